@@ -1,0 +1,220 @@
+"""The base LLM: tokens in, states and logits out. Frozen, never patched; it knows nothing of drafts or text tasks."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ctcdraft.decoding.kv_cache import KVCache
+from ctcdraft.decoding.tree import TokenTree
+from ctcdraft.errors import InputError
+
+
+@dataclass(frozen=True)
+class Read:
+    """What one reading of the base gives back.
+
+    states_ND: the base's last hidden states (after its final norm), one row a token read.
+    logits_NV: the scores of the word after each of them; `BaseLM.read` keeps the last row only.
+    """
+
+    states_ND: Tensor
+    logits_NV: Tensor
+
+
+class BaseLM(nn.Module):
+    """A frozen causal LM of stock transformers, read one sequence at a time.
+
+    Decoding has no batch axis: the setting is latency. Only `states`, which is for training, has one.
+    """
+
+    def __init__(
+        self,
+        lm: Any,
+        tokenizer: Any,
+        name: str,
+        revision: str | None = None,
+        context_length: int | None = None,
+        chat_template: str | None = None,
+    ) -> None:
+        super().__init__()
+        refuse_unreadable(lm.config, name)
+        self.lm = lm.eval().requires_grad_(False)
+        self.tokenizer = tokenizer
+        self.name = name
+        self.revision = revision
+        self.head: nn.Module = lm.get_output_embeddings()
+        self.embedding: nn.Module = lm.get_input_embeddings()
+        self.context_length = context_length or int(lm.config.max_position_embeddings)
+        self.stop_tokens = stop_tokens(lm, tokenizer)
+        if chat_template is not None:
+            tokenizer.chat_template = chat_template
+
+    @property
+    def vocabulary(self) -> int:
+        """V: rows of the head, which may be more than the tokenizer has words."""
+        return self.head.weight.shape[0]
+
+    @property
+    def width(self) -> int:
+        """D: the width of a state."""
+        return self.head.weight.shape[1]
+
+    @property
+    def device(self) -> torch.device:
+        return self.head.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.head.weight.dtype
+
+    def new_cache(self, capacity: int) -> KVCache:
+        return KVCache(self.lm.config.num_hidden_layers, capacity)
+
+    @torch.inference_mode()
+    def read(self, tokens_L: Tensor, cache: KVCache) -> Read:
+        """Read a run of tokens after what the cache holds; logits come back for the last of them only.
+
+        Only the last, because the logits of a 2k prompt over 32k words would be 262 MB nobody looks at.
+        """
+        start = cache.length
+        positions_L = torch.arange(start, start + len(tokens_L), device=self.device)
+        states_LD = self._forward(tokens_L, positions_L, None, cache)
+        return Read(states_LD, self.head(states_LD[-1:]))
+
+    @torch.inference_mode()
+    def read_tree(self, tree: TokenTree, cache: KVCache) -> Read:
+        """Read a tree of guesses in one pass; a node sees the committed text, its ancestors and itself.
+
+        Node n stands at position cache.length + depth(n), so that the root takes the next free position.
+        """
+        start = cache.length
+        mask_NM = tree.attention_mask(start, self.dtype)
+        states_ND = self._forward(tree.tokens_N, start + tree.depths_N, mask_NM, cache)
+        return Read(states_ND, self.head(states_ND))
+
+    def _forward(self, tokens_N: Tensor, positions_N: Tensor, mask_NM: Tensor | None, cache: KVCache) -> Tensor:
+        output = self.lm.base_model(
+            input_ids=tokens_N[None],
+            position_ids=positions_N[None],
+            # 4-D and additive: eager attention would silently *add* a bool mask as 0 and 1.
+            attention_mask=None if mask_NM is None else mask_NM[None, None],
+            past_key_values=cache,
+            use_cache=True,
+        )
+        return output.last_hidden_state[0]
+
+    @torch.no_grad()
+    def states(self, tokens_BL: Tensor, mask_BL: Tensor) -> Tensor:
+        """States_BLD of right-padded rows, without a cache, for training; mask_BL is 1 on real tokens."""
+        output = self.lm.base_model(input_ids=tokens_BL, attention_mask=mask_BL, use_cache=False)
+        return output.last_hidden_state
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What a drafter depends on: made for one base, it must refuse another.
+
+        The weights enter by a sample of every tensor, so that two bases in one folder name are told apart
+        in milliseconds.
+        """
+        return {
+            "base": self.name,
+            "revision": self.revision,
+            "weights": weights_hash(self.lm),
+            "width": self.width,
+            "vocabulary": self.vocabulary,
+            "taps": ["last"],
+            "tokenizer": tokenizer_hash(self.tokenizer),
+            "chat_template": text_hash(getattr(self.tokenizer, "chat_template", None) or ""),
+        }
+
+
+def load_base(
+    path: str,
+    dtype: str,
+    device: str,
+    name: str | None = None,
+    revision: str | None = None,
+    attention: str = "sdpa",
+    context_length: int | None = None,
+    chat_template_file: str | None = None,
+    adapter: str | None = None,
+) -> BaseLM:
+    """Load a base from a folder or a hub id; `adapter` is a peft LoRA folder that is merged before freezing."""
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    if looks_like_folder(path) and not (Path(path) / "config.json").is_file():
+        raise InputError(f"no base LLM at {path}: there is no config.json; give a Hugging Face folder as base.path=")
+    try:
+        refuse_unreadable(transformers.AutoConfig.from_pretrained(path, revision=revision), path)
+        lm = transformers.AutoModelForCausalLM.from_pretrained(
+            path, revision=revision, dtype=getattr(torch, dtype), attn_implementation=attention
+        )
+        tokenizer = transformers.AutoTokenizer.from_pretrained(path, revision=revision)
+    except OSError as error:
+        raise InputError(f"cannot load the base {path}: {first_line(error)}; check base.path=") from error
+    if adapter is not None:
+        import peft
+
+        lm = peft.PeftModel.from_pretrained(lm, adapter).merge_and_unload()
+    template = Path(chat_template_file).read_text() if chat_template_file else None
+    return BaseLM(lm.to(device), tokenizer, name or Path(path).name, revision, context_length, template)
+
+
+def refuse_unreadable(config: Any, name: str) -> None:
+    """Raise InputError for a base whose attention cannot read a tree through a plain mask."""
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"]) - {"full_attention"}
+    if getattr(config, "sliding_window", None) is not None:
+        kinds.add(f"sliding window of {config.sliding_window}")
+    if not getattr(config, "num_attention_heads", None):
+        kinds.add("no attention heads")
+    if kinds:
+        raise InputError(
+            f"base {name} has {', '.join(sorted(kinds))}: a tree of guesses cannot be read and rolled back "
+            "exactly there; use a base with full attention in every layer"
+        )
+
+
+def stop_tokens(lm: Any, tokenizer: Any) -> frozenset[int]:
+    """The ids that end an answer: the generation config's, else the config's, else the tokenizer's."""
+    for source in (getattr(lm, "generation_config", None), lm.config, tokenizer):
+        found = getattr(source, "eos_token_id", None)
+        if found is not None:
+            return frozenset(found if isinstance(found, Sequence) else [found])
+    return frozenset()
+
+
+def looks_like_folder(path: str) -> bool:
+    """A hub id is `owner/name`; everything that starts like a path or exists is meant as a folder."""
+    return path.startswith((".", "/", "~")) or path.count("/") != 1 or Path(path).exists()
+
+
+def first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0].rstrip(".")
+
+
+def text_hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def tokenizer_hash(tokenizer: Any) -> str:
+    return text_hash("\n".join(f"{word}\t{index}" for word, index in sorted(tokenizer.get_vocab().items())))
+
+
+def weights_hash(lm: nn.Module, samples: int = 64) -> str:
+    """A hash of up to `samples` evenly spaced values of every tensor, rounded to bfloat16.
+
+    Rounded, so that one checkpoint read as float32 and as bfloat16 is the same base.
+    """
+    digest = hashlib.sha256()
+    for name, tensor in sorted(lm.state_dict().items()):
+        stride = max(1, tensor.numel() // samples)
+        values = tensor.reshape(-1)[::stride][:samples].to(torch.bfloat16).float().cpu()
+        digest.update(name.encode() + values.numpy().tobytes())
+    return digest.hexdigest()[:16]

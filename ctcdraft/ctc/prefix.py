@@ -1,0 +1,202 @@
+"""The most probable beginnings of the collapsed text. It knows frames and class ids, not who scored them.
+
+A prefix is a beginning of the collapsed text; its probability sums over every alignment whose collapse
+begins so, whatever the later frames say (prefix search decoding, Graves 2012, "Supervised sequence labelling
+with recurrent neural networks", section 7.5; that a prefix's mass is split by whether its last frame is a
+blank is from Hannun et al. 2014, "First-pass large vocabulary continuous speech recognition").
+
+All of it is float64 in linear space: with a few tens of frames a prefix worth keeping is far above 1e-300,
+and sums of products then are plain matrix products. What underflows counts as impossible.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+# Ranking replaces the low bits of a float64 by the place in line, so that no two children tie and one topk is
+# deterministic. The price: probabilities within 2e-9 of each other (29 significant bits) count as equal.
+PLACE_BITS = 24
+PLACES = 1 << PLACE_BITS
+
+
+@dataclass(frozen=True)
+class Prefixes:
+    """Distinct non-empty texts, most probable first; a parent always comes before its children."""
+
+    tokens_N: Tensor
+    parents_N: Tensor  # index into these arrays; -1 below the empty prefix
+    log_probs_N: Tensor  # log P(the collapsed text begins with this node's text), float64
+
+
+def prefix_search(
+    log_probs_TC: Tensor,
+    blank: int,
+    nodes: int,
+    words_per_frame: int,
+    stop_words: Collection[int] = (),
+    depth: int | None = None,
+) -> Prefixes:
+    """The `nodes` most probable prefixes of at most `depth` words, over each frame's best words.
+
+    Two frames, each p(a) = 1/2, p(b) = 1/4, p(blank) = 1/4, and nodes = 3:
+
+        a    1/2 (at once) + 1/8 (blank, a)  =  5/8
+        b    1/4           + 1/16            =  5/16
+        a b  1/8                                        (b a is as likely, but b ranks below a)
+
+    Level by level: no prefix is more probable than its parent, so the best n of all are among the best n of
+    each depth, and these among the children of the best n one depth up. The words are the union of every
+    frame's `words_per_frame` best; the probabilities are those of the full law all the same. Nothing hangs
+    below a stop word, nothing impossible is a node, and fewer come back where fewer are possible.
+
+    Equally probable (see PLACE_BITS): shallower first, then the better parent, then the smaller token id.
+    log_probs_TC is normalised over C.
+    """
+    words_W = _choose_words(log_probs_TC, blank, words_per_frame)
+    frames, words = len(log_probs_TC), len(words_W)
+    if nodes * words > PLACES:
+        raise ValueError(
+            f"{nodes} nodes times {words} words are more than the {PLACES} children a level can rank; "
+            f"lower nodes or words_per_frame (now {words_per_frame})"
+        )
+    probs_TW = log_probs_TC[:, words_W].double().exp()
+    stops_W = (words_W[:, None] == words_W.new_tensor(list(stop_words))).any(1)
+    runs_WTT, blank_runs_TT = _runs(probs_TW.T), _runs(log_probs_TC[:, blank].double().exp())
+
+    # Row 0 is the empty prefix. Any word may pass for its last one: it never ends in a word, so the masses
+    # for "again" and for any other word are the same.
+    blanked_KT, said_KT = _empty_prefix(blank_runs_TT)
+    last_K, room_K = words_W.new_zeros(1), probs_TW.new_ones(1)
+    levels = [(words_W[:0], words_W[:0], room_K[:0])]
+    parent_row = 0
+    for _ in range(frames if depth is None else min(depth, frames)):
+        either_KT = blanked_KT + said_KT
+        children_KW = either_KT @ probs_TW
+        again_K = (blanked_KT * probs_TW.T[last_K]).sum(1)
+        children_KW.scatter_(1, last_K[:, None], again_K[:, None])
+        # Rounding must not lift a child above its parent: the parent could be cut and the child kept.
+        children_R = torch.minimum(children_KW, room_K[:, None]).flatten()
+
+        best_K = _best(children_R, nodes)
+        parent_K, word_K, mass_K = best_K // words, best_K % words, children_R[best_K]
+        levels.append((words_W[word_K], parent_K + parent_row, mass_K))
+        parent_row += len(last_K)
+
+        repeats_K1 = (word_K == last_K[parent_K])[:, None]
+        opens_KT = torch.where(repeats_K1, blanked_KT[parent_K], either_KT[parent_K])
+        blanked_KT, said_KT = _say(opens_KT, runs_WTT[word_K], blank_runs_TT)
+        last_K, room_K = word_K, mass_K.masked_fill(stops_W[word_K], 0)
+
+    tokens_R, rows_R, mass_R = (torch.cat(parts) for parts in zip(*levels, strict=True))
+    return _select(tokens_R, rows_R, mass_R, nodes)
+
+
+def words_lost(log_probs_TC: Tensor, blank: int, words_per_frame: int) -> Tensor:
+    """The probability that an alignment uses a word outside prefix_search's choice: what it cannot see.
+
+    One frame, p(a) = 1/2, p(b) = 1/4, p(blank) = 1/4, words_per_frame = 1  ->  1/4
+    """
+    classes_W = F.pad(_choose_words(log_probs_TC, blank, words_per_frame), (0, 1), value=blank)
+    return 1 - log_probs_TC[:, classes_W].double().exp().sum(1).prod().clamp(max=1)
+
+
+def next_label_law(log_probs_TC: Tensor, blank: int, prefix_S: Tensor) -> tuple[Tensor, Tensor]:
+    """What the text says after the prefix, given that it begins so: the law of the next word, and of the end.
+
+    Two frames, each p(a) = 1/2, p(b) = 1/4, p(blank) = 1/4, after "a" (5/8 in all):
+
+        a   0  (a a needs three frames)      b   1/8 / 5/8 = 1/5      stop   (1/4 + 1/8 + 1/8) / 5/8 = 4/5
+
+    prefix_S holds class ids, none of them blank. Returns log_probs_V (the classes in order, the blank's left
+    out) and log_stop, both float64. Their exp sums to 1 as float64 goes, even where the frames' does only as
+    float32 goes, so a draw from it is a draw from exactly this law.
+    """
+    _check_blank(log_probs_TC, blank)
+    probs_TC = log_probs_TC.double().exp()
+    # One frame more, which says nothing, so that the last column of a run is what all T frames say.
+    runs_STT = _runs(F.pad(probs_TC[:, prefix_S].T, (0, 1)))
+    blank_runs_TT = _runs(F.pad(probs_TC[:, blank], (0, 1)))
+
+    blanked_1T, said_1T = _empty_prefix(blank_runs_TT)
+    repeats_S = F.pad(prefix_S[1:] == prefix_S[:-1], (1, 0))[: len(prefix_S)]
+    for repeat, run_TT in zip(repeats_S, runs_STT, strict=True):
+        opens_1T = torch.where(repeat, blanked_1T, blanked_1T + said_1T)
+        blanked_1T, said_1T = _say(opens_1T, run_TT[None], blank_runs_TT)
+
+    children_C = ((blanked_1T + said_1T)[:, :-1] @ probs_TC)[0]
+    children_C[prefix_S[-1:]] = (blanked_1T[:, :-1] @ probs_TC[:, prefix_S[-1:]])[0]
+    mass_V1 = torch.cat([children_C[:blank], children_C[blank + 1 :], (blanked_1T + said_1T)[0, -1:]])
+    if not mass_V1.sum() > 0:
+        raise ValueError(f"the prefix {prefix_S.tolist()} is impossible in these {len(probs_TC)} frames")
+    log_law_V1 = mass_V1.log() - mass_V1.sum().log()
+    return log_law_V1[:-1], log_law_V1[-1]
+
+
+def _choose_words(log_probs_TC: Tensor, blank: int, words_per_frame: int) -> Tensor:
+    """The union of every frame's best words, ascending, without the blank."""
+    _check_blank(log_probs_TC, blank)
+    if words_per_frame < 1:
+        raise ValueError(f"words_per_frame is {words_per_frame}; a prefix needs at least 1")
+    classes = log_probs_TC.shape[1]
+    if words_per_frame >= classes - 1:
+        all_C = torch.arange(classes, device=log_probs_TC.device)
+        return torch.cat([all_C[:blank], all_C[blank + 1 :]])
+    # One class more than asked for; it takes the blank's place where the blank is among the best.
+    best_TW = log_probs_TC.topk(words_per_frame + 1, dim=1).indices
+    return torch.where(best_TW[:, :-1] == blank, best_TW[:, -1:], best_TW[:, :-1]).unique()
+
+
+def _check_blank(log_probs_TC: Tensor, blank: int) -> None:
+    classes = log_probs_TC.shape[1]
+    if not 0 <= blank < classes:
+        raise ValueError(f"blank is class {blank}, but the frames have classes 0 to {classes - 1}")
+
+
+def _runs(probs_XT: Tensor) -> Tensor:
+    """How probable it is to go on saying one class: runs[i, j] is the product over frames i .. j-1, or 0.
+
+    p = 1/2 1/4 1/8  ->  0  1/2  1/8
+                         0   0   1/4
+                         0   0    0      column j is what holds *before* frame j
+    """
+    frames = probs_XT.shape[-1]
+    later_TT = torch.ones(frames, frames, dtype=torch.bool, device=probs_XT.device).triu(1)
+    before_X1T = F.pad(probs_XT[..., :-1], (1, 0))[..., None, :]
+    return torch.where(later_TT, before_X1T, 1).cumprod(-1) * later_TT
+
+
+def _empty_prefix(blank_runs_TT: Tensor) -> tuple[Tensor, Tensor]:
+    """Masses of the empty prefix before each frame: all blanks so far, and never a word."""
+    blanked_1T = blank_runs_TT[:1].clone()
+    blanked_1T[:, 0] = 1
+    return blanked_1T, torch.zeros_like(blanked_1T)
+
+
+def _say(opens_KT: Tensor, runs_KTT: Tensor, blank_runs_TT: Tensor) -> tuple[Tensor, Tensor]:
+    """Say one word more: opens[t] is the mass that frame t may begin it from, runs how it is held.
+
+    Returns blanked_KT and said_KT: the frames before t collapse to just this prefix, and the last of them
+    is a blank / is the new word. Both are first-order recurrences in t, hence products with a triangle.
+    """
+    said_KT = (opens_KT[:, :, None] * runs_KTT).sum(1)
+    return said_KT @ blank_runs_TT, said_KT
+
+
+def _best(mass_R: Tensor, count: int) -> Tensor:
+    """Indices of the largest, in order; the earlier one wins where 29 significant bits are equal."""
+    places_R = PLACES - 1 - torch.arange(len(mass_R), device=mass_R.device)
+    # The bits of a non-negative float, read as an integer, are in the order of the floats.
+    rounded_R = (mass_R.view(torch.int64) + PLACES // 2) & -PLACES
+    return (rounded_R | places_R).topk(min(count, len(mass_R))).indices
+
+
+def _select(tokens_R: Tensor, rows_R: Tensor, mass_R: Tensor, nodes: int) -> Prefixes:
+    """The best of all levels. Parents are rows: 0 is the empty prefix and becomes -1, r + 1 is entry r."""
+    best_N = _best(mass_R, nodes)
+    best_N = best_N[mass_R[best_N] > 0]
+    node_R = tokens_R.new_full((len(tokens_R) + 1,), -1)
+    node_R[best_N + 1] = torch.arange(len(best_N), device=best_N.device)
+    return Prefixes(tokens_R[best_N], node_R[rows_R[best_N]], mass_R[best_N].log())

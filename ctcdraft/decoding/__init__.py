@@ -1,0 +1,1 @@
+"""Trees, verdicts, the loop. This room never imports a drafter and has never heard of CTC."""

@@ -1,0 +1,94 @@
+"""Keys and values of everything the base has read. It knows rows, not what the tokens were or why some are kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import transformers
+from torch import Tensor
+
+BUCKET = 256  # rows are allocated in steps of this many, so that a growing text seldom reallocates
+
+
+class KVCache(transformers.Cache):
+    """Preallocated keys and values of one sequence, all layers in two buffers [LAYERS, 1, H, capacity, d].
+
+    A read appends its rows to every layer; `keep` then closes the gaps that rejected guesses leave. One
+    buffer for all layers makes that two copies a pass instead of two a layer.
+    """
+
+    def __init__(self, layers: int, capacity: int) -> None:
+        super().__init__(layers=[])
+        self.capacity = -(-capacity // BUCKET) * BUCKET
+        self._rows = [0] * layers  # written, per layer: all are equal once a read is over
+        self._keys: Tensor | None = None
+        self._values: Tensor | None = None
+
+    @property
+    def length(self) -> int:
+        """Rows held: how many tokens the base has read and not forgotten."""
+        return self._rows[-1]
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Append one layer's rows [1, H, N, d] and return that layer's keys and values so far."""
+        start = self._rows[layer_idx]
+        end = start + key_states.shape[-2]
+        if self._keys is None or end > self.capacity:
+            self._reserve(end, key_states, value_states)
+        keys, values = self._keys[layer_idx], self._values[layer_idx]
+        keys[:, :, start:end] = key_states
+        values[:, :, start:end] = value_states
+        self._rows[layer_idx] = end
+        return keys[:, :, :end], values[:, :, :end]
+
+    def keep(self, start: int, path_K: Tensor) -> None:
+        """Of the rows read since `start` keep those of the accepted path, in order, and forget the rest.
+
+        A read of 5 nodes after 3 rows, path 0 2 4:
+
+            rows    a b c | 0 1 2 3 4   ->   a b c 0 2 4
+
+        path_K counts nodes from the root, which is 0. Rows move in place: selecting whole caches anew costs
+        ten times as much. A path that is already in order (0 1 2 ...) moves nothing new, but asking would
+        cost a transfer to the host.
+        """
+        end = start + len(path_K)
+        for buffer in (self._keys, self._values):
+            buffer[:, :, :, start:end] = buffer[:, :, :, start + path_K]
+        self._rows = [end] * len(self._rows)
+
+    def _reserve(self, rows: int, keys: Tensor, values: Tensor) -> None:
+        """Allocate the buffers, or grow them; rows already held stay."""
+        self.capacity = max(self.capacity, -(-rows // BUCKET) * BUCKET)
+        self._keys = self._enlarged(self._keys, keys)
+        self._values = self._enlarged(self._values, values)
+
+    def _enlarged(self, held: Tensor | None, like: Tensor) -> Tensor:
+        batch, heads, _, width = like.shape
+        buffer = like.new_empty(len(self._rows), batch, heads, self.capacity, width)
+        if held is not None:
+            buffer[:, :, :, : held.shape[3]] = held
+        return buffer
+
+    def bytes_held(self) -> int:
+        """Bytes of the rows really used: what a pass must stream besides the weights."""
+        if self._keys is None or self._values is None:
+            return 0
+        row = self._keys[:, :, :, 0].numel() + self._values[:, :, :, 0].numel()
+        return row * self.length * self._keys.element_size()
+
+    # What stock modelling code asks of a cache.
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self._rows[layer_idx]
+
+    def get_mask_sizes(self, query_length: int | Tensor, layer_idx: int = 0) -> tuple[int, int]:
+        # Older releases hand over the tensor of the queries' positions instead of their number.
+        queries = query_length if isinstance(query_length, int) else len(query_length)
+        return self._rows[layer_idx] + queries, 0
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        return self._rows[layer_idx]
+

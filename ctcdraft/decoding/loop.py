@@ -1,0 +1,142 @@
+"""The decoding loop. It knows trees and verdicts; it has never heard of CTC, training or text."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, Protocol, Self
+
+import torch
+from torch import Tensor
+
+from ctcdraft.decoding.sampling import Noise, scramble, warp
+from ctcdraft.decoding.tree import Commit, TokenTree
+from ctcdraft.decoding.verify import Verifier
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to decode; the same for every drafter that is compared.
+
+    nodes: how many nodes a tree may have, the root counted (1 is autoregression).
+    """
+
+    max_new_tokens: int
+    nodes: int
+    temperature: float
+    top_k: int
+    top_p: float
+    verify: Verifier
+    lossless: bool
+
+    def law(self, logits_NV: Tensor) -> Tensor:
+        return warp(logits_NV, self.temperature, self.top_k, self.top_p)
+
+
+@dataclass(frozen=True)
+class Context:
+    """Everything a drafter may know.
+
+    tokens_L: all committed tokens; the last one is the root. fresh_KD: base states read since the last draft
+    (the first time: the prompt's), the newest last; it is the state of the token before the root.
+    room: tokens still allowed by max_new_tokens and by the base's context. nodes: the most a tree may have.
+    """
+
+    tokens_L: Tensor
+    fresh_KD: Tensor
+    room: int
+    nodes: int
+
+    @property
+    def root(self) -> Tensor:
+        return self.tokens_L[-1]
+
+    @property
+    def depth(self) -> int:
+        """How deep a tree may be: the base adds a word of its own below the deepest guess."""
+        return min(self.room, self.nodes) - 1
+
+    def extend(self, commit: Commit, states_ND: Tensor) -> Self:
+        new_K = torch.tensor(commit.tokens, device=self.tokens_L.device)
+        tokens_L = torch.cat([self.tokens_L, new_K])
+        return type(self)(tokens_L, states_ND[commit.path_K], self.room - len(new_K), self.nodes)
+
+
+class Drafter(Protocol):
+    """Whatever guesses. `memory` starts as None for every text; what a drafter must remember it hands back."""
+
+    def draft(self, context: Context, memory: Any, rng: torch.Generator) -> tuple[TokenTree, Any]: ...
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One reading of the base: tokens committed (after the cut at EOS), guesses accepted, what was offered."""
+
+    committed: int
+    accepted: int
+    open: bool
+    nodes: int
+    drafted: int
+
+
+@dataclass(frozen=True)
+class Generation:
+    """The answer's tokens, first EOS included, and how they came about."""
+
+    tokens: tuple[int, ...]
+    passes: tuple[Pass, ...]
+    ended: bool
+    seconds_prefill: float
+    seconds_decode: float
+
+
+@torch.inference_mode()
+def generate(
+    base: Any, drafter: Drafter, prompt_L: Tensor, settings: Settings, stops: Collection[int], seed: int
+) -> Generation:
+    """Decode one answer to prompt_L (at least one token, shorter than the base's context).
+
+    The drafter's random stream and the verifier's are different ones; the verifier's is keyed by (seed,
+    position) and hence the same for every drafter.
+    """
+    noise = Noise(seed) if settings.temperature > 0 else None
+    rng = torch.Generator(prompt_L.device).manual_seed(int(scramble(torch.tensor(seed))))
+    cache = base.new_cache(len(prompt_L) + settings.max_new_tokens + settings.nodes)
+    began = perf_counter()
+    context = prefill(base, cache, prompt_L, settings, noise)
+    prefilled = perf_counter()
+    answer = list(context.tokens_L[len(prompt_L) :].tolist())
+    passes: list[Pass] = []
+    memory = None
+    while context.room > 0 and answer[-1] not in stops:
+        tree, memory = drafter.draft(context, memory, rng)
+        start = cache.length
+        read = base.read_tree(tree, cache)
+        verdict = settings.verify(tree, settings.law(read.logits_NV), noise, start)
+        commit = Commit.of(tree, verdict)
+        cache.keep(start, commit.path_K)
+        context = context.extend(commit, read.states_ND)
+        new = cut(commit.tokens, stops)
+        answer.extend(new)
+        passes.append(Pass(len(new), len(commit.tokens) - 1, commit.open, len(tree), tree.height))
+    ended = answer[-1] in stops
+    return Generation(tuple(answer), tuple(passes), ended, prefilled - began, perf_counter() - prefilled)
+
+
+def prefill(base: Any, cache: Any, prompt_L: Tensor, settings: Settings, noise: Noise | None) -> Context:
+    """Read the prompt and let the base say the first token. It is no pass and counts in no tau."""
+    read = base.read(prompt_L, cache)
+    last = TokenTree.only_root(prompt_L[-1])
+    verdict = settings.verify(last, settings.law(read.logits_NV), noise, len(prompt_L) - 1)
+    tokens_L = torch.cat([prompt_L, verdict.bonus.reshape(1)])
+    room = min(settings.max_new_tokens, base.context_length - len(prompt_L)) - 1
+    return Context(tokens_L, read.states_ND, room, settings.nodes)
+
+
+def cut(tokens: tuple[int, ...], stops: Collection[int]) -> tuple[int, ...]:
+    """Tokens up to and including the first stop: what a draft said beyond it never counts."""
+    for index, token in enumerate(tokens):
+        if token in stops:
+            return tokens[: index + 1]
+    return tokens

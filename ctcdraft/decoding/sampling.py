@@ -1,0 +1,76 @@
+"""From logits to the law a word is drawn from, and the noise that draws it. It knows no trees and no models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# SplitMix64 (Steele, Lea, Flood 2014): its increment and the two multipliers of its finaliser, as signed words.
+GOLDEN = 0x9E3779B97F4A7C15 - 2**64
+FIRST = 0xBF58476D1CE4E5B9 - 2**64
+SECOND = 0x94D049BB133111EB - 2**64
+
+
+def warp(logits_NV: Tensor, temperature: float, top_k: int = 0, top_p: float = 1.0) -> Tensor:
+    """Log-probabilities_NV in float32 or wider after temperature, then top-k, then top-p.
+
+    Temperature 0 is the one-hot law of the most probable word, so greedy decoding needs no code of its own.
+    top_k = 0 and top_p = 1 keep every word; a word that is cut has log-probability -inf.
+    """
+    if temperature == 0:
+        best_N1 = logits_NV.argmax(dim=-1, keepdim=True)
+        return torch.full_like(logits_NV, -torch.inf).scatter_(-1, best_N1, 0.0)
+    scores_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32)) / temperature
+    if 0 < top_k < scores_NV.shape[-1]:
+        least_N1 = scores_NV.topk(top_k, dim=-1).values[..., -1:]
+        scores_NV = scores_NV.masked_fill(scores_NV < least_N1, -torch.inf)
+    if top_p < 1.0:
+        scores_NV = keep_nucleus(scores_NV, top_p)
+    return scores_NV.log_softmax(dim=-1)
+
+
+def keep_nucleus(scores_NV: Tensor, top_p: float) -> Tensor:
+    """The fewest words whose probabilities reach top_p; the most probable one always stays."""
+    sorted_NV, order_NV = scores_NV.sort(dim=-1, descending=True)
+    probs_NV = sorted_NV.softmax(dim=-1)
+    outside_NV = probs_NV.cumsum(dim=-1) - probs_NV >= top_p  # mass *before* the word already suffices
+    outside_NV[..., 0] = False
+    return scores_NV.masked_fill(outside_NV.gather(-1, order_NV.argsort(dim=-1)), -torch.inf)
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Random numbers that depend on (seed, absolute position, word) and on nothing else.
+
+    Autoregression and every drafter therefore draw the same word wherever they ask for the same position of
+    the same text: sampled decoding can be compared token for token. The generator is counter-based
+    (SplitMix64 on 64-bit words), so any device gives the same bits and no state is carried.
+    """
+
+    seed: int
+
+    def gumbel(self, positions_N: Tensor, words: int) -> Tensor:
+        """Standard Gumbel noise_NV: argmax(log p + noise) is a draw from p."""
+        return -torch.log(-torch.log(self.uniform(positions_N, words)))
+
+    def uniform(self, positions_N: Tensor, words: int) -> Tensor:
+        """Uniforms_NV strictly between 0 and 1, float64: float32 would never draw a word below 6e-8."""
+        key = scramble(torch.tensor(self.seed * 2 + 1, dtype=torch.int64, device=positions_N.device))
+        keys_N1 = scramble(positions_N.to(torch.int64) + key)[:, None]
+        counters_V = torch.arange(1, words + 1, device=positions_N.device) * GOLDEN
+        bits_NV = scramble(keys_N1 + counters_V)
+        return ((bits_NV >> 11) & (2**53 - 1)).double().add_(0.5).mul_(2.0**-53)
+
+
+def scramble(x: Tensor) -> Tensor:
+    """The finaliser of SplitMix64 on int64 words, elementwise; products wrap around as intended."""
+    x = (x ^ shifted(x, 30)) * FIRST
+    x = (x ^ shifted(x, 27)) * SECOND
+    return x ^ shifted(x, 31)
+
+
+def shifted(x: Tensor, bits: int) -> Tensor:
+    """Logical shift right; torch's own is arithmetic and would smear the sign."""
+    return (x >> bits) & (2 ** (64 - bits) - 1)

@@ -1,0 +1,56 @@
+"""Which guesses stand. It knows a tree and the base's law at every node; how the guesses were made is not its business."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ctcdraft.decoding.sampling import Noise
+from ctcdraft.decoding.tree import TokenTree, Verdict
+
+# (tree, the base's log-probabilities_NV after each node, noise or None for a one-hot law, position of the root)
+Verifier = Callable[[TokenTree, Tensor, Noise | None, int], Verdict]
+
+
+def match(tree: TokenTree, log_probs_NV: Tensor, noise: Noise | None, root_position: int) -> Verdict:
+    """Let the base speak at every node; walk on while a child says the same; the first other word is the bonus.
+
+        root the          base after `the`: cat     cat is a child: accepted
+        |- cat            base after `cat`: sat     no child says sat: bonus sat
+        |   |- is
+        |- dog            commits: cat sat
+
+    Exact for any deterministic tree and any law, greedy or sampled, and needs no draft probabilities: the
+    words that come out are the base's own draws, whatever was guessed. Where noise is keyed by position they
+    are the very draws autoregression makes. (A drawn chain is read the same way, at a lower acceptance than
+    `rejection` gives it.)
+    """
+    said_N = draw(log_probs_NV, noise, root_position + 1 + tree.depths_N, tree.height)
+    agrees_N = tree.tokens_N == said_N[tree.parents_N]
+    agrees_N[0] = True
+    accepted_N = (agrees_N | ~tree.ancestors_NN).all(dim=1)
+    last = (tree.depths_N * accepted_N).argmax()
+    return Verdict(path_to(tree, last), tree.depths_N[last] + 1, said_N[last])
+
+
+def draw(log_probs_NV: Tensor, noise: Noise | None, positions_N: Tensor, spread: int) -> Tensor:
+    """One word a row, by Gumbel-max with noise keyed by position; without noise the most probable word.
+
+    spread: positions_N lie within [first, first + spread], so that siblings share one row of noise.
+    """
+    if noise is None:
+        return log_probs_NV.argmax(dim=-1)
+    first = positions_N[0]
+    rows = torch.arange(spread + 1, device=positions_N.device) + first
+    gumbel_RV = noise.gumbel(rows, log_probs_NV.shape[-1])
+    return (log_probs_NV + gumbel_RV[positions_N - first]).argmax(dim=-1)
+
+
+def path_to(tree: TokenTree, node: Tensor) -> Tensor:
+    """The nodes from the root to `node` as path_K (K = height + 1), -1 in free slots."""
+    size = len(tree)
+    slots_N = torch.where(tree.ancestors_NN[node], tree.depths_N, tree.height + 1)
+    path = torch.full((tree.height + 2,), -1, dtype=torch.int64, device=slots_N.device)
+    return path.scatter_(0, slots_N, torch.arange(size, device=slots_N.device))[:-1]

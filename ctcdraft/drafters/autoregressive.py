@@ -1,0 +1,19 @@
+"""The drafter that guesses nothing. The baseline thus runs through the same loop, clock and counter as every method."""
+
+from __future__ import annotations
+
+import torch
+
+from ctcdraft.base import BaseLM
+from ctcdraft.decoding.loop import Context
+from ctcdraft.decoding.tree import TokenTree
+
+
+class Autoregressive:
+    """A one-node tree every pass. Like every drafter it is made with the base first; it needs nothing of it."""
+
+    def __init__(self, base: BaseLM) -> None:
+        pass
+
+    def draft(self, context: Context, memory: None, rng: torch.Generator) -> tuple[TokenTree, None]:
+        return TokenTree.only_root(context.root), None

@@ -1,0 +1,80 @@
+"""The front door: where Hydra's config becomes plain values, and a bad input one sentence. No room behind imports it."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ctcdraft.errors import InputError
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+# Thousands of small operations a second: two OpenMP threads that spin while waiting for each other are many
+# times slower than two that sleep. It has no effect once torch has started its threads.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+
+def register_resolvers() -> None:
+    """`${repo:data/tiny}`: a path inside this repository, whatever the working directory; `${auto_device:}`."""
+    from omegaconf import OmegaConf
+
+    OmegaConf.register_new_resolver("repo", lambda path: str(REPOSITORY / path), replace=True)
+    OmegaConf.register_new_resolver("auto_device", auto_device, replace=True)
+    OmegaConf.register_new_resolver("auto_dtype", auto_dtype, replace=True)
+    OmegaConf.register_new_resolver("bfloat16_on", lambda device: device != "cpu", replace=True)
+
+
+def auto_device() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def auto_dtype(device: str) -> str:
+    """float32 on a CPU, where equality with autoregression is a law; bfloat16 on an accelerator."""
+    return "float32" if device == "cpu" else "bfloat16"
+
+
+def entry_point(main: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Print an InputError as its one sentence and exit with status 1; every other error keeps its traceback."""
+    register_resolvers()
+
+    @functools.wraps(main)
+    def guarded(config: Any) -> Any:
+        try:
+            return main(config)
+        except InputError as error:
+            print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
+            raise SystemExit(1) from None
+
+    return guarded
+
+
+def build_drafter(config: Any, base: Any) -> Any:
+    """The drafter of a `drafter` node, for this base; its YAML's `name` is for rows and files, not for it."""
+    from hydra.utils import instantiate
+    from omegaconf import OmegaConf
+
+    values = {key: value for key, value in OmegaConf.to_container(config, resolve=True).items() if key != "name"}
+    return instantiate(values, base=base)
+
+
+def load_drafter(run: Path, base: Any, paths: Any | None) -> Any:
+    """The drafter of a run directory, with its weights; `paths` reads its frames in another way."""
+    from omegaconf import OmegaConf
+
+    from ctcdraft.training.checkpoint import RunDirectory
+
+    directory = RunDirectory(run)
+    directory.require()
+    directory.refuse_other_base(base.fingerprint())
+    config = OmegaConf.load(directory.config).drafter
+    if paths is not None:
+        config.paths = paths
+    drafter = build_drafter(config, base)
+    directory.load_head(drafter)
+    return drafter.to(base.dtype).eval()

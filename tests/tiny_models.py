@@ -1,0 +1,64 @@
+"""Bases small enough for a test: random weights, seconds to build, no network and no files. They know no language."""
+
+from __future__ import annotations
+
+import torch
+import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from ctcdraft.base import BaseLM
+
+WORDS = ["<bos>", "<pad>", "<|user|>", "<|assistant|>", "<|end|>"]
+END = WORDS.index("<|end|>")
+TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'assistant' %}<|assistant|>"
+    "{% generation %}{{ message['content'] }}<|end|>{% endgeneration %}"
+    "{% else %}<|user|>{{ message['content'] }}<|end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def tiny_tokenizer() -> transformers.PreTrainedTokenizerFast:
+    """A byte-level tokenizer without merges: 5 special words and 256 bytes, with a chat template."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {word: index for index, word in enumerate(WORDS + alphabet)}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [], unk_token=None))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(WORDS)
+    fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<bos>", pad_token="<pad>", eos_token="<|end|>"
+    )
+    fast.chat_template = TEMPLATE
+    return fast
+
+
+def random_lm(kind: str = "llama", seed: int = 0, vocabulary: int = 261, context: int = 256, **changes):
+    """A random causal LM of a stock architecture: llama, qwen3 or gpt2, width 32, two layers.
+
+    Weights are drawn wide, so that the top-2 margin of a random model is far above rounding noise.
+    """
+    shape = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "max_position_embeddings": context,
+        "vocab_size": vocabulary,
+        "initializer_range": 0.3,
+        "bos_token_id": 0,
+        "pad_token_id": 1,
+        "eos_token_id": END,
+    }
+    if kind == "gpt2":
+        for llama_only in ("intermediate_size", "num_key_value_heads", "head_dim"):
+            shape.pop(llama_only)
+    config = transformers.AutoConfig.for_model(kind, **{**shape, **changes})
+    torch.manual_seed(seed)
+    return transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
+
+
+def random_base(kind: str = "llama", seed: int = 0, **changes) -> BaseLM:
+    return BaseLM(random_lm(kind, seed, **changes), tiny_tokenizer(), f"random-{kind}")

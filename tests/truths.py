@@ -1,0 +1,142 @@
+"""The slow, obvious truths that fast code is held to. Python floats and loops; nothing here knows a tensor.
+
+Probabilities are lists, probs_TC[t][c], not logarithms. Everything about CTC enumerates all C ** T
+alignments, so keep T and C tiny.
+"""
+
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Sequence
+
+Text = tuple[int, ...]
+Probs = Sequence[Sequence[float]]
+
+
+def all_alignments(frames: int, classes: int) -> Iterator[Text]:
+    return itertools.product(range(classes), repeat=frames)
+
+
+def slow_collapse(frames: Sequence[int], blank: int) -> Text:
+    """Merge repeats, drop blanks. A frame of -1 says nothing, like a blank."""
+    merged = [frame for frame, _ in itertools.groupby(frames)]
+    return tuple(frame for frame in merged if frame not in (blank, -1))
+
+
+def slow_texts(probs_TC: Probs, blank: int) -> dict[Text, float]:
+    """The probability of every collapsed text."""
+    texts: defaultdict[Text, float] = defaultdict(float)
+    for alignment in all_alignments(len(probs_TC), len(probs_TC[0])):
+        probability = math.prod(probs_C[c] for probs_C, c in zip(probs_TC, alignment, strict=True))
+        texts[slow_collapse(alignment, blank)] += probability
+    return dict(texts)
+
+
+def slow_log_likelihood(probs_TC: Probs, labels: Sequence[int], blank: int) -> float:
+    probability = slow_texts(probs_TC, blank).get(tuple(labels), 0.0)
+    return math.log(probability) if probability > 0 else -math.inf
+
+
+def slow_prefix_probability(probs_TC: Probs, prefix: Sequence[int], blank: int) -> float:
+    """P(the collapsed text begins with the prefix)."""
+    texts = slow_texts(probs_TC, blank)
+    return sum(p for text, p in texts.items() if text[: len(prefix)] == tuple(prefix))
+
+
+def slow_prefix_search(
+    probs_TC: Probs,
+    blank: int,
+    nodes: int,
+    words: Collection[int] | None = None,
+    stop_words: Collection[int] = (),
+    depth: int | None = None,
+) -> list[tuple[Text, float]]:
+    """Rank every prefix there is and take the first ones: (prefix, probability), best first.
+
+    Equally probable (in 29 significant bits): shallower first, then the better parent, then the smaller id.
+    """
+    masses: defaultdict[Text, float] = defaultdict(float)
+    for text, probability in slow_texts(probs_TC, blank).items():
+        for length in range(1, len(text) + 1):
+            masses[text[:length]] += probability
+
+    def allowed(prefix: Text) -> bool:
+        return (
+            masses[prefix] > 0
+            and (words is None or set(prefix) <= set(words))
+            and not set(prefix[:-1]) & set(stop_words)
+            and (depth is None or len(prefix) <= depth)
+        )
+
+    place: dict[Text, int] = {(): 0}  # within its own depth
+    ranked: list[Text] = []
+    for length in range(1, len(probs_TC) + 1):
+        level = [prefix for prefix in masses if len(prefix) == length and allowed(prefix)]
+        level.sort(key=lambda prefix: (-significant(masses[prefix]), place[prefix[:-1]], prefix[-1]))
+        place.update({prefix: at for at, prefix in enumerate(level)})
+        ranked += level
+    ranked.sort(key=lambda prefix: (-significant(masses[prefix]), len(prefix), place[prefix]))
+    return [(prefix, masses[prefix]) for prefix in ranked[:nodes]]
+
+
+def slow_next_label_law(probs_TC: Probs, blank: int, prefix: Sequence[int]) -> tuple[dict[int, float], float]:
+    """For each word, and for the end: its probability given that the text begins with the prefix."""
+    prefix = tuple(prefix)
+    texts = slow_texts(probs_TC, blank)
+    whole = slow_prefix_probability(probs_TC, prefix, blank)
+    words = [c for c in range(len(probs_TC[0])) if c != blank]
+    law = {word: slow_prefix_probability(probs_TC, (*prefix, word), blank) / whole for word in words}
+    return law, texts.get(prefix, 0.0) / whole
+
+
+def significant(value: float, bits: int = 29) -> float:
+    """0.3 and 0.1 + 0.2 are the same number here."""
+    mantissa, exponent = math.frexp(value)
+    return math.ldexp(round(math.ldexp(mantissa, bits)), exponent - bits)
+
+
+# --- trees and verdicts -----------------------------------------------------------------------------------
+
+
+def slow_tree_from_paths(root, paths, lengths, limit):
+    """Insert path after path into a trie, node by node, until `limit` nodes are there."""
+    tokens, parents, places = [root], [-1], {(): 0}
+    for path, length in zip(paths, lengths, strict=True):
+        for depth in range(length):
+            prefix = tuple(path[: depth + 1])
+            if prefix in places:
+                continue
+            if len(tokens) == limit:
+                return tokens, parents
+            places[prefix] = len(tokens)
+            tokens.append(path[depth])
+            parents.append(places[prefix[:-1]])
+    return tokens, parents
+
+
+def slow_match(tokens, parents, said):
+    """Walk from the root: while a child says what the base said, step on it. Returns path and bonus."""
+    path = [0]
+    while True:
+        word = said[path[-1]]
+        children = [n for n, parent in enumerate(parents) if parent == path[-1] and tokens[n] == word]
+        if not children:
+            return path, word
+        path.append(children[0])
+
+
+def slow_warp(logits, temperature, top_k, top_p):
+    """One row of logits to probabilities in plain floats: temperature, then top-k, then top-p."""
+    if temperature == 0:
+        best = max(range(len(logits)), key=lambda word: logits[word])
+        return [float(word == best) for word in range(len(logits))]
+    weights = [math.exp((x - max(logits)) / temperature) for x in logits]
+    order = sorted(range(len(logits)), key=lambda word: -weights[word])
+    kept = order[:top_k] if top_k else order
+    total, mass, nucleus = sum(weights[word] for word in kept), 0.0, []
+    for word in kept:
+        if nucleus and mass / total >= top_p:
+            break
+        nucleus.append(word)
+        mass += weights[word]
+    return [weights[word] / mass if word in nucleus else 0.0 for word in range(len(logits))]
