@@ -1,0 +1,32 @@
+"""ctcdraft: CTC draft heads that make a frozen LLM decode faster without changing a single token.
+
+The way of a guess, and the room each step lives in:
+
+    text ──► base.py ──► states ──► nn/ + drafters/ ──► frames ──► ctc/ ──► decoding/tree.py ──► decoding/verify.py
+             frozen LLM             one parallel pass   T x C      collapse, then a tree        the base's own word
+                ▲                                                                                     │
+                └──────────────── decoding/loop.py: draft, read, verify, keep, extend ◄───────────────┘
+
+    base.py          the frozen LLM: tokens in, states and logits out
+    decoding/        loop, tree, verify, sampling, KV cache; has never heard of CTC
+    ctc/             pure mathematics: collapse, the forward recursion, prefix search, the next-label law
+    nn/              the block, the body that makes frames, the head with a blank
+    drafters/        whatever guesses: one file and one YAML each
+    objectives/      what is learned from emissions
+    corpus/          prompts, chat templates, the base's own answers, windows (THE shift), batches
+    training/        trainer, engine, checkpoint, logger, probe, plan
+    evaluation/      benchmarks, interleaved measurement, metrics, certificate, report
+    front_door.py    config becomes objects; a bad input becomes one sentence
+
+Who may look at whom, downwards only: entry points -> training, evaluation, corpus -> drafters, objectives ->
+decoding, ctc, nn -> torch.
+
+The letters of shape suffixes (`states_BATD` is a tensor [B, A, T, D]):
+
+    B rows        L sequence    A anchors    T frames       S labels
+    V words       C = V + 1, with blank      D width        H heads    G key-value heads
+    N tree nodes  M keys attended (past + N) K accepted path           P paths
+    W chosen words               R rows of scratch          X any leading axes
+"""
+
+__version__ = "0.1.0"

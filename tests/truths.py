@@ -140,3 +140,15 @@ def slow_warp(logits, temperature, top_k, top_p):
         nucleus.append(word)
         mass += weights[word]
     return [weights[word] / mass if word in nucleus else 0.0 for word in range(len(logits))]
+
+
+def slow_window(tokens, mask, anchor, label_length):
+    """Root and labels of one anchor: the root and every label must be answer tokens, without a gap."""
+    if anchor + 1 >= len(tokens) or not mask[anchor + 1]:
+        return None, []
+    words = []
+    for place in range(anchor + 2, min(anchor + 2 + label_length, len(tokens))):
+        if not mask[place]:
+            break
+        words.append(tokens[place])
+    return tokens[anchor + 1], words

@@ -1,0 +1,72 @@
+"""The block drafter: states -> frames -> paths -> tree, in one parallel pass. It knows neither loss nor corpus."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from einops import rearrange
+from torch import nn
+
+from ctcdraft.base import BaseLM
+from ctcdraft.decoding.kv_cache import KVCache
+from ctcdraft.decoding.loop import Context
+from ctcdraft.decoding.tree import TokenTree
+from ctcdraft.drafters.drafter import Batch, DraftHead
+from ctcdraft.drafters.paths import Paths
+from ctcdraft.nn.heads import BlankHead, Emissions
+from ctcdraft.nn.transformer import BlockShape
+
+
+class BlockDrafter(DraftHead):
+    """Two dials: the body that makes frames of states, and the paths that make a tree of frames.
+
+    With the attention body and collapsed paths it is CTC-drafter (Wen et al. 2024). frames: T, guessed
+    beyond the root, which the base itself has said.
+    """
+
+    def __init__(self, base: BaseLM, frames: int, body: Callable[[BlockShape, int], nn.Module], paths: Paths) -> None:
+        super().__init__()
+        self.body = body(BlockShape.of(base.lm.config), frames).to(base.device)
+        self.head = BlankHead(base.head, base.width).to(base.device)
+        self.embedding = base.embedding
+        self.initialised = self.body.start_from(base.lm)
+        self.paths = paths
+        self.stops = tuple(sorted(base.stop_tokens))
+
+    def forward(self, batch: Batch) -> Emissions:
+        length = batch.tokens_BL.shape[1]
+        positions_L = torch.arange(length, device=batch.tokens_BL.device)
+        text = self.body.remember(batch.states_BLD, positions_L)
+        index_BAD = batch.anchors_BA[..., None].expand(-1, -1, batch.states_BLD.shape[-1])
+        states_BATD = self.body(
+            anchor_BAD=batch.states_BLD.gather(1, index_BAD),
+            root_BAD=self.embedding(batch.roots_BA),
+            anchors_BA=batch.anchors_BA,
+            text=text,
+            visible_BAL=positions_L <= batch.anchors_BA[..., None],
+        )
+        return Emissions(states_BATD, self.head)
+
+    def draft(self, context: Context, memory: KVCache | None, rng: torch.Generator) -> tuple[TokenTree, KVCache]:
+        if memory is None:
+            memory = KVCache(layers=1, capacity=len(context.tokens_L) + context.room)
+        emissions = self.emit(context, memory)
+        log_probs_TC = rearrange(emissions.logits(), "1 1 t c -> t c").float().log_softmax(dim=-1)
+        tree = self.paths(log_probs_TC, context.root, context.depth, context.nodes, self.stops)
+        return tree, memory
+
+    def emit(self, context: Context, memory: KVCache) -> Emissions:
+        """Emissions at the newest state; the text's keys and values grow in `memory`, one row a token."""
+        states_BLD = rearrange(context.fresh_KD, "k d -> 1 k d")
+        positions_K = torch.arange(memory.length, memory.length + states_BLD.shape[1], device=states_BLD.device)
+        text = memory.update(*self.body.remember(states_BLD, positions_K), 0)
+        states_BATD = self.body(
+            anchor_BAD=states_BLD[:, -1:],
+            root_BAD=self.embedding(context.root.reshape(1, 1)),
+            anchors_BA=positions_K[-1:][None],
+            text=text,
+            visible_BAL=None,
+        )
+        return Emissions(states_BATD, self.head)
+

@@ -1,0 +1,52 @@
+"""What a trainable drafter owes: emissions for a batch of windows, a tree for a context. It computes no loss."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ctcdraft.decoding.loop import Context
+from ctcdraft.decoding.tree import TokenTree
+from ctcdraft.nn.heads import Emissions
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of text with the base's states, and the windows a drafter is asked about.
+
+    tokens_BL, states_BLD: the text, right-padded. anchors_BA: positions with a known state to draft from.
+    roots_BA: the certain word after each. labels_BAS: what the draft must say after the root, -1 in free
+    slots; lengths_BA: how many labels there are, 0 where a row has fewer anchors than A.
+    """
+
+    tokens_BL: Tensor
+    states_BLD: Tensor
+    anchors_BA: Tensor
+    roots_BA: Tensor
+    labels_BAS: Tensor
+    lengths_BA: Tensor
+
+
+class DraftHead(nn.Module):
+    """A drafter with weights. Its frozen parts belong to the base; what requires a gradient is its own."""
+
+    initialised: str  # in words, for the plan
+
+    @abstractmethod
+    def forward(self, batch: Batch) -> Emissions:
+        """Emissions of every anchor, from text up to that anchor only: what `draft` would see there."""
+
+    @abstractmethod
+    def draft(self, context: Context, memory: Any, rng: torch.Generator) -> tuple[TokenTree, Any]:
+        """The tree for a context, and what to remember of it; see decoding.loop.Drafter."""
+
+    def own_state(self) -> dict[str, Tensor]:
+        """The trained tensors, by name: what a checkpoint holds."""
+        return {name: value for name, value in self.named_parameters() if value.requires_grad}
+
+    def own_parameters(self) -> list[nn.Parameter]:
+        return [value for value in self.parameters() if value.requires_grad]

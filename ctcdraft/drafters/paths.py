@@ -1,0 +1,101 @@
+"""From frames to a tree of distinct texts. Here CTC ends: what comes out holds no blank and no unmerged repeat."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from math import log
+
+import torch
+from torch import Tensor
+
+from ctcdraft.ctc.alignment import collapse
+from ctcdraft.ctc.prefix import prefix_search
+from ctcdraft.decoding.tree import TokenTree
+
+# (log_probs_TC with the blank as last class, root, greatest depth, nodes with the root, words that end a text)
+Paths = Callable[[Tensor, Tensor, int, int, Sequence[int]], TokenTree]
+
+
+class PrefixSearch:
+    """The n most probable prefixes, each summed over all alignments that collapse to it.
+
+    words_per_frame: only the most probable words of each frame are considered. The nodes come out distinct
+    and with their parents, so there is nothing left to merge.
+    """
+
+    def __init__(self, words_per_frame: int) -> None:
+        self.words_per_frame = words_per_frame
+
+    def __call__(
+        self, log_probs_TC: Tensor, root: Tensor, depth: int, nodes: int, stops: Sequence[int]
+    ) -> TokenTree:
+        depth = min(depth, len(log_probs_TC))
+        if depth < 1:
+            return TokenTree.only_root(root)
+        blank = log_probs_TC.shape[-1] - 1
+        found = prefix_search(log_probs_TC, blank, nodes - 1, self.words_per_frame, stops, depth)
+        tokens_N = torch.cat([root.reshape(1), found.tokens_N])
+        parents_N = torch.cat([torch.full_like(root.reshape(1), -1), found.parents_N + 1])
+        return TokenTree(tokens_N, parents_N, depth)
+
+
+class Collapse:
+    """The paper's way (Wen et al. 2024, section 3.3): a fixed set of raw paths, then merge repeats, drop blanks.
+
+    Every raw path names one rank per frame and all have T frames. `raw_paths` of them are fixed beforehand:
+    those least unlikely when each rank below the best costs a factor `rank_decay` and each frame is
+    independent. Many collapse to the same text; the tree then has fewer nodes than it might.
+    """
+
+    def __init__(self, raw_paths: int, ranks: int, rank_decay: float) -> None:
+        self.raw_paths = raw_paths
+        self.ranks = ranks
+        self.rank_decay = rank_decay
+
+    def __call__(
+        self, log_probs_TC: Tensor, root: Tensor, depth: int, nodes: int, stops: Sequence[int]
+    ) -> TokenTree:
+        if depth < 1:
+            return TokenTree.only_root(root)
+        frames, classes = log_probs_TC.shape
+        ranks_PT = fixed_ranks(frames, min(self.ranks, classes), self.raw_paths, self.rank_decay)
+        best_TR = log_probs_TC.topk(min(self.ranks, classes), dim=-1).indices
+        columns_T = torch.arange(frames, device=best_TR.device)
+        labels_PT, lengths_P = collapse(best_TR[columns_T, ranks_PT.to(best_TR.device)], blank=classes - 1)
+        lengths_P = torch.minimum(lengths_P.clamp(max=depth), until_stop(labels_PT, stops))
+        return TokenTree.from_paths(root, labels_PT[:, :depth], lengths_P, limit=nodes)
+
+
+def until_stop(labels_PT: Tensor, stops: Sequence[int]) -> Tensor:
+    """Lengths_P up to and including the first stop word: nothing may hang below it."""
+    ends_PT = torch.isin(labels_PT, torch.tensor(stops, dtype=labels_PT.dtype, device=labels_PT.device))
+    return (ends_PT.cumsum(dim=1) - ends_PT.long() == 0).sum(dim=1)
+
+
+@lru_cache(maxsize=32)
+def fixed_ranks(frames: int, ranks: int, paths: int, decay: float) -> Tensor:
+    """The `paths` rank sequences_PT of least cost, best first: rank r in frame t (from 0) costs
+
+        r * -log(decay) + t * a thousandth, if r > 0,
+
+    so that among equals a change in an early frame, which more of the text hangs on, comes first.
+    Two frames, three ranks, four paths:   0 0   1 0   0 1   2 0
+    """
+    step = -log(decay)
+
+    def cost(sequence: tuple[int, ...]) -> float:
+        return sum(rank * step + 1e-3 * frame for frame, rank in enumerate(sequence) if rank > 0)
+
+    start = (0,) * frames
+    heap, seen, chosen = [(0.0, start)], {start}, []
+    while heap and len(chosen) < paths:
+        _, sequence = heapq.heappop(heap)
+        chosen.append(sequence)
+        for frame in range(frames):
+            longer = (*sequence[:frame], sequence[frame] + 1, *sequence[frame + 1 :])
+            if longer[frame] < ranks and longer not in seen:
+                seen.add(longer)
+                heapq.heappush(heap, (cost(longer), longer))
+    return torch.tensor(chosen)

@@ -1,0 +1,65 @@
+"""The paper's attention draft module: base states in, one state a frame out. It knows no words and no blank."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ctcdraft.nn.transformer import BlockShape, Norm, Rotary, SlotBlock, copy_llama_layer
+
+
+class AttentionBody(nn.Module):
+    """T learned slots appended at an anchor, one Llama-style block (Wen et al. 2024, section 3; Figure 1).
+
+        text    h0  h1  h2  h3*          * the anchor: the newest state the base has
+        slots                s1  s2  s3  s4      at positions anchor + 1, + 2, ...
+                             |___ each other, and all text up to the anchor
+
+    A slot starts as the projected anchor state plus its own embedding, plus (root_input) the projected
+    embedding of the root, which is certain by then; without it the body is the paper's to the letter.
+    causal: slots see only earlier slots; the default is both ways.
+    """
+
+    def __init__(self, shape: BlockShape, frames: int, root_input: bool, causal: bool) -> None:
+        super().__init__()
+        self.frames = frames
+        self.rotary = Rotary(shape.head_width, shape.rope_theta)
+        self.project = nn.Linear(shape.width, shape.width, bias=False)
+        nn.init.eye_(self.project.weight)
+        self.slots_TD = nn.Parameter(torch.randn(frames, shape.width) * 0.02)
+        self.root_norm = Norm(shape.width, eps=shape.epsilon) if root_input else None
+        self.root_project = nn.Linear(shape.width, shape.width, bias=False) if root_input else None
+        self.block = SlotBlock(shape, causal)
+        self.norm = Norm(shape.width, eps=shape.epsilon)
+
+    def start_from(self, lm: nn.Module) -> str:
+        """Copy the base's last layer and final norm where they are Llama-shaped; say in words what was done."""
+        layers = getattr(lm.base_model, "layers", None)
+        if layers is None or not copy_llama_layer(self.block, layers[-1]):
+            return "at random (the base's layers are not Llama-shaped)"
+        self.norm.weight.data.copy_(lm.base_model.norm.weight)
+        return "from the base's last layer"
+
+    def remember(self, states_BLD: Tensor, positions_L: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values [B, G, L, d] of the text, each a function of its own state alone."""
+        return self.block.keys_values(self.project(states_BLD), self.rotary(positions_L))
+
+    def forward(
+        self,
+        anchor_BAD: Tensor,
+        root_BAD: Tensor,
+        anchors_BA: Tensor,
+        text: tuple[Tensor, Tensor],
+        visible_BAL: Tensor | None,
+    ) -> Tensor:
+        """States_BATD of every frame, ready for the head.
+
+        anchor_BAD: base states at the anchors; root_BAD: embeddings of the roots; anchors_BA: positions.
+        """
+        start_BAD = self.project(anchor_BAD)
+        if self.root_project is not None and self.root_norm is not None:
+            start_BAD = start_BAD + self.root_project(self.root_norm(root_BAD))
+        slots_BATD = start_BAD[:, :, None] + self.slots_TD
+        steps_T = torch.arange(1, self.frames + 1, device=anchors_BA.device)
+        turn = self.rotary(anchors_BA[..., None] + steps_T)
+        return self.norm(self.block(slots_BATD, turn, text, visible_BAL))

@@ -1,0 +1,42 @@
+"""What a run is going to cost, said before its first step. It measures one step and multiplies."""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+import torch
+
+from ctcdraft.corpus.batches import Batches, feasible_share
+from ctcdraft.drafters.drafter import DraftHead
+from ctcdraft.objectives.objective import Objective
+
+
+def plan(drafter: DraftHead, objective: Objective, batches: Batches, steps: int) -> str:
+    """The plan in words. One forward and backward pass is timed, so what can fail fails here."""
+    drafter.zero_grad(set_to_none=True)
+    began = perf_counter()
+    batch = batches.batch(0)
+    emissions = drafter(batch)
+    objective(emissions, batch).value.backward()
+    if batch.states_BLD.is_cuda:
+        torch.cuda.synchronize()
+    seconds = perf_counter() - began
+    drafter.zero_grad(set_to_none=True)
+    rows, anchors, frames, _ = emissions.states_BATD.shape
+    windows, feasible = feasible_share(batches.rows, batches.labels, frames)
+    tokens = sum(len(tokens_L) for tokens_L in batches.rows.tokens)
+    trained = sum(p.numel() for p in drafter.own_parameters())
+    emission_bytes = rows * anchors * frames * (emissions.blank + 1) * 4
+    return "\n".join(
+        [
+            f"drafter     {trained:,} trainable parameters, block initialised {drafter.initialised}",
+            f"corpus      {len(batches.rows):,} answers, {tokens:,} tokens, {windows:,} windows, "
+            f"{feasible:.2%} of them feasible ({frames} frames, {batches.labels} labels)",
+            f"steps       {steps:,} of {rows} rows x {anchors} anchors, "
+            f"{steps / batches.steps_an_epoch:.1f} epochs",
+            f"emissions   {emission_bytes / 2**20:,.0f} MiB a step if they were kept whole (they are not)",
+            "states      computed as they are needed, 0 bytes on disk",
+            f"time        about {seconds * steps / 3600:.2f} hours "
+            f"({seconds:.2f} s for the first step), probes not counted",
+        ]
+    )

@@ -1,0 +1,44 @@
+"""tau by decoding: held-out prompts through the real loop. What a sweep maximises is what evaluation reports."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ctcdraft.base import BaseLM
+from ctcdraft.corpus.batches import Rows
+from ctcdraft.corpus.prepared import Row
+from ctcdraft.decoding.loop import Drafter, Settings, generate
+
+
+class Probe:
+    """Decodes a few prompts that are never trained on."""
+
+    def __init__(self, base: BaseLM, prompts: Sequence[Tensor], settings: Settings) -> None:
+        self.base = base
+        self.prompts = prompts
+        self.settings = settings
+
+    def tau(self, drafter: Drafter) -> float:
+        """Tokens committed by passes / passes, as a ratio of totals over all prompts."""
+        committed = passes = 0
+        for index, prompt_L in enumerate(self.prompts):
+            made = generate(
+                self.base, drafter, prompt_L.to(self.base.device), self.settings, self.base.stop_tokens, index
+            )
+            committed += sum(step.committed for step in made.passes)
+            passes += len(made.passes)
+        return committed / passes if passes else 0.0
+
+
+def hold_out(rows: Sequence[Row], prompts: int, max_length: int) -> tuple[Rows, list[Tensor]]:
+    """Rows to train on, and the prompts (as tokens) of those held out. Split by prompt id, never by line."""
+    ids = sorted({row.id for row in rows}, key=lambda name: hashlib.sha256(name.encode()).digest())
+    held = set(ids[: min(prompts, len(ids) // 2)])
+    kept = [row for row in rows if row.id not in held]
+    rows_kept = Rows([row.tokens_L[:max_length].long() for row in kept], [row.mask_L[:max_length] for row in kept])
+    first_turns = [row for row in rows if row.id in held and row.turn == 0]
+    return rows_kept, [row.tokens_L[: int(torch.argmax(row.mask_L.int()))].long() for row in first_turns]

@@ -1,0 +1,149 @@
+"""Nothing changes in the output: every drafter, every temperature, several prompts through one reused engine."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from drafters import Junk, Oracle, Stutter
+from tiny_models import random_base
+
+from ctcdraft.decoding.loop import Settings, generate
+from ctcdraft.decoding.verify import match
+from ctcdraft.drafters.autoregressive import Autoregressive
+from ctcdraft.drafters.prompt_lookup import PromptLookup
+
+KINDS = ("llama", "qwen3", "gpt2")
+PROMPTS = [torch.tensor(row) for row in ([0, 7, 9, 9, 9, 30], [0, 2, 80, 81, 3], [5], [0, *range(40, 90)])]
+
+
+def settings(temperature: float = 0.0, nodes: int = 12, tokens: int = 40, **changes) -> Settings:
+    values = {"top_k": 0, "top_p": 1.0, "verify": match, "lossless": True, **changes}
+    return Settings(max_new_tokens=tokens, nodes=nodes, temperature=temperature, **values)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def base(request):
+    return random_base(request.param, context=128)
+
+
+def autoregression(base, prompt, how, seed=0, stops=frozenset()):
+    return generate(base, Autoregressive(base), prompt, how, stops, seed)
+
+
+@pytest.mark.parametrize("prompt", PROMPTS, ids=len)
+def test_autoregression_equals_transformers_generate(base, prompt):
+    how = settings()
+    out = base.lm.generate(
+        prompt[None], attention_mask=torch.ones_like(prompt)[None], max_new_tokens=40, do_sample=False,
+        eos_token_id=None, pad_token_id=1,
+    )  # fmt: skip
+    assert autoregression(base, prompt, how).tokens == tuple(out[0, len(prompt) :].tolist())
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.6, 1.0])
+def test_every_drafter_says_what_autoregression_says(base, temperature):
+    """Oracle, Junk and Stutter in turn over all prompts, so that one prompt's leftovers would spoil the next."""
+    how = settings(temperature)
+    for round_ in range(2):
+        for number, prompt in enumerate(PROMPTS):
+            truth = autoregression(base, prompt, how, seed=number).tokens
+            text = torch.cat([prompt, torch.tensor(truth)])
+            drafters = [Oracle(text, 5), Junk(base.vocabulary, 12), Stutter(text, 4), PromptLookup(base, 3, 6)]
+            for drafter in drafters[round_:] + drafters[:round_]:
+                made = generate(base, drafter, prompt, how, frozenset(), number)
+                assert made.tokens == truth, type(drafter).__name__
+
+
+def test_an_oracle_commits_depth_and_one_in_every_pass_but_the_last(base):
+    how = settings(tokens=41)
+    truth = autoregression(base, PROMPTS[0], how).tokens
+    made = generate(base, Oracle(torch.cat([PROMPTS[0], torch.tensor(truth)]), 4), PROMPTS[0], how, frozenset(), 0)
+    assert [step.committed for step in made.passes] == [5] * 8  # 41 = 1 of the prefill + 8 passes of 5
+
+
+def test_junk_is_worth_about_nothing(base):
+    how = settings(tokens=60)
+    made = generate(base, Junk(base.vocabulary, 12), PROMPTS[0], how, frozenset(), 0)
+    assert 1.0 <= sum(step.committed for step in made.passes) / len(made.passes) < 1.3
+
+
+def test_a_stutter_is_read_as_the_text_it_means(base):
+    """Its true reading is among the paths, so every pass but the last commits as many as an oracle's."""
+    how = settings(nodes=64, tokens=41)
+    truth = autoregression(base, PROMPTS[1], how).tokens
+    made = generate(base, Stutter(torch.cat([PROMPTS[1], torch.tensor(truth)]), 4), PROMPTS[1], how, frozenset(), 0)
+    assert made.tokens == truth
+    # A repeat in the text itself needs the blank between: `spoken` has one, so no word is ever lost.
+    assert [step.committed for step in made.passes] == [5] * 8
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_up_to_the_last_position_of_the_context(base, temperature):
+    """A generation that fills the context exactly; no node may ever stand beyond its last position."""
+    prompt = torch.arange(30, 30 + 100)
+    how = settings(temperature, tokens=1000)
+    truth = autoregression(base, prompt, how)
+    assert len(truth.tokens) == base.context_length - len(prompt)
+    text = torch.cat([prompt, torch.tensor(truth.tokens)])
+    for drafter in (Oracle(text, 7), Junk(base.vocabulary, 12), Stutter(text, 4)):
+        assert generate(base, drafter, prompt, how, frozenset(), 0).tokens == truth.tokens
+
+
+def test_a_stop_inside_a_draft_ends_the_answer_there(base):
+    how = settings(tokens=40)
+    free = autoregression(base, PROMPTS[0], how).tokens
+    for place in (0, 1, 7, 12):
+        stops = frozenset([free[place]])
+        first = free.index(free[place])
+        text = torch.cat([PROMPTS[0], torch.tensor(free)])
+        for drafter in (Autoregressive(base), Oracle(text, 6), Stutter(text, 4)):
+            made = generate(base, drafter, PROMPTS[0], how, stops, 0)
+            assert made.tokens == free[: first + 1]
+            assert made.ended
+            assert sum(step.committed for step in made.passes) == first  # the prefill said one; no tail counts
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 3])
+def test_very_short_answers(base, tokens):
+    how = settings(tokens=tokens)
+    truth = autoregression(base, PROMPTS[0], settings(tokens=9)).tokens
+    text = torch.cat([PROMPTS[0], torch.tensor(truth)])
+    assert generate(base, Oracle(text, 6), PROMPTS[0], how, frozenset(), 0).tokens == truth[:tokens]
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_tree_logits_equal_step_logits(base, attention):
+    """Reading a forked tree gives every node the logits that its own text gives when read alone."""
+    base.lm.set_attn_implementation(attention)
+    prompt = PROMPTS[3]
+    paths = torch.tensor([[7, 8, 9], [7, 8, 10], [11, 7, 7]])
+    from ctcdraft.decoding.tree import TokenTree
+
+    tree = TokenTree.from_paths(torch.tensor(33), paths, torch.full((3,), 3), limit=64)
+    with torch.inference_mode():
+        cache = base.new_cache(64)
+        base.read(prompt, cache)
+        logits = base.read_tree(tree, cache).logits_NV
+        for node in range(len(tree)):
+            chain = tree.tokens_N[tree.ancestors_NN[node]]
+            alone = base.lm(torch.cat([prompt, chain])[None]).logits[0, -1]
+            assert torch.allclose(logits[node], alone, atol=2e-4, rtol=1e-4)
+    base.lm.set_attn_implementation("sdpa")
+
+
+def test_the_cache_forgets_what_was_rejected(base):
+    """Rows kept are those of the path, in order: reading on gives the logits of the accepted text."""
+    from ctcdraft.decoding.tree import TokenTree
+
+    tree = TokenTree.from_paths(torch.tensor(33), torch.tensor([[7, 8], [9, 10]]), torch.full((2,), 2), limit=9)
+    with torch.inference_mode():
+        cache = base.new_cache(1)  # grows: capacity is only a first guess
+        base.read(PROMPTS[3].repeat(5)[: base.context_length - 30], cache)
+        start = cache.length
+        base.read_tree(tree, cache)
+        path = torch.tensor([0, 3, 4])
+        cache.keep(start, path)
+        assert cache.length == start + 3
+        logits = base.read(torch.tensor([60]), cache).logits_NV[0]
+        text = torch.cat([PROMPTS[3].repeat(5)[: base.context_length - 30], tree.tokens_N[path], torch.tensor([60])])
+        assert torch.allclose(logits, base.lm(text[None]).logits[0, -1], atol=2e-4, rtol=1e-4)

@@ -1,0 +1,137 @@
+"""Training equals decoding: at every pass the drafter's emissions are those of the training forward at that anchor.
+
+No other test would see a shift by one that training and decoding share, nor one that only decoding has.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from tiny_models import random_base
+
+from ctcdraft.corpus.windows import label_windows
+from ctcdraft.decoding.loop import Context, Settings, generate
+from ctcdraft.decoding.tree import TokenTree
+from ctcdraft.decoding.verify import match
+from ctcdraft.drafters.block import BlockDrafter
+from ctcdraft.drafters.drafter import Batch
+from ctcdraft.drafters.paths import Collapse, PrefixSearch
+from ctcdraft.nn.bodies import AttentionBody
+
+PROMPT = torch.tensor([0, 7, 9, 9, 9, 30])
+HOW = Settings(max_new_tokens=50, nodes=12, temperature=0.0, top_k=0, top_p=1.0, verify=match, lossless=True)
+
+
+def block_drafter(base, root_input=True, causal=False, paths=None) -> BlockDrafter:
+    torch.manual_seed(5)
+    body = partial(AttentionBody, root_input=root_input, causal=causal)
+    drafter = BlockDrafter(base, 6, body, paths or PrefixSearch(16)).eval()
+    for value in drafter.own_parameters():  # away from the identities it starts with
+        value.data += 0.2 * torch.randn_like(value)
+    return drafter
+
+
+class Witness:
+    """Keeps the emissions of every pass; now and then it hangs the truth into the tree, so that passes differ."""
+
+    def __init__(self, drafter: BlockDrafter, text: torch.Tensor) -> None:
+        self.drafter = drafter
+        self.text = text
+        self.seen: list[tuple[int, torch.Tensor]] = []
+        self.lengths: list[int] = []
+
+    def draft(self, context: Context, memory, rng):
+        tree, memory = self.drafter.draft(context, memory, rng)
+        # `draft` has remembered the fresh states; emitting again from what it remembers must not need them twice.
+        memory_before = memory.length - len(context.fresh_KD)
+        memory.keep(memory_before, torch.arange(0))
+        logits = self.drafter.emit(context, memory).logits()[0, 0]
+        here = len(context.tokens_L)
+        self.seen.append((here - 2, logits))
+        truth = self.text[here : here + min(len(self.seen) % 4, context.depth)]
+        paths = [truth.tolist(), tree.tokens_N[1:2].tolist()]
+        width = max(map(len, paths), default=1) or 1
+        padded = torch.tensor([path + [-1] * (width - len(path)) for path in paths])
+        lengths = torch.tensor([len(path) for path in paths])
+        return TokenTree.from_paths(context.root, padded, lengths, context.nodes), memory
+
+
+def training_emissions(base, drafter, tokens, anchors, shift=0):
+    """Logits_ATC of the training forward over the finished text, the root moved by `shift`."""
+    anchors_BA = torch.tensor(anchors)[None]
+    roots_BA = tokens[anchors_BA + 1 + shift]
+    labels_BAS = torch.zeros(1, len(anchors), 1, dtype=torch.int64)
+    states_BLD = base.states(tokens[None], torch.ones_like(tokens)[None])
+    batch = Batch(tokens[None], states_BLD, anchors_BA, roots_BA, labels_BAS, torch.ones_like(anchors_BA))
+    return drafter(batch).logits()[0]
+
+
+@pytest.mark.parametrize(("root_input", "causal"), [(True, False), (False, False), (True, True)])
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+@torch.inference_mode()
+def test_every_pass_emits_what_training_emits(kind, root_input, causal):
+    base = random_base(kind)
+    drafter = block_drafter(base, root_input, causal)
+    from ctcdraft.drafters.autoregressive import Autoregressive
+
+    answer = generate(base, Autoregressive(base), PROMPT, HOW, frozenset(), 0).tokens
+    text = torch.cat([PROMPT, torch.tensor(answer)])
+    witness = Witness(drafter, text)
+    made = generate(base, witness, PROMPT, HOW, frozenset(), 0)
+    assert made.tokens == answer
+    assert len({step.committed for step in made.passes}) > 2  # passes of different lengths were tried
+
+    anchors = [anchor for anchor, _ in witness.seen]
+    decoded = torch.stack([logits for _, logits in witness.seen])
+    trained = training_emissions(base, drafter, text, anchors)
+    assert (decoded - trained).abs().max() < 1e-4
+    if root_input:
+        shifted = training_emissions(base, drafter, text, anchors[:-1], shift=1)
+        assert (decoded[:-1] - shifted).abs().max() > 1e-2
+
+
+@torch.inference_mode()
+def test_an_anchor_sees_no_later_text():
+    """Changing the text after an anchor's root changes nothing in its emissions."""
+    base = random_base()
+    drafter = block_drafter(base)
+    tokens = torch.arange(20, 50)
+    anchors = [3, 8, 15]
+    before = training_emissions(base, drafter, tokens, anchors)
+    for place, anchor in enumerate(anchors):
+        other = tokens.clone()
+        other[anchor + 2 :] = 77
+        assert torch.allclose(training_emissions(base, drafter, other, [anchor])[0], before[place], atol=1e-5)
+        other[anchor] = 78  # and the text before it does matter
+        assert not torch.allclose(training_emissions(base, drafter, other, [anchor])[0], before[place], atol=1e-3)
+
+
+def test_labels_are_what_decoding_must_say():
+    """The windows of a finished text hold the very words that follow each anchor's root."""
+    tokens = torch.arange(100, 112)
+    mask = torch.zeros(12, dtype=torch.int64)
+    mask[4:11] = 1
+    anchors = torch.tensor([[3, 6, 8]])
+    roots, labels, lengths = label_windows(tokens[None], mask[None], anchors, 4)
+    for root, label, length, anchor in zip(roots[0], labels[0], lengths[0], anchors[0], strict=True):
+        assert root == tokens[anchor + 1]
+        assert label[:length].tolist() == tokens[anchor + 2 : anchor + 2 + length].tolist()
+    assert lengths.tolist() == [[4, 3, 1]]
+
+
+@pytest.mark.parametrize("paths", [PrefixSearch(16), Collapse(20, 5, 0.4)], ids=lambda paths: type(paths).__name__)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_an_untrained_head_is_lossless_too(paths, temperature):
+    from dataclasses import replace
+
+    from ctcdraft.drafters.autoregressive import Autoregressive
+
+    base = random_base()
+    how = replace(HOW, temperature=temperature)
+    drafter = block_drafter(base, paths=paths)
+    for seed in range(3):
+        prompt = PROMPT + seed
+        truth = generate(base, Autoregressive(base), prompt, how, base.stop_tokens, seed).tokens
+        assert generate(base, drafter, prompt, how, base.stop_tokens, seed).tokens == truth

@@ -1,0 +1,116 @@
+"""Training: it learns, resumes bit for bit, leaves the base alone, and its directory is a checkpoint."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from tiny_models import random_base
+from training_parts import ctc_head, trainer
+
+from ctcdraft.errors import InputError
+from ctcdraft.training.checkpoint import RunDirectory
+from ctcdraft.training.logger import JsonlLogger
+
+
+@pytest.fixture
+def base():
+    return random_base(context=64)
+
+
+def begun(path, base) -> RunDirectory:
+    run = RunDirectory(path)
+    run.begin("drafter: {}\n", base.fingerprint(), overwrite=False)
+    return run
+
+
+def fit(run, one) -> float:
+    return one.fit([JsonlLogger(run.metrics, one.step)])
+
+
+def test_resuming_equals_not_having_stopped(base, tmp_path):
+    whole = trainer(begun(tmp_path / "whole", base), base, steps=13)
+    fit(whole.run, whole)
+
+    run = begun(tmp_path / "killed", base)
+    first = trainer(run, base, steps=13)
+    log = JsonlLogger(run.metrics, 0)
+    for _ in range(7):  # the last checkpoint is that of step 5: steps 6 and 7 are lost and done again
+        figures = first.train_step()
+        first.step += 1
+        log.log(first.step, figures)
+        if first.step == 5:
+            first.save()
+    log.close()
+    second = trainer(run, base, steps=13)
+    second.restore()
+    assert second.step == 5
+    fit(run, second)
+
+    for name, value in whole.drafter.own_state().items():
+        assert torch.equal(value, second.drafter.own_state()[name]), name
+    lines = [[json.loads(line) for line in one.metrics.read_text().splitlines()] for one in (whole.run, run)]
+    assert lines[0] == lines[1]
+    assert [line["step"] for line in lines[1]] == list(range(1, 14))
+
+
+def test_the_loss_falls_and_every_parameter_learns(base, tmp_path):
+    one = trainer(begun(tmp_path / "run", base), base, steps=60)
+    before = {name: value.detach().clone() for name, value in one.drafter.own_state().items()}
+    frozen = {name: value.clone() for name, value in base.lm.state_dict().items()}
+    fit(one.run, one)
+    losses = [json.loads(line)["loss"] for line in one.run.metrics.read_text().splitlines()]
+    assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
+    for name, value in one.drafter.own_state().items():
+        assert not torch.equal(value, before[name]), f"{name} never moved"
+    for name, value in base.lm.state_dict().items():
+        assert torch.equal(value, frozen[name]), f"the base's {name} moved"
+
+
+def test_a_checkpoint_gives_the_head_back(base, tmp_path):
+    one = trainer(begun(tmp_path / "run", base), base, steps=5)
+    fit(one.run, one)
+    torch.manual_seed(9)
+    other = ctc_head(base)
+    one.run.load_head(other)
+    for name, value in one.drafter.own_state().items():
+        assert torch.equal(value, other.own_state()[name])
+    assert not [name for name in other.own_state() if "words" in name or "embedding" in name]
+
+
+def test_refusals_are_one_sentence_with_the_way_out(base, tmp_path):
+    run = begun(tmp_path / "run", base)
+    with pytest.raises(InputError, match=r"holds a run already.*resume=.*overwrite=true"):
+        run.begin("", {}, overwrite=False)
+    with pytest.raises(InputError, match="nothing to resume"):
+        run.load_state()
+    with pytest.raises(InputError, match="holds no run"):
+        RunDirectory(tmp_path / "nowhere").require()
+    run.refuse_other_base(base.fingerprint())
+    with pytest.raises(InputError, match=r"trained for base random-llama.*differ in weights"):
+        run.refuse_other_base(random_base(seed=1, context=64).fingerprint())
+    one = trainer(run, base, steps=5)
+    fit(run, one)
+    with pytest.raises(InputError, match="does not fit its drafter"):
+        run.load_head(ctc_head(base, frames=5))
+
+
+def test_overwriting_starts_afresh(base, tmp_path):
+    run = begun(tmp_path / "run", base)
+    run.head.write_text("old")
+    run.begin("new: 1\n", {}, overwrite=True)
+    assert not run.head.exists()
+    assert run.config.read_text() == "new: 1\n"
+
+
+def test_clipping_by_value_bounds_every_entry(base, tmp_path):
+    one = trainer(begun(tmp_path / "run", base), base, steps=5, clip_value=1e-4)
+    seen = []
+    one.engine.optimiser.register_step_pre_hook(
+        lambda optimiser, *rest: seen.append(
+            max(float(p.grad.abs().max()) for group in optimiser.param_groups for p in group["params"])
+        )
+    )
+    one.train_step()
+    assert 0 < seen[0] <= 1e-4 * 1.001

@@ -1,0 +1,52 @@
+"""A run small enough for a test: random base, random text as corpus, a CTC head of six frames."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from ctcdraft.corpus.batches import Batches, Rows
+from ctcdraft.decoding.loop import Settings
+from ctcdraft.decoding.verify import match
+from ctcdraft.drafters.block import BlockDrafter
+from ctcdraft.drafters.paths import PrefixSearch
+from ctcdraft.nn.bodies import AttentionBody
+from ctcdraft.objectives.ctc import CTC
+from ctcdraft.training.engine import TorchEngine
+from ctcdraft.training.probe import Probe
+from ctcdraft.training.trainer import Trainer
+
+HOW = Settings(max_new_tokens=12, nodes=8, temperature=0.0, top_k=0, top_p=1.0, verify=match, lossless=True)
+
+
+def rows(count: int = 10, length: int = 30, words: int = 40) -> Rows:
+    rng = torch.Generator().manual_seed(1)
+    tokens = [torch.randint(5, 5 + words, (length - i,), generator=rng) for i in range(count)]
+    masks = [(torch.arange(len(row)) >= 6).int() for row in tokens]
+    return Rows(tokens, masks)
+
+
+def ctc_head(base, frames: int = 6) -> BlockDrafter:
+    torch.manual_seed(0)
+    body = partial(AttentionBody, root_input=True, causal=False)
+    return BlockDrafter(base, frames, body, PrefixSearch(16))
+
+
+def trainer(run, base, steps: int, labels: int = 3, **changes) -> Trainer:
+    drafter = ctc_head(base).train()
+    batches = Batches(rows(), base, rows_a_step=4, anchors=8, labels=labels, seed=0)
+    values = {
+        "learning_rate": 3e-3,
+        "warmup": 2,
+        "final_share": 0.1,
+        "betas": (0.9, 0.95),
+        "weight_decay": 0.01,
+        "clip_norm": 1.0,
+        "clip_value": None,
+        "autocast": False,
+        **changes,
+    }
+    engine = TorchEngine(drafter, drafter.own_parameters(), steps=steps, **values)
+    probe = Probe(base, [torch.arange(10, 16)], HOW)
+    return Trainer(run, drafter, CTC(labels), batches, engine, probe, steps=steps, checkpoint_every=5, probe_every=6)
