@@ -1,4 +1,4 @@
-"""The front door: where Hydra's config becomes plain values, and a bad input one sentence. No room behind imports it."""
+"""The front door: where config becomes plain values, and a bad input one sentence. No room behind imports it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def register_resolvers() -> None:
     OmegaConf.register_new_resolver("repo", lambda path: str(REPOSITORY / path), replace=True)
     OmegaConf.register_new_resolver("auto_device", auto_device, replace=True)
     OmegaConf.register_new_resolver("auto_dtype", auto_dtype, replace=True)
-    OmegaConf.register_new_resolver("bfloat16_on", lambda device: device != "cpu", replace=True)
+    OmegaConf.register_new_resolver("bfloat16_on", bfloat16_on, replace=True)
 
 
 def auto_device() -> str:
@@ -39,6 +39,13 @@ def auto_dtype(device: str) -> str:
     return "float32" if device == "cpu" else "bfloat16"
 
 
+def bfloat16_on(device: str) -> bool:
+    """Whether matrix products in bfloat16 are native there; emulated they are slower than float32."""
+    import torch
+
+    return device != "cpu" or torch.cpu._is_avx512_bf16_supported()
+
+
 def entry_point(main: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Print an InputError as its one sentence and exit with status 1; every other error keeps its traceback."""
     register_resolvers()
@@ -47,11 +54,21 @@ def entry_point(main: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def guarded(config: Any) -> Any:
         try:
             return main(config)
-        except InputError as error:
-            print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
+        except Exception as error:
+            sentence = input_error(error)
+            if sentence is None:
+                raise
+            print(f"{Path(sys.argv[0]).name}: {sentence}", file=sys.stderr)
             raise SystemExit(1) from None
 
     return guarded
+
+
+def input_error(error: BaseException | None) -> InputError | None:
+    """The InputError that this is, or was raised from: Hydra wraps what a constructor raises."""
+    while error is not None and not isinstance(error, InputError):
+        error = error.__cause__
+    return error
 
 
 def build_drafter(config: Any, base: Any) -> Any:

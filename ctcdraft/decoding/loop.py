@@ -71,7 +71,10 @@ class Drafter(Protocol):
 
 @dataclass(frozen=True)
 class Pass:
-    """One reading of the base: tokens committed (after the cut at EOS), guesses accepted, what was offered."""
+    """One reading of the base: tokens committed (after the cut at EOS), guesses accepted, what was offered.
+
+    open: a guess hung below the last accepted node. nodes: of the tree, root counted. drafted: its depth.
+    """
 
     committed: int
     accepted: int
@@ -119,7 +122,7 @@ def generate(
         context = context.extend(commit, read.states_ND)
         new = cut(commit.tokens, stops)
         answer.extend(new)
-        passes.append(Pass(len(new), len(commit.tokens) - 1, commit.open, len(tree), tree.height))
+        passes.append(Pass(len(new), len(commit.tokens) - 1, commit.open, len(tree), commit.drafted))
     ended = answer[-1] in stops
     return Generation(tuple(answer), tuple(passes), ended, prefilled - began, perf_counter() - prefilled)
 

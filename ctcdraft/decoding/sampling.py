@@ -61,7 +61,8 @@ class Noise:
         keys_N1 = scramble(positions_N.to(torch.int64) + key)[:, None]
         counters_V = torch.arange(1, words + 1, device=positions_N.device) * GOLDEN
         bits_NV = scramble(keys_N1 + counters_V)
-        return ((bits_NV >> 11) & (2**53 - 1)).double().add_(0.5).mul_(2.0**-53)
+        # 52 bits and a half: with 53 the largest would round to 1.
+        return shifted(bits_NV, 12).double().add_(0.5).mul_(2.0**-52)
 
 
 def scramble(x: Tensor) -> Tensor:

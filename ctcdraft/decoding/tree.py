@@ -1,4 +1,4 @@
-"""A tree of guesses and what was decided about it. It knows tokens and parents; it has never heard of CTC or of logits."""
+"""A tree of guesses and what was decided about it. It knows tokens and parents; it has never heard of CTC."""
 
 from __future__ import annotations
 
@@ -106,12 +106,14 @@ class Commit:
     """A verdict on the host: exact sizes, ready to be acted upon.
 
     path_K: accepted nodes, on the device. tokens: the new words, bonus last. open: a guess hung below the
-    last accepted node, so acceptance stopped there for a wrong word, not for want of one.
+    last accepted node, so acceptance stopped there for a wrong word, not for want of one. drafted: depth of
+    the deepest guess.
     """
 
     path_K: Tensor
     tokens: tuple[int, ...]
     open: bool
+    drafted: int
 
     @classmethod
     def of(cls, tree: TokenTree, verdict: Verdict) -> Self:
@@ -119,6 +121,6 @@ class Commit:
         words_K = tree.tokens_N[verdict.path_K.clamp(min=0)]
         last = verdict.path_K[verdict.length - 1]
         is_open = (tree.parents_N == last).any()
-        packed = torch.stack([verdict.length, verdict.bonus, is_open.to(words_K.dtype)])
-        length, bonus, below, *words = torch.cat([packed, words_K]).tolist()
-        return cls(verdict.path_K[:length], (*words[1:length], bonus), bool(below))
+        packed = torch.stack([verdict.length, verdict.bonus, is_open.to(words_K.dtype), tree.depths_N.max()])
+        length, bonus, below, drafted, *words = torch.cat([packed, words_K]).tolist()
+        return cls(verdict.path_K[:length], (*words[1:length], bonus), bool(below), drafted)

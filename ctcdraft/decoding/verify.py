@@ -1,4 +1,4 @@
-"""Which guesses stand. It knows a tree and the base's law at every node; how the guesses were made is not its business."""
+"""Which guesses stand. It knows a tree and the base's law at every node; not how the guesses were made."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-CHUNK_BYTES = 64 * 2**20  # of logits alive at once while labels are scored
+CHUNK_BYTES = 256 * 2**20  # of logits alive at once while labels are scored
 
 
 class BlankHead(nn.Module):
@@ -63,16 +63,17 @@ class Emissions:
         """Scores of the labels at every frame (free slots of labels_BAS are -1 and score class 0).
 
         A row of 256 anchors x 8 frames x 32,001 classes is 262 MB, so logits live one chunk at a time and
-        are computed again in the backward pass.
+        are computed again in the backward pass; where one chunk holds them all they are simply kept.
         """
         batch, anchors, frames, _ = self.states_BATD.shape
         states_XTD = rearrange(self.states_BATD, "b a t d -> (b a) t d")
         labels_XS = rearrange(labels_BAS, "b a s -> (b a) s").clamp(min=0)
         size = max(1, CHUNK_BYTES // (4 * frames * (self.blank + 1)))
-        parts = [
-            checkpoint(self._score, states, labels, use_reentrant=False)
-            for states, labels in zip(states_XTD.split(size), labels_XS.split(size), strict=True)
-        ]
+        chunks = list(zip(states_XTD.split(size), labels_XS.split(size), strict=True))
+        if len(chunks) == 1:
+            parts = [self._score(*chunks[0])]
+        else:
+            parts = [checkpoint(self._score, *chunk, use_reentrant=False) for chunk in chunks]
         shaped = (torch.cat(column).unflatten(0, (batch, anchors)) for column in zip(*parts, strict=True))
         return Scores(*shaped)
 

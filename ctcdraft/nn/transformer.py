@@ -40,7 +40,7 @@ class BlockShape:
 
 
 class Norm(nn.RMSNorm):
-    """Root-mean-square norm whose scale follows the input's dtype: under autocast torch would fall off its fast path."""
+    """Root-mean-square norm whose scale follows the input's dtype: under autocast torch would warn and go slow."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)

@@ -1,0 +1,105 @@
+"""The files of a prepared corpus: whole or not there at all. It knows no base and asks nobody.
+
+Beside `manifest.json` (which base, asked how, how much, a checksum of every part, `complete` only at the end)
+lie `part-00000.jsonl` and so on, with {"id", "turn", "category", "tokens", "mask", "ended"} on every line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ctcdraft.corpus.answers import Question
+from ctcdraft.errors import InputError
+
+Manifest = dict[str, Any]
+Line = dict[str, Any]
+
+
+def part(out: Path, number: int) -> Path:
+    return out / f"part-{number:05d}.jsonl"
+
+
+def part_files(out: Path) -> list[Path]:
+    return sorted(out.glob("part-*.jsonl"))
+
+
+def write_part(file: Path, lines: Sequence[Line]) -> None:
+    write_whole(file, "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
+
+
+def read_part(file: Path) -> list[Line] | None:
+    """The lines, or None if the file is absent, torn or not JSON."""
+    if not file.is_file():
+        return None
+    *lines, torn = file.read_bytes().split(b"\n")
+    try:
+        return None if torn else [json.loads(line) for line in lines]
+    except ValueError:
+        return None
+
+
+def finished(file: Path, batch: Sequence[Question], expected: str | None) -> list[Line] | None:
+    """The lines of a part if it holds exactly this batch, else None: then the batch is asked again, whole.
+
+    `expected` is its checksum where the corpus was complete once; so a damaged part can be redone alone.
+    """
+    lines = read_part(file)
+    if lines is None or len(lines) != len(batch) or (expected is not None and checksum(file) != expected):
+        return None
+    same = all(
+        (line["id"], line["turn"]) == (question.id, question.turn)
+        and line["tokens"][: len(question.tokens)] == list(question.tokens)
+        for line, question in zip(lines, batch, strict=True)
+    )
+    return lines if same else None
+
+
+def read_manifest(out: Path) -> Manifest | None:
+    file = out / "manifest.json"
+    if not file.is_file():
+        return None
+    try:
+        manifest = json.loads(file.read_bytes())
+        manifest["complete"], manifest["base"], manifest["answers"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{file} is not the manifest of a prepared corpus; choose another folder") from error
+    return manifest
+
+
+def write_manifest(out: Path, manifest: Manifest) -> None:
+    write_whole(out / "manifest.json", json.dumps(manifest, indent=1) + "\n")
+
+
+def discard(out: Path) -> None:
+    """Remove a prepared corpus, and nothing else that may lie beside it."""
+    for file in [out / "manifest.json", *part_files(out)]:
+        file.unlink(missing_ok=True)
+
+
+def checksum(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def write_whole(file: Path, text: str) -> None:
+    """Written beside its place, then moved there: a kill leaves the old file or the new one, never a half."""
+    draft = file.with_suffix(".tmp")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with draft.open("w") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        draft.replace(file)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            draft.unlink()  # half a file would keep a full disk full
+        raise InputError(
+            f"cannot write {file} ({error.strerror}); make room or choose another out=, then run again: "
+            "what was finished is kept"
+        ) from error

@@ -1,0 +1,87 @@
+"""The questions of a benchmark, from a file or from the hub. It knows no model and no measure.
+
+The readers are the corpus's where the shape is the same: what training and evaluation share has one home.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from ctcdraft.corpus import conversations
+from ctcdraft.corpus.conversations import Prompt, column, hub_records, records
+from ctcdraft.errors import InputError
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """prompts: the first `limit` questions. hash: of all questions, so that a higher limit may go on later."""
+
+    name: str
+    prompts: tuple[Prompt, ...]
+    hash: str
+
+    @property
+    def turns(self) -> int:
+        return sum(len(prompt.turns) for prompt in self.prompts)
+
+
+def mt_bench(path: str | None, name: str, hub: str, limit: int | None) -> Benchmark:
+    """MT-Bench: 80 questions in 8 categories, two turns each; FastChat's question.jsonl, or the hub's copy.
+
+    FastChat says question_id and turns where the hub says prompt_id and prompt. Its references are whole
+    sample answers for a judge, which nothing here compares with.
+    """
+    with advice_for_benchmarks():
+        found = records(path) if path is not None else hub_records(hub)
+        prompts = [mt_bench_prompt(where, record) for where, record in found]
+    return first(prompts, name, limit, path or hub)
+
+
+def mt_bench_prompt(where: str, record: dict[str, Any]) -> Prompt:
+    names = ("prompt_id", "prompt") if "prompt_id" in record else ("question_id", "turns")
+    number, turns = column(record, names[0], None, where), column(record, names[1], list, where)
+    if not turns or not all(isinstance(turn, str) and turn.strip() for turn in turns):
+        raise InputError(f"{where} has an empty turn or one that is not text; check benchmark.path=")
+    return Prompt(str(number), column(record, "category", str, where), tuple(turns), None)
+
+
+def gsm8k(
+    path: str | None, name: str, hub: str, hub_config: str, split: str, instruction: str | None, limit: int | None
+) -> Benchmark:
+    """Grade-school problems with a number as reference; `instruction` follows each question."""
+    with advice_for_benchmarks():
+        prompts = conversations.gsm8k(path, name, hub, hub_config, split, instruction, limit=None, seed=0)
+    return first(prompts, name, limit, path or hub)
+
+
+def project_prompts(path: str, name: str, limit: int | None) -> Benchmark:
+    """Prompts as this project writes them, some with a reference."""
+    with advice_for_benchmarks():
+        prompts = conversations.project_prompts(path, name, limit=None, seed=0)
+    return first(prompts, name, limit, path)
+
+
+def first(prompts: list[Prompt], name: str, limit: int | None, source: str) -> Benchmark:
+    """The first `limit` questions, or all."""
+    if not prompts:
+        raise InputError(f"benchmark {name}: {source} holds no question; check benchmark.path=")
+    if limit is not None and limit < 1:
+        raise InputError(f"benchmark.limit={limit} leaves no question; give 1 or more, or null for all")
+    text = "\n".join(f"{prompt.id}\t{prompt.turns}\t{prompt.reference}" for prompt in prompts)
+    return Benchmark(name, tuple(prompts[:limit]), hashlib.sha256(text.encode()).hexdigest()[:16])
+
+
+@contextmanager
+def advice_for_benchmarks() -> Iterator[None]:
+    """The readers advise about corpora; here the same keys are called benchmark."""
+    try:
+        yield
+    except InputError as error:
+        said = str(error)
+        for ours in ("corpus.path=", "corpus=", "corpus "):
+            said = said.replace(ours, ours.replace("corpus", "benchmark"))
+        raise InputError(said) from error

@@ -1,0 +1,37 @@
+"""Intervals by drawing questions anew, with replacement. It knows sums of columns, not what they count."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+RESAMPLES = 2000
+COVERAGE = 0.95
+
+
+def interval(statistic: Callable[..., np.ndarray], columns: Sequence[Sequence[float]], seed: int) -> list[float] | None:
+    """[low, high] of a statistic of column totals; one entry of each column a question.
+
+    The same seed draws the same questions for every contestant, and one draw serves all columns: intervals
+    are paired. Fewer than two questions have none.
+    """
+    table_CQ = np.asarray(columns, dtype=float)
+    questions = table_CQ.shape[1]
+    if questions < 2:
+        return None
+    rng = np.random.default_rng(seed)
+    drawn_RQ = rng.multinomial(questions, np.full(questions, 1 / questions), size=RESAMPLES)
+    totals_CR = table_CQ @ drawn_RQ.T
+    with np.errstate(divide="ignore", invalid="ignore"):
+        values_R = statistic(*totals_CR)
+    values_R = values_R[np.isfinite(values_R)]  # a draw of questions without passes has no ratio
+    if not len(values_R):
+        return None
+    tail = (1 - COVERAGE) / 2
+    return [float(bound) for bound in np.quantile(values_R, [tail, 1 - tail])]
+
+
+def ratio_interval(numerators: Sequence[float], denominators: Sequence[float], seed: int) -> list[float] | None:
+    """Of a ratio of totals."""
+    return interval(lambda top, bottom: top / bottom, [numerators, denominators], seed)

@@ -1,0 +1,57 @@
+"""Under which circumstances something was measured: command, code, versions, machine. It measures nothing itself."""
+
+from __future__ import annotations
+
+import platform
+import shlex
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+CPU_FACTS = Path("/proc/cpuinfo")
+
+
+def environment() -> dict[str, Any]:
+    return {
+        "command": shlex.join(["python", *sys.argv]),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "git": git(Path(__file__).parents[2]),
+        "versions": {"python": platform.python_version()}
+        | {package: version(package) for package in ("ctcdraft", "torch", "transformers")},
+    }
+
+
+def hardware(device: torch.device) -> str:
+    """The accelerator's name, or the processor's and the threads used: what speeds may be compared on."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    threads = torch.get_num_threads()
+    return f"{processor()}, {threads} thread{'s' if threads > 1 else ''}"
+
+
+def processor() -> str:
+    """Linux knows the model; elsewhere the architecture must do."""
+    if CPU_FACTS.is_file():
+        for line in CPU_FACTS.read_text().splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name":
+                return value.strip()
+    return platform.processor() or platform.machine()
+
+
+def git(repository: Path) -> dict[str, Any] | None:
+    """Commit, and whether the tree differed from it; None where the code is not under git."""
+
+    def ask(*words: str) -> str:
+        run = subprocess.run(["git", "-C", str(repository), *words], capture_output=True, text=True, check=True)
+        return run.stdout.strip()
+
+    try:
+        return {"commit": ask("rev-parse", "HEAD"), "dirty": bool(ask("status", "--porcelain"))}
+    except (OSError, subprocess.CalledProcessError):
+        return None

@@ -1,0 +1,115 @@
+"""All contestants answer the same questions, in turns, in one process. It takes times and counts; it judges nothing."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from ctcdraft.base import BaseLM
+from ctcdraft.corpus.chat import answer_text, fit, messages, prompt_tokens
+from ctcdraft.corpus.conversations import Prompt
+from ctcdraft.decoding.loop import Drafter, Generation, Settings, generate
+from ctcdraft.errors import InputError
+from ctcdraft.evaluation.certificate import Judge
+from ctcdraft.evaluation.folder import Folder
+from ctcdraft.evaluation.records import AUTOREGRESSIVE, Answer, Divergence, Record, Turn
+
+
+@dataclass(frozen=True)
+class Arena:
+    """Who is compared, on which base, decoding how. `autoregressive` is always among the contestants."""
+
+    base: BaseLM
+    contestants: Mapping[str, Drafter]
+    settings: Settings
+    seed: int
+
+    def __post_init__(self) -> None:
+        settings = self.settings
+        whole = (settings.nodes, settings.max_new_tokens)
+        if not all(isinstance(number, int) and number >= 1 for number in whole):
+            raise InputError(
+                f"decoding.nodes={settings.nodes} and decoding.max_new_tokens={settings.max_new_tokens} "
+                "must be whole numbers from 1"
+            )
+        if not (settings.temperature >= 0 and settings.top_k >= 0 and 0 < settings.top_p <= 1):
+            raise InputError(
+                f"decoding.temperature={settings.temperature}, top_k={settings.top_k}, top_p={settings.top_p} is no "
+                "law; temperature and top_k start at 0, top_p lies in (0, 1]"
+            )
+
+    def answer(self, contestant: str, prompt_L: Tensor, seed: int) -> Generation:
+        drafter, base = self.contestants[contestant], self.base
+        return generate(base, drafter, prompt_L, self.settings, base.stop_tokens, seed)
+
+
+def measure(arena: Arena, prompts: Mapping[int, Prompt], folder: Folder, warm_up_tokens: int) -> None:
+    """Ask what is not in the folder yet; every finished question is a line on disk at once."""
+    done = {record.index for record in folder.records(max(prompts, default=-1) + 1)}
+    todo = {index: prompt for index, prompt in prompts.items() if index not in done}
+    if not todo:
+        return
+    warm_up(arena, next(iter(todo.values())), warm_up_tokens)
+    judge = Judge(arena.base, arena.contestants, arena.settings)
+    for index, prompt in tqdm(todo.items(), desc="questions", disable=None):
+        folder.append(ask(arena, judge, index, prompt))
+
+
+def warm_up(arena: Arena, prompt: Prompt, tokens: int) -> None:
+    """The first calls load kernels and fill caches; nobody shall pay for that."""
+    settings = replace(arena.settings, max_new_tokens=min(tokens, arena.settings.max_new_tokens))
+    prompt_L, _ = asked(arena.base, prompt, [])
+    for drafter in arena.contestants.values():
+        generate(arena.base, drafter, prompt_L, settings, arena.base.stop_tokens, arena.seed)
+
+
+def ask(arena: Arena, judge: Judge, index: int, prompt: Prompt) -> Record:
+    """One question, all turns, all contestants. Every turn is asked with autoregression's earlier answers as
+    history, whoever is asked: otherwise a contestant would be measured on other work."""
+    turns: list[Turn] = []
+    found: dict[str, list[Divergence]] = {name: [] for name in arena.contestants if name != AUTOREGRESSIVE}
+    for number in range(len(prompt.turns)):
+        prompt_L, cut = asked(arena.base, prompt, [turn.answers[AUTOREGRESSIVE].text for turn in turns])
+        seed = turn_seed(arena.seed, index, number)
+        answers = {name: timed_answer(arena, name, prompt_L, seed) for name in order(arena, seed)}
+        for name, unequal in found.items():
+            pair = answers[name].tokens, answers[AUTOREGRESSIVE].tokens
+            divergence = judge.compare(name, *pair, prompt_L, number, seed)
+            unequal += [divergence] if divergence else []
+        turns.append(Turn(len(prompt_L), cut, answers))
+    divergences = {name: tuple(unequal) for name, unequal in found.items()}
+    return Record(index, prompt.id, prompt.category, prompt.reference, tuple(turns), divergences)
+
+
+def asked(base: BaseLM, prompt: Prompt, said: Sequence[str]) -> tuple[Tensor, int]:
+    """The next turn's prompt_L after what was said, and how many of its tokens did not fit."""
+    tokens, cut = fit(prompt_tokens(base.tokenizer, messages(prompt.turns, said)), base.context_length)
+    return torch.tensor(tokens, device=base.device), cut
+
+
+def order(arena: Arena, seed: int) -> Iterable[str]:
+    """Shuffled anew for every turn, so that no one always runs on a machine that another has warmed."""
+    names = sorted(arena.contestants)
+    random.Random(seed).shuffle(names)
+    return names
+
+
+def turn_seed(seed: int, index: int, turn: int) -> int:
+    """One stream of randomness a turn, the same for all contestants, whichever shard asks."""
+    return random.Random(f"{seed} {index} {turn}").getrandbits(48)
+
+
+def timed_answer(arena: Arena, name: str, prompt_L: Tensor, seed: int) -> Answer:
+    device = arena.base.device
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        torch.cuda.synchronize(device)  # what another contestant left on the queue is not ours to wait for
+    said = arena.answer(name, prompt_L, seed)
+    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+    text = answer_text(arena.base.tokenizer, said.tokens, arena.base.stop_tokens)
+    return Answer(said.tokens, text, said.passes, said.ended, said.seconds_prefill, said.seconds_decode, peak)

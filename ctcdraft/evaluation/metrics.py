@@ -1,0 +1,157 @@
+"""From records to a row of the table. Pure: the same records always give the same row; nothing is measured here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ctcdraft.evaluation import acceptance, quality
+from ctcdraft.evaluation.acceptance import Questions, mean, ratio
+from ctcdraft.evaluation.bootstrap import interval, ratio_interval
+from ctcdraft.evaluation.certificate import certificate
+from ctcdraft.evaluation.records import AUTOREGRESSIVE, Answer, Record
+from ctcdraft.evaluation.roof import roof_share
+from ctcdraft.evaluation.timing import DURING_PASSES, Timing, share_of_pass
+
+DEFINITIONS = {
+    "pass": "one reading of the base after the prefill; autoregression does one per token",
+    "tokens": "tokens committed by passes; the first token of an answer is the prefill's and does not count, "
+    "nor do tokens after the first EOS or beyond max_new_tokens",
+    "tau": "acceptance length: tokens / passes, a ratio of totals; the base's own token (bonus) counts, so "
+    "autoregression has 1 and accepted drafts are tau - 1",
+    "tau_mean": "mean over questions of tokens / passes",
+    "tau_paper": "the paper's beta: divides by the last 0-based loop index of each turn; for cross-checks only",
+    "alpha": "from depth 1: passes that accepted depth k / passes that accepted depth k-1 and had a node below it",
+    "acceptance_rate": "accepted depth / drafted depth",
+    "speedup": "tokens/s over autoregression: same prompts, same process, interleaved, prefill and first token "
+    "included; a ratio of totals",
+    "speedup_decode": "the same without prefill and first token",
+    "speedup_paper": "the paper's gamma: mean per-question tokens/s over autoregression's",
+    "ci": "95 % paired bootstrap over questions",
+    "c, v, o": "drafting (with tree building), reading the tree, and all else (verify, keep, other) per pass, in "
+    "whole autoregressive passes of the same separate instrumented session; autoregression's sum is 1",
+    "time": "seconds per pass in the instrumented session; prefill: seconds per answer",
+    "predicted": "tau / (c + v + o), to be compared with speedup_decode",
+    "roof_share": "(bytes of weights and of KV really used per pass) / measured copy bandwidth / measured seconds of "
+    "the read; above 1 where the weights fit into the processor's cache",
+    "equal": "questions all of whose turns are autoregression's, token for token; `rounding` counts those that "
+    "differ at a margin below 1e-4 and are equal in float64",
+    "ended": "answers that ended by themselves",
+    "repeated 4-grams": "share of an answer's 4-grams of token ids that stood in it before: looping text is easy "
+    "to guess",
+    "accuracy": "last number of the last answer equals the reference",
+    "peak_memory_bytes": "on CUDA: the most that was allocated while this contestant answered; the base and all "
+    "contestants are in memory",
+}
+
+
+def acceptance_of(questions: Questions) -> dict[str, Any]:
+    return {
+        "tokens": sum(map(acceptance.tokens, questions)),
+        "passes": sum(map(acceptance.passes, questions)),
+        "tau": acceptance.tau(questions),
+        "tau_mean": acceptance.tau_mean(questions),
+        "tau_paper": acceptance.tau_paper(questions),
+    }
+
+
+def speed(questions: Questions) -> float | None:
+    """Tokens a second, prefill and first token included."""
+    answers = [answer for question in questions for answer in question]
+    return ratio(sum(len(answer.tokens) for answer in answers), sum(answer.seconds for answer in answers))
+
+
+def speed_decode(questions: Questions) -> float | None:
+    answers = [answer for question in questions for answer in question]
+    return ratio(sum(answer.committed for answer in answers), sum(answer.seconds_decode for answer in answers))
+
+
+def speed_paper(questions: Questions) -> float | None:
+    return mean([speed([question]) for question in questions])
+
+
+def speedups(ours: Questions, theirs: Questions) -> dict[str, Any]:
+    """Ours over autoregression's."""
+    return {
+        "speedup": over(speed(ours), speed(theirs)),
+        "speedup_decode": over(speed_decode(ours), speed_decode(theirs)),
+        "speedup_paper": over(speed_paper(ours), speed_paper(theirs)),
+        "tokens_per_second": speed(ours),
+    }
+
+
+def over(ours: float | None, theirs: float | None) -> float | None:
+    return None if ours is None or theirs is None else ratio(ours, theirs)
+
+
+def intervals(ours: Questions, theirs: Questions, seed: int) -> dict[str, Any]:
+    """Of tau and of the speed-up, over the same draws of questions."""
+    count = [[sum(len(answer.tokens) for answer in question) for question in side] for side in (ours, theirs)]
+    spent = [[sum(answer.seconds for answer in question) for question in side] for side in (ours, theirs)]
+    columns: list[Sequence[float]] = [count[0], spent[0], count[1], spent[1]]
+    return {
+        "tau_ci": ratio_interval([*map(acceptance.tokens, ours)], [*map(acceptance.passes, ours)], seed),
+        "speedup_ci": interval(lambda a, b, c, d: (a / b) / (c / d), columns, seed),
+    }
+
+
+def categories(name: str, records: Sequence[Record]) -> dict[str, dict[str, Any]]:
+    parts = {}
+    for category in dict.fromkeys(record.category for record in records):
+        here = [record for record in records if record.category == category]
+        ours, theirs = sides(name, here)
+        parts[category] = {
+            "prompts": len(here),
+            **acceptance_of(ours),
+            **speedups(ours, theirs),
+            "equal": certificate(name, here)["equal"],
+            "accuracy": quality.accuracy(ours, [record.reference for record in here]),
+        }
+    return parts
+
+
+def sides(name: str, records: Sequence[Record]) -> tuple[list[list[Answer]], list[list[Answer]]]:
+    return [record.answers(name) for record in records], [record.answers(AUTOREGRESSIVE) for record in records]
+
+
+def costs(name: str, timing: Timing | None, tau: float | None) -> dict[str, Any]:
+    """What a pass costs and hence what tau should buy; all null where no pass was instrumented."""
+    shares = share_of_pass(timing.spent, name) if timing else None
+    if timing is None or shares is None:
+        unknown = dict.fromkeys((*DURING_PASSES, "prefill"))
+        return {"time": unknown, **dict.fromkeys(("c", "v", "o", "predicted_speedup", "roof_share"))}
+    spent = timing.spent[name]
+    per_pass = {part: spent.seconds[part] / spent.passes for part in DURING_PASSES}
+    return {
+        "time": {**per_pass, "prefill": spent.seconds["prefill"] / spent.answers},
+        **shares,
+        "predicted_speedup": None if tau is None else ratio(tau, sum(shares.values())),
+        "roof_share": roof_share(spent, timing.weight_bytes, timing.bandwidth),
+    }
+
+
+def row(
+    name: str, records: Sequence[Record], timing: Timing | None, labels: dict[str, Any], seed: int
+) -> dict[str, Any]:
+    """All fields of the contract for one contestant. labels: what is known without measuring (base, decoding, ...)."""
+    ours, theirs = sides(name, records)
+    counted = acceptance_of(ours)
+    peaks = [answer.peak_memory_bytes for question in ours for answer in question]
+    return {
+        "drafter": name,
+        **labels,
+        "seed": seed,
+        "prompts": len(records),
+        **counted,
+        "alpha": acceptance.alpha(ours),
+        "acceptance_rate": acceptance.acceptance_rate(ours),
+        **speedups(ours, theirs),
+        **intervals(ours, theirs, seed),
+        **costs(name, timing, counted["tau"]),
+        "peak_memory_bytes": max((peak for peak in peaks if peak is not None), default=None),
+        "lossless": certificate(name, records),
+        "accuracy": quality.accuracy(ours, [record.reference for record in records]),
+        "ended_share": quality.ended_share(ours),
+        "repeated_4gram_share": quality.repeated_4gram_share(ours),
+        "categories": categories(name, records),
+    }

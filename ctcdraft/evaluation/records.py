@@ -1,0 +1,97 @@
+"""What was measured, question by question, and its JSON. Records know no clock, no model and no statistics."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from ctcdraft.decoding.loop import Pass
+
+AUTOREGRESSIVE = "autoregressive"  # the contestant everything is measured against
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One contestant's answer to one turn. tokens: the first one, which the prefill says, included."""
+
+    tokens: tuple[int, ...]
+    text: str
+    passes: tuple[Pass, ...]
+    ended: bool
+    seconds_prefill: float
+    seconds_decode: float
+    peak_memory_bytes: int | None
+
+    @property
+    def committed(self) -> int:
+        """Tokens that passes committed: what tau counts."""
+        return sum(step.committed for step in self.passes)
+
+    @property
+    def seconds(self) -> float:
+        return self.seconds_prefill + self.seconds_decode
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Where an answer first leaves autoregression's, and by how little the base preferred its word there.
+
+    margin: between the base's two best words; None where only one was possible. rounding: equal when both
+    were decoded again in float64; None where that was not asked, because the base runs in half precision.
+    """
+
+    turn: int
+    position: int
+    margin: float | None
+    rounding: bool | None
+
+
+@dataclass(frozen=True)
+class Turn:
+    """answers: in the order they were made, which is shuffled. cut: prompt tokens that did not fit."""
+
+    prompt_tokens: int
+    cut: int
+    answers: dict[str, Answer]
+
+
+@dataclass(frozen=True)
+class Record:
+    """One finished question. index: its place in the benchmark. divergences: by contestant, unequal turns only."""
+
+    index: int
+    id: str
+    category: str
+    reference: str | None
+    turns: tuple[Turn, ...]
+    divergences: dict[str, tuple[Divergence, ...]]
+
+    def answers(self, contestant: str) -> list[Answer]:
+        return [turn.answers[contestant] for turn in self.turns]
+
+
+def to_json(record: Record) -> str:
+    """One line. A pass is a list of its five numbers: there are hundreds an answer."""
+
+    def plain(value: Any) -> Any:
+        return list(vars(value).values()) if isinstance(value, Pass) else vars(value)
+
+    return json.dumps(record, default=plain, separators=(",", ":"), allow_nan=False)
+
+
+def from_json(line: str) -> Record:
+    record = json.loads(line)
+    record["turns"] = tuple(
+        Turn(turn["prompt_tokens"], turn["cut"], {name: answer(a) for name, a in turn["answers"].items()})
+        for turn in record["turns"]
+    )
+    record["divergences"] = {
+        name: tuple(Divergence(**one) for one in found) for name, found in record["divergences"].items()
+    }
+    return Record(**record)
+
+
+def answer(fields: dict[str, Any]) -> Answer:
+    passes = tuple(Pass(*step) for step in fields.pop("passes"))
+    return Answer(tokens=tuple(fields.pop("tokens")), passes=passes, **fields)

@@ -1,0 +1,173 @@
+"""report.json and report.md of one evaluation, and the table on the terminal. It prints what it is given."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ctcdraft.evaluation.folder import Folder, write_whole
+from ctcdraft.evaluation.metrics import DEFINITIONS
+
+Row = dict[str, Any]
+Columns = dict[str, Callable[[Row], str]]
+
+
+def write(folder: Folder, rows: Sequence[Row], environment: dict[str, Any]) -> None:
+    text = json.dumps({"rows": rows, "environment": environment}, indent=1, allow_nan=False)
+    write_whole(folder.path / "report.json", text + "\n")
+    write_whole(folder.path / "report.md", markdown(rows, environment))
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+def with_interval(value: float | None, bounds: Sequence[float] | None) -> str:
+    return number(value) + (f" [{bounds[0]:.2f}, {bounds[1]:.2f}]" if bounds else "")
+
+
+def equal(row: Row) -> str:
+    """118+2/120: equal, + those that rounding explains, of all."""
+    lossless = row["lossless"]
+    rounding = f"+{lossless['rounding']}" if lossless["rounding"] else ""
+    return f"{lossless['equal']}{rounding}/{lossless['prompts']}"
+
+
+MAIN: Columns = {
+    "drafter": lambda row: row["drafter"],
+    "tau": lambda row: with_interval(row["tau"], row["tau_ci"]),
+    "speedup": lambda row: with_interval(row["speedup"], row["speedup_ci"]),
+    "tokens/s": lambda row: number(row["tokens_per_second"], 1),
+    "c": lambda row: number(row["c"]),
+    "v": lambda row: number(row["v"]),
+    "o": lambda row: number(row["o"]),
+    "predicted": lambda row: number(row["predicted_speedup"]),
+    "decode": lambda row: number(row["speedup_decode"]),
+    "equal": equal,
+}
+FULL: Columns = {
+    "drafter": MAIN["drafter"],
+    "benchmark": lambda row: row["benchmark"],
+    "T": lambda row: f"{row['temperature']:g}",
+    "nodes": lambda row: str(row["nodes"]),
+    "prompts": lambda row: str(row["prompts"]),
+    **{name: cell for name, cell in MAIN.items() if name not in ("drafter", "decode", "equal")},
+    "speedup_decode": MAIN["decode"],
+    "alpha": lambda row: " ".join(number(rate) for rate in row["alpha"]) or "-",
+    "equal": equal,
+    "ended": lambda row: share(row["ended_share"]),
+    "repeated 4-grams": lambda row: share(row["repeated_4gram_share"]),
+    "accuracy": lambda row: share(row["accuracy"]),
+}
+MORE: Columns = {
+    "drafter": MAIN["drafter"],
+    "tau_mean": lambda row: number(row["tau_mean"]),
+    "tau_paper": lambda row: number(row["tau_paper"]),
+    "speedup_paper": lambda row: number(row["speedup_paper"]),
+    "acceptance_rate": lambda row: number(row["acceptance_rate"], 3),
+    "tokens": lambda row: f"{row['tokens']:,}",
+    "passes": lambda row: f"{row['passes']:,}",
+    "parameters": lambda row: f"{row['draft_parameters']:,}",
+    "roof_share": lambda row: share(row["roof_share"]),
+    "peak memory": lambda row: "-" if row["peak_memory_bytes"] is None else f"{row['peak_memory_bytes'] / 1e9:.2f} GB",
+}
+
+
+def terminal(rows: Sequence[Row], environment: dict[str, Any]) -> str:
+    """The main table in 110 columns, and what must be said with it."""
+    cells = [list(MAIN), *([cell(row) for cell in MAIN.values()] for row in rows)]
+    widths = [max(len(line[column]) for line in cells) for column in range(len(MAIN))]
+    lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)) for line in cells]
+    return "\n".join([line.rstrip() for line in [*lines, *statements(rows, environment)]])
+
+
+def table(rows: Sequence[Row], columns: Columns) -> str:
+    lines = [list(columns), ["---"] * len(columns), *([cell(row) for cell in columns.values()] for row in rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def markdown(rows: Sequence[Row], environment: dict[str, Any]) -> str:
+    first = rows[0]
+    parts = [
+        f"# {first['benchmark']}, {first['decoding']} decoding, base {environment['base']}",
+        f"{first['hardware']}, {first['dtype']}, seed {first['seed']}, {environment['date']}\n\n"
+        f"    {environment['command']}",
+        table(rows, FULL),
+        table(rows, MORE),
+        "## Time of a pass, milliseconds (instrumented session)",
+        table(rows, times(first)),
+        "## Categories",
+        table([part for row in rows for part in category_rows(row)], category_columns()),
+        "## Certificate",
+        "\n".join(f"- {statement}" for statement in statements(rows, environment)),
+        "## What the words mean",
+        "\n".join(f"- **{word}**: {meaning}" for word, meaning in DEFINITIONS.items()),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def times(row: Row) -> Columns:
+    def milliseconds(part: str) -> Callable[[Row], str]:
+        return lambda row: "-" if row["time"][part] is None else number(row["time"][part] * 1e3, 3)
+
+    return {"drafter": MAIN["drafter"], **{part: milliseconds(part) for part in row["time"]}}
+
+
+def category_rows(row: Row) -> list[Row]:
+    return [{"drafter": row["drafter"], "category": name, **part} for name, part in row["categories"].items()]
+
+
+def category_columns() -> Columns:
+    return {
+        "category": lambda part: part["category"],
+        "drafter": MAIN["drafter"],
+        "prompts": lambda part: str(part["prompts"]),
+        "tau": lambda part: number(part["tau"]),
+        "tau_paper": lambda part: number(part["tau_paper"]),
+        "speedup": lambda part: number(part["speedup"]),
+        "tokens/s": lambda part: number(part["tokens_per_second"], 1),
+        "equal": lambda part: f"{part['equal']}/{part['prompts']}",
+        "accuracy": lambda part: share(part["accuracy"]),
+    }
+
+
+def statements(rows: Sequence[Row], environment: dict[str, Any]) -> list[str]:
+    """In sentences: whether the text stayed the same, what was cut, what is still missing."""
+    said = [statement for row in rows if (statement := verdict(row, environment)) is not None]
+    if not said:
+        said.append(f"all contestants say what autoregression says on all {rows[0]['prompts']} questions")
+    if not environment["verifier_lossless"]:
+        said.append("this verifier is not lossless: it may accept what the base would not have said")
+    if environment["cut"]["turns"]:
+        said.append(
+            f"{environment['cut']['turns']} prompts did not fit and lost {environment['cut']['tokens']:,} tokens "
+            "on the left"
+        )
+    questions = environment["questions"]
+    if questions["finished"] < questions["asked"]:
+        said.append(f"{questions['finished']} of {questions['asked']} questions are finished; other shards may follow")
+    return said
+
+
+def verdict(row: Row, environment: dict[str, Any]) -> str | None:
+    """None where every question is equal."""
+    lossless = row["lossless"]
+    different = lossless["prompts"] - lossless["equal"]
+    if not different:
+        return None
+    margins = [margin for margin in lossless["first_divergence_margins"] if margin is not None]
+    where = f"{row['drafter']} differs on {different} of {lossless['prompts']} questions"
+    if margins:
+        where += f" (margins {min(margins):.1e} to {max(margins):.1e})"
+    if not environment["verifier_lossless"]:
+        return f"{where}; this verifier does not promise equality"
+    if lossless["rounding"] is None:
+        return f"{where}; in {row['dtype']} a close call may flip, so this is no error and no proof either"
+    bugs = different - lossless["rounding"]
+    explained = f"; {lossless['rounding']} of them by rounding, equal in float64"
+    return f"{'NOT LOSSLESS: ' if bugs else ''}{where}{explained if lossless['rounding'] else ''}"

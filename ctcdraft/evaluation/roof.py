@@ -1,0 +1,49 @@
+"""What the machine could do at best: bytes a pass must stream, and bytes a second. It knows nothing of drafts."""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+import torch
+
+from ctcdraft.base import BaseLM
+from ctcdraft.evaluation.timing import Spent
+
+COPIED = {"cpu": 2**28, "cuda": 2**30}  # bytes: far beyond any cache, and milliseconds to copy
+
+
+def weight_bytes(base: BaseLM) -> int:
+    """Every parameter once a pass, but not the input embeddings, of which a pass reads N rows.
+
+    Where head and embeddings are tied they are one parameter, and the head reads it whole.
+    """
+    parameters = {id(weight): weight for weight in base.lm.parameters()}
+    head = base.head.weight
+    looked_up = base.embedding.weight
+    return sum(
+        weight.numel() * weight.element_size()
+        for weight in parameters.values()
+        if weight is head or weight is not looked_up
+    )
+
+
+def copy_bandwidth(device: torch.device, rounds: int = 5) -> float:
+    """Bytes a second of a large copy, read and written both counted: the best of some rounds after a first."""
+    source = torch.ones(COPIED.get(device.type, 2**28), dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    seconds = []
+    for _ in range(rounds + 1):
+        began = perf_counter()
+        target.copy_(source)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds.append(perf_counter() - began)
+    return 2 * source.numel() / min(seconds[1:])
+
+
+def roof_share(spent: Spent, weight_bytes: int, bandwidth: float) -> float | None:
+    """How near the reads come to the memory's limit: the least possible time of a read / its measured time."""
+    if not spent.passes or not spent.seconds["read"]:
+        return None
+    least = (weight_bytes * spent.passes + spent.kv_bytes) / bandwidth
+    return least / spent.seconds["read"]

@@ -1,0 +1,143 @@
+"""One evaluation from first question to report: measure, instrument, count. It knows no config and no text file."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ctcdraft.corpus.conversations import Prompt
+from ctcdraft.decoding.loop import Drafter
+from ctcdraft.evaluation import metrics, report, roof
+from ctcdraft.evaluation.benchmarks import Benchmark
+from ctcdraft.evaluation.environment import environment, hardware
+from ctcdraft.evaluation.folder import Folder, Shard
+from ctcdraft.evaluation.measure import Arena, asked, measure, order, turn_seed
+from ctcdraft.evaluation.records import AUTOREGRESSIVE, Record
+from ctcdraft.evaluation.timing import Spent, Timing, instrument
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """identity: what must be the same for two runs to be one evaluation (YAML, weights). fingerprint: of the base
+    it was made for."""
+
+    drafter: Drafter
+    identity: str
+    parameters: int
+    fingerprint: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Session:
+    """Who is compared, on what. decoding: the name of the settings."""
+
+    arena: Arena
+    contestants: Mapping[str, Contestant]
+    benchmark: Benchmark
+    decoding: str
+    shard: Shard
+
+    @property
+    def prompts(self) -> dict[int, Prompt]:
+        """This shard's questions by their place in the benchmark."""
+        return dict(list(enumerate(self.benchmark.prompts))[self.shard.number - 1 :: self.shard.of])
+
+    def plan(self) -> str:
+        settings, prompts = self.arena.settings, self.prompts
+        turns = sum(len(prompt.turns) for prompt in prompts.values())
+        most = turns * settings.max_new_tokens
+        return (
+            f"contestants: {', '.join(self.contestants)}\n"
+            f"{self.benchmark.name}: {len(prompts):,} questions, {turns:,} turns; base {self.arena.base.name}, "
+            f"{self.arena.base.dtype} on {hardware(self.arena.base.device)}\n"
+            f"{self.decoding} decoding, {settings.nodes} nodes, up to {settings.max_new_tokens:,} new tokens a turn: "
+            f"at most {most:,} passes each, {most * len(self.contestants):,} in all"
+        )
+
+    def settings(self) -> dict[str, Any]:
+        """What all lines of a folder must share. The limit is not among it: a higher one goes on."""
+        arena, settings = self.arena, self.arena.settings
+        return {
+            "benchmark": {"name": self.benchmark.name, "questions": self.benchmark.hash},
+            "decoding": {
+                **{key: value for key, value in vars(settings).items() if key != "verify"},
+                "verify": f"{settings.verify.__module__}.{getattr(settings.verify, '__qualname__', '')}",
+            },
+            "contestants": {name: one.identity for name, one in self.contestants.items()},
+            "base": arena.base.fingerprint(),
+            "dtype": dtype(arena),
+            "hardware": hardware(arena.base.device),
+            "seed": arena.seed,
+        }
+
+    def run(self, folder: Folder, overwrite: bool, warm_up_tokens: int, timing_questions: int) -> dict[str, Any]:
+        """Go on where the folder stands, then write the report of all that is in it; returns the report."""
+        folder.open(self.settings(), overwrite)
+        measure(self.arena, self.prompts, folder, warm_up_tokens)
+        records = folder.records(len(self.benchmark.prompts))
+        if not folder.timing.is_file():
+            mine = [record for record in records if record.index in self.prompts]
+            timing = self.instrumented(spread(mine, timing_questions))
+            if timing is not None:
+                folder.write_timing(timing)
+        rows, circumstances = self.rows(records, Timing.merged(folder.timings()))
+        report.write(folder, rows, circumstances)
+        return {"rows": rows, "environment": circumstances}
+
+    def instrumented(self, records: list[Record]) -> Timing | None:
+        """A few questions again, with clocks, in another order. None without questions."""
+        if not records:
+            return None
+        arena = self.arena
+        spent: dict[str, Spent] = {}
+        for record in records:
+            prompt, said = self.prompts[record.index], record.answers(AUTOREGRESSIVE)
+            for turn in range(len(prompt.turns)):
+                prompt_L, _ = asked(arena.base, prompt, [answer.text for answer in said[:turn]])
+                seed = turn_seed(arena.seed, record.index, turn)
+                for name in order(arena, seed + 1):
+                    one = instrument(arena.base, arena.contestants[name], prompt_L, arena.settings, seed)
+                    spent[name] = spent[name] + one if name in spent else one
+        return Timing(spent, roof.weight_bytes(arena.base), roof.copy_bandwidth(arena.base.device))
+
+    def rows(self, records: list[Record], timing: Timing | None) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        arena, settings = self.arena, self.arena.settings
+        rows = []
+        for name, one in self.contestants.items():
+            labels = {
+                "benchmark": self.benchmark.name,
+                "decoding": self.decoding,
+                "temperature": settings.temperature,
+                "nodes": settings.nodes,
+                "draft_parameters": one.parameters,
+                "hardware": hardware(arena.base.device),
+                "dtype": dtype(arena),
+                "fingerprint": one.fingerprint,
+            }
+            rows.append(metrics.row(name, records, timing, labels, arena.seed))
+        return rows, self.circumstances(records, timing)
+
+    def circumstances(self, records: list[Record], timing: Timing | None) -> dict[str, Any]:
+        cuts = [turn.cut for record in records for turn in record.turns if turn.cut]
+        return {
+            **environment(),
+            "hardware": hardware(self.arena.base.device),
+            "base": self.arena.base.name,
+            "seeds": [self.arena.seed],
+            "verifier_lossless": self.arena.settings.lossless,
+            "bandwidth_bytes_per_second": timing.bandwidth if timing else None,
+            "weight_bytes": timing.weight_bytes if timing else None,
+            "questions": {"asked": len(self.benchmark.prompts), "finished": len(records)},
+            "cut": {"turns": len(cuts), "tokens": sum(cuts)},
+        }
+
+
+def spread(records: list[Record], count: int) -> list[Record]:
+    """`count` of them, drawn with a fixed seed: the first ones are often all of one category."""
+    return random.Random(0).sample(records, min(count, len(records)))
+
+
+def dtype(arena: Arena) -> str:
+    return str(arena.base.dtype).removeprefix("torch.")

@@ -1,0 +1,55 @@
+"""Text becomes a prompt by the template or raw, and is cut from the left alone."""
+
+from tiny_models import END, tiny_tokenizer
+
+from ctcdraft.corpus.chat import answer_text, fit, messages, prompt_tokens
+
+TALK = [
+    {"role": "user", "content": "a"},
+    {"role": "assistant", "content": "b"},
+    {"role": "user", "content": "c"},
+]
+
+
+def test_messages_end_with_the_turn_to_answer():
+    assert messages(["a", "c", "e"], ["b"]) == TALK
+    assert messages(["a", "c"], []) == TALK[:1]
+
+
+def test_a_template_is_applied_with_its_generation_prompt():
+    tokenizer = tiny_tokenizer()
+    expected = "<bos><|user|>a<|end|><|assistant|>b<|end|><|user|>c<|end|><|assistant|>"
+    assert prompt_tokens(tokenizer, TALK) == tokenizer(expected, add_special_tokens=False)["input_ids"]
+
+
+def test_without_a_template_the_base_goes_on_where_the_user_stops():
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = None
+    assert tokenizer.decode(prompt_tokens(tokenizer, TALK)) == "ab\n\nc"
+    assert tokenizer.decode(prompt_tokens(tokenizer, TALK[:1])) == "a"
+
+
+def test_a_raw_prompt_has_the_tokenizers_own_start_but_not_its_end():
+    from tokenizers.processors import TemplateProcessing
+
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = None
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<bos> $A <|end|>", special_tokens=[("<bos>", 0), ("<|end|>", END)]
+    )
+    assert tokenizer.decode(prompt_tokens(tokenizer, TALK)) == "<bos>ab\n\nc"
+
+
+def test_fit_cuts_from_the_left_and_leaves_a_quarter_free():
+    assert fit([1, 2, 3, 4, 5], 4) == ([3, 4, 5], 2)
+    assert fit([1, 2, 3], 4) == ([1, 2, 3], 0)
+    tokens, cut = fit(list(range(1000)), 254)
+    assert (len(tokens), cut, tokens[-1]) == (190, 810, 999)
+    assert 254 - len(tokens) >= 254 / 4
+
+
+def test_an_answer_ends_before_its_first_stop_token():
+    tokenizer = tiny_tokenizer()
+    ids = tokenizer("yes<|end|>no", add_special_tokens=False)["input_ids"]
+    assert answer_text(tokenizer, ids, frozenset({END})) == "yes"
+    assert answer_text(tokenizer, ids[:2], frozenset({END})) == "ye"

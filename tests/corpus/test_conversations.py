@@ -1,0 +1,161 @@
+"""Every shape of prompts, every way to point at it, and the sentence for everything that is wrong with it."""
+
+import gzip
+import json
+
+import pytest
+
+from ctcdraft.corpus.conversations import gsm8k, project_prompts, sharegpt
+from ctcdraft.errors import InputError
+
+HUB = {"hub": "owner/name", "hub_file": "file.json"}
+PAIR = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]
+TALK = [*PAIR, {"from": "human", "value": "Bye"}]
+
+
+def jsonl(path, *records):
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return str(path)
+
+
+def read_project(path, limit=None, seed=0):
+    return project_prompts(path, "tiny", limit, seed)
+
+
+def read_sharegpt(path, limit=None, seed=0):
+    return sharegpt(path, "sharegpt", limit=limit, seed=seed, **HUB)
+
+
+def read_gsm8k(path, instruction=None):
+    return gsm8k(path, "gsm8k", "openai/gsm8k", "main", "train", instruction, None, 0)
+
+
+def test_project_prompts_keep_their_ids_categories_and_references(tmp_path):
+    path = jsonl(
+        tmp_path / "p.jsonl",
+        {"id": "a", "category": "sum", "turns": ["1+1?", "And 2+2?"], "reference": "4"},
+        {"id": 7, "turns": ["Hi"]},
+    )
+    first, second = read_project(path)
+    assert (first.id, first.category, first.turns, first.reference) == ("a", "sum", ("1+1?", "And 2+2?"), "4")
+    assert (second.id, second.category, second.reference) == ("7", "tiny", None)
+
+
+def test_sharegpt_keeps_user_turns_and_one_prompt_of_each(tmp_path):
+    messages = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Line\u2028break"}]
+    path = jsonl(
+        tmp_path / "s.jsonl",
+        {"id": "x", "conversations": TALK},
+        {"id": "x", "conversations": [TALK[0], {"from": "gpt", "value": "another answer"}, TALK[2]]},
+        {"messages": messages},
+        {"conversations": [{"from": "gpt", "value": "nobody asked"}]},
+    )
+    assert [prompt.turns for prompt in read_sharegpt(path)] == [("Hi", "Bye"), ("Line\u2028break",)]
+
+
+def test_a_u2028_inside_a_line_does_not_end_the_line(tmp_path):
+    path = tmp_path / "s.jsonl"
+    path.write_text(json.dumps({"messages": [{"role": "user", "content": "a\u2028b"}]}, ensure_ascii=False))
+    assert read_sharegpt(str(path))[0].turns == ("a\u2028b",)
+
+
+def test_sharegpt_reads_arrays_gz_folders_globs_and_lists(tmp_path):
+    (tmp_path / "array.json").write_text(json.dumps([{"conversations": PAIR}]))
+    assert [prompt.turns for prompt in read_sharegpt(str(tmp_path))] == [("Hi",)]
+
+    lines = json.dumps({"conversations": TALK}) + "\n"
+    (tmp_path / "more.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    jsonl(tmp_path / "some.jsonl", {"conversations": PAIR})
+    both = [("Hi", "Bye"), ("Hi",)]
+    assert [
+        prompt.turns for prompt in read_sharegpt(str(tmp_path))
+    ] == both  # array.json is a description here
+    assert [prompt.turns for prompt in read_sharegpt(str(tmp_path / "*.jsonl*"))] == both
+    named = [str(tmp_path / "some.jsonl"), str(tmp_path / "more.jsonl.gz")]
+    assert [prompt.turns for prompt in read_sharegpt(named)] == both[::-1]
+
+
+def test_gsm8k_reads_the_number_after_the_hashes(tmp_path):
+    path = jsonl(
+        tmp_path / "g.jsonl", {"question": "How many?", "answer": "5 * 250 = <<5*250=1250>>\n#### 1,250"}
+    )
+    (prompt,) = read_gsm8k(path)
+    assert (prompt.id, prompt.turns, prompt.reference) == ("gsm8k-00000", ("How many?",), "1250")
+    assert read_gsm8k(path, "Think.")[0].turns == ("How many?\nThink.",)
+
+
+def test_a_limit_is_a_choice_that_grows_and_does_not_depend_on_the_order(tmp_path):
+    records = [{"id": n, "turns": [f"prompt {n}"]} for n in range(40)]
+    forwards = jsonl(tmp_path / "f.jsonl", *records)
+    backwards = jsonl(tmp_path / "b.jsonl", *records[::-1])
+    assert read_project(forwards, 10) == read_project(backwards, 10) == read_project(forwards, 20)[:10]
+    assert read_project(forwards, 10, seed=1) != read_project(forwards, 10)
+    assert len(read_project(forwards, 99)) == 40
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("", "holds no prompt with a user turn"),
+        ('{"id": 1, "turns": ["a"]}\n{"id": 2,', "line 2 of .*p.jsonl is not JSON"),
+        ('{"id": 1, "text": "a"}', r"line 1 of .* has no column `turns` \(found: id, text\)"),
+        ('{"turns": ["a"]}', "has no column `id`"),
+        ('{"id": 1, "turns": "a"}', "has a str as `turns` instead of a list"),
+        ('{"id": 1, "turns": ["a", " "]}', "has an empty turn"),
+        ('{"id": 1, "turns": ["a"]}\n{"id": 1, "turns": ["b"]}', "two prompts with the id 1"),
+        ("[1]", "entry 1 of .* is a int instead of an object"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_one_sentence(tmp_path, content, sentence):
+    (tmp_path / "p.jsonl").write_text(content)
+    with pytest.raises(InputError, match=sentence):
+        read_project(str(tmp_path / "p.jsonl"))
+
+
+def test_what_is_wrong_with_a_conversation_is_one_sentence(tmp_path):
+    with pytest.raises(InputError, match=r"has no column `conversations` \(found: text\)"):
+        read_sharegpt(jsonl(tmp_path / "a.jsonl", {"text": "Hi"}))
+    with pytest.raises(InputError, match=r"has a message .*value.* without a speaker"):
+        read_sharegpt(jsonl(tmp_path / "b.jsonl", {"conversations": [{"value": "Hi"}]}))
+    with pytest.raises(InputError, match="holds no prompt with a user turn"):
+        read_sharegpt(jsonl(tmp_path / "c.jsonl", {"conversations": [PAIR[1]]}))
+    with pytest.raises(InputError, match=r"has no column `question` \(found: prompt\)"):
+        read_gsm8k(jsonl(tmp_path / "d.jsonl", {"prompt": "How many?"}))
+
+
+def test_what_is_wrong_with_a_place_is_one_sentence(tmp_path):
+    with pytest.raises(InputError, match=r"gone.jsonl is not there; give a file"):
+        read_project(str(tmp_path / "gone.jsonl"))
+    with pytest.raises(InputError, match=r"is a folder without .jsonl or .json files"):
+        read_project(str(tmp_path))
+    (tmp_path / "torn.jsonl.gz").write_bytes(gzip.compress(b"{}\n" * 1000)[:-12])
+    with pytest.raises(InputError, match=r"cannot read .*torn.jsonl.gz"):
+        read_project(str(tmp_path / "torn.jsonl.gz"))
+    (tmp_path / "latin.jsonl").write_bytes(b'{"id": "\xe9"}')
+    with pytest.raises(InputError, match=r"latin.jsonl is not UTF-8 text \(byte 8\)"):
+        read_project(str(tmp_path / "latin.jsonl"))
+    with pytest.raises(InputError, match="limit is 0, which leaves nothing"):
+        read_project(jsonl(tmp_path / "p.jsonl", {"id": 1, "turns": ["a"]}), limit=0)
+
+
+def test_an_unreachable_hub_is_one_sentence(monkeypatch):
+    import datasets
+
+    def offline(*args, **kwargs):
+        raise ConnectionError("Couldn't reach 'owner/name' on the Hub\nmore")
+
+    monkeypatch.setattr(datasets, "load_dataset", offline)
+    with pytest.raises(
+        InputError, match=r"cannot get owner/name from the hub \(Couldn't .*\); give a local copy"
+    ):
+        read_sharegpt(None)
+
+
+def test_rows_of_the_hub_are_read_like_lines(monkeypatch):
+    import datasets
+
+    rows = datasets.Dataset.from_list([{"id": "x", "conversations": TALK}])
+    asked = {}
+    monkeypatch.setattr(datasets, "load_dataset", lambda hub, **rest: asked.update(hub=hub, **rest) or rows)
+    assert read_sharegpt(None)[0].turns == ("Hi", "Bye")
+    assert asked == {"hub": "owner/name", "split": "train", "data_files": "file.json"}

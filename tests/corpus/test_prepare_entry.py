@@ -1,0 +1,77 @@
+"""data/prepare.py as a user runs it: from another directory, twice, with a plan, and with something wrong."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny_models import random_lm, tiny_tokenizer
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """A folder with a base, a config that names it, and eight prompts."""
+    place = tmp_path_factory.mktemp("world")
+    random_lm().save_pretrained(place / "lm")
+    tiny_tokenizer().save_pretrained(place / "lm")
+    (place / "base").mkdir()
+    (place / "base" / "random.yaml").write_text(
+        "_target_: ctcdraft.base.load_base\nname: random\n"
+        f"path: {place / 'lm'}\ndtype: ${{dtype}}\ndevice: ${{device}}\n"
+    )
+    lines = [json.dumps({"id": n, "category": "test", "turns": [f"prompt {n}"]}) for n in range(8)]
+    (place / "prompts.jsonl").write_text("\n".join(lines))
+    return place
+
+
+def run(world, *words):
+    given = [f"hydra.searchpath=[file://{world}]", "base=random", "corpus.path=prompts.jsonl", "device=cpu"]
+    command = [sys.executable, str(ROOT / "data" / "prepare.py"), *given, "answers.max_new_tokens=8", *words]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    return subprocess.run(command, cwd=world, env=environment, capture_output=True, text=True, timeout=200)
+
+
+def test_prepare_plans_prepares_goes_on_and_starts_afresh(world):
+    planned = run(world, "out=there", "corpus.limit=5", "plan_only=true")
+    assert planned.returncode == 0, planned.stderr
+    assert "random (float32, cpu) answers 5 prompts, 5 turns" in planned.stdout
+    assert not (world / "there").exists()
+
+    first = run(world, "out=there", "corpus.limit=5", "answers.batch_size=2")
+    assert first.returncode == 0, first.stderr
+    assert "5 answers to 5 prompts in there" in first.stdout
+    assert len(list((world / "there").glob("part-*.jsonl"))) == 3
+    manifest = json.loads((world / "there" / "manifest.json").read_text())
+    assert manifest["complete"]
+    assert manifest["settings"]["corpus"]["path"] == "prompts.jsonl"
+
+    other = run(world, "out=there", "answers.batch_size=2")
+    assert other.returncode == 1
+    assert "holds a corpus that was made with other prompts" in other.stderr
+    assert "Traceback" not in other.stderr
+
+    afresh = run(world, "out=there", "answers.batch_size=2", "overwrite=true")
+    assert afresh.returncode == 0, afresh.stderr
+    assert "8 answers to 8 prompts" in afresh.stdout
+    assert not (world / ".hydra").exists()
+    assert not (world / "outputs").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["corpus.path=gone.jsonl"], "gone.jsonl is not there; give a file"),
+        (["corpus=gsm8k"], "has no column `question` (found: id, category, turns)"),
+        (["answers.batch_size=0"], "no answers with batch_size 0"),
+    ],
+)
+def test_a_wrong_input_is_one_sentence_and_status_one(world, words, sentence):
+    wrong = run(world, "out=nowhere", *words)
+    assert wrong.returncode == 1
+    assert sentence in wrong.stderr
+    assert len(wrong.stderr.strip().splitlines()) == 1
+    assert not (world / "nowhere").exists()

@@ -1,0 +1,251 @@
+"""A corpus is prepared once: kills leave no trace, masks are exact, what is not this corpus is refused."""
+
+import json
+import os
+
+import pytest
+from tiny_models import random_base
+
+from ctcdraft.corpus import parts, prepared
+from ctcdraft.corpus.answers import TransformersAnswers
+from ctcdraft.corpus.conversations import Prompt
+from ctcdraft.errors import InputError
+
+PROMPTS = [
+    Prompt(f"p{n}", "test", tuple(f"turn {turn}" + "!" * n for turn in range(1, 2 + n % 2)), None)
+    for n in range(1, 12)
+]
+TURNS = sum(len(prompt.turns) for prompt in PROMPTS)
+GREEDY = TransformersAnswers(3, 12, 0.0, 0)
+SAMPLED = TransformersAnswers(3, 12, 1.0, 0)
+
+
+class KilledError(Exception):
+    pass
+
+
+@pytest.fixture(scope="module")
+def base():
+    return random_base()
+
+
+def prepare(base, out, answers=GREEDY, prompts=PROMPTS):
+    return prepared.prepare(base, prompts, answers, out, {"corpus": {"name": "test"}})
+
+
+def content(out):
+    return {file.name: file.read_bytes() for file in sorted(out.iterdir())}
+
+
+def killed_after(monkeypatch, batches):
+    """The base dies while it answers batch number `batches`, counted from 0."""
+    generate, asked = TransformersAnswers._generate, []
+
+    def dying(self, base, rows, new_tokens):
+        asked.append(len(rows))
+        output = generate(self, base, rows, new_tokens)
+        if len(asked) > batches:
+            raise KilledError
+        return output
+
+    monkeypatch.setattr(TransformersAnswers, "_generate", dying)
+
+
+def test_rows_hold_the_prompt_the_answer_and_an_exact_mask(base, tmp_path):
+    manifest = prepare(base, tmp_path)
+    corpus = prepared.read(tmp_path, base.fingerprint())
+    assert sorted((row.id, row.turn) for row in corpus.rows) == sorted(
+        (prompt.id, turn) for prompt in PROMPTS for turn in range(len(prompt.turns))
+    )
+    asked = {prompt.id: prompt for prompt in PROMPTS}
+    for row in corpus.rows:
+        text = base.tokenizer.decode(row.tokens_L[~row.mask_L].tolist())
+        assert text.endswith(asked[row.id].turns[row.turn] + "<|end|><|assistant|>")
+        start = int((~row.mask_L).sum())
+        assert row.mask_L[start:].all()  # one answer, at the end
+        answer = row.tokens_L[start:].tolist()
+        assert [answer] == GREEDY(base, [row.tokens_L[:start].tolist()])
+        assert row.ended == (answer[-1] in base.stop_tokens)
+    counts = manifest["counts"]
+    assert (counts["prompts"], counts["answers"], counts["cut_prompts"]) == (len(PROMPTS), TURNS, 0)
+    assert counts["tokens"] == sum(len(row.tokens_L) for row in corpus.rows)
+    assert counts["answer_tokens"] == sum(int(row.mask_L.sum()) for row in corpus.rows)
+    assert counts["ended_share"] == sum(row.ended for row in corpus.rows) / TURNS
+
+
+def test_a_second_turn_holds_the_bases_own_first_answer(base, tmp_path):
+    prepare(base, tmp_path)
+    rows = {(row.id, row.turn): row for row in prepared.read(tmp_path, base.fingerprint()).rows}
+    first, second = rows["p1", 0], rows["p1", 1]
+    history = second.tokens_L[: len(first.tokens_L)].tolist()
+    said = base.tokenizer.decode(first.tokens_L.tolist(), skip_special_tokens=True)
+    assert base.tokenizer.decode(history, skip_special_tokens=True).startswith(said[:8])
+
+
+@pytest.mark.parametrize("answers", [GREEDY, SAMPLED])
+@pytest.mark.parametrize("batches", [0, 2, 5])
+def test_a_killed_preparation_resumed_equals_one_never_stopped(base, tmp_path, monkeypatch, answers, batches):
+    prepare(base, tmp_path / "whole", answers)
+    with monkeypatch.context() as patch:
+        killed_after(patch, batches)
+        with pytest.raises(KilledError):
+            prepare(base, tmp_path / "killed", answers)
+    assert len(parts.part_files(tmp_path / "killed")) == batches
+    assert not prepared.is_complete(tmp_path / "killed")
+    with pytest.raises(InputError, match=r"is not complete; run data/prepare.py again, it goes on"):
+        prepared.read(tmp_path / "killed", base.fingerprint())
+    prepare(base, tmp_path / "killed", answers)
+    assert content(tmp_path / "killed") == content(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("torn_at", [-1, -30, 10, 0])
+def test_a_torn_part_is_redone_whole_and_the_others_are_kept(base, tmp_path, monkeypatch, torn_at):
+    prepare(base, tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        killed_after(patch, 4)
+        with pytest.raises(KilledError):
+            prepare(base, tmp_path / "torn")
+    last = parts.part(tmp_path / "torn", 3)
+    last.write_bytes(last.read_bytes()[:torn_at])
+    kept = [os.stat(parts.part(tmp_path / "torn", number)).st_mtime_ns for number in range(3)]
+    prepare(base, tmp_path / "torn")
+    assert content(tmp_path / "torn") == content(tmp_path / "whole")
+    assert kept == [os.stat(parts.part(tmp_path / "torn", number)).st_mtime_ns for number in range(3)]
+
+
+def test_a_batch_that_lost_a_line_is_redone_whole(base, tmp_path, monkeypatch):
+    prepare(base, tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        killed_after(patch, 1)
+        with pytest.raises(KilledError):
+            prepare(base, tmp_path / "half")
+    part = parts.part(tmp_path / "half", 0)
+    part.write_bytes(part.read_bytes().split(b"\n")[0] + b"\n")
+    prepare(base, tmp_path / "half")
+    assert content(tmp_path / "half") == content(tmp_path / "whole")
+
+
+def test_the_order_of_the_prompts_does_not_matter(base, tmp_path):
+    prepare(base, tmp_path / "forwards", SAMPLED)
+    prepare(base, tmp_path / "backwards", SAMPLED, PROMPTS[::-1])
+    assert content(tmp_path / "forwards") == content(tmp_path / "backwards")
+
+
+def test_a_complete_corpus_is_left_as_it_is(base, tmp_path, monkeypatch):
+    prepare(base, tmp_path)
+    before = content(tmp_path)
+    killed_after(monkeypatch, 0)  # asking the base at all would raise
+    prepare(base, tmp_path)
+    assert content(tmp_path) == before
+    assert prepared.is_complete(tmp_path)
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "remove"])
+def test_a_damaged_part_is_refused_and_then_redone(base, tmp_path, damage):
+    prepare(base, tmp_path)
+    before, part = content(tmp_path), parts.part(tmp_path, 1)
+    if damage == "truncate":
+        part.write_bytes(part.read_bytes()[:-20])
+    elif damage == "flip":
+        part.write_bytes(part.read_bytes().replace(b'"ended":false', b'"ended":true'))
+    else:
+        part.unlink()
+    with pytest.raises(
+        InputError, match=r"part-00001.jsonl is missing or damaged; run data/prepare.py again"
+    ):
+        prepared.read(tmp_path, base.fingerprint())
+    prepare(base, tmp_path)
+    assert content(tmp_path) == before
+
+
+def test_another_base_is_refused_by_name(base, tmp_path):
+    prepare(base, tmp_path)
+    other = random_base(seed=1)
+    other.name = "another-llama"
+    sentence = "holds answers of random-llama, but this run's base is another-llama .another weights.; run"
+    with pytest.raises(InputError, match=sentence):
+        prepared.read(tmp_path, other.fingerprint())
+    with pytest.raises(InputError, match=sentence):
+        prepare(other, tmp_path)
+    other = random_base()
+    other.tokenizer.chat_template += " "
+    with pytest.raises(InputError, match="another chat template"):
+        prepared.read(tmp_path, other.fingerprint())
+
+
+def test_the_same_base_by_another_name_is_welcome(base, tmp_path):
+    prepare(base, tmp_path)
+    renamed = random_base()
+    renamed.name, renamed.revision = "copy", "main"
+    assert len(prepared.read(tmp_path, renamed.fingerprint()).rows) == TURNS
+
+
+def test_other_settings_are_refused_with_what_differs(base, tmp_path):
+    prepare(base, tmp_path)
+    with pytest.raises(InputError, match=r"made with temperature 0.0 .now 1.0.; repeat those settings"):
+        prepare(base, tmp_path, SAMPLED)
+    with pytest.raises(InputError, match="made with other prompts; repeat"):
+        prepare(base, tmp_path, prompts=PROMPTS[1:])
+
+
+def test_what_is_no_prepared_corpus_is_one_sentence(base, tmp_path):
+    with pytest.raises(InputError, match=r"no prepared corpus at .*; make one with data/prepare.py out="):
+        prepared.read(tmp_path / "gone", base.fingerprint())
+    (tmp_path / "manifest.json").write_text('{"name": "web app"}')
+    with pytest.raises(InputError, match="is not the manifest of a prepared corpus; choose another folder"):
+        prepared.read(tmp_path, base.fingerprint())
+    (tmp_path / "manifest.json").unlink()
+    parts.part(tmp_path, 0).write_text("{}\n")
+    with pytest.raises(InputError, match=r"holds parts without manifest.json; choose another out="):
+        prepare(base, tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match=r"cannot write .*; make room or choose another out="):
+        prepare(base, tmp_path / "file")
+
+
+def test_a_full_disk_loses_nothing_that_was_finished(base, tmp_path, monkeypatch):
+    prepare(base, tmp_path / "whole")
+    calls = []
+
+    def full(descriptor):
+        calls.append(descriptor)
+        if len(calls) > 4:
+            raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(InputError, match=r"part-00003.jsonl .No space left on device.; make room"):
+            prepare(base, tmp_path / "full")
+    assert len(content(tmp_path / "full")) == 4  # the manifest and three parts, no draft of a fourth
+    prepare(base, tmp_path / "full")
+    assert content(tmp_path / "full") == content(tmp_path / "whole")
+
+
+def test_discard_removes_the_corpus_and_nothing_else(base, tmp_path):
+    prepare(base, tmp_path)
+    (tmp_path / "notes.txt").write_text("mine")
+    parts.discard(tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_the_plan_says_how_much_and_where(base, tmp_path):
+    said = prepared.plan(base, PROMPTS, GREEDY, tmp_path / "out")
+    assert f"answers 11 prompts, {TURNS} turns" in said
+    assert f"at most {TURNS * 12} of answers (12 each)" in said
+    assert str(tmp_path / "out") in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_manifest_says_what_was_done(base, tmp_path):
+    manifest = prepare(base, tmp_path)
+    assert json.loads((tmp_path / "manifest.json").read_text()) == manifest
+    assert manifest["answers"] == {
+        "by": "TransformersAnswers",
+        "dtype": "float32",
+        "batch_size": 3,
+        "max_new_tokens": 12,
+        "temperature": 0.0,
+        "seed": 0,
+    }
+    assert manifest["settings"] == {"corpus": {"name": "test"}}
+    assert list(manifest["parts"]) == [file.name for file in parts.part_files(tmp_path)]

@@ -1,0 +1,54 @@
+"""Evaluations of a second or two: a random base, byte-level prompts, contestants with a known flaw."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from tiny_models import random_base
+
+from ctcdraft.base import BaseLM
+from ctcdraft.corpus.conversations import Prompt
+from ctcdraft.decoding.loop import Context, Settings
+from ctcdraft.decoding.tree import TokenTree
+from ctcdraft.decoding.verify import match
+from ctcdraft.drafters.autoregressive import Autoregressive
+from ctcdraft.drafters.prompt_lookup import PromptLookup
+from ctcdraft.evaluation.benchmarks import Benchmark
+from ctcdraft.evaluation.folder import Shard
+from ctcdraft.evaluation.measure import Arena
+from ctcdraft.evaluation.session import Contestant, Session
+
+SETTINGS = Settings(max_new_tokens=12, nodes=8, temperature=0.0, top_k=0, top_p=1.0, verify=match, lossless=True)
+PROMPTS = (
+    Prompt("a", "sums", ("1 + 1 = 2, 1 + 1 =",), "2"),
+    Prompt("b", "talk", ("hello hello", "and again hello"), None),
+    Prompt("c", "sums", ("2 + 2 =",), "4"),
+    Prompt("d", "talk", ("x" * 300,), None),  # does not fit into 256 tokens
+)
+
+
+class Corrupt:
+    """Has the base read another word than the committed one after every third token: a bug in the loop would."""
+
+    def __init__(self, only: torch.dtype | None = None) -> None:
+        self.only = only
+
+    def draft(self, context: Context, memory: None, rng: torch.Generator) -> tuple[TokenTree, None]:
+        root = context.root
+        if len(context.tokens_L) % 3 == 0 and self.only in (None, context.fresh_KD.dtype):
+            root = (root + 1) % 200
+        return TokenTree.only_root(root), None
+
+
+def arena(base: BaseLM | None = None, seed: int = 0, corrupt: Corrupt | None = None, **changes) -> Arena:
+    base = base or random_base()
+    contestants = {"autoregressive": Autoregressive(base), "prompt_lookup": PromptLookup(base, 3, 5)}
+    if corrupt is not None:
+        contestants["corrupt"] = corrupt
+    return Arena(base, contestants, replace(SETTINGS, **changes), seed)
+
+
+def session(arena: Arena, prompts=PROMPTS, shard: Shard | None = None) -> Session:
+    contestants = {name: Contestant(drafter, name, 0, {}) for name, drafter in arena.contestants.items()}
+    return Session(arena, contestants, Benchmark("made_up", tuple(prompts), "hash"), "greedy", shard or Shard(1, 1))

@@ -1,0 +1,79 @@
+"""The certificate finds what is planted, and tells a rounding error from a bug."""
+
+import pytest
+import torch
+from sessions import PROMPTS, Corrupt, arena
+from tiny_models import random_base
+
+from ctcdraft.evaluation import certificate
+from ctcdraft.evaluation.certificate import Judge
+from ctcdraft.evaluation.measure import ask, asked
+
+
+def question(arena, index=0):
+    return ask(arena, Judge(arena.base, arena.contestants, arena.settings), index, PROMPTS[index])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_faithful_contestant_is_equal_and_a_corrupt_one_is_not(temperature):
+    record = question(arena(corrupt=Corrupt(), temperature=temperature))
+    assert record.divergences["prompt_lookup"] == ()
+    (found,) = record.divergences["corrupt"]
+    ours, theirs = record.turns[0].answers["corrupt"].tokens, record.turns[0].answers["autoregressive"].tokens
+    assert ours[: found.position] == theirs[: found.position]
+    assert ours[found.position] != theirs[found.position]
+    assert found.rounding is False
+    assert found.margin > 1e-4
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_the_margin_is_the_bases_own(temperature):
+    """The word autoregression said leads at the divergence, by the margin, by plain recomputation."""
+    here = arena(corrupt=Corrupt(), temperature=temperature)
+    record = question(here)
+    (found,) = record.divergences["corrupt"]
+    said = record.turns[0].answers["autoregressive"].tokens
+    prompt_L, _ = asked(here.base, PROMPTS[0], [])
+    text = [*prompt_L.tolist(), *said[: found.position]]
+    with torch.no_grad():
+        scores_V = here.base.lm(torch.tensor([text])).logits[0, -1].double()
+    if temperature > 0:
+        from ctcdraft.decoding.sampling import Noise
+        from ctcdraft.evaluation.measure import turn_seed
+
+        noise_V = Noise(turn_seed(0, 0, 0)).gumbel(torch.tensor([len(text)]), len(scores_V))[0]
+        scores_V = (scores_V / temperature).log_softmax(-1) + noise_V
+    best, second = scores_V.topk(2).values.tolist()
+    assert int(scores_V.argmax()) == said[found.position]
+    assert found.margin == pytest.approx(best - second, abs=1e-4)
+
+
+def test_near_a_tie_float64_decides(monkeypatch):
+    monkeypatch.setattr(certificate, "TIE", float("inf"))  # any margin is near enough
+    (flip,) = question(arena(corrupt=Corrupt(only=torch.float32))).divergences["corrupt"]
+    assert flip.rounding is True
+    (bug,) = question(arena(corrupt=Corrupt())).divergences["corrupt"]
+    assert bug.rounding is False
+
+
+def test_the_float64_copy_shares_nothing_with_the_original():
+    here = arena()
+    base, contestants = Judge(here.base, here.contestants, here.settings)._exact
+    assert base.dtype == torch.float64
+    assert here.base.dtype == torch.float32
+    assert set(contestants) == set(here.contestants)
+
+
+def test_in_half_precision_a_divergence_is_no_verdict():
+    base = random_base().to(torch.bfloat16)
+    (found,) = question(arena(base, corrupt=Corrupt())).divergences["corrupt"]
+    assert found.rounding is None
+    assert found.margin is not None
+
+
+def test_an_answer_that_stops_early_diverges_where_it_stops():
+    here = arena()
+    judge = Judge(here.base, here.contestants, here.settings)
+    prompt_L, _ = asked(here.base, PROMPTS[0], [])
+    assert judge.compare("prompt_lookup", (5, 6), (5, 6, 7), prompt_L, 0, 0).position == 2
+    assert judge.compare("prompt_lookup", (5, 6), (5, 6), prompt_L, 0, 0) is None

@@ -1,0 +1,146 @@
+"""The entry point: what a user types, from a run directory to report.json, and one sentence for each mistake."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import hydra
+import pytest
+import torch
+from omegaconf import OmegaConf
+from tiny_models import random_base, random_lm, tiny_tokenizer
+
+from ctcdraft.base import load_base
+from ctcdraft.errors import InputError
+from ctcdraft.front_door import REPOSITORY, build_drafter, register_resolvers
+from ctcdraft.training.checkpoint import RunDirectory
+
+
+@pytest.fixture(scope="module")
+def base_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("base")
+    random_lm().save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def resolvers():
+    register_resolvers()
+
+
+@pytest.fixture(scope="module")
+def run_directory(tmp_path_factory, base_folder):
+    """An untrained head in a run directory, as train.py leaves it."""
+    with hydra.initialize_config_dir(str(REPOSITORY / "configs"), version_base=None):
+        given = ["base=local", f"base.path={base_folder}", "device=cpu", "drafter.frames=3"]
+        config = hydra.compose("train", given)
+    base = load_base(str(base_folder), "float32", "cpu")
+    torch.manual_seed(0)
+    drafter = build_drafter(config.drafter, base)
+    run = RunDirectory(tmp_path_factory.mktemp("runs") / "untrained")
+    run.begin(OmegaConf.to_yaml(config, resolve=True), base.fingerprint(), overwrite=False)
+    run.save_head(drafter)
+    return run.path
+
+
+def evaluate(*words, cwd):
+    command = [sys.executable, str(REPOSITORY / "evaluate.py"), *map(str, words)]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120)
+
+
+@pytest.fixture(scope="module")
+def entry():
+    """evaluate.py as a module, for what needs no process of its own."""
+    spec = importlib.util.spec_from_file_location("evaluate_entry", REPOSITORY / "evaluate.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules[spec.name]
+
+
+def test_a_run_directory_becomes_a_report(run_directory, tmp_path):
+    short = ["benchmark.limit=2", "decoding.max_new_tokens=6", "device=cpu", "timing.questions=1"]
+    done = evaluate(f"checkpoint={run_directory}", *short, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    report = json.loads((run_directory / "evaluation" / "tiny-greedy" / "report.json").read_text())
+    assert [row["drafter"] for row in report["rows"]] == ["autoregressive", "ctc", "prompt_lookup"]
+    head = report["rows"][1]
+    assert head["lossless"]["equal"] == head["prompts"] == 2
+    assert head["draft_parameters"] > 0
+    assert head["time"]["tree"] > 0
+    assert head["decoding"] == "greedy"
+    assert "prompt_lookup" in done.stdout
+    assert not list(tmp_path.iterdir())  # nothing is left where it was typed
+
+
+def test_a_missing_benchmark_is_one_sentence_through_hydra_too(tmp_path):
+    done = evaluate("contestants=[prompt_lookup]", "base=tiny", "benchmark.path=absent.jsonl", cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith("evaluate.py: absent.jsonl")
+    assert done.stderr.count("\n") == 1
+
+
+def names(entry, **given):
+    return list(entry.named(OmegaConf.create({"checkpoint": None, "contestants": [], **given})))
+
+
+def test_who_is_compared(entry, run_directory):
+    run = str(run_directory)
+    assert names(entry, checkpoint=run) == ["autoregressive", "ctc", "prompt_lookup"]
+    assert names(entry, contestants=["prompt_lookup", "autoregressive"]) == ["autoregressive", "prompt_lookup"]
+    both = names(entry, contestants=[run, f"{run}@collapse"])
+    assert both == ["autoregressive", "ctc", "ctc@collapse"]
+    same = names(entry, contestants=[run, f"{run}/../{Path(run).name}"])
+    assert same == ["autoregressive", "ctc", "ctc:untrained"]
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({}, "nobody to compare"),
+        ({"contestants": ["nobody"]}, "neither a run directory"),
+        ({"contestants": ["ctc"]}, "has weights: train it"),
+        ({"checkpoint": "absent"}, "neither a run directory"),
+    ],
+)
+def test_contestants_that_are_none(entry, given, sentence):
+    with pytest.raises(InputError, match=sentence):
+        names(entry, **given)
+
+
+def test_a_head_read_in_an_unknown_way(entry):
+    with pytest.raises(InputError, match="there are collapse"):
+        entry.read_paths("sideways")
+
+
+def test_another_base_is_refused_in_one_sentence(entry, run_directory):
+    with pytest.raises(InputError, match="was trained for base") as caught:
+        entry.contestant(entry.looked_up(str(run_directory)), random_base(seed=1))
+    assert "\n" not in str(caught.value)
+
+
+def test_no_base(entry):
+    with pytest.raises(InputError, match="no base"):
+        entry.load_base(OmegaConf.create({"base": {"path": None}}), {})
+
+
+def test_the_base_of_the_run_may_have_moved(entry, run_directory, base_folder):
+    config = {"base": {"path": str(base_folder)}, "device": "cpu", "dtype": "float64"}
+    base = entry.load_base(OmegaConf.create(config), {"ctc": entry.looked_up(str(run_directory))})
+    assert base.dtype == torch.float64
+
+
+@pytest.mark.parametrize("name", ["tiny", "mt_bench", "gsm8k"])
+@pytest.mark.parametrize("decoding", ["greedy", "sampling"])
+def test_every_benchmark_composes_with_every_decoding(name, decoding):
+    with hydra.initialize_config_dir(str(REPOSITORY / "configs"), version_base=None):
+        config = hydra.compose("evaluate", [f"benchmark={name}", f"decoding={decoding}", "benchmark.limit=3"])
+        longer = hydra.compose("evaluate", [f"benchmark={name}", "decoding.max_new_tokens=7"])
+    assert config.benchmark.name == name
+    assert config.decoding.max_new_tokens == (256 if name == "tiny" else 1024)
+    assert config.decoding.temperature == (1.0 if decoding == "sampling" else 0.0)
+    assert longer.decoding.max_new_tokens == 7

@@ -1,0 +1,147 @@
+"""Metrics of hand-made records: every number here was computed with a pencil."""
+
+import numpy as np
+import pytest
+
+from ctcdraft.decoding.loop import Pass
+from ctcdraft.evaluation import acceptance, quality
+from ctcdraft.evaluation.bootstrap import interval, ratio_interval
+from ctcdraft.evaluation.metrics import categories, row
+from ctcdraft.evaluation.records import Answer, Divergence, Record, Turn, from_json, to_json
+
+
+def answer(passes=(), seconds=(0.0, 1.0), tokens=None, text="", ended=True):
+    """passes: (committed, accepted, open, drafted)."""
+    steps = tuple(Pass(*counts, drafted + 1, drafted) for *counts, drafted in passes)
+    tokens = tuple(range(1 + sum(step.committed for step in steps))) if tokens is None else tokens
+    return Answer(tokens, text, steps, ended, *seconds, None)
+
+
+def plain(tokens, seconds):
+    """Autoregression: one token a pass, after the prefill's."""
+    return answer([(1, 0, False, 0)] * (tokens - 1), seconds)
+
+
+OURS = [
+    [answer([(3, 2, True, 3), (1, 0, True, 2)], (1.0, 1.0))],
+    [answer([(2, 1, False, 1), (1, 0, False, 0)], (0.5, 0.5)), answer([(3, 2, True, 2)], (0.5, 0.5), ended=False)],
+]
+THEIRS = [[plain(5, (1.0, 4.0))], [plain(4, (0.5, 0.5)), plain(4, (0.5, 0.5))]]
+
+
+def records(ours=OURS, theirs=THEIRS, divergences=((), ())):
+    return [
+        Record(
+            index,
+            f"q{index}",
+            ("maths", "talk")[index],
+            ("4", None)[index],
+            tuple(
+                Turn(10, 0, {"autoregressive": a, "ctc": b}) for a, b in zip(theirs[index], ours[index], strict=True)
+            ),
+            {"ctc": tuple(divergences[index])},
+        )
+        for index in range(2)
+    ]
+
+
+def test_acceptance():
+    assert acceptance.tau(OURS) == 10 / 5
+    assert acceptance.tau_mean(OURS) == (4 / 2 + 6 / 3) / 2
+    # Last loop indices: 1, then 1 + 0.
+    assert acceptance.tau_paper(OURS) == (4 / 1 + 6 / 1) / 2
+    assert acceptance.acceptance_rate(OURS) == (2 + 0 + 1 + 0 + 2) / (3 + 2 + 1 + 0 + 2)
+
+
+def test_alpha_counts_only_passes_that_had_a_chance():
+    # Depth 1: accepted by 3 passes; refused by one with a node there, and by one without, which does not count.
+    # Depth 2: accepted by 2; the pass that accepted 1 had nothing below. Depth 3: two reached 2, both open.
+    assert acceptance.alpha(OURS) == [3 / 4, 2 / 2, 0 / 2]
+    assert acceptance.alpha([[answer([(1, 0, False, 2)])]]) == [None, None]
+    assert acceptance.alpha(THEIRS) == []
+
+
+def test_nothing_to_divide_by_is_none():
+    silent = [[answer()]]
+    assert acceptance.tau(silent) is acceptance.tau_mean(silent) is acceptance.tau_paper(silent) is None
+    assert acceptance.tau_paper([[answer([(2, 1, True, 1)])]]) is None  # one pass: its last index is 0
+    assert acceptance.acceptance_rate(THEIRS) is None
+    assert quality.repeated_4gram_share(silent) is None
+
+
+def test_speeds():
+    made = row("ctc", records(), None, {}, seed=0)
+    # Ours: 5 tokens in 2 s, 7 + 1 in 2 s; theirs: 5 in 5 s, 8 in 2 s.
+    assert made["tokens_per_second"] == 13 / 4
+    assert made["speedup"] == pytest.approx((13 / 4) / (13 / 7))
+    assert made["speedup_paper"] == pytest.approx(((5 / 2 + 8 / 2) / 2) / ((5 / 5 + 8 / 2) / 2))
+    assert made["speedup_decode"] == pytest.approx((10 / 2) / (10 / 5))
+    assert row("autoregressive", records(), None, {}, seed=0)["speedup"] == 1
+
+
+def test_a_row_keeps_counts_and_says_null_for_what_was_not_measured():
+    made = row("ctc", records(), None, {}, seed=0)
+    assert (made["prompts"], made["tokens"], made["passes"]) == (2, 10, 5)
+    assert made["ended_share"] == 2 / 3
+    assert set(made["time"].values()) == {None}
+    assert made["c"] is made["predicted_speedup"] is made["roof_share"] is made["peak_memory_bytes"] is None
+
+
+def test_categories_partition_the_questions():
+    parts = categories("ctc", records())
+    assert [(part["prompts"], part["tokens"], part["tau"]) for part in parts.values()] == [(1, 4, 2), (1, 6, 2)]
+    assert parts["maths"]["speedup"] == 2.5
+
+
+def test_a_question_is_equal_when_all_its_turns_are():
+    flip, bug = Divergence(0, 3, 1e-6, True), Divergence(1, 2, 0.5, False)
+    found = row("ctc", records(divergences=((flip,), (flip, bug))), None, {}, 0)["lossless"]
+    assert (found["prompts"], found["equal"], found["rounding"]) == (2, 0, 1)
+    assert found["first_divergence_margins"] == [1e-6, 1e-6, 0.5]
+    half = row("ctc", records(divergences=((), (Divergence(0, 3, 0.01, None),))), None, {}, 0)["lossless"]
+    assert (half["equal"], half["rounding"]) == (1, None)
+
+
+def test_repeated_4grams():
+    assert quality.repeated_4gram_share([[answer(tokens=(1, 2, 1, 2, 1, 2))]]) == 1 / 3
+    # Counted within an answer, never across: the second answer repeats the first, not itself.
+    twice = [answer(tokens=(1, 2, 3, 4)), answer(tokens=(1, 2, 3, 4))]
+    assert quality.repeated_4gram_share([twice]) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("is $1,002.50.", 1002.5), ("5-3 = 2", 2), ("so 5-3", 3), ("it is -3", -3), ("= 18,", 18), ("none", None)],
+)
+def test_the_last_number(text, number):
+    assert quality.last_number(text) == number
+
+
+def test_accuracy_looks_at_the_last_turn_of_questions_with_a_number():
+    right, wrong = answer(text="2 + 2 = 4.0"), answer(text="2 + 2 = 5")
+    assert quality.accuracy([[wrong, right], [wrong], [right]], ["4", "4", None]) == 1 / 2
+    assert quality.accuracy([[right]], ["a sample essay"]) is None
+
+
+def test_the_interval_covers_the_truth_about_as_often_as_it_says():
+    rng = np.random.default_rng(0)
+    hits = 0
+    for trial in range(200):
+        passes = rng.integers(5, 50, size=40)
+        tokens = passes * rng.gamma(9.0, 2.5 / 9.0, size=40)
+        low, high = ratio_interval(tokens, passes, seed=trial)
+        hits += low <= 2.5 <= high
+    assert 0.88 <= hits / 200 <= 0.99
+
+
+def test_intervals_are_paired():
+    # One side is twice the other on every question, however they vary: the ratio is certain.
+    one = [1.0, 5.0, 2.0, 9.0]
+    low, high = interval(lambda a, b: a / b, [[2 * x for x in one], one], seed=0)
+    assert low == high == 2
+    assert ratio_interval([1.0], [2.0], seed=0) is None
+
+
+def test_records_survive_their_json():
+    for record in records(divergences=((Divergence(0, 1, None, None),), ())):
+        assert from_json(to_json(record)) == record

@@ -1,0 +1,198 @@
+"""Whole evaluations on a random base: interleaving, resuming, shards, the report's contract."""
+
+import json
+
+import pytest
+from sessions import PROMPTS, Corrupt, arena, session
+
+from ctcdraft.corpus.chat import messages, prompt_tokens
+from ctcdraft.errors import InputError
+from ctcdraft.evaluation import measure, report
+from ctcdraft.evaluation.folder import Folder, Shard
+from ctcdraft.evaluation.records import from_json
+
+CONTRACT = {
+    *("drafter", "benchmark", "decoding", "temperature", "seed", "nodes", "prompts", "tokens", "passes"),
+    *("tau", "tau_ci", "tau_mean", "tau_paper", "alpha", "acceptance_rate"),
+    *("speedup", "speedup_ci", "speedup_decode", "speedup_paper", "tokens_per_second"),
+    *("time", "c", "v", "o", "predicted_speedup", "roof_share", "peak_memory_bytes", "lossless", "accuracy"),
+    *("ended_share", "repeated_4gram_share", "categories", "draft_parameters", "hardware", "dtype", "fingerprint"),
+}
+LOSSLESS = {"unit", "prompts", "equal", "rounding", "first_divergence_margins", "chi_square", "tv", "null_tv"}
+COUNTED = ("drafter", "prompts", "tokens", "passes", "tau", "tau_ci", "tau_paper", "alpha", "lossless", "accuracy")
+
+
+def run(session, path, overwrite=False, timing_questions=2):
+    return session.run(Folder(path, session.shard), overwrite, warm_up_tokens=4, timing_questions=timing_questions)
+
+
+def lines(path):
+    return [from_json(line) for file in sorted(path.glob("questions*")) for line in file.read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """One evaluation with a corrupt contestant, for the tests that only look."""
+    path = tmp_path_factory.mktemp("finished")
+    return path, run(session(arena(corrupt=Corrupt())), path)
+
+
+def test_the_report_has_exactly_the_fields_of_the_contract(finished):
+    path, made = finished
+    written = json.loads((path / "report.json").read_text())
+    assert written == json.loads(json.dumps(made))
+    assert [row["drafter"] for row in written["rows"]] == ["autoregressive", "prompt_lookup", "corrupt"]
+    for row in written["rows"]:
+        assert set(row) == CONTRACT
+        assert list(row["time"]) == ["draft", "tree", "read", "verify", "keep", "other", "prefill"]
+        assert set(row["lossless"]) == LOSSLESS
+        assert list(row["categories"]) == ["sums", "talk"]
+
+
+def test_the_autoregressive_row_is_one(finished):
+    row = finished[1]["rows"][0]
+    assert row["tau"] == row["speedup"] == row["speedup_decode"] == 1
+    assert row["c"] + row["v"] + row["o"] == pytest.approx(1, abs=1e-12)
+    assert row["predicted_speedup"] == pytest.approx(1, abs=1e-12)
+
+
+def test_a_corrupt_contestant_is_said_to_be_one(finished):
+    path, made = finished
+    faithful, corrupt = made["rows"][1:]
+    assert faithful["lossless"]["equal"] == 4
+    assert corrupt["lossless"]["equal"] + corrupt["lossless"]["rounding"] < 4
+    assert len(corrupt["lossless"]["first_divergence_margins"]) >= 4 - corrupt["lossless"]["equal"]
+    for shown in ((path / "report.md").read_text(), report.terminal(**made)):
+        assert "NOT LOSSLESS: corrupt differs" in shown
+    assert max(map(len, report.terminal(**made).split("\n")[:4])) <= 110
+
+
+def test_prompts_that_do_not_fit_are_counted_and_said(finished):
+    path, made = finished
+    cut = next(record.turns[0].cut for record in lines(path) if record.id == "d")
+    assert made["environment"]["cut"] == {"turns": 1, "tokens": cut}
+    assert f"lost {cut} tokens" in (path / "report.md").read_text()
+
+
+def test_a_second_turn_follows_the_autoregressive_answer_for_everyone(finished):
+    record = next(record for record in lines(finished[0]) if record.id == "b")
+    tokenizer = arena().base.tokenizer
+    said = record.turns[0].answers["autoregressive"].text
+    assert said != record.turns[0].answers["corrupt"].text
+    assert record.turns[1].prompt_tokens == len(prompt_tokens(tokenizer, messages(PROMPTS[1].turns, [said])))
+
+
+def test_the_order_is_shuffled_but_everyone_is_asked(finished):
+    orders = [tuple(turn.answers) for record in lines(finished[0]) for turn in record.turns]
+    assert len(set(orders)) > 1
+    assert {frozenset(order) for order in orders} == {frozenset(orders[0])}
+
+
+def test_sampling_is_equal_token_for_token_too(tmp_path):
+    rows = run(session(arena(temperature=1.0), PROMPTS[:2]), tmp_path)["rows"]
+    assert [row["lossless"]["equal"] for row in rows] == [2, 2]
+
+
+def test_running_again_goes_on_where_it_was(tmp_path, monkeypatch):
+    here = arena()
+    whole = run(session(here), tmp_path / "whole")
+    append, asked = Folder.append, []
+
+    def killed_at_the_third(folder, record):
+        if record.index == 2:
+            raise KeyboardInterrupt
+        append(folder, record)
+
+    monkeypatch.setattr(Folder, "append", killed_at_the_third)
+    with pytest.raises(KeyboardInterrupt):
+        run(session(here), tmp_path / "again")
+    monkeypatch.setattr(Folder, "append", append)
+    file = tmp_path / "again" / "questions.jsonl"
+    before = file.read_text()
+    file.write_text(before + before[:40])  # a torn last line
+
+    ask = measure.ask
+    monkeypatch.setattr(measure, "ask", lambda *args: asked.append(args[2]) or ask(*args))
+    again = run(session(here), tmp_path / "again")
+    assert asked == [2, 3]
+    assert file.read_text().startswith(before)
+    assert [record.index for record in lines(tmp_path / "again")] == [0, 1, 2, 3]
+    assert counted(again) == counted(whole)
+    run(session(here), tmp_path / "again")
+    assert asked == [2, 3]
+
+
+def counted(made):
+    """What does not depend on the clock."""
+    return [{key: row[key] for key in COUNTED} for row in made["rows"]]
+
+
+def test_shards_merge_to_the_report_of_one_run(tmp_path):
+    here = arena(corrupt=Corrupt())
+    whole = run(session(here), tmp_path / "whole")
+    for shard in (Shard(2, 2), Shard(1, 2)):
+        made = run(session(here, shard=shard), tmp_path / "parts", timing_questions=1)
+    assert counted(made) == counted(whole)
+    assert [record.index for record in lines(tmp_path / "parts")] == [0, 2, 1, 3]
+    assert {file.name for file in (tmp_path / "parts").glob("timing*")} == {"timing-1-of-2.json", "timing-2-of-2.json"}
+
+
+def test_a_shard_without_questions_reports_nothing(tmp_path):
+    made = run(session(arena(), PROMPTS[:1], shard=Shard(2, 2)), tmp_path)
+    assert made["rows"][0]["prompts"] == 0
+    assert made["rows"][0]["tau"] is made["rows"][1]["speedup_ci"] is made["rows"][1]["c"] is None
+
+
+def test_a_higher_limit_goes_on_and_a_lower_one_reports_less(tmp_path):
+    here = arena()
+    assert run(session(here, PROMPTS[:1]), tmp_path)["rows"][0]["prompts"] == 1
+    assert run(session(here), tmp_path)["rows"][0]["prompts"] == 4
+    assert run(session(here, PROMPTS[:2]), tmp_path)["rows"][0]["prompts"] == 2
+
+
+def test_other_settings_are_refused_in_one_sentence(tmp_path):
+    run(session(arena(), PROMPTS[:1]), tmp_path)
+    with pytest.raises(InputError, match=r"decoding.nodes was 8 \(now 4\).*overwrite=true"):
+        run(session(arena(nodes=4), PROMPTS[:1]), tmp_path)
+    with pytest.raises(InputError, match=r"contestants\.corrupt was None"):
+        run(session(arena(corrupt=Corrupt()), PROMPTS[:1]), tmp_path)
+    (tmp_path / "mine.txt").write_text("not ours")
+    made = run(session(arena(nodes=4), PROMPTS[:1]), tmp_path, overwrite=True)
+    assert made["rows"][0]["nodes"] == 4
+    assert (tmp_path / "mine.txt").exists()
+
+
+def test_overwriting_one_shard_leaves_the_others(tmp_path):
+    here = arena()
+    for shard in (Shard(1, 2), Shard(2, 2)):
+        run(session(here, shard=shard), tmp_path, timing_questions=1)
+    kept = (tmp_path / "questions-1-of-2.jsonl").read_text()
+    run(session(here, shard=Shard(2, 2)), tmp_path, overwrite=True, timing_questions=1)
+    assert (tmp_path / "questions-1-of-2.jsonl").read_text() == kept
+
+
+@pytest.mark.parametrize("text", ["0/2", "3/2", "2", "a/b", "1/0"])
+def test_a_shard_that_is_none(text):
+    with pytest.raises(InputError, match="i/N"):
+        Shard.parse(text)
+
+
+@pytest.mark.parametrize("changes", [{"nodes": 0}, {"max_new_tokens": 0}, {"temperature": -1.0}, {"top_p": 0.0}])
+def test_impossible_settings(changes):
+    with pytest.raises(InputError):
+        arena(**changes)
+
+
+def test_damaged_settings_can_be_overwritten(tmp_path):
+    run(session(arena(), PROMPTS[:1]), tmp_path)
+    (tmp_path / "settings.json").write_text("{")
+    with pytest.raises(InputError, match=r"settings\.json was unreadable"):
+        run(session(arena(), PROMPTS[:1]), tmp_path)
+    run(session(arena(), PROMPTS[:1]), tmp_path, overwrite=True)
+
+
+def test_a_damaged_line_is_named(tmp_path):
+    run(session(arena(), PROMPTS[:1]), tmp_path)
+    (tmp_path / "questions.jsonl").write_text("{}\n")
+    with pytest.raises(InputError, match="line 1 of"):
+        run(session(arena(), PROMPTS[:1]), tmp_path)

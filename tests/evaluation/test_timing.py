@@ -1,0 +1,143 @@
+"""The instrumented pass: parts that add up, the same text as without clocks, and a roof by pencil."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from sessions import PROMPTS, SETTINGS, arena
+from tiny_models import random_base
+
+from ctcdraft.decoding import loop
+from ctcdraft.decoding.loop import Generation, Pass
+from ctcdraft.decoding.tree import TokenTree
+from ctcdraft.decoding.verify import match
+from ctcdraft.evaluation import timing
+from ctcdraft.evaluation.measure import asked
+from ctcdraft.evaluation.roof import copy_bandwidth, roof_share, weight_bytes
+from ctcdraft.evaluation.timing import DrafterDouble, Spent, Stopwatch, Timing, instrument, rows_read, share_of_pass
+
+
+class Work:
+    """A clock that only work moves: every part takes whole seconds, whatever else the machine does."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+    def takes(self, seconds, function):
+        def working(*args):
+            self.now += seconds
+            return function(*args)
+
+        return working
+
+
+class WithPaths:
+    """Drafts in 2 seconds, of which its paths take none; they take 1 more."""
+
+    def __init__(self, work):
+        self.work = work
+        self.paths = work.takes(1.0, TokenTree.only_root)
+
+    def draft(self, context, memory, rng):
+        self.work.now += 2.0
+        return self.paths(context.root), None
+
+
+def test_parts_are_exclusive_and_add_up(monkeypatch):
+    work = Work()
+    monkeypatch.setattr(timing, "perf_counter", work)
+    monkeypatch.setattr(loop, "perf_counter", work)
+    base = random_base()
+    prompt_L, _ = asked(base, PROMPTS[0], [])
+    base.read = work.takes(100.0, base.read)
+    base.read_tree = work.takes(4.0, base.read_tree)
+    settings = replace(SETTINGS, verify=work.takes(0.5, match))
+    drafter = WithPaths(work)
+    paths = drafter.paths
+    spent = instrument(base, drafter, prompt_L, settings, seed=0)
+    assert drafter.paths is paths
+    a_pass = {part: seconds / spent.passes for part, seconds in spent.seconds.items() if part != "prefill"}
+    assert a_pass == {"draft": 2.0, "tree": 1.0, "read": 4.0, "verify": 0.5, "keep": 0.0, "other": 0.0}
+    assert spent.seconds["prefill"] == 100.5  # its verify included
+    assert spent.a_pass == 7.5
+
+
+def test_a_drafter_that_is_a_module_keeps_its_own_paths():
+    drafter = torch.nn.Module()
+    drafter.paths = torch.nn.Identity()
+    drafter.draft = lambda *args: None
+    DrafterDouble(drafter, Stopwatch(torch.device("cpu")))
+    assert isinstance(drafter.paths, torch.nn.Identity)
+
+
+def test_clocks_do_not_change_the_text(monkeypatch):
+    here = arena()
+    prompt_L, _ = asked(here.base, PROMPTS[0], [])
+    plain = here.answer("prompt_lookup", prompt_L, 0)
+    made = []
+    generate = timing.generate
+    monkeypatch.setattr(timing, "generate", lambda *args: made.append(generate(*args)) or made[-1])
+    instrument(here.base, here.contestants["prompt_lookup"], prompt_L, here.settings, 0)
+    assert (made[0].tokens, made[0].passes) == (plain.tokens, plain.passes)
+
+
+def test_nothing_counts_before_the_first_draft():
+    watch = Stopwatch(torch.device("cpu"))
+    verify, draft = watch.timed("verify", lambda: None), watch.timed("draft", lambda: None, starts=True)
+    verify()
+    assert not watch.seconds
+    draft()
+    verify()
+    assert set(watch.seconds) == {"draft", "verify"}
+
+
+def spent(read, draft=0.0, passes=10):
+    seconds = dict.fromkeys(timing.DURING_PASSES, 0.0) | {"read": read, "draft": draft, "prefill": 1.0}
+    return Spent(seconds, passes, answers=1, kv_bytes=100)
+
+
+def test_costs_are_in_autoregressive_passes():
+    sides = {"autoregressive": spent(10.0), "ctc": spent(read=7.5, draft=2.5, passes=5)}
+    assert share_of_pass(sides, "autoregressive") == {"c": 0, "v": 1, "o": 0}
+    assert share_of_pass(sides, "ctc") == {"c": 0.5, "v": 1.5, "o": 0}
+    assert share_of_pass(sides | {"ctc": spent(0.0, passes=0)}, "ctc") is None
+
+
+def test_shards_add_up():
+    merged = Timing.merged([Timing({"a": spent(1.0)}, 8, 100.0), Timing({"a": spent(2.0)}, 8, 300.0)])
+    assert merged.spent["a"].seconds["read"] == 3
+    assert (merged.spent["a"].passes, merged.spent["a"].answers, merged.bandwidth) == (20, 2, 200)
+    assert Timing.merged([]) is None
+    assert Timing.from_json(merged.to_json()) == merged
+
+
+def test_rows_read():
+    passes = (Pass(1, 0, False, 1, 0), Pass(2, 1, True, 4, 3), Pass(1, 0, False, 1, 0))
+    said = Generation((0,) * 5, passes, False, 0.0, 0.0)
+    assert rows_read(3, said) == (3 + 1) + (4 + 4) + (6 + 1)
+
+
+def test_kv_bytes_are_those_of_the_rows_read():
+    base = random_base()  # 2 layers, 2 heads of 8 wide, keys and values, 4 bytes
+    here = arena(base)
+    prompt_L, _ = asked(base, PROMPTS[0], [])
+    said = here.answer("prompt_lookup", prompt_L, 0)
+    measured = instrument(base, here.contestants["prompt_lookup"], prompt_L, here.settings, 0)
+    assert measured.kv_bytes == rows_read(len(prompt_L), said) * 2 * 2 * 8 * 2 * 4
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_weights_a_pass_reads(tied):
+    base = random_base(tie_word_embeddings=tied)
+    every = sum(weight.numel() for weight in base.lm.parameters()) * 4
+    embeddings = 261 * 32 * 4
+    assert weight_bytes(base) == every if tied else every - embeddings
+
+
+def test_the_roof():
+    # 10 passes of 50 bytes and 100 bytes of KV, at 60 bytes/s, cannot take less than 10 s; they took 20.
+    assert roof_share(spent(20.0), weight_bytes=50, bandwidth=60.0) == 0.5
+    assert copy_bandwidth(torch.device("cpu"), rounds=1) > 1e8

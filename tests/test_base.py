@@ -1,0 +1,95 @@
+"""The base: which it reads, which it refuses, and what tells one from another."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+from tiny_models import END, random_base, random_lm, tiny_tokenizer
+
+from ctcdraft.base import BaseLM, load_base, refuse_unreadable
+from ctcdraft.errors import InputError
+
+
+def saved(folder, kind="llama", seed=0, **changes):
+    random_lm(kind, seed, **changes).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+def test_a_folder_loads_and_is_frozen(tmp_path):
+    base = load_base(saved(tmp_path), "float32", "cpu")
+    assert base.name == tmp_path.name
+    assert (base.vocabulary, base.width, base.context_length) == (261, 32, 256)
+    assert base.stop_tokens == {END}
+    assert not any(value.requires_grad for value in base.parameters())
+
+
+def test_states_are_what_the_head_reads():
+    """The tap is the state after the final norm: head(state) is the model's own logits, to the bit."""
+    base = random_base()
+    tokens = torch.arange(20, 40)[None]
+    states = base.states(tokens, torch.ones_like(tokens))
+    with torch.no_grad():
+        assert torch.equal(base.head(states), base.lm(tokens).logits)
+
+
+def test_padding_on_the_right_changes_no_state():
+    base = random_base()
+    tokens = torch.arange(20, 40)[None]
+    padded = torch.nn.functional.pad(tokens, (0, 9))
+    ones = torch.ones_like(padded)
+    alone = base.states(tokens, torch.ones_like(tokens))
+    assert torch.allclose(base.states(padded, ones)[:, :20], alone, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "found"),
+    [
+        ("mistral", {"sliding_window": 64}, "sliding window of 64"),
+        ("qwen3", {"num_hidden_layers": 2, "layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention"),
+        ("mamba", {}, "no attention heads"),
+    ],
+)
+def test_bases_that_cannot_be_rolled_back_are_refused(kind, changes, found):
+    config = transformers.AutoConfig.for_model(kind, **changes)
+    with pytest.raises(InputError, match=f"{found}.*use a base with full attention"):
+        refuse_unreadable(config, kind)
+
+
+def test_a_sliding_window_base_on_disk_is_refused_before_its_weights_are_read(tmp_path):
+    transformers.MistralConfig(sliding_window=32).save_pretrained(tmp_path)
+    with pytest.raises(InputError, match="sliding window of 32"):
+        load_base(str(tmp_path), "float32", "cpu")
+
+
+def test_a_missing_folder_is_one_sentence(tmp_path):
+    with pytest.raises(InputError, match=r"no base LLM at .*base\.path="):
+        load_base(str(tmp_path / "nowhere"), "float32", "cpu")
+
+
+def test_the_fingerprint_knows_weights_tokenizer_and_template_not_dtype():
+    one, other = random_base().fingerprint(), random_base(seed=1).fingerprint()
+    assert one == random_base().fingerprint()
+    assert one["weights"] != other["weights"]
+    assert one["tokenizer"] == other["tokenizer"]
+    half = BaseLM(random_lm().to(torch.bfloat16), tiny_tokenizer(), "random-llama")
+    assert half.fingerprint() == one
+    templated = BaseLM(random_lm(), tiny_tokenizer(), "random-llama", chat_template="{{ messages }}")
+    assert templated.fingerprint()["chat_template"] != one["chat_template"]
+
+
+def test_an_adapter_is_merged_before_freezing(tmp_path):
+    import peft
+
+    folder = saved(tmp_path / "base")
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
+    tuned = peft.get_peft_model(transformers.AutoModelForCausalLM.from_pretrained(folder), config)
+    tuned.save_pretrained(tmp_path / "adapter")
+    plain = load_base(folder, "float32", "cpu")
+    merged = load_base(folder, "float32", "cpu", adapter=str(tmp_path / "adapter"))
+    tokens = torch.arange(20, 40)[None]
+    with torch.no_grad():
+        assert torch.allclose(merged.lm(tokens).logits, tuned(tokens).logits, atol=1e-4)
+        assert not torch.allclose(merged.lm(tokens).logits, plain.lm(tokens).logits, atol=1e-2)
+    assert merged.fingerprint()["weights"] != plain.fingerprint()["weights"]

@@ -1,0 +1,129 @@
+"""What a user types: the whole path on a random base, and every wrong word answered by one sentence and status 1."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+import transformers
+from tiny_models import random_lm, tiny_tokenizer
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """A random base, prompts, and a run trained on its answers through the command line."""
+    home = tmp_path_factory.mktemp("world")
+    random_lm(context=128).save_pretrained(home / "base")
+    tiny_tokenizer().save_pretrained(home / "base")
+    prompts = [{"id": f"p{n}", "category": "chat", "turns": [f"say {n}"]} for n in range(24)]
+    (home / "prompts.jsonl").write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(home)
+        run_script(patch, "train.py", *training("run=run"))
+    return home
+
+
+def training(*more: str) -> list[str]:
+    return [
+        "base=local", "base.path=base", "corpus.path=prompts.jsonl", "prepared=prepared", "answers.max_new_tokens=20",
+        "trainer.steps=4", "trainer.probe_prompts=2", "trainer.probe_every=4", "trainer.checkpoint_every=2",
+        "trainer.autocast=false", "drafter.frames=5", "objective.labels=3", "decoding.max_new_tokens=10", *more,
+    ]  # fmt: skip
+
+
+def run_script(patch: pytest.MonkeyPatch, script: str, *words: str) -> None:
+    patch.setattr(sys, "argv", [script, *words])
+    runpy.run_path(str(REPOSITORY / script), run_name="__main__")
+
+
+def refused(patch, capsys, script: str, *words: str) -> str:
+    """The one line on stderr of a call that must end with status 1 and without a traceback."""
+    with pytest.raises(SystemExit) as exit_:
+        run_script(patch, script, *words)
+    assert exit_.value.code == 1
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    return said
+
+
+def test_train_leaves_a_checkpoint(world):
+    names = {file.name for file in (world / "run").iterdir()}
+    assert {"config.yaml", "drafter.safetensors", "metrics.jsonl", "fingerprint.json", "resume.pt"} <= names
+    lines = [json.loads(line) for line in (world / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 3, 4]
+    assert lines[-1]["tau"] >= 1.0
+    assert json.loads((world / "run" / "fingerprint.json").read_text())["corpus"]
+
+
+def test_evaluate_reports_an_identical_text(world, monkeypatch):
+    monkeypatch.chdir(world)
+    run_script(
+        monkeypatch, "evaluate.py", "checkpoint=run", "benchmark.path=prompts.jsonl", "benchmark.limit=3", "out=out",
+        "decoding.max_new_tokens=16",
+    )  # fmt: skip
+    report = json.loads((world / "out" / "report.json").read_text())
+    assert {row["drafter"] for row in report["rows"]} == {"autoregressive", "prompt_lookup", "ctc"}
+    for row in report["rows"]:
+        assert row["lossless"]["equal"] == row["prompts"] == 3
+        assert row["tau"] >= 1.0
+    assert (world / "out" / "report.md").is_file()
+
+
+def test_resuming_raises_the_steps_only(world, monkeypatch, capsys):
+    monkeypatch.chdir(world)
+    run_script(monkeypatch, "train.py", *training("run=again"))
+    said = refused(monkeypatch, capsys, "train.py", "resume=again", "trainer.rows=2")
+    assert "trainer.rows=2" in said
+    assert "only trainer.steps= may be raised" in said
+    assert "may only be raised" in refused(monkeypatch, capsys, "train.py", "resume=again", "trainer.steps=3")
+    run_script(monkeypatch, "train.py", "resume=again", "trainer.steps=6")
+    assert len((world / "again" / "metrics.jsonl").read_text().splitlines()) == 6
+
+
+def test_a_multirun_numbers_its_jobs(world, monkeypatch):
+    monkeypatch.chdir(world)
+    run_script(monkeypatch, "train.py", "-m", *training("run=sweep", "drafter.frames=3,4"))
+    assert [(world / "sweep" / job / "drafter.safetensors").is_file() for job in "01"] == [True, True]
+
+
+def test_plan_only_leaves_nothing(world, monkeypatch, capsys):
+    monkeypatch.chdir(world)
+    run_script(monkeypatch, "train.py", *training("run=planned", "plan_only=true"))
+    said = capsys.readouterr().out
+    assert "trainable parameters" in said
+    assert "feasible" in said
+    assert not (world / "planned").exists()
+
+
+@pytest.mark.parametrize(
+    ("script", "words", "sentence"),
+    [
+        ("train.py", training("run=run"), "run holds a run already; continue it with resume=run"),
+        ("train.py", training("drafter.framse=8"), "framse"),
+        ("train.py", ["base=local", "base.path=nowhere"], "no base LLM at nowhere"),
+        ("train.py", training("run=x", "objective.labels=9"), "5 frames cannot say 9 labels"),
+        ("train.py", training("run=x", "prepared=other", "corpus.path=gone.jsonl"), "gone.jsonl"),
+        ("train.py", training("run=x", "prepared=other", "corpus.path=empty.jsonl"), "empty.jsonl"),
+        ("train.py", ["resume=nowhere"], "nowhere holds no run"),
+        ("train.py", training("run=x", "base.path=sliding"), "sliding window of 32"),
+        ("evaluate.py", ["checkpoint=nowhere"], "contestant nowhere is neither a run directory"),
+        ("evaluate.py", ["checkpoint=run", "benchmark.path=gone.jsonl"], "gone.jsonl"),
+        ("evaluate.py", ["checkpoint=run", "base=local", "base.path=other_base"], "was trained for base"),
+        ("data/prepare.py", ["base=local", "base.path=base", "corpus.path=empty.jsonl", "out=o"], "empty.jsonl"),
+    ],
+)
+def test_a_wrong_word_is_one_sentence(world, monkeypatch, capsys, script, words, sentence):
+    monkeypatch.chdir(world)
+    (world / "empty.jsonl").touch()
+    if not (world / "sliding").exists():
+        transformers.MistralConfig(sliding_window=32, num_hidden_layers=1).save_pretrained(world / "sliding")
+        random_lm(seed=1, context=128).save_pretrained(world / "other_base")
+        tiny_tokenizer().save_pretrained(world / "other_base")
+    said = refused(monkeypatch, capsys, script, *words)
+    assert sentence in said
+    assert not (world / "x").exists()
