@@ -22,7 +22,7 @@ from ctcdraft.evaluation.folder import Folder, Shard
 from ctcdraft.evaluation.measure import Arena
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
 from ctcdraft.evaluation.session import Contestant, Session
-from ctcdraft.front_door import REPOSITORY, build_drafter, entry_point, load_drafter
+from ctcdraft.front_door import REPOSITORY, build_drafter, entry_point, from_command_line, load_drafter
 from ctcdraft.training.checkpoint import RunDirectory
 
 DRAFTERS = REPOSITORY / "configs" / "drafter"
@@ -143,4 +143,4 @@ def output(config: DictConfig, entries: dict[str, Entry], name: str) -> Path:
 
 
 if __name__ == "__main__":
-    main()
+    from_command_line(main)

@@ -12,9 +12,9 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from ctcdraft.corpus import prepared
-from ctcdraft.corpus.batches import Batches, Rows
+from ctcdraft.corpus.batches import Batches
 from ctcdraft.errors import InputError
-from ctcdraft.front_door import build_drafter, entry_point
+from ctcdraft.front_door import build_drafter, entry_point, from_command_line
 from ctcdraft.training.checkpoint import RunDirectory
 from ctcdraft.training.logger import JsonlLogger
 from ctcdraft.training.plan import plan
@@ -34,7 +34,11 @@ def main(config: DictConfig) -> float:
     if config.trainer.threads:
         torch.set_num_threads(config.trainer.threads)
     base = instantiate(config.base)
-    rows, prompts, corpus_hash = held_corpus(config, base)
+    corpus = prepared_corpus(config, base)
+    if corpus is None:
+        return 0.0
+    max_length = min(config.trainer.max_length, base.context_length)
+    rows, held_out = hold_out(corpus.rows, config.trainer.probe_prompts, max_length)
 
     torch.manual_seed(config.seed)
     drafter = build_drafter(config.drafter, base).train()
@@ -44,10 +48,9 @@ def main(config: DictConfig) -> float:
     if config.plan_only:
         return 0.0
     if not resuming:
-        run.begin(
-            OmegaConf.to_yaml(config, resolve=True), base.fingerprint() | {"corpus": corpus_hash}, config.overwrite
-        )
-    trainer = make_trainer(config, run, base, drafter, objective, batches, prompts)
+        fingerprint = base.fingerprint() | {"corpus": corpus.manifest["hash"]}
+        run.begin(OmegaConf.to_yaml(config, resolve=True), fingerprint, config.overwrite)
+    trainer = make_trainer(config, run, base, drafter, objective, batches, held_out)
     if resuming:
         trainer.restore()
     loggers = make_loggers(config, run, trainer.step)
@@ -88,24 +91,35 @@ def config_to_resume(run: RunDirectory, config: DictConfig) -> DictConfig:
     return own
 
 
-def held_corpus(config: DictConfig, base: Any) -> tuple[Rows, list[torch.Tensor], str]:
-    """Rows to train on, prompts for the probe, the corpus's hash. What is not prepared yet is prepared now."""
-    source = Path(str(config.corpus.path))
-    given = (source / "manifest.json").is_file()
-    path = source if given else Path(config.prepared)
-    if not given and not prepared.is_complete(path):
-        prompts, answers = instantiate(config.corpus), instantiate(config.answers)
+def prepared_corpus(config: DictConfig, base: Any) -> prepared.Prepared | None:
+    """The corpus of this base, prepared now where it is not there yet; None if only the plan was wanted."""
+    source, path = corpus_places(config)
+    if not prepared.is_complete(path):
+        prompts, answers = instantiate(config.corpus, path=source), instantiate(config.answers)
         print(prepared.plan(base, prompts, answers, path))
+        if config.plan_only:
+            return None
         settings = OmegaConf.to_container(config.corpus, resolve=True)
         prepared.prepare(base, prompts, answers, path, {"corpus": settings})
-    corpus = prepared.read(path, base.fingerprint())
-    max_length = min(config.trainer.max_length, base.context_length)
-    rows, held = hold_out(corpus.rows, config.trainer.probe_prompts, max_length)
-    return rows, held, corpus.manifest["hash"]
+    return prepared.read(path, base.fingerprint())
+
+
+def corpus_places(config: DictConfig) -> tuple[Any, Path]:
+    """Where prompts come from, and where the prepared corpus is or will be.
+
+    corpus.path names a prepared corpus (a folder; made there if it is absent), or prompts to prepare.
+    """
+    given, source = config.corpus.path, config.prompts.path
+    if given == source:
+        return source, Path(config.prepared)
+    folder = Path(str(given))
+    if (folder / "manifest.json").is_file() or not (folder.exists() or folder.suffix or "*" in folder.name):
+        return source, folder
+    return given, Path(config.prepared)
 
 
 def make_trainer(
-    config: DictConfig, run: RunDirectory, base: Any, drafter: Any, objective: Any, batches: Batches, prompts: Any
+    config: DictConfig, run: RunDirectory, base: Any, drafter: Any, objective: Any, batches: Batches, held_out: Any
 ) -> Trainer:
     settings = config.trainer
     engine = instantiate(config.engine)(
@@ -121,7 +135,7 @@ def make_trainer(
         clip_value=settings.clip_value,
         autocast=settings.autocast,
     )
-    probe = Probe(base, prompts, instantiate(config.decoding))
+    probe = Probe(base, held_out, instantiate(config.decoding))
     return Trainer(
         run,
         drafter,
@@ -144,4 +158,4 @@ def make_loggers(config: DictConfig, run: RunDirectory, first_step: int) -> list
 
 
 if __name__ == "__main__":
-    main()
+    from_command_line(main)

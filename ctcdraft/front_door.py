@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,10 +14,13 @@ from typing import Any
 from ctcdraft.errors import InputError
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+CONFIGS = REPOSITORY / "configs"
 
 # Thousands of small operations a second: two OpenMP threads that spin while waiting for each other are many
 # times slower than two that sleep. It has no effect once torch has started its threads.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# Hydra then raises what it finds wrong instead of printing a page about it, and `from_command_line` says it.
+os.environ.setdefault("HYDRA_FULL_ERROR", "1")
 
 
 def register_resolvers() -> None:
@@ -23,6 +28,7 @@ def register_resolvers() -> None:
     from omegaconf import OmegaConf
 
     OmegaConf.register_new_resolver("repo", lambda path: str(REPOSITORY / path), replace=True)
+    OmegaConf.register_new_resolver("basename", lambda path: Path(path).name, replace=True)
     OmegaConf.register_new_resolver("auto_device", auto_device, replace=True)
     OmegaConf.register_new_resolver("auto_dtype", auto_dtype, replace=True)
     OmegaConf.register_new_resolver("bfloat16_on", bfloat16_on, replace=True)
@@ -62,6 +68,46 @@ def entry_point(main: Callable[[Any], Any]) -> Callable[[Any], Any]:
             raise SystemExit(1) from None
 
     return guarded
+
+
+def from_command_line(main: Callable[[], Any]) -> None:
+    """Run a Hydra main; what Hydra finds wrong with the command line becomes a sentence too."""
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        main()
+    except (HydraException, OmegaConfBaseException) as error:
+        parts = [str(part) for part in (error, error.__cause__) if part is not None]
+        words = " ".join(line.strip() for part in parts for line in part.splitlines()[:1]).replace("'.", "':")
+        print(f"{Path(sys.argv[0]).name}: {words}; {nearest(words)}", file=sys.stderr)
+        raise SystemExit(1) from None
+
+
+def nearest(words: str) -> str:
+    """The keys or options that come nearest to what was quoted, or where to look for all of them."""
+    from hydra import compose, initialize_config_dir
+
+    verb = Path(sys.argv[0]).stem
+    with initialize_config_dir(str(CONFIGS), version_base=None):
+        known = dotted(compose(verb))
+    known += [str(file.relative_to(CONFIGS).with_suffix("")) for file in CONFIGS.rglob("*.yaml")]
+    for word in re.findall(r"'([\w./@-]+)'", words):
+        close = [key for key in known if key.endswith(f".{word}")] or difflib.get_close_matches(word, known, 3)
+        if close and word != verb:
+            return f"did you mean {' or '.join(close)}?"
+    return f"{verb}.py --cfg job prints all keys"
+
+
+def dotted(node: Any, above: str = "") -> list[str]:
+    """Every key of a config: `trainer.steps`, `drafter.frames`, ..."""
+    keys = []
+    for key in node:
+        keys.append(above + str(key))
+        value = node._get_node(key)
+        if hasattr(value, "_get_node") and hasattr(value, "keys"):
+            keys += dotted(value, f"{above}{key}.")
+    return keys
 
 
 def input_error(error: BaseException | None) -> InputError | None:

@@ -7,7 +7,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from ctcdraft.corpus import parts, prepared
-from ctcdraft.front_door import entry_point
+from ctcdraft.front_door import entry_point, from_command_line
 
 
 @hydra.main(version_base=None, config_path="../configs", config_name="prepare")
@@ -32,4 +32,4 @@ def main(config: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    from_command_line(main)

@@ -47,7 +47,11 @@ def test_padding_on_the_right_changes_no_state():
     ("kind", "changes", "found"),
     [
         ("mistral", {"sliding_window": 64}, "sliding window of 64"),
-        ("qwen3", {"num_hidden_layers": 2, "layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention"),
+        (
+            "qwen3",
+            {"num_hidden_layers": 2, "layer_types": ["full_attention", "sliding_attention"]},
+            "sliding_attention",
+        ),
         ("mamba", {}, "no attention heads"),
     ],
 )

@@ -41,9 +41,7 @@ class Question:
     cut: int
 
 
-def questions(
-    base: BaseLM, prompts: Sequence[Prompt], said: dict[str, list[str]], turn: int
-) -> list[Question]:
+def questions(base: BaseLM, prompts: Sequence[Prompt], said: dict[str, list[str]], turn: int) -> list[Question]:
     """Turn `turn` of every prompt that has one, after the base's own answers so far; longest first.
 
     Longest first, so that padding is short and what does not fit in memory fails in the first batch. The
@@ -91,9 +89,7 @@ class TransformersAnswers:
                 for row, more in zip(open_rows, self._generate(base, asked, min(room.values())), strict=True):
                     said[row] += more
                 nearest = min(room.values())
-                open_rows = [
-                    row for row in open_rows if room[row] > nearest and said[row][-1] not in base.stop_tokens
-                ]
+                open_rows = [row for row in open_rows if room[row] > nearest and said[row][-1] not in base.stop_tokens]
         return said
 
     def _room(self, base: BaseLM, prompt: Sequence[int], said: list[int]) -> int:

@@ -41,9 +41,7 @@ def project_prompts(path: Paths, name: str, limit: int | None, seed: int) -> lis
     return chosen(prompts, limit, seed, f"corpus {name}: {path}")
 
 
-def sharegpt(
-    path: Paths | None, name: str, hub: str, hub_file: str, limit: int | None, seed: int
-) -> list[Prompt]:
+def sharegpt(path: Paths | None, name: str, hub: str, hub_file: str, limit: int | None, seed: int) -> list[Prompt]:
     """The user turns of ShareGPT conversations or OpenAI `messages`; system turns and old answers go.
 
     A prompt is named by a hash of its turns: ids in the wild repeat, and one prompt answered by ten models
@@ -132,9 +130,7 @@ def records(path: Paths) -> Iterator[Record]:
         text = text_of(file)
         for where, entry in entries(text, file) if text.lstrip().startswith("[") else lines(text, file):
             if not isinstance(entry, dict):
-                raise InputError(
-                    f"{where} is a {type(entry).__name__} instead of an object; check corpus.path="
-                )
+                raise InputError(f"{where} is a {type(entry).__name__} instead of an object; check corpus.path=")
             yield where, entry
 
 

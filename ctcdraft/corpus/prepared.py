@@ -65,9 +65,7 @@ def plan(base: BaseLM, prompts: Sequence[Prompt], answers: Answers, out: Path) -
     )
 
 
-def prepare(
-    base: BaseLM, prompts: Sequence[Prompt], answers: Answers, out: Path, settings: dict[str, Any]
-) -> Manifest:
+def prepare(base: BaseLM, prompts: Sequence[Prompt], answers: Answers, out: Path, settings: dict[str, Any]) -> Manifest:
     """Ask the base every turn of every prompt and keep its answers in `out`; run again, it goes on.
 
     `settings` is written down for the reader. What must agree in order to go on is the base, the prompts
@@ -129,9 +127,7 @@ def tally(question: Question, line: Line) -> dict[str, int]:
     }
 
 
-def begin(
-    base: BaseLM, prompts: Sequence[Prompt], answers: Answers, out: Path, settings: dict[str, Any]
-) -> Manifest:
+def begin(base: BaseLM, prompts: Sequence[Prompt], answers: Answers, out: Path, settings: dict[str, Any]) -> Manifest:
     """The manifest of the corpus in `out`, begun now or earlier; refuses one that was made otherwise."""
     content = sorted([prompt.id, prompt.category, prompt.turns] for prompt in prompts)
     wanted: Manifest = {
@@ -144,9 +140,7 @@ def begin(
     there = parts.read_manifest(out)
     if there is None:
         if parts.part_files(out):
-            raise InputError(
-                f"{out} holds parts without manifest.json; choose another out= or add overwrite=true"
-            )
+            raise InputError(f"{out} holds parts without manifest.json; choose another out= or add overwrite=true")
         parts.write_manifest(out, wanted)
         return wanted
     refuse_other_base(there, wanted["base"], out)

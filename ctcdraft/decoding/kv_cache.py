@@ -91,4 +91,3 @@ class KVCache(transformers.Cache):
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
         return self._rows[layer_idx]
-

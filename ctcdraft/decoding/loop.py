@@ -108,8 +108,8 @@ def generate(
     cache = base.new_cache(len(prompt_L) + settings.max_new_tokens + settings.nodes)
     began = perf_counter()
     context = prefill(base, cache, prompt_L, settings, noise)
+    answer = context.tokens_L[len(prompt_L) :].tolist()  # on a GPU this waits for the prefill
     prefilled = perf_counter()
-    answer = list(context.tokens_L[len(prompt_L) :].tolist())
     passes: list[Pass] = []
     memory = None
     while context.room > 0 and answer[-1] not in stops:

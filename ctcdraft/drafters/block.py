@@ -69,4 +69,3 @@ class BlockDrafter(DraftHead):
             visible_BAL=None,
         )
         return Emissions(states_BATD, self.head)
-

@@ -28,9 +28,7 @@ class PrefixSearch:
     def __init__(self, words_per_frame: int) -> None:
         self.words_per_frame = words_per_frame
 
-    def __call__(
-        self, log_probs_TC: Tensor, root: Tensor, depth: int, nodes: int, stops: Sequence[int]
-    ) -> TokenTree:
+    def __call__(self, log_probs_TC: Tensor, root: Tensor, depth: int, nodes: int, stops: Sequence[int]) -> TokenTree:
         depth = min(depth, len(log_probs_TC))
         if depth < 1:
             return TokenTree.only_root(root)
@@ -54,9 +52,7 @@ class Collapse:
         self.ranks = ranks
         self.rank_decay = rank_decay
 
-    def __call__(
-        self, log_probs_TC: Tensor, root: Tensor, depth: int, nodes: int, stops: Sequence[int]
-    ) -> TokenTree:
+    def __call__(self, log_probs_TC: Tensor, root: Tensor, depth: int, nodes: int, stops: Sequence[int]) -> TokenTree:
         if depth < 1:
             return TokenTree.only_root(root)
         frames, classes = log_probs_TC.shape

@@ -1,9 +1,9 @@
 """The files of one evaluation: lines are added, settings guarded, shards read together. It knows no model.
 
-    settings.json        what must be the same for all lines here
-    questions*.jsonl     one record a line; a shard writes a file of its own
-    timing*.json         the instrumented pass of each process
-    report.json, report.md
+settings.json        what must be the same for all lines here
+questions*.jsonl     one record a line; a shard writes a file of its own
+timing*.json         the instrumented pass of each process
+report.json, report.md
 """
 
 from __future__ import annotations

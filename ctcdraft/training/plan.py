@@ -32,8 +32,7 @@ def plan(drafter: DraftHead, objective: Objective, batches: Batches, steps: int)
             f"drafter     {trained:,} trainable parameters, block initialised {drafter.initialised}",
             f"corpus      {len(batches.rows):,} answers, {tokens:,} tokens, {windows:,} windows, "
             f"{feasible:.2%} of them feasible ({frames} frames, {batches.labels} labels)",
-            f"steps       {steps:,} of {rows} rows x {anchors} anchors, "
-            f"{steps / batches.steps_an_epoch:.1f} epochs",
+            f"steps       {steps:,} of {rows} rows x {anchors} anchors, {steps / batches.steps_an_epoch:.1f} epochs",
             f"emissions   {emission_bytes / 2**20:,.0f} MiB a step if they were kept whole (they are not)",
             "states      computed as they are needed, 0 bytes on disk",
             f"time        about {seconds * steps / 3600:.2f} hours "

@@ -56,9 +56,7 @@ def test_a_row_near_the_end_of_the_context_does_not_shorten_the_others(kind):
     prompts = prompts_of("a" * 60, "b" * 66, "c" * 10)
     answers = GREEDY(base, prompts)
     assert [len(answer) for answer in answers] == [20, 14, 24]
-    assert answers == [
-        alone(base, prompt, len(answer)) for prompt, answer in zip(prompts, answers, strict=True)
-    ]
+    assert answers == [alone(base, prompt, len(answer)) for prompt, answer in zip(prompts, answers, strict=True)]
 
 
 def test_the_bases_own_generation_settings_are_neither_used_nor_changed():

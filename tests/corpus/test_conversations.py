@@ -67,18 +67,14 @@ def test_sharegpt_reads_arrays_gz_folders_globs_and_lists(tmp_path):
     (tmp_path / "more.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
     jsonl(tmp_path / "some.jsonl", {"conversations": PAIR})
     both = [("Hi", "Bye"), ("Hi",)]
-    assert [
-        prompt.turns for prompt in read_sharegpt(str(tmp_path))
-    ] == both  # array.json is a description here
+    assert [prompt.turns for prompt in read_sharegpt(str(tmp_path))] == both  # array.json is a description here
     assert [prompt.turns for prompt in read_sharegpt(str(tmp_path / "*.jsonl*"))] == both
     named = [str(tmp_path / "some.jsonl"), str(tmp_path / "more.jsonl.gz")]
     assert [prompt.turns for prompt in read_sharegpt(named)] == both[::-1]
 
 
 def test_gsm8k_reads_the_number_after_the_hashes(tmp_path):
-    path = jsonl(
-        tmp_path / "g.jsonl", {"question": "How many?", "answer": "5 * 250 = <<5*250=1250>>\n#### 1,250"}
-    )
+    path = jsonl(tmp_path / "g.jsonl", {"question": "How many?", "answer": "5 * 250 = <<5*250=1250>>\n#### 1,250"})
     (prompt,) = read_gsm8k(path)
     assert (prompt.id, prompt.turns, prompt.reference) == ("gsm8k-00000", ("How many?",), "1250")
     assert read_gsm8k(path, "Think.")[0].turns == ("How many?\nThink.",)
@@ -145,9 +141,7 @@ def test_an_unreachable_hub_is_one_sentence(monkeypatch):
         raise ConnectionError("Couldn't reach 'owner/name' on the Hub\nmore")
 
     monkeypatch.setattr(datasets, "load_dataset", offline)
-    with pytest.raises(
-        InputError, match=r"cannot get owner/name from the hub \(Couldn't .*\); give a local copy"
-    ):
+    with pytest.raises(InputError, match=r"cannot get owner/name from the hub \(Couldn't .*\); give a local copy"):
         read_sharegpt(None)
 
 

@@ -12,8 +12,7 @@ from ctcdraft.corpus.conversations import Prompt
 from ctcdraft.errors import InputError
 
 PROMPTS = [
-    Prompt(f"p{n}", "test", tuple(f"turn {turn}" + "!" * n for turn in range(1, 2 + n % 2)), None)
-    for n in range(1, 12)
+    Prompt(f"p{n}", "test", tuple(f"turn {turn}" + "!" * n for turn in range(1, 2 + n % 2)), None) for n in range(1, 12)
 ]
 TURNS = sum(len(prompt.turns) for prompt in PROMPTS)
 GREEDY = TransformersAnswers(3, 12, 0.0, 0)
@@ -150,9 +149,7 @@ def test_a_damaged_part_is_refused_and_then_redone(base, tmp_path, damage):
         part.write_bytes(part.read_bytes().replace(b'"ended":false', b'"ended":true'))
     else:
         part.unlink()
-    with pytest.raises(
-        InputError, match=r"part-00001.jsonl is missing or damaged; run data/prepare.py again"
-    ):
+    with pytest.raises(InputError, match=r"part-00001.jsonl is missing or damaged; run data/prepare.py again"):
         prepared.read(tmp_path, base.fingerprint())
     prepare(base, tmp_path)
     assert content(tmp_path) == before

@@ -50,9 +50,7 @@ def test_every_alignment(seed):
         assert value == pytest.approx(slow_log_likelihood(probs_TC, labels_S[:length], blank), abs=1e-10)
 
 
-@pytest.mark.parametrize(
-    ("frames", "labels", "classes", "blank"), [(8, 6, 5, 4), (12, 4, 3, 0), (32, 16, 9, 2)]
-)
+@pytest.mark.parametrize(("frames", "labels", "classes", "blank"), [(8, 6, 5, 4), (12, 4, 3, 0), (32, 16, 9, 2)])
 def test_torch_value_and_gradient(frames, labels, classes, blank):
     logits_XTC, labels_XS, lengths_X = random_windows(7, 60, frames, labels, classes, blank)
     feasible_X = frames_needed(labels_XS, lengths_X) <= frames

@@ -29,7 +29,8 @@ def test_noise_depends_on_seed_position_and_word_only():
 
 def test_noise_is_uniform_and_uncorrelated():
     u = Noise(1).uniform(torch.arange(400), 500)
-    assert u.min() > 0 and u.max() < 1
+    assert u.min() > 0
+    assert u.max() < 1
     tenths = torch.histc(u.float(), 10, 0, 1) / u.numel()
     assert (tenths - 0.1).abs().max() < 5 * math.sqrt(0.09 / u.numel())
     for left, right in ((u[:-1], u[1:]), (u[:, :-1], u[:, 1:]), (u, Noise(2).uniform(torch.arange(400), 500))):

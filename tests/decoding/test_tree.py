@@ -42,9 +42,7 @@ def test_the_mask_shows_the_past_and_the_ancestors_only():
 
 
 def test_paths_that_begin_alike_share_their_nodes():
-    tree = TokenTree.from_paths(
-        torch.tensor(7), torch.tensor([[5, 5, 8], [5, 9, -1]]), torch.tensor([3, 2]), limit=64
-    )
+    tree = TokenTree.from_paths(torch.tensor(7), torch.tensor([[5, 5, 8], [5, 9, -1]]), torch.tensor([3, 2]), limit=64)
     assert tree.tokens_N.tolist() == [7, 5, 5, 8, 9]
     assert tree.parents_N.tolist() == [-1, 0, 1, 2, 1]
 

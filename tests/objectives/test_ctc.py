@@ -92,4 +92,3 @@ def test_the_blank_is_a_class_of_its_own():
     assert logits.shape[-1] == 10
     assert said.blank == 9
     assert torch.equal(logits[..., :9], said.head.words(said.states_BATD))
-

@@ -1,0 +1,51 @@
+"""Bases that nobody here wrote: real weights of other people, read to the last position of their context.
+
+They lie beside the repository where there are any: CTCDRAFT_MODELS=FOLDER names another place.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from drafters import Junk, Oracle, Stutter
+from training_parts import HOW, ctc_head
+
+from ctcdraft.base import load_base
+from ctcdraft.decoding.loop import generate
+from ctcdraft.drafters.autoregressive import Autoregressive
+from ctcdraft.drafters.prompt_lookup import PromptLookup
+
+MODELS = Path(os.environ.get("CTCDRAFT_MODELS", Path(__file__).resolve().parents[2] / "shared" / "models"))
+NAMES = ("stories260K", "tinystories-656K", "tinytalk-3M")
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def base(request):
+    folder = MODELS / request.param
+    if not folder.is_dir():
+        pytest.skip(f"no base at {folder}; CTCDRAFT_MODELS= names the folder that holds {request.param}")
+    return load_base(str(folder), "float32", "cpu")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_lossless_to_the_last_position(base, temperature):
+    from dataclasses import replace
+
+    how = replace(HOW, max_new_tokens=10_000, nodes=16, temperature=temperature)
+    prompt = torch.tensor(base.tokenizer("Once upon a time there was a little dog").input_ids)
+    prompt = prompt.repeat(base.context_length // len(prompt))[: base.context_length - 70]
+    truth = generate(base, Autoregressive(base), prompt, how, frozenset(), 1).tokens
+    assert len(truth) == 70
+    if temperature == 0:
+        out = base.lm.generate(
+            prompt[None], attention_mask=torch.ones_like(prompt)[None], max_new_tokens=70, do_sample=False,
+            eos_token_id=None, pad_token_id=0,
+        )  # fmt: skip
+        assert truth == tuple(out[0, len(prompt) :].tolist())
+    text = torch.cat([prompt, torch.tensor(truth)])
+    drafters = [Oracle(text, 6), Stutter(text, 4), Junk(base.vocabulary, 12), PromptLookup(base, 3, 10), ctc_head(base)]
+    for drafter in drafters:
+        assert generate(base, drafter, prompt, how, frozenset(), 1).tokens == truth, type(drafter).__name__
