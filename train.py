@@ -8,6 +8,7 @@ from typing import Any
 import hydra
 import torch
 from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
@@ -66,11 +67,11 @@ def run_directory(config: DictConfig) -> RunDirectory:
         directory.require()
         return directory
     hydra_config = HydraConfig.get()
-    job = str(hydra_config.job.num) if hydra_config.mode.name == "MULTIRUN" else ""
+    job = str(hydra_config.job.num) if hydra_config.mode == RunMode.MULTIRUN else ""
     return RunDirectory(Path(config.run) / job)
 
 
-def config_to_resume(run: RunDirectory, config: DictConfig) -> DictConfig:
+def config_to_resume(run: RunDirectory, config: DictConfig) -> Any:
     """The run's own config; of the command line only resume= and a raised trainer.steps count."""
     typed = HydraConfig.get().overrides.task
     others = [word for word in typed if not word.startswith(("resume=", "trainer.steps="))]

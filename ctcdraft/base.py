@@ -49,8 +49,8 @@ class BaseLM(nn.Module):
         self.tokenizer = tokenizer
         self.name = name
         self.revision = revision
-        self.head: nn.Module = lm.get_output_embeddings()
-        self.embedding: nn.Module = lm.get_input_embeddings()
+        self.head: Any = lm.get_output_embeddings()
+        self.embedding: Any = lm.get_input_embeddings()
         self.context_length = context_length or int(lm.config.max_position_embeddings)
         self.stop_tokens = stop_tokens(lm, tokenizer)
         if chat_template is not None:
@@ -151,6 +151,7 @@ def load_base(
     transformers.utils.logging.disable_progress_bar()
     if looks_like_folder(path) and not (Path(path) / "config.json").is_file():
         raise InputError(f"no base LLM at {path}: there is no config.json; give a Hugging Face folder as base.path=")
+    lm: Any
     try:
         refuse_unreadable(transformers.AutoConfig.from_pretrained(path, revision=revision), path)
         lm = transformers.AutoModelForCausalLM.from_pretrained(

@@ -122,7 +122,8 @@ def build_drafter(config: Any, base: Any) -> Any:
     from hydra.utils import instantiate
     from omegaconf import OmegaConf
 
-    values = {key: value for key, value in OmegaConf.to_container(config, resolve=True).items() if key != "name"}
+    values: Any = OmegaConf.to_container(config, resolve=True)
+    values.pop("name", None)
     return instantiate(values, base=base)
 
 

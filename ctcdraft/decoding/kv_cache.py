@@ -21,8 +21,8 @@ class KVCache(transformers.Cache):
         super().__init__(layers=[])
         self.capacity = -(-capacity // BUCKET) * BUCKET
         self._rows = [0] * layers  # written, per layer: all are equal once a read is over
-        self._keys: Tensor | None = None
-        self._values: Tensor | None = None
+        self._keys: Any = None  # allocated at the first update, which knows heads, width and dtype
+        self._values: Any = None
 
     @property
     def length(self) -> int:
@@ -65,7 +65,7 @@ class KVCache(transformers.Cache):
         self._keys = self._enlarged(self._keys, keys)
         self._values = self._enlarged(self._values, values)
 
-    def _enlarged(self, held: Tensor | None, like: Tensor) -> Tensor:
+    def _enlarged(self, held: Any, like: Tensor) -> Tensor:
         batch, heads, _, width = like.shape
         buffer = like.new_empty(len(self._rows), batch, heads, self.capacity, width)
         if held is not None:
@@ -74,7 +74,7 @@ class KVCache(transformers.Cache):
 
     def bytes_held(self) -> int:
         """Bytes of the rows really used: what a pass must stream besides the weights."""
-        if self._keys is None or self._values is None:
+        if self._keys is None:
             return 0
         row = self._keys[:, :, :, 0].numel() + self._values[:, :, :, 0].numel()
         return row * self.length * self._keys.element_size()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from einops import rearrange
-from torch import nn
 
 from ctcdraft.base import BaseLM
 from ctcdraft.decoding.kv_cache import KVCache
@@ -25,9 +25,9 @@ class BlockDrafter(DraftHead):
     beyond the root, which the base itself has said.
     """
 
-    def __init__(self, base: BaseLM, frames: int, body: Callable[[BlockShape, int], nn.Module], paths: Paths) -> None:
+    def __init__(self, base: BaseLM, frames: int, body: Callable[[BlockShape, int], Any], paths: Paths) -> None:
         super().__init__()
-        self.body = body(BlockShape.of(base.lm.config), frames).to(base.device)
+        self.body: Any = body(BlockShape.of(base.lm.config), frames).to(base.device)
         self.head = BlankHead(base.head, base.width).to(base.device)
         self.embedding = base.embedding
         self.initialised = self.body.start_from(base.lm)

@@ -85,7 +85,8 @@ def fixed_ranks(frames: int, ranks: int, paths: int, decay: float) -> Tensor:
         return sum(rank * step + 1e-3 * frame for frame, rank in enumerate(sequence) if rank > 0)
 
     start = (0,) * frames
-    heap, seen, chosen = [(0.0, start)], {start}, []
+    heap, seen = [(0.0, start)], {start}
+    chosen: list[tuple[int, ...]] = []
     while heap and len(chosen) < paths:
         _, sequence = heapq.heappop(heap)
         chosen.append(sequence)

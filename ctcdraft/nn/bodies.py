@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -32,7 +34,7 @@ class AttentionBody(nn.Module):
         self.block = SlotBlock(shape, causal)
         self.norm = Norm(shape.width, eps=shape.epsilon)
 
-    def start_from(self, lm: nn.Module) -> str:
+    def start_from(self, lm: Any) -> str:
         """Copy the base's last layer and final norm where they are Llama-shaped; say in words what was done."""
         layers = getattr(lm.base_model, "layers", None)
         if layers is None or not copy_llama_layer(self.block, layers[-1]):

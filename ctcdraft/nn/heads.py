@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from einops import rearrange
@@ -20,7 +21,7 @@ class BlankHead(nn.Module):
 
     def __init__(self, words: nn.Module, width: int) -> None:
         super().__init__()
-        self.words = words
+        self.words: Any = words
         self.blank_D = nn.Parameter(torch.randn(width) * 0.02)
         self.blank_bias = nn.Parameter(torch.zeros(()))
 

@@ -52,6 +52,7 @@ class Rotary(nn.Module):
     def __init__(self, head_width: int, theta: float) -> None:
         super().__init__()
         exponents = torch.arange(0, head_width, 2, dtype=torch.float64) / head_width
+        self.frequencies: Tensor
         self.register_buffer("frequencies", (theta**-exponents).float(), persistent=False)
 
     def forward(self, positions_X: Tensor) -> tuple[Tensor, Tensor]:
@@ -100,10 +101,11 @@ class SlotAttention(nn.Module):
         """Update_BATD. turn: [B, A, T, d]; visible_BAL: which text an anchor may see (None: all of it)."""
         kv_heads, frames = self.shape.kv_heads, slots_BATD.shape[2]
         query = rearrange(self.query(slots_BATD), "b a t (h d) -> b a h t d", h=self.shape.heads)
-        query = rotate(query, tuple(part[:, :, None] for part in turn)) * self.shape.head_width**-0.5
+        turn = turn[0][:, :, None], turn[1][:, :, None]  # the same angles for every head
+        query = rotate(query, turn) * self.shape.head_width**-0.5
         query = rearrange(query, "b a (g r) t d -> b g a (r t) d", g=kv_heads)
         own_key = rearrange(self.key(slots_BATD), "b a t (g d) -> b a g t d", g=kv_heads)
-        own_key = rearrange(rotate(own_key, tuple(part[:, :, None] for part in turn)), "b a g t d -> b g a t d")
+        own_key = rearrange(rotate(own_key, turn), "b a g t d -> b g a t d")
         own_value = rearrange(self.value(slots_BATD), "b a t (g d) -> b g a t d", g=kv_heads)
         text_keys, text_values = text
 

@@ -40,7 +40,7 @@ class TorchEngine:
         matrices = [p for p in parameters if p.ndim >= 2 and min(p.shape) > 32]
         others = [p for p in parameters if not (p.ndim >= 2 and min(p.shape) > 32)]
         groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
-        self.optimiser = torch.optim.AdamW(groups, lr=learning_rate, betas=tuple(betas))
+        self.optimiser = torch.optim.AdamW(groups, lr=learning_rate, betas=betas)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(
             self.optimiser, lambda step: warm_cosine(step, steps, warmup, final_share)
         )
@@ -63,7 +63,7 @@ class TorchEngine:
 
     @property
     def learning_rate(self) -> float:
-        return self.schedule.get_last_lr()[0]
+        return float(self.schedule.get_last_lr()[0])
 
     def state_dict(self) -> dict[str, Any]:
         return {"optimiser": self.optimiser.state_dict(), "schedule": self.schedule.state_dict()}

@@ -31,7 +31,7 @@ class JsonlLogger:
 class WandbLogger:
     """Weights & Biases; offline unless told otherwise, so that neither an account nor a network is needed."""
 
-    def __init__(self, directory: Path, project: str, mode: str, name: str, config: dict[str, Any]) -> None:
+    def __init__(self, directory: Path, project: str, mode: Any, name: str, config: dict[str, Any]) -> None:
         import wandb
 
         self._run = wandb.init(dir=str(directory), project=project, mode=mode, name=name, config=config)
