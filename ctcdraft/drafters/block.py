@@ -34,14 +34,19 @@ class BlockDrafter(DraftHead):
         self.paths = paths
         self.stops = tuple(sorted(base.stop_tokens))
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Its own weights': float32 in training, whatever the base's states come in."""
+        return self.head.blank_D.dtype
+
     def forward(self, batch: Batch) -> Emissions:
-        length = batch.tokens_BL.shape[1]
-        positions_L = torch.arange(length, device=batch.tokens_BL.device)
-        text = self.body.remember(batch.states_BLD, positions_L)
-        index_BAD = batch.anchors_BA[..., None].expand(-1, -1, batch.states_BLD.shape[-1])
+        states_BLD = batch.states_BLD.to(self.dtype)
+        positions_L = torch.arange(states_BLD.shape[1], device=states_BLD.device)
+        text = self.body.remember(states_BLD, positions_L)
+        index_BAD = batch.anchors_BA[..., None].expand(-1, -1, states_BLD.shape[-1])
         states_BATD = self.body(
-            anchor_BAD=batch.states_BLD.gather(1, index_BAD),
-            root_BAD=self.embedding(batch.roots_BA),
+            anchor_BAD=states_BLD.gather(1, index_BAD),
+            root_BAD=self.embedding(batch.roots_BA).to(self.dtype),
             anchors_BA=batch.anchors_BA,
             text=text,
             visible_BAL=positions_L <= batch.anchors_BA[..., None],
@@ -58,12 +63,12 @@ class BlockDrafter(DraftHead):
 
     def emit(self, context: Context, memory: KVCache) -> Emissions:
         """Emissions at the newest state; the text's keys and values grow in `memory`, one row a token."""
-        states_BLD = rearrange(context.fresh_KD, "k d -> 1 k d")
+        states_BLD = rearrange(context.fresh_KD, "k d -> 1 k d").to(self.dtype)
         positions_K = torch.arange(memory.length, memory.length + states_BLD.shape[1], device=states_BLD.device)
         text = memory.update(*self.body.remember(states_BLD, positions_K), 0)
         states_BATD = self.body(
             anchor_BAD=states_BLD[:, -1:],
-            root_BAD=self.embedding(context.root.reshape(1, 1)),
+            root_BAD=self.embedding(context.root.reshape(1, 1)).to(self.dtype),
             anchors_BA=positions_K[-1:][None],
             text=text,
             visible_BAL=None,

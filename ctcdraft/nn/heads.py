@@ -31,9 +31,10 @@ class BlankHead(nn.Module):
         return self.words.weight.shape[0]
 
     def forward(self, states_XD: Tensor) -> Tensor:
-        """Logits_XC, C = V + 1, in the states' dtype."""
-        blank_X = states_XD @ self.blank_D.to(states_XD.dtype) + self.blank_bias.to(states_XD.dtype)
-        return torch.cat([self.words(states_XD), blank_X[..., None]], dim=-1)
+        """Logits_XC, C = V + 1. The words' part is computed in the base's dtype, the blank's in its own."""
+        blank_X = states_XD @ self.blank_D + self.blank_bias
+        words_XV = self.words(states_XD.to(self.words.weight.dtype))
+        return torch.cat([words_XV, blank_X[..., None]], dim=-1)
 
 
 @dataclass(frozen=True)

@@ -51,13 +51,14 @@ class Rotary(nn.Module):
 
     def __init__(self, head_width: int, theta: float) -> None:
         super().__init__()
-        exponents = torch.arange(0, head_width, 2, dtype=torch.float64) / head_width
-        self.frequencies: Tensor
-        self.register_buffer("frequencies", (theta**-exponents).float(), persistent=False)
+        self.head_width = head_width
+        self.theta = theta
 
     def forward(self, positions_X: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines [*X, head_width] of the angle of every position."""
-        angles = positions_X[..., None].float() * self.frequencies.float()
+        # No buffer: `.to(bfloat16)` would round the frequencies, and decoding would differ from training.
+        even = torch.arange(0, self.head_width, 2, device=positions_X.device, dtype=torch.float32)
+        angles = positions_X[..., None] * self.theta ** (-even / self.head_width)
         angles = torch.cat([angles, angles], dim=-1)
         return angles.cos(), angles.sin()
 

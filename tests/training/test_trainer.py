@@ -114,3 +114,22 @@ def test_clipping_by_value_bounds_every_entry(base, tmp_path):
     )
     one.train_step()
     assert 0 < seen[0] <= 1e-4 * 1.001
+
+
+def test_a_float32_head_trains_and_decodes_beside_a_bfloat16_base(tmp_path):
+    """What an accelerator does by default; with autocast and without."""
+    base = random_base(context=64)
+    base.lm.to(torch.bfloat16)
+    for autocast in (False, True):
+        one = trainer(begun(tmp_path / str(autocast), base), base, steps=6, autocast=autocast)
+        assert fit(one.run, one) >= 1.0
+        assert {value.dtype for value in one.drafter.own_parameters()} == {torch.float32}
+
+
+def test_rotary_angles_survive_a_cast_of_the_module(base):
+    drafter = ctc_head(base)
+    positions = torch.arange(1000)
+    before = drafter.body.rotary(positions)
+    after = ctc_head(random_base(context=64)).to(torch.bfloat16).body.rotary(positions)
+    assert torch.equal(before[0], after[0])
+    assert torch.equal(before[1], after[1])
