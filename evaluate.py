@@ -115,12 +115,21 @@ def contestant(entry: Entry, base: Any) -> Contestant:
     if entry.run is None:
         drafter = build_drafter(entry.config, base)
         return Contestant(drafter, json.dumps(OmegaConf.to_container(entry.config)), 0, base.fingerprint())
-    drafter = load_drafter(entry.run, base, read_paths(entry.paths))
+    paths = read_paths(entry.paths)
+    drafter = load_drafter(entry.run, base, paths)
     parameters = sum(weight.numel() for weight in drafter.own_parameters())
     run = RunDirectory(entry.run)
-    weights = hashlib.sha256(run.head.read_bytes()).hexdigest()[:16]
+    config: Any = OmegaConf.to_container(entry.config.drafter, resolve=True)
+    if paths is not None:
+        config["paths"] = OmegaConf.to_container(paths, resolve=True)
+    # Weights and YAML: another beam over the same weights is another contestant.
+    identity = f"config {digest(json.dumps(config, sort_keys=True).encode())}, weights {digest(run.head.read_bytes())}"
     fingerprint = json.loads((run.path / "fingerprint.json").read_text())
-    return Contestant(drafter, f"{entry.name} {weights}", parameters, fingerprint)
+    return Contestant(drafter, identity, parameters, fingerprint)
+
+
+def digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def read_paths(name: str | None) -> Any | None:

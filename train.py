@@ -32,6 +32,7 @@ def main(config: DictConfig) -> float:
         config = config_to_resume(run, config)
     elif run.config.exists() and not config.overwrite:
         run.refuse_to_overwrite()
+    refuse_impossible(config.trainer)
     if config.trainer.threads:
         torch.set_num_threads(config.trainer.threads)
     base = instantiate(config.base)
@@ -45,19 +46,27 @@ def main(config: DictConfig) -> float:
     drafter = build_drafter(config.drafter, base).train()
     objective = instantiate(config.objective)
     batches = Batches(rows, base, config.trainer.rows, config.trainer.anchors, objective.labels, config.seed)
-    print(plan(drafter, objective, batches, config.trainer.steps))
+    trainer = make_trainer(config, run, base, drafter, objective, batches, held_out)
+    print(plan(drafter, objective, batches, trainer.engine, config.trainer.steps))
     if config.plan_only:
         return 0.0
-    if not resuming:
-        fingerprint = base.fingerprint() | {"corpus": corpus.manifest["hash"]}
-        run.begin(OmegaConf.to_yaml(config, resolve=True), fingerprint, config.overwrite)
-    trainer = make_trainer(config, run, base, drafter, objective, batches, held_out)
+    words = OmegaConf.to_yaml(config, resolve=True)
     if resuming:
         trainer.restore()
+        run.write_config(words)  # steps may have been raised
+    else:
+        run.begin(words, base.fingerprint() | {"corpus": corpus.manifest["hash"]}, config.overwrite)
     loggers = make_loggers(config, run, trainer.step)
     tau = trainer.fit(loggers)
     print(f"best probe tau {tau:.3f}; the run is {run.path}")
     return tau
+
+
+def refuse_impossible(trainer: DictConfig) -> None:
+    counts = ("steps", "rows", "anchors", "max_length", "probe_every", "checkpoint_every", "warmup")
+    for key in counts:
+        if not isinstance(trainer[key], int) or trainer[key] < 1:
+            raise InputError(f"trainer.{key}={trainer[key]} is impossible; it is a whole number from 1")
 
 
 def run_directory(config: DictConfig) -> RunDirectory:
@@ -88,18 +97,19 @@ def config_to_resume(run: RunDirectory, config: DictConfig) -> Any:
                 "it may only be raised"
             )
         own.trainer.steps = config.trainer.steps
-        run.config.write_text(OmegaConf.to_yaml(own))
     return own
 
 
 def prepared_corpus(config: DictConfig, base: Any) -> prepared.Prepared | None:
     """The corpus of this base, prepared now where it is not there yet; None if only the plan was wanted."""
     source, path = corpus_places(config)
-    if not prepared.is_complete(path):
+    if path == Path(config.prepared) or not prepared.is_complete(path):
         prompts, answers = instantiate(config.corpus, path=source), instantiate(config.answers)
-        print(prepared.plan(base, prompts, answers, path))
-        if config.plan_only:
-            return None
+        if not prepared.is_complete(path):
+            print(prepared.plan(base, prompts, answers, path))
+            if config.plan_only:
+                return None
+        # A corpus that is there already is checked against these prompts and settings, and left as it is.
         settings = OmegaConf.to_container(config.corpus, resolve=True)
         prepared.prepare(base, prompts, answers, path, {"corpus": settings})
     return prepared.read(path, base.fingerprint())

@@ -53,6 +53,7 @@ class BaseLM(nn.Module):
         self.embedding: Any = lm.get_input_embeddings()
         self.context_length = context_length or int(lm.config.max_position_embeddings)
         self.stop_tokens = stop_tokens(lm, tokenizer)
+        self.weights_hash = weights_hash(lm)
         if chat_template is not None:
             tokenizer.chat_template = chat_template
 
@@ -95,7 +96,8 @@ class BaseLM(nn.Module):
         Node n stands at position cache.length + depth(n), so that the root takes the next free position.
         """
         start = cache.length
-        mask_NM = tree.attention_mask(start, self.dtype)
+        # A single node sees all there is: without a mask it reads as stock decoding does, by the fastest kernel.
+        mask_NM = tree.attention_mask(start, self.dtype) if len(tree) > 1 else None
         states_ND = self._forward(tree.tokens_N, start + tree.depths_N, mask_NM, cache)
         return Read(states_ND, self.head(states_ND))
 
@@ -119,13 +121,13 @@ class BaseLM(nn.Module):
     def fingerprint(self) -> dict[str, Any]:
         """What a drafter depends on: made for one base, it must refuse another.
 
-        The weights enter by a sample of every tensor, so that two bases in one folder name are told apart
-        in milliseconds.
+        The weights enter by a sample of every tensor as it was stored, so that two bases in one folder name are
+        told apart in milliseconds, and one base in float32 and in float16 is the same.
         """
         return {
             "base": self.name,
             "revision": self.revision,
-            "weights": weights_hash(self.lm),
+            "weights": self.weights_hash,
             "width": self.width,
             "vocabulary": self.vocabulary,
             "taps": ["last"],
@@ -148,6 +150,10 @@ def load_base(
     """Load a base from a folder or a hub id; `adapter` is a peft LoRA folder that is merged before freezing."""
     import transformers
 
+    if not isinstance(getattr(torch, dtype, None), torch.dtype):
+        raise InputError(f"dtype={dtype} is no type of torch; try float32, bfloat16 or float16")
+    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
+        raise InputError(f"device={device}, but torch finds no CUDA device here; try device=cpu")
     transformers.utils.logging.disable_progress_bar()
     if looks_like_folder(path) and not (Path(path) / "config.json").is_file():
         raise InputError(f"no base LLM at {path}: there is no config.json; give a Hugging Face folder as base.path=")
@@ -155,17 +161,24 @@ def load_base(
     try:
         refuse_unreadable(transformers.AutoConfig.from_pretrained(path, revision=revision), path)
         lm = transformers.AutoModelForCausalLM.from_pretrained(
-            path, revision=revision, dtype=getattr(torch, dtype), attn_implementation=attention
+            path, revision=revision, dtype="auto", attn_implementation=attention
         )
         tokenizer = transformers.AutoTokenizer.from_pretrained(path, revision=revision)
-    except OSError as error:
-        raise InputError(f"cannot load the base {path}: {first_line(error)}; check base.path=") from error
+    except InputError:
+        raise
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"cannot load the base {path}: {first_line(error)}; check base.path= (and base.attention={attention})"
+        ) from error
     if adapter is not None:
         import peft
 
         lm = peft.PeftModel.from_pretrained(lm, adapter).merge_and_unload()
     template = Path(chat_template_file).read_text() if chat_template_file else None
-    return BaseLM(lm.to(device), tokenizer, name or Path(path).name, revision, context_length, template)
+    base = BaseLM(lm, tokenizer, name or Path(path).name, revision, context_length, template)
+    base = base.to(device, getattr(torch, dtype))
+    refuse_unfaithful(base)
+    return base
 
 
 def refuse_unreadable(config: Any, name: str) -> None:
@@ -179,6 +192,36 @@ def refuse_unreadable(config: Any, name: str) -> None:
         raise InputError(
             f"base {name} has {', '.join(sorted(kinds))}: a tree of guesses cannot be read and rolled back "
             "exactly there; use a base with full attention in every layer"
+        )
+
+
+@torch.inference_mode()
+def refuse_unfaithful(base: BaseLM, length: int = 320) -> None:
+    """Raise InputError unless this base reads a forked tree as it reads the two texts in it.
+
+    A config does not tell whether attention is local, positions enter as biases or logits are scaled after
+    the head; a reading does. The text is longer than the local windows in use, where the context allows.
+    """
+    rng = torch.Generator().manual_seed(0)
+    length = min(length, base.context_length - 4)
+    text = torch.randint(base.vocabulary, (length + 4,), generator=rng).to(base.device)
+    prefix, (root, left, right, below) = text[:length], text[length:]
+    tree = TokenTree.from_paths(root, torch.stack([left, below, right, right]).reshape(2, 2), torch.tensor([2, 1]), 9)
+    try:
+        cache = base.new_cache(length + 8)
+        base.read(prefix, cache)
+        forked_NV = base.read_tree(tree, cache).logits_NV[-2:].float()
+        paths = (torch.stack([root, left, below]), torch.stack([root, right]))
+        alone_NV = torch.stack([base.lm(torch.cat([prefix, path])[None]).logits[0, -1].float() for path in paths])
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise InputError(
+            f"base {base.name} cannot read a tree through a plain mask ({first_line(error)}); use another base"
+        ) from error
+    apart = (forked_NV - alone_NV).abs().max() / alone_NV.std()
+    if not apart < (1e-2 if base.dtype in (torch.float32, torch.float64) else 0.5):
+        raise InputError(
+            f"base {base.name} reads a tree otherwise than the texts in it (logits differ by {apart:.2g} of their "
+            "spread): its attention is local or biased by distance, or its logits are scaled; use another base"
         )
 
 

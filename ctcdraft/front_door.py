@@ -16,9 +16,6 @@ from ctcdraft.errors import InputError
 REPOSITORY = Path(__file__).resolve().parent.parent
 CONFIGS = REPOSITORY / "configs"
 
-# Thousands of small operations a second: two OpenMP threads that spin while waiting for each other are many
-# times slower than two that sleep. It has no effect once torch has started its threads.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # Hydra then raises what it finds wrong instead of printing a page about it, and `from_command_line` says it.
 os.environ.setdefault("HYDRA_FULL_ERROR", "1")
 
@@ -72,11 +69,13 @@ def entry_point(main: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 def from_command_line(main: Callable[[], Any]) -> None:
     """Run a Hydra main; what Hydra finds wrong with the command line becomes a sentence too."""
-    from hydra.errors import HydraException
+    from hydra.errors import HydraException, InstantiationException
     from omegaconf.errors import OmegaConfBaseException
 
     try:
         main()
+    except InstantiationException:  # a constructor of ours failed, and not because of its input
+        raise
     except (HydraException, OmegaConfBaseException) as error:
         parts = [str(part) for part in (error, error.__cause__) if part is not None]
         words = " ".join(line.strip() for part in parts for line in part.splitlines()[:1]).replace("'.", "':")

@@ -97,3 +97,40 @@ def test_an_adapter_is_merged_before_freezing(tmp_path):
         assert torch.allclose(merged.lm(tokens).logits, tuned(tokens).logits, atol=1e-4)
         assert not torch.allclose(merged.lm(tokens).logits, plain.lm(tokens).logits, atol=1e-2)
     assert merged.fingerprint()["weights"] != plain.fingerprint()["weights"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("gpt_neo", {"num_layers": 2, "attention_types": [[["local"], 2]], "window_size": 8, "num_heads": 4}),
+        ("granite", {"logits_scaling": 8.0}),
+        ("bloom", {"n_layer": 2, "n_head": 4}),
+    ],
+)
+def test_what_only_a_reading_tells_is_refused_too(tmp_path, kind, changes):
+    """Local attention, logits scaled after the head, positions as biases: no config says so in one place."""
+    config = transformers.AutoConfig.for_model(
+        kind, hidden_size=32, vocab_size=261, initializer_range=0.3, bos_token_id=0, eos_token_id=END,
+        **({} if kind != "granite" else {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+           "intermediate_size": 48}), **changes,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=r"base .* (reads a tree otherwise|cannot read a tree|has )"):
+        load_base(str(tmp_path), "float32", "cpu", context_length=64, attention="eager")
+
+
+def test_impossible_places_and_types_are_one_sentence(tmp_path):
+    folder = saved(tmp_path)
+    with pytest.raises(InputError, match="dtype=float23 is no type of torch"):
+        load_base(folder, "float23", "cpu")
+    if not torch.cuda.is_available():
+        with pytest.raises(InputError, match="finds no CUDA device"):
+            load_base(folder, "float32", "cuda")
+
+
+def test_one_checkpoint_is_one_base_in_every_dtype(tmp_path):
+    folder = saved(tmp_path)
+    prints = [load_base(folder, dtype, "cpu").fingerprint() for dtype in ("float32", "float16", "bfloat16")]
+    assert prints[0] == prints[1] == prints[2]

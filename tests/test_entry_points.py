@@ -8,8 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import transformers
+from omegaconf import OmegaConf
+from safetensors.torch import load_file
 from tiny_models import random_lm, tiny_tokenizer
+
+from ctcdraft.base import load_base
+from ctcdraft.front_door import load_drafter
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -32,7 +38,8 @@ def training(*more: str) -> list[str]:
     return [
         "base=local", "base.path=base", "corpus.path=prompts.jsonl", "prepared=prepared", "answers.max_new_tokens=20",
         "trainer.steps=4", "trainer.probe_prompts=2", "trainer.probe_every=4", "trainer.checkpoint_every=2",
-        "trainer.autocast=false", "drafter.frames=5", "objective.labels=3", "decoding.max_new_tokens=10", *more,
+        "trainer.autocast=false", "trainer.warmup=1", "drafter.frames=5", "objective.labels=3",
+        "decoding.max_new_tokens=10", *more,
     ]  # fmt: skip
 
 
@@ -81,8 +88,43 @@ def test_resuming_raises_the_steps_only(world, monkeypatch, capsys):
     assert "trainer.rows=2" in said
     assert "only trainer.steps= may be raised" in said
     assert "may only be raised" in refused(monkeypatch, capsys, "train.py", "resume=again", "trainer.steps=3")
+    before = (world / "again" / "metrics.jsonl").read_text()
     run_script(monkeypatch, "train.py", "resume=again", "trainer.steps=6")
-    assert len((world / "again" / "metrics.jsonl").read_text().splitlines()) == 6
+    after = (world / "again" / "metrics.jsonl").read_text()
+    # From scratch the longer schedule would give steps 2 to 4 other learning rates: they were not taken again.
+    assert after.startswith(before)
+    assert len(after.splitlines()) == 6
+    assert OmegaConf.load(world / "again" / "config.yaml").trainer.steps == 6
+
+
+def test_a_run_killed_before_its_first_checkpoint_begins_again(world, monkeypatch):
+    monkeypatch.chdir(world)
+    run_script(monkeypatch, "train.py", *training("run=early"))
+    trained = (world / "early" / "drafter.safetensors").read_bytes()
+    for name in ("resume.pt", "drafter.safetensors"):
+        (world / "early" / name).unlink()
+    run_script(monkeypatch, "train.py", "resume=early")
+    assert (world / "early" / "drafter.safetensors").read_bytes() == trained
+
+
+def test_a_run_directory_gives_its_weights_back(world, monkeypatch):
+    monkeypatch.chdir(world)
+    base = load_base("base", "float32", "cpu")
+    drafter = load_drafter(world / "run", base, paths=None)
+    saved = load_file(world / "run" / "drafter.safetensors")
+    assert set(saved) == set(drafter.own_state())
+    for name, value in drafter.own_state().items():
+        assert torch.equal(value, saved[name]), name
+    other = OmegaConf.load(REPOSITORY / "configs" / "drafter" / "paths" / "collapse.yaml")
+    assert type(load_drafter(world / "run", base, paths=other).paths).__name__ == "Collapse"
+
+
+def test_overwriting_a_run_spares_what_is_not_its_own(world, monkeypatch):
+    monkeypatch.chdir(world)
+    run_script(monkeypatch, "train.py", *training("run=mine"))
+    (world / "mine" / "thesis.txt").write_text("years of work")
+    run_script(monkeypatch, "train.py", *training("run=mine", "overwrite=true"))
+    assert (world / "mine" / "thesis.txt").read_text() == "years of work"
 
 
 def test_a_multirun_numbers_its_jobs(world, monkeypatch):
@@ -107,6 +149,13 @@ def test_plan_only_leaves_nothing(world, monkeypatch, capsys):
         ("train.py", training("drafter.framse=8"), "framse"),
         ("train.py", ["base=local", "base.path=nowhere"], "no base LLM at nowhere"),
         ("train.py", training("run=x", "objective.labels=9"), "5 frames cannot say 9 labels"),
+        ("train.py", training("run=x", "objective.labels=0"), "objective.labels=0"),
+        ("train.py", training("run=x", "drafter.frames=0"), "drafter.frames=0"),
+        ("train.py", training("run=x", "trainer.anchors=0"), "trainer.anchors=0 is impossible"),
+        ("train.py", training("run=x", "trainer.probe_every=0"), "trainer.probe_every=0 is impossible"),
+        ("train.py", training("run=x", "decoding.temperature=-1"), "decoding.temperature=-1"),
+        ("train.py", training("run=x", "corpus.limit=5"), "other prompts"),
+        ("train.py", training("run=x", "answers.temperature=1.0"), "temperature 0.0 (now 1.0)"),
         ("train.py", training("run=x", "prepared=other", "corpus.path=gone.jsonl"), "gone.jsonl"),
         ("train.py", training("run=x", "prepared=other", "corpus.path=empty.jsonl"), "empty.jsonl"),
         ("train.py", ["resume=nowhere"], "nowhere holds no run"),

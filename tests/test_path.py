@@ -5,16 +5,19 @@ No other test would see a shift by one that training and decoding share, nor one
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 from tiny_models import random_base
 
+from ctcdraft.corpus.batches import Batches, Rows
 from ctcdraft.corpus.windows import label_windows
 from ctcdraft.decoding.loop import Context, Settings, generate
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.decoding.verify import match
+from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.drafters.block import BlockDrafter
 from ctcdraft.drafters.drafter import Batch
 from ctcdraft.drafters.paths import Collapse, PrefixSearch
@@ -74,8 +77,6 @@ def training_emissions(base, drafter, tokens, anchors, shift=0):
 def test_every_pass_emits_what_training_emits(kind, root_input, causal):
     base = random_base(kind)
     drafter = block_drafter(base, root_input, causal)
-    from ctcdraft.drafters.autoregressive import Autoregressive
-
     answer = generate(base, Autoregressive(base), PROMPT, HOW, frozenset(), 0).tokens
     text = torch.cat([PROMPT, torch.tensor(answer)])
     witness = Witness(drafter, text)
@@ -108,13 +109,40 @@ def test_an_anchor_sees_no_later_text():
         assert not torch.allclose(training_emissions(base, drafter, other, [anchor])[0], before[place], atol=1e-3)
 
 
+@torch.inference_mode()
+def test_the_batches_that_train_hold_what_decoding_sees():
+    """Not a batch made by hand: the production batches of a one-answer corpus, against decoding that answer."""
+    base = random_base()
+    drafter = block_drafter(base)
+    answer = generate(base, Autoregressive(base), PROMPT, HOW, frozenset(), 0).tokens
+    text = torch.cat([PROMPT, torch.tensor(answer)])
+    witness = Witness(drafter, text)
+    generate(base, witness, PROMPT, HOW, frozenset(), 0)
+    decoded = dict(witness.seen)
+
+    rows = Rows([text], [(torch.arange(len(text)) >= len(PROMPT)).int()], [True])
+    batch = Batches(rows, base, rows_a_step=1, anchors=len(text), labels=3, seed=0).batch(0)
+    logits = drafter(batch).logits()[0]
+    compared = 0
+    for place, anchor in enumerate(batch.anchors_BA[0].tolist()):
+        length = int(batch.lengths_BA[0, place])
+        if not length:
+            continue
+        assert batch.roots_BA[0, place] == text[anchor + 1]
+        assert batch.labels_BAS[0, place, :length].tolist() == text[anchor + 2 : anchor + 2 + length].tolist()
+        if anchor in decoded:
+            assert (logits[place] - decoded[anchor]).abs().max() < 1e-4
+            compared += 1
+    assert compared > 10
+
+
 def test_labels_are_what_decoding_must_say():
     """The windows of a finished text hold the very words that follow each anchor's root."""
     tokens = torch.arange(100, 112)
     mask = torch.zeros(12, dtype=torch.int64)
     mask[4:11] = 1
     anchors = torch.tensor([[3, 6, 8]])
-    roots, labels, lengths = label_windows(tokens[None], mask[None], anchors, 4)
+    roots, labels, lengths = label_windows(tokens[None], mask[None], anchors, 4, torch.ones(1).bool())
     for root, label, length, anchor in zip(roots[0], labels[0], lengths[0], anchors[0], strict=True):
         assert root == tokens[anchor + 1]
         assert label[:length].tolist() == tokens[anchor + 2 : anchor + 2 + length].tolist()
@@ -124,10 +152,6 @@ def test_labels_are_what_decoding_must_say():
 @pytest.mark.parametrize("paths", [PrefixSearch(16), Collapse(20, 5, 0.4)], ids=lambda paths: type(paths).__name__)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_an_untrained_head_is_lossless_too(paths, temperature):
-    from dataclasses import replace
-
-    from ctcdraft.drafters.autoregressive import Autoregressive
-
     base = random_base()
     how = replace(HOW, temperature=temperature)
     drafter = block_drafter(base, paths=paths)

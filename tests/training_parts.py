@@ -24,7 +24,7 @@ def rows(count: int = 10, length: int = 30, words: int = 40) -> Rows:
     rng = torch.Generator().manual_seed(1)
     tokens = [torch.randint(5, 5 + words, (length - i,), generator=rng) for i in range(count)]
     masks = [(torch.arange(len(row)) >= 6).int() for row in tokens]
-    return Rows(tokens, masks)
+    return Rows(tokens, masks, [True] * count)
 
 
 def ctc_head(base, frames: int = 6) -> BlockDrafter:

@@ -20,18 +20,23 @@ from ctcdraft.drafters.drafter import Batch
 
 @dataclass(frozen=True)
 class Rows:
-    """Answers as token ids and answer masks, one tensor each a row, cut to the longest length wanted."""
+    """Answers as token ids and answer masks, one tensor each a row, cut to the longest length wanted.
+
+    ended: whether the row reaches to the answer's own end, and was cut by nobody.
+    """
 
     tokens: Sequence[Tensor]
     masks: Sequence[Tensor]
+    ended: Sequence[bool]
 
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def padded(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """tokens_BL and mask_BL of some rows, padded on the right with token 0 and mask 0."""
-        tokens = pad_sequence([self.tokens[i] for i in indices], batch_first=True)
-        return tokens, pad_sequence([self.masks[i] for i in indices], batch_first=True)
+    def padded(self, indices: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+        """tokens_BL and mask_BL of some rows, padded on the right with token 0 and mask 0, and ended_B."""
+        tokens_BL = pad_sequence([self.tokens[i] for i in indices], batch_first=True)
+        mask_BL = pad_sequence([self.masks[i] for i in indices], batch_first=True)
+        return tokens_BL, mask_BL, torch.tensor([self.ended[i] for i in indices])
 
 
 class Batches:
@@ -53,9 +58,9 @@ class Batches:
         """The batch of a step, with the base's states, on the base's device."""
         epoch, place = divmod(step, self.steps_an_epoch)
         order = torch.randperm(len(self.rows), generator=self._rng(epoch, 0)).tolist()
-        tokens_BL, mask_BL = self.rows.padded(order[place * self.rows_a_step : (place + 1) * self.rows_a_step])
+        tokens_BL, mask_BL, ended_B = self.rows.padded(order[place * self.rows_a_step : (place + 1) * self.rows_a_step])
         anchors_BA = sample_anchors(mask_BL, self.anchors, self._rng(step, 1))
-        roots_BA, labels_BAS, lengths_BA = label_windows(tokens_BL, mask_BL, anchors_BA, self.labels)
+        roots_BA, labels_BAS, lengths_BA = label_windows(tokens_BL, mask_BL, anchors_BA, self.labels, ended_B)
         device = self.base.device
         states_BLD = self.base.states(tokens_BL.to(device), torch.ones_like(tokens_BL).to(device))
         windows = (tokens_BL, anchors_BA, roots_BA, labels_BAS, lengths_BA)
@@ -69,11 +74,12 @@ class Batches:
 def feasible_share(rows: Rows, labels: int, frames: int) -> tuple[int, float]:
     """Windows in the corpus, and the share that `frames` frames can say: for the plan, before step 0."""
     windows = feasible = 0
-    for tokens_L, mask_L in zip(rows.tokens, rows.masks, strict=True):
-        anchors_1A = valid_anchors(mask_L[None])[0].nonzero().T
+    for index in range(len(rows)):
+        tokens_1L, mask_1L, ended_1 = rows.padded([index])
+        anchors_1A = valid_anchors(mask_1L)[0].nonzero().T
         if anchors_1A.numel() == 0:
             continue
-        _, labels_1AS, lengths_1A = label_windows(tokens_L[None], mask_L[None], anchors_1A, labels)
-        windows += lengths_1A.numel()
-        feasible += int((frames_needed(labels_1AS, lengths_1A) <= frames).sum())
+        _, labels_1AS, lengths_1A = label_windows(tokens_1L, mask_1L, anchors_1A, labels, ended_1)
+        windows += int((lengths_1A > 0).sum())
+        feasible += int(((lengths_1A > 0) & (frames_needed(labels_1AS, lengths_1A) <= frames)).sum())
     return windows, feasible / max(windows, 1)

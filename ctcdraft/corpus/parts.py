@@ -6,16 +6,15 @@ lie `part-00000.jsonl` and so on, with {"id", "turn", "category", "tokens", "mas
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ctcdraft.corpus.answers import Question
 from ctcdraft.errors import InputError
+from ctcdraft.files import write_text
 
 Manifest = dict[str, Any]
 Line = dict[str, Any]
@@ -30,7 +29,8 @@ def part_files(out: Path) -> list[Path]:
 
 
 def write_part(file: Path, lines: Sequence[Line]) -> None:
-    write_whole(file, "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
+    text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
+    write_text(file, text)
 
 
 def read_part(file: Path) -> list[Line] | None:
@@ -73,33 +73,15 @@ def read_manifest(out: Path) -> Manifest | None:
 
 
 def write_manifest(out: Path, manifest: Manifest) -> None:
-    write_whole(out / "manifest.json", json.dumps(manifest, indent=1) + "\n")
+    text = json.dumps(manifest, indent=1) + "\n"
+    write_text(out / "manifest.json", text)
 
 
 def discard(out: Path) -> None:
     """Remove a prepared corpus, and nothing else that may lie beside it."""
-    for file in [out / "manifest.json", *part_files(out)]:
+    for file in [out / "manifest.json", *part_files(out), *out.glob("*.partial")]:
         file.unlink(missing_ok=True)
 
 
 def checksum(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
-
-
-def write_whole(file: Path, text: str) -> None:
-    """Written beside its place, then moved there: a kill leaves the old file or the new one, never a half."""
-    draft = file.with_suffix(".tmp")
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with draft.open("w") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        draft.replace(file)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            draft.unlink()  # half a file would keep a full disk full
-        raise InputError(
-            f"cannot write {file} ({error.strerror}); make room or choose another out=, then run again: "
-            "what was finished is kept"
-        ) from error

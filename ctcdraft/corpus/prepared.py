@@ -152,7 +152,8 @@ def begin(base: BaseLM, prompts: Sequence[Prompt], answers: Answers, out: Path, 
     if changes:
         raise InputError(
             f"{out} holds a corpus that was made with {', '.join(changes)}; "
-            "repeat those settings, choose another out=, or add overwrite=true to replace it"
+            "repeat those settings, choose another place (out= of data/prepare.py, prepared= of train.py), or have "
+            "data/prepare.py replace it with overwrite=true"
         )
     return there
 

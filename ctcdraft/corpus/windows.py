@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 
-def label_windows(tokens_BL: Tensor, mask_BL: Tensor, anchors_BA: Tensor, label_length: int) -> tuple[Tensor, ...]:
+def label_windows(
+    tokens_BL: Tensor, mask_BL: Tensor, anchors_BA: Tensor, label_length: int, ended_B: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """What each anchor is asked to guess.
 
     tokens     x0  x1  x2  x3  x4  x5
@@ -18,7 +20,8 @@ def label_windows(tokens_BL: Tensor, mask_BL: Tensor, anchors_BA: Tensor, label_
     labels                 x3  x4  x5     what the draft must say
 
     Root and labels lie inside one answer (mask_BL is 1 there); near its end the window is shorter and runs
-    to the answer's last token, EOS included.
+    to the answer's last token, EOS included. That holds where the answer ended by itself (ended_B); one that
+    was cut off goes on, unknown to us, so there only full windows count: nothing may learn to fall silent.
 
     Returns roots_BA, labels_BAS (free slots hold -1) and lengths_BA, 0 where an anchor is not valid.
     """
@@ -31,6 +34,7 @@ def label_windows(tokens_BL: Tensor, mask_BL: Tensor, anchors_BA: Tensor, label_
     flat = at_BAS.clamp(max=length - 1).flatten(1)
     inside_BAS = answer_BL.gather(1, flat).view_as(at_BAS) & (at_BAS < length) & roots_in_answer_BA[..., None]
     reached_BAS = inside_BAS.long().cumprod(dim=-1)
+    reached_BAS = reached_BAS * (ended_B[:, None] | (reached_BAS.sum(dim=-1) == label_length))[..., None]
     labels_BAS = tokens_BL.gather(1, flat).view_as(at_BAS)
     labels_BAS = torch.where(reached_BAS.bool(), labels_BAS, -1)
     return tokens_BL.gather(1, root_BA), labels_BAS, reached_BAS.sum(dim=-1)

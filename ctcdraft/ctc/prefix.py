@@ -71,7 +71,7 @@ def prefix_search(
     blanked_KT, said_KT = _empty_prefix(blank_runs_TT)
     last_K, room_K = words_W.new_zeros(1), probs_TW.new_ones(1)
     levels = [(words_W[:0], words_W[:0], room_K[:0])]
-    parent_row = 0
+    parent_row, best_of_all_N = 0, room_K[:0]
     for _ in range(frames if depth is None else min(depth, frames)):
         either_KT = blanked_KT + said_KT
         children_KW = either_KT @ probs_TW
@@ -84,6 +84,9 @@ def prefix_search(
         parent_K, word_K, mass_K = best_K // words, best_K % words, children_R[best_K]
         levels.append((words_W[word_K], parent_K + parent_row, mass_K))
         parent_row += len(last_K)
+        if mass_K.is_cpu and len(best_of_all_N) == nodes and mass_K[0] <= best_of_all_N[-1]:
+            break  # nothing below can come in any more; asking is free here, on a GPU it would stall every level
+        best_of_all_N = torch.cat([best_of_all_N, mass_K]).topk(min(nodes, len(best_of_all_N) + len(mass_K))).values
 
         repeats_K1 = (word_K == last_K[parent_K])[:, None]
         opens_KT = torch.where(repeats_K1, blanked_KT[parent_K], either_KT[parent_K])

@@ -13,6 +13,7 @@ from torch import Tensor
 from ctcdraft.decoding.sampling import Noise, scramble, warp
 from ctcdraft.decoding.tree import Commit, TokenTree
 from ctcdraft.decoding.verify import Verifier
+from ctcdraft.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,17 @@ class Settings:
     top_p: float
     verify: Verifier
     lossless: bool
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1 or self.nodes < 1:
+            raise InputError(
+                f"decoding.max_new_tokens={self.max_new_tokens} and decoding.nodes={self.nodes} must both be at least 1"
+            )
+        if self.temperature < 0 or self.top_k < 0 or not 0 < self.top_p <= 1:
+            raise InputError(
+                f"decoding.temperature={self.temperature}, top_k={self.top_k} and top_p={self.top_p} are no law; "
+                "temperature and top_k start at 0, top_p lies above 0 and reaches to 1"
+            )
 
     def law(self, logits_NV: Tensor) -> Tensor:
         return warp(logits_NV, self.temperature, self.top_k, self.top_p)
@@ -122,7 +134,7 @@ def generate(
         context = context.extend(commit, read.states_ND)
         new = cut(commit.tokens, stops)
         answer.extend(new)
-        passes.append(Pass(len(new), len(commit.tokens) - 1, commit.open, len(tree), commit.drafted))
+        passes.append(Pass(len(new), min(len(commit.tokens) - 1, len(new)), commit.open, len(tree), commit.drafted))
     ended = answer[-1] in stops
     return Generation(tuple(answer), tuple(passes), ended, prefilled - began, perf_counter() - prefilled)
 

@@ -14,6 +14,7 @@ from ctcdraft.decoding.loop import Context
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.drafter import Batch, DraftHead
 from ctcdraft.drafters.paths import Paths
+from ctcdraft.errors import InputError
 from ctcdraft.nn.heads import BlankHead, Emissions
 from ctcdraft.nn.transformer import BlockShape
 
@@ -27,7 +28,9 @@ class BlockDrafter(DraftHead):
 
     def __init__(self, base: BaseLM, frames: int, body: Callable[[BlockShape, int], Any], paths: Paths) -> None:
         super().__init__()
-        self.body: Any = body(BlockShape.of(base.lm.config), frames).to(base.device)
+        if frames < 1:
+            raise InputError(f"drafter.frames={frames}: a draft needs at least one frame")
+        self.body: Any = body(BlockShape.of(base.lm.config, base.context_length), frames).to(base.device)
         self.head = BlankHead(base.head, base.width).to(base.device)
         self.embedding = base.embedding
         self.initialised = self.body.start_from(base.lm)

@@ -13,6 +13,7 @@ from torch import Tensor
 from ctcdraft.ctc.alignment import collapse
 from ctcdraft.ctc.prefix import prefix_search
 from ctcdraft.decoding.tree import TokenTree
+from ctcdraft.errors import InputError
 
 # (log_probs_TC with the blank as last class, root, greatest depth, nodes with the root, words that end a text)
 Paths = Callable[[Tensor, Tensor, int, int, Sequence[int]], TokenTree]
@@ -26,6 +27,8 @@ class PrefixSearch:
     """
 
     def __init__(self, words_per_frame: int) -> None:
+        if words_per_frame < 1:
+            raise InputError(f"drafter.paths.words_per_frame={words_per_frame}: every frame needs at least one word")
         self.words_per_frame = words_per_frame
 
     def __call__(self, log_probs_TC: Tensor, root: Tensor, depth: int, nodes: int, stops: Sequence[int]) -> TokenTree:

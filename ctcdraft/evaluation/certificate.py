@@ -20,7 +20,7 @@ from ctcdraft.decoding.loop import Drafter, Settings, generate
 from ctcdraft.decoding.sampling import Noise
 from ctcdraft.evaluation.records import AUTOREGRESSIVE, Divergence, Record
 
-TIE = 1e-4  # a smaller margin may be rounding; a larger one never is
+TIE = 1e-4  # of logits: a smaller margin may be rounding; a larger one never is
 HALF = (torch.bfloat16, torch.float16)
 
 
@@ -60,7 +60,10 @@ class Judge:
             return None
         # top-k and top-p have an edge of their own: a word on it comes or goes whatever the two best differ by.
         on_an_edge = self.settings.top_k > 0 or self.settings.top_p < 1
-        if not on_an_edge and (margin is None or margin >= TIE):
+        # Scores at a low temperature are logits / T plus noise: the rounding of the logits grows with them.
+        temperature = self.settings.temperature
+        scale = min(temperature, 1.0) if temperature > 0 else 1.0
+        if not on_an_edge and (margin is None or margin * scale >= TIE):
             return False
         base, contestants = self._exact
         again = [

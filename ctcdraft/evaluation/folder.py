@@ -17,6 +17,7 @@ from typing import Any, Self
 from ctcdraft.errors import InputError
 from ctcdraft.evaluation.records import Record, from_json, to_json
 from ctcdraft.evaluation.timing import Timing
+from ctcdraft.files import write_text
 
 OURS = ("settings.json", "questions*.jsonl", "timing*.json", "report.json", "report.md")
 
@@ -38,24 +39,31 @@ class Shard:
     def __str__(self) -> str:
         return f"-{self.number}-of-{self.of}" if self.of > 1 else ""
 
+    @property
+    def siblings(self) -> str:
+        """A pattern for the names of all shards of this split."""
+        return f"-*-of-{self.of}" if self.of > 1 else ""
+
 
 class Folder:
     """One evaluation on disk, as one of its shards sees it."""
 
     def __init__(self, path: Path, shard: Shard) -> None:
         self.path = path
+        self.shard = shard
         self.lines = path / f"questions{shard}.jsonl"
         self.timing = path / f"timing{shard}.json"
 
     def open(self, settings: dict[str, Any], overwrite: bool) -> None:
         """Refuse to mix what cannot be compared; drop a torn last line; then the folder is ready for `append`.
 
-        overwrite: a shard removes its own lines only, unless the folder holds another evaluation: its
-        siblings may be at work.
+        overwrite: a shard removes its own files and those of another split, but not its siblings', which may be
+        at work, unless the folder holds another evaluation.
         """
         there = self._settings()
+        strangers = self._of_another_split()
         if overwrite:
-            remove([self.lines, self.timing])
+            remove([self.lines, self.timing, *strangers])
         if there is not None and there != settings:
             if not overwrite:
                 raise InputError(
@@ -63,9 +71,21 @@ class Folder:
                     "settings, choose another out=, or add overwrite=true to replace it"
                 )
             remove(file for pattern in OURS for file in self.path.glob(pattern))
-        write_whole(self.path / "settings.json", json.dumps(settings, indent=1) + "\n")
+        if strangers and not overwrite:
+            raise InputError(
+                f"{self.path} holds {strangers[0].name}, which is no part of shard={self.shard.number}/{self.shard.of}"
+                "; go on with the shards it was begun with, choose another out=, or add overwrite=true to replace it"
+            )
+        write_text(self.path / "settings.json", json.dumps(settings, indent=1) + "\n")
         if self.lines.is_file():
             os.truncate(self.lines, self.lines.read_bytes().rfind(b"\n") + 1)
+
+    def _of_another_split(self) -> list[Path]:
+        """Lines and timings of i/M where this is i/N: they answer the same questions a second time."""
+        kinds = (("questions", ".jsonl"), ("timing", ".json"))
+        found = {file for start, end in kinds for file in self.path.glob(f"{start}*{end}")}
+        ours = {file for start, end in kinds for file in self.path.glob(f"{start}{self.shard.siblings}{end}")}
+        return sorted(found - ours)
 
     def _settings(self) -> dict[str, Any] | None:
         file = self.path / "settings.json"
@@ -101,7 +121,7 @@ class Folder:
         return [found[index] for index in sorted(found) if index < questions]
 
     def write_timing(self, timing: Timing) -> None:
-        write_whole(self.timing, json.dumps(timing.to_json(), indent=1) + "\n")
+        write_text(self.timing, json.dumps(timing.to_json(), indent=1) + "\n")
 
     def timings(self) -> list[Timing]:
         return [Timing.from_json(json.loads(file.read_text())) for file in sorted(self.path.glob("timing*.json"))]
@@ -125,14 +145,3 @@ def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 def remove(files: Any) -> None:
     for file in files:
         file.unlink(missing_ok=True)
-
-
-def write_whole(file: Path, text: str) -> None:
-    """Beside its place first, then moved there: a kill leaves the old file or the new one."""
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        draft = file.with_name(f"{file.name}.{os.getpid()}.tmp")
-        draft.write_text(text)
-        draft.replace(file)
-    except OSError as error:
-        raise InputError(f"cannot write {file} ({error.strerror}); make room or choose another out=") from error

@@ -14,7 +14,6 @@ from ctcdraft.base import BaseLM
 from ctcdraft.corpus.chat import answer_text, fit, messages, prompt_tokens
 from ctcdraft.corpus.conversations import Prompt
 from ctcdraft.decoding.loop import Drafter, Generation, Settings, generate
-from ctcdraft.errors import InputError
 from ctcdraft.evaluation.certificate import Judge
 from ctcdraft.evaluation.folder import Folder
 from ctcdraft.evaluation.records import AUTOREGRESSIVE, Answer, Divergence, Record, Turn
@@ -28,20 +27,6 @@ class Arena:
     contestants: Mapping[str, Drafter]
     settings: Settings
     seed: int
-
-    def __post_init__(self) -> None:
-        settings = self.settings
-        whole = (settings.nodes, settings.max_new_tokens)
-        if not all(isinstance(number, int) and number >= 1 for number in whole):
-            raise InputError(
-                f"decoding.nodes={settings.nodes} and decoding.max_new_tokens={settings.max_new_tokens} "
-                "must be whole numbers from 1"
-            )
-        if not (settings.temperature >= 0 and settings.top_k >= 0 and 0 < settings.top_p <= 1):
-            raise InputError(
-                f"decoding.temperature={settings.temperature}, top_k={settings.top_k}, top_p={settings.top_p} is no "
-                "law; temperature and top_k start at 0, top_p lies in (0, 1]"
-            )
 
     def answer(self, contestant: str, prompt_L: Tensor, seed: int) -> Generation:
         drafter, base = self.contestants[contestant], self.base
@@ -62,7 +47,7 @@ def measure(arena: Arena, prompts: Mapping[int, Prompt], folder: Folder, warm_up
 
 def warm_up(arena: Arena, prompt: Prompt, tokens: int) -> None:
     """The first calls load kernels and fill caches; nobody shall pay for that."""
-    settings = replace(arena.settings, max_new_tokens=min(tokens, arena.settings.max_new_tokens))
+    settings = replace(arena.settings, max_new_tokens=min(max(tokens, 1), arena.settings.max_new_tokens))
     prompt_L, _ = asked(arena.base, prompt, [])
     for drafter in arena.contestants.values():
         generate(arena.base, drafter, prompt_L, settings, arena.base.stop_tokens, arena.seed)

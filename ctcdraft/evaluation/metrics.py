@@ -35,7 +35,7 @@ DEFINITIONS = {
     "roof_share": "(bytes of weights and of KV really used per pass) / measured copy bandwidth / measured seconds of "
     "the read; above 1 where the weights fit into the processor's cache",
     "equal": "questions all of whose turns are autoregression's, token for token; `rounding` counts those that "
-    "differ at a margin below 1e-4 and are equal in float64",
+    "differ at a margin below 1e-4 (when sampling: margin times min(T, 1)) and are equal in float64",
     "ended": "answers that ended by themselves",
     "repeated 4-grams": "share of an answer's 4-grams of token ids that stood in it before: looping text is easy "
     "to guess",

@@ -6,8 +6,9 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ctcdraft.evaluation.folder import Folder, write_whole
+from ctcdraft.evaluation.folder import Folder
 from ctcdraft.evaluation.metrics import DEFINITIONS
+from ctcdraft.files import write_text
 
 Row = dict[str, Any]
 Columns = dict[str, Callable[[Row], str]]
@@ -15,8 +16,8 @@ Columns = dict[str, Callable[[Row], str]]
 
 def write(folder: Folder, rows: Sequence[Row], environment: dict[str, Any]) -> None:
     text = json.dumps({"rows": rows, "environment": environment}, indent=1, allow_nan=False)
-    write_whole(folder.path / "report.json", text + "\n")
-    write_whole(folder.path / "report.md", markdown(rows, environment))
+    write_text(folder.path / "report.json", text + "\n")
+    write_text(folder.path / "report.md", markdown(rows, environment))
 
 
 def number(value: float | None, digits: int = 2) -> str:
@@ -139,8 +140,11 @@ def category_columns() -> Columns:
 def statements(rows: Sequence[Row], environment: dict[str, Any]) -> list[str]:
     """In sentences: whether the text stayed the same, what was cut, what is still missing."""
     said = [statement for row in rows if (statement := verdict(row, environment)) is not None]
-    if not said:
-        said.append(f"all contestants say what autoregression says on all {rows[0]['prompts']} questions")
+    prompts = rows[0]["prompts"]
+    if not prompts:
+        said.append("no question is finished here, so there is nothing to compare")
+    elif not said:
+        said.append(f"all contestants say what autoregression says on all {prompts} questions")
     if not environment["verifier_lossless"]:
         said.append("this verifier is not lossless: it may accept what the base would not have said")
     if environment["cut"]["turns"]:

@@ -13,7 +13,7 @@ from ctcdraft.evaluation import metrics, report, roof
 from ctcdraft.evaluation.benchmarks import Benchmark
 from ctcdraft.evaluation.environment import environment, hardware
 from ctcdraft.evaluation.folder import Folder, Shard
-from ctcdraft.evaluation.measure import Arena, asked, measure, order, turn_seed
+from ctcdraft.evaluation.measure import Arena, asked, measure, order, turn_seed, warm_up
 from ctcdraft.evaluation.records import AUTOREGRESSIVE, Record
 from ctcdraft.evaluation.timing import Spent, Timing, instrument
 
@@ -56,9 +56,10 @@ class Session:
             f"at most {most:,} passes each, {most * len(self.contestants):,} in all"
         )
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self, warm_up_tokens: int) -> dict[str, Any]:
         """What all lines of a folder must share. The limit is not among it: a higher one goes on."""
         arena, settings = self.arena, self.arena.settings
+        here = environment()
         return {
             "benchmark": {"name": self.benchmark.name, "questions": self.benchmark.hash},
             "decoding": {
@@ -67,30 +68,37 @@ class Session:
             },
             "contestants": {name: one.identity for name, one in self.contestants.items()},
             "base": arena.base.fingerprint(),
+            "context_length": arena.base.context_length,
+            "attention": arena.base.lm.config._attn_implementation,
             "dtype": dtype(arena),
             "hardware": hardware(arena.base.device),
+            "commit": here["git"] and here["git"]["commit"],
+            "versions": {package: here["versions"][package] for package in ("torch", "transformers")},
             "seed": arena.seed,
+            "warm_up_tokens": warm_up_tokens,
         }
 
     def run(self, folder: Folder, overwrite: bool, warm_up_tokens: int, timing_questions: int) -> dict[str, Any]:
         """Go on where the folder stands, then write the report of all that is in it; returns the report."""
-        folder.open(self.settings(), overwrite)
+        folder.open(self.settings(warm_up_tokens), overwrite)
         measure(self.arena, self.prompts, folder, warm_up_tokens)
         records = folder.records(len(self.benchmark.prompts))
         if not folder.timing.is_file():
             mine = [record for record in records if record.index in self.prompts]
-            timing = self.instrumented(spread(mine, timing_questions))
+            timing = self.instrumented(spread(mine, timing_questions), warm_up_tokens)
             if timing is not None:
                 folder.write_timing(timing)
         rows, circumstances = self.rows(records, Timing.merged(folder.timings()))
         report.write(folder, rows, circumstances)
         return {"rows": rows, "environment": circumstances}
 
-    def instrumented(self, records: list[Record]) -> Timing | None:
+    def instrumented(self, records: list[Record], warm_up_tokens: int) -> Timing | None:
         """A few questions again, with clocks, in another order. None without questions."""
         if not records:
             return None
         arena = self.arena
+        # Again: where every line was on disk already, nothing has run in this process yet.
+        warm_up(arena, self.prompts[records[0].index], warm_up_tokens)
         spent: dict[str, Spent] = {}
         for record in records:
             prompt, said = self.prompts[record.index], record.answers(AUTOREGRESSIVE)

@@ -25,7 +25,7 @@ class AttentionBody(nn.Module):
     def __init__(self, shape: BlockShape, frames: int, root_input: bool, causal: bool) -> None:
         super().__init__()
         self.frames = frames
-        self.rotary = Rotary(shape.head_width, shape.rope_theta)
+        self.rotary = Rotary(shape.head_width, shape.rope_theta, shape.positions + frames)
         self.project = nn.Linear(shape.width, shape.width, bias=False)
         nn.init.eye_(self.project.weight)
         self.slots_TD = nn.Parameter(torch.randn(frames, shape.width) * 0.02)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class BlockShape:
-    """The sizes of a block: width D, heads H, key-value heads G, width of a head, width of the MLP."""
+    """The sizes of a block: width D, heads H, key-value heads G, width of a head, width of the MLP, positions."""
 
     width: int
     heads: int
@@ -22,9 +22,10 @@ class BlockShape:
     inner: int
     epsilon: float
     rope_theta: float
+    positions: int
 
     @classmethod
-    def of(cls, config: Any) -> Self:
+    def of(cls, config: Any, context_length: int) -> Self:
         """The shape of a base's own layers; what another architecture leaves open is filled as Llama does."""
         width, heads = config.hidden_size, config.num_attention_heads
         rope = getattr(config, "rope_parameters", None) or {}
@@ -36,6 +37,7 @@ class BlockShape:
             inner=getattr(config, "intermediate_size", None) or 4 * width,
             epsilon=getattr(config, "rms_norm_eps", 1e-6),
             rope_theta=rope.get("rope_theta", 10_000.0),
+            positions=context_length,
         )
 
 
@@ -49,18 +51,25 @@ class Norm(nn.RMSNorm):
 class Rotary(nn.Module):
     """Rotary positions (Su et al. 2021), half-split as in Llama; frequencies in float32 whatever the dtype."""
 
-    def __init__(self, head_width: int, theta: float) -> None:
+    def __init__(self, head_width: int, theta: float, positions: int) -> None:
         super().__init__()
         self.head_width = head_width
-        self.theta = theta
+        # Tables, no buffers: `.to(bfloat16)` would round the angles, and decoding would differ from training.
+        self._tables = {torch.device("cpu"): rotary_table(head_width, theta, positions)}
 
     def forward(self, positions_X: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines [*X, head_width] of the angle of every position."""
-        # No buffer: `.to(bfloat16)` would round the frequencies, and decoding would differ from training.
-        even = torch.arange(0, self.head_width, 2, device=positions_X.device, dtype=torch.float32)
-        angles = positions_X[..., None] * self.theta ** (-even / self.head_width)
-        angles = torch.cat([angles, angles], dim=-1)
-        return angles.cos(), angles.sin()
+        if positions_X.device not in self._tables:
+            self._tables[positions_X.device] = self._tables[torch.device("cpu")].to(positions_X.device)
+        cos_sin = self._tables[positions_X.device][positions_X]
+        return cos_sin[..., : self.head_width], cos_sin[..., self.head_width :]
+
+
+def rotary_table(head_width: int, theta: float, positions: int) -> Tensor:
+    """Cosines, then sines, of every position: [positions, 2 * head_width], float32."""
+    frequencies = theta ** (-torch.arange(0, head_width, 2, dtype=torch.float64) / head_width)
+    angles = torch.arange(positions)[:, None] * torch.cat([frequencies, frequencies])
+    return torch.cat([angles.cos(), angles.sin()], dim=-1).float()
 
 
 def rotate(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:

@@ -19,6 +19,8 @@ class CTC:
     """
 
     def __init__(self, labels: int) -> None:
+        if labels < 1:
+            raise InputError(f"objective.labels={labels}: a window needs at least one label")
         self.labels = labels
 
     def __call__(self, emissions: Emissions, batch: Batch) -> Loss:

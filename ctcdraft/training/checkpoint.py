@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ctcdraft.drafters.drafter import DraftHead
 from ctcdraft.errors import InputError
+from ctcdraft.files import write_text, write_whole
 
-MUST_AGREE = ("weights", "width", "vocabulary", "taps", "tokenizer")
+MUST_AGREE = ("weights", "width", "vocabulary", "taps", "tokenizer", "chat_template")
 
 
 @dataclass(frozen=True)
@@ -41,18 +41,23 @@ class RunDirectory:
     def resume(self) -> Path:
         return self.path / "resume.pt"
 
+    @property
+    def fingerprint(self) -> Path:
+        return self.path / "fingerprint.json"
+
     def begin(self, config: str, fingerprint: dict[str, Any], overwrite: bool) -> None:
-        """Claim the directory for a new run, or refuse because it holds one."""
+        """Claim the directory for a new run, or refuse because it holds one. Overwriting removes the old run's
+        own files and nothing else that may lie there."""
         if self.config.exists():
-            if not overwrite:
+            if not (overwrite and self.fingerprint.exists()):
                 self.refuse_to_overwrite()
-            shutil.rmtree(self.path)
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self.config.write_text(config)
-            (self.path / "fingerprint.json").write_text(json.dumps(fingerprint, indent=2) + "\n")
-        except OSError as error:
-            raise InputError(f"cannot write the run directory {self.path}: {error}; choose another run=") from error
+            for file in (self.config, self.head, self.resume, self.metrics, self.fingerprint):
+                file.unlink(missing_ok=True)
+        write_text(self.fingerprint, json.dumps(fingerprint, indent=2) + "\n")
+        self.write_config(config)  # last: it is what makes the directory a run
+
+    def write_config(self, config: str) -> None:
+        write_text(self.config, config)
 
     def refuse_to_overwrite(self) -> NoReturn:
         raise InputError(
@@ -72,19 +77,32 @@ class RunDirectory:
         """Fill the drafter's own tensors; every one of them must be there and have its shape."""
         if not self.head.is_file():
             raise InputError(f"{self.head} is missing; the run stopped before its first checkpoint: resume={self.path}")
-        fill(drafter, load_file(self.head), self.head)
+        try:
+            tensors = load_file(self.head)
+        except SafetensorError as error:
+            raise InputError(f"{self.head} is damaged ({error}); resume={self.path} writes it again") from error
+        fill(drafter, tensors, self.head)
 
     def save_state(self, state: dict[str, Any]) -> None:
         write_whole(self.resume, lambda path: torch.save(state, path))
 
-    def load_state(self) -> dict[str, Any]:
+    def load_state(self) -> dict[str, Any] | None:
+        """Everything needed to go on, or None if the run stopped before its first checkpoint."""
         if not self.resume.is_file():
-            raise InputError(f"{self.path} holds no resume.pt, so there is nothing to resume; start anew with run=")
-        return torch.load(self.resume, weights_only=True)
+            return None
+        try:
+            return torch.load(self.resume, weights_only=True, map_location="cpu")
+        except Exception as error:  # a torn file raises whatever its first broken byte means
+            raise InputError(f"{self.resume} is damaged; remove it to begin {self.path} again from step 0") from error
 
     def refuse_other_base(self, fingerprint: dict[str, Any]) -> None:
         """One sentence if the head was trained for another base than the one with this fingerprint."""
-        made_for = json.loads((self.path / "fingerprint.json").read_text())
+        try:
+            made_for = json.loads(self.fingerprint.read_text())
+        except (OSError, ValueError) as error:
+            raise InputError(
+                f"{self.fingerprint} is missing or damaged; train the run again: run={self.path}"
+            ) from error
         differing = [key for key in MUST_AGREE if made_for.get(key) != fingerprint.get(key)]
         if differing:
             raise InputError(
@@ -101,14 +119,3 @@ def fill(drafter: DraftHead, tensors: dict[str, Tensor], source: Path) -> None:
     with torch.no_grad():
         for name, value in own.items():
             value.copy_(tensors[name])
-
-
-def write_whole(path: Path, write: Any) -> None:
-    """Write beside the file and move it into place, so that a kill leaves the old file or the new one."""
-    beside = path.with_name(path.name + ".partial")
-    try:
-        write(beside)
-        os.replace(beside, path)
-    except OSError as error:
-        beside.unlink(missing_ok=True)
-        raise InputError(f"cannot write {path}: {error}; free some space and resume") from error

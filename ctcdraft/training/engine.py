@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import cos, pi
+from math import cos, isfinite, pi
 from typing import Any
 
 import torch
@@ -37,40 +37,71 @@ class TorchEngine:
         self.clip_value = clip_value
         self.autocast = autocast
         # Norms, biases and embeddings of slots are not decayed: they are scales and places, not maps.
-        matrices = [p for p in parameters if p.ndim >= 2 and min(p.shape) > 32]
-        others = [p for p in parameters if not (p.ndim >= 2 and min(p.shape) > 32)]
-        groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
-        self.optimiser = torch.optim.AdamW(groups, lr=learning_rate, betas=betas)
-        self.schedule = torch.optim.lr_scheduler.LambdaLR(
-            self.optimiser, lambda step: warm_cosine(step, steps, warmup, final_share)
-        )
+        matrices = [p for p in parameters if p.ndim == 2 and min(p.shape) > 32]
+        others = [p for p in parameters if not (p.ndim == 2 and min(p.shape) > 32)]
+        self.optimisers = [
+            self.for_matrices(matrices, learning_rate, betas, weight_decay),
+            torch.optim.AdamW(others, lr=learning_rate, betas=betas, weight_decay=0.0),
+        ]
+        self.schedules = [
+            torch.optim.lr_scheduler.LambdaLR(one, lambda step: warm_cosine(step, steps, warmup, final_share))
+            for one in self.optimisers
+        ]
 
-    def step(self, loss: Callable[[], Tensor]) -> Tensor:
-        """One optimiser step; returns the gradient's norm before clipping."""
-        device = self.parameters[0].device.type
-        with torch.autocast(device, torch.bfloat16, enabled=self.autocast):
+    def for_matrices(
+        self, matrices: list[nn.Parameter], learning_rate: float, betas: tuple[float, float], weight_decay: float
+    ) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(matrices, lr=learning_rate, betas=betas, weight_decay=weight_decay)
+
+    def step(self, loss: Callable[[], Tensor]) -> float:
+        """One optimiser step; returns the gradient's norm before clipping. If that is not finite, none is taken."""
+        with self.precision():
             value = loss()
         value.backward()
         norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
+        if not isfinite(norm):
+            return float(norm)
         if self.clip_value is not None:
             torch.nn.utils.clip_grad_value_(self.parameters, self.clip_value)
         else:
             torch.nn.utils.clip_grads_with_norm_(self.parameters, self.clip_norm, norm)
-        self.optimiser.step()
-        self.schedule.step()
-        self.optimiser.zero_grad(set_to_none=True)
-        return norm.detach()
+        for optimiser, schedule in zip(self.optimisers, self.schedules, strict=True):
+            optimiser.step()
+            schedule.step()
+        for optimiser in self.optimisers:
+            optimiser.zero_grad(set_to_none=True)
+        return float(norm)
+
+    def precision(self) -> torch.autocast:
+        """The precision of forward passes, the base's included: `with engine.precision(): ...`"""
+        return torch.autocast(self.parameters[0].device.type, torch.bfloat16, enabled=self.autocast)
 
     @property
     def learning_rate(self) -> float:
-        return float(self.schedule.get_last_lr()[0])
+        return float(self.schedules[0].get_last_lr()[0])
 
     def state_dict(self) -> dict[str, Any]:
-        return {"optimiser": self.optimiser.state_dict(), "schedule": self.schedule.state_dict()}
+        return {
+            "optimisers": [one.state_dict() for one in self.optimisers],
+            "schedules": [one.state_dict() for one in self.schedules],
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.optimiser.load_state_dict(state["optimiser"])
-        self.schedule.load_state_dict(state["schedule"])
+        parts: list[Any] = [*self.optimisers, *self.schedules]
+        for part, saved in zip(parts, [*state["optimisers"], *state["schedules"]], strict=True):
+            part.load_state_dict(saved)
+
+
+class MuonEngine(TorchEngine):
+    """Muon (Jordan et al. 2024) for the matrices, AdamW for the rest: a head learns from fewer steps, which cost
+    a little more each. The learning rate means what it means to AdamW: updates are scaled to its size."""
+
+    def for_matrices(
+        self, matrices: list[nn.Parameter], learning_rate: float, betas: tuple[float, float], weight_decay: float
+    ) -> torch.optim.Optimizer:
+        return torch.optim.Muon(
+            matrices, lr=learning_rate, momentum=betas[1], weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw"
+        )
 
 
 def warm_cosine(step: int, steps: int, warmup: int, final_share: float) -> float:

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any, Protocol
 
+from ctcdraft.files import write_text
+
 
 class Logger(Protocol):
     def log(self, step: int, figures: dict[str, Any]) -> None: ...
@@ -18,7 +20,8 @@ class JsonlLogger:
 
     def __init__(self, path: Path, first_step: int) -> None:
         kept = path.read_text().splitlines()[:first_step] if path.exists() else []
-        path.write_text("".join(line + "\n" for line in kept))  # a killed run may have logged past its checkpoint
+        text = "".join(line + "\n" for line in kept)  # a killed run may have logged past its checkpoint
+        write_text(path, text)
         self._file = path.open("a", buffering=1)
 
     def log(self, step: int, figures: dict[str, Any]) -> None:

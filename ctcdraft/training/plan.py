@@ -9,15 +9,18 @@ import torch
 from ctcdraft.corpus.batches import Batches, feasible_share
 from ctcdraft.drafters.drafter import DraftHead
 from ctcdraft.objectives.objective import Objective
+from ctcdraft.training.engine import TorchEngine
 
 
-def plan(drafter: DraftHead, objective: Objective, batches: Batches, steps: int) -> str:
+def plan(drafter: DraftHead, objective: Objective, batches: Batches, engine: TorchEngine, steps: int) -> str:
     """The plan in words. One forward and backward pass is timed, so what can fail fails here."""
     drafter.zero_grad(set_to_none=True)
     began = perf_counter()
-    batch = batches.batch(0)
-    emissions = drafter(batch)
-    objective(emissions, batch).value.backward()
+    with engine.precision():
+        batch = batches.batch(0)
+        emissions = drafter(batch)
+        value = objective(emissions, batch).value
+    value.backward()
     if batch.states_BLD.is_cuda:
         torch.cuda.synchronize()
     seconds = perf_counter() - began

@@ -39,6 +39,9 @@ def hold_out(rows: Sequence[Row], prompts: int, max_length: int) -> tuple[Rows, 
     ids = sorted({row.id for row in rows}, key=lambda name: hashlib.sha256(name.encode()).digest())
     held = set(ids[: min(prompts, len(ids) // 2)])
     kept = [row for row in rows if row.id not in held]
-    rows_kept = Rows([row.tokens_L[:max_length].long() for row in kept], [row.mask_L[:max_length] for row in kept])
+    whole = [row.ended and len(row.tokens_L) <= max_length for row in kept]
+    rows_kept = Rows(
+        [row.tokens_L[:max_length].long() for row in kept], [row.mask_L[:max_length] for row in kept], whole
+    )
     first_turns = [row for row in rows if row.id in held and row.turn == 0]
     return rows_kept, [row.tokens_L[: int(torch.argmax(row.mask_L.int()))].long() for row in first_turns]

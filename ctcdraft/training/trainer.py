@@ -11,6 +11,7 @@ from tqdm import tqdm
 
 from ctcdraft.corpus.batches import Batches
 from ctcdraft.drafters.drafter import DraftHead
+from ctcdraft.errors import InputError
 from ctcdraft.objectives.objective import Loss, Objective
 from ctcdraft.training.checkpoint import RunDirectory, fill
 from ctcdraft.training.engine import TorchEngine
@@ -66,7 +67,8 @@ class Trainer:
 
     def train_step(self) -> dict[str, Any]:
         """One batch, one optimiser step; the figures of the step as plain numbers."""
-        batch = self.batches.batch(self.step)
+        with self.engine.precision():
+            batch = self.batches.batch(self.step)
         said: list[Loss] = []
 
         def value() -> torch.Tensor:
@@ -75,10 +77,13 @@ class Trainer:
 
         learning_rate = self.engine.learning_rate
         norm = self.engine.step(value)
+        if not math.isfinite(norm):
+            raise InputError(
+                f"the gradient of step {self.step + 1} is {norm} (loss {float(said[0].value):.4g}), so the step was "
+                f"not taken; lower trainer.learning_rate, or go on from the last checkpoint with resume={self.run.path}"
+            )
         figures = {name: float(number) for name, number in said[0].metrics.items()}
-        figures |= {"gradient_norm": float(norm), "learning_rate": learning_rate}
-        if not math.isfinite(figures["loss"]):
-            raise FloatingPointError(f"the loss of step {self.step} is {figures['loss']}")
+        figures |= {"gradient_norm": norm, "learning_rate": learning_rate}
         return figures
 
     def measure(self) -> float:
@@ -101,7 +106,10 @@ class Trainer:
         )
 
     def restore(self) -> None:
+        """Stand where the last checkpoint stood; a run without one begins at step 0."""
         state = self.run.load_state()
+        if state is None:
+            return
         fill(self.drafter, state["head"], self.run.resume)
         self.engine.load_state_dict(state["engine"])
         self.step = state["step"]

@@ -56,6 +56,19 @@ def test_near_a_tie_float64_decides(monkeypatch):
     assert bug.rounding is False
 
 
+@pytest.mark.parametrize(("temperature", "scale"), [(0.0, 1.0), (0.01, 0.01), (0.5, 0.5), (1.0, 1.0), (2.0, 1.0)])
+def test_near_is_measured_in_logits(temperature, scale, monkeypatch):
+    """Perturbed scores are logits / T: at a low temperature one rounding error is a large margin of theirs."""
+    here = arena(corrupt=Corrupt(only=torch.float32), temperature=temperature)
+    (far,) = question(here).divergences["corrupt"]
+    assert far.rounding is False
+    for tie, rounding in ((0.9, False), (1.1, True)):
+        monkeypatch.setattr(certificate, "TIE", tie * scale * far.margin)
+        (found,) = question(here).divergences["corrupt"]
+        assert found.rounding is rounding
+        assert found.margin == far.margin  # as measured, whatever it was compared with
+
+
 def test_the_float64_copy_shares_nothing_with_the_original():
     here = arena()
     base, contestants = Judge(here.base, here.contestants, here.settings)._exact

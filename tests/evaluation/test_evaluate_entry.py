@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,9 +11,11 @@ import hydra
 import pytest
 import torch
 from omegaconf import OmegaConf
+from safetensors.torch import load_file, save_file
 from tiny_models import random_base, random_lm, tiny_tokenizer
 
 from ctcdraft.base import load_base
+from ctcdraft.drafters.paths import Collapse, PrefixSearch
 from ctcdraft.errors import InputError
 from ctcdraft.front_door import REPOSITORY, build_drafter, register_resolvers
 from ctcdraft.training.checkpoint import RunDirectory
@@ -115,6 +118,51 @@ def test_contestants_that_are_none(entry, given, sentence):
 def test_a_head_read_in_an_unknown_way(entry):
     with pytest.raises(InputError, match="there are collapse"):
         entry.read_paths("sideways")
+
+
+@pytest.fixture(scope="module")
+def base(base_folder):
+    return load_base(str(base_folder), "float32", "cpu")
+
+
+def test_a_contestant_has_the_weights_of_its_run(entry, run_directory, base, tmp_path):
+    trained = tmp_path / "trained"
+    shutil.copytree(run_directory, trained)
+    head = RunDirectory(trained).head
+    save_file({name: value + 1 for name, value in load_file(head).items()}, head)
+    before, after = (entry.contestant(entry.looked_up(str(run)), base) for run in (run_directory, trained))
+    for run, one in ((run_directory, before), (trained, after)):
+        saved, own = load_file(RunDirectory(run).head), one.drafter.own_state()
+        assert set(own) == set(saved)
+        assert all(torch.equal(own[name], saved[name]) for name in saved)
+    assert before.identity != after.identity
+
+
+def test_a_head_may_be_read_another_way(entry, run_directory, base):
+    plain, collapsed = (entry.contestant(entry.looked_up(f"{run_directory}{at}"), base) for at in ("", "@collapse"))
+    assert isinstance(plain.drafter.paths, PrefixSearch)
+    assert isinstance(collapsed.drafter.paths, Collapse)
+    assert plain.identity != collapsed.identity
+
+
+def test_identity_is_weights_and_yaml(entry, run_directory, base, tmp_path, monkeypatch):
+    """A wider beam over the same weights is another contestant, whether the run or @PATHS says so."""
+    one = entry.contestant(entry.looked_up(str(run_directory)), base)
+    assert one.identity == entry.contestant(entry.looked_up(str(run_directory)), base).identity
+    wider = tmp_path / "wider"
+    shutil.copytree(run_directory, wider)
+    config = OmegaConf.load(wider / "config.yaml")
+    config.drafter.paths.words_per_frame += 1
+    OmegaConf.save(config, wider / "config.yaml")
+    assert entry.contestant(entry.looked_up(str(wider)), base).identity != one.identity
+
+    shutil.copytree(entry.DRAFTERS / "paths", tmp_path / "drafter" / "paths")
+    monkeypatch.setattr(entry, "DRAFTERS", tmp_path / "drafter")
+    word = f"{run_directory}@collapse"
+    before = entry.contestant(entry.looked_up(word), base).identity
+    file = tmp_path / "drafter" / "paths" / "collapse.yaml"
+    file.write_text(file.read_text().replace("raw_paths: 42", "raw_paths: 41"))
+    assert entry.contestant(entry.looked_up(word), base).identity != before
 
 
 def test_another_base_is_refused_in_one_sentence(entry, run_directory):

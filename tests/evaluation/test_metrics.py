@@ -142,6 +142,16 @@ def test_intervals_are_paired():
     assert ratio_interval([1.0], [2.0], seed=0) is None
 
 
+def test_the_interval_of_the_speedup_is_one_of_speeds():
+    # The same tokens in half the seconds on every question: whichever questions are drawn, twice as fast.
+    theirs = [[plain(5, (1.0, 3.0))], [plain(9, (0.5, 0.5))]]
+    ours = [[plain(5, (0.5, 1.5))], [plain(9, (0.25, 0.25))]]
+    assert row("ctc", records(ours, theirs), None, {}, seed=0)["speedup_ci"] == [2, 2]
+    # Twice the tokens in the same seconds, the same.
+    ours = [[answer(seconds=(1.0, 3.0), tokens=(0,) * 10)], [answer(seconds=(0.5, 0.5), tokens=(0,) * 18)]]
+    assert row("ctc", records(ours, theirs), None, {}, seed=0)["speedup_ci"] == [2, 2]
+
+
 def test_records_survive_their_json():
     for record in records(divergences=((Divergence(0, 1, None, None),), ())):
         assert from_json(to_json(record)) == record

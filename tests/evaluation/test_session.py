@@ -7,7 +7,8 @@ from sessions import PROMPTS, Corrupt, arena, session
 
 from ctcdraft.corpus.chat import messages, prompt_tokens
 from ctcdraft.errors import InputError
-from ctcdraft.evaluation import measure, report
+from ctcdraft.evaluation import environment, measure, report
+from ctcdraft.evaluation import session as sessions
 from ctcdraft.evaluation.folder import Folder, Shard
 from ctcdraft.evaluation.records import from_json
 
@@ -86,6 +87,33 @@ def test_the_order_is_shuffled_but_everyone_is_asked(finished):
     orders = [tuple(turn.answers) for record in lines(finished[0]) for turn in record.turns]
     assert len(set(orders)) > 1
     assert {frozenset(order) for order in orders} == {frozenset(orders[0])}
+    assert len({order.index("autoregressive") for order in orders}) > 1  # the yardstick takes its turn too
+
+
+def test_everyone_is_warm_before_anything_is_timed(tmp_path, monkeypatch):
+    """Also where every question was answered by an earlier process, and only the instrumented pass is left."""
+    here, said = arena(), []
+    names = {drafter: name for name, drafter in here.contestants.items()}
+    generate, instrument = measure.generate, sessions.instrument
+
+    def heard(base, drafter, prompt_L, settings, *rest):
+        said.append((names[drafter], settings.max_new_tokens))
+        return generate(base, drafter, prompt_L, settings, *rest)
+
+    monkeypatch.setattr(measure, "generate", heard)
+    monkeypatch.setattr(sessions, "instrument", lambda *args: said.append("clocks") or instrument(*args))
+    run(session(here, PROMPTS[:1]), tmp_path, timing_questions=1)
+    warm_up = [("autoregressive", 4), ("prompt_lookup", 4)]
+    assert sorted(said[:2]) == warm_up
+    assert {tokens for _, tokens in said[2:4]} == {12}
+    assert sorted(said[4:6]) == warm_up
+    assert said[6:] == ["clocks", "clocks"]
+
+    said.clear()
+    (tmp_path / "timing.json").unlink()
+    run(session(here, PROMPTS[:1]), tmp_path, timing_questions=1)
+    assert sorted(said[:2]) == warm_up
+    assert said[2:] == ["clocks", "clocks"]
 
 
 def test_sampling_is_equal_token_for_token_too(tmp_path):
@@ -141,6 +169,9 @@ def test_a_shard_without_questions_reports_nothing(tmp_path):
     made = run(session(arena(), PROMPTS[:1], shard=Shard(2, 2)), tmp_path)
     assert made["rows"][0]["prompts"] == 0
     assert made["rows"][0]["tau"] is made["rows"][1]["speedup_ci"] is made["rows"][1]["c"] is None
+    for shown in ((tmp_path / "report.md").read_text(), report.terminal(**made)):
+        assert "no question is finished here" in shown
+        assert "all contestants say" not in shown
 
 
 def test_a_higher_limit_goes_on_and_a_lower_one_reports_less(tmp_path):
@@ -162,6 +193,39 @@ def test_other_settings_are_refused_in_one_sentence(tmp_path):
     assert (tmp_path / "mine.txt").exists()
 
 
+def test_whatever_may_change_speed_or_text_is_guarded(tmp_path, monkeypatch):
+    """One change at a time to base, code or libraries, each refused and named."""
+
+    def refused(key):
+        with pytest.raises(InputError, match=rf"in which {key} was [^,]*; repeat") as caught:
+            run(session(here, PROMPTS[:1]), tmp_path)
+        assert "\n" not in str(caught.value)
+
+    here = arena()
+    monkeypatch.setattr(sessions, "environment", lambda: circumstances)
+    circumstances = environment.environment() | {"git": {"commit": "abc", "dirty": False}}
+    run(session(here, PROMPTS[:1]), tmp_path)
+    settings = json.loads((tmp_path / "settings.json").read_text())
+    assert (settings["commit"], settings["attention"], settings["context_length"]) == ("abc", "sdpa", 256)
+
+    whole, circumstances = circumstances, circumstances | {"git": {"commit": "def", "dirty": False}}
+    refused("commit")
+    for package in ("torch", "transformers"):
+        circumstances = whole | {"versions": whole["versions"] | {package: "0.1"}}
+        refused(rf"versions\.{package}")
+    circumstances = whole | {"git": {"commit": "abc", "dirty": True}, "date": "later", "command": "another"}
+    run(session(here, PROMPTS[:1]), tmp_path)
+
+    here.base.context_length = 255
+    refused("context_length")
+    here.base.context_length = 256
+    here.base.lm.set_attn_implementation("eager")
+    refused("attention")
+    here.base.lm.set_attn_implementation("sdpa")
+    with pytest.raises(InputError, match=r"warm_up_tokens was 4 \(now 5\)"):
+        session(here, PROMPTS[:1]).run(Folder(tmp_path, Shard(1, 1)), False, warm_up_tokens=5, timing_questions=1)
+
+
 def test_overwriting_one_shard_leaves_the_others(tmp_path):
     here = arena()
     for shard in (Shard(1, 2), Shard(2, 2)):
@@ -169,6 +233,36 @@ def test_overwriting_one_shard_leaves_the_others(tmp_path):
     kept = (tmp_path / "questions-1-of-2.jsonl").read_text()
     run(session(here, shard=Shard(2, 2)), tmp_path, overwrite=True, timing_questions=1)
     assert (tmp_path / "questions-1-of-2.jsonl").read_text() == kept
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ((Shard(1, 2), Shard(2, 2)), Shard(1, 1)),
+        ((Shard(1, 1),), Shard(2, 2)),
+        ((Shard(2, 2),), Shard(2, 3)),
+        ((Shard(1, 12),), Shard(1, 2)),
+    ],
+)
+def test_another_split_of_the_questions_is_refused_or_replaced(before, after, tmp_path, monkeypatch):
+    """Lines of i/M would answer for i/N: nothing would be measured, and old numbers come out under a new command."""
+    here = arena()
+    for shard in before:
+        run(session(here, shard=shard), tmp_path, timing_questions=1)
+    old = {file: file.read_text() for file in tmp_path.iterdir()}
+    with pytest.raises(InputError, match=rf"is no part of shard={after.number}/{after.of}; .*overwrite=true") as caught:
+        run(session(here, shard=after), tmp_path)
+    assert "\n" not in str(caught.value)
+    assert {file: file.read_text() for file in tmp_path.iterdir()} == old
+
+    asked, ask = [], measure.ask
+    monkeypatch.setattr(measure, "ask", lambda *args: asked.append(args[2]) or ask(*args))
+    now = session(here, shard=after)
+    made = run(now, tmp_path, overwrite=True, timing_questions=1)
+    assert asked == list(now.prompts)
+    assert made["rows"][0]["prompts"] == len(asked)
+    measured = [file.name for file in tmp_path.iterdir() if file.name.startswith(("questions", "timing"))]
+    assert sorted(measured) == [f"questions{after}.jsonl", f"timing{after}.json"]
 
 
 @pytest.mark.parametrize("text", ["0/2", "3/2", "2", "a/b", "1/0"])

@@ -134,7 +134,7 @@ def test_weights_a_pass_reads(tied):
     base = random_base(tie_word_embeddings=tied)
     every = sum(weight.numel() for weight in base.lm.parameters()) * 4
     embeddings = 261 * 32 * 4
-    assert weight_bytes(base) == every if tied else every - embeddings
+    assert weight_bytes(base) == (every if tied else every - embeddings)
 
 
 def test_the_roof():

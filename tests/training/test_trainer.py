@@ -83,8 +83,14 @@ def test_refusals_are_one_sentence_with_the_way_out(base, tmp_path):
     run = begun(tmp_path / "run", base)
     with pytest.raises(InputError, match=r"holds a run already.*resume=.*overwrite=true"):
         run.begin("", {}, overwrite=False)
-    with pytest.raises(InputError, match="nothing to resume"):
+    assert run.load_state() is None
+    run.resume.write_bytes(b"torn")
+    with pytest.raises(InputError, match=r"resume\.pt is damaged; remove it to begin"):
         run.load_state()
+    run.resume.unlink()
+    run.head.write_bytes(b"torn")
+    with pytest.raises(InputError, match=r"drafter\.safetensors is damaged"):
+        run.load_head(ctc_head(base))
     with pytest.raises(InputError, match="holds no run"):
         RunDirectory(tmp_path / "nowhere").require()
     run.refuse_other_base(base.fingerprint())
@@ -107,7 +113,7 @@ def test_overwriting_starts_afresh(base, tmp_path):
 def test_clipping_by_value_bounds_every_entry(base, tmp_path):
     one = trainer(begun(tmp_path / "run", base), base, steps=5, clip_value=1e-4)
     seen = []
-    one.engine.optimiser.register_step_pre_hook(
+    one.engine.optimisers[0].register_step_pre_hook(
         lambda optimiser, *rest: seen.append(
             max(float(p.grad.abs().max()) for group in optimiser.param_groups for p in group["params"])
         )

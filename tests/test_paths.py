@@ -1,0 +1,57 @@
+"""From frames to trees: no blank, no unmerged repeat, nothing below a stop, the likeliest paths first."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ctcdraft.drafters.paths import Collapse, PrefixSearch, fixed_ranks
+
+BLANK, STOP = 6, 4
+
+
+def frames(seed: int, count: int = 5) -> torch.Tensor:
+    rng = torch.Generator().manual_seed(seed)
+    return (3 * torch.randn(count, BLANK + 1, generator=rng)).log_softmax(-1)
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("paths", [PrefixSearch(6), Collapse(30, 4, 0.4)], ids=lambda paths: type(paths).__name__)
+def test_every_tree_is_a_tree_of_words(paths, seed):
+    tree = paths(frames(seed), torch.tensor(1), depth=4, nodes=10, stops=(STOP,))
+    assert 1 < len(tree) <= 10
+    assert tree.tokens_N[0] == 1
+    assert BLANK not in tree.tokens_N.tolist()
+    assert tree.depths_N.max() <= 4
+    assert not torch.isin(tree.parents_N[1:], (tree.tokens_N[1:] == STOP).nonzero() + 1).any()  # nothing below a stop
+    siblings = list(zip(tree.parents_N.tolist(), tree.tokens_N.tolist(), strict=True))
+    assert len(set(siblings)) == len(siblings)
+
+
+def test_stops_do_occur_in_these_trees():
+    trees = [PrefixSearch(6)(frames(seed), torch.tensor(1), 4, 10, (STOP,)) for seed in range(20)]
+    free = [PrefixSearch(6)(frames(seed), torch.tensor(1), 4, 10, ()) for seed in range(20)]
+    assert any(STOP in tree.tokens_N[1:].tolist() for tree in trees)
+    assert any(tree.parents_N.tolist() != other.parents_N.tolist() for tree, other in zip(trees, free, strict=True))
+
+
+def test_frames_that_are_sure_say_their_text():
+    said = [2, 2, BLANK, 2, 5]  # 2 2 5: merge the repeat, keep what the blank parts
+    sure = torch.full((5, BLANK + 1), -20.0)
+    sure[torch.arange(5), torch.tensor(said)] = 0.0
+    for paths in (PrefixSearch(6), Collapse(10, 3, 0.4)):
+        tree = paths(sure.log_softmax(-1), torch.tensor(1), depth=5, nodes=4, stops=(STOP,))
+        assert tree.tokens_N.tolist() == [1, 2, 2, 5]
+        assert tree.parents_N.tolist() == [-1, 0, 1, 2]
+
+
+def test_no_room_no_guesses():
+    for paths in (PrefixSearch(6), Collapse(10, 3, 0.4)):
+        assert len(paths(frames(0), torch.tensor(1), depth=0, nodes=8, stops=())) == 1
+
+
+def test_fixed_ranks_begin_with_the_best_of_every_frame():
+    assert fixed_ranks(2, 3, 4, 0.35).tolist() == [[0, 0], [1, 0], [0, 1], [2, 0]]
+    many = fixed_ranks(4, 3, 50, 0.35).tolist()
+    assert len({tuple(row) for row in many}) == 50
+    assert [sum(row) for row in many] == sorted(sum(row) for row in many)

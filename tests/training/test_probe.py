@@ -1,0 +1,45 @@
+"""What the probe decodes is never trained on, and its tau is the measure's own."""
+
+from __future__ import annotations
+
+import torch
+from drafters import Oracle
+from tiny_models import random_base
+from training_parts import HOW
+
+from ctcdraft.corpus.prepared import Row
+from ctcdraft.decoding.loop import generate
+from ctcdraft.drafters.autoregressive import Autoregressive
+from ctcdraft.training.probe import Probe, hold_out
+
+
+def answer(name: str, turn: int, words: int = 12, ended: bool = True) -> Row:
+    tokens = torch.arange(words, dtype=torch.int32) + 10 * sum(map(ord, name)) + turn
+    return Row(name, turn, "chat", tokens, torch.arange(words) >= 4, ended)
+
+
+def test_held_out_prompts_are_not_trained_on_in_any_of_their_turns():
+    answers = [answer(f"p{n}", turn) for n in range(9) for turn in range(2)]
+    rows, held = hold_out(answers, prompts=3, max_length=100)
+    assert len(rows) == 12
+    assert len(held) == 3
+    trained = {tuple(tokens.tolist()) for tokens in rows.tokens}
+    for prompt in held:
+        assert len(prompt) == 4
+        assert not any(text[:4] == tuple(prompt.tolist()) for text in trained)
+
+
+def test_a_row_that_was_cut_or_never_ended_says_so():
+    answers = [answer("a", 0), answer("b", 0, words=30), answer("c", 0, ended=False), answer("d", 0)]
+    rows, _ = hold_out(answers, prompts=0, max_length=20)
+    assert rows.ended == [True, False, False, True]
+    assert max(map(len, rows.tokens)) == 20
+
+
+def test_tau_counts_what_passes_commit_and_nothing_else():
+    base = random_base(context=64)
+    prompt = torch.arange(10, 16)
+    probe = Probe(base, [prompt], HOW)
+    assert probe.tau(Autoregressive(base)) == 1.0  # the prefill's word would make it more
+    truth = generate(base, Autoregressive(base), prompt, HOW, frozenset(), 0).tokens
+    assert Probe(base, [prompt], HOW).tau(Oracle(torch.cat([prompt, torch.tensor(truth)]), 4)) > 3
