@@ -37,8 +37,8 @@ class TorchEngine:
         self.clip_value = clip_value
         self.autocast = autocast
         # Norms, biases and embeddings of slots are not decayed: they are scales and places, not maps.
-        matrices = [p for p in parameters if p.ndim == 2 and min(p.shape) > 32]
-        others = [p for p in parameters if not (p.ndim == 2 and min(p.shape) > 32)]
+        matrices = [p for p in parameters if p.ndim == 2 and min(p.shape) >= 32]
+        others = [p for p in parameters if not (p.ndim == 2 and min(p.shape) >= 32)]
         self.optimisers = [
             self.for_matrices(matrices, learning_rate, betas, weight_decay),
             torch.optim.AdamW(others, lr=learning_rate, betas=betas, weight_decay=0.0),

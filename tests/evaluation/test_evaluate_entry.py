@@ -189,6 +189,6 @@ def test_every_benchmark_composes_with_every_decoding(name, decoding):
         config = hydra.compose("evaluate", [f"benchmark={name}", f"decoding={decoding}", "benchmark.limit=3"])
         longer = hydra.compose("evaluate", [f"benchmark={name}", "decoding.max_new_tokens=7"])
     assert config.benchmark.name == name
-    assert config.decoding.max_new_tokens == (256 if name == "tiny" else 1024)
+    assert config.decoding.max_new_tokens == (128 if name == "tiny" else 1024)
     assert config.decoding.temperature == (1.0 if decoding == "sampling" else 0.0)
     assert longer.decoding.max_new_tokens == 7

@@ -134,7 +134,7 @@ def test_a_float32_head_trains_and_decodes_beside_a_bfloat16_base(tmp_path):
 
 def test_rotary_angles_survive_a_cast_of_the_module(base):
     drafter = ctc_head(base)
-    positions = torch.arange(1000)
+    positions = torch.arange(60)
     before = drafter.body.rotary(positions)
     after = ctc_head(random_base(context=64)).to(torch.bfloat16).body.rotary(positions)
     assert torch.equal(before[0], after[0])
