@@ -101,6 +101,15 @@ class BaseLM(nn.Module):
         states_ND = self._forward(tree.tokens_N, start + tree.depths_N, mask_NM, cache)
         return Read(states_ND, self.head(states_ND))
 
+    @torch.inference_mode()
+    def read_beside(self, tokens_K: Tensor, positions_K: Tensor, seen_KM: Tensor, cache: KVCache) -> Read:
+        """Read words side by side behind what the cache holds, guesses included; seen_KM (True) says which of its
+        rows, and which of the new ones, each word may see. For drafters that grow a tree level by level."""
+        mask_KM = torch.zeros(seen_KM.shape, dtype=self.dtype, device=self.device)
+        mask_KM.masked_fill_(~seen_KM, torch.finfo(self.dtype).min)
+        states_KD = self._forward(tokens_K, positions_K, mask_KM, cache)
+        return Read(states_KD, self.head(states_KD))
+
     def _forward(self, tokens_N: Tensor, positions_N: Tensor, mask_NM: Tensor | None, cache: KVCache) -> Tensor:
         output = self.lm.base_model(
             input_ids=tokens_N[None],

@@ -10,6 +10,7 @@ from hydra import compose, initialize_config_dir
 from hydra.errors import ConfigCompositionException, MissingConfigException
 from hydra.utils import get_class, get_method, instantiate
 from omegaconf import OmegaConf
+from stepwise_parts import saved_lm
 from tiny_models import random_base
 
 from ctcdraft.decoding.loop import generate
@@ -49,8 +50,8 @@ def has_weights(drafter: str) -> bool:
 
 GROUPS = [
     ("train", group, option)
-    for group in ("base", "corpus", "drafter", "drafter/body", "drafter/paths", "objective", "decoding", "engine",
-                  "logger", "experiment", "answers")
+    for group in ("base", "corpus", "drafter", "drafter/body", "drafter/paths", "drafter/growth", "objective",
+                  "decoding", "engine", "logger", "experiment", "answers")
     for option in options(group)
     if group != "drafter" or has_weights(option)
 ]  # fmt: skip
@@ -60,6 +61,7 @@ GROUPS += [("evaluate", group, option) for group in ("benchmark", "decoding", "b
 @pytest.mark.parametrize(("verb", "group", "option"), GROUPS)
 def test_every_option_composes_and_names_real_code(verb, group, option):
     extra = ["base.path=somewhere"] if group == "base" and option == "local" else []
+    extra += ["drafter=hydra"] if group == "drafter/growth" else []
     config = composed(verb, f"{group}={option}", *extra)
     for target in targets(OmegaConf.to_container(config, resolve=True)):
         assert callable(found(target)), target
@@ -89,10 +91,15 @@ def test_a_misspelt_key_is_refused(key):
 @pytest.mark.parametrize("name", options("drafter"))
 @pytest.mark.parametrize("paths", options("drafter/paths"))
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_every_drafter_decodes_losslessly(name, paths, temperature):
+def test_every_drafter_decodes_losslessly(name, paths, temperature, tmp_path):
     """Untrained heads say junk, which is the harder case: nothing they propose may leak into the text."""
     node = OmegaConf.load(CONFIGS / f"drafter/{name}.yaml")
-    if "defaults" in node:
+    if "growth" in str(node.get("defaults")):
+        if paths != options("drafter/paths")[0]:
+            pytest.skip("has no paths to vary")
+        path = [f"drafter.path={saved_lm(tmp_path)}"] if "path" in node else []
+        node = composed("train", f"drafter={name}", *path).drafter
+    elif "defaults" in node:
         node = composed("train", f"drafter={name}", f"drafter/paths={paths}").drafter
     elif paths != options("drafter/paths")[0]:
         pytest.skip("has no paths to vary")

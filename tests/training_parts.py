@@ -33,9 +33,10 @@ def ctc_head(base, frames: int = 6) -> BlockDrafter:
     return BlockDrafter(base, frames, body, PrefixSearch(16))
 
 
-def trainer(run, base, steps: int, labels: int = 3, **changes) -> Trainer:
-    drafter = ctc_head(base).train()
-    batches = Batches(rows(), base, rows_a_step=4, anchors=8, labels=labels, seed=0)
+def trainer(run, base, steps: int, labels: int = 3, drafter=None, objective=None, **changes) -> Trainer:
+    drafter = (drafter or ctc_head(base)).train()
+    objective = objective or CTC(labels)
+    batches = Batches(rows(), base, rows_a_step=4, anchors=8, labels=objective.labels, seed=0)
     values = {
         "learning_rate": 3e-3,
         "warmup": 2,
@@ -49,4 +50,4 @@ def trainer(run, base, steps: int, labels: int = 3, **changes) -> Trainer:
     }
     engine = TorchEngine(drafter, drafter.own_parameters(), steps=steps, **values)
     probe = Probe(base, [torch.arange(10, 16)], HOW)
-    return Trainer(run, drafter, CTC(labels), batches, engine, probe, steps=steps, checkpoint_every=5, probe_every=6)
+    return Trainer(run, drafter, objective, batches, engine, probe, steps=steps, checkpoint_every=5, probe_every=6)

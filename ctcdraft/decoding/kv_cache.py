@@ -59,6 +59,10 @@ class KVCache(transformers.Cache):
             buffer[:, :, :, start:end] = buffer[:, :, :, start + path_K]
         self._rows = [end] * len(self._rows)
 
+    def forget(self, length: int) -> None:
+        """Keep the first `length` rows: for drafters, which read guesses and take all of them back."""
+        self._rows = [length] * len(self._rows)
+
     def _reserve(self, rows: int, keys: Tensor, values: Tensor) -> None:
         """Allocate the buffers, or grow them; rows already held stay."""
         self.capacity = max(self.capacity, -(-rows // BUCKET) * BUCKET)

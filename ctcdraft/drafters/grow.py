@@ -6,7 +6,7 @@ It knows conditional probabilities; not the model they come from.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -26,9 +26,11 @@ class Laws(Protocol):
 
 
 class Growth(Protocol):
-    """(laws, root, greatest depth, nodes with the root, words that end a text) -> the tree."""
+    """(laws, root, greatest depth, nodes with the root, words that end a text, the draft's own random stream)."""
 
-    def __call__(self, laws: Laws, root: Tensor, depth: int, nodes: int, stops: Sequence[int]) -> TokenTree: ...
+    def __call__(
+        self, laws: Laws, root: Tensor, depth: int, nodes: int, stops: Sequence[int], rng: torch.Generator
+    ) -> TokenTree: ...
 
 
 class Grow:
@@ -45,7 +47,9 @@ class Grow:
         self.width = width
         self.words = words
 
-    def __call__(self, laws: Laws, root: Tensor, depth: int, nodes: int, stops: Sequence[int]) -> TokenTree:
+    def __call__(
+        self, laws: Laws, root: Tensor, depth: int, nodes: int, stops: Sequence[int], rng: Any = None
+    ) -> TokenTree:
         return grow(laws, root, depth, nodes, self.width or nodes, self.words or nodes, stops)
 
 

@@ -184,7 +184,7 @@ LLAMA_NAMES = {
 }
 
 
-def copy_llama_layer(block: SlotBlock, layer: nn.Module) -> bool:
+def copy_llama_layer(block: nn.Module, layer: nn.Module) -> bool:
     """Start the block from a base's layer if that is Llama-shaped to the last parameter; say whether it was."""
     theirs = layer.state_dict()
     ours = block.state_dict()

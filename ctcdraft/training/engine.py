@@ -39,10 +39,11 @@ class TorchEngine:
         # Norms, biases and embeddings of slots are not decayed: they are scales and places, not maps.
         matrices = [p for p in parameters if p.ndim == 2 and min(p.shape) >= 32]
         others = [p for p in parameters if not (p.ndim == 2 and min(p.shape) >= 32)]
-        self.optimisers = [
-            self.for_matrices(matrices, learning_rate, betas, weight_decay),
-            torch.optim.AdamW(others, lr=learning_rate, betas=betas, weight_decay=0.0),
-        ]
+        self.optimisers: list[torch.optim.Optimizer] = []
+        if matrices:
+            self.optimisers.append(self.for_matrices(matrices, learning_rate, betas, weight_decay))
+        if others:  # all there is where only low-rank updates are trained
+            self.optimisers.append(torch.optim.AdamW(others, lr=learning_rate, betas=betas, weight_decay=0.0))
         self.schedules = [
             torch.optim.lr_scheduler.LambdaLR(one, lambda step: warm_cosine(step, steps, warmup, final_share))
             for one in self.optimisers

@@ -1,0 +1,135 @@
+"""A small language model that drafts for a large one (Leviathan et al. 2023; trees as in SpecInfer, Miao et al. 2024).
+
+It reads words only: of the base it knows the tokenizer, and in training the head that says what to imitate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ctcdraft.base import BaseLM, load_base, tokenizer_hash
+from ctcdraft.decoding.kv_cache import KVCache
+from ctcdraft.decoding.loop import Context
+from ctcdraft.decoding.tree import TokenTree
+from ctcdraft.drafters.drafter import Batch
+from ctcdraft.drafters.grow import Growth
+from ctcdraft.drafters.stepwise import Stepwise, deepen, from_anchors
+from ctcdraft.errors import InputError
+from ctcdraft.nn.words import WordEmissions, WordHead
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What the small model has read: the words and their keys and values."""
+
+    tokens_L: Tensor
+    cache: KVCache
+
+    def agreed(self, tokens_L: Tensor) -> int:
+        """How many words, from the first on, are those of another text, its last one not counted."""
+        size = min(len(self.tokens_L), len(tokens_L) - 1)
+        return int((self.tokens_L[:size] == tokens_L[:size]).cumprod(dim=0).sum())
+
+
+class DraftModel(Stepwise):
+    """path: a Hugging Face folder or hub id with the base's tokenizer. Off the shelf it drafts as it is.
+
+    Trained (train.py drafter=draft_model objective=distill) it learns to say what the base says, as DistillSpec
+    does: all of it, or with lora_rank only low-rank updates of its layers.
+    """
+
+    off_the_shelf = True
+    reads_states = False
+
+    def __init__(self, base: BaseLM, path: str | None, lora_rank: int | None, frames: int, growth: Growth) -> None:
+        super().__init__(frames, growth, base.stop_tokens)
+        if path is None:
+            raise InputError("no draft model: give a Hugging Face folder with the base's tokenizer as drafter.path=")
+        self.lm = load_base(path, "float32", str(base.device))
+        refuse_other_tokenizer(self.lm, base)
+        self.vocabulary = base.vocabulary
+        self.teacher = WordHead(base.head)
+        self.head = WordHead(self.lm.head)
+        self.initialised = f"from {self.lm.name}"
+        if lora_rank is None:
+            self.lm.lm.requires_grad_(True)
+        else:
+            add_lora(self.lm.lm, lora_rank)
+            self.initialised += f" with LoRA of rank {lora_rank}"
+
+    def forward(self, batch: Batch) -> WordEmissions:
+        tokens_BL = batch.tokens_BL
+        if tokens_BL.shape[1] > self.lm.context_length:
+            raise InputError(
+                f"a row of {tokens_BL.shape[1]} tokens is longer than the {self.lm.context_length} that the draft "
+                f"model {self.lm.name} reads; lower trainer.max_length"
+            )
+        # The root enters as the drafter is told it; in a real batch it is the text's own.
+        tokens_BL = tokens_BL.scatter(1, (batch.anchors_BA + 1).clamp(max=tokens_BL.shape[1] - 1), batch.roots_BA)
+        read = self.lm.lm.base_model(input_ids=tokens_BL, use_cache=False)
+        states_BATD = from_anchors(read.last_hidden_state, batch.anchors_BA + 1, self.frames)
+        return WordEmissions(states_BATD, self.teacher, self.head)
+
+    def laws(self, context: Context, memory: Reading | None) -> ModelLaws:
+        tokens_L = context.tokens_L
+        if memory is None:
+            rows = len(tokens_L) + context.room + context.nodes * self.frames
+            memory = Reading(tokens_L[:0], self.lm.new_cache(rows))
+        memory.cache.forget(memory.agreed(tokens_L))
+        return ModelLaws(self, tokens_L, memory.cache)
+
+    def draft(self, context: Context, memory: Reading | None, rng: torch.Generator) -> Any:
+        # The deepest guess is not read, but its parent is, at a position the small model must have.
+        if len(context.tokens_L) + min(context.depth, self.frames) > self.lm.context_length + 1:
+            return TokenTree.only_root(context.root), memory
+        return super().draft(context, memory, rng)
+
+
+class ModelLaws:
+    """Reads what is new in the text, then level by level the guesses; of these it keeps nothing."""
+
+    def __init__(self, drafter: DraftModel, tokens_L: Tensor, cache: KVCache) -> None:
+        self.drafter = drafter
+        self.tokens_L = tokens_L
+        self.cache = cache
+        self.logits_KV = drafter.lm.read(tokens_L[cache.length :], cache).logits_NV
+        self.level = 0
+        self.seen_KR = torch.ones(1, 0, dtype=torch.bool, device=tokens_L.device)
+
+    def __call__(self, tokens_K: Tensor, rows_K: Tensor) -> Tensor:
+        if self.level > 0:  # the root has been read with the text
+            text = len(self.tokens_L)
+            self.seen_KR = deepen(self.seen_KR, rows_K)
+            seen_KM = torch.nn.functional.pad(self.seen_KR, (text, 0), value=True)
+            positions_K = torch.full_like(tokens_K, text - 1 + self.level)
+            self.logits_KV = self.drafter.lm.read_beside(tokens_K, positions_K, seen_KM, self.cache).logits_NV
+        self.level += 1
+        # Rows of the head beyond the base's vocabulary are padding: no tokenizer has such words.
+        return self.logits_KV[:, : self.drafter.vocabulary].float().log_softmax(dim=-1)
+
+    def forget(self) -> Reading:
+        self.cache.forget(len(self.tokens_L))
+        return Reading(self.tokens_L, self.cache)
+
+
+def refuse_other_tokenizer(lm: BaseLM, base: BaseLM) -> None:
+    """Words are handed over as ids, so both must mean the same by each."""
+    if tokenizer_hash(lm.tokenizer) != tokenizer_hash(base.tokenizer):
+        raise InputError(
+            f"the draft model {lm.name} has another tokenizer ({len(lm.tokenizer)} words) than the base {base.name} "
+            f"({len(base.tokenizer)}), so its guesses would mean other words; take a model of the base's own family"
+        )
+
+
+def add_lora(lm: Any, rank: int) -> None:
+    """Freeze the model and put trainable low-rank updates, zero at first, beside all its linear layers."""
+    import peft
+
+    if rank < 1:
+        raise InputError(f"drafter.lora_rank={rank}: a rank is at least 1; null trains all weights")
+    settings = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
+    peft.get_peft_model(lm, settings)

@@ -1,0 +1,91 @@
+"""EAGLE: one autoregressive layer that guesses the base's next states (Li et al. 2024). It knows no loss."""
+
+from __future__ import annotations
+
+import torch
+from einops import rearrange
+from torch import Tensor, nn
+
+from ctcdraft.base import BaseLM
+from ctcdraft.decoding.kv_cache import KVCache
+from ctcdraft.decoding.loop import Context
+from ctcdraft.drafters.drafter import Batch
+from ctcdraft.drafters.grow import Growth
+from ctcdraft.drafters.stepwise import Stepwise, deepen, from_anchors
+from ctcdraft.nn.causal import CausalBlock
+from ctcdraft.nn.transformer import BlockShape, copy_llama_layer
+from ctcdraft.nn.words import WordEmissions, WordHead
+
+
+class Eagle(Stepwise):
+    """From a state and the word that followed it to the state of that word; the base's head says the next.
+
+        position        t                 t + 1               t + 2
+        in          h[t], x[t+1]     f[t], x[t+2]        f[t+1], x[t+3]       x[t+1] the root, then guesses
+        out         f[t] ~ h[t+1]    f[t+1] ~ h[t+2]     ...
+        says        x[t+2]           x[t+3]
+
+    Along a draft its own states stand in for the base's, which in training are all true: its first frame is
+    the same in both, the deeper ones are not. No norm before the layer and none after it, as published.
+    """
+
+    def __init__(self, base: BaseLM, frames: int, growth: Growth) -> None:
+        super().__init__(frames, growth, base.stop_tokens)
+        self.fuse = nn.Linear(2 * base.width, base.width).to(base.device)
+        self.block = CausalBlock(BlockShape.of(base.lm.config, base.context_length), input_norm=False).to(base.device)
+        self.head = WordHead(base.head)
+        self.embedding = base.embedding
+        layers = getattr(base.lm.base_model, "layers", None)
+        copied = layers is not None and copy_llama_layer(self.block, layers[-1])
+        self.initialised = "from the base's last layer" if copied else "at random (the base is not Llama-shaped)"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.fuse.weight.dtype
+
+    def forward(self, batch: Batch) -> WordEmissions:
+        next_BL = torch.cat([batch.tokens_BL[:, 1:], torch.zeros_like(batch.tokens_BL[:, :1])], dim=1)
+        # The root comes from the batch, as the drafter is told it: a shifted one must show.
+        next_BL = next_BL.scatter(1, batch.anchors_BA, batch.roots_BA)
+        positions_L = torch.arange(next_BL.shape[1], device=next_BL.device)
+        states_BLD = self.block(self.fused(next_BL, batch.states_BLD), positions_L)
+        return WordEmissions(from_anchors(states_BLD, batch.anchors_BA, self.frames), self.head, self.head)
+
+    def fused(self, words_BL: Tensor, states_BLD: Tensor) -> Tensor:
+        return self.fuse(torch.cat([self.embedding(words_BL).to(self.dtype), states_BLD.to(self.dtype)], dim=-1))
+
+    def laws(self, context: Context, memory: KVCache | None) -> EagleLaws:
+        """Rows of the text: what h[t] and x[t+1] gave; the newest row holds the root."""
+        if memory is None:
+            memory = KVCache(layers=1, capacity=len(context.tokens_L) + context.room + context.nodes * self.frames)
+        start, states_BLD = memory.length, rearrange(context.fresh_KD, "k d -> 1 k d")
+        words_BL = context.tokens_L[None, start + 1 : start + 1 + states_BLD.shape[1]]
+        positions_L = torch.arange(start, start + states_BLD.shape[1], device=words_BL.device)
+        states_BLD = self.block(self.fused(words_BL, states_BLD), positions_L, memory)
+        return EagleLaws(self, memory, states_BLD[0, -1:])
+
+
+class EagleLaws:
+    """states_KD: guessed for the rows of the last level."""
+
+    def __init__(self, drafter: Eagle, memory: KVCache, states_KD: Tensor) -> None:
+        self.drafter = drafter
+        self.memory = memory
+        self.text = memory.length
+        self.states_KD = states_KD
+        self.level = 0
+        self.seen_KR = torch.ones(1, 0, dtype=torch.bool, device=states_KD.device)
+
+    def __call__(self, tokens_K: Tensor, rows_K: Tensor) -> Tensor:
+        if self.level > 0:  # the root's row is the text's newest
+            self.seen_KR = deepen(self.seen_KR, rows_K)
+            seen_KM = torch.nn.functional.pad(self.seen_KR, (self.text, 0), value=True)
+            positions_K = torch.full_like(tokens_K, self.text - 1 + self.level)
+            fused_BKD = self.drafter.fused(tokens_K[None], self.states_KD[None, rows_K])
+            self.states_KD = self.drafter.block(fused_BKD, positions_K, self.memory, seen_KM)[0]
+        self.level += 1
+        return self.drafter.head(self.states_KD).float().log_softmax(dim=-1)
+
+    def forget(self) -> KVCache:
+        self.memory.forget(self.text)
+        return self.memory

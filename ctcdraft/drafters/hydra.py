@@ -1,0 +1,118 @@
+"""Hydra: heads that are told each other's words (Ankner et al. 2024). It knows states, words and no loss."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from einops import rearrange
+from torch import Tensor, nn
+
+from ctcdraft.base import BaseLM
+from ctcdraft.decoding.kv_cache import KVCache
+from ctcdraft.decoding.loop import Context
+from ctcdraft.drafters.drafter import Batch
+from ctcdraft.drafters.grow import Growth
+from ctcdraft.drafters.stepwise import Stepwise, words_told
+from ctcdraft.errors import InputError
+from ctcdraft.nn.causal import CausalBlock
+from ctcdraft.nn.transformer import BlockShape, copy_llama_layer
+from ctcdraft.nn.words import WordEmissions, WordHead
+
+
+class HydraHead(nn.Module):
+    """The state and the embeddings of all words told so far, concatenated; then residual layers. Starts as identity."""
+
+    def __init__(self, width: int, words: int, layers: int) -> None:
+        super().__init__()
+        self.condense = nn.Linear((1 + words) * width, width)
+        nn.init.zeros_(self.condense.weight)
+        nn.init.eye_(self.condense.weight[:, :width])
+        nn.init.zeros_(self.condense.bias)
+        # Small, not zero: gradients must reach the condensing layer's words from the first step.
+        self.layers = nn.ModuleList(nn.Linear((1 + words) * width if n == 0 else width, width) for n in range(layers))
+        for layer in self.layers:
+            assert isinstance(layer, nn.Linear)
+            nn.init.normal_(layer.weight, std=0.01)
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, told_XE: Tensor) -> Tensor:
+        x_XD, inner_XE = self.condense(told_XE), told_XE
+        for layer in self.layers:
+            x_XD = x_XD + nn.functional.silu(layer(inner_XE))
+            inner_XE = x_XD
+        return x_XD
+
+
+class Hydra(Stepwise):
+    """Head k says word k from the anchor's state, the root and the k - 1 words guessed before it.
+
+    layers: of each head's MLP, 1 in Hydra and 4 in Hydra++. prefix_layer: Hydra++'s extra decoder layer, which
+    lets a draft look at all states of the text and not at the newest alone.
+    """
+
+    def __init__(self, base: BaseLM, frames: int, layers: int, prefix_layer: bool, growth: Growth) -> None:
+        super().__init__(frames, growth, base.stop_tokens)
+        if layers < 1:
+            raise InputError(f"drafter.layers={layers}: a head of Hydra has at least one layer")
+        self.heads = nn.ModuleList(HydraHead(base.width, k + 1, layers) for k in range(frames)).to(base.device)
+        self.head = WordHead(base.head)
+        self.embedding = base.embedding
+        self.prefix: Any = None
+        self.initialised = "as the identity"
+        if prefix_layer:
+            self.prefix = CausalBlock(BlockShape.of(base.lm.config, base.context_length), input_norm=True)
+            self.prefix.to(base.device)
+            layers_of_base = getattr(base.lm.base_model, "layers", None)
+            copied = layers_of_base is not None and copy_llama_layer(self.prefix, layers_of_base[-1])
+            self.initialised += f", prefix layer {'from the last layer of the base' if copied else 'at random'}"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.own_parameters()[0].dtype
+
+    def forward(self, batch: Batch) -> WordEmissions:
+        states_BLD = self.mixed(batch.states_BLD.to(self.dtype), None)
+        index_BAD = batch.anchors_BA[..., None].expand(-1, -1, states_BLD.shape[-1])
+        told_BAD = states_BLD.gather(1, index_BAD)
+        embedded_BATD = self.embedding(words_told(batch, self.frames)).to(self.dtype)
+        frames = []
+        for head, word_BAD in zip(self.heads, embedded_BATD.unbind(dim=2), strict=True):
+            told_BAD = torch.cat([told_BAD, word_BAD], dim=-1)
+            frames.append(head(told_BAD))
+        return WordEmissions(torch.stack(frames, dim=2), self.head, self.head)
+
+    def mixed(self, states_BLD: Tensor, memory: KVCache | None) -> Tensor:
+        """What heads are told of the text: its states, through the prefix layer where there is one."""
+        if self.prefix is None:
+            return states_BLD
+        start = memory.length if memory is not None else 0
+        positions_L = torch.arange(start, start + states_BLD.shape[1], device=states_BLD.device)
+        return self.prefix(states_BLD, positions_L, memory)
+
+    def laws(self, context: Context, memory: KVCache | None) -> HydraLaws:
+        if memory is None:
+            memory = KVCache(layers=1, capacity=len(context.tokens_L) + context.room)
+        states_BLD = rearrange(context.fresh_KD, "k d -> 1 k d").to(self.dtype)
+        return HydraLaws(self, memory, self.mixed(states_BLD, memory)[0, -1:])
+
+
+@dataclass
+class HydraLaws:
+    """told_KE: for the rows of the last level, the anchor's state and the embeddings of all words up to there."""
+
+    drafter: Hydra
+    memory: KVCache
+    told_KE: Tensor
+    level: int = 0
+
+    def __call__(self, tokens_K: Tensor, rows_K: Tensor) -> Tensor:
+        words_KD = self.drafter.embedding(tokens_K).to(self.told_KE.dtype)
+        self.told_KE = torch.cat([self.told_KE[rows_K], words_KD], dim=1)
+        states_KD = self.drafter.heads[self.level](self.told_KE)
+        self.level += 1
+        return self.drafter.head(states_KD).float().log_softmax(dim=-1)
+
+    def forget(self) -> KVCache:
+        return self.memory

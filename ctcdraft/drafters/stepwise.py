@@ -1,0 +1,80 @@
+"""What drafters share that read their own guesses: one law a level, and a growth that makes a tree of them."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Collection
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ctcdraft.decoding.loop import Context
+from ctcdraft.decoding.tree import TokenTree
+from ctcdraft.drafters.drafter import Batch, DraftHead
+from ctcdraft.drafters.grow import Growth, Laws
+from ctcdraft.errors import InputError
+
+
+class Told(Laws, Protocol):
+    """Laws that have kept rows of their own for the guesses, and forget them when the tree is grown."""
+
+    def forget(self) -> Any:
+        """What to remember of the text; of the guesses nothing."""
+
+
+class Stepwise(DraftHead):
+    """A drafter of several dependent steps: `laws` says what comes after a text, `growth` asks it for a tree.
+
+    frames: how deep it guesses, and how many teacher-forced frames an anchor has in training: frame t is what
+    is said of label t when the root and the labels before t are known.
+    """
+
+    def __init__(self, frames: int, growth: Growth, stops: Collection[int]) -> None:
+        super().__init__()
+        if frames < 1:
+            raise InputError(f"drafter.frames={frames}: a draft needs at least one frame")
+        self.frames = frames
+        self.growth = growth
+        self.stops = tuple(sorted(stops))
+
+    @abstractmethod
+    def laws(self, context: Context, memory: Any | None) -> Told:
+        """The laws of what follows the context; reads what is new in it and drops what `memory` holds beyond it."""
+
+    def draft(self, context: Context, memory: Any | None, rng: torch.Generator) -> tuple[TokenTree, Any]:
+        laws = self.laws(context, memory)
+        depth = min(context.depth, self.frames)
+        tree = self.growth(laws, context.root, depth, context.nodes, self.stops, rng)
+        return tree, laws.forget()
+
+
+def words_told(batch: Batch, frames: int) -> Tensor:
+    """The newest word that each frame is told, words_BAT: the root, then the labels before it.
+
+    anchor a, root x[a+1]   ->   x[a+1]  x[a+2]  x[a+3] ...        (past the end of a row: its last word)
+    """
+    steps_T = torch.arange(1, frames + 1, device=batch.anchors_BA.device)
+    at_BAT = (batch.anchors_BA[..., None] + steps_T).clamp(max=batch.tokens_BL.shape[1] - 1)
+    words_BAT = batch.tokens_BL.gather(1, at_BAT.flatten(1)).view_as(at_BAT)
+    words_BAT[..., 0] = batch.roots_BA
+    return words_BAT
+
+
+def from_anchors(states_BLD: Tensor, anchors_BA: Tensor, frames: int) -> Tensor:
+    """The states at every anchor and behind it, states_BATD: anchor a   ->   a, a + 1, a + 2, ..."""
+    steps_T = torch.arange(frames, device=anchors_BA.device)
+    at_BAT = (anchors_BA[..., None] + steps_T).clamp(max=states_BLD.shape[1] - 1)
+    index_BRD = at_BAT.flatten(1)[..., None].expand(-1, -1, states_BLD.shape[-1])
+    return states_BLD.gather(1, index_BRD).view(*at_BAT.shape, -1)
+
+
+def deepen(seen_KR: Tensor, rows_K: Tensor) -> Tensor:
+    """Which guessed rows a new level sees: what the rows it continues saw, and itself.
+
+    level 1: a b          level 2, one below b, one below a:        a b | c d
+             1 0                                                    0 1 | 1 0
+             0 1                                                    1 0 | 0 1
+    """
+    itself_KK = torch.eye(len(rows_K), dtype=torch.bool, device=rows_K.device)
+    return torch.cat([seen_KR[rows_K], itself_KK], dim=1)

@@ -1,0 +1,60 @@
+"""One Llama-style block that reads a text from left to right, or a tree of guesses behind it. It knows no words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor, nn
+
+from ctcdraft.nn.transformer import BlockShape, GatedMLP, Norm, Rotary, rotate
+
+
+class CausalAttention(nn.Module):
+    """Every row sees the rows up to itself, those in the cache included, or what seen_LM says."""
+
+    def __init__(self, shape: BlockShape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.query = nn.Linear(shape.width, shape.heads * shape.head_width, bias=False)
+        self.key = nn.Linear(shape.width, shape.kv_heads * shape.head_width, bias=False)
+        self.value = nn.Linear(shape.width, shape.kv_heads * shape.head_width, bias=False)
+        self.out = nn.Linear(shape.heads * shape.head_width, shape.width, bias=False)
+
+    def forward(self, x_BLD: Tensor, turn: tuple[Tensor, Tensor], cache: Any, seen_LM: Tensor | None) -> Tensor:
+        query = rotate(rearrange(self.query(x_BLD), "b l (h d) -> b h l d", h=self.shape.heads), turn)
+        keys = rotate(rearrange(self.key(x_BLD), "b l (g d) -> b g l d", g=self.shape.kv_heads), turn)
+        values = rearrange(self.value(x_BLD), "b l (g d) -> b g l d", g=self.shape.kv_heads)
+        if cache is not None:
+            past = cache.length
+            keys, values = cache.update(keys, values, 0)
+            if seen_LM is None:
+                size = x_BLD.shape[1], keys.shape[2]
+                seen_LM = torch.ones(size, dtype=torch.bool, device=x_BLD.device).tril(past)
+        mixed = F.scaled_dot_product_attention(
+            query, keys, values, attn_mask=seen_LM, is_causal=seen_LM is None, enable_gqa=True
+        )
+        return self.out(rearrange(mixed, "b h l d -> b l (h d)"))
+
+
+class CausalBlock(nn.Module):
+    """Norm, attention, norm, MLP, each added to the residual. input_norm: EAGLE's layer has no first norm.
+
+    Parameters are named as in SlotBlock, so that `copy_llama_layer` fills it.
+    """
+
+    def __init__(self, shape: BlockShape, input_norm: bool) -> None:
+        super().__init__()
+        self.rotary = Rotary(shape.head_width, shape.rope_theta, shape.positions)
+        self.attention_norm = Norm(shape.width, eps=shape.epsilon) if input_norm else None
+        self.attention = CausalAttention(shape)
+        self.mlp_norm = Norm(shape.width, eps=shape.epsilon)
+        self.mlp = GatedMLP(shape.width, shape.inner)
+
+    def forward(self, x_BLD: Tensor, positions_L: Tensor, cache: Any = None, seen_LM: Tensor | None = None) -> Tensor:
+        """cache: rows read before, to which these are added. seen_LM: which rows each may see, its own included."""
+        normed_BLD = x_BLD if self.attention_norm is None else self.attention_norm(x_BLD)
+        x_BLD = x_BLD + self.attention(normed_BLD, self.rotary(positions_L), cache, seen_LM)
+        return x_BLD + self.mlp(self.mlp_norm(x_BLD))

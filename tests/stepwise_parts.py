@@ -1,0 +1,39 @@
+"""Drafters of several dependent steps on a random base: each with weights away from where it starts."""
+
+from __future__ import annotations
+
+import torch
+from tiny_models import random_lm, tiny_tokenizer
+
+from ctcdraft.drafters.draft_model import DraftModel
+from ctcdraft.drafters.eagle import Eagle
+from ctcdraft.drafters.grow import Grow
+from ctcdraft.drafters.hydra import Hydra
+
+KINDS = ("hydra", "hydra++", "eagle", "draft_model", "draft_model_gpt2")
+
+
+def saved_lm(folder, kind="llama", seed=7, words=lambda: tiny_tokenizer(), **changes):
+    """A small LM beside its tokenizer in a folder, as a hub would give it."""
+    lm = random_lm(kind, seed, **{"context": 256, **changes})
+    lm.save_pretrained(folder)
+    words().save_pretrained(folder)
+    return str(folder)
+
+
+def stepwise(kind, base, folder, frames=4, growth=None):
+    growth = growth or Grow(3, 4)
+    torch.manual_seed(5)
+    if kind.startswith("draft_model"):
+        lm = "gpt2" if kind.endswith("gpt2") else "llama"
+        width = {} if lm == "gpt2" else {"hidden_size": 16, "head_dim": 4}
+        return DraftModel(base, saved_lm(folder / lm, lm, **width), None, frames, growth).eval()
+    drafter = Eagle(base, frames, growth) if kind == "eagle" else hydra(kind, base, frames, growth)
+    for value in drafter.own_parameters():
+        value.data += 0.05 * torch.randn_like(value)
+    return drafter.eval()
+
+
+def hydra(kind, base, frames, growth):
+    many = kind == "hydra++"
+    return Hydra(base, frames, layers=4 if many else 1, prefix_layer=many, growth=growth)

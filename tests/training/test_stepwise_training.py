@@ -1,0 +1,94 @@
+"""Drafters of several steps learn: every parameter moves, the base stays, and a checkpoint gives the drafter back."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from stepwise_parts import saved_lm, stepwise
+from tiny_models import random_base
+from training_parts import trainer
+
+from ctcdraft.drafters.draft_model import DraftModel
+from ctcdraft.drafters.grow import Grow
+from ctcdraft.errors import InputError
+from ctcdraft.objectives.cross_entropy import CrossEntropy
+from ctcdraft.objectives.distill import Distill, kl
+from ctcdraft.objectives.eagle import Eagle, EagleCTC
+from ctcdraft.training.checkpoint import RunDirectory
+from ctcdraft.training.logger import JsonlLogger
+from ctcdraft.training.plan import plan
+
+
+def lora(base, folder):
+    torch.manual_seed(0)
+    return DraftModel(base, saved_lm(folder), 4, 3, Grow(3, 4))
+
+
+CASES = {
+    "hydra": (lambda base, folder: stepwise("hydra", base, folder, 3), CrossEntropy(3, 0.8)),
+    "hydra++": (lambda base, folder: stepwise("hydra++", base, folder, 3), Distill(3, 0.8, kl)),
+    "eagle": (lambda base, folder: stepwise("eagle", base, folder, 3), Eagle(1, 1.0, 0.1)),
+    "eagle_ctc": (lambda base, folder: stepwise("eagle", base, folder, 6), EagleCTC(3, 6, 1.0, 0.1, 0.01)),
+    "draft_model": (lambda base, folder: stepwise("draft_model", base, folder, 3), CrossEntropy(3, 1.0)),
+    "draft_model_distilled": (lambda base, folder: stepwise("draft_model", base, folder, 3), Distill(3, 1.0, kl)),
+    "draft_model_lora": (lora, Distill(3, 1.0, kl)),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_loss_falls_and_every_parameter_learns(case, tmp_path):
+    base = random_base(context=64)
+    make, objective = CASES[case]
+    drafter = make(base, tmp_path)
+    run = RunDirectory(tmp_path / "run")
+    run.begin("drafter: {}\n", base.fingerprint(), overwrite=False)
+    one = trainer(run, base, steps=30, drafter=drafter, objective=objective)
+    assert f"initialised {drafter.initialised}" in plan(drafter, objective, one.batches, one.engine, 30)
+    before = {name: value.detach().clone() for name, value in drafter.own_state().items()}
+    frozen = {name: value.clone() for name, value in base.lm.state_dict().items()}
+    one.fit([JsonlLogger(run.metrics, 0)])
+    losses = [json.loads(line)["loss"] for line in run.metrics.read_text().splitlines()]
+    assert sum(losses[-5:]) < 0.95 * sum(losses[:5])
+    for name, value in drafter.own_state().items():
+        assert not torch.equal(value, before[name]), f"{name} never moved"
+    for name, value in base.lm.state_dict().items():
+        assert torch.equal(value, frozen[name]), f"the base's {name} moved"
+    other = make(base, tmp_path)
+    run.load_head(other)
+    for name, value in drafter.own_state().items():
+        assert torch.equal(value, other.own_state()[name])
+
+
+def test_lora_trains_little_and_starts_as_the_model_is(tmp_path):
+    base = random_base(context=64)
+    whole, part = stepwise("draft_model", base, tmp_path, 3), lora(base, tmp_path)
+    assert {name.split(".")[-3] for name in part.own_state()} <= {"lora_A", "lora_B"}
+    assert sum(p.numel() for p in part.own_parameters()) < sum(p.numel() for p in whole.own_parameters())
+    tokens = torch.arange(20, 30)
+    plain = DraftModel(base, saved_lm(tmp_path), None, 3, Grow(3, 4))
+    with torch.inference_mode():
+        said = [one.lm.read(tokens, one.lm.new_cache(16)).logits_NV for one in (part.eval(), plain.eval())]
+    assert torch.equal(*said)
+
+
+def test_a_draft_model_that_cannot_serve_is_refused_in_one_sentence(tmp_path):
+    base = random_base(context=64)
+    with pytest.raises(InputError, match=r"drafter\.path="):
+        DraftModel(base, None, None, 3, Grow(3, 4))
+
+    def other_words():
+        from tiny_models import tiny_tokenizer
+
+        tokenizer = tiny_tokenizer()
+        tokenizer.add_tokens(["one more"])
+        return tokenizer
+
+    with pytest.raises(InputError, match=r"another tokenizer \(262 words\) than the base random-llama \(261\)"):
+        DraftModel(base, saved_lm(tmp_path / "other", words=other_words), None, 3, Grow(3, 4))
+    with pytest.raises(InputError, match=r"lora_rank=0"):
+        DraftModel(base, saved_lm(tmp_path / "same"), 0, 3, Grow(3, 4))
+    short = DraftModel(base, saved_lm(tmp_path / "short", context=20), None, 3, Grow(3, 4))
+    with pytest.raises(InputError, match=r"longer than the 20 that the draft model short reads"):
+        trainer(None, base, steps=1, drafter=short, objective=CrossEntropy(3, 1.0)).train_step()
