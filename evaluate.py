@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,30 +10,17 @@ import hydra
 import torch
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from hydra.utils import get_class, instantiate
+from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from ctcdraft.drafters.drafter import DraftHead
+from ctcdraft.contestants import Entry, contestant, looked_up
 from ctcdraft.errors import InputError
 from ctcdraft.evaluation import report
 from ctcdraft.evaluation.folder import Folder, Shard
 from ctcdraft.evaluation.measure import Arena
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
-from ctcdraft.evaluation.session import Contestant, Session
-from ctcdraft.front_door import REPOSITORY, build_drafter, entry_point, from_command_line, load_drafter
-from ctcdraft.training.checkpoint import RunDirectory
-
-DRAFTERS = REPOSITORY / "configs" / "drafter"
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A name on the command line, looked up. run: None for a drafter without weights."""
-
-    name: str
-    run: Path | None
-    config: Any
-    paths: str | None
+from ctcdraft.evaluation.session import Session
+from ctcdraft.front_door import entry_point, from_command_line
 
 
 @hydra.main(version_base=None, config_path="configs", config_name="evaluate")
@@ -68,40 +53,30 @@ def named(config: DictConfig) -> dict[str, Entry]:
     if not words:
         raise InputError("nobody to compare: give checkpoint=RUN, or contestants=[RUN,prompt_lookup]")
     entries: dict[str, Entry] = {}
-    for word in dict.fromkeys([AUTOREGRESSIVE, *words]):
-        entry = looked_up(str(word))
-        # Two runs of one drafter: the later is named after its directory too.
-        name = entry.name if entry.name not in entries else f"{entry.name}:{entry.run.name if entry.run else word}"
+    for word in [AUTOREGRESSIVE, *words]:
+        entry = looked_up(word)
+        if entry in entries.values():
+            continue
+        # Two of one drafter: the later is named after its directory, or its values, too.
+        name = (
+            entry.name if entry.name not in entries else f"{entry.name}:{entry.run.name if entry.run else said(word)}"
+        )
         while name in entries:
             name += "'"
         entries[name] = entry
     return entries
 
 
-def looked_up(word: str) -> Entry:
-    """A run directory (`RUN`, or `RUN@PATHS`), or a drafter of configs/drafter."""
-    place, at, paths = word.rpartition("@")
-    if not at or Path(word).is_dir():
-        place, at, paths = word, "", ""
-    run = RunDirectory(Path(place))
-    if run.config.is_file():
-        config = OmegaConf.load(run.config)
-        return Entry(f"{config.drafter.name}{at}{paths}", run.path, config, paths or None)
-    file = DRAFTERS / f"{word}.yaml"
-    if run.path.is_dir() or not file.is_file():
-        there = ", ".join(sorted(file.stem for file in DRAFTERS.glob("*.yaml")))
-        raise InputError(
-            f"contestant {word} is neither a run directory (there is no {run.config}) nor one of the drafters {there}"
-        )
-    config = OmegaConf.load(file)
-    if issubclass(get_class(config._target_), DraftHead):
-        raise InputError(f"drafter {word} has weights: train it (train.py drafter={word}) and name its run directory")
-    return Entry(config.name, None, config, None)
+def said(word: Any) -> str:
+    """{draft_model: {frames: 4}}   ->   frames=4"""
+    if not isinstance(word, Mapping):
+        return str(word)
+    return ",".join(f"{key}={value}" for values in word.values() for key, value in (values or {}).items())
 
 
 def load_base(config: DictConfig, entries: dict[str, Entry]) -> Any:
     """The base of the first run, or the one on the command line; `base.path=` alone moves the run's own."""
-    runs = [entry.config.base for entry in entries.values() if entry.run is not None]
+    runs = [run.config.base for entry in entries.values() for run in entry.runs()]
     if "_target_" in config.base:
         node = config.base
     else:
@@ -111,40 +86,9 @@ def load_base(config: DictConfig, entries: dict[str, Entry]) -> Any:
     return instantiate(node, device=config.device, dtype=config.dtype)
 
 
-def contestant(entry: Entry, base: Any) -> Contestant:
-    if entry.run is None:
-        drafter = build_drafter(entry.config, base)
-        return Contestant(drafter, json.dumps(OmegaConf.to_container(entry.config)), 0, base.fingerprint())
-    paths = read_paths(entry.paths)
-    drafter = load_drafter(entry.run, base, paths)
-    parameters = sum(weight.numel() for weight in drafter.own_parameters())
-    run = RunDirectory(entry.run)
-    config: Any = OmegaConf.to_container(entry.config.drafter, resolve=True)
-    if paths is not None:
-        config["paths"] = OmegaConf.to_container(paths, resolve=True)
-    # Weights and YAML: another beam over the same weights is another contestant.
-    identity = f"config {digest(json.dumps(config, sort_keys=True).encode())}, weights {digest(run.head.read_bytes())}"
-    fingerprint = json.loads((run.path / "fingerprint.json").read_text())
-    return Contestant(drafter, identity, parameters, fingerprint)
-
-
-def digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()[:16]
-
-
-def read_paths(name: str | None) -> Any | None:
-    if name is None:
-        return None
-    file = DRAFTERS / "paths" / f"{name}.yaml"
-    if not file.is_file():
-        there = ", ".join(sorted(file.stem for file in file.parent.glob("*.yaml")))
-        raise InputError(f"@{name} is no way to read a head; there are {there}")
-    return OmegaConf.load(file)
-
-
 def output(config: DictConfig, entries: dict[str, Entry], name: str) -> Path:
     """`out=`, else under the run if there is just one; in a multirun every job has a folder of its own."""
-    runs = [entry.run for entry in entries.values() if entry.run is not None]
+    runs = [run.run for entry in entries.values() for run in entry.runs() if run.run is not None]
     home = runs[0] if len(set(runs)) == 1 else Path("runs")
     out = Path(config.out) if config.out is not None else home / "evaluation" / name
     job = HydraConfig.get()

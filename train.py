@@ -9,11 +9,12 @@ import hydra
 import torch
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from hydra.utils import instantiate
+from hydra.utils import get_class, instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from ctcdraft.corpus import prepared
 from ctcdraft.corpus.batches import Batches
+from ctcdraft.drafters.drafter import DraftHead
 from ctcdraft.errors import InputError
 from ctcdraft.front_door import build_drafter, entry_point, from_command_line
 from ctcdraft.training.checkpoint import RunDirectory
@@ -33,6 +34,7 @@ def main(config: DictConfig) -> float:
     elif run.config.exists() and not config.overwrite:
         run.refuse_to_overwrite()
     refuse_impossible(config.trainer)
+    refuse_untrainable(config.drafter)
     if config.trainer.threads:
         torch.set_num_threads(config.trainer.threads)
     base = instantiate(config.base)
@@ -67,6 +69,13 @@ def refuse_impossible(trainer: DictConfig) -> None:
     for key in counts:
         if not isinstance(trainer[key], int) or trainer[key] < 1:
             raise InputError(f"trainer.{key}={trainer[key]} is impossible; it is a whole number from 1")
+
+
+def refuse_untrainable(drafter: DictConfig) -> None:
+    if not issubclass(get_class(drafter._target_), DraftHead):
+        raise InputError(
+            f"drafter={drafter.name} has no weights to train; name it among the contestants of evaluate.py"
+        )
 
 
 def run_directory(config: DictConfig) -> RunDirectory:

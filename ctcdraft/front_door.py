@@ -116,18 +116,19 @@ def input_error(error: BaseException | None) -> InputError | None:
     return error
 
 
-def build_drafter(config: Any, base: Any) -> Any:
-    """The drafter of a `drafter` node, for this base; its YAML's `name` is for rows and files, not for it."""
+def build_drafter(config: Any, base: Any, **parts: Any) -> Any:
+    """The drafter of a `drafter` node, for this base; its YAML's `name` is for rows and files, not for it.
+    parts: the drafters that a composite is made of."""
     from hydra.utils import instantiate
     from omegaconf import OmegaConf
 
     values: Any = OmegaConf.to_container(config, resolve=True)
     values.pop("name", None)
-    return instantiate(values, base=base)
+    return instantiate(values, base=base, **parts)
 
 
 def load_drafter(run: Path, base: Any, paths: Any | None) -> Any:
-    """The drafter of a run directory, with its weights; `paths` reads its frames in another way."""
+    """The drafter of a run directory, with its weights; `paths` reads its frames, or grows its tree, in another way."""
     from omegaconf import OmegaConf
 
     from ctcdraft.training.checkpoint import RunDirectory
@@ -137,7 +138,7 @@ def load_drafter(run: Path, base: Any, paths: Any | None) -> Any:
     directory.refuse_other_base(base.fingerprint())
     config = OmegaConf.load(directory.config).drafter
     if paths is not None:
-        config.paths = paths
+        config["growth" if "growth" in config else "paths"] = paths
     drafter = build_drafter(config, base)
     directory.load_head(drafter)
     return drafter.to(base.dtype).eval()

@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from stepwise_parts import saved_lm
 from tiny_models import random_base
 
+from ctcdraft.contestants import contestant, looked_up
 from ctcdraft.decoding.loop import generate
 from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.drafters.drafter import DraftHead
@@ -106,7 +107,12 @@ def test_every_drafter_decodes_losslessly(name, paths, temperature, tmp_path):
     how = instantiate(composed("train", f"decoding.temperature={temperature}", "decoding.max_new_tokens=30").decoding)
     base = random_base()
     torch.manual_seed(0)
-    drafter = build_drafter(node, base)
+    if "parts" in node:
+        fillers = {"second": "prompt_lookup", "model": {"draft_model": {"path": saved_lm(tmp_path)}}}
+        needed = {role: fillers[role] for role, part in node.parts.items() if part is None}
+        drafter = contestant(looked_up({name: {"parts": needed}}), base).drafter
+    else:
+        drafter = build_drafter(node, base)
     for seed, prompt in enumerate((torch.tensor([0, 7, 9, 9, 30]), torch.arange(40, 60))):
         truth = generate(base, Autoregressive(base), prompt, how, base.stop_tokens, seed).tokens
         assert generate(base, drafter, prompt, how, base.stop_tokens, seed).tokens == truth

@@ -49,8 +49,7 @@ class DraftModel(Stepwise):
         super().__init__(frames, growth, base.stop_tokens)
         if path is None:
             raise InputError("no draft model: give a Hugging Face folder with the base's tokenizer as drafter.path=")
-        self.lm = load_base(path, "float32", str(base.device))
-        refuse_other_tokenizer(self.lm, base)
+        self.lm = load_draft_model(path, base)
         self.vocabulary = base.vocabulary
         self.teacher = WordHead(base.head)
         self.head = WordHead(self.lm.head)
@@ -76,11 +75,13 @@ class DraftModel(Stepwise):
 
     def laws(self, context: Context, memory: Reading | None) -> ModelLaws:
         tokens_L = context.tokens_L
-        if memory is None:
-            rows = len(tokens_L) + context.room + context.nodes * self.frames
-            memory = Reading(tokens_L[:0], self.lm.new_cache(rows))
+        memory = memory or self.unread(context)
         memory.cache.forget(memory.agreed(tokens_L))
         return ModelLaws(self, tokens_L, memory.cache)
+
+    def unread(self, context: Context) -> Reading:
+        rows = len(context.tokens_L) + context.room + context.nodes * self.frames
+        return Reading(context.tokens_L[:0], self.lm.new_cache(rows))
 
     def draft(self, context: Context, memory: Reading | None, rng: torch.Generator) -> Any:
         # The deepest guess is not read, but its parent is, at a position the small model must have.
@@ -116,13 +117,15 @@ class ModelLaws:
         return Reading(self.tokens_L, self.cache)
 
 
-def refuse_other_tokenizer(lm: BaseLM, base: BaseLM) -> None:
-    """Words are handed over as ids, so both must mean the same by each."""
+def load_draft_model(path: str, base: BaseLM) -> BaseLM:
+    """In float32, beside the base. Words are handed over as ids, so both must mean the same by each."""
+    lm = load_base(path, "float32", str(base.device))
     if tokenizer_hash(lm.tokenizer) != tokenizer_hash(base.tokenizer):
         raise InputError(
             f"the draft model {lm.name} has another tokenizer ({len(lm.tokenizer)} words) than the base {base.name} "
             f"({len(base.tokenizer)}), so its guesses would mean other words; take a model of the base's own family"
         )
+    return lm
 
 
 def add_lora(lm: Any, rank: int) -> None:

@@ -35,6 +35,7 @@ class DraftHead(nn.Module):
     """A drafter with weights. Its frozen parts belong to the base; what requires a gradient is its own."""
 
     initialised: str  # in words, for the plan
+    off_the_shelf = False  # whether it drafts before it is trained
 
     @abstractmethod
     def forward(self, batch: Batch) -> Emissions:

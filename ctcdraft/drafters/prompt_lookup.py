@@ -17,6 +17,8 @@ class PromptLookup:
     span: the most words to propose.
     """
 
+    reads_states = False
+
     def __init__(self, base: BaseLM, ngram: int, span: int) -> None:
         self.ngram = ngram
         self.span = span

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from ctcdraft.base import BaseLM
-from ctcdraft.decoding.loop import Drafter, Settings, generate
+from ctcdraft.decoding.loop import Drafter, Settings
 from ctcdraft.decoding.sampling import Noise
+from ctcdraft.evaluation.outside import generate
 from ctcdraft.evaluation.records import AUTOREGRESSIVE, Divergence, Record
 
 TIE = 1e-4  # of logits: a smaller margin may be rounding; a larger one never is

@@ -13,9 +13,10 @@ from tqdm import tqdm
 from ctcdraft.base import BaseLM
 from ctcdraft.corpus.chat import answer_text, fit, messages, prompt_tokens
 from ctcdraft.corpus.conversations import Prompt
-from ctcdraft.decoding.loop import Drafter, Generation, Settings, generate
+from ctcdraft.decoding.loop import Drafter, Generation, Settings
 from ctcdraft.evaluation.certificate import Judge
 from ctcdraft.evaluation.folder import Folder
+from ctcdraft.evaluation.outside import generate
 from ctcdraft.evaluation.records import AUTOREGRESSIVE, Answer, Divergence, Record, Turn
 
 

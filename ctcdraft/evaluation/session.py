@@ -14,6 +14,7 @@ from ctcdraft.evaluation.benchmarks import Benchmark
 from ctcdraft.evaluation.environment import environment, hardware
 from ctcdraft.evaluation.folder import Folder, Shard
 from ctcdraft.evaluation.measure import Arena, asked, measure, order, turn_seed, warm_up
+from ctcdraft.evaluation.outside import StockGenerate
 from ctcdraft.evaluation.records import AUTOREGRESSIVE, Record
 from ctcdraft.evaluation.timing import Spent, Timing, instrument
 
@@ -106,6 +107,8 @@ class Session:
                 prompt_L, _ = asked(arena.base, prompt, [answer.text for answer in said[:turn]])
                 seed = turn_seed(arena.seed, record.index, turn)
                 for name in order(arena, seed + 1):
+                    if isinstance(arena.contestants[name], StockGenerate):
+                        continue  # no clock of ours runs inside it
                     one = instrument(arena.base, arena.contestants[name], prompt_L, arena.settings, seed)
                     spent[name] = spent[name] + one if name in spent else one
         return Timing(spent, roof.weight_bytes(arena.base), roof.copy_bandwidth(arena.base.device))

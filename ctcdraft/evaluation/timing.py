@@ -168,8 +168,8 @@ def rows_read(prompt: int, said: Generation) -> int:
 
 def share_of_pass(spent: Mapping[str, Spent], name: str) -> dict[str, float] | None:
     """c, v and o: drafting, reading and all else, in whole autoregressive passes of the same session."""
-    unit, ours = spent[AUTOREGRESSIVE], spent[name]
-    if not unit.passes or not ours.passes:
+    unit, ours = spent[AUTOREGRESSIVE], spent.get(name)
+    if ours is None or not unit.passes or not ours.passes:
         return None
     whole = unit.a_pass
     c = (ours.seconds["draft"] + ours.seconds["tree"]) / ours.passes / whole

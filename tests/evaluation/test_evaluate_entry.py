@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
 from tiny_models import random_base, random_lm, tiny_tokenizer
 
+from ctcdraft import contestants
 from ctcdraft.base import load_base
 from ctcdraft.drafters.paths import Collapse, PrefixSearch
 from ctcdraft.errors import InputError
@@ -115,9 +116,9 @@ def test_contestants_that_are_none(entry, given, sentence):
         names(entry, **given)
 
 
-def test_a_head_read_in_an_unknown_way(entry):
+def test_a_head_read_in_an_unknown_way(entry, run_directory, base):
     with pytest.raises(InputError, match="there are collapse"):
-        entry.read_paths("sideways")
+        entry.contestant(entry.looked_up(f"{run_directory}@sideways"), base)
 
 
 @pytest.fixture(scope="module")
@@ -156,8 +157,8 @@ def test_identity_is_weights_and_yaml(entry, run_directory, base, tmp_path, monk
     OmegaConf.save(config, wider / "config.yaml")
     assert entry.contestant(entry.looked_up(str(wider)), base).identity != one.identity
 
-    shutil.copytree(entry.DRAFTERS / "paths", tmp_path / "drafter" / "paths")
-    monkeypatch.setattr(entry, "DRAFTERS", tmp_path / "drafter")
+    shutil.copytree(contestants.DRAFTERS / "paths", tmp_path / "drafter" / "paths")
+    monkeypatch.setattr(contestants, "DRAFTERS", tmp_path / "drafter")
     word = f"{run_directory}@collapse"
     before = entry.contestant(entry.looked_up(word), base).identity
     file = tmp_path / "drafter" / "paths" / "collapse.yaml"

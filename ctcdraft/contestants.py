@@ -1,0 +1,160 @@
+"""From a word on the command line to a contestant: a run, a drafter as it is, one made of others, or an outside row.
+
+Like the front door this is where config ends: no room behind imports it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from ctcdraft.drafters.drafter import DraftHead
+from ctcdraft.errors import InputError
+from ctcdraft.evaluation.session import Contestant
+from ctcdraft.front_door import CONFIGS, build_drafter, load_drafter
+from ctcdraft.training.checkpoint import RunDirectory
+
+DRAFTERS = CONFIGS / "drafter"
+OUTSIDE = CONFIGS / "outside"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A name on the command line, looked up. run: None for a drafter as it is. parts: what a composite is made of."""
+
+    name: str
+    run: Path | None
+    config: Any
+    paths: str | None
+    parts: dict[str, Entry] = field(default_factory=dict)
+
+    def runs(self) -> Iterator[Entry]:
+        """Itself and its parts, those of them that are runs."""
+        for entry in (self, *(run for part in self.parts.values() for run in part.runs())):
+            if entry.run is not None:
+                yield entry
+
+
+def looked_up(word: Any) -> Entry:
+    """A run directory (`RUN`, or `RUN@PATHS`), a drafter of configs/drafter or configs/outside or of a YAML file;
+    `{draft_model:{path:FOLDER}}` is a drafter with values of its own."""
+    word, values = next(iter(word.items())) if isinstance(word, Mapping) else (str(word), {})
+    place, at, paths = word.rpartition("@")
+    if not at or Path(word).is_dir():
+        place, at, paths = word, "", ""
+    run = RunDirectory(Path(place))
+    if run.config.is_file():
+        if values:
+            raise InputError(f"{place} is a run and has its own values; of {dict(values)} none can be given")
+        config = OmegaConf.load(run.config)
+        return Entry(f"{config.drafter.name}{at}{paths}", run.path, config, paths or None)
+    config = with_options(drafter_file(word, run), values or {})
+    for key in [key for key in values or {} if key not in config]:
+        raise InputError(f"drafter {word} has no value {key}; it has {', '.join(map(str, config))}")
+    plain = {key: value for key, value in (values or {}).items() if not is_option(config[key], value)}
+    config = OmegaConf.merge(config, plain)
+    found = target(config)
+    if isinstance(found, type) and issubclass(found, DraftHead) and not found.off_the_shelf:
+        raise InputError(f"drafter {word} has weights: train it (train.py drafter={word}) and name its run directory")
+    return Entry(config.name, None, config, None, parts(word, config))
+
+
+def drafter_file(word: str, run: RunDirectory) -> Path:
+    candidates = (DRAFTERS / f"{word}.yaml", OUTSIDE / f"{word}.yaml", Path(word))
+    for file in candidates:
+        if file.suffix == ".yaml" and file.is_file() and not run.path.is_dir():
+            return file
+    there = ", ".join(sorted(file.stem for folder in (DRAFTERS, OUTSIDE) for file in folder.glob("*.yaml")))
+    raise InputError(
+        f"contestant {word} is neither a run directory (there is no {run.config}) nor one of the drafters {there}"
+    )
+
+
+def with_options(file: Path, chosen: Mapping[str, Any]) -> Any:
+    """A drafter's YAML with the options its defaults name, or `chosen` names instead: {growth: chain}."""
+    config: Any = OmegaConf.load(file)
+    merged: Any = OmegaConf.create({})
+    for default in config.pop("defaults", []):
+        for group, option in default.items() if hasattr(default, "items") else [(None, default)]:
+            folder, named = (file.parent, option) if group is None else (DRAFTERS / group, chosen.get(group, option))
+            if isinstance(named, str):
+                there = sorted(one.stem for one in folder.glob("*.yaml"))
+                if named not in there:
+                    raise InputError(f"{group}: {named} is none of {', '.join(there)}")
+                named = with_options(folder / f"{named}.yaml", {})
+            merged = OmegaConf.merge(merged, named if group is None else {group: named})
+    merged = OmegaConf.merge(merged, config)
+    return merged
+
+
+def is_option(node: Any, value: Any) -> bool:
+    """Whether a value is the name of an option, which `with_options` has put in already."""
+    return OmegaConf.is_dict(node) and isinstance(value, str)
+
+
+def target(config: Any) -> Any:
+    from hydra.utils import get_object
+
+    return get_object(config._target_)
+
+
+def parts(word: str, config: Any) -> dict[str, Entry]:
+    """The parts of a composite, each looked up like any contestant."""
+    named = config.pop("parts", {})
+    missing = [role for role, part in named.items() if part is None]
+    if missing:
+        raise InputError(
+            f"drafter {word} needs its part {missing[0]}: contestants=[{{{word}:{{parts:{{{missing[0]}:...}}}}}}] with "
+            "a run or a drafter"
+        )
+    return {str(role): looked_up(part) for role, part in named.items()}
+
+
+def contestant(entry: Entry, base: Any) -> Contestant:
+    if entry.run is not None:
+        return trained(entry, base)
+    made = {role: contestant(part, base) for role, part in entry.parts.items()}
+    drafter = build_drafter(entry.config, base, **{role: part.drafter for role, part in made.items()})
+    parameters = sum(part.parameters for part in made.values())
+    if isinstance(drafter, DraftHead):  # off the shelf
+        drafter = drafter.to(base.dtype).eval()
+        parameters = sum(weight.numel() for weight in drafter.own_parameters())
+    identity = json.dumps(OmegaConf.to_container(entry.config))
+    identity += "".join(f", {role}: {part.identity}" for role, part in made.items())
+    return Contestant(drafter, identity, parameters, base.fingerprint())
+
+
+def trained(entry: Entry, base: Any) -> Contestant:
+    assert entry.run is not None
+    paths = read_paths(entry)
+    drafter = load_drafter(entry.run, base, paths)
+    parameters = sum(weight.numel() for weight in drafter.own_parameters())
+    run = RunDirectory(entry.run)
+    config: Any = OmegaConf.to_container(entry.config.drafter, resolve=True)
+    if paths is not None:
+        config["growth" if "growth" in config else "paths"] = OmegaConf.to_container(paths, resolve=True)
+    # Weights and YAML: another beam over the same weights is another contestant.
+    identity = f"config {digest(json.dumps(config, sort_keys=True).encode())}, weights {digest(run.head.read_bytes())}"
+    fingerprint = json.loads((run.path / "fingerprint.json").read_text())
+    return Contestant(drafter, identity, parameters, fingerprint)
+
+
+def digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def read_paths(entry: Entry) -> Any | None:
+    """RUN@NAME: a way to read frames, or for a drafter of several steps a way to grow."""
+    if entry.paths is None:
+        return None
+    file = DRAFTERS / ("growth" if "growth" in entry.config.drafter else "paths") / f"{entry.paths}.yaml"
+    if not file.is_file():
+        there = ", ".join(sorted(file.stem for file in file.parent.glob("*.yaml")))
+        raise InputError(f"@{entry.paths} is no way to read a head; there are {there}")
+    return with_options(file, {})

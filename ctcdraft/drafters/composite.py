@@ -1,0 +1,165 @@
+"""Two drafters as one: the second goes on where the first ends, or the first drafts for the second.
+
+They know trees and contexts, and of each part whether it reads the base's states or words alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ctcdraft.base import BaseLM
+from ctcdraft.decoding.loop import Context, Drafter
+from ctcdraft.decoding.tree import Commit, TokenTree
+from ctcdraft.decoding.verify import match
+from ctcdraft.drafters.draft_model import DraftModel, Reading
+from ctcdraft.drafters.grow import grow
+from ctcdraft.errors import InputError
+
+
+def reads_states(drafter: Any) -> bool:
+    """Whether it needs the base's states, which guesses do not have. What does not say so is taken to need them."""
+    return getattr(drafter, "reads_states", True)
+
+
+@dataclass(frozen=True)
+class CascadeMemory:
+    """What each part remembers; waiting_KD: base states that the second has not been shown yet."""
+
+    first: Any
+    second: Any
+    waiting_KD: Tensor
+
+
+class Cascade(nn.Module):
+    """The horizontal cascade of Cascade Speculative Drafting (Chen et al. 2024): the first drafter takes the
+    nearer positions, where a wrong guess costs most, and the second goes on below its deepest guess.
+
+    later: nodes kept for the second. It must read words alone to go on below a guess; one that reads states
+    takes over only where the first has nothing to say at all.
+    """
+
+    def __init__(self, base: BaseLM, first: Drafter, second: Drafter, later: int) -> None:
+        super().__init__()
+        if later < 1:
+            raise InputError(f"drafter.later={later}: the second drafter of a cascade needs at least one node")
+        self.first, self.second = first, second
+        self.later = later
+        self.stops = torch.tensor(sorted(base.stop_tokens), device=base.device)
+
+    @property
+    def reads_states(self) -> bool:
+        return reads_states(self.first) or reads_states(self.second)
+
+    def draft(
+        self, context: Context, memory: CascadeMemory | None, rng: torch.Generator
+    ) -> tuple[TokenTree, CascadeMemory]:
+        before = memory or CascadeMemory(None, None, context.fresh_KD[:0])
+        waiting_KD = torch.cat([before.waiting_KD, context.fresh_KD])
+        nearer = replace(context, nodes=max(context.nodes - self.later, 1))
+        tree, first = self.first.draft(nearer, before.first, rng)
+        if len(tree) == 1:
+            tree, second = self.second.draft(replace(context, fresh_KD=waiting_KD), before.second, rng)
+            return tree, CascadeMemory(first, second, waiting_KD[:0])
+        if reads_states(self.second):
+            return tree, CascadeMemory(first, before.second, waiting_KD)
+        tree, second = self.go_on(context, tree, before.second, rng)
+        return tree, CascadeMemory(first, second, waiting_KD[:0])
+
+    def go_on(self, context: Context, tree: TokenTree, memory: Any, rng: torch.Generator) -> tuple[TokenTree, Any]:
+        """The second drafter below the deepest guess; the first of these is the one its drafter listed first."""
+        deepest = tree.depths_N.argmax()
+        path_K = tree.ancestors_NN[deepest].nonzero()[1:, 0]
+        guessed_K = tree.tokens_N[path_K]
+        if torch.isin(guessed_K[-1], self.stops):
+            return tree, memory
+        tokens_L = torch.cat([context.tokens_L, guessed_K])
+        room, nodes = context.room - len(path_K), context.nodes - len(tree) + 1
+        below, memory = self.second.draft(Context(tokens_L, context.fresh_KD[:0], room, nodes), memory, rng)
+        return graft(tree, deepest, below), memory
+
+
+def graft(tree: TokenTree, node: Tensor, below: TokenTree) -> TokenTree:
+    """`below` hung into the tree, its root being the node.
+
+    a - b  with  b - c - d  at b   ->   a - b - c - d          (parents -1 0, and -1 0 1   ->   -1 0 1 2)
+    """
+    if tree.draft_probs_NV is not None or below.draft_probs_NV is not None:
+        raise InputError("a cascade has no law of its own for drawn guesses; let both its parts draft without chance")
+    shifted_N = torch.where(below.parents_N[1:] == 0, node, below.parents_N[1:] + len(tree) - 1)
+    tokens_N = torch.cat([tree.tokens_N, below.tokens_N[1:]])
+    return TokenTree(tokens_N, torch.cat([tree.parents_N, shifted_N]), tree.height + below.height)
+
+
+class Staged(nn.Module):
+    """A draft model that is itself drafted for (Spector and Re 2023; the vertical cascade of Chen et al. 2024).
+
+    The first drafter guesses what the model will say, the model reads that in one pass and keeps its own words,
+    and so on to its depth: the very chain it would have said alone, in fewer of its passes. Beside the chain
+    stand the next best words of every position, as far as there are nodes.
+    """
+
+    def __init__(self, base: BaseLM, model: DraftModel, first: Drafter, first_nodes: int) -> None:
+        super().__init__()
+        if not isinstance(model, DraftModel):
+            raise InputError(f"the model of a staged drafter is a draft_model; {type(model).__name__} reads no words")
+        if reads_states(first):
+            raise InputError(
+                f"{type(first).__name__} reads the base's states, and the draft model has other ones; stage it with a "
+                "drafter that reads words alone: prompt_lookup, a smaller draft_model, or a staged one"
+            )
+        self.model, self.first = model, first
+        self.first_nodes = first_nodes
+
+    reads_states = False
+
+    def draft(
+        self, context: Context, memory: tuple[Reading, Any] | None, rng: torch.Generator
+    ) -> tuple[TokenTree, Any]:
+        depth = min(context.depth, self.model.frames, self.model.lm.context_length - len(context.tokens_L))
+        if depth < 1:
+            return TokenTree.only_root(context.root), memory
+        reading, first = memory or (self.model.unread(context), None)
+        chain_K, laws_KV, reading, first = self.speak(context.tokens_L, depth, reading, first, rng)
+        known = KnownLaws(chain_K, laws_KV)
+        tree = grow(known, context.root, depth, context.nodes, 1, context.nodes, self.model.stops)
+        return tree, (reading, first)
+
+    def speak(
+        self, tokens_L: Tensor, depth: int, reading: Reading, first: Any, rng: torch.Generator
+    ) -> tuple[Tensor, Tensor, Reading, Any]:
+        """The model's next `depth` words and the laws they came from: the decoding loop, the model as its base."""
+        lm, cache, text_L, laws = self.model.lm, reading.cache, tokens_L, []
+        cache.forget(reading.agreed(tokens_L))
+        if cache.length < len(tokens_L) - 1:
+            lm.read(tokens_L[cache.length : -1], cache)
+        nothing_KD = torch.empty(0, lm.width, device=tokens_L.device)
+        while (room := depth - len(text_L) + len(tokens_L)) > 0:
+            tree, first = self.first.draft(Context(text_L, nothing_KD, room, self.first_nodes), first, rng)
+            start = cache.length
+            logits_NV = lm.read_tree(tree, cache).logits_NV[:, : self.model.vocabulary].float()
+            commit = Commit.of(tree, match(tree, logits_NV, None, start))
+            cache.keep(start, commit.path_K)
+            laws.append(logits_NV[commit.path_K].log_softmax(dim=-1))
+            text_L = torch.cat([text_L, torch.tensor(commit.tokens, device=text_L.device)])
+        # The last word has not been read; what the base rejects of the others is forgotten at the next draft.
+        return text_L[len(tokens_L) :], torch.cat(laws), Reading(text_L[:-1], cache), first
+
+
+class KnownLaws:
+    """The laws along a chain that has been said; off the chain, behind a stop, nothing is possible."""
+
+    def __init__(self, chain_K: Tensor, laws_KV: Tensor) -> None:
+        self.chain_K = chain_K
+        self.laws_KV = laws_KV
+        self.level = 0
+
+    def __call__(self, tokens_K: Tensor, rows_K: Tensor) -> Tensor:
+        law_KV = self.laws_KV[self.level, None]
+        if self.level > 0:
+            law_KV = torch.where((tokens_K == self.chain_K[self.level - 1])[:, None], law_KV, -torch.inf)
+        self.level += 1
+        return law_KV

@@ -1,0 +1,121 @@
+"""Outside rows: transformers' own `generate` on the same base, so that nobody need take our loop's word for it.
+
+Its text must be ours and its clock is ours; how it drafts and verifies is its own business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ctcdraft.base import BaseLM
+from ctcdraft.decoding import loop
+from ctcdraft.decoding.loop import Drafter, Generation, Pass, Settings
+from ctcdraft.drafters.draft_model import load_draft_model
+from ctcdraft.errors import InputError
+
+
+def generate(
+    base: BaseLM, contestant: Any, prompt_L: Tensor, settings: Settings, stops: Collection[int], seed: int
+) -> Generation:
+    """One answer of any contestant: through our loop, or as an outside row does it."""
+    if isinstance(contestant, StockGenerate):
+        return contestant.answer(base, prompt_L, settings, stops)
+    drafter: Drafter = contestant
+    return loop.generate(base, drafter, prompt_L, settings, stops, seed)
+
+
+class StockGenerate(torch.nn.Module):
+    """`lm.generate(**options)`, greedy; with assistant a small LM's folder, assisted by it.
+
+    What it reads first is its prefill, as ours is, although it verifies a draft there already: the tokens of
+    that reading count in no tau. Nodes are the tokens read in a pass. It has no c, v and o: no clock of ours
+    runs inside it.
+    """
+
+    def __init__(
+        self, base: BaseLM, options: Mapping[str, Any], assistant: str | None, assistant_tokens: int | None
+    ) -> None:
+        super().__init__()
+        self.options = dict(options)
+        self.assistant: Any = None
+        if assistant is not None:
+            self.assistant = load_draft_model(assistant, base).lm.to(base.dtype)
+            self.assistant.generation_config.num_assistant_tokens = assistant_tokens
+            self.assistant.generation_config.num_assistant_tokens_schedule = "constant"
+            self.assistant.generation_config.assistant_confidence_threshold = 0.0
+        elif assistant_tokens is not None:
+            raise InputError("no assistant: give a Hugging Face folder with the base's tokenizer as assistant:")
+
+    @torch.inference_mode()
+    def answer(self, base: BaseLM, prompt_L: Tensor, settings: Settings, stops: Collection[int]) -> Generation:
+        if settings.temperature > 0:
+            raise InputError(
+                f"decoding.temperature={settings.temperature}: transformers' generate draws with noise of its own, so "
+                "its text cannot be compared token for token; leave the outside rows to greedy decoding"
+            )
+        helped = {} if self.assistant is None else {"assistant_model": self.assistant}
+        watch = Watch()
+        handle = base.lm.register_forward_pre_hook(watch.reads, with_kwargs=True)
+        try:
+            base.lm.generate(
+                prompt_L[None],
+                attention_mask=torch.ones_like(prompt_L)[None],
+                max_new_tokens=min(settings.max_new_tokens, base.context_length - len(prompt_L)),
+                do_sample=False,
+                eos_token_id=sorted(stops) or None,
+                pad_token_id=padding(prompt_L, stops),
+                streamer=watch,
+                **self.options,
+                **helped,
+            )
+        finally:
+            handle.remove()
+        return watch.generation(stops)
+
+
+def padding(prompt_L: Tensor, stops: Collection[int]) -> int:
+    """An id that nothing is padded with, but that must be named: an assistant takes any other word that equals it
+    for padding and does not see it, and then guesses badly. A stop word is safe by transformers' own rule."""
+    if stops:
+        return min(stops)
+    there = set(prompt_L.tolist())
+    return next(word for word in range(len(there) + 1) if word not in there)
+
+
+@dataclass
+class Watch:
+    """Stands where `generate` expects a streamer, and at the door of the model: who said how much, and when."""
+
+    began: float = field(default_factory=perf_counter)
+    said: list[list[int]] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+    read: list[int] = field(default_factory=list)
+
+    def reads(self, module: Any, args: Any, kwargs: Any) -> None:
+        words = kwargs.get("input_ids", args[0] if args else None)
+        self.read.append(words.shape[-1])
+
+    def put(self, tokens: Tensor) -> None:
+        """The prompt comes first, then what each reading committed; both are on the host already."""
+        self.said.append(tokens.flatten().tolist())
+        self.times.append(perf_counter())
+
+    def end(self) -> None:
+        self.times.append(perf_counter())
+
+    def generation(self, stops: Collection[int]) -> Generation:
+        answer = [token for tokens in self.said[1:] for token in tokens]
+        passes = tuple(
+            Pass(len(new), len(new) - 1, len(new) < nodes, nodes, nodes - 1)
+            for new, nodes in zip(self.said[2:], self.read[1:], strict=True)
+        )
+        prefilled = self.times[1] - self.began
+        return Generation(
+            tuple(answer), passes, answer[-1] in stops, prefilled, self.times[-1] - self.began - prefilled
+        )

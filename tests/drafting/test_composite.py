@@ -1,0 +1,166 @@
+"""Two drafters as one: lossless, and each part does just what it would have done alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from drafters import Junk, Oracle
+from stepwise_parts import saved_lm, stepwise
+from test_path import HOW, PROMPT, block_drafter
+from tiny_models import random_base
+from truths_trees import texts
+
+from ctcdraft.decoding.loop import Context, generate
+from ctcdraft.decoding.tree import TokenTree
+from ctcdraft.drafters.autoregressive import Autoregressive
+from ctcdraft.drafters.composite import Cascade, Staged, graft
+from ctcdraft.drafters.draft_model import DraftModel
+from ctcdraft.drafters.grow import Grow
+from ctcdraft.drafters.prompt_lookup import PromptLookup
+from ctcdraft.errors import InputError
+
+LOOP = torch.tensor([0, 7, 9, 30, 31, 32, 33, 7, 9])
+
+
+@pytest.fixture
+def base():
+    return random_base()
+
+
+def lookup(base):
+    return PromptLookup(base, 2, 3)
+
+
+def own_twin(base, folder, frames=5):
+    """The base itself as a draft model: all it says is accepted."""
+    return DraftModel(base, saved_lm(folder / "twin", seed=0), None, frames, Grow(1, None)).eval()
+
+
+class TokensOnly:
+    """A drafter of tests/drafters.py, which looks at no state."""
+
+    reads_states = False
+
+    def __init__(self, drafter):
+        self.draft = drafter.draft
+
+
+def pairs(base, folder):
+    model = stepwise("draft_model", base, folder)
+    yield Cascade(base, lookup(base), model, 4)
+    yield Cascade(base, model, lookup(base), 4)
+    yield Cascade(base, lookup(base), block_drafter(base), 4)
+    yield Cascade(base, stepwise("eagle", base, folder), model, 4)
+    yield Cascade(base, Cascade(base, lookup(base), model, 2), stepwise("hydra", base, folder), 4)
+    yield Cascade(base, model, Staged(base, own_twin(base, folder), lookup(base), 6), 6)
+    yield Staged(base, model, lookup(base), 6)
+    yield Staged(base, model, Autoregressive(base), 6)
+    yield Staged(base, model, stepwise("draft_model_gpt2", base, folder), 6)
+    yield Staged(base, model, TokensOnly(Junk(base.vocabulary, 6)), 6)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_any_two_are_lossless(base, temperature, tmp_path):
+    how = replace(HOW, temperature=temperature, max_new_tokens=30)
+    for number, drafter in enumerate(pairs(base, tmp_path)):
+        for prompt in (PROMPT, LOOP):
+            truth = generate(base, Autoregressive(base), prompt, how, base.stop_tokens, 1).tokens
+            assert generate(base, drafter, prompt, how, base.stop_tokens, 1).tokens == truth, number
+
+
+def test_up_to_the_last_position_of_the_context(tmp_path):
+    base = random_base(context=64)
+    for drafter in pairs(base, tmp_path):
+        truth = generate(base, Autoregressive(base), LOOP, HOW, frozenset(), 0)
+        assert (
+            generate(base, drafter, LOOP, replace(HOW, max_new_tokens=999), frozenset(), 0).tokens[:50] == truth.tokens
+        )
+
+
+@torch.inference_mode()
+def test_the_second_goes_on_below_the_deepest_guess_of_the_first(base, tmp_path):
+    text = torch.arange(20, 60)
+    cascade = Cascade(base, Oracle(text, 3), TokensOnly(Oracle(text, 9)), later=4)
+    context = Context(text[:10], torch.zeros(9, 32), 30, 12)
+    tree, _ = cascade.draft(context, None, torch.Generator())
+    # 3 of the first; then nodes 12 - 4 + 1 = 9 and hence 8 guesses of the second
+    assert tree.tokens_N.tolist() == text[9:21].tolist()
+    assert int(tree.depths_N.max()) == 11
+    near_the_end, _ = cascade.draft(replace(context, room=5), None, torch.Generator())
+    assert near_the_end.tokens_N.tolist() == text[9:14].tolist()  # never deeper than room - 1
+
+
+@torch.inference_mode()
+def test_a_second_that_reads_states_takes_over_where_the_first_is_silent(base):
+    """It is shown every state since it was last asked, once: its tree is the one it makes alone."""
+    head = block_drafter(base)
+    cascade = Cascade(base, lookup(base), head, 4)
+    tokens = torch.tensor([0, 7, 9, 30, 7, 9, 30, 50, 51, 52])
+    states = base.states(tokens[None], torch.ones(1, 10, dtype=torch.int64))[0]
+    rng, memory, alone, asked = torch.Generator(), None, None, 0
+    for end, read in ((6, 0), (7, 5), (8, 6), (10, 7)):
+        context = Context(tokens[:end], states[read : end - 1], 20, 12)
+        tree, memory = cascade.draft(context, memory, rng)
+        if len(lookup(base).draft(context, None, rng)[0]) == 1:
+            truth, alone = head.draft(replace(context, fresh_KD=states[asked : end - 1]), alone, rng)
+            assert texts(tree) == texts(truth)
+            asked = end - 1
+        else:
+            assert texts(tree) == texts(lookup(base).draft(replace(context, nodes=8), None, rng)[0])
+    assert asked == 9
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("nodes", [4, 12, 40])
+def test_a_staged_model_says_what_it_says_alone(base, nodes, tmp_path):
+    """Whoever drafts for it, and in fewer of its passes if that one is right."""
+    model = stepwise("draft_model", base, tmp_path, frames=6, growth=Grow(1, None))
+    model.stops = ()
+    text, rng = LOOP, torch.Generator().manual_seed(0)
+    alone, chains = None, []
+    while len(text) < 60:
+        truth, alone = model.draft(Context(text, torch.zeros(0, 32), 60, nodes), alone, rng)
+        chains.append((text, truth))
+        text = torch.cat([text, truth.tokens_N[1:3], torch.tensor([44])])
+    firsts = [lookup(base), Autoregressive(base), TokensOnly(Junk(base.vocabulary, 6))]
+    for first in firsts:
+        staged, memory = Staged(base, model, first, 8), None
+        for text, truth in chains:
+            tree, memory = staged.draft(Context(text, torch.zeros(0, 32), 60, nodes), memory, rng)
+            assert texts(tree) == texts(truth)
+
+
+@torch.inference_mode()
+def test_a_staged_model_reads_less_often(base, tmp_path):
+    model = stepwise("draft_model", base, tmp_path, frames=6, growth=Grow(1, 1))
+    context = Context(LOOP, torch.zeros(0, 32), 60, 12)
+    said = model.draft(context, None, torch.Generator())[0].tokens_N
+    passes = []
+    read_tree = model.lm.read_tree
+    model.lm.read_tree = lambda tree, cache: passes.append(len(tree)) or read_tree(tree, cache)
+    for first, least in ((TokensOnly(Oracle(torch.cat([LOOP, said[1:]]), 5)), [6]), (Autoregressive(base), [1] * 6)):
+        passes.clear()
+        Staged(base, model, first, 8).draft(context, None, torch.Generator())
+        assert passes == least
+
+
+def test_a_graft_by_hand():
+    tree = TokenTree(torch.tensor([1, 2, 3]), torch.tensor([-1, 0, 0]), 1)
+    below = TokenTree(torch.tensor([2, 5, 6, 7]), torch.tensor([-1, 0, 0, 1]), 2)
+    grown = graft(tree, torch.tensor(1), below)
+    assert grown.tokens_N.tolist() == [1, 2, 3, 5, 6, 7]
+    assert grown.parents_N.tolist() == [-1, 0, 0, 1, 1, 3]
+    assert grown.depths_N.tolist() == [0, 1, 1, 2, 2, 3]
+    with pytest.raises(InputError, match="no law of its own"):
+        graft(replace(tree, draft_probs_NV=torch.ones(3, 9)), torch.tensor(1), below)
+
+
+def test_what_cannot_be_composed_is_one_sentence(base, tmp_path):
+    with pytest.raises(InputError, match=r"later=0"):
+        Cascade(base, lookup(base), lookup(base), 0)
+    with pytest.raises(InputError, match="Hydra reads the base's states"):
+        Staged(base, own_twin(base, tmp_path), stepwise("hydra", base, tmp_path), 8)
+    with pytest.raises(InputError, match="is a draft_model"):
+        Staged(base, lookup(base), lookup(base), 8)

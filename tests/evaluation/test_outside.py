@@ -1,0 +1,147 @@
+"""transformers' own generate, as a row and as a judge: its text is ours, its counts add up, its drafts are ours too."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from sessions import arena, session
+from stepwise_parts import saved_lm
+from test_lossless import PROMPTS, settings
+from tiny_models import random_base
+
+from ctcdraft.decoding import loop
+from ctcdraft.decoding.loop import Context
+from ctcdraft.drafters.autoregressive import Autoregressive
+from ctcdraft.drafters.draft_model import DraftModel
+from ctcdraft.drafters.grow import Grow
+from ctcdraft.drafters.prompt_lookup import PromptLookup, continuation
+from ctcdraft.errors import InputError
+from ctcdraft.evaluation.folder import Folder
+from ctcdraft.evaluation.outside import StockGenerate, generate
+
+REPEATS = torch.tensor([0, 7, 9, 30, 31, 32, 40, 7, 9, 30])
+LOOKUP = {"prompt_lookup_num_tokens": 6, "max_matching_ngram_size": 3}
+
+
+@pytest.fixture(params=["llama", "gpt2"])
+def base(request):
+    return random_base(request.param, context=128)
+
+
+def rows(base, folder):
+    """Outside rows beside the drafters of ours that work alike."""
+    path = saved_lm(folder / "other", seed=7)
+    twin = saved_lm(folder / "twin", "llama", seed=0) if base.name == "random-llama" else path
+    yield StockGenerate(base, {}, None, None), Autoregressive(base)
+    yield StockGenerate(base, LOOKUP, None, None), PromptLookup(base, 3, 6)
+    yield StockGenerate(base, {}, path, 5), DraftModel(base, path, None, 5, Grow(1, 1)).eval()
+    yield StockGenerate(base, {}, twin, 5), DraftModel(base, twin, None, 5, Grow(1, 1)).eval()
+    yield StockGenerate(base, {}, twin, 5), DraftModel(base, twin, None, 5, Grow(4, 4)).eval()
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_its_text_is_ours_token_for_token(base, stops, tmp_path):
+    how = settings(tokens=40)
+    for prompt in (*PROMPTS[:2], REPEATS):
+        truth = loop.generate(base, Autoregressive(base), prompt, how, frozenset(), 0).tokens
+        ends = frozenset([truth[11]]) if stops else frozenset()
+        truth = loop.generate(base, Autoregressive(base), prompt, how, ends, 0)
+        for outside, ours in rows(base, tmp_path):
+            theirs = generate(base, outside, prompt, how, ends, 0)
+            made = generate(base, ours, prompt, how, ends, 0)
+            assert theirs.tokens == made.tokens == truth.tokens
+            assert theirs.ended == made.ended == stops
+
+
+def test_its_passes_add_up(tmp_path):
+    base = random_base(context=128)
+    how = settings(tokens=41)
+    plain, looked, _, twin, _ = (outside for outside, _ in rows(base, tmp_path))
+    said = generate(base, plain, REPEATS, how, frozenset(), 0)
+    assert [step.committed for step in said.passes] == [1] * 40  # the prefill says the first
+    assert {step.nodes for step in said.passes} == {1}
+    said = generate(base, twin, REPEATS, how, frozenset(), 0)
+    assert [step.committed for step in said.passes][:5] == [6] * 5  # five guesses, all right, and its own word
+    assert all(step.nodes == 6 and step.drafted == 5 and not step.open for step in said.passes[:5])
+    said = generate(base, looked, REPEATS, how, frozenset(), 0)
+    assert sum(step.committed for step in said.passes) <= 40
+    assert said.seconds_prefill > 0
+    assert said.seconds_decode > 0
+
+
+def test_a_draft_model_and_an_assistant_need_the_same_passes(tmp_path):
+    """The same chain of five, the same verdicts: where theirs has read its prefill, both stand alike from then on."""
+    base = random_base(context=128)
+    path = saved_lm(tmp_path / "near", seed=0)
+    lm = random_base(seed=0, context=128).lm
+    torch.manual_seed(1)
+    for value in lm.parameters():
+        value.data += 0.02 * torch.randn_like(value)  # near enough to be right now and then
+    lm.save_pretrained(path)
+    ours = DraftModel(base, path, None, 5, Grow(1, 1)).eval()
+    theirs = StockGenerate(base, {}, path, 5)
+    how = settings(tokens=60)
+    said = generate(base, theirs, REPEATS, how, frozenset(), 0)
+    first = len(said.tokens) - sum(step.committed for step in said.passes)
+    prompt = torch.cat([REPEATS, torch.tensor(said.tokens[: first - 1], dtype=torch.int64)])
+    made = generate(base, ours, prompt, replace(how, max_new_tokens=60 - first + 1), frozenset(), 0)
+    assert [step.committed for step in made.passes] == [step.committed for step in said.passes]
+    assert 1 < sum(step.accepted for step in made.passes) < sum(step.drafted for step in made.passes)
+
+
+def test_lookup_guesses_what_theirs_guesses_where_the_match_is_one():
+    """Theirs takes the first of several matches, ours the latest, which is nearer; with one match they agree."""
+    from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
+
+    theirs = PromptLookupCandidateGenerator(num_output_tokens=6, max_matching_ngram_size=3, max_length=999)
+    rng, agreed = torch.Generator().manual_seed(0), 0
+    for _ in range(50):
+        text = torch.randperm(60, generator=rng)[:30]
+        text = torch.cat([text, text[10:12]])  # one match of two words
+        guess = theirs.get_candidates(text[None])[0][0, len(text) :]
+        assert torch.equal(guess, continuation(text, 3)[:6])
+        agreed += 1
+    assert agreed == 50
+    twice = torch.tensor([1, 2, 3, 8, 1, 2, 4, 9, 1, 2])
+    assert theirs.get_candidates(twice[None])[0][0, len(twice) :].tolist()[:2] == [3, 8]
+    assert continuation(twice, 3)[:2].tolist() == [4, 9]
+
+
+def test_what_it_cannot_do_is_one_sentence(tmp_path):
+    base = random_base(context=128)
+    with pytest.raises(InputError, match="leave the outside rows to greedy decoding"):
+        generate(base, StockGenerate(base, {}, None, None), REPEATS, settings(1.0), frozenset(), 0)
+    with pytest.raises(InputError, match="no assistant"):
+        StockGenerate(base, {}, None, 5)
+
+
+def test_near_the_end_of_its_context_a_draft_model_is_silent(tmp_path):
+    base = random_base(context=128)
+    short = DraftModel(base, saved_lm(tmp_path / "short", context=24), None, 4, Grow(3, 3)).eval()
+    how = settings(tokens=40)
+    truth = loop.generate(base, Autoregressive(base), REPEATS, how, frozenset(), 0).tokens
+    made = generate(base, short, REPEATS, how, frozenset(), 0)
+    assert made.tokens == truth
+    depths = [step.drafted for step in made.passes]
+    assert depths[0] > 0
+    assert depths[-1] == 0
+    with torch.inference_mode():
+        for size, depth in ((21, 4), (22, 0), (24, 0)):
+            tree, _ = short.draft(Context(torch.arange(size) + 9, torch.zeros(0, 32), 40, 12), None, torch.Generator())
+            assert len(tree) == 1 if depth == 0 else int(tree.depths_N.max()) >= 1, size
+
+
+def test_a_report_holds_an_outside_row_and_its_certificate(tmp_path):
+    made = arena()
+    made.contestants["transformers_prompt_lookup"] = StockGenerate(made.base, LOOKUP, None, None)
+    one = session(made)
+    report = one.run(Folder(tmp_path, one.shard), False, warm_up_tokens=4, timing_questions=1)
+    row = report["rows"][-1]
+    assert row["drafter"] == "transformers_prompt_lookup"
+    assert row["lossless"]["equal"] == row["prompts"] == 4
+    assert row["tau"] >= 1
+    assert row["tokens_per_second"] > 0
+    assert row["c"] is row["v"] is row["o"] is row["time"]["read"] is None
+    assert report["rows"][1]["c"] is not None

@@ -1,0 +1,170 @@
+"""What the command line can name: drafters from outside the package, with values, made of others. All are lossless."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from safetensors.torch import load_file
+from stepwise_parts import saved_lm
+from test_entry_points import refused, run_script, training, world  # noqa: F401
+
+from ctcdraft.base import load_base
+from ctcdraft.contestants import contestant, looked_up
+from ctcdraft.errors import InputError
+from ctcdraft.front_door import load_drafter
+
+MODULE = '''
+"""Two drafters that are no part of the package: one without weights, one that is trained."""
+
+import torch
+from torch import nn
+
+from ctcdraft.decoding.tree import TokenTree
+from ctcdraft.drafters.drafter import DraftHead
+from ctcdraft.nn.heads import BlankHead, Emissions
+
+
+class Parrot:
+    reads_states = False
+
+    def __init__(self, base, times):
+        self.times = times
+
+    def draft(self, context, memory, rng):
+        return TokenTree.chain(context.root, context.root.repeat(min(self.times, context.depth))), memory
+
+
+class Echo(DraftHead):
+    initialised = "at random"
+
+    def __init__(self, base, frames):
+        super().__init__()
+        self.frames = frames
+        self.turn = nn.Linear(2 * base.width, frames * base.width)
+        self.head = BlankHead(base.head, base.width)
+        self.embedding = base.embedding
+
+    def emit(self, states_BAD, roots_BA):
+        told = torch.cat([states_BAD, self.embedding(roots_BA)], dim=-1)
+        return Emissions(self.turn(told).unflatten(-1, (self.frames, -1)), self.head)
+
+    def forward(self, batch):
+        index = batch.anchors_BA[..., None].expand(-1, -1, batch.states_BLD.shape[-1])
+        return self.emit(batch.states_BLD.gather(1, index), batch.roots_BA)
+
+    def draft(self, context, memory, rng):
+        said = self.emit(context.fresh_KD[None, -1:], context.root.reshape(1, 1)).logits()[0, 0, :, :-1]
+        return TokenTree.chain(context.root, said.argmax(dim=-1)[: context.depth]), memory
+'''
+
+
+@pytest.fixture(scope="module")
+def outsiders(world):  # noqa: F811
+    """The world of the entry points with a module, two YAMLs and a trained Echo in it, and small LMs."""
+    (world / "parrots.py").write_text(MODULE)
+    folder = world / "mine" / "drafter"
+    folder.mkdir(parents=True)
+    (folder / "echo.yaml").write_text("_target_: parrots.Echo\nname: echo\nframes: 5\n")
+    (world / "parrot.yaml").write_text("_target_: parrots.Parrot\nname: parrot\ntimes: 3\n")
+    for name, changes in {"small": {"hidden_size": 16, "head_dim": 4}, "twin": {"seed": 0}}.items():
+        saved_lm(world / name, **changes)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(world)
+        patch.syspath_prepend(world)
+        words = training("run=echo", "drafter=echo", "objective=cross_entropy", "objective.labels=3")
+        run_script(patch, "train.py", "--config-dir", "mine", *words)
+        yield world
+
+
+def evaluated(patch, world, *contestants: str, more=()):  # noqa: F811
+    words = ["base=local", "base.path=base", "benchmark.path=prompts.jsonl", "benchmark.limit=2", "out=seen"]
+    words += ["decoding.max_new_tokens=12", "overwrite=true", "timing.questions=1", *more]
+    run_script(patch, "evaluate.py", f"contestants=[{','.join(contestants)}]", *words)
+    rows = json.loads((world / "seen" / "report.json").read_text())["rows"]
+    for row in rows:
+        assert row["lossless"]["equal"] == row["prompts"] == 2, row["drafter"]
+    return {row["drafter"]: row for row in rows}
+
+
+def test_a_drafter_from_outside_trains_is_evaluated_and_is_lossless(outsiders, monkeypatch):
+    monkeypatch.chdir(outsiders)
+    assert (outsiders / "echo" / "drafter.safetensors").is_file()
+    assert OmegaConf.load(outsiders / "echo" / "config.yaml").drafter._target_ == "parrots.Echo"
+    lines = [json.loads(line) for line in (outsiders / "echo" / "metrics.jsonl").read_text().splitlines()]
+    assert len(lines) == 4
+    assert lines[-1]["tau"] >= 1
+    rows = evaluated(
+        monkeypatch, outsiders, "echo", "parrot.yaml", "{parrot.yaml:{times:1}}",
+        "{cascade:{parts:{first:echo,second:parrot.yaml},later:2}}",
+    )  # fmt: skip
+    assert list(rows) == ["autoregressive", "echo", "parrot", "parrot:times=1", "cascade"]
+    assert rows["echo"]["draft_parameters"] == rows["cascade"]["draft_parameters"] > 0
+
+
+def test_a_draft_model_off_the_shelf_alone_staged_and_in_a_cascade(outsiders, monkeypatch):
+    monkeypatch.chdir(outsiders)
+    rows = evaluated(
+        monkeypatch, outsiders, "{draft_model:{path:small}}", "{draft_model:{path:twin,growth:chain,frames:5}}",
+        "{staged:{parts:{model:{draft_model:{path:twin}}}}}",
+        "{cascade:{parts:{first:prompt_lookup,second:{draft_model:{path:small}}}}}",
+        "{transformers_assisted:{assistant:twin}}", "transformers_prompt_lookup",
+    )  # fmt: skip
+    twin = rows["draft_model:path=twin,growth=chain,frames=5"]
+    assert twin["tau"] > 3  # it is the base itself
+    assert twin["alpha"][0] == rows["transformers_assisted"]["alpha"][0] == 1
+    assert rows["draft_model"]["draft_parameters"] > 0
+
+
+@pytest.mark.parametrize(
+    ("drafter", "more"),
+    [
+        ("hydra", ["objective=cross_entropy"]),
+        ("eagle", ["objective=eagle"]),
+        ("eagle", ["objective=eagle_ctc", "drafter.frames=6", "drafter/growth=along_the_best63"]),
+        ("draft_model", ["objective=distill", "drafter.path=small"]),
+        ("draft_model", ["objective=cross_entropy", "drafter.path=twin", "drafter.lora_rank=2"]),
+    ],
+)
+def test_drafters_of_several_steps_train_and_are_read_in_other_ways(outsiders, monkeypatch, drafter, more):
+    monkeypatch.chdir(outsiders)
+    labels = ["objective.labels=1"] if "objective=eagle" in more else []
+    run_script(monkeypatch, "train.py", *training("run=steps", "overwrite=true", f"drafter={drafter}", *labels, *more))
+    rows = evaluated(monkeypatch, outsiders, "steps", "steps@chain", "steps@medusa63")
+    assert list(rows) == ["autoregressive", drafter, f"{drafter}@chain", f"{drafter}@medusa63"]
+    saved = load_file(outsiders / "steps" / "drafter.safetensors")
+    there = load_drafter(outsiders / "steps", load_base("base", "float32", "cpu"), paths=None).own_state()
+    assert set(saved) == set(there)
+    assert all(torch.equal(saved[name], value) for name, value in there.items())
+
+
+@pytest.mark.parametrize(
+    ("word", "sentence"),
+    [
+        ("hydra", "drafter hydra has weights: train it"),
+        ("draft_model", r"no draft model: .* drafter\.path="),
+        ({"draft_model": {"paht": "x"}}, "drafter draft_model has no value paht"),
+        ({"draft_model": {"path": "small", "growth": "bset"}}, "growth: bset is none of along_the_best63, best, chain"),
+        ("cascade", r"drafter cascade needs its part second: contestants=\[\{cascade"),
+        ({"echo": {"frames": 3}}, "echo is a run and has its own values"),
+        ("nobody", "neither a run directory .* nor one of the drafters autoregressive"),
+        ("echo@nothing", "@nothing is no way to read a head"),
+    ],
+)
+def test_a_wrong_word_is_one_sentence(outsiders, monkeypatch, word, sentence):
+    monkeypatch.chdir(outsiders)
+    with pytest.raises(Exception, match=sentence) as said:
+        contestant(looked_up(word), load_base("base", "float32", "cpu"))
+    error = said.value
+    while not isinstance(error, InputError):
+        error = error.__cause__
+        assert error is not None
+
+
+@pytest.mark.parametrize("drafter", ["prompt_lookup", "staged"])
+def test_what_has_no_weights_is_not_trained(outsiders, monkeypatch, capsys, drafter):
+    monkeypatch.chdir(outsiders)
+    words = [word for word in training("run=x", f"drafter={drafter}") if word != "drafter.frames=5"]
+    assert f"drafter={drafter} has no weights to train" in refused(monkeypatch, capsys, "train.py", *words)
