@@ -11,11 +11,15 @@ from pathlib import Path
 import pytest
 import torch
 from drafters import Junk, Oracle, Stutter
+from stepwise_parts import stepwise
 from training_parts import HOW, ctc_head
 
 from ctcdraft.base import load_base
 from ctcdraft.decoding.loop import generate
 from ctcdraft.drafters.autoregressive import Autoregressive
+from ctcdraft.drafters.composite import Cascade, Staged
+from ctcdraft.drafters.draft_model import DraftModel
+from ctcdraft.drafters.grow import Grow
 from ctcdraft.drafters.prompt_lookup import PromptLookup
 
 MODELS = Path(os.environ.get("CTCDRAFT_MODELS", Path(__file__).resolve().parents[2] / "shared" / "models"))
@@ -31,7 +35,7 @@ def base(request):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_lossless_to_the_last_position(base, temperature):
+def test_lossless_to_the_last_position(base, temperature, tmp_path):
     from dataclasses import replace
 
     how = replace(HOW, max_new_tokens=10_000, nodes=16, temperature=temperature)
@@ -47,5 +51,8 @@ def test_lossless_to_the_last_position(base, temperature):
         assert truth == tuple(out[0, len(prompt) :].tolist())
     text = torch.cat([prompt, torch.tensor(truth)])
     drafters = [Oracle(text, 6), Stutter(text, 4), Junk(base.vocabulary, 12), PromptLookup(base, 3, 10), ctc_head(base)]
+    drafters += [stepwise(kind, base, tmp_path) for kind in ("hydra", "hydra++", "eagle")]
+    myself = DraftModel(base, str(MODELS / base.name), None, 5, Grow(4, 4)).eval()  # the base as its own draft model
+    drafters += [myself, Staged(base, myself, PromptLookup(base, 3, 10), 8), Cascade(base, drafters[3], myself, 6)]
     for drafter in drafters:
         assert generate(base, drafter, prompt, how, frozenset(), 1).tokens == truth, type(drafter).__name__
