@@ -61,7 +61,7 @@ class BlockDrafter(DraftHead):
             memory = KVCache(layers=1, capacity=len(context.tokens_L) + context.room)
         emissions = self.emit(context, memory)
         log_probs_TC = rearrange(emissions.logits(), "1 1 t c -> t c").float().log_softmax(dim=-1)
-        tree = self.paths(log_probs_TC, context.root, context.depth, context.nodes, self.stops)
+        tree = self.paths(log_probs_TC, context.root, context.depth, context.nodes, self.stops, rng)
         return tree, memory
 
     def emit(self, context: Context, memory: KVCache) -> Emissions:
