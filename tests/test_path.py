@@ -19,18 +19,28 @@ from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.decoding.verify import match
 from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.drafters.block import BlockDrafter
+from ctcdraft.drafters.direct import Direct, SparseTree, likely_choices
 from ctcdraft.drafters.drafter import Batch
 from ctcdraft.drafters.paths import Collapse, PrefixSearch
 from ctcdraft.nn.bodies import AttentionBody
+from ctcdraft.nn.residual import FeedForwardBody, ResidualBody
 
 PROMPT = torch.tensor([0, 7, 9, 9, 9, 30])
+BODIES = {
+    "both ways": partial(AttentionBody, root_input=True, causal=False),
+    "to the letter": partial(AttentionBody, root_input=False, causal=False),
+    "causal": partial(AttentionBody, root_input=True, causal=True),
+    "two blocks": partial(AttentionBody, root_input=True, causal=False, blocks=2),
+    "residual": partial(ResidualBody, blocks=2),
+    "feed-forward": partial(FeedForwardBody, inner=None),
+}
+SEES_THE_ROOT = ("both ways", "causal", "two blocks")
 HOW = Settings(max_new_tokens=50, nodes=12, temperature=0.0, top_k=0, top_p=1.0, verify=match, lossless=True)
 
 
-def block_drafter(base, root_input=True, causal=False, paths=None) -> BlockDrafter:
+def block_drafter(base, body="both ways", paths=None) -> BlockDrafter:
     torch.manual_seed(5)
-    body = partial(AttentionBody, root_input=root_input, causal=causal)
-    drafter = BlockDrafter(base, 6, body, paths or PrefixSearch(16)).eval()
+    drafter = BlockDrafter(base, 6, BODIES[body], paths or PrefixSearch(16)).eval()
     for value in drafter.own_parameters():  # away from the identities it starts with
         value.data += 0.2 * torch.randn_like(value)
     return drafter
@@ -48,8 +58,8 @@ class Witness:
     def draft(self, context: Context, memory, rng):
         tree, memory = self.drafter.draft(context, memory, rng)
         # `draft` has remembered the fresh states; emitting again from what it remembers must not need them twice.
-        memory_before = memory.length - len(context.fresh_KD)
-        memory.keep(memory_before, torch.arange(0))
+        if memory is not None:
+            memory.keep(memory.length - len(context.fresh_KD), torch.arange(0))
         logits = self.drafter.emit(context, memory).logits()[0, 0]
         here = len(context.tokens_L)
         self.seen.append((here - 2, logits))
@@ -71,12 +81,12 @@ def training_emissions(base, drafter, tokens, anchors, shift=0):
     return drafter(batch).logits()[0]
 
 
-@pytest.mark.parametrize(("root_input", "causal"), [(True, False), (False, False), (True, True)])
+@pytest.mark.parametrize("body", BODIES)
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 @torch.inference_mode()
-def test_every_pass_emits_what_training_emits(kind, root_input, causal):
+def test_every_pass_emits_what_training_emits(kind, body):
     base = random_base(kind)
-    drafter = block_drafter(base, root_input, causal)
+    drafter = block_drafter(base, body)
     answer = generate(base, Autoregressive(base), PROMPT, HOW, frozenset(), 0).tokens
     text = torch.cat([PROMPT, torch.tensor(answer)])
     witness = Witness(drafter, text)
@@ -88,16 +98,17 @@ def test_every_pass_emits_what_training_emits(kind, root_input, causal):
     decoded = torch.stack([logits for _, logits in witness.seen])
     trained = training_emissions(base, drafter, text, anchors)
     assert (decoded - trained).abs().max() < 1e-4
-    if root_input:
+    if body in SEES_THE_ROOT:
         shifted = training_emissions(base, drafter, text, anchors[:-1], shift=1)
         assert (decoded[:-1] - shifted).abs().max() > 1e-2
 
 
+@pytest.mark.parametrize("body", BODIES)
 @torch.inference_mode()
-def test_an_anchor_sees_no_later_text():
+def test_an_anchor_sees_no_later_text(body):
     """Changing the text after an anchor's root changes nothing in its emissions."""
     base = random_base()
-    drafter = block_drafter(base)
+    drafter = block_drafter(base, body)
     tokens = torch.arange(20, 50)
     anchors = [3, 8, 15]
     before = training_emissions(base, drafter, tokens, anchors)
@@ -149,7 +160,10 @@ def test_labels_are_what_decoding_must_say():
     assert lengths.tolist() == [[4, 3, 1]]
 
 
-@pytest.mark.parametrize("paths", [PrefixSearch(16), Collapse(20, 5, 0.4)], ids=lambda paths: type(paths).__name__)
+PATHS = [PrefixSearch(16), Collapse(20, 5, 0.4), Direct(None), SparseTree(likely_choices(20, 6, 5, 0.6, 0.4, 0.9))]
+
+
+@pytest.mark.parametrize("paths", PATHS, ids=lambda paths: type(paths).__name__)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_an_untrained_head_is_lossless_too(paths, temperature):
     base = random_base()

@@ -22,8 +22,8 @@ from ctcdraft.nn.transformer import BlockShape
 class BlockDrafter(DraftHead):
     """Two dials: the body that makes frames of states, and the paths that make a tree of frames.
 
-    With the attention body and collapsed paths it is CTC-drafter (Wen et al. 2024). frames: T, guessed
-    beyond the root, which the base itself has said.
+    With the attention body and collapsed paths it is CTC-drafter (Wen et al. 2024), with the residual body and a
+    sparse tree Medusa (Cai et al. 2024). frames: T, guessed beyond the root, which the base itself has said.
     """
 
     def __init__(self, base: BaseLM, frames: int, body: Callable[[BlockShape, int], Any], paths: Paths) -> None:
@@ -56,19 +56,21 @@ class BlockDrafter(DraftHead):
         )
         return Emissions(states_BATD, self.head)
 
-    def draft(self, context: Context, memory: KVCache | None, rng: torch.Generator) -> tuple[TokenTree, KVCache]:
-        if memory is None:
-            memory = KVCache(layers=1, capacity=len(context.tokens_L) + context.room)
+    def draft(self, context: Context, memory: KVCache | None, rng: torch.Generator) -> tuple[TokenTree, Any]:
+        if memory is None and self.body.layers:
+            memory = KVCache(self.body.layers, capacity=len(context.tokens_L) + context.room)
         emissions = self.emit(context, memory)
         log_probs_TC = rearrange(emissions.logits(), "1 1 t c -> t c").float().log_softmax(dim=-1)
-        tree = self.paths(log_probs_TC, context.root, context.depth, context.nodes, self.stops)
+        tree = self.paths(log_probs_TC, context.root, context.depth, context.nodes, self.stops, rng)
         return tree, memory
 
-    def emit(self, context: Context, memory: KVCache) -> Emissions:
+    def emit(self, context: Context, memory: Any) -> Emissions:
         """Emissions at the newest state; the text's keys and values grow in `memory`, one row a token."""
         states_BLD = rearrange(context.fresh_KD, "k d -> 1 k d").to(self.dtype)
-        positions_K = torch.arange(memory.length, memory.length + states_BLD.shape[1], device=states_BLD.device)
-        text = memory.update(*self.body.remember(states_BLD, positions_K), 0)
+        read = len(context.tokens_L) - 1  # all but the root
+        positions_K = torch.arange(read - states_BLD.shape[1], read, device=states_BLD.device)
+        fresh = self.body.remember(states_BLD, positions_K)
+        text = [memory.update(*keys_values, layer) for layer, keys_values in enumerate(fresh)]
         states_BATD = self.body(
             anchor_BAD=states_BLD[:, -1:],
             root_BAD=self.embedding(context.root.reshape(1, 1)).to(self.dtype),

@@ -6,6 +6,7 @@ import heapq
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from math import log
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,8 +16,9 @@ from ctcdraft.ctc.prefix import prefix_search
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.errors import InputError
 
-# (log_probs_TC with the blank as last class, root, greatest depth, nodes with the root, words that end a text)
-Paths = Callable[[Tensor, Tensor, int, int, Sequence[int]], TokenTree]
+# (log_probs_TC with the blank as last class, root, greatest depth, nodes with the root, words that end a text, the
+# draft's own random stream, of which only paths that draw make use)
+Paths = Callable[[Tensor, Tensor, int, int, Sequence[int], torch.Generator], TokenTree]
 
 
 class PrefixSearch:
@@ -26,12 +28,16 @@ class PrefixSearch:
     and with their parents, so there is nothing left to merge.
     """
 
+    aligned = True
+
     def __init__(self, words_per_frame: int) -> None:
         if words_per_frame < 1:
             raise InputError(f"drafter.paths.words_per_frame={words_per_frame}: every frame needs at least one word")
         self.words_per_frame = words_per_frame
 
-    def __call__(self, log_probs_TC: Tensor, root: Tensor, depth: int, nodes: int, stops: Sequence[int]) -> TokenTree:
+    def __call__(
+        self, log_probs_TC: Tensor, root: Tensor, depth: int, nodes: int, stops: Sequence[int], rng: Any = None
+    ) -> TokenTree:
         depth = min(depth, len(log_probs_TC))
         if depth < 1:
             return TokenTree.only_root(root)
@@ -50,12 +56,16 @@ class Collapse:
     independent. Many collapse to the same text; the tree then has fewer nodes than it might.
     """
 
+    aligned = True
+
     def __init__(self, raw_paths: int, ranks: int, rank_decay: float) -> None:
         self.raw_paths = raw_paths
         self.ranks = ranks
         self.rank_decay = rank_decay
 
-    def __call__(self, log_probs_TC: Tensor, root: Tensor, depth: int, nodes: int, stops: Sequence[int]) -> TokenTree:
+    def __call__(
+        self, log_probs_TC: Tensor, root: Tensor, depth: int, nodes: int, stops: Sequence[int], rng: Any = None
+    ) -> TokenTree:
         if depth < 1:
             return TokenTree.only_root(root)
         frames, classes = log_probs_TC.shape
