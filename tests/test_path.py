@@ -23,6 +23,7 @@ from ctcdraft.drafters.direct import Direct, SparseTree, likely_choices
 from ctcdraft.drafters.drafter import Batch
 from ctcdraft.drafters.paths import Collapse, PrefixSearch
 from ctcdraft.nn.bodies import AttentionBody
+from ctcdraft.nn.correction import GRU, Markov
 from ctcdraft.nn.residual import FeedForwardBody, ResidualBody
 
 PROMPT = torch.tensor([0, 7, 9, 9, 9, 30])
@@ -38,9 +39,9 @@ SEES_THE_ROOT = ("both ways", "causal", "two blocks")
 HOW = Settings(max_new_tokens=50, nodes=12, temperature=0.0, top_k=0, top_p=1.0, verify=match, lossless=True)
 
 
-def block_drafter(base, body="both ways", paths=None) -> BlockDrafter:
+def block_drafter(base, body="both ways", paths=None, correction=None) -> BlockDrafter:
     torch.manual_seed(5)
-    drafter = BlockDrafter(base, 6, BODIES[body], paths or PrefixSearch(16)).eval()
+    drafter = BlockDrafter(base, 6, BODIES[body], paths or PrefixSearch(16), correction).eval()
     for value in drafter.own_parameters():  # away from the identities it starts with
         value.data += 0.2 * torch.randn_like(value)
     return drafter
@@ -53,16 +54,18 @@ class Witness:
         self.drafter = drafter
         self.text = text
         self.seen: list[tuple[int, torch.Tensor]] = []
-        self.lengths: list[int] = []
+        self.starts: list[torch.Tensor] = []
 
     def draft(self, context: Context, memory, rng):
         tree, memory = self.drafter.draft(context, memory, rng)
         # `draft` has remembered the fresh states; emitting again from what it remembers must not need them twice.
         if memory is not None:
             memory.keep(memory.length - len(context.fresh_KD), torch.arange(0))
-        logits = self.drafter.emit(context, memory).logits()[0, 0]
+        emissions = self.drafter.emit(context, memory)
         here = len(context.tokens_L)
-        self.seen.append((here - 2, logits))
+        self.seen.append((here - 2, emissions.logits()[0, 0]))
+        if emissions.start_BAR is not None:
+            self.starts.append(emissions.start_BAR[0, 0])
         truth = self.text[here : here + min(len(self.seen) % 4, context.depth)]
         paths = [truth.tolist(), tree.tokens_N[1:2].tolist()]
         width = max(map(len, paths), default=1) or 1
@@ -72,13 +75,13 @@ class Witness:
 
 
 def training_emissions(base, drafter, tokens, anchors, shift=0):
-    """Logits_ATC of the training forward over the finished text, the root moved by `shift`."""
+    """The training forward over the finished text, the root moved by `shift`."""
     anchors_BA = torch.tensor(anchors)[None]
     roots_BA = tokens[anchors_BA + 1 + shift]
     labels_BAS = torch.zeros(1, len(anchors), 1, dtype=torch.int64)
     states_BLD = base.states(tokens[None], torch.ones_like(tokens)[None])
     batch = Batch(tokens[None], states_BLD, anchors_BA, roots_BA, labels_BAS, torch.ones_like(anchors_BA))
-    return drafter(batch).logits()[0]
+    return drafter(batch)
 
 
 @pytest.mark.parametrize("body", BODIES)
@@ -96,11 +99,28 @@ def test_every_pass_emits_what_training_emits(kind, body):
 
     anchors = [anchor for anchor, _ in witness.seen]
     decoded = torch.stack([logits for _, logits in witness.seen])
-    trained = training_emissions(base, drafter, text, anchors)
+    trained = training_emissions(base, drafter, text, anchors).logits()[0]
     assert (decoded - trained).abs().max() < 1e-4
     if body in SEES_THE_ROOT:
-        shifted = training_emissions(base, drafter, text, anchors[:-1], shift=1)
+        shifted = training_emissions(base, drafter, text, anchors[:-1], shift=1).logits()[0]
         assert (decoded[:-1] - shifted).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("correction", [Markov, GRU])
+@torch.inference_mode()
+def test_a_correction_starts_where_training_starts_it(correction):
+    """Its memory at the root, at every pass; Markov's and GRU's steps from there are one code for both."""
+    base = random_base()
+    drafter = block_drafter(base, correction=partial(correction, rank=8))
+    answer = generate(base, Autoregressive(base), PROMPT, HOW, frozenset(), 0).tokens
+    text = torch.cat([PROMPT, torch.tensor(answer)])
+    witness = Witness(drafter, text)
+    assert generate(base, witness, PROMPT, HOW, frozenset(), 0).tokens == answer
+    anchors = [anchor for anchor, _ in witness.seen]
+    trained = training_emissions(base, drafter, text, anchors).start_BAR[0]
+    assert (torch.stack(witness.starts) - trained).abs().max() < 1e-4
+    shifted = training_emissions(base, drafter, text, anchors[:-1], shift=1).start_BAR[0]
+    assert (torch.stack(witness.starts)[:-1] - shifted).abs().max() > 1e-2
 
 
 @pytest.mark.parametrize("body", BODIES)
@@ -111,13 +131,17 @@ def test_an_anchor_sees_no_later_text(body):
     drafter = block_drafter(base, body)
     tokens = torch.arange(20, 50)
     anchors = [3, 8, 15]
-    before = training_emissions(base, drafter, tokens, anchors)
+    before = training_emissions(base, drafter, tokens, anchors).logits()[0]
     for place, anchor in enumerate(anchors):
         other = tokens.clone()
         other[anchor + 2 :] = 77
-        assert torch.allclose(training_emissions(base, drafter, other, [anchor])[0], before[place], atol=1e-5)
+        assert torch.allclose(
+            training_emissions(base, drafter, other, [anchor]).logits()[0, 0], before[place], atol=1e-5
+        )
         other[anchor] = 78  # and the text before it does matter
-        assert not torch.allclose(training_emissions(base, drafter, other, [anchor])[0], before[place], atol=1e-3)
+        assert not torch.allclose(
+            training_emissions(base, drafter, other, [anchor]).logits()[0, 0], before[place], atol=1e-3
+        )
 
 
 @torch.inference_mode()
@@ -164,11 +188,12 @@ PATHS = [PrefixSearch(16), Collapse(20, 5, 0.4), Direct(None), SparseTree(likely
 
 
 @pytest.mark.parametrize("paths", PATHS, ids=lambda paths: type(paths).__name__)
+@pytest.mark.parametrize("correction", [None, Markov, GRU])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_an_untrained_head_is_lossless_too(paths, temperature):
+def test_an_untrained_head_is_lossless_too(paths, correction, temperature):
     base = random_base()
     how = replace(HOW, temperature=temperature)
-    drafter = block_drafter(base, paths=paths)
+    drafter = block_drafter(base, paths=paths, correction=correction and partial(correction, rank=8))
     for seed in range(3):
         prompt = PROMPT + seed
         truth = generate(base, Autoregressive(base), prompt, how, base.stop_tokens, seed).tokens

@@ -7,14 +7,17 @@ from typing import Any
 
 import torch
 from einops import rearrange
+from torch import Tensor
 
 from ctcdraft.base import BaseLM
 from ctcdraft.decoding.kv_cache import KVCache
 from ctcdraft.decoding.loop import Context
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.drafter import Batch, DraftHead
+from ctcdraft.drafters.listening import Listening
 from ctcdraft.drafters.paths import Paths
 from ctcdraft.errors import InputError
+from ctcdraft.nn.correction import Correction
 from ctcdraft.nn.heads import BlankHead, Emissions
 from ctcdraft.nn.transformer import BlockShape
 
@@ -26,13 +29,24 @@ class BlockDrafter(DraftHead):
     sparse tree Medusa (Cai et al. 2024). frames: T, guessed beyond the root, which the base itself has said.
     """
 
-    def __init__(self, base: BaseLM, frames: int, body: Callable[[BlockShape, int], Any], paths: Paths) -> None:
+    def __init__(
+        self,
+        base: BaseLM,
+        frames: int,
+        body: Callable[[BlockShape, int], Any],
+        paths: Paths,
+        correction: Callable[..., Correction] | None = None,  # runs from before there was one do not name it
+    ) -> None:
         super().__init__()
         if frames < 1:
             raise InputError(f"drafter.frames={frames}: a draft needs at least one frame")
-        self.body: Any = body(BlockShape.of(base.lm.config, base.context_length), frames).to(base.device)
+        shape = BlockShape.of(base.lm.config, base.context_length)
+        self.body: Any = body(shape, frames).to(base.device)
         self.head = BlankHead(base.head, base.width).to(base.device)
         self.embedding = base.embedding
+        self.correction: Correction | None = None
+        if correction is not None:
+            self.correction = correction(base.embedding, epsilon=shape.epsilon).to(base.device)
         self.initialised = self.body.start_from(base.lm)
         self.paths = paths
         self.stops = tuple(sorted(base.stop_tokens))
@@ -47,22 +61,26 @@ class BlockDrafter(DraftHead):
         positions_L = torch.arange(states_BLD.shape[1], device=states_BLD.device)
         text = self.body.remember(states_BLD, positions_L)
         index_BAD = batch.anchors_BA[..., None].expand(-1, -1, states_BLD.shape[-1])
+        anchor_BAD = states_BLD.gather(1, index_BAD)
         states_BATD = self.body(
-            anchor_BAD=states_BLD.gather(1, index_BAD),
+            anchor_BAD=anchor_BAD,
             root_BAD=self.embedding(batch.roots_BA).to(self.dtype),
             anchors_BA=batch.anchors_BA,
             text=text,
             visible_BAL=positions_L <= batch.anchors_BA[..., None],
         )
-        return Emissions(states_BATD, self.head)
+        return self.emissions(states_BATD, anchor_BAD, batch.roots_BA)
 
     def draft(self, context: Context, memory: KVCache | None, rng: torch.Generator) -> tuple[TokenTree, Any]:
         if memory is None and self.body.layers:
             memory = KVCache(self.body.layers, capacity=len(context.tokens_L) + context.room)
         emissions = self.emit(context, memory)
         log_probs_TC = rearrange(emissions.logits(), "1 1 t c -> t c").float().log_softmax(dim=-1)
-        tree = self.paths(log_probs_TC, context.root, context.depth, context.nodes, self.stops, rng)
-        return tree, memory
+        heard = (context.root, context.depth, context.nodes, self.stops, rng)
+        if self.correction is None:
+            return self.paths(log_probs_TC, *heard), memory
+        memory_1R = rearrange(emissions.start_BAR, "1 1 r -> 1 r")
+        return self.paths(log_probs_TC, *heard, Listening(log_probs_TC, self.correction, memory_1R)), memory
 
     def emit(self, context: Context, memory: Any) -> Emissions:
         """Emissions at the newest state; the text's keys and values grow in `memory`, one row a token."""
@@ -78,4 +96,9 @@ class BlockDrafter(DraftHead):
             text=text,
             visible_BAL=None,
         )
-        return Emissions(states_BATD, self.head)
+        return self.emissions(states_BATD, states_BLD[:, -1:], context.root.reshape(1, 1))
+
+    def emissions(self, states_BATD: Tensor, anchor_BAD: Tensor, roots_BA: Tensor) -> Emissions:
+        if self.correction is None:
+            return Emissions(states_BATD, self.head)
+        return Emissions(states_BATD, self.head, self.correction, self.correction.start(anchor_BAD, roots_BA))

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.grow import grow
+from ctcdraft.drafters.listening import Listening
 from ctcdraft.errors import InputError
 
 
@@ -22,7 +23,7 @@ class Direct:
     1 is a chain.
     """
 
-    aligned = False
+    reads = "words"
 
     def __init__(self, words: int | None) -> None:
         if words is not None and words < 1:
@@ -30,23 +31,36 @@ class Direct:
         self.words = words
 
     def __call__(
-        self, log_probs_TC: Tensor, root: Tensor, depth: int, nodes: int, stops: Sequence[int], rng: Any = None
+        self,
+        log_probs_TC: Tensor,
+        root: Tensor,
+        depth: int,
+        nodes: int,
+        stops: Sequence[int],
+        rng: Any = None,
+        listening: Listening | None = None,
     ) -> TokenTree:
-        laws = ByFrame(log_probs_TC)
+        laws = ByFrame(log_probs_TC, listening)
         depth = min(depth, len(log_probs_TC))
         return grow(laws, root, depth, nodes, width=nodes, words=self.words or nodes, stops=stops)
 
 
 class ByFrame:
-    """The laws `grow` asks for, level by level: one frame each, the same whatever the text."""
+    """The laws `grow` asks for, level by level: one frame each. The same for every text, hence one row for all,
+    unless the frames listen."""
 
-    def __init__(self, log_probs_TC: Tensor) -> None:
+    def __init__(self, log_probs_TC: Tensor, listening: Listening | None) -> None:
         self.words_TV = log_probs_TC[:, :-1].log_softmax(dim=-1)
+        self.listening = listening
         self.frame = -1
 
     def __call__(self, tokens_K: Tensor, rows_K: Tensor) -> Tensor:
         self.frame += 1
-        return self.words_TV[self.frame].expand(len(tokens_K), -1)
+        if self.listening is None:
+            return self.words_TV[self.frame][None]
+        if self.frame > 0:  # the first call hands over the root, which the memory has heard
+            self.listening = self.listening.say(tokens_K, rows_K)
+        return self.listening.words(self.frame)
 
 
 class SparseTree:
@@ -56,7 +70,7 @@ class SparseTree:
     frame's third best. A tree of n nodes takes the first n - 1 choices, so the list is best first.
     """
 
-    aligned = False
+    reads = "words"
 
     def __init__(self, choices: Sequence[Sequence[int]]) -> None:
         self.choices = [tuple(choice) for choice in choices]
@@ -70,22 +84,41 @@ class SparseTree:
                 )
 
     def __call__(
-        self, log_probs_TC: Tensor, root: Tensor, depth: int, nodes: int, stops: Sequence[int], rng: Any = None
+        self,
+        log_probs_TC: Tensor,
+        root: Tensor,
+        depth: int,
+        nodes: int,
+        stops: Sequence[int],
+        rng: Any = None,
+        listening: Listening | None = None,
     ) -> TokenTree:
         depth = min(depth, len(log_probs_TC))
-        chosen = [choice for choice in self.choices if len(choice) <= depth][: nodes - 1]
+        words = log_probs_TC.shape[1] - 1
+        chosen = [choice for choice in self.choices if len(choice) <= depth and max(choice) < words][: nodes - 1]
         if not chosen:
             return TokenTree.only_root(root)
-        words = log_probs_TC.shape[1] - 1
-        ranks = max(max(choice) for choice in chosen) + 1
-        best_TR = log_probs_TC[:, :-1].topk(min(ranks, words), dim=1).indices
-        chosen = [choice for choice in chosen if max(choice) < words]
+        tokens_N = words_of(chosen, ByFrame(log_probs_TC, listening), root)
         place = {(): 0} | {choice: index for index, choice in enumerate(chosen, start=1)}
-        frames_N = torch.tensor([len(choice) - 1 for choice in chosen], device=root.device)
-        ranks_N = torch.tensor([choice[-1] for choice in chosen], device=root.device)
         parents_N = torch.tensor([-1, *(place[choice[:-1]] for choice in chosen)], device=root.device)
-        tree = TokenTree(torch.cat([root.reshape(1), best_TR[frames_N, ranks_N]]), parents_N, depth)
-        return without_what_follows(tree, stops)
+        return without_what_follows(TokenTree(torch.cat([root.reshape(1), tokens_N]), parents_N, depth), stops)
+
+
+def words_of(choices: Sequence[tuple[int, ...]], laws: ByFrame, root: Tensor) -> Tensor:
+    """The word of every choice, found level by level, since a frame may listen to the words before it."""
+    tokens_N = root.new_empty(len(choices))
+    above: list[tuple[int, ...]] = [()]
+    tokens_K, rows_K = root.reshape(1), torch.zeros_like(root.reshape(1))
+    for size in range(1, max(map(len, choices)) + 1):
+        places, level = zip(*((n, choice) for n, choice in enumerate(choices) if len(choice) == size), strict=True)
+        ranks_K = torch.tensor([choice[-1] for choice in level], device=root.device)
+        law_XV = laws(tokens_K, rows_K)
+        best_KR = law_XV.topk(max(choice[-1] for choice in level) + 1, dim=1).indices.expand(len(above), -1)
+        rows_K = torch.tensor([above.index(choice[:-1]) for choice in level], device=root.device)
+        tokens_K = best_KR[rows_K, ranks_K]
+        tokens_N[torch.tensor(places, device=root.device)] = tokens_K
+        above = list(level)
+    return tokens_N
 
 
 def without_what_follows(tree: TokenTree, stops: Sequence[int]) -> TokenTree:

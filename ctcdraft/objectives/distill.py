@@ -22,7 +22,7 @@ class Distill:
     those of the batch, so nothing is read twice. Like cross-entropy it speaks of words alone.
     """
 
-    aligned = False
+    teaches = "words"
 
     def __init__(self, labels: int, decay: float, distance: Distance) -> None:
         self.labels = check_labels(labels)

@@ -1,0 +1,60 @@
+"""Frames that listen: what they say once a text has been said. It knows a correction, not how paths are searched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from ctcdraft.nn.correction import Correction, log_normalisers
+
+
+@dataclass(frozen=True)
+class Listening:
+    """One draft's frames and K texts after its root, all that a correction needs of them.
+
+    The law: a frame's words get the correction's scores for the text collapsed from the frames before it, the
+    blank's score stays, and the frame is normalised anew over all classes:
+
+        p_t(w | text) = p_t(w) exp(c_text(w)) / Z_t(text)        p_t(blank | text) = p_t(blank) / Z_t(text)
+
+    A frame that repeats the text's last word is no exception: that word has been said, so it is part of the text.
+    log_probs_TC: the uncorrected frames, the blank last.
+    """
+
+    log_probs_TC: Tensor
+    correction: Correction
+    memory_KR: Tensor
+
+    def say(self, words_K: Tensor, rows_K: Tensor) -> Self:
+        """The texts of these rows (of the present ones), each with one word more."""
+        memory_KR = self.correction.step(self.memory_KR[rows_K], words_K)
+        return type(self)(self.log_probs_TC, self.correction, memory_KR)
+
+    @cached_property
+    def added_KV(self) -> Tensor:
+        return self.correction(self.memory_KR)
+
+    @cached_property
+    def log_normalisers_KT(self) -> Tensor:
+        words_TV, blank_T = self.log_probs_TC[:, :-1], self.log_probs_TC[:, -1]
+        return log_normalisers(words_TV, blank_T, self.added_KV).T
+
+    def shares(self, words_W: Tensor) -> tuple[Tensor, Tensor]:
+        """What the texts make of the frames, float64: a factor_KW for chosen words and a scale_KT for all classes.
+
+        p_t(w | text) = p_t(w) * factor * scale,   p_t(blank | text) = p_t(blank) * scale
+        """
+        return self.added_KV[:, words_W].double().exp(), (-self.log_normalisers_KT).double().exp()
+
+    def words(self, frame: int) -> Tensor:
+        """Log-probabilities_KV of the words of one frame among themselves."""
+        return (self.log_probs_TC[frame, :-1] + self.added_KV).log_softmax(dim=-1)
+
+    def classes(self, frame: int) -> Tensor:
+        """Scores_KC of one frame; not normalised, which makes no difference to their order."""
+        blank_K1 = self.log_probs_TC[frame, -1:].expand(len(self.memory_KR), 1)
+        return torch.cat([self.log_probs_TC[frame, :-1] + self.added_KV, blank_K1], dim=1)
