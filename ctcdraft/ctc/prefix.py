@@ -9,12 +9,8 @@ All of it is float64 in linear space: with a few tens of frames a prefix worth k
 and sums of products then are plain matrix products. What underflows counts as impossible.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -42,7 +38,6 @@ def prefix_search(
     words_per_frame: int,
     stop_words: Collection[int] = (),
     depth: int | None = None,
-    listening: Listening | None = None,
 ) -> Prefixes:
     """The `nodes` most probable prefixes of at most `depth` words, over each frame's best words.
 
@@ -58,8 +53,7 @@ def prefix_search(
     below a stop word, nothing impossible is a node, and fewer come back where fewer are possible.
 
     Equally probable (see PLACE_BITS): shallower first, then the better parent, then the smaller token id.
-    log_probs_TC is normalised over C. listening: the empty text, where a frame depends on the text collapsed from
-    the frames before it; the blank is then the last class.
+    log_probs_TC is normalised over C.
     """
     words_W = _choose_words(log_probs_TC, blank, words_per_frame)
     frames, words = len(log_probs_TC), len(words_W)
@@ -68,21 +62,21 @@ def prefix_search(
             f"{nodes} nodes times {words} words are more than the {PLACES} children a level can rank; "
             f"lower nodes or words_per_frame (now {words_per_frame})"
         )
-    probs_TW, blank_T = log_probs_TC[:, words_W].double().exp(), log_probs_TC[:, blank].double().exp()
+    probs_TW = log_probs_TC[:, words_W].double().exp()
     stops_W = (words_W[:, None] == words_W.new_tensor(list(stop_words))).any(1)
-    said: Any = (
-        Independent(probs_TW, blank_T) if listening is None else Dependent(probs_TW, blank_T, words_W, listening)
-    )
+    runs_WTT, blank_runs_TT = _runs(probs_TW.T), _runs(log_probs_TC[:, blank].double().exp())
 
     # Row 0 is the empty prefix. Any word may pass for its last one: it never ends in a word, so the masses
     # for "again" and for any other word are the same.
-    blanked_KT, said_KT = said.empty()
+    blanked_KT, said_KT = _empty_prefix(blank_runs_TT)
     last_K, room_K = words_W.new_zeros(1), probs_TW.new_ones(1)
     levels = [(words_W[:0], words_W[:0], room_K[:0])]
     parent_row, best_of_all_N = 0, room_K[:0]
     for _ in range(frames if depth is None else min(depth, frames)):
         either_KT = blanked_KT + said_KT
-        children_KW = said.children(either_KT, blanked_KT, last_K)
+        children_KW = either_KT @ probs_TW
+        again_K = (blanked_KT * probs_TW.T[last_K]).sum(1)
+        children_KW.scatter_(1, last_K[:, None], again_K[:, None])
         # Rounding must not lift a child above its parent: the parent could be cut and the child kept.
         children_R = torch.minimum(children_KW, room_K[:, None]).flatten()
 
@@ -96,79 +90,11 @@ def prefix_search(
 
         repeats_K1 = (word_K == last_K[parent_K])[:, None]
         opens_KT = torch.where(repeats_K1, blanked_KT[parent_K], either_KT[parent_K])
-        blanked_KT, said_KT, said = said.say(opens_KT, parent_K, word_K)
+        blanked_KT, said_KT = _say(opens_KT, runs_WTT[word_K], blank_runs_TT)
         last_K, room_K = word_K, mass_K.masked_fill(stops_W[word_K], 0)
 
     tokens_R, rows_R, mass_R = (torch.cat(parts) for parts in zip(*levels, strict=True))
     return _select(tokens_R, rows_R, mass_R, nodes)
-
-
-@dataclass(frozen=True)
-class Independent:
-    """Frames that say the same whatever the text: probs_TW of the chosen words, blank_T."""
-
-    probs_TW: Tensor
-    blank_T: Tensor
-
-    @cached_property
-    def runs(self) -> tuple[Tensor, Tensor]:
-        return _runs(self.probs_TW.T), _runs(self.blank_T)
-
-    def empty(self) -> tuple[Tensor, Tensor]:
-        """Masses of the empty prefix before each frame: all blanks so far, and never a word."""
-        return _empty_prefix(self.runs[1])
-
-    def children(self, either_KT: Tensor, blanked_KT: Tensor, last_K: Tensor) -> Tensor:
-        """The mass of every prefix with every word more; the same word again must follow a blank."""
-        children_KW = either_KT @ self.probs_TW
-        again_K = (blanked_KT * self.probs_TW.T[last_K]).sum(1)
-        return children_KW.scatter_(1, last_K[:, None], again_K[:, None])
-
-    def say(self, opens_KT: Tensor, parent_K: Tensor, word_K: Tensor) -> tuple[Tensor, Tensor, Self]:
-        """Masses once the words are said, and the frames as they are then."""
-        runs_WTT, blank_runs_TT = self.runs
-        return *_say(opens_KT, runs_WTT[word_K], blank_runs_TT), self
-
-
-class Listening(Protocol):
-    """K texts, and what they make of the frames."""
-
-    def shares(self, words_W: Tensor) -> tuple[Tensor, Tensor]:
-        """factor_KW, scale_KT in float64: p_t(w | text) = p_t(w) factor scale, p_t(blank | text) = p_t(blank) scale."""
-
-    def say(self, words_K: Tensor, rows_K: Tensor) -> Listening:
-        """The texts of these rows, each with one word more."""
-
-
-class Dependent:
-    """Frames that listen. The frame that begins a word is still one of the old text; the word is held, and silence
-    kept, by frames of the new."""
-
-    def __init__(self, probs_TW: Tensor, blank_T: Tensor, words_W: Tensor, listening: Listening) -> None:
-        self.probs_TW, self.blank_T = probs_TW, blank_T
-        self.words_W, self.listening = words_W, listening
-        self.factor_KW, self.scale_KT = listening.shares(words_W)
-
-    def empty(self) -> tuple[Tensor, Tensor]:
-        return _empty_prefix(_runs(self.blank_T * self.scale_KT[0]))
-
-    def children(self, either_KT: Tensor, blanked_KT: Tensor, last_K: Tensor) -> Tensor:
-        children_KW = (either_KT * self.scale_KT) @ self.probs_TW
-        again_K = (blanked_KT * self.scale_KT * self.probs_TW.T[last_K]).sum(1)
-        return children_KW.scatter_(1, last_K[:, None], again_K[:, None]).mul_(self.factor_KW)
-
-    def say(self, opens_KT: Tensor, parent_K: Tensor, word_K: Tensor) -> tuple[Tensor, Tensor, Dependent]:
-        probs_KT = self.probs_TW.T[word_K]
-        begins_KT = opens_KT * probs_KT * self.scale_KT[parent_K] * self.factor_KW[parent_K, word_K, None]
-        listening = self.listening.say(self.words_W[word_K], parent_K)
-        after = Dependent(self.probs_TW, self.blank_T, self.words_W, listening)
-        rows_K = torch.arange(len(word_K), device=word_K.device)
-        held_KTT = _runs(probs_KT * after.scale_KT * after.factor_KW[rows_K, word_K, None])
-        # From the frame after the one that begins the word; right behind that one nothing has been held yet.
-        held_KTT = F.pad(held_KTT[:, 1:], (0, 0, 0, 1)) + torch.ones_like(held_KTT[0, 0, 1:]).diag(1)
-        said_KT = (begins_KT[:, None] @ held_KTT)[:, 0]
-        blanked_KT = (said_KT[:, None] @ _runs(self.blank_T * after.scale_KT))[:, 0]
-        return blanked_KT, said_KT, after
 
 
 def words_lost(log_probs_TC: Tensor, blank: int, words_per_frame: int) -> Tensor:

@@ -80,7 +80,7 @@ class BlockDrafter(DraftHead):
         if self.correction is None:
             return self.paths(log_probs_TC, *heard), memory
         memory_1R = rearrange(emissions.start_BAR, "1 1 r -> 1 r")
-        return self.paths(log_probs_TC, *heard, Listening(log_probs_TC, self.correction, memory_1R)), memory
+        return self.paths(log_probs_TC, *heard, Listening.begin(log_probs_TC, self.correction, memory_1R)), memory
 
     def emit(self, context: Context, memory: Any) -> Emissions:
         """Emissions at the newest state; the text's keys and values grow in `memory`, one row a token."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Self
 
 import torch
 from torch import Tensor
 
-from ctcdraft.nn.correction import Correction, log_normalisers
+from ctcdraft.nn.correction import Correction
 
 
 @dataclass(frozen=True)
@@ -22,33 +22,36 @@ class Listening:
         p_t(w | text) = p_t(w) exp(c_text(w)) / Z_t(text)        p_t(blank | text) = p_t(blank) / Z_t(text)
 
     A frame that repeats the text's last word is no exception: that word has been said, so it is part of the text.
-    log_probs_TC: the uncorrected frames, the blank last.
+    log_probs_TC: the uncorrected frames, the blank last. probs_TV: their words' probabilities.
     """
 
     log_probs_TC: Tensor
+    probs_TV: Tensor
     correction: Correction
     memory_KR: Tensor
 
+    @classmethod
+    def begin(cls, log_probs_TC: Tensor, correction: Correction, memory_1R: Tensor) -> Self:
+        """The empty text."""
+        return cls(log_probs_TC, log_probs_TC[:, :-1].exp(), correction, memory_1R)
+
     def say(self, words_K: Tensor, rows_K: Tensor) -> Self:
         """The texts of these rows (of the present ones), each with one word more."""
-        memory_KR = self.correction.step(self.memory_KR[rows_K], words_K)
-        return type(self)(self.log_probs_TC, self.correction, memory_KR)
+        return replace(self, memory_KR=self.correction.step(self.memory_KR[rows_K], words_K))
 
     @cached_property
     def added_KV(self) -> Tensor:
         return self.correction(self.memory_KR)
-
-    @cached_property
-    def log_normalisers_KT(self) -> Tensor:
-        words_TV, blank_T = self.log_probs_TC[:, :-1], self.log_probs_TC[:, -1]
-        return log_normalisers(words_TV, blank_T, self.added_KV).T
 
     def shares(self, words_W: Tensor) -> tuple[Tensor, Tensor]:
         """What the texts make of the frames, float64: a factor_KW for chosen words and a scale_KT for all classes.
 
         p_t(w | text) = p_t(w) * factor * scale,   p_t(blank | text) = p_t(blank) * scale
         """
-        return self.added_KV[:, words_W].double().exp(), (-self.log_normalisers_KT).double().exp()
+        # Scores so large that they leave float32 would rank words as certain or impossible, which they then are.
+        factor_KV = self.added_KV.clamp(-80, 80).exp()
+        normaliser_KT = factor_KV @ self.probs_TV.T + self.log_probs_TC[:, -1].exp()
+        return factor_KV[:, words_W].double(), 1 / normaliser_KT.double()
 
     def words(self, frame: int) -> Tensor:
         """Log-probabilities_KV of the words of one frame among themselves."""

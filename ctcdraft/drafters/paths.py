@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ctcdraft.ctc.alignment import collapse
+from ctcdraft.ctc.listening import listening_search
 from ctcdraft.ctc.prefix import prefix_search
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.listening import Listening
@@ -51,7 +52,10 @@ class PrefixSearch:
         if depth < 1:
             return TokenTree.only_root(root)
         blank = log_probs_TC.shape[-1] - 1
-        found = prefix_search(log_probs_TC, blank, nodes - 1, self.words_per_frame, stops, depth, listening)
+        if listening is None:
+            found = prefix_search(log_probs_TC, blank, nodes - 1, self.words_per_frame, stops, depth)
+        else:
+            found = listening_search(log_probs_TC, listening, nodes - 1, self.words_per_frame, stops, depth)
         tokens_N = torch.cat([root.reshape(1), found.tokens_N])
         parents_N = torch.cat([torch.full_like(root.reshape(1), -1), found.parents_N + 1])
         return TokenTree(tokens_N, parents_N, depth)

@@ -8,6 +8,7 @@ from torch import nn
 from truths_heads import beginnings, slow_best, slow_conditioned_texts, slow_products
 
 from ctcdraft.ctc.forward import likelihoods
+from ctcdraft.ctc.listening import listening_search
 from ctcdraft.ctc.prefix import prefix_search
 from ctcdraft.drafters.direct import Direct, SparseTree
 from ctcdraft.drafters.listening import Listening
@@ -34,7 +35,7 @@ def frames(seed: int, count: int, words: int = WORDS) -> torch.Tensor:
 def begin(kind: type[Correction], log_probs_TC: torch.Tensor, strength: float = 1.0) -> Listening:
     made = correction(kind, strength, log_probs_TC.shape[1] - 1)
     anchor_1D = torch.linspace(-1, 1, WIDTH, dtype=torch.float64)[None]
-    return Listening(log_probs_TC, made, made.start(anchor_1D, ROOT[None]))
+    return Listening.begin(log_probs_TC, made, made.start(anchor_1D, ROOT[None]))
 
 
 def law_of(listening: Listening):
@@ -57,6 +58,28 @@ def texts_of(found) -> list[tuple[int, ...]]:
     return texts
 
 
+class Forbids:
+    """By pencil: behind "a" (word 0) neither word may follow, so the blank is sure."""
+
+    def __init__(self, last: list[int]) -> None:
+        self.last = last
+
+    def say(self, words_K, rows_K):
+        return Forbids(words_K.tolist())
+
+    def shares(self, words_W):
+        factor_KW = torch.tensor([[float(last != 0)] * len(words_W) for last in self.last], dtype=torch.float64)
+        scale_KT = torch.tensor([[4.0 if last == 0 else 1.0] * 2 for last in self.last], dtype=torch.float64)
+        return factor_KW, scale_KT
+
+
+def test_listening_by_pencil():
+    frames_TC = torch.tensor([[1 / 2, 1 / 4, 1 / 4]] * 2, dtype=torch.float64).log()  # a, b, blank
+    found = listening_search(frames_TC, Forbids([-1]), nodes=9, words_per_frame=2)
+    assert texts_of(found) == [(0,), (1,), (1, 0)]
+    assert found.log_probs_N.exp().tolist() == pytest.approx([5 / 8, 5 / 16, 1 / 8])
+
+
 @pytest.mark.parametrize("kind", [Markov, GRU])
 @pytest.mark.parametrize("seed", range(8))
 @torch.no_grad()
@@ -66,7 +89,7 @@ def test_prefix_search_sums_every_alignment(kind, seed):
     texts = slow_conditioned_texts(law_of(listening), len(log_probs_TC), WORDS + 1, blank=WORDS)
     assert sum(texts.values()) == pytest.approx(1)
     for nodes, stops, depth in [(1, (), 99), (9, (), 99), (300, (), 99), (30, (0,), 99), (30, (), 2)]:
-        found = prefix_search(log_probs_TC, WORDS, nodes, WORDS, stops, depth, listening)
+        found = listening_search(log_probs_TC, listening, nodes, WORDS, stops, depth)
         truth = slow_best(beginnings(texts), nodes, stops, depth)
         assert texts_of(found) == [text for text, _ in truth]
         assert found.log_probs_N.exp().tolist() == pytest.approx([mass for _, mass in truth], abs=1e-10)
@@ -80,7 +103,7 @@ def test_restricted_words_keep_their_full_probability(kind):
     listening = begin(kind, log_probs_TC)
     texts = slow_conditioned_texts(law_of(listening), 4, WORDS + 1, blank=WORDS)
     words = set(log_probs_TC[:, :WORDS].argmax(-1).tolist())
-    found = prefix_search(log_probs_TC, WORDS, 20, 1, listening=listening)
+    found = listening_search(log_probs_TC, listening, 20, 1)
     truth = slow_best(beginnings(texts), 20, words=words)
     assert texts_of(found) == [text for text, _ in truth]
     assert found.log_probs_N.exp().tolist() == pytest.approx([mass for _, mass in truth], abs=1e-10)
@@ -90,7 +113,7 @@ def test_restricted_words_keep_their_full_probability(kind):
 def test_a_correction_that_says_nothing_changes_nothing():
     log_probs_TC = frames(2, 5)
     plain = prefix_search(log_probs_TC, WORDS, 20, WORDS)
-    silent = prefix_search(log_probs_TC, WORDS, 20, WORDS, listening=begin(Markov, log_probs_TC, strength=0.0))
+    silent = listening_search(log_probs_TC, begin(Markov, log_probs_TC, strength=0.0), 20, WORDS)
     assert texts_of(plain) == texts_of(silent)
     torch.testing.assert_close(plain.log_probs_N, silent.log_probs_N, rtol=0, atol=1e-12)
 
@@ -157,9 +180,7 @@ def test_training_scores_the_law_that_decoding_searches(kind):
         torch.randn(1, 1, 4, WIDTH, dtype=torch.float64), head, made, made.start(anchor_11D, ROOT.view(1, 1))
     )
     log_probs_TC = emissions.logits()[0, 0].log_softmax(-1)
-    found = prefix_search(
-        log_probs_TC, WORDS, 200, WORDS, listening=Listening(log_probs_TC, made, emissions.start_BAR[0])
-    )
+    found = listening_search(log_probs_TC, Listening.begin(log_probs_TC, made, emissions.start_BAR[0]), 200, WORDS)
     masses = dict(zip(texts_of(found), found.log_probs_N.exp().tolist(), strict=True))
     assert len(masses) > 50
     for text, mass in masses.items():
