@@ -12,6 +12,7 @@ import pytest
 import torch
 from tiny_models import random_base
 
+from ctcdraft.base import BaseLM
 from ctcdraft.corpus.batches import Batches, Rows
 from ctcdraft.corpus.windows import label_windows
 from ctcdraft.decoding.loop import Context, Settings, generate
@@ -104,6 +105,28 @@ def test_every_pass_emits_what_training_emits(kind, body):
     if body in SEES_THE_ROOT:
         shifted = training_emissions(base, drafter, text, anchors[:-1], shift=1).logits()[0]
         assert (decoded[:-1] - shifted).abs().max() > 1e-2
+
+
+@torch.inference_mode()
+def test_several_taps_are_seen_in_decoding_as_in_training():
+    """And the inner tap is layer 1's own output, of the text up to the anchor and no further."""
+    base = random_base()
+    tapped = BaseLM(base.lm, base.tokenizer, base.name, taps=["last", 1, 0])
+    drafter = block_drafter(tapped)
+    answer = generate(base, Autoregressive(base), PROMPT, HOW, frozenset(), 0).tokens
+    text = torch.cat([PROMPT, torch.tensor(answer)])
+    witness = Witness(drafter, text)
+    assert generate(tapped, witness, PROMPT, HOW, frozenset(), 0).tokens == answer
+    trained = training_emissions(tapped, drafter, text, [anchor for anchor, _ in witness.seen]).logits()[0]
+    assert (torch.stack([logits for _, logits in witness.seen]) - trained).abs().max() < 1e-4
+    states_BLD = tapped.states(text[None], torch.ones_like(text)[None])
+    assert torch.equal(states_BLD[..., : base.width], base.states(text[None], torch.ones_like(text)[None]))
+    assert torch.equal(states_BLD[..., 2 * base.width :], base.embedding(text[None]))
+    drafter.fuse.mix.weight.zero_()
+    one_tap = block_drafter(base)
+    one_tap.load_state_dict(drafter.state_dict(), strict=False)
+    plain = training_emissions(base, one_tap, text, [7]).logits()
+    assert torch.equal(training_emissions(tapped, drafter, text, [7]).logits(), plain)
 
 
 @pytest.mark.parametrize("correction", [Markov, GRU])

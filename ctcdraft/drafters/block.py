@@ -17,6 +17,7 @@ from ctcdraft.drafters.drafter import Batch, DraftHead
 from ctcdraft.drafters.listening import Listening
 from ctcdraft.drafters.paths import Paths
 from ctcdraft.errors import InputError
+from ctcdraft.nn.bodies import Fuse
 from ctcdraft.nn.correction import Correction
 from ctcdraft.nn.heads import BlankHead, Emissions
 from ctcdraft.nn.transformer import BlockShape
@@ -44,6 +45,7 @@ class BlockDrafter(DraftHead):
         self.body: Any = body(shape, frames).to(base.device)
         self.head = BlankHead(base.head, base.width).to(base.device)
         self.embedding = base.embedding
+        self.fuse = Fuse(base.width, len(base.taps), shape.epsilon).to(base.device) if len(base.taps) > 1 else None
         self.correction: Correction | None = None
         if correction is not None:
             self.correction = correction(base.embedding, epsilon=shape.epsilon).to(base.device)
@@ -56,8 +58,13 @@ class BlockDrafter(DraftHead):
         """Its own weights': float32 in training, whatever the base's states come in."""
         return self.head.blank_D.dtype
 
+    def seen(self, states_BLD: Tensor) -> Tensor:
+        """The base's states in the drafter's own precision, several taps fused into one."""
+        states_BLD = states_BLD.to(self.dtype)
+        return states_BLD if self.fuse is None else self.fuse(states_BLD)
+
     def forward(self, batch: Batch) -> Emissions:
-        states_BLD = batch.states_BLD.to(self.dtype)
+        states_BLD = self.seen(batch.states_BLD)
         positions_L = torch.arange(states_BLD.shape[1], device=states_BLD.device)
         text = self.body.remember(states_BLD, positions_L)
         index_BAD = batch.anchors_BA[..., None].expand(-1, -1, states_BLD.shape[-1])
@@ -84,7 +91,7 @@ class BlockDrafter(DraftHead):
 
     def emit(self, context: Context, memory: Any) -> Emissions:
         """Emissions at the newest state; the text's keys and values grow in `memory`, one row a token."""
-        states_BLD = rearrange(context.fresh_KD, "k d -> 1 k d").to(self.dtype)
+        states_BLD = self.seen(rearrange(context.fresh_KD, "k d -> 1 k d"))
         read = len(context.tokens_L) - 1  # all but the root
         positions_K = torch.arange(read - states_BLD.shape[1], read, device=states_BLD.device)
         fresh = self.body.remember(states_BLD, positions_K)

@@ -83,3 +83,20 @@ class AttentionBody(nn.Module):
         for block, keys_values in zip((self.block, *self.deeper), text, strict=True):
             slots_BATD = block(slots_BATD, turn, keys_values, visible_BAL)
         return self.norm(slots_BATD)
+
+
+class Fuse(nn.Module):
+    """States of several taps, side by side, into one: the last layer's as it is, plus a map of the others, normed,
+    which starts at zero. It starts as a drafter of one tap."""
+
+    def __init__(self, width: int, taps: int, epsilon: float) -> None:
+        super().__init__()
+        self.width = width
+        self.norms = nn.ModuleList([Norm(width, eps=epsilon) for _ in range(taps - 1)])
+        self.mix = nn.Linear((taps - 1) * width, width, bias=False)
+        nn.init.zeros_(self.mix.weight)
+
+    def forward(self, taps_BLD: Tensor) -> Tensor:
+        last_BLD, *others = taps_BLD.split(self.width, dim=-1)
+        normed = [norm(tap_BLD) for norm, tap_BLD in zip(self.norms, others, strict=True)]
+        return last_BLD + self.mix(torch.cat(normed, dim=-1))
