@@ -13,76 +13,71 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ctcdraft.ctc.prefix import PLACES, Prefixes, _choose_words, _empty_prefix, _runs
+from ctcdraft.ctc.prefix import PLACES, Prefixes, _empty_prefix, _runs
 
 
 class Texts(Protocol):
     """K texts, and what they make of the frames."""
 
-    def shares(self, words_W: Tensor) -> tuple[Tensor, Tensor]:
-        """factor_KW, scale_KT in float64: p_t(w | text) = p_t(w) factor scale, p_t(blank | text) = p_t(blank) scale."""
+    def shares(self) -> tuple[Tensor, Tensor]:
+        """factor_KV and scale_KT: p_t(w | text) = p_t(w) factor scale, p_t(blank | text) = p_t(blank) scale."""
 
     def say(self, words_K: Tensor, rows_K: Tensor) -> Texts:
         """The texts of these rows, each with one word more."""
 
 
 def listening_search(
-    log_probs_TC: Tensor,
-    texts: Texts,
-    nodes: int,
-    words_per_frame: int,
-    stop_words: Collection[int] = (),
-    depth: int | None = None,
+    log_probs_TC: Tensor, texts: Texts, nodes: int, stop_words: Collection[int] = (), depth: int | None = None
 ) -> Prefixes:
     """The `nodes` most probable prefixes, where a frame depends on the text collapsed from the frames before it.
 
-    texts: the empty one. log_probs_TC: the frames before any text is heard, the blank last; the words considered
-    are their best. The two frames of `prefix_search`, where behind "a" only the blank may follow, surely then:
+    texts: the empty one. log_probs_TC: the frames before any text is heard, the blank last. The two frames of
+    `prefix_search`, where behind "a" only the blank may follow, surely then:
 
         a    1/2 + 1/8  =  5/8      b    5/16      b a    1/8      and there is no "a b"
 
     The frame that begins a word still listens to the text without it; a frame that holds the word or keeps silence
-    behind it listens to the text with it.
+    behind it listens to the text with it. All words are considered: what a text makes of the frames costs a pass
+    over them anyway, and a word that no frame likes by itself may be the likeliest behind another.
     """
-    blank = log_probs_TC.shape[1] - 1
-    words_W = _choose_words(log_probs_TC, blank, words_per_frame)
-    words = len(words_W)
-    probs_WT, blank_T = log_probs_TC[:, words_W].T.double().exp(), log_probs_TC[:, blank].double().exp()
-    stops_W = torch.isin(words_W, words_W.new_tensor(list(stop_words)))
-    factor_KW, scale_KT = texts.shares(words_W)
-    blanked_KT, said_KT = _empty_prefix(_runs(blank_T * scale_KT[0]))
-    last_K, room_K = words_W.new_zeros(1), blank_T.new_ones(1)
-    levels = [(words_W[:0], words_W[:0], room_K[:0])]
+    probs_TV, blank_T = log_probs_TC[:, :-1].exp(), log_probs_TC[:, -1].double().exp()
+    stops_S = torch.tensor(list(stop_words), dtype=torch.int64, device=blank_T.device)
+    factor_KV, scale_KT = texts.shares()
+    blanked_KT, said_KT = _empty_prefix(_runs(blank_T * scale_KT[0].double()))
+    last_K, room_K = stops_S.new_full((1,), -1), blank_T.new_ones(1)
+    levels = [(last_K[:0], last_K[:0], room_K[:0])]
     parent_row, rows, best_of_all_N = 0, 1, room_K[:0]
     depth = len(log_probs_TC) if depth is None else min(depth, len(log_probs_TC))
     for level in range(1, depth + 1):
         either_KT = blanked_KT + said_KT
-        children_KW = (either_KT * scale_KT) @ probs_WT.T
-        again_K = (blanked_KT * scale_KT * probs_WT[last_K]).sum(1)
-        children_KW = children_KW.scatter_(1, last_K[:, None], again_K[:, None]) * factor_KW
-        children_R = torch.minimum(children_KW, room_K[:, None]).flatten()
-        best_K = first(children_R, nodes)
-        parent_K, word_K, mass_K = best_K // words, best_K % words, children_R[best_K]
-        levels.append((words_W[word_K], parent_K + parent_row, mass_K))
+        bound_KV = ((either_KT * scale_KT).to(probs_TV.dtype) @ probs_TV) * factor_KV
+        parent_R, word_R = candidates(bound_KV, nodes, best_of_all_N)
+        repeats_R1 = (word_R == last_K[parent_R])[:, None]
+        opens_RT = torch.where(repeats_R1, blanked_KT[parent_R], either_KT[parent_R])
+        probs_RT = log_probs_TC[:, word_R].T.double().exp()
+        begins_RT = opens_RT * probs_RT * (factor_KV[parent_R, word_R, None] * scale_KT[parent_R])
+        # Rounding must not lift a child above its parent: the parent could be cut and the child kept.
+        mass_R = torch.minimum(begins_RT.sum(1), room_K[parent_R])
+        best_K = first(mass_R, nodes)
+        parent_K, word_K, mass_K = parent_R[best_K], word_R[best_K], mass_R[best_K]
+        levels.append((word_K, parent_K + parent_row, mass_K))
         parent_row, rows = parent_row + rows, len(mass_K)
-        if level == depth:
+        if level == depth or rows == 0:
             break
         best_of_all_N = torch.cat([best_of_all_N, mass_K]).topk(min(nodes, len(best_of_all_N) + rows)).values
         if mass_K.is_cpu and len(best_of_all_N) == nodes:
-            # What a text makes of the frames costs a pass over all words: go on below those that can still matter.
+            # Go on below those that can still matter; asking is free here, on a GPU it would stall every level.
             hopeful = int((mass_K > best_of_all_N[-1]).sum())
             if hopeful == 0:
                 break
-            parent_K, word_K, mass_K = parent_K[:hopeful], word_K[:hopeful], mass_K[:hopeful]
+            best_K, parent_K, word_K, mass_K = (x[:hopeful] for x in (best_K, parent_K, word_K, mass_K))
 
-        repeats_K1 = (word_K == last_K[parent_K])[:, None]
-        opens_KT = torch.where(repeats_K1, blanked_KT[parent_K], either_KT[parent_K])
-        begins_KT = opens_KT * probs_WT[word_K] * (factor_KW[parent_K, word_K, None] * scale_KT[parent_K])
-        texts = texts.say(words_W[word_K], parent_K)
-        factor_KW, scale_KT = texts.shares(words_W)
-        held_KT = probs_WT[word_K] * (factor_KW.gather(1, word_K[:, None]) * scale_KT)
-        blanked_KT, said_KT = begun(begins_KT, held_KT, blank_T * scale_KT)
-        last_K, room_K = word_K, mass_K.masked_fill(stops_W[word_K], 0)
+        texts = texts.say(word_K, parent_K)
+        factor_KV, scale_KT = texts.shares()
+        held_KT = probs_RT[best_K] * (factor_KV.gather(1, word_K[:, None]) * scale_KT)
+        open_K1 = ~torch.isin(word_K, stops_S)[:, None]
+        blanked_KT, said_KT = begun(begins_RT[best_K] * open_K1, held_KT, blank_T * scale_KT)
+        last_K, room_K = word_K, mass_K
 
     tokens_R, rows_R, mass_R = (torch.cat(parts) for parts in zip(*levels, strict=True))
     best_N = first(mass_R, nodes)
@@ -90,6 +85,19 @@ def listening_search(
     node_R = tokens_R.new_full((len(tokens_R) + 1,), -1)  # row 0 is the empty prefix, row r + 1 is entry r
     node_R[best_N + 1] = torch.arange(len(best_N), device=best_N.device)
     return Prefixes(tokens_R[best_N], node_R[rows_R[best_N]], mass_R[best_N].log())
+
+
+def candidates(bound_KV: Tensor, nodes: int, best_of_all_N: Tensor) -> tuple[Tensor, Tensor]:
+    """Parents and words of the children that may come in, by bounds on their masses; in order of both.
+
+    Bounds are as exact as the frames are (float32), except for a word that repeats the last one: there they are
+    too great, by which that word may only take the place of one candidate.
+    """
+    if bound_KV.is_cpu and len(best_of_all_N) == nodes:
+        return (bound_KV > best_of_all_N[-1] * (1 - 1e-5)).nonzero().unbind(1)  # type: ignore[return-value]
+    words_KR = bound_KV.topk(min(nodes + 1, bound_KV.shape[1]), dim=1).indices.sort(dim=1).values
+    parents_K1 = torch.arange(len(bound_KV), device=bound_KV.device)[:, None]
+    return parents_K1.expand_as(words_KR).flatten(), words_KR.flatten()
 
 
 def begun(begins_KT: Tensor, held_KT: Tensor, blank_KT: Tensor) -> tuple[Tensor, Tensor]:

@@ -43,15 +43,15 @@ class Listening:
     def added_KV(self) -> Tensor:
         return self.correction(self.memory_KR)
 
-    def shares(self, words_W: Tensor) -> tuple[Tensor, Tensor]:
-        """What the texts make of the frames, float64: a factor_KW for chosen words and a scale_KT for all classes.
+    def shares(self) -> tuple[Tensor, Tensor]:
+        """What the texts make of the frames: a factor_KV for the words and a scale_KT for all classes.
 
         p_t(w | text) = p_t(w) * factor * scale,   p_t(blank | text) = p_t(blank) * scale
         """
         # Scores so large that they leave float32 would rank words as certain or impossible, which they then are.
         factor_KV = self.added_KV.clamp(-80, 80).exp()
         normaliser_KT = factor_KV @ self.probs_TV.T + self.log_probs_TC[:, -1].exp()
-        return factor_KV[:, words_W].double(), 1 / normaliser_KT.double()
+        return factor_KV, 1 / normaliser_KT
 
     def words(self, frame: int) -> Tensor:
         """Log-probabilities_KV of the words of one frame among themselves."""

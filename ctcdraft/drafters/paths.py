@@ -27,8 +27,8 @@ Paths = Callable[..., TokenTree]
 class PrefixSearch:
     """The n most probable prefixes, each summed over all alignments that collapse to it.
 
-    words_per_frame: only the most probable words of each frame are considered. The nodes come out distinct
-    and with their parents, so there is nothing left to merge.
+    words_per_frame: only the most probable words of each frame are considered; all words where frames listen. The
+    nodes come out distinct and with their parents, so there is nothing left to merge.
     """
 
     reads = "alignments"
@@ -55,7 +55,7 @@ class PrefixSearch:
         if listening is None:
             found = prefix_search(log_probs_TC, blank, nodes - 1, self.words_per_frame, stops, depth)
         else:
-            found = listening_search(log_probs_TC, listening, nodes - 1, self.words_per_frame, stops, depth)
+            found = listening_search(log_probs_TC, listening, nodes - 1, stops, depth)
         tokens_N = torch.cat([root.reshape(1), found.tokens_N])
         parents_N = torch.cat([torch.full_like(root.reshape(1), -1), found.parents_N + 1])
         return TokenTree(tokens_N, parents_N, depth)
