@@ -49,8 +49,8 @@ def has_weights(drafter: str) -> bool:
 
 GROUPS = [
     ("train", group, option)
-    for group in ("base", "corpus", "drafter", "drafter/body", "drafter/paths", "objective", "decoding", "engine",
-                  "logger", "experiment", "answers")
+    for group in ("base", "corpus", "drafter", "drafter/body", "drafter/paths", "drafter/correction", "objective",
+                  "decoding", "engine", "logger", "experiment", "answers")
     for option in options(group)
     if group != "drafter" or has_weights(option)
 ]  # fmt: skip

@@ -28,13 +28,16 @@ def rows(count: int = 10, length: int = 30, words: int = 40) -> Rows:
 
 
 def ctc_head(base, frames: int = 6) -> BlockDrafter:
+    return block_head(base, partial(AttentionBody, root_input=True, causal=False), PrefixSearch(16), frames=frames)
+
+
+def block_head(base, body, paths, correction=None, frames: int = 6) -> BlockDrafter:
     torch.manual_seed(0)
-    body = partial(AttentionBody, root_input=True, causal=False)
-    return BlockDrafter(base, frames, body, PrefixSearch(16))
+    return BlockDrafter(base, frames, body, paths, correction)
 
 
-def trainer(run, base, steps: int, labels: int = 3, **changes) -> Trainer:
-    drafter = ctc_head(base).train()
+def trainer(run, base, steps: int, labels: int = 3, drafter=None, objective=None, **changes) -> Trainer:
+    drafter = (drafter or ctc_head(base)).train()
     batches = Batches(rows(), base, rows_a_step=4, anchors=8, labels=labels, seed=0)
     values = {
         "learning_rate": 3e-3,
@@ -49,4 +52,5 @@ def trainer(run, base, steps: int, labels: int = 3, **changes) -> Trainer:
     }
     engine = TorchEngine(drafter, drafter.own_parameters(), steps=steps, **values)
     probe = Probe(base, [torch.arange(10, 16)], HOW)
-    return Trainer(run, drafter, CTC(labels), batches, engine, probe, steps=steps, checkpoint_every=5, probe_every=6)
+    objective = objective or CTC(labels)
+    return Trainer(run, drafter, objective, batches, engine, probe, steps=steps, checkpoint_every=5, probe_every=6)

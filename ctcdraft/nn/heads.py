@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,8 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+
+from ctcdraft.nn.correction import Correction, log_normalisers
 
 CHUNK_BYTES = 256 * 2**20  # of logits alive at once while labels are scored
 
@@ -33,17 +36,25 @@ class BlankHead(nn.Module):
     def forward(self, states_XD: Tensor) -> Tensor:
         """Logits_XC, C = V + 1. The words' part is computed in the base's dtype, the blank's in its own."""
         blank_X = states_XD @ self.blank_D + self.blank_bias
-        words_XV = self.words(states_XD.to(self.words.weight.dtype))
-        return torch.cat([words_XV, blank_X[..., None]], dim=-1)
+        return torch.cat([self.word_logits(states_XD), blank_X[..., None]], dim=-1)
+
+    def word_logits(self, states_XD: Tensor) -> Tensor:
+        """Logits_XV, computed in the base's dtype. For a state of the base itself these are the base's own."""
+        return self.words(states_XD.to(self.words.weight.dtype))
 
 
 @dataclass(frozen=True)
 class Scores:
-    """All an objective may ask of emissions; float32. Subtract log_normaliser to get log-probabilities."""
+    """Log-probabilities over all C classes, float32: all that an objective which aligns may ask of emissions.
+
+    label_BATS: of label s at frame t, where the s labels before it have been said. hold_BATS: of label s
+    again, where it has just been said. blank_BATP: of the blank where p labels have been said, P = S + 1; or
+    P = 1 where what has been said makes no difference, and then hold_BATS is label_BATS.
+    """
 
     label_BATS: Tensor
-    blank_BAT: Tensor
-    log_normaliser_BAT: Tensor
+    hold_BATS: Tensor
+    blank_BATP: Tensor
 
 
 @dataclass(frozen=True)
@@ -52,34 +63,85 @@ class Emissions:
 
     states_BATD: Tensor
     head: BlankHead
+    correction: Correction | None = None
+    start_BAR: Any = None  # the correction's memory at the root
 
     @property
     def blank(self) -> int:
         return self.head.blank
 
     def logits(self) -> Tensor:
-        """Logits_BATC, whole: for decoding and tests only."""
+        """Logits_BATC, whole and uncorrected: for decoding and tests only."""
         return self.head(self.states_BATD)
 
+    def memories(self, labels_BAS: Tensor) -> Tensor | None:
+        """The correction's memories_BAPR behind the first 0 .. S labels; None without a correction."""
+        return None if self.correction is None else self.correction.along(self.start_BAR, labels_BAS)
+
     def scores(self, labels_BAS: Tensor) -> Scores:
-        """Scores of the labels at every frame (free slots of labels_BAS are -1 and score class 0).
+        """Scores of the labels at every frame (free slots of labels_BAS are -1 and score class 0)."""
+        frames, memories_BAPR = self.states_BATD.shape[2], self.memories(labels_BAS)
+        if memories_BAPR is None:
+            label_BATS, blank_BATP = self._chunked(self._score, frames, self.states_BATD, labels_BAS)
+            return Scores(label_BATS, label_BATS, blank_BATP)
+        rows = frames + memories_BAPR.shape[2]
+        return Scores(*self._chunked(self._score_after, rows, self.states_BATD, labels_BAS, memories_BAPR))
+
+    def by_label(self, measure: Callable[..., Tensor], labels_BAS: Tensor, *more_BA: Tensor) -> Tensor:
+        """measure(words_XSV, labels_XS, *more_X) over all windows X: for objectives that say label s at frame s.
+
+        words_XSV: log-probabilities of frame s among the words alone, float32, where the labels before it have been
+        said. measure returns one tensor_X.
+        """
+        labels = labels_BAS.shape[2]
+        memories_BAPR = self.memories(labels_BAS)
+        given = () if memories_BAPR is None else (memories_BAPR[:, :, :-1],)
+
+        def measured(states_XSD: Tensor, labels_XS: Tensor, *more_X: Tensor) -> tuple[Tensor]:
+            words_XSV = self.head.word_logits(states_XSD).float()
+            if self.correction is not None:
+                words_XSV = words_XSV + self.correction(more_X[0]).float()
+            return (measure(words_XSV.log_softmax(dim=-1), labels_XS, *more_X[len(given) :]),)
+
+        # As many logits again for what `more` may be turned into.
+        columns = (self.states_BATD[:, :, :labels], labels_BAS, *given, *more_BA)
+        return self._chunked(measured, 2 * labels, *columns)[0]
+
+    def _chunked(self, score: Callable[..., tuple[Tensor, ...]], rows: int, *columns_BA: Tensor) -> list[Tensor]:
+        """score(*columns_X) of all windows, with `rows` rows of logits a window, in chunks.
 
         A row of 256 anchors x 8 frames x 32,001 classes is 262 MB, so logits live one chunk at a time and
         are computed again in the backward pass; where one chunk holds them all they are simply kept.
         """
-        batch, anchors, frames, _ = self.states_BATD.shape
-        states_XTD = rearrange(self.states_BATD, "b a t d -> (b a) t d")
-        labels_XS = rearrange(labels_BAS, "b a s -> (b a) s").clamp(min=0)
-        size = max(1, CHUNK_BYTES // (4 * frames * (self.blank + 1)))
-        chunks = list(zip(states_XTD.split(size), labels_XS.split(size), strict=True))
+        batch, anchors = columns_BA[0].shape[:2]
+        size = max(1, CHUNK_BYTES // (4 * rows * (self.blank + 1)))
+        chunks = list(zip(*(rearrange(c, "b a ... -> (b a) ...").split(size) for c in columns_BA), strict=True))
         if len(chunks) == 1:
-            parts = [self._score(*chunks[0])]
+            parts = [score(*chunks[0])]
         else:
-            parts = [checkpoint(self._score, *chunk, use_reentrant=False) for chunk in chunks]
-        shaped = (torch.cat(column).unflatten(0, (batch, anchors)) for column in zip(*parts, strict=True))
-        return Scores(*shaped)
+            parts = [checkpoint(score, *chunk, use_reentrant=False) for chunk in chunks]
+        return [torch.cat(column).unflatten(0, (batch, anchors)) for column in zip(*parts, strict=True)]
 
-    def _score(self, states_XTD: Tensor, labels_XS: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _score(self, states_XTD: Tensor, labels_XS: Tensor) -> tuple[Tensor, Tensor]:
         logits_XTC = self.head(states_XTD).float()
-        label_XTS = logits_XTC.gather(-1, labels_XS[:, None, :].expand(-1, states_XTD.shape[1], -1))
-        return label_XTS, logits_XTC[..., -1], logits_XTC.logsumexp(dim=-1)
+        at_XTS = labels_XS.clamp(min=0)[:, None, :].expand(-1, states_XTD.shape[1], -1)
+        log_normaliser_XT1 = logits_XTC.logsumexp(dim=-1, keepdim=True)
+        return logits_XTC.gather(-1, at_XTS) - log_normaliser_XT1, logits_XTC[..., -1:] - log_normaliser_XT1
+
+    def _score_after(
+        self, states_XTD: Tensor, labels_XS: Tensor, memories_XPR: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The same with a correction: a frame's words depend on how many labels have been said before it."""
+        logits_XTC = self.head(states_XTD).float()
+        added_XPV = self.correction(memories_XPR).float()  # type: ignore[misc]
+        said_XS = labels_XS.clamp(min=0)
+        at_XTS = said_XS[:, None, :].expand(-1, states_XTD.shape[1], -1)
+        label_XTS = logits_XTC.gather(-1, at_XTS)
+        before_X1S = added_XPV[:, :-1].gather(-1, said_XS[..., None]).transpose(1, 2)
+        after_X1S = added_XPV[:, 1:].gather(-1, said_XS[..., None]).transpose(1, 2)
+        normaliser_XTP = log_normalisers(logits_XTC[..., :-1], logits_XTC[..., -1], added_XPV)
+        return (
+            label_XTS + before_X1S - normaliser_XTP[..., :-1],
+            label_XTS + after_X1S - normaliser_XTP[..., 1:],
+            logits_XTC[..., -1:] - normaliser_XTP,
+        )

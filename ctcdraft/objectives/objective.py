@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from ctcdraft.drafters.drafter import Batch
+from ctcdraft.errors import InputError
 from ctcdraft.nn.heads import Emissions
 
 
@@ -20,8 +22,54 @@ class Loss:
 
 
 class Objective(Protocol):
-    """labels: S, how many labels a window should have."""
+    """labels: S, how many labels a window should have. teaches: "alignments" where a label may fall on any frame,
+    with blanks between; "words" where label k is said by frame k and the blank learns nothing. An objective that
+    reads no frames has no such attribute."""
 
     labels: int
 
     def __call__(self, emissions: Emissions, batch: Batch) -> Loss: ...
+
+
+def check_labels(labels: int) -> int:
+    if labels < 1:
+        raise InputError(f"objective.labels={labels}: a window needs at least one label")
+    return labels
+
+
+def check_decay(decay: float) -> float:
+    if not 0 < decay <= 1:
+        raise InputError(
+            f"objective.decay={decay}: a label's weight is decay^k, so decay lies above 0 and reaches to 1"
+        )
+    return decay
+
+
+def check_frames(emissions: Emissions, labels: int) -> int:
+    """The number of frames, which must be able to say so many labels at all."""
+    if not isinstance(emissions, Emissions):
+        raise InputError(
+            f"this objective scores labels at frames, but the drafter gives {type(emissions).__name__} instead; "
+            "use the objective that is made for this drafter"
+        )
+    frames = emissions.states_BATD.shape[2]
+    if frames < labels:
+        raise InputError(
+            f"{frames} frames cannot say {labels} labels: every window would be infeasible; "
+            f"raise drafter.frames to at least {labels} or lower objective.labels"
+        )
+    return frames
+
+
+def decayed_mean(values_BAS: Tensor, real_BAS: Tensor, decay: float) -> Tensor:
+    """Mean of the real values, the k-th of a window (from 0) weighing decay^k: what comes first decides most.
+
+    values 3 1, decay 1/2   ->   (3 + 1/2) / (1 + 1/2) = 7/3
+    """
+    weights_BAS = real_BAS * decay ** torch.arange(values_BAS.shape[-1], device=values_BAS.device)
+    return (values_BAS.where(real_BAS, 0) * weights_BAS).sum() / weights_BAS.sum().clamp(min=1e-30)
+
+
+def labels_there(batch: Batch) -> Tensor:
+    """True_BAS where a window has a label."""
+    return torch.arange(batch.labels_BAS.shape[-1], device=batch.lengths_BA.device) < batch.lengths_BA[..., None]

@@ -1,0 +1,66 @@
+"""Distillation: frame k says what the base would say of word k. It knows two laws and how far they are apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ctcdraft.drafters.drafter import Batch
+from ctcdraft.nn.heads import Emissions
+from ctcdraft.objectives.objective import Loss, check_decay, check_frames, check_labels, decayed_mean, labels_there
+
+# (the base's log-probabilities_XSV, the frames' log-probabilities_XSV) -> how far apart they are_XS
+Distance = Callable[[Tensor, Tensor], Tensor]
+
+
+class Distill:
+    """The distance of frame k's law from the base's own at label k, weighted by decay^(k-1).
+
+    The base's law is its head on its state before the label, with the true text up to there; the states are
+    those of the batch, so nothing is read twice. Like cross-entropy it speaks of words alone.
+    """
+
+    teaches = "words"
+
+    def __init__(self, labels: int, decay: float, distance: Distance) -> None:
+        self.labels = check_labels(labels)
+        self.decay = check_decay(decay)
+        self.distance = distance
+
+    def __call__(self, emissions: Emissions, batch: Batch) -> Loss:
+        check_frames(emissions, self.labels)
+
+        width = emissions.states_BATD.shape[-1]  # the last tap comes first
+
+        def apart(words_XSV: Tensor, labels_XS: Tensor, states_XSD: Tensor) -> Tensor:
+            return self.distance(
+                emissions.head.word_logits(states_XSD[..., :width]).float().log_softmax(dim=-1), words_XSV
+            )
+
+        apart_BAS = emissions.by_label(apart, batch.labels_BAS, states_before_labels(batch))
+        value = decayed_mean(apart_BAS, labels_there(batch), self.decay)
+        return Loss(value, {"loss": value.detach()})
+
+
+def states_before_labels(batch: Batch) -> Tensor:
+    """States_BASD from which the base itself says the labels, all taps; for free slots any state.
+
+    anchor a, root at a + 1, labels at a + 2, a + 3, ...   ->   states a + 1, a + 2, ...
+    """
+    length, width = batch.states_BLD.shape[1:]
+    steps_S = torch.arange(1, batch.labels_BAS.shape[-1] + 1, device=batch.anchors_BA.device)
+    at_BAS = (batch.anchors_BA[..., None] + steps_S).clamp(max=length - 1)
+    index_BRD = at_BAS.flatten(1)[..., None].expand(-1, -1, width)
+    return batch.states_BLD.gather(1, index_BRD).view(*at_BAS.shape, width)
+
+
+def kl(base_XSV: Tensor, frames_XSV: Tensor) -> Tensor:
+    """Kullback-Leibler divergence of the frames' law from the base's: 1/2 1/2 from 1/4 3/4 is log 2 / sqrt 3."""
+    return (base_XSV.exp() * (base_XSV - frames_XSV)).sum(dim=-1)
+
+
+def total_variation(base_XSV: Tensor, frames_XSV: Tensor) -> Tensor:
+    """Half the sum of differences: 1 minus the share of drawn words that rejection sampling would accept."""
+    return (base_XSV.exp() - frames_XSV.exp()).abs().sum(dim=-1) / 2

@@ -1,0 +1,38 @@
+"""The prefix objective: the probability that the collapsed text begins with the labels. It knows scores, not frames."""
+
+from __future__ import annotations
+
+from ctcdraft.ctc.forward import likelihoods
+from ctcdraft.drafters.drafter import Batch
+from ctcdraft.nn.heads import Emissions
+from ctcdraft.objectives.objective import Loss, check_decay, check_frames, check_labels, decayed_mean, labels_there
+
+
+class PrefixCTC:
+    """-log P(the text begins with x1 .. xk), for every k of a window, weighted by decay^(k-1).
+
+    It asks for what drafting is paid for: a draft is worth its longest right beginning, and what the frames
+    say after it costs nothing, where CTC wants the text to end there. All k come from one recursion.
+    Prefixes with adjacent repeats that the frames cannot say are left out; their share is a metric.
+    """
+
+    teaches = "alignments"
+
+    def __init__(self, labels: int, decay: float) -> None:
+        self.labels = check_labels(labels)
+        self.decay = check_decay(decay)
+
+    def __call__(self, emissions: Emissions, batch: Batch) -> Loss:
+        check_frames(emissions, self.labels)
+        scores = emissions.scores(batch.labels_BAS)
+        prefix_BAS = likelihoods(
+            scores.label_BATS, scores.hold_BATS, scores.blank_BATP, batch.labels_BAS, batch.lengths_BA
+        ).prefix_XS
+        real_BAS = labels_there(batch)
+        feasible_BAS = real_BAS & prefix_BAS.isfinite()
+        value = decayed_mean(-prefix_BAS, feasible_BAS, self.decay)
+        infeasible = 1 - feasible_BAS.sum() / real_BAS.sum().clamp(min=1)
+        blank_BAT = scores.blank_BATP[..., 0].detach().exp()
+        real_BA = batch.lengths_BA > 0
+        said = (blank_BAT.mean(dim=-1) * real_BA).sum() / real_BA.sum().clamp(min=1)
+        return Loss(value, {"loss": value.detach(), "blank_rate": said, "infeasible_share": infeasible})

@@ -1,0 +1,173 @@
+"""Every objective that reads emissions: its value by another way, its gradient in chunks, its refusals."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from truths import slow_prefix_probability
+
+from ctcdraft.drafters.drafter import Batch
+from ctcdraft.errors import InputError
+from ctcdraft.nn import heads
+from ctcdraft.nn.heads import BlankHead, Emissions
+from ctcdraft.objectives.cross_entropy import CrossEntropy
+from ctcdraft.objectives.ctc import CTC
+from ctcdraft.objectives.distill import Distill, kl, states_before_labels, total_variation
+from ctcdraft.objectives.prefix_ctc import PrefixCTC
+from ctcdraft.objectives.weighted import WeightedSum
+
+WORDS, WIDTH = 3, 6
+
+
+def emissions(frames: int = 4) -> Emissions:
+    torch.manual_seed(0)
+    head = BlankHead(nn.Linear(WIDTH, WORDS, bias=False).requires_grad_(False), WIDTH)
+    head.blank_D.data.normal_()
+    return Emissions(torch.randn(2, 5, frames, WIDTH, requires_grad=True), head)
+
+
+def batch(most: int = 3) -> Batch:
+    rng = torch.Generator().manual_seed(2)
+    lengths_BA = torch.randint(0, most + 1, (2, 5), generator=rng)
+    labels_BAS = torch.randint(0, WORDS, (2, 5, most), generator=rng)
+    labels_BAS = labels_BAS.masked_fill(torch.arange(most) >= lengths_BA[..., None], -1)
+    anchors_BA = torch.tensor([[0, 1, 2, 3, 4], [4, 3, 2, 1, 0]])
+    states_BLD = torch.randn(2, 12, WIDTH, generator=rng)
+    unused = torch.zeros(1)
+    return Batch(unused, states_BLD, anchors_BA, unused, labels_BAS, lengths_BA)
+
+
+OBJECTIVES = {
+    "ctc": CTC(labels=3),
+    "prefix_ctc": PrefixCTC(labels=3, decay=0.8),
+    "cross_entropy": CrossEntropy(labels=3, decay=0.8),
+    "kl": Distill(labels=3, decay=0.8, distance=kl),
+    "total_variation": Distill(labels=3, decay=0.8, distance=total_variation),
+    "sum": WeightedSum(3, {"a": PrefixCTC(3, 0.8), "b": CrossEntropy(3, 0.5)}, {"a": 1.0, "b": 0.3}),
+}
+
+
+def real_labels(windows: Batch):
+    """(row, anchor, k, the labels up to and with the k-th)"""
+    for row in range(2):
+        for anchor in range(5):
+            for k in range(int(windows.lengths_BA[row, anchor])):
+                yield row, anchor, k, windows.labels_BAS[row, anchor, : k + 1].tolist()
+
+
+def weighted(values: dict[int, list[float]], decay: float) -> float:
+    top = sum(decay**k * value for k, several in values.items() for value in several)
+    return top / sum(decay**k * len(several) for k, several in values.items())
+
+
+def test_prefix_ctc_is_the_weighted_mean_over_all_possible_prefixes():
+    said, windows = emissions(), batch()
+    probs_BATC = said.logits().softmax(-1).double().tolist()
+    values: dict[int, list[float]] = {0: [], 1: [], 2: []}
+    impossible = 0
+    for row, anchor, k, prefix in real_labels(windows):
+        probability = slow_prefix_probability(probs_BATC[row][anchor], prefix, blank=WORDS)
+        if probability > 0:
+            values[k].append(-math.log(probability))
+        else:
+            impossible += 1
+    loss = PrefixCTC(3, 0.8)(said, windows)
+    assert loss.value.item() == pytest.approx(weighted(values, 0.8), abs=1e-5)
+    assert impossible > 0  # three equal words in four frames
+    assert loss.metrics["infeasible_share"] == pytest.approx(impossible / (impossible + sum(map(len, values.values()))))
+
+
+def test_cross_entropy_says_label_k_at_frame_k_among_the_words_alone():
+    said, windows = emissions(), batch()
+    probs_BATV = said.logits()[..., :WORDS].softmax(-1).tolist()
+    values: dict[int, list[float]] = {0: [], 1: [], 2: []}
+    for row, anchor, k, prefix in real_labels(windows):
+        values[k].append(-math.log(probs_BATV[row][anchor][k][prefix[-1]]))
+    assert CrossEntropy(3, 0.7)(said, windows).value.item() == pytest.approx(weighted(values, 0.7), abs=1e-5)
+
+
+@pytest.mark.parametrize("distance", ["kl", "tv"])
+def test_distillation_compares_with_the_base_where_it_says_the_label(distance):
+    said, windows = emissions(), batch()
+    probs_BATV = said.logits()[..., :WORDS].softmax(-1).tolist()
+    base_BLV = said.head.words(windows.states_BLD).softmax(-1).tolist()
+    values: dict[int, list[float]] = {0: [], 1: [], 2: []}
+    for row, anchor, k, _ in real_labels(windows):
+        p = base_BLV[row][int(windows.anchors_BA[row, anchor]) + 1 + k]
+        q = probs_BATV[row][anchor][k]
+        pairs = list(zip(p, q, strict=True))
+        values[k].append(
+            sum(a * math.log(a / b) for a, b in pairs) if distance == "kl" else sum(abs(a - b) for a, b in pairs) / 2
+        )
+    loss = Distill(3, 0.8, kl if distance == "kl" else total_variation)(said, windows)
+    assert loss.value.item() == pytest.approx(weighted(values, 0.8), abs=1e-5)
+
+
+def test_kl_by_pencil():
+    p, q = torch.tensor([1 / 2, 1 / 2]).log(), torch.tensor([1 / 4, 3 / 4]).log()
+    assert kl(p, q).item() == pytest.approx(math.log(2 / math.sqrt(3)))
+    assert total_variation(p, q).item() == pytest.approx(1 / 4)
+
+
+def test_the_base_says_a_label_from_the_state_before_it():
+    states_BLD = torch.arange(9.0)[None, :, None]
+    windows = Batch(*[torch.zeros(1)] * 6)
+    windows = Batch(windows.tokens_BL, states_BLD, torch.tensor([[2]]), windows.roots_BA, torch.tensor([[[5, 6, 7]]]),
+                    torch.tensor([[3]]))  # fmt: skip
+    # Anchor 2, root 3, labels 4 5 6: said from 3 4 5.
+    assert states_before_labels(windows).flatten().tolist() == [3, 4, 5]
+
+
+def test_a_sum_is_the_sum():
+    said, windows = emissions(), batch()
+    whole = OBJECTIVES["sum"](said, windows)
+    parts = PrefixCTC(3, 0.8)(said, windows).value + 0.3 * CrossEntropy(3, 0.5)(said, windows).value
+    assert torch.allclose(whole.value, parts)
+    assert {"loss", "a/loss", "b/first_label"} <= set(whole.metrics)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_chunks_change_neither_value_nor_gradient(name, monkeypatch):
+    said, windows = emissions(), batch()
+    parameters = [said.states_BATD, said.head.blank_D]
+    whole = OBJECTIVES[name](said, windows)
+    gradients = torch.autograd.grad(whole.value, parameters, allow_unused=True)
+    monkeypatch.setattr(heads, "CHUNK_BYTES", 1)  # every window is a chunk of its own
+    chunked = OBJECTIVES[name](said, windows)
+    assert torch.allclose(whole.value, chunked.value)
+    for a, b in zip(gradients, torch.autograd.grad(chunked.value, parameters, allow_unused=True), strict=True):
+        assert (a is None) == (b is None)
+        assert a is None or torch.allclose(a, b, atol=1e-7)
+    assert (gradients[0] != 0).any()
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_padding_teaches_nothing(name):
+    """A window without labels gets no gradient, whatever stands in its place."""
+    said, windows = emissions(), batch()
+    (gradient,) = torch.autograd.grad(OBJECTIVES[name](said, windows).value, said.states_BATD)
+    empty_BA = windows.lengths_BA == 0
+    assert empty_BA.any()
+    assert (gradient[empty_BA] == 0).all()
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_what_does_not_fit_is_one_sentence(name):
+    with pytest.raises(InputError, match=r"2 frames cannot say 3 labels.*drafter\.frames"):
+        OBJECTIVES[name](emissions(frames=2), batch())
+    with pytest.raises(InputError, match=r"the drafter gives tuple instead"):
+        OBJECTIVES[name]((), batch())
+
+
+def test_impossible_values_are_one_sentence():
+    with pytest.raises(InputError, match=r"objective\.decay=0"):
+        PrefixCTC(3, 0)
+    with pytest.raises(InputError, match=r"objective\.labels=0"):
+        CrossEntropy(0, 0.8)
+    with pytest.raises(InputError, match=r"objective\.weights=.*each of a, b"):
+        WeightedSum(3, {"a": CTC(3), "b": CTC(3)}, {"a": 1.0})
+    with pytest.raises(InputError, match=r"objective\.labels=3, but b wants 2"):
+        WeightedSum(3, {"a": CTC(3), "b": CTC(2)}, {"a": 1.0, "b": 1.0})

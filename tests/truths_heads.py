@@ -1,0 +1,67 @@
+"""Slow truths for frames that listen to the text said so far. Python floats and loops, as in truths.py.
+
+A law is a function (frame, text collapsed from the frames before it) -> the probabilities of all classes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Collection, Sequence
+
+from truths import Text, all_alignments, significant, slow_collapse
+
+Law = Callable[[int, Text], Sequence[float]]
+
+
+def independent(probs_TC) -> Law:
+    return lambda frame, text: probs_TC[frame]
+
+
+def slow_conditioned_texts(law: Law, frames: int, classes: int, blank: int) -> dict[Text, float]:
+    """The probability of every collapsed text: every alignment, each frame given the collapse of those before."""
+    texts: defaultdict[Text, float] = defaultdict(float)
+    for alignment in all_alignments(frames, classes):
+        steps = (law(t, slow_collapse(alignment[:t], blank))[word] for t, word in enumerate(alignment))
+        texts[slow_collapse(alignment, blank)] += math.prod(steps)
+    return dict(texts)
+
+
+def beginnings(texts: dict[Text, float]) -> dict[Text, float]:
+    """P(the text begins with it), for every non-empty beginning there is."""
+    masses: defaultdict[Text, float] = defaultdict(float)
+    for text, probability in texts.items():
+        for length in range(1, len(text) + 1):
+            masses[text[:length]] += probability
+    return dict(masses)
+
+
+def slow_best(
+    masses: dict[Text, float], nodes: int, stop_words: Collection[int] = (), depth: int = 99, words=None
+) -> list[tuple[Text, float]]:
+    """The first `nodes` beginnings in prefix_search's order: (text, mass), best first."""
+    place: dict[Text, int] = {(): 0}
+    ranked: list[Text] = []
+    for length in range(1, max(map(len, masses), default=0) + 1):
+        level = [
+            text for text, mass in masses.items()
+            if len(text) == length and mass > 0 and length <= depth and not set(text[:-1]) & set(stop_words)
+            and (words is None or set(text) <= set(words))
+        ]  # fmt: skip
+        level.sort(key=lambda text: (-significant(masses[text]), place[text[:-1]], text[-1]))
+        place.update({text: at for at, text in enumerate(level)})
+        ranked += level
+    ranked.sort(key=lambda text: (-significant(masses[text]), len(text), place[text]))
+    return [(text, masses[text]) for text in ranked[:nodes]]
+
+
+def slow_products(law: Law, frames: int, words: int) -> dict[Text, float]:
+    """Frame k says word k: every text of 1 to `frames` words and the product of its words' probabilities."""
+    masses: dict[Text, float] = {(): 1.0}
+    for frame in range(frames):
+        longer = {text: mass for text, mass in masses.items() if len(text) == frame}
+        for text, mass in longer.items():
+            probs = law(frame, text)
+            masses |= {(*text, word): mass * probs[word] for word in range(words)}
+    del masses[()]
+    return masses
