@@ -15,9 +15,12 @@ from omegaconf import DictConfig, OmegaConf
 
 from ctcdraft.contestants import Entry, contestant, looked_up
 from ctcdraft.errors import InputError
-from ctcdraft.evaluation import report
+from ctcdraft.evaluation import recorded_report, report
+from ctcdraft.evaluation.environment import environment
 from ctcdraft.evaluation.folder import Folder, Shard
 from ctcdraft.evaluation.measure import Arena
+from ctcdraft.evaluation.recorded import read_run
+from ctcdraft.evaluation.recorded_comparison import compare
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
 from ctcdraft.evaluation.session import Session
 from ctcdraft.front_door import entry_point, from_command_line
@@ -26,6 +29,8 @@ from ctcdraft.front_door import entry_point, from_command_line
 @hydra.main(version_base=None, config_path="configs", config_name="evaluate")
 @entry_point
 def main(config: DictConfig) -> None:
+    if config.recorded.path is not None or config.recorded.baseline is not None:
+        return measure_recorded(config)
     shard = Shard.parse(config.shard)
     entries = named(config)
     benchmark = instantiate(config.benchmark)
@@ -43,6 +48,20 @@ def main(config: DictConfig) -> None:
         return
     made = session.run(Folder(out, shard), config.overwrite, config.warm_up_tokens, config.timing.questions)
     print(f"\n{report.terminal(**made)}\nthe report is {out / 'report.md'}")
+
+
+def measure_recorded(config: DictConfig) -> None:
+    """Answer files of others instead of decoding: no base, no drafter, the same measures."""
+    if config.recorded.path is None:
+        raise InputError("recorded.baseline= alone measures nothing; give the run itself as recorded.path=")
+    run = read_run(config.recorded.path)
+    baseline = read_run(config.recorded.baseline) if config.recorded.baseline is not None else None
+    made = compare(run, baseline, config.seed)
+    out = Path(config.out) if config.out is not None else Path("runs") / "recorded" / run.name.partition(".")[0]
+    if (out / "report.json").exists() and not config.overwrite:
+        raise InputError(f"{out} holds a report; choose another out=, or add overwrite=true to replace it")
+    recorded_report.write(out, made, environment())
+    print(f"{recorded_report.terminal(made)}\nthe report is {out / 'report.md'}")
 
 
 def named(config: DictConfig) -> dict[str, Entry]:

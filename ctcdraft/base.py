@@ -20,7 +20,8 @@ from ctcdraft.errors import InputError
 class Read:
     """What one reading of the base gives back.
 
-    states_ND: the base's last hidden states (after its final norm), one row a token read.
+    states_ND: the base's last hidden states (after its final norm), one row a token read; behind them, where the
+    base has more taps than "last", the states of those layers.
     logits_NV: the scores of the word after each of them; `BaseLM.read` keeps the last row only.
     """
 
@@ -42,9 +43,12 @@ class BaseLM(nn.Module):
         revision: str | None = None,
         context_length: int | None = None,
         chat_template: str | None = None,
+        taps: Sequence[str | int] = ("last",),
     ) -> None:
         super().__init__()
         refuse_unreadable(lm.config, name)
+        refuse_taps(taps, lm.config.num_hidden_layers)
+        self.taps = list(taps)
         self.lm = lm.eval().requires_grad_(False)
         self.tokenizer = tokenizer
         self.name = name
@@ -87,7 +91,7 @@ class BaseLM(nn.Module):
         start = cache.length
         positions_L = torch.arange(start, start + len(tokens_L), device=self.device)
         states_LD = self._forward(tokens_L, positions_L, None, cache)
-        return Read(states_LD, self.head(states_LD[-1:]))
+        return Read(states_LD, self.head(states_LD[-1:, : self.width]))
 
     @torch.inference_mode()
     def read_tree(self, tree: TokenTree, cache: KVCache) -> Read:
@@ -99,7 +103,7 @@ class BaseLM(nn.Module):
         # A single node sees all there is: without a mask it reads as stock decoding does, by the fastest kernel.
         mask_NM = tree.attention_mask(start, self.dtype) if len(tree) > 1 else None
         states_ND = self._forward(tree.tokens_N, start + tree.depths_N, mask_NM, cache)
-        return Read(states_ND, self.head(states_ND))
+        return Read(states_ND, self.head(states_ND[:, : self.width]))
 
     @torch.inference_mode()
     def read_beside(self, tokens_K: Tensor, positions_K: Tensor, seen_KM: Tensor, cache: KVCache) -> Read:
@@ -118,14 +122,23 @@ class BaseLM(nn.Module):
             attention_mask=None if mask_NM is None else mask_NM[None, None],
             past_key_values=cache,
             use_cache=True,
+            output_hidden_states=len(self.taps) > 1,
         )
-        return output.last_hidden_state[0]
+        return self._tapped(output)[0]
 
     @torch.no_grad()
     def states(self, tokens_BL: Tensor, mask_BL: Tensor) -> Tensor:
         """States_BLD of right-padded rows, without a cache, for training; mask_BL is 1 on real tokens."""
-        output = self.lm.base_model(input_ids=tokens_BL, attention_mask=mask_BL, use_cache=False)
-        return output.last_hidden_state
+        output = self.lm.base_model(
+            input_ids=tokens_BL, attention_mask=mask_BL, use_cache=False, output_hidden_states=len(self.taps) > 1
+        )
+        return self._tapped(output)
+
+    def _tapped(self, output: Any) -> Tensor:
+        """The states of all taps, side by side."""
+        if len(self.taps) == 1:
+            return output.last_hidden_state
+        return torch.cat([output.last_hidden_state, *(output.hidden_states[tap] for tap in self.taps[1:])], dim=-1)
 
     def fingerprint(self) -> dict[str, Any]:
         """What a drafter depends on: made for one base, it must refuse another.
@@ -139,7 +152,7 @@ class BaseLM(nn.Module):
             "weights": self.weights_hash,
             "width": self.width,
             "vocabulary": self.vocabulary,
-            "taps": ["last"],
+            "taps": self.taps,
             "tokenizer": tokenizer_hash(self.tokenizer),
             "chat_template": text_hash(getattr(self.tokenizer, "chat_template", None) or ""),
         }
@@ -155,8 +168,12 @@ def load_base(
     context_length: int | None = None,
     chat_template_file: str | None = None,
     adapter: str | None = None,
+    taps: Sequence[str | int] = ("last",),
 ) -> BaseLM:
-    """Load a base from a folder or a hub id; `adapter` is a peft LoRA folder that is merged before freezing."""
+    """Load a base from a folder or a hub id; `adapter` is a peft LoRA folder that is merged before freezing.
+
+    taps: "last", then the layers whose states drafters see too (0: the embeddings, k: what layer k gives out).
+    """
     import transformers
 
     if not isinstance(getattr(torch, dtype, None), torch.dtype):
@@ -184,10 +201,18 @@ def load_base(
 
         lm = peft.PeftModel.from_pretrained(lm, adapter).merge_and_unload()
     template = Path(chat_template_file).read_text() if chat_template_file else None
-    base = BaseLM(lm, tokenizer, name or Path(path).name, revision, context_length, template)
+    base = BaseLM(lm, tokenizer, name or Path(path).name, revision, context_length, template, taps)
     base = base.to(device, getattr(torch, dtype))
     refuse_unfaithful(base)
     return base
+
+
+def refuse_taps(taps: Sequence[str | int], layers: int) -> None:
+    inner = taps[1:]
+    if list(taps[:1]) != ["last"] or any(not isinstance(tap, int) or not 0 <= tap < layers for tap in inner):
+        raise InputError(
+            f'base.taps={list(taps)} must be "last" and then layers from 0 to {layers - 1}, as in [last,{layers // 2}]'
+        )
 
 
 def refuse_unreadable(config: Any, name: str) -> None:

@@ -134,3 +134,16 @@ def test_one_checkpoint_is_one_base_in_every_dtype(tmp_path):
     folder = saved(tmp_path)
     prints = [load_base(folder, dtype, "cpu").fingerprint() for dtype in ("float32", "float16", "bfloat16")]
     assert prints[0] == prints[1] == prints[2]
+
+
+@pytest.mark.parametrize("taps", [[], ["first"], [1], ["last", "last"], ["last", 2], ["last", -1]])
+def test_impossible_taps_are_one_sentence(taps):
+    base = random_base()
+    with pytest.raises(InputError, match=r"base\.taps=.*layers from 0 to 1, as in \[last,1\]"):
+        BaseLM(base.lm, base.tokenizer, "x", taps=taps)
+
+
+def test_taps_are_part_of_the_fingerprint():
+    base = random_base()
+    assert base.fingerprint()["taps"] == ["last"]
+    assert BaseLM(base.lm, base.tokenizer, "x", taps=["last", 1]).fingerprint()["taps"] == ["last", 1]

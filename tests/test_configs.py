@@ -51,7 +51,8 @@ def has_weights(drafter: str) -> bool:
 
 GROUPS = [
     ("train", group, option)
-    for group in ("base", "corpus", "drafter", "drafter/body", "drafter/paths", "drafter/growth", "objective",
+    for group in ("base", "corpus", "drafter", "drafter/body", "drafter/paths", "drafter/correction",
+                  "drafter/growth", "objective",
                   "decoding", "engine", "logger", "experiment", "answers")
     for option in options(group)
     if group != "drafter" or has_weights(option)
@@ -113,6 +114,19 @@ def test_every_drafter_decodes_losslessly(name, paths, temperature, tmp_path):
         drafter = contestant(looked_up({name: {"parts": needed}}), base).drafter
     else:
         drafter = build_drafter(node, base)
+    for seed, prompt in enumerate((torch.tensor([0, 7, 9, 9, 30]), torch.arange(40, 60))):
+        truth = generate(base, Autoregressive(base), prompt, how, base.stop_tokens, seed).tokens
+        assert generate(base, drafter, prompt, how, base.stop_tokens, seed).tokens == truth
+
+
+@pytest.mark.parametrize("decoding", options("decoding"))
+def test_every_verifier_says_the_bases_words_at_temperature_0(decoding):
+    """Drawn and computed guesses alike; the lossy one too, because a one-hot law leaves it no choice."""
+    node = composed("train", "drafter=ctc", "drafter/paths=drawn_chains").drafter
+    how = instantiate(composed("train", f"decoding={decoding}", "decoding.temperature=0").decoding)
+    base = random_base()
+    torch.manual_seed(0)
+    drafter = build_drafter(node, base)
     for seed, prompt in enumerate((torch.tensor([0, 7, 9, 9, 30]), torch.arange(40, 60))):
         truth = generate(base, Autoregressive(base), prompt, how, base.stop_tokens, seed).tokens
         assert generate(base, drafter, prompt, how, base.stop_tokens, seed).tokens == truth

@@ -81,6 +81,28 @@ def test_evaluate_reports_an_identical_text(world, monkeypatch):
     assert (world / "out" / "report.md").is_file()
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["drafter=medusa", "objective=cross_entropy", "drafter.frames=3"],
+        ["drafter=blockwise", "objective=distill", "drafter.frames=3"],
+        ["drafter/correction=gru", "objective=sum", "drafter.body.blocks=2", "base.taps=[last,1]"],
+    ],
+    ids=["medusa", "blockwise", "all dials"],
+)
+def test_every_dial_goes_through_train_and_evaluate(world, monkeypatch, words, request):
+    monkeypatch.chdir(world)
+    run = f"run={request.node.callspec.id.replace(' ', '_')}"
+    run_script(monkeypatch, "train.py", *training(run, *words))
+    out = run.replace("run=", "out=evaluated_")
+    run_script(
+        monkeypatch, "evaluate.py", run.replace("run=", "checkpoint="), out, "benchmark.path=prompts.jsonl",
+        "benchmark.limit=2", "decoding.max_new_tokens=12", "warm_up_tokens=4", "timing.questions=1",
+    )  # fmt: skip
+    rows = json.loads((world / out.replace("out=", "") / "report.json").read_text())["rows"]
+    assert [row["lossless"]["equal"] for row in rows] == [2, 2, 2]
+
+
 def test_resuming_raises_the_steps_only(world, monkeypatch, capsys):
     monkeypatch.chdir(world)
     run_script(monkeypatch, "train.py", *training("run=again"))
@@ -151,6 +173,11 @@ def test_plan_only_leaves_nothing(world, monkeypatch, capsys):
         ("train.py", training("run=x", "objective.labels=9"), "5 frames cannot say 9 labels"),
         ("train.py", training("run=x", "objective.labels=0"), "objective.labels=0"),
         ("train.py", training("run=x", "drafter.frames=0"), "drafter.frames=0"),
+        ("train.py", training("run=x", "objective=cross_entropy"), "drafter/paths=direct"),
+        ("train.py", training("run=x", "objective=cross_entropy", "drafter/paths=direct"), "objective.labels=5"),
+        ("train.py", training("run=x", "objective=prefix_ctc", "objective.decay=2"), "objective.decay=2"),
+        ("train.py", training("run=x", "drafter/correction=gru", "drafter.correction.rank=0"), "rank=0"),
+        ("train.py", training("run=x", "base.taps=[last,2]"), "layers from 0 to 1"),
         ("train.py", training("run=x", "trainer.anchors=0"), "trainer.anchors=0 is impossible"),
         ("train.py", training("run=x", "trainer.probe_every=0"), "trainer.probe_every=0 is impossible"),
         ("train.py", training("run=x", "decoding.temperature=-1"), "decoding.temperature=-1"),

@@ -12,6 +12,7 @@ import pytest
 import torch
 from tiny_models import random_base
 
+from ctcdraft.base import BaseLM
 from ctcdraft.corpus.batches import Batches, Rows
 from ctcdraft.corpus.windows import label_windows
 from ctcdraft.decoding.loop import Context, Settings, generate
@@ -19,18 +20,29 @@ from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.decoding.verify import match
 from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.drafters.block import BlockDrafter
+from ctcdraft.drafters.direct import Direct, SparseTree, likely_choices
 from ctcdraft.drafters.drafter import Batch
 from ctcdraft.drafters.paths import Collapse, PrefixSearch
 from ctcdraft.nn.bodies import AttentionBody
+from ctcdraft.nn.correction import GRU, Markov
+from ctcdraft.nn.residual import FeedForwardBody, ResidualBody
 
 PROMPT = torch.tensor([0, 7, 9, 9, 9, 30])
+BODIES = {
+    "both ways": partial(AttentionBody, root_input=True, causal=False),
+    "to the letter": partial(AttentionBody, root_input=False, causal=False),
+    "causal": partial(AttentionBody, root_input=True, causal=True),
+    "two blocks": partial(AttentionBody, root_input=True, causal=False, blocks=2),
+    "residual": partial(ResidualBody, blocks=2),
+    "feed-forward": partial(FeedForwardBody, inner=None),
+}
+SEES_THE_ROOT = ("both ways", "causal", "two blocks")
 HOW = Settings(max_new_tokens=50, nodes=12, temperature=0.0, top_k=0, top_p=1.0, verify=match, lossless=True)
 
 
-def block_drafter(base, root_input=True, causal=False, paths=None) -> BlockDrafter:
+def block_drafter(base, body="both ways", paths=None, correction=None) -> BlockDrafter:
     torch.manual_seed(5)
-    body = partial(AttentionBody, root_input=root_input, causal=causal)
-    drafter = BlockDrafter(base, 6, body, paths or PrefixSearch(16)).eval()
+    drafter = BlockDrafter(base, 6, BODIES[body], paths or PrefixSearch(16), correction).eval()
     for value in drafter.own_parameters():  # away from the identities it starts with
         value.data += 0.2 * torch.randn_like(value)
     return drafter
@@ -43,16 +55,18 @@ class Witness:
         self.drafter = drafter
         self.text = text
         self.seen: list[tuple[int, torch.Tensor]] = []
-        self.lengths: list[int] = []
+        self.starts: list[torch.Tensor] = []
 
     def draft(self, context: Context, memory, rng):
         tree, memory = self.drafter.draft(context, memory, rng)
         # `draft` has remembered the fresh states; emitting again from what it remembers must not need them twice.
-        memory_before = memory.length - len(context.fresh_KD)
-        memory.keep(memory_before, torch.arange(0))
-        logits = self.drafter.emit(context, memory).logits()[0, 0]
+        if memory is not None:
+            memory.keep(memory.length - len(context.fresh_KD), torch.arange(0))
+        emissions = self.drafter.emit(context, memory)
         here = len(context.tokens_L)
-        self.seen.append((here - 2, logits))
+        self.seen.append((here - 2, emissions.logits()[0, 0]))
+        if emissions.start_BAR is not None:
+            self.starts.append(emissions.start_BAR[0, 0])
         truth = self.text[here : here + min(len(self.seen) % 4, context.depth)]
         paths = [truth.tolist(), tree.tokens_N[1:2].tolist()]
         width = max(map(len, paths), default=1) or 1
@@ -62,21 +76,21 @@ class Witness:
 
 
 def training_emissions(base, drafter, tokens, anchors, shift=0):
-    """Logits_ATC of the training forward over the finished text, the root moved by `shift`."""
+    """The training forward over the finished text, the root moved by `shift`."""
     anchors_BA = torch.tensor(anchors)[None]
     roots_BA = tokens[anchors_BA + 1 + shift]
     labels_BAS = torch.zeros(1, len(anchors), 1, dtype=torch.int64)
     states_BLD = base.states(tokens[None], torch.ones_like(tokens)[None])
     batch = Batch(tokens[None], states_BLD, anchors_BA, roots_BA, labels_BAS, torch.ones_like(anchors_BA))
-    return drafter(batch).logits()[0]
+    return drafter(batch)
 
 
-@pytest.mark.parametrize(("root_input", "causal"), [(True, False), (False, False), (True, True)])
+@pytest.mark.parametrize("body", BODIES)
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 @torch.inference_mode()
-def test_every_pass_emits_what_training_emits(kind, root_input, causal):
+def test_every_pass_emits_what_training_emits(kind, body):
     base = random_base(kind)
-    drafter = block_drafter(base, root_input, causal)
+    drafter = block_drafter(base, body)
     answer = generate(base, Autoregressive(base), PROMPT, HOW, frozenset(), 0).tokens
     text = torch.cat([PROMPT, torch.tensor(answer)])
     witness = Witness(drafter, text)
@@ -86,27 +100,71 @@ def test_every_pass_emits_what_training_emits(kind, root_input, causal):
 
     anchors = [anchor for anchor, _ in witness.seen]
     decoded = torch.stack([logits for _, logits in witness.seen])
-    trained = training_emissions(base, drafter, text, anchors)
+    trained = training_emissions(base, drafter, text, anchors).logits()[0]
     assert (decoded - trained).abs().max() < 1e-4
-    if root_input:
-        shifted = training_emissions(base, drafter, text, anchors[:-1], shift=1)
+    if body in SEES_THE_ROOT:
+        shifted = training_emissions(base, drafter, text, anchors[:-1], shift=1).logits()[0]
         assert (decoded[:-1] - shifted).abs().max() > 1e-2
 
 
 @torch.inference_mode()
-def test_an_anchor_sees_no_later_text():
+def test_several_taps_are_seen_in_decoding_as_in_training():
+    """And the inner tap is layer 1's own output, of the text up to the anchor and no further."""
+    base = random_base()
+    tapped = BaseLM(base.lm, base.tokenizer, base.name, taps=["last", 1, 0])
+    drafter = block_drafter(tapped)
+    answer = generate(base, Autoregressive(base), PROMPT, HOW, frozenset(), 0).tokens
+    text = torch.cat([PROMPT, torch.tensor(answer)])
+    witness = Witness(drafter, text)
+    assert generate(tapped, witness, PROMPT, HOW, frozenset(), 0).tokens == answer
+    trained = training_emissions(tapped, drafter, text, [anchor for anchor, _ in witness.seen]).logits()[0]
+    assert (torch.stack([logits for _, logits in witness.seen]) - trained).abs().max() < 1e-4
+    states_BLD = tapped.states(text[None], torch.ones_like(text)[None])
+    assert torch.equal(states_BLD[..., : base.width], base.states(text[None], torch.ones_like(text)[None]))
+    assert torch.equal(states_BLD[..., 2 * base.width :], base.embedding(text[None]))
+    drafter.fuse.mix.weight.zero_()
+    one_tap = block_drafter(base)
+    one_tap.load_state_dict(drafter.state_dict(), strict=False)
+    plain = training_emissions(base, one_tap, text, [7]).logits()
+    assert torch.equal(training_emissions(tapped, drafter, text, [7]).logits(), plain)
+
+
+@pytest.mark.parametrize("correction", [Markov, GRU])
+@torch.inference_mode()
+def test_a_correction_starts_where_training_starts_it(correction):
+    """Its memory at the root, at every pass; Markov's and GRU's steps from there are one code for both."""
+    base = random_base()
+    drafter = block_drafter(base, correction=partial(correction, rank=8))
+    answer = generate(base, Autoregressive(base), PROMPT, HOW, frozenset(), 0).tokens
+    text = torch.cat([PROMPT, torch.tensor(answer)])
+    witness = Witness(drafter, text)
+    assert generate(base, witness, PROMPT, HOW, frozenset(), 0).tokens == answer
+    anchors = [anchor for anchor, _ in witness.seen]
+    trained = training_emissions(base, drafter, text, anchors).start_BAR[0]
+    assert (torch.stack(witness.starts) - trained).abs().max() < 1e-4
+    shifted = training_emissions(base, drafter, text, anchors[:-1], shift=1).start_BAR[0]
+    assert (torch.stack(witness.starts)[:-1] - shifted).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("body", BODIES)
+@torch.inference_mode()
+def test_an_anchor_sees_no_later_text(body):
     """Changing the text after an anchor's root changes nothing in its emissions."""
     base = random_base()
-    drafter = block_drafter(base)
+    drafter = block_drafter(base, body)
     tokens = torch.arange(20, 50)
     anchors = [3, 8, 15]
-    before = training_emissions(base, drafter, tokens, anchors)
+    before = training_emissions(base, drafter, tokens, anchors).logits()[0]
     for place, anchor in enumerate(anchors):
         other = tokens.clone()
         other[anchor + 2 :] = 77
-        assert torch.allclose(training_emissions(base, drafter, other, [anchor])[0], before[place], atol=1e-5)
+        assert torch.allclose(
+            training_emissions(base, drafter, other, [anchor]).logits()[0, 0], before[place], atol=1e-5
+        )
         other[anchor] = 78  # and the text before it does matter
-        assert not torch.allclose(training_emissions(base, drafter, other, [anchor])[0], before[place], atol=1e-3)
+        assert not torch.allclose(
+            training_emissions(base, drafter, other, [anchor]).logits()[0, 0], before[place], atol=1e-3
+        )
 
 
 @torch.inference_mode()
@@ -149,12 +207,16 @@ def test_labels_are_what_decoding_must_say():
     assert lengths.tolist() == [[4, 3, 1]]
 
 
-@pytest.mark.parametrize("paths", [PrefixSearch(16), Collapse(20, 5, 0.4)], ids=lambda paths: type(paths).__name__)
+PATHS = [PrefixSearch(16), Collapse(20, 5, 0.4), Direct(None), SparseTree(likely_choices(20, 6, 5, 0.6, 0.4, 0.9))]
+
+
+@pytest.mark.parametrize("paths", PATHS, ids=lambda paths: type(paths).__name__)
+@pytest.mark.parametrize("correction", [None, Markov, GRU])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_an_untrained_head_is_lossless_too(paths, temperature):
+def test_an_untrained_head_is_lossless_too(paths, correction, temperature):
     base = random_base()
     how = replace(HOW, temperature=temperature)
-    drafter = block_drafter(base, paths=paths)
+    drafter = block_drafter(base, paths=paths, correction=correction and partial(correction, rank=8))
     for seed in range(3):
         prompt = PROMPT + seed
         truth = generate(base, Autoregressive(base), prompt, how, base.stop_tokens, seed).tokens

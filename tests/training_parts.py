@@ -28,9 +28,12 @@ def rows(count: int = 10, length: int = 30, words: int = 40) -> Rows:
 
 
 def ctc_head(base, frames: int = 6) -> BlockDrafter:
+    return block_head(base, partial(AttentionBody, root_input=True, causal=False), PrefixSearch(16), frames=frames)
+
+
+def block_head(base, body, paths, correction=None, frames: int = 6) -> BlockDrafter:
     torch.manual_seed(0)
-    body = partial(AttentionBody, root_input=True, causal=False)
-    return BlockDrafter(base, frames, body, PrefixSearch(16))
+    return BlockDrafter(base, frames, body, paths, correction)
 
 
 def trainer(run, base, steps: int, labels: int = 3, drafter=None, objective=None, **changes) -> Trainer:

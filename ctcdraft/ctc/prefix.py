@@ -106,38 +106,6 @@ def words_lost(log_probs_TC: Tensor, blank: int, words_per_frame: int) -> Tensor
     return 1 - log_probs_TC[:, classes_W].double().exp().sum(1).prod().clamp(max=1)
 
 
-def next_label_law(log_probs_TC: Tensor, blank: int, prefix_S: Tensor) -> tuple[Tensor, Tensor]:
-    """What the text says after the prefix, given that it begins so: the law of the next word, and of the end.
-
-    Two frames, each p(a) = 1/2, p(b) = 1/4, p(blank) = 1/4, after "a" (5/8 in all):
-
-        a   0  (a a needs three frames)      b   1/8 / 5/8 = 1/5      stop   (1/4 + 1/8 + 1/8) / 5/8 = 4/5
-
-    prefix_S holds class ids, none of them blank. Returns log_probs_V (the classes in order, the blank's left
-    out) and log_stop, both float64. Their exp sums to 1 as float64 goes, even where the frames' does only as
-    float32 goes, so a draw from it is a draw from exactly this law.
-    """
-    _check_blank(log_probs_TC, blank)
-    probs_TC = log_probs_TC.double().exp()
-    # One frame more, which says nothing, so that the last column of a run is what all T frames say.
-    runs_STT = _runs(F.pad(probs_TC[:, prefix_S].T, (0, 1)))
-    blank_runs_TT = _runs(F.pad(probs_TC[:, blank], (0, 1)))
-
-    blanked_1T, said_1T = _empty_prefix(blank_runs_TT)
-    repeats_S = F.pad(prefix_S[1:] == prefix_S[:-1], (1, 0))[: len(prefix_S)]
-    for repeat, run_TT in zip(repeats_S, runs_STT, strict=True):
-        opens_1T = torch.where(repeat, blanked_1T, blanked_1T + said_1T)
-        blanked_1T, said_1T = _say(opens_1T, run_TT[None], blank_runs_TT)
-
-    children_C = ((blanked_1T + said_1T)[:, :-1] @ probs_TC)[0]
-    children_C[prefix_S[-1:]] = (blanked_1T[:, :-1] @ probs_TC[:, prefix_S[-1:]])[0]
-    mass_V1 = torch.cat([children_C[:blank], children_C[blank + 1 :], (blanked_1T + said_1T)[0, -1:]])
-    if not mass_V1.sum() > 0:
-        raise ValueError(f"the prefix {prefix_S.tolist()} is impossible in these {len(probs_TC)} frames")
-    log_law_V1 = mass_V1.log() - mass_V1.sum().log()
-    return log_law_V1[:-1], log_law_V1[-1]
-
-
 def _choose_words(log_probs_TC: Tensor, blank: int, words_per_frame: int) -> Tensor:
     """The union of every frame's best words, ascending, without the blank."""
     _check_blank(log_probs_TC, blank)

@@ -20,7 +20,8 @@ from ctcdraft.errors import InputError
 class Settings:
     """How to decode; the same for every drafter that is compared.
 
-    nodes: how many nodes a tree may have, the root counted (1 is autoregression).
+    nodes: how many nodes a tree may have, the root counted (1 is autoregression). lossless: what comes out has the
+    base's law. token_for_token: even where guesses were drawn, it is autoregression's own sample.
     """
 
     max_new_tokens: int
@@ -30,6 +31,7 @@ class Settings:
     top_p: float
     verify: Verifier
     lossless: bool
+    token_for_token: bool = True
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1 or self.nodes < 1:
@@ -41,6 +43,10 @@ class Settings:
                 f"decoding.temperature={self.temperature}, top_k={self.top_k} and top_p={self.top_p} are no law; "
                 "temperature and top_k start at 0, top_p lies above 0 and reaches to 1"
             )
+
+    def same_words(self, drawn: bool) -> bool:
+        """Whether an answer owes autoregression every token, and not its law alone. drawn: guesses were."""
+        return self.temperature == 0 or self.token_for_token or (self.lossless and not drawn)
 
     def law(self, logits_NV: Tensor) -> Tensor:
         return warp(logits_NV, self.temperature, self.top_k, self.top_p)
@@ -97,13 +103,14 @@ class Pass:
 
 @dataclass(frozen=True)
 class Generation:
-    """The answer's tokens, first EOS included, and how they came about."""
+    """The answer's tokens, first EOS included, and how they came about. drawn: some guess was, not computed."""
 
     tokens: tuple[int, ...]
     passes: tuple[Pass, ...]
     ended: bool
     seconds_prefill: float
     seconds_decode: float
+    drawn: bool = False
 
 
 @torch.inference_mode()
@@ -123,9 +130,10 @@ def generate(
     answer = context.tokens_L[len(prompt_L) :].tolist()  # on a GPU this waits for the prefill
     prefilled = perf_counter()
     passes: list[Pass] = []
-    memory = None
+    memory, drawn = None, False
     while context.room > 0 and answer[-1] not in stops:
         tree, memory = drafter.draft(context, memory, rng)
+        drawn |= tree.draft_probs_NV is not None
         start = cache.length
         read = base.read_tree(tree, cache)
         verdict = settings.verify(tree, settings.law(read.logits_NV), noise, start)
@@ -136,7 +144,7 @@ def generate(
         answer.extend(new)
         passes.append(Pass(len(new), min(len(commit.tokens) - 1, len(new)), commit.open, len(tree), commit.drafted))
     ended = answer[-1] in stops
-    return Generation(tuple(answer), tuple(passes), ended, prefilled - began, perf_counter() - prefilled)
+    return Generation(tuple(answer), tuple(passes), ended, prefilled - began, perf_counter() - prefilled, drawn)
 
 
 def prefill(base: Any, cache: Any, prompt_L: Tensor, settings: Settings, noise: Noise | None) -> Context:

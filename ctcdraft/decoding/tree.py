@@ -9,6 +9,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
+STOP = -2  # among a node's draws: the draft chose to say nothing more
+
 
 @dataclass(frozen=True)
 class TokenTree:
@@ -16,13 +18,18 @@ class TokenTree:
 
     tokens_N: the words. parents_N: the node each one continues, -1 at the root; a parent always comes before
     its children. height: a bound on the depth that is known without asking the device.
-    draft_probs_NV: only when guesses were *drawn*: row n is the law that node n's child was drawn from.
+    draft_probs_NV: only when guesses were *drawn*: row n is the law that node n's child was drawn from. What it
+    lacks to 1 is the probability of drawing nothing; where nothing was asked for, below the last guess of a chain
+    that was cut for room, the row is 0. draws_NK: the nodes drawn after node n, in the order of drawing, one that
+    was drawn twice standing there twice; STOP where the draft chose to say nothing, -1 in free slots. Without it
+    every guess is one draw, and a node with a law but without a child drew nothing.
     """
 
     tokens_N: Tensor
     parents_N: Tensor
     height: int
     draft_probs_NV: Tensor | None = None
+    draws_NK: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.tokens_N)

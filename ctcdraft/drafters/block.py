@@ -7,14 +7,18 @@ from typing import Any
 
 import torch
 from einops import rearrange
+from torch import Tensor
 
 from ctcdraft.base import BaseLM
 from ctcdraft.decoding.kv_cache import KVCache
 from ctcdraft.decoding.loop import Context
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.drafter import Batch, DraftHead
+from ctcdraft.drafters.listening import Listening
 from ctcdraft.drafters.paths import Paths
 from ctcdraft.errors import InputError
+from ctcdraft.nn.bodies import Fuse
+from ctcdraft.nn.correction import Correction
 from ctcdraft.nn.heads import BlankHead, Emissions
 from ctcdraft.nn.transformer import BlockShape
 
@@ -22,17 +26,29 @@ from ctcdraft.nn.transformer import BlockShape
 class BlockDrafter(DraftHead):
     """Two dials: the body that makes frames of states, and the paths that make a tree of frames.
 
-    With the attention body and collapsed paths it is CTC-drafter (Wen et al. 2024). frames: T, guessed
-    beyond the root, which the base itself has said.
+    With the attention body and collapsed paths it is CTC-drafter (Wen et al. 2024), with the residual body and a
+    sparse tree Medusa (Cai et al. 2024). frames: T, guessed beyond the root, which the base itself has said.
     """
 
-    def __init__(self, base: BaseLM, frames: int, body: Callable[[BlockShape, int], Any], paths: Paths) -> None:
+    def __init__(
+        self,
+        base: BaseLM,
+        frames: int,
+        body: Callable[[BlockShape, int], Any],
+        paths: Paths,
+        correction: Callable[..., Correction] | None = None,  # runs from before there was one do not name it
+    ) -> None:
         super().__init__()
         if frames < 1:
             raise InputError(f"drafter.frames={frames}: a draft needs at least one frame")
-        self.body: Any = body(BlockShape.of(base.lm.config, base.context_length), frames).to(base.device)
+        shape = BlockShape.of(base.lm.config, base.context_length)
+        self.body: Any = body(shape, frames).to(base.device)
         self.head = BlankHead(base.head, base.width).to(base.device)
         self.embedding = base.embedding
+        self.fuse = Fuse(base.width, len(base.taps), shape.epsilon).to(base.device) if len(base.taps) > 1 else None
+        self.correction: Correction | None = None
+        if correction is not None:
+            self.correction = correction(base.embedding, epsilon=shape.epsilon).to(base.device)
         self.initialised = self.body.start_from(base.lm)
         self.paths = paths
         self.stops = tuple(sorted(base.stop_tokens))
@@ -42,33 +58,44 @@ class BlockDrafter(DraftHead):
         """Its own weights': float32 in training, whatever the base's states come in."""
         return self.head.blank_D.dtype
 
+    def seen(self, states_BLD: Tensor) -> Tensor:
+        """The base's states in the drafter's own precision, several taps fused into one."""
+        states_BLD = states_BLD.to(self.dtype)
+        return states_BLD if self.fuse is None else self.fuse(states_BLD)
+
     def forward(self, batch: Batch) -> Emissions:
-        states_BLD = batch.states_BLD.to(self.dtype)
+        states_BLD = self.seen(batch.states_BLD)
         positions_L = torch.arange(states_BLD.shape[1], device=states_BLD.device)
         text = self.body.remember(states_BLD, positions_L)
         index_BAD = batch.anchors_BA[..., None].expand(-1, -1, states_BLD.shape[-1])
+        anchor_BAD = states_BLD.gather(1, index_BAD)
         states_BATD = self.body(
-            anchor_BAD=states_BLD.gather(1, index_BAD),
+            anchor_BAD=anchor_BAD,
             root_BAD=self.embedding(batch.roots_BA).to(self.dtype),
             anchors_BA=batch.anchors_BA,
             text=text,
             visible_BAL=positions_L <= batch.anchors_BA[..., None],
         )
-        return Emissions(states_BATD, self.head)
+        return self.emissions(states_BATD, anchor_BAD, batch.roots_BA)
 
-    def draft(self, context: Context, memory: KVCache | None, rng: torch.Generator) -> tuple[TokenTree, KVCache]:
-        if memory is None:
-            memory = KVCache(layers=1, capacity=len(context.tokens_L) + context.room)
+    def draft(self, context: Context, memory: KVCache | None, rng: torch.Generator) -> tuple[TokenTree, Any]:
+        if memory is None and self.body.layers:
+            memory = KVCache(self.body.layers, capacity=len(context.tokens_L) + context.room)
         emissions = self.emit(context, memory)
         log_probs_TC = rearrange(emissions.logits(), "1 1 t c -> t c").float().log_softmax(dim=-1)
-        tree = self.paths(log_probs_TC, context.root, context.depth, context.nodes, self.stops)
-        return tree, memory
+        heard = (context.root, context.depth, context.nodes, self.stops, rng)
+        if self.correction is None:
+            return self.paths(log_probs_TC, *heard), memory
+        memory_1R = rearrange(emissions.start_BAR, "1 1 r -> 1 r")
+        return self.paths(log_probs_TC, *heard, Listening.begin(log_probs_TC, self.correction, memory_1R)), memory
 
-    def emit(self, context: Context, memory: KVCache) -> Emissions:
+    def emit(self, context: Context, memory: Any) -> Emissions:
         """Emissions at the newest state; the text's keys and values grow in `memory`, one row a token."""
-        states_BLD = rearrange(context.fresh_KD, "k d -> 1 k d").to(self.dtype)
-        positions_K = torch.arange(memory.length, memory.length + states_BLD.shape[1], device=states_BLD.device)
-        text = memory.update(*self.body.remember(states_BLD, positions_K), 0)
+        states_BLD = self.seen(rearrange(context.fresh_KD, "k d -> 1 k d"))
+        read = len(context.tokens_L) - 1  # all but the root
+        positions_K = torch.arange(read - states_BLD.shape[1], read, device=states_BLD.device)
+        fresh = self.body.remember(states_BLD, positions_K)
+        text = [memory.update(*keys_values, layer) for layer, keys_values in enumerate(fresh)]
         states_BATD = self.body(
             anchor_BAD=states_BLD[:, -1:],
             root_BAD=self.embedding(context.root.reshape(1, 1)).to(self.dtype),
@@ -76,4 +103,9 @@ class BlockDrafter(DraftHead):
             text=text,
             visible_BAL=None,
         )
-        return Emissions(states_BATD, self.head)
+        return self.emissions(states_BATD, states_BLD[:, -1:], context.root.reshape(1, 1))
+
+    def emissions(self, states_BATD: Tensor, anchor_BAD: Tensor, roots_BA: Tensor) -> Emissions:
+        if self.correction is None:
+            return Emissions(states_BATD, self.head)
+        return Emissions(states_BATD, self.head, self.correction, self.correction.start(anchor_BAD, roots_BA))

@@ -71,7 +71,7 @@ class DraftModel(Stepwise):
         tokens_BL = tokens_BL.scatter(1, (batch.anchors_BA + 1).clamp(max=tokens_BL.shape[1] - 1), batch.roots_BA)
         read = self.lm.lm.base_model(input_ids=tokens_BL, use_cache=False)
         states_BATD = from_anchors(read.last_hidden_state, batch.anchors_BA + 1, self.frames)
-        return WordEmissions(states_BATD, self.teacher, self.head)
+        return WordEmissions(states_BATD, self.teacher, own=self.head)
 
     def laws(self, context: Context, memory: Reading | None) -> ModelLaws:
         tokens_L = context.tokens_L
@@ -109,8 +109,9 @@ class ModelLaws:
             positions_K = torch.full_like(tokens_K, text - 1 + self.level)
             self.logits_KV = self.drafter.lm.read_beside(tokens_K, positions_K, seen_KM, self.cache).logits_NV
         self.level += 1
-        # Rows of the head beyond the base's vocabulary are padding: no tokenizer has such words.
-        return self.logits_KV[:, : self.drafter.vocabulary].float().log_softmax(dim=-1)
+        # Rows of a head that the other has not are padding: no tokenizer has such words.
+        law_KV = self.logits_KV[:, : self.drafter.vocabulary].float().log_softmax(dim=-1)
+        return torch.nn.functional.pad(law_KV, (0, self.drafter.vocabulary - law_KV.shape[1]), value=-torch.inf)
 
     def forget(self) -> Reading:
         self.cache.forget(len(self.tokens_L))

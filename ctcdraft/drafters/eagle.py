@@ -49,10 +49,11 @@ class Eagle(Stepwise):
         next_BL = next_BL.scatter(1, batch.anchors_BA, batch.roots_BA)
         positions_L = torch.arange(next_BL.shape[1], device=next_BL.device)
         states_BLD = self.block(self.fused(next_BL, batch.states_BLD), positions_L)
-        return WordEmissions(from_anchors(states_BLD, batch.anchors_BA, self.frames), self.head, self.head)
+        return WordEmissions(from_anchors(states_BLD, batch.anchors_BA, self.frames), self.head, own=self.head)
 
     def fused(self, words_BL: Tensor, states_BLD: Tensor) -> Tensor:
-        return self.fuse(torch.cat([self.embedding(words_BL).to(self.dtype), states_BLD.to(self.dtype)], dim=-1))
+        last_BLD = states_BLD[..., : self.fuse.out_features]  # of several taps the last layer's, which comes first
+        return self.fuse(torch.cat([self.embedding(words_BL).to(self.dtype), last_BLD.to(self.dtype)], dim=-1))
 
     def laws(self, context: Context, memory: KVCache | None) -> EagleLaws:
         """Rows of the text: what h[t] and x[t+1] gave; the newest row holds the root."""

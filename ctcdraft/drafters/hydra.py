@@ -59,6 +59,7 @@ class Hydra(Stepwise):
         self.heads = nn.ModuleList(HydraHead(base.width, k + 1, layers) for k in range(frames)).to(base.device)
         self.head = WordHead(base.head)
         self.embedding = base.embedding
+        self.width = base.width  # of several taps the last layer's, which comes first
         self.prefix: Any = None
         self.initialised = "as the identity"
         if prefix_layer:
@@ -73,7 +74,7 @@ class Hydra(Stepwise):
         return self.own_parameters()[0].dtype
 
     def forward(self, batch: Batch) -> WordEmissions:
-        states_BLD = self.mixed(batch.states_BLD.to(self.dtype), None)
+        states_BLD = self.mixed(batch.states_BLD, None)
         index_BAD = batch.anchors_BA[..., None].expand(-1, -1, states_BLD.shape[-1])
         told_BAD = states_BLD.gather(1, index_BAD)
         embedded_BATD = self.embedding(words_told(batch, self.frames)).to(self.dtype)
@@ -81,10 +82,11 @@ class Hydra(Stepwise):
         for head, word_BAD in zip(self.heads, embedded_BATD.unbind(dim=2), strict=True):
             told_BAD = torch.cat([told_BAD, word_BAD], dim=-1)
             frames.append(head(told_BAD))
-        return WordEmissions(torch.stack(frames, dim=2), self.head, self.head)
+        return WordEmissions(torch.stack(frames, dim=2), self.head, own=self.head)
 
     def mixed(self, states_BLD: Tensor, memory: KVCache | None) -> Tensor:
-        """What heads are told of the text: its states, through the prefix layer where there is one."""
+        """What heads are told of the text: its last states, through the prefix layer where there is one."""
+        states_BLD = states_BLD[..., : self.width].to(self.dtype)
         if self.prefix is None:
             return states_BLD
         start = memory.length if memory is not None else 0
@@ -94,7 +96,7 @@ class Hydra(Stepwise):
     def laws(self, context: Context, memory: KVCache | None) -> HydraLaws:
         if memory is None:
             memory = KVCache(layers=1, capacity=len(context.tokens_L) + context.room)
-        states_BLD = rearrange(context.fresh_KD, "k d -> 1 k d").to(self.dtype)
+        states_BLD = rearrange(context.fresh_KD, "k d -> 1 k d")
         return HydraLaws(self, memory, self.mixed(states_BLD, memory)[0, -1:])
 
 

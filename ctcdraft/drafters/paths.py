@@ -4,39 +4,58 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from math import log
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ctcdraft.ctc.alignment import collapse
+from ctcdraft.ctc.listening import listening_search
 from ctcdraft.ctc.prefix import prefix_search
 from ctcdraft.decoding.tree import TokenTree
+from ctcdraft.drafters.listening import Listening
 from ctcdraft.errors import InputError
 
-# (log_probs_TC with the blank as last class, root, greatest depth, nodes with the root, words that end a text)
-Paths = Callable[[Tensor, Tensor, int, int, Sequence[int]], TokenTree]
+# (log_probs_TC with the blank as last class, root, greatest depth, nodes with the root, words that end a text, the
+# draft's own random stream, of which only paths that draw make use; with a correction also the frames that listen)
+Paths = Callable[..., TokenTree]
 
 
 class PrefixSearch:
     """The n most probable prefixes, each summed over all alignments that collapse to it.
 
-    words_per_frame: only the most probable words of each frame are considered. The nodes come out distinct
-    and with their parents, so there is nothing left to merge.
+    words_per_frame: only the most probable words of each frame are considered; all words where frames listen. The
+    nodes come out distinct and with their parents, so there is nothing left to merge.
     """
+
+    reads = "alignments"
 
     def __init__(self, words_per_frame: int) -> None:
         if words_per_frame < 1:
             raise InputError(f"drafter.paths.words_per_frame={words_per_frame}: every frame needs at least one word")
         self.words_per_frame = words_per_frame
 
-    def __call__(self, log_probs_TC: Tensor, root: Tensor, depth: int, nodes: int, stops: Sequence[int]) -> TokenTree:
+    def __call__(
+        self,
+        log_probs_TC: Tensor,
+        root: Tensor,
+        depth: int,
+        nodes: int,
+        stops: Sequence[int],
+        rng: Any = None,
+        listening: Listening | None = None,
+    ) -> TokenTree:
         depth = min(depth, len(log_probs_TC))
         if depth < 1:
             return TokenTree.only_root(root)
         blank = log_probs_TC.shape[-1] - 1
-        found = prefix_search(log_probs_TC, blank, nodes - 1, self.words_per_frame, stops, depth)
+        if listening is None:
+            found = prefix_search(log_probs_TC, blank, nodes - 1, self.words_per_frame, stops, depth)
+        else:
+            found = listening_search(log_probs_TC, listening, nodes - 1, stops, depth)
         tokens_N = torch.cat([root.reshape(1), found.tokens_N])
         parents_N = torch.cat([torch.full_like(root.reshape(1), -1), found.parents_N + 1])
         return TokenTree(tokens_N, parents_N, depth)
@@ -50,21 +69,53 @@ class Collapse:
     independent. Many collapse to the same text; the tree then has fewer nodes than it might.
     """
 
+    reads = "raw frames"
+
     def __init__(self, raw_paths: int, ranks: int, rank_decay: float) -> None:
         self.raw_paths = raw_paths
         self.ranks = ranks
         self.rank_decay = rank_decay
 
-    def __call__(self, log_probs_TC: Tensor, root: Tensor, depth: int, nodes: int, stops: Sequence[int]) -> TokenTree:
+    def __call__(
+        self,
+        log_probs_TC: Tensor,
+        root: Tensor,
+        depth: int,
+        nodes: int,
+        stops: Sequence[int],
+        rng: Any = None,
+        listening: Listening | None = None,
+    ) -> TokenTree:
         if depth < 1:
             return TokenTree.only_root(root)
         frames, classes = log_probs_TC.shape
         ranks_PT = fixed_ranks(frames, min(self.ranks, classes), self.raw_paths, self.rank_decay)
-        best_TR = log_probs_TC.topk(min(self.ranks, classes), dim=-1).indices
-        columns_T = torch.arange(frames, device=best_TR.device)
-        labels_PT, lengths_P = collapse(best_TR[columns_T, ranks_PT.to(best_TR.device)], blank=classes - 1)
+        ranks_PT = ranks_PT.to(log_probs_TC.device)
+        if listening is None:
+            best_TR = log_probs_TC.topk(min(self.ranks, classes), dim=-1).indices
+            frames_PT = best_TR[torch.arange(frames, device=best_TR.device), ranks_PT]
+        else:
+            frames_PT = listened(listening, ranks_PT, classes - 1)
+        labels_PT, lengths_P = collapse(frames_PT, blank=classes - 1)
         lengths_P = torch.minimum(lengths_P.clamp(max=depth), until_stop(labels_PT, stops))
         return TokenTree.from_paths(root, labels_PT[:, :depth], lengths_P, limit=nodes)
+
+
+def listened(listening: Listening, ranks_PT: Tensor, blank: int) -> Tensor:
+    """Classes_PT of the ranks where every frame listens to what its own path has said before it."""
+    paths = len(ranks_PT)
+    rows_P, said_P = ranks_PT.new_zeros(paths), ranks_PT.new_full((paths,), blank)
+    frames = []
+    for frame, ranks_P in enumerate(ranks_PT.T):
+        best_KR = listening.classes(frame).topk(int(ranks_PT.max()) + 1, dim=1).indices
+        classes_P = best_KR[rows_P, ranks_P]
+        frames.append(classes_P)
+        speaks_P = (classes_P != blank) & (classes_P != said_P)
+        after = listening.say(torch.where(speaks_P, classes_P, 0), rows_P)
+        memory_PR = torch.where(speaks_P[:, None], after.memory_KR, listening.memory_KR[rows_P])
+        listening = replace(listening, memory_KR=memory_PR)
+        rows_P, said_P = torch.arange(paths, device=rows_P.device), classes_P
+    return torch.stack(frames, dim=1)
 
 
 def until_stop(labels_PT: Tensor, stops: Sequence[int]) -> Tensor:

@@ -18,6 +18,7 @@ from torch import Tensor
 from ctcdraft.base import BaseLM
 from ctcdraft.decoding.loop import Drafter, Settings
 from ctcdraft.decoding.sampling import Noise
+from ctcdraft.evaluation.law import Fit, added
 from ctcdraft.evaluation.outside import generate
 from ctcdraft.evaluation.records import AUTOREGRESSIVE, Divergence, Record
 
@@ -34,14 +35,23 @@ class Judge:
         self.settings = settings
 
     def compare(
-        self, name: str, tokens: Sequence[int], truth: Sequence[int], prompt_L: Tensor, turn: int, seed: int
+        self,
+        name: str,
+        tokens: Sequence[int],
+        truth: Sequence[int],
+        prompt_L: Tensor,
+        turn: int,
+        seed: int,
+        drawn: bool = False,
     ) -> Divergence | None:
-        """None where `tokens` equal autoregression's, `truth`."""
+        """None where `tokens` equal autoregression's, `truth`. drawn: they may owe its law alone."""
         if tuple(tokens) == tuple(truth):
             return None
         pairs = enumerate(zip(tokens, truth, strict=False))
         # One may be the beginning of the other; then they part where the shorter one ends.
         position = next((n for n, (a, b) in pairs if a != b), min(len(tokens), len(truth)))
+        if not self.settings.same_words(drawn):
+            return Divergence(turn, position, None, None)
         margin = self._margin(prompt_L, truth[:position], seed)
         return Divergence(turn, position, margin, self._rounding(name, margin, prompt_L, seed))
 
@@ -89,18 +99,25 @@ class Judge:
 def certificate(name: str, records: Sequence[Record]) -> dict[str, Any]:
     """Counts over questions: a question is equal when all its turns are, and `rounding` is not among the equal.
 
-    chi_square, tv and null_tv belong to verifiers that are exact in law but not token for token; none is here.
+    chi_square, p_value and tv tell how the words that were said fit the base's law, where they owe it that and not
+    autoregression's own words (see law.py); null_tv is autoregression's own tv, which chance alone makes.
     """
     unequal = [found for record in records if (found := record.divergences.get(name, ()))]
     asked = [one.rounding for found in unequal for one in found]
     explained = sum(all(one.rounding for one in found) for found in unequal)
+    fits = [
+        Fit.of(added([record.marks[one] for record in records if one in record.marks]))
+        for one in (name, AUTOREGRESSIVE)
+    ]
     return {
         "unit": "question",
         "prompts": len(records),
         "equal": len(records) - len(unequal),
         "rounding": None if asked and None in asked else explained,
         "first_divergence_margins": [one.margin for found in unequal for one in found],
-        "chi_square": None,
-        "tv": None,
-        "null_tv": None,
+        "chi_square": fits[0] and fits[0].chi_square,
+        "p_value": fits[0] and fits[0].p_value,
+        "tv": fits[0] and fits[0].tv,
+        "null_tv": fits[1] and fits[1].tv,
+        "tokens": fits[0] and fits[0].tokens,
     }

@@ -16,6 +16,7 @@ from ctcdraft.corpus.conversations import Prompt
 from ctcdraft.decoding.loop import Drafter, Generation, Settings
 from ctcdraft.evaluation.certificate import Judge
 from ctcdraft.evaluation.folder import Folder
+from ctcdraft.evaluation.law import added, marks
 from ctcdraft.evaluation.outside import generate
 from ctcdraft.evaluation.records import AUTOREGRESSIVE, Answer, Divergence, Record, Turn
 
@@ -59,17 +60,22 @@ def ask(arena: Arena, judge: Judge, index: int, prompt: Prompt) -> Record:
     history, whoever is asked: otherwise a contestant would be measured on other work."""
     turns: list[Turn] = []
     found: dict[str, list[Divergence]] = {name: [] for name in arena.contestants if name != AUTOREGRESSIVE}
+    marked: dict[str, list[list[int]]] = {name: [] for name in arena.contestants}
     for number in range(len(prompt.turns)):
         prompt_L, cut = asked(arena.base, prompt, [turn.answers[AUTOREGRESSIVE].text for turn in turns])
         seed = turn_seed(arena.seed, index, number)
         answers = {name: timed_answer(arena, name, prompt_L, seed) for name in order(arena, seed)}
         for name, unequal in found.items():
             pair = answers[name].tokens, answers[AUTOREGRESSIVE].tokens
-            divergence = judge.compare(name, *pair, prompt_L, number, seed)
+            divergence = judge.compare(name, *pair, prompt_L, number, seed, answers[name].drawn)
             unequal += [divergence] if divergence else []
+        if not all(arena.settings.same_words(answer.drawn) for answer in answers.values()):
+            for name, cells in marked.items():  # autoregression's own too: it is the yardstick
+                cells.append(marks(arena.base, prompt_L, answers[name].tokens, arena.settings, seed))
         turns.append(Turn(len(prompt_L), cut, answers))
     divergences = {name: tuple(unequal) for name, unequal in found.items()}
-    return Record(index, prompt.id, prompt.category, prompt.reference, tuple(turns), divergences)
+    counted = {name: added(cells) for name, cells in marked.items() if cells}
+    return Record(index, prompt.id, prompt.category, prompt.reference, tuple(turns), divergences, counted)
 
 
 def asked(base: BaseLM, prompt: Prompt, said: Sequence[str]) -> tuple[Tensor, int]:
@@ -98,4 +104,6 @@ def timed_answer(arena: Arena, name: str, prompt_L: Tensor, seed: int) -> Answer
     said = arena.answer(name, prompt_L, seed)
     peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
     text = answer_text(arena.base.tokenizer, said.tokens, arena.base.stop_tokens)
-    return Answer(said.tokens, text, said.passes, said.ended, said.seconds_prefill, said.seconds_decode, peak)
+    return Answer(
+        said.tokens, text, said.passes, said.ended, said.seconds_prefill, said.seconds_decode, peak, said.drawn
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ctcdraft.decoding.loop import Pass
@@ -13,7 +13,8 @@ AUTOREGRESSIVE = "autoregressive"  # the contestant everything is measured again
 
 @dataclass(frozen=True)
 class Answer:
-    """One contestant's answer to one turn. tokens: the first one, which the prefill says, included."""
+    """One contestant's answer to one turn. tokens: the first one, which the prefill says, included. drawn: its
+    guesses were drawn, so that it may owe autoregression its law and not its words."""
 
     tokens: tuple[int, ...]
     text: str
@@ -22,6 +23,7 @@ class Answer:
     seconds_prefill: float
     seconds_decode: float
     peak_memory_bytes: int | None
+    drawn: bool = False
 
     @property
     def committed(self) -> int:
@@ -37,8 +39,9 @@ class Answer:
 class Divergence:
     """Where an answer first leaves autoregression's, and by how little the base preferred its word there.
 
-    margin: between the base's two best words; None where only one was possible. rounding: equal when both
-    were decoded again in float64; None where that was not asked, because the base runs in half precision.
+    margin: between the base's two best words; None where only one was possible, or where another word was due.
+    rounding: equal when both were decoded again in float64; None where that was not asked: the base runs in half
+    precision, or the answer does not owe autoregression its words.
     """
 
     turn: int
@@ -58,7 +61,8 @@ class Turn:
 
 @dataclass(frozen=True)
 class Record:
-    """One finished question. index: its place in the benchmark. divergences: by contestant, unequal turns only."""
+    """One finished question. index: its place in the benchmark. divergences: by contestant, unequal turns only.
+    marks: by contestant, the cells of `law.marks`; empty where every answer owes its words."""
 
     index: int
     id: str
@@ -66,6 +70,7 @@ class Record:
     reference: str | None
     turns: tuple[Turn, ...]
     divergences: dict[str, tuple[Divergence, ...]]
+    marks: dict[str, list[int]] = field(default_factory=dict)
 
     def answers(self, contestant: str) -> list[Answer]:
         return [turn.answers[contestant] for turn in self.turns]

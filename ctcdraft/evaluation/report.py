@@ -7,8 +7,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ctcdraft.evaluation.folder import Folder
+from ctcdraft.evaluation.law import CELLS
 from ctcdraft.evaluation.metrics import DEFINITIONS
 from ctcdraft.files import write_text
+
+OWED = {
+    "law": "the base's law, not the same words, because its guesses are drawn",
+    "nothing": "nothing, but this is how its words fit the base's law",
+}
+UNLIKELY = 1e-4  # of a fit no better by chance: one honest row in ten thousand falls below it
 
 Row = dict[str, Any]
 Columns = dict[str, Callable[[Row], str]]
@@ -32,15 +39,22 @@ def with_interval(value: float | None, bounds: Sequence[float] | None) -> str:
     return number(value) + (f" [{bounds[0]:.2f}, {bounds[1]:.2f}]" if bounds else "")
 
 
+def named(row: Row) -> str:
+    """The drafter's name, with a mark in every table where its text is not the base's."""
+    return f"{row['drafter']} (LOSSY)" if row["lossless"]["owes"] == "nothing" else row["drafter"]
+
+
 def equal(row: Row) -> str:
-    """118+2/120: equal, + those that rounding explains, of all."""
+    """118+2/120: equal, + those that rounding explains, of all. Where no words are owed, how well the law fits."""
     lossless = row["lossless"]
+    if lossless["owes"] != "words":
+        return f"law p={number(lossless['p_value'], 3)}"
     rounding = f"+{lossless['rounding']}" if lossless["rounding"] else ""
     return f"{lossless['equal']}{rounding}/{lossless['prompts']}"
 
 
 MAIN: Columns = {
-    "drafter": lambda row: row["drafter"],
+    "drafter": named,
     "tau": lambda row: with_interval(row["tau"], row["tau_ci"]),
     "speedup": lambda row: with_interval(row["speedup"], row["speedup_ci"]),
     "tokens/s": lambda row: number(row["tokens_per_second"], 1),
@@ -120,19 +134,22 @@ def times(row: Row) -> Columns:
 
 
 def category_rows(row: Row) -> list[Row]:
-    return [{"drafter": row["drafter"], "category": name, **part} for name, part in row["categories"].items()]
+    return [
+        {"drafter": named(row), "category": name, "owes": row["lossless"]["owes"], **part}
+        for name, part in row["categories"].items()
+    ]
 
 
 def category_columns() -> Columns:
     return {
         "category": lambda part: part["category"],
-        "drafter": MAIN["drafter"],
+        "drafter": lambda part: part["drafter"],
         "prompts": lambda part: str(part["prompts"]),
         "tau": lambda part: number(part["tau"]),
         "tau_paper": lambda part: number(part["tau_paper"]),
         "speedup": lambda part: number(part["speedup"]),
         "tokens/s": lambda part: number(part["tokens_per_second"], 1),
-        "equal": lambda part: f"{part['equal']}/{part['prompts']}",
+        "equal": lambda part: f"{part['equal']}/{part['prompts']}" if part["owes"] == "words" else "-",
         "accuracy": lambda part: share(part["accuracy"]),
     }
 
@@ -145,8 +162,8 @@ def statements(rows: Sequence[Row], environment: dict[str, Any]) -> list[str]:
         said.append("no question is finished here, so there is nothing to compare")
     elif not said:
         said.append(f"all contestants say what autoregression says on all {prompts} questions")
-    if not environment["verifier_lossless"]:
-        said.append("this verifier is not lossless: it may accept what the base would not have said")
+    if any(row["lossless"]["owes"] == "nothing" for row in rows):
+        said.append("LOSSY: this verifier may accept what the base would not have said")
     if environment["cut"]["turns"]:
         said.append(
             f"{environment['cut']['turns']} prompts did not fit and lost {environment['cut']['tokens']:,} tokens "
@@ -161,6 +178,8 @@ def statements(rows: Sequence[Row], environment: dict[str, Any]) -> list[str]:
 def verdict(row: Row, environment: dict[str, Any]) -> str | None:
     """None where every question is equal."""
     lossless = row["lossless"]
+    if lossless["owes"] != "words":
+        return fitted(row)
     different = lossless["prompts"] - lossless["equal"]
     if not different:
         return None
@@ -168,10 +187,22 @@ def verdict(row: Row, environment: dict[str, Any]) -> str | None:
     where = f"{row['drafter']} differs on {different} of {lossless['prompts']} questions"
     if margins:
         where += f" (margins {min(margins):.1e} to {max(margins):.1e})"
-    if not environment["verifier_lossless"]:
-        return f"{where}; this verifier does not promise equality"
     if lossless["rounding"] is None:
         return f"{where}; in {row['dtype']} a close call may flip, so this is no error and no proof either"
     bugs = different - lossless["rounding"]
     explained = f"; {lossless['rounding']} of them by rounding, equal in float64"
     return f"{'NOT LOSSLESS: ' if bugs else ''}{where}{explained if lossless['rounding'] else ''}"
+
+
+def fitted(row: Row) -> str | None:
+    """How the words of one that owes the law alone fit it; a lossy one's too, which shows how far off it is."""
+    lossless = row["lossless"]
+    if lossless["p_value"] is None:
+        return None
+    wrong = lossless["owes"] == "law" and lossless["p_value"] < UNLIKELY
+    return (
+        f"{'NOT LOSSLESS: ' if wrong else ''}{named(row)} owes {OWED[lossless['owes']]}: "
+        f"chi-square {lossless['chi_square']:.1f} in {CELLS} cells over {lossless['tokens']:,} tokens "
+        f"(p = {lossless['p_value']:.2g}), total variation {lossless['tv']:.4f} "
+        f"(autoregression's own: {lossless['null_tv']:.4f})"
+    )

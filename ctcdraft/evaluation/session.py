@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
 from typing import Any
 
 from ctcdraft.corpus.conversations import Prompt
-from ctcdraft.decoding.loop import Drafter
+from ctcdraft.decoding.loop import Drafter, Settings
 from ctcdraft.evaluation import metrics, report, roof
 from ctcdraft.evaluation.benchmarks import Benchmark
 from ctcdraft.evaluation.environment import environment, hardware
 from ctcdraft.evaluation.folder import Folder, Shard
 from ctcdraft.evaluation.measure import Arena, asked, measure, order, turn_seed, warm_up
 from ctcdraft.evaluation.outside import StockGenerate
-from ctcdraft.evaluation.records import AUTOREGRESSIVE, Record
+from ctcdraft.evaluation.records import AUTOREGRESSIVE, Answer, Record
 from ctcdraft.evaluation.timing import Spent, Timing, instrument
 
 
@@ -65,7 +66,7 @@ class Session:
             "benchmark": {"name": self.benchmark.name, "questions": self.benchmark.hash},
             "decoding": {
                 **{key: value for key, value in vars(settings).items() if key != "verify"},
-                "verify": f"{settings.verify.__module__}.{getattr(settings.verify, '__qualname__', '')}",
+                "verify": spelled(settings.verify),
             },
             "contestants": {name: one.identity for name, one in self.contestants.items()},
             "base": arena.base.fingerprint(),
@@ -127,7 +128,10 @@ class Session:
                 "dtype": dtype(arena),
                 "fingerprint": one.fingerprint,
             }
-            rows.append(metrics.row(name, records, timing, labels, arena.seed))
+            row = metrics.row(name, records, timing, labels, arena.seed)
+            answers = [answer for record in records for answer in record.answers(name)]
+            row["lossless"]["owes"] = "words" if name == AUTOREGRESSIVE else owes(settings, answers)
+            rows.append(row)
         return rows, self.circumstances(records, timing)
 
     def circumstances(self, records: list[Record], timing: Timing | None) -> dict[str, Any]:
@@ -143,6 +147,23 @@ class Session:
             "questions": {"asked": len(self.benchmark.prompts), "finished": len(records)},
             "cut": {"turns": len(cuts), "tokens": sum(cuts)},
         }
+
+
+def owes(settings: Settings, answers: Iterable[Answer]) -> str:
+    """What a contestant owes autoregression: its `words`, its `law`, or `nothing`, which is to say: it is lossy."""
+    if all(settings.same_words(answer.drawn) for answer in answers):
+        return "words"
+    return "law" if settings.lossless else "nothing"
+
+
+def spelled(part: Any) -> str:
+    """A verifier in words that are the same in every process: its name, and the names or values it is made of."""
+    if isinstance(part, partial):
+        return spelled(part.func)
+    if is_dataclass(part):
+        values = ", ".join(f"{field.name}={spelled(getattr(part, field.name))}" for field in fields(part))
+        return f"{type(part).__module__}.{type(part).__qualname__}({values})"
+    return f"{part.__module__}.{part.__qualname__}" if callable(part) else repr(part)
 
 
 def spread(records: list[Record], count: int) -> list[Record]:

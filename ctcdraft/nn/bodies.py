@@ -1,4 +1,8 @@
-"""The paper's attention draft module: base states in, one state a frame out. It knows no words and no blank."""
+"""Bodies that attend: base states in, one state a frame out. They know no words and no blank.
+
+Every body has `layers`, in how many it keeps keys and values of the text (0: it looks at the anchor alone),
+`start_from`, `remember` and `forward`, as here.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ctcdraft.errors import InputError
 from ctcdraft.nn.transformer import BlockShape, Norm, Rotary, SlotBlock, copy_llama_layer
 
 
 class AttentionBody(nn.Module):
-    """T learned slots appended at an anchor, one Llama-style block (Wen et al. 2024, section 3; Figure 1).
+    """The paper's draft module: T learned slots appended at an anchor, one Llama-style block (Wen et al. 2024,
+    section 3; Figure 1).
 
         text    h0  h1  h2  h3*          * the anchor: the newest state the base has
         slots                s1  s2  s3  s4      at positions anchor + 1, + 2, ...
@@ -19,11 +25,15 @@ class AttentionBody(nn.Module):
 
     A slot starts as the projected anchor state plus its own embedding, plus (root_input) the projected
     embedding of the root, which is certain by then; without it the body is the paper's to the letter.
-    causal: slots see only earlier slots; the default is both ways.
+    causal: slots see only earlier slots; the default is both ways. blocks: how many (runs that do not say have
+    one). Each of them sees the same text, projected base states: text passes through no block.
     """
 
-    def __init__(self, shape: BlockShape, frames: int, root_input: bool, causal: bool) -> None:
+    def __init__(self, shape: BlockShape, frames: int, root_input: bool, causal: bool, blocks: int = 1) -> None:
         super().__init__()
+        if blocks < 1:
+            raise InputError(f"drafter.body.blocks={blocks}: the attention body needs at least one block")
+        self.layers = blocks
         self.frames = frames
         self.rotary = Rotary(shape.head_width, shape.rope_theta, shape.positions + frames)
         self.project = nn.Linear(shape.width, shape.width, bias=False)
@@ -32,26 +42,32 @@ class AttentionBody(nn.Module):
         self.root_norm = Norm(shape.width, eps=shape.epsilon) if root_input else None
         self.root_project = nn.Linear(shape.width, shape.width, bias=False) if root_input else None
         self.block = SlotBlock(shape, causal)
+        self.deeper = nn.ModuleList([SlotBlock(shape, causal) for _ in range(blocks - 1)])
         self.norm = Norm(shape.width, eps=shape.epsilon)
 
     def start_from(self, lm: Any) -> str:
         """Copy the base's last layer and final norm where they are Llama-shaped; say in words what was done."""
         layers = getattr(lm.base_model, "layers", None)
-        if layers is None or not copy_llama_layer(self.block, layers[-1]):
+        blocks: list[Any] = [self.block, *self.deeper]
+        if layers is None or not all(copy_llama_layer(block, layers[-1]) for block in blocks):
             return "at random (the base's layers are not Llama-shaped)"
+        for block in blocks[1:]:  # a second reading of what is there already: it starts by adding nothing
+            nn.init.zeros_(block.attention.out.weight)
+            nn.init.zeros_(block.mlp.down.weight)
         self.norm.weight.data.copy_(lm.base_model.norm.weight)
         return "from the base's last layer"
 
-    def remember(self, states_BLD: Tensor, positions_L: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values [B, G, L, d] of the text, each a function of its own state alone."""
-        return self.block.keys_values(self.project(states_BLD), self.rotary(positions_L))
+    def remember(self, states_BLD: Tensor, positions_L: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values [B, G, L, d] of the text for every block, each a function of its own state alone."""
+        text_BLD, turn = self.project(states_BLD), self.rotary(positions_L)
+        return [block.keys_values(text_BLD, turn) for block in (self.block, *self.deeper)]
 
     def forward(
         self,
         anchor_BAD: Tensor,
         root_BAD: Tensor,
         anchors_BA: Tensor,
-        text: tuple[Tensor, Tensor],
+        text: list[tuple[Tensor, Tensor]],
         visible_BAL: Tensor | None,
     ) -> Tensor:
         """States_BATD of every frame, ready for the head.
@@ -64,4 +80,23 @@ class AttentionBody(nn.Module):
         slots_BATD = start_BAD[:, :, None] + self.slots_TD
         steps_T = torch.arange(1, self.frames + 1, device=anchors_BA.device)
         turn = self.rotary(anchors_BA[..., None] + steps_T)
-        return self.norm(self.block(slots_BATD, turn, text, visible_BAL))
+        for block, keys_values in zip((self.block, *self.deeper), text, strict=True):
+            slots_BATD = block(slots_BATD, turn, keys_values, visible_BAL)
+        return self.norm(slots_BATD)
+
+
+class Fuse(nn.Module):
+    """States of several taps, side by side, into one: the last layer's as it is, plus a map of the others, normed,
+    which starts at zero. It starts as a drafter of one tap."""
+
+    def __init__(self, width: int, taps: int, epsilon: float) -> None:
+        super().__init__()
+        self.width = width
+        self.norms = nn.ModuleList([Norm(width, eps=epsilon) for _ in range(taps - 1)])
+        self.mix = nn.Linear((taps - 1) * width, width, bias=False)
+        nn.init.zeros_(self.mix.weight)
+
+    def forward(self, taps_BLD: Tensor) -> Tensor:
+        last_BLD, *others = taps_BLD.split(self.width, dim=-1)
+        normed = [norm(tap_BLD) for norm, tap_BLD in zip(self.norms, others, strict=True)]
+        return last_BLD + self.mix(torch.cat(normed, dim=-1))

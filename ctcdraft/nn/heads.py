@@ -11,6 +11,8 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from ctcdraft.nn.correction import Correction, log_normalisers
+
 CHUNK_BYTES = 256 * 2**20  # of logits alive at once while labels are scored
 
 
@@ -61,33 +63,49 @@ class Emissions:
 
     states_BATD: Tensor
     head: BlankHead
+    correction: Correction | None = None
+    start_BAR: Any = None  # the correction's memory at the root
 
     @property
     def blank(self) -> int:
         return self.head.blank
 
     def logits(self) -> Tensor:
-        """Logits_BATC, whole: for decoding and tests only."""
+        """Logits_BATC, whole and uncorrected: for decoding and tests only."""
         return self.head(self.states_BATD)
+
+    def memories(self, labels_BAS: Tensor) -> Tensor | None:
+        """The correction's memories_BAPR behind the first 0 .. S labels; None without a correction."""
+        return None if self.correction is None else self.correction.along(self.start_BAR, labels_BAS)
 
     def scores(self, labels_BAS: Tensor) -> Scores:
         """Scores of the labels at every frame (free slots of labels_BAS are -1 and score class 0)."""
-        label_BATS, blank_BATP = self._chunked(self._score, self.states_BATD.shape[2], self.states_BATD, labels_BAS)
-        return Scores(label_BATS, label_BATS, blank_BATP)
+        frames, memories_BAPR = self.states_BATD.shape[2], self.memories(labels_BAS)
+        if memories_BAPR is None:
+            label_BATS, blank_BATP = self._chunked(self._score, frames, self.states_BATD, labels_BAS)
+            return Scores(label_BATS, label_BATS, blank_BATP)
+        rows = frames + memories_BAPR.shape[2]
+        return Scores(*self._chunked(self._score_after, rows, self.states_BATD, labels_BAS, memories_BAPR))
 
     def by_label(self, measure: Callable[..., Tensor], labels_BAS: Tensor, *more_BA: Tensor) -> Tensor:
         """measure(words_XSV, labels_XS, *more_X) over all windows X: for objectives that say label s at frame s.
 
-        words_XSV: log-probabilities of frame s among the words alone, float32. measure returns one tensor_X.
+        words_XSV: log-probabilities of frame s among the words alone, float32, where the labels before it have been
+        said. measure returns one tensor_X.
         """
-        said_BASD = self.states_BATD[:, :, : labels_BAS.shape[2]]
+        labels = labels_BAS.shape[2]
+        memories_BAPR = self.memories(labels_BAS)
+        given = () if memories_BAPR is None else (memories_BAPR[:, :, :-1],)
 
         def measured(states_XSD: Tensor, labels_XS: Tensor, *more_X: Tensor) -> tuple[Tensor]:
-            words_XSV = self.head.word_logits(states_XSD).float().log_softmax(dim=-1)
-            return (measure(words_XSV, labels_XS, *more_X),)
+            words_XSV = self.head.word_logits(states_XSD).float()
+            if self.correction is not None:
+                words_XSV = words_XSV + self.correction(more_X[0]).float()
+            return (measure(words_XSV.log_softmax(dim=-1), labels_XS, *more_X[len(given) :]),)
 
         # As many logits again for what `more` may be turned into.
-        return self._chunked(measured, 2 * labels_BAS.shape[2], said_BASD, labels_BAS, *more_BA)[0]
+        columns = (self.states_BATD[:, :, :labels], labels_BAS, *given, *more_BA)
+        return self._chunked(measured, 2 * labels, *columns)[0]
 
     def _chunked(self, score: Callable[..., tuple[Tensor, ...]], rows: int, *columns_BA: Tensor) -> list[Tensor]:
         """score(*columns_X) of all windows, with `rows` rows of logits a window, in chunks.
@@ -109,3 +127,21 @@ class Emissions:
         at_XTS = labels_XS.clamp(min=0)[:, None, :].expand(-1, states_XTD.shape[1], -1)
         log_normaliser_XT1 = logits_XTC.logsumexp(dim=-1, keepdim=True)
         return logits_XTC.gather(-1, at_XTS) - log_normaliser_XT1, logits_XTC[..., -1:] - log_normaliser_XT1
+
+    def _score_after(
+        self, states_XTD: Tensor, labels_XS: Tensor, memories_XPR: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The same with a correction: a frame's words depend on how many labels have been said before it."""
+        logits_XTC = self.head(states_XTD).float()
+        added_XPV = self.correction(memories_XPR).float()  # type: ignore[misc]
+        said_XS = labels_XS.clamp(min=0)
+        at_XTS = said_XS[:, None, :].expand(-1, states_XTD.shape[1], -1)
+        label_XTS = logits_XTC.gather(-1, at_XTS)
+        before_X1S = added_XPV[:, :-1].gather(-1, said_XS[..., None]).transpose(1, 2)
+        after_X1S = added_XPV[:, 1:].gather(-1, said_XS[..., None]).transpose(1, 2)
+        normaliser_XTP = log_normalisers(logits_XTC[..., :-1], logits_XTC[..., -1], added_XPV)
+        return (
+            label_XTS + before_X1S - normaliser_XTP[..., :-1],
+            label_XTS + after_X1S - normaliser_XTP[..., 1:],
+            logits_XTC[..., -1:] - normaliser_XTP,
+        )

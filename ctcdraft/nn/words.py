@@ -40,7 +40,7 @@ class WordEmissions(Emissions):
     """
 
     head: Any
-    own: Any
+    own: Any = None
 
     def logits(self) -> Tensor:
         """Logits_BATV."""

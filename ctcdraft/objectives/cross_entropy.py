@@ -15,7 +15,7 @@ class CrossEntropy:
     The frames share the mass of the blank among the words. They are to be read `direct`.
     """
 
-    aligned = False
+    teaches = "words"
 
     def __init__(self, labels: int, decay: float) -> None:
         self.labels = check_labels(labels)

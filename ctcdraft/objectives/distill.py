@@ -22,7 +22,7 @@ class Distill:
     those of the batch, so nothing is read twice. Like cross-entropy it speaks of words alone.
     """
 
-    aligned = False
+    teaches = "words"
 
     def __init__(self, labels: int, decay: float, distance: Distance) -> None:
         self.labels = check_labels(labels)
@@ -32,8 +32,12 @@ class Distill:
     def __call__(self, emissions: Emissions, batch: Batch) -> Loss:
         check_frames(emissions, self.labels)
 
+        width = emissions.head.words.weight.shape[1]  # the base's, whoever speaks; the last tap comes first
+
         def apart(words_XSV: Tensor, labels_XS: Tensor, states_XSD: Tensor) -> Tensor:
-            return self.distance(emissions.head.word_logits(states_XSD).float().log_softmax(dim=-1), words_XSV)
+            return self.distance(
+                emissions.head.word_logits(states_XSD[..., :width]).float().log_softmax(dim=-1), words_XSV
+            )
 
         apart_BAS = emissions.by_label(apart, batch.labels_BAS, states_before_labels(batch))
         value = decayed_mean(apart_BAS, labels_there(batch), self.decay)
@@ -41,7 +45,7 @@ class Distill:
 
 
 def states_before_labels(batch: Batch) -> Tensor:
-    """States_BASD from which the base itself says the labels; for free slots any state.
+    """States_BASD from which the base itself says the labels, all taps; for free slots any state.
 
     anchor a, root at a + 1, labels at a + 2, a + 3, ...   ->   states a + 1, a + 2, ...
     """

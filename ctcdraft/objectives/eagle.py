@@ -30,7 +30,8 @@ class Eagle:
 
     def __call__(self, emissions: Emissions, batch: Batch) -> Loss:
         check_frames(emissions, 1)
-        true_BA1D = states_before_labels(batch)[:, :, :1]
+        width = emissions.head.words.weight.shape[1]  # the last tap comes first
+        true_BA1D = states_before_labels(batch)[:, :, :1, :width]
         if emissions.states_BATD.shape[-1] != true_BA1D.shape[-1]:
             raise InputError(
                 f"the drafter's states are {emissions.states_BATD.shape[-1]} wide and the base's "

@@ -22,7 +22,9 @@ class Loss:
 
 
 class Objective(Protocol):
-    """labels: S, how many labels a window should have."""
+    """labels: S, how many labels a window should have. teaches: "alignments" where a label may fall on any frame,
+    with blanks between; "words" where label k is said by frame k and the blank learns nothing. An objective that
+    reads no frames has no such attribute."""
 
     labels: int
 

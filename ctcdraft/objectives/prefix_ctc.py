@@ -16,7 +16,7 @@ class PrefixCTC:
     Prefixes with adjacent repeats that the frames cannot say are left out; their share is a metric.
     """
 
-    aligned = True
+    teaches = "alignments"
 
     def __init__(self, labels: int, decay: float) -> None:
         self.labels = check_labels(labels)

@@ -33,9 +33,10 @@ class WeightedSum:
         self.weights = dict(weights)
 
     @property
-    def aligned(self) -> bool:
-        """Whether blanks are learned: one part that aligns is enough."""
-        return any(getattr(part, "aligned", False) for part in self.parts.values())
+    def teaches(self) -> str:
+        """Blanks are learned as soon as one part aligns."""
+        taught = {getattr(part, "teaches", "words") for part in self.parts.values()}
+        return "alignments" if "alignments" in taught else "words"
 
     def __call__(self, emissions: Emissions, batch: Batch) -> Loss:
         losses = {name: part(emissions, batch) for name, part in self.parts.items()}

@@ -8,6 +8,7 @@ import torch
 
 from ctcdraft.corpus.batches import Batches, feasible_share
 from ctcdraft.drafters.drafter import DraftHead
+from ctcdraft.errors import InputError
 from ctcdraft.objectives.objective import Objective
 from ctcdraft.training.engine import TorchEngine
 
@@ -26,6 +27,7 @@ def plan(drafter: DraftHead, objective: Objective, batches: Batches, engine: Tor
     seconds = perf_counter() - began
     drafter.zero_grad(set_to_none=True)
     rows, anchors, frames, _ = emissions.states_BATD.shape
+    read = reading(objective, drafter, frames)
     windows, feasible = feasible_share(batches.rows, batches.labels, frames)
     tokens = sum(len(tokens_L) for tokens_L in batches.rows.tokens)
     trained = sum(p.numel() for p in drafter.own_parameters())
@@ -37,8 +39,34 @@ def plan(drafter: DraftHead, objective: Objective, batches: Batches, engine: Tor
             f"{feasible:.2%} of them feasible ({frames} frames, {batches.labels} labels)",
             f"steps       {steps:,} of {rows} rows x {anchors} anchors, {steps / batches.steps_an_epoch:.1f} epochs",
             f"emissions   {emission_bytes / 2**20:,.0f} MiB a step if they were kept whole (they are not)",
+            f"frames      {read}",
             "states      computed as they are needed, 0 bytes on disk",
             f"time        about {seconds * steps / 3600:.2f} hours "
             f"({seconds:.2f} s for the first step), probes not counted",
         ]
     )
+
+
+def reading(objective: Objective, drafter: DraftHead, frames: int) -> str:
+    """How the frames will be read, in words; refused where that could only be nonsense.
+
+    The paper's Table 2 has the two crossings: cross-entropy read by collapse, and CTC read directly.
+    """
+    paths = getattr(drafter, "paths", None)
+    taught, reads = getattr(objective, "teaches", None), getattr(paths, "reads", None)
+    if taught is None or reads is None:
+        return "in the drafter's own way"
+    name = type(paths).__name__
+    if taught == "words" and reads == "alignments":
+        raise InputError(
+            f"the objective teaches frame k to say label k and leaves the blank untrained, but {name} sums over "
+            "alignments with blanks; use drafter/paths=direct (or collapse, for Table 2's row)"
+        )
+    if taught == "words" and frames > objective.labels:
+        raise InputError(
+            f"the objective teaches frame k to say label k, so {frames - objective.labels} of {frames} frames would "
+            f"learn nothing; set objective.labels={frames} or drafter.frames={objective.labels}"
+        )
+    if (taught == "words") != (reads == "words"):
+        return f"taught {taught} but read as {reads} by {name}: a crossing, as in Table 2 of the paper"
+    return f"taught {taught}, read as {reads}"

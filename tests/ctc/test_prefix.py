@@ -6,7 +6,8 @@ import pytest
 import torch
 from truths import slow_next_label_law, slow_prefix_probability, slow_prefix_search
 
-from ctcdraft.ctc.prefix import next_label_law, prefix_search, words_lost
+from ctcdraft.ctc.law import next_label_law
+from ctcdraft.ctc.prefix import prefix_search, words_lost
 
 PENCIL_TC = torch.tensor([[1 / 2, 1 / 4, 1 / 4]] * 2, dtype=torch.float64).log()  # a, b, blank
 

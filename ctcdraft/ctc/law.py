@@ -1,0 +1,99 @@
+"""What a collapsed text says next, exactly: every alignment summed. It knows frames and class ids, not who draws.
+
+A prefix's mass is split as in `prefix.py`: by how many frames say it, and by whether the last of them is a blank.
+Here it is conditional on the prefix, so that a long text underflows no sooner than a short one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ctcdraft.ctc.prefix import _check_blank, _runs
+
+
+@dataclass(frozen=True)
+class Labels:
+    """K prefixes in one batch, all equally long, and where the frames stand that say them.
+
+    frames_KTC: probabilities, float64: one row for all prefixes, or one each where frames depend on the last
+    label. blanked_KJ, said_KJ (J = T + 1): the share of the prefix's alignments in which the first j frames say
+    just it and the last of them is a blank / is its last word. last_K: that word.
+    """
+
+    frames_KTC: Tensor
+    blank: int
+    blanked_KJ: Tensor
+    said_KJ: Tensor
+    last_K: Tensor
+
+    @classmethod
+    def none(cls, frames_TC: Tensor, blank: int, prefixes: int) -> Self:
+        """The empty prefix, `prefixes` times. frames_TC: probabilities, normalised over C."""
+        _check_blank(frames_TC, blank)
+        frames_TC = frames_TC.double()
+        blanked_KJ = F.pad(frames_TC[:, blank].cumprod(0), (1, 0), value=1.0).expand(prefixes, -1)
+        # Any word may pass for the last one: none has been said, so "again" is as probable as "at all".
+        last_K = torch.zeros(prefixes, dtype=torch.int64, device=frames_TC.device)
+        return cls(frames_TC[None], blank, blanked_KJ, torch.zeros_like(blanked_KJ), last_K)
+
+    def law(self) -> tuple[Tensor, Tensor]:
+        """The joint law of the next word and of the end: words_KV (the blank's class left out) and stop_K.
+
+        Two frames, each p(a) = 1/2, p(b) = 1/4, p(blank) = 1/4, after "a" (5/8 in all):
+
+            a   0  (a a needs three frames)      b   1/8 / 5/8 = 1/5      stop   (1/4 + 1/8 + 1/8) / 5/8 = 4/5
+
+        They sum to 1 as float64 goes, even where the frames do only as float32 goes, so that a draw from them is
+        a draw from exactly this law. Behind an impossible prefix all are 0.
+        """
+        either_KJ = self.blanked_KJ + self.said_KJ
+        children_KC = (either_KJ[:, None, :-1] @ self.frames_KTC)[:, 0]
+        again_K = (self.blanked_KJ[:, :-1] * of_class(self.frames_KTC, self.last_K)).sum(1)
+        children_KC = children_KC.scatter(1, self.last_K[:, None], again_K[:, None])
+        words_KV = torch.cat([children_KC[:, : self.blank], children_KC[:, self.blank + 1 :]], dim=1)
+        scale_K = inverse(words_KV.sum(1) + either_KJ[:, -1])
+        return words_KV * scale_K[:, None], either_KJ[:, -1] * scale_K
+
+    def say(self, words_K: Tensor, frames_KTC: Tensor | None = None) -> Self:
+        """Each prefix with one word (a class id) more. frames_KTC: what the frames say once it is said, if it
+        matters to them: the frame that begins the word is still one of the old."""
+        repeats_K1 = (words_K == self.last_K)[:, None]
+        opens_KJ = torch.where(repeats_K1, self.blanked_KJ, self.blanked_KJ + self.said_KJ)
+        begins_KT = opens_KJ[:, :-1] * of_class(self.frames_KTC, words_K)
+        begins_KT = begins_KT * inverse(begins_KT.sum(1, keepdim=True))
+        frames_KTC = self.frames_KTC if frames_KTC is None else frames_KTC.double()
+        # One frame more, which says nothing, so that the last column of a run is what all T frames say.
+        held_KJJ = _runs(F.pad(of_class(frames_KTC, words_K), (0, 1)))
+        held_KJJ = held_KJJ + torch.eye(held_KJJ.shape[-1], device=held_KJJ.device)
+        said_KJ = (begins_KT[:, None] @ held_KJJ[:, 1:])[:, 0]
+        silence_KJJ = _runs(F.pad(frames_KTC[:, :, self.blank], (0, 1)))
+        blanked_KJ = (said_KJ[:, None] @ silence_KJJ)[:, 0]
+        return type(self)(frames_KTC, self.blank, blanked_KJ, said_KJ, words_K)
+
+
+def next_label_law(log_probs_TC: Tensor, blank: int, prefix_S: Tensor) -> tuple[Tensor, Tensor]:
+    """`Labels.law` behind one prefix of class ids, none of them blank, as logarithms: log_probs_V and log_stop."""
+    labels = Labels.none(log_probs_TC.exp(), blank, 1)
+    for word in prefix_S:
+        labels = labels.say(word[None])
+    words_1V, stop_1 = labels.law()
+    if not words_1V.sum() + stop_1 > 0:
+        raise ValueError(f"the prefix {prefix_S.tolist()} is impossible in these {len(log_probs_TC)} frames")
+    return words_1V[0].log(), stop_1[0].log()
+
+
+def of_class(frames_KTC: Tensor, classes_K: Tensor) -> Tensor:
+    """What each prefix's frames give its class: [K, T]."""
+    frames_KTC = frames_KTC.expand(len(classes_K), -1, -1)
+    index_KT1 = classes_K[:, None, None].expand(-1, frames_KTC.shape[1], 1)
+    return frames_KTC.gather(2, index_KT1)[:, :, 0]
+
+
+def inverse(mass_X: Tensor) -> Tensor:
+    """1 / mass; 0 where there is none."""
+    return torch.where(mass_X > 0, 1 / mass_X, 0)

@@ -1,0 +1,115 @@
+"""Prefix search over frames that listen: what they say depends on the text said so far. It knows no correction.
+
+The masses and the levels are those of `prefix.py`. Here every prefix has frames of its own, and what those cost
+decides how the search goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ctcdraft.ctc.prefix import PLACES, Prefixes, _empty_prefix, _runs
+
+
+class Texts(Protocol):
+    """K texts, and what they make of the frames."""
+
+    def shares(self) -> tuple[Tensor, Tensor]:
+        """factor_KV and scale_KT: p_t(w | text) = p_t(w) factor scale, p_t(blank | text) = p_t(blank) scale."""
+
+    def say(self, words_K: Tensor, rows_K: Tensor) -> Texts:
+        """The texts of these rows, each with one word more."""
+
+
+def listening_search(
+    log_probs_TC: Tensor, texts: Texts, nodes: int, stop_words: Collection[int] = (), depth: int | None = None
+) -> Prefixes:
+    """The `nodes` most probable prefixes, where a frame depends on the text collapsed from the frames before it.
+
+    texts: the empty one. log_probs_TC: the frames before any text is heard, the blank last. The two frames of
+    `prefix_search`, where behind "a" only the blank may follow, surely then:
+
+        a    1/2 + 1/8  =  5/8      b    5/16      b a    1/8      and there is no "a b"
+
+    The frame that begins a word still listens to the text without it; a frame that holds the word or keeps silence
+    behind it listens to the text with it. All words are considered: what a text makes of the frames costs a pass
+    over them anyway, and a word that no frame likes by itself may be the likeliest behind another.
+    """
+    probs_TV, blank_T = log_probs_TC[:, :-1].exp(), log_probs_TC[:, -1].double().exp()
+    stops_S = torch.tensor(list(stop_words), dtype=torch.int64, device=blank_T.device)
+    factor_KV, scale_KT = texts.shares()
+    blanked_KT, said_KT = _empty_prefix(_runs(blank_T * scale_KT[0].double()))
+    last_K, room_K = stops_S.new_full((1,), -1), blank_T.new_ones(1)
+    levels = [(last_K[:0], last_K[:0], room_K[:0])]
+    parent_row, rows, best_of_all_N = 0, 1, room_K[:0]
+    depth = len(log_probs_TC) if depth is None else min(depth, len(log_probs_TC))
+    for level in range(1, depth + 1):
+        either_KT = blanked_KT + said_KT
+        bound_KV = ((either_KT * scale_KT).to(probs_TV.dtype) @ probs_TV) * factor_KV
+        parent_R, word_R = candidates(bound_KV, nodes, best_of_all_N)
+        repeats_R1 = (word_R == last_K[parent_R])[:, None]
+        opens_RT = torch.where(repeats_R1, blanked_KT[parent_R], either_KT[parent_R])
+        probs_RT = log_probs_TC[:, word_R].T.double().exp()
+        begins_RT = opens_RT * probs_RT * (factor_KV[parent_R, word_R, None] * scale_KT[parent_R])
+        # Rounding must not lift a child above its parent: the parent could be cut and the child kept.
+        mass_R = torch.minimum(begins_RT.sum(1), room_K[parent_R])
+        best_K = first(mass_R, nodes)
+        parent_K, word_K, mass_K = parent_R[best_K], word_R[best_K], mass_R[best_K]
+        levels.append((word_K, parent_K + parent_row, mass_K))
+        parent_row, rows = parent_row + rows, len(mass_K)
+        if level == depth or rows == 0:
+            break
+        best_of_all_N = torch.cat([best_of_all_N, mass_K]).topk(min(nodes, len(best_of_all_N) + rows)).values
+        if mass_K.is_cpu and len(best_of_all_N) == nodes:
+            # Go on below those that can still matter; asking is free here, on a GPU it would stall every level.
+            hopeful = int((mass_K > best_of_all_N[-1]).sum())
+            if hopeful == 0:
+                break
+            best_K, parent_K, word_K, mass_K = (x[:hopeful] for x in (best_K, parent_K, word_K, mass_K))
+
+        texts = texts.say(word_K, parent_K)
+        factor_KV, scale_KT = texts.shares()
+        held_KT = probs_RT[best_K] * (factor_KV.gather(1, word_K[:, None]) * scale_KT)
+        open_K1 = ~torch.isin(word_K, stops_S)[:, None]
+        blanked_KT, said_KT = begun(begins_RT[best_K] * open_K1, held_KT, blank_T * scale_KT)
+        last_K, room_K = word_K, mass_K
+
+    tokens_R, rows_R, mass_R = (torch.cat(parts) for parts in zip(*levels, strict=True))
+    best_N = first(mass_R, nodes)
+    best_N = best_N[mass_R[best_N] > 0]
+    node_R = tokens_R.new_full((len(tokens_R) + 1,), -1)  # row 0 is the empty prefix, row r + 1 is entry r
+    node_R[best_N + 1] = torch.arange(len(best_N), device=best_N.device)
+    return Prefixes(tokens_R[best_N], node_R[rows_R[best_N]], mass_R[best_N].log())
+
+
+def candidates(bound_KV: Tensor, nodes: int, best_of_all_N: Tensor) -> tuple[Tensor, Tensor]:
+    """Parents and words of the children that may come in, by bounds on their masses; in order of both.
+
+    Bounds are as exact as the frames are (float32), except for a word that repeats the last one: there they are
+    too great, by which that word may only take the place of one candidate.
+    """
+    if bound_KV.is_cpu and len(best_of_all_N) == nodes:
+        return (bound_KV > best_of_all_N[-1] * (1 - 1e-5)).nonzero().unbind(1)  # type: ignore[return-value]
+    words_KR = bound_KV.topk(min(nodes + 1, bound_KV.shape[1]), dim=1).indices.sort(dim=1).values
+    parents_K1 = torch.arange(len(bound_KV), device=bound_KV.device)[:, None]
+    return parents_K1.expand_as(words_KR).flatten(), words_KR.flatten()
+
+
+def begun(begins_KT: Tensor, held_KT: Tensor, blank_KT: Tensor) -> tuple[Tensor, Tensor]:
+    """Masses before each frame once a word is begun in frame t with begins[t]: the last frame is a blank / the word."""
+    # Held from the frame after the one that begins the word; right behind that one nothing has been held yet.
+    after_KTT = F.pad(_runs(held_KT)[:, 1:], (0, 0, 0, 1)) + torch.ones_like(held_KT[0, 1:]).diag(1)
+    said_KT = torch.bmm(begins_KT[:, None], after_KTT)[:, 0]
+    return torch.bmm(said_KT[:, None], _runs(blank_KT))[:, 0], said_KT
+
+
+def first(mass_R: Tensor, count: int) -> Tensor:
+    """Indices of the largest, in order; the earlier one wins where 29 significant bits are equal."""
+    places_R = torch.arange(PLACES - 1, PLACES - 1 - len(mass_R), -1, device=mass_R.device)
+    rounded_R = (mass_R.view(torch.int64) + PLACES // 2) & -PLACES
+    return (rounded_R | places_R).topk(min(count, len(mass_R))).indices

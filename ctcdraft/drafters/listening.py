@@ -1,0 +1,63 @@
+"""Frames that listen: what they say once a text has been said. It knows a correction, not how paths are searched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from ctcdraft.nn.correction import Correction
+
+
+@dataclass(frozen=True)
+class Listening:
+    """One draft's frames and K texts after its root, all that a correction needs of them.
+
+    The law: a frame's words get the correction's scores for the text collapsed from the frames before it, the
+    blank's score stays, and the frame is normalised anew over all classes:
+
+        p_t(w | text) = p_t(w) exp(c_text(w)) / Z_t(text)        p_t(blank | text) = p_t(blank) / Z_t(text)
+
+    A frame that repeats the text's last word is no exception: that word has been said, so it is part of the text.
+    log_probs_TC: the uncorrected frames, the blank last. probs_TV: their words' probabilities.
+    """
+
+    log_probs_TC: Tensor
+    probs_TV: Tensor
+    correction: Correction
+    memory_KR: Tensor
+
+    @classmethod
+    def begin(cls, log_probs_TC: Tensor, correction: Correction, memory_1R: Tensor) -> Self:
+        """The empty text."""
+        return cls(log_probs_TC, log_probs_TC[:, :-1].exp(), correction, memory_1R)
+
+    def say(self, words_K: Tensor, rows_K: Tensor) -> Self:
+        """The texts of these rows (of the present ones), each with one word more."""
+        return replace(self, memory_KR=self.correction.step(self.memory_KR[rows_K], words_K))
+
+    @cached_property
+    def added_KV(self) -> Tensor:
+        return self.correction(self.memory_KR)
+
+    def shares(self) -> tuple[Tensor, Tensor]:
+        """What the texts make of the frames: a factor_KV for the words and a scale_KT for all classes.
+
+        p_t(w | text) = p_t(w) * factor * scale,   p_t(blank | text) = p_t(blank) * scale
+        """
+        # Scores so large that they leave float32 would rank words as certain or impossible, which they then are.
+        factor_KV = self.added_KV.clamp(-80, 80).exp()
+        normaliser_KT = factor_KV @ self.probs_TV.T + self.log_probs_TC[:, -1].exp()
+        return factor_KV, 1 / normaliser_KT
+
+    def words(self, frame: int) -> Tensor:
+        """Log-probabilities_KV of the words of one frame among themselves."""
+        return (self.log_probs_TC[frame, :-1] + self.added_KV).log_softmax(dim=-1)
+
+    def classes(self, frame: int) -> Tensor:
+        """Scores_KC of one frame; not normalised, which makes no difference to their order."""
+        blank_K1 = self.log_probs_TC[frame, -1:].expand(len(self.memory_KR), 1)
+        return torch.cat([self.log_probs_TC[frame, :-1] + self.added_KV, blank_K1], dim=1)

@@ -1,0 +1,137 @@
+"""Two recorded arms beside each other, and in words what their files do not hold. It measures nothing itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from ctcdraft.evaluation.recorded import RecordedRun
+from ctcdraft.evaluation.recorded_metrics import ACCEPTANCE, SPEEDUPS, pairs, row, speedups, texts_of, timed
+
+APART = 7 * 24 * 3600  # seconds between two arms, beyond which they were hardly one session on one machine
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something that a number does not say of itself. about: the fields it belongs beside. arm: whose; "" for both."""
+
+    arm: str
+    about: tuple[str, ...]
+    text: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    rows: list[dict[str, Any]]
+    notes: list[Note]
+
+
+def compare(run: RecordedRun, baseline: RecordedRun | None, seed: int) -> Comparison:
+    """A row for the run, and one for its baseline where there is one."""
+    notes = [*about_arm(run), note_of_missing()]
+    run, left_out = with_tokens(run)
+    notes += left_out
+    if baseline is None:
+        absent = Note("", (*SPEEDUPS, "equal"), "no baseline was given (recorded.baseline=): nothing to compare")
+        return Comparison([row(run, None, seed)], [*notes, absent])
+    notes += about_arm(baseline)
+    stands_in = [turn for turn in baseline.turns() if not turn.counted]
+    filled = {one: tuple(replace(turn, counted=turn.counted or turn.steps) for turn in answer)
+              for one, answer in baseline.answers.items()}  # fmt: skip
+    theirs = replace(baseline, answers=filled)
+    notes += about_stand_in(run, theirs, len(stands_in)) + about_pair(run, theirs)
+    rows = [row(run, theirs, seed), row(theirs, theirs, seed)]
+    rows[1]["equal"] = None  # to itself
+    if stands_in:  # by construction one token a pass: that measures nothing
+        rows[1] |= dict.fromkeys([*ACCEPTANCE, *(f"{name}_ci" for name in ACCEPTANCE)])
+    return Comparison(rows, notes)
+
+
+def with_tokens(run: RecordedRun) -> tuple[RecordedRun, list[Note]]:
+    """The run without the questions of which it does not hold all token counts, and the sentence about them."""
+    kept = {one: answer for one, answer in run.answers.items() if all(turn.counted for turn in answer)}
+    lost = len(run.answers) - len(kept)
+    if not lost:
+        return run, []
+    text = f"{lost} of {len(run.answers)} questions lack a token count and are left out: passes do not tell tokens here"
+    return replace(run, answers=kept), [Note(run.name, ("prompts", *ACCEPTANCE, *SPEEDUPS), text)]
+
+
+def note_of_missing() -> Note:
+    text = "answer files hold no passes one by one and no times within a turn: no alpha, acceptance rate, c, v or o"
+    return Note("", ("tau",), text)
+
+
+def about_arm(run: RecordedRun) -> list[Note]:
+    """Of one file alone."""
+    notes = []
+    if run.repeated:
+        text = f"{len(run.repeated)} questions stand there more than once ({some(run.repeated)}); the last line counts"
+        notes.append(Note(run.name, ("prompts",), text))
+    if run.choices > 1:
+        text = f"there are up to {run.choices} answers to a question; only the first counts"
+        notes.append(Note(run.name, ("prompts",), text))
+    if len(run.models) > 1:
+        text = f"the lines come from {len(run.models)} models or settings: {', '.join(run.models)}"
+        notes.append(Note(run.name, ("prompts",), text))
+    untimed = sum(not timed(answer) for answer in run.answers.values())
+    if untimed:
+        text = f"{untimed} of {len(run.answers)} questions have a time of zero and are left out of every speed"
+        notes.append(Note(run.name, ("tokens_per_second", *SPEEDUPS), text))
+    if not any(run.categories):
+        text = "the file holds neither categories nor MT-Bench's question ids: there are no rows by category"
+        notes.append(Note(run.name, ("prompts",), text))
+    return notes
+
+
+def about_stand_in(run: RecordedRun, baseline: RecordedRun, turns: int) -> list[Note]:
+    """baseline: with passes where it lacked counts. turns: how many those are."""
+    if not turns:
+        return []
+    fewer = {
+        one: tuple(replace(turn, counted=turn.counted - 1) for turn in answer)
+        for one, answer in baseline.answers.items()
+    }
+    chosen = pairs(run, baseline)
+    other = speedups([run.answers[one] for one in chosen], [fewer[one] for one in chosen], 0)["speedup_paper"]
+    text = (
+        f"{turns} of {len(baseline.turns())} turns hold a token count of zero; passes (idxs + 1) stand in, since "
+        "autoregression says one token a pass, and its own acceptance is not measured; with idxs in their place, one "
+        f"token a turn too few, speedup_paper would be {'undefined' if other is None else f'{other:.2f}'}"
+    )
+    return [Note(baseline.name, ("tokens_per_second", *SPEEDUPS), text)]
+
+
+def about_pair(run: RecordedRun, baseline: RecordedRun) -> list[Note]:
+    """Of two files together."""
+    notes = []
+    for one, other in ((run, baseline), (baseline, run)):
+        missing = [question for question in one.answers if question not in other.answers]
+        if missing:
+            text = f"{len(missing)} questions are in {one.name} alone ({some(missing)}): only the rest is compared"
+            notes.append(Note("", (*SPEEDUPS, "equal"), text))
+    off = sum(turn.counted != turn.steps for turn in baseline.turns())
+    if off:
+        text = f"tokens and passes differ in {off} of {len(baseline.turns())} turns: this is no plain autoregression"
+        notes.append(Note(baseline.name, SPEEDUPS, text))
+    both = [one for one in run.answers if one in baseline.answers]
+    other_text = sum(texts_of(run.answers[one]) != texts_of(baseline.answers[one]) for one in both)
+    if other_text:
+        text = f"{other_text} of {len(both)} questions have another text than the baseline's: the arms did other work"
+        notes.append(Note("", (*SPEEDUPS, "equal"), text))
+    if run.began is not None and baseline.began is not None and abs(run.began - baseline.began) > APART:
+        days = abs(run.began - baseline.began) / 86400
+        dates = f"run {day(run.began)}, baseline {day(baseline.began)}"
+        text = f"recorded {days:.0f} days apart ({dates}): hardly one session, perhaps not one machine or one version"
+        notes.append(Note("", SPEEDUPS, text))
+    return notes
+
+
+def day(stamp: float) -> str:
+    return datetime.fromtimestamp(stamp, UTC).date().isoformat()
+
+
+def some(ids: Sequence[str]) -> str:
+    return ", ".join(ids[:5]) + (f" and {len(ids) - 5} more" if len(ids) > 5 else "")

@@ -1,0 +1,102 @@
+"""What the words said so far add to the scores of the next one: dependence between draft words at almost no cost.
+
+It knows words and a small memory of them; no frames, no blank and no tree.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ctcdraft.errors import InputError
+from ctcdraft.nn.transformer import Norm
+
+
+class Correction(nn.Module):
+    """From a memory_XR of the words said, scores_XV that are added to every frame's words.
+
+    The words come in through the base's frozen embedding, normalised, and leave through a table of `rank` columns
+    that starts at zero: a new drafter is the uncorrected one. `start` is the memory at the root, which is certain
+    and the previous word of the first label.
+    """
+
+    def __init__(self, embedding: Any, rank: int, epsilon: float) -> None:
+        super().__init__()
+        if rank < 1:
+            raise InputError(f"drafter.correction.rank={rank}: a correction needs at least one column")
+        vocabulary, width = embedding.weight.shape
+        self.embedding = embedding
+        self.norm = Norm(width, eps=epsilon)
+        self.out = nn.Linear(rank, vocabulary, bias=False)
+        nn.init.zeros_(self.out.weight)
+
+    @abstractmethod
+    def start(self, anchor_XD: Tensor, root_X: Tensor) -> Tensor:
+        """Memory_XR behind the root, at an anchor with this state."""
+
+    @abstractmethod
+    def step(self, memory_XR: Tensor, words_X: Tensor) -> Tensor:
+        """Memory_XR behind one word more."""
+
+    def forward(self, memory_XR: Tensor) -> Tensor:
+        """Scores_XV to add."""
+        return self.out(memory_XR)
+
+    def along(self, start_XR: Tensor, labels_XS: Tensor) -> Tensor:
+        """Memories_XPR behind the first 0, 1, .. S labels (P = S + 1); free slots of labels_XS are -1."""
+        memories = [start_XR]
+        for words_X in labels_XS.clamp(min=0).unbind(-1):
+            memories.append(self.step(memories[-1], words_X))
+        return torch.stack(memories, dim=-2)
+
+    def look_up(self, words_X: Tensor) -> Tensor:
+        return self.norm(self.embedding(words_X).to(self.out.weight.dtype))
+
+
+class Markov(Correction):
+    """The previous word alone: a map from words to words of low rank."""
+
+    def __init__(self, embedding: Any, rank: int, epsilon: float) -> None:
+        super().__init__(embedding, rank, epsilon)
+        self.enter = nn.Linear(embedding.weight.shape[1], rank, bias=False)
+
+    def start(self, anchor_XD: Tensor, root_X: Tensor) -> Tensor:
+        return self.enter(self.look_up(root_X))
+
+    def step(self, memory_XR: Tensor, words_X: Tensor) -> Tensor:
+        return self.enter(self.look_up(words_X))
+
+
+class GRU(Correction):
+    """All words since the root, and the anchor's state, through a gated recurrent cell (Cho et al. 2014)."""
+
+    def __init__(self, embedding: Any, rank: int, epsilon: float) -> None:
+        super().__init__(embedding, rank, epsilon)
+        width = embedding.weight.shape[1]
+        self.first = nn.Linear(width, rank)
+        self.cell = nn.GRUCell(width, rank)
+
+    def start(self, anchor_XD: Tensor, root_X: Tensor) -> Tensor:
+        return self.step(self.first(anchor_XD).tanh(), root_X)
+
+    def step(self, memory_XR: Tensor, words_X: Tensor) -> Tensor:
+        # The cell takes one leading axis.
+        memory_YR = self.cell(self.look_up(words_X).flatten(0, -2), memory_XR.flatten(0, -2))
+        return memory_YR.view(memory_XR.shape)
+
+
+def log_normalisers(words_XTV: Tensor, blank_XT: Tensor, added_XPV: Tensor) -> Tensor:
+    """log(sum_v exp(words_v + added_v) + exp(blank)) for every pair of frame and text: [X, T, P].
+
+    As a product of matrices of exponentials: the sums themselves would take T * P * V numbers. Where the two
+    disagree by more than float32 can span, the smallest number stands for zero.
+    """
+    most_XT1 = words_XTV.detach().amax(dim=-1, keepdim=True)
+    most_XP1 = added_XPV.detach().amax(dim=-1, keepdim=True)
+    most_XTP = most_XT1 + most_XP1.transpose(-1, -2)
+    words_XTP = (words_XTV - most_XT1).exp() @ (added_XPV - most_XP1).exp().transpose(-1, -2)
+    words_XTP = words_XTP.clamp(min=torch.finfo(words_XTP.dtype).tiny).log() + most_XTP
+    return torch.logaddexp(words_XTP, blank_XT[..., None])

@@ -1,0 +1,70 @@
+"""Bodies that look at the anchor alone: base state in, one state a frame out. They know no text, words or blank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ctcdraft.errors import InputError
+from ctcdraft.nn.transformer import BlockShape
+
+
+class AnchorBody(nn.Module):
+    """What bodies without attention share: they keep nothing of the text, and start as the identity."""
+
+    layers = 0
+
+    def start_from(self, lm: Any) -> str:
+        return "as the identity"
+
+    def remember(self, states_BLD: Tensor, positions_L: Tensor) -> list[tuple[Tensor, Tensor]]:
+        return []
+
+
+class ResidualBody(AnchorBody):
+    """Medusa's heads (Cai et al. 2024, section 2.1): for every frame `blocks` times s + SiLU(W s), from the
+    anchor's state. The head behind is the base's own, frozen, where Medusa gives each head a copy of its own to train.
+
+    The root is no input: its word is certain by then, yet Medusa's heads do not see it.
+    """
+
+    def __init__(self, shape: BlockShape, frames: int, blocks: int) -> None:
+        super().__init__()
+        if blocks < 1:
+            raise InputError(f"drafter.body.blocks={blocks}: the residual body needs at least one block")
+        self.heads = nn.ModuleList(
+            [nn.ModuleList([nn.Linear(shape.width, shape.width) for _ in range(blocks)]) for _ in range(frames)]
+        )
+        for parameter in self.parameters():
+            nn.init.zeros_(parameter)
+
+    def forward(self, anchor_BAD: Tensor, **unused: Any) -> Tensor:
+        """States_BATD of every frame, ready for the head."""
+        return torch.stack([self.through(blocks, anchor_BAD) for blocks in self.heads], dim=2)
+
+    @staticmethod
+    def through(blocks: Any, state_BAD: Tensor) -> Tensor:
+        for block in blocks:
+            state_BAD = state_BAD + F.silu(block(state_BAD))
+        return state_BAD
+
+
+class FeedForwardBody(AnchorBody):
+    """Blockwise parallel decoding (Stern et al. 2018, section 6): one feed-forward layer for all frames, T times
+    as wide within and without, and the anchor's state added to every frame. Its second map starts at zero."""
+
+    def __init__(self, shape: BlockShape, frames: int, inner: int | None) -> None:
+        super().__init__()
+        self.frames = frames
+        self.up = nn.Linear(shape.width, frames * (inner or shape.width))
+        self.down = nn.Linear(frames * (inner or shape.width), frames * shape.width)
+        nn.init.zeros_(self.down.weight)
+        nn.init.zeros_(self.down.bias)
+
+    def forward(self, anchor_BAD: Tensor, **unused: Any) -> Tensor:
+        """States_BATD of every frame, ready for the head."""
+        frames_BATD = self.down(F.relu(self.up(anchor_BAD))).unflatten(-1, (self.frames, -1))
+        return anchor_BAD[:, :, None] + frames_BATD

@@ -1,0 +1,76 @@
+"""The batched law of the next label against every alignment, with frames that know the last label and without."""
+
+import itertools
+
+import pytest
+import torch
+from truths import slow_next_label_law, slow_prefix_probability
+from truths_verifiers import slow_sequential_law
+
+from ctcdraft.ctc.law import Labels
+
+
+def random_frames(seed, *shape, zeros=0.0):
+    rng = torch.Generator().manual_seed(seed)
+    logits = 2.0 * torch.randn(*shape, dtype=torch.float64, generator=rng)
+    dead = torch.rand(shape, generator=rng) < zeros
+    dead[..., 0] = False
+    return logits.masked_fill(dead, -torch.inf).softmax(-1)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_batch_of_prefixes_against_every_alignment(seed):
+    """All prefixes of one to three words at once, repeats and impossible ones among them."""
+    frames, classes = 2 + seed % 4, 3 + seed % 2
+    blank = classes - 1 if seed % 3 else 0
+    probs_TC = random_frames(seed, frames, classes, zeros=(seed % 3) / 6)
+    words = [c for c in range(classes) if c != blank]
+    for length in (0, 1, 2, 3):
+        prefixes = list(itertools.product(words, repeat=length))
+        labels = Labels.none(probs_TC, blank, len(prefixes))
+        for column in torch.tensor(prefixes, dtype=torch.int64).reshape(len(prefixes), length).T:
+            labels = labels.say(column)
+        law_KV, stop_K = labels.law()
+        for row, prefix in enumerate(prefixes):
+            if slow_prefix_probability(probs_TC.tolist(), prefix, blank) == 0:
+                assert law_KV[row].sum() == stop_K[row] == 0
+                continue
+            truth, stop = slow_next_label_law(probs_TC.tolist(), blank, prefix)
+            assert law_KV[row].tolist() == pytest.approx([truth[word] for word in words], abs=1e-10, rel=0)
+            assert abs(stop_K[row] - stop) < 1e-10
+            assert abs(law_KV[row].sum() + stop_K[row] - 1) < 1e-14
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_frames_that_know_the_last_label(seed):
+    """A correction in its most general form: each last label has frames of its own."""
+    frames, classes, blank = 4, 4, 3
+    known = {label: random_frames(100 * seed + (label or 0) + (label is None) * 7, frames, classes)
+             for label in (None, 0, 1, 2)}  # fmt: skip
+    plain = {label: probs_TC.tolist() for label, probs_TC in known.items()}
+    for length in (1, 2, 3):
+        prefixes = list(itertools.product(range(3), repeat=length))
+        labels = Labels.none(known[None], blank, len(prefixes))
+        for column in torch.tensor(prefixes).T:
+            labels = labels.say(column, torch.stack([known[int(label)] for label in column]))
+        law_KV, stop_K = labels.law()
+        for row, prefix in enumerate(prefixes):
+            if length == 3 and len(set(prefix)) == 1:
+                # a a a needs five frames
+                assert law_KV[row].sum() + stop_K[row] == 0
+                continue
+            truth, stop = slow_sequential_law(plain, blank, prefix)
+            assert law_KV[row].tolist() == pytest.approx(truth, abs=1e-10, rel=0)
+            assert abs(stop_K[row] - stop) < 1e-10
+
+
+def test_children_and_stop_are_the_parent_however_long_the_text():
+    """Masses are conditional: behind nine labels of 2,000 words the law still sums to one, in float32 frames too."""
+    probs_TC = random_frames(3, 12, 2001).float()
+    labels = Labels.none(probs_TC, 2000, 4)
+    words = torch.randint(2000, (9, 4), generator=torch.Generator().manual_seed(1))
+    for words_K in words:
+        labels = labels.say(words_K)
+        law_KV, stop_K = labels.law()
+        assert ((law_KV.sum(1) + stop_K) - 1).abs().max() < 1e-14
+        assert (law_KV >= 0).all()

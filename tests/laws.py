@@ -1,0 +1,42 @@
+"""Is a sample of this law? One chi-square for everything that is drawn, and for the biased rules it must refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+
+def p_value(counts: Sequence[float], law: Sequence[float]) -> float:
+    """The chance of counts at least as far from the law; cells that expect fewer than 5 are thrown together.
+
+    A count where the law has nothing gives 0.
+    """
+    draws = sum(counts)
+    pairs = sorted(zip(law, counts, strict=True))
+    if any(count for p, count in pairs if p == 0):
+        return 0.0
+    expected, seen = [0.0], [0.0]
+    for p, count in pairs:
+        expected[-1] += draws * p
+        seen[-1] += count
+        if expected[-1] >= 5:
+            expected.append(0.0)
+            seen.append(0.0)
+    # What is left over at the end joins the last full cell.
+    spare, extra = expected.pop(), seen.pop()
+    expected[-1] += spare
+    seen[-1] += extra
+    statistic = sum((n - e) ** 2 / e for n, e in zip(seen, expected, strict=True))
+    freedom = torch.tensor((len(expected) - 1) / 2, dtype=torch.float64)
+    return float(torch.special.gammaincc(freedom, torch.tensor(statistic / 2, dtype=torch.float64)))
+
+
+CHANCE = 1e-5  # a true law fails once in 10^5 seeds; all seeds are fixed
+
+
+def draw(law_V: torch.Tensor, shape: tuple[int, ...], rng: torch.Generator) -> torch.Tensor:
+    """Words drawn from law_V; what it lacks to one comes out as -2, the draft's STOP."""
+    full_V = torch.cat([law_V, (1 - law_V.sum()).clamp(min=0)[None]])
+    words = torch.multinomial(full_V, int(torch.tensor(shape).prod()), replacement=True, generator=rng).reshape(shape)
+    return torch.where(words == len(law_V), -2, words)

@@ -1,0 +1,117 @@
+"""Frames read directly: the n best products by enumeration, fixed trees by hand, nothing below a stop."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from tiny_models import random_base
+from truths_heads import independent, slow_products
+
+from ctcdraft.drafters.direct import Direct, SparseTree, likely_choices
+from ctcdraft.errors import InputError
+from ctcdraft.nn.residual import FeedForwardBody, ResidualBody
+from ctcdraft.nn.transformer import BlockShape
+
+ROOT = torch.tensor(1)
+
+
+def frames(seed: int, count: int = 3, words: int = 4) -> torch.Tensor:
+    rng = torch.Generator().manual_seed(seed)
+    return (2 * torch.randn(count, words + 1, generator=rng)).log_softmax(-1)
+
+
+def texts_of(tree) -> list[tuple[int, ...]]:
+    texts = [()]
+    for token, parent in zip(tree.tokens_N[1:].tolist(), tree.parents_N[1:].tolist(), strict=True):
+        texts.append((*texts[parent], token))
+    return texts[1:]
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("nodes", [2, 7, 30, 200])
+def test_direct_names_exactly_the_best_products(seed, nodes):
+    """The blank's share goes to the words; the tree is every text among the n best, each once."""
+    log_probs_TC = frames(seed)
+    probs_TV = log_probs_TC[:, :-1].softmax(-1).double().tolist()
+    masses = slow_products(independent(probs_TV), 3, 4)
+    best = sorted(masses, key=lambda text: -masses[text])[: nodes - 1]
+    texts = texts_of(Direct(None)(log_probs_TC, ROOT, depth=3, nodes=nodes, stops=()))
+    assert set(texts) == set(best)
+    assert len(texts) == len(best)
+
+
+def test_direct_with_one_word_is_the_chain_of_best_words():
+    log_probs_TC = frames(0)
+    tree = Direct(1)(log_probs_TC, ROOT, depth=3, nodes=9, stops=())
+    assert tree.tokens_N.tolist() == [1, *log_probs_TC[:, :-1].argmax(-1).tolist()]
+    assert tree.parents_N.tolist() == [-1, 0, 1, 2]
+
+
+def test_the_sparse_tree_by_hand():
+    """Ranks of the two frames: 2 0 1 and 1 2 0; the blank is best everywhere and never named."""
+    log_probs_TC = torch.tensor([[0.1, 0.0, 0.3, 9.0], [0.2, 0.5, 0.3, 9.0]])
+    paths = SparseTree([[0], [1], [0, 0], [0, 2], [1, 1]])
+    tree = paths(log_probs_TC, ROOT, depth=2, nodes=6, stops=())
+    assert tree.tokens_N.tolist() == [1, 2, 0, 1, 0, 2]
+    assert tree.parents_N.tolist() == [-1, 0, 0, 1, 1, 2]
+    assert tree.depths_N.tolist() == [0, 1, 1, 2, 2, 2]
+    small = paths(log_probs_TC, ROOT, depth=1, nodes=6, stops=())
+    assert small.tokens_N.tolist() == [1, 2, 0]  # choices that are too deep make room for others
+    assert paths(log_probs_TC, ROOT, depth=2, nodes=3, stops=()).tokens_N.tolist() == [1, 2, 0]
+    assert paths(log_probs_TC, ROOT, depth=2, nodes=6, stops=(2,)).tokens_N.tolist() == [1, 2, 0, 2]
+    assert len(paths(log_probs_TC, ROOT, depth=0, nodes=6, stops=())) == 1
+    assert len(paths(log_probs_TC, torch.tensor(2), depth=2, nodes=6, stops=(2,))) == 4  # the root may end a text
+
+
+def test_medusas_buffers_for_a_small_tree():
+    """What the published code calls tree indices, positions and mask, for choices 0 / 0 0 / 0 1 / 1, top two ranks."""
+    log_probs_TC = torch.tensor([[0.4, 0.3, 0.2, 0.1, 0.0], [0.1, 0.2, 0.3, 0.4, 0.0]]).log_softmax(-1)
+    tree = SparseTree([[0], [1], [0, 0], [0, 1]])(log_probs_TC, ROOT, depth=2, nodes=9, stops=())
+    assert tree.tokens_N.tolist() == [1, 0, 1, 3, 2]
+    assert tree.depths_N.tolist() == [0, 1, 1, 2, 2]
+    assert tree.ancestors_NN.int().tolist() == [
+        [1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 0, 1, 0, 0], [1, 1, 0, 1, 0], [1, 1, 0, 0, 1]
+    ]  # fmt: skip
+
+
+def test_likely_choices_are_the_greatest_products():
+    chosen = likely_choices(12, frames=3, ranks=4, first=0.6, rank_decay=0.35, frame_decay=0.9)
+    assert chosen[:5] == [[0], [0, 0], [1], [0, 0, 0], [0, 1]]
+
+    def product(choice):
+        chance = 1.0
+        for frame, rank in enumerate(choice):
+            chance *= 0.6 * 0.35**rank * 0.9**frame
+        return chance
+
+    every = [choice for size in (1, 2, 3) for choice in itertools.product(range(4), repeat=size)]
+    best = sorted((product(choice) for choice in every), reverse=True)[:12]
+    assert [product(choice) for choice in chosen] == pytest.approx(best)
+    SparseTree(chosen)  # every choice comes after the one it continues
+
+
+def test_a_choice_without_the_one_it_continues_is_refused():
+    with pytest.raises(InputError, match=r"\[0, 0\] comes before \[0\]"):
+        SparseTree([[1], [0, 0], [0]])
+    with pytest.raises(InputError, match=r"\[-1\] is no choice"):
+        SparseTree([[-1]])
+
+
+@pytest.mark.parametrize("body", ["residual", "feed_forward"])
+def test_anchor_bodies_start_as_the_identity_and_every_part_learns(body):
+    base = random_base()
+    shape = BlockShape.of(base.lm.config, base.context_length)
+    made = ResidualBody(shape, 3, blocks=2) if body == "residual" else FeedForwardBody(shape, 3, inner=16)
+    anchor_BAD = torch.randn(2, 4, shape.width)
+    states_BATD = made(anchor_BAD=anchor_BAD)
+    assert torch.equal(states_BATD, anchor_BAD[:, :, None].expand(-1, -1, 3, -1))
+    optimiser = torch.optim.SGD(made.parameters(), lr=0.1)
+    for _ in range(2):  # what stands behind a zero learns from the second step on
+        optimiser.zero_grad()
+        (made(anchor_BAD=anchor_BAD) * torch.randn(states_BATD.shape)).sum().backward()
+        optimiser.step()
+    assert all((parameter.grad != 0).any() for parameter in made.parameters())
+    said = made(anchor_BAD=anchor_BAD)
+    assert not torch.allclose(said[:, :, 0], said[:, :, 1])  # each frame has weights of its own

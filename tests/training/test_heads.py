@@ -1,0 +1,110 @@
+"""Every body, correction and objective of the block drafter through one trainer: all learn, all decode losslessly."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+
+import pytest
+import torch
+from tiny_models import random_base
+from training_parts import HOW, block_head, ctc_head, trainer
+
+from ctcdraft.decoding.loop import generate
+from ctcdraft.drafters.autoregressive import Autoregressive
+from ctcdraft.drafters.direct import Direct, SparseTree, likely_choices
+from ctcdraft.drafters.paths import Collapse, PrefixSearch
+from ctcdraft.errors import InputError
+from ctcdraft.nn.bodies import AttentionBody
+from ctcdraft.nn.correction import GRU, Markov
+from ctcdraft.nn.residual import FeedForwardBody, ResidualBody
+from ctcdraft.objectives.cross_entropy import CrossEntropy
+from ctcdraft.objectives.ctc import CTC
+from ctcdraft.objectives.distill import Distill, kl
+from ctcdraft.objectives.prefix_ctc import PrefixCTC
+from ctcdraft.objectives.weighted import WeightedSum
+from ctcdraft.training.checkpoint import RunDirectory
+from ctcdraft.training.logger import JsonlLogger
+from ctcdraft.training.plan import reading
+
+BODIES = {
+    "attention": partial(AttentionBody, root_input=True, causal=False),
+    "two blocks": partial(AttentionBody, root_input=True, causal=False, blocks=2),
+    "residual": partial(ResidualBody, blocks=1),
+    "feed-forward": partial(FeedForwardBody, inner=None),
+}
+OBJECTIVES = {
+    "ctc": CTC(3),
+    "prefix_ctc": PrefixCTC(3, 0.8),
+    "cross_entropy": CrossEntropy(3, 0.8),
+    "distill": Distill(3, 0.8, kl),
+    "sum": WeightedSum(3, {"ctc": CTC(3), "distill": Distill(3, 0.8, kl)}, {"ctc": 1.0, "distill": 0.5}),
+}
+CORRECTIONS = {"none": None, "markov": partial(Markov, rank=8), "gru": partial(GRU, rank=8)}
+CELLS = [("attention", objective, correction) for objective in OBJECTIVES for correction in CORRECTIONS]
+CELLS += [(body, objective, "none") for body in BODIES if body != "attention" for objective in OBJECTIVES]
+
+
+@pytest.fixture(scope="module")
+def base():
+    return random_base(context=64)
+
+
+@pytest.mark.parametrize(("body", "objective", "correction"), CELLS)
+def test_every_part_learns_and_the_text_stays(base, tmp_path, body, objective, correction):
+    objective = OBJECTIVES[objective]
+    paths = PrefixSearch(16) if objective.teaches == "alignments" else Direct(None)
+    frames = 6 if objective.teaches == "alignments" else 3
+    drafter = block_head(base, BODIES[body], paths, CORRECTIONS[correction], frames)
+    run = RunDirectory(tmp_path)
+    run.begin("drafter: {}\n", base.fingerprint(), overwrite=False)
+    one = trainer(run, base, steps=30, drafter=drafter, objective=objective, learning_rate=1e-2)
+    before = {name: value.detach().clone() for name, value in drafter.own_state().items()}
+    assert one.fit([JsonlLogger(run.metrics, 0)]) >= 1.0
+    losses = [json.loads(line)["loss"] for line in run.metrics.read_text().splitlines()]
+    assert sum(losses[-5:]) < 0.95 * sum(losses[:5])
+    still = {name for name, value in drafter.own_state().items() if torch.equal(value, before[name])}
+    assert still == (set() if objective.teaches == "alignments" else {"head.blank_D", "head.blank_bias"})
+    prompt = torch.arange(10, 16)
+    truth = generate(base, Autoregressive(base), prompt, HOW, base.stop_tokens, 0).tokens
+    assert generate(base, drafter.eval(), prompt, HOW, base.stop_tokens, 0).tokens == truth
+
+
+@pytest.mark.parametrize("correction", CORRECTIONS)
+def test_a_new_correction_changes_no_loss(base, correction):
+    """It starts at zero: the drafter is the uncorrected one until it has learned."""
+    batch = trainer(None, base, steps=1).batches.batch(0)
+    plain = CTC(3)(block_head(base, BODIES["attention"], PrefixSearch(16))(batch), batch).value
+    corrected = block_head(base, BODIES["attention"], PrefixSearch(16), CORRECTIONS[correction])
+    corrected.load_state_dict(block_head(base, BODIES["attention"], PrefixSearch(16)).state_dict(), strict=False)
+    assert torch.allclose(CTC(3)(corrected(batch), batch).value, plain, atol=1e-5)
+
+
+def test_two_blocks_start_as_one(base):
+    """The second block adds nothing until it has learned, so deeper is never worse to begin with."""
+    batch = trainer(None, base, steps=1).batches.batch(0)
+    one, two = (block_head(base, BODIES[body], PrefixSearch(16)) for body in ("attention", "two blocks"))
+    two.load_state_dict(one.state_dict(), strict=False)
+    assert torch.equal(one(batch).states_BATD, two(batch).states_BATD)
+
+
+def test_what_is_read_otherwise_than_taught_is_refused_or_marked(base):
+    body = BODIES["attention"]
+    sparse_tree = SparseTree(likely_choices(9, 3, 3, 0.6, 0.4, 1))
+    all_paths = (PrefixSearch(16), Collapse(9, 3, 0.4), Direct(None), sparse_tree)
+    search, collapse, direct, sparse = (block_head(base, body, paths) for paths in all_paths)
+    with pytest.raises(InputError, match=r"leaves the blank untrained, but PrefixSearch.*drafter/paths=direct"):
+        reading(OBJECTIVES["cross_entropy"], search, 3)
+    with pytest.raises(InputError, match=r"3 of 6 frames would learn nothing; set objective\.labels=6 or drafter\.f"):
+        reading(OBJECTIVES["cross_entropy"], direct, 6)
+    assert "Table 2" in reading(OBJECTIVES["cross_entropy"], collapse, 3)
+    assert "Table 2" in reading(OBJECTIVES["ctc"], direct, 6)
+    for objective, head in [("ctc", search), ("ctc", collapse), ("distill", direct), ("cross_entropy", sparse)]:
+        assert "Table 2" not in reading(OBJECTIVES[objective], head, 3)
+
+
+def test_runs_from_before_there_was_a_choice_still_load(base):
+    """Their config names neither correction nor blocks, and their tensors are all there is."""
+    old = ctc_head(base)
+    assert {name.split(".")[0] for name in old.own_state()} == {"body", "head"}
+    assert not [name for name in old.own_state() if "deeper" in name or "correction" in name]
