@@ -17,10 +17,11 @@ from training_parts import HOW, ctc_head
 from ctcdraft.base import load_base
 from ctcdraft.decoding.loop import generate
 from ctcdraft.drafters.autoregressive import Autoregressive
-from ctcdraft.drafters.composite import Cascade, Staged
+from ctcdraft.drafters.cascade import Cascade
 from ctcdraft.drafters.draft_model import DraftModel
 from ctcdraft.drafters.grow import Grow
 from ctcdraft.drafters.prompt_lookup import PromptLookup
+from ctcdraft.drafters.staged import Staged
 
 MODELS = Path(os.environ.get("CTCDRAFT_MODELS", Path(__file__).resolve().parents[2] / "shared" / "models"))
 NAMES = ("stories260K", "tinystories-656K", "tinytalk-3M")

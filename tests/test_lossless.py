@@ -5,12 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 from drafters import Junk, Oracle, Stutter
+from stepwise_parts import KINDS as KINDS_OF_STEPS
+from stepwise_parts import stepwise
 from tiny_models import random_base
 
 from ctcdraft.decoding.loop import Settings, generate
 from ctcdraft.decoding.verify import match
 from ctcdraft.drafters.autoregressive import Autoregressive
+from ctcdraft.drafters.cascade import Cascade
 from ctcdraft.drafters.prompt_lookup import PromptLookup
+from ctcdraft.drafters.staged import Staged
 
 KINDS = ("llama", "qwen3", "gpt2")
 PROMPTS = [torch.tensor(row) for row in ([0, 7, 9, 9, 9, 30], [0, 2, 80, 81, 3], [5], [0, *range(40, 90)])]
@@ -52,6 +56,18 @@ def test_every_drafter_says_what_autoregression_says(base, temperature):
             for drafter in drafters[round_:] + drafters[:round_]:
                 made = generate(base, drafter, prompt, how, frozenset(), number)
                 assert made.tokens == truth, type(drafter).__name__
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_drafters_that_read_their_own_guesses_too(base, temperature, tmp_path):
+    """Each over all prompts, and up to the last position of the context."""
+    drafters = [stepwise(kind, base, tmp_path) for kind in KINDS_OF_STEPS]
+    drafters += [Cascade(base, PromptLookup(base, 3, 4), drafters[-1], 4), Staged(base, drafters[-1], drafters[-2], 6)]
+    for number, prompt in enumerate([*PROMPTS, torch.arange(30, 130)]):
+        how = settings(temperature, tokens=30)
+        truth = autoregression(base, prompt, how, seed=number).tokens
+        for drafter in drafters:
+            assert generate(base, drafter, prompt, how, frozenset(), number).tokens == truth, type(drafter).__name__
 
 
 def test_an_oracle_commits_depth_and_one_in_every_pass_but_the_last(base):

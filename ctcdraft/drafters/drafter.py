@@ -51,3 +51,8 @@ class DraftHead(nn.Module):
 
     def own_parameters(self) -> list[nn.Parameter]:
         return [value for value in self.parameters() if value.requires_grad]
+
+
+def reads_states(drafter: Any) -> bool:
+    """Whether it needs the base's states, which guesses do not have. What does not say so is taken to need them."""
+    return getattr(drafter, "reads_states", True)

@@ -15,10 +15,11 @@ from truths_trees import texts
 from ctcdraft.decoding.loop import Context, generate
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.autoregressive import Autoregressive
-from ctcdraft.drafters.composite import Cascade, Staged, graft
+from ctcdraft.drafters.cascade import Cascade, graft
 from ctcdraft.drafters.draft_model import DraftModel
 from ctcdraft.drafters.grow import Grow
 from ctcdraft.drafters.prompt_lookup import PromptLookup
+from ctcdraft.drafters.staged import Staged
 from ctcdraft.errors import InputError
 
 LOOP = torch.tensor([0, 7, 9, 30, 31, 32, 33, 7, 9])

@@ -1,11 +1,7 @@
-"""Two drafters as one: the second goes on where the first ends, or the first drafts for the second.
-
-They know trees and contexts, and of each part whether it reads the base's states or words alone.
-"""
+"""A draft model that another drafter drafts for. It knows the decoding loop, which serves it as it serves the base."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,82 +12,9 @@ from ctcdraft.decoding.loop import Context, Drafter
 from ctcdraft.decoding.tree import Commit, TokenTree
 from ctcdraft.decoding.verify import match
 from ctcdraft.drafters.draft_model import DraftModel, Reading
+from ctcdraft.drafters.drafter import reads_states
 from ctcdraft.drafters.grow import grow
 from ctcdraft.errors import InputError
-
-
-def reads_states(drafter: Any) -> bool:
-    """Whether it needs the base's states, which guesses do not have. What does not say so is taken to need them."""
-    return getattr(drafter, "reads_states", True)
-
-
-@dataclass(frozen=True)
-class CascadeMemory:
-    """What each part remembers; waiting_KD: base states that the second has not been shown yet."""
-
-    first: Any
-    second: Any
-    waiting_KD: Tensor
-
-
-class Cascade(nn.Module):
-    """The horizontal cascade of Cascade Speculative Drafting (Chen et al. 2024): the first drafter takes the
-    nearer positions, where a wrong guess costs most, and the second goes on below its deepest guess.
-
-    later: nodes kept for the second. It must read words alone to go on below a guess; one that reads states
-    takes over only where the first has nothing to say at all.
-    """
-
-    def __init__(self, base: BaseLM, first: Drafter, second: Drafter, later: int) -> None:
-        super().__init__()
-        if later < 1:
-            raise InputError(f"drafter.later={later}: the second drafter of a cascade needs at least one node")
-        self.first, self.second = first, second
-        self.later = later
-        self.stops = torch.tensor(sorted(base.stop_tokens), device=base.device)
-
-    @property
-    def reads_states(self) -> bool:
-        return reads_states(self.first) or reads_states(self.second)
-
-    def draft(
-        self, context: Context, memory: CascadeMemory | None, rng: torch.Generator
-    ) -> tuple[TokenTree, CascadeMemory]:
-        before = memory or CascadeMemory(None, None, context.fresh_KD[:0])
-        waiting_KD = torch.cat([before.waiting_KD, context.fresh_KD])
-        nearer = replace(context, nodes=max(context.nodes - self.later, 1))
-        tree, first = self.first.draft(nearer, before.first, rng)
-        if len(tree) == 1:
-            tree, second = self.second.draft(replace(context, fresh_KD=waiting_KD), before.second, rng)
-            return tree, CascadeMemory(first, second, waiting_KD[:0])
-        if reads_states(self.second):
-            return tree, CascadeMemory(first, before.second, waiting_KD)
-        tree, second = self.go_on(context, tree, before.second, rng)
-        return tree, CascadeMemory(first, second, waiting_KD[:0])
-
-    def go_on(self, context: Context, tree: TokenTree, memory: Any, rng: torch.Generator) -> tuple[TokenTree, Any]:
-        """The second drafter below the deepest guess; the first of these is the one its drafter listed first."""
-        deepest = tree.depths_N.argmax()
-        path_K = tree.ancestors_NN[deepest].nonzero()[1:, 0]
-        guessed_K = tree.tokens_N[path_K]
-        if torch.isin(guessed_K[-1], self.stops):
-            return tree, memory
-        tokens_L = torch.cat([context.tokens_L, guessed_K])
-        room, nodes = context.room - len(path_K), context.nodes - len(tree) + 1
-        below, memory = self.second.draft(Context(tokens_L, context.fresh_KD[:0], room, nodes), memory, rng)
-        return graft(tree, deepest, below), memory
-
-
-def graft(tree: TokenTree, node: Tensor, below: TokenTree) -> TokenTree:
-    """`below` hung into the tree, its root being the node.
-
-    a - b  with  b - c - d  at b   ->   a - b - c - d          (parents -1 0, and -1 0 1   ->   -1 0 1 2)
-    """
-    if tree.draft_probs_NV is not None or below.draft_probs_NV is not None:
-        raise InputError("a cascade has no law of its own for drawn guesses; let both its parts draft without chance")
-    shifted_N = torch.where(below.parents_N[1:] == 0, node, below.parents_N[1:] + len(tree) - 1)
-    tokens_N = torch.cat([tree.tokens_N, below.tokens_N[1:]])
-    return TokenTree(tokens_N, torch.cat([tree.parents_N, shifted_N]), tree.height + below.height)
 
 
 class Staged(nn.Module):
