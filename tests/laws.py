@@ -1,10 +1,13 @@
-"""Is a sample of this law? One chi-square for everything that is drawn, and for the biased rules it must refuse."""
+"""Is a sample of this law? One chi-square for all that is drawn, and for the biased rules it must refuse."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+import pytest
 import torch
+
+from ctcdraft.decoding.tree import TokenTree
 
 
 def p_value(counts: Sequence[float], law: Sequence[float]) -> float:
@@ -40,3 +43,16 @@ def draw(law_V: torch.Tensor, shape: tuple[int, ...], rng: torch.Generator) -> t
     full_V = torch.cat([law_V, (1 - law_V.sum()).clamp(min=0)[None]])
     words = torch.multinomial(full_V, int(torch.tensor(shape).prod()), replacement=True, generator=rng).reshape(shape)
     return torch.where(words == len(law_V), -2, words)
+
+
+def text_of(tree: TokenTree, node: int) -> tuple[int, ...]:
+    """The words from below the root to the node."""
+    return tuple(tree.tokens_N[tree.ancestors_NN[node]].tolist()[1:])
+
+
+def assert_rows(tree: TokenTree, law_of_text: Callable, depth: int) -> None:
+    """Every row that was asked for is the law behind its node's text."""
+    for node in range(len(tree)):
+        text = text_of(tree, node)
+        wanted = law_of_text(text) if len(text) < depth else [0.0] * tree.draft_probs_NV.shape[1]
+        assert tree.draft_probs_NV[node].tolist() == pytest.approx(wanted, abs=1e-10, rel=0)

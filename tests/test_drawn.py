@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 import torch
-from laws import CHANCE, p_value
+from laws import CHANCE, p_value, text_of
 from tiny_models import random_lm, tiny_tokenizer
 from truths import slow_next_label_law, slow_texts
 
@@ -18,7 +18,8 @@ from ctcdraft.decoding.tree import STOP, TokenTree
 from ctcdraft.decoding.typical import Typical
 from ctcdraft.decoding.verify import match
 from ctcdraft.drafters.autoregressive import Autoregressive
-from ctcdraft.drafters.drawn import DrawnLabels, merged
+from ctcdraft.drafters.drawn import merged
+from ctcdraft.drafters.drawn_paths import DrawnLabels
 from ctcdraft.errors import InputError
 
 WORDS = 4
@@ -127,10 +128,6 @@ def test_drawn_chains_read_by_match_say_what_autoregression_says(base, chains):
 def drawn(seed, chains, log_probs_TC, depth=9, nodes=64, stops=()):
     rng = torch.Generator().manual_seed(seed)
     return DrawnLabels(chains)(log_probs_TC, torch.tensor(0), depth, nodes, stops, rng)
-
-
-def text_of(tree, node):
-    return tuple(tree.tokens_N[tree.ancestors_NN[node]].tolist()[1:])
 
 
 @pytest.mark.parametrize("chains", [1, 2, 4])

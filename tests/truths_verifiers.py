@@ -1,11 +1,10 @@
-"""Slow, obvious twins of the rejection rules and of the sequential CTC law, and the biased rules of the field.
+"""Slow, obvious twins of the rejection rules, and the biased rules of the field.
 
 Plain Python; Fractions go in where exactness is asked for. A draw is (word or STOP, coin).
 """
 
 import itertools
 import math
-from collections import defaultdict
 
 STOP = -2
 
@@ -100,33 +99,3 @@ def kept_softmax_chances(p, q, words):
     # `law_of` gives a standing draw to the word drawn, so the whole outcome goes into the law here.
     left = rest(p, q)
     return [0], [chance * (word == best) + (1 - chance) * left[word] for word in range(len(p))]
-
-
-# --- CTC with frames that depend on the last label -----------------------------------------------------------
-
-
-def slow_sequential_texts(frames, blank):
-    """P(text), where frame t's law is frames[last label or None][t]; every alignment, word by word."""
-    texts = defaultdict(float)
-    steps, classes = len(frames[None]), len(frames[None][0])
-    for alignment in itertools.product(range(classes), repeat=steps):
-        probability, text, before = 1.0, (), blank
-        for t, c in enumerate(alignment):
-            probability *= frames[text[-1] if text else None][t][c]
-            if c not in (blank, before):
-                text += (c,)
-            before = c
-        texts[text] += probability
-    return dict(texts)
-
-
-def slow_sequential_law(frames, blank, prefix):
-    """For each word, and for the end: its probability given that the text begins with the prefix."""
-    texts = slow_sequential_texts(frames, blank)
-
-    def begins(start):
-        return sum(p for text, p in texts.items() if text[: len(start)] == start)
-
-    words = [c for c in range(len(frames[None][0])) if c != blank]
-    whole = begins(prefix)
-    return [begins((*prefix, word)) / whole for word in words], texts.get(prefix, 0.0) / whole

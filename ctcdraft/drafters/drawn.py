@@ -1,19 +1,19 @@
-"""From frames to chains that are *drawn*, with the law of every word. What is drawn can be rejected exactly.
+"""Chains of guesses that are *drawn*, with the law of every word. What is drawn can be rejected exactly.
 
-`prefix_search` names the likeliest texts; here chance names them, and what it draws from goes along in the tree, so
+The dynamic tree names the likeliest texts; here chance names them, and what it draws from goes along in the tree, so
 that `decoding.rejection` gives the base's own law at any temperature and accepts more than `match` would.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor
 
-from ctcdraft.ctc.law import Labels
 from ctcdraft.decoding.tree import STOP, TokenTree
+from ctcdraft.drafters.grow import Laws
 from ctcdraft.errors import InputError
 
 
@@ -25,28 +25,55 @@ class Speech(Protocol):
     def say(self, words_K: Tensor) -> Self: ...
 
 
-class DrawnLabels:
-    """Chains of labels from the exact CTC law: every alignment summed, and the end of the text a draw like others.
+class Asked:
+    """Laws that are asked level by level, as `grow` asks them, for a fixed number of chains. They never stop."""
 
-    chains: how many are drawn; each has its share of the nodes, and those that begin alike are merged.
-    """
+    def __init__(self, laws: Laws, root: Tensor, chains: int) -> None:
+        self.laws = laws
+        self.chains = chains
+        self.tokens_K = root.reshape(1)
+        self.rows_K = torch.zeros_like(self.tokens_K)
+
+    def law(self) -> tuple[Tensor, Tensor]:
+        # Normalised again in float64: what is drawn from must be what is handed on.
+        law_KV = self.laws(self.tokens_K, self.rows_K).double().softmax(dim=-1).expand(self.chains, -1)
+        return law_KV, law_KV.new_zeros(self.chains)
+
+    def say(self, words_K: Tensor) -> Self:
+        one_row = len(self.tokens_K) == 1  # the root's, or the only chain's
+        self.rows_K = torch.zeros_like(words_K) if one_row else torch.arange(self.chains, device=words_K.device)
+        self.tokens_K = words_K
+        return self
+
+
+class Drawn:
+    """A growth: chains drawn from a drafter's own laws. With a small model it is speculative sampling (Leviathan et
+    al. 2023; Chen et al. 2023), with several chains SpecInfer's way of drawing (Miao et al. 2024)."""
 
     def __init__(self, chains: int) -> None:
-        if chains < 1:
-            raise InputError(f"drafter.paths.chains={chains}: a drawn draft needs at least one chain")
-        self.chains = chains
+        self.chains = at_least_one(chains, "drafter.growth")
 
     def __call__(
-        self, log_probs_TC: Tensor, root: Tensor, depth: int, nodes: int, stops: Sequence[int], rng: torch.Generator
+        self, laws: Laws, root: Tensor, depth: int, nodes: int, stops: Sequence[int], rng: torch.Generator
     ) -> TokenTree:
-        chains = max(min(self.chains, nodes - 1), 1)
-        depth = min(depth, len(log_probs_TC), (nodes - 1) // chains)
-        speech = Labels.none(log_probs_TC.double().exp(), log_probs_TC.shape[-1] - 1, chains)
-        return drawn_tree(root, speech, chains, depth, stops, rng)
+        chains, depth = shared(self.chains, depth, nodes)
+        return drawn_tree(root, Asked(laws, root, chains), chains, depth, stops, rng)
+
+
+def at_least_one(chains: int, where: str) -> int:
+    if chains < 1:
+        raise InputError(f"{where}.chains={chains}: a drawn draft needs at least one chain")
+    return chains
+
+
+def shared(chains: int, depth: int, nodes: int) -> tuple[int, int]:
+    """How many chains and how deep, so that they fit even where no two begin alike.   3 chains, 12 nodes  ->  3, 3"""
+    chains = max(min(chains, nodes - 1), 1)
+    return chains, min(depth, (nodes - 1) // chains)
 
 
 def drawn_tree(
-    root: Tensor, speech: Any, chains: int, depth: int, stops: Sequence[int], rng: torch.Generator
+    root: Tensor, speech: Speech, chains: int, depth: int, stops: Sequence[int], rng: torch.Generator
 ) -> TokenTree:
     """`chains` chains of up to `depth` words, each word drawn from the law behind those before it; then merged.
 

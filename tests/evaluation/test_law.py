@@ -13,7 +13,7 @@ from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.decoding.typical import Typical
 from ctcdraft.decoding.verify import match
 from ctcdraft.drafters.autoregressive import Autoregressive
-from ctcdraft.drafters.drawn import DrawnLabels
+from ctcdraft.drafters.drawn_paths import DrawnLabels
 from ctcdraft.evaluation import report
 from ctcdraft.evaluation.folder import Folder, Shard
 from ctcdraft.evaluation.law import Fit, added, interval, marks

@@ -12,8 +12,7 @@ from test_drawn import PROMPT, TEMPERATURE, VERIFIERS, WORDS, base, exact, texts
 
 from ctcdraft.decoding.loop import Context
 from ctcdraft.drafters.draft_model import DraftModel
-from ctcdraft.drafters.drawn_words import DrawnWords
-from ctcdraft.errors import InputError
+from ctcdraft.drafters.drawn import Drawn
 
 
 def drafter_of(kind, base, folder, growth):  # noqa: F811
@@ -26,7 +25,7 @@ def drafter_of(kind, base, folder, growth):  # noqa: F811
 @pytest.mark.parametrize(("verify", "chains"), VERIFIERS, ids=["leviathan", "specinfer", "spectr"])
 @pytest.mark.parametrize("kind", ["draft_model", "eagle"])
 def test_the_text_has_the_bases_law(base, exact, kind, verify, chains, tmp_path):  # noqa: F811
-    drafter = drafter_of(kind, base, tmp_path, DrawnWords(chains, TEMPERATURE))
+    drafter = drafter_of(kind, base, tmp_path, Drawn(chains))
     assert p_value(texts(base, drafter, verify, 400), exact) > CHANCE
 
 
@@ -34,14 +33,14 @@ def test_the_text_has_the_bases_law(base, exact, kind, verify, chains, tmp_path)
 @pytest.mark.parametrize("kind", ["draft_model", "hydra", "eagle"])
 def test_chains_are_drawn_from_the_laws_they_carry(base, kind, tmp_path):  # noqa: F811
     """Two words deep, against the drafter's own laws asked one text at a time; the laws of the tree are those."""
-    drafter = drafter_of(kind, base, tmp_path, DrawnWords(1, 2.0))
+    drafter = drafter_of(kind, base, tmp_path, Drawn(1))
     states = base.states(PROMPT[None, :-1], torch.ones(1, len(PROMPT) - 1, dtype=torch.int64))[0]
     context, one = Context(PROMPT, states, 3, 9), torch.zeros(1, dtype=torch.int64)
     law, counts = [], [0] * WORDS**2
     for first, second in itertools.product(range(WORDS), repeat=2):
         laws = drafter.laws(context, None)
-        p = (laws(PROMPT[-1:], one).double() / 2).softmax(-1)[0, first]
-        law.append(float(p * (laws(torch.tensor([first]), one).double() / 2).softmax(-1)[0, second]))
+        p = laws(PROMPT[-1:], one).double().softmax(-1)[0, first]
+        law.append(float(p * laws(torch.tensor([first]), one).double().softmax(-1)[0, second]))
     drafter.stops = ()
     rng = torch.Generator().manual_seed(0)
     for _ in range(500):
@@ -52,10 +51,3 @@ def test_chains_are_drawn_from_the_laws_they_carry(base, kind, tmp_path):  # noq
         assert carried == pytest.approx(law[first * WORDS + second], rel=1e-4)
     assert p_value(counts, law) > CHANCE
     assert p_value(counts, [1 / WORDS**2] * WORDS**2) < CHANCE  # and a wrong law is seen to be wrong
-
-
-def test_an_impossible_draw_is_refused():
-    with pytest.raises(InputError, match="chains=0"):
-        DrawnWords(0, 1.0)
-    with pytest.raises(InputError, match="temperature=0"):
-        DrawnWords(1, 0)

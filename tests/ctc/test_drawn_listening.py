@@ -1,0 +1,58 @@
+"""Drawn chains of frames that listen to the text: the rows they carry, against every alignment."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from laws import CHANCE, assert_rows, p_value, text_of
+from test_listening import begin, frames, law_of
+from truths_heads import beginnings, slow_conditioned_texts
+
+from ctcdraft.decoding.rejection import draws_of
+from ctcdraft.drafters.drawn_paths import DrawnLabels, DrawnWords
+from ctcdraft.nn.correction import GRU, Markov
+
+
+@pytest.mark.parametrize("kind", [Markov, GRU])
+@pytest.mark.parametrize("chains", [1, 3])
+def test_a_correction_composes_with_the_exact_law(kind, chains):
+    """Frames that listen to the text, every alignment: the rows of drawn chains, and that they stop as often."""
+    log_probs_TC = frames(2, 4)
+    listening = begin(kind, log_probs_TC)
+    texts = slow_conditioned_texts(law_of(listening), 4, 4, 3)
+    masses = beginnings(texts)
+    seen = dict.fromkeys(sorted(texts), 0)
+
+    def law(text):
+        return [masses.get((*text, word), 0) / (masses[text] if text else 1) for word in range(3)]
+
+    for seed in range(200):
+        rng = torch.Generator().manual_seed(seed)
+        tree = DrawnLabels(chains)(log_probs_TC, torch.tensor(1), 4, 1 + 4 * chains, (), rng, listening)
+        if seed < 20:
+            assert_rows(tree, law, 4)
+        draws_NK, node = draws_of(tree), 0
+        while (child := int(draws_NK[node, 0])) >= 0:
+            node = child
+        seen[text_of(tree, node)] += 1
+    assert p_value(list(seen.values()), [texts[text] for text in seen]) > CHANCE
+
+
+@pytest.mark.parametrize("chains", [1, 3])
+@pytest.mark.parametrize("kind", [None, Markov])
+def test_words_drawn_frame_by_frame_carry_their_law(kind, chains):
+    log_probs_TC = frames(4, 3)
+    listening = begin(kind, log_probs_TC) if kind else None
+    plain = log_probs_TC[:, :-1].softmax(-1).tolist()
+
+    def law(text):
+        if listening is None:
+            return plain[len(text)]
+        words = law_of(listening)(len(text), text)[:-1]
+        return [p / sum(words) for p in words]
+
+    for seed in range(20):
+        rng = torch.Generator().manual_seed(seed)
+        tree = DrawnWords(chains)(log_probs_TC, torch.tensor(1), 9, 1 + 3 * chains, (), rng, listening)
+        assert len(tree) > 3  # words never stop
+        assert_rows(tree, law, 3)
