@@ -6,7 +6,7 @@ It reads words only: of the base it knows the tokenizer, and in training the hea
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -59,6 +59,12 @@ class DraftModel(Stepwise):
         else:
             add_lora(self.lm.lm, lora_rank)
             self.initialised += f" with LoRA of rank {lora_rank}"
+
+    def train(self, mode: bool = True) -> Self:
+        # Never with dropout: its draws are in no checkpoint, and resuming must equal not having stopped.
+        super().train(mode)
+        self.lm.eval()
+        return self
 
     def forward(self, batch: Batch) -> WordEmissions:
         tokens_BL = batch.tokens_BL

@@ -61,6 +61,27 @@ def test_the_loss_falls_and_every_parameter_learns(case, tmp_path):
         assert torch.equal(value, other.own_state()[name])
 
 
+@pytest.mark.parametrize("case", ["hydra++", "eagle_ctc", "draft_model_distilled"])
+def test_it_trains_and_decodes_in_float32_beside_a_bfloat16_base(case, tmp_path):
+    base = random_base(context=64)
+    base.lm.to(torch.bfloat16)
+    make, objective = CASES[case]
+    for autocast in (False, True):
+        run = RunDirectory(tmp_path / str(autocast))
+        run.begin("drafter: {}\n", base.fingerprint(), overwrite=False)
+        one = trainer(run, base, steps=3, drafter=make(base, tmp_path), objective=objective, autocast=autocast)
+        assert one.fit([JsonlLogger(run.metrics, 0)]) >= 1.0
+        assert {value.dtype for value in one.drafter.own_parameters()} == {torch.float32}
+
+
+def test_a_draft_model_trains_without_dropout(tmp_path):
+    """gpt2 has some; what it draws is in no checkpoint, so a resumed run would be another."""
+    base = random_base(context=64)
+    drafter = stepwise("draft_model_gpt2", base, tmp_path, 3).train()
+    batch = trainer(None, base, steps=1, drafter=drafter, objective=CrossEntropy(3, 1.0)).batches.batch(0)
+    assert torch.equal(drafter(batch).logits(), drafter(batch).logits())
+
+
 def test_lora_trains_little_and_starts_as_the_model_is(tmp_path):
     base = random_base(context=64)
     whole, part = stepwise("draft_model", base, tmp_path, 3), lora(base, tmp_path)
