@@ -12,7 +12,7 @@ import pytest
 import torch
 from drafters import Junk, Oracle, Stutter
 from stepwise_parts import stepwise
-from training_parts import HOW, ctc_head
+from training_parts import HOW, block_heads, ctc_head
 
 from ctcdraft.base import load_base
 from ctcdraft.decoding.loop import generate
@@ -55,5 +55,5 @@ def test_lossless_to_the_last_position(base, temperature, tmp_path):
     drafters += [stepwise(kind, base, tmp_path) for kind in ("hydra", "hydra++", "eagle")]
     myself = DraftModel(base, str(MODELS / base.name), None, 5, Grow(4, 4)).eval()  # the base as its own draft model
     drafters += [myself, Staged(base, myself, PromptLookup(base, 3, 10), 8), Cascade(base, drafters[3], myself, 6)]
-    for drafter in drafters:
+    for drafter in drafters + block_heads(base):
         assert generate(base, drafter, prompt, how, frozenset(), 1).tokens == truth, type(drafter).__name__

@@ -75,7 +75,7 @@ class Witness:
         return TokenTree.from_paths(context.root, padded, lengths, context.nodes), memory
 
 
-def training_emissions(base, drafter, tokens, anchors, shift=0):
+def training_forward(base, drafter, tokens, anchors, shift=0):
     """The training forward over the finished text, the root moved by `shift`."""
     anchors_BA = torch.tensor(anchors)[None]
     roots_BA = tokens[anchors_BA + 1 + shift]
@@ -83,6 +83,11 @@ def training_emissions(base, drafter, tokens, anchors, shift=0):
     states_BLD = base.states(tokens[None], torch.ones_like(tokens)[None])
     batch = Batch(tokens[None], states_BLD, anchors_BA, roots_BA, labels_BAS, torch.ones_like(anchors_BA))
     return drafter(batch)
+
+
+def training_emissions(base, drafter, tokens, anchors, shift=0):
+    """Its logits_ATC."""
+    return training_forward(base, drafter, tokens, anchors, shift).logits()[0]
 
 
 @pytest.mark.parametrize("body", BODIES)
@@ -100,10 +105,10 @@ def test_every_pass_emits_what_training_emits(kind, body):
 
     anchors = [anchor for anchor, _ in witness.seen]
     decoded = torch.stack([logits for _, logits in witness.seen])
-    trained = training_emissions(base, drafter, text, anchors).logits()[0]
+    trained = training_forward(base, drafter, text, anchors).logits()[0]
     assert (decoded - trained).abs().max() < 1e-4
     if body in SEES_THE_ROOT:
-        shifted = training_emissions(base, drafter, text, anchors[:-1], shift=1).logits()[0]
+        shifted = training_forward(base, drafter, text, anchors[:-1], shift=1).logits()[0]
         assert (decoded[:-1] - shifted).abs().max() > 1e-2
 
 
@@ -117,7 +122,7 @@ def test_several_taps_are_seen_in_decoding_as_in_training():
     text = torch.cat([PROMPT, torch.tensor(answer)])
     witness = Witness(drafter, text)
     assert generate(tapped, witness, PROMPT, HOW, frozenset(), 0).tokens == answer
-    trained = training_emissions(tapped, drafter, text, [anchor for anchor, _ in witness.seen]).logits()[0]
+    trained = training_forward(tapped, drafter, text, [anchor for anchor, _ in witness.seen]).logits()[0]
     assert (torch.stack([logits for _, logits in witness.seen]) - trained).abs().max() < 1e-4
     states_BLD = tapped.states(text[None], torch.ones_like(text)[None])
     assert torch.equal(states_BLD[..., : base.width], base.states(text[None], torch.ones_like(text)[None]))
@@ -125,8 +130,8 @@ def test_several_taps_are_seen_in_decoding_as_in_training():
     drafter.fuse.mix.weight.zero_()
     one_tap = block_drafter(base)
     one_tap.load_state_dict(drafter.state_dict(), strict=False)
-    plain = training_emissions(base, one_tap, text, [7]).logits()
-    assert torch.equal(training_emissions(tapped, drafter, text, [7]).logits(), plain)
+    plain = training_forward(base, one_tap, text, [7]).logits()
+    assert torch.equal(training_forward(tapped, drafter, text, [7]).logits(), plain)
 
 
 @pytest.mark.parametrize("correction", [Markov, GRU])
@@ -140,9 +145,9 @@ def test_a_correction_starts_where_training_starts_it(correction):
     witness = Witness(drafter, text)
     assert generate(base, witness, PROMPT, HOW, frozenset(), 0).tokens == answer
     anchors = [anchor for anchor, _ in witness.seen]
-    trained = training_emissions(base, drafter, text, anchors).start_BAR[0]
+    trained = training_forward(base, drafter, text, anchors).start_BAR[0]
     assert (torch.stack(witness.starts) - trained).abs().max() < 1e-4
-    shifted = training_emissions(base, drafter, text, anchors[:-1], shift=1).start_BAR[0]
+    shifted = training_forward(base, drafter, text, anchors[:-1], shift=1).start_BAR[0]
     assert (torch.stack(witness.starts)[:-1] - shifted).abs().max() > 1e-2
 
 
@@ -154,16 +159,14 @@ def test_an_anchor_sees_no_later_text(body):
     drafter = block_drafter(base, body)
     tokens = torch.arange(20, 50)
     anchors = [3, 8, 15]
-    before = training_emissions(base, drafter, tokens, anchors).logits()[0]
+    before = training_forward(base, drafter, tokens, anchors).logits()[0]
     for place, anchor in enumerate(anchors):
         other = tokens.clone()
         other[anchor + 2 :] = 77
-        assert torch.allclose(
-            training_emissions(base, drafter, other, [anchor]).logits()[0, 0], before[place], atol=1e-5
-        )
+        assert torch.allclose(training_forward(base, drafter, other, [anchor]).logits()[0, 0], before[place], atol=1e-5)
         other[anchor] = 78  # and the text before it does matter
         assert not torch.allclose(
-            training_emissions(base, drafter, other, [anchor]).logits()[0, 0], before[place], atol=1e-3
+            training_forward(base, drafter, other, [anchor]).logits()[0, 0], before[place], atol=1e-3
         )
 
 

@@ -41,7 +41,7 @@ class Listening:
 
     @cached_property
     def added_KV(self) -> Tensor:
-        return self.correction(self.memory_KR)
+        return self.correction(self.memory_KR).to(self.log_probs_TC.dtype)
 
     def shares(self) -> tuple[Tensor, Tensor]:
         """What the texts make of the frames: a factor_KV for the words and a scale_KT for all classes.

@@ -70,6 +70,32 @@ def test_every_part_learns_and_the_text_stays(base, tmp_path, body, objective, c
     assert generate(base, drafter.eval(), prompt, HOW, base.stop_tokens, 0).tokens == truth
 
 
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("correction", CORRECTIONS)
+@pytest.mark.parametrize("objective", ["ctc", "sum"])
+def test_a_float32_head_beside_a_bfloat16_base(tmp_path, objective, correction, autocast):
+    base = random_base(context=64)
+    base.lm.to(torch.bfloat16)
+    drafter = block_head(base, BODIES["two blocks"], PrefixSearch(16), CORRECTIONS[correction])
+    run = RunDirectory(tmp_path)
+    run.begin("drafter: {}\n", base.fingerprint(), overwrite=False)
+    one = trainer(run, base, steps=6, drafter=drafter, objective=OBJECTIVES[objective], autocast=autocast)
+    assert one.fit([JsonlLogger(run.metrics, 0)]) >= 1.0
+    assert {value.dtype for value in drafter.own_parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("correction", CORRECTIONS)
+@pytest.mark.parametrize("body", BODIES)
+def test_a_bfloat16_head_decodes_beside_a_bfloat16_base(body, correction):
+    """What evaluation does on an accelerator: the head is cast to the base's own type."""
+    base = random_base(context=64)
+    base.lm.to(torch.bfloat16)
+    sparse = SparseTree(likely_choices(9, 3, 3, 0.6, 0.4, 1.0))
+    for paths in (PrefixSearch(16), Collapse(9, 3, 0.4), Direct(None), sparse):
+        drafter = block_head(base, BODIES[body], paths, CORRECTIONS[correction]).to(torch.bfloat16).eval()
+        assert len(generate(base, drafter, torch.arange(10, 16), HOW, frozenset(), 0).tokens) == HOW.max_new_tokens
+
+
 @pytest.mark.parametrize("correction", CORRECTIONS)
 def test_a_new_correction_changes_no_loss(base, correction):
     """It starts at zero: the drafter is the uncorrected one until it has learned."""
