@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from drafters import Junk, Oracle, Stutter
-from training_parts import HOW, ctc_head
+from training_parts import HOW, block_heads, ctc_head
 
 from ctcdraft.base import load_base
 from ctcdraft.decoding.loop import generate
@@ -47,5 +47,5 @@ def test_lossless_to_the_last_position(base, temperature):
         assert truth == tuple(out[0, len(prompt) :].tolist())
     text = torch.cat([prompt, torch.tensor(truth)])
     drafters = [Oracle(text, 6), Stutter(text, 4), Junk(base.vocabulary, 12), PromptLookup(base, 3, 10), ctc_head(base)]
-    for drafter in drafters:
+    for drafter in drafters + block_heads(base):
         assert generate(base, drafter, prompt, how, frozenset(), 1).tokens == truth, type(drafter).__name__

@@ -6,6 +6,7 @@ import pytest
 import torch
 from drafters import Junk, Oracle, Stutter
 from tiny_models import random_base
+from training_parts import block_heads
 
 from ctcdraft.decoding.loop import Settings, generate
 from ctcdraft.decoding.verify import match
@@ -43,12 +44,12 @@ def test_autoregression_equals_transformers_generate(base, prompt):
 @pytest.mark.parametrize("temperature", [0.0, 0.6, 1.0])
 def test_every_drafter_says_what_autoregression_says(base, temperature):
     """Oracle, Junk and Stutter in turn over all prompts, so that one prompt's leftovers would spoil the next."""
-    how = settings(temperature)
+    how, heads = settings(temperature), block_heads(base)
     for round_ in range(2):
         for number, prompt in enumerate(PROMPTS):
             truth = autoregression(base, prompt, how, seed=number).tokens
             text = torch.cat([prompt, torch.tensor(truth)])
-            drafters = [Oracle(text, 5), Junk(base.vocabulary, 12), Stutter(text, 4), PromptLookup(base, 3, 6)]
+            drafters = [Oracle(text, 5), Junk(base.vocabulary, 12), Stutter(text, 4), PromptLookup(base, 3, 6), *heads]
             for drafter in drafters[round_:] + drafters[:round_]:
                 made = generate(base, drafter, prompt, how, frozenset(), number)
                 assert made.tokens == truth, type(drafter).__name__
@@ -85,7 +86,7 @@ def test_up_to_the_last_position_of_the_context(base, temperature):
     truth = autoregression(base, prompt, how)
     assert len(truth.tokens) == base.context_length - len(prompt)
     text = torch.cat([prompt, torch.tensor(truth.tokens)])
-    for drafter in (Oracle(text, 7), Junk(base.vocabulary, 12), Stutter(text, 4)):
+    for drafter in (Oracle(text, 7), Junk(base.vocabulary, 12), Stutter(text, 4), *block_heads(base)):
         assert generate(base, drafter, prompt, how, frozenset(), 0).tokens == truth.tokens
 
 

@@ -10,8 +10,11 @@ from ctcdraft.corpus.batches import Batches, Rows
 from ctcdraft.decoding.loop import Settings
 from ctcdraft.decoding.verify import match
 from ctcdraft.drafters.block import BlockDrafter
-from ctcdraft.drafters.paths import PrefixSearch
+from ctcdraft.drafters.direct import Direct, SparseTree, likely_choices
+from ctcdraft.drafters.paths import Collapse, PrefixSearch
 from ctcdraft.nn.bodies import AttentionBody
+from ctcdraft.nn.correction import GRU, Markov
+from ctcdraft.nn.residual import FeedForwardBody, ResidualBody
 from ctcdraft.objectives.ctc import CTC
 from ctcdraft.training.engine import TorchEngine
 from ctcdraft.training.probe import Probe
@@ -34,6 +37,23 @@ def ctc_head(base, frames: int = 6) -> BlockDrafter:
 def block_head(base, body, paths, correction=None, frames: int = 6) -> BlockDrafter:
     torch.manual_seed(0)
     return BlockDrafter(base, frames, body, paths, correction)
+
+
+def block_heads(base) -> list[BlockDrafter]:
+    """The other corners of the block drafter, each away from the identity it starts with."""
+    attention = partial(AttentionBody, root_input=True, causal=False, blocks=2)
+    choices = likely_choices(20, frames=6, ranks=5, first=0.6, rank_decay=0.4, frame_decay=0.9)
+    heads = [
+        block_head(base, attention, PrefixSearch(16), partial(GRU, rank=8)),
+        block_head(base, attention, Direct(None), partial(Markov, rank=8)),
+        block_head(base, partial(ResidualBody, blocks=1), SparseTree(choices)),
+        block_head(base, partial(FeedForwardBody, inner=None), Direct(1)),
+        block_head(base, attention, Collapse(20, 5, 0.4), partial(GRU, rank=8)),
+    ]
+    for head in heads:
+        for value in head.own_parameters():
+            value.data += 0.2 * torch.randn_like(value)
+    return heads
 
 
 def trainer(run, base, steps: int, labels: int = 3, drafter=None, objective=None, **changes) -> Trainer:

@@ -41,13 +41,16 @@ def listening_search(
     over them anyway, and a word that no frame likes by itself may be the likeliest behind another.
     """
     probs_TV, blank_T = log_probs_TC[:, :-1].exp(), log_probs_TC[:, -1].double().exp()
-    stops_S = torch.tensor(list(stop_words), dtype=torch.int64, device=blank_T.device)
+    frames = len(log_probs_TC)
+    stops_V = torch.zeros_like(probs_TV[0], dtype=torch.bool)
+    stops_V[list(stop_words)] = True
+    just_begun_TT = torch.ones_like(blank_T[1:]).diag(1)
     factor_KV, scale_KT = texts.shares()
     blanked_KT, said_KT = _empty_prefix(_runs(blank_T * scale_KT[0].double()))
-    last_K, room_K = stops_S.new_full((1,), -1), blank_T.new_ones(1)
+    last_K, room_K = stops_V.new_full((1,), -1, dtype=torch.int64), blank_T.new_ones(1)
     levels = [(last_K[:0], last_K[:0], room_K[:0])]
     parent_row, rows, best_of_all_N = 0, 1, room_K[:0]
-    depth = len(log_probs_TC) if depth is None else min(depth, len(log_probs_TC))
+    depth = frames if depth is None else min(depth, frames)
     for level in range(1, depth + 1):
         either_KT = blanked_KT + said_KT
         bound_KV = ((either_KT * scale_KT).to(probs_TV.dtype) @ probs_TV) * factor_KV
@@ -74,9 +77,13 @@ def listening_search(
 
         texts = texts.say(word_K, parent_K)
         factor_KV, scale_KT = texts.shares()
-        held_KT = probs_RT[best_K] * (factor_KV.gather(1, word_K[:, None]) * scale_KT)
-        open_K1 = ~torch.isin(word_K, stops_S)[:, None]
-        blanked_KT, said_KT = begun(begins_RT[best_K] * open_K1, held_KT, blank_T * scale_KT)
+        held_KT = probs_RT[best_K] * factor_KV.gather(1, word_K[:, None])
+        held_KTT, silent_KTT = _runs(torch.stack([held_KT, blank_T.expand_as(held_KT)]) * scale_KT)
+        # Held from the frame after the one that begins the word; right behind that one nothing has been held yet.
+        held_KTT = F.pad(held_KTT[:, 1:], (0, 0, 0, 1)) + just_begun_TT
+        begins_KT = begins_RT[best_K].masked_fill(stops_V[word_K][:, None], 0)
+        said_KT = torch.bmm(begins_KT[:, None], held_KTT)[:, 0]
+        blanked_KT = torch.bmm(said_KT[:, None], silent_KTT)[:, 0]
         last_K, room_K = word_K, mass_K
 
     tokens_R, rows_R, mass_R = (torch.cat(parts) for parts in zip(*levels, strict=True))
@@ -98,14 +105,6 @@ def candidates(bound_KV: Tensor, nodes: int, best_of_all_N: Tensor) -> tuple[Ten
     words_KR = bound_KV.topk(min(nodes + 1, bound_KV.shape[1]), dim=1).indices.sort(dim=1).values
     parents_K1 = torch.arange(len(bound_KV), device=bound_KV.device)[:, None]
     return parents_K1.expand_as(words_KR).flatten(), words_KR.flatten()
-
-
-def begun(begins_KT: Tensor, held_KT: Tensor, blank_KT: Tensor) -> tuple[Tensor, Tensor]:
-    """Masses before each frame once a word is begun in frame t with begins[t]: the last frame is a blank / the word."""
-    # Held from the frame after the one that begins the word; right behind that one nothing has been held yet.
-    after_KTT = F.pad(_runs(held_KT)[:, 1:], (0, 0, 0, 1)) + torch.ones_like(held_KT[0, 1:]).diag(1)
-    said_KT = torch.bmm(begins_KT[:, None], after_KTT)[:, 0]
-    return torch.bmm(said_KT[:, None], _runs(blank_KT))[:, 0], said_KT
 
 
 def first(mass_R: Tensor, count: int) -> Tensor:

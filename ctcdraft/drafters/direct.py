@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ctcdraft.decoding.tree import TokenTree
-from ctcdraft.drafters.grow import grow
+from ctcdraft.drafters.grow import best_of, grow
 from ctcdraft.drafters.listening import Listening
 from ctcdraft.errors import InputError
 
@@ -40,9 +40,40 @@ class Direct:
         rng: Any = None,
         listening: Listening | None = None,
     ) -> TokenTree:
-        laws = ByFrame(log_probs_TC, listening)
         depth = min(depth, len(log_probs_TC))
+        if listening is not None and self.words is None:
+            return listening_products(listening, root, depth, nodes - 1, stops)
+        laws = ByFrame(log_probs_TC, listening)
         return grow(laws, root, depth, nodes, width=nodes, words=self.words or nodes, stops=stops)
+
+
+def listening_products(listening: Listening, root: Tensor, depth: int, count: int, stops: Sequence[int]) -> TokenTree:
+    """What `grow` finds, for laws that cost a pass over all words each: only of texts that can still matter."""
+    if depth < 1 or count < 1:
+        return TokenTree.only_root(root)
+    stop_words = torch.tensor(stops, dtype=root.dtype, device=root.device)
+    places_K, texts_K = torch.zeros_like(root.reshape(1)), torch.zeros(1, device=root.device)
+    found: list[tuple[Tensor, Tensor, Tensor]] = []
+    best_N, first = texts_K[:0], 1
+    for frame in range(depth):
+        joint_KV = texts_K[:, None] + listening.words(frame).clamp(max=0)
+        joint_N, chosen_N = joint_KV.flatten().topk(min(count, joint_KV.numel()))
+        tokens_N, rows_N = chosen_N % joint_KV.shape[1], chosen_N // joint_KV.shape[1]
+        found.append((tokens_N, places_K[rows_N], joint_N))
+        best_N = torch.cat([best_N, joint_N]).topk(min(count, len(best_N) + len(joint_N))).values
+        if frame + 1 == depth:
+            break
+        places_N = torch.arange(first, first + len(tokens_N), device=root.device)
+        first += len(tokens_N)
+        texts_N = joint_N.masked_fill(torch.isin(tokens_N, stop_words), -torch.inf)
+        if root.is_cpu and len(best_N) == count:  # asking is free here, on a GPU it would stall every level
+            live_N = texts_N > best_N[-1]
+            if not live_N.any():
+                break
+            tokens_N, rows_N, places_N, texts_N = (x[live_N] for x in (tokens_N, rows_N, places_N, texts_N))
+        listening, places_K, texts_K = listening.say(tokens_N, rows_N), places_N, texts_N
+    tokens_R, parents_R, joint_R = (torch.cat(parts) for parts in zip(*found, strict=True))
+    return best_of(root, tokens_R, parents_R, joint_R, count, depth)
 
 
 class ByFrame:

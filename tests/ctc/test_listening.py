@@ -10,7 +10,8 @@ from truths_heads import beginnings, slow_best, slow_conditioned_texts, slow_pro
 from ctcdraft.ctc.forward import likelihoods
 from ctcdraft.ctc.listening import listening_search
 from ctcdraft.ctc.prefix import prefix_search
-from ctcdraft.drafters.direct import Direct, SparseTree
+from ctcdraft.drafters.direct import ByFrame, Direct, SparseTree
+from ctcdraft.drafters.grow import grow
 from ctcdraft.drafters.listening import Listening
 from ctcdraft.drafters.paths import Collapse, PrefixSearch
 from ctcdraft.nn.correction import GRU, Correction, Markov, log_normalisers
@@ -114,8 +115,9 @@ def test_a_correction_that_says_nothing_changes_nothing():
 
 
 @pytest.mark.parametrize("kind", [Markov, GRU])
+@pytest.mark.parametrize("nodes", [1, 2, 5, 12, 60])
 @torch.no_grad()
-def test_direct_names_the_best_products_of_what_listens(kind):
+def test_direct_names_the_best_products_of_what_listens(kind, nodes):
     log_probs_TC = frames(5, 3)
     listening = begin(kind, log_probs_TC, strength=2.0)
 
@@ -124,11 +126,15 @@ def test_direct_names_the_best_products_of_what_listens(kind):
         return [p / sum(probs) for p in probs]
 
     masses = slow_products(law, 3, WORDS)
-    tree = Direct(None)(log_probs_TC, ROOT, depth=3, nodes=12, stops=(), listening=listening)
+    tree = Direct(None)(log_probs_TC, ROOT, depth=3, nodes=nodes, stops=(), listening=listening)
     texts: list[tuple[int, ...]] = [()]
     for token, parent in zip(tree.tokens_N[1:].tolist(), tree.parents_N[1:].tolist(), strict=True):
         texts.append((*texts[parent], token))
-    assert set(texts[1:]) == set(sorted(masses, key=lambda text: -masses[text])[:11])
+    assert set(texts[1:]) == set(sorted(masses, key=lambda text: -masses[text])[: nodes - 1])
+    wide = grow(ByFrame(log_probs_TC, listening), ROOT, 3, nodes, nodes, nodes, stops=(0,))
+    ours = Direct(None)(log_probs_TC, ROOT, depth=3, nodes=nodes, stops=(0,), listening=listening)
+    assert torch.equal(ours.tokens_N, wide.tokens_N)
+    assert torch.equal(ours.parents_N, wide.parents_N)
 
 
 @torch.no_grad()
