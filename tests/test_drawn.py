@@ -105,7 +105,11 @@ def test_through_a_small_model_a_softmax_kept_for_an_argmax_is_found_out(base, e
     assert p_value(texts(base, ArgmaxKeptAsDrawn(1), Rejection(multi_round), 400), exact) < CHANCE
 
 
-@pytest.mark.parametrize("verify", [Rejection(multi_round), Rejection(k_sequential), Typical(0.09, 0.3)], ids=repr)
+@pytest.mark.parametrize(
+    "verify",
+    [Rejection(multi_round), Rejection(k_sequential), Typical(0.09, 0.3)],
+    ids=["multi_round", "k_sequential", "typical"],
+)
 @pytest.mark.parametrize("chains", [1, 3])
 def test_at_temperature_0_every_verifier_says_the_bases_words(base, verify, chains):
     for seed in range(6):
