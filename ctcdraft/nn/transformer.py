@@ -74,7 +74,7 @@ class Rotary(nn.Module):
 
 
 def rotary_tables(head_width: int, theta: float, positions: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of every position's angles, [positions, head_width] float32; the left half's sines are negative."""
+    """Cosines and sines of every position's angles, [positions, head_width]; the left half's sines are negative."""
     frequencies = theta ** (-torch.arange(0, head_width, 2, dtype=torch.float64) / head_width)
     angles = torch.arange(positions)[:, None] * frequencies
     cos, sin = angles.cos(), angles.sin()
@@ -146,7 +146,7 @@ class SlotAttention(nn.Module):
         return self.out(rearrange(mixed, "b g a (r t) d -> b a t (g r d)", t=frames))
 
     def step(self, x_BND: Tensor, slots: int, turn: tuple[Tensor, Tensor], memory: Any, layer: int) -> Tensor:
-        """`forward` for one anchor, B = 1: Update_BTD of the last T = `slots` rows; the others are new text before them.
+        """`forward` for one anchor, B = 1: Update_BTD of the last T = `slots` rows; those before them are new text.
 
         turn: [N, d]. The keys and values of all N rows are appended to those in memory, so that text and slots lie
         side by side and one call attends to both; the caller makes it forget the slots' rows.
