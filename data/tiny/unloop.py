@@ -18,10 +18,10 @@ import torch.nn.functional as F
 import training
 from torch import Tensor, nn
 
-ANSWERS, NEW_TOKENS, PROMPT_TOKENS = 40, 192, 320
+ANSWERS, NEW_TOKENS, PROMPT_TOKENS = 32, 160, 256
 GRAM = 5  # words: shorter repetitions are ordinary language, and arithmetic
-RATE, WARM_UP = 2e-4, 10
-PLAIN_ROWS = 8
+RATE, WARM_UP = 3e-4, 5
+PLAIN_ROWS = 6
 
 
 def repeats(answer: list[int]) -> list[int]:
