@@ -234,7 +234,7 @@ def main() -> None:
             verb.add_argument("--threads", type=int, default=os.cpu_count(), help="in training: processes")
         if name in ("train", "unloop"):
             verb.add_argument("--work", type=Path, required=True, help="folder for checkpoints and logs")
-            steps = {"train": 1400, "unloop": 50}[name]
+            steps = {"train": 1400, "unloop": 45}[name]
             verb.add_argument("--steps", type=int, default=steps, help="of the training: may be lowered on the way")
         if name == "train":
             verb.add_argument("--stop", type=int, help="stop here without finishing, to go on later")

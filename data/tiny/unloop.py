@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 ANSWERS, NEW_TOKENS, PROMPT_TOKENS = 32, 160, 256
 GRAM = 5  # words: shorter repetitions are ordinary language, and arithmetic
-RATE, WARM_UP = 3e-4, 5
+RATE, WARM_UP = 1.5e-4, 8
+END_WEIGHT = 0.03  # ten times that, and within five steps every answer ends after eight words
 PLAIN_ROWS = 6
 
 
@@ -57,7 +58,8 @@ def greedy(model: nn.Module, prompts: list[list[int]]) -> list[list[int]]:
 
 
 def circle_loss(model: nn.Module, prompts: list[list[int]], answers: list[list[int]], closers: set[int]) -> Tensor:
-    """-log(1 - p) of every repeating word, mean; and -log p of the end where a said sentence begins again, mean."""
+    """-log(1 - p) of every repeating word, mean, + END_WEIGHT * -log p of the end where a said sentence begins again,
+    mean."""
     rows = [[*prompt, *answer] for prompt, answer in zip(prompts, answers, strict=True)]
     width = max(map(len, rows))
     tokens_BL = torch.tensor([row + [training.PAD] * (width - len(row)) for row in rows])
@@ -75,7 +77,7 @@ def circle_loss(model: nn.Module, prompts: list[list[int]], answers: list[list[i
     log_p_X = logits_XV[: len(places)].log_softmax(-1).gather(-1, torch.tensor(words)[:, None])[:, 0]
     loss = -torch.log1p(-log_p_X.exp().clamp(max=1 - 1e-4)).mean()
     if ends:
-        loss = loss + F.cross_entropy(logits_XV[len(places) :], torch.full((len(ends),), training.END))
+        loss = loss + END_WEIGHT * F.cross_entropy(logits_XV[len(places) :], torch.full((len(ends),), training.END))
     return loss
 
 
