@@ -206,7 +206,7 @@ def unloop(options: argparse.Namespace) -> None:
     sources = corpus.conversations(options.data, held_out=False)
     lines = [json.loads(line) for line in (PROMPTS / "train.jsonl").read_text().splitlines()]
     sources["prompts"] = [line["turns"] for line in lines]  # strange ones, on which it goes round in circles most
-    contexts = prompt_stream(sources, encoder(tokenizer), corpus.render)
+    contexts = prompt_stream(sources, corpus.SHARES | {"prompts": 0.2}, encoder(tokenizer), corpus.render)
     closers = {index for word, index in tokenizer.get_vocab().items() if word.endswith((".", "!", "?", "Ċ", '."'))}
     rows = np.load(options.work / f"rows-{training.SHORT}.npy")
     unloop(model, contexts, rows, closers, options.steps, options.work / "unloop.jsonl")
@@ -234,7 +234,7 @@ def main() -> None:
             verb.add_argument("--threads", type=int, default=os.cpu_count(), help="in training: processes")
         if name in ("train", "unloop"):
             verb.add_argument("--work", type=Path, required=True, help="folder for checkpoints and logs")
-            steps = {"train": 1400, "unloop": 45}[name]
+            steps = {"train": 1400, "unloop": 60}[name]
             verb.add_argument("--steps", type=int, default=steps, help="of the training: may be lowered on the way")
         if name == "train":
             verb.add_argument("--stop", type=int, help="stop here without finishing, to go on later")

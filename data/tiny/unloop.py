@@ -20,9 +20,10 @@ from torch import Tensor, nn
 
 ANSWERS, NEW_TOKENS, PROMPT_TOKENS = 32, 160, 256
 GRAM = 5  # words: shorter repetitions are ordinary language, and arithmetic
-RATE, WARM_UP = 1.5e-4, 8
-END_WEIGHT = 0.03  # ten times that, and within five steps every answer ends after eight words
-PLAIN_ROWS = 6
+RATE, WARM_UP = 1e-4, 8
+CIRCLE_WEIGHT = 0.5
+END_WEIGHT = 0.01  # a hundred times that, and within five steps every answer ends after eight words
+PLAIN_ROWS = 10
 
 
 def repeats(answer: list[int]) -> list[int]:
@@ -81,12 +82,13 @@ def circle_loss(model: nn.Module, prompts: list[list[int]], answers: list[list[i
     return loss
 
 
-def prompt_stream(sources: dict[str, list[list[str]]], encode: Callable, render: Callable) -> Iterator[list[int]]:
-    """Contexts that end where the base is to answer: of every source alike, at any of the first three user turns."""
+def prompt_stream(
+    sources: dict[str, list[list[str]]], shares: dict[str, float], encode: Callable, render: Callable
+) -> Iterator[list[int]]:
+    """Contexts that end where the base is to answer, at any of the first three user turns; shares: of the sources."""
     rng = random.Random(0)
-    pools = [rows for rows in sources.values() if rows]
     while True:
-        turns = rng.choice(rng.choice(pools))
+        turns = rng.choice(sources[rng.choices(list(shares), list(shares.values()))[0]])
         last = rng.choice(range(0, min(len(turns), 5), 2))
         ids = encode([render(turns[: last + 1], answer_next=True)])[0]
         if len(ids) <= PROMPT_TOKENS:
@@ -112,7 +114,7 @@ def unloop(
         circles = torch.zeros(())
         if circling:
             circles = circle_loss(model, [prompts[i] for i in circling], [answers[i] for i in circling], closers)
-            circles.backward()
+            (CIRCLE_WEIGHT * circles).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         stepper.step()
         stepper.zero_grad(set_to_none=True)
