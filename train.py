@@ -113,14 +113,14 @@ def prepared_corpus(config: DictConfig, base: Any) -> prepared.Prepared | None:
     """The corpus of this base, prepared now where it is not there yet; None if only the plan was wanted."""
     source, path = corpus_places(config)
     if path == Path(config.prepared) or not prepared.is_complete(path):
-        prompts, answers = instantiate(config.corpus, path=source), instantiate(config.answers)
+        corpus, answers = instantiate(config.corpus, path=source), instantiate(config.answers)
         if not prepared.is_complete(path):
-            print(prepared.plan(base, prompts, answers, path))
+            print(prepared.plan(base, corpus, answers, path))
             if config.plan_only:
                 return None
         # A corpus that is there already is checked against these prompts and settings, and left as it is.
         settings = OmegaConf.to_container(config.corpus, resolve=True)
-        prepared.prepare(base, prompts, answers, path, {"corpus": settings})
+        prepared.prepare(base, corpus, answers, path, {"corpus": settings})
     return prepared.read(path, base.fingerprint())
 
 

@@ -17,6 +17,7 @@ from typing import Protocol
 from ctcdraft.corpus.conversations import ASSISTANT, USER, Conversation, folded
 
 WORD = re.compile(r"[^\W\d_]+")
+HALF = re.compile("[\ud800-\udfff]")
 
 
 class Step(Protocol):
@@ -96,8 +97,7 @@ class Empties:
 
 def text(said: str | None) -> str:
     """What was said, or nothing where no tokenizer could read it: JSON allows halves of a character."""
-    halves = said is not None and not said.isascii() and any("\ud800" <= letter <= "\udfff" for letter in said)
-    return "" if said is None or halves else said.strip()
+    return "" if said is None or HALF.search(said) else said.strip()
 
 
 @dataclass(frozen=True)
@@ -111,19 +111,19 @@ class Controls:
         return None if spoken else conversation
 
 
-@dataclass(frozen=True)
 class Language:
     """Whether the user speaks the wanted language, by his script and by the little words he uses.
 
-    letters: the share of letters that must be in A-Z and its accented kin.
-    words: little words by language. Another language has to show `least` of its own, and more than the wanted one,
-    so that a short text, a list or code passes.
+    letters: the share of letters that must be Latin ones.
+    words: little words by language. Another language has to show `least` different ones, and more than the wanted
+    one does, so that a short text, a list, a song (la la la) or code passes.
     """
 
-    wanted: str
-    letters: float
-    least: int
-    words: Mapping[str, str]
+    def __init__(self, wanted: str, letters: float, least: int, words: Mapping[str, str]) -> None:
+        self.letters = letters
+        self.least = least
+        self.wanted = frozenset(words[wanted].split())
+        self.others = [frozenset(little.split()) for name, little in words.items() if name != wanted]
 
     def __call__(self, conversation: Conversation) -> Conversation | None:
         text = " ".join(conversation.asked).lower()
@@ -131,10 +131,9 @@ class Language:
             letters = [letter for letter in text if letter.isalpha()]
             if sum(letter < "\u0250" for letter in letters) < self.letters * len(letters):  # behind Latin Extended-B
                 return None
-        said = Counter(WORD.findall(text))
-        found = {name: sum(said[word] for word in words.split()) for name, words in self.words.items()}
-        other = max((count for name, count in found.items() if name != self.wanted), default=0)
-        return None if other >= self.least and other > found[self.wanted] else conversation
+        said = set(WORD.findall(text))
+        other = max(len(said & little) for little in self.others)
+        return None if other >= self.least and other > len(said & self.wanted) else conversation
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,16 @@ class Corpus:
         kept = list(prompts)
         return cls(kept, {"read": len(kept), "kept": len(kept)})
 
+    def summary(self) -> str:
+        """The account in one line; reasons that nobody fell under are left out."""
+        reasons = self.account.get("dropped", {}) | {
+            f"in benchmark {name}": count for name, count in self.account.get("leaked", {}).items()
+        }
+        gone = [f"{count:,} {reason}" for reason, count in reasons.items() if count]
+        gone += [f"{self.account['not_asked']:,} not asked"] if self.account.get("not_asked") else []
+        without = f" (without {', '.join(gone)})" if gone else ""
+        return f"{self.account['kept']:,} prompts of {self.account['read']:,} conversations{without}"
+
     @property
     def hash(self) -> str:
         """Stands for the prompts, whatever their order."""

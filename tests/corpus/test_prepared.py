@@ -8,7 +8,7 @@ from tiny_models import random_base
 
 from ctcdraft.corpus import parts, prepared
 from ctcdraft.corpus.answers import TransformersAnswers
-from ctcdraft.corpus.conversations import Prompt
+from ctcdraft.corpus.conversations import Corpus, Prompt
 from ctcdraft.errors import InputError
 
 PROMPTS = [
@@ -29,7 +29,7 @@ def base():
 
 
 def prepare(base, out, answers=GREEDY, prompts=PROMPTS):
-    return prepared.prepare(base, prompts, answers, out, {"corpus": {"name": "test"}})
+    return prepared.prepare(base, Corpus.of(prompts), answers, out, {"corpus": {"name": "test"}})
 
 
 def content(out):
