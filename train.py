@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from ctcdraft.corpus import prepared
 from ctcdraft.corpus.batches import Batches
+from ctcdraft.corpus.masks import refuse_wrong_masks
 from ctcdraft.drafters.drafter import DraftHead
 from ctcdraft.errors import InputError
 from ctcdraft.front_door import build_drafter, entry_point, from_command_line
@@ -41,6 +42,7 @@ def main(config: DictConfig) -> float:
     corpus = prepared_corpus(config, base)
     if corpus is None:
         return 0.0
+    refuse_wrong_masks(corpus.rows, base.tokenizer, base.stop_tokens)
     max_length = min(config.trainer.max_length, base.context_length)
     rows, held_out = hold_out(corpus.rows, config.trainer.probe_prompts, max_length)
 
