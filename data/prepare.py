@@ -31,9 +31,7 @@ def rows_to_show(base: BaseLM, corpus: Corpus, answers: Answers, out: Path) -> I
             for line in prepared.answered(base, questions(base, [prompt], said, turn), answers):
                 row = prepared.row(line)
                 yield row
-                said[prompt.id].append(
-                    answer_text(base.tokenizer, row.tokens_L[row.mask_L].tolist(), base.stop_tokens)
-                )
+                said[prompt.id].append(answer_text(base.tokenizer, row.tokens_L[row.mask_L].tolist(), base.stop_tokens))
 
 
 @hydra.main(version_base=None, config_path="../configs", config_name="prepare")

@@ -89,7 +89,9 @@ def name_of(turns: Iterable[str]) -> str:
     Ids in the wild repeat, and one prompt answered by ten models is ten conversations but only one prompt.
     """
     said = [folded(turn) for turn in turns]
-    first, whole = (hashlib.sha256("\0".join(part).encode(errors="surrogatepass")).hexdigest() for part in (said[:1], said))
+    first, whole = (
+        hashlib.sha256("\0".join(part).encode(errors="surrogatepass")).hexdigest() for part in (said[:1], said)
+    )
     return f"{first[:16]}/{whole[:16]}"
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
@@ -101,9 +102,9 @@ class Leakage:
         if not path.endswith(".npz"):
             return np.unique(sequences(list(questions(path)), self.words, WordNumbers())[0])
         try:
-            with np.load(path) as stored:
+            with Path(path).open("rb") as stream, np.load(stream) as stored:
                 words, sequence_N = int(stored["words"]), stored["sequences"]
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, EOFError, ValueError, KeyError, BadZipFile) as error:
             raise InputError(
                 f"cannot read the benchmark {name} from {path} ({error}); give its questions as "
                 f"corpus.leakage.benchmarks.{name}=FILE"

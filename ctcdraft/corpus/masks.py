@@ -47,7 +47,9 @@ def conversation_tokens(
     derived, doubt = derived_mask(tokenizer, spoken, ids, stop_tokens)
     marked = marked_mask(tokenizer, spoken)
     if marked is None and doubt:
-        raise InputError(f"{doubt}, and the template has no generation markers; choose another base.chat_template_file=")
+        raise InputError(
+            f"{doubt}, and the template has no generation markers; choose another base.chat_template_file="
+        )
     if marked is not None and not doubt and marked != derived:
         place = next(n for n, (one, other) in enumerate(zip(marked, derived, strict=True)) if one != other)
         raise InputError(

@@ -12,6 +12,7 @@ import gzip
 import json
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,7 +22,6 @@ Paths = str | Sequence[str]
 Record = tuple[str, dict[str, Any]]  # where it stands, for the error sentences, and what it says
 
 CHUNK = 1 << 20  # characters of an array looked at together
-OTHER_TEXT = {codecs.BOM_UTF16_LE: "UTF-16", codecs.BOM_UTF16_BE: "UTF-16"}
 
 
 def records(path: Paths) -> Iterator[Record]:
@@ -37,25 +37,24 @@ def entries_of(file: Path) -> Iterator[tuple[str, Any]]:
     """An array's entries or a file's lines; what the file system or gzip find wrong is one sentence."""
     try:
         with opened(file) as stream:
-            begins = stream.peek(4096)[:4096].lstrip()[:1]  # type: ignore[attr-defined]
+            begins = stream.peek(4096)[:4096].lstrip()[:1]
             yield from array_entries(stream, file) if begins == b"[" else lines(stream, file)
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"cannot read {file}: {error}; fetch it again, or check corpus.path=") from error
 
 
-def opened(file: Path) -> IO[bytes]:
+@contextmanager
+def opened(file: Path) -> Iterator[Any]:
     """The bytes of the text, unpacked, behind a byte order mark."""
     with file.open("rb") as packed:
         is_gzip = packed.read(2) == b"\x1f\x8b"
-    stream: Any = gzip.open(file) if is_gzip else file.open("rb")
-    begins = stream.peek(4)
-    for mark, name in OTHER_TEXT.items():
-        if begins.startswith(mark):
-            stream.close()
-            raise InputError(f"{file} is {name} instead of UTF-8 text; save it as UTF-8")
-    if begins.startswith(codecs.BOM_UTF8):
-        stream.read(len(codecs.BOM_UTF8))
-    return stream
+    with gzip.open(file) if is_gzip else file.open("rb") as stream:
+        begins = stream.peek(4)
+        if begins.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            raise InputError(f"{file} is UTF-16 instead of UTF-8 text; save it as UTF-8")
+        if begins.startswith(codecs.BOM_UTF8):
+            stream.read(len(codecs.BOM_UTF8))
+        yield stream
 
 
 def lines(stream: IO[bytes], file: Path) -> Iterator[tuple[str, Any]]:
@@ -82,7 +81,9 @@ def array_entries(stream: IO[bytes], file: Path) -> Iterator[tuple[str, Any]]:
         except UnicodeDecodeError as error:
             raise InputError(f"{file} is not UTF-8 text (near entry {number + 1}); save it as UTF-8") from error
 
-    rest = read(CHUNK).lstrip().removeprefix("[").lstrip()
+    while not rest:
+        rest = read(CHUNK).lstrip()
+    rest = rest.removeprefix("[")
     while True:
         where = f"entry {number + 1} of {file}"
         at = skip(rest, 0)
@@ -99,6 +100,8 @@ def array_entries(stream: IO[bytes], file: Path) -> Iterator[tuple[str, Any]]:
                     break
                 # Its line and column count from wherever this chunk began.
                 raise InputError(f"{where} is not JSON ({error.msg}); correct or remove it") from error
+            except RecursionError as error:
+                raise InputError(f"{where} is nested too deeply to be a conversation; remove it") from error
             number += 1
             yield where, entry
             where = f"entry {number + 1} of {file}"
@@ -132,7 +135,7 @@ def parsed(text: str, where: str) -> Any:
     except json.JSONDecodeError as error:
         raise InputError(f"{where} is not JSON ({error}); correct or remove it") from error
     except RecursionError as error:
-        raise InputError(f"{where} is nested too deeply to be a conversation; correct or remove it") from error
+        raise InputError(f"{where} is nested too deeply to be a conversation; remove it") from error
 
 
 def column(record: dict[str, Any], name: str, kind: type | None, where: str) -> Any:

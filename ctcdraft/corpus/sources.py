@@ -33,7 +33,9 @@ def sharegpt(
     """ShareGPT conversations or OpenAI `messages`: what their users say, turn by turn."""
     found = records(path) if path is not None else hub_records(hub, data_files=hub_file)
     talks = (Conversation(messages(record, where)) for where, record in found)
-    return gathered(talks, f"corpus {name}: {path or hub}", name, cleaning, leakage, limit, seed, with_instruction(None))
+    return gathered(
+        talks, f"corpus {name}: {path or hub}", name, cleaning, leakage, limit, seed, with_instruction(None)
+    )
 
 
 def gsm8k(
@@ -134,9 +136,7 @@ def heard(found: Iterable[Conversation], speakers: Counter[str]) -> Iterator[Con
     yield from found
 
 
-def named(
-    found: Iterable[Conversation], name: str, asked: Callable[[str], str], place: str
-) -> Iterator[Prompt]:
+def named(found: Iterable[Conversation], name: str, asked: Callable[[str], str], place: str) -> Iterator[Prompt]:
     """Conversations as prompts; an id that a source gives must be one prompt's only."""
     seen: set[str] = set()
     for conversation in found:

@@ -137,8 +137,16 @@ def test_a_system_message_has_its_place():
         ("<|end|>{% endgeneration %}", "{% endgeneration %}<|end|>", "is said, but is not marked"),
         # earlier answers are rewritten, and there are no markers
         ("{% generation %}{{ message['content'] }}<|end|>{% endgeneration %}", "<|end|>", "is not what stands between"),
-        ("{% generation %}{{ message['content'] }}<|end|>{% endgeneration %}", "{{ message['content'] }}", "is not what"),
-        ("{% if add_generation_prompt %}<|assistant|>", "{% if add_generation_prompt %}<|user|>", "is not how the tokens"),
+        (
+            "{% generation %}{{ message['content'] }}<|end|>{% endgeneration %}",
+            "{{ message['content'] }}",
+            "is not what",
+        ),
+        (
+            "{% if add_generation_prompt %}<|assistant|>",
+            "{% if add_generation_prompt %}<|user|>",
+            "is not how the tokens",
+        ),
     ],
 )
 def test_a_template_that_cannot_be_exact_is_refused(before, after, sentence):

@@ -13,7 +13,7 @@ PIECE = re.compile("\x1b\\[([0-9;]+)m(.*?)\x1b\\[0m", re.DOTALL)
 def test_every_token_has_the_colour_of_its_part(monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
     head, text, window = shown(row(), tiny_tokenizer(), labels=4).split("\n")
-    assert head == "p1: 4 of 8 tokens are answer, ended"
+    assert head == "p1: 4 of 9 tokens are answer, ended"
     assert PIECE.findall(text) == [
         (PROMPT, "<bos><|user|>a<|end|><|assistant|>"),
         (ANCHOR, "y"),

@@ -190,7 +190,9 @@ def test_what_is_wrong_with_a_conversation_is_one_sentence(tmp_path):
         read_sharegpt(jsonl(tmp_path / "b.jsonl", {"conversations": [{"value": "Hi"}]}))
     with pytest.raises(InputError, match="holds no prompt with a user turn"):
         read_sharegpt(jsonl(tmp_path / "c.jsonl", {"conversations": [PAIR[1]]}))
-    with pytest.raises(InputError, match=r"3 conversations read; dropped: roles 3; speakers: bot 3\); check corpus.path"):
+    with pytest.raises(
+        InputError, match=r"3 conversations read; dropped: roles 3; speakers: bot 3\); check corpus.path"
+    ):
         read_sharegpt(jsonl(tmp_path / "r.jsonl", *[{"conversations": [{"from": "bot", "value": "Hi"}]}] * 3))
     with pytest.raises(InputError, match=r"has no column `question` \(found: prompt\)"):
         read_gsm8k(jsonl(tmp_path / "d.jsonl", {"prompt": "How many?"}))
@@ -201,7 +203,7 @@ def test_what_is_wrong_with_a_place_is_one_sentence(tmp_path):
         read_project(str(tmp_path / "gone.jsonl"))
     with pytest.raises(InputError, match=r"is a folder without .jsonl or .json files"):
         read_project(str(tmp_path))
-    (tmp_path / "torn.jsonl.gz").write_bytes(gzip.compress(b"{}\n" * 1000)[:-12])
+    (tmp_path / "torn.jsonl.gz").write_bytes(gzip.compress(b'{"id": 1, "turns": ["a"]}\n' * 1000)[:-12])
     with pytest.raises(InputError, match=r"cannot read .*torn.jsonl.gz"):
         read_project(str(tmp_path / "torn.jsonl.gz"))
     (tmp_path / "latin.jsonl").write_bytes(b'{"id": "\xe9"}')
