@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from ctcdraft.corpus import prepared
 from ctcdraft.corpus.batches import Batches
+from ctcdraft.corpus.masks import refuse_wrong_masks
 from ctcdraft.drafters.drafter import DraftHead
 from ctcdraft.errors import InputError
 from ctcdraft.front_door import build_drafter, entry_point, from_command_line
@@ -41,6 +42,7 @@ def main(config: DictConfig) -> float:
     corpus = prepared_corpus(config, base)
     if corpus is None:
         return 0.0
+    refuse_wrong_masks(corpus.rows, base.tokenizer, base.stop_tokens)
     max_length = min(config.trainer.max_length, base.context_length)
     rows, held_out = hold_out(corpus.rows, config.trainer.probe_prompts, max_length)
 
@@ -114,14 +116,14 @@ def prepared_corpus(config: DictConfig, base: Any) -> prepared.Prepared | None:
     """The corpus of this base, prepared now where it is not there yet; None if only the plan was wanted."""
     source, path = corpus_places(config)
     if path == Path(config.prepared) or not prepared.is_complete(path):
-        prompts, answers = instantiate(config.corpus, path=source), instantiate(config.answers)
+        corpus, answers = instantiate(config.corpus, path=source), instantiate(config.answers)
         if not prepared.is_complete(path):
-            print(prepared.plan(base, prompts, answers, path))
+            print(prepared.plan(base, corpus, answers, path))
             if config.plan_only:
                 return None
         # A corpus that is there already is checked against these prompts and settings, and left as it is.
         settings = OmegaConf.to_container(config.corpus, resolve=True)
-        prepared.prepare(base, prompts, answers, path, {"corpus": settings})
+        prepared.prepare(base, corpus, answers, path, {"corpus": settings})
     return prepared.read(path, base.fingerprint())
 
 

@@ -16,6 +16,7 @@ from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.errors import InputError
 
 STRETCHED = ("dynamic", "longrope")  # by the length of what is read: a tree reaches further than its first word
+TEMPLATES = Path(__file__).parent / "corpus" / "templates"
 
 
 @dataclass(frozen=True)
@@ -202,11 +203,24 @@ def load_base(
         import peft
 
         lm = peft.PeftModel.from_pretrained(lm, adapter).merge_and_unload()
-    template = Path(chat_template_file).read_text() if chat_template_file else None
+    template = chat_template(chat_template_file) if chat_template_file else None
     base = BaseLM(lm, tokenizer, name or Path(path).name, revision, context_length, template, taps)
     base = base.to(device, getattr(torch, dtype))
     refuse_unfaithful(base)
     return base
+
+
+def chat_template(name: str) -> str:
+    """The Jinja text of a file, or of one that ships: vicuna_v1_1, llama2_chat, chatml."""
+    shipped = {file.stem: file for file in TEMPLATES.glob("*.jinja")}
+    file = shipped.get(name, Path(name).expanduser())
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(
+            f"cannot read the chat template {name} ({first_line(error)}); give a file, or one of "
+            f"{', '.join(sorted(shipped))}, as base.chat_template_file="
+        ) from error
 
 
 def refuse_taps(taps: Sequence[str | int], layers: int) -> None:

@@ -51,7 +51,8 @@ def has_weights(drafter: str) -> bool:
 
 GROUPS = [
     ("train", group, option)
-    for group in ("base", "corpus", "drafter", "drafter/body", "drafter/paths", "drafter/correction",
+    for group in ("base", "corpus", "corpus/cleaning", "corpus/leakage",
+                  "drafter", "drafter/body", "drafter/paths", "drafter/correction",
                   "drafter/growth", "objective",
                   "decoding", "engine", "logger", "experiment", "answers")
     for option in options(group)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import runpy
+import shutil
 import sys
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from safetensors.torch import load_file
 from tiny_models import random_lm, tiny_tokenizer
 
 from ctcdraft.base import load_base
+from ctcdraft.corpus import parts
 from ctcdraft.front_door import load_drafter
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -65,6 +67,22 @@ def test_train_leaves_a_checkpoint(world):
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
     assert lines[-1]["tau"] >= 1.0
     assert json.loads((world / "run" / "fingerprint.json").read_text())["corpus"]
+
+
+def test_a_corpus_with_shifted_masks_refuses_to_train(world, monkeypatch, capsys):
+    """Everything else is right with it: its checksums were made after the shift."""
+    monkeypatch.chdir(world)
+    shutil.copytree("prepared", "shifted")
+    manifest = json.loads(Path("shifted/manifest.json").read_text())
+    for name in manifest["parts"]:
+        part = Path("shifted") / name
+        lines = parts.read_part(part)
+        parts.write_part(part, [line | {"mask": [0, *line["mask"][:-1]]} for line in lines])
+        manifest["parts"][name] = parts.checksum(part)
+    Path("shifted/manifest.json").write_text(json.dumps(manifest))
+    said = refused(monkeypatch, capsys, "train.py", *training("run=shifted_run", "prepared=shifted"))
+    assert "is shifted: the answer at token" in said
+    assert not Path("shifted_run").exists()
 
 
 def test_evaluate_reports_an_identical_text(world, monkeypatch):

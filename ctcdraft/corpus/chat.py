@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from ctcdraft.errors import InputError
+
 Message = dict[str, str]
 
 
@@ -28,16 +30,33 @@ def prompt_tokens(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
     user a, assistant A, user b      ->      a A \\n\\n b
     """
     if getattr(tokenizer, "chat_template", None):
-        encoding = tokenizer.apply_chat_template(
-            list(messages), add_generation_prompt=True, return_dict=True, tokenizer_kwargs={"verbose": False}
-        )
-        return list(encoding["input_ids"])
+        return rendered_tokens(tokenizer, messages, generation_prompt=True)
     text = ""
     for message in messages:
         text += ("\n\n" if text and message["role"] == "user" else "") + message["content"]
     ids = list(tokenizer(text, verbose=False)["input_ids"])
     # A tokenizer that closes its text would end the prompt before the base has said a word.
     return ids[:-1] if len(ids) > 1 and ids[-1] == tokenizer.eos_token_id else ids
+
+
+def rendered_tokens(tokenizer: Any, messages: Sequence[Message], generation_prompt: bool) -> list[int]:
+    """The ids of a conversation through the template; what the template itself refuses is one sentence."""
+    import jinja2
+
+    try:
+        encoding = tokenizer.apply_chat_template(
+            list(messages),
+            add_generation_prompt=generation_prompt,
+            return_dict=True,
+            tokenizer_kwargs={"verbose": False},
+        )
+    except (jinja2.TemplateError, ValueError, TypeError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise InputError(
+            f"the chat template cannot say a conversation of {', '.join(message['role'] for message in messages[:4])} "
+            f"({reason}); choose another base.chat_template_file="
+        ) from error
+    return list(encoding["input_ids"])
 
 
 def fit(tokens: list[int], context_length: int) -> tuple[list[int], int]:

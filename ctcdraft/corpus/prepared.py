@@ -7,7 +7,6 @@ alone. So running again goes on where it was, and the parts come out equal wheth
 from __future__ import annotations
 
 import hashlib
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from ctcdraft.base import BaseLM
 from ctcdraft.corpus import parts
 from ctcdraft.corpus.answers import Answers, Question, questions
 from ctcdraft.corpus.chat import answer_text, messages, prompt_tokens
-from ctcdraft.corpus.conversations import Prompt
+from ctcdraft.corpus.conversations import Corpus
 from ctcdraft.corpus.parts import Line, Manifest, checksum
 from ctcdraft.errors import InputError
 
@@ -49,14 +48,16 @@ class Prepared:
     rows: list[Row]
 
 
-def plan(base: BaseLM, prompts: Sequence[Prompt], answers: Answers, out: Path) -> str:
+def plan(base: BaseLM, corpus: Corpus, answers: Answers, out: Path) -> str:
     """What `prepare` is about to do, in sentences; prompt tokens are estimated from up to 200 first turns."""
+    prompts = corpus.prompts
     turns = sum(len(prompt.turns) for prompt in prompts)
     sample = prompts[:: -(-len(prompts) // 200)]
     tokens = sum(len(prompt_tokens(base.tokenizer, messages(prompt.turns, []))) for prompt in sample)
     asked, said = tokens * turns // len(sample), turns * answers.max_new_tokens
     done = len(parts.part_files(out))
     return (
+        f"{corpus.summary()}\n"
         f"{base.name} ({dtype(base)}, {base.device}) answers {len(prompts):,} prompts, {turns:,} turns\n"
         f"about {asked:,} tokens of prompts, at most {said:,} of answers ({answers.max_new_tokens:,} each)\n"
         # As JSON a token takes about 5 bytes, and 2 for its mask.
@@ -65,14 +66,15 @@ def plan(base: BaseLM, prompts: Sequence[Prompt], answers: Answers, out: Path) -
     )
 
 
-def prepare(base: BaseLM, prompts: Sequence[Prompt], answers: Answers, out: Path, settings: dict[str, Any]) -> Manifest:
+def prepare(base: BaseLM, corpus: Corpus, answers: Answers, out: Path, settings: dict[str, Any]) -> Manifest:
     """Ask the base every turn of every prompt and keep its answers in `out`; run again, it goes on.
 
     `settings` is written down for the reader. What must agree in order to go on is the base, the prompts
     themselves and how answers are made. Turn k of all prompts comes after turn k - 1 of all, because it
     is asked with the base's own earlier answers.
     """
-    manifest = begin(base, prompts, answers, out, settings)
+    prompts = corpus.prompts
+    manifest = begin(base, corpus, answers, out, settings)
     known: dict[str, str] = manifest.get("parts", {})
     made: dict[str, str] = {}
     said: dict[str, list[str]] = {prompt.id: [] for prompt in prompts}
@@ -127,13 +129,13 @@ def tally(question: Question, line: Line) -> dict[str, int]:
     }
 
 
-def begin(base: BaseLM, prompts: Sequence[Prompt], answers: Answers, out: Path, settings: dict[str, Any]) -> Manifest:
+def begin(base: BaseLM, corpus: Corpus, answers: Answers, out: Path, settings: dict[str, Any]) -> Manifest:
     """The manifest of the corpus in `out`, begun now or earlier; refuses one that was made otherwise."""
-    content = sorted([prompt.id, prompt.category, prompt.turns] for prompt in prompts)
     wanted: Manifest = {
         "complete": False,
         "base": base.fingerprint(),
-        "prompts": hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16],
+        "prompts": corpus.hash,
+        "conversations": corpus.account,
         "answers": {"by": type(answers).__name__, "dtype": dtype(base), **vars(answers)},
         "settings": settings,
     }

@@ -11,8 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from ctcdraft.corpus import conversations
-from ctcdraft.corpus.conversations import Prompt, column, hub_records, records
+from ctcdraft.corpus.conversations import Prompt
+from ctcdraft.corpus.records import column, hub_records, records
+from ctcdraft.corpus.sources import named, project_conversations, with_instruction, word_problems
 from ctcdraft.errors import InputError
 
 
@@ -54,14 +55,17 @@ def gsm8k(
 ) -> Benchmark:
     """Grade-school problems with a number as reference; `instruction` follows each question."""
     with advice_for_benchmarks():
-        prompts = conversations.gsm8k(path, name, hub, hub_config, split, instruction, limit=None, seed=0)
+        found = records(path) if path is not None else hub_records(hub, name=hub_config, split=split)
+        asked = with_instruction(instruction)
+        prompts = list(named(word_problems(found, name), name, asked, f"benchmark {name}: {path or hub}"))
     return first(prompts, name, limit, path or hub)
 
 
 def project_prompts(path: str, name: str, limit: int | None) -> Benchmark:
     """Prompts as this project writes them, some with a reference."""
     with advice_for_benchmarks():
-        prompts = conversations.project_prompts(path, name, limit=None, seed=0)
+        found = project_conversations(records(path))
+        prompts = list(named(found, name, with_instruction(None), f"benchmark {name}: {path}"))
     return first(prompts, name, limit, path)
 
 
@@ -82,6 +86,6 @@ def advice_for_benchmarks() -> Iterator[None]:
         yield
     except InputError as error:
         said = str(error)
-        for ours in ("corpus.path=", "corpus=", "corpus "):
+        for ours in ("corpus.path=", "corpus="):
             said = said.replace(ours, ours.replace("corpus", "benchmark"))
         raise InputError(said) from error

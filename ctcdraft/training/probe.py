@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ctcdraft.base import BaseLM
 from ctcdraft.corpus.batches import Rows
+from ctcdraft.corpus.conversations import family
 from ctcdraft.corpus.prepared import Row
 from ctcdraft.decoding.loop import Drafter, Settings, generate
 
@@ -35,13 +36,16 @@ class Probe:
 
 
 def hold_out(rows: Sequence[Row], prompts: int, max_length: int) -> tuple[Rows, list[Tensor]]:
-    """Rows to train on, and the prompts (as tokens) of those held out. Split by prompt id, never by line."""
-    ids = sorted({row.id for row in rows}, key=lambda name: hashlib.sha256(name.encode()).digest())
+    """Rows to train on, and the prompts (as tokens) of those held out.
+
+    Split by prompt, never by line: conversations whose first turns are the same are held out together.
+    """
+    ids = sorted({family(row.id) for row in rows}, key=lambda name: hashlib.sha256(name.encode()).digest())
     held = set(ids[: min(prompts, len(ids) // 2)])
-    kept = [row for row in rows if row.id not in held]
+    kept = [row for row in rows if family(row.id) not in held]
     whole = [row.ended and len(row.tokens_L) <= max_length for row in kept]
     rows_kept = Rows(
         [row.tokens_L[:max_length].long() for row in kept], [row.mask_L[:max_length] for row in kept], whole
     )
-    first_turns = [row for row in rows if row.id in held and row.turn == 0]
-    return rows_kept, [row.tokens_L[: int(torch.argmax(row.mask_L.int()))].long() for row in first_turns]
+    first_turns = {family(row.id): row for row in rows if row.turn == 0 and family(row.id) in held}
+    return rows_kept, [row.tokens_L[: int(torch.argmax(row.mask_L.int()))].long() for row in first_turns.values()]

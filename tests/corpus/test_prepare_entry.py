@@ -48,6 +48,14 @@ def test_prepare_plans_prepares_goes_on_and_starts_afresh(world):
     manifest = json.loads((world / "there" / "manifest.json").read_text())
     assert manifest["complete"]
     assert manifest["settings"]["corpus"]["path"] == "prompts.jsonl"
+    account = manifest["conversations"]
+    assert (account["read"], account["kept"], account["not_asked"]) == (8, 5, 3)
+    assert set(account["leaked"]) == {"tiny", "mt_bench", "gsm8k"}
+
+    from_parts = run(world, "out=there", "corpus.limit=5", "show=3")
+    assert from_parts.returncode == 0, from_parts.stderr
+    assert from_parts.stdout.count("the head must say") + from_parts.stdout.count("no anchor") == 3
+    assert "\x1b[" in from_parts.stdout
 
     other = run(world, "out=there", "answers.batch_size=2")
     assert other.returncode == 1
@@ -61,11 +69,20 @@ def test_prepare_plans_prepares_goes_on_and_starts_afresh(world):
     assert not (world / "outputs").exists()
 
 
+def test_show_asks_the_base_where_nothing_is_prepared_and_writes_nothing(world):
+    shown = run(world, "out=elsewhere", "show=2", "show_labels=2")
+    assert shown.returncode == 0, shown.stderr
+    assert "prompt 0" in shown.stdout or "prompt 1" in shown.stdout
+    assert shown.stdout.count("tokens are answer") == 2
+    assert not (world / "elsewhere").exists()
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
         (["corpus.path=gone.jsonl"], "gone.jsonl is not there; give a file"),
         (["corpus=gsm8k"], "has no column `question` (found: id, category, turns)"),
+        (["+corpus.leakage.benchmarks.mine=gone.jsonl"], "gone.jsonl is not there"),
         (["answers.batch_size=0"], "no answers with batch_size 0"),
     ],
 )

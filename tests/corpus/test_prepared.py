@@ -8,7 +8,7 @@ from tiny_models import random_base
 
 from ctcdraft.corpus import parts, prepared
 from ctcdraft.corpus.answers import TransformersAnswers
-from ctcdraft.corpus.conversations import Prompt
+from ctcdraft.corpus.conversations import Corpus, Prompt
 from ctcdraft.errors import InputError
 
 PROMPTS = [
@@ -29,7 +29,7 @@ def base():
 
 
 def prepare(base, out, answers=GREEDY, prompts=PROMPTS):
-    return prepared.prepare(base, prompts, answers, out, {"corpus": {"name": "test"}})
+    return prepared.prepare(base, Corpus.of(prompts), answers, out, {"corpus": {"name": "test"}})
 
 
 def content(out):
@@ -67,6 +67,7 @@ def test_rows_hold_the_prompt_the_answer_and_an_exact_mask(base, tmp_path):
         assert row.ended == (answer[-1] in base.stop_tokens)
     counts = manifest["counts"]
     assert (counts["prompts"], counts["answers"], counts["cut_prompts"]) == (len(PROMPTS), TURNS, 0)
+    assert manifest["conversations"] == {"read": len(PROMPTS), "kept": len(PROMPTS)}
     assert counts["tokens"] == sum(len(row.tokens_L) for row in corpus.rows)
     assert counts["answer_tokens"] == sum(int(row.mask_L.sum()) for row in corpus.rows)
     assert counts["ended_share"] == sum(row.ended for row in corpus.rows) / TURNS
@@ -226,7 +227,7 @@ def test_discard_removes_the_corpus_and_nothing_else(base, tmp_path):
 
 
 def test_the_plan_says_how_much_and_where(base, tmp_path):
-    said = prepared.plan(base, PROMPTS, GREEDY, tmp_path / "out")
+    said = prepared.plan(base, Corpus.of(PROMPTS), GREEDY, tmp_path / "out")
     assert f"answers 11 prompts, {TURNS} turns" in said
     assert f"at most {TURNS * 12} of answers (12 each)" in said
     assert str(tmp_path / "out") in said

@@ -29,6 +29,16 @@ def test_held_out_prompts_are_not_trained_on_in_any_of_their_turns():
         assert not any(text[:4] == tuple(prompt.tolist()) for text in trained)
 
 
+def test_prompts_that_begin_alike_are_held_out_together():
+    answers = [answer(f"{first}/{rest}", 0) for first in "Zaku" for rest in range(5)]
+    rows, held = hold_out(answers, prompts=2, max_length=100)
+    assert len(held) == 2
+    assert len(rows) == 10
+    begins = {id_.partition("/")[0] for id_, row in zip([a.id for a in answers], answers, strict=True)
+              if any(torch.equal(row.tokens_L.long(), tokens) for tokens in rows.tokens)}  # fmt: skip
+    assert len(begins) == 2
+
+
 def test_a_row_that_was_cut_or_never_ended_says_so():
     answers = [answer("a", 0), answer("b", 0, words=30), answer("c", 0, ended=False), answer("d", 0)]
     rows, _ = hold_out(answers, prompts=0, max_length=20)

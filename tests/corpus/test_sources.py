@@ -5,12 +5,27 @@ import json
 
 import pytest
 
-from ctcdraft.corpus.conversations import gsm8k, project_prompts, sharegpt
+from ctcdraft.corpus.cleaning import Alternation, Cleaning, Duplicates, Empties, Roles
+from ctcdraft.corpus.conversations import family
+from ctcdraft.corpus.leakage import Leakage
+from ctcdraft.corpus.sources import gsm8k, project_prompts, sharegpt
 from ctcdraft.errors import InputError
 
 HUB = {"hub": "owner/name", "hub_file": "file.json"}
 PAIR = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]
 TALK = [*PAIR, {"from": "human", "value": "Bye"}]
+
+
+PROMPTS = Cleaning({"empties": Empties(), "duplicates": Duplicates()})
+TALKS = Cleaning(
+    {
+        "roles": Roles(["human", "user"], ["gpt", "assistant"], ["system"]),
+        "alternation": Alternation(),
+        "empties": Empties(),
+        "duplicates": Duplicates(),
+    }
+)
+NOTHING = Leakage(13, {})
 
 
 def jsonl(path, *records):
@@ -19,15 +34,19 @@ def jsonl(path, *records):
 
 
 def read_project(path, limit=None, seed=0):
-    return project_prompts(path, "tiny", limit, seed)
+    return project_prompts(path, "tiny", PROMPTS, NOTHING, limit, seed).prompts
 
 
 def read_sharegpt(path, limit=None, seed=0):
-    return sharegpt(path, "sharegpt", limit=limit, seed=seed, **HUB)
+    return read_corpus(path, limit, seed).prompts
+
+
+def read_corpus(path, limit=None, seed=0, leakage=NOTHING):
+    return sharegpt(path, "sharegpt", cleaning=TALKS, leakage=leakage, limit=limit, seed=seed, **HUB)
 
 
 def read_gsm8k(path, instruction=None):
-    return gsm8k(path, "gsm8k", "openai/gsm8k", "main", "train", instruction, None, 0)
+    return gsm8k(path, "gsm8k", "openai/gsm8k", "main", "train", instruction, PROMPTS, NOTHING, None, 0).prompts
 
 
 def test_project_prompts_keep_their_ids_categories_and_references(tmp_path):
@@ -89,6 +108,62 @@ def test_a_limit_is_a_choice_that_grows_and_does_not_depend_on_the_order(tmp_pat
     assert len(read_project(forwards, 99)) == 40
 
 
+def test_every_conversation_is_under_exactly_one_count(tmp_path):
+    question = "What is the distance between the two old cities if a train goes so fast?"
+    jsonl(tmp_path / "bench.jsonl", {"question": question})
+    one = [{"from": "human", "value": f"talk {n}"} for n in range(5)]
+    path = jsonl(
+        tmp_path / "s.jsonl",
+        *({"conversations": [talk]} for talk in one),
+        {"conversations": [{"from": "human", "value": "TALK  3"}]},
+        {"conversations": [{"from": "system", "value": "Be kind."}, *PAIR]},
+        {"conversations": [{"from": "gpt", "value": "Before that"}, *TALK]},
+        {"conversations": [{"from": "tool", "value": "42"}, *PAIR]},
+        {"conversations": [*PAIR, PAIR[1]]},
+        {"conversations": [*PAIR, {"from": "human", "value": " "}]},
+        {"conversations": [{"from": "human", "value": f"Hello! {question.upper()} Thanks"}]},
+    )
+    corpus = read_corpus(path, 4, leakage=Leakage(13, {"bench": str(tmp_path / "bench.jsonl")}))
+    account = corpus.account
+    assert account["dropped"] == {"roles": 1, "alternation": 1, "empties": 1, "duplicates": 1}
+    assert account["leaked"] == {"bench": 1}
+    assert account["shortened"] == {"roles": 1, "alternation": 1}
+    assert (account["read"], account["kept"], account["not_asked"]) == (12, 4, 3)
+    assert account["read"] == account["kept"] + account["not_asked"] + sum(account["dropped"].values()) + 1
+    assert corpus.summary() == (
+        "4 prompts of 12 conversations (without 1 roles, 1 alternation, 1 empties, 1 duplicates, 1 in benchmark bench, "
+        "3 not asked)"
+    )
+    assert read_corpus(path, 4, leakage=Leakage(13, {})).account["not_asked"] == 4
+
+
+def test_prompts_that_begin_alike_are_one_family(tmp_path):
+    more = [*PAIR, {"from": "human", "value": "Why?"}]
+    path = jsonl(tmp_path / "s.jsonl", *({"conversations": talk} for talk in (PAIR, TALK, more)))
+    names = [prompt.id for prompt in read_sharegpt(path)]
+    assert len(set(names)) == 3
+    assert len({family(name) for name in names}) == 1
+    assert family("p7") == "p7"
+
+
+def test_the_hash_of_a_corpus_does_not_depend_on_its_order(tmp_path):
+    talks = [{"conversations": PAIR}, {"conversations": TALK}]
+    forwards, backwards = (
+        read_corpus(jsonl(tmp_path / f"{n}.jsonl", *order)) for n, order in enumerate((talks, talks[::-1]))
+    )
+    assert forwards.hash == backwards.hash
+    assert forwards.hash != read_corpus(jsonl(tmp_path / "one.jsonl", talks[0])).hash
+
+
+def test_openai_parts_are_text_where_all_of_them_are(tmp_path):
+    said = [{"type": "text", "text": "Look"}, {"type": "text", "text": "here"}]
+    picture = [{"type": "image_url", "image_url": {"url": "x"}}]
+    path = jsonl(tmp_path / "m.jsonl", *({"messages": [{"role": "user", "content": c}]} for c in (said, picture, None)))
+    corpus = read_corpus(path)
+    assert [prompt.turns for prompt in corpus.prompts] == [("Look\nhere",)]
+    assert corpus.account["dropped"]["empties"] == 2
+
+
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
@@ -115,6 +190,10 @@ def test_what_is_wrong_with_a_conversation_is_one_sentence(tmp_path):
         read_sharegpt(jsonl(tmp_path / "b.jsonl", {"conversations": [{"value": "Hi"}]}))
     with pytest.raises(InputError, match="holds no prompt with a user turn"):
         read_sharegpt(jsonl(tmp_path / "c.jsonl", {"conversations": [PAIR[1]]}))
+    with pytest.raises(
+        InputError, match=r"3 conversations read; dropped: roles 3; speakers: bot 3\); check corpus.path"
+    ):
+        read_sharegpt(jsonl(tmp_path / "r.jsonl", *[{"conversations": [{"from": "bot", "value": "Hi"}]}] * 3))
     with pytest.raises(InputError, match=r"has no column `question` \(found: prompt\)"):
         read_gsm8k(jsonl(tmp_path / "d.jsonl", {"prompt": "How many?"}))
 
@@ -124,7 +203,7 @@ def test_what_is_wrong_with_a_place_is_one_sentence(tmp_path):
         read_project(str(tmp_path / "gone.jsonl"))
     with pytest.raises(InputError, match=r"is a folder without .jsonl or .json files"):
         read_project(str(tmp_path))
-    (tmp_path / "torn.jsonl.gz").write_bytes(gzip.compress(b"{}\n" * 1000)[:-12])
+    (tmp_path / "torn.jsonl.gz").write_bytes(gzip.compress(b'{"id": 1, "turns": ["a"]}\n' * 1000)[:-12])
     with pytest.raises(InputError, match=r"cannot read .*torn.jsonl.gz"):
         read_project(str(tmp_path / "torn.jsonl.gz"))
     (tmp_path / "latin.jsonl").write_bytes(b'{"id": "\xe9"}')

@@ -1,0 +1,201 @@
+"""From files or the hub to a corpus: each source reads one shape, all go through the same cleaning and the same count.
+
+It knows shapes, and which key of the config to name in a sentence; not what a step does, nor any token.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+from ctcdraft.corpus.cleaning import Cleaning
+from ctcdraft.corpus.conversations import USER, Conversation, Corpus, Prompt, name_of
+from ctcdraft.corpus.leakage import Leakage
+from ctcdraft.corpus.records import Paths, Record, column, hub_records, records
+from ctcdraft.errors import InputError
+
+
+def sharegpt(
+    path: Paths | None,
+    name: str,
+    hub: str,
+    hub_file: str,
+    cleaning: Cleaning,
+    leakage: Leakage,
+    limit: int | None,
+    seed: int,
+) -> Corpus:
+    """ShareGPT conversations or OpenAI `messages`: what their users say, turn by turn."""
+    found = records(path) if path is not None else hub_records(hub, data_files=hub_file)
+    talks = (Conversation(messages(record, where)) for where, record in found)
+    return gathered(
+        talks, f"corpus {name}: {path or hub}", name, cleaning, leakage, limit, seed, with_instruction(None)
+    )
+
+
+def gsm8k(
+    path: Paths | None,
+    name: str,
+    hub: str,
+    hub_config: str,
+    split: str,
+    instruction: str | None,
+    cleaning: Cleaning,
+    leakage: Leakage,
+    limit: int | None,
+    seed: int,
+) -> Corpus:
+    """Grade-school problems; `instruction` follows each question, after what cleaning and leakage look at."""
+    found = records(path) if path is not None else hub_records(hub, name=hub_config, split=split)
+    place = f"corpus {name}: {path or hub}"
+    asked = with_instruction(instruction)
+    return gathered(word_problems(found, name), place, name, cleaning, leakage, limit, seed, asked)
+
+
+def project_prompts(
+    path: Paths, name: str, cleaning: Cleaning, leakage: Leakage, limit: int | None, seed: int
+) -> Corpus:
+    """Prompts as this project writes them: {"id", "category", "turns": [...], "reference"?} on every line."""
+    place = f"corpus {name}: {path}"
+    found = project_conversations(records(path))
+    return gathered(found, place, name, cleaning, leakage, limit, seed, with_instruction(None))
+
+
+def gathered(
+    found: Iterable[Conversation],
+    place: str,
+    name: str,
+    cleaning: Cleaning,
+    leakage: Leakage,
+    limit: int | None,
+    seed: int,
+    asked: Callable[[str], str],
+) -> Corpus:
+    """The corpus of what was found, and the account: every conversation is kept, or is under one reason.
+
+    place: of the prompts, for the error sentences. asked: what a user's turn becomes when it is asked.
+    """
+    if limit is not None and limit < 1:
+        raise InputError(f"limit is {limit}, which leaves nothing of {place}; give 1 or more, or null")
+    dropped: Counter[str] = Counter()
+    shortened: Counter[str] = Counter()
+    leaked: Counter[str] = Counter()
+    read, passed = Tally(), Tally()
+    speakers: Counter[str] = Counter()
+    clean = passed(leakage.without_leaks(cleaning.clean(heard(read(found), speakers), dropped, shortened), leaked))
+    prompts = list(chosen(named(clean, name, asked, place), limit, seed))
+    account = {
+        "read": read.count,
+        "kept": len(prompts),
+        "not_asked": passed.count - len(prompts),
+        "dropped": dict(dropped),
+        "leaked": dict(leaked),
+        "shortened": {step: count for step, count in shortened.items() if count},
+    }
+    if not prompts:
+        reasons = {**dropped, **{f"in benchmark {benchmark}": count for benchmark, count in leaked.items()}}
+        why = ", ".join(f"{reason} {count:,}" for reason, count in reasons.items() if count)
+        who = ", ".join(f"{speaker} {count:,}" for speaker, count in speakers.most_common(4))
+        raise InputError(
+            f"{place} holds no prompt with a user turn that passes cleaning ({read.count:,} conversations read"
+            + (f"; dropped: {why}" if why else "")
+            + (f"; speakers: {who}" if who else "")
+            + "); check corpus.path= and corpus.cleaning"
+        )
+    return Corpus(prompts, account)
+
+
+def with_instruction(instruction: str | None) -> Callable[[str], str]:
+    """A question as it will be asked: the instruction follows it."""
+    return lambda turn: f"{turn}\n{instruction}" if instruction else turn
+
+
+class Tally:
+    """Counts what goes by."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, found: Iterable[Conversation]) -> Iterator[Conversation]:
+        for conversation in found:
+            self.count += 1
+            yield conversation
+
+
+def heard(found: Iterable[Conversation], speakers: Counter[str]) -> Iterator[Conversation]:
+    """The same conversations; who speaks in the first thousand of them goes into the sentence on an empty corpus."""
+    found = iter(found)
+    for conversation in islice(found, 1000):
+        speakers.update(speaker for speaker, _ in conversation.turns)
+        yield conversation
+    yield from found
+
+
+def named(found: Iterable[Conversation], name: str, asked: Callable[[str], str], place: str) -> Iterator[Prompt]:
+    """Conversations as prompts; an id that a source gives must be one prompt's only."""
+    seen: set[str] = set()
+    for conversation in found:
+        if conversation.id is not None:
+            if conversation.id in seen:
+                raise InputError(f"{place} holds two prompts with the id {conversation.id}; give each its own id")
+            seen.add(conversation.id)
+        turns = tuple(asked(turn) for turn in conversation.asked)
+        yield Prompt(
+            conversation.id or name_of(conversation.asked), conversation.category or name, turns, conversation.reference
+        )
+
+
+def chosen(prompts: Iterator[Prompt], limit: int | None, seed: int) -> Iterable[Prompt]:
+    """All prompts, or `limit` of them, picked by a hash of seed and id; only those are held in memory.
+
+    So a choice of 50 is part of the choice of 100, and the order of the file does not matter.
+    """
+    if limit is None:
+        return prompts
+    return heapq.nsmallest(limit, prompts, key=lambda prompt: hashlib.sha256(f"{seed}:{prompt.id}".encode()).digest())
+
+
+def messages(record: dict[str, Any], where: str) -> tuple[tuple[str, str | None], ...]:
+    """Who spoke, and what, in ShareGPT's words (from, value) or OpenAI's (role, content)."""
+    shape = "messages" if "messages" in record else "conversations"
+    turns = []
+    for message in column(record, shape, list, where):
+        speaker = message.get("from", message.get("role")) if isinstance(message, dict) else None
+        if not isinstance(speaker, str):
+            raise InputError(
+                f"{where} has a message {json.dumps(message)[:60]} in `{shape}` without a speaker; "
+                "each needs from and value, or role and content"
+            )
+        turns.append((speaker, content(message.get("value", message.get("content")))))
+    return tuple(turns)
+
+
+def content(said: Any) -> str | None:
+    """Text, or OpenAI's list of parts where all of them are text; None for a picture, a number or nothing."""
+    if isinstance(said, list) and all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in said):
+        return "\n".join(part["text"] for part in said)
+    return said if isinstance(said, str) else None
+
+
+def word_problems(found: Iterable[Record], name: str) -> Iterator[Conversation]:
+    """GSM8K's questions; the number after `####` is the reference."""
+    for number, (where, record) in enumerate(found):
+        question = column(record, "question", str, where)
+        _, mark, result = str(record.get("answer", "")).rpartition("####")
+        reference = result.strip().replace(",", "") if mark else None
+        yield Conversation(((USER, question),), f"{name}-{number:05d}", name, reference)
+
+
+def project_conversations(found: Iterable[Record]) -> Iterator[Conversation]:
+    for where, record in found:
+        turns = column(record, "turns", list, where)
+        if not turns or not all(isinstance(turn, str) and turn.strip() for turn in turns):
+            raise InputError(f"{where} has an empty turn or one that is not text; correct or remove it")
+        spoken = tuple((USER, turn) for turn in turns)
+        category = record.get("category")
+        yield Conversation(spoken, str(column(record, "id", None, where)), category, record.get("reference"))

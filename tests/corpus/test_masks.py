@@ -1,0 +1,227 @@
+"""Answer masks agree with the characters of the text, for every template; a wrong one refuses to train."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import transformers
+from places import found
+from tiny_models import END, tiny_tokenizer
+from truths_corpus import slow_answer_mask
+
+from ctcdraft.base import TEMPLATES, chat_template
+from ctcdraft.corpus.chat import prompt_tokens
+from ctcdraft.corpus.masks import conversation_tokens, marked_mask, opening, refuse_wrong_masks
+from ctcdraft.errors import InputError
+
+TINY = Path(__file__).resolve().parents[2] / "data" / "tiny" / "base"
+TALK = [
+    {"role": "user", "content": "a"},
+    {"role": "assistant", "content": "b c"},
+    {"role": "user", "content": "d"},
+    {"role": "assistant", "content": "e"},
+]
+
+
+def unmarked(template: str) -> str:
+    for marker in ("{%- generation -%}", "{%- endgeneration -%}", "{% generation %}", "{% endgeneration %}"):
+        template = template.replace(marker, "")
+    return template
+
+
+def tiny(template: str | None = None, special: tuple[str, ...] = ()):
+    tokenizer = transformers.AutoTokenizer.from_pretrained(TINY)
+    if special:
+        tokenizer.add_special_tokens({"additional_special_tokens": list(special)})
+    if template:
+        tokenizer.chat_template = chat_template(template)
+    return tokenizer
+
+
+def llama_like(template: str):
+    """A SentencePiece tokenizer with <s>, </s> and a vocabulary of 512."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(found("CTCDRAFT_MODELS", "stories260K"))
+    tokenizer.chat_template = chat_template(template)
+    return tokenizer
+
+
+CASES = {
+    "tiny": (lambda: tiny(), "<|end|>", ""),
+    "chatml": (lambda: tiny("chatml", ("<|im_start|>", "<|im_end|>")), "<|im_end|>", ""),
+    "vicuna_v1_1": (lambda: llama_like("vicuna_v1_1"), "</s>", " "),
+    "llama2_chat": (lambda: llama_like("llama2_chat"), "</s>", " "),
+}
+
+
+@pytest.fixture(scope="module")
+def thousand():
+    """A thousand real conversations, of several turns first."""
+    folder, talks = found("CTCDRAFT_DATA", "sharegpt"), []
+    for name in ("mt_bench_101.jsonl", "taskmaster4.jsonl", "oasst_model_eval.jsonl.gz", "lima.jsonl"):
+        opened = gzip.open if name.endswith("gz") else open
+        with opened(folder / name, "rt", encoding="utf-8") as stream:
+            talks += [json.loads(line)["conversations"] for line in itertools.islice(stream, 250)]
+    roles = {"human": "user", "gpt": "assistant"}
+    return [
+        [{"role": roles[turn["from"]], "content": turn["value"].strip()[:400].strip()} for turn in talk[:6]]
+        for talk in talks
+    ]
+
+
+def test_all_templates_that_ship_are_tested():
+    assert {file.stem for file in TEMPLATES.glob("*.jinja")} == set(CASES) - {"tiny"}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("markers", [True, False])
+def test_masks_are_those_of_the_characters_on_a_thousand_conversations(name, markers, thousand):
+    make, end, space = CASES[name]
+    tokenizer = make()
+    if not markers:
+        tokenizer.chat_template = unmarked(tokenizer.chat_template)
+        assert marked_mask(tokenizer, TALK) is None
+    stops = {tokenizer.convert_tokens_to_ids(end)}
+    for spoken in thousand:
+        assert conversation_tokens(tokenizer, spoken, stops) == slow_answer_mask(tokenizer, spoken, end, space)
+    assert len(thousand) == 1000
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (
+            "vicuna_v1_1",
+            "A chat between a curious user and an artificial intelligence assistant. The assistant gives helpful, "
+            "detailed, and polite answers to the user's questions. USER: a ASSISTANT: b c</s>USER: d ASSISTANT: e</s>",
+        ),
+        ("llama2_chat", "<s>[INST] a [/INST] b c </s><s>[INST] d [/INST] e </s>"),
+        (
+            "chatml",
+            "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nb c<|im_end|>\n"
+            "<|im_start|>user\nd<|im_end|>\n<|im_start|>assistant\ne<|im_end|>\n",
+        ),
+    ],
+)
+def test_templates_say_what_their_models_were_trained_on(name, text):
+    tokenizer = tiny(name)
+    tokenizer.bos_token, tokenizer.eos_token = "<s>", "</s>"
+    begin = "<s>" if name == "vicuna_v1_1" else ""
+    assert tokenizer.apply_chat_template(TALK, tokenize=False) == begin + text
+    prompt = tokenizer.apply_chat_template(TALK[:3], tokenize=False, add_generation_prompt=True)
+    before = {"vicuna_v1_1": " ASSISTANT:", "llama2_chat": " [/INST]", "chatml": "<|im_start|>assistant\n"}[name]
+    assert (begin + text).startswith(prompt)
+    assert prompt.endswith(before)
+
+
+def test_a_system_message_has_its_place():
+    system = [{"role": "system", "content": "Be kind."}, *TALK[:2]]
+    tokenizer = tiny("llama2_chat")
+    tokenizer.bos_token, tokenizer.eos_token = "<s>", "</s>"
+    rendered = tokenizer.apply_chat_template(system, tokenize=False)
+    assert rendered == "<s>[INST] <<SYS>>\nBe kind.\n<</SYS>>\n\na [/INST] b c </s>"
+    tokenizer.chat_template = chat_template("vicuna_v1_1")
+    assert tokenizer.apply_chat_template(system, tokenize=False) == "<s>Be kind. USER: a ASSISTANT: b c</s>"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "sentence"),
+    [
+        # the markers begin one word early, or leave out the end token
+        ("<|assistant|>{% generation %}", "{% generation %}<|assistant|>", "is marked, but is not said"),
+        ("<|end|>{% endgeneration %}", "{% endgeneration %}<|end|>", "is said, but is not marked"),
+        # earlier answers are rewritten, and there are no markers
+        ("{% generation %}{{ message['content'] }}<|end|>{% endgeneration %}", "<|end|>", "is not what stands between"),
+        (
+            "{% generation %}{{ message['content'] }}<|end|>{% endgeneration %}",
+            "{{ message['content'] }}",
+            "is not what",
+        ),
+        (
+            "{% if add_generation_prompt %}<|assistant|>",
+            "{% if add_generation_prompt %}<|user|>",
+            "is not how the tokens",
+        ),
+    ],
+)
+def test_a_template_that_cannot_be_exact_is_refused(before, after, sentence):
+    tokenizer = tiny_tokenizer()
+    assert before in tokenizer.chat_template
+    tokenizer.chat_template = tokenizer.chat_template.replace(before, after)
+    if "add_generation_prompt" in before:
+        tokenizer.chat_template = unmarked(tokenizer.chat_template)
+    with pytest.raises(InputError, match=sentence):
+        conversation_tokens(tokenizer, TALK, {END})
+
+
+def test_an_answer_without_end_or_a_conversation_without_answer_is_refused():
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = unmarked(tokenizer.chat_template.replace("<|end|>{% endgeneration %}", ""))
+    with pytest.raises(InputError, match="no end token of the base follows message 2"):
+        conversation_tokens(tokenizer, TALK[:2], {END})
+    with pytest.raises(InputError, match="is no ones"):
+        conversation_tokens(tiny_tokenizer(), TALK[:1], {END})
+
+
+def test_a_template_that_refuses_a_conversation_is_one_sentence():
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
+    with pytest.raises(InputError, match=r"cannot say a conversation of user \(roles must alternate\)"):
+        prompt_tokens(tokenizer, TALK[:1])
+    with pytest.raises(InputError, match=r"cannot read the chat template gone.jinja .* chatml, llama2_chat, vicuna"):
+        chat_template("gone.jinja")
+
+
+# --- the masks of prepared rows -----------------------------------------------------------------------------
+
+
+def row(mask_change=0, ended=True, **changes):
+    """A prompt and the answer `yes<|end|>` through the random template; the mask moved by so many places."""
+    tokenizer = tiny_tokenizer()
+    prompt = prompt_tokens(tokenizer, TALK[:1])
+    answer = tokenizer("yes<|end|>" if ended else "yes", add_special_tokens=False)["input_ids"]
+    mask = [0] * len(prompt) + [1] * len(answer)
+    mask = mask[-mask_change:] + mask[:-mask_change] if mask_change > 0 else mask[-mask_change:] + [0] * -mask_change
+    values = {"id": "p1", "tokens_L": torch.tensor(prompt + answer), "mask_L": torch.tensor(mask), "ended": ended}
+    return SimpleNamespace(**(values | changes))
+
+
+def refuse(*rows):
+    refuse_wrong_masks(rows, tiny_tokenizer(), {END})
+
+
+def test_right_masks_train():
+    assert tiny_tokenizer().decode(opening(tiny_tokenizer())) == "<|end|><|assistant|>"
+    refuse(row(), row(ended=False))
+
+
+@pytest.mark.parametrize("ended", [True, False])
+@pytest.mark.parametrize("shift", [-2, -1, 1, 2])
+def test_a_shifted_mask_refuses_to_train(shift, ended):
+    with pytest.raises(InputError, match="answer mask of p1 is shifted"):
+        refuse(row(), row(shift, ended))
+
+
+def test_masks_of_nothing_and_of_everything_refuse_to_train():
+    right = row()
+    for value, sentence in ((0, "is all zeros"), (1, "is all ones")):
+        with pytest.raises(InputError, match=sentence):
+            refuse(row(mask_L=torch.full_like(right.mask_L, value)))
+    with pytest.raises(InputError, match="places for"):
+        refuse(row(mask_L=right.mask_L[:-1]))
+
+
+def test_a_mask_that_leaves_out_the_end_or_goes_behind_it_refuses_to_train():
+    short, right = row(), row()
+    short.mask_L[-1] = 0
+    with pytest.raises(InputError, match="stops before its end token"):
+        refuse(short)
+    longer, ones = torch.cat([right.tokens_L, right.tokens_L[-2:]]), torch.ones(2, dtype=torch.int64)
+    behind = row(tokens_L=longer, mask_L=torch.cat([right.mask_L, ones]))
+    with pytest.raises(InputError, match="goes on behind its end token"):
+        refuse(behind)

@@ -1,0 +1,85 @@
+"""Reading: whatever chunks a file comes in, and one sentence for everything that can be wrong with its bytes."""
+
+import gzip
+import json
+
+import pytest
+
+from ctcdraft.corpus import records as reading
+from ctcdraft.corpus.records import hub_records, records
+from ctcdraft.errors import InputError
+
+ENTRIES = [
+    {"a": "text with ] and , and } in it", "b": [1, 2.5, -3e7, None, True]},
+    {"escaped": '\\" \\ \\n \u2028 \ud83d\ude00 é'.encode("utf-16", "surrogatepass").decode("utf-16")},
+    {},
+    {"deep": {"er": [{"est": ""}]}},
+]
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 7, 64, 1 << 20])
+@pytest.mark.parametrize("layout", [{}, {"indent": 2}, {"separators": (",", ":")}, {"ensure_ascii": False}])
+def test_an_array_is_the_same_in_any_chunks(tmp_path, monkeypatch, chunk, layout):
+    monkeypatch.setattr(reading, "CHUNK", chunk)
+    (tmp_path / "a.json").write_text(" \n" + json.dumps(ENTRIES, **layout) + "\n", encoding="utf-8")
+    found = list(records(str(tmp_path / "a.json")))
+    assert [entry for _, entry in found] == ENTRIES
+    assert found[2][0] == f"entry 3 of {tmp_path / 'a.json'}"
+
+
+def test_a_mark_at_the_beginning_and_a_missing_gz_do_not_matter(tmp_path):
+    (tmp_path / "marked.json").write_bytes(b"\xef\xbb\xbf" + json.dumps(ENTRIES).encode())
+    (tmp_path / "packed.jsonl").write_bytes(gzip.compress(b'{"a": 1}\n\n{"a": 2}'))
+    (tmp_path / "plain.jsonl.gz").write_text('{"a": 3}')
+    assert [entry for _, entry in records(str(tmp_path / "marked.json"))] == ENTRIES
+    assert [entry["a"] for _, entry in records(str(tmp_path / "p*"))] == [1, 2, 3]
+
+
+PACKED = gzip.compress(b'{"a": "b"}\n' * 5000)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("a.jsonl.gz", PACKED[:-12], "cannot read .*a.jsonl.gz: Compressed file ended"),
+        ("a.jsonl.gz", PACKED[:12] + b"\xff" * 20 + PACKED[32:], "cannot read .*a.jsonl.gz"),
+        ("a.jsonl", b'{"a": 1}\n{"a": \xe9}', r"line 2 of .* is not UTF-8 text \(byte 6\)"),
+        ("a.json", b'[{"a": "\xe9"}]', r"a.json is not UTF-8 text \(near entry 1\)"),
+        ("a.jsonl", '{"a": 1}'.encode("utf-16"), "a.jsonl is UTF-16 instead of UTF-8"),
+        ("a.jsonl", b'{"a": 1}\nnot json', "line 2 of .* is not JSON"),
+        ("a.jsonl", b'{"a": 1}\n[2]', "line 2 of .* is a list instead of an object"),
+        ("a.jsonl", b"[" * 100_000, "nested too deeply|is not JSON"),
+        ("a.json", b'[{"a": 1}, {"a": ]', "entry 2 of .* is not JSON"),
+        ("a.json", b'[{"a": 1}, {"a": 2}', "entry 2 of .* is not JSON"),
+        ("a.json", b'[{"a": 1} {"a": 2}]', "entry 1 of .* is not JSON"),
+        ("a.json", b'[{"a": 1}] {"a": 2}', "goes on after the end of its array"),
+        ("a.json", b'[{"a": "never closed}]', "entry 1 of .* is not JSON"),
+        ("a.json", b"[", "entry 1 of .* is not JSON"),
+    ],
+)
+def test_what_is_wrong_with_the_bytes_is_one_sentence(tmp_path, name, content, sentence):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match=sentence) as caught:
+        list(records(str(tmp_path / name)))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_is_not_read_beyond_what_is_asked_for(tmp_path):
+    """The wrong line is a megabyte away from the first one; who asks for one line never meets it."""
+    for name, begin, between in (("a.jsonl", "", "\n"), ("a.json", "[", ",")):
+        text = begin + between.join(['{"a": "' + "x" * 1000 + '"}'] * 3000) + between + "wrong"
+        (tmp_path / name).write_text(text)
+        assert next(records(str(tmp_path / name)))[1]["a"] == "x" * 1000
+        with pytest.raises(InputError, match=r"3001 of .* is not JSON"):
+            list(records(str(tmp_path / name)))
+
+
+def test_a_data_set_that_cannot_be_made_is_one_sentence(monkeypatch):
+    import datasets
+
+    def broken(*args, **kwargs):
+        raise datasets.exceptions.DatasetGenerationError("An error occurred while generating the dataset\nmore")
+
+    monkeypatch.setattr(datasets, "load_dataset", broken)
+    with pytest.raises(InputError, match=r"cannot get owner/name from the hub \(An error occurred .*\); give a local"):
+        hub_records("owner/name")

@@ -1,0 +1,35 @@
+"""The recount finds what is there: in a prompt, in an answer, and in an answer that a later prompt repeats."""
+
+import json
+
+from recount_leakage import recount
+from tiny_models import tiny_tokenizer
+
+LONG = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen"
+
+
+def part(folder, *rows):
+    tokenizer = tiny_tokenizer()
+    lines = []
+    for prompt, answer in rows:
+        before, after = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in (prompt, answer))
+        lines.append(json.dumps({"tokens": before + after, "mask": [0] * len(before) + [1] * len(after)}) + "\n")
+    (folder / "part-00000.jsonl").write_text("".join(lines))
+    return folder
+
+
+def ask(*turns):
+    return "<bos>" + "".join(f"<|user|>{turn}<|end|><|assistant|>" for turn in turns)
+
+
+def test_a_question_is_found_in_prompts_and_in_answers(tmp_path):
+    part(tmp_path, (ask("Who are you?"), "nobody<|end|>"), (ask(f"Say: {LONG}."), "no<|end|>"), (ask("Hi"), LONG))
+    users, answers = recount(tmp_path, tiny_tokenizer(), [LONG, "WHO are you"])
+    assert users == {"Who are you?", f"Say: {LONG}."}
+    assert answers == {LONG}
+
+
+def test_what_the_base_said_is_not_the_users(tmp_path):
+    later = f"<bos><|user|>Hi<|end|><|assistant|>{LONG}<|end|><|user|>Thanks<|end|><|assistant|>"
+    part(tmp_path, (ask("Hi"), f"{LONG}<|end|>"), (later, "yes<|end|>"))
+    assert recount(tmp_path, tiny_tokenizer(), [LONG, "Bye"]) == (set(), {LONG})

@@ -1,0 +1,22 @@
+"""Where real data and small models lie beside the repository; a test that needs them skips where they do not."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+BESIDE = Path(__file__).resolve().parents[2] / "shared"
+PLACES = {
+    "CTCDRAFT_DATA": Path(os.environ.get("CTCDRAFT_DATA", BESIDE / "data")),
+    "CTCDRAFT_MODELS": Path(os.environ.get("CTCDRAFT_MODELS", BESIDE / "models")),
+}
+
+
+def found(variable: str, name: str) -> Path:
+    """PLACES[variable] / name, or the test is skipped."""
+    place = PLACES[variable] / name
+    if not place.exists():
+        pytest.skip(f"no {name} at {place.parent}; {variable}= names the folder that holds it")
+    return place

@@ -1,0 +1,61 @@
+"""Whether a prepared corpus holds a benchmark's questions, counted again from its tokens alone.
+
+    python tests/recount_leakage.py PREPARED TOKENIZER QUESTIONS.jsonl ...
+
+It shares no code with the check it doubts: parts are decoded, cut at special tokens, and compared word with word. A
+question shorter than 13 words is found where special tokens surround each turn; longer ones are found anywhere.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from truths_corpus import slow_runs
+
+
+def pieces(tokenizer: Any, ids: Iterable[int]) -> Iterator[str]:
+    """What stands between special tokens, as text."""
+    special = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
+    for is_special, run in groupby(ids, lambda token: token in special):
+        if not is_special:
+            yield tokenizer.decode(list(run)).strip()
+
+
+def recount(folder: Path, tokenizer: Any, questions: Iterable[str], words: int = 13) -> tuple[set[str], set[str]]:
+    """Texts of users, and answers of the base, that share a run of words with a question.
+
+    What the base answered stands in the prompts of later turns too; it counts as an answer there.
+    """
+    asked: set[str] = set()
+    said: set[str] = set()
+    for part in sorted(folder.glob("part-*.jsonl")):
+        for line in map(json.loads, part.read_text().splitlines()):
+            for inside, text in ((0, asked), (1, said)):
+                ids = [token for token, mask in zip(line["tokens"], line["mask"], strict=True) if mask == inside]
+                text.update(pieces(tokenizer, ids))
+    known = slow_runs(questions, words)
+    found = [{text for text in texts if slow_runs([text], words) & known} for texts in (asked - said, said)]
+    return found[0], found[1]
+
+
+def questions_of(path: str) -> Iterator[str]:
+    for line in Path(path).read_text().splitlines():
+        record = json.loads(line)
+        yield from record["turns"] if "turns" in record else [record["question"]]
+
+
+if __name__ == "__main__":
+    import transformers
+
+    folder, base, *files = sys.argv[1:]
+    known = [question for file in files for question in questions_of(file)]
+    users, answers = recount(Path(folder), transformers.AutoTokenizer.from_pretrained(base), known)
+    print(
+        f"{len(known):,} questions: {len(users):,} of them among the prompts, {len(answers):,} in answers of the base"
+    )
+    sys.exit(bool(users))

@@ -1,0 +1,61 @@
+"""The slow, obvious truths of a corpus: leaks by comparing word with word, masks by walking over the characters."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable, Sequence
+
+
+def slow_words(text: str) -> list[str]:
+    """Letter by letter: what is no letter, digit or underscore ends a word."""
+    words, word = [], ""
+    for letter in unicodedata.normalize("NFKC", text).casefold() + " ":
+        if letter.isalnum() or letter == "_" or unicodedata.category(letter) in ("Nl", "No"):
+            word += letter
+        elif word:
+            words.append(word)
+            word = ""
+    return words
+
+
+def slow_runs(texts: Iterable[str], length: int) -> set[tuple[str, ...]]:
+    """Every run of `length` words as words; a shorter text is one run."""
+    runs = set()
+    for text in texts:
+        words = slow_words(text)
+        if words:
+            runs |= {tuple(words[start : start + length]) for start in range(max(len(words) - length, 0) + 1)}
+    return runs
+
+
+def slow_leaks(texts: Sequence[str], questions: Iterable[str], length: int) -> list[int]:
+    """Which texts share a run of words with a question, or are one that is shorter than a run."""
+    known = slow_runs(questions, length)
+    return [index for index, text in enumerate(texts) if slow_runs([text], length) & known]
+
+
+def slow_answer_mask(tokenizer, spoken, end, space):
+    """Ids and mask of a conversation, from the characters of its text alone.
+
+    Walk through the rendered text: behind every earlier message look for the next one; an answer's characters are
+    `space` (what the template puts before it on the base's behalf), what was said, and all up to the end of `end`.
+    A token is answer if its characters are.
+    """
+    text = tokenizer.apply_chat_template(spoken, tokenize=False)
+    inside = [False] * len(text)
+    at = 0
+    for message in spoken:
+        said = message["content"].strip()
+        at = text.index(said, at)
+        stop = at + len(said)
+        if message["role"] == "assistant":
+            stop = text.index(end, stop) + len(end)
+            for place in range(at - len(space), stop):
+                inside[place] = True
+        at = stop
+    encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    mask = []
+    for start, stop in encoding["offset_mapping"]:
+        assert len(set(inside[start:stop])) == 1, "a token is half an answer"
+        mask.append(int(inside[start]))
+    return encoding["input_ids"], mask
