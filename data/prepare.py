@@ -7,28 +7,55 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from ctcdraft.corpus import parts, prepared
+from ctcdraft.corpus.writing import writing
+from ctcdraft.errors import InputError
 from ctcdraft.front_door import entry_point, from_command_line
+from ctcdraft.shard import Shard
 
 
 @hydra.main(version_base=None, config_path="../configs", config_name="prepare")
 @entry_point
 def main(config: DictConfig) -> None:
+    shard = Shard.parse(config.shard)
     prompts = instantiate(config.corpus)
     answers = instantiate(config.answers)
     base = instantiate(config.base)
     out = Path(config.out)
     if config.overwrite and not config.plan_only:
-        parts.discard(out)
+        start_afresh(out, shard)
     print(prepared.plan(base, prompts, answers, out))
     if config.plan_only:
         return
     settings = OmegaConf.to_container(config.corpus, resolve=True)
-    counts = prepared.prepare(base, prompts, answers, out, {"corpus": settings})["counts"]
-    print(
+    manifest = prepared.prepare(base, prompts, answers, out, {"corpus": settings}, shard)
+    print(summary(manifest, shard, out))
+
+
+def start_afresh(out: Path, shard: Shard) -> None:
+    if shard.of > 1:
+        raise InputError(
+            f"overwrite=true with shard={shard.number}/{shard.of} would throw away what the other shards have made; "
+            f"remove {out} once, then start all shards without it"
+        )
+    with writing(out, shard):
+        parts.discard(out)
+
+
+def summary(manifest: parts.Manifest, shard: Shard, out: Path) -> str:
+    if not manifest["complete"]:
+        return (
+            f"shard {shard.number} of {shard.of} is finished in {out}, others are not; the last to finish completes "
+            "the corpus, and so does running once more without shard="
+        )
+    counts = manifest["counts"]
+    said = (
         f"{counts['answers']:,} answers to {counts['prompts']:,} prompts in {out}\n"
         f"{counts['answer_tokens']:,} answer tokens of {counts['tokens']:,}, "
         f"{counts['ended_share']:.1%} of the answers ended, {counts['cut_prompts']:,} prompts cut to fit"
     )
+    if counts["reencoded"] or counts["dropped"]:
+        said += f"\n{counts['reencoded']:,} answers re-encoded from text, {counts['dropped']:,} dropped"
+    return said
 
 
 if __name__ == "__main__":

@@ -63,6 +63,14 @@ class KVCache(transformers.Cache):
         """Keep the first `length` rows: for drafters, which read guesses and take all of them back."""
         self._rows = [length] * len(self._rows)
 
+    def select(self, kept_B: Tensor) -> None:
+        """Of a batch of sequences keep these, in this order. Decoding has no batch; answering a corpus has."""
+        for name in ("_keys", "_values"):
+            held = getattr(self, name)
+            kept = held.new_empty(held.shape[0], len(kept_B), *held.shape[2:])
+            kept[:, :, :, : self.length] = held[:, kept_B, :, : self.length]
+            setattr(self, name, kept)
+
     def _reserve(self, rows: int, keys: Tensor, values: Tensor) -> None:
         """Allocate the buffers, or grow them; rows already held stay."""
         self.capacity = max(self.capacity, -(-rows // BUCKET) * BUCKET)
