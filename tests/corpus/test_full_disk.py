@@ -10,9 +10,12 @@ import pytest
 from tiny_models import random_lm, tiny_tokenizer
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-MAY_MOUNT = (
-    subprocess.run(["unshare", "-rm", "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True).returncode == 0
-)
+PROBE = ["unshare", "-rm", "mount", "-t", "tmpfs", "none", "/mnt"]
+
+
+def may_mount() -> bool:
+    return shutil.which("unshare") is not None and subprocess.run(PROBE, capture_output=True).returncode == 0
+
 
 SCRIPT = """
 mkdir small && mount -t tmpfs -o size=24k none small || exit 9
