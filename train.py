@@ -47,7 +47,8 @@ def main(config: DictConfig) -> float:
     torch.manual_seed(config.seed)
     drafter = build_drafter(config.drafter, base).train()
     objective = instantiate(config.objective)
-    batches = Batches(rows, base, config.trainer.rows, config.trainer.anchors, objective.labels, config.seed)
+    states = instantiate(config.states)
+    batches = Batches(rows, base, config.trainer.rows, config.trainer.anchors, objective.labels, config.seed, states)
     trainer = make_trainer(config, run, base, drafter, objective, batches, held_out)
     print(plan(drafter, objective, batches, trainer.engine, config.trainer.steps))
     if config.plan_only:

@@ -15,6 +15,8 @@ from ctcdraft.decoding.kv_cache import KVCache
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.errors import InputError
 
+STRETCHED = ("dynamic", "longrope")  # by the length of what is read: a tree reaches further than its first word
+
 
 @dataclass(frozen=True)
 class Read:
@@ -192,7 +194,7 @@ def load_base(
         tokenizer = transformers.AutoTokenizer.from_pretrained(path, revision=revision)
     except InputError:
         raise
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, ImportError) as error:  # ImportError: attention=flash_attention_2 without its package
         raise InputError(
             f"cannot load the base {path}: {first_line(error)}; check base.path= (and base.attention={attention})"
         ) from error
@@ -216,12 +218,14 @@ def refuse_taps(taps: Sequence[str | int], layers: int) -> None:
 
 
 def refuse_unreadable(config: Any, name: str) -> None:
-    """Raise InputError for a base whose attention cannot read a tree through a plain mask."""
+    """Raise InputError for a base whose attention cannot read a tree through a plain mask, word for word the same."""
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"]) - {"full_attention"}
     if getattr(config, "sliding_window", None) is not None:
         kinds.add(f"sliding window of {config.sliding_window}")
     if not getattr(config, "num_attention_heads", None):
         kinds.add("no attention heads")
+    if (rope := (getattr(config, "rope_parameters", None) or {}).get("rope_type")) in STRETCHED:
+        kinds.add(f"{rope} rotary positions, whose angles change as the text grows")
     if kinds:
         raise InputError(
             f"base {name} has {', '.join(sorted(kinds))}: a tree of guesses cannot be read and rolled back "

@@ -53,6 +53,7 @@ def test_padding_on_the_right_changes_no_state():
             "sliding_attention",
         ),
         ("mamba", {}, "no attention heads"),
+        ("llama", {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic rotary positions"),
     ],
 )
 def test_bases_that_cannot_be_rolled_back_are_refused(kind, changes, found):
@@ -65,6 +66,11 @@ def test_a_sliding_window_base_on_disk_is_refused_before_its_weights_are_read(tm
     transformers.MistralConfig(sliding_window=32).save_pretrained(tmp_path)
     with pytest.raises(InputError, match="sliding window of 32"):
         load_base(str(tmp_path), "float32", "cpu")
+
+
+def test_an_attention_that_is_not_installed_is_one_sentence(tmp_path):
+    with pytest.raises(InputError, match=r"cannot load the base .*base\.attention=flash_attention_2"):
+        load_base(saved(tmp_path / "base"), "float32", "cpu", attention="flash_attention_2")
 
 
 def test_a_missing_folder_is_one_sentence(tmp_path):

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from ctcdraft.base import BaseLM
+from ctcdraft.corpus.states import Live, Source
 from ctcdraft.corpus.windows import label_windows, sample_anchors, valid_anchors
 from ctcdraft.ctc.alignment import frames_needed
 from ctcdraft.drafters.drafter import Batch
@@ -42,9 +43,19 @@ class Rows:
 class Batches:
     """Rows in a new random order every epoch, anchors drawn anew every step."""
 
-    def __init__(self, rows: Rows, base: BaseLM, rows_a_step: int, anchors: int, labels: int, seed: int) -> None:
+    def __init__(
+        self,
+        rows: Rows,
+        base: BaseLM,
+        rows_a_step: int,
+        anchors: int,
+        labels: int,
+        seed: int,
+        states: Source = Live,
+    ) -> None:
         self.rows = rows
-        self.base = base
+        self.device = base.device
+        self.states = states(base, rows.tokens)
         self.rows_a_step = min(rows_a_step, len(rows))
         self.anchors = anchors
         self.labels = labels
@@ -58,13 +69,13 @@ class Batches:
         """The batch of a step, with the base's states, on the base's device."""
         epoch, place = divmod(step, self.steps_an_epoch)
         order = torch.randperm(len(self.rows), generator=self._rng(epoch, 0)).tolist()
-        tokens_BL, mask_BL, ended_B = self.rows.padded(order[place * self.rows_a_step : (place + 1) * self.rows_a_step])
+        chosen = order[place * self.rows_a_step : (place + 1) * self.rows_a_step]
+        tokens_BL, mask_BL, ended_B = self.rows.padded(chosen)
         anchors_BA = sample_anchors(mask_BL, self.anchors, self._rng(step, 1))
         roots_BA, labels_BAS, lengths_BA = label_windows(tokens_BL, mask_BL, anchors_BA, self.labels, ended_B)
-        device = self.base.device
-        states_BLD = self.base.states(tokens_BL.to(device), torch.ones_like(tokens_BL).to(device))
+        states_BLD = self.states(chosen, tokens_BL)
         windows = (tokens_BL, anchors_BA, roots_BA, labels_BAS, lengths_BA)
-        tokens_BL, anchors_BA, roots_BA, labels_BAS, lengths_BA = (part.to(device) for part in windows)
+        tokens_BL, anchors_BA, roots_BA, labels_BAS, lengths_BA = (part.to(self.device) for part in windows)
         return Batch(tokens_BL, states_BLD, anchors_BA, roots_BA, labels_BAS, lengths_BA)
 
     def _rng(self, number: int, stream: int) -> torch.Generator:

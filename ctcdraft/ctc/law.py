@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ctcdraft.ctc.prefix import _check_blank, _runs
+from ctcdraft.ctc.prefix import _runs, check_blank
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Labels:
     @classmethod
     def none(cls, frames_TC: Tensor, blank: int, prefixes: int) -> Self:
         """The empty prefix, `prefixes` times. frames_TC: probabilities, normalised over C."""
-        _check_blank(frames_TC, blank)
+        check_blank(frames_TC, blank)
         frames_TC = frames_TC.double()
         blanked_KJ = F.pad(frames_TC[:, blank].cumprod(0), (1, 0), value=1.0).expand(prefixes, -1)
         # Any word may pass for the last one: none has been said, so "again" is as probable as "at all".

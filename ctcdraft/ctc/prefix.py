@@ -108,7 +108,7 @@ def words_lost(log_probs_TC: Tensor, blank: int, words_per_frame: int) -> Tensor
 
 def _choose_words(log_probs_TC: Tensor, blank: int, words_per_frame: int) -> Tensor:
     """The union of every frame's best words, ascending, without the blank."""
-    _check_blank(log_probs_TC, blank)
+    check_blank(log_probs_TC, blank)
     if words_per_frame < 1:
         raise ValueError(f"words_per_frame is {words_per_frame}; a prefix needs at least 1")
     classes = log_probs_TC.shape[1]
@@ -120,7 +120,7 @@ def _choose_words(log_probs_TC: Tensor, blank: int, words_per_frame: int) -> Ten
     return torch.where(best_TW[:, :-1] == blank, best_TW[:, -1:], best_TW[:, :-1]).unique()
 
 
-def _check_blank(log_probs_TC: Tensor, blank: int) -> None:
+def check_blank(log_probs_TC: Tensor, blank: int) -> None:
     classes = log_probs_TC.shape[1]
     if not 0 <= blank < classes:
         raise ValueError(f"blank is class {blank}, but the frames have classes 0 to {classes - 1}")

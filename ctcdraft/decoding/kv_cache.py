@@ -23,6 +23,7 @@ class KVCache(transformers.Cache):
         self._rows = [0] * layers  # written, per layer: all are equal once a read is over
         self._keys: Any = None  # allocated at the first update, which knows heads, width and dtype
         self._values: Any = None
+        self._layers: list[tuple[Tensor, Tensor]] = []  # the same buffers, one pair of views a layer
 
     @property
     def length(self) -> int:
@@ -37,7 +38,7 @@ class KVCache(transformers.Cache):
         end = start + key_states.shape[-2]
         if self._keys is None or end > self.capacity:
             self._reserve(end, key_states, value_states)
-        keys, values = self._keys[layer_idx], self._values[layer_idx]
+        keys, values = self._layers[layer_idx]
         keys[:, :, start:end] = key_states
         values[:, :, start:end] = value_states
         self._rows[layer_idx] = end
@@ -76,6 +77,7 @@ class KVCache(transformers.Cache):
         self.capacity = max(self.capacity, -(-rows // BUCKET) * BUCKET)
         self._keys = self._enlarged(self._keys, keys)
         self._values = self._enlarged(self._values, values)
+        self._layers = list(zip(self._keys.unbind(), self._values.unbind(), strict=True))
 
     def _enlarged(self, held: Any, like: Tensor) -> Tensor:
         batch, heads, _, width = like.shape

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Self
@@ -45,6 +46,19 @@ class TokenTree:
         """One guess after the other: root -> g1 -> g2 ..."""
         tokens_N = torch.cat([root.reshape(1), guesses_K])
         return cls(tokens_N, torch.arange(-1, len(guesses_K), device=tokens_N.device), height=len(guesses_K))
+
+    @classmethod
+    def from_lists(cls, root: Tensor, words: Sequence[int], parents: Sequence[int]) -> Self:
+        """Guesses that were made on the host, a parent before its children; -1 says that the root is the parent.
+
+        Asking for the root's number is free on a CPU; on a GPU it would stall the draft.
+        """
+        depths = [0]
+        for parent in parents:
+            depths.append(depths[parent + 1] + 1)
+        tokens_N = torch.tensor([int(root), *words], device=root.device)
+        parents_N = torch.tensor([-1, *(parent + 1 for parent in parents)], device=root.device)
+        return cls(tokens_N, parents_N, height=max(depths))
 
     @classmethod
     def from_paths(cls, root: Tensor, paths_PK: Tensor, lengths_P: Tensor, limit: int) -> Self:

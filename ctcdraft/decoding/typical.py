@@ -43,5 +43,5 @@ class Typical:
         deepest_N = accepted_N & (tree.depths_N == (tree.depths_N * accepted_N).max())
         likelihood_N = guessed_N.masked_fill(~accepted_N, 0.0) @ tree.ancestors_NN.T.to(guessed_N.dtype)
         last = likelihood_N.masked_fill(~deepest_N, -float("inf")).argmax()
-        said_N = draw(log_probs_NV, noise, root_position + 1 + tree.depths_N, tree.height)
+        said_N = draw(log_probs_NV, noise, root_position, tree)
         return Verdict(path_to(tree, last), tree.depths_N[last] + 1, said_N[last])

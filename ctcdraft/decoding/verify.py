@@ -27,25 +27,23 @@ def match(tree: TokenTree, log_probs_NV: Tensor, noise: Noise | None, root_posit
     are the very draws autoregression makes. (A drawn chain is read the same way, at a lower acceptance than
     `rejection` gives it.)
     """
-    said_N = draw(log_probs_NV, noise, root_position + 1 + tree.depths_N, tree.height)
+    said_N = draw(log_probs_NV, noise, root_position, tree)
     agrees_N = tree.tokens_N == said_N[tree.parents_N]
     agrees_N[0] = True
-    accepted_N = (agrees_N | ~tree.ancestors_NN).all(dim=1)
+    accepted_N = (tree.ancestors_NN <= agrees_N).all(dim=1)  # <= of truths is "implies": who is above it, agrees
     last = (tree.depths_N * accepted_N).argmax()
     return Verdict(path_to(tree, last), tree.depths_N[last] + 1, said_N[last])
 
 
-def draw(log_probs_NV: Tensor, noise: Noise | None, positions_N: Tensor, spread: int) -> Tensor:
-    """One word a row, by Gumbel-max with noise keyed by position; without noise the most probable word.
-
-    spread: positions_N lie within [first, first + spread], so that siblings share one row of noise.
-    """
+def draw(log_probs_NV: Tensor, noise: Noise | None, root_position: int, tree: TokenTree) -> Tensor:
+    """The base's word after each node, by Gumbel-max with noise keyed by the word's position; without noise the
+    most probable one. Siblings share one row of noise."""
     if noise is None:
         return log_probs_NV.argmax(dim=-1)
-    first = positions_N[0]
-    rows = torch.arange(spread + 1, device=positions_N.device) + first
-    gumbel_RV = noise.gumbel(rows, log_probs_NV.shape[-1])
-    return (log_probs_NV + gumbel_RV[positions_N - first]).argmax(dim=-1)
+    first = root_position + 1
+    positions_R = torch.arange(first, first + tree.height + 1, device=log_probs_NV.device)
+    gumbel_RV = noise.gumbel(positions_R, log_probs_NV.shape[-1])
+    return (log_probs_NV + gumbel_RV[tree.depths_N]).argmax(dim=-1)
 
 
 def path_to(tree: TokenTree, node: Tensor) -> Tensor:

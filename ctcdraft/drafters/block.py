@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from einops import rearrange
 from torch import Tensor
 
 from ctcdraft.base import BaseLM
@@ -42,6 +41,7 @@ class BlockDrafter(DraftHead):
         if frames < 1:
             raise InputError(f"drafter.frames={frames}: a draft needs at least one frame")
         shape = BlockShape.of(base.lm.config, base.context_length)
+        self.frames = frames
         self.body: Any = body(shape, frames).to(base.device)
         self.head = BlankHead(base.head, base.width).to(base.device)
         self.embedding = base.embedding
@@ -80,30 +80,21 @@ class BlockDrafter(DraftHead):
 
     def draft(self, context: Context, memory: KVCache | None, rng: torch.Generator) -> tuple[TokenTree, Any]:
         if memory is None and self.body.layers:
-            memory = KVCache(self.body.layers, capacity=len(context.tokens_L) + context.room)
+            rows = len(context.tokens_L) + context.room + self.frames  # a step holds its slots in there too
+            memory = KVCache(self.body.layers, capacity=rows)
         emissions = self.emit(context, memory)
-        log_probs_TC = rearrange(emissions.logits(), "1 1 t c -> t c").float().log_softmax(dim=-1)
+        log_probs_TC = emissions.logits().flatten(0, 2).log_softmax(dim=-1, dtype=torch.float32)
         heard = (context.root, context.depth, context.nodes, self.stops, rng)
         if self.correction is None:
             return self.paths(log_probs_TC, *heard), memory
-        memory_1R = rearrange(emissions.start_BAR, "1 1 r -> 1 r")
+        memory_1R = emissions.start_BAR.flatten(0, 1)
         return self.paths(log_probs_TC, *heard, Listening.begin(log_probs_TC, self.correction, memory_1R)), memory
 
     def emit(self, context: Context, memory: Any) -> Emissions:
         """Emissions at the newest state; the text's keys and values grow in `memory`, one row a token."""
-        states_BLD = self.seen(rearrange(context.fresh_KD, "k d -> 1 k d"))
-        read = len(context.tokens_L) - 1  # all but the root
-        positions_K = torch.arange(read - states_BLD.shape[1], read, device=states_BLD.device)
-        fresh = self.body.remember(states_BLD, positions_K)
-        text = [memory.update(*keys_values, layer) for layer, keys_values in enumerate(fresh)]
-        states_BATD = self.body(
-            anchor_BAD=states_BLD[:, -1:],
-            root_BAD=self.embedding(context.root.reshape(1, 1)).to(self.dtype),
-            anchors_BA=positions_K[-1:][None],
-            text=text,
-            visible_BAL=None,
-        )
-        return self.emissions(states_BATD, states_BLD[:, -1:], context.root.reshape(1, 1))
+        states_BKD, root_BA = self.seen(context.fresh_KD[None]), context.tokens_L[None, -1:]
+        root_BAD = self.embedding(root_BA).to(self.dtype)
+        return self.emissions(self.body.step(states_BKD, root_BAD, memory), states_BKD[:, -1:], root_BA)
 
     def emissions(self, states_BATD: Tensor, anchor_BAD: Tensor, roots_BA: Tensor) -> Emissions:
         if self.correction is None:

@@ -12,6 +12,7 @@ from ctcdraft.decoding.loop import Context
 from ctcdraft.drafters.drafter import Batch
 from ctcdraft.drafters.grow import Growth
 from ctcdraft.drafters.stepwise import Stepwise, deepen, from_anchors
+from ctcdraft.errors import InputError
 from ctcdraft.nn.causal import CausalBlock
 from ctcdraft.nn.transformer import BlockShape, copy_llama_layer
 from ctcdraft.nn.words import WordEmissions, WordHead
@@ -27,10 +28,14 @@ class Eagle(Stepwise):
 
     Along a draft its own states stand in for the base's, which in training are all true: its first frame is
     the same in both, the deeper ones are not. No norm before the layer and none after it, as published.
+    noise: in training every number of h is off by up to this much, evenly, so that it learns to bear its own errors.
     """
 
-    def __init__(self, base: BaseLM, frames: int, growth: Growth) -> None:
+    def __init__(self, base: BaseLM, frames: int, growth: Growth, noise: float = 0.0) -> None:
         super().__init__(frames, growth, base.stop_tokens)
+        if not 0 <= noise < float("inf"):
+            raise InputError(f"drafter.noise={noise} is no width of noise; 0 is none, 0.1 is EAGLE's own")
+        self.noise = noise
         self.fuse = nn.Linear(2 * base.width, base.width).to(base.device)
         self.block = CausalBlock(BlockShape.of(base.lm.config, base.context_length), input_norm=False).to(base.device)
         self.head = WordHead(base.head)
@@ -48,8 +53,17 @@ class Eagle(Stepwise):
         # The root comes from the batch, as the drafter is told it: a shifted one must show.
         next_BL = next_BL.scatter(1, batch.anchors_BA, batch.roots_BA)
         positions_L = torch.arange(next_BL.shape[1], device=next_BL.device)
-        states_BLD = self.block(self.fused(next_BL, batch.states_BLD), positions_L)
+        states_BLD = self.block(self.fused(next_BL, self.shaken(batch)), positions_L)
         return WordEmissions(from_anchors(states_BLD, batch.anchors_BA, self.frames), self.head, own=self.head)
+
+    def shaken(self, batch: Batch) -> Tensor:
+        """The batch's states, with noise in training: a function of the batch alone, so a resumed run repeats it."""
+        if not self.training or self.noise == 0:
+            return batch.states_BLD
+        rng = torch.Generator(batch.states_BLD.device)
+        rng.manual_seed(hash(tuple(batch.anchors_BA.flatten().tolist())) % 2**63)
+        off_BLD = torch.rand(batch.states_BLD.shape, generator=rng, device=batch.states_BLD.device) * 2 - 1
+        return batch.states_BLD + (self.noise * off_BLD).to(batch.states_BLD.dtype)
 
     def fused(self, words_BL: Tensor, states_BLD: Tensor) -> Tensor:
         last_BLD = states_BLD[..., : self.fuse.out_features]  # of several taps the last layer's, which comes first

@@ -13,11 +13,14 @@ import torch
 from torch import Tensor
 
 from ctcdraft.ctc.alignment import collapse
+from ctcdraft.ctc.best_first import best_first_search
 from ctcdraft.ctc.listening import listening_search
 from ctcdraft.ctc.prefix import prefix_search
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.listening import Listening
 from ctcdraft.errors import InputError
+
+FEW_NODES = 32  # up to here searching one prefix at a time is the cheaper way on a CPU
 
 # (log_probs_TC with the blank as last class, root, greatest depth, nodes with the root, words that end a text, the
 # draft's own random stream, of which only paths that draw make use; with a correction also the frames that listen)
@@ -52,6 +55,9 @@ class PrefixSearch:
         if depth < 1:
             return TokenTree.only_root(root)
         blank = log_probs_TC.shape[-1] - 1
+        if listening is None and log_probs_TC.is_cpu and nodes <= FEW_NODES:
+            few = best_first_search(log_probs_TC, blank, nodes - 1, self.words_per_frame, stops, depth)
+            return TokenTree.from_lists(root, *few)
         if listening is None:
             found = prefix_search(log_probs_TC, blank, nodes - 1, self.words_per_frame, stops, depth)
         else:

@@ -1,7 +1,8 @@
 """Bodies that attend: base states in, one state a frame out. They know no words and no blank.
 
 Every body has `layers`, in how many it keeps keys and values of the text (0: it looks at the anchor alone),
-`start_from`, `remember` and `forward`, as here.
+`start_from`, `remember` and `forward`, which is for training and says what is computed, and `step`, which is
+`forward` for decoding: one anchor, behind text that is remembered. As here.
 """
 
 from __future__ import annotations
@@ -74,15 +75,36 @@ class AttentionBody(nn.Module):
 
         anchor_BAD: base states at the anchors; root_BAD: embeddings of the roots; anchors_BA: positions.
         """
-        start_BAD = self.project(anchor_BAD)
-        if self.root_project is not None and self.root_norm is not None:
-            start_BAD = start_BAD + self.root_project(self.root_norm(root_BAD))
+        start_BAD = self.with_root(self.project(anchor_BAD), root_BAD)
         slots_BATD = start_BAD[:, :, None] + self.slots_TD
         steps_T = torch.arange(1, self.frames + 1, device=anchors_BA.device)
         turn = self.rotary(anchors_BA[..., None] + steps_T)
         for block, keys_values in zip((self.block, *self.deeper), text, strict=True):
             slots_BATD = block(slots_BATD, turn, keys_values, visible_BAL)
         return self.norm(slots_BATD)
+
+    def step(self, states_BKD: Tensor, root_BAD: Tensor, memory: Any) -> Tensor:
+        """States_BATD behind the newest of the fresh base states; B = A = 1.
+
+        memory: the KVCache of the text so far, which the fresh states join. The slots' rows lie in it too while
+        they are needed:
+
+            a b c | d e | s1 s2 s3        remembered, fresh, slots: positions 0 .. 7 in one piece
+        """
+        text_BKD = self.project(states_BKD)
+        start = memory.length
+        read = start + text_BKD.shape[1]
+        turn = self.rotary.span(start, read + self.frames, text_BKD.device)
+        slots_BTD = self.with_root(text_BKD[:, -1:], root_BAD) + self.slots_TD
+        for layer, block in enumerate((self.block, *self.deeper)):
+            slots_BTD = block.step(text_BKD, slots_BTD, turn, memory, layer)
+        memory.forget(read)
+        return self.norm(slots_BTD)[:, None]
+
+    def with_root(self, start_BAD: Tensor, root_BAD: Tensor) -> Tensor:
+        if self.root_project is None or self.root_norm is None:
+            return start_BAD
+        return start_BAD + self.root_project(self.root_norm(root_BAD))
 
 
 class Fuse(nn.Module):

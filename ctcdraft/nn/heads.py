@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ctcdraft.nn.correction import Correction, log_normalisers
+from ctcdraft.nn.projection import label_scores
 
 CHUNK_BYTES = 256 * 2**20  # of logits alive at once while labels are scored
 
@@ -82,8 +83,8 @@ class Emissions:
         """Scores of the labels at every frame (free slots of labels_BAS are -1 and score class 0)."""
         frames, memories_BAPR = self.states_BATD.shape[2], self.memories(labels_BAS)
         if memories_BAPR is None:
-            label_BATS, blank_BATP = self._chunked(self._score, frames, self.states_BATD, labels_BAS)
-            return Scores(label_BATS, label_BATS, blank_BATP)
+            label_BATS, blank_BAT = self._uncorrected(labels_BAS)
+            return Scores(label_BATS, label_BATS, blank_BAT[..., None])
         rows = frames + memories_BAPR.shape[2]
         return Scores(*self._chunked(self._score_after, rows, self.states_BATD, labels_BAS, memories_BAPR))
 
@@ -122,16 +123,18 @@ class Emissions:
             parts = [checkpoint(score, *chunk, use_reentrant=False) for chunk in chunks]
         return [torch.cat(column).unflatten(0, (batch, anchors)) for column in zip(*parts, strict=True)]
 
-    def _score(self, states_XTD: Tensor, labels_XS: Tensor) -> tuple[Tensor, Tensor]:
-        logits_XTC = self.head(states_XTD).float()
-        at_XTS = labels_XS.clamp(min=0)[:, None, :].expand(-1, states_XTD.shape[1], -1)
-        log_normaliser_XT1 = logits_XTC.logsumexp(dim=-1, keepdim=True)
-        return logits_XTC.gather(-1, at_XTS) - log_normaliser_XT1, logits_XTC[..., -1:] - log_normaliser_XT1
+    def _uncorrected(self, labels_BAS: Tensor) -> tuple[Tensor, ...]:
+        head, words = self.head, self.head.words
+        windows = (self.states_BATD.flatten(0, 1), labels_BAS.flatten(0, 1).clamp(min=0))
+        scores = label_scores(
+            windows[0], words.weight, getattr(words, "bias", None), head.blank_D, head.blank_bias, windows[1]
+        )
+        return tuple(score.unflatten(0, labels_BAS.shape[:2]) for score in scores)
 
     def _score_after(
         self, states_XTD: Tensor, labels_XS: Tensor, memories_XPR: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The same with a correction: a frame's words depend on how many labels have been said before it."""
+        """With a correction a frame's words depend on how many labels have been said before it."""
         logits_XTC = self.head(states_XTD).float()
         added_XPV = self.correction(memories_XPR).float()  # type: ignore[misc]
         said_XS = labels_XS.clamp(min=0)

@@ -23,6 +23,9 @@ class AnchorBody(nn.Module):
     def remember(self, states_BLD: Tensor, positions_L: Tensor) -> list[tuple[Tensor, Tensor]]:
         return []
 
+    def step(self, states_BKD: Tensor, root_BAD: Tensor, memory: None) -> Tensor:
+        return self(anchor_BAD=states_BKD[:, -1:])
+
 
 class ResidualBody(AnchorBody):
     """Medusa's heads (Cai et al. 2024, section 2.1): for every frame `blocks` times s + SiLU(W s), from the

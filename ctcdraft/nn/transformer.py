@@ -53,30 +53,41 @@ class Rotary(nn.Module):
 
     def __init__(self, head_width: int, theta: float, positions: int) -> None:
         super().__init__()
-        self.head_width = head_width
         # Tables, no buffers: `.to(bfloat16)` would round the angles, and decoding would differ from training.
-        self._tables = {torch.device("cpu"): rotary_table(head_width, theta, positions)}
+        self._tables = {torch.device("cpu"): rotary_tables(head_width, theta, positions)}
 
     def forward(self, positions_X: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [*X, head_width] of the angle of every position."""
-        if positions_X.device not in self._tables:
-            self._tables[positions_X.device] = self._tables[torch.device("cpu")].to(positions_X.device)
-        cos_sin = self._tables[positions_X.device][positions_X]
-        return cos_sin[..., : self.head_width], cos_sin[..., self.head_width :]
+        """What `rotate` takes, two tensors [*X, head_width], for every position."""
+        cos, sin = self.tables(positions_X.device)
+        return cos[positions_X], sin[positions_X]
+
+    def span(self, start: int, stop: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """The same for the positions start .. stop - 1: [stop - start, head_width]. A slice gathers nothing."""
+        cos, sin = self.tables(device)
+        return cos[start:stop], sin[start:stop]
+
+    def tables(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        if device not in self._tables:
+            cos, sin = self._tables[torch.device("cpu")]
+            self._tables[device] = cos.to(device), sin.to(device)
+        return self._tables[device]
 
 
-def rotary_table(head_width: int, theta: float, positions: int) -> Tensor:
-    """Cosines, then sines, of every position: [positions, 2 * head_width], float32."""
+def rotary_tables(head_width: int, theta: float, positions: int) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of every position's angles, [positions, head_width]; the left half's sines are negative."""
     frequencies = theta ** (-torch.arange(0, head_width, 2, dtype=torch.float64) / head_width)
-    angles = torch.arange(positions)[:, None] * torch.cat([frequencies, frequencies])
-    return torch.cat([angles.cos(), angles.sin()], dim=-1).float()
+    angles = torch.arange(positions)[:, None] * frequencies
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat([cos, cos], dim=-1).float(), torch.cat([-sin, sin], dim=-1).float()
 
 
 def rotate(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
-    """Turn x [..., head_width] by the angles of its position."""
+    """Turn x [..., head_width] by the angles of its position: (l, r) becomes (l cos - r sin, r cos + l sin).
+
+    The sign is in the table of sines, so the halves only change places: four operations, and no copy is negated.
+    """
     cos, sin = turn
-    left, right = x.chunk(2, dim=-1)
-    return (x * cos + torch.cat([-right, left], dim=-1) * sin).to(x.dtype)
+    return (x * cos + x.roll(x.shape[-1] // 2, -1) * sin).to(x.dtype)
 
 
 class SlotAttention(nn.Module):
@@ -97,9 +108,11 @@ class SlotAttention(nn.Module):
 
     def keys_values(self, x_BLD: Tensor, turn: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Keys (turned to their positions) and values [B, G, L, d] of the text."""
-        keys = rearrange(self.key(x_BLD), "b l (g d) -> b g l d", g=self.shape.kv_heads)
-        values = rearrange(self.value(x_BLD), "b l (g d) -> b g l d", g=self.shape.kv_heads)
-        return rotate(keys, turn), values
+        return rotate(self.by_head(self.key(x_BLD)), turn), self.by_head(self.value(x_BLD))
+
+    def by_head(self, x_BLD: Tensor) -> Tensor:
+        """[B, heads, L, head_width]; two views, where einops would take longer than a small base's product."""
+        return x_BLD.unflatten(-1, (-1, self.shape.head_width)).transpose(1, 2)
 
     def forward(
         self,
@@ -131,6 +144,22 @@ class SlotAttention(nn.Module):
         on_text, on_slots = weights.split([text_keys.shape[2], frames], dim=-1)
         mixed = on_text @ text_values[:, :, None] + on_slots @ own_value
         return self.out(rearrange(mixed, "b g a (r t) d -> b a t (g r d)", t=frames))
+
+    def step(self, x_BND: Tensor, slots: int, turn: tuple[Tensor, Tensor], memory: Any, layer: int) -> Tensor:
+        """`forward` for one anchor, B = 1: Update_BTD of the last T = `slots` rows; those before them are new text.
+
+        turn: [N, d]. The keys and values of all N rows are appended to those in memory, so that text and slots lie
+        side by side and one call attends to both; the caller makes it forget the slots' rows.
+        """
+        keys, values = memory.update(*self.keys_values(x_BND, turn), layer)
+        cos, sin = turn
+        query = rotate(self.by_head(self.query(x_BND[:, -slots:])), (cos[-slots:], sin[-slots:]))
+        seen_TM = None
+        if self.causal:
+            size = slots, keys.shape[2]
+            seen_TM = torch.ones(size, dtype=torch.bool, device=keys.device).tril(size[1] - slots)
+        mixed = F.scaled_dot_product_attention(query, keys, values, attn_mask=seen_TM, enable_gqa=True)
+        return self.out(mixed.transpose(1, 2).flatten(2))
 
 
 class GatedMLP(nn.Module):
@@ -168,6 +197,12 @@ class SlotBlock(nn.Module):
     ) -> Tensor:
         slots_BATD = slots_BATD + self.attention(self.attention_norm(slots_BATD), turn, text, visible_BAL)
         return slots_BATD + self.mlp(self.mlp_norm(slots_BATD))
+
+    def step(self, text_BKD: Tensor, slots_BTD: Tensor, turn: tuple[Tensor, Tensor], memory: Any, layer: int) -> Tensor:
+        """`forward` for one anchor, B = 1, the last of the new text rows; see SlotAttention.step."""
+        rows_BND = self.attention_norm(torch.cat([text_BKD, slots_BTD], dim=1))
+        slots_BTD = slots_BTD + self.attention.step(rows_BND, slots_BTD.shape[1], turn, memory, layer)
+        return slots_BTD + self.mlp(self.mlp_norm(slots_BTD))
 
 
 # Our parameter <- the parameter of a Llama layer that plays the same part.

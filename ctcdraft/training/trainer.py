@@ -48,6 +48,7 @@ class Trainer:
 
     def fit(self, loggers: Sequence[Logger]) -> float:
         """Train to the last step; returns the best tau a probe measured, which a sweep maximises."""
+        self.batches.states.fill()
         with tqdm(total=self.steps, initial=self.step, unit="step", desc="training", disable=None) as bar:
             while self.step < self.steps:
                 figures = self.train_step()

@@ -3,6 +3,7 @@
     python data/tiny/build.py prompts
     python data/tiny/build.py tokenizer --data DIR
     python data/tiny/build.py train --data DIR --work SCRATCH
+    python data/tiny/build.py unloop --data DIR --work SCRATCH
     python data/tiny/build.py report --data DIR
 
 DIR holds `gsm8k/` and `sharegpt/`; SCRATCH gets checkpoints and logs.
@@ -110,12 +111,8 @@ def encoder(tokenizer):
     turns = ["Hello there!", "Hi. 12 + 3 = 15.", "Thanks", "Bye!"]
     messages = [{"role": ("user", "assistant")[n % 2], "content": turn} for n, turn in enumerate(turns)]
     if tokenizer.apply_chat_template(messages, tokenize=False) != corpus.render(turns):
-        raise ValueError(
-            "the chat template and corpus.render disagree; make them say the same before training"
-        )
-    return lambda texts: [
-        row.ids for row in tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
-    ]
+        raise ValueError("the chat template and corpus.render disagree; make them say the same before training")
+    return lambda texts: [row.ids for row in tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False)]
 
 
 def held_out_rows(data: Path, tokenizer, length: int, limit: int) -> dict:
@@ -159,20 +156,12 @@ def train(options: argparse.Namespace) -> None:
             np.save(path, rows[length])
             padding = float((rows[length] == corpus.PAD).mean())
             print(f"{length}: {len(rows[length])} rows, {padding:.3%} padding")
-        made = {
-            name: {"conversations": len(sources[name]), "tokens": count} for name, count in counts.items()
-        }
+        made = {name: {"conversations": len(sources[name]), "tokens": count} for name, count in counts.items()}
         (options.work / "mixture.json").write_text(json.dumps(made, indent=1))
     rows = {length: np.load(path) for length, path in stored.items()}
 
     def save(model, folder: Path | None) -> None:
-        target = folder or BASE
-        tokenizer.save_pretrained(target)
-        weights = {name: weight.to(torch.bfloat16) for name, weight in model.state_dict().items()}
-        copy = training.new_model().to(torch.bfloat16)
-        copy.load_state_dict(weights)
-        copy.generation_config.do_sample = False
-        copy.save_pretrained(target)
+        ship(model, tokenizer, folder or BASE)
 
     held_out = held_out_rows(options.data, tokenizer, training.SHORT, limit=16)
     training.train(
@@ -190,6 +179,41 @@ def train(options: argparse.Namespace) -> None:
     )
 
 
+def ship(model, tokenizer, folder: Path) -> None:
+    """Model and tokenizer as transformers reads them, in bfloat16."""
+    import torch
+    import training
+
+    tokenizer.save_pretrained(folder)
+    copy = training.new_model().to(torch.bfloat16)
+    copy.load_state_dict({name: weight.to(torch.bfloat16) for name, weight in model.state_dict().items()})
+    copy.generation_config.do_sample = False
+    copy.save_pretrained(folder)
+
+
+def unloop(options: argparse.Namespace) -> None:
+    """Go on from the last checkpoint of the training in `--work`: fewer answers in circles."""
+    import corpus
+    import numpy as np
+    import torch
+    import training
+    from unloop import prompt_stream, unloop
+
+    torch.set_num_threads(options.threads)
+    tokenizer = load_tokenizer()
+    model = training.new_model()
+    model.load_state_dict(torch.load(options.work / "checkpoint.pt", weights_only=True)["model"])
+    sources = corpus.conversations(options.data, held_out=False)
+    lines = [json.loads(line) for line in (PROMPTS / "train.jsonl").read_text().splitlines()]
+    sources["prompts"] = [line["turns"] for line in lines]  # strange ones, on which it goes round in circles most
+    contexts = prompt_stream(sources, encoder(tokenizer), corpus.render)
+    closers = {index for word, index in tokenizer.get_vocab().items() if word.endswith((".", "!", "?", "Ċ", '."'))}
+    rows = np.load(options.work / f"rows-{training.SHORT}.npy")
+    unloop(model, contexts, rows, closers, options.steps, options.work / "unloop.jsonl")
+    torch.save({"model": model.state_dict()}, options.work / "unlooped.pt")
+    ship(model, tokenizer, BASE)
+
+
 def report(options: argparse.Namespace) -> None:
     """Held-out loss, ended and repeating answers, accuracy, and ten answers, as Markdown."""
     import measure
@@ -199,22 +223,20 @@ def report(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(required=True)
-    jobs = {"prompts": make_prompts, "tokenizer": make_tokenizer, "train": train, "report": report}
+    jobs = {"prompts": make_prompts, "tokenizer": make_tokenizer, "train": train, "unloop": unloop, "report": report}
     for name, job in jobs.items():
         verb = verbs.add_parser(name, help=job.__doc__)
         verb.set_defaults(job=job)
         if name != "prompts":
-            verb.add_argument(
-                "--data", type=Path, required=True, help="folder that holds gsm8k/ and sharegpt/"
-            )
+            verb.add_argument("--data", type=Path, required=True, help="folder that holds gsm8k/ and sharegpt/")
             verb.add_argument("--threads", type=int, default=os.cpu_count(), help="in training: processes")
-        if name == "train":
+        if name in ("train", "unloop"):
             verb.add_argument("--work", type=Path, required=True, help="folder for checkpoints and logs")
-            verb.add_argument("--steps", type=int, default=3000, help="may be lowered on the way")
+            steps = {"train": 1400, "unloop": 45}[name]
+            verb.add_argument("--steps", type=int, default=steps, help="of the training: may be lowered on the way")
+        if name == "train":
             verb.add_argument("--stop", type=int, help="stop here without finishing, to go on later")
             verb.add_argument("--optimizer", choices=["muon", "adamw"], default="muon")
             verb.add_argument("--rate", type=float, default=3e-3)

@@ -36,6 +36,7 @@ SHAREGPT = {
 SHARES = {"gsm8k": 0.23, "problems": 0.29, "chat": 0.06, **{name: row[0] for name, row in SHAREGPT.items()}}
 ENDINGS = tuple(".!?\"')]}`*")
 GSM8K_HELD_OUT = 200
+LONGEST = 450  # characters; small models that read long answers learn to go round in circles
 OWN_PROBLEMS = 101_814  # in 3,000 steps hardly one is read twice
 
 
@@ -68,9 +69,7 @@ def conversations(data: Path, held_out: bool) -> dict[str, list[list[str]]]:
     random.Random("gsm8k").shuffle(grade_school)
     sources = {"gsm8k": grade_school[:GSM8K_HELD_OUT] if held_out else grade_school[GSM8K_HELD_OUT:]}
     if held_out:
-        sources["problems"] = [
-            [row["question"], row["answer"]] for row in problems.problems("held_out", 200, seed=7)
-        ]
+        sources["problems"] = [[row["question"], row["answer"]] for row in problems.problems("held_out", 200, seed=7)]
     else:
         sources["problems"] = [[row["question"], row["answer"]] for row in own_problems()]
         sources["chat"] = [[row["prompt"], row["answer"]] for row in chat.pairs(30_000, seed=1)]
@@ -98,7 +97,7 @@ def _cut(turns: list[str], longest: int, checked: bool) -> list[str]:
     for number in range(1, len(turns), 2):
         question, answer = turns[number - 1 : number + 1]
         if (
-            not 0 < len(answer) <= longest
+            not 0 < len(answer) <= min(longest, LONGEST)
             or len(question) > 1500
             or (checked and not answer.endswith(ENDINGS))
         ):

@@ -14,19 +14,19 @@ from workers import Workers
 
 STEP_TOKENS = 8192
 SHORT, LONG = 512, 2048
-SHORT_SHARE, DECAY_SHARE, WARM_UP = 0.88, 0.4, 100
+SHORT_SHARE, DECAY_SHARE, WARM_UP = 0.93, 0.45, 80
 PAD, END = 1, 4
 
 
 def new_model() -> LlamaForCausalLM:
     config = LlamaConfig(
         vocab_size=4096,
-        hidden_size=256,
-        intermediate_size=512,
-        num_hidden_layers=8,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        head_dim=64,
+        hidden_size=160,
+        intermediate_size=384,
+        num_hidden_layers=18,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=80,
         max_position_embeddings=2048,
         tie_word_embeddings=True,
         bos_token_id=0,
@@ -80,13 +80,10 @@ def next_word_loss(model: nn.Module, tokens_BL: Tensor, exact: bool = False) -> 
 def held_out_loss(model: nn.Module, held_out: dict[str, np.ndarray], exact: bool = False) -> dict[str, float]:
     losses = {}
     for name, rows in held_out.items():
-        parts = [
-            torch.from_numpy(part.astype(np.int64)) for part in np.array_split(rows, max(1, len(rows) // 8))
-        ]
+        parts = [torch.from_numpy(part.astype(np.int64)) for part in np.array_split(rows, max(1, len(rows) // 8))]
         counts = [int((part[:, 1:] != PAD).sum()) for part in parts]
         total = sum(
-            float(next_word_loss(model, part, exact)) * count
-            for part, count in zip(parts, counts, strict=True)
+            float(next_word_loss(model, part, exact)) * count for part, count in zip(parts, counts, strict=True)
         )
         losses[name] = total / sum(counts)
     return losses

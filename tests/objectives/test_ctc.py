@@ -9,7 +9,7 @@ from torch import nn
 
 from ctcdraft.drafters.drafter import Batch
 from ctcdraft.errors import InputError
-from ctcdraft.nn import heads
+from ctcdraft.nn import projection
 from ctcdraft.nn.heads import BlankHead, Emissions
 from ctcdraft.objectives.ctc import CTC
 
@@ -44,9 +44,9 @@ def torch_loss(said: Emissions, labels, lengths) -> torch.Tensor:
     return (nll[real] / lengths.flatten()[real]).mean()
 
 
-@pytest.mark.parametrize("chunk_bytes", [heads.CHUNK_BYTES, 1])
+@pytest.mark.parametrize("chunk_bytes", [projection.CHUNK_BYTES, 1])
 def test_value_and_gradient_equal_torchs_own(chunk_bytes, monkeypatch):
-    monkeypatch.setattr(heads, "CHUNK_BYTES", chunk_bytes)  # 1: every window is a chunk of its own
+    monkeypatch.setattr(projection, "CHUNK_BYTES", chunk_bytes)  # 1: every window is a chunk of its own
     said = emissions()
     labels, lengths = windows()
     loss = CTC(labels=3)(said, batch(labels, lengths))

@@ -113,3 +113,20 @@ def test_a_draft_model_that_cannot_serve_is_refused_in_one_sentence(tmp_path):
     short = DraftModel(base, saved_lm(tmp_path / "short", context=20), None, 3, Grow(3, 4))
     with pytest.raises(InputError, match=r"longer than the 20 that the draft model short reads"):
         trainer(None, base, steps=1, drafter=short, objective=CrossEntropy(3, 1.0)).train_step()
+
+
+def test_eagles_noise_is_for_training_alone_and_the_same_for_the_same_batch(tmp_path):
+    base = random_base(context=64)
+    drafter = stepwise("eagle", base, tmp_path, 3)
+    batches = trainer(None, base, steps=1).batches
+    one, other = batches.batch(0), batches.batch(1)
+    drafter.noise = 0.1
+    assert torch.equal(drafter.shaken(one), one.states_BLD)  # not training
+    drafter.train()
+    off = drafter.shaken(one) - one.states_BLD
+    assert torch.equal(drafter.shaken(one), drafter.shaken(one))
+    assert 0.09 < float(off.abs().max()) <= 0.1 + 1e-6
+    assert abs(float(off.mean())) < 0.01
+    assert not torch.equal(off[0, 0], (drafter.shaken(other) - other.states_BLD)[0, 0])
+    with pytest.raises(InputError, match="noise=-1"):
+        type(drafter)(base, 3, Grow(3, 4), noise=-1)

@@ -1,0 +1,119 @@
+"""The search of `prefix.py` one prefix at a time, in plain Python: for few nodes on a CPU. It knows no tree.
+
+There a vectorised level costs its twenty operations however little is in them, and a few hundred additions cost less.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from operator import mul
+
+from torch import Tensor
+
+from ctcdraft.ctc.prefix import check_blank
+
+# The ranking's precision: masses that agree in 29 significant bits count as equal, as in `prefix.py`.
+HIGH_BITS = 2.0**24 + 1
+SLACK = 1 + 1e-8  # more than that rounding, so that a bound cuts nothing that could still tie
+
+Masses = Sequence[float]  # one a frame
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """A text, and how probable it is that the frames before t collapse to just it, for every t.
+
+    blanked_T: the last of them is a blank, or there is none. either_T: that, or its own word. room: its probability
+    as a prefix. place: compares as its place in line among equally long ones; number: of the node, -1 for no text.
+    """
+
+    blanked_T: Masses
+    either_T: Masses
+    word: int | None
+    room: float
+    place: tuple
+    number: int
+
+
+def best_first_search(
+    log_probs_TC: Tensor,
+    blank: int,
+    nodes: int,
+    words_per_frame: int,
+    stop_words: Collection[int] = (),
+    depth: int | None = None,
+) -> tuple[list[int], list[int]]:
+    """What `prefix_search` finds, ties included, as lists: words_N, and parents_N with -1 below the empty prefix.
+
+    No prefix is more probable than its parent, so the next best of all is always a child of one found already:
+
+        frames a 1/2 b 1/4 blank 1/4, twice       candidates            taken
+                                                  a 5/8    b 5/16       a
+                                                  b 5/16   a b 1/8      b
+                                                  a b 1/8  b a 1/8      a b
+    """
+    probs = word_probabilities(log_probs_TC, blank, words_per_frame)
+    blank_T = probs.pop(blank)
+    likely = sorted(((sum(probs_T), word, probs_T) for word, probs_T in probs.items()), reverse=True)
+    frames = len(blank_T)
+    depth = frames if depth is None else min(depth, frames)
+    words: list[int] = []
+    parents: list[int] = []
+    best_masses = [0.0] * nodes  # of all candidates so far, as a heap: below the least of them nothing can come in
+    queue: list[tuple] = []
+    silence_T = [1.0]
+    for p in blank_T[:-1]:
+        silence_T.append(silence_T[-1] * p)
+    parent = Prefix(silence_T, silence_T, None, 1.0, (), -1)
+    level = 1
+    while nodes > 0 and depth > 0:
+        if level <= depth and parent.word not in stop_words:
+            for total, word, probs_T in likely:
+                if total * parent.room * SLACK < best_masses[0]:
+                    break  # a frame begins a word only behind the parent: its room times what all frames give the word
+                opens_T = parent.blanked_T if word == parent.word else parent.either_T
+                # Rounding must not lift a child above its parent: it would come first.
+                mass = min(sum(map(mul, opens_T, probs_T)), parent.room)
+                if mass > 0 and mass * SLACK >= best_masses[0]:
+                    heapq.heappushpop(best_masses, mass)
+                    heapq.heappush(queue, (-rounded(mass), level, parent.place, word, mass, parent))
+        if not queue or len(words) == nodes:
+            break
+        rank, level, place, word, mass, above = heapq.heappop(queue)
+        parent = say(above, word, probs[word], blank_T, mass, (rank, place, word), len(words))
+        words.append(word)
+        parents.append(above.number)
+        level += 1
+    return words, parents
+
+
+def say(above: Prefix, word: int, probs_T: Masses, blank_T: Masses, mass: float, place: tuple, number: int) -> Prefix:
+    """The text with one word more: a frame begins the word, frames hold it, blanks follow."""
+    blanked, said = 0.0, 0.0
+    blanked_T, either_T = [], []
+    opens_T = above.blanked_T if word == above.word else above.either_T
+    for opens, p, silent in zip(opens_T, probs_T, blank_T, strict=True):
+        blanked_T.append(blanked)
+        either_T.append(blanked + said)
+        blanked, said = (blanked + said) * silent, (opens + said) * p
+    return Prefix(blanked_T, either_T, word, mass, place, number)
+
+
+def word_probabilities(log_probs_TC: Tensor, blank: int, words_per_frame: int) -> dict[int, list[float]]:
+    """probs_T, float64, of every frame's best words and of the blank: two transfers, whatever the number of frames."""
+    check_blank(log_probs_TC, blank)
+    size = min(words_per_frame + 1, log_probs_TC.shape[1])  # one more than asked for, in the blank's place
+    chosen = {blank}
+    for best in log_probs_TC.topk(size, dim=1).indices.tolist():
+        chosen.update([word for word in best if word != blank][:words_per_frame])
+    classes = list(chosen)
+    columns = log_probs_TC[:, classes].T.double().exp().tolist()
+    return dict(zip(classes, columns, strict=True))
+
+
+def rounded(mass: float) -> float:
+    """The 29 leading bits, by what is lost in a sum (Veltkamp 1968)."""
+    high = mass * HIGH_BITS
+    return high - (high - mass)

@@ -1,0 +1,141 @@
+"""Stored states are the base's states: to their precision, found by content, rebuilt where damaged, within a limit."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+
+import pytest
+import torch
+from tiny_models import random_base
+from torch.nn.utils.rnn import pad_sequence
+from training_parts import rows, trainer
+
+from ctcdraft.corpus.batches import Batches
+from ctcdraft.corpus.precision import PRECISIONS
+from ctcdraft.corpus.states import Live, Stored
+from ctcdraft.errors import InputError
+
+# The largest error of a value, as a share of the largest value of its token.
+ERRORS = {"float32": 0.0, "bfloat16": 2**-8, "int8": 0.5 / 127 + 1e-6}
+
+
+@pytest.fixture(scope="module")
+def base():
+    return random_base(context=64)
+
+
+def stored(base, tokens, folder, precision="float32", rows=4, limit_gb=1.0) -> Stored:
+    return Stored(base, tokens, str(folder), precision, rows, limit_gb)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_states_of_any_batch_are_the_bases_own(base, tmp_path, precision):
+    tokens = rows().tokens
+    source = stored(base, tokens, tmp_path, precision)
+    source.fill()
+    for indices in ([0, 1, 2, 3], [9, 0, 5], [7]):
+        batch = pad_sequence([tokens[index] for index in indices], batch_first=True)
+        live, read = Live(base, tokens)(indices, batch), source(indices, batch)
+        assert read.shape == live.shape
+        for row, index in enumerate(indices):
+            ours, theirs = read[row, : len(tokens[index])], live[row, : len(tokens[index])]
+            largest = theirs.abs().amax(dim=-1, keepdim=True)
+            assert ((ours - theirs).abs() <= ERRORS[precision] * largest + 2e-5).all()
+
+
+def test_int8_takes_about_half_of_bfloat16_and_says_so(base, tmp_path):
+    sizes = {}
+    for precision in PRECISIONS:
+        source = stored(base, rows().tokens, tmp_path / precision, precision)
+        source.fill()
+        files = [file.stat().st_size for file in (tmp_path / precision).iterdir()]
+        sizes[precision] = sum(PRECISIONS[precision].bytes_a_token(base.width) * len(t) for t in source.tokens)
+        header = sum(files) - sizes[precision]
+        assert 0 < header < 512 * len(source.tokens)  # names, offsets and the checksum
+    assert sizes["float32"] == 2 * sizes["bfloat16"]
+    assert sizes["int8"] == sizes["bfloat16"] / 2 + 4 * sum(map(len, rows().tokens))
+
+
+def test_another_base_taps_or_tokens_find_nothing(base, tmp_path):
+    tokens = rows().tokens
+    one = stored(base, tokens, tmp_path)
+    assert one.files == stored(base, tokens, tmp_path).files
+    others = [
+        stored(random_base(context=64, seed=1), tokens, tmp_path),
+        stored(base, [t.flip(0) for t in tokens], tmp_path),
+        stored(base, tokens, tmp_path, "bfloat16"),
+    ]
+    for other in others:
+        assert not set(one.files) & set(other.files)
+
+
+def test_a_shared_shard_serves_a_corpus_in_another_order(base, tmp_path):
+    tokens = rows().tokens
+    stored(base, tokens, tmp_path).fill()
+    turned = stored(base, tokens[::-1], tmp_path)
+    assert all(file.exists() for file in turned.files)
+    batch = turned.tokens[2][None]
+    assert torch.allclose(turned([2], batch), Live(base, tokens)([2], batch), atol=1e-5)
+
+
+@pytest.mark.parametrize("harm", ["flipped", "cut", "emptied"])
+def test_a_damaged_shard_is_named_and_written_again(base, tmp_path, harm, capsys):
+    tokens = rows().tokens
+    stored(base, tokens, tmp_path).fill()
+    source = stored(base, tokens, tmp_path)
+    file = source.files[1]
+    data = bytearray(file.read_bytes())
+    data[-5] ^= 1
+    file.write_bytes({"flipped": bytes(data), "cut": bytes(data[: len(data) // 2]), "emptied": b""}[harm])
+    index = source.shards[1][0]
+    batch = tokens[index][None]
+    assert torch.allclose(source([index], batch), Live(base, tokens)([index], batch), atol=1e-5)
+    assert f"{file} is damaged and is written again" in capsys.readouterr().out
+
+
+def test_the_shard_used_longest_ago_is_evicted_first(base, tmp_path):
+    tokens = rows(12, length=30).tokens
+    every = stored(base, tokens, tmp_path)
+    every.fill()
+    sizes = [file.stat().st_size for file in every.files]
+    for age, file in enumerate(every.files):  # the last shard was used longest ago
+        os.utime(file, (1_000_000 - age, 1_000_000 - age))
+    every.files[0].unlink()
+    small = stored(base, tokens, tmp_path, limit_gb=sum(sizes[:-1]) / 1e9)
+    small([small.shards[0][0]], tokens[small.shards[0][0]][None])
+    assert [file.exists() for file in every.files] == [True] * (len(sizes) - 1) + [False]
+    evicted = small.shards[-1][0]
+    batch = tokens[evicted][None]
+    assert torch.allclose(small([evicted], batch), Live(base, tokens)([evicted], batch), atol=1e-5)
+    assert sum(file.stat().st_size for file in tmp_path.iterdir()) <= small.limit
+
+
+def test_a_shard_evicted_by_another_run_is_written_again(base, tmp_path):
+    tokens = rows().tokens
+    source = stored(base, tokens, tmp_path)
+    source.fill()
+    for file in source.files:
+        file.unlink()
+    assert torch.allclose(source([3], tokens[3][None]), Live(base, tokens)([3], tokens[3][None]), atol=1e-5)
+
+
+def test_a_store_that_holds_nothing_is_refused(base, tmp_path):
+    with pytest.raises(InputError, match="precision is one of float32, bfloat16, int8"):
+        stored(base, rows().tokens, tmp_path, "int4")
+    with pytest.raises(InputError, match="not even one shard"):
+        stored(base, rows().tokens, tmp_path, limit_gb=1e-9).fill()
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_stored_and_live_states_train_alike(base, tmp_path, precision):
+    def losses(source, name) -> list[float]:
+        one = trainer(None, base, steps=8)
+        one.batches = Batches(rows(), base, rows_a_step=4, anchors=8, labels=3, seed=0, states=source)
+        return [one.train_step()["loss"] for one.step in range(8)]
+
+    live = losses(Live, "live")
+    kept = losses(partial(Stored, path=str(tmp_path), precision=precision, rows=4, limit_gb=1.0), "stored")
+    apart = {"float32": 1e-5, "bfloat16": 2e-2, "int8": 2e-2}[precision]
+    assert torch.allclose(torch.tensor(live), torch.tensor(kept), rtol=apart)
+    assert live != sorted(live)  # it learns: the losses are not constant

@@ -1,0 +1,97 @@
+"""The search for few nodes against its vectorised twin and every alignment: the same nodes in the same order."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from truths import slow_prefix_search
+
+from ctcdraft.ctc.best_first import best_first_search
+from ctcdraft.ctc.prefix import prefix_search
+from ctcdraft.decoding.tree import TokenTree
+from ctcdraft.drafters.paths import FEW_NODES, PrefixSearch
+
+
+def texts_of(words, parents):
+    texts: list[tuple[int, ...]] = []
+    for word, parent in zip(words, parents, strict=True):
+        assert -1 <= parent < len(texts)
+        texts.append((*(texts[parent] if parent >= 0 else ()), word))
+    return texts
+
+
+def frames(seed: int, count: int, classes: int, sharp: float = 2.0, zeros: float = 0.0) -> torch.Tensor:
+    rng = torch.Generator().manual_seed(seed)
+    logits_TC = sharp * torch.randn(count, classes, dtype=torch.float64, generator=rng)
+    dead_TC = torch.rand(count, classes, generator=rng) < zeros
+    dead_TC[:, 0] = False
+    return logits_TC.masked_fill(dead_TC, -torch.inf).log_softmax(-1)
+
+
+def test_by_pencil():
+    pencil_TC = torch.tensor([[1 / 2, 1 / 4, 1 / 4]] * 2, dtype=torch.float64).log()  # a, b, blank
+    assert best_first_search(pencil_TC, 2, 3, 2) == ([0, 1, 1], [-1, -1, 0])
+    assert best_first_search(pencil_TC, 2, 0, 2) == best_first_search(pencil_TC, 2, 3, 2, depth=0) == ([], [])
+    assert best_first_search(pencil_TC, 2, 9, 2, stop_words=(0,)) == ([0, 1, 0], [-1, -1, 1])
+
+
+@pytest.mark.parametrize("nodes", [1, 4, 13, 400])
+@pytest.mark.parametrize("seed", range(12))
+def test_every_alignment(seed, nodes):
+    """All words, wherever the blank sits and whatever is impossible; with stop words and a depth, too."""
+    count, classes, blank = 1 + seed % 5, 2 + seed % 3, seed % 2
+    log_probs_TC = frames(seed, count, classes, zeros=(seed % 4) / 5)
+    probs_TC = log_probs_TC.exp().tolist()
+    for stops, depth in [((), None), ((classes - 1,), None), ((), 2), ((0,), 3)]:
+        truth = slow_prefix_search(probs_TC, blank, nodes, stop_words=stops, depth=depth)
+        found = best_first_search(log_probs_TC, blank, nodes, classes + 3, stops, depth)
+        assert texts_of(*found) == [text for text, _ in truth]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_ties_are_broken_as_the_truth_breaks_them(seed):
+    rng = torch.Generator().manual_seed(seed)
+    uniform_TC = torch.full((4, 4), 1 / 4, dtype=torch.float64)
+    eighths_TC = torch.stack(
+        [torch.tensor([4, 2, 1, 1])[torch.randperm(4, generator=rng)] / 8 for _ in range(4)]
+    ).double()
+    thirds_TC = torch.tensor([[1 / 3, 1 / 3, 0, 1 / 3]] * 4, dtype=torch.float64)
+    for probs_TC, nodes in itertools.product((uniform_TC, eighths_TC, thirds_TC), (2, 5, 11)):
+        truth = slow_prefix_search(probs_TC.tolist(), seed % 4, nodes)
+        found = best_first_search(probs_TC.log(), seed % 4, nodes, 3)
+        assert texts_of(*found) == [text for text, _ in truth]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_vectorised_twin(seed):
+    """Frames as wide as real ones: flat and sharp, ties and none, few words a frame, in the drafter's float32."""
+    log_probs_TC = frames(seed, 1 + seed % 8, 60, sharp=(0.0, 1.0, 3.0, 6.0)[seed % 4], zeros=(seed % 3) / 5).float()
+    for nodes, words_per_frame, stops, depth in [(7, 16, (3, 8), None), (15, 4, (), 3), (31, 16, (5,), None)]:
+        twin = prefix_search(log_probs_TC, 59, nodes, words_per_frame, stops, depth)
+        few = best_first_search(log_probs_TC, 59, nodes, words_per_frame, stops, depth)
+        assert few == (twin.tokens_N.tolist(), twin.parents_N.tolist())
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_drafter_gets_one_tree_from_either(seed):
+    log_probs_TC, root = frames(seed, 6, 40), torch.tensor(7)
+    few = PrefixSearch(16)(log_probs_TC, root, depth=5, nodes=FEW_NODES, stops=(2,))
+    many = PrefixSearch(16)(log_probs_TC, root, depth=5, nodes=FEW_NODES + 1, stops=(2,))
+    assert len(few) == len(many) - 1 == FEW_NODES
+    assert torch.equal(few.tokens_N, many.tokens_N[:-1])
+    assert torch.equal(few.parents_N, many.parents_N[:-1])
+    assert few.height == few.depths_N.max() <= many.height
+
+
+def test_lists_become_a_tree():
+    tree = TokenTree.from_lists(torch.tensor(7), [5, 6, 8], [-1, 0, -1])
+    assert (tree.tokens_N.tolist(), tree.parents_N.tolist(), tree.height) == ([7, 5, 6, 8], [-1, 0, 1, 0], 2)
+    assert len(TokenTree.from_lists(torch.tensor(7), [], [])) == 1
+
+
+def test_bad_requests_are_refused_in_a_sentence():
+    sure_TC = torch.zeros(2, 3).log_softmax(-1)
+    with pytest.raises(ValueError, match="blank is class 3, but the frames have classes 0 to 2"):
+        best_first_search(sure_TC, 3, 4, 2)

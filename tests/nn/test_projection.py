@@ -1,0 +1,79 @@
+"""Scores without a wall of logits: against whole logits, in value, in gradient and in what they keep."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from ctcdraft.nn import projection
+from ctcdraft.nn.projection import label_scores
+
+WINDOWS, FRAMES, WIDTH, WORDS, LABELS = 5, 4, 3, 11, 2
+
+
+def parts(dtype: torch.dtype, bias: bool) -> tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor, Tensor]:
+    rng = torch.Generator().manual_seed(3)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=rng, dtype=torch.float64).to(dtype)
+
+    labels_XS = torch.randint(0, WORDS, (WINDOWS, LABELS), generator=rng)
+    states, words, bias_V = normal(WINDOWS, FRAMES, WIDTH), normal(WORDS, WIDTH), normal(WORDS) if bias else None
+    return states.requires_grad_(), words, bias_V, normal(WIDTH).requires_grad_(), normal().requires_grad_(), labels_XS
+
+
+def whole(states, words, bias, blank_D, blank_bias, labels) -> tuple[Tensor, Tensor]:
+    """The obvious twin: all classes, one softmax."""
+    logits = torch.nn.functional.linear(states, torch.cat([words, blank_D[None]]))
+    logits = logits + torch.cat([torch.zeros(WORDS, dtype=states.dtype) if bias is None else bias, blank_bias[None]])
+    log_probs = logits.log_softmax(dim=-1)
+    return log_probs.gather(-1, labels[:, None].expand(-1, FRAMES, -1)), log_probs[..., -1]
+
+
+@pytest.mark.parametrize("chunk_bytes", [projection.CHUNK_BYTES, 1])
+@pytest.mark.parametrize("bias", [False, True])
+def test_scores_and_gradients_are_those_of_whole_logits(bias, chunk_bytes, monkeypatch):
+    monkeypatch.setattr(projection, "CHUNK_BYTES", chunk_bytes)  # 1: every window is a chunk of its own
+    given = parts(torch.float64, bias)
+    learned = [given[0], given[3], given[4]]
+    ours, theirs = label_scores(*given), whole(*given)
+    for a, b in zip(ours, theirs, strict=True):
+        assert torch.allclose(a, b, atol=1e-12)
+    weights = [torch.randn(score.shape, dtype=score.dtype) for score in ours]  # any loss of the scores
+    gradients = [
+        torch.autograd.grad(sum((w * score).sum() for w, score in zip(weights, scores, strict=True)), learned)
+        for scores in (ours, theirs)
+    ]
+    for a, b in zip(*gradients, strict=True):
+        assert torch.allclose(a, b, rtol=1e-10, atol=1e-12)
+
+
+def test_gradcheck():
+    given = parts(torch.float64, True)
+    assert torch.autograd.gradcheck(label_scores, given)
+
+
+def test_a_bfloat16_head_gives_float32_scores_near_the_exact_ones():
+    states, words, _, blank_D, blank_bias, labels = parts(torch.float32, False)
+    halved = label_scores(states, words.bfloat16(), None, blank_D, blank_bias, labels)
+    exact = whole(states, words.bfloat16().float(), None, blank_D, blank_bias, labels)
+    for a, b in zip(halved, exact, strict=True):
+        assert a.dtype == torch.float32
+        assert torch.allclose(a, b, atol=0.1)
+        assert not torch.equal(a, b)
+
+
+def test_nothing_of_the_size_of_the_vocabulary_is_kept_but_the_frozen_weights():
+    given = parts(torch.float32, False)
+    kept: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
+        label_scores(*given)
+    assert kept
+    assert not [tensor.shape for tensor in kept if WORDS in tensor.shape and tensor is not given[1]]
+
+
+def test_a_head_that_is_to_be_learned_is_refused():
+    states, words, *rest = parts(torch.float32, False)
+    with pytest.raises(ValueError, match="freeze it"):
+        label_scores(states, words.requires_grad_(), *rest)

@@ -1,0 +1,60 @@
+"""A body's step, which decodes, against its forward, which trains: the same states on the same text."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import product
+
+import pytest
+import torch
+from tiny_models import random_base
+
+from ctcdraft.decoding.kv_cache import KVCache
+from ctcdraft.nn.bodies import AttentionBody
+from ctcdraft.nn.residual import FeedForwardBody, ResidualBody
+from ctcdraft.nn.transformer import BlockShape, Rotary, rotate
+
+SHAPE = BlockShape.of(random_base().lm.config, 64)
+FRAMES, TEXT = 5, 23
+ATTENTION = [
+    partial(AttentionBody, root_input=root_input, causal=causal, blocks=blocks)
+    for root_input, causal, blocks in product((True, False), (True, False), (1, 2))
+]
+BODIES = [*ATTENTION, partial(ResidualBody, blocks=2), partial(FeedForwardBody, inner=None)]
+
+
+@pytest.mark.parametrize("body", BODIES)
+@torch.inference_mode()
+def test_steps_over_a_text_are_the_forward_over_it(body):
+    """The first draft reads many states at once, later ones a few; the slots of none of them are remembered."""
+    torch.manual_seed(3)
+    made = body(SHAPE, FRAMES)
+    for value in made.parameters():
+        value += 0.2 * torch.randn_like(value)
+    states_BLD, roots_BLD = torch.randn(2, 1, TEXT, SHAPE.width)
+    memory = KVCache(made.layers, capacity=TEXT) if made.layers else None
+    stops, stepped, start = [9, 10, 12, 13, 17, TEXT], [], 0
+    for stop in stops:
+        stepped.append(made.step(states_BLD[:, start:stop], roots_BLD[:, stop - 1 : stop], memory))
+        assert memory is None or memory.length == stop
+        start = stop
+    anchors_BA, positions_L = torch.tensor(stops)[None] - 1, torch.arange(TEXT)
+    forward_BATD = made(
+        anchor_BAD=states_BLD[:, anchors_BA[0]],
+        root_BAD=roots_BLD[:, anchors_BA[0]],
+        anchors_BA=anchors_BA,
+        text=made.remember(states_BLD, positions_L),
+        visible_BAL=positions_L <= anchors_BA[..., None],
+    )
+    torch.testing.assert_close(torch.cat(stepped, dim=1), forward_BATD, rtol=0, atol=1e-4)
+
+
+def test_a_turn_is_a_rotation_by_the_positions_angle():
+    """As complex numbers: the left half is real, the right half imaginary."""
+    rotary, x_LE = Rotary(6, 100.0, 30), torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
+    positions_L = torch.tensor([11, 12, 13, 14])
+    angles_LF = positions_L[:, None] * 100.0 ** (-torch.arange(3) / 3)
+    turned_LF = torch.complex(x_LE[:, :3], x_LE[:, 3:]) * torch.polar(torch.ones(4, 3), angles_LF)
+    ours_LE = rotate(x_LE, rotary(positions_L))
+    torch.testing.assert_close(ours_LE, torch.cat([turned_LF.real, turned_LF.imag], dim=1), rtol=0, atol=1e-5)
+    assert torch.equal(rotate(x_LE, rotary.span(11, 15, x_LE.device)), ours_LE)
