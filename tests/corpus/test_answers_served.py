@@ -44,6 +44,10 @@ def served(server, **changes):
     return ServedAnswers(**settings | changes)
 
 
+def prepare(base, answers, out):
+    return prepared.prepare(base, PROMPTS, answers, out, {})
+
+
 def rows(base, path):
     return {(row.id, row.turn): row.tokens_L.tolist() for row in prepared.read(path, base.fingerprint()).rows}
 
@@ -66,9 +70,9 @@ def test_a_server_answers_what_the_base_answers_here(base, with_ids):
 
 @pytest.mark.parametrize("with_ids", [True, False])
 def test_a_corpus_from_a_server_is_the_one_made_here(base, tmp_path, with_ids):
-    prepared.prepare(base, PROMPTS, HERE, tmp_path / "here", {})
+    prepare(base, HERE, tmp_path / "here")
     with serving(base, with_ids) as server:
-        manifest = prepared.prepare(base, PROMPTS, served(server), tmp_path / "served", {})
+        manifest = prepare(base, served(server), tmp_path / "served")
     assert rows(base, tmp_path / "served") == rows(base, tmp_path / "here")
     counts = manifest["counts"]
     assert (counts["answers"], counts["dropped"]) == (15, 0)
@@ -79,9 +83,9 @@ def test_a_corpus_from_a_server_is_the_one_made_here(base, tmp_path, with_ids):
 
 def test_answers_that_do_not_survive_as_text_are_dropped_with_their_later_turns(tmp_path):
     base = random_base()  # says bytes
-    here = prepared.prepare(base, PROMPTS, HERE, tmp_path / "here", {})["counts"]
+    here = prepare(base, HERE, tmp_path / "here")["counts"]
     with serving(base, with_ids=False) as server:
-        counts = prepared.prepare(base, PROMPTS, served(server), tmp_path / "served", {})["counts"]
+        counts = prepare(base, served(server), tmp_path / "served")["counts"]
     assert counts["dropped"] > 5
     assert counts["answers"] + counts["dropped"] == here["answers"] == 15
     rows = {
@@ -108,10 +112,10 @@ def test_draws_have_a_seed_of_their_own_and_fit_the_law(base):
 
 @pytest.mark.parametrize("trouble", ["500", "hang", "die"])
 def test_a_passing_trouble_is_survived(base, tmp_path, trouble):
-    prepared.prepare(base, PROMPTS, HERE, tmp_path / "here", {})
+    prepare(base, HERE, tmp_path / "here")
     with serving(base, True) as server:
         server.trouble = lambda number: trouble if number in (2, 7) else None
-        manifest = prepared.prepare(base, PROMPTS, served(server, timeout_s=6.0), tmp_path / "served", {})
+        manifest = prepare(base, served(server, timeout_s=6.0), tmp_path / "served")
     here = {
         (row.id, row.turn): row.tokens_L.tolist() for row in prepared.read(tmp_path / "here", base.fingerprint()).rows
     }
@@ -126,16 +130,16 @@ def test_a_passing_trouble_is_survived(base, tmp_path, trouble):
 )
 def test_a_lasting_trouble_loses_nothing_that_was_finished(base, tmp_path, trouble, sentence):
     with serving(base, True) as server:
-        prepared.prepare(base, PROMPTS, served(server), tmp_path / "whole", {})
+        prepare(base, served(server), tmp_path / "whole")
         server.asked.clear()
         server.trouble = lambda number: trouble if number >= 9 else None
         with pytest.raises(InputError, match=f"at one question .last: ({sentence}).*run again: finished"):
-            prepared.prepare(base, PROMPTS, served(server, timeout_s=6.0, retries=0), tmp_path / "cut", {})
+            prepare(base, served(server, timeout_s=6.0, retries=0), tmp_path / "cut")
         finished = sorted(tmp_path.glob("cut/part-*"))
         assert len(finished) == 1
         server.trouble = lambda number: None
         before = len(server.asked)
-        prepared.prepare(base, PROMPTS, served(server), tmp_path / "cut", {})
+        prepare(base, served(server), tmp_path / "cut")
         asked_again = [body["prompt"] for body in server.asked[before:]]
         lines = [json.loads(line) for line in finished[0].read_text().splitlines()]
         assert asked_again
