@@ -81,7 +81,7 @@ class Asker:
         ]
         who = f"the server at {self.answers.url}"
         refuse_unfaithful(self.base, pairs[: self.answers.checked], self.answers.temperature, who)
-        self.agreed = True
+        self.agreed = bool(pairs)
         return replies
 
     def _agree(self, question: Question) -> Reply | Dropped:

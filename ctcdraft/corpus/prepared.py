@@ -95,6 +95,10 @@ def prepare(
     siblings' included, completes the manifest. So shards on machines without a disk in common are merged by
     laying their parts into one folder and running once more.
     """
+    there = parts.read_manifest(out)
+    if there is not None and there["complete"] and is_whole(out, there):
+        # No lock: trainings that start side by side read one corpus, perhaps on a disk they may not write to.
+        return begin(base, prompts, answers, out, settings)
     with writing(out, shard):
         manifest = begin(base, prompts, answers, out, settings)
         known: dict[str, str] = manifest.get("parts", {})
@@ -196,6 +200,11 @@ def is_complete(path: Path) -> bool:
     """Whether `path` holds a corpus that was prepared to its end; `read` checks that it is still whole."""
     manifest = parts.read_manifest(path)
     return manifest is not None and manifest["complete"]
+
+
+def is_whole(out: Path, manifest: Manifest) -> bool:
+    """Whether every part is there as it was written."""
+    return all((out / name).is_file() and checksum(out / name) == sum_ for name, sum_ in manifest["parts"].items())
 
 
 def read(path: Path, fingerprint: dict[str, Any]) -> Prepared:

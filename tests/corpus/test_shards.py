@@ -91,6 +91,15 @@ def test_two_writers_of_one_piece_are_refused(base, tmp_path):
         prepare(base, tmp_path, Shard(2, 3))
 
 
+def test_a_complete_corpus_is_nobodys_to_write(base, tmp_path):
+    prepare(base, tmp_path)
+    with writing(tmp_path, prepared.WHOLE):
+        assert prepare(base, tmp_path)["complete"]
+        parts.part(tmp_path, 1).unlink()
+        with pytest.raises(InputError, match="is writing into"):
+            prepare(base, tmp_path)
+
+
 def test_siblings_write_side_by_side_and_leave_each_others_drafts_alone(base, tmp_path):
     with writing(tmp_path, Shard(1, 2)):
         (tmp_path / "part-00000.jsonl.1.partial").write_text("a sibling is at it")
