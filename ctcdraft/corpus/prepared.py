@@ -204,7 +204,9 @@ def is_complete(path: Path) -> bool:
 
 def is_whole(out: Path, manifest: Manifest) -> bool:
     """Whether every part is there as it was written."""
-    return all((out / name).is_file() and checksum(out / name) == sum_ for name, sum_ in manifest["parts"].items())
+    return all(
+        (out / name).is_file() and checksum(out / name) == expected for name, expected in manifest["parts"].items()
+    )
 
 
 def read(path: Path, fingerprint: dict[str, Any]) -> Prepared:
