@@ -45,7 +45,7 @@ def test_a_full_disk_is_one_sentence_and_the_rest_is_done_later(tmp_path):
         cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=280,
     )  # fmt: skip
     said = done.stdout.split()
-    assert said[:2] == ["first", "1"], done.stderr
+    assert "first 1" in done.stdout, done.stderr
     assert "part-00000.jsonl" in said
     assert "part-00014.jsonl" not in said
     for word in ("tidy", "equal"):
