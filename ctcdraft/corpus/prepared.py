@@ -100,6 +100,8 @@ def prepare(
         # No lock: trainings that start side by side read one corpus, perhaps on a disk they may not write to.
         return begin(base, prompts, answers, out, settings)
     with writing(out, shard):
+        if shard == WHOLE and not parts.part_files(out):
+            parts.discard(out)  # begun, perhaps otherwise, by someone who got nowhere
         manifest = begin(base, prompts, answers, out, settings)
         known: dict[str, str] = manifest.get("parts", {})
         asked = batches(base.tokenizer, prompts, answers)

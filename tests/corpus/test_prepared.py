@@ -189,6 +189,14 @@ def test_other_settings_are_refused_with_what_differs(base, tmp_path):
         prepare(base, tmp_path, prompts=PROMPTS[1:])
 
 
+def test_a_start_that_got_nowhere_binds_nobody(base, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        killed_after(patch, 0)
+        with pytest.raises(KilledError):
+            prepare(base, tmp_path)
+    assert prepare(base, tmp_path, SAMPLED)["answers"]["samples"] == 2
+
+
 def test_what_is_no_prepared_corpus_is_one_sentence(base, tmp_path):
     with pytest.raises(InputError, match=r"no prepared corpus at .*; make one with data/prepare.py out="):
         prepared.read(tmp_path / "gone", base.fingerprint())
