@@ -17,13 +17,14 @@ from ctcdraft.contestants import Entry, contestant, looked_up
 from ctcdraft.errors import InputError
 from ctcdraft.evaluation import recorded_report, report
 from ctcdraft.evaluation.environment import environment
-from ctcdraft.evaluation.folder import Folder, Shard
+from ctcdraft.evaluation.folder import Folder
 from ctcdraft.evaluation.measure import Arena
 from ctcdraft.evaluation.recorded import read_run
 from ctcdraft.evaluation.recorded_comparison import compare
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
 from ctcdraft.evaluation.session import Session
 from ctcdraft.front_door import entry_point, from_command_line
+from ctcdraft.shard import Shard
 
 
 @hydra.main(version_base=None, config_path="configs", config_name="evaluate")

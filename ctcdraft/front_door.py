@@ -27,14 +27,22 @@ def register_resolvers() -> None:
     OmegaConf.register_new_resolver("repo", lambda path: str(REPOSITORY / path), replace=True)
     OmegaConf.register_new_resolver("basename", lambda path: Path(path).name, replace=True)
     OmegaConf.register_new_resolver("auto_device", auto_device, replace=True)
+    OmegaConf.register_new_resolver("auto_shard", auto_shard, replace=True)
     OmegaConf.register_new_resolver("auto_dtype", auto_dtype, replace=True)
     OmegaConf.register_new_resolver("bfloat16_on", bfloat16_on, replace=True)
 
 
 def auto_device() -> str:
+    """A CUDA device where there is one; under torchrun, this process's own."""
     import torch
 
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    rank = os.environ.get("LOCAL_RANK")
+    return ("cuda" if rank is None else f"cuda:{rank}") if torch.cuda.is_available() else "cpu"
+
+
+def auto_shard() -> str:
+    """This process among those that torchrun started together, else all of the work."""
+    return f"{int(os.environ.get('RANK', 0)) + 1}/{os.environ.get('WORLD_SIZE', 1)}"
 
 
 def auto_dtype(device: str) -> str:

@@ -12,37 +12,39 @@ from omegaconf import DictConfig, OmegaConf
 
 from ctcdraft.base import BaseLM
 from ctcdraft.corpus import parts, prepared
-from ctcdraft.corpus.answers import Answers, questions
-from ctcdraft.corpus.chat import answer_text
 from ctcdraft.corpus.conversations import Corpus
+from ctcdraft.corpus.questions import Answers, Dialogue
 from ctcdraft.corpus.show import legend, shown
+from ctcdraft.corpus.turns import Interview
+from ctcdraft.corpus.writing import writing
+from ctcdraft.errors import InputError
 from ctcdraft.front_door import entry_point, from_command_line
+from ctcdraft.shard import Shard
 
 
 def rows_to_show(base: BaseLM, corpus: Corpus, answers: Answers, out: Path) -> Iterator[prepared.Row]:
     """What is in `out` already, or else what the base says now to the first prompts; nothing is written."""
     for file in parts.part_files(out):
-        yield from map(prepared.row, parts.read_part(file) or [])
+        yield from (prepared.row(line) for line in parts.read_part(file) or [] if "dropped" not in line)
     if parts.part_files(out):
         return
+    interview = Interview(base, answers)
     for prompt in corpus.prompts:
-        said: dict[str, list[str]] = {prompt.id: []}
-        for turn in range(len(prompt.turns)):
-            for line in prepared.answered(base, questions(base, [prompt], said, turn), answers):
-                row = prepared.row(line)
-                yield row
-                said[prompt.id].append(answer_text(base.tokenizer, row.tokens_L[row.mask_L].tolist(), base.stop_tokens))
+        for line in interview([Dialogue(prompt, 0)]):
+            if "dropped" not in line:
+                yield prepared.row(line)
 
 
 @hydra.main(version_base=None, config_path="../configs", config_name="prepare")
 @entry_point
 def main(config: DictConfig) -> None:
+    shard = Shard.parse(config.shard)
     corpus = instantiate(config.corpus)
     answers = instantiate(config.answers)
     base = instantiate(config.base)
     out = Path(config.out)
     if config.overwrite and not config.plan_only and not config.show:
-        parts.discard(out)
+        start_afresh(out, shard)
     if config.show:
         print(legend())
         for row in islice(rows_to_show(base, corpus, answers, out), config.show):
@@ -52,12 +54,35 @@ def main(config: DictConfig) -> None:
     if config.plan_only:
         return
     settings = OmegaConf.to_container(config.corpus, resolve=True)
-    counts = prepared.prepare(base, corpus, answers, out, {"corpus": settings})["counts"]
-    print(
+    manifest = prepared.prepare(base, corpus, answers, out, {"corpus": settings}, shard)
+    print(summary(manifest, shard, out))
+
+
+def start_afresh(out: Path, shard: Shard) -> None:
+    if shard.of > 1:
+        raise InputError(
+            f"overwrite=true with shard={shard.number}/{shard.of} would throw away what the other shards have made; "
+            f"remove {out} once, then start all shards without it"
+        )
+    with writing(out, shard):
+        parts.discard(out)
+
+
+def summary(manifest: parts.Manifest, shard: Shard, out: Path) -> str:
+    if not manifest["complete"]:
+        return (
+            f"shard {shard.number} of {shard.of} is finished in {out}, others are not; the last to finish completes "
+            "the corpus, and so does running once more without shard="
+        )
+    counts = manifest["counts"]
+    said = (
         f"{counts['answers']:,} answers to {counts['prompts']:,} prompts in {out}\n"
         f"{counts['answer_tokens']:,} answer tokens of {counts['tokens']:,}, "
         f"{counts['ended_share']:.1%} of the answers ended, {counts['cut_prompts']:,} prompts cut to fit"
     )
+    if counts["reencoded"] or counts["dropped"]:
+        said += f"\n{counts['reencoded']:,} answers re-encoded from text, {counts['dropped']:,} dropped"
+    return said
 
 
 if __name__ == "__main__":

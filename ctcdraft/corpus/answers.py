@@ -1,134 +1,119 @@
-"""The base's own answers, which are what a drafter learns to guess. It knows nothing of files.
+"""The base's own answers, which are what a drafter learns to guess: asked here, in batches. It knows nothing of files.
 
 Answers of another model, or labels by teacher-forced argmax, are not what the base would say next: the
 drafter must be asked at training what it is asked at decoding.
+
+The loop is written out instead of calling `generate`, for three reasons: a batch shrinks as its rows finish (one
+answer that runs to the limit would otherwise keep all others waiting), keys and values lie in buffers that are
+filled and not copied at every token, and every answer has random numbers of its own. `generate` is its test.
 """
 
 from __future__ import annotations
 
-import copy
-import hashlib
-from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
 
 import torch
+from torch import Tensor
 
 from ctcdraft.base import BaseLM
-from ctcdraft.corpus.chat import fit, messages, prompt_tokens
-from ctcdraft.corpus.conversations import Prompt
-from ctcdraft.errors import InputError
+from ctcdraft.corpus.questions import Answers, Ask, Question, Reply
+from ctcdraft.decoding.sampling import Noise
 
+SHRINK = 0.75  # a batch is made smaller when no more than this share of its rows is still being said
 
-class Answers(Protocol):
-    """Whoever asks the base: prompts in, for each the ids up to and including its first stop token."""
-
-    batch_size: int
-    max_new_tokens: int
-
-    def __call__(self, base: BaseLM, prompts: Sequence[Sequence[int]]) -> list[list[int]]: ...
+# Chooses a word for each row: logits_BV, which answer each row is, how many words have been said  ->  words_B
+Choose = Callable[[Tensor, list[int], int], Tensor]
 
 
 @dataclass(frozen=True)
-class Question:
-    """One turn of one prompt, ready to be asked; `cut` tokens of its history did not fit."""
+class TransformersAnswers(Answers):
+    """Answers by the base in this process, a left-padded batch at a time; works on any base."""
 
-    id: str
-    turn: int
-    category: str
-    tokens: array[int]  # four bytes an id: a list of ints would cost eight times that over 100k prompts
-    cut: int
+    def start(self, base: BaseLM) -> Ask:
+        return partial(self.answer, base)
+
+    def answer(self, base: BaseLM, asked: Sequence[Question]) -> list[Reply]:
+        """Answer one batch: each row says what it would say alone, but for the rounding of a batched sum."""
+        rooms = [self.room(base, question) for question in asked]
+        said = speak(base, [list(question.tokens) for question in asked], rooms, self._choice(base, asked, max(rooms)))
+        return [Reply(tokens) for tokens in said]
+
+    def _choice(self, base: BaseLM, asked: Sequence[Question], room: int) -> Choose:
+        if self.temperature == 0:
+            return lambda logits_BV, rows, step: logits_BV.argmax(dim=-1)
+        positions = torch.arange(room)
+        keys = [question.key(self.seed) for question in asked]
+        coins_BL = torch.cat([Noise(key).uniform(positions, 1) for key in keys], dim=1).T.to(base.device)
+        return lambda logits_BV, rows, step: drawn(logits_BV, self.temperature, coins_BL[rows, step])
 
 
-def questions(base: BaseLM, prompts: Sequence[Prompt], said: dict[str, list[str]], turn: int) -> list[Question]:
-    """Turn `turn` of every prompt that has one, after the base's own answers so far; longest first.
+def drawn(logits_BV: Tensor, temperature: float, coins_B: Tensor) -> Tensor:
+    """Words_B from the law at this temperature: the word at which the summed probabilities pass the coin.
 
-    Longest first, so that padding is short and what does not fit in memory fails in the first batch. The
-    id breaks ties: batches do not depend on the order in which the prompts came.
+    probabilities .5 .3 .2, coin .6      ->      word 1
+
+    In float64: in float32 the sum over 128k words is off by more than a rare word weighs.
     """
-    asked = []
-    for prompt in prompts:
-        if turn < len(prompt.turns):
-            history = messages(prompt.turns, said[prompt.id][:turn])
-            tokens, cut = fit(prompt_tokens(base.tokenizer, history), base.context_length)
-            asked.append(Question(prompt.id, turn, prompt.category, array("i", tokens), cut))
-    return sorted(asked, key=lambda question: (-len(question.tokens), question.id))
+    sums_BV = (logits_BV.double() / temperature).softmax(dim=-1).cumsum(dim=-1)
+    return torch.searchsorted(sums_BV, coins_B[:, None] * sums_BV[:, -1:], right=True)[:, 0]
 
 
-@dataclass(frozen=True)
-class TransformersAnswers:
-    """Answers by transformers' `generate`, a left-padded batch at a time; temperature 0 is greedy."""
+@torch.inference_mode()
+def speak(base: BaseLM, prompts: list[list[int]], rooms: Sequence[int], choose: Choose) -> list[list[int]]:
+    """What follows each prompt, up to its first stop token or the end of its room."""
+    width = max(len(prompt) for prompt in prompts)
+    tokens_BL, mask_BL = (tensor.to(base.device) for tensor in left_padded(prompts, width))
+    positions_BL = (mask_BL.cumsum(dim=-1) - 1).clamp(min=0)
+    cache = base.new_cache(width + max(rooms))
+    output = base.lm.base_model(
+        input_ids=tokens_BL, attention_mask=mask_BL, position_ids=positions_BL, past_key_values=cache, use_cache=True
+    )
+    logits_BV = base.head(output.last_hidden_state[:, -1])
+    position_B = positions_BL[:, -1]
+    # Additive, because eager attention would add a bool mask as 0 and 1. Answers are never padded.
+    hidden_BM = torch.zeros(len(prompts), cache.capacity, dtype=base.dtype, device=base.device)
+    hidden_BM[:, :width].masked_fill_(mask_BL == 0, torch.finfo(base.dtype).min)
 
-    batch_size: int
-    max_new_tokens: int
-    temperature: float
-    seed: int
-
-    def __post_init__(self) -> None:
-        if self.batch_size < 1 or self.max_new_tokens < 1 or self.temperature < 0:
-            raise InputError(
-                f"no answers with batch_size {self.batch_size}, temperature {self.temperature} and "
-                f"max_new_tokens {self.max_new_tokens}; a temperature is 0 or more, the others 1 or more"
-            )
-
-    def __call__(self, base: BaseLM, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
-        """Answer one batch; the same batch and seed give the same answers, whatever was drawn before.
-
-        A prompt near the end of the context has little room, and `generate` knows one limit for all. So
-        it runs to the nearest limit, and the rows that may say more go on from there: a row then says
-        what it would say alone, at the price of another prefill for a batch that meets the limit.
-        """
-        said: list[list[int]] = [[] for _ in prompts]
-        open_rows = list(range(len(prompts)))
-        with torch.random.fork_rng([base.device] if base.device.type == "cuda" else []):
-            torch.manual_seed(batch_seed(self.seed, prompts))
-            while open_rows:
-                room = {row: self._room(base, prompts[row], said[row]) for row in open_rows}
-                asked = [[*prompts[row], *said[row]] for row in open_rows]
-                for row, more in zip(open_rows, self._generate(base, asked, min(room.values())), strict=True):
-                    said[row] += more
-                nearest = min(room.values())
-                open_rows = [row for row in open_rows if room[row] > nearest and said[row][-1] not in base.stop_tokens]
-        return said
-
-    def _room(self, base: BaseLM, prompt: Sequence[int], said: list[int]) -> int:
-        return min(self.max_new_tokens, base.context_length - len(prompt)) - len(said)
-
-    @torch.inference_mode()
-    def _generate(self, base: BaseLM, asked: list[list[int]], new_tokens: int) -> list[list[int]]:
-        # Left padding by hand: many chat tokenizers have no pad token, and behind the mask any id will do.
-        pad = base.tokenizer.pad_token_id
-        pad = min(base.stop_tokens, default=0) if pad is None else pad
-        width = max(len(tokens) for tokens in asked)
-        free = [width - len(tokens) for tokens in asked]
-        tokens_BL = torch.tensor([[pad] * n + tokens for n, tokens in zip(free, asked, strict=True)])
-        mask_BL = torch.tensor([[0] * n + [1] * (width - n) for n in free])
-
-        # `generate` fills what it is not told from the model's own generation config, such as top_p or a
-        # repetition penalty. A second handle on the same weights has an empty one.
-        lm, settings = copy.copy(base.lm), type(base.lm.generation_config)
-        lm.generation_config = settings()
-        law = {"do_sample": True, "temperature": self.temperature, "top_k": 0, "top_p": 1.0}
-        config = settings(
-            max_new_tokens=new_tokens,
-            eos_token_id=sorted(base.stop_tokens) or None,
-            pad_token_id=pad,
-            **(law if self.temperature > 0 else {"do_sample": False}),
+    said: list[list[int]] = [[] for _ in prompts]
+    rows = list(range(len(prompts)))  # which prompt each row of the batch belongs to
+    open_rows = set(rows)
+    for step in range(max(rooms)):
+        words_B = choose(logits_BV, rows, step)
+        for row, word in zip(rows, words_B.tolist(), strict=True):
+            if row in open_rows:
+                said[row].append(word)
+                if word in base.stop_tokens or len(said[row]) == rooms[row]:
+                    open_rows.discard(row)
+        if not open_rows:
+            break
+        if len(open_rows) <= SHRINK * len(rows):
+            kept_B = torch.tensor([n for n, row in enumerate(rows) if row in open_rows], device=base.device)
+            rows = [row for row in rows if row in open_rows]
+            words_B, position_B, hidden_BM = words_B[kept_B], position_B[kept_B], hidden_BM[kept_B]
+            cache.select(kept_B)
+        # A row that is finished and not yet gone must not run beyond the last position a base knows.
+        position_B = (position_B + 1).clamp(max=base.context_length - 1)
+        output = base.lm.base_model(
+            input_ids=words_B[:, None],
+            attention_mask=hidden_BM[:, None, None, : cache.length + 1],
+            position_ids=position_B[:, None],
+            past_key_values=cache,
+            use_cache=True,
         )
-        output_BL = lm.generate(
-            tokens_BL.to(base.device), attention_mask=mask_BL.to(base.device), generation_config=config
-        )
-        return [until_stop(row, base.stop_tokens) for row in output_BL[:, width:].tolist()]
+        logits_BV = base.head(output.last_hidden_state[:, -1])
+    return said
 
 
-def until_stop(ids: list[int], stop_tokens: frozenset[int]) -> list[int]:
-    """5 6 2 0 0, where 2 stops      ->      5 6 2"""
-    end = next((n + 1 for n, token in enumerate(ids) if token in stop_tokens), len(ids))
-    return ids[:end]
+def left_padded(prompts: list[list[int]], width: int) -> tuple[Tensor, Tensor]:
+    """Tokens_BL and mask_BL of prompts that end together. Many tokenizers have no pad token, and behind the mask
+    any id will do: the first of the row.
 
-
-def batch_seed(seed: int, prompts: Sequence[Sequence[int]]) -> int:
-    """By what is asked, not by when: a resumed run draws as one that was never stopped."""
-    digest = hashlib.sha256(str([seed, *map(list, prompts)]).encode()).digest()
-    return int.from_bytes(digest[:7], "big")
+    [[5, 6, 7], [8]]      ->      5 6 7     1 1 1
+                                  8 8 8     0 0 1
+    """
+    free = [width - len(tokens) for tokens in prompts]
+    tokens_BL = torch.tensor([tokens[:1] * n + tokens for n, tokens in zip(free, prompts, strict=True)])
+    mask_BL = torch.tensor([[0] * n + [1] * (width - n) for n in free])
+    return tokens_BL, mask_BL

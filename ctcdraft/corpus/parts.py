@@ -1,7 +1,8 @@
 """The files of a prepared corpus: whole or not there at all. It knows no base and asks nobody.
 
 Beside `manifest.json` (which base, asked how, how much, a checksum of every part, `complete` only at the end)
-lie `part-00000.jsonl` and so on, with {"id", "turn", "category", "tokens", "mask", "ended"} on every line.
+lie `part-00000.jsonl` and so on, one a batch, with {"id", "turn", "sample", "category", "tokens", "mask", "ended",
+"cut", "ids"} on every line, or {"id", "turn", "sample", "category", "dropped"} where there is no answer to learn from.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ctcdraft.corpus.answers import Question
+from ctcdraft.corpus.questions import Dialogue
 from ctcdraft.errors import InputError
 from ctcdraft.files import write_text
 
@@ -44,20 +45,17 @@ def read_part(file: Path) -> list[Line] | None:
         return None
 
 
-def finished(file: Path, batch: Sequence[Question], expected: str | None) -> list[Line] | None:
+def finished(file: Path, batch: Sequence[Dialogue], expected: str | None) -> list[Line] | None:
     """The lines of a part if it holds exactly this batch, else None: then the batch is asked again, whole.
 
-    `expected` is its checksum where the corpus was complete once; so a damaged part can be redone alone.
+    `expected` is its checksum where the corpus was complete once; so a damaged part can be redone alone. Which
+    base and which prompts is the manifest's word.
     """
     lines = read_part(file)
-    if lines is None or len(lines) != len(batch) or (expected is not None and checksum(file) != expected):
+    if lines is None or (expected is not None and checksum(file) != expected):
         return None
-    same = all(
-        (line["id"], line["turn"]) == (question.id, question.turn)
-        and line["tokens"][: len(question.tokens)] == list(question.tokens)
-        for line, question in zip(lines, batch, strict=True)
-    )
-    return lines if same else None
+    places = [(one.prompt.id, one.sample, turn) for one in batch for turn in range(len(one.prompt.turns))]
+    return lines if [(line.get("id"), line.get("sample"), line.get("turn")) for line in lines] == places else None
 
 
 def read_manifest(out: Path) -> Manifest | None:

@@ -1,7 +1,8 @@
 """The prepared corpus: made once, resumed after a kill, refused by another base. It knows no training.
 
 Every batch of answers becomes one part file, whole or not there at all, and batches depend on the prompts
-alone. So running again goes on where it was, and the parts come out equal whether it was stopped or not.
+alone. So running again goes on where it was, and the parts come out equal whether it was stopped or not, and
+whether one process made them or many.
 """
 
 from __future__ import annotations
@@ -19,12 +20,17 @@ from tqdm import tqdm
 
 from ctcdraft.base import BaseLM
 from ctcdraft.corpus import parts
-from ctcdraft.corpus.answers import Answers, Question, questions
-from ctcdraft.corpus.chat import answer_text, messages, prompt_tokens
+from ctcdraft.corpus.chat import messages, prompt_tokens
 from ctcdraft.corpus.conversations import Corpus
 from ctcdraft.corpus.parts import Line, Manifest, checksum
+from ctcdraft.corpus.questions import Answers, Dialogue, batches
+from ctcdraft.corpus.turns import Interview
+from ctcdraft.corpus.writing import writing
 from ctcdraft.errors import InputError
+from ctcdraft.shard import Shard
 
+WHOLE = Shard(1, 1)
+COUNTED = ("answers", "tokens", "answer_tokens", "ended", "cut_prompts", "reencoded", "dropped")
 SAME_BASE = ("weights", "tokenizer", "chat_template")  # one base may go by two names
 
 
@@ -38,6 +44,7 @@ class Row:
     tokens_L: Tensor  # int32, to keep a corpus of a hundred million tokens in memory
     mask_L: Tensor
     ended: bool
+    sample: int = 0
 
 
 @dataclass(frozen=True)
@@ -48,10 +55,18 @@ class Prepared:
     rows: list[Row]
 
 
+@dataclass(frozen=True)
+class Part:
+    """What the manifest says of one finished batch."""
+
+    checksum: str
+    counts: Counter[str]
+
+
 def plan(base: BaseLM, corpus: Corpus, answers: Answers, out: Path) -> str:
     """What `prepare` is about to do, in sentences; prompt tokens are estimated from up to 200 first turns."""
     prompts = corpus.prompts
-    turns = sum(len(prompt.turns) for prompt in prompts)
+    turns = answers.samples * sum(len(prompt.turns) for prompt in prompts)
     sample = prompts[:: -(-len(prompts) // 200)]
     tokens = sum(len(prompt_tokens(base.tokenizer, messages(prompt.turns, []))) for prompt in sample)
     asked, said = tokens * turns // len(sample), turns * answers.max_new_tokens
@@ -66,67 +81,75 @@ def plan(base: BaseLM, corpus: Corpus, answers: Answers, out: Path) -> str:
     )
 
 
-def prepare(base: BaseLM, corpus: Corpus, answers: Answers, out: Path, settings: dict[str, Any]) -> Manifest:
+def prepare(
+    base: BaseLM,
+    corpus: Corpus,
+    answers: Answers,
+    out: Path,
+    settings: dict[str, Any],
+    shard: Shard = WHOLE,
+) -> Manifest:
     """Ask the base every turn of every prompt and keep its answers in `out`; run again, it goes on.
 
     `settings` is written down for the reader. What must agree in order to go on is the base, the prompts
-    themselves and how answers are made. Turn k of all prompts comes after turn k - 1 of all, because it
-    is asked with the base's own earlier answers.
+    themselves and how answers are made. A shard asks its own batches; whoever finds them all finished, its
+    siblings' included, completes the manifest. So shards on machines without a disk in common are merged by
+    laying their parts into one folder and running once more.
     """
-    prompts = corpus.prompts
-    manifest = begin(base, corpus, answers, out, settings)
-    known: dict[str, str] = manifest.get("parts", {})
-    made: dict[str, str] = {}
-    said: dict[str, list[str]] = {prompt.id: [] for prompt in prompts}
-    counts = Counter(prompts=len(prompts))
-    turns = [len(prompt.turns) for prompt in prompts]
-    # smoothing=0 is answers/s over the whole run: the longest come first, so it only gets faster.
-    with tqdm(total=sum(turns), unit=" answers", desc="answering", smoothing=0) as bar:
-        for turn in range(max(turns)):
-            for batch in batches(questions(base, prompts, said, turn), answers.batch_size):
-                file = parts.part(out, len(made))
+    there = parts.read_manifest(out)
+    if there is not None and there["complete"] and is_whole(out, there):
+        # No lock: trainings that start side by side read one corpus, perhaps on a disk they may not write to.
+        return begin(base, corpus, answers, out, settings)
+    with writing(out, shard):
+        if shard == WHOLE and not parts.part_files(out):
+            parts.discard(out)  # begun, perhaps otherwise, by someone who got nowhere
+        manifest = begin(base, corpus, answers, out, settings)
+        known: dict[str, str] = manifest.get("parts", {})
+        asked = batches(base.tokenizer, corpus.prompts, answers)
+        found: dict[int, Part] = {}
+        mine = [number for number in range(len(asked)) if shard.takes(number)]
+        interview = Interview(base, answers)
+        # smoothing=0 is answers/s over the whole run: the longest come first, so it only gets faster.
+        with tqdm(total=turns(asked, mine), unit=" answers", desc="answering", smoothing=0) as bar:
+            for number in mine:
+                file, batch = parts.part(out, number), asked[number]
                 lines = parts.finished(file, batch, known.get(file.name))
                 if lines is None:
-                    lines = answered(base, batch, answers)
+                    lines = interview(batch)
                     parts.write_part(file, lines)
                 else:
-                    bar.initial += len(batch)  # answers/s is about this run
-                made[file.name] = checksum(file)
-                for question, line in zip(batch, lines, strict=True):
-                    reply = line["tokens"][len(question.tokens) :]
-                    said[question.id].append(answer_text(base.tokenizer, reply, base.stop_tokens))
-                    counts.update(tally(question, line))
-                bar.update(len(batch))
-    return complete(out, manifest, made, counts)
+                    bar.initial += len(lines)  # answers/s is about this run
+                found[number] = Part(checksum(file), tally(lines))
+                bar.update(len(lines))
+        for number in range(len(asked)):
+            if number not in found:
+                file = parts.part(out, number)
+                lines = parts.finished(file, asked[number], known.get(file.name))
+                if lines is None:
+                    return manifest  # a sibling is at work on it, or will be
+                found[number] = Part(checksum(file), tally(lines))
+        return complete(out, manifest, [found[number] for number in range(len(asked))], len(corpus.prompts))
 
 
-def batches(asked: list[Question], size: int) -> list[list[Question]]:
-    return [asked[start : start + size] for start in range(0, len(asked), size)]
+def turns(asked: Sequence[Sequence[Dialogue]], numbers: Sequence[int]) -> int:
+    return sum(len(one.prompt.turns) for number in numbers for one in asked[number])
 
 
-def answered(base: BaseLM, batch: Sequence[Question], answers: Answers) -> list[Line]:
-    replies = answers(base, [list(question.tokens) for question in batch])
-    return [
-        {
-            "id": question.id,
-            "turn": question.turn,
-            "category": question.category,
-            "tokens": [*question.tokens, *reply],
-            "mask": [0] * len(question.tokens) + [1] * len(reply),
-            "ended": reply[-1] in base.stop_tokens,
-        }
-        for question, reply in zip(batch, replies, strict=True)
-    ]
-
-
-def tally(question: Question, line: Line) -> dict[str, int]:
-    return {
-        "answers": 1,
-        "tokens": len(line["tokens"]),
-        "answer_tokens": sum(line["mask"]),
-        "ended": int(line["ended"]),
-        "cut_prompts": int(question.cut > 0),
-    }
+def tally(lines: Sequence[Line]) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for line in lines:
+        if "dropped" in line:
+            counts.update(dropped=1)
+            continue
+        counts.update(
+            answers=1,
+            tokens=len(line["tokens"]),
+            answer_tokens=sum(line["mask"]),
+            ended=int(line["ended"]),
+            cut_prompts=int(line["cut"] > 0),
+            reencoded=int(line["ids"] == "reencoded"),
+        )
+    return counts
 
 
 def begin(base: BaseLM, corpus: Corpus, answers: Answers, out: Path, settings: dict[str, Any]) -> Manifest:
@@ -136,7 +159,7 @@ def begin(base: BaseLM, corpus: Corpus, answers: Answers, out: Path, settings: d
         "base": base.fingerprint(),
         "prompts": corpus.hash,
         "conversations": corpus.account,
-        "answers": {"by": type(answers).__name__, "dtype": dtype(base), **vars(answers)},
+        "answers": {"by": type(answers).__name__, "dtype": dtype(base), **answers.law()},
         "settings": settings,
     }
     there = parts.read_manifest(out)
@@ -160,12 +183,17 @@ def begin(base: BaseLM, corpus: Corpus, answers: Answers, out: Path, settings: d
     return there
 
 
-def complete(out: Path, manifest: Manifest, made: dict[str, str], counts: Counter[str]) -> Manifest:
+def complete(out: Path, manifest: Manifest, made: Sequence[Part], prompts: int) -> Manifest:
+    counts: Counter[str] = sum((one.counts for one in made), Counter())
     whole = manifest | {
         "complete": True,
-        "counts": {**counts, "ended_share": counts["ended"] / counts["answers"]},
-        "hash": hashlib.sha256("".join(made.values()).encode()).hexdigest()[:16],
-        "parts": made,
+        "counts": {
+            "prompts": prompts,
+            **{key: counts[key] for key in COUNTED},
+            "ended_share": counts["ended"] / max(1, counts["answers"]),
+        },
+        "hash": hashlib.sha256("".join(one.checksum for one in made).encode()).hexdigest()[:16],
+        "parts": {parts.part(out, number).name: one.checksum for number, one in enumerate(made)},
     }
     parts.write_manifest(out, whole)
     return whole
@@ -175,6 +203,13 @@ def is_complete(path: Path) -> bool:
     """Whether `path` holds a corpus that was prepared to its end; `read` checks that it is still whole."""
     manifest = parts.read_manifest(path)
     return manifest is not None and manifest["complete"]
+
+
+def is_whole(out: Path, manifest: Manifest) -> bool:
+    """Whether every part is there as it was written."""
+    return all(
+        (out / name).is_file() and checksum(out / name) == expected for name, expected in manifest["parts"].items()
+    )
 
 
 def read(path: Path, fingerprint: dict[str, Any]) -> Prepared:
@@ -190,14 +225,14 @@ def read(path: Path, fingerprint: dict[str, Any]) -> Prepared:
         lines = parts.read_part(path / name)
         if lines is None or checksum(path / name) != expected:
             raise InputError(f"{path / name} is missing or damaged; run data/prepare.py again to redo it")
-        rows += [row(line) for line in lines]
+        rows += [row(line) for line in lines if "dropped" not in line]
     return Prepared(manifest, rows)
 
 
 def row(line: Line) -> Row:
     tokens_L = torch.tensor(line["tokens"], dtype=torch.int32)
     mask_L = torch.tensor(line["mask"], dtype=torch.bool)
-    return Row(line["id"], line["turn"], line["category"], tokens_L, mask_L, line["ended"])
+    return Row(line["id"], line["turn"], line["category"], tokens_L, mask_L, line["ended"], line["sample"])
 
 
 def refuse_other_base(manifest: Manifest, fingerprint: dict[str, Any], path: Path) -> None:

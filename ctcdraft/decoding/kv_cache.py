@@ -64,6 +64,17 @@ class KVCache(transformers.Cache):
         """Keep the first `length` rows: for drafters, which read guesses and take all of them back."""
         self._rows = [length] * len(self._rows)
 
+    def select(self, kept_B: Tensor) -> None:
+        """Of a batch of sequences keep these, in this order. Decoding has no batch; answering a corpus has."""
+        self._keys = self._selected(self._keys, kept_B)
+        self._values = self._selected(self._values, kept_B)
+        self._layers = list(zip(self._keys.unbind(), self._values.unbind(), strict=True))
+
+    def _selected(self, held: Any, kept_B: Tensor) -> Tensor:
+        kept = held.new_empty(held.shape[0], len(kept_B), *held.shape[2:])
+        kept[:, :, :, : self.length] = held[:, kept_B, :, : self.length]
+        return kept
+
     def _reserve(self, rows: int, keys: Tensor, values: Tensor) -> None:
         """Allocate the buffers, or grow them; rows already held stay."""
         self.capacity = max(self.capacity, -(-rows // BUCKET) * BUCKET)

@@ -10,39 +10,16 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from ctcdraft.errors import InputError
 from ctcdraft.evaluation.records import Record, from_json, to_json
 from ctcdraft.evaluation.timing import Timing
 from ctcdraft.files import write_text
+from ctcdraft.shard import Shard
 
 OURS = ("settings.json", "questions*.jsonl", "timing*.json", "report.json", "report.md")
-
-
-@dataclass(frozen=True)
-class Shard:
-    """Every `of`-th question, starting with the `number`-th: 1/4, 2/4, 3/4 and 4/4 together ask all."""
-
-    number: int
-    of: int
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        number, _, of = str(text).partition("/")
-        if not (number.isdigit() and of.isdigit() and 1 <= int(number) <= int(of)):
-            raise InputError(f"shard={text} is not i/N with i from 1 to N; for the first of four say shard=1/4")
-        return cls(int(number), int(of))
-
-    def __str__(self) -> str:
-        return f"-{self.number}-of-{self.of}" if self.of > 1 else ""
-
-    @property
-    def siblings(self) -> str:
-        """A pattern for the names of all shards of this split."""
-        return f"-*-of-{self.of}" if self.of > 1 else ""
 
 
 class Folder:

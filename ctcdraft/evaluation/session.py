@@ -13,11 +13,12 @@ from ctcdraft.decoding.loop import Drafter, Settings
 from ctcdraft.evaluation import metrics, report, roof
 from ctcdraft.evaluation.benchmarks import Benchmark
 from ctcdraft.evaluation.environment import environment, hardware
-from ctcdraft.evaluation.folder import Folder, Shard
+from ctcdraft.evaluation.folder import Folder
 from ctcdraft.evaluation.measure import Arena, asked, measure, order, turn_seed, warm_up
 from ctcdraft.evaluation.outside import StockGenerate
 from ctcdraft.evaluation.records import AUTOREGRESSIVE, Answer, Record
 from ctcdraft.evaluation.timing import Spent, Timing, instrument
+from ctcdraft.shard import Shard
 
 
 @dataclass(frozen=True)

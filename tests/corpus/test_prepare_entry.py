@@ -28,10 +28,10 @@ def world(tmp_path_factory):
     return place
 
 
-def run(world, *words):
+def run(world, *words, **more):
     given = [f"hydra.searchpath=[file://{world}]", "base=random", "corpus.path=prompts.jsonl", "device=cpu"]
     command = [sys.executable, str(ROOT / "data" / "prepare.py"), *given, "answers.max_new_tokens=8", *words]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **more}
     return subprocess.run(command, cwd=world, env=environment, capture_output=True, text=True, timeout=200)
 
 
@@ -84,11 +84,37 @@ def test_show_asks_the_base_where_nothing_is_prepared_and_writes_nothing(world):
         (["corpus=gsm8k"], "has no column `question` (found: id, category, turns)"),
         (["+corpus.leakage.benchmarks.mine=gone.jsonl"], "gone.jsonl is not there"),
         (["answers.batch_size=0"], "no answers with batch_size 0"),
+        (["shard=3/2"], "shard=3/2 is not i/N"),
+        (["shard=2/2", "overwrite=true"], "overwrite=true with shard=2/2 would throw away"),
+        (["answers=vllm"], "answers=vllm needs the package vllm"),
+        (["answers=openai", "answers.url=http://127.0.0.1:9/v1", "answers.retries=0"], "9/v1 failed 1 times at one"),
     ],
 )
 def test_a_wrong_input_is_one_sentence_and_status_one(world, words, sentence):
     wrong = run(world, "out=nowhere", *words)
     assert wrong.returncode == 1
     assert sentence in wrong.stderr
-    assert len(wrong.stderr.strip().splitlines()) == 1
-    assert not (world / "nowhere").exists()
+    assert "Traceback" not in wrong.stderr
+    assert len([line for line in wrong.stderr.splitlines() if line.strip() and "answering:" not in line]) == 1
+    assert not list((world / "nowhere").glob("part*"))
+
+
+def test_two_processes_that_torchrun_started_make_what_one_makes(world):
+    size = "answers.batch_size=2"
+    for rank in ("1", "0"):
+        one = run(world, "out=pair", size, RANK=rank, WORLD_SIZE="2", LOCAL_RANK=rank)
+        assert one.returncode == 0, one.stderr
+        assert ("shard 2 of 2 is finished in pair" in one.stdout) == (rank == "1")
+    assert "8 answers to 8 prompts in pair" in one.stdout
+    assert run(world, "out=alone", size).returncode == 0
+    files = {file.name: file.read_bytes() for file in (world / "alone").iterdir()}
+    assert files == {file.name: file.read_bytes() for file in (world / "pair").iterdir()}
+
+
+def test_a_corpus_of_another_base_is_kept_and_refused(world):
+    assert run(world, "out=theirs", "corpus.limit=2").returncode == 0
+    before = {file.name: file.read_bytes() for file in (world / "theirs").iterdir()}
+    other = run(world, "out=theirs", "corpus.limit=2", "base=tiny")
+    assert other.returncode == 1
+    assert "holds answers of random, but this run's base is tiny (another weights, tokenizer" in other.stderr
+    assert {file.name: file.read_bytes() for file in (world / "theirs").iterdir()} == before

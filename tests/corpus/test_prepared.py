@@ -4,9 +4,10 @@ import json
 import os
 
 import pytest
+from asking import said
 from tiny_models import random_base
 
-from ctcdraft.corpus import parts, prepared
+from ctcdraft.corpus import parts, prepared, turns
 from ctcdraft.corpus.answers import TransformersAnswers
 from ctcdraft.corpus.conversations import Corpus, Prompt
 from ctcdraft.errors import InputError
@@ -15,8 +16,9 @@ PROMPTS = [
     Prompt(f"p{n}", "test", tuple(f"turn {turn}" + "!" * n for turn in range(1, 2 + n % 2)), None) for n in range(1, 12)
 ]
 TURNS = sum(len(prompt.turns) for prompt in PROMPTS)
-GREEDY = TransformersAnswers(3, 12, 0.0, 0)
-SAMPLED = TransformersAnswers(3, 12, 1.0, 0)
+GREEDY = TransformersAnswers(3, 12, 0.0, 0, 1)
+SAMPLED = TransformersAnswers(3, 12, 1.0, 0, 2)
+BATCHES = 4  # of GREEDY: 11 dialogues in threes
 
 
 class KilledError(Exception):
@@ -28,8 +30,8 @@ def base():
     return random_base()
 
 
-def prepare(base, out, answers=GREEDY, prompts=PROMPTS):
-    return prepared.prepare(base, Corpus.of(prompts), answers, out, {"corpus": {"name": "test"}})
+def prepare(base, out, answers=GREEDY, prompts=PROMPTS, shard=prepared.WHOLE):
+    return prepared.prepare(base, Corpus.of(prompts), answers, out, {"corpus": {"name": "test"}}, shard)
 
 
 def content(out):
@@ -37,17 +39,17 @@ def content(out):
 
 
 def killed_after(monkeypatch, batches):
-    """The base dies while it answers batch number `batches`, counted from 0."""
-    generate, asked = TransformersAnswers._generate, []
+    """The base dies in the last turn of batch number `batches`, counted from 0."""
+    interview, asked = turns.Interview.__call__, []
 
-    def dying(self, base, rows, new_tokens):
-        asked.append(len(rows))
-        output = generate(self, base, rows, new_tokens)
+    def dying(self, batch):
+        asked.append(len(batch))
+        lines = interview(self, batch)
         if len(asked) > batches:
             raise KilledError
-        return output
+        return lines
 
-    monkeypatch.setattr(TransformersAnswers, "_generate", dying)
+    monkeypatch.setattr(turns.Interview, "__call__", dying)
 
 
 def test_rows_hold_the_prompt_the_answer_and_an_exact_mask(base, tmp_path):
@@ -63,7 +65,7 @@ def test_rows_hold_the_prompt_the_answer_and_an_exact_mask(base, tmp_path):
         start = int((~row.mask_L).sum())
         assert row.mask_L[start:].all()  # one answer, at the end
         answer = row.tokens_L[start:].tolist()
-        assert [answer] == GREEDY(base, [row.tokens_L[:start].tolist()])
+        assert [answer] == said(GREEDY, base, [row.tokens_L[:start].tolist()])
         assert row.ended == (answer[-1] in base.stop_tokens)
     counts = manifest["counts"]
     assert (counts["prompts"], counts["answers"], counts["cut_prompts"]) == (len(PROMPTS), TURNS, 0)
@@ -83,7 +85,7 @@ def test_a_second_turn_holds_the_bases_own_first_answer(base, tmp_path):
 
 
 @pytest.mark.parametrize("answers", [GREEDY, SAMPLED])
-@pytest.mark.parametrize("batches", [0, 2, 5])
+@pytest.mark.parametrize("batches", [0, 2, 3])
 def test_a_killed_preparation_resumed_equals_one_never_stopped(base, tmp_path, monkeypatch, answers, batches):
     prepare(base, tmp_path / "whole", answers)
     with monkeypatch.context() as patch:
@@ -102,15 +104,15 @@ def test_a_killed_preparation_resumed_equals_one_never_stopped(base, tmp_path, m
 def test_a_torn_part_is_redone_whole_and_the_others_are_kept(base, tmp_path, monkeypatch, torn_at):
     prepare(base, tmp_path / "whole")
     with monkeypatch.context() as patch:
-        killed_after(patch, 4)
+        killed_after(patch, 3)
         with pytest.raises(KilledError):
             prepare(base, tmp_path / "torn")
-    last = parts.part(tmp_path / "torn", 3)
+    last = parts.part(tmp_path / "torn", 2)
     last.write_bytes(last.read_bytes()[:torn_at])
-    kept = [os.stat(parts.part(tmp_path / "torn", number)).st_mtime_ns for number in range(3)]
+    kept = [os.stat(parts.part(tmp_path / "torn", number)).st_mtime_ns for number in range(2)]
     prepare(base, tmp_path / "torn")
     assert content(tmp_path / "torn") == content(tmp_path / "whole")
-    assert kept == [os.stat(parts.part(tmp_path / "torn", number)).st_mtime_ns for number in range(3)]
+    assert kept == [os.stat(parts.part(tmp_path / "torn", number)).st_mtime_ns for number in range(2)]
 
 
 def test_a_batch_that_lost_a_line_is_redone_whole(base, tmp_path, monkeypatch):
@@ -180,10 +182,20 @@ def test_the_same_base_by_another_name_is_welcome(base, tmp_path):
 
 def test_other_settings_are_refused_with_what_differs(base, tmp_path):
     prepare(base, tmp_path)
-    with pytest.raises(InputError, match=r"made with temperature 0.0 .now 1.0.; repeat those settings"):
+    with pytest.raises(
+        InputError, match=r"made with temperature 0.0 .now 1.0., samples 1 .now 2.; repeat those settings"
+    ):
         prepare(base, tmp_path, SAMPLED)
     with pytest.raises(InputError, match="made with other prompts; repeat"):
         prepare(base, tmp_path, prompts=PROMPTS[1:])
+
+
+def test_a_start_that_got_nowhere_binds_nobody(base, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        killed_after(patch, 0)
+        with pytest.raises(KilledError):
+            prepare(base, tmp_path)
+    assert prepare(base, tmp_path, SAMPLED)["answers"]["samples"] == 2
 
 
 def test_what_is_no_prepared_corpus_is_one_sentence(base, tmp_path):
@@ -207,14 +219,14 @@ def test_a_full_disk_loses_nothing_that_was_finished(base, tmp_path, monkeypatch
 
     def full(descriptor):
         calls.append(descriptor)
-        if len(calls) > 4:
+        if len(calls) > 3:
             raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
-        with pytest.raises(InputError, match=r"part-00003.jsonl .*No space left on device.*; make room"):
+        with pytest.raises(InputError, match=r"part-00002.jsonl .*No space left on device.*; make room"):
             prepare(base, tmp_path / "full")
-    assert len(content(tmp_path / "full")) == 4  # the manifest and three parts, no draft of a fourth
+    assert len(content(tmp_path / "full")) == 3  # the manifest and two parts, no draft of a third, no lock
     prepare(base, tmp_path / "full")
     assert content(tmp_path / "full") == content(tmp_path / "whole")
 
@@ -244,6 +256,7 @@ def test_the_manifest_says_what_was_done(base, tmp_path):
         "max_new_tokens": 12,
         "temperature": 0.0,
         "seed": 0,
+        "samples": 1,
     }
     assert manifest["settings"] == {"corpus": {"name": "test"}}
     assert list(manifest["parts"]) == [file.name for file in parts.part_files(tmp_path)]

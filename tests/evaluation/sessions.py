@@ -15,9 +15,9 @@ from ctcdraft.decoding.verify import match
 from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.drafters.prompt_lookup import PromptLookup
 from ctcdraft.evaluation.benchmarks import Benchmark
-from ctcdraft.evaluation.folder import Shard
 from ctcdraft.evaluation.measure import Arena
 from ctcdraft.evaluation.session import Contestant, Session
+from ctcdraft.shard import Shard
 
 SETTINGS = Settings(max_new_tokens=12, nodes=8, temperature=0.0, top_k=0, top_p=1.0, verify=match, lossless=True)
 PROMPTS = (

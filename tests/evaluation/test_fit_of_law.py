@@ -15,9 +15,10 @@ from ctcdraft.decoding.verify import match
 from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.drafters.drawn_paths import DrawnLabels
 from ctcdraft.evaluation import report
-from ctcdraft.evaluation.folder import Folder, Shard
+from ctcdraft.evaluation.folder import Folder
 from ctcdraft.evaluation.law import Fit, added, interval, marks
 from ctcdraft.evaluation.session import spelled
+from ctcdraft.shard import Shard
 
 
 class Drawn:

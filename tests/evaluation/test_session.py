@@ -9,8 +9,9 @@ from ctcdraft.corpus.chat import messages, prompt_tokens
 from ctcdraft.errors import InputError
 from ctcdraft.evaluation import environment, measure, report
 from ctcdraft.evaluation import session as sessions
-from ctcdraft.evaluation.folder import Folder, Shard
+from ctcdraft.evaluation.folder import Folder
 from ctcdraft.evaluation.records import from_json
+from ctcdraft.shard import Shard
 
 CONTRACT = {
     *("drafter", "benchmark", "decoding", "temperature", "seed", "nodes", "prompts", "tokens", "passes"),

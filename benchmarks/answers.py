@@ -1,0 +1,90 @@
+"""How much faster a batch is answered than one prompt after another: `python benchmarks/answers.py`.
+
+Both ways answer the same prompts in one process, in turns, with the same loop; the ratio is the median over the
+repeats. `generate`, called once a prompt, is what one would write without this project.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from array import array
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import transformers
+
+from ctcdraft.base import BaseLM, load_base
+from ctcdraft.corpus.answers import TransformersAnswers
+from ctcdraft.corpus.chat import prompt_tokens
+from ctcdraft.corpus.conversations import project_prompts
+from ctcdraft.corpus.questions import Question
+
+TINY = Path(__file__).resolve().parent.parent / "data" / "tiny"
+
+
+def main() -> None:
+    options = arguments()
+    torch.set_num_threads(options.threads)
+    base = load_base(options.base, options.dtype, options.device)
+    asked = questions(base, options.prompts, options.batch)
+    batch = TransformersAnswers(options.batch, options.max_new_tokens, 0.0, 0, 1)
+    ways: dict[str, Callable[[], list[list[int]]]] = {
+        "in a batch": lambda: [reply.tokens for reply in batch.answer(base, asked)],
+        "one by one": lambda: [batch.answer(base, [question])[0].tokens for question in asked],
+        "generate": lambda: [generated(base, question, options.max_new_tokens) for question in asked],
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    said = {}
+    for _ in range(options.repeats):
+        for name, way in ways.items():
+            start = time.perf_counter()
+            said[name] = way()
+            seconds[name].append(time.perf_counter() - start)
+    tokens = sum(map(len, said["in a batch"]))
+    print(f"{len(asked)} prompts, {tokens} tokens of answers, {options.threads} threads, {options.dtype}, {base.name}")
+    for name, each in seconds.items():
+        ratios = [other / one for other, one in zip(each, seconds["in a batch"], strict=True)]
+        same = sum(one == other for one, other in zip(said[name], said["in a batch"], strict=True))
+        print(
+            f"{name:11} {statistics.median(each):7.2f} s  {tokens / statistics.median(each):7.0f} tokens/s  "
+            f"a batch is {statistics.median(ratios):5.2f} times as fast ({min(ratios):.2f} to {max(ratios):.2f}), "
+            f"{same} of {len(asked)} answers equal"
+        )
+
+
+def questions(base: BaseLM, path: str, count: int) -> list[Question]:
+    """`count` prompts of a file, next to each other by length, as a batch of a corpus is."""
+    prompts = project_prompts(path, "benchmark", count * 20, 0)
+    tokens = [prompt_tokens(base.tokenizer, [{"role": "user", "content": prompt.turns[0]}]) for prompt in prompts]
+    middle = sorted(tokens, key=len)[len(tokens) // 2 :][:count]
+    return [Question(f"q{number}", 0, 0, "benchmark", array("i", ids), 0) for number, ids in enumerate(middle)]
+
+
+def generated(base: BaseLM, question: Question, new_tokens: int) -> list[int]:
+    tokens_BL = torch.tensor([list(question.tokens)], device=base.device)
+    config = transformers.GenerationConfig(
+        max_new_tokens=new_tokens, do_sample=False, eos_token_id=sorted(base.stop_tokens), pad_token_id=0
+    )
+    with torch.inference_mode():
+        output_BL = base.lm.generate(tokens_BL, attention_mask=torch.ones_like(tokens_BL), generation_config=config)
+    return output_BL[0, tokens_BL.shape[1] :].tolist()
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--base", default=str(TINY / "base"), help="folder or hub id")
+    parser.add_argument("--prompts", default=str(TINY / "prompts" / "held_out.jsonl"))
+    parser.add_argument("--batch", type=int, default=64, help="64, and 128 tokens, as in the demo")
+    parser.add_argument("--max-new-tokens", type=int, default=128)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="float32")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""What is asked and who may be asked: batches of dialogues, questions, replies. It knows no engine and no file.
+
+The way from prompts to questions:
+
+    prompts ──► dialogues (one a sample) ──► sorted ──► batches ──► shard i/N takes every N-th batch, whole
+                                                          └─► questions: turn 1 of the batch, then its turn 2, ...
+
+A batch goes through all turns of its dialogues before the next one begins. So it needs nobody else's answers: a
+shard never waits for another one, and what a batch says does not depend on who asks it, or when.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ctcdraft.base import BaseLM
+from ctcdraft.corpus.chat import fit, messages, prompt_tokens
+from ctcdraft.corpus.conversations import Prompt
+from ctcdraft.errors import InputError
+
+
+@dataclass(frozen=True)
+class Dialogue:
+    """One prompt that is to be answered through all its turns; `sample` counts its dialogues from 0."""
+
+    prompt: Prompt
+    sample: int
+
+
+@dataclass(frozen=True)
+class Question:
+    """One turn of one dialogue, ready to be asked; `cut` tokens of its history did not fit."""
+
+    id: str
+    turn: int
+    sample: int
+    category: str
+    tokens: array[int]
+    cut: int
+
+    def key(self, seed: int) -> int:
+        """A number below 2**56 from seed, prompt, sample and turn: all that an answer's own draws depend on."""
+        digest = hashlib.sha256(f"{seed}/{self.sample}/{self.turn}/{self.id}".encode()).digest()
+        return int.from_bytes(digest[:7], "big")
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An answer up to and including its stop token; `ids` says whether they are the `generated` ones or `reencoded`."""
+
+    tokens: list[int]
+    ids: str = "generated"
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """No answer that could be learnt from, and why; its dialogue ends there."""
+
+    why: str
+
+
+Ask = Callable[[Sequence[Question]], Sequence[Reply | Dropped]]
+
+
+@dataclass(frozen=True)
+class Answers:
+    """How answers are made. An engine adds what it needs to make them, and `start`."""
+
+    batch_size: int
+    max_new_tokens: int
+    temperature: float  # 0 is greedy
+    seed: int
+    samples: int  # dialogues a prompt
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1 or self.max_new_tokens < 1 or self.temperature < 0 or self.samples < 1:
+            raise InputError(
+                f"no answers with batch_size {self.batch_size}, temperature {self.temperature}, samples "
+                f"{self.samples} and max_new_tokens {self.max_new_tokens}; a temperature is 0 or more, the others "
+                "1 or more"
+            )
+        if self.samples > 1 and self.temperature == 0:
+            raise InputError(
+                f"answers.samples={self.samples} at temperature 0 is one answer {self.samples} times; raise "
+                "answers.temperature or ask for one sample"
+            )
+
+    def law(self) -> dict[str, Any]:
+        """What must agree for a corpus to be gone on with; where a server stands, say, need not."""
+        return {key: value for key, value in asdict(self).items() if key in Answers.__dataclass_fields__}
+
+    def start(self, base: BaseLM) -> Ask:
+        """Whoever answers this base's questions, a batch at a time. Called once, when there is something to ask."""
+        raise NotImplementedError
+
+    def room(self, base: BaseLM, question: Question) -> int:
+        """How many tokens the answer may have."""
+        return min(self.max_new_tokens, base.context_length - len(question.tokens))
+
+
+def batches(tokenizer: Any, prompts: Sequence[Prompt], answers: Answers) -> list[list[Dialogue]]:
+    """All dialogues, in batches: those of most turns first, of these the longest first.
+
+    So the rows of a batch are padded little and end together, and what does not fit in memory fails in the
+    first batch. The id breaks ties: batches do not depend on the order in which the prompts came.
+    """
+    lengths = turn_lengths(tokenizer, prompts)
+    order = sorted(range(len(prompts)), key=lambda n: (-len(prompts[n].turns), -lengths[n], prompts[n].id))
+    dialogues = [Dialogue(prompts[n], sample) for n in order for sample in range(answers.samples)]
+    return [dialogues[start : start + answers.batch_size] for start in range(0, len(dialogues), answers.batch_size)]
+
+
+def turn_lengths(tokenizer: Any, prompts: Sequence[Prompt], at_once: int = 1000) -> list[int]:
+    """Tokens of every prompt's own turns, without template: enough to sort by, and the tokenizer does many at once."""
+    lengths: list[int] = []
+    for start in range(0, len(prompts), at_once):
+        texts = ["\n".join(prompt.turns) for prompt in prompts[start : start + at_once]]
+        lengths += map(len, tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"])
+    return lengths
+
+
+def question(base: BaseLM, dialogue: Dialogue, said: Sequence[str]) -> Question:
+    """The dialogue's next turn, after the base's own answers so far."""
+    prompt = dialogue.prompt
+    tokens, cut = fit(prompt_tokens(base.tokenizer, messages(prompt.turns, said)), base.context_length)
+    return Question(prompt.id, len(said), dialogue.sample, prompt.category, array("i", tokens), cut)

@@ -1,0 +1,25 @@
+"""Questions made of bare ids, and what an engine says to them: for tests that are not about prompts or files."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+from ctcdraft.base import BaseLM
+from ctcdraft.corpus.questions import Answers, Question
+
+
+def questions_of(
+    prompts: Sequence[Sequence[int]], names: Sequence[str] | None = None, turn: int = 0, sample: int = 0
+) -> list[Question]:
+    """One question a prompt, called q0, q1, ... or as `names` says."""
+    names = names or [f"q{number}" for number in range(len(prompts))]
+    return [
+        Question(name, turn, sample, "test", array("i", tokens), 0) for name, tokens in zip(names, prompts, strict=True)
+    ]
+
+
+def said(
+    answers: Answers, base: BaseLM, prompts: Sequence[Sequence[int]], names: Sequence[str] | None = None
+) -> list[list[int]]:
+    return [reply.tokens for reply in answers.start(base)(questions_of(prompts, names))]

@@ -1,0 +1,120 @@
+"""A server of completions for tests: answers with a base of ours, on loopback, and misbehaves when it is told to."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import torch
+
+from ctcdraft.base import BaseLM
+from ctcdraft.corpus.answers import drawn, speak
+
+
+class CompletionsServer(ThreadingHTTPServer):
+    """`with_ids`: takes and gives ids, as vLLM does; otherwise text alone, and unknown fields are refused.
+
+    `trouble(number)` names what happens to request `number`, counted from 0: "500", "hang", "die" or nothing.
+    """
+
+    daemon_threads = True
+    block_on_close = False
+    plain = frozenset({"model", "prompt", "max_tokens", "temperature", "top_p", "seed"})
+
+    def __init__(self, base: BaseLM, with_ids: bool) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.base, self.with_ids = base, with_ids
+        self.trouble: Any = lambda number: None
+        self.asked: list[dict[str, Any]] = []
+        self.under_way = self.most_under_way = 0
+        self.lock = threading.Lock()
+        self.extra_tokens = 0  # read beside the prompt, as a server does that adds a begin token
+        self.temperature_factor = 1.0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/v1"
+
+    def complete(self, body: dict[str, Any]) -> dict[str, Any]:
+        tokenizer = self.base.tokenizer
+        ids = body["prompt"] if self.with_ids else tokenizer(body["prompt"])["input_ids"]
+        temperature = body["temperature"] * self.temperature_factor
+        coins_L = torch.rand(512, generator=torch.Generator().manual_seed(body["seed"]), dtype=torch.float64)
+
+        def choose(logits_BV, rows, step):
+            if temperature == 0:
+                return logits_BV.argmax(dim=-1)
+            return drawn(logits_BV, temperature, coins_L[step : step + 1])
+
+        (answer,) = speak(self.base, [list(ids)], [body["max_tokens"]], choose)
+        ended = answer[-1] in self.base.stop_tokens
+        choice = {
+            "text": tokenizer.decode(answer, skip_special_tokens=True),
+            "finish_reason": "stop" if ended else "length",
+        }
+        usage = {"prompt_tokens": len(ids) + self.extra_tokens, "completion_tokens": len(answer)}
+        return {"choices": [choice | ({"token_ids": answer} if self.with_ids else {})], "usage": usage}
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: CompletionsServer
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        server = self.server
+        with server.lock:
+            number = len(server.asked)
+            server.asked.append(body | {"path": self.path, "key": self.headers.get("Authorization")})
+            server.under_way += 1
+            server.most_under_way = max(server.most_under_way, server.under_way)
+        self.answer(body, server.trouble(number))
+
+    def answer(self, body: dict[str, Any], trouble: str | None) -> None:
+        if trouble == "hang":
+            time.sleep(30)
+        elif trouble == "die":
+            self.connection.close()
+        elif trouble == "500":
+            self.reply(500, {"error": "out of memory"})
+        elif trouble == "nonsense":
+            self.reply(200, {"said": "hello"})
+        elif not self.server.with_ids and set(body) - self.server.plain:
+            self.reply(422, {"detail": "unexpected fields"})
+        elif body["model"] != "served":
+            self.reply(404, {"detail": "no such model"})
+        else:
+            with self.server.lock:  # one base, one reading at a time
+                said = self.server.complete(body)
+            self.reply(200, said)
+
+    def reply(self, status: int, said: dict[str, Any]) -> None:
+        data = json.dumps(said).encode()
+        with self.server.lock:  # before the client knows and asks the next one
+            self.server.under_way -= 1
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        with contextlib.suppress(ConnectionError):  # a client that has given up does not listen
+            self.wfile.write(data)
+
+    def log_message(self, *_: Any) -> None:
+        """Quiet."""
+
+
+@contextmanager
+def serving(base: BaseLM, with_ids: bool) -> Iterator[CompletionsServer]:
+    server = CompletionsServer(base, with_ids)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

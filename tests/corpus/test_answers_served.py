@@ -1,0 +1,237 @@
+"""A server's answers are those of the base in this process, or they are refused; its failures lose nothing."""
+
+import json
+
+import pytest
+from asking import questions_of, said
+from completions_server import serving
+from tiny_models import END, random_base, tiny_tokenizer
+
+from ctcdraft.corpus import prepared
+from ctcdraft.corpus.answers import TransformersAnswers
+from ctcdraft.corpus.answers_served import ServedAnswers, reencoded, whole
+from ctcdraft.corpus.conversations import Corpus, Prompt
+from ctcdraft.corpus.questions import Dropped, Reply
+from ctcdraft.errors import InputError
+
+PROMPTS = [
+    Prompt(f"p{n}", "test", tuple(f"say {n} for turn {turn}" for turn in range(1 + n % 2)), None) for n in range(10)
+]
+HERE = TransformersAnswers(3, 12, 0.0, 0, 1)
+TEXTS = ["a", "How are you today?", "Tell me a story.", "7", "b" * 60]
+
+
+def lettered_base(seed=0):
+    """A random base that says letters, spaces and its end: what most random bases say is not UTF-8."""
+    base = random_base(seed=seed)
+    letters = base.tokenizer("abcdefghijklmnopqrstuvwxyz ", add_special_tokens=False)["input_ids"]
+    others = sorted(set(range(base.vocabulary)) - {*letters, END})
+    base.lm.lm_head.weight.data[others] = 0.0  # the best of 28 random scores is above 0
+    return base
+
+
+@pytest.fixture(scope="module")
+def base():
+    return lettered_base()
+
+
+def served(server, **changes):
+    settings = {
+        "batch_size": 3, "max_new_tokens": 12, "temperature": 0.0, "seed": 0, "samples": 1, "url": server.url,
+        "model": "served", "concurrency": 4, "timeout_s": 20.0, "retries": 2, "backoff_s": 0.01, "key_from": None,
+        "checked": 8,
+    }  # fmt: skip
+    return ServedAnswers(**settings | changes)
+
+
+def prepare(base, answers, out):
+    return prepared.prepare(base, Corpus.of(PROMPTS), answers, out, {})
+
+
+def rows(base, path):
+    return {(row.id, row.turn): row.tokens_L.tolist() for row in prepared.read(path, base.fingerprint()).rows}
+
+
+def prompts_of(*texts):
+    return [tiny_tokenizer()(text)["input_ids"] for text in texts]
+
+
+@pytest.mark.parametrize("with_ids", [True, False])
+def test_a_server_answers_what_the_base_answers_here(base, with_ids):
+    with serving(base, with_ids) as server:
+        replies = served(server).start(base)(questions_of(prompts_of(*TEXTS)))
+        assert [reply.tokens for reply in replies] == said(HERE, base, prompts_of(*TEXTS))
+        assert {reply.ids for reply in replies} == {"generated" if with_ids else "reencoded"}
+        assert any(END in reply.tokens for reply in replies)
+        assert {body["path"] for body in server.asked} == {"/v1/completions"}
+        sent = sorted(str(body["prompt"]) for body in server.asked[-len(TEXTS) :])
+        assert sent == sorted(map(str, prompts_of(*TEXTS) if with_ids else TEXTS))
+
+
+@pytest.mark.parametrize("with_ids", [True, False])
+def test_a_corpus_from_a_server_is_the_one_made_here(base, tmp_path, with_ids):
+    prepare(base, HERE, tmp_path / "here")
+    with serving(base, with_ids) as server:
+        manifest = prepare(base, served(server), tmp_path / "served")
+    assert rows(base, tmp_path / "served") == rows(base, tmp_path / "here")
+    counts = manifest["counts"]
+    assert (counts["answers"], counts["dropped"]) == (15, 0)
+    assert counts["reencoded"] == (0 if with_ids else 15)
+    assert manifest["answers"]["model"] == "served"
+    assert "url" not in manifest["answers"]  # it may move
+
+
+def test_answers_that_do_not_survive_as_text_are_dropped_with_their_later_turns(tmp_path):
+    base = random_base()  # says bytes
+    here = prepare(base, HERE, tmp_path / "here")["counts"]
+    with serving(base, with_ids=False) as server:
+        counts = prepare(base, served(server), tmp_path / "served")["counts"]
+    assert counts["dropped"] > 5
+    assert counts["answers"] + counts["dropped"] == here["answers"] == 15
+    rows = {
+        (row.id, row.turn): row.tokens_L.tolist() for row in prepared.read(tmp_path / "here", base.fingerprint()).rows
+    }
+    for row in prepared.read(tmp_path / "served", base.fingerprint()).rows:
+        assert rows[row.id, row.turn] == row.tokens_L.tolist()
+
+
+def test_no_more_questions_are_under_way_than_allowed(base):
+    with serving(base, True) as server:
+        served(server, concurrency=3).start(base)(questions_of(prompts_of(*TEXTS * 4)))
+        assert 2 <= server.most_under_way <= 3
+
+
+def test_draws_have_a_seed_of_their_own_and_fit_the_law(base):
+    with serving(base, True) as server:
+        drawing = served(server, temperature=1.0, samples=2, batch_size=20)
+        questions = questions_of(prompts_of(*TEXTS * 4))
+        first = drawing.start(base)(questions)
+        assert drawing.start(base)(questions) == first
+        assert len({body["seed"] for body in server.asked}) == len(questions)
+
+
+@pytest.mark.parametrize("trouble", ["500", "hang", "die"])
+def test_a_passing_trouble_is_survived(base, tmp_path, trouble):
+    prepare(base, HERE, tmp_path / "here")
+    with serving(base, True) as server:
+        server.trouble = lambda number: trouble if number in (2, 7) else None
+        manifest = prepare(base, served(server, timeout_s=6.0), tmp_path / "served")
+    here = {
+        (row.id, row.turn): row.tokens_L.tolist() for row in prepared.read(tmp_path / "here", base.fingerprint()).rows
+    }
+    there = prepared.read(tmp_path / "served", base.fingerprint()).rows
+    assert {(row.id, row.turn): row.tokens_L.tolist() for row in there} == here
+    assert manifest["counts"]["answers"] == len(server.asked) - 2
+
+
+@pytest.mark.parametrize(
+    ("trouble", "sentence"),
+    [("500", "500: .*out of memory"), ("hang", "no answer within 6 s"), ("die", "Remote end closed|reset|aborted")],
+)
+def test_a_lasting_trouble_loses_nothing_that_was_finished(base, tmp_path, trouble, sentence):
+    with serving(base, True) as server:
+        prepare(base, served(server), tmp_path / "whole")
+        server.asked.clear()
+        server.trouble = lambda number: trouble if number >= 9 else None
+        with pytest.raises(InputError, match=f"at one question .last: ({sentence}).*run again: finished"):
+            prepare(base, served(server, timeout_s=6.0, retries=0), tmp_path / "cut")
+        finished = sorted(tmp_path.glob("cut/part-*"))
+        assert len(finished) == 1
+        server.trouble = lambda number: None
+        before = len(server.asked)
+        prepare(base, served(server), tmp_path / "cut")
+        asked_again = [body["prompt"] for body in server.asked[before:]]
+        lines = [json.loads(line) for line in finished[0].read_text().splitlines()]
+        assert asked_again
+        assert not [line for line in lines if line["tokens"][: line["mask"].index(1)] in asked_again]
+    assert {file.name: file.read_bytes() for file in tmp_path.glob("cut/*")} == {
+        file.name: file.read_bytes() for file in tmp_path.glob("whole/*")
+    }
+
+
+def test_nobody_there_is_one_sentence(base):
+    with serving(base, True) as server:
+        answers = served(server, retries=1)
+    with pytest.raises(
+        InputError, match=r"server at http://127.0.0.1:\d+/v1 failed 2 times .*refused.*; see to it and run"
+    ):
+        answers.start(base)(questions_of(prompts_of("a")))
+
+
+@pytest.mark.parametrize("with_ids", [True, False])
+def test_a_model_that_is_not_served_is_one_sentence(base, with_ids):
+    with serving(base, with_ids) as server:
+        answers = served(server, model="other")
+        with pytest.raises(InputError, match=r"refuses a question .404: .*no such model.*; check answers.url= and"):
+            answers.start(base)(questions_of(prompts_of("a")))
+
+
+def test_a_server_of_something_else_is_one_sentence(base):
+    with serving(base, True) as server:
+        server.trouble = lambda number: "nonsense"
+        with pytest.raises(InputError, match="answers without choices and a text"):
+            served(server).start(base)(questions_of(prompts_of("a")))
+
+
+def test_a_server_of_another_base_is_found_out(base):
+    other = lettered_base(seed=3)
+    for temperature in (0.0, 1.0):
+        with serving(other, True) as server:
+            answers = served(server, temperature=temperature, max_new_tokens=40)
+            with pytest.raises(InputError, match=r"the server at .* does not (answer as random-llama: of|draw as)"):
+                answers.start(base)(questions_of(prompts_of(*TEXTS)))
+
+
+@pytest.mark.parametrize("factor", [0.0, 0.3])
+def test_a_server_that_bends_the_law_is_found_out(base, factor):
+    """Greedy whatever is asked (as `transformers serve` is without do_sample), or colder than asked."""
+    with serving(base, True) as server:
+        server.temperature_factor = factor
+        answers = served(server, temperature=4.0, max_new_tokens=100, concurrency=1)
+        with pytest.raises(
+            InputError, match=r"does not draw as random-llama does at temperature 4.0: .* nats more each"
+        ):
+            answers.start(base)(questions_of(prompts_of(*TEXTS)))
+        served(server, temperature=4.0, max_new_tokens=100, checked=0).start(base)(questions_of(prompts_of(*TEXTS)))
+
+
+def test_a_server_that_reads_other_tokens_is_found_out(base):
+    with serving(base, False) as server:
+        server.extra_tokens = 1
+        with pytest.raises(
+            InputError, match="read 2 tokens where the prompt of q0 has 1; it has another tokenizer, or"
+        ):
+            served(server).start(base)(questions_of(prompts_of("a")))
+
+
+def test_a_text_is_taken_for_its_ids_only_if_it_can_be(base):
+    ids = base.tokenizer("ab c", add_special_tokens=False)["input_ids"]
+    assert reencoded(base, "ab c", "length", 4) == Reply(ids, "reencoded")
+    assert reencoded(base, "ab c", "stop", 5) == Reply([*ids, END], "reencoded")  # the server counts the end
+    assert reencoded(base, "ab c", "stop", 4) == Reply([*ids, END], "reencoded")  # or does not
+    assert reencoded(base, "ab c", "stop", None) == Reply([*ids, END], "reencoded")
+    assert isinstance(reencoded(base, "ab c", "length", 5), Dropped)  # other words of the same text
+    assert isinstance(reencoded(base, "ab \N{REPLACEMENT CHARACTER}", "length", 4), Dropped)
+    assert isinstance(reencoded(base, "ab <|end|>", "length", 4), Dropped)  # a text that spells a special word
+    assert isinstance(reencoded(base, "", "length", 1), Dropped)
+    assert reencoded(base, "", "stop", 1) == Reply([END], "reencoded")
+    assert whole(base, [*ids, END], "stop", "generated") == Reply([*ids, END])
+
+
+def test_a_key_is_taken_from_the_environment_and_sent(base, monkeypatch):
+    monkeypatch.setenv("MY_SERVER", "open sesame")
+    with serving(base, True) as server:
+        served(server, key_from="MY_SERVER").start(base)(questions_of(prompts_of("a")))
+        assert server.asked[-1]["key"] == "Bearer open sesame"
+        assert "sesame" not in str(served(server, key_from="MY_SERVER").law())
+        with pytest.raises(InputError, match="key_from=NO_KEY names no variable"):
+            served(server, key_from="NO_KEY")
+        for wrong in (
+            {"url": "localhost:8000"},
+            {"timeout_s": 0},
+            {"retries": -1},
+            {"concurrency": 0},
+            {"checked": -1},
+        ):
+            with pytest.raises(InputError, match=str(next(iter(wrong.values())))):
+                served(server, **wrong)

@@ -1,0 +1,54 @@
+"""What is asked of vLLM's LLM class, with one of ours in its place: the real one was never here."""
+
+import sys
+import types
+
+import pytest
+from asking import questions_of, said
+from tiny_models import END, random_base, tiny_tokenizer
+
+from ctcdraft.corpus.answers import TransformersAnswers
+from ctcdraft.corpus.answers_vllm import VllmAnswers
+from ctcdraft.errors import InputError
+
+PROMPTS = [tiny_tokenizer()(text)["input_ids"] for text in ("a", "How are you?", "b" * 200)]
+OFFLINE = VllmAnswers(8, 100, 0.0, 5, 1, "somewhere", "auto", 0.5)
+
+
+def stand_in(base):
+    """A module with the two names that are used, answering with `base`."""
+    made = []
+
+    class LLM:
+        def __init__(self, **settings):
+            made.append(settings)
+
+        def generate(self, prompts, each, use_tqdm):
+            made.extend(each)
+            outputs = []
+            for prompt, settings in zip(prompts, each, strict=True):
+                one = TransformersAnswers(1, settings["max_tokens"], settings["temperature"], 0, 1)
+                (ids,) = said(one, base, [prompt["prompt_token_ids"]])
+                outputs.append(types.SimpleNamespace(outputs=[types.SimpleNamespace(token_ids=tuple(ids))]))
+            return outputs
+
+    return types.SimpleNamespace(LLM=LLM, SamplingParams=dict), made
+
+
+def test_ids_go_in_and_come_out_with_room_seed_and_stops_of_each_question(monkeypatch):
+    base = random_base()
+    module, made = stand_in(base)
+    monkeypatch.setitem(sys.modules, "vllm", module)
+    replies = OFFLINE.start(base)(questions_of(PROMPTS))
+    assert [reply.tokens for reply in replies] == said(TransformersAnswers(8, 100, 0.0, 5, 1), base, PROMPTS)
+    llm, *each = made
+    assert (llm["model"], llm["generation_config"]) == ("somewhere", "vllm")
+    assert [settings["max_tokens"] for settings in each] == [100, 100, 56]  # a context of 256
+    assert {tuple(settings["stop_token_ids"]) for settings in each} == {(END,)}
+    assert len({settings["seed"] for settings in each}) == 3
+
+
+def test_without_vllm_one_sentence_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    with pytest.raises(InputError, match=r"answers=vllm needs the package vllm .*; pip install 'ctcdraft\[vllm\]'"):
+        OFFLINE.start(random_base())

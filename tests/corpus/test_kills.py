@@ -1,0 +1,95 @@
+"""SIGKILL at twenty random moments leaves no trace in the corpus: the process is data/prepare.py as a user runs it."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tiny_models import random_lm, tiny_tokenizer
+
+from ctcdraft.corpus.prepared import is_complete
+
+TESTS = Path(__file__).resolve().parents[1]
+KILLS = 20
+
+
+class Nursery:
+    """Starts data/prepare.py in `folder`, by a fork of a process that has its packages in memory."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        script = str(TESTS.parent / "data" / "prepare.py")
+        self.process = subprocess.Popen(
+            [sys.executable, str(TESTS / "nursery.py"), script, "base"],
+            cwd=folder, env={**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def started(self, out: str) -> int:
+        """The pid of a process that has begun to write."""
+        words = [
+            "base=local", "base.path=base", "corpus.path=prompts.jsonl", f"out={out}", "device=cpu",
+            "answers.max_new_tokens=24", "answers.batch_size=2", "answers.temperature=1", "answers.samples=2",
+        ]  # fmt: skip
+        self.process.stdin.write(json.dumps(words) + "\n")
+        self.process.stdin.flush()
+        pid = json.loads(self.process.stdout.readline())["pid"]
+        lock = self.folder / out / "writer.lock"
+        while not (lock.exists() and f"process {pid} " in lock.read_text()):
+            time.sleep(0.002)
+        return pid
+
+    def ended(self) -> int:
+        """The exit status of what was started; below 0: which signal ended it."""
+        return json.loads(self.process.stdout.readline())["status"]
+
+
+@pytest.fixture
+def nursery(tmp_path):
+    random_lm().save_pretrained(tmp_path / "base")
+    tiny_tokenizer().save_pretrained(tmp_path / "base")
+    prompts = [
+        {"id": n, "category": "test", "turns": [f"prompt {turn} {n}" + "!" * (n % 30) for turn in range(1 + n % 2)]}
+        for n in range(80)
+    ]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)))
+    nursery = Nursery(tmp_path)
+    yield nursery
+    nursery.process.kill()
+    nursery.process.wait()
+    nursery.process.stdin.close()
+    nursery.process.stdout.close()
+
+
+def content(folder):
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def test_a_corpus_killed_at_twenty_random_moments_is_the_same_byte_for_byte(nursery, tmp_path):
+    nursery.started("whole")
+    since = time.monotonic()
+    assert nursery.ended() == 0
+    seconds = time.monotonic() - since
+    whole = content(tmp_path / "whole")
+
+    rng, finished = random.Random(0), [0]
+    for _ in range(KILLS):
+        pid = nursery.started("killed")
+        time.sleep(rng.uniform(0, seconds / KILLS))  # all of them together: about half of the work
+        os.kill(pid, signal.SIGKILL)
+        assert nursery.ended() == -signal.SIGKILL  # it was alive until then,
+        assert not is_complete(tmp_path / "killed")  # and not done
+        finished.append(len(list(tmp_path.glob("killed/part-*.jsonl"))))
+    print(f"{KILLS} kills; parts of {len(whole) - 1} after each of them: {finished[1:]}; unkilled {seconds:.1f} s")
+    assert finished == sorted(finished)  # nothing that was finished is lost
+    assert len(set(finished)) > KILLS // 2  # the moments were spread over the work
+    assert finished[-1] < len(whole) - 1
+
+    nursery.started("killed")
+    assert nursery.ended() == 0
+    assert content(tmp_path / "killed") == whole

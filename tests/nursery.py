@@ -1,0 +1,49 @@
+"""A process that has imported everything and loaded a base, and forks a child for every command line it reads.
+
+    python tests/nursery.py SCRIPT BASE      stdin: one JSON list of words a line
+                                             stdout: {"pid"}, then {"status"} when it has ended; < 0: by a signal
+
+For tests that start a script twenty times: from nothing each start takes many seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import sys
+
+
+def main(script: str, folder: str) -> None:
+    import hydra  # noqa: F401
+
+    from ctcdraft.base import load_base
+    from ctcdraft.corpus import answers, prepared  # noqa: F401
+    from ctcdraft.corpus.answers import TransformersAnswers
+    from ctcdraft.corpus.conversations import Prompt
+    from ctcdraft.corpus.questions import Dialogue
+    from ctcdraft.corpus.turns import Interview
+
+    base = load_base(folder, "float32", "cpu")
+    # What is imported late is imported now.
+    Interview(base, TransformersAnswers(1, 2, 1.0, 0, 1))([Dialogue(Prompt("p", "test", ("Hi",), None), 0)])
+    out = os.dup(1)
+    for line in sys.stdin:
+        pid = os.fork()
+        if pid == 0:
+            os.dup2(2, 1)
+            sys.argv = [script, *json.loads(line)]
+            status = 1
+            try:
+                runpy.run_path(script, run_name="__main__")
+                status = 0
+            finally:
+                sys.stdout.flush()
+                os._exit(status)  # not back into this loop
+        os.write(out, (json.dumps({"pid": pid}) + "\n").encode())
+        _, status = os.waitpid(pid, 0)
+        os.write(out, (json.dumps({"status": os.waitstatus_to_exitcode(status)}) + "\n").encode())
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
