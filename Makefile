@@ -1,7 +1,7 @@
 # Everything a fresh machine needs: `make demo` and `make test`. Both set up .venv first (a minute, 2 GB).
 PYTHON ?= python3
 BIN := .venv/bin
-# Thousands of small operations a second: threads that spin while they wait are many times slower.
+# On a machine that is shared, threads that spin while they wait are many times slower.
 export OMP_WAIT_POLICY := passive
 export HF_HUB_OFFLINE ?= 1
 export WANDB_MODE ?= offline
@@ -21,7 +21,7 @@ setup: .venv/ready
 # Trains a CTC draft head on the embedded base into runs/demo, decodes with it, prints the table.
 demo: setup
 	$(BIN)/python train.py experiment=demo overwrite=true
-	$(BIN)/python evaluate.py checkpoint=runs/demo overwrite=true
+	$(BIN)/python evaluate.py checkpoint=runs/demo overwrite=true threads=1
 
 test: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2

@@ -16,6 +16,8 @@ from ctcdraft.training.engine import TorchEngine
 def plan(drafter: DraftHead, objective: Objective, batches: Batches, engine: TorchEngine, steps: int) -> str:
     """The plan in words. One forward and backward pass is timed, so what can fail fails here."""
     drafter.zero_grad(set_to_none=True)
+    with engine.precision():
+        batches.batch(0)  # the first time is not like the others: kernels are chosen, stored states are written
     began = perf_counter()
     with engine.precision():
         batch = batches.batch(0)
