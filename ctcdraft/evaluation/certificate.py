@@ -18,7 +18,7 @@ from torch import Tensor
 from ctcdraft.base import BaseLM
 from ctcdraft.decoding.loop import Drafter, Settings
 from ctcdraft.decoding.sampling import Noise
-from ctcdraft.evaluation.law import Fit, added
+from ctcdraft.evaluation.fit import Fit, Marks
 from ctcdraft.evaluation.outside import generate
 from ctcdraft.evaluation.records import AUTOREGRESSIVE, Divergence, Record
 
@@ -100,24 +100,27 @@ def certificate(name: str, records: Sequence[Record]) -> dict[str, Any]:
     """Counts over questions: a question is equal when all its turns are, and `rounding` is not among the equal.
 
     chi_square, p_value and tv tell how the words that were said fit the base's law, where they owe it that and not
-    autoregression's own words (see law.py); null_tv is autoregression's own tv, which chance alone makes.
+    autoregression's own words (see law.py); null_tv is autoregression's own tv, which chance alone makes. by_draft:
+    the same of words that a draft was drawn for, in the order of what its law favours; null where there were none.
     """
     unequal = [found for record in records if (found := record.divergences.get(name, ()))]
     asked = [one.rounding for found in unequal for one in found]
     explained = sum(all(one.rounding for one in found) for found in unequal)
-    fits = [
-        Fit.of(added([record.marks[one] for record in records if one in record.marks]))
+    ours, theirs = (
+        sum((record.marks[one] for record in records if one in record.marks), Marks.none())
         for one in (name, AUTOREGRESSIVE)
-    ]
+    )
+    fit, null, by_draft = Fit.of(ours.by_base), Fit.of(theirs.by_base), Fit.of(ours.by_draft)
     return {
         "unit": "question",
         "prompts": len(records),
         "equal": len(records) - len(unequal),
         "rounding": None if asked and None in asked else explained,
         "first_divergence_margins": [one.margin for found in unequal for one in found],
-        "chi_square": fits[0] and fits[0].chi_square,
-        "p_value": fits[0] and fits[0].p_value,
-        "tv": fits[0] and fits[0].tv,
-        "null_tv": fits[1] and fits[1].tv,
-        "tokens": fits[0] and fits[0].tokens,
+        "chi_square": fit and fit.chi_square,
+        "p_value": fit and fit.p_value,
+        "tv": fit and fit.tv,
+        "null_tv": null and null.tv,
+        "tokens": fit and fit.tokens,
+        "by_draft": by_draft and vars(by_draft),
     }

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ctcdraft.decoding.loop import Pass
+from ctcdraft.evaluation.fit import Marks
 
 AUTOREGRESSIVE = "autoregressive"  # the contestant everything is measured against
 
@@ -62,7 +63,7 @@ class Turn:
 @dataclass(frozen=True)
 class Record:
     """One finished question. index: its place in the benchmark. divergences: by contestant, unequal turns only.
-    marks: by contestant, the cells of `law.marks`; empty where every answer owes its words."""
+    marks: by contestant, empty where every answer owes its words."""
 
     index: int
     id: str
@@ -70,7 +71,7 @@ class Record:
     reference: str | None
     turns: tuple[Turn, ...]
     divergences: dict[str, tuple[Divergence, ...]]
-    marks: dict[str, list[int]] = field(default_factory=dict)
+    marks: dict[str, Marks] = field(default_factory=dict)
 
     def answers(self, contestant: str) -> list[Answer]:
         return [turn.answers[contestant] for turn in self.turns]
@@ -94,6 +95,7 @@ def from_json(line: str) -> Record:
     record["divergences"] = {
         name: tuple(Divergence(**one) for one in found) for name, found in record["divergences"].items()
     }
+    record["marks"] = {name: Marks(**cells) for name, cells in record["marks"].items()}
     return Record(**record)
 
 

@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ctcdraft.evaluation.fit import CELLS, FEWEST
 from ctcdraft.evaluation.folder import Folder
-from ctcdraft.evaluation.law import CELLS
 from ctcdraft.evaluation.metrics import DEFINITIONS
 from ctcdraft.files import write_text
 
@@ -48,7 +48,7 @@ def equal(row: Row) -> str:
     """118+2/120: equal, + those that rounding explains, of all. Where no words are owed, how well the law fits."""
     lossless = row["lossless"]
     if lossless["owes"] != "words":
-        return f"law p={number(lossless['p_value'], 3)}"
+        return f"law p={number(p_of_law(row), 3)}"
     rounding = f"+{lossless['rounding']}" if lossless["rounding"] else ""
     return f"{lossless['equal']}{rounding}/{lossless['prompts']}"
 
@@ -197,12 +197,26 @@ def verdict(row: Row, environment: dict[str, Any]) -> str | None:
 def fitted(row: Row) -> str | None:
     """How the words of one that owes the law alone fit it; a lossy one's too, which shows how far off it is."""
     lossless = row["lossless"]
-    if lossless["p_value"] is None:
+    if lossless["tokens"] is None:
         return None
-    wrong = lossless["owes"] == "law" and lossless["p_value"] < UNLIKELY
-    return (
+    p_value = p_of_law(row)
+    wrong = lossless["owes"] == "law" and p_value is not None and p_value < UNLIKELY
+    said = (
         f"{'NOT LOSSLESS: ' if wrong else ''}{named(row)} owes {OWED[lossless['owes']]}: "
-        f"chi-square {lossless['chi_square']:.1f} in {CELLS} cells over {lossless['tokens']:,} tokens "
-        f"(p = {lossless['p_value']:.2g}), total variation {lossless['tv']:.4f} "
-        f"(autoregression's own: {lossless['null_tv']:.4f})"
+        f"{fit(lossless)}, total variation {lossless['tv']:.4f} (autoregression's own: {lossless['null_tv']:.4f})"
     )
+    return said if lossless["by_draft"] is None else f"{said}; by what the draft favours {fit(lossless['by_draft'])}"
+
+
+def fit(found: dict[str, Any]) -> str:
+    tokens = f"{found['tokens']:,} tokens"
+    if found["p_value"] is None:
+        return f"{tokens} are too few to tell (it takes {FEWEST})"
+    return f"chi-square {found['chi_square']:.1f} in {CELLS} cells over {tokens} (p = {found['p_value']:.2g})"
+
+
+def p_of_law(row: Row) -> float | None:
+    """The worse of the two fits; with two of them chance has two tries, so it counts twice."""
+    both = [row["lossless"], row["lossless"]["by_draft"] or {"p_value": None}]
+    found = [one["p_value"] for one in both if one["p_value"] is not None]
+    return min(1.0, len(found) * min(found)) if found else None

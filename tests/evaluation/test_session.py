@@ -20,7 +20,7 @@ CONTRACT = {
     *("ended_share", "repeated_4gram_share", "categories", "draft_parameters", "hardware", "dtype", "fingerprint"),
 }
 LOSSLESS = {"unit", "prompts", "equal", "rounding", "first_divergence_margins", "chi_square", "tv", "null_tv"}
-LOSSLESS |= {"owes", "p_value", "tokens"}
+LOSSLESS |= {"owes", "p_value", "tokens", "by_draft"}
 COUNTED = ("drafter", "prompts", "tokens", "passes", "tau", "tau_ci", "tau_paper", "alpha", "lossless", "accuracy")
 
 
