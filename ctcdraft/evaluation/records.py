@@ -41,14 +41,16 @@ class Divergence:
     """Where an answer first leaves autoregression's, and by how little the base preferred its word there.
 
     margin: between the base's two best words; None where only one was possible, or where another word was due.
-    rounding: equal when both were decoded again in float64; None where that was not asked: the base runs in half
-    precision, or the answer does not owe autoregression its words.
+    rounding: True: equal when both were decoded again in float64. False: not so, or the margin is too great to ask.
+    None: nobody can tell, because the base runs in half precision and the margin is small there. owed: whether the
+    answer owes autoregression its words at all; where it does not, rounding is None too.
     """
 
     turn: int
     position: int
     margin: float | None
     rounding: bool | None
+    owed: bool = True
 
 
 @dataclass(frozen=True)

@@ -156,7 +156,7 @@ def category_columns() -> Columns:
 
 def statements(rows: Sequence[Row], environment: dict[str, Any]) -> list[str]:
     """In sentences: whether the text stayed the same, what was cut, what is still missing."""
-    said = [statement for row in rows if (statement := verdict(row, environment)) is not None]
+    said = [statement for row in rows for statement in verdict(row)]
     prompts = rows[0]["prompts"]
     if not prompts:
         said.append("no question is finished here, so there is nothing to compare")
@@ -175,23 +175,31 @@ def statements(rows: Sequence[Row], environment: dict[str, Any]) -> list[str]:
     return said
 
 
-def verdict(row: Row, environment: dict[str, Any]) -> str | None:
-    """None where every question is equal."""
+def verdict(row: Row) -> list[str]:
+    """Nothing where every question is equal. A row that owes the law still owes words where nothing was drawn."""
+    law = fitted(row) if row["lossless"]["owes"] != "words" else None
+    return [said for said in (law, differing(row)) if said is not None]
+
+
+def differing(row: Row) -> str | None:
+    """On how many questions words differ that are owed, and whether rounding explains it."""
     lossless = row["lossless"]
-    if lossless["owes"] != "words":
-        return fitted(row)
-    different = lossless["prompts"] - lossless["equal"]
+    wrong, undecided, explained = (lossless["owed"][kind] for kind in ("wrong", "undecided", "explained"))
+    different = wrong + undecided + explained
     if not different:
         return None
     margins = [margin for margin in lossless["first_divergence_margins"] if margin is not None]
     where = f"{row['drafter']} differs on {different} of {lossless['prompts']} questions"
+    if lossless["owes"] != "words":
+        where += " in answers for which nothing was drawn"
     if margins:
         where += f" (margins {min(margins):.1e} to {max(margins):.1e})"
-    if lossless["rounding"] is None:
-        return f"{where}; in {row['dtype']} a close call may flip, so this is no error and no proof either"
-    bugs = different - lossless["rounding"]
-    explained = f"; {lossless['rounding']} of them by rounding, equal in float64"
-    return f"{'NOT LOSSLESS: ' if bugs else ''}{where}{explained if lossless['rounding'] else ''}"
+    if explained:
+        where += f"; {explained} of them by rounding, equal in float64"
+    if undecided:
+        which = f"{undecided} of them are" if wrong or explained else "this is"
+        where += f"; in {row['dtype']} a close call may flip, so {which} no error and no proof either"
+    return f"NOT LOSSLESS: {where}" if wrong else where
 
 
 def fitted(row: Row) -> str | None:

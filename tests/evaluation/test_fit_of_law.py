@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from sessions import PROMPTS, arena, session
+from sessions import PROMPTS, Corrupt, arena, session
 from tiny_models import random_base, random_lm, tiny_tokenizer
 
 from ctcdraft.base import BaseLM
@@ -135,7 +135,7 @@ def marks_of(base, drafter, verify, draws, temperature=1.0, lossless=True):
     return found
 
 
-def fits_of(base, drafter, verify, draws=60):
+def fits_of(base, drafter, verify, draws=30):
     found = marks_of(base, drafter, verify, draws)
     assert sum(found.by_base) == 24 * draws
     return [fit and fit.p_value for fit in (Fit.of(found.by_base), Fit.of(found.by_draft))]
@@ -160,7 +160,7 @@ def near(tmp_path_factory):
     other = copy.deepcopy(lm)
     rng = torch.Generator().manual_seed(1)
     for value in other.parameters():
-        value.data += 0.05 * torch.randn(value.shape, generator=rng)
+        value.data += 0.1 * torch.randn(value.shape, generator=rng)
     other.save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     return base, str(folder)
@@ -168,9 +168,11 @@ def near(tmp_path_factory):
 
 def test_through_a_small_model_own_coins_are_seen_and_the_exact_rule_is_not(near):
     base, folder = near
-    drafter = DraftModel(base, folder, None, 3, growths.Drawn(3)).eval()
-    assert min(fits_of(base, drafter, Rejection(multi_round))) > 1e-4
-    assert fits_of(base, drafter, Rejection(own_coins))[1] < 1e-6
+    drafter = DraftModel(base, folder, None, 1, growths.Drawn(3)).eval()
+    assert min(fits_of(base, drafter, Rejection(multi_round), 25)) > 1e-4
+    by_base, by_draft = fits_of(base, drafter, Rejection(own_coins), 25)
+    assert by_draft < 1e-6
+    assert by_base > 1e-4
 
 
 def test_laws_are_those_the_words_were_drawn_for(near):
@@ -232,6 +234,26 @@ def test_the_report_says_who_owes_what(tmp_path):
 def test_a_biased_verifier_is_called_what_it_is(tmp_path):
     made = run(with_drawn(Biased(1, 261), verify=Rejection(multi_round)), tmp_path)
     assert "NOT LOSSLESS: drawn owes the base's law" in report.terminal(**made)
+
+
+class DrawnOrCorrupt(Drawn):
+    """Draws in answers to short prompts; in the others it draws nothing, and has the base read other words."""
+
+    def draft(self, context, memory, rng):
+        memory = memory or len(context.tokens_L)
+        if memory < 24:
+            return super().draft(context, None, rng)[0], memory
+        return Corrupt().draft(context, None, rng)[0], memory
+
+
+def test_who_owes_the_law_still_owes_words_where_nothing_was_drawn(tmp_path):
+    here = with_drawn(DrawnOrCorrupt(1, 261), verify=Rejection(multi_round))
+    made = run(here, tmp_path)
+    lossless = made["rows"][-1]["lossless"]
+    assert lossless["owes"] == "law"
+    assert lossless["p_value"] is None or lossless["owed"]["wrong"] == 1
+    said = report.terminal(**made)
+    assert "NOT LOSSLESS: drawn differs on 1 of 2 questions in answers for which nothing was drawn" in said
 
 
 def test_a_handful_of_tokens_is_not_judged(tmp_path):
