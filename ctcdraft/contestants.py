@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 
 from ctcdraft.drafters.drafter import DraftHead
 from ctcdraft.errors import InputError
+from ctcdraft.evaluation.outside import StockGenerate
 from ctcdraft.evaluation.session import Contestant
 from ctcdraft.front_door import CONFIGS, build_drafter, load_drafter
 from ctcdraft.training.checkpoint import RunDirectory
@@ -125,6 +126,8 @@ def contestant(entry: Entry, base: Any) -> Contestant:
     if isinstance(drafter, DraftHead):  # off the shelf
         drafter = drafter.to(base.dtype).eval()
         parameters = sum(weight.numel() for weight in drafter.own_parameters())
+    elif isinstance(drafter, StockGenerate):
+        parameters = sum(weight.numel() for weight in drafter.parameters())  # the assistant's
     identity = json.dumps(OmegaConf.to_container(entry.config))
     identity += "".join(f", {role}: {part.identity}" for role, part in made.items())
     return Contestant(drafter, identity, parameters, base.fingerprint())

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
 
-from ctcdraft.decoding.sampling import Noise, scramble, warp
+from ctcdraft.decoding.sampling import Noise, plain, scramble, warp
 from ctcdraft.decoding.tree import Commit, TokenTree
 from ctcdraft.decoding.verify import Verifier
 from ctcdraft.errors import InputError
+
+Law = Callable[[Tensor], Tensor]  # logits_NV -> log-probabilities_NV
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,10 @@ class Settings:
     def law(self, logits_NV: Tensor) -> Tensor:
         return warp(logits_NV, self.temperature, self.top_k, self.top_p)
 
+    def draft_law(self, logits_NV: Tensor) -> Tensor:
+        """The same for a draft's logits, under a name of its own: a clock books it with the draft."""
+        return warp(logits_NV, self.temperature, self.top_k, self.top_p)
+
 
 @dataclass(frozen=True)
 class Context:
@@ -59,12 +65,14 @@ class Context:
     tokens_L: all committed tokens; the last one is the root. fresh_KD: base states read since the last draft
     (the first time: the prompt's), the newest last; it is the state of the token before the root.
     room: tokens still allowed by max_new_tokens and by the base's context. nodes: the most a tree may have.
+    law: how decoding bends a law before a word is drawn from it.
     """
 
     tokens_L: Tensor
     fresh_KD: Tensor
     room: int
     nodes: int
+    law: Law = plain
 
     @property
     def root(self) -> Tensor:
@@ -78,7 +86,7 @@ class Context:
     def extend(self, commit: Commit, states_ND: Tensor) -> Self:
         new_K = torch.tensor(commit.tokens, device=self.tokens_L.device)
         tokens_L = torch.cat([self.tokens_L, new_K])
-        return type(self)(tokens_L, states_ND[commit.path_K], self.room - len(new_K), self.nodes)
+        return replace(self, tokens_L=tokens_L, fresh_KD=states_ND[commit.path_K], room=self.room - len(new_K))
 
 
 class Drafter(Protocol):
@@ -154,7 +162,7 @@ def prefill(base: Any, cache: Any, prompt_L: Tensor, settings: Settings, noise: 
     verdict = settings.verify(last, settings.law(read.logits_NV), noise, len(prompt_L) - 1)
     tokens_L = torch.cat([prompt_L, verdict.bonus.reshape(1)])
     room = min(settings.max_new_tokens, base.context_length - len(prompt_L)) - 1
-    return Context(tokens_L, read.states_ND, room, settings.nodes)
+    return Context(tokens_L, read.states_ND, room, settings.nodes, settings.draft_law)
 
 
 def cut(tokens: tuple[int, ...], stops: Collection[int]) -> tuple[int, ...]:

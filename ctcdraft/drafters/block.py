@@ -12,6 +12,7 @@ from ctcdraft.base import BaseLM
 from ctcdraft.decoding.kv_cache import KVCache
 from ctcdraft.decoding.loop import Context
 from ctcdraft.decoding.tree import TokenTree
+from ctcdraft.drafters.chance import Chance
 from ctcdraft.drafters.drafter import Batch, DraftHead
 from ctcdraft.drafters.listening import Listening
 from ctcdraft.drafters.paths import Paths
@@ -84,7 +85,7 @@ class BlockDrafter(DraftHead):
             memory = KVCache(self.body.layers, capacity=rows)
         emissions = self.emit(context, memory)
         log_probs_TC = emissions.logits().flatten(0, 2).log_softmax(dim=-1, dtype=torch.float32)
-        heard = (context.root, context.depth, context.nodes, self.stops, rng)
+        heard = (context.root, context.depth, context.nodes, self.stops, Chance.of(context, rng))
         if self.correction is None:
             return self.paths(log_probs_TC, *heard), memory
         memory_1R = emissions.start_BAR.flatten(0, 1)

@@ -22,8 +22,8 @@ from ctcdraft.errors import InputError
 
 FEW_NODES = 32  # up to here searching one prefix at a time is the cheaper way on a CPU
 
-# (log_probs_TC with the blank as last class, root, greatest depth, nodes with the root, words that end a text, the
-# draft's own random stream, of which only paths that draw make use; with a correction also the frames that listen)
+# (log_probs_TC with the blank as last class, root, greatest depth, nodes with the root, words that end a text,
+# the chance, of which only paths that draw make use; with a correction also the frames that listen)
 Paths = Callable[..., TokenTree]
 
 
@@ -48,7 +48,7 @@ class PrefixSearch:
         depth: int,
         nodes: int,
         stops: Sequence[int],
-        rng: Any = None,
+        chance: Any = None,
         listening: Listening | None = None,
     ) -> TokenTree:
         depth = min(depth, len(log_probs_TC))
@@ -89,7 +89,7 @@ class Collapse:
         depth: int,
         nodes: int,
         stops: Sequence[int],
-        rng: Any = None,
+        chance: Any = None,
         listening: Listening | None = None,
     ) -> TokenTree:
         if depth < 1:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ctcdraft.decoding.loop import Context
 from ctcdraft.decoding.tree import TokenTree
+from ctcdraft.drafters.chance import Chance
 from ctcdraft.drafters.drafter import Batch, DraftHead
 from ctcdraft.drafters.grow import Growth, Laws
 from ctcdraft.errors import InputError
@@ -45,7 +46,7 @@ class Stepwise(DraftHead):
     def draft(self, context: Context, memory: Any | None, rng: torch.Generator) -> tuple[TokenTree, Any]:
         laws = self.laws(context, memory)
         depth = min(context.depth, self.frames)
-        tree = self.growth(laws, context.root, depth, context.nodes, self.stops, rng)
+        tree = self.growth(laws, context.root, depth, context.nodes, self.stops, Chance.of(context, rng))
         return tree, laws.forget()
 
 

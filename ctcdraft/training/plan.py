@@ -57,6 +57,11 @@ def reading(objective: Objective, drafter: DraftHead, frames: int) -> str:
     if taught is None or reads is None:
         return "in the drafter's own way"
     name = type(paths).__name__
+    if taught == "states":
+        raise InputError(
+            f"the objective teaches the base's next states, but {name} reads this drafter's frames as {reads}; "
+            "objective=eagle and eagle_ctc are for drafter=eagle"
+        )
     if taught == "words" and reads == "alignments":
         raise InputError(
             f"the objective teaches frame k to say label k and leaves the blank untrained, but {name} sums over "

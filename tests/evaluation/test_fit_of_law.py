@@ -19,6 +19,7 @@ from ctcdraft.decoding.typical import Typical
 from ctcdraft.decoding.verify import match
 from ctcdraft.drafters import drawn as growths
 from ctcdraft.drafters.autoregressive import Autoregressive
+from ctcdraft.drafters.chance import Chance
 from ctcdraft.drafters.draft_model import DraftModel
 from ctcdraft.drafters.drawn_paths import DrawnLabels
 from ctcdraft.evaluation import report
@@ -38,7 +39,7 @@ class Drawn:
     def draft(self, context, memory, rng):
         seeded = torch.Generator().manual_seed(int(context.root))
         log_probs_TC = (3 * torch.randn(4, self.words + 1, generator=seeded)).log_softmax(-1)
-        return self.paths(log_probs_TC, context.root, context.depth, context.nodes, (), rng), None
+        return self.paths(log_probs_TC, context.root, context.depth, context.nodes, (), Chance(rng, context.law)), None
 
 
 class Biased(Drawn):
