@@ -58,6 +58,9 @@ def looked_up(word: Any) -> Entry:
     config = with_options(drafter_file(word, run), values or {})
     for key in [key for key in values or {} if key not in config]:
         raise InputError(f"drafter {word} has no value {key}; it has {', '.join(map(str, config))}")
+    roles = list(config.get("parts", {}))
+    for role in [role for role in (values or {}).get("parts", {}) if role not in roles]:
+        raise InputError(f"drafter {word} has no part {role}; it has {', '.join(map(str, roles))}")
     plain = {key: value for key, value in (values or {}).items() if not is_option(config[key], value)}
     config = OmegaConf.merge(config, plain)
     found = target(config)

@@ -13,7 +13,7 @@ from torch import Tensor
 from ctcdraft.decoding.sampling import Noise, plain, scramble, warp
 from ctcdraft.decoding.tree import Commit, TokenTree
 from ctcdraft.decoding.verify import Verifier
-from ctcdraft.errors import InputError
+from ctcdraft.errors import InputError, number, whole
 
 Law = Callable[[Tensor], Tensor]  # logits_NV -> log-probabilities_NV
 
@@ -36,10 +36,11 @@ class Settings:
     token_for_token: bool = True
 
     def __post_init__(self) -> None:
-        if self.max_new_tokens < 1 or self.nodes < 1:
-            raise InputError(
-                f"decoding.max_new_tokens={self.max_new_tokens} and decoding.nodes={self.nodes} must both be at least 1"
-            )
+        whole(self.max_new_tokens, "decoding.max_new_tokens")
+        whole(self.nodes, "decoding.nodes")
+        whole(self.top_k, "decoding.top_k", least=0)
+        number(self.temperature, "decoding.temperature")
+        number(self.top_p, "decoding.top_p")
         if self.temperature < 0 or self.top_k < 0 or not 0 < self.top_p <= 1:
             raise InputError(
                 f"decoding.temperature={self.temperature}, top_k={self.top_k} and top_p={self.top_p} are no law; "
@@ -142,10 +143,12 @@ def generate(
     while context.room > 0 and answer[-1] not in stops:
         tree, memory = drafter.draft(context, memory, rng)
         drawn |= tree.draft_probs_NV is not None
+        refuse_too_large(drafter, context.nodes, "nodes", len(tree))
         start = cache.length
         read = base.read_tree(tree, cache)
         verdict = settings.verify(tree, settings.law(read.logits_NV), noise, start)
         commit = Commit.of(tree, verdict)
+        refuse_too_large(drafter, context.depth, "depth", commit.drafted)
         cache.keep(start, commit.path_K)
         context = context.extend(commit, read.states_ND)
         new = cut(commit.tokens, stops)
@@ -153,6 +156,15 @@ def generate(
         passes.append(Pass(len(new), min(len(commit.tokens) - 1, len(new)), commit.open, len(tree), commit.drafted))
     ended = answer[-1] in stops
     return Generation(tuple(answer), tuple(passes), ended, prefilled - began, perf_counter() - prefilled, drawn)
+
+
+def refuse_too_large(drafter: Drafter, most: int, what: str, found: int) -> None:
+    """Raise InputError for a tree beyond its budget, which no cache row and no count of ours has room for."""
+    if found > most:
+        raise InputError(
+            f"{type(drafter).__name__} drafted a tree of {what} {found} where context.{what} allows {most}; a drafter "
+            "must keep to its context"
+        )
 
 
 def prefill(base: Any, cache: Any, prompt_L: Tensor, settings: Settings, noise: Noise | None) -> Context:

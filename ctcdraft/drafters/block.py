@@ -16,7 +16,7 @@ from ctcdraft.drafters.chance import Chance
 from ctcdraft.drafters.drafter import Batch, DraftHead
 from ctcdraft.drafters.listening import Listening
 from ctcdraft.drafters.paths import Paths
-from ctcdraft.errors import InputError
+from ctcdraft.errors import whole
 from ctcdraft.nn.bodies import Fuse
 from ctcdraft.nn.correction import Correction
 from ctcdraft.nn.heads import BlankHead, Emissions
@@ -39,10 +39,8 @@ class BlockDrafter(DraftHead):
         correction: Callable[..., Correction] | None = None,  # runs from before there was one do not name it
     ) -> None:
         super().__init__()
-        if frames < 1:
-            raise InputError(f"drafter.frames={frames}: a draft needs at least one frame")
         shape = BlockShape.of(base.lm.config, base.context_length)
-        self.frames = frames
+        self.frames = whole(frames, "drafter.frames")
         self.body: Any = body(shape, frames).to(base.device)
         self.head = BlankHead(base.head, base.width).to(base.device)
         self.embedding = base.embedding

@@ -169,6 +169,11 @@ def likely_choices(count: int, frames: int, ranks: int, first: float, rank_decay
 
     first 0.6, rank_decay 0.35, frame_decay 0.9:   [0] .6   [0, 0] .324   [1] .21   [0, 0, 0] .157   [0, 1] .113
     """
+    if not (0 < first < 1 and 0 < rank_decay <= 1 and 0 < frame_decay <= 1):
+        raise InputError(
+            f"drafter.paths.choices: first={first}, rank_decay={rank_decay} and frame_decay={frame_decay} are no "
+            "probabilities; first lies between 0 and 1, the others lie above 0 and reach to 1"
+        )
 
     def cost(choice: tuple[int, ...]) -> float:
         chances = (log(first) + rank * log(rank_decay) + frame * log(frame_decay) for frame, rank in enumerate(choice))
