@@ -170,7 +170,7 @@ def test_the_cache_forgets_what_was_rejected(base):
         assert torch.allclose(logits, base.lm(text[None]).logits[0, -1], atol=2e-4, rtol=1e-4)
 
 
-class Greedy(Oracle):
+class Greedy:
     """Keeps neither to the nodes nor to the depth that it may have."""
 
     def __init__(self, nodes, depth):

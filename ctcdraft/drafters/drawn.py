@@ -15,7 +15,7 @@ from torch import Tensor
 from ctcdraft.decoding.tree import STOP, TokenTree
 from ctcdraft.drafters.chance import Chance
 from ctcdraft.drafters.grow import Laws
-from ctcdraft.errors import InputError
+from ctcdraft.errors import whole
 
 
 class Speech(Protocol):
@@ -62,9 +62,7 @@ class Drawn:
 
 
 def at_least_one(chains: int, where: str) -> int:
-    if chains < 1:
-        raise InputError(f"{where}.chains={chains}: a drawn draft needs at least one chain")
-    return chains
+    return whole(chains, f"{where}.chains")
 
 
 def shared(chains: int, depth: int, nodes: int) -> tuple[int, int]:

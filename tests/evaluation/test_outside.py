@@ -171,7 +171,7 @@ def test_the_assistants_parameters_count(tmp_path):
     path = saved_lm(tmp_path / "small")
     alone, assisted = (
         contestant(looked_up({word: values}), base)
-        for word, values in (("transformers", {}), ("transformers_assisted", {"assistant": path}))
+        for word, values in (("transformers_greedy", {}), ("transformers_assisted", {"assistant": path}))
     )
     assert alone.parameters == 0
     assert assisted.parameters == sum(weight.numel() for weight in assisted.drafter.assistant.parameters()) > 0
