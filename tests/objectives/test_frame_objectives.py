@@ -174,6 +174,7 @@ def test_impossible_values_are_one_sentence():
         WeightedSum(3, {"a": CTC(3), "b": CTC(2)}, {"a": 1.0, "b": 1.0})
 
 
+@torch.no_grad()
 @pytest.mark.parametrize("rows", [WORDS - 1, WORDS + 2])
 def test_distillation_compares_the_words_that_two_heads_share(rows):
     """A draft model whose head is padded otherwise than the base's: both laws are cut, then normalised."""
