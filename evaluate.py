@@ -14,7 +14,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from ctcdraft.contestants import Entry, contestant, looked_up
-from ctcdraft.errors import InputError
+from ctcdraft.errors import InputError, whole
 from ctcdraft.evaluation import recorded_report, report
 from ctcdraft.evaluation.environment import environment
 from ctcdraft.evaluation.folder import Folder
@@ -33,6 +33,8 @@ def main(config: DictConfig) -> None:
     if config.recorded.path is not None or config.recorded.baseline is not None:
         return measure_recorded(config)
     shard = Shard.parse(config.shard)
+    whole(config.timing.questions, "timing.questions", least=0)
+    whole(config.warm_up_tokens, "warm_up_tokens", least=0)
     entries = named(config)
     benchmark = instantiate(config.benchmark)
     settings = instantiate(config.decoding)

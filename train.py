@@ -16,11 +16,11 @@ from ctcdraft.corpus import prepared
 from ctcdraft.corpus.batches import Batches
 from ctcdraft.corpus.masks import refuse_wrong_masks
 from ctcdraft.drafters.drafter import DraftHead
-from ctcdraft.errors import InputError
+from ctcdraft.errors import InputError, number, whole
 from ctcdraft.front_door import build_drafter, entry_point, from_command_line
 from ctcdraft.training.checkpoint import RunDirectory
 from ctcdraft.training.logger import JsonlLogger
-from ctcdraft.training.plan import plan
+from ctcdraft.training.plan import plan, rehearse
 from ctcdraft.training.probe import Probe, hold_out
 from ctcdraft.training.trainer import Trainer
 
@@ -39,20 +39,26 @@ def main(config: DictConfig) -> float:
     if config.trainer.threads:
         torch.set_num_threads(config.trainer.threads)
     base = instantiate(config.base)
+    torch.manual_seed(config.seed)
+    drafter = build_drafter(config.drafter, base).train()
+    objective, states, decoding = (
+        instantiate(config.objective),
+        instantiate(config.states),
+        instantiate(config.decoding),
+    )
+    engine = make_engine(config, drafter)
+    rehearse(base, drafter, objective, engine)  # an hour of answers later would be too late to be told
     corpus = prepared_corpus(config, base)
     if corpus is None:
         return 0.0
     refuse_wrong_masks(corpus.rows, base.tokenizer, base.stop_tokens)
     max_length = min(config.trainer.max_length, base.context_length)
     rows, held_out = hold_out(corpus.rows, config.trainer.probe_prompts, max_length)
-
-    torch.manual_seed(config.seed)
-    drafter = build_drafter(config.drafter, base).train()
-    objective = instantiate(config.objective)
-    states = instantiate(config.states)
     batches = Batches(rows, base, config.trainer.rows, config.trainer.anchors, objective.labels, config.seed, states)
-    trainer = make_trainer(config, run, base, drafter, objective, batches, held_out)
-    print(plan(drafter, objective, batches, trainer.engine, config.trainer.steps))
+    probe = Probe(base, held_out, decoding)
+    every = (config.trainer.checkpoint_every, config.trainer.probe_every)
+    trainer = Trainer(run, drafter, objective, batches, engine, probe, config.trainer.steps, *every)
+    print(plan(drafter, objective, batches, engine, config.trainer.steps))
     if config.plan_only:
         return 0.0
     words = OmegaConf.to_yaml(config, resolve=True)
@@ -70,8 +76,10 @@ def main(config: DictConfig) -> float:
 def refuse_impossible(trainer: DictConfig) -> None:
     counts = ("steps", "rows", "anchors", "max_length", "probe_every", "checkpoint_every", "warmup")
     for key in counts:
-        if not isinstance(trainer[key], int) or trainer[key] < 1:
-            raise InputError(f"trainer.{key}={trainer[key]} is impossible; it is a whole number from 1")
+        whole(trainer[key], f"trainer.{key}")
+    whole(trainer.probe_prompts, "trainer.probe_prompts", least=0)
+    if not number(trainer.learning_rate, "trainer.learning_rate") > 0:
+        raise InputError(f"trainer.learning_rate={trainer.learning_rate} would learn nothing; it lies above 0")
 
 
 def refuse_untrainable(drafter: DictConfig) -> None:
@@ -141,11 +149,9 @@ def corpus_places(config: DictConfig) -> tuple[Any, Path]:
     return given, Path(config.prepared)
 
 
-def make_trainer(
-    config: DictConfig, run: RunDirectory, base: Any, drafter: Any, objective: Any, batches: Batches, held_out: Any
-) -> Trainer:
+def make_engine(config: DictConfig, drafter: DraftHead) -> Any:
     settings = config.trainer
-    engine = instantiate(config.engine)(
+    return instantiate(config.engine)(
         drafter,
         drafter.own_parameters(),
         steps=settings.steps,
@@ -157,18 +163,6 @@ def make_trainer(
         clip_norm=settings.clip_norm,
         clip_value=settings.clip_value,
         autocast=settings.autocast,
-    )
-    probe = Probe(base, held_out, instantiate(config.decoding))
-    return Trainer(
-        run,
-        drafter,
-        objective,
-        batches,
-        engine,
-        probe,
-        steps=settings.steps,
-        checkpoint_every=settings.checkpoint_every,
-        probe_every=settings.probe_every,
     )
 
 

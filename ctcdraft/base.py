@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -284,6 +285,14 @@ def stop_tokens(lm: Any, tokenizer: Any) -> frozenset[int]:
         if found is not None:
             return frozenset(found if isinstance(found, Sequence) else [found])
     return frozenset()
+
+
+def unconfigured(lm: Any) -> Any:
+    """A second handle on the same weights with an empty generation config: `generate` fills what it is not told from
+    the model's own, such as top_p or a repetition penalty, and would then say other words than its logits do."""
+    handle = copy.copy(lm)
+    handle.generation_config = type(lm.generation_config)()
+    return handle
 
 
 def looks_like_folder(path: str) -> bool:

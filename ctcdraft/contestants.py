@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 
 from ctcdraft.drafters.drafter import DraftHead
 from ctcdraft.errors import InputError
+from ctcdraft.evaluation.outside import StockGenerate
 from ctcdraft.evaluation.session import Contestant
 from ctcdraft.front_door import CONFIGS, build_drafter, load_drafter
 from ctcdraft.training.checkpoint import RunDirectory
@@ -57,6 +58,9 @@ def looked_up(word: Any) -> Entry:
     config = with_options(drafter_file(word, run), values or {})
     for key in [key for key in values or {} if key not in config]:
         raise InputError(f"drafter {word} has no value {key}; it has {', '.join(map(str, config))}")
+    roles = list(config.get("parts", {}))
+    for role in [role for role in (values or {}).get("parts", {}) if role not in roles]:
+        raise InputError(f"drafter {word} has no part {role}; it has {', '.join(map(str, roles))}")
     plain = {key: value for key, value in (values or {}).items() if not is_option(config[key], value)}
     config = OmegaConf.merge(config, plain)
     found = target(config)
@@ -125,6 +129,8 @@ def contestant(entry: Entry, base: Any) -> Contestant:
     if isinstance(drafter, DraftHead):  # off the shelf
         drafter = drafter.to(base.dtype).eval()
         parameters = sum(weight.numel() for weight in drafter.own_parameters())
+    elif isinstance(drafter, StockGenerate):
+        parameters = sum(weight.numel() for weight in drafter.parameters())  # the assistant's
     identity = json.dumps(OmegaConf.to_container(entry.config))
     identity += "".join(f", {role}: {part.identity}" for role, part in made.items())
     return Contestant(drafter, identity, parameters, base.fingerprint())

@@ -1,4 +1,9 @@
-"""The one exception that means "the input was wrong". It knows nothing of what was wrong with it."""
+"""The one exception that means "the input was wrong", and its two commonest reasons. It knows no keys of its own."""
+
+from __future__ import annotations
+
+from math import isfinite
+from typing import Any
 
 
 class InputError(ValueError):
@@ -7,3 +12,17 @@ class InputError(ValueError):
     The entry points print it and exit with status 1, without a traceback. Any other exception is a bug of
     ours and keeps its traceback.
     """
+
+
+def whole(value: Any, key: str, least: int = 1) -> int:
+    """`value`, if it is a whole number from `least`; key: what the user types, as in drafter.frames."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InputError(f"{key}={value} is impossible; it is a whole number from {least}")
+    return value
+
+
+def number(value: Any, key: str) -> float:
+    """`value`, if it is a finite number."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+        raise InputError(f"{key}={value} is no number; give one such as {key}=0.5")
+    return value

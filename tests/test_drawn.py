@@ -18,6 +18,7 @@ from ctcdraft.decoding.tree import STOP, TokenTree
 from ctcdraft.decoding.typical import Typical
 from ctcdraft.decoding.verify import match
 from ctcdraft.drafters.autoregressive import Autoregressive
+from ctcdraft.drafters.chance import Chance
 from ctcdraft.drafters.drawn import merged
 from ctcdraft.drafters.drawn_paths import DrawnLabels
 from ctcdraft.errors import InputError
@@ -42,7 +43,7 @@ class DrawnFrames:
 
     def draft(self, context: Context, memory: None, rng: torch.Generator) -> tuple[TokenTree, None]:
         log_probs_TC = frames(int(context.root))
-        return self.paths(log_probs_TC, context.root, context.depth, context.nodes, (), rng), None
+        return self.paths(log_probs_TC, context.root, context.depth, context.nodes, (), Chance(rng, context.law)), None
 
 
 class ArgmaxKeptAsDrawn(DrawnFrames):
@@ -131,7 +132,7 @@ def test_drawn_chains_read_by_match_say_what_autoregression_says(base, chains):
 
 def drawn(seed, chains, log_probs_TC, depth=9, nodes=64, stops=()):
     rng = torch.Generator().manual_seed(seed)
-    return DrawnLabels(chains)(log_probs_TC, torch.tensor(0), depth, nodes, stops, rng)
+    return DrawnLabels(chains)(log_probs_TC, torch.tensor(0), depth, nodes, stops, Chance(rng))
 
 
 @pytest.mark.parametrize("chains", [1, 2, 4])

@@ -9,8 +9,13 @@ import torch
 from laws import CHANCE, p_value
 from stepwise_parts import saved_lm, stepwise
 from test_drawn import PROMPT, TEMPERATURE, VERIFIERS, WORDS, base, exact, texts  # noqa: F401
+from tiny_models import random_lm, tiny_tokenizer
 
-from ctcdraft.decoding.loop import Context
+from ctcdraft.base import BaseLM
+from ctcdraft.decoding.loop import Context, Settings, generate
+from ctcdraft.decoding.rejection import Rejection, multi_round
+from ctcdraft.decoding.tree import TokenTree
+from ctcdraft.drafters.chance import Chance
 from ctcdraft.drafters.draft_model import DraftModel
 from ctcdraft.drafters.drawn import Drawn
 
@@ -51,3 +56,42 @@ def test_chains_are_drawn_from_the_laws_they_carry(base, kind, tmp_path):  # noq
         assert carried == pytest.approx(law[first * WORDS + second], rel=1e-4)
     assert p_value(counts, law) > CHANCE
     assert p_value(counts, [1 / WORDS**2] * WORDS**2) < CHANCE  # and a wrong law is seen to be wrong
+
+
+def test_bent_by_pencil():
+    """.4 .2 and a stop of .4 at T = 1/2: .16 to .04 among themselves. An impossible text stays without a law."""
+    how = Settings(3, 12, 0.5, 0, 1.0, Rejection(multi_round), True)
+    words = torch.tensor([[0.4, 0.2, 0.0], [0.0, 0.0, 0.0]], dtype=torch.float64)
+    bent = Chance(torch.Generator(), how.draft_law).bent(words)
+    assert bent[0].tolist() == pytest.approx([0.48, 0.12, 0])
+    assert bent[1].tolist() == [0, 0, 0]
+    assert torch.allclose(Chance(torch.Generator()).bent(words), words)
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p"), [(1.0, 0, 1.0), (0.5, 0, 1.0), (1.0, 0, 0.8), (0.7, 5, 1.0)]
+)
+def test_the_base_is_never_refused_as_its_own_draft(temperature, top_k, top_p, tmp_path):
+    """Drafts are drawn under the law of decoding: a twin of the base claims what the base would say, whatever that is.
+    Not quite at a cut of top-p: there the rounding of a tree may move a word across the edge."""
+    twin = BaseLM(random_lm(initializer_range=0.12), tiny_tokenizer(), "twin")
+    twin.lm.save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    drafter = DraftModel(twin, str(tmp_path), None, 4, Drawn(1)).eval()
+    how = Settings(40, 8, temperature, top_k, top_p, Rejection(multi_round), True, token_for_token=False)
+    passes = [one for seed in range(4) for one in generate(twin, drafter, PROMPT + 5, how, frozenset(), seed).passes]
+    assert sum(one.accepted for one in passes) >= 0.99 * sum(one.drafted for one in passes) > 50
+
+
+def test_a_context_keeps_its_law(base):  # noqa: F811
+    seen = []
+
+    class Watch:
+        def draft(self, context, memory, rng):
+            seen.append(context.law)
+            return TokenTree.only_root(context.root), None
+
+    how = Settings(5, 8, 0.5, 0, 1.0, Rejection(multi_round), True)
+    generate(base, Watch(), PROMPT, how, frozenset(), 0)
+    assert len(seen) == 4
+    assert set(seen) == {how.draft_law}

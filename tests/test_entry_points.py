@@ -199,6 +199,25 @@ def test_plan_only_leaves_nothing(world, monkeypatch, capsys):
         ("train.py", training("run=x", "trainer.anchors=0"), "trainer.anchors=0 is impossible"),
         ("train.py", training("run=x", "trainer.probe_every=0"), "trainer.probe_every=0 is impossible"),
         ("train.py", training("run=x", "decoding.temperature=-1"), "decoding.temperature=-1"),
+        ("train.py", training("run=x", "trainer.probe_prompts=-3"), "trainer.probe_prompts=-3 is impossible"),
+        ("train.py", training("run=x", "trainer.learning_rate=0"), "trainer.learning_rate=0"),
+        ("train.py", training("run=x", "trainer.learning_rate=nan"), "trainer.learning_rate=nan"),
+        ("train.py", training("run=x", "drafter.frames=abc"), "drafter.frames=abc is impossible"),
+        ("train.py", training("run=x", "decoding.nodes=abc"), "decoding.nodes=abc is impossible"),
+        ("train.py", training("run=x", "objective=eagle"), "are for drafter=eagle"),
+        ("train.py", training("run=x", "prepared=never", "objective.labels=9"), "5 frames cannot say 9 labels"),
+        ("train.py", training("run=x", "prepared=never", "plan_only=true", "objective=cross_entropy"), "paths=direct"),
+        ("train.py", training("run=x", "prepared=never", "drafter=eagle"), "has no blank"),
+        ("train.py", training("run=x", "prepared=never", "decoding.nodes=0"), "decoding.nodes=0"),
+        ("evaluate.py", ["checkpoint=run", "timing.questions=-1"], "timing.questions=-1 is impossible"),
+        ("evaluate.py", ["checkpoint=run", "decoding.nodes=abc"], "decoding.nodes=abc"),
+        ("evaluate.py", ["base=tiny", "contestants=[{prompt_lookup:{span:abc}}]"], "prompt_lookup.span=abc"),
+        ("evaluate.py", ["base=tiny", "contestants=[{prompt_lookup:{span:0}}]"], "prompt_lookup.span=0"),
+        (
+            "evaluate.py",
+            ["base=tiny", "contestants=[{cascade:{parts:{second:prompt_lookup,third:prompt_lookup}}}]"],
+            "drafter cascade has no part third; it has first, second",
+        ),
         ("train.py", training("run=x", "corpus.limit=5"), "other prompts"),
         ("train.py", training("run=x", "answers.temperature=1.0"), "temperature 0.0 (now 1.0)"),
         ("train.py", training("run=x", "prepared=other", "corpus.path=gone.jsonl"), "gone.jsonl"),
@@ -221,3 +240,4 @@ def test_a_wrong_word_is_one_sentence(world, monkeypatch, capsys, script, words,
     said = refused(monkeypatch, capsys, script, *words)
     assert sentence in said
     assert not (world / "x").exists()
+    assert not (world / "never").exists()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from drafters import Junk, Oracle, Stutter
@@ -11,11 +13,13 @@ from tiny_models import random_base
 from training_parts import block_heads
 
 from ctcdraft.decoding.loop import Settings, generate
+from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.decoding.verify import match
 from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.drafters.cascade import Cascade
 from ctcdraft.drafters.prompt_lookup import PromptLookup
 from ctcdraft.drafters.staged import Staged
+from ctcdraft.errors import InputError
 
 KINDS = ("llama", "qwen3", "gpt2")
 PROMPTS = [torch.tensor(row) for row in ([0, 7, 9, 9, 9, 30], [0, 2, 80, 81, 3], [5], [0, *range(40, 90)])]
@@ -164,3 +168,25 @@ def test_the_cache_forgets_what_was_rejected(base):
         logits = base.read(torch.tensor([60]), cache).logits_NV[0]
         text = torch.cat([PROMPTS[3].repeat(5)[: base.context_length - 30], tree.tokens_N[path], torch.tensor([60])])
         assert torch.allclose(logits, base.lm(text[None]).logits[0, -1], atol=2e-4, rtol=1e-4)
+
+
+class Greedy:
+    """Keeps neither to the nodes nor to the depth that it may have."""
+
+    def __init__(self, nodes, depth):
+        self.shape = (nodes, depth)
+
+    def draft(self, context, memory, rng):
+        nodes, depth = self.shape
+        paths = torch.arange(nodes * depth).reshape(nodes, depth) + 5
+        return TokenTree.from_paths(context.root, paths, torch.full((nodes,), depth), 99), None
+
+
+@pytest.mark.parametrize(
+    ("shape", "sentence"),
+    [((30, 1), r"Greedy drafted a tree of nodes 31 where context\.nodes allows 8"), ((1, 5), r"depth 5 where")],
+)
+def test_a_tree_beyond_its_budget_is_refused(shape, sentence):
+    how = replace(settings(tokens=4), nodes=8)
+    with pytest.raises(InputError, match=sentence):
+        generate(random_base(), Greedy(*shape), PROMPTS[0], how, frozenset(), 0)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from ctcdraft.drafters.direct import ByFrame, likely_choices
 from ctcdraft.drafters.paths import Collapse, PrefixSearch, fixed_ranks
+from ctcdraft.errors import InputError
 
 BLANK, STOP = 6, 4
 
@@ -55,3 +57,22 @@ def test_fixed_ranks_begin_with_the_best_of_every_frame():
     many = fixed_ranks(4, 3, 50, 0.35).tolist()
     assert len({tuple(row) for row in many}) == 50
     assert [sum(row) for row in many] == sorted(sum(row) for row in many)
+
+
+@pytest.mark.parametrize("values", [(0, 10, 0.35), (42, 0, 0.35), (42, 10, 0.0), (42, 10, 1.5), (42, 10, "abc")])
+def test_raw_paths_that_are_none(values):
+    with pytest.raises(InputError, match=r"drafter\.paths\.r"):
+        Collapse(*values)
+
+
+@pytest.mark.parametrize("values", [(0.0, 0.3, 0.9), (1.0, 0.3, 0.9), (0.6, 0.0, 0.9), (0.6, 0.3, 1.1)])
+def test_choices_of_no_probability(values):
+    with pytest.raises(InputError, match="are no probabilities"):
+        likely_choices(5, 4, 3, *values)
+
+
+def test_laws_of_frames_are_as_many_as_texts():
+    """A growth may hand over several texts and takes a row for each, also where all rows are one."""
+    laws = ByFrame(torch.randn(3, 7).log_softmax(-1), None)
+    assert laws(torch.tensor([1]), torch.tensor([0])).shape == (1, 6)
+    assert laws(torch.tensor([2, 3]), torch.tensor([0, 0])).shape == (2, 6)

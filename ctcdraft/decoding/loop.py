@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
 
-from ctcdraft.decoding.sampling import Noise, scramble, warp
+from ctcdraft.decoding.sampling import Noise, plain, scramble, warp
 from ctcdraft.decoding.tree import Commit, TokenTree
 from ctcdraft.decoding.verify import Verifier
-from ctcdraft.errors import InputError
+from ctcdraft.errors import InputError, number, whole
+
+Law = Callable[[Tensor], Tensor]  # logits_NV -> log-probabilities_NV
 
 
 @dataclass(frozen=True)
@@ -34,10 +36,11 @@ class Settings:
     token_for_token: bool = True
 
     def __post_init__(self) -> None:
-        if self.max_new_tokens < 1 or self.nodes < 1:
-            raise InputError(
-                f"decoding.max_new_tokens={self.max_new_tokens} and decoding.nodes={self.nodes} must both be at least 1"
-            )
+        whole(self.max_new_tokens, "decoding.max_new_tokens")
+        whole(self.nodes, "decoding.nodes")
+        whole(self.top_k, "decoding.top_k", least=0)
+        number(self.temperature, "decoding.temperature")
+        number(self.top_p, "decoding.top_p")
         if self.temperature < 0 or self.top_k < 0 or not 0 < self.top_p <= 1:
             raise InputError(
                 f"decoding.temperature={self.temperature}, top_k={self.top_k} and top_p={self.top_p} are no law; "
@@ -51,6 +54,10 @@ class Settings:
     def law(self, logits_NV: Tensor) -> Tensor:
         return warp(logits_NV, self.temperature, self.top_k, self.top_p)
 
+    def draft_law(self, logits_NV: Tensor) -> Tensor:
+        """The same for a draft's logits, under a name of its own: a clock books it with the draft."""
+        return warp(logits_NV, self.temperature, self.top_k, self.top_p)
+
 
 @dataclass(frozen=True)
 class Context:
@@ -59,12 +66,14 @@ class Context:
     tokens_L: all committed tokens; the last one is the root. fresh_KD: base states read since the last draft
     (the first time: the prompt's), the newest last; it is the state of the token before the root.
     room: tokens still allowed by max_new_tokens and by the base's context. nodes: the most a tree may have.
+    law: how decoding bends a law before a word is drawn from it.
     """
 
     tokens_L: Tensor
     fresh_KD: Tensor
     room: int
     nodes: int
+    law: Law = plain
 
     @property
     def root(self) -> Tensor:
@@ -78,7 +87,7 @@ class Context:
     def extend(self, commit: Commit, states_ND: Tensor) -> Self:
         new_K = torch.tensor(commit.tokens, device=self.tokens_L.device)
         tokens_L = torch.cat([self.tokens_L, new_K])
-        return type(self)(tokens_L, states_ND[commit.path_K], self.room - len(new_K), self.nodes)
+        return replace(self, tokens_L=tokens_L, fresh_KD=states_ND[commit.path_K], room=self.room - len(new_K))
 
 
 class Drafter(Protocol):
@@ -134,10 +143,12 @@ def generate(
     while context.room > 0 and answer[-1] not in stops:
         tree, memory = drafter.draft(context, memory, rng)
         drawn |= tree.draft_probs_NV is not None
+        refuse_too_large(drafter, context.nodes, "nodes", len(tree))
         start = cache.length
         read = base.read_tree(tree, cache)
         verdict = settings.verify(tree, settings.law(read.logits_NV), noise, start)
         commit = Commit.of(tree, verdict)
+        refuse_too_large(drafter, context.depth, "depth", commit.drafted)
         cache.keep(start, commit.path_K)
         context = context.extend(commit, read.states_ND)
         new = cut(commit.tokens, stops)
@@ -147,6 +158,15 @@ def generate(
     return Generation(tuple(answer), tuple(passes), ended, prefilled - began, perf_counter() - prefilled, drawn)
 
 
+def refuse_too_large(drafter: Drafter, most: int, what: str, found: int) -> None:
+    """Raise InputError for a tree beyond its budget, which no cache row and no count of ours has room for."""
+    if found > most:
+        raise InputError(
+            f"{type(drafter).__name__} drafted a tree of {what} {found} where context.{what} allows {most}; a drafter "
+            "must keep to its context"
+        )
+
+
 def prefill(base: Any, cache: Any, prompt_L: Tensor, settings: Settings, noise: Noise | None) -> Context:
     """Read the prompt and let the base say the first token. It is no pass and counts in no tau."""
     read = base.read(prompt_L, cache)
@@ -154,7 +174,7 @@ def prefill(base: Any, cache: Any, prompt_L: Tensor, settings: Settings, noise: 
     verdict = settings.verify(last, settings.law(read.logits_NV), noise, len(prompt_L) - 1)
     tokens_L = torch.cat([prompt_L, verdict.bonus.reshape(1)])
     room = min(settings.max_new_tokens, base.context_length - len(prompt_L)) - 1
-    return Context(tokens_L, read.states_ND, room, settings.nodes)
+    return Context(tokens_L, read.states_ND, room, settings.nodes, settings.draft_law)
 
 
 def cut(tokens: tuple[int, ...], stops: Collection[int]) -> tuple[int, ...]:

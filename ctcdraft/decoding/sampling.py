@@ -31,6 +31,11 @@ def warp(logits_NV: Tensor, temperature: float, top_k: int = 0, top_p: float = 1
     return scores_NV.log_softmax(dim=-1)
 
 
+def plain(logits_NV: Tensor) -> Tensor:
+    """The law of logits as they are: temperature 1, every word."""
+    return warp(logits_NV, 1.0)
+
+
 def keep_nucleus(scores_NV: Tensor, top_p: float) -> Tensor:
     """The fewest words whose probabilities reach top_p; the most probable one always stays."""
     sorted_NV, order_NV = scores_NV.sort(dim=-1, descending=True)

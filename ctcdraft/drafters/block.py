@@ -12,10 +12,11 @@ from ctcdraft.base import BaseLM
 from ctcdraft.decoding.kv_cache import KVCache
 from ctcdraft.decoding.loop import Context
 from ctcdraft.decoding.tree import TokenTree
+from ctcdraft.drafters.chance import Chance
 from ctcdraft.drafters.drafter import Batch, DraftHead
 from ctcdraft.drafters.listening import Listening
 from ctcdraft.drafters.paths import Paths
-from ctcdraft.errors import InputError
+from ctcdraft.errors import whole
 from ctcdraft.nn.bodies import Fuse
 from ctcdraft.nn.correction import Correction
 from ctcdraft.nn.heads import BlankHead, Emissions
@@ -38,10 +39,8 @@ class BlockDrafter(DraftHead):
         correction: Callable[..., Correction] | None = None,  # runs from before there was one do not name it
     ) -> None:
         super().__init__()
-        if frames < 1:
-            raise InputError(f"drafter.frames={frames}: a draft needs at least one frame")
         shape = BlockShape.of(base.lm.config, base.context_length)
-        self.frames = frames
+        self.frames = whole(frames, "drafter.frames")
         self.body: Any = body(shape, frames).to(base.device)
         self.head = BlankHead(base.head, base.width).to(base.device)
         self.embedding = base.embedding
@@ -84,7 +83,7 @@ class BlockDrafter(DraftHead):
             memory = KVCache(self.body.layers, capacity=rows)
         emissions = self.emit(context, memory)
         log_probs_TC = emissions.logits().flatten(0, 2).log_softmax(dim=-1, dtype=torch.float32)
-        heard = (context.root, context.depth, context.nodes, self.stops, rng)
+        heard = (context.root, context.depth, context.nodes, self.stops, Chance.of(context, rng))
         if self.correction is None:
             return self.paths(log_probs_TC, *heard), memory
         memory_1R = emissions.start_BAR.flatten(0, 1)

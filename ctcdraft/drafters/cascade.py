@@ -68,7 +68,8 @@ class Cascade(nn.Module):
             return tree, memory
         tokens_L = torch.cat([context.tokens_L, guessed_K])
         room, nodes = context.room - len(path_K), context.nodes - len(tree) + 1
-        below, memory = self.second.draft(Context(tokens_L, context.fresh_KD[:0], room, nodes), memory, rng)
+        later = replace(context, tokens_L=tokens_L, fresh_KD=context.fresh_KD[:0], room=room, nodes=nodes)
+        below, memory = self.second.draft(later, memory, rng)
         return graft(tree, deepest, below), memory
 
 

@@ -39,7 +39,7 @@ class Choices:
         return parent
 
     def __call__(
-        self, laws: Laws, root: Tensor, depth: int, nodes: int, stops: Sequence[int], rng: Any = None
+        self, laws: Laws, root: Tensor, depth: int, nodes: int, stops: Sequence[int], chance: Any = None
     ) -> TokenTree:
         kept = tuple(choice for choice in self.choices[: nodes - 1] if len(choice) <= depth)
         speakers = tuple(self.speaker(choice[:-1]) for choice in kept)

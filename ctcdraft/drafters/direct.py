@@ -37,7 +37,7 @@ class Direct:
         depth: int,
         nodes: int,
         stops: Sequence[int],
-        rng: Any = None,
+        chance: Any = None,
         listening: Listening | None = None,
     ) -> TokenTree:
         depth = min(depth, len(log_probs_TC))
@@ -77,8 +77,8 @@ def listening_products(listening: Listening, root: Tensor, depth: int, count: in
 
 
 class ByFrame:
-    """The laws `grow` asks for, level by level: one frame each. The same for every text, hence one row for all,
-    unless the frames listen."""
+    """The laws `grow` asks for, level by level: one frame each. The same for every text, unless
+    the frames listen."""
 
     def __init__(self, log_probs_TC: Tensor, listening: Listening | None) -> None:
         self.words_TV = log_probs_TC[:, :-1].log_softmax(dim=-1)
@@ -88,7 +88,7 @@ class ByFrame:
     def __call__(self, tokens_K: Tensor, rows_K: Tensor) -> Tensor:
         self.frame += 1
         if self.listening is None:
-            return self.words_TV[self.frame][None]
+            return self.words_TV[self.frame].expand(len(tokens_K), -1)
         if self.frame > 0:  # the first call hands over the root, which the memory has heard
             self.listening = self.listening.say(tokens_K, rows_K)
         return self.listening.words(self.frame)
@@ -121,7 +121,7 @@ class SparseTree:
         depth: int,
         nodes: int,
         stops: Sequence[int],
-        rng: Any = None,
+        chance: Any = None,
         listening: Listening | None = None,
     ) -> TokenTree:
         depth = min(depth, len(log_probs_TC))
@@ -169,6 +169,11 @@ def likely_choices(count: int, frames: int, ranks: int, first: float, rank_decay
 
     first 0.6, rank_decay 0.35, frame_decay 0.9:   [0] .6   [0, 0] .324   [1] .21   [0, 0, 0] .157   [0, 1] .113
     """
+    if not (0 < first < 1 and 0 < rank_decay <= 1 and 0 < frame_decay <= 1):
+        raise InputError(
+            f"drafter.paths.choices: first={first}, rank_decay={rank_decay} and frame_decay={frame_decay} are no "
+            "probabilities; first lies between 0 and 1, the others lie above 0 and reach to 1"
+        )
 
     def cost(choice: tuple[int, ...]) -> float:
         chances = (log(first) + rank * log(rank_decay) + frame * log(frame_decay) for frame, rank in enumerate(choice))

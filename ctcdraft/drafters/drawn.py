@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from ctcdraft.decoding.tree import STOP, TokenTree
+from ctcdraft.drafters.chance import Chance
 from ctcdraft.drafters.grow import Laws
-from ctcdraft.errors import InputError
+from ctcdraft.errors import whole
 
 
 class Speech(Protocol):
@@ -54,16 +55,14 @@ class Drawn:
         self.chains = at_least_one(chains, "drafter.growth")
 
     def __call__(
-        self, laws: Laws, root: Tensor, depth: int, nodes: int, stops: Sequence[int], rng: torch.Generator
+        self, laws: Laws, root: Tensor, depth: int, nodes: int, stops: Sequence[int], chance: Chance
     ) -> TokenTree:
         chains, depth = shared(self.chains, depth, nodes)
-        return drawn_tree(root, Asked(laws, root, chains), chains, depth, stops, rng)
+        return drawn_tree(root, Asked(laws, root, chains), chains, depth, stops, chance)
 
 
 def at_least_one(chains: int, where: str) -> int:
-    if chains < 1:
-        raise InputError(f"{where}.chains={chains}: a drawn draft needs at least one chain")
-    return chains
+    return whole(chains, f"{where}.chains")
 
 
 def shared(chains: int, depth: int, nodes: int) -> tuple[int, int]:
@@ -73,7 +72,7 @@ def shared(chains: int, depth: int, nodes: int) -> tuple[int, int]:
 
 
 def drawn_tree(
-    root: Tensor, speech: Speech, chains: int, depth: int, stops: Sequence[int], rng: torch.Generator
+    root: Tensor, speech: Speech, chains: int, depth: int, stops: Sequence[int], chance: Chance
 ) -> TokenTree:
     """`chains` chains of up to `depth` words, each word drawn from the law behind those before it; then merged.
 
@@ -87,7 +86,8 @@ def drawn_tree(
     words, laws, asked = [], [], []
     for level in range(depth):
         law_KV, stop_K = speech.law()
-        drawn_K = race(torch.cat([law_KV, stop_K[:, None]], dim=1), rng)
+        law_KV = chance.bent(law_KV)
+        drawn_K = race(torch.cat([law_KV, stop_K[:, None]], dim=1), chance.rng)
         says_K = alive_K & (drawn_K < law_KV.shape[1])
         words.append(torch.where(says_K, drawn_K, STOP))
         laws.append(law_KV)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ctcdraft.ctc.law import Labels
 from ctcdraft.decoding.tree import TokenTree
+from ctcdraft.drafters.chance import Chance
 from ctcdraft.drafters.direct import ByFrame
 from ctcdraft.drafters.drawn import Asked, at_least_one, drawn_tree, shared
 from ctcdraft.drafters.listening import Listening
@@ -34,16 +35,16 @@ class DrawnLabels:
         depth: int,
         nodes: int,
         stops: Sequence[int],
-        rng: torch.Generator,
+        chance: Chance,
         listening: Listening | None = None,
     ) -> TokenTree:
         chains, depth = shared(self.chains, min(depth, len(log_probs_TC)), nodes)
         blank = log_probs_TC.shape[-1] - 1
         if listening is None:
             speech = Labels.none(log_probs_TC.double().exp(), blank, chains)
-            return drawn_tree(root, speech, chains, depth, stops, rng)
+            return drawn_tree(root, speech, chains, depth, stops, chance)
         heard = Heard(Labels.none(heard_frames(listening)[0], blank, chains), listening)
-        return drawn_tree(root, heard, chains, depth, stops, rng)
+        return drawn_tree(root, heard, chains, depth, stops, chance)
 
 
 @dataclass(frozen=True)
@@ -87,9 +88,9 @@ class DrawnWords:
         depth: int,
         nodes: int,
         stops: Sequence[int],
-        rng: torch.Generator,
+        chance: Chance,
         listening: Listening | None = None,
     ) -> TokenTree:
         chains, depth = shared(self.chains, min(depth, len(log_probs_TC)), nodes)
         speech = Asked(ByFrame(log_probs_TC, listening), root, chains)
-        return drawn_tree(root, speech, chains, depth, stops, rng)
+        return drawn_tree(root, speech, chains, depth, stops, chance)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ctcdraft.decoding.tree import TokenTree
+from ctcdraft.drafters.chance import Chance
 from ctcdraft.errors import InputError
 
 
@@ -26,10 +27,10 @@ class Laws(Protocol):
 
 
 class Growth(Protocol):
-    """(laws, root, greatest depth, nodes with the root, words that end a text, the draft's own random stream)."""
+    """(laws, root, greatest depth, nodes with the root, words that end a text, what to draw with)."""
 
     def __call__(
-        self, laws: Laws, root: Tensor, depth: int, nodes: int, stops: Sequence[int], rng: torch.Generator
+        self, laws: Laws, root: Tensor, depth: int, nodes: int, stops: Sequence[int], chance: Chance
     ) -> TokenTree: ...
 
 
@@ -48,7 +49,7 @@ class Grow:
         self.words = words
 
     def __call__(
-        self, laws: Laws, root: Tensor, depth: int, nodes: int, stops: Sequence[int], rng: Any = None
+        self, laws: Laws, root: Tensor, depth: int, nodes: int, stops: Sequence[int], chance: Any = None
     ) -> TokenTree:
         return grow(laws, root, depth, nodes, self.width or nodes, self.words or nodes, stops)
 

@@ -18,12 +18,12 @@ from ctcdraft.ctc.listening import listening_search
 from ctcdraft.ctc.prefix import prefix_search
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.listening import Listening
-from ctcdraft.errors import InputError
+from ctcdraft.errors import InputError, number, whole
 
 FEW_NODES = 32  # up to here searching one prefix at a time is the cheaper way on a CPU
 
-# (log_probs_TC with the blank as last class, root, greatest depth, nodes with the root, words that end a text, the
-# draft's own random stream, of which only paths that draw make use; with a correction also the frames that listen)
+# (log_probs_TC with the blank as last class, root, greatest depth, nodes with the root, words that end a text,
+# the chance, of which only paths that draw make use; with a correction also the frames that listen)
 Paths = Callable[..., TokenTree]
 
 
@@ -37,9 +37,7 @@ class PrefixSearch:
     reads = "alignments"
 
     def __init__(self, words_per_frame: int) -> None:
-        if words_per_frame < 1:
-            raise InputError(f"drafter.paths.words_per_frame={words_per_frame}: every frame needs at least one word")
-        self.words_per_frame = words_per_frame
+        self.words_per_frame = whole(words_per_frame, "drafter.paths.words_per_frame")
 
     def __call__(
         self,
@@ -48,7 +46,7 @@ class PrefixSearch:
         depth: int,
         nodes: int,
         stops: Sequence[int],
-        rng: Any = None,
+        chance: Any = None,
         listening: Listening | None = None,
     ) -> TokenTree:
         depth = min(depth, len(log_probs_TC))
@@ -78,9 +76,14 @@ class Collapse:
     reads = "raw frames"
 
     def __init__(self, raw_paths: int, ranks: int, rank_decay: float) -> None:
-        self.raw_paths = raw_paths
-        self.ranks = ranks
-        self.rank_decay = rank_decay
+        self.raw_paths = whole(raw_paths, "drafter.paths.raw_paths")
+        self.ranks = whole(ranks, "drafter.paths.ranks")
+        self.rank_decay = number(rank_decay, "drafter.paths.rank_decay")
+        if not 0 < rank_decay <= 1:
+            raise InputError(
+                f"drafter.paths.rank_decay={rank_decay}: a rank is less likely than the one before by this factor, "
+                "which lies above 0 and reaches to 1"
+            )
 
     def __call__(
         self,
@@ -89,7 +92,7 @@ class Collapse:
         depth: int,
         nodes: int,
         stops: Sequence[int],
-        rng: Any = None,
+        chance: Any = None,
         listening: Listening | None = None,
     ) -> TokenTree:
         if depth < 1:

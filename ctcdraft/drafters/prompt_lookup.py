@@ -8,6 +8,7 @@ from torch import Tensor
 from ctcdraft.base import BaseLM
 from ctcdraft.decoding.loop import Context
 from ctcdraft.decoding.tree import TokenTree
+from ctcdraft.errors import whole
 
 
 class PromptLookup:
@@ -20,8 +21,8 @@ class PromptLookup:
     reads_states = False
 
     def __init__(self, base: BaseLM, ngram: int, span: int) -> None:
-        self.ngram = ngram
-        self.span = span
+        self.ngram = whole(ngram, "prompt_lookup.ngram")
+        self.span = whole(span, "prompt_lookup.span")
 
     def draft(self, context: Context, memory: None, rng: torch.Generator) -> tuple[TokenTree, None]:
         guesses_K = continuation(context.tokens_L, self.ngram)[: min(self.span, context.depth)]

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from ctcdraft.decoding.loop import Context
 from ctcdraft.decoding.tree import TokenTree
+from ctcdraft.drafters.chance import Chance
 from ctcdraft.drafters.drafter import Batch, DraftHead
 from ctcdraft.drafters.grow import Growth, Laws
-from ctcdraft.errors import InputError
+from ctcdraft.errors import whole
 
 
 class Told(Laws, Protocol):
@@ -32,9 +33,7 @@ class Stepwise(DraftHead):
 
     def __init__(self, frames: int, growth: Growth, stops: Collection[int]) -> None:
         super().__init__()
-        if frames < 1:
-            raise InputError(f"drafter.frames={frames}: a draft needs at least one frame")
-        self.frames = frames
+        self.frames = whole(frames, "drafter.frames")
         self.growth = growth
         self.stops = tuple(sorted(stops))
 
@@ -45,7 +44,7 @@ class Stepwise(DraftHead):
     def draft(self, context: Context, memory: Any | None, rng: torch.Generator) -> tuple[TokenTree, Any]:
         laws = self.laws(context, memory)
         depth = min(context.depth, self.frames)
-        tree = self.growth(laws, context.root, depth, context.nodes, self.stops, rng)
+        tree = self.growth(laws, context.root, depth, context.nodes, self.stops, Chance.of(context, rng))
         return tree, laws.forget()
 
 

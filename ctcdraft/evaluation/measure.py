@@ -15,8 +15,9 @@ from ctcdraft.corpus.chat import answer_text, fit, messages, prompt_tokens
 from ctcdraft.corpus.conversations import Prompt
 from ctcdraft.decoding.loop import Drafter, Generation, Settings
 from ctcdraft.evaluation.certificate import Judge
+from ctcdraft.evaluation.fit import Marks
 from ctcdraft.evaluation.folder import Folder
-from ctcdraft.evaluation.law import added, marks
+from ctcdraft.evaluation.law import draft_laws, marks
 from ctcdraft.evaluation.outside import generate
 from ctcdraft.evaluation.records import AUTOREGRESSIVE, Answer, Divergence, Record, Turn
 
@@ -60,7 +61,7 @@ def ask(arena: Arena, judge: Judge, index: int, prompt: Prompt) -> Record:
     history, whoever is asked: otherwise a contestant would be measured on other work."""
     turns: list[Turn] = []
     found: dict[str, list[Divergence]] = {name: [] for name in arena.contestants if name != AUTOREGRESSIVE}
-    marked: dict[str, list[list[int]]] = {name: [] for name in arena.contestants}
+    marked: dict[str, Marks] = {}
     for number in range(len(prompt.turns)):
         prompt_L, cut = asked(arena.base, prompt, [turn.answers[AUTOREGRESSIVE].text for turn in turns])
         seed = turn_seed(arena.seed, index, number)
@@ -70,12 +71,22 @@ def ask(arena: Arena, judge: Judge, index: int, prompt: Prompt) -> Record:
             divergence = judge.compare(name, *pair, prompt_L, number, seed, answers[name].drawn)
             unequal += [divergence] if divergence else []
         if not all(arena.settings.same_words(answer.drawn) for answer in answers.values()):
-            for name, cells in marked.items():  # autoregression's own too: it is the yardstick
-                cells.append(marks(arena.base, prompt_L, answers[name].tokens, arena.settings, seed))
+            for name in arena.contestants:  # autoregression's own too: it is the yardstick
+                these = marks_of(arena, name, prompt_L, seed, answers[name])
+                marked[name] = marked.get(name, Marks.none()) + these
         turns.append(Turn(len(prompt_L), cut, answers))
     divergences = {name: tuple(unequal) for name, unequal in found.items()}
-    counted = {name: added(cells) for name, cells in marked.items() if cells}
-    return Record(index, prompt.id, prompt.category, prompt.reference, tuple(turns), divergences, counted)
+    return Record(index, prompt.id, prompt.category, prompt.reference, tuple(turns), divergences, marked)
+
+
+def marks_of(arena: Arena, name: str, prompt_L: Tensor, seed: int, answer: Answer) -> Marks:
+    """Where its words lie in the base's law. What was drawn is said once more, off the clock, for the laws it was
+    drawn from: to keep them would cost the timed passes."""
+    base, settings = arena.base, arena.settings
+    drafts: dict[int, Tensor] = {}
+    if answer.drawn:
+        drafts = draft_laws(base, arena.contestants[name], prompt_L, settings, seed, answer.tokens)
+    return marks(base, prompt_L, answer.tokens, settings, seed, drafts)
 
 
 def asked(base: BaseLM, prompt: Prompt, said: Sequence[str]) -> tuple[Tensor, int]:

@@ -37,7 +37,8 @@ DEFINITIONS = {
     "equal": "questions all of whose turns are autoregression's, token for token; `rounding` counts those that "
     "differ at a margin below 1e-4 (when sampling: margin times min(T, 1)) and are equal in float64",
     "law": "where guesses are drawn, or the verifier is lossy, no words are owed: the words said are marked in the "
-    "base's law and counted in equal cells; p: the chance of a fit no better; LOSSY: not even the law is owed",
+    "base's law and counted in equal cells, laid out by the base's probabilities and by what the draft favours; p: "
+    "the chance of fits no better; LOSSY: not even the law is owed",
     "ended": "answers that ended by themselves",
     "repeated 4-grams": "share of an answer's 4-grams of token ids that stood in it before: looping text is easy "
     "to guess",

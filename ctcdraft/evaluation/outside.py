@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ctcdraft.base import BaseLM
+from ctcdraft.base import BaseLM, unconfigured
 from ctcdraft.decoding import loop
 from ctcdraft.decoding.loop import Drafter, Generation, Pass, Settings
 from ctcdraft.drafters.draft_model import load_draft_model
@@ -45,7 +45,7 @@ class StockGenerate(torch.nn.Module):
         self.options = dict(options)
         self.assistant: Any = None
         if assistant is not None:
-            self.assistant = load_draft_model(assistant, base).lm.to(base.dtype)
+            self.assistant = unconfigured(load_draft_model(assistant, base).lm.to(base.dtype))
             self.assistant.generation_config.num_assistant_tokens = assistant_tokens
             self.assistant.generation_config.num_assistant_tokens_schedule = "constant"
             self.assistant.generation_config.assistant_confidence_threshold = 0.0
@@ -61,9 +61,10 @@ class StockGenerate(torch.nn.Module):
             )
         helped = {} if self.assistant is None else {"assistant_model": self.assistant}
         watch = Watch()
-        handle = base.lm.register_forward_pre_hook(watch.reads, with_kwargs=True)
+        lm = unconfigured(base.lm)
+        handle = lm.register_forward_pre_hook(watch.reads, with_kwargs=True)
         try:
-            base.lm.generate(
+            lm.generate(
                 prompt_L[None],
                 attention_mask=torch.ones_like(prompt_L)[None],
                 max_new_tokens=min(settings.max_new_tokens, base.context_length - len(prompt_L)),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ctcdraft.decoding.loop import Pass
+from ctcdraft.evaluation.fit import Marks
 
 AUTOREGRESSIVE = "autoregressive"  # the contestant everything is measured against
 
@@ -40,14 +41,16 @@ class Divergence:
     """Where an answer first leaves autoregression's, and by how little the base preferred its word there.
 
     margin: between the base's two best words; None where only one was possible, or where another word was due.
-    rounding: equal when both were decoded again in float64; None where that was not asked: the base runs in half
-    precision, or the answer does not owe autoregression its words.
+    rounding: True: equal when both were decoded again in float64. False: not so, or the margin is too great to ask.
+    None: nobody can tell, because the base runs in half precision and the margin is small there. owed: whether the
+    answer owes autoregression its words at all; where it does not, rounding is None too.
     """
 
     turn: int
     position: int
     margin: float | None
     rounding: bool | None
+    owed: bool = True
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,7 @@ class Turn:
 @dataclass(frozen=True)
 class Record:
     """One finished question. index: its place in the benchmark. divergences: by contestant, unequal turns only.
-    marks: by contestant, the cells of `law.marks`; empty where every answer owes its words."""
+    marks: by contestant, empty where every answer owes its words."""
 
     index: int
     id: str
@@ -70,7 +73,7 @@ class Record:
     reference: str | None
     turns: tuple[Turn, ...]
     divergences: dict[str, tuple[Divergence, ...]]
-    marks: dict[str, list[int]] = field(default_factory=dict)
+    marks: dict[str, Marks] = field(default_factory=dict)
 
     def answers(self, contestant: str) -> list[Answer]:
         return [turn.answers[contestant] for turn in self.turns]
@@ -94,6 +97,7 @@ def from_json(line: str) -> Record:
     record["divergences"] = {
         name: tuple(Divergence(**one) for one in found) for name, found in record["divergences"].items()
     }
+    record["marks"] = {name: Marks(**cells) for name, cells in record["marks"].items()}
     return Record(**record)
 
 

@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ctcdraft.evaluation.fit import CELLS, FEWEST
 from ctcdraft.evaluation.folder import Folder
-from ctcdraft.evaluation.law import CELLS
 from ctcdraft.evaluation.metrics import DEFINITIONS
 from ctcdraft.files import write_text
 
@@ -48,7 +48,7 @@ def equal(row: Row) -> str:
     """118+2/120: equal, + those that rounding explains, of all. Where no words are owed, how well the law fits."""
     lossless = row["lossless"]
     if lossless["owes"] != "words":
-        return f"law p={number(lossless['p_value'], 3)}"
+        return f"law p={number(p_of_law(row), 3)}"
     rounding = f"+{lossless['rounding']}" if lossless["rounding"] else ""
     return f"{lossless['equal']}{rounding}/{lossless['prompts']}"
 
@@ -156,7 +156,7 @@ def category_columns() -> Columns:
 
 def statements(rows: Sequence[Row], environment: dict[str, Any]) -> list[str]:
     """In sentences: whether the text stayed the same, what was cut, what is still missing."""
-    said = [statement for row in rows if (statement := verdict(row, environment)) is not None]
+    said = [statement for row in rows for statement in verdict(row)]
     prompts = rows[0]["prompts"]
     if not prompts:
         said.append("no question is finished here, so there is nothing to compare")
@@ -175,34 +175,56 @@ def statements(rows: Sequence[Row], environment: dict[str, Any]) -> list[str]:
     return said
 
 
-def verdict(row: Row, environment: dict[str, Any]) -> str | None:
-    """None where every question is equal."""
+def verdict(row: Row) -> list[str]:
+    """Nothing where every question is equal. A row that owes the law still owes words where nothing was drawn."""
+    law = fitted(row) if row["lossless"]["owes"] != "words" else None
+    return [said for said in (law, differing(row)) if said is not None]
+
+
+def differing(row: Row) -> str | None:
+    """On how many questions words differ that are owed, and whether rounding explains it."""
     lossless = row["lossless"]
-    if lossless["owes"] != "words":
-        return fitted(row)
-    different = lossless["prompts"] - lossless["equal"]
+    wrong, undecided, explained = (lossless["owed"][kind] for kind in ("wrong", "undecided", "explained"))
+    different = wrong + undecided + explained
     if not different:
         return None
     margins = [margin for margin in lossless["first_divergence_margins"] if margin is not None]
     where = f"{row['drafter']} differs on {different} of {lossless['prompts']} questions"
+    if lossless["owes"] != "words":
+        where += " in answers for which nothing was drawn"
     if margins:
         where += f" (margins {min(margins):.1e} to {max(margins):.1e})"
-    if lossless["rounding"] is None:
-        return f"{where}; in {row['dtype']} a close call may flip, so this is no error and no proof either"
-    bugs = different - lossless["rounding"]
-    explained = f"; {lossless['rounding']} of them by rounding, equal in float64"
-    return f"{'NOT LOSSLESS: ' if bugs else ''}{where}{explained if lossless['rounding'] else ''}"
+    if explained:
+        where += f"; {explained} of them by rounding, equal in float64"
+    if undecided:
+        which = f"{undecided} of them are" if wrong or explained else "this is"
+        where += f"; in {row['dtype']} a close call may flip, so {which} no error and no proof either"
+    return f"NOT LOSSLESS: {where}" if wrong else where
 
 
 def fitted(row: Row) -> str | None:
     """How the words of one that owes the law alone fit it; a lossy one's too, which shows how far off it is."""
     lossless = row["lossless"]
-    if lossless["p_value"] is None:
+    if lossless["tokens"] is None:
         return None
-    wrong = lossless["owes"] == "law" and lossless["p_value"] < UNLIKELY
-    return (
+    p_value = p_of_law(row)
+    wrong = lossless["owes"] == "law" and p_value is not None and p_value < UNLIKELY
+    said = (
         f"{'NOT LOSSLESS: ' if wrong else ''}{named(row)} owes {OWED[lossless['owes']]}: "
-        f"chi-square {lossless['chi_square']:.1f} in {CELLS} cells over {lossless['tokens']:,} tokens "
-        f"(p = {lossless['p_value']:.2g}), total variation {lossless['tv']:.4f} "
-        f"(autoregression's own: {lossless['null_tv']:.4f})"
+        f"{fit(lossless)}, total variation {lossless['tv']:.4f} (autoregression's own: {lossless['null_tv']:.4f})"
     )
+    return said if lossless["by_draft"] is None else f"{said}; by what the draft favours {fit(lossless['by_draft'])}"
+
+
+def fit(found: dict[str, Any]) -> str:
+    tokens = f"{found['tokens']:,} tokens"
+    if found["p_value"] is None:
+        return f"{tokens} are too few to tell (it takes {FEWEST})"
+    return f"chi-square {found['chi_square']:.1f} in {CELLS} cells over {tokens} (p = {found['p_value']:.2g})"
+
+
+def p_of_law(row: Row) -> float | None:
+    """The worse of the two fits; with two of them chance has two tries, so it counts twice."""
+    both = [row["lossless"], row["lossless"]["by_draft"] or {"p_value": None}]
+    found = [one["p_value"] for one in both if one["p_value"] is not None]
+    return min(1.0, len(found) * min(found)) if found else None

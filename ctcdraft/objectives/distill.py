@@ -35,9 +35,12 @@ class Distill:
         width = emissions.head.words.weight.shape[1]  # the base's, whoever speaks; the last tap comes first
 
         def apart(words_XSV: Tensor, labels_XS: Tensor, states_XSD: Tensor) -> Tensor:
-            return self.distance(
-                emissions.head.word_logits(states_XSD[..., :width]).float().log_softmax(dim=-1), words_XSV
-            )
+            base_XSV = emissions.head.word_logits(states_XSD[..., :width]).float()
+            # Rows that one head has and the other has not are padding; both laws are those of the words they share.
+            common = min(base_XSV.shape[-1], words_XSV.shape[-1])
+            if words_XSV.shape[-1] > common:
+                words_XSV = words_XSV[..., :common].log_softmax(dim=-1)
+            return self.distance(base_XSV[..., :common].log_softmax(dim=-1), words_XSV)
 
         apart_BAS = emissions.by_label(apart, batch.labels_BAS, states_before_labels(batch))
         value = decayed_mean(apart_BAS, labels_there(batch), self.decay)

@@ -21,7 +21,7 @@ class Eagle:
     """states * smooth L1 to the base's state at the root + words * cross-entropy to the base's law there (Li et al.
     2024, section 4.2). Only the first frame of an anchor is asked: the deeper ones are those of later anchors."""
 
-    aligned = False
+    teaches = "states"
 
     def __init__(self, labels: int, states: float, words: float) -> None:
         self.labels = check_labels(labels)
@@ -59,7 +59,7 @@ class EagleCTC:
     The labels are the answer's own words; at temperature 0 these are the base's best words, which that code takes.
     """
 
-    aligned = False
+    teaches = "states"
     BLANK = 0
 
     def __init__(self, labels: int, frames: int, states: float, words: float, ctc: float) -> None:

@@ -34,8 +34,10 @@ class WeightedSum:
 
     @property
     def teaches(self) -> str:
-        """Blanks are learned as soon as one part aligns."""
+        """Blanks are learned as soon as one part aligns; states bind the drafter more than anything else."""
         taught = {getattr(part, "teaches", "words") for part in self.parts.values()}
+        if "states" in taught:
+            return "states"
         return "alignments" if "alignments" in taught else "words"
 
     def __call__(self, emissions: Emissions, batch: Batch) -> Loss:

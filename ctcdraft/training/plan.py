@@ -6,7 +6,8 @@ from time import perf_counter
 
 import torch
 
-from ctcdraft.corpus.batches import Batches, feasible_share
+from ctcdraft.base import BaseLM
+from ctcdraft.corpus.batches import Batches, Rows, feasible_share
 from ctcdraft.drafters.drafter import DraftHead
 from ctcdraft.errors import InputError
 from ctcdraft.objectives.objective import Objective
@@ -49,6 +50,18 @@ def plan(drafter: DraftHead, objective: Objective, batches: Batches, engine: Tor
     )
 
 
+@torch.no_grad()
+def rehearse(base: BaseLM, drafter: DraftHead, objective: Objective, engine: TorchEngine) -> None:
+    """One made-up window through drafter and objective: what they refuse of each other is known before any corpus."""
+    length = min(objective.labels + 8, base.context_length)
+    rows = Rows([torch.arange(length) % base.vocabulary], [(torch.arange(length) >= 2).int()], [True])
+    with engine.precision():
+        batch = Batches(rows, base, rows_a_step=1, anchors=1, labels=objective.labels, seed=0).batch(0)
+        emissions = drafter(batch)
+        reading(objective, drafter, emissions.states_BATD.shape[2])
+        objective(emissions, batch)
+
+
 def reading(objective: Objective, drafter: DraftHead, frames: int) -> str:
     """How the frames will be read, in words; refused where that could only be nonsense.
 
@@ -59,6 +72,11 @@ def reading(objective: Objective, drafter: DraftHead, frames: int) -> str:
     if taught is None or reads is None:
         return "in the drafter's own way"
     name = type(paths).__name__
+    if taught == "states":
+        raise InputError(
+            f"the objective teaches the base's next states, but {name} reads this drafter's frames as {reads}; "
+            "objective=eagle and eagle_ctc are for drafter=eagle"
+        )
     if taught == "words" and reads == "alignments":
         raise InputError(
             f"the objective teaches frame k to say label k and leaves the blank untrained, but {name} sums over "

@@ -20,7 +20,10 @@ from ctcdraft.training.probe import Probe
 
 
 class Trainer:
-    """Steps from where the run stands to `steps`; state is saved every `checkpoint_every` and at the end."""
+    """Steps from where the run stands to `steps`; state is saved every `checkpoint_every` and at the end.
+
+    The run's head is that of the best probe, whose tau `fit` returns; without probes it is the last one.
+    """
 
     def __init__(
         self,
@@ -91,12 +94,15 @@ class Trainer:
         self.drafter.eval()
         tau = self.probe.tau(self.drafter)
         self.drafter.train()
-        self.best_tau = max(self.best_tau, tau)
+        if tau > self.best_tau:
+            self.best_tau = tau
+            self.run.save_head(self.drafter)
         return tau
 
     def save(self) -> None:
-        """The head for evaluation, and everything needed to go on as if nothing had happened."""
-        self.run.save_head(self.drafter)
+        """Everything needed to go on as if nothing had happened; and the head, where no probe has chosen one yet."""
+        if self.best_tau == 0 or not self.run.head.is_file():
+            self.run.save_head(self.drafter)
         self.run.save_state(
             {
                 "step": self.step,

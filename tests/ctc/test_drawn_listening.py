@@ -9,6 +9,7 @@ from test_listening import begin, frames, law_of
 from truths_heads import beginnings, slow_conditioned_texts
 
 from ctcdraft.decoding.rejection import draws_of
+from ctcdraft.drafters.chance import Chance
 from ctcdraft.drafters.drawn_paths import DrawnLabels, DrawnWords
 from ctcdraft.nn.correction import GRU, Markov
 
@@ -28,7 +29,7 @@ def test_a_correction_composes_with_the_exact_law(kind, chains):
 
     for seed in range(200):
         rng = torch.Generator().manual_seed(seed)
-        tree = DrawnLabels(chains)(log_probs_TC, torch.tensor(1), 4, 1 + 4 * chains, (), rng, listening)
+        tree = DrawnLabels(chains)(log_probs_TC, torch.tensor(1), 4, 1 + 4 * chains, (), Chance(rng), listening)
         if seed < 20:
             assert_rows(tree, law, 4)
         draws_NK, node = draws_of(tree), 0
@@ -53,6 +54,6 @@ def test_words_drawn_frame_by_frame_carry_their_law(kind, chains):
 
     for seed in range(20):
         rng = torch.Generator().manual_seed(seed)
-        tree = DrawnWords(chains)(log_probs_TC, torch.tensor(1), 9, 1 + 3 * chains, (), rng, listening)
+        tree = DrawnWords(chains)(log_probs_TC, torch.tensor(1), 9, 1 + 3 * chains, (), Chance(rng), listening)
         assert len(tree) > 3  # words never stop
         assert_rows(tree, law, 3)

@@ -8,6 +8,7 @@ from laws import assert_rows
 from test_grow import TableLaws, random_law
 
 from ctcdraft.decoding.rejection import draws_of
+from ctcdraft.drafters.chance import Chance
 from ctcdraft.drafters.drawn import Drawn, shared
 from ctcdraft.errors import InputError
 
@@ -18,7 +19,7 @@ def test_chains_drawn_from_laws_that_are_asked(chains):
     law = random_law(3)
     for seed in range(20):
         rng = torch.Generator().manual_seed(seed)
-        tree = Drawn(chains)(TableLaws(law), torch.tensor(99), 3, 1 + 3 * chains, (), rng)
+        tree = Drawn(chains)(TableLaws(law), torch.tensor(99), 3, 1 + 3 * chains, (), Chance(rng))
         assert_rows(tree, law, 3)
         draws_NK = draws_of(tree)
         assert int((draws_NK != -1).sum()) == 3 * chains

@@ -1,5 +1,7 @@
 """The certificate finds what is planted, and tells a rounding error from a bug."""
 
+import weakref
+
 import pytest
 import torch
 from sessions import PROMPTS, Corrupt, arena
@@ -77,11 +79,47 @@ def test_the_float64_copy_shares_nothing_with_the_original():
     assert set(contestants) == set(here.contestants)
 
 
-def test_in_half_precision_a_divergence_is_no_verdict():
-    base = random_base().to(torch.bfloat16)
-    (found,) = question(arena(base, corrupt=Corrupt())).divergences["corrupt"]
+def test_the_float64_copy_is_not_kept(monkeypatch):
+    """On a GPU it would be charged to whoever is asked after the first close call."""
+    monkeypatch.setattr(certificate, "TIE", float("inf"))
+    copies, make = [], Judge._exact.fget
+
+    def watched(judge):
+        made = make(judge)
+        copies.append(weakref.ref(made[0]))
+        return made
+
+    monkeypatch.setattr(Judge, "_exact", property(watched))
+    here = arena(corrupt=Corrupt(only=torch.float32))
+    judge = Judge(here.base, here.contestants, here.settings)
+    ask(here, judge, 0, PROMPTS[0])
+    assert len(copies) == 1
+    assert copies[0]() is None
+
+
+@pytest.mark.parametrize(("dtype", "temperature"), [(torch.bfloat16, 0.0), (torch.float16, 0.0), (torch.float16, 1.0)])
+def test_in_half_precision_a_great_margin_is_a_bug_and_a_close_call_is_no_verdict(dtype, temperature, monkeypatch):
+    here = arena(random_base().to(dtype), corrupt=Corrupt(), temperature=temperature)
+    (found,) = question(here).divergences["corrupt"]
+    assert found.rounding is False
+    monkeypatch.setattr(certificate, "ROUNDINGS", 1e9)  # any margin is near enough
+    (close,) = question(here).divergences["corrupt"]
+    assert close.rounding is None
+    assert close.margin == found.margin
+
+
+def test_where_rounding_ends_by_pencil():
+    logits = torch.tensor([[16.0, 15.0, -31.0]])  # their mean is 0
+    assert certificate.beyond_rounding(logits) == certificate.TIE
+    assert certificate.beyond_rounding(logits.bfloat16()) == 0.5
+    assert certificate.beyond_rounding(logits.half()) == 0.0625
+    assert certificate.beyond_rounding((logits - 16).bfloat16()) == 0.5  # a top logit of 0 does not round exactly
+
+
+def test_on_an_edge_of_top_p_half_precision_proves_nothing():
+    here = arena(random_base().to(torch.bfloat16), corrupt=Corrupt(), temperature=1.0, top_p=0.9)
+    (found,) = question(here).divergences["corrupt"]
     assert found.rounding is None
-    assert found.margin is not None
 
 
 def test_an_answer_that_stops_early_diverges_where_it_stops():

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import copy
+import random
+from dataclasses import replace
+
 import pytest
 import torch
-from sessions import PROMPTS, arena, session
-from tiny_models import random_base
+from sessions import PROMPTS, Corrupt, arena, session
+from tiny_models import random_base, random_lm, tiny_tokenizer
 
+from ctcdraft.base import BaseLM
 from ctcdraft.decoding.loop import Settings, generate
-from ctcdraft.decoding.rejection import Rejection, multi_round
-from ctcdraft.decoding.tree import TokenTree
+from ctcdraft.decoding.rejection import Rejection, k_sequential, multi_round, remainder
+from ctcdraft.decoding.tree import STOP, TokenTree
 from ctcdraft.decoding.typical import Typical
 from ctcdraft.decoding.verify import match
+from ctcdraft.drafters import drawn as growths
 from ctcdraft.drafters.autoregressive import Autoregressive
+from ctcdraft.drafters.chance import Chance
+from ctcdraft.drafters.draft_model import DraftModel
 from ctcdraft.drafters.drawn_paths import DrawnLabels
 from ctcdraft.evaluation import report
+from ctcdraft.evaluation.fit import CELLS, FEWEST, Fit, Marks
 from ctcdraft.evaluation.folder import Folder
-from ctcdraft.evaluation.law import Fit, added, interval, marks
+from ctcdraft.evaluation.law import counted, draft_laws, favoured, interval, marks
 from ctcdraft.evaluation.session import spelled
 from ctcdraft.shard import Shard
 
@@ -31,7 +40,7 @@ class Drawn:
     def draft(self, context, memory, rng):
         seeded = torch.Generator().manual_seed(int(context.root))
         log_probs_TC = (3 * torch.randn(4, self.words + 1, generator=seeded)).log_softmax(-1)
-        return self.paths(log_probs_TC, context.root, context.depth, context.nodes, (), rng), None
+        return self.paths(log_probs_TC, context.root, context.depth, context.nodes, (), Chance(rng, context.law)), None
 
 
 class Biased(Drawn):
@@ -45,37 +54,152 @@ class Biased(Drawn):
 
 def test_intervals_by_pencil():
     probs = torch.tensor([[0.2, 0.5, 0.3], [0.25, 0.5, 0.25]], dtype=torch.float64)
-    before, own = interval(probs, torch.tensor([0, 2]))
+    before, own = interval(probs, torch.tensor([0, 2]), probs)
     assert before.tolist() == pytest.approx([0.8, 0.75])
+    assert own.tolist() == pytest.approx([0.2, 0.25])
+    draft = torch.tensor([[0.1, 0.1, 0.8], [0.0, 1.0, 0.0]], dtype=torch.float64)  # q / p is 1/2 1/5 8/3, and 0 2 0
+    before, own = interval(probs, torch.tensor([0, 2]), favoured(draft, probs))
+    assert before.tolist() == pytest.approx([0.3, 0.75])
     assert own.tolist() == pytest.approx([0.2, 0.25])
 
 
 def test_the_fit_by_pencil():
-    fit = Fit.of([30, 10])
-    assert (fit.tokens, fit.chi_square, fit.tv) == (40, 10, 0.25)
-    assert fit.p_value == pytest.approx(0.0015654, abs=1e-7)  # of chi-square 10 at one degree of freedom
-    assert Fit.of([20, 20]).p_value == 1
+    fit = Fit.of([90, 60])
+    assert (fit.tokens, fit.chi_square, fit.tv) == (150, 6, 0.1)
+    assert fit.p_value == pytest.approx(0.0143059, abs=1e-7)  # of chi-square 6 at one degree of freedom
+    assert Fit.of([50, 50]).p_value == 1
     assert Fit.of([]) is None
 
 
-def fit_of(base, drafter, verify, temperature=1.0, lossless=True, draws=60):
-    how = Settings(24, 8, temperature, 0, 1.0, verify, lossless, token_for_token=False)
-    prompt = torch.tensor([0, 7, 9])
-    cells = [
-        marks(base, prompt, generate(base, drafter, prompt, how, frozenset(), seed).tokens, how, seed)
-        for seed in range(draws)
-    ]
-    fit = Fit.of(added(cells))
-    assert fit.tokens == 24 * draws
-    return fit
+def test_a_few_tokens_have_no_p_value():
+    """Chi-square's law is a limit: 99 words prove nothing, however they lie."""
+    few = Fit.of([FEWEST - 1] + [0] * (CELLS - 1))
+    assert few.p_value is None
+    assert few.chi_square > 1000
+    assert Fit.of([FEWEST] + [0] * (CELLS - 1)).p_value < 1e-100
+
+
+# --- rules that are known to be biased, in the shape of decoding.rejection's --------------------------------------
+
+
+def own_coins(p_NV, q_NV, words_NK, coins_NK):
+    """Every draw is judged against the whole p; the first that stands wins."""
+    held_NK = (coins_NK * q_NV.gather(1, words_NK.clamp(min=0)) < p_NV.gather(1, words_NK.clamp(min=0))) & (
+        words_NK >= 0
+    )
+    return torch.where(held_NK.any(1), held_NK.int().argmax(1), -1), remainder(p_NV, p_NV - q_NV)
+
+
+def mixed_stop(p_NV, q_NV, words_NK, coins_NK):
+    """Words are judged by the law conditional on going on, and an end draws from what that law leaves of p."""
+    total_N1 = q_NV.sum(1, keepdim=True)
+    return multi_round(p_NV, torch.where(total_N1 > 0, q_NV / total_N1, 0.0), words_NK, coins_NK)
+
+
+def told_apart(rule, stop=0.0, draws=3, places=4000, words=48):
+    """p-values, by p and by q / p, of words that a rule lets through: drafts near the base, a new pair of laws each."""
+    rng = torch.Generator().manual_seed(0)
+    log_NV = (2 * torch.randn(places, words, generator=rng, dtype=torch.float64)).log_softmax(-1)
+    p_NV = log_NV.exp()
+    q_NV = (log_NV + 0.7 * torch.randn(places, words, generator=rng, dtype=torch.float64)).softmax(-1) * (1 - stop)
+    full_NV = torch.cat([q_NV, 1 - q_NV.sum(1, keepdim=True).clamp(max=1)], 1)
+    words_NK = torch.multinomial(full_NV, draws, replacement=True, generator=rng)
+    words_NK = torch.where(words_NK == words, STOP, words_NK)
+    coins_NK = torch.rand(words_NK.shape, generator=rng, dtype=torch.float64)
+    stands_N, rest_NV = rule(p_NV, q_NV, words_NK, coins_NK)
+    own_N = torch.multinomial(rest_NV, 1, generator=rng)[:, 0]
+    said_N = torch.where(stands_N >= 0, words_NK.gather(1, stands_N.clamp(min=0)[:, None])[:, 0], own_N)
+    orders = (p_NV, favoured(q_NV, p_NV))
+    return [Fit.of(counted(p_NV, said_N, keys_NV, random.Random(0))).p_value for keys_NV in orders]
+
+
+@pytest.mark.parametrize(("rule", "stop"), [(multi_round, 0.0), (multi_round, 0.25), (k_sequential, 0.0)])
+def test_exact_rules_fit_in_both_orders(rule, stop):
+    assert min(told_apart(rule, stop)) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("rule", "stop", "draws"), [(own_coins, 0.0, 3), (mixed_stop, 0.25, 1)], ids=["own coins", "mixed stop"]
+)
+def test_biased_rules_are_seen_in_the_order_of_what_the_draft_favours(rule, stop, draws):
+    by_base, by_draft = told_apart(rule, stop, draws)
+    assert by_draft < 1e-6
+    assert by_base > 1e-4  # which is why the other order alone would call them honest
+
+
+def marks_of(base, drafter, verify, draws, temperature=1.0, lossless=True):
+    how = Settings(24, 12, temperature, 0, 1.0, verify, lossless, token_for_token=False)
+    prompt, found = torch.tensor([0, 7, 9]), Marks.none()
+    for seed in range(draws):
+        said = generate(base, drafter, prompt, how, frozenset(), seed)
+        drafts = draft_laws(base, drafter, prompt, how, seed, said.tokens) if said.drawn else {}
+        found += marks(base, prompt, said.tokens, how, seed, drafts)
+    return found
+
+
+def fits_of(base, drafter, verify, draws=30):
+    found = marks_of(base, drafter, verify, draws)
+    assert sum(found.by_base) == 24 * draws
+    return [fit and fit.p_value for fit in (Fit.of(found.by_base), Fit.of(found.by_draft))]
 
 
 def test_honest_draws_fit_and_dishonest_ones_do_not():
     base = random_base()
     words = base.vocabulary
-    assert fit_of(base, Autoregressive(base), match).p_value > 1e-4
-    assert fit_of(base, Drawn(1, words), Rejection(multi_round)).p_value > 1e-4
-    assert fit_of(base, Biased(1, words), Rejection(multi_round)).p_value < 1e-12
+    by_base, by_draft = fits_of(base, Autoregressive(base), match)
+    assert by_base > 1e-4
+    assert by_draft is None
+    assert min(fits_of(base, Drawn(1, words), Rejection(multi_round))) > 1e-4
+    assert fits_of(base, Biased(1, words), Rejection(multi_round))[0] < 1e-12
+
+
+@pytest.fixture(scope="module")
+def near(tmp_path_factory):
+    """A base and a draft model that is nearly it, so that rounds of draws matter."""
+    lm = random_lm(seed=0, initializer_range=0.15)
+    base = BaseLM(lm, tiny_tokenizer(), "base")
+    folder = tmp_path_factory.mktemp("near")
+    other = copy.deepcopy(lm)
+    rng = torch.Generator().manual_seed(1)
+    for value in other.parameters():
+        value.data += 0.1 * torch.randn(value.shape, generator=rng)
+    other.save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return base, str(folder)
+
+
+def test_through_a_small_model_own_coins_are_seen_and_the_exact_rule_is_not(near):
+    base, folder = near
+    drafter = DraftModel(base, folder, None, 1, growths.Drawn(3)).eval()
+    assert min(fits_of(base, drafter, Rejection(multi_round), 25)) > 1e-4
+    by_base, by_draft = fits_of(base, drafter, Rejection(own_coins), 25)
+    assert by_draft < 1e-6
+    assert by_base > 1e-4
+
+
+def test_laws_are_those_the_words_were_drawn_for(near):
+    """Place by place: the draft model's own law behind the answer's beginning; none before the prefill's word."""
+    base, folder = near
+    drafter = DraftModel(base, folder, None, 3, growths.Drawn(1)).eval()
+    how = Settings(12, 12, 1.0, 0, 1.0, Rejection(multi_round), True, token_for_token=False)
+    prompt = torch.tensor([0, 7, 9])
+    said = generate(base, drafter, prompt, how, base.stop_tokens, 3).tokens
+    laws = draft_laws(base, drafter, prompt, how, 3, said)
+    with torch.inference_mode():
+        logits = drafter.lm.lm(torch.cat([prompt, torch.tensor(said)])[None]).logits[0]
+    assert 0 not in laws
+    assert len(laws) > 6
+    for place, law in laws.items():
+        assert law.tolist() == pytest.approx(logits[len(prompt) + place - 1].softmax(-1).tolist(), abs=1e-5)
+
+
+def test_a_base_with_several_taps_is_marked_as_one_with_the_last_alone():
+    base = random_base()
+    tapped = BaseLM(base.lm, base.tokenizer, base.name, taps=["last", 1])
+    how = Settings(20, 8, 1.0, 0, 1.0, match, True)
+    ours, plain = (marks(one, torch.tensor([0, 7, 9]), (5, 6, 7, 8), how, 0, {}) for one in (tapped, base))
+    assert ours == plain
+    assert sum(ours.by_base) == 4
 
 
 def run(here, path):
@@ -83,7 +207,7 @@ def run(here, path):
 
 
 def with_drawn(drafter, **changes):
-    here = arena(temperature=1.0, token_for_token=False, **changes)
+    here = arena(temperature=1.0, token_for_token=False, max_new_tokens=60, **changes)
     here.contestants["drawn"] = drafter
     return here
 
@@ -99,8 +223,11 @@ def test_the_report_says_who_owes_what(tmp_path):
     assert rows["drawn"]["tv"] > 0
     assert rows["drawn"]["null_tv"] == rows["autoregressive"]["tv"]
     assert rows["drawn"]["tokens"] == made["rows"][-1]["tokens"] + 3  # with the prefill's, in each of three turns
+    assert FEWEST < rows["drawn"]["by_draft"]["tokens"] < rows["drawn"]["tokens"]
+    assert rows["autoregressive"]["by_draft"] is None
     for shown in ((tmp_path / "report.md").read_text(), report.terminal(**made)):
         assert "drawn owes the base's law" in shown
+        assert "by what the draft favours" in shown
         assert "LOSS" not in shown.replace("LOSSY: not even", "")
     again = run(here, tmp_path)  # from the lines on disk
     assert again["rows"][-1]["lossless"] == rows["drawn"] | {"owes": "law"}
@@ -109,6 +236,34 @@ def test_the_report_says_who_owes_what(tmp_path):
 def test_a_biased_verifier_is_called_what_it_is(tmp_path):
     made = run(with_drawn(Biased(1, 261), verify=Rejection(multi_round)), tmp_path)
     assert "NOT LOSSLESS: drawn owes the base's law" in report.terminal(**made)
+
+
+class DrawnOrCorrupt(Drawn):
+    """Draws in answers to short prompts; in the others it draws nothing, and has the base read other words."""
+
+    def draft(self, context, memory, rng):
+        memory = memory or len(context.tokens_L)
+        if memory < 24:
+            return super().draft(context, None, rng)[0], memory
+        return Corrupt().draft(context, None, rng)[0], memory
+
+
+def test_who_owes_the_law_still_owes_words_where_nothing_was_drawn(tmp_path):
+    here = with_drawn(DrawnOrCorrupt(1, 261), verify=Rejection(multi_round))
+    made = run(here, tmp_path)
+    lossless = made["rows"][-1]["lossless"]
+    assert lossless["owes"] == "law"
+    assert lossless["p_value"] is None or lossless["owed"]["wrong"] == 1
+    said = report.terminal(**made)
+    assert "NOT LOSSLESS: drawn differs on 1 of 2 questions in answers for which nothing was drawn" in said
+
+
+def test_a_handful_of_tokens_is_not_judged(tmp_path):
+    here = with_drawn(Biased(1, 261), verify=Rejection(multi_round))
+    made = run(replace(here, settings=replace(here.settings, max_new_tokens=12)), tmp_path)
+    shown = report.terminal(**made)
+    assert "too few to tell" in shown
+    assert "NOT LOSSLESS" not in shown
 
 
 def test_lossy_is_written_in_every_table(tmp_path):

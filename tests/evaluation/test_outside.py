@@ -10,7 +10,9 @@ from sessions import arena, session
 from stepwise_parts import saved_lm
 from test_lossless import PROMPTS, settings
 from tiny_models import random_base
+from transformers import GenerationConfig
 
+from ctcdraft.contestants import contestant, looked_up
 from ctcdraft.decoding import loop
 from ctcdraft.decoding.loop import Context
 from ctcdraft.drafters.autoregressive import Autoregressive
@@ -145,3 +147,31 @@ def test_a_report_holds_an_outside_row_and_its_certificate(tmp_path):
     assert row["tokens_per_second"] > 0
     assert row["c"] is row["v"] is row["o"] is row["time"]["read"] is None
     assert report["rows"][1]["c"] is not None
+
+
+def test_the_models_own_generation_config_says_nothing(tmp_path):
+    """A repetition penalty that came with the base, or with the assistant, would make other words of its logits."""
+    base = random_base(context=128)
+    how = settings(tokens=40)
+    truth = loop.generate(base, Autoregressive(base), REPEATS, how, frozenset(), 0).tokens
+    base.lm.generation_config.repetition_penalty = 1.8
+    path = saved_lm(tmp_path / "twin", "llama", seed=0)
+    config = GenerationConfig.from_pretrained(path)
+    config.repetition_penalty = 1.8
+    config.save_pretrained(path)
+    assisted = StockGenerate(base, {}, path, 5)
+    for outside in (StockGenerate(base, {}, None, None), assisted):
+        assert generate(base, outside, REPEATS, how, frozenset(), 0).tokens == truth
+    assert [step.committed for step in generate(base, assisted, REPEATS, how, frozenset(), 0).passes][:3] == [6] * 3
+    assert base.lm.generation_config.repetition_penalty == 1.8  # the base itself is left alone
+
+
+def test_the_assistants_parameters_count(tmp_path):
+    base = random_base(context=128)
+    path = saved_lm(tmp_path / "small")
+    alone, assisted = (
+        contestant(looked_up({word: values}), base)
+        for word, values in (("transformers_greedy", {}), ("transformers_assisted", {"assistant": path}))
+    )
+    assert alone.parameters == 0
+    assert assisted.parameters == sum(weight.numel() for weight in assisted.drafter.assistant.parameters()) > 0

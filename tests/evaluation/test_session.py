@@ -3,7 +3,9 @@
 import json
 
 import pytest
+import torch
 from sessions import PROMPTS, Corrupt, arena, session
+from tiny_models import random_base
 
 from ctcdraft.corpus.chat import messages, prompt_tokens
 from ctcdraft.errors import InputError
@@ -21,7 +23,7 @@ CONTRACT = {
     *("ended_share", "repeated_4gram_share", "categories", "draft_parameters", "hardware", "dtype", "fingerprint"),
 }
 LOSSLESS = {"unit", "prompts", "equal", "rounding", "first_divergence_margins", "chi_square", "tv", "null_tv"}
-LOSSLESS |= {"owes", "p_value", "tokens"}
+LOSSLESS |= {"owes", "p_value", "tokens", "by_draft", "owed"}
 COUNTED = ("drafter", "prompts", "tokens", "passes", "tau", "tau_ci", "tau_paper", "alpha", "lossless", "accuracy")
 
 
@@ -68,6 +70,11 @@ def test_a_corrupt_contestant_is_said_to_be_one(finished):
     for shown in ((path / "report.md").read_text(), report.terminal(**made)):
         assert "NOT LOSSLESS: corrupt differs" in shown
     assert max(map(len, report.terminal(**made).split("\n")[:4])) <= 110
+
+
+def test_a_corrupt_contestant_is_called_so_in_half_precision_too(tmp_path):
+    made = run(session(arena(random_base().to(torch.bfloat16), corrupt=Corrupt()), PROMPTS[:2]), tmp_path)
+    assert "NOT LOSSLESS: corrupt differs on 2 of 2 questions" in report.terminal(**made)
 
 
 def test_prompts_that_do_not_fit_are_counted_and_said(finished):

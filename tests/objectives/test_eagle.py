@@ -16,6 +16,7 @@ from ctcdraft.corpus.batches import Batches
 from ctcdraft.errors import InputError
 from ctcdraft.objectives.ctc import CTC
 from ctcdraft.objectives.eagle import Eagle, EagleCTC
+from ctcdraft.training.plan import reading
 
 
 @pytest.fixture
@@ -102,5 +103,8 @@ def test_what_cannot_be_learned_is_one_sentence(base, tmp_path):
     batch, narrow = emitted(base, tmp_path, labels=1, kind="draft_model")
     with pytest.raises(InputError, match=r"16 wide and the base's 32.*drafter=eagle"):
         Eagle(1, 1.0, 0.1)(narrow, batch)
-    # The block drafter's frames are states too, and as wide: nothing forbids asking them for EAGLE's.
-    assert Eagle(1, 1.0, 0.1)(ctc_head(base)(batch), batch).value > 0
+    # The block drafter's frames are as wide as states, so that a loss would come out; but they are read otherwise.
+    for objective in (Eagle(1, 1.0, 0.1), EagleCTC(3, 6, 1.0, 0.1, 0.1)):
+        with pytest.raises(InputError, match=r"PrefixSearch reads .* are for drafter=eagle"):
+            reading(objective, ctc_head(base), 6)
+        assert reading(objective, stepwise("eagle", base, tmp_path, 6), 6) == "in the drafter's own way"

@@ -13,6 +13,7 @@ from ctcdraft.drafters.drafter import Batch
 from ctcdraft.errors import InputError
 from ctcdraft.nn import heads
 from ctcdraft.nn.heads import BlankHead, Emissions
+from ctcdraft.nn.words import WordEmissions, WordHead
 from ctcdraft.objectives.cross_entropy import CrossEntropy
 from ctcdraft.objectives.ctc import CTC
 from ctcdraft.objectives.distill import Distill, kl, states_before_labels, total_variation
@@ -171,3 +172,21 @@ def test_impossible_values_are_one_sentence():
         WeightedSum(3, {"a": CTC(3), "b": CTC(3)}, {"a": 1.0})
     with pytest.raises(InputError, match=r"objective\.labels=3, but b wants 2"):
         WeightedSum(3, {"a": CTC(3), "b": CTC(2)}, {"a": 1.0, "b": 1.0})
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("rows", [WORDS - 1, WORDS + 2])
+def test_distillation_compares_the_words_that_two_heads_share(rows):
+    """A draft model whose head is padded otherwise than the base's: both laws are cut, then normalised."""
+    torch.manual_seed(1)
+    base_head, own_head = (WordHead(nn.Linear(WIDTH, size, bias=False)) for size in (WORDS, rows))
+    one, common = batch(), min(WORDS, rows)
+    one.labels_BAS.clamp_(max=common - 1)
+    states = torch.randn(2, 5, 4, WIDTH)
+    loss = Distill(3, 1.0, kl)(WordEmissions(states, base_head, own=own_head), one)
+    before = states_before_labels(one)
+    wanted = kl(
+        base_head(before)[..., :common].log_softmax(-1), own_head(states[:, :, :3])[..., :common].log_softmax(-1)
+    )
+    real = one.labels_BAS >= 0
+    assert float(loss.value) == pytest.approx(float(wanted[real].mean()), rel=1e-5)

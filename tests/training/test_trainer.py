@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from tiny_models import random_base
 from training_parts import ctc_head, trainer
 
@@ -66,6 +67,30 @@ def test_the_loss_falls_and_every_parameter_learns(base, tmp_path):
         assert not torch.equal(value, before[name]), f"{name} never moved"
     for name, value in base.lm.state_dict().items():
         assert torch.equal(value, frozen[name]), f"the base's {name} moved"
+
+
+class Scripted:
+    """A probe that says what it was told to, and remembers the heads it was shown."""
+
+    def __init__(self, *taus):
+        self.taus, self.shown = list(taus), []
+
+    def tau(self, drafter):
+        self.shown.append({name: value.detach().clone() for name, value in drafter.own_state().items()})
+        return self.taus.pop(0)
+
+
+@pytest.mark.parametrize(("taus", "kept"), [((2.0, 1.0), 0), ((1.0, 2.0), 1), ((0.0, 0.0), 1)])
+def test_the_head_of_the_best_probe_is_kept(base, tmp_path, taus, kept):
+    """Probes after steps 6 and 8, checkpoints after 5 and 8; without any tau the last head stays."""
+    one = trainer(begun(tmp_path / "run", base), base, steps=8)
+    one.probe = Scripted(*taus)
+    assert fit(one.run, one) == max(taus)
+    saved, state = load_file(one.run.head), one.run.load_state()
+    for name, value in one.probe.shown[kept].items():
+        assert torch.equal(saved[name], value), name
+        assert torch.equal(state["head"][name], one.probe.shown[-1][name])  # to go on from
+    assert any(not torch.equal(one.probe.shown[0][name], one.probe.shown[1][name]) for name in saved)
 
 
 def test_a_checkpoint_gives_the_head_back(base, tmp_path):

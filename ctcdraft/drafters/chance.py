@@ -1,0 +1,34 @@
+"""What a drafter draws with: a random stream, and how decoding bends a law before a word is drawn. It draws nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ctcdraft.decoding.loop import Context, Law
+from ctcdraft.decoding.sampling import plain
+
+
+@dataclass(frozen=True)
+class Chance:
+    """rng: the draft's own. law: of decoding (temperature, top-k, top-p). A draft is drawn as the base's words are
+    (Leviathan et al. 2023; Chen et al. 2023): else even the base itself would be refused as its own draft."""
+
+    rng: torch.Generator
+    law: Law = plain
+
+    @classmethod
+    def of(cls, context: Context, rng: torch.Generator) -> Chance:
+        return cls(rng, context.law)
+
+    def bent(self, words_KV: Tensor) -> Tensor:
+        """Laws_KV as they are drawn from, float64. What a row lacks to 1, the chance of saying nothing, stays: the
+        words are bent among themselves.
+
+        T = 1/2:   .4 .2, stop .4   ->   .48 .12, stop .4
+        """
+        going_on_K1 = words_KV.sum(dim=1, keepdim=True)
+        bent_KV = self.law(words_KV.double().log()).exp()
+        return torch.where(going_on_K1 > 0, bent_KV * going_on_K1, 0.0)
