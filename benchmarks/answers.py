@@ -19,8 +19,8 @@ import transformers
 from ctcdraft.base import BaseLM, load_base
 from ctcdraft.corpus.answers import TransformersAnswers
 from ctcdraft.corpus.chat import prompt_tokens
-from ctcdraft.corpus.conversations import project_prompts
 from ctcdraft.corpus.questions import Question
+from ctcdraft.evaluation.benchmarks import project_prompts
 
 TINY = Path(__file__).resolve().parent.parent / "data" / "tiny"
 
@@ -57,7 +57,7 @@ def main() -> None:
 
 def questions(base: BaseLM, path: str, count: int) -> list[Question]:
     """`count` prompts of a file, next to each other by length, as a batch of a corpus is."""
-    prompts = project_prompts(path, "benchmark", count * 20, 0)
+    prompts = project_prompts(path, "benchmark", count * 20).prompts
     tokens = [prompt_tokens(base.tokenizer, [{"role": "user", "content": prompt.turns[0]}]) for prompt in prompts]
     middle = sorted(tokens, key=len)[len(tokens) // 2 :][:count]
     return [Question(f"q{number}", 0, 0, "benchmark", array("i", ids), 0) for number, ids in enumerate(middle)]

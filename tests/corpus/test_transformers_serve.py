@@ -16,8 +16,8 @@ from ctcdraft.base import load_base
 from ctcdraft.corpus.answers import TransformersAnswers
 from ctcdraft.corpus.answers_served import ServedAnswers
 from ctcdraft.corpus.chat import answer_text, messages, prompt_tokens
-from ctcdraft.corpus.conversations import project_prompts
 from ctcdraft.corpus.questions import Reply
+from ctcdraft.evaluation.benchmarks import project_prompts
 
 TINY = Path(__file__).resolve().parents[2] / "data" / "tiny"
 SERVE = "from transformers.cli.transformers import main; main()"
@@ -54,7 +54,7 @@ def url():
 
 def test_a_real_server_says_the_same_text_and_the_same_ids(url):
     base = load_base(str(TINY / "base"), "float32", "cpu")
-    prompts = project_prompts(str(TINY / "prompts" / "held_out.jsonl"), "tiny", 60, 0)
+    prompts = project_prompts(str(TINY / "prompts" / "held_out.jsonl"), "tiny", 60).prompts
     asked = questions_of([prompt_tokens(base.tokenizer, messages(prompt.turns[:1], [])) for prompt in prompts])
     here = TransformersAnswers(60, 48, 0.0, 0, 1).start(base)(asked)
     settings = (60, 48, 0.0, 0, 1, url, str(TINY / "base"), 4, 100.0, 1, 0.5, None, 8)
