@@ -6,7 +6,7 @@ export OMP_WAIT_POLICY := passive
 export HF_HUB_OFFLINE ?= 1
 export WANDB_MODE ?= offline
 
-.PHONY: setup demo test lint
+.PHONY: setup demo test test-slow lint
 
 setup: .venv/ready
 
@@ -25,6 +25,10 @@ demo: setup
 
 test: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+# The same laws with many times the draws.
+test-slow: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow
 
 lint: setup
 	$(BIN)/ruff check .
