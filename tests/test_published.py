@@ -1,6 +1,7 @@
 """A head saved, loaded in a fresh process and used through stock `generate` says what the base says."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -19,19 +20,22 @@ from ctcdraft.training.checkpoint import RunDirectory
 
 PROMPT = torch.tensor([[0, 7, 9, 9, 9, 30]])
 ASKED = {"max_new_tokens": 40, "eos_token_id": 4, "pad_token_id": 1}
-THREE_LINES = """
+BEFORE = """
 import sys, torch, transformers
-from ctcdraft.published import PublishedHead
-home = sys.argv[1]
-model = transformers.AutoModelForCausalLM.from_pretrained(home + "/base")
-tokenizer = transformers.AutoTokenizer.from_pretrained(home + "/base")
+FOLDER = sys.argv[1] + "/head"
+model = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1] + "/base")
+tokenizer = transformers.AutoTokenizer.from_pretrained(sys.argv[1] + "/base")
 inputs = {"input_ids": torch.tensor([[0, 7, 9, 9, 9, 30]]), "max_new_tokens": 40, "eos_token_id": 4, "pad_token_id": 1}
-
-head = PublishedHead.from_pretrained(home + "/head", model=model, tokenizer=tokenizer)
-ids = model.generate(**inputs, custom_generate=head.generate)
-
+"""
+AFTER = """
 print(ids.tolist(), head.drafter.frames)
 """
+
+
+def three_lines() -> str:
+    """The README's own example."""
+    text = (REPOSITORY / "README.md").read_text()
+    return next(block for block in re.findall(r"```python\n(.*?)```", text, re.S) if "PublishedHead" in block)
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +80,7 @@ def loaded(home, model=None):
 def test_in_a_fresh_process_it_says_what_generate_says(home):
     plain = random_lm().generate(PROMPT, **ASKED, do_sample=False)
     fresh = subprocess.run(
-        [sys.executable, "-c", THREE_LINES, str(home)], capture_output=True, text=True, timeout=200, cwd=REPOSITORY
+        [sys.executable, "-c", BEFORE + three_lines() + AFTER, str(home)], capture_output=True, text=True, timeout=200
     )
     assert fresh.returncode == 0, fresh.stderr
     assert fresh.stdout.split("\n")[-2] == f"{plain.tolist()} 3"
