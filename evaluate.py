@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from ctcdraft.contestants import Entry, contestant, looked_up
 from ctcdraft.errors import InputError, whole
-from ctcdraft.evaluation import recorded_report, report
+from ctcdraft.evaluation import recorded_report, report, table_files
 from ctcdraft.evaluation.environment import environment
 from ctcdraft.evaluation.folder import Folder
 from ctcdraft.evaluation.measure import Arena
@@ -23,6 +23,7 @@ from ctcdraft.evaluation.recorded import read_run
 from ctcdraft.evaluation.recorded_comparison import compare
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
 from ctcdraft.evaluation.session import Session
+from ctcdraft.evaluation.tables import read_table
 from ctcdraft.front_door import entry_point, from_command_line
 from ctcdraft.shard import Shard
 
@@ -32,6 +33,8 @@ from ctcdraft.shard import Shard
 def main(config: DictConfig) -> None:
     if config.recorded.path is not None or config.recorded.baseline is not None:
         return measure_recorded(config)
+    if config.table.name is not None:
+        return print_table(config)
     shard = Shard.parse(config.shard)
     whole(config.timing.questions, "timing.questions", least=0)
     whole(config.warm_up_tokens, "warm_up_tokens", least=0)
@@ -65,6 +68,16 @@ def measure_recorded(config: DictConfig) -> None:
         raise InputError(f"{out} holds a report; choose another out=, or add overwrite=true to replace it")
     recorded_report.write(out, made, environment())
     print(f"{recorded_report.terminal(made)}\nthe report is {out / 'report.md'}")
+
+
+def print_table(config: DictConfig) -> None:
+    """A table of the paper, from its authors' files and our reports: no base, no drafter."""
+    table = read_table(config.table.name, config.table.recorded, list(config.table.reports))
+    out = Path(config.out) if config.out is not None else Path("runs") / "tables" / config.table.name
+    if (out / "table.md").exists() and not config.overwrite:
+        raise InputError(f"{out} holds a table; choose another out=, or add overwrite=true to replace it")
+    table_files.write(out, table)
+    print(f"{table_files.markdown(table)}\nthe table is {out / 'table.md'}, and beside it as LaTeX and CSV")
 
 
 def named(config: DictConfig) -> dict[str, Entry]:

@@ -1,0 +1,97 @@
+"""A table as Markdown, LaTeX (booktabs) and CSV. It knows cells, and nothing of where their values come from."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Sequence
+from io import StringIO
+from pathlib import Path
+
+from ctcdraft.evaluation.tables import Cell, Found, Table
+from ctcdraft.files import write_text
+
+COLUMNS: dict[str, Callable[[Cell], str]] = {
+    "paper": lambda cell: f"{cell.paper:.2f}",
+    "recomputed": lambda cell: said(cell.recomputed),
+    "corrected": lambda cell: said(cell.corrected),
+    "ours": lambda cell: said(cell.ours),
+    "difference": lambda cell: said(cell.difference, signed=True),
+}
+KEY = (
+    "- **paper**: as printed; **recomputed**: from the authors' answer files by the paper's convention (beta divides "
+    "by the last 0-based index; gamma is a ratio of mean per-question speeds)",
+    "- **corrected**: from the same files by ours (tau and speed-up, ratios of totals); **ours**: measured with this "
+    "framework; **difference**: ours less corrected; intervals: 95 % bootstrap over questions",
+    "- speed-ups of different machines and base versions are not comparable; an empty cell was not run",
+)
+
+
+def said(found: Found | None, signed: bool = False) -> str:
+    if found is None or found.value is None:
+        return ""
+    sign = "+" if signed else ""
+    bounds = f" [{found.interval[0]:{sign}.2f}, {found.interval[1]:{sign}.2f}]" if found.interval else ""
+    return f"{found.value:{sign}.2f}{bounds}"
+
+
+def lines(table: Table) -> list[list[str]]:
+    return [
+        [
+            cell.benchmark,
+            cell.drafter,
+            table.bases[cell.base],
+            cell.measure,
+            *(column(cell) for column in COLUMNS.values()),
+        ]
+        for cell in table.cells
+    ]
+
+
+def header() -> list[str]:
+    return ["benchmark", "drafter", "base", "measure", *COLUMNS]
+
+
+def markdown(table: Table) -> str:
+    rows = [header(), ["---"] * len(header()), *lines(table)]
+    parts = [f"# {table.title}", "\n".join("| " + " | ".join(row) + " |" for row in rows), "\n".join(KEY)]
+    if table.notes:
+        parts += ["## What the authors' files do not hold", "\n".join(f"- {note}" for note in table.notes)]
+    missing = dict.fromkeys(cell.to_fill for cell in table.cells if cell.ours is None)
+    if missing:
+        parts += ["## What would fill the empty cells", "\n".join(f"    {command}" for command in missing)]
+    return "\n\n".join(parts) + "\n"
+
+
+def latex(table: Table) -> str:
+    columns = "llll" + "r" * len(COLUMNS)
+    body = [" & ".join(escaped(row)) + r" \\" for row in lines(table)]
+    return "\n".join(
+        [
+            rf"\begin{{tabular}}{{{columns}}}",
+            r"\toprule",
+            " & ".join(header()) + r" \\",
+            r"\midrule",
+            *body,
+            r"\bottomrule",
+            r"\end{tabular}",
+            "",
+        ]
+    )
+
+
+def escaped(row: Sequence[str]) -> list[str]:
+    return [word.replace("_", r"\_").replace("%", r"\%") for word in row]
+
+
+def comma_separated(table: Table) -> str:
+    text = StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*header(), "to_fill"])
+    for row, cell in zip(lines(table), table.cells, strict=True):
+        writer.writerow([*row, cell.to_fill if cell.ours is None else ""])
+    return text.getvalue()
+
+
+def write(out: Path, table: Table) -> None:
+    for kind, text in (("md", markdown(table)), ("tex", latex(table)), ("csv", comma_separated(table))):
+        write_text(out / f"table.{kind}", text)
