@@ -110,6 +110,15 @@ class RunDirectory:
                 f"{fingerprint.get('base')} (they differ in {', '.join(differing)}); evaluate it with its own base"
             )
 
+    def refuse_other_corpus(self, corpus: str) -> None:
+        """One sentence if this is not the corpus that the run's steps were counted in: its batches would be others."""
+        begun = json.loads(self.fingerprint.read_text()).get("corpus", corpus)
+        if begun != corpus:
+            raise InputError(
+                f"{self.path} was trained on another corpus ({begun}) than is prepared now ({corpus}), so it cannot go "
+                "on where it stopped; bring that corpus back, or begin a new run with run="
+            )
+
 
 def fill(drafter: DraftHead, tensors: dict[str, Tensor], source: Path) -> None:
     own = drafter.own_state()
