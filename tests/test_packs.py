@@ -116,9 +116,9 @@ def test_a_packed_batch_is_its_answers_in_rows_of_their_own(case, tmp_path):
     drafter = make(base, tmp_path)
     base = tapped_base(base) if case == "ctc_taps" else base
     made = packs(base, objective.labels)
-    batch = made.batch(1)
-    assert [len(pack) for pack in made.packs(1)] == [3, 3]
-    alone = unpacked(base, made, 1, batch)
+    batch = made.batch(0)
+    assert [len(pack) for pack in made.packs(0)] == [3, 3]
+    alone = unpacked(base, made, 0, batch)
     assert int((alone.lengths_BA > 0).sum()) == int((batch.lengths_BA > 0).sum()) > 30
     told = [gradients(drafter, objective, one) for one in (batch, alone)]
     assert float(told[0][0]) == pytest.approx(float(told[1][0]), rel=1e-5, abs=1e-5)
@@ -177,8 +177,8 @@ def test_a_neighbour_changes_nothing(case, tmp_path):
     make, objective = CASES[case]
     drafter = make(base, tmp_path)
     made = packs(base, objective.labels)
-    batch = made.batch(1)
-    first, middle, last = (len(made.rows.tokens[index]) for index in made.packs(1)[0])
+    batch = made.batch(0)
+    first, middle, last = (len(made.rows.tokens[index]) for index in made.packs(0)[0])
     other = batch.tokens_BL.clone()
     other[:, :first] += 1
     other[:, first + middle : first + middle + last] += 1
