@@ -16,6 +16,7 @@ from ctcdraft.corpus.packing import one_a_row, packed
 from ctcdraft.corpus.prefetch import Prefetched
 from ctcdraft.corpus.states import Live, Stored
 from ctcdraft.errors import InputError
+from ctcdraft.training.checkpoint import RunDirectory
 
 STEPS = 9
 
@@ -66,6 +67,43 @@ def test_files_are_read_beside_the_step_and_the_base_is_not(base, monkeypatch, t
     main = threading.current_thread().name
     assert where_it_ran(base, monkeypatch, stored(tmp_path)) == ({"prefetch"}, set())
     assert where_it_ran(base, monkeypatch, Live) == (set(), {main})
+
+
+def begun(folder, base) -> RunDirectory:
+    run = RunDirectory(folder)
+    run.begin("drafter: {}\n", base.fingerprint(), overwrite=False)
+    return run
+
+
+def test_resuming_with_packs_and_a_thread_equals_not_having_stopped(base, tmp_path):
+    """Killed after step 7, gone on from the checkpoint of step 5: the same batches and the same head, bit for bit,
+    as a run without a thread that was never stopped."""
+    source, steps = stored(tmp_path / "states"), 13
+    whole = trainer(begun(tmp_path / "whole", base), base, steps)
+    whole.batches = batches(base, packed(70), source)
+    whole.fit([])
+
+    run = begun(tmp_path / "killed", base)
+    first = trainer(run, base, steps)
+    with closing(Prefetched(batches(base, packed(70), source), steps)) as first.batches:
+        for first.step in range(7):
+            if first.step == 5:
+                first.save()
+            first.train_step()
+    second = trainer(run, base, steps)
+    second.restore()
+    assert second.step == 5
+    seen = []
+    with closing(Prefetched(batches(base, packed(70), source), steps)) as second.batches:
+        monitored = second.batches.batch
+        second.batches.batch = lambda step: (seen.append((step, monitored(step))), seen[-1][1])[1]
+        second.fit([])
+    assert [step for step, _ in seen] == list(range(5, 13))
+    for step, batch in seen:
+        for name, value in vars(whole.batches.batch(step)).items():
+            assert torch.equal(value, getattr(batch, name)), (step, name)
+    for name, value in whole.drafter.own_state().items():
+        assert torch.equal(value, second.drafter.own_state()[name]), name
 
 
 def threads() -> set[str]:
