@@ -176,7 +176,7 @@ def test_a_neighbour_changes_nothing(case, tmp_path):
     base = random_base(context=CONTEXT)
     make, objective = CASES[case]
     drafter = make(base, tmp_path)
-    made = packs(base, objective.labels)
+    made = packs(base, objective.labels, anchors=SIZE)
     batch = made.batch(0)
     first, middle, last = (len(made.rows.tokens[index]) for index in made.packs(0)[0])
     other = batch.tokens_BL.clone()
