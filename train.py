@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ from hydra.utils import get_class, instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from ctcdraft.corpus import prepared
-from ctcdraft.corpus.batches import Batches
+from ctcdraft.corpus.batches import Batches, Rows
 from ctcdraft.corpus.masks import refuse_wrong_masks
+from ctcdraft.corpus.packing import one_a_row, packed
+from ctcdraft.corpus.prefetch import Prefetched
 from ctcdraft.drafters.drafter import DraftHead
 from ctcdraft.errors import InputError, number, whole
 from ctcdraft.front_door import build_drafter, entry_point, from_command_line
@@ -54,21 +57,24 @@ def main(config: DictConfig) -> float:
     refuse_wrong_masks(corpus.rows, base.tokenizer, base.stop_tokens)
     max_length = min(config.trainer.max_length, base.context_length)
     rows, held_out = hold_out(corpus.rows, config.trainer.probe_prompts, max_length)
-    batches = Batches(rows, base, config.trainer.rows, config.trainer.anchors, objective.labels, config.seed, states)
+    batches = make_batches(config, rows, base, objective.labels, states)
     probe = Probe(base, held_out, decoding)
     every = (config.trainer.checkpoint_every, config.trainer.probe_every)
-    trainer = Trainer(run, drafter, objective, batches, engine, probe, config.trainer.steps, *every)
+    feed = Prefetched(batches, config.trainer.steps) if config.trainer.get("prefetch") else batches
+    trainer = Trainer(run, drafter, objective, feed, engine, probe, config.trainer.steps, *every)
     print(plan(drafter, objective, batches, engine, config.trainer.steps))
     if config.plan_only:
         return 0.0
     words = OmegaConf.to_yaml(config, resolve=True)
     if resuming:
+        run.refuse_other_corpus(corpus.manifest["hash"])
         trainer.restore()
         run.write_config(words)  # steps may have been raised
     else:
         run.begin(words, base.fingerprint() | {"corpus": corpus.manifest["hash"]}, config.overwrite)
     loggers = make_loggers(config, run, trainer.step)
-    tau = trainer.fit(loggers)
+    with closing(feed):
+        tau = trainer.fit(loggers)
     print(f"best probe tau {tau:.3f}; the run is {run.path}")
     return tau
 
@@ -78,6 +84,8 @@ def refuse_impossible(trainer: DictConfig) -> None:
     for key in counts:
         whole(trainer[key], f"trainer.{key}")
     whole(trainer.probe_prompts, "trainer.probe_prompts", least=0)
+    if trainer.get("pack") is not None:
+        whole(trainer.pack, "trainer.pack")
     if not number(trainer.learning_rate, "trainer.learning_rate") > 0:
         raise InputError(f"trainer.learning_rate={trainer.learning_rate} would learn nothing; it lies above 0")
 
@@ -147,6 +155,13 @@ def corpus_places(config: DictConfig) -> tuple[Any, Path]:
     if (folder / "manifest.json").is_file() or not (folder.exists() or folder.suffix or "*" in folder.name):
         return source, folder
     return given, Path(config.prepared)
+
+
+def make_batches(config: DictConfig, rows: Rows, base: Any, labels: int, states: Any) -> Batches:
+    settings = config.trainer
+    pack = settings.get("pack")  # runs from before there were packs do not name them
+    filling = packed(pack) if pack is not None else one_a_row
+    return Batches(rows, base, settings.rows, settings.anchors, labels, config.seed, states, filling)
 
 
 def make_engine(config: DictConfig, drafter: DraftHead) -> Any:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ctcdraft.decoding.kv_cache import KVCache
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.errors import InputError
+from ctcdraft.nn.packs import own_text
 
 STRETCHED = ("dynamic", "longrope")  # by the length of what is read: a tree reaches further than its first word
 TEMPLATES = Path(__file__).parent / "corpus" / "templates"
@@ -113,9 +114,7 @@ class BaseLM(nn.Module):
     def read_beside(self, tokens_K: Tensor, positions_K: Tensor, seen_KM: Tensor, cache: KVCache) -> Read:
         """Read words side by side behind what the cache holds, guesses included; seen_KM (True) says which of its
         rows, and which of the new ones, each word may see. For drafters that grow a tree level by level."""
-        mask_KM = torch.zeros(seen_KM.shape, dtype=self.dtype, device=self.device)
-        mask_KM.masked_fill_(~seen_KM, torch.finfo(self.dtype).min)
-        states_KD = self._forward(tokens_K, positions_K, mask_KM, cache)
+        states_KD = self._forward(tokens_K, positions_K, self._additive(seen_KM), cache)
         return Read(states_KD, self.head(states_KD))
 
     def _forward(self, tokens_N: Tensor, positions_N: Tensor, mask_NM: Tensor | None, cache: KVCache) -> Tensor:
@@ -131,12 +130,29 @@ class BaseLM(nn.Module):
         return self._tapped(output)[0]
 
     @torch.no_grad()
-    def states(self, tokens_BL: Tensor, mask_BL: Tensor) -> Tensor:
-        """States_BLD of right-padded rows, without a cache, for training; mask_BL is 1 on real tokens."""
+    def states(self, tokens_BL: Tensor, mask_BL: Tensor, places_BL: Tensor | None = None) -> Tensor:
+        """States_BLD of right-padded rows, without a cache, for training; mask_BL is 1 on real tokens.
+
+        places_BL: of every position in its own text (nn/packs.py), where a row may hold several: each is read as if
+        it stood alone.
+        """
+        told = {"attention_mask": mask_BL} | ({} if places_BL is None else self.told_of(places_BL))
         output = self.lm.base_model(
-            input_ids=tokens_BL, attention_mask=mask_BL, use_cache=False, output_hidden_states=len(self.taps) > 1
+            input_ids=tokens_BL, use_cache=False, output_hidden_states=len(self.taps) > 1, **told
         )
         return self._tapped(output)
+
+    def told_of(self, places_BL: Tensor) -> dict[str, Tensor]:
+        """What stock transformers must be told to read packs of texts; nothing where every row is one text."""
+        seen_B1LL = own_text(places_BL)
+        if seen_B1LL is None:
+            return {}
+        return {"attention_mask": self._additive(seen_B1LL), "position_ids": places_BL}
+
+    def _additive(self, seen_X: Tensor) -> Tensor:
+        """A mask as stock transformers take it: 0 where seen, the least number elsewhere."""
+        mask_X = torch.zeros(seen_X.shape, dtype=self.dtype, device=self.device)
+        return mask_X.masked_fill_(~seen_X, torch.finfo(self.dtype).min)
 
     def _tapped(self, output: Any) -> Tensor:
         """The states of all taps, side by side."""

@@ -104,7 +104,16 @@ def test_evaluate_reports_an_identical_text(world, monkeypatch):
     [
         ["drafter=medusa", "objective=cross_entropy", "drafter.frames=3"],
         ["drafter=blockwise", "objective=distill", "drafter.frames=3"],
-        ["drafter/correction=gru", "objective=sum", "drafter.body.blocks=2", "base.taps=[last,1]"],
+        [
+            "drafter/correction=gru",
+            "objective=sum",
+            "drafter.body.blocks=2",
+            "base.taps=[last,1]",
+            "states=stored",
+            "states.path=states",
+            "trainer.pack=200",
+            "trainer.rows=2",
+        ],
     ],
     ids=["medusa", "blockwise", "all dials"],
 )

@@ -81,7 +81,8 @@ def training_forward(base, drafter, tokens, anchors, shift=0):
     roots_BA = tokens[anchors_BA + 1 + shift]
     labels_BAS = torch.zeros(1, len(anchors), 1, dtype=torch.int64)
     states_BLD = base.states(tokens[None], torch.ones_like(tokens)[None])
-    batch = Batch(tokens[None], states_BLD, anchors_BA, roots_BA, labels_BAS, torch.ones_like(anchors_BA))
+    places_BL = torch.arange(len(tokens))[None]
+    batch = Batch(tokens[None], states_BLD, anchors_BA, roots_BA, labels_BAS, torch.ones_like(anchors_BA), places_BL)
     return drafter(batch)
 
 
@@ -203,7 +204,7 @@ def test_labels_are_what_decoding_must_say():
     mask = torch.zeros(12, dtype=torch.int64)
     mask[4:11] = 1
     anchors = torch.tensor([[3, 6, 8]])
-    roots, labels, lengths = label_windows(tokens[None], mask[None], anchors, 4, torch.ones(1).bool())
+    roots, labels, lengths = label_windows(tokens[None], mask[None], anchors, 4, torch.ones(1, 12).bool())
     for root, label, length, anchor in zip(roots[0], labels[0], lengths[0], anchors[0], strict=True):
         assert root == tokens[anchor + 1]
         assert label[:length].tolist() == tokens[anchor + 2 : anchor + 2 + length].tolist()

@@ -43,7 +43,7 @@ def test_steps_over_a_text_are_the_forward_over_it(body):
         anchor_BAD=states_BLD[:, anchors_BA[0]],
         root_BAD=roots_BLD[:, anchors_BA[0]],
         anchors_BA=anchors_BA,
-        text=made.remember(states_BLD, positions_L),
+        text=made.remember(states_BLD, positions_L[None]),
         visible_BAL=positions_L <= anchors_BA[..., None],
     )
     torch.testing.assert_close(torch.cat(stepped, dim=1), forward_BATD, rtol=0, atol=1e-4)

@@ -59,3 +59,16 @@ def slow_answer_mask(tokenizer, spoken, end, space):
         assert len(set(inside[start:stop])) == 1, "a token is half an answer"
         mask.append(int(inside[start]))
     return encoding["input_ids"], mask
+
+
+def slow_packs(order: Sequence[int], lengths: Sequence[int], size: int) -> list[list[int]]:
+    """First fit with every pack open to the end: look at all of them, from the first, and add their lengths up."""
+    packs = []
+    for index in order:
+        for pack in packs:
+            if sum(lengths[i] for i in pack) + lengths[index] <= size:
+                pack.append(index)
+                break
+        else:
+            packs.append([index])
+    return packs

@@ -1,19 +1,22 @@
-"""From prepared answers to batches. A batch is a function of (seed, step) alone, so resuming needs no iterator state.
+"""From prepared answers to batches. A batch is a function of (corpus, seed, step), so resuming needs no iterator state.
 
 It knows rows and windows; not the drafter, and not the objective beyond how many labels it wants.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from ctcdraft.base import BaseLM
-from ctcdraft.corpus.states import Live, Source
+from ctcdraft.corpus.packing import Filling, Pack, one_a_row
+from ctcdraft.corpus.states import Live, Source, read
 from ctcdraft.corpus.windows import label_windows, sample_anchors, valid_anchors
 from ctcdraft.ctc.alignment import frames_needed
 from ctcdraft.drafters.drafter import Batch
@@ -33,15 +36,54 @@ class Rows:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def padded(self, indices: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-        """tokens_BL and mask_BL of some rows, padded on the right with token 0 and mask 0, and ended_B."""
-        tokens_BL = pad_sequence([self.tokens[i] for i in indices], batch_first=True)
-        mask_BL = pad_sequence([self.masks[i] for i in indices], batch_first=True)
-        return tokens_BL, mask_BL, torch.tensor([self.ended[i] for i in indices])
+    def laid(self, packs: Sequence[Pack]) -> Laid:
+        """The answers of every pack behind one another."""
+        tokens_BL = pad_sequence([torch.cat([self.tokens[i] for i in pack]) for pack in packs], batch_first=True)
+        mask_BL = pad_sequence([torch.cat([self.masks[i] for i in pack]) for pack in packs], batch_first=True)
+        width = tokens_BL.shape[1]
+        longest = max(len(self.tokens[i]) for pack in packs for i in pack)
+        ended, begins = [], []
+        for pack in packs:
+            lengths = torch.tensor([len(self.tokens[i]) for i in pack])
+            begin = lengths.cumsum(0) - lengths
+            lengths[-1] = width - begin[-1]  # padding counts as the end of the last
+            ended.append(torch.tensor([self.ended[i] for i in pack]).repeat_interleave(lengths))
+            begins.append(begin.repeat_interleave(lengths))
+        # Clamped, so that padding stands at no place that a base might not have.
+        places_BL = (torch.arange(width) - torch.stack(begins)).clamp(max=longest - 1)
+        return Laid(tokens_BL, mask_BL.masked_fill(places_BL == 0, 0), torch.stack(ended), places_BL)
+
+
+@dataclass(frozen=True)
+class Laid:
+    """Rows of text, padded on the right with token 0 and mask 0.
+
+    mask_BL: which tokens are answer; never the first of a text, which nobody says, so that no window reaches from
+    one text into the next. ended_BL: whether the text of a position ended by itself. places_BL: see nn/packs.py.
+    """
+
+    tokens_BL: Tensor
+    mask_BL: Tensor
+    ended_BL: Tensor
+    places_BL: Tensor
+
+
+@dataclass(frozen=True)
+class Ready:
+    """What of a batch can be had beside a running step: all else, and the states if they are stored."""
+
+    windows: dict[str, Tensor]
+    states_BLD: Tensor | None
+
+    def tensors(self) -> list[Tensor]:
+        return [*self.windows.values(), *([] if self.states_BLD is None else [self.states_BLD])]
 
 
 class Batches:
-    """Rows in a new random order every epoch, anchors drawn anew every step."""
+    """Answers in a new random order every epoch, laid into rows by `filling`; anchors drawn anew every step.
+
+    rows_a_step: rows, be they one answer or a pack of several. anchors: windows drawn from each row.
+    """
 
     def __init__(
         self,
@@ -52,31 +94,80 @@ class Batches:
         labels: int,
         seed: int,
         states: Source = Live,
+        filling: Filling = one_a_row,
     ) -> None:
         self.rows = rows
+        self.base = base
         self.device = base.device
         self.states = states(base, rows.tokens)
         self.rows_a_step = min(rows_a_step, len(rows))
+        self.filling = filling
         self.anchors = anchors
         self.labels = labels
         self.seed = seed
+        self.epoch = lru_cache(maxsize=2)(self._epoch)
+        self._begins = [0]  # the first steps of the epochs looked at so far: packs are not as many in each
 
     @property
     def steps_an_epoch(self) -> int:
-        return len(self.rows) // self.rows_a_step
+        """Those of the first."""
+        return len(self.epoch(0))
 
     def batch(self, step: int) -> Batch:
         """The batch of a step, with the base's states, on the base's device."""
-        epoch, place = divmod(step, self.steps_an_epoch)
+        return self.complete(self.prepare(step))
+
+    def prepare(self, step: int) -> Ready:
+        """What of a batch needs no base, on the base's device."""
+        packs = self.packs(step)
+        laid = self.rows.laid(packs)
+        anchors_BA = sample_anchors(laid.mask_BL, self.anchors, self._rng(step, 1))
+        roots_BA, labels_BAS, lengths_BA = label_windows(
+            laid.tokens_BL, laid.mask_BL, anchors_BA, self.labels, laid.ended_BL
+        )
+        windows = {
+            "tokens_BL": laid.tokens_BL,
+            "anchors_BA": anchors_BA,
+            "roots_BA": roots_BA,
+            "labels_BAS": labels_BAS,
+            "lengths_BA": lengths_BA,
+            "places_BL": laid.places_BL,
+        }
+        windows = {name: value.to(self.device) for name, value in windows.items()}
+        return Ready(windows, self.states.kept(packs))
+
+    def complete(self, ready: Ready) -> Batch:
+        """The batch; where states are not stored the base reads the text now."""
+        states_BLD = ready.states_BLD
+        if states_BLD is None:
+            states_BLD = read(self.base, ready.windows["tokens_BL"], ready.windows["places_BL"])
+        return Batch(states_BLD=states_BLD, **ready.windows)
+
+    def plan(self) -> str:
+        """How the first epoch fills its rows, in words."""
+        rows = answers = tokens = held = 0
+        for packs in self.epoch(0):
+            lengths = [sum(len(self.rows.tokens[i]) for i in pack) for pack in packs]
+            rows, answers = rows + len(packs), answers + sum(map(len, packs))
+            tokens, held = tokens + sum(lengths), held + len(packs) * max(lengths)
+        return f"{answers / rows:.1f} answers and {tokens / rows:,.0f} tokens a row, {1 - tokens / held:.1%} padding"
+
+    def close(self) -> None:
+        """Nothing is open; see Prefetched."""
+
+    def packs(self, step: int) -> list[Pack]:
+        """The answers of a step, row by row."""
+        epoch = bisect_right(self._begins, step) - 1
+        while step >= (end := self._begins[epoch] + len(self.epoch(epoch))):
+            epoch += 1
+            if epoch == len(self._begins):
+                self._begins.append(end)
+        return self.epoch(epoch)[step - self._begins[epoch]]
+
+    def _epoch(self, epoch: int) -> list[list[Pack]]:
+        """The steps of an epoch, each a list of packs."""
         order = torch.randperm(len(self.rows), generator=self._rng(epoch, 0)).tolist()
-        chosen = order[place * self.rows_a_step : (place + 1) * self.rows_a_step]
-        tokens_BL, mask_BL, ended_B = self.rows.padded(chosen)
-        anchors_BA = sample_anchors(mask_BL, self.anchors, self._rng(step, 1))
-        roots_BA, labels_BAS, lengths_BA = label_windows(tokens_BL, mask_BL, anchors_BA, self.labels, ended_B)
-        states_BLD = self.states(chosen, tokens_BL)
-        windows = (tokens_BL, anchors_BA, roots_BA, labels_BAS, lengths_BA)
-        tokens_BL, anchors_BA, roots_BA, labels_BAS, lengths_BA = (part.to(self.device) for part in windows)
-        return Batch(tokens_BL, states_BLD, anchors_BA, roots_BA, labels_BAS, lengths_BA)
+        return self.filling(order, [len(tokens_L) for tokens_L in self.rows.tokens], self.rows_a_step)
 
     def _rng(self, number: int, stream: int) -> torch.Generator:
         return torch.Generator().manual_seed((self.seed * 1_000_003 + number) * 2 + stream)
@@ -86,11 +177,11 @@ def feasible_share(rows: Rows, labels: int, frames: int) -> tuple[int, float]:
     """Windows in the corpus, and the share that `frames` frames can say: for the plan, before step 0."""
     windows = feasible = 0
     for index in range(len(rows)):
-        tokens_1L, mask_1L, ended_1 = rows.padded([index])
-        anchors_1A = valid_anchors(mask_1L)[0].nonzero().T
+        laid = rows.laid([[index]])
+        anchors_1A = valid_anchors(laid.mask_BL)[0].nonzero().T
         if anchors_1A.numel() == 0:
             continue
-        _, labels_1AS, lengths_1A = label_windows(tokens_1L, mask_1L, anchors_1A, labels, ended_1)
+        _, labels_1AS, lengths_1A = label_windows(laid.tokens_BL, laid.mask_BL, anchors_1A, labels, laid.ended_BL)
         windows += int((lengths_1A > 0).sum())
         feasible += int(((lengths_1A > 0) & (frames_needed(labels_1AS, lengths_1A) <= frames)).sum())
     return windows, feasible / max(windows, 1)

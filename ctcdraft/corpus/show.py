@@ -37,8 +37,8 @@ def shown(row: Masked, tokenizer: Any, labels: int) -> str:
     window = "no anchor: the answer has fewer than two tokens"
     if len(anchors_A):
         anchor = int(anchors_A[len(anchors_A) // 2])
-        ended_1 = torch.tensor([row.ended])
-        root_11, labels_11S, lengths_11 = label_windows(tokens_1L, mask_1L, torch.tensor([[anchor]]), labels, ended_1)
+        ended_1L = torch.full_like(tokens_1L, row.ended, dtype=torch.bool)
+        root_11, labels_11S, lengths_11 = label_windows(tokens_1L, mask_1L, torch.tensor([[anchor]]), labels, ended_1L)
         length = int(lengths_11)
         colours[anchor : anchor + 2] = [ANCHOR, ROOT]
         colours[anchor + 2 : anchor + 2 + length] = [LABEL] * length

@@ -1,7 +1,8 @@
-"""The base's states of the corpus: computed as they are needed, or stored once and read. It knows rows, no windows.
+"""The base's states of the corpus: computed as they are needed, or stored once and read. It knows answers, no windows.
 
-Two sources with one call: `states(indices, tokens_BL)`. What is stored is found by its content (the base, its taps,
-the tokens, the precision), so runs that share a corpus share the store and a changed base never meets old states.
+Two sources with one question: `kept(packs)`, the states of rows that hold one answer or several. What is stored is
+found by its content (the base, its taps, the tokens, the precision), so runs that share a corpus share the store and a
+changed base never meets old states.
 """
 
 from __future__ import annotations
@@ -27,8 +28,10 @@ from ctcdraft.files import write_whole
 
 
 class States(Protocol):
-    def __call__(self, indices: Sequence[int], tokens_BL: Tensor) -> Tensor:
-        """States_BLD of the rows `indices`, whose tokens are padded on the right; on the base's device."""
+    def kept(self, packs: Sequence[Sequence[int]]) -> Tensor | None:
+        """States_BLD of rows, each of the answers of a pack behind one another, padded on the right; on the base's
+        device. None where nothing is kept and the base is to `read` them: files can be read beside a step that
+        runs, a base on the same device cannot."""
         ...
 
     def fill(self) -> None:
@@ -44,10 +47,10 @@ class Live:
     """The base reads every batch anew: no disk, and the base's forward pass in every step."""
 
     def __init__(self, base: BaseLM, tokens: Sequence[Tensor]) -> None:
-        self.base = base
+        pass
 
-    def __call__(self, indices: Sequence[int], tokens_BL: Tensor) -> Tensor:
-        return read(self.base, tokens_BL)
+    def kept(self, packs: Sequence[Sequence[int]]) -> None:
+        return None
 
     def fill(self) -> None:
         pass
@@ -86,8 +89,8 @@ class Stored:
         self.files = [self.folder / f"{content(made_of, self._tokens(shard))}.safetensors" for shard in self.shards]
         self.sound: set[Path] = set()
 
-    def __call__(self, indices: Sequence[int], tokens_BL: Tensor) -> Tensor:
-        states = [self.row(index).to(self.base.device) for index in indices]
+    def kept(self, packs: Sequence[Sequence[int]]) -> Tensor:
+        states = [torch.cat([self.row(index) for index in pack]).to(self.base.device) for pack in packs]
         return pad_sequence(states, batch_first=True)
 
     def row(self, index: int) -> Tensor:
@@ -153,9 +156,10 @@ class Stored:
 
 
 @torch.no_grad()
-def read(base: BaseLM, tokens_BL: Tensor) -> Tensor:
+def read(base: BaseLM, tokens_BL: Tensor, places_BL: Tensor | None = None) -> Tensor:
+    """States_BLD of right-padded rows, read now; places_BL where a row may hold several texts."""
     tokens_BL = tokens_BL.to(base.device)
-    return base.states(tokens_BL, torch.ones_like(tokens_BL))
+    return base.states(tokens_BL, torch.ones_like(tokens_BL), places_BL)
 
 
 def content(made_of: bytes, tokens: Sequence[Tensor]) -> str:

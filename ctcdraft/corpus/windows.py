@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def label_windows(
-    tokens_BL: Tensor, mask_BL: Tensor, anchors_BA: Tensor, label_length: int, ended_B: Tensor
+    tokens_BL: Tensor, mask_BL: Tensor, anchors_BA: Tensor, label_length: int, ended_BL: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What each anchor is asked to guess.
 
@@ -20,8 +20,9 @@ def label_windows(
     labels                 x3  x4  x5     what the draft must say
 
     Root and labels lie inside one answer (mask_BL is 1 there); near its end the window is shorter and runs
-    to the answer's last token, EOS included. That holds where the answer ended by itself (ended_B); one that
-    was cut off goes on, unknown to us, so there only full windows count: nothing may learn to fall silent.
+    to the answer's last token, EOS included. That holds where the text of the anchor ended by itself (ended_BL);
+    one that was cut off goes on, unknown to us, so there only full windows count: nothing may learn to fall
+    silent. Several texts in a row are kept apart by the mask, which is 0 on the first token of each.
 
     Returns roots_BA, labels_BAS (free slots hold -1) and lengths_BA, 0 where an anchor is not valid.
     """
@@ -34,7 +35,8 @@ def label_windows(
     flat = at_BAS.clamp(max=length - 1).flatten(1)
     inside_BAS = answer_BL.gather(1, flat).view_as(at_BAS) & (at_BAS < length) & roots_in_answer_BA[..., None]
     reached_BAS = inside_BAS.long().cumprod(dim=-1)
-    reached_BAS = reached_BAS * (ended_B[:, None] | (reached_BAS.sum(dim=-1) == label_length))[..., None]
+    ended_BA = ended_BL.gather(1, anchors_BA)
+    reached_BAS = reached_BAS * (ended_BA | (reached_BAS.sum(dim=-1) == label_length))[..., None]
     labels_BAS = tokens_BL.gather(1, flat).view_as(at_BAS)
     labels_BAS = torch.where(reached_BAS.bool(), labels_BAS, -1)
     return tokens_BL.gather(1, root_BA), labels_BAS, reached_BAS.sum(dim=-1)

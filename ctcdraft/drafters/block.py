@@ -20,6 +20,7 @@ from ctcdraft.errors import whole
 from ctcdraft.nn.bodies import Fuse
 from ctcdraft.nn.correction import Correction
 from ctcdraft.nn.heads import BlankHead, Emissions
+from ctcdraft.nn.packs import visible
 from ctcdraft.nn.transformer import BlockShape
 
 
@@ -64,16 +65,15 @@ class BlockDrafter(DraftHead):
 
     def forward(self, batch: Batch) -> Emissions:
         states_BLD = self.seen(batch.states_BLD)
-        positions_L = torch.arange(states_BLD.shape[1], device=states_BLD.device)
-        text = self.body.remember(states_BLD, positions_L)
+        text = self.body.remember(states_BLD, batch.places_BL)
         index_BAD = batch.anchors_BA[..., None].expand(-1, -1, states_BLD.shape[-1])
         anchor_BAD = states_BLD.gather(1, index_BAD)
         states_BATD = self.body(
             anchor_BAD=anchor_BAD,
             root_BAD=self.embedding(batch.roots_BA).to(self.dtype),
-            anchors_BA=batch.anchors_BA,
+            anchors_BA=batch.places_BL.gather(1, batch.anchors_BA),
             text=text,
-            visible_BAL=positions_L <= batch.anchors_BA[..., None],
+            visible_BAL=visible(batch.anchors_BA, batch.places_BL),
         )
         return self.emissions(states_BATD, anchor_BAD, batch.roots_BA)
 

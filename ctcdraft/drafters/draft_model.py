@@ -17,8 +17,9 @@ from ctcdraft.decoding.loop import Context
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.drafter import Batch
 from ctcdraft.drafters.grow import Growth
-from ctcdraft.drafters.stepwise import Stepwise, deepen, from_anchors
+from ctcdraft.drafters.stepwise import Stepwise, deepen
 from ctcdraft.errors import InputError
+from ctcdraft.nn.packs import follow
 from ctcdraft.nn.words import WordEmissions, WordHead
 
 
@@ -68,15 +69,16 @@ class DraftModel(Stepwise):
 
     def forward(self, batch: Batch) -> WordEmissions:
         tokens_BL = batch.tokens_BL
-        if tokens_BL.shape[1] > self.lm.context_length:
+        longest = int(batch.places_BL.max()) + 1
+        if longest > self.lm.context_length:
             raise InputError(
-                f"a row of {tokens_BL.shape[1]} tokens is longer than the {self.lm.context_length} that the draft "
+                f"a text of {longest} tokens is longer than the {self.lm.context_length} that the draft "
                 f"model {self.lm.name} reads; lower trainer.max_length"
             )
         # The root enters as the drafter is told it; in a real batch it is the text's own.
         tokens_BL = tokens_BL.scatter(1, (batch.anchors_BA + 1).clamp(max=tokens_BL.shape[1] - 1), batch.roots_BA)
-        read = self.lm.lm.base_model(input_ids=tokens_BL, use_cache=False)
-        states_BATD = from_anchors(read.last_hidden_state, batch.anchors_BA + 1, self.frames)
+        read = self.lm.lm.base_model(input_ids=tokens_BL, use_cache=False, **self.lm.told_of(batch.places_BL))
+        states_BATD = follow(read.last_hidden_state, batch.anchors_BA, batch.places_BL, self.frames + 1)[:, :, 1:]
         return WordEmissions(states_BATD, self.teacher, own=self.head)
 
     def laws(self, context: Context, memory: Reading | None) -> ModelLaws:

@@ -21,6 +21,8 @@ class Batch:
     tokens_BL, states_BLD: the text, right-padded. anchors_BA: positions with a known state to draft from.
     roots_BA: the certain word after each. labels_BAS: what the draft must say after the root, -1 in free
     slots; lengths_BA: how many labels there are, 0 where a row has fewer anchors than A.
+    places_BL: a row may be a pack of several texts; the place of every position in its own one, which is all that
+    a drafter may look at from there (nn/packs.py).
     """
 
     tokens_BL: Tensor
@@ -29,6 +31,7 @@ class Batch:
     roots_BA: Tensor
     labels_BAS: Tensor
     lengths_BA: Tensor
+    places_BL: Tensor
 
 
 class DraftHead(nn.Module):

@@ -11,9 +11,10 @@ from ctcdraft.decoding.kv_cache import KVCache
 from ctcdraft.decoding.loop import Context
 from ctcdraft.drafters.drafter import Batch
 from ctcdraft.drafters.grow import Growth
-from ctcdraft.drafters.stepwise import Stepwise, deepen, from_anchors
+from ctcdraft.drafters.stepwise import Stepwise, deepen
 from ctcdraft.errors import InputError
 from ctcdraft.nn.causal import CausalBlock
+from ctcdraft.nn.packs import follow, own_text
 from ctcdraft.nn.transformer import BlockShape, copy_llama_layer
 from ctcdraft.nn.words import WordEmissions, WordHead
 
@@ -49,12 +50,13 @@ class Eagle(Stepwise):
         return self.fuse.weight.dtype
 
     def forward(self, batch: Batch) -> WordEmissions:
-        next_BL = torch.cat([batch.tokens_BL[:, 1:], torch.zeros_like(batch.tokens_BL[:, :1])], dim=1)
+        places_BL = batch.places_BL
+        # Behind a text's last word comes nothing, and not the first of the next text in a pack.
+        next_BL = batch.tokens_BL.roll(-1, dims=1).masked_fill(places_BL.roll(-1, dims=1) == 0, 0)
         # The root comes from the batch, as the drafter is told it: a shifted one must show.
         next_BL = next_BL.scatter(1, batch.anchors_BA, batch.roots_BA)
-        positions_L = torch.arange(next_BL.shape[1], device=next_BL.device)
-        states_BLD = self.block(self.fused(next_BL, self.shaken(batch)), positions_L)
-        return WordEmissions(from_anchors(states_BLD, batch.anchors_BA, self.frames), self.head, own=self.head)
+        states_BLD = self.block(self.fused(next_BL, self.shaken(batch)), places_BL, seen=own_text(places_BL))
+        return WordEmissions(follow(states_BLD, batch.anchors_BA, places_BL, self.frames), self.head, own=self.head)
 
     def shaken(self, batch: Batch) -> Tensor:
         """The batch's states, with noise in training: a function of the batch alone, so a resumed run repeats it."""

@@ -17,6 +17,7 @@ from ctcdraft.drafters.grow import Growth
 from ctcdraft.drafters.stepwise import Stepwise, words_told
 from ctcdraft.errors import InputError
 from ctcdraft.nn.causal import CausalBlock
+from ctcdraft.nn.packs import own_text
 from ctcdraft.nn.transformer import BlockShape, copy_llama_layer
 from ctcdraft.nn.words import WordEmissions, WordHead
 
@@ -74,7 +75,7 @@ class Hydra(Stepwise):
         return self.own_parameters()[0].dtype
 
     def forward(self, batch: Batch) -> WordEmissions:
-        states_BLD = self.mixed(batch.states_BLD, None)
+        states_BLD = self.mixed(batch.states_BLD, batch.places_BL, None, own_text(batch.places_BL))
         index_BAD = batch.anchors_BA[..., None].expand(-1, -1, states_BLD.shape[-1])
         told_BAD = states_BLD.gather(1, index_BAD)
         embedded_BATD = self.embedding(words_told(batch, self.frames)).to(self.dtype)
@@ -84,20 +85,17 @@ class Hydra(Stepwise):
             frames.append(head(told_BAD))
         return WordEmissions(torch.stack(frames, dim=2), self.head, own=self.head)
 
-    def mixed(self, states_BLD: Tensor, memory: KVCache | None) -> Tensor:
+    def mixed(self, states_BLD: Tensor, places: Tensor, memory: KVCache | None, seen: Tensor | None = None) -> Tensor:
         """What heads are told of the text: its last states, through the prefix layer where there is one."""
         states_BLD = states_BLD[..., : self.width].to(self.dtype)
-        if self.prefix is None:
-            return states_BLD
-        start = memory.length if memory is not None else 0
-        positions_L = torch.arange(start, start + states_BLD.shape[1], device=states_BLD.device)
-        return self.prefix(states_BLD, positions_L, memory)
+        return states_BLD if self.prefix is None else self.prefix(states_BLD, places, memory, seen)
 
     def laws(self, context: Context, memory: KVCache | None) -> HydraLaws:
         if memory is None:
             memory = KVCache(layers=1, capacity=len(context.tokens_L) + context.room)
         states_BLD = rearrange(context.fresh_KD, "k d -> 1 k d")
-        return HydraLaws(self, memory, self.mixed(states_BLD, memory)[0, -1:])
+        places_L = torch.arange(memory.length, memory.length + states_BLD.shape[1], device=states_BLD.device)
+        return HydraLaws(self, memory, self.mixed(states_BLD, places_L, memory)[0, -1:])
 
 
 @dataclass

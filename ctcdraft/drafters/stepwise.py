@@ -15,6 +15,7 @@ from ctcdraft.drafters.chance import Chance
 from ctcdraft.drafters.drafter import Batch, DraftHead
 from ctcdraft.drafters.grow import Growth, Laws
 from ctcdraft.errors import whole
+from ctcdraft.nn.packs import follow
 
 
 class Told(Laws, Protocol):
@@ -51,21 +52,10 @@ class Stepwise(DraftHead):
 def words_told(batch: Batch, frames: int) -> Tensor:
     """The newest word that each frame is told, words_BAT: the root, then the labels before it.
 
-    anchor a, root x[a+1]   ->   x[a+1]  x[a+2]  x[a+3] ...        (past the end of a row: its last word)
+    anchor a, root x[a+1]   ->   x[a+1]  x[a+2]  x[a+3] ...        (past the end of a text: its last word)
     """
-    steps_T = torch.arange(1, frames + 1, device=batch.anchors_BA.device)
-    at_BAT = (batch.anchors_BA[..., None] + steps_T).clamp(max=batch.tokens_BL.shape[1] - 1)
-    words_BAT = batch.tokens_BL.gather(1, at_BAT.flatten(1)).view_as(at_BAT)
-    words_BAT[..., 0] = batch.roots_BA
-    return words_BAT
-
-
-def from_anchors(states_BLD: Tensor, anchors_BA: Tensor, frames: int) -> Tensor:
-    """The states at every anchor and behind it, states_BATD: anchor a   ->   a, a + 1, a + 2, ..."""
-    steps_T = torch.arange(frames, device=anchors_BA.device)
-    at_BAT = (anchors_BA[..., None] + steps_T).clamp(max=states_BLD.shape[1] - 1)
-    index_BRD = at_BAT.flatten(1)[..., None].expand(-1, -1, states_BLD.shape[-1])
-    return states_BLD.gather(1, index_BRD).view(*at_BAT.shape, -1)
+    words_BAT = follow(batch.tokens_BL[..., None], batch.anchors_BA, batch.places_BL, frames + 1)[:, :, 1:, 0]
+    return torch.cat([batch.roots_BA[..., None], words_BAT[..., 1:]], dim=-1)
 
 
 def deepen(seen_KR: Tensor, rows_K: Tensor) -> Tensor:

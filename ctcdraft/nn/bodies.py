@@ -58,9 +58,9 @@ class AttentionBody(nn.Module):
         self.norm.weight.data.copy_(lm.base_model.norm.weight)
         return "from the base's last layer"
 
-    def remember(self, states_BLD: Tensor, positions_L: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values [B, G, L, d] of the text for every block, each a function of its own state alone."""
-        text_BLD, turn = self.project(states_BLD), self.rotary(positions_L)
+    def remember(self, states_BLD: Tensor, places_BL: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values [B, G, L, d] of the text for every block, each a function of its own state and place."""
+        text_BLD, turn = self.project(states_BLD), self.rotary(places_BL[:, None])  # the same for every head
         return [block.keys_values(text_BLD, turn) for block in (self.block, *self.deeper)]
 
     def forward(
@@ -73,7 +73,7 @@ class AttentionBody(nn.Module):
     ) -> Tensor:
         """States_BATD of every frame, ready for the head.
 
-        anchor_BAD: base states at the anchors; root_BAD: embeddings of the roots; anchors_BA: positions.
+        anchor_BAD: base states at the anchors; root_BAD: embeddings of the roots; anchors_BA: their places.
         """
         start_BAD = self.with_root(self.project(anchor_BAD), root_BAD)
         slots_BATD = start_BAD[:, :, None] + self.slots_TD

@@ -13,7 +13,7 @@ from ctcdraft.nn.transformer import BlockShape, GatedMLP, Norm, Rotary, rotate
 
 
 class CausalAttention(nn.Module):
-    """Every row sees the rows up to itself, those in the cache included, or what seen_LM says."""
+    """Every row sees the rows up to itself, those in the cache included, or what `seen` says."""
 
     def __init__(self, shape: BlockShape) -> None:
         super().__init__()
@@ -23,18 +23,18 @@ class CausalAttention(nn.Module):
         self.value = nn.Linear(shape.width, shape.kv_heads * shape.head_width, bias=False)
         self.out = nn.Linear(shape.heads * shape.head_width, shape.width, bias=False)
 
-    def forward(self, x_BLD: Tensor, turn: tuple[Tensor, Tensor], cache: Any, seen_LM: Tensor | None) -> Tensor:
+    def forward(self, x_BLD: Tensor, turn: tuple[Tensor, Tensor], cache: Any, seen: Tensor | None) -> Tensor:
         query = rotate(rearrange(self.query(x_BLD), "b l (h d) -> b h l d", h=self.shape.heads), turn)
         keys = rotate(rearrange(self.key(x_BLD), "b l (g d) -> b g l d", g=self.shape.kv_heads), turn)
         values = rearrange(self.value(x_BLD), "b l (g d) -> b g l d", g=self.shape.kv_heads)
         if cache is not None:
             past = cache.length
             keys, values = cache.update(keys, values, 0)
-            if seen_LM is None:
+            if seen is None:
                 size = x_BLD.shape[1], keys.shape[2]
-                seen_LM = torch.ones(size, dtype=torch.bool, device=x_BLD.device).tril(past)
+                seen = torch.ones(size, dtype=torch.bool, device=x_BLD.device).tril(past)
         mixed = F.scaled_dot_product_attention(
-            query, keys, values, attn_mask=seen_LM, is_causal=seen_LM is None, enable_gqa=True
+            query, keys, values, attn_mask=seen, is_causal=seen is None, enable_gqa=True
         )
         return self.out(rearrange(mixed, "b h l d -> b l (h d)"))
 
@@ -53,8 +53,9 @@ class CausalBlock(nn.Module):
         self.mlp_norm = Norm(shape.width, eps=shape.epsilon)
         self.mlp = GatedMLP(shape.width, shape.inner)
 
-    def forward(self, x_BLD: Tensor, positions_L: Tensor, cache: Any = None, seen_LM: Tensor | None = None) -> Tensor:
-        """cache: rows read before, to which these are added. seen_LM: which rows each may see, its own included."""
+    def forward(self, x_BLD: Tensor, places: Tensor, cache: Any = None, seen: Tensor | None = None) -> Tensor:
+        """places: [L], or [B, L] where rows differ. cache: rows read before, to which these are added. seen: which
+        rows each may see, its own included: [L, M] or [B, 1, L, M]; None: all up to itself."""
         normed_BLD = x_BLD if self.attention_norm is None else self.attention_norm(x_BLD)
-        x_BLD = x_BLD + self.attention(normed_BLD, self.rotary(positions_L), cache, seen_LM)
+        x_BLD = x_BLD + self.attention(normed_BLD, self.rotary(places[..., None, :]), cache, seen)
         return x_BLD + self.mlp(self.mlp_norm(x_BLD))

@@ -20,7 +20,7 @@ class AnchorBody(nn.Module):
     def start_from(self, lm: Any) -> str:
         return "as the identity"
 
-    def remember(self, states_BLD: Tensor, positions_L: Tensor) -> list[tuple[Tensor, Tensor]]:
+    def remember(self, states_BLD: Tensor, places_BL: Tensor) -> list[tuple[Tensor, Tensor]]:
         return []
 
     def step(self, states_BKD: Tensor, root_BAD: Tensor, memory: None) -> Tensor:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from ctcdraft.drafters.drafter import Batch
 from ctcdraft.nn.heads import Emissions
+from ctcdraft.nn.packs import follow
 from ctcdraft.objectives.objective import Loss, check_decay, check_frames, check_labels, decayed_mean, labels_there
 
 # (the base's log-probabilities_XSV, the frames' log-probabilities_XSV) -> how far apart they are_XS
@@ -52,11 +52,7 @@ def states_before_labels(batch: Batch) -> Tensor:
 
     anchor a, root at a + 1, labels at a + 2, a + 3, ...   ->   states a + 1, a + 2, ...
     """
-    length, width = batch.states_BLD.shape[1:]
-    steps_S = torch.arange(1, batch.labels_BAS.shape[-1] + 1, device=batch.anchors_BA.device)
-    at_BAS = (batch.anchors_BA[..., None] + steps_S).clamp(max=length - 1)
-    index_BRD = at_BAS.flatten(1)[..., None].expand(-1, -1, width)
-    return batch.states_BLD.gather(1, index_BRD).view(*at_BAS.shape, width)
+    return follow(batch.states_BLD, batch.anchors_BA, batch.places_BL, batch.labels_BAS.shape[-1] + 1)[:, :, 1:]
 
 
 def kl(base_XSV: Tensor, frames_XSV: Tensor) -> Tensor:

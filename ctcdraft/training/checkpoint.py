@@ -96,15 +96,27 @@ class RunDirectory:
         except Exception as error:  # a torn file raises whatever its first broken byte means
             raise InputError(f"{self.resume} is damaged; remove it to begin {self.path} again from step 0") from error
 
-    def refuse_other_base(self, fingerprint: dict[str, Any]) -> None:
-        """One sentence if the head was trained for another base than the one with this fingerprint."""
+    def made_for(self) -> dict[str, Any]:
+        """The fingerprint of the base and the corpus that the run was begun with."""
         try:
-            made_for = json.loads(self.fingerprint.read_text())
+            return json.loads(self.fingerprint.read_text())
         except (OSError, ValueError) as error:
             raise InputError(
                 f"{self.fingerprint} is missing or damaged; train the run again: run={self.path}"
             ) from error
-        refuse_other_base(made_for, fingerprint, self.path)
+
+    def refuse_other_base(self, fingerprint: dict[str, Any]) -> None:
+        """One sentence if the head was trained for another base than the one with this fingerprint."""
+        refuse_other_base(self.made_for(), fingerprint, self.path)
+
+    def refuse_other_corpus(self, corpus: str) -> None:
+        """One sentence if this is not the corpus that the run's steps were counted in: its batches would be others."""
+        begun = self.made_for().get("corpus", corpus)
+        if begun != corpus:
+            raise InputError(
+                f"{self.path} was trained on another corpus ({begun}) than is prepared now ({corpus}), so it cannot go "
+                "on where it stopped; bring that corpus back, or begin a new run with run="
+            )
 
 
 def refuse_other_base(

@@ -43,6 +43,7 @@ def plan(drafter: DraftHead, objective: Objective, batches: Batches, engine: Tor
             f"steps       {steps:,} of {rows} rows x {anchors} anchors, {steps / batches.steps_an_epoch:.1f} epochs",
             f"emissions   {emission_bytes / 2**20:,.0f} MiB a step if they were kept whole (they are not)",
             f"frames      {read}",
+            f"rows        {batches.plan()}",
             f"states      {batches.states.plan()}",
             f"time        about {seconds * steps / 3600:.2f} hours "
             f"({seconds:.2f} s for the first step), probes not counted",

@@ -10,6 +10,7 @@ import torch
 from tqdm import tqdm
 
 from ctcdraft.corpus.batches import Batches
+from ctcdraft.corpus.prefetch import Prefetched
 from ctcdraft.drafters.drafter import DraftHead
 from ctcdraft.errors import InputError
 from ctcdraft.objectives.objective import Loss, Objective
@@ -30,7 +31,7 @@ class Trainer:
         run: RunDirectory,
         drafter: DraftHead,
         objective: Objective,
-        batches: Batches,
+        batches: Batches | Prefetched,
         engine: TorchEngine,
         probe: Probe,
         steps: int,
@@ -100,7 +101,10 @@ class Trainer:
         return tau
 
     def save(self) -> None:
-        """Everything needed to go on as if nothing had happened; and the head, where no probe has chosen one yet."""
+        """Everything needed to go on as if nothing had happened; and the head, where no probe has chosen one yet.
+
+        Of the corpus that is the step alone: what a batch holds follows from it, the run's config and its corpus.
+        """
         if self.best_tau == 0 or not self.run.head.is_file():
             self.run.save_head(self.drafter)
         self.run.save_state(

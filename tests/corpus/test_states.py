@@ -13,7 +13,7 @@ from training_parts import rows, trainer
 
 from ctcdraft.corpus.batches import Batches
 from ctcdraft.corpus.precision import PRECISIONS
-from ctcdraft.corpus.states import Live, Stored
+from ctcdraft.corpus.states import Live, Stored, read
 from ctcdraft.errors import InputError
 
 # The largest error of a value, as a share of the largest value of its token.
@@ -35,11 +35,11 @@ def test_states_of_any_batch_are_the_bases_own(base, tmp_path, precision):
     source = stored(base, tokens, tmp_path, precision)
     source.fill()
     for indices in ([0, 1, 2, 3], [9, 0, 5], [7]):
-        batch = pad_sequence([tokens[index] for index in indices], batch_first=True)
-        live, read = Live(base, tokens)(indices, batch), source(indices, batch)
-        assert read.shape == live.shape
+        live = read(base, pad_sequence([tokens[index] for index in indices], batch_first=True))
+        kept = source.kept([[index] for index in indices])
+        assert kept.shape == live.shape
         for row, index in enumerate(indices):
-            ours, theirs = read[row, : len(tokens[index])], live[row, : len(tokens[index])]
+            ours, theirs = kept[row, : len(tokens[index])], live[row, : len(tokens[index])]
             largest = theirs.abs().amax(dim=-1, keepdim=True)
             assert ((ours - theirs).abs() <= ERRORS[precision] * largest + 2e-5).all()
 
@@ -75,8 +75,7 @@ def test_a_shared_shard_serves_a_corpus_in_another_order(base, tmp_path):
     stored(base, tokens, tmp_path).fill()
     turned = stored(base, tokens[::-1], tmp_path)
     assert all(file.exists() for file in turned.files)
-    batch = turned.tokens[2][None]
-    assert torch.allclose(turned([2], batch), Live(base, tokens)([2], batch), atol=1e-5)
+    assert torch.allclose(turned.kept([[2]]), read(base, turned.tokens[2][None]), atol=1e-5)
 
 
 @pytest.mark.parametrize("harm", ["flipped", "cut", "emptied"])
@@ -89,8 +88,7 @@ def test_a_damaged_shard_is_named_and_written_again(base, tmp_path, harm, capsys
     data[-5] ^= 1
     file.write_bytes({"flipped": bytes(data), "cut": bytes(data[: len(data) // 2]), "emptied": b""}[harm])
     index = source.shards[1][0]
-    batch = tokens[index][None]
-    assert torch.allclose(source([index], batch), Live(base, tokens)([index], batch), atol=1e-5)
+    assert torch.allclose(source.kept([[index]]), read(base, tokens[index][None]), atol=1e-5)
     assert f"{file} is damaged and is written again" in capsys.readouterr().out
 
 
@@ -103,11 +101,10 @@ def test_the_shard_used_longest_ago_is_evicted_first(base, tmp_path):
         os.utime(file, (1_000_000 - age, 1_000_000 - age))
     every.files[0].unlink()
     small = stored(base, tokens, tmp_path, limit_gb=sum(sizes[:-1]) / 1e9)
-    small([small.shards[0][0]], tokens[small.shards[0][0]][None])
+    small.kept([[small.shards[0][0]]])
     assert [file.exists() for file in every.files] == [True] * (len(sizes) - 1) + [False]
     evicted = small.shards[-1][0]
-    batch = tokens[evicted][None]
-    assert torch.allclose(small([evicted], batch), Live(base, tokens)([evicted], batch), atol=1e-5)
+    assert torch.allclose(small.kept([[evicted]]), read(base, tokens[evicted][None]), atol=1e-5)
     assert sum(file.stat().st_size for file in tmp_path.iterdir()) <= small.limit
 
 
@@ -117,7 +114,7 @@ def test_a_shard_evicted_by_another_run_is_written_again(base, tmp_path):
     source.fill()
     for file in source.files:
         file.unlink()
-    assert torch.allclose(source([3], tokens[3][None]), Live(base, tokens)([3], tokens[3][None]), atol=1e-5)
+    assert torch.allclose(source.kept([[3]]), read(base, tokens[3][None]), atol=1e-5)
 
 
 def test_a_store_that_holds_nothing_is_refused(base, tmp_path):

@@ -6,14 +6,14 @@ from truths import slow_window
 
 from ctcdraft.corpus.windows import label_windows, sample_anchors, valid_anchors
 
-ENDED = torch.tensor([True, True])
+ENDED = torch.ones(2, 14).bool()
 
 
 def test_an_answer_that_was_cut_has_full_windows_only():
     """Where a cut answer stops nobody knows what comes next; a shorter window would teach the head to fall silent."""
     tokens, mask = torch.arange(7).expand(2, -1), torch.tensor([0, 0, 1, 1, 1, 1, 1]).expand(2, -1)
     anchors = torch.arange(1, 5).expand(2, -1)
-    _, labels, lengths = label_windows(tokens, mask, anchors, 3, torch.tensor([True, False]))
+    _, labels, lengths = label_windows(tokens, mask, anchors, 3, torch.tensor([[True], [False]]).expand(2, 7))
     assert lengths.tolist() == [[3, 3, 2, 1], [3, 3, 0, 0]]
     assert (labels[1, 2:] == -1).all()
 
@@ -21,7 +21,7 @@ def test_an_answer_that_was_cut_has_full_windows_only():
 def test_the_drawing():
     tokens = torch.arange(6)[None]
     roots, labels, lengths = label_windows(
-        tokens, torch.ones_like(tokens), torch.tensor([[1]]), 3, torch.ones(1).bool()
+        tokens, torch.ones_like(tokens), torch.tensor([[1]]), 3, torch.ones(1, 6).bool()
     )
     assert roots.tolist() == [[2]]
     assert labels.tolist() == [[[3, 4, 5]]]

@@ -23,7 +23,7 @@ def emissions(frames: int = 5, words: int = 9, width: int = 6) -> Emissions:
 
 def batch(labels, lengths) -> Batch:
     unused = torch.zeros(1)
-    return Batch(unused, unused, unused, unused, labels, lengths)
+    return Batch(unused, unused, unused, unused, labels, lengths, unused)
 
 
 def windows(words: int = 9, most: int = 3) -> tuple[torch.Tensor, torch.Tensor]:

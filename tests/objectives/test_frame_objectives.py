@@ -38,7 +38,8 @@ def batch(most: int = 3) -> Batch:
     anchors_BA = torch.tensor([[0, 1, 2, 3, 4], [4, 3, 2, 1, 0]])
     states_BLD = torch.randn(2, 12, WIDTH, generator=rng)
     unused = torch.zeros(1)
-    return Batch(unused, states_BLD, anchors_BA, unused, labels_BAS, lengths_BA)
+    places_BL = torch.arange(12).expand(2, -1)
+    return Batch(unused, states_BLD, anchors_BA, unused, labels_BAS, lengths_BA, places_BL)
 
 
 OBJECTIVES = {
@@ -115,9 +116,9 @@ def test_kl_by_pencil():
 
 def test_the_base_says_a_label_from_the_state_before_it():
     states_BLD = torch.arange(9.0)[None, :, None]
-    windows = Batch(*[torch.zeros(1)] * 6)
-    windows = Batch(windows.tokens_BL, states_BLD, torch.tensor([[2]]), windows.roots_BA, torch.tensor([[[5, 6, 7]]]),
-                    torch.tensor([[3]]))  # fmt: skip
+    unused, labels_BAS = torch.zeros(1), torch.tensor([[[5, 6, 7]]])
+    places_BL = torch.arange(9)[None]
+    windows = Batch(unused, states_BLD, torch.tensor([[2]]), unused, labels_BAS, torch.tensor([[3]]), places_BL)
     # Anchor 2, root 3, labels 4 5 6: said from 3 4 5.
     assert states_before_labels(windows).flatten().tolist() == [3, 4, 5]
 

@@ -121,6 +121,11 @@ def test_refusals_are_one_sentence_with_the_way_out(base, tmp_path):
     run.refuse_other_base(base.fingerprint())
     with pytest.raises(InputError, match=r"trained for base random-llama.*differ in weights"):
         run.refuse_other_base(random_base(seed=1, context=64).fingerprint())
+    run.refuse_other_corpus("any")  # it was begun by hand, on none
+    run.fingerprint.write_text(json.dumps(base.fingerprint() | {"corpus": "abc"}))
+    run.refuse_other_corpus("abc")
+    with pytest.raises(InputError, match=r"on another corpus \(abc\) than is prepared now \(def\)"):
+        run.refuse_other_corpus("def")
     one = trainer(run, base, steps=5)
     fit(run, one)
     with pytest.raises(InputError, match="does not fit its drafter"):

@@ -1,0 +1,118 @@
+"""What packs and the thread that prepares batches are worth: `python benchmarks/batches.py --prepared FOLDER`.
+
+Every way trains a drafter of its own on the same corpus, in turns within one process, `--steps` steps a turn. A step
+of packs takes as many answers and windows as one of padded rows, or as near as whole packs allow. Medians over turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import torch
+from hydra import compose, initialize_config_dir
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+
+from ctcdraft.corpus import prepared
+from ctcdraft.corpus.batches import Batches, Rows
+from ctcdraft.corpus.packing import Filling, one_a_row, packed
+from ctcdraft.corpus.prefetch import Prefetched
+from ctcdraft.front_door import build_drafter, register_resolvers
+from ctcdraft.training.checkpoint import RunDirectory
+from ctcdraft.training.probe import Probe, hold_out
+from ctcdraft.training.trainer import Trainer
+
+CONFIGS = Path(__file__).resolve().parent.parent / "configs"
+
+
+def main() -> None:
+    options = arguments()
+    torch.set_num_threads(options.threads)
+    register_resolvers()
+    with initialize_config_dir(str(CONFIGS), version_base=None):
+        config = compose("train", overrides=["experiment=demo", *options.overrides])
+    base = instantiate(config.base)
+    corpus = prepared.read(Path(options.prepared), base.fingerprint())
+    rows, _ = hold_out(corpus.rows, 0, min(config.trainer.max_length, base.context_length))
+    with ExitStack() as stack:
+        ways = {}
+        for pack in (None, *options.pack):
+            for ahead in (False, True):
+                name = f"{'rows' if pack is None else f'packs of {pack}'}{', prefetched' if ahead else ''}"
+                ways[name] = way(config, base, rows, pack, options.steps * (options.repeats + 1), ahead)
+                stack.enter_context(closing(ways[name].batches))
+        measure(ways, options.steps, options.repeats)
+
+
+def way(config: DictConfig, base: Any, rows: Rows, pack: int | None, steps: int, ahead: bool) -> Trainer:
+    """A trainer whose steps take `trainer.rows` answers, or so many packs of them, and as many windows."""
+    objective, settings = instantiate(config.objective), config.trainer
+    per_step, anchors = settings.rows, settings.anchors
+    filling: Filling = one_a_row
+    if pack is not None:
+        tokens = per_step * statistics.mean(map(len, rows.tokens))
+        filling = packed(pack)
+        per_step = max(1, round(tokens / pack))
+        anchors = round(anchors * settings.rows / per_step)
+    batches = Batches(rows, base, per_step, anchors, objective.labels, 0, instantiate(config.states), filling)
+    batches.states.fill()
+    torch.manual_seed(0)
+    drafter = build_drafter(config.drafter, base).train()
+    figures = ("learning_rate", "warmup", "final_share", "betas", "weight_decay", "clip_norm", "clip_value", "autocast")
+    engine = instantiate(config.engine)(
+        drafter, drafter.own_parameters(), steps=steps, **{name: settings[name] for name in figures}
+    )
+    feed = Prefetched(batches, steps) if ahead else batches
+    nowhere, silent = RunDirectory(Path()), Probe(base, [], instantiate(config.decoding))
+    return Trainer(nowhere, drafter, objective, feed, engine, silent, steps, steps, steps)
+
+
+def measure(ways: dict[str, Trainer], steps: int, repeats: int) -> None:
+    found: dict[str, list[tuple[float, float, float, float]]] = {name: [] for name in ways}
+    for turn in range(repeats + 1):
+        for name, trainer in ways.items():
+            feed = trainer.batches
+            batches = feed.batches if isinstance(feed, Prefetched) else feed
+            first, began = trainer.step, time.perf_counter()
+            for _ in range(steps):
+                trainer.train_step()
+                trainer.step += 1
+            seconds = time.perf_counter() - began
+            if turn:  # the first is for warming up
+                found[name].append((seconds / steps, *held(batches, range(first, first + steps))))
+    for name, turns in found.items():
+        seconds, tokens, windows, padding = map(statistics.median, zip(*turns, strict=True))
+        print(
+            f"{name:24} {seconds * 1000:7.1f} ms a step  {tokens / seconds:8,.0f} tokens/s  "
+            f"{windows / seconds:7,.0f} windows/s  {padding:6.1%} padding"
+        )
+
+
+def held(batches: Batches, steps: range) -> tuple[float, float, float]:
+    """Of a step on average: the answers' tokens and the windows; and the share of padding in all of them."""
+    tokens = cells = windows = 0
+    for step in steps:
+        lengths = [sum(len(batches.rows.tokens[i]) for i in pack) for pack in batches.packs(step)]
+        tokens, cells = tokens + sum(lengths), cells + len(lengths) * max(lengths)
+        windows += int((batches.prepare(step).windows["lengths_BA"] > 0).sum())
+    return tokens / len(steps), windows / len(steps), 1 - tokens / cells
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prepared", required=True, help="a prepared corpus of the base")
+    parser.add_argument("--pack", type=int, nargs="*", default=[512, 1024])
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("overrides", nargs="*", help="as train.py takes them, over experiment=demo")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

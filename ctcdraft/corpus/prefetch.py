@@ -1,0 +1,56 @@
+"""The next batch, prepared in a thread while a step runs. It knows that steps follow each other; no loss."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import torch
+
+from ctcdraft.corpus.batches import Batches, Ready
+from ctcdraft.corpus.states import States
+from ctcdraft.drafters.drafter import Batch
+
+
+class Prefetched:
+    """The batches of another, one step ahead of whoever asks; `close` it, and no thread is left.
+
+    The thread cuts windows, reads what is stored and copies both to the device, there on a stream of its own (not
+    tried on an accelerator yet). What a base must read stays with the step: on a CPU both would want the same
+    cores. What goes wrong in the thread is raised by the `batch` that would have needed it.
+    """
+
+    def __init__(self, batches: Batches, steps: int) -> None:
+        self.batches = batches
+        self.steps = steps
+        self.worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prefetch")
+        self.ahead: tuple[int, Future[Ready]] | None = None
+        self.stream = torch.cuda.Stream(batches.device) if batches.device.type == "cuda" else None
+
+    @property
+    def states(self) -> States:
+        return self.batches.states
+
+    def batch(self, step: int) -> Batch:
+        """The batch of a step, the same as without a thread; the next one is begun."""
+        expected, self.ahead = self.ahead, None
+        if expected is None or expected[0] != step:  # the first step, or one that nobody foresaw
+            expected = (step, self.worker.submit(self.prepare, step))
+        ready = expected[1].result()
+        if step + 1 < self.steps:
+            self.ahead = (step + 1, self.worker.submit(self.prepare, step + 1))
+        if self.stream is not None:
+            # Made on the other stream: until this one has used them, that memory is not given out again.
+            for part in ready.tensors():
+                part.record_stream(torch.cuda.current_stream(self.batches.device))
+        return self.batches.complete(ready)
+
+    def prepare(self, step: int) -> Ready:
+        with torch.cuda.stream(self.stream):  # nothing, where there is none
+            ready = self.batches.prepare(step)
+        if self.stream is not None:
+            self.stream.synchronize()
+        return ready
+
+    def close(self) -> None:
+        """Wait for what is under way, and end the thread."""
+        self.worker.shutdown(wait=True, cancel_futures=True)

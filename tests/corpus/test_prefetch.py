@@ -1,0 +1,147 @@
+"""A batch prepared in a thread is the batch; what goes wrong there is raised here; no thread outlives the run."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import closing
+from functools import partial
+
+import pytest
+import torch
+from tiny_models import random_base
+from training_parts import rows, trainer
+
+from ctcdraft.corpus.batches import Batches
+from ctcdraft.corpus.packing import one_a_row, packed
+from ctcdraft.corpus.prefetch import Prefetched
+from ctcdraft.corpus.states import Live, Stored
+from ctcdraft.errors import InputError
+from ctcdraft.training.checkpoint import RunDirectory
+
+STEPS = 9
+
+
+@pytest.fixture(scope="module")
+def base():
+    return random_base(context=64)
+
+
+def batches(base, filling=one_a_row, source=Live) -> Batches:
+    return Batches(rows(), base, rows_a_step=3, anchors=8, labels=3, seed=0, states=source, filling=filling)
+
+
+def stored(folder):
+    return partial(Stored, path=str(folder), precision="bfloat16", rows=4, limit_gb=1.0)
+
+
+@pytest.mark.parametrize("filling", [one_a_row, packed(70)], ids=["rows", "packs"])
+@pytest.mark.parametrize("states", ["live", "stored"])
+def test_the_same_batches_bit_for_bit(base, tmp_path, filling, states):
+    source = Live if states == "live" else stored(tmp_path)
+    plain = batches(base, filling, source)
+    with closing(Prefetched(batches(base, filling, source), STEPS)) as ahead:
+        for step in [*range(STEPS), 2, 3, 7]:  # forwards, and steps that nobody foresaw
+            one, other = plain.batch(step), ahead.batch(step)
+            for name, value in vars(one).items():
+                assert torch.equal(value, getattr(other, name)), (step, name)
+
+
+def where_it_ran(base, monkeypatch, source, folder=None):
+    """The threads in which states were read from disk, and by the base."""
+    disk, read = [], []
+    row, states = Stored.row, type(base).states
+    monkeypatch.setattr(Stored, "row", lambda *a: (disk.append(threading.current_thread().name), row(*a))[1])
+    monkeypatch.setattr(type(base), "states", lambda *a: (read.append(threading.current_thread().name), states(*a))[1])
+    with closing(Prefetched(batches(base, source=source), STEPS)) as ahead:
+        ahead.states.fill()
+        read.clear()
+        for step in range(3):
+            ahead.batch(step)
+        assert ahead.ahead is not None
+        assert ahead.ahead[0] == 3
+        ahead.ahead[1].result()  # the fourth is there before anybody asks
+    return {name.split("_")[0] for name in disk}, {name.split("_")[0] for name in read}
+
+
+def test_files_are_read_beside_the_step_and_the_base_is_not(base, monkeypatch, tmp_path):
+    main = threading.current_thread().name
+    assert where_it_ran(base, monkeypatch, stored(tmp_path)) == ({"prefetch"}, set())
+    assert where_it_ran(base, monkeypatch, Live) == (set(), {main})
+
+
+def begun(folder, base) -> RunDirectory:
+    run = RunDirectory(folder)
+    run.begin("drafter: {}\n", base.fingerprint(), overwrite=False)
+    return run
+
+
+def test_resuming_with_packs_and_a_thread_equals_not_having_stopped(base, tmp_path):
+    """Killed after step 7, gone on from the checkpoint of step 5: the same batches and the same head, bit for bit,
+    as a run without a thread that was never stopped."""
+    source, steps = stored(tmp_path / "states"), 13
+    whole = trainer(begun(tmp_path / "whole", base), base, steps)
+    whole.batches = batches(base, packed(70), source)
+    whole.fit([])
+
+    run = begun(tmp_path / "killed", base)
+    first = trainer(run, base, steps)
+    with closing(Prefetched(batches(base, packed(70), source), steps)) as first.batches:
+        for first.step in range(7):
+            if first.step == 5:
+                first.save()
+            first.train_step()
+    second = trainer(run, base, steps)
+    second.restore()
+    assert second.step == 5
+    seen = []
+    with closing(Prefetched(batches(base, packed(70), source), steps)) as second.batches:
+        monitored = second.batches.batch
+        second.batches.batch = lambda step: (seen.append((step, monitored(step))), seen[-1][1])[1]
+        second.fit([])
+    assert [step for step, _ in seen] == list(range(5, 13))
+    for step, batch in seen:
+        for name, value in vars(whole.batches.batch(step)).items():
+            assert torch.equal(value, getattr(batch, name)), (step, name)
+    for name, value in whole.drafter.own_state().items():
+        assert torch.equal(value, second.drafter.own_state()[name]), name
+
+
+def threads() -> set[str]:
+    return {thread.name for thread in threading.enumerate() if thread.name.startswith("prefetch")}
+
+
+class Failing(Live):
+    """States whose fourth batch cannot be had."""
+
+    asked = 0
+
+    def kept(self, packs):
+        self.asked += 1
+        if self.asked == 4:
+            raise InputError("the disk is full; make room and resume")
+
+
+def test_what_fails_in_the_thread_is_raised_by_the_step_that_needs_it(base):
+    one = trainer(None, base, steps=STEPS)
+    with closing(Prefetched(batches(base, source=Failing), STEPS)) as one.batches:
+        for one.step in range(3):
+            one.train_step()
+        assert threads() == {"prefetch_0"}
+        one.step = 3
+        with pytest.raises(InputError, match=r"^the disk is full; make room and resume$"):
+            one.train_step()
+    assert not threads()
+
+
+def test_no_thread_is_left_behind(base):
+    """Neither after the last step, behind which nothing is prepared, nor when a step fails while the next is made."""
+    with closing(Prefetched(batches(base), 2)) as ahead:
+        ahead.batch(0)
+        ahead.batch(1)
+        assert ahead.ahead is None
+    assert not threads()
+    one = trainer(None, base, steps=STEPS)
+    one.objective = lambda emissions, batch: 1 / 0
+    with closing(Prefetched(batches(base), STEPS)) as one.batches, pytest.raises(ZeroDivisionError):
+        one.fit([])
+    assert not threads()

@@ -1,0 +1,243 @@
+"""Packs are texts that do not see each other: a packed batch is its answers in rows of their own, for every drafter."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import pairwise
+
+import pytest
+import torch
+from stepwise_parts import stepwise
+from tiny_models import random_base
+from torch.nn.utils.rnn import pad_sequence
+from training_parts import block_head, block_heads, ctc_head, rows
+from truths import slow_window
+
+from ctcdraft.base import BaseLM
+from ctcdraft.corpus.batches import Batches, Rows
+from ctcdraft.corpus.packing import packed
+from ctcdraft.corpus.states import Live, Stored
+from ctcdraft.drafters.drafter import Batch
+from ctcdraft.drafters.paths import PrefixSearch
+from ctcdraft.nn.bodies import AttentionBody
+from ctcdraft.nn.packs import follow, own_text, visible
+from ctcdraft.objectives.cross_entropy import CrossEntropy
+from ctcdraft.objectives.ctc import CTC
+from ctcdraft.objectives.distill import Distill, kl
+from ctcdraft.objectives.eagle import Eagle, EagleCTC
+from ctcdraft.objectives.prefix_ctc import PrefixCTC
+
+CONTEXT = 32  # shorter than a pack: a place that did not start anew would lie outside the base's positions
+SIZE = 80
+PLACES = torch.tensor([[0, 1, 2, 0, 1, 0, 1, 2], [0, 1, 2, 3, 4, 5, 5, 5]])
+
+
+def cut() -> Rows:
+    """The rows of other tests; every third answer was cut off, and one begins with an answer token."""
+    made = rows()
+    made.masks[4][:6] = 1
+    return Rows(made.tokens, made.masks, [index % 3 != 1 for index in range(len(made))])
+
+
+def packs(base, labels, source=Live, anchors=30) -> Batches:
+    return Batches(cut(), base, 2, anchors, labels, seed=0, states=source, filling=packed(SIZE))
+
+
+def unpacked(base, made: Batches, step: int, batch: Batch) -> Batch:
+    """The same answers and anchors, an answer a row: windows by the slow twin, states of every answer alone."""
+    tokens, states, windows = [], [], []
+    for row, pack in enumerate(made.packs(step)):
+        begin = 0
+        for index in pack:
+            text = made.rows.tokens[index]
+            places = [a - begin for a in batch.anchors_BA[row].tolist() if begin <= a < begin + len(text)]
+            found = []
+            for place in sorted(set(places)):
+                root, words = slow_window(text.tolist(), made.rows.masks[index].tolist(), place, made.labels)
+                if words and (made.rows.ended[index] or len(words) == made.labels):
+                    found.append((place, root, words))
+            tokens.append(text)
+            states.append(base.states(text[None], torch.ones_like(text)[None])[0])
+            windows.append(found)
+            begin += len(text)
+    return padded(tokens, states, windows, made.labels)
+
+
+def padded(tokens, states, windows, labels) -> Batch:
+    tokens_BL, most = pad_sequence(tokens, batch_first=True), max(map(len, windows))
+    free = (tokens_BL.shape[1] - 1, 0, [])
+    filled = [found + [free] * (most - len(found)) for found in windows]
+    return Batch(
+        tokens_BL,
+        pad_sequence(states, batch_first=True),
+        torch.tensor([[anchor for anchor, _, _ in found] for found in filled]),
+        torch.tensor([[root for _, root, _ in found] for found in filled]),
+        torch.tensor([[words + [-1] * (labels - len(words)) for _, _, words in found] for found in filled]),
+        torch.tensor([[len(words) for _, _, words in found] for found in filled]),
+        torch.arange(tokens_BL.shape[1]).expand_as(tokens_BL),
+    )
+
+
+def tapped(base):
+    fused = ctc_head(BaseLM(base.lm, base.tokenizer, base.name, taps=["last", 1]))
+    fused.fuse.mix.weight.data.normal_(std=0.2)
+    return fused
+
+
+def causal(base):
+    return block_head(base, partial(AttentionBody, root_input=False, causal=True), PrefixSearch(16))
+
+
+BLOCK = ("gru", "markov", "residual", "feed_forward", "collapse")
+CASES = {
+    "ctc": (lambda base, folder: ctc_head(base), CTC(3)),
+    "ctc_taps": (lambda base, folder: tapped(base), CTC(3)),
+    "ctc_causal": (lambda base, folder: causal(base), PrefixCTC(3, 0.8)),
+    **{
+        name: (lambda base, folder, at=at: block_heads(base)[at], objective)
+        for at, (name, objective) in enumerate(
+            zip(BLOCK, [CTC(4), CrossEntropy(6, 0.8), CrossEntropy(3, 0.8), Distill(3, 0.8, kl), CTC(2)], strict=True)
+        )
+    },
+    "hydra": (lambda base, folder: stepwise("hydra", base, folder, 3), CrossEntropy(3, 0.8)),
+    "hydra++": (lambda base, folder: stepwise("hydra++", base, folder, 3), Distill(3, 0.8, kl)),
+    "eagle": (lambda base, folder: stepwise("eagle", base, folder, 3), Eagle(1, 1.0, 0.1)),
+    "eagle_ctc": (lambda base, folder: stepwise("eagle", base, folder, 6), EagleCTC(3, 6, 1.0, 0.1, 0.01)),
+    "draft_model": (lambda base, folder: stepwise("draft_model", base, folder, 3), Distill(3, 1.0, kl)),
+    "draft_model_gpt2": (lambda base, folder: stepwise("draft_model_gpt2", base, folder, 3), CrossEntropy(3, 1.0)),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_packed_batch_is_its_answers_in_rows_of_their_own(case, tmp_path):
+    """The same loss and the same gradient of everything that is trained."""
+    base = random_base("gpt2" if case == "ctc_causal" else "llama", context=CONTEXT)
+    make, objective = CASES[case]
+    drafter = make(base, tmp_path)
+    base = tapped_base(base) if case == "ctc_taps" else base
+    made = packs(base, objective.labels)
+    batch = made.batch(0)
+    assert [len(pack) for pack in made.packs(0)] == [3, 3]
+    alone = unpacked(base, made, 0, batch)
+    assert int((alone.lengths_BA > 0).sum()) == int((batch.lengths_BA > 0).sum()) > 30
+    told = [gradients(drafter, objective, one) for one in (batch, alone)]
+    assert float(told[0][0]) == pytest.approx(float(told[1][0]), rel=1e-5, abs=1e-5)
+    for name, value in told[0][1].items():
+        scale = max(1.0, float(value.abs().max()))
+        assert (value - told[1][1][name]).abs().max() < 2e-5 * scale, name
+    # It could have failed: texts that see each other, and places that go on, make another loss.
+    leaking = torch.arange(batch.tokens_BL.shape[1]).clamp(max=CONTEXT - 1).expand_as(batch.tokens_BL)
+    if case not in SEES_ONE_STATE:
+        blurred = objective(drafter(Batch(**vars(batch) | {"places_BL": leaking})), batch).value
+        assert abs(float(blurred - told[1][0])) > 1e-4
+
+
+SEES_ONE_STATE = ("residual", "feed_forward", "hydra")  # which is the base's, read below
+
+
+def tapped_base(base):
+    return BaseLM(base.lm, base.tokenizer, base.name, taps=["last", 1])
+
+
+def gradients(drafter, objective, batch):
+    drafter.zero_grad(set_to_none=True)
+    loss = objective(drafter(batch), batch).value
+    loss.backward()
+    return loss.detach(), {
+        name: value.grad.clone() for name, value in drafter.named_parameters() if value.grad is not None
+    }
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gpt2"])
+def test_states_of_a_pack_are_those_of_every_text_alone(kind):
+    base = random_base(kind, context=CONTEXT)
+    rng = torch.Generator().manual_seed(2)
+    texts = [torch.randint(5, 200, (length,), generator=rng) for length in (20, 9, 30, 3, 1, 17)]
+    packed_rows = Rows(texts, [torch.ones(len(text)).int() for text in texts], [True] * 6)
+    laid = packed_rows.laid([[0, 1, 2, 3], [4, 5]])
+    states_BLD = base.states(laid.tokens_BL, torch.ones_like(laid.tokens_BL), laid.places_BL)
+    at = {0: (0, 0), 1: (0, 20), 2: (0, 29), 3: (0, 59), 4: (1, 0), 5: (1, 1)}
+    for index, (row, begin) in at.items():
+        alone_LD = base.states(texts[index][None], torch.ones_like(texts[index])[None])[0]
+        there_LD = states_BLD[row, begin : begin + len(texts[index])]
+        assert torch.allclose(there_LD, alone_LD, atol=1e-4), index
+        # In a row that is read as one text, or at other places, it would not be so.
+        if begin and len(texts[index]) > 1:
+            whole_BLD = base.states(laid.tokens_BL[:, :CONTEXT], torch.ones_like(laid.tokens_BL[:, :CONTEXT]))
+            part_LD = whole_BLD[row, begin : begin + len(texts[index])]
+            assert not torch.allclose(part_LD, alone_LD[: len(part_LD)], atol=1e-2) or not len(part_LD)
+
+
+@pytest.mark.parametrize("case", ["ctc", "gru", "residual", "hydra", "hydra++", "eagle_ctc", "draft_model"])
+@torch.no_grad()
+def test_a_neighbour_changes_nothing(case, tmp_path):
+    """Other tokens in the first and the last text of a pack: states and emissions of the middle one do not move,
+    not even those of frames that reach past its end."""
+    base = random_base(context=CONTEXT)
+    make, objective = CASES[case]
+    drafter = make(base, tmp_path)
+    made = packs(base, objective.labels, anchors=SIZE)
+    batch = made.batch(0)
+    first, middle, last = (len(made.rows.tokens[index]) for index in made.packs(0)[0])
+    other = batch.tokens_BL.clone()
+    other[:, :first] += 1
+    other[:, first + middle : first + middle + last] += 1
+    states_BLD = base.states(other, torch.ones_like(other), batch.places_BL)
+    own = slice(first, first + middle)
+    assert torch.allclose(states_BLD[0, own], batch.states_BLD[0, own], atol=1e-6)
+    assert not torch.allclose(states_BLD[0, :first], batch.states_BLD[0, :first], atol=1e-2)
+    inside_A = (batch.anchors_BA[0] >= first) & (batch.anchors_BA[0] < first + middle)
+    assert 5 < int(inside_A.sum()) < len(inside_A)
+    reaching = batch.anchors_BA[0][inside_A] + drafter.frames >= first + middle
+    assert reaching.any()
+    changed = Batch(**vars(batch) | {"tokens_BL": other, "states_BLD": states_BLD})
+    emitted, again = drafter(batch).logits()[0], drafter(changed).logits()[0]
+    assert torch.allclose(emitted[inside_A], again[inside_A], atol=1e-5)
+    assert not torch.allclose(emitted[~inside_A], again[~inside_A], atol=1e-2)
+
+
+@pytest.mark.parametrize("precision", ["float32"])
+def test_stored_states_are_laid_into_the_pack(precision, tmp_path):
+    base = random_base(context=CONTEXT)
+    kept = packs(base, 3, partial(Stored, path=str(tmp_path), precision=precision, rows=4, limit_gb=1.0))
+    live = packs(base, 3)
+    for step in range(4):
+        one, other = kept.batch(step), live.batch(step)
+        for row, pack in enumerate(kept.packs(step)):
+            real = sum(len(kept.rows.tokens[index]) for index in pack)
+            assert torch.allclose(one.states_BLD[row, :real], other.states_BLD[row, :real], atol=1e-4)
+
+
+def test_no_window_reaches_into_the_next_text():
+    """Even where that begins with an answer token: the window ends where its own text does."""
+    base = random_base(context=CONTEXT)
+    made = packs(base, 4, anchors=SIZE)
+    met = 0
+    for step in range(8):
+        batch = made.batch(step)
+        for row, pack in enumerate(made.packs(step)):
+            ends = torch.tensor([len(made.rows.tokens[index]) for index in pack]).cumsum(0).tolist()
+            for anchor, length in zip(batch.anchors_BA[row].tolist(), batch.lengths_BA[row].tolist(), strict=True):
+                end = next((end for end in ends if anchor < end), None)
+                assert not length or anchor + 1 + length < end
+            met += any(nxt == 4 for _, nxt in pairwise(pack))
+    assert met  # answer 4 begins with an answer token
+
+
+def test_who_sees_whom_by_pencil():
+    seen = visible(torch.tensor([[4, 7], [5, 0]]), PLACES).int().tolist()
+    assert seen[0] == [[0, 0, 0, 1, 1, 0, 0, 0], [0, 0, 0, 0, 0, 1, 1, 1]]
+    assert seen[1] == [[1, 1, 1, 1, 1, 1, 0, 0], [1, 0, 0, 0, 0, 0, 0, 0]]
+    assert own_text(torch.arange(8).expand(2, -1)) is None
+    every = own_text(PLACES)
+    assert every.shape == (2, 1, 8, 8)
+    begins = [0, 0, 0, 3, 3, 5, 5, 5]
+    for at in range(8):
+        assert every[0, 0, at].tolist() == [begins[at] <= to <= at for to in range(8)]
+
+
+def test_what_follows_ends_with_the_text():
+    x_BLD = torch.arange(8.0).expand(2, -1)[..., None]
+    followed = follow(x_BLD, torch.tensor([[1, 4, 6], [3, 5, 7]]), PLACES, 4)[..., 0].int().tolist()
+    assert followed[0] == [[1, 2, 2, 2], [4, 4, 4, 4], [6, 7, 7, 7]]
+    assert followed[1][0][:3] == [3, 4, 5]
