@@ -37,7 +37,10 @@ class Told:
 
 
 def plan(base: BaseLM, drafter: DraftHead, objective: Objective, told: Told, settings: Any, rate: Rate) -> str:
-    """settings: steps, rows, anchors and max_length, as under `trainer`. The mean row sets operations, the longest one memory."""
+    """settings: steps, rows, anchors and max_length, as under `trainer`.
+
+    The mean row sets operations, the longest one memory.
+    """
     size = Size.of(base)
     longest = min(settings.max_length, base.context_length, told.longest)
     length = max(objective.labels + 2, min(longest, told.tokens // told.answers))
