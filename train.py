@@ -148,7 +148,8 @@ def prepared_corpus(config: DictConfig, base: Any) -> prepared.Prepared | None:
 
 def plan_on_paper(config: DictConfig, paper: Paper) -> str:
     """What this run would cost with a base that is not here, the making of its corpus included."""
-    if get_class(config.drafter._target_).off_the_shelf:
+    kind: Any = get_class(config.drafter._target_)
+    if kind.off_the_shelf:
         raise InputError(
             f"drafter={config.drafter.name} brings weights of its own, so it is not planned on paper; plan it where "
             f"{paper.base.name} can be loaded"

@@ -123,12 +123,13 @@ def plan(base: BaseLM, corpus: Corpus, answers: Answers, out: Path, shard: Shard
     prompts = [prompt_tokens(base.tokenizer, messages(prompt.turns, [])) for prompt in some]
     pace = answers.pace(base, prompts) if ahead else None
     hours = None if pace is None else pace.seconds(work.read, work.said) * ahead / shard.of / 3600
+    held = peak_bytes(base.device)
     measured = {
         "device": str(base.device),
         "threads": torch.get_num_threads(),
         "trial": None if pace is None else vars(pace),
         "hours_at_most": hours,
-        "peak_bytes": peak_bytes(base.device),
+        "peak_bytes": held,
     }
     lines = [
         corpus.summary(),
@@ -136,7 +137,7 @@ def plan(base: BaseLM, corpus: Corpus, answers: Answers, out: Path, shard: Shard
         *amounts(work, answers),
         disk(work, f"into {out}" + (f", where {done:,} batches are finished already" if done else "")),
         stored(work, size),
-        memory(work, size, answers) + f"; this process has held {spelled(measured['peak_bytes'])} so far",
+        memory(work, size, answers) + f"; this process has held {spelled(held)} so far",
         f"time      {how_long(hours, pace, ahead, shard)}",
     ]
     return Plan(work, lines, figures(work, size, answers), measured)
