@@ -13,16 +13,21 @@ from hydra.types import RunMode
 from hydra.utils import get_class, instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from ctcdraft.corpus import prepared
+from ctcdraft.corpus import parts, prepared
+from ctcdraft.corpus import plan as corpus_plan
 from ctcdraft.corpus.batches import Batches, Rows
 from ctcdraft.corpus.masks import refuse_wrong_masks
 from ctcdraft.corpus.packing import one_a_row, packed
 from ctcdraft.corpus.prefetch import Prefetched
 from ctcdraft.drafters.drafter import DraftHead
 from ctcdraft.errors import InputError, number, whole
-from ctcdraft.front_door import build_drafter, entry_point, from_command_line
+from ctcdraft.front_door import build_drafter, entry_point, from_command_line, paper_of
+from ctcdraft.paper import Paper
+from ctcdraft.rate import Rate
 from ctcdraft.training.checkpoint import RunDirectory
 from ctcdraft.training.logger import JsonlLogger
+from ctcdraft.training.paper import Told
+from ctcdraft.training.paper import plan as paper_plan
 from ctcdraft.training.plan import plan, rehearse
 from ctcdraft.training.probe import Probe, hold_out
 from ctcdraft.training.trainer import Trainer
@@ -41,6 +46,10 @@ def main(config: DictConfig) -> float:
     refuse_untrainable(config.drafter)
     if config.trainer.threads:
         torch.set_num_threads(config.trainer.threads)
+    paper = paper_of(config.base) if config.plan_only else None
+    if paper is not None:
+        print(plan_on_paper(config, paper))
+        return 0.0
     base = instantiate(config.base)
     torch.manual_seed(config.seed)
     drafter = build_drafter(config.drafter, base).train()
@@ -62,7 +71,7 @@ def main(config: DictConfig) -> float:
     every = (config.trainer.checkpoint_every, config.trainer.probe_every)
     feed = Prefetched(batches, config.trainer.steps) if config.trainer.get("prefetch") else batches
     trainer = Trainer(run, drafter, objective, feed, engine, probe, config.trainer.steps, *every)
-    print(plan(drafter, objective, batches, engine, config.trainer.steps))
+    print(plan(base, drafter, objective, batches, engine, config.trainer.steps))
     if config.plan_only:
         return 0.0
     words = OmegaConf.to_yaml(config, resolve=True)
@@ -133,14 +142,39 @@ def prepared_corpus(config: DictConfig, base: Any) -> prepared.Prepared | None:
     source, path = corpus_places(config)
     if path == Path(config.prepared) or not prepared.is_complete(path):
         corpus, answers = instantiate(config.corpus, path=source), instantiate(config.answers)
+        planned = None
         if not prepared.is_complete(path):
-            print(prepared.plan(base, corpus, answers, path))
+            planned = corpus_plan.plan(base, corpus, answers, path, prepared.WHOLE)
+            print(planned)
             if config.plan_only:
                 return None
         # A corpus that is there already is checked against these prompts and settings, and left as it is.
         settings = OmegaConf.to_container(config.corpus, resolve=True)
-        prepared.prepare(base, corpus, answers, path, {"corpus": settings})
+        prepared.prepare(base, corpus, answers, path, {"corpus": settings}, planned=planned)
     return prepared.read(path, base.fingerprint())
+
+
+def plan_on_paper(config: DictConfig, paper: Paper) -> str:
+    """What this run would cost with a base that is not here, the making of its corpus included."""
+    kind: Any = get_class(config.drafter._target_)
+    if kind.off_the_shelf:
+        raise InputError(
+            f"drafter={config.drafter.name} brings weights of its own, so it is not planned on paper; plan it where "
+            f"{paper.base.name} can be loaded"
+        )
+    with torch.device("meta"):
+        drafter = build_drafter(config.drafter, paper.base).eval()  # noise in training would be drawn from values
+    objective, rate = instantiate(config.objective), Rate.of(config.plan)
+    source, path = corpus_places(config)
+    if prepared.is_complete(path):
+        said, told = str(paper), Told.by_manifest(parts.read_manifest(path) or {}, paper.base.context_length)
+    else:
+        corpus, answers = instantiate(config.corpus, path=source), instantiate(config.answers)
+        said = str(corpus_plan.on_paper(paper, corpus, answers, rate))
+        told = Told.by_work(
+            corpus_plan.Work.of(corpus.prompts, answers, paper.base.tokenizer, paper.base.context_length)
+        )
+    return f"{said}\n{paper_plan(paper.base, drafter, objective, told, config.trainer, rate)}"
 
 
 def corpus_places(config: DictConfig) -> tuple[Any, Path]:

@@ -8,6 +8,7 @@ The way of a guess, and the room each step lives in:
                 └──────────────── decoding/loop.py: draft, read, verify, keep, extend ◄───────────────┘
 
     base.py          the frozen LLM: tokens in, states and logits out
+    paper.py         a base that is not here, from its config alone; size.py, machine.py and rate.py: what plans count
     decoding/        loop, tree, verify, sampling, KV cache; has never heard of CTC
     ctc/             pure mathematics: collapse, the forward recursion, prefix search, the next-label law
     nn/              the block, the body that makes frames, the head with a blank

@@ -63,7 +63,7 @@ class BaseLM(nn.Module):
         self.context_length = context_length or int(lm.config.max_position_embeddings)
         self.stop_tokens = stop_tokens(lm, tokenizer)
         self.weights_hash = weights_hash(lm)
-        if chat_template is not None:
+        if chat_template is not None and tokenizer is not None:
             tokenizer.chat_template = chat_template
 
     @property
@@ -189,15 +189,16 @@ def load_base(
     chat_template_file: str | None = None,
     adapter: str | None = None,
     taps: Sequence[str | int] = ("last",),
+    config: Any = None,
 ) -> BaseLM:
     """Load a base from a folder or a hub id; `adapter` is a peft LoRA folder that is merged before freezing.
 
     taps: "last", then the layers whose states drafters see too (0: the embeddings, k: what layer k gives out).
+    config: for plans without the weights (paper.py); what is loaded brings its own.
     """
     import transformers
 
-    if not isinstance(getattr(torch, dtype, None), torch.dtype):
-        raise InputError(f"dtype={dtype} is no type of torch; try float32, bfloat16 or float16")
+    refuse_unknown_dtype(dtype)
     if torch.device(device).type == "cuda" and not torch.cuda.is_available():
         raise InputError(f"device={device}, but torch finds no CUDA device here; try device=cpu")
     transformers.utils.logging.disable_progress_bar()
@@ -225,6 +226,11 @@ def load_base(
     base = base.to(device, getattr(torch, dtype))
     refuse_unfaithful(base)
     return base
+
+
+def refuse_unknown_dtype(dtype: str) -> None:
+    if not isinstance(getattr(torch, dtype, None), torch.dtype):
+        raise InputError(f"dtype={dtype} is no type of torch; try float32, bfloat16 or float16")
 
 
 def chat_template(name: str) -> str:
@@ -331,8 +337,11 @@ def tokenizer_hash(tokenizer: Any) -> str:
 def weights_hash(lm: nn.Module, samples: int = 64) -> str:
     """A hash of up to `samples` evenly spaced values of every tensor, rounded to bfloat16.
 
-    Rounded, so that one checkpoint read as float32 and as bfloat16 is the same base.
+    Rounded, so that one checkpoint read as float32 and as bfloat16 is the same base. A base on paper has no values
+    and no hash, so nothing can be made for it.
     """
+    if any(tensor.is_meta for tensor in lm.parameters()):
+        return ""
     digest = hashlib.sha256()
     for name, tensor in sorted(lm.state_dict().items()):
         stride = max(1, tensor.numel() // samples)

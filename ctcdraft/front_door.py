@@ -124,6 +124,18 @@ def input_error(error: BaseException | None) -> InputError | None:
     return error
 
 
+def paper_of(config: Any) -> Any:
+    """The base of a `base` node on paper, where it cannot be loaded on this machine; else None. Only what `load_base`
+    loads has a config that a plan can be made from."""
+    from hydra.utils import instantiate
+    from omegaconf import OmegaConf
+
+    values: Any = OmegaConf.to_container(config, resolve=True)
+    if values["_target_"] != "ctcdraft.base.load_base":
+        return None
+    return instantiate({**values, "_target_": "ctcdraft.paper.on_paper", "_convert_": "all"})
+
+
 def build_drafter(config: Any, base: Any, **parts: Any) -> Any:
     """The drafter of a `drafter` node, for this base; its YAML's `name` is for rows and files, not for it.
     parts: the drafters that a composite is made of."""

@@ -11,14 +11,15 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from ctcdraft.base import BaseLM
-from ctcdraft.corpus import parts, prepared
+from ctcdraft.corpus import parts, plan, prepared
 from ctcdraft.corpus.conversations import Corpus
 from ctcdraft.corpus.questions import Answers, Dialogue
 from ctcdraft.corpus.show import legend, shown
 from ctcdraft.corpus.turns import Interview
 from ctcdraft.corpus.writing import writing
 from ctcdraft.errors import InputError
-from ctcdraft.front_door import entry_point, from_command_line
+from ctcdraft.front_door import entry_point, from_command_line, paper_of
+from ctcdraft.rate import Rate
 from ctcdraft.shard import Shard
 
 
@@ -41,6 +42,10 @@ def main(config: DictConfig) -> None:
     shard = Shard.parse(config.shard)
     corpus = instantiate(config.corpus)
     answers = instantiate(config.answers)
+    paper = paper_of(config.base) if config.plan_only and not config.show else None
+    if paper is not None:
+        print(plan.on_paper(paper, corpus, answers, Rate.of(config.plan)))
+        return
     base = instantiate(config.base)
     out = Path(config.out)
     if config.overwrite and not config.plan_only and not config.show:
@@ -50,11 +55,12 @@ def main(config: DictConfig) -> None:
         for row in islice(rows_to_show(base, corpus, answers, out), config.show):
             print(f"\n{shown(row, base.tokenizer, config.show_labels)}")
         return
-    print(prepared.plan(base, corpus, answers, out))
+    planned = plan.plan(base, corpus, answers, out, shard)
+    print(planned)
     if config.plan_only:
         return
     settings = OmegaConf.to_container(config.corpus, resolve=True)
-    manifest = prepared.prepare(base, corpus, answers, out, {"corpus": settings}, shard)
+    manifest = prepared.prepare(base, corpus, answers, out, {"corpus": settings}, shard, planned)
     print(summary(manifest, shard, out))
 
 

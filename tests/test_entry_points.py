@@ -191,12 +191,51 @@ def test_plan_only_leaves_nothing(world, monkeypatch, capsys):
     assert not (world / "planned").exists()
 
 
+def test_a_base_that_is_not_here_is_planned_on_paper(world, monkeypatch, capsys):
+    """By its own config, by that of a folder, and for a card that is not here; without plan_only it is refused."""
+    monkeypatch.chdir(world)
+    there = ["corpus.path=prompts.jsonl", "dtype=bfloat16", "plan_only=true"]
+    run_script(monkeypatch, "data/prepare.py", "base=vicuna_7b", "out=never", *there)
+    said = capsys.readouterr().out
+    assert said.startswith("ON PAPER: vicuna_7b is not loaded, for no weights of lmsys/vicuna-7b-v1.3 are on this")
+    assert "6.74 B parameters, 13.5 GB as bfloat16 (27.0 GB as float32)" in said
+    assert "as characters / 4: no tokenizer is here" in said
+    assert "hours" not in said.split("time", 1)[1].split("plan.flops=")[0]
+
+    Path("shape").mkdir(exist_ok=True)
+    shutil.copy("base/config.json", "shape")
+    words = training("run=x", "prepared=never", "base.path=shape", "plan_only=true")
+    run_script(monkeypatch, "train.py", *words, "plan.flops=1e12", "device=cuda", "dtype=bfloat16")
+    said = capsys.readouterr().out
+    assert "ON PAPER: shape is not loaded" in said
+    assert "hours with states=live" in said.split("time  ")[-1]
+    assert "at 1e+12 operations a second, memory taken to keep up, which is assumed" in said
+    assert not [name for name in ("x", "never") if Path(name).exists()]
+
+
 @pytest.mark.parametrize(
     ("script", "words", "sentence"),
     [
         ("train.py", training("run=run"), "run holds a run already; continue it with resume=run"),
         ("train.py", training("drafter.framse=8"), "framse"),
         ("train.py", ["base=local", "base.path=nowhere"], "no base LLM at nowhere"),
+        ("train.py", ["base=local", "base.path=nowhere", "plan_only=true"], "no base LLM at nowhere"),
+        ("train.py", training("run=x", "base.path=paper"), "cannot load the base paper"),
+        (
+            "train.py",
+            training("run=x", "base.path=paper", "plan_only=true", "plan.flops=0"),
+            "plan.flops=0 is no speed",
+        ),
+        (
+            "train.py",
+            training("run=x", "base.path=paper", "plan_only=true", "drafter=draft_model", "drafter.path=base"),
+            "drafter=draft_model brings weights of its own",
+        ),
+        (
+            "data/prepare.py",
+            ["base=vicuna_7b", "base.config=gone.json", "corpus.path=prompts.jsonl", "plan_only=true", "out=never"],
+            "cannot read the config of the base gone.json",
+        ),
         ("train.py", training("run=x", "objective.labels=9"), "5 frames cannot say 9 labels"),
         ("train.py", training("run=x", "objective.labels=0"), "objective.labels=0"),
         ("train.py", training("run=x", "drafter.frames=0"), "drafter.frames=0"),
@@ -246,6 +285,7 @@ def test_a_wrong_word_is_one_sentence(world, monkeypatch, capsys, script, words,
         transformers.MistralConfig(sliding_window=32, num_hidden_layers=1).save_pretrained(world / "sliding")
         random_lm(seed=1, context=128).save_pretrained(world / "other_base")
         tiny_tokenizer().save_pretrained(world / "other_base")
+        random_lm().config.save_pretrained(world / "paper")
     said = refused(monkeypatch, capsys, script, *words)
     assert sentence in said
     assert not (world / "x").exists()

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ctcdraft.base import BaseLM
+from ctcdraft.corpus.pace import Pace, tried
 from ctcdraft.corpus.questions import Answers, Ask, Question, Reply
 from ctcdraft.decoding.sampling import Noise
 
@@ -31,8 +32,22 @@ Choose = Callable[[Tensor, list[int], int], Tensor]
 class TransformersAnswers(Answers):
     """Answers by the base in this process, a left-padded batch at a time; works on any base."""
 
+    here = True
+
     def start(self, base: BaseLM) -> Ask:
         return partial(self.answer, base)
+
+    def pace(self, base: BaseLM, prompts: Sequence[list[int]]) -> Pace:
+        word = next(word for word in range(base.vocabulary) if word not in base.stop_tokens)
+
+        def always(logits_BV: Tensor, rows: list[int], step: int) -> Tensor:
+            """A word that ends no answer: the batch stays whole."""
+            return torch.full((len(rows),), word, device=base.device)
+
+        def say(batch: list[list[int]], words: int) -> object:
+            return speak(base, batch, [words] * len(batch), always)
+
+        return tried(say, prompts, base.context_length, self.batch_size)
 
     def answer(self, base: BaseLM, asked: Sequence[Question]) -> list[Reply]:
         """Answer one batch: each row says what it would say alone, but for the rounding of a batched sum."""

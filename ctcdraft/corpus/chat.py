@@ -59,13 +59,18 @@ def rendered_tokens(tokenizer: Any, messages: Sequence[Message], generation_prom
     return list(encoding["input_ids"])
 
 
-def fit(tokens: list[int], context_length: int) -> tuple[list[int], int]:
+def fit(tokens: list[int], context_length: int, begin: int | None) -> tuple[list[int], int]:
     """Cut from the left until a quarter of the context is free for the answer; says how many tokens went.
 
-    fit([1, 2, 3, 4, 5], context_length=4)      ->      [3, 4, 5], 2
+    begin: the id a text of this base begins with, if it has one. It stays: a base that has never seen a text without
+    it says other things.
+
+    fit([1, 2, 3, 4, 5], context_length=4, begin=None)      ->      [3, 4, 5], 2
+    fit([1, 2, 3, 4, 5], context_length=4, begin=1)         ->      [1, 4, 5], 2
     """
     cut = max(0, len(tokens) - context_length * 3 // 4)
-    return tokens[cut:], cut
+    kept = tokens[:1] if cut and tokens[0] == begin else []
+    return kept + tokens[cut + len(kept) :], cut
 
 
 def answer_text(tokenizer: Any, ids: Sequence[int], stop_tokens: Collection[int]) -> str:

@@ -3,6 +3,7 @@
 Beside `manifest.json` (which base, asked how, how much, a checksum of every part, `complete` only at the end)
 lie `part-00000.jsonl` and so on, one a batch, with {"id", "turn", "sample", "category", "tokens", "mask", "ended",
 "cut", "ids"} on every line, or {"id", "turn", "sample", "category", "dropped"} where there is no answer to learn from.
+`plan.json` is how fast the machine that began it was.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from ctcdraft.files import write_text
 
 Manifest = dict[str, Any]
 Line = dict[str, Any]
+PLAN = "plan.json"
 
 
 def part(out: Path, number: int) -> Path:
@@ -75,9 +77,16 @@ def write_manifest(out: Path, manifest: Manifest) -> None:
     write_text(out / "manifest.json", text)
 
 
+def write_plan(out: Path, measured: dict[str, Any]) -> None:
+    """What was measured before the first answer, where that has not been written yet. The manifest names this file
+    and holds none of it: no two measurements are equal, and all else in the folder is, whoever makes it."""
+    if not (out / PLAN).exists():
+        write_text(out / PLAN, json.dumps(measured, indent=1) + "\n")
+
+
 def discard(out: Path) -> None:
     """Remove a prepared corpus, and nothing else that may lie beside it."""
-    for file in [out / "manifest.json", *part_files(out), *out.glob("*.partial")]:
+    for file in [out / "manifest.json", out / PLAN, *part_files(out), *out.glob("*.partial")]:
         file.unlink(missing_ok=True)
 
 

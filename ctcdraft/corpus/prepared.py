@@ -20,9 +20,9 @@ from tqdm import tqdm
 
 from ctcdraft.base import BaseLM
 from ctcdraft.corpus import parts
-from ctcdraft.corpus.chat import messages, prompt_tokens
 from ctcdraft.corpus.conversations import Corpus
 from ctcdraft.corpus.parts import Line, Manifest, checksum
+from ctcdraft.corpus.plan import Plan
 from ctcdraft.corpus.questions import Answers, Dialogue, batches
 from ctcdraft.corpus.turns import Interview
 from ctcdraft.corpus.writing import writing
@@ -63,24 +63,6 @@ class Part:
     counts: Counter[str]
 
 
-def plan(base: BaseLM, corpus: Corpus, answers: Answers, out: Path) -> str:
-    """What `prepare` is about to do, in sentences; prompt tokens are estimated from up to 200 first turns."""
-    prompts = corpus.prompts
-    turns = answers.samples * sum(len(prompt.turns) for prompt in prompts)
-    sample = prompts[:: -(-len(prompts) // 200)]
-    tokens = sum(len(prompt_tokens(base.tokenizer, messages(prompt.turns, []))) for prompt in sample)
-    asked, said = tokens * turns // len(sample), turns * answers.max_new_tokens
-    done = len(parts.part_files(out))
-    return (
-        f"{corpus.summary()}\n"
-        f"{base.name} ({dtype(base)}, {base.device}) answers {len(prompts):,} prompts, {turns:,} turns\n"
-        f"about {asked:,} tokens of prompts, at most {said:,} of answers ({answers.max_new_tokens:,} each)\n"
-        # As JSON a token takes about 5 bytes, and 2 for its mask.
-        f"at most {(asked + said) * 7 / 1e6:,.1f} MB into {out}"
-        + (f", where {done:,} batches are finished already" if done else "")
-    )
-
-
 def prepare(
     base: BaseLM,
     corpus: Corpus,
@@ -88,10 +70,11 @@ def prepare(
     out: Path,
     settings: dict[str, Any],
     shard: Shard = WHOLE,
+    planned: Plan | None = None,
 ) -> Manifest:
     """Ask the base every turn of every prompt and keep its answers in `out`; run again, it goes on.
 
-    `settings` is written down for the reader. What must agree in order to go on is the base, the prompts
+    `settings` and `planned` are written down for the reader. What must agree in order to go on is the base, the prompts
     themselves and how answers are made. A shard asks its own batches; whoever finds them all finished, its
     siblings' included, completes the manifest. So shards on machines without a disk in common are merged by
     laying their parts into one folder and running once more.
@@ -99,11 +82,13 @@ def prepare(
     there = parts.read_manifest(out)
     if there is not None and there["complete"] and is_whole(out, there):
         # No lock: trainings that start side by side read one corpus, perhaps on a disk they may not write to.
-        return begin(base, corpus, answers, out, settings)
+        return begin(base, corpus, answers, out, settings, planned)
     with writing(out, shard):
         if shard == WHOLE and not parts.part_files(out):
             parts.discard(out)  # begun, perhaps otherwise, by someone who got nowhere
-        manifest = begin(base, corpus, answers, out, settings)
+        manifest = begin(base, corpus, answers, out, settings, planned)
+        if planned is not None:
+            parts.write_plan(out, planned.measured)
         known: dict[str, str] = manifest.get("parts", {})
         asked = batches(base.tokenizer, corpus.prompts, answers)
         found: dict[int, Part] = {}
@@ -152,7 +137,9 @@ def tally(lines: Sequence[Line]) -> Counter[str]:
     return counts
 
 
-def begin(base: BaseLM, corpus: Corpus, answers: Answers, out: Path, settings: dict[str, Any]) -> Manifest:
+def begin(
+    base: BaseLM, corpus: Corpus, answers: Answers, out: Path, settings: dict[str, Any], planned: Plan | None
+) -> Manifest:
     """The manifest of the corpus in `out`, begun now or earlier; refuses one that was made otherwise."""
     wanted: Manifest = {
         "complete": False,
@@ -162,6 +149,8 @@ def begin(base: BaseLM, corpus: Corpus, answers: Answers, out: Path, settings: d
         "answers": {"by": type(answers).__name__, "dtype": dtype(base), **answers.law()},
         "settings": settings,
     }
+    if planned is not None:
+        wanted["plan"] = planned.figures | {"measured": parts.PLAN}
     there = parts.read_manifest(out)
     if there is None:
         if parts.part_files(out):

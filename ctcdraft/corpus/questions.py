@@ -15,11 +15,12 @@ import hashlib
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from ctcdraft.base import BaseLM
 from ctcdraft.corpus.chat import fit, messages, prompt_tokens
 from ctcdraft.corpus.conversations import Prompt
+from ctcdraft.corpus.pace import Pace
 from ctcdraft.errors import InputError
 
 
@@ -76,6 +77,8 @@ class Answers:
     seed: int
     samples: int  # dialogues a prompt
 
+    here: ClassVar[bool] = False  # whether they are made in this process, by the base that is loaded in it
+
     def __post_init__(self) -> None:
         if self.batch_size < 1 or self.max_new_tokens < 1 or self.temperature < 0 or self.samples < 1:
             raise InputError(
@@ -96,6 +99,10 @@ class Answers:
     def start(self, base: BaseLM) -> Ask:
         """Whoever answers this base's questions, a batch at a time. Called once, when there is something to ask."""
         raise NotImplementedError
+
+    def pace(self, base: BaseLM, prompts: Sequence[list[int]]) -> Pace | None:
+        """How fast answers to such prompts are made, by a short trial; None where that cannot be tried beforehand."""
+        return None
 
     def room(self, base: BaseLM, question: Question) -> int:
         """How many tokens the answer may have."""
@@ -126,5 +133,6 @@ def turn_lengths(tokenizer: Any, prompts: Sequence[Prompt], at_once: int = 1000)
 def question(base: BaseLM, dialogue: Dialogue, said: Sequence[str]) -> Question:
     """The dialogue's next turn, after the base's own answers so far."""
     prompt = dialogue.prompt
-    tokens, cut = fit(prompt_tokens(base.tokenizer, messages(prompt.turns, said)), base.context_length)
+    whole = prompt_tokens(base.tokenizer, messages(prompt.turns, said))
+    tokens, cut = fit(whole, base.context_length, base.tokenizer.bos_token_id)
     return Question(prompt.id, len(said), dialogue.sample, prompt.category, array("i", tokens), cut)

@@ -91,7 +91,8 @@ def marks_of(arena: Arena, name: str, prompt_L: Tensor, seed: int, answer: Answe
 
 def asked(base: BaseLM, prompt: Prompt, said: Sequence[str]) -> tuple[Tensor, int]:
     """The next turn's prompt_L after what was said, and how many of its tokens did not fit."""
-    tokens, cut = fit(prompt_tokens(base.tokenizer, messages(prompt.turns, said)), base.context_length)
+    whole = prompt_tokens(base.tokenizer, messages(prompt.turns, said))
+    tokens, cut = fit(whole, base.context_length, base.tokenizer.bos_token_id)
     return torch.tensor(tokens, device=base.device), cut
 
 

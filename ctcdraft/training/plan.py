@@ -5,16 +5,24 @@ from __future__ import annotations
 from time import perf_counter
 
 import torch
+from torch import Tensor
 
 from ctcdraft.base import BaseLM
 from ctcdraft.corpus.batches import Batches, Rows, feasible_share
+from ctcdraft.corpus.plan import states_bytes
 from ctcdraft.drafters.drafter import DraftHead
 from ctcdraft.errors import InputError
+from ctcdraft.machine import peak_bytes, spelled
+from ctcdraft.nn.heads import Emissions
 from ctcdraft.objectives.objective import Objective
+from ctcdraft.size import Size
+from ctcdraft.training.cost import disk, keeping, memory
 from ctcdraft.training.engine import TorchEngine
 
 
-def plan(drafter: DraftHead, objective: Objective, batches: Batches, engine: TorchEngine, steps: int) -> str:
+def plan(
+    base: BaseLM, drafter: DraftHead, objective: Objective, batches: Batches, engine: TorchEngine, steps: int
+) -> str:
     """The plan in words. One forward and backward pass is timed, so what can fail fails here."""
     drafter.zero_grad(set_to_none=True)
     with engine.precision():
@@ -22,8 +30,12 @@ def plan(drafter: DraftHead, objective: Objective, batches: Batches, engine: Tor
     began = perf_counter()
     with engine.precision():
         batch = batches.batch(0)
-        emissions = drafter(batch)
-        value = objective(emissions, batch).value
+
+        def forward() -> tuple[Emissions, Tensor]:
+            emissions = drafter(batch)
+            return emissions, objective(emissions, batch).value
+
+        (emissions, value), kept = keeping(forward)
     value.backward()
     if batch.states_BLD.is_cuda:
         torch.cuda.synchronize()
@@ -35,6 +47,8 @@ def plan(drafter: DraftHead, objective: Objective, batches: Batches, engine: Tor
     tokens = sum(len(tokens_L) for tokens_L in batches.rows.tokens)
     trained = sum(p.numel() for p in drafter.own_parameters())
     emission_bytes = rows * anchors * frames * (emissions.blank + 1) * 4
+    size = Size.of(base)
+    sizes = ", ".join(f"{spelled(count)} as {name}" for name, count in states_bytes(tokens, size).items())
     return "\n".join(
         [
             f"drafter     {trained:,} trainable parameters, block initialised {drafter.initialised}",
@@ -45,6 +59,9 @@ def plan(drafter: DraftHead, objective: Objective, batches: Batches, engine: Tor
             f"frames      {read}",
             f"rows        {batches.plan()}",
             f"states      {batches.states.plan()}",
+            f"disk        {disk(trained)}; states of this corpus, where they are stored: {sizes}",
+            f"memory      {memory(size, trained, batch, kept, emission_bytes)}; this process has held "
+            f"{spelled(peak_bytes(base.device))} so far",
             f"time        about {seconds * steps / 3600:.2f} hours "
             f"({seconds:.2f} s for the first step), probes not counted",
         ]

@@ -1,8 +1,11 @@
 """Text becomes a prompt by the template or raw, and is cut from the left alone."""
 
-from tiny_models import END, tiny_tokenizer
+from tiny_models import END, random_base, tiny_tokenizer
 
 from ctcdraft.corpus.chat import answer_text, fit, messages, prompt_tokens
+from ctcdraft.corpus.conversations import Prompt
+from ctcdraft.corpus.questions import Dialogue, question
+from ctcdraft.evaluation.measure import asked
 
 TALK = [
     {"role": "user", "content": "a"},
@@ -41,11 +44,24 @@ def test_a_raw_prompt_has_the_tokenizers_own_start_but_not_its_end():
 
 
 def test_fit_cuts_from_the_left_and_leaves_a_quarter_free():
-    assert fit([1, 2, 3, 4, 5], 4) == ([3, 4, 5], 2)
-    assert fit([1, 2, 3], 4) == ([1, 2, 3], 0)
-    tokens, cut = fit(list(range(1000)), 254)
+    assert fit([1, 2, 3, 4, 5], 4, None) == ([3, 4, 5], 2)
+    assert fit([1, 2, 3], 4, None) == ([1, 2, 3], 0)
+    tokens, cut = fit(list(range(1000)), 254, None)
     assert (len(tokens), cut, tokens[-1]) == (190, 810, 999)
     assert 254 - len(tokens) >= 254 / 4
+
+
+def test_fit_keeps_the_begin_token_and_counts_it():
+    assert fit([1, 2, 3, 4, 5], 4, 1) == ([1, 4, 5], 2)
+    assert fit([1, 2, 3, 4, 5], 4, 2) == ([3, 4, 5], 2)  # no text of this one begins with it
+    assert fit([1, 2, 3], 4, 1) == ([1, 2, 3], 0)
+    base = random_base(context=64)
+    one = question(base, Dialogue(Prompt("p", "test", ("a" * 100,), None), 0), [])
+    assert (len(one.tokens), one.tokens[0]) == (48, base.tokenizer.bos_token_id)
+    assert base.tokenizer.decode(list(one.tokens)) == "<bos>" + "a" * 45 + "<|end|><|assistant|>"
+    assert one.cut == 100 - 45 + len(["<|user|>"])
+    prompt_L, cut = asked(base, Prompt("p", "test", ("a" * 100,), None), [])
+    assert (prompt_L.tolist(), cut) == (list(one.tokens), one.cut)  # evaluation asks what training asked
 
 
 def test_an_answer_ends_before_its_first_stop_token():

@@ -73,6 +73,7 @@ def test_prepare_plans_prepares_goes_on_and_starts_afresh(world):
     planned = run(world, "out=there", "corpus.limit=5", "plan_only=true")
     assert planned.returncode == 0, planned.stderr
     assert "random (float32, cpu) answers 5 prompts, 5 turns" in planned.stdout
+    assert "time      at most about 0.00 hours (a trial of" in planned.stdout
     assert not (world / "there").exists()
 
     first = run(world, "out=there", "corpus.limit=5", "answers.batch_size=2")
@@ -82,6 +83,10 @@ def test_prepare_plans_prepares_goes_on_and_starts_afresh(world):
     manifest = json.loads((world / "there" / "manifest.json").read_text())
     assert manifest["complete"]
     assert manifest["settings"]["corpus"]["path"] == "prompts.jsonl"
+    assert manifest["plan"]["measured"] == "plan.json"
+    measured = json.loads((world / "there" / "plan.json").read_text())
+    assert measured["hours_at_most"] > 0
+    assert measured["trial"]["rows"] in (1, 2)
     account = manifest["conversations"]
     assert (account["read"], account["kept"], account["not_asked"]) == (8, 5, 3)
     assert set(account["leaked"]) == {"tiny", "mt_bench", "gsm8k"}
@@ -141,8 +146,11 @@ def test_two_processes_that_torchrun_started_make_what_one_makes(world):
         assert ("shard 2 of 2 is finished in pair" in one.stdout) == (rank == "1")
     assert "8 answers to 8 prompts in pair" in one.stdout
     assert run(world, "out=alone", size).returncode == 0
-    files = {file.name: file.read_bytes() for file in (world / "alone").iterdir()}
-    assert files == {file.name: file.read_bytes() for file in (world / "pair").iterdir()}
+    alone, pair = (
+        {file.name: file.read_bytes() for file in (world / out).iterdir() if file.name != "plan.json"}
+        for out in ("alone", "pair")
+    )
+    assert alone == pair
 
 
 def test_a_corpus_of_another_base_is_kept_and_refused(world):

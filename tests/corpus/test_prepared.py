@@ -238,14 +238,6 @@ def test_discard_removes_the_corpus_and_nothing_else(base, tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
 
 
-def test_the_plan_says_how_much_and_where(base, tmp_path):
-    said = prepared.plan(base, Corpus.of(PROMPTS), GREEDY, tmp_path / "out")
-    assert f"answers 11 prompts, {TURNS} turns" in said
-    assert f"at most {TURNS * 12} of answers (12 each)" in said
-    assert str(tmp_path / "out") in said
-    assert not (tmp_path / "out").exists()
-
-
 def test_the_manifest_says_what_was_done(base, tmp_path):
     manifest = prepare(base, tmp_path)
     assert json.loads((tmp_path / "manifest.json").read_text()) == manifest

@@ -1,0 +1,238 @@
+"""What the making of a corpus is going to cost, said before its first answer. It asks nobody and writes nothing.
+
+How much is asked comes from the prompts, how fast from a short trial (pace.py), or from a rate that is given where
+the base is only on paper. Answers are taken to be as long as they may be, so most figures are bounds.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ctcdraft.base import BaseLM
+from ctcdraft.corpus import parts
+from ctcdraft.corpus.chat import messages, prompt_tokens
+from ctcdraft.corpus.conversations import Corpus, Prompt
+from ctcdraft.corpus.pace import Pace
+from ctcdraft.corpus.precision import PRECISIONS
+from ctcdraft.corpus.questions import Answers
+from ctcdraft.decoding.kv_cache import BUCKET
+from ctcdraft.machine import peak_bytes, spelled
+from ctcdraft.paper import Paper
+from ctcdraft.rate import UNKNOWN, Rate
+from ctcdraft.shard import Shard
+from ctcdraft.size import Size
+
+SAMPLE = 200  # prompts whose tokens are counted; the others are taken to be like them
+CHARACTERS = 4  # a token of English, where there is no tokenizer to ask
+A_TOKEN = 7  # bytes in a part: as JSON a token takes about 5, and 2 for its mask
+
+
+@dataclass(frozen=True)
+class Work:
+    """Tokens of a whole corpus. asked: what users say, earlier turns again in later prompts. recalled: the base's own
+    answers again in those prompts, at most. said: in answers, at most. longest: one dialogue, at most; of it
+    longest_prompt is read at once. counted: how tokens were."""
+
+    prompts: int
+    turns: int
+    asked: int
+    recalled: int
+    said: int
+    longest: int
+    longest_prompt: int
+    counted: str
+
+    @classmethod
+    def of(cls, prompts: Sequence[Prompt], answers: Answers, tokenizer: Any, context_length: int) -> Work:
+        most, limit = answers.max_new_tokens, context_length * 3 // 4
+        sample = prompts[:: -(-len(prompts) // SAMPLE)]
+        counts = [reread(turn_tokens(prompt, tokenizer), most, limit) for prompt in sample]
+        asked, recalled = (sum(column) * len(prompts) // len(sample) for column in zip(*counts, strict=True))
+        turns = sum(len(prompt.turns) for prompt in prompts)
+        largest = heapq.nlargest(8, prompts, lambda one: sum(map(len, one.turns)) / CHARACTERS + most * len(one.turns))
+        whole = max(sum(turn_tokens(prompt, tokenizer)) + most * len(prompt.turns) for prompt in largest)
+        longest = min(context_length, whole)
+        how = f"from {len(sample):,} prompts" if tokenizer else f"as characters / {CHARACTERS}: no tokenizer is here"
+        return cls(
+            prompts=len(prompts),
+            turns=turns * answers.samples,
+            asked=asked * answers.samples,
+            recalled=recalled * answers.samples,
+            said=turns * answers.samples * most,
+            longest=longest,
+            longest_prompt=min(limit, max(1, longest - most)),
+            counted=how,
+        )
+
+    @property
+    def read(self) -> int:
+        return self.asked + self.recalled
+
+    @property
+    def tokens(self) -> int:
+        """Of the corpus: every answer is a row, after the whole prompt it was given to."""
+        return self.read + self.said
+
+
+def turn_tokens(prompt: Prompt, tokenizer: Any) -> list[int]:
+    """How many tokens each turn of the user is, in the template."""
+    if tokenizer is None:
+        return [-(-len(turn) // CHARACTERS) for turn in prompt.turns]
+    return [len(prompt_tokens(tokenizer, messages([turn], []))) for turn in prompt.turns]
+
+
+def reread(turns: Sequence[int], most: int, limit: int) -> tuple[int, int]:
+    """Tokens of the user, and at most of the base, in the prompts of all turns; no prompt is longer than the limit.
+
+    turns of 3 and 4, answers of 5, limit 10   ->   3 + 7 of the user, 0 + 3 of the base
+    """
+    asked = recalled = 0
+    for turn in range(len(turns)):
+        users = min(limit, sum(turns[: turn + 1]))
+        asked += users
+        recalled += min(limit - users, turn * most)
+    return asked, recalled
+
+
+@dataclass(frozen=True)
+class Plan:
+    """figures: what anybody would plan for this base and these prompts, for the manifest. measured: here and now, for
+    plan.json. str() is what a user reads."""
+
+    work: Work
+    lines: list[str]
+    figures: dict[str, Any]
+    measured: dict[str, Any]
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines)
+
+
+def plan(base: BaseLM, corpus: Corpus, answers: Answers, out: Path, shard: Shard) -> Plan:
+    """What `prepare` is about to do, in sentences, and how long that takes here: a few words are said for it."""
+    work, size = Work.of(corpus.prompts, answers, base.tokenizer, base.context_length), Size.of(base)
+    done, batches = len(parts.part_files(out)), -(-work.prompts * answers.samples // answers.batch_size)
+    ahead = max(0.0, 1 - done / batches)
+    some = corpus.prompts[:: -(-work.prompts // answers.batch_size)]
+    prompts = [prompt_tokens(base.tokenizer, messages(prompt.turns, [])) for prompt in some]
+    pace = answers.pace(base, prompts) if ahead else None
+    hours = None if pace is None else pace.seconds(work.read, work.said) * ahead / shard.of / 3600
+    held = peak_bytes(base.device)
+    measured = {
+        "device": str(base.device),
+        "threads": torch.get_num_threads(),
+        "trial": None if pace is None else vars(pace),
+        "hours_at_most": hours,
+        "peak_bytes": held,
+    }
+    lines = [
+        corpus.summary(),
+        f"{base.name} ({str(base.dtype)[6:]}, {base.device}) answers {work.prompts:,} prompts, {work.turns:,} turns",
+        *amounts(work, answers),
+        disk(work, f"into {out}" + (f", where {done:,} batches are finished already" if done else "")),
+        stored(work, size),
+        memory(work, size, answers) + f"; this process has held {spelled(held)} so far",
+        f"time      {how_long(hours, pace, ahead, shard)}",
+    ]
+    return Plan(work, lines, figures(work, size, answers), measured)
+
+
+def how_long(hours: float | None, pace: Pace | None, ahead: float, shard: Shard) -> str:
+    if not ahead:
+        return "none: every batch is there"
+    if hours is None:
+        return "not known beforehand: the answers are not made in this process"
+    return f"at most about {hours:,.2f} hours{f' for each of {shard.of} shards' if shard.of > 1 else ''} ({pace})"
+
+
+def on_paper(paper: Paper, corpus: Corpus, answers: Answers, rate: Rate) -> Plan:
+    """The same for a base that is not here; hours only at a rate that somebody gives."""
+    base = paper.base
+    work, size = Work.of(corpus.prompts, answers, base.tokenizer, base.context_length), Size.of(base)
+    reading, saying = flops(work, size)
+    held = (size.weight_bytes + answers.batch_size * size.kv_bytes * context(work)) * work.said / answers.batch_size
+    seconds = [rate.seconds(reading), rate.seconds(saying, held)]
+    hours = None if None in seconds else sum(one for one in seconds if one is not None) / 3600
+    lines = [
+        str(paper),
+        corpus.summary(),
+        f"{base.name} would answer {work.prompts:,} prompts, {work.turns:,} turns",
+        *amounts(work, answers),
+        disk(work, "for the answers"),
+        stored(work, size),
+        f"work      at most about {reading:.3g} operations to read prompts and {saying:.3g} to say answers",
+        memory(work, size, answers),
+        f"time      {UNKNOWN}" if hours is None else f"time      at most about {hours:,.2f} hours {rate}",
+    ]
+    return Plan(work, lines, figures(work, size, answers), {"hours_at_most": hours, "rate": vars(rate)})
+
+
+def amounts(work: Work, answers: Answers) -> list[str]:
+    again = f", at most {work.recalled:,} more of answers in the histories of later turns" if work.recalled else ""
+    return [
+        f"about {work.asked:,} tokens of prompts ({work.counted}){again}, "
+        f"at most {work.said:,} of answers ({answers.max_new_tokens:,} each)"
+    ]
+
+
+def disk(work: Work, where: str) -> str:
+    return f"at most {spelled(work.tokens * A_TOKEN)} {where}"
+
+
+def states_bytes(tokens: int, size: Size) -> dict[str, int]:
+    """Of the states of so many tokens, by the name of the precision they are stored in."""
+    return {name: tokens * one.bytes_a_token(size.state_width) for name, one in PRECISIONS.items()}
+
+
+def stored(work: Work, size: Size) -> str:
+    sizes = ", ".join(f"{spelled(count)} as {name}" for name, count in states_bytes(work.tokens, size).items())
+    return f"states    at most {sizes} ({size.state_width:,} values a token), where states=stored; none where live"
+
+
+def context(work: Work) -> float:
+    """How many tokens a word of an answer attends to, on average."""
+    return (work.read + work.said / 2) / work.turns
+
+
+def flops(work: Work, size: Size) -> tuple[float, float]:
+    """Operations to read all prompts, half of whose tokens a token attends to, and to say all answers."""
+    return size.read_flops(work.read, work.read / work.turns / 2), size.say_flops(work.said, context(work))
+
+
+def memory_bytes(work: Work, size: Size, answers: Answers) -> dict[str, int]:
+    """At the peak, by what it is for. A batch is at once as long as it may become: caches are allocated for it."""
+    if not answers.here:
+        return {"weights": size.weight_bytes}
+    rows = min(answers.batch_size, work.prompts * answers.samples)
+    cache = rows * -(-work.longest // BUCKET) * BUCKET * size.kv_bytes
+    drawing = 3 * 8 if answers.temperature > 0 else 0  # a law, its sums and their scale in float64
+    return {
+        "weights": size.weight_bytes,
+        "cache": cache + cache * 3 // 8,  # keys, then values are copied when a batch loses a quarter of its rows
+        "reading": size.reading_bytes(rows, work.longest_prompt),
+        "logits": rows * size.head // size.width * (size.itemsize + drawing),
+    }
+
+
+def memory(work: Work, size: Size, answers: Answers) -> str:
+    held = memory_bytes(work, size, answers)
+    what = ", ".join(f"{name} {spelled(count)}" for name, count in held.items())
+    how = f"{answers.batch_size} rows of {work.longest:,} tokens" if answers.here else "answers are made elsewhere"
+    return f"memory    about {spelled(sum(held.values()))} at the peak: {what} ({how})"
+
+
+def figures(work: Work, size: Size, answers: Answers) -> dict[str, Any]:
+    reading, saying = flops(work, size)
+    return {
+        "tokens": {"prompts": work.asked, "histories_at_most": work.recalled, "answers_at_most": work.said},
+        "counted": work.counted,
+        "disk_bytes_at_most": {"answers": work.tokens * A_TOKEN, "states": states_bytes(work.tokens, size)},
+        "memory_bytes": memory_bytes(work, size, answers),
+        "flops_at_most": {"prompts": reading, "answers": saying},
+    }

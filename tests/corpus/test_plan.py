@@ -1,0 +1,137 @@
+"""The plan of a corpus: its bounds hold for the corpus that is then made, and its clock is read as it should be."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from tiny_models import random_base, random_lm
+
+from ctcdraft.corpus import pace, parts, plan, prepared
+from ctcdraft.corpus.answers import TransformersAnswers
+from ctcdraft.corpus.conversations import Corpus, Prompt
+from ctcdraft.corpus.questions import Answers
+from ctcdraft.paper import on_paper
+from ctcdraft.rate import Rate
+from ctcdraft.shard import Shard
+
+PROMPTS = [
+    Prompt(f"p{n}", "test", tuple(f"turn {turn}" + "!" * n for turn in range(1, 2 + n % 4)), None) for n in range(1, 12)
+]
+TURNS = sum(len(prompt.turns) for prompt in PROMPTS)
+GREEDY = TransformersAnswers(3, 12, 0.0, 0, 1)
+SHAPE = random_lm().config.to_dict()
+
+
+@pytest.fixture(scope="module")
+def base():
+    return random_base()
+
+
+@pytest.mark.parametrize("samples", [1, 2])
+def test_prompts_are_what_was_planned_and_answers_never_more(base, tmp_path, samples):
+    """One turn each: what a random base says in a history is other bytes when it is read again."""
+    answers = TransformersAnswers(4, 12, float(samples - 1), 0, samples)
+    corpus = Corpus.of(replace(prompt, turns=prompt.turns[:1]) for prompt in PROMPTS)
+    said = plan.plan(base, corpus, answers, tmp_path, prepared.WHOLE)
+    made, work = prepared.prepare(base, corpus, answers, tmp_path, {}, planned=said)["counts"], said.work
+    assert made["tokens"] - made["answer_tokens"] == work.asked
+    assert 0 < made["answer_tokens"] <= work.said == len(PROMPTS) * samples * 12
+    rows = prepared.read(tmp_path, base.fingerprint()).rows
+    assert max(len(row.tokens_L) for row in rows) <= work.longest
+    assert max(int((~row.mask_L).sum()) for row in rows) <= work.longest_prompt
+
+
+def test_the_manifest_holds_what_is_planned_and_a_file_beside_it_what_was_measured(base, tmp_path):
+    first, again = (plan.plan(base, Corpus.of(PROMPTS), GREEDY, tmp_path, prepared.WHOLE) for _ in range(2))
+    assert first.figures == again.figures
+    assert first.measured["hours_at_most"] != again.measured["hours_at_most"]
+    prepared.prepare(base, Corpus.of(PROMPTS), GREEDY, tmp_path, {}, Shard(2, 2), first)
+    prepared.prepare(base, Corpus.of(PROMPTS), GREEDY, tmp_path, {}, Shard(1, 2), again)
+    there = json.loads((tmp_path / "manifest.json").read_text())
+    assert there["plan"] == first.figures | {"measured": "plan.json"}
+    assert json.loads((tmp_path / "plan.json").read_text()) == first.measured
+    finished = plan.plan(base, Corpus.of(PROMPTS), GREEDY, tmp_path, prepared.WHOLE)
+    assert "time      none: every batch is there" in str(finished)
+    assert finished.measured["trial"] is None
+    parts.discard(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_plan_says_how_much_and_where(base, tmp_path):
+    said = str(plan.plan(base, Corpus.of(PROMPTS), GREEDY, tmp_path / "out", Shard(1, 4)))
+    assert f"answers 11 prompts, {TURNS} turns" in said
+    assert f"at most {TURNS * 12} of answers (12 each)" in said
+    assert f"MB into {tmp_path / 'out'}" in said.replace("kB into", "MB into")
+    assert "hours for each of 4 shards (a trial of" in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_stored_states_are_planned_for_every_precision_and_tap():
+    size = plan.Size.of(random_base())
+    assert plan.states_bytes(10, size) == {"float32": 1280, "bfloat16": 640, "int8": 360}
+    taps = plan.Size.of(prepared_base(taps=["last", 1]))
+    assert plan.states_bytes(10, taps) == {"float32": 2560, "bfloat16": 1280, "int8": 680}
+
+
+def prepared_base(taps):
+    return on_paper("owner/name", "float32", "cpu", taps=taps, config=SHAPE).base
+
+
+def test_memory_is_the_weights_alone_where_others_answer(base):
+    work = plan.Work.of(PROMPTS, GREEDY, base.tokenizer, base.context_length)
+    size = plan.Size.of(base)
+    here = plan.memory_bytes(work, size, GREEDY)
+    assert here["cache"] == 3 * 256 * size.kv_bytes * 11 / 8
+    assert here["logits"] == 3 * base.vocabulary * 4
+    assert plan.memory_bytes(work, size, Answers(3, 12, 0.0, 0, 1)) == {"weights": here["weights"]}
+    assert plan.how_long(None, Answers(3, 12, 0.0, 0, 1).pace(base, [[1]]), 1.0, prepared.WHOLE).startswith("not known")
+
+
+def test_histories_are_counted_and_cut_where_prompts_are():
+    assert plan.reread([3, 4], most=5, limit=10) == (3 + 7, 3)
+    assert plan.reread([3, 4, 2], most=5, limit=100) == (3 + 7 + 9, 5 + 10)
+    assert plan.reread([30], most=5, limit=10) == (10, 0)
+
+
+def test_on_paper_the_work_is_the_same_and_tokens_are_characters_without_a_tokenizer(base):
+    sheet = on_paper("owner/name", "float32", "cpu", config=SHAPE)
+    said = plan.on_paper(sheet, Corpus.of(PROMPTS), GREEDY, Rate(None, None))
+    assert said.work.asked == sum(plan.reread([-(-len(t) // 4) for t in p.turns], 12, 192)[0] for p in PROMPTS)
+    assert said.work.said == TURNS * 12
+    assert "ON PAPER: name is not loaded" in str(said)
+    assert "time      not known without a rate" in str(said)
+    assert said.measured["hours_at_most"] is None
+    reading, saying = (said.figures["flops_at_most"][key] for key in ("prompts", "answers"))
+    timed = plan.on_paper(sheet, Corpus.of(PROMPTS), GREEDY, Rate(1e6, None))
+    assert timed.measured["hours_at_most"] * 3600 == pytest.approx((reading + saying) / 1e6)
+    sheet.base.tokenizer = base.tokenizer
+    whole = plan.on_paper(sheet, Corpus.of(PROMPTS), GREEDY, Rate(None, None))
+    assert whole.work == plan.Work.of(PROMPTS, GREEDY, base.tokenizer, base.context_length)
+
+
+def clock(monkeypatch, a_row, a_word):
+    """A trial whose every call takes a_row for each row read and a_word for each word, by a clock of its own."""
+    now, batches = [0.0], []
+
+    def say(batch, words):
+        batches.append(len(batch))
+        now[0] += a_row * len(batch) + a_word * (words - 1)
+
+    monkeypatch.setattr(pace, "perf_counter", lambda: now[0])
+    return say, batches
+
+
+def test_a_trial_grows_to_the_whole_batch_and_tells_reading_from_saying(monkeypatch):
+    say, batches = clock(monkeypatch, a_row=1e-4, a_word=1e-3)
+    found = pace.tried(say, [[7] * 10, [7] * 40], context=1000, rows=10)
+    assert batches == [1, 1, 4, 4, 10, 10]
+    assert found.rows == 10
+    assert found.read_seconds == pytest.approx(1e-4 / pace.PROMPT)
+    assert found.step_seconds == pytest.approx(1e-3)
+    assert found.seconds(read=320, said=200) == pytest.approx(320 * 1e-4 / 32 + 20 * 1e-3)
+
+
+def test_a_slow_machine_is_not_kept_busy(monkeypatch):
+    say, batches = clock(monkeypatch, a_row=0.2, a_word=0.01)
+    assert pace.tried(say, [[7] * 10], context=1000, rows=64).rows == 4
+    assert batches == [1, 1, 4, 4]

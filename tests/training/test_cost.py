@@ -1,0 +1,90 @@
+"""What a step is said to cost is what it costs: counted on real tensors and on none, and added up by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny_models import random_base, random_lm
+from torch import nn
+from training_parts import ctc_head, rows
+
+from ctcdraft.corpus.batches import Batches
+from ctcdraft.errors import InputError
+from ctcdraft.objectives.ctc import CTC
+from ctcdraft.paper import on_paper
+from ctcdraft.rate import Rate
+from ctcdraft.size import Size
+from ctcdraft.training.cost import batch_without_values, counted, keeping, memory
+from ctcdraft.training.paper import Told, plan
+
+
+def paper_head(frames=6):
+    base = on_paper("owner/name", "float32", "cpu", config=random_lm().config.to_dict()).base
+    with torch.device("meta"):
+        return base, ctc_head(base, frames).eval()
+
+
+def test_what_is_kept_is_every_tensor_once_and_no_parameter():
+    weight, x = nn.Parameter(torch.ones(4, 4)), torch.ones(3, 4)
+
+    def forward():
+        y = x @ weight  # keeps x, and the weight
+        return (y * y).exp()  # keeps y once, and what exp gives
+
+    made, kept = keeping(forward)
+    assert kept == 3 * x.nbytes
+    made.sum().backward()
+    assert weight.grad is not None
+
+
+def test_a_step_on_paper_is_the_real_step():
+    base = random_base()
+    batches = Batches(rows(), base, rows_a_step=4, anchors=8, labels=3, seed=0)
+    real = batches.batch(0)
+    sheet, head = paper_head()
+    paper = batch_without_values(sheet, *real.tokens_BL.shape, anchors=8, labels=3)
+    for name, tensor in vars(paper).items():
+        assert tensor.is_meta
+        assert tensor.shape == getattr(real, name).shape, name
+    flops, kept, shape = counted(ctc_head(base).eval(), CTC(3), real)
+    assert counted(head, CTC(3), paper) == (flops, kept, shape)
+    assert shape == (4, 8, 6, 32)
+    # The frozen head alone: logits, and the expected row that gives the gradient.
+    assert flops > 2 * 2 * 4 * 8 * 6 * base.vocabulary * base.width
+
+
+class Trainer:
+    steps, rows, anchors, max_length = 100, 4, 8, 40
+
+
+def test_the_plan_on_paper_adds_up():
+    base, head = paper_head()
+    told = Told(answers=50, tokens=1500, longest=60, source="counted")
+    said = plan(base, head, CTC(3), told, Trainer, Rate(1e9, None))
+    trained = sum(value.numel() for value in head.own_parameters())
+    assert f"drafter     {trained:,} trainable parameters" in said
+    assert "100 of 4 rows x 8 anchors, 8.0 epochs" in said
+    assert "192.0 kB as float32, 96.0 kB as bfloat16, 54.0 kB as int8 where stored" in said
+    assert "(4 rows of 40 tokens)" in said  # no more than max_length
+    step, _, _ = counted(head, CTC(3), batch_without_values(base, 4, 30, 8, 3))
+    live = Size.of(base).read_flops(4 * 30, 15)
+    assert f"{step:.3g} operations a step of the head, and {live:.3g} for the base to read 4 rows of 30 tokens" in said
+    assert f"about {100 * (step + live) / 1e9 / 3600:,.2f} hours with states=live" in said
+    assert "time        not known without a rate" in plan(base, head, CTC(3), told, Trainer, Rate(None, None))
+
+
+def test_what_drafter_and_objective_refuse_of_each_other_is_refused_on_paper_too():
+    base, head = paper_head(frames=3)
+    with pytest.raises(InputError, match="3 frames cannot say 4 labels"):
+        plan(base, head, CTC(4), Told(50, 1500, 60, "counted"), Trainer, Rate(None, None))
+
+
+def test_memory_adds_weights_head_and_step():
+    base = random_base()
+    batch = batch_without_values(base, 4, 30, 8, 3)
+    said = memory(Size.of(base), 1000, batch, kept=7000, emission_bytes=2**40)
+    weights = Size.of(base).weight_bytes
+    states, reading = 4 * 30 * 32 * 4, Size.of(base).reading_bytes(4, 30)
+    whole = weights + 16_000 + states + reading + 7000 + 256 * 2**20
+    assert f"about {whole / 1e6:,.1f} MB at the peak" in said
+    assert "step 7.0 kB" in said
