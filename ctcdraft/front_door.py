@@ -82,9 +82,9 @@ def from_command_line(main: Callable[[], Any]) -> None:
 
     try:
         main()
-    except InstantiationException:  # a constructor of ours failed, and not because of its input
-        raise
     except (HydraException, OmegaConfBaseException) as error:
+        if isinstance(error, InstantiationException) and not str(error).startswith("Error locating target"):
+            raise  # a constructor of ours failed, and not because of its input
         parts = [str(part) for part in (error, error.__cause__) if part is not None]
         words = " ".join(line.strip() for part in parts for line in part.splitlines()[:1]).replace("'.", "':")
         print(f"{Path(sys.argv[0]).name}: {words}; {nearest(words)}", file=sys.stderr)

@@ -17,7 +17,7 @@ from ctcdraft.corpus.questions import Answers, Dialogue
 from ctcdraft.corpus.show import legend, shown
 from ctcdraft.corpus.turns import Interview
 from ctcdraft.corpus.writing import writing
-from ctcdraft.errors import InputError
+from ctcdraft.errors import InputError, whole
 from ctcdraft.front_door import entry_point, from_command_line
 from ctcdraft.shard import Shard
 
@@ -39,6 +39,8 @@ def rows_to_show(base: BaseLM, corpus: Corpus, answers: Answers, out: Path) -> I
 @entry_point
 def main(config: DictConfig) -> None:
     shard = Shard.parse(config.shard)
+    whole(config.show, "show", least=0)
+    whole(config.show_labels, "show_labels")
     corpus = instantiate(config.corpus)
     answers = instantiate(config.answers)
     base = instantiate(config.base)
