@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -103,12 +104,19 @@ class RunDirectory:
             raise InputError(
                 f"{self.fingerprint} is missing or damaged; train the run again: run={self.path}"
             ) from error
-        differing = [key for key in MUST_AGREE if made_for.get(key) != fingerprint.get(key)]
-        if differing:
-            raise InputError(
-                f"the head in {self.path} was trained for base {made_for.get('base')}, and this base is "
-                f"{fingerprint.get('base')} (they differ in {', '.join(differing)}); evaluate it with its own base"
-            )
+        refuse_other_base(made_for, fingerprint, self.path)
+
+
+def refuse_other_base(
+    made_for: dict[str, Any], fingerprint: dict[str, Any], place: Path, must_agree: Sequence[str] = MUST_AGREE
+) -> None:
+    """Raise InputError if the head at `place` was made for another base than the one with this fingerprint."""
+    differing = [key for key in must_agree if made_for.get(key) != fingerprint.get(key)]
+    if differing:
+        raise InputError(
+            f"the head in {place} was trained for base {made_for.get('base')}, and this base is "
+            f"{fingerprint.get('base')} (they differ in {', '.join(differing)}); evaluate it with its own base"
+        )
 
 
 def fill(drafter: DraftHead, tensors: dict[str, Tensor], source: Path) -> None:

@@ -2,8 +2,12 @@
 
 import json
 import os
+import runpy
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -28,11 +32,41 @@ def world(tmp_path_factory):
     return place
 
 
-def run(world, *words, **more):
+@dataclass(frozen=True)
+class Ended:
+    """How a call ended, as a shell would see it."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def words_of(world, words):
     given = [f"hydra.searchpath=[file://{world}]", "base=random", "corpus.path=prompts.jsonl", "device=cpu"]
-    command = [sys.executable, str(ROOT / "data" / "prepare.py"), *given, "answers.max_new_tokens=8", *words]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **more}
-    return subprocess.run(command, cwd=world, env=environment, capture_output=True, text=True, timeout=200)
+    return [str(ROOT / "data" / "prepare.py"), *given, "answers.max_new_tokens=8", *words]
+
+
+def run(world, *words, **more):
+    """data/prepare.py with these words and this environment, in this process: importing torch takes seconds."""
+    said, wrong, status = StringIO(), StringIO(), 0
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(said), redirect_stderr(wrong):
+        patch.chdir(world)
+        patch.setattr(sys, "argv", words_of(world, words))
+        for name, value in more.items():
+            patch.setenv(name, value)
+        try:
+            runpy.run_path(sys.argv[0], run_name="__main__")
+        except SystemExit as exit_:
+            status = int(exit_.code or 0)
+    return Ended(status, said.getvalue(), wrong.getvalue())
+
+
+def test_in_a_process_of_its_own(world):
+    command = [sys.executable, *words_of(world, ["out=own", "corpus.limit=1"])]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    made = subprocess.run(command, cwd=world, env=environment, capture_output=True, text=True, timeout=200)
+    assert made.returncode == 0, made.stderr
+    assert "1 answers to 1 prompts in own" in made.stdout
 
 
 def test_prepare_plans_prepares_goes_on_and_starts_afresh(world):

@@ -1,0 +1,67 @@
+"""The card of a published head, written from its run and from what was measured with it. It measures nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ctcdraft.drafters.drafter import DraftHead
+from ctcdraft.evaluation.report import FULL, table
+
+SHOWN = ("benchmark", "T", "nodes", "prompts", "tau", "speedup", "equal")
+
+
+def model_card(run: Path, config: Mapping[str, Any], fingerprint: Mapping[str, Any], drafter: DraftHead) -> str:
+    """Markdown with the hub's front matter. Only rows that carry a certificate are printed."""
+    name, base = config["drafter"]["name"], fingerprint["base"]
+    trained = sum(weight.numel() for weight in drafter.own_parameters())
+    reports = list(evaluations(run, name))
+    measured = [measured_rows(*found) for found in reports] or ["Nothing was measured with this head yet."]
+    return "\n\n".join(
+        [
+            "---\nlibrary_name: ctcdraft\ntags:\n- speculative-decoding\n- draft-head\n- ctc\n---",
+            f"# {name}: a draft head for {base}",
+            "It makes its base decode several tokens a pass and does not change one of them: what the base says, and "
+            "at which temperature, is up to the base alone. It works with this base only.",
+            "    head = PublishedHead.from_pretrained(FOLDER, model=model, tokenizer=tokenizer)\n"
+            "    ids = model.generate(**inputs, custom_generate=head.generate)\n\n"
+            "with `from ctcdraft.published import PublishedHead`.",
+            "## What it is",
+            table(facts(config, fingerprint, trained), {"what": lambda row: row["what"], "": lambda row: row["value"]}),
+            "## What was measured",
+            *measured,
+        ]
+    ) + "\n"  # fmt: skip
+
+
+def facts(config: Mapping[str, Any], fingerprint: Mapping[str, Any], trained: int) -> list[dict[str, str]]:
+    drafter, trainer = config["drafter"], config["trainer"]
+    said = {
+        "base": f"{fingerprint['base']}, weights {fingerprint['weights']}, taps {fingerprint['taps']}",
+        "trained parameters": f"{trained:,}",
+        "frames": str(drafter.get("frames", "-")),
+        "objective": str(config["objective"]["_target_"]).rsplit(".", 1)[-1],
+        "answers of the base to": f"{config['corpus']['name']} (corpus {fingerprint['corpus']})",
+        "steps": f"{trainer['steps']:,} of {trainer['rows']} answers x {trainer['anchors']} windows",
+        "seed": str(config["seed"]),
+    }
+    return [{"what": what, "value": value} for what, value in said.items()]
+
+
+def evaluations(run: Path, name: str) -> Iterator[tuple[list[dict[str, Any]], dict[str, Any]]]:
+    """Rows of this head, and where they were measured, of every evaluation in the run directory."""
+    for file in sorted(run.glob("evaluation/*/report.json")):
+        report = json.loads(file.read_text())
+        rows = [row for row in report["rows"] if row["drafter"] == name and row["lossless"]["prompts"]]
+        if rows:
+            yield rows, report["environment"]
+
+
+def measured_rows(rows: list[dict[str, Any]], environment: dict[str, Any]) -> str:
+    commit = environment["git"]["commit"][:7]
+    return (
+        f"{rows[0]['hardware']}, {rows[0]['dtype']}, commit {commit}, {environment['date']}\n\n"
+        f"    {environment['command']}\n\n{table(rows, {column: FULL[column] for column in SHOWN})}"
+    )

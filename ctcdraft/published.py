@@ -1,0 +1,195 @@
+"""A trained head in other hands: the Hugging Face layout, and a hook for `generate`. It trains and measures nothing.
+
+    head = PublishedHead.from_pretrained(FOLDER_OR_HUB_ID, model=model, tokenizer=tokenizer)
+    ids = model.generate(**inputs, custom_generate=head.generate)
+
+A published head is config.json (the drafter's values and the fingerprint of its base), model.safetensors and a model
+card. Like the entry points this is where config ends: no room behind imports it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from huggingface_hub import ModelHubMixin, snapshot_download
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import ctcdraft
+from ctcdraft.base import BaseLM, refuse_unfaithful
+from ctcdraft.decoding.loop import Settings, generate
+from ctcdraft.decoding.verify import match
+from ctcdraft.drafters.drafter import DraftHead
+from ctcdraft.errors import InputError
+from ctcdraft.front_door import build_drafter, load_drafter
+from ctcdraft.model_card import model_card
+from ctcdraft.training.checkpoint import RunDirectory, fill, refuse_other_base
+
+CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
+WARPERS = ("TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper")  # which `Settings` does itself
+CRITERIA = ("MaxLengthCriteria", "EosTokenCriteria")
+MUST_AGREE = ("weights", "width", "vocabulary", "taps", "tokenizer")  # a chat template is whoever's who prompts
+
+
+class PublishedHead(ModelHubMixin):
+    """A head with its base. save_pretrained, from_pretrained and push_to_hub are those of huggingface_hub.
+
+    nodes: how many nodes a tree may have, the root counted; more pay where the base is large.
+    """
+
+    def __init__(self, drafter: DraftHead, base: BaseLM, said: Mapping[str, Any], card: str) -> None:
+        self.drafter = drafter
+        self.base = base
+        self.said = dict(said)
+        self.card = card
+        self.nodes = int(said["nodes"])
+
+    @classmethod
+    def of_run(cls, run: str | Path, base: BaseLM) -> Self:
+        """The head of a run directory, ready to be saved; its card is written from the run and its evaluations."""
+        from omegaconf import OmegaConf
+
+        directory = RunDirectory(Path(run))
+        drafter = load_drafter(directory.path, base, None)
+        config: Any = OmegaConf.to_container(OmegaConf.load(directory.config), resolve=True)
+        said = {
+            "library": f"ctcdraft {ctcdraft.__version__}",
+            "drafter": config["drafter"],
+            "nodes": config["decoding"]["nodes"],
+            "fingerprint": json.loads(directory.fingerprint.read_text()),
+        }
+        return cls(drafter, base, said, model_card(directory.path, config, said["fingerprint"], drafter))
+
+    def _save_pretrained(self, save_directory: Path) -> None:
+        tensors = {name: value.detach().cpu().contiguous() for name, value in self.drafter.own_state().items()}
+        save_file(tensors, save_directory / WEIGHTS)
+        (save_directory / CONFIG).write_text(json.dumps(self.said, indent=2) + "\n")
+        (save_directory / CARD).write_text(self.card)
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **given: Any) -> Self:
+        """A head from a folder or a hub id, for `model=` (the base as stock transformers loads it, frozen from here
+        on) and `tokenizer=` (its own); the rest is huggingface_hub's: revision, token, cache_dir, ..."""
+        for key in ("model", "tokenizer"):
+            if given.get(key) is None:
+                raise InputError(f"a head drafts for a base: give {key}= to PublishedHead.from_pretrained")
+        try:
+            return super().from_pretrained(pretrained_model_name_or_path, **given)
+        except json.JSONDecodeError as error:  # it looks into config.json before we do
+            raise damaged(Path(pretrained_model_name_or_path) / CONFIG) from error
+
+    @classmethod
+    def _from_pretrained(
+        cls,
+        *,
+        model_id: str,
+        revision: str | None,
+        cache_dir: str | Path | None,
+        force_download: bool,
+        local_files_only: bool,
+        token: str | bool | None,
+        **given: Any,
+    ) -> Self:
+        folder = Path(model_id)
+        if not folder.is_dir():
+            where: Any = {"revision": revision, "cache_dir": cache_dir, "force_download": force_download}
+            folder = Path(snapshot_download(model_id, local_files_only=local_files_only, token=token, **where))
+        said = read_config(folder)
+        base = BaseLM(given["model"], given["tokenizer"], said["fingerprint"]["base"], taps=said["fingerprint"]["taps"])
+        refuse_other_base(said["fingerprint"], base.fingerprint(), folder, MUST_AGREE)
+        refuse_unfaithful(base)
+        drafter = build_drafter(omega(said["drafter"]), base)
+        fill(drafter, read_weights(folder / WEIGHTS), folder / WEIGHTS)
+        card = folder / CARD
+        return cls(drafter.to(base.dtype).eval(), base, said, card.read_text() if card.is_file() else "")
+
+    def generate(
+        self,
+        model: Any,
+        input_ids: Tensor,
+        logits_processor: Any = (),
+        stopping_criteria: Any = (),
+        generation_config: Any = None,
+        **_: Any,
+    ) -> Tensor:
+        """What `model.generate(**inputs, custom_generate=head.generate)` calls; token ids [1, L], prompt included.
+
+        Greedy, it gives the ids `model.generate` gives; sampled, a draw from the same law, seeded by torch's own
+        generator. Whatever else is asked of `generate` is refused in a sentence.
+        """
+        refuse_unserved(self.base.lm, model, input_ids, logits_processor, stopping_criteria, generation_config)
+        prompt_L, asked = input_ids[0], generation_config
+        sampled = bool(asked.do_sample)
+        settings = Settings(
+            max_new_tokens=asked.max_length - len(prompt_L),
+            nodes=self.nodes,
+            temperature=float(asked.temperature if asked.temperature is not None else 1.0) if sampled else 0.0,
+            top_k=int(asked.top_k or 0) if sampled else 0,
+            top_p=float(asked.top_p if asked.top_p is not None else 1.0) if sampled else 1.0,
+            verify=match,
+            lossless=True,
+        )
+        stops = asked.eos_token_id if isinstance(asked.eos_token_id, list) else [asked.eos_token_id]
+        seed = int(torch.randint(2**31, ())) if sampled else 0
+        made = generate(self.base, self.drafter, prompt_L, settings, {one for one in stops if one is not None}, seed)
+        return torch.cat([input_ids, torch.tensor([made.tokens], device=input_ids.device)], dim=1)
+
+
+def refuse_unserved(own: Any, model: Any, input_ids: Tensor, processors: Any, criteria: Any, asked: Any) -> None:
+    """Raise InputError for what this loop would silently do otherwise than `generate`."""
+    wants = [type(one).__name__ for one in processors if type(one).__name__ not in WARPERS]
+    wants += [type(one).__name__ for one in criteria if type(one).__name__ not in CRITERIA]
+    if model is not own:
+        raise InputError("this head was loaded for another model object; call generate on the one it was given")
+    if input_ids.shape[0] != 1:
+        raise InputError(f"{input_ids.shape[0]} rows were asked for, but drafts are for latency: one row a call")
+    if asked.return_dict_in_generate:
+        wants.append("return_dict_in_generate")
+    if wants:
+        raise InputError(f"{', '.join(wants)} is not served with custom_generate=head.generate; leave it out")
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    try:
+        said = json.loads((folder / CONFIG).read_text())
+    except (OSError, ValueError) as error:
+        raise damaged(folder / CONFIG) from error
+    missing = [key for key in ("drafter", "nodes", "fingerprint") if key not in said]
+    if missing:
+        raise InputError(f"{folder / CONFIG} has no `{missing[0]}`: this is no head of ctcdraft's")
+    foreign = [name for name in targets(said["drafter"]) if not name.startswith("ctcdraft.")]
+    if foreign:  # a config from a hub must not call whatever it names
+        raise InputError(f"{folder / CONFIG} wants to call {foreign[0]}; only parts of ctcdraft are built from a file")
+    return said
+
+
+def damaged(file: Path) -> InputError:
+    return InputError(f"{file} is missing or damaged; give a folder that save_pretrained made, or fetch it again")
+
+
+def targets(node: Any) -> Iterator[str]:
+    """Every `_target_` below a config node."""
+    if isinstance(node, Mapping):
+        yield from (str(value) for key, value in node.items() if key == "_target_")
+        node = list(node.values())
+    if isinstance(node, list):
+        for value in node:
+            yield from targets(value)
+
+
+def read_weights(file: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise damaged(file) from error
+
+
+def omega(values: Any) -> Any:
+    from omegaconf import OmegaConf
+
+    return OmegaConf.create(values)

@@ -1,0 +1,182 @@
+"""A head saved, loaded in a fresh process and used through stock `generate` says what the base says."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+import transformers
+from tiny_models import random_base, random_lm, tiny_tokenizer
+from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+from ctcdraft.base import BaseLM
+from ctcdraft.decoding.sampling import warp
+from ctcdraft.errors import InputError
+from ctcdraft.front_door import REPOSITORY, build_drafter
+from ctcdraft.published import PublishedHead
+from ctcdraft.training.checkpoint import RunDirectory
+
+PROMPT = torch.tensor([[0, 7, 9, 9, 9, 30]])
+ASKED = {"max_new_tokens": 40, "eos_token_id": 4, "pad_token_id": 1}
+THREE_LINES = """
+import sys, torch, transformers
+from ctcdraft.published import PublishedHead
+home = sys.argv[1]
+model = transformers.AutoModelForCausalLM.from_pretrained(home + "/base")
+tokenizer = transformers.AutoTokenizer.from_pretrained(home + "/base")
+inputs = {"input_ids": torch.tensor([[0, 7, 9, 9, 9, 30]]), "max_new_tokens": 40, "eos_token_id": 4, "pad_token_id": 1}
+
+head = PublishedHead.from_pretrained(home + "/head", model=model, tokenizer=tokenizer)
+ids = model.generate(**inputs, custom_generate=head.generate)
+
+print(ids.tolist(), head.drafter.frames)
+"""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A base, a run of an untrained head for it, and that head published."""
+    import hydra
+    from omegaconf import OmegaConf
+
+    from ctcdraft.front_door import register_resolvers
+
+    home = tmp_path_factory.mktemp("home")
+    random_lm().save_pretrained(home / "base")
+    tiny_tokenizer().save_pretrained(home / "base")
+    register_resolvers()
+    with hydra.initialize_config_dir(str(REPOSITORY / "configs"), version_base=None):
+        given = ["base=local", f"base.path={home / 'base'}", "device=cpu", "drafter.frames=3", "drafter=ctc_gru"]
+        config = hydra.compose("train", given)
+    base = random_base()
+    torch.manual_seed(0)
+    run = RunDirectory(home / "run")
+    run.begin(OmegaConf.to_yaml(config, resolve=True), base.fingerprint() | {"corpus": "none"}, overwrite=False)
+    run.save_head(build_drafter(config.drafter, base))
+    measured = {
+        "drafter": "ctc_gru", "benchmark": "tiny", "temperature": 0.0, "nodes": 8, "prompts": 3, "tau": 1.5,
+        "tau_ci": [1.4, 1.6], "speedup": 1.1, "speedup_ci": [1.0, 1.2], "hardware": "a CPU", "dtype": "float32",
+        "lossless": {"owes": "words", "equal": 3, "rounding": 0, "prompts": 3},
+    }  # fmt: skip
+    rows = [measured, measured | {"drafter": "prompt_lookup", "benchmark": "not of this head"}]
+    where = {"git": {"commit": "0123456789"}, "date": "today", "command": "python evaluate.py"}
+    (run.path / "evaluation" / "tiny-greedy").mkdir(parents=True)
+    report = run.path / "evaluation" / "tiny-greedy" / "report.json"
+    report.write_text(json.dumps({"rows": rows, "environment": where}))
+    PublishedHead.of_run(run.path, base).save_pretrained(home / "head")
+    return home
+
+
+def loaded(home, model=None):
+    model = model or random_lm()
+    return model, PublishedHead.from_pretrained(home / "head", model=model, tokenizer=tiny_tokenizer())
+
+
+def test_in_a_fresh_process_it_says_what_generate_says(home):
+    plain = random_lm().generate(PROMPT, **ASKED, do_sample=False)
+    fresh = subprocess.run(
+        [sys.executable, "-c", THREE_LINES, str(home)], capture_output=True, text=True, timeout=200, cwd=REPOSITORY
+    )
+    assert fresh.returncode == 0, fresh.stderr
+    assert fresh.stdout.split("\n")[-2] == f"{plain.tolist()} 3"
+
+
+def test_the_weights_are_those_of_the_run(home):
+    from ctcdraft.front_door import load_drafter
+
+    _, head = loaded(home)
+    theirs = load_drafter(home / "run", random_base(), None).own_state()
+    assert theirs
+    assert all(torch.equal(value, theirs[name]) for name, value in head.drafter.own_state().items())
+
+
+def test_sampled_it_is_a_draw_with_torchs_own_seed(home):
+    model, head = loaded(home)
+    how = {**ASKED, "do_sample": True, "temperature": 0.8, "top_k": 20, "custom_generate": head.generate}
+    drawn = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        drawn.append(model.generate(PROMPT, **how).tolist())
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p"), [(0.7, 0, 1.0), (1.3, 12, 1.0), (1.0, 0, 0.8), (0.5, 9, 0.6)]
+)
+def test_our_law_is_the_one_generate_draws_from(temperature, top_k, top_p):
+    logits_NV = torch.randn(50, 40, generator=torch.Generator().manual_seed(0)) * 3
+    warpers = LogitsProcessorList([TemperatureLogitsWarper(temperature)])
+    if top_k:
+        warpers.append(TopKLogitsWarper(top_k))
+    if top_p < 1:
+        warpers.append(TopPLogitsWarper(top_p))
+    theirs_NV = warpers(None, logits_NV.clone()).log_softmax(dim=-1)
+    torch.testing.assert_close(warp(logits_NV, temperature, top_k, top_p), theirs_NV)
+
+
+def test_the_card_says_what_was_measured_with_this_head_alone(home):
+    card = (home / "head" / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: ctcdraft")
+    assert "| tiny | 0 | 8 | 3 | 1.50 [1.40, 1.60] | 1.10 [1.00, 1.20] | 3/3 |" in card
+    assert "not of this head" not in card
+    assert "| frames | 3 |" in card
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        ({"repetition_penalty": 1.3}, "RepetitionPenaltyLogitsProcessor is not served"),
+        ({"return_dict_in_generate": True}, "return_dict_in_generate is not served"),
+        ({"stopping_criteria": [transformers.MaxTimeCriteria(5.0)]}, "MaxTimeCriteria is not served"),
+        ({"inputs": PROMPT.repeat(2, 1)}, "2 rows were asked for"),
+    ],
+)
+def test_what_it_would_do_otherwise_it_refuses(home, asked, sentence):
+    model, head = loaded(home)
+    with pytest.raises(InputError, match=sentence):
+        model.generate(**{"inputs": PROMPT, **ASKED, "do_sample": False, **asked}, custom_generate=head.generate)
+
+
+def test_another_model_is_refused_when_loaded_and_when_used(home):
+    with pytest.raises(InputError, match=r"trained for base random-llama.*they differ in weights"):
+        loaded(home, random_lm(seed=1))
+    _, head = loaded(home)
+    with pytest.raises(InputError, match="loaded for another model object"):
+        random_lm().generate(PROMPT, **ASKED, custom_generate=head.generate)
+    with pytest.raises(InputError, match="give tokenizer="):
+        PublishedHead.from_pretrained(home / "head", model=random_lm())
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "sentence"),
+    [
+        ("config.json", lambda text: text.replace("ctcdraft.drafters.block", "os"), "wants to call os"),
+        ("config.json", lambda text: text[:40], "missing or damaged"),
+        ("config.json", lambda text: text.replace('"nodes"', '"knots"'), "has no `nodes`"),
+        ("model.safetensors", lambda text: "none", "missing or damaged"),
+    ],
+)
+def test_a_damaged_or_foreign_folder_is_one_sentence(home, tmp_path, file, change, sentence):
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).write_bytes((home / "head" / name).read_bytes())
+    (tmp_path / file).write_text(change((tmp_path / file).read_text(errors="replace")))
+    with pytest.raises(InputError, match=sentence):
+        PublishedHead.from_pretrained(tmp_path, model=random_lm(), tokenizer=tiny_tokenizer())
+
+
+def test_gpt2_too(tmp_path):
+    """A base without Llama's layers, and a head whose run was never evaluated."""
+    from functools import partial
+
+    from ctcdraft.drafters.block import BlockDrafter
+    from ctcdraft.drafters.paths import PrefixSearch
+    from ctcdraft.nn.bodies import AttentionBody
+
+    model = random_lm("gpt2")
+    base = BaseLM(model, tiny_tokenizer(), "gpt2")
+    drafter = BlockDrafter(base, 4, partial(AttentionBody, root_input=True, causal=False), PrefixSearch(16))
+    head = PublishedHead(drafter.eval(), base, {"nodes": 8}, "")
+    plain = random_lm("gpt2").generate(PROMPT, **ASKED, do_sample=False)
+    assert torch.equal(model.generate(PROMPT, **ASKED, do_sample=False, custom_generate=head.generate), plain)
+    assert isinstance(model, transformers.GPT2LMHeadModel)
