@@ -75,7 +75,7 @@ def measured(name: str, words: Sequence[str], folder: Path) -> None:
         said = [line.strip() for line in log.read().replace("\r", "\n").splitlines() if line.strip()]
     code = child.returncode = os.waitstatus_to_exitcode(status)
     print(f"{name}: status {code}, {time.perf_counter() - start:,.0f} s, peak {peak(used):.2f} GB resident")
-    for line in said if code else said[:4] + said[-2:]:
+    for line in said if code else dict.fromkeys(said[:4] + said[-8:]):
         print(f"    {line.replace(str(folder), 'FOLDER')}")
     if code:
         sys.exit(code)

@@ -66,7 +66,7 @@ def entry_point(main: Callable[[Any], Any]) -> Callable[[Any], Any]:
         try:
             return main(config)
         except Exception as error:
-            sentence = input_error(error)
+            sentence = input_error(error) or missing_target(error)
             if sentence is None:
                 raise
             print(f"{Path(sys.argv[0]).name}: {sentence}", file=sys.stderr)
@@ -82,9 +82,9 @@ def from_command_line(main: Callable[[], Any]) -> None:
 
     try:
         main()
+    except InstantiationException:  # a constructor of ours failed, and not because of its input
+        raise
     except (HydraException, OmegaConfBaseException) as error:
-        if isinstance(error, InstantiationException) and not str(error).startswith("Error locating target"):
-            raise  # a constructor of ours failed, and not because of its input
         parts = [str(part) for part in (error, error.__cause__) if part is not None]
         words = " ".join(line.strip() for part in parts for line in part.splitlines()[:1]).replace("'.", "':")
         print(f"{Path(sys.argv[0]).name}: {words}; {nearest(words)}", file=sys.stderr)
@@ -122,6 +122,15 @@ def input_error(error: BaseException | None) -> InputError | None:
     while error is not None and not isinstance(error, InputError):
         error = error.__cause__
     return error
+
+
+def missing_target(error: BaseException) -> str | None:
+    """A `_target_=` that names nothing, in a sentence."""
+    from hydra.errors import InstantiationException
+
+    if not isinstance(error, InstantiationException) or not str(error).startswith("Error locating target"):
+        return None
+    return f"{str(error).splitlines()[0].rstrip(':.')}; check what _target_= names, as configs/ does it"
 
 
 def build_drafter(config: Any, base: Any, **parts: Any) -> Any:

@@ -11,10 +11,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hydra import compose, initialize_config_dir
+from hydra.errors import InstantiationException
+from hydra.utils import instantiate
 from tiny_models import random_lm, tiny_tokenizer
 
-from ctcdraft.corpus import parts
+from ctcdraft.base import load_base
+from ctcdraft.corpus import parts, prepared
+from ctcdraft.corpus.masks import refuse_wrong_masks
 from ctcdraft.corpus.writing import writing
+from ctcdraft.errors import InputError
+from ctcdraft.front_door import CONFIGS, input_error, register_resolvers
 from ctcdraft.shard import Shard
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -69,9 +76,6 @@ def refused(world: Path, patch: pytest.MonkeyPatch, capsys, script: str, *words:
     assert len(said) == 1, said
     assert said[0].startswith(f"{Path(script).name}: ")
     assert content(world / "done") == before
-    with capsys.disabled():
-        if os.environ.get("SAY"):
-            print("\nSAID", said[0])
     return said[0]
 
 
@@ -101,15 +105,33 @@ FILES: dict[str, tuple[str, bytes, str]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def sharegpt():
+    """What corpus=sharegpt is, for a path: composing a config takes longer than reading a bad file."""
+    register_resolvers()
+    with initialize_config_dir(str(CONFIGS), version_base=None):
+        config = compose("prepare", ["corpus=sharegpt"])
+    return lambda path: instantiate(config.corpus, path=str(path))
+
+
 @pytest.mark.parametrize("kind", FILES)
-def test_a_bad_file_is_one_sentence(world, monkeypatch, capsys, kind):
+def test_a_bad_file_is_one_sentence(sharegpt, tmp_path, kind):
     name, data, sentence = FILES[kind]
-    (world / name).write_bytes(data)
-    said = refused(
-        world, monkeypatch, capsys, "data/prepare.py", *PREPARE, "corpus=sharegpt", f"corpus.path={name}", "out=new"
-    )
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(InstantiationException) as refusal:
+        sharegpt(tmp_path / name)
+    said = str(input_error(refusal.value))
     assert sentence in said
     assert name in said
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize("kind", ["a truncated gzip", "wrong roles"])
+def test_a_bad_file_ends_with_status_one(world, monkeypatch, capsys, kind):
+    name, data, sentence = FILES[kind]
+    (world / name).write_bytes(data)
+    words = [*PREPARE, "corpus=sharegpt", f"corpus.path={name}", "out=new"]
+    assert sentence in refused(world, monkeypatch, capsys, "data/prepare.py", *words)
     assert not (world / "new").exists()
 
 
@@ -164,11 +186,15 @@ def test_a_bad_word_is_one_sentence(world, monkeypatch, capsys, kind):
 # --- a prepared corpus that is not what it was --------------------------------------------------------------
 
 
-def copied(world: Path, name: str) -> Path:
-    (world / name).mkdir(exist_ok=True)
+@pytest.fixture(scope="module")
+def base(world):
+    return load_base(str(world / "base"), "float32", "cpu")
+
+
+def copied(world: Path, folder: Path) -> Path:
     for file, data in content(world / "done").items():
-        (world / name / file).write_bytes(data)
-    return world / name
+        (folder / file).write_bytes(data)
+    return folder
 
 
 def ones(folder: Path) -> None:
@@ -193,6 +219,10 @@ def edited(folder: Path) -> None:
     file.write_bytes(file.read_bytes().replace(b'"ended":false', b'"ended":true', 1))
 
 
+def uneven(folder: Path) -> None:
+    change_lines(folder, lambda line: line | {"mask": line["mask"][1:]})
+
+
 def cut(file: str, size: int) -> Callable[[Path], None]:
     return lambda folder: (folder / file).write_bytes((folder / file).read_bytes()[:size]) and None
 
@@ -207,16 +237,25 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "a part gone": (lambda folder: parts.part(folder, 1).unlink(), "part-00001.jsonl is missing or damaged"),
     "a mask of ones": (ones, "is all ones"),
     "a mask of zeros": (zeros, "is all zeros"),
+    "a mask of other length": (uneven, r"has \d+ places for \d+ tokens"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", DAMAGES)
+def test_a_damaged_corpus_is_not_read(world, base, kind, tmp_path):
+    damage, sentence = DAMAGES[kind]
+    folder = copied(world, tmp_path)
+    damage(folder)
+    with pytest.raises(InputError, match=sentence) as refusal:
+        refuse_wrong_masks(prepared.read(folder, base.fingerprint()).rows, base.tokenizer, base.stop_tokens)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("kind", ["a manifest cut off", "a part edited", "a mask of ones"])
 def test_a_damaged_corpus_is_not_trained_on(world, monkeypatch, capsys, kind, tmp_path):
     damage, sentence = DAMAGES[kind]
-    folder = copied(world, tmp_path.name)
-    damage(folder)
-    said = refused(world, monkeypatch, capsys, "train.py", *TRAIN, f"corpus.path={folder.name}")
-    assert sentence in said
+    damage(copied(world, tmp_path))
+    assert sentence in refused(world, monkeypatch, capsys, "train.py", *TRAIN, f"corpus.path={tmp_path}")
     assert not (world / "trained").exists()
 
 
