@@ -14,16 +14,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
-from ctcdraft.base import load_base
+from ctcdraft.base import BaseLM, load_base
 from ctcdraft.corpus import prepared
 from ctcdraft.corpus.batches import Rows
 from ctcdraft.corpus.precision import PRECISIONS
-from ctcdraft.corpus.states import Live, States, Stored
+from ctcdraft.corpus.states import Stored
 from ctcdraft.training.probe import hold_out
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -74,38 +76,48 @@ def read(options: argparse.Namespace, store: Path) -> None:
     rows, _ = hold_out(prepared.read(Path(options.corpus), base.fingerprint()).rows, 1, base.context_length)
     tokens = sum(map(len, rows.tokens))
     print(f"{len(rows):,} rows, {tokens:,} tokens, states of {base.width} values; in batches of {ROWS} rows")
-    sources: dict[str, Callable[[], States]] = {"live": lambda: Live(base, rows.tokens)}
-    for name in PRECISIONS:
-        sources[name] = lambda name=name: Stored(base, rows.tokens, str(store / name), name, 64, 100)
+    rates = [rate(lambda batch: live(base, rows, batch), rows, seed, 20) for seed in range(options.repeats)]
+    print(f"live      {spread(rates)}, read by the base")
     bytes_of: dict[str, int] = {}
-    for name, make in sources.items():
-        states = make()
+    for name in PRECISIONS:
+        states = Stored(base, rows.tokens, str(store / name), name, 64, 100)
         start = time.perf_counter()
         states.fill()  # nothing is written: this is the look at every checksum
         checked = time.perf_counter() - start
         bytes_of[name] = sum(file.stat().st_size for file in store.glob(f"{name}/*.safetensors"))
-        rates = [rate(states, rows, seed, 1 if name == "live" else options.repeats) for seed in range(3)]
-        said = f"{name:9} {statistics.median(rates):10,.0f} tokens/s ({min(rates):,.0f} to {max(rates):,.0f})"
-        if bytes_of[name]:
-            a_token = bytes_of[name] / tokens
-            said += f", {a_token:7.1f} bytes a token, {statistics.median(rates) * a_token / 1e6:7.1f} MB/s read"
-            said += f", {bytes_of[name] / 1e6:.1f} MB, checked in {checked:.2f} s"
-        print(said)
+        rates = [rate(partial(stored_rows, states), rows, seed, None) for seed in range(options.repeats)]
+        a_token = bytes_of[name] / tokens
+        print(
+            f"{name:9} {spread(rates)}, {statistics.median(rates) * a_token / 1e6:,.1f} MB/s; {a_token:,.1f} bytes a "
+            f"token on disk, {bytes_of[name] / 1e6:,.1f} MB in all, checksums looked at in {checked:.2f} s"
+        )
     for name in ("bfloat16", "float32"):
         print(f"int8 takes {bytes_of['int8'] / bytes_of[name]:.3f} of the disk of {name}")
 
 
-def rate(states: States, rows: Rows, seed: int, repeats: int) -> float:
-    """Tokens a second, through all rows in random batches."""
+def live(base: BaseLM, rows: Rows, batch: Sequence[int]) -> None:
+    tokens_BL = pad_sequence([rows.tokens[index] for index in batch], batch_first=True)
+    base.states(tokens_BL, torch.ones_like(tokens_BL))
+
+
+def stored_rows(states: Stored, batch: Sequence[int]) -> None:
+    for index in batch:
+        states.row(index)
+
+
+def rate(look: Callable[[Sequence[int]], None], rows: Rows, seed: int, limit: int | None) -> float:
+    """Tokens a second, through all rows in random batches, or through so many batches."""
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed)).tolist()
-    batches = [order[start : start + ROWS] for start in range(0, len(order), ROWS)][: 20 if repeats == 1 else None]
-    padded = [rows.padded(batch)[0] for batch in batches]
+    batches = [order[start : start + ROWS] for start in range(0, len(order), ROWS)][:limit]
     start = time.perf_counter()
-    for _ in range(repeats):
-        for batch, tokens_BL in zip(batches, padded, strict=True):
-            states(batch, tokens_BL)
+    for batch in batches:
+        look(batch)
     seconds = time.perf_counter() - start
-    return repeats * sum(len(rows.tokens[index]) for batch in batches for index in batch) / seconds
+    return sum(len(rows.tokens[index]) for batch in batches for index in batch) / seconds
+
+
+def spread(rates: Sequence[float]) -> str:
+    return f"{statistics.median(rates):9,.0f} tokens/s ({min(rates):,.0f} to {max(rates):,.0f})"
 
 
 def arguments() -> argparse.Namespace:
