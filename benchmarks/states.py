@@ -38,13 +38,15 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory() as place:
         store = Path(place) / "states"
+        read(options, store)
+        if not options.steps:
+            return
         stored = {name: [f"states.path={store / name}", f"states.precision={name}"] for name in PRECISIONS}
         live = losses(options, Path(place) / "live", ["states=live"])
         print(f"{options.steps} steps of {ROWS} rows, float32; loss live {live[0]:.4f} to {live[-1]:.4f}")
         for name, words in stored.items():
             compare(name, live, losses(options, Path(place) / name, ["states=stored", *words]))
         compare("live, seed 1", live, losses(options, Path(place) / "seed", ["states=live", "seed=1"]))
-        read(options, store)
 
 
 def losses(options: argparse.Namespace, run: Path, words: list[str]) -> list[float]:
@@ -82,14 +84,14 @@ def read(options: argparse.Namespace, store: Path) -> None:
     for name in PRECISIONS:
         states = Stored(base, rows.tokens, str(store / name), name, 64, 100)
         start = time.perf_counter()
-        states.fill()  # nothing is written: this is the look at every checksum
-        checked = time.perf_counter() - start
+        states.fill()
+        written = time.perf_counter() - start
         bytes_of[name] = sum(file.stat().st_size for file in store.glob(f"{name}/*.safetensors"))
         rates = [rate(partial(stored_rows, states), rows, seed, None) for seed in range(options.repeats)]
         a_token = bytes_of[name] / tokens
         print(
             f"{name:9} {spread(rates)}, {statistics.median(rates) * a_token / 1e6:,.1f} MB/s; {a_token:,.1f} bytes a "
-            f"token on disk, {bytes_of[name] / 1e6:,.1f} MB in all, checksums looked at in {checked:.2f} s"
+            f"token on disk, {bytes_of[name] / 1e6:,.1f} MB in all, written in {written:.2f} s"
         )
     for name in ("bfloat16", "float32"):
         print(f"int8 takes {bytes_of['int8'] / bytes_of[name]:.3f} of the disk of {name}")
@@ -123,7 +125,7 @@ def spread(rates: Sequence[float]) -> str:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--corpus", required=True, help="a prepared corpus of the embedded base")
-    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--steps", type=int, default=150, help="of each training; 0: none")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
     return parser.parse_args()
