@@ -199,6 +199,8 @@ def load_base(
     import transformers
 
     refuse_unknown_dtype(dtype)
+    if not is_device(device):
+        raise InputError(f"device={device} is no device of torch; try cpu, cuda or cuda:1")
     if torch.device(device).type == "cuda" and not torch.cuda.is_available():
         raise InputError(f"device={device}, but torch finds no CUDA device here; try device=cpu")
     transformers.utils.logging.disable_progress_bar()
@@ -315,6 +317,14 @@ def unconfigured(lm: Any) -> Any:
     handle = copy.copy(lm)
     handle.generation_config = type(lm.generation_config)()
     return handle
+
+
+def is_device(name: str) -> bool:
+    try:
+        torch.device(name)
+    except RuntimeError:
+        return False
+    return True
 
 
 def looks_like_folder(path: str) -> bool:

@@ -66,7 +66,7 @@ def entry_point(main: Callable[[Any], Any]) -> Callable[[Any], Any]:
         try:
             return main(config)
         except Exception as error:
-            sentence = input_error(error)
+            sentence = input_error(error) or missing_target(error)
             if sentence is None:
                 raise
             print(f"{Path(sys.argv[0]).name}: {sentence}", file=sys.stderr)
@@ -134,6 +134,15 @@ def paper_of(config: Any) -> Any:
     if values["_target_"] != "ctcdraft.base.load_base":
         return None
     return instantiate({**values, "_target_": "ctcdraft.paper.on_paper", "_convert_": "all"})
+
+
+def missing_target(error: BaseException) -> str | None:
+    """A `_target_=` that names nothing, in a sentence."""
+    from hydra.errors import InstantiationException
+
+    if not isinstance(error, InstantiationException) or not str(error).startswith("Error locating target"):
+        return None
+    return f"{str(error).splitlines()[0].rstrip(':.')}; check what _target_= names, as configs/ does it"
 
 
 def build_drafter(config: Any, base: Any, **parts: Any) -> Any:

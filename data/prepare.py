@@ -14,32 +14,35 @@ from ctcdraft.base import BaseLM
 from ctcdraft.corpus import parts, plan, prepared
 from ctcdraft.corpus.conversations import Corpus
 from ctcdraft.corpus.questions import Answers, Dialogue
+from ctcdraft.corpus.rows import Row, row
 from ctcdraft.corpus.show import legend, shown
 from ctcdraft.corpus.turns import Interview
 from ctcdraft.corpus.writing import writing
-from ctcdraft.errors import InputError
+from ctcdraft.errors import InputError, whole
 from ctcdraft.front_door import entry_point, from_command_line, paper_of
 from ctcdraft.rate import Rate
 from ctcdraft.shard import Shard
 
 
-def rows_to_show(base: BaseLM, corpus: Corpus, answers: Answers, out: Path) -> Iterator[prepared.Row]:
+def rows_to_show(base: BaseLM, corpus: Corpus, answers: Answers, out: Path) -> Iterator[Row]:
     """What is in `out` already, or else what the base says now to the first prompts; nothing is written."""
     for file in parts.part_files(out):
-        yield from (prepared.row(line) for line in parts.read_part(file) or [] if "dropped" not in line)
+        yield from (row(line) for line in parts.read_part(file) or [] if "dropped" not in line)
     if parts.part_files(out):
         return
     interview = Interview(base, answers)
     for prompt in corpus.prompts:
         for line in interview([Dialogue(prompt, 0)]):
             if "dropped" not in line:
-                yield prepared.row(line)
+                yield row(line)
 
 
 @hydra.main(version_base=None, config_path="../configs", config_name="prepare")
 @entry_point
 def main(config: DictConfig) -> None:
     shard = Shard.parse(config.shard)
+    whole(config.show, "show", least=0)
+    whole(config.show_labels, "show_labels")
     corpus = instantiate(config.corpus)
     answers = instantiate(config.answers)
     paper = paper_of(config.base) if config.plan_only and not config.show else None
@@ -52,8 +55,8 @@ def main(config: DictConfig) -> None:
         start_afresh(out, shard)
     if config.show:
         print(legend())
-        for row in islice(rows_to_show(base, corpus, answers, out), config.show):
-            print(f"\n{shown(row, base.tokenizer, config.show_labels)}")
+        for one in islice(rows_to_show(base, corpus, answers, out), config.show):
+            print(f"\n{shown(one, base.tokenizer, config.show_labels)}")
         return
     planned = plan.plan(base, corpus, answers, out, shard)
     print(planned)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from ctcdraft.corpus.conversations import ASSISTANT, USER, Conversation, folded
+from ctcdraft.errors import InputError
 
 WORD = re.compile(r"[^\W\d_]+")
 HALF = re.compile("[\ud800-\udfff]")
@@ -29,6 +30,14 @@ class Cleaning:
     """Steps by name, in the order in which they are taken."""
 
     steps: Mapping[str, Step]
+
+    def __post_init__(self) -> None:
+        for name, step in self.steps.items():
+            if not callable(step):
+                raise InputError(
+                    f"corpus.cleaning.steps.{name}={step} is no step of cleaning; it needs a _target_, as those in "
+                    "configs/corpus/cleaning have"
+                )
 
     def clean(
         self, found: Iterable[Conversation], dropped: Counter[str], shortened: Counter[str]
@@ -120,6 +129,11 @@ class Language:
     """
 
     def __init__(self, wanted: str, letters: float, least: int, words: Mapping[str, str]) -> None:
+        if wanted not in words:
+            raise InputError(
+                f"corpus.cleaning.steps.language.wanted={wanted} is not among {', '.join(words)}; give its little "
+                f"words as +corpus.cleaning.steps.language.words.{wanted}=..., or take the step out"
+            )
         self.letters = letters
         self.least = least
         self.wanted = frozenset(words[wanted].split())

@@ -66,8 +66,10 @@ def read_manifest(out: Path) -> Manifest | None:
         return None
     try:
         manifest = json.loads(file.read_bytes())
-        manifest["complete"], manifest["base"], manifest["answers"]
-    except (ValueError, KeyError, TypeError) as error:
+        manifest["base"]["weights"], manifest["answers"].items()
+        if manifest["complete"]:
+            manifest["parts"].items(), manifest["counts"].items(), manifest["hash"]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{file} is not the manifest of a prepared corpus; choose another folder") from error
     return manifest
 

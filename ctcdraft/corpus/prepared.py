@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
 from tqdm import tqdm
 
 from ctcdraft.base import BaseLM
@@ -24,6 +22,7 @@ from ctcdraft.corpus.conversations import Corpus
 from ctcdraft.corpus.parts import Line, Manifest, checksum
 from ctcdraft.corpus.plan import Plan
 from ctcdraft.corpus.questions import Answers, Dialogue, batches
+from ctcdraft.corpus.rows import HeldRows, Row
 from ctcdraft.corpus.turns import Interview
 from ctcdraft.corpus.writing import writing
 from ctcdraft.errors import InputError
@@ -35,24 +34,11 @@ SAME_BASE = ("weights", "tokenizer", "chat_template")  # one base may go by two 
 
 
 @dataclass(frozen=True)
-class Row:
-    """One answer after its prompt; the mask is true on the answer, its end token included."""
-
-    id: str
-    turn: int
-    category: str
-    tokens_L: Tensor  # int32, to keep a corpus of a hundred million tokens in memory
-    mask_L: Tensor
-    ended: bool
-    sample: int = 0
-
-
-@dataclass(frozen=True)
 class Prepared:
     """A whole corpus, checked; `manifest["hash"]` stands for its content."""
 
     manifest: Manifest
-    rows: list[Row]
+    rows: Sequence[Row]
 
 
 @dataclass(frozen=True)
@@ -209,19 +195,16 @@ def read(path: Path, fingerprint: dict[str, Any]) -> Prepared:
     if not manifest["complete"]:
         raise InputError(f"the corpus at {path} is not complete; run data/prepare.py again, it goes on")
     refuse_other_base(manifest, fingerprint, path)
-    rows = []
+    return Prepared(manifest, HeldRows(answered(path, manifest)))
+
+
+def answered(path: Path, manifest: Manifest) -> Iterator[Line]:
+    """The lines of all parts that hold an answer; one part is in memory at a time."""
     for name, expected in manifest["parts"].items():
         lines = parts.read_part(path / name)
         if lines is None or checksum(path / name) != expected:
             raise InputError(f"{path / name} is missing or damaged; run data/prepare.py again to redo it")
-        rows += [row(line) for line in lines if "dropped" not in line]
-    return Prepared(manifest, rows)
-
-
-def row(line: Line) -> Row:
-    tokens_L = torch.tensor(line["tokens"], dtype=torch.int32)
-    mask_L = torch.tensor(line["mask"], dtype=torch.bool)
-    return Row(line["id"], line["turn"], line["category"], tokens_L, mask_L, line["ended"], line["sample"])
+        yield from (line for line in lines if "dropped" not in line)
 
 
 def refuse_other_base(manifest: Manifest, fingerprint: dict[str, Any], path: Path) -> None:

@@ -21,7 +21,7 @@ from ctcdraft.base import BaseLM
 from ctcdraft.corpus.chat import fit, messages, prompt_tokens
 from ctcdraft.corpus.conversations import Prompt
 from ctcdraft.corpus.pace import Pace
-from ctcdraft.errors import InputError
+from ctcdraft.errors import InputError, number, whole
 
 
 @dataclass(frozen=True)
@@ -80,12 +80,10 @@ class Answers:
     here: ClassVar[bool] = False  # whether they are made in this process, by the base that is loaded in it
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1 or self.max_new_tokens < 1 or self.temperature < 0 or self.samples < 1:
-            raise InputError(
-                f"no answers with batch_size {self.batch_size}, temperature {self.temperature}, samples "
-                f"{self.samples} and max_new_tokens {self.max_new_tokens}; a temperature is 0 or more, the others "
-                "1 or more"
-            )
+        for key in ("batch_size", "max_new_tokens", "samples"):
+            whole(getattr(self, key), f"answers.{key}")
+        if number(self.temperature, "answers.temperature") < 0:
+            raise InputError(f"answers.temperature={self.temperature} is below 0; 0 is greedy, above it is drawn")
         if self.samples > 1 and self.temperature == 0:
             raise InputError(
                 f"answers.samples={self.samples} at temperature 0 is one answer {self.samples} times; raise "

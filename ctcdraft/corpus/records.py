@@ -158,6 +158,8 @@ def files(path: Paths) -> list[Path]:
     """
     found: list[Path] = []
     for one in [path] if isinstance(path, str) else path:
+        if not one:  # it would stand for the folder one is in
+            raise InputError("corpus.path= is empty; give a file, a folder or a glob of prompts")
         place = Path(one).expanduser()
         if place.is_dir():
             by_line = [*place.glob("*.jsonl"), *place.glob("*.jsonl.gz")]

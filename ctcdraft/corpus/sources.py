@@ -80,8 +80,8 @@ def gathered(
 
     place: of the prompts, for the error sentences. asked: what a user's turn becomes when it is asked.
     """
-    if limit is not None and limit < 1:
-        raise InputError(f"limit is {limit}, which leaves nothing of {place}; give 1 or more, or null")
+    if limit is not None and not (isinstance(limit, int) and limit >= 1):
+        raise InputError(f"corpus.limit={limit} leaves nothing of {place}; give a whole number from 1, or null")
     dropped: Counter[str] = Counter()
     shortened: Counter[str] = Counter()
     leaked: Counter[str] = Counter()

@@ -143,7 +143,7 @@ class Stored:
 
     def _make_room(self, size: int) -> None:
         if size > self.limit:
-            raise InputError(f"states.limit_gb={self.limit / 1e9} holds not even one shard of {size / 1e9:.3f} GB")
+            raise InputError(f"states.limit_gb={self.limit / 1e9} holds not even one shard of {size / 1e9:.2g} GB")
         there = sorted(self.folder.glob("*.safetensors"), key=lambda file: file.stat().st_mtime)
         held = sum(file.stat().st_size for file in there)
         for file in there:

@@ -11,7 +11,7 @@ from torch import Tensor
 from ctcdraft.base import BaseLM
 from ctcdraft.corpus.batches import Rows
 from ctcdraft.corpus.conversations import family
-from ctcdraft.corpus.prepared import Row
+from ctcdraft.corpus.rows import Column, Row
 from ctcdraft.decoding.loop import Drafter, Settings, generate
 
 
@@ -42,10 +42,16 @@ def hold_out(rows: Sequence[Row], prompts: int, max_length: int) -> tuple[Rows, 
     """
     ids = sorted({family(row.id) for row in rows}, key=lambda name: hashlib.sha256(name.encode()).digest())
     held = set(ids[: min(prompts, len(ids) // 2)])
-    kept = [row for row in rows if family(row.id) not in held]
-    whole = [row.ended and len(row.tokens_L) <= max_length for row in kept]
+    kept, whole, first_turns = [], [], {}
+    for index, row in enumerate(rows):
+        if family(row.id) not in held:
+            kept.append(index)
+            whole.append(row.ended and len(row.tokens_L) <= max_length)
+        elif row.turn == 0:
+            first_turns[family(row.id)] = row
     rows_kept = Rows(
-        [row.tokens_L[:max_length].long() for row in kept], [row.mask_L[:max_length] for row in kept], whole
+        Column(rows, kept, lambda row: row.tokens_L[:max_length].long()),
+        Column(rows, kept, lambda row: row.mask_L[:max_length]),
+        whole,
     )
-    first_turns = {family(row.id): row for row in rows if row.turn == 0 and family(row.id) in held}
     return rows_kept, [row.tokens_L[: int(torch.argmax(row.mask_L.int()))].long() for row in first_turns.values()]

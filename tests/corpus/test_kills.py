@@ -79,14 +79,17 @@ def test_a_corpus_killed_at_twenty_random_moments_is_the_same_byte_for_byte(nurs
     seconds = time.monotonic() - since
     whole = content(tmp_path / "whole")
 
-    rng, finished = random.Random(0), [0]
+    rng, finished, written = random.Random(0), [0], {}
     for _ in range(KILLS):
         pid = nursery.started("killed")
         time.sleep(rng.uniform(0, seconds / KILLS))  # all of them together: about half of the work
         os.kill(pid, signal.SIGKILL)
         assert nursery.ended() == -signal.SIGKILL  # it was alive until then,
         assert not is_complete(tmp_path / "killed")  # and not done
-        finished.append(len(list(tmp_path.glob("killed/part-*.jsonl"))))
+        parts = {file.name: file.stat().st_mtime_ns for file in tmp_path.glob("killed/part-*.jsonl")}
+        assert written.items() <= parts.items()  # what was finished is there, and was not written a second time
+        written = parts
+        finished.append(len(parts))
     print(f"{KILLS} kills; parts of {len(whole) - 1} after each of them: {finished[1:]}; unkilled {seconds:.1f} s")
     assert finished == sorted(finished)  # nothing that was finished is lost
     assert len(set(finished)) > KILLS // 2  # the moments were spread over the work
@@ -94,4 +97,5 @@ def test_a_corpus_killed_at_twenty_random_moments_is_the_same_byte_for_byte(nurs
 
     nursery.started("killed")
     assert nursery.ended() == 0
-    assert content(tmp_path / "killed") == whole
+    assert content(tmp_path / "killed") == whole  # manifest.json too: every file there is
+    assert all((tmp_path / "killed" / name).stat().st_mtime_ns == when for name, when in written.items())

@@ -122,7 +122,7 @@ def test_show_asks_the_base_where_nothing_is_prepared_and_writes_nothing(world):
         (["corpus.path=gone.jsonl"], "gone.jsonl is not there; give a file"),
         (["corpus=gsm8k"], "has no column `question` (found: id, category, turns)"),
         (["+corpus.leakage.benchmarks.mine=gone.jsonl"], "gone.jsonl is not there"),
-        (["answers.batch_size=0"], "no answers with batch_size 0"),
+        (["answers.batch_size=0"], "answers.batch_size=0 is impossible"),
         (["shard=3/2"], "shard=3/2 is not i/N"),
         (["shard=2/2", "overwrite=true"], "overwrite=true with shard=2/2 would throw away"),
         (["answers=vllm"], "answers=vllm needs the package vllm"),

@@ -209,7 +209,7 @@ def test_what_is_wrong_with_a_place_is_one_sentence(tmp_path):
     (tmp_path / "latin.jsonl").write_bytes(b'{"id": "\xe9"}')
     with pytest.raises(InputError, match=r"latin.jsonl is not UTF-8 text \(byte 8\)"):
         read_project(str(tmp_path / "latin.jsonl"))
-    with pytest.raises(InputError, match="limit is 0, which leaves nothing"):
+    with pytest.raises(InputError, match=r"corpus.limit=0 leaves nothing"):
         read_project(jsonl(tmp_path / "p.jsonl", {"id": 1, "turns": ["a"]}), limit=0)
 
 

@@ -1,8 +1,10 @@
 """`transformers serve` with the embedded base on loopback says what the base says here: a server that is not ours."""
 
+import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -13,10 +15,13 @@ from asking import questions_of
 from transformers.utils.import_utils import is_serve_available
 
 from ctcdraft.base import load_base
+from ctcdraft.corpus import prepared
 from ctcdraft.corpus.answers import TransformersAnswers
 from ctcdraft.corpus.answers_served import ServedAnswers
 from ctcdraft.corpus.chat import answer_text, messages, prompt_tokens
+from ctcdraft.corpus.conversations import Corpus
 from ctcdraft.corpus.questions import Reply
+from ctcdraft.errors import InputError
 from ctcdraft.evaluation.benchmarks import project_prompts
 
 TINY = Path(__file__).resolve().parents[2] / "data" / "tiny"
@@ -30,34 +35,49 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def url():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    place = f"http://127.0.0.1:{port}"
-    words = ["serve", str(TINY / "base"), "--host", "127.0.0.1", "--port", str(port), "--device", "cpu"]
-    process = subprocess.Popen([sys.executable, "-c", SERVE, *words, "--dtype", "float32"])
-    try:
+class Served:
+    """`transformers serve` at an address of its own, which may be killed and started again."""
+
+    def __init__(self) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}/v1"
+        self.start()
+
+    def start(self) -> None:
+        words = ["serve", str(TINY / "base"), "--host", "127.0.0.1", "--port", str(self.port), "--device", "cpu"]
+        self.process = subprocess.Popen([sys.executable, "-c", SERVE, *words, "--dtype", "float32"])
         for _ in range(600):
-            assert process.poll() is None, "the server ended while it started"
+            assert self.process.poll() is None, "the server ended while it started"
             try:
-                urllib.request.urlopen(f"{place}/health", timeout=5).close()
-                break
+                urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=5).close()
+                return
             except (urllib.error.URLError, TimeoutError):
                 time.sleep(0.5)
-        yield f"{place}/v1"
-    finally:
-        process.kill()
-        process.wait()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
 
 
-def test_a_real_server_says_the_same_text_and_the_same_ids(url):
-    base = load_base(str(TINY / "base"), "float32", "cpu")
+@pytest.fixture(scope="module")
+def server():
+    served = Served()
+    yield served
+    served.kill()
+
+
+@pytest.fixture(scope="module")
+def base():
+    return load_base(str(TINY / "base"), "float32", "cpu")
+
+
+def test_a_real_server_says_the_same_text_and_the_same_ids(server, base):
     prompts = project_prompts(str(TINY / "prompts" / "held_out.jsonl"), "tiny", 60).prompts
     asked = questions_of([prompt_tokens(base.tokenizer, messages(prompt.turns[:1], [])) for prompt in prompts])
     here = TransformersAnswers(60, 48, 0.0, 0, 1).start(base)(asked)
-    settings = (60, 48, 0.0, 0, 1, url, str(TINY / "base"), 4, 100.0, 1, 0.5, None, 8)
+    settings = (60, 48, 0.0, 0, 1, server.url, str(TINY / "base"), 4, 100.0, 1, 0.5, None, 8)
     there = ServedAnswers(*settings).start(base)(asked)
     kept = [(mine, other) for mine, other in zip(here, there, strict=True) if isinstance(other, Reply)]
     same = [mine.tokens == other.tokens for mine, other in kept]
@@ -70,3 +90,38 @@ def test_a_real_server_says_the_same_text_and_the_same_ids(url):
     assert len(kept) > 0.8 * len(asked)
     assert all(texts)
     assert all(same)
+
+
+@pytest.mark.parametrize(
+    ("end", "sentence"), [(signal.SIGKILL, "Connection refused|closed|reset|aborted"), (signal.SIGSTOP, "within 3 s")]
+)
+def test_a_real_server_that_dies_or_hangs_half_way_loses_nothing(server, base, tmp_path, end, sentence):
+    prompts = Corpus.of(project_prompts(str(TINY / "prompts" / "held_out.jsonl"), "tiny", 24).prompts)
+
+    def prepare(out, timeout=60.0):
+        settings = (4, 24, 0.0, 0, 1, server.url, str(TINY / "base"), 4, timeout, 0, 0.5, None, 8)
+        return prepared.prepare(base, prompts, ServedAnswers(*settings), tmp_path / out, {})
+
+    def content(out):
+        return {file.name: file.read_bytes() for file in (tmp_path / out).iterdir()}
+
+    def end_it_half_way():
+        while len(list(tmp_path.glob("cut/part-*.jsonl"))) < 2:
+            time.sleep(0.01)
+        server.process.send_signal(end)
+
+    whole = prepare("whole")["counts"]
+    threading.Thread(target=end_it_half_way, daemon=True).start()
+    with pytest.raises(InputError, match=rf"at one question \(last: .*({sentence}).*finished batches are kept"):
+        prepare("cut", timeout=3.0)
+    kept = {file.name: file.stat().st_mtime_ns for file in tmp_path.glob("cut/part-*.jsonl")}
+    assert 2 <= len(kept) < 6
+    if end == signal.SIGKILL:
+        server.kill()
+        server.start()
+    else:
+        server.process.send_signal(signal.SIGCONT)
+    prepare("cut")
+    assert content("cut") == content("whole")
+    assert kept.items() <= {file.name: file.stat().st_mtime_ns for file in tmp_path.glob("cut/*")}.items()
+    print(f"{len(kept)} of 6 parts before the end; {whole['answers']} answers, {whole['dropped']} dropped")

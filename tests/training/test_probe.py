@@ -7,7 +7,7 @@ from drafters import Oracle
 from tiny_models import random_base
 from training_parts import HOW
 
-from ctcdraft.corpus.prepared import Row
+from ctcdraft.corpus.rows import Row
 from ctcdraft.decoding.loop import generate
 from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.training.probe import Probe, hold_out

@@ -1,0 +1,97 @@
+"""Prepared answers in memory, a million of them if need be. It knows no file and no base.
+
+A tensor costs five hundred bytes beside its values, and an answer has two. So all tokens lie behind one another, and
+an answer is looked at through a slice that is made when somebody asks for it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+
+from ctcdraft.errors import InputError
+
+
+@dataclass(frozen=True)
+class Row:
+    """One answer after its prompt; the mask is true on the answer, its end token included."""
+
+    id: str
+    turn: int
+    category: str
+    tokens_L: Tensor  # int32, to keep a corpus of a hundred million tokens in memory
+    mask_L: Tensor
+    ended: bool
+    sample: int = 0
+
+
+def row(line: dict[str, Any]) -> Row:
+    """A line of a part."""
+    tokens_L = torch.tensor(line["tokens"], dtype=torch.int32)
+    mask_L = torch.tensor(line["mask"], dtype=torch.bool)
+    return Row(line["id"], line["turn"], line["category"], tokens_L, mask_L, line["ended"], line["sample"])
+
+
+class HeldRows(Sequence[Row]):
+    """The rows of many lines; a row's tensors are views of what all share, and are not to be written to."""
+
+    def __init__(self, lines: Iterable[dict[str, Any]]) -> None:
+        tokens, masks, lengths = array("i"), bytearray(), array("q")
+        self._names: list[tuple[str, int, str, bool, int]] = []
+        shared: dict[str, str] = {}
+        for line in lines:
+            if len(line["tokens"]) != len(line["mask"]):
+                raise InputError(
+                    f"the answer mask of {line['id']} has {len(line['mask'])} places for {len(line['tokens'])} tokens; "
+                    "prepare the corpus again with data/prepare.py overwrite=true"
+                )
+            tokens.extend(line["tokens"])
+            masks.extend(map(bool, line["mask"]))
+            lengths.append(len(line["tokens"]))
+            category = shared.setdefault(line["category"], line["category"])
+            self._names.append((line["id"], line["turn"], category, line["ended"], line["sample"]))
+        self._ends = array("q", accumulate(lengths, initial=0))
+        self._tokens_N = torch.frombuffer(tokens, dtype=torch.int32) if tokens else torch.empty(0, dtype=torch.int32)
+        self._mask_N = torch.frombuffer(masks, dtype=torch.bool) if masks else torch.empty(0, dtype=torch.bool)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Row]: ...
+    def __getitem__(self, index: int | slice) -> Row | Sequence[Row]:
+        if isinstance(index, slice):
+            return [self[place] for place in range(*index.indices(len(self)))]
+        index = range(len(self))[index]
+        name, turn, category, ended, sample = self._names[index]
+        inside = slice(self._ends[index], self._ends[index + 1])
+        return Row(name, turn, category, self._tokens_N[inside], self._mask_N[inside], ended, sample)
+
+
+class Column(Sequence[Tensor]):
+    """One tensor of some of the rows, made anew whenever it is asked for."""
+
+    def __init__(self, rows: Sequence[Row], kept: Iterable[int], tensor_of: Callable[[Row], Tensor]) -> None:
+        self._rows = rows
+        self._kept = array("q", kept)
+        self._tensor_of = tensor_of
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    @overload
+    def __getitem__(self, index: int) -> Tensor: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Tensor]: ...
+    def __getitem__(self, index: int | slice) -> Tensor | Sequence[Tensor]:
+        if isinstance(index, slice):
+            return [self[place] for place in range(*index.indices(len(self)))]
+        return self._tensor_of(self._rows[self._kept[index]])

@@ -1,0 +1,67 @@
+"""Whether a manifest accounts for every conversation, counted again from the files and from the parts.
+
+    python tests/recount_account.py PREPARED FILE ...
+
+It shares no code with what it doubts: lines are counted as lines, duplicates by the texts themselves, prompts and
+answers by what stands in the parts. It ends with status 1 at the first count that does not agree.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+
+def records(file: Path) -> Iterator[dict[str, Any]]:
+    opened = gzip.open if file.suffix == ".gz" else open
+    with opened(file, "rt", encoding="utf-8", newline="\n") as stream:
+        yield from (json.loads(line) for line in stream if line.strip())
+
+
+def asked(record: dict[str, Any]) -> str:
+    """What the user says in all turns, without regard to case and white space."""
+    if "question" in record:
+        return " ".join(record["question"].lower().split())
+    turns = (turn["value"] for turn in record["conversations"] if turn["from"] in ("human", "user"))
+    return "\0".join(" ".join(turn.lower().split()) for turn in turns)
+
+
+def recount(folder: Path, files: Iterable[Path]) -> list[tuple[str, int, int]]:
+    """What is counted, here and in the manifest."""
+    texts = [asked(record) for file in files for record in records(file)]
+    manifest = json.loads((folder / "manifest.json").read_text())
+    account, counts = manifest["conversations"], manifest["counts"]
+    foreign = account["dropped"].get("language", 0)
+    different = account["read"] - account["dropped"]["duplicates"]
+    # Texts in another language are not looked at for duplicates, so they may be fewer than their conversations.
+    different -= min(foreign, max(0, different - len(set(texts))))
+    gone = sum(account["dropped"].values()) + sum(account["leaked"].values())
+    lines = [json.loads(line) for part in sorted(folder.glob("part-*.jsonl")) for line in part.open()]
+    answers = [line for line in lines if "dropped" not in line]
+    parts = {part.name: hashlib.sha256(part.read_bytes()).hexdigest() for part in folder.glob("part-*.jsonl")}
+    same = sum(manifest["parts"].get(name) == digest for name, digest in parts.items())
+    return [
+        ("conversations read", len(texts), account["read"]),
+        ("kept + not asked + dropped + leaked", account["read"], account["kept"] + account["not_asked"] + gone),
+        ("different texts, of those not in another language", len(set(texts)) - foreign, different - foreign),
+        ("prompts in the parts", len({line["id"] for line in lines}), account["kept"]),
+        ("answers", len(answers), counts["answers"]),
+        ("turns without an answer", len(lines) - len(answers), counts["dropped"]),
+        ("turns more than once", len(lines) - len({(one["id"], one["turn"], one["sample"]) for one in lines}), 0),
+        ("tokens", sum(len(line["tokens"]) for line in answers), counts["tokens"]),
+        ("tokens of answers", sum(sum(line["mask"]) for line in answers), counts["answer_tokens"]),
+        ("parts with the checksum of the manifest", same, len(manifest["parts"])),
+    ]
+
+
+if __name__ == "__main__":
+    compared = recount(Path(sys.argv[1]), map(Path, sys.argv[2:]))
+    for name, here, there in compared:
+        print(f"{name:52} {here:10,} {there:10,}")
+    for name, here, there in compared:
+        assert here == there, name
