@@ -8,6 +8,8 @@ import torch
 
 from ctcdraft.base import BaseLM
 from ctcdraft.corpus.batches import Batches, Rows, feasible_share
+from ctcdraft.ctc import transducer
+from ctcdraft.ctc.alignment import frames_needed
 from ctcdraft.drafters.drafter import DraftHead
 from ctcdraft.errors import InputError
 from ctcdraft.objectives.objective import Objective
@@ -31,7 +33,8 @@ def plan(drafter: DraftHead, objective: Objective, batches: Batches, engine: Tor
     drafter.zero_grad(set_to_none=True)
     rows, anchors, frames, _ = emissions.states_BATD.shape
     read = reading(objective, drafter, frames)
-    windows, feasible = feasible_share(batches.rows, batches.labels, frames)
+    needed = frames_needed if getattr(objective, "teaches", None) != "transductions" else transducer.frames_needed
+    windows, feasible = feasible_share(batches.rows, batches.labels, frames, needed)
     tokens = sum(len(tokens_L) for tokens_L in batches.rows.tokens)
     trained = sum(p.numel() for p in drafter.own_parameters())
     emission_bytes = rows * anchors * frames * (emissions.blank + 1) * 4
@@ -77,7 +80,17 @@ def reading(objective: Objective, drafter: DraftHead, frames: int) -> str:
             f"the objective teaches the base's next states, but {name} reads this drafter's frames as {reads}; "
             "objective=eagle and eagle_ctc are for drafter=eagle"
         )
-    if taught == "words" and reads == "alignments":
+    if taught == "transductions" and reads != taught:
+        raise InputError(
+            f"the objective teaches frames of which no two say one word together, but {name} reads them as {reads}; "
+            "use drafter/paths=transducer_search"
+        )
+    if taught == "alignments" and reads == "transductions":
+        raise InputError(
+            f"the objective lets repeated frames merge into one word, but {name} takes each for a word of its own; "
+            "use objective=transducer or prefix_transducer (or drafter/paths=prefix_search)"
+        )
+    if taught == "words" and reads in ("alignments", "transductions"):
         raise InputError(
             f"the objective teaches frame k to say label k and leaves the blank untrained, but {name} sums over "
             "alignments with blanks; use drafter/paths=direct (or collapse, for Table 2's row)"
