@@ -91,21 +91,38 @@ def test_a_misspelt_key_is_refused(key):
         composed("train", key)
 
 
-@pytest.mark.parametrize("name", options("drafter"))
-@pytest.mark.parametrize("paths", options("drafter/paths"))
+def dials(drafter: str) -> set[str]:
+    """The config groups a drafter's YAML chooses from, those of the drafter it builds on included."""
+    found = set()
+    for entry in OmegaConf.load(CONFIGS / f"drafter/{drafter}.yaml").get("defaults", []):
+        found |= dials(entry) if isinstance(entry, str) else {str(group).split()[-1] for group in entry}
+    return found
+
+
+CASES = [
+    (name, paths)
+    for name in options("drafter")
+    for paths in (options("drafter/paths") if "paths" in dials(name) else [None])
+]
+
+
+def test_the_cases_are_all_there():
+    """Whoever has paths meets each of them; whoever has none is there once."""
+    with_paths = {name for name, paths in CASES if paths is not None}
+    assert {"ctc", "ctc_gru", "transducer", "medusa", "blockwise"} <= with_paths
+    assert {"hydra", "eagle", "draft_model", "autoregressive", "cascade"}.isdisjoint(with_paths)
+    assert {name for name, _ in CASES} == set(options("drafter"))
+
+
+@pytest.mark.parametrize(("name", "paths"), CASES)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_every_drafter_decodes_losslessly(name, paths, temperature, tmp_path):
     """Untrained heads say junk, which is the harder case: nothing they propose may leak into the text."""
     node = OmegaConf.load(CONFIGS / f"drafter/{name}.yaml")
-    if "growth" in str(node.get("defaults")):
-        if paths != options("drafter/paths")[0]:
-            pytest.skip("has no paths to vary")
-        path = [f"drafter.path={saved_lm(tmp_path)}"] if "path" in node else []
-        node = composed("train", f"drafter={name}", *path).drafter
-    elif "defaults" in node:
-        node = composed("train", f"drafter={name}", f"drafter/paths={paths}").drafter
-    elif paths != options("drafter/paths")[0]:
-        pytest.skip("has no paths to vary")
+    if "defaults" in node:
+        chosen = [f"drafter/paths={paths}"] if paths is not None else []
+        chosen += [f"drafter.path={saved_lm(tmp_path)}"] if "path" in node else []
+        node = composed("train", f"drafter={name}", *chosen).drafter
     how = instantiate(composed("train", f"decoding.temperature={temperature}", "decoding.max_new_tokens=30").decoding)
     base = random_base()
     torch.manual_seed(0)

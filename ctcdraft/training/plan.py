@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from time import perf_counter
+from typing import Any
 
 import torch
 
@@ -100,6 +101,14 @@ def reading(objective: Objective, drafter: DraftHead, frames: int) -> str:
             f"the objective teaches frame k to say label k, so {frames - objective.labels} of {frames} frames would "
             f"learn nothing; set objective.labels={frames} or drafter.frames={objective.labels}"
         )
-    if (taught == "words") != (reads == "words"):
-        return f"taught {taught} but read as {reads} by {name}: a crossing, as in Table 2 of the paper"
-    return f"taught {taught}, read as {reads}"
+    return crossing(objective, paths) or f"taught {taught}, read as {reads}"
+
+
+def crossing(objective: Any, paths: Any) -> str | None:
+    """In words, where frames are read otherwise than they are taught; None where they are not, or nobody can say."""
+    taught, reads = getattr(objective, "teaches", None), getattr(paths, "reads", None)
+    if None in (taught, reads) or taught == reads or {taught, reads} == {"alignments", "raw frames"}:
+        return None
+    published = {taught, reads} in ({"words", "raw frames"}, {"words", "alignments"})
+    as_in = ", as in Table 2 of the paper" if published else ""
+    return f"taught {taught} but read as {reads} by {type(paths).__name__}: a crossing{as_in}"
