@@ -230,6 +230,7 @@ def test_plan_only_leaves_nothing(world, monkeypatch, capsys):
         ("train.py", training("run=x", "drafter.frames=0"), "drafter.frames=0"),
         ("train.py", training("run=x", "objective=cross_entropy"), "drafter/paths=direct"),
         ("train.py", training("run=x", "objective=cross_entropy", "drafter/paths=direct"), "objective.labels=5"),
+        ("train.py", training("run=x", "drafter=transducer"), "objective=transducer or prefix_transducer"),
         ("train.py", training("run=x", "objective=prefix_ctc", "objective.decay=2"), "objective.decay=2"),
         ("train.py", training("run=x", "drafter/correction=gru", "drafter.correction.rank=0"), "rank=0"),
         ("train.py", training("run=x", "base.taps=[last,2]"), "layers from 0 to 1"),

@@ -23,7 +23,7 @@ class Labels:
 
     frames_KTC: probabilities, float64: one row for all prefixes, or one each where frames depend on the last
     label. blanked_KJ, said_KJ (J = T + 1): the share of the prefix's alignments in which the first j frames say
-    just it and the last of them is a blank / is its last word. last_K: that word.
+    just it and the last of them is a blank / is its last word. last_K: that word. transitions: CTC's or a transducer's.
     """
 
     frames_KTC: Tensor

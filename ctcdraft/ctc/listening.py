@@ -37,7 +37,8 @@ def listening_search(
 ) -> Prefixes:
     """The `nodes` most probable prefixes, where a frame depends on the text collapsed from the frames before it.
 
-    texts: the empty one. log_probs_TC: the frames before any text is heard, the blank last. The two frames of
+    texts: the empty one. log_probs_TC: the frames before any text is heard, the blank last. transitions: CTC's, or a
+    transducer's, whose text is not collapsed and which holds no words. The two frames of
     `prefix_search`, where behind "a" only the blank may follow, surely then:
 
         a    1/2 + 1/8  =  5/8      b    5/16      b a    1/8      and there is no "a b"
