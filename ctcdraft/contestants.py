@@ -20,6 +20,7 @@ from ctcdraft.evaluation.outside import StockGenerate
 from ctcdraft.evaluation.session import Contestant
 from ctcdraft.front_door import CONFIGS, build_drafter, load_drafter
 from ctcdraft.training.checkpoint import RunDirectory
+from ctcdraft.training.plan import crossing
 
 DRAFTERS = CONFIGS / "drafter"
 OUTSIDE = CONFIGS / "outside"
@@ -137,6 +138,8 @@ def contestant(entry: Entry, base: Any) -> Contestant:
 
 
 def trained(entry: Entry, base: Any) -> Contestant:
+    from hydra.utils import instantiate
+
     assert entry.run is not None
     paths = read_paths(entry)
     drafter = load_drafter(entry.run, base, paths)
@@ -148,7 +151,9 @@ def trained(entry: Entry, base: Any) -> Contestant:
     # Weights and YAML: another beam over the same weights is another contestant.
     identity = f"config {digest(json.dumps(config, sort_keys=True).encode())}, weights {digest(run.head.read_bytes())}"
     fingerprint = json.loads((run.path / "fingerprint.json").read_text())
-    return Contestant(drafter, identity, parameters, fingerprint)
+    objective = instantiate(entry.config.objective) if "objective" in entry.config else None
+    crossed = crossing(objective, getattr(drafter, "paths", None))
+    return Contestant(drafter, identity, parameters, fingerprint, crossed)
 
 
 def digest(content: bytes) -> str:

@@ -27,11 +27,33 @@ def options(group: str) -> list[str]:
     return sorted(file.stem for file in (CONFIGS / group).glob("*.yaml"))
 
 
-@pytest.fixture(autouse=True)
+PROMPTS = (torch.tensor([0, 7, 9, 9, 30]), torch.arange(40, 60))
+
+
+@pytest.fixture(autouse=True, scope="module")
 def config_dir():
     register_resolvers()
     with initialize_config_dir(str(CONFIGS), version_base=None):
         yield
+
+
+@pytest.fixture(scope="module")
+def base():
+    return random_base()
+
+
+@pytest.fixture(scope="module", params=[0.0, 0.8])
+def truths(base, request):
+    """Settings of one temperature, and what autoregression says to the prompts."""
+    words = (f"decoding.temperature={request.param}", "decoding.max_new_tokens=30")
+    how = instantiate(composed("train", *words).decoding)
+    said = [answer(base, Autoregressive(base), seed, how) for seed in range(len(PROMPTS))]
+    return how, said
+
+
+def answer(base, drafter, seed: int, how) -> tuple[int, ...]:
+    """Tokens of the seed's own prompt."""
+    return generate(base, drafter, PROMPTS[seed], how, base.stop_tokens, seed).tokens
 
 
 def composed(verb: str, *overrides: str):
@@ -91,23 +113,37 @@ def test_a_misspelt_key_is_refused(key):
         composed("train", key)
 
 
-@pytest.mark.parametrize("name", options("drafter"))
-@pytest.mark.parametrize("paths", options("drafter/paths"))
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_every_drafter_decodes_losslessly(name, paths, temperature, tmp_path):
+def dials(drafter: str) -> set[str]:
+    """The config groups a drafter's YAML chooses from, those of the drafter it builds on included."""
+    found = set()
+    for entry in OmegaConf.load(CONFIGS / f"drafter/{drafter}.yaml").get("defaults", []):
+        found |= dials(entry) if isinstance(entry, str) else {str(group).split()[-1] for group in entry}
+    return found
+
+
+CASES = [
+    (name, paths)
+    for name in options("drafter")
+    for paths in (options("drafter/paths") if "paths" in dials(name) else [None])
+]
+
+
+def test_the_cases_are_all_there():
+    """Whoever has paths meets each of them; whoever has none is there once."""
+    with_paths = {name for name, paths in CASES if paths is not None}
+    assert {"ctc", "ctc_gru", "transducer", "medusa", "blockwise"} <= with_paths
+    assert {"hydra", "eagle", "draft_model", "autoregressive", "cascade"}.isdisjoint(with_paths)
+    assert {name for name, _ in CASES} == set(options("drafter"))
+
+
+@pytest.mark.parametrize(("name", "paths"), CASES)
+def test_every_drafter_decodes_losslessly(base, truths, name, paths, tmp_path):
     """Untrained heads say junk, which is the harder case: nothing they propose may leak into the text."""
     node = OmegaConf.load(CONFIGS / f"drafter/{name}.yaml")
-    if "growth" in str(node.get("defaults")):
-        if paths != options("drafter/paths")[0]:
-            pytest.skip("has no paths to vary")
-        path = [f"drafter.path={saved_lm(tmp_path)}"] if "path" in node else []
-        node = composed("train", f"drafter={name}", *path).drafter
-    elif "defaults" in node:
-        node = composed("train", f"drafter={name}", f"drafter/paths={paths}").drafter
-    elif paths != options("drafter/paths")[0]:
-        pytest.skip("has no paths to vary")
-    how = instantiate(composed("train", f"decoding.temperature={temperature}", "decoding.max_new_tokens=30").decoding)
-    base = random_base()
+    if "defaults" in node:
+        chosen = [f"drafter/paths={paths}"] if paths is not None else []
+        chosen += [f"drafter.path={saved_lm(tmp_path)}"] if "path" in node else []
+        node = composed("train", f"drafter={name}", *chosen).drafter
     torch.manual_seed(0)
     if "parts" in node:
         fillers = {"second": "prompt_lookup", "model": {"draft_model": {"path": saved_lm(tmp_path)}}}
@@ -115,19 +151,16 @@ def test_every_drafter_decodes_losslessly(name, paths, temperature, tmp_path):
         drafter = contestant(looked_up({name: {"parts": needed}}), base).drafter
     else:
         drafter = build_drafter(node, base)
-    for seed, prompt in enumerate((torch.tensor([0, 7, 9, 9, 30]), torch.arange(40, 60))):
-        truth = generate(base, Autoregressive(base), prompt, how, base.stop_tokens, seed).tokens
-        assert generate(base, drafter, prompt, how, base.stop_tokens, seed).tokens == truth
+    how, said = truths
+    assert [answer(base, drafter, seed, how) for seed in range(len(PROMPTS))] == said
 
 
 @pytest.mark.parametrize("decoding", options("decoding"))
-def test_every_verifier_says_the_bases_words_at_temperature_0(decoding):
+def test_every_verifier_says_the_bases_words_at_temperature_0(base, decoding):
     """Drawn and computed guesses alike; the lossy one too, because a one-hot law leaves it no choice."""
     node = composed("train", "drafter=ctc", "drafter/paths=drawn_chains").drafter
     how = instantiate(composed("train", f"decoding={decoding}", "decoding.temperature=0").decoding)
-    base = random_base()
     torch.manual_seed(0)
     drafter = build_drafter(node, base)
-    for seed, prompt in enumerate((torch.tensor([0, 7, 9, 9, 30]), torch.arange(40, 60))):
-        truth = generate(base, Autoregressive(base), prompt, how, base.stop_tokens, seed).tokens
-        assert generate(base, drafter, prompt, how, base.stop_tokens, seed).tokens == truth
+    for seed in range(len(PROMPTS)):
+        assert answer(base, drafter, seed, how) == answer(base, Autoregressive(base), seed, how)

@@ -130,6 +130,43 @@ def test_every_dial_goes_through_train_and_evaluate(world, monkeypatch, words, r
     assert [row["lossless"]["equal"] for row in rows] == [2, 2, 2]
 
 
+ABLATION = sorted(file.stem for file in (REPOSITORY / "configs" / "experiment").glob("ablation_*.yaml"))
+CROSSINGS = {f"ablation_{body}_{cell}" for body in ("linear", "transformer") for cell in ("ce_collapse", "ctc_direct")}
+
+
+@pytest.mark.parametrize("preset", ABLATION)
+def test_every_cell_of_table_2_trains_and_says_whether_it_is_a_crossing(world, monkeypatch, capsys, preset):
+    monkeypatch.chdir(world)
+    words = [word for word in training() if not word.startswith(("drafter.frames", "objective.labels"))]
+    run_script(monkeypatch, "train.py", *words, f"experiment={preset}", f"run={preset}", "trainer.steps=3")
+    assert len((world / preset / "metrics.jsonl").read_text().splitlines()) == 3
+    assert ("a crossing, as in Table 2" in capsys.readouterr().out) == (preset in CROSSINGS)
+
+
+def test_the_cells_of_table_2_are_one_sweep(world, monkeypatch, capsys):
+    assert len(ABLATION) == 8
+    monkeypatch.chdir(world)
+    run_script(monkeypatch, "train.py", "-m", *training("experiment=glob(ablation_*_ce_direct)", "plan_only=true",
+                                                        "drafter.frames=4", "objective.labels=4"))  # fmt: skip
+    assert capsys.readouterr().out.count("taught words, read as words") == 2
+
+
+def test_a_crossing_is_marked_in_the_report(world, monkeypatch):
+    """A head taught by CTC and read directly: Table 2's "Medusa verify" of the paper's own drafter."""
+    monkeypatch.chdir(world)
+    run_script(
+        monkeypatch, "evaluate.py", "contestants=[run@sparse]", "benchmark.path=prompts.jsonl", "benchmark.limit=1",
+        "out=crossed", "decoding.max_new_tokens=8", "warm_up_tokens=4", "timing.questions=0",
+    )  # fmt: skip
+    rows = json.loads((world / "crossed" / "report.json").read_text())["rows"]
+    said = "taught alignments but read as words by SparseTree: a crossing, as in Table 2 of the paper"
+    assert [row["crossing"] for row in rows] == [None, said]
+    shown = (world / "crossed" / "report.md").read_text()
+    assert "| ctc@sparse (crossing) |" in shown
+    assert f"- ctc@sparse is {said}" in shown
+    assert "autoregressive (crossing)" not in shown
+
+
 def test_resuming_raises_the_steps_only(world, monkeypatch, capsys):
     monkeypatch.chdir(world)
     run_script(monkeypatch, "train.py", *training("run=again"))
@@ -241,6 +278,7 @@ def test_a_base_that_is_not_here_is_planned_on_paper(world, monkeypatch, capsys)
         ("train.py", training("run=x", "drafter.frames=0"), "drafter.frames=0"),
         ("train.py", training("run=x", "objective=cross_entropy"), "drafter/paths=direct"),
         ("train.py", training("run=x", "objective=cross_entropy", "drafter/paths=direct"), "objective.labels=5"),
+        ("train.py", training("run=x", "drafter=transducer"), "objective=transducer or prefix_transducer"),
         ("train.py", training("run=x", "objective=prefix_ctc", "objective.decay=2"), "objective.decay=2"),
         ("train.py", training("run=x", "drafter/correction=gru", "drafter.correction.rank=0"), "rank=0"),
         ("train.py", training("run=x", "base.taps=[last,2]"), "layers from 0 to 1"),

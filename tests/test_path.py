@@ -23,6 +23,7 @@ from ctcdraft.drafters.block import BlockDrafter
 from ctcdraft.drafters.direct import Direct, SparseTree, likely_choices
 from ctcdraft.drafters.drafter import Batch
 from ctcdraft.drafters.paths import Collapse, PrefixSearch
+from ctcdraft.drafters.transducer import TransducerSearch
 from ctcdraft.nn.bodies import AttentionBody
 from ctcdraft.nn.correction import GRU, Markov
 from ctcdraft.nn.residual import FeedForwardBody, ResidualBody
@@ -211,7 +212,13 @@ def test_labels_are_what_decoding_must_say():
     assert lengths.tolist() == [[4, 3, 1]]
 
 
-PATHS = [PrefixSearch(16), Collapse(20, 5, 0.4), Direct(None), SparseTree(likely_choices(20, 6, 5, 0.6, 0.4, 0.9))]
+PATHS = [
+    PrefixSearch(16),
+    TransducerSearch(),
+    Collapse(20, 5, 0.4),
+    Direct(None),
+    SparseTree(likely_choices(20, 6, 5, 0.6, 0.4, 0.9)),
+]
 
 
 @pytest.mark.parametrize("paths", PATHS, ids=lambda paths: type(paths).__name__)

@@ -12,6 +12,7 @@ from ctcdraft.decoding.verify import match
 from ctcdraft.drafters.block import BlockDrafter
 from ctcdraft.drafters.direct import Direct, SparseTree, likely_choices
 from ctcdraft.drafters.paths import Collapse, PrefixSearch
+from ctcdraft.drafters.transducer import TransducerSearch
 from ctcdraft.nn.bodies import AttentionBody
 from ctcdraft.nn.correction import GRU, Markov
 from ctcdraft.nn.residual import FeedForwardBody, ResidualBody
@@ -45,6 +46,7 @@ def block_heads(base) -> list[BlockDrafter]:
     choices = likely_choices(20, frames=6, ranks=5, first=0.6, rank_decay=0.4, frame_decay=0.9)
     heads = [
         block_head(base, attention, PrefixSearch(16), partial(GRU, rank=8)),
+        block_head(base, attention, TransducerSearch(), partial(GRU, rank=8)),
         block_head(base, attention, Direct(None), partial(Markov, rank=8)),
         block_head(base, partial(ResidualBody, blocks=1), SparseTree(choices)),
         block_head(base, partial(FeedForwardBody, inner=None), Direct(1)),

@@ -14,16 +14,23 @@ from truths import Text, all_alignments, significant, slow_collapse
 Law = Callable[[int, Text], Sequence[float]]
 
 
+def slow_transduce(frames: Text, blank: int) -> Text:
+    """A transducer's reading: drop blanks, merge nothing."""
+    return tuple(frame for frame in frames if frame != blank)
+
+
 def independent(probs_TC) -> Law:
     return lambda frame, text: probs_TC[frame]
 
 
-def slow_conditioned_texts(law: Law, frames: int, classes: int, blank: int) -> dict[Text, float]:
-    """The probability of every collapsed text: every alignment, each frame given the collapse of those before."""
+def slow_conditioned_texts(
+    law: Law, frames: int, classes: int, blank: int, read: Callable[[Text, int], Text] = slow_collapse
+) -> dict[Text, float]:
+    """The probability of every text: every alignment, each frame given what those before it say."""
     texts: defaultdict[Text, float] = defaultdict(float)
     for alignment in all_alignments(frames, classes):
-        steps = (law(t, slow_collapse(alignment[:t], blank))[word] for t, word in enumerate(alignment))
-        texts[slow_collapse(alignment, blank)] += math.prod(steps)
+        steps = (law(t, read(alignment[:t], blank))[word] for t, word in enumerate(alignment))
+        texts[read(alignment, blank)] += math.prod(steps)
     return dict(texts)
 
 

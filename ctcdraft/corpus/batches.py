@@ -6,7 +6,7 @@ It knows rows and windows; not the drafter, and not the objective beyond how man
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -173,8 +173,11 @@ class Batches:
         return torch.Generator().manual_seed((self.seed * 1_000_003 + number) * 2 + stream)
 
 
-def feasible_share(rows: Rows, labels: int, frames: int) -> tuple[int, float]:
-    """Windows in the corpus, and the share that `frames` frames can say: for the plan, before step 0."""
+def feasible_share(
+    rows: Rows, labels: int, frames: int, needed: Callable[..., Tensor] = frames_needed
+) -> tuple[int, float]:
+    """Windows in the corpus, and the share that `frames` frames can say: for the plan, before step 0. needed: how many
+    frames labels need, where that is not CTC's."""
     windows = feasible = 0
     for index in range(len(rows)):
         laid = rows.laid([[index]])
@@ -183,5 +186,5 @@ def feasible_share(rows: Rows, labels: int, frames: int) -> tuple[int, float]:
             continue
         _, labels_1AS, lengths_1A = label_windows(laid.tokens_BL, laid.mask_BL, anchors_1A, labels, laid.ended_BL)
         windows += int((lengths_1A > 0).sum())
-        feasible += int(((lengths_1A > 0) & (frames_needed(labels_1AS, lengths_1A) <= frames)).sum())
+        feasible += int(((lengths_1A > 0) & (needed(labels_1AS, lengths_1A) <= frames)).sum())
     return windows, feasible / max(windows, 1)

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ctcdraft.ctc.prefix import _runs, check_blank
+from ctcdraft.ctc.transitions import MERGING, Transitions
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Labels:
 
     frames_KTC: probabilities, float64: one row for all prefixes, or one each where frames depend on the last
     label. blanked_KJ, said_KJ (J = T + 1): the share of the prefix's alignments in which the first j frames say
-    just it and the last of them is a blank / is its last word. last_K: that word.
+    just it and the last of them is a blank / is its last word. last_K: that word. transitions: CTC's or a transducer's.
     """
 
     frames_KTC: Tensor
@@ -30,16 +31,17 @@ class Labels:
     blanked_KJ: Tensor
     said_KJ: Tensor
     last_K: Tensor
+    transitions: Transitions
 
     @classmethod
-    def none(cls, frames_TC: Tensor, blank: int, prefixes: int) -> Self:
+    def none(cls, frames_TC: Tensor, blank: int, prefixes: int, transitions: Transitions = MERGING) -> Self:
         """The empty prefix, `prefixes` times. frames_TC: probabilities, normalised over C."""
         check_blank(frames_TC, blank)
         frames_TC = frames_TC.double()
         blanked_KJ = F.pad(frames_TC[:, blank].cumprod(0), (1, 0), value=1.0).expand(prefixes, -1)
         # Any word may pass for the last one: none has been said, so "again" is as probable as "at all".
         last_K = torch.zeros(prefixes, dtype=torch.int64, device=frames_TC.device)
-        return cls(frames_TC[None], blank, blanked_KJ, torch.zeros_like(blanked_KJ), last_K)
+        return cls(frames_TC[None], blank, blanked_KJ, torch.zeros_like(blanked_KJ), last_K, transitions)
 
     def law(self) -> tuple[Tensor, Tensor]:
         """The joint law of the next word and of the end: words_KV (the blank's class left out) and stop_K.
@@ -53,7 +55,9 @@ class Labels:
         """
         either_KJ = self.blanked_KJ + self.said_KJ
         children_KC = (either_KJ[:, None, :-1] @ self.frames_KTC)[:, 0]
-        again_K = (self.blanked_KJ[:, :-1] * of_class(self.frames_KTC, self.last_K)).sum(1)
+        again_1 = self.last_K.new_ones(1, dtype=torch.bool)
+        reopens_KJ = self.transitions.opens(self.blanked_KJ, self.said_KJ, again_1)
+        again_K = (reopens_KJ[:, :-1] * of_class(self.frames_KTC, self.last_K)).sum(1)
         children_KC = children_KC.scatter(1, self.last_K[:, None], again_K[:, None])
         words_KV = torch.cat([children_KC[:, : self.blank], children_KC[:, self.blank + 1 :]], dim=1)
         scale_K = inverse(words_KV.sum(1) + either_KJ[:, -1])
@@ -63,17 +67,17 @@ class Labels:
         """Each prefix with one word (a class id) more. frames_KTC: what the frames say once it is said, if it
         matters to them: the frame that begins the word is still one of the old."""
         repeats_K1 = (words_K == self.last_K)[:, None]
-        opens_KJ = torch.where(repeats_K1, self.blanked_KJ, self.blanked_KJ + self.said_KJ)
+        opens_KJ = self.transitions.opens(self.blanked_KJ, self.said_KJ, repeats_K1)
         begins_KT = opens_KJ[:, :-1] * of_class(self.frames_KTC, words_K)
         begins_KT = begins_KT * inverse(begins_KT.sum(1, keepdim=True))
         frames_KTC = self.frames_KTC if frames_KTC is None else frames_KTC.double()
         # One frame more, which says nothing, so that the last column of a run is what all T frames say.
-        held_KJJ = _runs(F.pad(of_class(frames_KTC, words_K), (0, 1)))
+        held_KJJ = _runs(F.pad(self.transitions.held(of_class(frames_KTC, words_K)), (0, 1)))
         held_KJJ = held_KJJ + torch.eye(held_KJJ.shape[-1], device=held_KJJ.device)
         said_KJ = (begins_KT[:, None] @ held_KJJ[:, 1:])[:, 0]
         silence_KJJ = _runs(F.pad(frames_KTC[:, :, self.blank], (0, 1)))
         blanked_KJ = (said_KJ[:, None] @ silence_KJJ)[:, 0]
-        return type(self)(frames_KTC, self.blank, blanked_KJ, said_KJ, words_K)
+        return type(self)(frames_KTC, self.blank, blanked_KJ, said_KJ, words_K, self.transitions)
 
 
 def next_label_law(log_probs_TC: Tensor, blank: int, prefix_S: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ctcdraft.ctc.prefix import PLACES, Prefixes, _empty_prefix, _runs
+from ctcdraft.ctc.transitions import MERGING, Transitions
 
 
 class Texts(Protocol):
@@ -27,11 +28,17 @@ class Texts(Protocol):
 
 
 def listening_search(
-    log_probs_TC: Tensor, texts: Texts, nodes: int, stop_words: Collection[int] = (), depth: int | None = None
+    log_probs_TC: Tensor,
+    texts: Texts,
+    nodes: int,
+    stop_words: Collection[int] = (),
+    depth: int | None = None,
+    transitions: Transitions = MERGING,
 ) -> Prefixes:
     """The `nodes` most probable prefixes, where a frame depends on the text collapsed from the frames before it.
 
-    texts: the empty one. log_probs_TC: the frames before any text is heard, the blank last. The two frames of
+    texts: the empty one. log_probs_TC: the frames before any text is heard, the blank last. transitions: CTC's, or a
+    transducer's, whose text is not collapsed and which holds no words. The two frames of
     `prefix_search`, where behind "a" only the blank may follow, surely then:
 
         a    1/2 + 1/8  =  5/8      b    5/16      b a    1/8      and there is no "a b"
@@ -56,7 +63,7 @@ def listening_search(
         bound_KV = ((either_KT * scale_KT).to(probs_TV.dtype) @ probs_TV) * factor_KV
         parent_R, word_R = candidates(bound_KV, nodes, best_of_all_N)
         repeats_R1 = (word_R == last_K[parent_R])[:, None]
-        opens_RT = torch.where(repeats_R1, blanked_KT[parent_R], either_KT[parent_R])
+        opens_RT = transitions.opens(blanked_KT[parent_R], said_KT[parent_R], repeats_R1)
         probs_RT = log_probs_TC[:, word_R].T.double().exp()
         begins_RT = opens_RT * probs_RT * (factor_KV[parent_R, word_R, None] * scale_KT[parent_R])
         # Rounding must not lift a child above its parent: the parent could be cut and the child kept.
@@ -77,7 +84,7 @@ def listening_search(
 
         texts = texts.say(word_K, parent_K)
         factor_KV, scale_KT = texts.shares()
-        held_KT = probs_RT[best_K] * factor_KV.gather(1, word_K[:, None])
+        held_KT = transitions.held(probs_RT[best_K] * factor_KV.gather(1, word_K[:, None]))
         held_KTT, silent_KTT = _runs(torch.stack([held_KT, blank_T.expand_as(held_KT)]) * scale_KT)
         # Held from the frame after the one that begins the word; right behind that one nothing has been held yet.
         held_KTT = F.pad(held_KTT[:, 1:], (0, 0, 0, 1)) + just_begun_TT

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ctcdraft.ctc.law import Labels
+from ctcdraft.ctc.transitions import MERGING, Transitions
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.chance import Chance
 from ctcdraft.drafters.direct import ByFrame
@@ -24,6 +25,7 @@ class DrawnLabels:
     """
 
     reads = "alignments"
+    transitions: Transitions = MERGING
 
     def __init__(self, chains: int) -> None:
         self.chains = at_least_one(chains, "drafter.paths")
@@ -41,10 +43,10 @@ class DrawnLabels:
         chains, depth = shared(self.chains, min(depth, len(log_probs_TC)), nodes)
         blank = log_probs_TC.shape[-1] - 1
         if listening is None:
-            speech = Labels.none(log_probs_TC.double().exp(), blank, chains)
+            speech = Labels.none(log_probs_TC.double().exp(), blank, chains, self.transitions)
             return drawn_tree(root, speech, chains, depth, stops, chance)
-        heard = Heard(Labels.none(heard_frames(listening)[0], blank, chains), listening)
-        return drawn_tree(root, heard, chains, depth, stops, chance)
+        labels = Labels.none(heard_frames(listening)[0], blank, chains, self.transitions)
+        return drawn_tree(root, Heard(labels, listening), chains, depth, stops, chance)
 
 
 @dataclass(frozen=True)

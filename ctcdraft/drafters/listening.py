@@ -61,3 +61,22 @@ class Listening:
         """Scores_KC of one frame; not normalised, which makes no difference to their order."""
         blank_K1 = self.log_probs_TC[frame, -1:].expand(len(self.memory_KR), 1)
         return torch.cat([self.log_probs_TC[frame, :-1] + self.added_KV, blank_K1], dim=1)
+
+
+@dataclass(frozen=True)
+class Deaf:
+    """K texts and frames that say the same behind all of them. like_KV, like_KT: the shares' shapes, all ones."""
+
+    like_KV: Tensor
+    like_KT: Tensor
+
+    @classmethod
+    def begin(cls, log_probs_TC: Tensor) -> Self:
+        """The empty text."""
+        return cls(torch.ones_like(log_probs_TC[:1, :-1]), torch.ones_like(log_probs_TC[None, :, 0]))
+
+    def say(self, words_K: Tensor, rows_K: Tensor) -> Self:
+        return type(self)(self.like_KV[rows_K], self.like_KT[rows_K])
+
+    def shares(self) -> tuple[Tensor, Tensor]:
+        return self.like_KV, self.like_KT

@@ -15,7 +15,7 @@ from torch import Tensor
 from ctcdraft.ctc.alignment import collapse
 from ctcdraft.ctc.best_first import best_first_search
 from ctcdraft.ctc.listening import listening_search
-from ctcdraft.ctc.prefix import prefix_search
+from ctcdraft.ctc.prefix import Prefixes, prefix_search
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.listening import Listening
 from ctcdraft.errors import InputError, number, whole
@@ -60,9 +60,13 @@ class PrefixSearch:
             found = prefix_search(log_probs_TC, blank, nodes - 1, self.words_per_frame, stops, depth)
         else:
             found = listening_search(log_probs_TC, listening, nodes - 1, stops, depth)
-        tokens_N = torch.cat([root.reshape(1), found.tokens_N])
-        parents_N = torch.cat([torch.full_like(root.reshape(1), -1), found.parents_N + 1])
-        return TokenTree(tokens_N, parents_N, depth)
+        return tree_of(found, root, depth)
+
+
+def tree_of(found: Prefixes, root: Tensor, depth: int) -> TokenTree:
+    tokens_N = torch.cat([root.reshape(1), found.tokens_N])
+    parents_N = torch.cat([torch.full_like(root.reshape(1), -1), found.parents_N + 1])
+    return TokenTree(tokens_N, parents_N, depth)
 
 
 class Collapse:

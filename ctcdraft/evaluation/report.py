@@ -40,8 +40,10 @@ def with_interval(value: float | None, bounds: Sequence[float] | None) -> str:
 
 
 def named(row: Row) -> str:
-    """The drafter's name, with a mark in every table where its text is not the base's."""
-    return f"{row['drafter']} (LOSSY)" if row["lossless"]["owes"] == "nothing" else row["drafter"]
+    """The drafter's name, with a mark in every table where its text is not the base's, or its frames are read
+    otherwise than they were taught."""
+    lossy = " (LOSSY)" if row["lossless"]["owes"] == "nothing" else ""
+    return f"{row['drafter']}{' (crossing)' if row.get('crossing') else ''}{lossy}"
 
 
 def equal(row: Row) -> str:
@@ -164,6 +166,7 @@ def statements(rows: Sequence[Row], environment: dict[str, Any]) -> list[str]:
         said.append(f"all contestants say what autoregression says on all {prompts} questions")
     if any(row["lossless"]["owes"] == "nothing" for row in rows):
         said.append("LOSSY: this verifier may accept what the base would not have said")
+    said += [f"{row['drafter']} is {row['crossing']}" for row in rows if row.get("crossing")]
     if environment["cut"]["turns"]:
         said.append(
             f"{environment['cut']['turns']} prompts did not fit and lost {environment['cut']['tokens']:,} tokens "

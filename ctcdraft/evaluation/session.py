@@ -24,12 +24,13 @@ from ctcdraft.shard import Shard
 @dataclass(frozen=True)
 class Contestant:
     """identity: what must be the same for two runs to be one evaluation (YAML, weights). fingerprint: of the base
-    it was made for."""
+    it was made for. crossing: a sentence where its frames are read otherwise than they were taught."""
 
     drafter: Drafter
     identity: str
     parameters: int
     fingerprint: dict[str, Any]
+    crossing: str | None = None
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,7 @@ class Session:
                 "hardware": hardware(arena.base.device),
                 "dtype": dtype(arena),
                 "fingerprint": one.fingerprint,
+                "crossing": one.crossing,
             }
             row = metrics.row(name, records, timing, labels, arena.seed)
             answers = [answer for record in records for answer in record.answers(name)]

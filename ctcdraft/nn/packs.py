@@ -27,8 +27,10 @@ def own_text(places_BL: Tensor) -> Tensor | None:
     """`visible` of every position, with an axis for heads: True_B1LL; None where no row holds a second text.
 
     None, because rows of one text need no mask and then run through the fastest kernels; to know it costs a CUDA
-    device one wait.
+    device one wait. On paper (tensors without values) a row is one text.
     """
+    if places_BL.is_meta:
+        return None
     positions_BL = torch.arange(places_BL.shape[1], device=places_BL.device).expand_as(places_BL)
     if torch.equal(places_BL, positions_BL):
         return None

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from ctcdraft.ctc.alignment import frames_needed
-from ctcdraft.ctc.forward import likelihoods
+from ctcdraft.ctc.forward import Likelihoods, likelihoods
 from ctcdraft.drafters.drafter import Batch
-from ctcdraft.nn.heads import Emissions
+from ctcdraft.nn.heads import Emissions, Scores
 from ctcdraft.objectives.objective import Loss, check_frames, check_labels
+
+
+def of_alignments(scores: Scores, batch: Batch) -> Likelihoods:
+    """Of every window, where repeated frames merge."""
+    return likelihoods(scores.label_BATS, scores.hold_BATS, scores.blank_BATP, batch.labels_BAS, batch.lengths_BA)
 
 
 class CTC:
@@ -18,6 +23,8 @@ class CTC:
     """
 
     teaches = "alignments"
+    needed = staticmethod(frames_needed)
+    likelihoods = staticmethod(of_alignments)
 
     def __init__(self, labels: int) -> None:
         self.labels = check_labels(labels)
@@ -25,12 +32,10 @@ class CTC:
     def __call__(self, emissions: Emissions, batch: Batch) -> Loss:
         frames = check_frames(emissions, self.labels)
         scores = emissions.scores(batch.labels_BAS)
-        log_likelihood_BA = likelihoods(
-            scores.label_BATS, scores.hold_BATS, scores.blank_BATP, batch.labels_BAS, batch.lengths_BA
-        ).text_X
+        log_likelihood_BA = self.likelihoods(scores, batch).text_X
 
         real_BA = batch.lengths_BA > 0
-        feasible_BA = real_BA & (frames_needed(batch.labels_BAS, batch.lengths_BA) <= frames)
+        feasible_BA = real_BA & (self.needed(batch.labels_BAS, batch.lengths_BA) <= frames)
         per_label_BA = log_likelihood_BA / batch.lengths_BA.clamp(min=1)
         windows = feasible_BA.sum().clamp(min=1)
         value = -per_label_BA.where(feasible_BA, 0).sum() / windows

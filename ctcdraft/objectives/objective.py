@@ -23,8 +23,8 @@ class Loss:
 
 class Objective(Protocol):
     """labels: S, how many labels a window should have. teaches: "alignments" where a label may fall on any frame,
-    with blanks between; "words" where label k is said by frame k and the blank learns nothing; "states" where the
-    first frame is to be the base's next state."""
+    with blanks between; "transductions" where it may too, but no two frames say it together; "words" where label k
+    is said by frame k and the blank learns nothing; "states" where the first frame is to be the base's next state."""
 
     labels: int
 

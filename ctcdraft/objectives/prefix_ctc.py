@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ctcdraft.ctc.forward import likelihoods
 from ctcdraft.drafters.drafter import Batch
 from ctcdraft.nn.heads import Emissions
+from ctcdraft.objectives.ctc import of_alignments
 from ctcdraft.objectives.objective import Loss, check_decay, check_frames, check_labels, decayed_mean, labels_there
 
 
@@ -17,6 +17,7 @@ class PrefixCTC:
     """
 
     teaches = "alignments"
+    likelihoods = staticmethod(of_alignments)
 
     def __init__(self, labels: int, decay: float) -> None:
         self.labels = check_labels(labels)
@@ -25,9 +26,7 @@ class PrefixCTC:
     def __call__(self, emissions: Emissions, batch: Batch) -> Loss:
         check_frames(emissions, self.labels)
         scores = emissions.scores(batch.labels_BAS)
-        prefix_BAS = likelihoods(
-            scores.label_BATS, scores.hold_BATS, scores.blank_BATP, batch.labels_BAS, batch.lengths_BA
-        ).prefix_XS
+        prefix_BAS = self.likelihoods(scores, batch).prefix_XS
         real_BAS = labels_there(batch)
         feasible_BAS = real_BAS & prefix_BAS.isfinite()
         value = decayed_mean(-prefix_BAS, feasible_BAS, self.decay)

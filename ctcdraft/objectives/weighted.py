@@ -29,6 +29,11 @@ class WeightedSum:
             raise InputError(
                 f"objective.labels={labels}, but {', '.join(other)}; the parts of a sum share their windows"
             )
+        if {"alignments", "transductions"} <= {getattr(part, "teaches", "words") for part in parts.values()}:
+            raise InputError(
+                f"objective.parts={', '.join(parts)} disagree: in some of them repeated frames merge, in others every "
+                "frame says a word of its own; sum ctc and prefix_ctc, or transducer and prefix_transducer"
+            )
         self.parts = {name: part for name, part in parts.items() if weights[name]}
         self.weights = dict(weights)
 
@@ -36,9 +41,7 @@ class WeightedSum:
     def teaches(self) -> str:
         """Blanks are learned as soon as one part aligns; states bind the drafter more than anything else."""
         taught = {getattr(part, "teaches", "words") for part in self.parts.values()}
-        if "states" in taught:
-            return "states"
-        return "alignments" if "alignments" in taught else "words"
+        return next(kind for kind in ("states", "transductions", "alignments", "words") if kind in taught)
 
     def __call__(self, emissions: Emissions, batch: Batch) -> Loss:
         losses = {name: part(emissions, batch) for name, part in self.parts.items()}

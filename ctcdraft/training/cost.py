@@ -62,7 +62,7 @@ def batch_without_values(base: BaseLM, rows: int, length: int, anchors: int, lab
         states_BLD = torch.empty(rows, length, base.width * len(base.taps), dtype=base.dtype)
         windows_BA = torch.empty(rows, anchors, dtype=torch.long)
         labels_BAS = torch.empty(rows, anchors, labels, dtype=torch.long)
-    return Batch(tokens_BL, states_BLD, windows_BA, windows_BA, labels_BAS, windows_BA)
+    return Batch(tokens_BL, states_BLD, windows_BA, windows_BA, labels_BAS, windows_BA, places_BL=tokens_BL)
 
 
 def memory(size: Size, trained: int, batch: Batch, kept: int, emission_bytes: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from time import perf_counter
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,6 +11,8 @@ from torch import Tensor
 from ctcdraft.base import BaseLM
 from ctcdraft.corpus.batches import Batches, Rows, feasible_share
 from ctcdraft.corpus.plan import states_bytes
+from ctcdraft.ctc import transducer
+from ctcdraft.ctc.alignment import frames_needed
 from ctcdraft.drafters.drafter import DraftHead
 from ctcdraft.errors import InputError
 from ctcdraft.machine import peak_bytes, spelled
@@ -43,7 +46,8 @@ def plan(
     drafter.zero_grad(set_to_none=True)
     rows, anchors, frames, _ = emissions.states_BATD.shape
     read = reading(objective, drafter, frames)
-    windows, feasible = feasible_share(batches.rows, batches.labels, frames)
+    needed = frames_needed if getattr(objective, "teaches", None) != "transductions" else transducer.frames_needed
+    windows, feasible = feasible_share(batches.rows, batches.labels, frames, needed)
     tokens = sum(len(tokens_L) for tokens_L in batches.rows.tokens)
     trained = sum(p.numel() for p in drafter.own_parameters())
     emission_bytes = rows * anchors * frames * (emissions.blank + 1) * 4
@@ -95,7 +99,17 @@ def reading(objective: Objective, drafter: DraftHead, frames: int) -> str:
             f"the objective teaches the base's next states, but {name} reads this drafter's frames as {reads}; "
             "objective=eagle and eagle_ctc are for drafter=eagle"
         )
-    if taught == "words" and reads == "alignments":
+    if taught == "transductions" and reads != taught:
+        raise InputError(
+            f"the objective teaches frames of which no two say one word together, but {name} reads them as {reads}; "
+            "use drafter/paths=transducer_search"
+        )
+    if taught == "alignments" and reads == "transductions":
+        raise InputError(
+            f"the objective lets repeated frames merge into one word, but {name} takes each for a word of its own; "
+            "use objective=transducer or prefix_transducer (or drafter/paths=prefix_search)"
+        )
+    if taught == "words" and reads in ("alignments", "transductions"):
         raise InputError(
             f"the objective teaches frame k to say label k and leaves the blank untrained, but {name} sums over "
             "alignments with blanks; use drafter/paths=direct (or collapse, for Table 2's row)"
@@ -105,6 +119,14 @@ def reading(objective: Objective, drafter: DraftHead, frames: int) -> str:
             f"the objective teaches frame k to say label k, so {frames - objective.labels} of {frames} frames would "
             f"learn nothing; set objective.labels={frames} or drafter.frames={objective.labels}"
         )
-    if (taught == "words") != (reads == "words"):
-        return f"taught {taught} but read as {reads} by {name}: a crossing, as in Table 2 of the paper"
-    return f"taught {taught}, read as {reads}"
+    return crossing(objective, paths) or f"taught {taught}, read as {reads}"
+
+
+def crossing(objective: Any, paths: Any) -> str | None:
+    """In words, where frames are read otherwise than they are taught; None where they are not, or nobody can say."""
+    taught, reads = getattr(objective, "teaches", None), getattr(paths, "reads", None)
+    if None in (taught, reads) or taught == reads or {taught, reads} == {"alignments", "raw frames"}:
+        return None
+    published = {taught, reads} in ({"words", "raw frames"}, {"words", "alignments"})
+    as_in = ", as in Table 2 of the paper" if published else ""
+    return f"taught {taught} but read as {reads} by {type(paths).__name__}: a crossing{as_in}"

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from truths import slow_prefix_probability
+from truths_heads import beginnings, independent, slow_conditioned_texts, slow_transduce
 
 from ctcdraft.drafters.drafter import Batch
 from ctcdraft.errors import InputError
@@ -18,6 +19,7 @@ from ctcdraft.objectives.cross_entropy import CrossEntropy
 from ctcdraft.objectives.ctc import CTC
 from ctcdraft.objectives.distill import Distill, kl, states_before_labels, total_variation
 from ctcdraft.objectives.prefix_ctc import PrefixCTC
+from ctcdraft.objectives.transducer import PrefixTransducer, Transducer
 from ctcdraft.objectives.weighted import WeightedSum
 
 WORDS, WIDTH = 3, 6
@@ -45,6 +47,8 @@ def batch(most: int = 3) -> Batch:
 OBJECTIVES = {
     "ctc": CTC(labels=3),
     "prefix_ctc": PrefixCTC(labels=3, decay=0.8),
+    "transducer": Transducer(labels=3),
+    "prefix_transducer": PrefixTransducer(labels=3, decay=0.8),
     "cross_entropy": CrossEntropy(labels=3, decay=0.8),
     "kl": Distill(labels=3, decay=0.8, distance=kl),
     "total_variation": Distill(labels=3, decay=0.8, distance=total_variation),
@@ -80,6 +84,23 @@ def test_prefix_ctc_is_the_weighted_mean_over_all_possible_prefixes():
     assert loss.value.item() == pytest.approx(weighted(values, 0.8), abs=1e-5)
     assert impossible > 0  # three equal words in four frames
     assert loss.metrics["infeasible_share"] == pytest.approx(impossible / (impossible + sum(map(len, values.values()))))
+
+
+def test_a_transducer_sums_over_frames_that_never_merge():
+    said, windows = emissions(), batch()
+    probs_BATC = said.logits().softmax(-1).double().tolist()
+    texts, prefixes = [], {0: [], 1: [], 2: []}
+    for row, anchor, k, prefix in real_labels(windows):
+        law = independent(probs_BATC[row][anchor])
+        every = slow_conditioned_texts(law, 4, WORDS + 1, WORDS, read=slow_transduce)
+        prefixes[k].append(-math.log(beginnings(every)[tuple(prefix)]))
+        if k + 1 == windows.lengths_BA[row, anchor]:
+            texts.append(-math.log(every[tuple(prefix)]) / (k + 1))
+    whole, by_prefix = Transducer(3)(said, windows), PrefixTransducer(3, 0.8)(said, windows)
+    assert whole.value.item() == pytest.approx(sum(texts) / len(texts), abs=1e-5)
+    assert by_prefix.value.item() == pytest.approx(weighted(prefixes, 0.8), abs=1e-5)
+    # Three equal words, which CTC cannot say in four frames, are as feasible as any.
+    assert whole.metrics["infeasible_share"] == by_prefix.metrics["infeasible_share"] == 0
 
 
 def test_cross_entropy_says_label_k_at_frame_k_among_the_words_alone():
@@ -171,6 +192,8 @@ def test_impossible_values_are_one_sentence():
         CrossEntropy(0, 0.8)
     with pytest.raises(InputError, match=r"objective\.weights=.*each of a, b"):
         WeightedSum(3, {"a": CTC(3), "b": CTC(3)}, {"a": 1.0})
+    with pytest.raises(InputError, match=r"objective\.parts=a, b disagree"):
+        WeightedSum(3, {"a": CTC(3), "b": Transducer(3)}, {"a": 1.0, "b": 1.0})
     with pytest.raises(InputError, match=r"objective\.labels=3, but b wants 2"):
         WeightedSum(3, {"a": CTC(3), "b": CTC(2)}, {"a": 1.0, "b": 1.0})
 

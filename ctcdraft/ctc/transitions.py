@@ -1,0 +1,47 @@
+"""How a frame goes on from a text: what it may begin a word from, and whether it may hold one. It knows masses alone.
+
+This is all in which CTC and a transducer differ once frames are summed over; the searches and laws take it as a value.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Transitions(Protocol):
+    def opens(self, blanked_X: Tensor, said_X: Tensor, again_X: Tensor) -> Tensor:
+        """Mass_X from which a frame may begin a word, of texts whose last frame was a blank / their last word.
+
+        again_X: true where the word to begin is the text's last one.
+        """
+
+    def held(self, word_X: Tensor) -> Tensor:
+        """What a frame that says the text's last word right behind it leaves the text as it is with, given what
+        the frame gives to that word."""
+
+
+class Merging:
+    """CTC (Graves et al. 2006): a frame that repeats the one before it holds its word, so that only a blank between
+    two equal words keeps both.   5 5 0 5  ->  5 5"""
+
+    def opens(self, blanked_X: Tensor, said_X: Tensor, again_X: Tensor) -> Tensor:
+        return torch.where(again_X, blanked_X, blanked_X + said_X)
+
+    def held(self, word_X: Tensor) -> Tensor:
+        return word_X
+
+
+class Anew:
+    """A transducer: whatever a frame says is said anew, so that nothing is ever held.   5 5 0 5  ->  5 5 5"""
+
+    def opens(self, blanked_X: Tensor, said_X: Tensor, again_X: Tensor) -> Tensor:
+        return blanked_X + said_X
+
+    def held(self, word_X: Tensor) -> Tensor:
+        return torch.zeros_like(word_X)
+
+
+MERGING, ANEW = Merging(), Anew()

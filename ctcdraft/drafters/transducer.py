@@ -1,0 +1,44 @@
+"""From a transducer's frames to trees: every text summed over the frames that may say it, and none of them merges."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from ctcdraft.ctc.listening import listening_search
+from ctcdraft.ctc.transitions import ANEW
+from ctcdraft.decoding.tree import TokenTree
+from ctcdraft.drafters.drawn_paths import DrawnLabels
+from ctcdraft.drafters.listening import Deaf, Listening
+from ctcdraft.drafters.paths import tree_of
+
+
+class TransducerSearch:
+    """The n most probable beginnings of the text. All words are considered."""
+
+    reads = "transductions"
+
+    def __call__(
+        self,
+        log_probs_TC: Tensor,
+        root: Tensor,
+        depth: int,
+        nodes: int,
+        stops: Sequence[int],
+        chance: Any = None,
+        listening: Listening | None = None,
+    ) -> TokenTree:
+        depth = min(depth, len(log_probs_TC))
+        if depth < 1:
+            return TokenTree.only_root(root)
+        texts = Deaf.begin(log_probs_TC) if listening is None else listening
+        return tree_of(listening_search(log_probs_TC, texts, nodes - 1, stops, depth, ANEW), root, depth)
+
+
+class DrawnTransductions(DrawnLabels):
+    """Chains drawn from the exact law of the next word, and of the end, behind every text."""
+
+    reads = "transductions"
+    transitions = ANEW
