@@ -65,10 +65,11 @@ def train_all(options: argparse.Namespace, out: Path) -> None:
             continue
         words = [*place(options, out), *COMMON, *METHODS[name].words, *options.more]
         words += [f"drafter.path={out / 'small'}"] if name == "draft_model" else []
-        run("train.py", *words, "trainer.steps=1", f"run={out / 'warm'}")  # corpus and states are made here, not timed
+        if not (out / "timed").exists():  # corpus and states are made here, and not timed
+            run("train.py", *words, "trainer.steps=1", f"run={out / 'timed'}")
         steps, start = options.steps, None
         if steps is None:
-            short, long = (run("train.py", *words, f"trainer.steps={n}", f"run={out / 'warm'}") for n in (SHORT, LONG))
+            short, long = (run("train.py", *words, f"trainer.steps={n}", f"run={out / 'timed'}") for n in (SHORT, LONG))
             a_step = (long - short) / (LONG - SHORT)
             steps, start = max(round(60 * options.minutes / a_step), 1), short - SHORT * a_step
         took = run("train.py", *words, f"trainer.steps={steps}", f"run={out / name}")
@@ -81,15 +82,12 @@ def train_all(options: argparse.Namespace, out: Path) -> None:
 
 
 def table(options: argparse.Namespace, out: Path) -> None:
-    """Every run as its method would have it, then under the common builder; trees of 16 nodes, greedy."""
-    named = {name: METHODS[name].common for name in options.drafters}
-    contestants = [str(out / name) for name in named]
-    contestants += [f"{out / name}@{common}" for name, common in named.items() if common]
-    contestants.append("prompt_lookup")
-    words = [*asked(options, contestants), "decoding.nodes=16", "threads=1"]
-    run("evaluate.py", *words, f"out={out / 'tiny'}")
-    limits = [f"benchmark.limit={options.gsm8k}", "decoding.max_new_tokens=128"]
-    run("evaluate.py", *words, *gsm8k(options), *limits, f"out={out / 'gsm8k'}")
+    """Greedy, trees of 16 nodes: every run as its method would have it, and under the builder that all share."""
+    native = [str(out / name) for name in options.drafters] + ["prompt_lookup"]
+    common = [f"{out / name}@{METHODS[name].common}" for name in options.drafters if METHODS[name].common]
+    words = ["decoding.nodes=16", "decoding.max_new_tokens=128", "threads=1"]
+    run("evaluate.py", *asked(options, native + common), *words, f"out={out / 'tiny'}")
+    run("evaluate.py", *asked(options, native), *gsm8k(options), *words, f"out={out / 'gsm8k'}")
 
 
 def lossless(options: argparse.Namespace, out: Path) -> None:
@@ -101,9 +99,9 @@ def lossless(options: argparse.Namespace, out: Path) -> None:
         f"{{cascade:{{parts:{{first:{out / 'ctc'},second:prompt_lookup}}}}}}",
     ]  # fmt: skip
     words = [*asked(options, contestants), *LOSSLESS, "threads=1"]
+    mt_bench = ("benchmark=mt_bench", f"benchmark.path={options.mt_bench_path}", f"benchmark.limit={options.mt}")
     for decoding in ("greedy", "sampling"):
-        mt_bench = ("benchmark=mt_bench", f"benchmark.path={options.mt_bench_path}", f"benchmark.limit={options.mt}")
-        for name, where in (("mt_bench", mt_bench), ("gsm8k", (*gsm8k(options), f"benchmark.limit={options.gsm8k}"))):
+        for name, where in (("mt_bench", mt_bench), ("gsm8k", gsm8k(options))):
             run("evaluate.py", *words, *where, f"decoding={decoding}", f"out={out / f'{name}_{decoding}'}")
 
 
@@ -124,7 +122,7 @@ def asked(options: argparse.Namespace, contestants: list[str]) -> list[str]:
 
 
 def gsm8k(options: argparse.Namespace) -> tuple[str, ...]:
-    return "benchmark=gsm8k", f"benchmark.path={options.gsm8k_path}"
+    return "benchmark=gsm8k", f"benchmark.path={options.gsm8k_path}", f"benchmark.limit={options.gsm8k}"
 
 
 def small_model(options: argparse.Namespace, folder: Path) -> None:

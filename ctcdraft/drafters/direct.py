@@ -101,7 +101,7 @@ class SparseTree:
     reads = "words"
 
     def __init__(self, choices: Sequence[Sequence[int]]) -> None:
-        self.choices = Choices(choices)
+        self.growth = Choices(choices)
 
     def __call__(
         self,
@@ -113,7 +113,7 @@ class SparseTree:
         chance: Any = None,
         listening: Listening | None = None,
     ) -> TokenTree:
-        return self.choices(ByFrame(log_probs_TC, listening), root, min(depth, len(log_probs_TC)), nodes, stops)
+        return self.growth(ByFrame(log_probs_TC, listening), root, min(depth, len(log_probs_TC)), nodes, stops)
 
 
 def likely_choices(count: int, frames: int, ranks: int, first: float, rank_decay: float, frame_decay: float) -> Any:
