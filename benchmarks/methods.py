@@ -15,6 +15,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent.parent
 TINY = str(HERE / "data" / "tiny" / "base")
@@ -88,6 +89,30 @@ def table(options: argparse.Namespace, out: Path) -> None:
     words = ["decoding.nodes=16", "decoding.max_new_tokens=128", "threads=1"]
     run("evaluate.py", *asked(options, native + common), *words, f"out={out / 'tiny'}")
     run("evaluate.py", *asked(options, native), *gsm8k(options), *words, f"out={out / 'gsm8k'}")
+    print(short_table(out))
+
+
+def short_table(out: Path) -> str:
+    """What both reports say of each row, and what its training took; 0 parameters are those of nobody."""
+    trained = json.loads((out / "training.json").read_text())
+    reports = [json.loads((out / name / "report.json").read_text())["rows"] for name in ("tiny", "gsm8k")]
+    there = {row["drafter"]: row for row in reports[1]}
+    lines = ["| drafter | parameters | steps | processor s | tau | c | tau, GSM8K | equal |", "|---|" + "---|" * 7]
+    for row in reports[0]:
+        made, other = trained.get(row["drafter"].partition("@")[0], {}), there.get(row["drafter"])
+        equal = [f"{one['lossless']['equal']}/{one['prompts']}" for one in (row, other) if one is not None]
+        cells = [
+            row["drafter"], f"{row['draft_parameters']:,}", made.get("steps", "-"),
+            f"{made['processor_seconds'] - made['of_which_start']:.0f}" if made.get("of_which_start") else "-",
+            tau(row), f"{row['c']:.2f}", "-" if other is None else tau(other), ", ".join(equal),
+        ]  # fmt: skip
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(lines)
+
+
+def tau(row: dict[str, Any]) -> str:
+    low, high = row["tau_ci"]
+    return f"{row['tau']:.2f} [{low:.2f}, {high:.2f}]"
 
 
 def lossless(options: argparse.Namespace, out: Path) -> None:
