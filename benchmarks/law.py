@@ -33,8 +33,7 @@ def main() -> None:
     options = arguments()
     torch.set_num_threads(1)
     register_resolvers()
-    base = load_base(options.base, "float32", "cpu")
-    base.name = options.name or base.name
+    base = load_base(options.base, "float32", "cpu", options.name)
     drafter = load_drafter(Path(options.run), base, None)
     worst_child = worst_stop = worst_sum = 0.0
     laws = children = 0
@@ -73,7 +72,8 @@ def frames(base: BaseLM, drafter: torch.nn.Module, prompts: int, anchors: int) -
             nothing_BA = torch.zeros_like(anchors_BA)
             roots_BA = tokens_BL.gather(1, anchors_BA + 1)
             batch = Batch(tokens_BL, states_BLD, anchors_BA, roots_BA, nothing_BA[..., None], nothing_BA)
-            yield from drafter(batch).logits()[0].double().softmax(dim=-1)
+            frames_ATC = drafter(batch).logits()[0].double().softmax(dim=-1)
+        yield from frames_ATC
 
 
 def likely_texts(frames_TC: Tensor, words: int) -> list[tuple[int, ...]]:

@@ -87,7 +87,8 @@ class BlockDrafter(DraftHead):
             return {}
         states_XTD = self(batch).states_BATD[batch.lengths_BA > 0][:FEW_WINDOWS]
         logits_XTC = self.head(states_XTD).float()
-        return {"words_lost": sum(float(lost(one_TC)) for one_TC in logits_XTC.log_softmax(-1)) / len(logits_XTC)}
+        each = [float(lost(one_TC)) for one_TC in logits_XTC.log_softmax(dim=-1)]
+        return {"words_lost": sum(each) / max(len(each), 1)}
 
     def draft(self, context: Context, memory: KVCache | None, rng: torch.Generator) -> tuple[TokenTree, Any]:
         if memory is None and self.body.layers:
