@@ -87,7 +87,8 @@ def table(options: argparse.Namespace, out: Path) -> None:
     native = [str(out / name) for name in options.drafters] + ["prompt_lookup"]
     common = [f"{out / name}@{METHODS[name].common}" for name in options.drafters if METHODS[name].common]
     words = ["decoding.nodes=16", "decoding.max_new_tokens=128", "threads=1"]
-    run("evaluate.py", *asked(options, native + common), *words, f"out={out / 'tiny'}")
+    tiny = f"benchmark.limit={options.held_out}"
+    run("evaluate.py", *asked(options, native + common), tiny, *words, f"out={out / 'tiny'}")
     run("evaluate.py", *asked(options, native), *gsm8k(options), *words, f"out={out / 'gsm8k'}")
     print(short_table(out))
 
@@ -189,6 +190,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--states", help="a store of states to share")
     parser.add_argument("--gsm8k-path", help="GSM8K's test.jsonl")
     parser.add_argument("--mt-bench-path", help="MT-Bench's question.jsonl")
+    parser.add_argument("--held-out", type=int, default=120, help="how many prompts of the tiny benchmark")
     parser.add_argument("--gsm8k", type=int, default=100, help="how many questions")
     parser.add_argument("--mt", type=int, default=20, help="how many questions")
     parser.add_argument("--more", nargs="*", default=[], help="words for every train.py")
