@@ -88,6 +88,9 @@ def with_options(file: Path, chosen: Mapping[str, Any]) -> Any:
     for default in config.pop("defaults", []):
         for group, option in default.items() if hasattr(default, "items") else [(None, default)]:
             folder, named = (file.parent, option) if group is None else (DRAFTERS / group, chosen.get(group, option))
+            if isinstance(named, str) and named.startswith("/"):  # /from/the/top@_here_
+                above, _, named = named.removesuffix("@_here_")[1:].rpartition("/")
+                folder = CONFIGS / above
             if isinstance(named, str):
                 there = sorted(one.stem for one in folder.glob("*.yaml"))
                 if named not in there:

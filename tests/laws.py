@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
+from ctcdraft.ctc.law import Labels
 from ctcdraft.decoding.tree import TokenTree
 
 
@@ -56,3 +57,12 @@ def assert_rows(tree: TokenTree, law_of_text: Callable, depth: int) -> None:
         text = text_of(tree, node)
         wanted = law_of_text(text) if len(text) < depth else [0.0] * tree.draft_probs_NV.shape[1]
         assert tree.draft_probs_NV[node].tolist() == pytest.approx(wanted, abs=1e-10, rel=0)
+
+
+def next_label_law(log_probs_TC: torch.Tensor, blank: int, text: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The exact law behind one text of class ids: words_V, and the chance that it ends there; 0 if it cannot begin."""
+    labels = Labels.none(log_probs_TC.exp(), blank, 1)
+    for word in text:
+        labels = labels.say(torch.tensor([word]))
+    words_1V, stop_1 = labels.law()
+    return words_1V[0], stop_1[0]

@@ -102,6 +102,8 @@ def test_a_drafter_from_outside_trains_is_evaluated_and_is_lossless(outsiders, m
     )  # fmt: skip
     assert list(rows) == ["autoregressive", "echo", "parrot", "parrot:times=1", "cascade"]
     assert rows["echo"]["draft_parameters"] == rows["cascade"]["draft_parameters"] > 0
+    drawn = evaluated(monkeypatch, outsiders, "echo", "parrot.yaml", more=["decoding=sampling"])
+    assert [row["temperature"] for row in drawn.values()] == [1.0, 1.0, 1.0]
 
 
 def test_a_draft_model_off_the_shelf_alone_staged_and_in_a_cascade(outsiders, monkeypatch):

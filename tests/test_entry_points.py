@@ -66,6 +66,8 @@ def test_train_leaves_a_checkpoint(world):
     lines = [json.loads(line) for line in (world / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
     assert lines[-1]["tau"] >= 1.0
+    assert 0 < lines[-1]["words_lost"] < 1  # whenever it is probed, what prefix search does not see
+    assert "words_lost" not in lines[0]
     assert json.loads((world / "run" / "fingerprint.json").read_text())["corpus"]
 
 

@@ -80,17 +80,6 @@ class Labels:
         return type(self)(frames_KTC, self.blank, blanked_KJ, said_KJ, words_K, self.transitions)
 
 
-def next_label_law(log_probs_TC: Tensor, blank: int, prefix_S: Tensor) -> tuple[Tensor, Tensor]:
-    """`Labels.law` behind one prefix of class ids, none of them blank, as logarithms: log_probs_V and log_stop."""
-    labels = Labels.none(log_probs_TC.exp(), blank, 1)
-    for word in prefix_S:
-        labels = labels.say(word[None])
-    words_1V, stop_1 = labels.law()
-    if not words_1V.sum() + stop_1 > 0:
-        raise ValueError(f"the prefix {prefix_S.tolist()} is impossible in these {len(log_probs_TC)} frames")
-    return words_1V[0].log(), stop_1[0].log()
-
-
 def of_class(frames_KTC: Tensor, classes_K: Tensor) -> Tensor:
     """What each prefix's frames give its class: [K, T]."""
     frames_KTC = frames_KTC.expand(len(classes_K), -1, -1)

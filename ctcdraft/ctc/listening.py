@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ctcdraft.ctc.prefix import PLACES, Prefixes, _empty_prefix, _runs
+from ctcdraft.ctc.prefix import Prefixes, _best, _empty_prefix, _runs, _select
 from ctcdraft.ctc.transitions import MERGING, Transitions
 
 
@@ -68,7 +68,7 @@ def listening_search(
         begins_RT = opens_RT * probs_RT * (factor_KV[parent_R, word_R, None] * scale_KT[parent_R])
         # Rounding must not lift a child above its parent: the parent could be cut and the child kept.
         mass_R = torch.minimum(begins_RT.sum(1), room_K[parent_R])
-        best_K = first(mass_R, nodes)
+        best_K = _best(mass_R, nodes)
         parent_K, word_K, mass_K = parent_R[best_K], word_R[best_K], mass_R[best_K]
         levels.append((word_K, parent_K + parent_row, mass_K))
         parent_row, rows = parent_row + rows, len(mass_K)
@@ -94,11 +94,7 @@ def listening_search(
         last_K, room_K = word_K, mass_K
 
     tokens_R, rows_R, mass_R = (torch.cat(parts) for parts in zip(*levels, strict=True))
-    best_N = first(mass_R, nodes)
-    best_N = best_N[mass_R[best_N] > 0]
-    node_R = tokens_R.new_full((len(tokens_R) + 1,), -1)  # row 0 is the empty prefix, row r + 1 is entry r
-    node_R[best_N + 1] = torch.arange(len(best_N), device=best_N.device)
-    return Prefixes(tokens_R[best_N], node_R[rows_R[best_N]], mass_R[best_N].log())
+    return _select(tokens_R, rows_R, mass_R, nodes)
 
 
 def candidates(bound_KV: Tensor, nodes: int, best_of_all_N: Tensor) -> tuple[Tensor, Tensor]:
@@ -112,10 +108,3 @@ def candidates(bound_KV: Tensor, nodes: int, best_of_all_N: Tensor) -> tuple[Ten
     words_KR = bound_KV.topk(min(nodes + 1, bound_KV.shape[1]), dim=1).indices.sort(dim=1).values
     parents_K1 = torch.arange(len(bound_KV), device=bound_KV.device)[:, None]
     return parents_K1.expand_as(words_KR).flatten(), words_KR.flatten()
-
-
-def first(mass_R: Tensor, count: int) -> Tensor:
-    """Indices of the largest, in order; the earlier one wins where 29 significant bits are equal."""
-    places_R = torch.arange(PLACES - 1, PLACES - 1 - len(mass_R), -1, device=mass_R.device)
-    rounded_R = (mass_R.view(torch.int64) + PLACES // 2) & -PLACES
-    return (rounded_R | places_R).topk(min(count, len(mass_R))).indices

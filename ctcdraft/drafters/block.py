@@ -23,6 +23,8 @@ from ctcdraft.nn.heads import BlankHead, Emissions
 from ctcdraft.nn.packs import visible
 from ctcdraft.nn.transformer import BlockShape
 
+FEW_WINDOWS = 64  # their logits are held whole
+
 
 class BlockDrafter(DraftHead):
     """Two dials: the body that makes frames of states, and the paths that make a tree of frames.
@@ -76,6 +78,17 @@ class BlockDrafter(DraftHead):
             visible_BAL=visible(batch.anchors_BA, batch.places_BL),
         )
         return self.emissions(states_BATD, anchor_BAD, batch.roots_BA)
+
+    @torch.no_grad()
+    def figures(self, batch: Batch) -> dict[str, float]:
+        """words_lost: what the paths do not see of the frames, mean over the batch's first windows."""
+        lost = getattr(self.paths, "lost", None)
+        if lost is None or self.correction is not None:  # frames that listen are searched over all words
+            return {}
+        states_XTD = self(batch).states_BATD[batch.lengths_BA > 0][:FEW_WINDOWS]
+        logits_XTC = self.head(states_XTD).float()
+        each = [float(lost(one_TC)) for one_TC in logits_XTC.log_softmax(dim=-1)]
+        return {"words_lost": sum(each) / max(len(each), 1)}
 
     def draft(self, context: Context, memory: KVCache | None, rng: torch.Generator) -> tuple[TokenTree, Any]:
         if memory is None and self.body.layers:

@@ -20,18 +20,18 @@ Choice = tuple[int, ...]
 class Choices:
     """choices: paths of ranks, the most promising first; [0, 2] is the third best word after the best one.
 
-    Every node asks the law behind its own text. Where fewer nodes fit than there are choices, the first ones
-    stay; a word of probability zero and whatever would hang below a stop are left out.
+    Every node asks the law behind its own text. Of the choices that are not too deep the first ones stay, as many as
+    there are nodes for; a word of probability zero and whatever would hang below a stop are left out.
     """
 
     def __init__(self, choices: Sequence[Sequence[int]]) -> None:
         self.choices = tuple(tuple(choice) for choice in choices)
         known: set[Choice] = {()}
         for choice in self.choices:
-            if not choice or choice[:-1] not in known or self.speaker(choice[:-1]) not in known:
-                raise InputError(
-                    f"drafter.growth.choices holds {list(choice)} before what it hangs from; list that first"
-                )
+            if not choice or min(choice) < 0:
+                raise InputError(f"choices holds {list(choice)}, which is none; a choice holds ranks from 0")
+            if choice[:-1] not in known or self.speaker(choice[:-1]) not in known:
+                raise InputError(f"choices holds {list(choice)} before what it hangs from; list that first")
             known.add(choice)
 
     def speaker(self, parent: Choice) -> Choice:
@@ -41,7 +41,7 @@ class Choices:
     def __call__(
         self, laws: Laws, root: Tensor, depth: int, nodes: int, stops: Sequence[int], chance: Any = None
     ) -> TokenTree:
-        kept = tuple(choice for choice in self.choices[: nodes - 1] if len(choice) <= depth)
+        kept = tuple(choice for choice in self.choices if len(choice) <= depth)[: nodes - 1]
         speakers = tuple(self.speaker(choice[:-1]) for choice in kept)
         stop_words = torch.tensor(stops, dtype=root.dtype, device=root.device)
         tokens_N = root.repeat(len(kept) + 1)

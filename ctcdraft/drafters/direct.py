@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ctcdraft.decoding.tree import TokenTree
+from ctcdraft.drafters.choices import Choices
 from ctcdraft.drafters.grow import best_of, grow
 from ctcdraft.drafters.listening import Listening
 from ctcdraft.errors import InputError
@@ -95,24 +96,12 @@ class ByFrame:
 
 
 class SparseTree:
-    """Medusa's tree (Cai et al. 2024, section 2.3.3): a fixed list of choices, whatever the frames say.
-
-    A choice names the rank of every word on its way: [0] is the first frame's best word, [0, 2] below it the second
-    frame's third best. A tree of n nodes takes the first n - 1 choices, so the list is best first.
-    """
+    """Medusa's tree (Cai et al. 2024, section 2.3.3): a fixed list of choices, whatever the frames say."""
 
     reads = "words"
 
     def __init__(self, choices: Sequence[Sequence[int]]) -> None:
-        self.choices = [tuple(choice) for choice in choices]
-        for place, choice in enumerate(self.choices):
-            if not choice or min(choice) < 0:
-                raise InputError(f"drafter.paths.choices: {list(choice)} is no choice; it holds ranks from 0")
-            if len(choice) > 1 and choice[:-1] not in self.choices[:place]:
-                raise InputError(
-                    f"drafter.paths.choices: {list(choice)} comes before {list(choice[:-1])}, which it continues; "
-                    "name every choice after the one it continues"
-                )
+        self.growth = Choices(choices)
 
     def __call__(
         self,
@@ -124,43 +113,7 @@ class SparseTree:
         chance: Any = None,
         listening: Listening | None = None,
     ) -> TokenTree:
-        depth = min(depth, len(log_probs_TC))
-        words = log_probs_TC.shape[1] - 1
-        chosen = [choice for choice in self.choices if len(choice) <= depth and max(choice) < words][: nodes - 1]
-        if not chosen:
-            return TokenTree.only_root(root)
-        tokens_N = words_of(chosen, ByFrame(log_probs_TC, listening), root)
-        place = {(): 0} | {choice: index for index, choice in enumerate(chosen, start=1)}
-        parents_N = torch.tensor([-1, *(place[choice[:-1]] for choice in chosen)], device=root.device)
-        return without_what_follows(TokenTree(torch.cat([root.reshape(1), tokens_N]), parents_N, depth), stops)
-
-
-def words_of(choices: Sequence[tuple[int, ...]], laws: ByFrame, root: Tensor) -> Tensor:
-    """The word of every choice, found level by level, since a frame may listen to the words before it."""
-    tokens_N = root.new_empty(len(choices))
-    above: list[tuple[int, ...]] = [()]
-    tokens_K, rows_K = root.reshape(1), torch.zeros_like(root.reshape(1))
-    for size in range(1, max(map(len, choices)) + 1):
-        places, level = zip(*((n, choice) for n, choice in enumerate(choices) if len(choice) == size), strict=True)
-        ranks_K = torch.tensor([choice[-1] for choice in level], device=root.device)
-        law_XV = laws(tokens_K, rows_K)
-        best_KR = law_XV.topk(max(choice[-1] for choice in level) + 1, dim=1).indices.expand(len(above), -1)
-        rows_K = torch.tensor([above.index(choice[:-1]) for choice in level], device=root.device)
-        tokens_K = best_KR[rows_K, ranks_K]
-        tokens_N[torch.tensor(places, device=root.device)] = tokens_K
-        above = list(level)
-    return tokens_N
-
-
-def without_what_follows(tree: TokenTree, stops: Sequence[int]) -> TokenTree:
-    """The tree without its nodes below a word that ends the text; the root may be such a word."""
-    ends_N = torch.isin(tree.tokens_N, torch.tensor(stops, dtype=tree.tokens_N.dtype, device=tree.tokens_N.device))
-    ends_N[0] = False
-    below_NN = tree.ancestors_NN & ~torch.eye(len(tree), dtype=torch.bool, device=ends_N.device)
-    kept_N = ~(below_NN & ends_N).any(dim=1)
-    place_N = kept_N.long().cumsum(0) - 1
-    parents_N = torch.where(tree.parents_N < 0, -1, place_N[tree.parents_N.clamp(min=0)])
-    return TokenTree(tree.tokens_N[kept_N], parents_N[kept_N], tree.height)
+        return self.growth(ByFrame(log_probs_TC, listening), root, min(depth, len(log_probs_TC)), nodes, stops)
 
 
 def likely_choices(count: int, frames: int, ranks: int, first: float, rank_decay: float, frame_decay: float) -> Any:

@@ -48,6 +48,10 @@ class DraftHead(nn.Module):
     def draft(self, context: Context, memory: Any, rng: torch.Generator) -> tuple[TokenTree, Any]:
         """The tree for a context, and what to remember of it; see decoding.loop.Drafter."""
 
+    def figures(self, batch: Batch) -> dict[str, float]:
+        """What is worth watching beside the loss whenever the run is probed, by name."""
+        return {}
+
     def own_state(self) -> dict[str, Tensor]:
         """The trained tensors, by name: what a checkpoint holds."""
         return {name: value for name, value in self.named_parameters() if value.requires_grad}

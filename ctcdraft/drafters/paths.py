@@ -15,7 +15,7 @@ from torch import Tensor
 from ctcdraft.ctc.alignment import collapse
 from ctcdraft.ctc.best_first import best_first_search
 from ctcdraft.ctc.listening import listening_search
-from ctcdraft.ctc.prefix import Prefixes, prefix_search
+from ctcdraft.ctc.prefix import Prefixes, prefix_search, words_lost
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.listening import Listening
 from ctcdraft.errors import InputError, number, whole
@@ -38,6 +38,10 @@ class PrefixSearch:
 
     def __init__(self, words_per_frame: int) -> None:
         self.words_per_frame = whole(words_per_frame, "drafter.paths.words_per_frame")
+
+    def lost(self, log_probs_TC: Tensor) -> Tensor:
+        """The probability of the alignments that use a word which is not considered."""
+        return words_lost(log_probs_TC, log_probs_TC.shape[-1] - 1, self.words_per_frame)
 
     def __call__(
         self,

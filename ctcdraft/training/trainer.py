@@ -59,6 +59,7 @@ class Trainer:
                 self.step += 1
                 if self.step % self.probe_every == 0 or self.step == self.steps:
                     figures["tau"] = self.measure()
+                    figures |= self.drafter.figures(self.batches.batch(self.step - 1))
                     tqdm.write(f"step {self.step:>6}   loss {figures['loss']:.3f}   tau {figures['tau']:.3f}")
                 for logger in loggers:
                     logger.log(self.step, figures)

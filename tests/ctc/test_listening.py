@@ -162,7 +162,7 @@ def test_fixed_ranks_listen_to_their_own_path():
     tree = sparse(log_probs_TC, ROOT, depth=4, nodes=9, stops=(), listening=listening)
     texts: list[tuple[int, ...]] = [()]
     for choice, token, parent in zip(
-        sparse.choices, tree.tokens_N[1:].tolist(), tree.parents_N[1:].tolist(), strict=True
+        sparse.growth.choices, tree.tokens_N[1:].tolist(), tree.parents_N[1:].tolist(), strict=True
     ):
         probs = law(len(choice) - 1, texts[parent])[:WORDS]
         assert token == sorted(range(WORDS), key=lambda c: -probs[c])[choice[-1]]

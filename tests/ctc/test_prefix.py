@@ -4,9 +4,9 @@ import itertools
 
 import pytest
 import torch
+from laws import next_label_law
 from truths import slow_next_label_law, slow_prefix_probability, slow_prefix_search
 
-from ctcdraft.ctc.law import next_label_law
 from ctcdraft.ctc.prefix import prefix_search, words_lost
 
 PENCIL_TC = torch.tensor([[1 / 2, 1 / 4, 1 / 4]] * 2, dtype=torch.float64).log()  # a, b, blank
@@ -155,7 +155,7 @@ def test_bad_requests_are_refused_in_a_sentence():
     with pytest.raises(ValueError, match="blank is class 3, but the frames have classes 0 to 2"):
         prefix_search(PENCIL_TC, 3, 4, 2)
     with pytest.raises(ValueError, match="blank is class -1, but the frames have classes 0 to 2"):
-        next_label_law(PENCIL_TC, -1, torch.tensor([0]))
+        next_label_law(PENCIL_TC, -1, [0])
     with pytest.raises(ValueError, match="words_per_frame is 0"):
         prefix_search(PENCIL_TC, 2, 4, 0)
     with pytest.raises(ValueError, match=r"lower nodes or words_per_frame \(now 2\)"):
@@ -163,9 +163,9 @@ def test_bad_requests_are_refused_in_a_sentence():
 
 
 def test_law_by_pencil():
-    log_probs_V, log_stop = next_label_law(PENCIL_TC, 2, torch.tensor([0]))
-    assert log_probs_V.exp().tolist() == pytest.approx([0, 1 / 5])
-    assert log_stop.exp().item() == pytest.approx(4 / 5)
+    words_V, stop = next_label_law(PENCIL_TC, 2, [0])
+    assert words_V.tolist() == pytest.approx([0, 1 / 5])
+    assert stop.item() == pytest.approx(4 / 5)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -176,16 +176,14 @@ def test_law_of_every_prefix(seed):
     probs_TC = log_probs_TC.exp().tolist()
     words = [c for c in range(classes) if c != blank]
     for prefix in itertools.chain.from_iterable(itertools.product(words, repeat=n) for n in range(4)):
-        prefix_S = torch.tensor(prefix, dtype=torch.int64)
+        words_V, end = next_label_law(log_probs_TC, blank, prefix)
         if slow_prefix_probability(probs_TC, prefix, blank) == 0:
-            with pytest.raises(ValueError, match="impossible"):
-                next_label_law(log_probs_TC, blank, prefix_S)
+            assert words_V.sum() + end == 0
             continue
         law, stop = slow_next_label_law(probs_TC, blank, prefix)
-        log_probs_V, log_stop = next_label_law(log_probs_TC, blank, prefix_S)
-        assert log_probs_V.exp().tolist() == pytest.approx([law[word] for word in words], abs=1e-11)
-        assert log_stop.exp().item() == pytest.approx(stop, abs=1e-11)
-        assert log_probs_V.exp().sum() + log_stop.exp() == pytest.approx(1, abs=1e-12)
+        assert words_V.tolist() == pytest.approx([law[word] for word in words], abs=1e-11)
+        assert end.item() == pytest.approx(stop, abs=1e-11)
+        assert words_V.sum() + end == pytest.approx(1, abs=1e-12)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -196,14 +194,14 @@ def test_search_and_law_agree(seed):
     texts, mass_N = texts_of(prefixes), prefixes.log_probs_N.exp()
     assert max(map(len, texts)) >= 4
     for node, text in enumerate(texts):
-        log_probs_V, log_stop = next_label_law(log_probs_TC, 8, torch.tensor(text[:-1], dtype=torch.int64))
+        words_V, stop = next_label_law(log_probs_TC, 8, text[:-1])
         parent = 1.0 if len(text) == 1 else mass_N[prefixes.parents_N[node]]
-        assert mass_N[node] == pytest.approx(float(parent * log_probs_V[text[-1]].exp()), abs=1e-12)
-        assert log_probs_V.exp().sum() + log_stop.exp() == pytest.approx(1, abs=1e-12)
+        assert mass_N[node] == pytest.approx(float(parent * words_V[text[-1]]), abs=1e-12)
+        assert words_V.sum() + stop == pytest.approx(1, abs=1e-12)
 
 
 def test_float32_frames_give_an_exact_law():
     log_probs_TC = random_frames(0, frames=8, classes=5000).float()
-    log_probs_V, log_stop = next_label_law(log_probs_TC, 4999, torch.tensor([3, 3, 17]))
-    assert log_probs_V.shape == (4999,)
-    assert log_probs_V.exp().sum() + log_stop.exp() == pytest.approx(1, abs=1e-12)
+    words_V, stop = next_label_law(log_probs_TC, 4999, [3, 3, 17])
+    assert words_V.shape == (4999,)
+    assert words_V.sum() + stop == pytest.approx(1, abs=1e-12)

@@ -1,0 +1,201 @@
+"""Every drafter trained on one base for the same time, then compared: `python benchmarks/methods.py all --out DIR`.
+
+It only writes command lines of train.py and evaluate.py and runs them one after the other; what is there is not made
+again. The steps of a drafter follow from the processor time that a step of it takes here: two short runs are timed,
+whose difference is free of what a start costs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent.parent
+TINY = str(HERE / "data" / "tiny" / "base")
+SHORT, LONG = 10, 40  # steps of the two timed runs
+
+
+@dataclass(frozen=True)
+class Method:
+    """words: of train.py. common: how RUN@... reads it under the builder that all share, the n most probable texts."""
+
+    words: tuple[str, ...]
+    common: str | None
+
+
+# Heads that learn words learn as many as they have frames; the others as in the demo.
+METHODS = {
+    "ctc": Method(("drafter=ctc", "drafter.frames=6", "objective=prefix_ctc", "objective.labels=5"), None),
+    "ctc_gru": Method(("drafter=ctc_gru", "drafter.frames=6", "objective=prefix_ctc", "objective.labels=5"), None),
+    "medusa": Method(("drafter=medusa", "objective=cross_entropy"), "direct"),
+    "hydra": Method(("drafter=hydra", "objective=cross_entropy"), "exact"),
+    "eagle": Method(("drafter=eagle", "objective=eagle"), "exact"),
+    "blockwise": Method(("drafter=blockwise", "objective=cross_entropy"), "direct"),
+    "draft_model": Method(("drafter=draft_model", "objective=distill"), "exact"),
+}
+# What the demo trains with, the same for all; probes would take time that is not training.
+COMMON = (
+    "states=stored", "engine=muon", "trainer.rows=12", "trainer.anchors=32", "trainer.learning_rate=6.0e-3",
+    "trainer.warmup=20", "trainer.probe_prompts=0", "trainer.threads=1", "answers.batch_size=64", "overwrite=true",
+)  # fmt: skip
+LOSSLESS = ("timing.questions=0", "warm_up_tokens=0", "decoding.max_new_tokens=64")
+
+
+def main() -> None:
+    options = arguments()
+    out = Path(options.out).resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    for stage in ("train", "table", "lossless") if options.stage == "all" else (options.stage,):
+        {"train": train_all, "table": table, "lossless": lossless}[stage](options, out)
+
+
+def train_all(options: argparse.Namespace, out: Path) -> None:
+    """Runs into out/NAME, and out/training.json: the steps of each, and its processor seconds."""
+    figures_file = out / "training.json"
+    figures = json.loads(figures_file.read_text()) if figures_file.is_file() else {}
+    small_model(options, out / "small")
+    for name in options.drafters:
+        if name in figures and (out / name / "drafter.safetensors").is_file():
+            continue
+        words = [*place(options, out), *COMMON, *METHODS[name].words, *options.more]
+        words += [f"drafter.path={out / 'small'}"] if name == "draft_model" else []
+        if not (out / "timed").exists():  # corpus and states are made here, and not timed
+            run("train.py", *words, "trainer.steps=1", f"run={out / 'timed'}")
+        steps, start = options.steps, None
+        if steps is None:
+            short, long = (run("train.py", *words, f"trainer.steps={n}", f"run={out / 'timed'}") for n in (SHORT, LONG))
+            a_step = (long - short) / (LONG - SHORT)
+            steps, start = max(round(60 * options.minutes / a_step), 1), short - SHORT * a_step
+        took = run("train.py", *words, f"trainer.steps={steps}", f"run={out / name}")
+        figures[name] = {
+            "steps": steps,
+            "processor_seconds": round(took, 1),
+            "of_which_start": start and round(start, 1),
+        }
+        figures_file.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+def table(options: argparse.Namespace, out: Path) -> None:
+    """Greedy, trees of 16 nodes: every run as its method would have it, and under the builder that all share."""
+    native = [str(out / name) for name in options.drafters] + ["prompt_lookup"]
+    common = [f"{out / name}@{METHODS[name].common}" for name in options.drafters if METHODS[name].common]
+    words = ["decoding.nodes=16", "decoding.max_new_tokens=128", "threads=1"]
+    tiny = f"benchmark.limit={options.held_out}"
+    run("evaluate.py", *asked(options, native + common), tiny, *words, f"out={out / 'tiny'}")
+    run("evaluate.py", *asked(options, native), *gsm8k(options), *words, f"out={out / 'gsm8k'}")
+    print(short_table(out))
+
+
+def short_table(out: Path) -> str:
+    """What both reports say of each row, and what its training took; 0 parameters are those of nobody."""
+    trained = json.loads((out / "training.json").read_text())
+    reports = [json.loads((out / name / "report.json").read_text())["rows"] for name in ("tiny", "gsm8k")]
+    there = {row["drafter"]: row for row in reports[1]}
+    lines = ["| drafter | parameters | steps | processor s | tau | c | tau, GSM8K | equal |", "|---|" + "---|" * 7]
+    for row in reports[0]:
+        made, other = trained.get(row["drafter"].partition("@")[0], {}), there.get(row["drafter"])
+        equal = [f"{one['lossless']['equal']}/{one['prompts']}" for one in (row, other) if one is not None]
+        cells = [
+            row["drafter"], f"{row['draft_parameters']:,}", made.get("steps", "-"),
+            f"{made['processor_seconds'] - made['of_which_start']:.0f}" if made.get("of_which_start") else "-",
+            tau(row), f"{row['c']:.2f}", "-" if other is None else tau(other), ", ".join(equal),
+        ]  # fmt: skip
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(lines)
+
+
+def tau(row: dict[str, Any]) -> str:
+    low, high = row["tau_ci"]
+    return f"{row['tau']:.2f} [{low:.2f}, {high:.2f}]"
+
+
+def lossless(options: argparse.Namespace, out: Path) -> None:
+    """Every drafter, and two made of others, at temperatures 0 and 1 on MT-Bench and GSM8K."""
+    model = f"{{draft_model:{{path:{out / 'small'}}}}}"
+    contestants = [str(out / name) for name in options.drafters]
+    contestants += [
+        "prompt_lookup", model, f"{{staged:{{parts:{{model:{model}}}}}}}",
+        f"{{cascade:{{parts:{{first:{out / 'ctc'},second:prompt_lookup}}}}}}",
+    ]  # fmt: skip
+    words = [*asked(options, contestants), *LOSSLESS, "threads=1"]
+    mt_bench = ("benchmark=mt_bench", f"benchmark.path={options.mt_bench_path}", f"benchmark.limit={options.mt}")
+    for decoding in ("greedy", "sampling"):
+        for name, where in (("mt_bench", mt_bench), ("gsm8k", gsm8k(options))):
+            run("evaluate.py", *words, *where, f"decoding={decoding}", f"out={out / f'{name}_{decoding}'}")
+
+
+def place(options: argparse.Namespace, out: Path) -> list[str]:
+    return [
+        *base(options), "corpus=tiny", f"corpus.limit={options.prompts}",
+        f"answers.max_new_tokens={options.answer_tokens}", f"prepared={options.prepared or out / 'prepared'}",
+        f"states.path={options.states or out / 'states'}",
+    ]  # fmt: skip
+
+
+def base(options: argparse.Namespace) -> list[str]:
+    return ["base=tiny"] if options.base == TINY else ["base=local", f"base.path={options.base}"]
+
+
+def asked(options: argparse.Namespace, contestants: list[str]) -> list[str]:
+    return [*base(options), f"contestants=[{','.join(contestants)}]"]
+
+
+def gsm8k(options: argparse.Namespace) -> tuple[str, ...]:
+    return "benchmark=gsm8k", f"benchmark.path={options.gsm8k_path}", f"benchmark.limit={options.gsm8k}"
+
+
+def small_model(options: argparse.Namespace, folder: Path) -> None:
+    """A draft model for a base that has no small sister: its own first layers, to be distilled."""
+    if (folder / "config.json").is_file():
+        return
+    import transformers
+
+    lm = transformers.AutoModelForCausalLM.from_pretrained(options.base, dtype="float32")
+    config = transformers.AutoConfig.from_pretrained(options.base)
+    config.num_hidden_layers = options.small_layers
+    small = transformers.AutoModelForCausalLM.from_config(config)
+    small.load_state_dict(lm.state_dict(), strict=False)
+    small.save_pretrained(folder)
+    transformers.AutoTokenizer.from_pretrained(options.base).save_pretrained(folder)
+
+
+def run(script: str, *words: str) -> float:
+    """A command, and the processor seconds it took: a machine that is shared does not lengthen them much."""
+    print(shlex.join(["python", script, *words]), flush=True)
+    before = os.times()
+    subprocess.run([sys.executable, str(HERE / script), *words], check=True, cwd=HERE)
+    after = os.times()
+    return after.children_user - before.children_user + after.children_system - before.children_system
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("stage", choices=["train", "table", "lossless", "all"])
+    parser.add_argument("--out", required=True, help="a folder; what is there already is not made again")
+    parser.add_argument("--base", default=TINY, help="folder of a causal LM")
+    parser.add_argument("--drafters", nargs="+", default=list(METHODS), choices=list(METHODS))
+    parser.add_argument("--minutes", type=float, default=3.0, help="processor time of each training")
+    parser.add_argument("--steps", type=int, help="so many steps for all instead")
+    parser.add_argument("--prompts", type=int, default=3200, help="of the tiny corpus, as in the demo")
+    parser.add_argument("--answer-tokens", type=int, default=128)
+    parser.add_argument("--small-layers", type=int, default=2, help="of the draft model")
+    parser.add_argument("--prepared", help="a prepared corpus to share")
+    parser.add_argument("--states", help="a store of states to share")
+    parser.add_argument("--gsm8k-path", help="GSM8K's test.jsonl")
+    parser.add_argument("--mt-bench-path", help="MT-Bench's question.jsonl")
+    parser.add_argument("--held-out", type=int, default=120, help="how many prompts of the tiny benchmark")
+    parser.add_argument("--gsm8k", type=int, default=100, help="how many questions")
+    parser.add_argument("--mt", type=int, default=20, help="how many questions")
+    parser.add_argument("--more", nargs="*", default=[], help="words for every train.py")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
