@@ -38,11 +38,12 @@ class KVCache(transformers.Cache):
         end = start + key_states.shape[-2]
         if self._keys is None or end > self.capacity:
             self._reserve(end, key_states, value_states)
+        # `narrow` and not `[:, :, start:end]`, which goes the long way through Python's indexing, four times a layer.
         keys, values = self._layers[layer_idx]
-        keys[:, :, start:end] = key_states
-        values[:, :, start:end] = value_states
+        keys.narrow(2, start, end - start).copy_(key_states)
+        values.narrow(2, start, end - start).copy_(value_states)
         self._rows[layer_idx] = end
-        return keys[:, :, :end], values[:, :, :end]
+        return keys.narrow(2, 0, end), values.narrow(2, 0, end)
 
     def keep(self, start: int, path_K: Tensor) -> None:
         """Of the rows read since `start` keep those of the accepted path, in order, and forget the rest.
@@ -56,9 +57,11 @@ class KVCache(transformers.Cache):
         cost a transfer to the host.
         """
         end = start + len(path_K)
+        self._rows = [end] * len(self._rows)
+        if len(path_K) == 1:
+            return  # the root alone stands where it was read
         for buffer in (self._keys, self._values):
             buffer[:, :, :, start:end] = buffer[:, :, :, start + path_K]
-        self._rows = [end] * len(self._rows)
 
     def forget(self, length: int) -> None:
         """Keep the first `length` rows: for drafters, which read guesses and take all of them back."""
