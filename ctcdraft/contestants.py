@@ -42,9 +42,10 @@ class Entry:
                 yield entry
 
 
-def looked_up(word: Any) -> Entry:
+def looked_up(word: Any, untrained: bool = False) -> Entry:
     """A run directory (`RUN`, or `RUN@PATHS`), a drafter of configs/drafter or configs/outside or of a YAML file;
-    `{draft_model:{path:FOLDER}}` is a drafter with values of its own."""
+    `{draft_model:{path:FOLDER}}` is a drafter with values of its own. untrained: one that has weights may be named
+    as it is, to be timed with random ones."""
     word, values = next(iter(word.items())) if isinstance(word, Mapping) else (str(word), {})
     place, at, paths = word.rpartition("@")
     if not at or Path(word).is_dir():
@@ -64,7 +65,7 @@ def looked_up(word: Any) -> Entry:
     plain = {key: value for key, value in (values or {}).items() if not is_option(config[key], value)}
     config = OmegaConf.merge(config, plain)
     found = target(config)
-    if isinstance(found, type) and issubclass(found, DraftHead) and not found.off_the_shelf:
+    if not untrained and isinstance(found, type) and issubclass(found, DraftHead) and not found.off_the_shelf:
         raise InputError(f"drafter {word} has weights: train it (train.py drafter={word}) and name its run directory")
     return Entry(config.name, None, config, None, parts(word, config))
 
