@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from ctcdraft.evaluation.recorded import read_run
 from ctcdraft.evaluation.recorded_comparison import compare
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
 from ctcdraft.evaluation.session import Session
+from ctcdraft.evaluation.sizing import found_or_chosen
 from ctcdraft.front_door import entry_point, from_command_line
 from ctcdraft.shard import Shard
 
@@ -40,15 +42,21 @@ def main(config: DictConfig) -> None:
     whole(config.warm_up_tokens, "warm_up_tokens", least=0)
     entries = named(config)
     benchmark = instantiate(config.benchmark)
-    settings = instantiate(config.decoding)
+    sizing = instantiate(config.sizing, _convert_="all")
+    automatic = config.decoding.nodes == "auto"
+    settings = instantiate(config.decoding, **({"nodes": sizing.nodes[-1]} if automatic else {}))
     if config.threads:
         torch.set_num_threads(config.threads)
     base = load_base(config, entries)
     contestants = {name: contestant(entry, base) for name, entry in entries.items()}
     drafters = {name: one.drafter for name, one in contestants.items()}
     decoding = HydraConfig.get().runtime.choices["decoding"]
-    session = Session(Arena(base, drafters, settings, config.seed), contestants, benchmark, decoding, shard)
     out = output(config, entries, f"{benchmark.name}-{decoding}")
+    arena, sizes = Arena(base, drafters, settings, config.seed), None
+    if automatic and not config.plan_only:
+        sizes = found_or_chosen(out / "sizes.json", arena, sizing, benchmark.prompts, config.overwrite)
+        arena = replace(arena, nodes={name: found["chosen"] for name, found in sizes.items()})
+    session = Session(arena, contestants, benchmark, decoding, shard, sizes)
     print(f"{session.plan()}\ninto {out}")
     if config.plan_only:
         return

@@ -3,6 +3,7 @@
 settings.json        what must be the same for all lines here
 questions*.jsonl     one record a line; a shard writes a file of its own
 timing*.json         the instrumented pass of each process
+sizes.json           what decoding.nodes=auto chose, before the first question
 report.json, report.md
 """
 
@@ -19,7 +20,7 @@ from ctcdraft.evaluation.timing import Timing
 from ctcdraft.files import write_text
 from ctcdraft.shard import Shard
 
-OURS = ("settings.json", "questions*.jsonl", "timing*.json", "report.json", "report.md")
+OURS = ("settings.json", "questions*.jsonl", "timing*.json", "report.json", "report.md", "sizes.json")
 
 
 class Folder:

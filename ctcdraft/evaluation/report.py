@@ -15,6 +15,11 @@ OWED = {
     "law": "the base's law, not the same words, because its guesses are drawn",
     "nothing": "nothing, but this is how its words fit the base's law",
 }
+SIZED = (
+    "Chosen before the first question, on prompts that are none: tau of every size is replayed from one run that "
+    "drafts the largest tree behind every token, the cost of a pass is measured, and tau / cost is greatest at the "
+    "size chosen."
+)
 UNLIKELY = 1e-4  # of a fit no better by chance: one honest row in ten thousand falls below it
 
 Row = dict[str, Any]
@@ -116,6 +121,7 @@ def markdown(rows: Sequence[Row], environment: dict[str, Any]) -> str:
         table(rows, MORE),
         "## Time of a pass, milliseconds (instrumented session)",
         table(rows, times(first)),
+        *sizes(environment["sizes"] or {}),
         "## Categories",
         table([part for row in rows for part in category_rows(row)], category_columns()),
         "## Certificate",
@@ -124,6 +130,23 @@ def markdown(rows: Sequence[Row], environment: dict[str, Any]) -> str:
         "\n".join(f"- **{word}**: {meaning}" for word, meaning in DEFINITIONS.items()),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def sizes(chosen: dict[str, Any]) -> list[str]:
+    """What `decoding.nodes=auto` chose, and between what."""
+    if not chosen:
+        return []
+    parts = ["## Tree sizes", SIZED]
+    for name, found in chosen.items():
+        columns: Columns = {
+            name: lambda size: str(size["nodes"]),
+            "tau": lambda size: number(size["tau"], 3),
+            "c + v + o": lambda size: number(size["cost"], 3),
+            "predicted": lambda size: number(size["predicted_speedup"], 3),
+        }
+        parts.append(f"{name}: {found['chosen']} nodes")
+        parts.append(table(found["sizes"], columns))
+    return parts
 
 
 def times(row: Row) -> Columns:
