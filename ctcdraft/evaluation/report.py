@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ctcdraft.evaluation import breakdown
 from ctcdraft.evaluation.fit import CELLS, FEWEST
 from ctcdraft.evaluation.folder import Folder
 from ctcdraft.evaluation.metrics import DEFINITIONS
@@ -15,6 +16,7 @@ OWED = {
     "law": "the base's law, not the same words, because its guesses are drawn",
     "nothing": "nothing, but this is how its words fit the base's law",
 }
+BREAKDOWN = "breakdown.svg"
 SIZED = (
     "Chosen before the first question, on prompts that are none: tau of every size is replayed from one run that "
     "drafts the largest tree behind every token, the cost of a pass is measured, and tau / cost is greatest at the "
@@ -30,6 +32,7 @@ def write(folder: Folder, rows: Sequence[Row], environment: dict[str, Any]) -> N
     text = json.dumps({"rows": rows, "environment": environment}, indent=1, allow_nan=False)
     write_text(folder.path / "report.json", text + "\n")
     write_text(folder.path / "report.md", markdown(rows, environment))
+    write_text(folder.path / BREAKDOWN, breakdown.svg(rows, "Time of a pass, milliseconds"))
 
 
 def number(value: float | None, digits: int = 2) -> str:
@@ -121,6 +124,7 @@ def markdown(rows: Sequence[Row], environment: dict[str, Any]) -> str:
         table(rows, MORE),
         "## Time of a pass, milliseconds (instrumented session)",
         table(rows, times(first)),
+        f"![]({BREAKDOWN})",
         *sizes(environment["sizes"] or {}),
         "## Categories",
         table([part for row in rows for part in category_rows(row)], category_columns()),
