@@ -140,8 +140,10 @@ def load_base(config: DictConfig, entries: dict[str, Entry]) -> Any:
         node = config.base
     else:
         node = OmegaConf.merge(runs[0], {key: value for key, value in config.base.items() if value}) if runs else None
-    if node is None or not node.get("path", node.get("of")):  # a shape has no path
+    if node is None or not (node.path or "of" in node):
         raise InputError("no base: give a run directory as checkpoint=, or base=tiny, or base=local base.path=FOLDER")
+    if node.path is None:  # a shape has none
+        node = OmegaConf.masked_copy(node, [key for key in node if key != "path"])
     return instantiate(node, device=config.device, dtype=config.dtype)
 
 

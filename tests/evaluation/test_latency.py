@@ -98,7 +98,7 @@ def test_a_shape_is_a_base_without_words():
         with pytest.raises(InputError):
             shaped_base(wrong, "wrong", "float32", "cpu")
     with pytest.raises(InputError, match="no type of torch"):
-        shaped_base(SMALL, "wrong", "float", "cpu")
+        shaped_base(SMALL, "wrong", "fp32", "cpu")
 
 
 def test_bars_are_as_long_as_what_they_stand_for():
