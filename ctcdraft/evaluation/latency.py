@@ -90,7 +90,7 @@ class Latency:
             for row in found.pop("drafters")
         ]
         random_weights = isinstance(base.tokenizer, NoWords)
-        circumstances = {"hardware": where, "base": base.name, "random_weights": random_weights}
+        circumstances = {"hardware": where, "base": base.name, "random_weights": random_weights, "reads": base.reads}
         return {"rows": rows, **found, "environment": {**environment(), **circumstances}}
 
 

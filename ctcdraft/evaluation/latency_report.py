@@ -46,7 +46,8 @@ def markdown(made: Mapping[str, Any]) -> str:
     environment, rows = made["environment"], made["rows"]
     parts = [
         f"# Latency of {environment['base']}{' (random weights)' if environment['random_weights'] else ''}",
-        f"{environment['hardware']}, {rows[0]['dtype']}, {rows[0]['nodes']} nodes, {environment['date']}\n\n"
+        f"{environment['hardware']}, {rows[0]['dtype']}, {rows[0]['nodes']} nodes, {environment['date']}; "
+        f"reads: {environment['reads']}\n\n"
         f"    {environment['command']}",
         machine(made["machine"]),
         table(made["reads"], read_columns(made["reads"][0])),

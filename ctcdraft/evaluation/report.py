@@ -118,7 +118,8 @@ def markdown(rows: Sequence[Row], environment: dict[str, Any]) -> str:
     first = rows[0]
     parts = [
         f"# {first['benchmark']}, {first['decoding']} decoding, base {environment['base']}",
-        f"{first['hardware']}, {first['dtype']}, seed {first['seed']}, {environment['date']}\n\n"
+        f"{first['hardware']}, {first['dtype']}, seed {first['seed']}, {environment['date']}; "
+        f"reads: {environment['reads']}\n\n"
         f"    {environment['command']}",
         table(rows, FULL),
         table(rows, MORE),
