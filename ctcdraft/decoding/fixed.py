@@ -75,8 +75,7 @@ class FixedReads:
         """A cache over the buffers of its capacity; where another text still holds them, one of its own, which is
         read eagerly."""
         cache = KVCache(layers, capacity + SIZES[-1], zeroed=True)
-        user = self._users.get(cache.capacity, lambda: None)()
-        if user is None or user.length == 0:
+        if self._users.get(cache.capacity, lambda: None)() is None:
             cache.lend(self._buffers.get(cache.capacity))
             self._users[cache.capacity] = weakref.ref(cache)
         return cache

@@ -159,6 +159,7 @@ def instrument(
     seconds["other"] = said.seconds_decode - sum(seconds.values())
     seconds["prefill"] = said.seconds_prefill
     row_bytes = double.cache.bytes_held() // double.cache.length
+    del double.cache.keep  # it holds on to its own cache, whose rows the next text may be waiting for
     return Spent(seconds, len(said.passes), 1, row_bytes * rows_read(len(prompt_L), said))
 
 
