@@ -87,13 +87,15 @@ def with_options(file: Path, chosen: Mapping[str, Any]) -> Any:
     merged: Any = OmegaConf.create({})
     for default in config.pop("defaults", []):
         for group, option in default.items() if hasattr(default, "items") else [(None, default)]:
+            group = group and group.removeprefix("override ")
             folder, named = (file.parent, option) if group is None else (DRAFTERS / group, chosen.get(group, option))
             if isinstance(named, str):
                 there = sorted(one.stem for one in folder.glob("*.yaml"))
                 if named not in there:
                     raise InputError(f"{group}: {named} is none of {', '.join(there)}")
                 named = with_options(folder / f"{named}.yaml", {})
-            merged = OmegaConf.merge(merged, named if group is None else {group: named})
+            beside = group is None or group in named  # `none` says so itself: # @package drafter
+            merged = OmegaConf.merge(merged, named if beside else {group: named})
     merged = OmegaConf.merge(merged, config)
     return merged
 
