@@ -138,7 +138,7 @@ class BaseLM(nn.Module):
         # A single node sees all there is: without a mask it reads as stock decoding does, by the fastest kernel.
         mask_NM = tree.attention_mask(start, self.dtype) if len(tree) > 1 else None
         states_ND = self._forward(tree.tokens_N, start + tree.depths_N, mask_NM, cache)
-        return Read(states_ND, self.head(states_ND[:, : self.width]))
+        return Read(states_ND, self._logits(states_ND))
 
     @torch.inference_mode()
     def read_beside(self, tokens_K: Tensor, positions_K: Tensor, seen_KM: Tensor, cache: KVCache) -> Read:
@@ -151,7 +151,10 @@ class BaseLM(nn.Module):
 
     def _both(self, *read: Any) -> tuple[Tensor, Tensor]:
         states_ND = self._forward(*read)
-        return states_ND, self.head(states_ND[:, : self.width])
+        return states_ND, self._logits(states_ND)
+
+    def _logits(self, states_ND: Tensor) -> Tensor:
+        return self.head(states_ND if len(self.taps) == 1 else states_ND[:, : self.width])
 
     def _forward(self, tokens_N: Tensor, positions_N: Tensor, mask_NM: Tensor | None, cache: KVCache) -> Tensor:
         output = self.lm.base_model(

@@ -95,7 +95,8 @@ class Context:
     def extend(self, commit: Commit, states_ND: Tensor) -> Self:
         new_K = torch.tensor(commit.tokens, device=self.tokens_L.device)
         tokens_L = torch.cat([self.tokens_L, new_K])
-        return replace(self, tokens_L=tokens_L, fresh_KD=states_ND[commit.path_K], room=self.room - len(new_K))
+        fresh_KD = states_ND if len(states_ND) == 1 else states_ND[commit.path_K]
+        return replace(self, tokens_L=tokens_L, fresh_KD=fresh_KD, room=self.room - len(new_K))
 
 
 class Drafter(Protocol):
