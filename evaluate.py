@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,19 +11,21 @@ import hydra
 import torch
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from hydra.utils import instantiate
+from hydra.utils import get_object, instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from ctcdraft.contestants import Entry, contestant, looked_up
 from ctcdraft.errors import InputError, whole
-from ctcdraft.evaluation import recorded_report, report, table_files
+from ctcdraft.evaluation import latency_report, recorded_report, report, table_files
 from ctcdraft.evaluation.environment import environment
 from ctcdraft.evaluation.folder import Folder
+from ctcdraft.evaluation.latency import Latency
 from ctcdraft.evaluation.measure import Arena
 from ctcdraft.evaluation.recorded import read_run
 from ctcdraft.evaluation.recorded_comparison import compare
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
 from ctcdraft.evaluation.session import Session
+from ctcdraft.evaluation.sizing import found_or_chosen
 from ctcdraft.evaluation.tables import read_table
 from ctcdraft.front_door import entry_point, from_command_line
 from ctcdraft.shard import Shard
@@ -35,25 +38,55 @@ def main(config: DictConfig) -> None:
         return measure_recorded(config)
     if config.table.name is not None:
         return print_table(config)
+    if get_object(config.benchmark._target_) is Latency:
+        return measure_latency(config)
     shard = Shard.parse(config.shard)
     whole(config.timing.questions, "timing.questions", least=0)
     whole(config.warm_up_tokens, "warm_up_tokens", least=0)
     entries = named(config)
     benchmark = instantiate(config.benchmark)
-    settings = instantiate(config.decoding)
+    sizing = instantiate(config.sizing, _convert_="all")
+    automatic = config.decoding.nodes == "auto"
+    settings = instantiate(config.decoding, **({"nodes": sizing.nodes[-1]} if automatic else {}))
     if config.threads:
         torch.set_num_threads(config.threads)
     base = load_base(config, entries)
     contestants = {name: contestant(entry, base) for name, entry in entries.items()}
     drafters = {name: one.drafter for name, one in contestants.items()}
     decoding = HydraConfig.get().runtime.choices["decoding"]
-    session = Session(Arena(base, drafters, settings, config.seed), contestants, benchmark, decoding, shard)
     out = output(config, entries, f"{benchmark.name}-{decoding}")
+    arena, sizes = Arena(base, drafters, settings, config.seed), None
+    if automatic and not config.plan_only:
+        sizes = found_or_chosen(out / "sizes.json", arena, sizing, benchmark.prompts, config.overwrite)
+        arena = replace(arena, nodes={name: found["chosen"] for name, found in sizes.items()})
+    session = Session(arena, contestants, benchmark, decoding, shard, sizes)
     print(f"{session.plan()}\ninto {out}")
     if config.plan_only:
         return
     made = session.run(Folder(out, shard), config.overwrite, config.warm_up_tokens, config.timing.questions)
     print(f"\n{report.terminal(**made)}\nthe report is {out / 'report.md'}")
+
+
+def measure_latency(config: DictConfig) -> None:
+    """No questions: the time of every part of a pass, of drafters with random weights and of runs."""
+    benchmark = instantiate(config.benchmark, _convert_="all")
+    settings = instantiate(config.decoding)
+    runs = named(config, alone=True)
+    untrained = {entry.name: entry for entry in (looked_up(word, untrained=True) for word in benchmark.drafters)}
+    entries = {**runs, **{name: entry for name, entry in untrained.items() if name not in runs}}
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    base = load_base(config, runs)
+    out = output(config, runs, f"{benchmark.name}-{base.name}")
+    refuse_report(out, config.overwrite)
+    contexts = benchmark.fitting(base, settings)
+    print(f"base {base.name}, contexts {contexts}, drafters: {', '.join(entries)}\ninto {out}")
+    if config.plan_only:
+        return
+    contestants = {name: contestant(entry, base) for name, entry in entries.items()}
+    made = benchmark.run(base, contestants, settings, config.seed)
+    latency_report.write(out, made)
+    print(f"\n{latency_report.terminal(made)}\n\nthe report is {out / 'report.md'}")
 
 
 def measure_recorded(config: DictConfig) -> None:
@@ -64,8 +97,7 @@ def measure_recorded(config: DictConfig) -> None:
     baseline = read_run(config.recorded.baseline) if config.recorded.baseline is not None else None
     made = compare(run, baseline, config.seed)
     out = Path(config.out) if config.out is not None else Path("runs") / "recorded" / run.name.partition(".")[0]
-    if (out / "report.json").exists() and not config.overwrite:
-        raise InputError(f"{out} holds a report; choose another out=, or add overwrite=true to replace it")
+    refuse_report(out, config.overwrite)
     recorded_report.write(out, made, environment())
     print(f"{recorded_report.terminal(made)}\nthe report is {out / 'report.md'}")
 
@@ -80,12 +112,17 @@ def print_table(config: DictConfig) -> None:
     print(f"{table_files.markdown(table)}\nthe table is {out / 'table.md'}, and beside it as LaTeX and CSV")
 
 
-def named(config: DictConfig) -> dict[str, Entry]:
-    """All contestants by row name, autoregression first."""
+def refuse_report(out: Path, overwrite: bool) -> None:
+    if (out / "report.json").exists() and not overwrite:
+        raise InputError(f"{out} holds a report; choose another out=, or add overwrite=true to replace it")
+
+
+def named(config: DictConfig, alone: bool = False) -> dict[str, Entry]:
+    """All contestants by row name, autoregression first. alone: it may be the only one."""
     words = list(config.contestants)
     if config.checkpoint is not None:
         words = [config.checkpoint, *(words or ["prompt_lookup"])]
-    if not words:
+    if not words and not alone:
         raise InputError("nobody to compare: give checkpoint=RUN, or contestants=[RUN,prompt_lookup]")
     entries: dict[str, Entry] = {}
     for word in [AUTOREGRESSIVE, *words]:
@@ -116,8 +153,10 @@ def load_base(config: DictConfig, entries: dict[str, Entry]) -> Any:
         node = config.base
     else:
         node = OmegaConf.merge(runs[0], {key: value for key, value in config.base.items() if value}) if runs else None
-    if node is None or not node.path:
+    if node is None or not (node.path or "of" in node):
         raise InputError("no base: give a run directory as checkpoint=, or base=tiny, or base=local base.path=FOLDER")
+    if node.path is None:  # a shape has none
+        node = OmegaConf.masked_copy(node, [key for key in node if key != "path"])
     return instantiate(node, device=config.device, dtype=config.dtype)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +13,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ctcdraft.decoding.fixed import FixedReads
 from ctcdraft.decoding.kv_cache import KVCache
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.errors import InputError
 from ctcdraft.nn.packs import own_text
 
 STRETCHED = ("dynamic", "longrope")  # by the length of what is read: a tree reaches further than its first word
+# Of base.quantised: the package that does it, the config of transformers for it, and that config's values.
+QUANTISED: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "bitsandbytes_4bit": ("bitsandbytes", "BitsAndBytesConfig", {"load_in_4bit": True}),
+    "bitsandbytes_8bit": ("bitsandbytes", "BitsAndBytesConfig", {"load_in_8bit": True}),
+    "torchao_int8": ("torchao", "TorchAoConfig", {"quant_type": "int8_weight_only"}),
+}
 TEMPLATES = Path(__file__).parent / "corpus" / "templates"
 
 
@@ -54,6 +62,9 @@ class BaseLM(nn.Module):
         refuse_unreadable(lm.config, name)
         refuse_taps(taps, lm.config.num_hidden_layers)
         self.taps = list(taps)
+        self.fixed: FixedReads | None = None  # None: every read has the shape of its tree
+        self.compiled = False
+        self.quantised: str | None = None
         self.lm = lm.eval().requires_grad_(False)
         self.tokenizer = tokenizer
         self.name = name
@@ -84,8 +95,26 @@ class BaseLM(nn.Module):
     def dtype(self) -> torch.dtype:
         return self.head.weight.dtype
 
+    @property
+    def reads(self) -> str:
+        """In words, for a report: how it reads a tree."""
+        shape = "exact shapes" if self.fixed is None else "fixed shapes"
+        way = "captured" if self.fixed is not None and self.device.type == "cuda" else "eager"
+        ways = ["compiled" if self.compiled else way, shape, *([self.quantised] if self.quantised else [])]
+        return ", ".join(ways)
+
+    def compile_layers(self) -> None:
+        """Hand the layers to torch.compile, with shapes left open: trees and texts have many.
+
+        It needs a C++ compiler or a GPU, and the first reads take minutes. The last bits of the states change, which
+        the certificate sees.
+        """
+        self.lm.base_model.compile(dynamic=True)
+        self.compiled = True
+
     def new_cache(self, capacity: int) -> KVCache:
-        return KVCache(self.lm.config.num_hidden_layers, capacity)
+        layers = self.lm.config.num_hidden_layers
+        return KVCache(layers, capacity) if self.fixed is None else self.fixed.new_cache(layers, capacity)
 
     @torch.inference_mode()
     def read(self, tokens_L: Tensor, cache: KVCache) -> Read:
@@ -104,11 +133,13 @@ class BaseLM(nn.Module):
 
         Node n stands at position cache.length + depth(n), so that the root takes the next free position.
         """
+        if self.fixed is not None:
+            return Read(*self.fixed(self._both, tree, cache, self.dtype))
         start = cache.length
         # A single node sees all there is: without a mask it reads as stock decoding does, by the fastest kernel.
         mask_NM = tree.attention_mask(start, self.dtype) if len(tree) > 1 else None
         states_ND = self._forward(tree.tokens_N, start + tree.depths_N, mask_NM, cache)
-        return Read(states_ND, self.head(states_ND[:, : self.width]))
+        return Read(states_ND, self._logits(states_ND))
 
     @torch.inference_mode()
     def read_beside(self, tokens_K: Tensor, positions_K: Tensor, seen_KM: Tensor, cache: KVCache) -> Read:
@@ -116,6 +147,13 @@ class BaseLM(nn.Module):
         rows, and which of the new ones, each word may see. For drafters that grow a tree level by level."""
         states_KD = self._forward(tokens_K, positions_K, self._additive(seen_KM), cache)
         return Read(states_KD, self.head(states_KD))
+
+    def _both(self, *read: Any) -> tuple[Tensor, Tensor]:
+        states_ND = self._forward(*read)
+        return states_ND, self._logits(states_ND)
+
+    def _logits(self, states_ND: Tensor) -> Tensor:
+        return self.head(states_ND if len(self.taps) == 1 else states_ND[:, : self.width])
 
     def _forward(self, tokens_N: Tensor, positions_N: Tensor, mask_NM: Tensor | None, cache: KVCache) -> Tensor:
         output = self.lm.base_model(
@@ -190,11 +228,16 @@ def load_base(
     adapter: str | None = None,
     taps: Sequence[str | int] = ("last",),
     config: Any = None,
+    compiled: bool = False,
+    quantised: str | None = None,
+    fixed: bool = False,
 ) -> BaseLM:
     """Load a base from a folder or a hub id; `adapter` is a peft LoRA folder that is merged before freezing.
 
     taps: "last", then the layers whose states drafters see too (0: the embeddings, k: what layer k gives out).
     config: for plans without the weights (paper.py); what is loaded brings its own.
+    compiled: its layers go through torch.compile. quantised: one of QUANTISED, which needs its package. fixed: trees
+    are padded to few shapes, and on a GPU each of these is captured as a graph.
     """
     import transformers
 
@@ -210,7 +253,7 @@ def load_base(
     try:
         refuse_unreadable(transformers.AutoConfig.from_pretrained(path, revision=revision), path)
         lm = transformers.AutoModelForCausalLM.from_pretrained(
-            path, revision=revision, dtype="auto", attn_implementation=attention
+            path, revision=revision, attn_implementation=attention, **stored(dtype, device, quantised)
         )
         tokenizer = transformers.AutoTokenizer.from_pretrained(path, revision=revision)
     except InputError:
@@ -225,7 +268,13 @@ def load_base(
         lm = peft.PeftModel.from_pretrained(lm, adapter).merge_and_unload()
     template = chat_template(chat_template_file) if chat_template_file else None
     base = BaseLM(lm, tokenizer, name or Path(path).name, revision, context_length, template, taps)
-    base = base.to(device, getattr(torch, dtype))
+    if quantised is None:  # what is quantised was loaded where it stays, and has a type of its own
+        base = base.to(device, getattr(torch, dtype))
+    base.quantised = quantised
+    if fixed:
+        base.fixed = FixedReads()
+    if compiled:
+        base.compile_layers()
     refuse_unfaithful(base)
     return base
 
@@ -233,6 +282,21 @@ def load_base(
 def refuse_unknown_dtype(dtype: str) -> None:
     if not isinstance(getattr(torch, dtype, None), torch.dtype):
         raise InputError(f"dtype={dtype} is no type of torch; try float32, bfloat16 or float16")
+
+
+def stored(dtype: str, device: str, quantised: str | None) -> dict[str, Any]:
+    """How weights are held, in the words of `from_pretrained`. InputError where a package for it is absent."""
+    import transformers
+
+    if quantised is None:
+        return {"dtype": "auto"}
+    if quantised not in QUANTISED:
+        raise InputError(f"base.quantised={quantised} is none of {', '.join(QUANTISED)}; null leaves the weights whole")
+    package, config, values = QUANTISED[quantised]
+    if importlib.util.find_spec(package) is None:
+        raise InputError(f"base.quantised={quantised} needs the package {package}, which is not installed here")
+    quantisation = getattr(transformers, config)(**values)
+    return {"dtype": getattr(torch, dtype), "device_map": device, "quantization_config": quantisation}
 
 
 def chat_template(name: str) -> str:

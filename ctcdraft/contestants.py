@@ -43,9 +43,10 @@ class Entry:
                 yield entry
 
 
-def looked_up(word: Any) -> Entry:
+def looked_up(word: Any, untrained: bool = False) -> Entry:
     """A run directory (`RUN`, or `RUN@PATHS`), a drafter of configs/drafter or configs/outside or of a YAML file;
-    `{draft_model:{path:FOLDER}}` is a drafter with values of its own."""
+    `{draft_model:{path:FOLDER}}` is a drafter with values of its own. untrained: one that has weights may be named
+    as it is, to be timed with random ones."""
     word, values = next(iter(word.items())) if isinstance(word, Mapping) else (str(word), {})
     place, at, paths = word.rpartition("@")
     if not at or Path(word).is_dir():
@@ -65,7 +66,7 @@ def looked_up(word: Any) -> Entry:
     plain = {key: value for key, value in (values or {}).items() if not is_option(config[key], value)}
     config = OmegaConf.merge(config, plain)
     found = target(config)
-    if isinstance(found, type) and issubclass(found, DraftHead) and not found.off_the_shelf:
+    if not untrained and isinstance(found, type) and issubclass(found, DraftHead) and not found.off_the_shelf:
         raise InputError(f"drafter {word} has weights: train it (train.py drafter={word}) and name its run directory")
     return Entry(config.name, None, config, None, parts(word, config))
 
@@ -87,6 +88,7 @@ def with_options(file: Path, chosen: Mapping[str, Any]) -> Any:
     merged: Any = OmegaConf.create({})
     for default in config.pop("defaults", []):
         for group, option in default.items() if hasattr(default, "items") else [(None, default)]:
+            group = group and group.removeprefix("override ")
             folder, named = (file.parent, option) if group is None else (DRAFTERS / group, chosen.get(group, option))
             if isinstance(named, str) and named.startswith("/"):  # /from/the/top@_here_
                 above, _, named = named.removesuffix("@_here_")[1:].rpartition("/")
@@ -96,7 +98,8 @@ def with_options(file: Path, chosen: Mapping[str, Any]) -> Any:
                 if named not in there:
                     raise InputError(f"{group}: {named} is none of {', '.join(there)}")
                 named = with_options(folder / f"{named}.yaml", {})
-            merged = OmegaConf.merge(merged, named if group is None else {group: named})
+            beside = group is None or group in named  # `none` says so itself: # @package drafter
+            merged = OmegaConf.merge(merged, named if beside else {group: named})
     merged = OmegaConf.merge(merged, config)
     return merged
 

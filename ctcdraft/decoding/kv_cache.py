@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import transformers
@@ -17,8 +19,10 @@ class KVCache(transformers.Cache):
     buffer for all layers makes that two copies a pass instead of two a layer.
     """
 
-    def __init__(self, layers: int, capacity: int) -> None:
+    def __init__(self, layers: int, capacity: int, zeroed: bool = False) -> None:
         super().__init__(layers=[])
+        self._zeroed = zeroed  # rows that are masked are still added up: they must not be NaN
+        self._rows_N: Tensor | None = None  # while a read of a fixed shape is written
         self.capacity = -(-capacity // BUCKET) * BUCKET
         self._rows = [0] * layers  # written, per layer: all are equal once a read is over
         self._keys: Any = None  # allocated at the first update, which knows heads, width and dtype
@@ -34,15 +38,48 @@ class KVCache(transformers.Cache):
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Append one layer's rows [1, H, N, d] and return that layer's keys and values so far."""
+        if self._rows_N is not None:
+            return self._written(key_states, value_states, layer_idx, self._rows_N)
         start = self._rows[layer_idx]
         end = start + key_states.shape[-2]
         if self._keys is None or end > self.capacity:
             self._reserve(end, key_states, value_states)
+        # `narrow` and not `[:, :, start:end]`, which goes the long way through Python's indexing, four times a layer.
         keys, values = self._layers[layer_idx]
-        keys[:, :, start:end] = key_states
-        values[:, :, start:end] = value_states
+        keys.narrow(2, start, end - start).copy_(key_states)
+        values.narrow(2, start, end - start).copy_(value_states)
         self._rows[layer_idx] = end
-        return keys[:, :, :end], values[:, :, :end]
+        return keys.narrow(2, 0, end), values.narrow(2, 0, end)
+
+    @contextmanager
+    def writing(self, rows_N: Tensor) -> Iterator[None]:
+        """Meanwhile a read goes to these rows, which the device knows and the host need not, and gets to see all."""
+        self._rows_N = rows_N
+        try:
+            yield
+        finally:
+            self._rows_N = None
+
+    def _written(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, rows_N: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        keys, values = self._layers[layer_idx]
+        return keys.index_copy_(2, rows_N, key_states), values.index_copy_(2, rows_N, value_states)
+
+    @property
+    def buffers(self) -> tuple[Any, Any]:
+        return self._keys, self._values
+
+    def lend(self, buffers: tuple[Any, Any] | None) -> None:
+        """Begin on rows that another text has left, instead of new ones."""
+        if buffers is not None:
+            self._keys, self._values = buffers
+            self._layers = list(zip(self._keys.unbind(), self._values.unbind(), strict=True))
+
+    def reserve(self, rows: int) -> None:
+        """Room for this many rows; there must be some already."""
+        if rows > self.capacity:
+            self._reserve(rows, self._keys[0], self._values[0])
 
     def keep(self, start: int, path_K: Tensor) -> None:
         """Of the rows read since `start` keep those of the accepted path, in order, and forget the rest.
@@ -56,9 +93,11 @@ class KVCache(transformers.Cache):
         cost a transfer to the host.
         """
         end = start + len(path_K)
+        self._rows = [end] * len(self._rows)
+        if len(path_K) == 1:
+            return  # the root alone stands where it was read
         for buffer in (self._keys, self._values):
             buffer[:, :, :, start:end] = buffer[:, :, :, start + path_K]
-        self._rows = [end] * len(self._rows)
 
     def forget(self, length: int) -> None:
         """Keep the first `length` rows: for drafters, which read guesses and take all of them back."""
@@ -84,7 +123,8 @@ class KVCache(transformers.Cache):
 
     def _enlarged(self, held: Any, like: Tensor) -> Tensor:
         batch, heads, _, width = like.shape
-        buffer = like.new_empty(len(self._rows), batch, heads, self.capacity, width)
+        empty = like.new_zeros if self._zeroed else like.new_empty
+        buffer = empty(len(self._rows), batch, heads, self.capacity, width)
         if held is not None:
             buffer[:, :, :, : held.shape[3]] = held
         return buffer

@@ -52,10 +52,18 @@ class Settings:
         return self.temperature == 0 or self.token_for_token or (self.lossless and not drawn)
 
     def law(self, logits_NV: Tensor) -> Tensor:
+        """What verifiers read: log-probabilities_NV after all bending.
+
+        At temperature 0 the logits as they are: of a one-hot law only the best word matters, and to write all the
+        others as impossible costs more than the rest of the verdict.
+        """
+        if self.temperature == 0:
+            return logits_NV
         return warp(logits_NV, self.temperature, self.top_k, self.top_p)
 
     def draft_law(self, logits_NV: Tensor) -> Tensor:
-        """The same for a draft's logits, under a name of its own: a clock books it with the draft."""
+        """Log-probabilities_NV of a draft's logits, bent alike, one-hot at temperature 0; a clock books them with the
+        draft."""
         return warp(logits_NV, self.temperature, self.top_k, self.top_p)
 
 
@@ -87,7 +95,8 @@ class Context:
     def extend(self, commit: Commit, states_ND: Tensor) -> Self:
         new_K = torch.tensor(commit.tokens, device=self.tokens_L.device)
         tokens_L = torch.cat([self.tokens_L, new_K])
-        return replace(self, tokens_L=tokens_L, fresh_KD=states_ND[commit.path_K], room=self.room - len(new_K))
+        fresh_KD = states_ND if len(states_ND) == 1 else states_ND[commit.path_K]
+        return replace(self, tokens_L=tokens_L, fresh_KD=fresh_KD, room=self.room - len(new_K))
 
 
 class Drafter(Protocol):

@@ -100,6 +100,8 @@ class TokenTree:
     @cached_property
     def depths_N(self) -> Tensor:
         """Words between the root and the node: 0 at the root."""
+        if len(self) == 1:  # autoregression asks for nothing else, every pass
+            return torch.zeros_like(self.tokens_N)
         return self.ancestors_NN.sum(dim=1) - 1
 
     def attention_mask(self, past: int, dtype: torch.dtype) -> Tensor:
@@ -139,6 +141,8 @@ class Commit:
     @classmethod
     def of(cls, tree: TokenTree, verdict: Verdict) -> Self:
         """The one transfer to the host of a pass."""
+        if len(tree) == 1:
+            return cls(verdict.path_K[:1], (int(verdict.bonus),), open=False, drafted=0)
         words_K = tree.tokens_N[verdict.path_K.clamp(min=0)]
         last = verdict.path_K[verdict.length - 1]
         is_open = (tree.parents_N == last).any()

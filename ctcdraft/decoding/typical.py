@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ctcdraft.decoding.sampling import Noise
 from ctcdraft.decoding.tree import TokenTree, Verdict
-from ctcdraft.decoding.verify import draw, path_to
+from ctcdraft.decoding.verify import draw, match, path_to
 from ctcdraft.errors import InputError
 
 
@@ -32,6 +32,8 @@ class Typical:
             )
 
     def __call__(self, tree: TokenTree, log_probs_NV: Tensor, noise: Noise | None, root_position: int) -> Verdict:
+        if noise is None:
+            return match(tree, log_probs_NV, noise, root_position)
         probs_NV = log_probs_NV.exp()
         entropy_N = -(probs_NV * log_probs_NV).nan_to_num(0.0).sum(-1)  # 0 log 0 is nothing
         threshold_N = (self.delta * (-entropy_N).exp()).clamp(max=self.epsilon)

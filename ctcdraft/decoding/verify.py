@@ -10,7 +10,8 @@ from torch import Tensor
 from ctcdraft.decoding.sampling import Noise
 from ctcdraft.decoding.tree import TokenTree, Verdict
 
-# (tree, the base's log-probabilities_NV after each node, noise or None for a one-hot law, position of the root)
+# (tree, the base's log-probabilities_NV after each node, noise, position of the root). Without noise the law is
+# one-hot: only the best word of each row counts, and rows need not be normalised.
 Verifier = Callable[[TokenTree, Tensor, Noise | None, int], Verdict]
 
 
@@ -28,6 +29,8 @@ def match(tree: TokenTree, log_probs_NV: Tensor, noise: Noise | None, root_posit
     `rejection` gives it.)
     """
     said_N = draw(log_probs_NV, noise, root_position, tree)
+    if len(tree) == 1:  # nothing to walk along; what follows would cost autoregression ten operations a pass
+        return Verdict(tree.depths_N, torch.ones_like(tree.depths_N[0]), said_N[0])
     agrees_N = tree.tokens_N == said_N[tree.parents_N]
     agrees_N[0] = True
     accepted_N = (tree.ancestors_NN <= agrees_N).all(dim=1)  # <= of truths is "implies": who is above it, agrees

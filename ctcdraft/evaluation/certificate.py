@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import isfinite
 from typing import Any
 
@@ -31,7 +32,14 @@ HALF = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 class Judge:
     """Finds the first divergence of an answer, and says whether rounding explains it."""
 
-    def __init__(self, base: BaseLM, contestants: Mapping[str, Drafter], settings: Settings) -> None:
+    def __init__(
+        self,
+        base: BaseLM,
+        contestants: Mapping[str, Drafter],
+        settings: Settings,
+        nodes: Mapping[str, int] | None = None,
+    ) -> None:
+        self.nodes = nodes or {}  # of those whose trees have a size of their own
         self.base = base
         self.contestants = contestants
         self.settings = settings
@@ -82,10 +90,13 @@ class Judge:
             return None
         base, contestants = self._exact
         again = [
-            generate(base, contestants[one], prompt_L, self.settings, base.stop_tokens, seed).tokens
+            generate(base, contestants[one], prompt_L, self._settings_of(one), base.stop_tokens, seed).tokens
             for one in (name, AUTOREGRESSIVE)
         ]
         return again[0] == again[1]
+
+    def _settings_of(self, name: str) -> Settings:
+        return replace(self.settings, nodes=self.nodes.get(name, self.settings.nodes))
 
     @property
     def _exact(self) -> tuple[BaseLM, dict[str, Any]]:

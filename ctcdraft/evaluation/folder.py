@@ -3,7 +3,8 @@
 settings.json        what must be the same for all lines here
 questions*.jsonl     one record a line; a shard writes a file of its own
 timing*.json         the instrumented pass of each process
-report.json, report.md
+sizes.json           what decoding.nodes=auto chose, before the first question
+report.json, report.md, breakdown.svg
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ctcdraft.evaluation.timing import Timing
 from ctcdraft.files import write_text
 from ctcdraft.shard import Shard
 
-OURS = ("settings.json", "questions*.jsonl", "timing*.json", "report.json", "report.md")
+OURS = ("settings.json", "questions*.jsonl", "timing*.json", "report.json", "report.md", "breakdown.svg", "sizes.json")
 
 
 class Folder:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -24,16 +24,23 @@ from ctcdraft.evaluation.records import AUTOREGRESSIVE, Answer, Divergence, Reco
 
 @dataclass(frozen=True)
 class Arena:
-    """Who is compared, on which base, decoding how. `autoregressive` is always among the contestants."""
+    """Who is compared, on which base, decoding how. `autoregressive` is always among the contestants.
+
+    nodes: of those who have a tree size of their own, instead of the settings'.
+    """
 
     base: BaseLM
     contestants: Mapping[str, Drafter]
     settings: Settings
     seed: int
+    nodes: Mapping[str, int] = field(default_factory=dict)
+
+    def settings_of(self, contestant: str) -> Settings:
+        return replace(self.settings, nodes=self.nodes.get(contestant, self.settings.nodes))
 
     def answer(self, contestant: str, prompt_L: Tensor, seed: int) -> Generation:
         drafter, base = self.contestants[contestant], self.base
-        return generate(base, drafter, prompt_L, self.settings, base.stop_tokens, seed)
+        return generate(base, drafter, prompt_L, self.settings_of(contestant), base.stop_tokens, seed)
 
 
 def measure(arena: Arena, prompts: Mapping[int, Prompt], folder: Folder, warm_up_tokens: int) -> None:
@@ -43,16 +50,17 @@ def measure(arena: Arena, prompts: Mapping[int, Prompt], folder: Folder, warm_up
     if not todo:
         return
     warm_up(arena, next(iter(todo.values())), warm_up_tokens)
-    judge = Judge(arena.base, arena.contestants, arena.settings)
+    judge = Judge(arena.base, arena.contestants, arena.settings, arena.nodes)
     for index, prompt in tqdm(todo.items(), desc="questions", disable=None):
         folder.append(ask(arena, judge, index, prompt))
 
 
 def warm_up(arena: Arena, prompt: Prompt, tokens: int) -> None:
     """The first calls load kernels and fill caches; nobody shall pay for that."""
-    settings = replace(arena.settings, max_new_tokens=min(max(tokens, 1), arena.settings.max_new_tokens))
+    most = min(max(tokens, 1), arena.settings.max_new_tokens)
     prompt_L, _ = asked(arena.base, prompt, [])
-    for drafter in arena.contestants.values():
+    for name, drafter in arena.contestants.items():
+        settings = replace(arena.settings_of(name), max_new_tokens=most)
         generate(arena.base, drafter, prompt_L, settings, arena.base.stop_tokens, arena.seed)
 
 
@@ -82,7 +90,7 @@ def ask(arena: Arena, judge: Judge, index: int, prompt: Prompt) -> Record:
 def marks_of(arena: Arena, name: str, prompt_L: Tensor, seed: int, answer: Answer) -> Marks:
     """Where its words lie in the base's law. What was drawn is said once more, off the clock, for the laws it was
     drawn from: to keep them would cost the timed passes."""
-    base, settings = arena.base, arena.settings
+    base, settings = arena.base, arena.settings_of(name)
     drafts: dict[int, Tensor] = {}
     if answer.drawn:
         drafts = draft_laws(base, arena.contestants[name], prompt_L, settings, seed, answer.tokens)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ctcdraft.evaluation import breakdown
 from ctcdraft.evaluation.fit import CELLS, FEWEST
 from ctcdraft.evaluation.folder import Folder
 from ctcdraft.evaluation.metrics import DEFINITIONS
@@ -15,6 +16,12 @@ OWED = {
     "law": "the base's law, not the same words, because its guesses are drawn",
     "nothing": "nothing, but this is how its words fit the base's law",
 }
+BREAKDOWN = "breakdown.svg"
+SIZED = (
+    "Chosen before the first question, on prompts that are none: tau of every size is replayed from one run that "
+    "drafts the largest tree behind every token, the cost of a pass is measured, and tau / cost is greatest at the "
+    "size chosen."
+)
 UNLIKELY = 1e-4  # of a fit no better by chance: one honest row in ten thousand falls below it
 
 Row = dict[str, Any]
@@ -25,6 +32,7 @@ def write(folder: Folder, rows: Sequence[Row], environment: dict[str, Any]) -> N
     text = json.dumps({"rows": rows, "environment": environment}, indent=1, allow_nan=False)
     write_text(folder.path / "report.json", text + "\n")
     write_text(folder.path / "report.md", markdown(rows, environment))
+    write_text(folder.path / BREAKDOWN, breakdown.svg(rows, "Time of a pass, milliseconds"))
 
 
 def number(value: float | None, digits: int = 2) -> str:
@@ -112,12 +120,15 @@ def markdown(rows: Sequence[Row], environment: dict[str, Any]) -> str:
     first = rows[0]
     parts = [
         f"# {first['benchmark']}, {first['decoding']} decoding, base {environment['base']}",
-        f"{first['hardware']}, {first['dtype']}, seed {first['seed']}, {environment['date']}\n\n"
+        f"{first['hardware']}, {first['dtype']}, seed {first['seed']}, {environment['date']}; "
+        f"reads: {environment['reads']}\n\n"
         f"    {environment['command']}",
         table(rows, FULL),
         table(rows, MORE),
         "## Time of a pass, milliseconds (instrumented session)",
         table(rows, times(first)),
+        f"![]({BREAKDOWN})",
+        *sizes(environment["sizes"] or {}),
         "## Categories",
         table([part for row in rows for part in category_rows(row)], category_columns()),
         "## Certificate",
@@ -126,6 +137,23 @@ def markdown(rows: Sequence[Row], environment: dict[str, Any]) -> str:
         "\n".join(f"- **{word}**: {meaning}" for word, meaning in DEFINITIONS.items()),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def sizes(chosen: dict[str, Any]) -> list[str]:
+    """What `decoding.nodes=auto` chose, and between what."""
+    if not chosen:
+        return []
+    parts = ["## Tree sizes", SIZED]
+    for name, found in chosen.items():
+        columns: Columns = {
+            name: lambda size: str(size["nodes"]),
+            "tau": lambda size: number(size["tau"], 3),
+            "c + v + o": lambda size: number(size["cost"], 3),
+            "predicted": lambda size: number(size["predicted_speedup"], 3),
+        }
+        parts.append(f"{name}: {found['chosen']} nodes")
+        parts.append(table(found["sizes"], columns))
+    return parts
 
 
 def times(row: Row) -> Columns:

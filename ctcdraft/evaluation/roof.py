@@ -11,6 +11,8 @@ from ctcdraft.evaluation.timing import Spent
 
 COPIED = {"cpu": 2**28, "cuda": 2**30}  # bytes: far beyond any cache, and milliseconds to copy
 
+MULTIPLIED = {"cpu": 1024, "cuda": 8192}  # rows and columns: a fraction of a second on either
+
 
 def weight_bytes(base: BaseLM) -> int:
     """Every parameter once a pass, but not the input embeddings, of which a pass reads N rows.
@@ -39,6 +41,21 @@ def copy_bandwidth(device: torch.device, rounds: int = 5) -> float:
             torch.cuda.synchronize(device)
         seconds.append(perf_counter() - began)
     return 2 * source.numel() / min(seconds[1:])
+
+
+def matrix_rate(base: BaseLM, rounds: int = 5) -> float:
+    """Operations a second of a square product in the base's dtype, an addition and a product each: the best of some."""
+    device = base.device
+    size = MULTIPLIED.get(device.type, 1024)
+    left, right = torch.ones(2, size, size, dtype=base.dtype, device=device)
+    seconds = []
+    for _ in range(rounds + 1):
+        began = perf_counter()
+        left @ right
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds.append(perf_counter() - began)
+    return 2 * size**3 / min(seconds[1:])
 
 
 def roof_share(spent: Spent, weight_bytes: int, bandwidth: float) -> float | None:

@@ -35,13 +35,14 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Session:
-    """Who is compared, on what. decoding: the name of the settings."""
+    """Who is compared, on what. decoding: the name of the settings. sizes: how tree sizes were chosen, if they were."""
 
     arena: Arena
     contestants: Mapping[str, Contestant]
     benchmark: Benchmark
     decoding: str
     shard: Shard
+    sizes: Mapping[str, Any] | None = None
 
     @property
     def prompts(self) -> dict[int, Prompt]:
@@ -56,9 +57,13 @@ class Session:
             f"contestants: {', '.join(self.contestants)}\n"
             f"{self.benchmark.name}: {len(prompts):,} questions, {turns:,} turns; base {self.arena.base.name}, "
             f"{self.arena.base.dtype} on {hardware(self.arena.base.device)}\n"
-            f"{self.decoding} decoding, {settings.nodes} nodes, up to {settings.max_new_tokens:,} new tokens a turn: "
+            f"{self.decoding} decoding, {self.nodes()} nodes, up to {settings.max_new_tokens:,} new tokens a turn: "
             f"at most {most:,} passes each, {most * len(self.contestants):,} in all"
         )
+
+    def nodes(self) -> str:
+        own = [f"{name} {count}" for name, count in self.arena.nodes.items()]
+        return ", ".join(own) or str(self.arena.settings.nodes)
 
     def settings(self, warm_up_tokens: int) -> dict[str, Any]:
         """What all lines of a folder must share. The limit is not among it: a higher one goes on."""
@@ -69,12 +74,14 @@ class Session:
             "decoding": {
                 **{key: value for key, value in vars(settings).items() if key != "verify"},
                 "verify": spelled(settings.verify),
+                **({"nodes": dict(arena.nodes)} if arena.nodes else {}),
             },
             "contestants": {name: one.identity for name, one in self.contestants.items()},
             "base": arena.base.fingerprint(),
             "context_length": arena.base.context_length,
             "attention": arena.base.lm.config._attn_implementation,
             "dtype": dtype(arena),
+            "reads": arena.base.reads,
             "hardware": hardware(arena.base.device),
             "commit": here["git"] and here["git"]["commit"],
             "versions": {package: here["versions"][package] for package in ("torch", "transformers")},
@@ -112,7 +119,7 @@ class Session:
                 for name in order(arena, seed + 1):
                     if isinstance(arena.contestants[name], StockGenerate):
                         continue  # no clock of ours runs inside it
-                    one = instrument(arena.base, arena.contestants[name], prompt_L, arena.settings, seed)
+                    one = instrument(arena.base, arena.contestants[name], prompt_L, arena.settings_of(name), seed)
                     spent[name] = spent[name] + one if name in spent else one
         return Timing(spent, roof.weight_bytes(arena.base), roof.copy_bandwidth(arena.base.device))
 
@@ -124,7 +131,7 @@ class Session:
                 "benchmark": self.benchmark.name,
                 "decoding": self.decoding,
                 "temperature": settings.temperature,
-                "nodes": settings.nodes,
+                "nodes": arena.settings_of(name).nodes,
                 "draft_parameters": one.parameters,
                 "hardware": hardware(arena.base.device),
                 "dtype": dtype(arena),
@@ -143,6 +150,8 @@ class Session:
             **environment(),
             "hardware": hardware(self.arena.base.device),
             "base": self.arena.base.name,
+            "reads": self.arena.base.reads,
+            "sizes": self.sizes,
             "seeds": [self.arena.seed],
             "verifier_lossless": self.arena.settings.lossless,
             "bandwidth_bytes_per_second": timing.bandwidth if timing else None,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Self
@@ -141,16 +141,25 @@ class DrafterDouble:
         self.draft = watch.timed("draft", drafter.draft, starts=True)
 
 
-def instrument(base: Any, drafter: Drafter, prompt_L: Tensor, settings: Settings, seed: int) -> Spent:
-    """Answer one prompt with a stopwatch in every joint."""
+def instrument(
+    base: Any,
+    drafter: Drafter,
+    prompt_L: Tensor,
+    settings: Settings,
+    seed: int,
+    stops: Collection[int] | None = None,
+) -> Spent:
+    """Answer one prompt with a stopwatch in every joint. stops: None for the base's own."""
     watch = Stopwatch(base.device)
     double = BaseDouble(base, watch)
     clocked: Any = Double(settings, watch, law="verify", verify="verify")
-    said = generate(double, DrafterDouble(drafter, watch), prompt_L, clocked, base.stop_tokens, seed)
+    stops = base.stop_tokens if stops is None else stops
+    said = generate(double, DrafterDouble(drafter, watch), prompt_L, clocked, stops, seed)
     seconds = {part: watch.seconds[part] for part in DURING_PASSES}
     seconds["other"] = said.seconds_decode - sum(seconds.values())
     seconds["prefill"] = said.seconds_prefill
     row_bytes = double.cache.bytes_held() // double.cache.length
+    del double.cache.keep  # it holds on to its own cache, whose rows the next text may be waiting for
     return Spent(seconds, len(said.passes), 1, row_bytes * rows_read(len(prompt_L), said))
 
 

@@ -1,0 +1,187 @@
+"""How fast the loop itself is: `python benchmarks/decoding.py`. It measures time alone, never acceptance.
+
+Three things, each a median over interleaved repeats in one process:
+
+    generate   autoregression through our loop against `model.generate`, the same words said
+    overhead   o: what a pass spends outside draft and read, in whole autoregressive passes
+    search     prefix search over T frames of C classes, both ways, by nodes
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+import transformers
+from torch import Tensor
+
+from ctcdraft.base import BaseLM, load_base, unconfigured
+from ctcdraft.corpus.chat import prompt_tokens
+from ctcdraft.ctc.best_first import best_first_search
+from ctcdraft.ctc.prefix import prefix_search
+from ctcdraft.decoding.loop import Context, Drafter, Settings, generate
+from ctcdraft.decoding.tree import TokenTree
+from ctcdraft.decoding.verify import match
+from ctcdraft.drafters.autoregressive import Autoregressive
+from ctcdraft.evaluation.benchmarks import project_prompts
+from ctcdraft.evaluation.environment import hardware
+from ctcdraft.evaluation.timing import Spent, instrument
+
+TINY = Path(__file__).resolve().parent.parent / "data" / "tiny"
+Clock = Callable[[], float]
+# On a machine that others work on too, with one thread: the processor's own time, which does not count their turns.
+CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "processor": time.process_time}
+NEVER: frozenset[int] = frozenset()  # no word ends an answer: both sides say equally many
+
+
+def main() -> None:
+    options = arguments()
+    torch.set_num_threads(options.threads)
+    print(f"{hardware(torch.device(options.device))}, {options.dtype}, torch {torch.__version__}, {options.clock} time")
+    for folder in options.bases:
+        base = load_base(folder, options.dtype, options.device)
+        against_generate(base, options)
+        overhead(base, options)
+    search(options)
+
+
+def against_generate(base: BaseLM, options: argparse.Namespace) -> None:
+    """Tokens/s of both, prefill included."""
+    prompts = asked(base, options)
+    how = settings(1, options.max_new_tokens)
+    ways: dict[str, Callable[[Tensor], list[int]]] = {
+        "ours": lambda prompt_L: list(generate(base, Autoregressive(base), prompt_L, how, NEVER, 0).tokens),
+        "generate": lambda prompt_L: stock(base, prompt_L, how.max_new_tokens),
+    }
+    said = {name: [way(prompt_L) for prompt_L in prompts] for name, way in ways.items()}  # a warm-up, too
+    equal = sum(one == other for one, other in zip(said["ours"], said["generate"], strict=True))
+    tokens = sum(map(len, said["ours"]))
+    seconds = interleaved(
+        {name: partial(each, way, prompts) for name, way in ways.items()}, options.repeats, CLOCKS[options.clock]
+    )
+    ratios = [other / one for one, other in zip(seconds["ours"], seconds["generate"], strict=True)]
+    fastest = min(seconds["generate"]) / min(seconds["ours"])
+    speeds = ", ".join(f"{name} {tokens / statistics.median(taken):.0f} tokens/s" for name, taken in seconds.items())
+    print(
+        f"generate  {base.name:17} {speeds}: ours is {statistics.median(ratios):.3f} times as fast "
+        f"({min(ratios):.3f} to {max(ratios):.3f}; the fastest repeats alone {fastest:.3f}), "
+        f"{equal} of {len(prompts)} answers equal"
+    )
+
+
+class Bush:
+    """A random tree of the full budget, three children a node, for nothing: what is left is the loop's own time."""
+
+    def __init__(self, vocabulary: int) -> None:
+        self.words_N = torch.randint(vocabulary, (256,), generator=torch.Generator().manual_seed(0)).tolist()
+
+    def draft(self, context: Context, memory: None, rng: torch.Generator) -> tuple[TokenTree, None]:
+        size = min(context.nodes, 1 + (3 ** (context.depth + 1) - 3) // 2) - 1
+        parents = [node // 3 - 1 for node in range(size)]
+        return TokenTree.from_lists(context.root, self.words_N[:size], parents), None
+
+
+def overhead(base: BaseLM, options: argparse.Namespace) -> None:
+    """o of autoregression and of trees of several sizes that are drafted for nothing and hardly ever right."""
+    prompt_L = asked(base, options)[0]
+    sizes: dict[int, Drafter] = {1: Autoregressive(base)} | {nodes: Bush(base.vocabulary) for nodes in (16, 64)}
+    spent: dict[int, list[Spent]] = {nodes: [] for nodes in sizes}
+    for _ in range(options.repeats + 1):
+        for nodes, drafter in sizes.items():
+            spent[nodes].append(instrument(base, drafter, prompt_L, settings(nodes, options.max_new_tokens), 0))
+    unit = statistics.median(one.a_pass for one in spent[1][1:])
+    for nodes, measured in spent.items():
+        medians = {
+            part: statistics.median(one.seconds[part] / one.passes for one in measured[1:])
+            for part in ("draft", "read", "verify", "keep", "other")
+        }
+        o = sum(medians[part] for part in ("verify", "keep", "other")) / unit
+        parts = "  ".join(f"{part} {1e6 * seconds:.0f}" for part, seconds in medians.items())
+        print(
+            f"overhead  {base.name:17} {nodes:3} nodes: o {o:.3f}, v {medians['read'] / unit:.2f};  µs a pass: {parts}"
+        )
+
+
+def search(options: argparse.Namespace) -> None:
+    """Both prefix searches on frames that are as sharp as a trained head's, flatter, and flat."""
+    for sharp in (6.0, 3.0, 1.0):
+        frames_TC = frames(options.frames, options.classes, sharp)
+        blank = options.classes - 1
+        for nodes in (8, 16, 24, 32, 48, 64, 96, 128):
+            ways = {
+                "best first": partial(best_first_search, frames_TC, blank, nodes - 1, options.words_per_frame),
+                "by levels": partial(prefix_search, frames_TC, blank, nodes - 1, options.words_per_frame),
+            }
+            seconds = interleaved(ways, 10 * options.repeats, CLOCKS[options.clock])
+            medians = "  ".join(f"{name} {1e3 * statistics.median(taken):5.2f} ms" for name, taken in seconds.items())
+            print(f"search    T {options.frames}, C {options.classes:,}, sharpness {sharp}, {nodes:3} nodes: {medians}")
+
+
+def frames(count: int, classes: int, sharp: float) -> Tensor:
+    """Log-probabilities_TC; the greater `sharp`, the fewer words share the mass."""
+    rng = torch.Generator().manual_seed(0)
+    return (sharp * torch.randn(count, classes, generator=rng)).log_softmax(-1)
+
+
+def interleaved(ways: dict[str, Callable[[], object]], repeats: int, clock: Clock) -> dict[str, list[float]]:
+    """Seconds of every repeat of every way, in turns, after one that is not counted."""
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(repeats + 1):
+        for name, way in ways.items():
+            began = clock()
+            way()
+            seconds[name].append(clock() - began)
+    return {name: taken[1:] for name, taken in seconds.items()}
+
+
+def each(way: Callable[[Tensor], object], prompts: Sequence[Tensor]) -> None:
+    for prompt_L in prompts:
+        way(prompt_L)
+
+
+def asked(base: BaseLM, options: argparse.Namespace) -> list[Tensor]:
+    prompts = project_prompts(str(TINY / "prompts" / "held_out.jsonl"), "benchmark", options.prompts).prompts
+    rows = [prompt_tokens(base.tokenizer, [{"role": "user", "content": prompt.turns[0]}]) for prompt in prompts]
+    return [torch.tensor(row[: base.context_length // 2], device=base.device) for row in rows]
+
+
+def settings(nodes: int, new_tokens: int) -> Settings:
+    return Settings(new_tokens, nodes, temperature=0.0, top_k=0, top_p=1.0, verify=match, lossless=True)
+
+
+def stock(base: BaseLM, prompt_L: Tensor, new_tokens: int) -> list[int]:
+    config = transformers.GenerationConfig(
+        max_new_tokens=new_tokens, do_sample=False, eos_token_id=None, pad_token_id=0
+    )
+    with torch.inference_mode():
+        said_BL = unconfigured(base.lm).generate(
+            prompt_L[None], attention_mask=torch.ones_like(prompt_L)[None], generation_config=config
+        )
+    return said_BL[0, len(prompt_L) :].tolist()
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("bases", nargs="*", default=[str(TINY / "base")], help="folders or hub ids")
+    parser.add_argument("--prompts", type=int, default=4)
+    parser.add_argument("--max-new-tokens", type=int, default=100)
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--frames", type=int, default=8)
+    parser.add_argument("--classes", type=int, default=32001)
+    parser.add_argument(
+        "--words-per-frame", type=int, default=16, help="as in configs/drafter/paths/prefix_search.yaml"
+    )
+    parser.add_argument("--clock", choices=sorted(CLOCKS), default="wall")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="float32")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

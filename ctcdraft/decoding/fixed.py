@@ -1,0 +1,138 @@
+"""Reads whose shape never changes, so that a GPU can replay them as one graph. It knows trees and cache rows, no model.
+
+A tree is padded to the next size there is, and attention sees every row of the cache's buffers, most of them masked.
+On a CPU the same reads run eagerly: slower than exact ones there, and the proof that padding changes nothing.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ctcdraft.decoding.kv_cache import BUCKET, KVCache
+from ctcdraft.decoding.tree import TokenTree
+
+# (tokens_N, positions_N, mask_NM, cache) -> states_ND and logits_NV
+Forward = Callable[[Tensor, Tensor, Tensor, KVCache], tuple[Tensor, Tensor]]
+SIZES = (1, 8, 16, 32, 64, 128, 256)  # nodes; beyond the last, multiples of it
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a read of N nodes is told: words, their positions, the rows they are written to and those they see."""
+
+    tokens_N: Tensor
+    positions_N: Tensor
+    rows_N: Tensor
+    mask_NM: Tensor
+
+    @classmethod
+    def of(cls, tree: TokenTree, start: int, capacity: int, dtype: torch.dtype) -> Self:
+        """The tree behind `start` rows, padded. A padding node sees itself alone: a node that sees nothing is NaN.
+
+        start 2, capacity 6, a root and its child, size 3:     rows 0 1 root child - -
+            root     x x x                                      child    x x x x
+            padding          (row 4)  x
+        """
+        size = padded(len(tree))
+        missing = size - len(tree)
+        seen_NN = torch.block_diag(
+            tree.ancestors_NN.long(), torch.eye(missing, dtype=torch.int64, device=tree.tokens_N.device)
+        ).bool()
+        allowed_NM = F.pad(seen_NN, (start, capacity - start - size))
+        allowed_NM[: len(tree), :start] = True
+        mask_NM = torch.zeros(size, capacity, dtype=dtype, device=seen_NN.device)
+        mask_NM.masked_fill_(~allowed_NM, torch.finfo(dtype).min)
+        rows_N = torch.arange(start, start + size, device=seen_NN.device)
+        return cls(F.pad(tree.tokens_N, (0, missing)), F.pad(tree.depths_N, (0, missing)) + start, rows_N, mask_NM)
+
+    def copy_(self, other: Inputs) -> None:
+        for name, tensor in vars(self).items():
+            tensor.copy_(getattr(other, name))
+
+    def clone(self) -> Inputs:
+        return Inputs(**{name: tensor.clone() for name, tensor in vars(self).items()})
+
+
+class FixedReads:
+    """All graphs of one base, by size and capacity, and the one set of buffers that they were captured over."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[int, tuple[Any, Any]] = {}  # keys and values, by capacity
+        self._users: dict[int, Any] = {}  # who holds them now, weakly
+        self._graphs: dict[tuple[int, int], tuple[Any, Inputs, tuple[Tensor, Tensor]]] = {}
+
+    def __deepcopy__(self, memo: dict) -> FixedReads:
+        return FixedReads()  # graphs belong to the weights they were captured over
+
+    def new_cache(self, layers: int, capacity: int) -> KVCache:
+        """A cache over the buffers of its capacity; where another text still holds them, one of its own, which is
+        read eagerly."""
+        cache = KVCache(layers, capacity + SIZES[-1], zeroed=True)
+        if self._users.get(cache.capacity, lambda: None)() is None:
+            cache.lend(self._buffers.get(cache.capacity))
+            self._users[cache.capacity] = weakref.ref(cache)
+        return cache
+
+    def __call__(self, forward: Forward, tree: TokenTree, cache: KVCache, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """States and logits of the tree's own nodes; its rows are appended to the cache."""
+        start, nodes = cache.length, len(tree)
+        cache.reserve(start + padded(nodes))
+        inputs = Inputs.of(tree, start, cache.capacity, dtype)
+        if tree.tokens_N.is_cuda and self._owns(cache):
+            states_ND, logits_NV = self._replayed(forward, inputs, cache)
+        else:
+            states_ND, logits_NV = fixed(forward, inputs, cache)
+        cache.forget(start + nodes)
+        return states_ND[:nodes], logits_NV[:nodes]
+
+    def _owns(self, cache: KVCache) -> bool:
+        """Whether this cache's rows lie where graphs expect them."""
+        user = self._users.get(cache.capacity)
+        if user is None or user() is not cache:
+            return False
+        self._buffers.setdefault(cache.capacity, cache.buffers)
+        return self._buffers[cache.capacity][0] is cache.buffers[0]
+
+    def _replayed(self, forward: Forward, inputs: Inputs, cache: KVCache) -> tuple[Tensor, Tensor]:
+        """The graph of this shape, captured when it is first asked for. What it gives out is overwritten by the next
+        read of its shape; the loop has indexed what it keeps by then."""
+        key = (len(inputs.tokens_N), cache.capacity)
+        if key not in self._graphs:
+            held = inputs.clone()
+            graph, out = captured(lambda: fixed(forward, held, cache))
+            self._graphs[key] = graph, held, out
+        graph, held, out = self._graphs[key]
+        held.copy_(inputs)
+        graph.replay()
+        return out
+
+
+def fixed(forward: Forward, inputs: Inputs, cache: KVCache) -> tuple[Tensor, Tensor]:
+    with cache.writing(inputs.rows_N):
+        return forward(inputs.tokens_N, inputs.positions_N, inputs.mask_NM, cache)
+
+
+def captured(run: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Any, tuple[Tensor, Tensor]]:
+    """A CUDA graph of `run` and the tensors it fills, after the calls that kernels need before they can be captured."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            run()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = run()
+    return graph, out
+
+
+def padded(nodes: int) -> int:
+    """3 -> 8, 64 -> 64, 300 -> 512"""
+    return next((size for size in SIZES if size >= nodes), -(-nodes // BUCKET) * BUCKET)

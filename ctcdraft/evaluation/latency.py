@@ -1,0 +1,205 @@
+"""What every part of a pass costs, by context and by tree size. It measures time alone: of what is said, nothing.
+
+Acceptance therefore never comes from here. A predicted speed-up takes it as given, from an evaluation or a paper.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ctcdraft.base import BaseLM
+from ctcdraft.decoding.loop import Drafter, Settings
+from ctcdraft.decoding.tree import TokenTree
+from ctcdraft.errors import InputError, number, whole
+from ctcdraft.evaluation import roof
+from ctcdraft.evaluation.environment import environment, hardware
+from ctcdraft.evaluation.records import AUTOREGRESSIVE
+from ctcdraft.evaluation.session import Contestant
+from ctcdraft.evaluation.timing import DURING_PASSES, Spent, instrument, share_of_pass
+from ctcdraft.shape import NoWords
+
+NEVER: frozenset[int] = frozenset()  # random words may not end an answer
+
+
+@dataclass(frozen=True)
+class Latency:
+    """What is measured. drafters: with random weights. tau: acceptance to predict with, by drafter's name.
+
+    contexts: words the base has read before. nodes: sizes of the trees read. passes: of the whole loop, and
+    repeats: of it, of every read and of the prefill; medians are reported.
+    """
+
+    name: str
+    drafters: Sequence[Any]
+    contexts: Sequence[int]
+    nodes: Sequence[int]
+    passes: int
+    repeats: int
+    tau: Mapping[str, float | None]
+
+    def __post_init__(self) -> None:
+        for key, values in (("contexts", self.contexts), ("nodes", self.nodes)):
+            if not values:
+                raise InputError(f"benchmark.{key}=[] leaves nothing to measure; give at least one")
+            for value in values:
+                whole(value, f"benchmark.{key}")
+        whole(self.passes, "benchmark.passes")
+        whole(self.repeats, "benchmark.repeats")
+        for name, tau in self.tau.items():
+            if tau is not None and number(tau, f"benchmark.tau.{name}") < 1:
+                raise InputError(f"benchmark.tau.{name}={tau}: a pass commits at least one token; give 1 or more")
+
+    def fitting(self, base: BaseLM, settings: Settings) -> list[int]:
+        """The contexts behind which the loop's passes and the largest tree still find room."""
+        behind = max(*self.nodes, self.passes + settings.nodes)
+        found = [context for context in self.contexts if context + behind <= base.context_length]
+        if not found:
+            raise InputError(
+                f"benchmark.contexts={list(self.contexts)}: behind none of them the {base.context_length} positions of "
+                f"base {base.name} leave room for {behind} nodes; give shorter ones, or fewer benchmark.nodes"
+            )
+        return found
+
+    def run(self, base: BaseLM, contestants: Mapping[str, Contestant], settings: Settings, seed: int) -> dict[str, Any]:
+        """The report: `rows`, one a drafter and context, `reads`, one a context, `machine` and `environment`."""
+        where = hardware(base.device)
+        found = measure(base, {name: one.drafter for name, one in contestants.items()}, settings, self, seed)
+        labels = {
+            "benchmark": self.name,
+            "nodes": settings.nodes,
+            "temperature": settings.temperature,
+            "seed": seed,
+            "hardware": where,
+            "dtype": str(base.dtype).removeprefix("torch."),
+        }
+        rows = [
+            {
+                **row,
+                **labels,
+                "draft_parameters": contestants[row["drafter"]].parameters,
+                "fingerprint": contestants[row["drafter"]].fingerprint,
+            }
+            for row in found.pop("drafters")
+        ]
+        random_weights = isinstance(base.tokenizer, NoWords)
+        circumstances = {"hardware": where, "base": base.name, "random_weights": random_weights, "reads": base.reads}
+        return {"rows": rows, **found, "environment": {**environment(), **circumstances}}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What there is to reach. bandwidth: bytes a second of a copy. rate: operations a second of a product."""
+
+    weight_bytes: int
+    weights: int  # multiplied by every node that is read
+    bandwidth: float
+    rate: float
+
+    @classmethod
+    def under(cls, base: BaseLM) -> Machine:
+        size = roof.weight_bytes(base)
+        return cls(size, size // base.dtype.itemsize, roof.copy_bandwidth(base.device), roof.matrix_rate(base))
+
+    def least(self, kv_bytes: float, nodes: int) -> float:
+        """Seconds below which no read of `nodes` nodes can come: it streams, or it multiplies, whichever is longer."""
+        return max((self.weight_bytes + kv_bytes) / self.bandwidth, 2 * self.weights * nodes / self.rate)
+
+
+def measure(
+    base: BaseLM, drafters: Mapping[str, Drafter], settings: Settings, latency: Latency, seed: int
+) -> dict[str, Any]:
+    """`reads`: prefill, step and v(n) by context; `drafters`: c, v and o of each; `machine`."""
+    machine = Machine.under(base)
+    reads, rows = [], []
+    for context in latency.fitting(base, settings):
+        text_L = torch.randint(base.vocabulary, (context,), generator=torch.Generator().manual_seed(seed))
+        text_L = text_L.to(base.device)
+        spent = whole_passes(base, drafters, replace(settings, max_new_tokens=latency.passes + 1), text_L, latency)
+        step = spent[AUTOREGRESSIVE].a_pass
+        reads.append(measured_reads(base, text_L, latency, machine, step))
+        rows += [row(name, context, spent, latency.tau.get(name), machine) for name in drafters]
+    return {"machine": vars(machine), "reads": reads, "drafters": rows}
+
+
+def whole_passes(
+    base: BaseLM, drafters: Mapping[str, Drafter], settings: Settings, text_L: Tensor, latency: Latency
+) -> dict[str, Spent]:
+    """Of every drafter the repeat whose pass was the median one: the parts of one and the same run add up."""
+    runs: dict[str, list[Spent]] = {name: [] for name in drafters}
+    for _ in range(latency.repeats + 1):
+        for name, drafter in drafters.items():
+            runs[name].append(instrument(base, drafter, text_L, settings, 0, NEVER))
+    return {name: sorted(found[1:], key=lambda one: one.a_pass)[(len(found) - 1) // 2] for name, found in runs.items()}
+
+
+def measured_reads(base: BaseLM, text_L: Tensor, latency: Latency, machine: Machine, step: float) -> dict[str, Any]:
+    """Seconds of the prefill and of reads behind it; v(n) in whole autoregressive passes, as in every report."""
+    context, rooms = len(text_L), len(text_L) + max(latency.nodes)
+    prefills = [timed(base, lambda: base.read(text_L, base.new_cache(rooms))) for _ in range(latency.repeats + 1)]
+    cache = base.new_cache(rooms)
+    base.read(text_L, cache)
+    row_bytes = cache.bytes_held() // context
+    seconds: dict[int, list[float]] = {nodes: [] for nodes in latency.nodes}
+    for _ in range(latency.repeats + 1):
+        for nodes, taken in seconds.items():
+            tree = bush(text_L[-1], nodes)
+            taken.append(timed(base, partial(base.read_tree, tree, cache)))
+            cache.forget(context)
+    medians = {nodes: statistics.median(taken[1:]) for nodes, taken in seconds.items()}
+    return {
+        "context": context,
+        "seconds_prefill": statistics.median(prefills[1:]),
+        "seconds_step": step,
+        "seconds_read": {str(nodes): taken for nodes, taken in medians.items()},
+        "v": {str(nodes): taken / step for nodes, taken in medians.items()},
+        "roof_share": {
+            str(nodes): machine.least(row_bytes * (context + nodes), nodes) / taken for nodes, taken in medians.items()
+        },
+    }
+
+
+def row(name: str, context: int, spent: Mapping[str, Spent], tau: float | None, machine: Machine) -> dict[str, Any]:
+    """One drafter behind one context. tau is null: random words accept nothing that would mean anything."""
+    ours, whole_pass = spent[name], spent[AUTOREGRESSIVE].a_pass
+    costs = share_of_pass(spent, name) or {}
+    c_search = ours.seconds["tree"] / ours.passes / whole_pass
+    given = 1.0 if name == AUTOREGRESSIVE else tau
+    return {
+        "drafter": name,
+        "context": context,
+        "tau": None,
+        "tau_given": given,
+        **costs,
+        "c_head": costs["c"] - c_search,
+        "c_search": c_search,
+        "predicted_speedup": None if given is None else given / sum(costs.values()),
+        "tokens_per_second_predicted": None if given is None else given / ours.a_pass,
+        "time": {part: ours.seconds[part] / ours.passes for part in DURING_PASSES}
+        | {"prefill": ours.seconds["prefill"]},
+        "roof_share": roof.roof_share(ours, machine.weight_bytes, machine.bandwidth),
+    }
+
+
+def bush(root: Tensor, nodes: int) -> TokenTree:
+    """A tree of this size, four children a node: what is read does not matter, only how much."""
+    return TokenTree.from_lists(root, [0] * (nodes - 1), [node // 4 - 1 for node in range(nodes - 1)])
+
+
+def timed(base: BaseLM, call: Callable[[], object]) -> float:
+    def wait() -> None:
+        if base.device.type == "cuda":
+            torch.cuda.synchronize(base.device)
+
+    wait()
+    began = perf_counter()
+    call()
+    wait()
+    return perf_counter() - began

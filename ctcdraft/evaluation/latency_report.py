@@ -1,0 +1,113 @@
+"""report.json and report.md of a latency measurement, and its table on the terminal. It prints what it is given."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ctcdraft.evaluation.breakdown import svg
+from ctcdraft.evaluation.report import Columns, Row, number, share, table
+from ctcdraft.files import write_text
+
+DEFINITIONS = {
+    "step": "one whole autoregressive pass through the loop: draft, read, verify, keep, other",
+    "v(n)": "reading a tree of n nodes, its mask included, in steps",
+    "c": "one draft: c_head the head's part, c_search the prefix search or whatever makes a tree of what it says",
+    "v, o": "of a drafter: reading its own tree, and all that is neither draft nor read, in steps",
+    "tau": "acceptance length is not measured here: words were random. Where one was given, the predicted speed-up is "
+    "tau / (c + v + o)",
+    "roof_share": "least time / measured time of the read; the least streams all weights and keys and values at the "
+    "measured copy bandwidth, or does all products at the measured matrix rate, whichever is longer; above 1 where "
+    "they fit into the processor's cache",
+}
+
+
+def write(out: Path, made: Mapping[str, Any]) -> None:
+    write_text(out / "report.json", json.dumps(made, indent=1, allow_nan=False) + "\n")
+    write_text(out / "report.md", markdown(made))
+    for context, rows in by_context(made["rows"]).items():
+        write_text(out / figure(context), svg(rows, f"Time of a pass behind {context:,} tokens, milliseconds"))
+
+
+def figure(context: int) -> str:
+    return f"breakdown-{context}.svg"
+
+
+def by_context(rows: Sequence[Row]) -> dict[int, list[Row]]:
+    found: dict[int, list[Row]] = {}
+    for row in rows:
+        found.setdefault(row["context"], []).append(row)
+    return found
+
+
+def markdown(made: Mapping[str, Any]) -> str:
+    environment, rows = made["environment"], made["rows"]
+    parts = [
+        f"# Latency of {environment['base']}{' (random weights)' if environment['random_weights'] else ''}",
+        f"{environment['hardware']}, {rows[0]['dtype']}, {rows[0]['nodes']} nodes, {environment['date']}; "
+        f"reads: {environment['reads']}\n\n"
+        f"    {environment['command']}",
+        machine(made["machine"]),
+        table(made["reads"], read_columns(made["reads"][0])),
+    ]
+    for context, those in by_context(rows).items():
+        parts += [f"## Drafters behind {context:,} tokens", table(those, COLUMNS), f"![]({figure(context)})"]
+        parts += [table(those, times())]
+    parts += ["## What the words mean", "\n".join(f"- **{word}**: {meaning}" for word, meaning in DEFINITIONS.items())]
+    return "\n\n".join(parts) + "\n"
+
+
+def terminal(made: Mapping[str, Any]) -> str:
+    longest = max(by_context(made["rows"]).items())
+    return "\n\n".join(
+        [
+            machine(made["machine"]),
+            table(made["reads"], read_columns(made["reads"][0])),
+            f"behind {longest[0]:,} tokens:\n{table(longest[1], COLUMNS)}",
+        ]
+    )
+
+
+def machine(found: Mapping[str, Any]) -> str:
+    return (
+        f"a pass reads {found['weight_bytes'] / 1e9:.3f} GB of weights; copy bandwidth "
+        f"{found['bandwidth'] / 1e9:.1f} GB/s; "
+        f"matrix rate {found['rate'] / 1e12:.3f} T operations/s"
+    )
+
+
+COLUMNS: Columns = {
+    "drafter": lambda row: row["drafter"],
+    "c_head": lambda row: number(row["c_head"], 3),
+    "c_search": lambda row: number(row["c_search"], 3),
+    "v": lambda row: number(row["v"], 3),
+    "o": lambda row: number(row["o"], 3),
+    "roof_share": lambda row: share(row["roof_share"]),
+    "tau": lambda row: "-",
+    "given tau": lambda row: number(row["tau_given"]),
+    "predicted": lambda row: number(row["predicted_speedup"]),
+}
+
+
+def read_columns(first: Mapping[str, Any]) -> Columns:
+    def at(key: str, nodes: str, cell: Any) -> Any:
+        return lambda read: cell(read[key][nodes])
+
+    return {
+        "context": lambda read: f"{read['context']:,}",
+        "prefill ms": lambda read: number(1e3 * read["seconds_prefill"]),
+        "step ms": lambda read: number(1e3 * read["seconds_step"], 3),
+        "tokens/s": lambda read: number(1 / read["seconds_step"], 1),
+        **{f"v({nodes})": at("v", nodes, number) for nodes in first["v"]},
+        **{f"roof({nodes})": at("roof_share", nodes, share) for nodes in (min(first["v"], key=int),)},
+    }
+
+
+def times() -> Columns:
+    def milliseconds(part: str) -> Any:
+        return lambda row: number(row["time"][part] * 1e3, 3)
+
+    parts = ("draft", "tree", "read", "verify", "keep", "other", "prefill")
+    return {"drafter": COLUMNS["drafter"], **{part: milliseconds(part) for part in parts}}

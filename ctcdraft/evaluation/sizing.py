@@ -1,0 +1,219 @@
+"""How many nodes a tree should have: measured cost against acceptance replayed. It asks no question of a benchmark.
+
+acceptance   one run drafts the largest tree behind every token and lets the base say one word a pass. The first
+             n nodes of that tree are the tree of n nodes, and the text is known: so the passes that any size
+             would have taken can be counted afterwards.
+cost         the loop with a stopwatch, for every size in turns.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ctcdraft.base import BaseLM
+from ctcdraft.corpus.conversations import Prompt
+from ctcdraft.decoding.loop import Context, Drafter, Settings, generate
+from ctcdraft.decoding.tree import TokenTree
+from ctcdraft.errors import InputError, whole
+from ctcdraft.evaluation.benchmarks import project_prompts
+from ctcdraft.evaluation.measure import Arena, asked
+from ctcdraft.evaluation.outside import StockGenerate
+from ctcdraft.evaluation.records import AUTOREGRESSIVE
+from ctcdraft.evaluation.timing import instrument
+from ctcdraft.files import write_text
+
+Words = Sequence[int]
+
+
+@dataclass(frozen=True)
+class Sizing:
+    """What to choose from, and on what. nodes: sizes, ascending. path: prompts as this project writes them, of which
+    some `prompts` are asked that are no question of the benchmark. timed: how many of them are timed, for at most
+    `timed_tokens` each."""
+
+    nodes: Sequence[int]
+    path: str
+    prompts: int
+    timed: int
+    timed_tokens: int
+    repeats: int
+
+    def __post_init__(self) -> None:
+        for key in ("prompts", "timed", "timed_tokens", "repeats"):
+            whole(getattr(self, key), f"sizing.{key}")
+        if not self.nodes or sorted({whole(n, "sizing.nodes", least=2) for n in self.nodes}) != list(self.nodes):
+            raise InputError(f"sizing.nodes={list(self.nodes)} must be sizes from 2 up, ascending, each once")
+
+    def apart_from(self, benchmark: Sequence[Prompt]) -> list[Prompt]:
+        """Prompts to calibrate on; none of them is asked afterwards."""
+        questions = {prompt.turns for prompt in benchmark}
+        found = [one for one in project_prompts(self.path, "sizing", None).prompts if one.turns not in questions]
+        if not found:
+            raise InputError(
+                f"decoding.nodes=auto: all prompts of {self.path} are questions of the benchmark; leave some "
+                "to it by benchmark.limit=, give others as sizing.path=, or a number as decoding.nodes="
+            )
+        # Not the first ones: files begin with all prompts of one kind.
+        return random.Random(0).sample(found, min(self.prompts, len(found)))
+
+
+@dataclass(frozen=True)
+class Size:
+    """One size of one drafter. tau: on the calibration's text, exactly; cost: of a pass, in whole autoregressive
+    passes; it is made never to fall with the size, since a larger tree that takes less time is noise."""
+
+    nodes: int
+    tau: float
+    cost: float
+
+    @property
+    def predicted(self) -> float:
+        return self.tau / self.cost
+
+
+@dataclass(frozen=True)
+class Choice:
+    """All sizes of one drafter, and the best of them."""
+
+    sizes: tuple[Size, ...]
+
+    @property
+    def best(self) -> Size:
+        return max(self.sizes, key=lambda size: size.predicted)
+
+    def to_json(self) -> dict[str, Any]:
+        table = [{**vars(size), "predicted_speedup": size.predicted} for size in self.sizes]
+        return {"chosen": self.best.nodes, "sizes": table}
+
+
+def choose(
+    base: BaseLM,
+    drafters: Mapping[str, Drafter],
+    settings: Settings,
+    sizing: Sizing,
+    prompts: Sequence[Prompt],
+    seed: int,
+) -> dict[str, Choice]:
+    """The tree size of every drafter that has one."""
+    if settings.temperature > 0 and not settings.token_for_token:
+        raise InputError(
+            "decoding.nodes=auto replays guesses on a text that every size says alike, which this decoding does not "
+            "promise; give a number as decoding.nodes="
+        )
+    texts = [asked(base, prompt, [])[0] for prompt in prompts]
+    found = {}
+    for name, drafter in drafters.items():
+        if not sized(name, drafter):
+            continue
+        counts = [(0, 0)] * len(sizing.nodes)
+        for number, prompt_L in enumerate(texts):
+            answer, trees = drafted(base, drafter, prompt_L, replace(settings, nodes=sizing.nodes[-1]), seed + number)
+            replays = [replay(answer, trees, nodes) for nodes in sizing.nodes]
+            counts = [(a + c, b + d) for (a, b), (c, d) in zip(counts, replays, strict=True)]
+        costs = costs_of(base, drafter, drafters[AUTOREGRESSIVE], texts[: sizing.timed], settings, sizing, seed)
+        taus = [tokens / passes if passes else 1.0 for tokens, passes in counts]
+        found[name] = Choice(tuple(map(Size, sizing.nodes, taus, costs)))
+    return found
+
+
+def found_or_chosen(
+    file: Path, arena: Arena, sizing: Sizing, benchmark: Sequence[Prompt], overwrite: bool
+) -> dict[str, Any]:
+    """What `choose` finds, kept in a file: who goes on, or shares the work, shall not choose anew."""
+    if file.is_file() and not overwrite:
+        kept = json.loads(file.read_text())
+        if kept.keys() == {name for name in arena.contestants if sized(name, arena.contestants[name])}:
+            return kept
+    prompts = sizing.apart_from(benchmark)
+    chosen = choose(arena.base, arena.contestants, arena.settings, sizing, prompts, arena.seed)
+    sizes = {name: choice.to_json() for name, choice in chosen.items()}
+    write_text(file, json.dumps(sizes, indent=1) + "\n")
+    return sizes
+
+
+def sized(name: str, drafter: Any) -> bool:
+    """Autoregression has no size to choose, and rows of others choose for themselves."""
+    return name != AUTOREGRESSIVE and not isinstance(drafter, StockGenerate)
+
+
+class Silent:
+    """Keeps its guesses to itself: it drafts as it would behind every token, and the base says one word a pass."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.drafter = drafter
+        self.trees: list[TokenTree] = []
+
+    def draft(self, context: Context, memory: Any, rng: torch.Generator) -> tuple[TokenTree, Any]:
+        tree, memory = self.drafter.draft(context, memory, rng)
+        self.trees.append(tree)
+        return TokenTree.only_root(context.root), memory
+
+
+def drafted(
+    base: BaseLM, drafter: Drafter, prompt_L: Tensor, settings: Settings, seed: int
+) -> tuple[Words, list[tuple[Words, Words]]]:
+    """An answer, and the words and parents of the tree that is drafted behind each of its tokens but the last."""
+    silent = Silent(drafter)
+    said = generate(base, silent, prompt_L, settings, base.stop_tokens, seed)
+    return said.tokens, [(tree.tokens_N.tolist(), tree.parents_N.tolist()) for tree in silent.trees]
+
+
+def replay(answer: Words, trees: Sequence[tuple[Words, Words]], nodes: int) -> tuple[int, int]:
+    """Tokens and passes that trees cut to their first `nodes` nodes would have taken to say the answer.
+
+    answer 5 6 7 8; behind 5 the tree says 6 7, behind 8 nothing     3 nodes: 6 7 8 in one pass     2 nodes: 6 7, then 8
+    """
+    at = passes = 0
+    while at < len(answer) - 1:
+        words, parents = trees[at]
+        node, deep = 0, 0
+        children = {(parents[n], words[n]): n for n in reversed(range(1, min(nodes, len(words))))}
+        while at + deep + 1 < len(answer) and (node, answer[at + deep + 1]) in children:
+            node, deep = children[node, answer[at + deep + 1]], deep + 1
+        at = min(at + deep + 1, len(answer) - 1)
+        passes += 1
+    return at, passes
+
+
+def costs_of(
+    base: BaseLM,
+    drafter: Drafter,
+    autoregressive: Drafter,
+    texts: Sequence[Tensor],
+    settings: Settings,
+    sizing: Sizing,
+    seed: int,
+) -> list[float]:
+    """Of a pass by size, in whole autoregressive passes. All take turns, and of each text the fastest repeat counts:
+    what disturbs a machine only ever adds time, and a median of few still has some of it."""
+    settings = replace(settings, max_new_tokens=max(2, min(settings.max_new_tokens, sizing.timed_tokens)))
+    sides = [(autoregressive, 1), *((drafter, nodes) for nodes in sizing.nodes)]
+    seconds = [0.0] * len(sides)
+    for prompt_L in texts:
+        best = [inf] * len(sides)
+        for _ in range(sizing.repeats + 1):  # the first one warms up and is seldom the fastest
+            for side, (one, nodes) in enumerate(sides):
+                spent = instrument(base, one, prompt_L, replace(settings, nodes=nodes), seed, frozenset())
+                best[side] = min(best[side], spent.a_pass)
+        seconds = [total + least for total, least in zip(seconds, best, strict=True)]
+    return rising([taken / seconds[0] for taken in seconds[1:]])
+
+
+def rising(values: Sequence[float]) -> list[float]:
+    """The nearest values that never fall (pool adjacent violators):   1 3 2 4   ->   1 2.5 2.5 4"""
+    pools: list[tuple[float, int]] = []
+    for value in values:
+        pools.append((value, 1))
+        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
+            (left, m), (right, n) = pools[-2:]
+            pools[-2:] = [((left * m + right * n) / (m + n), m + n)]
+    return [value for value, count in pools for _ in range(count)]

@@ -1,0 +1,50 @@
+"""A base that is only a shape: a stock architecture with random weights. It knows no language, and no text names it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ctcdraft.base import BaseLM, first_line
+from ctcdraft.errors import InputError
+
+
+class NoWords:
+    """The tokenizer of a shape: no words, no template, no stop."""
+
+    chat_template: str | None = None
+    eos_token_id = None
+
+    def get_vocab(self) -> dict[str, int]:
+        return {}
+
+
+def shaped_base(of: Mapping[str, Any], name: str, dtype: str, device: str, attention: str = "sdpa") -> BaseLM:
+    """A base of random weights from the values of a transformers config; `of.model_type` is its architecture.
+
+    What it takes is what the real one takes, a read's time and memory; what it says means nothing, so it is good
+    for latency alone. The embedding counts as the real one's does: looked up, unless it is the head too.
+    """
+    import transformers
+
+    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
+        raise InputError(f"device={device}, but torch finds no CUDA device here; try device=cpu")
+    if not isinstance(getattr(torch, dtype, None), torch.dtype):
+        raise InputError(f"dtype={dtype} is no type of torch; try float32, bfloat16 or float16")
+    values = {**of}
+    kind = values.pop("model_type", None)
+    try:
+        config = transformers.AutoConfig.for_model(kind, **values)
+        torch.manual_seed(0)
+        with torch.device(device):
+            lm = transformers.AutoModelForCausalLM.from_config(
+                config, dtype=getattr(torch, dtype), attn_implementation=attention
+            )
+    except (ValueError, TypeError, KeyError, torch.OutOfMemoryError) as error:
+        raise InputError(f"base.of={dict(of)} is no shape of a base here: {first_line(error)}") from error
+    lm.generation_config = type(lm.generation_config)()  # no stop word: every answer is as long as it may be
+    for stop in ("eos_token_id", "bos_token_id"):
+        setattr(lm.config, stop, None)
+    return BaseLM(lm, NoWords(), name)

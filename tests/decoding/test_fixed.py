@@ -1,0 +1,86 @@
+"""Reads of a fixed shape: padding changes nothing, buffers may be lent, and a captured graph says what eager says."""
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from drafters import Junk, Oracle
+from tiny_models import random_base
+
+from ctcdraft.decoding.fixed import FixedReads, Inputs, padded
+from ctcdraft.decoding.loop import Settings, generate
+from ctcdraft.decoding.tree import TokenTree
+from ctcdraft.decoding.verify import match
+from ctcdraft.drafters.autoregressive import Autoregressive
+
+HOW = Settings(max_new_tokens=24, nodes=12, temperature=0.0, top_k=0, top_p=1.0, verify=match, lossless=True)
+PROMPTS = [torch.tensor([0, 7, 9, 9, 30]), torch.arange(40, 60)]
+
+
+def test_padding_by_pencil():
+    tree = TokenTree.from_lists(torch.tensor(7), [5], [-1])
+    inputs = Inputs.of(tree, start=2, capacity=16, dtype=torch.float32)
+    assert inputs.tokens_N.tolist() == [7, 5, 0, 0, 0, 0, 0, 0]
+    assert inputs.positions_N.tolist() == [2, 3, 2, 2, 2, 2, 2, 2]
+    assert inputs.rows_N.tolist() == list(range(2, 10))
+    seen = [row.nonzero().flatten().tolist() for row in inputs.mask_NM == 0]
+    assert seen == [[0, 1, 2], [0, 1, 2, 3], [4], [5], [6], [7], [8], [9]]
+    assert [padded(nodes) for nodes in (1, 3, 64, 300)] == [1, 8, 64, 512]
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "gpt2"])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_the_text_is_the_same(kind, temperature):
+    base, how = random_base(kind), replace(HOW, temperature=temperature)
+    truths = [generate(base, Autoregressive(base), prompt, how, base.stop_tokens, 3).tokens for prompt in PROMPTS]
+    base.fixed = FixedReads()
+    for prompt, truth in zip(PROMPTS, truths, strict=True):
+        text = torch.cat([prompt, torch.tensor(truth)])
+        for drafter in (Autoregressive(base), Junk(base.vocabulary, 12), Oracle(text, 5)):
+            assert generate(base, drafter, prompt, how, base.stop_tokens, 3).tokens == truth
+
+
+def test_reads_are_those_of_the_exact_shape():
+    """Behind lent rows full of another text, up to a cache that must grow."""
+    base = random_base(context=600)
+    tree = TokenTree.from_lists(torch.tensor(7), [5, 6, 8, 9], [-1, 0, -1, 2])
+    for length in (5, 250, 400):
+        text_L = torch.arange(length) % 200
+        exact = base.new_cache(length + 8)
+        base.read(text_L, exact)
+        truth = base.read_tree(tree, exact)
+        base.fixed = base.fixed or FixedReads()
+        cache = base.new_cache(20)
+        base.read(text_L, cache)
+        made, base.fixed = base.read_tree(tree, cache), None
+        torch.testing.assert_close(made.logits_NV, truth.logits_NV, rtol=0, atol=1e-4)
+        torch.testing.assert_close(made.states_ND, truth.states_ND, rtol=0, atol=1e-4)
+        assert cache.length == exact.length == length + 5
+
+
+def test_two_texts_at_once_have_rows_of_their_own():
+    base = random_base()
+    base.fixed = FixedReads()
+    one, other = base.new_cache(20), None
+    base.read(torch.arange(9), one)
+    base.read_tree(TokenTree.only_root(torch.tensor(3)), one)
+    other = base.new_cache(20)
+    base.read(torch.arange(50, 60), other)
+    assert one.buffers[0] is not other.buffers[0]
+    assert copy.deepcopy(base).fixed is not base.fixed
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="captures CUDA graphs, and there is no CUDA device here")
+def test_a_captured_read_says_what_an_eager_one_says():
+    base = random_base().to("cuda")
+    prompts = [prompt.cuda() for prompt in PROMPTS]
+    truths = [generate(base, Autoregressive(base), prompt, HOW, base.stop_tokens, 3).tokens for prompt in prompts]
+    base.fixed = FixedReads()
+    for _ in range(2):  # the second time every graph is there
+        for prompt, truth in zip(prompts, truths, strict=True):
+            text = torch.cat([prompt, torch.tensor(truth, device="cuda")])
+            for drafter in (Autoregressive(base), Oracle(text, 5)):
+                assert generate(base, drafter, prompt, HOW, base.stop_tokens, 3).tokens == truth
+    assert base.fixed._graphs

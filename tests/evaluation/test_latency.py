@@ -1,0 +1,132 @@
+"""benchmark=latency: parts that add up, a floor by pencil, bases that are a shape, and the entry point."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+from sessions import SETTINGS
+from tiny_models import random_base
+from training_parts import ctc_head
+
+from ctcdraft.drafters.autoregressive import Autoregressive
+from ctcdraft.drafters.prompt_lookup import PromptLookup
+from ctcdraft.errors import InputError
+from ctcdraft.evaluation import breakdown
+from ctcdraft.evaluation.latency import Latency, Machine, measure
+from ctcdraft.front_door import REPOSITORY
+from ctcdraft.shape import shaped_base
+
+SMALL = {
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 100,
+    "max_position_embeddings": 96,
+}
+
+
+def latency(**changes) -> Latency:
+    values = {"contexts": [16, 40, 1024], "nodes": [1, 4, 16], "passes": 3, "repeats": 1, "tau": {"ctc": 2.0}}
+    return Latency(**{"name": "latency", "drafters": [], **values, **changes})
+
+
+def test_parts_of_a_pass_add_up():
+    base = random_base(context=96)
+    drafters = {
+        "autoregressive": Autoregressive(base),
+        "ctc": ctc_head(base),
+        "prompt_lookup": PromptLookup(base, 2, 4),
+    }
+    made = measure(base, drafters, SETTINGS, latency(), seed=0)
+    assert [read["context"] for read in made["reads"]] == [16, 40]  # 1,024 does not fit
+    for read in made["reads"]:
+        assert list(read["v"]) == ["1", "4", "16"]
+        assert read["v"]["4"] == read["seconds_read"]["4"] / read["seconds_step"]
+        assert read["seconds_prefill"] > 0
+    assert [row["drafter"] for row in made["drafters"]] == list(drafters) * 2
+    for row in made["drafters"]:
+        assert row["tau"] is None
+        assert row["c_head"] + row["c_search"] == pytest.approx(row["c"])
+        a_pass = sum(row["time"][part] for part in breakdown.COLOURS)
+        step = made["reads"][row["context"] == 40]["seconds_step"]
+        assert row["c"] + row["v"] + row["o"] == pytest.approx(a_pass / step)
+    autoregressive, ctc, lookup = made["drafters"][:3]
+    assert autoregressive["predicted_speedup"] == pytest.approx(1)
+    assert ctc["predicted_speedup"] == pytest.approx(2.0 / (ctc["c"] + ctc["v"] + ctc["o"]))
+    assert ctc["c_search"] > 0
+    assert lookup["predicted_speedup"] is None
+
+
+def test_the_least_time_by_pencil():
+    machine = Machine(weight_bytes=800, weights=200, bandwidth=100.0, rate=4000.0)
+    assert machine.least(kv_bytes=200, nodes=8) == 10.0  # 1,000 bytes at 100 a second; products take 0.8 s
+    assert machine.least(kv_bytes=200, nodes=200) == 20.0  # 2 * 200 * 200 operations at 4,000 a second
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"contexts": []}, r"benchmark.contexts=\[\]"),
+        ({"nodes": [0]}, "benchmark.nodes"),
+        ({"tau": {"ctc": 0.5}}, "at least one token"),
+    ],
+)
+def test_values_that_measure_nothing_are_refused(wrong, said):
+    with pytest.raises(InputError, match=said):
+        latency(**wrong)
+
+
+def test_a_context_too_long_for_all_of_them():
+    with pytest.raises(InputError, match="leave room for 64 nodes"):
+        latency(contexts=[90], nodes=[64]).fitting(random_base(context=96), SETTINGS)
+
+
+def test_a_shape_is_a_base_without_words():
+    base = shaped_base(SMALL, "small", "bfloat16", "cpu")
+    assert (base.vocabulary, base.width, base.context_length, base.dtype) == (100, 32, 96, torch.bfloat16)
+    assert not base.stop_tokens
+    assert base.fingerprint()["base"] == "small"
+    tied = shaped_base({**SMALL, "tie_word_embeddings": True}, "tied", "float32", "cpu")
+    assert tied.head.weight is tied.embedding.weight
+    for wrong in ({"model_type": "no such thing"}, {**SMALL, "sliding_window": 8, "model_type": "mistral"}):
+        with pytest.raises(InputError):
+            shaped_base(wrong, "wrong", "float32", "cpu")
+    with pytest.raises(InputError, match="no type of torch"):
+        shaped_base(SMALL, "wrong", "fp32", "cpu")
+
+
+def test_bars_are_as_long_as_what_they_stand_for():
+    time = {"draft": 1.0, "tree": 0.5, "read": 2.0, "verify": 0.25, "keep": 0.25, "other": 0.0}
+    untimed = {"drafter": "outside", "time": dict.fromkeys(time)}
+    rows = [{"drafter": "a<b", "time": time}, {"drafter": "half", "time": {p: s / 2 for p, s in time.items()}}, untimed]
+    drawn = breakdown.svg(rows, "title")
+    assert "a&lt;b" in drawn
+    assert "outside" not in drawn
+    wide = [float(found) for found in re.findall(r'width="([\d.]+)" height="20.0"', drawn)]
+    assert wide[:6] == pytest.approx([130.0, 65.0, 260.0, 32.5, 32.5, 0.0])
+    assert wide[6:] == pytest.approx([half / 2 for half in wide[:6]], abs=0.1)
+    assert "4000.00" in drawn  # milliseconds in all
+
+
+def test_the_entry_point_measures_a_shape(tmp_path):
+    small = [f"base.of.{key}={value}" for key, value in SMALL.items()]
+    asked = ["benchmark.contexts=[16]", "benchmark.nodes=[1,4]", "benchmark.passes=2", "benchmark.repeats=1"]
+    words = ["base=shape", "base.name=small", *small, "benchmark=latency", *asked, "decoding.nodes=8", "device=cpu"]
+    command = [sys.executable, str(REPOSITORY / "evaluate.py"), *words, f"out={tmp_path}"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "report.json").read_text())
+    names = ["autoregressive", "ctc", "medusa", "hydra", "eagle", "blockwise", "prompt_lookup"]
+    assert sorted(row["drafter"] for row in report["rows"]) == sorted(names)
+    assert report["environment"]["random_weights"] is True
+    assert {row["tau"] for row in report["rows"]} == {None}
+    text = (tmp_path / "report.md").read_text()
+    assert "random weights" in text
+    assert "breakdown-16.svg" in text
+    assert (tmp_path / "breakdown-16.svg").is_file()
