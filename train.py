@@ -142,16 +142,25 @@ def prepared_corpus(config: DictConfig, base: Any) -> prepared.Prepared | None:
     source, path = corpus_places(config)
     if path == Path(config.prepared) or not prepared.is_complete(path):
         corpus, answers = instantiate(config.corpus, path=source), instantiate(config.answers)
-        planned = None
-        if not prepared.is_complete(path):
+        settings, planned = {"corpus": OmegaConf.to_container(config.corpus, resolve=True)}, None
+        if prepared.is_complete(path):
+            otherwise = prepared.differences(base, corpus, answers, path)
+            if otherwise and not asked_for_a_corpus():
+                print(f"the corpus in {path} is taken as it is, made with {', '.join(otherwise)}")
+                return prepared.read(path, base.fingerprint())
+        else:
             planned = corpus_plan.plan(base, corpus, answers, path, prepared.WHOLE)
             print(planned)
             if config.plan_only:
                 return None
         # A corpus that is there already is checked against these prompts and settings, and left as it is.
-        settings = OmegaConf.to_container(config.corpus, resolve=True)
-        prepared.prepare(base, corpus, answers, path, {"corpus": settings}, planned=planned)
+        prepared.prepare(base, corpus, answers, path, settings, planned=planned)
     return prepared.read(path, base.fingerprint())
+
+
+def asked_for_a_corpus() -> bool:
+    """Whether the command line says how prompts or answers are to be: a corpus made otherwise then will not do."""
+    return any(word.lstrip("+").startswith(("corpus.", "answers")) for word in HydraConfig.get().overrides.task)
 
 
 def plan_on_paper(config: DictConfig, paper: Paper) -> str:

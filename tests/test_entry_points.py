@@ -87,6 +87,20 @@ def test_a_corpus_with_shifted_masks_refuses_to_train(world, monkeypatch, capsys
     assert not Path("shifted_run").exists()
 
 
+def test_a_corpus_that_is_there_is_taken_unless_another_is_asked_for(world, monkeypatch, capsys):
+    """The README's second command trains with a preset on what its first one prepared without."""
+    monkeypatch.chdir(world)
+    words = [word for word in training("run=as_it_is", "trainer.steps=1") if not word.startswith(("corpus", "answers"))]
+    run_script(monkeypatch, "train.py", *words)
+    assert (
+        "prepared is taken as it is, made with answers.max_new_tokens=20 (now 512), 24 prompts"
+        in capsys.readouterr().out
+    )
+    said = refused(monkeypatch, capsys, "train.py", *words, "run=other", "answers.max_new_tokens=30")
+    assert "was made with answers.max_new_tokens=20 (now 30)" in said
+    assert "prepared= of train.py" in said
+
+
 def test_evaluate_reports_an_identical_text(world, monkeypatch):
     monkeypatch.chdir(world)
     run_script(

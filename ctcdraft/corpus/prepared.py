@@ -127,14 +127,7 @@ def begin(
     base: BaseLM, corpus: Corpus, answers: Answers, out: Path, settings: dict[str, Any], planned: Plan | None
 ) -> Manifest:
     """The manifest of the corpus in `out`, begun now or earlier; refuses one that was made otherwise."""
-    wanted: Manifest = {
-        "complete": False,
-        "base": base.fingerprint(),
-        "prompts": corpus.hash,
-        "conversations": corpus.account,
-        "answers": {"by": type(answers).__name__, "dtype": dtype(base), **answers.law()},
-        "settings": settings,
-    }
+    wanted = begun_with(base, corpus, answers) | {"settings": settings}
     if planned is not None:
         wanted["plan"] = planned.figures | {"measured": parts.PLAN}
     there = parts.read_manifest(out)
@@ -144,18 +137,47 @@ def begin(
         parts.write_manifest(out, wanted)
         return wanted
     refuse_other_base(there, wanted["base"], out)
-    changes = [
-        f"{key} {there['answers'].get(key)} (now {value})"
-        for key, value in wanted["answers"].items()
-        if there["answers"].get(key) != value
-    ] + (["other prompts"] if there["prompts"] != wanted["prompts"] else [])
-    if changes:
+    made_with = changes(there, wanted)
+    if made_with:
         raise InputError(
-            f"{out} holds a corpus that was made with {', '.join(changes)}; "
+            f"{out} holds a corpus that was made with {', '.join(made_with)}; "
             "repeat those settings, choose another place (out= of data/prepare.py, prepared= of train.py), or have "
             "data/prepare.py replace it with overwrite=true"
         )
     return there
+
+
+def begun_with(base: BaseLM, corpus: Corpus, answers: Answers) -> Manifest:
+    """What a manifest says from the beginning."""
+    return {
+        "complete": False,
+        "base": base.fingerprint(),
+        "prompts": corpus.hash,
+        "conversations": corpus.account,
+        "answers": {"by": type(answers).__name__, "dtype": dtype(base), **answers.law()},
+    }
+
+
+def differences(base: BaseLM, corpus: Corpus, answers: Answers, out: Path) -> list[str]:
+    """What the corpus in `out`, of this base, was made with that is asked for otherwise now."""
+    there = parts.read_manifest(out)
+    if there is None:
+        return []
+    refuse_other_base(there, base.fingerprint(), out)
+    return changes(there, begun_with(base, corpus, answers))
+
+
+def changes(there: Manifest, wanted: Manifest) -> list[str]:
+    """What a corpus was made with that is asked for otherwise now."""
+    made_with = [
+        f"answers.{key}={there['answers'].get(key)} (now {value})"
+        for key, value in wanted["answers"].items()
+        if there["answers"].get(key) != value
+    ]
+    if there["prompts"] != wanted["prompts"]:
+        kept, now = (manifest["conversations"]["kept"] for manifest in (there, wanted))
+        made_with.append("other prompts" if kept == now else f"{kept:,} prompts (now {now:,})")
+    return made_with
 
 
 def complete(out: Path, manifest: Manifest, made: Sequence[Part], prompts: int) -> Manifest:

@@ -98,7 +98,7 @@ def test_prepare_plans_prepares_goes_on_and_starts_afresh(world):
 
     other = run(world, "out=there", "answers.batch_size=2")
     assert other.returncode == 1
-    assert "holds a corpus that was made with other prompts" in other.stderr
+    assert "holds a corpus that was made with 5 prompts (now 8)" in other.stderr
     assert "Traceback" not in other.stderr
 
     afresh = run(world, "out=there", "answers.batch_size=2", "overwrite=true")

@@ -183,10 +183,11 @@ def test_the_same_base_by_another_name_is_welcome(base, tmp_path):
 def test_other_settings_are_refused_with_what_differs(base, tmp_path):
     prepare(base, tmp_path)
     with pytest.raises(
-        InputError, match=r"made with temperature 0.0 .now 1.0., samples 1 .now 2.; repeat those settings"
+        InputError,
+        match=r"made with answers.temperature=0.0 .now 1.0., answers.samples=1 .now 2.; repeat those settings",
     ):
         prepare(base, tmp_path, SAMPLED)
-    with pytest.raises(InputError, match="made with other prompts; repeat"):
+    with pytest.raises(InputError, match=r"made with 11 prompts .now 10.; repeat"):
         prepare(base, tmp_path, prompts=PROMPTS[1:])
 
 
