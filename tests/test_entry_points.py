@@ -128,6 +128,7 @@ def test_evaluate_reports_an_identical_text(world, monkeypatch):
             "states=stored",
             "states.path=states",
             "trainer.pack=200",
+            "trainer.prefetch=true",
             "trainer.rows=2",
         ],
     ],
