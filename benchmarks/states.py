@@ -78,7 +78,7 @@ def read(options: argparse.Namespace, store: Path) -> None:
     rows, _ = hold_out(prepared.read(Path(options.corpus), base.fingerprint()).rows, 1, base.context_length)
     tokens = sum(map(len, rows.tokens))
     print(f"{len(rows):,} rows, {tokens:,} tokens, states of {base.width} values; in batches of {ROWS} rows")
-    rates = [rate(lambda batch: live(base, rows, batch), rows, seed, 20) for seed in range(options.repeats)]
+    rates = [rate(lambda batch: live(base, rows, batch), rows, seed, 5) for seed in range(options.repeats)]
     print(f"live      {spread(rates)}, read by the base")
     bytes_of: dict[str, int] = {}
     for name in PRECISIONS:
