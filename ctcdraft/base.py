@@ -62,7 +62,6 @@ class BaseLM(nn.Module):
         refuse_taps(taps, lm.config.num_hidden_layers)
         self.taps = list(taps)
         self.fixed: FixedReads | None = None  # None: every read has the shape of its tree
-        self.compiled = False
         self.quantised: str | None = None
         self.lm = lm.eval().requires_grad_(False)
         self.tokenizer = tokenizer
@@ -99,17 +98,8 @@ class BaseLM(nn.Module):
         """In words, for a report: how it reads a tree."""
         shape = "exact shapes" if self.fixed is None else "fixed shapes"
         way = "captured" if self.fixed is not None and self.device.type == "cuda" else "eager"
-        ways = ["compiled" if self.compiled else way, shape, *([self.quantised] if self.quantised else [])]
+        ways = [way, shape, *([self.quantised] if self.quantised else [])]
         return ", ".join(ways)
-
-    def compile_layers(self) -> None:
-        """Hand the layers to torch.compile, with shapes left open: trees and texts have many.
-
-        It needs a C++ compiler or a GPU, and the first reads take minutes. The last bits of the states change, which
-        the certificate sees.
-        """
-        self.lm.base_model.compile(dynamic=True)
-        self.compiled = True
 
     def new_cache(self, capacity: int) -> KVCache:
         layers = self.lm.config.num_hidden_layers
@@ -211,14 +201,13 @@ def load_base(
     chat_template_file: str | None = None,
     adapter: str | None = None,
     taps: Sequence[str | int] = ("last",),
-    compiled: bool = False,
     quantised: str | None = None,
     fixed: bool = False,
 ) -> BaseLM:
     """Load a base from a folder or a hub id; `adapter` is a peft LoRA folder that is merged before freezing.
 
     taps: "last", then the layers whose states drafters see too (0: the embeddings, k: what layer k gives out).
-    compiled: its layers go through torch.compile. quantised: one of QUANTISED, which needs its package. fixed: trees
+    quantised: one of QUANTISED, which needs its package. fixed: trees
     are padded to few shapes, and on a GPU each of these is captured as a graph.
     """
     import transformers
@@ -254,8 +243,6 @@ def load_base(
     base.quantised = quantised
     if fixed:
         base.fixed = FixedReads()
-    if compiled:
-        base.compile_layers()
     refuse_unfaithful(base)
     return base
 
