@@ -63,7 +63,6 @@ class BaseLM(nn.Module):
         refuse_taps(taps, lm.config.num_hidden_layers)
         self.taps = list(taps)
         self.fixed: FixedReads | None = None  # None: every read has the shape of its tree
-        self.compiled = False
         self.quantised: str | None = None
         self.lm = lm.eval().requires_grad_(False)
         self.tokenizer = tokenizer
@@ -100,17 +99,8 @@ class BaseLM(nn.Module):
         """In words, for a report: how it reads a tree."""
         shape = "exact shapes" if self.fixed is None else "fixed shapes"
         way = "captured" if self.fixed is not None and self.device.type == "cuda" else "eager"
-        ways = ["compiled" if self.compiled else way, shape, *([self.quantised] if self.quantised else [])]
+        ways = [way, shape, *([self.quantised] if self.quantised else [])]
         return ", ".join(ways)
-
-    def compile_layers(self) -> None:
-        """Hand the layers to torch.compile, with shapes left open: trees and texts have many.
-
-        It needs a C++ compiler or a GPU, and the first reads take minutes. The last bits of the states change, which
-        the certificate sees.
-        """
-        self.lm.base_model.compile(dynamic=True)
-        self.compiled = True
 
     def new_cache(self, capacity: int) -> KVCache:
         layers = self.lm.config.num_hidden_layers
@@ -228,7 +218,6 @@ def load_base(
     adapter: str | None = None,
     taps: Sequence[str | int] = ("last",),
     config: Any = None,
-    compiled: bool = False,
     quantised: str | None = None,
     fixed: bool = False,
 ) -> BaseLM:
@@ -236,7 +225,7 @@ def load_base(
 
     taps: "last", then the layers whose states drafters see too (0: the embeddings, k: what layer k gives out).
     config: for plans without the weights (paper.py); what is loaded brings its own.
-    compiled: its layers go through torch.compile. quantised: one of QUANTISED, which needs its package. fixed: trees
+    quantised: one of QUANTISED, which needs its package. fixed: trees
     are padded to few shapes, and on a GPU each of these is captured as a graph.
     """
     import transformers
@@ -273,8 +262,6 @@ def load_base(
     base.quantised = quantised
     if fixed:
         base.fixed = FixedReads()
-    if compiled:
-        base.compile_layers()
     refuse_unfaithful(base)
     return base
 
