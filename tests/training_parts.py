@@ -17,8 +17,9 @@ from ctcdraft.nn.correction import GRU, Markov
 from ctcdraft.nn.residual import FeedForwardBody, ResidualBody
 from ctcdraft.objectives.ctc import CTC
 from ctcdraft.training.engine import TorchEngine
+from ctcdraft.training.peers import Peers
 from ctcdraft.training.probe import Probe
-from ctcdraft.training.trainer import Trainer
+from ctcdraft.training.trainer import Care, Trainer
 
 HOW = Settings(max_new_tokens=12, nodes=8, temperature=0.0, top_k=0, top_p=1.0, verify=match, lossless=True)
 
@@ -56,7 +57,12 @@ def block_heads(base) -> list[BlockDrafter]:
     return heads
 
 
-def trainer(run, base, steps: int, labels: int = 3, drafter=None, objective=None, **changes) -> Trainer:
+CARE = Care(checkpoint_every=5, checkpoint_minutes=None, keep=2, patience=3)
+
+
+def trainer(
+    run, base, steps: int, labels: int = 3, drafter=None, objective=None, accumulate=1, care=CARE, **changes
+) -> Trainer:
     drafter = (drafter or ctc_head(base)).train()
     objective = objective or CTC(labels)
     batches = Batches(rows(), base, rows_a_step=4, anchors=8, labels=objective.labels, seed=0)
@@ -69,8 +75,9 @@ def trainer(run, base, steps: int, labels: int = 3, drafter=None, objective=None
         "clip_norm": 1.0,
         "clip_value": None,
         "autocast": False,
+        "peers": Peers(),
         **changes,
     }
     engine = TorchEngine(drafter, drafter.own_parameters(), steps=steps, **values)
     probe = Probe(base, [torch.arange(10, 16)], HOW)
-    return Trainer(run, drafter, objective, batches, engine, probe, steps=steps, checkpoint_every=5, probe_every=6)
+    return Trainer(run, drafter, objective, batches, engine, probe, steps, accumulate, probe_every=6, care=care)

@@ -109,10 +109,11 @@ def test_refusals_are_one_sentence_with_the_way_out(base, tmp_path):
     with pytest.raises(InputError, match=r"holds a run already.*resume=.*overwrite=true"):
         run.begin("", {}, overwrite=False)
     assert run.load_state() is None
-    run.resume.write_bytes(b"torn")
-    with pytest.raises(InputError, match=r"resume\.pt is damaged; remove it to begin"):
+    torn = run.path / "resume-000000005.pt"
+    torn.write_bytes(b"torn")
+    with pytest.raises(InputError, match=r"no whole state \(resume-000000005\.pt: damaged\); remove what is damaged"):
         run.load_state()
-    run.resume.unlink()
+    torn.unlink()
     run.head.write_bytes(b"torn")
     with pytest.raises(InputError, match=r"drafter\.safetensors is damaged"):
         run.load_head(ctc_head(base))
