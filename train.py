@@ -209,9 +209,9 @@ def make_engine(config: DictConfig, drafter: DraftHead, peers: Peers) -> Any:
 
 def make_loggers(config: DictConfig, run: RunDirectory, first_step: int) -> list[Any]:
     loggers: list[Any] = [JsonlLogger(run.metrics, first_step)]
-    if config.logger.wandb is not None:
-        values = OmegaConf.to_container(config, resolve=True)
-        loggers.append(instantiate(config.logger.wandb)(run.path, name=run.path.name, config=values))
+    values = OmegaConf.to_container(config, resolve=True)
+    others = [instantiate(part) for part in config.logger.values() if part is not None]
+    loggers += [other(run.path, name=run.path.name, config=values) for other in others]
     return loggers
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 
 import torch
@@ -17,6 +18,7 @@ from ctcdraft.nn.correction import GRU, Markov
 from ctcdraft.nn.residual import FeedForwardBody, ResidualBody
 from ctcdraft.objectives.ctc import CTC
 from ctcdraft.training.engine import TorchEngine
+from ctcdraft.training.pace import MACHINE
 from ctcdraft.training.peers import Peers
 from ctcdraft.training.probe import Probe
 from ctcdraft.training.trainer import Care, Trainer
@@ -55,6 +57,13 @@ def block_heads(base) -> list[BlockDrafter]:
         for value in head.own_parameters():
             value.data += 0.2 * torch.randn_like(value)
     return heads
+
+
+def figures_of(run) -> list[dict]:
+    """What was logged of every step, without what the machine had to do with it."""
+    lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    assert all(line[name] >= 0 for line in lines for name in MACHINE)
+    return [{name: value for name, value in line.items() if name not in MACHINE} for line in lines]
 
 
 CARE = Care(checkpoint_every=5, checkpoint_minutes=None, keep=2, patience=3)

@@ -40,9 +40,7 @@ class TorchEngine:
         self.clip_value = clip_value
         self.autocast = autocast
         self.peers = peers
-        # Norms, biases and embeddings of slots are not decayed: they are scales and places, not maps.
-        matrices = [p for p in parameters if p.ndim == 2 and min(p.shape) >= 32]
-        others = [p for p in parameters if not (p.ndim == 2 and min(p.shape) >= 32)]
+        matrices, others = decayed_or_not(parameters)
         self.optimisers: list[torch.optim.Optimizer] = []
         if matrices:
             self.optimisers.append(self.for_matrices(matrices, learning_rate, betas, weight_decay))
@@ -112,6 +110,13 @@ class MuonEngine(TorchEngine):
         return torch.optim.Muon(
             matrices, lr=learning_rate, momentum=betas[1], weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw"
         )
+
+
+def decayed_or_not(parameters: Sequence[nn.Parameter]) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """Matrices, and the rest. Norms, biases and embeddings of slots are not decayed: they are scales and places."""
+    matrices = [p for p in parameters if p.ndim == 2 and min(p.shape) >= 32]
+    others = [p for p in parameters if not (p.ndim == 2 and min(p.shape) >= 32)]
+    return matrices, others
 
 
 def warm_cosine(step: int, steps: int, warmup: int, final_share: float) -> float:

@@ -47,6 +47,28 @@ class JsonlLogger:
             raise InputError(f"{self.path} lacks its last {lines} lines: the disk is full; make room")
 
 
+class TensorBoardLogger:
+    """TensorBoard's event files, in the run's own folder: `tensorboard --logdir runs`."""
+
+    def __init__(self, directory: Path, name: str, config: dict[str, Any]) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise InputError(
+                "logger=tensorboard needs tensorboard, which is not installed; pip install 'ctcdraft[tensorboard]'"
+            ) from error
+        self._writer: Any = SummaryWriter(str(directory))
+        self._writer.add_text("config", f"```\n{json.dumps(config, indent=2)}\n```")
+
+    def log(self, step: int, figures: dict[str, Any]) -> None:
+        for figure, value in figures.items():
+            if value is not None:
+                self._writer.add_scalar(figure, value, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
 class WandbLogger:
     """Weights & Biases; offline unless told otherwise, so that neither an account nor a network is needed."""
 

@@ -20,6 +20,7 @@ from ctcdraft.objectives.objective import Loss, Objective
 from ctcdraft.training.checkpoint import RunDirectory, fill
 from ctcdraft.training.engine import TorchEngine
 from ctcdraft.training.logger import Logger
+from ctcdraft.training.pace import Pace
 from ctcdraft.training.peers import share_of
 from ctcdraft.training.probe import Probe
 from ctcdraft.training.stopping import Stop, listening
@@ -71,6 +72,7 @@ class Trainer:
         self.probe_every = probe_every
         self.care = care
         self.step = 0
+        self.tokens = 0  # of the step: what this process read
         self.best_tau = 0.0
         self.skipped = 0  # in all
         self.skipped_now = 0  # in a row
@@ -80,12 +82,14 @@ class Trainer:
         self.batches.states.fill()
         saved_at = monotonic()
         last = stopped = False
+        pace = Pace()
         quiet = None if self.peers.leads else True  # None: where nobody watches
         bar = tqdm(total=self.steps, initial=self.step, unit="step", desc="training", disable=quiet)
         with bar, listening() as stop:
             while self.step < self.steps and not stopped:
                 figures = self.train_step()
                 self.step += 1
+                figures |= pace.figures(self.tokens)
                 last = self.step == self.steps
                 # Processes agree, or one would wait for the others for ever.
                 stopped, due = self.peers.any(stop.asked is not None, self.due(saved_at))
@@ -113,10 +117,11 @@ class Trainer:
 
         def loss(number: int) -> torch.Tensor:
             batch = self.batches.batch(number)
+            self.tokens += batch.tokens_BL.numel()
             said.append(self.objective(self.drafter(batch), batch))
             return said[-1].value
 
-        learning_rate = self.engine.learning_rate
+        learning_rate, self.tokens = self.engine.learning_rate, 0
         first = self.step * self.accumulate
         norm = self.engine.step([partial(loss, first + number) for number in self.share])
         self.count_skipped(norm, said)
@@ -142,14 +147,15 @@ class Trainer:
             )
 
     def measure(self) -> dict[str, Any]:
-        """tau and what else the probe saw, as figures; the best head is kept."""
+        """What the probe saw, tau above all; the best head is kept."""
         self.drafter.eval()
-        tau = self.probe.tau(self.drafter)
+        figures = self.probe.figures(self.drafter)
         self.drafter.train()
+        tau = figures["tau"]
         if tau > self.best_tau:
             self.best_tau = tau
             self.write_or_go_on(lambda: self.run.save_head(self.drafter))
-        return {"tau": tau}
+        return figures
 
     def due(self, saved_at: float) -> bool:
         minutes = self.care.checkpoint_minutes

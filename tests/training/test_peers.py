@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import subprocess
@@ -13,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tiny_models import random_base
-from training_parts import trainer
+from training_parts import figures_of, trainer
 
 from ctcdraft.errors import InputError
 from ctcdraft.training.checkpoint import RunDirectory
@@ -66,7 +65,7 @@ def test_two_processes_reach_the_curve_of_one(tmp_path):
         env={**os.environ, "PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1"}, check=True, timeout=240,
     )  # fmt: skip
     other = RunDirectory(tmp_path / "two")
-    curves = [[json.loads(line) for line in each.metrics.read_text().splitlines()] for each in (run, other)]
+    curves = [figures_of(each) for each in (run, other)]
     for ours, theirs in zip(*curves, strict=True):
         assert theirs == pytest.approx(ours, rel=1e-4)
     weights, theirs = load_file(run.head), load_file(other.head)
