@@ -70,7 +70,16 @@ CARE = Care(checkpoint_every=5, checkpoint_minutes=None, keep=2, patience=3)
 
 
 def trainer(
-    run, base, steps: int, labels: int = 3, drafter=None, objective=None, accumulate=1, care=CARE, **changes
+    run,
+    base,
+    steps: int,
+    labels: int = 3,
+    drafter=None,
+    objective=None,
+    accumulate=1,
+    care=CARE,
+    engine=TorchEngine,
+    **changes,
 ) -> Trainer:
     drafter = (drafter or ctc_head(base)).train()
     objective = objective or CTC(labels)
@@ -87,6 +96,6 @@ def trainer(
         "peers": Peers(),
         **changes,
     }
-    engine = TorchEngine(drafter, drafter.own_parameters(), steps=steps, **values)
+    made = engine(drafter, drafter.own_parameters(), steps=steps, **values)
     probe = Probe(base, [torch.arange(10, 16)], HOW)
-    return Trainer(run, drafter, objective, batches, engine, probe, steps, accumulate, probe_every=6, care=care)
+    return Trainer(run, drafter, objective, batches, made, probe, steps, accumulate, probe_every=6, care=care)

@@ -18,6 +18,7 @@ from ctcdraft.errors import InputError
 from ctcdraft.training.checkpoint import RunDirectory
 from ctcdraft.training.logger import JsonlLogger
 from ctcdraft.training.peers import Peers, join, share_of
+from ctcdraft.training.zero import ALONE, load_deepspeed
 
 JOB = Path(__file__).with_name("torchrun_job.py")
 PATHS = os.pathsep.join([str(JOB.parents[2]), str(JOB.parents[1])])
@@ -37,6 +38,15 @@ def test_one_process_exchanges_nothing():
     assert alone.gather("x") == ["x"]
 
 
+def test_without_deepspeed_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "deepspeed", None)
+    for name in ALONE:
+        monkeypatch.setenv(name, ALONE[name])
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    with pytest.raises(InputError, match="pip install deepspeed"):
+        load_deepspeed("cpu")
+
+
 def test_a_port_in_use_is_one_sentence(monkeypatch):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -50,7 +60,8 @@ def test_a_port_in_use_is_one_sentence(monkeypatch):
 
 
 @pytest.mark.deepspeed
-def test_two_processes_reach_the_curve_of_one(tmp_path):
+@pytest.mark.parametrize("stage", [[], ["1"], ["2"]], ids=["torch", "zero 1", "zero 2"])
+def test_two_processes_reach_the_curve_of_one(tmp_path, stage):
     base = random_base(context=64)
     run = RunDirectory(tmp_path / "one")
     run.begin("drafter: {}\n", base.fingerprint(), overwrite=False)
@@ -61,7 +72,7 @@ def test_two_processes_reach_the_curve_of_one(tmp_path):
         port = free.getsockname()[1]
     subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port),
-         str(JOB), str(tmp_path / "two"), "12"],
+         str(JOB), str(tmp_path / "two"), "12", *stage],
         env={**os.environ, "PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1"}, check=True, timeout=240,
     )  # fmt: skip
     other = RunDirectory(tmp_path / "two")
