@@ -15,7 +15,7 @@ from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
-from hydra.errors import OverrideParseException
+from hydra.errors import HydraException
 
 from ctcdraft.errors import InputError, whole
 from ctcdraft.training.search import Interval, search
@@ -47,7 +47,7 @@ def main(words: list[str]) -> float:
 def parsed(word: str) -> Override:
     try:
         return OverridesParser.create().parse_override(word)
-    except OverrideParseException as error:
+    except HydraException as error:
         raise InputError(f"{word} is no key=value ({str(error).splitlines()[0]})") from error
 
 

@@ -59,7 +59,7 @@ def sum_up(
     What has been summed up is scaled whenever a greater logit turns up, so no exponential ever overflows.
     """
     states_RD = states_RD.to(words_VD.dtype)
-    most_R1 = states_RD.new_full((len(states_RD), 1), -torch.inf, dtype=kept)
+    most_R1 = states_RD.new_full((len(states_RD), 1), torch.finfo(kept).min, dtype=kept)
     total_R1 = torch.zeros_like(most_R1)
     for start in range(0, len(words_VD), words):
         some_VD = words_VD[start : start + words]

@@ -46,7 +46,7 @@ def test_the_table_says_who_wins_and_by_how_much(tmp_path):
     assert list(rows[0]) == ["job", "drafter.frames", "seed", "trainer.learning_rate", "tau", "loss", "steps"]
     assert rows[0] | {"tau": "2.2"} == rows[0]
     page = (tmp_path / "sweep.md").read_text()
-    assert "| 6 | 0.001 | 2.100 | 0.141 | 2 | 6.900 | 1 2 |" in page
+    assert "| 6 | 0.001 | 2.100 | 0.141 | 2 | 7.000 | 1 2 |" in page
     # 2.1 over two seeds, 1.9 over one; the seeds' spread is sqrt(0.02), of the difference it is sqrt(0.02 * 3/2).
     assert "ahead of the second by 0.200 in tau; seeds alone spread it by 0.141, and that difference by 0.173" in page
     assert "not decided" in page
