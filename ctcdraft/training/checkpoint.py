@@ -108,8 +108,11 @@ class RunDirectory:
                 file.write(digest(payload))
                 file.write(payload)
 
-        write_whole(self.path / f"resume-{step:09}.pt", write)
-        for old in self.states[keep:]:
+        newest = self.path / f"resume-{step:09}.pt"
+        write_whole(newest, write)
+        # A state beyond this step is a damaged one that the run had to go back behind.
+        beyond = [file for file in self.states if file.name > newest.name]
+        for old in [*beyond, *self.states[len(beyond) + keep :]]:
             with contextlib.suppress(OSError):
                 old.unlink()
 

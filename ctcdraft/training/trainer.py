@@ -91,8 +91,6 @@ class Trainer:
                 self.step += 1
                 figures |= pace.figures(self.tokens)
                 last = self.step == self.steps
-                # Processes agree, or one would wait for the others for ever.
-                stopped, due = self.peers.any(stop.asked is not None, self.due(saved_at))
                 if self.peers.leads and (self.step % self.probe_every == 0 or last):
                     figures |= self.measure()
                     tqdm.write(f"step {self.step:>6}   loss {figures['loss']:.3f}   tau {figures['tau']:.3f}")
@@ -100,6 +98,8 @@ class Trainer:
                     logger.log(self.step, figures)
                 bar.set_postfix(loss=f"{figures['loss']:.3f}", tau=f"{self.best_tau:.2f}", refresh=False)
                 bar.update()
+                # Processes agree, or one would wait for the others for ever.
+                stopped, due = self.peers.any(stop.asked is not None, self.due(saved_at))
                 if last or stopped:
                     self.save()
                 elif due:
@@ -152,9 +152,8 @@ class Trainer:
         figures = self.probe.figures(self.drafter)
         self.drafter.train()
         tau = figures["tau"]
-        if tau > self.best_tau:
+        if tau > self.best_tau and self.write_or_go_on(lambda: self.run.save_head(self.drafter)):
             self.best_tau = tau
-            self.write_or_go_on(lambda: self.run.save_head(self.drafter))
         return figures
 
     def due(self, saved_at: float) -> bool:
@@ -162,13 +161,15 @@ class Trainer:
         late = minutes is not None and monotonic() - saved_at >= 60 * minutes
         return late or self.step % self.care.checkpoint_every == 0
 
-    def write_or_go_on(self, write: Callable[[], None]) -> None:
-        """A full disk in the middle of a run is said and tried again with the next checkpoint: to stop would lose what
-        has been learned since the last one."""
+    def write_or_go_on(self, write: Callable[[], None]) -> bool:
+        """Whether it was written. A full disk in the middle of a run is said, and tried again with the next checkpoint:
+        to stop would lose what has been learned since the last one."""
         try:
             write()
+            return True
         except InputError as error:
             tqdm.write(f"step {self.step}: {error} (training goes on, and tries again at the next checkpoint)")
+            return False
 
     def leave(self, stop: Stop) -> None:
         asked = stop.asked or SIGTERM  # by a peer

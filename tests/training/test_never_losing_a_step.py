@@ -67,6 +67,7 @@ def killed_at(base, path, step, jitter):
         finally:
             os._exit(1)
     while lines(RunDirectory(path)) < step:
+        assert os.waitpid(child, os.WNOHANG) == (0, 0), "the child ended by itself"
         time.sleep(0.0005)
     time.sleep(jitter)
     os.kill(child, signal.SIGKILL)
@@ -128,6 +129,8 @@ def test_a_damaged_state_falls_back_to_the_one_before(base, whole, tmp_path, cap
     assert f"{newest.name} in {tmp_path} is damaged; going on from {before.name} instead" in capsys.readouterr().out
     assert_same(whole, again)
     assert not newest.exists()
+    RunDirectory(tmp_path).save_state(37, {}, keep=1)  # step 40 would be a damaged one: the run had to go back
+    assert [file.stem for file in RunDirectory(tmp_path).states] == ["resume-000000037"]
     for file in RunDirectory(tmp_path).states:
         file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(InputError, match="has no whole state"):
@@ -135,16 +138,19 @@ def test_a_damaged_state_falls_back_to_the_one_before(base, whole, tmp_path, cap
 
 
 def full_disk(monkeypatch, times):
-    """torch.save meets a full disk so many times."""
-    real, left = torch.save, [times]
+    """So many states meet a full disk half-way."""
+    real, left = checkpoint.write_whole, [times]
 
-    def save(state, stream):
-        if left[0]:
-            left[0] -= 1
+    def write_whole(path, write):
+        def half(draft):
+            draft.write_bytes(b"half")
             raise OSError(errno.ENOSPC, "No space left on device")
-        real(state, stream)
 
-    monkeypatch.setattr(checkpoint.torch, "save", save)
+        full = left[0] and path.name.startswith("resume")
+        left[0] -= bool(full)
+        real(path, half if full else write)
+
+    monkeypatch.setattr(checkpoint, "write_whole", write_whole)
 
 
 def test_a_full_disk_at_a_checkpoint_is_one_sentence_and_training_goes_on(base, whole, tmp_path, monkeypatch, capsys):
