@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -28,9 +30,11 @@ from ctcdraft.training.checkpoint import RunDirectory
 from ctcdraft.training.logger import JsonlLogger
 from ctcdraft.training.paper import Told
 from ctcdraft.training.paper import plan as paper_plan
+from ctcdraft.training.peers import Peers, join
 from ctcdraft.training.plan import plan, rehearse
 from ctcdraft.training.probe import Probe, hold_out
-from ctcdraft.training.trainer import Trainer
+from ctcdraft.training.sweep import write_table
+from ctcdraft.training.trainer import Care, Trainer
 
 
 @hydra.main(version_base=None, config_path="configs", config_name="train")
@@ -50,6 +54,7 @@ def main(config: DictConfig) -> float:
     if paper is not None:
         print(plan_on_paper(config, paper))
         return 0.0
+    peers = join(config.device)
     base = instantiate(config.base)
     torch.manual_seed(config.seed)
     drafter = build_drafter(config.drafter, base).train()
@@ -58,9 +63,9 @@ def main(config: DictConfig) -> float:
         instantiate(config.states),
         instantiate(config.decoding),
     )
-    engine = make_engine(config, drafter)
+    engine = make_engine(config, drafter, peers)
     rehearse(base, drafter, objective, engine)  # an hour of answers later would be too late to be told
-    corpus = prepared_corpus(config, base)
+    corpus = in_turn(peers, lambda: prepared_corpus(config, base))
     if corpus is None:
         return 0.0
     refuse_wrong_masks(corpus.rows, base.tokenizer, base.stop_tokens)
@@ -68,33 +73,50 @@ def main(config: DictConfig) -> float:
     rows, held_out = hold_out(corpus.rows, config.trainer.probe_prompts, max_length)
     batches = make_batches(config, rows, base, objective.labels, states)
     probe = Probe(base, held_out, decoding)
-    every = (config.trainer.checkpoint_every, config.trainer.probe_every)
-    feed = Prefetched(batches, config.trainer.steps) if config.trainer.get("prefetch") else batches
-    trainer = Trainer(run, drafter, objective, feed, engine, probe, config.trainer.steps, *every)
-    print(plan(base, drafter, objective, batches, engine, config.trainer.steps))
+    stride = peers.world  # from one batch of this process to its next
+    total = config.trainer.steps * config.trainer.accumulate
+    feed = Prefetched(batches, total, stride) if config.trainer.prefetch else batches
+    trainer = make_trainer(config.trainer, run, drafter, objective, feed, engine, probe)
+    costs = plan(base, drafter, objective, batches, engine, config.trainer.steps, config.trainer.accumulate)
+    if peers.leads:
+        print(costs)
     if config.plan_only:
         return 0.0
     words = OmegaConf.to_yaml(config, resolve=True)
     if resuming:
         run.refuse_other_corpus(corpus.manifest["hash"])
         trainer.restore()
+    peers.wait()  # until all have found the directory as it was
+    if peers.leads and resuming:
         run.write_config(words)  # steps may have been raised
-    else:
+    elif peers.leads:
         run.begin(words, base.fingerprint() | {"corpus": corpus.manifest["hash"]}, config.overwrite)
-    loggers = make_loggers(config, run, trainer.step)
+        run.write_command(command_again(run))
     with closing(feed):
-        tau = trainer.fit(loggers)
+        tau = trainer.fit(make_loggers(config, run, trainer.step) if peers.leads else [])
+    if not peers.leads:
+        return tau
     print(f"best probe tau {tau:.3f}; the run is {run.path}")
+    if HydraConfig.get().mode == RunMode.MULTIRUN and not resuming:
+        write_table(Path(config.run))  # anew after every job: one that fails takes no table with it
     return tau
 
 
+def make_trainer(settings: DictConfig, *parts: Any) -> Trainer:
+    care = Care(settings.checkpoint_every, settings.checkpoint_minutes, settings.keep, settings.patience)
+    return Trainer(*parts, settings.steps, settings.accumulate, settings.probe_every, care)
+
+
 def refuse_impossible(trainer: DictConfig) -> None:
-    counts = ("steps", "rows", "anchors", "max_length", "probe_every", "checkpoint_every", "warmup")
-    for key in counts:
+    counts = ["steps", "rows", "anchors", "max_length", "probe_every", "checkpoint_every", "warmup"]
+    for key in [*counts, "accumulate", "keep", "patience"]:
         whole(trainer[key], f"trainer.{key}")
     whole(trainer.probe_prompts, "trainer.probe_prompts", least=0)
-    if trainer.get("pack") is not None:
+    if trainer.pack is not None:
         whole(trainer.pack, "trainer.pack")
+    minutes = trainer.checkpoint_minutes
+    if minutes is not None and not number(minutes, "trainer.checkpoint_minutes") > 0:
+        raise InputError(f"trainer.checkpoint_minutes={minutes} is impossible; it is above 0, or null for steps alone")
     if not number(trainer.learning_rate, "trainer.learning_rate") > 0:
         raise InputError(f"trainer.learning_rate={trainer.learning_rate} would learn nothing; it lies above 0")
 
@@ -117,6 +139,13 @@ def run_directory(config: DictConfig) -> RunDirectory:
     return RunDirectory(Path(config.run) / job)
 
 
+def command_again(run: RunDirectory) -> str:
+    """What to type to have this run once more, beside it; of a sweep's job, this job alone."""
+    places = ("run=", "overwrite=")
+    typed = [word for word in HydraConfig.get().overrides.task if not word.startswith(places)]
+    return shlex.join(["python", "train.py", *typed, f"run={run.path}-again"])
+
+
 def config_to_resume(run: RunDirectory, config: DictConfig) -> Any:
     """The run's own config; of the command line only resume= and a raised trainer.steps count."""
     typed = HydraConfig.get().overrides.task
@@ -126,7 +155,9 @@ def config_to_resume(run: RunDirectory, config: DictConfig) -> Any:
             f"resume={run.path} takes that run's own config, but {', '.join(others)} was given too; "
             "only trainer.steps= may be raised"
         )
-    own = OmegaConf.load(run.config)
+    # Keys that came later than the run have their defaults.
+    own: Any = OmegaConf.load(run.config)
+    own.trainer = OmegaConf.merge(config.trainer, own.trainer)
     if any(word.startswith("trainer.steps=") for word in typed):
         if config.trainer.steps < own.trainer.steps:
             raise InputError(
@@ -202,12 +233,21 @@ def corpus_places(config: DictConfig) -> tuple[Any, Path]:
 
 def make_batches(config: DictConfig, rows: Rows, base: Any, labels: int, states: Any) -> Batches:
     settings = config.trainer
-    pack = settings.get("pack")  # runs from before there were packs do not name them
-    filling = packed(pack) if pack is not None else one_a_row
+    filling = packed(settings.pack) if settings.pack is not None else one_a_row
     return Batches(rows, base, settings.rows, settings.anchors, labels, config.seed, states, filling)
 
 
-def make_engine(config: DictConfig, drafter: DraftHead) -> Any:
+def in_turn(peers: Peers, work: Callable[[], Any]) -> Any:
+    """Process 0 first, and what it has written down is there for the others."""
+    if not peers.leads:
+        peers.wait()
+    done = work()
+    if peers.leads:
+        peers.wait()
+    return done
+
+
+def make_engine(config: DictConfig, drafter: DraftHead, peers: Peers) -> Any:
     settings = config.trainer
     return instantiate(config.engine)(
         drafter,
@@ -221,14 +261,15 @@ def make_engine(config: DictConfig, drafter: DraftHead) -> Any:
         clip_norm=settings.clip_norm,
         clip_value=settings.clip_value,
         autocast=settings.autocast,
+        peers=peers,
     )
 
 
 def make_loggers(config: DictConfig, run: RunDirectory, first_step: int) -> list[Any]:
     loggers: list[Any] = [JsonlLogger(run.metrics, first_step)]
-    if config.logger.wandb is not None:
-        values = OmegaConf.to_container(config, resolve=True)
-        loggers.append(instantiate(config.logger.wandb)(run.path, name=run.path.name, config=values))
+    values = OmegaConf.to_container(config, resolve=True)
+    others = [instantiate(part) for part in config.logger.values() if part is not None]
+    loggers += [other(run.path, name=run.path.name, config=values) for other in others]
     return loggers
 
 

@@ -62,7 +62,8 @@ def refused(patch, capsys, script: str, *words: str) -> str:
 
 def test_train_leaves_a_checkpoint(world):
     names = {file.name for file in (world / "run").iterdir()}
-    assert {"config.yaml", "drafter.safetensors", "metrics.jsonl", "fingerprint.json", "resume.pt"} <= names
+    assert {"config.yaml", "drafter.safetensors", "metrics.jsonl", "fingerprint.json"} <= names
+    assert {name for name in names if name.startswith("resume")} == {"resume-000000002.pt", "resume-000000004.pt"}
     lines = [json.loads(line) for line in (world / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
     assert lines[-1]["tau"] >= 1.0
@@ -204,8 +205,8 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again(world, monkeypatc
     monkeypatch.chdir(world)
     run_script(monkeypatch, "train.py", *training("run=early"))
     trained = (world / "early" / "drafter.safetensors").read_bytes()
-    for name in ("resume.pt", "drafter.safetensors"):
-        (world / "early" / name).unlink()
+    for file in [*(world / "early").glob("resume-*.pt"), world / "early" / "drafter.safetensors"]:
+        file.unlink()
     run_script(monkeypatch, "train.py", "resume=early")
     assert (world / "early" / "drafter.safetensors").read_bytes() == trained
 
@@ -303,6 +304,9 @@ def test_a_base_that_is_not_here_is_planned_on_paper(world, monkeypatch, capsys)
         ("train.py", training("run=x", "trainer.probe_every=0"), "trainer.probe_every=0 is impossible"),
         ("train.py", training("run=x", "decoding.temperature=-1"), "decoding.temperature=-1"),
         ("train.py", training("run=x", "trainer.probe_prompts=-3"), "trainer.probe_prompts=-3 is impossible"),
+        ("train.py", training("run=x", "trainer.patience=0"), "trainer.patience=0 is impossible"),
+        ("train.py", training("run=x", "trainer.accumulate=0"), "trainer.accumulate=0 is impossible"),
+        ("train.py", training("run=x", "trainer.checkpoint_minutes=0"), "trainer.checkpoint_minutes=0 is impossible"),
         ("train.py", training("run=x", "trainer.learning_rate=0"), "trainer.learning_rate=0"),
         ("train.py", training("run=x", "trainer.learning_rate=nan"), "trainer.learning_rate=nan"),
         ("train.py", training("run=x", "drafter.frames=abc"), "drafter.frames=abc is impossible"),

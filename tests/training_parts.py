@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 
 import torch
@@ -18,8 +19,10 @@ from ctcdraft.nn.correction import GRU, Markov
 from ctcdraft.nn.residual import FeedForwardBody, ResidualBody
 from ctcdraft.objectives.ctc import CTC
 from ctcdraft.training.engine import TorchEngine
+from ctcdraft.training.pace import MACHINE
+from ctcdraft.training.peers import Peers
 from ctcdraft.training.probe import Probe
-from ctcdraft.training.trainer import Trainer
+from ctcdraft.training.trainer import Care, Trainer
 
 HOW = Settings(max_new_tokens=12, nodes=8, temperature=0.0, top_k=0, top_p=1.0, verify=match, lossless=True)
 
@@ -58,7 +61,28 @@ def block_heads(base) -> list[BlockDrafter]:
     return heads
 
 
-def trainer(run, base, steps: int, labels: int = 3, drafter=None, objective=None, **changes) -> Trainer:
+def figures_of(run) -> list[dict]:
+    """What was logged of every step, without what the machine had to do with it."""
+    lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    assert all(line[name] >= 0 for line in lines for name in MACHINE)
+    return [{name: value for name, value in line.items() if name not in MACHINE} for line in lines]
+
+
+CARE = Care(checkpoint_every=5, checkpoint_minutes=None, keep=2, patience=3)
+
+
+def trainer(
+    run,
+    base,
+    steps: int,
+    labels: int = 3,
+    drafter=None,
+    objective=None,
+    accumulate=1,
+    care=CARE,
+    engine=TorchEngine,
+    **changes,
+) -> Trainer:
     drafter = (drafter or ctc_head(base)).train()
     objective = objective or CTC(labels)
     batches = Batches(rows(), base, rows_a_step=4, anchors=8, labels=objective.labels, seed=0)
@@ -71,8 +95,9 @@ def trainer(run, base, steps: int, labels: int = 3, drafter=None, objective=None
         "clip_norm": 1.0,
         "clip_value": None,
         "autocast": False,
+        "peers": Peers(),
         **changes,
     }
-    engine = TorchEngine(drafter, drafter.own_parameters(), steps=steps, **values)
+    made = engine(drafter, drafter.own_parameters(), steps=steps, **values)
     probe = Probe(base, [torch.arange(10, 16)], HOW)
-    return Trainer(run, drafter, objective, batches, engine, probe, steps=steps, checkpoint_every=5, probe_every=6)
+    return Trainer(run, drafter, objective, batches, made, probe, steps, accumulate, probe_every=6, care=care)

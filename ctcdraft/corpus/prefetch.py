@@ -12,16 +12,20 @@ from ctcdraft.drafters.drafter import Batch
 
 
 class Prefetched:
-    """The batches of another, one step ahead of whoever asks; `close` it, and no thread is left.
+    """The batches of another, one ahead of whoever asks; `close` it, and no thread is left.
+
+    total: batches there will be; stride: from one that is asked for to the next, which is how many processes share
+    them.
 
     The thread cuts windows, reads what is stored and copies both to the device, there on a stream of its own (not
     tried on an accelerator yet). What a base must read stays with the step: on a CPU both would want the same
     cores. What goes wrong in the thread is raised by the `batch` that would have needed it.
     """
 
-    def __init__(self, batches: Batches, steps: int) -> None:
+    def __init__(self, batches: Batches, total: int, stride: int = 1) -> None:
         self.batches = batches
-        self.steps = steps
+        self.total = total
+        self.stride = stride
         self.worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prefetch")
         self.ahead: tuple[int, Future[Ready]] | None = None
         self.stream = torch.cuda.Stream(batches.device) if batches.device.type == "cuda" else None
@@ -36,8 +40,9 @@ class Prefetched:
         if expected is None or expected[0] != step:  # the first step, or one that nobody foresaw
             expected = (step, self.worker.submit(self.prepare, step))
         ready = expected[1].result()
-        if step + 1 < self.steps:
-            self.ahead = (step + 1, self.worker.submit(self.prepare, step + 1))
+        following = step + self.stride
+        if following < self.total:
+            self.ahead = (following, self.worker.submit(self.prepare, following))
         if self.stream is not None:
             # Made on the other stream: until this one has used them, that memory is not given out again.
             for part in ready.tensors():

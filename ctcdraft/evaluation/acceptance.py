@@ -62,7 +62,11 @@ def alpha(questions: Questions) -> list[float | None]:
 
     Accepted 2, 0 (open), 0 (nothing below) of trees 2 deep   ->   [1/2, 1/1]
     """
-    steps = all_passes(questions)
+    return alpha_of(all_passes(questions))
+
+
+def alpha_of(steps: Sequence[Pass]) -> list[float | None]:
+    """The same of passes that belong together."""
     rates: list[float | None] = []
     for depth in range(1, max((step.drafted for step in steps), default=0) + 1):
         accepted = sum(step.accepted >= depth for step in steps)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ctcdraft.nn.correction import Correction, log_normalisers
-from ctcdraft.nn.projection import label_scores
+from ctcdraft.nn.projection import label_scores, log_normaliser, word_logits
 
 CHUNK_BYTES = 256 * 2**20  # of logits alive at once while labels are scored
 
@@ -88,6 +88,15 @@ class Emissions:
         rows = frames + memories_BAPR.shape[2]
         return Scores(*self._chunked(self._score_after, rows, self.states_BATD, labels_BAS, memories_BAPR))
 
+    def label_log_probs(self, labels_BAS: Tensor) -> Tensor:
+        """Log-probability_BAS of label s at frame s, among the words alone, the labels before it having been said."""
+        words = self.head.words
+        if self.correction is not None or type(words) is not nn.Linear or words.weight.requires_grad:
+            return self.by_label(of_labels, labels_BAS)
+        states_BASD = self.states_BATD[:, :, : labels_BAS.shape[2]]
+        said_BAS = word_logits(states_BASD[..., None, :], words.weight, words.bias, labels_BAS.clamp(min=0)[..., None])
+        return said_BAS[..., 0, 0] - log_normaliser(states_BASD, words.weight, words.bias)
+
     def by_label(self, measure: Callable[..., Tensor], labels_BAS: Tensor, *more_BA: Tensor) -> Tensor:
         """measure(words_XSV, labels_XS, *more_X) over all windows X: for objectives that say label s at frame s.
 
@@ -148,3 +157,8 @@ class Emissions:
             label_XTS + after_X1S - normaliser_XTP[..., 1:],
             logits_XTC[..., -1:] - normaliser_XTP,
         )
+
+
+def of_labels(words_XSV: Tensor, labels_XS: Tensor) -> Tensor:
+    """A measure for `by_label`: the log-probability of the label itself."""
+    return words_XSV.gather(-1, labels_XS.clamp(min=0)[..., None])[..., 0]

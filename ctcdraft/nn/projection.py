@@ -1,12 +1,9 @@
-"""Scores of labels and blank without a wall of logits, and their exact gradient. It knows no alignment and no loss.
+"""Scores of words without a wall of logits, and their exact gradient. It knows no alignment and no loss.
 
-The words' head is frozen, so only two things are ever asked of it: the scores, and how they move with the states.
-For one row, with p = softmax(logits) and weights W (the blank's row among them),
-
-    d score(label) / d state  =  W[label] - sum_v p_v W_v
-
-and the sum, the expected row, does not depend on the loss. It is formed while the logits are there, so they can go
-at once: nothing of the size of the vocabulary is kept, and nothing is computed twice.
+The words' head is frozen, so whatever a loss asks of it comes down to a few rows of its weights W and to one number
+a state h, the log-normaliser: log sum_v exp(W_v h + b_v), whose gradient is the expected row, sum_v p_v W_v. Both
+are summed up block by block while the logits are there, so the logits can go at once: nothing of the size of the
+vocabulary is kept, and nothing is computed twice.
 """
 
 from __future__ import annotations
@@ -18,52 +15,85 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-CHUNK_BYTES = 16 * 2**20  # of logits alive at once: about what the caches of a processor hold
+# Rows x words of logits alive at once: on a CPU what the cache of a core nearly holds, so that exponentials cost no
+# trip to memory; on an accelerator what keeps it busy.
+BLOCKS = {"cpu": (512, 1024)}
+LARGE_BLOCK = (8192, 8192)
 
 
-class Projected(torch.autograd.Function):
-    """(label_XTS, blank_XT) of `label_scores`; gradients go to states, the blank's row and the blank's bias."""
+class LogNormaliser(torch.autograd.Function):
+    """log_normaliser_R of `log_normaliser`; the gradient goes to the states and is formed here, in the forward pass."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        states_XTD: Tensor,
-        words_VD: Tensor,
-        bias_V: Tensor | None,
-        blank_D: Tensor,
-        blank_bias: Tensor,
-        labels_XS: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        windows, frames = states_XTD.shape[:2]
-        kept = torch.promote_types(states_XTD.dtype, torch.float32)
-        blank_XT = (states_XTD.to(kept) * blank_D).sum(dim=-1) + blank_bias
-        label_XTS = blank_XT.new_empty(windows, frames, labels_XS.shape[1])
-        expected_XTD = torch.empty_like(states_XTD, dtype=kept)
-        size = max(1, CHUNK_BYTES // (kept.itemsize * frames * len(words_VD)))
-        for start in range(0, windows, size):
-            part = slice(start, start + size)
-            logits_XTV = F.linear(states_XTD[part].to(words_VD.dtype), words_VD, bias_V).to(kept)
-            at_XTS = labels_XS[part, None].expand(-1, frames, -1)
-            normaliser_XT1 = torch.logaddexp(logits_XTV.logsumexp(dim=-1), blank_XT[part])[..., None]
-            label_XTS[part] = logits_XTV.gather(-1, at_XTS) - normaliser_XT1
-            blank_XT[part] -= normaliser_XT1[..., 0]
-            p_XTV = logits_XTV.sub_(normaliser_XT1).exp_()
-            expected_XTD[part] = p_XTV.to(words_VD.dtype) @ words_VD
-        expected_XTD += blank_XT.exp()[..., None] * blank_D
-        ctx.save_for_backward(states_XTD, words_VD, blank_D, labels_XS, blank_XT, expected_XTD)
-        return label_XTS, blank_XT
+    def forward(ctx: Any, states_RD: Tensor, words_VD: Tensor, bias_V: Tensor | None) -> Tensor:
+        rows, words = BLOCKS.get(states_RD.device.type, LARGE_BLOCK)
+        kept = torch.promote_types(states_RD.dtype, torch.float32)
+        normaliser_R = states_RD.new_empty(len(states_RD), dtype=kept)
+        expected_RD = torch.empty_like(states_RD, dtype=kept) if ctx.needs_input_grad[0] else None
+        for start in range(0, len(states_RD), rows):
+            part = slice(start, start + rows)
+            into = None if expected_RD is None else expected_RD[part].zero_()
+            normaliser_R[part] = sum_up(states_RD[part], words_VD, bias_V, words, kept, into)
+        ctx.save_for_backward(expected_RD)
+        ctx.states_dtype = states_RD.dtype
+        return normaliser_R
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, label_XTS: Tensor, blank_XT: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        """Of the incoming gradients, named after what they belong to."""
-        states_XTD, words_VD, blank_D, labels_XS, log_blank_XT, expected_XTD = ctx.saved_tensors
-        all_XT = label_XTS.sum(dim=-1) + blank_XT
-        rows_XSD = words_VD[labels_XS].to(label_XTS.dtype)
-        moved_XTD = label_XTS @ rows_XSD + blank_XT[..., None] * blank_D - all_XT[..., None] * expected_XTD
-        on_blank_XT = blank_XT - all_XT * log_blank_XT.exp()
-        blank_row_D = (on_blank_XT[..., None] * states_XTD).flatten(0, 1).sum(dim=0)
-        return moved_XTD.to(states_XTD.dtype), None, None, blank_row_D.to(blank_D.dtype), on_blank_XT.sum(), None
+    def backward(ctx: Any, normaliser_R: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        """Of the incoming gradient, named after what it belongs to."""
+        (expected_RD,) = ctx.saved_tensors
+        return (normaliser_R[:, None] * expected_RD).to(ctx.states_dtype), None, None
+
+
+def sum_up(
+    states_RD: Tensor,
+    words_VD: Tensor,
+    bias_V: Tensor | None,
+    words: int,
+    kept: torch.dtype,
+    expected_RD: Tensor | None,
+) -> Tensor:
+    """The log-normalisers_R over all words, `words` of them at a time; the expected rows into expected_RD, if wanted.
+
+    What has been summed up is scaled whenever a greater logit turns up, so no exponential ever overflows.
+    """
+    states_RD = states_RD.to(words_VD.dtype)
+    most_R1 = states_RD.new_full((len(states_RD), 1), torch.finfo(kept).min, dtype=kept)
+    total_R1 = torch.zeros_like(most_R1)
+    for start in range(0, len(words_VD), words):
+        some_VD = words_VD[start : start + words]
+        some_V = None if bias_V is None else bias_V[start : start + words]
+        logits_RV = F.linear(states_RD, some_VD, some_V).to(kept)
+        greater_R1 = torch.maximum(most_R1, logits_RV.amax(dim=-1, keepdim=True))
+        shrink_R1, most_R1 = (most_R1 - greater_R1).exp_(), greater_R1
+        logits_RV.sub_(most_R1).exp_()
+        total_R1.mul_(shrink_R1).add_(logits_RV.sum(dim=-1, keepdim=True))
+        if expected_RD is not None:
+            expected_RD.mul_(shrink_R1).add_(logits_RV.to(words_VD.dtype) @ some_VD)
+    if expected_RD is not None:
+        expected_RD.div_(total_R1)
+    return (total_R1.log_() + most_R1)[:, 0]
+
+
+def log_normaliser(states_XD: Tensor, words_VD: Tensor, bias_V: Tensor | None) -> Tensor:
+    """log sum_v exp(logit_v) over the words, [X], for any leading axes X.
+
+    Logits are computed in the dtype of words_VD, which is frozen; the sum is float32 (float64 for float64 states).
+    """
+    if words_VD.requires_grad:
+        raise ValueError("the words' head is to be learned, but these scores give it no gradient; freeze it")
+    normaliser_R: Tensor = LogNormaliser.apply(states_XD.flatten(0, -2), words_VD, bias_V)
+    return normaliser_R.view(states_XD.shape[:-1])
+
+
+def word_logits(states_XTD: Tensor, words_VD: Tensor, bias_V: Tensor | None, words_XS: Tensor) -> Tensor:
+    """The logits of a few words at every frame, [X, T, S], in float32 or better whatever autocast says."""
+    kept = torch.promote_types(states_XTD.dtype, torch.float32)
+    with torch.autocast(states_XTD.device.type, enabled=False):
+        rows_XSD = words_VD[words_XS].to(kept)
+        logits_XTS = states_XTD.to(words_VD.dtype).to(kept) @ rows_XSD.transpose(-1, -2)
+    return logits_XTS if bias_V is None else logits_XTS + bias_V[words_XS][..., None, :]
 
 
 def label_scores(
@@ -76,8 +106,11 @@ def label_scores(
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities, over all words and the blank, of the labels [X, T, S] and of the blank [X, T] at every frame.
 
-    Logits are computed in the dtype of words_VD, which is frozen; scores are float32 (float64 for float64 states).
+    Scores are float32 (float64 for float64 states).
     """
-    if words_VD.requires_grad:
-        raise ValueError("the words' head is to be learned, but these scores give it no gradient; freeze it")
-    return Projected.apply(states_XTD, words_VD, bias_V, blank_D, blank_bias, labels_XS)
+    words_XT = log_normaliser(states_XTD, words_VD, bias_V)
+    with torch.autocast(states_XTD.device.type, enabled=False):
+        blank_XT = states_XTD.to(words_XT.dtype) @ blank_D.to(words_XT.dtype) + blank_bias
+    normaliser_XT = torch.logaddexp(words_XT, blank_XT)
+    labels_XTS = word_logits(states_XTD, words_VD, bias_V, labels_XS)
+    return labels_XTS - normaliser_XT[..., None], blank_XT - normaliser_XT

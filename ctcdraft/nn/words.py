@@ -52,6 +52,9 @@ class WordEmissions(Emissions):
             "before it and has no blank; use objective=cross_entropy, distill or, for drafter=eagle, eagle_ctc"
         )
 
+    def label_log_probs(self, labels_BAS: Tensor) -> Tensor:
+        return Emissions(self.states_BATD, self.own).label_log_probs(labels_BAS)
+
     def by_label(self, measure: Callable[..., Tensor], labels_BAS: Tensor, *more_BA: Tensor) -> Tensor:
         """As that of Emissions, by the head these states belong to."""
         return Emissions(self.states_BATD, self.own).by_label(measure, labels_BAS, *more_BA)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from ctcdraft.drafters.drafter import Batch
 from ctcdraft.nn.heads import Emissions
 from ctcdraft.objectives.objective import Loss, check_decay, check_frames, check_labels, decayed_mean, labels_there
@@ -23,12 +21,8 @@ class CrossEntropy:
 
     def __call__(self, emissions: Emissions, batch: Batch) -> Loss:
         check_frames(emissions, self.labels)
-        log_probs_BAS = emissions.by_label(of_labels, batch.labels_BAS)
+        log_probs_BAS = emissions.label_log_probs(batch.labels_BAS)
         real_BAS = labels_there(batch)
         value = decayed_mean(-log_probs_BAS, real_BAS, self.decay)
         first = decayed_mean(log_probs_BAS[..., :1].detach().exp(), real_BAS[..., :1], 1.0)
         return Loss(value, {"loss": value.detach(), "first_label": first})
-
-
-def of_labels(words_XSV: Tensor, labels_XS: Tensor) -> Tensor:
-    return words_XSV.gather(-1, labels_XS.clamp(min=0)[..., None])[..., 0]

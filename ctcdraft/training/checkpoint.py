@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import io
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,12 +20,13 @@ from ctcdraft.drafters.drafter import DraftHead
 from ctcdraft.errors import InputError
 from ctcdraft.files import write_text, write_whole
 
+DIGEST_BYTES = 16
 MUST_AGREE = ("weights", "width", "vocabulary", "taps", "tokenizer", "chat_template")
 
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """config.yaml, fingerprint.json, drafter.safetensors, metrics.jsonl; while training also resume.pt."""
+    """config.yaml, fingerprint.json, drafter.safetensors, metrics.jsonl; to go on from, also resume-STEP.pt."""
 
     path: Path
 
@@ -39,8 +43,13 @@ class RunDirectory:
         return self.path / "drafter.safetensors"
 
     @property
-    def resume(self) -> Path:
-        return self.path / "resume.pt"
+    def command(self) -> Path:
+        return self.path / "command.txt"
+
+    @property
+    def states(self) -> list[Path]:
+        """The files to go on from, the newest first."""
+        return sorted(self.path.glob("resume-*.pt"), reverse=True)
 
     @property
     def fingerprint(self) -> Path:
@@ -52,13 +61,18 @@ class RunDirectory:
         if self.config.exists():
             if not (overwrite and self.fingerprint.exists()):
                 self.refuse_to_overwrite()
-            for file in (self.config, self.head, self.resume, self.metrics, self.fingerprint):
+            own = (self.config, self.head, *self.states, self.metrics, self.fingerprint, self.command)
+            for file in own:
                 file.unlink(missing_ok=True)
         write_text(self.fingerprint, json.dumps(fingerprint, indent=2) + "\n")
         self.write_config(config)  # last: it is what makes the directory a run
 
     def write_config(self, config: str) -> None:
         write_text(self.config, config)
+
+    def write_command(self, command: str) -> None:
+        """What to type for the same run again, for people and for tables."""
+        write_text(self.command, command + "\n")
 
     def refuse_to_overwrite(self) -> NoReturn:
         raise InputError(
@@ -84,17 +98,43 @@ class RunDirectory:
             raise InputError(f"{self.head} is damaged ({error}); resume={self.path} writes it again") from error
         fill(drafter, tensors, self.head)
 
-    def save_state(self, state: dict[str, Any]) -> None:
-        write_whole(self.resume, lambda path: torch.save(state, path))
+    def save_state(self, step: int, state: dict[str, Any], keep: int) -> None:
+        """The newest state joins the others, of which the last `keep` stay; nothing goes before it is whole."""
+        stream = io.BytesIO()
+        torch.save(state, stream)
+        payload = stream.getbuffer()
+
+        def write(path: Path) -> None:
+            with path.open("wb") as file:
+                file.write(digest(payload))
+                file.write(payload)
+
+        newest = self.path / f"resume-{step:09}.pt"
+        write_whole(newest, write)
+        # A state beyond this step is a damaged one that the run had to go back behind.
+        beyond = [file for file in self.states if file.name > newest.name]
+        for old in [*beyond, *self.states[len(beyond) + keep :]]:
+            with contextlib.suppress(OSError):
+                old.unlink()
 
     def load_state(self) -> dict[str, Any] | None:
-        """Everything needed to go on, or None if the run stopped before its first checkpoint."""
-        if not self.resume.is_file():
-            return None
-        try:
-            return torch.load(self.resume, weights_only=True, map_location="cpu")
-        except Exception as error:  # a torn file raises whatever its first broken byte means
-            raise InputError(f"{self.resume} is damaged; remove it to begin {self.path} again from step 0") from error
+        """Everything needed to go on, of the newest state that is whole; None if there was no checkpoint yet."""
+        for file in self.path.glob("resume-*.partial"):  # of a process that was killed while it wrote
+            file.unlink(missing_ok=True)
+        damaged: list[str] = []
+        for file in self.states:
+            state = whole_state(file)
+            if state is not None:
+                if damaged:
+                    print(f"{', '.join(damaged)} in {self.path} is damaged; going on from {file.name} instead")
+                return state
+            damaged.append(file.name)
+        if damaged:
+            raise InputError(
+                f"{self.path} has no whole state ({', '.join(damaged)}: damaged); remove what is damaged to begin "
+                "again from step 0"
+            )
+        return None
 
     def made_for(self) -> dict[str, Any]:
         """The fingerprint of the base and the corpus that the run was begun with."""
@@ -129,6 +169,21 @@ def refuse_other_base(
             f"the head in {place} was trained for base {made_for.get('base')}, and this base is "
             f"{fingerprint.get('base')} (they differ in {', '.join(differing)}); evaluate it with its own base"
         )
+
+
+def digest(payload: bytes | memoryview) -> bytes:
+    return hashlib.blake2b(payload, digest_size=DIGEST_BYTES).digest()
+
+
+def whole_state(file: Path) -> dict[str, Any] | None:
+    """The state in a file that begins with its own checksum (torch would not notice a changed bit); None if damaged."""
+    try:
+        written = file.read_bytes()
+        if written[:DIGEST_BYTES] != digest(memoryview(written)[DIGEST_BYTES:]):
+            return None
+        return torch.load(io.BytesIO(written[DIGEST_BYTES:]), weights_only=True, map_location="cpu")
+    except Exception:  # a torn file raises whatever its first broken byte means
+        return None
 
 
 def fill(drafter: DraftHead, tensors: dict[str, Tensor], source: Path) -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import cos, isfinite, pi
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ctcdraft.training.peers import Peers
+
 
 class TorchEngine:
-    """AdamW on one device, with linear warm-up, cosine decay and clipping.
+    """AdamW, on one device or, under torchrun, on one a process, with linear warm-up, cosine decay and clipping.
 
     clip_norm bounds the norm of the whole gradient; clip_value, where it is set, bounds every entry instead
     (the paper's 0.5). autocast: bfloat16 in matrix products; the weights stay float32.
@@ -30,15 +32,15 @@ class TorchEngine:
         clip_norm: float,
         clip_value: float | None,
         autocast: bool,
+        peers: Peers,
     ) -> None:
         self.module = module
         self.parameters = parameters
         self.clip_norm = clip_norm
         self.clip_value = clip_value
         self.autocast = autocast
-        # Norms, biases and embeddings of slots are not decayed: they are scales and places, not maps.
-        matrices = [p for p in parameters if p.ndim == 2 and min(p.shape) >= 32]
-        others = [p for p in parameters if not (p.ndim == 2 and min(p.shape) >= 32)]
+        self.peers = peers
+        matrices, others = decayed_or_not(parameters)
         self.optimisers: list[torch.optim.Optimizer] = []
         if matrices:
             self.optimisers.append(self.for_matrices(matrices, learning_rate, betas, weight_decay))
@@ -54,24 +56,29 @@ class TorchEngine:
     ) -> torch.optim.Optimizer:
         return torch.optim.AdamW(matrices, lr=learning_rate, betas=betas, weight_decay=weight_decay)
 
-    def step(self, loss: Callable[[], Tensor]) -> float:
-        """One optimiser step; returns the gradient's norm before clipping. If that is not finite, none is taken."""
-        with self.precision():
-            value = loss()
-        value.backward()
+    def step(self, losses: Sequence[Callable[[], Tensor]]) -> float:
+        """One optimiser step along the mean of the losses, this process's and its peers', of which one is alive at a
+        time; returns the gradient's norm before clipping. If that is not finite, no step is taken, by nobody."""
+        for loss in losses:
+            with self.precision():
+                value = loss() / len(losses)
+            value.backward()
+        self.peers.average([p.grad for p in self.parameters if p.grad is not None])
         norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
-        if not isfinite(norm):
-            return float(norm)
+        if isfinite(norm):
+            self.clip(norm)
+            for optimiser, schedule in zip(self.optimisers, self.schedules, strict=True):
+                optimiser.step()
+                schedule.step()
+        for optimiser in self.optimisers:
+            optimiser.zero_grad(set_to_none=True)
+        return float(norm)
+
+    def clip(self, norm: Tensor) -> None:
         if self.clip_value is not None:
             torch.nn.utils.clip_grad_value_(self.parameters, self.clip_value)
         else:
             torch.nn.utils.clip_grads_with_norm_(self.parameters, self.clip_norm, norm)
-        for optimiser, schedule in zip(self.optimisers, self.schedules, strict=True):
-            optimiser.step()
-            schedule.step()
-        for optimiser in self.optimisers:
-            optimiser.zero_grad(set_to_none=True)
-        return float(norm)
 
     def precision(self) -> torch.autocast:
         """The precision of forward passes, the base's included: `with engine.precision(): ...`"""
@@ -103,6 +110,13 @@ class MuonEngine(TorchEngine):
         return torch.optim.Muon(
             matrices, lr=learning_rate, momentum=betas[1], weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw"
         )
+
+
+def decayed_or_not(parameters: Sequence[nn.Parameter]) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """Matrices, and the rest. Norms, biases and embeddings of slots are not decayed: they are scales and places."""
+    matrices = [p for p in parameters if p.ndim == 2 and min(p.shape) >= 32]
+    others = [p for p in parameters if not (p.ndim == 2 and min(p.shape) >= 32)]
+    return matrices, others
 
 
 def warm_cosine(step: int, steps: int, warmup: int, final_share: float) -> float:

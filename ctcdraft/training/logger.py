@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from math import isfinite
 from pathlib import Path
 from typing import Any, Protocol
 
+from ctcdraft.errors import InputError
 from ctcdraft.files import write_text
 
 
@@ -16,19 +19,54 @@ class Logger(Protocol):
 
 
 class JsonlLogger:
-    """One line per optimiser step; the record of the run, whatever else is logged to."""
+    """One line per optimiser step; the record of the run, whatever else is logged to.
+
+    Lines that a full disk does not take are kept, and written before the next one.
+    """
 
     def __init__(self, path: Path, first_step: int) -> None:
         kept = path.read_text().splitlines()[:first_step] if path.exists() else []
         text = "".join(line + "\n" for line in kept)  # a killed run may have logged past its checkpoint
         write_text(path, text)
-        self._file = path.open("a", buffering=1)
+        self.path = path
+        self._file = path.open("ab", buffering=0)
+        self._owed = b""
 
     def log(self, step: int, figures: dict[str, Any]) -> None:
-        self._file.write(json.dumps({"step": step, **figures}) + "\n")
+        said = {name: None if isinstance(value, float) and not isfinite(value) else value
+                for name, value in figures.items()}  # fmt: skip
+        self._owed += (json.dumps({"step": step, **said}) + "\n").encode()
+        with contextlib.suppress(OSError):
+            while self._owed:
+                self._owed = self._owed[self._file.write(self._owed) :]
 
     def close(self) -> None:
         self._file.close()
+        if self._owed:
+            lines = len(self._owed.splitlines())
+            raise InputError(f"{self.path} lacks its last {lines} lines: the disk is full; make room")
+
+
+class TensorBoardLogger:
+    """TensorBoard's event files, in the run's own folder: `tensorboard --logdir runs`."""
+
+    def __init__(self, directory: Path, name: str, config: dict[str, Any]) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise InputError(
+                "logger=tensorboard needs tensorboard, which is not installed; pip install 'ctcdraft[tensorboard]'"
+            ) from error
+        self._writer: Any = SummaryWriter(str(directory))
+        self._writer.add_text("config", f"```\n{json.dumps(config, indent=2)}\n```")
+
+    def log(self, step: int, figures: dict[str, Any]) -> None:
+        for figure, value in figures.items():
+            if value is not None:
+                self._writer.add_scalar(figure, value, step)
+
+    def close(self) -> None:
+        self._writer.close()
 
 
 class WandbLogger:

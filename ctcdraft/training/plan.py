@@ -24,7 +24,13 @@ from ctcdraft.training.engine import TorchEngine
 
 
 def plan(
-    base: BaseLM, drafter: DraftHead, objective: Objective, batches: Batches, engine: TorchEngine, steps: int
+    base: BaseLM,
+    drafter: DraftHead,
+    objective: Objective,
+    batches: Batches,
+    engine: TorchEngine,
+    steps: int,
+    accumulate: int,
 ) -> str:
     """The plan in words. One forward and backward pass is timed, so what can fail fails here."""
     drafter.zero_grad(set_to_none=True)
@@ -58,7 +64,8 @@ def plan(
             f"drafter     {trained:,} trainable parameters, block initialised {drafter.initialised}",
             f"corpus      {len(batches.rows):,} answers, {tokens:,} tokens, {windows:,} windows, "
             f"{feasible:.2%} of them feasible ({frames} frames, {batches.labels} labels)",
-            f"steps       {steps:,} of {rows} rows x {anchors} anchors, {steps / batches.steps_an_epoch:.1f} epochs",
+            f"steps       {steps:,} of {'' if accumulate == 1 else f'{accumulate} x '}{rows} rows x {anchors} anchors, "
+            f"{steps * accumulate / batches.steps_an_epoch:.1f} epochs",
             f"emissions   {emission_bytes / 2**20:,.0f} MiB a step if they were kept whole (they are not)",
             f"frames      {read}",
             f"rows        {batches.plan()}",
@@ -66,8 +73,8 @@ def plan(
             f"disk        {disk(trained)}; states of this corpus, where they are stored: {sizes}",
             f"memory      {memory(size, trained, batch, kept, emission_bytes)}; this process has held "
             f"{spelled(peak_bytes(base.device))} so far",
-            f"time        about {seconds * steps / 3600:.2f} hours "
-            f"({seconds:.2f} s for the first step), probes not counted",
+            f"time        about {seconds * steps * accumulate / 3600:.2f} hours "
+            f"({seconds:.2f} s for the first batch), probes not counted",
         ]
     )
 

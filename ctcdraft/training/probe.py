@@ -12,7 +12,8 @@ from ctcdraft.base import BaseLM
 from ctcdraft.corpus.batches import Rows
 from ctcdraft.corpus.conversations import family
 from ctcdraft.corpus.rows import Column, Row
-from ctcdraft.decoding.loop import Drafter, Settings, generate
+from ctcdraft.decoding.loop import Drafter, Pass, Settings, generate
+from ctcdraft.evaluation.acceptance import alpha_of
 
 
 class Probe:
@@ -25,14 +26,19 @@ class Probe:
 
     def tau(self, drafter: Drafter) -> float:
         """Tokens committed by passes / passes, as a ratio of totals over all prompts."""
-        committed = passes = 0
+        return self.figures(drafter)["tau"]
+
+    def figures(self, drafter: Drafter) -> dict[str, float]:
+        """tau, and alpha of every depth that was reached: alpha/1, alpha/2, ..."""
+        passes: list[Pass] = []
         for index, prompt_L in enumerate(self.prompts):
             made = generate(
                 self.base, drafter, prompt_L.to(self.base.device), self.settings, self.base.stop_tokens, index
             )
-            committed += sum(step.committed for step in made.passes)
-            passes += len(made.passes)
-        return committed / passes if passes else 0.0
+            passes += made.passes
+        tau = sum(step.committed for step in passes) / len(passes) if passes else 0.0
+        rates = enumerate(alpha_of(passes), 1)
+        return {"tau": tau} | {f"alpha/{depth}": rate for depth, rate in rates if rate is not None}
 
 
 def hold_out(rows: Sequence[Row], prompts: int, max_length: int) -> tuple[Rows, list[Tensor]]:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from signal import SIGTERM
+from time import monotonic
 from typing import Any
 
 import torch
@@ -17,11 +21,28 @@ from ctcdraft.objectives.objective import Loss, Objective
 from ctcdraft.training.checkpoint import RunDirectory, fill
 from ctcdraft.training.engine import TorchEngine
 from ctcdraft.training.logger import Logger
+from ctcdraft.training.pace import Pace
+from ctcdraft.training.peers import share_of
 from ctcdraft.training.probe import Probe
+from ctcdraft.training.stopping import Stop, listening
+
+
+@dataclass(frozen=True)
+class Care:
+    """What is done for a run that goes wrong.
+
+    Its state is saved every so many steps, and every so many minutes if they are given; the last `keep` states stay.
+    A step whose gradient is not finite is not taken; after `patience` of them in a row the run stops.
+    """
+
+    checkpoint_every: int
+    checkpoint_minutes: float | None
+    keep: int
+    patience: int
 
 
 class Trainer:
-    """Steps from where the run stands to `steps`; state is saved every `checkpoint_every` and at the end.
+    """Steps from where the run stands to `steps`, each of `accumulate` batches that peers share; a probe now and then.
 
     The run's head is that of the best probe, whose tau `fit` returns; without probes it is the last one.
     """
@@ -35,8 +56,9 @@ class Trainer:
         engine: TorchEngine,
         probe: Probe,
         steps: int,
-        checkpoint_every: int,
+        accumulate: int,
         probe_every: int,
+        care: Care,
     ) -> None:
         self.run = run
         self.drafter = drafter
@@ -45,84 +67,159 @@ class Trainer:
         self.engine = engine
         self.probe = probe
         self.steps = steps
-        self.checkpoint_every = checkpoint_every
+        self.accumulate = accumulate
+        self.peers = engine.peers
+        self.share = share_of(accumulate, self.peers)
         self.probe_every = probe_every
+        self.care = care
         self.step = 0
+        self.tokens = 0  # of the step: what this process read
         self.best_tau = 0.0
+        self.skipped = 0  # in all
+        self.skipped_now = 0  # in a row
 
     def fit(self, loggers: Sequence[Logger]) -> float:
         """Train to the last step; returns the best tau a probe measured, which a sweep maximises."""
         self.batches.states.fill()
-        with tqdm(total=self.steps, initial=self.step, unit="step", desc="training", disable=None) as bar:
-            while self.step < self.steps:
+        saved_at = monotonic()
+        last = stopped = False
+        pace = Pace()
+        quiet = None if self.peers.leads else True  # None: where nobody watches
+        bar = tqdm(total=self.steps, initial=self.step, unit="step", desc="training", disable=quiet)
+        with bar, listening() as stop:
+            while self.step < self.steps and not stopped:
                 figures = self.train_step()
                 self.step += 1
-                if self.step % self.probe_every == 0 or self.step == self.steps:
-                    figures["tau"] = self.measure()
-                    figures |= self.drafter.figures(self.batches.batch(self.step - 1))
+                figures |= pace.figures(self.tokens)
+                last = self.step == self.steps
+                if self.peers.leads and (self.step % self.probe_every == 0 or last):
+                    figures |= self.measure()
                     tqdm.write(f"step {self.step:>6}   loss {figures['loss']:.3f}   tau {figures['tau']:.3f}")
                 for logger in loggers:
                     logger.log(self.step, figures)
                 bar.set_postfix(loss=f"{figures['loss']:.3f}", tau=f"{self.best_tau:.2f}", refresh=False)
                 bar.update()
-                if self.step % self.checkpoint_every == 0 or self.step == self.steps:
+                # Processes agree, or one would wait for the others for ever.
+                stopped, due = self.peers.any(stop.asked is not None, self.due(saved_at))
+                if last or stopped:
                     self.save()
+                elif due:
+                    self.write_or_go_on(self.save)
+                    saved_at = monotonic()
         for logger in loggers:
             logger.close()
+        if stopped and not last:
+            self.leave(stop)
         return self.best_tau
 
     def train_step(self) -> dict[str, Any]:
-        """One batch, one optimiser step; the figures of the step as plain numbers."""
-        with self.engine.precision():
-            batch = self.batches.batch(self.step)
+        """`accumulate` batches, one optimiser step; the figures of the step as plain numbers."""
         said: list[Loss] = []
 
-        def value() -> torch.Tensor:
+        def loss(number: int) -> torch.Tensor:
+            batch = self.batches.batch(number)
+            self.tokens += batch.tokens_BL.numel()
             said.append(self.objective(self.drafter(batch), batch))
-            return said[0].value
+            return said[-1].value
 
-        learning_rate = self.engine.learning_rate
-        norm = self.engine.step(value)
-        if not math.isfinite(norm):
-            raise InputError(
-                f"the gradient of step {self.step + 1} is {norm} (loss {float(said[0].value):.4g}), so the step was "
-                f"not taken; lower trainer.learning_rate, or go on from the last checkpoint with resume={self.run.path}"
-            )
-        figures = {name: float(number) for name, number in said[0].metrics.items()}
+        learning_rate, self.tokens = self.engine.learning_rate, 0
+        first = self.step * self.accumulate
+        norm = self.engine.step([partial(loss, first + number) for number in self.share])
+        self.count_skipped(norm, said)
+        means = {name: torch.stack([one.metrics[name].float() for one in said]).mean() for name in said[0].metrics}
+        self.peers.average(list(means.values()))
+        figures: dict[str, Any] = {name: float(mean) for name, mean in means.items()}
         figures |= {"gradient_norm": norm, "learning_rate": learning_rate}
+        return figures | ({"skipped": self.skipped} if self.skipped else {})
+
+    def count_skipped(self, norm: float, said: Sequence[Loss]) -> None:
+        """The engine has not taken a step along a gradient that is not finite; what keeps happening will not pass."""
+        if math.isfinite(norm):
+            self.skipped_now = 0
+            return
+        self.skipped += 1
+        self.skipped_now += 1
+        if self.skipped_now >= self.care.patience:
+            raise InputError(
+                f"the gradient of step {self.step + 1} is {norm} (loss {float(said[0].value):.4g}), and so were those "
+                f"of {self.skipped_now - 1} steps before it, none of which was taken (trainer.patience="
+                f"{self.care.patience}); begin again with a lower trainer.learning_rate, the weights of before are in "
+                f"{self.run.path}"
+            )
+
+    def measure(self) -> dict[str, Any]:
+        """What the probe saw, tau above all, and what the drafter says of the newest batch; the best head is kept."""
+        newest = self.batches.batch((self.step - 1) * self.accumulate + self.share[-1])
+        self.drafter.eval()
+        figures = self.probe.figures(self.drafter) | self.drafter.figures(newest)
+        self.drafter.train()
+        tau = figures["tau"]
+        if tau > self.best_tau and self.write_or_go_on(lambda: self.run.save_head(self.drafter)):
+            self.best_tau = tau
         return figures
 
-    def measure(self) -> float:
-        self.drafter.eval()
-        tau = self.probe.tau(self.drafter)
-        self.drafter.train()
-        if tau > self.best_tau:
-            self.best_tau = tau
-            self.run.save_head(self.drafter)
-        return tau
+    def due(self, saved_at: float) -> bool:
+        minutes = self.care.checkpoint_minutes
+        late = minutes is not None and monotonic() - saved_at >= 60 * minutes
+        return late or self.step % self.care.checkpoint_every == 0
+
+    def write_or_go_on(self, write: Callable[[], None]) -> bool:
+        """Whether it was written. A full disk in the middle of a run is said, and tried again with the next checkpoint:
+        to stop would lose what has been learned since the last one."""
+        try:
+            write()
+            return True
+        except InputError as error:
+            tqdm.write(f"step {self.step}: {error} (training goes on, and tries again at the next checkpoint)")
+            return False
+
+    def leave(self, stop: Stop) -> None:
+        asked = stop.asked or SIGTERM  # by a peer
+        if self.peers.leads:
+            print(f"{asked.name} after step {self.step:,}: all is saved; go on with resume={self.run.path}")
+        raise SystemExit(128 + asked)
 
     def save(self) -> None:
         """Everything needed to go on as if nothing had happened; and the head, where no probe has chosen one yet.
 
         Of the corpus that is the step alone: what a batch holds follows from it, the run's config and its corpus.
         """
+        rng = self.peers.gather(random_states())
+        engine = self.engine.state_dict()
+        if not self.peers.leads:
+            return
         if self.best_tau == 0 or not self.run.head.is_file():
             self.run.save_head(self.drafter)
-        self.run.save_state(
-            {
-                "step": self.step,
-                "best_tau": self.best_tau,
-                "head": {name: value.detach() for name, value in self.drafter.own_state().items()},
-                "engine": self.engine.state_dict(),
-            }
-        )
+        state = {
+            "step": self.step,  # batches are a function of it and the seed: it is their place, too
+            "best_tau": self.best_tau,
+            "skipped": [self.skipped, self.skipped_now],
+            "head": {name: value.detach() for name, value in self.drafter.own_state().items()},
+            "engine": engine,
+            "rng": rng,
+        }
+        self.run.save_state(self.step, state, self.care.keep)
 
     def restore(self) -> None:
-        """Stand where the last checkpoint stood; a run without one begins at step 0."""
+        """Stand where the last whole checkpoint stood; a run without one begins at step 0."""
         state = self.run.load_state()
         if state is None:
             return
-        fill(self.drafter, state["head"], self.run.resume)
+        fill(self.drafter, state["head"], self.run.path)
         self.engine.load_state_dict(state["engine"])
         self.step = state["step"]
         self.best_tau = state["best_tau"]
+        self.skipped, self.skipped_now = state["skipped"]
+        if len(state["rng"]) == self.peers.world:  # begun by as many processes as now
+            restore_random_states(state["rng"][self.peers.rank])
+
+
+def random_states() -> list[torch.Tensor]:
+    """Of this process and of its devices: dropout draws from them."""
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [])]
+
+
+def restore_random_states(states: Sequence[torch.Tensor]) -> None:
+    torch.set_rng_state(states[0])
+    for device, state in enumerate(states[1 : 1 + torch.cuda.device_count()]):
+        torch.cuda.set_rng_state(state, device)

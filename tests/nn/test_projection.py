@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
+from ctcdraft.ctc.forward import log_likelihood
 from ctcdraft.nn import projection
-from ctcdraft.nn.projection import label_scores
+from ctcdraft.nn.projection import label_scores, log_normaliser
 
 WINDOWS, FRAMES, WIDTH, WORDS, LABELS = 5, 4, 3, 11, 2
 
@@ -31,10 +33,10 @@ def whole(states, words, bias, blank_D, blank_bias, labels) -> tuple[Tensor, Ten
     return log_probs.gather(-1, labels[:, None].expand(-1, FRAMES, -1)), log_probs[..., -1]
 
 
-@pytest.mark.parametrize("chunk_bytes", [projection.CHUNK_BYTES, 1])
+@pytest.mark.parametrize("block", [projection.BLOCKS["cpu"], (7, 4), (1, 1)])
 @pytest.mark.parametrize("bias", [False, True])
-def test_scores_and_gradients_are_those_of_whole_logits(bias, chunk_bytes, monkeypatch):
-    monkeypatch.setattr(projection, "CHUNK_BYTES", chunk_bytes)  # 1: every window is a chunk of its own
+def test_scores_and_gradients_are_those_of_whole_logits(bias, block, monkeypatch):
+    monkeypatch.setitem(projection.BLOCKS, "cpu", block)  # (1, 1): a block is one word at one frame
     given = parts(torch.float64, bias)
     learned = [given[0], given[3], given[4]]
     ours, theirs = label_scores(*given), whole(*given)
@@ -49,9 +51,48 @@ def test_scores_and_gradients_are_those_of_whole_logits(bias, chunk_bytes, monke
         assert torch.allclose(a, b, rtol=1e-10, atol=1e-12)
 
 
-def test_gradcheck():
+def test_gradcheck(monkeypatch):
+    monkeypatch.setitem(projection.BLOCKS, "cpu", (7, 4))
     given = parts(torch.float64, True)
     assert torch.autograd.gradcheck(label_scores, given)
+
+
+@pytest.mark.parametrize("block", [(512, 1024), (1, 1)])
+def test_great_logits_neither_overflow_nor_vanish(block, monkeypatch):
+    """Of 11 logits from -1000 to 1000 the greatest is all there is, wherever in the vocabulary it stands."""
+    monkeypatch.setitem(projection.BLOCKS, "cpu", block)
+    for words_VD in (torch.linspace(-1000, 1000, WORDS)[:, None], torch.linspace(1000, -1000, WORDS)[:, None]):
+        state = torch.ones(1, 1, requires_grad=True)
+        value = log_normaliser(state, words_VD, None)
+        value.backward()
+        assert value.item() == state.grad.item() == 1000
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
+def test_the_loss_and_its_gradient_are_those_of_full_emissions(dtype, bound):
+    """The whole way from states, against log_softmax and torch's own CTC loss; a third of the windows infeasible."""
+    rng = torch.Generator().manual_seed(0)
+    states_XTD = torch.randn(60, 5, 16, generator=rng, dtype=dtype).requires_grad_()
+    rows_CD = torch.randn(201, 16, generator=rng, dtype=dtype)
+    blank_D = rows_CD[-1].clone().requires_grad_()
+    labels_XS = torch.randint(200, (60, 4), generator=rng)
+    labels_XS[::3] = labels_XS[::3, :1].clone()  # four times the same word needs seven frames
+    lengths_X = torch.full((60,), 4)
+
+    def gradients(loss: Tensor) -> list[Tensor]:
+        return list(torch.autograd.grad(loss, (states_XTD, blank_D)))
+
+    scores = label_scores(states_XTD, rows_CD[:-1], None, blank_D, states_XTD.new_zeros(()), labels_XS)
+    value_X = log_likelihood(*scores, labels_XS, lengths_X)
+    ours = -value_X.where(value_X.isfinite(), 0).sum()
+    log_probs = (states_XTD @ torch.cat([rows_CD[:-1], blank_D[None]]).T).log_softmax(-1).transpose(0, 1)
+    frames_X = torch.full((60,), 5)
+    native = F.ctc_loss(log_probs, labels_XS, frames_X, lengths_X, 200, "sum", zero_infinity=True)
+    assert value_X.isinf().sum() == 20
+    assert abs(ours - native) <= bound * native
+    for a, b in zip(gradients(ours), gradients(native), strict=True):
+        assert (a - b).norm() <= bound * b.norm()
+    assert gradients(ours)[0][::3].count_nonzero() == 0
 
 
 def test_a_bfloat16_head_gives_float32_scores_near_the_exact_ones():

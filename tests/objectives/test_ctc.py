@@ -44,9 +44,9 @@ def torch_loss(said: Emissions, labels, lengths) -> torch.Tensor:
     return (nll[real] / lengths.flatten()[real]).mean()
 
 
-@pytest.mark.parametrize("chunk_bytes", [projection.CHUNK_BYTES, 1])
-def test_value_and_gradient_equal_torchs_own(chunk_bytes, monkeypatch):
-    monkeypatch.setattr(projection, "CHUNK_BYTES", chunk_bytes)  # 1: every window is a chunk of its own
+@pytest.mark.parametrize("block", [projection.BLOCKS["cpu"], (2, 3)])
+def test_value_and_gradient_equal_torchs_own(block, monkeypatch):
+    monkeypatch.setitem(projection.BLOCKS, "cpu", block)  # (2, 3): two frames, three words at a time
     said = emissions()
     labels, lengths = windows()
     loss = CTC(labels=3)(said, batch(labels, lengths))

@@ -214,3 +214,16 @@ def test_distillation_compares_the_words_that_two_heads_share(rows):
     )
     real = one.labels_BAS >= 0
     assert float(loss.value) == pytest.approx(float(wanted[real].mean()), rel=1e-5)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_cross_entropy_needs_no_wall_of_logits_and_says_the_same(bias):
+    """The log-normaliser's own way against the whole logits of by_label, in value and gradient."""
+    said, windows = emissions(), batch()
+    if bias:
+        said.head.words.bias = nn.Parameter(torch.randn(WORDS), requires_grad=False)
+    short, whole = said.label_log_probs(windows.labels_BAS), said.by_label(heads.of_labels, windows.labels_BAS)
+    weights = torch.randn(short.shape)
+    assert torch.allclose(short, whole, atol=1e-5)
+    ours, theirs = (torch.autograd.grad((weights * one).sum(), said.states_BATD)[0] for one in (short, whole))
+    assert torch.allclose(ours, theirs, atol=1e-5)

@@ -53,3 +53,14 @@ def test_tau_counts_what_passes_commit_and_nothing_else():
     assert probe.tau(Autoregressive(base)) == 1.0  # the prefill's word would make it more
     truth = generate(base, Autoregressive(base), prompt, HOW, frozenset(), 0).tokens
     assert Probe(base, [prompt], HOW).tau(Oracle(torch.cat([prompt, torch.tensor(truth)]), 4)) > 3
+
+
+def test_alpha_is_that_of_the_passes():
+    """What always says what the base will say is accepted at every depth it reaches."""
+    base = random_base(context=64)
+    prompt = torch.arange(10, 16)
+    truth = generate(base, Autoregressive(base), prompt, HOW, frozenset(), 0).tokens
+    figures = Probe(base, [prompt], HOW).figures(Oracle(torch.cat([prompt, torch.tensor(truth)]), 4))
+    assert figures["alpha/1"] == figures["alpha/4"] == 1.0
+    assert "alpha/5" not in figures
+    assert set(Probe(base, [prompt], HOW).figures(Autoregressive(base))) == {"tau"}

@@ -46,7 +46,7 @@ def test_the_loss_falls_and_every_parameter_learns(case, tmp_path):
     run.begin("drafter: {}\n", base.fingerprint(), overwrite=False)
     one = trainer(run, base, steps=30, drafter=drafter, objective=objective)
     one.probe_every = 30  # once, at the end: the head that is kept is the last one
-    assert f"initialised {drafter.initialised}" in plan(base, drafter, objective, one.batches, one.engine, 30)
+    assert f"initialised {drafter.initialised}" in plan(base, drafter, objective, one.batches, one.engine, 30, 1)
     before = {name: value.detach().clone() for name, value in drafter.own_state().items()}
     frozen = {name: value.clone() for name, value in base.lm.state_dict().items()}
     one.fit([JsonlLogger(run.metrics, 0)])

@@ -1,0 +1,132 @@
+"""A search for the best tau: what a trial learns decides what is tried next. It knows command lines; no config.
+
+Every trial is train.py in a process of its own. A trial that falls behind the others is asked to stop as any run may
+be, by SIGTERM, so its state stays and resume= could go on with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shlex
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ctcdraft.errors import InputError
+from ctcdraft.training.sweep import write_table
+
+SECONDS_BETWEEN_LOOKS = 0.2
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Numbers from least to most; whole ones, or any."""
+
+    least: float
+    most: float
+    logarithmic: bool
+    whole: bool
+
+
+Space = Mapping[str, Interval | Sequence[Any]]
+
+
+def search(
+    command: Sequence[str],
+    run: Path,
+    space: Space,
+    trials: int,
+    jobs: int,
+    seed: int,
+    log: Callable[[str], None] = print,
+) -> float:
+    """Run `trials` trials, `jobs` side by side, into run/0, run/1, ...; returns the best tau.
+
+    command: what trains, without what is searched. What was tried is in run/study.log: called again, the search goes
+    on from there. tau of every probe is reported, and a trial below the median of the others at that step is stopped.
+    """
+    optuna = load_optuna()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    run.mkdir(parents=True, exist_ok=True)
+    storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(run / "study.log")))
+    study = optuna.create_study(
+        study_name="ctcdraft", storage=storage, load_if_exists=True, direction="maximize",
+        sampler=optuna.samplers.TPESampler(seed=seed), pruner=optuna.pruners.MedianPruner(n_startup_trials=4),
+    )  # fmt: skip
+
+    def one(number: int) -> None:
+        trial = study.ask()
+        words = [f"{key}={suggestion(trial, key, space[key])}" for key in space]
+        folder = run / str(trial.number)
+        state = optuna.trial.TrialState
+        status, tau, pruned = train([*command, *words, f"run={folder}"], folder, trial)
+        if tau is None or (status != 0 and not pruned):
+            study.tell(trial, state=state.FAIL)
+            log(f"trial {trial.number} failed with status {status}: {' '.join(words)}; see {folder}.log")
+            return
+        study.tell(trial, state=state.PRUNED) if pruned else study.tell(trial, tau)
+        log(f"trial {trial.number}: {' '.join(words)}  tau {tau:.3f}{' (stopped early)' if pruned else ''}")
+        write_table(run)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(one, range(trials)))
+    done = [trial.value for trial in study.get_trials(states=[optuna.trial.TrialState.COMPLETE])]
+    if not done:
+        raise InputError(f"none of {trials} trials came to its end; the first log is {run / '0.log'}")
+    return max(done)
+
+
+def train(command: Sequence[str], folder: Path, trial: Any) -> tuple[int, float | None, bool]:
+    """One trial to its end, or to where the pruner ends it: exit status, best tau, whether it was stopped."""
+    reported, pruned = 0, False
+    with Path(f"{folder}.log").open("w") as log:
+        log.write(shlex.join(command) + "\n")
+        log.flush()
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        try:
+            while process.poll() is None:
+                time.sleep(SECONDS_BETWEEN_LOOKS)
+                for step, tau in probes(folder)[reported:]:
+                    reported += 1
+                    trial.report(tau, step)
+                    if not pruned and trial.should_prune():
+                        pruned = True
+                        process.terminate()
+        finally:
+            process.terminate()
+    taus = [tau for _, tau in probes(folder)]
+    # It may have come to its end before it heard that it should stop.
+    return process.wait(), max(taus, default=None), pruned and process.returncode != 0
+
+
+def probes(folder: Path) -> list[tuple[int, float]]:
+    """(step, tau) of every probe so far."""
+    found = []
+    with contextlib.suppress(OSError):
+        for line in (folder / "metrics.jsonl").read_text().splitlines():
+            with contextlib.suppress(ValueError):  # the last line may be half written
+                figures = json.loads(line)
+                if "tau" in figures:
+                    found.append((figures["step"], figures["tau"]))
+    return found
+
+
+def suggestion(trial: Any, key: str, choice: Interval | Sequence[Any]) -> Any:
+    if not isinstance(choice, Interval):
+        return trial.suggest_categorical(key, list(choice))
+    if choice.whole:
+        return trial.suggest_int(key, int(choice.least), int(choice.most), log=choice.logarithmic)
+    return trial.suggest_float(key, choice.least, choice.most, log=choice.logarithmic)
+
+
+def load_optuna() -> Any:
+    try:
+        import optuna
+    except ImportError as error:
+        raise InputError("a search needs optuna, which is not installed; pip install 'ctcdraft[sweep]'") from error
+    return optuna

@@ -1,0 +1,41 @@
+"""A stop that was asked for, noticed between two steps. It knows signals; not what there is to save."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Stop:
+    """asked: the signal that asked for it, None as long as nobody has."""
+
+    asked: signal.Signals | None = None
+
+
+@contextlib.contextmanager
+def listening() -> Iterator[Stop]:
+    """Within, SIGTERM and Ctrl-C only set `asked`; a second one, for the impatient, does what it always does."""
+    stop = Stop()
+    if threading.current_thread() is not threading.main_thread():  # Python handles signals nowhere else
+        yield stop
+        return
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+
+    def ask(number: int, frame: object) -> None:
+        stop.asked = signal.Signals(number)
+        restore()
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    for number in SIGNALS:
+        signal.signal(number, ask)
+    try:
+        yield stop
+    finally:
+        restore()

@@ -1,0 +1,166 @@
+"""Many runs side by side: one table, one plot, one sentence on who wins. It knows runs by their files only."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ctcdraft.files import write_text
+
+PLACES = ("run", "resume", "overwrite", "plan_only")  # where a run lies is no part of what it is
+
+
+@dataclass(frozen=True)
+class Job:
+    """values: its whole config, flat. tau: of its best probe. loss: of its last step."""
+
+    name: str
+    values: Mapping[str, Any]
+    command: str
+    steps: int
+    tau: float
+    loss: float | None
+
+    def setting(self, keys: Sequence[str]) -> tuple[Any, ...]:
+        return tuple(self.values.get(key) for key in keys)
+
+
+def read_job(folder: Path) -> Job | None:
+    """A run that has been probed at least once, else None."""
+    try:
+        values = flat(yaml.safe_load((folder / "config.yaml").read_text()))
+        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    except (OSError, ValueError):
+        return None
+    taus = [line["tau"] for line in lines if "tau" in line]
+    if not taus:
+        return None
+    command = folder / "command.txt"
+    said = command.read_text().strip() if command.is_file() else ""
+    return Job(folder.name, values, said, len(lines), max(taus), lines[-1].get("loss"))
+
+
+def flat(node: Any, above: str = "") -> dict[str, Any]:
+    """{"trainer": {"steps": 3}}   ->   {"trainer.steps": 3}"""
+    if not isinstance(node, Mapping):
+        return {above: str(node) if isinstance(node, list) else node}
+    return {key: value for name in node for key, value in flat(node[name], f"{above}.{name}".lstrip(".")).items()}
+
+
+def swept(jobs: Sequence[Job]) -> list[str]:
+    """The keys in which jobs differ; of several that say the same thing, the one with the shortest name."""
+    differing = []
+    for key in sorted({key for job in jobs for key in job.values}, key=lambda key: (len(key), key)):
+        column = [job.values.get(key) for job in jobs]
+        alike = any(tied(column, [job.values.get(other) for job in jobs]) for other in differing)
+        if key.split(".")[0] not in PLACES and len(set(column)) > 1 and not alike:
+            differing.append(key)
+    return sorted(differing)
+
+
+def tied(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    """Whether either column follows from the other."""
+    return len(set(zip(one, other, strict=True))) == len(set(one)) == len(set(other))
+
+
+def write_table(folder: Path) -> list[Job]:
+    """sweep.csv, sweep.md and sweep.svg of all jobs in the folder, best first; nothing if there are none yet."""
+    found = (read_job(path.parent) for path in folder.glob("*/config.yaml"))
+    jobs = sorted((job for job in found if job is not None), key=lambda job: (-job.tau, job.name))
+    if jobs:
+        keys = swept(jobs)
+        write_text(folder / "sweep.csv", table(jobs, keys))
+        write_text(folder / "sweep.md", page(jobs, keys))
+        write_text(folder / "sweep.svg", plot(jobs, [key for key in keys if key != "seed"]))
+    return jobs
+
+
+def table(jobs: Sequence[Job], keys: Sequence[str]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["job", *keys, "tau", "loss", "steps"])
+    for job in jobs:
+        writer.writerow([job.name, *job.setting(keys), job.tau, job.loss, job.steps])
+    return text.getvalue()
+
+
+def page(jobs: Sequence[Job], keys: Sequence[str]) -> str:
+    """One line a setting, its seeds together."""
+    named = [key for key in keys if key != "seed"]
+    settings: dict[tuple[Any, ...], list[Job]] = {}
+    for job in jobs:
+        settings.setdefault(job.setting(named), []).append(job)
+    ranked = sorted(settings.items(), key=lambda item: -statistics.mean(job.tau for job in item[1]))
+    lines = [
+        "tau: tokens committed by passes / passes over the held-out prompts, of each run's best probe; spread: "
+        "standard deviation over seeds.",
+        "",
+        "| " + " | ".join([*named, "tau", "spread", "seeds", "last loss", "jobs"]) + " |",
+        "|" + "---|" * (len(named) + 5),
+    ]
+    for setting, same in ranked:
+        taus = [job.tau for job in same]
+        spread = f"{statistics.stdev(taus):.3f}" if len(taus) > 1 else ""
+        losses = [job.loss for job in same if job.loss is not None]
+        loss = f"{statistics.mean(losses):.3f}" if losses else ""
+        names = " ".join(sorted(job.name for job in same))
+        cells = [*map(str, setting), f"{statistics.mean(taus):.3f}", spread, str(len(taus)), loss, names]
+        lines.append("| " + " | ".join(cells) + " |")
+    lines += ["", verdict(list(settings.values()), ranked), "", "The best run again:", "", f"    {jobs[0].command}"]
+    return "\n".join(lines) + "\n"
+
+
+def verdict(groups: Sequence[Sequence[Job]], ranked: Sequence[tuple[Any, Sequence[Job]]]) -> str:
+    """By how much the first setting is ahead, in units of the noise of seeds where that is known."""
+    if len(ranked) == 1:
+        return "There is one setting only."
+    first, second = (statistics.mean(job.tau for job in same) for _, same in ranked[:2])
+    said = f"The first setting is ahead of the second by {first - second:.3f} in tau"
+    repeated = [[job.tau for job in same] for same in groups if len(same) > 1]
+    freedom = sum(len(taus) - 1 for taus in repeated)
+    if not freedom:
+        return f"{said}; no setting was run with two seeds, so its noise is not known: add seed=0,1,2 for the best."
+    noise = (sum(statistics.variance(taus) * (len(taus) - 1) for taus in repeated) / freedom) ** 0.5
+    # Of a difference of two means, each over its own number of seeds.
+    error = noise * sum(1 / len(same) for _, same in ranked[:2]) ** 0.5
+    sure = "more than two of them" if first - second > 2 * error else "within two of them: not decided"
+    return f"{said}; seeds alone spread it by {noise:.3f}, and that difference by {error:.3f}: {sure}."
+
+
+def plot(jobs: Sequence[Job], keys: Sequence[str]) -> str:
+    """tau against every swept key, a panel each; a dot is a job, the line joins the means."""
+    width, height, edge = 220, 160, 34
+    taus = [job.tau for job in jobs]
+    low, high = min(taus), max(max(taus), min(taus) + 1e-3)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width * max(len(keys), 1)}" height="{height}" '
+        'font-family="sans-serif" font-size="10">'
+    ]
+    for panel, key in enumerate(keys):
+        seen = {job.values.get(key) for job in jobs}
+        values = sorted(
+            seen, key=lambda v: (not isinstance(v, int | float), v if isinstance(v, int | float) else str(v))
+        )
+        left = panel * width + edge
+
+        def x(value: Any, values: Sequence[Any] = values, left: int = left) -> float:
+            return left + (width - 2 * edge) * values.index(value) / max(len(values) - 1, 1)
+
+        def y(tau: float) -> float:
+            return height - edge - (height - 2 * edge) * (tau - low) / (high - low)
+
+        means = [(x(v), y(statistics.mean(job.tau for job in jobs if job.values.get(key) == v))) for v in values]
+        parts.append(f'<polyline fill="none" stroke="#888" points="{" ".join(f"{a:.1f},{b:.1f}" for a, b in means)}"/>')
+        parts += [f'<circle cx="{x(job.values.get(key)):.1f}" cy="{y(job.tau):.1f}" r="3"/>' for job in jobs]
+        parts += [f'<text x="{x(v):.1f}" y="{height - edge + 14}" text-anchor="middle">{v}</text>' for v in values]
+        parts += [f'<text x="{left - 6}" y="{y(t) + 3:.1f}" text-anchor="end">{t:.2f}</text>' for t in (low, high)]
+        parts.append(f'<text x="{left}" y="{edge - 14}">tau, by {key}</text>')
+    return "\n".join([*parts, "</svg>"]) + "\n"

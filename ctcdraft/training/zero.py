@@ -1,0 +1,127 @@
+"""Steps taken by DeepSpeed: optimiser and gradients in shards over the processes. It knows parameters and a loss.
+
+Its settings are those of engine.deepspeed, word for word; what a run decides itself (batches a step, clipping) is
+filled in where they say nothing. Loading and starting DeepSpeed is slow, so nothing of it is imported before it is
+wanted.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from math import isfinite, nan
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ctcdraft.errors import InputError
+from ctcdraft.training.engine import TorchEngine, decayed_or_not, warm_cosine
+from ctcdraft.training.peers import Peers
+
+ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
+
+
+class DeepSpeedEngine(TorchEngine):
+    """ZeRO 1 and 2 (0 is plain data parallelism) over any torch optimiser, AdamW here.
+
+    deepspeed: its own configuration. The frozen base is whole in every process: only the head's state is sharded.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        parameters: list[nn.Parameter],
+        steps: int,
+        learning_rate: float,
+        warmup: int,
+        final_share: float,
+        betas: tuple[float, float],
+        weight_decay: float,
+        clip_norm: float,
+        clip_value: float | None,
+        autocast: bool,
+        peers: Peers,
+        deepspeed: dict[str, Any],
+    ) -> None:
+        if clip_value is not None:
+            raise InputError(f"trainer.clip_value={clip_value}: DeepSpeed clips by norm only; set it to null")
+        self.module = module
+        self.parameters = parameters
+        self.autocast = autocast
+        self.peers = peers
+        self.settings = deepspeed
+        self.clip_norm = clip_norm
+        matrices, others = decayed_or_not(parameters)
+        groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+        self.adam = torch.optim.AdamW([group for group in groups if group["params"]], lr=learning_rate, betas=betas)
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(
+            self.adam, lambda step: warm_cosine(step, steps, warmup, final_share)
+        )
+        self.engine: Any = None
+
+    def begin(self, batches: int) -> None:
+        """Hand the head over to DeepSpeed, which moves its parameters; `batches` a step, of this process."""
+        deepspeed = load_deepspeed(self.parameters[0].device.type)
+        defaults = {
+            "train_micro_batch_size_per_gpu": 1,
+            "gradient_accumulation_steps": batches,
+            "gradient_clipping": self.clip_norm,
+            "zero_allow_untested_optimizer": True,
+        }
+        try:
+            self.engine = deepspeed.initialize(
+                model=self.module, optimizer=self.adam, config=defaults | self.settings, dist_init_required=False
+            )[0]
+        except (AssertionError, ValueError, RuntimeError) as error:
+            raise InputError(f"DeepSpeed refuses engine.deepspeed: {str(error).strip().splitlines()[0]}") from error
+
+    def step(self, losses: Sequence[Callable[[], Tensor]]) -> float:
+        """As TorchEngine's. A loss that is not finite is noticed before its gradient is made."""
+        if self.engine is None:
+            self.begin(len(losses))
+        for loss in losses:
+            with self.precision():
+                value = loss()
+            if any(self.peers.any(not isfinite(value.item()))):
+                self.engine.optimizer.zero_grad()
+                self.engine.micro_steps = self.engine.global_steps * len(losses)
+                return nan
+            self.engine.backward(value)
+            self.engine.step()  # which steps at the last of them
+        self.schedule.step()
+        norm = self.engine.get_global_grad_norm()
+        return nan if norm is None else float(norm)
+
+    @property
+    def learning_rate(self) -> float:
+        return float(self.schedule.get_last_lr()[0])
+
+    def state_dict(self) -> dict[str, Any]:
+        """The schedule alone: moments lie in shards that belong to DeepSpeed and to one number of processes."""
+        return {"schedule": self.schedule.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if "schedule" not in state:
+            raise InputError("this run was trained with another engine than engine=deepspeed; resume takes its own")
+        self.schedule.load_state_dict(state["schedule"])
+        for group, rate in zip(self.adam.param_groups, self.schedule.get_last_lr(), strict=True):
+            group["lr"] = rate
+        print("weights and schedule go on where they were; DeepSpeed's moments begin anew")
+
+
+def load_deepspeed(device: str) -> Any:
+    """The package, told what this machine is; alone it believes to be one of one."""
+    if device == "cpu":
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    for name, value in ALONE.items():
+        os.environ.setdefault(name, value)
+    try:
+        import deepspeed
+    except ImportError as error:
+        raise InputError("engine=deepspeed needs deepspeed, which is not installed; pip install deepspeed") from error
+    if device == "cpu":
+        # Else it builds an operator for half a minute, and fails where there is no compiler.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed("gloo" if device == "cpu" else "nccl", verbose=False)
+    return deepspeed

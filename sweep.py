@@ -1,0 +1,74 @@
+"""A Bayesian search over train.py's keys: `python sweep.py trials=20 'drafter.frames=range(4,9)' ...`.
+
+    python sweep.py trials=20 experiment=demo run=runs/search \
+        'drafter.frames=range(4,9)' 'trainer.learning_rate=tag(log,interval(1e-3,1e-2))'
+
+Keys and ranges are spelt as for `train.py -m`; trials= is how many, jobs= how many side by side, search_seed= whose
+dice. What maximises the probe's tau is looked for; train.py -m tries every combination instead.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
+from hydra.errors import HydraException
+
+from ctcdraft.errors import InputError, whole
+from ctcdraft.training.search import Interval, search
+
+OWN = {"trials": 20, "jobs": 1, "search_seed": 0}
+
+
+def main(words: list[str]) -> float:
+    own, fixed, space, run = dict(OWN), [], {}, Path("runs/search")
+    for word in words:
+        override = parsed(word)
+        key = override.key_or_group
+        if key in OWN:
+            own[key] = whole(override.value(), key, least=0 if key == "search_seed" else 1)
+        elif key == "run":
+            run = Path(str(override.value()))
+        elif override.is_sweep_override():
+            space[key] = choices(override)
+        else:
+            fixed.append(word)
+    if not space:
+        raise InputError("nothing is searched; give a key a range, as in 'drafter.frames=range(4,9)'")
+    command = [sys.executable, str(Path(__file__).with_name("train.py")), *fixed]
+    tau = search(command, run, space, own["trials"], own["jobs"], own["search_seed"])
+    print(f"best tau {tau:.3f}; the table is {run / 'sweep.md'}")
+    return tau
+
+
+def parsed(word: str) -> Override:
+    try:
+        return OverridesParser.create().parse_override(word)
+    except HydraException as error:
+        raise InputError(f"{word} is no key=value ({str(error).splitlines()[0]})") from error
+
+
+def choices(override: Override) -> Any:
+    """What a key may be: the words of choice(..) and a,b, the numbers of range(..) and interval(..)."""
+    value: Any = override.value()
+    key = override.key_or_group
+    if isinstance(value, IntervalSweep):
+        return Interval(value.start, value.end, "log" in value.tags, whole=False)
+    if isinstance(value, RangeSweep):
+        if not isinstance(value.start, int) or not isinstance(value.stop, int) or value.step != 1:
+            raise InputError(f"{key}: range(..) of a search goes over whole numbers in steps of 1; or use choice(..)")
+        return Interval(value.start, value.stop - 1, "log" in value.tags, whole=True)
+    if isinstance(value, ChoiceSweep):
+        return list(override.sweep_string_iterator())
+    raise InputError(f"{key}: a search knows choice(..), range(..) and interval(..), not {type(value).__name__}")
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except InputError as error:
+        print(f"sweep.py: {error}", file=sys.stderr)
+        raise SystemExit(1) from None

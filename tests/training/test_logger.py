@@ -1,0 +1,31 @@
+"""Loggers besides the record: what they wrote can be read back, and a package that is missing is one sentence."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from ctcdraft.errors import InputError
+from ctcdraft.training.logger import TensorBoardLogger
+
+
+def test_without_tensorboard_it_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(InputError, match="pip install 'ctcdraft\\[tensorboard\\]'"):
+        TensorBoardLogger(tmp_path, "run", {})
+
+
+def test_tensorboard_holds_every_figure(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    logger = TensorBoardLogger(tmp_path, "run", {"seed": 0})
+    logger.log(1, {"loss": 2.5, "gradient_norm": None})
+    logger.log(2, {"loss": 1.5, "tau": 1.25})
+    logger.close()
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("loss")] == [(1, 2.5), (2, 1.5)]
+    assert [event.value for event in events.Scalars("tau")] == [1.25]
+    assert "gradient_norm" not in events.Tags()["scalars"]

@@ -1,0 +1,245 @@
+"""Kills, stops, damage, a full disk, gradients that are not finite: the run ends with the weights it would have."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import signal
+import time
+
+import pytest
+import torch
+from tiny_models import random_base
+from training_parts import CARE, figures_of, trainer
+
+from ctcdraft.errors import InputError
+from ctcdraft.objectives.ctc import CTC
+from ctcdraft.objectives.objective import Loss
+from ctcdraft.training import checkpoint
+from ctcdraft.training.checkpoint import RunDirectory
+from ctcdraft.training.logger import JsonlLogger
+from ctcdraft.training.trainer import Care
+
+STEPS = 40
+
+
+@pytest.fixture(scope="module")
+def base():
+    return random_base(context=64)
+
+
+@pytest.fixture(scope="module")
+def whole(base, tmp_path_factory):
+    """A run that nothing happened to."""
+    return trained(base, tmp_path_factory.mktemp("whole"))
+
+
+def trained(base, path, loggers=(), steps=STEPS, **changes):
+    """A run from where it stands to its end; returns its trainer."""
+    run = RunDirectory(path)
+    if not run.config.exists():
+        run.begin("drafter: {}\n", base.fingerprint(), overwrite=False)
+    one = trainer(run, base, steps, **changes)
+    one.restore()
+    one.fit([JsonlLogger(run.metrics, one.step), *loggers])
+    return one
+
+
+def assert_same(one, other):
+    for name, value in one.drafter.own_state().items():
+        assert torch.equal(value, other.drafter.own_state()[name]), name
+    assert figures_of(one.run) == figures_of(other.run)
+    assert one.run.head.read_bytes() == other.run.head.read_bytes()
+
+
+def lines(run):
+    return run.metrics.read_bytes().count(b"\n") if run.metrics.exists() else 0
+
+
+def killed_at(base, path, step, jitter):
+    """A child trains until it has logged `step` steps, and is killed a moment later."""
+    child = os.fork()
+    if child == 0:
+        try:
+            trained(base, path)
+        finally:
+            os._exit(1)
+    while lines(RunDirectory(path)) < step:
+        assert os.waitpid(child, os.WNOHANG) == (0, 0), "the child ended by itself"
+        time.sleep(0.0005)
+    time.sleep(jitter)
+    os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])
+def test_killed_at_random_moments_the_weights_are_the_same(base, whole, tmp_path, kills):
+    rng = random.Random(kills)
+    run, stood = RunDirectory(tmp_path), []
+    for step in sorted(rng.randint(0, STEPS - 3) for _ in range(kills)):
+        killed_at(base, tmp_path, step, rng.uniform(0, 0.01))
+        stood.append(len(run.states) and int(run.states[0].stem.split("-")[1]))
+    print(f"{kills} kills; the checkpoint after each of them: {stood}")
+    assert stood == sorted(stood)
+    assert 0 < stood[-1] < STEPS
+    assert_same(whole, trained(base, tmp_path))
+    assert [file.name for file in run.states] == ["resume-000000040.pt", "resume-000000035.pt"]
+    assert not list(tmp_path.glob("resume*.partial"))
+
+
+class Asks:
+    """A logger that has the process asked to stop when a step is logged."""
+
+    def __init__(self, step, number):
+        self.step, self.number = step, number
+
+    def log(self, step, figures):
+        if step == self.step:
+            os.kill(os.getpid(), self.number)
+
+    def close(self):
+        pass
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_asked_to_stop_it_saves_and_says_how_to_go_on(base, whole, tmp_path, capsys, number):
+    before = signal.getsignal(number)
+    with pytest.raises(SystemExit) as left:
+        trained(base, tmp_path, [Asks(7, number)])
+    assert left.value.code == 128 + number
+    assert f"{number.name} after step 7: all is saved; go on with resume={tmp_path}" in capsys.readouterr().out
+    assert signal.getsignal(number) is before
+    assert RunDirectory(tmp_path).load_state()["step"] == 7
+    assert_same(whole, trained(base, tmp_path))
+
+
+def test_a_damaged_state_falls_back_to_the_one_before(base, whole, tmp_path, capsys):
+    """One changed bit, which torch alone would load without a word; then a file cut short."""
+    with pytest.raises(SystemExit):
+        trained(base, tmp_path, [Asks(33, signal.SIGTERM)])
+    newest, before = RunDirectory(tmp_path).states
+    assert [newest.stem, before.stem] == ["resume-000000033", "resume-000000030"]
+    spoilt = bytearray(newest.read_bytes())
+    spoilt[len(spoilt) // 2] ^= 1
+    newest.write_bytes(spoilt)
+    again = trained(base, tmp_path)
+    assert f"{newest.name} in {tmp_path} is damaged; going on from {before.name} instead" in capsys.readouterr().out
+    assert_same(whole, again)
+    assert not newest.exists()
+    RunDirectory(tmp_path).save_state(37, {}, keep=1)  # step 40 would be a damaged one: the run had to go back
+    assert [file.stem for file in RunDirectory(tmp_path).states] == ["resume-000000037"]
+    for file in RunDirectory(tmp_path).states:
+        file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(InputError, match="has no whole state"):
+        trained(base, tmp_path)
+
+
+def full_disk(monkeypatch, times):
+    """So many states meet a full disk half-way."""
+    real, left = checkpoint.write_whole, [times]
+
+    def write_whole(path, write):
+        def half(draft):
+            draft.write_bytes(b"half")
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        full = left[0] and path.name.startswith("resume")
+        left[0] -= bool(full)
+        real(path, half if full else write)
+
+    monkeypatch.setattr(checkpoint, "write_whole", write_whole)
+
+
+def test_a_full_disk_at_a_checkpoint_is_one_sentence_and_training_goes_on(base, whole, tmp_path, monkeypatch, capsys):
+    full_disk(monkeypatch, 2)
+    assert_same(whole, trained(base, tmp_path))
+    said = [line for line in capsys.readouterr().out.splitlines() if "No space left" in line]
+    assert [line.split(":")[0] for line in said] == ["step 5", "step 10"]
+    assert said[0].endswith("(training goes on, and tries again at the next checkpoint)")
+
+
+def test_a_disk_that_stays_full_keeps_what_was_written(base, whole, tmp_path, monkeypatch):
+    with pytest.raises(SystemExit):
+        trained(base, tmp_path, [Asks(33, signal.SIGTERM)])
+    full_disk(monkeypatch, -1)
+    with pytest.raises(InputError, match=r"cannot write .*resume-000000040\.pt.*No space left.*make room"):
+        trained(base, tmp_path)
+    monkeypatch.undo()
+    assert [file.stem for file in RunDirectory(tmp_path).states] == ["resume-000000033", "resume-000000030"]
+    assert_same(whole, trained(base, tmp_path))
+
+
+def test_a_metrics_line_that_a_full_disk_refused_is_written_later(tmp_path):
+    logger = JsonlLogger(tmp_path / "metrics.jsonl", 0)
+    real = logger._file
+
+    class Full:
+        def write(self, payload):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    logger.log(1, {"loss": 1.0})
+    logger._file = Full()
+    logger.log(2, {"loss": float("nan")})
+    logger._file = real
+    logger.log(3, {"loss": 3.0})
+    logger.close()
+    said = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert said == [{"step": 1, "loss": 1.0}, {"step": 2, "loss": None}, {"step": 3, "loss": 3.0}]
+
+
+def test_a_checkpoint_is_due_by_minutes_too(base, tmp_path):
+    trained(base, tmp_path, steps=7, care=Care(1000, 1e-9, 3, 1))
+    assert [int(file.stem[-2:]) for file in RunDirectory(tmp_path).states] == [7, 6, 5]
+
+
+class Sometimes:
+    """The CTC objective, whose value is not a number the times it is told to."""
+
+    labels, teaches = 3, "alignments"
+
+    def __init__(self, *bad):
+        self.real, self.bad, self.calls = CTC(3), set(bad), 0
+
+    def __call__(self, emissions, batch):
+        loss = self.real(emissions, batch)
+        self.calls += 1
+        return Loss(loss.value * torch.nan, loss.metrics) if self.calls in self.bad else loss
+
+
+def test_steps_that_are_no_number_are_skipped_and_counted(base, tmp_path):
+    one = trained(base, tmp_path, steps=12, objective=Sometimes(3, 4, 7))
+    figures = [json.loads(line) for line in one.run.metrics.read_text().splitlines()]
+    assert [line.get("skipped", 0) for line in figures] == [0, 0, 1, 2, 2, 2, 3, 3, 3, 3, 3, 3]
+    assert [line["gradient_norm"] is None for line in figures] == [n in (3, 4, 7) for n in range(1, 13)]
+    assert all(value.isfinite().all() for value in one.drafter.own_parameters())
+
+
+def test_a_skipped_step_leaves_weights_and_gradients_alone(base, tmp_path):
+    one = trainer(RunDirectory(tmp_path), base, 5, objective=Sometimes(1))
+    before = [value.detach().clone() for value in one.drafter.own_parameters()]
+    one.train_step()
+    for value, old in zip(one.drafter.own_parameters(), before, strict=True):
+        assert torch.equal(value, old)
+        assert value.grad is None
+
+
+def test_what_keeps_happening_stops_the_run(base, tmp_path):
+    with pytest.raises(InputError, match=r"step 6 is nan.*2 steps before it.*trainer\.patience=3.*lower trainer\.lear"):
+        trained(base, tmp_path, objective=Sometimes(2, *range(4, 100)))
+    assert RunDirectory(tmp_path).load_state()["step"] == 5
+    assert CARE.patience == 3
+
+
+def test_accumulated_batches_are_one_step_along_their_mean(base, tmp_path):
+    seen = []
+    one = trainer(RunDirectory(tmp_path), base, 5, accumulate=2)
+    one.engine.clip = lambda norm: seen.append([p.grad.clone() for p in one.engine.parameters])
+    values = [one.objective(one.drafter(batch), batch).value for batch in map(one.batches.batch, range(2))]
+    wanted = torch.autograd.grad(sum(values) / 2, one.engine.parameters)
+    figures = one.train_step()
+    for mean, gradient in zip(wanted, seen[0], strict=True):
+        assert torch.allclose(mean, gradient, rtol=1e-4, atol=1e-7)
+    assert figures["loss"] == pytest.approx(float(sum(values)) / 2)

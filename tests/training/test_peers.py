@@ -1,0 +1,85 @@
+"""Two processes on one step's batches are one process that accumulates them: the same losses, the same weights."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_models import random_base
+from training_parts import figures_of, trainer
+
+from ctcdraft.errors import InputError
+from ctcdraft.training.checkpoint import RunDirectory
+from ctcdraft.training.logger import JsonlLogger
+from ctcdraft.training.peers import Peers, join, share_of
+from ctcdraft.training.zero import ALONE, load_deepspeed
+
+JOB = Path(__file__).with_name("torchrun_job.py")
+PATHS = os.pathsep.join([str(JOB.parents[2]), str(JOB.parents[1])])
+
+
+def test_batches_are_shared_or_refused():
+    assert [share_of(4, Peers(rank, 2)) for rank in range(2)] == [[0, 2], [1, 3]]
+    with pytest.raises(InputError, match=r"trainer\.accumulate=3 .* by 2 processes; make it a multiple of 2"):
+        share_of(3, Peers(0, 2))
+
+
+def test_one_process_exchanges_nothing():
+    alone, value = Peers(), torch.ones(3)
+    alone.average([value])
+    assert value.tolist() == [1, 1, 1]
+    assert alone.any(True, False) == [True, False]
+    assert alone.gather("x") == ["x"]
+
+
+def test_without_deepspeed_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "deepspeed", None)
+    for name in ALONE:
+        monkeypatch.setenv(name, ALONE[name])
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    with pytest.raises(InputError, match="pip install deepspeed"):
+        load_deepspeed("cpu")
+
+
+def test_a_port_in_use_is_one_sentence(monkeypatch):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        values = {"WORLD_SIZE": 2, "RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        for name, value in values.items():
+            monkeypatch.setenv(name, str(value))
+        with pytest.raises(InputError, match=rf"2 processes cannot meet at 127\.0\.0\.1:{port} .*--master-port"):
+            join("cpu")
+
+
+@pytest.mark.deepspeed
+@pytest.mark.parametrize("stage", [[], ["1"], ["2"]], ids=["torch", "zero 1", "zero 2"])
+def test_two_processes_reach_the_curve_of_one(tmp_path, stage):
+    base = random_base(context=64)
+    run = RunDirectory(tmp_path / "one")
+    run.begin("drafter: {}\n", base.fingerprint(), overwrite=False)
+    one = trainer(run, base, 12, accumulate=2)
+    one.fit([JsonlLogger(run.metrics, 0)])
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port),
+         str(JOB), str(tmp_path / "two"), "12", *stage],
+        env={**os.environ, "PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1"}, check=True, timeout=240,
+    )  # fmt: skip
+    other = RunDirectory(tmp_path / "two")
+    curves = [figures_of(each) for each in (run, other)]
+    for ours, theirs in zip(*curves, strict=True):
+        assert theirs == pytest.approx(ours, rel=1e-4)
+    weights, theirs = load_file(run.head), load_file(other.head)
+    for name, value in weights.items():
+        assert torch.allclose(value, theirs[name], atol=1e-4), name
+    assert len(other.load_state()["rng"]) == 2

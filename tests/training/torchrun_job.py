@@ -1,0 +1,41 @@
+"""What every process of a torchrun does in test_peers.py: train the small run of training_parts, write what came out.
+
+torchrun --nproc-per-node 2 tests/training/torchrun_job.py FOLDER STEPS [STAGE]      STAGE: of DeepSpeed's ZeRO
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+from tiny_models import random_base
+from training_parts import trainer
+
+from ctcdraft.training.checkpoint import RunDirectory
+from ctcdraft.training.logger import JsonlLogger
+from ctcdraft.training.peers import join
+from ctcdraft.training.zero import DeepSpeedEngine
+
+
+def main(folder: Path, steps: int, *stage: str) -> None:
+    torch.set_num_threads(1)
+    peers = join("cpu")
+    base = random_base(context=64)
+    run = RunDirectory(folder)
+    how = {}
+    if stage:
+        settings = {"zero_optimization": {"stage": int(stage[0])}}
+        how = {"engine": DeepSpeedEngine, "deepspeed": settings}
+    one = trainer(run, base, steps, accumulate=2, peers=peers, **how)
+    one.restore()
+    peers.wait()
+    if peers.leads and not run.config.exists():
+        run.begin("drafter: {}\n", base.fingerprint(), overwrite=False)
+    one.fit([JsonlLogger(run.metrics, one.step)] if peers.leads else [])
+    weights = [value.detach() for value in one.drafter.own_parameters()]
+    assert all(torch.equal(a, b) for other in peers.gather(weights) for a, b in zip(weights, other, strict=True))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])
