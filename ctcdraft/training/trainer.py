@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -86,7 +87,9 @@ class Trainer:
         pace = Pace()
         quiet = None if self.peers.leads else True  # None: where nobody watches
         bar = tqdm(total=self.steps, initial=self.step, unit="step", desc="training", disable=quiet)
-        with bar, listening() as stop:
+        with contextlib.ExitStack() as closing, bar, listening() as stop:
+            for logger in loggers:
+                closing.callback(logger.close)
             while self.step < self.steps and not stopped:
                 figures = self.train_step()
                 self.step += 1
@@ -106,8 +109,6 @@ class Trainer:
                 elif due:
                     self.write_or_go_on(self.save)
                     saved_at = monotonic()
-        for logger in loggers:
-            logger.close()
         if stopped and not last:
             self.leave(stop)
         return self.best_tau
@@ -141,8 +142,8 @@ class Trainer:
         self.skipped_now += 1
         if self.skipped_now >= self.care.patience:
             raise InputError(
-                f"the gradient of step {self.step + 1} is {norm} (loss {float(said[0].value):.4g}), and so were those "
-                f"of {self.skipped_now - 1} steps before it, none of which was taken (trainer.patience="
+                f"the gradient of step {self.step + 1} is {norm} (loss {float(said[0].value.detach()):.4g}), and so were "
+                f"those of {self.skipped_now - 1} steps before it, none of which was taken (trainer.patience="
                 f"{self.care.patience}); begin again with a lower trainer.learning_rate, the weights of before are in "
                 f"{self.run.path}"
             )

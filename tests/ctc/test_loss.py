@@ -35,7 +35,7 @@ def test_value_and_gradient_are_torchs_own(dtype, bound, chunk, frames, monkeypa
     weights_X = torch.rand(30, dtype=dtype)  # any loss of the losses
     ours_X, theirs_X = ctc_losses(logits_XTC, labels_XS, lengths_X, BLANK), native(logits_XTC, labels_XS, lengths_X)
     possible_X = ours_X.isfinite()
-    assert possible_X.sum() == (20 if frames == 4 else 30)
+    assert possible_X.sum() == (19 if frames == 4 else 30)
     assert torch.allclose(ours_X[possible_X], theirs_X[possible_X], rtol=bound)
     (ours,) = torch.autograd.grad((weights_X * ours_X.where(possible_X, 0)).sum(), logits_XTC)
     (theirs,) = torch.autograd.grad((weights_X * theirs_X).sum(), logits_XTC)

@@ -80,7 +80,7 @@ def test_the_loss_and_its_gradient_are_those_of_full_emissions(dtype, bound):
     lengths_X = torch.full((60,), 4)
 
     def gradients(loss: Tensor) -> list[Tensor]:
-        return list(torch.autograd.grad(loss, (states_XTD, blank_D)))
+        return list(torch.autograd.grad(loss, (states_XTD, blank_D), retain_graph=True))
 
     scores = label_scores(states_XTD, rows_CD[:-1], None, blank_D, states_XTD.new_zeros(()), labels_XS)
     value_X = log_likelihood(*scores, labels_XS, lengths_X)
