@@ -56,6 +56,8 @@ def choices(override: Override) -> Any:
     value: Any = override.value()
     key = override.key_or_group
     if isinstance(value, IntervalSweep):
+        assert value.start is not None
+        assert value.end is not None
         return Interval(value.start, value.end, "log" in value.tags, whole=False)
     if isinstance(value, RangeSweep):
         if not isinstance(value.start, int) or not isinstance(value.stop, int) or value.step != 1:

@@ -104,7 +104,9 @@ def main(config: DictConfig) -> float:
 
 def make_trainer(settings: DictConfig, *parts: Any) -> Trainer:
     care = Care(settings.checkpoint_every, settings.checkpoint_minutes, settings.keep, settings.patience)
-    return Trainer(*parts, settings.steps, settings.accumulate, settings.probe_every, care)
+    return Trainer(
+        *parts, steps=settings.steps, accumulate=settings.accumulate, probe_every=settings.probe_every, care=care
+    )
 
 
 def refuse_impossible(trainer: DictConfig) -> None:

@@ -57,7 +57,7 @@ def flat(node: Any, above: str = "") -> dict[str, Any]:
 
 def swept(jobs: Sequence[Job]) -> list[str]:
     """The keys in which jobs differ; of several that say the same thing, the one with the shortest name."""
-    differing = []
+    differing: list[str] = []
     for key in sorted({key for job in jobs for key in job.values}, key=lambda key: (len(key), key)):
         column = [job.values.get(key) for job in jobs]
         alike = any(tied(column, [job.values.get(other) for job in jobs]) for other in differing)

@@ -142,8 +142,8 @@ class Trainer:
         self.skipped_now += 1
         if self.skipped_now >= self.care.patience:
             raise InputError(
-                f"the gradient of step {self.step + 1} is {norm} (loss {float(said[0].value.detach()):.4g}), and so were "
-                f"those of {self.skipped_now - 1} steps before it, none of which was taken (trainer.patience="
+                f"the gradient of step {self.step + 1} is {norm} (loss {float(said[0].value.detach()):.4g}), and so "
+                f"were those of {self.skipped_now - 1} steps before it, none of which was taken (trainer.patience="
                 f"{self.care.patience}); begin again with a lower trainer.learning_rate, the weights of before are in "
                 f"{self.run.path}"
             )
