@@ -102,11 +102,11 @@ def main(config: DictConfig) -> float:
     return tau
 
 
-def make_trainer(settings: DictConfig, *parts: Any) -> Trainer:
+def make_trainer(settings: DictConfig, run: RunDirectory, *parts: Any) -> Trainer:
     care = Care(settings.checkpoint_every, settings.checkpoint_minutes, settings.keep, settings.patience)
-    return Trainer(
-        *parts, steps=settings.steps, accumulate=settings.accumulate, probe_every=settings.probe_every, care=care
-    )
+    drafter, objective, batches, engine, probe = parts
+    rhythm = (settings.steps, settings.accumulate, settings.probe_every)
+    return Trainer(run, drafter, objective, batches, engine, probe, *rhythm, care)
 
 
 def refuse_impossible(trainer: DictConfig) -> None:

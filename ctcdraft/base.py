@@ -267,7 +267,8 @@ def load_base(
 
 
 def refuse_unknown_dtype(dtype: str) -> None:
-    if not isinstance(getattr(torch, dtype, None), torch.dtype):
+    found = getattr(torch, dtype, None)
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
         raise InputError(f"dtype={dtype} is no type of torch; try float32, bfloat16 or float16")
 
 

@@ -54,9 +54,12 @@ def on_paper(
     adapter: str | None = None,
     taps: Sequence[str | int] = ("last",),
     config: Any = None,
+    quantised: str | None = None,
+    fixed: bool = False,
 ) -> Paper | None:
     """The values of `load_base`; None where the weights are on this machine and fit, so that it can be loaded.
 
+    quantised, fixed: change no plan.
     config: a base's sizes as Hugging Face names them, or the place of a config.json; without it, that of `path`.
     """
     import transformers

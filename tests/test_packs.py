@@ -26,6 +26,7 @@ from ctcdraft.objectives.ctc import CTC
 from ctcdraft.objectives.distill import Distill, kl
 from ctcdraft.objectives.eagle import Eagle, EagleCTC
 from ctcdraft.objectives.prefix_ctc import PrefixCTC
+from ctcdraft.objectives.transducer import Transducer
 
 CONTEXT = 32  # shorter than a pack: a place that did not start anew would lie outside the base's positions
 SIZE = 80
@@ -88,16 +89,16 @@ def causal(base):
     return block_head(base, partial(AttentionBody, root_input=False, causal=True), PrefixSearch(16))
 
 
-BLOCK = ("gru", "markov", "residual", "feed_forward", "collapse")
+BLOCK = ("gru", "transducer", "markov", "residual", "feed_forward", "collapse")
+OF_BLOCK = (CTC(4), Transducer(4), CrossEntropy(6, 0.8), CrossEntropy(3, 0.8), Distill(3, 0.8, kl), CTC(2))
+
 CASES = {
     "ctc": (lambda base, folder: ctc_head(base), CTC(3)),
     "ctc_taps": (lambda base, folder: tapped(base), CTC(3)),
     "ctc_causal": (lambda base, folder: causal(base), PrefixCTC(3, 0.8)),
     **{
         name: (lambda base, folder, at=at: block_heads(base)[at], objective)
-        for at, (name, objective) in enumerate(
-            zip(BLOCK, [CTC(4), CrossEntropy(6, 0.8), CrossEntropy(3, 0.8), Distill(3, 0.8, kl), CTC(2)], strict=True)
-        )
+        for at, (name, objective) in enumerate(zip(BLOCK, OF_BLOCK, strict=True))
     },
     "hydra": (lambda base, folder: stepwise("hydra", base, folder, 3), CrossEntropy(3, 0.8)),
     "hydra++": (lambda base, folder: stepwise("hydra++", base, folder, 3), Distill(3, 0.8, kl)),

@@ -27,7 +27,7 @@ class BlankHead(nn.Module):
         super().__init__()
         self.words: Any = words
         self.blank_D = nn.Parameter(torch.randn(width) * 0.02)
-        self.blank_bias = nn.Parameter(torch.zeros(()))
+        self.blank_bias = nn.Parameter(torch.zeros(1))  # no scalar: DeepSpeed cannot broadcast one
 
     @property
     def blank(self) -> int:

@@ -8,6 +8,7 @@ vocabulary is kept, and nothing is computed twice.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -87,10 +88,15 @@ def log_normaliser(states_XD: Tensor, words_VD: Tensor, bias_V: Tensor | None) -
     return normaliser_R.view(states_XD.shape[:-1])
 
 
+def unrounded(device: torch.device) -> AbstractContextManager[Any]:
+    """Without autocast, which a plan on paper (the meta device) does not know."""
+    return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
+
+
 def word_logits(states_XTD: Tensor, words_VD: Tensor, bias_V: Tensor | None, words_XS: Tensor) -> Tensor:
     """The logits of a few words at every frame, [X, T, S], in float32 or better whatever autocast says."""
     kept = torch.promote_types(states_XTD.dtype, torch.float32)
-    with torch.autocast(states_XTD.device.type, enabled=False):
+    with unrounded(states_XTD.device):
         rows_XSD = words_VD[words_XS].to(kept)
         logits_XTS = states_XTD.to(words_VD.dtype).to(kept) @ rows_XSD.transpose(-1, -2)
     return logits_XTS if bias_V is None else logits_XTS + bias_V[words_XS][..., None, :]
@@ -109,7 +115,7 @@ def label_scores(
     Scores are float32 (float64 for float64 states).
     """
     words_XT = log_normaliser(states_XTD, words_VD, bias_V)
-    with torch.autocast(states_XTD.device.type, enabled=False):
+    with unrounded(states_XTD.device):
         blank_XT = states_XTD.to(words_XT.dtype) @ blank_D.to(words_XT.dtype) + blank_bias
     normaliser_XT = torch.logaddexp(words_XT, blank_XT)
     labels_XTS = word_logits(states_XTD, words_VD, bias_V, labels_XS)

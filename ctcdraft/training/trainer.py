@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from ctcdraft.corpus.batches import Batches
 from ctcdraft.corpus.prefetch import Prefetched
-from ctcdraft.drafters.drafter import DraftHead
+from ctcdraft.drafters.drafter import Batch, DraftHead
 from ctcdraft.errors import InputError
 from ctcdraft.objectives.objective import Loss, Objective
 from ctcdraft.training.checkpoint import RunDirectory, fill
@@ -75,6 +75,7 @@ class Trainer:
         self.care = care
         self.step = 0
         self.tokens = 0  # of the step: what this process read
+        self.newest: Batch | None = None  # the first of the step
         self.best_tau = 0.0
         self.skipped = 0  # in all
         self.skipped_now = 0  # in a row
@@ -120,6 +121,8 @@ class Trainer:
         def loss(number: int) -> torch.Tensor:
             batch = self.batches.batch(number)
             self.tokens += batch.tokens_BL.numel()
+            if not said:
+                self.newest = batch
             said.append(self.objective(self.drafter(batch), batch))
             return said[-1].value
 
@@ -150,9 +153,8 @@ class Trainer:
 
     def measure(self) -> dict[str, Any]:
         """What the probe saw, tau above all, and what the drafter says of the newest batch; the best head is kept."""
-        newest = self.batches.batch((self.step - 1) * self.accumulate + self.share[-1])
         self.drafter.eval()
-        figures = self.probe.figures(self.drafter) | self.drafter.figures(newest)
+        figures = self.probe.figures(self.drafter) | (self.drafter.figures(self.newest) if self.newest else {})
         self.drafter.train()
         tau = figures["tau"]
         if tau > self.best_tau and self.write_or_go_on(lambda: self.run.save_head(self.drafter)):

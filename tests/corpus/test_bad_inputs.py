@@ -278,7 +278,7 @@ def test_a_corpus_of_another_tokenizer_is_neither_gone_on_with_nor_trained_on(wo
 
 def test_other_settings_do_not_touch_what_is_finished(world, monkeypatch, capsys):
     said = refused(world, monkeypatch, capsys, "data/prepare.py", *TINY, "answers.max_new_tokens=9", "out=done")
-    assert "max_new_tokens 8 (now 9)" in said
+    assert "answers.max_new_tokens=8 (now 9)" in said
 
 
 def test_a_second_writer_is_refused(world, monkeypatch, capsys):
@@ -303,7 +303,7 @@ def test_a_disk_that_fills_up_keeps_what_is_finished(world, monkeypatch, capsys)
         said = refused(world, monkeypatch, capsys, "data/prepare.py", *TINY, "out=full")
     assert "No space left on device" in said
     assert said.endswith("make room or choose another place, then run again: what was finished is kept")
-    assert sorted(content(world / "full")) == ["manifest.json", "part-00000.jsonl", "part-00001.jsonl"]
+    assert sorted(content(world / "full")) == ["manifest.json", "part-00000.jsonl", "part-00001.jsonl", "plan.json"]
     kept = {name: (world / "full" / name).stat().st_mtime_ns for name in ("part-00000.jsonl", "part-00001.jsonl")}
     assert run(monkeypatch, "data/prepare.py", *TINY, "out=full") == 0
     assert content(world / "full") == content(world / "done")

@@ -28,7 +28,7 @@ def parts(dtype: torch.dtype, bias: bool) -> tuple[Tensor, Tensor, Tensor | None
 def whole(states, words, bias, blank_D, blank_bias, labels) -> tuple[Tensor, Tensor]:
     """The obvious twin: all classes, one softmax."""
     logits = torch.nn.functional.linear(states, torch.cat([words, blank_D[None]]))
-    logits = logits + torch.cat([torch.zeros(WORDS, dtype=states.dtype) if bias is None else bias, blank_bias[None]])
+    logits = logits + torch.cat([torch.zeros(WORDS, dtype=states.dtype) if bias is None else bias, blank_bias.view(1)])
     log_probs = logits.log_softmax(dim=-1)
     return log_probs.gather(-1, labels[:, None].expand(-1, FRAMES, -1)), log_probs[..., -1]
 

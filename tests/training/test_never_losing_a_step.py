@@ -242,4 +242,4 @@ def test_accumulated_batches_are_one_step_along_their_mean(base, tmp_path):
     figures = one.train_step()
     for mean, gradient in zip(wanted, seen[0], strict=True):
         assert torch.allclose(mean, gradient, rtol=1e-4, atol=1e-7)
-    assert figures["loss"] == pytest.approx(float(sum(values)) / 2)
+    assert figures["loss"] == pytest.approx(float(sum(values).detach()) / 2)
