@@ -289,7 +289,7 @@ def test_a_base_that_is_not_here_is_planned_on_paper(world, monkeypatch, capsys)
         (
             "data/prepare.py",
             ["base=vicuna_7b", "base.config=gone.json", "corpus.path=prompts.jsonl", "plan_only=true", "out=never"],
-            "cannot read the config of the base gone.json",
+            "no base LLM at gone.json",
         ),
         ("train.py", training("run=x", "objective.labels=9"), "5 frames cannot say 9 labels"),
         ("train.py", training("run=x", "objective.labels=0"), "objective.labels=0"),

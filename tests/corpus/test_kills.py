@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import select
 import signal
 import subprocess
 import sys
@@ -42,7 +43,8 @@ class Nursery:
         pid = json.loads(self.process.stdout.readline())["pid"]
         lock = self.folder / out / "writer.lock"
         while not (lock.exists() and f"process {pid} " in lock.read_text()):
-            time.sleep(0.002)
+            over, _, _ = select.select([self.process.stdout], [], [], 0.002)
+            assert not over, f"{out} ended before it wrote anything"
         return pid
 
     def ended(self) -> int:
