@@ -119,7 +119,7 @@ def refuse_report(out: Path, overwrite: bool) -> None:
 
 def named(config: DictConfig, alone: bool = False) -> dict[str, Entry]:
     """All contestants by row name, autoregression first. alone: it may be the only one."""
-    words = list(config.contestants)
+    words = [config.contestants] if isinstance(config.contestants, str) else list(config.contestants)
     if config.checkpoint is not None:
         words = [config.checkpoint, *(words or ["prompt_lookup"])]
     if not words and not alone:

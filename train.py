@@ -48,6 +48,7 @@ def main(config: DictConfig) -> float:
         run.refuse_to_overwrite()
     refuse_impossible(config.trainer)
     refuse_untrainable(config.drafter)
+    refuse_untaught(config)
     if config.trainer.threads:
         torch.set_num_threads(config.trainer.threads)
     paper = paper_of(config.base) if config.plan_only else None
@@ -127,6 +128,13 @@ def refuse_untrainable(drafter: DictConfig) -> None:
     if not issubclass(get_class(drafter._target_), DraftHead):
         raise InputError(
             f"drafter={drafter.name} has no weights to train; name it among the contestants of evaluate.py"
+        )
+
+
+def refuse_untaught(config: DictConfig) -> None:
+    if "objective" not in config:
+        raise InputError(
+            f"drafter={config.drafter.name} has no objective of its own (configs/objective/of_*.yaml); give objective="
         )
 
 
