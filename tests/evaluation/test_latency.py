@@ -11,11 +11,12 @@ from sessions import SETTINGS
 from tiny_models import random_base
 from training_parts import ctc_head
 
+from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.drafters.prompt_lookup import PromptLookup
 from ctcdraft.errors import InputError
 from ctcdraft.evaluation import breakdown
-from ctcdraft.evaluation.latency import Latency, Machine, measure
+from ctcdraft.evaluation.latency import Latency, Machine, measure, whole_passes
 from ctcdraft.front_door import REPOSITORY
 from ctcdraft.shape import shaped_base
 
@@ -61,6 +62,24 @@ def test_parts_of_a_pass_add_up():
     assert ctc["predicted_speedup"] == pytest.approx(2.0 / (ctc["c"] + ctc["v"] + ctc["o"]))
     assert ctc["c_search"] > 0
     assert lookup["predicted_speedup"] is None
+
+
+class Wide(Autoregressive):
+    """Drafts as deep a tree as it may, and notes how deep that was."""
+
+    def draft(self, context, memory, rng):
+        self.depths.append(context.depth)
+        return TokenTree.chain(context.root, context.root.repeat(context.depth)), memory
+
+
+def test_every_pass_that_is_timed_drafts_a_whole_tree():
+    """Trees are cut where an answer ends; eight passes that end with one would mostly time cut ones."""
+    base = random_base(context=96)
+    wide = Wide(base)
+    wide.depths = []
+    spent = whole_passes(base, {"wide": wide}, SETTINGS, torch.arange(40, 60), latency(passes=3, repeats=2))
+    assert spent["wide"].passes == 3
+    assert wide.depths == [SETTINGS.nodes - 1] * 3 * 3
 
 
 def test_the_least_time_by_pencil():
