@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from ctcdraft.evaluation.recorded import read_run
 from ctcdraft.evaluation.recorded_comparison import compare
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
 from ctcdraft.evaluation.session import Session
-from ctcdraft.evaluation.sizing import found_or_chosen
+from ctcdraft.evaluation.sizing import kept_or_chosen
 from ctcdraft.evaluation.tables import read_table
 from ctcdraft.front_door import entry_point, from_command_line
 from ctcdraft.shard import Shard
@@ -55,15 +54,16 @@ def main(config: DictConfig) -> None:
     drafters = {name: one.drafter for name, one in contestants.items()}
     decoding = HydraConfig.get().runtime.choices["decoding"]
     out = output(config, entries, f"{benchmark.name}-{decoding}")
-    arena, sizes = Arena(base, drafters, settings, config.seed), None
+    folder = Folder(out, shard)
+    session = Session(Arena(base, drafters, settings, config.seed), contestants, benchmark, decoding, shard)
     if automatic and not config.plan_only:
-        sizes = found_or_chosen(out / "sizes.json", arena, sizing, benchmark.prompts, config.overwrite)
-        arena = replace(arena, nodes={name: found["chosen"] for name, found in sizes.items()})
-    session = Session(arena, contestants, benchmark, decoding, shard, sizes)
+        kept = None if config.overwrite else folder.sizes()
+        of = session.settings(config.warm_up_tokens)
+        session = session.sized(kept_or_chosen(kept, session.arena, sizing, benchmark.prompts, of))
     print(f"{session.plan()}\ninto {out}")
     if config.plan_only:
         return
-    made = session.run(Folder(out, shard), config.overwrite, config.warm_up_tokens, config.timing.questions)
+    made = session.run(folder, config.overwrite, config.warm_up_tokens, config.timing.questions)
     print(f"\n{report.terminal(**made)}\nthe report is {out / 'report.md'}")
 
 
