@@ -109,7 +109,8 @@ class Drafter(Protocol):
 class Pass:
     """One reading of the base: tokens committed (after the cut at EOS), guesses accepted, what was offered.
 
-    open: a guess hung below the last accepted node. nodes: of the tree, root counted. drafted: its depth.
+    open: a guess hung below the last accepted node, and the text went on. nodes: of the tree, root counted. drafted:
+    its depth.
     """
 
     committed: int
@@ -162,7 +163,10 @@ def generate(
         context = context.extend(commit, read.states_ND)
         new = cut(commit.tokens, stops)
         answer.extend(new)
-        passes.append(Pass(len(new), min(len(commit.tokens) - 1, len(new)), commit.open, len(tree), commit.drafted))
+        accepted = min(len(commit.tokens) - 1, len(new))
+        # Below an end that was accepted nothing counts: what hung there was not refused.
+        is_open = commit.open and len(new) > accepted
+        passes.append(Pass(len(new), accepted, is_open, len(tree), commit.drafted))
     ended = answer[-1] in stops
     return Generation(tuple(answer), tuple(passes), ended, prefilled - began, perf_counter() - prefilled, drawn)
 
