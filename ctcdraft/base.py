@@ -103,8 +103,13 @@ class BaseLM(nn.Module):
         return ", ".join(ways)
 
     def new_cache(self, capacity: int) -> KVCache:
-        layers = self.lm.config.num_hidden_layers
-        return KVCache(layers, capacity) if self.fixed is None else self.fixed.new_cache(layers, capacity)
+        if self.fixed is None:
+            return self.batch_cache(capacity)
+        return self.fixed.new_cache(self.lm.config.num_hidden_layers, capacity)
+
+    def batch_cache(self, capacity: int) -> KVCache:
+        """Of several texts side by side: the rows that reads of a fixed shape lend are those of one."""
+        return KVCache(self.lm.config.num_hidden_layers, capacity)
 
     @torch.inference_mode()
     def read(self, tokens_L: Tensor, cache: KVCache) -> Read:

@@ -120,8 +120,8 @@ class PublishedHead(ModelHubMixin):
         """What `model.generate(**inputs, custom_generate=head.generate)` calls; token ids [1, L], prompt included.
 
         Greedy, it gives the ids `model.generate` gives, up to the end of the base's context; sampled, a draw from the
-        same law, seeded by torch's own generator. Whatever else is asked of `generate` is refused in a sentence, but for a
-        streamer: transformers keeps that to itself, and it hears the prompt alone.
+        same law, seeded by torch's own generator. Whatever else is asked of `generate` is refused in a sentence; not so
+        a streamer, which transformers keeps to itself: it hears the prompt alone.
         """
         refuse_unserved(self.base.lm, model, input_ids, logits_processor, stopping_criteria, generation_config)
         refuse_untold(input_ids, told)

@@ -143,7 +143,7 @@ def generate(
     """
     noise = Noise(seed) if settings.temperature > 0 else None
     rng = torch.Generator(prompt_L.device).manual_seed(int(scramble(torch.tensor(seed))))
-    cache = base.new_cache(len(prompt_L) + settings.max_new_tokens + settings.nodes)
+    cache = base.new_cache(rows(prompt_L, settings))
     began = perf_counter()
     context = prefill(base, cache, prompt_L, settings, noise)
     answer = context.tokens_L[len(prompt_L) :].tolist()  # on a GPU this waits for the prefill
@@ -169,6 +169,11 @@ def generate(
         passes.append(Pass(len(new), accepted, is_open, len(tree), commit.drafted))
     ended = answer[-1] in stops
     return Generation(tuple(answer), tuple(passes), ended, prefilled - began, perf_counter() - prefilled, drawn)
+
+
+def rows(prompt_L: Tensor, settings: Settings) -> int:
+    """Of keys and values, the most that an answer to prompt_L needs."""
+    return len(prompt_L) + settings.max_new_tokens + settings.nodes
 
 
 def refuse_too_large(drafter: Drafter, most: int, what: str, found: int) -> None:

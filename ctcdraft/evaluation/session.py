@@ -14,7 +14,7 @@ from ctcdraft.evaluation import metrics, report, roof
 from ctcdraft.evaluation.benchmarks import Benchmark
 from ctcdraft.evaluation.environment import environment, hardware
 from ctcdraft.evaluation.folder import Folder
-from ctcdraft.evaluation.measure import Arena, asked, measure, order, turn_seed, warm_up
+from ctcdraft.evaluation.measure import Arena, Met, asked, measure, order, turn_seed, warm_up
 from ctcdraft.evaluation.outside import StockGenerate
 from ctcdraft.evaluation.records import AUTOREGRESSIVE, Answer, Record
 from ctcdraft.evaluation.timing import Spent, Timing, instrument
@@ -119,11 +119,13 @@ class Session:
         # Again: where every line was on disk already, nothing has run in this process yet.
         warm_up(arena, self.prompts[records[0].index], warm_up_tokens)
         spent: dict[str, Spent] = {}
+        met = Met(arena)
         for record in records:
             prompt, said = self.prompts[record.index], record.answers(AUTOREGRESSIVE)
             for turn in range(len(prompt.turns)):
                 prompt_L, _ = asked(arena.base, prompt, [answer.text for answer in said[:turn]])
                 seed = turn_seed(arena.seed, record.index, turn)
+                met.untimed(prompt_L, seed)
                 for name in order(arena, seed + 1):
                     if isinstance(arena.contestants[name], StockGenerate):
                         continue  # no clock of ours runs inside it
