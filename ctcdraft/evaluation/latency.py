@@ -55,6 +55,8 @@ class Latency:
                 whole(value, f"benchmark.{key}")
         whole(self.passes, "benchmark.passes")
         whole(self.repeats, "benchmark.repeats")
+        if not isinstance(self.tau, Mapping):
+            raise InputError(f"benchmark.tau={self.tau} is nobody's; give it by drafter, as benchmark.tau.ctc=3.5")
         for name, tau in self.tau.items():
             if tau is not None and number(tau, f"benchmark.tau.{name}") < 1:
                 raise InputError(f"benchmark.tau.{name}={tau}: a pass commits at least one token; give 1 or more")

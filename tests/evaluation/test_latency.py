@@ -94,6 +94,7 @@ def test_the_least_time_by_pencil():
         ({"contexts": []}, r"benchmark.contexts=\[\]"),
         ({"nodes": [0]}, "benchmark.nodes"),
         ({"tau": {"ctc": 0.5}}, "at least one token"),
+        ({"tau": 3}, "give it by drafter"),
     ],
 )
 def test_values_that_measure_nothing_are_refused(wrong, said):
@@ -116,8 +117,9 @@ def test_a_shape_is_a_base_without_words():
     for wrong in ({"model_type": "no such thing"}, {**SMALL, "sliding_window": 8, "model_type": "mistral"}):
         with pytest.raises(InputError):
             shaped_base(wrong, "wrong", "float32", "cpu")
-    with pytest.raises(InputError, match="no type of torch"):
-        shaped_base(SMALL, "wrong", "fp32", "cpu")
+    for dtype, device, said in (("fp32", "cpu", "type"), ("int8", "cpu", "type"), ("float32", "gpu", "device")):
+        with pytest.raises(InputError, match=f"no {said} of torch"):
+            shaped_base(SMALL, "wrong", dtype, device)
 
 
 def test_bars_are_as_long_as_what_they_stand_for():
