@@ -23,7 +23,7 @@ from ctcdraft.corpus.packing import one_a_row, packed
 from ctcdraft.corpus.prefetch import Prefetched
 from ctcdraft.drafters.drafter import DraftHead
 from ctcdraft.errors import InputError, number, whole
-from ctcdraft.front_door import build_drafter, entry_point, from_command_line, paper_of
+from ctcdraft.front_door import build_drafter, entry_point, from_command_line, paper_of, written_down
 from ctcdraft.paper import Paper
 from ctcdraft.rate import Rate
 from ctcdraft.training.checkpoint import RunDirectory
@@ -183,7 +183,7 @@ def prepared_corpus(config: DictConfig, base: Any) -> prepared.Prepared | None:
     source, path = corpus_places(config)
     if path == Path(config.prepared) or not prepared.is_complete(path):
         corpus, answers = instantiate(config.corpus, path=source), instantiate(config.answers)
-        settings, planned = {"corpus": OmegaConf.to_container(config.corpus, resolve=True)}, None
+        settings, planned = {"corpus": written_down(config.corpus)}, None
         if prepared.is_complete(path):
             otherwise = prepared.differences(base, corpus, answers, path)
             if otherwise and not asked_for_a_corpus():

@@ -152,6 +152,21 @@ def paper_of(config: Any) -> Any:
     return instantiate({**values, "_target_": "ctcdraft.paper.on_paper", "_convert_": "all"})
 
 
+def written_down(node: Any) -> Any:
+    """The values of a node for a file that others read: places in this repository by their way from its root, so that
+    it says the same wherever the repository lies."""
+    from omegaconf import OmegaConf
+
+    def portable(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: portable(one) for key, one in value.items()}
+        if isinstance(value, list):
+            return [portable(one) for one in value]
+        return value.removeprefix(f"{REPOSITORY}/") if isinstance(value, str) else value
+
+    return portable(OmegaConf.to_container(node, resolve=True))
+
+
 def missing_target(error: BaseException) -> str | None:
     """A `_target_=` that names nothing, in a sentence."""
     from hydra.errors import InstantiationException
