@@ -21,6 +21,7 @@ from ctcdraft.training.peers import Peers, join, share_of
 from ctcdraft.training.zero import ALONE, load_deepspeed
 
 JOB = Path(__file__).with_name("torchrun_job.py")
+ALONE_JOB = Path(__file__).with_name("deepspeed_job.py")
 PATHS = os.pathsep.join([str(JOB.parents[2]), str(JOB.parents[1])])
 
 
@@ -67,11 +68,8 @@ def test_two_processes_reach_the_curve_of_one(tmp_path, stage):
     run.begin("drafter: {}\n", base.fingerprint(), overwrite=False)
     one = trainer(run, base, 12, accumulate=2)
     one.fit([JsonlLogger(run.metrics, 0)])
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port),
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port()),
          str(JOB), str(tmp_path / "two"), "12", *stage],
         env={**os.environ, "PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1"}, check=True, timeout=240,
     )  # fmt: skip
@@ -83,3 +81,20 @@ def test_two_processes_reach_the_curve_of_one(tmp_path, stage):
     for name, value in weights.items():
         assert torch.allclose(value, theirs[name], atol=1e-4), name
     assert len(other.load_state()["rng"]) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.deepspeed
+def test_deepspeed_leaves_out_what_is_not_finite_and_nothing_of_it_stays():
+    """Neither in the next step's gradient nor in the schedule; with shards and without."""
+    done = subprocess.run(
+        [sys.executable, str(ALONE_JOB), "0", "2"], capture_output=True, text=True, timeout=240,
+        env={**os.environ, "PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1", "MASTER_PORT": str(free_port())},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
