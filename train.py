@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ def main(config: DictConfig) -> float:
         config = config_to_resume(run, config)
     elif run.config.exists() and not config.overwrite:
         run.refuse_to_overwrite()
-    refuse_impossible(config.trainer)
+    refuse_impossible(config.trainer, config.seed)
     refuse_untrainable(config.drafter)
     if config.trainer.threads:
         torch.set_num_threads(config.trainer.threads)
@@ -109,18 +109,30 @@ def make_trainer(settings: DictConfig, run: RunDirectory, *parts: Any) -> Traine
     return Trainer(run, drafter, objective, batches, engine, probe, *rhythm, care)
 
 
-def refuse_impossible(trainer: DictConfig) -> None:
+def refuse_impossible(trainer: DictConfig, seed: Any) -> None:
+    whole(seed, "seed", least=0)
     counts = ["steps", "rows", "anchors", "max_length", "probe_every", "checkpoint_every", "warmup"]
     for key in [*counts, "accumulate", "keep", "patience"]:
         whole(trainer[key], f"trainer.{key}")
     whole(trainer.probe_prompts, "trainer.probe_prompts", least=0)
-    if trainer.pack is not None:
-        whole(trainer.pack, "trainer.pack")
+    for key in ("pack", "threads"):
+        if trainer[key] is not None:
+            whole(trainer[key], f"trainer.{key}")
+    for key in ("prefetch", "autocast"):
+        if not isinstance(trainer[key], bool):
+            raise InputError(f"trainer.{key}={trainer[key]} is neither true nor false")
+    for key in ("learning_rate", "clip_norm", *(["clip_value"] if trainer.clip_value is not None else [])):
+        if not number(trainer[key], f"trainer.{key}") > 0:
+            raise InputError(f"trainer.{key}={trainer[key]} would learn nothing; it lies above 0")
+    for key in ("weight_decay", "final_share"):
+        if number(trainer[key], f"trainer.{key}") < 0:
+            raise InputError(f"trainer.{key}={trainer[key]} is impossible; it is 0 or above")
+    betas = list(trainer.betas) if isinstance(trainer.betas, Sequence) else []
+    if len(betas) != 2 or not all(0 <= number(beta, "trainer.betas") < 1 for beta in betas):
+        raise InputError(f"trainer.betas={trainer.betas} is impossible; it is two numbers from 0 and below 1")
     minutes = trainer.checkpoint_minutes
     if minutes is not None and not number(minutes, "trainer.checkpoint_minutes") > 0:
         raise InputError(f"trainer.checkpoint_minutes={minutes} is impossible; it is above 0, or null for steps alone")
-    if not number(trainer.learning_rate, "trainer.learning_rate") > 0:
-        raise InputError(f"trainer.learning_rate={trainer.learning_rate} would learn nothing; it lies above 0")
 
 
 def refuse_untrainable(drafter: DictConfig) -> None:
@@ -161,7 +173,7 @@ def config_to_resume(run: RunDirectory, config: DictConfig) -> Any:
     own: Any = OmegaConf.load(run.config)
     own.trainer = OmegaConf.merge(config.trainer, own.trainer)
     if any(word.startswith("trainer.steps=") for word in typed):
-        if config.trainer.steps < own.trainer.steps:
+        if whole(config.trainer.steps, "trainer.steps") < own.trainer.steps:
             raise InputError(
                 f"trainer.steps={config.trainer.steps} is less than the {own.trainer.steps} of {run.path}; "
                 "it may only be raised"

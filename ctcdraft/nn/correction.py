@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ctcdraft.errors import InputError
+from ctcdraft.errors import whole
 from ctcdraft.nn.transformer import Norm
 
 
@@ -25,8 +25,7 @@ class Correction(nn.Module):
 
     def __init__(self, embedding: Any, rank: int, epsilon: float) -> None:
         super().__init__()
-        if rank < 1:
-            raise InputError(f"drafter.correction.rank={rank}: a correction needs at least one column")
+        whole(rank, "drafter.correction.rank")
         vocabulary, width = embedding.weight.shape
         self.embedding = embedding
         self.norm = Norm(width, eps=epsilon)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ctcdraft.drafters.drafter import Batch
-from ctcdraft.errors import InputError
+from ctcdraft.errors import InputError, number, whole
 from ctcdraft.nn.heads import Emissions
 
 
@@ -32,13 +32,11 @@ class Objective(Protocol):
 
 
 def check_labels(labels: int) -> int:
-    if labels < 1:
-        raise InputError(f"objective.labels={labels}: a window needs at least one label")
-    return labels
+    return whole(labels, "objective.labels")
 
 
 def check_decay(decay: float) -> float:
-    if not 0 < decay <= 1:
+    if not 0 < number(decay, "objective.decay") <= 1:
         raise InputError(
             f"objective.decay={decay}: a label's weight is decay^k, so decay lies above 0 and reaches to 1"
         )
