@@ -73,7 +73,7 @@ def plan(
             f"disk        {disk(trained)}; states of this corpus, where they are stored: {sizes}",
             f"memory      {memory(size, trained, batch, kept, emission_bytes)}; this process has held "
             f"{spelled(peak_bytes(base.device))} so far",
-            f"time        about {seconds * steps * accumulate / 3600:.2f} hours "
+            f"time        about {seconds * steps * accumulate / engine.peers.world / 3600:.2f} hours "
             f"({seconds:.2f} s for the first batch), probes not counted",
         ]
     )
