@@ -85,7 +85,7 @@ class EagleCTC:
         speakable_BA = whole_BA & (batch.labels_BAS[..., : self.said] != self.BLANK).all(dim=-1)
         labels_BAT = F.pad(batch.labels_BAS, (0, max(self.frames - self.labels, 0)), value=-1)[..., : self.frames]
         aligned_BA = emissions.by_label(unlikely, labels_BAT)
-        feasible_BA = speakable_BA & aligned_BA.isfinite()
+        feasible_BA = speakable_BA & ~aligned_BA.isposinf()  # what is not a number must show
         ctc = mean(aligned_BA, feasible_BA)
         infeasible = 1 - feasible_BA.sum() / whole_BA.sum().clamp(min=1)
         value = loss.value + self.ctc * ctc

@@ -28,7 +28,7 @@ class PrefixCTC:
         scores = emissions.scores(batch.labels_BAS)
         prefix_BAS = self.likelihoods(scores, batch).prefix_XS
         real_BAS = labels_there(batch)
-        feasible_BAS = real_BAS & prefix_BAS.isfinite()
+        feasible_BAS = real_BAS & ~prefix_BAS.isneginf()  # what is not a number must show
         value = decayed_mean(-prefix_BAS, feasible_BAS, self.decay)
         infeasible = 1 - feasible_BAS.sum() / real_BAS.sum().clamp(min=1)
         blank_BAT = scores.blank_BATP[..., 0].detach().exp()
