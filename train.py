@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from ctcdraft.training.checkpoint import RunDirectory
 from ctcdraft.training.logger import JsonlLogger
 from ctcdraft.training.paper import Told
 from ctcdraft.training.paper import plan as paper_plan
-from ctcdraft.training.peers import Peers, join
+from ctcdraft.training.peers import Peers, in_turn, join, share_of
 from ctcdraft.training.plan import plan, rehearse
 from ctcdraft.training.probe import Probe, hold_out
 from ctcdraft.training.sweep import write_table
@@ -55,6 +55,7 @@ def main(config: DictConfig) -> float:
         print(plan_on_paper(config, paper))
         return 0.0
     peers = join(config.device)
+    share_of(config.trainer.accumulate, peers)  # or it is refused, before an hour of answers
     base = instantiate(config.base)
     torch.manual_seed(config.seed)
     drafter = build_drafter(config.drafter, base).train()
@@ -249,16 +250,6 @@ def make_batches(config: DictConfig, rows: Rows, base: Any, labels: int, states:
     settings = config.trainer
     filling = packed(settings.pack) if settings.pack is not None else one_a_row
     return Batches(rows, base, settings.rows, settings.anchors, labels, config.seed, states, filling)
-
-
-def in_turn(peers: Peers, work: Callable[[], Any]) -> Any:
-    """Process 0 first, and what it has written down is there for the others."""
-    if not peers.leads:
-        peers.wait()
-    done = work()
-    if peers.leads:
-        peers.wait()
-    return done
 
 
 def make_engine(config: DictConfig, drafter: DraftHead, peers: Peers) -> Any:

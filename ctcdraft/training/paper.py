@@ -70,8 +70,8 @@ def plan(base: BaseLM, drafter: DraftHead, objective: Objective, told: Told, set
             f"frames      {reading(objective, drafter, shape[2])}",
             f"states      0 bytes where states=live; {sizes} where stored",
             f"disk        {disk(trained)}",
-            f"work        {step:.3g} operations a batch of the head, and {live:.3g} for the base to read {rows} rows of "
-            f"{length:,} tokens where live; where stored, {once:.3g} to read the corpus once",
+            f"work        {step:.3g} operations a batch of the head, and {live:.3g} for the base to read {rows} rows "
+            f"of {length:,} tokens where live; where stored, {once:.3g} to read the corpus once",
             f"memory      {memory(size, trained, largest, kept, emission_bytes)}",
             f"time        {hours(batches, step, live, once, rate)}",
         ]

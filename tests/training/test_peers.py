@@ -17,7 +17,7 @@ from training_parts import figures_of, trainer
 from ctcdraft.errors import InputError
 from ctcdraft.training.checkpoint import RunDirectory
 from ctcdraft.training.logger import JsonlLogger
-from ctcdraft.training.peers import Peers, join, share_of
+from ctcdraft.training.peers import Peers, in_turn, join, share_of
 from ctcdraft.training.zero import ALONE, load_deepspeed
 
 JOB = Path(__file__).with_name("torchrun_job.py")
@@ -37,6 +37,16 @@ def test_one_process_exchanges_nothing():
     assert value.tolist() == [1, 1, 1]
     assert alone.any(True, False) == [True, False]
     assert alone.gather("x") == ["x"]
+
+
+def test_process_0_works_first_and_the_others_find_what_it_made():
+    def order(rank):
+        done, peers = [], Peers(rank, 2)
+        peers.wait = lambda: done.append("wait")
+        in_turn(peers, lambda: done.append("work"))
+        return done
+
+    assert [order(rank) for rank in range(2)] == [["work", "wait"], ["wait", "work"]]
 
 
 def test_without_deepspeed_it_says_what_to_install(monkeypatch):
