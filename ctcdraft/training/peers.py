@@ -63,6 +63,8 @@ def join(device: str) -> Peers:
     world = int(os.environ.get("WORLD_SIZE", 1))
     if world == 1:
         return Peers()
+    if device == "cuda":
+        raise InputError(f"device=cuda is one device for {world} processes; leave it out, and each takes its own")
     backend = "nccl" if device.startswith("cuda") else "gloo"
     where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
     if device.startswith("cuda"):

@@ -70,6 +70,12 @@ def test_a_port_in_use_is_one_sentence(monkeypatch):
             join("cpu")
 
 
+def test_one_device_for_all_is_refused(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(InputError, match="device=cuda is one device for 2 processes"):
+        join("cuda")
+
+
 @pytest.mark.deepspeed
 @pytest.mark.parametrize("stage", [[], ["1"], ["2"]], ids=["torch", "zero 1", "zero 2"])
 def test_two_processes_reach_the_curve_of_one(tmp_path, stage):
