@@ -14,7 +14,7 @@ from ctcdraft.drafters.drafter import Batch
 from ctcdraft.errors import InputError, number, whole
 from ctcdraft.nn.heads import Emissions
 from ctcdraft.objectives.distill import states_before_labels
-from ctcdraft.objectives.objective import Loss, check_frames, check_labels
+from ctcdraft.objectives.objective import Loss, check_frames, check_labels, mean
 
 
 class Eagle:
@@ -91,7 +91,3 @@ class EagleCTC:
         value = loss.value + self.ctc * ctc
         metrics = loss.metrics | {"loss": value.detach(), "ctc": ctc.detach(), "infeasible_share": infeasible}
         return Loss(value, metrics)
-
-
-def mean(values_BA: Tensor, real_BA: Tensor) -> Tensor:
-    return values_BA.where(real_BA, 0).sum() / real_BA.sum().clamp(min=1)

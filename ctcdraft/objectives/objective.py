@@ -71,3 +71,8 @@ def decayed_mean(values_BAS: Tensor, real_BAS: Tensor, decay: float) -> Tensor:
 def labels_there(batch: Batch) -> Tensor:
     """True_BAS where a window has a label."""
     return torch.arange(batch.labels_BAS.shape[-1], device=batch.lengths_BA.device) < batch.lengths_BA[..., None]
+
+
+def mean(values_BA: Tensor, real_BA: Tensor) -> Tensor:
+    """Mean of the real values; 0 where there is none."""
+    return values_BA.where(real_BA, 0).sum() / real_BA.sum().clamp(min=1)
