@@ -24,11 +24,11 @@ demo: setup
 	$(BIN)/python evaluate.py checkpoint=runs/demo overwrite=true threads=1
 
 test: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2
 
 # The same laws with many times the draws.
 test-slow: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow
+	$(BIN)/python -m pytest -n 2 -m slow
 
 lint: setup
 	$(BIN)/ruff check .

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +15,8 @@ from ctcdraft.errors import InputError
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     """Let `write` fill a draft beside the path, then move it there: a kill leaves the old file or the new one."""
-    draft = path.with_name(f"{path.name}.{os.getpid()}.partial")  # sibling shards may write the same report
+    # Sibling shards, and parallel trials of a search in one process, may write the same report.
+    draft = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write(draft)

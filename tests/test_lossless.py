@@ -49,7 +49,7 @@ def test_autoregression_equals_transformers_generate(base, prompt):
     assert autoregression(base, prompt, how).tokens == tuple(out[0, len(prompt) :].tolist())
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize("temperature", [0.0, 0.6])
 def test_every_drafter_says_what_autoregression_says(base, temperature):
     """Oracle, Junk and Stutter in turn over all prompts, so that one prompt's leftovers would spoil the next."""
     how, heads = settings(temperature), block_heads(base)

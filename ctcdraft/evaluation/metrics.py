@@ -40,8 +40,8 @@ DEFINITIONS = {
     "base's law and counted in equal cells, laid out by the base's probabilities and by what the draft favours; p: "
     "the chance of fits no better; LOSSY: not even the law is owed",
     "ended": "answers that ended by themselves",
-    "repeated 4-grams": "share of an answer's 4-grams of token ids that stood in it before: looping text is easy "
-    "to guess",
+    "repeated 4-grams": "of all answers' 4-grams of token ids, the share that stood earlier in the same answer: "
+    "looping text is easy to guess",
     "accuracy": "last number of the last answer equals the reference",
     "peak_memory_bytes": "on CUDA: the most that was allocated while this contestant answered; the base and all "
     "contestants are in memory",

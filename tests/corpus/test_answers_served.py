@@ -115,7 +115,7 @@ def test_a_passing_trouble_is_survived(base, tmp_path, trouble):
     prepare(base, HERE, tmp_path / "here")
     with serving(base, True) as server:
         server.trouble = lambda number: trouble if number in (2, 7) else None
-        manifest = prepare(base, served(server, timeout_s=6.0), tmp_path / "served")
+        manifest = prepare(base, served(server, timeout_s=3.0), tmp_path / "served")
     here = {
         (row.id, row.turn): row.tokens_L.tolist() for row in prepared.read(tmp_path / "here", base.fingerprint()).rows
     }
@@ -126,7 +126,7 @@ def test_a_passing_trouble_is_survived(base, tmp_path, trouble):
 
 @pytest.mark.parametrize(
     ("trouble", "sentence"),
-    [("500", "500: .*out of memory"), ("hang", "no answer within 6 s"), ("die", "Remote end closed|reset|aborted")],
+    [("500", "500: .*out of memory"), ("hang", "no answer within 3 s"), ("die", "Remote end closed|reset|aborted")],
 )
 def test_a_lasting_trouble_loses_nothing_that_was_finished(base, tmp_path, trouble, sentence):
     with serving(base, True) as server:
@@ -134,7 +134,7 @@ def test_a_lasting_trouble_loses_nothing_that_was_finished(base, tmp_path, troub
         server.asked.clear()
         server.trouble = lambda number: trouble if number >= 9 else None
         with pytest.raises(InputError, match=f"at one question .last: ({sentence}).*run again: finished"):
-            prepare(base, served(server, timeout_s=6.0, retries=0), tmp_path / "cut")
+            prepare(base, served(server, timeout_s=3.0, retries=0), tmp_path / "cut")
         finished = sorted(tmp_path.glob("cut/part-*"))
         assert len(finished) == 1
         server.trouble = lambda number: None

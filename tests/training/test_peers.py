@@ -77,7 +77,14 @@ def test_one_device_for_all_is_refused(monkeypatch):
 
 
 @pytest.mark.deepspeed
-@pytest.mark.parametrize("stage", [[], ["1"], ["2"]], ids=["torch", "zero 1", "zero 2"])
+@pytest.mark.parametrize(
+    "stage",
+    [
+        pytest.param([], id="torch"),
+        pytest.param(["1"], id="zero 1", marks=pytest.mark.slow),
+        pytest.param(["2"], id="zero 2"),
+    ],
+)
 def test_two_processes_reach_the_curve_of_one(tmp_path, stage):
     base = random_base(context=64)
     run = RunDirectory(tmp_path / "one")
