@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from ctcdraft.corpus.masks import refuse_wrong_masks
 from ctcdraft.corpus.packing import one_a_row, packed
 from ctcdraft.corpus.prefetch import Prefetched
 from ctcdraft.drafters.drafter import DraftHead
-from ctcdraft.errors import InputError, number, whole
+from ctcdraft.errors import InputError, whole
 from ctcdraft.front_door import build_drafter, entry_point, from_command_line, paper_of
 from ctcdraft.paper import Paper
 from ctcdraft.rate import Rate
@@ -33,6 +32,7 @@ from ctcdraft.training.paper import plan as paper_plan
 from ctcdraft.training.peers import Peers, in_turn, join, share_of
 from ctcdraft.training.plan import plan, rehearse
 from ctcdraft.training.probe import Probe, hold_out
+from ctcdraft.training.settings import refuse_impossible
 from ctcdraft.training.sweep import write_table
 from ctcdraft.training.trainer import Care, Trainer
 
@@ -108,32 +108,6 @@ def make_trainer(settings: DictConfig, run: RunDirectory, *parts: Any) -> Traine
     drafter, objective, batches, engine, probe = parts
     rhythm = (settings.steps, settings.accumulate, settings.probe_every)
     return Trainer(run, drafter, objective, batches, engine, probe, *rhythm, care)
-
-
-def refuse_impossible(trainer: DictConfig, seed: Any) -> None:
-    whole(seed, "seed", least=0)
-    counts = ["steps", "rows", "anchors", "max_length", "probe_every", "checkpoint_every", "warmup"]
-    for key in [*counts, "accumulate", "keep", "patience"]:
-        whole(trainer[key], f"trainer.{key}")
-    whole(trainer.probe_prompts, "trainer.probe_prompts", least=0)
-    for key in ("pack", "threads"):
-        if trainer[key] is not None:
-            whole(trainer[key], f"trainer.{key}")
-    for key in ("prefetch", "autocast"):
-        if not isinstance(trainer[key], bool):
-            raise InputError(f"trainer.{key}={trainer[key]} is neither true nor false")
-    for key in ("learning_rate", "clip_norm", *(["clip_value"] if trainer.clip_value is not None else [])):
-        if not number(trainer[key], f"trainer.{key}") > 0:
-            raise InputError(f"trainer.{key}={trainer[key]} would learn nothing; it lies above 0")
-    for key in ("weight_decay", "final_share"):
-        if number(trainer[key], f"trainer.{key}") < 0:
-            raise InputError(f"trainer.{key}={trainer[key]} is impossible; it is 0 or above")
-    betas = list(trainer.betas) if isinstance(trainer.betas, Sequence) else []
-    if len(betas) != 2 or not all(0 <= number(beta, "trainer.betas") < 1 for beta in betas):
-        raise InputError(f"trainer.betas={trainer.betas} is impossible; it is two numbers from 0 and below 1")
-    minutes = trainer.checkpoint_minutes
-    if minutes is not None and not number(minutes, "trainer.checkpoint_minutes") > 0:
-        raise InputError(f"trainer.checkpoint_minutes={minutes} is impossible; it is above 0, or null for steps alone")
 
 
 def refuse_untrainable(drafter: DictConfig) -> None:

@@ -11,7 +11,7 @@ from tiny_models import random_base
 
 from ctcdraft.errors import InputError
 from ctcdraft.front_door import CONFIGS, build_drafter, input_error, register_resolvers
-from train import refuse_impossible
+from ctcdraft.training.settings import refuse_impossible
 
 OF_TRAINER = [
     "betas=[0.9]", "betas=0.9", "betas=[2,3]", "betas=[a,b]", "clip_norm=abc", "clip_norm=-1", "clip_norm=0",
