@@ -155,7 +155,7 @@ def test_another_model_is_refused_when_loaded_and_when_used(home):
         random_lm().generate(PROMPT, **ASKED, custom_generate=head.generate)
     with pytest.raises(InputError, match="give tokenizer="):
         PublishedHead.from_pretrained(home / "head", model=random_lm())
-    with pytest.raises(InputError, match="no head at .*gone"):
+    with pytest.raises(InputError, match=r"no head at .*gone"):
         PublishedHead.from_pretrained(home / "gone", model=random_lm(), tokenizer=tiny_tokenizer())
 
 
