@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -135,7 +135,9 @@ def child(options: argparse.Namespace) -> dict[str, float]:
 def peak(device: str) -> int:
     if device.startswith("cuda"):
         return torch.cuda.max_memory_allocated()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    # Of this program alone, where ru_maxrss would begin with what the parent held at its own peak.
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(status["VmHWM"].split()[0]) * 1024
 
 
 def main() -> None:
