@@ -21,13 +21,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import ctcdraft
-from ctcdraft.base import BaseLM, looks_like_folder, refuse_unfaithful
+from ctcdraft.base import BaseLM, looks_like_folder
 from ctcdraft.decoding.loop import Settings, generate
 from ctcdraft.decoding.verify import match
 from ctcdraft.drafters.drafter import DraftHead
 from ctcdraft.errors import InputError
 from ctcdraft.front_door import build_drafter, load_drafter
 from ctcdraft.model_card import model_card
+from ctcdraft.readable import refuse_unfaithful
 from ctcdraft.training.checkpoint import RunDirectory, fill, refuse_other_base
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
