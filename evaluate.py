@@ -45,7 +45,7 @@ def main(config: DictConfig) -> None:
     whole(config.warm_up_tokens, "warm_up_tokens", least=0)
     entries = named(config)
     benchmark = instantiate(config.benchmark)
-    sizing = instantiate(config.sizing, _convert_="all")
+    sizing, explorer = instantiate(config.sizing, _convert_="all"), instantiate(config.explorer)
     automatic = config.decoding.nodes == "auto"
     settings = instantiate(config.decoding, **({"nodes": sizing.nodes[-1]} if automatic else {}))
     if config.threads:
@@ -63,8 +63,9 @@ def main(config: DictConfig) -> None:
     print(f"{session.plan()}\ninto {out}")
     if config.plan_only:
         return
-    made = session.run(Folder(out, shard), config.overwrite, config.warm_up_tokens, config.timing.questions)
-    print(f"\n{report.terminal(**made)}\nthe report is {out / 'report.md'}")
+    folder, asked_again = Folder(out, shard), config.timing.questions
+    made = session.run(folder, config.overwrite, config.warm_up_tokens, asked_again, explorer)
+    print(f"\n{report.terminal(**made)}\nthe report is {out / 'report.md'}, and to look at: {out / 'report.html'}")
 
 
 def measure_latency(config: DictConfig) -> None:

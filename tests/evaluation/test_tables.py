@@ -89,7 +89,7 @@ def test_the_authors_files_give_the_papers_values_and_the_swap(tmp_path):
 
 
 def test_what_is_not_there_is_one_sentence(tmp_path):
-    with pytest.raises(InputError, match="no published table table_9; there are .*figure_time, table_ablation"):
+    with pytest.raises(InputError, match=r"no published table table_9; there are .*figure_time, table_ablation"):
         read_table("table_9", None, [])
     with pytest.raises(InputError, match="no folder of answer files at nowhere"):
         read_table("table_gsm8k", "nowhere", [])
