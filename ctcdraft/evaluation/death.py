@@ -92,8 +92,7 @@ def merged(one: SeenPass, frames: SeenFrames) -> bool:
     if not one.accepted or one.bonus != one.accepted[-1] or frames.reads not in ("alignments", "raw frames"):
         return False
     best = alignments(frames, one.accepted, count=1)
-    said = [found for found in best[0][1] if found is not None] if best else []
-    return len(said) > 1 and held(best[0][1], one.bonus)
+    return bool(best) and held(best[0][1], one.bonus)
 
 
 def held(frames: Sequence[int | None], word: int) -> bool:

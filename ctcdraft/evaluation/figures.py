@@ -118,6 +118,20 @@ def reading(rows: Sequence[Row], sizes: Mapping[str, Any]) -> Figure | None:
     return framed(title, axes, shapes, order or list(curves))
 
 
+def reads(measured: Sequence[Row]) -> Figure:
+    """v(n) of a base, a line for every context, as the latency benchmark measures it."""
+    curves = [[(int(nodes), v) for nodes, v in read["v"].items()] for read in measured]
+    title = "Reading a tree of n nodes, in autoregressive passes"
+    most = max(n for curve in curves for n, _ in curve)
+    axes = Axes(ticks(most)[-1], ticks(max(v for curve in curves for _, v in curve))[-1])
+    shapes = axes.frame(title, "nodes n", "v(n)", [(value, f"{value:g}") for value in ticks(most)])
+    names = [f"behind {read['context']:,} tokens" for read in measured]
+    for number, (name, curve) in enumerate(zip(names, curves, strict=True)):
+        shapes.append(line([axes.at(n, v) for n, v in curve], colour_of(number)))
+        shapes += [dot(*axes.at(n, v), colour_of(number), f"{name}: v({n}) = {v:.2f}") for n, v in curve]
+    return framed(title, axes, shapes, names)
+
+
 def framed(title: str, axes: Axes, shapes: Sequence[str], names: Sequence[str]) -> Figure:
     """With its legend, one name a series, and room for it."""
     low = max(axes.top + axes.high + 44, axes.top + 20 * len(names) + 8)

@@ -47,4 +47,5 @@ def test_frames_that_listen_change_once_a_word_is_said():
     """Before any word only `a` is likely, behind it only the blank."""
     before, behind = [[0.9, 0.0, 0.1]] * 2, [[0.2, 0.0, 0.8]] * 2
     found = best_alignments([before, behind], (0,), 2, 3)
-    assert found == [pytest.approx((0.72, (0, 2))), pytest.approx((0.18, (0, 0))), pytest.approx((0.09, (2, 0)))]
+    assert [way for _, way in found] == [(0, 2), (0, 0), (2, 0)]
+    assert [p for p, _ in found] == pytest.approx([0.72, 0.18, 0.09])
