@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ctcdraft.ctc.alignments import Alignment, best_alignments
+from ctcdraft.ctc.alignments import Alignment, Heard, beginning, best_alignments, best_beginnings
 from ctcdraft.ctc.law import Labels
 from ctcdraft.ctc.transitions import ANEW, MERGING
 from ctcdraft.evaluation.seen import SeenFrames, SeenPass
@@ -47,8 +47,9 @@ class Outlook:
     end: float
 
     @property
-    def best(self) -> int | None:
-        return max(self.words, key=lambda word: self.words[word])
+    def best(self) -> int:
+        """The likeliest single word; the rest is many, and none of them is among any frame's best."""
+        return max((word for word in self.words if word is not REST), key=lambda word: self.words[word])
 
 
 def reason(one: SeenPass) -> str:
@@ -68,7 +69,7 @@ def reason(one: SeenPass) -> str:
     if merged(one, frames):
         return MERGED
     foreseen = outlook(frames, one.accepted)
-    if foreseen.end > max(foreseen.words.values()):
+    if foreseen.end > foreseen.words[foreseen.best]:
         return BLANK
     return NO_NODE if foreseen.best == one.bonus else WRONG
 
@@ -89,7 +90,7 @@ def height(one: SeenPass) -> int:
 
 def merged(one: SeenPass, frames: SeenFrames) -> bool:
     """Whether the base repeats its word, and the likeliest way to say the accepted text holds it for more frames."""
-    if not one.accepted or one.bonus != one.accepted[-1] or frames.reads not in ("alignments", "raw frames"):
+    if not one.accepted or one.bonus != one.accepted[-1] or frames.reads == "words" or not merges(frames):
         return False
     best = alignments(frames, one.accepted, count=1)
     return bool(best) and held(best[0][1], one.bonus)
@@ -105,11 +106,11 @@ def outlook(frames: SeenFrames, said: Sequence[int]) -> Outlook:
     """Behind the words `said`, which were accepted."""
     if frames.reads == "words":
         row = frames.heard[min(len(said), len(frames.heard) - 1)][len(said)]
-        whole = sum(row[:-1]) or 1.0  # the blank's share goes to the words
-        return Outlook({word: p / whole for word, p in zip(frames.words, row, strict=False)}, 0.0)
+        words = 1 - row[-1] or 1.0  # the blank's share goes to them
+        return Outlook({word: p / words for word, p in zip(frames.words, row, strict=False)}, 0.0)
     tables = [table_of(frames, known) for known in range(len(frames.heard))]
     place = {word: index for index, word in enumerate(frames.words)}
-    transitions = ANEW if frames.reads == "transductions" else MERGING
+    transitions = MERGING if merges(frames) else ANEW
     labels = Labels.none(tables[0], tables[0].shape[1] - 1, 1, transitions)
     for known, word in enumerate(said, 1):
         heard_1TC = tables[min(known, len(tables) - 1)][None]
@@ -125,12 +126,31 @@ def table_of(frames: SeenFrames, known: int) -> Tensor:
     return torch.cat([recorded_TW[:, :-1], rest_T1, recorded_TW[:, -1:]], dim=1)
 
 
-def alignments(frames: SeenFrames, text: Sequence[int], count: int) -> list[tuple[float, list[int | None]]]:
-    """The likeliest frame sequences, None for a blank, that collapse to just this text. Frames that listen give a
-    fixed law to the accepted text alone."""
+Ways = list[tuple[float, list[int | None]]]  # probabilities, and word ids by frame, None for a blank
+
+
+def alignments(frames: SeenFrames, text: Sequence[int], count: int) -> Ways:
+    """The likeliest frame sequences that collapse to just this text. Frames that listen give a fixed law to the
+    accepted text alone."""
+    return spelled(frames, best_alignments(*told(frames, text), count, merging=merges(frames)))
+
+
+def beginnings(frames: SeenFrames, text: Sequence[int], count: int) -> tuple[float, Ways]:
+    """The probability that what the frames say begins with this text, and the likeliest ways to begin so."""
+    ways = best_beginnings(*told(frames, text), count, merging=merges(frames))
+    return beginning(*told(frames, text), merging=merges(frames)), spelled(frames, ways)
+
+
+def told(frames: SeenFrames, text: Sequence[int]) -> tuple[Heard, list[int], int]:
+    """The tables, the text by their columns, and the column of the blank."""
     place = {word: index for index, word in enumerate(frames.words)}
-    found: list[Alignment] = best_alignments(
-        frames.heard, [place[word] for word in text], len(frames.words), count, frames.reads != "transductions"
-    )
+    return frames.heard, [place[word] for word in text], len(frames.words)
+
+
+def merges(frames: SeenFrames) -> bool:
+    return frames.reads != "transductions"
+
+
+def spelled(frames: SeenFrames, found: Sequence[Alignment]) -> Ways:
     ids = (*frames.words, None)
     return [(p, [ids[one] for one in way]) for p, way in found]

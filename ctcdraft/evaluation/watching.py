@@ -77,7 +77,8 @@ class Watch:
         self.words = words
         self.passes: list[SeenPass] = []
         self.rows: dict[int, tuple[Tensor, Tensor]] = {}
-        self._verify, self._paths = verify, getattr(drafter, "paths", None)
+        self._verify = verify
+        self._paths: Any = getattr(drafter, "paths", None)
         if self._paths is not None:
             drafter = copy.copy(drafter)  # shallow: the weights are shared, the original keeps its own paths
             drafter.__dict__["paths"] = self.paths

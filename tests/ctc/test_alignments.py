@@ -4,11 +4,12 @@ import math
 
 import pytest
 import torch
-from truths import all_alignments, slow_collapse
+from truths import all_alignments, slow_collapse, slow_prefix_probability
 
-from ctcdraft.ctc.alignments import best_alignments
+from ctcdraft.ctc.alignments import beginning, best_alignments, best_beginnings
 
 BLANK = 3
+TEXTS = [(0,), (0, 0), (0, 1, 0), (1, 1, 2), (2, 2, 2)]
 
 
 def frames(seed, count=5):
@@ -16,30 +17,46 @@ def frames(seed, count=5):
     return (2 * torch.randn(count, BLANK + 1, generator=rng)).softmax(-1).double().tolist()
 
 
-def slow_best(probs_TC, text, count, merging):
-    """All frame sequences that collapse to the text, best first."""
-    found = []
-    for way in all_alignments(len(probs_TC), BLANK + 1):
-        said = slow_collapse(way, BLANK) if merging else tuple(one for one in way if one != BLANK)
-        if said == text:
-            found.append((math.prod(row[one] for row, one in zip(probs_TC, way, strict=True)), way))
-    return sorted(found, reverse=True)[:count]
+def said_by(way, merging):
+    return slow_collapse(way, BLANK) if merging else tuple(one for one in way if one != BLANK)
+
+
+def slow_best(probs_TC, count, wanted, lengths):
+    """All frame sequences of these lengths that are wanted, best first."""
+    ways = [way for length in lengths for way in all_alignments(length, BLANK + 1) if wanted(way)]
+    scored = [(math.prod(row[one] for row, one in zip(probs_TC, way, strict=False)), way) for way in ways]
+    return sorted(scored, reverse=True)[:count]
 
 
 @pytest.mark.parametrize("merging", [True, False])
-@pytest.mark.parametrize("text", [(), (0,), (0, 0), (0, 1, 0), (1, 1, 2), (2, 2, 2)])
+@pytest.mark.parametrize("text", TEXTS)
 def test_they_are_the_best_of_all(text, merging):
-    for seed in range(5):
-        found = best_alignments([frames(seed)], text, BLANK, 4, merging)
-        truth = slow_best(frames(seed), text, 4, merging)
-        assert [way for _, way in found] == [way for _, way in truth]
-        assert [p for p, _ in found] == pytest.approx([p for p, _ in truth])
+    def says_it(way):
+        return said_by(way, merging) == text
+
+    def just_says_it(way):
+        return says_it(way) and said_by(way[:-1], merging) == text[:-1]
+
+    for seed in range(3):
+        probs_TC = frames(seed)
+        for found, truth in (
+            (best_alignments([probs_TC], text, BLANK, 4, merging), slow_best(probs_TC, 4, says_it, [5])),
+            (best_beginnings([probs_TC], text, BLANK, 4, merging), slow_best(probs_TC, 4, just_says_it, range(1, 6))),
+        ):
+            assert [way for _, way in found] == [way for _, way in truth]
+            assert [p for p, _ in found] == pytest.approx([p for p, _ in truth])
 
 
-def test_the_example_of_the_docstring_and_what_cannot_be_said():
+@pytest.mark.parametrize("text", [(), *TEXTS])
+def test_all_beginnings_make_the_probability_of_the_prefix(text):
+    assert beginning([frames(0)], text, BLANK) == pytest.approx(slow_prefix_probability(frames(0), text, BLANK))
+
+
+def test_the_examples_of_the_docstrings_and_what_cannot_be_said():
     same = [[0.5, 0.25, 0.25]] * 3
-    assert best_alignments([same], (0, 0), 2, 3) == [(0.0625, (0, 2, 0))]
-    assert best_alignments([same], (0, 0, 0), 2, 3) == []
+    assert best_alignments([same], (0, 0), 2, 3) == best_beginnings([same], (0, 0), 2, 3) == [(0.0625, (0, 2, 0))]
+    assert best_beginnings([same], (0,), 2, 2) == [(0.5, (0,)), (0.125, (2, 0))]
+    assert best_alignments([same], (0, 0, 0), 2, 3) == best_beginnings([same], (0, 0, 0), 2, 3) == []
     assert best_alignments([[[0.0, 0.5, 0.5]]], (0,), 2, 3) == []
 
 

@@ -15,6 +15,7 @@ from ctcdraft.evaluation.death import (
     REST,
     WRONG,
     alignments,
+    beginnings,
     outlook,
     reason,
 )
@@ -104,6 +105,18 @@ def test_frames_that_listen_are_heard_behind_the_text():
 
 
 def test_alignments_are_in_words_and_blanks():
-    (p, way), *_more = alignments(frames(A, _, A, sure=0.7), (A, A), 3)
+    seen = frames(A, _, A, _, sure=0.7)
+    ((p, way),) = alignments(seen, (A, A), 1)
+    assert way == [A, None, A, None]
+    assert p == pytest.approx(0.7**4)
+    share, ((p, way),) = beginnings(seen, (A, A), 1)
     assert way == [A, None, A]
     assert p == pytest.approx(0.7**3)
+    assert p < share < 1
+
+
+def test_all_that_was_not_recorded_is_not_one_word():
+    """A hundred unlikely words together outweigh A, which is likelier than each of them."""
+    seen = SeenFrames("alignments", (A, B), (((0.3, 0.1, 0.05), (0.3, 0.1, 0.05)),))
+    assert outlook(seen, ()).words[REST] > outlook(seen, ()).words[A]
+    assert reason(a_pass([B], A, seen, accepted=0)) == NO_NODE

@@ -17,6 +17,7 @@ from ctcdraft.drafters.paths import Collapse, PrefixSearch
 from ctcdraft.errors import InputError
 from ctcdraft.evaluation.folder import Folder
 from ctcdraft.evaluation.pages import files
+from ctcdraft.evaluation.pages.explorer import ordered
 from ctcdraft.evaluation.pages.markup import joined, tag
 from ctcdraft.evaluation.seen import from_json, to_json
 from ctcdraft.evaluation.watching import Explorer
@@ -53,12 +54,16 @@ class Reader(HTMLParser):
         super().__init__()
         self.elements, self.open = [], []
         self.feed(page)
+        self.close()
         assert not self.open
 
     def handle_starttag(self, name, attributes):
         self.elements.append((name, dict(attributes), []))
-        if name not in VOID and not self.get_starttag_text().endswith("/>"):
+        if name not in VOID:
             self.open.append(self.elements[-1])
+
+    def handle_startendtag(self, name, attributes):
+        self.elements.append((name, dict(attributes), []))
 
     def handle_endtag(self, name):
         assert self.open.pop()[0] == name
@@ -81,7 +86,7 @@ def test_every_token_is_in_the_page_once_with_how_it_came(evaluated, page):
     seen = seen_in(evaluated)
     assert {one.contestant for one in seen.answers} == {"autoregressive", "prompt_lookup", "ctc", "listening", "raw"}
     assert len(seen.answers) == 10
-    for number, answer in enumerate(seen.answers):
+    for number, answer in enumerate(ordered(seen)):
         links = [e for e in page.elements if e[0] == "a" and e[1].get("href", "").startswith(f"#a{number}p")]
         came = [(attributes["href"], attributes["data-depth"]) for _, attributes, _ in links]
         expected = []

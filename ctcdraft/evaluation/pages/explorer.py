@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from ctcdraft.evaluation.death import REASONS, reason
 from ctcdraft.evaluation.pages.markup import Html, bullets, joined, table, tag
 from ctcdraft.evaluation.pages.one_pass import Words, pass_panel
+from ctcdraft.evaluation.records import AUTOREGRESSIVE
 from ctcdraft.evaluation.seen import Seen, SeenAnswer
 
 PREFILL, BONUS = "prefill", "bonus"
@@ -17,8 +18,13 @@ def explorer(seen: Seen | None) -> Html:
     if seen is None or not seen.answers:
         return joined([tag("p", "No answer was looked into here; explorer.questions=3 looks into three.")])
     words = Words(seen.words)
-    answers = [answer_panel(number, one, words) for number, one in enumerate(seen.answers)]
+    answers = [answer_panel(number, one, words) for number, one in enumerate(ordered(seen))]
     return joined([introduction(), deaths(seen.answers), *answers])
+
+
+def ordered(seen: Seen) -> list[SeenAnswer]:
+    """Autoregression's own come last: they hold no draft to look at."""
+    return sorted(seen.answers, key=lambda one: one.contestant == AUTOREGRESSIVE)
 
 
 def introduction() -> Html:
@@ -34,9 +40,10 @@ def introduction() -> Html:
         [
             tag(
                 "p",
-                "Choose a token to see the pass it came from: what the frames said, the texts they were read as, the "
-                "tree, what the base said, and why the draft died. The arrow keys go from pass to pass. These answers "
-                "were decoded once more, untimed, after all that was measured.",
+                "Choose a token to see the pass it came from: what the frames said (\N{GREEK SMALL LETTER EPSILON} is "
+                "the blank), the texts they were read as, the tree, what the base said, and why the draft died. The "
+                "arrow keys go from pass to pass. These answers were decoded once more, untimed, after all that was "
+                "measured: the first turns of a few questions, and of long answers the beginning.",
             ),
             tag("p", legend, class_="legend"),
         ]

@@ -49,7 +49,7 @@ def visible(word: str) -> str:
 
 
 def percent(share: float) -> str:
-    """0.5 is 50 %; what rounds to nothing is 0, what is tiny is <0.1 %."""
+    """0.5 is 50 %; what is tiny keeps one digit, 0.003 %."""
     if 0 < share < 5e-4:
-        return "<0.1 %"
+        return f"{100 * share:.1g} %"
     return f"{100 * share:.1f} %" if share < 0.0995 else f"{100 * share:.0f} %"

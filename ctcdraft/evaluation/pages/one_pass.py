@@ -12,16 +12,16 @@ from ctcdraft.evaluation.death import (
     NO_DRAFT,
     NO_NODE,
     REFUSED,
-    REST,
     alignments,
+    beginnings,
     outlook,
     reason,
 )
 from ctcdraft.evaluation.pages.markup import Html, joined, percent, table, tag, visible
 from ctcdraft.evaluation.seen import SeenFrames, SeenPass
 
-BLANK_SIGN = "\N{GREEK SMALL LETTER EPSILON}"
-TOP, TEXTS, WAYS = 4, 6, 3  # words of a frame, texts of a pass, alignments of a text
+BLANK_SIGN, DOT = "\N{GREEK SMALL LETTER EPSILON}", "\N{MIDDLE DOT}"
+TOP, TEXTS, WAYS = 4, 6, 2  # words of a frame, texts of a pass, alignments of a text
 
 
 class Words:
@@ -43,7 +43,7 @@ def pass_panel(name: str, place: int, step: SeenPass, words: Words) -> Html:
     """Hidden until a token that links to it is chosen. name: its id in the page."""
     why = reason(step)
     parts = [
-        tag("h4", f"Pass {place + 1}: {len(step.accepted)} of {height(step)} deep stood; {why}"),
+        tag("h4", f"Pass {place + 1}: {len(step.accepted)} stood, of a tree {height(step)} deep; {why}"),
         tag("p", obituary(step, why, words)),
     ]
     if step.frames is not None:
@@ -81,12 +81,12 @@ def obituary(step: SeenPass, why: str, words: Words) -> str:
         )
     if why == BLANK:
         return f"{behind}the frames ended the text with {percent(foreseen.end)}; {gave}."
-    best = "another word" if foreseen.best is REST else words.quoted([foreseen.best])
     if why == NO_NODE:
         return (
             f"{behind}the frames foresaw {own} with {percent(foreseen.words[step.bonus])}, but no node was left for it."
         )
-    return f"{behind}the frames foresaw {best} with {percent(max(foreseen.words.values()))}; {gave}."
+    best = words.quoted([foreseen.best])
+    return f"{behind}the frames foresaw {best} with {percent(foreseen.words[foreseen.best])}; {gave}."
 
 
 def frames_table(frames: SeenFrames, step: SeenPass, words: Words) -> Html:
@@ -120,17 +120,29 @@ def readings(frames: SeenFrames, step: SeenPass, words: Words) -> Html:
     texts = [step.accepted] if step.accepted else []
     if not frames.listen:  # else only the accepted text has heard frames
         texts += [text for text in leaves(step) if text not in texts][: TEXTS - len(texts)]
-    rows = []
-    for text in texts:
-        ways = alignments(frames, text, WAYS)
-        mark = " \N{CHECK MARK}" if text == step.accepted else ""
-        said = joined((joined([way_of(way, words), " ", percent(p)]) for p, way in ways), "<br>")
-        rows.append([words.quoted(text) + mark, said or "none"])
-    return table(["text", "alignments"], rows, "readings") if rows else tag("p", "The tree held no text.")
+    if not texts:
+        return tag("p", "The tree held no text.")
+    return table(
+        ["text", "the frames begin so", "and say nothing else"], [reading(frames, step, text, words) for text in texts]
+    )
 
 
-def way_of(way: Sequence[int | None], words: Words) -> Html:
-    return tag("span", *(tag("i", words(word)) for word in way), class_="way")
+def reading(frames: SeenFrames, step: SeenPass, text: tuple[int, ...], words: Words) -> list[Html | str]:
+    share, ways = beginnings(frames, text, WAYS)
+    mark = " \N{CHECK MARK}" if text == step.accepted else ""
+    whole = alignments(frames, text, WAYS)
+    begins = joined([tag("b", percent(share)), *(way_of(way, p, frames, words) for p, way in ways)])
+    return [
+        words.quoted(text) + mark,
+        begins,
+        joined(way_of(way, p, frames, words) for p, way in whole) or "impossible",
+    ]
+
+
+def way_of(way: Sequence[int | None], share: float, frames: SeenFrames, words: Words) -> Html:
+    """A box a frame, and the probability; frames that are free to say anything are dotted."""
+    boxes = [tag("i", words(word)) for word in way] + [tag("i", DOT)] * (frames.count - len(way))
+    return tag("span", *boxes, " ", percent(share), class_="way")
 
 
 def leaves(step: SeenPass) -> list[tuple[int, ...]]:
