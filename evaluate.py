@@ -62,8 +62,7 @@ def main(config: DictConfig) -> None:
     print(f"{session.plan()}\ninto {out}")
     if config.plan_only:
         return
-    folder, asked_again = Folder(out, shard), config.timing.questions
-    made = session.run(folder, config.overwrite, config.warm_up_tokens, asked_again, explorer)
+    made = session.run(folder, config.overwrite, config.warm_up_tokens, config.timing.questions, explorer)
     print(f"\n{report.terminal(**made)}\nthe report is {out / 'report.md'}, and to look at: {out / 'report.html'}")
 
 
