@@ -99,7 +99,8 @@ def reading(rows: Sequence[Row], sizes: Mapping[str, Any]) -> Figure | None:
     points = [
         (1 if row["drafter"] == AUTOREGRESSIVE else row["nodes"], row["v"], row["drafter"]) for row in timed(rows)
     ]
-    curves = {name: [(size["nodes"], size["cost"]) for size in found["sizes"]] for name, found in sizes.items()}
+    tried = {name: [(size["nodes"], size["cost"]) for size in found["sizes"]] for name, found in sizes.items()}
+    curves = {name: curve for name, curve in tried.items() if curve}
     if not points and not curves:
         return None
     costs = [cost for _, cost, _ in points] + [cost for curve in curves.values() for _, cost in curve]
