@@ -45,7 +45,7 @@ def main(config: DictConfig) -> None:
     shard = Shard.parse(config.shard)
     entries = named(config)
     benchmark = instantiate(config.benchmark)
-    sizing = instantiate(config.sizing, _convert_="all")
+    sizing, explorer = instantiate(config.sizing, _convert_="all"), instantiate(config.explorer)
     automatic = config.decoding.nodes == "auto"
     settings = instantiate(config.decoding, **({"nodes": sizing.nodes[-1]} if automatic else {}))
     base = load_base(config, entries)
@@ -62,8 +62,8 @@ def main(config: DictConfig) -> None:
     print(f"{session.plan()}\ninto {out}")
     if config.plan_only:
         return
-    made = session.run(folder, config.overwrite, config.warm_up_tokens, config.timing.questions)
-    print(f"\n{report.terminal(**made)}\nthe report is {out / 'report.md'}")
+    made = session.run(folder, config.overwrite, config.warm_up_tokens, config.timing.questions, explorer)
+    print(f"\n{report.terminal(**made)}\nthe report is {out / 'report.md'}, and to look at: {out / 'report.html'}")
 
 
 def refuse_impossible(config: DictConfig) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -174,3 +175,12 @@ def test_every_verifier_says_the_bases_words_at_temperature_0(base, decoding):
     drafter = build_drafter(node, base)
     for seed in range(len(PROMPTS)):
         assert answer(base, drafter, seed, how) == answer(base, Autoregressive(base), seed, how)
+
+
+def test_whatever_is_read_beside_the_code_is_installed_with_it():
+    """From a clone everything is there; a wheel holds only what is named."""
+    named = tomllib.loads((CONFIGS.parent / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    folders = {package: CONFIGS.parent.joinpath(*package.split(".")) for package in named}
+    installed = {file for package, kinds in named.items() for kind in kinds for file in folders[package].glob(kind)}
+    there = {file for file in (CONFIGS.parent / "ctcdraft").rglob("*.*") if file.is_file()}
+    assert {file for file in there if file.suffix not in (".py", ".pyc")} == installed

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from html import escape
 from typing import Any
+
+from ctcdraft.evaluation.drawing import Figure, rectangle, text
 
 # Told apart in grey print, too: light and dark take turns.
 COLOURS = {
@@ -19,18 +20,18 @@ LEFT, WIDE, RIGHT, HIGH, GAP, HEAD = 170, 520, 90, 20, 10, 62
 
 
 def svg(rows: Sequence[Mapping[str, Any]], title: str) -> str:
+    """The figure as a file."""
+    return figure(rows, title).file()
+
+
+def figure(rows: Sequence[Mapping[str, Any]], title: str) -> Figure:
     """One bar a row that was timed: row["drafter"], and row["time"] in seconds by part; the longest fills the width."""
     timed = [row for row in rows if row["time"]["read"] is not None]
     longest = max((milliseconds(row) for row in timed), default=0.0) or 1.0
     parts = [text(LEFT, 18, title, bold=True), *legend()]
     for number, row in enumerate(timed):
         parts += bar(row, HEAD + number * (HIGH + GAP), WIDE / longest)
-    width, height = LEFT + WIDE + RIGHT, HEAD + len(timed) * (HIGH + GAP)
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
-        f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">\n'
-        f'<rect width="{width}" height="{height}" fill="white"/>\n' + "\n".join(parts) + "\n</svg>\n"
-    )
+    return Figure(title, LEFT + WIDE + RIGHT, HEAD + len(timed) * (HIGH + GAP), parts)
 
 
 def milliseconds(row: Mapping[str, Any]) -> float:
@@ -53,13 +54,3 @@ def bar(row: Mapping[str, Any], y: int, scale: float) -> list[str]:
         shapes.append(rectangle(x, y, wide, HIGH, colour, f"{part} {1e3 * row['time'][part]:.3f} ms"))
         x += wide
     return [*shapes, text(x + 6, y + 15, f"{milliseconds(row):.2f}")]
-
-
-def rectangle(x: float, y: float, wide: float, high: float, colour: str, said: str = "") -> str:
-    size = f'x="{x:.1f}" y="{y:.1f}" width="{max(wide, 0.0):.1f}" height="{high:.1f}" fill="{colour}"'
-    return f"<rect {size}><title>{escape(said)}</title></rect>" if said else f"<rect {size}/>"
-
-
-def text(x: float, y: float, said: str, anchor: str = "start", bold: bool = False) -> str:
-    weight = ' font-weight="bold"' if bold else ""
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{weight}>{escape(said)}</text>'

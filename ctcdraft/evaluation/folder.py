@@ -3,8 +3,9 @@
 settings.json        what must be the same for all lines here
 questions*.jsonl     one record a line; a shard writes a file of its own
 timing*.json         the instrumented pass of each process
+explorer*.json       a few answers seen from inside, for the page
 sizes.json           what decoding.nodes=auto chose, before the first question
-report.json, report.md, breakdown.svg
+report.json, report.md, report.html, breakdown.svg, figures/
 """
 
 from __future__ import annotations
@@ -17,11 +18,16 @@ from typing import Any
 
 from ctcdraft.errors import InputError
 from ctcdraft.evaluation.records import Record, from_json, to_json
+from ctcdraft.evaluation.seen import Seen
+from ctcdraft.evaluation.seen import to_json as seen_json
 from ctcdraft.evaluation.timing import Timing
 from ctcdraft.files import write_text
 from ctcdraft.shard import Shard
 
-OURS = ("settings.json", "questions*.jsonl", "timing*.json", "report.json", "report.md", "breakdown.svg", "sizes.json")
+OURS = (
+    *("settings.json", "questions*.jsonl", "timing*.json", "explorer*.json", "sizes.json"),
+    *("report.json", "report.md", "report.html", "breakdown.svg", "figures/*.svg"),
+)
 
 
 class Folder:
@@ -32,6 +38,7 @@ class Folder:
         self.shard = shard
         self.lines = path / f"questions{shard}.jsonl"
         self.timing = path / f"timing{shard}.json"
+        self.explorer = path / f"explorer{shard}.json"
         self._sizes = path / "sizes.json"
 
     def open(self, settings: dict[str, Any], overwrite: bool) -> None:
@@ -43,7 +50,7 @@ class Folder:
         there = self._settings()
         strangers = self._of_another_split()
         if overwrite:
-            remove([self.lines, self.timing, *strangers])
+            remove([self.lines, self.timing, self.explorer, *strangers])
         if there is not None and there != settings:
             if not overwrite:
                 raise InputError(
@@ -61,8 +68,8 @@ class Folder:
             os.truncate(self.lines, self.lines.read_bytes().rfind(b"\n") + 1)
 
     def _of_another_split(self) -> list[Path]:
-        """Lines and timings of i/M where this is i/N: they answer the same questions a second time."""
-        kinds = (("questions", ".jsonl"), ("timing", ".json"))
+        """What was measured by i/M where this is i/N: they answer the same questions a second time."""
+        kinds = (("questions", ".jsonl"), ("timing", ".json"), ("explorer", ".json"))
         found = {file for start, end in kinds for file in self.path.glob(f"{start}*{end}")}
         ours = {file for start, end in kinds for file in self.path.glob(f"{start}{self.shard.siblings}{end}")}
         return sorted(found - ours)
@@ -116,6 +123,9 @@ class Folder:
 
     def write_timing(self, timing: Timing) -> None:
         write_text(self.timing, json.dumps(timing.to_json(), indent=1) + "\n")
+
+    def write_seen(self, seen: Seen) -> None:
+        write_text(self.explorer, seen_json(seen))
 
     def timings(self) -> list[Timing]:
         return [Timing.from_json(json.loads(file.read_text())) for file in sorted(self.path.glob("timing*.json"))]

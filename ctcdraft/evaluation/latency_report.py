@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ctcdraft.evaluation.breakdown import svg
+from ctcdraft.evaluation.figures import reads
 from ctcdraft.evaluation.report import Columns, Row, number, share, table
 from ctcdraft.files import write_text
 
@@ -22,11 +23,13 @@ DEFINITIONS = {
     "measured copy bandwidth, or does all products at the measured matrix rate, whichever is longer; above 1 where "
     "they fit into the processor's cache",
 }
+READS = "reading_by_nodes.svg"
 
 
 def write(out: Path, made: Mapping[str, Any]) -> None:
     write_text(out / "report.json", json.dumps(made, indent=1, allow_nan=False) + "\n")
     write_text(out / "report.md", markdown(made))
+    write_text(out / READS, reads(made["reads"]).file())
     for context, rows in by_context(made["rows"]).items():
         write_text(out / figure(context), svg(rows, f"Time of a pass behind {context:,} tokens, milliseconds"))
 
@@ -51,6 +54,7 @@ def markdown(made: Mapping[str, Any]) -> str:
         f"    {environment['command']}",
         machine(made["machine"]),
         table(made["reads"], read_columns(made["reads"][0])),
+        f"![]({READS})",
     ]
     for context, those in by_context(rows).items():
         parts += [f"## Drafters behind {context:,} tokens", table(those, COLUMNS), f"![]({figure(context)})"]

@@ -16,8 +16,10 @@ from ctcdraft.evaluation.environment import environment, hardware
 from ctcdraft.evaluation.folder import Folder
 from ctcdraft.evaluation.measure import Arena, Met, asked, measure, order, turn_seed, warm_up
 from ctcdraft.evaluation.outside import StockGenerate
+from ctcdraft.evaluation.pages import files
 from ctcdraft.evaluation.records import AUTOREGRESSIVE, Answer, Record
 from ctcdraft.evaluation.timing import Spent, Timing, instrument
+from ctcdraft.evaluation.watching import Explorer
 from ctcdraft.shard import Shard
 
 
@@ -95,20 +97,26 @@ class Session:
             "warm_up_tokens": warm_up_tokens,
         }
 
-    def run(self, folder: Folder, overwrite: bool, warm_up_tokens: int, timing_questions: int) -> dict[str, Any]:
+    def run(
+        self, folder: Folder, overwrite: bool, warm_up_tokens: int, timing_questions: int, explorer: Explorer
+    ) -> dict[str, Any]:
         """Go on where the folder stands, then write the report of all that is in it; returns the report."""
         folder.open(self.settings(warm_up_tokens), overwrite)
         if self.sizes is not None:
             folder.write_sizes(self.sizes)  # not before: a folder that refuses this evaluation keeps its own
         measure(self.arena, self.prompts, folder, warm_up_tokens)
         records = folder.records(len(self.benchmark.prompts))
+        mine = [record for record in records if record.index in self.prompts]
         if not folder.timing.is_file():
-            mine = [record for record in records if record.index in self.prompts]
             timing = self.instrumented(spread(mine, timing_questions), warm_up_tokens)
             if timing is not None:
                 folder.write_timing(timing)
+        if explorer.questions and mine and not folder.explorer.is_file():  # last: nothing may be timed beside it
+            chosen = spread(mine, explorer.questions)
+            folder.write_seen(explorer.look(self.arena, {one.index: self.prompts[one.index] for one in chosen}))
         rows, circumstances = self.rows(records, Timing.merged(folder.timings()))
         report.write(folder, rows, circumstances)
+        files.write(folder.path, rows, circumstances)
         return {"rows": rows, "environment": circumstances}
 
     def instrumented(self, records: list[Record], warm_up_tokens: int) -> Timing | None:

@@ -11,7 +11,7 @@ from ctcdraft.evaluation.tables import Cell, Found, Table
 from ctcdraft.files import write_text
 
 COLUMNS: dict[str, Callable[[Cell], str]] = {
-    "paper": lambda cell: f"{cell.paper:.2f}",
+    "paper": lambda cell: "" if cell.paper is None else f"{cell.paper:.2f}",
     "recomputed": lambda cell: said(cell.recomputed),
     "corrected": lambda cell: said(cell.corrected),
     "ours": lambda cell: said(cell.ours),
@@ -22,7 +22,8 @@ KEY = (
     "by the last 0-based index; gamma is a ratio of mean per-question speeds)",
     "- **corrected**: from the same files by ours (tau and speed-up, ratios of totals); **ours**: measured with this "
     "framework; **difference**: ours less corrected; intervals: 95 % bootstrap over questions",
-    "- speed-ups of different machines and base versions are not comparable; an empty cell was not run",
+    "- speed-ups of different machines and base versions are not comparable; an empty cell was not run, an empty "
+    "one under `paper` not by its authors either",
 )
 
 
@@ -55,7 +56,7 @@ def markdown(table: Table) -> str:
     rows = [header(), ["---"] * len(header()), *lines(table)]
     parts = [f"# {table.title}", "\n".join("| " + " | ".join(row) + " |" for row in rows), "\n".join(KEY)]
     if table.notes:
-        parts += ["## What the authors' files do not hold", "\n".join(f"- {note}" for note in table.notes)]
+        parts += ["## What the paper and its files do not hold", "\n".join(f"- {note}" for note in table.notes)]
     missing = dict.fromkeys(cell.to_fill for cell in table.cells if cell.ours is None)
     if missing:
         parts += ["## What would fill the empty cells", "\n".join(f"    {command}" for command in missing)]

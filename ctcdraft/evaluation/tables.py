@@ -20,6 +20,13 @@ from ctcdraft.evaluation.recorded_comparison import Comparison, compare
 Row = Mapping[str, Any]
 PUBLISHED = Path(__file__).parent / "published"
 OWN_NAME = {"speedup_paper": "speedup", "tau_paper": "tau"}  # the measure we stand by, for each of the paper's
+# Shares of a pass, in percent, and the parts of ours that make them up.
+SHARES = {
+    "share_read": ("read",),
+    "share_draft": ("draft",),
+    "share_tree": ("tree",),
+    "share_other": ("verify", "keep", "other"),
+}
 
 
 @dataclass(frozen=True)
@@ -34,18 +41,20 @@ class Found:
 class Cell:
     """One value of a published table, and what else is known of it.
 
-    measure: the paper's word, gamma or beta. paper: as printed. recomputed: by the paper's convention from the
-    authors' logs; corrected: by ours, from the same logs. ours: measured here, by our convention.
+    measure: the paper's word, gamma or beta. paper: as printed, None where the paper leaves the cell out. recomputed:
+    by the paper's convention from the authors' logs; corrected: by ours, from the same logs. ours: measured here, by
+    our convention. training: the words on train.py's command line that make this drafter.
     """
 
     drafter: str
     benchmark: str
     base: str
     measure: str
-    paper: float
+    paper: float | None
     recomputed: Found | None
     corrected: Found | None
     ours: Found | None
+    training: str
 
     @property
     def difference(self) -> Found | None:
@@ -61,14 +70,15 @@ class Cell:
         """The commands that would measure this cell."""
         run, benchmark = f"runs/{self.drafter}-{self.base}", self.benchmark.partition("/")[0]
         return (
-            f"python train.py base={self.base} drafter={self.drafter} corpus=sharegpt corpus.path=FILES run={run} && "
+            f"python train.py base={self.base} {self.training} corpus=sharegpt corpus.path=FILES run={run} && "
             f"python evaluate.py checkpoint={run} benchmark={benchmark} benchmark.path=FILE decoding.nodes=64"
         )
 
 
 @dataclass(frozen=True)
 class Table:
-    """bases: what to call each of them. notes: what the authors' files do not hold, and what that does to a number."""
+    """bases: what to call each of them. notes: what the paper and its authors' files do not hold, and what that does to
+    a number."""
 
     title: str
     bases: Mapping[str, str]
@@ -88,23 +98,26 @@ def read_table(name: str, recorded: str | None, reports: Sequence[str]) -> Table
     logs = dict(logged(Path(recorded), said)) if recorded is not None else {}
     made = list(cells(said, logs, list(own_rows(reports))))
     notes = [f"{note.arm or 'both arms'}: {note.text}" for pair in logs.values() for note in pair.notes]
-    return Table(said["title"], said["bases"], made, [*swapped(made), *dict.fromkeys(notes)])
+    return Table(said["title"], said["bases"], made, [*said.get("notes", []), *swapped(made), *dict.fromkeys(notes)])
 
 
 def cells(
     said: Mapping[str, Any], logs: Mapping[tuple[str, str], Comparison], measured: Sequence[Row]
 ) -> Iterator[Cell]:
+    published_runs = said.get("logged", "ctc")  # of the one drafter whose answer files there are
     for drafter, benchmarks in said["values"].items():
+        training = said.get("training", "drafter={drafter}").format(drafter=drafter)
         for place, bases in benchmarks.items():
             benchmark, _, category = place.partition("/")
             for base, values in bases.items():
-                log = logs.get((benchmark, base)) if drafter == "ctc" else None  # they published no other arm
+                log = logs.get((benchmark, base)) if drafter == published_runs else None
                 theirs = part(log.rows[0], category) if log is not None else None
                 own = [row for row in measured if of(row) == (drafter, benchmark, base)]
                 mine = part(own[-1], category) if own else None
                 for (word, measure), paper in zip(said["measures"].items(), values, strict=True):
-                    three = found(theirs, measure), found(theirs, OWN_NAME[measure]), found(mine, OWN_NAME[measure])
-                    yield Cell(drafter, place, base, word, paper, *three)
+                    own_name = OWN_NAME.get(measure, measure)
+                    three = found(theirs, measure), found(theirs, own_name), found(mine, own_name)
+                    yield Cell(drafter, place, base, word, paper, *three, training)
 
 
 def of(row: Row) -> tuple[str, str, str]:
@@ -124,7 +137,9 @@ def swapped(made: Sequence[Cell]) -> Iterator[str]:
 
 def printed(one: Cell, other: Cell) -> bool:
     """Whether the paper's value of the one is what the files say of the other, to the printed digit."""
-    return other.recomputed is not None and f"{one.paper:.2f}" == f"{other.recomputed.value:.2f}"
+    if one.paper is None or other.recomputed is None:
+        return False
+    return f"{one.paper:.2f}" == f"{other.recomputed.value:.2f}"
 
 
 def part(row: Row, category: str) -> Row | None:
@@ -133,7 +148,16 @@ def part(row: Row, category: str) -> Row | None:
 
 
 def found(row: Row | None, measure: str) -> Found | None:
-    return None if row is None else Found(row[measure], row.get(f"{measure}_ci"))
+    """A row's measure; nothing where it was not timed, and of answer files no share of the time: they hold none."""
+    if row is None:
+        return None
+    if measure not in SHARES:
+        return Found(row[measure], row.get(f"{measure}_ci"))
+    time = row.get("time", {"read": None})
+    if time["read"] is None:
+        return None
+    parts = {name: sum(time[part] for part in parts) for name, parts in SHARES.items()}
+    return Found(100 * parts[measure] / sum(parts.values()))
 
 
 def logged(folder: Path, said: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], Comparison]]:

@@ -17,9 +17,11 @@ from ctcdraft.drafters.prompt_lookup import PromptLookup
 from ctcdraft.evaluation.benchmarks import Benchmark
 from ctcdraft.evaluation.measure import Arena
 from ctcdraft.evaluation.session import Contestant, Session
+from ctcdraft.evaluation.watching import Explorer
 from ctcdraft.shard import Shard
 
 SETTINGS = Settings(max_new_tokens=12, nodes=8, temperature=0.0, top_k=0, top_p=1.0, verify=match, lossless=True)
+UNSEEN = Explorer(questions=0, tokens=8, words=3)
 PROMPTS = (
     Prompt("a", "sums", ("1 + 1 = 2, 1 + 1 =",), "2"),
     Prompt("b", "talk", ("hello hello", "and again hello"), None),

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from sessions import PROMPTS, Corrupt, arena, session
+from sessions import PROMPTS, UNSEEN, Corrupt, arena, session
 from tiny_models import random_base, random_lm, tiny_tokenizer
 
 from ctcdraft.base import BaseLM
@@ -203,7 +203,7 @@ def test_a_base_with_several_taps_is_marked_as_one_with_the_last_alone():
 
 
 def run(here, path):
-    return session(here, PROMPTS[:2]).run(Folder(path, Shard(1, 1)), False, 4, 1)
+    return session(here, PROMPTS[:2]).run(Folder(path, Shard(1, 1)), False, 4, 1, UNSEEN)
 
 
 def with_drawn(drafter, **changes):

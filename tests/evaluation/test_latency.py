@@ -151,3 +151,4 @@ def test_the_entry_point_measures_a_shape(tmp_path):
     assert "random weights" in text
     assert "breakdown-16.svg" in text
     assert (tmp_path / "breakdown-16.svg").is_file()
+    assert "behind 16 tokens: v(4) = " in (tmp_path / "reading_by_nodes.svg").read_text()

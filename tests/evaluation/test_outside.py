@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from sessions import arena, session
+from sessions import UNSEEN, arena, session
 from stepwise_parts import saved_lm
 from test_lossless import PROMPTS, settings
 from tiny_models import random_base
@@ -139,7 +139,7 @@ def test_a_report_holds_an_outside_row_and_its_certificate(tmp_path):
     made = arena()
     made.contestants["transformers_prompt_lookup"] = StockGenerate(made.base, LOOKUP, None, None)
     one = session(made)
-    report = one.run(Folder(tmp_path, one.shard), False, warm_up_tokens=4, timing_questions=1)
+    report = one.run(Folder(tmp_path, one.shard), False, warm_up_tokens=4, timing_questions=1, explorer=UNSEEN)
     row = report["rows"][-1]
     assert row["drafter"] == "transformers_prompt_lookup"
     assert row["lossless"]["equal"] == row["prompts"] == 4

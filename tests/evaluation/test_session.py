@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from sessions import PROMPTS, SETTINGS, Corrupt, arena, session
+from sessions import PROMPTS, SETTINGS, UNSEEN, Corrupt, arena, session
 from tiny_models import random_base
 
 from ctcdraft.corpus.chat import messages, prompt_tokens
@@ -32,7 +32,9 @@ COUNTED = ("drafter", "prompts", "tokens", "passes", "tau", "tau_ci", "tau_paper
 
 
 def run(session, path, overwrite=False, timing_questions=2):
-    return session.run(Folder(path, session.shard), overwrite, warm_up_tokens=4, timing_questions=timing_questions)
+    return session.run(
+        Folder(path, session.shard), overwrite, warm_up_tokens=4, timing_questions=timing_questions, explorer=UNSEEN
+    )
 
 
 def lines(path):
@@ -264,7 +266,9 @@ def test_whatever_may_change_speed_or_text_is_guarded(tmp_path, monkeypatch):
     refused("attention")
     here.base.lm.set_attn_implementation("sdpa")
     with pytest.raises(InputError, match=r"warm_up_tokens was 4 \(now 5\)"):
-        session(here, PROMPTS[:1]).run(Folder(tmp_path, Shard(1, 1)), False, warm_up_tokens=5, timing_questions=1)
+        session(here, PROMPTS[:1]).run(
+            Folder(tmp_path, Shard(1, 1)), False, warm_up_tokens=5, timing_questions=1, explorer=UNSEEN
+        )
 
 
 def test_overwriting_one_shard_leaves_the_others(tmp_path):
@@ -290,11 +294,11 @@ def test_another_split_of_the_questions_is_refused_or_replaced(before, after, tm
     here = arena()
     for shard in before:
         run(session(here, shard=shard), tmp_path, timing_questions=1)
-    old = {file: file.read_text() for file in tmp_path.iterdir()}
+    old = {file: file.read_text() for file in tmp_path.rglob("*") if file.is_file()}
     with pytest.raises(InputError, match=rf"is no part of shard={after.number}/{after.of}; .*overwrite=true") as caught:
         run(session(here, shard=after), tmp_path)
     assert "\n" not in str(caught.value)
-    assert {file: file.read_text() for file in tmp_path.iterdir()} == old
+    assert {file: file.read_text() for file in tmp_path.rglob("*") if file.is_file()} == old
 
     asked, ask = [], measure.ask
     monkeypatch.setattr(measure, "ask", lambda *args: asked.append(args[2]) or ask(*args))

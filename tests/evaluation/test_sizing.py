@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from sessions import PROMPTS, SETTINGS, arena, session
+from sessions import PROMPTS, SETTINGS, UNSEEN, arena, session
 from stepwise_parts import stepwise
 from tiny_models import random_base
 from training_parts import block_head, block_heads, ctc_head
@@ -112,11 +112,11 @@ def test_a_folder_that_refuses_an_evaluation_keeps_its_sizes_and_one_that_takes_
         return {"of": {}, "sizes": {"prompt_lookup": {"chosen": nodes, "sizes": []}}}
 
     folder, one = Folder(tmp_path, Shard(1, 1)), session(arena(), PROMPTS[:1])
-    one.sized(sizes(2)).run(folder, overwrite=False, warm_up_tokens=1, timing_questions=0)
+    one.sized(sizes(2)).run(folder, overwrite=False, warm_up_tokens=1, timing_questions=0, explorer=UNSEEN)
     with pytest.raises(InputError, match=r"nodes\.prompt_lookup was 2"):
-        one.sized(sizes(4)).run(folder, overwrite=False, warm_up_tokens=1, timing_questions=0)
+        one.sized(sizes(4)).run(folder, overwrite=False, warm_up_tokens=1, timing_questions=0, explorer=UNSEEN)
     assert folder.sizes() == sizes(2)
-    one.sized(sizes(4)).run(folder, overwrite=True, warm_up_tokens=1, timing_questions=0)
+    one.sized(sizes(4)).run(folder, overwrite=True, warm_up_tokens=1, timing_questions=0, explorer=UNSEEN)
     assert folder.sizes() == sizes(4)
     (tmp_path / "sizes.json").write_text("{}")
     with pytest.raises(InputError, match="holds no tree sizes"):

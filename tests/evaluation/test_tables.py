@@ -46,8 +46,8 @@ def test_a_cell_that_was_not_run_is_empty_and_says_what_would_fill_it(name):
     assert len(rows) == len(table.cells) > 5
     for row, one in zip(rows, table.cells, strict=True):
         assert (row["ours"], row["recomputed"], row["difference"]) == ("", "", "")
-        assert row["paper"] == f"{one.paper:.2f}"
-        assert f"base={one.base} drafter={one.drafter}" in row["to_fill"]
+        assert row["paper"] == ("" if one.paper is None else f"{one.paper:.2f}")
+        assert f"base={one.base} {one.training}" in row["to_fill"]
     assert latex(table).count(r"\\") == len(rows) + 1
     assert markdown(table).count("python train.py") == len({one.to_fill for one in table.cells})
 
@@ -98,7 +98,7 @@ def test_the_authors_files_give_the_papers_values_and_the_swap(tmp_path):
 
 
 def test_what_is_not_there_is_one_sentence(tmp_path):
-    with pytest.raises(InputError, match="no published table table_9; there are figure_bases"):
+    with pytest.raises(InputError, match=r"no published table table_9; there are .*figure_time, table_ablation"):
         read_table("table_9", None, [])
     with pytest.raises(InputError, match="no folder of answer files at nowhere"):
         read_table("table_gsm8k", "nowhere", [])
@@ -108,3 +108,28 @@ def test_what_is_not_there_is_one_sentence(tmp_path):
     (tmp_path / "latency.json").write_text(json.dumps({"rows": [{"drafter": "ctc", "temperature": 0.0, "tau": None}]}))
     with pytest.raises(InputError, match=r"latency.json is no report.json of questions"):
         read_table("table_gsm8k", None, [str(tmp_path / "latency.json")])
+
+
+def test_the_cells_that_the_paper_leaves_out_can_be_filled_too(tmp_path):
+    """Table 2: eight cells of two measures, of which the paper prints four; a run of configs/experiment fills each."""
+    table = read_table("table_ablation", None, [report(tmp_path, drafter="linear_ctc_collapse")])
+    assert len(table.cells) == 16
+    assert sum(one.paper is None for one in table.cells) == 8
+    assert cell(table, "beta", drafter="linear_ctc_collapse").ours.value == 3.0
+    for one in table.cells:
+        assert (REPOSITORY / "configs" / "experiment" / f"ablation_{one.drafter}.yaml").is_file()
+        assert f"base=vicuna_7b experiment=ablation_{one.drafter} " in one.to_fill
+    if TRACES.is_dir():  # the authors' own drafter is one of the cells
+        found = read_table("table_ablation", str(TRACES), []).cells
+        assert {one.drafter for one in found if one.recomputed is not None} == {"transformer_ctc_collapse"}
+
+
+def test_shares_of_a_pass_are_those_of_the_figure(tmp_path):
+    time = {"draft": 2.0, "tree": 1.0, "read": 5.0, "verify": 0.5, "keep": 0.5, "other": 1.0, "prefill": 9.0}
+    table = read_table("figure_time", None, [report(tmp_path, time=time)])
+    ours = [one.ours.value for one in table.cells if one.drafter == "ctc"]
+    assert ours == [50.0, 20.0, 10.0, 20.0]
+    for drafter in ("ctc", "medusa"):
+        assert sum(one.paper for one in table.cells if one.drafter == drafter) == pytest.approx(100, abs=0.05)
+    untimed = read_table("figure_time", None, [report(tmp_path, time=dict.fromkeys(time))])
+    assert all(one.ours is None for one in untimed.cells)

@@ -1,0 +1,55 @@
+"""HTML in a few functions. Every string is text and escaped, unless it is Html already."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+
+
+class Html(str):
+    """Markup: what goes into a page as it is."""
+
+    __slots__ = ()
+
+
+def tag(name: str, *inside: str, **attributes: str | bool) -> Html:
+    """An element. class_="a" is class="a", data_depth="2" is data-depth="2"; True is an attribute without a value."""
+    said = "".join(attribute(key.rstrip("_").replace("_", "-"), value) for key, value in attributes.items())
+    return Html(f"<{name}{said}>{joined(inside)}</{name}>")
+
+
+def attribute(key: str, value: str | bool) -> str:
+    if value is False:
+        return ""
+    return f" {key}" if value is True else f' {key}="{escape(value)}"'
+
+
+def joined(parts: Iterable[str], between: str = "") -> Html:
+    return Html(between.join(part if isinstance(part, Html) else escape(part) for part in parts))
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]], class_: str = "") -> Html:
+    head = tag("thead", tag("tr", *(tag("th", name) for name in header)))
+    body = tag("tbody", *(tag("tr", *(tag("td", cell) for cell in row)) for row in rows))
+    # In a box of its own: a wide table scrolls there, and not the page.
+    return tag("div", tag("table", head, body), class_=f"wide {class_}".strip())
+
+
+def bullets(lines: Iterable[str]) -> Html:
+    return tag("ul", *(tag("li", said) for said in lines))
+
+
+def visible(word: str) -> str:
+    """A word by itself, with its spaces and line ends to be seen."""
+    return (
+        word.replace(" ", "\N{OPEN BOX}")
+        .replace("\n", "\N{RETURN SYMBOL}")
+        .replace("\t", "\N{RIGHTWARDS ARROW TO BAR}")
+    )
+
+
+def percent(share: float) -> str:
+    """0.5 is 50 %; what is tiny keeps one digit, 0.003 %."""
+    if 0 < share < 5e-4:
+        return f"{100 * share:.1g} %"
+    return f"{100 * share:.1f} %" if share < 0.0995 else f"{100 * share:.0f} %"

@@ -1,0 +1,119 @@
+"""A few answers pass by pass, as they were seen from outside, and their JSON. It knows words and numbers, no model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+
+@dataclass(frozen=True)
+class SeenFrames:
+    """What the frames of a pass said, of the words that matter and of the blank.
+
+    reads: how the drafter's paths make texts of them: `alignments`, `raw frames`, `transductions`, or `words`, where
+    frame k says word k and the blank means nothing. words: W ids. heard: K tables of T rows, each with the
+    probabilities of these words and, last, of the blank; table k holds once k accepted words are said, and there is
+    but one where frames do not listen.
+    """
+
+    reads: str
+    words: tuple[int, ...]
+    heard: tuple[tuple[tuple[float, ...], ...], ...]
+
+    @property
+    def listen(self) -> bool:
+        return len(self.heard) > 1
+
+    @property
+    def count(self) -> int:
+        """T."""
+        return len(self.heard[0])
+
+
+@dataclass(frozen=True)
+class SeenPass:
+    """One pass. tokens, parents: of the tree, the root first (its parent is -1). path: the accepted nodes, root first.
+    bonus: the base's own next word. committed: tokens of the answer that came of it. depth: how deep the tree might
+    have been. base: the base's best words after the last accepted node, each with its probability."""
+
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    path: tuple[int, ...]
+    bonus: int
+    committed: int
+    depth: int
+    base: tuple[tuple[int, float], ...]
+    frames: SeenFrames | None
+
+    @property
+    def accepted(self) -> tuple[int, ...]:
+        """The guesses that stood."""
+        return tuple(self.tokens[node] for node in self.path[1:])
+
+    @property
+    def said(self) -> tuple[int, ...]:
+        """What the answer got of it, the base's own word last if the answer had not ended by then."""
+        return (*self.accepted, self.bonus)[: self.committed]
+
+
+@dataclass(frozen=True)
+class SeenAnswer:
+    """One contestant's answer to the first turn of a question. pieces: its text token by token, first the one that
+    the prefill says. noise: how far the base's top-2 margins in its passes lay, at most, from those of one reading of
+    the finished text; None where there was no pass."""
+
+    id: str
+    category: str
+    contestant: str
+    prompt: str
+    pieces: tuple[str, ...]
+    passes: tuple[SeenPass, ...]
+    noise: float | None
+
+    @property
+    def tau(self) -> float | None:
+        return sum(one.committed for one in self.passes) / len(self.passes) if self.passes else None
+
+
+@dataclass(frozen=True)
+class Seen:
+    """words: what every id that occurs looks like."""
+
+    words: dict[int, str]
+    answers: tuple[SeenAnswer, ...]
+
+    @classmethod
+    def merged(cls, parts: Iterable[Self]) -> Self | None:
+        """Of all shards; None where there are none."""
+        parts = list(parts)
+        if not parts:
+            return None
+        words = {word: text for part in parts for word, text in part.words.items()}
+        return cls(words, tuple(answer for part in parts for answer in part.answers))
+
+
+def to_json(seen: Seen) -> str:
+    return json.dumps(seen, default=vars, separators=(",", ":"), allow_nan=False) + "\n"
+
+
+def from_json(text: str) -> Seen:
+    fields = json.loads(text)
+    words = {int(word): said for word, said in fields["words"].items()}
+    return Seen(words, tuple(answer(one) for one in fields["answers"]))
+
+
+def answer(fields: dict[str, Any]) -> SeenAnswer:
+    passes = tuple(one_pass(one) for one in fields["passes"])
+    return SeenAnswer(**{**fields, "pieces": tuple(fields["pieces"]), "passes": passes})
+
+
+def one_pass(fields: dict[str, Any]) -> SeenPass:
+    frames = fields["frames"] and SeenFrames(**{key: frozen(value) for key, value in fields["frames"].items()})
+    return SeenPass(**{key: frozen(value) for key, value in fields.items() if key != "frames"}, frames=frames)
+
+
+def frozen(value: Any) -> Any:
+    """Lists of lists as tuples of tuples."""
+    return tuple(map(frozen, value)) if isinstance(value, Sequence) and not isinstance(value, str) else value

@@ -1,0 +1,68 @@
+"""The likeliest ways to say a text, held to a list of all of them."""
+
+import math
+
+import pytest
+import torch
+from truths import all_alignments, slow_collapse, slow_prefix_probability
+
+from ctcdraft.ctc.alignments import beginning, best_alignments, best_beginnings
+
+BLANK = 3
+TEXTS = [(0,), (0, 0), (0, 1, 0), (1, 1, 2), (2, 2, 2)]
+
+
+def frames(seed, count=5):
+    rng = torch.Generator().manual_seed(seed)
+    return (2 * torch.randn(count, BLANK + 1, generator=rng)).softmax(-1).double().tolist()
+
+
+def said_by(way, merging):
+    return slow_collapse(way, BLANK) if merging else tuple(one for one in way if one != BLANK)
+
+
+def slow_best(probs_TC, count, wanted, lengths):
+    """All frame sequences of these lengths that are wanted, best first."""
+    ways = [way for length in lengths for way in all_alignments(length, BLANK + 1) if wanted(way)]
+    scored = [(math.prod(row[one] for row, one in zip(probs_TC, way, strict=False)), way) for way in ways]
+    return sorted(scored, reverse=True)[:count]
+
+
+@pytest.mark.parametrize("merging", [True, False])
+@pytest.mark.parametrize("text", TEXTS)
+def test_they_are_the_best_of_all(text, merging):
+    def says_it(way):
+        return said_by(way, merging) == text
+
+    def just_says_it(way):
+        return says_it(way) and said_by(way[:-1], merging) == text[:-1]
+
+    for seed in range(3):
+        probs_TC = frames(seed)
+        for found, truth in (
+            (best_alignments([probs_TC], text, BLANK, 4, merging), slow_best(probs_TC, 4, says_it, [5])),
+            (best_beginnings([probs_TC], text, BLANK, 4, merging), slow_best(probs_TC, 4, just_says_it, range(1, 6))),
+        ):
+            assert [way for _, way in found] == [way for _, way in truth]
+            assert [p for p, _ in found] == pytest.approx([p for p, _ in truth])
+
+
+@pytest.mark.parametrize("text", [(), *TEXTS])
+def test_all_beginnings_make_the_probability_of_the_prefix(text):
+    assert beginning([frames(0)], text, BLANK) == pytest.approx(slow_prefix_probability(frames(0), text, BLANK))
+
+
+def test_the_examples_of_the_docstrings_and_what_cannot_be_said():
+    same = [[0.5, 0.25, 0.25]] * 3
+    assert best_alignments([same], (0, 0), 2, 3) == best_beginnings([same], (0, 0), 2, 3) == [(0.0625, (0, 2, 0))]
+    assert best_beginnings([same], (0,), 2, 2) == [(0.5, (0,)), (0.125, (2, 0))]
+    assert best_alignments([same], (0, 0, 0), 2, 3) == best_beginnings([same], (0, 0, 0), 2, 3) == []
+    assert best_alignments([[[0.0, 0.5, 0.5]]], (0,), 2, 3) == []
+
+
+def test_frames_that_listen_change_once_a_word_is_said():
+    """Before any word only `a` is likely, behind it only the blank."""
+    before, behind = [[0.9, 0.0, 0.1]] * 2, [[0.2, 0.0, 0.8]] * 2
+    found = best_alignments([before, behind], (0,), 2, 3)
+    assert [way for _, way in found] == [(0, 2), (0, 0), (2, 0)]
+    assert [p for p, _ in found] == pytest.approx([0.72, 0.18, 0.09])

@@ -1,0 +1,228 @@
+"""The page of an evaluation: made by itself, from two files, and every token of an answer is in it once."""
+
+import json
+import re
+from dataclasses import replace
+from functools import partial
+from html.parser import HTMLParser
+
+import pytest
+import torch
+from sessions import PROMPTS, arena, session
+from tiny_models import random_base
+
+from ctcdraft.drafters.block import BlockDrafter
+from ctcdraft.drafters.drawn_paths import DrawnWords
+from ctcdraft.drafters.paths import Collapse, PrefixSearch
+from ctcdraft.errors import InputError
+from ctcdraft.evaluation.folder import Folder
+from ctcdraft.evaluation.pages import files
+from ctcdraft.evaluation.pages.explorer import ordered
+from ctcdraft.evaluation.pages.markup import joined, tag
+from ctcdraft.evaluation.seen import from_json, to_json
+from ctcdraft.evaluation.watching import Explorer
+from ctcdraft.nn.bodies import AttentionBody
+from ctcdraft.nn.correction import Markov
+from ctcdraft.shard import Shard
+
+EXPLORER = Explorer(questions=2, tokens=12, words=3)
+VOID = ("meta", "br")
+
+
+def head(base, paths, correction=None):
+    torch.manual_seed(0)
+    return BlockDrafter(base, 4, partial(AttentionBody, root_input=True, causal=False), paths, correction).eval()
+
+
+@pytest.fixture(scope="module")
+def evaluated(tmp_path_factory):
+    """An evaluation of heads with frames of every kind and of a drafter without."""
+    here = arena(base := random_base())
+    listening = head(base, PrefixSearch(16), partial(Markov, rank=4))
+    torch.nn.init.normal_(listening.correction.out.weight)
+    here.contestants.update(ctc=head(base, PrefixSearch(16)), listening=listening, raw=head(base, Collapse(8, 3, 0.4)))
+    path = tmp_path_factory.mktemp("pages")
+    made = session(here, PROMPTS[:2])
+    made.run(Folder(path, Shard(1, 1)), False, 4, 1, EXPLORER)
+    return path
+
+
+class Reader(HTMLParser):
+    """Elements in order, each with its attributes and the text right in it; complains of what is not closed."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.elements, self.open = [], []
+        self.feed(page)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, name, attributes):
+        self.elements.append((name, dict(attributes), []))
+        if name not in VOID:
+            self.open.append(self.elements[-1])
+
+    def handle_startendtag(self, name, attributes):
+        self.elements.append((name, dict(attributes), []))
+
+    def handle_endtag(self, name):
+        assert self.open.pop()[0] == name
+
+    def handle_data(self, said):
+        if self.open:
+            self.open[-1][2].append(said)
+
+
+@pytest.fixture(scope="module")
+def page(evaluated):
+    return Reader((evaluated / files.PAGE).read_text())
+
+
+def seen_in(evaluated):
+    return from_json((evaluated / "explorer.json").read_text())
+
+
+def test_every_token_is_in_the_page_once_with_how_it_came(evaluated, page):
+    seen = seen_in(evaluated)
+    assert {one.contestant for one in seen.answers} == {"autoregressive", "prompt_lookup", "ctc", "listening", "raw"}
+    assert len(seen.answers) == 10
+    for number, answer in enumerate(ordered(seen)):
+        links = [e for e in page.elements if e[0] == "a" and e[1].get("href", "").startswith(f"#a{number}p")]
+        came = [(attributes["href"], attributes["data-depth"]) for _, attributes, _ in links]
+        expected = []
+        for index, step in enumerate(answer.passes):
+            ways = [*map(str, range(1, len(step.path))), "bonus"][: step.committed]
+            expected += [(f"#a{number}p{index}", way) for way in ways]
+        assert came == expected
+        assert len(came) + 1 == len(answer.pieces) == 1 + sum(step.committed for step in answer.passes)
+        assert [said or ["\N{DOTTED CIRCLE}"] for _, _, said in links] == [
+            [piece or "\N{DOTTED CIRCLE}"] for piece in answer.pieces[1:]
+        ]
+    assert sum(e[1].get("data-depth") == "prefill" for e in page.elements if "style" not in e[1]) == 10 + 1  # a legend
+
+
+def test_all_contestants_said_the_same_words_and_frames_are_where_there_are_some(evaluated):
+    seen = seen_in(evaluated)
+    for question in {one.id for one in seen.answers}:
+        said = {one.pieces for one in seen.answers if one.id == question}
+        assert len(said) == 1
+    kinds = {one.contestant: {step.frames and step.frames.reads for step in one.passes} for one in seen.answers}
+    assert kinds == {
+        "autoregressive": {None}, "prompt_lookup": {None}, "ctc": {"alignments"}, "listening": {"alignments"},
+        "raw": {"raw frames"},
+    }  # fmt: skip
+    listening = [step for one in seen.answers if one.contestant == "listening" for step in one.passes]
+    assert all(len(step.frames.heard) == len(step.path) for step in listening)
+    for step in listening:
+        for row in (row for table in step.frames.heard for row in table):
+            assert 0 < sum(row) <= 1.01
+
+
+def test_the_noise_of_margins_is_that_of_rounding(evaluated):
+    """One reading of the whole text sees what trees and steps saw; a tree that is read wrongly would be far off."""
+    for answer in seen_in(evaluated).answers:
+        assert 0 <= answer.noise < 1e-3
+
+
+def test_the_page_needs_nothing_from_elsewhere(evaluated, page):
+    ids = [attributes["id"] for _, attributes, _ in page.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    for name, attributes, _ in page.elements:
+        assert name not in ("link", "iframe", "img", "object", "embed", "base")
+        assert "src" not in attributes
+        href = attributes.get("href", "#results")
+        assert href.startswith("#")
+        assert href[1:] in ids
+    assert not re.search(r"@import|url\(|https?:|import\s*\(|fetch\(", (evaluated / files.PAGE).read_text())
+
+
+def test_every_figure_is_in_the_page_and_a_file(evaluated, page):
+    drawn = [attributes["id"] for name, attributes, _ in page.elements if name == "figure"]
+    assert drawn == ["acceptance_by_depth", "acceptance_by_category", "time", "tau_and_draft_time", "reading_by_nodes"]
+    for name in drawn:
+        svg = (evaluated / files.FIGURES / f"{name}.svg").read_text()
+        assert svg.startswith('<svg xmlns="http://www.w3.org/2000/svg"')
+        Reader(svg)
+        assert "nan" not in svg
+
+
+def test_a_page_is_made_again_from_its_two_files(evaluated, tmp_path):
+    for name in ("report.json", "explorer.json"):
+        (tmp_path / name).write_text((evaluated / name).read_text())
+    assert files.again(tmp_path).read_text() == (evaluated / files.PAGE).read_text()
+    (tmp_path / "explorer.json").unlink()
+    without = files.again(tmp_path).read_text()
+    assert "No answer was looked into here" in without
+    assert "was not measured here" in without
+
+
+def test_json_goes_and_comes_back(evaluated):
+    text = (evaluated / "explorer.json").read_text()
+    assert to_json(from_json(text)) == text
+    assert from_json(text) == from_json(to_json(from_json(text)))
+    assert hash(from_json(text).answers[0].passes)  # tuples all the way down
+
+
+def test_the_certificate_says_what_was_found_and_where(evaluated):
+    text = (evaluated / files.PAGE).read_text()
+    certificate = text[text.index('id="certificate"') : text.index('id="words"')]
+    assert "all contestants say what autoregression says on all 2 questions" in certificate
+    environment = json.loads((evaluated / "report.json").read_text())["environment"]
+    for said in (environment["hardware"], environment["versions"]["torch"], environment["date"]):
+        assert said in certificate
+    assert certificate.count("is the yardstick") == 1
+    assert certificate.count("every word") == 4
+
+
+def test_where_guesses_are_drawn_the_law_is_shown(evaluated, tmp_path):
+    said = json.loads((evaluated / "report.json").read_text())
+    fit = {"tokens": 5000, "chi_square": 20.5, "p_value": 0.4, "tv": 0.031, "null_tv": 0.029, "owes": "law"}
+    said["rows"][2]["lossless"] |= fit
+    (tmp_path / "report.json").write_text(json.dumps(said))
+    text = files.again(tmp_path).read_text()
+    for cell in ("5,000", "20.5", "0.400", "0.0310", "0.0290"):
+        assert f"<td>{cell}</td>" in text
+
+
+def test_text_is_never_markup(evaluated, tmp_path):
+    """Whatever a prompt, a word or a command says, it is shown and not obeyed."""
+    evil = '</script><script>alert("1")</script><img src=x>&amp;'
+    seen, said = seen_in(evaluated), json.loads((evaluated / "report.json").read_text())
+    answers = tuple(replace(one, prompt=evil, id=evil, pieces=(evil,) * len(one.pieces)) for one in seen.answers)
+    seen = replace(seen, answers=answers, words=dict.fromkeys(seen.words, evil))
+    said["environment"] |= {"command": evil, "base": evil}
+    (tmp_path / "report.json").write_text(json.dumps(said))
+    (tmp_path / "explorer.json").write_text(to_json(seen))
+    page = Reader(files.again(tmp_path).read_text())
+    assert sum(name == "script" for name, *_ in page.elements) == 1
+    assert not any(name == "img" for name, *_ in page.elements)
+    assert [evil] in [said for _, _, said in page.elements]
+
+
+def test_markup_escapes_text_and_attributes():
+    assert tag("p", "a < b", class_='"x"') == '<p class="&quot;x&quot;">a &lt; b</p>'
+    assert joined([tag("b", "x"), "<i>"], "<br>") == "<b>x</b><br>&lt;i&gt;"
+    assert tag("details", open=True) == "<details open></details>"
+    assert tag("details", open=False) == "<details></details>"
+
+
+def test_drawn_guesses_can_be_looked_into(tmp_path):
+    here = arena(base := random_base(), temperature=1.0)
+    here.contestants.update(drawn=head(base, DrawnWords(2)))
+    (answer,) = [one for one in EXPLORER.look(here, {0: PROMPTS[0]}).answers if one.contestant == "drawn"]
+    assert {step.frames.reads for step in answer.passes} == {"words"}
+
+
+def test_a_folder_without_a_report_is_one_sentence(tmp_path):
+    with pytest.raises(InputError, match=r"is no report\.json"):
+        files.again(tmp_path)
+    (tmp_path / "report.json").write_text('{"rows": [], "environment": {}}')
+    (tmp_path / "explorer.json").write_text("{}")
+    with pytest.raises(InputError, match="is no file of the explorer"):
+        files.again(tmp_path)
+
+
+@pytest.mark.parametrize("values", [(-1, 12, 3), (1, 1, 3), (1, 12, 0)])
+def test_an_explorer_that_is_none(values):
+    with pytest.raises(InputError, match=r"explorer\."):
+        Explorer(*values)
