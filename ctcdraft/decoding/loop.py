@@ -162,7 +162,8 @@ def generate(
         context = context.extend(commit, read.states_ND)
         new = cut(commit.tokens, stops)
         answer.extend(new)
-        passes.append(Pass(len(new), min(len(commit.tokens) - 1, len(new)), commit.open, len(tree), commit.drafted))
+        is_open = commit.open and len(new) == len(commit.tokens)  # behind the answer's end nothing was refused
+        passes.append(Pass(len(new), min(len(commit.tokens) - 1, len(new)), is_open, len(tree), commit.drafted))
     ended = answer[-1] in stops
     return Generation(tuple(answer), tuple(passes), ended, prefilled - began, perf_counter() - prefilled, drawn)
 

@@ -14,7 +14,7 @@ from ctcdraft.evaluation import metrics, report, roof
 from ctcdraft.evaluation.benchmarks import Benchmark
 from ctcdraft.evaluation.environment import environment, hardware
 from ctcdraft.evaluation.folder import Folder
-from ctcdraft.evaluation.measure import Arena, asked, measure, order, turn_seed, warm_up
+from ctcdraft.evaluation.measure import Arena, asked, foretell, measure, order, turn_seed, warm_up
 from ctcdraft.evaluation.outside import StockGenerate
 from ctcdraft.evaluation.records import AUTOREGRESSIVE, Answer, Record
 from ctcdraft.evaluation.timing import Spent, Timing, instrument
@@ -119,6 +119,7 @@ class Session:
                 for name in order(arena, seed + 1):
                     if isinstance(arena.contestants[name], StockGenerate):
                         continue  # no clock of ours runs inside it
+                    foretell(arena, name, prompt_L, seed)
                     one = instrument(arena.base, arena.contestants[name], prompt_L, arena.settings_of(name), seed)
                     spent[name] = spent[name] + one if name in spent else one
         return Timing(spent, roof.weight_bytes(arena.base), roof.copy_bandwidth(arena.base.device))
