@@ -17,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from ctcdraft.contestants import Entry, contestant, looked_up
 from ctcdraft.errors import InputError, whole
 from ctcdraft.evaluation import latency_report, recorded_report, report, table_files
+from ctcdraft.evaluation.differences import paired
 from ctcdraft.evaluation.environment import environment
 from ctcdraft.evaluation.folder import Folder
 from ctcdraft.evaluation.latency import Latency
@@ -46,24 +47,31 @@ def main(config: DictConfig) -> None:
     entries = named(config)
     benchmark = instantiate(config.benchmark)
     sizing = instantiate(config.sizing, _convert_="all")
-    automatic = config.decoding.nodes == "auto"
-    settings = instantiate(config.decoding, **({"nodes": sizing.nodes[-1]} if automatic else {}))
+    replay = instantiate(config.measure, _convert_="all")
+    automatic = config.decoding.nodes == "auto" and replay is None
+    size = {"nodes": replay.nodes[-1]} if replay is not None else {"nodes": sizing.nodes[-1]} if automatic else {}
+    settings = instantiate(config.decoding, **size)
     if config.threads:
         torch.set_num_threads(config.threads)
     base = load_base(config, entries)
     contestants = {name: contestant(entry, base) for name, entry in entries.items()}
     drafters = {name: one.drafter for name, one in contestants.items()}
     decoding = HydraConfig.get().runtime.choices["decoding"]
-    out = output(config, entries, f"{benchmark.name}-{decoding}")
+    out = output(config, entries, f"{benchmark.name}-{decoding}{'-replay' if replay is not None else ''}")
     arena, sizes = Arena(base, drafters, settings, config.seed), None
     if automatic and not config.plan_only:
         sizes = found_or_chosen(out / "sizes.json", arena, sizing, benchmark.prompts, config.overwrite)
         arena = replace(arena, nodes={name: found["chosen"] for name, found in sizes.items()})
-    session = Session(arena, contestants, benchmark, decoding, shard, sizes)
+    pairs = paired(list(entries), config.differences)
+    session = Session(arena, contestants, benchmark, decoding, shard, sizes, pairs)
     print(f"{session.plan()}\ninto {out}")
     if config.plan_only:
         return
-    made = session.run(Folder(out, shard), config.overwrite, config.warm_up_tokens, config.timing.questions)
+    folder = Folder(out, shard)
+    if replay is not None:
+        made = replay.run(session, folder, config.overwrite)
+    else:
+        made = session.run(folder, config.overwrite, config.warm_up_tokens, config.timing.questions)
     print(f"\n{report.terminal(**made)}\nthe report is {out / 'report.md'}")
 
 

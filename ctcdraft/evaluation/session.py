@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from typing import Any
@@ -12,9 +12,11 @@ from ctcdraft.corpus.conversations import Prompt
 from ctcdraft.decoding.loop import Drafter, Settings
 from ctcdraft.evaluation import metrics, report, roof
 from ctcdraft.evaluation.benchmarks import Benchmark
+from ctcdraft.evaluation.differences import differences
 from ctcdraft.evaluation.environment import environment, hardware
 from ctcdraft.evaluation.folder import Folder
 from ctcdraft.evaluation.measure import Arena, asked, foretell, measure, order, turn_seed, warm_up
+from ctcdraft.evaluation.metrics import sides
 from ctcdraft.evaluation.outside import StockGenerate
 from ctcdraft.evaluation.records import AUTOREGRESSIVE, Answer, Record
 from ctcdraft.evaluation.timing import Spent, Timing, instrument
@@ -35,7 +37,8 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Session:
-    """Who is compared, on what. decoding: the name of the settings. sizes: how tree sizes were chosen, if they were."""
+    """Who is compared, on what. decoding: the name of the settings. sizes: how tree sizes were chosen, if they were.
+    pairs: whose differences are told."""
 
     arena: Arena
     contestants: Mapping[str, Contestant]
@@ -43,6 +46,7 @@ class Session:
     decoding: str
     shard: Shard
     sizes: Mapping[str, Any] | None = None
+    pairs: Sequence[tuple[str, str]] = ()
 
     @property
     def prompts(self) -> dict[int, Prompt]:
@@ -100,8 +104,11 @@ class Session:
             if timing is not None:
                 folder.write_timing(timing)
         rows, circumstances = self.rows(records, Timing.merged(folder.timings()))
-        report.write(folder, rows, circumstances)
-        return {"rows": rows, "environment": circumstances}
+        nodes = self.arena.settings.nodes
+        told = differences(self.pairs, lambda name: sides(name, records)[0], self.arena.seed)
+        made = {"rows": rows, "environment": circumstances, "differences": [{"nodes": nodes, **one} for one in told]}
+        report.write(folder, **made)
+        return made
 
     def instrumented(self, records: list[Record], warm_up_tokens: int) -> Timing | None:
         """A few questions again, with clocks, in another order. None without questions."""
@@ -125,25 +132,31 @@ class Session:
         return Timing(spent, roof.weight_bytes(arena.base), roof.copy_bandwidth(arena.base.device))
 
     def rows(self, records: list[Record], timing: Timing | None) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        arena, settings = self.arena, self.arena.settings
         rows = []
-        for name, one in self.contestants.items():
-            labels = {
-                "benchmark": self.benchmark.name,
-                "decoding": self.decoding,
-                "temperature": settings.temperature,
-                "nodes": arena.settings_of(name).nodes,
-                "draft_parameters": one.parameters,
-                "hardware": hardware(arena.base.device),
-                "dtype": dtype(arena),
-                "fingerprint": one.fingerprint,
-                "crossing": one.crossing,
-            }
-            row = metrics.row(name, records, timing, labels, arena.seed)
+        for name in self.contestants:
+            row = metrics.row(name, records, timing, self.labels(name), self.arena.seed)
             answers = [answer for record in records for answer in record.answers(name)]
-            row["lossless"]["owes"] = "words" if name == AUTOREGRESSIVE else owes(settings, answers)
+            row["lossless"]["owes"] = self.owes(name, answers)
             rows.append(row)
         return rows, self.circumstances(records, timing)
+
+    def labels(self, name: str) -> dict[str, Any]:
+        """What a row says without measuring anything."""
+        arena, one = self.arena, self.contestants[name]
+        return {
+            "benchmark": self.benchmark.name,
+            "decoding": self.decoding,
+            "temperature": arena.settings.temperature,
+            "nodes": arena.settings_of(name).nodes,
+            "draft_parameters": one.parameters,
+            "hardware": hardware(arena.base.device),
+            "dtype": dtype(arena),
+            "fingerprint": one.fingerprint,
+            "crossing": one.crossing,
+        }
+
+    def owes(self, name: str, answers: Iterable[Answer]) -> str:
+        return "words" if name == AUTOREGRESSIVE else owes(self.arena.settings, answers)
 
     def circumstances(self, records: list[Record], timing: Timing | None) -> dict[str, Any]:
         cuts = [turn.cut for record in records for turn in record.turns if turn.cut]
