@@ -14,6 +14,7 @@ from hydra.types import RunMode
 from hydra.utils import get_object, instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from ctcdraft.arena.hold import hold
 from ctcdraft.contestants import Entry, contestant, looked_up
 from ctcdraft.errors import InputError, whole
 from ctcdraft.evaluation import latency_report, recorded_report, report, table_files
@@ -35,6 +36,8 @@ from ctcdraft.shard import Shard
 @hydra.main(version_base=None, config_path="configs", config_name="evaluate")
 @entry_point
 def main(config: DictConfig) -> None:
+    if config.arena is not None:
+        return hold(instantiate(config.arena, _convert_="all"))
     if config.recorded.path is not None or config.recorded.baseline is not None:
         return measure_recorded(config)
     if config.table.name is not None:

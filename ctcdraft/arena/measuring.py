@@ -83,4 +83,3 @@ def listed(values: Sequence[int]) -> str:
 
 def among(names: Sequence[str]) -> str:
     return f"contestants=[{','.join(names)}]"
-

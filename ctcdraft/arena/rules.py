@@ -80,9 +80,10 @@ class Matching:
 class Rules:
     """base: its words, for train.py and evaluate.py alike. train, evaluate: words for all. reference: the entrant that
     the others are matched to. seconds: of training in the arm of equal time; None: as long as the reference took.
-    again: more seeds, for these entrants and (best_rival) for whoever comes out as the best rival.
+    again: more seeds, for these entrants and (True) for whoever comes out as the best rival.
     small: layers of the base that a draft model begins with; None where nobody needs one.
-    pairs: whose differences are told. group: names this part of the evaluations, in a grid the cell."""
+    pairs: whose differences are told. readings_as: in a grid, what the entrants' readings are, in their order.
+    group: names this part of the evaluations, in a grid the cell. clock: which seconds of training count."""
 
     title: str
     out: Path
@@ -104,6 +105,7 @@ class Rules:
     replay: Replaying
     timing: Timing
     pairs: tuple[tuple[str, str], ...]
+    readings_as: tuple[str, ...]
     group: str
     clock: str
     command: str
@@ -122,9 +124,9 @@ def rules(**said: Any) -> Rules:
         one = entrant(str(node.pop("name", key)), node)
         entrants[one.name] = one
     again = said.pop("again")
-    values: dict[str, Any] = {
-        **said,
-        "out": Path(said["out"]).resolve(),
+    values: Any = {
+        **frozen(said),
+        "out": Path(said["out"]),
         "entrants": entrants,
         "again": (tuple(again["seeds"]), tuple(again["entrants"]), bool(again["best_rival"])),
         "rates": Rates(**frozen(said["rates"])),
@@ -134,7 +136,7 @@ def rules(**said: Any) -> Rules:
         "benchmarks": {name: tuple(words) for name, words in said["benchmarks"].items() if words is not None},
         "pairs": tuple((more, less) for more, less in said["pairs"]),
     }
-    made = Rules(**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})
+    made = Rules(**values)
     refuse_impossible(made)
     return made
 

@@ -121,6 +121,7 @@ def entry_of(book: Book, name: str, words: Sequence[str], one: Training) -> Entr
     return {
         "entrant": one.entrant.name, "arm": one.arm, "seed": one.seed, "words": list(words), "steps": one.steps,
         "learning_rate": one.rate, "dial": one.dial, "factors": dict(one.entrant.factors),
+        "readings": list(one.entrant.readings),
         "parameters": parameters(book, name), "processor_seconds": round(took.processor, 2),
         "wall_seconds": round(took.wall, 2), "tau": job.tau, "loss": job.loss, "same_as": None,
     }  # fmt: skip

@@ -45,8 +45,8 @@ def difference(more: Questions, less: Questions, base: Questions, seed: int) -> 
 
     base: autoregression's answers to these questions.
     """
-    tau = [[*map(acceptance.tokens, more)], [*map(acceptance.passes, more)]]
-    tau += [[*map(acceptance.tokens, less)], [*map(acceptance.passes, less)]]
+    counts = (acceptance.tokens, acceptance.passes)
+    tau: list[Column] = [[float(count(question)) for question in side] for side in (more, less) for count in counts]
     speed = [column for side in (more, less, base) for column in said_and_spent(side)]
     timed = all(sum(column) > 0 for column in speed)
     return {

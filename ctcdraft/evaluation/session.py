@@ -106,7 +106,11 @@ class Session:
         rows, circumstances = self.rows(records, Timing.merged(folder.timings()))
         nodes = self.arena.settings.nodes
         told = differences(self.pairs, lambda name: sides(name, records)[0], self.arena.seed)
-        made = {"rows": rows, "environment": circumstances, "differences": [{"nodes": nodes, **one} for one in told]}
+        made: dict[str, Any] = {
+            "rows": rows,
+            "environment": circumstances,
+            "differences": [{"nodes": nodes, **one} for one in told],
+        }
         report.write(folder, **made)
         return made
 
