@@ -144,7 +144,8 @@ def rules(**said: Any) -> Rules:
 def entrant(name: str, node: Mapping[str, Any]) -> Entrant:
     node = dict(node)
     dials = {arm: Dial(**dial) for arm, dial in (node.pop("dials", None) or {}).items() if dial is not None}
-    return Entrant(name, dials=dials, **frozen(node))
+    factors = {key: level for key, level in (node.pop("factors", None) or {}).items() if level is not None}
+    return Entrant(name, dials=dials, factors=factors, **frozen(node))
 
 
 def frozen(node: Mapping[str, Any]) -> dict[str, Any]:
