@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from ctcdraft.evaluation.recorded import read_run
 from ctcdraft.evaluation.recorded_comparison import compare
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
 from ctcdraft.evaluation.session import Session
-from ctcdraft.evaluation.sizing import found_or_chosen
+from ctcdraft.evaluation.sizing import kept_or_chosen
 from ctcdraft.evaluation.tables import read_table
 from ctcdraft.front_door import entry_point, from_command_line
 from ctcdraft.shard import Shard
@@ -36,6 +35,9 @@ from ctcdraft.shard import Shard
 @hydra.main(version_base=None, config_path="configs", config_name="evaluate")
 @entry_point
 def main(config: DictConfig) -> None:
+    refuse_impossible(config)
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
     if config.arena is not None:
         return hold(instantiate(config.arena, _convert_="all"))
     if config.recorded.path is not None or config.recorded.baseline is not None:
@@ -45,8 +47,6 @@ def main(config: DictConfig) -> None:
     if get_object(config.benchmark._target_) is Latency:
         return measure_latency(config)
     shard = Shard.parse(config.shard)
-    whole(config.timing.questions, "timing.questions", least=0)
-    whole(config.warm_up_tokens, "warm_up_tokens", least=0)
     entries = named(config)
     benchmark = instantiate(config.benchmark)
     sizing = instantiate(config.sizing, _convert_="all")
@@ -54,28 +54,34 @@ def main(config: DictConfig) -> None:
     automatic = config.decoding.nodes == "auto" and replay is None
     size = {"nodes": replay.nodes[-1]} if replay is not None else {"nodes": sizing.nodes[-1]} if automatic else {}
     settings = instantiate(config.decoding, **size)
-    if config.threads:
-        torch.set_num_threads(config.threads)
     base = load_base(config, entries)
     contestants = {name: contestant(entry, base) for name, entry in entries.items()}
     drafters = {name: one.drafter for name, one in contestants.items()}
     decoding = HydraConfig.get().runtime.choices["decoding"]
     out = output(config, entries, f"{benchmark.name}-{decoding}{'-replay' if replay is not None else ''}")
-    arena, sizes = Arena(base, drafters, settings, config.seed), None
+    folder, pairs = Folder(out, shard), paired(list(entries), config.differences)
+    arena = Arena(base, drafters, settings, config.seed)
+    session = Session(arena, contestants, benchmark, decoding, shard, pairs=pairs)
     if automatic and not config.plan_only:
-        sizes = found_or_chosen(out / "sizes.json", arena, sizing, benchmark.prompts, config.overwrite)
-        arena = replace(arena, nodes={name: found["chosen"] for name, found in sizes.items()})
-    pairs = paired(list(entries), config.differences)
-    session = Session(arena, contestants, benchmark, decoding, shard, sizes, pairs)
+        kept = None if config.overwrite else folder.sizes()
+        of = session.settings(config.warm_up_tokens)
+        session = session.sized(kept_or_chosen(kept, session.arena, sizing, benchmark.prompts, of))
     print(f"{session.plan()}\ninto {out}")
     if config.plan_only:
         return
-    folder = Folder(out, shard)
     if replay is not None:
         made = replay.run(session, folder, config.overwrite)
     else:
         made = session.run(folder, config.overwrite, config.warm_up_tokens, config.timing.questions)
     print(f"\n{report.terminal(**made)}\nthe report is {out / 'report.md'}")
+
+
+def refuse_impossible(config: DictConfig) -> None:
+    whole(config.seed, "seed", least=0)
+    whole(config.timing.questions, "timing.questions", least=0)
+    whole(config.warm_up_tokens, "warm_up_tokens", least=0)
+    if config.threads is not None:
+        whole(config.threads, "threads")
 
 
 def measure_latency(config: DictConfig) -> None:
@@ -85,8 +91,6 @@ def measure_latency(config: DictConfig) -> None:
     runs = named(config, alone=True)
     untrained = {entry.name: entry for entry in (looked_up(word, untrained=True) for word in benchmark.drafters)}
     entries = {**runs, **{name: entry for name, entry in untrained.items() if name not in runs}}
-    if config.threads:
-        torch.set_num_threads(config.threads)
     base = load_base(config, runs)
     out = output(config, runs, f"{benchmark.name}-{base.name}")
     refuse_report(out, config.overwrite)
@@ -115,7 +119,7 @@ def measure_recorded(config: DictConfig) -> None:
 
 def print_table(config: DictConfig) -> None:
     """A table of the paper, from its authors' files and our reports: no base, no drafter."""
-    table = read_table(config.table.name, config.table.recorded, list(config.table.reports))
+    table = read_table(config.table.name, config.table.recorded, several(config.table.reports, "table.reports"))
     out = Path(config.out) if config.out is not None else Path("runs") / "tables" / config.table.name
     if (out / "table.md").exists() and not config.overwrite:
         raise InputError(f"{out} holds a table; choose another out=, or add overwrite=true to replace it")
@@ -130,7 +134,7 @@ def refuse_report(out: Path, overwrite: bool) -> None:
 
 def named(config: DictConfig, alone: bool = False) -> dict[str, Entry]:
     """All contestants by row name, autoregression first. alone: it may be the only one."""
-    words = list(config.contestants)
+    words = several(config.contestants, "contestants")
     if config.checkpoint is not None:
         words = [config.checkpoint, *(words or ["prompt_lookup"])]
     if not words and not alone:
@@ -148,6 +152,15 @@ def named(config: DictConfig, alone: bool = False) -> dict[str, Entry]:
             name += "'"
         entries[name] = entry
     return entries
+
+
+def several(value: Any, key: str) -> list[Any]:
+    """A list, or the one word that stands for a list of it."""
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, Sequence):
+        raise InputError(f"{key}={value} is no list; give one such as {key}=[A,B]")
+    return list(value)
 
 
 def said(word: Any) -> str:

@@ -33,7 +33,7 @@ def main(words: list[str]) -> float:
         elif key == "run":
             run = Path(str(override.value()))
         elif override.is_sweep_override():
-            space[key] = choices(override)
+            space[word.partition("=")[0]] = choices(override)  # with its +, if it has one
         else:
             fixed.append(word)
     if not space:
@@ -58,14 +58,21 @@ def choices(override: Override) -> Any:
     if isinstance(value, IntervalSweep):
         assert value.start is not None
         assert value.end is not None
-        return Interval(value.start, value.end, "log" in value.tags, whole=False)
+        return interval(key, value.start, value.end, "log" in value.tags, whole=False)
     if isinstance(value, RangeSweep):
         if not isinstance(value.start, int) or not isinstance(value.stop, int) or value.step != 1:
             raise InputError(f"{key}: range(..) of a search goes over whole numbers in steps of 1; or use choice(..)")
-        return Interval(value.start, value.stop - 1, "log" in value.tags, whole=True)
+        return interval(key, value.start, value.stop - 1, "log" in value.tags, whole=True)
     if isinstance(value, ChoiceSweep):
         return list(override.sweep_string_iterator())
     raise InputError(f"{key}: a search knows choice(..), range(..) and interval(..), not {type(value).__name__}")
+
+
+def interval(key: str, least: float, most: float, logarithmic: bool, whole: bool) -> Interval:
+    if least > most or (logarithmic and least <= 0):
+        above = " and, for its logarithm, from above 0" if logarithmic else ""
+        raise InputError(f"{key}: nothing lies from {least} to {most}; give its range upwards{above}")
+    return Interval(least, most, logarithmic, whole)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -22,17 +21,18 @@ from ctcdraft.corpus.masks import refuse_wrong_masks
 from ctcdraft.corpus.packing import one_a_row, packed
 from ctcdraft.corpus.prefetch import Prefetched
 from ctcdraft.drafters.drafter import DraftHead
-from ctcdraft.errors import InputError, number, whole
-from ctcdraft.front_door import build_drafter, entry_point, from_command_line, paper_of
+from ctcdraft.errors import InputError, whole
+from ctcdraft.front_door import build_drafter, entry_point, from_command_line, paper_of, written_down
 from ctcdraft.paper import Paper
 from ctcdraft.rate import Rate
 from ctcdraft.training.checkpoint import RunDirectory
 from ctcdraft.training.logger import JsonlLogger
 from ctcdraft.training.paper import Told
 from ctcdraft.training.paper import plan as paper_plan
-from ctcdraft.training.peers import Peers, join
+from ctcdraft.training.peers import Peers, in_turn, join, share_of
 from ctcdraft.training.plan import plan, rehearse
 from ctcdraft.training.probe import Probe, hold_out
+from ctcdraft.training.settings import refuse_impossible
 from ctcdraft.training.sweep import write_table
 from ctcdraft.training.trainer import Care, Trainer
 
@@ -46,8 +46,9 @@ def main(config: DictConfig) -> float:
         config = config_to_resume(run, config)
     elif run.config.exists() and not config.overwrite:
         run.refuse_to_overwrite()
-    refuse_impossible(config.trainer)
+    refuse_impossible(config.trainer, config.seed)
     refuse_untrainable(config.drafter)
+    refuse_untaught(config)
     if config.trainer.threads:
         torch.set_num_threads(config.trainer.threads)
     paper = paper_of(config.base) if config.plan_only else None
@@ -55,6 +56,7 @@ def main(config: DictConfig) -> float:
         print(plan_on_paper(config, paper))
         return 0.0
     peers = join(config.device)
+    share_of(config.trainer.accumulate, peers)  # or it is refused, before an hour of answers
     base = instantiate(config.base)
     torch.manual_seed(config.seed)
     drafter = build_drafter(config.drafter, base).train()
@@ -109,24 +111,17 @@ def make_trainer(settings: DictConfig, run: RunDirectory, *parts: Any) -> Traine
     return Trainer(run, drafter, objective, batches, engine, probe, *rhythm, care)
 
 
-def refuse_impossible(trainer: DictConfig) -> None:
-    counts = ["steps", "rows", "anchors", "max_length", "probe_every", "checkpoint_every", "warmup"]
-    for key in [*counts, "accumulate", "keep", "patience"]:
-        whole(trainer[key], f"trainer.{key}")
-    whole(trainer.probe_prompts, "trainer.probe_prompts", least=0)
-    if trainer.pack is not None:
-        whole(trainer.pack, "trainer.pack")
-    minutes = trainer.checkpoint_minutes
-    if minutes is not None and not number(minutes, "trainer.checkpoint_minutes") > 0:
-        raise InputError(f"trainer.checkpoint_minutes={minutes} is impossible; it is above 0, or null for steps alone")
-    if not number(trainer.learning_rate, "trainer.learning_rate") > 0:
-        raise InputError(f"trainer.learning_rate={trainer.learning_rate} would learn nothing; it lies above 0")
-
-
 def refuse_untrainable(drafter: DictConfig) -> None:
     if not issubclass(get_class(drafter._target_), DraftHead):
         raise InputError(
             f"drafter={drafter.name} has no weights to train; name it among the contestants of evaluate.py"
+        )
+
+
+def refuse_untaught(config: DictConfig) -> None:
+    if "objective" not in config:
+        raise InputError(
+            f"drafter={config.drafter.name} has no objective of its own (configs/objective/of_*.yaml); give objective="
         )
 
 
@@ -161,7 +156,7 @@ def config_to_resume(run: RunDirectory, config: DictConfig) -> Any:
     own: Any = OmegaConf.load(run.config)
     own.trainer = OmegaConf.merge(config.trainer, own.trainer)
     if any(word.startswith("trainer.steps=") for word in typed):
-        if config.trainer.steps < own.trainer.steps:
+        if whole(config.trainer.steps, "trainer.steps") < own.trainer.steps:
             raise InputError(
                 f"trainer.steps={config.trainer.steps} is less than the {own.trainer.steps} of {run.path}; "
                 "it may only be raised"
@@ -175,7 +170,7 @@ def prepared_corpus(config: DictConfig, base: Any) -> prepared.Prepared | None:
     source, path = corpus_places(config)
     if path == Path(config.prepared) or not prepared.is_complete(path):
         corpus, answers = instantiate(config.corpus, path=source), instantiate(config.answers)
-        settings, planned = {"corpus": OmegaConf.to_container(config.corpus, resolve=True)}, None
+        settings, planned = {"corpus": written_down(config.corpus)}, None
         if prepared.is_complete(path):
             otherwise = prepared.differences(base, corpus, answers, path)
             if otherwise and not asked_for_a_corpus():
@@ -237,16 +232,6 @@ def make_batches(config: DictConfig, rows: Rows, base: Any, labels: int, states:
     settings = config.trainer
     filling = packed(settings.pack) if settings.pack is not None else one_a_row
     return Batches(rows, base, settings.rows, settings.anchors, labels, config.seed, states, filling)
-
-
-def in_turn(peers: Peers, work: Callable[[], Any]) -> Any:
-    """Process 0 first, and what it has written down is there for the others."""
-    if not peers.leads:
-        peers.wait()
-    done = work()
-    if peers.leads:
-        peers.wait()
-    return done
 
 
 def make_engine(config: DictConfig, drafter: DraftHead, peers: Peers) -> Any:

@@ -103,8 +103,13 @@ class BaseLM(nn.Module):
         return ", ".join(ways)
 
     def new_cache(self, capacity: int) -> KVCache:
-        layers = self.lm.config.num_hidden_layers
-        return KVCache(layers, capacity) if self.fixed is None else self.fixed.new_cache(layers, capacity)
+        if self.fixed is None:
+            return self.batch_cache(capacity)
+        return self.fixed.new_cache(self.lm.config.num_hidden_layers, capacity)
+
+    def batch_cache(self, capacity: int) -> KVCache:
+        """Of several texts side by side: the rows that reads of a fixed shape lend are those of one."""
+        return KVCache(self.lm.config.num_hidden_layers, capacity)
 
     @torch.inference_mode()
     def read(self, tokens_L: Tensor, cache: KVCache) -> Read:
@@ -231,10 +236,7 @@ def load_base(
     import transformers
 
     refuse_unknown_dtype(dtype)
-    if not is_device(device):
-        raise InputError(f"device={device} is no device of torch; try cpu, cuda or cuda:1")
-    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
-        raise InputError(f"device={device}, but torch finds no CUDA device here; try device=cpu")
+    refuse_absent_device(device)
     transformers.utils.logging.disable_progress_bar()
     if looks_like_folder(path) and not (Path(path) / "config.json").is_file():
         raise InputError(f"no base LLM at {path}: there is no config.json; give a Hugging Face folder as base.path=")
@@ -270,6 +272,13 @@ def refuse_unknown_dtype(dtype: str) -> None:
     found = getattr(torch, dtype, None)
     if not isinstance(found, torch.dtype) or not found.is_floating_point:
         raise InputError(f"dtype={dtype} is no type of torch; try float32, bfloat16 or float16")
+
+
+def refuse_absent_device(device: str) -> None:
+    if not is_device(device):
+        raise InputError(f"device={device} is no device of torch; try cpu, cuda or cuda:1")
+    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
+        raise InputError(f"device={device}, but torch finds no CUDA device here; try device=cpu")
 
 
 def stored(dtype: str, device: str, quantised: str | None) -> dict[str, Any]:

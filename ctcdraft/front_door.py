@@ -66,7 +66,7 @@ def entry_point(main: Callable[[Any], Any]) -> Callable[[Any], Any]:
         try:
             return main(config)
         except Exception as error:
-            sentence = input_error(error) or missing_target(error)
+            sentence = input_error(error) or missing_target(error) or wrong_config(error)
             if sentence is None:
                 raise
             print(f"{Path(sys.argv[0]).name}: {sentence}", file=sys.stderr)
@@ -77,29 +77,45 @@ def entry_point(main: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 def from_command_line(main: Callable[[], Any]) -> None:
     """Run a Hydra main; what Hydra finds wrong with the command line becomes a sentence too."""
+    try:
+        main()
+    except BrokenPipeError:  # `... --help | head`: nobody reads on; what is left to flush goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except Exception as error:
+        sentence = wrong_config(error)
+        if sentence is None:
+            raise
+        print(f"{Path(sys.argv[0]).name}: {sentence}", file=sys.stderr)
+        raise SystemExit(1) from None
+
+
+def wrong_config(error: Exception) -> str | None:
+    """What Hydra or OmegaConf finds wrong, in a sentence; None where a constructor failed, which is a bug of ours."""
     from hydra.errors import HydraException, InstantiationException
     from omegaconf.errors import OmegaConfBaseException
 
-    try:
-        main()
-    except InstantiationException:  # a constructor of ours failed, and not because of its input
-        raise
-    except (HydraException, OmegaConfBaseException) as error:
-        parts = [str(part) for part in (error, error.__cause__) if part is not None]
-        words = " ".join(line.strip() for part in parts for line in part.splitlines()[:1]).replace("'.", "':")
-        print(f"{Path(sys.argv[0]).name}: {words}; {nearest(words)}", file=sys.stderr)
-        raise SystemExit(1) from None
+    if isinstance(error, InstantiationException) or not isinstance(error, (HydraException, OmegaConfBaseException)):
+        return None
+    if missing := re.search(r"Missing mandatory value: ([\w.]+)", str(error)):
+        return f"{missing[1]}= is missing; give it on the command line"
+    parts = [str(part) for part in (error, error.__cause__) if part is not None]
+    words = " ".join(line.strip() for part in parts for line in part.splitlines()[:1]).replace("'.", "':")
+    return f"{words}; {nearest(words)}"
 
 
 def nearest(words: str) -> str:
     """The keys or options that come nearest to what was quoted, or where to look for all of them."""
     from hydra import compose, initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
 
     verb = Path(sys.argv[0]).stem
+    GlobalHydra.instance().clear()  # of the job that is ending with this sentence
     with initialize_config_dir(str(CONFIGS), version_base=None):
         known = dotted(compose(verb))
     known += [str(file.relative_to(CONFIGS).with_suffix("")) for file in CONFIGS.rglob("*.yaml")]
     for word in re.findall(r"'([\w./@-]+)'", words):
+        if word in known:  # where it was said, and right
+            continue
         close = [key for key in known if key.endswith(f".{word}")] or difflib.get_close_matches(word, known, 3)
         if close and word != verb:
             return f"did you mean {' or '.join(close)}?"
@@ -134,6 +150,21 @@ def paper_of(config: Any) -> Any:
     if values["_target_"] != "ctcdraft.base.load_base":
         return None
     return instantiate({**values, "_target_": "ctcdraft.paper.on_paper", "_convert_": "all"})
+
+
+def written_down(node: Any) -> Any:
+    """The values of a node for a file that others read: places in this repository by their way from its root, so that
+    it says the same wherever the repository lies."""
+    from omegaconf import OmegaConf
+
+    def portable(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: portable(one) for key, one in value.items()}
+        if isinstance(value, list):
+            return [portable(one) for one in value]
+        return value.removeprefix(f"{REPOSITORY}/") if isinstance(value, str) else value
+
+    return portable(OmegaConf.to_container(node, resolve=True))
 
 
 def missing_target(error: BaseException) -> str | None:

@@ -115,14 +115,16 @@ class PublishedHead(ModelHubMixin):
         logits_processor: Any = (),
         stopping_criteria: Any = (),
         generation_config: Any = None,
-        **_: Any,
+        **told: Any,
     ) -> Tensor:
         """What `model.generate(**inputs, custom_generate=head.generate)` calls; token ids [1, L], prompt included.
 
-        Greedy, it gives the ids `model.generate` gives; sampled, a draw from the same law, seeded by torch's own
-        generator. Whatever else is asked of `generate` is refused in a sentence.
+        Greedy, it gives the ids `model.generate` gives, up to the end of the base's context; sampled, a draw from the
+        same law, seeded by torch's own generator. Whatever else is asked of `generate` is refused in a sentence; not so
+        a streamer, which transformers keeps to itself: it hears the prompt alone.
         """
         refuse_unserved(self.base.lm, model, input_ids, logits_processor, stopping_criteria, generation_config)
+        refuse_untold(input_ids, told)
         prompt_L, asked = input_ids[0], generation_config
         sampled = bool(asked.do_sample)
         settings = Settings(
@@ -152,6 +154,17 @@ def refuse_unserved(own: Any, model: Any, input_ids: Tensor, processors: Any, cr
         wants.append("return_dict_in_generate")
     if wants:
         raise InputError(f"{', '.join(wants)} is not served with custom_generate=head.generate; leave it out")
+
+
+def refuse_untold(input_ids: Tensor, told: Mapping[str, Any]) -> None:
+    """Raise InputError for what `generate` hands on beside the ids and the loop would not look at."""
+    mask = told.get("attention_mask")
+    if input_ids.shape[1] == 0:
+        raise InputError("a prompt of no ids, or of embeddings, is not served with custom_generate=head.generate")
+    if mask is not None and not bool(mask.all()):
+        raise InputError(
+            f"{int((mask == 0).sum())} places of the prompt are masked, and the head would read them; leave padding out"
+        )
 
 
 def read_config(folder: Path) -> dict[str, Any]:

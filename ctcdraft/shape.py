@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ctcdraft.base import BaseLM, first_line
+from ctcdraft.base import BaseLM, first_line, refuse_absent_device, refuse_unknown_dtype
 from ctcdraft.errors import InputError
 
 
@@ -29,10 +29,8 @@ def shaped_base(of: Mapping[str, Any], name: str, dtype: str, device: str, atten
     """
     import transformers
 
-    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
-        raise InputError(f"device={device}, but torch finds no CUDA device here; try device=cpu")
-    if not isinstance(getattr(torch, dtype, None), torch.dtype):
-        raise InputError(f"dtype={dtype} is no type of torch; try float32, bfloat16 or float16")
+    refuse_absent_device(device)
+    refuse_unknown_dtype(dtype)
     values = {**of}
     kind = values.pop("model_type", None)
     try:

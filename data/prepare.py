@@ -8,7 +8,7 @@ from pathlib import Path
 
 import hydra
 from hydra.utils import instantiate
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from ctcdraft.base import BaseLM
 from ctcdraft.corpus import parts, plan, prepared
@@ -19,7 +19,7 @@ from ctcdraft.corpus.show import legend, shown
 from ctcdraft.corpus.turns import Interview
 from ctcdraft.corpus.writing import writing
 from ctcdraft.errors import InputError, whole
-from ctcdraft.front_door import entry_point, from_command_line, paper_of
+from ctcdraft.front_door import entry_point, from_command_line, paper_of, written_down
 from ctcdraft.rate import Rate
 from ctcdraft.shard import Shard
 
@@ -62,7 +62,7 @@ def main(config: DictConfig) -> None:
     print(planned)
     if config.plan_only:
         return
-    settings = OmegaConf.to_container(config.corpus, resolve=True)
+    settings = written_down(config.corpus)
     manifest = prepared.prepare(base, corpus, answers, out, {"corpus": settings}, shard, planned)
     print(summary(manifest, shard, out))
 

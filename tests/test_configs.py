@@ -92,6 +92,16 @@ def test_every_option_composes_and_names_real_code(verb, group, option):
         assert callable(found(target)), target
 
 
+@pytest.mark.parametrize("drafter", [name for name in options("drafter") if has_weights(name)])
+def test_every_drafter_is_taught_what_it_was_published_with(drafter):
+    """And only where nothing else is asked for."""
+    target = composed("train", f"drafter={drafter}").objective._target_
+    assert (CONFIGS / f"objective/of_{drafter}.yaml").is_file()
+    assert target.startswith("ctcdraft.objectives.")
+    assert (target == composed("train", "objective=ctc").objective._target_) == (drafter in ("ctc", "ctc_gru"))
+    assert composed("train", f"drafter={drafter}", "objective=sum").objective._target_.endswith("WeightedSum")
+
+
 def targets(node):
     if isinstance(node, dict):
         if "_target_" in node:

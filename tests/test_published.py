@@ -134,6 +134,8 @@ def test_the_card_says_what_was_measured_with_this_head_alone(home):
         ({"return_dict_in_generate": True}, "return_dict_in_generate is not served"),
         ({"stopping_criteria": [transformers.MaxTimeCriteria(5.0)]}, "MaxTimeCriteria is not served"),
         ({"inputs": PROMPT.repeat(2, 1)}, "2 rows were asked for"),
+        ({"attention_mask": torch.tensor([[0, 0, 1, 1, 1, 1]])}, "2 places of the prompt are masked"),
+        ({"inputs": None, "inputs_embeds": torch.zeros(1, 3, 32)}, "a prompt of no ids"),
     ],
 )
 def test_what_it_would_do_otherwise_it_refuses(home, asked, sentence):

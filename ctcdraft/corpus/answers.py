@@ -81,7 +81,7 @@ def speak(base: BaseLM, prompts: list[list[int]], rooms: Sequence[int], choose: 
     width = max(len(prompt) for prompt in prompts)
     tokens_BL, mask_BL = (tensor.to(base.device) for tensor in left_padded(prompts, width))
     positions_BL = (mask_BL.cumsum(dim=-1) - 1).clamp(min=0)
-    cache = base.new_cache(width + max(rooms))
+    cache = base.batch_cache(width + max(rooms))
     output = base.lm.base_model(
         input_ids=tokens_BL, attention_mask=mask_BL, position_ids=positions_BL, past_key_values=cache, use_cache=True
     )

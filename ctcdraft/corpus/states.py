@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from ctcdraft.base import BaseLM
 from ctcdraft.corpus.precision import PRECISIONS, Precision
-from ctcdraft.errors import InputError
+from ctcdraft.errors import InputError, number, whole
 from ctcdraft.files import write_whole
 
 
@@ -69,11 +69,11 @@ class Stored:
     def __init__(
         self, base: BaseLM, tokens: Sequence[Tensor], path: str, precision: str, rows: int, limit_gb: float
     ) -> None:
-        if precision not in PRECISIONS or rows < 1 or limit_gb <= 0:
-            raise InputError(
-                f"no store of states with precision={precision}, rows={rows} and limit_gb={limit_gb}; "
-                f"precision is one of {', '.join(PRECISIONS)}, the others are above 0"
-            )
+        if precision not in PRECISIONS:
+            raise InputError(f"states.precision={precision} is impossible; it is one of {', '.join(PRECISIONS)}")
+        whole(rows, "states.rows")
+        if not number(limit_gb, "states.limit_gb") > 0:
+            raise InputError(f"states.limit_gb={limit_gb} holds no state; it lies above 0")
         self.base = base
         self.tokens = tokens
         self.folder = Path(path)

@@ -85,4 +85,4 @@ def _frames_first(scores_XTS: Tensor) -> Tensor:
 
 
 def _or_impossible(log_probs: Tensor) -> Tensor:
-    return torch.where(log_probs > NEVER / 2, log_probs, -torch.inf)
+    return log_probs.masked_fill(log_probs <= NEVER / 2, -torch.inf)  # what is not a number stays that

@@ -109,7 +109,8 @@ class Drafter(Protocol):
 class Pass:
     """One reading of the base: tokens committed (after the cut at EOS), guesses accepted, what was offered.
 
-    open: a guess hung below the last accepted node. nodes: of the tree, root counted. drafted: its depth.
+    open: a guess hung below the last accepted node, and the text went on. nodes: of the tree, root counted. drafted:
+    its depth.
     """
 
     committed: int
@@ -142,7 +143,7 @@ def generate(
     """
     noise = Noise(seed) if settings.temperature > 0 else None
     rng = torch.Generator(prompt_L.device).manual_seed(int(scramble(torch.tensor(seed))))
-    cache = base.new_cache(len(prompt_L) + settings.max_new_tokens + settings.nodes)
+    cache = base.new_cache(rows(prompt_L, settings))
     began = perf_counter()
     context = prefill(base, cache, prompt_L, settings, noise)
     answer = context.tokens_L[len(prompt_L) :].tolist()  # on a GPU this waits for the prefill
@@ -162,10 +163,17 @@ def generate(
         context = context.extend(commit, read.states_ND)
         new = cut(commit.tokens, stops)
         answer.extend(new)
-        is_open = commit.open and len(new) == len(commit.tokens)  # behind the answer's end nothing was refused
-        passes.append(Pass(len(new), min(len(commit.tokens) - 1, len(new)), is_open, len(tree), commit.drafted))
+        accepted = min(len(commit.tokens) - 1, len(new))
+        # Below an end that was accepted nothing counts: what hung there was not refused.
+        is_open = commit.open and len(new) > accepted
+        passes.append(Pass(len(new), accepted, is_open, len(tree), commit.drafted))
     ended = answer[-1] in stops
     return Generation(tuple(answer), tuple(passes), ended, prefilled - began, perf_counter() - prefilled, drawn)
+
+
+def rows(prompt_L: Tensor, settings: Settings) -> int:
+    """Of keys and values, the most that an answer to prompt_L needs."""
+    return len(prompt_L) + settings.max_new_tokens + settings.nodes
 
 
 def refuse_too_large(drafter: Drafter, most: int, what: str, found: int) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 from ctcdraft.decoding.sampling import Noise
 from ctcdraft.decoding.tree import TokenTree, Verdict
 from ctcdraft.decoding.verify import draw, match, path_to
-from ctcdraft.errors import InputError
+from ctcdraft.errors import InputError, number
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,8 @@ class Typical:
     delta: float
 
     def __post_init__(self) -> None:
+        number(self.epsilon, "decoding.verify.epsilon")
+        number(self.delta, "decoding.verify.delta")
         if not (0 < self.epsilon < 1 and self.delta > 0):
             raise InputError(
                 f"decoding.verify.epsilon={self.epsilon} and delta={self.delta}: epsilon lies between 0 and 1, delta "

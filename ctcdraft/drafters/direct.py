@@ -14,7 +14,7 @@ from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.choices import Choices
 from ctcdraft.drafters.grow import best_of, grow
 from ctcdraft.drafters.listening import Listening
-from ctcdraft.errors import InputError
+from ctcdraft.errors import InputError, whole
 
 
 class Direct:
@@ -27,9 +27,7 @@ class Direct:
     reads = "words"
 
     def __init__(self, words: int | None) -> None:
-        if words is not None and words < 1:
-            raise InputError(f"drafter.paths.words={words}: a text needs at least one child, or null for no limit")
-        self.words = words
+        self.words = None if words is None else whole(words, "drafter.paths.words")
 
     def __call__(
         self,

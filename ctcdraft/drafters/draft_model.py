@@ -19,7 +19,7 @@ from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.drafter import Batch
 from ctcdraft.drafters.grow import Growth
 from ctcdraft.drafters.stepwise import Stepwise, deepen
-from ctcdraft.errors import InputError
+from ctcdraft.errors import InputError, whole
 from ctcdraft.nn.packs import follow
 from ctcdraft.nn.words import WordEmissions, WordHead
 
@@ -142,8 +142,7 @@ def add_lora(lm: Any, rank: int) -> None:
     """Freeze the model and put trainable low-rank updates, zero at first, beside all its linear layers."""
     import peft
 
-    if rank < 1:
-        raise InputError(f"drafter.lora_rank={rank}: a rank is at least 1; null trains all weights")
+    whole(rank, "drafter.lora_rank")  # null trains all weights
     settings = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
     peft.get_peft_model(lm, settings)
 

@@ -12,7 +12,7 @@ from ctcdraft.decoding.loop import Context
 from ctcdraft.drafters.drafter import Batch
 from ctcdraft.drafters.grow import Growth
 from ctcdraft.drafters.stepwise import Stepwise, deepen
-from ctcdraft.errors import InputError
+from ctcdraft.errors import InputError, number
 from ctcdraft.nn.causal import CausalBlock
 from ctcdraft.nn.packs import follow, own_text
 from ctcdraft.nn.transformer import BlockShape, copy_llama_layer
@@ -34,7 +34,7 @@ class Eagle(Stepwise):
 
     def __init__(self, base: BaseLM, frames: int, growth: Growth, noise: float = 0.0) -> None:
         super().__init__(frames, growth, base.stop_tokens)
-        if not 0 <= noise < float("inf"):
+        if number(noise, "drafter.noise") < 0:
             raise InputError(f"drafter.noise={noise} is no width of noise; 0 is none, 0.1 is EAGLE's own")
         self.noise = noise
         self.fuse = nn.Linear(2 * base.width, base.width).to(base.device)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.chance import Chance
-from ctcdraft.errors import InputError
+from ctcdraft.errors import whole
 
 
 class Laws(Protocol):
@@ -43,10 +43,8 @@ class Grow:
     """
 
     def __init__(self, width: int | None, words: int | None) -> None:
-        if min(width or 1, words or 1) < 1:
-            raise InputError(f"drafter.growth.width={width} and words={words} must be at least 1, or null for no limit")
-        self.width = width
-        self.words = words
+        self.width = None if width is None else whole(width, "drafter.growth.width")
+        self.words = None if words is None else whole(words, "drafter.growth.words")
 
     def __call__(
         self, laws: Laws, root: Tensor, depth: int, nodes: int, stops: Sequence[int], chance: Any = None

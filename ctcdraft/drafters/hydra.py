@@ -15,7 +15,7 @@ from ctcdraft.decoding.loop import Context
 from ctcdraft.drafters.drafter import Batch
 from ctcdraft.drafters.grow import Growth
 from ctcdraft.drafters.stepwise import Stepwise, words_told
-from ctcdraft.errors import InputError
+from ctcdraft.errors import whole
 from ctcdraft.nn.causal import CausalBlock
 from ctcdraft.nn.packs import own_text
 from ctcdraft.nn.residual import residue
@@ -68,8 +68,7 @@ class Hydra(Stepwise):
         inner: int | None = None,
     ) -> None:
         super().__init__(frames, growth, base.stop_tokens)
-        if layers < 1:
-            raise InputError(f"drafter.layers={layers}: a head of Hydra has at least one layer")
+        whole(layers, "drafter.layers")
         self.heads = nn.ModuleList(HydraHead(base.width, k + 1, layers, inner) for k in range(frames)).to(base.device)
         self.head = WordHead(base.head)
         self.embedding = base.embedding

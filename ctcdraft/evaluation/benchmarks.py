@@ -14,7 +14,7 @@ from typing import Any
 from ctcdraft.corpus.conversations import Prompt
 from ctcdraft.corpus.records import column, hub_records, records
 from ctcdraft.corpus.sources import named, project_conversations, with_instruction, word_problems
-from ctcdraft.errors import InputError
+from ctcdraft.errors import InputError, whole
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,8 @@ def first(prompts: list[Prompt], name: str, limit: int | None, source: str) -> B
     """The first `limit` questions, or all."""
     if not prompts:
         raise InputError(f"benchmark {name}: {source} holds no question; check benchmark.path=")
-    if limit is not None and limit < 1:
-        raise InputError(f"benchmark.limit={limit} leaves no question; give 1 or more, or null for all")
+    if limit is not None:
+        whole(limit, "benchmark.limit")
     text = "\n".join(f"{prompt.id}\t{prompt.turns}\t{prompt.reference}" for prompt in prompts)
     return Benchmark(name, tuple(prompts[:limit]), hashlib.sha256(text.encode()).hexdigest()[:16])
 

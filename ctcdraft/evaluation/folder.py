@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ class Folder:
         self.shard = shard
         self.lines = path / f"questions{shard}.jsonl"
         self.timing = path / f"timing{shard}.json"
+        self._sizes = path / "sizes.json"
 
     def open(self, settings: dict[str, Any], overwrite: bool) -> None:
         """Refuse to mix what cannot be compared; drop a torn last line; then the folder is ready for `append`.
@@ -97,6 +99,20 @@ class Folder:
                     ) from error
                 found.setdefault(record.index, record)
         return [found[index] for index in sorted(found) if index < questions]
+
+    def sizes(self) -> dict[str, Any] | None:
+        """What `write_sizes` wrote here."""
+        if not self._sizes.is_file():
+            return None
+        try:
+            kept = json.loads(self._sizes.read_text())
+            kept["of"], kept["sizes"].items()
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InputError(f"{self._sizes} holds no tree sizes; remove it, and they are chosen anew") from error
+        return kept
+
+    def write_sizes(self, sizes: Mapping[str, Any]) -> None:
+        write_text(self._sizes, json.dumps(sizes, indent=1) + "\n")
 
     def write_timing(self, timing: Timing) -> None:
         write_text(self.timing, json.dumps(timing.to_json(), indent=1) + "\n")

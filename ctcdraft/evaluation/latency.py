@@ -17,7 +17,9 @@ from torch import Tensor
 
 from ctcdraft.base import BaseLM
 from ctcdraft.decoding.loop import Drafter, Settings
-from ctcdraft.decoding.tree import TokenTree
+from ctcdraft.decoding.sampling import Noise
+from ctcdraft.decoding.tree import TokenTree, Verdict
+from ctcdraft.decoding.verify import Verifier
 from ctcdraft.errors import InputError, number, whole
 from ctcdraft.evaluation import roof
 from ctcdraft.evaluation.environment import environment, hardware
@@ -26,7 +28,7 @@ from ctcdraft.evaluation.session import Contestant
 from ctcdraft.evaluation.timing import DURING_PASSES, Spent, instrument, share_of_pass
 from ctcdraft.shape import NoWords
 
-NEVER: frozenset[int] = frozenset()  # random words may not end an answer
+END = -1  # no word of any base: random words may not end an answer
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,8 @@ class Latency:
                 whole(value, f"benchmark.{key}")
         whole(self.passes, "benchmark.passes")
         whole(self.repeats, "benchmark.repeats")
+        if not isinstance(self.tau, Mapping):
+            raise InputError(f"benchmark.tau={self.tau} is nobody's; give it by drafter, as benchmark.tau.ctc=3.5")
         for name, tau in self.tau.items():
             if tau is not None and number(tau, f"benchmark.tau.{name}") < 1:
                 raise InputError(f"benchmark.tau.{name}={tau}: a pass commits at least one token; give 1 or more")
@@ -122,7 +126,7 @@ def measure(
     for context in latency.fitting(base, settings):
         text_L = torch.randint(base.vocabulary, (context,), generator=torch.Generator().manual_seed(seed))
         text_L = text_L.to(base.device)
-        spent = whole_passes(base, drafters, replace(settings, max_new_tokens=latency.passes + 1), text_L, latency)
+        spent = whole_passes(base, drafters, settings, text_L, latency)
         step = spent[AUTOREGRESSIVE].a_pass
         reads.append(measured_reads(base, text_L, latency, machine, step))
         rows += [row(name, context, spent, latency.tau.get(name), machine) for name in drafters]
@@ -132,12 +136,31 @@ def measure(
 def whole_passes(
     base: BaseLM, drafters: Mapping[str, Drafter], settings: Settings, text_L: Tensor, latency: Latency
 ) -> dict[str, Spent]:
-    """Of every drafter the repeat whose pass was the median one: the parts of one and the same run add up."""
+    """Of every drafter the repeat whose pass was the median one: the parts of one and the same run add up.
+
+    There is room for whole trees behind the last pass too: where an answer ends, trees are cut, and a few passes
+    would be little else.
+    """
+    roomy = replace(settings, max_new_tokens=latency.passes + settings.nodes)
     runs: dict[str, list[Spent]] = {name: [] for name in drafters}
     for _ in range(latency.repeats + 1):
         for name, drafter in drafters.items():
-            runs[name].append(instrument(base, drafter, text_L, settings, 0, NEVER))
+            ending = replace(roomy, verify=Ending(settings.verify, latency.passes))
+            runs[name].append(instrument(base, drafter, text_L, ending, 0, {END}))
     return {name: sorted(found[1:], key=lambda one: one.a_pass)[(len(found) - 1) // 2] for name, found in runs.items()}
+
+
+class Ending:
+    """A verifier that lets an answer end with its `passes`-th pass, whatever was said. The prefill asks it first."""
+
+    def __init__(self, verify: Verifier, passes: int) -> None:
+        self.verify = verify
+        self.left = passes + 1
+
+    def __call__(self, tree: TokenTree, log_probs_NV: Tensor, noise: Noise | None, root_position: int) -> Verdict:
+        verdict = self.verify(tree, log_probs_NV, noise, root_position)
+        self.left -= 1
+        return verdict if self.left else replace(verdict, bonus=torch.full_like(verdict.bonus, END))
 
 
 def measured_reads(base: BaseLM, text_L: Tensor, latency: Latency, machine: Machine, step: float) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from tqdm import tqdm
 from ctcdraft.base import BaseLM
 from ctcdraft.corpus.chat import answer_text, fit, messages, prompt_tokens
 from ctcdraft.corpus.conversations import Prompt
-from ctcdraft.decoding.loop import Drafter, Generation, Settings
+from ctcdraft.decoding.loop import Drafter, Generation, Settings, rows
 from ctcdraft.drafters.controls import Oracle, tell
 from ctcdraft.evaluation.certificate import Judge
 from ctcdraft.evaluation.fit import Marks
@@ -51,9 +51,9 @@ def measure(arena: Arena, prompts: Mapping[int, Prompt], folder: Folder, warm_up
     if not todo:
         return
     warm_up(arena, next(iter(todo.values())), warm_up_tokens)
-    judge = Judge(arena.base, arena.contestants, arena.settings, arena.nodes)
+    judge, met = Judge(arena.base, arena.contestants, arena.settings, arena.nodes), Met(arena)
     for index, prompt in tqdm(todo.items(), desc="questions", disable=None):
-        folder.append(ask(arena, judge, index, prompt))
+        folder.append(ask(arena, judge, index, prompt, met))
 
 
 def warm_up(arena: Arena, prompt: Prompt, tokens: int) -> None:
@@ -65,7 +65,24 @@ def warm_up(arena: Arena, prompt: Prompt, tokens: int) -> None:
         generate(arena.base, drafter, prompt_L, settings, arena.base.stop_tokens, arena.seed)
 
 
-def ask(arena: Arena, judge: Judge, index: int, prompt: Prompt) -> Record:
+class Met:
+    """Which shapes the base has read before. Where these are fixed, a shape is captured when it is first asked for,
+    which takes as long as many passes: what is to be timed is answered once before."""
+
+    def __init__(self, arena: Arena) -> None:
+        self.arena = arena
+        self.shapes: set[tuple[str, int]] = set()
+
+    def untimed(self, prompt_L: Tensor, seed: int) -> None:
+        base = self.arena.base
+        for name in self.arena.contestants if base.fixed is not None else ():
+            shape = name, base.new_cache(rows(prompt_L, self.arena.settings_of(name))).capacity
+            if shape not in self.shapes:
+                self.shapes.add(shape)
+                self.arena.answer(name, prompt_L, seed)
+
+
+def ask(arena: Arena, judge: Judge, index: int, prompt: Prompt, met: Met) -> Record:
     """One question, all turns, all contestants. Every turn is asked with autoregression's earlier answers as
     history, whoever is asked: otherwise a contestant would be measured on other work."""
     turns: list[Turn] = []
@@ -74,6 +91,7 @@ def ask(arena: Arena, judge: Judge, index: int, prompt: Prompt) -> Record:
     for number in range(len(prompt.turns)):
         prompt_L, cut = asked(arena.base, prompt, [turn.answers[AUTOREGRESSIVE].text for turn in turns])
         seed = turn_seed(arena.seed, index, number)
+        met.untimed(prompt_L, seed)
         answers = {name: timed_answer(arena, name, prompt_L, seed) for name in order(arena, seed)}
         for name, unequal in found.items():
             pair = answers[name].tokens, answers[AUTOREGRESSIVE].tokens

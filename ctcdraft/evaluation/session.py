@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from ctcdraft.evaluation.benchmarks import Benchmark
 from ctcdraft.evaluation.differences import differences
 from ctcdraft.evaluation.environment import environment, hardware
 from ctcdraft.evaluation.folder import Folder
-from ctcdraft.evaluation.measure import Arena, asked, foretell, measure, order, turn_seed, warm_up
+from ctcdraft.evaluation.measure import Arena, Met, asked, foretell, measure, order, turn_seed, warm_up
 from ctcdraft.evaluation.metrics import sides
 from ctcdraft.evaluation.outside import StockGenerate
 from ctcdraft.evaluation.records import AUTOREGRESSIVE, Answer, Record
@@ -37,8 +37,8 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Session:
-    """Who is compared, on what. decoding: the name of the settings. sizes: how tree sizes were chosen, if they were.
-    pairs: whose differences are told."""
+    """Who is compared, on what. decoding: the name of the settings. sizes: how tree sizes were chosen, if they were,
+    and `of` what. pairs: whose differences are told."""
 
     arena: Arena
     contestants: Mapping[str, Contestant]
@@ -52,6 +52,11 @@ class Session:
     def prompts(self) -> dict[int, Prompt]:
         """This shard's questions by their place in the benchmark."""
         return dict(list(enumerate(self.benchmark.prompts))[self.shard.number - 1 :: self.shard.of])
+
+    def sized(self, sizes: Mapping[str, Any]) -> Session:
+        """The same with the tree sizes that were chosen for it."""
+        nodes = {name: found["chosen"] for name, found in sizes["sizes"].items()}
+        return replace(self, arena=replace(self.arena, nodes=nodes), sizes=sizes)
 
     def plan(self) -> str:
         settings, prompts = self.arena.settings, self.prompts
@@ -96,6 +101,8 @@ class Session:
     def run(self, folder: Folder, overwrite: bool, warm_up_tokens: int, timing_questions: int) -> dict[str, Any]:
         """Go on where the folder stands, then write the report of all that is in it; returns the report."""
         folder.open(self.settings(warm_up_tokens), overwrite)
+        if self.sizes is not None:
+            folder.write_sizes(self.sizes)  # not before: a folder that refuses this evaluation keeps its own
         measure(self.arena, self.prompts, folder, warm_up_tokens)
         records = folder.records(len(self.benchmark.prompts))
         if not folder.timing.is_file():
@@ -122,11 +129,13 @@ class Session:
         # Again: where every line was on disk already, nothing has run in this process yet.
         warm_up(arena, self.prompts[records[0].index], warm_up_tokens)
         spent: dict[str, Spent] = {}
+        met = Met(arena)
         for record in records:
             prompt, said = self.prompts[record.index], record.answers(AUTOREGRESSIVE)
             for turn in range(len(prompt.turns)):
                 prompt_L, _ = asked(arena.base, prompt, [answer.text for answer in said[:turn]])
                 seed = turn_seed(arena.seed, record.index, turn)
+                met.untimed(prompt_L, seed)
                 for name in order(arena, seed + 1):
                     if isinstance(arena.contestants[name], StockGenerate):
                         continue  # no clock of ours runs inside it
@@ -169,7 +178,7 @@ class Session:
             "hardware": hardware(self.arena.base.device),
             "base": self.arena.base.name,
             "reads": self.arena.base.reads,
-            "sizes": self.sizes,
+            "sizes": self.sizes and self.sizes["sizes"],
             "seeds": [self.arena.seed],
             "verifier_lossless": self.arena.settings.lossless,
             "bandwidth_bytes_per_second": timing.bandwidth if timing else None,

@@ -7,27 +7,27 @@ cost         the loop with a stopwatch, for every size in turns.
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ctcdraft.base import BaseLM
 from ctcdraft.corpus.conversations import Prompt
-from ctcdraft.decoding.loop import Drafter, Settings
+from ctcdraft.decoding.loop import Drafter, Settings, prefill
+from ctcdraft.decoding.sampling import Noise
 from ctcdraft.errors import InputError, whole
 from ctcdraft.evaluation.benchmarks import project_prompts
+from ctcdraft.evaluation.folder import differences
 from ctcdraft.evaluation.measure import Arena, asked
 from ctcdraft.evaluation.outside import StockGenerate
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
-from ctcdraft.evaluation.replay import hear, refuse_other_texts, replayed
+from ctcdraft.evaluation.replay import Words, hear, refuse_other_texts, replayed
 from ctcdraft.evaluation.timing import instrument
-from ctcdraft.files import write_text
 
 
 @dataclass(frozen=True)
@@ -102,11 +102,13 @@ def choose(
     """The tree size of every drafter that has one."""
     refuse_other_texts(settings)
     texts = [asked(base, prompt, [])[0] for prompt in prompts]
+    mine = {name: drafter for name, drafter in drafters.items() if sized(name, drafter)}
+    for name, drafter in mine.items():
+        for prompt_L in texts:
+            refuse_unlike(base, name, drafter, prompt_L, settings, sizing.nodes, seed)
     answers = [hear(base, prompt_L, settings, seed + number) for number, prompt_L in enumerate(texts)]
     found = {}
-    for name, drafter in drafters.items():
-        if not sized(name, drafter):
-            continue
+    for name, drafter in mine.items():
         walked = [replayed(drafter, said, sizing.nodes, seed + number) for number, said in enumerate(answers)]
         passes = [[step for one in walked for step in one[nodes]] for nodes in sizing.nodes]
         costs = costs_of(base, drafter, drafters[AUTOREGRESSIVE], texts[: sizing.timed], settings, sizing, seed)
@@ -115,24 +117,56 @@ def choose(
     return found
 
 
-def found_or_chosen(
-    file: Path, arena: Arena, sizing: Sizing, benchmark: Sequence[Prompt], overwrite: bool
+def kept_or_chosen(
+    kept: Mapping[str, Any] | None, arena: Arena, sizing: Sizing, benchmark: Sequence[Prompt], of: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What `choose` finds, kept in a file: who goes on, or shares the work, shall not choose anew."""
-    if file.is_file() and not overwrite:
-        kept = json.loads(file.read_text())
-        if kept.keys() == {name for name in arena.contestants if sized(name, arena.contestants[name])}:
-            return kept
+    """What `choose` finds, `of` what it was found; or the same as `kept`: who goes on, or shares the work, shall not
+    choose anew, and what was chosen for anything else shall not pass for it."""
+    of = {**of, "sizing": {key: value for key, value in vars(sizing).items() if key != "path"}}
+    if kept is not None:
+        if kept["of"] != of:
+            raise InputError(
+                f"the tree sizes here were chosen where {differences(kept['of'], of)}; repeat those settings, choose "
+                "another out=, or add overwrite=true"
+            )
+        return dict(kept)
     prompts = sizing.apart_from(benchmark)
     chosen = choose(arena.base, arena.contestants, arena.settings, sizing, prompts, arena.seed)
-    sizes = {name: choice.to_json() for name, choice in chosen.items()}
-    write_text(file, json.dumps(sizes, indent=1) + "\n")
-    return sizes
+    return {"of": of, "sizes": {name: choice.to_json() for name, choice in chosen.items()}}
 
 
 def sized(name: str, drafter: Any) -> bool:
     """Autoregression has no size to choose, and rows of others choose for themselves."""
     return name != AUTOREGRESSIVE and not isinstance(drafter, StockGenerate)
+
+
+def said_by(words: Words, parents: Words) -> list[Words]:
+    """What every node says from the root on:   words 5 6 7, parents -1 0 1   ->   (), 6, 6 7"""
+    said: list[Words] = [()]
+    for word, parent in zip(words[1:], parents[1:], strict=True):
+        said.append((*said[parent], word))
+    return said
+
+
+@torch.inference_mode()
+def refuse_unlike(
+    base: BaseLM, name: str, drafter: Drafter, prompt_L: Tensor, settings: Settings, sizes: Sequence[int], seed: int
+) -> None:
+    """Raise InputError where a small tree behind this text is not the beginning of the largest: what it would have
+    accepted cannot be replayed. Chains that share the nodes are so, and cascades."""
+    noise = Noise(seed) if settings.temperature > 0 else None
+    context = prefill(base, base.new_cache(len(prompt_L) + 1), prompt_L, settings, noise)
+    trees = []
+    for nodes in sizes if context.room > 0 else ():
+        rng = torch.Generator(prompt_L.device).manual_seed(seed)
+        tree, _ = drafter.draft(replace(context, nodes=nodes), None, rng)
+        trees.append(said_by(tree.tokens_N.tolist(), tree.parents_N.tolist()))
+    for nodes, said in zip(sizes, trees, strict=False):
+        if not set(said) <= set(trees[-1][:nodes]):
+            raise InputError(
+                f"decoding.nodes=auto: the tree of {nodes} nodes that {name} drafts is not the beginning of its tree "
+                f"of {sizes[-1]}, so nobody can tell what it would accept; give a number as decoding.nodes="
+            )
 
 
 def costs_of(

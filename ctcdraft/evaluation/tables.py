@@ -149,10 +149,16 @@ def logged(folder: Path, said: Mapping[str, Any]) -> Iterator[tuple[tuple[str, s
 
 
 def own_rows(reports: Sequence[str]) -> Iterator[Row]:
-    """Greedy rows with a certificate: without one, nothing is printed."""
+    """Greedy rows with a certificate: where words differ that were owed, nothing is printed."""
     for name in reports:
         try:
-            rows = json.loads(Path(name).read_text())["rows"]
+            rows = [row for row in json.loads(Path(name).read_text())["rows"] if certified(row)]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InputError(f"{name} is no report.json of evaluate.py; give such files as table.reports=") from error
-        yield from (row for row in rows if row["temperature"] == 0 and row["lossless"]["equal"] is not None)
+            raise InputError(
+                f"{name} is no report.json of questions that evaluate.py asked; give such files as table.reports="
+            ) from error
+        yield from rows
+
+
+def certified(row: Row) -> bool:
+    return row["temperature"] == 0 and row["prompts"] > 0 and row["lossless"]["owed"]["wrong"] == 0

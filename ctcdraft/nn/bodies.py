@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ctcdraft.errors import InputError
+from ctcdraft.errors import whole
 from ctcdraft.nn.transformer import BlockShape, Norm, Rotary, SlotBlock, copy_llama_layer
 
 
@@ -32,9 +32,7 @@ class AttentionBody(nn.Module):
 
     def __init__(self, shape: BlockShape, frames: int, root_input: bool, causal: bool, blocks: int = 1) -> None:
         super().__init__()
-        if blocks < 1:
-            raise InputError(f"drafter.body.blocks={blocks}: the attention body needs at least one block")
-        self.layers = blocks
+        self.layers = whole(blocks, "drafter.body.blocks")
         self.frames = frames
         self.rotary = Rotary(shape.head_width, shape.rope_theta, shape.positions + frames)
         self.project = nn.Linear(shape.width, shape.width, bias=False)

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ctcdraft.errors import InputError
+from ctcdraft.errors import whole
+from ctcdraft.nn.projection import unrounded
 from ctcdraft.nn.transformer import Norm
 
 
@@ -25,8 +26,7 @@ class Correction(nn.Module):
 
     def __init__(self, embedding: Any, rank: int, epsilon: float) -> None:
         super().__init__()
-        if rank < 1:
-            raise InputError(f"drafter.correction.rank={rank}: a correction needs at least one column")
+        whole(rank, "drafter.correction.rank")
         vocabulary, width = embedding.weight.shape
         self.embedding = embedding
         self.norm = Norm(width, eps=epsilon)
@@ -97,6 +97,7 @@ def log_normalisers(words_XTV: Tensor, blank_XT: Tensor, added_XPV: Tensor) -> T
     most_XT1 = words_XTV.detach().amax(dim=-1, keepdim=True)
     most_XP1 = added_XPV.detach().amax(dim=-1, keepdim=True)
     most_XTP = most_XT1 + most_XP1.transpose(-1, -2)
-    words_XTP = (words_XTV - most_XT1).exp() @ (added_XPV - most_XP1).exp().transpose(-1, -2)
+    with unrounded(words_XTV.device):
+        words_XTP = (words_XTV - most_XT1).exp() @ (added_XPV - most_XP1).exp().transpose(-1, -2)
     words_XTP = words_XTP.clamp(min=torch.finfo(words_XTP.dtype).tiny).log() + most_XTP
     return torch.logaddexp(words_XTP, blank_XT[..., None])

@@ -94,12 +94,23 @@ def unrounded(device: torch.device) -> AbstractContextManager[Any]:
 
 
 def word_logits(states_XTD: Tensor, words_VD: Tensor, bias_V: Tensor | None, words_XS: Tensor) -> Tensor:
-    """The logits of a few words at every frame, [X, T, S], in float32 or better whatever autocast says."""
-    kept = torch.promote_types(states_XTD.dtype, torch.float32)
+    """The logits of a few words at every frame, [X, T, S], float32 or better; rounded as those that `log_normaliser`
+    sums, or a word's share of that sum could be above 1. Their gradient is that of what was not rounded."""
+    kept, half = torch.promote_types(states_XTD.dtype, torch.float32), multiplied_in(words_VD)
     with unrounded(states_XTD.device):
-        rows_XSD = words_VD[words_XS].to(kept)
-        logits_XTS = states_XTD.to(words_VD.dtype).to(kept) @ rows_XSD.transpose(-1, -2)
-    return logits_XTS if bias_V is None else logits_XTS + bias_V[words_XS][..., None, :]
+        rows_XSD = words_VD[words_XS].to(half).to(kept)
+        logits_XTS = states_XTD.to(half).to(kept) @ rows_XSD.transpose(-1, -2)
+        if bias_V is not None:
+            logits_XTS = logits_XTS + bias_V[words_XS][..., None, :]
+    return logits_XTS + (logits_XTS.to(half).to(kept) - logits_XTS).detach()
+
+
+def multiplied_in(words_VD: Tensor) -> torch.dtype:
+    """The type in which a product with the head comes out: its own, or autocast's."""
+    device = words_VD.device.type
+    if device != "meta" and words_VD.dtype != torch.float64 and torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return words_VD.dtype
 
 
 def label_scores(

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ctcdraft.errors import InputError, whole
+from ctcdraft.errors import whole
 from ctcdraft.nn.transformer import BlockShape
 
 
@@ -67,8 +67,7 @@ class ResidualBody(AnchorBody):
 
     def __init__(self, shape: BlockShape, frames: int, blocks: int, inner: int | None = None) -> None:
         super().__init__()
-        if blocks < 1:
-            raise InputError(f"drafter.body.blocks={blocks}: the residual body needs at least one block")
+        whole(blocks, "drafter.body.blocks")
         self.heads = nn.ModuleList()
         for _ in range(frames):
             made = [residue(shape.width, shape.width, inner, "drafter.body.inner") for _ in range(blocks)]
@@ -93,9 +92,10 @@ class FeedForwardBody(AnchorBody):
 
     def __init__(self, shape: BlockShape, frames: int, inner: int | None) -> None:
         super().__init__()
+        inner = shape.width if inner is None else whole(inner, "drafter.body.inner")
         self.frames = frames
-        self.up = nn.Linear(shape.width, frames * (inner or shape.width))
-        self.down = nn.Linear(frames * (inner or shape.width), frames * shape.width)
+        self.up = nn.Linear(shape.width, frames * inner)
+        self.down = nn.Linear(frames * inner, frames * shape.width)
         nn.init.zeros_(self.down.weight)
         nn.init.zeros_(self.down.bias)
 

@@ -49,7 +49,7 @@ class WordEmissions(Emissions):
     def scores(self, labels_BAS: Tensor) -> NoReturn:
         raise InputError(
             "this objective aligns labels with frames and blanks, but every frame of this drafter is told the words "
-            "before it and has no blank; use objective=cross_entropy, distill or, for drafter=eagle, eagle_ctc"
+            "before it and has no blank; use objective=cross_entropy or distill, for drafter=eagle eagle or eagle_ctc"
         )
 
     def label_log_probs(self, labels_BAS: Tensor) -> Tensor:

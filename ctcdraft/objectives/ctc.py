@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from ctcdraft.ctc.alignment import frames_needed
 from ctcdraft.ctc.forward import Likelihoods, likelihoods
 from ctcdraft.drafters.drafter import Batch
 from ctcdraft.nn.heads import Emissions, Scores
-from ctcdraft.objectives.objective import Loss, check_frames, check_labels
+from ctcdraft.objectives.objective import Loss, check_frames, check_labels, mean
 
 
 def of_alignments(scores: Scores, batch: Batch) -> Likelihoods:
@@ -37,10 +39,13 @@ class CTC:
         real_BA = batch.lengths_BA > 0
         feasible_BA = real_BA & (self.needed(batch.labels_BAS, batch.lengths_BA) <= frames)
         per_label_BA = log_likelihood_BA / batch.lengths_BA.clamp(min=1)
-        windows = feasible_BA.sum().clamp(min=1)
-        value = -per_label_BA.where(feasible_BA, 0).sum() / windows
-        # Where the blank depends on the text, this is its rate before anything has been said.
-        blank_BAT = scores.blank_BATP[..., 0].detach().exp()
-        said = (blank_BAT.mean(dim=-1) * real_BA).sum() / real_BA.sum().clamp(min=1)
+        value = mean(-per_label_BA, feasible_BA)
         infeasible = 1 - feasible_BA.sum() / real_BA.sum().clamp(min=1)
-        return Loss(value, {"loss": value.detach(), "blank_rate": said, "infeasible_share": infeasible})
+        figures = {"blank_rate": blank_rate(scores, batch), "infeasible_share": infeasible}
+        return Loss(value, {"loss": value.detach(), **figures})
+
+
+def blank_rate(scores: Scores, batch: Batch) -> Tensor:
+    """The blank's probability, mean over frames of real windows; where it depends on the text, that before anything
+    has been said."""
+    return mean(scores.blank_BATP[..., 0].detach().exp().mean(dim=-1), batch.lengths_BA > 0)

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from ctcdraft.ctc.forward import log_likelihood
 from ctcdraft.drafters.drafter import Batch
-from ctcdraft.errors import InputError
+from ctcdraft.errors import InputError, number, whole
 from ctcdraft.nn.heads import Emissions
 from ctcdraft.objectives.distill import states_before_labels
-from ctcdraft.objectives.objective import Loss, check_frames, check_labels
+from ctcdraft.objectives.objective import Loss, check_frames, check_labels, mean
 
 
 class Eagle:
@@ -25,8 +25,8 @@ class Eagle:
 
     def __init__(self, labels: int, states: float, words: float) -> None:
         self.labels = check_labels(labels)
-        self.states = states
-        self.words = words
+        self.states = number(states, "objective.states")
+        self.words = number(words, "objective.words")
 
     def __call__(self, emissions: Emissions, batch: Batch) -> Loss:
         check_frames(emissions, 1)
@@ -63,13 +63,13 @@ class EagleCTC:
     BLANK = 0
 
     def __init__(self, labels: int, frames: int, states: float, words: float, ctc: float) -> None:
-        if check_labels(labels) > frames:
+        if check_labels(labels) > whole(frames, "objective.frames"):
             raise InputError(f"objective.frames={frames} cannot say objective.labels={labels} labels")
         self.eagle = Eagle(1, states, words)
         self.labels = max(labels, frames - 1)  # frame t of an anchor has been told t labels
         self.said = labels
         self.frames = frames
-        self.ctc = ctc
+        self.ctc = number(ctc, "objective.ctc")
 
     def __call__(self, emissions: Emissions, batch: Batch) -> Loss:
         check_frames(emissions, self.frames)
@@ -85,13 +85,9 @@ class EagleCTC:
         speakable_BA = whole_BA & (batch.labels_BAS[..., : self.said] != self.BLANK).all(dim=-1)
         labels_BAT = F.pad(batch.labels_BAS, (0, max(self.frames - self.labels, 0)), value=-1)[..., : self.frames]
         aligned_BA = emissions.by_label(unlikely, labels_BAT)
-        feasible_BA = speakable_BA & aligned_BA.isfinite()
+        feasible_BA = speakable_BA & ~aligned_BA.isposinf()  # what is not a number must show
         ctc = mean(aligned_BA, feasible_BA)
         infeasible = 1 - feasible_BA.sum() / whole_BA.sum().clamp(min=1)
         value = loss.value + self.ctc * ctc
         metrics = loss.metrics | {"loss": value.detach(), "ctc": ctc.detach(), "infeasible_share": infeasible}
         return Loss(value, metrics)
-
-
-def mean(values_BA: Tensor, real_BA: Tensor) -> Tensor:
-    return values_BA.where(real_BA, 0).sum() / real_BA.sum().clamp(min=1)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ctcdraft.drafters.drafter import Batch
-from ctcdraft.errors import InputError
+from ctcdraft.errors import InputError, number, whole
 from ctcdraft.nn.heads import Emissions
 
 
@@ -32,13 +32,11 @@ class Objective(Protocol):
 
 
 def check_labels(labels: int) -> int:
-    if labels < 1:
-        raise InputError(f"objective.labels={labels}: a window needs at least one label")
-    return labels
+    return whole(labels, "objective.labels")
 
 
 def check_decay(decay: float) -> float:
-    if not 0 < decay <= 1:
+    if not 0 < number(decay, "objective.decay") <= 1:
         raise InputError(
             f"objective.decay={decay}: a label's weight is decay^k, so decay lies above 0 and reaches to 1"
         )
@@ -73,3 +71,8 @@ def decayed_mean(values_BAS: Tensor, real_BAS: Tensor, decay: float) -> Tensor:
 def labels_there(batch: Batch) -> Tensor:
     """True_BAS where a window has a label."""
     return torch.arange(batch.labels_BAS.shape[-1], device=batch.lengths_BA.device) < batch.lengths_BA[..., None]
+
+
+def mean(values_BA: Tensor, real_BA: Tensor) -> Tensor:
+    """Mean of the real values; 0 where there is none."""
+    return values_BA.where(real_BA, 0).sum() / real_BA.sum().clamp(min=1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ctcdraft.drafters.drafter import Batch
 from ctcdraft.nn.heads import Emissions
-from ctcdraft.objectives.ctc import of_alignments
+from ctcdraft.objectives.ctc import blank_rate, of_alignments
 from ctcdraft.objectives.objective import Loss, check_decay, check_frames, check_labels, decayed_mean, labels_there
 
 
@@ -28,10 +28,8 @@ class PrefixCTC:
         scores = emissions.scores(batch.labels_BAS)
         prefix_BAS = self.likelihoods(scores, batch).prefix_XS
         real_BAS = labels_there(batch)
-        feasible_BAS = real_BAS & prefix_BAS.isfinite()
+        feasible_BAS = real_BAS & ~prefix_BAS.isneginf()  # what is not a number must show
         value = decayed_mean(-prefix_BAS, feasible_BAS, self.decay)
         infeasible = 1 - feasible_BAS.sum() / real_BAS.sum().clamp(min=1)
-        blank_BAT = scores.blank_BATP[..., 0].detach().exp()
-        real_BA = batch.lengths_BA > 0
-        said = (blank_BAT.mean(dim=-1) * real_BA).sum() / real_BA.sum().clamp(min=1)
-        return Loss(value, {"loss": value.detach(), "blank_rate": said, "infeasible_share": infeasible})
+        figures = {"blank_rate": blank_rate(scores, batch), "infeasible_share": infeasible}
+        return Loss(value, {"loss": value.detach(), **figures})

@@ -188,9 +188,14 @@ def whole_state(file: Path) -> dict[str, Any] | None:
 
 def fill(drafter: DraftHead, tensors: dict[str, Tensor], source: Path) -> None:
     own = drafter.own_state()
-    wrong = sorted(set(own) ^ set(tensors)) or sorted(n for n in own if own[n].shape != tensors[n].shape)
+    wrong = sorted(set(own) ^ set(tensors)) or sorted(n for n in own if not fits(own[n], tensors[n]))
     if wrong:
         raise InputError(f"{source} does not fit its drafter (first difference: {wrong[0]}); was config.yaml edited?")
     with torch.no_grad():
         for name, value in own.items():
             value.copy_(tensors[name])
+
+
+def fits(own: Tensor, stored: Tensor) -> bool:
+    """Whether it has its shape, or is a number where this is a row of one: the blank's bias in older runs."""
+    return own.shape == stored.shape or own.numel() == stored.numel() == 1

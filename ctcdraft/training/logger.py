@@ -25,9 +25,7 @@ class JsonlLogger:
     """
 
     def __init__(self, path: Path, first_step: int) -> None:
-        kept = path.read_text().splitlines()[:first_step] if path.exists() else []
-        text = "".join(line + "\n" for line in kept)  # a killed run may have logged past its checkpoint
-        write_text(path, text)
+        write_text(path, kept(path, first_step))
         self.path = path
         self._file = path.open("ab", buffering=0)
         self._owed = b""
@@ -45,6 +43,17 @@ class JsonlLogger:
         if self._owed:
             lines = len(self._owed.splitlines())
             raise InputError(f"{self.path} lacks its last {lines} lines: the disk is full; make room")
+
+
+def kept(path: Path, first_step: int) -> str:
+    """The lines of the steps up to here. A killed run may have logged past its checkpoint, or half a line; by their
+    numbers, because lines that a full disk did not take are missing."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    found = []
+    for line in lines:
+        with contextlib.suppress(ValueError):
+            found += [line + "\n"] if json.loads(line)["step"] <= first_step else []
+    return "".join(found)
 
 
 class TensorBoardLogger:

@@ -7,7 +7,7 @@ weights and process 0 writes them down for all.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -33,7 +33,7 @@ class Peers:
         """Every tensor becomes its mean over the processes, in place and in one exchange a dtype."""
         if self.world == 1:
             return
-        for dtype in {tensor.dtype for tensor in tensors}:
+        for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):  # in the same order everywhere
             same = [tensor for tensor in tensors if tensor.dtype == dtype]
             flat = torch.cat([tensor.flatten() for tensor in same])
             torch.distributed.all_reduce(flat)
@@ -63,6 +63,8 @@ def join(device: str) -> Peers:
     world = int(os.environ.get("WORLD_SIZE", 1))
     if world == 1:
         return Peers()
+    if device == "cuda":
+        raise InputError(f"device=cuda is one device for {world} processes; leave it out, and each takes its own")
     backend = "nccl" if device.startswith("cuda") else "gloo"
     where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
     if device.startswith("cuda"):
@@ -87,3 +89,13 @@ def share_of(batches: int, peers: Peers) -> list[int]:
             f"a multiple of {peers.world}"
         )
     return list(range(peers.rank, batches, peers.world))
+
+
+def in_turn(peers: Peers, work: Callable[[], Any]) -> Any:
+    """Process 0 first, and what it has written down is there for the others."""
+    if not peers.leads:
+        peers.wait()
+    done = work()
+    if peers.leads:
+        peers.wait()
+    return done

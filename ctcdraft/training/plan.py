@@ -52,8 +52,15 @@ def plan(
     drafter.zero_grad(set_to_none=True)
     rows, anchors, frames, _ = emissions.states_BATD.shape
     read = reading(objective, drafter, frames)
-    needed = frames_needed if getattr(objective, "teaches", None) != "transductions" else transducer.frames_needed
+    # Only where frames merge do equal neighbours need a frame more.
+    one_each = getattr(objective, "teaches", None) in ("transductions", "words")
+    needed = transducer.frames_needed if one_each else frames_needed
     windows, feasible = feasible_share(batches.rows, batches.labels, frames, needed)
+    if not windows:
+        raise InputError(
+            f"none of the {len(batches.rows):,} answers has a window to learn from; raise trainer.max_length, or lower "
+            f"objective.labels={batches.labels} where all answers were cut off"
+        )
     tokens = sum(len(tokens_L) for tokens_L in batches.rows.tokens)
     trained = sum(p.numel() for p in drafter.own_parameters())
     emission_bytes = rows * anchors * frames * (emissions.blank + 1) * 4
@@ -73,7 +80,7 @@ def plan(
             f"disk        {disk(trained)}; states of this corpus, where they are stored: {sizes}",
             f"memory      {memory(size, trained, batch, kept, emission_bytes)}; this process has held "
             f"{spelled(peak_bytes(base.device))} so far",
-            f"time        about {seconds * steps * accumulate / 3600:.2f} hours "
+            f"time        about {seconds * steps * accumulate / engine.peers.world / 3600:.2f} hours "
             f"({seconds:.2f} s for the first batch), probes not counted",
         ]
     )

@@ -44,15 +44,17 @@ class Probe:
 def hold_out(rows: Sequence[Row], prompts: int, max_length: int) -> tuple[Rows, list[Tensor]]:
     """Rows to train on, and the prompts (as tokens) of those held out.
 
-    Split by prompt, never by line: conversations whose first turns are the same are held out together.
+    Split by prompt, never by line: conversations whose first turns are the same are held out together. A row whose
+    prompt alone is as long as max_length is left out.
     """
     ids = sorted({family(row.id) for row in rows}, key=lambda name: hashlib.sha256(name.encode()).digest())
     held = set(ids[: min(prompts, len(ids) // 2)])
     kept, whole, first_turns = [], [], {}
     for index, row in enumerate(rows):
         if family(row.id) not in held:
-            kept.append(index)
-            whole.append(row.ended and len(row.tokens_L) <= max_length)
+            if int(row.mask_L[:max_length].sum()) >= 2:  # a root and a label, or there is nothing to learn
+                kept.append(index)
+                whole.append(row.ended and len(row.tokens_L) <= max_length)
         elif row.turn == 0:
             first_turns[family(row.id)] = row
     rows_kept = Rows(

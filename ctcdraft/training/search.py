@@ -61,7 +61,12 @@ def search(
 
     def one(number: int) -> None:
         trial = study.ask()
-        words = [f"{key}={suggestion(trial, key, space[key])}" for key in space]
+        try:
+            words = [f"{key}={suggestion(trial, key, space[key])}" for key in space]
+        except ValueError as error:
+            raise InputError(
+                f"{run / 'study.log'} holds a search among other values ({error}); choose another run="
+            ) from error
         folder = run / str(trial.number)
         state = optuna.trial.TrialState
         status, tau, pruned = train([*command, *words, f"run={folder}"], folder, trial)

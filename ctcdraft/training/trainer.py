@@ -23,7 +23,7 @@ from ctcdraft.training.checkpoint import RunDirectory, fill
 from ctcdraft.training.engine import TorchEngine
 from ctcdraft.training.logger import Logger
 from ctcdraft.training.pace import Pace
-from ctcdraft.training.peers import share_of
+from ctcdraft.training.peers import in_turn, share_of
 from ctcdraft.training.probe import Probe
 from ctcdraft.training.stopping import Stop, listening
 
@@ -82,7 +82,7 @@ class Trainer:
 
     def fit(self, loggers: Sequence[Logger]) -> float:
         """Train to the last step; returns the best tau a probe measured, which a sweep maximises."""
-        self.batches.states.fill()
+        in_turn(self.peers, self.batches.states.fill)
         saved_at = monotonic()
         last = stopped = False
         pace = Pace()

@@ -7,6 +7,7 @@ wanted.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Callable, Sequence
 from math import isfinite, nan
@@ -20,6 +21,8 @@ from ctcdraft.training.engine import TorchEngine, decayed_or_not, warm_cosine
 from ctcdraft.training.peers import Peers
 
 ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
+
+ABSENT = "engine=deepspeed needs deepspeed, which is not installed; pip install deepspeed"
 
 
 class DeepSpeedEngine(TorchEngine):
@@ -44,6 +47,8 @@ class DeepSpeedEngine(TorchEngine):
         peers: Peers,
         deepspeed: dict[str, Any],
     ) -> None:
+        if importlib.util.find_spec("deepspeed") is None:
+            raise InputError(ABSENT)
         if clip_value is not None:
             raise InputError(f"trainer.clip_value={clip_value}: DeepSpeed clips by norm only; set it to null")
         self.module = module
@@ -77,21 +82,28 @@ class DeepSpeedEngine(TorchEngine):
             raise InputError(f"DeepSpeed refuses engine.deepspeed: {str(error).strip().splitlines()[0]}") from error
 
     def step(self, losses: Sequence[Callable[[], Tensor]]) -> float:
-        """As TorchEngine's. A loss that is not finite is noticed before its gradient is made."""
+        """As TorchEngine's. In shards DeepSpeed measures the gradient, leaves out one that is not finite and clears
+        what it has gathered of the step; without shards (ZeRO 0) it does none of this."""
         if self.engine is None:
             self.begin(len(losses))
-        for loss in losses:
+        whole = self.engine.zero_optimization_stage() == 0
+        norm = nan
+        for number, loss in enumerate(losses, start=1):
             with self.precision():
                 value = loss()
-            if any(self.peers.any(not isfinite(value.item()))):
-                self.engine.optimizer.zero_grad()
-                self.engine.micro_steps = self.engine.global_steps * len(losses)
-                return nan
             self.engine.backward(value)
+            if whole and number == len(losses):
+                norm = float(torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None]))
+                if not isfinite(norm):
+                    self.engine.zero_grad()
+                    self.engine.micro_steps += 1
+                    return norm
             self.engine.step()  # which steps at the last of them
-        self.schedule.step()
-        norm = self.engine.get_global_grad_norm()
-        return nan if norm is None else float(norm)
+        if not whole and (measured := self.engine.get_global_grad_norm()) is not None:
+            norm = float(measured)
+        if isfinite(norm):
+            self.schedule.step()
+        return norm
 
     @property
     def learning_rate(self) -> float:
@@ -119,7 +131,7 @@ def load_deepspeed(device: str) -> Any:
     try:
         import deepspeed
     except ImportError as error:
-        raise InputError("engine=deepspeed needs deepspeed, which is not installed; pip install deepspeed") from error
+        raise InputError(ABSENT) from error
     if device == "cpu":
         # Else it builds an operator for half a minute, and fails where there is no compiler.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False

@@ -83,6 +83,8 @@ def test_prepare_plans_prepares_goes_on_and_starts_afresh(world):
     manifest = json.loads((world / "there" / "manifest.json").read_text())
     assert manifest["complete"]
     assert manifest["settings"]["corpus"]["path"] == "prompts.jsonl"
+    assert manifest["settings"]["corpus"]["seed"] == 0
+    assert str(ROOT) not in json.dumps(manifest["settings"])  # wherever it lies on this machine
     assert manifest["plan"]["measured"] == "plan.json"
     measured = json.loads((world / "there" / "plan.json").read_text())
     assert measured["hours_at_most"] > 0

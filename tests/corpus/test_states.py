@@ -118,7 +118,7 @@ def test_a_shard_evicted_by_another_run_is_written_again(base, tmp_path):
 
 
 def test_a_store_that_holds_nothing_is_refused(base, tmp_path):
-    with pytest.raises(InputError, match="precision is one of float32, bfloat16, int8"):
+    with pytest.raises(InputError, match=r"states\.precision=int4 .* one of float32, bfloat16, int8"):
         stored(base, rows().tokens, tmp_path, "int4")
     with pytest.raises(InputError, match="not even one shard"):
         stored(base, rows().tokens, tmp_path, limit_gb=1e-9).fill()

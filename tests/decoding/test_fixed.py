@@ -8,6 +8,7 @@ import torch
 from drafters import Junk, Oracle
 from tiny_models import random_base
 
+from ctcdraft.corpus.answers import speak
 from ctcdraft.decoding.fixed import FixedReads, Inputs, padded
 from ctcdraft.decoding.loop import Settings, generate
 from ctcdraft.decoding.tree import TokenTree
@@ -69,6 +70,22 @@ def test_two_texts_at_once_have_rows_of_their_own():
     base.read(torch.arange(50, 60), other)
     assert one.buffers[0] is not other.buffers[0]
     assert copy.deepcopy(base).fixed is not base.fixed
+
+
+def test_a_batch_of_answers_is_not_lent_the_rows_of_one_text():
+    base = random_base()
+    prompts = [prompt.tolist() for prompt in PROMPTS]
+
+    def said():
+        return speak(base, prompts, [9, 9], lambda logits_BV, rows, step: logits_BV.argmax(dim=-1))
+
+    truth = said()
+    base.fixed = FixedReads()
+    before = base.new_cache(len(prompts[1]) + 9)  # of the batch's own capacity, and done with
+    base.read(PROMPTS[0], before)
+    assert base.fixed._owns(before)  # as a graph does that is captured over it
+    del before
+    assert said() == truth
 
 
 @pytest.mark.gpu

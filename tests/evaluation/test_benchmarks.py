@@ -53,6 +53,7 @@ def test_project_prompts(tmp_path):
         (lambda path: mt_bench(written(path), "mt_bench", "", None), "holds no question"),
         (lambda path: mt_bench(written(path, {"question_id": 1, "turns": [], "category": ""}), "", "", None), "empty"),
         (lambda path: grade_school(written(path, {"question": "a", "answer": "#### 1"}), limit=0), "limit=0"),
+        (lambda path: grade_school(written(path, {"question": "a", "answer": "#### 1"}), limit="few"), "limit=few"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_sentence(make, sentence, tmp_path):

@@ -9,11 +9,11 @@ from tiny_models import random_base
 
 from ctcdraft.evaluation import certificate
 from ctcdraft.evaluation.certificate import Judge
-from ctcdraft.evaluation.measure import ask, asked
+from ctcdraft.evaluation.measure import Met, ask, asked
 
 
 def question(arena, index=0):
-    return ask(arena, Judge(arena.base, arena.contestants, arena.settings), index, PROMPTS[index])
+    return ask(arena, Judge(arena.base, arena.contestants, arena.settings), index, PROMPTS[index], Met(arena))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -92,7 +92,7 @@ def test_the_float64_copy_is_not_kept(monkeypatch):
     monkeypatch.setattr(Judge, "_exact", property(watched))
     here = arena(corrupt=Corrupt(only=torch.float32))
     judge = Judge(here.base, here.contestants, here.settings)
-    ask(here, judge, 0, PROMPTS[0])
+    ask(here, judge, 0, PROMPTS[0], Met(here))
     assert len(copies) == 1
     assert copies[0]() is None
 

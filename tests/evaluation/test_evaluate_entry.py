@@ -109,11 +109,23 @@ def test_who_is_compared(entry, run_directory):
         ({"contestants": ["nobody"]}, "neither a run directory"),
         ({"contestants": ["ctc"]}, "has weights: train it"),
         ({"checkpoint": "absent"}, "neither a run directory"),
+        ({"contestants": "nobody"}, "contestant nobody is neither"),
+        ({"contestants": 5}, "contestants=5 is no list"),
     ],
 )
 def test_contestants_that_are_none(entry, given, sentence):
     with pytest.raises(InputError, match=sentence):
         names(entry, **given)
+
+
+@pytest.mark.parametrize(
+    "wrong", ["seed=-1", "seed=abc", "threads=0", "threads=two", "warm_up_tokens=-1", "timing.questions=1.5"]
+)
+def test_values_that_torch_or_numpy_would_choke_on(entry, wrong):
+    with hydra.initialize_config_dir(str(REPOSITORY / "configs"), version_base=None):
+        config = hydra.compose("evaluate", [wrong])
+    with pytest.raises(InputError, match=f"^{wrong} is impossible"):
+        entry.refuse_impossible(config)
 
 
 def test_a_head_read_in_an_unknown_way(entry, run_directory, base):

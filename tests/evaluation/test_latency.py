@@ -11,11 +11,12 @@ from sessions import SETTINGS
 from tiny_models import random_base
 from training_parts import ctc_head
 
+from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.drafters.prompt_lookup import PromptLookup
 from ctcdraft.errors import InputError
 from ctcdraft.evaluation import breakdown
-from ctcdraft.evaluation.latency import Latency, Machine, measure
+from ctcdraft.evaluation.latency import Latency, Machine, measure, whole_passes
 from ctcdraft.front_door import REPOSITORY
 from ctcdraft.shape import shaped_base
 
@@ -63,6 +64,24 @@ def test_parts_of_a_pass_add_up():
     assert lookup["predicted_speedup"] is None
 
 
+class Wide(Autoregressive):
+    """Drafts as deep a tree as it may, and notes how deep that was."""
+
+    def draft(self, context, memory, rng):
+        self.depths.append(context.depth)
+        return TokenTree.chain(context.root, context.root.repeat(context.depth)), memory
+
+
+def test_every_pass_that_is_timed_drafts_a_whole_tree():
+    """Trees are cut where an answer ends; eight passes that end with one would mostly time cut ones."""
+    base = random_base(context=96)
+    wide = Wide(base)
+    wide.depths = []
+    spent = whole_passes(base, {"wide": wide}, SETTINGS, torch.arange(40, 60), latency(passes=3, repeats=2))
+    assert spent["wide"].passes == 3
+    assert wide.depths == [SETTINGS.nodes - 1] * 3 * 3
+
+
 def test_the_least_time_by_pencil():
     machine = Machine(weight_bytes=800, weights=200, bandwidth=100.0, rate=4000.0)
     assert machine.least(kv_bytes=200, nodes=8) == 10.0  # 1,000 bytes at 100 a second; products take 0.8 s
@@ -75,6 +94,7 @@ def test_the_least_time_by_pencil():
         ({"contexts": []}, r"benchmark.contexts=\[\]"),
         ({"nodes": [0]}, "benchmark.nodes"),
         ({"tau": {"ctc": 0.5}}, "at least one token"),
+        ({"tau": 3}, "give it by drafter"),
     ],
 )
 def test_values_that_measure_nothing_are_refused(wrong, said):
@@ -97,8 +117,9 @@ def test_a_shape_is_a_base_without_words():
     for wrong in ({"model_type": "no such thing"}, {**SMALL, "sliding_window": 8, "model_type": "mistral"}):
         with pytest.raises(InputError):
             shaped_base(wrong, "wrong", "float32", "cpu")
-    with pytest.raises(InputError, match="no type of torch"):
-        shaped_base(SMALL, "wrong", "fp32", "cpu")
+    for dtype, device, said in (("fp32", "cpu", "type"), ("int8", "cpu", "type"), ("float32", "gpu", "device")):
+        with pytest.raises(InputError, match=f"no {said} of torch"):
+            shaped_base(SMALL, "wrong", dtype, device)
 
 
 def test_bars_are_as_long_as_what_they_stand_for():

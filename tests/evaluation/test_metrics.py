@@ -2,8 +2,13 @@
 
 import numpy as np
 import pytest
+import torch
+from drafters import Oracle
+from sessions import SETTINGS
+from tiny_models import random_base
 
-from ctcdraft.decoding.loop import Pass
+from ctcdraft.decoding.loop import Pass, generate
+from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.evaluation import acceptance, quality
 from ctcdraft.evaluation.bootstrap import interval, ratio_interval
 from ctcdraft.evaluation.metrics import categories, row
@@ -59,6 +64,19 @@ def test_alpha_counts_only_passes_that_had_a_chance():
     assert acceptance.alpha(OURS) == [3 / 4, 2 / 2, 0 / 2]
     assert acceptance.alpha([[answer([(1, 0, False, 2)])]]) == [None, None]
     assert acceptance.alpha(THEIRS) == []
+
+
+def test_nothing_is_refused_below_an_end_that_was_accepted():
+    """The base's words are guessed up to the end, and another behind it: that one nobody was asked about."""
+    base, prompt = random_base(), torch.tensor([0, 7, 9, 9, 30])
+    said = generate(base, Autoregressive(base), prompt, SETTINGS, (), 0).tokens
+    end = next(place for place in range(3, len(said) - 2) if said[place] not in said[:place])
+    wrong = [*said[: end + 1], (said[end + 1] + 1) % base.vocabulary, *said[end + 2 :]]
+    guessing = Oracle(torch.cat([prompt, torch.tensor(wrong)]), 7)
+    made = generate(base, guessing, prompt, SETTINGS, {said[end]}, 0)
+    assert made.tokens == said[: end + 1]
+    assert made.passes[-1].drafted > made.passes[-1].accepted == made.passes[-1].committed
+    assert acceptance.alpha_of(made.passes)[:end] == [1.0] * min(end, 7)
 
 
 def test_nothing_to_divide_by_is_none():

@@ -4,10 +4,13 @@ import json
 
 import pytest
 import torch
-from sessions import PROMPTS, Corrupt, arena, session
+from sessions import PROMPTS, SETTINGS, Corrupt, arena, session
 from tiny_models import random_base
 
 from ctcdraft.corpus.chat import messages, prompt_tokens
+from ctcdraft.corpus.conversations import Prompt
+from ctcdraft.decoding.fixed import FixedReads
+from ctcdraft.decoding.loop import rows
 from ctcdraft.errors import InputError
 from ctcdraft.evaluation import environment, measure, report
 from ctcdraft.evaluation import session as sessions
@@ -124,6 +127,34 @@ def test_everyone_is_warm_before_anything_is_timed(tmp_path, monkeypatch):
     run(session(here, PROMPTS[:1]), tmp_path, timing_questions=1)
     assert sorted(said[:2]) == warm_up
     assert said[2:] == ["clocks", "clocks"]
+
+
+def test_no_shape_is_read_first_while_a_clock_runs(tmp_path, monkeypatch):
+    """Reads of a fixed shape are captured when that is first asked for, and a prompt's length makes another one."""
+    base = random_base(context=600)
+    base.fixed = FixedReads()
+    here = arena(base)
+    prompts = [Prompt(str(size), "x", ("x" * size,), None) for size in (5, 300, 310)]
+    assert len({padded_rows(base, prompt) for prompt in prompts}) == 2
+    read, timed = set(), []
+    answer, clocked = measure.Arena.answer, measure.timed_answer
+
+    def answered(self, name, prompt_L, seed):
+        shape = name, base.new_cache(rows(prompt_L, self.settings_of(name))).capacity
+        if timed and timed[-1] == "begun":
+            timed[-1] = shape in read
+        read.add(shape)
+        return answer(self, name, prompt_L, seed)
+
+    monkeypatch.setattr(measure.Arena, "answer", answered)
+    monkeypatch.setattr(measure, "timed_answer", lambda *args: timed.append("begun") or clocked(*args))
+    run(session(here, prompts), tmp_path, timing_questions=0)
+    assert timed == [True] * 6
+    assert len(read) == 4
+
+
+def padded_rows(base, prompt):
+    return base.new_cache(rows(measure.asked(base, prompt, [])[0], SETTINGS)).capacity
 
 
 def test_sampling_is_equal_token_for_token_too(tmp_path):

@@ -2,18 +2,25 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from sessions import PROMPTS, SETTINGS, arena, session
 from tiny_models import random_base
+from training_parts import block_head, block_heads, ctc_head
 
 from ctcdraft.corpus.conversations import Prompt
 from ctcdraft.decoding.rejection import Rejection, multi_round
+from ctcdraft.drafters.cascade import Cascade
+from ctcdraft.drafters.drawn_paths import DrawnLabels
 from ctcdraft.drafters.prompt_lookup import PromptLookup
 from ctcdraft.errors import InputError
+from ctcdraft.evaluation.folder import Folder
 from ctcdraft.evaluation.report import markdown
-from ctcdraft.evaluation.sizing import Choice, Size, Sizing, choose, found_or_chosen, rising
+from ctcdraft.evaluation.sizing import Choice, Size, Sizing, choose, kept_or_chosen, refuse_unlike, rising
+from ctcdraft.nn.residual import ResidualBody
+from ctcdraft.shard import Shard
 
 
 def sizing(path="absent", **changes) -> Sizing:
@@ -40,17 +47,58 @@ def test_a_choice_is_kept_and_reported(tmp_path):
     asked = [Prompt("q", "talk", ("say 3",), None)]
     how, here = sizing(prompts), arena()
     assert {one.turns for one in how.apart_from(asked)} <= {(f"say {n}",) for n in (0, 1, 2, 4)}
-    found = found_or_chosen(tmp_path / "sizes.json", here, how, asked, overwrite=False)
+    made = kept_or_chosen(None, here, how, asked, {"seed": 0})
+    found = made["sizes"]
     assert list(found) == ["prompt_lookup"]
     assert [size["nodes"] for size in found["prompt_lookup"]["sizes"]] == [2, 4, 8]
     assert all(1 <= size["tau"] <= size["nodes"] for size in found["prompt_lookup"]["sizes"])
     prompts.unlink()  # whoever goes on, measures nothing again
-    assert found_or_chosen(tmp_path / "sizes.json", here, how, asked, overwrite=False) == found
+    assert kept_or_chosen(json.loads(json.dumps(made)), here, how, asked, {"seed": 0}) == made
+    with pytest.raises(InputError, match=r"chosen where seed was 0 \(now 1\)"):
+        kept_or_chosen(made, here, how, asked, {"seed": 1})
+    with pytest.raises(InputError, match=r"chosen where sizing\.repeats was 1"):
+        kept_or_chosen(made, here, replace(how, repeats=2), asked, {"seed": 0})
 
-    chosen = replace(here, nodes={"prompt_lookup": 2})
-    rows, circumstances = replace(session(chosen, PROMPTS[:0]), sizes=found).rows([], None)
+    chosen = session(here, PROMPTS[:0]).sized(
+        made | {"sizes": {"prompt_lookup": found["prompt_lookup"] | {"chosen": 2}}}
+    )
+    rows, circumstances = chosen.rows([], None)
     assert [row["nodes"] for row in rows] == [SETTINGS.nodes, 2]
-    assert f"prompt_lookup: {found['prompt_lookup']['chosen']} nodes" in markdown(rows, circumstances)
+    assert "prompt_lookup: 2 nodes" in markdown(rows, circumstances)
+
+
+def test_a_folder_that_refuses_an_evaluation_keeps_its_sizes_and_one_that_takes_it_keeps_the_new_ones(tmp_path):
+    def sizes(nodes):
+        return {"of": {}, "sizes": {"prompt_lookup": {"chosen": nodes, "sizes": []}}}
+
+    folder, one = Folder(tmp_path, Shard(1, 1)), session(arena(), PROMPTS[:1])
+    one.sized(sizes(2)).run(folder, overwrite=False, warm_up_tokens=1, timing_questions=0)
+    with pytest.raises(InputError, match=r"nodes\.prompt_lookup was 2"):
+        one.sized(sizes(4)).run(folder, overwrite=False, warm_up_tokens=1, timing_questions=0)
+    assert folder.sizes() == sizes(2)
+    one.sized(sizes(4)).run(folder, overwrite=True, warm_up_tokens=1, timing_questions=0)
+    assert folder.sizes() == sizes(4)
+    (tmp_path / "sizes.json").write_text("{}")
+    with pytest.raises(InputError, match="holds no tree sizes"):
+        folder.sizes()
+
+
+def test_trees_that_are_not_cut_out_of_one_another_are_refused():
+    base = random_base(context=96, initializer_range=0.1)
+    one, three = (block_head(base, partial(ResidualBody, blocks=1), DrawnLabels(chains)) for chains in (1, 3))
+    text = torch.tensor([0, 7, 9, 7, 9, 7])
+
+    def refuse(drafter, temperature=0.0):
+        how = replace(SETTINGS, temperature=temperature)
+        refuse_unlike(base, "x", drafter, text, how, [2, 5, 8, 16], 0)
+
+    for drafter in (PromptLookup(base, 2, 6), ctc_head(base), *block_heads(base)):
+        refuse(drafter)
+    refuse(one, temperature=1.0)
+    refuse(three)  # at temperature 0 all chains say the same
+    for drafter, temperature in ((three, 1.0), (Cascade(base, ctc_head(base), PromptLookup(base, 2, 6), 2), 0.0)):
+        with pytest.raises(InputError, match="is not the beginning of its tree of 16"):
+            refuse(drafter, temperature)
 
 
 def test_a_size_of_ones_own_is_kept_to():

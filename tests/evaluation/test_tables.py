@@ -18,7 +18,8 @@ def report(tmp_path, **changes):
     """One greedy row of ours, for Vicuna-7B on MT-Bench."""
     row = {
         "drafter": "ctc", "benchmark": "mt_bench", "temperature": 0.0, "fingerprint": {"base": "vicuna_7b"},
-        "tau": 3.0, "tau_ci": [2.9, 3.1], "speedup": 2.0, "speedup_ci": None, "lossless": {"equal": 80},
+        "tau": 3.0, "tau_ci": [2.9, 3.1], "speedup": 2.0, "speedup_ci": None, "prompts": 80,
+        "lossless": {"equal": 80, "owed": {"wrong": 0, "undecided": 0, "explained": 0}},
         "categories": {"writing": {"tau": 2.5, "speedup": 1.5}},
     }  # fmt: skip
     path = tmp_path / "report.json"
@@ -64,7 +65,15 @@ def test_ours_stands_in_its_cell_and_nowhere_else(tmp_path):
     )
 
 
-@pytest.mark.parametrize("changes", [{"temperature": 1.0}, {"lossless": {"equal": None}}, {"drafter": "eagle"}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"temperature": 1.0},
+        {"lossless": {"equal": 79, "owed": {"wrong": 1, "undecided": 0, "explained": 0}}},
+        {"prompts": 0},
+        {"drafter": "eagle"},
+    ],
+)
 def test_sampled_rows_and_rows_without_a_certificate_are_left_out(tmp_path, changes):
     table = read_table("table_mt_bench", None, [report(tmp_path, **changes)])
     assert all(one.ours is None for one in table.cells)
@@ -96,3 +105,6 @@ def test_what_is_not_there_is_one_sentence(tmp_path):
     (tmp_path / "odd.json").write_text("[]")
     with pytest.raises(InputError, match=r"odd.json is no report.json"):
         read_table("table_gsm8k", None, [str(tmp_path / "odd.json")])
+    (tmp_path / "latency.json").write_text(json.dumps({"rows": [{"drafter": "ctc", "temperature": 0.0, "tau": None}]}))
+    with pytest.raises(InputError, match=r"latency.json is no report.json of questions"):
+        read_table("table_gsm8k", None, [str(tmp_path / "latency.json")])

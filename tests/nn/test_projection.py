@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from ctcdraft.ctc.forward import log_likelihood
 from ctcdraft.nn import projection
+from ctcdraft.nn.correction import log_normalisers
 from ctcdraft.nn.projection import label_scores, log_normaliser
 
 WINDOWS, FRAMES, WIDTH, WORDS, LABELS = 5, 4, 3, 11, 2
@@ -118,3 +119,30 @@ def test_a_head_that_is_to_be_learned_is_refused():
     states, words, *rest = parts(torch.float32, False)
     with pytest.raises(ValueError, match="freeze it"):
         label_scores(states, words.requires_grad_(), *rest)
+
+
+def test_autocast_does_not_round_the_normalisers_of_frames_that_listen():
+    """In bfloat16 a sum of 500 exponentials is off by up to 1 in 256, which no label's own score would be."""
+    rng = torch.Generator().manual_seed(4)
+    words, blank, added = (torch.randn(shape, generator=rng) for shape in ((2, 4, 500), (2, 4), (2, 3, 500)))
+    exact = (words[:, :, None] + added[:, None]).double().exp().sum(-1) + blank.double().exp()[..., None]
+    with torch.autocast("cpu", torch.bfloat16):
+        made = log_normalisers(words, blank, added)
+    assert made.dtype == torch.float32
+    assert (made - exact.log()).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_a_word_that_is_certain_is_no_more_than_that_in_half_precision(autocast):
+    """Numerator and denominator are rounded alike: else half of these probabilities come out up to 1.13."""
+    rng = torch.Generator().manual_seed(5)
+    words = torch.randn(300, 256, generator=rng).bfloat16()
+    labels = torch.arange(60)[:, None]
+    states = (0.13 * words[labels].float()).requires_grad_()  # logits of about 33, the next ones far below
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        given = words.float() if autocast else words
+        label_XTS, _ = label_scores(states, given, None, torch.zeros(256), torch.zeros(1), labels)
+    assert label_XTS.dtype == torch.float32
+    assert label_XTS.abs().max() < 1e-5
+    (gradient,) = torch.autograd.grad(label_XTS.sum(), states)
+    assert gradient.abs().max() < 1e-3  # nothing is left to learn

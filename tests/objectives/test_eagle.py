@@ -91,6 +91,14 @@ def test_a_label_that_is_the_blank_is_left_out_and_counted(base, tmp_path):
 
 
 @torch.no_grad()
+def test_what_is_not_a_number_is_not_hidden_as_infeasible(base, tmp_path):
+    objective = EagleCTC(3, 6, 1.0, 0.1, 0.5)
+    batch, emissions = emitted(base, tmp_path, objective.labels)
+    emissions.states_BATD[:, :, 1:] = torch.nan  # Eagle's own terms look at the first frame alone
+    assert objective(emissions, batch).metrics["ctc"].isnan()
+
+
+@torch.no_grad()
 def test_what_cannot_be_learned_is_one_sentence(base, tmp_path):
     batch, emissions = emitted(base, tmp_path, labels=3)
     with pytest.raises(InputError, match=r"has no blank; use objective=cross_entropy, distill"):

@@ -227,3 +227,13 @@ def test_cross_entropy_needs_no_wall_of_logits_and_says_the_same(bias):
     assert torch.allclose(short, whole, atol=1e-5)
     ours, theirs = (torch.autograd.grad((weights * one).sum(), said.states_BATD)[0] for one in (short, whole))
     assert torch.allclose(ours, theirs, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_what_is_not_a_number_is_not_hidden(name):
+    """As infeasible it would be left out, and a head that has come apart would seem to have nothing left to learn."""
+    said = emissions()
+    with torch.no_grad():
+        said.states_BATD[0, 2] = torch.nan
+        assert int(batch().lengths_BA[0, 2]) > 0
+        assert OBJECTIVES[name](said, batch()).value.isnan()

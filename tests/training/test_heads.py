@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ from ctcdraft.objectives.distill import Distill, kl
 from ctcdraft.objectives.prefix_ctc import PrefixCTC
 from ctcdraft.objectives.transducer import PrefixTransducer, Transducer
 from ctcdraft.objectives.weighted import WeightedSum
-from ctcdraft.training.checkpoint import RunDirectory
+from ctcdraft.training.checkpoint import RunDirectory, fill
 from ctcdraft.training.logger import JsonlLogger
 from ctcdraft.training.plan import reading
 
@@ -150,3 +151,8 @@ def test_runs_from_before_there_was_a_choice_still_load(base):
     old = ctc_head(base)
     assert {name.split(".")[0] for name in old.own_state()} == {"body", "head"}
     assert not [name for name in old.own_state() if "deeper" in name or "correction" in name]
+    tensors = {name: value.detach().clone() for name, value in old.own_state().items()}
+    fill(old, tensors | {"head.blank_bias": torch.tensor(0.25)}, Path("run"))  # it was a number, not a row of one
+    assert old.head.blank_bias.tolist() == [0.25]
+    with pytest.raises(InputError, match=r"first difference: head\.blank_D"):
+        fill(old, tensors | {"head.blank_D": torch.zeros(1)}, Path("run"))

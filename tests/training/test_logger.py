@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import sys
 
 import pytest
 
 from ctcdraft.errors import InputError
-from ctcdraft.training.logger import TensorBoardLogger
+from ctcdraft.training.logger import JsonlLogger, TensorBoardLogger
 
 
 def test_without_tensorboard_it_says_what_to_install(tmp_path, monkeypatch):
@@ -29,3 +30,12 @@ def test_tensorboard_holds_every_figure(tmp_path):
     assert [(event.step, event.value) for event in events.Scalars("loss")] == [(1, 2.5), (2, 1.5)]
     assert [event.value for event in events.Scalars("tau")] == [1.25]
     assert "gradient_norm" not in events.Tags()["scalars"]
+
+
+def test_what_a_resumed_run_keeps_goes_by_the_numbers_of_its_lines(tmp_path):
+    """Step 2 was lost to a full disk, steps 5 and half of 6 lie past the checkpoint of step 4."""
+    path = tmp_path / "metrics.jsonl"
+    lines = [json.dumps({"step": step, "loss": 1.0}) for step in (1, 3, 4, 5)]
+    path.write_text("\n".join([*lines, '{"step": 6, "lo']))
+    JsonlLogger(path, 4).close()
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 3, 4]

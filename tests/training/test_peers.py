@@ -17,10 +17,11 @@ from training_parts import figures_of, trainer
 from ctcdraft.errors import InputError
 from ctcdraft.training.checkpoint import RunDirectory
 from ctcdraft.training.logger import JsonlLogger
-from ctcdraft.training.peers import Peers, join, share_of
+from ctcdraft.training.peers import Peers, in_turn, join, share_of
 from ctcdraft.training.zero import ALONE, load_deepspeed
 
 JOB = Path(__file__).with_name("torchrun_job.py")
+ALONE_JOB = Path(__file__).with_name("deepspeed_job.py")
 PATHS = os.pathsep.join([str(JOB.parents[2]), str(JOB.parents[1])])
 
 
@@ -36,6 +37,16 @@ def test_one_process_exchanges_nothing():
     assert value.tolist() == [1, 1, 1]
     assert alone.any(True, False) == [True, False]
     assert alone.gather("x") == ["x"]
+
+
+def test_process_0_works_first_and_the_others_find_what_it_made():
+    def order(rank):
+        done, peers = [], Peers(rank, 2)
+        peers.wait = lambda: done.append("wait")
+        in_turn(peers, lambda: done.append("work"))
+        return done
+
+    assert [order(rank) for rank in range(2)] == [["work", "wait"], ["wait", "work"]]
 
 
 def test_without_deepspeed_it_says_what_to_install(monkeypatch):
@@ -59,6 +70,12 @@ def test_a_port_in_use_is_one_sentence(monkeypatch):
             join("cpu")
 
 
+def test_one_device_for_all_is_refused(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(InputError, match="device=cuda is one device for 2 processes"):
+        join("cuda")
+
+
 @pytest.mark.deepspeed
 @pytest.mark.parametrize(
     "stage",
@@ -74,11 +91,8 @@ def test_two_processes_reach_the_curve_of_one(tmp_path, stage):
     run.begin("drafter: {}\n", base.fingerprint(), overwrite=False)
     one = trainer(run, base, 12, accumulate=2)
     one.fit([JsonlLogger(run.metrics, 0)])
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port),
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port()),
          str(JOB), str(tmp_path / "two"), "12", *stage],
         env={**os.environ, "PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1"}, check=True, timeout=240,
     )  # fmt: skip
@@ -90,3 +104,20 @@ def test_two_processes_reach_the_curve_of_one(tmp_path, stage):
     for name, value in weights.items():
         assert torch.allclose(value, theirs[name], atol=1e-4), name
     assert len(other.load_state()["rng"]) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.deepspeed
+def test_deepspeed_leaves_out_what_is_not_finite_and_nothing_of_it_stays():
+    """Neither in the next step's gradient nor in the schedule; with shards and without."""
+    done = subprocess.run(
+        [sys.executable, str(ALONE_JOB), "0", "2"], capture_output=True, text=True, timeout=240,
+        env={**os.environ, "PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1", "MASTER_PORT": str(free_port())},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]

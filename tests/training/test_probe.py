@@ -46,6 +46,12 @@ def test_a_row_that_was_cut_or_never_ended_says_so():
     assert max(map(len, rows.tokens)) == 20
 
 
+def test_a_row_that_is_all_prompt_when_cut_is_left_out():
+    """Its windows would be none; in a row of a batch it would take the place of one that has some."""
+    answers = [answer("a", 0), answer("b", 0, words=5), answer("c", 0, words=6)]  # of which four are the prompt's
+    assert [list(map(len, hold_out(answers, 0, most)[0].tokens)) for most in (100, 5, 6)] == [[12, 6], [], [6, 6]]
+
+
 def test_tau_counts_what_passes_commit_and_nothing_else():
     base = random_base(context=64)
     prompt = torch.arange(10, 16)

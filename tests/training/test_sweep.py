@@ -94,6 +94,19 @@ def test_a_search_finds_the_best_value_and_goes_on_where_it_was(tmp_path, monkey
     assert sorted(path.name for path in (tmp_path / "run").iterdir() if path.is_dir()) == list("01234567")
     assert len(said) == 8
     assert "x" in (tmp_path / "run" / "sweep.csv").read_text().splitlines()[0]
+    with pytest.raises(InputError, match=r"study\.log holds a search among other values .*; choose another run="):
+        search(command, tmp_path / "run", {"x": [1, 2]}, trials=1, jobs=1, seed=0)
+
+
+def test_a_key_that_is_added_keeps_its_plus(monkeypatch):
+    """As objective=sum wants it: '+objective.weights.ctc=0.1,0.2'."""
+    spaces = []
+    monkeypatch.setattr(searching, "search", lambda command, run, space, *rest: spaces.append(space) or 1.0)
+    monkeypatch.setattr(sys, "argv", ["sweep.py", "+objective.weights.ctc=0.1,0.2", "drafter.frames=range(4,9)"])
+    runpy.run_path(str(REPOSITORY / "sweep.py"), run_name="__main__")
+    assert spaces == [
+        {"+objective.weights.ctc": ["0.1", "0.2"], "drafter.frames": Interval(4, 8, logarithmic=False, whole=True)}
+    ]
 
 
 def test_a_trial_that_falls_behind_is_stopped(tmp_path, monkeypatch):
@@ -119,6 +132,8 @@ def test_a_trial_that_falls_behind_is_stopped(tmp_path, monkeypatch):
         (["trials=0", "a=range(1,3)"], "trials=0 is impossible"),
         (["a=range(0.5,1)"], "a: range(..) of a search goes over whole numbers"),
         (["nonsense"], "nonsense is no key=value"),
+        (["a=range(9,4)"], "a: nothing lies from 9 to 3; give its range upwards"),
+        (["a=tag(log,interval(0,1))"], "a: nothing lies from 0.0 to 1.0; give its range upwards and, for its log"),
     ],
 )
 def test_a_wrong_word_is_one_sentence(words, sentence, monkeypatch, capsys):

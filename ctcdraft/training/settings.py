@@ -1,0 +1,36 @@
+"""What may stand under `trainer`, refused before anything is loaded. It knows keys and values, not who uses them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ctcdraft.errors import InputError, number, whole
+
+
+def refuse_impossible(trainer: Mapping[str, Any], seed: Any) -> None:
+    """Raise InputError for the first value with which nothing can be trained. trainer: as in configs/train.yaml."""
+    whole(seed, "seed", least=0)
+    counts = ["steps", "rows", "anchors", "max_length", "probe_every", "checkpoint_every", "warmup"]
+    for key in [*counts, "accumulate", "keep", "patience"]:
+        whole(trainer[key], f"trainer.{key}")
+    whole(trainer["probe_prompts"], "trainer.probe_prompts", least=0)
+    for key in ("pack", "threads"):
+        if trainer[key] is not None:
+            whole(trainer[key], f"trainer.{key}")
+    for key in ("prefetch", "autocast"):
+        if not isinstance(trainer[key], bool):
+            raise InputError(f"trainer.{key}={trainer[key]} is neither true nor false")
+    for key in ("learning_rate", "clip_norm", *(["clip_value"] if trainer["clip_value"] is not None else [])):
+        if not number(trainer[key], f"trainer.{key}") > 0:
+            raise InputError(f"trainer.{key}={trainer[key]} would learn nothing; it lies above 0")
+    for key in ("weight_decay", "final_share"):
+        if number(trainer[key], f"trainer.{key}") < 0:
+            raise InputError(f"trainer.{key}={trainer[key]} is impossible; it is 0 or above")
+    betas = trainer["betas"]
+    two = isinstance(betas, Sequence) and len(betas) == 2
+    if not two or not all(0 <= number(beta, "trainer.betas") < 1 for beta in betas):
+        raise InputError(f"trainer.betas={betas} is impossible; it is two numbers from 0 and below 1")
+    minutes = trainer["checkpoint_minutes"]
+    if minutes is not None and not number(minutes, "trainer.checkpoint_minutes") > 0:
+        raise InputError(f"trainer.checkpoint_minutes={minutes} is impossible; it is above 0, or null for steps alone")

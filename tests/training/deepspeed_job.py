@@ -1,0 +1,66 @@
+"""What test_peers.py has done in a process of its own: DeepSpeed meets gradients that are not finite, as torch does.
+
+python tests/training/deepspeed_job.py STAGE...      of ZeRO
+"""
+
+from __future__ import annotations
+
+import sys
+from math import isfinite
+from pathlib import Path
+
+import torch
+from tiny_models import random_base
+from training_parts import trainer
+
+from ctcdraft.objectives.ctc import CTC
+from ctcdraft.objectives.objective import Loss
+from ctcdraft.training.checkpoint import RunDirectory
+from ctcdraft.training.zero import DeepSpeedEngine
+
+
+class Sometimes:
+    """The CTC objective; its fourth value is not a number, and the gradient of its ninth is not, while the value is."""
+
+    labels, teaches = 3, "alignments"
+
+    def __init__(self) -> None:
+        self.real, self.calls = CTC(3), 0
+
+    def __call__(self, emissions, batch):
+        loss = self.real(emissions, batch)
+        self.calls += 1
+        if self.calls == 4:
+            return Loss(loss.value * torch.nan, loss.metrics)
+        if self.calls == 9:
+            return Loss(loss.value + (emissions.states_BATD.sum() * 0).abs().sqrt(), loss.metrics)
+        return loss
+
+
+def trained(base, **how):
+    """Six steps of two batches: the norms of their gradients, the learning rates, and the weights behind them."""
+    one = trainer(RunDirectory(Path("nowhere")), base, 6, objective=Sometimes(), accumulate=2, **how)
+    figures = []
+    for one.step in range(6):
+        figures.append(one.train_step())
+    norms, rates = ([line[name] for line in figures] for name in ("gradient_norm", "learning_rate"))
+    return norms, rates, torch.cat([value.detach().flatten() for value in one.drafter.own_parameters()])
+
+
+def main(*stages: str) -> None:
+    torch.set_num_threads(1)
+    base = random_base(context=64)
+    norms, rates, weights_N = trained(base)
+    assert [isfinite(norm) for norm in norms] == [True, False, True, True, False, True]
+    for stage in stages:
+        settings = {"zero_optimization": {"stage": int(stage)}}
+        theirs = trained(base, engine=DeepSpeedEngine, deepspeed=settings)
+        for ours, norm in zip(norms, theirs[0], strict=True):
+            assert isfinite(norm) == isfinite(ours), (stage, norms, theirs[0])
+            assert not isfinite(norm) or abs(norm - ours) < 1e-4 * ours, (stage, norms, theirs[0])
+        assert theirs[1] == rates, (stage, rates, theirs[1])
+        assert torch.allclose(theirs[2], weights_N, atol=1e-5), stage
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,69 @@
+"""The plan before the first step: what it says of windows is what the objective can learn of them."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import pairwise
+
+import pytest
+import torch
+from tiny_models import random_base
+from training_parts import block_head, trainer
+from truths import slow_window
+
+from ctcdraft.corpus.batches import Batches, Rows, feasible_share
+from ctcdraft.drafters.direct import Direct
+from ctcdraft.drafters.paths import PrefixSearch
+from ctcdraft.errors import InputError
+from ctcdraft.nn.bodies import AttentionBody
+from ctcdraft.objectives.cross_entropy import CrossEntropy
+from ctcdraft.objectives.ctc import CTC
+from ctcdraft.training.plan import plan
+
+
+@pytest.fixture(scope="module")
+def base():
+    return random_base(context=64)
+
+
+def planned(base, objective, paths, mask):
+    """Of four answers that say one word over and over, with a frame for every label and no more."""
+    drafter = block_head(base, partial(AttentionBody, root_input=True, causal=False), paths, frames=3)
+    one = trainer(None, base, 3, drafter=drafter, objective=objective)
+    rows = Rows([torch.full((20,), 7)] * 4, [mask] * 4, [True] * 4)
+    batches = Batches(rows, base, 2, 8, objective.labels, 0)
+    return plan(base, drafter, objective, batches, one.engine, 3, 1)
+
+
+def test_feasible_is_what_this_objective_can_learn(base):
+    """CTC needs a blank between equal words; label k at frame k needs none."""
+    mask = (torch.arange(20) >= 6).int()
+    assert "100.00% of them feasible (3 frames, 3 labels)" in planned(base, CrossEntropy(3, 0.8), Direct(None), mask)
+    said = planned(base, CTC(3), PrefixSearch(16), mask)
+    assert "52 windows" in said
+    assert f"{2 / 13:.2%} of them feasible" in said  # of one label, and of two with the blank between them
+
+
+def test_a_corpus_without_a_window_is_refused(base):
+    """As where every prompt is longer than trainer.max_length: all steps would be along a gradient of zero."""
+    with pytest.raises(InputError, match=r"none of the 4 answers has a window.*raise trainer\.max_length"):
+        planned(base, CTC(3), PrefixSearch(16), torch.zeros(20).int())
+
+
+def test_windows_are_counted_as_they_are_cut():
+    """Seventy answers of unlike lengths, some cut off, none of it in the order of lengths: by the slow twin."""
+    rng = torch.Generator().manual_seed(3)
+    lengths = torch.randint(2, 12, (70,), generator=rng).tolist()
+    tokens = [torch.randint(5, 8, (length,), generator=rng) for length in lengths]
+    masks = [(torch.arange(length) >= length // 3).int() for length in lengths]
+    ended = [index % 3 != 0 for index in range(70)]
+    windows = feasible = 0
+    for text, mask, whole in zip(tokens, masks, ended, strict=True):
+        mask[0] = 0  # nobody says a text's first token
+        for place in range(len(text) - 1):
+            _, words = slow_window(text.tolist(), mask.tolist(), place, 3)
+            if words and (whole or len(words) == 3):
+                windows += 1
+                feasible += len(words) + sum(a == b for a, b in pairwise(words)) <= 3
+    assert 0 < feasible < windows
+    assert feasible_share(Rows(tokens, masks, ended), labels=3, frames=3) == (windows, feasible / windows)
