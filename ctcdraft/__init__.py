@@ -19,6 +19,7 @@ The way of a guess, and the room each step lives in:
     evaluation/      benchmarks, interleaved measurement, metrics, certificate, report
     front_door.py    config becomes objects; a bad input becomes one sentence
     contestants.py   a word on evaluate.py's command line becomes a drafter
+    arena/           whole comparisons at equal budget: it writes command lines of the entry points and reads reports
 
 Who may look at whom, downwards only: entry points -> training, evaluation, corpus -> drafters, objectives ->
 decoding, ctc, nn -> torch.

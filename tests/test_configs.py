@@ -80,7 +80,7 @@ GROUPS = [
     for option in options(group)
     if group != "drafter" or has_weights(option)
 ]  # fmt: skip
-GROUPS += [("evaluate", group, option) for group in ("benchmark", "decoding", "base") for option in options(group)]
+GROUPS += [("evaluate", group, option) for group in ("benchmark", "decoding", "base", "measure") for option in options(group)]
 
 
 @pytest.mark.parametrize(("verb", "group", "option"), GROUPS)

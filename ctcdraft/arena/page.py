@@ -14,11 +14,13 @@ from typing import Any
 
 from ctcdraft.arena import figure
 from ctcdraft.arena.book import MATCHING, TRAINING, VERDICT, Book, Entry
+from ctcdraft.arena.judging import cells_of
 from ctcdraft.arena.reports import Row, all_rows, certified
 from ctcdraft.arena.rules import LATENCY, PARAMETERS, STEPS, TIME, Rules
 from ctcdraft.evaluation.metrics import DEFINITIONS
 from ctcdraft.evaluation.report import Columns, equal, number, signed, table, with_interval
 from ctcdraft.files import write_text
+from ctcdraft.training.sweep import Job, plot
 
 ARM = {
     STEPS: "Equal steps: every head as its authors shaped it, the same batches, optimiser and schedule",
@@ -58,6 +60,8 @@ def write(rules: Rules, book: Book) -> None:
     write_text(book.out / "page.csv", comma_separated(found))
     write_text(book.out / "nodes.svg", figure.by_nodes(replayed(rules, found), "tau by nodes, greedy"))
     write_text(book.out / "costs.svg", figure.by_cost(timed(rules, found), "tau by draft time, greedy"))
+    if cells := in_cells(rules, found):
+        write_text(book.out / "factors.svg", plot(cells, list(cells[0].values)))
 
 
 def markdown(rules: Rules, found: Found) -> str:
@@ -70,7 +74,9 @@ def markdown(rules: Rules, found: Found) -> str:
         others = list(untrained(rules, found, benchmark))
         if others:
             parts += [f"## Controls and referees ({benchmark})", table(others, columns(rules))]
-    parts += ["![](nodes.svg)", "![](costs.svg)", *sampled(rules, found), *matched(found), *seeds(rules, found)]
+    parts += ["![](nodes.svg)", "![](costs.svg)"]
+    parts += ["![](factors.svg)"] if in_cells(rules, found) else []
+    parts += [*sampled(rules, found), *matched(found), *seeds(rules, found)]
     parts += [*pairs(found, "differences", DIFFERENCES, "Differences, paired over questions, seeds pooled")]
     parts += [*pairs(found, "effects", EFFECTS, "What each factor contributes, all else being equal")]
     parts += ["## What the words mean", "\n".join(f"- **{word}**: {DEFINITIONS[word]}" for word in SAID)]
@@ -272,6 +278,17 @@ EFFECTS: Columns = {
 def pairs(found: Found, part: str, made: Columns, title: str) -> list[str]:
     lines = found.verdict.get(part, [])
     return [f"## {title}", table(lines, made)] if lines else []
+
+
+def in_cells(rules: Rules, found: Found) -> list[Job]:
+    """Of a grid, every cell of the first arm with its levels and its tau at the first size that was timed."""
+    benchmark, nodes = next(iter(rules.benchmarks)), rules.timing.nodes[0]
+    jobs = []
+    for cell, name in cells_of(rules, found.training, rules.arms[0]).items():
+        row = found.row("replay", benchmark, 0.0, name, nodes)
+        if row is not None and row["tau"] is not None:
+            jobs.append(Job(name, dict(cell), "", 0, row["tau"], None))
+    return jobs
 
 
 def replayed(rules: Rules, found: Found) -> dict[str, list[tuple[float, float]]]:

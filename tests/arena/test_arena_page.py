@@ -168,3 +168,8 @@ def test_what_a_factor_contributes_is_told_by_twins(held, tmp_path):
     assert (told["loss", 8]["more"], told["loss", 8]["less"], told["loss", 8]["twins"]) == ("y", "x", 2)
     wanted = tau("medusa", "medusa.time") - tau("ctc_gru", "ctc_gru.s1")
     assert told["loss", 8]["tau"] == pytest.approx(wanted)
+    page.write(replace(rules, entrants={"x": Entrant("x", ())}, pairs=(), arms=("steps",)), grid)
+    text = (tmp_path / "page.md").read_text()
+    assert "| loss | y less x | made_up | 0 | steps | 8 | replay | 2 |" in text
+    drawing = ET.parse(tmp_path / "factors.svg").getroot()
+    assert sum(node.tag.endswith("circle") for node in drawing) == 10  # five cells in two panels
