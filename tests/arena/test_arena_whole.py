@@ -18,10 +18,10 @@ def test_the_arena_trains_measures_and_writes_its_page(tmp_path):
     tiny_tokenizer().save_pretrained(tmp_path / "base")
     prompts = [{"id": f"p{n}", "category": "chat", "turns": [f"say {n}"], "reference": None} for n in range(24)]
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
-    train = (
-        "corpus.path=prompts.jsonl prepared=corpus answers.max_new_tokens=20 trainer.autocast=false trainer.warmup=1 "
-        "trainer.threads=1 decoding.max_new_tokens=10 decoding.nodes=8"
-    ).split()
+    train = [
+        "corpus.path=prompts.jsonl", "prepared=corpus", "answers.max_new_tokens=20", "trainer.autocast=false",
+        "trainer.warmup=1", "trainer.threads=1", "decoding.max_new_tokens=10", "decoding.nodes=8",
+    ]  # fmt: skip
     asked = ["benchmark=tiny", "benchmark.path=prompts.jsonl", "benchmark.limit=3", "decoding.max_new_tokens=12"]
     words = [
         "experiment=arena", "arena.out=out", "arena.base=['base=local','base.path=base','device=cpu']",
