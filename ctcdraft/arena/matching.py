@@ -56,7 +56,7 @@ def composed(rules: Rules, words: Sequence[str]) -> Any:
     """The config of train.py for these words."""
     from hydra import compose
 
-    return compose("train", overrides=[*rules.base, *rules.train, *words])
+    return compose("train", overrides=[*rules.work, *words])
 
 
 class Bench:

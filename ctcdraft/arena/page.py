@@ -102,7 +102,7 @@ def equalities(rules: Rules) -> str:
     rates = ", ".join(f"{rate:g}" for rate in rules.rates.values)
     return "\n".join(
         [
-            f"- corpus, tokens, batches, optimiser, schedule: `{' '.join((*rules.base, *rules.train))}`",
+            f"- corpus, tokens, batches, optimiser, schedule: `{' '.join(rules.work)}`",
             f"- learning rate: the best of {rates} for each entrant, tried for {rules.trial_steps:,} steps and judged "
             f"by tau on {rules.rates.prompts} prompts that nobody trains on and no result is from",
             f"- {rules.steps:,} steps; seconds are {rules.clock} seconds of training, its start and end taken off",

@@ -78,8 +78,8 @@ class Matching:
 
 @dataclass(frozen=True)
 class Rules:
-    """base: its words, for train.py and evaluate.py alike. train, evaluate: words for all. reference: the entrant that
-    the others are matched to. seconds: of training in the arm of equal time; None: as long as the reference took.
+    """base: its words, for train.py and evaluate.py alike. corpus, train, evaluate: words for all. reference: the
+    entrant that the others are matched to. seconds: of training in the arm of equal time; None: as long as the reference took.
     again: more seeds, for these entrants and (True) for whoever comes out as the best rival.
     small: layers of the base that a draft model begins with; None where nobody needs one.
     pairs: whose differences are told. readings_as: in a grid, what the entrants' readings are, in their order.
@@ -89,6 +89,7 @@ class Rules:
     out: Path
     stages: tuple[str, ...]
     base: tuple[str, ...]
+    corpus: tuple[str, ...]
     train: tuple[str, ...]
     evaluate: tuple[str, ...]
     steps: int
@@ -109,6 +110,11 @@ class Rules:
     group: str
     clock: str
     command: str
+
+    @property
+    def work(self) -> tuple[str, ...]:
+        """Words of train.py that are the same for all: base, corpus, optimiser, schedule."""
+        return (*self.base, *self.corpus, *self.train)
 
     @property
     def trial_steps(self) -> int:

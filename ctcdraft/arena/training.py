@@ -41,7 +41,7 @@ def name_of(rules: Rules, entrant: str, arm: str, seed: int) -> str:
 
 def words_of(rules: Rules, name: str, book: Book, one: Training) -> list[str]:
     return [
-        *rules.base, *rules.train, *one.entrant.words,
+        *rules.work, *one.entrant.words,
         *([f"{one.dial[0]}={one.dial[1]}"] if one.dial is not None else []),
         f"trainer.learning_rate={one.rate:g}", f"trainer.steps={one.steps}", f"trainer.probe_every={one.steps}",
         f"trainer.probe_prompts={rules.rates.prompts}", f"seed={one.seed}", f"drafter.name={name}",

@@ -34,7 +34,7 @@ def test_words_of_every_entrant_compose_and_its_readings_exist(experiment):
     with initialize_config_dir(str(CONFIGS), version_base=None):
         for entrant in made.entrants.values():
             dials = [f"{dial.key}={dial.least}" for dial in entrant.dials.values()]
-            config = compose("train", [*made.base, *made.train, *entrant.words, *dials])
+            config = compose("train", [*made.work, *entrant.words, *dials])
             kind = "growth" if "growth" in config.drafter else "paths"
             there = {file.stem for file in (CONFIGS / "drafter" / kind).glob("*.yaml")}
             assert {reading for reading in entrant.readings if reading} <= there

@@ -19,13 +19,14 @@ def test_the_arena_trains_measures_and_writes_its_page(tmp_path):
     prompts = [{"id": f"p{n}", "category": "chat", "turns": [f"say {n}"], "reference": None} for n in range(24)]
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
     train = [
-        "corpus.path=prompts.jsonl", "prepared=corpus", "answers.max_new_tokens=20", "trainer.autocast=false",
+        "prepared=corpus", "answers.max_new_tokens=20", "trainer.autocast=false",
         "trainer.warmup=1", "trainer.threads=1", "decoding.max_new_tokens=10", "decoding.nodes=8",
     ]  # fmt: skip
     asked = ["benchmark=tiny", "benchmark.path=prompts.jsonl", "benchmark.limit=3", "decoding.max_new_tokens=12"]
     words = [
         "experiment=arena", "arena.out=out", "arena.base=['base=local','base.path=base','device=cpu']",
-        f"arena.train={quoted(train)}", "arena.evaluate=['timing.questions=1','warm_up_tokens=4']",
+        "arena.corpus=['corpus.path=prompts.jsonl']", f"arena.train={quoted(train)}",
+        "arena.evaluate=['timing.questions=1','warm_up_tokens=4']",
         "arena.steps=4", "arena.small=null", "arena.rates={values:[0.003],share:0.25,prompts:2}",
         "arena.arms=[steps,parameters]", "arena.again={seeds:[],entrants:[],best_rival:false}",
         f"arena.benchmarks={{own:{quoted(asked)}}}", "arena.replay={nodes:[4,8],temperatures:[0.0],checked:1}",
