@@ -100,9 +100,10 @@ def circumstances(rules: Rules, found: Found) -> str:
 
 def equalities(rules: Rules) -> str:
     rates = ", ".join(f"{rate:g}" for rate in rules.rates.values)
+    words = " ".join(rules.work).replace(str(rules.out), "OUT")
     return "\n".join(
         [
-            f"- corpus, tokens, batches, optimiser, schedule: `{' '.join(rules.work)}`",
+            f"- corpus, tokens, batches, optimiser, schedule: `{words}`",
             f"- learning rate: the best of {rates} for each entrant, tried for {rules.trial_steps:,} steps and judged "
             f"by tau on {rules.rates.prompts} prompts that nobody trains on and no result is from",
             f"- {rules.steps:,} steps; seconds are {rules.clock} seconds of training, its start and end taken off",

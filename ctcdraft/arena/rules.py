@@ -78,9 +78,9 @@ class Matching:
 
 @dataclass(frozen=True)
 class Rules:
-    """base: its words, for train.py and evaluate.py alike. corpus, train, evaluate: words for all. reference: the
-    entrant that the others are matched to. seconds: of training in the arm of equal time; None: as long as the reference took.
-    again: more seeds, for these entrants and (True) for whoever comes out as the best rival.
+    """base: its words, for train.py and evaluate.py alike. corpus, train, evaluate: words for all.
+    reference: the entrant that the others are matched to. seconds: of training in the arm of equal time; None: as
+    long as the reference took. again: more seeds, for these entrants and (True) for whoever is the best rival.
     small: layers of the base that a draft model begins with; None where nobody needs one.
     pairs: whose differences are told. readings_as: in a grid, what the entrants' readings are, in their order.
     group: names this part of the evaluations, in a grid the cell. clock: which seconds of training count."""

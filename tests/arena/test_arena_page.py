@@ -42,7 +42,7 @@ def held(tmp_path_factory):
         made,
         entrants={name: made.entrants[name] for name in names},
         arms=("steps", "time"),
-        replay=replace(made.replay, nodes=(4, 8), temperatures=(0.0,), checked=1),
+        replay=replace(made.replay, nodes=(4, 8), temperatures=(0.0,), checked=2),
         timing=replace(made.timing, nodes=(8,), arms=("steps",), others=("corrupt", "transformers_greedy")),
         benchmarks={"made_up": ("benchmark=tiny",)},
     )
@@ -58,7 +58,7 @@ def held(tmp_path_factory):
     here = arena(random_base(initializer_range=0.1), corrupt=Corrupt(), max_new_tokens=24)
     lookups = {name: PromptLookup(here.base, *values) for name, values in LOOKUPS.items()}
     here = replace(here, contestants={**here.contestants, **lookups})
-    evaluate(book, here, "all-made_up-replay-T0", Replay((4, 8), 1))
+    evaluate(book, here, "all-made_up-replay-T0", Replay((4, 8), 2))
     evaluate(book, here, "all-made_up-loop-8", None)
     judge(rules, book)
     page.write(rules, book)
@@ -122,7 +122,7 @@ def test_the_page_prints_what_has_a_certificate_and_names_what_has_not(held):
     assert "| corrupt |" not in text
     assert "## Arm T: equal training time (made_up)" in text
     assert "| medusa@direct | 900 | 0.90 | 9 | 3 | 0.006 |" in text
-    assert "passes 2/2" in text  # both sizes of the one question that the loop decoded
+    assert "4/4, passes 6/6" in text  # two questions of three turns, each at two sizes
     assert "| ctc_gru less medusa | made_up | 0 | steps | 8 | replay | 2 and 1 |" in text
     assert "| parameters | medusa | drafter.body.inner=7 | 0.98 [0.90, 1.10] | parameters |" in text
     assert "## Seeds" in text
@@ -142,7 +142,8 @@ def test_it_is_rebuilt_from_the_logs_alone(held, tmp_path):
     for name in book.read(EVALUATIONS):
         (tmp_path / "evaluations" / name).mkdir(parents=True)
         shutil.copy(book.evaluation(name) / "report.json", tmp_path / "evaluations" / name)
-    page.write(replace(rules, out=tmp_path), Book(tmp_path))
+    words = tuple(word.replace(str(book.out), str(tmp_path)) for word in rules.train)
+    page.write(replace(rules, out=tmp_path, train=words), Book(tmp_path))
     for name in ("page.md", "page.csv", "nodes.svg", "costs.svg"):
         assert (tmp_path / name).read_text() == (book.out / name).read_text()
 
