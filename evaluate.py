@@ -13,9 +13,11 @@ from hydra.types import RunMode
 from hydra.utils import get_object, instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from ctcdraft.arena.hold import hold
 from ctcdraft.contestants import Entry, contestant, looked_up
 from ctcdraft.errors import InputError, whole
 from ctcdraft.evaluation import latency_report, recorded_report, report, table_files
+from ctcdraft.evaluation.differences import paired
 from ctcdraft.evaluation.environment import environment
 from ctcdraft.evaluation.folder import Folder
 from ctcdraft.evaluation.latency import Latency
@@ -36,6 +38,8 @@ def main(config: DictConfig) -> None:
     refuse_impossible(config)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
+    if config.arena is not None:
+        return hold(instantiate(config.arena, _convert_="all"))
     if config.recorded.path is not None or config.recorded.baseline is not None:
         return measure_recorded(config)
     if config.table.name is not None:
@@ -46,15 +50,18 @@ def main(config: DictConfig) -> None:
     entries = named(config)
     benchmark = instantiate(config.benchmark)
     sizing, explorer = instantiate(config.sizing, _convert_="all"), instantiate(config.explorer)
-    automatic = config.decoding.nodes == "auto"
-    settings = instantiate(config.decoding, **({"nodes": sizing.nodes[-1]} if automatic else {}))
+    replay = instantiate(config.measure, _convert_="all")
+    automatic = config.decoding.nodes == "auto" and replay is None
+    size = {"nodes": replay.nodes[-1]} if replay is not None else {"nodes": sizing.nodes[-1]} if automatic else {}
+    settings = instantiate(config.decoding, **size)
     base = load_base(config, entries)
     contestants = {name: contestant(entry, base) for name, entry in entries.items()}
     drafters = {name: one.drafter for name, one in contestants.items()}
     decoding = HydraConfig.get().runtime.choices["decoding"]
-    out = output(config, entries, f"{benchmark.name}-{decoding}")
-    folder = Folder(out, shard)
-    session = Session(Arena(base, drafters, settings, config.seed), contestants, benchmark, decoding, shard)
+    out = output(config, entries, f"{benchmark.name}-{decoding}{'-replay' if replay is not None else ''}")
+    folder, pairs = Folder(out, shard), paired(list(entries), config.differences)
+    arena = Arena(base, drafters, settings, config.seed)
+    session = Session(arena, contestants, benchmark, decoding, shard, pairs=pairs)
     if automatic and not config.plan_only:
         kept = None if config.overwrite else folder.sizes()
         of = session.settings(config.warm_up_tokens)
@@ -62,8 +69,14 @@ def main(config: DictConfig) -> None:
     print(f"{session.plan()}\ninto {out}")
     if config.plan_only:
         return
-    made = session.run(folder, config.overwrite, config.warm_up_tokens, config.timing.questions, explorer)
-    print(f"\n{report.terminal(**made)}\nthe report is {out / 'report.md'}, and to look at: {out / 'report.html'}")
+    if replay is not None:
+        made = replay.run(session, folder, config.overwrite)
+    else:
+        made = session.run(folder, config.overwrite, config.warm_up_tokens, config.timing.questions, explorer)
+    page = out / "report.html"
+    print(
+        f"\n{report.terminal(**made)}\nthe report is {out / 'report.md'}{f', and to look at: {page}' * page.is_file()}"
+    )
 
 
 def refuse_impossible(config: DictConfig) -> None:

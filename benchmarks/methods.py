@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import shlex
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from ctcdraft.arena import commands
+from ctcdraft.drafters.draft_model import first_layers
 
 HERE = Path(__file__).resolve().parent.parent
 TINY = str(HERE / "data" / "tiny" / "base")
@@ -60,7 +59,7 @@ def train_all(options: argparse.Namespace, out: Path) -> None:
     """Runs into out/NAME, and out/training.json: the steps of each, and its processor seconds."""
     figures_file = out / "training.json"
     figures = json.loads(figures_file.read_text()) if figures_file.is_file() else {}
-    small_model(options, out / "small")
+    first_layers(options.base, options.small_layers, out / "small")
     for name in options.drafters:
         if name in figures and (out / name / "drafter.safetensors").is_file():
             continue
@@ -151,28 +150,9 @@ def gsm8k(options: argparse.Namespace) -> tuple[str, ...]:
     return "benchmark=gsm8k", f"benchmark.path={options.gsm8k_path}", f"benchmark.limit={options.gsm8k}"
 
 
-def small_model(options: argparse.Namespace, folder: Path) -> None:
-    """A draft model for a base that has no small sister: its own first layers, to be distilled."""
-    if (folder / "config.json").is_file():
-        return
-    import transformers
-
-    lm = transformers.AutoModelForCausalLM.from_pretrained(options.base, dtype="float32")
-    config = transformers.AutoConfig.from_pretrained(options.base)
-    config.num_hidden_layers = options.small_layers
-    small = transformers.AutoModelForCausalLM.from_config(config)
-    small.load_state_dict(lm.state_dict(), strict=False)
-    small.save_pretrained(folder)
-    transformers.AutoTokenizer.from_pretrained(options.base).save_pretrained(folder)
-
-
 def run(script: str, *words: str) -> float:
-    """A command, and the processor seconds it took: a machine that is shared does not lengthen them much."""
-    print(shlex.join(["python", script, *words]), flush=True)
-    before = os.times()
-    subprocess.run([sys.executable, str(HERE / script), *words], check=True, cwd=HERE)
-    after = os.times()
-    return after.children_user - before.children_user + after.children_system - before.children_system
+    """A command of ours, and the processor seconds it took."""
+    return commands.run(script, words).processor
 
 
 def arguments() -> argparse.Namespace:

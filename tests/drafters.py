@@ -2,37 +2,26 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import torch
 
 from ctcdraft.ctc.alignment import collapse
 from ctcdraft.decoding.loop import Context
 from ctcdraft.decoding.tree import TokenTree
+from ctcdraft.drafters import controls
 
 
-class Oracle:
-    """Says what the base will say: it holds the whole text (prompt and answer) beforehand."""
-
-    def __init__(self, text: torch.Tensor, depth: int) -> None:
-        self.text = text
-        self.depth = depth
-
-    def draft(self, context: Context, memory: None, rng: torch.Generator) -> tuple[TokenTree, None]:
-        here = len(context.tokens_L)
-        assert torch.equal(context.tokens_L, self.text[:here])
-        return TokenTree.chain(context.root, self.text[here : here + min(self.depth, context.depth)]), None
+def Oracle(text: torch.Tensor, depth: int) -> controls.Oracle:
+    """Says what the base will say: it is told the whole text (prompt and answer) at once."""
+    told = controls.Oracle(None, depth)
+    told.hear(text)
+    return told
 
 
-class Junk:
+def Junk(words: int, size: int) -> controls.Junk:
     """Random trees, some with guesses below the end of the text."""
-
-    def __init__(self, words: int, size: int) -> None:
-        self.words = words
-        self.size = size
-
-    def draft(self, context: Context, memory: None, rng: torch.Generator) -> tuple[TokenTree, None]:
-        paths = torch.randint(self.words, (self.size, max(context.depth, 1)), generator=rng)
-        lengths = torch.randint(context.depth + 1, (self.size,), generator=rng)
-        return TokenTree.from_paths(context.root, paths, lengths, limit=min(self.size, context.nodes)), None
+    return controls.Junk(SimpleNamespace(vocabulary=words), size)
 
 
 class Stutter:

@@ -81,7 +81,8 @@ GROUPS = [
     for option in options(group)
     if group != "drafter" or has_weights(option)
 ]  # fmt: skip
-GROUPS += [("evaluate", group, option) for group in ("benchmark", "decoding", "base") for option in options(group)]
+OF_EVALUATE = ("benchmark", "decoding", "base", "measure")
+GROUPS += [("evaluate", group, option) for group in OF_EVALUATE for option in options(group)]
 
 
 @pytest.mark.parametrize(("verb", "group", "option"), GROUPS)

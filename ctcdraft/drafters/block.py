@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from ctcdraft.nn.heads import BlankHead, Emissions
 from ctcdraft.nn.packs import visible
 from ctcdraft.nn.transformer import BlockShape
 
-FEW_WINDOWS = 64  # their logits are held whole
+FEW_WINDOWS = 64  # their logits are held whole: 32,001 classes x 8 frames are 66 MB
 
 
 class BlockDrafter(DraftHead):
@@ -95,12 +95,31 @@ class BlockDrafter(DraftHead):
             rows = len(context.tokens_L) + context.room + self.frames  # a step holds its slots in there too
             memory = KVCache(self.body.layers, capacity=rows)
         emissions = self.emit(context, memory)
-        log_probs_TC = emissions.logits().flatten(0, 2).log_softmax(dim=-1, dtype=torch.float32)
+        start_BAR = emissions.start_BAR
+        start_1R = None if start_BAR is None else start_BAR.flatten(0, 1)
+        return self.tree(emissions.logits().flatten(0, 2), start_1R, context, rng), memory
+
+    def draft_along(self, contexts: Sequence[Context], rng: torch.Generator) -> list[TokenTree]:
+        """The trees behind contexts of one text, each a token longer than the one before; as `draft` makes them one
+        by one, but the frames of many in one pass."""
+        states_LD = torch.cat([context.fresh_KD for context in contexts])
+        trees: list[TokenTree] = []
+        for begin in range(0, len(contexts), FEW_WINDOWS):
+            some = contexts[begin : begin + FEW_WINDOWS]
+            emissions = self(windows(some, states_LD))
+            logits_ATC = emissions.logits()[0]
+            starts_AR = [None] * len(some) if emissions.start_BAR is None else emissions.start_BAR[0].split(1)
+            told = zip(logits_ATC, starts_AR, some, strict=True)
+            trees += [self.tree(logits_TC, start_1R, context, rng) for logits_TC, start_1R, context in told]
+        return trees
+
+    def tree(self, logits_TC: Tensor, start_1R: Any, context: Context, rng: torch.Generator) -> TokenTree:
+        """What the paths make of the frames of one context. start_1R: the correction's memory, where there is one."""
+        log_probs_TC = logits_TC.log_softmax(dim=-1, dtype=torch.float32)
         heard = (context.root, context.depth, context.nodes, self.stops, Chance.of(context, rng))
         if self.correction is None:
-            return self.paths(log_probs_TC, *heard), memory
-        memory_1R = emissions.start_BAR.flatten(0, 1)
-        return self.paths(log_probs_TC, *heard, Listening.begin(log_probs_TC, self.correction, memory_1R)), memory
+            return self.paths(log_probs_TC, *heard)
+        return self.paths(log_probs_TC, *heard, Listening.begin(log_probs_TC, self.correction, start_1R))
 
     def emit(self, context: Context, memory: Any) -> Emissions:
         """Emissions at the newest state; the text's keys and values grow in `memory`, one row a token."""
@@ -112,3 +131,16 @@ class BlockDrafter(DraftHead):
         if self.correction is None:
             return Emissions(states_BATD, self.head)
         return Emissions(states_BATD, self.head, self.correction, self.correction.start(anchor_BAD, roots_BA))
+
+
+def windows(contexts: Sequence[Context], states_LD: Tensor) -> Batch:
+    """Contexts of one text as the windows of a batch of one row; they ask for no labels."""
+    roots_BA = torch.stack([context.root for context in contexts])[None]
+    anchors_BA = roots_BA.new_tensor([[len(context.tokens_L) - 2 for context in contexts]])
+    length = int(anchors_BA[0, -1]) + 1
+    places_BL = torch.arange(length, device=roots_BA.device)[None]
+    text_BL = contexts[-1].tokens_L[None, :length]
+    no_labels_BAS = roots_BA.new_empty(1, len(contexts), 0)
+    return Batch(
+        text_BL, states_LD[None, :length], anchors_BA, roots_BA, no_labels_BAS, torch.ones_like(roots_BA), places_BL
+    )

@@ -40,6 +40,8 @@ class Cascade(nn.Module):
         self.later = later
         self.stops = torch.tensor(sorted(base.stop_tokens), device=base.device)
 
+    nested = False  # the second drafter has its share of nodes whatever the size
+
     @property
     def reads_states(self) -> bool:
         return reads_states(self.first) or reads_states(self.second)

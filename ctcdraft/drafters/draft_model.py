@@ -6,6 +6,7 @@ It reads words only: of the base it knows the tokenizer, and in training the hea
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -145,3 +146,19 @@ def add_lora(lm: Any, rank: int) -> None:
     whole(rank, "drafter.lora_rank")  # null trains all weights
     settings = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
     peft.get_peft_model(lm, settings)
+
+
+def first_layers(path: str, layers: int, folder: Path) -> None:
+    """A draft model for a base that has no small sister, to be distilled: its own first layers, with its tokenizer.
+    One that is there stays."""
+    import transformers
+
+    if (folder / "config.json").is_file():
+        return
+    lm = transformers.AutoModelForCausalLM.from_pretrained(path, dtype="float32")
+    config = transformers.AutoConfig.from_pretrained(path)
+    config.num_hidden_layers = layers
+    small = transformers.AutoModelForCausalLM.from_config(config)
+    small.load_state_dict(lm.state_dict(), strict=False)
+    transformers.AutoTokenizer.from_pretrained(path).save_pretrained(folder)
+    small.save_pretrained(folder)  # the config comes last, and says that all is there

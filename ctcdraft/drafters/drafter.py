@@ -63,3 +63,8 @@ class DraftHead(nn.Module):
 def reads_states(drafter: Any) -> bool:
     """Whether it needs the base's states, which guesses do not have. What does not say so is taken to need them."""
     return getattr(drafter, "reads_states", True)
+
+
+def nested(drafter: Any) -> bool:
+    """Whether its tree of n nodes is the first n nodes of its larger ones. What does not say otherwise promises it."""
+    return getattr(drafter, "nested", True)

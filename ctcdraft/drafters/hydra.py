@@ -18,6 +18,7 @@ from ctcdraft.drafters.stepwise import Stepwise, words_told
 from ctcdraft.errors import whole
 from ctcdraft.nn.causal import CausalBlock
 from ctcdraft.nn.packs import own_text
+from ctcdraft.nn.residual import residue
 from ctcdraft.nn.transformer import BlockShape, copy_llama_layer
 from ctcdraft.nn.words import WordEmissions, WordHead
 
@@ -25,23 +26,26 @@ from ctcdraft.nn.words import WordEmissions, WordHead
 class HydraHead(nn.Module):
     """The state and the embeddings of all words told so far, concatenated; then residual layers. Starts as identity."""
 
-    def __init__(self, width: int, words: int, layers: int) -> None:
+    def __init__(self, width: int, words: int, layers: int, inner: int | None) -> None:
         super().__init__()
         self.condense = nn.Linear((1 + words) * width, width)
         nn.init.zeros_(self.condense.weight)
         nn.init.eye_(self.condense.weight[:, :width])
         nn.init.zeros_(self.condense.bias)
         # Small, not zero: gradients must reach the condensing layer's words from the first step.
-        self.layers = nn.ModuleList(nn.Linear((1 + words) * width if n == 0 else width, width) for n in range(layers))
-        for layer in self.layers:
-            assert isinstance(layer, nn.Linear)
-            nn.init.normal_(layer.weight, std=0.01)
-            nn.init.zeros_(layer.bias)
+        self.layers = nn.ModuleList(
+            residue((1 + words) * width if n == 0 else width, width, inner, "drafter.inner") for n in range(layers)
+        )
+        for layer in self.layers.modules():
+            if isinstance(layer, nn.Linear):
+                nn.init.normal_(layer.weight, std=0.01)
+                if layer.bias is not None:
+                    nn.init.zeros_(layer.bias)
 
     def forward(self, told_XE: Tensor) -> Tensor:
         x_XD, inner_XE = self.condense(told_XE), told_XE
         for layer in self.layers:
-            x_XD = x_XD + nn.functional.silu(layer(inner_XE))
+            x_XD = x_XD + layer(inner_XE)
             inner_XE = x_XD
         return x_XD
 
@@ -49,14 +53,23 @@ class HydraHead(nn.Module):
 class Hydra(Stepwise):
     """Head k says word k from the anchor's state, the root and the k - 1 words guessed before it.
 
-    layers: of each head's MLP, 1 in Hydra and 4 in Hydra++. prefix_layer: Hydra++'s extra decoder layer, which
-    lets a draft look at all states of the text and not at the newest alone.
+    layers: of each head's MLP, 1 in Hydra and 4 in Hydra++. inner: columns within a layer, None in both.
+    prefix_layer: Hydra++'s extra decoder layer, which lets a draft look at all states of the text and not at the
+    newest alone.
     """
 
-    def __init__(self, base: BaseLM, frames: int, layers: int, prefix_layer: bool, growth: Growth) -> None:
+    def __init__(
+        self,
+        base: BaseLM,
+        frames: int,
+        layers: int,
+        prefix_layer: bool,
+        growth: Growth,
+        inner: int | None = None,
+    ) -> None:
         super().__init__(frames, growth, base.stop_tokens)
         whole(layers, "drafter.layers")
-        self.heads = nn.ModuleList(HydraHead(base.width, k + 1, layers) for k in range(frames)).to(base.device)
+        self.heads = nn.ModuleList(HydraHead(base.width, k + 1, layers, inner) for k in range(frames)).to(base.device)
         self.head = WordHead(base.head)
         self.embedding = base.embedding
         self.width = base.width  # of several taps the last layer's, which comes first

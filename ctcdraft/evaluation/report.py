@@ -28,10 +28,10 @@ Row = dict[str, Any]
 Columns = dict[str, Callable[[Row], str]]
 
 
-def write(folder: Folder, rows: Sequence[Row], environment: dict[str, Any]) -> None:
-    text = json.dumps({"rows": rows, "environment": environment}, indent=1, allow_nan=False)
-    write_text(folder.path / "report.json", text + "\n")
-    write_text(folder.path / "report.md", markdown(rows, environment))
+def write(folder: Folder, rows: Sequence[Row], environment: dict[str, Any], differences: Sequence[Row] = ()) -> None:
+    content = {"rows": rows, "environment": environment, "differences": differences}
+    write_text(folder.path / "report.json", json.dumps(content, indent=1, allow_nan=False) + "\n")
+    write_text(folder.path / "report.md", markdown(rows, environment, differences))
     write_text(folder.path / BREAKDOWN, breakdown.svg(rows, "Time of a pass, milliseconds"))
 
 
@@ -45,6 +45,19 @@ def share(value: float | None) -> str:
 
 def with_interval(value: float | None, bounds: Sequence[float] | None) -> str:
     return number(value) + (f" [{bounds[0]:.2f}, {bounds[1]:.2f}]" if bounds else "")
+
+
+def signed(value: float | None, bounds: Sequence[float] | None) -> str:
+    """+0.31 [+0.22, +0.40]"""
+    if value is None:
+        return "-"
+    return f"{value:+.2f}" + (f" [{bounds[0]:+.2f}, {bounds[1]:+.2f}]" if bounds else "")
+
+
+def in_words(pair: Row) -> str:
+    speed = "" if pair["speedup"] is None else f", speed-up {signed(pair['speedup'], pair['speedup_ci'])}"
+    tau = signed(pair["tau"], pair["tau_ci"])
+    return f"{pair['more']} less {pair['less']}, {pair['nodes']} nodes: tau {tau}{speed}"
 
 
 def named(row: Row) -> str:
@@ -89,6 +102,18 @@ FULL: Columns = {
     "repeated 4-grams": lambda row: share(row["repeated_4gram_share"]),
     "accuracy": lambda row: share(row["accuracy"]),
 }
+REPLAY: Columns = {
+    **{name: FULL[name] for name in ("drafter", "nodes", "prompts", "tau", "alpha")},
+    "equal": equal,
+    "passes alike": lambda row: "{alike}/{answers}".format(**row["replay"]),
+}
+DIFFERENCES: Columns = {
+    "more": lambda pair: pair["more"],
+    "less": lambda pair: pair["less"],
+    "nodes": lambda pair: str(pair["nodes"]),
+    "tau": lambda pair: signed(pair["tau"], pair["tau_ci"]),
+    "speedup": lambda pair: signed(pair["speedup"], pair["speedup_ci"]),
+}
 MORE: Columns = {
     "drafter": MAIN["drafter"],
     "tau_mean": lambda row: number(row["tau_mean"]),
@@ -103,12 +128,14 @@ MORE: Columns = {
 }
 
 
-def terminal(rows: Sequence[Row], environment: dict[str, Any]) -> str:
+def terminal(rows: Sequence[Row], environment: dict[str, Any], differences: Sequence[Row] = ()) -> str:
     """The main table in 110 columns, and what must be said with it."""
-    cells = [list(MAIN), *([cell(row) for cell in MAIN.values()] for row in rows)]
-    widths = [max(len(line[column]) for line in cells) for column in range(len(MAIN))]
+    columns = MAIN if not environment.get("replay") else REPLAY
+    cells = [list(columns), *([cell(row) for cell in columns.values()] for row in rows)]
+    widths = [max(len(line[column]) for line in cells) for column in range(len(columns))]
     lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)) for line in cells]
-    return "\n".join([line.rstrip() for line in [*lines, *statements(rows, environment)]])
+    told = [f"{said} (95 %, paired)" for said in map(in_words, differences)]
+    return "\n".join([line.rstrip() for line in [*lines, *told, *statements(rows, environment)]])
 
 
 def table(rows: Sequence[Row], columns: Columns) -> str:
@@ -116,8 +143,9 @@ def table(rows: Sequence[Row], columns: Columns) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def markdown(rows: Sequence[Row], environment: dict[str, Any]) -> str:
+def markdown(rows: Sequence[Row], environment: dict[str, Any], differences: Sequence[Row] = ()) -> str:
     first = rows[0]
+    told = ["## Differences, paired over questions", table(differences, DIFFERENCES)] if differences else []
     parts = [
         f"# {first['benchmark']}, {first['decoding']} decoding, base {environment['base']}",
         f"{first['hardware']}, {first['dtype']}, seed {first['seed']}, {environment['date']}; "
@@ -128,6 +156,7 @@ def markdown(rows: Sequence[Row], environment: dict[str, Any]) -> str:
         "## Time of a pass, milliseconds (instrumented session)",
         table(rows, times(first)),
         f"![]({BREAKDOWN})",
+        *told,
         *sizes(environment["sizes"] or {}),
         "## Categories",
         table([part for row in rows for part in category_rows(row)], category_columns()),
@@ -179,7 +208,9 @@ def category_columns() -> Columns:
         "tau_paper": lambda part: number(part["tau_paper"]),
         "speedup": lambda part: number(part["speedup"]),
         "tokens/s": lambda part: number(part["tokens_per_second"], 1),
-        "equal": lambda part: f"{part['equal']}/{part['prompts']}" if part["owes"] == "words" else "-",
+        "equal": lambda part: (
+            "-" if part["owes"] != "words" or part["equal"] is None else f"{part['equal']}/{part['prompts']}"
+        ),
         "accuracy": lambda part: share(part["accuracy"]),
     }
 
@@ -187,14 +218,20 @@ def category_columns() -> Columns:
 def statements(rows: Sequence[Row], environment: dict[str, Any]) -> list[str]:
     """In sentences: whether the text stayed the same, what was cut, what is still missing."""
     said = [statement for row in rows for statement in verdict(row)]
-    prompts = rows[0]["prompts"]
-    if not prompts:
+    prompts = rows[0]["lossless"]["prompts"]  # those that the loop decoded
+    if not rows[0]["prompts"]:
         said.append("no question is finished here, so there is nothing to compare")
     elif not said:
         said.append(f"all contestants say what autoregression says on all {prompts} questions")
     if any(row["lossless"]["owes"] == "nothing" for row in rows):
         said.append("LOSSY: this verifier may accept what the base would not have said")
     said += [f"{row['drafter']} is {row['crossing']}" for row in rows if row.get("crossing")]
+    if replay := environment.get("replay"):
+        said.append(
+            f"tau is replayed along autoregression's own answers to {rows[0]['prompts']} questions; the loop decoded "
+            f"{replay['checked']} of them as well, at every size, and {replay['alike']} of {replay['answers']} answers "
+            "took exactly the passes that were replayed"
+        )
     if environment["cut"]["turns"]:
         said.append(
             f"{environment['cut']['turns']} prompts did not fit and lost {environment['cut']['tokens']:,} tokens "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
 from typing import Any
@@ -12,9 +12,11 @@ from ctcdraft.corpus.conversations import Prompt
 from ctcdraft.decoding.loop import Drafter, Settings
 from ctcdraft.evaluation import metrics, report, roof
 from ctcdraft.evaluation.benchmarks import Benchmark
+from ctcdraft.evaluation.differences import differences
 from ctcdraft.evaluation.environment import environment, hardware
 from ctcdraft.evaluation.folder import Folder
-from ctcdraft.evaluation.measure import Arena, Met, asked, measure, order, turn_seed, warm_up
+from ctcdraft.evaluation.measure import Arena, Met, asked, foretell, measure, order, turn_seed, warm_up
+from ctcdraft.evaluation.metrics import sides
 from ctcdraft.evaluation.outside import StockGenerate
 from ctcdraft.evaluation.pages import files
 from ctcdraft.evaluation.records import AUTOREGRESSIVE, Answer, Record
@@ -38,7 +40,7 @@ class Contestant:
 @dataclass(frozen=True)
 class Session:
     """Who is compared, on what. decoding: the name of the settings. sizes: how tree sizes were chosen, if they were,
-    and `of` what."""
+    and `of` what. pairs: whose differences are told."""
 
     arena: Arena
     contestants: Mapping[str, Contestant]
@@ -46,6 +48,7 @@ class Session:
     decoding: str
     shard: Shard
     sizes: Mapping[str, Any] | None = None
+    pairs: Sequence[tuple[str, str]] = ()
 
     @property
     def prompts(self) -> dict[int, Prompt]:
@@ -115,9 +118,16 @@ class Session:
             chosen = spread(mine, explorer.questions)
             folder.write_seen(explorer.look(self.arena, {one.index: self.prompts[one.index] for one in chosen}))
         rows, circumstances = self.rows(records, Timing.merged(folder.timings()))
-        report.write(folder, rows, circumstances)
+        nodes = self.arena.settings.nodes
+        told = differences(self.pairs, lambda name: sides(name, records)[0], self.arena.seed)
+        made: dict[str, Any] = {
+            "rows": rows,
+            "environment": circumstances,
+            "differences": [{"nodes": nodes, **one} for one in told],
+        }
+        report.write(folder, **made)
         files.write(folder.path, rows, circumstances)
-        return {"rows": rows, "environment": circumstances}
+        return made
 
     def instrumented(self, records: list[Record], warm_up_tokens: int) -> Timing | None:
         """A few questions again, with clocks, in another order. None without questions."""
@@ -137,30 +147,37 @@ class Session:
                 for name in order(arena, seed + 1):
                     if isinstance(arena.contestants[name], StockGenerate):
                         continue  # no clock of ours runs inside it
+                    foretell(arena, name, prompt_L, seed)
                     one = instrument(arena.base, arena.contestants[name], prompt_L, arena.settings_of(name), seed)
                     spent[name] = spent[name] + one if name in spent else one
         return Timing(spent, roof.weight_bytes(arena.base), roof.copy_bandwidth(arena.base.device))
 
     def rows(self, records: list[Record], timing: Timing | None) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        arena, settings = self.arena, self.arena.settings
         rows = []
-        for name, one in self.contestants.items():
-            labels = {
-                "benchmark": self.benchmark.name,
-                "decoding": self.decoding,
-                "temperature": settings.temperature,
-                "nodes": arena.settings_of(name).nodes,
-                "draft_parameters": one.parameters,
-                "hardware": hardware(arena.base.device),
-                "dtype": dtype(arena),
-                "fingerprint": one.fingerprint,
-                "crossing": one.crossing,
-            }
-            row = metrics.row(name, records, timing, labels, arena.seed)
+        for name in self.contestants:
+            row = metrics.row(name, records, timing, self.labels(name), self.arena.seed)
             answers = [answer for record in records for answer in record.answers(name)]
-            row["lossless"]["owes"] = "words" if name == AUTOREGRESSIVE else owes(settings, answers)
+            row["lossless"]["owes"] = self.owes(name, answers)
             rows.append(row)
         return rows, self.circumstances(records, timing)
+
+    def labels(self, name: str) -> dict[str, Any]:
+        """What a row says without measuring anything."""
+        arena, one = self.arena, self.contestants[name]
+        return {
+            "benchmark": self.benchmark.name,
+            "decoding": self.decoding,
+            "temperature": arena.settings.temperature,
+            "nodes": arena.settings_of(name).nodes,
+            "draft_parameters": one.parameters,
+            "hardware": hardware(arena.base.device),
+            "dtype": dtype(arena),
+            "fingerprint": one.fingerprint,
+            "crossing": one.crossing,
+        }
+
+    def owes(self, name: str, answers: Iterable[Answer]) -> str:
+        return "words" if name == AUTOREGRESSIVE else owes(self.arena.settings, answers)
 
     def circumstances(self, records: list[Record], timing: Timing | None) -> dict[str, Any]:
         cuts = [turn.cut for record in records for turn in record.turns if turn.cut]

@@ -1,8 +1,7 @@
 """How many nodes a tree should have: measured cost against acceptance replayed. It asks no question of a benchmark.
 
-acceptance   one run drafts the largest tree behind every token and lets the base say one word a pass. The first
-             n nodes of that tree are the tree of n nodes, and the text is known: so the passes that any size
-             would have taken can be counted afterwards.
+acceptance   the base says its text alone, the largest tree is drafted behind every token of it, and the passes that
+             any size would have taken are walked afterwards (replay.py).
 cost         the loop with a stopwatch, for every size in turns.
 """
 
@@ -19,18 +18,16 @@ from torch import Tensor
 
 from ctcdraft.base import BaseLM
 from ctcdraft.corpus.conversations import Prompt
-from ctcdraft.decoding.loop import Context, Drafter, Settings, generate, prefill
+from ctcdraft.decoding.loop import Drafter, Settings, prefill
 from ctcdraft.decoding.sampling import Noise
-from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.errors import InputError, whole
 from ctcdraft.evaluation.benchmarks import project_prompts
 from ctcdraft.evaluation.folder import differences
 from ctcdraft.evaluation.measure import Arena, asked
 from ctcdraft.evaluation.outside import StockGenerate
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
+from ctcdraft.evaluation.replay import Words, hear, refuse_other_texts, replayed
 from ctcdraft.evaluation.timing import instrument
-
-Words = Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -103,25 +100,19 @@ def choose(
     seed: int,
 ) -> dict[str, Choice]:
     """The tree size of every drafter that has one."""
-    if settings.temperature > 0 and not settings.token_for_token:
-        raise InputError(
-            "decoding.nodes=auto replays guesses on a text that every size says alike, which this decoding does not "
-            "promise; give a number as decoding.nodes="
-        )
+    refuse_other_texts(settings)
     texts = [asked(base, prompt, [])[0] for prompt in prompts]
     mine = {name: drafter for name, drafter in drafters.items() if sized(name, drafter)}
     for name, drafter in mine.items():
         for prompt_L in texts:
             refuse_unlike(base, name, drafter, prompt_L, settings, sizing.nodes, seed)
+    answers = [hear(base, prompt_L, settings, seed + number) for number, prompt_L in enumerate(texts)]
     found = {}
     for name, drafter in mine.items():
-        counts = [(0, 0)] * len(sizing.nodes)
-        for number, prompt_L in enumerate(texts):
-            answer, trees = drafted(base, drafter, prompt_L, replace(settings, nodes=sizing.nodes[-1]), seed + number)
-            replays = [replay(answer, trees, nodes) for nodes in sizing.nodes]
-            counts = [(a + c, b + d) for (a, b), (c, d) in zip(counts, replays, strict=True)]
+        walked = [replayed(drafter, said, sizing.nodes, seed + number) for number, said in enumerate(answers)]
+        passes = [[step for one in walked for step in one[nodes]] for nodes in sizing.nodes]
         costs = costs_of(base, drafter, drafters[AUTOREGRESSIVE], texts[: sizing.timed], settings, sizing, seed)
-        taus = [tokens / passes if passes else 1.0 for tokens, passes in counts]
+        taus = [sum(step.committed for step in steps) / len(steps) if steps else 1.0 for steps in passes]
         found[name] = Choice(tuple(map(Size, sizing.nodes, taus, costs)))
     return found
 
@@ -147,19 +138,6 @@ def kept_or_chosen(
 def sized(name: str, drafter: Any) -> bool:
     """Autoregression has no size to choose, and rows of others choose for themselves."""
     return name != AUTOREGRESSIVE and not isinstance(drafter, StockGenerate)
-
-
-class Silent:
-    """Keeps its guesses to itself: it drafts as it would behind every token, and the base says one word a pass."""
-
-    def __init__(self, drafter: Drafter) -> None:
-        self.drafter = drafter
-        self.trees: list[TokenTree] = []
-
-    def draft(self, context: Context, memory: Any, rng: torch.Generator) -> tuple[TokenTree, Any]:
-        tree, memory = self.drafter.draft(context, memory, rng)
-        self.trees.append(tree)
-        return TokenTree.only_root(context.root), memory
 
 
 def said_by(words: Words, parents: Words) -> list[Words]:
@@ -189,32 +167,6 @@ def refuse_unlike(
                 f"decoding.nodes=auto: the tree of {nodes} nodes that {name} drafts is not the beginning of its tree "
                 f"of {sizes[-1]}, so nobody can tell what it would accept; give a number as decoding.nodes="
             )
-
-
-def drafted(
-    base: BaseLM, drafter: Drafter, prompt_L: Tensor, settings: Settings, seed: int
-) -> tuple[Words, list[tuple[Words, Words]]]:
-    """An answer, and the words and parents of the tree that is drafted behind each of its tokens but the last."""
-    silent = Silent(drafter)
-    said = generate(base, silent, prompt_L, settings, base.stop_tokens, seed)
-    return said.tokens, [(tree.tokens_N.tolist(), tree.parents_N.tolist()) for tree in silent.trees]
-
-
-def replay(answer: Words, trees: Sequence[tuple[Words, Words]], nodes: int) -> tuple[int, int]:
-    """Tokens and passes that trees cut to their first `nodes` nodes would have taken to say the answer.
-
-    answer 5 6 7 8; behind 5 the tree says 6 7, behind 8 nothing     3 nodes: 6 7 8 in one pass     2 nodes: 6 7, then 8
-    """
-    at = passes = 0
-    while at < len(answer) - 1:
-        words, parents = trees[at]
-        node, deep = 0, 0
-        children = {(parents[n], words[n]): n for n in reversed(range(1, min(nodes, len(words))))}
-        while at + deep + 1 < len(answer) and (node, answer[at + deep + 1]) in children:
-            node, deep = children[node, answer[at + deep + 1]], deep + 1
-        at = min(at + deep + 1, len(answer) - 1)
-        passes += 1
-    return at, passes
 
 
 def costs_of(

@@ -27,21 +27,53 @@ class AnchorBody(nn.Module):
         return self(anchor_BAD=states_BKD[:, -1:])
 
 
+class Residue(nn.Linear):
+    """SiLU(W x): what is added to a state."""
+
+    def forward(self, x_XE: Tensor) -> Tensor:
+        return F.silu(super().forward(x_XE))
+
+
+class Widened(nn.Module):
+    """U SiLU(W x), as wide within as is asked for: a residue of any size, so that budgets can be matched."""
+
+    def __init__(self, came: int, inner: int, went: int) -> None:
+        super().__init__()
+        self.up = Residue(came, inner)
+        self.down = nn.Linear(inner, went, bias=False)
+
+    def forward(self, x_XE: Tensor) -> Tensor:
+        return self.down(self.up(x_XE))
+
+
+def residue(came: int, went: int, inner: int | None, key: str) -> nn.Module:
+    """From `came` columns to `went`; inner: columns within, None for none. key: what the user types."""
+    return Residue(came, went) if inner is None else Widened(came, whole(inner, key), went)
+
+
+def start_at_nothing(block: nn.Module) -> None:
+    """What it adds is zero at first, and learns from the first step on."""
+    for parameter in (block.down if isinstance(block, Widened) else block).parameters():
+        nn.init.zeros_(parameter)
+
+
 class ResidualBody(AnchorBody):
     """Medusa's heads (Cai et al. 2024, section 2.1): for every frame `blocks` times s + SiLU(W s), from the
     anchor's state. The head behind is the base's own, frozen, where Medusa gives each head a copy of its own to train.
 
     The root is no input: its word is certain by then, yet Medusa's heads do not see it.
+    inner: s + U SiLU(W s) with that many columns within instead, which is no longer Medusa's; None is.
     """
 
-    def __init__(self, shape: BlockShape, frames: int, blocks: int) -> None:
+    def __init__(self, shape: BlockShape, frames: int, blocks: int, inner: int | None = None) -> None:
         super().__init__()
         whole(blocks, "drafter.body.blocks")
-        self.heads = nn.ModuleList(
-            [nn.ModuleList([nn.Linear(shape.width, shape.width) for _ in range(blocks)]) for _ in range(frames)]
-        )
-        for parameter in self.parameters():
-            nn.init.zeros_(parameter)
+        self.heads = nn.ModuleList()
+        for _ in range(frames):
+            made = [residue(shape.width, shape.width, inner, "drafter.body.inner") for _ in range(blocks)]
+            for block in made:
+                start_at_nothing(block)
+            self.heads.append(nn.ModuleList(made))
 
     def forward(self, anchor_BAD: Tensor, **unused: Any) -> Tensor:
         """States_BATD of every frame, ready for the head."""
@@ -50,7 +82,7 @@ class ResidualBody(AnchorBody):
     @staticmethod
     def through(blocks: Any, state_BAD: Tensor) -> Tensor:
         for block in blocks:
-            state_BAD = state_BAD + F.silu(block(state_BAD))
+            state_BAD = state_BAD + block(state_BAD)
         return state_BAD
 
 

@@ -7,31 +7,18 @@ from functools import partial
 import pytest
 import torch
 from sessions import PROMPTS, SETTINGS, UNSEEN, arena, session
-from stepwise_parts import stepwise
 from tiny_models import random_base
 from training_parts import block_head, block_heads, ctc_head
 
 from ctcdraft.corpus.conversations import Prompt
-from ctcdraft.decoding.loop import generate
 from ctcdraft.decoding.rejection import Rejection, multi_round
 from ctcdraft.drafters.cascade import Cascade
 from ctcdraft.drafters.drawn_paths import DrawnLabels
-from ctcdraft.drafters.grow import Grow
 from ctcdraft.drafters.prompt_lookup import PromptLookup
 from ctcdraft.errors import InputError
 from ctcdraft.evaluation.folder import Folder
 from ctcdraft.evaluation.report import markdown
-from ctcdraft.evaluation.sizing import (
-    Choice,
-    Size,
-    Sizing,
-    choose,
-    drafted,
-    kept_or_chosen,
-    refuse_unlike,
-    replay,
-    rising,
-)
+from ctcdraft.evaluation.sizing import Choice, Size, Sizing, choose, kept_or_chosen, refuse_unlike, rising
 from ctcdraft.nn.residual import ResidualBody
 from ctcdraft.shard import Shard
 
@@ -39,33 +26,6 @@ from ctcdraft.shard import Shard
 def sizing(path="absent", **changes) -> Sizing:
     values = {"nodes": [2, 4, 8], "prompts": 2, "timed": 1, "timed_tokens": 8, "repeats": 1, **changes}
     return Sizing(path=str(path), **values)
-
-
-def test_replay_by_pencil():
-    trees = [([5, 6, 7], [-1, 0, 1]), ([6], [-1]), ([7], [-1])]
-    assert replay([5, 6, 7, 8], trees, nodes=3) == (3, 1)
-    assert replay([5, 6, 7, 8], trees, nodes=2) == (3, 2)
-    assert replay([5, 6, 7, 8], trees, nodes=1) == (3, 3)
-    assert replay([5], [], nodes=4) == (0, 0)
-    # The last token was guessed, and nothing comes behind it: the pass commits what there is.
-    assert replay([5, 6], [([5, 6, 9], [-1, 0, 1])], nodes=3) == (1, 1)
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_replay_counts_the_passes_of_real_runs(temperature, tmp_path):
-    """One run at the largest size tells what every size takes, token for token and pass for pass."""
-    base = random_base(context=96, initializer_range=0.1)
-    drafters = [PromptLookup(base, 2, 6), ctc_head(base), *block_heads(base)[:3]]
-    drafters.append(stepwise("hydra", base, tmp_path, growth=Grow(None, None)))
-    for seed, prompt in enumerate([torch.tensor([0, 7, 9, 7, 9, 7]), torch.arange(40, 60)]):
-        for drafter in drafters:
-            how = replace(SETTINGS, temperature=temperature, max_new_tokens=30, nodes=16)
-            answer, trees = drafted(base, drafter, prompt, how, seed)
-            for nodes in (2, 5, 16):
-                made = generate(base, drafter, prompt, replace(how, nodes=nodes), base.stop_tokens, seed)
-                assert made.tokens == answer
-                counted = sum(step.committed for step in made.passes), len(made.passes)
-                assert replay(answer, trees, nodes) == counted, type(drafter).__name__
 
 
 def test_costs_never_fall():
@@ -157,5 +117,5 @@ def test_refusals_are_one_sentence(tmp_path):
         sizing(tmp_path / "one.jsonl").apart_from([Prompt("b", "c", ("x",), None)])
     base = random_base()
     drawn = replace(SETTINGS, temperature=1.0, verify=Rejection(multi_round), token_for_token=False)
-    with pytest.raises(InputError, match="nodes=auto replays"):
+    with pytest.raises(InputError, match="which this decoding does not promise"):
         choose(base, {"prompt_lookup": PromptLookup(base, 2, 4)}, drawn, sizing(), [], 0)

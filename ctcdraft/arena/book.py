@@ -1,0 +1,73 @@
+"""What has been made so far, on disk: trained heads and finished evaluations, with the words that made them.
+
+What is there is not made again. It knows files and words, and runs nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ctcdraft.errors import InputError
+from ctcdraft.files import write_text
+from ctcdraft.training.checkpoint import RunDirectory
+
+Entry = dict[str, Any]
+TRAINING, MATCHING, EVALUATIONS, VERDICT = "training", "matching", "evaluations", "verdict"
+
+
+@dataclass(frozen=True)
+class Book:
+    """out/training.json, matching.json, evaluations.json, verdict.json: names and what is known of each."""
+
+    out: Path
+
+    def read(self, part: str) -> dict[str, Entry]:
+        file = self.out / f"{part}.json"
+        try:
+            return json.loads(file.read_text()) if file.is_file() else {}
+        except ValueError as error:
+            raise InputError(f"{file} is damaged ({error}); remove it, and what it told of is made again") from error
+
+    def write(self, part: str, content: Mapping[str, Any]) -> None:
+        write_text(self.out / f"{part}.json", json.dumps(content, indent=1) + "\n")
+
+    def add(self, part: str, name: str, entry: Entry) -> Entry:
+        self.write(part, {**self.read(part), name: entry})
+        return entry
+
+    def run(self, name: str) -> Path:
+        return self.out / "runs" / name
+
+    def log(self, name: str) -> Path:
+        return self.out / "logs" / f"{name}.log"
+
+    def evaluation(self, name: str) -> Path:
+        return self.out / "evaluations" / name
+
+    def trained(self, name: str, words: Sequence[str]) -> Entry | None:
+        """What is known of a head that is there; None if it has to be trained."""
+        found = self.read(TRAINING).get(name)
+        if found is None or not RunDirectory(self.run(name)).head.is_file():
+            return None
+        self.refuse_others(name, found["words"], words)
+        return found
+
+    def evaluated(self, name: str, words: Sequence[str]) -> bool:
+        found = self.read(EVALUATIONS).get(name)
+        if found is None or not (self.evaluation(name) / "report.json").is_file():
+            return False
+        self.refuse_others(name, found["words"], words)
+        return True
+
+    def refuse_others(self, name: str, there: Sequence[str], now: Sequence[str]) -> None:
+        """Raise InputError where something of that name was made with other words."""
+        if list(there) != list(now):
+            gone, new = ([word for word in one if word not in other] for one, other in ((there, now), (now, there)))
+            raise InputError(
+                f"{name} in {self.out} was made with {' '.join(gone) or 'fewer words'} and would now be made with "
+                f"{' '.join(new) or 'fewer'}; give another arena.out=, or remove it there to have it made again"
+            )

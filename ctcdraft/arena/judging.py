@@ -1,0 +1,138 @@
+"""Who is ahead of whom, with intervals over questions: from the lines of finished evaluations. It measures nothing.
+
+Seeds of one entrant are pooled: a question's tokens and passes are summed over them. In a grid, every cell that has
+a twin which differs in one factor alone is set against it, and all twins are pooled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+from ctcdraft.arena.book import EVALUATIONS, TRAINING, VERDICT, Book, Entry
+from ctcdraft.arena.reports import certified, rows_of
+from ctcdraft.arena.rules import Rules
+from ctcdraft.evaluation.acceptance import Questions
+from ctcdraft.evaluation.differences import difference
+from ctcdraft.evaluation.folder import Folder
+from ctcdraft.evaluation.metrics import sides
+from ctcdraft.evaluation.records import AUTOREGRESSIVE, Answer
+from ctcdraft.evaluation.replay_session import view
+from ctcdraft.shard import Shard
+
+EVERY = 10**9  # questions
+Sides = dict[tuple[str, int], Questions]  # by row name and nodes
+Cell = tuple[tuple[str, Any], ...]  # levels of the factors, sorted by factor
+
+
+def judge(rules: Rules, book: Book) -> None:
+    """Writes verdict.json: differences of the pairs, effects of the factors."""
+    training = book.read(TRAINING)
+    found: dict[str, list[Entry]] = {"differences": [], "effects": []}
+    for where, answers in by_task(book).items():
+        labels = dict(zip(("kind", "benchmark", "temperature"), where, strict=True))
+        for nodes in sorted({nodes for _, nodes in answers if nodes > 1}):
+            for arm in rules.arms:
+                place = {**labels, "nodes": nodes, "arm": arm}
+                told = between_pairs(rules, training, answers, arm, nodes)
+                found["differences"] += [{**place, **one} for one in told]
+                if where[0] == "replay":
+                    found["effects"] += [{**place, **one} for one in effects(rules, training, answers, arm, nodes)]
+    book.write(VERDICT, found)
+
+
+def by_task(book: Book) -> dict[tuple[str, str, float], Sides]:
+    """All certified answers by (kind, benchmark, temperature), across the groups of a grid."""
+    tasks: dict[tuple[str, str, float], Sides] = {}
+    for name, entry in book.read(EVALUATIONS).items():
+        folder = Folder(book.evaluation(name), Shard(1, 1))
+        records = folder.records(EVERY)
+        here = tasks.setdefault((entry["kind"], entry["benchmark"], entry["temperature"]), {})
+        for row in rows_of(book, name):
+            if not certified(row):
+                continue
+            drafter, nodes = row["drafter"], row["nodes"]
+            seen = view(records, drafter, nodes) if entry["kind"] == "replay" else records
+            # In a timed evaluation autoregression runs beside every size, and is the yardstick of each.
+            sizes = entry["nodes"] if drafter == AUTOREGRESSIVE else [nodes]
+            here.update({(drafter, size): sides(drafter, seen)[0] for size in sizes})
+    return tasks
+
+
+def between_pairs(
+    rules: Rules, training: Mapping[str, Entry], answers: Sides, arm: str, nodes: int
+) -> Iterator[dict[str, Any]]:
+    for more, less in rules.pairs:
+        names = [rows_named(rules, training, side, arm) for side in (more, less)]
+        there = [[answers[name, nodes] for name in some if (name, nodes) in answers] for some in names]
+        base = answers.get((AUTOREGRESSIVE, nodes))
+        if all(there) and base is not None:
+            made = difference(pooled(there[0]), pooled(there[1]), base, rules.seed)
+            yield {"more": more, "less": less, "seeds": [len(some) for some in there], **made}
+
+
+def rows_named(rules: Rules, training: Mapping[str, Entry], side: str, arm: str) -> list[str]:
+    """The rows of an entrant (`medusa`, `medusa@direct`) in an arm, one a seed."""
+    name, at, reading = side.partition("@")
+    if name not in rules.entrants:
+        return []
+    entries = {key: entry for key, entry in training.items() if (entry["entrant"], entry["arm"]) == (name, arm)}
+    return list(dict.fromkeys(f"{entry['same_as'] or key}{at}{reading}" for key, entry in entries.items()))
+
+
+def pooled(sides_of_one: Iterable[Questions]) -> Questions:
+    """Question by question the answers of all."""
+    return [list(chain.from_iterable(question)) for question in zip(*sides_of_one, strict=True)]
+
+
+def effects(
+    rules: Rules, training: Mapping[str, Entry], answers: Sides, arm: str, nodes: int
+) -> Iterator[dict[str, Any]]:
+    """Of every factor, each level less its first one, all else being equal."""
+    cells = cells_of(rules, training, arm)
+    base = answers.get((AUTOREGRESSIVE, nodes))
+    if base is None:
+        return
+    for factor in dict.fromkeys(key for cell in cells for key, _ in cell):
+        first, *others = levels(cells, factor)
+        for level in others:
+            twins = [
+                (answers[cells[cell], nodes], answers[cells[twin], nodes])
+                for cell, twin in twinned(cells, factor, level, first)
+                if (cells[cell], nodes) in answers and (cells[twin], nodes) in answers
+            ]
+            if twins:
+                more, less = (pooled(side) for side in zip(*twins, strict=True))
+                made = difference(more, less, repeated(base, len(twins)), rules.seed)
+                yield {"factor": factor, "more": level, "less": first, "twins": len(twins), **made}
+
+
+def cells_of(rules: Rules, training: Mapping[str, Entry], arm: str) -> dict[Cell, str]:
+    """Row names by their levels. How a head is read is a factor, too, where there are several ways."""
+    found = {}
+    for name, entry in training.items():
+        if entry["arm"] != arm or not entry["factors"]:
+            continue
+        for number, reading in enumerate(entry["readings"]):
+            at = f"@{reading}" if reading is not None else ""
+            read = {"reading": rules.readings_as[number]} if len(entry["readings"]) > 1 else {}
+            cell = tuple(sorted({**entry["factors"], **read}.items()))
+            found[cell] = f"{entry['same_as'] or name}{at}"
+    return found
+
+
+def levels(cells: Iterable[Cell], factor: str) -> list[Any]:
+    return list(dict.fromkeys(value for cell in cells for key, value in cell if key == factor))
+
+
+def twinned(cells: Mapping[Cell, str], factor: str, level: Any, first: Any) -> Iterator[tuple[Cell, Cell]]:
+    for cell in cells:
+        if dict(cell).get(factor) == level:
+            twin = tuple(sorted({**dict(cell), factor: first}.items()))
+            if twin in cells:
+                yield cell, twin
+
+
+def repeated(base: Questions, times: int) -> Sequence[Sequence[Answer]]:
+    return [list(question) * times for question in base]

@@ -1,0 +1,184 @@
+"""The rules of a comparison, from its YAML: who enters, what is equal, what is asked. It knows words, no objects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ctcdraft.errors import InputError, number, whole
+
+STEPS, PARAMETERS, LATENCY, TIME = ARMS = ("steps", "parameters", "latency", "time")
+STAGES = ("train", "measure", "page")
+
+
+@dataclass(frozen=True)
+class Dial:
+    """What widens or narrows an entrant: a key of train.py over whole numbers."""
+
+    key: str
+    least: int
+    most: int
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """Somebody to train. words: of train.py. readings: other ways to read the head, RUN@READING; null is its own.
+    dials: by arm; an arm without one leaves the entrant as it is. rival: whether it counts when a best rival is
+    looked for. factors: what this entrant stands for in a grid."""
+
+    name: str
+    words: tuple[str, ...]
+    readings: tuple[str | None, ...] = (None,)
+    dials: Mapping[str, Dial] = field(default_factory=dict)
+    rival: bool = False
+    factors: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Learning rates to choose from, each tried for `share` of the steps and judged by tau on `prompts` prompts that
+    are trained on by nobody."""
+
+    values: tuple[float, ...]
+    share: float
+    prompts: int
+
+
+@dataclass(frozen=True)
+class Replaying:
+    """tau of every tree size, on `benchmarks`. checked: questions that the loop decodes as well."""
+
+    nodes: tuple[int, ...]
+    temperatures: tuple[float, ...]
+    checked: int
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Greedy evaluations with clocks. arms: whose heads are timed. others: contestants without training. outside: rows
+    of other people's code. words: of evaluate.py, in these evaluations alone."""
+
+    nodes: tuple[int, ...]
+    arms: tuple[str, ...]
+    others: tuple[str, ...]
+    words: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Matching:
+    """How budgets are matched. repeats and passes: of the interleaved timing of drafts."""
+
+    tolerance: float
+    context: int
+    passes: int
+    repeats: int
+
+
+@dataclass(frozen=True)
+class Rules:
+    """base: its words, for train.py and evaluate.py alike. corpus, train, evaluate: words for all.
+    reference: the entrant that the others are matched to. seconds: of training in the arm of equal time; None: as
+    long as the reference took. again: more seeds, for these entrants and (True) for whoever is the best rival.
+    small: layers of the base that a draft model begins with; None where nobody needs one.
+    pairs: whose differences are told. readings_as: in a grid, what the entrants' readings are, in their order.
+    group: names this part of the evaluations, in a grid the cell. clock: which seconds of training count."""
+
+    title: str
+    out: Path
+    stages: tuple[str, ...]
+    base: tuple[str, ...]
+    corpus: tuple[str, ...]
+    train: tuple[str, ...]
+    evaluate: tuple[str, ...]
+    steps: int
+    seed: int
+    again: tuple[tuple[int, ...], tuple[str, ...], bool]
+    arms: tuple[str, ...]
+    reference: str
+    seconds: float | None
+    small: int | None
+    entrants: Mapping[str, Entrant]
+    rates: Rates
+    matching: Matching
+    benchmarks: Mapping[str, tuple[str, ...]]
+    replay: Replaying
+    timing: Timing
+    pairs: tuple[tuple[str, str], ...]
+    readings_as: tuple[str, ...]
+    group: str
+    clock: str
+    command: str
+
+    @property
+    def work(self) -> tuple[str, ...]:
+        """Words of train.py that are the same for all: base, corpus, optimiser, schedule."""
+        return (*self.base, *self.corpus, *self.train)
+
+    @property
+    def trial_steps(self) -> int:
+        return max(1, round(self.steps * self.rates.share))
+
+
+def rules(**said: Any) -> Rules:
+    """The `arena` node of a config, checked. Raises InputError."""
+    entrants = {}
+    for key, node in said.pop("entrants").items():
+        if node is None:  # left out of a preset
+            continue
+        one = entrant(str(node.pop("name", key)), node)
+        entrants[one.name] = one
+    again = said.pop("again")
+    values: Any = {
+        **frozen(said),
+        "out": Path(said["out"]),
+        "entrants": entrants,
+        "again": (tuple(again["seeds"]), tuple(again["entrants"]), bool(again["best_rival"])),
+        "rates": Rates(**frozen(said["rates"])),
+        "matching": Matching(**frozen(said["matching"])),
+        "replay": Replaying(**frozen(said["replay"])),
+        "timing": Timing(**frozen(said["timing"])),
+        "benchmarks": {name: tuple(words) for name, words in said["benchmarks"].items() if words is not None},
+        "pairs": tuple((more, less) for more, less in said["pairs"]),
+    }
+    made = Rules(**values)
+    refuse_impossible(made)
+    return made
+
+
+def entrant(name: str, node: Mapping[str, Any]) -> Entrant:
+    node = dict(node)
+    dials = {arm: Dial(**dial) for arm, dial in (node.pop("dials", None) or {}).items() if dial is not None}
+    factors = {key: level for key, level in (node.pop("factors", None) or {}).items() if level is not None}
+    return Entrant(name, dials=dials, factors=factors, **frozen(node))
+
+
+def frozen(node: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in node.items()}
+
+
+def refuse_impossible(made: Rules) -> None:
+    whole(made.steps, "arena.steps")
+    whole(made.replay.checked, "arena.replay.checked")
+    if not made.rates.values or not 0 < number(made.rates.share, "arena.rates.share") < 1:
+        raise InputError(
+            f"arena.rates: share={made.rates.share} of the steps for each of {list(made.rates.values)}; the share lies "
+            "between 0 and 1, and there is at least one value"
+        )
+    refuse_unknown("stages", made.stages, STAGES)
+    refuse_unknown("arms", (*made.arms, *made.timing.arms), ARMS)
+    refuse_unknown("clock", (made.clock,), ("processor", "wall"))
+    names = tuple(made.entrants)
+    refuse_unknown("again.entrants", made.again[1], names)
+    refuse_unknown("pairs", tuple(side.partition("@")[0] for pair in made.pairs for side in pair), names)
+    if made.seconds is None or {PARAMETERS, LATENCY} & set(made.arms):
+        refuse_unknown("reference", (made.reference,), names)
+    if made.arms[:1] != (STEPS,):
+        raise InputError(f"arena.arms={list(made.arms)}: the first is `steps`, which the others are matched to")
+
+
+def refuse_unknown(key: str, named: Sequence[str], known: Sequence[str]) -> None:
+    strangers = [name for name in named if name not in known]
+    if strangers:
+        raise InputError(f"arena.{key} names {strangers[0]}, which is none of {', '.join(known)}")

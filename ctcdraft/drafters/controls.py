@@ -1,0 +1,58 @@
+"""Two drafters that bracket every other: one that knows the answer, one that knows nothing. They have no weights.
+
+A harness that is right gives the first tau = depth + 1 in every pass but the last of an answer, and the second about 1.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ctcdraft.decoding.loop import Context
+from ctcdraft.decoding.tree import TokenTree
+from ctcdraft.errors import whole
+
+
+class Oracle:
+    """Says what the base will say, `depth` words a pass. Who measures tells it the whole text beforehand, off the
+    clock; a text it was not told of, it does not draft for."""
+
+    reads_states = False
+
+    def __init__(self, base: Any, depth: int) -> None:
+        self.depth = whole(depth, "oracle.depth")
+        self.text_L: Tensor | None = None
+
+    def hear(self, text_L: Tensor) -> None:
+        """text_L: prompt and answer. The one thing a drafter of ours keeps that it was not handed as memory."""
+        self.text_L = text_L
+
+    def draft(self, context: Context, memory: None, rng: torch.Generator) -> tuple[TokenTree, None]:
+        here, text_L = len(context.tokens_L), self.text_L
+        if text_L is None or not torch.equal(context.tokens_L, text_L[:here]):
+            return TokenTree.only_root(context.root), None
+        return TokenTree.chain(context.root, text_L[here : here + min(self.depth, context.depth)]), None
+
+
+class Junk:
+    """Random words in random trees of `paths` paths. It draws them outside of any law, so it owes every word."""
+
+    reads_states = False
+
+    def __init__(self, base: Any, paths: int) -> None:
+        self.words = base.vocabulary
+        self.paths = whole(paths, "junk.paths")
+
+    def draft(self, context: Context, memory: None, rng: torch.Generator) -> tuple[TokenTree, None]:
+        depth, device = max(context.depth, 1), context.tokens_L.device
+        paths_PK = torch.randint(self.words, (self.paths, depth), generator=rng, device=device)
+        lengths_P = torch.randint(context.depth + 1, (self.paths,), generator=rng, device=device)
+        return TokenTree.from_paths(context.root, paths_PK, lengths_P, limit=context.nodes), None
+
+
+def tell(drafter: Any, text_L: Tensor) -> None:
+    """A drafter that wants to hear the text beforehand, hears it."""
+    if isinstance(drafter, Oracle):
+        drafter.hear(text_L)

@@ -1,0 +1,19 @@
+"""Rules for tests: the shipped ones on another base, with the values a test cares about."""
+
+from __future__ import annotations
+
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.utils import instantiate
+
+from ctcdraft.arena.rules import Rules
+from ctcdraft.front_door import CONFIGS, register_resolvers
+
+
+def rules_of(experiment: str, *overrides: str) -> Rules:
+    register_resolvers()
+    words = [f"experiment={experiment}", *overrides]
+    if GlobalHydra.instance().is_initialized():
+        return instantiate(compose("evaluate", words).arena, _convert_="all")
+    with initialize_config_dir(str(CONFIGS), version_base=None):
+        return instantiate(compose("evaluate", words).arena, _convert_="all")

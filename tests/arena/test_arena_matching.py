@@ -1,0 +1,74 @@
+"""Budgets: the pure parts by pencil, and dials turned on real heads of a random base."""
+
+import pytest
+from arenas import rules_of
+from hydra import initialize_config_dir
+from tiny_models import random_lm, tiny_tokenizer
+
+from ctcdraft.arena.matching import Bench, between, count, nearest, ratio_of_medians, spaced
+from ctcdraft.front_door import CONFIGS, register_resolvers
+
+
+def test_turning_a_dial_by_pencil():
+    assert nearest(lambda n: 10.0 * n, 44.0, 1, 64) == 4
+    assert nearest(lambda n: 10.0 * n, 46.0, 1, 64) == 5
+    assert nearest(lambda n: 10.0 * n, 1e9, 1, 64) == 64
+    assert nearest(lambda n: 10.0 * n, 0.0, 1, 64) == 1
+    assert spaced(1, 64, 4) == [1, 4, 16, 64]
+    assert spaced(1, 3, 6) == [1, 2, 3]
+    assert between([1, 4], [10.0, 16.0], 12.0) == 2
+    assert between([1, 4], [10.0, 16.0], 99.0) == 4
+
+
+def test_a_ratio_of_medians_and_how_sure_it_is():
+    """A disturbance that both sides share does not widen it; one of their own does."""
+    noise = [1.0, 5.0, 2.0, 1.5, 3.0, 1.1, 2.2]
+    ratio, (low, high) = ratio_of_medians([2 * one for one in noise], noise, seed=0)
+    assert ratio == low == high == 2.0
+    _, (low, high) = ratio_of_medians(noise, noise[::-1], seed=0)
+    assert low < 1 < high
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("base")
+    random_lm().save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    register_resolvers()
+    with initialize_config_dir(str(CONFIGS), version_base=None):
+        words = f"arena.base=['base=local','base.path={folder}','device=cpu']"
+        matching = "arena.matching={tolerance:0.05,context:16,passes:2,repeats:2}"
+        yield Bench(rules_of("arena", words, matching))
+
+
+@pytest.mark.parametrize("name", ["medusa", "hydra", "medusa_gru"])
+def test_heads_of_as_many_parameters(bench, name):
+    found = bench.matched(bench.rules.entrants[name], "parameters")
+    dial = bench.rules.entrants[name].dials["parameters"]
+    head = bench.build(bench.rules.entrants[name], dial, found.value)
+    assert found.ratio == count(head) / count(bench.build(bench.rules.entrants["ctc_gru"]))
+    assert abs(found.ratio - 1) < 0.05
+
+
+def test_who_has_no_dial_stays_and_the_reference_too(bench):
+    found = bench.matched(bench.rules.entrants["eagle"], "parameters")
+    assert found.value is None
+    assert "no dial" in found.how
+    assert bench.matched(bench.rules.entrants["ctc_gru"], "latency").how == "the reference"
+
+
+def test_work_is_counted_not_timed(bench):
+    medusa = bench.rules.entrants["medusa"]
+    dial = medusa.dials["latency"]
+    one, same, wide = (bench.work(bench.build(medusa, dial, value)) for value in (8, 8, 512))
+    assert one == same < wide
+    eagle = bench.rules.entrants["eagle"]
+    shallow, deep = (bench.work(bench.build(eagle, eagle.dials["latency"], frames)) for frames in (1, 5))
+    assert deep > 2 * shallow  # a pass a depth
+
+
+def test_draft_times_are_taken_in_turns(bench):
+    heads = {name: bench.build(bench.rules.entrants[name]) for name in ("ctc", "eagle")}
+    taken = bench.seconds(heads)
+    assert {name: len(some) for name, some in taken.items()} == {"ctc": 2, "eagle": 2}
+    assert all(one > 0 for some in taken.values() for one in some)

@@ -1,0 +1,176 @@
+"""From finished evaluations to a verdict and a page: real ones of a random base, by contestants without training."""
+
+import json
+import shutil
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+
+import pytest
+from arenas import rules_of
+from sessions import PROMPTS, Corrupt, arena, session
+from tiny_models import random_base
+
+from ctcdraft.arena import page
+from ctcdraft.arena.book import EVALUATIONS, MATCHING, TRAINING, VERDICT, Book
+from ctcdraft.arena.judging import judge
+from ctcdraft.arena.measuring import evaluations
+from ctcdraft.arena.rules import Entrant
+from ctcdraft.drafters.prompt_lookup import PromptLookup
+from ctcdraft.evaluation.folder import Folder
+from ctcdraft.evaluation.replay_session import Replay
+
+LOOKUPS = {"ctc_gru": (3, 6), "ctc_gru.s1": (3, 5), "medusa": (1, 2), "medusa@direct": (1, 1), "medusa.time": (2, 3)}
+
+
+def entry(entrant, arm="steps", seed=0, **changes):
+    """A line of training.json."""
+    made = {
+        "entrant": entrant, "arm": arm, "seed": seed, "words": [], "steps": 9, "learning_rate": 0.006, "dial": None,
+        "factors": {}, "readings": [None], "parameters": 1000, "processor_seconds": 3.0, "wall_seconds": 4.0,
+        "tau": 2.0, "loss": 1.0, "same_as": None,
+    }  # fmt: skip
+    return made | changes
+
+
+@pytest.fixture(scope="module")
+def held(tmp_path_factory):
+    """A book with heads that are prompt lookups in truth, replayed and timed, one of the rows corrupt."""
+    out = tmp_path_factory.mktemp("arena")
+    made = rules_of("arena", f"arena.out={out}", "arena.pairs=[[ctc_gru,medusa],[medusa,medusa@direct]]")
+    names = ("ctc_gru", "medusa")
+    rules = replace(
+        made,
+        entrants={name: made.entrants[name] for name in names},
+        arms=("steps", "time"),
+        replay=replace(made.replay, nodes=(4, 8), temperatures=(0.0,), checked=2),
+        timing=replace(made.timing, nodes=(8,), arms=("steps",), others=("corrupt", "transformers_greedy")),
+        benchmarks={"made_up": ("benchmark=tiny",)},
+    )
+    book = Book(out)
+    both = {"readings": [None, "direct"]}
+    book.write(TRAINING, {
+        "ctc_gru": entry("ctc_gru"), "ctc_gru.s1": entry("ctc_gru", seed=1),
+        "medusa": entry("medusa", parameters=900, **both), "ctc_gru.time": entry("ctc_gru", "time", same_as="ctc_gru"),
+        "medusa.time": entry("medusa", "time", steps=40),
+    })  # fmt: skip
+    matched = {"key": "drafter.body.inner", "value": 7, "ratio": 0.98, "interval": [0.9, 1.1], "how": "parameters"}
+    book.write(MATCHING, {"parameters": {"medusa": matched}})
+    here = arena(random_base(initializer_range=0.1), corrupt=Corrupt(), max_new_tokens=24)
+    lookups = {name: PromptLookup(here.base, *values) for name, values in LOOKUPS.items()}
+    here = replace(here, contestants={**here.contestants, **lookups})
+    evaluate(book, here, "all-made_up-replay-T0", Replay((4, 8), 2))
+    evaluate(book, here, "all-made_up-loop-8", None)
+    judge(rules, book)
+    page.write(rules, book)
+    return rules, book
+
+
+def evaluate(book, here, name, replay):
+    one = session(here, PROMPTS[:3])
+    folder = Folder(book.evaluation(name), one.shard)
+    made = one.run(folder, False, 4, 1) if replay is None else replay.run(one, folder, overwrite=False)
+    nodes = [8] if replay is None else list(replay.nodes)
+    kind = "loop" if replay is None else "replay"
+    entry = {"words": [], "kind": kind, "benchmark": "made_up", "temperature": 0.0, "nodes": nodes, "group": "all"}
+    book.add(EVALUATIONS, name, entry)
+    return made
+
+
+def rows(book, evaluation):
+    return json.loads((book.evaluation(evaluation) / "report.json").read_text())["rows"]
+
+
+def test_the_evaluations_that_are_asked_for(held):
+    rules, book = held
+    replayed, timed = evaluations(rules, book)
+    runs = [str(book.run(name)) for name in ("ctc_gru", "ctc_gru.s1", "medusa", "medusa@direct", "medusa.time")]
+    [among] = [word for word in replayed.words if word.startswith("contestants=")]
+    # A head that two arms share is asked once; a reading is asked of every head of its entrant.
+    assert among.removeprefix("contestants=[").split(",")[:4] == runs[:4]
+    assert str(book.run("ctc_gru.time")) not in among
+    assert "transformers_greedy" not in among
+    assert {"measure=replay", "measure.nodes=[4,8]", "measure.checked=1"} <= set(replayed.words)
+    assert "transformers_greedy" in timed.words[-1]
+    assert "medusa.time" not in timed.words[-1]
+    hot = replace(rules, replay=replace(rules.replay, temperatures=(0.5,)))
+    assert {"decoding=sampling", "decoding.temperature=0.5"} <= set(next(evaluations(hot, book)).words)
+
+
+def test_seeds_are_pooled_and_differences_are_those_of_the_reports(held):
+    book = held[1]
+    told = {
+        (one["kind"], one["nodes"], one["arm"], one["more"], one["less"]): one
+        for one in book.read(VERDICT)["differences"]
+    }
+    by_name = {(row["drafter"], row["nodes"]): row for row in rows(book, "all-made_up-replay-T0")}
+    tokens, passes = (sum(by_name[name, 8][key] for name in ("ctc_gru", "ctc_gru.s1")) for key in ("tokens", "passes"))
+    one = told["replay", 8, "steps", "ctc_gru", "medusa"]
+    assert one["seeds"] == [2, 1]
+    assert one["tau"] == pytest.approx(tokens / passes - by_name["medusa", 8]["tau"])
+    assert one["tau_ci"][0] <= one["tau"] <= one["tau_ci"][1]
+    in_time = told["replay", 8, "time", "ctc_gru", "medusa"]
+    assert in_time["tau"] == pytest.approx(by_name["ctc_gru", 8]["tau"] - by_name["medusa.time", 8]["tau"])
+    assert told["loop", 8, "steps", "ctc_gru", "medusa"]["speedup"] is not None
+    assert one["speedup"] is None
+    assert told["replay", 4, "steps", "medusa", "medusa@direct"]["questions"] == 3
+
+
+def test_the_page_prints_what_has_a_certificate_and_names_what_has_not(held):
+    book = held[1]
+    text = (book.out / "page.md").read_text()
+    assert "Not printed, because it has no certificate: corrupt in all-made_up-loop-8." in text
+    assert "| corrupt |" not in text
+    assert "## Arm T: equal training time (made_up)" in text
+    assert "| medusa@direct | 900 | 0.90 | 9 | 3 | 0.006 |" in text
+    assert "4/4, passes 6/6" in text  # two questions of three turns, each at two sizes
+    assert "| ctc_gru less medusa | made_up | 0 | steps | 8 | replay | 2 and 1 |" in text
+    assert "| parameters | medusa | drafter.body.inner=7 | 0.98 [0.90, 1.10] | parameters |" in text
+    assert "## Seeds" in text
+    for drawing in ("nodes.svg", "costs.svg"):
+        shapes = list(ET.parse(book.out / drawing).getroot())
+        assert any(node.tag.endswith(("polyline", "circle")) for node in shapes)
+    lines = (book.out / "page.csv").read_text().splitlines()
+    assert len(lines) == 1 + sum(len(rows(book, name)) for name in book.read(EVALUATIONS)) - 3  # corrupt: 2 sizes, loop
+    assert "/tmp" not in text
+
+
+def test_it_is_rebuilt_from_the_logs_alone(held, tmp_path):
+    """Without heads and without the lines of the questions: from the JSON files that are committed."""
+    rules, book = held
+    for name in (TRAINING, MATCHING, EVALUATIONS, VERDICT):
+        shutil.copy(book.out / f"{name}.json", tmp_path)
+    for name in book.read(EVALUATIONS):
+        (tmp_path / "evaluations" / name).mkdir(parents=True)
+        shutil.copy(book.evaluation(name) / "report.json", tmp_path / "evaluations" / name)
+    words = tuple(word.replace(str(book.out), str(tmp_path)) for word in rules.train)
+    page.write(replace(rules, out=tmp_path, train=words), Book(tmp_path))
+    for name in ("page.md", "page.csv", "nodes.svg", "costs.svg"):
+        assert (tmp_path / name).read_text() == (book.out / name).read_text()
+
+
+def test_what_a_factor_contributes_is_told_by_twins(held, tmp_path):
+    """Four cells of two factors and a cell without a twin; two twins each, whose passes are pooled."""
+    rules, book = held
+    cells = {"ctc_gru": ("a", "x"), "ctc_gru.s1": ("b", "x"), "medusa": ("a", "y"), "medusa.time": ("b", "y")}
+    lone = {"medusa@direct": entry("lone", factors={"body": "c", "loss": "z"})}
+    made = {name: entry(name, factors={"body": body, "loss": loss}) for name, (body, loss) in cells.items()}
+    grid = Book(tmp_path)
+    shutil.copytree(book.out / "evaluations", tmp_path / "evaluations")
+    grid.write(EVALUATIONS, book.read(EVALUATIONS))
+    grid.write(TRAINING, made | lone)
+    judge(replace(rules, entrants={"x": Entrant("x", ())}, pairs=(), arms=("steps",)), grid)
+    told = {(one["factor"], one["nodes"]): one for one in grid.read(VERDICT)["effects"] if one["nodes"] == 8}
+    assert set(told) == {("body", 8), ("loss", 8)}
+    by_name = {(row["drafter"], row["nodes"]): row for row in rows(book, "all-made_up-replay-T0")}
+
+    def tau(*names):
+        return sum(by_name[n, 8]["tokens"] for n in names) / sum(by_name[n, 8]["passes"] for n in names)
+
+    assert (told["loss", 8]["more"], told["loss", 8]["less"], told["loss", 8]["twins"]) == ("y", "x", 2)
+    wanted = tau("medusa", "medusa.time") - tau("ctc_gru", "ctc_gru.s1")
+    assert told["loss", 8]["tau"] == pytest.approx(wanted)
+    page.write(replace(rules, entrants={"x": Entrant("x", ())}, pairs=(), arms=("steps",)), grid)
+    text = (tmp_path / "page.md").read_text()
+    assert "| loss | y less x | made_up | 0 | steps | 8 | replay | 2 |" in text
+    drawing = ET.parse(tmp_path / "factors.svg").getroot()
+    assert sum(node.tag.endswith("circle") for node in drawing) == 10  # five cells in two panels

@@ -1,0 +1,81 @@
+"""The rules that ship are rules, and one that makes no sense is one sentence."""
+
+import itertools
+
+import pytest
+from arenas import rules_of
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from ctcdraft.arena.rules import Dial
+from ctcdraft.contestants import looked_up
+from ctcdraft.errors import InputError
+from ctcdraft.front_door import CONFIGS, register_resolvers
+
+
+def test_the_arena_compares_everyone_that_can_be_trained():
+    made = rules_of("arena")
+    assert set(made.entrants) >= {"ctc_gru", "ctc", "ctc_paper", "medusa", "medusa_gru", "hydra", "eagle"}
+    assert made.arms == ("steps", "parameters", "latency", "time")
+    assert len(made.rates.values) == 3
+    assert made.trial_steps == 120
+    assert made.entrants["ctc_paper"].dials == made.entrants["ctc"].dials
+    assert made.entrants["medusa"].dials["parameters"] == Dial("drafter.body.inner", 8, 16384)
+    small = rules_of("arena_small")
+    assert "draft_model" not in small.entrants
+    assert small.entrants["medusa"] == made.entrants["medusa"]
+    assert small.steps < made.steps
+
+
+@pytest.mark.parametrize("experiment", ["arena", "grid", "grid_weights"])
+def test_words_of_every_entrant_compose_and_its_readings_exist(experiment):
+    register_resolvers()
+    made = rules_of(experiment)
+    with initialize_config_dir(str(CONFIGS), version_base=None):
+        for entrant in made.entrants.values():
+            dials = [f"{dial.key}={dial.least}" for dial in entrant.dials.values()]
+            config = compose("train", [*made.work, *entrant.words, *dials])
+            kind = "growth" if "growth" in config.drafter else "paths"
+            there = {file.stem for file in (CONFIGS / "drafter" / kind).glob("*.yaml")}
+            assert {reading for reading in entrant.readings if reading} <= there
+    for other in made.timing.others:
+        assert looked_up(OmegaConf.create(other.replace(":", ": ")) if "{" in other else other).name
+
+
+def test_the_grid_is_one_line_over_all_cells():
+    with initialize_config_dir(str(CONFIGS), version_base=None):
+        sweep = compose("evaluate", ["experiment=grid"], return_hydra_config=True).hydra.sweeper.params
+    levels = [str(values).split(",") for values in sweep.values()]
+    cells = [rules_of("grid", *(f"{key}={one}" for key, one in zip(sweep, cell, strict=True))) for cell in
+             itertools.product(*levels)]  # fmt: skip
+    assert len({made.group for made in cells}) == 18
+    for made in cells:
+        [entrant] = made.entrants.values()
+        assert made.group == "-".join(entrant.factors.values())
+        ends = ("sparse_likely", "direct") if entrant.factors["loss"] == "cross_entropy" else None
+        assert entrant.readings == (ends or ("collapse", "prefix_search"))
+    weights = rules_of("grid_weights", "grid.weight=1e-4")
+    [entrant] = weights.entrants.values()
+    assert entrant.factors == {"weight": 1e-4}
+    assert "objective.ctc=0.0001" in entrant.words
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ("arena.reference=nobody", "arena.reference names nobody"),
+        ("arena.arms=[time]", "the first is `steps`"),
+        ("arena.arms=[steps,speed]", "arena.arms names speed"),
+        ("arena.rates.share=1.5", "the share lies between 0 and 1"),
+        ("arena.replay.checked=0", "arena.replay.checked=0"),
+        ("arena.pairs=[[ctc,nobody]]", "arena.pairs names nobody"),
+        ("arena.stages=[paint]", "arena.stages names paint"),
+        ("arena.clock=sun", "arena.clock names sun"),
+    ],
+)
+def test_rules_that_make_no_sense(given, sentence):
+    with pytest.raises(Exception, match=r"(?s).*") as caught:
+        rules_of("arena", given)
+    cause = caught.value if isinstance(caught.value, InputError) else caught.value.__cause__
+    assert isinstance(cause, InputError)
+    assert sentence in str(cause)

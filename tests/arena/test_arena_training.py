@@ -1,0 +1,99 @@
+"""Who is trained with what: train.py is a stand-in that leaves its files and says what it took."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from arenas import rules_of
+from safetensors.torch import save_file
+
+from ctcdraft.arena import training
+from ctcdraft.arena.book import TRAINING, Book
+from ctcdraft.arena.commands import Took
+from ctcdraft.arena.matching import Matched
+from ctcdraft.errors import InputError
+
+START = 10.0  # seconds
+A_STEP = {"ctc_gru": 0.2, "medusa": 0.05, "hydra": 0.1}
+BEST = {"ctc_gru": 0.006, "medusa": 0.012, "hydra": 0.002}
+
+
+@pytest.fixture
+def world(tmp_path, monkeypatch):
+    """Three entrants, a book, and the commands that were run."""
+    ran = []
+
+    def train(script, words, log):
+        said = dict(word.split("=", 1) for word in words)
+        name = said["drafter.name"]
+        entrant = "prepare" if name == "prepare" else name.partition(".")[0]
+        steps, rate = int(said["trainer.steps"]), float(said["trainer.learning_rate"])
+        folder = book.run(name)
+        folder.mkdir(parents=True, exist_ok=True)
+        tau = 2.0 + ("hydra" in name) - abs(rate - BEST.get(entrant, 0.0))
+        (folder / "config.yaml").write_text("seed: 0\n")
+        (folder / "metrics.jsonl").write_text(json.dumps({"step": steps, "loss": 1.0, "tau": tau}) + "\n")
+        save_file({"weight": torch.zeros(3, 4), "bias": torch.zeros(4)}, folder / "drafter.safetensors")
+        ran.append(name)
+        seconds = START + steps * A_STEP.get(entrant, 1.0)
+        return Took(seconds, 2 * seconds)
+
+    rules = rules_of("arena", f"arena.out={tmp_path}", "arena.steps=100", "arena.small=null")
+    entrants = {name: rules.entrants[name] for name in A_STEP}
+    rules = replace(rules, entrants=entrants, arms=("steps", "parameters", "time"))
+    rules = replace(rules, again=((1,), ("ctc_gru",), True))
+    book = Book(rules.out)
+    matched = {
+        "ctc_gru": Matched("", None, 1.0, None, "the reference"),
+        "medusa": Matched("drafter.body.inner", 77, 1.0, None, "counted"),
+        "hydra": Matched("", None, 0.9, None, "it has no dial"),
+    }
+    monkeypatch.setattr(training, "run", train)
+    monkeypatch.setattr(training, "match", lambda rules, book, arm: matched)
+    return rules, book, ran
+
+
+def test_rates_arms_time_and_seeds(world):
+    rules, book, ran = world
+    training.train_all(rules, book)
+    there = book.read(TRAINING)
+    assert ran[0] == "prepare"
+    assert ran[1:4] == ["ctc_gru.rate-0.002", "ctc_gru.rate-0.006", "ctc_gru.rate-0.012"]
+    assert {name: there[name]["learning_rate"] for name in A_STEP} == BEST
+    assert there["ctc_gru"]["parameters"] == 16
+    # 100 steps of the reference take 20 seconds; as many seconds are 400 steps of Medusa, 200 of Hydra.
+    assert [there[f"{name}.time"]["steps"] for name in A_STEP] == [100, 400, 200]
+    assert there["ctc_gru.time"]["same_as"] == "ctc_gru"
+    assert there["medusa.parameters"]["dial"] == ["drafter.body.inner", 77]
+    assert "drafter.body.inner=77" in there["medusa.parameters"]["words"]
+    assert there["hydra.parameters"]["same_as"] == "hydra"
+    # The default head again, and the best rival by its tau on held-out prompts.
+    assert [name for name in ran if name.endswith(".s1")] == ["ctc_gru.s1", "hydra.s1"]
+    assert "seed=1" in there["hydra.s1"]["words"]
+    words = there["medusa"]["words"]
+    assert {"trainer.steps=100", "trainer.probe_every=100", "trainer.learning_rate=0.012"} <= set(words)
+    assert there["medusa"]["processor_seconds"] == 15.0
+
+
+def test_what_is_there_is_not_made_again(world):
+    rules, book, ran = world
+    training.train_all(rules, book)
+    once, before = list(ran), book.read(TRAINING)
+    training.train_all(rules, book)
+    assert ran == once
+    assert book.read(TRAINING) == before
+    (book.run("medusa.time") / "drafter.safetensors").unlink()
+    training.train_all(rules, book)
+    assert ran == [*once, "medusa.time"]
+    words = tuple(word.replace("trainer.rows=12", "trainer.rows=13") for word in rules.train)
+    with pytest.raises(InputError, match=r"was made with trainer\.rows=12 and would now be made with trainer\.rows=13"):
+        training.train_all(replace(rules, train=words), book)
+
+
+def test_wall_seconds_where_a_processor_waits(world):
+    rules, book, _ = world
+    training.train_all(replace(rules, clock="wall"), book)
+    assert training.a_step(replace(rules, clock="wall"), book, "medusa") == pytest.approx(0.1)
+    assert training.a_step(rules, book, "medusa") == pytest.approx(0.05)
+    assert training.steps_in_time(replace(rules, seconds=3.0), book, "medusa") == 60

@@ -1,0 +1,133 @@
+"""measure=replay: what is walked over guesses along a known text is what the loop does, pass for pass."""
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from drafters import Junk, Oracle
+from sessions import SETTINGS
+from stepwise_parts import stepwise
+from tiny_models import random_base
+from training_parts import block_head, block_heads, ctc_head
+
+from ctcdraft.decoding.loop import Pass, generate
+from ctcdraft.decoding.rejection import Rejection, multi_round
+from ctcdraft.drafters.autoregressive import Autoregressive
+from ctcdraft.drafters.cascade import Cascade
+from ctcdraft.drafters.grow import Grow
+from ctcdraft.drafters.paths import Collapse
+from ctcdraft.drafters.prompt_lookup import PromptLookup
+from ctcdraft.errors import InputError
+from ctcdraft.evaluation.replay import Guesses, guess, hear, one_by_one, refuse_other_texts, replayed, walk
+from ctcdraft.nn.bodies import AttentionBody
+
+PROMPTS = [torch.tensor([0, 7, 9, 7, 9, 7]), torch.arange(40, 60)]
+SIZES = (2, 5, 16)
+
+
+@pytest.fixture(scope="module")
+def base():
+    """Float64: the same frames from one pass and from many differ by rounding, which could turn a close call."""
+    return random_base(context=96, initializer_range=0.1).double()
+
+
+def drafters(base, folder):
+    """ctc by prefix search and collapsed, ctc_gru and every other corner of the block drafter (medusa's among them),
+    and those that are asked one context after the other."""
+    body = partial(AttentionBody, root_input=True, causal=False)
+    heads = [ctc_head(base), block_head(base, body, Collapse(20, 5, 0.4)), *block_heads(base)]
+    for value in (value for head in heads for value in head.own_parameters()):
+        value.data += 0.2 * torch.randn_like(value)
+    steps = [stepwise(kind, base, folder, growth=Grow(width, words)) for kind, width, words in GROWTHS]
+    others = [PromptLookup(base, 2, 6), Cascade(base, PromptLookup(base, 3, 4), PromptLookup(base, 1, 2), 4)]
+    return [one.double() for one in (*heads, *steps)] + others
+
+
+GROWTHS = [("hydra", None, None), ("eagle", 10, 10), ("eagle", 3, 4), ("draft_model", 1, 1)]
+
+
+def guesses(words, parents):
+    depths = [0]
+    for parent in parents[1:]:
+        depths.append(depths[parent] + 1)
+    return Guesses(words, parents, depths)
+
+
+def test_a_walk_by_pencil():
+    trees = [guesses([5, 6, 7], [-1, 0, 1]), guesses([6], [-1]), guesses([7], [-1])]
+    assert walk([5, 6, 7, 8], trees) == (Pass(3, 2, False, 3, 2),)
+    short = [one.first(2) for one in trees]
+    assert walk([5, 6, 7, 8], short) == (Pass(2, 1, False, 2, 1), Pass(1, 0, False, 1, 0))
+    assert [step.committed for step in walk([5, 6, 7, 8], [one.first(1) for one in trees])] == [1, 1, 1]
+    assert walk([5], []) == ()
+    # Of two guesses the second is right; below it hangs a wrong one, so acceptance ended there for a wrong word.
+    fork = [guesses([5, 9, 6, 9], [-1, 0, 0, 2]), None, guesses([7], [-1])]
+    assert walk([5, 6, 7, 8], fork)[0] == Pass(2, 1, True, 4, 2)
+    # The last token was guessed: the answer is over, and nothing behind it was refused.
+    assert walk([5, 6], [guesses([5, 6, 9], [-1, 0, 1])]) == (Pass(1, 1, False, 3, 2),)
+
+
+@pytest.mark.parametrize(("temperature", "seed"), [(0.0, 0), (0.7, 1)])
+def test_replay_is_the_loop_token_for_token_and_pass_for_pass(base, temperature, seed, tmp_path):
+    how, prompt = replace(SETTINGS, temperature=temperature, max_new_tokens=24), PROMPTS[seed]
+    said = hear(base, prompt, how, seed)
+    accepted = 0
+    for drafter in drafters(base, tmp_path):
+        walked = replayed(drafter, said, SIZES, seed)
+        for nodes in SIZES:
+            made = generate(base, drafter, prompt, replace(how, nodes=nodes), base.stop_tokens, seed)
+            assert made.tokens == said.tokens
+            assert made.passes == walked[nodes], (type(drafter).__name__, nodes)
+            accepted += sum(step.accepted for step in made.passes)
+    assert accepted  # it is no comparison of empty drafts
+
+
+def test_replay_ends_where_the_answer_does(base):
+    """An end of text that was guessed, with guesses below it, and one that was not."""
+    how = replace(SETTINGS, max_new_tokens=40, nodes=16)
+    free = hear(base, PROMPTS[0], how, 0).tokens
+    for stop in dict.fromkeys(free[3:12]):
+        place = free.index(stop)
+        cut = type(base)(base.lm, base.tokenizer, base.name)
+        cut.stop_tokens = frozenset([stop])
+        said = hear(cut, PROMPTS[0], how, 0)
+        assert said.ended
+        assert said.tokens == free[: place + 1]
+        text = torch.cat([PROMPTS[0], torch.tensor(free)])
+        for drafter in (Told(text, 5), PromptLookup(base, 2, 6), Autoregressive(base)):
+            made = generate(cut, drafter, PROMPTS[0], how, cut.stop_tokens, 0)
+            assert replayed(drafter, said, [16], 0)[16] == made.passes
+
+
+class Told:
+    """An oracle that goes on behind the end of the answer."""
+
+    def __init__(self, text, depth):
+        self.draft = Oracle(text, depth).draft
+
+
+def test_frames_of_many_anchors_make_the_trees_of_one(base):
+    """All at once in one pass, or one context after the other through the memory: the same guesses."""
+    said = hear(base, torch.arange(40, 60), replace(SETTINGS, max_new_tokens=70), 3)
+    assert len(said.contexts) > 64  # more than one chunk of windows
+    for drafter in (one.double() for one in (ctc_head(base), *block_heads(base)[:4:3])):
+        at_once = guess(drafter, said, 8, 0)
+        contexts = [replace(context, nodes=8) for context in said.contexts]
+        with torch.inference_mode():
+            assert at_once == list(map(Guesses.of, one_by_one(drafter, contexts, torch.Generator())))
+
+
+def test_controls_bracket_everyone(base):
+    said = hear(base, PROMPTS[1], replace(SETTINGS, max_new_tokens=41), 0)
+    passes = replayed(Oracle(torch.zeros(1), 4), said, [16], 0)[16]  # it hears the text before it is asked
+    assert [step.committed for step in passes] == [5] * 8
+    passes = replayed(Junk(base.vocabulary, 12), said, [16], 0)[16]
+    assert 1.0 <= 40 / len(passes) < 1.3
+
+
+def test_texts_that_differ_are_not_replayed():
+    drawn = replace(SETTINGS, temperature=1.0, verify=Rejection(multi_round), token_for_token=False)
+    with pytest.raises(InputError, match="everyone says alike"):
+        refuse_other_texts(drawn)
+    refuse_other_texts(replace(drawn, temperature=0.0))

@@ -1,0 +1,133 @@
+"""An evaluation by replay: what its rows say is what evaluations by the loop say, and their certificate is real."""
+
+import json
+from dataclasses import replace
+from functools import partial
+
+import pytest
+from sessions import PROMPTS, Corrupt, arena, session
+from tiny_models import random_base
+from training_parts import block_head
+
+from ctcdraft.decoding.loop import Pass
+from ctcdraft.drafters.drawn_paths import DrawnWords
+from ctcdraft.drafters.prompt_lookup import PromptLookup
+from ctcdraft.errors import InputError
+from ctcdraft.evaluation import report
+from ctcdraft.evaluation.differences import difference, paired
+from ctcdraft.evaluation.folder import Folder
+from ctcdraft.evaluation.outside import StockGenerate
+from ctcdraft.evaluation.records import Answer
+from ctcdraft.evaluation.replay_session import Replay
+from ctcdraft.nn.residual import ResidualBody
+
+SIZES = (2, 4, 8)
+
+
+def with_lookups(corrupt=None):
+    """Two of a kind, so that there is a difference to tell; text that repeats itself, so that lookups find some."""
+    here = arena(random_base(initializer_range=0.1), corrupt=corrupt, max_new_tokens=24)
+    return replace(here, contestants={**here.contestants, "shorter": PromptLookup(here.base, 1, 2)})
+
+
+def replayed(path, here, checked=1, how=None, pairs=(("prompt_lookup", "shorter"),)):
+    one = replace(session(here, PROMPTS[:3]), pairs=pairs)
+    return (how or Replay(SIZES, checked)).run(one, Folder(path, one.shard), overwrite=False)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    path = tmp_path_factory.mktemp("replay")
+    return path, replayed(path, with_lookups())
+
+
+def test_rows_and_differences_are_those_of_the_loop(finished, tmp_path):
+    made = finished[1]
+    assert made["environment"]["replay"] == {"nodes": list(SIZES), "checked": 1, "answers": 6, "alike": 6}
+    for nodes in SIZES:
+        here = with_lookups()
+        loop = replace(session(replace(here, settings=replace(here.settings, nodes=nodes)), PROMPTS[:3]))
+        loop = replace(loop, pairs=(("prompt_lookup", "shorter"),))
+        timed = loop.run(Folder(tmp_path / str(nodes), loop.shard), False, 0, 0)
+        for row in timed["rows"]:
+            size = 1 if row["drafter"] == "autoregressive" else nodes
+            [ours] = [one for one in made["rows"] if (one["drafter"], one["nodes"]) == (row["drafter"], size)]
+            for key in ("tokens", "passes", "tau", "tau_ci", "tau_mean", "alpha", "acceptance_rate", "accuracy"):
+                assert ours[key] == row[key], key
+            assert ours["speedup"] is ours["c"] is ours["tokens_per_second"] is None
+            assert ours["lossless"]["prompts"] == ours["lossless"]["equal"] == 1
+        [told], [ours] = timed["differences"], [one for one in made["differences"] if one["nodes"] == nodes]
+        assert (told["tau"], told["tau_ci"], told["questions"]) == (ours["tau"], ours["tau_ci"], 3)
+        assert told["speedup_ci"][0] <= told["speedup"] <= told["speedup_ci"][1]
+        assert ours["speedup"] is None
+
+
+def test_the_report_says_what_was_replayed_and_what_was_checked(finished):
+    path, made = finished
+    for shown in ((path / "report.md").read_text(), report.terminal(**made)):
+        assert "the loop decoded 1 of them as well, at every size, and 6 of 6 answers took exactly" in shown
+        assert "all contestants say what autoregression says on all 1 questions" in shown
+    assert "prompt_lookup less shorter, 8 nodes: tau +" in report.terminal(**made)
+    assert json.loads((path / "report.json").read_text()) == json.loads(json.dumps(made))
+
+
+def test_it_goes_on_where_it_stopped(finished, tmp_path):
+    path, made = finished
+    lines = (path / "questions.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "settings.json").write_text((path / "settings.json").read_text())
+    (tmp_path / "questions.jsonl").write_text("".join(lines[:2]) + lines[2][:40])
+    again = replayed(tmp_path, with_lookups())
+    assert again["rows"] == made["rows"]
+    with pytest.raises(InputError, match=r"replay\.checked was 1"):
+        replayed(tmp_path, with_lookups(), checked=2)
+
+
+def test_a_loop_that_changes_the_text_is_caught(tmp_path):
+    """A corrupt drafter guesses nothing, so its replay is faultless; the loop that was run as well is not."""
+    made = replayed(tmp_path, with_lookups(Corrupt()), how=Replay([4], 2), pairs=())
+    [row] = [row for row in made["rows"] if row["drafter"] == "corrupt"]
+    assert row["lossless"]["owed"]["wrong"] > 0
+    assert "NOT LOSSLESS: corrupt differs" in report.terminal(**made)
+
+
+def test_what_cannot_be_replayed_is_refused(tmp_path):
+    for wrong in ({"nodes": []}, {"nodes": [4, 2]}, {"nodes": [1, 4]}, {"checked": 0}):
+        with pytest.raises(InputError, match=r"measure\."):
+            Replay(**{"nodes": [4], "checked": 1, **wrong})
+    here = with_lookups()
+    outside = {**here.contestants, "outside": StockGenerate(here.base, {}, None, None)}
+    with pytest.raises(InputError, match="outside drafts outside of our loop"):
+        replayed(tmp_path, replace(here, contestants=outside))
+    head = block_head(here.base, partial(ResidualBody, blocks=1), DrawnWords(1))
+    with pytest.raises(InputError, match="draws its guesses"):
+        replayed(tmp_path / "drawn", replace(here, contestants={**here.contestants, "drawn": head}))
+
+
+def question(tokens, passes, seconds=0.0):
+    step = Pass(tokens // passes, 0, False, 1, 0)
+    return [Answer(tuple(range(tokens)), "", (step,) * passes, True, 0.0, seconds, None)]
+
+
+def test_a_difference_by_pencil():
+    """Every question gains the same, so a paired interval is a point, however much questions differ."""
+    more = [question(20, 5, 1.0), question(40, 10, 2.0), question(4, 1, 0.2)]
+    less = [question(20, 10, 2.0), question(40, 20, 4.0), question(4, 2, 0.4)]
+    base = [question(20, 20, 4.0), question(40, 40, 8.0), question(4, 4, 0.8)]
+    told = difference(more, less, base, seed=0)
+    assert (told["tau"], told["speedup"], told["questions"]) == (2.0, pytest.approx(2.0), 3)
+    assert told["tau_ci"] == pytest.approx([2.0, 2.0])
+    assert told["speedup_ci"] == pytest.approx([2.0, 2.0])
+    assert difference(less, more, base, seed=0)["tau"] == -2.0
+    assert difference(more[:1], less[:1], base[:1], seed=0)["tau_ci"] is None
+    untimed = difference([question(4, 1)], [question(4, 2)], [question(4, 4)], seed=0)
+    assert (untimed["tau"], untimed["speedup"]) == (2.0, None)
+
+
+def test_who_is_compared_with_whom():
+    names = ["autoregressive", "ctc", "medusa", "hydra"]
+    assert paired(names, None) == [("ctc", "medusa"), ("ctc", "hydra")]
+    assert paired(names[:1] + names[1:2], None) == paired(names[:1], None) == []
+    assert paired(names, [["hydra", "medusa"]]) == [("hydra", "medusa")]
+    for wrong in ([["ctc"]], [["ctc", "eagle"]]):
+        with pytest.raises(InputError, match="a pair is two of the rows"):
+            paired(names, wrong)
