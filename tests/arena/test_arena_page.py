@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from arenas import rules_of
-from sessions import PROMPTS, Corrupt, arena, session
+from sessions import PROMPTS, UNSEEN, Corrupt, arena, session
 from tiny_models import random_base
 
 from ctcdraft.arena import page
@@ -68,7 +68,7 @@ def held(tmp_path_factory):
 def evaluate(book, here, name, replay):
     one = session(here, PROMPTS[:3])
     folder = Folder(book.evaluation(name), one.shard)
-    made = one.run(folder, False, 4, 1) if replay is None else replay.run(one, folder, overwrite=False)
+    made = one.run(folder, False, 4, 1, UNSEEN) if replay is None else replay.run(one, folder, overwrite=False)
     nodes = [8] if replay is None else list(replay.nodes)
     kind = "loop" if replay is None else "replay"
     entry = {"words": [], "kind": kind, "benchmark": "made_up", "temperature": 0.0, "nodes": nodes, "group": "all"}

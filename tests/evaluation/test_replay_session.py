@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from sessions import PROMPTS, Corrupt, arena, session
+from sessions import PROMPTS, UNSEEN, Corrupt, arena, session
 from tiny_models import random_base
 from training_parts import block_head
 
@@ -48,7 +48,7 @@ def test_rows_and_differences_are_those_of_the_loop(finished, tmp_path):
         here = with_lookups()
         loop = replace(session(replace(here, settings=replace(here.settings, nodes=nodes)), PROMPTS[:3]))
         loop = replace(loop, pairs=(("prompt_lookup", "shorter"),))
-        timed = loop.run(Folder(tmp_path / str(nodes), loop.shard), False, 0, 0)
+        timed = loop.run(Folder(tmp_path / str(nodes), loop.shard), False, 0, 0, UNSEEN)
         for row in timed["rows"]:
             size = 1 if row["drafter"] == "autoregressive" else nodes
             [ours] = [one for one in made["rows"] if (one["drafter"], one["nodes"]) == (row["drafter"], size)]
