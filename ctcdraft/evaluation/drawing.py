@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import cycle
 from math import ceil, floor, log10
 
 # Dark enough on white and light enough on black; in grey print the labels beside them tell.
-SERIES = ("#3b7dd8", "#d9692b", "#2f9e62", "#a855a0", "#8f8420", "#c8404f", "#4aa3a8", "#777777")
+SERIES = ("#3b7dd8", "#d9692b", "#2f9e62", "#a855a0", "#8f8420", "#c8404f", "#4aa3a8")
+GREY = "#777777"
 
 
 @dataclass(frozen=True)
@@ -101,15 +103,16 @@ class Axes:
                 shapes += [text(self.left - 6, y + 4, f"{value:g}", anchor="end")]
         return shapes + [text(self.at(value, 0)[0], foot + 17, said, anchor="middle") for value, said in marks_x]
 
-    def legend(self, names: Sequence[str]) -> list[str]:
-        """To the right, in the order of the series."""
+    def legend(self, colours: Mapping[str, str]) -> list[str]:
+        """To the right, a name and its colour a line."""
         x = self.left + self.wide + 16
         shapes = []
-        for number, name in enumerate(names):
+        for number, (name, colour) in enumerate(colours.items()):
             y = self.top + 20 * number
-            shapes += [rectangle(x, y, 12, 12, colour_of(number)), text(x + 18, y + 11, name)]
+            shapes += [rectangle(x, y, 12, 12, colour), text(x + 18, y + 11, name)]
         return shapes
 
 
-def colour_of(number: int) -> str:
-    return SERIES[number % len(SERIES)]
+def coloured(names: Iterable[str]) -> dict[str, str]:
+    """A colour for every name; where there are more names than colours, some share one."""
+    return dict(zip(names, cycle(SERIES), strict=False))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ctcdraft.evaluation import breakdown
-from ctcdraft.evaluation.drawing import Axes, Figure, colour_of, dot, line, rectangle, ticks
+from ctcdraft.evaluation.drawing import GREY, Axes, Figure, coloured, dot, line, rectangle, ticks
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
 
 Row = Mapping[str, Any]
@@ -29,6 +29,11 @@ def drafting(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if row["drafter"] != AUTOREGRESSIVE]
 
 
+def colours_of(rows: Sequence[Row]) -> dict[str, str]:
+    """By drafter, the same in every figure; autoregression is grey."""
+    return {AUTOREGRESSIVE: GREY, **coloured(row["drafter"] for row in drafting(rows))}
+
+
 def timed(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if row["time"]["read"] is not None]
 
@@ -42,16 +47,17 @@ def by_depth(rows: Sequence[Row]) -> Figure | None:
     axes = Axes(deepest + 0.5, 1.0)
     marks = [(float(depth), str(depth)) for depth in range(1, deepest + 1, 1 + deepest // 16)]
     shapes = axes.frame(title, "depth k", "alpha[k]: accepted at k / passes that had a guess there", marks)
-    for number, row in enumerate(lines):
+    colours = {row["drafter"]: colours_of(rows)[row["drafter"]] for row in lines}
+    for row, colour in zip(lines, colours.values(), strict=True):
         run: list[tuple[float, float]] = []
         for depth, rate in enumerate([*row["alpha"], None], 1):
             if rate is not None:
                 run.append(axes.at(depth, rate))
-                shapes.append(dot(*run[-1], colour_of(number), f"{row['drafter']}, depth {depth}: {rate:.3f}"))
+                shapes.append(dot(*run[-1], colour, f"{row['drafter']}, depth {depth}: {rate:.3f}"))
             elif run:
-                shapes.append(line(run, colour_of(number)))
+                shapes.append(line(run, colour))
                 run = []
-    return framed(title, axes, shapes, [row["drafter"] for row in lines])
+    return framed(title, axes, shapes, colours)
 
 
 def by_category(rows: Sequence[Row]) -> Figure | None:
@@ -65,15 +71,16 @@ def by_category(rows: Sequence[Row]) -> Figure | None:
     title = "Acceptance length by category"
     axes = Axes(len(names), ticks(max(there))[-1], wide=max(440, 90 * len(names)))
     shapes = axes.frame(title, "", "tau", [(place + 0.5, name) for place, name in enumerate(names)])
-    for number, row in enumerate(lines):
+    colours = {row["drafter"]: colours_of(rows)[row["drafter"]] for row in lines}
+    for number, (row, colour) in enumerate(zip(lines, colours.values(), strict=True)):
         for place, name in enumerate(names):
             tau = row["categories"].get(name, {"tau": None})["tau"]
             if tau is not None:
                 left, top = axes.at(place + 0.1 + 0.8 * number / len(lines), tau)
                 wide = axes.wide / len(names) * 0.8 / len(lines) - 1
                 said = f"{row['drafter']}, {name}: {tau:.2f}"
-                shapes.append(rectangle(left, top, wide, axes.top + axes.high - top, colour_of(number), said))
-    return framed(title, axes, shapes, [row["drafter"] for row in lines])
+                shapes.append(rectangle(left, top, wide, axes.top + axes.high - top, colour, said))
+    return framed(title, axes, shapes, colours)
 
 
 def tau_and_draft_time(rows: Sequence[Row]) -> Figure | None:
@@ -86,11 +93,11 @@ def tau_and_draft_time(rows: Sequence[Row]) -> Figure | None:
     axes = Axes(ticks(max(costs))[-1], ticks(max(row["tau"] for row in there))[-1])
     marks = [(value, f"{value:g}") for value in ticks(max(costs))]
     shapes = axes.frame(title, "draft and tree, milliseconds a pass", "tau", marks)
-    for number, (row, cost) in enumerate(zip(there, costs, strict=True)):
-        x, y = axes.at(cost, row["tau"])
-        fast = "" if row["speedup"] is None else f", speed-up {row['speedup']:.2f}"
-        shapes += [dot(x, y, colour_of(number), f"{row['drafter']}: tau {row['tau']:.2f}, {cost:.3f} ms{fast}")]
-    names = [row["drafter"] + ("" if row["speedup"] is None else f" {row['speedup']:.2f}x") for row in there]
+    names: dict[str, str] = {}
+    for row, cost in zip(there, costs, strict=True):
+        colour = colours_of(rows)[row["drafter"]]
+        shapes.append(dot(*axes.at(cost, row["tau"]), colour, f"{row['drafter']}: tau {row['tau']:.2f}, {cost:.3f} ms"))
+        names[row["drafter"] + ("" if row["speedup"] is None else f" {row['speedup']:.2f}x")] = colour
     return framed(title, axes, shapes, names)
 
 
@@ -110,13 +117,13 @@ def reading(rows: Sequence[Row], sizes: Mapping[str, Any]) -> Figure | None:
     lines = ", line: c + v + o" if curves else ""
     marks = [(value, f"{value:g}") for value in ticks(max(nodes))]
     shapes = axes.frame(title, "nodes a tree may have", f"dot: v(n){lines}", marks)
-    for number, (n, v, name) in enumerate(points):
-        shapes.append(dot(*axes.at(n, v), colour_of(number), f"{name}: v({n}) = {v:.2f}"))
-    order = [name for _, _, name in points]
+    known = colours_of(rows)
+    for n, v, name in points:
+        shapes.append(dot(*axes.at(n, v), known[name], f"{name}: v({n}) = {v:.2f}"))
     for name, curve in curves.items():
-        number = order.index(name) if name in order else len(order)
-        shapes.append(line([axes.at(n, cost) for n, cost in curve], colour_of(number)))
-    return framed(title, axes, shapes, order or list(curves))
+        shapes.append(line([axes.at(n, cost) for n, cost in curve], known[name]))
+    named = dict.fromkeys([*(name for *_, name in points), *curves])
+    return framed(title, axes, shapes, {name: known[name] for name in named})
 
 
 def reads(measured: Sequence[Row]) -> Figure:
@@ -126,14 +133,14 @@ def reads(measured: Sequence[Row]) -> Figure:
     most = max(n for curve in curves for n, _ in curve)
     axes = Axes(ticks(most)[-1], ticks(max(v for curve in curves for _, v in curve))[-1])
     shapes = axes.frame(title, "nodes n", "v(n)", [(value, f"{value:g}") for value in ticks(most)])
-    names = [f"behind {read['context']:,} tokens" for read in measured]
-    for number, (name, curve) in enumerate(zip(names, curves, strict=True)):
-        shapes.append(line([axes.at(n, v) for n, v in curve], colour_of(number)))
-        shapes += [dot(*axes.at(n, v), colour_of(number), f"{name}: v({n}) = {v:.2f}") for n, v in curve]
+    names = coloured(f"behind {read['context']:,} tokens" for read in measured)
+    for (name, colour), curve in zip(names.items(), curves, strict=True):
+        shapes.append(line([axes.at(n, v) for n, v in curve], colour))
+        shapes += [dot(*axes.at(n, v), colour, f"{name}: v({n}) = {v:.2f}") for n, v in curve]
     return framed(title, axes, shapes, names)
 
 
-def framed(title: str, axes: Axes, shapes: Sequence[str], names: Sequence[str]) -> Figure:
-    """With its legend, one name a series, and room for it."""
+def framed(title: str, axes: Axes, shapes: Sequence[str], names: Mapping[str, str]) -> Figure:
+    """With its legend, names and colours, and room for it."""
     low = max(axes.top + axes.high + 44, axes.top + 20 * len(names) + 8)
     return Figure(title, axes.left + axes.wide + ASIDE, low, [*shapes, *axes.legend(names)])

@@ -2,6 +2,8 @@
 
 import json
 import re
+import shutil
+import subprocess
 from dataclasses import replace
 from functools import partial
 from html.parser import HTMLParser
@@ -27,6 +29,16 @@ from ctcdraft.shard import Shard
 
 EXPLORER = Explorer(questions=2, tokens=12, words=3)
 VOID = ("meta", "br")
+BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
+VISIT = """
+const shown = () => [...document.querySelectorAll(".pass")].filter((one) => getComputedStyle(one).display !== "none");
+addEventListener("load", () => {
+  document.querySelector('a.token[href="#a0p1"]').click();
+  const first = shown().map((one) => one.id);
+  document.dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowRight" }));
+  setTimeout(() => { document.title = [...first, ...shown().map((one) => one.id)].join(" "); }, 200);
+});
+"""
 
 
 def head(base, paths, correction=None):
@@ -144,6 +156,26 @@ def test_every_figure_is_in_the_page_and_a_file(evaluated, page):
         assert svg.startswith('<svg xmlns="http://www.w3.org/2000/svg"')
         Reader(svg)
         assert "nan" not in svg
+
+
+def test_a_browser_opens_it_and_goes_from_pass_to_pass(evaluated, tmp_path):
+    """A click on a token of the second pass shows it; the arrow key then shows the third and marks its tokens."""
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
+        pytest.skip("no Chromium here; apt-get install chromium-headless-shell")
+    copy = tmp_path / "page.html"
+    copy.write_text((evaluated / files.PAGE).read_text().replace("</body>", f"<script>{VISIT}</script></body>"))
+    opened = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=2000"]
+    picture = tmp_path / "page.png"
+    done = subprocess.run([*opened, "--dump-dom", copy.as_uri()], capture_output=True, text=True, timeout=120)
+    shot = [f"--screenshot={picture}", "--window-size=1200,2400", (evaluated / files.PAGE).as_uri()]
+    subprocess.run([*opened, *shot], capture_output=True, timeout=120)
+    found = Reader(done.stdout)
+    assert ["a0p1 a0p2"] in [said for name, _, said in found.elements if name == "title"]
+    marked = [attributes["href"] for _, attributes, _ in found.elements if "now" in attributes.get("class", "").split()]
+    passes = ordered(seen_in(evaluated))[0].passes
+    assert marked == ["#a0p2"] * passes[2].committed
+    assert len(picture.read_bytes()) > 50_000  # an empty one of this size has 15,000
 
 
 def test_a_page_is_made_again_from_its_two_files(evaluated, tmp_path):
