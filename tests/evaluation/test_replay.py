@@ -40,7 +40,8 @@ def drafters(base, folder):
     for value in (value for head in heads for value in head.own_parameters()):
         value.data += 0.2 * torch.randn_like(value)
     steps = [stepwise(kind, base, folder, growth=Grow(width, words)) for kind, width, words in GROWTHS]
-    others = [PromptLookup(base, 2, 6), Cascade(base, PromptLookup(base, 3, 4), PromptLookup(base, 1, 2), 4)]
+    cascade = Cascade(base, PromptLookup(base, 3, 4), PromptLookup(base, 1, 2), 4)
+    others = [PromptLookup(base, 2, 6), Junk(base.vocabulary, 12), cascade]
     return [one.double() for one in (*heads, *steps)] + others
 
 
