@@ -66,6 +66,7 @@ class Bench:
         from hydra.utils import instantiate
 
         self.rules, config = rules, composed(rules, ())
+        self.configs: dict[str, Any] = {}  # by entrant: a search builds each of them many times
         if config.trainer.threads:
             torch.set_num_threads(config.trainer.threads)
         self.base = instantiate(config.base)
@@ -77,10 +78,16 @@ class Bench:
         ).to(self.base.device)
 
     def build(self, entrant: Entrant, dial: Dial | None = None, value: int | None = None) -> Any:
-        words = [f"{dial.key}={value}"] if dial is not None else []
+        from omegaconf import OmegaConf
+
+        if entrant.name not in self.configs:
+            self.configs[entrant.name] = composed(self.rules, entrant.words)
+        config = self.configs[entrant.name]
+        if dial is not None:
+            config = config.copy()
+            OmegaConf.update(config, dial.key, value)
         torch.manual_seed(self.rules.seed)
-        made = build_drafter(composed(self.rules, [*entrant.words, *words]).drafter, self.base)
-        return made.to(self.base.dtype).eval()
+        return build_drafter(config.drafter, self.base).to(self.base.dtype).eval()
 
     def matched(self, entrant: Entrant, arm: str) -> Matched:
         reference = self.build(self.rules.entrants[self.rules.reference])

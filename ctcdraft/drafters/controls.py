@@ -14,6 +14,8 @@ from ctcdraft.decoding.loop import Context
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.errors import whole
 
+DEEPEST = 12  # words of a junk path
+
 
 class Oracle:
     """Says what the base will say, `depth` words a pass. Who measures tells it the whole text beforehand, off the
@@ -37,7 +39,8 @@ class Oracle:
 
 
 class Junk:
-    """Random words in random trees of `paths` paths. It draws them outside of any law, so it owes every word."""
+    """Random words in random trees of `paths` paths: a function of the place in the text alone, so that it guesses the
+    same whenever it is asked, and its small trees are the beginnings of its large ones."""
 
     reads_states = False
 
@@ -46,10 +49,11 @@ class Junk:
         self.paths = whole(paths, "junk.paths")
 
     def draft(self, context: Context, memory: None, rng: torch.Generator) -> tuple[TokenTree, None]:
-        depth, device = max(context.depth, 1), context.tokens_L.device
-        paths_PK = torch.randint(self.words, (self.paths, depth), generator=rng, device=device)
-        lengths_P = torch.randint(context.depth + 1, (self.paths,), generator=rng, device=device)
-        return TokenTree.from_paths(context.root, paths_PK, lengths_P, limit=context.nodes), None
+        device, depth = context.tokens_L.device, max(context.depth, 0)
+        own = torch.Generator(device).manual_seed(len(context.tokens_L))
+        paths_PK = torch.randint(self.words, (self.paths, DEEPEST), generator=own, device=device)
+        lengths_P = torch.randint(DEEPEST + 1, (self.paths,), generator=own, device=device).clamp(max=depth)
+        return TokenTree.from_paths(context.root, paths_PK[:, : max(depth, 1)], lengths_P, limit=context.nodes), None
 
 
 def tell(drafter: Any, text_L: Tensor) -> None:
