@@ -78,6 +78,9 @@ def interval(key: str, least: float, most: float, logarithmic: bool, whole: bool
 if __name__ == "__main__":
     try:
         main(sys.argv[1:])
+    except KeyboardInterrupt:
+        print("sweep.py: stopped by Ctrl-C; the same command goes on with the trials there are", file=sys.stderr)
+        raise SystemExit(130) from None
     except InputError as error:
         print(f"sweep.py: {error}", file=sys.stderr)
         raise SystemExit(1) from None

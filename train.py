@@ -40,12 +40,13 @@ from ctcdraft.training.trainer import Care, Trainer
 @hydra.main(version_base=None, config_path="configs", config_name="train")
 @entry_point
 def main(config: DictConfig) -> float:
-    resuming = config.resume is not None
-    run = run_directory(config)
+    run, resuming, sweep = run_directory(config), config.resume is not None, sweep_directory(config)
     if resuming:
         config = config_to_resume(run, config)
     elif run.config.exists() and not config.overwrite:
-        run.refuse_to_overwrite()
+        if sweep is None or run.config.read_text() != OmegaConf.to_yaml(config, resolve=True):
+            run.refuse_to_overwrite()
+        resuming = True  # the same sweep again: its jobs go on where they stopped
     refuse_impossible(config.trainer, config.seed)
     refuse_untrainable(config.drafter)
     refuse_untaught(config)
@@ -88,6 +89,8 @@ def main(config: DictConfig) -> float:
     if resuming:
         run.refuse_other_corpus(corpus.manifest["hash"])
         trainer.restore()
+        if trainer.step >= config.trainer.steps:
+            print(f"{run.path} has its {trainer.step:,} steps already; trainer.steps= may be raised")
     peers.wait()  # until all have found the directory as it was
     if peers.leads and resuming:
         run.write_config(words)  # steps may have been raised
@@ -99,8 +102,8 @@ def main(config: DictConfig) -> float:
     if not peers.leads:
         return tau
     print(f"best probe tau {tau:.3f}; the run is {run.path}")
-    if HydraConfig.get().mode == RunMode.MULTIRUN and not resuming:
-        write_table(Path(config.run))  # anew after every job: one that fails takes no table with it
+    if sweep is not None:
+        write_table(sweep)  # anew after every job: one that fails takes no table with it
     return tau
 
 
@@ -131,9 +134,13 @@ def run_directory(config: DictConfig) -> RunDirectory:
         directory = RunDirectory(Path(config.resume))
         directory.require()
         return directory
-    hydra_config = HydraConfig.get()
-    job = str(hydra_config.job.num) if hydra_config.mode == RunMode.MULTIRUN else ""
-    return RunDirectory(Path(config.run) / job)
+    sweep = sweep_directory(config)
+    return RunDirectory(Path(config.run) if sweep is None else sweep / str(HydraConfig.get().job.num))
+
+
+def sweep_directory(config: DictConfig) -> Path | None:
+    """Where the jobs of a multirun lie beside one another; None for a single run."""
+    return Path(config.run) if HydraConfig.get().mode == RunMode.MULTIRUN and config.resume is None else None
 
 
 def command_again(run: RunDirectory) -> str:
@@ -217,13 +224,14 @@ def plan_on_paper(config: DictConfig, paper: Paper) -> str:
 def corpus_places(config: DictConfig) -> tuple[Any, Path]:
     """Where prompts come from, and where the prepared corpus is or will be.
 
-    corpus.path names a prepared corpus (a folder; made there if it is absent), or prompts to prepare.
+    corpus.path names a prepared corpus (a folder), or prompts to prepare.
     """
     given, source = config.corpus.path, config.prompts.path
     if given == source:
         return source, Path(config.prepared)
     folder = Path(str(given))
-    if (folder / "manifest.json").is_file() or not (folder.exists() or folder.suffix or "*" in folder.name):
+    # Downloaded prompts may bring a manifest.json of their own.
+    if (folder / "manifest.json").is_file() and parts.part_files(folder):
         return source, folder
     return given, Path(config.prepared)
 

@@ -19,7 +19,6 @@ import transformers
 
 from ctcdraft.base import BaseLM
 from ctcdraft.corpus.batches import Batches, Rows
-from ctcdraft.corpus.states import Live
 from ctcdraft.ctc.forward import likelihoods
 from ctcdraft.drafters.block import BlockDrafter
 from ctcdraft.drafters.paths import PrefixSearch
@@ -29,26 +28,26 @@ from ctcdraft.training.engine import TorchEngine
 from ctcdraft.training.peers import Peers
 
 
-class Timed(Live):
-    """The base's states, and how long they took."""
+class Timed(BaseLM):
+    """A base that says how long its newest states took."""
 
     seconds = 0.0
 
-    def __call__(self, *given: Any) -> torch.Tensor:
+    def states(self, *given: Any) -> torch.Tensor:
         since = time.perf_counter()
-        states_BLD = super().__call__(*given)
-        Timed.seconds = time.perf_counter() - since
+        states_BLD = super().states(*given)
+        self.seconds = time.perf_counter() - since
         return states_BLD
 
 
-def base_of(options: argparse.Namespace) -> BaseLM:
+def base_of(options: argparse.Namespace) -> Timed:
     config = transformers.LlamaConfig(
         vocab_size=options.words, hidden_size=options.width, intermediate_size=3 * options.width,
         num_hidden_layers=options.layers, num_attention_heads=options.width // 64,
         max_position_embeddings=options.length,
     )  # fmt: skip
     torch.manual_seed(0)
-    return BaseLM(transformers.LlamaForCausalLM(config).eval(), Plain(), "random")
+    return Timed(transformers.LlamaForCausalLM(config).eval(), Plain(), "random")
 
 
 class Plain:
@@ -70,14 +69,14 @@ def main() -> None:
     rng = torch.Generator().manual_seed(0)
     tokens = [torch.randint(options.words, (options.length,), generator=rng) for _ in range(options.rows)]
     rows = Rows(tokens, [torch.ones(options.length, dtype=torch.int)] * options.rows, [True] * options.rows)
-    batches = Batches(rows, base, options.rows, options.anchors, options.labels, 0, Timed)
+    batches = Batches(rows, base, options.rows, options.anchors, options.labels, 0)
     engine = TorchEngine(
         drafter, drafter.own_parameters(), steps=100, learning_rate=1e-4, warmup=1, final_share=0.1, betas=(0.9, 0.95),
         weight_decay=0.0, clip_norm=1.0, clip_value=None, autocast=False, peers=Peers(),
     )  # fmt: skip
     seconds: dict[str, list[float]] = {}
     for number in range(options.repeats + 1):
-        parts = one_step(drafter, CTC(options.labels), batches, engine, number)
+        parts = one_step(base, drafter, CTC(options.labels), batches, engine, number)
         for name, value in parts.items():
             seconds.setdefault(name, []).append(value)
     medians = {name: statistics.median(several[1:]) for name, several in seconds.items()}  # the first warms up
@@ -93,7 +92,7 @@ def main() -> None:
 
 
 def one_step(
-    drafter: BlockDrafter, objective: CTC, batches: Batches, engine: TorchEngine, number: int
+    base: Timed, drafter: BlockDrafter, objective: CTC, batches: Batches, engine: TorchEngine, number: int
 ) -> dict[str, float]:
     times = [time.perf_counter()]
 
@@ -102,7 +101,7 @@ def one_step(
         return times[-1] - times[-2]
 
     batch = batches.batch(number)
-    parts = {"data": passed() - Timed.seconds, "base": Timed.seconds}
+    parts = {"data": passed() - base.seconds, "base": base.seconds}
     emissions = drafter(batch)
     parts["head"] = passed()
     scores = emissions.scores(batch.labels_BAS)

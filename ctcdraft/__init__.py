@@ -7,7 +7,8 @@ The way of a guess, and the room each step lives in:
                 ▲                                                                                     │
                 └──────────────── decoding/loop.py: draft, read, verify, keep, extend ◄───────────────┘
 
-    base.py          the frozen LLM: tokens in, states and logits out
+    base.py          the frozen LLM: tokens in, states and logits out; readable.py: which LLMs can be one;
+                     fingerprints.py: how one is known again
     paper.py         a base that is not here, from its config alone; size.py, machine.py and rate.py: what plans count
     decoding/        loop, tree, verify, sampling, KV cache; has never heard of CTC
     ctc/             pure mathematics: collapse, the forward recursion, prefix search, the next-label law
@@ -20,6 +21,7 @@ The way of a guess, and the room each step lives in:
     front_door.py    config becomes objects; a bad input becomes one sentence
     contestants.py   a word on evaluate.py's command line becomes a drafter
     arena/           whole comparisons at equal budget: it writes command lines of the entry points and reads reports
+    published.py     a head in other hands: the hub's layout, a model card, `generate`
 
 Who may look at whom, downwards only: entry points -> training, evaluation, corpus -> drafters, objectives ->
 decoding, ctc, nn -> torch.

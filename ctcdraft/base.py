@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,10 +15,11 @@ from torch import Tensor, nn
 from ctcdraft.decoding.fixed import FixedReads
 from ctcdraft.decoding.kv_cache import KVCache
 from ctcdraft.decoding.tree import TokenTree
-from ctcdraft.errors import InputError
+from ctcdraft.errors import InputError, first_line
+from ctcdraft.fingerprints import text_hash, tokenizer_hash, weights_hash
 from ctcdraft.nn.packs import own_text
+from ctcdraft.readable import refuse_unfaithful, refuse_unreadable
 
-STRETCHED = ("dynamic", "longrope")  # by the length of what is read: a tree reaches further than its first word
 # Of base.quantised: the package that does it, the config of transformers for it, and that config's values.
 QUANTISED: dict[str, tuple[str, str, dict[str, Any]]] = {
     "bitsandbytes_4bit": ("bitsandbytes", "BitsAndBytesConfig", {"load_in_4bit": True}),
@@ -317,52 +317,6 @@ def refuse_taps(taps: Sequence[str | int], layers: int) -> None:
         )
 
 
-def refuse_unreadable(config: Any, name: str) -> None:
-    """Raise InputError for a base whose attention cannot read a tree through a plain mask, word for word the same."""
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"]) - {"full_attention"}
-    if getattr(config, "sliding_window", None) is not None:
-        kinds.add(f"sliding window of {config.sliding_window}")
-    if not getattr(config, "num_attention_heads", None):
-        kinds.add("no attention heads")
-    if (rope := (getattr(config, "rope_parameters", None) or {}).get("rope_type")) in STRETCHED:
-        kinds.add(f"{rope} rotary positions, whose angles change as the text grows")
-    if kinds:
-        raise InputError(
-            f"base {name} has {', '.join(sorted(kinds))}: a tree of guesses cannot be read and rolled back "
-            "exactly there; use a base with full attention in every layer"
-        )
-
-
-@torch.inference_mode()
-def refuse_unfaithful(base: BaseLM, length: int = 320) -> None:
-    """Raise InputError unless this base reads a forked tree as it reads the two texts in it.
-
-    A config does not tell whether attention is local, positions enter as biases or logits are scaled after
-    the head; a reading does. The text is longer than the local windows in use, where the context allows.
-    """
-    rng = torch.Generator().manual_seed(0)
-    length = min(length, base.context_length - 4)
-    text = torch.randint(base.vocabulary, (length + 4,), generator=rng).to(base.device)
-    prefix, (root, left, right, below) = text[:length], text[length:]
-    tree = TokenTree.from_paths(root, torch.stack([left, below, right, right]).reshape(2, 2), torch.tensor([2, 1]), 9)
-    try:
-        cache = base.new_cache(length + 8)
-        base.read(prefix, cache)
-        forked_NV = base.read_tree(tree, cache).logits_NV[-2:].float()
-        paths = (torch.stack([root, left, below]), torch.stack([root, right]))
-        alone_NV = torch.stack([base.lm(torch.cat([prefix, path])[None]).logits[0, -1].float() for path in paths])
-    except (ValueError, TypeError, RuntimeError) as error:
-        raise InputError(
-            f"base {base.name} cannot read a tree through a plain mask ({first_line(error)}); use another base"
-        ) from error
-    apart = (forked_NV - alone_NV).abs().max() / alone_NV.std()
-    if not apart < (1e-2 if base.dtype in (torch.float32, torch.float64) else 0.5):
-        raise InputError(
-            f"base {base.name} reads a tree otherwise than the texts in it (logits differ by {apart:.2g} of their "
-            "spread): its attention is local or biased by distance, or its logits are scaled; use another base"
-        )
-
-
 def stop_tokens(lm: Any, tokenizer: Any) -> frozenset[int]:
     """The ids that end an answer: the generation config's, else the config's, else the tokenizer's."""
     for source in (getattr(lm, "generation_config", None), lm.config, tokenizer):
@@ -391,31 +345,3 @@ def is_device(name: str) -> bool:
 def looks_like_folder(path: str) -> bool:
     """A hub id is `owner/name`; everything that starts like a path or exists is meant as a folder."""
     return path.startswith((".", "/", "~")) or path.count("/") != 1 or Path(path).exists()
-
-
-def first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0].rstrip(".")
-
-
-def text_hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def tokenizer_hash(tokenizer: Any) -> str:
-    return text_hash("\n".join(f"{word}\t{index}" for word, index in sorted(tokenizer.get_vocab().items())))
-
-
-def weights_hash(lm: nn.Module, samples: int = 64) -> str:
-    """A hash of up to `samples` evenly spaced values of every tensor, rounded to bfloat16.
-
-    Rounded, so that one checkpoint read as float32 and as bfloat16 is the same base. A base on paper has no values
-    and no hash, so nothing can be made for it.
-    """
-    if any(tensor.is_meta for tensor in lm.parameters()):
-        return ""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(lm.state_dict().items()):
-        stride = max(1, tensor.numel() // samples)
-        values = tensor.reshape(-1)[::stride][:samples].to(torch.bfloat16).float().cpu()
-        digest.update(name.encode() + values.numpy().tobytes())
-    return digest.hexdigest()[:16]

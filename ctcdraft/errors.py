@@ -26,3 +26,7 @@ def number(value: Any, key: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
         raise InputError(f"{key}={value} is no number; give one such as {key}=0.5")
     return value
+
+
+def first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0].rstrip(".")

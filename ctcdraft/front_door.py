@@ -79,6 +79,10 @@ def from_command_line(main: Callable[[], Any]) -> None:
     """Run a Hydra main; what Hydra finds wrong with the command line becomes a sentence too."""
     try:
         main()
+    except KeyboardInterrupt:
+        stopped = "stopped by Ctrl-C; what was finished is kept, and the same command goes on from there"
+        print(f"{Path(sys.argv[0]).name}: {stopped}", file=sys.stderr)
+        raise SystemExit(130) from None
     except BrokenPipeError:  # `... --help | head`: nobody reads on; what is left to flush goes nowhere
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except Exception as error:

@@ -21,13 +21,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import ctcdraft
-from ctcdraft.base import BaseLM, refuse_unfaithful
+from ctcdraft.base import BaseLM, looks_like_folder
 from ctcdraft.decoding.loop import Settings, generate
 from ctcdraft.decoding.verify import match
 from ctcdraft.drafters.drafter import DraftHead
 from ctcdraft.errors import InputError
 from ctcdraft.front_door import build_drafter, load_drafter
 from ctcdraft.model_card import model_card
+from ctcdraft.readable import refuse_unfaithful
 from ctcdraft.training.checkpoint import RunDirectory, fill, refuse_other_base
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
@@ -78,6 +79,9 @@ class PublishedHead(ModelHubMixin):
         for key in ("model", "tokenizer"):
             if given.get(key) is None:
                 raise InputError(f"a head drafts for a base: give {key}= to PublishedHead.from_pretrained")
+        place = str(pretrained_model_name_or_path)
+        if looks_like_folder(place) and not Path(place).is_dir():
+            raise InputError(f"no head at {place}: there is no such folder")
         try:
             return super().from_pretrained(pretrained_model_name_or_path, **given)
         except json.JSONDecodeError as error:  # it looks into config.json before we do

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from ctcdraft.base import BaseLM, first_line, refuse_absent_device, refuse_unknown_dtype
-from ctcdraft.errors import InputError
+from ctcdraft.base import BaseLM, refuse_absent_device, refuse_unknown_dtype
+from ctcdraft.errors import InputError, first_line
 
 
 class NoWords:

@@ -7,8 +7,9 @@ import torch
 import transformers
 from tiny_models import END, random_base, random_lm, tiny_tokenizer
 
-from ctcdraft.base import BaseLM, load_base, refuse_unreadable
+from ctcdraft.base import BaseLM, load_base
 from ctcdraft.errors import InputError
+from ctcdraft.readable import refuse_unreadable
 
 
 def saved(folder, kind="llama", seed=0, **changes):

@@ -237,6 +237,45 @@ def test_a_multirun_numbers_its_jobs(world, monkeypatch):
     assert [(world / "sweep" / job / "drafter.safetensors").is_file() for job in "01"] == [True, True]
 
 
+def test_a_sweep_that_was_stopped_goes_on(world, monkeypatch, capsys):
+    monkeypatch.chdir(world)
+    words = ["-m", *training("run=swept", "drafter.frames=3,4")]
+    run_script(monkeypatch, "train.py", *words)
+    whole = (world / "swept" / "sweep.csv").read_text()
+    (world / "swept" / "sweep.csv").unlink()
+    shutil.rmtree(world / "swept" / "1")
+    capsys.readouterr()
+    run_script(monkeypatch, "train.py", *words)
+    assert "swept/0 has its 4 steps already" in capsys.readouterr().out
+    assert (world / "swept" / "sweep.csv").read_text() == whole
+    said = refused(monkeypatch, capsys, "train.py", "-m", *training("run=swept", "drafter.frames=3,4", "seed=1"))
+    assert "swept/0 holds a run already" in said
+
+
+def test_prompts_beside_a_manifest_of_their_own_are_prompts(world, monkeypatch, capsys):
+    monkeypatch.chdir(world)
+    (world / "downloaded").mkdir()
+    shutil.copy(world / "prompts.jsonl", world / "downloaded")
+    (world / "downloaded" / "manifest.json").write_text('{"sources": []}')
+    run_script(
+        monkeypatch, "train.py",
+        *training("run=never", "prepared=none", "corpus.path=downloaded", "plan_only=true"),
+    )  # fmt: skip
+    assert "24 prompts of 24 conversations" in capsys.readouterr().out
+
+
+def test_ctrl_c_is_one_sentence(world, monkeypatch, capsys):
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(world)
+    monkeypatch.setattr("ctcdraft.evaluation.session.measure", interrupted)
+    with pytest.raises(SystemExit) as left:
+        run_script(monkeypatch, "evaluate.py", "checkpoint=run", "benchmark.path=prompts.jsonl", "out=stopped")
+    assert left.value.code == 130
+    assert capsys.readouterr().err.splitlines()[-1].startswith("evaluate.py: stopped by Ctrl-C; what was finished")
+
+
 def test_plan_only_leaves_nothing(world, monkeypatch, capsys):
     monkeypatch.chdir(world)
     run_script(monkeypatch, "train.py", *training("run=planned", "plan_only=true"))
@@ -330,6 +369,7 @@ def test_a_base_that_is_not_here_is_planned_on_paper(world, monkeypatch, capsys)
         ("train.py", training("run=x", "corpus.limit=5"), "24 prompts (now 5)"),
         ("train.py", training("run=x", "answers.temperature=1.0"), "answers.temperature=0.0 (now 1.0)"),
         ("train.py", training("run=x", "prepared=other", "corpus.path=gone.jsonl"), "gone.jsonl"),
+        ("train.py", training("run=x", "prepared=other", "corpus.path=mistyped"), "mistyped is not there"),
         ("train.py", training("run=x", "prepared=other", "corpus.path=empty.jsonl"), "empty.jsonl"),
         ("train.py", ["resume=nowhere"], "nowhere holds no run"),
         ("train.py", training("run=x", "base.path=sliding"), "sliding window of 32"),

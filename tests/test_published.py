@@ -68,6 +68,9 @@ def home(tmp_path_factory):
     (run.path / "evaluation" / "tiny-greedy").mkdir(parents=True)
     report = run.path / "evaluation" / "tiny-greedy" / "report.json"
     report.write_text(json.dumps({"rows": rows, "environment": where}))
+    (run.path / "evaluation" / "latency-tiny").mkdir()
+    timed = {"rows": [{"drafter": "ctc_gru"}], "environment": where}  # no words, no verdict
+    (run.path / "evaluation" / "latency-tiny" / "report.json").write_text(json.dumps(timed))
     PublishedHead.of_run(run.path, base).save_pretrained(home / "head")
     return home
 
@@ -152,6 +155,8 @@ def test_another_model_is_refused_when_loaded_and_when_used(home):
         random_lm().generate(PROMPT, **ASKED, custom_generate=head.generate)
     with pytest.raises(InputError, match="give tokenizer="):
         PublishedHead.from_pretrained(home / "head", model=random_lm())
+    with pytest.raises(InputError, match=r"no head at .*gone"):
+        PublishedHead.from_pretrained(home / "gone", model=random_lm(), tokenizer=tiny_tokenizer())
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from ctcdraft.base import BaseLM, load_base, tokenizer_hash
+from ctcdraft.base import BaseLM, load_base
 from ctcdraft.decoding.kv_cache import KVCache
 from ctcdraft.decoding.loop import Context
 from ctcdraft.decoding.tree import TokenTree
@@ -20,6 +20,7 @@ from ctcdraft.drafters.drafter import Batch
 from ctcdraft.drafters.grow import Growth
 from ctcdraft.drafters.stepwise import Stepwise, deepen
 from ctcdraft.errors import InputError, whole
+from ctcdraft.fingerprints import tokenizer_hash
 from ctcdraft.nn.packs import follow
 from ctcdraft.nn.words import WordEmissions, WordHead
 

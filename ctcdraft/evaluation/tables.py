@@ -62,7 +62,7 @@ class Cell:
         run, benchmark = f"runs/{self.drafter}-{self.base}", self.benchmark.partition("/")[0]
         return (
             f"python train.py base={self.base} drafter={self.drafter} corpus=sharegpt corpus.path=FILES run={run} && "
-            f"python evaluate.py checkpoint={run} benchmark={benchmark} benchmark.path=FILE"
+            f"python evaluate.py checkpoint={run} benchmark={benchmark} benchmark.path=FILE decoding.nodes=64"
         )
 
 

@@ -315,7 +315,7 @@ def test_a_disk_that_fills_up_keeps_what_is_finished(world, monkeypatch, capsys)
 def test_stored_states_that_cannot_be_are_one_sentence(world, monkeypatch, capsys):
     stored = ["corpus.path=done", "states=stored", "states.path=store"]
     for words, sentence in (
-        (["states.precision=float8"], "precision is one of float32, bfloat16, int8"),
+        (["states.precision=float8"], "it is one of float32, bfloat16, int8"),
         (["states.limit_gb=1e-6"], "holds not even one shard"),
     ):
         assert sentence in refused(world, monkeypatch, capsys, "train.py", *TRAIN, *stored, *words)

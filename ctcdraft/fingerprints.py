@@ -1,0 +1,33 @@
+"""Short hashes by which a base is known again: of words, texts, weights. It knows nothing of what they mean."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def text_hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def tokenizer_hash(tokenizer: Any) -> str:
+    return text_hash("\n".join(f"{word}\t{index}" for word, index in sorted(tokenizer.get_vocab().items())))
+
+
+def weights_hash(lm: nn.Module, samples: int = 64) -> str:
+    """A hash of up to `samples` evenly spaced values of every tensor, rounded to bfloat16.
+
+    Rounded, so that one checkpoint read as float32 and as bfloat16 is the same base. A base on paper has no values
+    and no hash, so nothing can be made for it.
+    """
+    if any(tensor.is_meta for tensor in lm.parameters()):
+        return ""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(lm.state_dict().items()):
+        stride = max(1, tensor.numel() // samples)
+        values = tensor.reshape(-1)[::stride][:samples].to(torch.bfloat16).float().cpu()
+        digest.update(name.encode() + values.numpy().tobytes())
+    return digest.hexdigest()[:16]
