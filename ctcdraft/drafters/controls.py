@@ -39,20 +39,20 @@ class Oracle:
 
 
 class Junk:
-    """Random words in random trees of `paths` paths: a function of the place in the text alone, so that it guesses the
+    """Random words in random trees of `size` paths: a function of the place in the text alone, so that it guesses the
     same whenever it is asked, and its small trees are the beginnings of its large ones."""
 
     reads_states = False
 
-    def __init__(self, base: Any, paths: int) -> None:
+    def __init__(self, base: Any, size: int) -> None:
         self.words = base.vocabulary
-        self.paths = whole(paths, "junk.paths")
+        self.size = whole(size, "junk.size")  # not `paths`: those are clocked as the tree
 
     def draft(self, context: Context, memory: None, rng: torch.Generator) -> tuple[TokenTree, None]:
         device, depth = context.tokens_L.device, max(context.depth, 0)
         own = torch.Generator(device).manual_seed(len(context.tokens_L))
-        paths_PK = torch.randint(self.words, (self.paths, DEEPEST), generator=own, device=device)
-        lengths_P = torch.randint(DEEPEST + 1, (self.paths,), generator=own, device=device).clamp(max=depth)
+        paths_PK = torch.randint(self.words, (self.size, DEEPEST), generator=own, device=device)
+        lengths_P = torch.randint(DEEPEST + 1, (self.size,), generator=own, device=device).clamp(max=depth)
         return TokenTree.from_paths(context.root, paths_PK[:, : max(depth, 1)], lengths_P, limit=context.nodes), None
 
 

@@ -89,7 +89,7 @@ def test_the_evaluations_that_are_asked_for(held):
     assert among.removeprefix("contestants=[").split(",")[:4] == runs[:4]
     assert str(book.run("ctc_gru.time")) not in among
     assert "transformers_greedy" not in among
-    assert {"measure=replay", "measure.nodes=[4,8]", "measure.checked=1"} <= set(replayed.words)
+    assert {"measure=replay", "measure.nodes=[4,8]", "measure.checked=2"} <= set(replayed.words)
     assert "transformers_greedy" in timed.words[-1]
     assert "medusa.time" not in timed.words[-1]
     hot = replace(rules, replay=replace(rules.replay, temperatures=(0.5,)))

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from drafters import Junk, Oracle
 from sessions import PROMPTS, SETTINGS, arena
 from tiny_models import random_base
 
@@ -141,3 +142,14 @@ def test_the_roof():
     # 10 passes of 50 bytes and 100 bytes of KV, at 60 bytes/s, cannot take less than 10 s; they took 20.
     assert roof_share(spent(20.0), weight_bytes=50, bandwidth=60.0) == 0.5
     assert copy_bandwidth(torch.device("cpu"), rounds=1) > 1e8
+
+
+def test_controls_are_clocked_like_everyone():
+    """One that guesses what it was told, and one whose values must not be taken for ways to read frames."""
+    here = arena()
+    prompt, how = torch.arange(40, 50), replace(SETTINGS, max_new_tokens=8)
+    for drafter in (Oracle(torch.arange(40, 90), 4), Junk(here.base.vocabulary, 12)):
+        spent = instrument(here.base, drafter, prompt, how, 0, frozenset())
+        assert 0 < spent.passes <= 7
+        assert spent.seconds["draft"] > 0
+        assert spent.seconds["tree"] == 0
