@@ -20,7 +20,6 @@ from ctcdraft.drafters.draft_model import first_layers
 from ctcdraft.errors import InputError
 from ctcdraft.training.sweep import read_job
 
-
 SHARE = 0.1  # of a run: what it takes beyond a trial must be more, or it is the noise of starting
 
 
