@@ -20,6 +20,8 @@ from ctcdraft.drafters.draft_model import first_layers
 from ctcdraft.errors import InputError
 from ctcdraft.training.sweep import read_job
 
+SHARE = 0.1  # of a run: what it takes beyond a trial must be more, or it is the noise of starting
+
 
 @dataclass(frozen=True)
 class Training:
@@ -149,7 +151,14 @@ def a_step(rules: Rules, book: Book, entrant: str) -> float:
     there = book.read(TRAINING)
     trials = [seconds(rules, there[f"{entrant}.rate-{rate:g}"]) for rate in rules.rates.values]
     whole_run = seconds(rules, there[name_of(rules, entrant, STEPS, rules.seed)])
-    return max((whole_run - sum(trials) / len(trials)) / (rules.steps - rules.trial_steps), 1e-6)
+    more = whole_run - sum(trials) / len(trials)
+    if more < SHARE * whole_run:
+        raise InputError(
+            f"{entrant} took {whole_run:.0f} s for {rules.steps:,} steps and {whole_run - more:.0f} s for "
+            f"{rules.trial_steps:,}: too little apart to tell what a step takes; raise arena.steps=, or leave the arm "
+            "of equal time out of arena.arms="
+        )
+    return more / (rules.steps - rules.trial_steps)
 
 
 def steps_in_time(rules: Rules, book: Book, entrant: str) -> int:

@@ -97,3 +97,10 @@ def test_wall_seconds_where_a_processor_waits(world):
     assert training.a_step(replace(rules, clock="wall"), book, "medusa") == pytest.approx(0.1)
     assert training.a_step(rules, book, "medusa") == pytest.approx(0.05)
     assert training.steps_in_time(replace(rules, seconds=3.0), book, "medusa") == 60
+
+
+def test_runs_that_are_all_start_tell_nothing_of_a_step(world, monkeypatch):
+    rules, book, _ = world
+    monkeypatch.setitem(A_STEP, "medusa", 0.001)
+    with pytest.raises(InputError, match=r"medusa took 10 s for 100 steps and 10 s for 10: too little apart"):
+        training.train_all(rules, book)
