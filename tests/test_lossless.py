@@ -25,7 +25,7 @@ KINDS = ("llama", "qwen3", "gpt2")
 PROMPTS = [torch.tensor(row) for row in ([0, 7, 9, 9, 9, 30], [0, 2, 80, 81, 3], [5], [0, *range(40, 90)])]
 
 
-def settings(temperature: float = 0.0, nodes: int = 12, tokens: int = 40, **changes) -> Settings:
+def settings(temperature: float = 0.0, nodes: int = 12, tokens: int = 26, **changes) -> Settings:
     values = {"top_k": 0, "top_p": 1.0, "verify": match, "lossless": True, **changes}
     return Settings(max_new_tokens=tokens, nodes=nodes, temperature=temperature, **values)
 
@@ -41,7 +41,7 @@ def autoregression(base, prompt, how, seed=0, stops=frozenset()):
 
 @pytest.mark.parametrize("prompt", PROMPTS, ids=len)
 def test_autoregression_equals_transformers_generate(base, prompt):
-    how = settings()
+    how = settings(tokens=40)
     out = base.lm.generate(
         prompt[None], attention_mask=torch.ones_like(prompt)[None], max_new_tokens=40, do_sample=False,
         eos_token_id=None, pad_token_id=1,

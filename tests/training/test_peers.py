@@ -82,7 +82,7 @@ def test_one_device_for_all_is_refused(monkeypatch):
     [
         pytest.param([], id="torch"),
         pytest.param(["1"], id="zero 1", marks=pytest.mark.slow),
-        pytest.param(["2"], id="zero 2"),
+        pytest.param(["2"], id="zero 2", marks=pytest.mark.slow),
     ],
 )
 def test_two_processes_reach_the_curve_of_one(tmp_path, stage):
