@@ -29,7 +29,7 @@ def test_the_arena_trains_measures_and_writes_its_page(tmp_path):
         "arena.evaluate=['timing.questions=1','warm_up_tokens=4']",
         "arena.steps=4", "arena.small=null", "arena.rates={values:[0.003],share:0.25,prompts:2}",
         "arena.arms=[steps,parameters]", "arena.again={seeds:[],entrants:[],best_rival:false}",
-        f"arena.benchmarks={{own:{quoted(asked)}}}", "arena.replay={nodes:[4,8],temperatures:[0.0],checked:1}",
+        f"arena.benchmarks.tiny={quoted(asked)}", "arena.replay={nodes:[4,8],temperatures:[0.0],checked:1}",
         "arena.timing={nodes:[8],arms:[steps],others:[oracle,junk],words:['decoding=greedy']}",
         "arena.pairs=[[ctc_gru,medusa]]", *(f"arena.entrants.{name}=null" for name in LEFT_OUT),
     ]  # fmt: skip
