@@ -2,6 +2,16 @@
 
 import os
 
+import pytest
+
 # Before anything imports torch: libgomp reads them once.
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["OMP_WAIT_POLICY"] = "passive"
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """A folder of a module's own in which the entry points can be called: entry_parts.small_world."""
+    from entry_parts import small_world
+
+    return small_world(tmp_path_factory.mktemp("world"))

@@ -6,10 +6,10 @@ import json
 
 import pytest
 import torch
+from entry_parts import refused, run_script, training
 from omegaconf import OmegaConf
 from safetensors.torch import load_file
 from stepwise_parts import saved_lm
-from test_entry_points import refused, run_script, training, world  # noqa: F401
 
 from ctcdraft.base import load_base
 from ctcdraft.contestants import contestant, looked_up
@@ -62,7 +62,7 @@ class Echo(DraftHead):
 
 
 @pytest.fixture(scope="module")
-def outsiders(world):  # noqa: F811
+def outsiders(world):
     """The world of the entry points with a module, two YAMLs and a trained Echo in it, and small LMs."""
     (world / "parrots.py").write_text(MODULE)
     folder = world / "mine" / "drafter"
@@ -79,7 +79,7 @@ def outsiders(world):  # noqa: F811
         yield world
 
 
-def evaluated(patch, world, *contestants: str, more=()):  # noqa: F811
+def evaluated(patch, world, *contestants: str, more=()):
     words = ["base=local", "base.path=base", "benchmark.path=prompts.jsonl", "benchmark.limit=2", "out=seen"]
     words += ["decoding.max_new_tokens=12", "overwrite=true", "timing.questions=1", *more]
     run_script(patch, "evaluate.py", f"contestants=[{','.join(contestants)}]", *words)

@@ -1,63 +1,15 @@
-"""What a user types: the whole path on a random base, and every wrong word answered by one sentence and status 1."""
+"""What a user types: the whole path on a random base, from prompts to a report."""
 
 from __future__ import annotations
 
 import json
-import runpy
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
-import torch
-import transformers
-from omegaconf import OmegaConf
-from safetensors.torch import load_file
-from tiny_models import random_lm, tiny_tokenizer
+from entry_parts import REPOSITORY, refused, run_script, training
 
-from ctcdraft.base import load_base
 from ctcdraft.corpus import parts
-from ctcdraft.front_door import load_drafter
-
-REPOSITORY = Path(__file__).resolve().parent.parent
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    """A random base, prompts, and a run trained on its answers through the command line."""
-    home = tmp_path_factory.mktemp("world")
-    random_lm(context=128).save_pretrained(home / "base")
-    tiny_tokenizer().save_pretrained(home / "base")
-    prompts = [{"id": f"p{n}", "category": "chat", "turns": [f"say {n}"]} for n in range(24)]
-    (home / "prompts.jsonl").write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(home)
-        run_script(patch, "train.py", *training("run=run"))
-    return home
-
-
-def training(*more: str) -> list[str]:
-    return [
-        "base=local", "base.path=base", "corpus.path=prompts.jsonl", "prepared=prepared", "answers.max_new_tokens=20",
-        "trainer.steps=4", "trainer.probe_prompts=2", "trainer.probe_every=4", "trainer.checkpoint_every=2",
-        "trainer.autocast=false", "trainer.warmup=1", "drafter.frames=5", "objective.labels=3",
-        "decoding.max_new_tokens=10", *more,
-    ]  # fmt: skip
-
-
-def run_script(patch: pytest.MonkeyPatch, script: str, *words: str) -> None:
-    patch.setattr(sys, "argv", [script, *words])
-    runpy.run_path(str(REPOSITORY / script), run_name="__main__")
-
-
-def refused(patch, capsys, script: str, *words: str) -> str:
-    """The one line on stderr of a call that must end with status 1 and without a traceback."""
-    with pytest.raises(SystemExit) as exit_:
-        run_script(patch, script, *words)
-    assert exit_.value.code == 1
-    said = capsys.readouterr().err
-    assert "Traceback" not in said
-    return said
 
 
 def test_train_leaves_a_checkpoint(world):
@@ -185,97 +137,6 @@ def test_a_crossing_is_marked_in_the_report(world, monkeypatch):
     assert "autoregressive (crossing)" not in shown
 
 
-def test_resuming_raises_the_steps_only(world, monkeypatch, capsys):
-    monkeypatch.chdir(world)
-    run_script(monkeypatch, "train.py", *training("run=again"))
-    said = refused(monkeypatch, capsys, "train.py", "resume=again", "trainer.rows=2")
-    assert "trainer.rows=2" in said
-    assert "only trainer.steps= may be raised" in said
-    assert "may only be raised" in refused(monkeypatch, capsys, "train.py", "resume=again", "trainer.steps=3")
-    before = (world / "again" / "metrics.jsonl").read_text()
-    run_script(monkeypatch, "train.py", "resume=again", "trainer.steps=6")
-    after = (world / "again" / "metrics.jsonl").read_text()
-    # From scratch the longer schedule would give steps 2 to 4 other learning rates: they were not taken again.
-    assert after.startswith(before)
-    assert len(after.splitlines()) == 6
-    assert OmegaConf.load(world / "again" / "config.yaml").trainer.steps == 6
-
-
-def test_a_run_killed_before_its_first_checkpoint_begins_again(world, monkeypatch):
-    monkeypatch.chdir(world)
-    run_script(monkeypatch, "train.py", *training("run=early"))
-    trained = (world / "early" / "drafter.safetensors").read_bytes()
-    for file in [*(world / "early").glob("resume-*.pt"), world / "early" / "drafter.safetensors"]:
-        file.unlink()
-    run_script(monkeypatch, "train.py", "resume=early")
-    assert (world / "early" / "drafter.safetensors").read_bytes() == trained
-
-
-def test_a_run_directory_gives_its_weights_back(world, monkeypatch):
-    monkeypatch.chdir(world)
-    base = load_base("base", "float32", "cpu")
-    drafter = load_drafter(world / "run", base, paths=None)
-    saved = load_file(world / "run" / "drafter.safetensors")
-    assert set(saved) == set(drafter.own_state())
-    for name, value in drafter.own_state().items():
-        assert torch.equal(value, saved[name]), name
-    other = OmegaConf.load(REPOSITORY / "configs" / "drafter" / "paths" / "collapse.yaml")
-    assert type(load_drafter(world / "run", base, paths=other).paths).__name__ == "Collapse"
-
-
-def test_overwriting_a_run_spares_what_is_not_its_own(world, monkeypatch):
-    monkeypatch.chdir(world)
-    run_script(monkeypatch, "train.py", *training("run=mine"))
-    (world / "mine" / "thesis.txt").write_text("years of work")
-    run_script(monkeypatch, "train.py", *training("run=mine", "overwrite=true"))
-    assert (world / "mine" / "thesis.txt").read_text() == "years of work"
-
-
-def test_a_multirun_numbers_its_jobs(world, monkeypatch):
-    monkeypatch.chdir(world)
-    run_script(monkeypatch, "train.py", "-m", *training("run=sweep", "drafter.frames=3,4"))
-    assert [(world / "sweep" / job / "drafter.safetensors").is_file() for job in "01"] == [True, True]
-
-
-def test_a_sweep_that_was_stopped_goes_on(world, monkeypatch, capsys):
-    monkeypatch.chdir(world)
-    words = ["-m", *training("run=swept", "drafter.frames=3,4")]
-    run_script(monkeypatch, "train.py", *words)
-    whole = (world / "swept" / "sweep.csv").read_text()
-    (world / "swept" / "sweep.csv").unlink()
-    shutil.rmtree(world / "swept" / "1")
-    capsys.readouterr()
-    run_script(monkeypatch, "train.py", *words)
-    assert "swept/0 has its 4 steps already" in capsys.readouterr().out
-    assert (world / "swept" / "sweep.csv").read_text() == whole
-    said = refused(monkeypatch, capsys, "train.py", "-m", *training("run=swept", "drafter.frames=3,4", "seed=1"))
-    assert "swept/0 holds a run already" in said
-
-
-def test_prompts_beside_a_manifest_of_their_own_are_prompts(world, monkeypatch, capsys):
-    monkeypatch.chdir(world)
-    (world / "downloaded").mkdir()
-    shutil.copy(world / "prompts.jsonl", world / "downloaded")
-    (world / "downloaded" / "manifest.json").write_text('{"sources": []}')
-    run_script(
-        monkeypatch, "train.py",
-        *training("run=never", "prepared=none", "corpus.path=downloaded", "plan_only=true"),
-    )  # fmt: skip
-    assert "24 prompts of 24 conversations" in capsys.readouterr().out
-
-
-def test_ctrl_c_is_one_sentence(world, monkeypatch, capsys):
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.chdir(world)
-    monkeypatch.setattr("ctcdraft.evaluation.session.measure", interrupted)
-    with pytest.raises(SystemExit) as left:
-        run_script(monkeypatch, "evaluate.py", "checkpoint=run", "benchmark.path=prompts.jsonl", "out=stopped")
-    assert left.value.code == 130
-    assert capsys.readouterr().err.splitlines()[-1].startswith("evaluate.py: stopped by Ctrl-C; what was finished")
-
-
 def test_plan_only_leaves_nothing(world, monkeypatch, capsys):
     monkeypatch.chdir(world)
     run_script(monkeypatch, "train.py", *training("run=planned", "plan_only=true"))
@@ -305,89 +166,3 @@ def test_a_base_that_is_not_here_is_planned_on_paper(world, monkeypatch, capsys)
     assert "hours with states=live" in said.split("time  ")[-1]
     assert "at 1e+12 operations a second, memory taken to keep up, which is assumed" in said
     assert not [name for name in ("x", "never") if Path(name).exists()]
-
-
-@pytest.mark.parametrize(
-    ("script", "words", "sentence"),
-    [
-        ("train.py", training("run=run"), "run holds a run already; continue it with resume=run"),
-        ("train.py", training("drafter.framse=8"), "framse"),
-        ("train.py", ["base=local", "base.path=nowhere"], "no base LLM at nowhere"),
-        ("train.py", ["base=local", "base.path=nowhere", "plan_only=true"], "no base LLM at nowhere"),
-        ("train.py", training("run=x", "base.path=paper"), "cannot load the base paper"),
-        (
-            "train.py",
-            training("run=x", "base.path=paper", "plan_only=true", "plan.flops=0"),
-            "plan.flops=0 is no speed",
-        ),
-        (
-            "train.py",
-            training("run=x", "base.path=paper", "plan_only=true", "drafter=draft_model", "drafter.path=base"),
-            "drafter=draft_model brings weights of its own",
-        ),
-        (
-            "data/prepare.py",
-            ["base=vicuna_7b", "base.config=gone.json", "corpus.path=prompts.jsonl", "plan_only=true", "out=never"],
-            "no base LLM at gone.json",
-        ),
-        ("train.py", training("run=x", "objective.labels=9"), "5 frames cannot say 9 labels"),
-        ("train.py", training("run=x", "objective.labels=0"), "objective.labels=0"),
-        ("train.py", training("run=x", "drafter.frames=0"), "drafter.frames=0"),
-        ("train.py", training("run=x", "objective=cross_entropy"), "drafter/paths=direct"),
-        ("train.py", training("run=x", "objective=cross_entropy", "drafter/paths=direct"), "objective.labels=5"),
-        ("train.py", training("run=x", "drafter=transducer", "objective=ctc"), "objective=transducer or prefix_tr"),
-        ("train.py", ["base=local"], "base.path= is missing"),
-        ("train.py", ["drafter/paths=colapse"], "did you mean drafter/paths/collapse"),
-        ("train.py", training("run=x", "objective=prefix_ctc", "objective.decay=2"), "objective.decay=2"),
-        ("train.py", training("run=x", "drafter/correction=gru", "drafter.correction.rank=0"), "rank=0"),
-        ("train.py", training("run=x", "base.taps=[last,2]"), "layers from 0 to 1"),
-        ("train.py", training("run=x", "trainer.anchors=0"), "trainer.anchors=0 is impossible"),
-        ("train.py", training("run=x", "trainer.probe_every=0"), "trainer.probe_every=0 is impossible"),
-        ("train.py", training("run=x", "decoding.temperature=-1"), "decoding.temperature=-1"),
-        ("train.py", training("run=x", "trainer.probe_prompts=-3"), "trainer.probe_prompts=-3 is impossible"),
-        ("train.py", training("run=x", "trainer.patience=0"), "trainer.patience=0 is impossible"),
-        ("train.py", training("run=x", "trainer.accumulate=0"), "trainer.accumulate=0 is impossible"),
-        ("train.py", training("run=x", "trainer.checkpoint_minutes=0"), "trainer.checkpoint_minutes=0 is impossible"),
-        ("train.py", training("run=x", "trainer.learning_rate=0"), "trainer.learning_rate=0"),
-        ("train.py", training("run=x", "trainer.learning_rate=nan"), "trainer.learning_rate=nan"),
-        ("train.py", training("run=x", "drafter.frames=abc"), "drafter.frames=abc is impossible"),
-        ("train.py", training("run=x", "decoding.nodes=abc"), "decoding.nodes=abc is impossible"),
-        ("train.py", training("run=x", "objective=eagle"), "are for drafter=eagle"),
-        ("train.py", training("run=x", "prepared=never", "objective.labels=9"), "5 frames cannot say 9 labels"),
-        ("train.py", training("run=x", "prepared=never", "plan_only=true", "objective=cross_entropy"), "paths=direct"),
-        ("train.py", training("run=x", "prepared=never", "drafter=eagle", "objective=ctc"), "has no blank"),
-        ("train.py", training("run=x", "prepared=never", "decoding.nodes=0"), "decoding.nodes=0"),
-        ("evaluate.py", ["checkpoint=run", "timing.questions=-1"], "timing.questions=-1 is impossible"),
-        ("evaluate.py", ["checkpoint=run", "decoding.nodes=abc"], "decoding.nodes=abc"),
-        ("evaluate.py", ["base=tiny", "contestants=[{prompt_lookup:{span:abc}}]"], "prompt_lookup.span=abc"),
-        ("evaluate.py", ["base=tiny", "contestants=[{prompt_lookup:{span:0}}]"], "prompt_lookup.span=0"),
-        (
-            "evaluate.py",
-            ["base=tiny", "contestants=[{cascade:{parts:{second:prompt_lookup,third:prompt_lookup}}}]"],
-            "drafter cascade has no part third; it has first, second",
-        ),
-        ("train.py", training("run=x", "corpus.limit=5"), "24 prompts (now 5)"),
-        ("train.py", training("run=x", "answers.temperature=1.0"), "answers.temperature=0.0 (now 1.0)"),
-        ("train.py", training("run=x", "prepared=other", "corpus.path=gone.jsonl"), "gone.jsonl"),
-        ("train.py", training("run=x", "prepared=other", "corpus.path=mistyped"), "mistyped is not there"),
-        ("train.py", training("run=x", "prepared=other", "corpus.path=empty.jsonl"), "empty.jsonl"),
-        ("train.py", ["resume=nowhere"], "nowhere holds no run"),
-        ("train.py", training("run=x", "base.path=sliding"), "sliding window of 32"),
-        ("evaluate.py", ["checkpoint=nowhere"], "contestant nowhere is neither a run directory"),
-        ("evaluate.py", ["checkpoint=run", "benchmark.path=gone.jsonl"], "gone.jsonl"),
-        ("evaluate.py", ["checkpoint=run", "base=local", "base.path=other_base"], "was trained for base"),
-        ("data/prepare.py", ["base=local", "base.path=base", "corpus.path=empty.jsonl", "out=o"], "empty.jsonl"),
-    ],
-)
-def test_a_wrong_word_is_one_sentence(world, monkeypatch, capsys, script, words, sentence):
-    monkeypatch.chdir(world)
-    (world / "empty.jsonl").touch()
-    if not (world / "sliding").exists():
-        transformers.MistralConfig(sliding_window=32, num_hidden_layers=1).save_pretrained(world / "sliding")
-        random_lm(seed=1, context=128).save_pretrained(world / "other_base")
-        tiny_tokenizer().save_pretrained(world / "other_base")
-        random_lm().config.save_pretrained(world / "paper")
-    said = refused(monkeypatch, capsys, script, *words)
-    assert sentence in said
-    assert not (world / "x").exists()
-    assert not (world / "never").exists()

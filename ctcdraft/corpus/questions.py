@@ -12,6 +12,7 @@ shard never waits for another one, and what a batch says does not depend on who 
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -68,7 +69,7 @@ Ask = Callable[[Sequence[Question]], Sequence[Reply | Dropped]]
 
 
 @dataclass(frozen=True)
-class Answers:
+class Answers(ABC):
     """How answers are made. An engine adds what it needs to make them, and `start`."""
 
     batch_size: int
@@ -94,9 +95,9 @@ class Answers:
         """What must agree for a corpus to be gone on with; where a server stands, say, need not."""
         return {key: value for key, value in asdict(self).items() if key in Answers.__dataclass_fields__}
 
+    @abstractmethod
     def start(self, base: BaseLM) -> Ask:
         """Whoever answers this base's questions, a batch at a time. Called once, when there is something to ask."""
-        raise NotImplementedError
 
     def pace(self, base: BaseLM, prompts: Sequence[list[int]]) -> Pace | None:
         """How fast answers to such prompts are made, by a short trial; None where that cannot be tried beforehand."""

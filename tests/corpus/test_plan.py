@@ -1,7 +1,7 @@
 """The plan of a corpus: its bounds hold for the corpus that is then made, and its clock is read as it should be."""
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 from tiny_models import random_base, random_lm
@@ -19,6 +19,17 @@ PROMPTS = [
 ]
 TURNS = sum(len(prompt.turns) for prompt in PROMPTS)
 GREEDY = TransformersAnswers(3, 12, 0.0, 0, 1)
+
+
+@dataclass(frozen=True)
+class Elsewhere(Answers):
+    """Of somebody else's machine, which cannot be tried."""
+
+    def start(self, base):
+        raise AssertionError("nobody asks here")
+
+
+ELSEWHERE = Elsewhere(3, 12, 0.0, 0, 1)
 SHAPE = random_lm().config.to_dict()
 
 
@@ -83,8 +94,8 @@ def test_memory_is_the_weights_alone_where_others_answer(base):
     here = plan.memory_bytes(work, size, GREEDY)
     assert here["cache"] == 3 * 256 * size.kv_bytes * 11 / 8
     assert here["logits"] == 3 * base.vocabulary * 4
-    assert plan.memory_bytes(work, size, Answers(3, 12, 0.0, 0, 1)) == {"weights": here["weights"]}
-    assert plan.how_long(None, Answers(3, 12, 0.0, 0, 1).pace(base, [[1]]), 1.0, prepared.WHOLE).startswith("not known")
+    assert plan.memory_bytes(work, size, ELSEWHERE) == {"weights": here["weights"]}
+    assert plan.how_long(None, ELSEWHERE.pace(base, [[1]]), 1.0, prepared.WHOLE).startswith("not known")
 
 
 def test_histories_are_counted_and_cut_where_prompts_are():

@@ -67,7 +67,15 @@ def test_of_the_dice(shipped, seed):
 
 
 def test_what_ships_is_possible(shipped):
-    refuse_impossible(shipped.trainer, shipped.seed)
+    presets = ["demo", "eagle_ctc", *(file.stem for file in (CONFIGS / "experiment").glob("ablation_*.yaml"))]
+    sentences = {}
+    for config in (shipped, *(composed(f"experiment={preset}") for preset in presets)):
+        try:
+            refuse_impossible(config.trainer, config.seed)
+        except InputError as error:
+            sentences[config.run] = str(error)
+    assert len(presets) == 10
+    assert sentences == {}
 
 
 @pytest.mark.parametrize("words", OF_PARTS)

@@ -1,0 +1,49 @@
+"""A small world in which the entry points can be called as a user calls them. It knows no test."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+from tiny_models import random_lm, tiny_tokenizer
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+def small_world(home: Path) -> Path:
+    """A random base, prompts, and a run trained on its answers through the command line."""
+    random_lm(context=128).save_pretrained(home / "base")
+    tiny_tokenizer().save_pretrained(home / "base")
+    prompts = [{"id": f"p{n}", "category": "chat", "turns": [f"say {n}"]} for n in range(24)]
+    (home / "prompts.jsonl").write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(home)
+        run_script(patch, "train.py", *training("run=run"))
+    return home
+
+
+def training(*more: str) -> list[str]:
+    return [
+        "base=local", "base.path=base", "corpus.path=prompts.jsonl", "prepared=prepared", "answers.max_new_tokens=20",
+        "trainer.steps=4", "trainer.probe_prompts=2", "trainer.probe_every=4", "trainer.checkpoint_every=2",
+        "trainer.autocast=false", "trainer.warmup=1", "drafter.frames=5", "objective.labels=3",
+        "decoding.max_new_tokens=10", *more,
+    ]  # fmt: skip
+
+
+def run_script(patch: pytest.MonkeyPatch, script: str, *words: str) -> None:
+    patch.setattr(sys, "argv", [script, *words])
+    runpy.run_path(str(REPOSITORY / script), run_name="__main__")
+
+
+def refused(patch, capsys, script: str, *words: str) -> str:
+    """The one line on stderr of a call that must end with status 1 and without a traceback."""
+    with pytest.raises(SystemExit) as exit_:
+        run_script(patch, script, *words)
+    assert exit_.value.code == 1
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    return said

@@ -1,0 +1,105 @@
+"""What is there already: resuming, overwriting, sweeps that go on, and a stop by Ctrl-C."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+from entry_parts import REPOSITORY, refused, run_script, training
+from omegaconf import OmegaConf
+from safetensors.torch import load_file
+
+from ctcdraft.base import load_base
+from ctcdraft.front_door import load_drafter
+
+
+def test_resuming_raises_the_steps_only(world, monkeypatch, capsys):
+    monkeypatch.chdir(world)
+    run_script(monkeypatch, "train.py", *training("run=again"))
+    said = refused(monkeypatch, capsys, "train.py", "resume=again", "trainer.rows=2")
+    assert "trainer.rows=2" in said
+    assert "only trainer.steps= may be raised" in said
+    assert "may only be raised" in refused(monkeypatch, capsys, "train.py", "resume=again", "trainer.steps=3")
+    before = (world / "again" / "metrics.jsonl").read_text()
+    run_script(monkeypatch, "train.py", "resume=again", "trainer.steps=6")
+    after = (world / "again" / "metrics.jsonl").read_text()
+    # From scratch the longer schedule would give steps 2 to 4 other learning rates: they were not taken again.
+    assert after.startswith(before)
+    assert len(after.splitlines()) == 6
+    assert OmegaConf.load(world / "again" / "config.yaml").trainer.steps == 6
+
+
+def test_a_run_killed_before_its_first_checkpoint_begins_again(world, monkeypatch):
+    monkeypatch.chdir(world)
+    run_script(monkeypatch, "train.py", *training("run=early"))
+    trained = (world / "early" / "drafter.safetensors").read_bytes()
+    for file in [*(world / "early").glob("resume-*.pt"), world / "early" / "drafter.safetensors"]:
+        file.unlink()
+    run_script(monkeypatch, "train.py", "resume=early")
+    assert (world / "early" / "drafter.safetensors").read_bytes() == trained
+
+
+def test_a_run_directory_gives_its_weights_back(world, monkeypatch):
+    monkeypatch.chdir(world)
+    base = load_base("base", "float32", "cpu")
+    drafter = load_drafter(world / "run", base, paths=None)
+    saved = load_file(world / "run" / "drafter.safetensors")
+    assert set(saved) == set(drafter.own_state())
+    for name, value in drafter.own_state().items():
+        assert torch.equal(value, saved[name]), name
+    other = OmegaConf.load(REPOSITORY / "configs" / "drafter" / "paths" / "collapse.yaml")
+    assert type(load_drafter(world / "run", base, paths=other).paths).__name__ == "Collapse"
+
+
+def test_overwriting_a_run_spares_what_is_not_its_own(world, monkeypatch):
+    monkeypatch.chdir(world)
+    run_script(monkeypatch, "train.py", *training("run=mine"))
+    (world / "mine" / "thesis.txt").write_text("years of work")
+    run_script(monkeypatch, "train.py", *training("run=mine", "overwrite=true"))
+    assert (world / "mine" / "thesis.txt").read_text() == "years of work"
+
+
+def test_a_multirun_numbers_its_jobs(world, monkeypatch):
+    monkeypatch.chdir(world)
+    run_script(monkeypatch, "train.py", "-m", *training("run=sweep", "drafter.frames=3,4"))
+    assert [(world / "sweep" / job / "drafter.safetensors").is_file() for job in "01"] == [True, True]
+
+
+def test_a_sweep_that_was_stopped_goes_on(world, monkeypatch, capsys):
+    monkeypatch.chdir(world)
+    words = ["-m", *training("run=swept", "drafter.frames=3,4")]
+    run_script(monkeypatch, "train.py", *words)
+    whole = (world / "swept" / "sweep.csv").read_text()
+    (world / "swept" / "sweep.csv").unlink()
+    shutil.rmtree(world / "swept" / "1")
+    capsys.readouterr()
+    run_script(monkeypatch, "train.py", *words)
+    assert "swept/0 has its 4 steps already" in capsys.readouterr().out
+    assert (world / "swept" / "sweep.csv").read_text() == whole
+    said = refused(monkeypatch, capsys, "train.py", "-m", *training("run=swept", "drafter.frames=3,4", "seed=1"))
+    assert "swept/0 holds a run already" in said
+
+
+def test_prompts_beside_a_manifest_of_their_own_are_prompts(world, monkeypatch, capsys):
+    monkeypatch.chdir(world)
+    (world / "downloaded").mkdir()
+    shutil.copy(world / "prompts.jsonl", world / "downloaded")
+    (world / "downloaded" / "manifest.json").write_text('{"sources": []}')
+    run_script(
+        monkeypatch, "train.py",
+        *training("run=never", "prepared=none", "corpus.path=downloaded", "plan_only=true"),
+    )  # fmt: skip
+    assert "24 prompts of 24 conversations" in capsys.readouterr().out
+
+
+def test_ctrl_c_is_one_sentence(world, monkeypatch, capsys):
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(world)
+    monkeypatch.setattr("ctcdraft.evaluation.session.measure", interrupted)
+    with pytest.raises(SystemExit) as left:
+        run_script(monkeypatch, "evaluate.py", "checkpoint=run", "benchmark.path=prompts.jsonl", "out=stopped")
+    assert left.value.code == 130
+    assert capsys.readouterr().err.splitlines()[-1].startswith("evaluate.py: stopped by Ctrl-C; what was finished")
