@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +19,10 @@ from truths_corpus import slow_answer_mask
 
 from ctcdraft.base import TEMPLATES, chat_template
 from ctcdraft.corpus.chat import prompt_tokens
-from ctcdraft.corpus.masks import conversation_tokens, marked_mask, opening, refuse_wrong_masks
+from ctcdraft.corpus.conversations import Prompt
+from ctcdraft.corpus.masks import conversation_tokens, marked_mask, opening, refuse_wrong_masks, said_up_to_stop
+from ctcdraft.corpus.questions import Answers, Dialogue, Reply
+from ctcdraft.corpus.turns import Interview
 from ctcdraft.errors import InputError
 
 TINY = Path(__file__).resolve().parents[2] / "data" / "tiny" / "base"
@@ -90,6 +95,52 @@ def test_masks_are_those_of_the_characters_on_a_thousand_conversations(name, mar
     for spoken in thousand:
         assert conversation_tokens(tokenizer, spoken, stops) == slow_answer_mask(tokenizer, spoken, end, space)
     assert len(thousand) == 1000
+
+
+@dataclass(frozen=True)
+class Script(Answers):
+    """Says what the conversation says: the ids between a question's own and the first end token behind them."""
+
+    written: Mapping[tuple[str, int], Sequence[int]]
+
+    def start(self, base):
+        def ask(questions):
+            said = [
+                said_up_to_stop(self.written[one.id, one.turn][len(one.tokens) :], base.stop_tokens)
+                for one in questions
+            ]
+            return [Reply(tokens, "generated") for tokens in said]
+
+        return ask
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_rows_of_prepare_have_the_mask_of_the_characters(name, thousand):
+    """Of a row's own answer: the answers before it belong to its prompt. What the tokenizer cannot say is left out."""
+    make, end, space = CASES[name]
+    tokenizer = make()
+    base = SimpleNamespace(
+        tokenizer=tokenizer, stop_tokens={tokenizer.convert_tokens_to_ids(end)}, context_length=1 << 20
+    )
+    compared = 0
+    for number, spoken in enumerate(thousand):
+        pairs = [pair for pair in zip(spoken[::2], spoken[1::2], strict=False) if pair[1]["role"] == "assistant"]
+        if [message for pair in pairs for message in pair] != spoken[: 2 * len(pairs)] or not pairs:
+            continue
+        truths = [slow_answer_mask(tokenizer, spoken[: 2 * n + 2], end, space) for n in range(len(pairs))]
+        written = {(str(number), turn): ids for turn, (ids, _) in enumerate(truths)}
+        prompt = Prompt(str(number), "test", tuple(user["content"] for user, _ in pairs), None)
+        lines = Interview(base, Script(1, 1, 0.0, 0, 1, written))([Dialogue(prompt, 0)])
+        for line, (ids, mask) in zip(lines, truths, strict=True):
+            last = len(mask) - mask[::-1].index(1)
+            if line["turn"] and line["tokens"] != ids[:last]:
+                continue  # an answer before this one came back as another text
+            assert line["tokens"] == ids[:last]
+            own = last - mask[:last][::-1].index(0) if 0 in mask[:last] else 0
+            assert line["mask"] == [0] * own + [1] * (last - own)
+            compared += 1
+    print(f"{name}: {compared} rows")
+    assert compared > 1000
 
 
 @pytest.mark.parametrize(
