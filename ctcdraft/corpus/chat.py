@@ -30,7 +30,7 @@ def prompt_tokens(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
     user a, assistant A, user b      ->      a A \\n\\n b
     """
     if getattr(tokenizer, "chat_template", None):
-        return rendered_tokens(tokenizer, messages, generation_prompt=True)
+        return rendered_tokens(tokenizer, messages)
     text = ""
     for message in messages:
         text += ("\n\n" if text and message["role"] == "user" else "") + message["content"]
@@ -39,14 +39,14 @@ def prompt_tokens(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
     return ids[:-1] if len(ids) > 1 and ids[-1] == tokenizer.eos_token_id else ids
 
 
-def rendered_tokens(tokenizer: Any, messages: Sequence[Message], generation_prompt: bool) -> list[int]:
-    """The ids of a conversation through the template; what the template itself refuses is one sentence."""
+def rendered_tokens(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
+    """The ids through the template and its generation prompt; what the template itself refuses is one sentence."""
     import jinja2
 
     try:
         encoding = tokenizer.apply_chat_template(
             list(messages),
-            add_generation_prompt=generation_prompt,
+            add_generation_prompt=True,
             return_dict=True,
             tokenizer_kwargs={"verbose": False},
         )

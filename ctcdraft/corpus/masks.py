@@ -1,23 +1,23 @@
-"""Which tokens of a conversation are answers, exactly or not at all. It knows templates and ids; no file, no model.
+"""Whether the mask of a row marks its answer, exactly or not at all. It knows templates and ids; no file, no model.
 
-A wrong mask fails silently: a head trained on prompts, on nothing, or one word beside its answers still learns
-something. So a mask is found in a way that can be checked, and what cannot be checked is refused.
+A row is one answer behind its own prompt, as turns.py asked for it, so its mask is derived and not searched: zeros on
+the template's prompt, ones on what the base said. That holds for templates with and without generation markers, also
+for those that rewrite earlier turns. A wrong mask fails silently, though: a head trained on prompts, on nothing, or
+one word beside its answers still learns something. So before training every mask is held to its template again.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from itertools import takewhile
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from ctcdraft.corpus.chat import Message, prompt_tokens, rendered_tokens
+from ctcdraft.corpus.chat import prompt_tokens
 from ctcdraft.errors import InputError
 
-MARKER = re.compile(r"\{%-?\s*generation\s*-?%\}")
 UNLIKE = ("x", "Two words", "3 + 4 =", "Why?\n")  # users who have no end in common
 
 
@@ -32,85 +32,6 @@ class Masked(Protocol):
     def mask_L(self) -> Tensor: ...
     @property
     def ended(self) -> bool: ...
-
-
-def conversation_tokens(
-    tokenizer: Any, spoken: Sequence[Message], stop_tokens: Collection[int]
-) -> tuple[list[int], list[int]]:
-    """A whole conversation through the template: its ids, and a mask that is 1 on what the base would have said.
-
-    That is every answer behind its generation prompt, its end token included. It is derived by rendering the
-    prompt of each answer; where the template has generation markers they must say the same, and where a prompt is
-    no beginning of the conversation (a template that rewrites earlier turns) they alone are taken.
-    """
-    ids = rendered_tokens(tokenizer, spoken, generation_prompt=False)
-    derived, doubt = derived_mask(tokenizer, spoken, ids, stop_tokens)
-    marked = marked_mask(tokenizer, spoken)
-    if marked is None and doubt:
-        raise InputError(
-            f"{doubt}, and the template has no generation markers; choose another base.chat_template_file="
-        )
-    if marked is not None and not doubt and marked != derived:
-        place = next(n for n, (one, other) in enumerate(zip(marked, derived, strict=True)) if one != other)
-        raise InputError(
-            f"the chat template's generation markers are wrong: token {place} ({tokenizer.decode(ids[place])!r}) is "
-            f"{'marked, but is not said' if marked[place] else 'said, but is not marked'} by the base; correct them, "
-            "or choose another base.chat_template_file="
-        )
-    mask = derived if marked is None or not doubt else marked
-    if not any(mask) or all(mask):
-        raise InputError(
-            f"the answer mask of a conversation of {len(spoken)} messages is {'all' if any(mask) else 'no'} ones; "
-            "choose another base.chat_template_file="
-        )
-    return ids, mask
-
-
-def derived_mask(
-    tokenizer: Any, spoken: Sequence[Message], ids: Sequence[int], stop_tokens: Collection[int]
-) -> tuple[list[int], str]:
-    """A mask by the prompts of all answers; or why there is none, as the beginning of a sentence.
-
-    ids      p p p a a E p p a E      E ends an answer
-    prompt 1 p p p                    must be how the ids begin, else the base would not have said the rest
-    mask     0 0 0 1 1 1 0 0 1 1
-    """
-    mask = [0] * len(ids)
-    for number, message in enumerate(spoken):
-        if message["role"] != "assistant":
-            continue
-        prompt = rendered_tokens(tokenizer, spoken[:number], generation_prompt=True)
-        start = len(prompt)
-        if list(ids[:start]) != prompt:
-            return mask, f"the prompt of message {number + 1} is not how the tokens of its conversation begin"
-        answer = said_up_to_stop(ids[start:], stop_tokens)
-        if not answer or answer[-1] not in stop_tokens:
-            return mask, f"no end token of the base follows message {number + 1}"
-        # An end token in the middle of what was said, or words of the template between prompt and answer.
-        if tokenizer.decode(answer[:-1]).strip() != roundtrip(tokenizer, message["content"]):
-            return mask, f"message {number + 1} is not what stands between its prompt and its end token"
-        mask[start : start + len(answer)] = [1] * len(answer)
-    return mask, ""
-
-
-def said_up_to_stop(ids: Sequence[int], stop_tokens: Collection[int]) -> list[int]:
-    said = list(takewhile(lambda token: token not in stop_tokens, ids))
-    return [*said, *ids[len(said) : len(said) + 1]]
-
-
-def roundtrip(tokenizer: Any, text: str) -> str:
-    """The text as this tokenizer can say it: some drop spaces, or characters they do not know."""
-    return tokenizer.decode(tokenizer(text.strip(), add_special_tokens=False, verbose=False)["input_ids"]).strip()
-
-
-def marked_mask(tokenizer: Any, spoken: Sequence[Message]) -> list[int] | None:
-    """What the template's own generation markers say, or None where it has none."""
-    if not MARKER.search(str(tokenizer.chat_template)):
-        return None
-    encoding = tokenizer.apply_chat_template(
-        list(spoken), return_dict=True, return_assistant_tokens_mask=True, tokenizer_kwargs={"verbose": False}
-    )
-    return list(encoding["assistant_masks"])
 
 
 def opening(tokenizer: Any) -> list[int]:

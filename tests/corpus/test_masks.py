@@ -20,7 +20,7 @@ from truths_corpus import slow_answer_mask
 from ctcdraft.base import TEMPLATES, chat_template
 from ctcdraft.corpus.chat import prompt_tokens
 from ctcdraft.corpus.conversations import Prompt
-from ctcdraft.corpus.masks import conversation_tokens, marked_mask, opening, refuse_wrong_masks, said_up_to_stop
+from ctcdraft.corpus.masks import opening, refuse_wrong_masks
 from ctcdraft.corpus.questions import Answers, Dialogue, Reply
 from ctcdraft.corpus.turns import Interview
 from ctcdraft.errors import InputError
@@ -32,12 +32,6 @@ TALK = [
     {"role": "user", "content": "d"},
     {"role": "assistant", "content": "e"},
 ]
-
-
-def unmarked(template: str) -> str:
-    for marker in ("{%- generation -%}", "{%- endgeneration -%}", "{% generation %}", "{% endgeneration %}"):
-        template = template.replace(marker, "")
-    return template
 
 
 def tiny(template: str | None = None, special: tuple[str, ...] = ()):
@@ -84,17 +78,15 @@ def test_all_templates_that_ship_are_tested():
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("markers", [True, False])
-def test_masks_are_those_of_the_characters_on_a_thousand_conversations(name, markers, thousand):
+def test_the_markers_of_the_templates_mark_the_answers(name, thousand):
+    """Nothing here reads them: they are for whoever takes a template from here to another trainer."""
     make, end, space = CASES[name]
     tokenizer = make()
-    if not markers:
-        tokenizer.chat_template = unmarked(tokenizer.chat_template)
-        assert marked_mask(tokenizer, TALK) is None
-    stops = {tokenizer.convert_tokens_to_ids(end)}
-    for spoken in thousand:
-        assert conversation_tokens(tokenizer, spoken, stops) == slow_answer_mask(tokenizer, spoken, end, space)
-    assert len(thousand) == 1000
+    for spoken in thousand[::10]:
+        marked = tokenizer.apply_chat_template(
+            spoken, return_dict=True, return_assistant_tokens_mask=True, tokenizer_kwargs={"verbose": False}
+        )
+        assert (marked["input_ids"], marked["assistant_masks"]) == slow_answer_mask(tokenizer, spoken, end, space)
 
 
 @dataclass(frozen=True)
@@ -105,13 +97,13 @@ class Script(Answers):
 
     def start(self, base):
         def ask(questions):
-            said = [
-                said_up_to_stop(self.written[one.id, one.turn][len(one.tokens) :], base.stop_tokens)
-                for one in questions
-            ]
-            return [Reply(tokens, "generated") for tokens in said]
+            return [Reply(self.said(one, base.stop_tokens), "generated") for one in questions]
 
         return ask
+
+    def said(self, asked, stops):
+        after = self.written[asked.id, asked.turn][len(asked.tokens) :]
+        return after[: next(place for place, token in enumerate(after) if token in stops) + 1]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -122,7 +114,7 @@ def test_the_rows_of_prepare_have_the_mask_of_the_characters(name, thousand):
     base = SimpleNamespace(
         tokenizer=tokenizer, stop_tokens={tokenizer.convert_tokens_to_ids(end)}, context_length=1 << 20
     )
-    compared = 0
+    compared = set()
     for number, spoken in enumerate(thousand):
         pairs = [pair for pair in zip(spoken[::2], spoken[1::2], strict=False) if pair[1]["role"] == "assistant"]
         if [message for pair in pairs for message in pair] != spoken[: 2 * len(pairs)] or not pairs:
@@ -138,9 +130,8 @@ def test_the_rows_of_prepare_have_the_mask_of_the_characters(name, thousand):
             assert line["tokens"] == ids[:last]
             own = last - mask[:last][::-1].index(0) if 0 in mask[:last] else 0
             assert line["mask"] == [0] * own + [1] * (last - own)
-            compared += 1
-    print(f"{name}: {compared} rows")
-    assert compared > 1000
+            compared.add((number, line["turn"]))
+    assert len({number for number, _ in compared}) == len(thousand)
 
 
 @pytest.mark.parametrize(
@@ -178,45 +169,6 @@ def test_a_system_message_has_its_place():
     assert rendered == "<s>[INST] <<SYS>>\nBe kind.\n<</SYS>>\n\na [/INST] b c </s>"
     tokenizer.chat_template = chat_template("vicuna_v1_1")
     assert tokenizer.apply_chat_template(system, tokenize=False) == "<s>Be kind. USER: a ASSISTANT: b c</s>"
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "sentence"),
-    [
-        # the markers begin one word early, or leave out the end token
-        ("<|assistant|>{% generation %}", "{% generation %}<|assistant|>", "is marked, but is not said"),
-        ("<|end|>{% endgeneration %}", "{% endgeneration %}<|end|>", "is said, but is not marked"),
-        # earlier answers are rewritten, and there are no markers
-        ("{% generation %}{{ message['content'] }}<|end|>{% endgeneration %}", "<|end|>", "is not what stands between"),
-        (
-            "{% generation %}{{ message['content'] }}<|end|>{% endgeneration %}",
-            "{{ message['content'] }}",
-            "is not what",
-        ),
-        (
-            "{% if add_generation_prompt %}<|assistant|>",
-            "{% if add_generation_prompt %}<|user|>",
-            "is not how the tokens",
-        ),
-    ],
-)
-def test_a_template_that_cannot_be_exact_is_refused(before, after, sentence):
-    tokenizer = tiny_tokenizer()
-    assert before in tokenizer.chat_template
-    tokenizer.chat_template = tokenizer.chat_template.replace(before, after)
-    if "add_generation_prompt" in before:
-        tokenizer.chat_template = unmarked(tokenizer.chat_template)
-    with pytest.raises(InputError, match=sentence):
-        conversation_tokens(tokenizer, TALK, {END})
-
-
-def test_an_answer_without_end_or_a_conversation_without_answer_is_refused():
-    tokenizer = tiny_tokenizer()
-    tokenizer.chat_template = unmarked(tokenizer.chat_template.replace("<|end|>{% endgeneration %}", ""))
-    with pytest.raises(InputError, match="no end token of the base follows message 2"):
-        conversation_tokens(tokenizer, TALK[:2], {END})
-    with pytest.raises(InputError, match="is no ones"):
-        conversation_tokens(tiny_tokenizer(), TALK[:1], {END})
 
 
 def test_a_template_that_refuses_a_conversation_is_one_sentence():
