@@ -10,6 +10,7 @@ Three things, each a median over interleaved repeats in one process:
 from __future__ import annotations
 
 import argparse
+import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -51,8 +52,8 @@ def main() -> None:
 
 
 def against_generate(base: BaseLM, options: argparse.Namespace) -> None:
-    """Tokens/s of both, prefill included."""
-    prompts = asked(base, options)
+    """Tokens/s of both, prefill included; answer by answer, so that what else the machine does meets both alike."""
+    prompts, clock = asked(base, options), CLOCKS[options.clock]
     how = settings(1, options.max_new_tokens)
     ways: dict[str, Callable[[Tensor], list[int]]] = {
         "ours": lambda prompt_L: list(generate(base, Autoregressive(base), prompt_L, how, NEVER, 0).tokens),
@@ -61,17 +62,26 @@ def against_generate(base: BaseLM, options: argparse.Namespace) -> None:
     said = {name: [way(prompt_L) for prompt_L in prompts] for name, way in ways.items()}  # a warm-up, too
     equal = sum(one == other for one, other in zip(said["ours"], said["generate"], strict=True))
     tokens = sum(map(len, said["ours"]))
-    seconds = interleaved(
-        {name: partial(each, way, prompts) for name, way in ways.items()}, options.repeats, CLOCKS[options.clock]
+    pairs = [
+        interleaved({name: partial(way, prompt_L) for name, way in ways.items()}, options.repeats, clock)
+        for prompt_L in prompts
+    ]
+    ratios = [other / one for pair in pairs for one, other in zip(pair["ours"], pair["generate"], strict=True)]
+    low, high = interval(ratios)
+    speeds = ", ".join(
+        f"{name} {tokens / sum(statistics.median(pair[name]) for pair in pairs):.0f} tokens/s" for name in ways
     )
-    ratios = [other / one for one, other in zip(seconds["ours"], seconds["generate"], strict=True)]
-    fastest = min(seconds["generate"]) / min(seconds["ours"])
-    speeds = ", ".join(f"{name} {tokens / statistics.median(taken):.0f} tokens/s" for name, taken in seconds.items())
     print(
         f"generate  {base.name:17} {speeds}: ours is {statistics.median(ratios):.3f} times as fast "
-        f"({min(ratios):.3f} to {max(ratios):.3f}; the fastest repeats alone {fastest:.3f}), "
-        f"{equal} of {len(prompts)} answers equal"
+        f"[{low:.3f}, {high:.3f}], {len(ratios)} pairs, {equal} of {len(prompts)} answers equal"
     )
+
+
+def interval(ratios: Sequence[float], resamples: int = 2000) -> tuple[float, float]:
+    """Of the median, 95 %: by drawing the pairs anew."""
+    rng = random.Random(0)
+    medians = sorted(statistics.median(rng.choices(ratios, k=len(ratios))) for _ in range(resamples))
+    return medians[resamples // 40], medians[-resamples // 40 - 1]
 
 
 class Bush:
@@ -129,19 +139,14 @@ def frames(count: int, classes: int, sharp: float) -> Tensor:
 
 
 def interleaved(ways: dict[str, Callable[[], object]], repeats: int, clock: Clock) -> dict[str, list[float]]:
-    """Seconds of every repeat of every way, in turns, after one that is not counted."""
+    """Seconds of every repeat of every way, in turns, after one that is not counted; who begins changes."""
     seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(repeats + 1):
-        for name, way in ways.items():
+    for repeat in range(repeats + 1):
+        for name in list(ways)[:: 1 if repeat % 2 else -1]:
             began = clock()
-            way()
+            ways[name]()
             seconds[name].append(clock() - began)
     return {name: taken[1:] for name, taken in seconds.items()}
-
-
-def each(way: Callable[[Tensor], object], prompts: Sequence[Tensor]) -> None:
-    for prompt_L in prompts:
-        way(prompt_L)
 
 
 def asked(base: BaseLM, options: argparse.Namespace) -> list[Tensor]:

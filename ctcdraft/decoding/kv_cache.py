@@ -28,6 +28,8 @@ class KVCache(transformers.Cache):
         self._keys: Any = None  # allocated at the first update, which knows heads, width and dtype
         self._values: Any = None
         self._layers: list[tuple[Tensor, Tensor]] = []  # the same buffers, one pair of views a layer
+        self._span = (0, 0)  # the rows that are being read
+        self._views: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []  # of every layer: these rows, and all up to them
 
     @property
     def length(self) -> int:
@@ -42,14 +44,23 @@ class KVCache(transformers.Cache):
             return self._written(key_states, value_states, layer_idx, self._rows_N)
         start = self._rows[layer_idx]
         end = start + key_states.shape[-2]
+        if (start, end) != self._span:
+            self._look(start, end, key_states, value_states)
+        new_keys, new_values, keys, values = self._views[layer_idx]
+        new_keys.copy_(key_states)
+        new_values.copy_(value_states)
+        self._rows[layer_idx] = end
+        return keys, values
+
+    def _look(self, start: int, end: int, key_states: Tensor, value_states: Tensor) -> None:
+        """Views of all layers at once, when the first of them is read: one by one they cost a pass a hundredth."""
         if self._keys is None or end > self.capacity:
             self._reserve(end, key_states, value_states)
-        # `narrow` and not `[:, :, start:end]`, which goes the long way through Python's indexing, four times a layer.
-        keys, values = self._layers[layer_idx]
-        keys.narrow(2, start, end - start).copy_(key_states)
-        values.narrow(2, start, end - start).copy_(value_states)
-        self._rows[layer_idx] = end
-        return keys.narrow(2, 0, end), values.narrow(2, 0, end)
+        both = (self._keys, self._values)
+        new = [buffer.narrow(3, start, end - start).unbind() for buffer in both]
+        seen = [buffer.narrow(3, 0, end).unbind() for buffer in both]
+        self._views = list(zip(*new, *seen, strict=True))
+        self._span = (start, end)
 
     @contextmanager
     def writing(self, rows_N: Tensor) -> Iterator[None]:
@@ -73,8 +84,7 @@ class KVCache(transformers.Cache):
     def lend(self, buffers: tuple[Any, Any] | None) -> None:
         """Begin on rows that another text has left, instead of new ones."""
         if buffers is not None:
-            self._keys, self._values = buffers
-            self._layers = list(zip(self._keys.unbind(), self._values.unbind(), strict=True))
+            self._hold(*buffers)
 
     def reserve(self, rows: int) -> None:
         """Room for this many rows; there must be some already."""
@@ -105,9 +115,7 @@ class KVCache(transformers.Cache):
 
     def select(self, kept_B: Tensor) -> None:
         """Of a batch of sequences keep these, in this order. Decoding has no batch; answering a corpus has."""
-        self._keys = self._selected(self._keys, kept_B)
-        self._values = self._selected(self._values, kept_B)
-        self._layers = list(zip(self._keys.unbind(), self._values.unbind(), strict=True))
+        self._hold(self._selected(self._keys, kept_B), self._selected(self._values, kept_B))
 
     def _selected(self, held: Any, kept_B: Tensor) -> Tensor:
         kept = held.new_empty(held.shape[0], len(kept_B), *held.shape[2:])
@@ -117,9 +125,13 @@ class KVCache(transformers.Cache):
     def _reserve(self, rows: int, keys: Tensor, values: Tensor) -> None:
         """Allocate the buffers, or grow them; rows already held stay."""
         self.capacity = max(self.capacity, -(-rows // BUCKET) * BUCKET)
-        self._keys = self._enlarged(self._keys, keys)
-        self._values = self._enlarged(self._values, values)
-        self._layers = list(zip(self._keys.unbind(), self._values.unbind(), strict=True))
+        self._hold(self._enlarged(self._keys, keys), self._enlarged(self._values, values))
+
+    def _hold(self, keys: Tensor, values: Tensor) -> None:
+        """Work on these buffers from now on; no view of others may be left."""
+        self._keys, self._values = keys, values
+        self._layers = list(zip(keys.unbind(), values.unbind(), strict=True))
+        self._span = (0, 0)
 
     def _enlarged(self, held: Any, like: Tensor) -> Tensor:
         batch, heads, _, width = like.shape

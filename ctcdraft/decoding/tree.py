@@ -128,24 +128,27 @@ class Verdict:
 class Commit:
     """A verdict on the host: exact sizes, ready to be acted upon.
 
-    path_K: accepted nodes, on the device. tokens: the new words, bonus last. open: a guess hung below the
-    last accepted node, so acceptance stopped there for a wrong word, not for want of one. drafted: depth of
-    the deepest guess.
+    path_K: accepted nodes, on the device. tokens: the new words, bonus last; tokens_K: the same, on the device.
+    open: a guess hung below the last accepted node, so acceptance stopped there for a wrong word, not for want of
+    one. drafted: depth of the deepest guess.
     """
 
     path_K: Tensor
     tokens: tuple[int, ...]
+    tokens_K: Tensor
     open: bool
     drafted: int
 
     @classmethod
     def of(cls, tree: TokenTree, verdict: Verdict) -> Self:
         """The one transfer to the host of a pass."""
-        if len(tree) == 1:
-            return cls(verdict.path_K[:1], (int(verdict.bonus),), open=False, drafted=0)
+        if tree.height == 0:
+            return cls(verdict.path_K, (int(verdict.bonus),), verdict.bonus.reshape(1), open=False, drafted=0)
         words_K = tree.tokens_N[verdict.path_K.clamp(min=0)]
         last = verdict.path_K[verdict.length - 1]
         is_open = (tree.parents_N == last).any()
         packed = torch.stack([verdict.length, verdict.bonus, is_open.to(words_K.dtype), tree.depths_N.max()])
         length, bonus, below, drafted, *words = torch.cat([packed, words_K]).tolist()
-        return cls(verdict.path_K[:length], (*words[1:length], bonus), bool(below), drafted)
+        tokens = (*words[1:length], bonus)
+        tokens_K = torch.tensor(tokens, device=words_K.device)
+        return cls(verdict.path_K[:length], tokens, tokens_K, bool(below), drafted)

@@ -30,7 +30,7 @@ def match(tree: TokenTree, log_probs_NV: Tensor, noise: Noise | None, root_posit
     """
     said_N = draw(log_probs_NV, noise, root_position, tree)
     if len(tree) == 1:  # nothing to walk along; what follows would cost autoregression ten operations a pass
-        return Verdict(tree.depths_N, torch.ones_like(tree.depths_N[0]), said_N[0])
+        return Verdict(tree.depths_N, said_N.new_ones(()), said_N[0])
     agrees_N = tree.tokens_N == said_N[tree.parents_N]
     agrees_N[0] = True
     accepted_N = (tree.ancestors_NN <= agrees_N).all(dim=1)  # <= of truths is "implies": who is above it, agrees

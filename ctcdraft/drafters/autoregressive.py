@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from ctcdraft.base import BaseLM
 from ctcdraft.decoding.loop import Context
@@ -17,5 +18,8 @@ class Autoregressive:
     def __init__(self, base: BaseLM) -> None:
         pass
 
-    def draft(self, context: Context, memory: None, rng: torch.Generator) -> tuple[TokenTree, None]:
-        return TokenTree.only_root(context.root), None
+    def draft(self, context: Context, memory: Tensor | None, rng: torch.Generator) -> tuple[TokenTree, Tensor]:
+        """memory: the parents of a root, which are the same in every pass."""
+        if memory is None:
+            memory = TokenTree.only_root(context.root).parents_N
+        return TokenTree(context.tokens_L[-1:], memory, height=0), memory
