@@ -33,6 +33,9 @@ class Method:
 METHODS = {
     "ctc": Method(("drafter=ctc", "drafter.frames=6", "objective=prefix_ctc", "objective.labels=5"), None),
     "ctc_gru": Method(("drafter=ctc_gru", "drafter.frames=6", "objective=prefix_ctc", "objective.labels=5"), None),
+    "transducer": Method(
+        ("drafter=transducer", "drafter.frames=6", "objective=prefix_transducer", "objective.labels=5"), None
+    ),
     "medusa": Method(("drafter=medusa", "objective=cross_entropy"), "direct"),
     "hydra": Method(("drafter=hydra", "objective=cross_entropy"), "exact"),
     "eagle": Method(("drafter=eagle", "objective=eagle"), "exact"),
