@@ -1,31 +1,44 @@
-"""Where the time of a training step goes: `python benchmarks/step.py`; other shapes by --words --width --anchors ...
+"""Where the time of a training step goes, and its memory: `python benchmarks/step.py`; other shapes by --words --width.
 
 data: choosing rows, cutting windows. base: its states of the text. head: the body's forward pass. projection: scores
 of labels and blank, the vocabulary's gradient included, which is formed there. loss: the alignment recursion.
 backward: through loss and body. optimiser: clipping and the update. A random base; medians, in seconds.
+
+Two ways, in turns, each in a process of its own, so that both have a peak: `ours`, and `native`, which is what one
+would write without this project: all logits, their log-softmax, F.ctc_loss.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import resource
 import statistics
+import subprocess
+import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 import transformers
+from torch import Tensor
 
 from ctcdraft.base import BaseLM
 from ctcdraft.corpus.batches import Batches, Rows
-from ctcdraft.ctc.forward import likelihoods
 from ctcdraft.drafters.block import BlockDrafter
+from ctcdraft.drafters.drafter import Batch
 from ctcdraft.drafters.paths import PrefixSearch
 from ctcdraft.nn.bodies import AttentionBody
-from ctcdraft.objectives.ctc import CTC
+from ctcdraft.nn.heads import Emissions, Scores
+from ctcdraft.objectives.ctc import of_alignments
 from ctcdraft.training.engine import TorchEngine
 from ctcdraft.training.peers import Peers
+
+# How emissions are projected, and the loss of what comes out.
+Way = tuple[Callable[[Emissions, Batch], Any], Callable[[Any, Batch], Tensor]]
 
 
 class Timed(BaseLM):
@@ -62,6 +75,31 @@ class Plain:
 
 def main() -> None:
     options = arguments()
+    if options.way:
+        print(json.dumps(measured(options, WAYS[options.way])))
+        return
+    told = [word for name, value in vars(options).items() if name != "way" for word in (f"--{name}", str(value))]
+    found: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
+    for _ in range(options.rounds):
+        for way, several in found.items():
+            said = subprocess.run(
+                [sys.executable, __file__, *told, "--way", way], capture_output=True, text=True, check=True
+            )
+            several.append(json.loads(said.stdout))
+    print(
+        f"{options.rows} rows x {options.length} tokens, {options.anchors} anchors x {options.frames} frames, "
+        f"{options.words:,} words, width {options.width}, {options.layers} layers, {options.threads} thread"
+    )
+    medians = {
+        way: {part: statistics.median(one[part] for one in each) for part in each[0]} for way, each in found.items()
+    }
+    print("part        " + "".join(f"{way:>18}" for way in WAYS))
+    for part in medians["ours"]:
+        print(f"{part:12}" + "".join(f"{medians[way][part]:18,.3f}" for way in WAYS))
+
+
+def measured(options: argparse.Namespace, way: Way) -> dict[str, float]:
+    """Medians of seconds by part, their sum, and MiB at the peak of this process."""
     torch.set_num_threads(options.threads)
     base = base_of(options)
     body = partial(AttentionBody, root_input=True, causal=False)
@@ -74,25 +112,14 @@ def main() -> None:
         drafter, drafter.own_parameters(), steps=100, learning_rate=1e-4, warmup=1, final_share=0.1, betas=(0.9, 0.95),
         weight_decay=0.0, clip_norm=1.0, clip_value=None, autocast=False, peers=Peers(),
     )  # fmt: skip
-    seconds: dict[str, list[float]] = {}
-    for number in range(options.repeats + 1):
-        parts = one_step(base, drafter, CTC(options.labels), batches, engine, number)
-        for name, value in parts.items():
-            seconds.setdefault(name, []).append(value)
-    medians = {name: statistics.median(several[1:]) for name, several in seconds.items()}  # the first warms up
-    whole = sum(medians.values())
-    print(
-        f"{options.rows} rows x {options.length} tokens, {options.anchors} anchors x {options.frames} frames, "
-        f"{options.words:,} words, width {options.width}, {options.layers} layers, {options.threads} thread"
-    )
-    for name, value in medians.items():
-        print(f"{name:11} {value:7.3f} s  {value / whole:6.1%}")
+    parts = [one_step(base, drafter, way, batches, engine, number) for number in range(options.repeats + 1)]
+    medians = {part: statistics.median(one[part] for one in parts[1:]) for part in parts[0]}  # the first warms up
     held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
-    print(f"{'step':11} {whole:7.3f} s          peak memory of the process {held:,.0f} MiB")
+    return medians | {"step, s": sum(medians.values()), "peak, MiB": held}
 
 
 def one_step(
-    base: Timed, drafter: BlockDrafter, objective: CTC, batches: Batches, engine: TorchEngine, number: int
+    base: Timed, drafter: BlockDrafter, way: Way, batches: Batches, engine: TorchEngine, number: int
 ) -> dict[str, float]:
     times = [time.perf_counter()]
 
@@ -104,11 +131,10 @@ def one_step(
     parts = {"data": passed() - base.seconds, "base": base.seconds}
     emissions = drafter(batch)
     parts["head"] = passed()
-    scores = emissions.scores(batch.labels_BAS)
+    project, lose = way
+    projected = project(emissions, batch)
     parts["projection"] = passed()
-    told = (scores.label_BATS, scores.hold_BATS, scores.blank_BATP, batch.labels_BAS, batch.lengths_BA)
-    value_BA = likelihoods(*told).text_X
-    value = -value_BA.where(value_BA.isfinite(), 0).mean() / objective.labels
+    value = lose(projected, batch)
     parts["loss"] = passed()
     value.backward()
     parts["backward"] = passed()
@@ -117,14 +143,35 @@ def one_step(
     return parts
 
 
+def aligned(scores: Scores, batch: Batch) -> Tensor:
+    value_BA = of_alignments(scores, batch).text_X
+    return -value_BA.where(value_BA.isfinite(), 0).mean()
+
+
+def native(log_probs_BATC: Tensor, batch: Batch) -> Tensor:
+    log_probs_TXC = log_probs_BATC.flatten(0, 1).transpose(0, 1)
+    lengths_X = batch.lengths_BA.flatten()
+    frames_X = torch.full_like(lengths_X, len(log_probs_TXC))
+    labels_XS = batch.labels_BAS.flatten(0, 1).clamp(min=0)
+    blank = log_probs_TXC.shape[-1] - 1
+    return F.ctc_loss(log_probs_TXC, labels_XS, frames_X, lengths_X, blank, "none", zero_infinity=True).mean()
+
+
+WAYS: dict[str, Way] = {
+    "ours": (lambda emissions, batch: emissions.scores(batch.labels_BAS), aligned),
+    "native": (lambda emissions, batch: emissions.logits().log_softmax(-1), native),
+}
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     defaults = {
         "words": 32_000, "width": 256, "layers": 8, "rows": 4, "length": 256, "anchors": 64, "frames": 8, "labels": 4,
-        "repeats": 5, "threads": 1,
+        "repeats": 5, "rounds": 3, "threads": 1,
     }  # fmt: skip
     for name, value in defaults.items():
         parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--way", choices=list(WAYS), help="one way alone, in this process")
     return parser.parse_args()
 
 
