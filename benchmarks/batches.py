@@ -24,8 +24,9 @@ from ctcdraft.corpus.packing import Filling, one_a_row, packed
 from ctcdraft.corpus.prefetch import Prefetched
 from ctcdraft.front_door import build_drafter, register_resolvers
 from ctcdraft.training.checkpoint import RunDirectory
+from ctcdraft.training.peers import Peers
 from ctcdraft.training.probe import Probe, hold_out
-from ctcdraft.training.trainer import Trainer
+from ctcdraft.training.trainer import Care, Trainer
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 
@@ -65,11 +66,12 @@ def way(config: DictConfig, base: Any, rows: Rows, pack: int | None, steps: int,
     drafter = build_drafter(config.drafter, base).train()
     figures = ("learning_rate", "warmup", "final_share", "betas", "weight_decay", "clip_norm", "clip_value", "autocast")
     engine = instantiate(config.engine)(
-        drafter, drafter.own_parameters(), steps=steps, **{name: settings[name] for name in figures}
+        drafter, drafter.own_parameters(), steps=steps, peers=Peers(), **{name: settings[name] for name in figures}
     )
     feed = Prefetched(batches, steps) if ahead else batches
     nowhere, silent = RunDirectory(Path()), Probe(base, [], instantiate(config.decoding))
-    return Trainer(nowhere, drafter, objective, feed, engine, silent, steps, steps, steps)
+    never = Care(checkpoint_every=steps, checkpoint_minutes=None, keep=1, patience=steps)
+    return Trainer(nowhere, drafter, objective, feed, engine, silent, steps, 1, steps, never)
 
 
 def measure(ways: dict[str, Trainer], steps: int, repeats: int) -> None:

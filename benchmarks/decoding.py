@@ -124,7 +124,7 @@ def search(options: argparse.Namespace) -> None:
         frames_TC = frames(options.frames, options.classes, sharp)
         blank = options.classes - 1
         for nodes in (8, 16, 24, 32, 48, 64, 96, 128):
-            ways = {
+            ways: dict[str, Callable[[], object]] = {
                 "best first": partial(best_first_search, frames_TC, blank, nodes - 1, options.words_per_frame),
                 "by levels": partial(prefix_search, frames_TC, blank, nodes - 1, options.words_per_frame),
             }

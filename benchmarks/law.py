@@ -71,7 +71,8 @@ def frames(base: BaseLM, drafter: torch.nn.Module, prompts: int, anchors: int) -
             anchors_BA = torch.linspace(first, last, anchors).long()[None]
             nothing_BA = torch.zeros_like(anchors_BA)
             roots_BA = tokens_BL.gather(1, anchors_BA + 1)
-            batch = Batch(tokens_BL, states_BLD, anchors_BA, roots_BA, nothing_BA[..., None], nothing_BA)
+            places_BL = torch.arange(tokens_BL.shape[1])[None]  # one text
+            batch = Batch(tokens_BL, states_BLD, anchors_BA, roots_BA, nothing_BA[..., None], nothing_BA, places_BL)
             frames_ATC = drafter(batch).logits()[0].double().softmax(dim=-1)
         yield from frames_ATC
 
