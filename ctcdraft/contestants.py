@@ -20,7 +20,7 @@ from ctcdraft.evaluation.outside import StockGenerate
 from ctcdraft.evaluation.session import Contestant
 from ctcdraft.front_door import CONFIGS, build_drafter, load_drafter
 from ctcdraft.training.checkpoint import RunDirectory
-from ctcdraft.training.plan import crossing
+from ctcdraft.training.plan import crossing, refuse_unreadable
 
 DRAFTERS = CONFIGS / "drafter"
 OUTSIDE = CONFIGS / "outside"
@@ -158,7 +158,10 @@ def trained(entry: Entry, base: Any) -> Contestant:
     identity = f"config {digest(json.dumps(config, sort_keys=True).encode())}, weights {digest(run.head.read_bytes())}"
     fingerprint = json.loads((run.path / "fingerprint.json").read_text())
     objective = instantiate(entry.config.objective) if "objective" in entry.config else None
-    crossed = crossing(objective, getattr(drafter, "paths", None))
+    read_by, taught = getattr(drafter, "paths", None), getattr(objective, "teaches", None)
+    if hasattr(read_by, "reads") and taught is not None:
+        refuse_unreadable(taught, read_by)
+    crossed = crossing(objective, read_by)
     return Contestant(drafter, identity, parameters, fingerprint, crossed)
 
 

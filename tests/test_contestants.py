@@ -123,7 +123,7 @@ def test_a_draft_model_off_the_shelf_alone_staged_and_in_a_cascade(outsiders, mo
 @pytest.mark.parametrize(
     ("drafter", "more"),
     [
-        ("hydra", ["objective=cross_entropy"]),
+        ("hydra", ["objective=cross_entropy", "drafter.frames=3"]),
         ("eagle", ["objective=eagle"]),
         ("eagle", ["objective=eagle_ctc", "drafter.frames=6", "drafter/growth=along_the_best63"]),
         ("draft_model", ["objective=distill", "drafter.path=small"]),

@@ -217,6 +217,8 @@ def test_typical_by_pencil():
     # Both first words stand. H(.6 .2 .1 .1) = 1.089, so min(0.3, 0.5 x 0.337) = 0.168: 2 (0.2) and 0 (0.6) stand too;
     # of the two longest paths the base finds 3 0 the likelier.
     assert verdict.path_K[: verdict.length].tolist() == [0, 3, 4]
+    verdict = Typical(0.22, 2.0)(tree, laws.log(), Noise(0), 5)  # 0.22 everywhere, as without it 0.5 behind the root
+    assert verdict.path_K[: verdict.length].tolist() == [0, 3, 4]
     verdict = Typical(0.3, 2.0)(tree, laws.log(), Noise(0), 5)  # 0.3 everywhere: not even the first words stand
     assert verdict.path_K[: verdict.length].tolist() == [0]
 

@@ -33,6 +33,8 @@ class BlockDrafter(DraftHead):
     sparse tree Medusa (Cai et al. 2024). frames: T, guessed beyond the root, which the base itself has said.
     """
 
+    frames_apart = True
+
     def __init__(
         self,
         base: BaseLM,

@@ -24,6 +24,8 @@ class Choices:
     there are nodes for; a word of probability zero and whatever would hang below a stop are left out.
     """
 
+    nested = False  # what is left out is not made up for, so a larger tree may have more of the same first choices
+
     def __init__(self, choices: Sequence[Sequence[int]]) -> None:
         self.choices = tuple(tuple(choice) for choice in choices)
         known: set[Choice] = {()}

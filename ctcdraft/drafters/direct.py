@@ -97,6 +97,7 @@ class SparseTree:
     """Medusa's tree (Cai et al. 2024, section 2.3.3): a fixed list of choices, whatever the frames say."""
 
     reads = "words"
+    nested = Choices.nested
 
     def __init__(self, choices: Sequence[Sequence[int]]) -> None:
         self.growth = Choices(choices)

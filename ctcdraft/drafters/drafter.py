@@ -39,6 +39,8 @@ class DraftHead(nn.Module):
 
     initialised: str  # in words, for the plan
     off_the_shelf = False  # whether it drafts before it is trained
+    guesses_states = False  # whether its frames guess the base's next states, not words alone
+    frames_apart = False  # whether every frame has weights of its own, which no other frame teaches
 
     @abstractmethod
     def forward(self, batch: Batch) -> Emissions:
@@ -66,5 +68,7 @@ def reads_states(drafter: Any) -> bool:
 
 
 def nested(drafter: Any) -> bool:
-    """Whether its tree of n nodes is the first n nodes of its larger ones. What does not say otherwise promises it."""
-    return getattr(drafter, "nested", True)
+    """Whether its tree of n nodes is the first n nodes of its larger ones; its way to grow or to read frames has a say.
+    What does not say otherwise promises it."""
+    parts = (drafter, getattr(drafter, "growth", None), getattr(drafter, "paths", None))
+    return all(getattr(part, "nested", True) for part in parts)

@@ -30,7 +30,10 @@ class Eagle(Stepwise):
     Along a draft its own states stand in for the base's, which in training are all true: its first frame is
     the same in both, the deeper ones are not. No norm before the layer and none after it, as published.
     noise: in training every number of h is off by up to this much, evenly, so that it learns to bear its own errors.
+    (The CTC paper's released code scales that by 512 / the text's length besides; here it is the same everywhere.)
     """
+
+    guesses_states = True
 
     def __init__(self, base: BaseLM, frames: int, growth: Growth, noise: float = 0.0) -> None:
         super().__init__(frames, growth, base.stop_tokens)

@@ -58,6 +58,8 @@ class Hydra(Stepwise):
     newest alone.
     """
 
+    frames_apart = True
+
     def __init__(
         self,
         base: BaseLM,

@@ -105,14 +105,26 @@ def reading(objective: Objective, drafter: DraftHead, frames: int) -> str:
     """
     paths = getattr(drafter, "paths", None)
     taught, reads = getattr(objective, "teaches", None), getattr(paths, "reads", None)
-    if taught is None or reads is None:
-        return "in the drafter's own way"
-    name = type(paths).__name__
-    if taught == "states":
+    if taught == "states" and not drafter.guesses_states:
         raise InputError(
-            f"the objective teaches the base's next states, but {name} reads this drafter's frames as {reads}; "
+            f"the objective teaches the base's next states, which {type(drafter).__name__} does not guess; "
             "objective=eagle and eagle_ctc are for drafter=eagle"
         )
+    if taught is not None and reads is not None:
+        refuse_unreadable(taught, paths)
+    if taught == "words" and frames > objective.labels and drafter.frames_apart:
+        raise InputError(
+            f"the objective teaches frame k to say label k, so {frames - objective.labels} of {frames} frames would "
+            f"learn nothing; set objective.labels={frames} or drafter.frames={objective.labels}"
+        )
+    if taught is None or reads is None:
+        return "in the drafter's own way"
+    return crossing(objective, paths) or f"taught {taught}, read as {reads}"
+
+
+def refuse_unreadable(taught: str, paths: Any) -> None:
+    """Raise InputError where frames so taught, so read, say nothing."""
+    name, reads = type(paths).__name__, paths.reads
     if taught == "transductions" and reads != taught:
         raise InputError(
             f"the objective teaches frames of which no two say one word together, but {name} reads them as {reads}; "
@@ -128,12 +140,6 @@ def reading(objective: Objective, drafter: DraftHead, frames: int) -> str:
             f"the objective teaches frame k to say label k and leaves the blank untrained, but {name} sums over "
             "alignments with blanks; use drafter/paths=direct (or collapse, for Table 2's row)"
         )
-    if taught == "words" and frames > objective.labels:
-        raise InputError(
-            f"the objective teaches frame k to say label k, so {frames - objective.labels} of {frames} frames would "
-            f"learn nothing; set objective.labels={frames} or drafter.frames={objective.labels}"
-        )
-    return crossing(objective, paths) or f"taught {taught}, read as {reads}"
 
 
 def crossing(objective: Any, paths: Any) -> str | None:
@@ -141,6 +147,6 @@ def crossing(objective: Any, paths: Any) -> str | None:
     taught, reads = getattr(objective, "teaches", None), getattr(paths, "reads", None)
     if None in (taught, reads) or taught == reads or {taught, reads} == {"alignments", "raw frames"}:
         return None
-    published = {taught, reads} in ({"words", "raw frames"}, {"words", "alignments"})
+    published = (taught, reads) in (("words", "raw frames"), ("alignments", "words"))
     as_in = ", as in Table 2 of the paper" if published else ""
     return f"taught {taught} but read as {reads} by {type(paths).__name__}: a crossing{as_in}"

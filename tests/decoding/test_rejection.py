@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -21,7 +22,7 @@ from truths_verifiers import (
 
 from ctcdraft.decoding.rejection import Rejection, k_sequential, multi_round, smallest_rho
 from ctcdraft.decoding.sampling import Noise, warp
-from ctcdraft.decoding.tree import TokenTree
+from ctcdraft.decoding.tree import Commit, TokenTree
 from ctcdraft.decoding.verify import match
 
 DRAWS = 100_000
@@ -62,6 +63,18 @@ def test_the_same_test_refuses_the_biased_rules(chances):
     assert p_value(counts(words_N, 6), P.tolist()) < CHANCE
     exact = law_of(multi_round_chances, P.tolist(), q_V.tolist(), k)
     assert exact == pytest.approx(P.tolist())
+
+
+@pytest.mark.parametrize("rule", [multi_round, k_sequential])
+def test_the_coins_owe_nothing_to_the_words_of_the_base(rule):
+    """Through the whole verifier: a coin among the numbers that draw the base's own word would bias that word."""
+    rng, words = torch.Generator().manual_seed(1), []
+    for place in range(4000):
+        tree = TokenTree.chain(torch.tensor(0), draw(Q, (1, 1), rng)[0])
+        tree = replace(tree, draft_probs_NV=torch.stack([Q, torch.zeros_like(Q)]))
+        verdict = Rejection(rule)(tree, P.log().expand(2, -1), Noise(3), place)
+        words.append(Commit.of(tree, verdict).tokens[0])
+    assert p_value(counts(torch.tensor(words), 6), P.tolist()) > CHANCE
 
 
 def test_the_mixed_stop_rule_by_pencil():

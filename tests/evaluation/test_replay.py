@@ -15,6 +15,7 @@ from ctcdraft.decoding.loop import Pass, generate
 from ctcdraft.decoding.rejection import Rejection, multi_round
 from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.drafters.cascade import Cascade
+from ctcdraft.drafters.direct import SparseTree
 from ctcdraft.drafters.grow import Grow
 from ctcdraft.drafters.paths import Collapse
 from ctcdraft.drafters.prompt_lookup import PromptLookup
@@ -67,6 +68,18 @@ def test_a_walk_by_pencil():
     assert walk([5, 6, 7, 8], fork)[0] == Pass(2, 1, True, 4, 2)
     # The last token was guessed: the answer is over, and nothing behind it was refused.
     assert walk([5, 6], [guesses([5, 6, 9], [-1, 0, 1])]) == (Pass(1, 1, False, 3, 2),)
+
+
+def test_fixed_choices_are_not_nested_where_some_hang_below_a_stop():
+    """What a stop leaves out is not made up for: a larger tree has more of the same first choices."""
+    base = random_base(context=96, initializer_range=0.1).double()
+    tree = SparseTree([[0], [0, 0], [1], [1, 0], [2], [2, 0], [3], [4], [5]])
+    said = hear(base, PROMPTS[0], replace(SETTINGS, max_new_tokens=18), 0)
+    base.stop_tokens = frozenset(range(1, base.vocabulary, 2)) - set(said.tokens)
+    head = block_head(base, partial(AttentionBody, root_input=True, causal=False), tree).double()
+    for nodes, passes in replayed(head, said, (4, 10), 0).items():
+        assert passes == walk(said.tokens, guess(head, said, nodes, 0))
+    assert [one.first(4) for one in guess(head, said, 10, 0)] != guess(head, said, 4, 0)
 
 
 @pytest.mark.parametrize(("temperature", "seed", "sizes"), [(0.0, 0, SIZES), (0.7, 1, (5, 16))])

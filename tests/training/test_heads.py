@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from stepwise_parts import stepwise
 from tiny_models import random_base
 from training_parts import HOW, block_head, ctc_head, trainer
 
@@ -23,6 +24,7 @@ from ctcdraft.nn.residual import FeedForwardBody, ResidualBody
 from ctcdraft.objectives.cross_entropy import CrossEntropy
 from ctcdraft.objectives.ctc import CTC
 from ctcdraft.objectives.distill import Distill, kl
+from ctcdraft.objectives.eagle import Eagle, EagleCTC
 from ctcdraft.objectives.prefix_ctc import PrefixCTC
 from ctcdraft.objectives.transducer import PrefixTransducer, Transducer
 from ctcdraft.objectives.weighted import WeightedSum
@@ -144,6 +146,18 @@ def test_what_is_read_otherwise_than_taught_is_refused_or_marked(base):
     assert "Table 2" in reading(OBJECTIVES["ctc"], direct, 6)
     for objective, head in [("ctc", search), ("ctc", collapse), ("distill", direct), ("cross_entropy", sparse)]:
         assert "Table 2" not in reading(OBJECTIVES[objective], head, 3)
+
+
+def test_what_steps_cannot_be_taught_is_refused(base, tmp_path):
+    """Hydra's heads have weights of their own and guess words; EAGLE's layer is one and guesses states."""
+    hydra, eagle = (stepwise(kind, base, tmp_path) for kind in ("hydra", "eagle"))
+    for objective in (Eagle(1, 1.0, 0.1), EagleCTC(3, 6, 1.0, 0.1, 0.01)):
+        with pytest.raises(InputError, match=r"next states, which Hydra does not guess; .* are for drafter=eagle"):
+            reading(objective, hydra, 4)
+        assert reading(objective, eagle, 4) == "in the drafter's own way"
+    with pytest.raises(InputError, match=r"2 of 4 frames would learn nothing"):
+        reading(CrossEntropy(2, 0.8), hydra, 4)
+    assert reading(CrossEntropy(2, 0.8), eagle, 4) == "in the drafter's own way"
 
 
 def test_runs_from_before_there_was_a_choice_still_load(base):
