@@ -59,6 +59,8 @@ class Filling:
 
     def hours(self, cell: Cell) -> Hours | None:
         """None where no rate was given."""
+        if self.rate.flops is None:
+            return None
         return self.planned(cell.base, cell.training, cell.benchmark.partition("/")[0])
 
     def _planned(self, base: str, training: str, benchmark: str) -> Hours | None:
