@@ -126,8 +126,9 @@ def print_table(config: DictConfig) -> None:
     out = Path(config.out) if config.out is not None else Path("runs") / "tables" / config.table.name
     if (out / "table.md").exists() and not config.overwrite:
         raise InputError(f"{out} holds a table; choose another out=, or add overwrite=true to replace it")
-    table_files.write(out, table)
-    print(f"{table_files.markdown(table)}\nthe table is {out / 'table.md'}, and beside it as LaTeX and CSV")
+    filling = instantiate(config.table.plan, _convert_="all")
+    table_files.write(out, table, filling)
+    print(f"{table_files.markdown(table, filling)}\nthe table is {out / 'table.md'}, and beside it as LaTeX and CSV")
 
 
 def refuse_report(out: Path, overwrite: bool) -> None:

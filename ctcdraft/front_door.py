@@ -126,6 +126,18 @@ def nearest(words: str) -> str:
     return f"{verb}.py --cfg job prints all keys"
 
 
+def composed(verb: str, *words: str) -> Any:
+    """The config of `python VERB.py WORDS`, inside another entry point or outside of any."""
+    from hydra import compose, initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+
+    if GlobalHydra.instance().is_initialized():
+        return compose(verb, overrides=list(words))
+    register_resolvers()
+    with initialize_config_dir(str(CONFIGS), version_base=None):
+        return compose(verb, overrides=list(words))
+
+
 def dotted(node: Any, above: str = "") -> list[str]:
     """Every key of a config: `trainer.steps`, `drafter.frames`, ..."""
     keys = []

@@ -62,6 +62,28 @@ def on_paper(
     quantised, fixed: change no plan.
     config: a base's sizes as Hugging Face names them, or the place of a config.json; without it, that of `path`.
     """
+    base = of_sizes(path, dtype, name, revision, attention, context_length, chat_template_file, taps, config)
+    if not weights_here(path, revision):
+        return Paper(base, f"no weights of {path} are on this machine")
+    needed, there = Size.of(base).weight_bytes, memory_bytes(device)
+    if there is not None and needed > there:
+        return Paper(base, f"its weights take {spelled(needed)} as {dtype} and {device} has {spelled(there)}")
+    return None
+
+
+def of_sizes(
+    path: str,
+    dtype: str,
+    name: str | None = None,
+    revision: str | None = None,
+    attention: str = "sdpa",
+    context_length: int | None = None,
+    chat_template_file: str | None = None,
+    taps: Sequence[str | int] = ("last",),
+    config: Any = None,
+    **changes_no_size: Any,
+) -> BaseLM:
+    """The base of these values with all of its tensors on the meta device, wherever its weights may be."""
     import transformers
 
     refuse_unknown_dtype(dtype)
@@ -71,16 +93,9 @@ def on_paper(
             lm = transformers.AutoModelForCausalLM.from_config(found, attn_implementation=attention)
     except (ValueError, ImportError, TypeError) as error:
         raise InputError(f"no base can be made from the config of {path} ({first_line(error)})") from error
-    tokenizer = tokenizer_here(path, revision)
     template = chat_template(chat_template_file) if chat_template_file else None
-    base = BaseLM(lm, tokenizer, name or Path(path).name, revision, context_length, template, taps)
-    base = base.to(getattr(torch, dtype))
-    if not weights_here(path, revision):
-        return Paper(base, f"no weights of {path} are on this machine")
-    needed, there = Size.of(base).weight_bytes, memory_bytes(device)
-    if there is not None and needed > there:
-        return Paper(base, f"its weights take {spelled(needed)} as {dtype} and {device} has {spelled(there)}")
-    return None
+    base = BaseLM(lm, tokenizer_here(path, revision), name or Path(path).name, revision, context_length, template, taps)
+    return base.to(getattr(torch, dtype))
 
 
 def shape(path: str, revision: str | None, given: Any) -> Any:

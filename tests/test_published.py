@@ -1,5 +1,6 @@
 """A head saved, loaded in a fresh process and used through stock `generate` says what the base says."""
 
+import hashlib
 import json
 import re
 import subprocess
@@ -14,7 +15,7 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogit
 from ctcdraft.base import BaseLM
 from ctcdraft.decoding.sampling import warp
 from ctcdraft.errors import InputError
-from ctcdraft.front_door import REPOSITORY, build_drafter
+from ctcdraft.front_door import REPOSITORY, build_drafter, load_drafter
 from ctcdraft.published import PublishedHead
 from ctcdraft.training.checkpoint import RunDirectory
 
@@ -26,9 +27,19 @@ FOLDER = sys.argv[1] + "/head"
 model = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1] + "/base")
 tokenizer = transformers.AutoTokenizer.from_pretrained(sys.argv[1] + "/base")
 inputs = {"input_ids": torch.tensor([[0, 7, 9, 9, 9, 30]]), "max_new_tokens": 40, "eos_token_id": 4, "pad_token_id": 1}
+
+import ctcdraft.published
+made, loop = [], ctcdraft.published.generate
+ctcdraft.published.generate = lambda *given: made.append(loop(*given)) or made[-1]  # or stock decoding would do as well
 """
 AFTER = """
-print(ids.tolist(), head.drafter.frames)
+import hashlib, json
+weights = [(name, value.tolist()) for name, value in sorted(head.drafter.own_state().items())]
+(one,) = made
+print(json.dumps({
+    "ids": ids.tolist(), "said": one.tokens, "passes": len(one.passes), "nodes": [step.nodes for step in one.passes],
+    "weights": hashlib.sha256(json.dumps(weights).encode()).hexdigest(),
+}))
 """
 
 
@@ -86,12 +97,17 @@ def test_in_a_fresh_process_it_says_what_generate_says(home):
         [sys.executable, "-c", BEFORE + three_lines() + AFTER, str(home)], capture_output=True, text=True, timeout=200
     )
     assert fresh.returncode == 0, fresh.stderr
-    assert fresh.stdout.split("\n")[-2] == f"{plain.tolist()} 3"
+    found = json.loads(fresh.stdout.split("\n")[-2])
+    assert found["ids"] == plain.tolist()
+    assert found["said"] == plain[0, PROMPT.shape[1] :].tolist()  # by our loop, which stock decoding never enters
+    assert found["passes"] > 5
+    assert all(nodes > 1 for nodes in found["nodes"][:-1])  # and something was guessed in every pass but the last
+    own = load_drafter(home / "run", random_base(), None).own_state()
+    weights = json.dumps([(name, value.tolist()) for name, value in sorted(own.items())])
+    assert found["weights"] == hashlib.sha256(weights.encode()).hexdigest()
 
 
 def test_the_weights_are_those_of_the_run(home):
-    from ctcdraft.front_door import load_drafter
-
     _, head = loaded(home)
     theirs = load_drafter(home / "run", random_base(), None).own_state()
     assert theirs

@@ -156,9 +156,7 @@ def on_paper(paper: Paper, corpus: Corpus, answers: Answers, rate: Rate) -> Plan
     base = paper.base
     work, size = Work.of(corpus.prompts, answers, base.tokenizer, base.context_length), Size.of(base)
     reading, saying = flops(work, size)
-    held = (size.weight_bytes + answers.batch_size * size.kv_bytes * context(work)) * work.said / answers.batch_size
-    seconds = [rate.seconds(reading), rate.seconds(saying, held)]
-    hours = None if None in seconds else sum(one for one in seconds if one is not None) / 3600
+    hours = hours_on_paper(work, size, answers.batch_size, rate)
     lines = [
         str(paper),
         corpus.summary(),
@@ -171,6 +169,14 @@ def on_paper(paper: Paper, corpus: Corpus, answers: Answers, rate: Rate) -> Plan
         f"time      {UNKNOWN}" if hours is None else f"time      at most about {hours:,.2f} hours {rate}",
     ]
     return Plan(work, lines, figures(work, size, answers), {"hours_at_most": hours, "rate": vars(rate)})
+
+
+def hours_on_paper(work: Work, size: Size, rows: int, rate: Rate) -> float | None:
+    """At most, of reading all prompts and saying all answers, so many at a time; None where the rate is not known."""
+    reading, saying = flops(work, size)
+    held = (size.weight_bytes + rows * size.kv_bytes * context(work)) * work.said / rows
+    seconds = [rate.seconds(reading), rate.seconds(saying, held)]
+    return None if None in seconds else sum(one for one in seconds if one is not None) / 3600
 
 
 def amounts(work: Work, answers: Answers) -> list[str]:

@@ -136,9 +136,10 @@ def certificate(name: str, records: Sequence[Record]) -> dict[str, Any]:
     owed: the questions that differ where words are owed: wrong, which no rounding explains, undecided, because in half
     precision nobody can tell, and explained by rounding.
 
-    chi_square, p_value and tv tell how the words that were said fit the base's law, where they owe it that and not
-    autoregression's own words (see law.py); null_tv is autoregression's own tv, which chance alone makes. by_draft:
-    the same of words that a draft was drawn for, in the order of what its law favours; null where there were none.
+    chi_square, p_value and tv tell how the words that were said fit the base's law, at temperatures above 0; where
+    guesses were drawn that is all they owe (see law.py). null_tv is autoregression's own tv, which chance alone makes.
+    by_draft: the same of words that a draft was drawn for, in the order of what its law favours; null where there were
+    none.
     """
     unequal = [found for record in records if (found := record.divergences.get(name, ()))]
     owed = [of_one for found in unequal if (of_one := [one.rounding for one in found if one.owed])]

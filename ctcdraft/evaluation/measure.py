@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -97,13 +97,20 @@ def ask(arena: Arena, judge: Judge, index: int, prompt: Prompt, met: Met) -> Rec
             pair = answers[name].tokens, answers[AUTOREGRESSIVE].tokens
             divergence = judge.compare(name, *pair, prompt_L, number, seed, answers[name].drawn)
             unequal += [divergence] if divergence else []
-        if not all(arena.settings.same_words(answer.drawn) for answer in answers.values()):
-            for name in arena.contestants:  # autoregression's own too: it is the yardstick
-                these = marks_of(arena, name, prompt_L, seed, answers[name])
+        if arena.settings.temperature > 0:
+            for name, these in all_marks(arena, prompt_L, seed, answers):
                 marked[name] = marked.get(name, Marks.none()) + these
         turns.append(Turn(len(prompt_L), cut, answers))
     divergences = {name: tuple(unequal) for name, unequal in found.items()}
     return Record(index, prompt.id, prompt.category, prompt.reference, tuple(turns), divergences, marked)
+
+
+def all_marks(arena: Arena, prompt_L: Tensor, seed: int, answers: Mapping[str, Answer]) -> Iterator[tuple[str, Marks]]:
+    """Of every contestant; autoregression's own is the yardstick, and that of whoever says its very words unasked."""
+    own = marks_of(arena, AUTOREGRESSIVE, prompt_L, seed, answers[AUTOREGRESSIVE])
+    for name, answer in answers.items():
+        alike = answer.tokens == answers[AUTOREGRESSIVE].tokens and not answer.drawn
+        yield name, own if alike else marks_of(arena, name, prompt_L, seed, answer)
 
 
 def marks_of(arena: Arena, name: str, prompt_L: Tensor, seed: int, answer: Answer) -> Marks:

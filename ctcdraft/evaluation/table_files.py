@@ -6,9 +6,19 @@ import csv
 from collections.abc import Callable, Sequence
 from io import StringIO
 from pathlib import Path
+from typing import Any, Protocol
 
 from ctcdraft.evaluation.tables import Cell, Found, Table
 from ctcdraft.files import write_text
+
+
+class Filling(Protocol):
+    """Who plans the hours that would fill a cell: ctcdraft/filling.py."""
+
+    def hours(self, cell: Cell) -> Any: ...
+
+    def basis(self) -> Sequence[str]: ...
+
 
 COLUMNS: dict[str, Callable[[Cell], str]] = {
     "paper": lambda cell: "" if cell.paper is None else f"{cell.paper:.2f}",
@@ -52,14 +62,17 @@ def header() -> list[str]:
     return ["benchmark", "drafter", "base", "measure", *COLUMNS]
 
 
-def markdown(table: Table) -> str:
+def markdown(table: Table, filling: Filling | None = None) -> str:
+    """filling: plans the hours of the commands that would fill the empty cells."""
     rows = [header(), ["---"] * len(header()), *lines(table)]
     parts = [f"# {table.title}", "\n".join("| " + " | ".join(row) + " |" for row in rows), "\n".join(KEY)]
     if table.notes:
         parts += ["## What the paper and its files do not hold", "\n".join(f"- {note}" for note in table.notes)]
-    missing = dict.fromkeys(cell.to_fill for cell in table.cells if cell.ours is None)
+    missing = {cell.to_fill: cell for cell in table.cells if cell.ours is None}
     if missing:
-        parts += ["## What would fill the empty cells", "\n".join(f"    {command}" for command in missing)]
+        parts.append("## What would fill the empty cells")
+        parts += ["\n".join(f"- {said}" for said in filling.basis())] if filling is not None else []
+        parts += [f"{planned(cell, filling)}\n\n    {command}".lstrip() for command, cell in missing.items()]
     return "\n\n".join(parts) + "\n"
 
 
@@ -84,15 +97,22 @@ def escaped(row: Sequence[str]) -> list[str]:
     return [word.replace("_", r"\_").replace("%", r"\%") for word in row]
 
 
-def comma_separated(table: Table) -> str:
+def comma_separated(table: Table, filling: Filling | None = None) -> str:
     text = StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*header(), "to_fill"])
+    writer.writerow([*header(), "to_fill", "hours_planned"])
     for row, cell in zip(lines(table), table.cells, strict=True):
-        writer.writerow([*row, cell.to_fill if cell.ours is None else ""])
+        writer.writerow([*row, *([cell.to_fill, planned(cell, filling)] if cell.ours is None else ["", ""])])
     return text.getvalue()
 
 
-def write(out: Path, table: Table) -> None:
-    for kind, text in (("md", markdown(table)), ("tex", latex(table)), ("csv", comma_separated(table))):
+def planned(cell: Cell, filling: Filling | None) -> str:
+    """The hours of the command that would fill a cell; nothing where nobody plans or no rate is known."""
+    hours = None if filling is None else filling.hours(cell)
+    return "" if hours is None else str(hours)
+
+
+def write(out: Path, table: Table, filling: Filling | None = None) -> None:
+    texts = {"md": markdown(table, filling), "tex": latex(table), "csv": comma_separated(table, filling)}
+    for kind, text in texts.items():
         write_text(out / f"table.{kind}", text)

@@ -37,51 +37,91 @@ class Told:
         return cls(work.turns, work.tokens, work.longest, "at most, as planned above")
 
 
-def plan(base: BaseLM, drafter: DraftHead, objective: Objective, told: Told, settings: Any, rate: Rate) -> str:
-    """settings: steps, accumulate, rows, anchors, pack and max_length, as under `trainer`.
+@dataclass(frozen=True)
+class Laid:
+    """How the answers lie in a batch. rows of `length` tokens, of which each has `anchors` windows, with so many
+    answers behind one another in each; longest: of all rows, which sets the memory."""
 
-    The mean row sets operations, the longest one memory. A pack is taken to be as full as whole mean answers make it.
-    """
-    size = Size.of(base)
-    longest = min(settings.max_length, base.context_length, told.longest)
-    mean = max(1, min(longest, told.tokens // told.answers))
-    answers_a_row = 1 if settings.pack is None else max(1, settings.pack // mean)
-    longest = max(longest, settings.pack or 0)
-    length = max(objective.labels + 2, answers_a_row * mean)
-    rows = min(settings.rows, ceil(told.answers / answers_a_row))
+    rows: int
+    length: int
+    longest: int
+    anchors: int
+    answers_a_row: int
+
+    @classmethod
+    def of(cls, base: BaseLM, labels: int, told: Told, settings: Any) -> Self:
+        """The mean row sets operations, the longest one memory. A pack is taken to be as full as whole mean answers
+        make it."""
+        longest = min(settings.max_length, base.context_length, told.longest)
+        mean = max(1, min(longest, told.tokens // told.answers))
+        answers_a_row = 1 if settings.pack is None else max(1, settings.pack // mean)
+        length = max(labels + 2, answers_a_row * mean)
+        longest = max(longest, settings.pack or 0, length)
+        rows = min(settings.rows, ceil(told.answers / answers_a_row))
+        return cls(rows, length, longest, min(settings.anchors, length), answers_a_row)
+
+
+@dataclass(frozen=True)
+class Operations:
+    """Of a batch for the head (step), for the base to read that batch (live), and to read the corpus once."""
+
+    step: float
+    live: float
+    once: float
+
+    @classmethod
+    def of(cls, base: BaseLM, told: Told, laid: Laid, step: float) -> Self:
+        size, seen = Size.of(base), laid.length / 2
+        return cls(step, size.read_flops(laid.rows * laid.length, seen), size.read_flops(told.tokens, seen))
+
+    def seconds(self, batches: int, rate: Rate) -> tuple[float, float] | None:
+        """Of so many batches with states=live and with stored; None where the rate is not known."""
+        live, stored = rate.seconds(batches * (self.step + self.live)), rate.seconds(batches * self.step + self.once)
+        return None if live is None or stored is None else (live, stored)
+
+
+def operations(base: BaseLM, drafter: DraftHead, objective: Objective, told: Told, settings: Any) -> Operations:
+    """The part of a plan that hours are made of."""
+    laid = Laid.of(base, objective.labels, told, settings)
+    batch = batch_without_values(base, laid.rows, laid.length, laid.anchors, objective.labels)
+    return Operations.of(base, told, laid, counted(drafter, objective, batch)[0])
+
+
+def plan(base: BaseLM, drafter: DraftHead, objective: Objective, told: Told, settings: Any, rate: Rate) -> str:
+    """settings: steps, accumulate, rows, anchors, pack and max_length, as under `trainer`."""
+    size, laid = Size.of(base), Laid.of(base, objective.labels, told, settings)
     batches = settings.steps * settings.accumulate
-    anchors = min(settings.anchors, length)
-    batch = batch_without_values(base, rows, length, anchors, objective.labels)
+    batch = batch_without_values(base, laid.rows, laid.length, laid.anchors, objective.labels)
     step, _, shape = counted(drafter, objective, batch)
-    largest = batch_without_values(base, rows, max(longest, length), anchors, objective.labels)
+    largest = batch_without_values(base, laid.rows, laid.longest, laid.anchors, objective.labels)
     _, kept, _ = counted(drafter, objective, largest)
-    live, once = size.read_flops(rows * length, length / 2), size.read_flops(told.tokens, length / 2)
+    needed = Operations.of(base, told, laid, step)
     trained = sum(value.numel() for value in drafter.own_parameters())
-    emission_bytes = rows * anchors * shape[2] * (base.vocabulary + 1) * 4
-    epochs = batches * rows * answers_a_row / told.answers
+    emission_bytes = laid.rows * laid.anchors * shape[2] * (base.vocabulary + 1) * 4
+    epochs = batches * laid.rows * laid.answers_a_row / told.answers
     several = "" if settings.accumulate == 1 else f"{settings.accumulate} x "
     sizes = ", ".join(f"{spelled(count)} as {name}" for name, count in states_bytes(told.tokens, size).items())
     return "\n".join(
         [
             f"drafter     {trained:,} trainable parameters",
             f"corpus      {told.answers:,} answers, {told.tokens:,} tokens ({told.source})",
-            f"steps       {settings.steps:,} of {several}{rows} rows x {anchors} anchors, {epochs:.1f} epochs",
+            f"steps       {settings.steps:,} of {several}{laid.rows} rows x {laid.anchors} anchors, "
+            f"{epochs:.1f} epochs",
             f"emissions   {emission_bytes / 2**20:,.0f} MiB a step if they were kept whole (they are not)",
             f"frames      {reading(objective, drafter, shape[2])}",
             f"states      0 bytes where states=live; {sizes} where stored",
             f"disk        {disk(trained)}",
-            f"work        {step:.3g} operations a batch of the head, and {live:.3g} for the base to read {rows} rows "
-            f"of {length:,} tokens where live; where stored, {once:.3g} to read the corpus once",
+            f"work        {step:.3g} operations a batch of the head, and {needed.live:.3g} for the base to read "
+            f"{laid.rows} rows of {laid.length:,} tokens where live; where stored, "
+            f"{needed.once:.3g} to read the corpus once",
             f"memory      {memory(size, trained, largest, kept, emission_bytes)}",
-            f"time        {hours(batches, step, live, once, rate)}",
+            f"time        {hours(needed.seconds(batches, rate), rate)}",
         ]
     )
 
 
-def hours(batches: int, step: float, live: float, once: float, rate: Rate) -> str:
-    lively, stored = rate.seconds(batches * (step + live)), rate.seconds(batches * step + once)
-    if lively is None or stored is None:
+def hours(seconds: tuple[float, float] | None, rate: Rate) -> str:
+    if seconds is None:
         return UNKNOWN
-    return (
-        f"about {lively / 3600:,.2f} hours with states=live, {stored / 3600:,.2f} with stored, {rate}; without probes"
-    )
+    live, stored = seconds
+    return f"about {live / 3600:,.2f} hours with states=live, {stored / 3600:,.2f} with stored, {rate}; without probes"

@@ -283,6 +283,17 @@ def test_at_temperature_0_everybody_owes_the_words(tmp_path):
     assert {row["lossless"]["chi_square"] for row in made["rows"]} == {None}
 
 
+def test_above_temperature_0_the_law_is_looked_at_where_words_are_owed_too(tmp_path):
+    """And who says autoregression's words fits as well as it does; who says others in their place does not."""
+    made = run(arena(temperature=1.0, max_new_tokens=60), tmp_path)
+    rows = {row["drafter"]: row["lossless"] for row in made["rows"]}
+    assert {lossless["owes"] for lossless in rows.values()} == {"words"}
+    assert rows["autoregressive"]["tokens"] > FEWEST
+    assert rows["prompt_lookup"]["tv"] == rows["prompt_lookup"]["null_tv"] == rows["autoregressive"]["tv"] > 0
+    page = (tmp_path / "report.html").read_text()
+    assert page.count(f"<td>{rows['autoregressive']['null_tv']:.4f}</td>") == 2 * len(rows)
+
+
 def test_a_verifier_is_spelled_the_same_in_every_process():
     assert spelled(match) == "ctcdraft.decoding.verify.match"
     assert spelled(Typical(0.1, 0.2)) == "ctcdraft.decoding.typical.Typical(epsilon=0.1, delta=0.2)"

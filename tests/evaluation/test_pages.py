@@ -30,14 +30,34 @@ from ctcdraft.shard import Shard
 EXPLORER = Explorer(questions=2, tokens=12, words=3)
 VOID = ("meta", "br")
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
+# What a reader does, and what is there to be seen after each step, as JSON in the page's title.
 VISIT = """
-const shown = () => [...document.querySelectorAll(".pass")].filter((one) => getComputedStyle(one).display !== "none");
-addEventListener("load", () => {
-  document.querySelector('a.token[href="#a0p1"]').click();
-  const first = shown().map((one) => one.id);
-  document.dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowRight" }));
-  setTimeout(() => { document.title = [...first, ...shown().map((one) => one.id)].join(" "); }, 200);
+const seen = (one) => { const box = one.getBoundingClientRect(); return box.width > 50 && box.height > 50; };
+const passes = () => [...document.querySelectorAll(".pass")].filter((one) => getComputedStyle(one).display !== "none");
+const state = () => ({
+  passes: passes().map((one) => one.id),
+  marked: [...document.querySelectorAll("a.token.now")].map((one) => one.getAttribute("href")),
+  parts: passes().flatMap((one) => [...one.querySelectorAll("h5")].map((part) => part.textContent)),
 });
+const press = (key, more) => document.dispatchEvent(new KeyboardEvent("keydown", { key, ...more }));
+const steps = [
+  () => document.querySelector('a.token[href="#a0p1"]').click(),
+  () => press("ArrowRight"),
+  () => press("ArrowLeft"),
+  () => press("ArrowRight", { ctrlKey: true }),
+  () => { document.querySelectorAll("details.explored")[1].open = true;
+          document.querySelector('a.token[href="#a1p0"]').click(); },
+  () => press("ArrowLeft"),
+  () => document.querySelector('nav a[href="#certificate"]').click(),
+];
+const told = { figures: [...document.querySelectorAll("figure")].filter((one) => seen(one.querySelector("svg")) &&
+  one.querySelectorAll("circle, rect, polyline").length > 3).map((one) => one.id), states: [state()] };
+const go_on = () => {
+  if (!steps.length) { document.title = JSON.stringify({ ...told, hash: location.hash }); return; }
+  steps.shift()();
+  setTimeout(() => { told.states.push(state()); go_on(); }, 50);
+};
+addEventListener("load", go_on);
 """
 
 
@@ -158,24 +178,54 @@ def test_every_figure_is_in_the_page_and_a_file(evaluated, page):
         assert "nan" not in svg
 
 
-def test_a_browser_opens_it_and_goes_from_pass_to_pass(evaluated, tmp_path):
-    """A click on a token of the second pass shows it; the arrow key then shows the third and marks its tokens."""
-    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if browser is None:
+@pytest.fixture(scope="module")
+def browser():
+    found = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if found is None:
         pytest.skip("no Chromium here; apt-get install chromium-headless-shell")
+    return [found, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=4000"]
+
+
+@pytest.mark.slow
+def test_in_a_browser_every_figure_is_there_and_one_can_go_from_pass_to_pass(evaluated, browser, tmp_path):
+    """A token's click shows its pass and hides the others, the arrows go on and back and stop at an answer's ends."""
     copy = tmp_path / "page.html"
     copy.write_text((evaluated / files.PAGE).read_text().replace("</body>", f"<script>{VISIT}</script></body>"))
-    opened = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=2000"]
+    done = subprocess.run([*browser, "--dump-dom", copy.as_uri()], capture_output=True, text=True, timeout=120)
+    (title,) = [
+        "".join(said) for name, _, said in Reader(done.stdout).elements if name == "title" and said[0][0] == "{"
+    ]
+    told = json.loads(title)
+    assert told["figures"] == [file.stem for file in drawn_files(evaluated)]
+    assert [state["passes"] for state in told["states"][:-1]] == [
+        [], ["a0p1"], ["a0p2"], ["a0p1"], ["a0p1"], ["a1p0"], ["a1p0"],
+    ]  # fmt: skip
+    assert told["hash"] == "#certificate"
+    for state in told["states"][1:-1]:
+        (chosen,) = state["passes"]
+        answer, step = map(int, re.fullmatch(r"a(\d+)p(\d+)", chosen).groups())
+        one = ordered(seen_in(evaluated))[answer].passes[step]
+        assert state["marked"] == [f"#{chosen}"] * one.committed
+        assert ("Frames" in state["parts"]) == (one.frames is not None)
+        assert ("Tree" in state["parts"]) == (len(one.tokens) > 1)
+        assert "The base" in state["parts"]
+
+
+@pytest.mark.slow
+def test_a_browser_makes_a_picture_of_it(evaluated, browser, tmp_path):
     picture = tmp_path / "page.png"
-    done = subprocess.run([*opened, "--dump-dom", copy.as_uri()], capture_output=True, text=True, timeout=120)
     shot = [f"--screenshot={picture}", "--window-size=1200,2400", (evaluated / files.PAGE).as_uri()]
-    subprocess.run([*opened, *shot], capture_output=True, timeout=120)
-    found = Reader(done.stdout)
-    assert ["a0p1 a0p2"] in [said for name, _, said in found.elements if name == "title"]
-    marked = [attributes["href"] for _, attributes, _ in found.elements if "now" in attributes.get("class", "").split()]
-    passes = ordered(seen_in(evaluated))[0].passes
-    assert marked == ["#a0p2"] * passes[2].committed
-    assert len(picture.read_bytes()) > 50_000  # an empty one of this size has 15,000
+    subprocess.run([*browser, *shot], capture_output=True, timeout=120)
+    content = picture.read_bytes()
+    assert content.startswith(b"\x89PNG")
+    assert (int.from_bytes(content[16:20]), int.from_bytes(content[20:24])) == (1200, 2400)
+    assert len(content) > 50_000  # an empty one of this size has 15,000
+
+
+def drawn_files(evaluated):
+    """In the order of the page."""
+    page = (evaluated / files.PAGE).read_text()
+    return sorted((evaluated / files.FIGURES).glob("*.svg"), key=lambda file: page.index(f'id="{file.stem}"'))
 
 
 def test_a_page_is_made_again_from_its_two_files(evaluated, tmp_path):

@@ -206,11 +206,15 @@ PUBLISHED = {
 }
 
 
-def recorded(name):
+def compared(name):
     if not TRACES.is_dir():
         pytest.skip(f"no recorded runs at {TRACES}; CTCDRAFT_TRACES= names the folder of the authors' answer files")
     files = (str(TRACES / f"{name}{arm}.jsonl.gz") for arm in ("", "_baseline"))
-    return compare(*map(read_run, files), 0).rows[0]
+    return compare(*map(read_run, files), 0)
+
+
+def recorded(name):
+    return compared(name).rows[0]
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -219,6 +223,13 @@ def test_the_papers_table_to_the_printed_digit(name):
     row = recorded(name)
     shown = tuple(f"{row[key]:.2f}" for key in ("speedup_paper", "tau_paper", "tau_mean", "tau"))
     assert shown == PUBLISHED[name]
+
+
+@pytest.mark.parametrize(("name", "with_indices"), [("mt_bench-vicuna-13b", "2.54"), ("mt_bench-vicuna-33b", "2.21")])
+def test_what_the_last_indices_would_give_in_the_place_of_missing_counts_is_said(name, with_indices):
+    text = said(compared(name))
+    assert "160 of 160 turns hold a token count of zero; passes (idxs + 1) stand in" in text
+    assert f"speedup_paper would be {with_indices}" in text
 
 
 def test_figure_2_has_two_categories_swapped():

@@ -26,7 +26,7 @@ def certificate(rows: Sequence[Row], environment: Mapping[str, Any], seen: Seen 
     ]
     fitted = [row for row in rows if row["lossless"]["tokens"] is not None]
     if fitted:
-        parts += [tag("h3", "Law: where guesses are drawn, no words are owed"), law(fitted), tag("p", NULL)]
+        parts += [tag("h3", "Law: how the words fit what the base would draw"), law(fitted), tag("p", NULL)]
     return joined([*parts, tag("h3", "Circumstances"), circumstances(rows, environment)])
 
 
@@ -87,7 +87,8 @@ def rounding(rows: Sequence[Row], noise: Mapping[str, float]) -> str:
 
 NULL = (
     "The words said are marked in the base's own law and counted in equal cells. Autoregression's own total variation "
-    "over as many words is what chance alone makes: the null that the others are to be held against."
+    "over as many words is what chance alone makes: the null that the others are to be held against. Where guesses are "
+    "drawn this is all that is owed; elsewhere the words are autoregression's own, and so is their fit."
 )
 
 

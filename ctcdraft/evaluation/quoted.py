@@ -1,0 +1,233 @@
+"""The tables that READMEs quote from results/: `python -m ctcdraft.evaluation.quoted` writes their cells anew.
+
+A table is known by its header, stands where its README has it, and keeps the columns that are written by hand. It
+knows reports, and measures nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ctcdraft.errors import InputError
+from ctcdraft.evaluation.records import AUTOREGRESSIVE
+from ctcdraft.evaluation.report import equal, named, number, with_interval
+from ctcdraft.files import write_text
+
+REPOSITORY = Path(__file__).parents[2]
+GSM8K_TEST = 1319
+Row = dict[str, Any]
+Report = Mapping[str, Row]  # by drafter
+BY_HAND = None
+
+
+@dataclass(frozen=True)
+class Quoted:
+    """file: the README. reports: folders of results/, in the order of the rows. each: what of them makes a row.
+    columns: by header, the cell of such a row, or BY_HAND."""
+
+    file: str
+    reports: Sequence[str]
+    each: Callable[[Report], Sequence[Any]]
+    columns: Mapping[str, Callable[[Any], str] | None]
+
+    def header(self) -> str:
+        return line(self.columns)
+
+    def rows(self, results: Path) -> Iterator[Any]:
+        for folder in self.reports:
+            yield from self.each(read(results / folder / "report.json"))
+
+    def replaced(self, text: str, results: Path) -> str:
+        """The README with this table's cells as the reports have them."""
+        lines = text.split("\n")
+        if self.header() not in lines:
+            raise InputError(f"{self.file} has no table with the header {self.header()}; see {Path(__file__).name}")
+        first = lines.index(self.header()) + 2  # behind the header and its rule
+        last = next(place for place in range(first, len(lines)) if not lines[place].startswith("|"))
+        there = [[cell.strip() for cell in row.strip("|").split("|")] for row in lines[first:last]]
+        made = []
+        for place, row in enumerate(self.rows(results)):
+            by_hand = there[place] if place < len(there) else [""] * len(self.columns)
+            cells = zip(self.columns.values(), by_hand, strict=True)
+            made.append(line([kept if cell is BY_HAND else cell(row) for cell, kept in cells]))
+        return "\n".join([*lines[:first], *made, *lines[last:]])
+
+
+def line(cells: Any) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def read(file: Path) -> Report:
+    try:
+        return {row["drafter"]: row for row in json.loads(file.read_text())["rows"]}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{file} is no report.json of evaluate.py, but a README quotes it; see quoted.py") from error
+
+
+def every_drafter(report: Report) -> Sequence[Row]:
+    return list(report.values())
+
+
+def once(report: Report) -> Sequence[Report]:
+    return [report]
+
+
+def only_ctc(report: Report) -> Sequence[Row]:
+    return [report["ctc"]]
+
+
+def with_width(row: Row, measure: str) -> str:
+    """A value and its interval; autoregression's own has no width and is left out."""
+    return (
+        number(row[measure]) if row["drafter"] == AUTOREGRESSIVE else with_interval(row[measure], row[f"{measure}_ci"])
+    )
+
+
+def asked(report: Report) -> str:
+    """What was asked, in words."""
+    row = report[AUTOREGRESSIVE]
+    names = {
+        "tiny": "tiny, {} prompts",
+        "mt_bench": "MT-Bench, {} questions",
+        "gsm8k": "GSM8K test, all {}" if row["prompts"] == GSM8K_TEST else "GSM8K test, first {}",
+    }
+    return names[row["benchmark"]].format(row["prompts"])
+
+
+def temperature(report: Report) -> str:
+    return f"{report[AUTOREGRESSIVE]['temperature']:g}"
+
+
+def of_all(cell: Callable[[Row], str], between: str = ", ") -> Callable[[Report], str]:
+    """What a cell says of every contestant: once where all say the same."""
+    return lambda report: between.join(dict.fromkeys(cell(row) for row in report.values()))
+
+
+def percent(measure: str) -> Callable[[Report], str]:
+    return lambda report: f"{report[AUTOREGRESSIVE][measure]:.1%}".replace("%", " %")
+
+
+def tau_of(drafter: str) -> Callable[[Report], str]:
+    return lambda report: with_width(report[drafter], "tau")
+
+
+def speedup_of(drafter: str) -> Callable[[Report], str]:
+    return lambda report: number(report[drafter]["speedup"])
+
+
+ELSEWHERE = ["demo_mt_bench", "demo_gsm8k", "demo_mt_bench_sampling", "demo_gsm8k_sampling"]
+LOSSLESS = [f"lossless/stories260K_{name}" for name in
+            ("mt_bench_greedy", "gsm8k_greedy", "mt_bench_sampling", "gsm8k_sampling")]  # fmt: skip
+TABLES = (
+    Quoted(
+        "README.md",
+        ["demo"],
+        every_drafter,
+        {
+            "drafter": named,
+            "tau": lambda row: with_width(row, "tau"),
+            "speed-up": lambda row: with_width(row, "speedup"),
+            "tokens/s": lambda row: number(row["tokens_per_second"], 0),
+            **{part: lambda row, part=part: number(row[part]) for part in "cvo"},  # type: ignore[misc]
+            "equal": equal,
+        },
+    ),
+    Quoted(
+        "README.md",
+        ELSEWHERE,
+        once,
+        {
+            "benchmark": asked,
+            "T": temperature,
+            "tau of ctc": tau_of("ctc"),
+            "tau of prompt_lookup": tau_of("prompt_lookup"),
+            "speed-up of ctc": speedup_of("ctc"),
+            "of prompt_lookup": speedup_of("prompt_lookup"),
+            "equal": of_all(equal),
+        },
+    ),
+    Quoted(
+        "results/README.md",
+        ["demo", *ELSEWHERE],
+        once,
+        {
+            "benchmark": asked,
+            "T": temperature,
+            "tau ctc": tau_of("ctc"),
+            "tau prompt_lookup": tau_of("prompt_lookup"),
+            "speed-up ctc": speedup_of("ctc"),
+            "speed-up prompt_lookup": speedup_of("prompt_lookup"),
+            "equal": of_all(equal),
+            "ended": percent("ended_share"),
+            "repeated 4-grams": percent("repeated_4gram_share"),
+        },
+    ),
+    Quoted(
+        "results/foreign/README.md",
+        [f"foreign/{base}" for base in ("stories260K", "tinytalk-3M", "tinystories-656K")],
+        only_ctc,
+        {
+            "base": lambda row: str(row["fingerprint"]["base"]),
+            "what it is": BY_HAND,
+            "training": BY_HAND,
+            "tau": lambda row: with_width(row, "tau"),
+            "speed-up": lambda row: with_width(row, "speedup"),
+            "c": lambda row: number(row["c"]),
+            "v": lambda row: number(row["v"]),
+            "equal": equal,
+        },
+    ),
+    Quoted(
+        "results/lossless/README.md",
+        LOSSLESS,
+        once,
+        {
+            "questions": BY_HAND,
+            "T": temperature,
+            "equal, each of the 11 contestants": of_all(equal),
+            "of these by rounding": of_all(lambda row: str(row["lossless"]["rounding"])),
+            "tokens of autoregression": lambda report: str(report[AUTOREGRESSIVE]["tokens"]),
+        },
+    ),
+    Quoted(
+        "results/law/README.md",
+        ["law/gsm8k_rejection"],
+        every_drafter,
+        {
+            "drafter": named,
+            "tau": lambda row: number(row["tau"]),
+            "p": lambda row: str(row["lossless"]["p_value"]),
+            "tv": lambda row: str(row["lossless"]["tv"]),
+            "null tv": lambda row: str(row["lossless"]["null_tv"]),
+            "tokens": lambda row: str(row["lossless"]["tokens"]),
+        },
+    ),
+)
+
+
+def written_anew(root: Path, tables: Sequence[Quoted] = TABLES) -> dict[Path, str]:
+    """The READMEs below `root` that do not say what results/ beside them does, and what they would say."""
+    texts = {root / table.file: (root / table.file).read_text() for table in tables}
+    made = dict(texts)
+    for table in tables:
+        made[root / table.file] = table.replaced(made[root / table.file], root / "results")
+    return {file: text for file, text in made.items() if text != texts[file]}
+
+
+def main() -> None:
+    for file, text in written_anew(REPOSITORY).items():
+        write_text(file, text)
+        print(f"{file.relative_to(REPOSITORY)} says again what results/ does")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except InputError as error:
+        print(f"quoted: {error}", file=sys.stderr)
+        raise SystemExit(1) from None

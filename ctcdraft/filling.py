@@ -1,0 +1,119 @@
+"""What it would take to fill an empty cell of a table, in GPU hours by the plan on paper. It measures nothing.
+
+The hours are those of the command beside the cell: the base answers the corpus, the head is trained, and all arms of
+the evaluation say their answers. Like the entry points this is where config ends: no room behind imports it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from ctcdraft.corpus.plan import Work, hours_on_paper
+from ctcdraft.evaluation.tables import Cell
+from ctcdraft.front_door import build_drafter, composed
+from ctcdraft.paper import of_sizes
+from ctcdraft.rate import UNKNOWN, Rate
+from ctcdraft.size import Size
+from ctcdraft.training.paper import Told, operations
+
+ARMS = 3  # checkpoint=RUN compares autoregression, the run and prompt_lookup
+
+
+@dataclass(frozen=True)
+class Hours:
+    """answers and evaluation: at most, because answers are taken to be as long as they may be, and every arm to be as
+    slow as autoregression. training: without probes."""
+
+    answers: float
+    training: float
+    evaluation: float
+
+    def __str__(self) -> str:
+        whole = self.answers + self.training + self.evaluation
+        return (
+            f"about {whole:,.1f} GPU hours, planned: at most {self.answers:,.1f} for the base's answers, "
+            f"{self.training:,.1f} for training, at most {self.evaluation:,.1f} for the evaluation"
+        )
+
+
+class Filling:
+    """The values of `table.plan`. corpus: the fields of a `Work`, the corpus that heads are trained on. benchmarks: by
+    name, questions and turns of each."""
+
+    def __init__(
+        self,
+        flops: float | None,
+        bandwidth: float | None,
+        corpus: Mapping[str, Any],
+        benchmarks: Mapping[str, Mapping[str, int]],
+    ) -> None:
+        self.rate = Rate.of({"flops": flops, "bandwidth": bandwidth})
+        self.work = Work(**corpus)
+        self.benchmarks = benchmarks
+        self.planned = lru_cache(maxsize=None)(self._planned)
+
+    def hours(self, cell: Cell) -> Hours | None:
+        """None where no rate was given."""
+        if self.rate.flops is None:
+            return None
+        return self.planned(cell.base, cell.training, cell.benchmark.partition("/")[0])
+
+    def _planned(self, base: str, training: str, benchmark: str) -> Hours | None:
+        config = composed("train", f"base={base}", *training.split(), "device=cpu", "dtype=bfloat16")
+        sizes = of_sizes(**values(config.base))
+        with torch.device("meta"):
+            drafter = build_drafter(config.drafter, sizes).eval()
+        needed = operations(sizes, drafter, made(config.objective), Told.by_work(self.work), config.trainer)
+        seconds = needed.seconds(config.trainer.steps * config.trainer.accumulate, self.rate)
+        answers = hours_on_paper(self.work, Size.of(sizes), config.answers.batch_size, self.rate)
+        asked = composed("evaluate", f"benchmark={benchmark}")
+        evaluation = hours_on_paper(
+            self.asked(benchmark, asked.decoding.max_new_tokens), Size.of(sizes), rows=1, rate=self.rate
+        )
+        if seconds is None or answers is None or evaluation is None:
+            return None
+        return Hours(answers, seconds[0] / 3600, evaluation)
+
+    def asked(self, benchmark: str, most: int) -> Work:
+        """What all arms read and say: of the questions themselves, which are short, only earlier answers are read."""
+        questions, turns = (self.benchmarks[benchmark][key] for key in ("questions", "turns"))
+        recalled = questions * most * turns * (turns - 1) // 2
+        return Work(
+            prompts=ARMS * questions,
+            turns=ARMS * questions * turns,
+            asked=0,
+            recalled=ARMS * recalled,
+            said=ARMS * questions * turns * most,
+            longest=turns * most,
+            longest_prompt=(turns - 1) * most,
+            counted="not counted",
+        )
+
+    def basis(self) -> Sequence[str]:
+        """What the hours take for granted, in sentences."""
+        if self.rate.flops is None:
+            return [f"GPU hours are {UNKNOWN} (here table.plan.flops= and table.plan.bandwidth=)"]
+        return [
+            f"GPU hours are planned on paper and not measured: one GPU, bfloat16, {self.rate}; answers as long as they "
+            "may be, so most of it is a bound",
+            f"the corpus is taken to be {self.work.prompts:,} prompts with {self.work.turns:,} turns, "
+            f"{self.work.counted}; a base's answers are paid for once and serve all of its heads",
+        ]
+
+
+def values(node: Any) -> dict[str, Any]:
+    from omegaconf import OmegaConf
+
+    found: Any = OmegaConf.to_container(node, resolve=True)
+    return {key: value for key, value in found.items() if key != "_target_"}
+
+
+def made(node: Any) -> Any:
+    from hydra.utils import instantiate
+
+    return instantiate(node)

@@ -1,0 +1,84 @@
+"""What READMEs quote is what results/ holds, and a table that says otherwise is found."""
+
+import json
+import re
+import shutil
+
+import pytest
+
+from ctcdraft.errors import InputError
+from ctcdraft.evaluation.quoted import REPOSITORY, TABLES, written_anew
+
+REPORTS = sorted((REPOSITORY / "results").rglob("report.json"))
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """The READMEs with tables, and the reports they quote."""
+    files = {REPOSITORY / table.file for table in TABLES}
+    for file in files.union(REPORTS):
+        place = tmp_path / file.relative_to(REPOSITORY)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, place)
+    return tmp_path
+
+
+def test_every_table_says_what_its_reports_say():
+    """Where it does not, `python -m ctcdraft.evaluation.quoted` writes it anew."""
+    assert [str(file.relative_to(REPOSITORY)) for file in written_anew(REPOSITORY)] == []
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: f"{table.file}-{table.reports[0]}")
+def test_a_number_of_any_row_that_is_not_its_reports_is_found_and_mended(copy, table):
+    """Of each row in turn the last digit of its last cell that is not written by hand."""
+    file = copy / table.file
+    right = file.read_text()
+    lines = right.split("\n")
+    first = lines.index(table.header()) + 2
+    for place in range(first, first + len(list(table.rows(copy / "results")))):
+        wrong = list(lines)
+        wrong[place] = re.sub(r"(\d)(\D*)$", lambda found: f"{(int(found[1]) + 1) % 10}{found[2]}", lines[place])
+        assert wrong != lines
+        file.write_text("\n".join(wrong))
+        assert written_anew(copy) == {file: right}
+
+
+def test_a_report_that_changes_changes_every_table_that_quotes_it(copy):
+    report = copy / "results" / "demo" / "report.json"
+    said = json.loads(report.read_text())
+    (ctc,) = [row for row in said["rows"] if row["drafter"] == "ctc"]
+    ctc["tau"] = 9.876
+    report.write_text(json.dumps(said))
+    found = written_anew(copy)
+    assert {file.relative_to(copy).as_posix() for file in found} == {"README.md", "results/README.md"}
+    assert all("9.88" in text for text in found.values())
+
+
+def test_a_row_less_or_more_is_found(copy):
+    file = copy / "README.md"
+    right = file.read_text()
+    lines = right.split("\n")
+    place = lines.index(TABLES[0].header()) + 2
+    for wrong in ([*lines[:place], *lines[place + 1 :]], [*lines[:place], lines[place], *lines[place:]]):
+        file.write_text("\n".join(wrong))
+        assert written_anew(copy) == {file: right}
+
+
+def test_what_is_not_there_is_one_sentence(copy):
+    (copy / "results" / "demo" / "report.json").write_text("{}")
+    with pytest.raises(InputError, match=r"demo/report\.json is no report\.json"):
+        written_anew(copy)
+    (copy / "README.md").write_text("# nothing\n")
+    with pytest.raises(InputError, match=r"README\.md has no table with the header \| drafter \| tau"):
+        written_anew(copy)
+
+
+@pytest.mark.parametrize("file", REPORTS, ids=lambda file: file.parent.name)
+def test_every_result_says_how_it_came_about(file):
+    said = json.loads(file.read_text())
+    environment = said["environment"]
+    assert environment["command"].startswith("python ")
+    assert re.fullmatch("[0-9a-f]{40}", environment["git"]["commit"])
+    assert environment["versions"]["torch"]
+    assert all(row["hardware"] and row["dtype"] and row["seed"] is not None for row in said["rows"])
+    assert not re.search(r"/(home|root|work|tmp)/", file.read_text())

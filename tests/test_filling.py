@@ -1,0 +1,94 @@
+"""The hours beside an empty cell are those that the entry points' own plans print, and come from nowhere else."""
+
+from __future__ import annotations
+
+import csv
+import re
+from io import StringIO
+
+import pytest
+from hydra.utils import instantiate
+
+from ctcdraft.corpus.plan import hours_on_paper
+from ctcdraft.evaluation.table_files import comma_separated, markdown
+from ctcdraft.evaluation.tables import read_table
+from ctcdraft.filling import Filling, values
+from ctcdraft.front_door import build_drafter, composed
+from ctcdraft.paper import of_sizes
+from ctcdraft.rate import Rate
+from ctcdraft.size import Size
+from ctcdraft.training import paper
+
+
+@pytest.fixture(scope="module")
+def filling():
+    """As evaluate.py makes it."""
+    return instantiate(composed("evaluate").table.plan, _convert_="all")
+
+
+@pytest.fixture(scope="module")
+def cells():
+    return {(one.drafter, one.base): one for one in read_table("table_mt_bench", None, []).cells}
+
+
+def test_the_hours_are_those_of_the_plans_that_train_prints(filling, cells):
+    """At the same rate, of the same corpus: to the digit that train.py plan_only=true prints."""
+    import torch
+
+    found = filling.hours(cells["ctc", "vicuna_7b"])
+    config = composed("train", "base=vicuna_7b", "drafter=ctc", "device=cpu", "dtype=bfloat16")
+    base = of_sizes(**values(config.base))
+    with torch.device("meta"):
+        drafter = build_drafter(config.drafter, base).eval()
+    rate, told = Rate(3e14, 3e12), paper.Told.by_work(filling.work)
+    said = paper.plan(base, drafter, instantiate(config.objective), told, config.trainer, rate)
+    (live,) = re.findall(r"about ([\d.,]+) hours with states=live", said)
+    assert f"{found.training:.2f}" == live
+    assert found.answers == hours_on_paper(filling.work, Size.of(base), config.answers.batch_size, rate)
+
+
+def test_an_evaluation_reads_the_weights_once_a_word_and_arm(filling, cells):
+    """80 questions of two turns, at most 1,024 words each, three arms: 491,520 passes, each as long as 13.5 GB take at
+    3 TB/s and no longer than with the keys and values of 2,048 words beside them."""
+    passes, a_read = 3 * 80 * 2 * 1024, 2 * 6.738e9 / 3e12
+    found = filling.hours(cells["ctc", "vicuna_7b"]).evaluation
+    assert passes * a_read / 3600 < found < passes * (a_read + 2048 * 524_288 / 3e12) / 3600 * 1.02
+
+
+def test_without_a_rate_there_are_no_hours_and_a_sentence_says_why(cells):
+    told = values(composed("evaluate").table.plan)
+    silent = Filling(None, None, told["corpus"], told["benchmarks"])
+    assert silent.hours(cells["medusa", "vicuna_7b"]) is None
+    said = markdown(read_table("table_mt_bench", None, []), silent)
+    assert "GPU hours are not known without a rate" in said
+    assert "GPU hours, planned" not in said
+
+
+class Ten:
+    """A planner that knows but one answer."""
+
+    def hours(self, cell):
+        return f"10 hours of {cell.base}"
+
+    def basis(self):
+        return ["by nobody's plan"]
+
+
+def test_every_command_that_would_fill_a_cell_has_its_hours_and_no_other_cell_has():
+    table = read_table("table_gsm8k", None, [])
+    said = markdown(table, Ten())
+    assert said.count("10 hours of vicuna_13b") == 2  # medusa and ctc
+    assert "- by nobody's plan" in said
+    for row, cell in zip(csv.DictReader(StringIO(comma_separated(table, Ten()))), table.cells, strict=True):
+        assert row["hours_planned"] == f"10 hours of {cell.base}"
+        assert row["ours"] == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["table_ablation", "figure_bases"])
+def test_every_cell_can_be_planned_for(filling, name):
+    for cell in read_table(name, None, []).cells:
+        hours = filling.hours(cell)
+        assert hours.answers > 1
+        assert hours.training > 0.1
+        assert hours.evaluation > 0.1
