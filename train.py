@@ -238,6 +238,11 @@ def corpus_places(config: DictConfig) -> tuple[Any, Path]:
 
 def make_batches(config: DictConfig, rows: Rows, base: Any, labels: int, states: Any) -> Batches:
     settings = config.trainer
+    if settings.rows > len(rows):
+        raise InputError(
+            f"trainer.rows={settings.rows} is more than the {len(rows)} answers there are to train on; lower it, or "
+            "prepare more prompts (corpus.limit=)"
+        )
     filling = packed(settings.pack) if settings.pack is not None else one_a_row
     return Batches(rows, base, settings.rows, settings.anchors, labels, config.seed, states, filling)
 

@@ -43,6 +43,7 @@ from tiny_models import random_lm, tiny_tokenizer
         ("train.py", training("run=x", "drafter/correction=gru", "drafter.correction.rank=0"), "rank=0"),
         ("train.py", training("run=x", "base.taps=[last,2]"), "layers from 0 to 1"),
         ("train.py", training("run=x", "trainer.anchors=0"), "trainer.anchors=0 is impossible"),
+        ("train.py", training("run=x", "trainer.rows=99"), "trainer.rows=99 is more than the 22 answers"),
         ("train.py", training("run=x", "trainer.probe_every=0"), "trainer.probe_every=0 is impossible"),
         ("train.py", training("run=x", "decoding.temperature=-1"), "decoding.temperature=-1"),
         ("train.py", training("run=x", "trainer.probe_prompts=-3"), "trainer.probe_prompts=-3 is impossible"),

@@ -81,6 +81,15 @@ def only_ctc(report: Report) -> Sequence[Row]:
     return [report["ctc"]]
 
 
+def drawn(report: Report) -> Sequence[Row]:
+    """Whose guesses were drawn, so that the base's law is all they owe."""
+    return [row for row in report.values() if row["lossless"]["by_draft"]]
+
+
+def base_of(report: Report) -> str:
+    return str(report["ctc"]["fingerprint"]["base"])
+
+
 def with_width(row: Row, measure: str) -> str:
     """A value and its interval; autoregression's own has no width and is left out."""
     return (
@@ -121,8 +130,11 @@ def speedup_of(drafter: str) -> Callable[[Report], str]:
 
 
 ELSEWHERE = ["demo_mt_bench", "demo_gsm8k", "demo_mt_bench_sampling", "demo_gsm8k_sampling"]
-LOSSLESS = [f"lossless/stories260K_{name}" for name in
-            ("mt_bench_greedy", "gsm8k_greedy", "mt_bench_sampling", "gsm8k_sampling")]  # fmt: skip
+BASES = ("tiny", "stories260K", "tinystories-656K", "tinytalk-3M")
+LOSSLESS = [f"lossless/{base}_{questions}_{decoding}" for base in BASES
+            for decoding in ("greedy", "sampling") for questions in ("mt_bench", "gsm8k")]  # fmt: skip
+LAW = ["gsm8k_rejection", "rejection_stories260K", "rejection_tinystories-656K",
+       "gsm8k_k_sequential", "k_sequential_stories260K", "k_sequential_tinystories-656K"]  # fmt: skip
 TABLES = (
     Quoted(
         "README.md",
@@ -187,24 +199,30 @@ TABLES = (
         LOSSLESS,
         once,
         {
-            "questions": BY_HAND,
+            "base": base_of,
+            "questions": asked,
             "T": temperature,
-            "equal, each of the 11 contestants": of_all(equal),
+            "contestants": lambda report: str(len(report) - 1),
+            "equal, each of them": of_all(equal),
             "of these by rounding": of_all(lambda row: str(row["lossless"]["rounding"])),
-            "tokens of autoregression": lambda report: str(report[AUTOREGRESSIVE]["tokens"]),
+            "tokens of autoregression": lambda report: f"{report[AUTOREGRESSIVE]['tokens']:,}",
         },
     ),
     Quoted(
         "results/law/README.md",
-        ["law/gsm8k_rejection"],
-        every_drafter,
+        [f"law/{name}" for name in LAW],
+        drawn,
         {
+            "base": lambda row: str(row["fingerprint"]["base"]),
+            "verifier": lambda row: str(row["decoding"]),
             "drafter": named,
-            "tau": lambda row: number(row["tau"]),
-            "p": lambda row: str(row["lossless"]["p_value"]),
-            "tv": lambda row: str(row["lossless"]["tv"]),
-            "null tv": lambda row: str(row["lossless"]["null_tv"]),
-            "tokens": lambda row: str(row["lossless"]["tokens"]),
+            "tau": lambda row: with_width(row, "tau"),
+            "chi-square": lambda row: number(row["lossless"]["chi_square"], 1),
+            "p": lambda row: number(row["lossless"]["p_value"]),
+            "p, by the draft": lambda row: number(row["lossless"]["by_draft"]["p_value"]),
+            "tv": lambda row: number(row["lossless"]["tv"], 3),
+            "null tv": lambda row: number(row["lossless"]["null_tv"], 3),
+            "tokens": lambda row: f"{row['lossless']['tokens']:,}",
         },
     ),
 )
