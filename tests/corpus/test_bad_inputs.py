@@ -46,7 +46,10 @@ def run(patch: pytest.MonkeyPatch, script: str, *words: str) -> int:
 
 PREPARE = ["answers.max_new_tokens=8", "answers.batch_size=2"]
 TINY = [*PREPARE, "corpus=tiny", "corpus.path=good.jsonl"]
-TRAIN = ["trainer.steps=1", "trainer.rows=2", "trainer.probe_prompts=0", "drafter.frames=5", "objective.labels=3", "run=trained"]
+TRAIN = [
+    "trainer.steps=1", "trainer.rows=2", "trainer.probe_prompts=0", "drafter.frames=5", "objective.labels=3",
+    "run=trained",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
