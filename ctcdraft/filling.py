@@ -103,6 +103,8 @@ class Filling:
             "may be, so most of it is a bound",
             f"the corpus is taken to be {self.work.prompts:,} prompts with {self.work.turns:,} turns, "
             f"{self.work.counted}; a base's answers are paid for once and serve all of its heads",
+            "training is as long as the command's trainer.steps=, which may be far less than an epoch; what memory all "
+            "of it needs is not said here: plan_only=true behind the command says it",
         ]
 
 

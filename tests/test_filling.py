@@ -44,6 +44,7 @@ def test_the_hours_are_those_of_the_plans_that_train_prints(filling, cells):
     said = paper.plan(base, drafter, instantiate(config.objective), told, config.trainer, rate)
     (live,) = re.findall(r"about ([\d.,]+) hours with states=live", said)
     assert f"{found.training:.2f}" == live
+    assert filling.work.said == 512 * filling.work.turns == 512 * 185_787
     assert found.answers == hours_on_paper(filling.work, Size.of(base), config.answers.batch_size, rate)
 
 

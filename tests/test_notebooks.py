@@ -11,7 +11,7 @@ from places import PLACES
 
 from ctcdraft.front_door import REPOSITORY
 
-NOTEBOOKS = sorted((REPOSITORY / "notebooks").iterdir())
+NOTEBOOKS = sorted((REPOSITORY / "notebooks").glob("*.ipynb"))
 TRACES = PLACES["CTCDRAFT_DATA"] / "ctc_drafter_traces"
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
+from ctcdraft.errors import InputError
 from ctcdraft.evaluation.recorded import RecordedRun
 from ctcdraft.evaluation.recorded_metrics import ACCEPTANCE, SPEEDUPS, pairs, row, speedups, texts_of, timed
 
@@ -32,6 +33,8 @@ def compare(run: RecordedRun, baseline: RecordedRun | None, seed: int) -> Compar
     """A row for the run, and one for its baseline where there is one."""
     notes = [*about_arm(run), note_of_missing()]
     run, left_out = with_tokens(run)
+    if not run.answers:
+        raise InputError(f"no question of {run.name} has token counts; were run and baseline exchanged?")
     notes += left_out
     if baseline is None:
         absent = Note("", (*SPEEDUPS, "equal"), "no baseline was given (recorded.baseline=): nothing to compare")
@@ -117,6 +120,10 @@ def about_pair(run: RecordedRun, baseline: RecordedRun) -> list[Note]:
         text = f"tokens and passes differ in {off} of {len(baseline.turns())} turns: this is no plain autoregression"
         notes.append(Note(baseline.name, SPEEDUPS, text))
     both = [one for one in run.answers if one in baseline.answers]
+    turns = [one for one in both if len(run.answers[one]) != len(baseline.answers[one])]
+    if turns:
+        text = f"{len(turns)} of {len(both)} questions have another number of turns: are these of one benchmark?"
+        notes.append(Note("", (*SPEEDUPS, "equal"), text))
     other_text = sum(texts_of(run.answers[one]) != texts_of(baseline.answers[one]) for one in both)
     if other_text:
         text = f"{other_text} of {len(both)} questions have another text than the baseline's: the arms did other work"

@@ -168,6 +168,19 @@ def test_a_missing_file_gets_a_sentence():
         read_run("nowhere.jsonl")
 
 
+def test_run_and_baseline_the_wrong_way_round_are_asked_about(tmp_path):
+    """Autoregressive arms are published without token counts, which stand in for a baseline and never for a run."""
+    uncounted = [line(81, tokens=(0,)), line(91, tokens=(0,))]
+    with pytest.raises(InputError, match=r"no question of .* has token counts; were run and baseline exchanged"):
+        pair(tmp_path, ours=uncounted)
+
+
+def test_another_number_of_turns_is_pointed_out(tmp_path):
+    """Ids of two benchmarks may be the same numbers."""
+    assert "1 of 2 questions have another number of turns" in said(pair(tmp_path, ours=[line(81), OURS[1]]))
+    assert "another number of turns" not in said(pair(tmp_path))
+
+
 def test_times_of_zero_throughout_leave_no_speed(tmp_path):
     made = pair(tmp_path, ours=[line(81, seconds=(0,)), line(91, seconds=(0,))])
     assert made.rows[0]["speedup"] is made.rows[0]["tokens_per_second"] is made.rows[0]["speedup_paper_ci"] is None

@@ -44,5 +44,7 @@ def again(folder: Path) -> Path:
         rows, environment = said["rows"], said["environment"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{file} is no report.json of evaluate.py; name the folder of an evaluation") from error
+    if not all("alpha" in row for row in rows):
+        raise InputError(f"{file} is of recorded runs, which hold no passes to draw; there is no page of those")
     write(folder, rows, environment)
     return folder / PAGE
