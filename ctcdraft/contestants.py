@@ -158,9 +158,8 @@ def trained(entry: Entry, base: Any) -> Contestant:
     identity = f"config {digest(json.dumps(config, sort_keys=True).encode())}, weights {digest(run.head.read_bytes())}"
     fingerprint = json.loads((run.path / "fingerprint.json").read_text())
     objective = instantiate(entry.config.objective) if "objective" in entry.config else None
-    read_by, taught = getattr(drafter, "paths", None), getattr(objective, "teaches", None)
-    if hasattr(read_by, "reads") and taught is not None:
-        refuse_unreadable(taught, read_by)
+    read_by = getattr(drafter, "paths", None)
+    refuse_unreadable(objective, read_by)
     crossed = crossing(objective, read_by)
     return Contestant(drafter, identity, parameters, fingerprint, crossed)
 

@@ -137,6 +137,15 @@ def test_a_crossing_is_marked_in_the_report(world, monkeypatch):
     assert "autoregressive (crossing)" not in shown
 
 
+def test_a_head_that_never_learned_the_blank_is_not_read_over_blanks(world, monkeypatch, capsys):
+    monkeypatch.chdir(world)
+    run_script(monkeypatch, "train.py", *training("run=words", "objective=cross_entropy", "drafter/paths=direct",
+                                                  "objective.labels=5", "trainer.steps=2"))  # fmt: skip
+    capsys.readouterr()
+    words = ["contestants=[words@prefix_search]", "benchmark.path=prompts.jsonl", "out=never"]
+    assert "leaves the blank untrained" in refused(monkeypatch, capsys, "evaluate.py", *words)
+
+
 def test_plan_only_leaves_nothing(world, monkeypatch, capsys):
     monkeypatch.chdir(world)
     run_script(monkeypatch, "train.py", *training("run=planned", "plan_only=true"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from math import log2
 
-from ctcdraft.evaluation.breakdown import text
+from ctcdraft.evaluation.drawing import Figure, dot, line, rectangle, text
 
 # Told apart in grey print, too: light and dark take turns.
 COLOURS = ("#1f5a8a", "#f2b872", "#3c7a3c", "#9ec9e8", "#8c4a1f", "#cc99cc", "#444444", "#99bb55")
@@ -22,8 +22,7 @@ def by_nodes(lines: Mapping[str, Sequence[Point]], title: str) -> str:
     parts, ordered = [], sorted(logarithmic.items(), key=lambda item: -item[1][-1][1])
     for number, (name, points) in enumerate(ordered):
         colour = COLOURS[number % len(COLOURS)]
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in map(place, points))
-        parts.append(f'<polyline fill="none" stroke="{colour}" stroke-width="2" points="{path}"/>')
+        parts.append(line([place(point) for point in points], colour))
         parts += named(number, name, colour, points[-1][1])
     ticks = {round(2**x): x for points in logarithmic.values() for x, _ in points}
     parts += [text(place((x, 0.0))[0], HIGH - EDGE + 16, str(nodes), anchor="middle") for nodes, x in ticks.items()]
@@ -35,9 +34,8 @@ def by_cost(dots: Sequence[tuple[str, float, float]], title: str) -> str:
     place = placing([(0.0, 1.0), *((cost, tau) for _, cost, tau in dots)])
     parts, ordered = [], sorted(dots, key=lambda dot: -dot[2])
     for number, (name, cost, tau) in enumerate(ordered):
-        x, y = place((cost, tau))
         colour = COLOURS[number % len(COLOURS)]
-        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{colour}"/>')
+        parts.append(dot(*place((cost, tau)), colour))
         parts += named(number, f"{name}, {cost:.2f} ms", colour, tau)
     return page(parts, title, [1.0, *(tau for _, _, tau in dots)], "milliseconds of a draft", place, len(ordered))
 
@@ -57,10 +55,7 @@ def placing(points: Sequence[Point]) -> Place:
 
 def named(number: int, name: str, colour: str, tau: float) -> list[str]:
     y = EDGE + LINE * number
-    return [
-        f'<rect x="{WIDE}" y="{y - 9}" width="10" height="10" fill="{colour}"/>',
-        text(WIDE + 16, y, f"{name}  {tau:.2f}"),
-    ]
+    return [rectangle(WIDE, y - 9, 10, 10, colour), text(WIDE + 16, y, f"{name}  {tau:.2f}")]
 
 
 def page(parts: Sequence[str], title: str, taus: Sequence[float], below: str, place: Place, lines: int) -> str:
@@ -68,8 +63,4 @@ def page(parts: Sequence[str], title: str, taus: Sequence[float], below: str, pl
     axis = [text(EDGE - 8, place((0.0, tau))[1] + 4, f"{tau:.2f}", anchor="end") for tau in ends]
     axis += [text(EDGE, 22, title, bold=True), text(WIDE / 2, HIGH - 12, below, anchor="middle")]
     high = max(HIGH, EDGE + LINE * (lines + 1))
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDE + BESIDE}" height="{high}" '
-        f'viewBox="0 0 {WIDE + BESIDE} {high}" font-family="sans-serif" font-size="12">\n'
-        f'<rect width="{WIDE + BESIDE}" height="{high}" fill="white"/>\n' + "\n".join([*axis, *parts]) + "\n</svg>\n"
-    )
+    return Figure(title, WIDE + BESIDE, high, [*axis, *parts]).file()

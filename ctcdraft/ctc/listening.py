@@ -49,8 +49,8 @@ def listening_search(
     """
     probs_TV, blank_T = log_probs_TC[:, :-1].exp(), log_probs_TC[:, -1].double().exp()
     frames = len(log_probs_TC)
-    words_V = torch.arange(probs_TV.shape[1], device=probs_TV.device)
-    stops_V = torch.isin(words_V, words_V.new_tensor(list(stop_words)))  # a stop may lie beyond the head's rows
+    stops_V = torch.zeros_like(probs_TV[0], dtype=torch.bool)
+    stops_V[[word for word in stop_words if word < len(stops_V)]] = True  # a stop may lie beyond the head's rows
     just_begun_TT = torch.ones_like(blank_T[1:]).diag(1)
     factor_KV, scale_KT = texts.shares()
     blanked_KT, said_KT = _empty_prefix(_runs(blank_T * scale_KT[0].double()))

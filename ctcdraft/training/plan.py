@@ -110,8 +110,7 @@ def reading(objective: Objective, drafter: DraftHead, frames: int) -> str:
             f"the objective teaches the base's next states, which {type(drafter).__name__} does not guess; "
             "objective=eagle and eagle_ctc are for drafter=eagle"
         )
-    if taught is not None and reads is not None:
-        refuse_unreadable(taught, paths)
+    refuse_unreadable(objective, paths)
     if taught == "words" and frames > objective.labels and drafter.frames_apart:
         raise InputError(
             f"the objective teaches frame k to say label k, so {frames - objective.labels} of {frames} frames would "
@@ -122,9 +121,12 @@ def reading(objective: Objective, drafter: DraftHead, frames: int) -> str:
     return crossing(objective, paths) or f"taught {taught}, read as {reads}"
 
 
-def refuse_unreadable(taught: str, paths: Any) -> None:
+def refuse_unreadable(objective: Any, paths: Any) -> None:
     """Raise InputError where frames so taught, so read, say nothing."""
-    name, reads = type(paths).__name__, paths.reads
+    taught, reads = getattr(objective, "teaches", None), getattr(paths, "reads", None)
+    if reads is None:
+        return
+    name = type(paths).__name__
     if taught == "transductions" and reads != taught:
         raise InputError(
             f"the objective teaches frames of which no two say one word together, but {name} reads them as {reads}; "
