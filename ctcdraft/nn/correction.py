@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from ctcdraft.errors import whole
-from ctcdraft.nn.projection import unrounded
 from ctcdraft.nn.transformer import Norm
 
 
@@ -86,18 +85,3 @@ class GRU(Correction):
         # The cell takes one leading axis.
         memory_YR = self.cell(self.look_up(words_X).flatten(0, -2), memory_XR.flatten(0, -2))
         return memory_YR.view(memory_XR.shape)
-
-
-def log_normalisers(words_XTV: Tensor, blank_XT: Tensor, added_XPV: Tensor) -> Tensor:
-    """log(sum_v exp(words_v + added_v) + exp(blank)) for every pair of frame and text: [X, T, P].
-
-    As a product of matrices of exponentials: the sums themselves would take T * P * V numbers. Where the two
-    disagree by more than float32 can span, the smallest number stands for zero.
-    """
-    most_XT1 = words_XTV.detach().amax(dim=-1, keepdim=True)
-    most_XP1 = added_XPV.detach().amax(dim=-1, keepdim=True)
-    most_XTP = most_XT1 + most_XP1.transpose(-1, -2)
-    with unrounded(words_XTV.device):
-        words_XTP = (words_XTV - most_XT1).exp() @ (added_XPV - most_XP1).exp().transpose(-1, -2)
-    words_XTP = words_XTP.clamp(min=torch.finfo(words_XTP.dtype).tiny).log() + most_XTP
-    return torch.logaddexp(words_XTP, blank_XT[..., None])

@@ -11,8 +11,9 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ctcdraft.nn.correction import Correction, log_normalisers
-from ctcdraft.nn.projection import label_scores, log_normaliser, word_logits
+from ctcdraft.nn.correction import Correction
+from ctcdraft.nn.paired import paired_normaliser
+from ctcdraft.nn.projection import blank_scores, label_scores, log_normaliser, word_logits
 
 CHUNK_BYTES = 256 * 2**20  # of logits alive at once while labels are scored
 
@@ -81,12 +82,10 @@ class Emissions:
 
     def scores(self, labels_BAS: Tensor) -> Scores:
         """Scores of the labels at every frame (free slots of labels_BAS are -1 and score class 0)."""
-        frames, memories_BAPR = self.states_BATD.shape[2], self.memories(labels_BAS)
-        if memories_BAPR is None:
+        if self.correction is None:
             label_BATS, blank_BAT = self._uncorrected(labels_BAS)
             return Scores(label_BATS, label_BATS, blank_BAT[..., None])
-        rows = frames + memories_BAPR.shape[2]
-        return Scores(*self._chunked(self._score_after, rows, self.states_BATD, labels_BAS, memories_BAPR))
+        return Scores(*self._listening(self.correction, labels_BAS))
 
     def label_log_probs(self, labels_BAS: Tensor) -> Tensor:
         """Log-probability_BAS of label s at frame s, among the words alone, the labels before it having been said."""
@@ -140,23 +139,25 @@ class Emissions:
         )
         return tuple(score.unflatten(0, labels_BAS.shape[:2]) for score in scores)
 
-    def _score_after(
-        self, states_XTD: Tensor, labels_XS: Tensor, memories_XPR: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _listening(self, correction: Correction, labels_BAS: Tensor) -> tuple[Tensor, ...]:
         """With a correction a frame's words depend on how many labels have been said before it."""
-        logits_XTC = self.head(states_XTD).float()
-        added_XPV = self.correction(memories_XPR).float()  # type: ignore[misc]
-        said_XS = labels_XS.clamp(min=0)
-        at_XTS = said_XS[:, None, :].expand(-1, states_XTD.shape[1], -1)
-        label_XTS = logits_XTC.gather(-1, at_XTS)
-        before_X1S = added_XPV[:, :-1].gather(-1, said_XS[..., None]).transpose(1, 2)
-        after_X1S = added_XPV[:, 1:].gather(-1, said_XS[..., None]).transpose(1, 2)
-        normaliser_XTP = log_normalisers(logits_XTC[..., :-1], logits_XTC[..., -1], added_XPV)
-        return (
+        words, bias, table = self.head.words.weight, getattr(self.head.words, "bias", None), correction.out.weight
+        states_XTD = self.states_BATD.flatten(0, 1)
+        memories_XPR = correction.along(self.start_BAR, labels_BAS).flatten(0, 1)
+        said_XS = labels_BAS.flatten(0, 1).clamp(min=0)
+        words_XTP = paired_normaliser(states_XTD, memories_XPR, table, words, bias)
+        blank_XT = blank_scores(states_XTD, self.head.blank_D, self.head.blank_bias)
+        normaliser_XTP = torch.logaddexp(words_XTP, blank_XT[..., None])
+        label_XTS = word_logits(states_XTD, words, bias, said_XS)
+        added_XPS = word_logits(memories_XPR, table, None, said_XS)
+        before_X1S = added_XPS.diagonal(dim1=-2, dim2=-1)[:, None]
+        after_X1S = added_XPS.diagonal(-1, dim1=-2, dim2=-1)[:, None]
+        scores = (
             label_XTS + before_X1S - normaliser_XTP[..., :-1],
             label_XTS + after_X1S - normaliser_XTP[..., 1:],
-            logits_XTC[..., -1:] - normaliser_XTP,
+            blank_XT[..., None] - normaliser_XTP,
         )
+        return tuple(score.unflatten(0, labels_BAS.shape[:2]) for score in scores)
 
 
 def of_labels(words_XSV: Tensor, labels_XS: Tensor) -> Tensor:

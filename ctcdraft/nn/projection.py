@@ -82,10 +82,14 @@ def log_normaliser(states_XD: Tensor, words_VD: Tensor, bias_V: Tensor | None) -
 
     Logits are computed in the dtype of words_VD, which is frozen; the sum is float32 (float64 for float64 states).
     """
-    if words_VD.requires_grad:
-        raise ValueError("the words' head is to be learned, but these scores give it no gradient; freeze it")
+    refuse_learned(words_VD)
     normaliser_R: Tensor = LogNormaliser.apply(states_XD.flatten(0, -2), words_VD, bias_V)
     return normaliser_R.view(states_XD.shape[:-1])
+
+
+def refuse_learned(words_VD: Tensor) -> None:
+    if words_VD.requires_grad:
+        raise ValueError("the words' head is to be learned, but these scores give it no gradient; freeze it")
 
 
 def unrounded(device: torch.device) -> AbstractContextManager[Any]:
@@ -113,6 +117,13 @@ def multiplied_in(words_VD: Tensor) -> torch.dtype:
     return words_VD.dtype
 
 
+def blank_scores(states_XTD: Tensor, blank_D: Tensor, blank_bias: Tensor) -> Tensor:
+    """The blank's logit at every frame, [X, T], float32 or better."""
+    kept = torch.promote_types(states_XTD.dtype, torch.float32)
+    with unrounded(states_XTD.device):
+        return states_XTD.to(kept) @ blank_D.to(kept) + blank_bias
+
+
 def label_scores(
     states_XTD: Tensor,
     words_VD: Tensor,
@@ -126,8 +137,7 @@ def label_scores(
     Scores are float32 (float64 for float64 states).
     """
     words_XT = log_normaliser(states_XTD, words_VD, bias_V)
-    with unrounded(states_XTD.device):
-        blank_XT = states_XTD.to(words_XT.dtype) @ blank_D.to(words_XT.dtype) + blank_bias
+    blank_XT = blank_scores(states_XTD, blank_D, blank_bias)
     normaliser_XT = torch.logaddexp(words_XT, blank_XT)
     labels_XTS = word_logits(states_XTD, words_VD, bias_V, labels_XS)
     return labels_XTS - normaliser_XT[..., None], blank_XT - normaliser_XT

@@ -14,7 +14,7 @@ from ctcdraft.drafters.direct import ByFrame, Direct, SparseTree
 from ctcdraft.drafters.grow import grow
 from ctcdraft.drafters.listening import Listening
 from ctcdraft.drafters.paths import Collapse, PrefixSearch
-from ctcdraft.nn.correction import GRU, Correction, Markov, log_normalisers
+from ctcdraft.nn.correction import GRU, Correction, Markov
 from ctcdraft.nn.heads import BlankHead, Emissions
 
 WORDS, WIDTH, RANK = 3, 6, 4
@@ -174,7 +174,7 @@ def test_fixed_ranks_listen_to_their_own_path():
 def test_training_scores_the_law_that_decoding_searches(kind):
     """Emissions -> scores -> likelihoods give every prefix the mass that the search over the same frames gives it."""
     torch.manual_seed(0)
-    head = BlankHead(nn.Linear(WIDTH, WORDS, bias=False), WIDTH).double()
+    head = BlankHead(nn.Linear(WIDTH, WORDS, bias=False).requires_grad_(False), WIDTH).double()
     made = correction(kind)
     anchor_11D = torch.linspace(-1, 1, WIDTH, dtype=torch.float64).view(1, 1, -1)
     emissions = Emissions(
@@ -188,33 +188,7 @@ def test_training_scores_the_law_that_decoding_searches(kind):
         labels_BAS, lengths_BA = torch.tensor(text).view(1, 1, -1), torch.tensor([[len(text)]])
         scores = emissions.scores(labels_BAS)
         prefix = likelihoods(scores.label_BATS, scores.hold_BATS, scores.blank_BATP, labels_BAS, lengths_BA).prefix_XS
-        assert prefix[0, 0, -1].exp().item() == pytest.approx(mass, abs=1e-6)  # scores are float32
-
-
-def test_normalisers_as_a_product_are_the_sums():
-    rng = torch.Generator().manual_seed(0)
-    words_XTV = (5 * torch.randn(2, 3, 7, generator=rng)).requires_grad_()
-    blank_XT, added_XPV = torch.randn(2, 3, generator=rng), (3 * torch.randn(2, 4, 7, generator=rng)).requires_grad_()
-    sums = words_XTV[:, :, None] + added_XPV[:, None]
-    whole = torch.cat([sums, blank_XT[:, :, None, None].expand(-1, -1, 4, 1)], dim=-1).logsumexp(-1)
-    ours = log_normalisers(words_XTV, blank_XT, added_XPV)
-    torch.testing.assert_close(ours, whole, rtol=0, atol=1e-5)
-    for a, b in zip(
-        torch.autograd.grad(ours.sum(), (words_XTV, added_XPV), retain_graph=True),
-        torch.autograd.grad(whole.sum(), (words_XTV, added_XPV)),
-        strict=True,
-    ):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-5)
-
-
-def test_words_that_disagree_beyond_float32_leave_a_finite_gradient():
-    words_XTV = torch.tensor([[[200.0, 0.0]]], requires_grad=True)
-    added_XPV = torch.tensor([[[0.0, 200.0]]], requires_grad=True)
-    value = log_normalisers(words_XTV, torch.zeros(1, 1), added_XPV)
-    value.sum().backward()
-    assert value.isfinite().all()
-    assert words_XTV.grad.isfinite().all()
-    assert added_XPV.grad.isfinite().all()
+        assert prefix[0, 0, -1].exp().item() == pytest.approx(mass, abs=1e-12)
 
 
 @pytest.mark.parametrize("seed", range(5))
