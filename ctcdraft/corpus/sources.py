@@ -9,7 +9,7 @@ import hashlib
 import heapq
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -64,6 +64,25 @@ def project_prompts(
     place = f"corpus {name}: {path}"
     found = project_conversations(records(path))
     return gathered(found, place, name, cleaning, leakage, limit, seed, with_instruction(None))
+
+
+def several(path: None, name: str, parts: Mapping[str, Corpus]) -> Corpus:
+    """Corpora behind one another, their accounts added up; each has cleaned its own and chosen among its own."""
+    if path is not None:
+        files = " ".join(f"corpus.parts.{part}.path=FILE" for part in parts)
+        raise InputError(f"corpus.path={path}, but corpus {name} has several; say {files}")
+    prompts = [prompt for part in parts.values() for prompt in part.prompts]
+    (twice, count), *_ = Counter(prompt.id for prompt in prompts).most_common(1)
+    if count > 1:
+        raise InputError(f"{count} prompts of corpus {name} ({', '.join(parts)}) have the id {twice}; leave one part out")
+    return Corpus(prompts, added_up([part.account for part in parts.values()]))
+
+
+def added_up(accounts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """[{read: 2, dropped: {empty: 1}}, {read: 3, dropped: {}}]   ->   {read: 5, dropped: {empty: 1}}"""
+    keys = dict.fromkeys(key for account in accounts for key in account)
+    told = {key: [account[key] for account in accounts if key in account] for key in keys}
+    return {key: added_up(some) if isinstance(some[0], Mapping) else sum(some) for key, some in told.items()}
 
 
 def gathered(

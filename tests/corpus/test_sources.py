@@ -8,7 +8,7 @@ import pytest
 from ctcdraft.corpus.cleaning import Alternation, Cleaning, Duplicates, Empties, Roles
 from ctcdraft.corpus.conversations import family
 from ctcdraft.corpus.leakage import Leakage
-from ctcdraft.corpus.sources import gsm8k, project_prompts, sharegpt
+from ctcdraft.corpus.sources import gsm8k, project_prompts, several, sharegpt
 from ctcdraft.errors import InputError
 
 HUB = {"hub": "owner/name", "hub_file": "file.json"}
@@ -97,6 +97,19 @@ def test_gsm8k_reads_the_number_after_the_hashes(tmp_path):
     (prompt,) = read_gsm8k(path)
     assert (prompt.id, prompt.turns, prompt.reference) == ("gsm8k-00000", ("How many?",), "1250")
     assert read_gsm8k(path, "Think.")[0].turns == ("How many?\nThink.",)
+
+
+def test_several_corpora_are_one_with_one_account(tmp_path):
+    talks = read_corpus(jsonl(tmp_path / "s.jsonl", {"conversations": TALK}, {"conversations": TALK}))
+    solved = {"question": "1+1?", "answer": "#### 2"}
+    problems = gsm8k(jsonl(tmp_path / "g.jsonl", solved), "gsm8k", "", "", "", None, PROMPTS, NOTHING, None, 0)
+    both = several(None, "both", {"talks": talks, "problems": problems})
+    assert both.prompts == [*talks.prompts, *problems.prompts]
+    assert (both.account["read"], both.account["kept"], both.account["dropped"]["duplicates"]) == (3, 2, 1)
+    with pytest.raises(InputError, match=r"2 prompts of corpus both \(a, b\) have the id gsm8k-00000"):
+        several(None, "both", {"a": problems, "b": problems})
+    with pytest.raises(InputError, match=r"say corpus\.parts\.a\.path=FILE corpus\.parts\.b\.path=FILE"):
+        several("x.jsonl", "both", {"a": problems, "b": talks})
 
 
 def test_a_limit_is_a_choice_that_grows_and_does_not_depend_on_the_order(tmp_path):
