@@ -74,7 +74,8 @@ def several(path: None, name: str, parts: Mapping[str, Corpus]) -> Corpus:
     prompts = [prompt for part in parts.values() for prompt in part.prompts]
     (twice, count), *_ = Counter(prompt.id for prompt in prompts).most_common(1)
     if count > 1:
-        raise InputError(f"{count} prompts of corpus {name} ({', '.join(parts)}) have the id {twice}; leave one part out")
+        names = ", ".join(parts)
+        raise InputError(f"{count} prompts of corpus {name} ({names}) have the id {twice}; leave one part out")
     return Corpus(prompts, added_up([part.account for part in parts.values()]))
 
 
