@@ -110,6 +110,19 @@ def test_prepare_plans_prepares_goes_on_and_starts_afresh(world):
     assert not (world / "outputs").exists()
 
 
+def test_several_corpora_become_one(world):
+    talk = {"conversations": [{"from": "human", "value": "Hi, how are you today?"}, {"from": "gpt", "value": "Well."}]}
+    (world / "talks.jsonl").write_text(json.dumps(talk))
+    (world / "problems.jsonl").write_text(json.dumps({"question": "What is 1 + 1?", "answer": "#### 2"}))
+    files = ["corpus.parts.sharegpt.path=talks.jsonl", "corpus.parts.gsm8k.path=problems.jsonl"]
+    prepared = run(world, "corpus=sharegpt_gsm8k", "corpus.path=null", *files, "out=both")
+    assert prepared.returncode == 0, prepared.stderr
+    assert json.loads((world / "both" / "manifest.json").read_text())["conversations"]["kept"] == 2
+    refused = run(world, "corpus=sharegpt_gsm8k", *files, "out=never")
+    assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)
+    assert "corpus.path=prompts.jsonl, but corpus sharegpt_gsm8k has several" in refused.stderr
+
+
 def test_show_asks_the_base_where_nothing_is_prepared_and_writes_nothing(world):
     shown = run(world, "out=elsewhere", "show=2", "show_labels=2")
     assert shown.returncode == 0, shown.stderr
