@@ -74,6 +74,8 @@ def main(config: DictConfig) -> float:
     refuse_wrong_masks(corpus.rows, base.tokenizer, base.stop_tokens)
     max_length = min(config.trainer.max_length, base.context_length)
     rows, held_out = hold_out(corpus.rows, config.trainer.probe_prompts, max_length)
+    if drafter.says_some:
+        drafter.choose_words(rows.word_counts(base.vocabulary), base.stop_tokens)
     batches = make_batches(config, rows, base, objective.labels, states)
     probe = Probe(base, held_out, decoding)
     stride = peers.world  # from one batch of this process to its next

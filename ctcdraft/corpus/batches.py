@@ -38,6 +38,13 @@ class Rows:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    def word_counts(self, vocabulary: int) -> Tensor:
+        """How often the answers say each word, counts_V."""
+        counts_V = torch.zeros(vocabulary, dtype=torch.int64)
+        for tokens_L, mask_L in zip(self.tokens, self.masks, strict=True):
+            counts_V += torch.bincount(tokens_L[mask_L.bool()], minlength=vocabulary)
+        return counts_V
+
     def laid(self, packs: Sequence[Pack]) -> Laid:
         """The answers of every pack behind one another."""
         tokens_BL = pad_sequence([torch.cat([self.tokens[i] for i in pack]) for pack in packs], batch_first=True)

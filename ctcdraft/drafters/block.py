@@ -31,6 +31,7 @@ class BlockDrafter(DraftHead):
 
     With the attention body and collapsed paths it is CTC-drafter (Wen et al. 2024), with the residual body and a
     sparse tree Medusa (Cai et al. 2024). frames: T, guessed beyond the root, which the base itself has said.
+    vocabulary: how many words it says, the commonest of the corpus; None: all of the base's.
     """
 
     frames_apart = True
@@ -42,12 +43,13 @@ class BlockDrafter(DraftHead):
         body: Callable[[BlockShape, int], Any],
         paths: Paths,
         correction: Callable[..., Correction] | None = None,  # runs from before there was one do not name it
+        vocabulary: int | None = None,
     ) -> None:
         super().__init__()
         shape = BlockShape.of(base.lm.config, base.context_length)
         self.frames = whole(frames, "drafter.frames")
         self.body: Any = body(shape, frames).to(base.device)
-        self.head = BlankHead(base.head, base.width).to(base.device)
+        self.head = BlankHead(base.head, base.width, vocabulary).to(base.device)
         self.embedding = base.embedding
         self.fuse = Fuse(base.width, len(base.taps), shape.epsilon).to(base.device) if len(base.taps) > 1 else None
         self.correction: Correction | None = None

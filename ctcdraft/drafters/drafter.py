@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from ctcdraft.decoding.loop import Context
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.nn.heads import Emissions
+from ctcdraft.nn.ranked import RankedWords, commonest
 
 
 @dataclass(frozen=True)
@@ -54,9 +56,28 @@ class DraftHead(nn.Module):
         """What is worth watching beside the loss whenever the run is probed, by name."""
         return {}
 
+    @property
+    def says_some(self) -> bool:
+        """Whether it is to say some of the base's words only: the commonest of a corpus."""
+        return bool(self._ranked())
+
+    def choose_words(self, counts_V: Tensor, always: Collection[int]) -> None:
+        """Take the words that are to be said from how often a corpus says each."""
+        for _, words in self._ranked():
+            words.choose(commonest(counts_V, len(words.words_N), always))
+
     def own_state(self) -> dict[str, Tensor]:
-        """The trained tensors, by name: what a checkpoint holds."""
-        return {name: value for name, value in self.named_parameters() if value.requires_grad}
+        """The trained tensors, by name, and which words are said where not all are: what a checkpoint holds."""
+        trained = {name: value for name, value in self.named_parameters() if value.requires_grad}
+        return trained | {f"{name}.words_N": words.words_N for name, words in self._ranked()}
+
+    def settle(self) -> None:
+        """Make anew what follows from `own_state`, after it was written to."""
+        for _, words in self._ranked():
+            words.gather()
+
+    def _ranked(self) -> list[tuple[str, RankedWords]]:
+        return [(name, part) for name, part in self.named_modules() if isinstance(part, RankedWords)]
 
     def own_parameters(self) -> list[nn.Parameter]:
         return [value for value in self.parameters() if value.requires_grad]

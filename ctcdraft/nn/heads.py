@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from ctcdraft.nn.correction import Correction
 from ctcdraft.nn.paired import paired_normaliser
 from ctcdraft.nn.projection import blank_scores, label_scores, log_normaliser, word_logits
+from ctcdraft.nn.ranked import RankedWords
 
 CHUNK_BYTES = 256 * 2**20  # of logits alive at once while labels are scored
 
@@ -21,19 +22,33 @@ CHUNK_BYTES = 256 * 2**20  # of logits alive at once while labels are scored
 class BlankHead(nn.Module):
     """The base's frozen head with one learned row more: class V is the blank, so no word is stolen for it.
 
-    The head starts with the base's own vocabulary; only the blank's row and bias are trained.
+    Only the blank's row and bias are trained. vocabulary: how many of the base's words it can say; None: all.
     """
 
-    def __init__(self, words: nn.Module, width: int) -> None:
+    def __init__(self, words: Any, width: int, vocabulary: int | None = None) -> None:
         super().__init__()
-        self.words: Any = words
+        self.classes: int = words.weight.shape[0]
+        self.words: Any = words if vocabulary is None else RankedWords(words, vocabulary)
         self.blank_D = nn.Parameter(torch.randn(width) * 0.02)
         self.blank_bias = nn.Parameter(torch.zeros(1))  # no scalar: DeepSpeed cannot broadcast one
 
     @property
     def blank(self) -> int:
         """V, the index of the blank class."""
-        return self.words.weight.shape[0]
+        return self.classes
+
+    def places(self, labels_XS: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Rows of `words` for the labels (of free slots any), and true_XS where a label cannot be said; None if all
+        can."""
+        said_XS = labels_XS.clamp(min=0)
+        if not isinstance(self.words, RankedWords):
+            return said_XS, None
+        place_XS = self.words.place_V[said_XS]
+        return place_XS.clamp(min=0), place_XS < 0
+
+    def rows_of(self, table_VR: Tensor) -> Tensor:
+        """Those of the words that it can say."""
+        return table_VR[self.words.words_N] if isinstance(self.words, RankedWords) else table_VR
 
     def forward(self, states_XD: Tensor) -> Tensor:
         """Logits_XC, C = V + 1. The words' part is computed in the base's dtype, the blank's in its own."""
@@ -133,31 +148,38 @@ class Emissions:
 
     def _uncorrected(self, labels_BAS: Tensor) -> tuple[Tensor, ...]:
         head, words = self.head, self.head.words
-        windows = (self.states_BATD.flatten(0, 1), labels_BAS.flatten(0, 1).clamp(min=0))
-        scores = label_scores(
-            windows[0], words.weight, getattr(words, "bias", None), head.blank_D, head.blank_bias, windows[1]
-        )
-        return tuple(score.unflatten(0, labels_BAS.shape[:2]) for score in scores)
+        places_XS, never_XS = head.places(labels_BAS.flatten(0, 1))
+        label_XTS, blank_XT = label_scores(
+            self.states_BATD.flatten(0, 1), words.weight, getattr(words, "bias", None), head.blank_D, head.blank_bias,
+            places_XS,
+        )  # fmt: skip
+        return tuple(score.unflatten(0, labels_BAS.shape[:2]) for score in (barred(label_XTS, never_XS), blank_XT))
 
     def _listening(self, correction: Correction, labels_BAS: Tensor) -> tuple[Tensor, ...]:
         """With a correction a frame's words depend on how many labels have been said before it."""
-        words, bias, table = self.head.words.weight, getattr(self.head.words, "bias", None), correction.out.weight
+        words, bias = self.head.words.weight, getattr(self.head.words, "bias", None)
+        table = self.head.rows_of(correction.out.weight)
         states_XTD = self.states_BATD.flatten(0, 1)
         memories_XPR = correction.along(self.start_BAR, labels_BAS).flatten(0, 1)
-        said_XS = labels_BAS.flatten(0, 1).clamp(min=0)
+        places_XS, never_XS = self.head.places(labels_BAS.flatten(0, 1))
         words_XTP = paired_normaliser(states_XTD, memories_XPR, table, words, bias)
         blank_XT = blank_scores(states_XTD, self.head.blank_D, self.head.blank_bias)
         normaliser_XTP = torch.logaddexp(words_XTP, blank_XT[..., None])
-        label_XTS = word_logits(states_XTD, words, bias, said_XS)
-        added_XPS = word_logits(memories_XPR, table, None, said_XS)
+        label_XTS = word_logits(states_XTD, words, bias, places_XS)
+        added_XPS = word_logits(memories_XPR, table, None, places_XS)
         before_X1S = added_XPS.diagonal(dim1=-2, dim2=-1)[:, None]
         after_X1S = added_XPS.diagonal(-1, dim1=-2, dim2=-1)[:, None]
         scores = (
-            label_XTS + before_X1S - normaliser_XTP[..., :-1],
-            label_XTS + after_X1S - normaliser_XTP[..., 1:],
+            barred(label_XTS + before_X1S - normaliser_XTP[..., :-1], never_XS),
+            barred(label_XTS + after_X1S - normaliser_XTP[..., 1:], never_XS),
             blank_XT[..., None] - normaliser_XTP,
         )
         return tuple(score.unflatten(0, labels_BAS.shape[:2]) for score in scores)
+
+
+def barred(label_XTS: Tensor, never_XS: Tensor | None) -> Tensor:
+    """-inf at every frame for labels that cannot be said."""
+    return label_XTS if never_XS is None else label_XTS.masked_fill(never_XS[:, None], -torch.inf)
 
 
 def of_labels(words_XSV: Tensor, labels_XS: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ class CrossEntropy:
     def __call__(self, emissions: Emissions, batch: Batch) -> Loss:
         check_frames(emissions, self.labels)
         log_probs_BAS = emissions.label_log_probs(batch.labels_BAS)
-        real_BAS = labels_there(batch)
+        real_BAS = labels_there(batch) & ~log_probs_BAS.isneginf()  # of words that the head can say
         value = decayed_mean(-log_probs_BAS, real_BAS, self.decay)
         first = decayed_mean(log_probs_BAS[..., :1].detach().exp(), real_BAS[..., :1], 1.0)
         return Loss(value, {"loss": value.detach(), "first_label": first})

@@ -20,8 +20,8 @@ class CTC:
     """-log P(labels | states), summed over all alignments, per label, averaged over windows (Graves et al. 2006;
     Wen et al. 2024, equations 6 and 7). labels: S, the most labels a window has.
 
-    S labels with r adjacent repeats need S + r frames. Windows that have too few are left out of the mean
-    and their share is a metric: hidden, they would look like learning.
+    S labels with r adjacent repeats need S + r frames. Windows that have too few, or a word that the head cannot
+    say, are left out of the mean and their share is a metric: hidden, they would look like learning.
     """
 
     teaches = "alignments"
@@ -38,6 +38,7 @@ class CTC:
 
         real_BA = batch.lengths_BA > 0
         feasible_BA = real_BA & (self.needed(batch.labels_BAS, batch.lengths_BA) <= frames)
+        feasible_BA &= ~log_likelihood_BA.isneginf()  # words that the head cannot say; what is not a number must show
         per_label_BA = log_likelihood_BA / batch.lengths_BA.clamp(min=1)
         value = mean(-per_label_BA, feasible_BA)
         infeasible = 1 - feasible_BA.sum() / real_BA.sum().clamp(min=1)

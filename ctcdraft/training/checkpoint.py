@@ -194,6 +194,7 @@ def fill(drafter: DraftHead, tensors: dict[str, Tensor], source: Path) -> None:
     with torch.no_grad():
         for name, value in own.items():
             value.copy_(tensors[name])
+    drafter.settle()
 
 
 def fits(own: Tensor, stored: Tensor) -> bool:

@@ -1,0 +1,57 @@
+"""A frozen head cut down to the words a corpus says most: less to read, to multiply, to sum up. It knows no blank.
+
+A draft's head reads V rows of weights for words of which most are never said; the rows of the N commonest are enough
+(frequency-ranked drafts, Zhao et al. 2025, "FR-Spec"). Every class keeps its number: the words that were left out have
+probability 0, so trees, searches and verification see no difference, and labels among them cannot be said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ctcdraft.errors import InputError, whole
+
+
+class RankedWords(nn.Module):
+    """`count` words of a head. Until `choose` says which, they are the first ones."""
+
+    def __init__(self, words: Any, count: int) -> None:
+        super().__init__()
+        if whole(count, "drafter.vocabulary") > len(words.weight):
+            raise InputError(f"drafter.vocabulary={count} of {len(words.weight)} words; lower it, or null for all")
+        self.all = words
+        self.words_N: Tensor
+        self.register_buffer("words_N", torch.arange(count, device=words.weight.device))
+        self.gather()
+
+    def choose(self, words_N: Tensor) -> None:
+        """Which words, in ascending order."""
+        self.words_N.copy_(words_N)
+        self.gather()
+
+    def gather(self) -> None:
+        """A copy of their rows, in one place; to be made anew after words_N was written to."""
+        self.weight = self.all.weight[self.words_N]
+        self.bias = None if getattr(self.all, "bias", None) is None else self.all.bias[self.words_N]
+        self.place_V = torch.full((len(self.all.weight),), -1, device=self.words_N.device)
+        self.place_V[self.words_N] = torch.arange(len(self.words_N), device=self.words_N.device)
+
+    def forward(self, states_XD: Tensor) -> Tensor:
+        """Logits_XV, -inf of the words that were left out."""
+        logits_XN = nn.functional.linear(states_XD, self.weight, self.bias)
+        logits_XV = logits_XN.new_full((*logits_XN.shape[:-1], len(self.place_V)), -torch.inf)
+        return logits_XV.index_copy(-1, self.words_N, logits_XN)
+
+
+def commonest(counts_V: Tensor, count: int, always: Collection[int]) -> Tensor:
+    """The `count` words that were counted most, `always` among them, in ascending order; of equal ones the first.
+
+    counts 5 0 7 5, two of them, always 1   ->   1 2
+    """
+    ranked_V = counts_V.double()
+    ranked_V[list(always)] = torch.inf
+    return ranked_V.sort(descending=True, stable=True).indices[:count].sort().values

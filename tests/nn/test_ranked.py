@@ -1,0 +1,115 @@
+"""A head of some words: the same law as the whole one's over those words, for scores, searches and checkpoints."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_models import random_base
+from torch import nn
+from training_parts import HOW, rows, trainer
+
+from ctcdraft.decoding.loop import generate
+from ctcdraft.drafters.autoregressive import Autoregressive
+from ctcdraft.drafters.block import BlockDrafter
+from ctcdraft.drafters.direct import Direct
+from ctcdraft.drafters.paths import PrefixSearch
+from ctcdraft.errors import InputError
+from ctcdraft.nn.bodies import AttentionBody
+from ctcdraft.nn.correction import GRU
+from ctcdraft.nn.heads import BlankHead, Emissions
+from ctcdraft.nn.ranked import RankedWords, commonest
+from ctcdraft.objectives.cross_entropy import CrossEntropy
+from ctcdraft.objectives.ctc import CTC
+from ctcdraft.objectives.distill import Distill, kl
+from ctcdraft.objectives.prefix_ctc import PrefixCTC
+from ctcdraft.training.checkpoint import RunDirectory, fill
+
+WIDTH, WORDS, SAID = 6, 11, [1, 4, 5, 9]
+NEVER = -1e4
+OBJECTIVES = {"ctc": CTC(3), "prefix": PrefixCTC(3, 0.8), "words": CrossEntropy(3, 0.8), "kl": Distill(3, 0.8, kl)}
+
+
+def emissions(corrected: bool) -> tuple[Emissions, Emissions]:
+    """The same states before a head of four words, and before a whole one that is told never to say the others."""
+    torch.manual_seed(0)
+    words = nn.Linear(WIDTH, WORDS).requires_grad_(False)
+    some, every = BlankHead(words, WIDTH, len(SAID)), BlankHead(words, WIDTH)
+    some.words.choose(torch.tensor(SAID))
+    every.words = nn.Linear(WIDTH, WORDS).requires_grad_(False)
+    every.words.weight.copy_(words.weight)
+    every.words.bias.fill_(NEVER).index_copy_(0, torch.tensor(SAID), words.bias[SAID])
+    every.load_state_dict({"blank_D": some.blank_D, "blank_bias": some.blank_bias}, strict=False)
+    states = torch.randn(2, 3, 4, WIDTH, requires_grad=True)
+    if not corrected:
+        return Emissions(states, some), Emissions(states, every)
+    correction = GRU(nn.Embedding(WORDS, WIDTH).requires_grad_(False), 5, 1e-6)
+    nn.init.normal_(correction.out.weight)
+    start = correction.start(states[:, :, 0].detach(), torch.zeros(2, 3, dtype=torch.long))
+    return Emissions(states, some, correction, start), Emissions(states, every, correction, start)
+
+
+@pytest.mark.parametrize("corrected", [False, True])
+def test_scores_and_gradients_are_those_of_a_head_without_the_other_words(corrected):
+    some, every = emissions(corrected)
+    labels = torch.tensor(SAID)[torch.randint(len(SAID), (2, 3, 2))]
+    labels[0, 0, 1] = 7  # no word of these
+    ours, theirs = some.scores(labels), every.scores(labels)
+    assert ours.label_BATS[0, 0, :, 1].isneginf().all()
+    assert ours.hold_BATS[0, 0, :, 1].isneginf().all()
+    learned = [some.states_BATD] if some.correction is None else [some.states_BATD, some.correction.out.weight]
+    gradients = []
+    for scores in (ours, theirs):
+        finite = [one.where(one > NEVER / 2, 0.0) for one in vars(scores).values()]
+        gradients.append(torch.autograd.grad(sum((one * one).sum() for one in finite), learned, retain_graph=True))
+    for a, b in zip(vars(ours).values(), vars(theirs).values(), strict=True):
+        torch.testing.assert_close(a, b.where(b > NEVER / 2, -torch.inf), rtol=0, atol=1e-5)
+    for a, b in zip(*gradients, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+    logits = every.logits()
+    torch.testing.assert_close(some.logits(), logits.where(logits > NEVER / 2, -torch.inf))
+    assert not [word for word in range(WORDS) if some.logits()[..., word].isfinite().all() != (word in SAID)]
+
+
+def test_the_commonest_words_and_those_that_must_be():
+    assert commonest(torch.tensor([5, 0, 7, 5]), 2, [1]).tolist() == [1, 2]
+    assert commonest(torch.tensor([5, 0, 7, 5]), 2, []).tolist() == [0, 2]
+    assert rows(count=2, length=9).word_counts(50).sum() == 3 + 2  # of the answers alone
+
+
+def test_more_words_than_there_are_is_a_sentence():
+    with pytest.raises(InputError, match=r"drafter\.vocabulary=12 of 11 words"):
+        RankedWords(nn.Linear(WIDTH, WORDS), 12)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_it_learns_decodes_and_comes_back(tmp_path, name):
+    """Half of what is to be said is beyond it, which is counted and teaches nothing; the text stays the base's."""
+    base, objective = random_base(context=64), OBJECTIVES[name]
+    aligned = objective.teaches == "alignments"
+
+    def head() -> BlockDrafter:
+        body = partial(AttentionBody, root_input=True, causal=False)
+        paths = PrefixSearch(16) if aligned else Direct(None)
+        correction = partial(GRU, rank=8) if name == "prefix" else None
+        torch.manual_seed(0)
+        return BlockDrafter(base, 6 if aligned else 3, body, paths, correction, vocabulary=20)
+
+    drafter = head()
+    drafter.choose_words(rows().word_counts(base.vocabulary), base.stop_tokens)
+    said = drafter.head.words.words_N.tolist()
+    assert said != list(range(20))
+    run = RunDirectory(tmp_path)
+    run.begin("drafter: {}\n", base.fingerprint(), overwrite=False)
+    one = trainer(run, base, steps=8, drafter=drafter, objective=objective)
+    assert one.fit([]) >= 1.0
+    assert one.skipped == 0
+    other = head()
+    fill(other, {key: value.clone() for key, value in drafter.own_state().items()}, Path("run"))
+    prompt = torch.arange(10, 16)
+    truth = generate(base, Autoregressive(base), prompt, HOW, base.stop_tokens, 0).tokens
+    first, again = (generate(base, one.eval(), prompt, HOW, base.stop_tokens, 0) for one in (drafter, other))
+    assert first.tokens == truth
+    assert (again.tokens, len(again.passes)) == (truth, len(first.passes))
