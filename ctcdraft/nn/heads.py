@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from ctcdraft.nn.correction import Correction
 from ctcdraft.nn.paired import paired_normaliser
 from ctcdraft.nn.projection import blank_scores, label_scores, log_normaliser, word_logits
-from ctcdraft.nn.ranked import RankedWords
+from ctcdraft.nn.ranked import RankedWords, barred, places_of, rows_of
 
 CHUNK_BYTES = 256 * 2**20  # of logits alive at once while labels are scored
 
@@ -36,19 +36,6 @@ class BlankHead(nn.Module):
     def blank(self) -> int:
         """V, the index of the blank class."""
         return self.classes
-
-    def places(self, labels_XS: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Rows of `words` for the labels (of free slots any), and true_XS where a label cannot be said; None if all
-        can."""
-        said_XS = labels_XS.clamp(min=0)
-        if not isinstance(self.words, RankedWords):
-            return said_XS, None
-        place_XS = self.words.place_V[said_XS]
-        return place_XS.clamp(min=0), place_XS < 0
-
-    def rows_of(self, table_VR: Tensor) -> Tensor:
-        """Those of the words that it can say."""
-        return table_VR[self.words.words_N] if isinstance(self.words, RankedWords) else table_VR
 
     def forward(self, states_XD: Tensor) -> Tensor:
         """Logits_XC, C = V + 1. The words' part is computed in the base's dtype, the blank's in its own."""
@@ -105,11 +92,19 @@ class Emissions:
     def label_log_probs(self, labels_BAS: Tensor) -> Tensor:
         """Log-probability_BAS of label s at frame s, among the words alone, the labels before it having been said."""
         words = self.head.words
-        if self.correction is not None or type(words) is not nn.Linear or words.weight.requires_grad:
+        if type(words) not in (nn.Linear, RankedWords) or words.weight.requires_grad:
             return self.by_label(of_labels, labels_BAS)
-        states_BASD = self.states_BATD[:, :, : labels_BAS.shape[2]]
-        said_BAS = word_logits(states_BASD[..., None, :], words.weight, words.bias, labels_BAS.clamp(min=0)[..., None])
-        return said_BAS[..., 0, 0] - log_normaliser(states_BASD, words.weight, words.bias)
+        states_Y1D = self.states_BATD[:, :, : labels_BAS.shape[2]].flatten(0, 2)[:, None]
+        places_Y1, never_Y1 = places_of(words, labels_BAS.reshape(-1, 1))
+        said_Y11 = word_logits(states_Y1D, words.weight, words.bias, places_Y1)
+        if self.correction is None:
+            normaliser_Y11 = log_normaliser(states_Y1D, words.weight, words.bias)[..., None]
+        else:
+            table = rows_of(words, self.correction.out.weight)
+            memories_Y1R = self.correction.along(self.start_BAR, labels_BAS)[:, :, :-1].flatten(0, 2)[:, None]
+            said_Y11 = said_Y11 + word_logits(memories_Y1R, table, None, places_Y1)
+            normaliser_Y11 = paired_normaliser(states_Y1D, memories_Y1R, table, words.weight, words.bias)
+        return barred(said_Y11 - normaliser_Y11, never_Y1).view(labels_BAS.shape)
 
     def by_label(self, measure: Callable[..., Tensor], labels_BAS: Tensor, *more_BA: Tensor) -> Tensor:
         """measure(words_XSV, labels_XS, *more_X) over all windows X: for objectives that say label s at frame s.
@@ -148,7 +143,7 @@ class Emissions:
 
     def _uncorrected(self, labels_BAS: Tensor) -> tuple[Tensor, ...]:
         head, words = self.head, self.head.words
-        places_XS, never_XS = head.places(labels_BAS.flatten(0, 1))
+        places_XS, never_XS = places_of(words, labels_BAS.flatten(0, 1))
         label_XTS, blank_XT = label_scores(
             self.states_BATD.flatten(0, 1), words.weight, getattr(words, "bias", None), head.blank_D, head.blank_bias,
             places_XS,
@@ -158,10 +153,10 @@ class Emissions:
     def _listening(self, correction: Correction, labels_BAS: Tensor) -> tuple[Tensor, ...]:
         """With a correction a frame's words depend on how many labels have been said before it."""
         words, bias = self.head.words.weight, getattr(self.head.words, "bias", None)
-        table = self.head.rows_of(correction.out.weight)
+        table = rows_of(self.head.words, correction.out.weight)
         states_XTD = self.states_BATD.flatten(0, 1)
         memories_XPR = correction.along(self.start_BAR, labels_BAS).flatten(0, 1)
-        places_XS, never_XS = self.head.places(labels_BAS.flatten(0, 1))
+        places_XS, never_XS = places_of(self.head.words, labels_BAS.flatten(0, 1))
         words_XTP = paired_normaliser(states_XTD, memories_XPR, table, words, bias)
         blank_XT = blank_scores(states_XTD, self.head.blank_D, self.head.blank_bias)
         normaliser_XTP = torch.logaddexp(words_XTP, blank_XT[..., None])
@@ -175,11 +170,6 @@ class Emissions:
             blank_XT[..., None] - normaliser_XTP,
         )
         return tuple(score.unflatten(0, labels_BAS.shape[:2]) for score in scores)
-
-
-def barred(label_XTS: Tensor, never_XS: Tensor | None) -> Tensor:
-    """-inf at every frame for labels that cannot be said."""
-    return label_XTS if never_XS is None else label_XTS.masked_fill(never_XS[:, None], -torch.inf)
 
 
 def of_labels(words_XSV: Tensor, labels_XS: Tensor) -> Tensor:

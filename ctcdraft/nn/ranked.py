@@ -55,3 +55,23 @@ def commonest(counts_V: Tensor, count: int, always: Collection[int]) -> Tensor:
     ranked_V = counts_V.double()
     ranked_V[list(always)] = torch.inf
     return ranked_V.sort(descending=True, stable=True).indices[:count].sort().values
+
+
+def places_of(words: Any, labels_XS: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Rows of the head `words` for these labels (of free slots any), and true_XS where it cannot say a label; None if
+    it can say all."""
+    said_XS = labels_XS.clamp(min=0)
+    if not isinstance(words, RankedWords):
+        return said_XS, None
+    place_XS = words.place_V[said_XS]
+    return place_XS.clamp(min=0), place_XS < 0
+
+
+def rows_of(words: Any, table_VR: Tensor) -> Tensor:
+    """The rows of another table for the words that this head can say."""
+    return table_VR[words.words_N] if isinstance(words, RankedWords) else table_VR
+
+
+def barred(scores_XTS: Tensor, never_XS: Tensor | None) -> Tensor:
+    """-inf at every frame for labels that cannot be said."""
+    return scores_XTS if never_XS is None else scores_XTS.masked_fill(never_XS[:, None], -torch.inf)

@@ -13,7 +13,9 @@ from truths_heads import beginnings, independent, slow_conditioned_texts, slow_t
 from ctcdraft.drafters.drafter import Batch
 from ctcdraft.errors import InputError
 from ctcdraft.nn import heads
+from ctcdraft.nn.correction import Markov
 from ctcdraft.nn.heads import BlankHead, Emissions
+from ctcdraft.nn.ranked import RankedWords
 from ctcdraft.nn.words import WordEmissions, WordHead
 from ctcdraft.objectives.cross_entropy import CrossEntropy
 from ctcdraft.objectives.ctc import CTC
@@ -216,17 +218,30 @@ def test_distillation_compares_the_words_that_two_heads_share(rows):
     assert float(loss.value) == pytest.approx(float(wanted[real].mean()), rel=1e-5)
 
 
+@pytest.mark.parametrize("some", [False, True])
+@pytest.mark.parametrize("corrected", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
-def test_cross_entropy_needs_no_wall_of_logits_and_says_the_same(bias):
+def test_cross_entropy_needs_no_wall_of_logits_and_says_the_same(bias, corrected, some):
     """The log-normaliser's own way against the whole logits of by_label, in value and gradient."""
     said, windows = emissions(), batch()
     if bias:
         said.head.words.bias = nn.Parameter(torch.randn(WORDS), requires_grad=False)
+    learned = [said.states_BATD]
+    if some:
+        said.head.words = RankedWords(said.head.words, 2)
+    if corrected:
+        correction = Markov(nn.Embedding(WORDS, WIDTH).requires_grad_(False), 4, 1e-6)
+        learned.append(nn.init.normal_(correction.out.weight))
+        start_BAR = correction.start(torch.zeros(2, 5, WIDTH), torch.zeros(2, 5, dtype=torch.long))
+        said = Emissions(said.states_BATD, said.head, correction, start_BAR)
     short, whole = said.label_log_probs(windows.labels_BAS), said.by_label(heads.of_labels, windows.labels_BAS)
+    can_BAS = ~whole.isneginf()
+    assert bool(can_BAS.all()) is not some
     weights = torch.randn(short.shape)
     assert torch.allclose(short, whole, atol=1e-5)
-    ours, theirs = (torch.autograd.grad((weights * one).sum(), said.states_BATD)[0] for one in (short, whole))
-    assert torch.allclose(ours, theirs, atol=1e-5)
+    gradients = [torch.autograd.grad((weights * one).where(can_BAS, 0).sum(), learned) for one in (short, whole)]
+    for ours, theirs in zip(*gradients, strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
