@@ -11,6 +11,9 @@ from torch import Tensor
 
 from ctcdraft.nn.correction import Correction
 
+# Scores so large that they leave float32 would rank words as certain or impossible, which they then are.
+REACH = (-80, 80)
+
 
 @dataclass(frozen=True)
 class Listening:
@@ -39,6 +42,11 @@ class Listening:
         """The texts of these rows (of the present ones), each with one word more."""
         return replace(self, memory_KR=self.correction.step(self.memory_KR[rows_K], words_K))
 
+    def among(self, words_W: Tensor) -> Few:
+        """The same texts, asked about these words alone."""
+        probs_TW = self.probs_TV[:, words_W]
+        return Few(probs_TW, 1 - probs_TW.sum(1), self.correction.out.weight[words_W], self.correction, self.memory_KR)
+
     @cached_property
     def added_KV(self) -> Tensor:
         return self.correction(self.memory_KR).to(self.log_probs_TC.dtype)
@@ -48,8 +56,7 @@ class Listening:
 
         p_t(w | text) = p_t(w) * factor * scale,   p_t(blank | text) = p_t(blank) * scale
         """
-        # Scores so large that they leave float32 would rank words as certain or impossible, which they then are.
-        factor_KV = self.added_KV.clamp(-80, 80).exp()
+        factor_KV = self.added_KV.clamp(*REACH).exp()
         normaliser_KT = factor_KV @ self.probs_TV.T + self.log_probs_TC[:, -1].exp()
         return factor_KV, 1 / normaliser_KT
 
@@ -61,6 +68,26 @@ class Listening:
         """Scores_KC of one frame; not normalised, which makes no difference to their order."""
         blank_K1 = self.log_probs_TC[frame, -1:].expand(len(self.memory_KR), 1)
         return torch.cat([self.log_probs_TC[frame, :-1] + self.added_KV, blank_K1], dim=1)
+
+
+@dataclass(frozen=True)
+class Few:
+    """Listening, for some words: a frame is normalised over these and what it gave to all others before it heard
+    anything, others_T. table_WR: the correction's rows of these words."""
+
+    probs_TW: Tensor
+    others_T: Tensor
+    table_WR: Tensor
+    correction: Correction
+    memory_KR: Tensor
+
+    def say(self, words_K: Tensor, rows_K: Tensor) -> Self:
+        return replace(self, memory_KR=self.correction.step(self.memory_KR[rows_K], words_K))
+
+    def shares(self) -> tuple[Tensor, Tensor]:
+        added_KW = (self.memory_KR @ self.table_WR.T).to(self.probs_TW.dtype)
+        factor_KW = added_KW.clamp(*REACH).exp()
+        return factor_KW, 1 / (factor_KW @ self.probs_TW.T + self.others_T)
 
 
 @dataclass(frozen=True)
@@ -77,6 +104,9 @@ class Deaf:
 
     def say(self, words_K: Tensor, rows_K: Tensor) -> Self:
         return type(self)(self.like_KV[rows_K], self.like_KT[rows_K])
+
+    def among(self, words_W: Tensor) -> Self:
+        return type(self)(self.like_KV[:, words_W], self.like_KT)
 
     def shares(self) -> tuple[Tensor, Tensor]:
         return self.like_KV, self.like_KT

@@ -16,6 +16,7 @@ from ctcdraft.ctc.alignment import collapse
 from ctcdraft.ctc.best_first import best_first_search
 from ctcdraft.ctc.listening import listening_search
 from ctcdraft.ctc.prefix import Prefixes, prefix_search, words_lost
+from ctcdraft.ctc.transitions import MERGING
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.listening import Listening
 from ctcdraft.errors import InputError, number, whole
@@ -33,14 +34,16 @@ Paths = Callable[..., TokenTree]
 class PrefixSearch:
     """The n most probable prefixes, each summed over all alignments that collapse to it.
 
-    words_per_frame: only the most probable words of each frame are considered; all words where frames listen. The
-    nodes come out distinct and with their parents, so there is nothing left to merge.
+    words_per_frame: only the most probable words of each frame are considered; where frames listen listening_words of
+    each (None: all; `listening_search` says what fewer cost and save). The nodes come out distinct and with their
+    parents, so there is nothing left to merge.
     """
 
     reads = "alignments"
 
-    def __init__(self, words_per_frame: int) -> None:
+    def __init__(self, words_per_frame: int, listening_words: int | None = None) -> None:
         self.words_per_frame = whole(words_per_frame, "drafter.paths.words_per_frame")
+        self.listening_words = whole_or_all(listening_words)
 
     def lost(self, log_probs_TC: Tensor) -> Tensor:
         """The probability of the alignments that use a word which is not considered."""
@@ -66,8 +69,13 @@ class PrefixSearch:
         if listening is None:
             found = prefix_search(log_probs_TC, blank, nodes - 1, self.words_per_frame, stops, depth)
         else:
-            found = listening_search(log_probs_TC, listening, nodes - 1, stops, depth)
+            found = listening_search(log_probs_TC, listening, nodes - 1, stops, depth, MERGING, self.listening_words)
         return tree_of(found, root, depth)
+
+
+def whole_or_all(words: int | None) -> int | None:
+    """None stands for all words."""
+    return None if words is None else whole(words, "drafter.paths.listening_words")
 
 
 def tree_of(found: Prefixes, root: Tensor, depth: int) -> TokenTree:

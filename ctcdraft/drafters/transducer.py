@@ -12,13 +12,17 @@ from ctcdraft.ctc.transitions import ANEW
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.drawn_paths import DrawnLabels
 from ctcdraft.drafters.listening import Deaf, Listening
-from ctcdraft.drafters.paths import tree_of
+from ctcdraft.drafters.paths import tree_of, whole_or_all
 
 
 class TransducerSearch:
-    """The n most probable beginnings of the text. All words are considered."""
+    """The n most probable beginnings of the text. listening_words: the most probable words of each frame that are
+    considered, None: all."""
 
     reads = "transductions"
+
+    def __init__(self, listening_words: int | None = None) -> None:
+        self.listening_words = whole_or_all(listening_words)
 
     def __call__(
         self,
@@ -34,7 +38,8 @@ class TransducerSearch:
         if depth < 1:
             return TokenTree.only_root(root)
         texts = Deaf.begin(log_probs_TC) if listening is None else listening
-        return tree_of(listening_search(log_probs_TC, texts, nodes - 1, stops, depth, ANEW), root, depth)
+        found = listening_search(log_probs_TC, texts, nodes - 1, stops, depth, ANEW, self.listening_words)
+        return tree_of(found, root, depth)
 
 
 class DrawnTransductions(DrawnLabels):
