@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ctcdraft import duration
 from ctcdraft.base import BaseLM
 from ctcdraft.corpus.batches import Batches, Rows, feasible_share
 from ctcdraft.corpus.plan import states_bytes
@@ -80,7 +81,7 @@ def plan(
             f"disk        {disk(trained)}; states of this corpus, where they are stored: {sizes}",
             f"memory      {memory(size, trained, batch, kept, emission_bytes)}; this process has held "
             f"{spelled(peak_bytes(base.device))} so far",
-            f"time        about {seconds * steps * accumulate / engine.peers.world / 3600:.2f} hours "
+            f"time        about {duration.spelled(seconds * steps * accumulate / engine.peers.world / 3600)} "
             f"({seconds:.2f} s for the first batch), probes not counted",
         ]
     )
