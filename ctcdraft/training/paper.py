@@ -16,7 +16,7 @@ from ctcdraft.objectives.objective import Objective
 from ctcdraft.rate import UNKNOWN, Rate
 from ctcdraft.size import Size
 from ctcdraft.training.cost import batch_without_values, counted, disk, held, memory
-from ctcdraft.training.plan import reading
+from ctcdraft.training.plan import reading, unread
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def plan(base: BaseLM, drafter: DraftHead, objective: Objective, told: Told, set
             f"{epochs:.1f} epochs",
             f"emissions   {emission_bytes / 2**20:,.0f} MiB a step if they were kept whole (they are not)",
             f"frames      {reading(objective, drafter, shape[2])}",
-            f"states      0 bytes where states=live; {sizes} where stored",
+            f"states      0 bytes where states=live; {sizes} where stored{unread(base, drafter)}",
             f"disk        {disk(trained)}",
             f"work        {step:.3g} operations a batch of the head, and {needed.live:.3g} for the base to read "
             f"{laid.rows} rows of {laid.length:,} tokens where live; where stored, "

@@ -9,7 +9,10 @@ from torch import nn
 from training_parts import ctc_head, rows
 
 from ctcdraft import duration
+from ctcdraft.base import BaseLM
 from ctcdraft.corpus.batches import Batches
+from ctcdraft.drafters.eagle import Eagle
+from ctcdraft.drafters.grow import Grow
 from ctcdraft.errors import InputError
 from ctcdraft.objectives.ctc import CTC
 from ctcdraft.paper import on_paper
@@ -17,6 +20,7 @@ from ctcdraft.rate import Rate
 from ctcdraft.size import Size
 from ctcdraft.training.cost import batch_without_values, counted, keeping, memory
 from ctcdraft.training.paper import Told, plan
+from ctcdraft.training.plan import unread
 
 
 def paper_head(frames=6):
@@ -92,6 +96,15 @@ def test_what_drafter_and_objective_refuse_of_each_other_is_refused_on_paper_too
     base, head = paper_head(frames=3)
     with pytest.raises(InputError, match="3 frames cannot say 4 labels"):
         plan(base, head, CTC(4), Told(50, 1500, 60, "counted"), Trainer, Rate(None, None))
+
+
+def test_taps_that_nobody_reads_are_said():
+    """A block drafter fuses them; what guesses word by word has one place for one state."""
+    base = random_base()
+    tapped = BaseLM(base.lm, base.tokenizer, base.name, taps=["last", 1])
+    eagle, block = Eagle(tapped, 3, Grow(1, None)), ctc_head(tapped)
+    assert unread(tapped, eagle) == "; of the 2 taps base.taps=['last', 1] Eagle reads the last layer's at most"
+    assert unread(base, Eagle(base, 3, Grow(1, None))) == unread(tapped, block) == ""
 
 
 def test_memory_adds_weights_head_and_step():
