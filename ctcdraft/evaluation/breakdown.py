@@ -28,7 +28,7 @@ def figure(rows: Sequence[Mapping[str, Any]], title: str) -> Figure:
     """One bar a row that was timed: row["drafter"], and row["time"] in seconds by part; the longest fills the width."""
     timed = [row for row in rows if row["time"]["read"] is not None]
     longest = max((milliseconds(row) for row in timed), default=0.0) or 1.0
-    parts = [text(LEFT, 18, title, bold=True), *legend()]
+    parts = [text(8, 18, title, bold=True), *legend()]
     for number, row in enumerate(timed):
         parts += bar(row, HEAD + number * (HIGH + GAP), WIDE / longest)
     return Figure(title, LEFT + WIDE + RIGHT, HEAD + len(timed) * (HIGH + GAP), parts)

@@ -10,7 +10,7 @@ from ctcdraft.evaluation.drawing import GREY, Axes, Figure, coloured, dot, line,
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
 
 Row = Mapping[str, Any]
-ASIDE = 190  # room for names to the right
+ASIDE = 230  # room for names to the right
 
 
 def drawn(rows: Sequence[Row], sizes: Mapping[str, Any] | None) -> dict[str, Figure]:
@@ -61,12 +61,12 @@ def by_depth(rows: Sequence[Row]) -> Figure | None:
 
 
 def by_category(rows: Sequence[Row]) -> Figure | None:
-    """tau: a group of bars a category, a bar a drafter."""
-    lines = drafting(rows)
+    """tau: a group of bars a category, a bar a drafter that has one."""
+    lines = [row for row in drafting(rows) if any(part["tau"] is not None for part in row["categories"].values())]
     names = list(dict.fromkeys(name for row in lines for name in row["categories"]))
     values = [row["categories"][name]["tau"] for row in lines for name in row["categories"]]
     there = [value for value in values if value is not None]
-    if not there:
+    if not lines:
         return None
     title = "Acceptance length by category"
     axes = Axes(len(names), ticks(max(there))[-1], wide=max(440, 90 * len(names)))
@@ -92,7 +92,8 @@ def tau_and_draft_time(rows: Sequence[Row]) -> Figure | None:
     costs = [1e3 * (row["time"]["draft"] + row["time"]["tree"]) for row in there]
     axes = Axes(ticks(max(costs))[-1], ticks(max(row["tau"] for row in there))[-1])
     marks = [(value, f"{value:g}") for value in ticks(max(costs))]
-    shapes = axes.frame(title, "draft and tree, milliseconds a pass", "tau", marks)
+    said = "tau; beside the names the speed-up over autoregression"
+    shapes = axes.frame(title, "draft and tree, milliseconds a pass", said, marks)
     names: dict[str, str] = {}
     for row, cost in zip(there, costs, strict=True):
         colour = colours_of(rows)[row["drafter"]]
@@ -122,8 +123,9 @@ def reading(rows: Sequence[Row], sizes: Mapping[str, Any]) -> Figure | None:
         shapes.append(dot(*axes.at(n, v), known[name], f"{name}: v({n}) = {v:.2f}"))
     for name, curve in curves.items():
         shapes.append(line([axes.at(n, cost) for n, cost in curve], known[name]))
+    at = {name: f"{name} v({n}) = {v:.2f}" for n, v, name in points}
     named = dict.fromkeys([*(name for *_, name in points), *curves])
-    return framed(title, axes, shapes, {name: known[name] for name in named})
+    return framed(title, axes, shapes, {at.get(name, name): known[name] for name in named})
 
 
 def reads(measured: Sequence[Row]) -> Figure:

@@ -17,10 +17,12 @@ from ctcdraft.drafters.block import BlockDrafter
 from ctcdraft.drafters.drawn_paths import DrawnWords
 from ctcdraft.drafters.paths import Collapse, PrefixSearch
 from ctcdraft.errors import InputError
+from ctcdraft.evaluation.figures import drawn
 from ctcdraft.evaluation.folder import Folder
 from ctcdraft.evaluation.pages import files
 from ctcdraft.evaluation.pages.explorer import ordered
-from ctcdraft.evaluation.pages.markup import joined, tag
+from ctcdraft.evaluation.pages.markup import joined, percent, tag
+from ctcdraft.evaluation.pages.one_pass import Words, one_table
 from ctcdraft.evaluation.seen import from_json, to_json
 from ctcdraft.evaluation.watching import Explorer
 from ctcdraft.nn.bodies import AttentionBody
@@ -178,6 +180,16 @@ def test_every_figure_is_in_the_page_and_a_file(evaluated, page):
         assert "nan" not in svg
 
 
+def test_no_two_of_ten_drafters_share_a_colour_and_a_value_stands_beside_its_name(evaluated):
+    """Where dots of one size lie upon one another, the legend still tells them apart."""
+    row = json.loads((evaluated / "report.json").read_text())["rows"][2]
+    rows = [row | {"drafter": f"drafter {number}", "v": 1 + number / 8} for number in range(10)]
+    figures = drawn(rows, None)
+    colours = re.findall(r'<rect [^>]*width="12.0" height="12.0" fill="(#\w+)"', figures["reading_by_nodes"].file())
+    assert len(set(colours)) == len(colours) == 10
+    assert "drafter 7 v(8) = 1.88" in figures["reading_by_nodes"].file()
+
+
 @pytest.fixture(scope="module")
 def browser():
     found = next(filter(None, map(shutil.which, BROWSERS)), None)
@@ -286,6 +298,20 @@ def test_markup_escapes_text_and_attributes():
     assert joined([tag("b", "x"), "<i>"], "<br>") == "<b>x</b><br>&lt;i&gt;"
     assert tag("details", open=True) == "<details open></details>"
     assert tag("details", open=False) == "<details></details>"
+
+
+def test_shares_are_said_as_people_read_them():
+    assert [percent(share) for share in (1, 0.5, 0.019, 3e-5, 4e-12, 0)] == [
+        "100 %", "50 %", "1.9 %", "0.003 %", "< 0.001 %", "0.0 %",
+    ]  # fmt: skip
+
+
+def test_a_blank_is_shown_where_it_means_something(evaluated):
+    """Frames that are read word by word have none; the others end with it."""
+    frames = next(step.frames for one in seen_in(evaluated).answers for step in one.passes if step.frames is not None)
+    words = Words({})
+    assert one_table(frames, 0, words).count("\N{GREEK SMALL LETTER EPSILON}") == frames.count
+    assert "\N{GREEK SMALL LETTER EPSILON}" not in one_table(replace(frames, reads="words"), 0, words)
 
 
 def test_drawn_guesses_can_be_looked_into(tmp_path):
