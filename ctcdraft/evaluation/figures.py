@@ -61,12 +61,12 @@ def by_depth(rows: Sequence[Row]) -> Figure | None:
 
 
 def by_category(rows: Sequence[Row]) -> Figure | None:
-    """tau: a group of bars a category, a bar a drafter that has one."""
-    lines = [row for row in drafting(rows) if any(part["tau"] is not None for part in row["categories"].values())]
+    """tau: a group of bars a category, a bar a drafter."""
+    lines = drafting(rows)
     names = list(dict.fromkeys(name for row in lines for name in row["categories"]))
     values = [row["categories"][name]["tau"] for row in lines for name in row["categories"]]
     there = [value for value in values if value is not None]
-    if not lines:
+    if not there:
         return None
     title = "Acceptance length by category"
     axes = Axes(len(names), ticks(max(there))[-1], wide=max(440, 90 * len(names)))

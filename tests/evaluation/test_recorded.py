@@ -207,7 +207,7 @@ def test_the_command(tmp_path):
     assert "<td>1.91 [1.80, 2.00] (1)</td>" in page  # tau, and the note of what the files do not hold
     svg = (tmp_path / "out" / "figures" / "acceptance_by_category.svg").read_text()
     assert "ours.jsonl, writing: 2.00" in svg
-    assert "theirs.jsonl" not in svg  # its acceptance is not measured
+    assert "theirs.jsonl" not in svg  # one token a pass is no acceptance
     assert files.again(tmp_path / "out").read_text() == page
     again = evaluate(*command)
     assert again.returncode == 1
