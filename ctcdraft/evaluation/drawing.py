@@ -14,6 +14,7 @@ SERIES = (
     *("#7fb134", "#c9a227"),
 )
 GREY = "#777777"
+LETTER = 7  # of the font below, about: how wide a name is, on the safe side
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ctcdraft.evaluation import breakdown
-from ctcdraft.evaluation.drawing import GREY, Axes, Figure, coloured, dot, line, rectangle, ticks
+from ctcdraft.evaluation.drawing import GREY, LETTER, Axes, Figure, coloured, dot, line, rectangle, ticks
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
 
 Row = Mapping[str, Any]
-ASIDE = 230  # room for names to the right
+ASIDE = 190  # room for names to the right, at least
 
 
 def drawn(rows: Sequence[Row], sizes: Mapping[str, Any] | None) -> dict[str, Figure]:
@@ -145,4 +145,5 @@ def reads(measured: Sequence[Row]) -> Figure:
 def framed(title: str, axes: Axes, shapes: Sequence[str], names: Mapping[str, str]) -> Figure:
     """With its legend, names and colours, and room for it."""
     low = max(axes.top + axes.high + 44, axes.top + 20 * len(names) + 8)
-    return Figure(title, axes.left + axes.wide + ASIDE, low, [*shapes, *axes.legend(names)])
+    aside = max(ASIDE, 42 + LETTER * max(map(len, names), default=0))
+    return Figure(title, axes.left + axes.wide + aside, low, [*shapes, *axes.legend(names)])

@@ -190,6 +190,14 @@ def test_no_two_of_ten_drafters_share_a_colour_and_a_value_stands_beside_its_nam
     assert "drafter 7 v(8) = 1.88" in figures["reading_by_nodes"].file()
 
 
+def test_a_long_name_is_not_cut(evaluated):
+    """As where values are part of it: draft_model:path=FOLDER,growth=chain,frames=5."""
+    row = json.loads((evaluated / "report.json").read_text())["rows"][2]
+    usual = drawn([row], None)
+    for name, figure in drawn([row | {"drafter": "x" * 60}], None).items():
+        assert figure.width >= usual[name].width + 7 * 60 - 190, name
+
+
 @pytest.fixture(scope="module")
 def browser():
     found = next(filter(None, map(shutil.which, BROWSERS)), None)

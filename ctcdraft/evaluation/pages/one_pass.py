@@ -131,7 +131,7 @@ def readings(frames: SeenFrames, step: SeenPass, words: Words) -> Html:
     if not texts:
         return tag("p", "The tree held no text.")
     return table(
-        ["text", "the frames begin with it: how likely, and how", "they say it and nothing else"],
+        ["text", "the frames begin with it", "and say no more"],
         [reading(frames, step, text, words) for text in texts],
     )
 
