@@ -23,6 +23,7 @@ from ctcdraft.evaluation.pages import files
 from ctcdraft.evaluation.pages.explorer import ordered
 from ctcdraft.evaluation.pages.markup import joined, percent, tag
 from ctcdraft.evaluation.pages.one_pass import Words, one_table
+from ctcdraft.evaluation.pages.pictures import BROWSERS, pictures
 from ctcdraft.evaluation.seen import from_json, to_json
 from ctcdraft.evaluation.watching import Explorer
 from ctcdraft.nn.bodies import AttentionBody
@@ -31,7 +32,6 @@ from ctcdraft.shard import Shard
 
 EXPLORER = Explorer(questions=2, tokens=12, words=3)
 VOID = ("meta", "br")
-BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 # What a reader does, and what is there to be seen after each step, as JSON in the page's title.
 VISIT = """
 const seen = (one) => { const box = one.getBoundingClientRect(); return box.width > 50 && box.height > 50; };
@@ -240,6 +240,34 @@ def test_a_browser_makes_a_picture_of_it(evaluated, browser, tmp_path):
     assert content.startswith(b"\x89PNG")
     assert (int.from_bytes(content[16:20]), int.from_bytes(content[20:24])) == (1200, 2400)
     assert len(content) > 50_000  # an empty one of this size has 15,000
+
+
+@pytest.mark.slow
+def test_figures_are_png_too_where_a_browser_draws_them(evaluated, browser, tmp_path):
+    for file in (evaluated / files.FIGURES).glob("*.svg"):
+        shutil.copy(file, tmp_path)
+    made = pictures(tmp_path)
+    assert [file.stem for file in made] == sorted(file.stem for file in drawn_files(evaluated))
+    for file in made:
+        wide, high = re.search(r'width="(\d+)" height="(\d+)"', file.with_suffix(".svg").read_text()).groups()
+        content = file.read_bytes()
+        assert content.startswith(b"\x89PNG")
+        size = int.from_bytes(content[16:20]), int.from_bytes(content[20:24])
+        assert size == (2 * int(wide), 2 * int(high))
+    assert len({file.read_bytes() for file in made}) == len(made)
+
+
+def test_without_a_browser_there_is_a_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(InputError, match=r"no browser is here .* take the SVG files"):
+        pictures(tmp_path)
+
+
+def test_a_browser_that_draws_nothing_is_one_sentence_too(tmp_path, monkeypatch):
+    (tmp_path / "one.svg").write_text('<svg width="10" height="10"/>')
+    monkeypatch.setattr(shutil, "which", lambda name: "true")
+    with pytest.raises(InputError, match=r"true drew nothing of .*one\.svg"):
+        pictures(tmp_path)
 
 
 def drawn_files(evaluated):

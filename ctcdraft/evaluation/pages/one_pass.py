@@ -190,5 +190,5 @@ def branch(step: SeenPass, node: int, words: Words) -> Html:
 
 
 def the_base(step: SeenPass, words: Words) -> Html:
-    best = ", ".join(f"{words(word)} {percent(p)}" for word, p in step.base)
+    best = ", ".join(f"{words.quoted([word])} {percent(p)}" for word, p in step.base)
     return tag("p", f"said {words.quoted([step.bonus])} there; its best words were {best}.")
