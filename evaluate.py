@@ -22,6 +22,7 @@ from ctcdraft.evaluation.environment import environment
 from ctcdraft.evaluation.folder import Folder
 from ctcdraft.evaluation.latency import Latency
 from ctcdraft.evaluation.measure import Arena
+from ctcdraft.evaluation.pages import files
 from ctcdraft.evaluation.recorded import read_run
 from ctcdraft.evaluation.recorded_comparison import compare
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
@@ -116,8 +117,10 @@ def measure_recorded(config: DictConfig) -> None:
     made = compare(run, baseline, config.seed)
     out = Path(config.out) if config.out is not None else Path("runs") / "recorded" / run.name.partition(".")[0]
     refuse_report(out, config.overwrite)
-    recorded_report.write(out, made, environment())
-    print(f"{recorded_report.terminal(made)}\nthe report is {out / 'report.md'}")
+    circumstances = environment()
+    recorded_report.write(out, made, circumstances)
+    files.write_recorded(out, made, circumstances)
+    print(f"{recorded_report.terminal(made)}\nthe report is {out / 'report.md'}, and to look at: {out / files.PAGE}")
 
 
 def print_table(config: DictConfig) -> None:

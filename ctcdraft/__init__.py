@@ -9,7 +9,8 @@ The way of a guess, and the room each step lives in:
 
     base.py          the frozen LLM: tokens in, states and logits out; readable.py: which LLMs can be one;
                      fingerprints.py: how one is known again
-    paper.py         a base that is not here, from its config alone; size.py, machine.py and rate.py: what plans count
+    paper.py         a base that is not here, from its config alone; size.py, machine.py, rate.py and
+                     duration.py: what plans count
     decoding/        loop, tree, verify, sampling, KV cache; has never heard of CTC
     ctc/             pure mathematics: collapse, the forward recursion, prefix search, the next-label law
     nn/              the block, the body that makes frames, the head with a blank

@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from omegaconf import OmegaConf
 
 from ctcdraft.drafters.drafter import DraftHead
 from ctcdraft.errors import InputError
 from ctcdraft.evaluation.outside import StockGenerate
 from ctcdraft.evaluation.session import Contestant
+from ctcdraft.fingerprints import weights_hash
 from ctcdraft.front_door import CONFIGS, build_drafter, load_drafter
 from ctcdraft.training.checkpoint import RunDirectory
 from ctcdraft.training.plan import crossing, refuse_unreadable
@@ -138,9 +141,19 @@ def contestant(entry: Entry, base: Any) -> Contestant:
         parameters = sum(weight.numel() for weight in drafter.own_parameters())
     elif isinstance(drafter, StockGenerate):
         parameters = sum(weight.numel() for weight in drafter.parameters())  # the assistant's
-    identity = json.dumps(OmegaConf.to_container(entry.config))
+    identity = json.dumps(OmegaConf.to_container(entry.config)) + behind(drafter)
     identity += "".join(f", {role}: {part.identity}" for role, part in made.items())
     return Contestant(drafter, identity, parameters, base.fingerprint())
+
+
+def behind(drafter: Any) -> str:
+    """What a drafter is made of that its values do not say: weights that lie in a folder, code from outside."""
+    weights = weights_hash(drafter) if isinstance(drafter, torch.nn.Module) else ""
+    said = f", weights {weights}" if weights else ""
+    module = sys.modules[type(drafter).__module__]
+    if module.__name__.partition(".")[0] == "ctcdraft" or getattr(module, "__file__", None) is None:
+        return said
+    return f"{said}, code {digest(Path(str(module.__file__)).read_bytes())}"
 
 
 def trained(entry: Entry, base: Any) -> Contestant:
@@ -156,6 +169,7 @@ def trained(entry: Entry, base: Any) -> Contestant:
         config["growth" if "growth" in config else "paths"] = OmegaConf.to_container(paths, resolve=True)
     # Weights and YAML: another beam over the same weights is another contestant.
     identity = f"config {digest(json.dumps(config, sort_keys=True).encode())}, weights {digest(run.head.read_bytes())}"
+    identity += behind(drafter)
     fingerprint = json.loads((run.path / "fingerprint.json").read_text())
     objective = instantiate(entry.config.objective) if "objective" in entry.config else None
     read_by = getattr(drafter, "paths", None)

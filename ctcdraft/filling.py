@@ -13,13 +13,16 @@ from typing import Any
 
 import torch
 
-from ctcdraft.corpus.plan import Work, hours_on_paper
+from ctcdraft import duration
+from ctcdraft.corpus.plan import Work, hours_on_paper, memory_bytes
+from ctcdraft.errors import InputError, number
 from ctcdraft.evaluation.tables import Cell
 from ctcdraft.front_door import build_drafter, composed
+from ctcdraft.machine import spelled
 from ctcdraft.paper import of_sizes
 from ctcdraft.rate import UNKNOWN, Rate
 from ctcdraft.size import Size
-from ctcdraft.training.paper import Told, operations
+from ctcdraft.training.paper import Told, operations, peak_bytes
 
 ARMS = 3  # checkpoint=RUN compares autoregression, the run and prompt_lookup
 
@@ -27,18 +30,29 @@ ARMS = 3  # checkpoint=RUN compares autoregression, the run and prompt_lookup
 @dataclass(frozen=True)
 class Hours:
     """answers and evaluation: at most, because answers are taken to be as long as they may be, and every arm to be as
-    slow as autoregression. training: without probes."""
+    slow as autoregression. training: without probes. peaks: bytes that each of the three holds at its peak; memory:
+    those of the card, None where nobody said."""
 
     answers: float
     training: float
     evaluation: float
+    peaks: Mapping[str, int]
+    memory: float | None
 
     def __str__(self) -> str:
-        whole = self.answers + self.training + self.evaluation
+        whole = duration.spelled(self.answers + self.training + self.evaluation, "GPU ")
         return (
-            f"about {whole:,.1f} GPU hours, planned: at most {self.answers:,.1f} for the base's answers, "
-            f"{self.training:,.1f} for training, at most {self.evaluation:,.1f} for the evaluation"
+            f"about {whole}, planned: at most {duration.spelled(self.answers)} for the base's answers, "
+            f"{duration.spelled(self.training)} for training, at most {duration.spelled(self.evaluation)} for the "
+            f"evaluation{self.beyond()}"
         )
+
+    def beyond(self) -> str:
+        """What the card has not the memory for, in words; nothing where all of it fits."""
+        if self.memory is None:
+            return ""
+        larger = [f"{name} {spelled(peak)}" for name, peak in self.peaks.items() if peak > self.memory]
+        return f"; DOES NOT FIT a card of {spelled(self.memory)}: {', '.join(larger)}" if larger else ""
 
 
 class Filling:
@@ -49,10 +63,14 @@ class Filling:
         self,
         flops: float | None,
         bandwidth: float | None,
+        memory: float | None,
         corpus: Mapping[str, Any],
         benchmarks: Mapping[str, Mapping[str, int]],
     ) -> None:
         self.rate = Rate.of({"flops": flops, "bandwidth": bandwidth})
+        if memory is not None and not number(memory, "table.plan.memory") > 0:
+            raise InputError(f"table.plan.memory={memory} is no card's memory; it is bytes, as in 8e10, or null")
+        self.memory = memory
         self.work = Work(**corpus)
         self.benchmarks = benchmarks
         self.planned = lru_cache(maxsize=None)(self._planned)
@@ -68,16 +86,21 @@ class Filling:
         sizes = of_sizes(**values(config.base))
         with torch.device("meta"):
             drafter = build_drafter(config.drafter, sizes).eval()
-        needed = operations(sizes, drafter, made(config.objective), Told.by_work(self.work), config.trainer)
+        objective, told = made(config.objective), Told.by_work(self.work)
+        needed = operations(sizes, drafter, objective, told, config.trainer)
         seconds = needed.seconds(config.trainer.steps * config.trainer.accumulate, self.rate)
         answers = hours_on_paper(self.work, Size.of(sizes), config.answers.batch_size, self.rate)
-        asked = composed("evaluate", f"benchmark={benchmark}")
-        evaluation = hours_on_paper(
-            self.asked(benchmark, asked.decoding.max_new_tokens), Size.of(sizes), rows=1, rate=self.rate
-        )
+        asked = self.asked(benchmark, composed("evaluate", f"benchmark={benchmark}").decoding.max_new_tokens)
+        evaluation = hours_on_paper(asked, Size.of(sizes), rows=1, rate=self.rate)
         if seconds is None or answers is None or evaluation is None:
             return None
-        return Hours(answers, seconds[0] / 3600, evaluation)
+        size = Size.of(sizes)
+        peaks = {
+            "answers": sum(memory_bytes(self.work, size, made(config.answers)).values()),
+            "training": peak_bytes(sizes, drafter, objective, told, config.trainer),
+            "evaluation": size.weight_bytes + asked.longest * size.kv_bytes,  # and a head, which is small beside them
+        }
+        return Hours(answers, seconds[0] / 3600, evaluation, peaks, self.memory)
 
     def asked(self, benchmark: str, most: int) -> Work:
         """What all arms read and say: of the questions themselves, which are short, only earlier answers are read."""
@@ -103,8 +126,12 @@ class Filling:
             "may be, so most of it is a bound",
             f"the corpus is taken to be {self.work.prompts:,} prompts with {self.work.turns:,} turns, "
             f"{self.work.counted}; a base's answers are paid for once and serve all of its heads",
-            "training is as long as the command's trainer.steps=, which may be far less than an epoch; what memory all "
-            "of it needs is not said here: plan_only=true behind the command says it",
+            "training is as long as the command's trainer.steps=, which may be far less than an epoch",
+            "the memory of none of it is compared with a card's (table.plan.memory=)"
+            if self.memory is None
+            else f"what is planned to hold more at its peak than a card of {spelled(self.memory)} (table.plan.memory=) "
+            "is said not to fit; unless the weights alone are too much, fewer rows at once help (answers.batch_size=, "
+            "trainer.rows=, trainer.max_length=)",
         ]
 
 

@@ -142,6 +142,26 @@ def test_drafters_of_several_steps_train_and_are_read_in_other_ways(outsiders, m
     assert all(torch.equal(saved[name], value) for name, value in there.items())
 
 
+def test_identity_is_also_what_lies_in_a_draft_models_folder_and_in_a_module_of_ones_own(outsiders, monkeypatch):
+    """Answers of the one would stand for answers of the other: the word on the command line is the same."""
+    monkeypatch.chdir(outsiders)
+    base = load_base("base", "float32", "cpu")
+
+    def identities():
+        words = ({"draft_model": {"path": "twin"}}, "parrot.yaml", {"cascade": {"parts": {"second": "parrot.yaml"}}})
+        return [contestant(looked_up(word), base).identity for word in words]
+
+    before = identities()
+    assert identities() == before
+    saved_lm(outsiders / "twin", seed=1)
+    (outsiders / "parrots.py").write_text(f"{MODULE}# another day\n")
+    try:
+        assert all(one != other for one, other in zip(identities(), before, strict=True))
+    finally:
+        saved_lm(outsiders / "twin", seed=0)
+        (outsiders / "parrots.py").write_text(MODULE)
+
+
 @pytest.mark.parametrize(
     ("word", "sentence"),
     [

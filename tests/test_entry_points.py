@@ -172,6 +172,6 @@ def test_a_base_that_is_not_here_is_planned_on_paper(world, monkeypatch, capsys)
     run_script(monkeypatch, "train.py", *words, "plan.flops=1e12", "device=cuda", "dtype=bfloat16")
     said = capsys.readouterr().out
     assert "ON PAPER: shape is not loaded" in said
-    assert "hours with states=live" in said.split("time  ")[-1]
+    assert "seconds with states=live" in said.split("time  ")[-1]
     assert "at 1e+12 operations a second, memory taken to keep up, which is assumed" in said
     assert not [name for name in ("x", "never") if Path(name).exists()]

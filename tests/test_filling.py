@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import csv
-import re
+from dataclasses import replace
 from io import StringIO
 
 import pytest
 from hydra.utils import instantiate
 
-from ctcdraft.corpus.plan import hours_on_paper
+from ctcdraft import duration
+from ctcdraft.corpus.plan import hours_on_paper, memory_bytes
+from ctcdraft.errors import InputError
 from ctcdraft.evaluation.table_files import comma_separated, markdown
 from ctcdraft.evaluation.tables import read_table
-from ctcdraft.filling import Filling, values
+from ctcdraft.filling import Filling, Hours, values
 from ctcdraft.front_door import build_drafter, composed
+from ctcdraft.machine import spelled
 from ctcdraft.paper import of_sizes
 from ctcdraft.rate import Rate
 from ctcdraft.size import Size
@@ -42,9 +45,11 @@ def test_the_hours_are_those_of_the_plans_that_train_prints(filling, cells):
         drafter = build_drafter(config.drafter, base).eval()
     rate, told = Rate(3e14, 3e12), paper.Told.by_work(filling.work)
     said = paper.plan(base, drafter, instantiate(config.objective), told, config.trainer, rate)
-    (live,) = re.findall(r"about ([\d.,]+) hours with states=live", said)
-    assert f"{found.training:.2f}" == live
+    assert f"about {duration.spelled(found.training)} with states=live" in said
+    assert f"at most about {spelled(found.peaks['training'])} at the peak" in said
     assert filling.work.said == 512 * filling.work.turns == 512 * 185_787
+    held = memory_bytes(filling.work, Size.of(base), instantiate(config.answers))
+    assert found.peaks["answers"] == sum(held.values())
     assert found.answers == hours_on_paper(filling.work, Size.of(base), config.answers.batch_size, rate)
 
 
@@ -58,11 +63,32 @@ def test_an_evaluation_reads_the_weights_once_a_word_and_arm(filling, cells):
 
 def test_without_a_rate_there_are_no_hours_and_a_sentence_says_why(cells):
     told = values(composed("evaluate").table.plan)
-    silent = Filling(None, None, told["corpus"], told["benchmarks"])
+    silent = Filling(None, None, None, told["corpus"], told["benchmarks"])
     assert silent.hours(cells["medusa", "vicuna_7b"]) is None
     said = markdown(read_table("table_mt_bench", None, []), silent)
     assert "GPU hours are not known without a rate" in said
     assert "GPU hours, planned" not in said
+
+
+def test_what_a_card_cannot_hold_is_said_beside_the_hours(filling, cells):
+    """32 rows of 2,048 tokens of a 13 B model are 107 GB; one card more and nothing is to be said."""
+    found = filling.hours(cells["ctc", "vicuna_13b"])
+    assert "; DOES NOT FIT a card of 80.0 GB: answers 107.5 GB, training 82.8 GB" in str(found)
+    assert "FIT" not in str(replace(found, memory=1.6e11))
+    assert "FIT" not in str(replace(found, memory=None))
+    assert "more at its peak than a card of 80.0 GB" in filling.basis()[-1]
+    told = values(composed("evaluate").table.plan)
+    with pytest.raises(InputError, match=r"table\.plan\.memory=0 is no card's memory"):
+        Filling(**{**told, "memory": 0})
+
+
+def test_hours_are_never_none_at_all():
+    small = Hours(0.004, 0.0001, 0.05, {}, None)
+    assert str(small) == (
+        "about 3.2 GPU minutes, planned: at most 0.24 minutes for the base's answers, 0.36 seconds for training, at "
+        "most 3 minutes for the evaluation"
+    )
+    assert [duration.spelled(hours) for hours in (1234.5, 12.34, 0.5)] == ["1,234 hours", "12.3 hours", "0.50 hours"]
 
 
 class Ten:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ctcdraft import duration
 from ctcdraft.base import BaseLM
 from ctcdraft.corpus import parts
 from ctcdraft.corpus.chat import messages, prompt_tokens
@@ -148,7 +149,8 @@ def how_long(hours: float | None, pace: Pace | None, ahead: float, shard: Shard)
         return "none: every batch is there"
     if hours is None:
         return "not known beforehand: the answers are not made in this process"
-    return f"at most about {hours:,.2f} hours{f' for each of {shard.of} shards' if shard.of > 1 else ''} ({pace})"
+    each = f" for each of {shard.of} shards" if shard.of > 1 else ""
+    return f"at most about {duration.spelled(hours)}{each} ({pace})"
 
 
 def on_paper(paper: Paper, corpus: Corpus, answers: Answers, rate: Rate) -> Plan:
@@ -166,7 +168,7 @@ def on_paper(paper: Paper, corpus: Corpus, answers: Answers, rate: Rate) -> Plan
         stored(work, size),
         f"work      at most about {reading:.3g} operations to read prompts and {saying:.3g} to say answers",
         memory(work, size, answers),
-        f"time      {UNKNOWN}" if hours is None else f"time      at most about {hours:,.2f} hours {rate}",
+        f"time      {UNKNOWN}" if hours is None else f"time      at most about {duration.spelled(hours)} {rate}",
     ]
     return Plan(work, lines, figures(work, size, answers), {"hours_at_most": hours, "rate": vars(rate)})
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ctcdraft.base import BaseLM
 from ctcdraft.decoding.loop import Context, Drafter
 from ctcdraft.decoding.tree import TokenTree
-from ctcdraft.drafters.drafter import reads_states
+from ctcdraft.drafters.drafter import draws, reads_states
 from ctcdraft.errors import InputError
 
 
@@ -36,6 +36,8 @@ class Cascade(nn.Module):
         super().__init__()
         if later < 1:
             raise InputError(f"drafter.later={later}: the second drafter of a cascade needs at least one node")
+        for role, part in (("first", first), ("second", second)):
+            refuse_unfit(role, part)
         self.first, self.second = first, second
         self.later = later
         self.stops = torch.tensor(sorted(base.stop_tokens), device=base.device)
@@ -73,6 +75,18 @@ class Cascade(nn.Module):
         later = replace(context, tokens_L=tokens_L, fresh_KD=context.fresh_KD[:0], room=room, nodes=nodes)
         below, memory = self.second.draft(later, memory, rng)
         return graft(tree, deepest, below), memory
+
+
+def refuse_unfit(role: str, part: Any) -> None:
+    """What could not go on in a cascade, before anything is asked. Where a first one draws to say nothing and a second
+    speaks in its place, words would come out by no law at all."""
+    if not hasattr(part, "draft"):
+        raise InputError(f"{type(part).__name__} decodes outside our loop and drafts for nobody; it is no {role} part")
+    if draws(part):
+        raise InputError(
+            f"the {role} part of a cascade draws its guesses, and a cascade has no law of its own for drawn ones; let "
+            "both its parts draft without chance (RUN@prefix_search, RUN@best)"
+        )
 
 
 def graft(tree: TokenTree, node: Tensor, below: TokenTree) -> TokenTree:

@@ -1,6 +1,7 @@
 """A small language model that drafts for a large one (Leviathan et al. 2023; trees as in SpecInfer, Miao et al. 2024).
 
-It reads words only: of the base it knows the tokenizer, and in training the head that says what to imitate.
+It reads words only, no states of any tap: of the base it knows the tokenizer, and in training the head that says what
+to imitate.
 """
 
 from __future__ import annotations

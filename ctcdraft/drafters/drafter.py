@@ -43,6 +43,7 @@ class DraftHead(nn.Module):
     off_the_shelf = False  # whether it drafts before it is trained
     guesses_states = False  # whether its frames guess the base's next states, not words alone
     frames_apart = False  # whether every frame has weights of its own, which no other frame teaches
+    reads_taps = True  # whether it sees the states of all the layers in base.taps, and not the last one's alone
 
     @abstractmethod
     def forward(self, batch: Batch) -> Emissions:
@@ -86,6 +87,12 @@ class DraftHead(nn.Module):
 def reads_states(drafter: Any) -> bool:
     """Whether it needs the base's states, which guesses do not have. What does not say so is taken to need them."""
     return getattr(drafter, "reads_states", True)
+
+
+def draws(drafter: Any) -> bool:
+    """Whether it says that its guesses are drawn, so that a tree of them comes with their law."""
+    parts = (drafter, getattr(drafter, "growth", None), getattr(drafter, "paths", None))
+    return any(getattr(part, "draws", False) for part in parts)
 
 
 def nested(drafter: Any) -> bool:

@@ -51,6 +51,8 @@ class Drawn:
     """A growth: chains drawn from a drafter's own laws. With a small model it is speculative sampling (Leviathan et
     al. 2023; Chen et al. 2023), with several chains SpecInfer's way of drawing (Miao et al. 2024)."""
 
+    draws = True
+
     def __init__(self, chains: int) -> None:
         self.chains = at_least_one(chains, "drafter.growth")
 

@@ -25,6 +25,7 @@ class DrawnLabels:
     """
 
     reads = "alignments"
+    draws = True
     transitions: Transitions = MERGING
 
     def __init__(self, chains: int) -> None:
@@ -79,6 +80,7 @@ class DrawnWords:
     """Chains of the frames' own words, one a frame, for heads that are read directly."""
 
     reads = "words"
+    draws = True
 
     def __init__(self, chains: int) -> None:
         self.chains = at_least_one(chains, "drafter.paths")

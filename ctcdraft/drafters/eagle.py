@@ -31,6 +31,7 @@ class Eagle(Stepwise):
     the same in both, the deeper ones are not. No norm before the layer and none after it, as published.
     noise: in training every number of h is off by up to this much, evenly, so that it learns to bear its own errors.
     (The CTC paper's released code scales that by 512 / the text's length besides; here it is the same everywhere.)
+    Of several taps (base.taps) it reads and guesses the last layer's states alone.
     """
 
     guesses_states = True

@@ -55,7 +55,7 @@ class Hydra(Stepwise):
 
     layers: of each head's MLP, 1 in Hydra and 4 in Hydra++. inner: columns within a layer, None in both.
     prefix_layer: Hydra++'s extra decoder layer, which lets a draft look at all states of the text and not at the
-    newest alone.
+    newest alone. Of several taps (base.taps) it reads the last layer's states alone.
     """
 
     frames_apart = True

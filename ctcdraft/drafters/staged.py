@@ -29,6 +29,8 @@ class Staged(nn.Module):
         super().__init__()
         if not isinstance(model, DraftModel):
             raise InputError(f"the model of a staged drafter is a draft_model; {type(model).__name__} reads no words")
+        if not hasattr(first, "draft"):
+            raise InputError(f"{type(first).__name__} decodes outside our loop and drafts for nobody")
         if reads_states(first):
             raise InputError(
                 f"{type(first).__name__} reads the base's states, and the draft model has other ones; stage it with a "

@@ -30,7 +30,12 @@ class Stepwise(DraftHead):
 
     frames: how deep it guesses, and how many teacher-forced frames an anchor has in training: frame t is what
     is said of label t when the root and the labels before t are known.
+
+    Where the base has several taps it reads the last layer's states alone, or none: as published, each of these
+    drafters has one place for one state.
     """
+
+    reads_taps = False
 
     def __init__(self, frames: int, growth: Growth, stops: Collection[int]) -> None:
         super().__init__()

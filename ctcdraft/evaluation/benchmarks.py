@@ -16,6 +16,8 @@ from ctcdraft.corpus.records import column, hub_records, records
 from ctcdraft.corpus.sources import named, project_conversations, with_instruction, word_problems
 from ctcdraft.errors import InputError, whole
 
+WHOLE = {"mt_bench": 80, "gsm8k": 1319}  # questions of the published sets
+
 
 @dataclass(frozen=True)
 class Benchmark:

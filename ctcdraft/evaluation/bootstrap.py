@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import hypot
 
 import numpy as np
 
@@ -35,3 +36,21 @@ def interval(statistic: Callable[..., np.ndarray], columns: Sequence[Sequence[fl
 def ratio_interval(numerators: Sequence[float], denominators: Sequence[float], seed: int) -> list[float] | None:
     """Of a ratio of totals."""
     return interval(lambda top, bottom: top / bottom, [numerators, denominators], seed)
+
+
+def of_difference(
+    ours: float, around_ours: Sequence[float] | None, theirs: float, around_theirs: Sequence[float] | None
+) -> list[float] | None:
+    """[low, high] of ours less theirs from the interval of each, taken as independent; None where one is not known.
+
+    Distances to the bounds add up as squares do, each side of an interval by itself (MOVER, Zou and Donner 2008): what
+    is left to do where the questions' own numbers are not at hand. Where both sides were asked the same questions the
+    true interval is narrower, because a hard question is hard for both: `differences.py` draws those in pairs.
+
+        3.0 [2.6, 3.4]  less  2.0 [1.7, 2.3]   ->   1.0 [0.5, 1.5]
+    """
+    if around_ours is None or around_theirs is None:
+        return None
+    below = hypot(ours - around_ours[0], around_theirs[1] - theirs)
+    above = hypot(around_ours[1] - ours, theirs - around_theirs[0])
+    return [ours - theirs - below, ours - theirs + above]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ctcdraft.evaluation.drawing import Figure, rectangle, text
+from ctcdraft.evaluation.drawing import LETTER, Figure, rectangle, text
 
 # Told apart in grey print, too: light and dark take turns.
 COLOURS = {
@@ -16,7 +16,7 @@ COLOURS = {
     "keep": "#8c4a1f",
     "other": "#cccccc",
 }
-LEFT, WIDE, RIGHT, HIGH, GAP, HEAD = 170, 520, 90, 20, 10, 62
+LEAST_LEFT, WIDE, RIGHT, HIGH, GAP, HEAD = 170, 520, 90, 20, 10, 62
 
 
 def svg(rows: Sequence[Mapping[str, Any]], title: str) -> str:
@@ -28,18 +28,19 @@ def figure(rows: Sequence[Mapping[str, Any]], title: str) -> Figure:
     """One bar a row that was timed: row["drafter"], and row["time"] in seconds by part; the longest fills the width."""
     timed = [row for row in rows if row["time"]["read"] is not None]
     longest = max((milliseconds(row) for row in timed), default=0.0) or 1.0
-    parts = [text(LEFT, 18, title, bold=True), *legend()]
+    left = max([LEAST_LEFT, *(16 + LETTER * len(row["drafter"]) for row in timed)])
+    parts = [text(8, 18, title, bold=True), *legend(left)]
     for number, row in enumerate(timed):
-        parts += bar(row, HEAD + number * (HIGH + GAP), WIDE / longest)
-    return Figure(title, LEFT + WIDE + RIGHT, HEAD + len(timed) * (HIGH + GAP), parts)
+        parts += bar(row, left, HEAD + number * (HIGH + GAP), WIDE / longest)
+    return Figure(title, left + WIDE + RIGHT, HEAD + len(timed) * (HIGH + GAP), parts)
 
 
 def milliseconds(row: Mapping[str, Any]) -> float:
     return 1e3 * sum(row["time"][part] for part in COLOURS)
 
 
-def legend() -> list[str]:
-    places = range(LEFT, LEFT + WIDE, WIDE // len(COLOURS))
+def legend(left: int) -> list[str]:
+    places = range(left, left + WIDE, WIDE // len(COLOURS))
     return [
         shape
         for (part, colour), x in zip(COLOURS.items(), places, strict=False)
@@ -47,8 +48,8 @@ def legend() -> list[str]:
     ]
 
 
-def bar(row: Mapping[str, Any], y: int, scale: float) -> list[str]:
-    shapes, x = [text(LEFT - 8, y + 15, row["drafter"], anchor="end")], float(LEFT)
+def bar(row: Mapping[str, Any], left: int, y: int, scale: float) -> list[str]:
+    shapes, x = [text(left - 8, y + 15, row["drafter"], anchor="end")], float(left)
     for part, colour in COLOURS.items():
         wide = 1e3 * row["time"][part] * scale
         shapes.append(rectangle(x, y, wide, HIGH, colour, f"{part} {1e3 * row['time'][part]:.3f} ms"))

@@ -9,8 +9,12 @@ from itertools import cycle
 from math import ceil, floor, log10
 
 # Dark enough on white and light enough on black; in grey print the labels beside them tell.
-SERIES = ("#3b7dd8", "#d9692b", "#2f9e62", "#a855a0", "#8f8420", "#c8404f", "#4aa3a8")
+SERIES = (
+    *("#3b7dd8", "#d9692b", "#2f9e62", "#a855a0", "#8f8420", "#c8404f", "#4aa3a8", "#7a5637", "#e57fb4", "#5a55c9"),
+    *("#7fb134", "#c9a227"),
+)
 GREY = "#777777"
+LETTER = 7  # of the font below, about: how wide a name is, on the safe side
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,7 @@ class Axes:
     most_x: float
     most_y: float
     left: int = 60
-    top: int = 46
+    top: int = 54
     wide: int = 440
     high: int = 220
 
@@ -94,7 +98,7 @@ class Axes:
     def frame(self, title: str, name_x: str, name_y: str, marks_x: Sequence[tuple[float, str]]) -> list[str]:
         """Title, names, grid; marks_x: where the x axis is labelled, and how."""
         foot = self.top + self.high
-        shapes = [text(8, 18, title, bold=True), text(8, self.top - 10, name_y)]
+        shapes = [text(8, 18, title, bold=True), text(8, self.top - 16, name_y)]
         shapes.append(text(self.left + self.wide, foot + 34, name_x, anchor="end"))
         for value in ticks(self.most_y):
             if value <= self.most_y * 1.001:

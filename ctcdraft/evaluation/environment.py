@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import platform
 import shlex
 import subprocess
@@ -24,6 +25,15 @@ def environment() -> dict[str, Any]:
         "versions": {"python": platform.python_version()}
         | {package: version(package) for package in ("ctcdraft", "torch", "transformers")},
     }
+
+
+def code() -> str:
+    """A hash of this package's sources: it tells apart what is not committed yet, or not under git at all."""
+    package = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for file in sorted(package.rglob("*.py")):
+        digest.update(f"{file.relative_to(package)}\n".encode() + file.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def hardware(device: torch.device) -> str:

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ctcdraft.evaluation import breakdown
-from ctcdraft.evaluation.drawing import GREY, Axes, Figure, coloured, dot, line, rectangle, ticks
+from ctcdraft.evaluation.drawing import GREY, LETTER, Axes, Figure, coloured, dot, line, rectangle, ticks
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
 
 Row = Mapping[str, Any]
-ASIDE = 190  # room for names to the right
+ASIDE = 190  # room for names to the right, at least
 
 
 def drawn(rows: Sequence[Row], sizes: Mapping[str, Any] | None) -> dict[str, Figure]:
@@ -92,7 +92,8 @@ def tau_and_draft_time(rows: Sequence[Row]) -> Figure | None:
     costs = [1e3 * (row["time"]["draft"] + row["time"]["tree"]) for row in there]
     axes = Axes(ticks(max(costs))[-1], ticks(max(row["tau"] for row in there))[-1])
     marks = [(value, f"{value:g}") for value in ticks(max(costs))]
-    shapes = axes.frame(title, "draft and tree, milliseconds a pass", "tau", marks)
+    said = "tau; beside the names the speed-up over autoregression"
+    shapes = axes.frame(title, "draft and tree, milliseconds a pass", said, marks)
     names: dict[str, str] = {}
     for row, cost in zip(there, costs, strict=True):
         colour = colours_of(rows)[row["drafter"]]
@@ -122,8 +123,9 @@ def reading(rows: Sequence[Row], sizes: Mapping[str, Any]) -> Figure | None:
         shapes.append(dot(*axes.at(n, v), known[name], f"{name}: v({n}) = {v:.2f}"))
     for name, curve in curves.items():
         shapes.append(line([axes.at(n, cost) for n, cost in curve], known[name]))
+    at = {name: f"{name} v({n}) = {v:.2f}" for n, v, name in points}
     named = dict.fromkeys([*(name for *_, name in points), *curves])
-    return framed(title, axes, shapes, {name: known[name] for name in named})
+    return framed(title, axes, shapes, {at.get(name, name): known[name] for name in named})
 
 
 def reads(measured: Sequence[Row]) -> Figure:
@@ -143,4 +145,5 @@ def reads(measured: Sequence[Row]) -> Figure:
 def framed(title: str, axes: Axes, shapes: Sequence[str], names: Mapping[str, str]) -> Figure:
     """With its legend, names and colours, and room for it."""
     low = max(axes.top + axes.high + 44, axes.top + 20 * len(names) + 8)
-    return Figure(title, axes.left + axes.wide + ASIDE, low, [*shapes, *axes.legend(names)])
+    aside = max(ASIDE, 42 + LETTER * max(map(len, names), default=0))
+    return Figure(title, axes.left + axes.wide + aside, low, [*shapes, *axes.legend(names)])

@@ -44,16 +44,17 @@ class Arena:
         return generate(base, drafter, prompt_L, self.settings_of(contestant), base.stop_tokens, seed)
 
 
-def measure(arena: Arena, prompts: Mapping[int, Prompt], folder: Folder, warm_up_tokens: int) -> None:
-    """Ask what is not in the folder yet; every finished question is a line on disk at once."""
+def measure(arena: Arena, prompts: Mapping[int, Prompt], folder: Folder, warm_up_tokens: int) -> int:
+    """Ask what is not in the folder yet; every finished question is a line on disk at once. Returns how many."""
     done = {record.index for record in folder.records(max(prompts, default=-1) + 1)}
     todo = {index: prompt for index, prompt in prompts.items() if index not in done}
     if not todo:
-        return
+        return 0
     warm_up(arena, next(iter(todo.values())), warm_up_tokens)
     judge, met = Judge(arena.base, arena.contestants, arena.settings, arena.nodes), Met(arena)
     for index, prompt in tqdm(todo.items(), desc="questions", disable=None):
         folder.append(ask(arena, judge, index, prompt, met))
+    return len(todo)
 
 
 def warm_up(arena: Arena, prompt: Prompt, tokens: int) -> None:

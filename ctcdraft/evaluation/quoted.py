@@ -1,7 +1,7 @@
 """The tables that READMEs quote from results/: `python -m ctcdraft.evaluation.quoted` writes their cells anew.
 
-A table is known by its header, stands where its README has it, and keeps the columns that are written by hand. It
-knows reports, and measures nothing.
+A table is known by its header, stands where its README has it, and keeps the columns that are written by hand, each
+with its row, which is known by its first measured cell. It knows reports, and measures nothing.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from ctcdraft.errors import InputError
+from ctcdraft.evaluation.benchmarks import WHOLE
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
 from ctcdraft.evaluation.report import equal, named, number, with_interval
 from ctcdraft.files import write_text
 
 REPOSITORY = Path(__file__).parents[2]
-GSM8K_TEST = 1319
 Row = dict[str, Any]
 Report = Mapping[str, Row]  # by drafter
 BY_HAND = None
@@ -48,14 +48,41 @@ class Quoted:
         if self.header() not in lines:
             raise InputError(f"{self.file} has no table with the header {self.header()}; see {Path(__file__).name}")
         first = lines.index(self.header()) + 2  # behind the header and its rule
-        last = next(place for place in range(first, len(lines)) if not lines[place].startswith("|"))
-        there = [[cell.strip() for cell in row.strip("|").split("|")] for row in lines[first:last]]
+        # The file may end with the table.
+        last = next((place for place in range(first, len(lines)) if not lines[place].startswith("|")), len(lines))
+        by_hand = self.by_hand(lines[first:last])
         made = []
-        for place, row in enumerate(self.rows(results)):
-            by_hand = there[place] if place < len(there) else [""] * len(self.columns)
-            cells = zip(self.columns.values(), by_hand, strict=True)
-            made.append(line([kept if cell is BY_HAND else cell(row) for cell, kept in cells]))
+        for row in self.rows(results):
+            measured = [BY_HAND if cell is BY_HAND else cell(row) for cell in self.columns.values()]
+            kept = iter(by_hand.pop(measured[self.key], [""] * measured.count(BY_HAND)))
+            made.append(line([next(kept) if cell is BY_HAND else cell for cell in measured]))
+        if lost := [f"{key}: {', '.join(words)}" for key, words in by_hand.items() if any(words)]:
+            raise InputError(
+                f"{self.file} has words written by hand in a row that is of no report here ({lost[0]}); give the row "
+                f"one of the names under {list(self.columns)[self.key]}, or remove it"
+            )
         return "\n".join([*lines[:first], *made, *lines[last:]])
+
+    @property
+    def key(self) -> int:
+        """The column that tells rows apart: the first that is not written by hand."""
+        return next(place for place, cell in enumerate(self.columns.values()) if cell is not BY_HAND)
+
+    def by_hand(self, rows: Sequence[str]) -> dict[str | None, list[str]]:
+        """What was written by hand, by what the row's key says: rows may come, go and change places."""
+        if BY_HAND not in self.columns.values():
+            return {}
+        kept: dict[str | None, list[str]] = {}
+        for row in rows:
+            cells = [cell.strip() for cell in row.strip("|").split("|")]
+            if len(cells) != len(self.columns) or cells[self.key] in kept:
+                raise InputError(
+                    f"{self.file}: the row {row} has not the {len(self.columns)} columns of its table, or is there "
+                    "twice; mend it by hand"
+                )
+            pairs = zip(self.columns.values(), cells, strict=True)
+            kept[cells[self.key]] = [said for cell, said in pairs if cell is BY_HAND]
+        return kept
 
 
 def line(cells: Any) -> str:
@@ -103,7 +130,7 @@ def asked(report: Report) -> str:
     names = {
         "tiny": "tiny, {} prompts",
         "mt_bench": "MT-Bench, {} questions",
-        "gsm8k": "GSM8K test, all {}" if row["prompts"] == GSM8K_TEST else "GSM8K test, first {}",
+        "gsm8k": "GSM8K test, all {}" if row["prompts"] == WHOLE["gsm8k"] else "GSM8K test, first {}",
     }
     return names[row["benchmark"]].format(row["prompts"])
 

@@ -56,7 +56,7 @@ class Replay:
         todo = {index: prompt for index, prompt in session.prompts.items() if index not in done}
         for index, prompt in tqdm(todo.items(), desc="questions", disable=None):
             folder.append(self.ask(session.arena, index, prompt))
-        made = self.report(session, folder.records(len(session.benchmark.prompts)))
+        made = self.report(session, folder.records(len(session.benchmark.prompts)), len(todo))
         report.write(folder, **made)
         return made
 
@@ -97,7 +97,7 @@ class Replay:
             )
         return made
 
-    def report(self, session: Session, records: list[Record]) -> dict[str, Any]:
+    def report(self, session: Session, records: list[Record], answered: int) -> dict[str, Any]:
         arena, rows, told = session.arena, [], []
         for name in session.contestants:
             sizes = (1,) if name == AUTOREGRESSIVE else self.nodes
@@ -108,7 +108,7 @@ class Replay:
             found = differences(session.pairs, sides.__getitem__, arena.seed)
             told += [{"nodes": nodes, **one} for one in found]
         circumstances = {
-            **session.circumstances(records, None),
+            **session.circumstances(records, None, answered),
             "replay": {
                 "nodes": list(self.nodes),
                 "checked": sum(record.index < self.checked for record in records),

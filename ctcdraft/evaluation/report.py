@@ -240,6 +240,11 @@ def statements(rows: Sequence[Row], environment: dict[str, Any]) -> list[str]:
     questions = environment["questions"]
     if questions["finished"] < questions["asked"]:
         said.append(f"{questions['finished']} of {questions['asked']} questions are finished; other shards may follow")
+    if questions.get("reused"):
+        said.append(
+            f"the answers to {questions['reused']} of {questions['finished']} questions are reused: an earlier start "
+            "or another shard gave them, with the same settings, code and versions, on the same hardware"
+        )
     return said
 
 

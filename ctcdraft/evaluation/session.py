@@ -13,7 +13,7 @@ from ctcdraft.decoding.loop import Drafter, Settings
 from ctcdraft.evaluation import metrics, report, roof
 from ctcdraft.evaluation.benchmarks import Benchmark
 from ctcdraft.evaluation.differences import differences
-from ctcdraft.evaluation.environment import environment, hardware
+from ctcdraft.evaluation.environment import code, environment, hardware
 from ctcdraft.evaluation.folder import Folder
 from ctcdraft.evaluation.measure import Arena, Met, asked, foretell, measure, order, turn_seed, warm_up
 from ctcdraft.evaluation.metrics import sides
@@ -95,6 +95,7 @@ class Session:
             "reads": arena.base.reads,
             "hardware": hardware(arena.base.device),
             "commit": here["git"] and here["git"]["commit"],
+            "code": code(),
             "versions": {package: here["versions"][package] for package in ("torch", "transformers")},
             "seed": arena.seed,
             "warm_up_tokens": warm_up_tokens,
@@ -107,7 +108,7 @@ class Session:
         folder.open(self.settings(warm_up_tokens), overwrite)
         if self.sizes is not None:
             folder.write_sizes(self.sizes)  # not before: a folder that refuses this evaluation keeps its own
-        measure(self.arena, self.prompts, folder, warm_up_tokens)
+        answered = measure(self.arena, self.prompts, folder, warm_up_tokens)
         records = folder.records(len(self.benchmark.prompts))
         mine = [record for record in records if record.index in self.prompts]
         if not folder.timing.is_file():
@@ -117,7 +118,7 @@ class Session:
         if explorer.questions and mine and not folder.explorer.is_file():  # last: nothing may be timed beside it
             chosen = spread(mine, explorer.questions)
             folder.write_seen(explorer.look(self.arena, {one.index: self.prompts[one.index] for one in chosen}))
-        rows, circumstances = self.rows(records, Timing.merged(folder.timings()))
+        rows, circumstances = self.rows(records, Timing.merged(folder.timings()), answered)
         nodes = self.arena.settings.nodes
         told = differences(self.pairs, lambda name: sides(name, records)[0], self.arena.seed)
         made: dict[str, Any] = {
@@ -152,14 +153,17 @@ class Session:
                     spent[name] = spent[name] + one if name in spent else one
         return Timing(spent, roof.weight_bytes(arena.base), roof.copy_bandwidth(arena.base.device))
 
-    def rows(self, records: list[Record], timing: Timing | None) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    def rows(
+        self, records: list[Record], timing: Timing | None, answered: int
+    ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """answered: how many of the questions this process asked."""
         rows = []
         for name in self.contestants:
             row = metrics.row(name, records, timing, self.labels(name), self.arena.seed)
             answers = [answer for record in records for answer in record.answers(name)]
             row["lossless"]["owes"] = self.owes(name, answers)
             rows.append(row)
-        return rows, self.circumstances(records, timing)
+        return rows, self.circumstances(records, timing, answered)
 
     def labels(self, name: str) -> dict[str, Any]:
         """What a row says without measuring anything."""
@@ -179,7 +183,7 @@ class Session:
     def owes(self, name: str, answers: Iterable[Answer]) -> str:
         return "words" if name == AUTOREGRESSIVE else owes(self.arena.settings, answers)
 
-    def circumstances(self, records: list[Record], timing: Timing | None) -> dict[str, Any]:
+    def circumstances(self, records: list[Record], timing: Timing | None, answered: int) -> dict[str, Any]:
         cuts = [turn.cut for record in records for turn in record.turns if turn.cut]
         return {
             **environment(),
@@ -191,7 +195,11 @@ class Session:
             "verifier_lossless": self.arena.settings.lossless,
             "bandwidth_bytes_per_second": timing.bandwidth if timing else None,
             "weight_bytes": timing.weight_bytes if timing else None,
-            "questions": {"asked": len(self.benchmark.prompts), "finished": len(records)},
+            "questions": {
+                "asked": len(self.benchmark.prompts),
+                "finished": len(records),
+                "reused": len(records) - answered,
+            },
             "cut": {"turns": len(cuts), "tokens": sum(cuts)},
         }
 

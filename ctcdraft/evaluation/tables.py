@@ -6,7 +6,6 @@ would fill it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -14,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ctcdraft.errors import InputError
+from ctcdraft.evaluation.bootstrap import of_difference
+from ctcdraft.evaluation.own_reports import Measured, Place, chosen, read_reports
 from ctcdraft.evaluation.recorded import read_run
 from ctcdraft.evaluation.recorded_comparison import Comparison, compare
 
@@ -33,7 +34,7 @@ SHARES = {
 class Found:
     """A measured value and its 95 % interval, where there is one."""
 
-    value: float | None
+    value: float
     interval: Sequence[float] | None = None
 
 
@@ -43,7 +44,8 @@ class Cell:
 
     measure: the paper's word, gamma or beta. paper: as printed, None where the paper leaves the cell out. recomputed:
     by the paper's convention from the authors' logs; corrected: by ours, from the same logs. ours: measured here, by
-    our convention. training: the words on train.py's command line that make this drafter.
+    our convention. training: the words on train.py's command line that make this drafter. measured: of which report
+    ours is, on how many questions, which machine and in which precision.
     """
 
     drafter: str
@@ -55,15 +57,20 @@ class Cell:
     corrected: Found | None
     ours: Found | None
     training: str
+    measured: str | None = None
 
     @property
     def difference(self) -> Found | None:
-        """Ours less the corrected value of the logs: one convention on both sides, and an interval only for ours."""
-        if self.ours is None or self.corrected is None or None in (self.ours.value, self.corrected.value):
+        """Ours less the corrected value of the logs: one convention on both sides.
+
+        The printed value is a constant, but what the logs say is a sample of questions like ours, with a width of its
+        own. A report holds intervals and not its questions' numbers, so both widths are joined as independent ones;
+        there is none where either side has none.
+        """
+        if self.ours is None or self.corrected is None:
             return None
-        less = self.corrected.value or 0.0
-        interval = self.ours.interval and [bound - less for bound in self.ours.interval]
-        return Found((self.ours.value or 0.0) - less, interval)
+        sides = self.ours.value, self.ours.interval, self.corrected.value, self.corrected.interval
+        return Found(self.ours.value - self.corrected.value, of_difference(*sides))
 
     @property
     def to_fill(self) -> str:
@@ -78,12 +85,18 @@ class Cell:
 @dataclass(frozen=True)
 class Table:
     """bases: what to call each of them. notes: what the paper and its authors' files do not hold, and what that does to
-    a number."""
+    a number. left_out: which rows of our reports stand in no cell, and why."""
 
     title: str
     bases: Mapping[str, str]
     cells: Sequence[Cell]
     notes: Sequence[str]
+    left_out: Sequence[str] = ()
+
+    @property
+    def measured(self) -> list[str]:
+        """Behind which values of ours there is what, in the order of the cells: a footnote each."""
+        return list(dict.fromkeys(cell.measured for cell in self.cells if cell.measured is not None))
 
 
 def read_table(name: str, recorded: str | None, reports: Sequence[str]) -> Table:
@@ -96,13 +109,32 @@ def read_table(name: str, recorded: str | None, reports: Sequence[str]) -> Table
 
     said: Any = OmegaConf.to_container(OmegaConf.load(file))
     logs = dict(logged(Path(recorded), said)) if recorded is not None else {}
-    made = list(cells(said, logs, list(own_rows(reports))))
-    notes = [f"{note.arm or 'both arms'}: {note.text}" for pair in logs.values() for note in pair.notes]
-    return Table(said["title"], said["bases"], made, [*said.get("notes", []), *swapped(made), *dict.fromkeys(notes)])
+    measured, uncertified = read_reports(reports)
+    taken, strangers = chosen(measured, list(places(said)))
+    made = list(cells(said, logs, taken))
+    notes = [*said.get("notes", []), *swapped(made), *told(logs, said["bases"])]
+    return Table(said["title"], said["bases"], made, notes, [*uncertified, *strangers])
+
+
+def places(said: Mapping[str, Any]) -> Iterator[Place]:
+    """Whose cells there are; a benchmark is one, its categories are not."""
+    for drafter, benchmarks in said["values"].items():
+        for place, bases in benchmarks.items():
+            yield from ((drafter, place.partition("/")[0], base) for base in bases)
+
+
+def told(logs: Mapping[tuple[str, str], Comparison], bases: Mapping[str, str]) -> Iterator[str]:
+    """What the authors' files do not hold, once, with every benchmark and base of which it is true."""
+    where: dict[tuple[str, str], list[str]] = {}
+    for (benchmark, base), pair in logs.items():
+        for note in pair.notes:
+            where.setdefault((note.arm, note.text), []).append(f"{benchmark} {bases[base]}")
+    for (arm, text), runs in where.items():
+        yield f"{', '.join(runs)}, {arm or 'both arms'}: {text}"
 
 
 def cells(
-    said: Mapping[str, Any], logs: Mapping[tuple[str, str], Comparison], measured: Sequence[Row]
+    said: Mapping[str, Any], logs: Mapping[tuple[str, str], Comparison], taken: Mapping[Place, Measured]
 ) -> Iterator[Cell]:
     published_runs = said.get("logged", "ctc")  # of the one drafter whose answer files there are
     for drafter, benchmarks in said["values"].items():
@@ -112,26 +144,25 @@ def cells(
             for base, values in bases.items():
                 log = logs.get((benchmark, base)) if drafter == published_runs else None
                 theirs = part(log.rows[0], category) if log is not None else None
-                own = [row for row in measured if of(row) == (drafter, benchmark, base)]
-                mine = part(own[-1], category) if own else None
+                own = taken.get((drafter, benchmark, base))
+                mine = part(own.row, category) if own else None
                 for (word, measure), paper in zip(said["measures"].items(), values, strict=True):
                     own_name = OWN_NAME.get(measure, measure)
-                    three = found(theirs, measure), found(theirs, own_name), found(mine, own_name)
-                    yield Cell(drafter, place, base, word, paper, *three, training)
-
-
-def of(row: Row) -> tuple[str, str, str]:
-    return row["drafter"], row["benchmark"], row["fingerprint"]["base"]
+                    ours = found(mine, own_name)
+                    measured = own.circumstances if own is not None and ours is not None else None
+                    known = found(theirs, measure), found(theirs, own_name), ours
+                    yield Cell(drafter, place, base, word, paper, *known, training, measured)
 
 
 def swapped(made: Sequence[Cell]) -> Iterator[str]:
     """A sentence for every two values that the paper prints in each other's place."""
-    for one, other in combinations([cell for cell in made if cell.recomputed and cell.recomputed.value], 2):
+    several = len({cell.base for cell in made}) > 1
+    for one, other in combinations([cell for cell in made if cell.recomputed], 2):
         same = (one.drafter, one.base, one.measure) == (other.drafter, other.base, other.measure)
         if same and not printed(one, one) and printed(one, other) and printed(other, one):
             yield (
-                f"the paper prints {one.paper:.2f} for {one.benchmark} and {other.paper:.2f} for {other.benchmark}; "
-                "its authors' files say the reverse"
+                f"{f'of {one.base} ' * several}the paper prints {one.paper:.2f} for {one.benchmark} and "
+                f"{other.paper:.2f} for {other.benchmark}; its authors' files say the reverse"
             )
 
 
@@ -152,7 +183,7 @@ def found(row: Row | None, measure: str) -> Found | None:
     if row is None:
         return None
     if measure not in SHARES:
-        return Found(row[measure], row.get(f"{measure}_ci"))
+        return None if row[measure] is None else Found(row[measure], row.get(f"{measure}_ci"))
     time = row.get("time", {"read": None})
     if time["read"] is None:
         return None
@@ -170,19 +201,3 @@ def logged(folder: Path, said: Mapping[str, Any]) -> Iterator[tuple[tuple[str, s
             if all(file.is_file() for file in files):
                 run, baseline = (read_run(str(file)) for file in files)
                 yield (benchmark, base), compare(run, baseline, seed=0)
-
-
-def own_rows(reports: Sequence[str]) -> Iterator[Row]:
-    """Greedy rows with a certificate: where words differ that were owed, nothing is printed."""
-    for name in reports:
-        try:
-            rows = [row for row in json.loads(Path(name).read_text())["rows"] if certified(row)]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InputError(
-                f"{name} is no report.json of questions that evaluate.py asked; give such files as table.reports="
-            ) from error
-        yield from rows
-
-
-def certified(row: Row) -> bool:
-    return row["temperature"] == 0 and row["prompts"] > 0 and row["lossless"]["owed"]["wrong"] == 0

@@ -65,10 +65,10 @@ def batch_without_values(base: BaseLM, rows: int, length: int, anchors: int, lab
     return Batch(tokens_BL, states_BLD, windows_BA, windows_BA, labels_BAS, windows_BA, places_BL=tokens_BL)
 
 
-def memory(size: Size, trained: int, batch: Batch, kept: int, emission_bytes: int) -> str:
-    """At the peak, in words. The base reads before the head steps, so the sum is a bound."""
+def held(size: Size, trained: int, batch: Batch, kept: int, emission_bytes: int) -> dict[str, int]:
+    """Bytes at the peak, by what they are for. The base reads before the head steps, so their sum is a bound."""
     rows, length = batch.tokens_BL.shape
-    held = {
+    return {
         "weights": size.weight_bytes,
         "head with gradients and moments": trained * A_PARAMETER,
         "reading": size.reading_bytes(rows, length),
@@ -76,8 +76,14 @@ def memory(size: Size, trained: int, batch: Batch, kept: int, emission_bytes: in
         "step": kept,
         "logits": min(emission_bytes, CHUNK_BYTES),
     }
-    what = ", ".join(f"{name} {spelled(count)}" for name, count in held.items())
-    return f"at most about {spelled(sum(held.values()))} at the peak: {what} ({rows} rows of {length:,} tokens)"
+
+
+def memory(size: Size, trained: int, batch: Batch, kept: int, emission_bytes: int) -> str:
+    """The same in words."""
+    rows, length = batch.tokens_BL.shape
+    parts = held(size, trained, batch, kept, emission_bytes)
+    what = ", ".join(f"{name} {spelled(count)}" for name, count in parts.items())
+    return f"at most about {spelled(sum(parts.values()))} at the peak: {what} ({rows} rows of {length:,} tokens)"
 
 
 def disk(trained: int) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any, Self
 
+from ctcdraft import duration
 from ctcdraft.base import BaseLM
 from ctcdraft.corpus.parts import Manifest
 from ctcdraft.corpus.plan import Work, states_bytes
@@ -14,8 +15,8 @@ from ctcdraft.machine import spelled
 from ctcdraft.objectives.objective import Objective
 from ctcdraft.rate import UNKNOWN, Rate
 from ctcdraft.size import Size
-from ctcdraft.training.cost import batch_without_values, counted, disk, memory
-from ctcdraft.training.plan import reading
+from ctcdraft.training.cost import batch_without_values, counted, disk, held, memory
+from ctcdraft.training.plan import reading, unread
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,16 @@ def operations(base: BaseLM, drafter: DraftHead, objective: Objective, told: Tol
     return Operations.of(base, told, laid, counted(drafter, objective, batch)[0])
 
 
+def peak_bytes(base: BaseLM, drafter: DraftHead, objective: Objective, told: Told, settings: Any) -> int:
+    """The part of a plan that a card's memory is held to: of the longest rows, as `plan` says it in words."""
+    laid = Laid.of(base, objective.labels, told, settings)
+    largest = batch_without_values(base, laid.rows, laid.longest, laid.anchors, objective.labels)
+    _, kept, shape = counted(drafter, objective, largest)
+    trained = sum(value.numel() for value in drafter.own_parameters())
+    emission_bytes = laid.rows * laid.anchors * shape[2] * (base.vocabulary + 1) * 4
+    return sum(held(Size.of(base), trained, largest, kept, emission_bytes).values())
+
+
 def plan(base: BaseLM, drafter: DraftHead, objective: Objective, told: Told, settings: Any, rate: Rate) -> str:
     """settings: steps, accumulate, rows, anchors, pack and max_length, as under `trainer`."""
     size, laid = Size.of(base), Laid.of(base, objective.labels, told, settings)
@@ -109,7 +120,7 @@ def plan(base: BaseLM, drafter: DraftHead, objective: Objective, told: Told, set
             f"{epochs:.1f} epochs",
             f"emissions   {emission_bytes / 2**20:,.0f} MiB a step if they were kept whole (they are not)",
             f"frames      {reading(objective, drafter, shape[2])}",
-            f"states      0 bytes where states=live; {sizes} where stored",
+            f"states      0 bytes where states=live; {sizes} where stored{unread(base, drafter)}",
             f"disk        {disk(trained)}",
             f"work        {step:.3g} operations a batch of the head, and {needed.live:.3g} for the base to read "
             f"{laid.rows} rows of {laid.length:,} tokens where live; where stored, "
@@ -123,5 +134,5 @@ def plan(base: BaseLM, drafter: DraftHead, objective: Objective, told: Told, set
 def hours(seconds: tuple[float, float] | None, rate: Rate) -> str:
     if seconds is None:
         return UNKNOWN
-    live, stored = seconds
-    return f"about {live / 3600:,.2f} hours with states=live, {stored / 3600:,.2f} with stored, {rate}; without probes"
+    both = [duration.spelled(one / 3600) for one in seconds]
+    return f"about {both[0]} with states=live, {both[1]} with stored, {rate}; without probes"

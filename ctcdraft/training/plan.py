@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ctcdraft import duration
 from ctcdraft.base import BaseLM
 from ctcdraft.corpus.batches import Batches, Rows, feasible_share
 from ctcdraft.corpus.plan import states_bytes
@@ -76,11 +77,11 @@ def plan(
             f"emissions   {emission_bytes / 2**20:,.0f} MiB a step if they were kept whole (they are not)",
             f"frames      {read}",
             f"rows        {batches.plan()}",
-            f"states      {batches.states.plan()}",
+            f"states      {batches.states.plan()}{unread(base, drafter)}",
             f"disk        {disk(trained)}; states of this corpus, where they are stored: {sizes}",
             f"memory      {memory(size, trained, batch, kept, emission_bytes)}; this process has held "
             f"{spelled(peak_bytes(base.device))} so far",
-            f"time        about {seconds * steps * accumulate / engine.peers.world / 3600:.2f} hours "
+            f"time        about {duration.spelled(seconds * steps * accumulate / engine.peers.world / 3600)} "
             f"({seconds:.2f} s for the first batch), probes not counted",
         ]
     )
@@ -119,6 +120,15 @@ def reading(objective: Objective, drafter: DraftHead, frames: int) -> str:
     if taught is None or reads is None:
         return "in the drafter's own way"
     return crossing(objective, paths) or f"taught {taught}, read as {reads}"
+
+
+def unread(base: BaseLM, drafter: DraftHead) -> str:
+    """What is computed and stored of the base's states and read by nobody, in words; nothing where all of it is."""
+    if len(base.taps) == 1 or getattr(drafter, "reads_taps", True):
+        return ""
+    return (
+        f"; of the {len(base.taps)} taps base.taps={base.taps} {type(drafter).__name__} reads the last layer's at most"
+    )
 
 
 def refuse_unreadable(objective: Any, paths: Any) -> None:

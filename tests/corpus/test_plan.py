@@ -73,7 +73,7 @@ def test_the_plan_says_how_much_and_where(base, tmp_path):
     assert f"answers 11 prompts, {TURNS} turns" in said
     assert f"at most {TURNS * 12} of answers (12 each)" in said
     assert f"MB into {tmp_path / 'out'}" in said.replace("kB into", "MB into")
-    assert "hours for each of 4 shards (a trial of" in said
+    assert "seconds for each of 4 shards (a trial of" in said
     assert not (tmp_path / "out").exists()
 
 

@@ -17,10 +17,13 @@ from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.drafters.cascade import Cascade, graft
 from ctcdraft.drafters.draft_model import DraftModel
+from ctcdraft.drafters.drawn import Drawn
+from ctcdraft.drafters.drawn_paths import DrawnLabels, DrawnWords
 from ctcdraft.drafters.grow import Grow
 from ctcdraft.drafters.prompt_lookup import PromptLookup
 from ctcdraft.drafters.staged import Staged
 from ctcdraft.errors import InputError
+from ctcdraft.evaluation.outside import StockGenerate
 
 LOOP = torch.tensor([0, 7, 9, 30, 31, 32, 33, 7, 9])
 
@@ -37,6 +40,27 @@ def lookup(base):
 def own_twin(base, folder, frames=5):
     """The base itself as a draft model: all it says is accepted."""
     return DraftModel(base, saved_lm(folder / "twin", seed=0), None, frames, Grow(1, None)).eval()
+
+
+@pytest.mark.parametrize("role", [0, 1])
+def test_a_cascade_with_a_drawn_part_is_refused_before_anything_is_asked(base, role, tmp_path):
+    """Also where the tree would never be joined, because the second reads states."""
+    head = block_drafter(base)
+    model = stepwise("draft_model", base, tmp_path)
+    for part, how in ((head, "paths"), (model, "growth")):
+        for drawn in (DrawnLabels(2), DrawnWords(2)) if how == "paths" else (Drawn(1),):
+            setattr(part, how, drawn)
+            parts = [lookup(base), part] if role else [part, lookup(base)]
+            with pytest.raises(InputError, match=f"the {['first', 'second'][role]} part of a cascade draws"):
+                Cascade(base, *parts, 2)
+
+
+def test_a_part_that_drafts_for_nobody_is_refused(base, tmp_path):
+    stock = StockGenerate(base, {}, None, None)
+    with pytest.raises(InputError, match=r"StockGenerate decodes outside our loop .* it is no second part"):
+        Cascade(base, lookup(base), stock, 2)
+    with pytest.raises(InputError, match="StockGenerate decodes outside our loop"):
+        Staged(base, stepwise("draft_model", base, tmp_path), stock, 4)
 
 
 class TokensOnly:

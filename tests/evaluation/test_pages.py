@@ -17,10 +17,13 @@ from ctcdraft.drafters.block import BlockDrafter
 from ctcdraft.drafters.drawn_paths import DrawnWords
 from ctcdraft.drafters.paths import Collapse, PrefixSearch
 from ctcdraft.errors import InputError
+from ctcdraft.evaluation.figures import drawn
 from ctcdraft.evaluation.folder import Folder
 from ctcdraft.evaluation.pages import files
 from ctcdraft.evaluation.pages.explorer import ordered
-from ctcdraft.evaluation.pages.markup import joined, tag
+from ctcdraft.evaluation.pages.markup import joined, percent, tag
+from ctcdraft.evaluation.pages.one_pass import Words, one_table
+from ctcdraft.evaluation.pages.pictures import BROWSERS, pictures
 from ctcdraft.evaluation.seen import from_json, to_json
 from ctcdraft.evaluation.watching import Explorer
 from ctcdraft.nn.bodies import AttentionBody
@@ -29,7 +32,6 @@ from ctcdraft.shard import Shard
 
 EXPLORER = Explorer(questions=2, tokens=12, words=3)
 VOID = ("meta", "br")
-BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 # What a reader does, and what is there to be seen after each step, as JSON in the page's title.
 VISIT = """
 const seen = (one) => { const box = one.getBoundingClientRect(); return box.width > 50 && box.height > 50; };
@@ -178,6 +180,24 @@ def test_every_figure_is_in_the_page_and_a_file(evaluated, page):
         assert "nan" not in svg
 
 
+def test_no_two_of_ten_drafters_share_a_colour_and_a_value_stands_beside_its_name(evaluated):
+    """Where dots of one size lie upon one another, the legend still tells them apart."""
+    row = json.loads((evaluated / "report.json").read_text())["rows"][2]
+    rows = [row | {"drafter": f"drafter {number}", "v": 1 + number / 8} for number in range(10)]
+    figures = drawn(rows, None)
+    colours = re.findall(r'<rect [^>]*width="12.0" height="12.0" fill="(#\w+)"', figures["reading_by_nodes"].file())
+    assert len(set(colours)) == len(colours) == 10
+    assert "drafter 7 v(8) = 1.88" in figures["reading_by_nodes"].file()
+
+
+def test_a_long_name_is_not_cut(evaluated):
+    """As where values are part of it: draft_model:path=FOLDER,growth=chain,frames=5."""
+    row = json.loads((evaluated / "report.json").read_text())["rows"][2]
+    usual = drawn([row], None)
+    for name, figure in drawn([row | {"drafter": "x" * 60}], None).items():
+        assert figure.width >= usual[name].width + 7 * 60 - 190, name
+
+
 @pytest.fixture(scope="module")
 def browser():
     found = next(filter(None, map(shutil.which, BROWSERS)), None)
@@ -220,6 +240,34 @@ def test_a_browser_makes_a_picture_of_it(evaluated, browser, tmp_path):
     assert content.startswith(b"\x89PNG")
     assert (int.from_bytes(content[16:20]), int.from_bytes(content[20:24])) == (1200, 2400)
     assert len(content) > 50_000  # an empty one of this size has 15,000
+
+
+@pytest.mark.slow
+def test_figures_are_png_too_where_a_browser_draws_them(evaluated, browser, tmp_path):
+    for file in (evaluated / files.FIGURES).glob("*.svg"):
+        shutil.copy(file, tmp_path)
+    made = pictures(tmp_path)
+    assert [file.stem for file in made] == sorted(file.stem for file in drawn_files(evaluated))
+    for file in made:
+        wide, high = re.search(r'width="(\d+)" height="(\d+)"', file.with_suffix(".svg").read_text()).groups()
+        content = file.read_bytes()
+        assert content.startswith(b"\x89PNG")
+        size = int.from_bytes(content[16:20]), int.from_bytes(content[20:24])
+        assert size == (2 * int(wide), 2 * int(high))
+    assert len({file.read_bytes() for file in made}) == len(made)
+
+
+def test_without_a_browser_there_is_a_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(InputError, match=r"no browser is here .* take the SVG files"):
+        pictures(tmp_path)
+
+
+def test_a_browser_that_draws_nothing_is_one_sentence_too(tmp_path, monkeypatch):
+    (tmp_path / "one.svg").write_text('<svg width="10" height="10"/>')
+    monkeypatch.setattr(shutil, "which", lambda name: "true")
+    with pytest.raises(InputError, match=r"true drew nothing of .*one\.svg"):
+        pictures(tmp_path)
 
 
 def drawn_files(evaluated):
@@ -286,6 +334,20 @@ def test_markup_escapes_text_and_attributes():
     assert joined([tag("b", "x"), "<i>"], "<br>") == "<b>x</b><br>&lt;i&gt;"
     assert tag("details", open=True) == "<details open></details>"
     assert tag("details", open=False) == "<details></details>"
+
+
+def test_shares_are_said_as_people_read_them():
+    assert [percent(share) for share in (1, 0.5, 0.019, 3e-5, 4e-12, 0)] == [
+        "100 %", "50 %", "1.9 %", "0.003 %", "< 0.001 %", "0.0 %",
+    ]  # fmt: skip
+
+
+def test_a_blank_is_shown_where_it_means_something(evaluated):
+    """Frames that are read word by word have none; the others end with it."""
+    frames = next(step.frames for one in seen_in(evaluated).answers for step in one.passes if step.frames is not None)
+    words = Words({})
+    assert one_table(frames, 0, words).count("\N{GREEK SMALL LETTER EPSILON}") == frames.count
+    assert "\N{GREEK SMALL LETTER EPSILON}" not in one_table(replace(frames, reads="words"), 0, words)
 
 
 def test_drawn_guesses_can_be_looked_into(tmp_path):

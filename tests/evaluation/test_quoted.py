@@ -7,6 +7,7 @@ import shutil
 import pytest
 
 from ctcdraft.errors import InputError
+from ctcdraft.evaluation import quoted
 from ctcdraft.evaluation.quoted import REPOSITORY, TABLES, written_anew
 
 REPORTS = sorted((REPOSITORY / "results").rglob("report.json"))
@@ -62,6 +63,48 @@ def test_a_row_less_or_more_is_found(copy):
     for wrong in ([*lines[:place], *lines[place + 1 :]], [*lines[:place], lines[place], *lines[place:]]):
         file.write_text("\n".join(wrong))
         assert written_anew(copy) == {file: right}
+
+
+BY_HAND = next(table for table in TABLES if quoted.BY_HAND in table.columns.values())
+
+
+def rows_of(text):
+    lines = text.split("\n")
+    first = lines.index(BY_HAND.header()) + 2
+    return lines, first, first + len(BY_HAND.reports)
+
+
+def test_a_table_may_end_its_file(copy):
+    file = copy / BY_HAND.file
+    lines, _, last = rows_of(file.read_text())
+    file.write_text("\n".join(lines[:last]))
+    assert written_anew(copy) == {}
+
+
+def test_what_is_written_by_hand_stays_with_its_row_whoever_comes_before_it(copy):
+    """As where a report is put in front of the others: their rows are numbered anew, and say what they said."""
+    file = copy / BY_HAND.file
+    right = file.read_text()
+    lines, first, last = rows_of(right)
+    file.write_text("\n".join([*lines[:first], *reversed(lines[first:last]), *lines[last:]]))
+    assert written_anew(copy) == {file: right}
+    file.write_text("\n".join([*lines[:first], *lines[first + 1 :]]))  # a row that was not there yet
+    (made,) = written_anew(copy).values()
+    new, *others = made.split("\n")[first:last]
+    assert others == lines[first + 1 : last]
+    assert "|  |  |" in new
+
+
+def test_words_written_by_hand_are_not_lost_with_their_row(copy):
+    file = copy / BY_HAND.file
+    lines, first, _ = rows_of(file.read_text())
+    name = lines[first].split("|")[1].strip()
+    file.write_text("\n".join(lines).replace(f"| {name} |", "| renamed |"))
+    with pytest.raises(InputError, match=rf"{BY_HAND.file} has words written by hand in a row .* \(renamed: "):
+        written_anew(copy)
+    file.write_text("\n".join([*lines[: first + 1], *lines[first:]]))
+    with pytest.raises(InputError, match="or is there twice"):
+        written_anew(copy)
 
 
 def test_what_is_not_there_is_one_sentence(copy):

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ctcdraft.errors import InputError
+from ctcdraft.evaluation.pages import files
 from ctcdraft.evaluation.recorded import read_run
 from ctcdraft.evaluation.recorded_comparison import compare
 from ctcdraft.evaluation.recorded_metrics import doubled
@@ -201,6 +202,13 @@ def test_the_command(tmp_path):
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert report["rows"][0]["tau"] == pytest.approx(21 / 11)
     assert "another text" in (tmp_path / "out" / "report.md").read_text()
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "another text" in page
+    assert "<td>1.91 [1.80, 2.00] (1)</td>" in page  # tau, and the note of what the files do not hold
+    svg = (tmp_path / "out" / "figures" / "acceptance_by_category.svg").read_text()
+    assert "ours.jsonl, writing: 2.00" in svg
+    assert "theirs.jsonl" not in svg  # one token a pass is no acceptance
+    assert files.again(tmp_path / "out").read_text() == page
     again = evaluate(*command)
     assert again.returncode == 1
     assert "holds a report" in again.stderr
@@ -222,8 +230,8 @@ PUBLISHED = {
 def compared(name):
     if not TRACES.is_dir():
         pytest.skip(f"no recorded runs at {TRACES}; CTCDRAFT_TRACES= names the folder of the authors' answer files")
-    files = (str(TRACES / f"{name}{arm}.jsonl.gz") for arm in ("", "_baseline"))
-    return compare(*map(read_run, files), 0)
+    pair = (str(TRACES / f"{name}{arm}.jsonl.gz") for arm in ("", "_baseline"))
+    return compare(*map(read_run, pair), 0)
 
 
 def recorded(name):

@@ -189,8 +189,12 @@ def test_running_again_goes_on_where_it_was(tmp_path, monkeypatch):
     assert file.read_text().startswith(before)
     assert [record.index for record in lines(tmp_path / "again")] == [0, 1, 2, 3]
     assert counted(again) == counted(whole)
-    run(session(here), tmp_path / "again")
+    assert "reused" not in (tmp_path / "whole" / "report.md").read_text()
+    assert again["environment"]["questions"] == {"asked": 4, "finished": 4, "reused": 2}
+    made = run(session(here), tmp_path / "again")
     assert asked == [2, 3]
+    for shown in ((tmp_path / "again" / "report.md").read_text(), report.terminal(**made)):
+        assert "the answers to 4 of 4 questions are reused: an earlier start" in shown
 
 
 def counted(made):
@@ -258,6 +262,11 @@ def test_whatever_may_change_speed_or_text_is_guarded(tmp_path, monkeypatch):
         refused(rf"versions\.{package}")
     circumstances = whole | {"git": {"commit": "abc", "dirty": True}, "date": "later", "command": "another"}
     run(session(here, PROMPTS[:1]), tmp_path)
+
+    # A dirty tree is one of many, and a commit does not tell which.
+    monkeypatch.setattr(sessions, "code", lambda: "another")
+    refused("code")
+    monkeypatch.setattr(sessions, "code", environment.code)
 
     here.base.context_length = 255
     refused("context_length")
@@ -335,3 +344,14 @@ def test_a_damaged_line_is_named(tmp_path):
     (tmp_path / "questions.jsonl").write_text("{}\n")
     with pytest.raises(InputError, match="line 1 of"):
         run(session(arena(), PROMPTS[:1]), tmp_path)
+
+
+def test_the_code_is_known_by_its_sources(tmp_path, monkeypatch):
+    package = tmp_path / "package"
+    (package / "evaluation").mkdir(parents=True)
+    monkeypatch.setattr(environment, "__file__", str(package / "evaluation" / "environment.py"))
+    found = []
+    for text in ("a = 1", "a = 2", "a = 1"):
+        (package / "one.py").write_text(text)
+        found.append(environment.code())
+    assert found[0] == found[2] != found[1]

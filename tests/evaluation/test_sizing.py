@@ -62,7 +62,7 @@ def test_a_choice_is_kept_and_reported(tmp_path):
     chosen = session(here, PROMPTS[:0]).sized(
         made | {"sizes": {"prompt_lookup": found["prompt_lookup"] | {"chosen": 2}}}
     )
-    rows, circumstances = chosen.rows([], None)
+    rows, circumstances = chosen.rows([], None, 0)
     assert [row["nodes"] for row in rows] == [SETTINGS.nodes, 2]
     assert "prompt_lookup: 2 nodes" in markdown(rows, circumstances)
 

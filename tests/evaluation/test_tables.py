@@ -3,27 +3,32 @@
 import csv
 import json
 from io import StringIO
+from math import hypot
 
+import numpy as np
 import pytest
 from test_recorded import REPOSITORY, TRACES
 
 from ctcdraft.errors import InputError
-from ctcdraft.evaluation.table_files import comma_separated, latex, markdown
+from ctcdraft.evaluation.bootstrap import of_difference
+from ctcdraft.evaluation.table_files import comma_separated, escaped, latex, markdown, notes_separated
 from ctcdraft.evaluation.tables import PUBLISHED, read_table
 
 NAMES = sorted(file.stem for file in PUBLISHED.glob("*.yaml"))
 
 
-def report(tmp_path, **changes):
+def report(tmp_path, name="report", made="2026-11-20T10:00:00+00:00", **changes):
     """One greedy row of ours, for Vicuna-7B on MT-Bench."""
     row = {
         "drafter": "ctc", "benchmark": "mt_bench", "temperature": 0.0, "fingerprint": {"base": "vicuna_7b"},
         "tau": 3.0, "tau_ci": [2.9, 3.1], "speedup": 2.0, "speedup_ci": None, "prompts": 80,
         "lossless": {"equal": 80, "owed": {"wrong": 0, "undecided": 0, "explained": 0}},
         "categories": {"writing": {"tau": 2.5, "speedup": 1.5}},
+        "nodes": 64, "hardware": "NVIDIA H200", "dtype": "float16",
     }  # fmt: skip
-    path = tmp_path / "report.json"
-    path.write_text(json.dumps({"rows": [row | changes]}))
+    path = tmp_path / f"{name}.json"
+    rows = [row | {"drafter": "autoregressive"}, row | changes]
+    path.write_text(json.dumps({"rows": rows, "environment": {"date": made}}))
     return str(path)
 
 
@@ -58,7 +63,7 @@ def test_ours_stands_in_its_cell_and_nowhere_else(tmp_path):
     assert cell(table, "gamma").ours.value == 2.0
     assert sum(one.ours is not None for one in table.cells) == 2
     assert cell(table, "beta").difference is None  # nothing to take it from
-    assert "| mt_bench | ctc | 7B | beta | 3.56 |  |  | 3.00 [2.90, 3.10] |  |" in markdown(table)
+    assert "| mt_bench | ctc | 7B | beta | 3.56 |  |  | 3.00 [2.90, 3.10] (1) |  |" in markdown(table)
     assert (
         cell(read_table("figure_categories", None, [report(tmp_path)]), "beta", benchmark="mt_bench/writing").ours.value
         == 2.5
@@ -66,17 +71,80 @@ def test_ours_stands_in_its_cell_and_nowhere_else(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "why"),
     [
-        {"temperature": 1.0},
-        {"lossless": {"equal": 79, "owed": {"wrong": 1, "undecided": 0, "explained": 0}}},
-        {"prompts": 0},
-        {"drafter": "eagle"},
+        ({"temperature": 1.0}, "ctc left out, sampled at temperature 1, where the table is greedy"),
+        (
+            {"lossless": {"equal": 79, "owed": {"wrong": 1, "undecided": 0, "explained": 0}}},
+            "ctc left out, not certified (on 1 of 80 questions its words are not autoregression's)",
+        ),
+        ({"prompts": 0}, "ctc left out, no question is finished"),
+        ({"drafter": "eagle"}, "eagle left out, no row is of that drafter"),
+        ({"fingerprint": {"base": "tiny"}}, "ctc left out, base tiny is in no row"),
+        ({"benchmark": "gsm8k"}, "ctc left out, benchmark gsm8k is in no row"),
+        ({"drafter": "autoregressive"}, "left out, it holds nobody but autoregression"),
     ],
 )
-def test_sampled_rows_and_rows_without_a_certificate_are_left_out(tmp_path, changes):
-    table = read_table("table_mt_bench", None, [report(tmp_path, **changes)])
+def test_a_row_that_stands_in_no_cell_is_named_with_the_reason_in_every_file(tmp_path, changes, why):
+    file = report(tmp_path, **changes)
+    table = read_table("table_mt_bench", None, [file])
     assert all(one.ours is None for one in table.cells)
+    assert table.left_out == [f"{file}: {why}"]
+    assert f"- {file}: {why}" in markdown(table)
+    assert rf"\footnotesize {escaped([f'{file}: {why}'])[0]}" in latex(table)
+    assert [row["note"] for row in csv.DictReader(StringIO(notes_separated(table)))] == [f"{file}: {why}"]
+
+
+def test_what_was_measured_on_part_or_elsewhere_is_marked_behind_its_value(tmp_path):
+    whole = report(tmp_path, "whole", hardware="NVIDIA H200")
+    small = report(
+        tmp_path, "small", prompts=20, drafter="medusa", hardware="AMD EPYC, 1 thread", dtype="float32",
+        lossless={"owed": {"wrong": 0, "undecided": 2, "explained": 0}},
+    )  # fmt: skip
+    table = read_table("table_mt_bench", None, [whole, small])
+    medusa, ctc = table.measured  # in the order of the rows
+    assert ctc == f"{whole} (2026-11-20T10:00:00+00:00, 64 nodes): 80 questions; NVIDIA H200; float16"
+    assert medusa.partition(": ")[2] == (
+        "only 20 of 80 questions; on 2 of them words differ at a close call, which is undecided; AMD EPYC, 1 thread; "
+        "float32"
+    )
+    said = markdown(table)
+    assert "| mt_bench | medusa | 7B | beta | 2.58 |  |  | 3.00 [2.90, 3.10] (1) |  |" in said
+    assert "| mt_bench | ctc | 7B | beta | 3.56 |  |  | 3.00 [2.90, 3.10] (2) |  |" in said
+    assert f"- (1) {medusa}\n- (2) {ctc}\n" in said
+    rows = {row["drafter"]: row for row in csv.DictReader(StringIO(comma_separated(table))) if row["ours"]}
+    assert (rows["medusa"]["ours"], rows["medusa"]["ours_measured"]) == ("3.00 [2.90, 3.10]", medusa)
+
+
+def test_of_several_reports_the_newest_is_taken_and_said(tmp_path):
+    """In whatever order they are named."""
+    new = report(tmp_path, "new", made="2026-11-21T10:00:00+00:00", tau=3.3)
+    files = [report(tmp_path, "old", tau=3.1), new, report(tmp_path, "older", made="2026-10-01", tau=3.2)]
+    table = read_table("table_mt_bench", None, files)
+    assert cell(table, "beta").ours.value == 3.3
+    assert table.left_out == [
+        f"ctc on mt_bench with vicuna_7b was measured 3 times: the newest is taken, {new} (2026-11-21T10:00:00+00:00, "
+        f"64 nodes), and not {files[0]} (2026-11-20T10:00:00+00:00, 64 nodes), {files[2]} (2026-10-01, 64 nodes)"
+    ]
+
+
+def test_a_measure_that_a_report_lacks_leaves_its_cell_to_be_filled(tmp_path):
+    """measure=replay times nothing."""
+    table = read_table("table_mt_bench", None, [report(tmp_path, speedup=None)])
+    assert cell(table, "gamma").ours is cell(table, "gamma").measured is None
+    assert cell(table, "beta").ours.value == 3.0
+    assert cell(table, "gamma").to_fill in markdown(table)
+
+
+def test_both_sides_widths_are_in_a_difference(tmp_path):
+    """As far as two samples of Gaussians, drawn independently, lie apart; a constant on one side adds nothing."""
+    rng = np.random.default_rng(0)
+    ours, theirs = (rng.normal(middle, width, size=100_000) for middle, width in ((3.0, 0.3), (2.0, 0.4)))
+    around = [np.quantile(one, [0.025, 0.975]).tolist() for one in (ours, theirs)]
+    made = of_difference(3.0, around[0], 2.0, around[1])
+    assert made == pytest.approx(np.quantile(ours - theirs, [0.025, 0.975]).tolist(), abs=0.02)
+    assert of_difference(3.0, [2.6, 3.4], 2.0, [2.0, 2.0]) == pytest.approx([0.6, 1.4])
+    assert of_difference(3.0, None, 2.0, [2.0, 2.0]) is None
 
 
 def test_the_authors_files_give_the_papers_values_and_the_swap(tmp_path):
@@ -90,7 +158,10 @@ def test_the_authors_files_give_the_papers_values_and_the_swap(tmp_path):
     assert f"{cell(table, 'beta').corrected.value:.2f}" == "3.50"
     difference = cell(table, "beta").difference
     assert difference.value == pytest.approx(3.0 - cell(table, "beta").corrected.value)
-    assert difference.interval[1] - difference.interval[0] == pytest.approx(0.2)
+    low, high = cell(table, "beta").corrected.interval
+    assert difference.interval[1] - difference.value == pytest.approx(hypot(0.1, difference.value + low - 3.0))
+    assert difference.value - difference.interval[0] == pytest.approx(hypot(0.1, difference.value + high - 3.0))
+    assert table.notes[0].startswith("mt_bench 7B, mt_bench 13B, mt_bench 33B, both arms: answer files hold no passes")
     categories = read_table("figure_categories", str(TRACES), [])
     assert categories.notes[0] == (
         "the paper prints 3.17 for mt_bench/roleplay and 3.41 for mt_bench/writing; its authors' files say the reverse"

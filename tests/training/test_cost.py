@@ -8,7 +8,11 @@ from tiny_models import random_base, random_lm
 from torch import nn
 from training_parts import ctc_head, rows
 
+from ctcdraft import duration
+from ctcdraft.base import BaseLM
 from ctcdraft.corpus.batches import Batches
+from ctcdraft.drafters.eagle import Eagle
+from ctcdraft.drafters.grow import Grow
 from ctcdraft.errors import InputError
 from ctcdraft.objectives.ctc import CTC
 from ctcdraft.paper import on_paper
@@ -16,6 +20,7 @@ from ctcdraft.rate import Rate
 from ctcdraft.size import Size
 from ctcdraft.training.cost import batch_without_values, counted, keeping, memory
 from ctcdraft.training.paper import Told, plan
+from ctcdraft.training.plan import unread
 
 
 def paper_head(frames=6):
@@ -69,18 +74,18 @@ def test_the_plan_on_paper_adds_up():
     step, _, _ = counted(head, CTC(3), batch_without_values(base, 4, 30, 8, 3))
     live = Size.of(base).read_flops(4 * 30, 15)
     assert f"{step:.3g} operations a batch of the head, and {live:.3g} for the base to read 4 rows of 30 tokens" in said
-    assert f"about {100 * (step + live) / 1e9 / 3600:,.2f} hours with states=live" in said
+    assert f"about {duration.spelled(100 * (step + live) / 1e9 / 3600)} with states=live" in said
     assert "time        not known without a rate" in plan(base, head, CTC(3), told, Trainer, Rate(None, None))
 
 
 def test_a_step_of_several_batches_costs_them_all_and_a_pack_holds_several_answers():
     base, head = paper_head()
-    told, once = Told(answers=50, tokens=1500, longest=60, source="counted"), Rate(1e9, None)
+    told, once = Told(answers=50, tokens=1500, longest=60, source="counted"), Rate(1e6, None)
     alone = plan(base, head, CTC(3), told, Trainer, once)
     thrice = plan(base, head, CTC(3), told, type("Trainer", (Trainer,), {"accumulate": 3}), once)
     assert "100 of 3 x 4 rows x 8 anchors, 24.0 epochs" in thrice
-    hours = [float(said.split("time        about ")[1].split()[0]) for said in (alone, thrice)]
-    assert hours[1] == pytest.approx(3 * hours[0], abs=0.02)
+    hours = [float(said.split("time        about ")[1].split(" hours ")[0]) for said in (alone, thrice)]
+    assert hours[1] == pytest.approx(3 * hours[0], abs=0.1)
     packs = plan(base, head, CTC(3), told, type("Trainer", (Trainer,), {"pack": 100}), once)
     assert "100 of 4 rows x 8 anchors, 24.0 epochs" in packs  # three answers of 30 tokens each
     assert "for the base to read 4 rows of 90 tokens" in packs
@@ -91,6 +96,15 @@ def test_what_drafter_and_objective_refuse_of_each_other_is_refused_on_paper_too
     base, head = paper_head(frames=3)
     with pytest.raises(InputError, match="3 frames cannot say 4 labels"):
         plan(base, head, CTC(4), Told(50, 1500, 60, "counted"), Trainer, Rate(None, None))
+
+
+def test_taps_that_nobody_reads_are_said():
+    """A block drafter fuses them; what guesses word by word has one place for one state."""
+    base = random_base()
+    tapped = BaseLM(base.lm, base.tokenizer, base.name, taps=["last", 1])
+    eagle, block = Eagle(tapped, 3, Grow(1, None)), ctc_head(tapped)
+    assert unread(tapped, eagle) == "; of the 2 taps base.taps=['last', 1] Eagle reads the last layer's at most"
+    assert unread(base, Eagle(base, 3, Grow(1, None))) == unread(tapped, block) == ""
 
 
 def test_memory_adds_weights_head_and_step():

@@ -1,4 +1,5 @@
-"""python -m ctcdraft.evaluation.pages FOLDER ...: the pages of finished evaluations, made again."""
+"""python -m ctcdraft.evaluation.pages FOLDER ...: the pages of finished evaluations, made again; with png=true their
+figures as PNG too."""
 
 from __future__ import annotations
 
@@ -6,14 +7,25 @@ import sys
 from pathlib import Path
 
 from ctcdraft.errors import InputError
-from ctcdraft.evaluation.pages.files import again
+from ctcdraft.evaluation.pages.files import FIGURES, again
+from ctcdraft.evaluation.pages.pictures import pictures
+
+PNG = "png=true"
+
+
+def main(words: list[str]) -> None:
+    folders = [Path(word) for word in words if word != PNG]
+    if not folders:
+        raise InputError(f"no evaluation named; give folders with a report.json in each, and {PNG} for PNG files")
+    for folder in folders:
+        print(again(folder))
+        for picture in pictures(folder / FIGURES) if PNG in words else []:
+            print(picture)
+
 
 if __name__ == "__main__":
     try:
-        if len(sys.argv) < 2:
-            raise InputError("no evaluation named; give folders with a report.json in each")
-        for folder in sys.argv[1:]:
-            print(again(Path(folder)))
+        main(sys.argv[1:])
     except InputError as error:
         print(f"pages: {error}", file=sys.stderr)
         raise SystemExit(1) from None

@@ -40,10 +40,11 @@ def introduction() -> Html:
         [
             tag(
                 "p",
-                "Choose a token to see the pass it came from: what the frames said (\N{GREEK SMALL LETTER EPSILON} is "
-                "the blank), the texts they were read as, the tree, what the base said, and why the draft died. The "
-                "arrow keys go from pass to pass. These answers were decoded once more, untimed, after all that was "
-                "measured: the first turns of a few questions, and of long answers the beginning.",
+                "Choose a token to see the pass it came from: what the frames said, the texts they were read as, the "
+                "tree, what the base said, and why the draft died. \N{GREEK SMALL LETTER EPSILON} is the blank, "
+                "\N{OPEN BOX} a space within a word, \N{MIDDLE DOT} a frame that may say anything, \N{CHECK MARK} a "
+                "guess that stood. The arrow keys go from pass to pass. These answers were decoded once more, untimed, "
+                "after all that was measured: the first turns of a few questions, and of long answers the beginning.",
             ),
             tag("p", legend, class_="legend"),
         ]

@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from ctcdraft.errors import InputError
+from ctcdraft.evaluation.drawing import Figure
 from ctcdraft.evaluation.figures import drawn
+from ctcdraft.evaluation.pages import recorded
 from ctcdraft.evaluation.pages.page import page
+from ctcdraft.evaluation.recorded_comparison import Comparison, Note
 from ctcdraft.evaluation.seen import Seen, from_json
 from ctcdraft.files import write_text
 
@@ -19,7 +22,17 @@ PAGE, FIGURES, EXPLORED = "report.html", "figures", "explorer*.json"
 def write(out: Path, rows: Sequence[dict[str, Any]], environment: Mapping[str, Any]) -> None:
     """report.html, and every figure of it as an SVG file. What was seen inside passes lies in `out` already."""
     figures = drawn(rows, environment.get("sizes"))
-    write_text(out / PAGE, page(rows, environment, figures, seen_in(out)))
+    put(out, page(rows, environment, figures, seen_in(out)), figures)
+
+
+def write_recorded(out: Path, made: Comparison, environment: Mapping[str, Any]) -> None:
+    """The same of answer files."""
+    figures = recorded.drawn(made.rows)
+    put(out, recorded.page(made, environment, figures), figures)
+
+
+def put(out: Path, text: str, figures: Mapping[str, Figure]) -> None:
+    write_text(out / PAGE, text)
     for name, figure in figures.items():
         write_text(out / FIGURES / f"{name}.svg", figure.file())
 
@@ -37,14 +50,16 @@ def parsed(file: Path) -> Seen:
 
 
 def again(folder: Path) -> Path:
-    """The page of a finished evaluation, once more; returns where it is."""
+    """The page of a finished evaluation, or of recorded runs, once more; returns where it is."""
     file = folder / "report.json"
     try:
         said = json.loads(file.read_text())
         rows, environment = said["rows"], said["environment"]
+        notes = None if all("alpha" in row for row in rows) else [Note(**note) for note in said["notes"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{file} is no report.json of evaluate.py; name the folder of an evaluation") from error
-    if not all("alpha" in row for row in rows):
-        raise InputError(f"{file} is of recorded runs, which hold no passes to draw; there is no page of those")
-    write(folder, rows, environment)
+    if notes is None:
+        write(folder, rows, environment)
+    else:
+        write_recorded(folder, Comparison(rows, notes), environment)
     return folder / PAGE

@@ -49,7 +49,9 @@ def visible(word: str) -> str:
 
 
 def percent(share: float) -> str:
-    """0.5 is 50 %; what is tiny keeps one digit, 0.003 %."""
+    """0.5 is 50 %; what is tiny keeps one digit, 0.003 %, as long as it is one that a reader can take in."""
+    if 0 < share < 1e-5:
+        return "< 0.001 %"
     if 0 < share < 5e-4:
         return f"{100 * share:.1g} %"
     return f"{100 * share:.1f} %" if share < 0.0995 else f"{100 * share:.0f} %"

@@ -43,7 +43,7 @@ def pass_panel(name: str, place: int, step: SeenPass, words: Words) -> Html:
     """Hidden until a token that links to it is chosen. name: its id in the page."""
     why = reason(step)
     parts = [
-        tag("h4", f"Pass {place + 1}: {len(step.accepted)} stood, of a tree {height(step)} deep; {why}"),
+        tag("h4", f"Pass {place + 1}: {stood(step)}; {why}"),
         tag("p", obituary(step, why, words)),
     ]
     if step.frames is not None:
@@ -54,6 +54,12 @@ def pass_panel(name: str, place: int, step: SeenPass, words: Words) -> Html:
         parts += [tag("h5", "Tree"), tree(step, words)]
     parts += [tag("h5", "The base"), the_base(step, words)]
     return tag("section", *parts, id=name, class_="pass")
+
+
+def stood(step: SeenPass) -> str:
+    """2 guesses stood, of a tree 4 deep"""
+    count = len(step.accepted)
+    return f"{count} guess{'' if count == 1 else 'es'} stood, of a tree {height(step)} deep"
 
 
 def obituary(step: SeenPass, why: str, words: Words) -> str:
@@ -90,8 +96,8 @@ def obituary(step: SeenPass, why: str, words: Words) -> str:
 
 
 def frames_table(frames: SeenFrames, step: SeenPass, words: Words) -> Html:
-    """A column a frame: its best words, and the blank's mass. Frames that listen are shown once more, behind the
-    accepted text."""
+    """A column a frame: its best words, and where a blank means anything its mass. Frames that listen are shown once
+    more, behind the accepted text."""
     made = [one_table(frames, 0, words)]
     if frames.listen:
         made += [tag("p", f"and behind {words.quoted(step.accepted)}:"), one_table(frames, -1, words)]
@@ -107,7 +113,9 @@ def one_table(frames: SeenFrames, known: int, words: Words) -> Html:
     depth = max(map(len, columns))
     body = [[column[rank] if rank < len(column) else "" for column in columns] for rank in range(depth)]
     blanks = [mass(BLANK_SIGN, row[-1]) for row in rows]
-    return table([str(number) for number in range(1, len(rows) + 1)], [*body, blanks], "frames")
+    last = [blanks] if frames.reads != "words" else []
+    looks = "frames blanks" if last else "frames"
+    return table([f"frame {number}" for number in range(1, len(rows) + 1)], [*body, *last], looks)
 
 
 def mass(said: str, share: float) -> Html:
@@ -123,7 +131,8 @@ def readings(frames: SeenFrames, step: SeenPass, words: Words) -> Html:
     if not texts:
         return tag("p", "The tree held no text.")
     return table(
-        ["text", "the frames begin so", "and say nothing else"], [reading(frames, step, text, words) for text in texts]
+        ["text", "the frames begin with it", "and say no more"],
+        [reading(frames, step, text, words) for text in texts],
     )
 
 
@@ -181,5 +190,5 @@ def branch(step: SeenPass, node: int, words: Words) -> Html:
 
 
 def the_base(step: SeenPass, words: Words) -> Html:
-    best = ", ".join(f"{words(word)} {percent(p)}" for word, p in step.base)
+    best = ", ".join(f"{words.quoted([word])} {percent(p)}" for word, p in step.base)
     return tag("p", f"said {words.quoted([step.bonus])} there; its best words were {best}.")

@@ -28,6 +28,11 @@ def page(rows: Sequence[Row], environment: Mapping[str, Any], figures: Mapping[s
         "Certificate": certificate(rows, environment, seen),
         "Words": bullets(joined([tag("b", word), f": {meaning}"]) for word, meaning in DEFINITIONS.items()),
     }
+    return assembled(title, sections)
+
+
+def assembled(title: str, sections: Mapping[str, Html]) -> Html:
+    """A page of these sections, with a link to each."""
     links = tag("nav", *(tag("a", name, href=f"#{name.lower()}") for name in sections))
     body = [tag("section", tag("h2", name), inside, id=name.lower()) for name, inside in sections.items()]
     return document(title, tag("header", tag("h1", title), links), *body)
