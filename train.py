@@ -26,7 +26,7 @@ from ctcdraft.front_door import build_drafter, entry_point, from_command_line, p
 from ctcdraft.paper import Paper
 from ctcdraft.rate import Rate
 from ctcdraft.training.checkpoint import RunDirectory
-from ctcdraft.training.logger import JsonlLogger
+from ctcdraft.training.logger import JsonlLogger, refuse_absent
 from ctcdraft.training.paper import Told
 from ctcdraft.training.paper import plan as paper_plan
 from ctcdraft.training.peers import Peers, in_turn, join, share_of
@@ -50,6 +50,7 @@ def main(config: DictConfig) -> float:
     refuse_impossible(config.trainer, config.seed)
     refuse_untrainable(config.drafter)
     refuse_untaught(config)
+    refuse_absent(get_class(part._target_) for part in config.logger.values() if part is not None)
     if config.trainer.threads:
         torch.set_num_threads(config.trainer.threads)
     paper = paper_of(config.base) if config.plan_only else None
