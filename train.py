@@ -26,6 +26,7 @@ from ctcdraft.front_door import build_drafter, entry_point, from_command_line, p
 from ctcdraft.paper import Paper
 from ctcdraft.rate import Rate
 from ctcdraft.training.checkpoint import RunDirectory
+from ctcdraft.training.compiling import compile_forward
 from ctcdraft.training.logger import JsonlLogger, refuse_absent
 from ctcdraft.training.paper import Told
 from ctcdraft.training.paper import plan as paper_plan
@@ -68,7 +69,7 @@ def main(config: DictConfig) -> float:
         instantiate(config.decoding),
     )
     engine = make_engine(config, drafter, peers)
-    rehearse(base, drafter, objective, engine)  # an hour of answers later would be too late to be told
+    try_out(config, base, drafter, objective, engine)  # an hour of answers later would be too late to be told
     corpus = in_turn(peers, lambda: prepared_corpus(config, base))
     if corpus is None:
         return 0.0
@@ -264,6 +265,12 @@ def make_engine(config: DictConfig, drafter: DraftHead, peers: Peers) -> Any:
         autocast=settings.autocast,
         peers=peers,
     )
+
+
+def try_out(config: DictConfig, base: Any, drafter: DraftHead, objective: Any, engine: Any) -> None:
+    rehearse(base, drafter, objective, engine)
+    if config.trainer.compile is not None:
+        compile_forward(drafter, config.trainer.compile, lambda: rehearse(base, drafter, objective, engine))
 
 
 def make_loggers(config: DictConfig, run: RunDirectory, first_step: int) -> list[Any]:

@@ -86,16 +86,18 @@ def plan(
     )
 
 
-@torch.no_grad()
 def rehearse(base: BaseLM, drafter: DraftHead, objective: Objective, engine: TorchEngine) -> None:
-    """One made-up window through drafter and objective: what they refuse of each other is known before any corpus."""
+    """A few made-up windows through drafter and objective and back: what they refuse of each other is known before any
+    corpus. Two rows of three windows: sizes of 1 or alike would be compiled as that for ever."""
     length = min(objective.labels + 8, base.context_length)
-    rows = Rows([torch.arange(length) % base.vocabulary], [(torch.arange(length) >= 2).int()], [True])
+    rows = Rows([torch.arange(length) % base.vocabulary] * 2, [(torch.arange(length) >= 2).int()] * 2, [True] * 2)
     with engine.precision():
-        batch = Batches(rows, base, rows_a_step=1, anchors=1, labels=objective.labels, seed=0).batch(0)
+        batch = Batches(rows, base, rows_a_step=2, anchors=3, labels=objective.labels, seed=0).batch(0)
         emissions = drafter(batch)
         reading(objective, drafter, emissions.states_BATD.shape[2])
-        objective(emissions, batch)
+        value = objective(emissions, batch).value
+    value.backward()
+    drafter.zero_grad(set_to_none=True)
 
 
 def reading(objective: Objective, drafter: DraftHead, frames: int) -> str:
