@@ -33,7 +33,7 @@ def plan(
     accumulate: int,
 ) -> str:
     """The plan in words. One forward and backward pass is timed, so what can fail fails here."""
-    drafter.zero_grad(set_to_none=True)
+    engine.zero_grad()
     with engine.precision():
         batches.batch(0)  # the first time is not like the others: kernels are chosen, stored states are written
     began = perf_counter()
@@ -49,7 +49,7 @@ def plan(
     if batch.states_BLD.is_cuda:
         torch.cuda.synchronize()
     seconds = perf_counter() - began
-    drafter.zero_grad(set_to_none=True)
+    engine.zero_grad()
     rows, anchors, frames, _ = emissions.states_BATD.shape
     read = reading(objective, drafter, frames)
     # Only where frames merge do equal neighbours need a frame more.
@@ -62,7 +62,7 @@ def plan(
             f"objective.labels={batches.labels} where all answers were cut off"
         )
     tokens = sum(len(tokens_L) for tokens_L in batches.rows.tokens)
-    trained = sum(p.numel() for p in drafter.own_parameters())
+    trained = sum(p.numel() for p in engine.parameters)
     emission_bytes = rows * anchors * frames * (emissions.blank + 1) * 4
     size = Size.of(base)
     sizes = ", ".join(f"{spelled(count)} as {name}" for name, count in states_bytes(tokens, size).items())
@@ -97,7 +97,7 @@ def rehearse(base: BaseLM, drafter: DraftHead, objective: Objective, engine: Tor
         reading(objective, drafter, emissions.states_BATD.shape[2])
         value = objective(emissions, batch).value
     value.backward()
-    drafter.zero_grad(set_to_none=True)
+    engine.zero_grad()
 
 
 def reading(objective: Objective, drafter: DraftHead, frames: int) -> str:

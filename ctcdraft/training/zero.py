@@ -67,6 +67,9 @@ class DeepSpeedEngine(TorchEngine):
         )
         self.engine: Any = None
 
+    def also(self, parameters: list[nn.Parameter], learning_rate: float) -> None:
+        raise InputError("adapt=lora is for engine=torch and muon: engine=deepspeed holds the state of the head alone")
+
     def begin(self, batches: int) -> None:
         """Hand the head over to DeepSpeed, which moves its parameters; `batches` a step, of this process."""
         deepspeed = load_deepspeed(self.parameters[0].device.type)
