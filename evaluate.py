@@ -191,9 +191,10 @@ def load_base(config: DictConfig, entries: dict[str, Entry]) -> Any:
 
 def own_base(run: Entry) -> Any:
     """The base node of a run; with what it has changed of its base, if it has."""
-    if run.run is None or run.config.get("adapt") is None:
-        return run.config.base
-    return OmegaConf.merge(run.config.base, {"adapted": str(RunDirectory(run.run).adapter)})
+    changed: dict[str, Any] = {"zero3": False} if run.config.base.get("zero3") else {}  # that was for training
+    if run.run is not None and run.config.get("adapt") is not None:
+        changed["adapted"] = str(RunDirectory(run.run).adapter)
+    return OmegaConf.merge(run.config.base, changed)
 
 
 def output(config: DictConfig, entries: dict[str, Entry], name: str) -> Path:

@@ -55,6 +55,7 @@ def main(config: DictConfig) -> float:
     refuse_untrainable(config.drafter)
     refuse_untaught(config)
     refuse_unadaptable(config)
+    refuse_alone(config)
     refuse_absent(get_class(part._target_) for part in config.logger.values() if part is not None)
     if config.trainer.threads:
         torch.set_num_threads(config.trainer.threads)
@@ -66,7 +67,8 @@ def main(config: DictConfig) -> float:
     share_of(config.trainer.accumulate, peers)  # or it is refused, before an hour of answers
     base = instantiate(config.base)
     torch.manual_seed(config.seed)
-    drafter = build_drafter(config.drafter, base).train()
+    with base.opened():
+        drafter = build_drafter(config.drafter, base).train()
     objective, states, decoding = (
         instantiate(config.objective),
         instantiate(config.states),
@@ -134,12 +136,31 @@ def refuse_unadaptable(config: DictConfig) -> None:
     """Raise InputError where the base is to learn and something needs it as it was."""
     if config.adapt is None:
         return
+    if config.base.get("zero3"):
+        raise InputError("adapt=lora needs a base whole on one device; leave out base.zero3=")
     if get_object(config.states._target_) is not Live:
         raise InputError("adapt=lora changes the base's states at every step, and those stored are old: states=live")
     if config.base.get("quantised") or config.base.get("device_map"):
         raise InputError("adapt=lora needs a base whole on one device; leave out base.quantised= and base.device_map=")
     if issubclass(get_class(config.engine._target_), DeepSpeedEngine):
         raise InputError("adapt=lora is for engine=torch and muon: engine=deepspeed holds the state of the head alone")
+
+
+def refuse_alone(config: DictConfig) -> None:
+    """Raise InputError where one process would read a base that all of them must read together."""
+    if not config.base.get("zero3"):
+        return
+    if config.trainer.probe_prompts != 0:
+        raise InputError(
+            "base.zero3=true is read by all processes at once, and one alone probes; trainer.probe_prompts=0"
+        )
+    if get_object(config.states._target_) is not Live:
+        raise InputError("base.zero3=true is read by all processes at once, and one alone stores states; states=live")
+    if not prepared.is_complete(corpus_places(config)[1]):
+        raise InputError(
+            f"base.zero3=true answers no prompts, and there is no corpus in {corpus_places(config)[1]}; prepare it "
+            "with data/prepare.py, base.device_map= or answers=openai"
+        )
 
 
 def refuse_untaught(config: DictConfig) -> None:

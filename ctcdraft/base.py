@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,10 @@ class BaseLM(nn.Module):
         self.weights_hash = weights_hash(lm)
         if chat_template is not None and tokenizer is not None:
             tokenizer.chat_template = chat_template
+
+    def opened(self) -> AbstractContextManager[Any]:
+        """Within, drafters find the weights that they begin with whole."""
+        return nullcontext()
 
     @property
     def vocabulary(self) -> int:
@@ -242,6 +247,7 @@ def load_base(
     max_memory: Any = None,
     offload_folder: str | None = None,
     adapted: str | None = None,
+    zero3: bool = False,
 ) -> BaseLM:
     """Load a base from a folder or a hub id; `adapter` is a peft LoRA folder that is merged before freezing.
 
@@ -251,7 +257,7 @@ def load_base(
     are padded to few shapes, and on a GPU each of these is captured as a graph. device_map and what follows it: the
     layers lie over several devices (placing.py); states and logits are on `device` all the same.
     adapted: the folder of what a run has trained along with its head (RUN/adapter), merged like `adapter`; with it
-    the base is another one, and says so.
+    the base is another one, and says so. zero3: in shards over the processes of torchrun (sharding.py).
     """
     import transformers
 
@@ -264,6 +270,15 @@ def load_base(
         raise InputError(f"base.{key}= is for a base on one device; leave it out, or base.device_map=")
     if looks_like_folder(path) and not (Path(path) / "config.json").is_file():
         raise InputError(f"no base LLM at {path}: there is no config.json; give a Hugging Face folder as base.path=")
+    if zero3:
+        from ctcdraft.sharding import load_sharded
+
+        if placing or quantised or fixed or adapter or adapted:
+            raise InputError(
+                "base.zero3=true takes the base as it is; leave out its device_map, quantised, fixed, adapter"
+            )
+        named = name or Path(path).name
+        return load_sharded(path, dtype, device, named, revision, attention, context_length, chat_template_file, taps)
     lm: Any
     try:
         refuse_unreadable(transformers.AutoConfig.from_pretrained(path, revision=revision), path)

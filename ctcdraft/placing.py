@@ -82,6 +82,12 @@ def bring(module: nn.Module, device: torch.device) -> None:
 
 def value_of(module: nn.Module, name: str, tensor: Tensor) -> Tensor:
     """A weight itself, wherever it lies."""
+    shard: Any = getattr(module, name, None)
+    if hasattr(shard, "ds_id"):  # DeepSpeed's: a call that all processes make together
+        import deepspeed
+
+        with deepspeed.zero.GatheredParameters([shard]):
+            return shard.detach().clone()
     hook: Any = getattr(module, "_hf_hook", None)
     return hook.weights_map[name] if tensor.is_meta and hook is not None else tensor
 
