@@ -31,6 +31,7 @@ from ctcdraft.evaluation.sizing import kept_or_chosen
 from ctcdraft.evaluation.tables import read_table
 from ctcdraft.front_door import entry_point, from_command_line
 from ctcdraft.shard import Shard
+from ctcdraft.training.checkpoint import RunDirectory
 
 
 @hydra.main(version_base=None, config_path="configs", config_name="evaluate")
@@ -179,7 +180,7 @@ def said(word: Any) -> str:
 
 def load_base(config: DictConfig, entries: dict[str, Entry]) -> Any:
     """The base of the first run, or the one on the command line; `base.path=` alone moves the run's own."""
-    runs = [run.config.base for entry in entries.values() for run in entry.runs()]
+    runs = [own_base(run) for entry in entries.values() for run in entry.runs()]
     if "_target_" in config.base:
         node = config.base
     else:
@@ -187,8 +188,16 @@ def load_base(config: DictConfig, entries: dict[str, Entry]) -> Any:
     if node is None or not (node.path or "of" in node):
         raise InputError("no base: give a run directory as checkpoint=, or base=tiny, or base=local base.path=FOLDER")
     if node.path is None:  # a shape has none
-        node = OmegaConf.masked_copy(node, [key for key in node if key != "path"])
+        node = OmegaConf.masked_copy(node, [key for key in node if key not in ("path", "device_map")])
     return instantiate(node, device=config.device, dtype=config.dtype)
+
+
+def own_base(run: Entry) -> Any:
+    """The base node of a run; with what it has changed of its base, if it has."""
+    changed: dict[str, Any] = {"zero3": False} if run.config.base.get("zero3") else {}  # that was for training
+    if run.run is not None and run.config.get("adapt") is not None:
+        changed["adapted"] = str(RunDirectory(run.run).adapter)
+    return OmegaConf.merge(run.config.base, changed)
 
 
 def output(config: DictConfig, entries: dict[str, Entry], name: str) -> Path:

@@ -11,7 +11,7 @@ import hydra
 import torch
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from hydra.utils import get_class, instantiate
+from hydra.utils import get_class, get_object, instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from ctcdraft.corpus import parts, prepared
@@ -20,13 +20,16 @@ from ctcdraft.corpus.batches import Batches, Rows
 from ctcdraft.corpus.masks import refuse_wrong_masks
 from ctcdraft.corpus.packing import one_a_row, packed
 from ctcdraft.corpus.prefetch import Prefetched
+from ctcdraft.corpus.states import Live, read
 from ctcdraft.drafters.drafter import DraftHead
 from ctcdraft.errors import InputError, whole
 from ctcdraft.front_door import build_drafter, entry_point, from_command_line, paper_of, written_down
 from ctcdraft.paper import Paper
 from ctcdraft.rate import Rate
+from ctcdraft.training.adapting import Adapter, HeldBack
 from ctcdraft.training.checkpoint import RunDirectory
-from ctcdraft.training.logger import JsonlLogger
+from ctcdraft.training.compiling import compile_forward
+from ctcdraft.training.logger import JsonlLogger, refuse_absent
 from ctcdraft.training.paper import Told
 from ctcdraft.training.paper import plan as paper_plan
 from ctcdraft.training.peers import Peers, in_turn, join, share_of
@@ -35,6 +38,7 @@ from ctcdraft.training.probe import Probe, hold_out
 from ctcdraft.training.settings import refuse_impossible
 from ctcdraft.training.sweep import write_table
 from ctcdraft.training.trainer import Care, Trainer
+from ctcdraft.training.zero import DeepSpeedEngine
 
 
 @hydra.main(version_base=None, config_path="configs", config_name="train")
@@ -50,6 +54,9 @@ def main(config: DictConfig) -> float:
     refuse_impossible(config.trainer, config.seed)
     refuse_untrainable(config.drafter)
     refuse_untaught(config)
+    refuse_unadaptable(config)
+    refuse_alone(config)
+    refuse_absent(get_class(part._target_) for part in config.logger.values() if part is not None)
     if config.trainer.threads:
         torch.set_num_threads(config.trainer.threads)
     paper = paper_of(config.base) if config.plan_only else None
@@ -60,14 +67,16 @@ def main(config: DictConfig) -> float:
     share_of(config.trainer.accumulate, peers)  # or it is refused, before an hour of answers
     base = instantiate(config.base)
     torch.manual_seed(config.seed)
-    drafter = build_drafter(config.drafter, base).train()
+    with base.opened():
+        drafter = build_drafter(config.drafter, base).train()
     objective, states, decoding = (
         instantiate(config.objective),
         instantiate(config.states),
         instantiate(config.decoding),
     )
     engine = make_engine(config, drafter, peers)
-    rehearse(base, drafter, objective, engine)  # an hour of answers later would be too late to be told
+    adapter = make_adapter(config, base, drafter, engine)
+    try_out(config, base, drafter, objective, engine)  # an hour of answers later would be too late to be told
     corpus = in_turn(peers, lambda: prepared_corpus(config, base))
     if corpus is None:
         return 0.0
@@ -76,12 +85,14 @@ def main(config: DictConfig) -> float:
     rows, held_out = hold_out(corpus.rows, config.trainer.probe_prompts, max_length)
     if drafter.says_some:
         drafter.choose_words(rows.word_counts(base.vocabulary), base.stop_tokens)
-    batches = make_batches(config, rows, base, objective.labels, states)
+    reading = read if adapter is None else adapter.read
+    batches = make_batches(config, rows, base, objective.labels, states, reading)
     probe = Probe(base, held_out, decoding)
     stride = peers.world  # from one batch of this process to its next
     total = config.trainer.steps * config.trainer.accumulate
     feed = Prefetched(batches, total, stride) if config.trainer.prefetch else batches
-    trainer = make_trainer(config.trainer, run, drafter, objective, feed, engine, probe)
+    objective = objective if adapter is None else HeldBack(objective, adapter)
+    trainer = make_trainer(config.trainer, run, drafter, objective, feed, engine, probe, adapter)
     costs = plan(base, drafter, objective, batches, engine, config.trainer.steps, config.trainer.accumulate)
     if peers.leads:
         print(costs)
@@ -111,15 +122,46 @@ def main(config: DictConfig) -> float:
 
 def make_trainer(settings: DictConfig, run: RunDirectory, *parts: Any) -> Trainer:
     care = Care(settings.checkpoint_every, settings.checkpoint_minutes, settings.keep, settings.patience)
-    drafter, objective, batches, engine, probe = parts
+    drafter, objective, batches, engine, probe, adapter = parts
     rhythm = (settings.steps, settings.accumulate, settings.probe_every)
-    return Trainer(run, drafter, objective, batches, engine, probe, *rhythm, care)
+    return Trainer(run, drafter, objective, batches, engine, probe, *rhythm, care, adapter)
 
 
 def refuse_untrainable(drafter: DictConfig) -> None:
     if not issubclass(get_class(drafter._target_), DraftHead):
         raise InputError(
             f"drafter={drafter.name} has no weights to train; name it among the contestants of evaluate.py"
+        )
+
+
+def refuse_unadaptable(config: DictConfig) -> None:
+    """Raise InputError where the base is to learn and something needs it as it was."""
+    if config.adapt is None:
+        return
+    if config.base.get("zero3"):
+        raise InputError("adapt=lora needs a base whole on one device; leave out base.zero3=")
+    if get_object(config.states._target_) is not Live:
+        raise InputError("adapt=lora changes the base's states at every step, and those stored are old: states=live")
+    if config.base.get("quantised") or config.base.get("device_map"):
+        raise InputError("adapt=lora needs a base whole on one device; leave out base.quantised= and base.device_map=")
+    if issubclass(get_class(config.engine._target_), DeepSpeedEngine):
+        raise InputError("adapt=lora is for engine=torch and muon: engine=deepspeed holds the state of the head alone")
+
+
+def refuse_alone(config: DictConfig) -> None:
+    """Raise InputError where one process would read a base that all of them must read together."""
+    if not config.base.get("zero3"):
+        return
+    if config.trainer.probe_prompts != 0:
+        raise InputError(
+            "base.zero3=true is read by all processes at once, and one alone probes; trainer.probe_prompts=0"
+        )
+    if get_object(config.states._target_) is not Live:
+        raise InputError("base.zero3=true is read by all processes at once, and one alone stores states; states=live")
+    if not prepared.is_complete(corpus_places(config)[1]):
+        raise InputError(
+            f"base.zero3=true answers no prompts, and there is no corpus in {corpus_places(config)[1]}; prepare it "
+            "with data/prepare.py, base.device_map= or answers=openai"
         )
 
 
@@ -164,6 +206,7 @@ def config_to_resume(run: RunDirectory, config: DictConfig) -> Any:
     # Keys that came later than the run have their defaults.
     own: Any = OmegaConf.load(run.config)
     own.trainer = OmegaConf.merge(config.trainer, own.trainer)
+    own.adapt = own.get("adapt")
     if any(word.startswith("trainer.steps=") for word in typed):
         if whole(config.trainer.steps, "trainer.steps") < own.trainer.steps:
             raise InputError(
@@ -208,6 +251,8 @@ def plan_on_paper(config: DictConfig, paper: Paper) -> str:
             f"drafter={config.drafter.name} brings weights of its own, so it is not planned on paper; plan it where "
             f"{paper.base.name} can be loaded"
         )
+    if config.adapt is not None:
+        raise InputError("a base that learns too (adapt=lora) is not planned on paper; plan it with adapt=none")
     with torch.device("meta"):
         drafter = build_drafter(config.drafter, paper.base).eval()  # noise in training would be drawn from values
     objective, rate = instantiate(config.objective), Rate.of(config.plan)
@@ -238,7 +283,7 @@ def corpus_places(config: DictConfig) -> tuple[Any, Path]:
     return given, Path(config.prepared)
 
 
-def make_batches(config: DictConfig, rows: Rows, base: Any, labels: int, states: Any) -> Batches:
+def make_batches(config: DictConfig, rows: Rows, base: Any, labels: int, states: Any, reading: Any) -> Batches:
     settings = config.trainer
     if settings.rows > len(rows):
         raise InputError(
@@ -246,7 +291,7 @@ def make_batches(config: DictConfig, rows: Rows, base: Any, labels: int, states:
             "prepare more prompts (corpus.limit=)"
         )
     filling = packed(settings.pack) if settings.pack is not None else one_a_row
-    return Batches(rows, base, settings.rows, settings.anchors, labels, config.seed, states, filling)
+    return Batches(rows, base, settings.rows, settings.anchors, labels, config.seed, states, filling, reading)
 
 
 def make_engine(config: DictConfig, drafter: DraftHead, peers: Peers) -> Any:
@@ -265,6 +310,21 @@ def make_engine(config: DictConfig, drafter: DraftHead, peers: Peers) -> Any:
         autocast=settings.autocast,
         peers=peers,
     )
+
+
+def make_adapter(config: DictConfig, base: Any, drafter: DraftHead, engine: Any) -> Adapter | None:
+    """What of the base learns too, if anything does. After the drafter, which may begin with the base's weights."""
+    if config.adapt is None:
+        return None
+    adapter = instantiate(config.adapt)(base, drafter)
+    engine.also(list(adapter.parameters.values()), adapter.learning_rate)
+    return adapter
+
+
+def try_out(config: DictConfig, base: Any, drafter: DraftHead, objective: Any, engine: Any) -> None:
+    rehearse(base, drafter, objective, engine)
+    if config.trainer.compile is not None:
+        compile_forward(drafter, config.trainer.compile, lambda: rehearse(base, drafter, objective, engine))
 
 
 def make_loggers(config: DictConfig, run: RunDirectory, first_step: int) -> list[Any]:

@@ -5,19 +5,23 @@ from __future__ import annotations
 import copy
 import importlib.util
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from ctcdraft.decoding.fixed import FixedReads
 from ctcdraft.decoding.kv_cache import KVCache
+from ctcdraft.decoding.placed_cache import PlacedCache
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.errors import InputError, first_line
-from ctcdraft.fingerprints import text_hash, tokenizer_hash, weights_hash
+from ctcdraft.fingerprints import tensors_hash, text_hash, tokenizer_hash, weights_hash
 from ctcdraft.nn.packs import own_text
+from ctcdraft.placing import Placing, lay_out, places_of
 from ctcdraft.readable import refuse_unfaithful, refuse_unreadable
 
 # Of base.quantised: the package that does it, the config of transformers for it, and that config's values.
@@ -64,6 +68,8 @@ class BaseLM(nn.Module):
         self.taps = list(taps)
         self.fixed: FixedReads | None = None  # None: every read has the shape of its tree
         self.quantised: str | None = None
+        self.adapted: str | None = None  # the hash of what was trained along with a head, and changes what it says
+        self.places: list[torch.device] | None = None  # of every layer; None: all on one device
         self.lm = lm.eval().requires_grad_(False)
         self.tokenizer = tokenizer
         self.name = name
@@ -75,6 +81,10 @@ class BaseLM(nn.Module):
         self.weights_hash = weights_hash(lm)
         if chat_template is not None and tokenizer is not None:
             tokenizer.chat_template = chat_template
+
+    def opened(self) -> AbstractContextManager[Any]:
+        """Within, drafters find the weights that they begin with whole."""
+        return nullcontext()
 
     @property
     def vocabulary(self) -> int:
@@ -99,16 +109,19 @@ class BaseLM(nn.Module):
         """In words, for a report: how it reads a tree."""
         shape = "exact shapes" if self.fixed is None else "fixed shapes"
         way = "captured" if self.fixed is not None and self.device.type == "cuda" else "eager"
-        ways = [way, shape, *([self.quantised] if self.quantised else [])]
-        return ", ".join(ways)
+        ways = [way, shape, self.quantised, "changed by LoRA" if self.adapted else None]
+        return ", ".join(one for one in ways if one)
 
-    def new_cache(self, capacity: int) -> KVCache:
+    def new_cache(self, capacity: int) -> Any:
+        """Keys and values of one text, room for `capacity` rows: a KVCache, or what does as it does."""
         if self.fixed is None:
             return self.batch_cache(capacity)
         return self.fixed.new_cache(self.lm.config.num_hidden_layers, capacity)
 
-    def batch_cache(self, capacity: int) -> KVCache:
+    def batch_cache(self, capacity: int) -> Any:
         """Of several texts side by side: the rows that reads of a fixed shape lend are those of one."""
+        if self.places is not None:
+            return PlacedCache(self.places, capacity)
         return KVCache(self.lm.config.num_hidden_layers, capacity)
 
     @torch.inference_mode()
@@ -164,6 +177,10 @@ class BaseLM(nn.Module):
 
     @torch.no_grad()
     def states(self, tokens_BL: Tensor, mask_BL: Tensor, places_BL: Tensor | None = None) -> Tensor:
+        """As `states_through`; nothing learns from them."""
+        return self.states_through(tokens_BL, mask_BL, places_BL)
+
+    def states_through(self, tokens_BL: Tensor, mask_BL: Tensor, places_BL: Tensor | None = None) -> Tensor:
         """States_BLD of right-padded rows, without a cache, for training; mask_BL is 1 on real tokens.
 
         places_BL: of every position in its own text (nn/packs.py), where a row may hold several: each is read as if
@@ -208,6 +225,7 @@ class BaseLM(nn.Module):
             "taps": self.taps,
             "tokenizer": tokenizer_hash(self.tokenizer),
             "chat_template": text_hash(getattr(self.tokenizer, "chat_template", None) or ""),
+            **({"adapter": self.adapted} if self.adapted else {}),
         }
 
 
@@ -225,26 +243,47 @@ def load_base(
     config: Any = None,
     quantised: str | None = None,
     fixed: bool = False,
+    device_map: Any = None,
+    max_memory: Any = None,
+    offload_folder: str | None = None,
+    adapted: str | None = None,
+    zero3: bool = False,
 ) -> BaseLM:
     """Load a base from a folder or a hub id; `adapter` is a peft LoRA folder that is merged before freezing.
 
     taps: "last", then the layers whose states drafters see too (0: the embeddings, k: what layer k gives out).
     config: for plans without the weights (paper.py); what is loaded brings its own.
     quantised: one of QUANTISED, which needs its package. fixed: trees
-    are padded to few shapes, and on a GPU each of these is captured as a graph.
+    are padded to few shapes, and on a GPU each of these is captured as a graph. device_map and what follows it: the
+    layers lie over several devices (placing.py); states and logits are on `device` all the same.
+    adapted: the folder of what a run has trained along with its head (RUN/adapter), merged like `adapter`; with it
+    the base is another one, and says so. zero3: in shards over the processes of torchrun (sharding.py).
     """
     import transformers
 
     refuse_unknown_dtype(dtype)
     refuse_absent_device(device)
     transformers.utils.logging.disable_progress_bar()
+    placing = Placing(device_map, max_memory, offload_folder) if device_map is not None else None
+    if placing is not None and (fixed or adapter or adapted):
+        key = "fixed" if fixed else "adapter" if adapter else "adapted"
+        raise InputError(f"base.{key}= is for a base on one device; leave it out, or base.device_map=")
     if looks_like_folder(path) and not (Path(path) / "config.json").is_file():
         raise InputError(f"no base LLM at {path}: there is no config.json; give a Hugging Face folder as base.path=")
+    if zero3:
+        from ctcdraft.sharding import load_sharded
+
+        if placing or quantised or fixed or adapter or adapted:
+            raise InputError(
+                "base.zero3=true takes the base as it is; leave out its device_map, quantised, fixed, adapter"
+            )
+        named = name or Path(path).name
+        return load_sharded(path, dtype, device, named, revision, attention, context_length, chat_template_file, taps)
     lm: Any
     try:
         refuse_unreadable(transformers.AutoConfig.from_pretrained(path, revision=revision), path)
         lm = transformers.AutoModelForCausalLM.from_pretrained(
-            path, revision=revision, attn_implementation=attention, **stored(dtype, device, quantised)
+            path, revision=revision, attn_implementation=attention, **stored(dtype, device, quantised, placing)
         )
         tokenizer = transformers.AutoTokenizer.from_pretrained(path, revision=revision)
     except InputError:
@@ -257,15 +296,39 @@ def load_base(
         import peft
 
         lm = peft.PeftModel.from_pretrained(lm, adapter).merge_and_unload()
+    if placing is not None:
+        lay_out(lm, device)
     template = chat_template(chat_template_file) if chat_template_file else None
     base = BaseLM(lm, tokenizer, name or Path(path).name, revision, context_length, template, taps)
-    if quantised is None:  # what is quantised was loaded where it stays, and has a type of its own
+    if placing is not None:
+        places = places_of(lm, base.device)
+        base.places = places if len(set(places)) > 1 else None
+    elif quantised is None:  # what is quantised was loaded where it stays, and has a type of its own
         base = base.to(device, getattr(torch, dtype))
     base.quantised = quantised
+    if adapted is not None:
+        adapt(base, Path(adapted))
     if fixed:
         base.fixed = FixedReads()
     refuse_unfaithful(base)
     return base
+
+
+def adapt(base: BaseLM, folder: Path) -> None:
+    """Merge what a run has trained along with its head into the base that it began with."""
+    import peft
+    from safetensors.torch import load_file
+
+    weights = folder / "adapter_model.safetensors"
+    if not weights.is_file():
+        raise InputError(f"there is no {weights}; give the adapter/ of a run of adapt=lora as base.adapted=")
+    try:
+        base.adapted = tensors_hash(load_file(weights))
+        peft.PeftModel.from_pretrained(base.lm, str(folder)).merge_and_unload()
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise InputError(f"cannot merge {folder} into {base.name}: {first_line(error)}; check base.adapted=") from error
+    base.lm.eval().requires_grad_(False)
+    base.name += ", changed by LoRA"
 
 
 def refuse_unknown_dtype(dtype: str) -> None:
@@ -281,19 +344,21 @@ def refuse_absent_device(device: str) -> None:
         raise InputError(f"device={device}, but torch finds no CUDA device here; try device=cpu")
 
 
-def stored(dtype: str, device: str, quantised: str | None) -> dict[str, Any]:
+def stored(dtype: str, device: str, quantised: str | None, placing: Placing | None = None) -> dict[str, Any]:
     """How weights are held, in the words of `from_pretrained`. InputError where a package for it is absent."""
     import transformers
 
+    told = {"dtype": "auto"} if placing is None else placing.told(dtype)
     if quantised is None:
-        return {"dtype": "auto"}
+        return told
     if quantised not in QUANTISED:
         raise InputError(f"base.quantised={quantised} is none of {', '.join(QUANTISED)}; null leaves the weights whole")
     package, config, values = QUANTISED[quantised]
     if importlib.util.find_spec(package) is None:
         raise InputError(f"base.quantised={quantised} needs the package {package}, which is not installed here")
     quantisation = getattr(transformers, config)(**values)
-    return {"dtype": getattr(torch, dtype), "device_map": device, "quantization_config": quantisation}
+    held = {"dtype": getattr(torch, dtype), "device_map": device, "quantization_config": quantisation}
+    return held | (told if placing is not None else {})
 
 
 def chat_template(name: str) -> str:

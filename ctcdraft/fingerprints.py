@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+from ctcdraft.placing import value_of
 
 
 def text_hash(text: str) -> str:
@@ -23,11 +26,21 @@ def weights_hash(lm: nn.Module, samples: int = 64) -> str:
     Rounded, so that one checkpoint read as float32 and as bfloat16 is the same base. A base on paper has no values
     and no hash, so nothing can be made for it.
     """
-    if any(tensor.is_meta for tensor in lm.parameters()):
-        return ""
     digest = hashlib.sha256()
     for name, tensor in sorted(lm.state_dict().items()):
+        place, _, own = name.rpartition(".")
+        tensor = value_of(lm.get_submodule(place), own, tensor)
+        if tensor.is_meta:
+            return ""
         stride = max(1, tensor.numel() // samples)
         values = tensor.reshape(-1)[::stride][:samples].to(torch.bfloat16).float().cpu()
         digest.update(name.encode() + values.numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def tensors_hash(tensors: Mapping[str, Tensor]) -> str:
+    """Of every byte: for what is small, and must be exactly this."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(name.encode() + tensor.contiguous().cpu().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:16]

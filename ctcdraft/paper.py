@@ -56,17 +56,23 @@ def on_paper(
     config: Any = None,
     quantised: str | None = None,
     fixed: bool = False,
+    device_map: Any = None,
+    max_memory: Any = None,
+    offload_folder: str | None = None,
+    adapted: str | None = None,
+    zero3: bool = False,
 ) -> Paper | None:
     """The values of `load_base`; None where the weights are on this machine and fit, so that it can be loaded.
 
-    quantised, fixed: change no plan.
+    quantised, fixed, adapted: change no plan. device_map, zero3: what does not
+    fit one device may fit several, and is loaded.
     config: a base's sizes as Hugging Face names them, or the place of a config.json; without it, that of `path`.
     """
     base = of_sizes(path, dtype, name, revision, attention, context_length, chat_template_file, taps, config)
     if not weights_here(path, revision):
         return Paper(base, f"no weights of {path} are on this machine")
     needed, there = Size.of(base).weight_bytes, memory_bytes(device)
-    if there is not None and needed > there:
+    if there is not None and needed > there and device_map is None and not zero3:
         return Paper(base, f"its weights take {spelled(needed)} as {dtype} and {device} has {spelled(there)}")
     return None
 

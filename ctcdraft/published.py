@@ -56,6 +56,11 @@ class PublishedHead(ModelHubMixin):
         from omegaconf import OmegaConf
 
         directory = RunDirectory(Path(run))
+        if "adapter" in directory.made_for():
+            raise InputError(
+                f"the head in {run} was trained along with its base (adapt=lora), so it fits no base that others have; "
+                "a head that is to be published is trained with adapt=none"
+            )
         drafter = load_drafter(directory.path, base, None)
         config: Any = OmegaConf.to_container(OmegaConf.load(directory.config), resolve=True)
         said = {

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Self
 
+from torch import Tensor
+
 from ctcdraft.base import BaseLM
 from ctcdraft.nn.transformer import BlockShape
 
@@ -34,7 +36,7 @@ class Size:
     def of(cls, base: BaseLM) -> Self:
         shape = BlockShape.of(base.lm.config, base.context_length)
         layers = int(base.lm.config.num_hidden_layers)
-        parameters = sum(weight.numel() for weight in base.lm.parameters())  # a tied head is one of them, once
+        parameters = sum(numbers(weight) for weight in base.lm.parameters())  # a tied head is one of them, once
         looked_up, head = base.embedding.weight, base.head.weight
         return cls(
             parameters=parameters,
@@ -45,7 +47,7 @@ class Size:
             inner=shape.inner,
             attended=shape.heads * shape.head_width,
             itemsize=base.dtype.itemsize,
-            weight_bytes=sum(weight.numel() * weight.element_size() for weight in base.lm.parameters()),
+            weight_bytes=sum(numbers(weight) * weight.element_size() for weight in base.lm.parameters()),
             kv_bytes=2 * layers * shape.kv_heads * shape.head_width * base.dtype.itemsize,
             taps=len(base.taps),
         )
@@ -72,3 +74,8 @@ class Size:
         values = 4 * self.width + 3 * self.inner + 3 * self.attended
         kept = (self.layers + 1) * self.width if self.taps > 1 else 0
         return rows * length * (values + kept) * self.itemsize
+
+
+def numbers(weight: Tensor) -> int:
+    """How many a weight has, wherever its shards are."""
+    return int(getattr(weight, "ds_numel", weight.numel()))

@@ -104,6 +104,7 @@ class Batches:
         seed: int,
         states: Source = Live,
         filling: Filling = one_a_row,
+        reading: Callable[..., Tensor] = read,
     ) -> None:
         self.rows = rows
         self.base = base
@@ -111,6 +112,7 @@ class Batches:
         self.states = states(base, rows.tokens)
         self.rows_a_step = min(rows_a_step, len(rows))
         self.filling = filling
+        self.reading = reading  # of states that are not kept
         self.anchors = anchors
         self.labels = labels
         self.seed = seed
@@ -149,7 +151,7 @@ class Batches:
         """The batch; where states are not stored the base reads the text now."""
         states_BLD = ready.states_BLD
         if states_BLD is None:
-            states_BLD = read(self.base, ready.windows["tokens_BL"], ready.windows["places_BL"])
+            states_BLD = self.reading(self.base, ready.windows["tokens_BL"], ready.windows["places_BL"])
         return Batch(states_BLD=states_BLD, **ready.windows)
 
     def plan(self) -> str:

@@ -89,7 +89,8 @@ class BlockDrafter(DraftHead):
         lost = getattr(self.paths, "lost", None)
         if lost is None or self.correction is not None:  # frames that listen are searched over all words
             return {}
-        states_XTD = self(batch).states_BATD[batch.lengths_BA > 0][:FEW_WINDOWS]
+        # Not self(batch): where that is compiled, it would be compiled once more, without gradients.
+        states_XTD = self.forward(batch).states_BATD[batch.lengths_BA > 0][:FEW_WINDOWS]
         logits_XTC = self.head(states_XTD).float()
         each = [float(lost(one_TC)) for one_TC in logits_XTC.log_softmax(dim=-1)]
         return {"words_lost": sum(each) / max(len(each), 1)}

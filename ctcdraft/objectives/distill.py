@@ -48,11 +48,13 @@ class Distill:
 
 
 def states_before_labels(batch: Batch) -> Tensor:
-    """States_BASD from which the base itself says the labels, all taps; for free slots any state.
+    """States_BASD from which the base itself says the labels, all taps; for free slots any state. Without
+    a gradient: what is to be imitated does not learn from it, even where the base is adapted.
 
     anchor a, root at a + 1, labels at a + 2, a + 3, ...   ->   states a + 1, a + 2, ...
     """
-    return follow(batch.states_BLD, batch.anchors_BA, batch.places_BL, batch.labels_BAS.shape[-1] + 1)[:, :, 1:]
+    steps = batch.labels_BAS.shape[-1] + 1
+    return follow(batch.states_BLD.detach(), batch.anchors_BA, batch.places_BL, steps)[:, :, 1:]
 
 
 def kl(base_XSV: Tensor, frames_XSV: Tensor) -> Tensor:

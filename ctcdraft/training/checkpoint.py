@@ -21,7 +21,7 @@ from ctcdraft.errors import InputError
 from ctcdraft.files import write_text, write_whole
 
 DIGEST_BYTES = 16
-MUST_AGREE = ("weights", "width", "vocabulary", "taps", "tokenizer", "chat_template")
+MUST_AGREE = ("weights", "width", "vocabulary", "taps", "tokenizer", "chat_template", "adapter")
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,11 @@ class RunDirectory:
         return self.path / "drafter.safetensors"
 
     @property
+    def adapter(self) -> Path:
+        """A folder, of runs that change their base (training/adapting.py)."""
+        return self.path / "adapter"
+
+    @property
     def command(self) -> Path:
         return self.path / "command.txt"
 
@@ -61,11 +66,16 @@ class RunDirectory:
         if self.config.exists():
             if not (overwrite and self.fingerprint.exists()):
                 self.refuse_to_overwrite()
-            own = (self.config, self.head, *self.states, self.metrics, self.fingerprint, self.command)
+            own = [self.config, self.head, *self.states, self.metrics, self.fingerprint, self.command]
+            own += self.adapter.glob("adapter_*")
             for file in own:
                 file.unlink(missing_ok=True)
         write_text(self.fingerprint, json.dumps(fingerprint, indent=2) + "\n")
         self.write_config(config)  # last: it is what makes the directory a run
+
+    def belong_to(self, adapter: str) -> None:
+        """From now on the head is that of the base with this adapter."""
+        write_text(self.fingerprint, json.dumps(self.made_for() | {"adapter": adapter}, indent=2) + "\n")
 
     def write_config(self, config: str) -> None:
         write_text(self.config, config)
@@ -164,6 +174,13 @@ def refuse_other_base(
 ) -> None:
     """Raise InputError if the head at `place` was made for another base than the one with this fingerprint."""
     differing = [key for key in must_agree if made_for.get(key) != fingerprint.get(key)]
+    if differing == ["adapter"]:
+        trained = "along with its base, which adapt=lora changed" if "adapter" in made_for else "for the base as it is"
+        here = "changed by another LoRA" if "adapter" in fingerprint else "not changed"
+        raise InputError(
+            f"the head in {place} was trained {trained}, and this base is {here}; evaluate it by itself, with "
+            f"checkpoint={place} and no base="
+        )
     if differing:
         raise InputError(
             f"the head in {place} was trained for base {made_for.get('base')}, and this base is "

@@ -46,15 +46,24 @@ class TorchEngine:
             self.optimisers.append(self.for_matrices(matrices, learning_rate, betas, weight_decay))
         if others:  # all there is where only low-rank updates are trained
             self.optimisers.append(torch.optim.AdamW(others, lr=learning_rate, betas=betas, weight_decay=0.0))
-        self.schedules = [
-            torch.optim.lr_scheduler.LambdaLR(one, lambda step: warm_cosine(step, steps, warmup, final_share))
-            for one in self.optimisers
-        ]
+        self.curve = lambda step: warm_cosine(step, steps, warmup, final_share)
+        self.betas = betas
+        self.schedules = [torch.optim.lr_scheduler.LambdaLR(one, self.curve) for one in self.optimisers]
 
     def for_matrices(
         self, matrices: list[nn.Parameter], learning_rate: float, betas: tuple[float, float], weight_decay: float
     ) -> torch.optim.Optimizer:
         return torch.optim.AdamW(matrices, lr=learning_rate, betas=betas, weight_decay=weight_decay)
+
+    def also(self, parameters: list[nn.Parameter], learning_rate: float) -> None:
+        """Train these too, by AdamW at a rate of their own; clipped and averaged with all others."""
+        self.parameters = [*self.parameters, *parameters]
+        self.optimisers.append(torch.optim.AdamW(parameters, lr=learning_rate, betas=self.betas, weight_decay=0.0))
+        self.schedules.append(torch.optim.lr_scheduler.LambdaLR(self.optimisers[-1], self.curve))
+
+    def zero_grad(self) -> None:
+        for parameter in self.parameters:
+            parameter.grad = None
 
     def step(self, losses: Sequence[Callable[[], Tensor]]) -> float:
         """One optimiser step along the mean of the losses, this process's and its peers', of which one is alive at a
@@ -70,8 +79,7 @@ class TorchEngine:
             for optimiser, schedule in zip(self.optimisers, self.schedules, strict=True):
                 optimiser.step()
                 schedule.step()
-        for optimiser in self.optimisers:
-            optimiser.zero_grad(set_to_none=True)
+        self.zero_grad()
         return float(norm)
 
     def clip(self, norm: Tensor) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
+from collections.abc import Iterable
 from math import isfinite
 from pathlib import Path
 from typing import Any, Protocol
@@ -56,16 +58,22 @@ def kept(path: Path, first_step: int) -> str:
     return "".join(found)
 
 
+def refuse_absent(loggers: Iterable[Any]) -> None:
+    """Raise InputError for the first logger whose package is not here: a run makes its loggers only when its corpus,
+    an hour of answers perhaps, is there."""
+    for package, way in (one.needs for one in loggers if hasattr(one, "needs")):
+        if importlib.util.find_spec(package) is None:
+            raise InputError(f"logger={package} needs {package}, which is not installed; pip install {way}")
+
+
 class TensorBoardLogger:
     """TensorBoard's event files, in the run's own folder: `tensorboard --logdir runs`."""
 
+    needs = ("tensorboard", "'ctcdraft[tensorboard]'")
+
     def __init__(self, directory: Path, name: str, config: dict[str, Any]) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise InputError(
-                "logger=tensorboard needs tensorboard, which is not installed; pip install 'ctcdraft[tensorboard]'"
-            ) from error
+        from torch.utils.tensorboard import SummaryWriter
+
         self._writer: Any = SummaryWriter(str(directory))
         self._writer.add_text("config", f"```\n{json.dumps(config, indent=2)}\n```")
 
@@ -80,6 +88,8 @@ class TensorBoardLogger:
 
 class WandbLogger:
     """Weights & Biases; offline unless told otherwise, so that neither an account nor a network is needed."""
+
+    needs = ("wandb", "wandb")
 
     def __init__(self, directory: Path, project: str, mode: Any, name: str, config: dict[str, Any]) -> None:
         import wandb

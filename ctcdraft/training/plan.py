@@ -34,7 +34,7 @@ def plan(
     accumulate: int,
 ) -> str:
     """The plan in words. One forward and backward pass is timed, so what can fail fails here."""
-    drafter.zero_grad(set_to_none=True)
+    engine.zero_grad()
     with engine.precision():
         batches.batch(0)  # the first time is not like the others: kernels are chosen, stored states are written
     began = perf_counter()
@@ -50,7 +50,7 @@ def plan(
     if batch.states_BLD.is_cuda:
         torch.cuda.synchronize()
     seconds = perf_counter() - began
-    drafter.zero_grad(set_to_none=True)
+    engine.zero_grad()
     rows, anchors, frames, _ = emissions.states_BATD.shape
     read = reading(objective, drafter, frames)
     # Only where frames merge do equal neighbours need a frame more.
@@ -63,7 +63,7 @@ def plan(
             f"objective.labels={batches.labels} where all answers were cut off"
         )
     tokens = sum(len(tokens_L) for tokens_L in batches.rows.tokens)
-    trained = sum(p.numel() for p in drafter.own_parameters())
+    trained = sum(p.numel() for p in engine.parameters)
     emission_bytes = rows * anchors * frames * (emissions.blank + 1) * 4
     size = Size.of(base)
     sizes = ", ".join(f"{spelled(count)} as {name}" for name, count in states_bytes(tokens, size).items())
@@ -87,16 +87,18 @@ def plan(
     )
 
 
-@torch.no_grad()
 def rehearse(base: BaseLM, drafter: DraftHead, objective: Objective, engine: TorchEngine) -> None:
-    """One made-up window through drafter and objective: what they refuse of each other is known before any corpus."""
+    """A few made-up windows through drafter and objective and back: what they refuse of each other is known before any
+    corpus. Two rows of three windows: sizes of 1 or alike would be compiled as that for ever."""
     length = min(objective.labels + 8, base.context_length)
-    rows = Rows([torch.arange(length) % base.vocabulary], [(torch.arange(length) >= 2).int()], [True])
+    rows = Rows([torch.arange(length) % base.vocabulary] * 2, [(torch.arange(length) >= 2).int()] * 2, [True] * 2)
     with engine.precision():
-        batch = Batches(rows, base, rows_a_step=1, anchors=1, labels=objective.labels, seed=0).batch(0)
+        batch = Batches(rows, base, rows_a_step=2, anchors=3, labels=objective.labels, seed=0).batch(0)
         emissions = drafter(batch)
         reading(objective, drafter, emissions.states_BATD.shape[2])
-        objective(emissions, batch)
+        value = objective(emissions, batch).value
+    value.backward()
+    engine.zero_grad()
 
 
 def reading(objective: Objective, drafter: DraftHead, frames: int) -> str:

@@ -27,6 +27,10 @@ def refuse_impossible(trainer: Mapping[str, Any], seed: Any) -> None:
     for key in ("weight_decay", "final_share"):
         if number(trainer[key], f"trainer.{key}") < 0:
             raise InputError(f"trainer.{key}={trainer[key]} is impossible; it is 0 or above")
+    if not isinstance(trainer["compile"], str | None):
+        raise InputError(
+            f"trainer.compile={trainer['compile']} names no backend of torch.compile; it is inductor, or null for none"
+        )
     betas = trainer["betas"]
     two = isinstance(betas, Sequence) and len(betas) == 2
     if not two or not all(0 <= number(beta, "trainer.betas") < 1 for beta in betas):

@@ -19,6 +19,7 @@ from ctcdraft.corpus.prefetch import Prefetched
 from ctcdraft.drafters.drafter import Batch, DraftHead
 from ctcdraft.errors import InputError
 from ctcdraft.objectives.objective import Loss, Objective
+from ctcdraft.training.adapting import Adapter
 from ctcdraft.training.checkpoint import RunDirectory, fill
 from ctcdraft.training.engine import TorchEngine
 from ctcdraft.training.logger import Logger
@@ -60,6 +61,7 @@ class Trainer:
         accumulate: int,
         probe_every: int,
         care: Care,
+        adapter: Adapter | None = None,
     ) -> None:
         self.run = run
         self.drafter = drafter
@@ -73,6 +75,7 @@ class Trainer:
         self.share = share_of(accumulate, self.peers)
         self.probe_every = probe_every
         self.care = care
+        self.adapter = adapter  # of the base, where that learns too
         self.step = 0
         self.tokens = 0  # of the step: what this process read
         self.newest: Batch | None = None  # the first of the step
@@ -157,7 +160,7 @@ class Trainer:
         figures = self.probe.figures(self.drafter) | (self.drafter.figures(self.newest) if self.newest else {})
         self.drafter.train()
         tau = figures["tau"]
-        if tau > self.best_tau and self.write_or_go_on(lambda: self.run.save_head(self.drafter)):
+        if tau > self.best_tau and self.write_or_go_on(self.save_head):
             self.best_tau = tau
         return figures
 
@@ -192,7 +195,7 @@ class Trainer:
         if not self.peers.leads:
             return
         if self.best_tau == 0 or not self.run.head.is_file():
-            self.run.save_head(self.drafter)
+            self.save_head()
         state = {
             "step": self.step,  # batches are a function of it and the seed: it is their place, too
             "best_tau": self.best_tau,
@@ -200,8 +203,15 @@ class Trainer:
             "head": {name: value.detach() for name, value in self.drafter.own_state().items()},
             "engine": engine,
             "rng": rng,
+            **({} if self.adapter is None else {"adapter": self.adapter.state()}),
         }
         self.run.save_state(self.step, state, self.care.keep)
+
+    def save_head(self) -> None:
+        """And the base's adapter as it is now: of another step it would be another base than this head's."""
+        if self.adapter is not None:
+            self.run.belong_to(self.adapter.save(self.run.adapter))
+        self.run.save_head(self.drafter)
 
     def restore(self) -> None:
         """Stand where the last whole checkpoint stood; a run without one begins at step 0."""
@@ -209,6 +219,8 @@ class Trainer:
         if state is None:
             return
         fill(self.drafter, state["head"], self.run.path)
+        if self.adapter is not None:
+            self.adapter.restore(state["adapter"])
         self.engine.load_state_dict(state["engine"])
         self.step = state["step"]
         self.best_tau = state["best_tau"]

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from ctcdraft.errors import InputError
 from ctcdraft.training.engine import TorchEngine, decayed_or_not, warm_cosine
 from ctcdraft.training.peers import Peers
+from ctcdraft.training.zero_settings import reason, refuse_wrong
 
 ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
 
@@ -57,6 +58,7 @@ class DeepSpeedEngine(TorchEngine):
         self.peers = peers
         self.settings = deepspeed
         self.clip_norm = clip_norm
+        refuse_wrong(load_deepspeed(parameters[0].device.type), self.settings, self.decided(1))
         matrices, others = decayed_or_not(parameters)
         groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
         self.adam = torch.optim.AdamW([group for group in groups if group["params"]], lr=learning_rate, betas=betas)
@@ -65,21 +67,28 @@ class DeepSpeedEngine(TorchEngine):
         )
         self.engine: Any = None
 
+    def also(self, parameters: list[nn.Parameter], learning_rate: float) -> None:
+        raise InputError("adapt=lora is for engine=torch and muon: engine=deepspeed holds the state of the head alone")
+
     def begin(self, batches: int) -> None:
         """Hand the head over to DeepSpeed, which moves its parameters; `batches` a step, of this process."""
         deepspeed = load_deepspeed(self.parameters[0].device.type)
-        defaults = {
+        settings = self.decided(batches) | self.settings
+        try:
+            self.engine = deepspeed.initialize(
+                model=self.module, optimizer=self.adam, config=settings, dist_init_required=False
+            )[0]
+        except (AssertionError, ValueError, RuntimeError) as error:
+            raise InputError(f"DeepSpeed refuses engine.deepspeed: {reason(error)}") from error
+
+    def decided(self, batches: int) -> dict[str, Any]:
+        """What the run says where engine.deepspeed says nothing."""
+        return {
             "train_micro_batch_size_per_gpu": 1,
             "gradient_accumulation_steps": batches,
             "gradient_clipping": self.clip_norm,
             "zero_allow_untested_optimizer": True,
         }
-        try:
-            self.engine = deepspeed.initialize(
-                model=self.module, optimizer=self.adam, config=defaults | self.settings, dist_init_required=False
-            )[0]
-        except (AssertionError, ValueError, RuntimeError) as error:
-            raise InputError(f"DeepSpeed refuses engine.deepspeed: {str(error).strip().splitlines()[0]}") from error
 
     def step(self, losses: Sequence[Callable[[], Tensor]]) -> float:
         """As TorchEngine's. In shards DeepSpeed measures the gradient, leaves out one that is not finite and clears

@@ -17,6 +17,7 @@ OF_TRAINER = [
     "betas=[0.9]", "betas=0.9", "betas=[2,3]", "betas=[a,b]", "clip_norm=abc", "clip_norm=-1", "clip_norm=0",
     "clip_norm=null", "clip_value=-1", "clip_value=abc", "weight_decay=-1", "weight_decay=abc", "final_share=abc",
     "final_share=-2", "threads=-1", "threads=abc", "autocast=abc", "prefetch=abc", "pack=abc", "steps=null",
+    "compile=true",
 ]  # fmt: skip
 OF_PARTS = [
     "objective.labels=abc", "objective.labels=2.5", "objective=prefix_ctc objective.decay=abc",

@@ -6,15 +6,28 @@ import json
 import sys
 
 import pytest
+from entry_parts import refused, training
 
 from ctcdraft.errors import InputError
-from ctcdraft.training.logger import JsonlLogger, TensorBoardLogger
+from ctcdraft.training.logger import JsonlLogger, TensorBoardLogger, WandbLogger, refuse_absent
 
 
-def test_without_tensorboard_it_says_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(InputError, match="pip install 'ctcdraft\\[tensorboard\\]'"):
-        TensorBoardLogger(tmp_path, "run", {})
+@pytest.mark.parametrize(("package", "way"), [("tensorboard", r"'ctcdraft\[tensorboard\]'"), ("wandb", "wandb")])
+def test_without_its_package_a_logger_says_what_to_install(monkeypatch, package, way):
+    monkeypatch.setitem(sys.modules, package, None)
+    refuse_absent([WandbLogger if package == "tensorboard" else TensorBoardLogger])
+    with pytest.raises(InputError, match=f"logger={package} needs {package}.*pip install {way}$"):
+        refuse_absent([TensorBoardLogger, WandbLogger])
+
+
+@pytest.mark.parametrize("package", ["tensorboard", "wandb"])
+def test_it_is_said_before_any_corpus_work(tmp_path, monkeypatch, capsys, package):
+    """Before the base is loaded, even: there is none at this place."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, package, None)
+    words = training(f"logger={package}", "run=unlogged", "base.path=nowhere", "prepared=nowhere")
+    assert "pip install" in refused(monkeypatch, capsys, "train.py", *words)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_tensorboard_holds_every_figure(tmp_path):

@@ -1,0 +1,122 @@
+"""A base that lies over several devices of one process, as accelerate puts it. It knows modules and devices, no drafts.
+
+What drafters share or begin with (embedding, head, final norm, last layer) is brought to one device, and states arrive
+there; all else stays where it was put, be that another card, the memory of the host or a disk.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ctcdraft.decoding.kv_cache import KVCache
+from ctcdraft.errors import InputError
+
+
+@dataclass(frozen=True)
+class Placing:
+    """Values of transformers' from_pretrained. device_map: auto, balanced, ..., or devices by module. max_memory: of
+    each device, where it is not all there is. offload_folder: for layers that fit nowhere else."""
+
+    device_map: Any
+    max_memory: Any = None
+    offload_folder: str | None = None
+
+    def told(self, dtype: str) -> dict[str, Any]:
+        """In the words of from_pretrained; InputError where it cannot be done here."""
+        if importlib.util.find_spec("accelerate") is None:
+            raise InputError(
+                f"base.device_map={self.device_map} needs accelerate, which is not installed; pip install accelerate"
+            )
+        world = int(os.environ.get("WORLD_SIZE", 1))
+        if world > 1:
+            raise InputError(
+                f"base.device_map={self.device_map} lays one base over the devices of one process, and {world} were "
+                "started; start one, or leave it out so that each has a base of its own"
+            )
+        return {
+            "dtype": getattr(torch, dtype),
+            "device_map": plain(self.device_map),
+            "max_memory": plain(self.max_memory),
+            "offload_folder": self.offload_folder,
+        }
+
+
+def plain(value: Any) -> Any:
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+def lay_out(lm: Any, device: str) -> None:
+    """Bring to `device` what drafters touch, and have the states of all layers arrive there."""
+    inner = lm.base_model
+    home = torch.empty(0, device=device).device  # "cuda" -> cuda:0, as weights say it
+    embedding, head = lm.get_input_embeddings(), lm.get_output_embeddings()
+    tied = head.weight is embedding.weight
+    layers = getattr(inner, "layers", None)
+    for module in (embedding, head, getattr(inner, "norm", None), None if layers is None else layers[-1]):
+        if module is not None:
+            bring(module, home)
+    if tied:
+        head.weight = embedding.weight
+    inner.register_forward_hook(lambda module, told, output: arrived(output, home))
+
+
+def bring(module: nn.Module, device: torch.device) -> None:
+    """Hold all of its weights on this device from now on, and move there what it is told."""
+    from accelerate.hooks import AlignDevicesHook, add_hook_to_module, remove_hook_from_module
+    from accelerate.utils import set_module_tensor_to_device
+
+    for part in module.modules():
+        for name, tensor in [*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)]:
+            set_module_tensor_to_device(part, name, device, value=value_of(part, name, tensor))
+    remove_hook_from_module(module, recurse=True)
+    if device.type != "cpu":
+        add_hook_to_module(module, AlignDevicesHook(execution_device=device, skip_keys="past_key_values"))
+
+
+def value_of(module: nn.Module, name: str, tensor: Tensor) -> Tensor:
+    """A weight itself, wherever it lies."""
+    shard: Any = getattr(module, name, None)
+    if hasattr(shard, "ds_id"):  # DeepSpeed's: a call that all processes make together
+        import deepspeed
+
+        with deepspeed.zero.GatheredParameters([shard]):
+            return shard.detach().clone()
+    hook: Any = getattr(module, "_hf_hook", None)
+    return hook.weights_map[name] if tensor.is_meta and hook is not None else tensor
+
+
+def arrived(output: Any, device: torch.device) -> Any:
+    """The output of stock modelling code with its states on this device."""
+    output.last_hidden_state = output.last_hidden_state.to(device)
+    if output.hidden_states is not None:
+        output.hidden_states = tuple(states.to(device) for states in output.hidden_states)
+    return output
+
+
+class Places(KVCache):
+    """A cache that only looks where each layer writes."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__(layers, 1)
+        self.seen: list[torch.device] = []
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        self.seen.append(key_states.device)
+        return key_states, value_states
+
+
+@torch.inference_mode()
+def places_of(lm: Any, device: torch.device) -> list[torch.device]:
+    """The device on which each layer computes, by having it read one word."""
+    cache = Places(lm.config.num_hidden_layers)
+    lm.base_model(input_ids=torch.zeros(1, 1, dtype=torch.int64, device=device), past_key_values=cache, use_cache=True)
+    return cache.seen

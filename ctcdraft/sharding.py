@@ -1,0 +1,99 @@
+"""A base whose weights lie in shards over the processes of torchrun (DeepSpeed's ZeRO-3), for training alone.
+
+Every layer is gathered when it is read and let go again, by all processes together: what one of them does alone, such
+as probing or answering a corpus, would wait for the others for ever, and is refused. It knows no drafts.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import nn
+
+from ctcdraft.base import BaseLM, chat_template, refuse_unreadable
+from ctcdraft.errors import InputError, first_line
+from ctcdraft.readable import refuse_unfaithful
+
+# DeepSpeed keeps small weights whole; here nothing is, so that what works on a test's base works on a large one.
+SETTINGS = {
+    "train_micro_batch_size_per_gpu": 1,
+    "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0},
+}
+
+
+class ShardedBase(BaseLM):
+    """As BaseLM. Embedding and head, which drafters share, are whole in every process."""
+
+    def opened(self) -> AbstractContextManager[Any]:
+        """Within, the last layer and the norm are whole too: drafters begin with copies of them."""
+        import deepspeed
+
+        inner = self.lm.base_model
+        parts = [part for part in (getattr(inner, "norm", None), *list(getattr(inner, "layers", []))[-1:]) if part]
+        return deepspeed.zero.GatheredParameters([value for part in parts for value in part.parameters()])
+
+
+def load_sharded(
+    path: str,
+    dtype: str,
+    device: str,
+    name: str,
+    revision: str | None,
+    attention: str,
+    context_length: int | None,
+    chat_template_file: str | None,
+    taps: Sequence[str | int],
+) -> ShardedBase:
+    """The values of `load_base`, under torchrun. No process ever holds more than its shard and a layer."""
+    import transformers
+    from transformers.integrations import HfDeepSpeedConfig
+
+    if int(os.environ.get("WORLD_SIZE", 1)) == 1:
+        raise InputError(
+            "base.zero3=true is for the processes of torchrun, and this is one alone; base.device_map=auto"
+        )
+    deepspeed = joined(device)
+    asked = HfDeepSpeedConfig(SETTINGS)  # as long as it lives, transformers loads in shards
+    try:
+        refuse_unreadable(transformers.AutoConfig.from_pretrained(path, revision=revision), path)
+        lm: Any = transformers.AutoModelForCausalLM.from_pretrained(
+            path, revision=revision, attn_implementation=attention, dtype=getattr(torch, dtype)
+        )
+        tokenizer = transformers.AutoTokenizer.from_pretrained(path, revision=revision)
+    except (OSError, ValueError, ImportError) as error:
+        raise InputError(f"cannot load the base {path}: {first_line(error)}; check base.path=") from error
+    finally:
+        del asked
+    embedding, head = whole_ends(lm, deepspeed)
+    lm.set_output_embeddings(head)
+    lm.eval().requires_grad_(False)
+    deepspeed.initialize(model=lm.base_model, config=SETTINGS, dist_init_required=False)  # leaves its hooks there
+    lm.base_model.eval()
+    template = chat_template(chat_template_file) if chat_template_file else None
+    base = ShardedBase(lm, tokenizer, name, revision, context_length, template, taps)
+    base.embedding = embedding
+    refuse_unfaithful(base)
+    return base
+
+
+def joined(device: str) -> Any:
+    """DeepSpeed, told of the processes that have met already."""
+    from ctcdraft.training.zero import load_deepspeed
+
+    return load_deepspeed(device.partition(":")[0])
+
+
+def whole_ends(lm: Any, deepspeed: Any) -> tuple[nn.Module, nn.Module]:
+    """The embedding and the head by themselves, whole, and one matrix still where they were."""
+    inner, outer = lm.get_input_embeddings(), lm.get_output_embeddings()
+    tied = inner.weight is outer.weight
+    with deepspeed.zero.GatheredParameters([inner.weight, *([] if tied else [outer.weight])]):
+        embedding = nn.Embedding.from_pretrained(inner.weight.detach().clone())
+        words = embedding.weight if tied else nn.Parameter(outer.weight.detach().clone(), requires_grad=False)
+    head = nn.Linear(words.shape[1], words.shape[0], bias=False, device="meta")
+    head.weight = words
+    return embedding, head

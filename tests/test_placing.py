@@ -1,0 +1,94 @@
+"""A base laid over several places is the base it was: the same states, the same words, the same fingerprint.
+
+There is one device here, so layers lie in memory and on disk; a cache over two devices is told that there are two.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+import torch
+from tiny_models import random_base, random_lm, tiny_tokenizer
+from training_parts import HOW, ctc_head
+
+from ctcdraft.base import load_base
+from ctcdraft.corpus.answers import speak
+from ctcdraft.decoding.loop import generate
+from ctcdraft.drafters.autoregressive import Autoregressive
+from ctcdraft.errors import InputError
+from ctcdraft.placing import Placing
+
+SOME_ON_DISK = {"model.layers.0": "cpu", "model.layers.1": "disk", "model.norm": "disk", "model.rotary_emb": "cpu"}
+ENDS = {"model.embed_tokens": "cpu", "lm_head": "disk"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    place = tmp_path_factory.mktemp("base")
+    random_lm(context=64, num_hidden_layers=3).save_pretrained(place)
+    tiny_tokenizer().save_pretrained(place)
+    return str(place)
+
+
+@pytest.fixture(scope="module")
+def plain(folder):
+    return load_base(folder, "float32", "cpu", taps=["last", 1])
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"device_map": "auto", "max_memory": {"cpu": 60_000}},
+        {"device_map": SOME_ON_DISK | ENDS | {"model.layers.2": "disk"}},
+        {"device_map": {"": "cpu"}},
+    ],
+    ids=["auto", "by hand", "one place"],
+)
+def test_wherever_its_layers_lie_it_says_the_same(folder, plain, tmp_path, how):
+    placed = load_base(folder, "float32", "cpu", taps=["last", 1], offload_folder=str(tmp_path), **how)
+    away = sum(weight.is_meta for weight in placed.lm.parameters())
+    assert (away > 0) == (how["device_map"] != {"": "cpu"})
+    assert placed.fingerprint() == plain.fingerprint()
+    tokens = torch.arange(20, 60).view(2, 20)
+    assert torch.equal(placed.states(tokens, torch.ones_like(tokens)), plain.states(tokens, torch.ones_like(tokens)))
+    heads = [ctc_head(base) for base in (placed, plain)]
+    for ours, theirs in zip(*(head.own_state().items() for head in heads), strict=True):
+        assert torch.equal(ours[1], theirs[1]), ours[0]  # a block that begins as the last layer, wherever that is
+    said = [answer(base, head.eval()) for base, head in zip((placed, plain), heads, strict=True)]
+    assert said[0] == said[1]
+
+
+def answer(base, drafter):
+    return generate(base, drafter, torch.arange(30, 36), HOW, frozenset(), 0).tokens
+
+
+def test_a_cache_over_two_devices_holds_what_one_holds():
+    """Trees that are kept in part, guesses that are forgotten, rows of a batch that finish one by one."""
+    base, spread = (random_base(context=64, num_hidden_layers=3) for _ in range(2))
+    spread.places = ["first", "second", "first"]
+    cache = spread.new_cache(8)
+    assert [len(part._rows) for part in cache.parts.values()] == [2, 1]
+    for drafter in (Autoregressive(base), ctc_head(base).eval()):
+        assert answer(base, drafter) == answer(spread, drafter)
+    prompts = [[20, 21, 22], [30, 31], [40, 41, 42, 43]]
+    how = (prompts, [12, 2, 7], lambda logits_BV, rows, step: logits_BV.argmax(dim=-1))
+    assert speak(base, *how) == speak(spread, *how)
+    held = [one.batch_cache(8) for one in (base, spread)]
+    for one, cache in zip((base, spread), held, strict=True):
+        one.read(torch.arange(20, 30), cache)
+        cache.forget(7)
+    assert (held[0].length, held[0].bytes_held()) == (held[1].length, held[1].bytes_held()) == (7, held[0].bytes_held())
+
+
+def test_what_cannot_be_done_is_said(folder, monkeypatch):
+    with pytest.raises(InputError, match=r"base\.fixed= is for a base on one device"):
+        load_base(folder, "float32", "cpu", device_map="auto", fixed=True)
+    with pytest.raises(InputError, match=r"cannot load the base .*device_map"):
+        load_base(folder, "float32", "cpu", device_map="wide")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(InputError, match=r"device_map=auto lays one base over .* and 2 were started"):
+        Placing("auto").told("float32")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match="needs accelerate, which is not installed; pip install accelerate"):
+        Placing("auto").told("float32")

@@ -1,0 +1,46 @@
+"""What every process of a torchrun does in test_sharding.py: train on a base in shards, and hold it to a whole one.
+
+torchrun --nproc-per-node 2 tests/training/sharded_job.py BASE
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+from training_parts import ctc_head, trainer
+
+from ctcdraft.base import load_base
+from ctcdraft.training.checkpoint import RunDirectory
+from ctcdraft.training.peers import join
+
+
+def trained(base, peers):
+    with base.opened():
+        drafter = ctc_head(base)
+    one = trainer(RunDirectory(Path("nowhere")), base, 6, drafter=drafter, accumulate=2, peers=peers)
+    losses = []
+    for one.step in range(6):
+        losses.append(one.train_step()["loss"])
+    return losses, torch.cat([value.detach().flatten() for value in drafter.own_parameters()])
+
+
+def main(folder: str) -> None:
+    torch.set_num_threads(1)
+    peers = join("cpu")
+    whole = load_base(folder, "float32", "cpu", taps=["last", 1])
+    sharded = load_base(folder, "float32", "cpu", taps=["last", 1], zero3=True)
+    held = sum(weight.ds_tensor.numel() for weight in sharded.lm.base_model.parameters())
+    assert held <= 0.51 * sum(weight.numel() for weight in whole.lm.base_model.parameters())
+    assert sharded.fingerprint() == whole.fingerprint()
+    ours, theirs = trained(sharded, peers), trained(whole, peers)
+    assert ours[0] == theirs[0], (ours[0], theirs[0])
+    assert torch.equal(ours[1], theirs[1])
+    print(f"process {peers.rank} holds {held:,} values")
+    peers.wait()  # or who ends first takes the other's connection with it
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,188 @@
+"""The base learns along with its head: the right gradient, nothing lost by a stop, and nobody takes it for another."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from entry_parts import refused, run_script, training
+from tiny_models import random_base, random_lm, tiny_tokenizer
+from training_parts import ctc_head, figures_of, trainer
+
+from ctcdraft.base import load_base
+from ctcdraft.errors import InputError
+from ctcdraft.training.adapting import Adapter, HeldBack
+from ctcdraft.training.checkpoint import RunDirectory
+from ctcdraft.training.logger import JsonlLogger
+
+HOW = {"rank": 2, "alpha": 4, "targets": ["q_proj", "v_proj"], "learning_rate": 1e-2, "weight": 0.5}
+
+
+def adapting(run, base, steps=6, **changes):
+    """A trainer whose base learns too."""
+    drafter = ctc_head(base)
+    one = trainer(run, base, steps, drafter=drafter)
+    one.adapter = Adapter(base, drafter, **{**HOW, **changes})
+    one.engine.also(list(one.adapter.parameters.values()), one.adapter.learning_rate)
+    one.batches.reading = one.adapter.read
+    one.objective = HeldBack(one.objective, one.adapter)
+    return one
+
+
+def shaken(adapter):
+    for value in adapter.parameters.values():
+        value.data += 0.1 * torch.randn(value.shape, generator=torch.Generator().manual_seed(1), dtype=value.dtype)
+
+
+def begun(folder, path):
+    """A trainer that stands where the run at `path` stands, with a base of its own."""
+    run, base = RunDirectory(path), load_base(folder, "float32", "cpu")
+    if not run.config.exists():
+        run.begin("drafter: {}\n", base.fingerprint(), overwrite=False)
+    one = adapting(run, base)
+    one.restore()
+    return one
+
+
+def to_its_end(one):
+    one.fit([JsonlLogger(one.run.metrics, one.step)])
+    return one
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    place = tmp_path_factory.mktemp("base")
+    random_lm(context=64).save_pretrained(place)
+    tiny_tokenizer().save_pretrained(place)
+    return str(place)
+
+
+@pytest.fixture(scope="module")
+def whole(folder, tmp_path_factory):
+    return to_its_end(begun(folder, tmp_path_factory.mktemp("runs") / "whole"))
+
+
+def test_going_on_is_the_same_as_not_having_stopped(folder, whole, tmp_path):
+    stopped = begun(folder, tmp_path / "run")
+    while stopped.step < 3:
+        stopped.train_step()
+        stopped.step += 1
+    stopped.save()
+    again = to_its_end(begun(folder, tmp_path / "run"))
+    assert figures_of(again.run) == figures_of(whole.run)[3:]
+    for one, other in (
+        (again.drafter.own_state(), whole.drafter.own_state()),
+        (again.adapter.state(), whole.adapter.state()),
+    ):
+        assert all(torch.equal(value, other[name]) for name, value in one.items())
+    files = ("drafter.safetensors", "adapter/adapter_model.safetensors")
+    assert all((again.run.path / name).read_bytes() == (whole.run.path / name).read_bytes() for name in files)
+    assert figures_of(whole.run)[0]["base_divergence"] == 0
+    assert figures_of(whole.run)[-1]["base_divergence"] > 1e-3
+
+
+def test_the_base_of_a_run_is_the_one_its_head_was_trained_with(folder, whole):
+    """Loaded from the folder that peft's layout is written to, and known again; its states are those of training."""
+    plain = load_base(folder, "float32", "cpu")
+    adapted = load_base(folder, "float32", "cpu", adapted=str(whole.run.adapter))
+    whole.run.refuse_other_base(adapted.fingerprint())
+    assert adapted.fingerprint()["weights"] == plain.fingerprint()["weights"]
+    assert "changed by LoRA" in adapted.reads
+    assert adapted.name.endswith("changed by LoRA")
+    assert not any(value.requires_grad for value in adapted.parameters())
+    tokens = torch.arange(20, 40)[None]
+    states = [base.states(tokens, torch.ones_like(tokens)) for base in (plain, adapted, whole.adapter.base)]
+    assert torch.allclose(states[1], states[2], atol=1e-4)
+    assert not torch.allclose(states[1], states[0], atol=1e-2)
+    with pytest.raises(
+        InputError, match=r"trained along with its base, .* and this base is not changed; .*checkpoint="
+    ):
+        whole.run.refuse_other_base(plain.fingerprint())
+
+
+def test_gradients_go_on_into_the_base():
+    """Of the whole loss, against differences of it: no small ones, for the base norms in float32."""
+    base = random_base(context=64).double()
+    one = adapting(None, base)
+    one.drafter.double()
+    shaken(one.adapter)
+
+    def loss():
+        batch = one.batches.batch(0)
+        return one.objective(one.drafter(batch), batch).value
+
+    loss().backward()
+    for name, value in one.adapter.parameters.items():
+        place, step = int(value.grad.abs().argmax()), 1e-3
+        flat = value.data.view(-1)
+        flat[place] += step
+        above = loss().detach()
+        flat[place] -= 2 * step
+        below = loss().detach()
+        flat[place] += step
+        assert float((above - below) / (2 * step)) == pytest.approx(float(value.grad.view(-1)[place]), rel=1e-2), name
+
+
+def test_the_divergence_is_that_of_two_bases_written_out():
+    base = random_base(context=64)
+    before = copy.deepcopy(base.lm)
+    one = adapting(None, base)
+    shaken(one.adapter)
+    batch = one.batches.batch(0)
+    apart, count = 0.0, 0
+    with torch.no_grad():
+        was, now = (lm(batch.tokens_BL).logits.log_softmax(dim=-1) for lm in (before, base.lm))
+        for row, anchors in enumerate(batch.anchors_BA.tolist()):
+            for column, anchor in enumerate(anchors):
+                if batch.lengths_BA[row, column] > 0:
+                    p, q = was[row, anchor], now[row, anchor]
+                    apart, count = apart + float((p.exp() * (p - q)).sum()), count + 1
+    assert float(one.adapter.divergence(batch).detach()) == pytest.approx(apart / count, rel=1e-4)
+    assert apart > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"rank": 0}, r"adapt\.rank=0"),
+        ({"alpha": "a"}, r"adapt\.alpha=a"),
+        ({"learning_rate": 0}, r"adapt\.learning_rate=0"),
+        ({"weight": -1}, r"adapt\.weight=-1"),
+        ({"targets": ["nowhere"]}, r"adapt\.targets=\['nowhere'\] do not fit"),
+        ({"targets": ["lm_head"]}, "name the head or the embedding .* leave them out"),
+    ],
+)
+def test_what_makes_no_sense_is_said(changes, said):
+    base = random_base(context=64)
+    with pytest.raises(InputError, match=said):
+        Adapter(base, ctc_head(base), **{**HOW, **changes})
+
+
+@pytest.mark.parametrize(
+    "words", ["states=stored", "engine=deepspeed", "base.quantised=torchao_int8", "base.device_map=auto"]
+)
+def test_what_needs_the_base_as_it_was_is_said_at_the_front_door(tmp_path, monkeypatch, capsys, words):
+    monkeypatch.chdir(tmp_path)
+    said = refused(monkeypatch, capsys, "train.py", *training("adapt=lora", "base.path=nowhere", words))
+    assert "adapt=lora" in said
+
+
+@pytest.mark.slow
+def test_as_a_user_types_it(world, monkeypatch, capsys):
+    """Trained, resumed, evaluated with its own base and refused with any other; a plain head is refused beside it."""
+    monkeypatch.chdir(world)
+    how = ["adapt=lora", "adapt.rank=2", "adapt.learning_rate=0.01"]
+    run_script(monkeypatch, "train.py", *training(*how, "run=adapted"))
+    run_script(monkeypatch, "train.py", "resume=adapted", "trainer.steps=6")
+    asked = ["benchmark.path=prompts.jsonl", "benchmark.limit=3", "decoding.max_new_tokens=12"]
+    run_script(monkeypatch, "evaluate.py", "checkpoint=adapted", *asked, "out=out")
+    report = json.loads(Path("out/report.json").read_text())
+    assert all(row["lossless"]["equal"] == 3 for row in report["rows"])
+    assert "changed by LoRA" in Path("out/report.md").read_text()
+    own = ["base=local", "base.path=base", "out=other"]
+    assert "this base is not changed" in refused(monkeypatch, capsys, "evaluate.py", "checkpoint=adapted", *asked, *own)
+    both = ["contestants=[adapted,run]", "out=both"]
+    assert "was trained for the base as it is" in refused(monkeypatch, capsys, "evaluate.py", *asked, *both)

@@ -1,0 +1,107 @@
+"""Compiled, a drafter learns what it learns without, under the same names; what cannot be compiled is a sentence."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from tiny_models import random_base
+from training_parts import block_heads, ctc_head, trainer
+
+from ctcdraft.errors import InputError
+from ctcdraft.training.checkpoint import RunDirectory
+from ctcdraft.training.compiling import compile_forward
+from ctcdraft.training.plan import rehearse
+
+STEPS = 6
+
+
+@pytest.fixture(scope="module")
+def base():
+    return random_base(context=64)
+
+
+def trained(base, path, backend, drafter=None, stop=STEPS):
+    """Of a run from where it stands: its trainer and the losses."""
+    run = RunDirectory(path)
+    if not run.config.exists():
+        run.begin("drafter: {}\n", base.fingerprint(), overwrite=False)
+    one = trainer(run, base, STEPS, drafter=drafter)
+    if backend is not None:
+        compile_forward(one.drafter, backend, partial(rehearse, base, one.drafter, one.objective, one.engine))
+    one.restore()
+    losses = []
+    while one.step < stop:
+        losses.append(one.train_step()["loss"])
+        one.step += 1
+    one.save()
+    return one, losses
+
+
+@pytest.fixture(scope="module")
+def whole(base, tmp_path_factory):
+    return trained(base, tmp_path_factory.mktemp("whole"), None)
+
+
+@pytest.fixture
+def fresh():
+    yield
+    torch.compiler.reset()
+
+
+def test_the_curve_is_that_of_a_run_that_is_not_compiled(base, tmp_path, fresh, whole):
+    """Begun without and gone on with, by one compilation: the batches of a run differ in length."""
+    graphs = []
+
+    def counting(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    trained(base, tmp_path, None, stop=3)
+    assert_same(base, *trained(base, tmp_path, counting), *whole)
+    assert len(graphs) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # of inductor's own imports
+def test_the_curve_of_inductor(base, tmp_path, fresh, whole):
+    trained(base, tmp_path, "inductor", stop=3)
+    assert_same(base, *trained(base, tmp_path, "inductor"), *whole)
+
+
+def assert_same(base, one, rest, plain, losses):
+    """That what went on at step 3 stands where the plain run does; its head is read by one that is not compiled."""
+    assert len(rest) == 3
+    assert rest == pytest.approx(losses[3:], rel=1e-4)
+    state = plain.drafter.own_state()
+    assert list(one.drafter.own_state()) == list(state)
+    for name, value in one.drafter.own_state().items():
+        assert torch.allclose(value, state[name], atol=1e-4), name
+    head = ctc_head(base)
+    one.run.load_head(head)
+    assert all(torch.equal(value, one.drafter.own_state()[name]) for name, value in head.own_state().items())
+
+
+@pytest.mark.slow
+def test_bodies_without_attention_compile(base, tmp_path, fresh):
+    for number, drafter in enumerate(block_heads(base)[3:5]):
+        torch.compiler.reset()
+        batch = trainer(None, base, 3, drafter=drafter).batches.batch(0)
+        wanted = drafter(batch).states_BATD
+        drafter.compile(backend="aot_eager", dynamic=True)
+        assert torch.allclose(drafter(batch).states_BATD, wanted, atol=1e-5), number
+
+
+def failing(graph, inputs):
+    raise RuntimeError("no compiler is here\nand more")
+
+
+@pytest.mark.parametrize(
+    ("backend", "said"),
+    [("nonsense", "Invalid backend"), pytest.param(failing, "no compiler is here", marks=pytest.mark.slow)],
+)
+def test_what_cannot_be_compiled_is_said_before_any_corpus(base, fresh, backend, said):
+    one = trainer(None, base, 3)
+    with pytest.raises(InputError, match=rf"trainer\.compile=.* BlockDrafter here \(.*{said}.*inductor.*or null"):
+        compile_forward(one.drafter, backend, partial(rehearse, base, one.drafter, one.objective, one.engine))

@@ -1,0 +1,59 @@
+"""A base in shards over two processes trains the head that a whole one trains; what one process cannot do is said."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from entry_parts import refused, training
+from test_peers import PATHS, free_port
+from tiny_models import random_lm, tiny_tokenizer
+
+from ctcdraft.base import load_base
+from ctcdraft.errors import InputError
+
+JOB = Path(__file__).with_name("sharded_job.py")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    place = tmp_path_factory.mktemp("base")
+    random_lm(context=64).save_pretrained(place)
+    tiny_tokenizer().save_pretrained(place)
+    return str(place)
+
+
+@pytest.mark.slow
+@pytest.mark.deepspeed
+def test_two_processes_with_half_the_base_each_train_the_same_head(folder):
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port()),
+         str(JOB), folder],
+        env={**os.environ, "PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("values") == 2
+
+
+def test_one_process_alone_is_told_so(folder):
+    with pytest.raises(InputError, match=r"base\.zero3=true is for the processes of torchrun"):
+        load_base(folder, "float32", "cpu", zero3=True)
+    with pytest.raises(InputError, match="takes the base as it is"):
+        load_base(folder, "float32", "cpu", zero3=True, fixed=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "trainer.probe_prompts=0"),
+        (["trainer.probe_prompts=0", "states=stored"], "states=live"),
+        (["trainer.probe_prompts=0"], "there is no corpus in"),
+        (["trainer.probe_prompts=0", "adapt=lora"], "leave out base.zero3="),
+    ],
+)
+def test_what_one_process_would_do_alone_is_said_at_the_front_door(tmp_path, monkeypatch, capsys, words, said):
+    monkeypatch.chdir(tmp_path)
+    assert said in refused(monkeypatch, capsys, "train.py", *training("base.path=nowhere", "base.zero3=true", *words))
