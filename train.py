@@ -51,12 +51,7 @@ def main(config: DictConfig) -> float:
         if sweep is None or run.config.read_text() != OmegaConf.to_yaml(config, resolve=True):
             run.refuse_to_overwrite()
         resuming = True  # the same sweep again: its jobs go on where they stopped
-    refuse_impossible(config.trainer, config.seed)
-    refuse_untrainable(config.drafter)
-    refuse_untaught(config)
-    refuse_unadaptable(config)
-    refuse_alone(config)
-    refuse_absent(get_class(part._target_) for part in config.logger.values() if part is not None)
+    refuse_before_loading(config)
     if config.trainer.threads:
         torch.set_num_threads(config.trainer.threads)
     paper = paper_of(config.base) if config.plan_only else None
@@ -65,18 +60,7 @@ def main(config: DictConfig) -> float:
         return 0.0
     peers = join(config.device)
     share_of(config.trainer.accumulate, peers)  # or it is refused, before an hour of answers
-    base = instantiate(config.base)
-    torch.manual_seed(config.seed)
-    with base.opened():
-        drafter = build_drafter(config.drafter, base).train()
-    objective, states, decoding = (
-        instantiate(config.objective),
-        instantiate(config.states),
-        instantiate(config.decoding),
-    )
-    engine = make_engine(config, drafter, peers)
-    adapter = make_adapter(config, base, drafter, engine)
-    try_out(config, base, drafter, objective, engine)  # an hour of answers later would be too late to be told
+    base, drafter, objective, states, decoding, engine, adapter = assembled(config, peers)
     corpus = in_turn(peers, lambda: prepared_corpus(config, base))
     if corpus is None:
         return 0.0
@@ -118,6 +102,30 @@ def main(config: DictConfig) -> float:
     if sweep is not None:
         write_table(sweep)  # anew after every job: one that fails takes no table with it
     return tau
+
+
+def refuse_before_loading(config: DictConfig) -> None:
+    """What is wrong with the config alone."""
+    refuse_impossible(config.trainer, config.seed)
+    refuse_untrainable(config.drafter)
+    refuse_untaught(config)
+    refuse_unadaptable(config)
+    refuse_alone(config)
+    refuse_absent(get_class(part._target_) for part in config.logger.values() if part is not None)
+
+
+def assembled(config: DictConfig, peers: Peers) -> tuple[Any, ...]:
+    """Base, drafter, objective, states, decoding, engine and the base's adapter (None without one), tried out together:
+    an hour of answers later would be too late to be told."""
+    base = instantiate(config.base)
+    torch.manual_seed(config.seed)
+    with base.opened():
+        drafter = build_drafter(config.drafter, base).train()
+    objective, states, decoding = (instantiate(config[part]) for part in ("objective", "states", "decoding"))
+    engine = make_engine(config, drafter, peers)
+    adapter = make_adapter(config, base, drafter, engine)
+    try_out(config, base, drafter, objective, engine)
+    return base, drafter, objective, states, decoding, engine, adapter
 
 
 def make_trainer(settings: DictConfig, run: RunDirectory, *parts: Any) -> Trainer:
