@@ -108,8 +108,11 @@ class Adapter:
             name: value.detach().cpu().contiguous()
             for name, value in peft.get_peft_model_state_dict(self.model).items()
         }
-        folder.mkdir(exist_ok=True)
-        self.config.save_pretrained(str(folder))
+        try:
+            folder.mkdir(exist_ok=True)
+            self.config.save_pretrained(str(folder))
+        except OSError as error:
+            raise InputError(f"cannot write {folder}: {first_line(error)}; make room") from error
         write_whole(folder / WEIGHTS, lambda path: save_file(tensors, path))
         return tensors_hash(tensors)
 
