@@ -58,7 +58,7 @@ class DeepSpeedEngine(TorchEngine):
         self.peers = peers
         self.settings = deepspeed
         self.clip_norm = clip_norm
-        refuse_wrong(load_deepspeed(parameters[0].device.type), self.settings, self.decided(1))
+        refuse_wrong(imported(parameters[0].device.type), self.settings, self.decided(1))
         matrices, others = decayed_or_not(parameters)
         groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
         self.adam = torch.optim.AdamW([group for group in groups if group["params"]], lr=learning_rate, betas=betas)
@@ -132,7 +132,14 @@ class DeepSpeedEngine(TorchEngine):
 
 
 def load_deepspeed(device: str) -> Any:
-    """The package, told what this machine is; alone it believes to be one of one."""
+    """The package, which has met the other processes; alone it believes to be one of one."""
+    deepspeed = imported(device)
+    deepspeed.init_distributed("gloo" if device == "cpu" else "nccl", verbose=False)
+    return deepspeed
+
+
+def imported(device: str) -> Any:
+    """The package, told what this machine is."""
     if device == "cpu":
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     for name, value in ALONE.items():
@@ -144,5 +151,4 @@ def load_deepspeed(device: str) -> Any:
     if device == "cpu":
         # Else it builds an operator for half a minute, and fails where there is no compiler.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    deepspeed.init_distributed("gloo" if device == "cpu" else "nccl", verbose=False)
     return deepspeed
