@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ctcdraft.decoding.fixed import FixedReads
-from ctcdraft.decoding.kv_cache import KVCache
+from ctcdraft.decoding.kv_cache import KVCache, Written
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.errors import InputError, first_line
 from ctcdraft.fingerprints import text_hash, tokenizer_hash, weights_hash
@@ -98,8 +98,10 @@ class BaseLM(nn.Module):
     def reads(self) -> str:
         """In words, for a report: how it reads a tree."""
         shape = "exact shapes" if self.fixed is None else "fixed shapes"
-        way = "captured" if self.fixed is not None and self.device.type == "cuda" else "eager"
-        ways = [way, shape, *([self.quantised] if self.quantised else [])]
+        compiled = self.fixed is not None and self.fixed.compiled
+        captured = self.fixed is not None and self.device.type == "cuda"
+        done = ["compiled"] * compiled + ["captured"] * captured
+        ways = [" and ".join(done) or "eager", shape, *([self.quantised] if self.quantised else [])]
         return ", ".join(ways)
 
     def new_cache(self, capacity: int) -> KVCache:
@@ -150,7 +152,9 @@ class BaseLM(nn.Module):
     def _logits(self, states_ND: Tensor) -> Tensor:
         return self.head(states_ND if len(self.taps) == 1 else states_ND[:, : self.width])
 
-    def _forward(self, tokens_N: Tensor, positions_N: Tensor, mask_NM: Tensor | None, cache: KVCache) -> Tensor:
+    def _forward(
+        self, tokens_N: Tensor, positions_N: Tensor, mask_NM: Tensor | None, cache: KVCache | Written
+    ) -> Tensor:
         output = self.lm.base_model(
             input_ids=tokens_N[None],
             position_ids=positions_N[None],
@@ -225,18 +229,20 @@ def load_base(
     config: Any = None,
     quantised: str | None = None,
     fixed: bool = False,
+    compiled: bool = False,
 ) -> BaseLM:
     """Load a base from a folder or a hub id; `adapter` is a peft LoRA folder that is merged before freezing.
 
     taps: "last", then the layers whose states drafters see too (0: the embeddings, k: what layer k gives out).
     config: for plans without the weights (paper.py); what is loaded brings its own.
     quantised: one of QUANTISED, which needs its package. fixed: trees
-    are padded to few shapes, and on a GPU each of these is captured as a graph.
+    are padded to few shapes, and on a GPU each of these is captured as a graph. compiled: by torch, once a shape.
     """
     import transformers
 
     refuse_unknown_dtype(dtype)
     refuse_absent_device(device)
+    reads = FixedReads.of(fixed, compiled)
     transformers.utils.logging.disable_progress_bar()
     if looks_like_folder(path) and not (Path(path) / "config.json").is_file():
         raise InputError(f"no base LLM at {path}: there is no config.json; give a Hugging Face folder as base.path=")
@@ -262,8 +268,7 @@ def load_base(
     if quantised is None:  # what is quantised was loaded where it stays, and has a type of its own
         base = base.to(device, getattr(torch, dtype))
     base.quantised = quantised
-    if fixed:
-        base.fixed = FixedReads()
+    base.fixed = reads
     refuse_unfaithful(base)
     return base
 

@@ -56,10 +56,11 @@ def on_paper(
     config: Any = None,
     quantised: str | None = None,
     fixed: bool = False,
+    compiled: bool = False,
 ) -> Paper | None:
     """The values of `load_base`; None where the weights are on this machine and fit, so that it can be loaded.
 
-    quantised, fixed: change no plan.
+    quantised, fixed, compiled: change no plan.
     config: a base's sizes as Hugging Face names them, or the place of a config.json; without it, that of `path`.
     """
     base = of_sizes(path, dtype, name, revision, attention, context_length, chat_template_file, taps, config)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ctcdraft.base import BaseLM, refuse_absent_device, refuse_unknown_dtype
+from ctcdraft.decoding.fixed import FixedReads
 from ctcdraft.errors import InputError, first_line
 
 
@@ -21,7 +22,15 @@ class NoWords:
         return {}
 
 
-def shaped_base(of: Mapping[str, Any], name: str, dtype: str, device: str, attention: str = "sdpa") -> BaseLM:
+def shaped_base(
+    of: Mapping[str, Any],
+    name: str,
+    dtype: str,
+    device: str,
+    attention: str = "sdpa",
+    fixed: bool = False,
+    compiled: bool = False,
+) -> BaseLM:
     """A base of random weights from the values of a transformers config; `of.model_type` is its architecture.
 
     What it takes is what the real one takes, a read's time and memory; what it says means nothing, so it is good
@@ -31,6 +40,7 @@ def shaped_base(of: Mapping[str, Any], name: str, dtype: str, device: str, atten
 
     refuse_absent_device(device)
     refuse_unknown_dtype(dtype)
+    reads = FixedReads.of(fixed, compiled)
     values = {**of}
     kind = values.pop("model_type", None)
     try:
@@ -45,4 +55,6 @@ def shaped_base(of: Mapping[str, Any], name: str, dtype: str, device: str, atten
     lm.generation_config = type(lm.generation_config)()  # no stop word: every answer is as long as it may be
     for stop in ("eos_token_id", "bos_token_id"):
         setattr(lm.config, stop, None)
-    return BaseLM(lm, NoWords(), name)
+    base = BaseLM(lm, NoWords(), name)
+    base.fixed = reads
+    return base

@@ -143,7 +143,7 @@ class Session:
             for turn in range(len(prompt.turns)):
                 prompt_L, _ = asked(arena.base, prompt, [answer.text for answer in said[:turn]])
                 seed = turn_seed(arena.seed, record.index, turn)
-                met.untimed(prompt_L, seed)
+                met.untimed(prompt_L)
                 for name in order(arena, seed + 1):
                     if isinstance(arena.contestants[name], StockGenerate):
                         continue  # no clock of ours runs inside it
