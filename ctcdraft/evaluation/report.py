@@ -266,8 +266,20 @@ def differing(row: Row) -> str | None:
         where += f"; {explained} of them by rounding, equal in float64"
     if undecided:
         which = f"{undecided} of them are" if wrong or explained else "this is"
-        where += f"; in {row['dtype']} a close call may flip, so {which} no error and no proof either"
+        where += f"; in {row['dtype']} a close call may flip, so {which} no error and no proof either{null(row)}"
     return f"NOT LOSSLESS: {where}" if wrong else where
+
+
+def null(row: Row) -> str:
+    """How often other kernels alone make autoregression differ from itself; nothing for the row that shows it."""
+    found = row["lossless"].get("null")
+    if found is not None:
+        return f"; autoregression by other kernels ({found['drafter']}) differs from itself on {found['different']}"
+    return (
+        ""
+        if row.get("other_kernels")
+        else "; how often autoregression does, contestants=[...,transformers_eager] tells"
+    )
 
 
 def fitted(row: Row) -> str | None:

@@ -12,6 +12,7 @@ from ctcdraft.corpus.conversations import Prompt
 from ctcdraft.decoding.loop import Drafter, Settings
 from ctcdraft.evaluation import metrics, report, roof
 from ctcdraft.evaluation.benchmarks import Benchmark
+from ctcdraft.evaluation.certificate import null_of
 from ctcdraft.evaluation.differences import differences
 from ctcdraft.evaluation.environment import environment, hardware
 from ctcdraft.evaluation.folder import Folder
@@ -159,6 +160,8 @@ class Session:
             answers = [answer for record in records for answer in record.answers(name)]
             row["lossless"]["owes"] = self.owes(name, answers)
             rows.append(row)
+        for row in rows:
+            row["lossless"]["null"] = null_of(rows, row)
         return rows, self.circumstances(records, timing)
 
     def labels(self, name: str) -> dict[str, Any]:
@@ -174,6 +177,7 @@ class Session:
             "dtype": dtype(arena),
             "fingerprint": one.fingerprint,
             "crossing": one.crossing,
+            "other_kernels": isinstance(one.drafter, StockGenerate) and one.drafter.is_other_kernels,
         }
 
     def owes(self, name: str, answers: Iterable[Answer]) -> str:

@@ -27,7 +27,7 @@ CONTRACT = {
     "crossing",
 }
 LOSSLESS = {"unit", "prompts", "equal", "rounding", "first_divergence_margins", "chi_square", "tv", "null_tv"}
-LOSSLESS |= {"owes", "p_value", "tokens", "by_draft", "owed"}
+LOSSLESS |= {"owes", "p_value", "tokens", "by_draft", "owed", "null"}
 COUNTED = ("drafter", "prompts", "tokens", "passes", "tau", "tau_ci", "tau_paper", "alpha", "lossless", "accuracy")
 
 
