@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 def text_hash(text: str) -> str:
@@ -27,7 +28,24 @@ def weights_hash(lm: nn.Module, samples: int = 64) -> str:
         return ""
     digest = hashlib.sha256()
     for name, tensor in sorted(lm.state_dict().items()):
-        stride = max(1, tensor.numel() // samples)
-        values = tensor.reshape(-1)[::stride][:samples].to(torch.bfloat16).float().cpu()
-        digest.update(name.encode() + values.numpy().tobytes())
+        for part in plain_parts(tensor):
+            stride = max(1, part.numel() // samples)
+            values = part.reshape(-1)[::stride][:samples].to(torch.bfloat16).float().cpu()
+            digest.update(name.encode() + values.numpy().tobytes())
     return digest.hexdigest()[:16]
+
+
+def plain_parts(tensor: Any) -> Iterator[Tensor]:
+    """What a tensor is made of in memory: itself, or codes and scales where a package for quantising wraps them."""
+    if hasattr(tensor, "__tensor_flatten__"):
+        for name in tensor.__tensor_flatten__()[0]:
+            yield from plain_parts(getattr(tensor, name))
+    else:
+        yield tensor
+
+
+def quantised_since(made_for: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> bool:
+    """Whether this is the base that something was made for, but quantised since: its weights are no longer comparable,
+    so its name must do."""
+    name = made_for.get("base")
+    return bool(fingerprint.get("quantised")) and not made_for.get("quantised") and name == fingerprint["base"]

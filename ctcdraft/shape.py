@@ -10,6 +10,7 @@ import torch
 from ctcdraft.base import BaseLM, refuse_absent_device, refuse_unknown_dtype
 from ctcdraft.decoding.fixed import FixedReads
 from ctcdraft.errors import InputError, first_line
+from ctcdraft.machine import memory_bytes, spelled
 
 
 class NoWords:
@@ -45,11 +46,16 @@ def shaped_base(
     kind = values.pop("model_type", None)
     try:
         config = transformers.AutoConfig.for_model(kind, **values)
+        with torch.device("meta"):
+            parameters = transformers.AutoModelForCausalLM.from_config(config).num_parameters()
+        refuse_too_large(name, parameters * getattr(torch, dtype).itemsize, dtype, device)
         torch.manual_seed(0)
         with torch.device(device):
             lm = transformers.AutoModelForCausalLM.from_config(
                 config, dtype=getattr(torch, dtype), attn_implementation=attention
             )
+    except InputError:
+        raise
     except (ValueError, TypeError, KeyError, torch.OutOfMemoryError) as error:
         raise InputError(f"base.of={dict(of)} is no shape of a base here: {first_line(error)}") from error
     lm.generation_config = type(lm.generation_config)()  # no stop word: every answer is as long as it may be
@@ -58,3 +64,13 @@ def shaped_base(
     base = BaseLM(lm, NoWords(), name)
     base.fixed = reads
     return base
+
+
+def refuse_too_large(name: str, needed: int, dtype: str, device: str) -> None:
+    """Before anything is allocated: a process that takes more than there is would be killed without a word."""
+    there = memory_bytes(device)
+    if there is not None and needed > there:
+        raise InputError(
+            f"the weights of shape {name} take {spelled(needed)} as {dtype}, and {device} has {spelled(there)}; take a "
+            "smaller shape, a smaller dtype=, or another device="
+        )
