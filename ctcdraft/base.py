@@ -20,11 +20,10 @@ from ctcdraft.fingerprints import text_hash, tokenizer_hash, weights_hash
 from ctcdraft.nn.packs import own_text
 from ctcdraft.readable import refuse_unfaithful, refuse_unreadable
 
-# Of base.quantised: the package that does it, the config of transformers for it, and that config's values.
-QUANTISED: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "bitsandbytes_4bit": ("bitsandbytes", "BitsAndBytesConfig", {"load_in_4bit": True}),
-    "bitsandbytes_8bit": ("bitsandbytes", "BitsAndBytesConfig", {"load_in_8bit": True}),
-    "torchao_int8": ("torchao", "TorchAoConfig", {"quant_type": "int8_weight_only"}),
+QUANTISED = {  # of base.quantised: the package that does it
+    "bitsandbytes_4bit": "bitsandbytes",
+    "bitsandbytes_8bit": "bitsandbytes",
+    "torchao_int8": "torchao",
 }
 TEMPLATES = Path(__file__).parent / "corpus" / "templates"
 
@@ -207,6 +206,7 @@ class BaseLM(nn.Module):
             "base": self.name,
             "revision": self.revision,
             "weights": self.weights_hash,
+            **({"quantised": self.quantised} if self.quantised else {}),
             "width": self.width,
             "vocabulary": self.vocabulary,
             "taps": self.taps,
@@ -288,17 +288,25 @@ def refuse_absent_device(device: str) -> None:
 
 def stored(dtype: str, device: str, quantised: str | None) -> dict[str, Any]:
     """How weights are held, in the words of `from_pretrained`. InputError where a package for it is absent."""
-    import transformers
-
     if quantised is None:
         return {"dtype": "auto"}
     if quantised not in QUANTISED:
         raise InputError(f"base.quantised={quantised} is none of {', '.join(QUANTISED)}; null leaves the weights whole")
-    package, config, values = QUANTISED[quantised]
+    package = QUANTISED[quantised]
     if importlib.util.find_spec(package) is None:
         raise InputError(f"base.quantised={quantised} needs the package {package}, which is not installed here")
-    quantisation = getattr(transformers, config)(**values)
-    return {"dtype": getattr(torch, dtype), "device_map": device, "quantization_config": quantisation}
+    return {"dtype": getattr(torch, dtype), "device_map": device, "quantization_config": quantisation(quantised)}
+
+
+def quantisation(quantised: str) -> Any:
+    """The config of transformers for one of QUANTISED."""
+    import transformers
+
+    if quantised == "torchao_int8":
+        from torchao.quantization import Int8WeightOnlyConfig
+
+        return transformers.TorchAoConfig(Int8WeightOnlyConfig())
+    return transformers.BitsAndBytesConfig(**{f"load_in_{quantised.removeprefix('bitsandbytes_')}": True})
 
 
 def chat_template(name: str) -> str:

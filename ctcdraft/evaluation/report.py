@@ -226,6 +226,11 @@ def statements(rows: Sequence[Row], environment: dict[str, Any]) -> list[str]:
     if any(row["lossless"]["owes"] == "nothing" for row in rows):
         said.append("LOSSY: this verifier may accept what the base would not have said")
     said += [f"{row['drafter']} is {row['crossing']}" for row in rows if row.get("crossing")]
+    said += [
+        f"the head of {row['drafter']} was trained on {environment['base']} before it was quantised"
+        for row in rows
+        if row.get("quantised_since")
+    ]
     if replay := environment.get("replay"):
         said.append(
             f"tau is replayed along autoregression's own answers to {rows[0]['prompts']} questions; the loop decoded "

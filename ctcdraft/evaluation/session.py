@@ -23,6 +23,7 @@ from ctcdraft.evaluation.pages import files
 from ctcdraft.evaluation.records import AUTOREGRESSIVE, Answer, Record
 from ctcdraft.evaluation.timing import Spent, Timing, instrument
 from ctcdraft.evaluation.watching import Explorer
+from ctcdraft.fingerprints import quantised_since
 from ctcdraft.shard import Shard
 
 
@@ -177,6 +178,7 @@ class Session:
             "dtype": dtype(arena),
             "fingerprint": one.fingerprint,
             "crossing": one.crossing,
+            "quantised_since": quantised_since(one.fingerprint, arena.base.fingerprint()),
             "other_kernels": isinstance(one.drafter, StockGenerate) and one.drafter.is_other_kernels,
         }
 
