@@ -25,6 +25,7 @@ from ctcdraft.base import BaseLM, load_base, unconfigured
 from ctcdraft.corpus.chat import prompt_tokens
 from ctcdraft.ctc.best_first import best_first_search
 from ctcdraft.ctc.prefix import prefix_search
+from ctcdraft.decoding.fixed import FixedReads
 from ctcdraft.decoding.loop import Context, Drafter, Settings, generate
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.decoding.verify import match
@@ -46,17 +47,29 @@ def main() -> None:
     print(f"{hardware(torch.device(options.device))}, {options.dtype}, torch {torch.__version__}, {options.clock} time")
     for folder in options.bases:
         base = load_base(folder, options.dtype, options.device)
-        against_generate(base, options)
-        overhead(base, options)
+        reads = [None, FixedReads(), FixedReads(compiled=True)] if options.compiled else [None]
+        against_generate(base, reads, options)
+        for base.fixed in reads:
+            overhead(base, options)
     search(options)
 
 
-def against_generate(base: BaseLM, options: argparse.Namespace) -> None:
-    """Tokens/s of both, prefill included; answer by answer, so that what else the machine does meets both alike."""
+def against_generate(base: BaseLM, reads: Sequence[FixedReads | None], options: argparse.Namespace) -> None:
+    """Tokens/s of both, prefill included; answer by answer, so that what else the machine does meets both alike. And
+    ours with other reads, where there are any."""
     prompts, clock = asked(base, options), CLOCKS[options.clock]
     how = settings(1, options.max_new_tokens)
+
+    def ours(prompt_L: Tensor, by: FixedReads | None = None) -> list[int]:
+        base.fixed = by
+        said = generate(base, Autoregressive(base), prompt_L, how, NEVER, 0)
+        base.fixed = None
+        return list(said.tokens)
+
+    others = {f"ours, {'compiled' if by.compiled else 'fixed'}": partial(ours, by=by) for by in reads if by is not None}
     ways: dict[str, Callable[[Tensor], list[int]]] = {
-        "ours": lambda prompt_L: list(generate(base, Autoregressive(base), prompt_L, how, NEVER, 0).tokens),
+        "ours": ours,
+        **others,
         "generate": lambda prompt_L: stock(base, prompt_L, how.max_new_tokens),
         "generate, helped": lambda prompt_L: helped(base, prompt_L, how.max_new_tokens),
     }
@@ -115,6 +128,7 @@ def overhead(base: BaseLM, options: argparse.Namespace) -> None:
         parts = "  ".join(f"{part} {1e6 * seconds:.0f}" for part, seconds in medians.items())
         print(
             f"overhead  {base.name:17} {nodes:3} nodes: o {o:.3f}, v {medians['read'] / unit:.2f};  µs a pass: {parts}"
+            f"  ({base.reads})"
         )
 
 
@@ -189,6 +203,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--words-per-frame", type=int, default=16, help="as in configs/drafter/paths/prefix_search.yaml"
     )
+    parser.add_argument("--compiled", action="store_true", help="reads of fixed shapes, eager and compiled, as well")
     parser.add_argument("--clock", choices=sorted(CLOCKS), default="wall")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32")

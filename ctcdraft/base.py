@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from ctcdraft.decoding.fixed import FixedReads
-from ctcdraft.decoding.kv_cache import KVCache
+from ctcdraft.decoding.kv_cache import KVCache, Written
 from ctcdraft.decoding.placed_cache import PlacedCache
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.errors import InputError, first_line
@@ -24,11 +24,10 @@ from ctcdraft.nn.packs import own_text
 from ctcdraft.placing import Placing, lay_out, places_of
 from ctcdraft.readable import refuse_unfaithful, refuse_unreadable
 
-# Of base.quantised: the package that does it, the config of transformers for it, and that config's values.
-QUANTISED: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "bitsandbytes_4bit": ("bitsandbytes", "BitsAndBytesConfig", {"load_in_4bit": True}),
-    "bitsandbytes_8bit": ("bitsandbytes", "BitsAndBytesConfig", {"load_in_8bit": True}),
-    "torchao_int8": ("torchao", "TorchAoConfig", {"quant_type": "int8_weight_only"}),
+QUANTISED = {  # of base.quantised: the package that does it
+    "bitsandbytes_4bit": "bitsandbytes",
+    "bitsandbytes_8bit": "bitsandbytes",
+    "torchao_int8": "torchao",
 }
 TEMPLATES = Path(__file__).parent / "corpus" / "templates"
 
@@ -108,7 +107,9 @@ class BaseLM(nn.Module):
     def reads(self) -> str:
         """In words, for a report: how it reads a tree."""
         shape = "exact shapes" if self.fixed is None else "fixed shapes"
-        way = "captured" if self.fixed is not None and self.device.type == "cuda" else "eager"
+        compiled = self.fixed is not None and self.fixed.compiled
+        captured = self.fixed is not None and self.device.type == "cuda"
+        way = " and ".join(["compiled"] * compiled + ["captured"] * captured) or "eager"
         ways = [way, shape, self.quantised, "changed by LoRA" if self.adapted else None]
         return ", ".join(one for one in ways if one)
 
@@ -163,7 +164,9 @@ class BaseLM(nn.Module):
     def _logits(self, states_ND: Tensor) -> Tensor:
         return self.head(states_ND if len(self.taps) == 1 else states_ND[:, : self.width])
 
-    def _forward(self, tokens_N: Tensor, positions_N: Tensor, mask_NM: Tensor | None, cache: KVCache) -> Tensor:
+    def _forward(
+        self, tokens_N: Tensor, positions_N: Tensor, mask_NM: Tensor | None, cache: KVCache | Written
+    ) -> Tensor:
         output = self.lm.base_model(
             input_ids=tokens_N[None],
             position_ids=positions_N[None],
@@ -220,6 +223,7 @@ class BaseLM(nn.Module):
             "base": self.name,
             "revision": self.revision,
             "weights": self.weights_hash,
+            **({"quantised": self.quantised} if self.quantised else {}),
             "width": self.width,
             "vocabulary": self.vocabulary,
             "taps": self.taps,
@@ -248,21 +252,24 @@ def load_base(
     offload_folder: str | None = None,
     adapted: str | None = None,
     zero3: bool = False,
+    compiled: bool = False,
 ) -> BaseLM:
     """Load a base from a folder or a hub id; `adapter` is a peft LoRA folder that is merged before freezing.
 
     taps: "last", then the layers whose states drafters see too (0: the embeddings, k: what layer k gives out).
     config: for plans without the weights (paper.py); what is loaded brings its own.
     quantised: one of QUANTISED, which needs its package. fixed: trees
-    are padded to few shapes, and on a GPU each of these is captured as a graph. device_map and what follows it: the
-    layers lie over several devices (placing.py); states and logits are on `device` all the same.
-    adapted: the folder of what a run has trained along with its head (RUN/adapter), merged like `adapter`; with it
-    the base is another one, and says so. zero3: in shards over the processes of torchrun (sharding.py).
+    are padded to few shapes, and on a GPU each of these is captured as a graph. compiled: by torch, once a shape.
+    device_map and what follows it: the layers lie over several devices (placing.py); states and logits are on `device`
+    all the same. adapted: the folder of what a run has trained along with its head (RUN/adapter), merged like
+    `adapter`; with it the base is another one, and says so. zero3: in shards over the processes of torchrun
+    (sharding.py).
     """
     import transformers
 
     refuse_unknown_dtype(dtype)
     refuse_absent_device(device)
+    reads = FixedReads.of(fixed, compiled)
     transformers.utils.logging.disable_progress_bar()
     placing = Placing(device_map, max_memory, offload_folder) if device_map is not None else None
     if placing is not None and (fixed or adapter or adapted):
@@ -308,8 +315,7 @@ def load_base(
     base.quantised = quantised
     if adapted is not None:
         adapt(base, Path(adapted))
-    if fixed:
-        base.fixed = FixedReads()
+    base.fixed = reads
     refuse_unfaithful(base)
     return base
 
@@ -346,19 +352,27 @@ def refuse_absent_device(device: str) -> None:
 
 def stored(dtype: str, device: str, quantised: str | None, placing: Placing | None = None) -> dict[str, Any]:
     """How weights are held, in the words of `from_pretrained`. InputError where a package for it is absent."""
-    import transformers
-
     told = {"dtype": "auto"} if placing is None else placing.told(dtype)
     if quantised is None:
         return told
     if quantised not in QUANTISED:
         raise InputError(f"base.quantised={quantised} is none of {', '.join(QUANTISED)}; null leaves the weights whole")
-    package, config, values = QUANTISED[quantised]
+    package = QUANTISED[quantised]
     if importlib.util.find_spec(package) is None:
         raise InputError(f"base.quantised={quantised} needs the package {package}, which is not installed here")
-    quantisation = getattr(transformers, config)(**values)
-    held = {"dtype": getattr(torch, dtype), "device_map": device, "quantization_config": quantisation}
+    held = {"dtype": getattr(torch, dtype), "device_map": device, "quantization_config": quantisation(quantised)}
     return held | (told if placing is not None else {})
+
+
+def quantisation(quantised: str) -> Any:
+    """The config of transformers for one of QUANTISED."""
+    import transformers
+
+    if quantised == "torchao_int8":
+        from torchao.quantization import Int8WeightOnlyConfig
+
+        return transformers.TorchAoConfig(Int8WeightOnlyConfig())
+    return transformers.BitsAndBytesConfig(**{f"load_in_{quantised.removeprefix('bitsandbytes_')}": True})
 
 
 def chat_template(name: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -29,12 +29,12 @@ def weights_hash(lm: nn.Module, samples: int = 64) -> str:
     digest = hashlib.sha256()
     for name, tensor in sorted(lm.state_dict().items()):
         place, _, own = name.rpartition(".")
-        tensor = value_of(lm.get_submodule(place), own, tensor)
-        if tensor.is_meta:
-            return ""
-        stride = max(1, tensor.numel() // samples)
-        values = tensor.reshape(-1)[::stride][:samples].to(torch.bfloat16).float().cpu()
-        digest.update(name.encode() + values.numpy().tobytes())
+        for part in plain_parts(value_of(lm.get_submodule(place), own, tensor)):
+            if part.is_meta:
+                return ""
+            stride = max(1, part.numel() // samples)
+            values = part.reshape(-1)[::stride][:samples].to(torch.bfloat16).float().cpu()
+            digest.update(name.encode() + values.numpy().tobytes())
     return digest.hexdigest()[:16]
 
 
@@ -44,3 +44,19 @@ def tensors_hash(tensors: Mapping[str, Tensor]) -> str:
     for name, tensor in sorted(tensors.items()):
         digest.update(name.encode() + tensor.contiguous().cpu().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:16]
+
+
+def plain_parts(tensor: Any) -> Iterator[Tensor]:
+    """What a tensor is made of in memory: itself, or codes and scales where a package for quantising wraps them."""
+    if hasattr(tensor, "__tensor_flatten__"):
+        for name in tensor.__tensor_flatten__()[0]:
+            yield from plain_parts(getattr(tensor, name))
+    else:
+        yield tensor
+
+
+def quantised_since(made_for: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> bool:
+    """Whether this is the base that something was made for, but quantised since: its weights are no longer comparable,
+    so its name must do."""
+    name = made_for.get("base")
+    return bool(fingerprint.get("quantised")) and not made_for.get("quantised") and name == fingerprint["base"]

@@ -61,10 +61,11 @@ def on_paper(
     offload_folder: str | None = None,
     adapted: str | None = None,
     zero3: bool = False,
+    compiled: bool = False,
 ) -> Paper | None:
     """The values of `load_base`; None where the weights are on this machine and fit, so that it can be loaded.
 
-    quantised, fixed, adapted: change no plan. device_map, zero3: what does not
+    quantised, fixed, compiled, adapted: change no plan. device_map, zero3: what does not
     fit one device may fit several, and is loaded.
     config: a base's sizes as Hugging Face names them, or the place of a config.json; without it, that of `path`.
     """

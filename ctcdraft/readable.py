@@ -49,6 +49,8 @@ def refuse_unfaithful(base: BaseLM, length: int = 320) -> None:
         forked_NV = base.read_tree(tree, cache).logits_NV[-2:].float()
         paths = (torch.stack([root, left, below]), torch.stack([root, right]))
         alone_NV = torch.stack([base.lm(torch.cat([prefix, path])[None]).logits[0, -1].float() for path in paths])
+    except InputError:  # such as that it cannot be compiled, which says what to do
+        raise
     except (ValueError, TypeError, RuntimeError) as error:
         raise InputError(
             f"base {base.name} cannot read a tree through a plain mask ({first_line(error)}); use another base"

@@ -8,7 +8,9 @@ from typing import Any
 import torch
 
 from ctcdraft.base import BaseLM, refuse_absent_device, refuse_unknown_dtype
+from ctcdraft.decoding.fixed import FixedReads
 from ctcdraft.errors import InputError, first_line
+from ctcdraft.machine import memory_bytes, spelled
 
 
 class NoWords:
@@ -21,7 +23,15 @@ class NoWords:
         return {}
 
 
-def shaped_base(of: Mapping[str, Any], name: str, dtype: str, device: str, attention: str = "sdpa") -> BaseLM:
+def shaped_base(
+    of: Mapping[str, Any],
+    name: str,
+    dtype: str,
+    device: str,
+    attention: str = "sdpa",
+    fixed: bool = False,
+    compiled: bool = False,
+) -> BaseLM:
     """A base of random weights from the values of a transformers config; `of.model_type` is its architecture.
 
     What it takes is what the real one takes, a read's time and memory; what it says means nothing, so it is good
@@ -31,18 +41,36 @@ def shaped_base(of: Mapping[str, Any], name: str, dtype: str, device: str, atten
 
     refuse_absent_device(device)
     refuse_unknown_dtype(dtype)
+    reads = FixedReads.of(fixed, compiled)
     values = {**of}
     kind = values.pop("model_type", None)
     try:
         config = transformers.AutoConfig.for_model(kind, **values)
+        with torch.device("meta"):
+            parameters = transformers.AutoModelForCausalLM.from_config(config).num_parameters()
+        refuse_too_large(name, parameters * getattr(torch, dtype).itemsize, dtype, device)
         torch.manual_seed(0)
         with torch.device(device):
             lm = transformers.AutoModelForCausalLM.from_config(
                 config, dtype=getattr(torch, dtype), attn_implementation=attention
             )
+    except InputError:
+        raise
     except (ValueError, TypeError, KeyError, torch.OutOfMemoryError) as error:
         raise InputError(f"base.of={dict(of)} is no shape of a base here: {first_line(error)}") from error
     lm.generation_config = type(lm.generation_config)()  # no stop word: every answer is as long as it may be
     for stop in ("eos_token_id", "bos_token_id"):
         setattr(lm.config, stop, None)
-    return BaseLM(lm, NoWords(), name)
+    base = BaseLM(lm, NoWords(), name)
+    base.fixed = reads
+    return base
+
+
+def refuse_too_large(name: str, needed: int, dtype: str, device: str) -> None:
+    """Before anything is allocated: a process that takes more than there is would be killed without a word."""
+    there = memory_bytes(device)
+    if there is not None and needed > there:
+        raise InputError(
+            f"the weights of shape {name} take {spelled(needed)} as {dtype}, and {device} has {spelled(there)}; take a "
+            "smaller shape, a smaller dtype=, or another device="
+        )

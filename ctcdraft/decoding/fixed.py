@@ -1,7 +1,8 @@
 """Reads whose shape never changes, so that a GPU can replay them as one graph. It knows trees and cache rows, no model.
 
 A tree is padded to the next size there is, and attention sees every row of the cache's buffers, most of them masked.
-On a CPU the same reads run eagerly: slower than exact ones there, and the proof that padding changes nothing.
+On a CPU the same reads run eagerly, slower than exact ones and the proof that padding changes nothing; or compiled,
+which a shape that never changes pays for once. On a GPU what is compiled is captured like all else.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ctcdraft.decoding.kv_cache import BUCKET, KVCache
+from ctcdraft.decoding.compiled import Compiled
+from ctcdraft.decoding.kv_cache import BUCKET, KVCache, Written
 from ctcdraft.decoding.tree import TokenTree
+from ctcdraft.errors import InputError
 
 # (tokens_N, positions_N, mask_NM, cache) -> states_ND and logits_NV
-Forward = Callable[[Tensor, Tensor, Tensor, KVCache], tuple[Tensor, Tensor]]
+Forward = Callable[[Tensor, Tensor, Tensor, Written], tuple[Tensor, Tensor]]
+Both = tuple[Tensor, Tensor]
 SIZES = (1, 8, 16, 32, 64, 128, 256)  # nodes; beyond the last, multiples of it
 
 
@@ -61,15 +65,30 @@ class Inputs:
 
 
 class FixedReads:
-    """All graphs of one base, by size and capacity, and the one set of buffers that they were captured over."""
+    """All graphs of one base, by size and capacity, and the one set of buffers that they were captured over.
 
-    def __init__(self) -> None:
+    compiled: torch compiles a read of every size before it is run or captured.
+    """
+
+    def __init__(self, compiled: bool = False) -> None:
+        self.compiled = compiled
+        self._run: Callable[..., Both] = Compiled(fixed) if compiled else fixed
         self._buffers: dict[int, tuple[Any, Any]] = {}  # keys and values, by capacity
         self._users: dict[int, Any] = {}  # who holds them now, weakly
-        self._graphs: dict[tuple[int, int], tuple[Any, Inputs, tuple[Tensor, Tensor]]] = {}
+        self._graphs: dict[tuple[int, int], tuple[Any, Inputs, Both]] = {}
+
+    @classmethod
+    def of(cls, fixed: bool, compiled: bool) -> FixedReads | None:
+        """What the values base.fixed and base.compiled ask for; None: reads of exact shapes."""
+        if compiled and not fixed:
+            raise InputError(
+                "base.compiled=true without base.fixed=true would compile anew for nearly every tree and text; add "
+                "base.fixed=true"
+            )
+        return cls(compiled) if fixed else None
 
     def __deepcopy__(self, memo: dict) -> FixedReads:
-        return FixedReads()  # graphs belong to the weights they were captured over
+        return FixedReads()  # graphs and code belong to the weights, and their type, that they were made for
 
     def new_cache(self, layers: int, capacity: int) -> KVCache:
         """A cache over the buffers of its capacity; where another text still holds them, one of its own, which is
@@ -80,7 +99,7 @@ class FixedReads:
             self._users[cache.capacity] = weakref.ref(cache)
         return cache
 
-    def __call__(self, forward: Forward, tree: TokenTree, cache: KVCache, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def __call__(self, forward: Forward, tree: TokenTree, cache: KVCache, dtype: torch.dtype) -> Both:
         """States and logits of the tree's own nodes; its rows are appended to the cache."""
         start, nodes = cache.length, len(tree)
         cache.reserve(start + padded(nodes))
@@ -88,7 +107,7 @@ class FixedReads:
         if tree.tokens_N.is_cuda and self._owns(cache):
             states_ND, logits_NV = self._replayed(forward, inputs, cache)
         else:
-            states_ND, logits_NV = fixed(forward, inputs, cache)
+            states_ND, logits_NV = self._run(forward, inputs, cache.written_at(inputs.rows_N))
         cache.forget(start + nodes)
         return states_ND[:nodes], logits_NV[:nodes]
 
@@ -100,13 +119,13 @@ class FixedReads:
         self._buffers.setdefault(cache.capacity, cache.buffers)
         return self._buffers[cache.capacity][0] is cache.buffers[0]
 
-    def _replayed(self, forward: Forward, inputs: Inputs, cache: KVCache) -> tuple[Tensor, Tensor]:
+    def _replayed(self, forward: Forward, inputs: Inputs, cache: KVCache) -> Both:
         """The graph of this shape, captured when it is first asked for. What it gives out is overwritten by the next
         read of its shape; the loop has indexed what it keeps by then."""
         key = (len(inputs.tokens_N), cache.capacity)
         if key not in self._graphs:
             held = inputs.clone()
-            graph, out = captured(lambda: fixed(forward, held, cache))
+            graph, out = captured(lambda: self._run(forward, held, cache.written_at(held.rows_N)))
             self._graphs[key] = graph, held, out
         graph, held, out = self._graphs[key]
         held.copy_(inputs)
@@ -114,12 +133,11 @@ class FixedReads:
         return out
 
 
-def fixed(forward: Forward, inputs: Inputs, cache: KVCache) -> tuple[Tensor, Tensor]:
-    with cache.writing(inputs.rows_N):
-        return forward(inputs.tokens_N, inputs.positions_N, inputs.mask_NM, cache)
+def fixed(forward: Forward, inputs: Inputs, cache: Written) -> Both:
+    return forward(inputs.tokens_N, inputs.positions_N, inputs.mask_NM, cache)
 
 
-def captured(run: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Any, tuple[Tensor, Tensor]]:
+def captured(run: Callable[[], Both]) -> tuple[Any, Both]:
     """A CUDA graph of `run` and the tensors it fills, after the calls that kernels need before they can be captured."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -136,3 +154,8 @@ def captured(run: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Any, tuple[Tenso
 def padded(nodes: int) -> int:
     """3 -> 8, 64 -> 64, 300 -> 512"""
     return next((size for size in SIZES if size >= nodes), -(-nodes // BUCKET) * BUCKET)
+
+
+def sizes_up_to(nodes: int) -> list[int]:
+    """All sizes that trees of so many nodes, or fewer, are padded to:   12 -> 1 8 16"""
+    return sorted({padded(fewer) for fewer in range(1, nodes + 1)})

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import transformers
@@ -22,7 +21,6 @@ class KVCache(transformers.Cache):
     def __init__(self, layers: int, capacity: int, zeroed: bool = False) -> None:
         super().__init__(layers=[])
         self._zeroed = zeroed  # rows that are masked are still added up: they must not be NaN
-        self._rows_N: Tensor | None = None  # while a read of a fixed shape is written
         self.capacity = -(-capacity // BUCKET) * BUCKET
         self._rows = [0] * layers  # written, per layer: all are equal once a read is over
         self._keys: Any = None  # allocated at the first update, which knows heads, width and dtype
@@ -40,8 +38,6 @@ class KVCache(transformers.Cache):
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Append one layer's rows [1, H, N, d] and return that layer's keys and values so far."""
-        if self._rows_N is not None:
-            return self._written(key_states, value_states, layer_idx, self._rows_N)
         start = self._rows[layer_idx]
         end = start + key_states.shape[-2]
         if (start, end) != self._span:
@@ -62,20 +58,9 @@ class KVCache(transformers.Cache):
         self._views = list(zip(*new, *seen, strict=True))
         self._span = (start, end)
 
-    @contextmanager
-    def writing(self, rows_N: Tensor) -> Iterator[None]:
-        """Meanwhile a read goes to these rows, which the device knows and the host need not, and gets to see all."""
-        self._rows_N = rows_N
-        try:
-            yield
-        finally:
-            self._rows_N = None
-
-    def _written(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, rows_N: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        keys, values = self._layers[layer_idx]
-        return keys.index_copy_(2, rows_N, key_states), values.index_copy_(2, rows_N, value_states)
+    def written_at(self, rows_N: Tensor) -> Written:
+        """This cache for one read that goes to these rows, which the device knows and the host need not."""
+        return Written(self._layers, rows_N)
 
     @property
     def buffers(self) -> tuple[Any, Any]:
@@ -160,3 +145,25 @@ class KVCache(transformers.Cache):
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
         return self._rows[layer_idx]
+
+
+class Written(transformers.Cache):
+    """What stock modelling code is given where a read's rows are written to places that the device knows, and all rows
+    of the buffers are seen. It holds tensors alone: a compiler can follow it whatever the text's length is."""
+
+    def __init__(self, layers: Sequence[tuple[Tensor, Tensor]], rows_N: Tensor) -> None:
+        super().__init__(layers=[])
+        self.layers_held = layers
+        self._rows_N = rows_N
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        keys, values = self.layers_held[layer_idx]
+        return keys.index_copy_(2, self._rows_N, key_states), values.index_copy_(2, self._rows_N, value_states)
+
+    def get_seq_length(self, layer_idx: int = 0) -> Any:
+        return self._rows_N[0]  # a tensor, as that of stock static caches is
+
+    def get_mask_sizes(self, query_length: int | Tensor, layer_idx: int = 0) -> tuple[int, int]:
+        return self.layers_held[layer_idx][0].shape[2], 0

@@ -165,3 +165,17 @@ def certificate(name: str, records: Sequence[Record]) -> dict[str, Any]:
         "tokens": fit and fit.tokens,
         "by_draft": by_draft and vars(by_draft),
     }
+
+
+def null_of(rows: Sequence[Mapping[str, Any]], row: Mapping[str, Any]) -> dict[str, Any] | None:
+    """How often autoregression by other kernels leaves autoregression's text too, in half precision: what may be
+    expected of `row` where nothing is wrong. None without such a row, for that row itself, and where words are a law.
+    """
+    if row["drafter"] == AUTOREGRESSIVE or row["other_kernels"] or getattr(torch, row["dtype"]) not in HALF:
+        return None
+    others = [other for other in rows if other["other_kernels"]]
+    if not others:
+        return None
+    found = others[0]["lossless"]
+    margins = found["first_divergence_margins"]
+    return {"drafter": others[0]["drafter"], "different": sum(found["owed"].values()), "margins": margins}

@@ -94,7 +94,13 @@ class Latency:
             for row in found.pop("drafters")
         ]
         random_weights = isinstance(base.tokenizer, NoWords)
-        circumstances = {"hardware": where, "base": base.name, "random_weights": random_weights, "reads": base.reads}
+        circumstances = {
+            "hardware": where,
+            "base": base.name,
+            "random_weights": random_weights,
+            "reads": base.reads,
+            "contexts_left_out": [one for one in self.contexts if one not in self.fitting(base, settings)],
+        }
         return {"rows": rows, **found, "environment": {**environment(), **circumstances}}
 
 
@@ -109,10 +115,10 @@ class Machine:
 
     @classmethod
     def under(cls, base: BaseLM) -> Machine:
-        size = roof.weight_bytes(base)
-        return cls(size, size // base.dtype.itemsize, roof.copy_bandwidth(base.device), roof.matrix_rate(base))
+        bandwidth, rate = roof.copy_bandwidth(base.device), roof.matrix_rate(base)
+        return cls(roof.weight_bytes(base), roof.multiplied(base), bandwidth, rate)
 
-    def least(self, kv_bytes: float, nodes: int) -> float:
+    def least(self, kv_bytes: float, nodes: float) -> float:
         """Seconds below which no read of `nodes` nodes can come: it streams, or it multiplies, whichever is longer."""
         return max((self.weight_bytes + kv_bytes) / self.bandwidth, 2 * self.weights * nodes / self.rate)
 
@@ -126,40 +132,51 @@ def measure(
     for context in latency.fitting(base, settings):
         text_L = torch.randint(base.vocabulary, (context,), generator=torch.Generator().manual_seed(seed))
         text_L = text_L.to(base.device)
-        spent = whole_passes(base, drafters, settings, text_L, latency)
+        spent, nodes = whole_passes(base, drafters, settings, text_L, latency)
         step = spent[AUTOREGRESSIVE].a_pass
         reads.append(measured_reads(base, text_L, latency, machine, step))
-        rows += [row(name, context, spent, latency.tau.get(name), machine) for name in drafters]
+        for name, drafter in drafters.items():
+            searches = hasattr(drafter, "paths")
+            rows.append(row(name, context, spent, nodes[name], searches, latency.tau.get(name), machine))
     return {"machine": vars(machine), "reads": reads, "drafters": rows}
 
 
 def whole_passes(
     base: BaseLM, drafters: Mapping[str, Drafter], settings: Settings, text_L: Tensor, latency: Latency
-) -> dict[str, Spent]:
-    """Of every drafter the repeat whose pass was the median one: the parts of one and the same run add up.
+) -> tuple[dict[str, Spent], dict[str, float]]:
+    """Of every drafter the repeat whose pass was the median one: the parts of one and the same run add up. And how
+    many nodes its trees had, in the mean: in random words prompt lookup finds next to nothing.
 
     There is room for whole trees behind the last pass too: where an answer ends, trees are cut, and a few passes
     would be little else.
     """
     roomy = replace(settings, max_new_tokens=latency.passes + settings.nodes)
     runs: dict[str, list[Spent]] = {name: [] for name in drafters}
+    nodes: dict[str, float] = {}
     for _ in range(latency.repeats + 1):
         for name, drafter in drafters.items():
-            ending = replace(roomy, verify=Ending(settings.verify, latency.passes))
-            runs[name].append(instrument(base, drafter, text_L, ending, 0, {END}))
-    return {name: sorted(found[1:], key=lambda one: one.a_pass)[(len(found) - 1) // 2] for name, found in runs.items()}
+            ending = Ending(settings.verify, latency.passes)
+            runs[name].append(instrument(base, drafter, text_L, replace(roomy, verify=ending), 0, {END}))
+            nodes[name] = statistics.mean(ending.nodes[1:])
+    medians = {
+        name: sorted(found[1:], key=lambda one: one.a_pass)[(len(found) - 1) // 2] for name, found in runs.items()
+    }
+    return medians, nodes
 
 
 class Ending:
-    """A verifier that lets an answer end with its `passes`-th pass, whatever was said. The prefill asks it first."""
+    """A verifier that lets an answer end with its `passes`-th pass, whatever was said, and counts the nodes of every
+    tree. The prefill asks it first."""
 
     def __init__(self, verify: Verifier, passes: int) -> None:
         self.verify = verify
         self.left = passes + 1
+        self.nodes: list[int] = []
 
     def __call__(self, tree: TokenTree, log_probs_NV: Tensor, noise: Noise | None, root_position: int) -> Verdict:
         verdict = self.verify(tree, log_probs_NV, noise, root_position)
         self.left -= 1
+        self.nodes.append(len(tree))
         return verdict if self.left else replace(verdict, bonus=torch.full_like(verdict.bonus, END))
 
 
@@ -189,25 +206,39 @@ def measured_reads(base: BaseLM, text_L: Tensor, latency: Latency, machine: Mach
     }
 
 
-def row(name: str, context: int, spent: Mapping[str, Spent], tau: float | None, machine: Machine) -> dict[str, Any]:
-    """One drafter behind one context. tau is null: random words accept nothing that would mean anything."""
+def row(
+    name: str,
+    context: int,
+    spent: Mapping[str, Spent],
+    nodes: float,
+    searches: bool,
+    tau: float | None,
+    machine: Machine,
+) -> dict[str, Any]:
+    """One drafter behind one context. tau is null: random words accept nothing that would mean anything.
+
+    searches: whether frames become a tree apart from the head. Who grows a tree word by word asks its head at every
+    word, and has no search to tell from it.
+    """
     ours, whole_pass = spent[name], spent[AUTOREGRESSIVE].a_pass
     costs = share_of_pass(spent, name) or {}
-    c_search = ours.seconds["tree"] / ours.passes / whole_pass
+    c_search = ours.seconds["tree"] / ours.passes / whole_pass if searches else None
     given = 1.0 if name == AUTOREGRESSIVE else tau
     return {
         "drafter": name,
         "context": context,
+        "tree_nodes": nodes,
         "tau": None,
         "tau_given": given,
         **costs,
-        "c_head": costs["c"] - c_search,
+        "c_head": costs["c"] - (c_search or 0.0),
         "c_search": c_search,
+        "tau_to_break_even": sum(costs.values()),
         "predicted_speedup": None if given is None else given / sum(costs.values()),
         "tokens_per_second_predicted": None if given is None else given / ours.a_pass,
         "time": {part: ours.seconds[part] / ours.passes for part in DURING_PASSES}
         | {"prefill": ours.seconds["prefill"]},
-        "roof_share": roof.roof_share(ours, machine.weight_bytes, machine.bandwidth),
+        "roof_share": machine.least(ours.kv_bytes / ours.passes, nodes) * ours.passes / ours.seconds["read"],
     }
 
 

@@ -13,7 +13,9 @@ from tqdm import tqdm
 from ctcdraft.base import BaseLM
 from ctcdraft.corpus.chat import answer_text, fit, messages, prompt_tokens
 from ctcdraft.corpus.conversations import Prompt
+from ctcdraft.decoding.fixed import sizes_up_to
 from ctcdraft.decoding.loop import Drafter, Generation, Settings, rows
+from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.controls import Oracle, tell
 from ctcdraft.evaluation.certificate import Judge
 from ctcdraft.evaluation.fit import Marks
@@ -67,20 +69,25 @@ def warm_up(arena: Arena, prompt: Prompt, tokens: int) -> None:
 
 
 class Met:
-    """Which shapes the base has read before. Where these are fixed, a shape is captured when it is first asked for,
-    which takes as long as many passes: what is to be timed is answered once before."""
+    """Which shapes the base has read before. Where these are fixed, a shape is captured, or compiled, when it is first
+    asked for, which takes as long as many passes, or thousands: what a timed answer may ask for is read before it."""
 
     def __init__(self, arena: Arena) -> None:
         self.arena = arena
-        self.shapes: set[tuple[str, int]] = set()
+        self.shapes: set[tuple[int, int]] = set()
 
-    def untimed(self, prompt_L: Tensor, seed: int) -> None:
+    def untimed(self, prompt_L: Tensor) -> None:
         base = self.arena.base
         for name in self.arena.contestants if base.fixed is not None else ():
-            shape = name, base.new_cache(rows(prompt_L, self.arena.settings_of(name))).capacity
-            if shape not in self.shapes:
-                self.shapes.add(shape)
-                self.arena.answer(name, prompt_L, seed)
+            settings = self.arena.settings_of(name)
+            cache = base.new_cache(rows(prompt_L, settings))
+            base.read(prompt_L[:1], cache)
+            for size in sizes_up_to(settings.nodes):
+                if (size, cache.capacity) not in self.shapes:
+                    self.shapes.add((size, cache.capacity))
+                    base.read_tree(TokenTree.from_lists(prompt_L[0], [0] * (size - 1), [-1] * (size - 1)), cache)
+                    cache.forget(1)
+            del cache  # the rows that graphs are captured over are lent to one text at a time
 
 
 def ask(arena: Arena, judge: Judge, index: int, prompt: Prompt, met: Met) -> Record:
@@ -92,7 +99,7 @@ def ask(arena: Arena, judge: Judge, index: int, prompt: Prompt, met: Met) -> Rec
     for number in range(len(prompt.turns)):
         prompt_L, cut = asked(arena.base, prompt, [turn.answers[AUTOREGRESSIVE].text for turn in turns])
         seed = turn_seed(arena.seed, index, number)
-        met.untimed(prompt_L, seed)
+        met.untimed(prompt_L)
         answers = {name: timed_answer(arena, name, prompt_L, seed) for name in order(arena, seed)}
         for name, unequal in found.items():
             pair = answers[name].tokens, answers[AUTOREGRESSIVE].tokens

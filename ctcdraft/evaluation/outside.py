@@ -5,7 +5,8 @@ Its text must be ours and its clock is ours; how it drafts and verifies is its o
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -17,7 +18,7 @@ from ctcdraft.base import BaseLM, unconfigured
 from ctcdraft.decoding import loop
 from ctcdraft.decoding.loop import Drafter, Generation, Pass, Settings
 from ctcdraft.drafters.draft_model import load_draft_model
-from ctcdraft.errors import InputError
+from ctcdraft.errors import InputError, first_line
 
 
 def generate(
@@ -31,7 +32,8 @@ def generate(
 
 
 class StockGenerate(torch.nn.Module):
-    """`lm.generate(**options)`, greedy; with assistant a small LM's folder, assisted by it.
+    """`lm.generate(**options)`, greedy; with assistant a small LM's folder, assisted by it; with attention another
+    implementation of it than the base's own (eager, sdpa, ...), and so with other kernels.
 
     What it reads first is its prefill, as ours is, although it verifies a draft there already: the tokens of
     that reading count in no tau. Nodes are the tokens read in a pass. It has no c, v and o: no clock of ours
@@ -39,10 +41,18 @@ class StockGenerate(torch.nn.Module):
     """
 
     def __init__(
-        self, base: BaseLM, options: Mapping[str, Any], assistant: str | None, assistant_tokens: int | None
+        self,
+        base: BaseLM,
+        options: Mapping[str, Any],
+        assistant: str | None,
+        assistant_tokens: int | None,
+        attention: str | None = None,
     ) -> None:
         super().__init__()
         self.options = dict(options)
+        self.attention = None if attention == base.lm.config._attn_implementation else attention
+        with attending(base.lm, self.attention):  # refused here, if it is
+            pass
         self.assistant: Any = None
         if assistant is not None:
             self.assistant = unconfigured(load_draft_model(assistant, base).lm.to(base.dtype))
@@ -51,6 +61,11 @@ class StockGenerate(torch.nn.Module):
             self.assistant.generation_config.assistant_confidence_threshold = 0.0
         elif assistant_tokens is not None:
             raise InputError("no assistant: give a Hugging Face folder with the base's tokenizer as assistant:")
+
+    @property
+    def is_other_kernels(self) -> bool:
+        """Whether it is autoregression once more, its attention computed otherwise: what rounding alone does."""
+        return self.attention is not None and self.assistant is None and not self.options
 
     @torch.inference_mode()
     def answer(self, base: BaseLM, prompt_L: Tensor, settings: Settings, stops: Collection[int]) -> Generation:
@@ -64,20 +79,38 @@ class StockGenerate(torch.nn.Module):
         lm = unconfigured(base.lm)
         handle = lm.register_forward_pre_hook(watch.reads, with_kwargs=True)
         try:
-            lm.generate(
-                prompt_L[None],
-                attention_mask=torch.ones_like(prompt_L)[None],
-                max_new_tokens=min(settings.max_new_tokens, base.context_length - len(prompt_L)),
-                do_sample=False,
-                eos_token_id=sorted(stops) or None,
-                pad_token_id=padding(prompt_L, stops),
-                streamer=watch,
-                **self.options,
-                **helped,
-            )
+            with attending(base.lm, self.attention):
+                lm.generate(
+                    prompt_L[None],
+                    attention_mask=torch.ones_like(prompt_L)[None],
+                    max_new_tokens=min(settings.max_new_tokens, base.context_length - len(prompt_L)),
+                    do_sample=False,
+                    eos_token_id=sorted(stops) or None,
+                    pad_token_id=padding(prompt_L, stops),
+                    streamer=watch,
+                    **self.options,
+                    **helped,
+                )
         finally:
             handle.remove()
         return watch.generation(stops)
+
+
+@contextmanager
+def attending(lm: Any, attention: str | None) -> Iterator[None]:
+    """Meanwhile the LM computes attention so, by transformers' own switch; None: as it does."""
+    if attention is None:
+        yield
+        return
+    before = lm.config._attn_implementation
+    try:
+        lm.set_attn_implementation(attention)
+    except (ValueError, ImportError) as error:
+        raise InputError(f"attention: {attention} is none that can be had here: {first_line(error)}") from error
+    try:
+        yield
+    finally:
+        lm.set_attn_implementation(before)
 
 
 def padding(prompt_L: Tensor, stops: Collection[int]) -> int:

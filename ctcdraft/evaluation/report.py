@@ -226,6 +226,11 @@ def statements(rows: Sequence[Row], environment: dict[str, Any]) -> list[str]:
     if any(row["lossless"]["owes"] == "nothing" for row in rows):
         said.append("LOSSY: this verifier may accept what the base would not have said")
     said += [f"{row['drafter']} is {row['crossing']}" for row in rows if row.get("crossing")]
+    said += [
+        f"the head of {row['drafter']} was trained on {environment['base']} before it was quantised"
+        for row in rows
+        if row.get("quantised_since")
+    ]
     if replay := environment.get("replay"):
         said.append(
             f"tau is replayed along autoregression's own answers to {rows[0]['prompts']} questions; the loop decoded "
@@ -271,8 +276,20 @@ def differing(row: Row) -> str | None:
         where += f"; {explained} of them by rounding, equal in float64"
     if undecided:
         which = f"{undecided} of them are" if wrong or explained else "this is"
-        where += f"; in {row['dtype']} a close call may flip, so {which} no error and no proof either"
+        where += f"; in {row['dtype']} a close call may flip, so {which} no error and no proof either{null(row)}"
     return f"NOT LOSSLESS: {where}" if wrong else where
+
+
+def null(row: Row) -> str:
+    """How often other kernels alone make autoregression differ from itself; nothing for the row that shows it."""
+    found = row["lossless"].get("null")
+    if found is not None:
+        return f"; autoregression by other kernels ({found['drafter']}) differs from itself on {found['different']}"
+    return (
+        ""
+        if row.get("other_kernels")
+        else "; how often autoregression does, contestants=[...,transformers_eager] tells"
+    )
 
 
 def fitted(row: Row) -> str | None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from time import perf_counter
+from typing import Any
 
 import torch
 
 from ctcdraft.base import BaseLM
 from ctcdraft.evaluation.timing import Spent
+from ctcdraft.fingerprints import plain_parts
 
 COPIED = {"cpu": 2**28, "cuda": 2**30}  # bytes: far beyond any cache, and milliseconds to copy
 
@@ -22,11 +24,28 @@ def weight_bytes(base: BaseLM) -> int:
     parameters = {id(weight): weight for weight in base.lm.parameters()}
     head = base.head.weight
     looked_up = base.embedding.weight
-    return sum(
-        weight.numel() * weight.element_size()
-        for weight in parameters.values()
-        if weight is head or weight is not looked_up
-    )
+    return sum(held_bytes(weight) for weight in parameters.values() if weight is head or weight is not looked_up)
+
+
+def held_bytes(weight: Any) -> int:
+    """Of a quantised weight the bytes of what it is made of: by its face, torchao's int8 is as wide as bfloat16."""
+    return sum(part.numel() * part.element_size() for part in plain_parts(weight))
+
+
+def multiplied(base: BaseLM) -> int:
+    """Weights that every node read is multiplied by: all but the embeddings, unless they are the head too.
+
+    Counted by what a layer takes and gives, because quantised weights are packed, two and more in a byte.
+    """
+    count = 0
+    for module in base.lm.modules():
+        own = dict(module.named_parameters(recurse=False))
+        if hasattr(module, "in_features"):
+            own.pop("weight", None)
+            count += module.in_features * module.out_features
+        if module is not base.embedding:
+            count += sum(weight.numel() for weight in own.values())
+    return count
 
 
 def copy_bandwidth(device: torch.device, rounds: int = 5) -> float:

@@ -12,6 +12,7 @@ from ctcdraft.corpus.conversations import Prompt
 from ctcdraft.decoding.loop import Drafter, Settings
 from ctcdraft.evaluation import metrics, report, roof
 from ctcdraft.evaluation.benchmarks import Benchmark
+from ctcdraft.evaluation.certificate import null_of
 from ctcdraft.evaluation.differences import differences
 from ctcdraft.evaluation.environment import code, environment, hardware
 from ctcdraft.evaluation.folder import Folder
@@ -22,6 +23,7 @@ from ctcdraft.evaluation.pages import files
 from ctcdraft.evaluation.records import AUTOREGRESSIVE, Answer, Record
 from ctcdraft.evaluation.timing import Spent, Timing, instrument
 from ctcdraft.evaluation.watching import Explorer
+from ctcdraft.fingerprints import quantised_since
 from ctcdraft.shard import Shard
 
 
@@ -144,7 +146,7 @@ class Session:
             for turn in range(len(prompt.turns)):
                 prompt_L, _ = asked(arena.base, prompt, [answer.text for answer in said[:turn]])
                 seed = turn_seed(arena.seed, record.index, turn)
-                met.untimed(prompt_L, seed)
+                met.untimed(prompt_L)
                 for name in order(arena, seed + 1):
                     if isinstance(arena.contestants[name], StockGenerate):
                         continue  # no clock of ours runs inside it
@@ -163,6 +165,8 @@ class Session:
             answers = [answer for record in records for answer in record.answers(name)]
             row["lossless"]["owes"] = self.owes(name, answers)
             rows.append(row)
+        for row in rows:
+            row["lossless"]["null"] = null_of(rows, row)
         return rows, self.circumstances(records, timing, answered)
 
     def labels(self, name: str) -> dict[str, Any]:
@@ -178,6 +182,8 @@ class Session:
             "dtype": dtype(arena),
             "fingerprint": one.fingerprint,
             "crossing": one.crossing,
+            "quantised_since": quantised_since(one.fingerprint, arena.base.fingerprint()),
+            "other_kernels": isinstance(one.drafter, StockGenerate) and one.drafter.is_other_kernels,
         }
 
     def owes(self, name: str, answers: Iterable[Answer]) -> str:

@@ -226,5 +226,10 @@ def copy_llama_layer(block: nn.Module, layer: nn.Module) -> bool:
     same_names = set(theirs) == set(LLAMA_NAMES.values())
     if not same_names or any(ours[name].shape != theirs[LLAMA_NAMES[name]].shape for name in ours):
         return False
-    block.load_state_dict({name: theirs[LLAMA_NAMES[name]] for name in ours})
+    block.load_state_dict({name: unpacked(theirs[LLAMA_NAMES[name]]) for name in ours})
     return True
+
+
+def unpacked(value: Any) -> Tensor:
+    """A weight's values, where a package for quantising holds them as codes and scales."""
+    return value.dequantize() if hasattr(value, "__tensor_flatten__") else value

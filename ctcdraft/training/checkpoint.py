@@ -19,6 +19,7 @@ from torch import Tensor
 from ctcdraft.drafters.drafter import DraftHead
 from ctcdraft.errors import InputError
 from ctcdraft.files import write_text, write_whole
+from ctcdraft.fingerprints import quantised_since
 
 DIGEST_BYTES = 16
 MUST_AGREE = ("weights", "width", "vocabulary", "taps", "tokenizer", "chat_template", "adapter")
@@ -172,7 +173,8 @@ class RunDirectory:
 def refuse_other_base(
     made_for: dict[str, Any], fingerprint: dict[str, Any], place: Path, must_agree: Sequence[str] = MUST_AGREE
 ) -> None:
-    """Raise InputError if the head at `place` was made for another base than the one with this fingerprint."""
+    """Raise InputError if the head at `place` was made for another base than the one with this fingerprint. For the
+    same base quantised it may guess: what it says is verified, and the report tells."""
     differing = [key for key in must_agree if made_for.get(key) != fingerprint.get(key)]
     if differing == ["adapter"]:
         trained = "along with its base, which adapt=lora changed" if "adapter" in made_for else "for the base as it is"
@@ -181,7 +183,7 @@ def refuse_other_base(
             f"the head in {place} was trained {trained}, and this base is {here}; evaluate it by itself, with "
             f"checkpoint={place} and no base="
         )
-    if differing:
+    if differing and not (differing == ["weights"] and quantised_since(made_for, fingerprint)):
         raise InputError(
             f"the head in {place} was trained for base {made_for.get('base')}, and this base is "
             f"{fingerprint.get('base')} (they differ in {', '.join(differing)}); evaluate it with its own base"

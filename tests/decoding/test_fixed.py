@@ -2,18 +2,22 @@
 
 import copy
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from drafters import Junk, Oracle
 from tiny_models import random_base
 
+from ctcdraft.base import load_base
 from ctcdraft.corpus.answers import speak
-from ctcdraft.decoding.fixed import FixedReads, Inputs, padded
+from ctcdraft.decoding.fixed import SIZES, FixedReads, Inputs, padded, sizes_up_to
 from ctcdraft.decoding.loop import Settings, generate
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.decoding.verify import match
 from ctcdraft.drafters.autoregressive import Autoregressive
+from ctcdraft.errors import InputError
+from ctcdraft.shape import shaped_base
 
 HOW = Settings(max_new_tokens=24, nodes=12, temperature=0.0, top_k=0, top_p=1.0, verify=match, lossless=True)
 PROMPTS = [torch.tensor([0, 7, 9, 9, 30]), torch.arange(40, 60)]
@@ -28,6 +32,7 @@ def test_padding_by_pencil():
     seen = [row.nonzero().flatten().tolist() for row in inputs.mask_NM == 0]
     assert seen == [[0, 1, 2], [0, 1, 2, 3], [4], [5], [6], [7], [8], [9]]
     assert [padded(nodes) for nodes in (1, 3, 64, 300)] == [1, 8, 64, 512]
+    assert [sizes_up_to(nodes) for nodes in (1, 12, 16, 300)] == [[1], [1, 8, 16], [1, 8, 16], [*SIZES, 512]]
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gpt2"])
@@ -88,13 +93,20 @@ def test_a_batch_of_answers_is_not_lent_the_rows_of_one_text():
     assert said() == truth
 
 
+def test_compiling_takes_fixed_shapes():
+    for load in (partial(load_base, "nowhere"), partial(shaped_base, {}, "none")):
+        with pytest.raises(InputError, match=r"add base\.fixed=true"):
+            load(dtype="float32", device="cpu", compiled=True)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="captures CUDA graphs, and there is no CUDA device here")
-def test_a_captured_read_says_what_an_eager_one_says():
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_captured_read_says_what_an_eager_one_says(compiled):
     base = random_base().to("cuda")
     prompts = [prompt.cuda() for prompt in PROMPTS]
     truths = [generate(base, Autoregressive(base), prompt, HOW, base.stop_tokens, 3).tokens for prompt in prompts]
-    base.fixed = FixedReads()
+    base.fixed = FixedReads(compiled)
     for _ in range(2):  # the second time every graph is there
         for prompt, truth in zip(prompts, truths, strict=True):
             text = torch.cat([prompt, torch.tensor(truth, device="cuda")])

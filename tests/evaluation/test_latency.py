@@ -53,7 +53,7 @@ def test_parts_of_a_pass_add_up():
     assert [row["drafter"] for row in made["drafters"]] == list(drafters) * 2
     for row in made["drafters"]:
         assert row["tau"] is None
-        assert row["c_head"] + row["c_search"] == pytest.approx(row["c"])
+        assert row["c_head"] + (row["c_search"] or 0) == pytest.approx(row["c"])
         a_pass = sum(row["time"][part] for part in breakdown.COLOURS)
         step = made["reads"][row["context"] == 40]["seconds_step"]
         assert row["c"] + row["v"] + row["o"] == pytest.approx(a_pass / step)
@@ -61,7 +61,11 @@ def test_parts_of_a_pass_add_up():
     assert autoregressive["predicted_speedup"] == pytest.approx(1)
     assert ctc["predicted_speedup"] == pytest.approx(2.0 / (ctc["c"] + ctc["v"] + ctc["o"]))
     assert ctc["c_search"] > 0
+    assert (autoregressive["tree_nodes"], ctc["tree_nodes"]) == (1, SETTINGS.nodes)
+    assert ctc["tau_to_break_even"] == pytest.approx(2.0 / ctc["predicted_speedup"])
     assert lookup["predicted_speedup"] is None
+    assert lookup["c_search"] is None  # what it does is one thing
+    assert lookup["c_head"] == lookup["c"]
 
 
 class Wide(Autoregressive):
@@ -77,8 +81,9 @@ def test_every_pass_that_is_timed_drafts_a_whole_tree():
     base = random_base(context=96)
     wide = Wide(base)
     wide.depths = []
-    spent = whole_passes(base, {"wide": wide}, SETTINGS, torch.arange(40, 60), latency(passes=3, repeats=2))
+    spent, nodes = whole_passes(base, {"wide": wide}, SETTINGS, torch.arange(40, 60), latency(passes=3, repeats=2))
     assert spent["wide"].passes == 3
+    assert nodes["wide"] == SETTINGS.nodes
     assert wide.depths == [SETTINGS.nodes - 1] * 3 * 3
 
 
@@ -117,6 +122,8 @@ def test_a_shape_is_a_base_without_words():
     for wrong in ({"model_type": "no such thing"}, {**SMALL, "sliding_window": 8, "model_type": "mistral"}):
         with pytest.raises(InputError):
             shaped_base(wrong, "wrong", "float32", "cpu")
+    with pytest.raises(InputError, match=r"the weights of shape huge take 6\.7 TB as float32, and cpu has"):
+        shaped_base({**SMALL, "hidden_size": 1 << 16, "intermediate_size": 1 << 22}, "huge", "float32", "cpu")
     for dtype, device, said in (("fp32", "cpu", "type"), ("int8", "cpu", "type"), ("float32", "gpu", "device")):
         with pytest.raises(InputError, match=f"no {said} of torch"):
             shaped_base(SMALL, "wrong", dtype, device)
@@ -137,7 +144,7 @@ def test_bars_are_as_long_as_what_they_stand_for():
 
 def test_the_entry_point_measures_a_shape(tmp_path):
     small = [f"base.of.{key}={value}" for key, value in SMALL.items()]
-    asked = ["benchmark.contexts=[16]", "benchmark.nodes=[1,4]", "benchmark.passes=2", "benchmark.repeats=1"]
+    asked = ["benchmark.contexts=[16,90]", "benchmark.nodes=[1,4]", "benchmark.passes=2", "benchmark.repeats=1"]
     words = ["base=shape", "base.name=small", *small, "benchmark=latency", *asked, "decoding.nodes=8", "device=cpu"]
     command = [sys.executable, str(REPOSITORY / "evaluate.py"), *words, f"out={tmp_path}"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
@@ -150,5 +157,7 @@ def test_the_entry_point_measures_a_shape(tmp_path):
     text = (tmp_path / "report.md").read_text()
     assert "random weights" in text
     assert "breakdown-16.svg" in text
+    assert "| 16 |" in text.partition("roof(4)")[2]
+    assert "leave no room: 90." in text
     assert (tmp_path / "breakdown-16.svg").is_file()
     assert "behind 16 tokens: v(4) = " in (tmp_path / "reading_by_nodes.svg").read_text()

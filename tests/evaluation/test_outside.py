@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from sessions import UNSEEN, arena, session
+from sessions import UNSEEN, Corrupt, arena, session
 from stepwise_parts import saved_lm
 from test_lossless import PROMPTS, settings
 from tiny_models import random_base
@@ -20,8 +20,10 @@ from ctcdraft.drafters.draft_model import DraftModel
 from ctcdraft.drafters.grow import Grow
 from ctcdraft.drafters.prompt_lookup import PromptLookup, continuation
 from ctcdraft.errors import InputError
+from ctcdraft.evaluation.certificate import null_of
 from ctcdraft.evaluation.folder import Folder
 from ctcdraft.evaluation.outside import StockGenerate, generate
+from ctcdraft.evaluation.report import differing
 
 REPEATS = torch.tensor([0, 7, 9, 30, 31, 32, 40, 7, 9, 30])
 LOOKUP = {"prompt_lookup_num_tokens": 6, "max_matching_ngram_size": 3}
@@ -175,3 +177,50 @@ def test_the_assistants_parameters_count(tmp_path):
     )
     assert alone.parameters == 0
     assert assisted.parameters == sum(weight.numel() for weight in assisted.drafter.assistant.parameters()) > 0
+
+
+def test_in_half_precision_autoregression_by_other_kernels_is_the_yardstick(tmp_path):
+    """It must be another computation indeed, and leave the base as it was."""
+    base = random_base().to(torch.bfloat16)
+    made = arena(base, corrupt=Corrupt())
+    made.contestants["transformers_eager"] = other = StockGenerate(base, {}, None, None, "eager")
+    heads = []
+    handle = base.lm.register_forward_pre_hook(lambda lm, _: heads.append(lm.config._attn_implementation))
+    generate(base, other, REPEATS, settings(tokens=3), frozenset(), 0)
+    handle.remove()
+    assert set(heads) == {"eager"}
+    assert base.lm.config._attn_implementation == "sdpa"
+    one = session(made)
+    rows = one.run(Folder(tmp_path, one.shard), False, 4, 1, UNSEEN)["rows"]
+    lossless = {row["drafter"]: row["lossless"] for row in rows}
+    theirs = lossless["transformers_eager"]
+    told = {
+        "drafter": "transformers_eager",
+        "different": theirs["prompts"] - theirs["equal"],
+        "margins": theirs["first_divergence_margins"],
+    }
+    assert lossless["prompt_lookup"]["null"] == lossless["corrupt"]["null"] == told
+    assert lossless["autoregressive"]["null"] is theirs["null"] is None
+
+
+def test_a_statement_names_the_yardstick():
+    """Of a row that nobody can judge; where words are a law, and for the yardstick itself, there is none."""
+    close = {"wrong": 0, "undecided": 2, "explained": 0}
+    found = {"owed": close, "owes": "words", "prompts": 9, "first_divergence_margins": [0.1, 0.02], "null": None}
+    row = {"drafter": "ctc", "dtype": "bfloat16", "other_kernels": False, "lossless": found}
+    other = {**row, "drafter": "transformers_eager", "other_kernels": True}
+    assert differing(row).startswith("ctc differs on 2 of 9 questions (margins 2.0e-02 to 1.0e-01)")
+    assert "contestants=[...,transformers_eager] tells" in differing(row)
+    assert "transformers_eager tells" not in differing(other)
+    found["null"] = null_of([row, other], row)
+    assert differing(row).endswith("autoregression by other kernels (transformers_eager) differs from itself on 2")
+    assert null_of([row, other], other) is null_of([row], row) is None
+    assert null_of([{**row, "dtype": "float32"}, other], {**row, "dtype": "float32"}) is None
+
+
+def test_the_bases_own_attention_is_no_other_kernel():
+    base = random_base()
+    assert not StockGenerate(base, {}, None, None, "sdpa").is_other_kernels
+    assert not StockGenerate(base, LOOKUP, None, None, "eager").is_other_kernels
+    with pytest.raises(InputError, match="attention: triangles is none"):
+        StockGenerate(base, {}, None, None, "triangles")

@@ -9,7 +9,7 @@ from tiny_models import random_base
 
 from ctcdraft.corpus.chat import messages, prompt_tokens
 from ctcdraft.corpus.conversations import Prompt
-from ctcdraft.decoding.fixed import FixedReads
+from ctcdraft.decoding.fixed import FixedReads, padded
 from ctcdraft.decoding.loop import rows
 from ctcdraft.errors import InputError
 from ctcdraft.evaluation import environment, measure, report
@@ -27,7 +27,7 @@ CONTRACT = {
     "crossing",
 }
 LOSSLESS = {"unit", "prompts", "equal", "rounding", "first_divergence_margins", "chi_square", "tv", "null_tv"}
-LOSSLESS |= {"owes", "p_value", "tokens", "by_draft", "owed"}
+LOSSLESS |= {"owes", "p_value", "tokens", "by_draft", "owed", "null"}
 COUNTED = ("drafter", "prompts", "tokens", "passes", "tau", "tau_ci", "tau_paper", "alpha", "lossless", "accuracy")
 
 
@@ -131,28 +131,40 @@ def test_everyone_is_warm_before_anything_is_timed(tmp_path, monkeypatch):
     assert said[2:] == ["clocks", "clocks"]
 
 
+class Noting(FixedReads):
+    """Notes every shape that is read, and the new ones that were met while a clock ran."""
+
+    def __init__(self):
+        super().__init__()
+        self.shapes, self.late, self.clock_runs = set(), [], False
+
+    def __call__(self, forward, tree, cache, dtype):
+        shape = padded(len(tree)), cache.capacity
+        self.late += [shape] * (self.clock_runs and shape not in self.shapes)
+        self.shapes.add(shape)
+        return super().__call__(forward, tree, cache, dtype)
+
+
 def test_no_shape_is_read_first_while_a_clock_runs(tmp_path, monkeypatch):
-    """Reads of a fixed shape are captured when that is first asked for, and a prompt's length makes another one."""
+    """Reads of a fixed shape are captured when that is first asked for; a prompt's length makes another one, and so
+    does a tree that happens to be small."""
     base = random_base(context=600)
-    base.fixed = FixedReads()
-    here = arena(base)
+    base.fixed = reads = Noting()
     prompts = [Prompt(str(size), "x", ("x" * size,), None) for size in (5, 300, 310)]
-    assert len({padded_rows(base, prompt) for prompt in prompts}) == 2
-    read, timed = set(), []
-    answer, clocked = measure.Arena.answer, measure.timed_answer
+    capacities = {padded_rows(base, prompt) for prompt in prompts}
+    clocked = measure.timed_answer
 
-    def answered(self, name, prompt_L, seed):
-        shape = name, base.new_cache(rows(prompt_L, self.settings_of(name))).capacity
-        if timed and timed[-1] == "begun":
-            timed[-1] = shape in read
-        read.add(shape)
-        return answer(self, name, prompt_L, seed)
+    def noted(*arguments):
+        reads.clock_runs = True
+        answer = clocked(*arguments)
+        reads.clock_runs = False
+        return answer
 
-    monkeypatch.setattr(measure.Arena, "answer", answered)
-    monkeypatch.setattr(measure, "timed_answer", lambda *args: timed.append("begun") or clocked(*args))
-    run(session(here, prompts), tmp_path, timing_questions=0)
-    assert timed == [True] * 6
-    assert len(read) == 4
+    monkeypatch.setattr(measure, "timed_answer", noted)
+    run(session(arena(base, nodes=12), prompts), tmp_path, timing_questions=0)
+    assert len(capacities) == 2
+    assert reads.shapes == {(size, capacity) for size in (1, 8, 16) for capacity in capacities}
+    assert reads.late == []
 
 
 def padded_rows(base, prompt):

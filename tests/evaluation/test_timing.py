@@ -14,7 +14,7 @@ from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.decoding.verify import match
 from ctcdraft.evaluation import timing
 from ctcdraft.evaluation.measure import asked
-from ctcdraft.evaluation.roof import copy_bandwidth, roof_share, weight_bytes
+from ctcdraft.evaluation.roof import copy_bandwidth, multiplied, roof_share, weight_bytes
 from ctcdraft.evaluation.timing import DrafterDouble, Spent, Stopwatch, Timing, instrument, rows_read, share_of_pass
 
 
@@ -136,6 +136,7 @@ def test_weights_a_pass_reads(tied):
     every = sum(weight.numel() for weight in base.lm.parameters()) * 4
     embeddings = 261 * 32 * 4
     assert weight_bytes(base) == (every if tied else every - embeddings)
+    assert multiplied(base) == weight_bytes(base) // 4  # float32, and every layer a plain product
 
 
 def test_the_roof():

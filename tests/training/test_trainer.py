@@ -123,6 +123,11 @@ def test_refusals_are_one_sentence_with_the_way_out(base, tmp_path):
     run.refuse_other_base(base.fingerprint())
     with pytest.raises(InputError, match=r"trained for base random-llama.*differ in weights"):
         run.refuse_other_base(random_base(seed=1, context=64).fingerprint())
+    quantised = base.fingerprint() | {"weights": "packed", "quantised": "torchao_int8"}
+    run.refuse_other_base(quantised)  # the same base, and its weights cannot be compared any more
+    for other in ({"base": "another"}, {"width": 5}, {"quantised": None}):
+        with pytest.raises(InputError, match="trained for base random-llama"):
+            run.refuse_other_base(quantised | other)
     run.refuse_other_corpus("any")  # it was begun by hand, on none
     run.fingerprint.write_text(json.dumps(base.fingerprint() | {"corpus": "abc"}))
     run.refuse_other_corpus("abc")

@@ -1,0 +1,82 @@
+"""Compiled reads: what eager ones say, one piece of code a size, and a sentence where nothing can be compiled."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from drafters import Junk, Oracle
+from sessions import UNSEEN, arena, session
+from test_fixed import HOW, PROMPTS
+from tiny_models import random_base
+
+from ctcdraft.decoding.fixed import FixedReads
+from ctcdraft.decoding.loop import generate
+from ctcdraft.decoding.tree import TokenTree
+from ctcdraft.drafters.autoregressive import Autoregressive
+from ctcdraft.errors import InputError
+from ctcdraft.evaluation.folder import Folder
+
+pytestmark = pytest.mark.slow  # half a minute a test
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled_yet():
+    """One base's code serves another of its shapes."""
+    torch._dynamo.reset()
+
+
+BUSH = TokenTree.from_lists(torch.tensor(7), [5, 6, 8, 9], [-1, 0, -1, 2])
+
+
+def read(base, tree, length):
+    cache = base.new_cache(length + 8)
+    base.read(torch.arange(length) % 200, cache)
+    return base.read_tree(tree, cache)
+
+
+@pytest.mark.parametrize(("kind", "taps"), [("llama", ["last"]), ("qwen3", ["last", 1]), ("gpt2", ["last"])])
+def test_compiled_says_what_eager_says(kind, taps):
+    """States, logits and whole texts; of two numbers of nodes, and behind texts of three lengths of buffers."""
+    from torch._dynamo.utils import counters  # seconds
+
+    base, truths = random_base(kind, context=900), {}
+    base.taps = taps
+    trees = (TokenTree.only_root(torch.tensor(3)), BUSH)
+    for length in (5, 300, 600):
+        truths |= {(tree, length): read(base, tree, length) for tree in trees}
+    said = [generate(base, Autoregressive(base), prompt, HOW, base.stop_tokens, 3).tokens for prompt in PROMPTS]
+    base.fixed = FixedReads(compiled=True)
+    assert base.reads == "compiled, fixed shapes"
+    before = counters["stats"]["unique_graphs"]
+    for (tree, length), truth in truths.items():
+        made = read(base, tree, length)
+        torch.testing.assert_close(made.logits_NV, truth.logits_NV, rtol=0, atol=1e-4)
+        torch.testing.assert_close(made.states_ND, truth.states_ND, rtol=0, atol=1e-4)
+    assert counters["stats"]["unique_graphs"] == before + 2
+    for prompt, truth in zip(PROMPTS, said, strict=True):
+        for drafter in (
+            Autoregressive(base),
+            Junk(base.vocabulary, 8),
+            Oracle(torch.cat([prompt, torch.tensor(truth)]), 5),
+        ):
+            assert generate(base, drafter, prompt, HOW, base.stop_tokens, 3).tokens == truth
+
+
+def test_an_evaluation_is_lossless_and_says_how_it_read(tmp_path):
+    base = random_base()
+    base.fixed = FixedReads(compiled=True)
+    one = session(arena(base))
+    report = one.run(Folder(tmp_path, one.shard), False, warm_up_tokens=4, timing_questions=1, explorer=UNSEEN)
+    assert [row["lossless"]["equal"] for row in report["rows"]] == [4, 4]
+    assert report["environment"]["reads"] == "compiled, fixed shapes"
+
+
+def test_without_a_compiler_it_is_one_sentence(monkeypatch):
+    from torch._inductor import config
+
+    monkeypatch.setattr(config.cpp, "cxx", ("no-such-compiler",))
+    monkeypatch.setattr(config, "force_disable_caches", True)  # code that another run left needs no compiler
+    base = random_base()
+    base.fixed = FixedReads(compiled=True)
+    with pytest.raises(InputError, match=r"cannot be compiled here .*C\+\+ compiler"):
+        read(base, BUSH, 5)

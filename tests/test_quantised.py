@@ -1,0 +1,50 @@
+"""Quantised bases: counted by what they hold, certified like any other, drafted for by heads of the whole one."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import pytest
+import torch
+from stepwise_parts import saved_lm
+from test_lossless import PROMPTS, settings
+from training_parts import ctc_head
+
+from ctcdraft.base import QUANTISED, load_base, stored
+from ctcdraft.decoding.loop import generate
+from ctcdraft.drafters.autoregressive import Autoregressive
+from ctcdraft.errors import InputError
+from ctcdraft.evaluation.certificate import Judge
+from ctcdraft.evaluation.roof import multiplied, weight_bytes
+from ctcdraft.fingerprints import quantised_since
+
+
+def test_what_is_not_there_is_one_sentence():
+    with pytest.raises(InputError, match="quantised=no_bits is none of bitsandbytes_4bit, bitsandbytes_8bit, torchao"):
+        stored("float32", "cpu", "no_bits")
+    for name in [name for name, package in QUANTISED.items() if find_spec(package) is None]:
+        with pytest.raises(InputError, match=f"needs the package {QUANTISED[name]}"):
+            stored("float32", "cpu", name)
+
+
+@pytest.mark.skipif(find_spec("torchao") is None, reason="quantises with torchao, which is not installed here")
+@pytest.mark.filterwarnings("ignore")  # torchao's own
+def test_torchao_on_a_cpu(tmp_path):
+    path = saved_lm(tmp_path / "base", hidden_size=64, head_dim=16)
+    whole = load_base(path, "float32", "cpu")
+    base = load_base(path, "float32", "cpu", quantised="torchao_int8")
+    assert base.reads == "eager, exact shapes, torchao_int8"
+    assert multiplied(base) == multiplied(whole) == weight_bytes(whole) // 4
+    linear = multiplied(whole) - 261 * 64 - 5 * 64  # but for the head and five norms, in a byte each and some scales
+    assert linear < weight_bytes(base) - 4 * (261 * 64 + 5 * 64) < 1.3 * linear
+    assert quantised_since(whole.fingerprint(), base.fingerprint())
+    assert not quantised_since(base.fingerprint(), base.fingerprint())
+    head, how = ctc_head(base), settings(tokens=20)
+    torch.testing.assert_close(
+        head.body.block.mlp.up.weight, ctc_head(whole).body.block.mlp.up.weight, rtol=0, atol=0.02
+    )
+    for prompt in PROMPTS:
+        truth = generate(base, Autoregressive(base), prompt, how, frozenset(), 0).tokens
+        assert generate(base, head, prompt, how, frozenset(), 0).tokens == truth
+    again = Judge(base, {"autoregressive": Autoregressive(base), "ctc": head}, how)
+    assert again._rounding("ctc", 0.0, 1e-4, PROMPTS[0], 0) is True
