@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ctcdraft.ctc.prefix import Prefixes, _best, _empty_prefix, _runs, _select
+from ctcdraft.ctc.prefix import Prefixes, _best, _empty_prefix, _runs, _select, prefixes_of
 from ctcdraft.ctc.transitions import MERGING, Transitions
 
 
@@ -94,7 +94,7 @@ def listening_search(
         last_K, room_K = word_K, mass_K
 
     tokens_R, rows_R, mass_R = (torch.cat(parts) for parts in zip(*levels, strict=True))
-    return _select(tokens_R, rows_R, mass_R, nodes)
+    return prefixes_of(_select(tokens_R, rows_R, mass_R, nodes))
 
 
 def candidates(bound_KV: Tensor, nodes: int, best_of_all_N: Tensor) -> tuple[Tensor, Tensor]:
