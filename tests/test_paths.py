@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
+from tiny_models import random_base
+from training_parts import ctc_head
 
+from ctcdraft.decoding.fixed import FixedReads
 from ctcdraft.drafters.direct import ByFrame, likely_choices
-from ctcdraft.drafters.paths import Collapse, PrefixSearch, fixed_ranks
+from ctcdraft.drafters.paths import FEW_NODES, Collapse, PrefixSearch, fixed_ranks
 from ctcdraft.errors import InputError
 
 BLANK, STOP = 6, 4
@@ -45,6 +50,37 @@ def test_frames_that_are_sure_say_their_text():
         tree = paths(sure.log_softmax(-1), torch.tensor(1), depth=5, nodes=4, stops=(STOP,))
         assert tree.tokens_N.tolist() == [1, 2, 2, 5]
         assert tree.parents_N.tolist() == [-1, 0, 1, 2]
+
+
+def same(one, other) -> bool:
+    return torch.equal(one.tokens_N, other.tokens_N) and torch.equal(one.parents_N, other.parents_N)
+
+
+def test_a_search_of_fixed_shapes_makes_the_same_trees():
+    """Of drafters on a base whose reads are of fixed shapes; a search that is captured is a graph of this one."""
+    plain, fixed = PrefixSearch(4), PrefixSearch(4).fixed()
+    for seed in range(10):
+        for depth in (2, 5):
+            asked = (frames(seed), torch.tensor(1), depth, FEW_NODES + 20, (STOP,))
+            assert same(fixed(*asked), plain(*asked))
+    base = random_base()
+    assert ctc_head(base).paths.captured is None
+    base.fixed = FixedReads()
+    head = ctc_head(base)
+    assert head.paths.captured is not None
+    assert copy.deepcopy(head).paths.captured is not head.paths.captured
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="captures CUDA graphs, and there is no CUDA device here")
+def test_a_captured_search_makes_the_trees_of_an_eager_one():
+    plain, fixed = PrefixSearch(4), PrefixSearch(4).fixed()
+    with torch.inference_mode():
+        for seed in range(10):
+            for nodes in (10, 64):
+                asked = (frames(seed).cuda(), torch.tensor(1, device="cuda"), 5, nodes, (STOP,))
+                assert same(fixed(*asked), plain(*asked))
+    assert len(fixed.captured._graphs) == 2
 
 
 def test_no_room_no_guesses():

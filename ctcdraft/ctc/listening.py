@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ctcdraft.ctc.prefix import Prefixes, _best, _empty_prefix, _runs, _select, choose_words
+from ctcdraft.ctc.prefix import Prefixes, _best, _empty_prefix, _runs, _select, choose_words, prefixes_of
 from ctcdraft.ctc.transitions import MERGING, Transitions
 
 
@@ -110,7 +110,7 @@ def listening_search(
         last_K, room_K = word_K, mass_K
 
     words_R, rows_R, mass_R = (torch.cat(parts) for parts in zip(*levels, strict=True))
-    return _select(words_R if words_V is None else words_V[words_R], rows_R, mass_R, nodes)
+    return prefixes_of(_select(words_R if words_V is None else words_V[words_R], rows_R, mass_R, nodes))
 
 
 def candidates(bound_KV: Tensor, nodes: int, best_of_all_N: Tensor) -> tuple[Tensor, Tensor]:

@@ -22,6 +22,10 @@ PLACE_BITS = 24
 PLACES = 1 << PLACE_BITS
 
 
+# Tokens, parents and masses of nodes, the impossible ones (mass 0) last.
+Ranked = tuple[Tensor, Tensor, Tensor]
+
+
 @dataclass(frozen=True)
 class Prefixes:
     """Distinct non-empty texts, most probable first; a parent always comes before its children."""
@@ -56,14 +60,50 @@ def prefix_search(
     log_probs_TC is normalised over C.
     """
     words_W = choose_words(log_probs_TC, blank, words_per_frame)
+    stops_S = words_W.new_tensor(list(stop_words))
+    return prefixes_of(_ranked(log_probs_TC, blank, nodes, words_W, stops_S, depth))
+
+
+def fixed_prefix_search(
+    log_probs_TC: Tensor, blank: int, nodes: int, words_per_frame: int, stops_S: Tensor, depth: int
+) -> Ranked:
+    """`prefix_search` without a shape that depends on the frames, and without a question to the host, so that it can be
+    captured: a word that several frames choose stays as often as they do, and all but one of it are impossible.
+    `prefixes_of` asks how many nodes there are."""
+    check_blank(log_probs_TC, blank)
+    few = min(words_per_frame, log_probs_TC.shape[1] - 1)
+    words_W = _best_words(log_probs_TC, blank, few).flatten().sort().values
+    again_W = F.pad(words_W[1:] == words_W[:-1], (1, 0))
+    return _ranked(log_probs_TC, blank, nodes, words_W, stops_S, depth, again_W)
+
+
+def prefixes_of(found: Ranked) -> Prefixes:
+    """Those that are possible at all; they come first."""
+    tokens_N, parents_N, mass_N = found
+    count = int((mass_N > 0).sum())
+    return Prefixes(tokens_N[:count], parents_N[:count], mass_N[:count].log())
+
+
+def _ranked(
+    log_probs_TC: Tensor,
+    blank: int,
+    nodes: int,
+    words_W: Tensor,
+    stops_S: Tensor,
+    depth: int | None,
+    again_W: Tensor | None = None,
+) -> Ranked:
+    """The search over these words. again_W: those that are there already."""
     frames, words = len(log_probs_TC), len(words_W)
     if nodes * words > PLACES:
         raise ValueError(
             f"{nodes} nodes times {words} words are more than the {PLACES} children a level can rank; "
-            f"lower nodes or words_per_frame (now {words_per_frame})"
+            "lower nodes or words_per_frame"
         )
     probs_TW = log_probs_TC[:, words_W].double().exp()
-    stops_W = (words_W[:, None] == words_W.new_tensor(list(stop_words))).any(1)
+    if again_W is not None:
+        probs_TW = probs_TW.masked_fill(again_W, 0)
+    stops_W = (words_W[:, None] == stops_S).any(1)
     runs_WTT, blank_runs_TT = _runs(probs_TW.T), _runs(log_probs_TC[:, blank].double().exp())
 
     # Row 0 is the empty prefix. Any word may pass for its last one: it never ends in a word, so the masses
@@ -115,9 +155,13 @@ def choose_words(log_probs_TC: Tensor, blank: int, words_per_frame: int) -> Tens
     if words_per_frame >= classes - 1:
         all_C = torch.arange(classes, device=log_probs_TC.device)
         return torch.cat([all_C[:blank], all_C[blank + 1 :]])
-    # One class more than asked for; it takes the blank's place where the blank is among the best.
+    return _best_words(log_probs_TC, blank, words_per_frame).unique()
+
+
+def _best_words(log_probs_TC: Tensor, blank: int, words_per_frame: int) -> Tensor:
+    """Of every frame, without the blank: one class more than asked for takes its place where it is among the best."""
     best_TW = log_probs_TC.topk(words_per_frame + 1, dim=1).indices
-    return torch.where(best_TW[:, :-1] == blank, best_TW[:, -1:], best_TW[:, :-1]).unique()
+    return torch.where(best_TW[:, :-1] == blank, best_TW[:, -1:], best_TW[:, :-1])
 
 
 def check_blank(log_probs_TC: Tensor, blank: int) -> None:
@@ -164,10 +208,9 @@ def _best(mass_R: Tensor, count: int) -> Tensor:
     return (rounded_R | places_R).topk(min(count, len(mass_R))).indices
 
 
-def _select(tokens_R: Tensor, rows_R: Tensor, mass_R: Tensor, nodes: int) -> Prefixes:
+def _select(tokens_R: Tensor, rows_R: Tensor, mass_R: Tensor, nodes: int) -> Ranked:
     """The best of all levels. Parents are rows: 0 is the empty prefix and becomes -1, r + 1 is entry r."""
     best_N = _best(mass_R, nodes)
-    best_N = best_N[mass_R[best_N] > 0]
     node_R = tokens_R.new_full((len(tokens_R) + 1,), -1)
     node_R[best_N + 1] = torch.arange(len(best_N), device=best_N.device)
-    return Prefixes(tokens_R[best_N], node_R[rows_R[best_N]], mass_R[best_N].log())
+    return tokens_R[best_N], node_R[rows_R[best_N]], mass_R[best_N]

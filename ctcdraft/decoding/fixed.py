@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from ctcdraft.errors import InputError
 # (tokens_N, positions_N, mask_NM, cache) -> states_ND and logits_NV
 Forward = Callable[[Tensor, Tensor, Tensor, Written], tuple[Tensor, Tensor]]
 Both = tuple[Tensor, Tensor]
+Filled = TypeVar("Filled", bound=tuple[Tensor, ...])
 SIZES = (1, 8, 16, 32, 64, 128, 256)  # nodes; beyond the last, multiples of it
 
 
@@ -137,7 +138,7 @@ def fixed(forward: Forward, inputs: Inputs, cache: Written) -> Both:
     return forward(inputs.tokens_N, inputs.positions_N, inputs.mask_NM, cache)
 
 
-def captured(run: Callable[[], Both]) -> tuple[Any, Both]:
+def captured(run: Callable[[], Filled]) -> tuple[Any, Filled]:
     """A CUDA graph of `run` and the tensors it fills, after the calls that kernels need before they can be captured."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())

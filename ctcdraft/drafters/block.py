@@ -15,7 +15,7 @@ from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.chance import Chance
 from ctcdraft.drafters.drafter import Batch, DraftHead
 from ctcdraft.drafters.listening import Listening
-from ctcdraft.drafters.paths import Paths
+from ctcdraft.drafters.paths import Paths, PrefixSearch
 from ctcdraft.errors import whole
 from ctcdraft.nn.bodies import Fuse
 from ctcdraft.nn.correction import Correction
@@ -56,7 +56,7 @@ class BlockDrafter(DraftHead):
         if correction is not None:
             self.correction = correction(base.embedding, epsilon=shape.epsilon).to(base.device)
         self.initialised = self.body.start_from(base.lm)
-        self.paths = paths
+        self.paths = paths.fixed() if base.fixed is not None and isinstance(paths, PrefixSearch) else paths
         self.stops = tuple(sorted(base.stop_tokens))
 
     @property

@@ -18,6 +18,7 @@ from ctcdraft.ctc.listening import listening_search
 from ctcdraft.ctc.prefix import Prefixes, prefix_search, words_lost
 from ctcdraft.ctc.transitions import MERGING
 from ctcdraft.decoding.tree import TokenTree
+from ctcdraft.drafters.captured import CapturedSearch
 from ctcdraft.drafters.listening import Listening
 from ctcdraft.errors import InputError, number, whole
 
@@ -44,6 +45,14 @@ class PrefixSearch:
     def __init__(self, words_per_frame: int, listening_words: int | None = None) -> None:
         self.words_per_frame = whole(words_per_frame, "drafter.paths.words_per_frame")
         self.listening_words = whole_or_all(listening_words)
+        self.captured: CapturedSearch | None = None
+
+    def fixed(self) -> PrefixSearch:
+        """The same for a base whose reads are captured: whole trees are searched as one graph, too. Shallower ones,
+        where an answer ends, are few, and each depth would be a graph of its own."""
+        same = PrefixSearch(self.words_per_frame, self.listening_words)
+        same.captured = CapturedSearch()
+        return same
 
     def lost(self, log_probs_TC: Tensor) -> Tensor:
         """The probability of the alignments that use a word which is not considered."""
@@ -66,7 +75,9 @@ class PrefixSearch:
         if listening is None and log_probs_TC.is_cpu and nodes <= FEW_NODES:
             few = best_first_search(log_probs_TC, blank, nodes - 1, self.words_per_frame, stops, depth)
             return TokenTree.from_lists(root, *few)
-        if listening is None:
+        if listening is None and self.captured is not None and depth == len(log_probs_TC):
+            found = self.captured(log_probs_TC, blank, nodes - 1, self.words_per_frame, tuple(stops), depth)
+        elif listening is None:
             found = prefix_search(log_probs_TC, blank, nodes - 1, self.words_per_frame, stops, depth)
         else:
             found = listening_search(log_probs_TC, listening, nodes - 1, stops, depth, MERGING, self.listening_words)

@@ -132,9 +132,10 @@ def measure(
     for context in latency.fitting(base, settings):
         text_L = torch.randint(base.vocabulary, (context,), generator=torch.Generator().manual_seed(seed))
         text_L = text_L.to(base.device)
-        spent, nodes = whole_passes(base, drafters, settings, text_L, latency)
-        step = spent[AUTOREGRESSIVE].a_pass
-        reads.append(measured_reads(base, text_L, latency, machine, step))
+        lone = Reads(base, text_L, latency.nodes)
+        # In turns with whole passes: a machine that slows down meanwhile must not make a read longer than its pass.
+        spent, nodes = whole_passes(base, drafters, settings, text_L, latency, lone.measure)
+        reads.append(lone.row(machine, spent[AUTOREGRESSIVE].a_pass))
         for name, drafter in drafters.items():
             searches = hasattr(drafter, "paths")
             rows.append(row(name, context, spent, nodes[name], searches, latency.tau.get(name), machine))
@@ -142,13 +143,18 @@ def measure(
 
 
 def whole_passes(
-    base: BaseLM, drafters: Mapping[str, Drafter], settings: Settings, text_L: Tensor, latency: Latency
+    base: BaseLM,
+    drafters: Mapping[str, Drafter],
+    settings: Settings,
+    text_L: Tensor,
+    latency: Latency,
+    beside: Callable[[], object],
 ) -> tuple[dict[str, Spent], dict[str, float]]:
     """Of every drafter the repeat whose pass was the median one: the parts of one and the same run add up. And how
     many nodes its trees had, in the mean: in random words prompt lookup finds next to nothing.
 
     There is room for whole trees behind the last pass too: where an answer ends, trees are cut, and a few passes
-    would be little else.
+    would be little else. beside: called once a repeat.
     """
     roomy = replace(settings, max_new_tokens=latency.passes + settings.nodes)
     runs: dict[str, list[Spent]] = {name: [] for name in drafters}
@@ -158,6 +164,7 @@ def whole_passes(
             ending = Ending(settings.verify, latency.passes)
             runs[name].append(instrument(base, drafter, text_L, replace(roomy, verify=ending), 0, {END}))
             nodes[name] = statistics.mean(ending.nodes[1:])
+        beside()
     medians = {
         name: sorted(found[1:], key=lambda one: one.a_pass)[(len(found) - 1) // 2] for name, found in runs.items()
     }
@@ -180,30 +187,39 @@ class Ending:
         return verdict if self.left else replace(verdict, bonus=torch.full_like(verdict.bonus, END))
 
 
-def measured_reads(base: BaseLM, text_L: Tensor, latency: Latency, machine: Machine, step: float) -> dict[str, Any]:
-    """Seconds of the prefill and of reads behind it; v(n) in whole autoregressive passes, as in every report."""
-    context, rooms = len(text_L), len(text_L) + max(latency.nodes)
-    prefills = [timed(base, lambda: base.read(text_L, base.new_cache(rooms))) for _ in range(latency.repeats + 1)]
-    cache = base.new_cache(rooms)
-    base.read(text_L, cache)
-    row_bytes = cache.bytes_held() // context
-    seconds: dict[int, list[float]] = {nodes: [] for nodes in latency.nodes}
-    for _ in range(latency.repeats + 1):
-        for nodes, taken in seconds.items():
-            tree = bush(text_L[-1], nodes)
-            taken.append(timed(base, partial(base.read_tree, tree, cache)))
+class Reads:
+    """Seconds of the prefill and of lone reads behind it, round by round; the first round counts for nothing."""
+
+    def __init__(self, base: BaseLM, text_L: Tensor, sizes: Sequence[int]) -> None:
+        self.base = base
+        self.text_L = text_L
+        self.prefills: list[float] = []
+        self.seconds: dict[int, list[float]] = {nodes: [] for nodes in sizes}
+        self.row_bytes = 0  # of keys and values
+
+    def measure(self) -> None:
+        context = len(self.text_L)
+        cache = self.base.new_cache(context + max(self.seconds))  # given back: there may be but one to lend
+        self.prefills.append(timed(self.base, partial(self.base.read, self.text_L, cache)))
+        self.row_bytes = cache.bytes_held() // context
+        for nodes, taken in self.seconds.items():
+            tree = bush(self.text_L[-1], nodes)
+            taken.append(timed(self.base, partial(self.base.read_tree, tree, cache)))
             cache.forget(context)
-    medians = {nodes: statistics.median(taken[1:]) for nodes, taken in seconds.items()}
-    return {
-        "context": context,
-        "seconds_prefill": statistics.median(prefills[1:]),
-        "seconds_step": step,
-        "seconds_read": {str(nodes): taken for nodes, taken in medians.items()},
-        "v": {str(nodes): taken / step for nodes, taken in medians.items()},
-        "roof_share": {
-            str(nodes): machine.least(row_bytes * (context + nodes), nodes) / taken for nodes, taken in medians.items()
-        },
-    }
+
+    def row(self, machine: Machine, step: float) -> dict[str, Any]:
+        """v(n) in whole autoregressive passes, as in every report."""
+        context = len(self.text_L)
+        medians = {nodes: statistics.median(taken[1:]) for nodes, taken in self.seconds.items()}
+        least = {nodes: machine.least(self.row_bytes * (context + nodes), nodes) for nodes in medians}
+        return {
+            "context": context,
+            "seconds_prefill": statistics.median(self.prefills[1:]),
+            "seconds_step": step,
+            "seconds_read": {str(nodes): taken for nodes, taken in medians.items()},
+            "v": {str(nodes): taken / step for nodes, taken in medians.items()},
+            "roof_share": {str(nodes): least[nodes] / taken for nodes, taken in medians.items()},
+        }
 
 
 def row(

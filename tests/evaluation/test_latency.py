@@ -81,7 +81,12 @@ def test_every_pass_that_is_timed_drafts_a_whole_tree():
     base = random_base(context=96)
     wide = Wide(base)
     wide.depths = []
-    spent, nodes = whole_passes(base, {"wide": wide}, SETTINGS, torch.arange(40, 60), latency(passes=3, repeats=2))
+    rounds = []
+    how = latency(passes=3, repeats=2)
+    spent, nodes = whole_passes(
+        base, {"wide": wide}, SETTINGS, torch.arange(40, 60), how, lambda: rounds.append(len(wide.depths))
+    )
+    assert rounds == [3, 6, 9]  # in turns
     assert spent["wide"].passes == 3
     assert nodes["wide"] == SETTINGS.nodes
     assert wide.depths == [SETTINGS.nodes - 1] * 3 * 3
