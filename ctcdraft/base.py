@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,11 +97,15 @@ class BaseLM(nn.Module):
     def reads(self) -> str:
         """In words, for a report: how it reads a tree."""
         shape = "exact shapes" if self.fixed is None else "fixed shapes"
-        compiled = self.fixed is not None and self.fixed.compiled
-        captured = self.fixed is not None and self.device.type == "cuda"
-        done = ["compiled"] * compiled + ["captured"] * captured
-        ways = [" and ".join(done) or "eager", shape, *([self.quantised] if self.quantised else [])]
+        ways = [" and ".join(self._ways()) or "eager", shape, *([self.quantised] if self.quantised else [])]
         return ", ".join(ways)
+
+    def _ways(self) -> Iterator[str]:
+        if self.fixed is not None and self.fixed.compiled:
+            yield "compiled"
+        if self.fixed is not None and self.device.type == "cuda":
+            why = self.fixed.uncapturable
+            yield "captured" if why is None else f"not captured ({why})"
 
     def new_cache(self, capacity: int) -> KVCache:
         if self.fixed is None:
