@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,11 +107,20 @@ class BaseLM(nn.Module):
     def reads(self) -> str:
         """In words, for a report: how it reads a tree."""
         shape = "exact shapes" if self.fixed is None else "fixed shapes"
-        compiled = self.fixed is not None and self.fixed.compiled
-        captured = self.fixed is not None and self.device.type == "cuda"
-        way = " and ".join(["compiled"] * compiled + ["captured"] * captured) or "eager"
-        ways = [way, shape, self.quantised, "changed by LoRA" if self.adapted else None]
+        ways = [
+            " and ".join(self._ways()) or "eager",
+            shape,
+            self.quantised,
+            "changed by LoRA" if self.adapted else None,
+        ]
         return ", ".join(one for one in ways if one)
+
+    def _ways(self) -> Iterator[str]:
+        if self.fixed is not None and self.fixed.compiled:
+            yield "compiled"
+        if self.fixed is not None and self.device.type == "cuda":
+            why = self.fixed.uncapturable
+            yield "captured" if why is None else f"not captured ({why})"
 
     def new_cache(self, capacity: int) -> Any:
         """Keys and values of one text, room for `capacity` rows: a KVCache, or what does as it does."""

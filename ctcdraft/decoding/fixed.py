@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from ctcdraft.decoding.compiled import Compiled
 from ctcdraft.decoding.kv_cache import BUCKET, KVCache, Written
 from ctcdraft.decoding.tree import TokenTree
-from ctcdraft.errors import InputError
+from ctcdraft.errors import InputError, first_line
 
 # (tokens_N, positions_N, mask_NM, cache) -> states_ND and logits_NV
 Forward = Callable[[Tensor, Tensor, Tensor, Written], tuple[Tensor, Tensor]]
@@ -73,6 +73,7 @@ class FixedReads:
 
     def __init__(self, compiled: bool = False) -> None:
         self.compiled = compiled
+        self.uncapturable: str | None = None  # why nothing more is captured
         self._run: Callable[..., Both] = Compiled(fixed) if compiled else fixed
         self._buffers: dict[int, tuple[Any, Any]] = {}  # keys and values, by capacity
         self._users: dict[int, Any] = {}  # who holds them now, weakly
@@ -105,7 +106,7 @@ class FixedReads:
         start, nodes = cache.length, len(tree)
         cache.reserve(start + padded(nodes))
         inputs = Inputs.of(tree, start, cache.capacity, dtype)
-        if tree.tokens_N.is_cuda and self._owns(cache):
+        if tree.tokens_N.is_cuda and self._owns(cache) and self.uncapturable is None:
             states_ND, logits_NV = self._replayed(forward, inputs, cache)
         else:
             states_ND, logits_NV = self._run(forward, inputs, cache.written_at(inputs.rows_N))
@@ -126,7 +127,13 @@ class FixedReads:
         key = (len(inputs.tokens_N), cache.capacity)
         if key not in self._graphs:
             held = inputs.clone()
-            graph, out = captured(lambda: self._run(forward, held, cache.written_at(held.rows_N)))
+            try:
+                graph, out = captured(lambda: self._run(forward, held, cache.written_at(held.rows_N)))
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:  # a base that asks the host something while it reads
+                self.uncapturable = first_line(error)
+                return self._run(forward, inputs, cache.written_at(inputs.rows_N))
             self._graphs[key] = graph, held, out
         graph, held, out = self._graphs[key]
         held.copy_(inputs)

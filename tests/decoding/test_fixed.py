@@ -113,3 +113,19 @@ def test_a_captured_read_says_what_an_eager_one_says(compiled):
             for drafter in (Autoregressive(base), Oracle(text, 5)):
                 assert generate(base, drafter, prompt, HOW, base.stop_tokens, 3).tokens == truth
     assert base.fixed._graphs
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="captures CUDA graphs, and there is no CUDA device here")
+def test_what_cannot_be_captured_is_read_eagerly_and_says_so():
+    base = random_base().to("cuda")
+    truth = generate(base, Autoregressive(base), PROMPTS[0].cuda(), HOW, base.stop_tokens, 3).tokens
+
+    def asks(lm, read, out):
+        out.last_hidden_state.sum().item()
+
+    base.lm.base_model.register_forward_hook(asks)
+    base.fixed = FixedReads()
+    assert base.reads == "captured, fixed shapes"
+    assert generate(base, Autoregressive(base), PROMPTS[0].cuda(), HOW, base.stop_tokens, 3).tokens == truth
+    assert base.reads.startswith("not captured (")
