@@ -85,15 +85,19 @@ class BlockDrafter(DraftHead):
 
     @torch.no_grad()
     def figures(self, batch: Batch) -> dict[str, float]:
-        """words_lost: what the paths do not see of the frames, mean over the batch's first windows."""
-        lost = getattr(self.paths, "lost", None)
-        if lost is None or self.correction is not None:  # frames that listen are searched over all words
-            return {}
+        """Of the batch's first windows. repeat_rate: frames whose best class is the word of the frame before, among all
+        but first frames; words_lost: what the paths do not see of the frames (mean)."""
         # Not self(batch): where that is compiled, it would be compiled once more, without gradients.
         states_XTD = self.forward(batch).states_BATD[batch.lengths_BA > 0][:FEW_WINDOWS]
         logits_XTC = self.head(states_XTD).float()
+        best_XT = logits_XTC.argmax(dim=-1)
+        repeats = (best_XT[:, 1:] == best_XT[:, :-1]) & (best_XT[:, 1:] != self.head.blank)
+        told = {"repeat_rate": float(repeats.sum()) / max(repeats.numel(), 1)}
+        lost = getattr(self.paths, "lost", None)
+        if lost is None or self.correction is not None:  # frames that listen are searched over other words
+            return told
         each = [float(lost(one_TC)) for one_TC in logits_XTC.log_softmax(dim=-1)]
-        return {"words_lost": sum(each) / max(len(each), 1)}
+        return told | {"words_lost": sum(each) / max(len(each), 1)}
 
     def draft(self, context: Context, memory: KVCache | None, rng: torch.Generator) -> tuple[TokenTree, Any]:
         if memory is None and self.body.layers:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from stepwise_parts import stepwise
 from tiny_models import random_base
+from torch import nn
 from training_parts import HOW, block_head, ctc_head, trainer
 
 from ctcdraft.decoding.loop import generate
@@ -20,6 +22,7 @@ from ctcdraft.drafters.transducer import TransducerSearch
 from ctcdraft.errors import InputError
 from ctcdraft.nn.bodies import AttentionBody
 from ctcdraft.nn.correction import GRU, Markov
+from ctcdraft.nn.heads import BlankHead, Emissions
 from ctcdraft.nn.residual import FeedForwardBody, ResidualBody
 from ctcdraft.objectives.cross_entropy import CrossEntropy
 from ctcdraft.objectives.ctc import CTC
@@ -170,3 +173,15 @@ def test_runs_from_before_there_was_a_choice_still_load(base):
     assert old.head.blank_bias.tolist() == [0.25]
     with pytest.raises(InputError, match=r"first difference: head\.blank_D"):
         fill(old, tensors | {"head.blank_D": torch.zeros(1)}, Path("run"))
+
+
+def test_how_often_a_frame_repeats_the_word_before(base, monkeypatch):
+    """Frames a a - a b, whose best classes are given: one of four repeats its word, the blank's own repeat is none."""
+    head = BlankHead(nn.Linear(3, 2, bias=False), 3)
+    head.words.weight.data, head.blank_D.data = torch.eye(3)[:2], torch.eye(3)[2]
+    said = {"a a - a b": ([0, 0, 2, 0, 1], 1 / 4), "- - b b b": ([2, 2, 1, 1, 1], 2 / 4)}
+    for best, rate in said.values():
+        drafter, windows = ctc_head(base), SimpleNamespace(lengths_BA=torch.ones(1, 1))
+        drafter.head = head
+        monkeypatch.setattr(drafter, "forward", lambda _, best=best: Emissions(torch.eye(3)[best][None, None], head))
+        assert drafter.figures(windows)["repeat_rate"] == pytest.approx(rate)
