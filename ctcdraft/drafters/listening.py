@@ -44,8 +44,10 @@ class Listening:
 
     def among(self, words_W: Tensor) -> Few:
         """The same texts, asked about these words alone."""
-        probs_TW = self.probs_TV[:, words_W]
-        return Few(probs_TW, 1 - probs_TW.sum(1), self.correction.out.weight[words_W], self.correction, self.memory_KR)
+        # Summed up, for 1 - the sum of these words is rounding alone where frames are sure of one.
+        others_T = self.probs_TV.index_fill(1, words_W, 0).sum(1) + self.log_probs_TC[:, -1].exp()
+        table_WR = self.correction.out.weight[words_W]
+        return Few(self.probs_TV[:, words_W], others_T, table_WR, self.correction, self.memory_KR)
 
     @cached_property
     def added_KV(self) -> Tensor:

@@ -52,8 +52,11 @@ def commonest(counts_V: Tensor, count: int, always: Collection[int]) -> Tensor:
 
     counts 5 0 7 5, two of them, always 1   ->   1 2
     """
+    there = [word for word in always if word < len(counts_V)]  # an end token may lie beyond the head's rows
+    if count < len(there):
+        raise InputError(f"drafter.vocabulary={count} has no room for the {len(there)} words that end a text; raise it")
     ranked_V = counts_V.double()
-    ranked_V[list(always)] = torch.inf
+    ranked_V[there] = torch.inf
     return ranked_V.sort(descending=True, stable=True).indices[:count].sort().values
 
 

@@ -10,7 +10,8 @@ from ctcdraft.objectives.objective import Loss, check_decay, check_frames, check
 class CrossEntropy:
     """-log p_k(x_k), weighted by decay^(k-1), as Medusa's heads are trained (Cai et al. 2024, equation 1).
 
-    The frames share the mass of the blank among the words. They are to be read `direct`.
+    The frames share the mass of the blank among the words. They are to be read `direct`. Labels that a head of some
+    words cannot say teach nothing, and their share is a metric.
     """
 
     teaches = "words"
@@ -22,7 +23,9 @@ class CrossEntropy:
     def __call__(self, emissions: Emissions, batch: Batch) -> Loss:
         check_frames(emissions, self.labels)
         log_probs_BAS = emissions.label_log_probs(batch.labels_BAS)
-        real_BAS = labels_there(batch) & ~log_probs_BAS.isneginf()  # of words that the head can say
-        value = decayed_mean(-log_probs_BAS, real_BAS, self.decay)
+        real_BAS = labels_there(batch)
+        can_BAS = real_BAS & ~log_probs_BAS.isneginf()  # a head may have some of the words only
+        value = decayed_mean(-log_probs_BAS, can_BAS, self.decay)
         first = decayed_mean(log_probs_BAS[..., :1].detach().exp(), real_BAS[..., :1], 1.0)
-        return Loss(value, {"loss": value.detach(), "first_label": first})
+        infeasible = 1 - can_BAS.sum() / real_BAS.sum().clamp(min=1)
+        return Loss(value, {"loss": value.detach(), "first_label": first, "infeasible_share": infeasible})

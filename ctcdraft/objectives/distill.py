@@ -36,7 +36,8 @@ class Distill:
 
         def apart(words_XSV: Tensor, labels_XS: Tensor, states_XSD: Tensor) -> Tensor:
             base_XSV = emissions.head.word_logits(states_XSD[..., :width]).float()
-            # Rows that one head has and the other has not are padding; both laws are those of the words they share.
+            # Rows that one head has and the other has not are padding; both laws are those of the words they share, and
+            # those of a head of some words are both over these.
             common = min(base_XSV.shape[-1], words_XSV.shape[-1])
             if words_XSV.shape[-1] > common:
                 words_XSV = words_XSV[..., :common].log_softmax(dim=-1)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -95,9 +95,11 @@ class RunDirectory:
         if not self.config.is_file():
             raise InputError(f"{self.path} holds no run: there is no config.yaml; give a directory that train.py made")
 
-    def save_head(self, drafter: DraftHead) -> None:
+    def save_head(self, drafter: DraftHead, adapter: str | None = None) -> None:
+        """adapter: the hash of what the base was changed by, which the head belongs to."""
         tensors = {name: value.detach().cpu().contiguous() for name, value in drafter.own_state().items()}
-        write_whole(self.head, lambda path: save_file(tensors, path))
+        told = None if adapter is None else {"adapter": adapter}
+        write_whole(self.head, lambda path: save_file(tensors, path, metadata=told))
 
     def load_head(self, drafter: DraftHead) -> None:
         """Fill the drafter's own tensors; every one of them must be there and have its shape."""
@@ -105,8 +107,16 @@ class RunDirectory:
             raise InputError(f"{self.head} is missing; the run stopped before its first checkpoint: resume={self.path}")
         try:
             tensors = load_file(self.head)
+            with safe_open(self.head, "pt") as file:
+                adapter = (file.metadata() or {}).get("adapter")
         except SafetensorError as error:
             raise InputError(f"{self.head} is damaged ({error}); resume={self.path} writes it again") from error
+        if self.fingerprint.is_file() and adapter != self.made_for().get(
+            "adapter"
+        ):  # a kill or a full disk between both
+            raise InputError(
+                f"{self.head} and {self.adapter} are of different steps; resume={self.path} writes both again"
+            )
         fill(drafter, tensors, self.head)
 
     def save_state(self, step: int, state: dict[str, Any], keep: int) -> None:

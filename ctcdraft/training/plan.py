@@ -63,13 +63,14 @@ def plan(
             f"objective.labels={batches.labels} where all answers were cut off"
         )
     tokens = sum(len(tokens_L) for tokens_L in batches.rows.tokens)
-    trained = sum(p.numel() for p in engine.parameters)
+    trained, own = sum(p.numel() for p in engine.parameters), sum(p.numel() for p in drafter.own_parameters())
     emission_bytes = rows * anchors * frames * (emissions.blank + 1) * 4
     size = Size.of(base)
     sizes = ", ".join(f"{spelled(count)} as {name}" for name, count in states_bytes(tokens, size).items())
+    beside = f" (and {trained - own:,} of the base)" if trained > own else ""
     return "\n".join(
         [
-            f"drafter     {trained:,} trainable parameters, block initialised {drafter.initialised}",
+            f"drafter     {own:,} trainable parameters{beside}, block initialised {drafter.initialised}",
             f"corpus      {len(batches.rows):,} answers, {tokens:,} tokens, {windows:,} windows, "
             f"{feasible:.2%} of them feasible ({frames} frames, {batches.labels} labels)",
             f"steps       {steps:,} of {'' if accumulate == 1 else f'{accumulate} x '}{rows} rows x {anchors} anchors, "

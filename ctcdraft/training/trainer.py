@@ -209,9 +209,10 @@ class Trainer:
 
     def save_head(self) -> None:
         """And the base's adapter as it is now: of another step it would be another base than this head's."""
-        if self.adapter is not None:
-            self.run.belong_to(self.adapter.save(self.run.adapter))
-        self.run.save_head(self.drafter)
+        adapter = None if self.adapter is None else self.adapter.save(self.run.adapter)
+        if adapter is not None:
+            self.run.belong_to(adapter)
+        self.run.save_head(self.drafter, adapter)
 
     def restore(self) -> None:
         """Stand where the last whole checkpoint stood; a run without one begins at step 0."""

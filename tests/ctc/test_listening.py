@@ -149,6 +149,21 @@ def test_among_all_words_nothing_changes(transitions):
 
 
 @torch.no_grad()
+def test_in_float32_frames_that_are_sure_keep_what_they_give_to_all_else():
+    """Word 0 by a factor of e^25, and a text that takes e^20 of it away: what is left stands against the blank."""
+    logits_TC = torch.tensor([[25.0, 0.0, 0.0, 0.0, 0.0]] * 3, dtype=torch.float64)
+    masses = []
+    for dtype in (torch.float32, torch.float64):
+        listening = begin(Markov, logits_TC.log_softmax(-1), strength=0.0)
+        memory_1R = listening.memory_KR
+        listening.correction.out.weight[0] = -20 * memory_1R[0] / memory_1R[0].square().sum()
+        listening.correction.to(dtype)
+        heard = Listening.begin(logits_TC.to(dtype).log_softmax(-1), listening.correction, memory_1R.to(dtype))
+        masses.append(listening_search(heard.log_probs_TC, heard, 1, words_per_frame=1).log_probs_N.exp())
+    torch.testing.assert_close(masses[0], masses[1], rtol=1e-4, atol=0)
+
+
+@torch.no_grad()
 def test_a_correction_that_says_nothing_changes_nothing():
     log_probs_TC = frames(2, 5)
     plain = prefix_search(log_probs_TC, WORDS, 20, WORDS)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tiny_models import random_base
 from torch import nn
-from training_parts import HOW, rows, trainer
+from training_parts import HOW, figures_of, rows, trainer
 
 from ctcdraft.decoding.loop import generate
 from ctcdraft.drafters.autoregressive import Autoregressive
@@ -26,6 +26,7 @@ from ctcdraft.objectives.ctc import CTC
 from ctcdraft.objectives.distill import Distill, kl
 from ctcdraft.objectives.prefix_ctc import PrefixCTC
 from ctcdraft.training.checkpoint import RunDirectory, fill
+from ctcdraft.training.logger import JsonlLogger
 
 WIDTH, WORDS, SAID = 6, 11, [1, 4, 5, 9]
 NEVER = -1e4
@@ -76,6 +77,9 @@ def test_scores_and_gradients_are_those_of_a_head_without_the_other_words(correc
 def test_the_commonest_words_and_those_that_must_be():
     assert commonest(torch.tensor([5, 0, 7, 5]), 2, [1]).tolist() == [1, 2]
     assert commonest(torch.tensor([5, 0, 7, 5]), 2, []).tolist() == [0, 2]
+    assert commonest(torch.tensor([5, 0, 7, 5]), 2, [1, 9]).tolist() == [1, 2]  # 9 lies beyond the head's rows
+    with pytest.raises(InputError, match=r"drafter\.vocabulary=1 has no room for the 2 words"):
+        commonest(torch.tensor([5, 0, 7, 5]), 1, [1, 2])
     assert rows(count=2, length=9).word_counts(50).sum() == 3 + 2  # of the answers alone
 
 
@@ -104,8 +108,10 @@ def test_it_learns_decodes_and_comes_back(tmp_path, name):
     run = RunDirectory(tmp_path)
     run.begin("drafter: {}\n", base.fingerprint(), overwrite=False)
     one = trainer(run, base, steps=8, drafter=drafter, objective=objective)
-    assert one.fit([]) >= 1.0
+    assert one.fit([JsonlLogger(run.metrics, 0)]) >= 1.0
     assert one.skipped == 0
+    shares = [line.get("infeasible_share") for line in figures_of(run)]
+    assert all(share is None if name == "kl" else 0 < share < 1 for share in shares)
     other = head()
     fill(other, {key: value.clone() for key, value in drafter.own_state().items()}, Path("run"))
     prompt = torch.arange(10, 16)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,14 @@ def test_going_on_is_the_same_as_not_having_stopped(folder, whole, tmp_path):
     assert all((again.run.path / name).read_bytes() == (whole.run.path / name).read_bytes() for name in files)
     assert figures_of(whole.run)[0]["base_divergence"] == 0
     assert figures_of(whole.run)[-1]["base_divergence"] > 1e-3
+
+
+def test_a_head_and_an_adapter_of_different_steps_are_not_taken_for_one(folder, whole, tmp_path):
+    run = RunDirectory(Path(shutil.copytree(whole.run.path, tmp_path / "run")))
+    run.load_head(ctc_head(load_base(folder, "float32", "cpu")))
+    run.belong_to("another adapter")  # and no room was left for its head
+    with pytest.raises(InputError, match=r"are of different steps; resume="):
+        run.load_head(ctc_head(load_base(folder, "float32", "cpu")))
 
 
 def test_the_base_of_a_run_is_the_one_its_head_was_trained_with(folder, whole):
