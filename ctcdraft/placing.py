@@ -84,14 +84,8 @@ def bring(module: nn.Module, device: torch.device) -> None:
         add_hook_to_module(module, AlignDevicesHook(execution_device=device, skip_keys="past_key_values"))
 
 
-def value_of(module: nn.Module, name: str, tensor: Tensor) -> Tensor:
-    """A weight itself, wherever it lies."""
-    shard: Any = getattr(module, name, None)
-    if hasattr(shard, "ds_id"):  # DeepSpeed's: a call that all processes make together
-        import deepspeed
-
-        with deepspeed.zero.GatheredParameters([shard]):
-            return shard.detach().clone()
+def value_of(module: nn.Module | None, name: str, tensor: Tensor) -> Tensor:
+    """A weight of this module itself, in memory or on disk; of no module: as it is."""
     if tensor.is_meta:
         hook: Any = getattr(module, "_hf_hook", None)
         for each in getattr(hook, "hooks", [hook]):  # several in a row are one hook
