@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ctcdraft.deepspeed_door import in_shards, whole
 from ctcdraft.placing import value_of
 
 
@@ -27,15 +28,23 @@ def weights_hash(lm: nn.Module, samples: int = 64) -> str:
     and no hash, so nothing can be made for it.
     """
     digest = hashlib.sha256()
+    owners = dict(lm.named_modules(remove_duplicate=False))
     for name, tensor in sorted(lm.state_dict().items()):
         place, _, own = name.rpartition(".")
-        for part in plain_parts(value_of(lm.get_submodule(place), own, tensor)):
+        # Some layers write more than they own (`weight.absmax`, of four bits), under names that are no module's.
+        for part in plain_parts(held(owners.get(place), own, tensor)):
             if part.is_meta:
                 return ""
             stride = max(1, part.numel() // samples)
             values = part.reshape(-1)[::stride][:samples].to(torch.bfloat16).float().cpu()
             digest.update(name.encode() + values.numpy().tobytes())
     return digest.hexdigest()[:16]
+
+
+def held(owner: nn.Module | None, name: str, tensor: Tensor) -> Tensor:
+    """A tensor of a state with its values, wherever they lie."""
+    own: Any = getattr(owner, name, None)
+    return whole(own) if in_shards(own) else value_of(owner, name, tensor)
 
 
 def tensors_hash(tensors: Mapping[str, Tensor]) -> str:

@@ -72,24 +72,26 @@ def bring(module: nn.Module, device: torch.device) -> None:
     from accelerate.hooks import AlignDevicesHook, add_hook_to_module, remove_hook_from_module
     from accelerate.utils import set_module_tensor_to_device
 
-    for part in module.modules():
-        for name, tensor in [*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)]:
-            set_module_tensor_to_device(part, name, device, value=value_of(part, name, tensor))
-    remove_hook_from_module(module, recurse=True)
+    values = [
+        (part, name, value_of(part, name, tensor))
+        for part in module.modules()
+        for name, tensor in [*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)]
+    ]
+    remove_hook_from_module(module, recurse=True)  # first: a hook that goes puts weights back where it found them
+    for part, name, value in values:
+        set_module_tensor_to_device(part, name, device, value=value)
     if device.type != "cpu":
         add_hook_to_module(module, AlignDevicesHook(execution_device=device, skip_keys="past_key_values"))
 
 
-def value_of(module: nn.Module, name: str, tensor: Tensor) -> Tensor:
-    """A weight itself, wherever it lies."""
-    shard: Any = getattr(module, name, None)
-    if hasattr(shard, "ds_id"):  # DeepSpeed's: a call that all processes make together
-        import deepspeed
-
-        with deepspeed.zero.GatheredParameters([shard]):
-            return shard.detach().clone()
-    hook: Any = getattr(module, "_hf_hook", None)
-    return hook.weights_map[name] if tensor.is_meta and hook is not None else tensor
+def value_of(module: nn.Module | None, name: str, tensor: Tensor) -> Tensor:
+    """A weight of this module itself, in memory or on disk; of no module: as it is."""
+    if tensor.is_meta:
+        hook: Any = getattr(module, "_hf_hook", None)
+        for each in getattr(hook, "hooks", [hook]):  # several in a row are one hook
+            if getattr(each, "weights_map", None) is not None:
+                return each.weights_map[name]
+    return tensor
 
 
 def arrived(output: Any, device: torch.device) -> Any:

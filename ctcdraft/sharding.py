@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from ctcdraft.base import BaseLM, chat_template, refuse_unreadable
+from ctcdraft.deepspeed_door import gathered, load_deepspeed
 from ctcdraft.errors import InputError, first_line
 from ctcdraft.readable import refuse_unfaithful
 
@@ -30,11 +31,9 @@ class ShardedBase(BaseLM):
 
     def opened(self) -> AbstractContextManager[Any]:
         """Within, the last layer and the norm are whole too: drafters begin with copies of them."""
-        import deepspeed
-
         inner = self.lm.base_model
         parts = [part for part in (getattr(inner, "norm", None), *list(getattr(inner, "layers", []))[-1:]) if part]
-        return deepspeed.zero.GatheredParameters([value for part in parts for value in part.parameters()])
+        return gathered(value for part in parts for value in part.parameters())
 
 
 def load_sharded(
@@ -56,7 +55,7 @@ def load_sharded(
         raise InputError(
             "base.zero3=true is for the processes of torchrun, and this is one alone; base.device_map=auto"
         )
-    deepspeed = joined(device)
+    deepspeed = load_deepspeed(device.partition(":")[0])
     asked = HfDeepSpeedConfig(SETTINGS)  # as long as it lives, transformers loads in shards
     try:
         refuse_unreadable(transformers.AutoConfig.from_pretrained(path, revision=revision), path)
@@ -68,7 +67,7 @@ def load_sharded(
         raise InputError(f"cannot load the base {path}: {first_line(error)}; check base.path=") from error
     finally:
         del asked
-    embedding, head = whole_ends(lm, deepspeed)
+    embedding, head = whole_ends(lm)
     lm.set_output_embeddings(head)
     lm.eval().requires_grad_(False)
     deepspeed.initialize(model=lm.base_model, config=SETTINGS, dist_init_required=False)  # leaves its hooks there
@@ -80,18 +79,11 @@ def load_sharded(
     return base
 
 
-def joined(device: str) -> Any:
-    """DeepSpeed, told of the processes that have met already."""
-    from ctcdraft.training.zero import load_deepspeed
-
-    return load_deepspeed(device.partition(":")[0])
-
-
-def whole_ends(lm: Any, deepspeed: Any) -> tuple[nn.Module, nn.Module]:
+def whole_ends(lm: Any) -> tuple[nn.Module, nn.Module]:
     """The embedding and the head by themselves, whole, and one matrix still where they were."""
     inner, outer = lm.get_input_embeddings(), lm.get_output_embeddings()
     tied = inner.weight is outer.weight
-    with deepspeed.zero.GatheredParameters([inner.weight, *([] if tied else [outer.weight])]):
+    with gathered([inner.weight] if tied else [inner.weight, outer.weight]):
         embedding = nn.Embedding.from_pretrained(inner.weight.detach().clone())
         words = embedding.weight if tied else nn.Parameter(outer.weight.detach().clone(), requires_grad=False)
     head = nn.Linear(words.shape[1], words.shape[0], bias=False, device="meta")

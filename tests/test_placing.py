@@ -9,6 +9,7 @@ import importlib.util
 
 import pytest
 import torch
+from accelerate.big_modeling import cpu_offload
 from tiny_models import random_base, random_lm, tiny_tokenizer
 from training_parts import HOW, ctc_head
 
@@ -17,7 +18,7 @@ from ctcdraft.corpus.answers import speak
 from ctcdraft.decoding.loop import generate
 from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.errors import InputError
-from ctcdraft.placing import Placing
+from ctcdraft.placing import Placing, bring
 
 SOME_ON_DISK = {"model.layers.0": "cpu", "model.layers.1": "disk", "model.norm": "disk", "model.rotary_emb": "cpu"}
 ENDS = {"model.embed_tokens": "cpu", "lm_head": "disk"}
@@ -61,6 +62,29 @@ def test_wherever_its_layers_lie_it_says_the_same(folder, plain, tmp_path, how):
 
 def answer(base, drafter):
     return generate(base, drafter, torch.arange(30, 36), HOW, frozenset(), 0).tokens
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_what_lay_in_the_memory_of_the_host_is_brought_whole(parts):
+    """The device "meta" plays a card: a layer that fits there no more, and all of it is there afterwards."""
+    card, layer = torch.device("meta"), linear(parts)
+    cpu_offload(layer, execution_device=card)
+    bring(layer, card)
+    assert [tensor.device for tensor in (*layer.parameters(), *layer.buffers())] == [card] * len(layer.state_dict())
+    assert layer(torch.ones(2, 4)).device == card  # and what it is told goes there, too
+    layer = linear(parts)
+    before = layer(torch.ones(2, 4))
+    cpu_offload(layer, execution_device=torch.device("cpu"))
+    bring(layer, torch.device("cpu"))
+    assert not any(weight.is_meta for weight in layer.parameters())
+    assert torch.equal(layer(torch.ones(2, 4)), before)
+
+
+def linear(parts):
+    """One module by itself, or several in one."""
+    each = [torch.nn.Linear(4, 4) for _ in range(parts)]
+    each[0].register_buffer("scale", torch.ones(4))
+    return torch.nn.Sequential(*each) if parts > 1 else each[0]
 
 
 def test_a_cache_over_two_devices_holds_what_one_holds():

@@ -1,14 +1,11 @@
 """Steps taken by DeepSpeed: optimiser and gradients in shards over the processes. It knows parameters and a loss.
 
 Its settings are those of engine.deepspeed, word for word; what a run decides itself (batches a step, clipping) is
-filled in where they say nothing. Loading and starting DeepSpeed is slow, so nothing of it is imported before it is
-wanted.
+filled in where they say nothing.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import os
 from collections.abc import Callable, Sequence
 from math import isfinite, nan
 from typing import Any
@@ -16,14 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ctcdraft.deepspeed_door import imported, load_deepspeed, refuse_absent
 from ctcdraft.errors import InputError
 from ctcdraft.training.engine import TorchEngine, decayed_or_not, warm_cosine
 from ctcdraft.training.peers import Peers
 from ctcdraft.training.zero_settings import reason, refuse_wrong
-
-ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
-
-ABSENT = "engine=deepspeed needs deepspeed, which is not installed; pip install deepspeed"
 
 
 class DeepSpeedEngine(TorchEngine):
@@ -48,8 +42,7 @@ class DeepSpeedEngine(TorchEngine):
         peers: Peers,
         deepspeed: dict[str, Any],
     ) -> None:
-        if importlib.util.find_spec("deepspeed") is None:
-            raise InputError(ABSENT)
+        refuse_absent()
         if clip_value is not None:
             raise InputError(f"trainer.clip_value={clip_value}: DeepSpeed clips by norm only; set it to null")
         self.module = module
@@ -129,26 +122,3 @@ class DeepSpeedEngine(TorchEngine):
         for group, rate in zip(self.adam.param_groups, self.schedule.get_last_lr(), strict=True):
             group["lr"] = rate
         print("weights and schedule go on where they were; DeepSpeed's moments begin anew")
-
-
-def load_deepspeed(device: str) -> Any:
-    """The package, which has met the other processes; alone it believes to be one of one."""
-    deepspeed = imported(device)
-    deepspeed.init_distributed("gloo" if device == "cpu" else "nccl", verbose=False)
-    return deepspeed
-
-
-def imported(device: str) -> Any:
-    """The package, told what this machine is."""
-    if device == "cpu":
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    for name, value in ALONE.items():
-        os.environ.setdefault(name, value)
-    try:
-        import deepspeed
-    except ImportError as error:
-        raise InputError(ABSENT) from error
-    if device == "cpu":
-        # Else it builds an operator for half a minute, and fails where there is no compiler.
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    return deepspeed

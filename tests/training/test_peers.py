@@ -14,11 +14,11 @@ from safetensors.torch import load_file
 from tiny_models import random_base
 from training_parts import figures_of, trainer
 
+from ctcdraft.deepspeed_door import ALONE, load_deepspeed
 from ctcdraft.errors import InputError
 from ctcdraft.training.checkpoint import RunDirectory
 from ctcdraft.training.logger import JsonlLogger
 from ctcdraft.training.peers import Peers, in_turn, join, share_of
-from ctcdraft.training.zero import ALONE, load_deepspeed
 
 JOB = Path(__file__).with_name("torchrun_job.py")
 ALONE_JOB = Path(__file__).with_name("deepspeed_job.py")

@@ -1,0 +1,41 @@
+"""A base is known again by its weights, however its modules write them down."""
+
+from __future__ import annotations
+
+import torch
+from accelerate.big_modeling import cpu_offload
+from torch import nn
+
+from ctcdraft.fingerprints import weights_hash
+
+
+class WithScales(nn.Linear):
+    """Writes more under a weight's name than the weight, as linear layers in four bits do."""
+
+    def __init__(self, scale):
+        super().__init__(3, 2, bias=False)
+        self.scale = scale
+        nn.init.constant_(self.weight, 0.5)
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[f"{prefix}weight.absmax"] = torch.full((1,), self.scale)
+
+
+def test_what_is_written_under_a_weight_counts():
+    one, same, other = (weights_hash(nn.Sequential(WithScales(scale))) for scale in (1.0, 1.0, 2.0))
+    assert one == same != other
+
+
+def test_a_hash_stays_what_it_was():
+    """Runs and corpora are held to hashes that were written long ago. One module may stand under two names."""
+    layer = nn.Linear(3, 2)
+    with torch.no_grad():
+        layer.weight.copy_(torch.arange(6).view(2, 3))
+        layer.bias.fill_(-1.5)
+    both = nn.ModuleDict({"first": layer, "again": layer})
+    assert weights_hash(both) == "0a9ab90d5d3160a8"
+    cpu_offload(both, execution_device=torch.device("cpu"))
+    assert layer.weight.is_meta
+    assert weights_hash(both) == "0a9ab90d5d3160a8"
+    assert weights_hash(nn.Linear(3, 2, device="meta")) == ""
