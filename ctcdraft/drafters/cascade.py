@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ctcdraft.base import BaseLM
 from ctcdraft.decoding.loop import Context, Drafter
 from ctcdraft.decoding.tree import TokenTree
-from ctcdraft.drafters.drafter import draws, reads_states
+from ctcdraft.drafters.drafter import draws, reads_states, refuse_outsider
 from ctcdraft.errors import InputError
 
 
@@ -80,8 +80,7 @@ class Cascade(nn.Module):
 def refuse_unfit(role: str, part: Any) -> None:
     """What could not go on in a cascade, before anything is asked. Where a first one draws to say nothing and a second
     speaks in its place, words would come out by no law at all."""
-    if not hasattr(part, "draft"):
-        raise InputError(f"{type(part).__name__} decodes outside our loop and drafts for nobody; it is no {role} part")
+    refuse_outsider(part)
     if draws(part):
         raise InputError(
             f"the {role} part of a cascade draws its guesses, and a cascade has no law of its own for drawn ones; let "

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ctcdraft.decoding.loop import Context
 from ctcdraft.decoding.tree import TokenTree
+from ctcdraft.errors import InputError
 from ctcdraft.nn.heads import Emissions
 from ctcdraft.nn.ranked import RankedWords, commonest
 
@@ -87,6 +88,12 @@ class DraftHead(nn.Module):
 def reads_states(drafter: Any) -> bool:
     """Whether it needs the base's states, which guesses do not have. What does not say so is taken to need them."""
     return getattr(drafter, "reads_states", True)
+
+
+def refuse_outsider(part: Any) -> None:
+    """Raise InputError for a contestant that has a loop of its own, such as stock `generate`, as a part of a drafter."""
+    if not hasattr(part, "draft"):
+        raise InputError(f"{type(part).__name__} decodes outside our loop and drafts for nobody; name a drafter")
 
 
 def draws(drafter: Any) -> bool:

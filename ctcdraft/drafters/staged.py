@@ -12,7 +12,7 @@ from ctcdraft.decoding.loop import Context, Drafter
 from ctcdraft.decoding.tree import Commit, TokenTree
 from ctcdraft.decoding.verify import match
 from ctcdraft.drafters.draft_model import DraftModel, Reading
-from ctcdraft.drafters.drafter import reads_states
+from ctcdraft.drafters.drafter import reads_states, refuse_outsider
 from ctcdraft.drafters.grow import grow
 from ctcdraft.errors import InputError
 
@@ -29,8 +29,7 @@ class Staged(nn.Module):
         super().__init__()
         if not isinstance(model, DraftModel):
             raise InputError(f"the model of a staged drafter is a draft_model; {type(model).__name__} reads no words")
-        if not hasattr(first, "draft"):
-            raise InputError(f"{type(first).__name__} decodes outside our loop and drafts for nobody")
+        refuse_outsider(first)
         if reads_states(first):
             raise InputError(
                 f"{type(first).__name__} reads the base's states, and the draft model has other ones; stage it with a "
