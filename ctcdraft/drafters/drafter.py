@@ -91,7 +91,7 @@ def reads_states(drafter: Any) -> bool:
 
 
 def refuse_outsider(part: Any) -> None:
-    """Raise InputError for a contestant that has a loop of its own, such as stock `generate`, as a part of a drafter."""
+    """Raise InputError for what has a loop of its own, such as stock `generate`, as a part of a drafter."""
     if not hasattr(part, "draft"):
         raise InputError(f"{type(part).__name__} decodes outside our loop and drafts for nobody; name a drafter")
 

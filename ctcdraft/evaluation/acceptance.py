@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ctcdraft.decoding.loop import Pass
+from ctcdraft.decoding.passes import alpha_of
 from ctcdraft.evaluation.records import Answer
 
 Questions = Sequence[Sequence[Answer]]
@@ -58,21 +59,8 @@ def all_passes(questions: Questions) -> list[Pass]:
 
 
 def alpha(questions: Questions) -> list[float | None]:
-    """From depth 1: passes that accepted depth k / passes that accepted depth k - 1 and had a node below it.
-
-    Accepted 2, 0 (open), 0 (nothing below) of trees 2 deep   ->   [1/2, 1/1]
-    """
+    """From depth 1; see `alpha_of`."""
     return alpha_of(all_passes(questions))
-
-
-def alpha_of(steps: Sequence[Pass]) -> list[float | None]:
-    """The same of passes that belong together."""
-    rates: list[float | None] = []
-    for depth in range(1, max((step.drafted for step in steps), default=0) + 1):
-        accepted = sum(step.accepted >= depth for step in steps)
-        refused = sum(step.accepted == depth - 1 and step.open for step in steps)
-        rates.append(ratio(accepted, accepted + refused))
-    return rates
 
 
 def acceptance_rate(questions: Questions) -> float | None:

@@ -13,7 +13,7 @@ from ctcdraft.corpus.batches import Rows
 from ctcdraft.corpus.conversations import family
 from ctcdraft.corpus.rows import Column, Row
 from ctcdraft.decoding.loop import Drafter, Pass, Settings, generate
-from ctcdraft.evaluation.acceptance import alpha_of
+from ctcdraft.decoding.passes import alpha_of
 
 
 class Probe:

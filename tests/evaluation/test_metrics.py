@@ -8,6 +8,7 @@ from sessions import SETTINGS
 from tiny_models import random_base
 
 from ctcdraft.decoding.loop import Pass, generate
+from ctcdraft.decoding.passes import alpha_of
 from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.evaluation import acceptance, quality
 from ctcdraft.evaluation.bootstrap import interval, ratio_interval
@@ -76,7 +77,7 @@ def test_nothing_is_refused_below_an_end_that_was_accepted():
     made = generate(base, guessing, prompt, SETTINGS, {said[end]}, 0)
     assert made.tokens == said[: end + 1]
     assert made.passes[-1].drafted > made.passes[-1].accepted == made.passes[-1].committed
-    assert acceptance.alpha_of(made.passes)[:end] == [1.0] * min(end, 7)
+    assert alpha_of(made.passes)[:end] == [1.0] * min(end, 7)
 
 
 def test_nothing_to_divide_by_is_none():
