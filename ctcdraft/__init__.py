@@ -8,7 +8,8 @@ The way of a guess, and the room each step lives in:
                 └──────────────── decoding/loop.py: draft, read, verify, keep, extend ◄───────────────┘
 
     base.py          the frozen LLM: tokens in, states and logits out; readable.py: which LLMs can be one;
-                     fingerprints.py: how one is known again; placing.py, sharding.py: one on several devices;
+                     fingerprints.py: how one is known again; base_values.py: its values;
+                     placing.py, sharding.py: one on several devices;
                      deepspeed_door.py: the one way in to DeepSpeed
     paper.py         a base that is not here, from its config alone; size.py, machine.py, rate.py and
                      duration.py: what plans count

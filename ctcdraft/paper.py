@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from ctcdraft.base import BaseLM, chat_template, looks_like_folder, refuse_unknown_dtype
+from ctcdraft.base import BaseLM
+from ctcdraft.base_values import chat_template, looks_like_folder, refuse_unknown_dtype
 from ctcdraft.errors import InputError, first_line
 from ctcdraft.machine import memory_bytes, spelled
 from ctcdraft.size import Size

@@ -21,7 +21,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import ctcdraft
-from ctcdraft.base import BaseLM, looks_like_folder
+from ctcdraft.base import BaseLM
+from ctcdraft.base_values import looks_like_folder
 from ctcdraft.decoding.loop import Settings, generate
 from ctcdraft.decoding.verify import match
 from ctcdraft.drafters.drafter import DraftHead

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from ctcdraft.base import BaseLM, refuse_absent_device, refuse_unknown_dtype
+from ctcdraft.base import BaseLM
+from ctcdraft.base_values import refuse_absent_device, refuse_unknown_dtype
 from ctcdraft.decoding.fixed import FixedReads
 from ctcdraft.errors import InputError, first_line
 from ctcdraft.machine import memory_bytes, spelled

@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from ctcdraft.base import BaseLM, chat_template, refuse_unreadable
+from ctcdraft.base import BaseLM
+from ctcdraft.base_values import chat_template
 from ctcdraft.deepspeed_door import gathered, load_deepspeed
 from ctcdraft.errors import InputError, first_line
-from ctcdraft.readable import refuse_unfaithful
+from ctcdraft.readable import refuse_unfaithful, refuse_unreadable
 
 # DeepSpeed keeps small weights whole; here nothing is, so that what works on a test's base works on a large one.
 SETTINGS = {

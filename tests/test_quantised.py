@@ -10,7 +10,8 @@ from stepwise_parts import saved_lm
 from test_lossless import PROMPTS, settings
 from training_parts import ctc_head
 
-from ctcdraft.base import QUANTISED, load_base, stored
+from ctcdraft.base import load_base
+from ctcdraft.base_values import QUANTISED, stored
 from ctcdraft.decoding.loop import generate
 from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.errors import InputError

@@ -17,7 +17,7 @@ from places import found
 from tiny_models import END, tiny_tokenizer
 from truths_corpus import slow_answer_mask
 
-from ctcdraft.base import TEMPLATES, chat_template
+from ctcdraft.base_values import TEMPLATES, chat_template
 from ctcdraft.corpus.chat import prompt_tokens
 from ctcdraft.corpus.conversations import Prompt
 from ctcdraft.corpus.masks import opening, refuse_wrong_masks
