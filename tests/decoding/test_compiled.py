@@ -71,12 +71,14 @@ def test_an_evaluation_is_lossless_and_says_how_it_read(tmp_path):
     assert report["environment"]["reads"] == "compiled, fixed shapes"
 
 
-def test_without_a_compiler_it_is_one_sentence(monkeypatch):
+def test_without_a_compiler_it_is_one_sentence():
     from torch._inductor import config
 
-    monkeypatch.setattr(config.cpp, "cxx", ("no-such-compiler",))
-    monkeypatch.setattr(config, "force_disable_caches", True)  # code that another run left needs no compiler
     base = random_base()
     base.fixed = FixedReads(compiled=True)
-    with pytest.raises(InputError, match=r"cannot be compiled here .*C\+\+ compiler"):
+    # Code that another run left needs no compiler. (Their own patch: pytest's would lose a value that has two names.)
+    with (
+        config.patch({"cpp.cxx": ("no-such-compiler",), "force_disable_caches": True}),
+        pytest.raises(InputError, match=r"cannot be compiled here .*C\+\+ compiler"),
+    ):
         read(base, BUSH, 5)
