@@ -184,11 +184,15 @@ def load_base(config: DictConfig, entries: dict[str, Entry]) -> Any:
     if "_target_" in config.base:
         node = config.base
     else:
-        node = OmegaConf.merge(runs[0], {key: value for key, value in config.base.items() if value}) if runs else None
+        node = (
+            OmegaConf.merge(runs[0], {key: value for key, value in config.base.items() if value is not None})
+            if runs
+            else None
+        )
     if node is None or not (node.path or "of" in node):
         raise InputError("no base: give a run directory as checkpoint=, or base=tiny, or base=local base.path=FOLDER")
     if node.path is None:  # a shape has none
-        node = OmegaConf.masked_copy(node, [key for key in node if key not in ("path", "device_map")])
+        node = OmegaConf.masked_copy(node, [key for key in node if key not in ("path", "device_map", "quantised")])
     return instantiate(node, device=config.device, dtype=config.dtype)
 
 

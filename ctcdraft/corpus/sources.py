@@ -66,17 +66,26 @@ def project_prompts(
     return gathered(found, place, name, cleaning, leakage, limit, seed, with_instruction(None))
 
 
-def several(path: None, name: str, parts: Mapping[str, Corpus]) -> Corpus:
+def several(path: None, name: str, parts: Mapping[str, Callable[[], Corpus]]) -> Corpus:
     """Corpora behind one another, their accounts added up; each has cleaned its own and chosen among its own."""
     if path is not None:
         files = " ".join(f"corpus.parts.{part}.path=FILE" for part in parts)
         raise InputError(f"corpus.path={path}, but corpus {name} has several; say {files}")
-    prompts = [prompt for part in parts.values() for prompt in part.prompts]
+    found = [part_of(part, read) for part, read in parts.items()]
+    prompts = [prompt for corpus in found for prompt in corpus.prompts]
     (twice, count), *_ = Counter(prompt.id for prompt in prompts).most_common(1)
     if count > 1:
         names = ", ".join(parts)
         raise InputError(f"{count} prompts of corpus {name} ({names}) have the id {twice}; leave one part out")
-    return Corpus(prompts, added_up([part.account for part in parts.values()]))
+    return Corpus(prompts, added_up([corpus.account for corpus in found]))
+
+
+def part_of(name: str, read: Callable[[], Corpus]) -> Corpus:
+    """What is wrong with a part names the part's own keys."""
+    try:
+        return read()
+    except InputError as error:
+        raise InputError(str(error).replace("corpus.", f"corpus.parts.{name}.")) from error
 
 
 def added_up(accounts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -68,6 +68,11 @@ class DraftHead(nn.Module):
         for _, words in self._ranked():
             words.choose(commonest(counts_V, len(words.words_N), always))
 
+    def share_said(self, counts_V: Tensor) -> float:
+        """Of all that a corpus says, the share in words that this drafter can say."""
+        said = [counts_V[words.words_N.cpu()].sum() for _, words in self._ranked()] or [counts_V.sum()]
+        return float(min(said)) / max(int(counts_V.sum()), 1)
+
     def own_state(self) -> dict[str, Tensor]:
         """The trained tensors, by name, and which words are said where not all are: what a checkpoint holds."""
         trained = {name: value for name, value in self.named_parameters() if value.requires_grad}

@@ -188,7 +188,7 @@ def refuse_other_base(
     differing = [key for key in must_agree if made_for.get(key) != fingerprint.get(key)]
     if differing == ["adapter"]:
         trained = "along with its base, which adapt=lora changed" if "adapter" in made_for else "for the base as it is"
-        here = "changed by another LoRA" if "adapter" in fingerprint else "not changed"
+        here = "changed by a LoRA that was trained with another head" if "adapter" in fingerprint else "not changed"
         raise InputError(
             f"the head in {place} was trained {trained}, and this base is {here}; evaluate it by itself, with "
             f"checkpoint={place} and no base="

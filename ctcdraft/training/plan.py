@@ -71,6 +71,7 @@ def plan(
     return "\n".join(
         [
             f"drafter     {own:,} trainable parameters{beside}, block initialised {drafter.initialised}",
+            *vocabulary(drafter, batches.rows, base.vocabulary),
             f"corpus      {len(batches.rows):,} answers, {tokens:,} tokens, {windows:,} windows, "
             f"{feasible:.2%} of them feasible ({frames} frames, {batches.labels} labels)",
             f"steps       {steps:,} of {'' if accumulate == 1 else f'{accumulate} x '}{rows} rows x {anchors} anchors, "
@@ -86,6 +87,14 @@ def plan(
             f"({seconds:.2f} s for the first batch), probes not counted",
         ]
     )
+
+
+def vocabulary(drafter: DraftHead, rows: Rows, words: int) -> list[str]:
+    """A line on what a head of some words can say; none of one that has all."""
+    if not drafter.says_some:
+        return []
+    share = drafter.share_said(rows.word_counts(words))
+    return [f"vocabulary  the commonest words: {share:.1%} of what the answers say; no other word is drafted"]
 
 
 def rehearse(base: BaseLM, drafter: DraftHead, objective: Objective, engine: TorchEngine) -> None:

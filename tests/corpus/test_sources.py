@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from functools import partial
 
 import pytest
 
@@ -103,13 +104,16 @@ def test_several_corpora_are_one_with_one_account(tmp_path):
     talks = read_corpus(jsonl(tmp_path / "s.jsonl", {"conversations": TALK}, {"conversations": TALK}))
     solved = {"question": "1+1?", "answer": "#### 2"}
     problems = gsm8k(jsonl(tmp_path / "g.jsonl", solved), "gsm8k", "", "", "", None, PROMPTS, NOTHING, None, 0)
-    both = several(None, "both", {"talks": talks, "problems": problems})
+    read = {"talks": lambda: talks, "problems": lambda: problems}
+    both = several(None, "both", read)
     assert both.prompts == [*talks.prompts, *problems.prompts]
     assert (both.account["read"], both.account["kept"], both.account["dropped"]["duplicates"]) == (3, 2, 1)
     with pytest.raises(InputError, match=r"2 prompts of corpus both \(a, b\) have the id gsm8k-00000"):
-        several(None, "both", {"a": problems, "b": problems})
+        several(None, "both", {"a": lambda: problems, "b": lambda: problems})
     with pytest.raises(InputError, match=r"say corpus\.parts\.a\.path=FILE corpus\.parts\.b\.path=FILE"):
-        several("x.jsonl", "both", {"a": problems, "b": talks})
+        several("x.jsonl", "both", {"a": lambda: 1 / 0, "b": lambda: talks})  # before anything is read
+    with pytest.raises(InputError, match=r"as corpus\.parts\.a\.path="):
+        several(None, "both", {"a": partial(read_corpus, "absent.jsonl")})
 
 
 def test_a_limit_is_a_choice_that_grows_and_does_not_depend_on_the_order(tmp_path):

@@ -105,6 +105,8 @@ def test_it_learns_decodes_and_comes_back(tmp_path, name):
     drafter.choose_words(rows().word_counts(base.vocabulary), base.stop_tokens)
     said = drafter.head.words.words_N.tolist()
     assert said != list(range(20))
+    counts = rows().word_counts(base.vocabulary)
+    assert drafter.share_said(counts) == pytest.approx(sum(counts.tolist()[word] for word in said) / int(counts.sum()))
     run = RunDirectory(tmp_path)
     run.begin("drafter: {}\n", base.fingerprint(), overwrite=False)
     one = trainer(run, base, steps=8, drafter=drafter, objective=objective)
