@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from entry_parts import refused, run_script, training
-from tiny_models import random_base, random_lm, tiny_tokenizer
+from tiny_models import random_base
 from training_parts import ctc_head, figures_of, trainer
 
 from ctcdraft.base import load_base
@@ -51,14 +51,6 @@ def begun(folder, path):
 def to_its_end(one):
     one.fit([JsonlLogger(one.run.metrics, one.step)])
     return one
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    place = tmp_path_factory.mktemp("base")
-    random_lm(context=64).save_pretrained(place)
-    tiny_tokenizer().save_pretrained(place)
-    return str(place)
 
 
 @pytest.fixture(scope="module")

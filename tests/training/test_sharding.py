@@ -10,20 +10,11 @@ from pathlib import Path
 import pytest
 from entry_parts import refused, training
 from test_peers import PATHS, free_port
-from tiny_models import random_lm, tiny_tokenizer
 
 from ctcdraft.base import load_base
 from ctcdraft.errors import InputError
 
 JOB = Path(__file__).with_name("sharded_job.py")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    place = tmp_path_factory.mktemp("base")
-    random_lm(context=64).save_pretrained(place)
-    tiny_tokenizer().save_pretrained(place)
-    return str(place)
 
 
 @pytest.mark.slow
