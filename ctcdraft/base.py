@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -274,33 +274,16 @@ def load_base(
     reads = FixedReads.of(fixed, compiled)
     transformers.utils.logging.disable_progress_bar()
     placing = Placing(device_map, max_memory, offload_folder) if device_map is not None else None
-    if placing is not None and (fixed or adapter or adapted):
-        key = "fixed" if fixed else "adapter" if adapter else "adapted"
-        raise InputError(f"base.{key}= is for a base on one device; leave it out, or base.device_map=")
+    changes = {"fixed": fixed, "adapter": adapter, "adapted": adapted}
+    refuse_spread(placing is not None, zero3, bool(quantised), changes)
     if looks_like_folder(path) and not (Path(path) / "config.json").is_file():
         raise InputError(f"no base LLM at {path}: there is no config.json; give a Hugging Face folder as base.path=")
     if zero3:
         from ctcdraft.sharding import load_sharded
 
-        if placing or quantised or fixed or adapter or adapted:
-            raise InputError(
-                "base.zero3=true takes the base as it is; leave out its device_map, quantised, fixed, adapter"
-            )
         named = name or Path(path).name
         return load_sharded(path, dtype, device, named, revision, attention, context_length, chat_template_file, taps)
-    lm: Any
-    try:
-        refuse_unreadable(transformers.AutoConfig.from_pretrained(path, revision=revision), path)
-        lm = transformers.AutoModelForCausalLM.from_pretrained(
-            path, revision=revision, attn_implementation=attention, **stored(dtype, device, quantised, placing)
-        )
-        tokenizer = transformers.AutoTokenizer.from_pretrained(path, revision=revision)
-    except InputError:
-        raise
-    except (OSError, ValueError, ImportError) as error:  # ImportError: attention=flash_attention_2 without its package
-        raise InputError(
-            f"cannot load the base {path}: {first_line(error)}; check base.path= (and base.attention={attention})"
-        ) from error
+    lm, tokenizer = fetched(path, revision, attention, stored(dtype, device, quantised, placing))
     if adapter is not None:
         import peft
 
@@ -320,6 +303,33 @@ def load_base(
     base.fixed = reads
     refuse_unfaithful(base)
     return base
+
+
+def refuse_spread(placed: bool, sharded: bool, quantised: bool, changes: Mapping[str, Any]) -> None:
+    """Raise InputError where a base over several devices or processes is to be changed, too, by values of `changes`."""
+    changed = [key for key, value in changes.items() if value]
+    if placed and changed:
+        raise InputError(f"base.{changed[0]}= is for a base on one device; leave it out, or base.device_map=")
+    if sharded and (placed or quantised or changed):
+        raise InputError("base.zero3=true takes the base as it is; leave out its device_map, quantised, fixed, adapter")
+
+
+def fetched(path: str, revision: str | None, attention: str, held: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Model and tokenizer of transformers. held: how weights are, in the words of `from_pretrained`."""
+    import transformers
+
+    try:
+        refuse_unreadable(transformers.AutoConfig.from_pretrained(path, revision=revision), path)
+        lm = transformers.AutoModelForCausalLM.from_pretrained(
+            path, revision=revision, attn_implementation=attention, **held
+        )
+        return lm, transformers.AutoTokenizer.from_pretrained(path, revision=revision)
+    except InputError:
+        raise
+    except (OSError, ValueError, ImportError) as error:  # ImportError: attention=flash_attention_2 without its package
+        raise InputError(
+            f"cannot load the base {path}: {first_line(error)}; check base.path= (and base.attention={attention})"
+        ) from error
 
 
 def adapt(base: BaseLM, folder: Path) -> None:
