@@ -16,12 +16,12 @@ from ctcdraft.files import write_text
 from ctcdraft.training.checkpoint import RunDirectory
 
 Entry = dict[str, Any]
-TRAINING, MATCHING, EVALUATIONS, VERDICT = "training", "matching", "evaluations", "verdict"
+RULES, TRAINING, MATCHING, EVALUATIONS, VERDICT = "rules", "training", "matching", "evaluations", "verdict"
 
 
 @dataclass(frozen=True)
 class Book:
-    """out/training.json, matching.json, evaluations.json, verdict.json: names and what is known of each."""
+    """out/rules.json, training.json, matching.json, evaluations.json, verdict.json: names and what is known of each."""
 
     out: Path
 

@@ -2,22 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
 from ctcdraft.arena import page
-from ctcdraft.arena.book import Book
+from ctcdraft.arena.book import RULES, Book
 from ctcdraft.arena.judging import judge
 from ctcdraft.arena.measuring import measure_all
-from ctcdraft.arena.rules import Rules
+from ctcdraft.arena.rules import Rules, rules
 from ctcdraft.arena.training import train_all
+from ctcdraft.errors import InputError
 
 
-def hold(rules: Rules) -> None:
-    """train: rates, arms and seeds. measure: evaluations and what follows from their lines. page: from files alone."""
-    book = Book(rules.out)
-    if "train" in rules.stages:
-        train_all(rules, book)
-    if "measure" in rules.stages:
-        measure_all(rules, book)
-        judge(rules, book)
-    if "page" in rules.stages:
-        page.write(rules, book)
-        print(f"the page is {rules.out / 'page.md'}")
+def hold(given: Rules) -> None:
+    """train: rates, arms and seeds. measure: evaluations, counted. page: verdict and page, from small files alone."""
+    book = Book(given.out)
+    book.write(RULES, given.said)
+    if "train" in given.stages:
+        train_all(given, book)
+    if "measure" in given.stages:
+        measure_all(given, book)
+    if "page" in given.stages:
+        judge_and_print(given, book)
+
+
+def judge_and_print(given: Rules, book: Book) -> None:
+    judge(given, book)
+    page.write(given, book)
+    print(f"the page is {given.out / 'page.md'}")
+
+
+def print_anew(folders: Sequence[str]) -> None:
+    """Verdict, page and figures of finished comparisons, from what stands in their folders."""
+    for folder in folders:
+        book = Book(Path(folder))
+        said = book.read(RULES)
+        if not said:
+            raise InputError(f"{folder} holds no comparison: there is no rules.json; give an arena.out=")
+        judge_and_print(replace(rules(**said), out=book.out), book)

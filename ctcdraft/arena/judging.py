@@ -1,4 +1,4 @@
-"""Who is ahead of whom, with intervals over questions: from the lines of finished evaluations. It measures nothing.
+"""Who is ahead of whom, with intervals over questions: from what was counted (counts.py). It measures nothing.
 
 Seeds of one entrant are pooled: a question's tokens and passes are summed over them. In a grid, every cell that has
 a twin which differs in one factor alone is set against it, and all twins are pooled.
@@ -6,23 +6,17 @@ a twin which differs in one factor alone is set against it, and all twins are po
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ctcdraft.arena.book import EVALUATIONS, TRAINING, VERDICT, Book, Entry
+from ctcdraft.arena.counts import counted
 from ctcdraft.arena.reports import certified, rows_of
 from ctcdraft.arena.rules import Rules
-from ctcdraft.evaluation.acceptance import Questions
-from ctcdraft.evaluation.differences import difference
-from ctcdraft.evaluation.folder import Folder
-from ctcdraft.evaluation.metrics import sides
-from ctcdraft.evaluation.records import AUTOREGRESSIVE, Answer
-from ctcdraft.evaluation.replay_session import view
-from ctcdraft.shard import Shard
+from ctcdraft.evaluation.differences import Sums, difference, pooled
+from ctcdraft.evaluation.records import AUTOREGRESSIVE
 
-EVERY = 10**9  # questions
-Sides = dict[tuple[str, int], Questions]  # by row name and nodes
+Sides = dict[tuple[str, int], Sums]  # by row name and nodes
 Cell = tuple[tuple[str, Any], ...]  # levels of the factors, sorted by factor
 
 
@@ -43,20 +37,14 @@ def judge(rules: Rules, book: Book) -> None:
 
 
 def by_task(book: Book) -> dict[tuple[str, str, float], Sides]:
-    """All certified answers by (kind, benchmark, temperature), across the groups of a grid."""
+    """What all certified rows counted, by (kind, benchmark, temperature), across the groups of a grid."""
     tasks: dict[tuple[str, str, float], Sides] = {}
     for name, entry in book.read(EVALUATIONS).items():
-        folder = Folder(book.evaluation(name), Shard(1, 1))
-        records = folder.records(EVERY)
         here = tasks.setdefault((entry["kind"], entry["benchmark"], entry["temperature"]), {})
+        counts = counted(book, name)
         for row in rows_of(book, name):
-            if not certified(row):
-                continue
-            drafter, nodes = row["drafter"], row["nodes"]
-            seen = view(records, drafter, nodes) if entry["kind"] == "replay" else records
-            # In a timed evaluation autoregression runs beside every size, and is the yardstick of each.
-            sizes = entry["nodes"] if drafter == AUTOREGRESSIVE else [nodes]
-            here.update({(drafter, size): sides(drafter, seen)[0] for size in sizes})
+            if certified(row):
+                here |= {(row["drafter"], size): sums for size, sums in counts[row["drafter"]].items()}
     return tasks
 
 
@@ -81,11 +69,6 @@ def rows_named(rules: Rules, training: Mapping[str, Entry], side: str, arm: str)
     return list(dict.fromkeys(f"{entry['same_as'] or key}{at}{reading}" for key, entry in entries.items()))
 
 
-def pooled(sides_of_one: Iterable[Questions]) -> Questions:
-    """Question by question the answers of all."""
-    return [list(chain.from_iterable(question)) for question in zip(*sides_of_one, strict=True)]
-
-
 def effects(
     rules: Rules, training: Mapping[str, Entry], answers: Sides, arm: str, nodes: int
 ) -> Iterator[dict[str, Any]]:
@@ -104,7 +87,7 @@ def effects(
             ]
             if twins:
                 more, less = (pooled(side) for side in zip(*twins, strict=True))
-                made = difference(more, less, repeated(base, len(twins)), rules.seed)
+                made = difference(more, less, pooled([base] * len(twins)), rules.seed)
                 yield {"factor": factor, "more": level, "less": first, "twins": len(twins), **made}
 
 
@@ -132,7 +115,3 @@ def twinned(cells: Mapping[Cell, str], factor: str, level: Any, first: Any) -> I
             twin = tuple(sorted({**dict(cell), factor: first}.items()))
             if twin in cells:
                 yield cell, twin
-
-
-def repeated(base: Questions, times: int) -> Sequence[Sequence[Answer]]:
-    return [list(question) * times for question in base]

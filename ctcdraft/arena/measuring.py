@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ctcdraft.arena.book import EVALUATIONS, TRAINING, Book
 from ctcdraft.arena.commands import run
+from ctcdraft.arena.counts import count
 from ctcdraft.arena.rules import Rules
 
 
@@ -27,12 +28,12 @@ def measure_all(rules: Rules, book: Book) -> None:
     """Every evaluation that is not there yet; one that was interrupted goes on."""
     for one in evaluations(rules, book):
         words = [*one.words, f"out={book.evaluation(one.name)}"]
-        if book.evaluated(one.name, words):
-            continue
-        took = run("evaluate.py", words, book.log(one.name))
-        entry = {"words": words, "kind": one.kind, "benchmark": one.benchmark, "temperature": one.temperature}
-        entry |= {"nodes": list(one.nodes), "group": rules.group, "wall_seconds": round(took.wall, 1)}
-        book.add(EVALUATIONS, one.name, entry)
+        if not book.evaluated(one.name, words):
+            took = run("evaluate.py", words, book.log(one.name))
+            entry = {"words": words, "kind": one.kind, "benchmark": one.benchmark, "temperature": one.temperature}
+            entry |= {"nodes": list(one.nodes), "group": rules.group, "wall_seconds": round(took.wall, 1)}
+            book.add(EVALUATIONS, one.name, entry)
+        count(book, one.name, book.read(EVALUATIONS)[one.name])
 
 
 def evaluations(rules: Rules, book: Book) -> Iterator[Evaluation]:

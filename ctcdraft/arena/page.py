@@ -81,7 +81,7 @@ def markdown(rules: Rules, found: Found) -> str:
     parts += [*pairs(found, "effects", EFFECTS, "What each factor contributes, all else being equal")]
     parts += ["## What the words mean", "\n".join(f"- **{word}**: {DEFINITIONS[word]}" for word in SAID)]
     parts += ["## The same again", f"    {rules.command}", "The page alone, from these files:"]
-    parts += [f"    {rules.command} arena.stages=[page] arena.out=THIS_FOLDER"]
+    parts += ["    python -m ctcdraft.arena THIS_FOLDER"]
     return "\n\n".join(parts) + "\n"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -83,7 +84,8 @@ class Rules:
     long as the reference took. again: more seeds, for these entrants and (True) for whoever is the best rival.
     small: layers of the base that a draft model begins with; None where nobody needs one.
     pairs: whose differences are told. readings_as: in a grid, what the entrants' readings are, in their order.
-    group: names this part of the evaluations, in a grid the cell. clock: which seconds of training count."""
+    group: names this part of the evaluations, in a grid the cell. clock: which seconds of training count.
+    said: all of this as the config says it: `rules(**said)` are these rules."""
 
     title: str
     out: Path
@@ -110,6 +112,7 @@ class Rules:
     group: str
     clock: str
     command: str
+    said: Mapping[str, Any]
 
     @property
     def work(self) -> tuple[str, ...]:
@@ -123,6 +126,7 @@ class Rules:
 
 def rules(**said: Any) -> Rules:
     """The `arena` node of a config, checked. Raises InputError."""
+    kept = deepcopy(said)
     entrants = {}
     for key, node in said.pop("entrants").items():
         if node is None:  # left out of a preset
@@ -141,6 +145,7 @@ def rules(**said: Any) -> Rules:
         "timing": Timing(**frozen(said["timing"])),
         "benchmarks": {name: tuple(words) for name, words in said["benchmarks"].items() if words is not None},
         "pairs": tuple((more, less) for more, less in said["pairs"]),
+        "said": kept,
     }
     made = Rules(**values)
     refuse_impossible(made)

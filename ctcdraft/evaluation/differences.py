@@ -6,6 +6,7 @@ An interval of a difference is narrower than the two intervals suggest: a hard q
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,6 @@ from ctcdraft.evaluation.acceptance import Questions
 from ctcdraft.evaluation.bootstrap import interval
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
 
-Column = list[float]
 Sides = Callable[[str], Questions]  # a contestant's answers, question by question
 
 
@@ -34,34 +34,55 @@ def paired(names: Sequence[str], wanted: Sequence[Sequence[str]] | None) -> list
     return [(more, less) for more, less in wanted]
 
 
+@dataclass(frozen=True)
+class Sums:
+    """Of every question, over its turns. committed: tokens that passes committed. said: all tokens, the prefill's
+    included. seconds: prefill included; they and `said` are empty where nothing was timed."""
+
+    committed: Sequence[float]
+    passes: Sequence[float]
+    said: Sequence[float] = ()
+    seconds: Sequence[float] = ()
+
+    @classmethod
+    def of(cls, questions: Questions) -> Sums:
+        counted = cls([*map(acceptance.tokens, questions)], [*map(acceptance.passes, questions)])
+        seconds = [sum(answer.seconds for answer in question) for question in questions]
+        if not sum(seconds):
+            return counted
+        said = [sum(len(answer.tokens) for answer in question) for question in questions]
+        return replace(counted, said=said, seconds=seconds)
+
+
+def pooled(several: Sequence[Sums]) -> Sums:
+    """Question by question the sums of all, who answered the same questions."""
+    columns = (zip(*column, strict=True) for column in zip(*(vars(one).values() for one in several), strict=True))
+    return Sums(*([sum(cell) for cell in column] for column in columns))
+
+
 def differences(pairs: Sequence[tuple[str, str]], sides: Sides, seed: int) -> Iterator[dict[str, Any]]:
     """One row a pair; `speedup` is null where nothing was timed."""
+    base = Sums.of(sides(AUTOREGRESSIVE))
     for more, less in pairs:
-        yield {"more": more, "less": less, **difference(sides(more), sides(less), sides(AUTOREGRESSIVE), seed)}
+        made = difference(Sums.of(sides(more)), Sums.of(sides(less)), base, seed)
+        yield {"more": more, "less": less, **made}
 
 
-def difference(more: Questions, less: Questions, base: Questions, seed: int) -> dict[str, Any]:
+def difference(more: Sums, less: Sums, base: Sums, seed: int) -> dict[str, Any]:
     """tau and speed-up of `more` less those of `less`, each a ratio of totals, over the same draws of questions.
 
     base: autoregression's answers to these questions.
     """
-    counts = (acceptance.tokens, acceptance.passes)
-    tau: list[Column] = [[float(count(question)) for question in side] for side in (more, less) for count in counts]
-    speed = [column for side in (more, less, base) for column in said_and_spent(side)]
+    tau = [more.committed, more.passes, less.committed, less.passes]
+    speed = [column for side in (more, less, base) for column in (side.said, side.seconds)]
     timed = all(sum(column) > 0 for column in speed)
     return {
-        "questions": len(more),
+        "questions": len(more.passes),
         "tau": of_totals(less_ratio, tau),
         "tau_ci": interval(less_ratio, tau, seed),
         "speedup": of_totals(less_speed, speed) if timed else None,
         "speedup_ci": interval(less_speed, speed, seed) if timed else None,
     }
-
-
-def said_and_spent(side: Questions) -> tuple[Column, Column]:
-    """Tokens and seconds of every question, prefill included."""
-    said: Column = [float(sum(len(answer.tokens) for answer in question)) for question in side]
-    return said, [sum(answer.seconds for answer in question) for question in side]
 
 
 def less_ratio(a: Any, b: Any, c: Any, d: Any) -> Any:
@@ -74,7 +95,7 @@ def less_speed(a: Any, b: Any, c: Any, d: Any, e: Any, f: Any) -> Any:
     return (a / b - c / d) / (e / f)
 
 
-def of_totals(statistic: Callable[..., Any], columns: Sequence[Column]) -> float | None:
+def of_totals(statistic: Callable[..., Any], columns: Sequence[Sequence[float]]) -> float | None:
     with np.errstate(divide="ignore", invalid="ignore"):
         value = float(statistic(*(np.float64(sum(column)) for column in columns)))
     return value if np.isfinite(value) else None

@@ -11,11 +11,14 @@ from sessions import PROMPTS, UNSEEN, Corrupt, arena, session
 from tiny_models import random_base
 
 from ctcdraft.arena import page
-from ctcdraft.arena.book import EVALUATIONS, MATCHING, TRAINING, VERDICT, Book
+from ctcdraft.arena.book import EVALUATIONS, MATCHING, RULES, TRAINING, VERDICT, Book
+from ctcdraft.arena.counts import count, counted
+from ctcdraft.arena.hold import print_anew
 from ctcdraft.arena.judging import judge
 from ctcdraft.arena.measuring import evaluations
 from ctcdraft.arena.rules import Entrant
 from ctcdraft.drafters.prompt_lookup import PromptLookup
+from ctcdraft.errors import InputError
 from ctcdraft.evaluation.folder import Folder
 from ctcdraft.evaluation.replay_session import Replay
 
@@ -72,7 +75,7 @@ def evaluate(book, here, name, replay):
     nodes = [8] if replay is None else list(replay.nodes)
     kind = "loop" if replay is None else "replay"
     entry = {"words": [], "kind": kind, "benchmark": "made_up", "temperature": 0.0, "nodes": nodes, "group": "all"}
-    book.add(EVALUATIONS, name, entry)
+    count(book, name, book.add(EVALUATIONS, name, entry))
     return made
 
 
@@ -134,18 +137,45 @@ def test_the_page_prints_what_has_a_certificate_and_names_what_has_not(held):
     assert "/tmp" not in text
 
 
-def test_it_is_rebuilt_from_the_logs_alone(held, tmp_path):
-    """Without heads and without the lines of the questions: from the JSON files that are committed."""
+def test_it_is_rebuilt_from_the_logs_alone(held, tmp_path, capsys):
+    """Without heads, prompts and answers, by `python -m ctcdraft.arena`: verdict, page and figures."""
     rules, book = held
-    for name in (TRAINING, MATCHING, EVALUATIONS, VERDICT):
+    words = [word.replace(str(book.out), str(tmp_path)) for word in rules.train]
+    narrowed = {
+        "train": words, "arms": list(rules.arms), "benchmarks": {"made_up": ["benchmark=tiny"], "tiny": None},
+        "entrants": {name: rules.said["entrants"][name] for name in rules.entrants},
+        "again": {"seeds": [1], "entrants": ["ctc_gru"], "best_rival": False},
+        "replay": {"nodes": [4, 8], "temperatures": [0.0], "checked": 2},
+        "timing": {"nodes": [8], "arms": ["steps"], "others": list(rules.timing.others), "words": []},
+    }  # fmt: skip
+    Book(tmp_path).write(RULES, {**rules.said, **narrowed})
+    for name in (TRAINING, MATCHING, EVALUATIONS):
         shutil.copy(book.out / f"{name}.json", tmp_path)
     for name in book.read(EVALUATIONS):
         (tmp_path / "evaluations" / name).mkdir(parents=True)
-        shutil.copy(book.evaluation(name) / "report.json", tmp_path / "evaluations" / name)
-    words = tuple(word.replace(str(book.out), str(tmp_path)) for word in rules.train)
-    page.write(replace(rules, out=tmp_path, train=words), Book(tmp_path))
-    for name in ("page.md", "page.csv", "nodes.svg", "costs.svg"):
+        for file in ("report.json", "counts.json"):
+            shutil.copy(book.evaluation(name) / file, tmp_path / "evaluations" / name)
+    print_anew([str(tmp_path)])
+    assert str(tmp_path / "page.md") in capsys.readouterr().out
+    for name in ("verdict.json", "page.md", "page.csv", "nodes.svg", "costs.svg"):
         assert (tmp_path / name).read_text() == (book.out / name).read_text()
+    with pytest.raises(InputError, match=r"evaluations holds no comparison: there is no rules\.json"):
+        print_anew([str(tmp_path / "evaluations")])
+
+
+def test_counts_are_those_of_the_rows_and_hold_no_word(held, tmp_path):
+    book = held[1]
+    name = "all-made_up-loop-8"
+    by_name = {row["drafter"]: row for row in rows(book, name)}
+    for drafter, sizes in counted(book, name).items():
+        [sums] = sizes.values()
+        assert (sum(sums.passes), sum(sums.committed)) == (by_name[drafter]["passes"], by_name[drafter]["tokens"])
+        assert sum(sums.said) / sum(sums.seconds) == pytest.approx(by_name[drafter]["tokens_per_second"], rel=1e-3)
+        assert {type(cell) for column in vars(sums).values() for cell in column} <= {int, float}
+    assert set(counted(book, "all-made_up-replay-T0")["autoregressive"]) == {4, 8}
+    (tmp_path / "evaluations" / name).mkdir(parents=True)
+    with pytest.raises(InputError, match=r"does not hold what was counted .* measure again"):
+        counted(Book(tmp_path), name)
 
 
 def test_what_a_factor_contributes_is_told_by_twins(held, tmp_path):

@@ -14,7 +14,7 @@ from ctcdraft.drafters.drawn_paths import DrawnWords
 from ctcdraft.drafters.prompt_lookup import PromptLookup
 from ctcdraft.errors import InputError
 from ctcdraft.evaluation import report
-from ctcdraft.evaluation.differences import difference, paired
+from ctcdraft.evaluation.differences import Sums, difference, paired, pooled
 from ctcdraft.evaluation.folder import Folder
 from ctcdraft.evaluation.outside import StockGenerate
 from ctcdraft.evaluation.records import Answer
@@ -110,17 +110,19 @@ def question(tokens, passes, seconds=0.0):
 
 def test_a_difference_by_pencil():
     """Every question gains the same, so a paired interval is a point, however much questions differ."""
-    more = [question(20, 5, 1.0), question(40, 10, 2.0), question(4, 1, 0.2)]
-    less = [question(20, 10, 2.0), question(40, 20, 4.0), question(4, 2, 0.4)]
-    base = [question(20, 20, 4.0), question(40, 40, 8.0), question(4, 4, 0.8)]
+    more = Sums.of([question(20, 5, 1.0), question(40, 10, 2.0), question(4, 1, 0.2)])
+    less = Sums.of([question(20, 10, 2.0), question(40, 20, 4.0), question(4, 2, 0.4)])
+    base = Sums.of([question(20, 20, 4.0), question(40, 40, 8.0), question(4, 4, 0.8)])
     told = difference(more, less, base, seed=0)
     assert (told["tau"], told["speedup"], told["questions"]) == (2.0, pytest.approx(2.0), 3)
     assert told["tau_ci"] == pytest.approx([2.0, 2.0])
     assert told["speedup_ci"] == pytest.approx([2.0, 2.0])
     assert difference(less, more, base, seed=0)["tau"] == -2.0
-    assert difference(more[:1], less[:1], base[:1], seed=0)["tau_ci"] is None
-    untimed = difference([question(4, 1)], [question(4, 2)], [question(4, 4)], seed=0)
-    assert (untimed["tau"], untimed["speedup"]) == (2.0, None)
+    alone = [Sums.of([question(4, passes)]) for passes in (1, 2, 4)]
+    untimed = difference(*alone, seed=0)
+    assert (untimed["tau"], untimed["tau_ci"], untimed["speedup"]) == (2.0, None, None)
+    assert pooled([alone[0], alone[1]]) == Sums([8], [3], [], [])
+    assert pooled([more, more]).seconds == [2.0, 4.0, 0.4]
 
 
 def test_who_is_compared_with_whom():
