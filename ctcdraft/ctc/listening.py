@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ctcdraft.ctc.prefix import Prefixes, _best, _empty_prefix, _runs, _select, choose_words, prefixes_of
+from ctcdraft.ctc.prefix import Prefixes, _best, _empty_prefix, _runs, _select, prefixes_of
 from ctcdraft.ctc.transitions import MERGING, Transitions
 
 
@@ -27,21 +27,13 @@ class Texts(Protocol):
         """The texts of these rows, each with one word more."""
 
 
-class AllTexts(Texts, Protocol):
-    """Texts over the whole vocabulary."""
-
-    def among(self, words_W: Tensor) -> Texts:
-        """The same, with factors of these words alone; the others are taken as no text changes them."""
-
-
 def listening_search(
     log_probs_TC: Tensor,
-    texts: AllTexts,
+    texts: Texts,
     nodes: int,
     stop_words: Collection[int] = (),
     depth: int | None = None,
     transitions: Transitions = MERGING,
-    words_per_frame: int | None = None,
 ) -> Prefixes:
     """The `nodes` most probable prefixes, where a frame depends on the text collapsed from the frames before it.
 
@@ -54,21 +46,15 @@ def listening_search(
     The frame that begins a word still listens to the text without it; a frame that holds the word or keeps silence
     behind it listens to the text with it.
 
-    words_per_frame: words are the union of every frame's best ones before it hears a text; None: all words, for one
-    that no frame likes by itself may be the likeliest behind another. What a text makes of the frames then costs a
-    pass over the vocabulary for every text. With fewer it costs little, and masses are off by what the text would
-    have made of the words left out.
+    All words are looked at behind every text: one that no frame likes by itself is often the likeliest behind another
+    (the 64 best words of each frame gave 2.23 tokens a pass where all 2,048 gave 2.83).
     """
     blank_T, frames = log_probs_TC[:, -1].double().exp(), len(log_probs_TC)
     stops_V = torch.zeros_like(log_probs_TC[0, :-1], dtype=torch.bool)
     stops_V[[word for word in stop_words if word < len(stops_V)]] = True  # a stop may lie beyond the head's rows
-    words_V = None if words_per_frame is None else choose_words(log_probs_TC, len(stops_V), words_per_frame)
-    heard: Texts = texts
-    if words_V is not None:
-        heard, stops_V, log_probs_TC = texts.among(words_V), stops_V[words_V], log_probs_TC[:, words_V]
-    probs_TV = log_probs_TC[:, : len(stops_V)].exp()
+    probs_TV = log_probs_TC[:, :-1].exp()
     just_begun_TT = torch.ones_like(blank_T[1:]).diag(1)
-    factor_KV, scale_KT = heard.shares()
+    factor_KV, scale_KT = texts.shares()
     blanked_KT, said_KT = _empty_prefix(_runs(blank_T * scale_KT[0].double()))
     last_K, room_K = stops_V.new_full((1,), -1, dtype=torch.int64), blank_T.new_ones(1)
     levels = [(last_K[:0], last_K[:0], room_K[:0])]
@@ -98,8 +84,8 @@ def listening_search(
                 break
             best_K, parent_K, word_K, mass_K = (x[:hopeful] for x in (best_K, parent_K, word_K, mass_K))
 
-        heard = heard.say(word_K if words_V is None else words_V[word_K], parent_K)
-        factor_KV, scale_KT = heard.shares()
+        texts = texts.say(word_K, parent_K)
+        factor_KV, scale_KT = texts.shares()
         held_KT = transitions.held(probs_RT[best_K] * factor_KV.gather(1, word_K[:, None]))
         held_KTT, silent_KTT = _runs(torch.stack([held_KT, blank_T.expand_as(held_KT)]) * scale_KT)
         # Held from the frame after the one that begins the word; right behind that one nothing has been held yet.
@@ -110,7 +96,7 @@ def listening_search(
         last_K, room_K = word_K, mass_K
 
     words_R, rows_R, mass_R = (torch.cat(parts) for parts in zip(*levels, strict=True))
-    return prefixes_of(_select(words_R if words_V is None else words_V[words_R], rows_R, mass_R, nodes))
+    return prefixes_of(_select(words_R, rows_R, mass_R, nodes))
 
 
 def candidates(bound_KV: Tensor, nodes: int, best_of_all_N: Tensor) -> tuple[Tensor, Tensor]:

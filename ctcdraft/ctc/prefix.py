@@ -59,7 +59,7 @@ def prefix_search(
     Equally probable (see PLACE_BITS): shallower first, then the better parent, then the smaller token id.
     log_probs_TC is normalised over C.
     """
-    words_W = choose_words(log_probs_TC, blank, words_per_frame)
+    words_W = _choose_words(log_probs_TC, blank, words_per_frame)
     stops_S = words_W.new_tensor(list(stop_words))
     return prefixes_of(_ranked(log_probs_TC, blank, nodes, words_W, stops_S, depth))
 
@@ -142,11 +142,11 @@ def words_lost(log_probs_TC: Tensor, blank: int, words_per_frame: int) -> Tensor
 
     One frame, p(a) = 1/2, p(b) = 1/4, p(blank) = 1/4, words_per_frame = 1  ->  1/4
     """
-    classes_W = F.pad(choose_words(log_probs_TC, blank, words_per_frame), (0, 1), value=blank)
+    classes_W = F.pad(_choose_words(log_probs_TC, blank, words_per_frame), (0, 1), value=blank)
     return 1 - log_probs_TC[:, classes_W].double().exp().sum(1).prod().clamp(max=1)
 
 
-def choose_words(log_probs_TC: Tensor, blank: int, words_per_frame: int) -> Tensor:
+def _choose_words(log_probs_TC: Tensor, blank: int, words_per_frame: int) -> Tensor:
     """The union of every frame's best words, ascending, without the blank."""
     check_blank(log_probs_TC, blank)
     if words_per_frame < 1:

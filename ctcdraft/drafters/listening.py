@@ -42,13 +42,6 @@ class Listening:
         """The texts of these rows (of the present ones), each with one word more."""
         return replace(self, memory_KR=self.correction.step(self.memory_KR[rows_K], words_K))
 
-    def among(self, words_W: Tensor) -> Few:
-        """The same texts, asked about these words alone."""
-        # Summed up, for 1 - the sum of these words is rounding alone where frames are sure of one.
-        others_T = self.probs_TV.index_fill(1, words_W, 0).sum(1) + self.log_probs_TC[:, -1].exp()
-        table_WR = self.correction.out.weight[words_W]
-        return Few(self.probs_TV[:, words_W], others_T, table_WR, self.correction, self.memory_KR)
-
     @cached_property
     def added_KV(self) -> Tensor:
         return self.correction(self.memory_KR).to(self.log_probs_TC.dtype)
@@ -73,26 +66,6 @@ class Listening:
 
 
 @dataclass(frozen=True)
-class Few:
-    """Listening, for some words: a frame is normalised over these and what it gave to all others before it heard
-    anything, others_T. table_WR: the correction's rows of these words."""
-
-    probs_TW: Tensor
-    others_T: Tensor
-    table_WR: Tensor
-    correction: Correction
-    memory_KR: Tensor
-
-    def say(self, words_K: Tensor, rows_K: Tensor) -> Self:
-        return replace(self, memory_KR=self.correction.step(self.memory_KR[rows_K], words_K))
-
-    def shares(self) -> tuple[Tensor, Tensor]:
-        added_KW = (self.memory_KR @ self.table_WR.T).to(self.probs_TW.dtype)
-        factor_KW = added_KW.clamp(*REACH).exp()
-        return factor_KW, 1 / (factor_KW @ self.probs_TW.T + self.others_T)
-
-
-@dataclass(frozen=True)
 class Deaf:
     """K texts and frames that say the same behind all of them. like_KV, like_KT: the shares' shapes, all ones."""
 
@@ -106,9 +79,6 @@ class Deaf:
 
     def say(self, words_K: Tensor, rows_K: Tensor) -> Self:
         return type(self)(self.like_KV[rows_K], self.like_KT[rows_K])
-
-    def among(self, words_W: Tensor) -> Self:
-        return type(self)(self.like_KV[:, words_W], self.like_KT)
 
     def shares(self) -> tuple[Tensor, Tensor]:
         return self.like_KV, self.like_KT

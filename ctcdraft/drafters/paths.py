@@ -35,22 +35,20 @@ Paths = Callable[..., TokenTree]
 class PrefixSearch:
     """The n most probable prefixes, each summed over all alignments that collapse to it.
 
-    words_per_frame: only the most probable words of each frame are considered; where frames listen listening_words of
-    each (None: all; `listening_search` says what fewer cost and save). The nodes come out distinct and with their
-    parents, so there is nothing left to merge.
+    words_per_frame: only the most probable words of each frame are considered; where frames listen, all are. The nodes
+    come out distinct and with their parents, so there is nothing left to merge.
     """
 
     reads = "alignments"
 
-    def __init__(self, words_per_frame: int, listening_words: int | None = None) -> None:
+    def __init__(self, words_per_frame: int) -> None:
         self.words_per_frame = whole(words_per_frame, "drafter.paths.words_per_frame")
-        self.listening_words = whole_or_all(listening_words)
         self.captured: CapturedSearch | None = None
 
     def fixed(self) -> PrefixSearch:
         """The same for a base whose reads are captured: whole trees are searched as one graph, too. Shallower ones,
         where an answer ends, are few, and each depth would be a graph of its own."""
-        same = PrefixSearch(self.words_per_frame, self.listening_words)
+        same = PrefixSearch(self.words_per_frame)
         same.captured = CapturedSearch()
         return same
 
@@ -80,13 +78,8 @@ class PrefixSearch:
         elif listening is None:
             found = prefix_search(log_probs_TC, blank, nodes - 1, self.words_per_frame, stops, depth)
         else:
-            found = listening_search(log_probs_TC, listening, nodes - 1, stops, depth, MERGING, self.listening_words)
+            found = listening_search(log_probs_TC, listening, nodes - 1, stops, depth, MERGING)
         return tree_of(found, root, depth)
-
-
-def whole_or_all(words: int | None) -> int | None:
-    """None stands for all words."""
-    return None if words is None else whole(words, "drafter.paths.listening_words")
 
 
 def tree_of(found: Prefixes, root: Tensor, depth: int) -> TokenTree:

@@ -12,17 +12,13 @@ from ctcdraft.ctc.transitions import ANEW
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.drawn_paths import DrawnLabels
 from ctcdraft.drafters.listening import Deaf, Listening
-from ctcdraft.drafters.paths import tree_of, whole_or_all
+from ctcdraft.drafters.paths import tree_of
 
 
 class TransducerSearch:
-    """The n most probable beginnings of the text. listening_words: the most probable words of each frame that are
-    considered, None: all."""
+    """The n most probable beginnings of the text."""
 
     reads = "transductions"
-
-    def __init__(self, listening_words: int | None = None) -> None:
-        self.listening_words = whole_or_all(listening_words)
 
     def __call__(
         self,
@@ -38,7 +34,7 @@ class TransducerSearch:
         if depth < 1:
             return TokenTree.only_root(root)
         texts = Deaf.begin(log_probs_TC) if listening is None else listening
-        found = listening_search(log_probs_TC, texts, nodes - 1, stops, depth, ANEW, self.listening_words)
+        found = listening_search(log_probs_TC, texts, nodes - 1, stops, depth, ANEW)
         return tree_of(found, root, depth)
 
 

@@ -6,12 +6,11 @@ import pytest
 import torch
 from torch import nn
 from truths import slow_collapse
-from truths_heads import beginnings, slow_best, slow_conditioned_texts, slow_products, slow_transduce
+from truths_heads import beginnings, slow_best, slow_conditioned_texts, slow_products
 
 from ctcdraft.ctc.forward import likelihoods
 from ctcdraft.ctc.listening import listening_search
-from ctcdraft.ctc.prefix import choose_words, prefix_search
-from ctcdraft.ctc.transitions import ANEW, MERGING
+from ctcdraft.ctc.prefix import prefix_search
 from ctcdraft.drafters.direct import ByFrame, Direct, SparseTree
 from ctcdraft.drafters.grow import grow
 from ctcdraft.drafters.listening import Listening
@@ -107,62 +106,6 @@ def test_a_word_that_no_frame_likes_by_itself_is_found():
     assert (0, 40) in texts_of(listening_search(log_probs_TC, listening, nodes=6))
 
 
-def law_among(listening: Listening, words: list[int]):
-    """As `law_of`, where a text changes these words alone, and the others are normalised with as they were."""
-    whole_TC = listening.log_probs_TC.exp()
-
-    def law(frame, text):
-        memory_1R = listening.memory_KR
-        for word in text:
-            memory_1R = listening.correction.step(memory_1R, torch.tensor([word]))
-        raised_C = whole_TC[frame].clone()
-        raised_C[words] *= listening.correction(memory_1R)[0, words].exp()
-        return (raised_C / raised_C.sum()).tolist()
-
-    return law
-
-
-@pytest.mark.parametrize("transitions", [MERGING, ANEW])
-@pytest.mark.parametrize("seed", range(4))
-@torch.no_grad()
-def test_of_a_few_words_the_sums_are_those_of_all_alignments_that_say_them(seed, transitions):
-    log_probs_TC = frames(seed, 4, words=4)
-    listening, words = begin(GRU, log_probs_TC), choose_words(log_probs_TC, 4, 1).tolist()
-    assert 1 < len(words) < 4
-    read = slow_collapse if transitions is MERGING else slow_transduce
-    texts = slow_conditioned_texts(law_among(listening, words), 4, 5, 4, read)
-    said = {text: mass for text, mass in beginnings(texts).items() if set(text) <= set(words)}
-    found = listening_search(log_probs_TC, listening, 12, (), 99, transitions, words_per_frame=1)
-    truth = slow_best(said, 12)
-    assert texts_of(found) == [text for text, _ in truth]
-    assert found.log_probs_N.exp().tolist() == pytest.approx([mass for _, mass in truth], abs=1e-10)
-
-
-@pytest.mark.parametrize("transitions", [MERGING, ANEW])
-@torch.no_grad()
-def test_among_all_words_nothing_changes(transitions):
-    log_probs_TC = frames(3, 5, words=6)
-    listening = begin(GRU, log_probs_TC)
-    every, each = (listening_search(log_probs_TC, listening, 40, (2,), 99, transitions, n) for n in (None, 6))
-    assert texts_of(every) == texts_of(each)
-    torch.testing.assert_close(every.log_probs_N, each.log_probs_N, rtol=0, atol=1e-10)
-
-
-@torch.no_grad()
-def test_in_float32_frames_that_are_sure_keep_what_they_give_to_all_else():
-    """Word 0 by a factor of e^25, and a text that takes e^20 of it away: what is left stands against the blank."""
-    logits_TC = torch.tensor([[25.0, 0.0, 0.0, 0.0, 0.0]] * 3, dtype=torch.float64)
-    masses = []
-    for dtype in (torch.float32, torch.float64):
-        listening = begin(Markov, logits_TC.log_softmax(-1), strength=0.0)
-        memory_1R = listening.memory_KR
-        listening.correction.out.weight[0] = -20 * memory_1R[0] / memory_1R[0].square().sum()
-        listening.correction.to(dtype)
-        heard = Listening.begin(logits_TC.to(dtype).log_softmax(-1), listening.correction, memory_1R.to(dtype))
-        masses.append(listening_search(heard.log_probs_TC, heard, 1, words_per_frame=1).log_probs_N.exp())
-    torch.testing.assert_close(masses[0], masses[1], rtol=1e-4, atol=0)
-
-
 @torch.no_grad()
 def test_a_correction_that_says_nothing_changes_nothing():
     log_probs_TC = frames(2, 5)
@@ -201,7 +144,7 @@ def test_fixed_ranks_listen_to_their_own_path():
     log_probs_TC = frames(7, 4)
     listening = begin(GRU, log_probs_TC, strength=2.0)
     law = law_of(listening)
-    from truths import slow_collapse, slow_tree_from_paths
+    from truths import slow_tree_from_paths
 
     from ctcdraft.drafters.paths import fixed_ranks
 
