@@ -1,8 +1,12 @@
-"""Equal budgets before anybody is trained: a dial of each entrant is turned until it costs what the reference costs.
+"""Equal budgets: a dial of each entrant is turned until it costs what the reference costs.
 
 parameters   trained numbers, counted
-latency      draft time of untrained heads, all interleaved; where the clock is too unsteady to tell 5 %, operations and
-             bytes of a draft instead
+latency      draft time on an answer of the corpus, all interleaved; where the clock is too unsteady to tell 5 %,
+             operations and bytes of a draft instead
+
+How long a tree takes depends on what a head has learned: a search goes deep where frames are sure. So the draft time of
+a size that nobody has trained yet is that of the entrant's head of equal steps, and what the body of that size takes
+more or less than the body of that head, both untrained.
 """
 
 from __future__ import annotations
@@ -11,23 +15,29 @@ import random
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from ctcdraft.arena.book import MATCHING, Book
 from ctcdraft.arena.rules import PARAMETERS, Dial, Entrant, Rules
+from ctcdraft.corpus import prepared
 from ctcdraft.decoding.loop import Context, Settings
+from ctcdraft.errors import InputError
 from ctcdraft.evaluation.sizing import rising
 from ctcdraft.evaluation.timing import instrument
 from ctcdraft.front_door import build_drafter
+from ctcdraft.training.checkpoint import RunDirectory
 
 CANDIDATES = 6  # sizes of a dial that are timed before one is chosen between them
-NEVER: frozenset[int] = frozenset()  # random words may not end a text
+NEVER: frozenset[int] = frozenset()  # a text is read on to the last pass
+REFERENCE, OWN, UNTRAINED = "the reference", "its own", "its own, untrained"
 
 
 @dataclass(frozen=True)
@@ -46,7 +56,7 @@ def match(rules: Rules, book: Book, arm: str) -> dict[str, Matched]:
     """Every entrant's dial in an arm; found once, then read from the book."""
     there = book.read(MATCHING)
     if arm not in there or there[arm].keys() != rules.entrants.keys():
-        bench = Bench(rules)
+        bench = Bench(rules, book)
         found = {name: bench.matched(entrant, arm) for name, entrant in rules.entrants.items()}
         book.add(MATCHING, arm, {name: asdict(one) for name, one in found.items()})
     return {name: Matched(**one) for name, one in book.read(MATCHING)[arm].items()}
@@ -60,22 +70,20 @@ def composed(rules: Rules, words: Sequence[str]) -> Any:
 
 
 class Bench:
-    """Builds entrants on the base, untrained, and says what they cost."""
+    """Builds entrants on the base and says what they cost."""
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: Rules, book: Book) -> None:
         from hydra.utils import instantiate
 
-        self.rules, config = rules, composed(rules, ())
+        self.rules, self.book, config = rules, book, composed(rules, ())
         self.configs: dict[str, Any] = {}  # by entrant: a search builds each of them many times
         if config.trainer.threads:
             torch.set_num_threads(config.trainer.threads)
         self.base = instantiate(config.base)
         self.settings: Settings = replace(
-            instantiate(config.decoding), nodes=rules.timing.nodes[0], max_new_tokens=rules.matching.passes + 1
+            instantiate(config.decoding), nodes=rules.sizes_told[0], max_new_tokens=rules.matching.passes + 1
         )
-        self.text_L = torch.randint(
-            self.base.vocabulary, (rules.matching.context,), generator=torch.Generator().manual_seed(rules.seed)
-        ).to(self.base.device)
+        self.prepared = Path(config.prepared)
 
     def build(self, entrant: Entrant, dial: Dial | None = None, value: int | None = None) -> Any:
         from omegaconf import OmegaConf
@@ -89,25 +97,48 @@ class Bench:
         torch.manual_seed(self.rules.seed)
         return build_drafter(config.drafter, self.base).to(self.base.dtype).eval()
 
+    def trained(self, entrant: Entrant) -> Any:
+        """Its head of equal steps."""
+        drafter = self.build(entrant)
+        RunDirectory(self.book.run(entrant.name)).load_head(drafter)
+        return drafter
+
+    @cached_property
+    def text_L(self) -> Tensor:
+        """The beginning of the corpus's first answer that is long enough, its prompt included."""
+        length = self.rules.matching.context
+        rows = prepared.read(self.prepared, self.base.fingerprint()).rows
+        text_L = next((row.tokens_L[:length] for row in rows if len(row.tokens_L) >= length), None)
+        if text_L is None:
+            raise InputError(
+                f"no answer in {self.prepared} has {length} tokens, its prompt included; lower "
+                "arena.matching.context, or leave `latency` out of arena.arms"
+            )
+        return text_L.long().to(self.base.device)
+
     def matched(self, entrant: Entrant, arm: str) -> Matched:
-        reference = self.build(self.rules.entrants[self.rules.reference])
         if entrant.name == self.rules.reference:
             return Matched("", None, 1.0, None, "the reference")
+        reference = self.rules.entrants[self.rules.reference]
         dial = entrant.dials.get(arm)
         if arm == PARAMETERS:
-            return self.counted(entrant, dial, count, count(reference), "parameters counted")
+            return self.counted(entrant, dial, count, count(self.build(reference)), "parameters counted")
+        heads = {REFERENCE: self.trained(reference), OWN: self.trained(entrant)}
         if dial is None:
-            ratio, interval = self.ratio(self.build(entrant), reference)
+            taken = self.seconds(heads)
+            ratio, interval = ratio_of_medians(taken[OWN], taken[REFERENCE], self.rules.seed)
             return Matched("", None, ratio, interval, "timed as it is: it has no dial")
-        value = self.timed(entrant, dial, reference)
-        ratio, interval = self.ratio(self.build(entrant, dial, value), reference)
+        heads[UNTRAINED] = self.build(entrant)
+        value = self.timed(entrant, dial, heads)
+        taken = self.seconds({**heads, str(value): self.build(entrant, dial, value)})
+        ratio, interval = ratio_of_medians(at_size(taken, str(value)), taken[REFERENCE], self.rules.seed)
         if interval[1] - interval[0] <= 2 * self.rules.matching.tolerance * ratio:
             return Matched(dial.key, value, ratio, interval, "draft time, medians of interleaved repeats")
         how = (
             f"operations and bytes of a draft, because the clock told {ratio:.2f} [{interval[0]:.2f}, "
             f"{interval[1]:.2f}] only"
         )
-        return self.counted(entrant, dial, self.work, self.work(reference), how)
+        return self.counted(entrant, dial, self.work, self.work(self.build(reference)), how)
 
     def counted(
         self, entrant: Entrant, dial: Dial | None, cost: Callable[[Any], float], wanted: float, how: str
@@ -121,16 +152,12 @@ class Bench:
         value = nearest(at, wanted, dial.least, dial.most)
         return Matched(dial.key, value, at(value) / wanted, None, how)
 
-    def timed(self, entrant: Entrant, dial: Dial, reference: Any) -> int:
+    def timed(self, entrant: Entrant, dial: Dial, heads: Mapping[str, Any]) -> int:
         """The value whose draft takes as long as the reference's, between sizes that were timed in turns with it."""
         values = spaced(dial.least, dial.most, CANDIDATES)
-        heads = {str(value): self.build(entrant, dial, value) for value in values}
-        medians = {name: statistics.median(some) for name, some in self.seconds({"": reference, **heads}).items()}
-        return between(values, rising([medians[str(value)] for value in values]), medians[""])
-
-    def ratio(self, drafter: Any, reference: Any) -> tuple[float, tuple[float, float]]:
-        taken = self.seconds({"ours": drafter, "theirs": reference})
-        return ratio_of_medians(taken["ours"], taken["theirs"], self.rules.seed)
+        taken = self.seconds({**heads, **{str(value): self.build(entrant, dial, value) for value in values}})
+        medians = [statistics.median(at_size(taken, str(value))) for value in values]
+        return between(values, rising(medians), statistics.median(taken[REFERENCE]))
 
     def seconds(self, drafters: Mapping[str, Any]) -> dict[str, list[float]]:
         """Of a draft, tree building included, one number a repeat; all take turns in an order of its own each time."""
@@ -160,6 +187,11 @@ class Bench:
         states_LD = self.base.states(self.text_L[None], mask_1L)[0]
         tokens_L = torch.cat([self.text_L, self.text_L[-1:]])
         return Context(tokens_L, states_LD, 64, self.settings.nodes, self.settings.draft_law)
+
+
+def at_size(taken: Mapping[str, Sequence[float]], size: str) -> list[float]:
+    """Seconds of a size that was not trained, repeat by repeat: what bodies differ by, on top of the trained head."""
+    return [own + at - plain for own, at, plain in zip(taken[OWN], taken[size], taken[UNTRAINED], strict=True)]
 
 
 class Traffic(TorchDispatchMode):

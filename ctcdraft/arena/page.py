@@ -59,7 +59,8 @@ def write(rules: Rules, book: Book) -> None:
     write_text(book.out / "page.md", markdown(rules, found))
     write_text(book.out / "page.csv", comma_separated(found))
     write_text(book.out / "nodes.svg", figure.by_nodes(replayed(rules, found), "tau by nodes, greedy"))
-    write_text(book.out / "costs.svg", figure.by_cost(timed(rules, found), "tau by draft time, greedy"))
+    if dots := timed(rules, found):
+        write_text(book.out / "costs.svg", figure.by_cost(dots, "tau by draft time, greedy"))
     if cells := in_cells(rules, found):
         write_text(book.out / "factors.svg", plot(cells, list(cells[0].values)))
 
@@ -74,7 +75,7 @@ def markdown(rules: Rules, found: Found) -> str:
         others = list(untrained(rules, found, benchmark))
         if others:
             parts += [f"## Controls and referees ({benchmark})", table(others, columns(rules))]
-    parts += ["![](nodes.svg)", "![](costs.svg)"]
+    parts += ["![](nodes.svg)", *(["![](costs.svg)"] if timed(rules, found) else [])]
     parts += ["![](factors.svg)"] if in_cells(rules, found) else []
     parts += [*sampled(rules, found), *matched(found), *seeds(rules, found)]
     parts += [*pairs(found, "differences", DIFFERENCES, "Differences, paired over questions, seeds pooled")]
@@ -198,7 +199,7 @@ def rows_in(line: Row) -> list[Row]:
 
 
 def sampled(rules: Rules, found: Found) -> list[str]:
-    """tau at the other temperatures, at the sizes that were timed."""
+    """tau at the other temperatures, at the sizes that are told."""
     hot = [temperature for temperature in rules.replay.temperatures if temperature > 0]
     rows = [row for row in found.rows if row["kind"] == "replay" and row["temperature"] in hot]
     if not rows:
@@ -211,7 +212,7 @@ def sampled(rules: Rules, found: Found) -> list[str]:
         "tau": lambda row: with_interval(row["tau"], row["tau_ci"]),
         "equal": equal,
     }
-    return ["## Sampled", table([row for row in rows if row["nodes"] in rules.timing.nodes], made)]
+    return ["## Sampled", table([row for row in rows if row["nodes"] in rules.sizes_told], made)]
 
 
 def matched(found: Found) -> list[str]:
@@ -227,14 +228,14 @@ def matched(found: Found) -> list[str]:
 
 
 def seeds(rules: Rules, found: Found) -> list[str]:
-    """Heads that were trained more than once: tau of each seed, at the sizes that were timed."""
+    """Heads that were trained more than once: tau of each seed, at the sizes that are told."""
     lines = []
     for entrant in rules.entrants:
         same = [
             name for name, one in found.training.items() if one["entrant"] == entrant and one["arm"] == rules.arms[0]
         ]
         for benchmark in rules.benchmarks if len(same) > 1 else ():
-            for nodes in rules.timing.nodes:
+            for nodes in rules.sizes_told:
                 rows = [found.row("replay", benchmark, 0.0, name, nodes) for name in same]
                 taus = [row["tau"] for row in rows if row is not None]
                 if len(taus) > 1:
@@ -282,8 +283,8 @@ def pairs(found: Found, part: str, made: Columns, title: str) -> list[str]:
 
 
 def in_cells(rules: Rules, found: Found) -> list[Job]:
-    """Of a grid, every cell of the first arm with its levels and its tau at the first size that was timed."""
-    benchmark, nodes = next(iter(rules.benchmarks)), rules.timing.nodes[0]
+    """Of a grid, every cell of the first arm with its levels and its tau at the first size that is told."""
+    benchmark, nodes = next(iter(rules.benchmarks)), rules.sizes_told[0]
     jobs = []
     for cell, name in cells_of(rules, found.training, rules.arms[0]).items():
         row = found.row("replay", benchmark, 0.0, name, nodes)
@@ -309,7 +310,7 @@ def timed(rules: Rules, found: Found) -> list[tuple[str, float, float]]:
     """(name, milliseconds of a draft, tau) of every timed line, at the first size."""
     points = []
     for benchmark in list(rules.benchmarks)[:1]:
-        for arm in rules.timing.arms:
+        for arm in rules.timing.arms if rules.timing.nodes else ():
             for line in trained(rules, found, arm, benchmark):
                 row = line["loop"][rules.timing.nodes[0]]
                 if row is not None and row["time"]["draft"] is not None:

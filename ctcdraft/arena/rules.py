@@ -120,6 +120,11 @@ class Rules:
         return (*self.base, *self.corpus, *self.train)
 
     @property
+    def sizes_told(self) -> tuple[int, ...]:
+        """Of trees, where not all that were replayed are told: those that were timed, if any were."""
+        return self.timing.nodes or self.replay.nodes
+
+    @property
     def trial_steps(self) -> int:
         return max(1, round(self.steps * self.rates.share))
 

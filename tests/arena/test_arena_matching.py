@@ -1,12 +1,28 @@
 """Budgets: the pure parts by pencil, and dials turned on real heads of a random base."""
 
 import pytest
+import torch
 from arenas import rules_of
 from hydra import initialize_config_dir
+from safetensors.torch import load_file
 from tiny_models import random_lm, tiny_tokenizer
 
-from ctcdraft.arena.matching import Bench, between, count, nearest, ratio_of_medians, spaced
+from ctcdraft.arena.book import Book
+from ctcdraft.arena.matching import (
+    OWN,
+    REFERENCE,
+    UNTRAINED,
+    Bench,
+    at_size,
+    between,
+    count,
+    nearest,
+    ratio_of_medians,
+    spaced,
+)
+from ctcdraft.errors import InputError
 from ctcdraft.front_door import CONFIGS, register_resolvers
+from ctcdraft.training.checkpoint import RunDirectory
 
 
 def test_turning_a_dial_by_pencil():
@@ -38,7 +54,11 @@ def bench(tmp_path_factory):
     with initialize_config_dir(str(CONFIGS), version_base=None):
         words = f"arena.base=['base=local','base.path={folder}','device=cpu']"
         matching = "arena.matching={tolerance:0.05,context:16,passes:2,repeats:2}"
-        yield Bench(rules_of("arena", words, matching))
+        made = Bench(rules_of("arena", words, matching), Book(folder / "arena"))
+        made.text_L = torch.arange(5, 21)
+        for name in ("ctc_gru", "medusa", "eagle"):
+            RunDirectory(made.book.run(name)).save_head(made.build(made.rules.entrants[name]))
+        yield made
 
 
 @pytest.mark.parametrize("name", ["medusa", "hydra", "medusa_gru"])
@@ -55,6 +75,37 @@ def test_who_has_no_dial_stays_and_the_reference_too(bench):
     assert found.value is None
     assert "no dial" in found.how
     assert bench.matched(bench.rules.entrants["ctc_gru"], "latency").how == "the reference"
+
+
+def test_what_nobody_trained_yet_costs_is_told_by_what_bodies_differ_by():
+    taken = {REFERENCE: [9.0, 9.0], OWN: [5.0, 6.0], UNTRAINED: [3.0, 3.5], "64": [4.0, 4.0]}
+    assert at_size(taken, "64") == [6.0, 6.5]
+
+
+def test_draft_times_are_those_of_trained_heads(bench, monkeypatch):
+    """The clock is replaced: a trained Medusa's draft takes 4, an untrained one's 1 and a 300th of its columns."""
+    medusa, trained = bench.rules.entrants["medusa"], {}
+
+    def costs(drafters):
+        trained.update({name: one for name, one in drafters.items() if name in (REFERENCE, OWN)})
+        known = {REFERENCE: 5.0, OWN: 4.0, UNTRAINED: 1.0}
+        return {name: [known[name] if name in known else 1 + int(name) / 300] * 3 for name in drafters}
+
+    monkeypatch.setattr(bench, "seconds", costs)
+    found = bench.matched(medusa, "latency")
+    assert 290 < found.value < 310
+    assert found.ratio == pytest.approx(1, abs=0.01)
+    assert found.how.startswith("draft time")
+    saved = load_file(bench.book.run("medusa") / "drafter.safetensors")
+    assert all(torch.equal(saved[name], value) for name, value in trained[OWN].own_state().items())
+    assert bench.matched(bench.rules.entrants["eagle"], "latency").key == "drafter.frames"
+
+
+def test_a_text_to_draft_for_is_of_the_corpus(bench):
+    del bench.text_L
+    with pytest.raises(InputError, match="no prepared corpus"):
+        _ = bench.text_L
+    bench.text_L = torch.arange(5, 21)
 
 
 def test_work_is_counted_not_timed(bench):
