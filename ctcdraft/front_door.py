@@ -111,16 +111,24 @@ def nearest(words: str) -> str:
     """The keys or options that come nearest to what was quoted, or where to look for all of them."""
     from hydra import compose, initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
 
-    verb = Path(sys.argv[0]).stem
+    verb, typed = Path(sys.argv[0]).stem, [word.partition("=")[0] for word in sys.argv[1:]]
+    options = [str(file.relative_to(CONFIGS).with_suffix("")) for file in CONFIGS.rglob("*/*.yaml")]
+    chosen = [word for word in sys.argv[1:] if word.replace("=", "/", 1) in options]
     GlobalHydra.instance().clear()  # of the job that is ending with this sentence
     with initialize_config_dir(str(CONFIGS), version_base=None):
-        known = dotted(compose(verb))
-    known += [str(file.relative_to(CONFIGS).with_suffix("")) for file in CONFIGS.rglob("*.yaml")]
+        try:
+            known = dotted(compose(verb, chosen))
+        except (HydraException, OmegaConfBaseException):  # which is what is being told
+            known = dotted(compose(verb))
+    known += options
     for word in re.findall(r"'([\w./@-]+)'", words):
         if word in known:  # where it was said, and right
             continue
         close = [key for key in known if key.endswith(f".{word}")] or difflib.get_close_matches(word, known, 3)
+        close = [key for key in close if key not in typed]
         if close and word != verb:
             return f"did you mean {' or '.join(close)}?"
     return f"{verb}.py --cfg job prints all keys"

@@ -39,6 +39,7 @@ from tiny_models import random_lm, tiny_tokenizer
         ("train.py", training("run=x", "drafter=transducer", "objective=ctc"), "objective=transducer or prefix_tr"),
         ("train.py", ["base=local"], "base.path= is missing"),
         ("train.py", ["drafter/paths=colapse"], "did you mean drafter/paths/collapse"),
+        ("evaluate.py", ["experiment=arena_real", "real.dat=x"], "did you mean real.data"),
         ("train.py", training("run=x", "objective=prefix_ctc", "objective.decay=2"), "objective.decay=2"),
         ("train.py", training("run=x", "drafter/correction=gru", "drafter.correction.rank=0"), "rank=0"),
         ("train.py", training("run=x", "base.taps=[last,2]"), "layers from 0 to 1"),

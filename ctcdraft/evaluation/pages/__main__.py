@@ -14,6 +14,8 @@ PNG = "png=true"
 
 
 def main(words: list[str]) -> None:
+    if {"-h", "--help"} & set(words):
+        return print(__doc__)
     folders = [Path(word) for word in words if word != PNG]
     if not folders:
         raise InputError(f"no evaluation named; give folders with a report.json in each, and {PNG} for PNG files")
