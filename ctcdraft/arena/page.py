@@ -101,7 +101,7 @@ def circumstances(rules: Rules, found: Found) -> str:
 
 def equalities(rules: Rules) -> str:
     rates = ", ".join(f"{rate:g}" for rate in rules.rates.values)
-    words = " ".join(rules.work).replace(str(rules.out), "OUT")
+    words = " ".join(rules.work).replace(str(rules.said["out"]), "OUT")
     return "\n".join(
         [
             f"- corpus, tokens, batches, optimiser, schedule: `{words}`",

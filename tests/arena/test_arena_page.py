@@ -140,9 +140,8 @@ def test_the_page_prints_what_has_a_certificate_and_names_what_has_not(held):
 def test_it_is_rebuilt_from_the_logs_alone(held, tmp_path, capsys):
     """Without heads, prompts and answers, by `python -m ctcdraft.arena`: verdict, page and figures."""
     rules, book = held
-    words = [word.replace(str(book.out), str(tmp_path)) for word in rules.train]
     narrowed = {
-        "train": words, "arms": list(rules.arms), "benchmarks": {"made_up": ["benchmark=tiny"], "tiny": None},
+        "arms": list(rules.arms), "benchmarks": {"made_up": ["benchmark=tiny"], "tiny": None},
         "entrants": {name: rules.said["entrants"][name] for name in rules.entrants},
         "again": {"seeds": [1], "entrants": ["ctc_gru"], "best_rival": False},
         "replay": {"nodes": [4, 8], "temperatures": [0.0], "checked": 2},
