@@ -18,11 +18,12 @@ from ctcdraft.errors import InputError
 def hold(given: Rules) -> None:
     """train: rates, arms and seeds. measure: evaluations, counted. page: verdict and page, from small files alone."""
     book = Book(given.out)
-    book.write(RULES, given.said)
     if "train" in given.stages:
         train_all(given, book)
     if "measure" in given.stages:
         measure_all(given, book)
+    if {"train", "measure"} & set(given.stages):
+        book.write(RULES, given.said)  # not before all that is there was made by these
     if "page" in given.stages:
         judge_and_print(given, book)
 
@@ -39,5 +40,12 @@ def print_anew(folders: Sequence[str]) -> None:
         book = Book(Path(folder))
         said = book.read(RULES)
         if not said:
-            raise InputError(f"{folder} holds no comparison: there is no rules.json; give an arena.out=")
-        judge_and_print(replace(rules(**said), out=book.out), book)
+            raise InputError(f"{folder} holds no finished comparison: there is no {RULES}.json")
+        try:
+            given = replace(rules(**said), out=book.out)
+        except (TypeError, KeyError, AttributeError, ValueError) as error:
+            raise InputError(
+                f"{book.out / RULES}.json is of another version ({' '.join(str(error).split())}); print it with that "
+                "one"
+            ) from error
+        judge_and_print(given, book)

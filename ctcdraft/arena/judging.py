@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ctcdraft.arena.book import EVALUATIONS, TRAINING, VERDICT, Book, Entry
-from ctcdraft.arena.counts import counted
+from ctcdraft.arena.counts import counted, sizes_of
 from ctcdraft.arena.reports import certified, rows_of
 from ctcdraft.arena.rules import Rules
 from ctcdraft.evaluation.differences import Sums, difference, pooled
@@ -42,9 +42,8 @@ def by_task(book: Book) -> dict[tuple[str, str, float], Sides]:
     for name, entry in book.read(EVALUATIONS).items():
         here = tasks.setdefault((entry["kind"], entry["benchmark"], entry["temperature"]), {})
         counts = counted(book, name)
-        for row in rows_of(book, name):
-            if certified(row):
-                here |= {(row["drafter"], size): sums for size, sums in counts[row["drafter"]].items()}
+        for row in filter(certified, rows_of(book, name)):
+            here |= {(row["drafter"], size): counts[row["drafter"]][size] for size in sizes_of(row, counts)}
     return tasks
 
 

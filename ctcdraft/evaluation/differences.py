@@ -56,6 +56,11 @@ class Sums:
 
 def pooled(several: Sequence[Sums]) -> Sums:
     """Question by question the sums of all, who answered the same questions."""
+    if len(many := {len(one.passes) for one in several}) > 1:
+        raise InputError(
+            f"{' and '.join(map(str, sorted(many)))} questions cannot be set against each other; measure all with one "
+            "benchmark.limit="
+        )
     columns = (zip(*column, strict=True) for column in zip(*(vars(one).values() for one in several), strict=True))
     return Sums(*([sum(cell) for cell in column] for column in columns))
 

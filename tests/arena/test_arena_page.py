@@ -158,8 +158,11 @@ def test_it_is_rebuilt_from_the_logs_alone(held, tmp_path, capsys):
     assert str(tmp_path / "page.md") in capsys.readouterr().out
     for name in ("verdict.json", "page.md", "page.csv", "nodes.svg", "costs.svg"):
         assert (tmp_path / name).read_text() == (book.out / name).read_text()
-    with pytest.raises(InputError, match=r"evaluations holds no comparison: there is no rules\.json"):
+    with pytest.raises(InputError, match=r"evaluations holds no finished comparison: there is no rules\.json"):
         print_anew([str(tmp_path / "evaluations")])
+    Book(tmp_path).write(RULES, {"title": "of tomorrow"})
+    with pytest.raises(InputError, match=r"rules\.json is of another version"):
+        print_anew([str(tmp_path)])
 
 
 def test_counts_are_those_of_the_rows_and_hold_no_word(held, tmp_path):
@@ -172,9 +175,47 @@ def test_counts_are_those_of_the_rows_and_hold_no_word(held, tmp_path):
         assert sum(sums.said) / sum(sums.seconds) == pytest.approx(by_name[drafter]["tokens_per_second"], rel=1e-3)
         assert {type(cell) for column in vars(sums).values() for cell in column} <= {int, float}
     assert set(counted(book, "all-made_up-replay-T0")["autoregressive"]) == {4, 8}
-    (tmp_path / "evaluations" / name).mkdir(parents=True)
-    with pytest.raises(InputError, match=r"does not hold what was counted .* measure again"):
-        counted(Book(tmp_path), name)
+
+
+def test_counts_of_an_earlier_evaluation_are_counted_again(held, tmp_path):
+    book, name = Book(tmp_path), "all-made_up-loop-8"
+    shutil.copytree(held[1].evaluation(name), book.evaluation(name))
+    entry, file = held[1].read(EVALUATIONS)[name], book.evaluation(name) / "counts.json"
+    right = file.read_text()
+    one = json.loads(right)
+    one["medusa"]["8"]["passes"][0] += 1
+    for wrong in (json.dumps(one), "{}", "torn"):
+        file.write_text(wrong)
+        with pytest.raises(InputError, match=r"does not hold what its report\.json tells of; count again"):
+            counted(book, name)
+        count(book, name, entry)
+        assert file.read_text() == right
+    file.unlink()
+    (book.evaluation(name) / "questions.jsonl").unlink()
+    with pytest.raises(InputError, match="holds other answers than its report"):
+        count(book, name, entry)
+
+
+def test_a_size_without_a_certificate_is_in_no_verdict(held, tmp_path):
+    """Of a drafter whose other size has one."""
+    rules, book = held
+    shutil.copytree(book.out / "evaluations", tmp_path / "evaluations")
+    bad = Book(tmp_path)
+    for part in (TRAINING, EVALUATIONS):
+        bad.write(part, book.read(part))
+    file = bad.evaluation("all-made_up-replay-T0") / "report.json"
+    report = json.loads(file.read_text())
+    [row] = [row for row in report["rows"] if (row["drafter"], row["nodes"]) == ("medusa", 8)]
+    row["lossless"]["owed"]["wrong"] = 1
+    file.write_text(json.dumps(report))
+    judge(replace(rules, out=tmp_path), bad)
+    told = {
+        (one["nodes"], one["more"], one["less"])
+        for one in bad.read(VERDICT)["differences"]
+        if (one["kind"], one["arm"]) == ("replay", "steps")
+    }
+    assert (4, "ctc_gru", "medusa") in told
+    assert (8, "ctc_gru", "medusa") not in told
 
 
 def test_what_a_factor_contributes_is_told_by_twins(held, tmp_path):
