@@ -1,12 +1,12 @@
 """Equal budgets: a dial of each entrant is turned until it costs what the reference costs.
 
 parameters   trained numbers, counted
-latency      draft time on an answer of the corpus, all interleaved; where the clock is too unsteady to tell 5 %,
-             operations and bytes of a draft instead
+latency      draft time while prompts of the corpus are answered, all interleaved; where the clock is too unsteady to
+             tell 5 %, operations and bytes of a draft instead
 
-How long a tree takes depends on what a head has learned: a search goes deep where frames are sure. So the draft time of
-a size that nobody has trained yet is that of the entrant's head of equal steps, and what the body of that size takes
-more or less than the body of that head, both untrained.
+How long a tree takes depends on what a head has learned: a search goes deep where frames are sure. So what a size costs
+that nobody has trained yet is what the entrant's head of equal steps costs, and what the body of that size costs more
+or less than the body of that head, both untrained.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from ctcdraft.arena.book import MATCHING, Book
 from ctcdraft.arena.rules import PARAMETERS, Dial, Entrant, Rules
 from ctcdraft.corpus import prepared
-from ctcdraft.decoding.loop import Context, Settings
+from ctcdraft.decoding.loop import Context, Settings, generate
 from ctcdraft.errors import InputError
 from ctcdraft.evaluation.sizing import rising
 from ctcdraft.evaluation.timing import instrument
@@ -36,7 +36,6 @@ from ctcdraft.front_door import build_drafter
 from ctcdraft.training.checkpoint import RunDirectory
 
 CANDIDATES = 6  # sizes of a dial that are timed before one is chosen between them
-NEVER: frozenset[int] = frozenset()  # a text is read on to the last pass
 REFERENCE, OWN, UNTRAINED = "the reference", "its own", "its own, untrained"
 
 
@@ -81,7 +80,7 @@ class Bench:
             torch.set_num_threads(config.trainer.threads)
         self.base = instantiate(config.base)
         self.settings: Settings = replace(
-            instantiate(config.decoding), nodes=rules.sizes_told[0], max_new_tokens=rules.matching.passes + 1
+            instantiate(config.decoding), nodes=rules.sizes_told[0], max_new_tokens=rules.matching.tokens
         )
         self.prepared = Path(config.prepared)
 
@@ -104,17 +103,18 @@ class Bench:
         return drafter
 
     @cached_property
-    def text_L(self) -> Tensor:
-        """The beginning of the corpus's first answer that is long enough, its prompt included."""
-        length = self.rules.matching.context
+    def prompts(self) -> list[Tensor]:
+        """Spread evenly over the corpus, of those that the base answers with as many tokens as are wanted."""
+        wanted, tokens = self.rules.matching.prompts, self.rules.matching.tokens
         rows = prepared.read(self.prepared, self.base.fingerprint()).rows
-        text_L = next((row.tokens_L[:length] for row in rows if len(row.tokens_L) >= length), None)
-        if text_L is None:
+        long = [number for number, row in enumerate(rows) if int(row.mask_L.sum()) >= tokens]
+        if len(long) < wanted:
             raise InputError(
-                f"no answer in {self.prepared} has {length} tokens, its prompt included; lower "
-                "arena.matching.context, or leave `latency` out of arena.arms"
+                f"{len(long)} answers in {self.prepared} have {tokens} tokens, and drafts are timed on {wanted} of "
+                "them; lower arena.matching.prompts or tokens, or leave `latency` out of arena.arms"
             )
-        return text_L.long().to(self.base.device)
+        chosen = [rows[long[number * len(long) // wanted]] for number in range(wanted)]
+        return [row.tokens_L[: int(row.mask_L.int().argmax())].long().to(self.base.device) for row in chosen]
 
     def matched(self, entrant: Entrant, arm: str) -> Matched:
         if entrant.name == self.rules.reference:
@@ -138,19 +138,19 @@ class Bench:
             f"operations and bytes of a draft, because the clock told {ratio:.2f} [{interval[0]:.2f}, "
             f"{interval[1]:.2f}] only"
         )
-        return self.counted(entrant, dial, self.work, self.work(self.build(reference)), how)
+        plain, own = self.work(heads[UNTRAINED]), self.work(heads[OWN])
+
+        def at(size: int) -> float:
+            return both(own + self.work(self.build(entrant, dial, size)) - plain)
+
+        return turned(dial, at, both(self.work(heads[REFERENCE])), how)
 
     def counted(
         self, entrant: Entrant, dial: Dial | None, cost: Callable[[Any], float], wanted: float, how: str
     ) -> Matched:
         if dial is None:
             return Matched("", None, cost(self.build(entrant)) / wanted, None, f"{how}; it has no dial")
-
-        def at(value: int) -> float:
-            return cost(self.build(entrant, dial, value))
-
-        value = nearest(at, wanted, dial.least, dial.most)
-        return Matched(dial.key, value, at(value) / wanted, None, how)
+        return turned(dial, lambda value: cost(self.build(entrant, dial, value)), wanted, how)
 
     def timed(self, entrant: Entrant, dial: Dial, heads: Mapping[str, Any]) -> int:
         """The value whose draft takes as long as the reference's, between sizes that were timed in turns with it."""
@@ -165,28 +165,50 @@ class Bench:
         rng = random.Random(self.rules.seed)
         for repeat in range(self.rules.matching.repeats + 1):  # the first one warms up
             for name in rng.sample(list(drafters), len(drafters)):
-                spent = instrument(self.base, drafters[name], self.text_L, self.settings, self.rules.seed, NEVER)
                 if repeat:
-                    taken[name].append((spent.seconds["draft"] + spent.seconds["tree"]) / spent.passes)
+                    taken[name].append(self.draft_seconds(drafters[name]))
+                else:
+                    self.draft_seconds(drafters[name])
         return taken
 
-    def work(self, drafter: Any) -> float:
-        """Of one draft: the geometric mean of its operations and of the bytes that its products read and write."""
-        traffic = Traffic()
-        with torch.no_grad():
-            context = self.context()
-            _, memory = drafter.draft(context, None, torch.Generator(self.text_L.device))
-            later = replace(context, tokens_L=torch.cat([context.tokens_L, context.tokens_L[-1:]]))
-            later = replace(later, fresh_KD=context.fresh_KD[-1:])
-            with FlopCounterMode(display=False) as counter, traffic:
-                drafter.draft(later, memory, torch.Generator(self.text_L.device))
-        return float((max(counter.get_total_flops(), 1) * max(traffic.bytes, 1)) ** 0.5)
+    def draft_seconds(self, drafter: Any) -> float:
+        spent = [
+            instrument(self.base, drafter, prompt_L, self.settings, self.rules.seed, self.base.stop_tokens)
+            for prompt_L in self.prompts
+        ]
+        drafting = sum(one.seconds["draft"] + one.seconds["tree"] for one in spent)
+        return drafting / sum(one.passes for one in spent)
 
-    def context(self) -> Context:
-        mask_1L = torch.ones_like(self.text_L)[None]
-        states_LD = self.base.states(self.text_L[None], mask_1L)[0]
-        tokens_L = torch.cat([self.text_L, self.text_L[-1:]])
-        return Context(tokens_L, states_LD, 64, self.settings.nodes, self.settings.draft_law)
+    def work(self, drafter: Any) -> Any:
+        """Operations of a draft, and bytes that its products read and write, while the prompts are answered."""
+        weighed = Weighed(drafter)
+        for prompt_L in self.prompts:
+            generate(self.base, weighed, prompt_L, self.settings, self.base.stop_tokens, self.rules.seed)
+        return weighed.total / weighed.drafts
+
+
+class Weighed:
+    """A drafter whose drafts are counted. total: operations, and bytes of products."""
+
+    def __init__(self, drafter: Any) -> None:
+        self.drafter, self.total, self.drafts = drafter, np.zeros(2), 0
+
+    def draft(self, context: Context, memory: Any, rng: torch.Generator) -> Any:
+        with FlopCounterMode(display=False) as counter, Traffic() as traffic:
+            made = self.drafter.draft(context, memory, rng)
+        self.total += [counter.get_total_flops(), traffic.bytes]
+        self.drafts += 1
+        return made
+
+
+def both(work: Any) -> float:
+    """The geometric mean of operations and bytes."""
+    return float(np.clip(work, 1, None).prod() ** 0.5)
+
+
+def turned(dial: Dial, cost: Callable[[int], float], wanted: float, how: str) -> Matched:
+    value = nearest(cost, wanted, dial.least, dial.most)
+    return Matched(dial.key, value, cost(value) / wanted, None, how)
 
 
 def at_size(taken: Mapping[str, Sequence[float]], size: str) -> list[float]:

@@ -78,7 +78,14 @@ def markdown(rules: Rules, found: Found) -> str:
     parts += ["![](nodes.svg)", *(["![](costs.svg)"] if timed(rules, found) else [])]
     parts += ["![](factors.svg)"] if in_cells(rules, found) else []
     parts += [*sampled(rules, found), *matched(found), *seeds(rules, found)]
-    parts += [*pairs(found, "differences", DIFFERENCES, "Differences, paired over questions, seeds pooled")]
+    parts += [
+        *pairs(
+            found,
+            "differences",
+            DIFFERENCES,
+            "Differences, paired over questions, seeds pooled (intervals are over questions alone)",
+        )
+    ]
     parts += [*pairs(found, "effects", EFFECTS, "What each factor contributes, all else being equal")]
     parts += ["## What the words mean", "\n".join(f"- **{word}**: {DEFINITIONS[word]}" for word in SAID)]
     parts += ["## The same again", f"    {rules.command}", "The page alone, from these files:"]
@@ -92,22 +99,34 @@ def circumstances(rules: Rules, found: Found) -> str:
     for row in found.refused:
         said.append(f"Not printed, because it has no certificate: {row['drafter']} in {row['evaluation']}.")
     rates = [entry for entry in found.training.values() if entry["arm"] == STEPS and entry["seed"] == rules.seed]
-    edges = [one for one in rates if one["learning_rate"] in (rules.rates.values[0], rules.rates.values[-1])]
-    if edges and len(rules.rates.values) > 1:
+    tried = [(entry["entrant"], entry["learning_rate"]) for entry in found.training.values() if entry["arm"] == "rate"]
+    edges = [
+        one for one in rates if at_an_edge(one["learning_rate"], [r for name, r in tried if name == one["entrant"]])
+    ]
+    if edges:
         named = ", ".join(f"{one['entrant']} {one['learning_rate']:g}" for one in edges)
-        said.append(f"Best at an edge of the grid of learning rates, so perhaps better still beyond it: {named}.")
+        said.append(
+            f"Best at an edge of the learning rates that were tried, so perhaps better still beyond it: {named}."
+        )
     return "\n".join(said)
+
+
+def at_an_edge(rate: float, tried: Sequence[float]) -> bool:
+    return len(set(tried)) > 1 and rate in (min(tried), max(tried))
 
 
 def equalities(rules: Rules) -> str:
     rates = ", ".join(f"{rate:g}" for rate in rules.rates.values)
     words = " ".join(rules.work).replace(str(rules.said["out"]), "OUT")
+    beyond = f" and, past an edge that is the best, up to {rules.rates.beyond} more" if rules.rates.beyond else ""
+    own = {name: [word for word in one.words if word.startswith("trainer.")] for name, one in rules.entrants.items()}
     return "\n".join(
         [
             f"- corpus, tokens, batches, optimiser, schedule: `{words}`",
-            f"- learning rate: the best of {rates} for each entrant, tried for {rules.trial_steps:,} steps and judged "
-            f"by tau on {rules.rates.prompts} prompts that nobody trains on and no result is from",
+            f"- learning rate: the best of {rates}{beyond} for each entrant, tried for {rules.trial_steps:,} steps and "
+            f"judged by tau on {rules.rates.prompts} prompts that nobody trains on and no result is from",
             f"- {rules.steps:,} steps; seconds are {rules.clock} seconds of training, its start and end taken off",
+            *(f"- not equal: {name} trains with `{' '.join(some)}`" for name, some in own.items() if some),
         ]
     )
 

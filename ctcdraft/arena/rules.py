@@ -40,11 +40,12 @@ class Entrant:
 @dataclass(frozen=True)
 class Rates:
     """Learning rates to choose from, each tried for `share` of the steps and judged by tau on `prompts` prompts that
-    are trained on by nobody."""
+    are trained on by nobody. beyond: how many more may be tried past an edge that is the best."""
 
     values: tuple[float, ...]
     share: float
     prompts: int
+    beyond: int = 0
 
 
 @dataclass(frozen=True)
@@ -69,11 +70,12 @@ class Timing:
 
 @dataclass(frozen=True)
 class Matching:
-    """How budgets are matched. repeats and passes: of the interleaved timing of drafts."""
+    """How budgets are matched. While drafts are timed, so many prompts of the corpus are answered with so many tokens
+    each, all of it `repeats` times."""
 
     tolerance: float
-    context: int
-    passes: int
+    prompts: int
+    tokens: int
     repeats: int
 
 

@@ -15,11 +15,14 @@ from ctcdraft.arena.matching import (
     Bench,
     at_size,
     between,
+    both,
     count,
     nearest,
     ratio_of_medians,
     spaced,
 )
+from ctcdraft.corpus.prepared import Prepared
+from ctcdraft.corpus.rows import Row
 from ctcdraft.errors import InputError
 from ctcdraft.front_door import CONFIGS, register_resolvers
 from ctcdraft.training.checkpoint import RunDirectory
@@ -53,11 +56,14 @@ def bench(tmp_path_factory):
     register_resolvers()
     with initialize_config_dir(str(CONFIGS), version_base=None):
         words = f"arena.base=['base=local','base.path={folder}','device=cpu']"
-        matching = "arena.matching={tolerance:0.05,context:16,passes:2,repeats:2}"
+        matching = "arena.matching={tolerance:0.05,prompts:2,tokens:6,repeats:2}"
         made = Bench(rules_of("arena", words, matching), Book(folder / "arena"))
-        made.text_L = torch.arange(5, 21)
+        made.prompts = [torch.arange(5, 21), torch.arange(9, 15)]
         for name in ("ctc_gru", "medusa", "eagle"):
-            RunDirectory(made.book.run(name)).save_head(made.build(made.rules.entrants[name]))
+            head = made.build(made.rules.entrants[name])
+            with torch.no_grad():
+                next(iter(head.own_parameters())).add_(0.5)  # as if trained: two untrained ones are the same
+            RunDirectory(made.book.run(name)).save_head(head)
         yield made
 
 
@@ -101,20 +107,45 @@ def test_draft_times_are_those_of_trained_heads(bench, monkeypatch):
     assert bench.matched(bench.rules.entrants["eagle"], "latency").key == "drafter.frames"
 
 
-def test_a_text_to_draft_for_is_of_the_corpus(bench):
-    del bench.text_L
-    with pytest.raises(InputError, match="no prepared corpus"):
-        _ = bench.text_L
-    bench.text_L = torch.arange(5, 21)
+def test_where_the_clock_is_unsteady_drafts_of_trained_heads_are_counted(bench, monkeypatch):
+    """The clock never agrees with itself. What the chosen size and the reference count for is asked for again."""
+    noise = [1.0, 9.0, 2.0, 7.0]
+    monkeypatch.setattr(
+        bench, "seconds", lambda drafters: {name: noise[:: -1 if name == REFERENCE else 1] for name in drafters}
+    )
+    medusa, reference = bench.rules.entrants["medusa"], bench.rules.entrants["ctc_gru"]
+    found = bench.matched(medusa, "latency")
+    assert found.how.startswith("operations and bytes of a draft, because the clock told")
+    own, plain, there = (
+        bench.work(head) for head in (bench.trained(medusa), bench.build(medusa), bench.trained(reference))
+    )
+    at = bench.work(bench.build(medusa, medusa.dials["latency"], found.value))
+    assert found.ratio == pytest.approx(both(own + at - plain) / both(there))
+    assert abs(found.ratio - 1) < 0.05
+
+
+def test_prompts_to_draft_for_are_spread_over_the_corpus(bench, monkeypatch):
+    def row(number, said):
+        mask_L = torch.tensor([False] * 4 + [True] * said)
+        return Row(f"p{number}", 0, "chat", torch.arange(number, number + 4 + said, dtype=torch.int32), mask_L, True)
+
+    rows = [row(number, 6 if number % 2 else 5) for number in range(20)]  # the even ones are too short
+    monkeypatch.setattr("ctcdraft.arena.matching.prepared.read", lambda path, fingerprint: Prepared({}, rows))
+    monkeypatch.delitem(bench.__dict__, "prompts")
+    assert [prompt_L.tolist() for prompt_L in bench.prompts] == [[1, 2, 3, 4], [11, 12, 13, 14]]
+    monkeypatch.delitem(bench.__dict__, "prompts")
+    del rows[3:]
+    with pytest.raises(InputError, match=r"1 answers in .* have 6 tokens, and drafts are timed on 2 of"):
+        _ = bench.prompts
 
 
 def test_work_is_counted_not_timed(bench):
     medusa = bench.rules.entrants["medusa"]
     dial = medusa.dials["latency"]
-    one, same, wide = (bench.work(bench.build(medusa, dial, value)) for value in (8, 8, 512))
+    one, same, wide = (both(bench.work(bench.build(medusa, dial, value))) for value in (8, 8, 512))
     assert one == same < wide
     eagle = bench.rules.entrants["eagle"]
-    shallow, deep = (bench.work(bench.build(eagle, eagle.dials["latency"], frames)) for frames in (1, 5))
+    shallow, deep = (both(bench.work(bench.build(eagle, eagle.dials["latency"], frames))) for frames in (1, 5))
     assert deep > 2 * shallow  # a pass a depth
 
 

@@ -61,6 +61,8 @@ def test_rates_arms_time_and_seeds(world):
     assert ran[0] == "prepare"
     assert ran[1:4] == ["ctc_gru.rate-0.002", "ctc_gru.rate-0.006", "ctc_gru.rate-0.012"]
     assert {name: there[name]["learning_rate"] for name in A_STEP} == BEST
+    # Medusa's best is the highest of the grid: one beyond it is tried, and then it lies inside.
+    assert [name for name in ran if name.startswith("medusa.rate")][3:] == ["medusa.rate-0.024"]
     assert there["ctc_gru"]["parameters"] == 16
     # 100 steps of the reference take 20 seconds; as many seconds are 400 steps of Medusa, 200 of Hydra.
     assert [there[f"{name}.time"]["steps"] for name in A_STEP] == [100, 400, 200]
@@ -74,6 +76,13 @@ def test_rates_arms_time_and_seeds(world):
     words = there["medusa"]["words"]
     assert {"trainer.steps=100", "trainer.probe_every=100", "trainer.learning_rate=0.012"} <= set(words)
     assert there["medusa"]["processor_seconds"] == 15.0
+
+
+def test_one_beyond_the_edge_by_pencil():
+    assert training.beyond_the_edge({1.0: 1.2, 2.0: 1.4, 4.0: 1.5}) == 8.0
+    assert training.beyond_the_edge({1.0: 1.5, 3.0: 1.4}) == pytest.approx(1 / 3, rel=1e-5)
+    assert training.beyond_the_edge({1.0: 1.2, 2.0: 1.4, 4.0: 1.3}) is None
+    assert training.beyond_the_edge({1.0: 1.2}) is None
 
 
 def test_what_is_there_is_not_made_again(world):
