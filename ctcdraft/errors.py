@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from math import isfinite
 from typing import Any
 
@@ -30,3 +32,12 @@ def number(value: Any, key: str) -> float:
 
 def first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0].rstrip(".")
+
+
+def tell_and_exit(name: str, main: Callable[[list[str]], object]) -> None:
+    """Run a small command on its words; what is wrong with them is one sentence and exit status 1."""
+    try:
+        main(sys.argv[1:])
+    except InputError as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        raise SystemExit(1) from None

@@ -3,10 +3,8 @@ JSON files in their folders."""
 
 from __future__ import annotations
 
-import sys
-
 from ctcdraft.arena.hold import print_anew
-from ctcdraft.errors import InputError
+from ctcdraft.errors import InputError, tell_and_exit
 
 
 def main(folders: list[str]) -> None:
@@ -18,8 +16,4 @@ def main(folders: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except InputError as error:
-        print(f"arena: {error}", file=sys.stderr)
-        raise SystemExit(1) from None
+    tell_and_exit("arena", main)

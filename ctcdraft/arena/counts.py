@@ -7,7 +7,7 @@ where prompts and answers, being other people's, are not.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ctcdraft.arena.book import Book, Entry
 from ctcdraft.arena.reports import Row, rows_of
@@ -27,12 +27,13 @@ Counts = dict[str, dict[int, Sums]]  # by row name and nodes
 
 def count(book: Book, name: str, entry: Entry) -> None:
     """Writes the counts of a finished evaluation, where they are not there or are those of an earlier one."""
-    if agree(book, name, read(book, name)):
+    rows = rows_of(book, name)
+    if agree(rows, read(book, name)):
         return
     made: Counts = {}
-    for drafter, nodes, sums in of_answers(book, name, entry):
+    for drafter, nodes, sums in of_answers(book, name, entry, rows):
         made.setdefault(drafter, {})[nodes] = sums
-    if not agree(book, name, made):
+    if not agree(rows, made):
         raise InputError(
             f"{book.evaluation(name)} holds other answers than its report.json tells of; remove it, and it is measured "
             "again"
@@ -41,7 +42,7 @@ def count(book: Book, name: str, entry: Entry) -> None:
     write_text(book.evaluation(name) / COUNTS, json.dumps(plain, separators=(",", ":")) + "\n")
 
 
-def agree(book: Book, name: str, counts: Counts) -> bool:
+def agree(rows: Sequence[Row], counts: Counts) -> bool:
     """Whether these are what the rows of the report say in sum."""
 
     def right(row: Row) -> bool:
@@ -49,7 +50,6 @@ def agree(book: Book, name: str, counts: Counts) -> bool:
         told = [row[key] for key in ("prompts", "tokens", "passes")]
         return all([len(one.passes), sum(one.committed), sum(one.passes)] == told for one in several)
 
-    rows = rows_of(book, name)
     return all(sizes_of(row, counts) and right(row) for row in rows)
 
 
@@ -59,9 +59,9 @@ def sizes_of(row: Row, counts: Counts) -> list[int]:
     return [size for size in there if row["drafter"] == AUTOREGRESSIVE or size == row["nodes"]]
 
 
-def of_answers(book: Book, name: str, entry: Entry) -> Iterator[tuple[str, int, Sums]]:
+def of_answers(book: Book, name: str, entry: Entry, rows: Sequence[Row]) -> Iterator[tuple[str, int, Sums]]:
     records = Folder(book.evaluation(name), Shard(1, 1)).records(EVERY)
-    for row in rows_of(book, name):
+    for row in rows:
         drafter, nodes = row["drafter"], row["nodes"]
         seen = view(records, drafter, nodes) if entry["kind"] == "replay" else records
         for size in entry["nodes"] if drafter == AUTOREGRESSIVE else [nodes]:
@@ -73,10 +73,10 @@ def given(sums: Sums) -> dict[str, list[float]]:
     return {key: [round(cell, 6) for cell in column] for key, column in vars(sums).items() if column}
 
 
-def counted(book: Book, name: str) -> Counts:
-    """What `count` wrote; raises InputError where it does not belong to the report beside it."""
+def counted(book: Book, name: str, rows: Sequence[Row]) -> Counts:
+    """What `count` wrote; raises InputError where it does not belong to these rows of the report beside it."""
     counts = read(book, name)
-    if not agree(book, name, counts):
+    if not agree(rows, counts):
         raise InputError(
             f"{book.evaluation(name) / COUNTS} does not hold what its report.json tells of; count again with "
             "arena.stages=[measure,page]"

@@ -41,8 +41,9 @@ def by_task(book: Book) -> dict[tuple[str, str, float], Sides]:
     tasks: dict[tuple[str, str, float], Sides] = {}
     for name, entry in book.read(EVALUATIONS).items():
         here = tasks.setdefault((entry["kind"], entry["benchmark"], entry["temperature"]), {})
-        counts = counted(book, name)
-        for row in filter(certified, rows_of(book, name)):
+        rows = rows_of(book, name)
+        counts = counted(book, name, rows)
+        for row in filter(certified, rows):
             here |= {(row["drafter"], size): counts[row["drafter"]][size] for size in sizes_of(row, counts)}
     return tasks
 

@@ -22,13 +22,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode
 
 from ctcdraft.arena.book import MATCHING, Book
 from ctcdraft.arena.rules import PARAMETERS, Dial, Entrant, Rules
+from ctcdraft.arena.weighing import Weighed, both
 from ctcdraft.corpus import prepared
-from ctcdraft.decoding.loop import Context, Settings, generate
+from ctcdraft.decoding.loop import Settings, generate
 from ctcdraft.errors import InputError
 from ctcdraft.evaluation.sizing import rising
 from ctcdraft.evaluation.timing import instrument
@@ -165,17 +164,13 @@ class Bench:
         rng = random.Random(self.rules.seed)
         for repeat in range(self.rules.matching.repeats + 1):  # the first one warms up
             for name in rng.sample(list(drafters), len(drafters)):
+                spent = self.draft_seconds(drafters[name])
                 if repeat:
-                    taken[name].append(self.draft_seconds(drafters[name]))
-                else:
-                    self.draft_seconds(drafters[name])
+                    taken[name].append(spent)
         return taken
 
     def draft_seconds(self, drafter: Any) -> float:
-        spent = [
-            instrument(self.base, drafter, prompt_L, self.settings, self.rules.seed, self.base.stop_tokens)
-            for prompt_L in self.prompts
-        ]
+        spent = [instrument(self.base, drafter, prompt, self.settings, self.rules.seed) for prompt in self.prompts]
         drafting = sum(one.seconds["draft"] + one.seconds["tree"] for one in spent)
         return drafting / sum(one.passes for one in spent)
 
@@ -187,25 +182,6 @@ class Bench:
         return weighed.total / weighed.drafts
 
 
-class Weighed:
-    """A drafter whose drafts are counted. total: operations, and bytes of products."""
-
-    def __init__(self, drafter: Any) -> None:
-        self.drafter, self.total, self.drafts = drafter, np.zeros(2), 0
-
-    def draft(self, context: Context, memory: Any, rng: torch.Generator) -> Any:
-        with FlopCounterMode(display=False) as counter, Traffic() as traffic:
-            made = self.drafter.draft(context, memory, rng)
-        self.total += [counter.get_total_flops(), traffic.bytes]
-        self.drafts += 1
-        return made
-
-
-def both(work: Any) -> float:
-    """The geometric mean of operations and bytes."""
-    return float(np.clip(work, 1, None).prod() ** 0.5)
-
-
 def turned(dial: Dial, cost: Callable[[int], float], wanted: float, how: str) -> Matched:
     value = nearest(cost, wanted, dial.least, dial.most)
     return Matched(dial.key, value, cost(value) / wanted, None, how)
@@ -214,22 +190,6 @@ def turned(dial: Dial, cost: Callable[[int], float], wanted: float, how: str) ->
 def at_size(taken: Mapping[str, Sequence[float]], size: str) -> list[float]:
     """Seconds of a size that was not trained, repeat by repeat: what bodies differ by, on top of the trained head."""
     return [own + at - plain for own, at, plain in zip(taken[OWN], taken[size], taken[UNTRAINED], strict=True)]
-
-
-class Traffic(TorchDispatchMode):
-    """Bytes that matrix products read and write."""
-
-    PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "linear", "matmul")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bytes = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        if func.overloadpacket.__name__ in self.PRODUCTS:
-            self.bytes += sum(one.nbytes for one in (*args, made) if isinstance(one, torch.Tensor))
-        return made
 
 
 def count(drafter: Any) -> float:

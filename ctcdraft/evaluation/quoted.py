@@ -7,13 +7,12 @@ with its row, which is known by its first measured cell. It knows reports, and m
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ctcdraft.errors import InputError
+from ctcdraft.errors import InputError, tell_and_exit
 from ctcdraft.evaluation.benchmarks import WHOLE
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
 from ctcdraft.evaluation.report import equal, named, number, with_interval
@@ -264,15 +263,11 @@ def written_anew(root: Path, tables: Sequence[Quoted] = TABLES) -> dict[Path, st
     return {file: text for file, text in made.items() if text != texts[file]}
 
 
-def main() -> None:
+def main(words: Sequence[str] = ()) -> None:
     for file, text in written_anew(REPOSITORY).items():
         write_text(file, text)
         print(f"{file.relative_to(REPOSITORY)} says again what results/ does")
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except InputError as error:
-        print(f"quoted: {error}", file=sys.stderr)
-        raise SystemExit(1) from None
+    tell_and_exit("quoted", main)

@@ -15,12 +15,12 @@ from ctcdraft.arena.matching import (
     Bench,
     at_size,
     between,
-    both,
     count,
     nearest,
     ratio_of_medians,
     spaced,
 )
+from ctcdraft.arena.weighing import both
 from ctcdraft.corpus.prepared import Prepared
 from ctcdraft.corpus.rows import Row
 from ctcdraft.errors import InputError

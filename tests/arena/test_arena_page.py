@@ -169,12 +169,12 @@ def test_counts_are_those_of_the_rows_and_hold_no_word(held, tmp_path):
     book = held[1]
     name = "all-made_up-loop-8"
     by_name = {row["drafter"]: row for row in rows(book, name)}
-    for drafter, sizes in counted(book, name).items():
+    for drafter, sizes in counted(book, name, rows(book, name)).items():
         [sums] = sizes.values()
         assert (sum(sums.passes), sum(sums.committed)) == (by_name[drafter]["passes"], by_name[drafter]["tokens"])
         assert sum(sums.said) / sum(sums.seconds) == pytest.approx(by_name[drafter]["tokens_per_second"], rel=1e-3)
         assert {type(cell) for column in vars(sums).values() for cell in column} <= {int, float}
-    assert set(counted(book, "all-made_up-replay-T0")["autoregressive"]) == {4, 8}
+    assert set(counted(book, "all-made_up-replay-T0", rows(book, "all-made_up-replay-T0"))["autoregressive"]) == {4, 8}
 
 
 def test_counts_of_an_earlier_evaluation_are_counted_again(held, tmp_path):
@@ -187,7 +187,7 @@ def test_counts_of_an_earlier_evaluation_are_counted_again(held, tmp_path):
     for wrong in (json.dumps(one), "{}", "torn"):
         file.write_text(wrong)
         with pytest.raises(InputError, match=r"does not hold what its report\.json tells of; count again"):
-            counted(book, name)
+            counted(book, name, rows(book, name))
         count(book, name, entry)
         assert file.read_text() == right
     file.unlink()

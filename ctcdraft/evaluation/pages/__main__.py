@@ -3,10 +3,9 @@ figures as PNG too."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
-from ctcdraft.errors import InputError
+from ctcdraft.errors import InputError, tell_and_exit
 from ctcdraft.evaluation.pages.files import FIGURES, again
 from ctcdraft.evaluation.pages.pictures import pictures
 
@@ -26,8 +25,4 @@ def main(words: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except InputError as error:
-        print(f"pages: {error}", file=sys.stderr)
-        raise SystemExit(1) from None
+    tell_and_exit("pages", main)
