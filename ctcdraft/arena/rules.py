@@ -27,7 +27,8 @@ class Dial:
 class Entrant:
     """Somebody to train. words: of train.py. readings: other ways to read the head, RUN@READING; null is its own.
     dials: by arm; an arm without one leaves the entrant as it is. rival: whether it counts when a best rival is
-    looked for. factors: what this entrant stands for in a grid."""
+    looked for. factors: what this entrant stands for in a grid. share: of the steps in a trial of a learning rate,
+    where that of the others would tell its rates apart no better than chance."""
 
     name: str
     words: tuple[str, ...]
@@ -35,6 +36,7 @@ class Entrant:
     dials: Mapping[str, Dial] = field(default_factory=dict)
     rival: bool = False
     factors: Mapping[str, Any] = field(default_factory=dict)
+    share: float | None = None
 
 
 @dataclass(frozen=True)
@@ -126,9 +128,10 @@ class Rules:
         """Of trees, where not all that were replayed are told: those that were timed, if any were."""
         return self.timing.nodes or self.replay.nodes
 
-    @property
-    def trial_steps(self) -> int:
-        return max(1, round(self.steps * self.rates.share))
+    def trial_steps(self, entrant: Entrant | None = None) -> int:
+        """Of a trial of a learning rate; None: of an entrant that says no share of its own."""
+        own = entrant.share if entrant is not None else None
+        return max(1, round(self.steps * (own if own is not None else self.rates.share)))
 
 
 def rules(**said: Any) -> Rules:
@@ -173,11 +176,12 @@ def frozen(node: Mapping[str, Any]) -> dict[str, Any]:
 def refuse_impossible(made: Rules) -> None:
     whole(made.steps, "arena.steps")
     whole(made.replay.checked, "arena.replay.checked")
-    if not made.rates.values or not 0 < number(made.rates.share, "arena.rates.share") < 1:
-        raise InputError(
-            f"arena.rates: share={made.rates.share} of the steps for each of {list(made.rates.values)}; the share lies "
-            "between 0 and 1, and there is at least one value"
-        )
+    shares = {"rates": made.rates.share} | {f"entrants.{key}": one.share for key, one in made.entrants.items()}
+    for key, share in shares.items():
+        if share is not None and not 0 < number(share, f"arena.{key}.share") < 1:
+            raise InputError(f"arena.{key}.share={share}; the share of the steps in a trial lies between 0 and 1")
+    if not made.rates.values:
+        raise InputError("arena.rates.values=[]: there is no learning rate to train with; give at least one")
     refuse_unknown("stages", made.stages, STAGES)
     refuse_unknown("arms", (*made.arms, *made.timing.arms), ARMS)
     refuse_unknown("clock", (made.clock,), ("processor", "wall"))
