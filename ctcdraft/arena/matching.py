@@ -23,8 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ctcdraft.arena.book import MATCHING, Book
-from ctcdraft.arena.rules import PARAMETERS, Dial, Entrant, Rules
+from ctcdraft.arena.book import MATCHING, TRAINING, Book
+from ctcdraft.arena.rules import LATENCY, PARAMETERS, Dial, Entrant, Rules
 from ctcdraft.arena.weighing import Weighed, both
 from ctcdraft.corpus import prepared
 from ctcdraft.decoding.loop import Settings, generate
@@ -34,6 +34,7 @@ from ctcdraft.evaluation.timing import instrument
 from ctcdraft.front_door import build_drafter
 from ctcdraft.training.checkpoint import RunDirectory
 
+ONCE_TRAINED = "latency, once trained"  # beside the arms in matching.json
 CANDIDATES = 6  # sizes of a dial that are timed before one is chosen between them
 REFERENCE, OWN, UNTRAINED = "the reference", "its own", "its own, untrained"
 
@@ -58,6 +59,28 @@ def match(rules: Rules, book: Book, arm: str) -> dict[str, Matched]:
         found = {name: bench.matched(entrant, arm) for name, entrant in rules.entrants.items()}
         book.add(MATCHING, arm, {name: asdict(one) for name, one in found.items()})
     return {name: Matched(**one) for name, one in book.read(MATCHING)[arm].items()}
+
+
+def confirm(rules: Rules, book: Book) -> None:
+    """How long the heads of the arm of equal draft time draft once they are trained, over the reference's: their dials
+    were turned before."""
+    there, runs = book.read(MATCHING), {}
+    for name, entry in book.read(TRAINING).items():
+        if (entry["arm"], entry["seed"]) == (LATENCY, rules.seed) and entry["entrant"] in rules.entrants:
+            runs[entry["entrant"]] = entry["same_as"] or name
+    if there.get(ONCE_TRAINED, {}).keys() != runs.keys():
+        bench, dials = Bench(rules, book), match(rules, book, LATENCY)
+        heads = {}
+        for name, run in runs.items():
+            dial = rules.entrants[name].dials.get(LATENCY) if dials[name].value is not None else None
+            heads[name] = bench.trained(rules.entrants[name], run, dial, dials[name].value)
+        taken = bench.seconds(heads)
+        found = {}
+        for name in runs:
+            ratio, interval = ratio_of_medians(taken[name], taken[rules.reference], rules.seed)
+            how = "draft time of the trained head, medians of interleaved repeats"
+            found[name] = Matched(dials[name].key, dials[name].value, ratio, interval, how)
+        book.add(MATCHING, ONCE_TRAINED, {name: asdict(one) for name, one in found.items()})
 
 
 def composed(rules: Rules, words: Sequence[str]) -> Any:
@@ -95,10 +118,10 @@ class Bench:
         torch.manual_seed(self.rules.seed)
         return build_drafter(config.drafter, self.base).to(self.base.dtype).eval()
 
-    def trained(self, entrant: Entrant) -> Any:
-        """Its head of equal steps."""
-        drafter = self.build(entrant)
-        RunDirectory(self.book.run(entrant.name)).load_head(drafter)
+    def trained(self, entrant: Entrant, run: str | None = None, dial: Dial | None = None, value: Any = None) -> Any:
+        """The head of a run; None: its head of equal steps."""
+        drafter = self.build(entrant, dial, value)
+        RunDirectory(self.book.run(run or entrant.name)).load_head(drafter)
         return drafter
 
     @cached_property

@@ -14,7 +14,7 @@ from typing import Any
 
 from ctcdraft.arena.book import TRAINING, Book, Entry
 from ctcdraft.arena.commands import Took, run
-from ctcdraft.arena.matching import Matched, composed, match
+from ctcdraft.arena.matching import Matched, composed, confirm, match
 from ctcdraft.arena.rules import LATENCY, PARAMETERS, STEPS, TIME, Entrant, Rules
 from ctcdraft.drafters.draft_model import first_layers
 from ctcdraft.errors import InputError
@@ -63,6 +63,8 @@ def train_all(rules: Rules, book: Book) -> None:
             matched = match(rules, book, arm)
             for name, entrant in rules.entrants.items():
                 in_arm(rules, book, Training(entrant, arm, rules.seed, rules.steps, rates[name]), matched.get(name))
+            if arm == LATENCY:
+                confirm(rules, book)
         elif arm == TIME:
             for name, entrant in rules.entrants.items():
                 steps = steps_in_time(rules, book, name)

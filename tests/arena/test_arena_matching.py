@@ -1,5 +1,7 @@
 """Budgets: the pure parts by pencil, and dials turned on real heads of a random base."""
 
+from dataclasses import asdict
+
 import pytest
 import torch
 from arenas import rules_of
@@ -7,14 +9,17 @@ from hydra import initialize_config_dir
 from safetensors.torch import load_file
 from tiny_models import random_lm, tiny_tokenizer
 
-from ctcdraft.arena.book import Book
+from ctcdraft.arena.book import MATCHING, TRAINING, Book
 from ctcdraft.arena.matching import (
+    ONCE_TRAINED,
     OWN,
     REFERENCE,
     UNTRAINED,
     Bench,
+    Matched,
     at_size,
     between,
+    confirm,
     count,
     nearest,
     ratio_of_medians,
@@ -122,6 +127,34 @@ def test_where_the_clock_is_unsteady_drafts_of_trained_heads_are_counted(bench, 
     at = bench.work(bench.build(medusa, medusa.dials["latency"], found.value))
     assert found.ratio == pytest.approx(both(own + at - plain) / both(there))
     assert abs(found.ratio - 1) < 0.05
+
+
+def test_heads_of_equal_draft_time_are_timed_once_more_when_they_are_trained(bench, monkeypatch):
+    """The clock is replaced. Who has no dial of its own shares the head of equal steps."""
+    rules, book, timed = bench.rules, bench.book, {}
+    dials = {name: asdict(Matched("", None, 1.0, None, "")) for name in rules.entrants}
+    dials["medusa"] |= {"key": "drafter.body.inner", "value": 24}
+    book.add(MATCHING, "latency", dials)
+    entries = {"ctc_gru.latency": ("ctc_gru", "ctc_gru"), "medusa.latency": ("medusa", None)}
+    for name, (entrant, same_as) in entries.items():
+        book.add(TRAINING, name, {"entrant": entrant, "arm": "latency", "seed": 0, "same_as": same_as})
+    book.add(TRAINING, "medusa.latency.s1", {"entrant": "medusa", "arm": "latency", "seed": 1, "same_as": None})
+    wide = bench.build(rules.entrants["medusa"], rules.entrants["medusa"].dials["latency"], 24)
+    RunDirectory(book.run("medusa.latency")).save_head(wide)
+
+    def costs(self, heads):
+        timed.update(heads)
+        return {"ctc_gru": [2.0, 4.0, 2.0], "medusa": [3.0, 6.0, 3.0]}
+
+    monkeypatch.setattr(Bench, "seconds", costs)
+    confirm(rules, book)
+    told = book.read(MATCHING)[ONCE_TRAINED]
+    assert {name: one["ratio"] for name, one in told.items()} == {"ctc_gru": 1.0, "medusa": 1.5}
+    assert told["medusa"]["value"] == 24
+    assert count(timed["medusa"]) == count(wide)
+    timed.clear()
+    confirm(rules, book)
+    assert not timed, "what is known is not timed again"
 
 
 def test_prompts_to_draft_for_are_spread_over_the_corpus(bench, monkeypatch):
