@@ -223,6 +223,14 @@ def load_drafter(run: Path, base: Any, paths: Any | None) -> Any:
     config = OmegaConf.load(directory.config).drafter
     if paths is not None:
         config["growth" if "growth" in config else "paths"] = paths
-    drafter = build_drafter(config, base)
+    try:
+        drafter = build_drafter(config, base)
+    except Exception as error:
+        if unknown := re.search(r"unexpected keyword argument '(\w+)'", str(error)):
+            raise InputError(
+                f"{directory.config} names {unknown[1]}, which no part of a drafter has in this version; read the run "
+                "with the version that trained it, or train it again"
+            ) from error
+        raise
     directory.load_head(drafter)
     return drafter.to(base.dtype).eval()

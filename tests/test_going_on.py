@@ -52,6 +52,16 @@ def test_a_run_directory_gives_its_weights_back(world, monkeypatch):
     assert type(load_drafter(world / "run", base, paths=other).paths).__name__ == "Collapse"
 
 
+def test_a_run_of_another_version_is_told_by_the_value_that_is_unknown(world, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(world)
+    shutil.copytree("run", tmp_path / "old")
+    config = OmegaConf.load(tmp_path / "old" / "config.yaml")
+    config.drafter.paths["listening_words"] = 64
+    OmegaConf.save(config, tmp_path / "old" / "config.yaml")
+    said = refused(monkeypatch, capsys, "evaluate.py", f"checkpoint={tmp_path / 'old'}", "benchmark.limit=1")
+    assert "names listening_words, which no part of a drafter has in this version" in said
+
+
 def test_overwriting_a_run_spares_what_is_not_its_own(world, monkeypatch):
     monkeypatch.chdir(world)
     run_script(monkeypatch, "train.py", *training("run=mine"))
