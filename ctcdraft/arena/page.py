@@ -93,15 +93,12 @@ def equalities(rules: Rules) -> str:
     rates = ", ".join(f"{rate:g}" for rate in rules.rates.values)
     words = " ".join(rules.work).replace(str(rules.said["out"]), "OUT")
     beyond = f" and, past an edge that is the best, up to {rules.rates.beyond} more" if rules.rates.beyond else ""
-    usual = rules.trial_steps()
-    longer = [f" ({key}: {rules.trial_steps(one):,})" for key, one in rules.entrants.items() if one.share is not None]
     own = {name: [word for word in one.words if word.startswith("trainer.")] for name, one in rules.entrants.items()}
     return "\n".join(
         [
             f"- corpus, tokens, batches, optimiser, schedule: `{words}`",
-            f"- learning rate: the best of {rates}{beyond} for each entrant, tried for {usual:,} steps"
-            f"{''.join(longer)} and judged by tau on {rules.rates.prompts} prompts that nobody trains on and no result "
-            "is from",
+            f"- learning rate: the best of {rates}{beyond} for each entrant, tried for {rules.trial_steps:,} steps and "
+            f"judged by tau on {rules.rates.prompts} prompts that nobody trains on and no result is from",
             f"- {rules.steps:,} steps; seconds are {rules.clock} seconds of training, its start and end taken off",
             *(f"- not equal: {name} trains with `{' '.join(some)}`" for name, some in own.items() if some),
         ]

@@ -79,7 +79,7 @@ def best_rate(rules: Rules, book: Book, entrant: Entrant) -> float:
     corpus_first(rules, book, entrant)
 
     def tried(rate: float) -> float:
-        one = Training(entrant, "rate", rules.seed, rules.trial_steps(entrant), rate)
+        one = Training(entrant, "rate", rules.seed, rules.trial_steps, rate)
         return made(rules, book, f"{entrant.name}.rate-{rate:g}", one)["tau"]
 
     taus = {rate: tried(rate) for rate in rules.rates.values}
@@ -169,17 +169,17 @@ def a_step(rules: Rules, book: Book, entrant: str) -> float:
 
     1,200 steps in 130 s, 120 steps in 22 s   ->   108 / 1,080 = 0.1
     """
-    there, trial_steps = book.read(TRAINING), rules.trial_steps(rules.entrants[entrant])
+    there = book.read(TRAINING)
     trials = [seconds(rules, there[f"{entrant}.rate-{rate:g}"]) for rate in rules.rates.values]
     whole_run = seconds(rules, there[name_of(rules, entrant, STEPS, rules.seed)])
     more = whole_run - sum(trials) / len(trials)
     if more < SHARE * whole_run:
         raise InputError(
             f"{entrant} took {whole_run:.0f} s for {rules.steps:,} steps and {whole_run - more:.0f} s for "
-            f"{trial_steps:,}: too little apart to tell what a step takes; raise arena.steps=, or leave the arm "
+            f"{rules.trial_steps:,}: too little apart to tell what a step takes; raise arena.steps=, or leave the arm "
             "of equal time out of arena.arms="
         )
-    return more / (rules.steps - trial_steps)
+    return more / (rules.steps - rules.trial_steps)
 
 
 def steps_in_time(rules: Rules, book: Book, entrant: str) -> int:
