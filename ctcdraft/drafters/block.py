@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -108,19 +109,23 @@ class BlockDrafter(DraftHead):
         start_1R = None if start_BAR is None else start_BAR.flatten(0, 1)
         return self.tree(emissions.logits().flatten(0, 2), start_1R, context, rng), memory
 
-    def draft_along(self, contexts: Sequence[Context], rng: torch.Generator) -> list[TokenTree]:
-        """The trees behind contexts of one text, each a token longer than the one before; as `draft` makes them one
-        by one, but the frames of many in one pass."""
+    def draft_along(self, contexts: Sequence[Context], rng: torch.Generator) -> Callable[[int], TokenTree]:
+        """The tree behind any of these contexts of one text, each a token longer than the one before; as `draft` makes
+        them one by one, but the frames of many in one pass."""
         states_LD = torch.cat([context.fresh_KD for context in contexts])
-        trees: list[TokenTree] = []
-        for begin in range(0, len(contexts), FEW_WINDOWS):
-            some = contexts[begin : begin + FEW_WINDOWS]
-            emissions = self(windows(some, states_LD))
-            logits_ATC = emissions.logits()[0]
-            starts_AR = [None] * len(some) if emissions.start_BAR is None else emissions.start_BAR[0].split(1)
-            told = zip(logits_ATC, starts_AR, some, strict=True)
-            trees += [self.tree(logits_TC, start_1R, context, rng) for logits_TC, start_1R, context in told]
-        return trees
+
+        @lru_cache(maxsize=1)
+        def some(number: int) -> tuple[Tensor, Any]:
+            emissions = self(windows(contexts[number * FEW_WINDOWS : (number + 1) * FEW_WINDOWS], states_LD))
+            return emissions.logits()[0], emissions.start_BAR
+
+        def tree(at: int) -> TokenTree:
+            logits_ATC, start_BAR = some(at // FEW_WINDOWS)
+            place = at % FEW_WINDOWS
+            start_1R = None if start_BAR is None else start_BAR[0, place : place + 1]
+            return self.tree(logits_ATC[place], start_1R, contexts[at], rng)
+
+        return tree
 
     def tree(self, logits_TC: Tensor, start_1R: Any, context: Context, rng: torch.Generator) -> TokenTree:
         """What the paths make of the frames of one context. start_1R: the correction's memory, where there is one."""

@@ -1,12 +1,12 @@
 """What a drafter would have guessed along a known text, and the passes that trees of any size would have taken.
 
-With one seed the text is the same whoever drafts, greedy or sampled. So the base says it once, every drafter guesses
-behind each of its tokens, and passes are walked over the guesses: no tree is read, and nothing is timed.
+With one seed the text is the same whoever drafts, greedy or sampled. So the base says it once, and passes are walked
+over what a drafter guesses behind its tokens: no tree is read, and nothing is timed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -81,54 +81,67 @@ class Guesses:
         return Guesses(self.words[:nodes], self.parents[:nodes], self.depths[:nodes])
 
 
-@torch.inference_mode()
-def guess(drafter: Drafter, said: Said, nodes: int, seed: int) -> list[Guesses]:
-    """The tree of at most `nodes` nodes behind each token: all at once where the drafter can, else one by one."""
-    if not said.contexts:
-        return []
-    contexts = [replace(context, nodes=nodes) for context in said.contexts]
-    tell(drafter, torch.cat([contexts[0].tokens_L[:-1], contexts[0].tokens_L.new_tensor(said.tokens)]))
-    rng = torch.Generator(contexts[0].tokens_L.device).manual_seed(seed)
-    at_once = getattr(drafter, "draft_along", None)
-    trees = at_once(contexts, rng) if at_once is not None else one_by_one(drafter, contexts, rng)
-    found = [Guesses.of(tree) for tree in trees]
-    for one, context in zip(found, contexts, strict=True):
-        refuse_too_large(drafter, nodes, "nodes", len(one.words))
-        refuse_too_large(drafter, context.depth, "depth", max(one.depths))
-    return found
+class Asked:
+    """A drafter, asked for trees behind tokens of a known text: in the order of the text, those between left out."""
 
+    def __init__(self, drafter: Drafter, said: Said, nodes: int, seed: int) -> None:
+        self.contexts = [replace(context, nodes=nodes) for context in said.contexts]
+        device = self.contexts[0].tokens_L.device
+        self.drafter, self.memory, self.heard = drafter, None, 0
+        self.rng = torch.Generator(device).manual_seed(seed)
+        tell(drafter, torch.cat([self.contexts[0].tokens_L[:-1], torch.tensor(said.tokens, device=device)]))
+        along = getattr(drafter, "draft_along", None)
+        self.tree: Callable[[int], TokenTree] = self.draft if along is None else along(self.contexts, self.rng)
 
-def one_by_one(drafter: Drafter, contexts: Sequence[Context], rng: torch.Generator) -> list[TokenTree]:
-    trees, memory = [], None
-    for context in contexts:
-        tree, memory = drafter.draft(context, memory, rng)
-        trees.append(tree)
-    return trees
+    def draft(self, at: int) -> TokenTree:
+        """As in the loop: what is fresh are the states since the drafter was asked last."""
+        fresh_KD = torch.cat([context.fresh_KD for context in self.contexts[self.heard : at + 1]])
+        context = replace(self.contexts[at], fresh_KD=fresh_KD)
+        tree, self.memory = self.drafter.draft(context, self.memory, self.rng)
+        self.heard = at + 1
+        return tree
+
+    @torch.inference_mode()
+    def __call__(self, at: int) -> Guesses:
+        found, context = Guesses.of(self.tree(at)), self.contexts[at]
+        refuse_too_large(self.drafter, context.nodes, "nodes", len(found.words))
+        refuse_too_large(self.drafter, context.depth, "depth", max(found.depths))
+        return found
 
 
 def replayed(drafter: Any, said: Said, sizes: Sequence[int], seed: int) -> dict[int, tuple[Pass, ...]]:
     """The passes of every size, from one computation where smaller trees are the beginnings of larger ones."""
-    if not nested(drafter):
-        return {nodes: walk(said.tokens, guess(drafter, said, nodes, seed)) for nodes in sizes}
-    largest = guess(drafter, said, max(sizes), seed)
-    return {nodes: walk(said.tokens, [one.first(nodes) for one in largest]) for nodes in sizes}
+    if not said.contexts:
+        return dict.fromkeys(sizes, ())
+    together = [sizes] if nested(drafter) else [[nodes] for nodes in sizes]
+    found: dict[int, tuple[Pass, ...]] = {}
+    for some in together:
+        found |= walk(said.tokens, some, Asked(drafter, said, max(some), seed))
+    return found
 
 
-def walk(answer: Words, trees: Sequence[Guesses]) -> tuple[Pass, ...]:
-    """The passes in which the loop would have said the answer. trees: behind each of its tokens but the last.
+def walk(answer: Words, sizes: Sequence[int], guesses: Callable[[int], Guesses]) -> dict[int, tuple[Pass, ...]]:
+    """The passes in which the loop would have said the answer, for trees of each size. guesses: the largest tree behind
+    a token; asked in the order of the text, once each, and only where some size begins a pass.
 
     answer 5 6 7 8; behind 5 the tree says 6 7, behind 6 and 7 nothing    ->    one pass, 2 accepted: 6 7, then 8
     """
-    passes, at = [], 0
-    while at < len(answer) - 1:
-        tree = trees[at]
-        children = {(tree.parents[n], tree.words[n]): n for n in reversed(range(1, len(tree.words)))}
-        node, deep = 0, 0
-        while at + deep + 1 < len(answer) and (node, answer[at + deep + 1]) in children:
-            node, deep = children[node, answer[at + deep + 1]], deep + 1
-        over = at + deep + 1 == len(answer)  # on a guess: nothing comes behind it, so nothing was refused there
-        committed = deep if over else deep + 1
-        is_open = not over and node in tree.parents
-        passes.append(Pass(committed, deep, is_open, len(tree.words), max(tree.depths)))
-        at += committed
-    return tuple(passes)
+    places = dict.fromkeys(sizes, 0)
+    passes: dict[int, list[Pass]] = {nodes: [] for nodes in sizes}
+    while (at := min(places.values())) < len(answer) - 1:
+        largest = guesses(at)
+        for nodes in (nodes for nodes in sizes if places[nodes] == at):
+            passes[nodes].append(one_pass(answer, at, largest.first(nodes)))
+            places[nodes] += passes[nodes][-1].committed
+    return {nodes: tuple(made) for nodes, made in passes.items()}
+
+
+def one_pass(answer: Words, at: int, tree: Guesses) -> Pass:
+    """What a pass over this tree behind token `at` commits of the answer."""
+    children = {(tree.parents[n], tree.words[n]): n for n in reversed(range(1, len(tree.words)))}
+    node, deep = 0, 0
+    while at + deep + 1 < len(answer) and (node, answer[at + deep + 1]) in children:
+        node, deep = children[node, answer[at + deep + 1]], deep + 1
+    over = at + deep + 1 == len(answer)  # on a guess: nothing comes behind it, so nothing was refused there
+    is_open = not over and node in tree.parents
+    return Pass(deep if over else deep + 1, deep, is_open, len(tree.words), max(tree.depths))

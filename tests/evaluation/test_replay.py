@@ -20,7 +20,7 @@ from ctcdraft.drafters.grow import Grow
 from ctcdraft.drafters.paths import Collapse
 from ctcdraft.drafters.prompt_lookup import PromptLookup
 from ctcdraft.errors import InputError
-from ctcdraft.evaluation.replay import Guesses, guess, hear, one_by_one, refuse_other_texts, replayed, walk
+from ctcdraft.evaluation.replay import Asked, Guesses, hear, refuse_other_texts, replayed, walk
 from ctcdraft.nn.bodies import AttentionBody
 
 PROMPTS = [torch.tensor([0, 7, 9, 7, 9, 7]), torch.arange(40, 60)]
@@ -46,6 +46,16 @@ def drafters(base, folder):
     return [one.double() for one in (*heads, *steps)] + others
 
 
+@torch.inference_mode()
+def one_by_one(drafter, said, nodes):
+    """The slow way: a tree behind every token, each by its own draft."""
+    trees, memory = [], None
+    for context in said.contexts:
+        tree, memory = drafter.draft(replace(context, nodes=nodes), memory, torch.Generator())
+        trees.append(Guesses.of(tree))
+    return trees
+
+
 GROWTHS = [("hydra", None, None), ("eagle", 10, 10), ("eagle", 3, 4), ("draft_model", 1, 1)]
 
 
@@ -58,16 +68,28 @@ def guesses(words, parents):
 
 def test_a_walk_by_pencil():
     trees = [guesses([5, 6, 7], [-1, 0, 1]), guesses([6], [-1]), guesses([7], [-1])]
-    assert walk([5, 6, 7, 8], trees) == (Pass(3, 2, False, 3, 2),)
-    short = [one.first(2) for one in trees]
-    assert walk([5, 6, 7, 8], short) == (Pass(2, 1, False, 2, 1), Pass(1, 0, False, 1, 0))
-    assert [step.committed for step in walk([5, 6, 7, 8], [one.first(1) for one in trees])] == [1, 1, 1]
-    assert walk([5], []) == ()
+    made = walk([5, 6, 7, 8], [3, 2, 1], trees.__getitem__)
+    assert made[3] == (Pass(3, 2, False, 3, 2),)
+    assert made[2] == (Pass(2, 1, False, 2, 1), Pass(1, 0, False, 1, 0))
+    assert [step.committed for step in made[1]] == [1, 1, 1]
+    assert walk([5], [3], [].__getitem__) == {3: ()}
     # Of two guesses the second is right; below it hangs a wrong one, so acceptance ended there for a wrong word.
     fork = [guesses([5, 9, 6, 9], [-1, 0, 0, 2]), None, guesses([7], [-1])]
-    assert walk([5, 6, 7, 8], fork)[0] == Pass(2, 1, True, 4, 2)
+    assert walk([5, 6, 7, 8], [4], fork.__getitem__)[4][0] == Pass(2, 1, True, 4, 2)
     # The last token was guessed: the answer is over, and nothing behind it was refused.
-    assert walk([5, 6], [guesses([5, 6, 9], [-1, 0, 1])]) == (Pass(1, 1, False, 3, 2),)
+    assert walk([5, 6], [3], [guesses([5, 6, 9], [-1, 0, 1])].__getitem__) == {3: (Pass(1, 1, False, 3, 2),)}
+
+
+def test_trees_are_asked_for_once_each_in_order_and_only_where_a_pass_begins():
+    asked = []
+
+    def one(at):
+        asked.append(at)
+        return guesses([at, at + 1, at + 2], [-1, 0, 1])
+
+    made = walk(range(8), [2, 3], one)  # two tokens a pass from 0 on, and three
+    assert asked == [0, 2, 3, 4, 6]
+    assert {nodes: [step.committed for step in some] for nodes, some in made.items()} == {2: [2, 2, 2, 1], 3: [3, 3, 1]}
 
 
 def test_fixed_choices_are_not_nested_where_some_hang_below_a_stop():
@@ -78,8 +100,8 @@ def test_fixed_choices_are_not_nested_where_some_hang_below_a_stop():
     base.stop_tokens = frozenset(range(1, base.vocabulary, 2)) - set(said.tokens)
     head = block_head(base, partial(AttentionBody, root_input=True, causal=False), tree).double()
     for nodes, passes in replayed(head, said, (4, 10), 0).items():
-        assert passes == walk(said.tokens, guess(head, said, nodes, 0))
-    assert [one.first(4) for one in guess(head, said, 10, 0)] != guess(head, said, 4, 0)
+        assert passes == walk(said.tokens, [nodes], one_by_one(head, said, nodes).__getitem__)[nodes]
+    assert [one.first(4) for one in one_by_one(head, said, 10)] != one_by_one(head, said, 4)
 
 
 @pytest.mark.parametrize(("temperature", "seed", "sizes"), [(0.0, 0, SIZES), (0.7, 1, (5, 16))])
@@ -126,10 +148,10 @@ def test_frames_of_many_anchors_make_the_trees_of_one(base):
     said = hear(base, torch.arange(40, 60), replace(SETTINGS, max_new_tokens=70), 3)
     assert len(said.contexts) > 64  # more than one chunk of windows
     for drafter in (one.double() for one in (ctc_head(base), *block_heads(base)[:4:3])):
-        at_once = guess(drafter, said, 8, 0)
-        contexts = [replace(context, nodes=8) for context in said.contexts]
-        with torch.inference_mode():
-            assert at_once == list(map(Guesses.of, one_by_one(drafter, contexts, torch.Generator())))
+        at_once = Asked(drafter, said, 8, 0)
+        assert list(map(at_once, range(len(said.contexts)))) == one_by_one(drafter, said, 8)
+        some = Asked(drafter, said, 8, 0)
+        assert [some(at) for at in (0, 3, 62, 65)] == [at_once(at) for at in (0, 3, 62, 65)]
 
 
 def test_controls_bracket_everyone(base):
