@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from ctcdraft.errors import InputError
-from ctcdraft.evaluation import quoted
+from ctcdraft.evaluation import quoting
 from ctcdraft.evaluation.quoted import REPOSITORY, TABLES, written_anew
 
 REPORTS = sorted((REPOSITORY / "results").rglob("report.json"))
@@ -65,7 +65,7 @@ def test_a_row_less_or_more_is_found(copy):
         assert written_anew(copy) == {file: right}
 
 
-BY_HAND = next(table for table in TABLES if quoted.BY_HAND in table.columns.values())
+BY_HAND = next(table for table in TABLES if quoting.BY_HAND in table.columns.values())
 
 
 def rows_of(text):
