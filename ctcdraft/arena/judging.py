@@ -81,19 +81,19 @@ def effects(
         first, *others = levels(cells, factor)
         for level in others:
             twins = [
-                (answers[cells[cell], nodes], answers[cells[twin], nodes])
-                for cell, twin in twinned(cells, factor, level, first)
-                if (cells[cell], nodes) in answers and (cells[twin], nodes) in answers
+                tuple([answers[name, nodes] for name in cells[one] if (name, nodes) in answers] for one in pair)
+                for pair in twinned(cells, factor, level, first)
             ]
-            if twins:
-                more, less = (pooled(side) for side in zip(*twins, strict=True))
-                made = difference(more, less, pooled([base] * len(twins)), rules.seed)
-                yield {"factor": factor, "more": level, "less": first, "twins": len(twins), **made}
+            whole = [pair for pair in twins if all(pair)]
+            if whole:
+                more, less = (pooled([one for seeds in side for one in seeds]) for side in zip(*whole, strict=True))
+                made = difference(more, less, base, rules.seed)
+                yield {"factor": factor, "more": level, "less": first, "twins": len(whole), **made}
 
 
-def cells_of(rules: Rules, training: Mapping[str, Entry], arm: str) -> dict[Cell, str]:
-    """Row names by their levels. How a head is read is a factor, too, where there are several ways."""
-    found = {}
+def cells_of(rules: Rules, training: Mapping[str, Entry], arm: str) -> dict[Cell, list[str]]:
+    """Row names by their levels, one a seed. How a head is read is a factor, too, where there are several ways."""
+    found: dict[Cell, list[str]] = {}
     for name, entry in training.items():
         if entry["arm"] != arm or not entry["factors"]:
             continue
@@ -101,7 +101,7 @@ def cells_of(rules: Rules, training: Mapping[str, Entry], arm: str) -> dict[Cell
             at = f"@{reading}" if reading is not None else ""
             read = {"reading": rules.readings_as[number]} if len(entry["readings"]) > 1 else {}
             cell = tuple(sorted({**entry["factors"], **read}.items()))
-            found[cell] = f"{entry['same_as'] or name}{at}"
+            found.setdefault(cell, []).append(f"{entry['same_as'] or name}{at}")
     return found
 
 
@@ -109,9 +109,10 @@ def levels(cells: Iterable[Cell], factor: str) -> list[Any]:
     return list(dict.fromkeys(value for cell in cells for key, value in cell if key == factor))
 
 
-def twinned(cells: Mapping[Cell, str], factor: str, level: Any, first: Any) -> Iterator[tuple[Cell, Cell]]:
+def twinned(cells: Iterable[Cell], factor: str, level: Any, first: Any) -> Iterator[tuple[Cell, Cell]]:
+    known = set(cells)
     for cell in cells:
         if dict(cell).get(factor) == level:
             twin = tuple(sorted({**dict(cell), factor: first}.items()))
-            if twin in cells:
+            if twin in known:
                 yield cell, twin

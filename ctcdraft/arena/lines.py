@@ -70,10 +70,10 @@ def measured(rules: Rules, found: Found, benchmark: str, drafter: str) -> dict[s
 
 
 def in_cells(rules: Rules, found: Found) -> list[Job]:
-    """Of a grid, every cell of the first arm with its levels and its tau at the first size that is told."""
+    """Of a grid, every cell of the first arm with its levels and its tau at the first size that is told, by the first seed."""
     benchmark, nodes = next(iter(rules.benchmarks)), rules.sizes_told[0]
     jobs = []
-    for cell, name in cells_of(rules, found.training, rules.arms[0]).items():
+    for cell, (name, *_) in cells_of(rules, found.training, rules.arms[0]).items():
         row = found.row("replay", benchmark, 0.0, name, nodes)
         if row is not None and row["tau"] is not None:
             jobs.append(Job(name, dict(cell), "", 0, row["tau"], None))

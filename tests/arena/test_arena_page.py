@@ -218,6 +218,24 @@ def test_a_size_without_a_certificate_is_in_no_verdict(held, tmp_path):
     assert (8, "ctc_gru", "medusa") not in told
 
 
+def test_seeds_of_a_cell_are_pooled(held, tmp_path):
+    rules, book = held
+    cells = {"ctc_gru": ("x", 0), "ctc_gru.s1": ("x", 1), "medusa": ("y", 0), "medusa.time": ("y", 1)}
+    grid = Book(tmp_path)
+    shutil.copytree(book.out / "evaluations", tmp_path / "evaluations")
+    grid.write(EVALUATIONS, book.read(EVALUATIONS))
+    grid.write(TRAINING, {name: entry(name, seed=seed, factors={"loss": loss}) for name, (loss, seed) in cells.items()})
+    judge(replace(rules, entrants={"x": Entrant("x", ())}, pairs=(), arms=("steps",)), grid)
+    [told] = [one for one in grid.read(VERDICT)["effects"] if one["nodes"] == 8]
+    by_name = {(row["drafter"], row["nodes"]): row for row in rows(book, "all-made_up-replay-T0")}
+
+    def tau(*names):
+        return sum(by_name[n, 8]["tokens"] for n in names) / sum(by_name[n, 8]["passes"] for n in names)
+
+    assert (told["more"], told["less"], told["twins"]) == ("y", "x", 1)
+    assert told["tau"] == pytest.approx(tau("medusa", "medusa.time") - tau("ctc_gru", "ctc_gru.s1"))
+
+
 def test_what_a_factor_contributes_is_told_by_twins(held, tmp_path):
     """Four cells of two factors and a cell without a twin; two twins each, whose passes are pooled."""
     rules, book = held
