@@ -70,7 +70,7 @@ def measured(rules: Rules, found: Found, benchmark: str, drafter: str) -> dict[s
 
 
 def in_cells(rules: Rules, found: Found) -> list[Job]:
-    """Of a grid, every cell of the first arm with its levels and its tau at the first size that is told, by the first seed."""
+    """Of a grid, the cells of the first arm: levels, and the first seed's tau at the first size that is told."""
     benchmark, nodes = next(iter(rules.benchmarks)), rules.sizes_told[0]
     jobs = []
     for cell, (name, *_) in cells_of(rules, found.training, rules.arms[0]).items():
