@@ -99,7 +99,7 @@ def equalities(rules: Rules) -> str:
             f"- corpus, tokens, batches, optimiser, schedule: `{words}`",
             f"- learning rate: the best of {rates}{beyond} for each entrant, tried for {rules.trial_steps:,} steps and "
             f"judged by tau on {rules.rates.prompts} prompts that nobody trains on and no result is from",
-            f"- {rules.steps:,} steps; seconds are {rules.clock} seconds of training, its start and end taken off",
+            f"- {rules.steps:,} steps; seconds are {rules.clock} seconds of these steps, without starts and probes",
             *(f"- not equal: {name} trains with `{' '.join(some)}`" for name, some in own.items() if some),
         ]
     )

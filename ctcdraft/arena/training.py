@@ -13,14 +13,12 @@ from functools import partial
 from typing import Any
 
 from ctcdraft.arena.book import TRAINING, Book, Entry
-from ctcdraft.arena.commands import Took, run
+from ctcdraft.arena.commands import run
 from ctcdraft.arena.matching import Matched, composed, confirm, match
 from ctcdraft.arena.rules import LATENCY, PARAMETERS, STEPS, TIME, Entrant, Rules
 from ctcdraft.drafters.draft_model import first_layers
 from ctcdraft.errors import InputError
 from ctcdraft.training.sweep import read_job
-
-SHARE = 0.1  # of a run: what it takes beyond a trial must be more, or it is the noise of starting
 
 
 @dataclass(frozen=True)
@@ -48,6 +46,7 @@ def words_of(rules: Rules, name: str, book: Book, one: Training) -> list[str]:
         f"trainer.learning_rate={one.rate:g}", f"trainer.steps={one.steps}", f"trainer.probe_every={one.steps}",
         f"trainer.probe_prompts={rules.rates.prompts}", f"seed={one.seed}", f"drafter.name={name}",
         f"run={book.run(name)}", "overwrite=true",
+        *([f"data_seed={rules.seed}"] if one.seed != rules.seed else []),  # the corpus stays what it is
     ]  # fmt: skip
 
 
@@ -137,16 +136,16 @@ def made(rules: Rules, book: Book, name: str, one: Training, first: bool = False
 
 
 def entry_of(book: Book, name: str, words: Sequence[str], one: Training) -> Entry:
-    took: Took = run("train.py", words, book.log(name))
+    run("train.py", words, book.log(name))
     job = read_job(book.run(name))
     if job is None:
         raise InputError(f"{book.run(name)} was trained without a probe; arena.rates.prompts must be 1 or more")
+    clocks = {f"{clock}_seconds": round(spent, 2) for clock, spent in job.clocks.items()}
     return {
         "entrant": one.entrant.name, "arm": one.arm, "seed": one.seed, "words": list(words), "steps": one.steps,
         "learning_rate": one.rate, "dial": one.dial, "factors": dict(one.entrant.factors),
-        "readings": list(one.entrant.readings),
-        "parameters": parameters(book, name), "processor_seconds": round(took.processor, 2),
-        "wall_seconds": round(took.wall, 2), "tau": job.tau, "loss": job.loss, "same_as": None,
+        "readings": list(one.entrant.readings), "parameters": parameters(book, name), **clocks, "tau": job.tau,
+        "loss": job.loss, "same_as": None,
     }  # fmt: skip
 
 
@@ -160,26 +159,10 @@ def parameters(book: Book, name: str) -> int:
         return sum(prod(file.get_slice(key).get_shape()) for key in file.keys())  # noqa: SIM118
 
 
-def seconds(rules: Rules, entry: Entry) -> float:
-    return entry[f"{rules.clock}_seconds"]
-
-
 def a_step(rules: Rules, book: Book, entrant: str) -> float:
-    """Seconds of a step: from the whole run less the mean trial, both of which begin and end alike.
-
-    1,200 steps in 130 s, 120 steps in 22 s   ->   108 / 1,080 = 0.1
-    """
-    there = book.read(TRAINING)
-    trials = [seconds(rules, there[f"{entrant}.rate-{rate:g}"]) for rate in rules.rates.values]
-    whole_run = seconds(rules, there[name_of(rules, entrant, STEPS, rules.seed)])
-    more = whole_run - sum(trials) / len(trials)
-    if more < SHARE * whole_run:
-        raise InputError(
-            f"{entrant} took {whole_run:.0f} s for {rules.steps:,} steps and {whole_run - more:.0f} s for "
-            f"{rules.trial_steps:,}: too little apart to tell what a step takes; raise arena.steps=, or leave the arm "
-            "of equal time out of arena.arms="
-        )
-    return more / (rules.steps - rules.trial_steps)
+    """Seconds of a step in its run of equal steps."""
+    entry = book.read(TRAINING)[name_of(rules, entrant, STEPS, rules.seed)]
+    return entry[f"{rules.clock}_seconds"] / entry["steps"]
 
 
 def steps_in_time(rules: Rules, book: Book, entrant: str) -> int:

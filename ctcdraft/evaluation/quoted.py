@@ -1,19 +1,13 @@
-"""The tables that READMEs quote from results/: `python -m ctcdraft.evaluation.quoted` writes their cells anew. It knows
-reports, and measures nothing."""
+"""The tables that READMEs quote from single evaluations. It knows reports, and measures nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
-from ctcdraft.errors import tell_and_exit
 from ctcdraft.evaluation.benchmarks import WHOLE
 from ctcdraft.evaluation.quoting import BY_HAND, Quoted, Report, Row
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
 from ctcdraft.evaluation.report import equal, named, number, with_interval
-from ctcdraft.files import write_text
-
-REPOSITORY = Path(__file__).parents[2]
 
 
 def every_drafter(report: Report) -> Sequence[Row]:
@@ -173,22 +167,3 @@ TABLES = (
         },
     ),
 )
-
-
-def written_anew(root: Path, tables: Sequence[Quoted] = TABLES) -> dict[Path, str]:
-    """The READMEs below `root` that do not say what results/ beside them does, and what they would say."""
-    texts = {root / table.file: (root / table.file).read_text() for table in tables}
-    made = dict(texts)
-    for table in tables:
-        made[root / table.file] = table.replaced(made[root / table.file], root / "results")
-    return {file: text for file, text in made.items() if text != texts[file]}
-
-
-def main(words: Sequence[str] = ()) -> None:
-    for file, text in written_anew(REPOSITORY).items():
-        write_text(file, text)
-        print(f"{file.relative_to(REPOSITORY)} says again what results/ does")
-
-
-if __name__ == "__main__":
-    tell_and_exit("quoted", main)

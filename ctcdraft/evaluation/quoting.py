@@ -7,7 +7,7 @@ with its row, which is known by its first measured cell.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ class Quoted:
 
     file: str
     reports: Sequence[str]
-    each: Callable[[Any], Sequence[Any]]
+    each: Callable[[Any], Iterable[Any]]
     columns: Mapping[str, Callable[[Any], str] | None]
     read: Callable[[Path], Any] = read_report
 

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import resource
 import sys
-from time import perf_counter
+from time import perf_counter, process_time
 
 import torch
 
-MACHINE = ("tokens_per_second", "memory_bytes")  # what two equal runs may differ in
+MACHINE = ("tokens_per_second", "wall_seconds", "processor_seconds", "memory_bytes")  # in which equal runs may differ
 
 
 class Pace:
-    """Figures since it was last asked."""
+    """Figures of one step, without the probes and checkpoints around it."""
 
     def __init__(self) -> None:
-        self.since = perf_counter()
+        self.began = perf_counter(), process_time()
 
     def figures(self, tokens: int) -> dict[str, float]:
-        """tokens_per_second: of text read, padding included; probes and checkpoints count as time that passed.
-        memory_bytes: the most this process ever held, on its device, or else at all."""
-        now = perf_counter()
-        seconds, self.since = now - self.since, now
-        return dict(zip(MACHINE, (tokens / seconds, peak_memory()), strict=True))
+        """tokens_per_second: of text read, padding included. processor_seconds: of all threads of this process.
+        memory_bytes: the most it ever held, on its device, or else at all."""
+        wall, processor = perf_counter() - self.began[0], process_time() - self.began[1]
+        return dict(zip(MACHINE, (tokens / wall, wall, processor, peak_memory()), strict=True))
 
 
 def peak_memory() -> int:

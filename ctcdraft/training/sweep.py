@@ -7,7 +7,7 @@ import io
 import json
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ PLACES = ("run", "resume", "overwrite", "plan_only")  # where a run lies is no p
 
 @dataclass(frozen=True)
 class Job:
-    """values: its whole config, flat. tau: of its best probe. loss: of its last step."""
+    """values: its whole config, flat. tau: of its best probe. loss: of its last step. clocks:
+    seconds of all its steps, `processor` and `wall`; empty for a run from before they were kept."""
 
     name: str
     values: Mapping[str, Any]
@@ -28,6 +29,7 @@ class Job:
     steps: int
     tau: float
     loss: float | None
+    clocks: Mapping[str, float] = field(default_factory=dict)
 
     def setting(self, keys: Sequence[str]) -> tuple[Any, ...]:
         return tuple(self.values.get(key) for key in keys)
@@ -45,7 +47,9 @@ def read_job(folder: Path) -> Job | None:
         return None
     command = folder / "command.txt"
     said = command.read_text().strip() if command.is_file() else ""
-    return Job(folder.name, values, said, len(lines), max(taus), lines[-1].get("loss"))
+    clocks = {clock: [line.get(f"{clock}_seconds") for line in lines] for clock in ("processor", "wall")}
+    told = {clock: sum(each) for clock, each in clocks.items() if None not in each}
+    return Job(folder.name, values, said, len(lines), max(taus), lines[-1].get("loss"), told)
 
 
 def flat(node: Any, above: str = "") -> dict[str, Any]:

@@ -88,13 +88,13 @@ class Trainer:
         in_turn(self.peers, self.batches.states.fill)
         saved_at = monotonic()
         last = stopped = False
-        pace = Pace()
         quiet = None if self.peers.leads else True  # None: where nobody watches
         bar = tqdm(total=self.steps, initial=self.step, unit="step", desc="training", disable=quiet)
         with contextlib.ExitStack() as closing, bar, listening() as stop:
             for logger in loggers:
                 closing.callback(logger.close)
             while self.step < self.steps and not stopped:
+                pace = Pace()
                 figures = self.train_step()
                 self.step += 1
                 figures |= pace.figures(self.tokens)

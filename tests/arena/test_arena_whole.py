@@ -28,7 +28,7 @@ def test_the_arena_trains_measures_and_writes_its_page(tmp_path):
         "arena.corpus=['corpus.path=prompts.jsonl']", f"arena.train={quoted(train)}",
         "arena.evaluate=['timing.questions=1','warm_up_tokens=4']",
         "arena.steps=4", "arena.small=null", "arena.rates={values:[0.003],share:0.25,prompts:2}",
-        "arena.arms=[steps,parameters]", "arena.again={seeds:[],entrants:[],best_rival:false}",
+        "arena.arms=[steps,parameters]", "arena.again={seeds:[1],entrants:[medusa],best_rival:false}",
         f"arena.benchmarks.tiny={quoted(asked)}", "arena.replay={nodes:[4,8],temperatures:[0.0],checked:1}",
         "arena.timing={nodes:[8],arms:[steps],others:[oracle,junk],words:['decoding=greedy']}",
         "arena.pairs=[[ctc_gru,medusa]]", *(f"arena.entrants.{name}=null" for name in LEFT_OUT),
@@ -41,6 +41,8 @@ def test_the_arena_trains_measures_and_writes_its_page(tmp_path):
     trained = json.loads((tmp_path / "out" / "training.json").read_text())
     reference, medusa = trained["ctc_gru"], trained["medusa.parameters"]
     assert abs(medusa["parameters"] / reference["parameters"] - 1) < 0.05
+    assert reference["processor_seconds"] > 0
+    assert trained["medusa.s1"]["tau"], "another seed learns from the same corpus"
     again = held(tmp_path, words)
     assert "python train.py" not in again.stdout
     assert "python evaluate.py" not in again.stdout

@@ -8,7 +8,7 @@ import pytest
 
 from ctcdraft.errors import InputError
 from ctcdraft.evaluation import quoting
-from ctcdraft.evaluation.quoted import REPOSITORY, TABLES, written_anew
+from ctcdraft.quoted import REPOSITORY, TABLES, written_anew
 
 REPORTS = sorted((REPOSITORY / "results").rglob("report.json"))
 
@@ -25,7 +25,7 @@ def copy(tmp_path):
 
 
 def test_every_table_says_what_its_reports_say():
-    """Where it does not, `python -m ctcdraft.evaluation.quoted` writes it anew."""
+    """Where it does not, `python -m ctcdraft.quoted` writes it anew."""
     assert [str(file.relative_to(REPOSITORY)) for file in written_anew(REPOSITORY)] == []
 
 
