@@ -15,7 +15,7 @@ import pytest
 from ctcdraft.errors import InputError
 from ctcdraft.training import search as searching
 from ctcdraft.training.search import Interval, search
-from ctcdraft.training.sweep import flat, swept, write_table
+from ctcdraft.training.sweep import flat, read_job, swept, write_table
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -53,6 +53,14 @@ def test_the_table_says_who_wins_and_by_how_much(tmp_path):
     assert page.rstrip().endswith(f"python train.py drafter.frames=6 run={tmp_path / '1'}-again")
     drawing = ET.parse(tmp_path / "sweep.svg").getroot()
     assert sum(node.tag.endswith("circle") for node in drawing) == 8  # four jobs in two panels
+
+
+def test_seconds_of_a_run_are_those_of_its_steps(tmp_path):
+    made(tmp_path, "0", [1.0, 1.5, 1.2], 4, 0.001)
+    assert read_job(tmp_path / "0").clocks == {}, "a run from before they were kept"
+    lines = [{"tau": 1.0, "processor_seconds": 0.5, "wall_seconds": seconds} for seconds in (1.0, 2.0)]
+    (tmp_path / "0" / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert read_job(tmp_path / "0").clocks == {"processor": 1.0, "wall": 3.0}
 
 
 def test_keys_that_follow_from_each_other_are_one_column(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from time import perf_counter, sleep
 
 import pytest
 import torch
@@ -92,6 +93,23 @@ def test_the_head_of_the_best_probe_is_kept(base, tmp_path, taus, kept):
         assert torch.equal(saved[name], value), name
         assert torch.equal(state["head"][name], one.probe.shown[-1][name])  # to go on from
     assert any(not torch.equal(one.probe.shown[0][name], one.probe.shown[1][name]) for name in saved)
+
+
+class Slow(Scripted):
+    """A probe that takes its time."""
+
+    def figures(self, drafter):
+        sleep(0.3)
+        return super().figures(drafter)
+
+
+def test_a_steps_clocks_leave_out_the_probes(base, tmp_path):
+    one = trainer(begun(tmp_path / "run", base), base, steps=8)
+    one.probe, began = Slow(1.0, 2.0), perf_counter()
+    fit(one.run, one)
+    lines = [json.loads(line) for line in one.run.metrics.read_text().splitlines()]
+    assert all(line["processor_seconds"] > 0 for line in lines)
+    assert 0 < sum(line["wall_seconds"] for line in lines) < perf_counter() - began - 2 * 0.3
 
 
 def test_a_checkpoint_gives_the_head_back(base, tmp_path):
