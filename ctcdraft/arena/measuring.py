@@ -37,10 +37,11 @@ def measure_all(rules: Rules, book: Book) -> None:
 
 
 def evaluations(rules: Rules, book: Book) -> Iterator[Evaluation]:
-    heads = contestants(rules, book, rules.arms)
+    """Greedy, the heads of all arms; at other temperatures those of the first."""
     timed = [*contestants(rules, book, rules.timing.arms), *rules.timing.others]
     for benchmark, asked in rules.benchmarks.items():
         for temperature in rules.replay.temperatures:
+            heads = contestants(rules, book, rules.arms if temperature == 0 else rules.arms[:1])
             how = [
                 *drawn(temperature), "measure=replay", f"measure.nodes={listed(rules.replay.nodes)}",
                 f"measure.checked={rules.replay.checked}",

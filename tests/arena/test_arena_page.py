@@ -96,7 +96,10 @@ def test_the_evaluations_that_are_asked_for(held):
     assert "transformers_greedy" in timed.words[-1]
     assert "medusa.time" not in timed.words[-1]
     hot = replace(rules, replay=replace(rules.replay, temperatures=(0.5,)))
-    assert {"decoding=sampling", "decoding.temperature=0.5"} <= set(next(evaluations(hot, book)).words)
+    sampled = next(evaluations(hot, book)).words
+    assert {"decoding=sampling", "decoding.temperature=0.5"} <= set(sampled)
+    assert "medusa.time" in replayed.words[-1]
+    assert "medusa.time" not in sampled[-1], "sampled, the first arm alone"
 
 
 def test_seeds_are_pooled_and_differences_are_those_of_the_reports(held):
