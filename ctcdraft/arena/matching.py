@@ -182,20 +182,20 @@ class Bench:
         return between(values, rising(medians), statistics.median(taken[REFERENCE]))
 
     def seconds(self, drafters: Mapping[str, Any]) -> dict[str, list[float]]:
-        """Of a draft, tree building included, one number a repeat; all take turns in an order of its own each time."""
+        """Of a draft, tree building included, one number a repeat. All take turns at every prompt, in an order of its
+        own each time: what slows the machine for a second slows one prompt of everybody's."""
         taken: dict[str, list[float]] = {name: [] for name in drafters}
         rng = random.Random(self.rules.seed)
         for repeat in range(self.rules.matching.repeats + 1):  # the first one warms up
-            for name in rng.sample(list(drafters), len(drafters)):
-                spent = self.draft_seconds(drafters[name])
-                if repeat:
-                    taken[name].append(spent)
+            drafting, passes = dict.fromkeys(drafters, 0.0), dict.fromkeys(drafters, 0)
+            for prompt_L in self.prompts:
+                for name in rng.sample(list(drafters), len(drafters)):
+                    spent = instrument(self.base, drafters[name], prompt_L, self.settings, self.rules.seed)
+                    drafting[name] += spent.seconds["draft"] + spent.seconds["tree"]
+                    passes[name] += spent.passes
+            for name in taken if repeat else ():
+                taken[name].append(drafting[name] / passes[name])
         return taken
-
-    def draft_seconds(self, drafter: Any) -> float:
-        spent = [instrument(self.base, drafter, prompt, self.settings, self.rules.seed) for prompt in self.prompts]
-        drafting = sum(one.seconds["draft"] + one.seconds["tree"] for one in spent)
-        return drafting / sum(one.passes for one in spent)
 
     def work(self, drafter: Any) -> Any:
         """Operations of a draft, and bytes that its products read and write, while the prompts are answered."""
