@@ -248,7 +248,8 @@ def prepared_corpus(config: DictConfig, base: Any) -> prepared.Prepared | None:
 
 def asked_for_a_corpus() -> bool:
     """Whether the command line says how prompts or answers are to be: a corpus made otherwise then will not do."""
-    return any(word.lstrip("+").startswith(("corpus.", "answers")) for word in HydraConfig.get().overrides.task)
+    ours = ("corpus.", "answers", "data_seed")
+    return any(word.lstrip("+").startswith(ours) for word in HydraConfig.get().overrides.task)
 
 
 def plan_on_paper(config: DictConfig, paper: Paper) -> str:

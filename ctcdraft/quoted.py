@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ctcdraft.errors import tell_and_exit
-from ctcdraft.evaluation.quoted import TABLES
+from ctcdraft.evaluation.quotations import TABLES
 from ctcdraft.evaluation.quoting import Quoted
 from ctcdraft.files import write_text
-
-REPOSITORY = Path(__file__).parents[1]
+from ctcdraft.front_door import REPOSITORY
 
 
 def written_anew(root: Path, tables: Sequence[Quoted] = TABLES) -> dict[Path, str]:

@@ -68,6 +68,15 @@ def test_the_verbs_compose_and_resolve(verb):
     assert "${" not in str(values)  # nothing is left to be filled in
 
 
+@pytest.mark.parametrize("verb", ["train", "prepare"])
+def test_a_corpus_follows_the_seed_unless_it_has_its_own(verb):
+    """As where heads of several seeds learn from one corpus."""
+    for corpus, place in (("tiny", "corpus"), ("sharegpt_gsm8k", "corpus.parts.gsm8k")):
+        for words, seed in ((["seed=3"], 3), (["seed=3", "data_seed=0"], 0)):
+            config = composed(verb, f"corpus={corpus}", *words)
+            assert OmegaConf.select(config, place).seed == config.answers.seed == seed
+
+
 def has_weights(drafter: str) -> bool:
     return issubclass(get_class(OmegaConf.load(CONFIGS / f"drafter/{drafter}.yaml")._target_), DraftHead)
 

@@ -12,8 +12,7 @@ from pathlib import Path
 from time import perf_counter
 
 from ctcdraft.errors import InputError
-
-REPOSITORY = Path(__file__).resolve().parents[2]
+from ctcdraft.front_door import REPOSITORY
 
 
 @dataclass(frozen=True)

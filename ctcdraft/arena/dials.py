@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import numpy as np
 
@@ -39,5 +38,5 @@ def ratio_of_medians(
     drawn_DR = np.random.default_rng(seed).integers(len(pairs_R2), size=(draws, len(pairs_R2)))
     medians_D2 = np.median(pairs_R2[drawn_DR], axis=1)
     low, high = np.quantile(medians_D2[:, 0] / medians_D2[:, 1], [0.025, 0.975])
-    whole = partial(np.median, axis=0)(pairs_R2)
+    whole = np.median(pairs_R2, axis=0)
     return float(whole[0] / whole[1]), (float(low), float(high))

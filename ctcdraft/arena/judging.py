@@ -80,20 +80,22 @@ def effects(
     for factor in dict.fromkeys(key for cell in cells for key, _ in cell):
         first, *others = levels(cells, factor)
         for level in others:
-            twins = [
-                tuple([answers[name, nodes] for name in cells[one] if (name, nodes) in answers] for one in pair)
-                for pair in twinned(cells, factor, level, first)
+            twins = [  # a seed that one side lacks would weigh for the other alone
+                (cell, seed, answers[ours, nodes], answers[cells[twin][seed], nodes])
+                for cell, twin in twinned(cells, factor, level, first)
+                for seed, ours in cells[cell].items()
+                if (ours, nodes) in answers and (cells[twin].get(seed), nodes) in answers
             ]
-            whole = [pair for pair in twins if all(pair)]
-            if whole:
-                more, less = (pooled([one for seeds in side for one in seeds]) for side in zip(*whole, strict=True))
-                made = difference(more, less, base, rules.seed)
-                yield {"factor": factor, "more": level, "less": first, "twins": len(whole), **made}
+            if twins:
+                told, seeds, more, less = zip(*twins, strict=True)
+                made = difference(pooled(more), pooled(less), base, rules.seed)
+                counts = {"twins": len(set(told)), "seeds": len(set(seeds))}
+                yield {"factor": factor, "more": level, "less": first, **counts, **made}
 
 
-def cells_of(rules: Rules, training: Mapping[str, Entry], arm: str) -> dict[Cell, list[str]]:
-    """Row names by their levels, one a seed. How a head is read is a factor, too, where there are several ways."""
-    found: dict[Cell, list[str]] = {}
+def cells_of(rules: Rules, training: Mapping[str, Entry], arm: str) -> dict[Cell, dict[int, str]]:
+    """Row names by their levels and seeds. How a head is read is a factor, too, where there are several ways."""
+    found: dict[Cell, dict[int, str]] = {}
     for name, entry in training.items():
         if entry["arm"] != arm or not entry["factors"]:
             continue
@@ -101,7 +103,7 @@ def cells_of(rules: Rules, training: Mapping[str, Entry], arm: str) -> dict[Cell
             at = f"@{reading}" if reading is not None else ""
             read = {"reading": rules.readings_as[number]} if len(entry["readings"]) > 1 else {}
             cell = tuple(sorted({**entry["factors"], **read}.items()))
-            found.setdefault(cell, []).append(f"{entry['same_as'] or name}{at}")
+            found.setdefault(cell, {})[entry["seed"]] = f"{entry['same_as'] or name}{at}"
     return found
 
 

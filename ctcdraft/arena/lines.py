@@ -73,7 +73,8 @@ def in_cells(rules: Rules, found: Found) -> list[Job]:
     """Of a grid, the cells of the first arm: levels, and the first seed's tau at the first size that is told."""
     benchmark, nodes = next(iter(rules.benchmarks)), rules.sizes_told[0]
     jobs = []
-    for cell, (name, *_) in cells_of(rules, found.training, rules.arms[0]).items():
+    for cell, seeds in cells_of(rules, found.training, rules.arms[0]).items():
+        name = seeds[min(seeds)]
         row = found.row("replay", benchmark, 0.0, name, nodes)
         if row is not None and row["tau"] is not None:
             jobs.append(Job(name, dict(cell), "", 0, row["tau"], None))

@@ -64,11 +64,11 @@ def match(rules: Rules, book: Book, arm: str) -> dict[str, Matched]:
 def confirm(rules: Rules, book: Book) -> None:
     """How long the heads of the arm of equal draft time draft once they are trained, over the reference's: their dials
     were turned before."""
-    there, runs = book.read(MATCHING), {}
+    there, runs, words = book.read(MATCHING).get(ONCE_TRAINED, {}), {}, {}
     for name, entry in book.read(TRAINING).items():
         if (entry["arm"], entry["seed"]) == (LATENCY, rules.seed) and entry["entrant"] in rules.entrants:
-            runs[entry["entrant"]] = entry["same_as"] or name
-    if there.get(ONCE_TRAINED, {}).keys() != runs.keys():
+            runs[entry["entrant"]], words[entry["entrant"]] = entry["same_as"] or name, entry["words"]
+    if {name: one["words"] for name, one in there.items()} != words:
         bench, dials = Bench(rules, book), match(rules, book, LATENCY)
         heads = {}
         for name, run in runs.items():
@@ -76,11 +76,12 @@ def confirm(rules: Rules, book: Book) -> None:
             heads[name] = bench.trained(rules.entrants[name], run, dial, dials[name].value)
         taken = bench.seconds(heads)
         found = {}
-        for name in runs:
+        for name, run in runs.items():
             ratio, interval = ratio_of_medians(taken[name], taken[rules.reference], rules.seed)
             how = "draft time of the trained head, medians of interleaved repeats"
-            found[name] = Matched(dials[name].key, dials[name].value, ratio, interval, how)
-        book.add(MATCHING, ONCE_TRAINED, {name: asdict(one) for name, one in found.items()})
+            made = Matched(dials[name].key, dials[name].value, ratio, interval, how)
+            found[name] = asdict(made) | {"run": run, "words": words[name]}
+        book.add(MATCHING, ONCE_TRAINED, found)
 
 
 def composed(rules: Rules, words: Sequence[str]) -> Any:

@@ -6,12 +6,13 @@ A row whose text was not compared with autoregression's, or differs from it, is 
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from io import StringIO
 
 from ctcdraft.arena import figure
 from ctcdraft.arena.book import Book
 from ctcdraft.arena.lines import Found, in_cells, replayed, timed, trained, untrained
+from ctcdraft.arena.matching import ONCE_TRAINED
 from ctcdraft.arena.rules import LATENCY, PARAMETERS, STEPS, TIME, Rules
 from ctcdraft.arena.tables import DIFFERENCES, EFFECTS, columns, matched, pairs, sampled, seeds
 from ctcdraft.evaluation.metrics import DEFINITIONS
@@ -60,7 +61,15 @@ def markdown(rules: Rules, found: Found) -> str:
             "Differences, paired over questions, seeds pooled (intervals are over questions alone)",
         )
     ]
-    parts += [*pairs(found, "effects", EFFECTS, "What each factor contributes, all else being equal")]
+    parts += [
+        *pairs(
+            found,
+            "effects",
+            EFFECTS,
+            "What each factor contributes, all else being equal, twins and seeds pooled (intervals are over questions "
+            "alone)",
+        )
+    ]
     parts += ["## What the words mean", "\n".join(f"- **{word}**: {DEFINITIONS[word]}" for word in SAID)]
     parts += ["## The same again", f"    {rules.command}", "The page alone, from these files:"]
     parts += ["    python -m ctcdraft.arena THIS_FOLDER"]
@@ -82,7 +91,19 @@ def circumstances(rules: Rules, found: Found) -> str:
         said.append(
             f"Best at an edge of the learning rates that were tried, so perhaps better still beyond it: {named}."
         )
+    for arm, name, ratio in unequal(rules, found):
+        said.append(f"Not matched within {rules.matching.tolerance:.0%} in the arm of {arm}: {name}, {ratio:.2f}.")
     return "\n".join(said)
+
+
+def unequal(rules: Rules, found: Found) -> Iterator[tuple[str, str, float]]:
+    """(arm, entrant, its cost over the reference's) where they are too far apart: by the trained heads' own clocks
+    where there are any."""
+    told = {PARAMETERS: PARAMETERS, LATENCY: ONCE_TRAINED if ONCE_TRAINED in found.matching else LATENCY}
+    for arm, part in told.items():
+        for name, one in found.matching.get(part, {}).items() if arm in rules.arms else ():
+            if abs(one["ratio"] - 1) > rules.matching.tolerance:
+                yield arm, name, one["ratio"]
 
 
 def at_an_edge(rate: float, tried: Sequence[float]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 from ctcdraft.arena.lines import Found
@@ -33,7 +34,7 @@ def columns(rules: Rules) -> Columns:
         "parameters": entry("parameters", lambda value: f"{value:,}"),
         "of reference": lambda line: number(line["ratio"]),
         "steps": entry("steps", lambda value: f"{value:,}"),
-        "train s": entry(f"{rules.clock}_seconds", lambda value: f"{value:.0f}"),
+        "train s": entry("seconds", lambda value: f"{value[rules.clock]:.0f}" if rules.clock in value else "-"),
         "rate": entry("learning_rate", lambda value: f"{value:g}"),
     }
     made |= {f"tau, {nodes}": tau(nodes) for nodes in dict.fromkeys((*rules.replay.nodes, *rules.timing.nodes))}
@@ -102,12 +103,12 @@ def seeds(rules: Rules, found: Found) -> list[str]:
         same = [
             name for name, one in found.training.items() if one["entrant"] == entrant and one["arm"] == rules.arms[0]
         ]
-        for benchmark in rules.benchmarks if len(same) > 1 else ():
-            for nodes in rules.sizes_told:
-                rows = [found.row("replay", benchmark, 0.0, name, nodes) for name in same]
-                taus = [row["tau"] for row in rows if row is not None]
-                if len(taus) > 1:
-                    lines.append({"entrant": entrant, "benchmark": benchmark, "nodes": nodes, "taus": taus})
+        for reading, benchmark, nodes in product(rules.entrants[entrant].readings, rules.benchmarks, rules.sizes_told):
+            at = f"@{reading}" if reading is not None else ""
+            rows = [found.row("replay", benchmark, 0.0, f"{name}{at}", nodes) for name in same]
+            taus = [row["tau"] for row in rows if row is not None]
+            if len(taus) > 1:
+                lines.append({"entrant": f"{entrant}{at}", "benchmark": benchmark, "nodes": nodes, "taus": taus})
     made: Columns = {
         "entrant": lambda one: one["entrant"],
         "benchmark": lambda one: one["benchmark"],
@@ -141,6 +142,7 @@ EFFECTS: Columns = {
     "more": lambda one: f"{one['more']} less {one['less']}",
     **PLACE,
     "twins": lambda one: str(one["twins"]),
+    "seeds": lambda one: str(one["seeds"]),
     "tau": GAIN["tau"],
 }
 

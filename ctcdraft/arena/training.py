@@ -140,12 +140,11 @@ def entry_of(book: Book, name: str, words: Sequence[str], one: Training) -> Entr
     job = read_job(book.run(name))
     if job is None:
         raise InputError(f"{book.run(name)} was trained without a probe; arena.rates.prompts must be 1 or more")
-    clocks = {f"{clock}_seconds": round(spent, 2) for clock, spent in job.clocks.items()}
     return {
         "entrant": one.entrant.name, "arm": one.arm, "seed": one.seed, "words": list(words), "steps": one.steps,
         "learning_rate": one.rate, "dial": one.dial, "factors": dict(one.entrant.factors),
-        "readings": list(one.entrant.readings), "parameters": parameters(book, name), **clocks, "tau": job.tau,
-        "loss": job.loss, "same_as": None,
+        "readings": list(one.entrant.readings), "parameters": parameters(book, name), "tau": job.tau,
+        "loss": job.loss, "same_as": None, "seconds": {clock: round(spent, 2) for clock, spent in job.clocks.items()},
     }  # fmt: skip
 
 
@@ -161,8 +160,15 @@ def parameters(book: Book, name: str) -> int:
 
 def a_step(rules: Rules, book: Book, entrant: str) -> float:
     """Seconds of a step in its run of equal steps."""
-    entry = book.read(TRAINING)[name_of(rules, entrant, STEPS, rules.seed)]
-    return entry[f"{rules.clock}_seconds"] / entry["steps"]
+    name = name_of(rules, entrant, STEPS, rules.seed)
+    entry = book.read(TRAINING)[name]
+    spent = entry.get("seconds", {}).get(rules.clock)
+    if spent is None:
+        raise InputError(
+            f"{name} in {book.out} was trained by a version that kept no clock of its steps; remove it there, and it "
+            "is trained again"
+        )
+    return spent / entry["steps"]
 
 
 def steps_in_time(rules: Rules, book: Book, entrant: str) -> int:

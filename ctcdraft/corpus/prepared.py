@@ -141,7 +141,8 @@ def begin(
     if made_with:
         raise InputError(
             f"{out} holds a corpus that was made with {', '.join(made_with)}; "
-            "repeat those settings, choose another place (out= of data/prepare.py, prepared= of train.py), or have "
+            "repeat those settings (data_seed= where only seed= changed), choose another place (out= of "
+            "data/prepare.py, prepared= of train.py), or have "
             "data/prepare.py replace it with overwrite=true"
         )
     return there

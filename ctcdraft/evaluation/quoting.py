@@ -24,7 +24,9 @@ def read_report(folder: Path) -> Report:
     try:
         return {row["drafter"]: row for row in json.loads(file.read_text())["rows"]}
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{file} is no report.json of evaluate.py, but a README quotes it; see quoted.py") from error
+        raise InputError(
+            f"{file} is no report.json of evaluate.py, but a README quotes it; see its quotations.py"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class Quoted:
         """The README with this table's cells as the reports have them."""
         lines = text.split("\n")
         if self.header() not in lines:
-            raise InputError(f"{self.file} has no table with the header {self.header()}; see quoted.py")
+            raise InputError(f"{self.file} has no table with the header {self.header()}; see quotations.py")
         first = lines.index(self.header()) + 2  # behind the header and its rule
         # The file may end with the table.
         last = next((place for place in range(first, len(lines)) if not lines[place].startswith("|")), len(lines))

@@ -91,7 +91,7 @@ class Asked:
         self.rng = torch.Generator(device).manual_seed(seed)
         tell(drafter, torch.cat([self.contexts[0].tokens_L[:-1], torch.tensor(said.tokens, device=device)]))
         along = getattr(drafter, "draft_along", None)
-        self.tree: Callable[[int], TokenTree] = self.draft if along is None else along(self.contexts, self.rng)
+        self.along: Callable[[int], TokenTree] | None = None if along is None else along(self.contexts, self.rng)
 
     def draft(self, at: int) -> TokenTree:
         """As in the loop: what is fresh are the states since the drafter was asked last."""
@@ -103,7 +103,8 @@ class Asked:
 
     @torch.inference_mode()
     def __call__(self, at: int) -> Guesses:
-        found, context = Guesses.of(self.tree(at)), self.contexts[at]
+        tree = self.draft(at) if self.along is None else self.along(at)
+        found, context = Guesses.of(tree), self.contexts[at]
         refuse_too_large(self.drafter, context.nodes, "nodes", len(found.words))
         refuse_too_large(self.drafter, context.depth, "depth", max(found.depths))
         return found

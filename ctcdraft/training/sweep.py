@@ -131,7 +131,7 @@ def verdict(groups: Sequence[Sequence[Job]], ranked: Sequence[tuple[Any, Sequenc
     repeated = [[job.tau for job in same] for same in groups if len(same) > 1]
     freedom = sum(len(taus) - 1 for taus in repeated)
     if not freedom:
-        return f"{said}; no setting was run with two seeds, so its noise is not known: add seed=0,1,2 for the best."
+        return f"{said}; no setting was run with two seeds, so its noise is not known: add seed=0,1,2 data_seed=0."
     noise = (sum(statistics.variance(taus) * (len(taus) - 1) for taus in repeated) / freedom) ** 0.5
     # Of a difference of two means, each over its own number of seeds.
     error = noise * sum(1 / len(same) for _, same in ranked[:2]) ** 0.5

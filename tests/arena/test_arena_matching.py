@@ -103,8 +103,10 @@ def test_heads_of_equal_draft_time_are_timed_once_more_when_they_are_trained(ben
     book.add(MATCHING, "latency", dials)
     entries = {"ctc_gru.latency": ("ctc_gru", "ctc_gru"), "medusa.latency": ("medusa", None)}
     for name, (entrant, same_as) in entries.items():
-        book.add(TRAINING, name, {"entrant": entrant, "arm": "latency", "seed": 0, "same_as": same_as})
-    book.add(TRAINING, "medusa.latency.s1", {"entrant": "medusa", "arm": "latency", "seed": 1, "same_as": None})
+        book.add(TRAINING, name, {"entrant": entrant, "arm": "latency", "seed": 0, "same_as": same_as, "words": []})
+    book.add(
+        TRAINING, "medusa.latency.s1", {"entrant": "medusa", "arm": "latency", "seed": 1, "same_as": None, "words": []}
+    )
     wide = bench.build(rules.entrants["medusa"], rules.entrants["medusa"].dials["latency"], 24)
     RunDirectory(book.run("medusa.latency")).save_head(wide)
 
@@ -121,6 +123,10 @@ def test_heads_of_equal_draft_time_are_timed_once_more_when_they_are_trained(ben
     timed.clear()
     confirm(rules, book)
     assert not timed, "what is known is not timed again"
+    other = {"entrant": "medusa", "arm": "latency", "seed": 0, "same_as": None, "words": ["trainer.learning_rate=1"]}
+    book.add(TRAINING, "medusa.latency", other)
+    confirm(rules, book)
+    assert timed, "a head trained with other words is"
 
 
 def test_prompts_to_draft_for_are_spread_over_the_corpus(bench, monkeypatch):

@@ -29,7 +29,7 @@ def entry(entrant, arm="steps", seed=0, **changes):
     """A line of training.json."""
     made = {
         "entrant": entrant, "arm": arm, "seed": seed, "words": [], "steps": 9, "learning_rate": 0.006, "dial": None,
-        "factors": {}, "readings": [None], "parameters": 1000, "processor_seconds": 3.0, "wall_seconds": 4.0,
+        "factors": {}, "readings": [None], "parameters": 1000, "seconds": {"processor": 3.0, "wall": 4.0},
         "tau": 2.0, "loss": 1.0, "same_as": None,
     }  # fmt: skip
     return made | changes
@@ -221,13 +221,28 @@ def test_a_size_without_a_certificate_is_in_no_verdict(held, tmp_path):
     assert (8, "ctc_gru", "medusa") not in told
 
 
+def test_who_could_not_be_matched_is_named(held):
+    rules, book = held
+    one = {"key": "", "value": None, "interval": None, "how": ""}
+    told = {"latency": {"medusa": one | {"ratio": 1.0}}, "parameters": {"medusa": one | {"ratio": 0.56}}}
+    told["latency, once trained"] = {"ctc_gru": one | {"ratio": 1.0}, "medusa": one | {"ratio": 1.3}}
+    found = replace(page.Found.of(book), matching=told)
+    arms = replace(rules, arms=("steps", "parameters", "latency"))
+    text = page.circumstances(arms, found)
+    assert "Not matched within 5% in the arm of parameters: medusa, 0.56." in text
+    assert "in the arm of latency: medusa, 1.30." in text, "what trained heads take counts, not what was foreseen"
+    assert "Not matched" not in page.circumstances(rules, found), "arms that were not held"
+
+
 def test_seeds_of_a_cell_are_pooled(held, tmp_path):
     rules, book = held
     cells = {"ctc_gru": ("x", 0), "ctc_gru.s1": ("x", 1), "medusa": ("y", 0), "medusa.time": ("y", 1)}
+    lone = {"medusa@direct": entry("x", seed=2, factors={"loss": "y"})}  # x was not trained with that seed
     grid = Book(tmp_path)
     shutil.copytree(book.out / "evaluations", tmp_path / "evaluations")
     grid.write(EVALUATIONS, book.read(EVALUATIONS))
-    grid.write(TRAINING, {name: entry(name, seed=seed, factors={"loss": loss}) for name, (loss, seed) in cells.items()})
+    made = {name: entry(name, seed=seed, factors={"loss": loss}) for name, (loss, seed) in cells.items()}
+    grid.write(TRAINING, made | lone)
     judge(replace(rules, entrants={"x": Entrant("x", ())}, pairs=(), arms=("steps",)), grid)
     [told] = [one for one in grid.read(VERDICT)["effects"] if one["nodes"] == 8]
     by_name = {(row["drafter"], row["nodes"]): row for row in rows(book, "all-made_up-replay-T0")}
@@ -235,7 +250,7 @@ def test_seeds_of_a_cell_are_pooled(held, tmp_path):
     def tau(*names):
         return sum(by_name[n, 8]["tokens"] for n in names) / sum(by_name[n, 8]["passes"] for n in names)
 
-    assert (told["more"], told["less"], told["twins"]) == ("y", "x", 1)
+    assert (told["more"], told["less"], told["twins"], told["seeds"]) == ("y", "x", 1, 2)
     assert told["tau"] == pytest.approx(tau("medusa", "medusa.time") - tau("ctc_gru", "ctc_gru.s1"))
 
 
@@ -262,6 +277,6 @@ def test_what_a_factor_contributes_is_told_by_twins(held, tmp_path):
     assert told["loss", 8]["tau"] == pytest.approx(wanted)
     page.write(replace(rules, entrants={"x": Entrant("x", ())}, pairs=(), arms=("steps",)), grid)
     text = (tmp_path / "page.md").read_text()
-    assert "| loss | y less x | made_up | 0 | steps | 8 | replay | 2 |" in text
+    assert "| loss | y less x | made_up | 0 | steps | 8 | replay | 2 | 1 |" in text
     drawing = ET.parse(tmp_path / "factors.svg").getroot()
     assert sum(node.tag.endswith("circle") for node in drawing) == 10  # five cells in two panels

@@ -74,7 +74,25 @@ def test_rates_arms_time_and_seeds(world):
     assert not [word for word in there["hydra"]["words"] if word.startswith("data_seed")]
     words = there["medusa"]["words"]
     assert {"trainer.steps=100", "trainer.probe_every=100", "trainer.learning_rate=0.012"} <= set(words)
-    assert there["medusa"]["processor_seconds"] == 5.0
+    assert there["medusa"]["seconds"] == {"processor": 5.0, "wall": 10.0}
+
+
+def test_heads_of_equal_draft_time_are_timed_when_all_of_them_are_trained(world, monkeypatch):
+    rules, book, _ = world
+    known = []
+    monkeypatch.setattr(training, "confirm", lambda rules, book: known.extend(book.read(TRAINING)))
+    training.train_all(replace(rules, arms=("steps", "latency", "parameters"), again=((), (), False)), book)
+    assert {"ctc_gru.latency", "medusa.latency", "hydra.latency"} <= set(known)
+    assert "medusa.parameters" not in known
+
+
+def test_a_head_without_clocks_of_its_steps_is_no_measure_of_time(world):
+    rules, book, _ = world
+    training.train_all(rules, book)
+    old = {name: {**one, "seconds": {}} for name, one in book.read(TRAINING).items()}
+    book.write(TRAINING, old)
+    with pytest.raises(InputError, match=r"medusa in .* was trained by a version that kept no clock of its steps"):
+        training.a_step(rules, book, "medusa")
 
 
 def test_one_beyond_the_edge_by_pencil():

@@ -41,7 +41,7 @@ def test_the_arena_trains_measures_and_writes_its_page(tmp_path):
     trained = json.loads((tmp_path / "out" / "training.json").read_text())
     reference, medusa = trained["ctc_gru"], trained["medusa.parameters"]
     assert abs(medusa["parameters"] / reference["parameters"] - 1) < 0.05
-    assert reference["processor_seconds"] > 0
+    assert reference["seconds"]["processor"] > 0
     assert trained["medusa.s1"]["tau"], "another seed learns from the same corpus"
     again = held(tmp_path, words)
     assert "python train.py" not in again.stdout

@@ -14,7 +14,7 @@ from training_parts import ctc_head, figures_of, trainer
 from ctcdraft.errors import InputError
 from ctcdraft.training.checkpoint import RunDirectory
 from ctcdraft.training.logger import JsonlLogger
-from ctcdraft.training.pace import MACHINE
+from ctcdraft.training.pace import MACHINE, Pace
 
 
 @pytest.fixture
@@ -110,6 +110,15 @@ def test_a_steps_clocks_leave_out_the_probes(base, tmp_path):
     lines = [json.loads(line) for line in one.run.metrics.read_text().splitlines()]
     assert all(line["processor_seconds"] > 0 for line in lines)
     assert 0 < sum(line["wall_seconds"] for line in lines) < perf_counter() - began - 2 * 0.3
+
+
+def test_a_processor_that_waits_is_not_at_work():
+    pace = Pace()
+    sleep(0.2)
+    figures = pace.figures(10)
+    assert figures["wall_seconds"] >= 0.2
+    assert figures["processor_seconds"] < 0.1
+    assert figures["tokens_per_second"] == 10 / figures["wall_seconds"]
 
 
 def test_a_checkpoint_gives_the_head_back(base, tmp_path):
