@@ -1,5 +1,7 @@
 """The notebooks are small, hold no outputs, and run from top to bottom wherever they lie."""
 
+import ast
+import importlib
 import json
 import os
 import subprocess
@@ -31,6 +33,19 @@ def test_a_notebook_is_small_and_holds_nothing_that_was_run(file):
     for cell in code_cells(notebook):
         assert (cell["outputs"], cell["execution_count"]) == ([], None)
         compile("".join(cell["source"]), file.name, "exec")
+
+
+@pytest.mark.parametrize("file", NOTEBOOKS, ids=lambda file: file.stem)
+def test_what_a_notebook_takes_from_this_package_is_there(file):
+    """Run they are by `make test-slow` alone; a name that has moved shows at once."""
+    cells = ["".join(cell["source"]) for cell in code_cells(json.loads(file.read_text()))]
+    looks = [node for cell in cells for node in ast.walk(ast.parse(cell)) if isinstance(node, ast.ImportFrom)]
+    ours = [node for node in looks if node.module.partition(".")[0] == "ctcdraft"]
+    assert ours
+    for node in ours:
+        there = importlib.import_module(node.module)
+        for each in node.names:
+            assert hasattr(there, each.name) or find_spec(f"{node.module}.{each.name}"), f"{node.module}.{each.name}"
 
 
 def test_there_is_one_for_each_thing_to_look_at():
