@@ -213,6 +213,7 @@ def build_drafter(config: Any, base: Any, **parts: Any) -> Any:
 
 def load_drafter(run: Path, base: Any, paths: Any | None) -> Any:
     """The drafter of a run directory, with its weights; `paths` reads its frames, or grows its tree, in another way."""
+    from hydra.errors import InstantiationException
     from omegaconf import OmegaConf
 
     from ctcdraft.training.checkpoint import RunDirectory
@@ -225,7 +226,7 @@ def load_drafter(run: Path, base: Any, paths: Any | None) -> Any:
         config["growth" if "growth" in config else "paths"] = paths
     try:
         drafter = build_drafter(config, base)
-    except Exception as error:
+    except InstantiationException as error:
         if unknown := re.search(r"unexpected keyword argument '(\w+)'", str(error)):
             raise InputError(
                 f"{directory.config} names {unknown[1]}, which no part of a drafter has in this version; read the run "

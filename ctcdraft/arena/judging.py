@@ -11,7 +11,7 @@ from typing import Any
 
 from ctcdraft.arena.book import EVALUATIONS, TRAINING, VERDICT, Book, Entry
 from ctcdraft.arena.counts import counted, sizes_of
-from ctcdraft.arena.reports import certified, rows_of
+from ctcdraft.arena.reports import certified, row_name, rows_of
 from ctcdraft.arena.rules import Rules
 from ctcdraft.evaluation.differences import Sums, difference, pooled
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
@@ -62,11 +62,11 @@ def between_pairs(
 
 def rows_named(rules: Rules, training: Mapping[str, Entry], side: str, arm: str) -> list[str]:
     """The rows of an entrant (`medusa`, `medusa@direct`) in an arm, one a seed."""
-    name, at, reading = side.partition("@")
+    name, _, reading = side.partition("@")
     if name not in rules.entrants:
         return []
     entries = {key: entry for key, entry in training.items() if (entry["entrant"], entry["arm"]) == (name, arm)}
-    return list(dict.fromkeys(f"{entry['same_as'] or key}{at}{reading}" for key, entry in entries.items()))
+    return list(dict.fromkeys(row_name(entry["same_as"] or key, reading or None) for key, entry in entries.items()))
 
 
 def effects(
@@ -100,10 +100,9 @@ def cells_of(rules: Rules, training: Mapping[str, Entry], arm: str) -> dict[Cell
         if entry["arm"] != arm or not entry["factors"]:
             continue
         for number, reading in enumerate(entry["readings"]):
-            at = f"@{reading}" if reading is not None else ""
             read = {"reading": rules.readings_as[number]} if len(entry["readings"]) > 1 else {}
             cell = tuple(sorted({**entry["factors"], **read}.items()))
-            found.setdefault(cell, {})[entry["seed"]] = f"{entry['same_as'] or name}{at}"
+            found.setdefault(cell, {})[entry["seed"]] = row_name(entry["same_as"] or name, reading)
     return found
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ctcdraft.arena.book import MATCHING, TRAINING, VERDICT, Book, Entry
 from ctcdraft.arena.judging import cells_of
-from ctcdraft.arena.reports import Row, all_rows, certified
+from ctcdraft.arena.reports import Row, all_rows, certified, draft_seconds, row_name
 from ctcdraft.arena.rules import Rules
 from ctcdraft.training.sweep import Job
 
@@ -39,18 +39,15 @@ class Found:
 
 def trained(rules: Rules, found: Found, arm: str, benchmark: str) -> Iterator[Row]:
     """One line a head and reading: what its training took, and what became of it at every size."""
+    reference = found.training.get(rules.reference)
     for name, entry in found.training.items():
         if entry["arm"] != arm or entry["seed"] != rules.seed:
             continue
-        reference = found.training.get(rules.reference)
+        ratio = entry["parameters"] / reference["parameters"] if reference else None
         for reading in entry["readings"]:
-            row = f"{entry['same_as'] or name}" + (f"@{reading}" if reading is not None else "")
-            line = measured(rules, found, benchmark, row)
+            line = measured(rules, found, benchmark, row_name(entry["same_as"] or name, reading))
             if line is not None:
-                ratio = entry["parameters"] / reference["parameters"] if reference else None
-                yield {**line, "drafter": name if reading is None else f"{name}@{reading}", "entry": entry} | {
-                    "ratio": ratio
-                }
+                yield {**line, "drafter": row_name(name, reading), "entry": entry, "ratio": ratio}
 
 
 def untrained(rules: Rules, found: Found, benchmark: str) -> Iterator[Row]:
@@ -101,6 +98,7 @@ def timed(rules: Rules, found: Found) -> list[tuple[str, float, float]]:
         for arm in rules.timing.arms if rules.timing.nodes else ():
             for line in trained(rules, found, arm, benchmark):
                 row = line["loop"][rules.timing.nodes[0]]
-                if row is not None and row["time"]["draft"] is not None:
-                    points.append((line["drafter"], 1e3 * (row["time"]["draft"] + row["time"]["tree"]), row["tau"]))
+                seconds = None if row is None else draft_seconds(row)
+                if row is not None and seconds is not None:
+                    points.append((line["drafter"], 1e3 * seconds, row["tau"]))
     return list(dict.fromkeys(points))

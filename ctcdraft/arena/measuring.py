@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ctcdraft.arena.book import EVALUATIONS, TRAINING, Book
 from ctcdraft.arena.commands import run
 from ctcdraft.arena.counts import count
+from ctcdraft.arena.reports import row_name
 from ctcdraft.arena.rules import Rules
 
 
@@ -63,8 +64,7 @@ def contestants(rules: Rules, book: Book, arms: Sequence[str]) -> list[str]:
         if entrant is None or entry["arm"] not in arms:
             continue
         for reading in entrant.readings:
-            at = f"@{reading}" if reading is not None else ""
-            found[f"{book.run(entry['same_as'] or name)}{at}"] = None
+            found[row_name(str(book.run(entry["same_as"] or name)), reading)] = None
     return list(found)
 
 

@@ -11,6 +11,16 @@ from ctcdraft.errors import InputError
 Row = dict[str, Any]
 
 
+def row_name(run: str, reading: str | None) -> str:
+    """What a run is called that is read in another way than its own: ctc@collapse"""
+    return run if reading is None else f"{run}@{reading}"
+
+
+def draft_seconds(row: Row) -> float | None:
+    """Of a draft and the building of its tree; None where nothing was timed."""
+    return None if row["time"]["draft"] is None else row["time"]["draft"] + row["time"]["tree"]
+
+
 def rows_of(book: Book, evaluation: str) -> list[Row]:
     file = book.evaluation(evaluation) / "report.json"
     try:

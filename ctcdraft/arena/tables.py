@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any
 
 from ctcdraft.arena.lines import Found
-from ctcdraft.arena.reports import Row
+from ctcdraft.arena.reports import Row, draft_seconds, row_name
 from ctcdraft.arena.rules import Rules
 from ctcdraft.evaluation.report import Columns, equal, number, signed, table, with_interval
 
@@ -49,8 +49,8 @@ def columns(rules: Rules) -> Columns:
 
 
 def draft_milliseconds(row: Row) -> str:
-    time = row["time"]
-    return "-" if time["draft"] is None else number(1e3 * (time["draft"] + time["tree"]), 2)
+    seconds = draft_seconds(row)
+    return "-" if seconds is None else number(1e3 * seconds, 2)
 
 
 def replay_equal(line: Row) -> str:
@@ -104,11 +104,12 @@ def seeds(rules: Rules, found: Found) -> list[str]:
             name for name, one in found.training.items() if one["entrant"] == entrant and one["arm"] == rules.arms[0]
         ]
         for reading, benchmark, nodes in product(rules.entrants[entrant].readings, rules.benchmarks, rules.sizes_told):
-            at = f"@{reading}" if reading is not None else ""
-            rows = [found.row("replay", benchmark, 0.0, f"{name}{at}", nodes) for name in same]
+            rows = [found.row("replay", benchmark, 0.0, row_name(name, reading), nodes) for name in same]
             taus = [row["tau"] for row in rows if row is not None]
             if len(taus) > 1:
-                lines.append({"entrant": f"{entrant}{at}", "benchmark": benchmark, "nodes": nodes, "taus": taus})
+                lines.append(
+                    {"entrant": row_name(entrant, reading), "benchmark": benchmark, "nodes": nodes, "taus": taus}
+                )
     made: Columns = {
         "entrant": lambda one: one["entrant"],
         "benchmark": lambda one: one["benchmark"],

@@ -172,12 +172,8 @@ def a_step(rules: Rules, book: Book, entrant: str) -> float:
 
 
 def steps_in_time(rules: Rules, book: Book, entrant: str) -> int:
-    """As many steps as fit into the seconds that the reference spent on its own."""
-    if rules.seconds is not None:
-        return max(1, round(rules.seconds / a_step(rules, book, entrant)))
-    if entrant == rules.reference:
-        return rules.steps
-    budget = rules.steps * a_step(rules, book, rules.reference)
+    """As many steps as fit into the seconds that are given, or that the reference spent on its own."""
+    budget = rules.seconds if rules.seconds is not None else rules.steps * a_step(rules, book, rules.reference)
     return max(1, round(budget / a_step(rules, book, entrant)))
 
 
