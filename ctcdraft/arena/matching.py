@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ctcdraft.arena.book import MATCHING, TRAINING, Book
+from ctcdraft.arena.book import MATCHING, Book
 from ctcdraft.arena.dials import between, nearest, ratio_of_medians, spaced
 from ctcdraft.arena.rules import LATENCY, PARAMETERS, Dial, Entrant, Rules
 from ctcdraft.arena.weighing import Weighed, both
@@ -34,7 +34,6 @@ from ctcdraft.evaluation.timing import instrument
 from ctcdraft.front_door import build_drafter
 from ctcdraft.training.checkpoint import RunDirectory
 
-ONCE_TRAINED = "latency, once trained"  # beside the arms in matching.json
 CANDIDATES = 6  # sizes of a dial that are timed before one is chosen between them
 REFERENCE, OWN, UNTRAINED = "the reference", "its own", "its own, untrained"
 
@@ -42,13 +41,14 @@ REFERENCE, OWN, UNTRAINED = "the reference", "its own", "its own, untrained"
 @dataclass(frozen=True)
 class Matched:
     """value: of the dial; None where the entrant stays as it is. ratio: its cost over the reference's. interval: of
-    the ratio, where it was timed. how: in words."""
+    the ratio, where it was timed. how: in words. again: whether it was turned once more (confirming.py)."""
 
     key: str
     value: int | None
     ratio: float
     interval: tuple[float, float] | None
     how: str
+    again: bool = False
 
 
 def match(rules: Rules, book: Book, arm: str) -> dict[str, Matched]:
@@ -59,29 +59,6 @@ def match(rules: Rules, book: Book, arm: str) -> dict[str, Matched]:
         found = {name: bench.matched(entrant, arm) for name, entrant in rules.entrants.items()}
         book.add(MATCHING, arm, {name: asdict(one) for name, one in found.items()})
     return {name: Matched(**one) for name, one in book.read(MATCHING)[arm].items()}
-
-
-def confirm(rules: Rules, book: Book) -> None:
-    """How long the heads of the arm of equal draft time draft once they are trained, over the reference's: their dials
-    were turned before."""
-    there, runs, words = book.read(MATCHING).get(ONCE_TRAINED, {}), {}, {}
-    for name, entry in book.read(TRAINING).items():
-        if (entry["arm"], entry["seed"]) == (LATENCY, rules.seed) and entry["entrant"] in rules.entrants:
-            runs[entry["entrant"]], words[entry["entrant"]] = entry["same_as"] or name, entry["words"]
-    if {name: one["words"] for name, one in there.items()} != words:
-        bench, dials = Bench(rules, book), match(rules, book, LATENCY)
-        heads = {}
-        for name, run in runs.items():
-            dial = rules.entrants[name].dials.get(LATENCY) if dials[name].value is not None else None
-            heads[name] = bench.trained(rules.entrants[name], run, dial, dials[name].value)
-        taken = bench.seconds(heads)
-        found = {}
-        for name, run in runs.items():
-            ratio, interval = ratio_of_medians(taken[name], taken[rules.reference], rules.seed)
-            how = "draft time of the trained head, medians of interleaved repeats"
-            made = Matched(dials[name].key, dials[name].value, ratio, interval, how)
-            found[name] = asdict(made) | {"run": run, "words": words[name]}
-        book.add(MATCHING, ONCE_TRAINED, found)
 
 
 def composed(rules: Rules, words: Sequence[str]) -> Any:
@@ -152,9 +129,7 @@ class Bench:
             ratio, interval = ratio_of_medians(taken[OWN], taken[REFERENCE], self.rules.seed)
             return Matched("", None, ratio, interval, "timed as it is: it has no dial")
         heads[UNTRAINED] = self.build(entrant)
-        value = self.timed(entrant, dial, heads)
-        taken = self.seconds({**heads, str(value): self.build(entrant, dial, value)})
-        ratio, interval = ratio_of_medians(at_size(taken, str(value)), taken[REFERENCE], self.rules.seed)
+        value, ratio, interval = self.timed(entrant, dial, heads)
         if interval[1] - interval[0] <= 2 * self.rules.matching.tolerance * ratio:
             return Matched(dial.key, value, ratio, interval, "draft time, medians of interleaved repeats")
         how = (
@@ -175,12 +150,26 @@ class Bench:
             return Matched("", None, cost(self.build(entrant)) / wanted, None, f"{how}; it has no dial")
         return turned(dial, lambda value: cost(self.build(entrant, dial, value)), wanted, how)
 
-    def timed(self, entrant: Entrant, dial: Dial, heads: Mapping[str, Any]) -> int:
-        """The value whose draft takes as long as the reference's, between sizes that were timed in turns with it."""
+    def turned_again(self, entrant: Entrant, run: str, before: Matched, ratio: float) -> Matched:
+        """From a head that was trained at one value on, which takes `ratio` of the reference's draft time."""
+        dial, reference = entrant.dials[LATENCY], self.rules.entrants[self.rules.reference]
+        heads = {
+            REFERENCE: self.trained(reference),
+            OWN: self.trained(entrant, run, dial, before.value),
+            UNTRAINED: self.build(entrant, dial, before.value),
+        }
+        how = f"draft time of the trained head of {before.value}, {ratio:.2f}, and what bodies differ by"
+        return Matched(dial.key, *self.timed(entrant, dial, heads), how, again=True)
+
+    def timed(self, entrant: Entrant, dial: Dial, heads: Mapping[str, Any]) -> tuple[int, float, tuple[float, float]]:
+        """The value whose draft takes as long as the reference's, between sizes that were timed in turns with it; and
+        how long a draft of that value takes, over the reference's."""
         values = spaced(dial.least, dial.most, CANDIDATES)
         taken = self.seconds({**heads, **{str(value): self.build(entrant, dial, value) for value in values}})
         medians = [statistics.median(at_size(taken, str(value))) for value in values]
-        return between(values, rising(medians), statistics.median(taken[REFERENCE]))
+        value = between(values, rising(medians), statistics.median(taken[REFERENCE]))
+        taken = self.seconds({**heads, str(value): self.build(entrant, dial, value)})
+        return value, *ratio_of_medians(at_size(taken, str(value)), taken[REFERENCE], self.rules.seed)
 
     def seconds(self, drafters: Mapping[str, Any]) -> dict[str, list[float]]:
         """Of a draft, tree building included, one number a repeat. All take turns at every prompt, in an order of its

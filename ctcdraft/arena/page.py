@@ -11,8 +11,8 @@ from io import StringIO
 
 from ctcdraft.arena import figure
 from ctcdraft.arena.book import Book
+from ctcdraft.arena.confirming import ONCE_TRAINED
 from ctcdraft.arena.lines import Found, in_cells, replayed, timed, trained, untrained
-from ctcdraft.arena.matching import ONCE_TRAINED
 from ctcdraft.arena.rules import LATENCY, PARAMETERS, STEPS, TIME, Rules
 from ctcdraft.arena.tables import DIFFERENCES, EFFECTS, columns, matched, pairs, sampled, seeds
 from ctcdraft.evaluation.metrics import DEFINITIONS

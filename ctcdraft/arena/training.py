@@ -14,7 +14,8 @@ from typing import Any
 
 from ctcdraft.arena.book import TRAINING, Book, Entry
 from ctcdraft.arena.commands import run
-from ctcdraft.arena.matching import Matched, composed, confirm, match
+from ctcdraft.arena.confirming import confirm, turned_again
+from ctcdraft.arena.matching import Matched, composed, match
 from ctcdraft.arena.rules import LATENCY, PARAMETERS, STEPS, TIME, Entrant, Rules
 from ctcdraft.drafters.draft_model import first_layers
 from ctcdraft.errors import InputError
@@ -63,6 +64,9 @@ def train_all(rules: Rules, book: Book) -> None:
             for name, entrant in rules.entrants.items():
                 in_arm(rules, book, Training(entrant, arm, rules.seed, rules.steps, rates[name]), matched.get(name))
             if arm == LATENCY:
+                confirm(rules, book)
+                for name, dial in turned_again(rules, book).items():
+                    in_arm(rules, book, Training(rules.entrants[name], arm, rules.seed, rules.steps, rates[name]), dial)
                 confirm(rules, book)
         elif arm == TIME:
             for name, entrant in rules.entrants.items():

@@ -10,7 +10,8 @@ from safetensors.torch import load_file
 from tiny_models import random_lm, tiny_tokenizer
 
 from ctcdraft.arena.book import MATCHING, TRAINING, Book
-from ctcdraft.arena.matching import ONCE_TRAINED, OWN, REFERENCE, UNTRAINED, Bench, Matched, at_size, confirm, count
+from ctcdraft.arena.confirming import ONCE_TRAINED, confirm, turned_again
+from ctcdraft.arena.matching import OWN, REFERENCE, UNTRAINED, Bench, Matched, at_size, count
 from ctcdraft.arena.weighing import both
 from ctcdraft.corpus.prepared import Prepared
 from ctcdraft.corpus.rows import Row
@@ -127,6 +128,42 @@ def test_heads_of_equal_draft_time_are_timed_once_more_when_they_are_trained(ben
     book.add(TRAINING, "medusa.latency", other)
     confirm(rules, book)
     assert timed, "a head trained with other words is"
+
+
+def test_a_trained_head_of_another_draft_time_is_turned_once_more(bench, monkeypatch, tmp_path):
+    """The clock is replaced: a column takes a hundredth, a trained head of 24 columns half of the reference. Hydra is
+    equal within the tolerance, and the transformer has as many blocks as its dial goes to."""
+    rules, book = bench.rules, Book(tmp_path)
+    values = {"medusa": 24, "hydra": 9, "ctc": 5}
+    dials = {name: asdict(Matched("", None, 1.0, None, "")) for name in rules.entrants}
+    for name, value in values.items():
+        dials[name] |= {"key": rules.entrants[name].dials["latency"].key, "value": value}
+    book.add(MATCHING, "latency", dials)
+    ratios = {"ctc_gru": 1.0, "medusa": 0.5, "hydra": 0.93, "ctc": 0.6}
+    told = {name: {"ratio": ratio, "interval": [ratio - 0.04, ratio + 0.04]} for name, ratio in ratios.items()}
+    book.add(MATCHING, ONCE_TRAINED, told)
+    for name in ratios:
+        shared = name if name == "ctc_gru" else None
+        entry = {"entrant": name, "arm": "latency", "seed": 0, "same_as": shared, "words": []}
+        book.add(TRAINING, f"{name}.latency", entry)
+    head = bench.build(rules.entrants["medusa"], rules.entrants["medusa"].dials["latency"], 24)
+    RunDirectory(book.run("medusa.latency")).save_head(head)
+    RunDirectory(book.run("ctc_gru")).save_head(bench.build(rules.entrants["ctc_gru"]))
+
+    def costs(self, heads):
+        known = {REFERENCE: 10.0, OWN: 5.0, UNTRAINED: 0.24}
+        return {name: [known[name] if name in known else int(name) / 100] * 3 for name in heads}
+
+    monkeypatch.setattr(Bench, "seconds", costs)
+    found = turned_again(rules, book)
+    assert list(found) == ["medusa"]
+    assert found["medusa"].value == 524, "24 columns take 5, and 5 more are wanted"
+    assert found["medusa"].ratio == pytest.approx(1)
+    assert "trained head of 24, 0.50" in found["medusa"].how
+    assert "medusa.latency" not in book.read(TRAINING), "it is trained again"
+    assert {"ctc_gru.latency", "hydra.latency", "ctc.latency"} <= set(book.read(TRAINING))
+    assert book.read(MATCHING)["latency"]["medusa"]["value"] == 524
+    assert turned_again(rules, book) == {}, "the clock is no better the third time"
 
 
 def test_prompts_to_draft_for_are_spread_over_the_corpus(bench, monkeypatch):

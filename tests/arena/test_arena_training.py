@@ -80,10 +80,20 @@ def test_rates_arms_time_and_seeds(world):
 def test_heads_of_equal_draft_time_are_timed_when_all_of_them_are_trained(world, monkeypatch):
     rules, book, _ = world
     known = []
-    monkeypatch.setattr(training, "confirm", lambda rules, book: known.extend(book.read(TRAINING)))
+    monkeypatch.setattr(training, "confirm", lambda rules, book: known.append(book.read(TRAINING)))
+    wider = Matched("drafter.body.inner", 99, 1.0, None, "turned again", again=True)
+
+    def turned(rules, book):
+        book.write(TRAINING, {name: one for name, one in book.read(TRAINING).items() if name != "medusa.latency"})
+        return {"medusa": wider}
+
+    monkeypatch.setattr(training, "turned_again", turned)
     training.train_all(replace(rules, arms=("steps", "latency", "parameters"), again=((), (), False)), book)
-    assert {"ctc_gru.latency", "medusa.latency", "hydra.latency"} <= set(known)
-    assert "medusa.parameters" not in known
+    first, second = known
+    assert {"ctc_gru.latency", "medusa.latency", "hydra.latency"} <= set(first)
+    assert "medusa.parameters" not in first
+    assert [one["medusa.latency"]["dial"][1] for one in known] == [77, 99]
+    assert second["hydra.latency"] == first["hydra.latency"]
 
 
 def test_a_head_without_clocks_of_its_steps_is_no_measure_of_time(world):

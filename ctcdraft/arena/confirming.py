@@ -1,0 +1,78 @@
+"""Heads of the arm of equal draft time, timed once they are trained, and turned again where they are not equal then. It
+turns no dial itself (matching.py) and trains nobody (training.py).
+
+Where the clock could not tell 5 %, dials were turned by operations and bytes. On a small base those miss most of what a
+draft costs, its many small steps: rivals that were equal by count drafted in half of the reference's time, and an arm
+in which the default head may think twice as long proves nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+
+from ctcdraft.arena.book import MATCHING, TRAINING, Book, Entry
+from ctcdraft.arena.dials import ratio_of_medians
+from ctcdraft.arena.matching import Bench, Matched, match
+from ctcdraft.arena.rules import LATENCY, Rules
+
+ONCE_TRAINED = "latency, once trained"  # beside the arms in matching.json
+
+
+def confirm(rules: Rules, book: Book) -> None:
+    """How long the heads of the arm of equal draft time draft once they are trained, over the reference's."""
+    there, entries = book.read(MATCHING).get(ONCE_TRAINED, {}), in_arm(rules, book)
+    if {name: one["words"] for name, one in there.items()} == {name: one["words"] for name, one in entries.items()}:
+        return
+    bench, dials, heads = Bench(rules, book), match(rules, book, LATENCY), {}
+    for name, entry in entries.items():
+        dial = rules.entrants[name].dials.get(LATENCY) if dials[name].value is not None else None
+        heads[name] = bench.trained(rules.entrants[name], entry["run"], dial, dials[name].value)
+    taken = bench.seconds(heads)
+    found = {}
+    for name, entry in entries.items():
+        ratio, interval = ratio_of_medians(taken[name], taken[rules.reference], rules.seed)
+        how = "draft time of the trained head, medians of interleaved repeats"
+        made = Matched(dials[name].key, dials[name].value, ratio, interval, how)
+        found[name] = asdict(made) | {"run": entry["run"], "words": entry["words"]}
+    book.add(MATCHING, ONCE_TRAINED, found)
+
+
+def in_arm(rules: Rules, book: Book) -> dict[str, Entry]:
+    """By entrant, its head of equal draft time, with the name of the run that holds it."""
+    return {
+        entry["entrant"]: {**entry, "run": entry["same_as"] or name}
+        for name, entry in book.read(TRAINING).items()
+        if (entry["arm"], entry["seed"]) == (LATENCY, rules.seed) and entry["entrant"] in rules.entrants
+    }
+
+
+def turned_again(rules: Rules, book: Book) -> dict[str, Matched]:
+    """Entrants whose trained heads are not as dear as the reference's, with another value of their dials. Their heads
+    are forgotten. Once each: the clock is no better the third time."""
+    dials = match(rules, book, LATENCY)
+    unequal = list(apart(rules, book, dials))
+    if not unequal:
+        return {}
+    bench, entries = Bench(rules, book), in_arm(rules, book)
+    found = {
+        name: bench.turned_again(rules.entrants[name], entries[name]["run"], dials[name], ratio)
+        for name, ratio in unequal
+    }
+    book.add(MATCHING, LATENCY, {name: asdict(found.get(name, one)) for name, one in dials.items()})
+    moved = {name: one for name, one in found.items() if one.value != dials[name].value}
+    runs = {entries[name]["run"] for name in moved}
+    book.write(TRAINING, {name: one for name, one in book.read(TRAINING).items() if name not in runs})
+    return moved
+
+
+def apart(rules: Rules, book: Book, dials: Mapping[str, Matched]) -> Iterator[tuple[str, float]]:
+    """Whose trained head takes a time that no tolerance makes the reference's, and whose dial has not come to its end;
+    and how long it takes, over the reference's."""
+    tolerance = rules.matching.tolerance
+    for name, told in book.read(MATCHING)[ONCE_TRAINED].items():
+        one, dial, (low, high) = dials[name], rules.entrants[name].dials.get(LATENCY), told["interval"]
+        if one.value is None or one.again or dial is None or low - tolerance <= 1 <= high + tolerance:
+            continue
+        if one.value != (dial.most if told["ratio"] < 1 else dial.least):
+            yield name, told["ratio"]
