@@ -21,7 +21,7 @@ ONCE_TRAINED = "latency, once trained"  # beside the arms in matching.json
 
 def confirm(rules: Rules, book: Book) -> None:
     """How long the heads of the arm of equal draft time draft once they are trained, over the reference's."""
-    there, entries = book.read(MATCHING).get(ONCE_TRAINED, {}), in_arm(rules, book)
+    there, entries = book.read(MATCHING).get(ONCE_TRAINED, {}), heads_of_arm(rules, book)
     if {name: one["words"] for name, one in there.items()} == {name: one["words"] for name, one in entries.items()}:
         return
     bench, dials, heads = Bench(rules, book), match(rules, book, LATENCY), {}
@@ -38,7 +38,7 @@ def confirm(rules: Rules, book: Book) -> None:
     book.add(MATCHING, ONCE_TRAINED, found)
 
 
-def in_arm(rules: Rules, book: Book) -> dict[str, Entry]:
+def heads_of_arm(rules: Rules, book: Book) -> dict[str, Entry]:
     """By entrant, its head of equal draft time, with the name of the run that holds it."""
     return {
         entry["entrant"]: {**entry, "run": entry["same_as"] or name}
@@ -54,15 +54,16 @@ def turned_again(rules: Rules, book: Book) -> dict[str, Matched]:
     unequal = list(apart(rules, book, dials))
     if not unequal:
         return {}
-    bench, entries = Bench(rules, book), in_arm(rules, book)
+    bench, entries = Bench(rules, book), heads_of_arm(rules, book)
     found = {
         name: bench.turned_again(rules.entrants[name], entries[name]["run"], dials[name], ratio)
         for name, ratio in unequal
     }
-    book.add(MATCHING, LATENCY, {name: asdict(found.get(name, one)) for name, one in dials.items()})
     moved = {name: one for name, one in found.items() if one.value != dials[name].value}
     runs = {entries[name]["run"] for name in moved}
+    # First forgotten, then turned: in the other order a kill between would leave heads that no dial here made.
     book.write(TRAINING, {name: one for name, one in book.read(TRAINING).items() if name not in runs})
+    book.add(MATCHING, LATENCY, {name: asdict(found.get(name, one)) for name, one in dials.items()})
     return moved
 
 
