@@ -9,7 +9,7 @@ in which the default head may think twice as long proves nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from ctcdraft.arena.book import MATCHING, TRAINING, Book, Entry
 from ctcdraft.arena.dials import ratio_of_medians
@@ -48,22 +48,21 @@ def heads_of_arm(rules: Rules, book: Book) -> dict[str, Entry]:
 
 
 def turned_again(rules: Rules, book: Book) -> dict[str, Matched]:
-    """Entrants whose trained heads are not as dear as the reference's, with another value of their dials. Their heads
-    are forgotten. Once each: the clock is no better the third time."""
-    dials = match(rules, book, LATENCY)
-    unequal = list(apart(rules, book, dials))
-    if not unequal:
+    """Entrants whose trained heads are not as dear as the reference's, with the value of their dials that comes nearer.
+    Their heads are forgotten. Once an arm: nobody's budget depends on how often a command was run."""
+    dials, entries, bench, moved = match(rules, book, LATENCY), heads_of_arm(rules, book), None, {}
+    if any(one.again for one in dials.values()):
         return {}
-    bench, entries = Bench(rules, book), heads_of_arm(rules, book)
-    found = {
-        name: bench.turned_again(rules.entrants[name], entries[name]["run"], dials[name], ratio)
-        for name, ratio in unequal
-    }
-    moved = {name: one for name, one in found.items() if one.value != dials[name].value}
+    for name, ratio in apart(rules, book, dials):
+        bench = bench or Bench(rules, book)
+        made = bench.turned_again(rules.entrants[name], entries[name]["run"], dials[name], ratio)
+        if abs(made.ratio - 1) < abs(ratio - 1):
+            moved[name] = made
     runs = {entries[name]["run"] for name in moved}
     # First forgotten, then turned: in the other order a kill between would leave heads that no dial here made.
     book.write(TRAINING, {name: one for name, one in book.read(TRAINING).items() if name not in runs})
-    book.add(MATCHING, LATENCY, {name: asdict(found.get(name, one)) for name, one in dials.items()})
+    turned = {name: replace(moved.get(name, one), again=True) for name, one in dials.items()}
+    book.add(MATCHING, LATENCY, {name: asdict(one) for name, one in turned.items()})
     return moved
 
 
@@ -73,7 +72,7 @@ def apart(rules: Rules, book: Book, dials: Mapping[str, Matched]) -> Iterator[tu
     tolerance = rules.matching.tolerance
     for name, told in book.read(MATCHING)[ONCE_TRAINED].items():
         one, dial, (low, high) = dials[name], rules.entrants[name].dials.get(LATENCY), told["interval"]
-        if one.value is None or one.again or dial is None or low - tolerance <= 1 <= high + tolerance:
+        if one.value is None or dial is None or low - tolerance <= 1 <= high + tolerance:
             continue
-        if one.value != (dial.most if told["ratio"] < 1 else dial.least):
+        if one.value < dial.most if told["ratio"] < 1 else one.value > dial.least:
             yield name, told["ratio"]

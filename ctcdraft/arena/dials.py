@@ -26,8 +26,11 @@ def between(values: Sequence[int], costs: Sequence[float], wanted: float) -> int
     """The value at which the line through (values, costs), which never falls, comes to what is wanted.
 
     values 1 4, costs 10 16, wanted 12   ->   2
+
+    Where even the least costs more than is wanted, the greatest that costs no more than the least: what is dear by
+    itself is not to be made worse as well.
     """
-    return round(float(np.interp(wanted, costs, values)))
+    return round(float(np.interp(max(wanted, costs[0]), costs, values)))
 
 
 def ratio_of_medians(

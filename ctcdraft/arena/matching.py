@@ -5,8 +5,8 @@ latency      draft time while prompts of the corpus are answered, all interleave
              tell 5 %, operations and bytes of a draft instead
 
 How long a tree takes depends on what a head has learned: a search goes deep where frames are sure. So what a size costs
-that nobody has trained yet is what the entrant's head of equal steps costs, and what the body of that size costs more
-or less than the body of that head, both untrained.
+that nobody has trained yet is what a trained head of the entrant costs (that of equal steps, or the one that is turned
+again), and what the body of that size costs more or less than the body of that head, both untrained.
 """
 
 from __future__ import annotations
@@ -53,12 +53,13 @@ class Matched:
 
 def match(rules: Rules, book: Book, arm: str) -> dict[str, Matched]:
     """Every entrant's dial in an arm; found once, then read from the book."""
-    there = book.read(MATCHING)
-    if arm not in there or there[arm].keys() != rules.entrants.keys():
+    there = book.read(MATCHING).get(arm, {})
+    missing = [name for name in rules.entrants if name not in there]
+    if missing:
         bench = Bench(rules, book)
-        found = {name: bench.matched(entrant, arm) for name, entrant in rules.entrants.items()}
-        book.add(MATCHING, arm, {name: asdict(one) for name, one in found.items()})
-    return {name: Matched(**one) for name, one in book.read(MATCHING)[arm].items()}
+        found = {name: asdict(bench.matched(rules.entrants[name], arm)) for name in missing}
+        there = book.add(MATCHING, arm, {**there, **found})
+    return {name: Matched(**there[name]) for name in rules.entrants}
 
 
 def composed(rules: Rules, words: Sequence[str]) -> Any:

@@ -12,6 +12,7 @@ def test_turning_a_dial_by_pencil():
     assert spaced(1, 3, 6) == [1, 2, 3]
     assert between([1, 4], [10.0, 16.0], 12.0) == 2
     assert between([1, 4], [10.0, 16.0], 99.0) == 4
+    assert between([1, 4, 16], [10.0, 10.0, 16.0], 9.9) == 4, "too dear by itself is not cut to the floor for nothing"
 
 
 def test_a_ratio_of_medians_and_how_sure_it_is():

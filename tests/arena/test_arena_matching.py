@@ -130,40 +130,66 @@ def test_heads_of_equal_draft_time_are_timed_once_more_when_they_are_trained(ben
     assert timed, "a head trained with other words is"
 
 
-def test_a_trained_head_of_another_draft_time_is_turned_once_more(bench, monkeypatch, tmp_path):
-    """The clock is replaced: a column takes a hundredth, a trained head of 24 columns half of the reference. Hydra is
-    equal within the tolerance, and the transformer has as many blocks as its dial goes to."""
+@pytest.fixture
+def unequal(bench, tmp_path, monkeypatch):
+    """A book whose heads of equal draft time are not, and a clock by which a column takes a hundredth and a trained
+    head of 24 columns 5 where the reference takes 10. Hydra is equal within the tolerance, the transformer has as many
+    blocks as its dial goes to, and a corrected Medusa is too dear whatever its columns."""
     rules, book = bench.rules, Book(tmp_path)
-    values = {"medusa": 24, "hydra": 9, "ctc": 5}
+    values = {"medusa": 24, "hydra": 9, "ctc": 5, "medusa_gru": 1000}
     dials = {name: asdict(Matched("", None, 1.0, None, "")) for name in rules.entrants}
     for name, value in values.items():
         dials[name] |= {"key": rules.entrants[name].dials["latency"].key, "value": value}
     book.add(MATCHING, "latency", dials)
-    ratios = {"ctc_gru": 1.0, "medusa": 0.5, "hydra": 0.93, "ctc": 0.6}
+    ratios = {"ctc_gru": 1.0, "medusa": 0.5, "hydra": 0.93, "ctc": 0.6, "medusa_gru": 1.2}
     told = {name: {"ratio": ratio, "interval": [ratio - 0.04, ratio + 0.04]} for name, ratio in ratios.items()}
     book.add(MATCHING, ONCE_TRAINED, told)
     for name in ratios:
         shared = name if name == "ctc_gru" else None
         entry = {"entrant": name, "arm": "latency", "seed": 0, "same_as": shared, "words": []}
         book.add(TRAINING, f"{name}.latency", entry)
-    head = bench.build(rules.entrants["medusa"], rules.entrants["medusa"].dials["latency"], 24)
-    RunDirectory(book.run("medusa.latency")).save_head(head)
+    plain = {}
+    for name, seconds in {"medusa": (5.0, 0.24), "medusa_gru": (12.0, 0.08)}.items():
+        head = bench.build(rules.entrants[name], rules.entrants[name].dials["latency"], values[name])
+        RunDirectory(book.run(f"{name}.latency")).save_head(head)
+        plain[count(head)] = dict(zip((OWN, UNTRAINED), seconds, strict=True)) | {REFERENCE: 10.0}
     RunDirectory(book.run("ctc_gru")).save_head(bench.build(rules.entrants["ctc_gru"]))
 
     def costs(self, heads):
-        known = {REFERENCE: 10.0, OWN: 5.0, UNTRAINED: 0.24}
+        known = plain[count(heads[OWN])]
         return {name: [known[name] if name in known else int(name) / 100] * 3 for name in heads}
 
     monkeypatch.setattr(Bench, "seconds", costs)
+    return rules, book
+
+
+def test_a_trained_head_of_another_draft_time_is_turned_once_more(unequal):
+    rules, book = unequal
     found = turned_again(rules, book)
     assert list(found) == ["medusa"]
     assert found["medusa"].value == 524, "24 columns take 5, and 5 more are wanted"
     assert found["medusa"].ratio == pytest.approx(1)
     assert "trained head of 24, 0.50" in found["medusa"].how
     assert "medusa.latency" not in book.read(TRAINING), "it is trained again"
-    assert {"ctc_gru.latency", "hydra.latency", "ctc.latency"} <= set(book.read(TRAINING))
-    assert book.read(MATCHING)["latency"]["medusa"]["value"] == 524
-    assert turned_again(rules, book) == {}, "the clock is no better the third time"
+    assert {f"{name}.latency" for name in ("ctc_gru", "hydra", "ctc", "medusa_gru")} == set(book.read(TRAINING))
+    turned = {name: one["value"] for name, one in book.read(MATCHING)["latency"].items() if one["value"] is not None}
+    assert turned == {"medusa": 524, "hydra": 9, "ctc": 5, "medusa_gru": 1000}
+    told = book.read(MATCHING)[ONCE_TRAINED]
+    book.add(MATCHING, ONCE_TRAINED, told | {"hydra": {"ratio": 0.5, "interval": [0.4, 0.6]}})
+    assert turned_again(rules, book) == {}, "the same command, run again, changes nobody's budget"
+
+
+def test_a_kill_while_dials_are_turned_leaves_no_head_that_no_dial_made(unequal, monkeypatch):
+    rules, book = unequal
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Book, "add", killed)
+    with pytest.raises(KeyboardInterrupt):
+        turned_again(rules, book)
+    assert book.read(MATCHING)["latency"]["medusa"]["value"] == 24
+    assert "medusa.latency" not in book.read(TRAINING), "what is trained next is what the old dial says"
 
 
 def test_prompts_to_draft_for_are_spread_over_the_corpus(bench, monkeypatch):
