@@ -6,11 +6,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from ctcdraft.arena import quotations as compared
 from ctcdraft.errors import tell_and_exit
-from ctcdraft.evaluation.quotations import TABLES
+from ctcdraft.evaluation import quotations as evaluated
 from ctcdraft.evaluation.quoting import Quoted
 from ctcdraft.files import write_text
 from ctcdraft.front_door import REPOSITORY
+
+TABLES = (*evaluated.TABLES, *compared.TABLES)
 
 
 def written_anew(root: Path, tables: Sequence[Quoted] = TABLES) -> dict[Path, str]:

@@ -10,14 +10,16 @@ from ctcdraft.errors import InputError
 from ctcdraft.evaluation import quoting
 from ctcdraft.quoted import REPOSITORY, TABLES, written_anew
 
-REPORTS = sorted((REPOSITORY / "results").rglob("report.json"))
+RESULTS = REPOSITORY / "results"
+REPORTS = sorted(RESULTS.rglob("report.json"))
 
 
 @pytest.fixture
 def copy(tmp_path):
-    """The READMEs with tables, and the reports they quote."""
+    """The READMEs with tables, and what they quote: reports, and of whole comparisons all that is known of them."""
     files = {REPOSITORY / table.file for table in TABLES}
-    for file in files.union(REPORTS):
+    whole = {file for rules in RESULTS.rglob("rules.json") for file in rules.parent.glob("*.json")}
+    for file in files | whole | set(REPORTS):
         place = tmp_path / file.relative_to(REPOSITORY)
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(file, place)

@@ -1,0 +1,36 @@
+"""Every comparison in results/ is what its own JSON files say: verdict, tables and figures come out to the byte."""
+
+import re
+import shutil
+
+import pytest
+
+from ctcdraft.arena.hold import print_anew
+from ctcdraft.front_door import REPOSITORY
+
+RESULTS = REPOSITORY / "results"
+COMPARISONS = sorted(file.parent for file in RESULTS.rglob("rules.json"))
+PRINTED = ("verdict.json", "page.md", "page.csv")
+assert COMPARISONS, "results/ holds comparisons; without them nothing below would be tested"
+
+
+@pytest.mark.parametrize("folder", COMPARISONS, ids=lambda folder: str(folder.relative_to(RESULTS)))
+def test_it_is_printed_again_from_what_is_committed(folder, tmp_path):
+    again = tmp_path / folder.name
+    shutil.copytree(folder, again)
+    printed = [file for file in again.iterdir() if file.name in PRINTED or file.suffix == ".svg"]
+    assert {*PRINTED, "nodes.svg"} <= {file.name for file in printed}
+    for file in printed:
+        file.unlink()
+    print_anew([str(again)])
+    for file in printed:
+        assert file.read_bytes() == (folder / file.name).read_bytes(), file.name
+
+
+@pytest.mark.parametrize("folder", COMPARISONS, ids=lambda folder: str(folder.relative_to(RESULTS)))
+def test_it_names_no_folder_of_a_machine_and_holds_no_text(folder):
+    for file in folder.rglob("*"):
+        if file.is_file():
+            for found in re.findall(r"[\s=\"'\[,:](/[\w.-]+){2,}", file.read_text()):
+                raise AssertionError(f"{file}: {found}")
+    assert not list(folder.rglob("answers*")), "answers to other people's questions are other people's"
