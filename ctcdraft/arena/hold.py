@@ -38,14 +38,17 @@ def print_anew(folders: Sequence[str]) -> None:
     """Verdict, page and figures of finished comparisons, from what stands in their folders."""
     for folder in folders:
         book = Book(Path(folder))
-        said = book.read(RULES)
-        if not said:
-            raise InputError(f"{folder} holds no finished comparison: there is no {RULES}.json")
-        try:
-            given = replace(rules(**said), out=book.out)
-        except (TypeError, KeyError, AttributeError, ValueError) as error:
-            raise InputError(
-                f"{book.out / RULES}.json is of another version ({' '.join(str(error).split())}); print it with that "
-                "one"
-            ) from error
-        judge_and_print(given, book)
+        judge_and_print(kept_rules(book), book)
+
+
+def kept_rules(book: Book) -> Rules:
+    """Those that a finished comparison was held by, wherever its folder is now."""
+    said = book.read(RULES)
+    if not said:
+        raise InputError(f"{book.out} holds no finished comparison: there is no {RULES}.json")
+    try:
+        return replace(rules(**said), out=book.out)
+    except (TypeError, KeyError, AttributeError, ValueError) as error:
+        raise InputError(
+            f"{book.out / RULES}.json is of another version ({' '.join(str(error).split())}); print it with that one"
+        ) from error

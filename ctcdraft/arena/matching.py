@@ -57,8 +57,8 @@ def match(rules: Rules, book: Book, arm: str) -> dict[str, Matched]:
     missing = [name for name in rules.entrants if name not in there]
     if missing:
         bench = Bench(rules, book)
-        found = {name: asdict(bench.matched(rules.entrants[name], arm)) for name in missing}
-        there = book.add(MATCHING, arm, {**there, **found})
+        for name in missing:  # minutes each: a kill loses one of them
+            there = book.add(MATCHING, arm, {**there, name: asdict(bench.matched(rules.entrants[name], arm))})
     return {name: Matched(**there[name]) for name in rules.entrants}
 
 

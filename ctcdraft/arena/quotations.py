@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ctcdraft.arena.book import EVALUATIONS, MATCHING, RULES, TRAINING, VERDICT, Book, Entry
+from ctcdraft.arena.book import Book
 from ctcdraft.arena.confirming import ONCE_TRAINED
-from ctcdraft.arena.reports import certified, row_name, rows_of
-from ctcdraft.arena.rules import LATENCY, STEPS, TIME
+from ctcdraft.arena.hold import kept_rules
+from ctcdraft.arena.lines import Found, trained, untrained
+from ctcdraft.arena.reports import row_name
+from ctcdraft.arena.rules import LATENCY, STEPS, TIME, Rules
 from ctcdraft.arena.tables import draft_milliseconds
 from ctcdraft.errors import InputError
 from ctcdraft.evaluation.quoting import Quoted, Row
@@ -31,76 +33,74 @@ EQUAL = {STEPS: "steps", LATENCY: "draft time", TIME: "training time"}
 
 @dataclass(frozen=True)
 class Compared:
-    """A folder of a finished comparison. loops: certified rows of what was timed, by benchmark and their names there.
-    taken: of the heads of equal draft time, once trained, their draft time over the reference's, by entrant."""
+    """A folder of a finished comparison."""
 
-    base: str
-    entrants: Mapping[str, Any]
-    training: Mapping[str, Entry]
-    taken: Mapping[str, Entry]
-    loops: Mapping[str, Mapping[str, Row]]
-    verdict: Mapping[str, Any]
+    rules: Rules
+    found: Found
 
     @classmethod
     def read(cls, folder: Path) -> Compared:
         book = Book(folder)
-        rules, verdict, there = book.read(RULES), book.read(VERDICT), book.read(EVALUATIONS)
-        names = {asked: f"{rules.get('group')}-{asked}-loop-{NODES}" for asked in ASKED}
-        if not verdict or not set(names.values()) <= there.keys():
+        compared = cls(kept_rules(book), Found.of(book))
+        if not compared.found.verdict or not all(map(compared.lines, ASKED)):
             raise InputError(f"{folder} holds no finished comparison with clocks, but a README quotes it")
-        loops = {
-            asked: {row["drafter"]: row for row in filter(certified, rows_of(book, name))}
-            for asked, name in names.items()
-        }
-        base = next(iter(loops["gsm8k"].values()))["fingerprint"]["base"]
-        taken = book.read(MATCHING).get(ONCE_TRAINED, {})
-        return cls(base, rules["entrants"], book.read(TRAINING), taken, loops, verdict)
+        return compared
 
-    def heads(self) -> Iterator[tuple[str, str, bool]]:
-        """Of the arm of equal training time: what a row is called there, here, and whether it is read its own way."""
-        for name, entry in self.training.items():
-            for reading in entry["readings"] if entry["arm"] == TIME else ():
-                own = reading == entry["readings"][0]
-                yield row_name(entry["same_as"] or name, reading), row_name(entry["entrant"], reading), own
+    @property
+    def base(self) -> str:
+        return str(self.found.rows[0]["fingerprint"]["base"])
 
-
-def timed(found: Compared) -> Iterator[dict[str, Any]]:
-    """Heads of equal training time, and who has none; the fastest on the first benchmark first."""
-    first = found.loops["gsm8k"]
-    trained = {entry["same_as"] or name for name, entry in found.training.items()}
-    called = {there: here for there, here, _ in found.heads()}
-    called |= {name: name for name in first if name.partition("@")[0] not in trained}
-    for name in sorted(called, key=lambda name: -((first.get(name) or {}).get("speedup") or 0)):
-        rows = {asked: loop.get(name) for asked, loop in found.loops.items()}
-        if all(rows.values()):
-            yield {"base": found.base, "drafter": called[name], **rows}
+    def lines(self, asked: str) -> dict[str, Row]:
+        """Of heads of equal training time and of who has none, by the name of the entrant: what the clock said, and
+        whether a head is read its own way."""
+        found = {}
+        for line in (*trained(self.rules, self.found, TIME, asked), *untrained(self.rules, self.found, asked)):
+            row, entry, (_, _, reading) = line["loop"].get(NODES), line["entry"], line["drafter"].partition("@")
+            name = line["drafter"] if entry is None else row_name(entry["entrant"], reading or None)
+            if row is not None:
+                found[name] = {"row": row, "own": entry is None or (reading or None) == entry["readings"][0]}
+        return found
 
 
-def timed_heads(found: Compared) -> Iterator[dict[str, Any]]:
+def timed(compared: Compared) -> Iterator[dict[str, Any]]:
+    """Whom the clock was on, the fastest on the first benchmark first."""
+    lines = {asked: compared.lines(asked) for asked in ASKED}
+    first = lines["gsm8k"]
+    for name in sorted(first, key=lambda name: -(first[name]["row"]["speedup"] or 0)):
+        if all(name in there for there in lines.values()):
+            rows = {asked: there[name]["row"] for asked, there in lines.items()}
+            yield {"base": compared.base, "drafter": name, "own": first[name]["own"], **rows}
+
+
+def timed_heads(compared: Compared) -> Iterator[dict[str, Any]]:
     """Of these everyone's own way to read a head, and who has none; no control and no referee."""
-    other_ways = {here for _, here, own in found.heads() if not own}
-    return (row for row in timed(found) if row["drafter"] not in other_ways and not row["drafter"].startswith(OUTSIDE))
+    return (row for row in timed(compared) if row["own"] and not row["drafter"].startswith(OUTSIDE))
 
 
-def against_rivals(found: Compared) -> Iterator[Row]:
+def against_rivals(compared: Compared) -> Iterator[Row]:
     """The default head less every rival where draft time is equal, replayed, or training time, timed. Dials were turned
     for a head's own reading alone, so no other has equal draft time."""
-    for row in told(found, {LATENCY: "replay", TIME: "loop"}):
+    taken = compared.found.matching.get(ONCE_TRAINED, {})
+    for row in told(compared, {LATENCY: "replay", TIME: "loop"}):
         rival, _, reading = row["less"].partition("@")
-        if row["more"] == "ctc_gru" and found.entrants[rival].get("rival") and not (reading and row["arm"] == LATENCY):
-            yield {**row, "taken": found.taken.get(rival) if row["arm"] == LATENCY else None}
+        if (
+            row["more"] == "ctc_gru"
+            and compared.rules.entrants[rival].rival
+            and not (reading and row["arm"] == LATENCY)
+        ):
+            yield {**row, "taken": taken.get(rival) if row["arm"] == LATENCY else None}
 
 
-def contributions(found: Compared) -> Iterator[Row]:
+def contributions(compared: Compared) -> Iterator[Row]:
     """What a part adds, by pairs of heads that differ in it."""
-    return (row for row in told(found, {STEPS: "replay", TIME: "replay"}) if (row["more"], row["less"]) in PARTS)
+    return (row for row in told(compared, {STEPS: "replay", TIME: "replay"}) if (row["more"], row["less"]) in PARTS)
 
 
-def told(found: Compared, kinds: Mapping[str, str]) -> Iterator[Row]:
+def told(compared: Compared, kinds: Mapping[str, str]) -> Iterator[Row]:
     """Differences, greedy, at one size of trees. kinds: of the evaluations, by arm."""
-    for row in found.verdict["differences"]:
+    for row in compared.found.verdict["differences"]:
         if (row["nodes"], row["temperature"], row["kind"]) == (NODES, 0, kinds.get(row["arm"])):
-            yield {**row, "base": found.base}
+            yield {**row, "base": compared.base}
 
 
 def of(asked: str, cell: Callable[[Row], str]) -> Callable[[Any], str]:

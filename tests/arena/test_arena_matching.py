@@ -11,7 +11,7 @@ from tiny_models import random_lm, tiny_tokenizer
 
 from ctcdraft.arena.book import MATCHING, TRAINING, Book
 from ctcdraft.arena.confirming import ONCE_TRAINED, confirm, turned_again
-from ctcdraft.arena.matching import OWN, REFERENCE, UNTRAINED, Bench, Matched, at_size, count
+from ctcdraft.arena.matching import OWN, REFERENCE, UNTRAINED, Bench, Matched, at_size, count, match
 from ctcdraft.arena.weighing import both
 from ctcdraft.corpus.prepared import Prepared
 from ctcdraft.corpus.rows import Row
@@ -77,6 +77,24 @@ def test_draft_times_are_those_of_trained_heads(bench, monkeypatch):
     saved = load_file(bench.book.run("medusa") / "drafter.safetensors")
     assert all(torch.equal(saved[name], value) for name, value in trained[OWN].own_state().items())
     assert bench.matched(bench.rules.entrants["eagle"], "latency").key == "drafter.frames"
+
+
+def test_a_kill_between_two_dials_loses_one_of_them(bench, tmp_path, monkeypatch):
+    asked = []
+
+    def killed(self, entrant, arm):
+        asked.append(entrant.name)
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+        return Matched("", None, 1.0, None, "")
+
+    monkeypatch.setattr(Bench, "matched", killed)
+    book = Book(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        match(bench.rules, book, "parameters")
+    found = match(bench.rules, book, "parameters")
+    assert asked == [*asked[:3], asked[2], *list(bench.rules.entrants)[3:]]
+    assert list(found) == list(bench.rules.entrants)
 
 
 def test_where_the_clock_is_unsteady_drafts_of_trained_heads_are_counted(bench, monkeypatch):

@@ -3,7 +3,9 @@
 import json
 
 import pytest
+from arenas import rules_of
 
+from ctcdraft.arena.lines import Found
 from ctcdraft.arena.quotations import Compared, against_rivals, contributions, timed, timed_heads
 from ctcdraft.errors import InputError
 
@@ -13,12 +15,16 @@ def difference(more, less, arm, kind, **changes):
 
 
 def head(entrant, arm, same_as=None, readings=(None,)):
-    return {"entrant": entrant, "arm": arm, "same_as": same_as, "readings": list(readings)}
+    return {"entrant": entrant, "arm": arm, "same_as": same_as, "readings": list(readings), "seed": 0, "parameters": 1}
+
+
+def row(asked, drafter, speed):
+    place = {"kind": "loop", "benchmark": asked, "temperature": 0.0, "nodes": 16, "drafter": drafter}
+    return place | {"speedup": speed, "fingerprint": {"base": "a base"}}
 
 
 @pytest.fixture
-def found():
-    entrants = {"ctc_gru": {}, "ctc": {}, "ctc_paper": {}, "medusa": {"rival": True}, "hydra": {"rival": True}}
+def compared():
     training = {
         "ctc_gru": head("ctc_gru", "steps"),
         "medusa": head("medusa", "steps", readings=(None, "direct")),
@@ -34,8 +40,8 @@ def found():
         "blockwise.time@direct": 1.1,
     }
     speeds |= {"oracle": 4.0, "prompt_lookup": 1.4, "transformers_greedy": 0.9}
-    loops = {asked: {name: {"speedup": speed} for name, speed in speeds.items()} for asked in ("gsm8k", "mt_bench")}
-    del loops["mt_bench"]["transformers_greedy"]  # not certified there
+    rows = [row(asked, name, speed) for asked in ("gsm8k", "mt_bench") for name, speed in speeds.items()]
+    rows.remove(row("mt_bench", "transformers_greedy", 0.9))  # not certified there
     told = [
         difference("ctc_gru", "medusa", "latency", "replay"),
         difference("ctc_gru", "medusa", "latency", "replay", nodes=64),
@@ -50,20 +56,26 @@ def found():
         difference("ctc", "ctc_paper", "time", "replay"),
         difference("ctc", "ctc_paper", "time", "loop"),
     ]
-    return Compared("a base", entrants, training, {"medusa": {"ratio": 1.1}}, loops, {"differences": told})
+    matching = {"latency, once trained": {"medusa": {"ratio": 1.1}}}
+    return Compared(rules_of("arena"), Found(training, matching, {"differences": told}, rows, ()))
 
 
-def test_the_arm_of_equal_training_time_is_timed_and_everyone_has_the_name_of_the_entrant(found):
-    said = [(row["drafter"], row["gsm8k"]["speedup"]) for row in timed(found)]
+def test_the_arm_of_equal_training_time_is_timed_and_everyone_has_the_name_of_the_entrant(compared):
+    said = [(row["drafter"], row["gsm8k"]["speedup"]) for row in timed(compared)]
     assert said == [
         ("oracle", 4.0), ("ctc_gru", 1.5), ("prompt_lookup", 1.4), ("medusa@direct", 1.3), ("medusa", 1.2),
         ("blockwise@direct", 1.1),
     ]  # fmt: skip
-    assert [row["drafter"] for row in timed_heads(found)] == ["ctc_gru", "prompt_lookup", "medusa", "blockwise@direct"]
+    assert [row["drafter"] for row in timed_heads(compared)] == [
+        "ctc_gru",
+        "prompt_lookup",
+        "medusa",
+        "blockwise@direct",
+    ]
 
 
-def test_rivals_are_those_of_the_rules_and_only_a_matched_reading_has_equal_draft_time(found):
-    said = [(row["less"], row["arm"], row["kind"], row["taken"]) for row in against_rivals(found)]
+def test_rivals_are_those_of_the_rules_and_only_a_matched_reading_has_equal_draft_time(compared):
+    said = [(row["less"], row["arm"], row["kind"], row["taken"]) for row in against_rivals(compared)]
     assert said == [
         ("medusa", "latency", "replay", {"ratio": 1.1}),
         ("hydra", "time", "loop", None),
@@ -71,13 +83,13 @@ def test_rivals_are_those_of_the_rules_and_only_a_matched_reading_has_equal_draf
     ]
 
 
-def test_parts_are_told_where_steps_or_training_time_are_equal(found):
-    said = [(row["more"], row["less"], row["arm"], row["kind"]) for row in contributions(found)]
+def test_parts_are_told_where_steps_or_training_time_are_equal(compared):
+    said = [(row["more"], row["less"], row["arm"], row["kind"]) for row in contributions(compared)]
     assert said == [("ctc_gru", "ctc", "steps", "replay"), ("ctc", "ctc_paper", "time", "replay")]
 
 
 def test_a_comparison_that_was_not_timed_is_refused(tmp_path):
-    (tmp_path / "rules.json").write_text(json.dumps({"group": "all", "entrants": {}}))
+    (tmp_path / "rules.json").write_text(json.dumps(rules_of("arena").said))
     (tmp_path / "verdict.json").write_text(json.dumps({"differences": []}))
     with pytest.raises(InputError, match="holds no finished comparison with clocks, but a README quotes it"):
         Compared.read(tmp_path)
