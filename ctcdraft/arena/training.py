@@ -78,8 +78,11 @@ def train_all(rules: Rules, book: Book) -> None:
 
 
 def best_rate(rules: Rules, book: Book, entrant: Entrant) -> float:
-    """Of a tie the first. While the best lies at an edge of what was tried, one rate beyond it is tried as well."""
+    """Of a tie the first. While the best lies at an edge of what was tried, one rate beyond it is tried as well. A
+    single rate is not tried."""
     corpus_first(rules, book, entrant)
+    if len(rules.rates.values) == 1:
+        return rules.rates.values[0]
 
     def tried(rate: float) -> float:
         one = Training(entrant, "rate", rules.seed, rules.trial_steps, rate)
