@@ -1,0 +1,116 @@
+"""The tables that READMEs quote from grids: every cell's acceptance, and what each factor adds, all else being equal.
+It knows what a grid's folder holds, and measures nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from ctcdraft.arena.book import Book
+from ctcdraft.arena.hold import kept_rules
+from ctcdraft.arena.judging import Cell, cells_of
+from ctcdraft.arena.lines import Found
+from ctcdraft.arena.quotations import ASKED, EQUAL, NODES, gain, word
+from ctcdraft.arena.rules import Rules
+from ctcdraft.errors import InputError
+from ctcdraft.evaluation.quoting import Quoted, Row
+from ctcdraft.evaluation.report import with_interval
+
+LEVELS = {
+    "residual": "residual heads",
+    "attention": "transformer",
+    "none": "none",
+    "markov": "Markov",
+    "gru": "GRU",
+    "cross_entropy": "cross-entropy",
+    "ctc": "CTC",
+    "prefix_ctc": "prefix-CTC",
+}
+FACTORS = {"body": "body", "loss": "loss", "correction": "correction", "reading": "tree", "weight": "weight of CTC"}
+LOSSES = ("cross_entropy", "ctc", "prefix_ctc")
+TOLD = "gsm8k"  # cell by cell; the page has the others
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A folder of a finished grid."""
+
+    rules: Rules
+    found: Found
+
+    @classmethod
+    def read(cls, folder: Path) -> Grid:
+        book = Book(folder)
+        grid = cls(kept_rules(book), Found.of(book))
+        if not grid.found.verdict.get("effects"):
+            raise InputError(f"{folder} holds no finished grid, but a README quotes it")
+        return grid
+
+    @property
+    def base(self) -> str:
+        return str(self.found.rows[0]["fingerprint"]["base"])
+
+    def row(self, arm: str, cell: Cell) -> Row | None:
+        """What became of a cell at NODES nodes on the benchmark that is told, its first seed; None without it."""
+        seeds = cells_of(self.rules, self.found.training, arm).get(cell)
+        return None if seeds is None else self.found.row("replay", TOLD, 0.0, seeds[min(seeds)], NODES)
+
+
+def cells(grid: Grid) -> Iterator[dict[str, Any]]:
+    """One row for body, correction and reading, with every loss side by side."""
+    for arm in grid.rules.arms:
+        known = cells_of(grid.rules, grid.found.training, arm)
+        levels = {key: list(dict.fromkeys(dict(cell).get(key) for cell in known)) for key in FACTORS}
+        for body, correction, reading in product(levels["body"], levels["correction"], levels["reading"]):
+            place = {"body": body, "correction": correction, "reading": reading}
+            rows = {loss: grid.row(arm, tuple(sorted({**place, "loss": loss}.items()))) for loss in LOSSES}
+            if any(rows.values()):
+                yield {"base": grid.base, "arm": arm, **place, **rows}
+
+
+def effects(grid: Grid) -> Iterator[Row]:
+    """Greedy, at NODES nodes, factor by factor."""
+    told = [row for row in grid.found.verdict["effects"] if (row["nodes"], row["temperature"]) == (NODES, 0)]
+    for factor, arm, asked in product(FACTORS, EQUAL, ASKED):
+        for row in told:
+            if (row["factor"], row["arm"], row["benchmark"]) == (factor, arm, asked):
+                yield {**row, "base": grid.base}
+
+
+def level(key: str) -> Callable[[Row], str]:
+    return lambda row: named(row[key])
+
+
+def named(value: Any) -> str:
+    return LEVELS.get(value, f"{value:g}" if isinstance(value, float) else str(value))
+
+
+def tau(loss: str) -> Callable[[Row], str]:
+    return lambda row: "-" if row[loss] is None else with_interval(row[loss]["tau"], row[loss]["tau_ci"])
+
+
+CELLS = {
+    "base": word("base"),
+    "at equal": word("arm", EQUAL),
+    "body": level("body"),
+    "correction": level("correction"),
+    "tree": level("reading"),
+    **{f"tau, {LEVELS[loss]}": tau(loss) for loss in LOSSES},
+}
+ADDED = {
+    "base": word("base"),
+    "factor": word("factor", FACTORS),
+    "level": lambda row: f"{named(row['more'])} less {named(row['less'])}",
+    "at equal": word("arm", EQUAL),
+    "questions": word("benchmark", ASKED),
+    "twins": word("twins"),
+    "seeds": word("seeds"),
+    "gain in tau": gain("tau"),
+}
+GRIDS = ("arena/grid-tinystories-656K",)
+WEIGHTS: tuple[str, ...] = ()
+HERE = "results/arena/README.md"
+TABLES = (Quoted(HERE, GRIDS, cells, CELLS, Grid.read), Quoted(HERE, (*GRIDS, *WEIGHTS), effects, ADDED, Grid.read))
