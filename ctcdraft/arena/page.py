@@ -111,18 +111,26 @@ def at_an_edge(rate: float, tried: Sequence[float]) -> bool:
 
 
 def equalities(rules: Rules) -> str:
-    rates = ", ".join(f"{rate:g}" for rate in rules.rates.values)
     words = " ".join(rules.work).replace(str(rules.said["out"]), "OUT")
-    beyond = f" and, past an edge that is the best, up to {rules.rates.beyond} more" if rules.rates.beyond else ""
     own = {name: [word for word in one.words if word.startswith("trainer.")] for name, one in rules.entrants.items()}
     return "\n".join(
         [
             f"- corpus, tokens, batches, optimiser, schedule: `{words}`",
-            f"- learning rate: the best of {rates}{beyond} for each entrant, tried for {rules.trial_steps:,} steps and "
-            f"judged by tau on {rules.rates.prompts} prompts that nobody trains on and no result is from",
+            f"- learning rate: {learning_rate(rules)}",
             f"- {rules.steps:,} steps; seconds are {rules.clock} seconds of these steps, without starts and probes",
             *(f"- not equal: {name} trains with `{' '.join(some)}`" for name, some in own.items() if some),
         ]
+    )
+
+
+def learning_rate(rules: Rules) -> str:
+    rates = ", ".join(f"{rate:g}" for rate in rules.rates.values)
+    if len(rules.rates.values) == 1:
+        return f"{rates} for all"
+    beyond = f" and, past an edge that is the best, up to {rules.rates.beyond} more" if rules.rates.beyond else ""
+    return (
+        f"the best of {rates}{beyond} for each entrant, tried for {rules.trial_steps:,} steps and judged by tau on "
+        f"{rules.rates.prompts} prompts that nobody trains on and no result is from"
     )
 
 

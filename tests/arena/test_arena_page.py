@@ -280,3 +280,12 @@ def test_what_a_factor_contributes_is_told_by_twins(held, tmp_path):
     assert "| loss | y less x | made_up | 0 | steps | 8 | replay | 2 | 1 |" in text
     drawing = ET.parse(tmp_path / "factors.svg").getroot()
     assert sum(node.tag.endswith("circle") for node in drawing) == 10  # five cells in two panels
+
+
+def test_how_learning_rates_were_chosen_is_said():
+    several = rules_of("arena")
+    said = page.learning_rate(several)
+    assert said.startswith("the best of 0.002, 0.006, 0.012 and, past an edge that is the best, up to 2 more for each")
+    assert "tried for 600 steps" in said
+    one = replace(several, rates=replace(several.rates, values=(0.024,)))
+    assert page.learning_rate(one) == "0.024 for all"

@@ -77,6 +77,13 @@ def test_rates_arms_time_and_seeds(world):
     assert there["medusa"]["seconds"] == {"processor": 5.0, "wall": 10.0}
 
 
+def test_a_single_rate_is_not_tried(world):
+    rules, book, ran = world
+    training.train_all(replace(rules, rates=replace(rules.rates, values=(0.03,)), arms=("steps",)), book)
+    assert ran[:4] == ["prepare", *A_STEP]
+    assert {book.read(TRAINING)[name]["learning_rate"] for name in A_STEP} == {0.03}
+
+
 def test_heads_of_equal_draft_time_are_timed_when_all_of_them_are_trained(world, monkeypatch):
     rules, book, _ = world
     known = []
