@@ -7,7 +7,7 @@ decides how the search goes on.
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Protocol
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor
@@ -23,8 +23,11 @@ class Texts(Protocol):
     def shares(self) -> tuple[Tensor, Tensor]:
         """factor_KV and scale_KT: p_t(w | text) = p_t(w) factor scale, p_t(blank | text) = p_t(blank) scale."""
 
-    def say(self, words_K: Tensor, rows_K: Tensor) -> Texts:
+    def say(self, words_K: Tensor, rows_K: Tensor) -> Self:
         """The texts of these rows, each with one word more."""
+
+    def beside(self, others: Self) -> Self:
+        """These texts, and behind them the others, which hear the same frames."""
 
 
 def listening_search(
@@ -63,7 +66,7 @@ def listening_search(
     for level in range(1, depth + 1):
         either_KT = blanked_KT + said_KT
         bound_KV = ((either_KT * scale_KT).to(probs_TV.dtype) @ probs_TV) * factor_KV
-        parent_R, word_R = candidates(bound_KV, nodes, best_of_all_N)
+        parent_R, word_R = candidates(bound_KV, nodes, best_of_all_N[-1] if len(best_of_all_N) == nodes else None)
         repeats_R1 = (word_R == last_K[parent_R])[:, None]
         opens_RT = transitions.opens(blanked_KT[parent_R], said_KT[parent_R], repeats_R1)
         probs_RT = log_probs_TC[:, word_R].T.double().exp()
@@ -99,14 +102,15 @@ def listening_search(
     return prefixes_of(_select(words_R, rows_R, mass_R, nodes))
 
 
-def candidates(bound_KV: Tensor, nodes: int, best_of_all_N: Tensor) -> tuple[Tensor, Tensor]:
-    """Parents and words of the children that may come in, by bounds on their masses; in order of both.
+def candidates(bound_KV: Tensor, nodes: int, least: Tensor | float | None) -> tuple[Tensor, Tensor]:
+    """Parents and words of the children that may come in, by bounds on their masses; in order of both. least: the worst
+    mass of the best `nodes` texts so far; None while there are fewer.
 
     Bounds are as exact as the frames are (float32), except for a word that repeats the last one: there they are
     too great, by which that word may only take the place of one candidate.
     """
-    if bound_KV.is_cpu and len(best_of_all_N) == nodes:
-        return (bound_KV > best_of_all_N[-1] * (1 - 1e-5)).nonzero().unbind(1)  # type: ignore[return-value]
+    if bound_KV.is_cpu and least is not None:
+        return (bound_KV > least * (1 - 1e-5)).nonzero().unbind(1)  # type: ignore[return-value]
     words_KR = bound_KV.topk(min(nodes + 1, bound_KV.shape[1]), dim=1).indices.sort(dim=1).values
     parents_K1 = torch.arange(len(bound_KV), device=bound_KV.device)[:, None]
     return parents_K1.expand_as(words_KR).flatten(), words_KR.flatten()

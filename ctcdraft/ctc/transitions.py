@@ -12,6 +12,10 @@ from torch import Tensor
 
 
 class Transitions(Protocol):
+    """merges: whether frames hold a word; the same in one word, for who counts text by text."""
+
+    merges: bool
+
     def opens(self, blanked_X: Tensor, said_X: Tensor, again_X: Tensor) -> Tensor:
         """Mass_X from which a frame may begin a word, of texts whose last frame was a blank / their last word.
 
@@ -27,6 +31,8 @@ class Merging:
     """CTC (Graves et al. 2006): a frame that repeats the one before it holds its word, so that only a blank between
     two equal words keeps both.   5 5 0 5  ->  5 5"""
 
+    merges = True
+
     def opens(self, blanked_X: Tensor, said_X: Tensor, again_X: Tensor) -> Tensor:
         return torch.where(again_X, blanked_X, blanked_X + said_X)
 
@@ -36,6 +42,8 @@ class Merging:
 
 class Anew:
     """A transducer: whatever a frame says is said anew, so that nothing is ever held.   5 5 0 5  ->  5 5 5"""
+
+    merges = False
 
     def opens(self, blanked_X: Tensor, said_X: Tensor, again_X: Tensor) -> Tensor:
         return blanked_X + said_X

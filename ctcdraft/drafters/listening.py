@@ -42,6 +42,10 @@ class Listening:
         """The texts of these rows (of the present ones), each with one word more."""
         return replace(self, memory_KR=self.correction.step(self.memory_KR[rows_K], words_K))
 
+    def beside(self, others: Self) -> Self:
+        """These texts, and behind them the others, which hear the same frames."""
+        return replace(self, memory_KR=torch.cat([self.memory_KR, others.memory_KR]))
+
     @cached_property
     def added_KV(self) -> Tensor:
         return self.correction(self.memory_KR).to(self.log_probs_TC.dtype)
@@ -79,6 +83,9 @@ class Deaf:
 
     def say(self, words_K: Tensor, rows_K: Tensor) -> Self:
         return type(self)(self.like_KV[rows_K], self.like_KT[rows_K])
+
+    def beside(self, others: Self) -> Self:
+        return type(self)(torch.cat([self.like_KV, others.like_KV]), torch.cat([self.like_KT, others.like_KT]))
 
     def shares(self) -> tuple[Tensor, Tensor]:
         return self.like_KV, self.like_KT

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from ctcdraft.ctc.alignment import collapse
 from ctcdraft.ctc.best_first import best_first_search
-from ctcdraft.ctc.listening import listening_search
+from ctcdraft.ctc.best_first_listening import best_first_listening
+from ctcdraft.ctc.listening import Texts, listening_search
 from ctcdraft.ctc.prefix import Prefixes, prefix_search, words_lost
-from ctcdraft.ctc.transitions import MERGING
+from ctcdraft.ctc.transitions import MERGING, Transitions
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.captured import CapturedSearch
 from ctcdraft.drafters.listening import Listening
@@ -69,17 +70,33 @@ class PrefixSearch:
         depth = min(depth, len(log_probs_TC))
         if depth < 1:
             return TokenTree.only_root(root)
+        if listening is not None:
+            return tree_of_listening(log_probs_TC, listening, root, depth, nodes, stops, MERGING)
         blank = log_probs_TC.shape[-1] - 1
-        if listening is None and log_probs_TC.is_cpu and nodes <= FEW_NODES:
+        if log_probs_TC.is_cpu and nodes <= FEW_NODES:
             few = best_first_search(log_probs_TC, blank, nodes - 1, self.words_per_frame, stops, depth)
             return TokenTree.from_lists(root, *few)
-        if listening is None and self.captured is not None and depth == len(log_probs_TC):
+        if self.captured is not None and depth == len(log_probs_TC):
             found = self.captured(log_probs_TC, blank, nodes - 1, self.words_per_frame, tuple(stops), depth)
-        elif listening is None:
-            found = prefix_search(log_probs_TC, blank, nodes - 1, self.words_per_frame, stops, depth)
         else:
-            found = listening_search(log_probs_TC, listening, nodes - 1, stops, depth, MERGING)
+            found = prefix_search(log_probs_TC, blank, nodes - 1, self.words_per_frame, stops, depth)
         return tree_of(found, root, depth)
+
+
+def tree_of_listening(
+    log_probs_TC: Tensor,
+    texts: Texts,
+    root: Tensor,
+    depth: int,
+    nodes: int,
+    stops: Sequence[int],
+    transitions: Transitions,
+) -> TokenTree:
+    """The n most probable texts of frames that listen, at least one word deep."""
+    frames = log_probs_TC, texts, nodes - 1, stops, depth, transitions
+    if log_probs_TC.is_cpu and nodes <= FEW_NODES:
+        return TokenTree.from_lists(root, *best_first_listening(*frames))
+    return tree_of(listening_search(*frames), root, depth)
 
 
 def tree_of(found: Prefixes, root: Tensor, depth: int) -> TokenTree:

@@ -7,12 +7,11 @@ from typing import Any
 
 from torch import Tensor
 
-from ctcdraft.ctc.listening import listening_search
 from ctcdraft.ctc.transitions import ANEW
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.drawn_paths import DrawnLabels
 from ctcdraft.drafters.listening import Deaf, Listening
-from ctcdraft.drafters.paths import tree_of
+from ctcdraft.drafters.paths import tree_of_listening
 
 
 class TransducerSearch:
@@ -34,8 +33,7 @@ class TransducerSearch:
         if depth < 1:
             return TokenTree.only_root(root)
         texts = Deaf.begin(log_probs_TC) if listening is None else listening
-        found = listening_search(log_probs_TC, texts, nodes - 1, stops, depth, ANEW)
-        return tree_of(found, root, depth)
+        return tree_of_listening(log_probs_TC, texts, root, depth, nodes, stops, ANEW)
 
 
 class DrawnTransductions(DrawnLabels):

@@ -69,6 +69,9 @@ class Forbids:
     def say(self, words_K, rows_K):
         return Forbids(words_K.tolist())
 
+    def beside(self, others):
+        return Forbids(self.last + others.last)
+
     def shares(self):
         factor_KW = torch.tensor([[float(last != 0)] * 2 for last in self.last], dtype=torch.float64)
         scale_KT = torch.tensor([[4.0 if last == 0 else 1.0] * 2 for last in self.last], dtype=torch.float64)

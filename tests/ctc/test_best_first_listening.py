@@ -1,0 +1,106 @@
+"""The search of frames that listen, for few nodes, against its vectorised twin and every alignment: the same nodes in
+the same order, whether few or many texts are asked together."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from test_best_first import texts_of
+from test_listening import WORDS, Forbids, begin, frames, law_of
+from truths import slow_collapse
+from truths_heads import beginnings, slow_best, slow_conditioned_texts
+
+from ctcdraft.ctc import best_first_listening as few
+from ctcdraft.ctc.best_first_listening import best_first_listening
+from ctcdraft.ctc.listening import listening_search
+from ctcdraft.ctc.transitions import ANEW, MERGING
+from ctcdraft.drafters.listening import Deaf
+from ctcdraft.drafters.paths import FEW_NODES, PrefixSearch
+from ctcdraft.nn.correction import GRU, Markov
+
+LAWS = {MERGING: slow_collapse, ANEW: lambda classes, blank: [one for one in classes if one != blank]}
+
+
+def said(found):
+    return found.tokens_N.tolist(), found.parents_N.tolist()
+
+
+def test_by_pencil():
+    """Behind "a" neither word may follow: a 5/8, b 5/16, b a 1/8."""
+    frames_TC = torch.tensor([[1 / 2, 1 / 4, 1 / 4]] * 2, dtype=torch.float64).log()
+    assert best_first_listening(frames_TC, Forbids([-1]), 9) == ([0, 1, 0], [-1, -1, 1])
+    assert best_first_listening(frames_TC, Forbids([-1]), 0) == ([], [])
+    assert best_first_listening(frames_TC, Forbids([-1]), 9, depth=0) == ([], [])
+    assert best_first_listening(frames_TC, Forbids([-1]), 9, stop_words=(1,)) == ([0, 1], [-1, -1])
+
+
+@pytest.mark.parametrize("transitions", LAWS, ids=["merging", "anew"])
+@pytest.mark.parametrize("at_once", [1, 3, 100])
+@pytest.mark.parametrize("seed", range(6))
+@torch.no_grad()
+def test_every_alignment(seed, at_once, transitions, monkeypatch):
+    monkeypatch.setattr(few, "AT_ONCE", at_once)
+    log_probs_TC = frames(seed, 1 + seed % 5)
+    listening = begin((Markov, GRU)[seed % 2], log_probs_TC)
+    read = LAWS[transitions]
+    texts = slow_conditioned_texts(law_of(listening), len(log_probs_TC), WORDS + 1, WORDS, lambda *x: tuple(read(*x)))
+    for nodes, stops, depth in [(1, (), 99), (9, (), 99), (300, (), 99), (30, (0,), 99), (30, (), 2)]:
+        truth = slow_best(beginnings(texts), nodes, stops, depth)
+        found = best_first_listening(log_probs_TC, listening, nodes, stops, depth, transitions)
+        assert texts_of(*found) == [text for text, _ in truth]
+
+
+@pytest.mark.parametrize("nodes", [1, 4, 15, 63])
+@pytest.mark.parametrize("kind", [Markov, GRU])
+@torch.no_grad()
+def test_what_its_vectorised_twin_finds(kind, nodes):
+    """Many words, and frames in doubt, so that candidates are cut by bounds and texts are asked in several rounds."""
+    for seed in range(4):
+        log_probs_TC = frames(seed, 6, words=200)
+        listening = begin(kind, log_probs_TC)
+        for transitions in LAWS:
+            twin = listening_search(log_probs_TC, listening, nodes, (3,), 5, transitions)
+            assert said(twin) == best_first_listening(log_probs_TC, listening, nodes, (3,), 5, transitions)
+
+
+@pytest.mark.parametrize("transitions", LAWS, ids=["merging", "anew"])
+def test_ties_are_broken_as_its_twin_breaks_them(transitions):
+    uniform_TC = torch.full((4, 5), 1 / 5, dtype=torch.float64).log()
+    impossible_TC = torch.tensor([[1 / 2, 0, 0, 1 / 2]] * 3, dtype=torch.float64).log()
+    for frames_TC in (uniform_TC, impossible_TC):
+        for nodes in (1, 3, 6, 40):
+            twin = listening_search(frames_TC, Deaf.begin(frames_TC), nodes, transitions=transitions)
+            deaf = best_first_listening(frames_TC, Deaf.begin(frames_TC), nodes, transitions=transitions)
+            assert said(twin) == deaf
+
+
+def test_fewer_texts_are_asked_than_levels_have():
+    class Counted(Deaf):
+        asked = 0
+
+        def say(self, words_K, rows_K):
+            Counted.asked += len(words_K)
+            return super().say(words_K, rows_K)
+
+    asked = {"levels": 0, "few": 0}
+    for seed in range(8):
+        log_probs_TC = (2 * frames(seed, 6, words=200)).log_softmax(-1)
+        texts, Counted.asked = Counted.begin(log_probs_TC), 0
+        twin = listening_search(log_probs_TC, texts, 15)
+        asked["levels"], Counted.asked = asked["levels"] + Counted.asked, 0
+        assert said(twin) == best_first_listening(log_probs_TC, texts, 15)
+        asked["few"] += Counted.asked
+    assert 0 < asked["few"] < 0.9 * asked["levels"]
+
+
+@torch.no_grad()
+def test_trees_of_few_nodes_are_those_of_many(monkeypatch):
+    """Whichever search a tree of FEW_NODES is left to."""
+    log_probs_TC = frames(3, 5, words=60)
+    listening = begin(GRU, log_probs_TC)
+    trees = []
+    for most in (FEW_NODES, 1):
+        monkeypatch.setattr("ctcdraft.drafters.paths.FEW_NODES", most)
+        trees.append(PrefixSearch(10)(log_probs_TC, torch.tensor(1), 5, FEW_NODES, (2,), listening=listening))
+    assert torch.equal(trees[0].tokens_N, trees[1].tokens_N)
+    assert torch.equal(trees[0].parents_N, trees[1].parents_N)
