@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from ctcdraft.arena.book import Book
 from ctcdraft.arena.confirming import ONCE_TRAINED
@@ -37,14 +37,19 @@ class Compared:
 
     rules: Rules
     found: Found
+    kind: ClassVar[str] = "comparison with clocks"
 
     @classmethod
-    def read(cls, folder: Path) -> Compared:
+    def read(cls, folder: Path) -> Self:
         book = Book(folder)
         compared = cls(kept_rules(book), Found.of(book))
-        if not compared.found.verdict or not all(map(compared.lines, ASKED)):
-            raise InputError(f"{folder} holds no finished comparison with clocks, but a README quotes it")
+        if not compared.finished:
+            raise InputError(f"{folder} holds no finished {cls.kind}, but a README quotes it")
         return compared
+
+    @property
+    def finished(self) -> bool:
+        return bool(self.found.verdict) and all(map(self.lines, ASKED))
 
     @property
     def base(self) -> str:

@@ -4,18 +4,11 @@ It knows what a grid's folder holds, and measures nothing."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
 from typing import Any
 
-from ctcdraft.arena.book import Book
-from ctcdraft.arena.hold import kept_rules
 from ctcdraft.arena.judging import Cell, cells_of
-from ctcdraft.arena.lines import Found
-from ctcdraft.arena.quotations import ASKED, EQUAL, NODES, gain, word
-from ctcdraft.arena.rules import Rules
-from ctcdraft.errors import InputError
+from ctcdraft.arena.quotations import ASKED, EQUAL, NODES, Compared, gain, word
 from ctcdraft.evaluation.quoting import Quoted, Row
 from ctcdraft.evaluation.report import with_interval
 
@@ -34,24 +27,14 @@ LOSSES = ("cross_entropy", "ctc", "prefix_ctc")
 TOLD = "gsm8k"  # cell by cell; the page has the others
 
 
-@dataclass(frozen=True)
-class Grid:
+class Grid(Compared):
     """A folder of a finished grid."""
 
-    rules: Rules
-    found: Found
-
-    @classmethod
-    def read(cls, folder: Path) -> Grid:
-        book = Book(folder)
-        grid = cls(kept_rules(book), Found.of(book))
-        if not grid.found.verdict.get("effects"):
-            raise InputError(f"{folder} holds no finished grid, but a README quotes it")
-        return grid
+    kind = "grid"
 
     @property
-    def base(self) -> str:
-        return str(self.found.rows[0]["fingerprint"]["base"])
+    def finished(self) -> bool:
+        return bool(self.found.verdict.get("effects"))
 
     def row(self, arm: str, cell: Cell) -> Row | None:
         """What became of a cell at NODES nodes on the benchmark that is told, its first seed; None without it."""
