@@ -7,6 +7,7 @@ a twin which differs in one factor alone is set against it, and all twins are po
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import product
 from typing import Any
 
 from ctcdraft.arena.book import EVALUATIONS, TRAINING, VERDICT, Book, Entry
@@ -17,6 +18,7 @@ from ctcdraft.evaluation.differences import Sums, difference, pooled
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
 
 Sides = dict[tuple[str, int], Sums]  # by row name and nodes
+READING = "reading"  # a factor, too, where heads are read in several ways
 Cell = tuple[tuple[str, Any], ...]  # levels of the factors, sorted by factor
 
 
@@ -72,25 +74,28 @@ def rows_named(rules: Rules, training: Mapping[str, Entry], side: str, arm: str)
 def effects(
     rules: Rules, training: Mapping[str, Entry], answers: Sides, arm: str, nodes: int
 ) -> Iterator[dict[str, Any]]:
-    """Of every factor, each level less its first one, all else being equal."""
+    """Of every factor, each level less its first one, all else being equal: over all cells, and among those that are
+    read alike (within), because some losses are read well in one way only."""
     cells = cells_of(rules, training, arm)
     base = answers.get((AUTOREGRESSIVE, nodes))
     if base is None:
         return
     for factor in dict.fromkeys(key for cell in cells for key, _ in cell):
         first, *others = levels(cells, factor)
-        for level in others:
+        for level, within in product(others, (None, *(rules.readings_as if factor != READING else ()))):
             twins = [  # a seed that one side lacks would weigh for the other alone
                 (cell, seed, answers[ours, nodes], answers[cells[twin][seed], nodes])
                 for cell, twin in twinned(cells, factor, level, first)
                 for seed, ours in cells[cell].items()
-                if (ours, nodes) in answers and (cells[twin].get(seed), nodes) in answers
+                if within in (None, dict(cell).get(READING))
+                and (ours, nodes) in answers
+                and (cells[twin].get(seed), nodes) in answers
             ]
             if twins:
                 told, seeds, more, less = zip(*twins, strict=True)
                 made = difference(pooled(more), pooled(less), base, rules.seed)
                 counts = {"twins": len(set(told)), "seeds": len(set(seeds))}
-                yield {"factor": factor, "more": level, "less": first, **counts, **made}
+                yield {"factor": factor, "more": level, "less": first, "within": within, **counts, **made}
 
 
 def cells_of(rules: Rules, training: Mapping[str, Entry], arm: str) -> dict[Cell, dict[int, str]]:
@@ -100,7 +105,7 @@ def cells_of(rules: Rules, training: Mapping[str, Entry], arm: str) -> dict[Cell
         if entry["arm"] != arm or not entry["factors"]:
             continue
         for number, reading in enumerate(entry["readings"]):
-            read = {"reading": rules.readings_as[number]} if len(entry["readings"]) > 1 else {}
+            read = {READING: rules.readings_as[number]} if len(entry["readings"]) > 1 else {}
             cell = tuple(sorted({**entry["factors"], **read}.items()))
             found.setdefault(cell, {})[entry["seed"]] = row_name(entry["same_as"] or name, reading)
     return found

@@ -87,6 +87,7 @@ ADDED = {
     "base": word("base"),
     "factor": word("factor", FACTORS),
     "level": lambda row: f"{named(row['more'])} less {named(row['less'])}",
+    "tree": lambda row: row["within"] or "both",
     "at equal": word("arm", EQUAL),
     "questions": word("benchmark", ASKED),
     "twins": word("twins"),

@@ -141,6 +141,7 @@ DIFFERENCES: Columns = {
 EFFECTS: Columns = {
     "factor": lambda one: one["factor"],
     "more": lambda one: f"{one['more']} less {one['less']}",
+    "read as": lambda one: one["within"] or "all",
     **PLACE,
     "twins": lambda one: str(one["twins"]),
     "seeds": lambda one: str(one["seeds"]),

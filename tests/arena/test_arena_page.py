@@ -14,12 +14,14 @@ from ctcdraft.arena import page
 from ctcdraft.arena.book import EVALUATIONS, MATCHING, RULES, TRAINING, VERDICT, Book
 from ctcdraft.arena.counts import count, counted
 from ctcdraft.arena.hold import print_anew
-from ctcdraft.arena.judging import judge
+from ctcdraft.arena.judging import effects, judge
 from ctcdraft.arena.measuring import evaluations
 from ctcdraft.arena.rules import Entrant
 from ctcdraft.drafters.prompt_lookup import PromptLookup
 from ctcdraft.errors import InputError
+from ctcdraft.evaluation.differences import Sums
 from ctcdraft.evaluation.folder import Folder
+from ctcdraft.evaluation.records import AUTOREGRESSIVE
 from ctcdraft.evaluation.replay_session import Replay
 
 LOOKUPS = {"ctc_gru": (3, 6), "ctc_gru.s1": (3, 5), "medusa": (1, 2), "medusa@direct": (1, 1), "medusa.time": (2, 3)}
@@ -277,9 +279,24 @@ def test_what_a_factor_contributes_is_told_by_twins(held, tmp_path):
     assert told["loss", 8]["tau"] == pytest.approx(wanted)
     page.write(replace(rules, entrants={"x": Entrant("x", ())}, pairs=(), arms=("steps",)), grid)
     text = (tmp_path / "page.md").read_text()
-    assert "| loss | y less x | made_up | 0 | steps | 8 | replay | 2 | 1 |" in text
+    assert "| loss | y less x | all | made_up | 0 | steps | 8 | replay | 2 | 1 |" in text
     drawing = ET.parse(tmp_path / "factors.svg").getroot()
     assert sum(node.tag.endswith("circle") for node in drawing) == 10  # five cells in two panels
+
+
+def test_what_a_factor_contributes_is_told_for_each_way_to_read(held):
+    """y reads best as n most probable texts, x as a raw tree; over both they are even."""
+    rules = replace(held[0], readings_as=("raw tree", "probable texts"))
+    training = {name: entry(name, factors={"loss": name}, readings=["raw", "best"]) for name in ("x", "y")}
+    passes = {"x@raw": 10, "x@best": 20, "y@raw": 20, "y@best": 10, AUTOREGRESSIVE: 40}
+    answers = {(name, 8): Sums([40, 40], [count, count]) for name, count in passes.items()}
+    told = {(one["factor"], one["within"]): one for one in effects(rules, training, answers, "steps", 8)}
+    assert {key: (one["twins"], one["tau"]) for key, one in told.items()} == {
+        ("loss", None): (2, 0.0),
+        ("loss", "raw tree"): (1, -2.0),
+        ("loss", "probable texts"): (1, 2.0),
+        ("reading", None): (2, 0.0),
+    }
 
 
 def test_how_learning_rates_were_chosen_is_said():
