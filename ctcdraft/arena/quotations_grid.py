@@ -19,11 +19,12 @@ LEVELS = {
     "markov": "Markov",
     "gru": "GRU",
     "cross_entropy": "cross-entropy",
+    "cross_entropy_deep": "cross-entropy, six words",
     "ctc": "CTC",
     "prefix_ctc": "prefix-CTC",
 }
 FACTORS = {"body": "body", "loss": "loss", "correction": "correction", "reading": "tree", "weight": "weight of CTC"}
-LOSSES = ("cross_entropy", "ctc", "prefix_ctc")
+LOSSES = ("cross_entropy", "cross_entropy_deep", "ctc", "prefix_ctc")
 TOLD = "gsm8k"  # cell by cell; the page has the others
 
 

@@ -63,11 +63,11 @@ def said(columns, row):
 def test_losses_stand_side_by_side_and_a_cell_that_is_not_there_is_a_dash(grid):
     raw, likely = grid.rules.readings_as
     assert [said(CELLS, row) for row in cells(grid)] == [
-        ["a base", "steps", "residual heads", "none", raw, "1.50 [1.25, 1.75]", "1.25 [1.00, 1.50]", "-"],
-        ["a base", "steps", "residual heads", "none", likely, "1.50 [1.25, 1.75]", "1.25 [1.00, 1.50]", "-"],
-        ["a base", "steps", "transformer", "none", raw, "-", "2.00 [1.75, 2.25]", "-"],
-        ["a base", "steps", "transformer", "none", likely, "-", "2.00 [1.75, 2.25]", "-"],
-        ["a base", "training time", "transformer", "none", raw, "-", "3.00 [2.75, 3.25]", "-"],
+        ["a base", "steps", "residual heads", "none", raw, "1.50 [1.25, 1.75]", "-", "1.25 [1.00, 1.50]", "-"],
+        ["a base", "steps", "residual heads", "none", likely, "1.50 [1.25, 1.75]", "-", "1.25 [1.00, 1.50]", "-"],
+        ["a base", "steps", "transformer", "none", raw, "-", "-", "2.00 [1.75, 2.25]", "-"],
+        ["a base", "steps", "transformer", "none", likely, "-", "-", "2.00 [1.75, 2.25]", "-"],
+        ["a base", "training time", "transformer", "none", raw, "-", "-", "3.00 [2.75, 3.25]", "-"],
     ]
 
 
