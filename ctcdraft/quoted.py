@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ctcdraft.arena import quotations as compared
+from ctcdraft.arena import quotations_grid as crossed
 from ctcdraft.errors import tell_and_exit
 from ctcdraft.evaluation import quotations as evaluated
 from ctcdraft.evaluation.quoting import Quoted
 from ctcdraft.files import write_text
 from ctcdraft.front_door import REPOSITORY
 
-TABLES = (*evaluated.TABLES, *compared.TABLES)
+TABLES = (*evaluated.TABLES, *compared.TABLES, *crossed.TABLES)
 
 
 def written_anew(root: Path, tables: Sequence[Quoted] = TABLES) -> dict[Path, str]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from itertools import product
 from typing import Any
 
-from ctcdraft.arena.judging import Cell, cells_of
+from ctcdraft.arena.judging import READING, Cell, cells_of
 from ctcdraft.arena.quotations import ASKED, EQUAL, NODES, Compared, gain, word
 from ctcdraft.evaluation.quoting import Quoted, Row
 from ctcdraft.evaluation.report import with_interval
@@ -56,8 +56,12 @@ def cells(grid: Grid) -> Iterator[dict[str, Any]]:
 
 
 def effects(grid: Grid) -> Iterator[Row]:
-    """Greedy, at NODES nodes, factor by factor."""
-    told = [row for row in grid.found.verdict["effects"] if (row["nodes"], row["temperature"]) == (NODES, 0)]
+    """Greedy, at NODES nodes, factor by factor, among cells that are read alike."""
+    told = [
+        row
+        for row in grid.found.verdict["effects"]
+        if (row["nodes"], row["temperature"]) == (NODES, 0) and (row["within"] or row["factor"] == READING)
+    ]
     for factor, arm, asked in product(FACTORS, EQUAL, ASKED):
         for row in told:
             if (row["factor"], row["arm"], row["benchmark"]) == (factor, arm, asked):
@@ -88,7 +92,7 @@ ADDED = {
     "base": word("base"),
     "factor": word("factor", FACTORS),
     "level": lambda row: f"{named(row['more'])} less {named(row['less'])}",
-    "tree": lambda row: row["within"] or "both",
+    "tree": lambda row: row["within"] or "-",
     "at equal": word("arm", EQUAL),
     "questions": word("benchmark", ASKED),
     "twins": word("twins"),

@@ -27,7 +27,7 @@ def effect(factor, more, less, asked="gsm8k", arm="steps", **changes):
     place = {"kind": "replay", "benchmark": asked, "temperature": 0.0, "nodes": 16, "arm": arm, "factor": factor}
     return (
         place
-        | {"more": more, "less": less, "within": None, "twins": 2, "seeds": 1, "tau": 0.5, "tau_ci": [0.25, 0.75]}
+        | {"more": more, "less": less, "within": "raw tree", "twins": 2, "seeds": 1, "tau": 0.5, "tau_ci": [0.25, 0.75]}
         | changes
     )
 
@@ -48,9 +48,11 @@ def grid():
     told = [
         effect("loss", "ctc", "cross_entropy", asked="mt_bench"),
         effect("loss", "ctc", "cross_entropy"),
+        effect("loss", "ctc", "cross_entropy", within=None),
         effect("loss", "ctc", "cross_entropy", nodes=64),
         effect("loss", "ctc", "cross_entropy", arm="time"),
-        effect("body", "attention", "residual", within="raw tree"),
+        effect("reading", "most probable texts", "raw tree", within=None),
+        effect("body", "attention", "residual", within="most probable texts"),
         effect("weight", 0.01, 0),
     ]
     return Grid(rules_of("grid"), Found(training, {}, {"effects": told}, rows, ()))
@@ -74,11 +76,12 @@ def test_losses_stand_side_by_side_and_a_cell_that_is_not_there_is_a_dash(grid):
 def test_effects_go_factor_by_factor_then_by_what_was_equal(grid):
     gain = "+0.50 [+0.25, +0.75]"
     assert [said(ADDED, row) for row in effects(grid)] == [
-        ["a base", "body", "transformer less residual heads", "raw tree", "steps", "GSM8K", "2", "1", gain],
-        ["a base", "loss", "CTC less cross-entropy", "both", "steps", "GSM8K", "2", "1", gain],
-        ["a base", "loss", "CTC less cross-entropy", "both", "steps", "MT-Bench", "2", "1", gain],
-        ["a base", "loss", "CTC less cross-entropy", "both", "training time", "GSM8K", "2", "1", gain],
-        ["a base", "weight of CTC", "0.01 less 0", "both", "steps", "GSM8K", "2", "1", gain],
+        ["a base", "body", "transformer less residual heads", "most probable texts", "steps", "GSM8K", "2", "1", gain],
+        ["a base", "loss", "CTC less cross-entropy", "raw tree", "steps", "GSM8K", "2", "1", gain],
+        ["a base", "loss", "CTC less cross-entropy", "raw tree", "steps", "MT-Bench", "2", "1", gain],
+        ["a base", "loss", "CTC less cross-entropy", "raw tree", "training time", "GSM8K", "2", "1", gain],
+        ["a base", "tree", "most probable texts less raw tree", "-", "steps", "GSM8K", "2", "1", gain],
+        ["a base", "weight of CTC", "0.01 less 0", "raw tree", "steps", "GSM8K", "2", "1", gain],
     ]
 
 
