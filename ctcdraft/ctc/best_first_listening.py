@@ -66,7 +66,8 @@ def best_first_listening(
     """What `listening_search` finds, as lists: words_N, and parents_N with -1 below the empty text.
 
     No text is more probable than the one above it: once `nodes` candidates are known, only those better than the worst
-    of the best `nodes` can have children that come in, and every child that does raises that bar.
+    of the best `nodes` can have better children than that, and every child that comes in raises the bar. Below a text
+    that is just as probable as the worst nobody looks: of several that tie for the last places others may be taken.
     """
     probs_TV, blank_T = log_probs_TC[:, :-1].exp(), log_probs_TC[:, -1].double().exp().tolist()
     depth = len(log_probs_TC) if depth is None else min(depth, len(log_probs_TC))
@@ -116,8 +117,8 @@ def children(
     """Of these texts, those that may come in; best_masses goes along with them."""
     opens = [[(b + s) * scale for b, s, scale in zip(t.blanked_T, t.said_T, t.scale_T, strict=True)] for t in texts]
     bound_KV = (torch.tensor(opens, dtype=probs_TV.dtype, device=probs_TV.device) @ probs_TV) * factor_KV
-    least = best_masses[0] if best_masses[0] > 0 else None
-    parent_R, word_R = candidates(bound_KV, len(best_masses), least)
+    first = texts[0].word is None  # then nothing is known yet that a child would have to beat
+    parent_R, word_R = candidates(bound_KV, len(best_masses), None if first else best_masses[0])
     columns_RT = log_probs_TC[:, word_R].T.double().exp().tolist()
     told = zip(parent_R.tolist(), word_R.tolist(), columns_RT, factor_KV[parent_R, word_R].tolist(), strict=True)
     for parent, word, probs_T, factor in told:

@@ -14,7 +14,7 @@ from ctcdraft.ctc import best_first_listening as few
 from ctcdraft.ctc.best_first_listening import best_first_listening
 from ctcdraft.ctc.listening import listening_search
 from ctcdraft.ctc.transitions import ANEW, MERGING
-from ctcdraft.drafters.listening import Deaf
+from ctcdraft.drafters.listening import Deaf, Listening
 from ctcdraft.drafters.paths import FEW_NODES, PrefixSearch
 from ctcdraft.nn.correction import GRU, Markov
 
@@ -72,6 +72,37 @@ def test_ties_are_broken_as_its_twin_breaks_them(transitions):
             twin = listening_search(frames_TC, Deaf.begin(frames_TC), nodes, transitions=transitions)
             deaf = best_first_listening(frames_TC, Deaf.begin(frames_TC), nodes, transitions=transitions)
             assert said(twin) == deaf
+
+
+@pytest.mark.parametrize("transitions", LAWS, ids=["merging", "anew"])
+@pytest.mark.parametrize("at_once", [1, 8])
+def test_of_texts_that_tie_the_most_probable_are_found(at_once, transitions, monkeypatch):
+    """Frames of quarters, many of them none: whoever is taken of those that tie, the masses are the greatest there are,
+    and every text is there whose place no tie decides."""
+    monkeypatch.setattr(few, "AT_ONCE", at_once)
+    rng = torch.Generator().manual_seed(0)
+    read = LAWS[transitions]
+    for _ in range(60):
+        cuts_TC = torch.multinomial(torch.ones(3, 4), 4, replacement=True, generator=rng)
+        frames_TC = torch.stack([(cuts_TC == word).sum(1) / 4 for word in range(4)], dim=1).double()
+        law = frames_TC.tolist()
+        texts = slow_conditioned_texts(lambda t, said, law=law: law[t], 3, 4, 3, lambda *x: tuple(read(*x)))
+        masses = {text: mass for text, mass in beginnings(texts).items() if mass > 0}
+        for nodes in (1, 2, 4, 7):
+            found = texts_of(*best_first_listening(frames_TC.log(), Deaf.begin(frames_TC), nodes, (), 9, transitions))
+            truth = sorted(masses.values(), reverse=True)[:nodes]
+            assert sorted((masses[text] for text in found), reverse=True) == pytest.approx(truth)
+            assert {text for text, mass in masses.items() if mass > truth[-1] + 1e-9} <= set(found)
+
+
+@torch.no_grad()
+def test_in_the_precision_of_heads_it_finds_what_its_twin_finds():
+    for seed in range(6):
+        log_probs_TC = frames(seed, 6, words=300).float()
+        made = begin(GRU, log_probs_TC.double())
+        heard = Listening.begin(log_probs_TC, made.correction.float(), made.memory_KR.float())
+        twin = listening_search(log_probs_TC, heard, 15)
+        assert said(twin) == best_first_listening(log_probs_TC, heard, 15)
 
 
 def test_fewer_texts_are_asked_than_levels_have():
