@@ -84,8 +84,10 @@ def timed_heads(compared: Compared) -> Iterator[dict[str, Any]]:
 
 def against_rivals(compared: Compared) -> Iterator[Row]:
     """The default head less every rival where draft time is equal, replayed, or training time, timed. Dials were turned
-    for a head's own reading alone, so no other has equal draft time."""
+    for a head's own reading alone, so no other has equal draft time. Clocks may have run on fewer questions than were
+    replayed: tau is of all that were."""
     taken = compared.found.matching.get(ONCE_TRAINED, {})
+    replayed = {between(row): row for row in told(compared, {TIME: "replay"})}
     for row in told(compared, {LATENCY: "replay", TIME: "loop"}):
         rival, _, reading = row["less"].partition("@")
         if (
@@ -93,7 +95,12 @@ def against_rivals(compared: Compared) -> Iterator[Row]:
             and compared.rules.entrants[rival].rival
             and not (reading and row["arm"] == LATENCY)
         ):
-            yield {**row, "taken": taken.get(rival) if row["arm"] == LATENCY else None}
+            tau = {key: replayed.get(between(row), row)[key] for key in ("tau", "tau_ci")}
+            yield {**row, **tau, "taken": taken.get(rival) if row["arm"] == LATENCY else None}
+
+
+def between(row: Row) -> tuple[str, str, str, str]:
+    return row["more"], row["less"], row["arm"], row["benchmark"]
 
 
 def contributions(compared: Compared) -> Iterator[Row]:
@@ -161,7 +168,7 @@ CONTRIBUTED = {
     "questions": word("benchmark", ASKED),
     "gain in tau": gain("tau"),
 }
-COMPARISONS = ("arena/tinystories-656K",)
+COMPARISONS = ("arena/tiny", "arena/tinystories-656K")
 HERE = "results/arena/README.md"
 TABLES = (
     Quoted("README.md", COMPARISONS, timed_heads, TIMED, Compared.read),

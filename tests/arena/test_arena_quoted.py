@@ -9,9 +9,13 @@ from ctcdraft.arena.lines import Found
 from ctcdraft.arena.quotations import Compared, against_rivals, contributions, timed, timed_heads
 from ctcdraft.errors import InputError
 
+DIFFERENCE = {"benchmark": "gsm8k", "tau": 0.5, "tau_ci": [0.25, 0.75]}
+
 
 def difference(more, less, arm, kind, **changes):
-    return {"more": more, "less": less, "arm": arm, "kind": kind, "nodes": 16, "temperature": 0.0} | changes
+    return (
+        {"more": more, "less": less, "arm": arm, "kind": kind, "nodes": 16, "temperature": 0.0} | DIFFERENCE | changes
+    )
 
 
 def head(entrant, arm, same_as=None, readings=(None,)):
@@ -47,7 +51,7 @@ def compared():
         difference("ctc_gru", "medusa", "latency", "replay", nodes=64),
         difference("ctc_gru", "medusa", "latency", "replay", temperature=1.0),
         difference("ctc_gru", "medusa@direct", "latency", "replay"),
-        difference("ctc_gru", "hydra", "time", "replay"),
+        difference("ctc_gru", "hydra", "time", "replay", tau=0.125, tau_ci=[0.0, 0.25]),  # of more questions
         difference("ctc_gru", "hydra", "time", "loop"),
         difference("ctc_gru", "medusa@direct", "time", "loop"),
         difference("ctc_gru", "ctc_paper", "latency", "replay"),
@@ -75,11 +79,11 @@ def test_the_arm_of_equal_training_time_is_timed_and_everyone_has_the_name_of_th
 
 
 def test_rivals_are_those_of_the_rules_and_only_a_matched_reading_has_equal_draft_time(compared):
-    said = [(row["less"], row["arm"], row["kind"], row["taken"]) for row in against_rivals(compared)]
+    said = [(row["less"], row["arm"], row["kind"], row["tau"], row["taken"]) for row in against_rivals(compared)]
     assert said == [
-        ("medusa", "latency", "replay", {"ratio": 1.1}),
-        ("hydra", "time", "loop", None),
-        ("medusa@direct", "time", "loop", None),
+        ("medusa", "latency", "replay", 0.5, {"ratio": 1.1}),
+        ("hydra", "time", "loop", 0.125, None),
+        ("medusa@direct", "time", "loop", 0.5, None),
     ]
 
 
