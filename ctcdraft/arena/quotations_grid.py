@@ -100,6 +100,5 @@ ADDED = {
     "gain in tau": gain("tau"),
 }
 GRIDS = ("arena/grid-tinystories-656K",)
-WEIGHTS: tuple[str, ...] = ()
 HERE = "results/arena/README.md"
-TABLES = (Quoted(HERE, GRIDS, cells, CELLS, Grid.read), Quoted(HERE, (*GRIDS, *WEIGHTS), effects, ADDED, Grid.read))
+TABLES = (Quoted(HERE, GRIDS, cells, CELLS, Grid.read), Quoted(HERE, GRIDS, effects, ADDED, Grid.read))

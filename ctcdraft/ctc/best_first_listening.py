@@ -77,7 +77,7 @@ def best_first_listening(
     queue: list[tuple[tuple, int]] = []
     best_masses = [0.0] * nodes  # of all candidates, as a heap
     while nodes > 0 and depth > 0:
-        for one in children(log_probs_TC, probs_TV, factor_KV, new, best_masses, transitions):
+        for one in children(log_probs_TC, probs_TV, factor_KV, new, best_masses, transitions.merges):
             if one.depth < depth and one.word not in stop_words:
                 heapq.heappush(queue, (one.place, len(found)))
             found.append(one)
@@ -112,7 +112,7 @@ def children(
     factor_KV: Tensor,
     texts: Sequence[Asked],
     best_masses: list[float],
-    transitions: Transitions,
+    merges: bool,
 ) -> Iterator[Candidate]:
     """Of these texts, those that may come in; best_masses goes along with them."""
     opens = [[(b + s) * scale for b, s, scale in zip(t.blanked_T, t.said_T, t.scale_T, strict=True)] for t in texts]
@@ -123,7 +123,7 @@ def children(
     told = zip(parent_R.tolist(), word_R.tolist(), columns_RT, factor_KV[parent_R, word_R].tolist(), strict=True)
     for parent, word, probs_T, factor in told:
         above = texts[parent]
-        again = transitions.merges and word == above.word
+        again = merges and word == above.word
         begins_T = [
             (blanked if again else blanked + said) * p * (factor * scale)
             for blanked, said, p, scale in zip(above.blanked_T, above.said_T, probs_T, above.scale_T, strict=True)
