@@ -132,7 +132,9 @@ class SlotAttention(nn.Module):
         own_value = rearrange(self.value(slots_BATD), "b a t (g d) -> b g a t d", g=kv_heads)
         text_keys, text_values = text
 
-        to_text = query @ text_keys[:, :, None].transpose(-1, -2)  # b g a (r t) l
+        # Rows of all anchors side by side: by the anchor, the text's keys and values would be copied for each.
+        rows = query.shape[2:4]
+        to_text = (query.flatten(2, 3) @ text_keys.transpose(-1, -2)).unflatten(2, rows)  # b g a (r t) l
         if visible_BAL is not None:
             to_text = to_text.masked_fill(~visible_BAL[:, None, :, None, :], -torch.inf)
         to_slots = query @ own_key.transpose(-1, -2)  # b g a (r t) t
@@ -142,7 +144,7 @@ class SlotAttention(nn.Module):
             to_slots = to_slots.masked_fill(later_TT.repeat(repeats, 1), -torch.inf)
         weights = torch.cat([to_text, to_slots], dim=-1).softmax(dim=-1, dtype=torch.float32).to(query.dtype)
         on_text, on_slots = weights.split([text_keys.shape[2], frames], dim=-1)
-        mixed = on_text @ text_values[:, :, None] + on_slots @ own_value
+        mixed = (on_text.flatten(2, 3) @ text_values).unflatten(2, rows) + on_slots @ own_value
         return self.out(rearrange(mixed, "b g a (r t) d -> b a t (g r d)", t=frames))
 
     def step(self, x_BND: Tensor, slots: int, turn: tuple[Tensor, Tensor], memory: Any, layer: int) -> Tensor:
