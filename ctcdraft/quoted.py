@@ -8,13 +8,14 @@ from pathlib import Path
 
 from ctcdraft.arena import quotations as compared
 from ctcdraft.arena import quotations_grid as crossed
+from ctcdraft.arena import quotations_weights as weighed
 from ctcdraft.errors import tell_and_exit
 from ctcdraft.evaluation import quotations as evaluated
 from ctcdraft.evaluation.quoting import Quoted
 from ctcdraft.files import write_text
 from ctcdraft.front_door import REPOSITORY
 
-TABLES = (*evaluated.TABLES, *compared.TABLES, *crossed.TABLES)
+TABLES = (*evaluated.TABLES, *compared.TABLES, *crossed.TABLES, *weighed.TABLES)
 
 
 def written_anew(root: Path, tables: Sequence[Quoted] = TABLES) -> dict[Path, str]:

@@ -59,6 +59,15 @@ def untrained(rules: Rules, found: Found, benchmark: str) -> Iterator[Row]:
             yield {**line, "drafter": name, "entry": None, "ratio": None}
 
 
+def runs_of(rules: Rules, found: Found) -> dict[str, list[str]]:
+    """Runs of the first arm, a seed each, by entrant: in the rules' order, which in a grid name the last cell alone."""
+    runs: dict[str, list[str]] = {name: [] for name in rules.entrants}
+    for name, entry in found.training.items():
+        if entry["arm"] == rules.arms[0]:
+            runs.setdefault(entry["entrant"], []).append(name)
+    return {entrant: names for entrant, names in runs.items() if names}
+
+
 def measured(rules: Rules, found: Found, benchmark: str, drafter: str) -> dict[str, Any] | None:
     """Its replayed rows by nodes and its timed ones; None where there are neither."""
     replays = {nodes: found.row("replay", benchmark, 0.0, drafter, nodes) for nodes in rules.replay.nodes}

@@ -8,11 +8,12 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterator, Sequence
 from io import StringIO
+from itertools import takewhile
 
 from ctcdraft.arena import figure
-from ctcdraft.arena.book import Book
+from ctcdraft.arena.book import Book, Entry
 from ctcdraft.arena.confirming import ONCE_TRAINED
-from ctcdraft.arena.lines import Found, in_cells, replayed, timed, trained, untrained
+from ctcdraft.arena.lines import Found, in_cells, replayed, runs_of, timed, trained, untrained
 from ctcdraft.arena.rules import LATENCY, PARAMETERS, STEPS, TIME, Rules
 from ctcdraft.arena.tables import DIFFERENCES, EFFECTS, columns, matched, pairs, sampled, seeds
 from ctcdraft.evaluation.metrics import DEFINITIONS
@@ -41,7 +42,7 @@ def write(rules: Rules, book: Book) -> None:
 
 
 def markdown(rules: Rules, found: Found) -> str:
-    parts = [f"# {rules.title}", circumstances(rules, found), "## What was equal", equalities(rules)]
+    parts = [f"# {rules.title}", circumstances(rules, found), "## What was equal", equalities(rules, found)]
     for benchmark in rules.benchmarks:
         for arm in rules.arms:
             heads = list(trained(rules, found, arm, benchmark))
@@ -110,9 +111,9 @@ def at_an_edge(rate: float, tried: Sequence[float]) -> bool:
     return len(set(tried)) > 1 and rate in (min(tried), max(tried))
 
 
-def equalities(rules: Rules) -> str:
+def equalities(rules: Rules, found: Found) -> str:
     words = " ".join(rules.work).replace(str(rules.said["out"]), "OUT")
-    own = {name: [word for word in one.words if word.startswith("trainer.")] for name, one in rules.entrants.items()}
+    own = {name: own_words(rules, found.training[runs[0]]) for name, runs in runs_of(rules, found).items()}
     return "\n".join(
         [
             f"- corpus, tokens, batches, optimiser, schedule: `{words}`",
@@ -121,6 +122,12 @@ def equalities(rules: Rules) -> str:
             *(f"- not equal: {name} trains with `{' '.join(some)}`" for name, some in own.items() if some),
         ]
     )
+
+
+def own_words(rules: Rules, entry: Entry) -> list[str]:
+    """Of the words a head was trained with, what no other was told of the trainer: between the work and the rate."""
+    own = takewhile(lambda word: not word.startswith("trainer.learning_rate="), entry["words"][len(rules.work) :])
+    return [word for word in own if word.startswith("trainer.")]
 
 
 def learning_rate(rules: Rules) -> str:

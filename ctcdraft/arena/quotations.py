@@ -55,6 +55,11 @@ class Compared:
     def base(self) -> str:
         return str(self.found.rows[0]["fingerprint"]["base"])
 
+    @property
+    def place(self) -> str:
+        """The base, and how long its heads learned: there may be two comparisons on one base."""
+        return f"{self.base}, {self.rules.steps} steps"
+
     def lines(self, asked: str) -> dict[str, Row]:
         """Of heads of equal training time and of who has none, by the name of the entrant: what the clock said, and
         whether a head is read its own way."""
@@ -74,7 +79,7 @@ def timed(compared: Compared) -> Iterator[dict[str, Any]]:
     for name in sorted(first, key=lambda name: -(first[name]["row"]["speedup"] or 0)):
         if all(name in there for there in lines.values()):
             rows = {asked: there[name]["row"] for asked, there in lines.items()}
-            yield {"base": compared.base, "drafter": name, "own": first[name]["own"], **rows}
+            yield {"base": compared.place, "drafter": name, "own": first[name]["own"], **rows}
 
 
 def timed_heads(compared: Compared) -> Iterator[dict[str, Any]]:
@@ -112,7 +117,7 @@ def told(compared: Compared, kinds: Mapping[str, str]) -> Iterator[Row]:
     """Differences, greedy, at one size of trees. kinds: of the evaluations, by arm."""
     for row in compared.found.verdict["differences"]:
         if (row["nodes"], row["temperature"], row["kind"]) == (NODES, 0, kinds.get(row["arm"])):
-            yield {**row, "base": compared.base}
+            yield {**row, "base": compared.place}
 
 
 def of(asked: str, cell: Callable[[Row], str]) -> Callable[[Any], str]:

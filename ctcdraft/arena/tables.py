@@ -7,7 +7,7 @@ from collections.abc import Callable
 from itertools import product
 from typing import Any
 
-from ctcdraft.arena.lines import Found
+from ctcdraft.arena.lines import Found, runs_of
 from ctcdraft.arena.reports import Row, draft_seconds, row_name
 from ctcdraft.arena.rules import Rules
 from ctcdraft.evaluation.report import Columns, equal, number, signed, table, with_interval
@@ -99,11 +99,9 @@ def matched(found: Found) -> list[str]:
 def seeds(rules: Rules, found: Found) -> list[str]:
     """Heads that were trained more than once: tau of each seed, at the sizes that are told."""
     lines = []
-    for entrant in rules.entrants:
-        same = [
-            name for name, one in found.training.items() if one["entrant"] == entrant and one["arm"] == rules.arms[0]
-        ]
-        for reading, benchmark, nodes in product(rules.entrants[entrant].readings, rules.benchmarks, rules.sizes_told):
+    for entrant, same in runs_of(rules, found).items():
+        readings = found.training[same[0]]["readings"]
+        for reading, benchmark, nodes in product(readings, rules.benchmarks, rules.sizes_told):
             rows = [found.row("replay", benchmark, 0.0, row_name(name, reading), nodes) for name in same]
             taus = [row["tau"] for row in rows if row is not None]
             if len(taus) > 1:

@@ -223,6 +223,20 @@ def test_a_size_without_a_certificate_is_in_no_verdict(held, tmp_path):
     assert (8, "ctc_gru", "medusa") not in told
 
 
+def test_a_grid_whose_rules_name_its_last_cell_alone_tells_of_every_cell(held):
+    rules, book = held
+    last = replace(rules, entrants={"medusa": rules.entrants["medusa"]})
+    found = page.Found.of(book)
+    assert page.seeds(last, found) == page.seeds(rules, found)
+    assert [line.split(" | ")[0] for line in page.seeds(last, found)[1].splitlines()[2:]] == ["| ctc_gru"]
+
+    training = dict(found.training)
+    own = ["drafter=eagle", "trainer.anchors=128", "trainer.learning_rate=0.1", "trainer.steps=9"]
+    training["ctc_gru"] = {**training["ctc_gru"], "words": [*rules.work, *own]}
+    told = page.equalities(last, replace(found, training=training))
+    assert told.splitlines()[3:] == ["- not equal: ctc_gru trains with `trainer.anchors=128`"]
+
+
 def test_who_could_not_be_matched_is_named(held):
     rules, book = held
     one = {"key": "", "value": None, "interval": None, "how": ""}

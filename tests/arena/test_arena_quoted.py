@@ -87,6 +87,11 @@ def test_rivals_are_those_of_the_rules_and_only_a_matched_reading_has_equal_draf
     ]
 
 
+def test_every_row_says_on_which_base_and_after_how_many_steps(compared):
+    for told in (timed, against_rivals, contributions):
+        assert {row["base"] for row in told(compared)} == {"a base, 1200 steps"}
+
+
 def test_parts_are_told_where_steps_or_training_time_are_equal(compared):
     said = [(row["more"], row["less"], row["arm"], row["kind"]) for row in contributions(compared)]
     assert said == [("ctc_gru", "ctc", "steps", "replay"), ("ctc", "ctc_paper", "time", "replay")]

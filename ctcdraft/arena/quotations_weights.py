@@ -1,0 +1,44 @@
+"""The table that READMEs quote from sweeps of the CTC term's weight: every seed's acceptance, and what a weight adds to
+none. It knows what a sweep's folder holds, and measures nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ctcdraft.arena.judging import READING, cells_of
+from ctcdraft.arena.quotations import EQUAL, NODES, gain, word
+from ctcdraft.arena.quotations_grid import HERE, TOLD, Grid, effects, level
+from ctcdraft.evaluation.quoting import Quoted, Row
+from ctcdraft.evaluation.report import number
+
+WEIGHT = "weight"
+
+
+def weighed(grid: Grid) -> Iterator[Row]:
+    """One row for every weight and way of reading; `added` is None for the weight that the others are set against."""
+    added = {
+        (row["arm"], row["more"], row["within"]): row
+        for row in effects(grid)
+        if (row["factor"], row["benchmark"]) == (WEIGHT, TOLD)
+    }
+    for arm in grid.rules.arms:
+        known = cells_of(grid.rules, grid.found.training, arm)
+        for cell in sorted(known, key=lambda cell: (grid.rules.readings_as.index(dict(cell)[READING]), cell)):
+            place = dict(cell)
+            rows = [grid.found.row("replay", TOLD, 0.0, known[cell][seed], NODES) for seed in sorted(known[cell])]
+            taus = [row["tau"] for row in rows if row is not None]
+            if taus:
+                last = added.get((arm, place[WEIGHT], place[READING]))
+                yield {"base": grid.base, "arm": arm, **place, "taus": taus, "added": last}
+
+
+WEIGHED = {
+    "base": word("base"),
+    "weight of CTC": level(WEIGHT),
+    "read": word(READING),
+    "at equal": word("arm", EQUAL),
+    "tau, seed by seed": lambda row: ", ".join(map(number, row["taus"])),
+    "gain over no CTC": lambda row: "-" if row["added"] is None else gain("tau")(row["added"]),
+}
+SWEEPS = ("arena/weights-tinystories-656K",)
+TABLES = (Quoted(HERE, SWEEPS, weighed, WEIGHED, Grid.read),)
