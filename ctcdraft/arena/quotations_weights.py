@@ -40,5 +40,5 @@ WEIGHED = {
     "tau, seed by seed": lambda row: ", ".join(map(number, row["taus"])),
     "gain over no CTC": lambda row: "-" if row["added"] is None else gain("tau")(row["added"]),
 }
-SWEEPS = ("arena/weights-tinystories-656K",)
+SWEEPS = ("arena/weights-tiny", "arena/weights-tinystories-656K")
 TABLES = (Quoted(HERE, SWEEPS, weighed, WEIGHED, Grid.read),)
