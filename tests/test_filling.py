@@ -71,9 +71,12 @@ def test_without_a_rate_there_are_no_hours_and_a_sentence_says_why(cells):
 
 
 def test_what_a_card_cannot_hold_is_said_beside_the_hours(filling, cells):
-    """32 rows of 2,048 tokens of a 13 B model are 107 GB; one card more and nothing is to be said."""
+    """32 rows of 2,048 tokens of a 13 B model are 107 GB, a step of its head half of a card; one card more and nothing
+    is to be said."""
     found = filling.hours(cells["ctc", "vicuna_13b"])
-    assert "; DOES NOT FIT a card of 80.0 GB: answers 107.5 GB, training 82.8 GB" in str(found)
+    assert "; DOES NOT FIT a card of 80.0 GB: answers 107.5 GB" in str(found)
+    assert "training" not in str(found).partition("FIT")[2]
+    assert "a card of 40.0 GB: answers 107.5 GB, training 40.5 GB" in str(replace(found, memory=4e10))
     assert "FIT" not in str(replace(found, memory=1.6e11))
     assert "FIT" not in str(replace(found, memory=None))
     assert "more at its peak than a card of 80.0 GB" in filling.basis()[-1]

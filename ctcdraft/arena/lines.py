@@ -60,12 +60,12 @@ def untrained(rules: Rules, found: Found, benchmark: str) -> Iterator[Row]:
 
 
 def runs_of(rules: Rules, found: Found) -> dict[str, list[str]]:
-    """Runs of the first arm, a seed each, by entrant: in the rules' order, which in a grid name the last cell alone."""
-    runs: dict[str, list[str]] = {name: [] for name in rules.entrants}
+    """Runs of the first arm, a seed each, by entrant; in a grid the rules name the last cell alone."""
+    runs: dict[str, list[str]] = {}
     for name, entry in found.training.items():
         if entry["arm"] == rules.arms[0]:
             runs.setdefault(entry["entrant"], []).append(name)
-    return {entrant: names for entrant, names in runs.items() if names}
+    return runs
 
 
 def measured(rules: Rules, found: Found, benchmark: str, drafter: str) -> dict[str, Any] | None:

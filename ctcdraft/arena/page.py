@@ -114,9 +114,11 @@ def at_an_edge(rate: float, tried: Sequence[float]) -> bool:
 def equalities(rules: Rules, found: Found) -> str:
     words = " ".join(rules.work).replace(str(rules.said["out"]), "OUT")
     own = {name: own_words(rules, found.training[runs[0]]) for name, runs in runs_of(rules, found).items()}
+    shared = [word for word in next(iter(own.values()), []) if all(word in some for some in own.values())]
+    own = {name: [word for word in some if word not in shared] for name, some in own.items()}
     return "\n".join(
         [
-            f"- corpus, tokens, batches, optimiser, schedule: `{words}`",
+            f"- corpus, tokens, batches, optimiser, schedule: `{' '.join([words, *shared])}`",
             f"- learning rate: {learning_rate(rules)}",
             f"- {rules.steps:,} steps; seconds are {rules.clock} seconds of these steps, without starts and probes",
             *(f"- not equal: {name} trains with `{' '.join(some)}`" for name, some in own.items() if some),
@@ -125,7 +127,7 @@ def equalities(rules: Rules, found: Found) -> str:
 
 
 def own_words(rules: Rules, entry: Entry) -> list[str]:
-    """Of the words a head was trained with, what no other was told of the trainer: between the work and the rate."""
+    """What a head's trainer was told beyond the work: between that and the rate."""
     own = takewhile(lambda word: not word.startswith("trainer.learning_rate="), entry["words"][len(rules.work) :])
     return [word for word in own if word.startswith("trainer.")]
 

@@ -35,6 +35,7 @@ EQUAL = {STEPS: "steps", LATENCY: "draft time", TIME: "training time"}
 class Compared:
     """A folder of a finished comparison."""
 
+    name: str  # the folder's: there may be two comparisons on one base
     rules: Rules
     found: Found
     kind: ClassVar[str] = "comparison with clocks"
@@ -42,7 +43,7 @@ class Compared:
     @classmethod
     def read(cls, folder: Path) -> Self:
         book = Book(folder)
-        compared = cls(kept_rules(book), Found.of(book))
+        compared = cls(folder.name, kept_rules(book), Found.of(book))
         if not compared.finished:
             raise InputError(f"{folder} holds no finished {cls.kind}, but a README quotes it")
         return compared
@@ -54,11 +55,6 @@ class Compared:
     @property
     def base(self) -> str:
         return str(self.found.rows[0]["fingerprint"]["base"])
-
-    @property
-    def place(self) -> str:
-        """The base, and how long its heads learned: there may be two comparisons on one base."""
-        return f"{self.base}, {self.rules.steps} steps"
 
     def lines(self, asked: str) -> dict[str, Row]:
         """Of heads of equal training time and of who has none, by the name of the entrant: what the clock said, and
@@ -79,7 +75,7 @@ def timed(compared: Compared) -> Iterator[dict[str, Any]]:
     for name in sorted(first, key=lambda name: -(first[name]["row"]["speedup"] or 0)):
         if all(name in there for there in lines.values()):
             rows = {asked: there[name]["row"] for asked, there in lines.items()}
-            yield {"base": compared.place, "drafter": name, "own": first[name]["own"], **rows}
+            yield {"comparison": compared.name, "drafter": name, "own": first[name]["own"], **rows}
 
 
 def timed_heads(compared: Compared) -> Iterator[dict[str, Any]]:
@@ -117,7 +113,7 @@ def told(compared: Compared, kinds: Mapping[str, str]) -> Iterator[Row]:
     """Differences, greedy, at one size of trees. kinds: of the evaluations, by arm."""
     for row in compared.found.verdict["differences"]:
         if (row["nodes"], row["temperature"], row["kind"]) == (NODES, 0, kinds.get(row["arm"])):
-            yield {**row, "base": compared.place}
+            yield {**row, "comparison": compared.name}
 
 
 def of(asked: str, cell: Callable[[Row], str]) -> Callable[[Any], str]:
@@ -145,7 +141,7 @@ def word(key: str, among: Mapping[str, str] | None = None) -> Callable[[Row], st
 
 
 TIMED = {
-    "base": word("base"),
+    "comparison": word("comparison"),
     "drafter": word("drafter"),
     "tau, GSM8K": of("gsm8k", tau),
     "tau, MT-Bench": of("mt_bench", tau),
@@ -155,7 +151,7 @@ TIMED = {
     "equal": lambda row: ", ".join(equal(row[asked]) for asked in ASKED),
 }
 RIVALS = {
-    "base": word("base"),
+    "comparison": word("comparison"),
     "ctc_gru less": word("less"),
     "at equal": word("arm", EQUAL),
     "its draft time, of ctc_gru's": lambda row: (
@@ -166,18 +162,19 @@ RIVALS = {
     "speed-up": gain("speedup"),
 }
 CONTRIBUTED = {
-    "base": word("base"),
+    "comparison": word("comparison"),
     "what": lambda row: PARTS[row["more"], row["less"]],
     "more less": lambda row: f"{row['more']} less {row['less']}",
     "at equal": word("arm", EQUAL),
     "questions": word("benchmark", ASKED),
     "gain in tau": gain("tau"),
 }
-COMPARISONS = ("arena/tiny", "arena/tinystories-656K")
+COMPARISONS = ("arena/tiny-400", "arena/tinystories-656K")
+SHORTER = "arena/tiny"  # the embedded base again, after half of the steps, and where draft time is equal
 HERE = "results/arena/README.md"
 TABLES = (
     Quoted("README.md", COMPARISONS, timed_heads, TIMED, Compared.read),
     Quoted(HERE, COMPARISONS, timed, {**TIMED, "c + v + o": of("gsm8k", in_passes)}, Compared.read),
-    Quoted(HERE, COMPARISONS, against_rivals, RIVALS, Compared.read),
+    Quoted(HERE, (SHORTER, *COMPARISONS), against_rivals, RIVALS, Compared.read),
     Quoted(HERE, COMPARISONS, contributions, CONTRIBUTED, Compared.read),
 )

@@ -15,19 +15,19 @@ WEIGHT = "weight"
 
 
 def weighed(grid: Grid) -> Iterator[Row]:
-    """One row for every weight and way of reading; `added` is None for the weight that the others are set against."""
+    """One row for every weight and way of reading. added: to the weight 0; None where that difference is not known."""
     added = {
         (row["arm"], row["more"], row["within"]): row
         for row in effects(grid)
-        if (row["factor"], row["benchmark"]) == (WEIGHT, TOLD)
+        if (row["factor"], row["benchmark"], row["less"]) == (WEIGHT, TOLD, 0)
     }
     for arm in grid.rules.arms:
         known = cells_of(grid.rules, grid.found.training, arm)
         for cell in sorted(known, key=lambda cell: (grid.rules.readings_as.index(dict(cell)[READING]), cell)):
             place = dict(cell)
             rows = [grid.found.row("replay", TOLD, 0.0, known[cell][seed], NODES) for seed in sorted(known[cell])]
-            taus = [row["tau"] for row in rows if row is not None]
-            if taus:
+            taus = [None if row is None else row["tau"] for row in rows]  # a seed keeps its place
+            if any(taus):
                 last = added.get((arm, place[WEIGHT], place[READING]))
                 yield {"base": grid.base, "arm": arm, **place, "taus": taus, "added": last}
 

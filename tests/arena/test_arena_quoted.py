@@ -61,7 +61,7 @@ def compared():
         difference("ctc", "ctc_paper", "time", "loop"),
     ]
     matching = {"latency, once trained": {"medusa": {"ratio": 1.1}}}
-    return Compared(rules_of("arena"), Found(training, matching, {"differences": told}, rows, ()))
+    return Compared("a folder", rules_of("arena"), Found(training, matching, {"differences": told}, rows, ()))
 
 
 def test_the_arm_of_equal_training_time_is_timed_and_everyone_has_the_name_of_the_entrant(compared):
@@ -87,9 +87,9 @@ def test_rivals_are_those_of_the_rules_and_only_a_matched_reading_has_equal_draf
     ]
 
 
-def test_every_row_says_on_which_base_and_after_how_many_steps(compared):
+def test_every_row_says_of_which_comparison_it_is(compared):
     for told in (timed, against_rivals, contributions):
-        assert {row["base"] for row in told(compared)} == {"a base, 1200 steps"}
+        assert {row["comparison"] for row in told(compared)} == {"a folder"}
 
 
 def test_parts_are_told_where_steps_or_training_time_are_equal(compared):

@@ -55,7 +55,7 @@ def grid():
         effect("body", "attention", "residual", within="most probable texts"),
         effect("weight", 0.01, 0),
     ]
-    return Grid(rules_of("grid"), Found(training, {}, {"effects": told}, rows, ()))
+    return Grid("a folder", rules_of("grid"), Found(training, {}, {"effects": told}, rows, ()))
 
 
 def said(columns, row):

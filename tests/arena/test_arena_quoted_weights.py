@@ -44,10 +44,13 @@ def test_seeds_stand_side_by_side_and_the_first_weight_adds_nothing_to_itself():
         effect(0.01, CHAIN, 9.0, arm="time"),
         effect(1.0, CHAIN, 9.0, factor="loss"),
         effect(0.01, TREE, -0.25),
+        effect(0, TREE, 9.0, less=0.01),
     ]
-    grid = Grid(rules_of("grid_weights", "arena.arms=[steps]"), Found(training, {}, {"effects": told}, rows, ()))
+    grid = Grid(
+        "a folder", rules_of("grid_weights", "arena.arms=[steps]"), Found(training, {}, {"effects": told}, rows, ())
+    )
     assert [[cell(row) for cell in WEIGHED.values()] for row in weighed(grid)] == [
         ["a base", "0", CHAIN, "steps", "1.50, 1.25", "-"],
         ["a base", "0.01", CHAIN, "steps", "2.00, 1.75", "+0.50 [+0.25, +0.75]"],
-        ["a base", "0.01", TREE, "steps", "3.00", "-0.25 [-0.50, +0.00]"],
+        ["a base", "0.01", TREE, "steps", "3.00, -", "-0.25 [-0.50, +0.00]"],
     ]
