@@ -99,6 +99,6 @@ ADDED = {
     "seeds": word("seeds"),
     "gain in tau": gain("tau"),
 }
-GRIDS = ("arena/grid-tinystories-656K",)
+GRIDS = ("arena/grid-tiny", "arena/grid-tinystories-656K")
 HERE = "results/arena/README.md"
 TABLES = (Quoted(HERE, GRIDS, cells, CELLS, Grid.read), Quoted(HERE, GRIDS, effects, ADDED, Grid.read))
