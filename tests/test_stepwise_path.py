@@ -111,8 +111,10 @@ class Recorder:
 @pytest.mark.parametrize("kind", KINDS)
 @torch.inference_mode()
 def test_a_branching_tree_is_read_as_the_texts_in_it(kind, tmp_path):
+    """In float64: EAGLE's own states go from step to step, and on some processors float32 lets 3e-5 grow to 6e-4."""
     base = random_base()
-    drafter = stepwise(kind, base, tmp_path)
+    base.lm.double()
+    drafter = stepwise(kind, base, tmp_path).double()
     tokens = torch.randint(5, 200, (23,), generator=torch.Generator().manual_seed(3))
     states = base.states(tokens[None, :-1], torch.ones(1, 22, dtype=torch.int64))[0]
     context = Context(tokens, states, 30, 30)
@@ -125,7 +127,7 @@ def test_a_branching_tree_is_read_as_the_texts_in_it(kind, tmp_path):
         alone = laws(context.root[None], ONE)
         for word in text:
             alone = laws(torch.tensor([word]), ONE)
-        assert torch.allclose(law, alone[0], atol=1e-4), text
+        assert torch.allclose(law, alone[0], rtol=0, atol=1e-6), text
     # What was guessed has left no trace: the same tree again from what is remembered.
     more = torch.cat([tokens, torch.tensor([17, 18])])
     fresh = base.states(more[None, :-1], torch.ones(1, 24, dtype=torch.int64))[0]
