@@ -10,7 +10,7 @@ The way of a guess, and the room each step lives in:
     base.py          the frozen LLM: tokens in, states and logits out; readable.py: which LLMs can be one;
                      fingerprints.py: how one is known again; base_values.py: its values;
                      placing.py, sharding.py: one on several devices;
-                     deepspeed_door.py: the one way in to DeepSpeed
+                     deepspeed_door.py: the one way in to DeepSpeed; leaving.py: how processes part
     paper.py         a base that is not here, from its config alone; size.py, machine.py, rate.py and
                      duration.py: what plans count
     decoding/        loop, tree, verify, sampling, KV cache; has never heard of CTC

@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from ctcdraft.errors import InputError
+from ctcdraft.leaving import leave_at_exit
 
 ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
 
@@ -28,8 +29,9 @@ def refuse_absent() -> None:
 
 def load_deepspeed(device: str) -> Any:
     """The package, which has met the other processes; alone it believes to be one of one."""
-    deepspeed = imported(device)
-    deepspeed.init_distributed("gloo" if device == "cpu" else "nccl", verbose=False)
+    deepspeed, backend = imported(device), "gloo" if device == "cpu" else "nccl"
+    deepspeed.init_distributed(backend, verbose=False)
+    leave_at_exit(backend)
     return deepspeed
 
 

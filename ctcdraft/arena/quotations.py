@@ -52,10 +52,6 @@ class Compared:
     def finished(self) -> bool:
         return bool(self.found.verdict) and all(map(self.lines, ASKED))
 
-    @property
-    def base(self) -> str:
-        return str(self.found.rows[0]["fingerprint"]["base"])
-
     def lines(self, asked: str) -> dict[str, Row]:
         """Of heads of equal training time and of who has none, by the name of the entrant: what the clock said, and
         whether a head is read its own way."""

@@ -37,6 +37,10 @@ class Grid(Compared):
     def finished(self) -> bool:
         return bool(self.found.verdict.get("effects"))
 
+    @property
+    def base(self) -> str:
+        return str(self.found.rows[0]["fingerprint"]["base"])
+
     def row(self, arm: str, cell: Cell) -> Row | None:
         """What became of a cell at NODES nodes on the benchmark that is told, its first seed; None without it."""
         seeds = cells_of(self.rules, self.found.training, arm).get(cell)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ctcdraft.errors import InputError
+from ctcdraft.leaving import leave_at_exit
 
 
 class Peers:
@@ -73,6 +74,7 @@ def join(device: str) -> Peers:
         if not torch.distributed.is_initialized():
             # Process 0 may answer a whole corpus before the others go on.
             torch.distributed.init_process_group(backend, timeout=timedelta(days=2))
+            leave_at_exit(backend)
     except (RuntimeError, ValueError) as error:  # a port in use is a DistNetworkError, which is a RuntimeError
         raise InputError(
             f"{world} processes cannot meet at {where} ({str(error).strip().splitlines()[0]}); choose a free port with "

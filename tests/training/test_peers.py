@@ -21,6 +21,7 @@ from ctcdraft.training.logger import JsonlLogger
 from ctcdraft.training.peers import Peers, in_turn, join, share_of
 
 JOB = Path(__file__).with_name("torchrun_job.py")
+LEAVING_JOB = Path(__file__).with_name("leaving_job.py")
 ALONE_JOB = Path(__file__).with_name("deepspeed_job.py")
 PATHS = os.pathsep.join([str(JOB.parents[2]), str(JOB.parents[1])])
 
@@ -104,6 +105,19 @@ def test_two_processes_reach_the_curve_of_one(tmp_path, stage):
     for name, value in weights.items():
         assert torch.allclose(value, theirs[name], atol=1e-4), name
     assert len(other.load_state()["rng"]) == 2
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are counted in /proc, which is not here")
+@pytest.mark.parametrize(("words", "threads"), [([], "0"), (["held"], "3")])
+def test_who_ends_at_once_ends_well(words, threads):
+    """No thread is left to abort the process; where the group is held, they are left and do not."""
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4", "--master-port", str(free_port()),
+         str(LEAVING_JOB), *words],
+        env={**os.environ, "PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.splitlines() == [f"{threads} threads left"] * 4
 
 
 @pytest.mark.slow

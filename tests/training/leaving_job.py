@@ -1,0 +1,26 @@
+"""What every process of a torchrun does in test_peers.py: exchange something and end at once, its threads kept waiting.
+
+torchrun --nproc-per-node 4 tests/training/leaving_job.py [held]      held: somebody goes on holding the group
+"""
+
+from __future__ import annotations
+
+import atexit
+import sys
+from pathlib import Path
+
+import torch
+
+from ctcdraft.training.peers import join
+
+
+def say_who_is_left() -> None:
+    threads = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
+    print(f"{sum('gloo' in name for name in threads)} threads left\n", end="", flush=True)
+
+
+atexit.register(say_who_is_left)  # the first told is the last asked
+peers = join("cpu")
+held = torch.distributed.group.WORLD if "held" in sys.argv else None
+sys.setswitchinterval(1000)  # seconds: who asks for the interpreter gets it only where it is given away
+peers.gather([torch.ones(10)])
