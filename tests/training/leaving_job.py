@@ -1,6 +1,7 @@
 """What every process of a torchrun does in test_peers.py: exchange something and end at once, its threads kept waiting.
 
-torchrun --nproc-per-node 4 tests/training/leaving_job.py [held]      held: somebody goes on holding the group
+torchrun --nproc-per-node 4 tests/training/leaving_job.py [held]      held: somebody goes on holding the group; who is
+left is not said then, for printing lets threads have the interpreter
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ def say_who_is_left() -> None:
     print(f"{sum('gloo' in name for name in threads)} threads left\n", end="", flush=True)
 
 
-atexit.register(say_who_is_left)  # the first told is the last asked
+if "held" not in sys.argv:
+    atexit.register(say_who_is_left)  # the first told is the last asked
 peers = join("cpu")
 held = torch.distributed.group.WORLD if "held" in sys.argv else None
 sys.setswitchinterval(1000)  # seconds: who asks for the interpreter gets it only where it is given away
