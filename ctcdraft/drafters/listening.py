@@ -25,18 +25,20 @@ class Listening:
         p_t(w | text) = p_t(w) exp(c_text(w)) / Z_t(text)        p_t(blank | text) = p_t(blank) / Z_t(text)
 
     A frame that repeats the text's last word is no exception: that word has been said, so it is part of the text.
-    log_probs_TC: the uncorrected frames, the blank last. probs_TV: their words' probabilities.
+    log_probs_TC: the uncorrected frames, the blank last. probs_TV, blank_T: what their words and their blanks are
+    said with.
     """
 
     log_probs_TC: Tensor
     probs_TV: Tensor
+    blank_T: Tensor
     correction: Correction
     memory_KR: Tensor
 
     @classmethod
     def begin(cls, log_probs_TC: Tensor, correction: Correction, memory_1R: Tensor) -> Self:
         """The empty text."""
-        return cls(log_probs_TC, log_probs_TC[:, :-1].exp(), correction, memory_1R)
+        return cls(log_probs_TC, log_probs_TC[:, :-1].exp(), log_probs_TC[:, -1].exp(), correction, memory_1R)
 
     def say(self, words_K: Tensor, rows_K: Tensor) -> Self:
         """The texts of these rows (of the present ones), each with one word more."""
@@ -55,9 +57,9 @@ class Listening:
 
         p_t(w | text) = p_t(w) * factor * scale,   p_t(blank | text) = p_t(blank) * scale
         """
-        factor_KV = self.added_KV.clamp(*REACH).exp()
-        normaliser_KT = factor_KV @ self.probs_TV.T + self.log_probs_TC[:, -1].exp()
-        return factor_KV, 1 / normaliser_KT
+        factor_KV = self.added_KV.clamp(*REACH).exp_()
+        normaliser_KT = (factor_KV @ self.probs_TV.T).add_(self.blank_T)
+        return factor_KV, normaliser_KT.reciprocal_()
 
     def words(self, frame: int) -> Tensor:
         """Log-probabilities_KV of the words of one frame among themselves."""

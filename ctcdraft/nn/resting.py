@@ -1,0 +1,43 @@
+"""Tables made of weights that are at rest: what every draft would compute again. It knows no draft."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Table:
+    """Values, and the state of the weights that they were made of."""
+
+    values: Tensor
+    state: tuple[tuple[int, int], ...]
+
+
+class Resting(nn.Module):
+    """A module whose tables are made once and used until its weights change: by a step, a file, another device. What
+    writes past torch's count of changes (`weight.data`) does so in training, behind which all tables are made anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._tables: dict[str, Table] = {}
+
+    def train(self, mode: bool = True) -> Any:
+        self._tables.clear()
+        return super().train(mode)
+
+    def at_rest(self, weight: Tensor) -> bool:
+        """Whether tables may be used now. On a CPU alone: there a row that is read saves a product."""
+        return not self.training and weight.is_cpu and not torch.is_grad_enabled() and not weight.is_inference()
+
+    def table(self, name: str, make: Callable[[], Tensor], *weights: Tensor) -> Tensor:
+        """What `make` made of these weights, or makes of them now."""
+        state = tuple((weight.data_ptr(), weight._version) for weight in weights)
+        found = self._tables.get(name)
+        if found is None or found.state != state:
+            found = self._tables[name] = Table(make(), state)
+        return found.values

@@ -1,0 +1,94 @@
+"""Corrections at rest answer from tables as they would without them, whatever has been written to since."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import nn
+
+from ctcdraft.nn import correction as module
+from ctcdraft.nn.correction import GRU, Markov
+
+WORDS, WIDTH, RANK = 40, 12, 5
+
+
+@pytest.fixture(params=[GRU, Markov], ids=["gru", "markov"])
+def correction(request):
+    torch.manual_seed(1)
+    one = request.param(nn.Embedding(WORDS, WIDTH).requires_grad_(False), RANK, 1e-6)
+    for weight in one.parameters():
+        nn.init.normal_(weight)
+    return one.eval()
+
+
+def answers(one):
+    """Scores behind two words, six texts in two rows."""
+    texts_XS = torch.arange(12).view(2, 3, 2) * 3
+    memory_XR = one.start(torch.linspace(-1, 1, 6 * WIDTH).view(2, 3, WIDTH), texts_XS[..., 0])
+    return one(one.step(memory_XR, texts_XS[..., 1]))
+
+
+def agree(one):
+    with torch.no_grad():
+        assert torch.allclose(answers(one), truth(one), atol=1e-4)
+
+
+def truth(one):
+    """Without a table: one that has just been made, in training."""
+    return answers(deepcopy(one).train())
+
+
+def test_tables_say_what_weights_say(correction, monkeypatch):
+    monkeypatch.setattr(module, "LOOKED_UP", 7)
+    agree(correction)
+    assert set(correction._tables) == {"out", "entered"}
+
+
+def change_in_place(one):
+    with torch.no_grad():
+        for weight in one.parameters():
+            weight.copy_(weight.flip(0))
+
+
+def load(one):
+    one.load_state_dict({name: value.flip(0) for name, value in one.state_dict().items()})
+
+
+def write_past_the_count(one):
+    one.train()
+    for weight in one.parameters():
+        weight.data.copy_(weight.data.flip(0))
+    one.eval()
+
+
+def turn_embedding(one):
+    with torch.no_grad():
+        one.embedding.weight.copy_(one.embedding.weight.flip(0))
+
+
+@pytest.mark.parametrize("change", [change_in_place, load, write_past_the_count, turn_embedding])
+def test_tables_follow_the_weights(correction, change):
+    with torch.no_grad():
+        before = answers(correction)
+    change(correction)
+    agree(correction)
+    with torch.no_grad():
+        assert not torch.allclose(answers(correction), before, atol=1e-2)
+
+
+def test_who_learns_has_no_tables(correction):
+    assert answers(correction).requires_grad
+    correction.train()
+    with torch.no_grad():
+        answers(correction)
+    assert not correction._tables
+
+
+def test_weights_of_inference_mode_have_no_tables():
+    with torch.inference_mode():
+        one = GRU(nn.Embedding(WORDS, WIDTH), RANK, 1e-6).eval()
+        nn.init.normal_(one.out.weight)
+        assert torch.allclose(answers(one), truth(one), atol=1e-4)
+        assert not one._tables
