@@ -20,6 +20,7 @@ from ctcdraft.decoding.placed_cache import PlacedCache
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.errors import InputError, first_line
 from ctcdraft.fingerprints import tensors_hash, text_hash, tokenizer_hash, weights_hash
+from ctcdraft.nn.few_rows import lay_for_few_rows
 from ctcdraft.nn.packs import own_text
 from ctcdraft.placing import Placing, lay_out, places_of
 from ctcdraft.readable import refuse_unfaithful, refuse_unreadable
@@ -300,6 +301,7 @@ def load_base(
     base.quantised = quantised
     if adapted is not None:
         adapt(base, Path(adapted))
+    lay_for_few_rows(base.lm)
     base.fixed = reads
     refuse_unfaithful(base)
     return base

@@ -137,7 +137,7 @@ def contestant(entry: Entry, base: Any) -> Contestant:
     drafter = build_drafter(entry.config, base, **{role: part.drafter for role, part in made.items()})
     parameters = sum(part.parameters for part in made.values())
     if isinstance(drafter, DraftHead):  # off the shelf
-        drafter = drafter.to(base.dtype).eval()
+        drafter = drafter.ready(base)
         parameters = sum(weight.numel() for weight in drafter.own_parameters())
     elif isinstance(drafter, StockGenerate):
         parameters = sum(weight.numel() for weight in drafter.parameters())  # the assistant's

@@ -234,4 +234,4 @@ def load_drafter(run: Path, base: Any, paths: Any | None) -> Any:
             ) from error
         raise
     directory.load_head(drafter)
-    return drafter.to(base.dtype).eval()
+    return drafter.ready(base)

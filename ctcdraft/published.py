@@ -116,7 +116,7 @@ class PublishedHead(ModelHubMixin):
         drafter = build_drafter(omega(said["drafter"]), base)
         fill(drafter, read_weights(folder / WEIGHTS), folder / WEIGHTS)
         card = folder / CARD
-        return cls(drafter.to(base.dtype).eval(), base, said, card.read_text() if card.is_file() else "")
+        return cls(drafter.ready(base), base, said, card.read_text() if card.is_file() else "")
 
     def generate(
         self,

@@ -95,7 +95,7 @@ class Bench:
             config = config.copy()
             OmegaConf.update(config, dial.key, value)
         torch.manual_seed(self.rules.seed)
-        return build_drafter(config.drafter, self.base).to(self.base.dtype).eval()
+        return build_drafter(config.drafter, self.base).ready(self.base)
 
     def trained(self, entrant: Entrant, run: str | None = None, dial: Dial | None = None, value: Any = None) -> Any:
         """The head of a run; None: its head of equal steps."""

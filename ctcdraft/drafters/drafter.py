@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ctcdraft.decoding.loop import Context
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.errors import InputError
+from ctcdraft.nn.few_rows import lay_for_few_rows
 from ctcdraft.nn.heads import Emissions
 from ctcdraft.nn.ranked import RankedWords, commonest
 
@@ -85,6 +86,11 @@ class DraftHead(nn.Module):
 
     def _ranked(self) -> list[tuple[str, RankedWords]]:
         return [(name, part) for name, part in self.named_modules() if isinstance(part, RankedWords)]
+
+    def ready(self, base: Any) -> Self:
+        """To draft with: in the base's type, without noise, its own weights laid for what drafts multiply."""
+        lay_for_few_rows(self.to(base.dtype).eval(), but=base.lm.parameters())
+        return self
 
     def own_parameters(self) -> list[nn.Parameter]:
         return [value for value in self.parameters() if value.requires_grad]

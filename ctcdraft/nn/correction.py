@@ -50,10 +50,7 @@ class Correction(Resting):
 
     def forward(self, memory_XR: Tensor) -> Tensor:
         """Scores_XV to add."""
-        if not self.at_rest(self.out.weight):
-            return self.out(memory_XR)
-        # A handful of rows is multiplied in half of the time where the table lies the other way.
-        return memory_XR @ self.table("out", self.out.weight.T.contiguous, self.out.weight)
+        return self.out(memory_XR)
 
     def along(self, start_XR: Tensor, labels_XS: Tensor) -> Tensor:
         """Memories_XPR behind the first 0, 1, .. S labels (P = S + 1); free slots of labels_XS are -1."""

@@ -43,7 +43,7 @@ def truth(one):
 def test_tables_say_what_weights_say(correction, monkeypatch):
     monkeypatch.setattr(module, "LOOKED_UP", 7)
     agree(correction)
-    assert set(correction._tables) == {"out", "entered"}
+    assert set(correction._tables) == {"entered"}
 
 
 def change_in_place(one):
