@@ -1,0 +1,90 @@
+"""What it is worth that weights lie for few rows: `python benchmarks/few_rows.py runs/demo prompt_lookup`.
+
+Two copies of a base and of every drafter, one as it is loaded (nn/few_rows.py), one as it lies in its files, answer the
+same prompts in one process, in an order that is drawn anew for every prompt. Time alone; the words are counted equal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ctcdraft.base import load_base
+from ctcdraft.contestants import contestant, looked_up
+from ctcdraft.corpus.chat import prompt_tokens
+from ctcdraft.decoding.loop import Settings, generate
+from ctcdraft.decoding.verify import match
+from ctcdraft.drafters.autoregressive import Autoregressive
+from ctcdraft.evaluation.benchmarks import project_prompts
+from ctcdraft.evaluation.environment import hardware
+from ctcdraft.evaluation.records import AUTOREGRESSIVE
+from ctcdraft.front_door import register_resolvers
+
+TINY = Path(__file__).resolve().parent.parent / "data" / "tiny"
+AS_LOADED, AS_STORED = "as loaded", "as stored"
+
+
+def main() -> None:
+    options = arguments()
+    register_resolvers()
+    torch.set_num_threads(1)
+    sides = {AS_LOADED: side(options, stored=False), AS_STORED: side(options, stored=True)}
+    print(f"{hardware(torch.device('cpu'))}, float32, base {Path(options.base).name}, {options.nodes} nodes, wall time")
+    seconds: dict[tuple[str, str], list[float]] = {(how, name): [] for how in sides for name in sides[how][1]}
+    same = answers = 0
+    prompts = project_prompts(str(TINY / "prompts" / "held_out.jsonl"), "benchmark", None).prompts[: options.prompts]
+    for round_ in range(options.repeats + 1):
+        for number, prompt in enumerate(prompts if round_ else prompts[:1]):  # a warm-up first
+            said = {}
+            for how, name in random.Random(f"{round_} {number}").sample(list(seconds), len(seconds)):
+                began = time.perf_counter()
+                said[how, name] = answered(*sides[how], name, prompt, options)
+                if round_:
+                    seconds[how, name].append(time.perf_counter() - began)
+            same += sum(words == said[AS_STORED, AUTOREGRESSIVE] for words in said.values())
+            answers += len(said)
+    for name in sides[AS_LOADED][1]:
+        loaded, stored = seconds[AS_LOADED, name], seconds[AS_STORED, name]
+        gain = statistics.median(old / new for old, new in zip(stored, loaded, strict=True))
+        ups = [sum(seconds[how, AUTOREGRESSIVE]) / sum(seconds[how, name]) for how in (AS_STORED, AS_LOADED)]
+        print(f"{name:20} {gain:.3f} times as fast; speed-up {ups[0]:.3f} {AS_STORED}, {ups[1]:.3f} {AS_LOADED}")
+    print(f"{same} of {answers} answers are equal, word for word")
+
+
+def side(options: argparse.Namespace, stored: bool) -> tuple[Any, dict[str, Any]]:
+    """A base and its drafters."""
+    base = load_base(options.base, "float32", "cpu")
+    drafters = {AUTOREGRESSIVE: Autoregressive(base)}
+    drafters |= {Path(word).name: contestant(looked_up(word), base).drafter for word in options.contestants}
+    modules = [base.lm, *(each for each in drafters.values() if isinstance(each, nn.Module))]
+    for weight in (weight for module in modules if stored for weight in module.parameters()):
+        weight.data = weight.data.contiguous()
+    return base, drafters
+
+
+def answered(base: Any, drafters: dict[str, Any], name: str, prompt: Any, options: argparse.Namespace) -> list[int]:
+    how = Settings(options.max_new_tokens, options.nodes, 0.0, 0, 1.0, match, lossless=True)
+    prompt_L = torch.tensor(prompt_tokens(base.tokenizer, [{"role": "user", "content": prompt.turns[0]}]))
+    return generate(base, drafters[name], prompt_L, how, base.stop_tokens, 0).tokens
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("contestants", nargs="+", help="run directories, or drafters without weights")
+    parser.add_argument("--base", default=str(TINY / "base"))
+    parser.add_argument("--nodes", type=int, default=16)
+    parser.add_argument("--prompts", type=int, default=12)
+    parser.add_argument("--max-new-tokens", type=int, default=64)
+    parser.add_argument("--repeats", type=int, default=3)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
