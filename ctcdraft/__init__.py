@@ -15,7 +15,7 @@ The way of a guess, and the room each step lives in:
                      duration.py: what plans count
     decoding/        loop, tree, verify, sampling, KV cache; has never heard of CTC
     ctc/             pure mathematics: collapse, the forward recursion, prefix search, the next-label law
-    nn/              the block, the body that makes frames, the head with a blank
+    nn/              the block, the body that makes frames, the head with a blank; few_rows.py: how weights lie
     drafters/        whatever guesses: one file and one YAML each
     objectives/      what is learned from emissions
     corpus/          prompts, chat templates, the base's own answers, windows (THE shift), batches
