@@ -1,7 +1,8 @@
 """What it is worth that weights lie for few rows: `python benchmarks/few_rows.py runs/demo prompt_lookup`.
 
-Two copies of a base and of every drafter, one as it is loaded (nn/few_rows.py), one as it lies in its files, answer the
-same prompts in one process, in an order that is drawn anew for every prompt. Time alone; the words are counted equal.
+Two copies of a base and of every drafter, one laid as evaluate.py does it (nn/few_rows.py), one as it lies in its
+files, answer the same prompts in one process, in an order that is drawn anew for every prompt. Time alone; the words
+are counted equal.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ from ctcdraft.evaluation.records import AUTOREGRESSIVE
 from ctcdraft.front_door import register_resolvers
 
 TINY = Path(__file__).resolve().parent.parent / "data" / "tiny"
-AS_LOADED, AS_STORED = "as loaded", "as stored"
+LAID, AS_STORED = "laid", "as stored"
 
 
 def main() -> None:
     options = arguments()
     register_resolvers()
     torch.set_num_threads(1)
-    sides = {AS_LOADED: side(options, stored=False), AS_STORED: side(options, stored=True)}
+    sides = {LAID: side(options, stored=False), AS_STORED: side(options, stored=True)}
     print(f"{hardware(torch.device('cpu'))}, float32, base {Path(options.base).name}, {options.nodes} nodes, wall time")
     seconds: dict[tuple[str, str], list[float]] = {(how, name): [] for how in sides for name in sides[how][1]}
     same = answers = 0
@@ -50,17 +51,17 @@ def main() -> None:
                     seconds[how, name].append(time.perf_counter() - began)
             same += sum(words == said[AS_STORED, AUTOREGRESSIVE] for words in said.values())
             answers += len(said)
-    for name in sides[AS_LOADED][1]:
-        loaded, stored = seconds[AS_LOADED, name], seconds[AS_STORED, name]
+    for name in sides[LAID][1]:
+        loaded, stored = seconds[LAID, name], seconds[AS_STORED, name]
         gain = statistics.median(old / new for old, new in zip(stored, loaded, strict=True))
-        ups = [sum(seconds[how, AUTOREGRESSIVE]) / sum(seconds[how, name]) for how in (AS_STORED, AS_LOADED)]
-        print(f"{name:20} {gain:.3f} times as fast; speed-up {ups[0]:.3f} {AS_STORED}, {ups[1]:.3f} {AS_LOADED}")
+        ups = [sum(seconds[how, AUTOREGRESSIVE]) / sum(seconds[how, name]) for how in (AS_STORED, LAID)]
+        print(f"{name:20} {gain:.3f} times as fast; speed-up {ups[0]:.3f} {AS_STORED}, {ups[1]:.3f} {LAID}")
     print(f"{same} of {answers} answers are equal, word for word")
 
 
 def side(options: argparse.Namespace, stored: bool) -> tuple[Any, dict[str, Any]]:
     """A base and its drafters."""
-    base = load_base(options.base, "float32", "cpu")
+    base = load_base(options.base, "float32", "cpu").ready()
     drafters = {AUTOREGRESSIVE: Autoregressive(base)}
     drafters |= {Path(word).name: contestant(looked_up(word), base).drafter for word in options.contestants}
     modules = [base.lm, *(each for each in drafters.values() if isinstance(each, nn.Module))]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from safetensors import SafetensorError
@@ -78,6 +78,11 @@ class BaseLM(nn.Module):
     def opened(self) -> AbstractContextManager[Any]:
         """Within, drafters find the weights that they begin with whole."""
         return nullcontext()
+
+    def ready(self) -> Self:
+        """To decode with: weights laid for the few rows of a tree. Nothing that is trained or saved needs it."""
+        lay_for_few_rows(self.lm)
+        return self
 
     @property
     def vocabulary(self) -> int:
@@ -301,7 +306,6 @@ def load_base(
     base.quantised = quantised
     if adapted is not None:
         adapt(base, Path(adapted))
-    lay_for_few_rows(base.lm)
     base.fixed = reads
     refuse_unfaithful(base)
     return base

@@ -79,7 +79,7 @@ class Bench:
         self.configs: dict[str, Any] = {}  # by entrant: a search builds each of them many times
         if config.trainer.threads:
             torch.set_num_threads(config.trainer.threads)
-        self.base = instantiate(config.base)
+        self.base = instantiate(config.base).ready()
         self.settings: Settings = replace(
             instantiate(config.decoding), nodes=rules.sizes_told[0], max_new_tokens=rules.matching.tokens
         )

@@ -16,7 +16,7 @@ from ctcdraft.errors import whole
 from ctcdraft.nn.resting import Resting
 from ctcdraft.nn.transformer import Norm
 
-LOOKED_UP = 8192  # words at once while a table of all is made: 134 MB where the base is 4,096 wide
+LOOKED_UP = 8192  # words at once while a table of all is made, or all embeddings would be there once more
 
 
 class Correction(Resting):
@@ -62,14 +62,18 @@ class Correction(Resting):
     def entered(self, words_X: Tensor) -> Tensor:
         """The words, looked up and through their entrance; at rest from a table of them all."""
         weight, bias = self.entrance()
-        if not self.at_rest(weight):
-            return F.linear(self.look_up(words_X), weight, bias)
         made_of = (self.embedding.weight, self.norm.weight, weight, *(() if bias is None else (bias,)))
+        if not self.at_rest(*made_of):
+            return F.linear(self.look_up(words_X), weight, bias)
         return self.table("entered", self._all_entered, *made_of)[words_X]
 
     def _all_entered(self) -> Tensor:
-        some = torch.arange(len(self.embedding.weight)).split(LOOKED_UP)
-        return torch.cat([F.linear(self.look_up(words_X), *self.entrance()) for words_X in some])
+        weight, bias = self.entrance()
+        entered_VG = weight.new_empty(len(self.embedding.weight), len(weight))
+        for start in range(0, len(entered_VG), LOOKED_UP):
+            some_XG = entered_VG[start : start + LOOKED_UP]
+            some_XG[:] = F.linear(self.look_up(torch.arange(start, start + len(some_XG))), weight, bias)
+        return entered_VG
 
     def look_up(self, words_X: Tensor) -> Tensor:
         return self.norm(self.embedding(words_X).to(self.out.weight.dtype))

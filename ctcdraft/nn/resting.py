@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Table:
-    """Values, and the state of the weights that they were made of."""
+    """Values, and the weights that they were made of: kept, so that no other can come to lie where they lay."""
 
     values: Tensor
+    made_of: tuple[Tensor, ...]
     state: tuple[tuple[int, int], ...]
 
 
@@ -30,14 +31,18 @@ class Resting(nn.Module):
         self._tables.clear()
         return super().train(mode)
 
-    def at_rest(self, weight: Tensor) -> bool:
-        """Whether tables may be used now. On a CPU alone: there a row that is read saves a product."""
-        return not self.training and weight.is_cpu and not torch.is_grad_enabled() and not weight.is_inference()
+    def at_rest(self, *weights: Tensor) -> bool:
+        """Whether tables may be made of these now. On a CPU alone: there a row that is read saves a product. Weights
+        made in inference mode are left out, because torch does not count what changes them."""
+        if self.training or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+            return False
+        return all(weight.is_cpu and not weight.is_inference() for weight in weights)
 
     def table(self, name: str, make: Callable[[], Tensor], *weights: Tensor) -> Tensor:
         """What `make` made of these weights, or makes of them now."""
         state = tuple((weight.data_ptr(), weight._version) for weight in weights)
         found = self._tables.get(name)
         if found is None or found.state != state:
-            found = self._tables[name] = Table(make(), state)
+            made_of = tuple(weight.detach() for weight in weights)
+            found = self._tables[name] = Table(make(), made_of, state)
         return found.values

@@ -86,9 +86,27 @@ def test_who_learns_has_no_tables(correction):
     assert not correction._tables
 
 
-def test_weights_of_inference_mode_have_no_tables():
+@pytest.mark.parametrize("all_of_it", [True, False], ids=["all", "the embedding alone"])
+def test_weights_of_inference_mode_have_no_tables(all_of_it):
     with torch.inference_mode():
-        one = GRU(nn.Embedding(WORDS, WIDTH), RANK, 1e-6).eval()
+        embedding = nn.Embedding(WORDS, WIDTH)
+    with torch.inference_mode(all_of_it), torch.no_grad():
+        one = GRU(embedding, RANK, 1e-6).eval()
         nn.init.normal_(one.out.weight)
+    with torch.inference_mode():
         assert torch.allclose(answers(one), truth(one), atol=1e-4)
-        assert not one._tables
+    assert not one._tables
+
+
+def test_autocast_has_no_tables(correction):
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        answers(correction)
+    assert not correction._tables
+
+
+def test_a_table_holds_what_it_was_made_of(correction):
+    """Or others could come to lie in the same place, with as many changes behind them."""
+    with torch.no_grad():
+        answers(correction)
+    held = {weight.data_ptr() for weight in correction._tables["entered"].made_of}
+    assert held >= {correction.embedding.weight.data_ptr(), correction.norm.weight.data_ptr()}

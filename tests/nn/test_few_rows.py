@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hydra import compose, initialize_config_dir
 from tiny_models import random_lm, tiny_tokenizer
 from torch import nn
 
-from ctcdraft.base import BaseLM, load_base
+import evaluate
+from ctcdraft.base import load_base
+from ctcdraft.front_door import CONFIGS, register_resolvers
+from ctcdraft.nn import few_rows
 from ctcdraft.nn.few_rows import lay_for_few_rows
 
 
@@ -48,11 +52,34 @@ def test_what_is_not_its_own_stays():
     assert column_by_column(model.down)
 
 
+class Own(torch.Tensor):
+    """A type of weights that brings its own products, as quantised ones do, and cannot be turned."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        assert func is not torch.Tensor.T.__get__
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def with_own_type(model):
+    model.up.weight = nn.Parameter(model.up.weight.data.as_subclass(Own))
+    return model
+
+
 @pytest.mark.parametrize(
-    "change", [lambda model: model.bfloat16(), lambda model: model.to("meta")], ids=["bf16", "meta"]
+    "change",
+    [lambda model: model.bfloat16(), lambda model: model.to("meta"), with_own_type],
+    ids=["bf16", "meta", "of a type of its own"],
 )
 def test_other_types_and_devices_stay(change):
     model = change(Model())
+    lay_for_few_rows(model)
+    assert model.up.weight.is_contiguous()
+
+
+def test_large_matrices_stay(monkeypatch):
+    monkeypatch.setattr(few_rows, "LARGEST", 23)
+    model = Model()
     lay_for_few_rows(model)
     assert model.up.weight.is_contiguous()
 
@@ -67,10 +94,24 @@ def test_a_laid_model_is_loaded_and_learns_as_any_other():
     assert torch.allclose(laid.up.weight.grad, plain.up.weight.grad, atol=1e-5)
 
 
-def test_a_base_on_a_cpu_is_laid_and_is_the_same_base(tmp_path):
+def layers_of(base):
+    return [layer for layer in base.lm.modules() if type(layer) is nn.Linear and layer is not base.head]
+
+
+def test_a_base_is_laid_to_decode_and_is_the_same_base(tmp_path):
+    for folder in (tmp_path, tmp_path / "again"):
+        tiny_tokenizer().save_pretrained(folder)
     random_lm().save_pretrained(tmp_path)
-    tiny_tokenizer().save_pretrained(tmp_path)
-    base, plain = load_base(str(tmp_path), "float32", "cpu"), BaseLM(random_lm(), tiny_tokenizer(), "plain")
-    laid = [layer for layer in base.lm.modules() if type(layer) is nn.Linear and column_by_column(layer)]
-    assert len(laid) >= 7 * base.lm.config.num_hidden_layers
-    assert base.weights_hash == plain.weights_hash
+    base = load_base(str(tmp_path), "float32", "cpu")
+    assert all(layer.weight.is_contiguous() for layer in layers_of(base))  # what trains or saves it finds it as it was
+    assert all(map(column_by_column, layers_of(base.ready())))
+    base.lm.save_pretrained(tmp_path / "again")
+    assert load_base(str(tmp_path / "again"), "float32", "cpu").weights_hash == base.weights_hash
+
+
+def test_evaluate_decodes_with_a_laid_base():
+    register_resolvers()
+    with initialize_config_dir(str(CONFIGS), version_base=None):
+        base = evaluate.load_base(compose("evaluate", ["base=tiny"]), {})
+    assert layers_of(base)
+    assert all(map(column_by_column, layers_of(base)))
