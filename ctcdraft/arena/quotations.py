@@ -166,11 +166,10 @@ CONTRIBUTED = {
     "gain in tau": gain("tau"),
 }
 COMPARISONS = ("arena/tiny-400", "arena/tinystories-656K")
-ALL = ("arena/tiny-400", "arena/tiny", "arena/tinystories-656K")  # draft time was made equal in the last two alone
 HERE = "results/arena/README.md"
 TABLES = (
     Quoted("README.md", COMPARISONS, timed_heads, TIMED, Compared.read),
-    Quoted(HERE, ALL, timed, {**TIMED, "c + v + o": of("gsm8k", in_passes)}, Compared.read),
-    Quoted(HERE, ALL, against_rivals, RIVALS, Compared.read),
+    Quoted(HERE, COMPARISONS, timed, {**TIMED, "c + v + o": of("gsm8k", in_passes)}, Compared.read),
+    Quoted(HERE, COMPARISONS, against_rivals, RIVALS, Compared.read),
     Quoted(HERE, COMPARISONS, contributions, CONTRIBUTED, Compared.read),
 )
