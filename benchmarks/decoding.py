@@ -46,7 +46,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     print(f"{hardware(torch.device(options.device))}, {options.dtype}, torch {torch.__version__}, {options.clock} time")
     for folder in options.bases:
-        base = load_base(folder, options.dtype, options.device)
+        base = load_base(folder, options.dtype, options.device).ready()
         reads = [None, FixedReads(), FixedReads(compiled=True)] if options.compiled else [None]
         against_generate(base, reads, options)
         for base.fixed in reads:

@@ -35,7 +35,7 @@ def main() -> None:
     register_resolvers()
     torch.set_num_threads(options.threads)
     clock = CLOCKS[options.clock]
-    base = load_base(options.base, options.dtype, options.device)
+    base = load_base(options.base, options.dtype, options.device).ready()
     path = str(TINY / "prompts" / "held_out.jsonl")
     prompts = project_prompts(path, "benchmark", None).prompts
     for_choice, for_test = prompts[::2][: options.prompts], prompts[1::2][: options.prompts]
