@@ -9,6 +9,8 @@ from __future__ import annotations
 import atexit
 import time
 
+import torch
+
 LAST_MOMENT = 0.2  # seconds; what a thread needs is microseconds
 
 
@@ -22,8 +24,6 @@ def leave_at_exit(backend: str) -> None:
 def leave() -> None:
     """End the threads while the interpreter is there to be asked. Those of a group that somebody still holds, as
     DeepSpeed does, go on: they are given a moment."""
-    import torch
-
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
         time.sleep(LAST_MOMENT)

@@ -65,7 +65,7 @@ class Correction(Resting):
         made_of = (self.embedding.weight, self.norm.weight, weight, *(() if bias is None else (bias,)))
         if not self.at_rest(*made_of):
             return F.linear(self.look_up(words_X), weight, bias)
-        return self.table("entered", self._all_entered, *made_of)[words_X]
+        return self.table(self._all_entered, *made_of)[words_X]
 
     def _all_entered(self) -> Tensor:
         weight, bias = self.entrance()

@@ -1,4 +1,4 @@
-"""Tables made of weights that are at rest: what every draft would compute again. It knows no draft."""
+"""A table made of weights that are at rest: what every draft would compute again. It knows no draft."""
 
 from __future__ import annotations
 
@@ -20,29 +20,27 @@ class Table:
 
 
 class Resting(nn.Module):
-    """A module whose tables are made once and used until its weights change: by a step, a file, another device. What
-    writes past torch's count of changes (`weight.data`) does so in training, behind which all tables are made anew."""
+    """A module whose table is made once and used until its weights change: by a step, a file, another device. What
+    writes past torch's count of changes (`weight.data`) does so in training, behind which the table is made anew."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._tables: dict[str, Table] = {}
+        self._table: Table | None = None
 
     def train(self, mode: bool = True) -> Any:
-        self._tables.clear()
+        self._table = None
         return super().train(mode)
 
     def at_rest(self, *weights: Tensor) -> bool:
-        """Whether tables may be made of these now. On a CPU alone: there a row that is read saves a product. Weights
+        """Whether a table may be made of these now. On a CPU alone: there a row that is read saves a product. Weights
         made in inference mode are left out, because torch does not count what changes them."""
         if self.training or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
             return False
         return all(weight.is_cpu and not weight.is_inference() for weight in weights)
 
-    def table(self, name: str, make: Callable[[], Tensor], *weights: Tensor) -> Tensor:
+    def table(self, make: Callable[[], Tensor], *weights: Tensor) -> Tensor:
         """What `make` made of these weights, or makes of them now."""
         state = tuple((weight.data_ptr(), weight._version) for weight in weights)
-        found = self._tables.get(name)
-        if found is None or found.state != state:
-            made_of = tuple(weight.detach() for weight in weights)
-            found = self._tables[name] = Table(make(), made_of, state)
-        return found.values
+        if self._table is None or self._table.state != state:
+            self._table = Table(make(), tuple(weight.detach() for weight in weights), state)
+        return self._table.values
