@@ -59,11 +59,11 @@ def untrained(rules: Rules, found: Found, benchmark: str) -> Iterator[Row]:
             yield {**line, "drafter": name, "entry": None, "ratio": None}
 
 
-def runs_of(rules: Rules, found: Found) -> dict[str, list[str]]:
-    """Runs of the first arm, a seed each, by entrant; in a grid the rules name the last cell alone."""
+def runs_of(found: Found, arm: str) -> dict[str, list[str]]:
+    """Runs of an arm, a seed each, by entrant; in a grid the rules name the last cell alone."""
     runs: dict[str, list[str]] = {}
     for name, entry in found.training.items():
-        if entry["arm"] == rules.arms[0]:
+        if entry["arm"] == arm:
             runs.setdefault(entry["entrant"], []).append(name)
     return runs
 

@@ -38,8 +38,8 @@ def measure_all(rules: Rules, book: Book) -> None:
 
 
 def evaluations(rules: Rules, book: Book) -> Iterator[Evaluation]:
-    """Greedy, the heads of all arms; at other temperatures those of the first."""
-    timed = [*contestants(rules, book, rules.timing.arms), *rules.timing.others]
+    """Greedy, the heads of all arms; at other temperatures those of the first. With clocks the first seed's alone."""
+    timed = [*contestants(rules, book, rules.timing.arms, first_seed=True), *rules.timing.others]
     for benchmark, asked in rules.benchmarks.items():
         for temperature in rules.replay.temperatures:
             heads = contestants(rules, book, rules.arms if temperature == 0 else rules.arms[:1])
@@ -56,12 +56,12 @@ def evaluations(rules: Rules, book: Book) -> Iterator[Evaluation]:
             yield Evaluation(f"{rules.group}-{benchmark}-loop-{nodes}", "loop", benchmark, 0.0, (nodes,), words)
 
 
-def contestants(rules: Rules, book: Book, arms: Sequence[str]) -> list[str]:
+def contestants(rules: Rules, book: Book, arms: Sequence[str], first_seed: bool = False) -> list[str]:
     """Run directories, with every reading of each; a head that two arms share is asked once."""
     found: dict[str, None] = {}
     for name, entry in book.read(TRAINING).items():
         entrant = rules.entrants.get(entry["entrant"])
-        if entrant is None or entry["arm"] not in arms:
+        if entrant is None or entry["arm"] not in arms or (first_seed and entry["seed"] != rules.seed):
             continue
         for reading in entrant.readings:
             found[row_name(str(book.run(entry["same_as"] or name)), reading)] = None

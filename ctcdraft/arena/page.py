@@ -113,7 +113,7 @@ def at_an_edge(rate: float, tried: Sequence[float]) -> bool:
 
 def equalities(rules: Rules, found: Found) -> str:
     words = " ".join(rules.work).replace(str(rules.said["out"]), "OUT")
-    own = {name: own_words(rules, found.training[runs[0]]) for name, runs in runs_of(rules, found).items()}
+    own = {name: own_words(rules, found.training[runs[0]]) for name, runs in runs_of(found, rules.arms[0]).items()}
     shared = [word for word in next(iter(own.values()), []) if all(word in some for some in own.values())]
     own = {name: [word for word in some if word not in shared] for name, some in own.items()}
     return "\n".join(

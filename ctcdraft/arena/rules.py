@@ -83,10 +83,21 @@ class Matching:
 
 
 @dataclass(frozen=True)
+class Again:
+    """More seeds, at equal steps: for these entrants and, where best_rival is set, for whoever that is. in_time: at
+    equal training time, too, where that is an arm. They are replayed, not timed."""
+
+    seeds: tuple[int, ...]
+    entrants: tuple[str, ...]
+    best_rival: bool
+    in_time: bool = False
+
+
+@dataclass(frozen=True)
 class Rules:
     """base: its words, for train.py and evaluate.py alike. corpus, train, evaluate: words for all.
     reference: the entrant that the others are matched to. seconds: of training in the arm of equal time; None: as
-    long as the reference took. again: more seeds, for these entrants and (True) for whoever is the best rival.
+    long as the reference took.
     small: layers of the base that a draft model begins with; None where nobody needs one.
     pairs: whose differences are told. readings_as: in a grid, what the entrants' readings are, in their order.
     group: names this part of the evaluations, in a grid the cell. clock: which seconds of training count.
@@ -101,7 +112,7 @@ class Rules:
     evaluate: tuple[str, ...]
     steps: int
     seed: int
-    again: tuple[tuple[int, ...], tuple[str, ...], bool]
+    again: Again
     arms: tuple[str, ...]
     reference: str
     seconds: float | None
@@ -143,12 +154,11 @@ def rules(**said: Any) -> Rules:
             continue
         one = entrant(str(node.pop("name", key)), node)
         entrants[one.name] = one
-    again = said.pop("again")
     values: Any = {
         **frozen(said),
         "out": Path(said["out"]),
         "entrants": entrants,
-        "again": (tuple(again["seeds"]), tuple(again["entrants"]), bool(again["best_rival"])),
+        "again": Again(**frozen(said["again"])),
         "rates": Rates(**frozen(said["rates"])),
         "matching": Matching(**frozen(said["matching"])),
         "replay": Replaying(**frozen(said["replay"])),
@@ -184,7 +194,7 @@ def refuse_impossible(made: Rules) -> None:
     refuse_unknown("arms", (*made.arms, *made.timing.arms), ARMS)
     refuse_unknown("clock", (made.clock,), ("processor", "wall"))
     names = tuple(made.entrants)
-    refuse_unknown("again.entrants", made.again[1], names)
+    refuse_unknown("again.entrants", made.again.entrants, names)
     refuse_unknown("pairs", tuple(side.partition("@")[0] for pair in made.pairs for side in pair), names)
     if made.seconds is None or {PARAMETERS, LATENCY} & set(made.arms):
         refuse_unknown("reference", (made.reference,), names)

@@ -99,16 +99,18 @@ def matched(found: Found) -> list[str]:
 def seeds(rules: Rules, found: Found) -> list[str]:
     """Heads that were trained more than once: tau of each seed, at the sizes that are told."""
     lines = []
-    for entrant, same in runs_of(rules, found).items():
-        readings = found.training[same[0]]["readings"]
-        for reading, benchmark, nodes in product(readings, rules.benchmarks, rules.sizes_told):
-            rows = [found.row("replay", benchmark, 0.0, row_name(name, reading), nodes) for name in same]
-            taus = [row["tau"] for row in rows if row is not None]
-            if len(taus) > 1:
-                lines.append(
-                    {"entrant": row_name(entrant, reading), "benchmark": benchmark, "nodes": nodes, "taus": taus}
-                )
+    for arm in rules.arms:
+        for entrant, same in runs_of(found, arm).items():
+            readings = found.training[same[0]]["readings"]
+            for reading, benchmark, nodes in product(readings, rules.benchmarks, rules.sizes_told):
+                heads = [row_name(found.training[name]["same_as"] or name, reading) for name in same]
+                rows = [found.row("replay", benchmark, 0.0, head, nodes) for head in heads]
+                taus = [row["tau"] for row in rows if row is not None]
+                if len(taus) > 1:
+                    told = {"benchmark": benchmark, "nodes": nodes, "taus": taus}
+                    lines.append({"arm": arm, "entrant": row_name(entrant, reading), **told})
     made: Columns = {
+        "arm": lambda one: one["arm"],
         "entrant": lambda one: one["entrant"],
         "benchmark": lambda one: one["benchmark"],
         "nodes": lambda one: str(one["nodes"]),

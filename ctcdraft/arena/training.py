@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any
 
 from ctcdraft.arena.book import TRAINING, Book, Entry
@@ -72,9 +73,11 @@ def train_all(rules: Rules, book: Book) -> None:
             for name, entrant in rules.entrants.items():
                 steps = steps_in_time(rules, book, name)
                 in_arm(rules, book, Training(entrant, arm, rules.seed, steps, rates[name]), None)
-    for name in repeated(rules, book):
-        for seed in rules.again[0]:
-            train(rules, book, Training(rules.entrants[name], STEPS, seed, rules.steps, rates[name]))
+    for name, seed in product(repeated(rules, book), rules.again.seeds):
+        train(rules, book, Training(rules.entrants[name], STEPS, seed, rules.steps, rates[name]))
+        if rules.again.in_time and TIME in rules.arms:
+            steps = steps_in_time(rules, book, name)
+            in_arm(rules, book, Training(rules.entrants[name], TIME, seed, steps, rates[name]), None)
 
 
 def best_rate(rules: Rules, book: Book, entrant: Entrant) -> float:
@@ -186,11 +189,10 @@ def steps_in_time(rules: Rules, book: Book, entrant: str) -> int:
 
 def repeated(rules: Rules, book: Book) -> list[str]:
     """Who is trained with more seeds: those named, and the rival with the best tau on the held-out prompts."""
-    _, names, best_rival = rules.again
-    there = book.read(TRAINING)
+    names, there = rules.again.entrants, book.read(TRAINING)
     rivals = [name for name, entrant in rules.entrants.items() if entrant.rival and name not in names]
     tau = partial(tau_of, there, rules)
-    best = [max(rivals, key=tau)] if best_rival and rivals else []
+    best = [max(rivals, key=tau)] if rules.again.best_rival and rivals else []
     return [*names, *best]
 
 

@@ -56,6 +56,7 @@ def held(tmp_path_factory):
     book.write(TRAINING, {
         "ctc_gru": entry("ctc_gru"), "ctc_gru.s1": entry("ctc_gru", seed=1),
         "medusa": entry("medusa", parameters=900, **both), "ctc_gru.time": entry("ctc_gru", "time", same_as="ctc_gru"),
+        "ctc_gru.time.s1": entry("ctc_gru", "time", seed=1, same_as="ctc_gru.s1"),
         "medusa.time": entry("medusa", "time", steps=40),
     })  # fmt: skip
     matched = {"key": "drafter.body.inner", "value": 7, "ratio": 0.98, "interval": [0.9, 1.1], "how": "parameters"}
@@ -97,6 +98,7 @@ def test_the_evaluations_that_are_asked_for(held):
     assert {"measure=replay", "measure.nodes=[4,8]", "measure.checked=2"} <= set(replayed.words)
     assert "transformers_greedy" in timed.words[-1]
     assert "medusa.time" not in timed.words[-1]
+    assert "ctc_gru.s1" not in timed.words[-1], "more seeds are replayed alone"
     hot = replace(rules, replay=replace(rules.replay, temperatures=(0.5,)))
     sampled = next(evaluations(hot, book)).words
     assert {"decoding=sampling", "decoding.temperature=0.5"} <= set(sampled)
@@ -126,6 +128,7 @@ def test_seeds_are_pooled_and_differences_are_those_of_the_reports(held):
 def test_the_page_prints_what_has_a_certificate_and_names_what_has_not(held):
     book = held[1]
     text = (book.out / "page.md").read_text()
+    by_replay = {(row["drafter"], row["nodes"]): row["tau"] for row in rows(book, "all-made_up-replay-T0")}
     assert "Not printed, because it has no certificate: corrupt in all-made_up-loop-8." in text
     assert "| corrupt |" not in text
     assert "## Arm T: equal training time (made_up)" in text
@@ -133,7 +136,10 @@ def test_the_page_prints_what_has_a_certificate_and_names_what_has_not(held):
     assert "4/4, passes 6/6" in text  # two questions of three turns, each at two sizes
     assert "| ctc_gru less medusa | made_up | 0 | steps | 8 | replay | 2 and 1 |" in text
     assert "| parameters | medusa | drafter.body.inner=7 | 0.98 [0.90, 1.10] | parameters |" in text
-    assert "## Seeds" in text
+    taus = [by_replay[name, 8] for name in ("ctc_gru", "ctc_gru.s1")]
+    for arm in ("steps", "time"):
+        told = " ".join(f"{tau:.3f}" for tau in taus)
+        assert f"| {arm} | ctc_gru | made_up | 8 | {told} |" in text
     for drawing in ("nodes.svg", "costs.svg"):
         shapes = list(ET.parse(book.out / drawing).getroot())
         assert any(node.tag.endswith(("polyline", "circle")) for node in shapes)
@@ -228,7 +234,10 @@ def test_a_grid_whose_rules_name_its_last_cell_alone_tells_of_every_cell(held):
     last = replace(rules, entrants={"medusa": rules.entrants["medusa"]})
     found = page.Found.of(book)
     assert page.seeds(last, found) == page.seeds(rules, found)
-    assert [line.split(" | ")[0] for line in page.seeds(last, found)[1].splitlines()[2:]] == ["| ctc_gru"]
+    assert [tuple(line.split(" | ")[:2]) for line in page.seeds(last, found)[1].splitlines()[2:]] == [
+        ("| steps", "ctc_gru"),
+        ("| time", "ctc_gru"),
+    ]
 
     training = dict(found.training)
     own = ["drafter=eagle", "trainer.anchors=128", "trainer.learning_rate=0.1", "trainer.steps=9"]

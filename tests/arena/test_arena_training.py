@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from ctcdraft.arena import training
 from ctcdraft.arena.book import TRAINING, Book
 from ctcdraft.arena.matching import Matched
+from ctcdraft.arena.rules import Again
 from ctcdraft.errors import InputError
 
 A_STEP = {"ctc_gru": 0.2, "medusa": 0.05, "hydra": 0.1}
@@ -40,7 +41,7 @@ def world(tmp_path, monkeypatch):
     rules = rules_of("arena", f"arena.out={tmp_path}", "arena.steps=100", "arena.small=null")
     entrants = {name: rules.entrants[name] for name in A_STEP}
     rules = replace(rules, entrants=entrants, arms=("steps", "parameters", "time"))
-    rules = replace(rules, again=((1,), ("ctc_gru",), True))
+    rules = replace(rules, again=Again((1,), ("ctc_gru",), best_rival=True))
     book = Book(rules.out)
     matched = {
         "ctc_gru": Matched("", None, 1.0, None, "the reference"),
@@ -77,6 +78,20 @@ def test_rates_arms_time_and_seeds(world):
     assert there["medusa"]["seconds"] == {"processor": 5.0, "wall": 10.0}
 
 
+def test_seeds_at_equal_training_time(world):
+    """As many steps as the first seed's, from one corpus; the reference's own are those of equal steps."""
+    rules, book, ran = world
+    training.train_all(replace(rules, again=replace(rules.again, in_time=True)), book)
+    there = book.read(TRAINING)
+    assert [name for name in ran if name.endswith(".s1")] == ["ctc_gru.s1", "hydra.s1", "hydra.time.s1"]
+    assert (there["hydra.time.s1"]["steps"], there["hydra.time.s1"]["seed"]) == (there["hydra.time"]["steps"], 1)
+    assert {"seed=1", "data_seed=0", "trainer.steps=200"} <= set(there["hydra.time.s1"]["words"])
+    assert (there["ctc_gru.time.s1"]["same_as"], there["ctc_gru.time.s1"]["arm"]) == ("ctc_gru.s1", "time")
+    once = list(ran)
+    training.train_all(replace(rules, arms=("steps",), again=replace(rules.again, in_time=True)), book)
+    assert ran == once, "without that arm nobody's seeds are in it"
+
+
 def test_a_single_rate_is_not_tried(world):
     rules, book, ran = world
     training.train_all(replace(rules, rates=replace(rules.rates, values=(0.03,)), arms=("steps",)), book)
@@ -95,7 +110,9 @@ def test_heads_of_equal_draft_time_are_timed_when_all_of_them_are_trained(world,
         return {"medusa": wider}
 
     monkeypatch.setattr(training, "turned_again", turned)
-    training.train_all(replace(rules, arms=("steps", "latency", "parameters"), again=((), (), False)), book)
+    training.train_all(
+        replace(rules, arms=("steps", "latency", "parameters"), again=Again((), (), best_rival=False)), book
+    )
     first, second = known
     assert {"ctc_gru.latency", "medusa.latency", "hydra.latency"} <= set(first)
     assert "medusa.parameters" not in first
