@@ -54,7 +54,7 @@ def between_pairs(
     rules: Rules, training: Mapping[str, Entry], answers: Sides, arm: str, nodes: int
 ) -> Iterator[dict[str, Any]]:
     for more, less in rules.pairs:
-        names = [rows_named(rules, training, side, arm) for side in (more, less)]
+        names = [rows_named(training, side, arm) for side in (more, less)]
         there = [[answers[name, nodes] for name in some if (name, nodes) in answers] for some in names]
         base = answers.get((AUTOREGRESSIVE, nodes))
         if all(there) and base is not None:
@@ -62,11 +62,9 @@ def between_pairs(
             yield {"more": more, "less": less, "seeds": [len(some) for some in there], **made}
 
 
-def rows_named(rules: Rules, training: Mapping[str, Entry], side: str, arm: str) -> list[str]:
+def rows_named(training: Mapping[str, Entry], side: str, arm: str) -> list[str]:
     """The rows of an entrant (`medusa`, `medusa@direct`) in an arm, one a seed."""
     name, _, reading = side.partition("@")
-    if name not in rules.entrants:
-        return []
     entries = {key: entry for key, entry in training.items() if (entry["entrant"], entry["arm"]) == (name, arm)}
     return list(dict.fromkeys(row_name(entry["same_as"] or key, reading or None) for key, entry in entries.items()))
 

@@ -97,8 +97,7 @@ class Again:
 class Rules:
     """base: its words, for train.py and evaluate.py alike. corpus, train, evaluate: words for all.
     reference: the entrant that the others are matched to. seconds: of training in the arm of equal time; None: as
-    long as the reference took.
-    small: layers of the base that a draft model begins with; None where nobody needs one.
+    long as the reference took. small: layers of the base that a draft model begins with; None where nobody needs one.
     pairs: whose differences are told. readings_as: in a grid, what the entrants' readings are, in their order.
     group: names this part of the evaluations, in a grid the cell. clock: which seconds of training count.
     said: all of this as the config says it: `rules(**said)` are these rules."""

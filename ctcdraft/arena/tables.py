@@ -7,6 +7,7 @@ from collections.abc import Callable
 from itertools import product
 from typing import Any
 
+from ctcdraft.arena.judging import rows_named
 from ctcdraft.arena.lines import Found, runs_of
 from ctcdraft.arena.reports import Row, draft_seconds, row_name
 from ctcdraft.arena.rules import Rules
@@ -101,14 +102,13 @@ def seeds(rules: Rules, found: Found) -> list[str]:
     lines = []
     for arm in rules.arms:
         for entrant, same in runs_of(found, arm).items():
-            readings = found.training[same[0]]["readings"]
-            for reading, benchmark, nodes in product(readings, rules.benchmarks, rules.sizes_told):
-                heads = [row_name(found.training[name]["same_as"] or name, reading) for name in same]
+            sides = [row_name(entrant, reading) for reading in found.training[same[0]]["readings"]]
+            for side, benchmark, nodes in product(sides, rules.benchmarks, rules.sizes_told):
+                heads = rows_named(found.training, side, arm)
                 rows = [found.row("replay", benchmark, 0.0, head, nodes) for head in heads]
                 taus = [row["tau"] for row in rows if row is not None]
                 if len(taus) > 1:
-                    told = {"benchmark": benchmark, "nodes": nodes, "taus": taus}
-                    lines.append({"arm": arm, "entrant": row_name(entrant, reading), **told})
+                    lines.append({"arm": arm, "entrant": side, "benchmark": benchmark, "nodes": nodes, "taus": taus})
     made: Columns = {
         "arm": lambda one: one["arm"],
         "entrant": lambda one: one["entrant"],

@@ -136,6 +136,7 @@ def test_the_page_prints_what_has_a_certificate_and_names_what_has_not(held):
     assert "4/4, passes 6/6" in text  # two questions of three turns, each at two sizes
     assert "| ctc_gru less medusa | made_up | 0 | steps | 8 | replay | 2 and 1 |" in text
     assert "| parameters | medusa | drafter.body.inner=7 | 0.98 [0.90, 1.10] | parameters |" in text
+    assert "## Seeds" in text
     taus = [by_replay[name, 8] for name in ("ctc_gru", "ctc_gru.s1")]
     for arm in ("steps", "time"):
         told = " ".join(f"{tau:.3f}" for tau in taus)
