@@ -38,11 +38,12 @@ def measure_all(rules: Rules, book: Book) -> None:
 
 
 def evaluations(rules: Rules, book: Book) -> Iterator[Evaluation]:
-    """Greedy, the heads of all arms; at other temperatures those of the first. With clocks the first seed's alone."""
+    """Greedy, the heads of all arms; at other temperatures and with clocks those of the arms that the rules name, and
+    with clocks the first seed's alone."""
     timed = [*contestants(rules, book, rules.timing.arms, first_seed=True), *rules.timing.others]
     for benchmark, asked in rules.benchmarks.items():
         for temperature in rules.replay.temperatures:
-            heads = contestants(rules, book, rules.arms if temperature == 0 else rules.arms[:1])
+            heads = contestants(rules, book, rules.arms if temperature == 0 else rules.replay.sampled)
             how = [
                 *drawn(temperature), "measure=replay", f"measure.nodes={listed(rules.replay.nodes)}",
                 f"measure.checked={rules.replay.checked}",

@@ -53,11 +53,13 @@ class Rates:
 
 @dataclass(frozen=True)
 class Replaying:
-    """tau of every tree size, on `benchmarks`. checked: questions that the loop decodes as well."""
+    """tau of every tree size, on `benchmarks`: greedy in all arms, above temperature 0 in those of `sampled`.
+    checked: questions that the loop decodes as well."""
 
     nodes: tuple[int, ...]
     temperatures: tuple[float, ...]
     checked: int
+    sampled: tuple[str, ...] = (STEPS,)
 
 
 @dataclass(frozen=True)
@@ -199,6 +201,7 @@ def refuse_impossible(made: Rules) -> None:
         refuse_unknown("reference", (made.reference,), names)
     if made.arms[:1] != (STEPS,):
         raise InputError(f"arena.arms={list(made.arms)}: the first is `steps`, which the others are matched to")
+    refuse_unknown("replay.sampled", made.replay.sampled, made.arms)
 
 
 def refuse_unknown(key: str, named: Sequence[str], known: Sequence[str]) -> None:

@@ -103,7 +103,11 @@ def test_the_evaluations_that_are_asked_for(held):
     sampled = next(evaluations(hot, book)).words
     assert {"decoding=sampling", "decoding.temperature=0.5"} <= set(sampled)
     assert "medusa.time" in replayed.words[-1]
-    assert "medusa.time" not in sampled[-1], "sampled, the first arm alone"
+    assert "medusa.time" not in sampled[-1], "sampled, the arm of equal steps alone"
+    in_time = replace(hot, replay=replace(hot.replay, sampled=("time",)))
+    # Both seeds of the head that equal steps and equal time share, and the one trained anew in both its readings.
+    among = ",".join([*runs[:2], runs[4], f"{runs[4]}@direct", "corrupt"])
+    assert next(evaluations(in_time, book)).words[-1] == f"contestants=[{among}]"
 
 
 def test_seeds_are_pooled_and_differences_are_those_of_the_reports(held):

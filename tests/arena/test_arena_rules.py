@@ -65,6 +65,7 @@ def test_the_grid_is_one_line_over_all_cells():
         ("arena.reference=nobody", "arena.reference names nobody"),
         ("arena.arms=[time]", "the first is `steps`"),
         ("arena.arms=[steps,speed]", "arena.arms names speed"),
+        ("arena.replay.sampled=[speed]", "arena.replay.sampled names speed"),
         ("arena.rates.share=1.5", "the share of the steps lies between 0 and 1"),
         ("arena.rates.values=[]", "give at least one"),
         ("arena.replay.checked=0", "arena.replay.checked=0"),
