@@ -32,16 +32,26 @@ SAID = ("tau", "c, v, o", "speedup", "ci", "equal")
 
 def write(rules: Rules, book: Book) -> None:
     found = Found.of(book)
-    write_text(book.out / "page.md", markdown(rules, found))
+    drawn = drawings(rules, found)
+    write_text(book.out / "page.md", markdown(rules, found, list(drawn)))
     write_text(book.out / "page.csv", comma_separated(found))
-    write_text(book.out / "nodes.svg", figure.by_nodes(replayed(rules, found), "tau by nodes, greedy"))
+    for name, text in drawn.items():
+        write_text(book.out / name, text)
+
+
+def drawings(rules: Rules, found: Found) -> dict[str, str]:
+    """SVG by the name of its file, of what there is to draw."""
+    made = {}
+    if lines := replayed(rules, found):
+        made["nodes.svg"] = figure.by_nodes(lines, "tau by nodes, greedy")
     if dots := timed(rules, found):
-        write_text(book.out / "costs.svg", figure.by_cost(dots, "tau by draft time, greedy"))
+        made["costs.svg"] = figure.by_cost(dots, "tau by draft time, greedy")
     if cells := in_cells(rules, found):
-        write_text(book.out / "factors.svg", plot(cells, list(cells[0].values)))
+        made["factors.svg"] = plot(cells, list(cells[0].values))
+    return made
 
 
-def markdown(rules: Rules, found: Found) -> str:
+def markdown(rules: Rules, found: Found, figures: Sequence[str]) -> str:
     parts = [f"# {rules.title}", circumstances(rules, found), "## What was equal", equalities(rules, found)]
     for benchmark in rules.benchmarks:
         for arm in rules.arms:
@@ -51,8 +61,7 @@ def markdown(rules: Rules, found: Found) -> str:
         others = list(untrained(rules, found, benchmark))
         if others:
             parts += [f"## Controls and referees ({benchmark})", table(others, columns(rules))]
-    parts += ["![](nodes.svg)", *(["![](costs.svg)"] if timed(rules, found) else [])]
-    parts += ["![](factors.svg)"] if in_cells(rules, found) else []
+    parts += [f"![]({name})" for name in figures]
     parts += [*sampled(rules, found), *matched(found), *seeds(rules, found)]
     parts += [
         *pairs(

@@ -19,10 +19,12 @@ def test_it_is_printed_again_from_what_is_committed(folder, tmp_path):
     again = tmp_path / folder.name
     shutil.copytree(folder, again)
     printed = [file for file in again.iterdir() if file.name in PRINTED or file.suffix == ".svg"]
-    assert {*PRINTED, "nodes.svg"} <= {file.name for file in printed}
+    figures = set(re.findall(r"!\[\]\((.*)\)", (folder / "page.md").read_text()))
+    assert {*PRINTED, *figures} == {file.name for file in printed}
     for file in printed:
         file.unlink()
     print_anew([str(again)])
+    assert {file.name for file in again.glob("*.svg")} == figures
     for file in printed:
         assert file.read_bytes() == (folder / file.name).read_bytes(), file.name
 
