@@ -62,7 +62,7 @@ def main() -> None:
 def side(options: argparse.Namespace, stored: bool) -> tuple[Any, dict[str, Any]]:
     """A base and its drafters."""
     base = load_base(options.base, "float32", "cpu").ready()
-    drafters = {AUTOREGRESSIVE: Autoregressive(base)}
+    drafters: dict[str, Any] = {AUTOREGRESSIVE: Autoregressive(base)}
     drafters |= {Path(word).name: contestant(looked_up(word), base).drafter for word in options.contestants}
     modules = [base.lm, *(each for each in drafters.values() if isinstance(each, nn.Module))]
     for weight in (weight for module in modules if stored for weight in module.parameters()):
@@ -70,7 +70,9 @@ def side(options: argparse.Namespace, stored: bool) -> tuple[Any, dict[str, Any]
     return base, drafters
 
 
-def answered(base: Any, drafters: dict[str, Any], name: str, prompt: Any, options: argparse.Namespace) -> list[int]:
+def answered(
+    base: Any, drafters: dict[str, Any], name: str, prompt: Any, options: argparse.Namespace
+) -> tuple[int, ...]:
     how = Settings(options.max_new_tokens, options.nodes, 0.0, 0, 1.0, match, lossless=True)
     prompt_L = torch.tensor(prompt_tokens(base.tokenizer, [{"role": "user", "content": prompt.turns[0]}]))
     return generate(base, drafters[name], prompt_L, how, base.stop_tokens, 0).tokens
