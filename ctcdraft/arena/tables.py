@@ -103,9 +103,9 @@ def seeds(rules: Rules, found: Found) -> list[str]:
     for arm in rules.arms:
         for entrant, same in runs_of(found, arm).items():
             sides = [row_name(entrant, reading) for reading in found.training[same[0]]["readings"]]
+            heads = {side: rows_named(found.training, side, arm) for side in sides}
             for side, benchmark, nodes in product(sides, rules.benchmarks, rules.sizes_told):
-                heads = rows_named(found.training, side, arm)
-                rows = [found.row("replay", benchmark, 0.0, head, nodes) for head in heads]
+                rows = [found.row("replay", benchmark, 0.0, head, nodes) for head in heads[side]]
                 taus = [row["tau"] for row in rows if row is not None]
                 if len(taus) > 1:
                     lines.append({"arm": arm, "entrant": side, "benchmark": benchmark, "nodes": nodes, "taus": taus})

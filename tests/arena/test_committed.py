@@ -1,5 +1,6 @@
 """Every comparison in results/ is what its own JSON files say: verdict, tables and figures come out to the byte."""
 
+import json
 import re
 import shutil
 
@@ -21,6 +22,8 @@ def test_it_is_printed_again_from_what_is_committed(folder, tmp_path):
     printed = [file for file in again.iterdir() if file.name in PRINTED or file.suffix == ".svg"]
     figures = set(re.findall(r"!\[\]\((.*)\)", (folder / "page.md").read_text()))
     assert {*PRINTED, *figures} == {file.name for file in printed}
+    evaluated = json.loads((folder / "evaluations.json").read_text()).values()
+    assert "nodes.svg" in figures or all(one["temperature"] > 0 for one in evaluated), "greedy tau is drawn by nodes"
     for file in printed:
         file.unlink()
     print_anew([str(again)])
