@@ -13,6 +13,7 @@ from hydra.types import RunMode
 from hydra.utils import get_object, instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from ctcdraft.allowed import trusted
 from ctcdraft.arena.hold import hold
 from ctcdraft.contestants import Entry, contestant, looked_up
 from ctcdraft.errors import InputError, whole
@@ -94,7 +95,8 @@ def measure_latency(config: DictConfig) -> None:
     benchmark = instantiate(config.benchmark, _convert_="all")
     settings = instantiate(config.decoding)
     runs = named(config, alone=True)
-    untrained = {entry.name: entry for entry in (looked_up(word, untrained=True) for word in benchmark.drafters)}
+    trust = trusted(config.trust)
+    untrained = {entry.name: entry for entry in (looked_up(word, True, trust) for word in benchmark.drafters)}
     entries = {**runs, **{name: entry for name, entry in untrained.items() if name not in runs}}
     base = load_base(config, runs)
     out = output(config, runs, f"{benchmark.name}-{base.name}")
@@ -148,8 +150,9 @@ def named(config: DictConfig, alone: bool = False) -> dict[str, Entry]:
     if not words and not alone:
         raise InputError("nobody to compare: give checkpoint=RUN, or contestants=[RUN,prompt_lookup]")
     entries: dict[str, Entry] = {}
+    trust = trusted(config.get("trust"))
     for word in [AUTOREGRESSIVE, *words]:
-        entry = looked_up(word)
+        entry = looked_up(word, trust=trust)
         if entry in entries.values():
             continue
         # Two of one drafter: the later is named after its directory, or its values, too.

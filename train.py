@@ -14,6 +14,7 @@ from hydra.types import RunMode
 from hydra.utils import get_class, get_object, instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from ctcdraft.allowed import read_whole_run, trusted
 from ctcdraft.corpus import parts, prepared
 from ctcdraft.corpus import plan as corpus_plan
 from ctcdraft.corpus.batches import Batches, Rows
@@ -203,16 +204,16 @@ def command_again(run: RunDirectory) -> str:
 
 
 def config_to_resume(run: RunDirectory, config: DictConfig) -> Any:
-    """The run's own config; of the command line only resume= and a raised trainer.steps count."""
+    """The run's own config; of the command line only resume=, trust= and a raised trainer.steps count."""
     typed = HydraConfig.get().overrides.task
-    others = [word for word in typed if not word.startswith(("resume=", "trainer.steps="))]
+    others = [word for word in typed if not word.startswith(("resume=", "trainer.steps=", "trust="))]
     if others:
         raise InputError(
             f"resume={run.path} takes that run's own config, but {', '.join(others)} was given too; "
             "only trainer.steps= may be raised"
         )
     # Keys that came later than the run have their defaults.
-    own: Any = OmegaConf.load(run.config)
+    own: Any = read_whole_run(run.config, trusted(config.trust))
     own.trainer = OmegaConf.merge(config.trainer, own.trainer)
     own.adapt = own.get("adapt")
     if any(word.startswith("trainer.steps=") for word in typed):

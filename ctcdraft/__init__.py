@@ -9,6 +9,7 @@ The way of a guess, and the room each step lives in:
 
     base.py          the frozen LLM: tokens in, states and logits out; readable.py: which LLMs can be one;
                      fingerprints.py: how one is known again; base_values.py: its values;
+                     adapters.py: peft adapters merged into it;
                      placing.py, sharding.py: one on several devices;
                      deepspeed_door.py: the one way in to DeepSpeed; leaving.py: how processes part
     paper.py         a base that is not here, from its config alone; size.py, machine.py, rate.py and
@@ -22,6 +23,7 @@ The way of a guess, and the room each step lives in:
     training/        trainer, engine, checkpoint, logger, probe, plan
     evaluation/      benchmarks, interleaved measurement, metrics, certificate, report
     front_door.py    config becomes objects; a bad input becomes one sentence
+    allowed.py       what a config file from elsewhere may have instantiated
     contestants.py   a word on evaluate.py's command line becomes a drafter
     published.py     a head in other hands: the hub's layout, a model card, `generate`
     arena/           whole comparisons at equal budget: it writes command lines of the entry points and reads reports

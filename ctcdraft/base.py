@@ -7,12 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, Self
 
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from ctcdraft.adapters import merged
 from ctcdraft.base_values import chat_template, looks_like_folder, refuse_absent_device, refuse_unknown_dtype, stored
 from ctcdraft.decoding.fixed import FixedReads
 from ctcdraft.decoding.kv_cache import KVCache, Written
@@ -291,9 +293,7 @@ def load_base(
         return load_sharded(path, dtype, device, named, revision, attention, context_length, chat_template_file, taps)
     lm, tokenizer = fetched(path, revision, attention, stored(dtype, device, quantised, placing))
     if adapter is not None:
-        import peft
-
-        lm = peft.PeftModel.from_pretrained(lm, adapter).merge_and_unload()
+        lm = merged(lm, adapter)
     if placing is not None:
         lay_out(lm, device)
     template = chat_template(chat_template_file) if chat_template_file else None
@@ -325,14 +325,15 @@ def fetched(path: str, revision: str | None, attention: str, held: Mapping[str, 
     import transformers
 
     try:
-        refuse_unreadable(transformers.AutoConfig.from_pretrained(path, revision=revision), path)
-        lm = transformers.AutoModelForCausalLM.from_pretrained(
-            path, revision=revision, attn_implementation=attention, **held
-        )
-        return lm, transformers.AutoTokenizer.from_pretrained(path, revision=revision)
+        # Left unsaid, trust_remote_code is asked of whoever sits at the terminal.
+        told = {"revision": revision, "trust_remote_code": False}
+        refuse_unreadable(transformers.AutoConfig.from_pretrained(path, **told), path)
+        lm = transformers.AutoModelForCausalLM.from_pretrained(path, attn_implementation=attention, **told, **held)
+        return lm, transformers.AutoTokenizer.from_pretrained(path, **told)
     except InputError:
         raise
-    except (OSError, ValueError, ImportError) as error:  # ImportError: attention=flash_attention_2 without its package
+    # ImportError: attention=flash_attention_2 without its package. UnpicklingError: a .bin that is more than weights.
+    except (OSError, ValueError, ImportError, UnpicklingError) as error:
         raise InputError(
             f"cannot load the base {path}: {first_line(error)}; check base.path= (and base.attention={attention})"
         ) from error

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from omegaconf import OmegaConf
 
+from ctcdraft.allowed import read_drafter, read_run
 from ctcdraft.drafters.drafter import DraftHead
 from ctcdraft.errors import InputError
 from ctcdraft.evaluation.outside import StockGenerate
@@ -31,13 +32,15 @@ OUTSIDE = CONFIGS / "outside"
 
 @dataclass(frozen=True)
 class Entry:
-    """A name on the command line, looked up. run: None for a drafter as it is. parts: what a composite is made of."""
+    """A name on the command line, looked up. run: None for a drafter as it is. parts: what a composite is made of.
+    trust: what the run's config may call beside ctcdraft's own."""
 
     name: str
     run: Path | None
     config: Any
     paths: str | None
     parts: dict[str, Entry] = field(default_factory=dict)
+    trust: Collection[str] = ()
 
     def runs(self) -> Iterator[Entry]:
         """Itself and its parts, those of them that are runs."""
@@ -46,10 +49,11 @@ class Entry:
                 yield entry
 
 
-def looked_up(word: Any, untrained: bool = False) -> Entry:
+def looked_up(word: Any, untrained: bool = False, trust: Collection[str] = ()) -> Entry:
     """A run directory (`RUN`, or `RUN@PATHS`), a drafter of configs/drafter or configs/outside or of a YAML file;
     `{draft_model:{path:FOLDER}}` is a drafter with values of its own. untrained: one that has weights may be named
-    as it is, to be timed with random ones."""
+    as it is, to be timed with random ones. trust: names that a run, or a YAML that is not of configs/, may call beside
+    ctcdraft's own."""
     word, values = next(iter(word.items())) if isinstance(word, Mapping) else (str(word), {})
     place, at, paths = word.rpartition("@")
     if not at or Path(word).is_dir():
@@ -58,9 +62,9 @@ def looked_up(word: Any, untrained: bool = False) -> Entry:
     if run.config.is_file():
         if values:
             raise InputError(f"{place} is a run and has its own values; of {dict(values)} none can be given")
-        config = OmegaConf.load(run.config)
-        return Entry(f"{config.drafter.name}{at}{paths}", run.path, config, paths or None)
-    config = with_options(drafter_file(word, run), values or {})
+        config = read_run(run.config, trust)
+        return Entry(f"{config.drafter.name}{at}{paths}", run.path, config, paths or None, trust=trust)
+    config = with_options(drafter_file(word, run), values or {}, trust)
     for key in [key for key in values or {} if key not in config]:
         raise InputError(f"drafter {word} has no value {key}; it has {', '.join(map(str, config))}")
     roles = list(config.get("parts", {}))
@@ -71,7 +75,7 @@ def looked_up(word: Any, untrained: bool = False) -> Entry:
     found = target(config)
     if not untrained and isinstance(found, type) and issubclass(found, DraftHead) and not found.off_the_shelf:
         raise InputError(f"drafter {word} has weights: train it (train.py drafter={word}) and name its run directory")
-    return Entry(config.name, None, config, None, parts(word, config))
+    return Entry(config.name, None, config, None, parts(word, config, trust), trust)
 
 
 def drafter_file(word: str, run: RunDirectory) -> Path:
@@ -85,9 +89,11 @@ def drafter_file(word: str, run: RunDirectory) -> Path:
     )
 
 
-def with_options(file: Path, chosen: Mapping[str, Any]) -> Any:
-    """A drafter's YAML with the options its defaults name, or `chosen` names instead: {growth: chain}."""
-    config: Any = OmegaConf.load(file)
+def with_options(file: Path, chosen: Mapping[str, Any], trust: Collection[str] = ()) -> Any:
+    """A drafter's YAML with the options its defaults name, or `chosen` names instead: {growth: chain}. A file that is
+    not of configs/ is read as one that others may have made."""
+    ours = file.resolve().is_relative_to(CONFIGS.resolve())
+    config: Any = OmegaConf.load(file) if ours else read_drafter(file, trust)
     merged: Any = OmegaConf.create({})
     for default in config.pop("defaults", []):
         for group, option in default.items() if hasattr(default, "items") else [(None, default)]:
@@ -100,7 +106,7 @@ def with_options(file: Path, chosen: Mapping[str, Any]) -> Any:
                 there = sorted(one.stem for one in folder.glob("*.yaml"))
                 if named not in there:
                     raise InputError(f"{group}: {named} is none of {', '.join(there)}")
-                named = with_options(folder / f"{named}.yaml", {})
+                named = with_options(folder / f"{named}.yaml", {}, trust)
             beside = group is None or group in named  # `none` says so itself: # @package drafter
             merged = OmegaConf.merge(merged, named if beside else {group: named})
     merged = OmegaConf.merge(merged, config)
@@ -118,7 +124,7 @@ def target(config: Any) -> Any:
     return get_object(config._target_)
 
 
-def parts(word: str, config: Any) -> dict[str, Entry]:
+def parts(word: str, config: Any, trust: Collection[str] = ()) -> dict[str, Entry]:
     """The parts of a composite, each looked up like any contestant."""
     named = config.pop("parts", {})
     missing = [role for role, part in named.items() if part is None]
@@ -127,7 +133,7 @@ def parts(word: str, config: Any) -> dict[str, Entry]:
             f"drafter {word} needs its part {missing[0]}: contestants=[{{{word}:{{parts:{{{missing[0]}:...}}}}}}] with "
             "a run or a drafter"
         )
-    return {str(role): looked_up(part) for role, part in named.items()}
+    return {str(role): looked_up(part, trust=trust) for role, part in named.items()}
 
 
 def contestant(entry: Entry, base: Any) -> Contestant:
@@ -161,7 +167,7 @@ def trained(entry: Entry, base: Any) -> Contestant:
 
     assert entry.run is not None
     paths = read_paths(entry)
-    drafter = load_drafter(entry.run, base, paths)
+    drafter = load_drafter(entry.run, base, paths, entry.trust)
     parameters = sum(weight.numel() for weight in drafter.own_parameters())
     run = RunDirectory(entry.run)
     config: Any = OmegaConf.to_container(entry.config.drafter, resolve=True)
@@ -190,4 +196,4 @@ def read_paths(entry: Entry) -> Any | None:
     if not file.is_file():
         there = ", ".join(sorted(file.stem for file in file.parent.glob("*.yaml")))
         raise InputError(f"@{entry.paths} is no way to read a head; there are {there}")
-    return with_options(file, {})
+    return with_options(file, {}, entry.trust)

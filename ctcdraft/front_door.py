@@ -7,7 +7,7 @@ import functools
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -211,17 +211,18 @@ def build_drafter(config: Any, base: Any, **parts: Any) -> Any:
     return instantiate(values, base=base, **parts)
 
 
-def load_drafter(run: Path, base: Any, paths: Any | None) -> Any:
-    """The drafter of a run directory, with its weights; `paths` reads its frames, or grows its tree, in another way."""
+def load_drafter(run: Path, base: Any, paths: Any | None, trust: Collection[str] = ()) -> Any:
+    """The drafter of a run directory, with its weights; `paths` reads its frames, or grows its tree, in another way.
+    trust: names that its config may call beside ctcdraft's own (allowed.py)."""
     from hydra.errors import InstantiationException
-    from omegaconf import OmegaConf
 
+    from ctcdraft.allowed import read_run
     from ctcdraft.training.checkpoint import RunDirectory
 
     directory = RunDirectory(run)
     directory.require()
     directory.refuse_other_base(base.fingerprint())
-    config = OmegaConf.load(directory.config).drafter
+    config = read_run(directory.config, trust).drafter
     if paths is not None:
         config["growth" if "growth" in config else "paths"] = paths
     try:

@@ -98,7 +98,9 @@ def of_sizes(
     found = shape(path, revision, config)
     try:
         with torch.device("meta"):
-            lm = transformers.AutoModelForCausalLM.from_config(found, attn_implementation=attention)
+            lm = transformers.AutoModelForCausalLM.from_config(
+                found, attn_implementation=attention, trust_remote_code=False
+            )
     except (ValueError, ImportError, TypeError) as error:
         raise InputError(f"no base can be made from the config of {path} ({first_line(error)})") from error
     template = chat_template(chat_template_file) if chat_template_file else None
@@ -125,7 +127,7 @@ def shape(path: str, revision: str | None, given: Any) -> Any:
             "config.json as base.config= for a plan on paper"
         )
     try:
-        return transformers.AutoConfig.from_pretrained(place, revision=revision)
+        return transformers.AutoConfig.from_pretrained(place, revision=revision, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise InputError(
             f"cannot read the config of the base {place}: {first_line(error)}; check base.path=, or give a config.json "
@@ -138,7 +140,9 @@ def tokenizer_here(path: str, revision: str | None) -> Any:
     import transformers
 
     try:
-        return transformers.AutoTokenizer.from_pretrained(path, revision=revision, local_files_only=True)
+        return transformers.AutoTokenizer.from_pretrained(
+            path, revision=revision, local_files_only=True, trust_remote_code=False
+        )
     except (OSError, ValueError, ImportError, TypeError):  # each kind of tokenizer has its own for "not there"
         return None
 

@@ -10,7 +10,7 @@ card. Like the entry points this is where config ends: no room behind imports it
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import ctcdraft
+from ctcdraft.allowed import ALLOWED, read_run, refuse_foreign, trusted
 from ctcdraft.base import BaseLM
 from ctcdraft.base_values import looks_like_folder
 from ctcdraft.decoding.loop import Settings, generate
@@ -52,8 +53,9 @@ class PublishedHead(ModelHubMixin):
         self.nodes = int(said["nodes"])
 
     @classmethod
-    def of_run(cls, run: str | Path, base: BaseLM) -> Self:
-        """The head of a run directory, ready to be saved; its card is written from the run and its evaluations."""
+    def of_run(cls, run: str | Path, base: BaseLM, trust: Collection[str] = ()) -> Self:
+        """The head of a run directory, ready to be saved; its card is written from the run and its evaluations. trust:
+        as of from_pretrained."""
         from omegaconf import OmegaConf
 
         directory = RunDirectory(Path(run))
@@ -62,8 +64,8 @@ class PublishedHead(ModelHubMixin):
                 f"the head in {run} was trained along with its base (adapt=lora), so it fits no base that others have; "
                 "a head that is to be published is trained with adapt=none"
             )
-        drafter = load_drafter(directory.path, base, None)
-        config: Any = OmegaConf.to_container(OmegaConf.load(directory.config), resolve=True)
+        drafter = load_drafter(directory.path, base, None, trusted(trust))
+        config: Any = OmegaConf.to_container(read_run(directory.config, trusted(trust)), resolve=True)
         said = {
             "library": f"ctcdraft {ctcdraft.__version__}",
             "drafter": config["drafter"],
@@ -81,7 +83,11 @@ class PublishedHead(ModelHubMixin):
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **given: Any) -> Self:
         """A head from a folder or a hub id, for `model=` (the base as stock transformers loads it, frozen from here
-        on) and `tokenizer=` (its own); the rest is huggingface_hub's: revision, token, cache_dir, ..."""
+        on) and `tokenizer=` (its own); the rest is huggingface_hub's: revision, token, cache_dir, ...
+
+        Only parts of ctcdraft are built from its config. trust: names of further classes, for a drafter of your own:
+        `trust=["mymodule.MyDrafter"]`. Their module is imported, so name only what you have read."""
+        given["trust"] = trusted(given.get("trust"))  # always there, so that no config.json can be asked for it
         for key in ("model", "tokenizer"):
             if given.get(key) is None:
                 raise InputError(f"a head drafts for a base: give {key}= to PublishedHead.from_pretrained")
@@ -109,11 +115,13 @@ class PublishedHead(ModelHubMixin):
         if not folder.is_dir():
             where: Any = {"revision": revision, "cache_dir": cache_dir, "force_download": force_download}
             folder = Path(snapshot_download(model_id, local_files_only=local_files_only, token=token, **where))
-        said = read_config(folder)
+        said = read_config(folder, given["trust"])
         base = BaseLM(given["model"], given["tokenizer"], said["fingerprint"]["base"], taps=said["fingerprint"]["taps"])
         refuse_other_base(said["fingerprint"], base.fingerprint(), folder, MUST_AGREE)
         refuse_unfaithful(base)
         drafter = build_drafter(omega(said["drafter"]), base)
+        if not isinstance(drafter, DraftHead):
+            raise InputError(f"{folder / CONFIG} has a drafter that is no head: {said['drafter'].get('_target_')}")
         fill(drafter, read_weights(folder / WEIGHTS), folder / WEIGHTS)
         card = folder / CARD
         return cls(drafter.ready(base), base, said, card.read_text() if card.is_file() else "")
@@ -177,32 +185,22 @@ def refuse_untold(input_ids: Tensor, told: Mapping[str, Any]) -> None:
         )
 
 
-def read_config(folder: Path) -> dict[str, Any]:
+def read_config(folder: Path, trust: Collection[str] = ()) -> dict[str, Any]:
     try:
         said = json.loads((folder / CONFIG).read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise damaged(folder / CONFIG) from error
+    if not isinstance(said, dict) or not isinstance(said.get("drafter", {}), dict):
+        raise damaged(folder / CONFIG)
     missing = [key for key in ("drafter", "nodes", "fingerprint") if key not in said]
     if missing:
         raise InputError(f"{folder / CONFIG} has no `{missing[0]}`: this is no head of ctcdraft's")
-    foreign = [name for name in targets(said["drafter"]) if not name.startswith("ctcdraft.")]
-    if foreign:  # a config from a hub must not call whatever it names
-        raise InputError(f"{folder / CONFIG} wants to call {foreign[0]}; only parts of ctcdraft are built from a file")
+    refuse_foreign({"drafter": said["drafter"]}, folder / CONFIG, ALLOWED["drafter"], trust)
     return said
 
 
 def damaged(file: Path) -> InputError:
     return InputError(f"{file} is missing or damaged; give a folder that save_pretrained made, or fetch it again")
-
-
-def targets(node: Any) -> Iterator[str]:
-    """Every `_target_` below a config node."""
-    if isinstance(node, Mapping):
-        yield from (str(value) for key, value in node.items() if key == "_target_")
-        node = list(node.values())
-    if isinstance(node, list):
-        for value in node:
-            yield from targets(value)
 
 
 def read_weights(file: Path) -> dict[str, Tensor]:

@@ -48,12 +48,12 @@ def shaped_base(
     try:
         config = transformers.AutoConfig.for_model(kind, **values)
         with torch.device("meta"):
-            parameters = transformers.AutoModelForCausalLM.from_config(config).num_parameters()
+            parameters = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False).num_parameters()
         refuse_too_large(name, parameters * getattr(torch, dtype).itemsize, dtype, device)
         torch.manual_seed(0)
         with torch.device(device):
             lm = transformers.AutoModelForCausalLM.from_config(
-                config, dtype=getattr(torch, dtype), attn_implementation=attention
+                config, dtype=getattr(torch, dtype), attn_implementation=attention, trust_remote_code=False
             )
     except InputError:
         raise

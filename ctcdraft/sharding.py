@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -59,12 +60,13 @@ def load_sharded(
     deepspeed = load_deepspeed(device.partition(":")[0])
     asked = HfDeepSpeedConfig(SETTINGS)  # as long as it lives, transformers loads in shards
     try:
-        refuse_unreadable(transformers.AutoConfig.from_pretrained(path, revision=revision), path)
+        told = {"revision": revision, "trust_remote_code": False}
+        refuse_unreadable(transformers.AutoConfig.from_pretrained(path, **told), path)
         lm: Any = transformers.AutoModelForCausalLM.from_pretrained(
-            path, revision=revision, attn_implementation=attention, dtype=getattr(torch, dtype)
+            path, attn_implementation=attention, dtype=getattr(torch, dtype), **told
         )
-        tokenizer = transformers.AutoTokenizer.from_pretrained(path, revision=revision)
-    except (OSError, ValueError, ImportError) as error:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(path, **told)
+    except (OSError, ValueError, ImportError, UnpicklingError) as error:
         raise InputError(f"cannot load the base {path}: {first_line(error)}; check base.path=") from error
     finally:
         del asked

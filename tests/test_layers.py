@@ -10,13 +10,13 @@ import pytest
 import ctcdraft
 
 ROOT = Path(ctcdraft.__file__).parent
-ENDS = {"arena", "front_door", "contestants", "published", "filling", "model_card"}
+ENDS = {"allowed", "arena", "front_door", "contestants", "published", "filling", "model_card"}
 VERBS = ENDS | {"training", "evaluation", "corpus"}
 ROOMS = VERBS | {"base", "drafters", "objectives", "decoding", "ctc", "nn"}
 NEVER = {room: ROOMS - {room} for room in ("ctc", "decoding", "nn")}
 NEVER |= dict.fromkeys(["drafters", "objectives"], VERBS)
 NEVER |= dict.fromkeys(["base", "paper", "size", "readable", "sharding"], VERBS | {"drafters", "objectives"})
-NEVER |= dict.fromkeys(["placing", "fingerprints", "deepspeed_door", "base_values"], ROOMS - {"decoding"})
+NEVER |= dict.fromkeys(["placing", "fingerprints", "deepspeed_door", "base_values", "adapters"], ROOMS - {"decoding"})
 NEVER |= {"training": ENDS | {"evaluation"}, "evaluation": ENDS | {"training"}, "corpus": VERBS - {"corpus"}}
 DOORS = {"deepspeed": {"deepspeed_door.py"}, "accelerate": {"placing.py"}}
 LOOKS = {

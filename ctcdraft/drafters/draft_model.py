@@ -156,10 +156,10 @@ def first_layers(path: str, layers: int, folder: Path) -> None:
 
     if (folder / "config.json").is_file():
         return
-    lm = transformers.AutoModelForCausalLM.from_pretrained(path, dtype="float32")
-    config = transformers.AutoConfig.from_pretrained(path)
+    lm = transformers.AutoModelForCausalLM.from_pretrained(path, dtype="float32", trust_remote_code=False)
+    config = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)
     config.num_hidden_layers = layers
     small = transformers.AutoModelForCausalLM.from_config(config)
     small.load_state_dict(lm.state_dict(), strict=False)
-    transformers.AutoTokenizer.from_pretrained(path).save_pretrained(folder)
+    transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=False).save_pretrained(folder)
     small.save_pretrained(folder)  # the config comes last, and says that all is there
