@@ -17,8 +17,9 @@ from torch import nn
 from ctcdraft.base import BaseLM
 from ctcdraft.base_values import chat_template
 from ctcdraft.deepspeed_door import gathered, load_deepspeed
-from ctcdraft.errors import InputError, first_line
-from ctcdraft.readable import refuse_unfaithful, refuse_unreadable
+from ctcdraft.errors import InputError
+from ctcdraft.fetching import fetched
+from ctcdraft.readable import refuse_unfaithful
 
 # DeepSpeed keeps small weights whole; here nothing is, so that what works on a test's base works on a large one.
 SETTINGS = {
@@ -49,7 +50,6 @@ def load_sharded(
     taps: Sequence[str | int],
 ) -> ShardedBase:
     """The values of `load_base`, under torchrun. No process ever holds more than its shard and a layer."""
-    import transformers
     from transformers.integrations import HfDeepSpeedConfig
 
     if int(os.environ.get("WORLD_SIZE", 1)) == 1:
@@ -59,13 +59,7 @@ def load_sharded(
     deepspeed = load_deepspeed(device.partition(":")[0])
     asked = HfDeepSpeedConfig(SETTINGS)  # as long as it lives, transformers loads in shards
     try:
-        refuse_unreadable(transformers.AutoConfig.from_pretrained(path, revision=revision), path)
-        lm: Any = transformers.AutoModelForCausalLM.from_pretrained(
-            path, revision=revision, attn_implementation=attention, dtype=getattr(torch, dtype)
-        )
-        tokenizer = transformers.AutoTokenizer.from_pretrained(path, revision=revision)
-    except (OSError, ValueError, ImportError) as error:
-        raise InputError(f"cannot load the base {path}: {first_line(error)}; check base.path=") from error
+        lm, tokenizer = fetched(path, revision, attention, {"dtype": getattr(torch, dtype)}, dequantises=False)
     finally:
         del asked
     embedding, head = whole_ends(lm)
