@@ -1,4 +1,4 @@
-"""A peft adapter from a folder or a hub id, merged into the base it was made for.
+"""A peft adapter from a folder or a hub id, loaded for the base it was made for.
 
 peft reads adapter_model.safetensors, and only where that is absent adapter_model.bin, a pickle, with weights_only=True.
 What is no adapter, or a pickle that would call something, is one sentence here.
@@ -14,13 +14,13 @@ from safetensors import SafetensorError
 from ctcdraft.errors import InputError, first_line
 
 
-def merged(lm: Any, adapter: str) -> Any:
-    """Return the model with the adapter's updates added to its weights."""
+def attached(lm: Any, adapter: str) -> Any:
+    """Return the peft model of the base with its adapter, not yet merged into the weights."""
     import peft
 
     try:
-        return peft.PeftModel.from_pretrained(lm, adapter).merge_and_unload()
+        return peft.PeftModel.from_pretrained(lm, adapter)
     except (OSError, ValueError, RuntimeError, TypeError, SafetensorError, UnpicklingError) as error:
         raise InputError(
-            f"cannot merge the adapter {adapter} into its base: {first_line(error)}; check base.adapter="
+            f"cannot load the adapter {adapter} for its base: {first_line(error)}; check base.adapter="
         ) from error

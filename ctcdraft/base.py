@@ -7,25 +7,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any, Self
 
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from ctcdraft.adapters import merged
+from ctcdraft.adapters import attached
 from ctcdraft.base_values import chat_template, looks_like_folder, refuse_absent_device, refuse_unknown_dtype, stored
 from ctcdraft.decoding.fixed import FixedReads
 from ctcdraft.decoding.kv_cache import KVCache, Written
 from ctcdraft.decoding.placed_cache import PlacedCache
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.errors import InputError, first_line
+from ctcdraft.fetching import fetched, refuse_quantised
 from ctcdraft.fingerprints import tensors_hash, text_hash, tokenizer_hash, weights_hash
 from ctcdraft.nn.few_rows import lay_for_few_rows
 from ctcdraft.nn.packs import own_text
+from ctcdraft.nn.sliding import SlidingWindow
 from ctcdraft.placing import Placing, lay_out, places_of
-from ctcdraft.readable import refuse_unfaithful, refuse_unreadable
+from ctcdraft.readable import Reference, refuse_changed, refuse_unfaithful, refuse_unreadable
 
 
 @dataclass(frozen=True)
@@ -56,13 +57,16 @@ class BaseLM(nn.Module):
         context_length: int | None = None,
         chat_template: str | None = None,
         taps: Sequence[str | int] = ("last",),
+        quantised: str | None = None,
     ) -> None:
         super().__init__()
         refuse_unreadable(lm.config, name)
+        if quantised is None:
+            refuse_quantised(lm, name)
         refuse_taps(taps, lm.config.num_hidden_layers)
         self.taps = list(taps)
         self.fixed: FixedReads | None = None  # None: every read has the shape of its tree
-        self.quantised: str | None = None
+        self.quantised = quantised
         self.adapted: str | None = None  # the hash of what was trained along with a head, and changes what it says
         self.places: list[torch.device] | None = None  # of every layer; None: all on one device
         self.lm = lm.eval().requires_grad_(False)
@@ -72,6 +76,7 @@ class BaseLM(nn.Module):
         self.head: Any = lm.get_output_embeddings()
         self.embedding: Any = lm.get_input_embeddings()
         self.context_length = context_length or int(lm.config.max_position_embeddings)
+        self.window = SlidingWindow.of(lm.config, self.context_length)
         self.stop_tokens = stop_tokens(lm, tokenizer)
         self.weights_hash = weights_hash(lm)
         if chat_template is not None and tokenizer is not None:
@@ -181,7 +186,7 @@ class BaseLM(nn.Module):
             input_ids=tokens_N[None],
             position_ids=positions_N[None],
             # 4-D and additive: eager attention would silently *add* a bool mask as 0 and 1.
-            attention_mask=None if mask_NM is None else mask_NM[None, None],
+            attention_mask=None if mask_NM is None else self.mask_told(mask_NM[None, None]),
             past_key_values=cache,
             use_cache=True,
             output_hidden_states=len(self.taps) > 1,
@@ -205,12 +210,16 @@ class BaseLM(nn.Module):
         )
         return self._tapped(output)
 
-    def told_of(self, places_BL: Tensor) -> dict[str, Tensor]:
+    def mask_told(self, mask_B1QM: Tensor) -> Tensor | dict[str, Tensor]:
+        """Return what the layers are told of an additive mask; only sliding windows shorter than the context add."""
+        return mask_B1QM if self.window is None else self.window(mask_B1QM)
+
+    def told_of(self, places_BL: Tensor) -> dict[str, Any]:
         """What stock transformers must be told to read packs of texts; nothing where every row is one text."""
         seen_B1LL = own_text(places_BL)
         if seen_B1LL is None:
             return {}
-        return {"attention_mask": self._additive(seen_B1LL), "position_ids": places_BL}
+        return {"attention_mask": self.mask_told(self._additive(seen_B1LL)), "position_ids": places_BL}
 
     def _additive(self, seen_X: Tensor) -> Tensor:
         """A mask as stock transformers take it: 0 where seen, the least number elsewhere."""
@@ -293,17 +302,20 @@ def load_base(
         return load_sharded(path, dtype, device, named, revision, attention, context_length, chat_template_file, taps)
     lm, tokenizer = fetched(path, revision, attention, stored(dtype, device, quantised, placing))
     if adapter is not None:
-        lm = merged(lm, adapter)
+        lm = attached(lm, adapter)
+    reference = Reference.of(lm, path)
+    if adapter is not None:
+        lm = lm.merge_and_unload()
     if placing is not None:
         lay_out(lm, device)
     template = chat_template(chat_template_file) if chat_template_file else None
-    base = BaseLM(lm, tokenizer, name or Path(path).name, revision, context_length, template, taps)
+    base = BaseLM(lm, tokenizer, name or Path(path).name, revision, context_length, template, taps, quantised)
     if placing is not None:
         places = places_of(lm, base.device)
         base.places = places if len(set(places)) > 1 else None
     elif quantised is None:  # what is quantised was loaded where it stays, and has a type of its own
         base = base.to(device, getattr(torch, dtype))
-    base.quantised = quantised
+    refuse_changed(base, reference)
     if adapted is not None:
         adapt(base, Path(adapted))
     base.fixed = reads
@@ -318,25 +330,6 @@ def refuse_spread(placed: bool, sharded: bool, quantised: bool, changes: Mapping
         raise InputError(f"base.{changed[0]}= is for a base on one device; leave it out, or base.device_map=")
     if sharded and (placed or quantised or changed):
         raise InputError("base.zero3=true takes the base as it is; leave out its device_map, quantised, fixed, adapter")
-
-
-def fetched(path: str, revision: str | None, attention: str, held: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Model and tokenizer of transformers. held: how weights are, in the words of `from_pretrained`."""
-    import transformers
-
-    try:
-        # Left unsaid, trust_remote_code is asked of whoever sits at the terminal.
-        told = {"revision": revision, "trust_remote_code": False}
-        refuse_unreadable(transformers.AutoConfig.from_pretrained(path, **told), path)
-        lm = transformers.AutoModelForCausalLM.from_pretrained(path, attn_implementation=attention, **told, **held)
-        return lm, transformers.AutoTokenizer.from_pretrained(path, **told)
-    except InputError:
-        raise
-    # ImportError: attention=flash_attention_2 without its package. UnpicklingError: a .bin that is more than weights.
-    except (OSError, ValueError, ImportError, UnpicklingError) as error:
-        raise InputError(
-            f"cannot load the base {path}: {first_line(error)}; check base.path= (and base.attention={attention})"
-        ) from error
 
 
 def adapt(base: BaseLM, folder: Path) -> None:

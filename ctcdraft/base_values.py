@@ -13,8 +13,11 @@ from ctcdraft.placing import Placing
 
 QUANTISED = {  # of base.quantised: the package that does it
     "bitsandbytes_4bit": "bitsandbytes",
-    "bitsandbytes_8bit": "bitsandbytes",
     "torchao_int8": "torchao",
+}
+INEXACT = {  # why a value of base.quantised is refused
+    "bitsandbytes_8bit": "LLM.int8 looks for outlier columns over all tokens of a forward pass, so that the logits of "
+    "a tree's node depend on its siblings",
 }
 TEMPLATES = Path(__file__).parent / "corpus" / "templates"
 
@@ -50,6 +53,8 @@ def stored(dtype: str, device: str, quantised: str | None, placing: Placing | No
     told = {"dtype": "auto"} if placing is None else placing.told(dtype)
     if quantised is None:
         return told
+    if quantised in INEXACT:
+        raise InputError(f"base.quantised={quantised} is refused: {INEXACT[quantised]}; take {', '.join(QUANTISED)}")
     if quantised not in QUANTISED:
         raise InputError(f"base.quantised={quantised} is none of {', '.join(QUANTISED)}; null leaves the weights whole")
     package = QUANTISED[quantised]
@@ -67,7 +72,7 @@ def quantisation(quantised: str) -> Any:
         from torchao.quantization import Int8WeightOnlyConfig
 
         return transformers.TorchAoConfig(Int8WeightOnlyConfig())
-    return transformers.BitsAndBytesConfig(**{f"load_in_{quantised.removeprefix('bitsandbytes_')}": True})
+    return transformers.BitsAndBytesConfig(load_in_4bit=True)
 
 
 def chat_template(name: str) -> str:

@@ -16,6 +16,7 @@ import torch
 from ctcdraft.base import BaseLM
 from ctcdraft.base_values import chat_template, looks_like_folder, refuse_unknown_dtype
 from ctcdraft.errors import InputError, first_line
+from ctcdraft.fetching import whole_config
 from ctcdraft.machine import memory_bytes, spelled
 from ctcdraft.size import Size
 
@@ -95,7 +96,7 @@ def of_sizes(
     import transformers
 
     refuse_unknown_dtype(dtype)
-    found = shape(path, revision, config)
+    found = whole_config(shape(path, revision, config), path)
     try:
         with torch.device("meta"):
             lm = transformers.AutoModelForCausalLM.from_config(

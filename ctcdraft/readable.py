@@ -1,10 +1,19 @@
-"""Which bases read a tree exactly: what a config gives away, and what only a reading shows. It loads nothing."""
+"""Which bases read a tree exactly: what a config tells, and what only a forward pass shows.
+
+Before a loaded model is cast, moved, merged or spread, transformers' own forward pass over a short text is kept; the
+base must give the same logits afterwards, and must read a forked tree as it reads the two texts in it.
+"""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.errors import InputError, first_line
@@ -13,21 +22,82 @@ if TYPE_CHECKING:
     from ctcdraft.base import BaseLM
 
 STRETCHED = ("dynamic", "longrope")  # by the length of what is read: a tree reaches further than its first word
+SERVED = {"full_attention", "sliding_attention"}  # layer types
+WIDE = (torch.float32, torch.float64)
 
 
 def refuse_unreadable(config: Any, name: str) -> None:
-    """Raise InputError for a base whose attention cannot read a tree through a plain mask, word for word the same."""
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"]) - {"full_attention"}
-    if getattr(config, "sliding_window", None) is not None:
-        kinds.add(f"sliding window of {config.sliding_window}")
+    """Raise InputError for a base whose attention cannot read a tree through masks, token for token the same."""
+    kinds = set(getattr(config, "layer_types", None) or []) - SERVED
     if not getattr(config, "num_attention_heads", None):
         kinds.add("no attention heads")
-    if (rope := (getattr(config, "rope_parameters", None) or {}).get("rope_type")) in STRETCHED:
-        kinds.add(f"{rope} rotary positions, whose angles change as the text grows")
+    kinds |= {f"{one} rotary positions, whose angles change as the text grows" for one in stretched(config)}
     if kinds:
         raise InputError(
             f"base {name} has {', '.join(sorted(kinds))}: a tree of guesses cannot be read and rolled back "
-            "exactly there; use a base with full attention in every layer"
+            "exactly there; use a base with full or sliding attention in every layer"
+        )
+
+
+def stretched(config: Any) -> set[str]:
+    """Return the rotary types that depend on the length of the text; some configs have one for each layer type."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    each = [rope, *(value for value in rope.values() if isinstance(value, dict))]
+    return {one.get("rope_type") for one in each} & set(STRETCHED)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What transformers computes with a model as it was loaded. logits_LV: of every token, in float32 on the host."""
+
+    tokens_L: Tensor
+    logits_LV: Tensor
+    dtype: torch.dtype
+
+    @classmethod
+    @torch.inference_mode()
+    def of(cls, lm: Any, name: str, length: int = 16) -> Reference:
+        """Run one short forward pass, where the model is and as it is: at most seconds of the minutes of loading."""
+        length = min(length, int(lm.config.max_position_embeddings))
+        words = lm.get_input_embeddings().weight.shape[0]
+        tokens_L = torch.randint(words, (length,), generator=torch.Generator().manual_seed(1))
+        # What is offloaded has no device of its own; accelerate's hooks take tokens from the host.
+        device = lm.device if lm.device.type != "meta" else torch.device("cpu")
+        try:
+            with computable(lm, device):
+                logits_LV = lm(tokens_L[None].to(device)).logits[0]
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise InputError(
+                f"base {name} as transformers loads it cannot read {length} tokens ({first_line(error)}); use another "
+                "base, or another base.attention="
+            ) from error
+        return cls(tokens_L, logits_LV.float().cpu(), logits_LV.dtype)
+
+
+@contextmanager
+def computable(lm: Any, device: torch.device) -> Iterator[None]:
+    """Within, attention runs on this device: flash attention has no kernels for the CPU, where models are loaded."""
+    before = lm.config._attn_implementation
+    if device.type == "cpu" and "flash" in str(before):
+        lm.set_attn_implementation("sdpa")
+    try:
+        yield
+    finally:
+        if lm.config._attn_implementation != before:
+            lm.set_attn_implementation(before)
+
+
+@torch.inference_mode()
+def refuse_changed(base: BaseLM, reference: Reference) -> None:
+    """Raise InputError unless the base gives the logits that transformers gave before it was cast, merged or spread."""
+    tokens_1L = reference.tokens_L[None].to(base.device)
+    states_LD = base.states(tokens_1L, torch.ones_like(tokens_1L))[0, :, : base.width]
+    ours_LV, theirs_LV = base.head(states_LD).float().cpu(), reference.logits_LV
+    apart = (ours_LV - theirs_LV).square().mean().sqrt() / theirs_LV.std()
+    if not apart < (1e-3 if {base.dtype, reference.dtype} <= set(WIDE) else 0.25):
+        raise InputError(
+            f"base {base.name} as {base.dtype} is not what transformers loaded as {reference.dtype} (logits differ by "
+            f"{apart:.2g} of their spread): its weights did not survive the cast; choose another dtype= or base"
         )
 
 
@@ -36,9 +106,11 @@ def refuse_unfaithful(base: BaseLM, length: int = 320) -> None:
     """Raise InputError unless this base reads a forked tree as it reads the two texts in it.
 
     A config does not tell whether attention is local, positions enter as biases or logits are scaled after
-    the head; a reading does. The text is longer than the local windows in use, where the context allows.
+    the head; a forward pass does. The text is longer than the windows in use, where the context allows.
     """
     rng = torch.Generator().manual_seed(0)
+    if base.window is not None:
+        length = max(length, base.window.window + 64)
     length = min(length, base.context_length - 4)
     text = torch.randint(base.vocabulary, (length + 4,), generator=rng).to(base.device)
     prefix, (root, left, right, below) = text[:length], text[length:]
@@ -48,16 +120,22 @@ def refuse_unfaithful(base: BaseLM, length: int = 320) -> None:
         base.read(prefix, cache)
         forked_NV = base.read_tree(tree, cache).logits_NV[-2:].float()
         paths = (torch.stack([root, left, below]), torch.stack([root, right]))
-        alone_NV = torch.stack([base.lm(torch.cat([prefix, path])[None]).logits[0, -1].float() for path in paths])
+        alone_NV = torch.stack([last_logits(base.lm, torch.cat([prefix, path])) for path in paths])
     except InputError:  # such as that it cannot be compiled, which says what to do
         raise
-    except (ValueError, TypeError, RuntimeError) as error:
+    except (ValueError, TypeError, RuntimeError, AttributeError, KeyError) as error:
         raise InputError(
             f"base {base.name} cannot read a tree through a plain mask ({first_line(error)}); use another base"
         ) from error
     apart = (forked_NV - alone_NV).abs().max() / alone_NV.std()
-    if not apart < (1e-2 if base.dtype in (torch.float32, torch.float64) else 0.5):
+    if not apart < (1e-2 if base.dtype in WIDE else 0.5):
         raise InputError(
             f"base {base.name} reads a tree otherwise than the texts in it (logits differ by {apart:.2g} of their "
             "spread): its attention is local or biased by distance, or its logits are scaled; use another base"
         )
+
+
+def last_logits(lm: Any, tokens_L: Tensor) -> Tensor:
+    """Return the logits_V after a text. All of a long one over 256k tokens would be gigabytes."""
+    told = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(lm.forward).parameters else {}
+    return lm(tokens_L[None], **told).logits[0, -1].float()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -18,8 +17,9 @@ from torch import nn
 from ctcdraft.base import BaseLM
 from ctcdraft.base_values import chat_template
 from ctcdraft.deepspeed_door import gathered, load_deepspeed
-from ctcdraft.errors import InputError, first_line
-from ctcdraft.readable import refuse_unfaithful, refuse_unreadable
+from ctcdraft.errors import InputError
+from ctcdraft.fetching import fetched
+from ctcdraft.readable import refuse_unfaithful
 
 # DeepSpeed keeps small weights whole; here nothing is, so that what works on a test's base works on a large one.
 SETTINGS = {
@@ -50,7 +50,6 @@ def load_sharded(
     taps: Sequence[str | int],
 ) -> ShardedBase:
     """The values of `load_base`, under torchrun. No process ever holds more than its shard and a layer."""
-    import transformers
     from transformers.integrations import HfDeepSpeedConfig
 
     if int(os.environ.get("WORLD_SIZE", 1)) == 1:
@@ -60,14 +59,7 @@ def load_sharded(
     deepspeed = load_deepspeed(device.partition(":")[0])
     asked = HfDeepSpeedConfig(SETTINGS)  # as long as it lives, transformers loads in shards
     try:
-        told = {"revision": revision, "trust_remote_code": False}
-        refuse_unreadable(transformers.AutoConfig.from_pretrained(path, **told), path)
-        lm: Any = transformers.AutoModelForCausalLM.from_pretrained(
-            path, attn_implementation=attention, dtype=getattr(torch, dtype), **told
-        )
-        tokenizer = transformers.AutoTokenizer.from_pretrained(path, **told)
-    except (OSError, ValueError, ImportError, UnpicklingError) as error:
-        raise InputError(f"cannot load the base {path}: {first_line(error)}; check base.path=") from error
+        lm, tokenizer = fetched(path, revision, attention, {"dtype": getattr(torch, dtype)}, dequantises=False)
     finally:
         del asked
     embedding, head = whole_ends(lm)

@@ -112,7 +112,7 @@ def speak(base: BaseLM, prompts: list[list[int]], rooms: Sequence[int], choose: 
         position_B = (position_B + 1).clamp(max=base.context_length - 1)
         output = base.lm.base_model(
             input_ids=words_B[:, None],
-            attention_mask=hidden_BM[:, None, None, : cache.length + 1],
+            attention_mask=base.mask_told(hidden_BM[:, None, None, : cache.length + 1]),
             position_ids=position_B[:, None],
             past_key_values=cache,
             use_cache=True,

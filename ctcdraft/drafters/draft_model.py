@@ -6,6 +6,7 @@ to imitate.
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -21,6 +22,7 @@ from ctcdraft.drafters.drafter import Batch
 from ctcdraft.drafters.grow import Growth
 from ctcdraft.drafters.stepwise import Stepwise, deepen
 from ctcdraft.errors import InputError, whole
+from ctcdraft.fetching import fetched
 from ctcdraft.fingerprints import tokenizer_hash
 from ctcdraft.nn.packs import follow
 from ctcdraft.nn.words import WordEmissions, WordHead
@@ -156,10 +158,10 @@ def first_layers(path: str, layers: int, folder: Path) -> None:
 
     if (folder / "config.json").is_file():
         return
-    lm = transformers.AutoModelForCausalLM.from_pretrained(path, dtype="float32", trust_remote_code=False)
-    config = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)
+    lm, tokenizer = fetched(path, None, "sdpa", {"dtype": torch.float32})
+    config = copy.deepcopy(lm.config)  # not the file's: what was dequantised must not be called quantised
     config.num_hidden_layers = layers
     small = transformers.AutoModelForCausalLM.from_config(config)
     small.load_state_dict(lm.state_dict(), strict=False)
-    transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=False).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     small.save_pretrained(folder)  # the config comes last, and says that all is there

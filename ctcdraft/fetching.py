@@ -1,0 +1,223 @@
+"""The model and tokenizer of a checkpoint, as stock transformers loads them.
+
+The config and the headers of the weight files are looked at before any weight is read: FP8 goes through transformers'
+own dequantisation, every other quantised checkpoint is refused. Casting codes to another dtype drops their scales
+without an error, and transformers itself loads a quantisation that it does not know as if there were none.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from pickle import UnpicklingError
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from ctcdraft.errors import InputError, first_line
+from ctcdraft.readable import refuse_unreadable
+
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+CODES = ("weight", "weight_packed", "qweight")  # names of integer tensors that hold a quantised matrix
+SCALES = ("scale", "scales", "scale_inv", "absmax", "qzeros", "zero_point", "qweight")
+WHOLE = "give the checkpoint whose weights are not quantised as base.path="
+# Of a config of quant_method fp8: what a test has run. Anything else would be dequantised by code nothing here checks.
+TRIED = {"scale_fmt": (None, "float"), "expert_dtype": (None, "fp8"), "modules_to_convert": (None,)}
+
+
+def fetched(
+    path: str,
+    revision: str | None,
+    attention: str,
+    held: Mapping[str, Any],
+    dequantises: bool = True,
+) -> tuple[Any, Any]:
+    """Return model and tokenizer of a folder or hub id; raise InputError where its weights cannot be had as they are.
+
+    Args:
+        held: how the weights are held, in the words of `from_pretrained`.
+        dequantises: whether FP8 may be dequantised; DeepSpeed's ZeRO-3 loads shards past that step of transformers.
+    """
+    import transformers
+
+    # Left unset, trust_remote_code asks at the terminal whether to run the code in the folder.
+    source = {"revision": revision, "trust_remote_code": False}
+    try:
+        config = transformers.AutoConfig.from_pretrained(path, **source)
+        refuse_unreadable(config, path)
+        told = dequantised(config, path, revision, held, dequantises)
+        held = {**held, **told}
+        lm, report = transformers.AutoModelForCausalLM.from_pretrained(
+            path, attn_implementation=attention, output_loading_info=True, **source, **held
+        )
+        refuse_incomplete(lm, report, path)
+        if "quantization_config" in told:
+            uniform(lm, held["dtype"])
+        return lm, transformers.AutoTokenizer.from_pretrained(path, **source)
+    except InputError:
+        raise
+    # ImportError: attention=flash_attention_2 without its package. UnpicklingError: a .bin that is more than weights.
+    except (OSError, ValueError, ImportError, UnpicklingError) as error:
+        raise InputError(
+            f"cannot load the base {path}: {first_line(error)}; check base.path= (and base.attention={attention})"
+        ) from error
+
+
+def dequantised(
+    config: Any, path: str, revision: str | None, held: Mapping[str, Any], dequantises: bool
+) -> dict[str, Any]:
+    """Return what `from_pretrained` needs besides `held` to dequantise this checkpoint; nothing if it is whole."""
+    found = quantisation_of(config)
+    if found is None:
+        for name, dtype, _ in tensors_of(path, revision):
+            if is_code(name, dtype):
+                raise InputError(
+                    f"base {path} holds {name} as {dtype} and no quantization_config says how it is scaled; {WHOLE}"
+                )
+        return {}
+    if "quantization_config" in held:
+        raise InputError(
+            f"base.quantised= would quantise {path}, which is quantised already ({method_of(found)}); leave it out"
+        )
+    refuse_unserved(found, path)
+    if not dequantises:
+        raise InputError(f"base.zero3=true loads no quantised checkpoint, and {path} is one (fp8); {WHOLE}")
+    refuse_misfits(path, revision, found.get("weight_block_size", (128, 128)))
+    import torch
+    import transformers
+
+    # The list of layers that stay as they are must be given anew: what is given here replaces the checkpoint's own.
+    skipped = found.get("modules_to_not_convert") or found.get("ignored_layers")
+    whole = transformers.FineGrainedFP8Config(dequantize=True, modules_to_not_convert=skipped)
+    # "auto" would take the dtype of the first tensor where the config names none, and that may be float8.
+    dtype = getattr(config, "dtype", None) or torch.bfloat16
+    return {"quantization_config": whole} | ({"dtype": dtype} if held.get("dtype") == "auto" else {})
+
+
+def uniform(lm: Any, dtype: Any) -> None:
+    """Cast what was not dequantised, which transformers 5.23 leaves as it is stored, whatever dtype was asked for."""
+    for value in lm.parameters():
+        if not value.is_meta:  # on disk
+            value.data = value.data.to(dtype)
+
+
+def refuse_unserved(found: Mapping[str, Any], path: str) -> None:
+    """Raise InputError for a quantization_config that no test has run."""
+    if (method := method_of(found)) != "fp8":
+        raise InputError(f"base {path} is quantised with {method}, and only fp8 is dequantised here; {WHOLE}")
+    for key, tried in TRIED.items():
+        if found.get(key) not in tried:
+            raise InputError(f"base {path} is quantised with fp8 and {key}={found[key]}, which is not served; {WHOLE}")
+
+
+def whole_config(config: Any, path: str) -> Any:
+    """Return the config of a checkpoint as it is once loaded, for plans that load nothing."""
+    found = quantisation_of(config)
+    if found is None:
+        return config
+    refuse_unserved(found, path)
+    config = copy.deepcopy(config)
+    for one in (config, config.get_text_config(decoder=True)):
+        if hasattr(one, "quantization_config"):
+            del one.quantization_config
+    return config
+
+
+def quantisation_of(config: Any) -> dict[str, Any] | None:
+    """Return the quantization_config of a model's config, or of the language model in it, as a dict."""
+    for one in (config, config.get_text_config(decoder=True)):
+        for key in ("quantization_config", "compression_config"):  # the second: old files of compressed-tensors
+            found = getattr(one, key, None)
+            if found:
+                return dict(found) if isinstance(found, Mapping) else found.to_dict()
+    return None
+
+
+def method_of(found: Mapping[str, Any]) -> str:
+    """Return the quant_method; old files of bitsandbytes have flags in its place."""
+    method = found.get("quant_method")
+    if method is None and (found.get("load_in_8bit") or found.get("load_in_4bit")):
+        return "bitsandbytes"
+    return str(getattr(method, "value", method))
+
+
+def refuse_quantised(lm: Any, name: str) -> None:
+    """Raise InputError for a model whose weights are codes: heads read its weights, and codes are not values."""
+    found = quantisation_of(lm.config)
+    if found is not None:
+        raise InputError(
+            f"the model of base {name} is quantised ({method_of(found)}), which is not served; load it whole (fp8: "
+            "from_pretrained(..., quantization_config=FineGrainedFP8Config(dequantize=True)))"
+        )
+
+
+def tensors_of(path: str, revision: str | None) -> Iterator[tuple[str, str, list[int]]]:
+    """Yield name, dtype and shape of all tensors in the safetensors files; other formats yield nothing."""
+    from transformers.utils.hub import cached_file, get_checkpoint_shard_files
+
+    told: dict[str, Any] = {"revision": revision, "_raise_exceptions_for_missing_entries": False}
+    index = cached_file(path, INDEX, **told)
+    if index is not None:
+        files, _ = get_checkpoint_shard_files(path, index, revision=revision)
+    else:
+        single = cached_file(path, SINGLE, **told)
+        files = [] if single is None else [single]
+    for file in files:
+        try:
+            with safe_open(file, framework="pt") as opened:
+                for name in opened.keys():  # noqa: SIM118, it is no dict
+                    held = opened.get_slice(name)
+                    yield name, held.get_dtype(), held.get_shape()
+        except SafetensorError as error:
+            raise InputError(f"{file} is damaged ({first_line(error)}); fetch base {path} again") from error
+
+
+def is_code(name: str, dtype: str) -> bool:
+    """Return whether a tensor holds codes: floats of a byte or less, or integers where a matrix is expected.
+
+    Buffers of integers (position ids, masks) are no codes.
+    """
+    return dtype.startswith(("F8", "F6", "F4")) or (
+        dtype.startswith(("I", "U")) and name.rpartition(".")[2] in CODES
+    )
+
+
+def refuse_misfits(path: str, revision: str | None, block: Any) -> None:
+    """Raise InputError unless every FP8 matrix has scales of the config's block size.
+
+    transformers divides the shape of a matrix by that of its scales: 192 rows with 2 scales are taken for blocks of
+    96 where they were blocks of 128 and 64, without an error. A matrix without scales is taken as it is.
+    """
+    shapes = {name: (dtype, shape) for name, dtype, shape in tensors_of(path, revision)}
+    for name, (dtype, shape) in shapes.items():
+        if not is_code(name, dtype):
+            continue
+        scales = shapes.get(f"{name}_scale_inv")
+        if not dtype.startswith("F8") or not name.endswith(".weight") or scales is None:
+            raise InputError(f"base {path} holds {name} as {dtype} without {name}_scale_inv; {WHOLE}")
+        grid = scales[1] if len(scales[1]) == 2 else [1, 1]
+        most = block or shape
+        if any(
+            parts not in (1, size) and size != parts * rows for size, parts, rows in zip(shape, grid, most, strict=True)
+        ):
+            raise InputError(
+                f"base {path} holds {name} of shape {shape} with scales of shape {grid}, which are no blocks of "
+                f"{list(most)}; {WHOLE}"
+            )
+
+
+def refuse_incomplete(lm: Any, report: Mapping[str, Any], path: str) -> None:
+    """Raise InputError where weights were left at random, or scales of weights were left over."""
+    tied = set(getattr(lm, "all_tied_weights_keys", None) or ())
+    missing = sorted(set(report["missing_keys"]) - tied)
+    if missing:
+        raise InputError(
+            f"base {path} has no {missing[0]} ({len(missing)} tensors are missing), which would be random; give a "
+            "whole checkpoint as base.path="
+        )
+    scales = sorted(key for key in report["unexpected_keys"] if key.endswith(SCALES))
+    if scales:
+        raise InputError(f"base {path} holds {scales[0]}, which {type(lm).__name__} does not read; {WHOLE}")
+    codes = [name for name, value in lm.named_parameters() if value.is_floating_point() and value.dtype.itemsize == 1]
+    if codes and quantisation_of(lm.config) is None:
+        raise InputError(f"base {path} was loaded with {codes[0]} in float8, without its scales; {WHOLE}")

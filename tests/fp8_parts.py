@@ -1,0 +1,43 @@
+"""Checkpoints of FP8 codes and scales, written tensor by tensor as on a hub, and the models that they stand for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from tiny_models import random_lm, tiny_tokenizer
+
+FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [16, 16]}
+
+
+def coded(weight, block=16):
+    """Codes of a matrix, a scale for each block, and the matrix that they stand for."""
+    rows, columns = weight.shape
+    blocks = weight.view(rows // block, block, columns // block, block)
+    scales = blocks.abs().amax(dim=(1, 3)) / 448
+    codes = (blocks / scales[:, None, :, None]).to(torch.float8_e4m3fn)
+    meant = (codes.float() * scales[:, None, :, None]).view(rows, columns)
+    return codes.view(rows, columns), scales, meant
+
+
+def fp8_checkpoint(folder, chosen=lambda name: True, config=FP8, scaled="{}_scale_inv", lm=None, words=tiny_tokenizer):
+    """A Llama whose chosen linear layers are stored in FP8; returns the model that transformers should make of it."""
+    lm = lm or random_lm()
+    tensors = {}
+    for name, weight in lm.state_dict().items():
+        tensors[name] = weight.contiguous()
+        if name.endswith("_proj.weight") and chosen(name):
+            codes, scales, meant = coded(weight)
+            tensors |= {name: codes, scaled.format(name): scales}
+            weight.copy_(meant)
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    stored = json.loads(lm.config.to_json_string()) | {"dtype": "float32", "quantization_config": config}
+    if config is None:
+        del stored["quantization_config"]
+    (folder / "config.json").write_text(json.dumps(stored))
+    words().save_pretrained(folder)
+    return lm

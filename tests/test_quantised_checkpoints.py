@@ -1,0 +1,236 @@
+"""Checkpoints that are quantised already: dequantised to the model that was meant, or refused before they are read."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import pytest
+import torch
+import transformers
+from fp8_parts import FP8, coded, fp8_checkpoint
+from safetensors.torch import load_file, save_file
+from test_base import saved
+from tiny_models import random_lm, tiny_tokenizer
+
+from ctcdraft import readable
+from ctcdraft.base import BaseLM, load_base
+from ctcdraft.drafters.draft_model import first_layers, load_draft_model
+from ctcdraft.errors import InputError
+from ctcdraft.evaluation.outside import StockGenerate
+from ctcdraft.paper import of_sizes
+from ctcdraft.readable import Reference, refuse_changed
+
+TOKENS = torch.arange(20, 60)[None]
+ONE = "model.layers.1.mlp.up_proj.weight"
+
+
+@pytest.fixture
+def accelerator(monkeypatch):
+    """A GPU with FP8 for transformers' eyes: without one it dequantises of its own accord, and hides the fault."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *device: (9, 0))
+
+
+def logits(lm):
+    with torch.no_grad():
+        return lm(TOKENS).logits
+
+
+@pytest.mark.parametrize("chosen", [lambda name: name == ONE, lambda name: True], ids=["one layer", "all layers"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_fp8_is_dequantised(tmp_path, accelerator, chosen, dtype):
+    """Before, codes were cast without their scales: weights up to 448, logits that correlated 0.4 to 0.6."""
+    meant = fp8_checkpoint(tmp_path, chosen)
+    base = load_base(str(tmp_path), dtype, "cpu")
+    weights = dict(base.lm.named_parameters())
+    assert max(float(value.detach().abs().max()) for value in weights.values()) < 2
+    for name, value in meant.to(getattr(torch, dtype)).named_parameters():
+        assert torch.equal(weights[name], value), name
+    assert torch.equal(logits(base.lm), logits(meant))
+
+
+def test_a_checkpoint_that_names_no_dtype_is_not_loaded_as_float8(tmp_path, accelerator):
+    fp8_checkpoint(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["dtype"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    base = load_base(str(tmp_path), "float32", "cpu")
+    assert {value.dtype for value in base.lm.parameters()} == {torch.float32}
+
+
+def test_fp8_with_layers_on_disk(tmp_path):
+    meant = fp8_checkpoint(tmp_path / "base")
+    places = {"model.layers.0": "cpu", "model.layers.1": "disk", "model.norm": "cpu", "model.rotary_emb": "cpu"}
+    places |= {"model.embed_tokens": "cpu", "lm_head": "cpu"}
+    folder = str(tmp_path / "offloaded")
+    base = load_base(str(tmp_path / "base"), "float32", "cpu", device_map=places, offload_folder=folder)
+    states = base.states(TOKENS, torch.ones_like(TOKENS))
+    assert torch.allclose(base.head(states), logits(meant), atol=1e-5)
+
+
+def test_experts_in_fp8_are_dequantised(tmp_path, accelerator):
+    """A mixture of experts in one file per expert, as the hub has them, merged by transformers after dequantising."""
+    changes = {"moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2}
+    lm = random_lm("qwen3_moe", **changes)
+    lm.save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    tensors, meant = load_file(tmp_path / "model.safetensors"), {}
+    for name in [name for name in tensors if ".experts." in name]:
+        codes, scales, value = coded(tensors[name])
+        meant[name] = value
+        tensors |= {name: codes, f"{name}_scale_inv": scales}
+    assert len(meant) == 2 * 4 * 3
+    (tmp_path / "meant").mkdir()
+    whole = {name: value for name, value in tensors.items() if not name.endswith("_scale_inv")} | meant
+    save_file(whole, tmp_path / "meant" / "model.safetensors", metadata={"format": "pt"})
+    lm.config.save_pretrained(tmp_path / "meant")
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((tmp_path / "config.json").read_text()) | {"quantization_config": FP8}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    base = load_base(str(tmp_path), "float32", "cpu")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "meant").eval()
+    assert torch.allclose(logits(base.lm), logits(theirs), atol=1e-4)
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq", "bitsandbytes", "compressed-tensors", "mxfp4", "torchao", "new"])
+def test_every_other_method_is_refused_before_its_weights_are_read(tmp_path, method):
+    (tmp_path / "config.json").write_text(
+        json.dumps(random_lm().config.to_dict() | {"quantization_config": {"quant_method": method}})
+    )
+    said = f"is quantised with {method}, and only fp8 is dequantised here; give the checkpoint"
+    with pytest.raises(InputError, match=said):
+        load_base(str(tmp_path), "float32", "cpu")
+    with pytest.raises(InputError, match=said):
+        of_sizes(str(tmp_path), "float32")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"config": None}, "holds .* as F8_E4M3 and no quantization_config says how"),
+        ({"scaled": "{}_scale"}, "holds .* as F8_E4M3 without .*_scale_inv"),
+        ({"config": FP8 | {"weight_block_size": [8, 8]}}, r"are no blocks of \[8, 8\]"),
+        ({"config": FP8 | {"scale_fmt": "ue8m0"}}, "fp8 and scale_fmt=ue8m0, which is not served"),
+        ({"config": {"load_in_8bit": True}}, "is quantised with bitsandbytes"),
+    ],
+)
+def test_codes_whose_scales_would_be_lost_are_refused(tmp_path, changes, said):
+    fp8_checkpoint(tmp_path, **changes)
+    with pytest.raises(InputError, match=said):
+        load_base(str(tmp_path), "float32", "cpu")
+
+
+def test_codes_in_shards_of_a_checkpoint_are_found(tmp_path):
+    fp8_checkpoint(tmp_path, config=None)
+    tensors = load_file(tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors").unlink()
+    shards = [{}, {}]
+    for name, value in tensors.items():
+        shards[name.startswith("model.layers.1")][name] = value
+    files = [f"model-0000{n}-of-00002.safetensors" for n in (1, 2)]
+    for file, shard in zip(files, shards, strict=True):
+        save_file(shard, tmp_path / file, metadata={"format": "pt"})
+    index = {name: files[name.startswith("model.layers.1")] for name in tensors}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+    with pytest.raises(InputError, match="no quantization_config says how"):
+        load_base(str(tmp_path), "float32", "cpu")
+
+
+@pytest.mark.parametrize("name", ["model.layers.0.mlp.up_proj.weight", "model.norm.weight"])
+def test_missing_weights_are_not_drawn_at_random(tmp_path, name):
+    folder = saved(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors[name]
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(InputError, match=f"has no {name} .1 tensors are missing., which would be random"):
+        load_base(folder, "float32", "cpu")
+
+
+def test_a_pickled_checkpoint_whose_scales_nobody_reads_is_refused(tmp_path):
+    """There is no header to look at: what transformers reports as left over tells."""
+    folder = saved(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors").unlink()
+    tensors[ONE], tensors[f"{ONE}_scale_inv"], _ = coded(tensors[ONE])
+    torch.save(tensors, tmp_path / "pytorch_model.bin")
+    with pytest.raises(InputError, match=f"holds {ONE}_scale_inv, which LlamaForCausalLM does not read"):
+        load_base(folder, "float32", "cpu")
+
+
+def test_tied_heads_and_integer_buffers_are_no_fault(tmp_path):
+    folder = saved(tmp_path, tie_word_embeddings=True)
+    tensors = load_file(tmp_path / "model.safetensors")
+    assert "lm_head.weight" not in tensors
+    save_file(tensors | {"model.ids": torch.arange(4)}, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    assert load_base(folder, "float32", "cpu").vocabulary == 261
+
+
+def test_quantising_what_is_quantised_is_refused(tmp_path, monkeypatch):
+    fp8_checkpoint(tmp_path)
+    monkeypatch.setattr("ctcdraft.base.stored", lambda *told: {"dtype": "auto", "quantization_config": object()})
+    with pytest.raises(InputError, match=r"base\.quantised= would quantise .* already \(fp8\); leave it out"):
+        load_base(str(tmp_path), "float32", "cpu", quantised="torchao_int8")
+
+
+def test_shards_of_zero3_are_not_dequantised(tmp_path):
+    from ctcdraft.fetching import fetched
+
+    fp8_checkpoint(tmp_path)
+    with pytest.raises(InputError, match=r"base\.zero3=true loads no quantised checkpoint"):
+        fetched(str(tmp_path), None, "sdpa", {"dtype": torch.float32}, dequantises=False)
+
+
+def test_draft_models_and_assistants_are_dequantised_too(tmp_path, accelerator):
+    meant = fp8_checkpoint(tmp_path)
+    base = BaseLM(random_lm(seed=3), tiny_tokenizer(), "large")
+    assert torch.equal(logits(load_draft_model(str(tmp_path), base).lm), logits(meant))
+    stock = StockGenerate(base, {}, str(tmp_path), 3)
+    assert torch.allclose(logits(stock.assistant), logits(meant), atol=1e-5)
+    first_layers(str(tmp_path), 1, tmp_path / "small")
+    small = load_base(str(tmp_path / "small"), "float32", "cpu")
+    assert torch.equal(small.lm.model.layers[0].mlp.up_proj.weight, meant.model.layers[0].mlp.up_proj.weight)
+
+
+def test_a_model_that_somebody_hands_over_quantised_is_refused(tmp_path, accelerator):
+    """As to PublishedHead.from_pretrained: transformers keeps FP8 as codes where it finds a GPU for it."""
+    fp8_checkpoint(tmp_path)
+    lm = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert lm.model.layers[0].mlp.up_proj.weight.dtype == torch.float8_e4m3fn
+    with pytest.raises(InputError, match=r"the model of base mine is quantised \(fp8\), which is not served; load it"):
+        BaseLM(lm, tiny_tokenizer(), "mine")
+
+
+def test_fp8_is_planned_for_as_what_it_becomes(tmp_path):
+    meant = fp8_checkpoint(tmp_path)
+    base = of_sizes(str(tmp_path), "bfloat16")
+    assert {name: value.shape for name, value in base.lm.named_parameters()} == {
+        name: value.shape for name, value in meant.named_parameters()
+    }
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_base_is_held_to_what_transformers_computed_before_it_was_touched(dtype):
+    base = BaseLM(random_lm(), tiny_tokenizer(), "mine")
+    reference = Reference.of(base.lm, "mine")
+    refuse_changed(base.to(dtype), reference)
+    broken = copy.deepcopy(base)
+    broken.lm.model.layers[1].mlp.up_proj.weight.data.mul_(1.5)
+    with pytest.raises(InputError, match=r"base mine as .* is not what transformers loaded as torch\.float32"):
+        refuse_changed(broken, reference)
+
+
+def test_the_check_runs_when_a_base_is_loaded(tmp_path, monkeypatch):
+    """The check of trees compares a base with itself, and passes whatever its weights have become."""
+    folder, to = saved(tmp_path), BaseLM.to
+
+    def lossy(base, *told):
+        for layer in base.lm.model.layers:
+            layer.mlp.up_proj.weight.data.mul_(100)
+        return to(base, *told)
+
+    monkeypatch.setattr(BaseLM, "to", lossy)
+    with pytest.raises(InputError, match="is not what transformers loaded"):
+        load_base(folder, "float32", "cpu")
+    monkeypatch.setattr("ctcdraft.base.refuse_changed", lambda base, reference: None)
+    readable.refuse_unfaithful(load_base(folder, "float32", "cpu"))
