@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from itertools import product
 
@@ -12,7 +13,8 @@ from tiny_models import random_base
 from ctcdraft.decoding.kv_cache import KVCache
 from ctcdraft.nn.bodies import AttentionBody
 from ctcdraft.nn.residual import FeedForwardBody, ResidualBody
-from ctcdraft.nn.transformer import BlockShape, Rotary, rotate
+from ctcdraft.nn.rotary import Rotary, by_theta, rotate
+from ctcdraft.nn.transformer import BlockShape
 
 SHAPE = BlockShape.of(random_base().lm.config, 64)
 FRAMES, TEXT = 5, 23
@@ -20,15 +22,21 @@ ATTENTION = [
     partial(AttentionBody, root_input=root_input, causal=causal, blocks=blocks)
     for root_input, causal, blocks in product((True, False), (True, False), (1, 2))
 ]
+OTHERWISE = replace(  # what layers of other bases have: see nn/base_layer.py
+    SHAPE, frequencies=(0.9, 0.1, 0.0, 0.0), rotary_scale=1.2, head_norms=True, qkv_bias=True, activation="gelu"
+)
 BODIES = [*ATTENTION, partial(ResidualBody, blocks=2), partial(FeedForwardBody, inner=None)]
 
 
-@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize(
+    ("body", "shape"),
+    [*((body, SHAPE) for body in BODIES), *((partial(body, like_base=True), OTHERWISE) for body in ATTENTION)],
+)
 @torch.inference_mode()
-def test_steps_over_a_text_are_the_forward_over_it(body):
+def test_steps_over_a_text_are_the_forward_over_it(body, shape):
     """The first draft reads many states at once, later ones a few; the slots of none of them are remembered."""
     torch.manual_seed(3)
-    made = body(SHAPE, FRAMES)
+    made = body(shape, FRAMES)
     for value in made.parameters():
         value += 0.2 * torch.randn_like(value)
     states_BLD, roots_BLD = torch.randn(2, 1, TEXT, SHAPE.width)
@@ -51,7 +59,7 @@ def test_steps_over_a_text_are_the_forward_over_it(body):
 
 def test_a_turn_is_a_rotation_by_the_positions_angle():
     """As complex numbers: the left half is real, the right half imaginary."""
-    rotary, x_LE = Rotary(6, 100.0, 30), torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
+    rotary, x_LE = Rotary(by_theta(6, 100.0), 30), torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
     positions_L = torch.tensor([11, 12, 13, 14])
     angles_LF = positions_L[:, None] * 100.0 ** (-torch.arange(3) / 3)
     turned_LF = torch.complex(x_LE[:, :3], x_LE[:, 3:]) * torch.polar(torch.ones(4, 3), angles_LF)

@@ -18,6 +18,7 @@ from ctcdraft.drafters.drafter import Batch, DraftHead
 from ctcdraft.drafters.listening import Listening
 from ctcdraft.drafters.paths import Paths, PrefixSearch
 from ctcdraft.errors import whole
+from ctcdraft.nn.base_layer import base_shape
 from ctcdraft.nn.bodies import Fuse
 from ctcdraft.nn.correction import Correction
 from ctcdraft.nn.heads import BlankHead, Emissions
@@ -47,7 +48,7 @@ class BlockDrafter(DraftHead):
         vocabulary: int | None = None,
     ) -> None:
         super().__init__()
-        shape = BlockShape.of(base.lm.config, base.context_length)
+        shape = base_shape(base.lm, base.context_length)
         self.frames = whole(frames, "drafter.frames")
         self.body: Any = body(shape, frames).to(base.device)
         self.head = BlankHead(base.head, base.width, vocabulary).to(base.device)

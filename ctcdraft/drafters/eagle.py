@@ -13,9 +13,9 @@ from ctcdraft.drafters.drafter import Batch
 from ctcdraft.drafters.grow import Growth
 from ctcdraft.drafters.stepwise import Stepwise, deepen
 from ctcdraft.errors import InputError, number
+from ctcdraft.nn.base_layer import base_shape, start_from_base
 from ctcdraft.nn.causal import CausalBlock
 from ctcdraft.nn.packs import follow, own_text
-from ctcdraft.nn.transformer import BlockShape, copy_llama_layer
 from ctcdraft.nn.words import WordEmissions, WordHead
 
 
@@ -31,23 +31,26 @@ class Eagle(Stepwise):
     the same in both, the deeper ones are not. No norm before the layer and none after it, as published.
     noise: in training every number of h is off by up to this much, evenly, so that it learns to bear its own errors.
     (The CTC paper's released code scales that by 512 / the text's length besides; here it is the same everywhere.)
-    Of several taps (base.taps) it reads and guesses the last layer's states alone.
+    like_base: rotary frequencies, norms of heads, biases and activation of the base's layers; runs that do not say so
+    have a plain Llama layer. Of several taps (base.taps) it reads and guesses the last layer's states alone.
     """
 
     guesses_states = True
 
-    def __init__(self, base: BaseLM, frames: int, growth: Growth, noise: float = 0.0) -> None:
+    def __init__(
+        self, base: BaseLM, frames: int, growth: Growth, noise: float = 0.0, like_base: bool = False
+    ) -> None:
         super().__init__(frames, growth, base.stop_tokens)
         if number(noise, "drafter.noise") < 0:
             raise InputError(f"drafter.noise={noise} is no width of noise; 0 is none, 0.1 is EAGLE's own")
         self.noise = noise
         self.fuse = nn.Linear(2 * base.width, base.width).to(base.device)
-        self.block = CausalBlock(BlockShape.of(base.lm.config, base.context_length), input_norm=False).to(base.device)
+        shape = base_shape(base.lm, base.context_length)
+        shape = shape if like_base else shape.plain()
+        self.block = CausalBlock(shape, input_norm=False).to(base.device)
         self.head = WordHead(base.head)
         self.embedding = base.embedding
-        layers = getattr(base.lm.base_model, "layers", None)
-        copied = layers is not None and copy_llama_layer(self.block, layers[-1])
-        self.initialised = "from the base's last layer" if copied else "at random (the base is not Llama-shaped)"
+        self.initialised = start_from_base(self.block, shape, self.block, base.lm)[1]
 
     @property
     def dtype(self) -> torch.dtype:

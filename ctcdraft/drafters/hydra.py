@@ -16,10 +16,10 @@ from ctcdraft.drafters.drafter import Batch
 from ctcdraft.drafters.grow import Growth
 from ctcdraft.drafters.stepwise import Stepwise, words_told
 from ctcdraft.errors import whole
+from ctcdraft.nn.base_layer import base_shape, start_from_base
 from ctcdraft.nn.causal import CausalBlock
 from ctcdraft.nn.packs import own_text
 from ctcdraft.nn.residual import residue
-from ctcdraft.nn.transformer import BlockShape, copy_llama_layer
 from ctcdraft.nn.words import WordEmissions, WordHead
 
 
@@ -55,7 +55,8 @@ class Hydra(Stepwise):
 
     layers: of each head's MLP, 1 in Hydra and 4 in Hydra++. inner: columns within a layer, None in both.
     prefix_layer: Hydra++'s extra decoder layer, which lets a draft look at all states of the text and not at the
-    newest alone. Of several taps (base.taps) it reads the last layer's states alone.
+    newest alone. like_base: that layer has the rotary frequencies, norms of heads, biases and activation of the base's;
+    runs that do not say so have a plain Llama layer. Of several taps (base.taps) it reads the last layer's states alone.
     """
 
     frames_apart = True
@@ -68,6 +69,7 @@ class Hydra(Stepwise):
         prefix_layer: bool,
         growth: Growth,
         inner: int | None = None,
+        like_base: bool = False,
     ) -> None:
         super().__init__(frames, growth, base.stop_tokens)
         whole(layers, "drafter.layers")
@@ -78,11 +80,10 @@ class Hydra(Stepwise):
         self.prefix: Any = None
         self.initialised = "as the identity"
         if prefix_layer:
-            self.prefix = CausalBlock(BlockShape.of(base.lm.config, base.context_length), input_norm=True)
-            self.prefix.to(base.device)
-            layers_of_base = getattr(base.lm.base_model, "layers", None)
-            copied = layers_of_base is not None and copy_llama_layer(self.prefix, layers_of_base[-1])
-            self.initialised += f", prefix layer {'from the last layer of the base' if copied else 'at random'}"
+            shape = base_shape(base.lm, base.context_length)
+            shape = shape if like_base else shape.plain()
+            self.prefix = CausalBlock(shape, input_norm=True).to(base.device)
+            self.initialised += f", prefix layer {start_from_base(self.prefix, shape, self.prefix, base.lm)[1]}"
 
     @property
     def dtype(self) -> torch.dtype:

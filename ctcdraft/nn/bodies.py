@@ -13,7 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from ctcdraft.errors import whole
-from ctcdraft.nn.transformer import BlockShape, Norm, Rotary, SlotBlock, copy_llama_layer
+from ctcdraft.nn.base_layer import copy_final_norm, start_from_base
+from ctcdraft.nn.rotary import Rotary
+from ctcdraft.nn.transformer import BlockShape, Norm, SlotBlock
 
 
 class AttentionBody(nn.Module):
@@ -28,13 +30,24 @@ class AttentionBody(nn.Module):
     embedding of the root, which is certain by then; without it the body is the paper's to the letter.
     causal: slots see only earlier slots; the default is both ways. blocks: how many (runs that do not say have
     one). Each of them sees the same text, projected base states: text passes through no block.
+    like_base: rotary frequencies, norms of heads, biases and activation of the base's layers; runs that do not say so
+    have a plain Llama layer.
     """
 
-    def __init__(self, shape: BlockShape, frames: int, root_input: bool, causal: bool, blocks: int = 1) -> None:
+    def __init__(
+        self,
+        shape: BlockShape,
+        frames: int,
+        root_input: bool,
+        causal: bool,
+        blocks: int = 1,
+        like_base: bool = False,
+    ) -> None:
         super().__init__()
+        self.shape = shape = shape if like_base else shape.plain()
         self.layers = whole(blocks, "drafter.body.blocks")
         self.frames = frames
-        self.rotary = Rotary(shape.head_width, shape.rope_theta, shape.positions + frames)
+        self.rotary = Rotary(shape.frequencies, shape.positions + frames, shape.rotary_scale)
         self.project = nn.Linear(shape.width, shape.width, bias=False)
         nn.init.eye_(self.project.weight)
         self.slots_TD = nn.Parameter(torch.randn(frames, shape.width) * 0.02)
@@ -45,16 +58,17 @@ class AttentionBody(nn.Module):
         self.norm = Norm(shape.width, eps=shape.epsilon)
 
     def start_from(self, lm: Any) -> str:
-        """Copy the base's last layer and final norm where they are Llama-shaped; say in words what was done."""
-        layers = getattr(lm.base_model, "layers", None)
-        blocks: list[Any] = [self.block, *self.deeper]
-        if layers is None or not all(copy_llama_layer(block, layers[-1]) for block in blocks):
-            return "at random (the base's layers are not Llama-shaped)"
-        for block in blocks[1:]:  # a second reading of what is there already: it starts by adding nothing
+        """Copy the base's last layer where outputs agree, and its final norm; return in words what was done."""
+
+        def read(x_BLD: Tensor, places_L: Tensor) -> Tensor:
+            return self.block.as_text(x_BLD, self.rotary(places_L))
+
+        copied, said = start_from_base(self.block, self.shape, read, lm)
+        for block in self.deeper if copied else ():  # a second reading of what is there already: it adds nothing yet
+            block.load_state_dict(self.block.state_dict())
             nn.init.zeros_(block.attention.out.weight)
             nn.init.zeros_(block.mlp.down.weight)
-        self.norm.weight.data.copy_(lm.base_model.norm.weight)
-        return "from the base's last layer"
+        return f"{said}, final norm {'from the base' if copy_final_norm(self.norm, lm) else 'of ones'}"
 
     def remember(self, states_BLD: Tensor, places_BL: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Keys and values [B, G, L, d] of the text for every block, each a function of its own state and place."""

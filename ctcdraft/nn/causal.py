@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from ctcdraft.nn.transformer import BlockShape, GatedMLP, Norm, Rotary, rotate
+from ctcdraft.nn.rotary import Rotary, rotate
+from ctcdraft.nn.transformer import BlockShape, GatedMLP, Norm, head_norm, normed
 
 
 class CausalAttention(nn.Module):
@@ -18,14 +19,16 @@ class CausalAttention(nn.Module):
     def __init__(self, shape: BlockShape) -> None:
         super().__init__()
         self.shape = shape
-        self.query = nn.Linear(shape.width, shape.heads * shape.head_width, bias=False)
-        self.key = nn.Linear(shape.width, shape.kv_heads * shape.head_width, bias=False)
-        self.value = nn.Linear(shape.width, shape.kv_heads * shape.head_width, bias=False)
+        self.query = nn.Linear(shape.width, shape.heads * shape.head_width, bias=shape.qkv_bias)
+        self.key = nn.Linear(shape.width, shape.kv_heads * shape.head_width, bias=shape.qkv_bias)
+        self.value = nn.Linear(shape.width, shape.kv_heads * shape.head_width, bias=shape.qkv_bias)
         self.out = nn.Linear(shape.heads * shape.head_width, shape.width, bias=False)
+        self.query_norm, self.key_norm = head_norm(shape), head_norm(shape)
 
     def forward(self, x_BLD: Tensor, turn: tuple[Tensor, Tensor], cache: Any, seen: Tensor | None) -> Tensor:
-        query = rotate(rearrange(self.query(x_BLD), "b l (h d) -> b h l d", h=self.shape.heads), turn)
-        keys = rotate(rearrange(self.key(x_BLD), "b l (g d) -> b g l d", g=self.shape.kv_heads), turn)
+        query = rearrange(self.query(x_BLD), "b l (h d) -> b h l d", h=self.shape.heads)
+        keys = rearrange(self.key(x_BLD), "b l (g d) -> b g l d", g=self.shape.kv_heads)
+        query, keys = rotate(normed(self.query_norm, query), turn), rotate(normed(self.key_norm, keys), turn)
         values = rearrange(self.value(x_BLD), "b l (g d) -> b g l d", g=self.shape.kv_heads)
         if cache is not None:
             past = cache.length
@@ -42,16 +45,16 @@ class CausalAttention(nn.Module):
 class CausalBlock(nn.Module):
     """Norm, attention, norm, MLP, each added to the residual. input_norm: EAGLE's layer has no first norm.
 
-    Parameters are named as in SlotBlock, so that `copy_llama_layer` fills it.
+    Parameters are named as in SlotBlock, so that nn/base_layer.py fills either.
     """
 
     def __init__(self, shape: BlockShape, input_norm: bool) -> None:
         super().__init__()
-        self.rotary = Rotary(shape.head_width, shape.rope_theta, shape.positions)
+        self.rotary = Rotary(shape.frequencies, shape.positions, shape.rotary_scale)
         self.attention_norm = Norm(shape.width, eps=shape.epsilon) if input_norm else None
         self.attention = CausalAttention(shape)
         self.mlp_norm = Norm(shape.width, eps=shape.epsilon)
-        self.mlp = GatedMLP(shape.width, shape.inner)
+        self.mlp = GatedMLP(shape.width, shape.inner, shape.activation)
 
     def forward(self, x_BLD: Tensor, places: Tensor, cache: Any = None, seen: Tensor | None = None) -> Tensor:
         """places: [L], or [B, L] where rows differ. cache: rows read before, to which these are added. seen: which

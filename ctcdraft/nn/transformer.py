@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -10,10 +12,17 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
+from ctcdraft.nn.rotary import by_theta, rotate, theta_of
+
 
 @dataclass(frozen=True)
 class BlockShape:
-    """The sizes of a block: width D, heads H, key-value heads G, width of a head, width of the MLP, positions."""
+    """The sizes of a block: width D, heads H, key-value heads G, width of a head, width of the MLP, positions.
+
+    What follows is Llama's unless it is said: the rotary frequencies (head_width / 2, 0 where a dimension is not
+    turned) and the scale of their cosines, a norm of every head's queries and keys (Qwen3), biases of queries, keys and
+    values (Qwen2), and the MLP's activation.
+    """
 
     width: int
     heads: int
@@ -23,21 +32,37 @@ class BlockShape:
     epsilon: float
     rope_theta: float
     positions: int
+    frequencies: tuple[float, ...]
+    rotary_scale: float = 1.0
+    head_norms: bool = False
+    qkv_bias: bool = False
+    activation: str = "silu"
 
     @classmethod
     def of(cls, config: Any, context_length: int) -> Self:
-        """The shape of a base's own layers; what another architecture leaves open is filled as Llama does."""
+        """Return a plain Llama layer of a base's sizes; what another architecture leaves open is filled as Llama does.
+
+        nn/base_layer.py has the shape of the base's own layers, of which this is a part.
+        """
         width, heads = config.hidden_size, config.num_attention_heads
-        rope = getattr(config, "rope_parameters", None) or {}
+        head_width, theta = getattr(config, "head_dim", None) or width // heads, theta_of(config)
         return cls(
             width=width,
             heads=heads,
             kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-            head_width=getattr(config, "head_dim", None) or width // heads,
+            head_width=head_width,
             inner=getattr(config, "intermediate_size", None) or 4 * width,
             epsilon=getattr(config, "rms_norm_eps", 1e-6),
-            rope_theta=rope.get("rope_theta", 10_000.0),
+            rope_theta=theta,
             positions=context_length,
+            frequencies=by_theta(head_width, theta),
+        )
+
+    def plain(self) -> Self:
+        """Return the same sizes as a plain Llama layer, which is what heads were made of before there was more."""
+        frequencies = by_theta(self.head_width, self.rope_theta)
+        return replace(
+            self, frequencies=frequencies, rotary_scale=1.0, head_norms=False, qkv_bias=False, activation="silu"
         )
 
 
@@ -46,48 +71,6 @@ class Norm(nn.RMSNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
-
-
-class Rotary(nn.Module):
-    """Rotary positions (Su et al. 2021), half-split as in Llama; frequencies in float32 whatever the dtype."""
-
-    def __init__(self, head_width: int, theta: float, positions: int) -> None:
-        super().__init__()
-        # Tables, no buffers: `.to(bfloat16)` would round the angles, and decoding would differ from training.
-        self._tables = {torch.device("cpu"): rotary_tables(head_width, theta, positions)}
-
-    def forward(self, positions_X: Tensor) -> tuple[Tensor, Tensor]:
-        """What `rotate` takes, two tensors [*X, head_width], for every position."""
-        cos, sin = self.tables(positions_X.device)
-        return cos[positions_X], sin[positions_X]
-
-    def span(self, start: int, stop: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """The same for the positions start .. stop - 1: [stop - start, head_width]. A slice gathers nothing."""
-        cos, sin = self.tables(device)
-        return cos[start:stop], sin[start:stop]
-
-    def tables(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        if device not in self._tables:
-            cos, sin = self._tables[torch.device("cpu")]
-            self._tables[device] = cos.to(device), sin.to(device)
-        return self._tables[device]
-
-
-def rotary_tables(head_width: int, theta: float, positions: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of every position's angles, [positions, head_width]; the left half's sines are negative."""
-    frequencies = theta ** (-torch.arange(0, head_width, 2, dtype=torch.float64) / head_width)
-    angles = torch.arange(positions)[:, None] * frequencies
-    cos, sin = angles.cos(), angles.sin()
-    return torch.cat([cos, cos], dim=-1).float(), torch.cat([-sin, sin], dim=-1).float()
-
-
-def rotate(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
-    """Turn x [..., head_width] by the angles of its position: (l, r) becomes (l cos - r sin, r cos + l sin).
-
-    The sign is in the table of sines, so the halves only change places: four operations, and no copy is negated.
-    """
-    cos, sin = turn
-    return (x * cos + x.roll(x.shape[-1] // 2, -1) * sin).to(x.dtype)
 
 
 class SlotAttention(nn.Module):
@@ -101,14 +84,16 @@ class SlotAttention(nn.Module):
         super().__init__()
         self.shape = shape
         self.causal = causal
-        self.query = nn.Linear(shape.width, shape.heads * shape.head_width, bias=False)
-        self.key = nn.Linear(shape.width, shape.kv_heads * shape.head_width, bias=False)
-        self.value = nn.Linear(shape.width, shape.kv_heads * shape.head_width, bias=False)
+        self.query = nn.Linear(shape.width, shape.heads * shape.head_width, bias=shape.qkv_bias)
+        self.key = nn.Linear(shape.width, shape.kv_heads * shape.head_width, bias=shape.qkv_bias)
+        self.value = nn.Linear(shape.width, shape.kv_heads * shape.head_width, bias=shape.qkv_bias)
         self.out = nn.Linear(shape.heads * shape.head_width, shape.width, bias=False)
+        self.query_norm, self.key_norm = head_norm(shape), head_norm(shape)
 
     def keys_values(self, x_BLD: Tensor, turn: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Keys (turned to their positions) and values [B, G, L, d] of the text."""
-        return rotate(self.by_head(self.key(x_BLD)), turn), self.by_head(self.value(x_BLD))
+        keys = normed(self.key_norm, self.by_head(self.key(x_BLD)))
+        return rotate(keys, turn), self.by_head(self.value(x_BLD))
 
     def by_head(self, x_BLD: Tensor) -> Tensor:
         """[B, heads, L, head_width]; two views, where einops would take longer than a small base's product."""
@@ -125,10 +110,10 @@ class SlotAttention(nn.Module):
         kv_heads, frames = self.shape.kv_heads, slots_BATD.shape[2]
         query = rearrange(self.query(slots_BATD), "b a t (h d) -> b a h t d", h=self.shape.heads)
         turn = turn[0][:, :, None], turn[1][:, :, None]  # the same angles for every head
-        query = rotate(query, turn) * self.shape.head_width**-0.5
+        query = rotate(normed(self.query_norm, query), turn) * self.shape.head_width**-0.5
         query = rearrange(query, "b a (g r) t d -> b g a (r t) d", g=kv_heads)
         own_key = rearrange(self.key(slots_BATD), "b a t (g d) -> b a g t d", g=kv_heads)
-        own_key = rearrange(rotate(own_key, turn), "b a g t d -> b g a t d")
+        own_key = rearrange(rotate(normed(self.key_norm, own_key), turn), "b a g t d -> b g a t d")
         own_value = rearrange(self.value(slots_BATD), "b a t (g d) -> b g a t d", g=kv_heads)
         text_keys, text_values = text
 
@@ -155,7 +140,8 @@ class SlotAttention(nn.Module):
         """
         keys, values = memory.update(*self.keys_values(x_BND, turn), layer)
         cos, sin = turn
-        query = rotate(self.by_head(self.query(x_BND[:, -slots:])), (cos[-slots:], sin[-slots:]))
+        query = normed(self.query_norm, self.by_head(self.query(x_BND[:, -slots:])))
+        query = rotate(query, (cos[-slots:], sin[-slots:]))
         seen_TM = None
         if self.causal:
             size = slots, keys.shape[2]
@@ -164,17 +150,35 @@ class SlotAttention(nn.Module):
         return self.out(mixed.transpose(1, 2).flatten(2))
 
 
-class GatedMLP(nn.Module):
-    """Llama's SwiGLU: down(silu(gate x) * up x)."""
+def head_norm(shape: BlockShape) -> Norm | None:
+    """Return a norm of the columns of one head, where the shape asks for it."""
+    return Norm(shape.head_width, eps=shape.epsilon) if shape.head_norms else None
 
-    def __init__(self, width: int, inner: int) -> None:
+
+def normed(norm: Norm | None, x: Tensor) -> Tensor:
+    return x if norm is None else norm(x)
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+}
+
+
+class GatedMLP(nn.Module):
+    """Llama's SwiGLU: down(silu(gate x) * up x), or the same with another of ACTIVATIONS."""
+
+    def __init__(self, width: int, inner: int, activation: str = "silu") -> None:
         super().__init__()
+        self.activation = ACTIVATIONS[activation]
         self.gate = nn.Linear(width, inner, bias=False)
         self.up = nn.Linear(width, inner, bias=False)
         self.down = nn.Linear(inner, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(F.silu(self.gate(x)) * self.up(x))
+        return self.down(self.activation(self.gate(x)) * self.up(x))
 
 
 class SlotBlock(nn.Module):
@@ -185,7 +189,7 @@ class SlotBlock(nn.Module):
         self.attention_norm = Norm(shape.width, eps=shape.epsilon)
         self.attention = SlotAttention(shape, causal)
         self.mlp_norm = Norm(shape.width, eps=shape.epsilon)
-        self.mlp = GatedMLP(shape.width, shape.inner)
+        self.mlp = GatedMLP(shape.width, shape.inner, shape.activation)
 
     def keys_values(self, x_BLD: Tensor, turn: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         return self.attention.keys_values(self.attention_norm(x_BLD), turn)
@@ -206,32 +210,9 @@ class SlotBlock(nn.Module):
         slots_BTD = slots_BTD + self.attention.step(rows_BND, slots_BTD.shape[1], turn, memory, layer)
         return slots_BTD + self.mlp(self.mlp_norm(slots_BTD))
 
-
-# Our parameter <- the parameter of a Llama layer that plays the same part.
-LLAMA_NAMES = {
-    "attention_norm.weight": "input_layernorm.weight",
-    "attention.query.weight": "self_attn.q_proj.weight",
-    "attention.key.weight": "self_attn.k_proj.weight",
-    "attention.value.weight": "self_attn.v_proj.weight",
-    "attention.out.weight": "self_attn.o_proj.weight",
-    "mlp_norm.weight": "post_attention_layernorm.weight",
-    "mlp.gate.weight": "mlp.gate_proj.weight",
-    "mlp.up.weight": "mlp.up_proj.weight",
-    "mlp.down.weight": "mlp.down_proj.weight",
-}
-
-
-def copy_llama_layer(block: nn.Module, layer: nn.Module) -> bool:
-    """Start the block from a base's layer if that is Llama-shaped to the last parameter; say whether it was."""
-    theirs = layer.state_dict()
-    ours = block.state_dict()
-    same_names = set(theirs) == set(LLAMA_NAMES.values())
-    if not same_names or any(ours[name].shape != theirs[LLAMA_NAMES[name]].shape for name in ours):
-        return False
-    block.load_state_dict({name: unpacked(theirs[LLAMA_NAMES[name]]) for name in ours})
-    return True
-
-
-def unpacked(value: Any) -> Tensor:
-    """A weight's values, where a package for quantising holds them as codes and scales."""
-    return value.dequantize() if hasattr(value, "__tensor_flatten__") else value
+    def as_text(self, x_BLD: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+        """Return what a decoder layer would make of this text: every position is a slot behind the text before it."""
+        length = x_BLD.shape[1]
+        before_BLL = torch.ones(length, length, dtype=torch.bool, device=x_BLD.device).tril(-1)[None]
+        own = turn[0][None, :, None], turn[1][None, :, None]
+        return self(x_BLD[:, :, None], own, self.keys_values(x_BLD, turn), before_BLL)[:, :, 0]

@@ -1,0 +1,251 @@
+"""Layers of a head that begin as copies of the base's last one, accepted only where their outputs agree.
+
+Names and shapes do not tell what a layer computes: a norm may scale by 1 + w, rotary pairs may be neighbours, a layer
+may have no rotary positions or multiply what it adds. So the weights are brought into the order of a plain layer, in
+each of a few ways (`ways`), and the first whose outputs on random text are those of the base's own layer is kept. The
+base's layer is run as a float32 twin without the hooks that devices and shards hang on it. Where no way agrees the
+head's layer keeps its random weights, and words for the plan say why.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ctcdraft.nn.rotary import BaseRotary, half_split_rows
+from ctcdraft.nn.transformer import ACTIVATIONS, BlockShape, Norm
+
+AGREED = 2e-3  # of what a layer adds to its input, root mean square; both sides compute in float32
+TEXT = 12  # positions, spread out: scaled frequencies turn alike near the start
+FARTHEST = 512  # the base's angles are rounded to float32, which shows the more the farther
+
+# Our parameter <- the parameter of a base's layer that plays the same part.
+NAMES = {
+    "attention_norm.weight": "input_layernorm.weight",
+    "attention.query.weight": "self_attn.q_proj.weight",
+    "attention.key.weight": "self_attn.k_proj.weight",
+    "attention.value.weight": "self_attn.v_proj.weight",
+    "attention.query.bias": "self_attn.q_proj.bias",
+    "attention.key.bias": "self_attn.k_proj.bias",
+    "attention.value.bias": "self_attn.v_proj.bias",
+    "attention.query_norm.weight": "self_attn.q_norm.weight",
+    "attention.key_norm.weight": "self_attn.k_norm.weight",
+    "attention.out.weight": "self_attn.o_proj.weight",
+    "mlp_norm.weight": "post_attention_layernorm.weight",
+    "mlp.gate.weight": "mlp.gate_proj.weight",
+    "mlp.up.weight": "mlp.up_proj.weight",
+    "mlp.down.weight": "mlp.down_proj.weight",
+}
+NORMS = [name for name in NAMES if "norm" in name]
+TURNED = [name for name in NAMES if name.startswith(("attention.query", "attention.key"))]
+
+FIRST_NORM = "attention_norm.weight"  # EAGLE's layer has none
+
+Read = Callable[[Tensor, Tensor], Tensor]  # text [1, L, D] and positions [L] through a layer, causally
+
+
+def base_shape(lm: Any, context_length: int) -> BlockShape:
+    """Return the shape of the base's own layers: sizes, rotary frequencies, norms of heads, biases and activation."""
+    plain, config = BlockShape.of(lm.config, context_length), lm.config
+    layers = layers_of(lm)
+    parameters = dict(layers[-1].named_parameters()) if layers else {}
+    norm = parameters.get("self_attn.q_norm.weight")
+    activation = getattr(config, "hidden_activation", None) or getattr(config, "hidden_act", None)
+    shape = replace(
+        plain,
+        head_norms=norm is not None and tuple(getattr(norm, "ds_shape", norm.shape)) == (plain.head_width,),
+        qkv_bias=all(f"self_attn.{part}_proj.bias" in parameters for part in "qkv"),
+        activation=activation if activation in ACTIVATIONS else plain.activation,
+    )
+    rotary = BaseRotary.of(lm)
+    if rotary is None or 2 * len(rotary.frequencies) > plain.head_width:
+        return shape
+    still = plain.head_width // 2 - len(rotary.frequencies)
+    return replace(shape, frequencies=(*rotary.frequencies, *[0.0] * still), rotary_scale=rotary.scale)
+
+
+def layers_of(lm: Any) -> list[nn.Module]:
+    return list(getattr(lm.base_model, "layers", []))
+
+
+def start_from_base(block: nn.Module, shape: BlockShape, read: Read, lm: Any) -> tuple[bool, str]:
+    """Copy the base's last layer, or the one before, into the block if the outputs agree; else leave it as it is.
+
+    Returns whether it was copied, and what the plan says. read: runs text through the block. A head of random
+    weights costs many steps of training, so SmolLM3's last layer, which has no rotary positions, is not the end.
+    """
+    layers = layers_of(lm)
+    if not layers:
+        return False, f"at random (the base has no list of decoder layers{unturned(lm, shape)})"
+    if any(value.is_meta for value in (*layers[-1].parameters(), *block.parameters())):
+        return False, "as the weights of the base decide, which are not here"
+    reasons = []
+    for number in range(len(layers) - 1, max(-1, len(layers) - 3), -1):
+        refused = refused_copy(block, shape, read, lm, number)
+        if refused is None:
+            which = "last layer" if not reasons else f"layer {number + 1} of {len(layers)}"
+            return True, f"from the base's {which} ({'; '.join(['outputs agree', *reasons])})"
+        reasons.append(f"its last layer {refused}")
+    return False, f"at random ({reasons[0]}{unturned(lm, shape)})"
+
+
+def unturned(lm: Any, shape: BlockShape) -> str:
+    """Return what the plan says of the head's positions where the base has no rotary ones."""
+    known = getattr(lm.base_model, "rotary_emb", None) is not None
+    return "" if known else f"; no rotary embedding of the base is known, the head's has theta {shape.rope_theta:,.0f}"
+
+
+@torch.no_grad()
+def refused_copy(block: nn.Module, shape: BlockShape, read: Read, lm: Any, number: int) -> str | None:
+    """Copy this layer of the base into the block; None where the outputs agree, else why they cannot, in words."""
+    kept = {name: value.clone() for name, value in block.state_dict().items()}
+    layer = layers_of(lm)[number]
+    theirs = {name: unpacked(value) for name, value in layer.state_dict().items()}
+    if refused := refused_parameters(theirs, kept, shape):
+        return refused
+    device = next(block.parameters()).device
+    x_BLD, places_L = sample(shape, device)
+    try:
+        with torch.random.fork_rng(devices=[]):  # heads begin with the same numbers, whatever a constructor draws
+            twin = twin_of(layer, number, lm.config, device, identity=FIRST_NORM not in kept)
+        expected_BLD = through(twin, lm, x_BLD, places_L)
+    except (TypeError, ValueError, RuntimeError, AttributeError, KeyError, IndexError) as error:
+        return f"cannot be run by itself: {type(error).__name__}"
+    apart = []
+    for way in ways(twin, shape):
+        block.load_state_dict(way.brought(theirs, set(kept), shape))
+        apart.append(float((read(x_BLD, places_L) - expected_BLD).norm() / (expected_BLD - x_BLD).norm()))
+        if apart[-1] < AGREED:
+            return None
+    block.load_state_dict(kept)
+    return f"computes something else: the output of a copy is off by {min(apart):.2g} of what the layer adds"
+
+
+def refused_parameters(theirs: dict[str, Tensor], ours: dict[str, Tensor], shape: BlockShape) -> str | None:
+    """Split fused weights, and return in words what of the base's layer has no place in ours; None where all has."""
+    widths = [heads * shape.head_width for heads in (shape.heads, shape.kv_heads, shape.kv_heads)]
+    fused = {"self_attn.qkv_proj.weight": ("self_attn.{}_proj.weight", "qkv", widths)}
+    fused["mlp.gate_up_proj.weight"] = ("mlp.{}_proj.weight", ("gate", "up"), [shape.inner] * 2)
+    for name, (part, parts, rows) in fused.items():
+        if name in theirs and theirs[name].shape[0] == sum(rows):
+            split = theirs.pop(name).split(rows)
+            theirs |= {part.format(one): value for one, value in zip(parts, split, strict=True)}
+    wanted = {NAMES[name]: value.shape for name, value in ours.items()}
+    spare = {NAMES[FIRST_NORM]} - set(wanted)
+    for said, names in (("has", set(theirs) - set(wanted) - spare), ("lacks", set(wanted) - set(theirs))):
+        if names:
+            first = ", ".join(sorted(names)[:2])
+            return f"{said} {first}{' and more' if len(names) > 2 else ''}, which a copy {MISSES[said]}"
+    other = [name for name, sizes in wanted.items() if theirs[name].shape != sizes]
+    return f"has {other[0]} in another shape" if other else None
+
+
+MISSES = {"has": "has no place for", "lacks": "needs"}
+
+
+@dataclass(frozen=True)
+class Way:
+    """How weights of the base's layer become ours: what is added to norms, the order of pairs, and two factors."""
+
+    offset: float
+    interleaved: bool
+    sharpened: float
+    multiplied: float
+
+    def brought(self, theirs: dict[str, Tensor], names: set[str], shape: BlockShape) -> dict[str, Tensor]:
+        """Return the weights by our names."""
+        ours = {name: theirs[NAMES[name]] for name in names}
+        for name in names & set(NORMS) if self.offset else ():
+            ours[name] = ours[name].float() + self.offset
+        rotated = 2 * sum(frequency != 0 for frequency in shape.frequencies)
+        order = half_split_rows(shape.head_width, rotated, self.interleaved)
+        if not torch.equal(order, torch.arange(shape.head_width)):
+            for name in names & set(TURNED):
+                ours[name] = ours[name].unflatten(0, (-1, shape.head_width))[:, order].flatten(0, 1)
+        scores = [name for name in names if name.startswith("attention.query_norm")]
+        for name in scores or names & {"attention.query.weight", "attention.query.bias"}:
+            ours[name] = ours[name] if self.sharpened == 1 else ours[name].float() * self.sharpened
+        for name in ("attention.out.weight", "mlp.down.weight"):
+            ours[name] = ours[name] if self.multiplied == 1 else ours[name].float() * self.multiplied
+        return ours
+
+
+def ways(twin: Any, shape: BlockShape) -> Iterator[Way]:
+    """Yield how the layer may be meant, the plainest first. The factors are said by the layer itself (Granite)."""
+    usual = shape.head_width**-0.5
+    scaling = float(getattr(twin.self_attn, "scaling", usual))
+    sharpened, multiplied = 1.0 if scaling == usual else scaling / usual, float(getattr(twin, "residual_multiplier", 1))
+    for offset, interleaved in product((0.0, 1.0), (False, True)):
+        yield Way(offset, interleaved, sharpened, multiplied)
+
+
+def sample(shape: BlockShape, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return random text [1, L, D], not centred at 0 so that a norm that centres shows, and its positions [L]."""
+    rng = torch.Generator().manual_seed(0)
+    x_BLD = torch.randn(1, TEXT, shape.width, generator=rng) + 0.5
+    last = min(shape.positions, FARTHEST) - 1
+    places_L = torch.linspace(0, 1, TEXT).square().mul(last).long()
+    return x_BLD.to(device), places_L.to(device)
+
+
+def twin_of(layer: nn.Module, number: int, config: Any, device: torch.device, identity: bool) -> Any:
+    """Return the base's layer in float32 by itself: no hooks, no shards. identity: without its first norm."""
+    config = copy.deepcopy(config)
+    config._attn_implementation = "eager"
+    with torch.device("meta"):
+        twin: Any = type(layer)(config, number)
+    for name, value in [*layer.state_dict().items(), *layer.named_buffers()]:
+        owner, _, leaf = name.rpartition(".")
+        part = twin.get_submodule(owner)
+        value = unpacked(value).to(device, torch.float32, copy=True) if value.is_floating_point() else value.to(device)
+        getattr(part, leaf)  # a name the class does not have is refused, not added
+        delattr(part, leaf)
+        part.register_buffer(leaf, value)
+    if identity:
+        twin.input_layernorm = nn.Identity()
+    return twin.eval()
+
+
+def through(twin: Any, lm: Any, x_BLD: Tensor, places_L: Tensor) -> Tensor:
+    """Return what the twin makes of text, with the base's position embeddings and a causal mask."""
+    length = len(places_L)
+    unseen_LL = torch.ones(length, length, dtype=torch.bool, device=x_BLD.device).triu(1)
+    mask_BHLM = torch.zeros(1, 1, length, length, device=x_BLD.device)
+    mask_BHLM.masked_fill_(unseen_LL, torch.finfo(torch.float32).min)
+    rotary = BaseRotary.of(lm)
+    embeddings = None if rotary is None else rotary.embeddings(x_BLD, places_L[None])
+    output = twin(x_BLD, attention_mask=mask_BHLM, position_ids=places_L[None], position_embeddings=embeddings)
+    return output[0] if isinstance(output, tuple) else output
+
+
+@torch.no_grad()
+def copy_final_norm(norm: Norm, lm: Any) -> bool:
+    """Start a norm as the base's final one if that scales root mean squares, by w or by 1 + w; say whether it does."""
+    theirs = getattr(lm.base_model, "norm", None)
+    weight = getattr(theirs, "weight", None)
+    if weight is None or weight.shape != norm.weight.shape or weight.is_meta:
+        return False
+    rng = torch.Generator().manual_seed(0)
+    x_LD = (torch.randn(TEXT, len(weight), generator=rng) + 0.5).to(weight.device)
+    try:
+        expected_LD = theirs.forward(x_LD)  # not a call: hooks that move or shard weights are not for this
+    except RuntimeError:  # such as a LayerNorm in half precision
+        return False
+    for scale_D in (weight, weight.float() + 1):
+        ours_LD = F.rms_norm(x_LD, norm.normalized_shape, scale_D.float(), norm.eps)
+        if (ours_LD - expected_LD).norm() < AGREED * expected_LD.norm():
+            norm.weight.copy_(scale_D)
+            return True
+    return False
+
+
+def unpacked(value: Any) -> Tensor:
+    """Return a weight's values, where a package for quantising holds them as codes and scales."""
+    return value.dequantize() if hasattr(value, "__tensor_flatten__") else value

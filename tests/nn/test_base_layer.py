@@ -1,0 +1,239 @@
+"""Layers of a head against the base's own: the same rotary angles, and weights that are copied where outputs agree.
+
+The truth is the base itself, run on tokens: what goes into one of its layers and what comes out.
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from tiny_models import random_base
+from training_parts import trainer
+
+from ctcdraft.front_door import build_drafter, composed
+from ctcdraft.objectives.cross_entropy import CrossEntropy
+from ctcdraft.training.plan import plan
+
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 500_000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
+YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+HALF = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}
+SCALED = {
+    "theta": ("llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0}}),
+    "llama3": ("llama", {"rope_parameters": LLAMA3}),
+    "linear": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0}}),
+    "yarn": ("llama", {"rope_parameters": YARN}),
+    "half": ("phi3", {"rope_parameters": HALF}),
+}
+PREFIX = "drafter.prefix_layer=true"
+GRANITE = {"residual_multiplier": 0.3, "attention_multiplier": 0.1, "embedding_multiplier": 12.0}
+COPIED = SCALED | {  # all of the layer, to the last weight
+    "llama": ("llama", {}),
+    "mistral": ("mistral", {"sliding_window": None}),
+    "qwen2": ("qwen2", {}),  # biases of queries, keys and values
+    "qwen3": ("qwen3", {}),  # a norm of every head
+    "gemma": ("gemma", {}),  # norms by 1 + w, another activation
+    "granite": ("granite", GRANITE),  # scores and residuals multiplied
+    "phi3": ("phi3", {}),  # fused weights
+    "ernie": ("ernie4_5", {}),  # pairs of neighbours
+    "glm": ("glm", {}),  # pairs of neighbours in half of a head
+}
+RANDOM = {  # why, and whether the final norm can be copied all the same
+    "no rotary": ("smollm3", {"no_rope_layers": [0, 0]}, "its last layer computes something else", True),
+    "output bias": ("llama", {"attention_bias": True}, "its last layer has self_attn.o_proj.bias, which", True),
+    "norms behind": ("olmo2", {}, "has post_feedforward_layernorm.weight, self_attn.k_norm.weight and more", True),
+    "experts": ("mixtral", {"num_local_experts": 4}, "has mlp.experts.down_proj, mlp.experts.gate_up_proj", True),
+    "norms without weights": ("olmo", {}, "its last layer lacks", False),
+    "parallel": ("cohere", {}, "its last layer lacks post_attention_layernorm.weight", False),
+    "fused otherwise": ("gpt_neox", {}, "its last layer has attention.dense.bias", False),
+    "no rotary embedding": ("gpt2", {}, "no list of decoder layers; no rotary .* theta 10,000", False),
+}
+
+
+def varied_base(kind, **changes):
+    """A random base whose norms and biases are no constants, as they are in one that was trained."""
+    base = random_base(kind, context=128, **changes)
+    rng = torch.Generator().manual_seed(3)
+    for name, value in base.lm.named_parameters():
+        if "norm" in name or "bias" in name:
+            value.data += 0.3 * torch.randn(value.shape, generator=rng)
+    return base
+
+
+def head(base, *words):
+    torch.manual_seed(5)
+    return build_drafter(composed("train", "base=tiny", *words).drafter, base).eval()
+
+
+@torch.no_grad()
+def layer_of(base, number):
+    """What goes into one of the base's layers, and what comes out; random text, not from its first position."""
+    seen = {}
+
+    def keep(module, given, kwargs, output):
+        seen["in"] = given[0] if given else kwargs["hidden_states"]
+        seen["out"] = output[0] if isinstance(output, tuple) else output
+
+    hook = base.lm.base_model.layers[number].register_forward_hook(keep, with_kwargs=True)
+    tokens_BL = torch.randint(5, 200, (1, 30), generator=torch.Generator().manual_seed(1))
+    base.lm.base_model(input_ids=tokens_BL, position_ids=torch.arange(90, 120)[None], use_cache=False)
+    hook.remove()
+    return seen["in"], seen["out"], torch.arange(90, 120)
+
+
+def as_text(body, x_BLD, places_L):
+    """Every position a slot of its own behind the text before it: what a decoder layer computes."""
+    before_BLL = torch.ones(1, len(places_L), len(places_L), dtype=torch.bool).tril(-1)
+    cos, sin = body.rotary(places_L)
+    text = body.block.keys_values(x_BLD, (cos, sin))
+    return body.block(x_BLD[:, :, None], (cos[None, :, None], sin[None, :, None]), text, before_BLL)[:, :, 0]
+
+
+@pytest.mark.parametrize("case", SCALED)
+def test_heads_turn_by_the_angles_of_the_base(case):
+    kind, changes = SCALED[case]
+    base = varied_base(kind, **changes)
+    places_L = torch.tensor([0, 1, 5, 40, 127])
+    cos, sin = base.lm.base_model.rotary_emb(torch.zeros(1), places_L[None])
+    turned = cos.shape[-1] // 2  # pairs of dimensions
+    drafters = head(base, "drafter=ctc"), head(base, "drafter=eagle"), head(base, "drafter=hydra", PREFIX)
+    for rotary in (drafters[0].body.rotary, drafters[1].block.rotary, drafters[2].prefix.rotary):
+        ours_cos, ours_sin = (table.chunk(2, dim=-1)[1] for table in rotary(places_L))  # right halves
+        torch.testing.assert_close(ours_cos[:, :turned], cos[0, :, :turned], rtol=0, atol=2e-5)
+        torch.testing.assert_close(ours_sin[:, :turned], sin[0, :, :turned], rtol=0, atol=2e-5)
+        assert torch.equal(ours_cos[:, turned:], torch.ones_like(ours_cos[:, turned:]))  # what the base leaves as it is
+        assert not ours_sin[:, turned:].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("case", COPIED)
+@torch.no_grad()
+def test_a_copied_layer_gives_the_outputs_of_the_base(case, dtype):
+    kind, changes = COPIED[case]
+    base = varied_base(kind, **changes)
+    base.lm.load_state_dict({name: value.to(dtype) for name, value in base.lm.state_dict().items()})  # rounded alike
+    x_BLD, expected_BLD, places_L = layer_of(base, -1)
+    for value in base.lm.parameters():
+        value.data = value.data.to(dtype)
+    ctc, prefixed = head(base, "drafter=ctc"), head(base, "drafter=hydra", PREFIX)
+    assert ctc.initialised == "from the base's last layer (outputs agree), final norm from the base"
+    assert prefixed.initialised == "as the identity, prefix layer from the base's last layer (outputs agree)"
+    assert head(base, "drafter=eagle").initialised == "from the base's last layer (outputs agree)"
+    for ours_BLD in (as_text(ctc.body, x_BLD, places_L), prefixed.prefix(x_BLD, places_L)):
+        assert (ours_BLD - expected_BLD).norm() < 1e-3 * (expected_BLD - x_BLD).norm()
+
+
+@torch.no_grad()
+def test_the_layer_before_is_copied_where_the_last_has_no_rotary_positions():
+    base = varied_base("smollm3", num_hidden_layers=4)  # every fourth layer has none
+    x_BLD, expected_BLD, places_L = layer_of(base, -2)
+    ctc = head(base, "drafter=ctc")
+    assert ctc.initialised.startswith("from the base's layer 3 of 4 (outputs agree; its last layer computes something")
+    assert (as_text(ctc.body, x_BLD, places_L) - expected_BLD).norm() < 1e-3 * (expected_BLD - x_BLD).norm()
+
+
+@pytest.mark.parametrize("case", RANDOM)
+@torch.no_grad()
+def test_a_layer_that_cannot_be_copied_starts_at_random_and_says_why(case):
+    kind, changes, why, normed = RANDOM[case]
+    base = varied_base(kind, **changes)
+    ctc, eagle = head(base, "drafter=ctc"), head(base, "drafter=eagle")
+    said = rf"at random \(.*{why}.*\), final norm {'from the base' if normed else 'of ones'}$"
+    assert re.match(said, ctc.initialised)
+    assert eagle.initialised.startswith("at random (")
+    assert (frames_of(ctc, base).std(dim=-1) > 0.1).all()
+
+
+def frames_of(drafter, base):
+    """Of a text: states_BATD at two anchors."""
+    x_BLD, anchors_BA = torch.randn(1, 20, base.width), torch.tensor([[5, 9]])
+    text = drafter.body.remember(x_BLD, torch.arange(20)[None])
+    roots_BAD = base.embedding(torch.tensor([[7, 8]])).float()
+    return drafter.body(
+        anchor_BAD=x_BLD[:, anchors_BA[0]], root_BAD=roots_BAD, anchors_BA=anchors_BA, text=text, visible_BAL=None
+    )
+
+
+@pytest.mark.parametrize("case", [*COPIED, *(name for name, values in RANDOM.items() if values[3])])
+@torch.no_grad()
+def test_the_final_norm_is_the_bases_and_no_frame_is_zero(case):
+    kind, changes = ({**COPIED, **RANDOM}[case])[:2]
+    base = varied_base(kind, **changes)
+    drafter, x_LD = head(base, "drafter=ctc"), torch.randn(9, base.width) + 0.5
+    torch.testing.assert_close(drafter.body.norm(x_LD), base.lm.base_model.norm(x_LD), rtol=1e-4, atol=1e-5)
+    assert (frames_of(drafter, base).std(dim=-1) > 0.1).all()
+
+
+def test_a_gemma_as_it_is_made_gives_frames():
+    """Its norms' weights are zeros, for 1 + w: taken for w they make every frame zero."""
+    base = random_base("gemma", context=128)
+    assert not any(value.any() for name, value in base.lm.named_parameters() if "norm" in name)
+    assert (frames_of(head(base, "drafter=ctc"), base).std(dim=-1) > 0.1).all()
+
+
+def test_the_plan_says_what_was_copied():
+    for kind in ("qwen3", "mixtral"):
+        base = random_base(kind, context=64)
+        drafter = head(base, "drafter=medusa", "drafter/body=attention").train()
+        one = trainer(None, base, 3, drafter=drafter, objective=CrossEntropy(4, 0.8))
+        said = plan(base, drafter, one.objective, one.batches, one.engine, 3, 1)
+        assert f"block initialised {drafter.initialised}\n" in said
+        assert drafter.initialised.startswith("from the base's" if kind == "qwen3" else "at random (its last layer has")
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "mixtral"])
+def test_comparing_draws_nothing_that_others_draw_from(kind):
+    base = varied_base(kind)
+    drafter = head(base, "drafter=ctc")
+    before = torch.get_rng_state()
+    drafter.body.start_from(base.lm)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@torch.no_grad()
+def test_a_layer_of_the_right_names_is_refused_by_its_outputs():
+    """Weights of a plain layer in a base that does not say it turns otherwise; the block stays as it was drawn."""
+    base = varied_base("llama", rope_parameters=LLAMA3)
+    drafter = head(base, "drafter=ctc", "drafter.body.like_base=false")
+    assert drafter.initialised.startswith("at random (its last layer computes something else: the output of a copy is")
+    assert not torch.equal(drafter.body.block.mlp.up.weight, base.lm.model.layers[-1].mlp.up_proj.weight)
+
+
+def test_runs_that_name_no_like_base_have_the_layer_they_were_trained_with():
+    base = varied_base("qwen3", rope_parameters={"rope_type": "linear", "rope_theta": 100.0, "factor": 4.0})
+    config = composed("train", "base=tiny", "drafter=ctc").drafter
+    del config.body.like_base
+    old, new = build_drafter(config, base), head(base, "drafter=ctc")
+    added = {f"body.block.attention.{name}_norm.weight" for name in ("query", "key")}
+    assert set(new.own_state()) - set(old.own_state()) == added
+    cos, _ = old.body.rotary(torch.tensor([3]))
+    torch.testing.assert_close(cos[0, :4], torch.cos(3 * 100.0 ** (-torch.arange(4) / 4)), rtol=0, atol=1e-6)
+
+
+def test_a_head_of_the_embedded_base_begins_as_it_always_did():
+    """Its weights are those of the last layer, bit for bit; its angles come from float64, as published heads' do."""
+    from hydra.utils import instantiate
+
+    base = instantiate(composed("train", "base=tiny").base, _convert_="all")
+    drafter, layer = head(base, "drafter=ctc"), base.lm.base_model.layers[-1]
+    assert torch.equal(drafter.body.block.attention.query.weight, layer.self_attn.q_proj.weight)
+    assert torch.equal(drafter.body.block.mlp_norm.weight, layer.post_attention_layernorm.weight)
+    assert torch.equal(drafter.body.norm.weight, base.lm.base_model.norm.weight)
+    width, theta = layer.self_attn.head_dim, base.lm.config.rope_parameters["rope_theta"]
+    frequencies = theta ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+    cos, sin = drafter.body.rotary(torch.arange(200))
+    angles = torch.arange(200)[:, None] * frequencies
+    assert torch.equal(cos, torch.cat([angles.cos()] * 2, dim=-1).float())
+    assert torch.equal(sin, torch.cat([-angles.sin(), angles.sin()], dim=-1).float())
+
+
+def test_a_head_of_a_base_without_weights_can_be_planned():
+    with torch.device("meta"):
+        base = random_base("qwen3", rope_parameters=LLAMA3, context=64)
+        drafter = head(base, "drafter=ctc")
+    assert all(value.is_meta for value in drafter.own_parameters())
+    assert drafter.initialised.startswith("as the weights of the base decide, which are not here")
