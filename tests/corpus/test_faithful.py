@@ -34,8 +34,8 @@ def test_answers_with_a_few_near_ties_are_the_base_s_own(base, others):
 @pytest.mark.parametrize("others", [3, 5, 12])
 def test_answers_of_which_more_than_a_tenth_is_another_choice_are_refused(base, others):
     """A model that shares most greedy tokens is still another model: 17 of 20, 15 of 20 and 8 of 20."""
-    sentence = rf"^it does not answer as random-llama: of 20 words that it said greedily the base would say {20 - others};"
-    with pytest.raises(InputError, match=sentence):
+    sentence = rf"of 20 words that it said greedily the base would say {20 - others};"
+    with pytest.raises(InputError, match=f"^it does not answer as random-llama: {sentence}"):
         refuse_unfaithful(base, [(PROMPT, greedy_but_for(base, others))], 0.0, "it")
 
 
