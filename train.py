@@ -33,7 +33,7 @@ from ctcdraft.training.compiling import compile_forward
 from ctcdraft.training.logger import JsonlLogger, refuse_absent
 from ctcdraft.training.paper import Told
 from ctcdraft.training.paper import plan as paper_plan
-from ctcdraft.training.peers import Peers, in_turn, join, share_of
+from ctcdraft.training.peers import Peers, in_turn, join, launched, share_of
 from ctcdraft.training.plan import plan, rehearse
 from ctcdraft.training.probe import Probe, hold_out
 from ctcdraft.training.settings import refuse_impossible
@@ -57,10 +57,11 @@ def main(config: DictConfig) -> float:
         torch.set_num_threads(config.trainer.threads)
     paper = paper_of(config.base) if config.plan_only else None
     if paper is not None:
-        print(plan_on_paper(config, paper))
+        planned = plan_on_paper(config, paper)
+        if launched().leads:
+            print(planned)
         return 0.0
     peers = join(config.device)
-    share_of(config.trainer.accumulate, peers)  # or it is refused, before an hour of answers
     base, drafter, objective, states, decoding, engine, adapter = assembled(config, peers)
     corpus = in_turn(peers, lambda: prepared_corpus(config, base))
     if corpus is None:
@@ -108,6 +109,7 @@ def main(config: DictConfig) -> float:
 def refuse_before_loading(config: DictConfig) -> None:
     """What is wrong with the config alone."""
     refuse_impossible(config.trainer, config.seed)
+    share_of(config.trainer.accumulate, launched())
     refuse_untrainable(config.drafter)
     refuse_untaught(config)
     refuse_unadaptable(config)
@@ -271,11 +273,9 @@ def plan_on_paper(config: DictConfig, paper: Paper) -> str:
         said, told = str(paper), Told.by_manifest(parts.read_manifest(path) or {}, paper.base.context_length)
     else:
         corpus, answers = instantiate(config.corpus, path=source), instantiate(config.answers)
-        said = str(corpus_plan.on_paper(paper, corpus, answers, rate))
-        told = Told.by_work(
-            corpus_plan.Work.of(corpus.prompts, answers, paper.base.tokenizer, paper.base.context_length)
-        )
-    return f"{said}\n{paper_plan(paper.base, drafter, objective, told, config.trainer, rate)}"
+        planned = corpus_plan.on_paper(paper, corpus, answers, rate, prepared.WHOLE)
+        said, told = str(planned), Told.by_work(planned.work)
+    return f"{said}\n{paper_plan(paper.base, drafter, objective, told, config.trainer, rate, launched().world)}"
 
 
 def corpus_places(config: DictConfig) -> tuple[Any, Path]:

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from ctcdraft import duration
-from ctcdraft.corpus.plan import Work, hours_on_paper, memory_bytes
+from ctcdraft.corpus.plan import hours_on_paper, memory_bytes
+from ctcdraft.corpus.work import Work
 from ctcdraft.errors import InputError, number
 from ctcdraft.evaluation.tables import Cell
 from ctcdraft.front_door import build_drafter, composed
@@ -82,7 +83,8 @@ class Filling:
         return self.planned(cell.base, cell.training, cell.benchmark.partition("/")[0])
 
     def _planned(self, base: str, training: str, benchmark: str) -> Hours | None:
-        config = composed("train", f"base={base}", *training.split(), "device=cpu", "dtype=bfloat16")
+        alone = "trainer.accumulate=1"  # its default is the WORLD_SIZE of whoever prints the table
+        config = composed("train", f"base={base}", alone, *training.split(), "device=cpu", "dtype=bfloat16")
         sizes = of_sizes(**values(config.base))
         with torch.device("meta"):
             drafter = build_drafter(config.drafter, sizes).eval()

@@ -47,7 +47,7 @@ def main(config: DictConfig) -> None:
     answers = instantiate(config.answers)
     paper = paper_of(config.base) if config.plan_only and not config.show else None
     if paper is not None:
-        print(plan.on_paper(paper, corpus, answers, Rate.of(config.plan)))
+        print(plan.on_paper(paper, corpus, answers, Rate.of(config.plan), shard))
         return
     base = instantiate(config.base)
     out = Path(config.out)

@@ -47,7 +47,7 @@ class TransformersAnswers(Answers):
         def say(batch: list[list[int]], words: int) -> object:
             return speak(base, batch, [words] * len(batch), always)
 
-        return tried(say, prompts, base.context_length, self.batch_size)
+        return tried(say, prompts, base.context_length)
 
     def answer(self, base: BaseLM, asked: Sequence[Question]) -> list[Reply]:
         """Answer one batch: each row says what it would say alone, but for the rounding of a batched sum."""

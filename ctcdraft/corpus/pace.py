@@ -1,57 +1,101 @@
-"""How fast this machine answers, by a short trial. It knows batches and a clock, not what is said."""
+"""The time that answers take on this machine, from a short trial.
+
+The trial says a few tokens after prompts as long as the corpus's own texts, in a batch that grows to the size of the
+real ones. A step of a batch costs about as much as a step of one row where reading the weights sets the pace, and as
+many times as much as it has rows where arithmetic does; so a trial of fewer rows bounds the time and does not tell it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import cycle, islice
 from time import perf_counter
 
-STEPS = 4  # words that are said after each prompt, beyond the first
-PROMPT = 32  # tokens of a prompt that are read
-ENOUGH = 0.5  # seconds: a trial that took as long is not made larger, so a slow machine is not kept busy
+from ctcdraft import duration
+
+STEPS = 4  # tokens that are said after each prompt, beyond the first
+GROWTH = 4  # times as many rows in the next trial
+PATIENCE = 10.0  # seconds that the next trial may take, should it take GROWTH times as long as the last one
 
 
 @dataclass(frozen=True)
 class Pace:
-    """rows: of the batch that was tried. read_seconds: of one prompt token in it; step_seconds: of one more word in
-    every row. Texts were short, so long ones are a little slower."""
+    """rows: of the batch that was tried; batch: of the real ones. length: tokens of each prompt in it. read_seconds: of
+    one prompt token in it; step_seconds: of one more token in every row."""
 
     rows: int
+    batch: int
+    length: int
     read_seconds: float
     step_seconds: float
 
-    def seconds(self, read: float, said: float) -> float:
-        """What so many tokens of prompts and of answers take in batches like the one tried."""
-        return read * self.read_seconds + said / self.rows * self.step_seconds
+    def hours(self, read: float, steps: float, share: float = 1.0) -> tuple[float, float]:
+        """Return the least and the most that a share of so many prompt tokens and steps of a whole batch takes.
+
+        Both are equal where the trial had as many rows as a batch. Of fewer rows: a whole batch takes no less than the
+        one that was tried, and no more than as many of those as it is made of.
+        """
+        times = self.batch / self.rows
+        reading, saying = (share * one / 3600 for one in (read * self.read_seconds, steps * self.step_seconds))
+        return reading / times + saying, reading + saying * times
+
+    def spelled(self, hours: tuple[float, float], each: str) -> str:
+        """Return the hours in words; each: whose they are, behind the number."""
+        least, most = map(duration.spelled, hours)
+        if self.rows == self.batch:
+            return f"at most about {most}{each} ({self})"
+        return (
+            f"at most about {least}{each} if {self.batch} rows take no longer than {self.rows}, and {most} if they "
+            f"take {self.batch / self.rows:.3g} times as long ({self}; more rows would have taken long to try)"
+        )
 
     def __str__(self) -> str:
+        of = "" if self.rows == self.batch else f" of {self.batch}"
         return (
-            f"a trial of {self.rows} rows: {self.read_seconds * 1e3:.3g} ms a prompt token, "
-            f"{self.step_seconds * 1e3:.3g} ms for a word in every row"
+            f"a trial of {self.rows}{of} rows of {self.length:,} tokens: {self.read_seconds * 1e3:.3g} ms a prompt "
+            f"token, {self.step_seconds * 1e3:.3g} ms for a token in every row"
         )
 
 
-def tried(
-    say: Callable[[list[list[int]], int], object], prompts: Sequence[Sequence[int]], context: int, rows: int
-) -> Pace:
-    """say(prompts, n) says n words after each prompt as one batch, which grows to `rows` unless that takes long.
+def rounds(turns: Sequence[int], rows: int) -> int:
+    """Return how many turns all batches go through: a batch lasts as long as its longest dialogue, and a small one as
+    long as a full one. turns: of every dialogue; batches are made of those of most turns first.
 
-    The first, of one row, warms the machine for the others.
+    turns of 1, 3 and 1, two rows a batch   ->   3 of the first batch, 1 of the second
     """
-    short = [list(prompt[-min(PROMPT, context // 2) :]) for prompt in prompts]
+    return sum(sorted(turns, reverse=True)[::rows])
+
+
+def as_long(prompts: Sequence[Sequence[int]], rows: int, length: int) -> list[list[int]]:
+    """Return prompts for so many rows, each repeated up to so many tokens; what they say takes no time.
+
+    [1, 2, 3] and [4], three rows of four tokens   ->   1 2 3 1, 4 4 4 4, 1 2 3 1
+    """
+    return [[*islice(cycle(prompt), max(1, length))] for prompt in islice(cycle(prompts), rows)]
+
+
+def tried(say: Callable[[list[list[int]], int], object], prompts: Sequence[Sequence[int]], context: int) -> Pace:
+    """Return the pace of `say(prompts, n)`, which says n tokens after each prompt as one batch.
+
+    prompts: one for each row of a real batch. Batches of fewer rows come first, and the largest that is affordable
+    counts; of every size a first call is thrown away, in which kernels are chosen and weights come from the disk.
+    """
+    rows = [list(prompt[-max(1, context - 1 - STEPS) :]) for prompt in prompts]
     size = 1
     while True:
-        batch = [short[n % len(short)] for n in range(size)]
-        first, all_words = clocked(say, batch, 1), clocked(say, batch, 1 + STEPS)
-        if size >= rows or first + all_words > ENOUGH:
-            read = size * max(map(len, batch))
+        batch = rows[:size]
+        say(batch, 2)
+        first, whole = clocked(say, batch, 1), clocked(say, batch, 1 + STEPS)
+        if size == len(rows) or GROWTH * (2 * first + whole) > PATIENCE:
+            length = max(map(len, batch))
             # On a tiny base noise may exceed a step; then a step is taken to last as long as the average one.
-            step = (all_words - first) / STEPS if all_words > first else all_words / (1 + STEPS)
-            return Pace(size, first / read, step)
-        size = min(4 * size, rows)
+            step = (whole - first) / STEPS if whole > first else whole / (1 + STEPS)
+            return Pace(size, len(rows), length, first / (size * length), step)
+        size = min(GROWTH * size, len(rows))
 
 
-def clocked(say: Callable[[list[list[int]], int], object], batch: list[list[int]], words: int) -> float:
+def clocked(say: Callable[[list[list[int]], int], object], batch: list[list[int]], tokens: int) -> float:
     began = perf_counter()
-    say(batch, words)
+    say(batch, tokens)
     return perf_counter() - began

@@ -6,8 +6,6 @@ the base is only on paper. Answers are taken to be as long as they may be, so mo
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,10 +16,11 @@ from ctcdraft import duration
 from ctcdraft.base import BaseLM
 from ctcdraft.corpus import parts
 from ctcdraft.corpus.chat import messages, prompt_tokens
-from ctcdraft.corpus.conversations import Corpus, Prompt
-from ctcdraft.corpus.pace import Pace
+from ctcdraft.corpus.conversations import Corpus
+from ctcdraft.corpus.pace import Pace, as_long, rounds
 from ctcdraft.corpus.precision import PRECISIONS
 from ctcdraft.corpus.questions import Answers
+from ctcdraft.corpus.work import Work
 from ctcdraft.decoding.kv_cache import BUCKET
 from ctcdraft.machine import peak_bytes, spelled
 from ctcdraft.paper import Paper
@@ -29,76 +28,7 @@ from ctcdraft.rate import UNKNOWN, Rate
 from ctcdraft.shard import Shard
 from ctcdraft.size import Size
 
-SAMPLE = 200  # prompts whose tokens are counted; the others are taken to be like them
-CHARACTERS = 4  # a token of English, where there is no tokenizer to ask
 A_TOKEN = 7  # bytes in a part: as JSON a token takes about 5, and 2 for its mask
-
-
-@dataclass(frozen=True)
-class Work:
-    """Tokens of a whole corpus. asked: what users say, earlier turns again in later prompts. recalled: the base's own
-    answers again in those prompts, at most. said: in answers, at most. longest: one dialogue, at most; of it
-    longest_prompt is read at once. counted: how tokens were."""
-
-    prompts: int
-    turns: int
-    asked: int
-    recalled: int
-    said: int
-    longest: int
-    longest_prompt: int
-    counted: str
-
-    @classmethod
-    def of(cls, prompts: Sequence[Prompt], answers: Answers, tokenizer: Any, context_length: int) -> Work:
-        most, limit = answers.max_new_tokens, context_length * 3 // 4
-        sample = prompts[:: -(-len(prompts) // SAMPLE)]
-        counts = [reread(turn_tokens(prompt, tokenizer), most, limit) for prompt in sample]
-        asked, recalled = (sum(column) * len(prompts) // len(sample) for column in zip(*counts, strict=True))
-        turns = sum(len(prompt.turns) for prompt in prompts)
-        largest = heapq.nlargest(8, prompts, lambda one: sum(map(len, one.turns)) / CHARACTERS + most * len(one.turns))
-        whole = max(sum(turn_tokens(prompt, tokenizer)) + most * len(prompt.turns) for prompt in largest)
-        longest = min(context_length, whole)
-        how = f"from {len(sample):,} prompts" if tokenizer else f"as characters / {CHARACTERS}: no tokenizer is here"
-        return cls(
-            prompts=len(prompts),
-            turns=turns * answers.samples,
-            asked=asked * answers.samples,
-            recalled=recalled * answers.samples,
-            said=turns * answers.samples * most,
-            longest=longest,
-            longest_prompt=min(limit, max(1, longest - most)),
-            counted=how,
-        )
-
-    @property
-    def read(self) -> int:
-        return self.asked + self.recalled
-
-    @property
-    def tokens(self) -> int:
-        """Of the corpus: every answer is a row, after the whole prompt it was given to."""
-        return self.read + self.said
-
-
-def turn_tokens(prompt: Prompt, tokenizer: Any) -> list[int]:
-    """How many tokens each turn of the user is, in the template."""
-    if tokenizer is None:
-        return [-(-len(turn) // CHARACTERS) for turn in prompt.turns]
-    return [len(prompt_tokens(tokenizer, messages([turn], []))) for turn in prompt.turns]
-
-
-def reread(turns: Sequence[int], most: int, limit: int) -> tuple[int, int]:
-    """Tokens of the user, and at most of the base, in the prompts of all turns; no prompt is longer than the limit.
-
-    turns of 3 and 4, answers of 5, limit 10   ->   3 + 7 of the user, 0 + 3 of the base
-    """
-    asked = recalled = 0
-    for turn in range(len(turns)):
-        users = min(limit, sum(turns[: turn + 1]))
-        asked += users
-        recalled += min(limit - users, turn * most)
-    return asked, recalled
 
 
 @dataclass(frozen=True)
@@ -120,16 +50,20 @@ def plan(base: BaseLM, corpus: Corpus, answers: Answers, out: Path, shard: Shard
     work, size = Work.of(corpus.prompts, answers, base.tokenizer, base.context_length), Size.of(base)
     done, batches = len(parts.part_files(out)), -(-work.prompts * answers.samples // answers.batch_size)
     ahead = max(0.0, 1 - done / batches)
-    some = corpus.prompts[:: -(-work.prompts // answers.batch_size)]
+    rows = batch_rows(work, answers)
+    some = corpus.prompts[:: -(-work.prompts // rows)]
     prompts = [prompt_tokens(base.tokenizer, messages(prompt.turns, [])) for prompt in some]
-    pace = answers.pace(base, prompts) if ahead else None
-    hours = None if pace is None else pace.seconds(work.read, work.said) * ahead / shard.of / 3600
+    # The time of a step grows with the tokens that it attends to.
+    pace = answers.pace(base, as_long(prompts, rows, round(context(work)))) if ahead else None
+    turns = [len(prompt.turns) for prompt in corpus.prompts for _ in range(answers.samples)]
+    most = answers.max_new_tokens * rounds(turns, answers.batch_size)
+    hours = None if pace is None else pace.hours(work.read, most, ahead / shard.of)
     held = peak_bytes(base.device)
     measured = {
         "device": str(base.device),
         "threads": torch.get_num_threads(),
         "trial": None if pace is None else vars(pace),
-        "hours_at_most": hours,
+        "hours_at_most": None if hours is None else hours[1],
         "peak_bytes": held,
     }
     lines = [
@@ -144,21 +78,30 @@ def plan(base: BaseLM, corpus: Corpus, answers: Answers, out: Path, shard: Shard
     return Plan(work, lines, figures(work, size, answers), measured)
 
 
-def how_long(hours: float | None, pace: Pace | None, ahead: float, shard: Shard) -> str:
+def batch_rows(work: Work, answers: Answers) -> int:
+    """Return how many dialogues the largest batch has."""
+    return min(answers.batch_size, work.prompts * answers.samples)
+
+
+def how_long(hours: tuple[float, float] | None, pace: Pace | None, ahead: float, shard: Shard) -> str:
     if not ahead:
         return "none: every batch is there"
-    if hours is None:
+    if hours is None or pace is None:
         return "not known beforehand: the answers are not made in this process"
-    each = f" for each of {shard.of} shards" if shard.of > 1 else ""
-    return f"at most about {duration.spelled(hours)}{each} ({pace})"
+    return pace.spelled(hours, each(shard))
 
 
-def on_paper(paper: Paper, corpus: Corpus, answers: Answers, rate: Rate) -> Plan:
+def each(shard: Shard) -> str:
+    return f" for each of {shard.of} shards" if shard.of > 1 else ""
+
+
+def on_paper(paper: Paper, corpus: Corpus, answers: Answers, rate: Rate, shard: Shard) -> Plan:
     """The same for a base that is not here; hours only at a rate that somebody gives."""
     base = paper.base
     work, size = Work.of(corpus.prompts, answers, base.tokenizer, base.context_length), Size.of(base)
     reading, saying = flops(work, size)
-    hours = hours_on_paper(work, size, answers.batch_size, rate)
+    whole = hours_on_paper(work, size, batch_rows(work, answers), rate)
+    hours = None if whole is None else whole / shard.of
     lines = [
         str(paper),
         corpus.summary(),
@@ -168,9 +111,13 @@ def on_paper(paper: Paper, corpus: Corpus, answers: Answers, rate: Rate) -> Plan
         stored(work, size),
         f"work      at most about {reading:.3g} operations to read prompts and {saying:.3g} to say answers",
         memory(work, size, answers),
-        f"time      {UNKNOWN}" if hours is None else f"time      at most about {duration.spelled(hours)} {rate}",
+        f"time      {time_on_paper(hours, shard, rate)}",
     ]
     return Plan(work, lines, figures(work, size, answers), {"hours_at_most": hours, "rate": vars(rate)})
+
+
+def time_on_paper(hours: float | None, shard: Shard, rate: Rate) -> str:
+    return UNKNOWN if hours is None else f"at most about {duration.spelled(hours)}{each(shard)} {rate}"
 
 
 def hours_on_paper(work: Work, size: Size, rows: int, rate: Rate) -> float | None:
@@ -217,7 +164,7 @@ def memory_bytes(work: Work, size: Size, answers: Answers) -> dict[str, int]:
     """At the peak, by what it is for. A batch is at once as long as it may become: caches are allocated for it."""
     if not answers.here:
         return {"weights": size.weight_bytes}
-    rows = min(answers.batch_size, work.prompts * answers.samples)
+    rows = batch_rows(work, answers)
     cache = rows * -(-work.longest // BUCKET) * BUCKET * size.kv_bytes
     drawing = 3 * 8 if answers.temperature > 0 else 0  # a law, its sums and their scale in float64
     return {

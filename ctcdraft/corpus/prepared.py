@@ -19,6 +19,7 @@ from tqdm import tqdm
 from ctcdraft.base import BaseLM
 from ctcdraft.corpus import parts
 from ctcdraft.corpus.conversations import Corpus
+from ctcdraft.corpus.default_folder import other_files
 from ctcdraft.corpus.parts import Line, Manifest, checksum
 from ctcdraft.corpus.plan import Plan
 from ctcdraft.corpus.questions import Answers, Dialogue, batches
@@ -178,6 +179,7 @@ def changes(there: Manifest, wanted: Manifest) -> list[str]:
     if there["prompts"] != wanted["prompts"]:
         kept, now = (manifest["conversations"]["kept"] for manifest in (there, wanted))
         made_with.append("other prompts" if kept == now else f"{kept:,} prompts (now {now:,})")
+        made_with += other_files(there, wanted)
     return made_with
 
 

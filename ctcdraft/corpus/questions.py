@@ -100,7 +100,8 @@ class Answers(ABC):
         """Whoever answers this base's questions, a batch at a time. Called once, when there is something to ask."""
 
     def pace(self, base: BaseLM, prompts: Sequence[list[int]]) -> Pace | None:
-        """How fast answers to such prompts are made, by a short trial; None where that cannot be tried beforehand."""
+        """Return how fast such prompts, one for each row of a batch, are answered, by a short trial; None where that
+        cannot be tried beforehand."""
         return None
 
     def room(self, base: BaseLM, question: Question) -> int:

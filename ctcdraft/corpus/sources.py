@@ -14,10 +14,12 @@ from itertools import islice
 from typing import Any
 
 from ctcdraft.corpus.cleaning import Cleaning
-from ctcdraft.corpus.conversations import USER, Conversation, Corpus, Prompt, name_of
+from ctcdraft.corpus.conversations import USER, Conversation, Corpus, Prompt, folded, name_of
 from ctcdraft.corpus.leakage import Leakage
 from ctcdraft.corpus.records import Paths, Record, column, hub_records, records
 from ctcdraft.errors import InputError
+
+EARLIER = "in an earlier part"  # of a corpus of several: the reason under which the account has a prompt dropped
 
 
 def sharegpt(
@@ -67,17 +69,38 @@ def project_prompts(
 
 
 def several(path: None, name: str, parts: Mapping[str, Callable[[], Corpus]]) -> Corpus:
-    """Corpora behind one another, their accounts added up; each has cleaned its own and chosen among its own."""
+    """Return corpora behind one another, their accounts added up; each has cleaned its own and chosen among its own.
+
+    A prompt that several parts have is kept in the first of them and counted as dropped. Raises InputError where one
+    id stands for different prompts.
+    """
     if path is not None:
         files = " ".join(f"corpus.parts.{part}.path=FILE" for part in parts)
         raise InputError(f"corpus.path={path}, but corpus {name} has several; say {files}")
     found = [part_of(part, read) for part, read in parts.items()]
-    prompts = [prompt for corpus in found for prompt in corpus.prompts]
+    prompts = first_of_each([corpus.prompts for corpus in found])
     (twice, count), *_ = Counter(prompt.id for prompt in prompts).most_common(1)
     if count > 1:
         names = ", ".join(parts)
-        raise InputError(f"{count} prompts of corpus {name} ({names}) have the id {twice}; leave one part out")
-    return Corpus(prompts, added_up([corpus.account for corpus in found]))
+        raise InputError(
+            f"{count} different prompts of corpus {name} ({names}) have the id {twice}; give each an id of its own, or "
+            "leave one part out"
+        )
+    account = added_up([corpus.account for corpus in found])
+    again = {EARLIER: account["kept"] - len(prompts)}
+    return Corpus(prompts, account | {"kept": len(prompts), "dropped": account.get("dropped", {}) | again})
+
+
+def first_of_each(parts: Sequence[Sequence[Prompt]]) -> list[Prompt]:
+    """Return the prompts of all parts without those that an earlier part has, which are told by what is asked: ids of
+    two sources have nothing in common. Case and white space make no difference, as in the cleaning of one part."""
+    kept: list[Prompt] = []
+    earlier: set[tuple[str, ...]] = set()
+    for prompts in parts:
+        asked = [tuple(map(folded, prompt.turns)) for prompt in prompts]
+        kept += [prompt for prompt, turns in zip(prompts, asked, strict=True) if turns not in earlier]
+        earlier.update(asked)
+    return kept
 
 
 def part_of(name: str, read: Callable[[], Corpus]) -> Corpus:

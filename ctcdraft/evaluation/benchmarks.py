@@ -6,15 +6,16 @@ The readers are the corpus's where the shape is the same: what training and eval
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from ctcdraft.corpus.conversations import Prompt
-from ctcdraft.corpus.records import column, hub_records, records
+from ctcdraft.corpus.records import Record, column, hub_records
 from ctcdraft.corpus.sources import named, project_conversations, with_instruction, word_problems
 from ctcdraft.errors import InputError, whole
+from ctcdraft.evaluation.benchmark_files import question_files, questions
 
 WHOLE = {"mt_bench": 80, "gsm8k": 1319}  # questions of the published sets
 
@@ -39,9 +40,12 @@ def mt_bench(path: str | None, name: str, hub: str, limit: int | None) -> Benchm
     sample answers for a judge, which nothing here compares with.
     """
     with advice_for_benchmarks():
-        found = records(path) if path is not None else hub_records(hub)
-        prompts = [mt_bench_prompt(where, record) for where, record in found]
+        prompts = read(path, lambda: hub_records(hub), mt_bench_prompts)
     return first(prompts, name, limit, path or hub)
+
+
+def mt_bench_prompts(found: Iterator[Record]) -> Iterator[Prompt]:
+    return (mt_bench_prompt(where, record) for where, record in found)
 
 
 def mt_bench_prompt(where: str, record: dict[str, Any]) -> Prompt:
@@ -57,18 +61,28 @@ def gsm8k(
 ) -> Benchmark:
     """Grade-school problems with a number as reference; `instruction` follows each question."""
     with advice_for_benchmarks():
-        found = records(path) if path is not None else hub_records(hub, name=hub_config, split=split)
-        asked = with_instruction(instruction)
-        prompts = list(named(word_problems(found, name), name, asked, f"benchmark {name}: {path or hub}"))
+        asked, place = with_instruction(instruction), f"benchmark {name}: {path or hub}"
+        prompts = read(
+            path,
+            lambda: hub_records(hub, name=hub_config, split=split),
+            lambda found: named(word_problems(found, name), name, asked, place),
+        )
     return first(prompts, name, limit, path or hub)
 
 
 def project_prompts(path: str, name: str, limit: int | None) -> Benchmark:
     """Prompts as this project writes them, some with a reference."""
     with advice_for_benchmarks():
-        found = project_conversations(records(path))
-        prompts = list(named(found, name, with_instruction(None), f"benchmark {name}: {path}"))
+        asked, place = with_instruction(None), f"benchmark {name}: {path}"
+        prompts = questions(question_files(path), lambda found: named(project_conversations(found), name, asked, place))
     return first(prompts, name, limit, path)
+
+
+def read(
+    path: str | None, hub: Callable[[], Iterator[Record]], shaped: Callable[[Iterator[Record]], Iterator[Prompt]]
+) -> list[Prompt]:
+    """Return the questions of a path, or of the hub where there is none."""
+    return list(shaped(hub())) if path is None else questions(question_files(path), shaped)
 
 
 def first(prompts: list[Prompt], name: str, limit: int | None, source: str) -> Benchmark:

@@ -9,7 +9,8 @@ from typing import Any, Self
 from ctcdraft import duration
 from ctcdraft.base import BaseLM
 from ctcdraft.corpus.parts import Manifest
-from ctcdraft.corpus.plan import Work, states_bytes
+from ctcdraft.corpus.plan import states_bytes
+from ctcdraft.corpus.work import Work
 from ctcdraft.drafters.drafter import DraftHead
 from ctcdraft.machine import spelled
 from ctcdraft.objectives.objective import Objective
@@ -76,7 +77,10 @@ class Operations:
         return cls(step, size.read_flops(laid.rows * laid.length, seen), size.read_flops(told.tokens, seen))
 
     def seconds(self, batches: int, rate: Rate) -> tuple[float, float] | None:
-        """Of so many batches with states=live and with stored; None where the rate is not known."""
+        """Of so many batches in one process, with states=live and with stored; None where the rate is not known.
+
+        Several processes share the batches, while one of them reads the corpus for all.
+        """
         live, stored = rate.seconds(batches * (self.step + self.live)), rate.seconds(batches * self.step + self.once)
         return None if live is None or stored is None else (live, stored)
 
@@ -98,8 +102,11 @@ def peak_bytes(base: BaseLM, drafter: DraftHead, objective: Objective, told: Tol
     return sum(held(Size.of(base), trained, largest, kept, emission_bytes).values())
 
 
-def plan(base: BaseLM, drafter: DraftHead, objective: Objective, told: Told, settings: Any, rate: Rate) -> str:
-    """settings: steps, accumulate, rows, anchors, pack and max_length, as under `trainer`."""
+def plan(
+    base: BaseLM, drafter: DraftHead, objective: Objective, told: Told, settings: Any, rate: Rate, world: int = 1
+) -> str:
+    """settings: steps, accumulate, rows, anchors, pack and max_length, as under `trainer`. world: how many processes
+    share the batches of a step; memory is that of each, and hours are those that all of them take together."""
     size, laid = Size.of(base), Laid.of(base, objective.labels, told, settings)
     batches = settings.steps * settings.accumulate
     batch = batch_without_values(base, laid.rows, laid.length, laid.anchors, objective.labels)
@@ -126,13 +133,14 @@ def plan(base: BaseLM, drafter: DraftHead, objective: Objective, told: Told, set
             f"{laid.rows} rows of {laid.length:,} tokens where live; where stored, "
             f"{needed.once:.3g} to read the corpus once",
             f"memory      {memory(size, trained, largest, kept, emission_bytes)}",
-            f"time        {hours(needed.seconds(batches, rate), rate)}",
+            f"time        {hours(needed.seconds(batches // world, rate), rate, world)}",
         ]
     )
 
 
-def hours(seconds: tuple[float, float] | None, rate: Rate) -> str:
+def hours(seconds: tuple[float, float] | None, rate: Rate, world: int) -> str:
     if seconds is None:
         return UNKNOWN
     both = [duration.spelled(one / 3600) for one in seconds]
-    return f"about {both[0]} with states=live, {both[1]} with stored, {rate}; without probes"
+    shared = f", shared by {world} processes" if world > 1 else ""
+    return f"about {both[0]} with states=live, {both[1]} with stored{shared}, {rate}; without probes"

@@ -59,6 +59,11 @@ class Peers:
         self.gather(None)
 
 
+def launched() -> Peers:
+    """Return this process among those that torchrun started together, not joined: a plan exchanges nothing."""
+    return Peers(int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)))
+
+
 def join(device: str) -> Peers:
     """The processes that torchrun started together, or this one alone."""
     world = int(os.environ.get("WORLD_SIZE", 1))

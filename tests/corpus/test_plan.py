@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 import pytest
 from tiny_models import random_base, random_lm
 
-from ctcdraft.corpus import pace, parts, plan, prepared
+from ctcdraft.corpus import parts, plan, prepared
 from ctcdraft.corpus.answers import TransformersAnswers
 from ctcdraft.corpus.conversations import Corpus, Prompt
 from ctcdraft.corpus.questions import Answers
+from ctcdraft.corpus.work import Work, reread
 from ctcdraft.paper import on_paper
 from ctcdraft.rate import Rate
 from ctcdraft.shard import Shard
@@ -89,7 +90,7 @@ def prepared_base(taps):
 
 
 def test_memory_is_the_weights_alone_where_others_answer(base):
-    work = plan.Work.of(PROMPTS, GREEDY, base.tokenizer, base.context_length)
+    work = Work.of(PROMPTS, GREEDY, base.tokenizer, base.context_length)
     size = plan.Size.of(base)
     here = plan.memory_bytes(work, size, GREEDY)
     assert here["cache"] == 3 * 256 * size.kv_bytes * 11 / 8
@@ -99,50 +100,25 @@ def test_memory_is_the_weights_alone_where_others_answer(base):
 
 
 def test_histories_are_counted_and_cut_where_prompts_are():
-    assert plan.reread([3, 4], most=5, limit=10) == (3 + 7, 3)
-    assert plan.reread([3, 4, 2], most=5, limit=100) == (3 + 7 + 9, 5 + 10)
-    assert plan.reread([30], most=5, limit=10) == (10, 0)
+    assert reread([3, 4], most=5, limit=10) == (3 + 7, 3)
+    assert reread([3, 4, 2], most=5, limit=100) == (3 + 7 + 9, 5 + 10)
+    assert reread([30], most=5, limit=10) == (10, 0)
 
 
 def test_on_paper_the_work_is_the_same_and_tokens_are_characters_without_a_tokenizer(base):
     sheet = on_paper("owner/name", "float32", "cpu", config=SHAPE)
-    said = plan.on_paper(sheet, Corpus.of(PROMPTS), GREEDY, Rate(None, None))
-    assert said.work.asked == sum(plan.reread([-(-len(t) // 4) for t in p.turns], 12, 192)[0] for p in PROMPTS)
+    said = plan.on_paper(sheet, Corpus.of(PROMPTS), GREEDY, Rate(None, None), prepared.WHOLE)
+    assert said.work.asked == sum(reread([-(-len(t) // 4) for t in p.turns], 12, 192)[0] for p in PROMPTS)
     assert said.work.said == TURNS * 12
     assert "ON PAPER: name is not loaded" in str(said)
     assert "time      not known without a rate" in str(said)
     assert said.measured["hours_at_most"] is None
     reading, saying = (said.figures["flops_at_most"][key] for key in ("prompts", "answers"))
-    timed = plan.on_paper(sheet, Corpus.of(PROMPTS), GREEDY, Rate(1e6, None))
+    timed = plan.on_paper(sheet, Corpus.of(PROMPTS), GREEDY, Rate(1e6, None), prepared.WHOLE)
     assert timed.measured["hours_at_most"] * 3600 == pytest.approx((reading + saying) / 1e6)
+    shared = plan.on_paper(sheet, Corpus.of(PROMPTS), GREEDY, Rate(1e6, None), Shard(1, 4))
+    assert shared.measured["hours_at_most"] * 4 == pytest.approx(timed.measured["hours_at_most"])
+    assert "for each of 4 shards at 1e+06 operations a second" in str(shared)
     sheet.base.tokenizer = base.tokenizer
-    whole = plan.on_paper(sheet, Corpus.of(PROMPTS), GREEDY, Rate(None, None))
-    assert whole.work == plan.Work.of(PROMPTS, GREEDY, base.tokenizer, base.context_length)
-
-
-def clock(monkeypatch, a_row, a_word):
-    """A trial whose every call takes a_row for each row read and a_word for each word, by a clock of its own."""
-    now, batches = [0.0], []
-
-    def say(batch, words):
-        batches.append(len(batch))
-        now[0] += a_row * len(batch) + a_word * (words - 1)
-
-    monkeypatch.setattr(pace, "perf_counter", lambda: now[0])
-    return say, batches
-
-
-def test_a_trial_grows_to_the_whole_batch_and_tells_reading_from_saying(monkeypatch):
-    say, batches = clock(monkeypatch, a_row=1e-4, a_word=1e-3)
-    found = pace.tried(say, [[7] * 10, [7] * 40], context=1000, rows=10)
-    assert batches == [1, 1, 4, 4, 10, 10]
-    assert found.rows == 10
-    assert found.read_seconds == pytest.approx(1e-4 / pace.PROMPT)
-    assert found.step_seconds == pytest.approx(1e-3)
-    assert found.seconds(read=320, said=200) == pytest.approx(320 * 1e-4 / 32 + 20 * 1e-3)
-
-
-def test_a_slow_machine_is_not_kept_busy(monkeypatch):
-    say, batches = clock(monkeypatch, a_row=0.2, a_word=0.01)
-    assert pace.tried(say, [[7] * 10], context=1000, rows=64).rows == 4
-    assert batches == [1, 1, 4, 4]
+    whole = plan.on_paper(sheet, Corpus.of(PROMPTS), GREEDY, Rate(None, None), prepared.WHOLE)
+    assert whole.work == Work.of(PROMPTS, GREEDY, base.tokenizer, base.context_length)

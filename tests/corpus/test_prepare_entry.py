@@ -124,6 +124,24 @@ def test_several_corpora_become_one(world):
     assert "corpus.path=prompts.jsonl, but corpus sharegpt_gsm8k has several" in refused.stderr
 
 
+def test_two_chat_corpora_with_one_prompt_in_both_are_mixed_and_the_manifest_counts_it(world):
+    for name, said in (("one", ["Hi, how are you?", "Tell me more."]), ("two", ["Tell me more.", "Why is that so?"])):
+        talks = [{"conversations": [{"from": "human", "value": value}]} for value in said]
+        (world / f"{name}.jsonl").write_text("".join(json.dumps(talk) + "\n" for talk in talks))
+    (world / "corpus").mkdir()
+    (world / "corpus" / "chats.yaml").write_text(
+        "defaults:\n  - sharegpt@parts.one\n  - sharegpt@parts.two\n_target_: ctcdraft.corpus.sources.several\n"
+        "_convert_: all\nname: chats\npath: null\nparts:\n"
+        "  one: {_partial_: true, path: one.jsonl}\n  two: {_partial_: true, path: two.jsonl}\n"
+    )
+    made = run(world, "corpus=chats", "corpus.path=null", "out=mixed")
+    assert made.returncode == 0, made.stderr
+    assert "3 prompts of 4 conversations (without 1 in an earlier part)" in made.stdout
+    assert "3 answers to 3 prompts in mixed" in made.stdout
+    account = json.loads((world / "mixed" / "manifest.json").read_text())["conversations"]
+    assert (account["kept"], account["dropped"]["in an earlier part"]) == (3, 1)
+
+
 def test_show_asks_the_base_where_nothing_is_prepared_and_writes_nothing(world):
     shown = run(world, "out=elsewhere", "show=2", "show_labels=2")
     assert shown.returncode == 0, shown.stderr

@@ -108,12 +108,35 @@ def test_several_corpora_are_one_with_one_account(tmp_path):
     both = several(None, "both", read)
     assert both.prompts == [*talks.prompts, *problems.prompts]
     assert (both.account["read"], both.account["kept"], both.account["dropped"]["duplicates"]) == (3, 2, 1)
-    with pytest.raises(InputError, match=r"2 prompts of corpus both \(a, b\) have the id gsm8k-00000"):
-        several(None, "both", {"a": lambda: problems, "b": lambda: problems})
+    others = gsm8k(
+        jsonl(tmp_path / "o.jsonl", solved | {"question": "2+2?"}), "gsm8k", "", "", "", None, PROMPTS, NOTHING, None, 0
+    )
+    with pytest.raises(InputError, match=r"2 different prompts of corpus both \(a, b\) have the id gsm8k-00000"):
+        several(None, "both", {"a": lambda: problems, "b": lambda: others})
     with pytest.raises(InputError, match=r"say corpus\.parts\.a\.path=FILE corpus\.parts\.b\.path=FILE"):
         several("x.jsonl", "both", {"a": lambda: 1 / 0, "b": lambda: talks})  # before anything is read
     with pytest.raises(InputError, match=r"as corpus\.parts\.a\.path="):
         several(None, "both", {"a": partial(read_corpus, "absent.jsonl")})
+
+
+def test_a_prompt_of_two_parts_is_in_the_corpus_once_and_counted(tmp_path):
+    """Two chat corpora that share a conversation, once in other case, and a third source with an id of its own."""
+    louder = [{"from": "human", "value": "HI  "}, PAIR[1], {"from": "human", "value": "bye"}]
+    more = [*PAIR, {"from": "human", "value": "Why?"}]
+    first = read_corpus(jsonl(tmp_path / "a.jsonl", {"conversations": TALK}, {"conversations": PAIR}))
+    second = read_corpus(jsonl(tmp_path / "b.jsonl", {"conversations": louder}, {"conversations": more}))
+    own = project_prompts(
+        jsonl(tmp_path / "c.jsonl", {"id": "p1", "turns": ["Hi"]}, {"id": "p2", "turns": ["Who?"]}),
+        "own", PROMPTS, NOTHING, None, 0,
+    )  # fmt: skip
+    mixed = several(None, "mixed", {"first": lambda: first, "second": lambda: second, "own": lambda: own})
+    assert [prompt.turns for prompt in mixed.prompts] == [("Hi", "Bye"), ("Hi",), ("Hi", "Why?"), ("Who?",)]
+    assert len({prompt.id for prompt in mixed.prompts}) == 4
+    account = mixed.account
+    assert (account["read"], account["kept"], account["dropped"]["in an earlier part"]) == (6, 4, 2)
+    assert account["read"] == account["kept"] + account["not_asked"] + sum(account["dropped"].values())
+    assert mixed.summary() == "4 prompts of 6 conversations (without 2 in an earlier part)"
+    assert first.account["kept"] == 2  # a part's own account is left alone
 
 
 def test_a_limit_is_a_choice_that_grows_and_does_not_depend_on_the_order(tmp_path):

@@ -44,6 +44,94 @@ def test_project_prompts(tmp_path):
     assert project_prompts(path, "tiny", None).prompts[0].reference == "2"
 
 
+def problem(question):
+    return {"question": question, "answer": "easy\n#### 1"}
+
+
+def test_a_folder_with_training_problems_is_no_benchmark(tmp_path):
+    """GSM8K as it is published: train and test side by side, in one shape."""
+    folder = tmp_path / "gsm8k"
+    folder.mkdir()
+    test = written(folder / "test.jsonl", problem("1 + 1?"))
+    assert [prompt.turns for prompt in grade_school(str(folder)).prompts] == [("1 + 1?",)]
+    written(folder / "train.jsonl", problem("2 + 2?"))
+    sentence = (
+        f"{folder} holds train.jsonl, which by the name is no test, beside test.jsonl; give benchmark.path={test}"
+    )
+    for path in (str(folder), f"{folder}/*.jsonl", [test, str(folder / "train.jsonl")]):
+        with pytest.raises(InputError) as caught:
+            grade_school(path)
+        assert str(caught.value) == sentence.replace(str(folder), str(path), 1)
+    assert grade_school(test).hash != grade_school(str(folder / "train.jsonl")).hash  # a file that is named is read
+    (folder / "test.jsonl").unlink()
+    with pytest.raises(
+        InputError, match=r"holds train\.jsonl, which by the name is no test; give benchmark\.path=FILE"
+    ):
+        grade_school(str(folder))
+
+
+@pytest.mark.parametrize(
+    "other",
+    ["train-00000-of-00001.jsonl", "gsm8k_train.jsonl", "train_socratic.jsonl", "validation.jsonl", "dev.json.jsonl",
+     "Train.jsonl.gz", "training.jsonl", "reference_answer.jsonl", "gpt-4_judgments.jsonl", "model_solutions.jsonl"],
+)  # fmt: skip
+def test_what_a_name_says_is_no_test_is_refused(tmp_path, other):
+    written(tmp_path / "questions.jsonl", problem("1 + 1?"))
+    written(tmp_path / other, problem("2 + 2?"))
+    with pytest.raises(InputError, match=r"benchmark\.path=.*questions\.jsonl$") as caught:
+        grade_school(str(tmp_path))
+    assert other in str(caught.value)
+
+
+def test_a_test_in_several_files_is_one_benchmark(tmp_path):
+    """Such as constraints, latest and trained: names in which a word of another kind is a part of a longer one."""
+    for number, name in enumerate(("constraints", "latest", "trained", "test-00000-of-00002", "devices")):
+        written(tmp_path / f"{name}.jsonl", problem(f"{number} + 1?"))
+    assert len(grade_school(str(tmp_path)).prompts) == 5
+
+
+def test_two_files_with_one_question_are_refused(tmp_path):
+    """As the same problems with other solutions, which GSM8K has beside the test."""
+    written(tmp_path / "test.jsonl", problem("1 + 1?"), problem("2 + 2?"), problem("1 + 1?"))
+    assert len(grade_school(str(tmp_path)).prompts) == 3  # what one file repeats is its own affair
+    written(tmp_path / "test_socratic.jsonl", problem("3 + 3?"), problem("2 +  2?"))
+    with pytest.raises(
+        InputError, match=r"test\.jsonl and test_socratic\.jsonl beside it both ask '2 \+  2\?'; give one"
+    ):
+        grade_school(str(tmp_path))
+
+
+def test_a_folder_of_mt_bench_is_its_questions_alone(tmp_path):
+    asked = {"question_id": 81, "category": "writing", "turns": ["Compose", "Rewrite"]}
+    path = written(tmp_path / "question.jsonl", asked)
+    (tmp_path / "model_answer").mkdir()  # as FastChat lays it out
+    written(tmp_path / "model_answer" / "gpt-4.jsonl", {"question_id": 81, "choices": []})
+    made = mt_bench(str(tmp_path), "mt_bench", "nowhere/hub", None)
+    assert made == mt_bench(path, "mt_bench", "nowhere/hub", None)
+    assert made.turns == 2
+    written(tmp_path / "gpt-4_judgment.jsonl", asked | {"score": 9})
+    with pytest.raises(InputError, match=rf"gpt-4_judgment\.jsonl.*; give benchmark\.path={path}"):
+        mt_bench(str(tmp_path), "mt_bench", "nowhere/hub", None)
+    with pytest.raises(InputError, match=r"holds train\.jsonl, which by the name is no test"):
+        project_prompts(written_folder(tmp_path / "own"), "tiny", None)
+
+
+def written_folder(folder):
+    folder.mkdir()
+    for name in ("train", "held_out"):
+        written(folder / f"{name}.jsonl", {"id": name, "turns": [name]})
+    return str(folder)
+
+
+def test_a_saved_dictionary_of_splits_is_one_sentence(tmp_path):
+    import datasets
+
+    rows = datasets.Dataset.from_list([problem("1 + 1?")])
+    datasets.DatasetDict({"train": rows, "test": rows}).save_to_disk(str(tmp_path / "saved"))
+    with pytest.raises(InputError, match=r"saved holds the splits of a data set .* write the test split to a file"):
+        grade_school(str(tmp_path / "saved"))
+
+
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [

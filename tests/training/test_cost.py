@@ -92,6 +92,26 @@ def test_a_step_of_several_batches_costs_them_all_and_a_pack_holds_several_answe
     assert "(4 rows of 100 tokens)" in packs
 
 
+def test_processes_that_share_the_batches_of_a_step_take_the_time_of_their_own():
+    """Eight batches a step of eight processes last as long as one of one; the corpus is read once, by one of them."""
+    base, head = paper_head()
+    told, rate = Told(answers=50, tokens=1500, longest=60, source="counted"), Rate(1e6, None)
+    alone = plan(base, head, CTC(3), told, Trainer, rate)
+    eight = type("Trainer", (Trainer,), {"accumulate": 8})
+    shared, unshared = plan(base, head, CTC(3), told, eight, rate, world=8), plan(base, head, CTC(3), told, eight, rate)
+    assert [time_of(said) for said in (shared, alone)] == [time_of(alone)] * 2
+    assert time_of(unshared)[0] == pytest.approx(8 * time_of(alone)[0], rel=0.01)
+    assert "with stored, shared by 8 processes, at 1e+06 operations a second" in shared
+    assert "100 of 8 x 4 rows x 8 anchors, 64.0 epochs" in shared  # of all processes together
+
+
+def time_of(plan_on_paper):
+    """Hours with states=live and with stored."""
+    words = plan_on_paper.split("time        about ")[1].replace(",", "").split()
+    assert (words[1], words[5]) == ("hours", "hours")
+    return float(words[0]), float(words[4])
+
+
 def test_what_drafter_and_objective_refuse_of_each_other_is_refused_on_paper_too():
     base, head = paper_head(frames=3)
     with pytest.raises(InputError, match="3 frames cannot say 4 labels"):

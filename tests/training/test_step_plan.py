@@ -18,6 +18,7 @@ from ctcdraft.errors import InputError
 from ctcdraft.nn.bodies import AttentionBody
 from ctcdraft.objectives.cross_entropy import CrossEntropy
 from ctcdraft.objectives.ctc import CTC
+from ctcdraft.training.peers import Peers
 from ctcdraft.training.plan import plan
 
 
@@ -42,6 +43,22 @@ def test_feasible_is_what_this_objective_can_learn(base):
     said = planned(base, CTC(3), PrefixSearch(16), mask)
     assert "52 windows" in said
     assert f"{2 / 13:.2%} of them feasible" in said  # of one label, and of two with the blank between them
+
+
+def test_time_is_that_of_one_process_s_share(base, monkeypatch):
+    """A batch takes ten seconds by a clock of its own; of eight batches a step eight processes take one each."""
+    seconds = iter(range(0, 1000, 10))
+    monkeypatch.setattr("ctcdraft.training.plan.perf_counter", lambda: float(next(seconds)))
+    rows = Rows([torch.full((20,), 7)] * 4, [(torch.arange(20) >= 6).int()] * 4, [True] * 4)
+    drafter = block_head(base, partial(AttentionBody, root_input=True, causal=False), PrefixSearch(16), frames=6)
+
+    def time_of(accumulate, world):
+        one = trainer(None, base, 36, drafter=drafter, peers=Peers(0, world), accumulate=accumulate)
+        said = plan(base, drafter, CTC(3), Batches(rows, base, 2, 8, 3, 0), one.engine, 36, accumulate)
+        return said.split("time        about ")[1].split(" (")[0]
+
+    assert time_of(1, 1) == time_of(8, 8) == "0.10 hours"
+    assert time_of(8, 1) == time_of(16, 2) == "0.80 hours"
 
 
 def test_a_corpus_without_a_window_is_refused(base):

@@ -1,0 +1,61 @@
+"""The folder of a prepared corpus where nobody names one: by base, by corpus, and by the files that prompts come from.
+
+Two files read as one kind of corpus (corpus=sharegpt corpus.path=FILE) have a folder each, so that the answers to one
+are neither taken for answers to the other nor in their way. Files count by their names alone: data that moves to
+another disk finds its answers again, and files of equal names in two places meet in one folder, which then refuses the
+second (`prepared.changes`). Prompts that ship with this repository, or come from the hub, add nothing to the name.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+SHIPPED = "data/tiny/"
+ENDINGS = re.compile(r"(\.jsonl?)?(\.gz)?$")
+LONGEST = 60  # characters that the files' names add
+
+
+def default_folder(home: str, base: str, corpus: Any) -> str:
+    """Return where the answers of this base to these prompts are, or will be.
+
+    corpus: the config node. Answers to these files in the folder of base and corpus alone, the name of old, stay there.
+
+    home data, base tiny, corpus sharegpt of lima.jsonl   ->   data/tiny-sharegpt-lima
+    """
+    common, files = Path(home) / f"{base}-{corpus['name']}", files_of(corpus)
+    own = common.with_name(f"{common.name}-{files}") if files else common
+    return str(own if own.exists() or made_from(common) != files else common)
+
+
+def files_of(corpus: Any) -> str:
+    """Return the names of the files of a corpus and of its parts in one word; nothing where none are given."""
+    names = [ENDINGS.sub("", Path(path).name) for path in paths_of(corpus) if SHIPPED not in path]
+    return re.sub(r"[^\w.+-]+", "_", "+".join(names)).strip("_.-+")[:LONGEST]
+
+
+def paths_of(corpus: Any) -> Iterator[str]:
+    """Yield every path of the values of a corpus, those of its parts behind its own."""
+    path = corpus.get("path")
+    yield from [path] if isinstance(path, str) else map(str, path or ())
+    for part in (corpus.get("parts") or {}).values():
+        yield from paths_of(part)
+
+
+def made_from(folder: Path) -> str | None:
+    """Return the names of the files that the corpus in a folder was made from; None where there is no such corpus."""
+    try:
+        return files_of(json.loads((folder / "manifest.json").read_bytes())["settings"]["corpus"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def other_files(there: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
+    """Return, for a sentence, the paths of two manifests where both are written down and differ."""
+    if "settings" not in there or "settings" not in wanted:
+        return []
+    before, now = (",".join(paths_of(one["settings"].get("corpus", {}))) or "the hub" for one in (there, wanted))
+    return [f"corpus.path={before} (now {now})"] if before != now else []

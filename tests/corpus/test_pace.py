@@ -1,0 +1,139 @@
+"""The time of answers: what the trial of a made-up machine says is what that machine takes for the whole corpus."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from tiny_models import random_base
+
+from ctcdraft.corpus import answers as answering
+from ctcdraft.corpus import pace, plan, prepared
+from ctcdraft.corpus.answers import TransformersAnswers
+from ctcdraft.corpus.chat import messages, prompt_tokens
+from ctcdraft.corpus.conversations import Corpus, Prompt
+from ctcdraft.corpus.questions import batches
+
+
+@dataclass
+class Machine:
+    """Seconds of a made-up machine, and the clock that it moves. a_step: of one more token in every row, which is read
+    in `weights` seconds and computed in `row` seconds a row; `attended` seconds for every token before it."""
+
+    weights: float = 0.0
+    row: float = 0.0
+    attended: float = 0.0
+    read: float = 1e-6
+    cold: float = 0.0
+    now: float = 0.0
+    batches: tuple[int, ...] = ()
+
+    def say(self, batch, tokens):
+        self.now += self.cold if not self.batches else 0.0
+        self.batches += (len(batch),)
+        length = max(map(len, batch))
+        self.now += self.read * len(batch) * length
+        for step in range(tokens):
+            self.now += self.weights + len(batch) * (self.row + self.attended * (length + step))
+
+
+@pytest.fixture(scope="module")
+def base():
+    return random_base(context=2048)
+
+
+@pytest.fixture
+def run_on(monkeypatch, base):
+    """Plans and answers a corpus on a made-up machine: what the plan says, and the seconds of the whole corpus."""
+
+    def run(machine, prompts, answers):
+        monkeypatch.setattr(pace, "perf_counter", lambda: machine.now)
+        monkeypatch.setattr(answering, "speak", lambda base, told, rooms, choose: machine.say(told, rooms[0]))
+        said = plan.plan(base, Corpus.of(prompts), answers, Path("never"), prepared.WHOLE)
+        spent = machine.now
+        for batch in batches(base.tokenizer, prompts, answers):
+            told = [prompt_tokens(base.tokenizer, messages(one.prompt.turns, [])) for one in batch]
+            machine.say(told, answers.max_new_tokens)
+        return said, machine.now - spent
+
+    return run
+
+
+def prompts_of(count):
+    return [Prompt(f"p{n}", "test", ("!" * (20 + n % 150),), None) for n in range(count)]
+
+
+GREEDY = TransformersAnswers(32, 64, 0.0, 0, 1)
+SAMPLED = TransformersAnswers(32, 64, 1.0, 0, 8)
+
+
+@pytest.mark.parametrize(
+    ("machine", "count", "answers"),
+    [
+        (Machine(weights=0.1, row=0.001, cold=30.0), 320, GREEDY),  # weights set the pace, and come from a slow disk
+        (Machine(row=0.002), 320, GREEDY),  # arithmetic does
+        (Machine(weights=0.01, attended=1e-4), 320, GREEDY),  # long texts cost as much as the weights
+        (Machine(weights=0.01, row=0.001), 5, GREEDY),  # less than a batch
+        (Machine(weights=0.1, row=1e-4), 33, GREEDY),  # one row more than a batch, which lasts as long
+        (Machine(weights=0.01, row=0.001), 12, SAMPLED),
+    ],
+    ids=["weights", "arithmetic", "long texts", "few prompts", "a batch and one", "samples"],
+)
+def test_a_plan_is_what_the_job_then_takes(run_on, machine, count, answers):
+    said, seconds = run_on(machine, prompts_of(count), answers)
+    assert said.measured["hours_at_most"] * 3600 == pytest.approx(seconds, rel=0.1)
+    assert said.measured["trial"]["rows"] == min(32, count * answers.samples)
+    assert " if they " not in str(said)
+
+
+@pytest.mark.parametrize("slow", [Machine(weights=2.0), Machine(row=2.0)], ids=["weights", "arithmetic"])
+def test_a_trial_of_fewer_rows_gives_a_range_that_the_job_is_in(run_on, slow, base):
+    """On a slow machine the whole batch would take long: both ends are printed, and each is right for one machine."""
+    prompts = prompts_of(320)
+    said, seconds = run_on(slow, prompts, GREEDY)
+    trial = said.measured["trial"]
+    assert (trial["rows"], trial["batch"]) == (1, 32)
+    steps = GREEDY.max_new_tokens * 10
+    bounds = [3600 * hours for hours in pace.Pace(**trial).hours(said.work.read, steps)]
+    assert bounds[1] == said.measured["hours_at_most"] * 3600
+    assert seconds == pytest.approx(bounds[1 if slow.row else 0], rel=0.1)
+    assert bounds[1] == pytest.approx(32 * bounds[0], rel=0.1)
+    assert "at most about 0.36 hours if 32 rows take no longer than 1, and 11.5 hours if they take 32 times as long (" \
+        "a trial of 1 of 32 rows" in str(said)  # fmt: skip
+
+
+def test_a_trial_grows_to_the_whole_batch_and_throws_the_first_call_of_each_size_away():
+    machine = Machine(weights=1e-3, row=1e-4, cold=100.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pace, "perf_counter", lambda: machine.now)
+        found = pace.tried(machine.say, [[7] * 40] * 10, context=1000)
+    assert machine.batches == (1, 1, 1, 4, 4, 4, 10, 10, 10)
+    assert (found.rows, found.batch, found.length) == (10, 10, 40)
+    assert found.step_seconds == pytest.approx(1e-3 + 10 * 1e-4)
+    assert found.read_seconds == pytest.approx((400 * 1e-6 + 2e-3) / 400)
+
+
+def test_a_slow_machine_is_not_kept_busy():
+    """No trial is begun that could take longer than PATIENCE, should rows add up."""
+    machine = Machine(row=0.05, read=1e-9)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pace, "perf_counter", lambda: machine.now)
+        found = pace.tried(machine.say, [[7] * 40] * 64, context=1000)
+    assert (found.rows, found.batch) == (16, 64)
+    assert machine.now < 2 * pace.PATIENCE
+    long = pace.tried(Machine(row=1.0).say, [[7] * 2000] * 64, context=1000)
+    assert long.length == 1000 - 1 - pace.STEPS  # what is said has room behind it
+
+
+def test_rounds_and_rows_of_a_trial():
+    assert pace.rounds([1, 3, 1], rows=2) == 3 + 1
+    assert pace.rounds([2] * 5, rows=2) == 6
+    assert pace.as_long([[1, 2, 3], [4]], rows=3, length=4) == [[1, 2, 3, 1], [4, 4, 4, 4], [1, 2, 3, 1]]
+    assert pace.as_long([[1, 2]], rows=1, length=0) == [[1]]
+
+
+def test_hours_of_a_share_are_that_share():
+    whole = pace.Pace(4, 8, 10, 1e-3, 0.5)
+    assert whole.hours(1000, 7200) == pytest.approx((0.5 / 3600 + 1.0, 1 / 3600 + 2.0))
+    assert whole.hours(1000, 7200, 0.25) == pytest.approx(tuple(one / 4 for one in whole.hours(1000, 7200)))

@@ -1,0 +1,59 @@
+"""Dry runs under torchrun: the hours of a plan are those of the processes that share the work."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from entry_parts import refused, run_script, training
+
+RATE = ["plan.flops=1e5", "device=cpu", "dtype=bfloat16", "plan_only=true"]
+
+
+@pytest.fixture
+def planned(world, monkeypatch, capsys):
+    """What an entry point prints of a base that is a config alone, in one process of several."""
+    monkeypatch.chdir(world)
+    Path("shape").mkdir(exist_ok=True)
+    shutil.copy("base/config.json", "shape")
+
+    def plan(script, *words, processes=1, rank=0):
+        monkeypatch.setenv("WORLD_SIZE", str(processes))
+        monkeypatch.setenv("RANK", str(rank))
+        capsys.readouterr()
+        run_script(monkeypatch, script, *words, *RATE)
+        return capsys.readouterr().out
+
+    return plan
+
+
+def training_time(said):
+    return re.findall(r"^time +about (.+) with states=live, (.+) with stored", said, re.MULTILINE)
+
+
+def test_a_training_of_eight_processes_is_planned_to_last_as_long_as_one_process_s_share(planned):
+    """trainer.accumulate follows WORLD_SIZE: eight times the batches, in as many processes."""
+    words = training("run=x", "prepared=never", "base.path=shape")
+    alone, eight = planned("train.py", *words), planned("train.py", *words, processes=8)
+    assert "steps       4 of 8 x 8 rows" in eight
+    assert training_time(eight) == training_time(alone)
+    assert len(training_time(alone)) == 1
+    assert "shared by 8 processes" in eight
+    assert planned("train.py", *words, processes=8, rank=3) == ""  # one of them prints
+
+
+def test_batches_that_cannot_be_shared_are_refused_on_paper_too(planned, monkeypatch, capsys):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    words = training("run=x", "prepared=never", "base.path=shape", "trainer.accumulate=6", "plan_only=true")
+    said = refused(monkeypatch, capsys, "train.py", *words)
+    assert "trainer.accumulate=6 batches a step cannot be shared equally by 4 processes" in said
+
+
+def test_answers_on_paper_are_shared_by_shards(planned):
+    words = ["base=local", "base.path=shape", "corpus.path=prompts.jsonl", "out=never"]
+    alone, four = planned("data/prepare.py", *words), planned("data/prepare.py", *words, processes=4)
+    hours = [float(re.search(r"^time +at most about ([\d.]+) hours", said, re.MULTILINE)[1]) for said in (alone, four)]
+    assert hours[0] == pytest.approx(4 * hours[1], rel=0.02)
+    assert "for each of 4 shards" in four
