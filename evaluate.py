@@ -20,6 +20,7 @@ from ctcdraft.errors import InputError, whole
 from ctcdraft.evaluation import latency_report, recorded_report, report, table_files
 from ctcdraft.evaluation.differences import paired
 from ctcdraft.evaluation.environment import environment
+from ctcdraft.evaluation.finished import refuse_less
 from ctcdraft.evaluation.folder import Folder
 from ctcdraft.evaluation.latency import Latency
 from ctcdraft.evaluation.measure import Arena
@@ -52,6 +53,10 @@ def main(config: DictConfig) -> None:
     shard = Shard.parse(config.shard)
     entries = named(config)
     benchmark = instantiate(config.benchmark)
+    decoding = HydraConfig.get().runtime.choices["decoding"]
+    out = output(config, entries, f"{benchmark.name}-{decoding}{'-replay' * (config.measure is not None)}")
+    if not config.overwrite:
+        refuse_less(out, benchmark.name, len(benchmark.prompts), entries)
     sizing, explorer = instantiate(config.sizing, _convert_="all"), instantiate(config.explorer)
     replay = instantiate(config.measure, _convert_="all")
     automatic = config.decoding.nodes == "auto" and replay is None
@@ -60,8 +65,6 @@ def main(config: DictConfig) -> None:
     base = load_base(config, entries)
     contestants = {name: contestant(entry, base) for name, entry in entries.items()}
     drafters = {name: one.drafter for name, one in contestants.items()}
-    decoding = HydraConfig.get().runtime.choices["decoding"]
-    out = output(config, entries, f"{benchmark.name}-{decoding}{'-replay' if replay is not None else ''}")
     folder, pairs = Folder(out, shard), paired(list(entries), config.differences)
     arena = Arena(base, drafters, settings, config.seed)
     session = Session(arena, contestants, benchmark, decoding, shard, pairs=pairs)

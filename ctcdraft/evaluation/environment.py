@@ -15,6 +15,15 @@ from typing import Any
 import torch
 
 CPU_FACTS = Path("/proc/cpuinfo")
+# Folders and files of this package that tokens, forward passes and their times come from. An evaluation cannot go on
+# after a change in one of them; it can after a change elsewhere: reports and pages are made again from its lines.
+DECIDING = (
+    *("base.py", "base_values.py", "placing.py", "sharding.py", "ctc", "decoding", "drafters", "nn"),
+    *("corpus/chat.py", "corpus/conversations.py"),  # how a prompt is rendered
+    *("evaluation/measure.py", "evaluation/outside.py", "evaluation/timing.py"),
+    *("evaluation/replay.py", "evaluation/replay_session.py"),
+    *("evaluation/certificate.py", "evaluation/fit.py", "evaluation/law.py"),  # what a line says about its tokens
+)
 
 
 def environment() -> dict[str, Any]:
@@ -27,13 +36,20 @@ def environment() -> dict[str, Any]:
     }
 
 
-def code() -> str:
-    """A hash of this package's sources: it tells apart what is not committed yet, or not under git at all."""
-    package = Path(__file__).parents[1]
+def code(package: Path = Path(__file__).parents[1]) -> str:
+    """Return a hash of the sources in DECIDING: it tells apart what is not committed yet, or not under git at all."""
     digest = hashlib.sha256()
-    for file in sorted(package.rglob("*.py")):
-        digest.update(f"{file.relative_to(package)}\n".encode() + file.read_bytes())
+    for part in DECIDING:
+        place = package / part
+        for file in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
+            digest.update(f"{file.relative_to(package)}\n".encode() + file.read_bytes())
     return digest.hexdigest()[:16]
+
+
+def version_of(circumstances: dict[str, Any]) -> dict[str, Any]:
+    """Return under which name the version of this package is found again; `dirty` where it is in no commit."""
+    git = circumstances["git"] or {"commit": None, "dirty": None}
+    return {"version": circumstances["versions"]["ctcdraft"], **git}
 
 
 def hardware(device: torch.device) -> str:

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ctcdraft.errors import InputError
+from ctcdraft.evaluation.finished import WAYS_OUT, refuse_less
 from ctcdraft.evaluation.records import Record, from_json, to_json
 from ctcdraft.evaluation.seen import Seen
 from ctcdraft.evaluation.seen import to_json as seen_json
@@ -24,10 +25,9 @@ from ctcdraft.evaluation.timing import Timing
 from ctcdraft.files import write_text
 from ctcdraft.shard import Shard
 
-OURS = (
-    *("settings.json", "questions*.jsonl", "timing*.json", "explorer*.json", "sizes.json"),
-    *("report.json", "report.md", "report.html", "breakdown.svg", "figures/*.svg"),
-)
+REPORT = ("report.json", "report.md", "report.html", "breakdown.svg", "figures/*.svg")
+OURS = ("settings.json", "questions*.jsonl", "timing*.json", "explorer*.json", "sizes.json", *REPORT)
+VERSION = ("version", "commit", "dirty")  # recorded, not compared: what counts of the code is its hash
 
 
 class Folder:
@@ -41,31 +41,38 @@ class Folder:
         self.explorer = path / f"explorer{shard}.json"
         self._sizes = path / "sizes.json"
 
-    def open(self, settings: dict[str, Any], overwrite: bool) -> None:
+    def open(self, settings: dict[str, Any], questions: int, overwrite: bool) -> None:
         """Refuse to mix what cannot be compared; drop a torn last line; then the folder is ready for `append`.
 
-        overwrite: a shard removes its own files and those of another split, but not its siblings', which may be
-        at work, unless the folder holds another evaluation.
+        questions: of all shards; a report of more is not replaced. overwrite: a shard removes its own files, the
+        report, and files of another split, but not its siblings', which may be at work, unless the folder holds
+        another evaluation.
         """
-        there = self._settings()
+        there = self._settings(overwrite)
         strangers = self._of_another_split()
         if overwrite:
-            remove([self.lines, self.timing, self.explorer, *strangers])
-        if there is not None and there != settings:
+            remove([self.lines, self.timing, self.explorer, *strangers, *self._files(REPORT)])
+        else:
+            refuse_less(self.path, settings["benchmark"]["name"], questions, settings["contestants"])
+        if there is not None and (unlike := differences(there, settings)):
             if not overwrite:
                 raise InputError(
-                    f"{self.path} holds an evaluation in which {differences(there, settings)}; repeat those "
-                    "settings, choose another out=, or add overwrite=true to replace it"
+                    f"{self.path} holds an evaluation in which {unlike}; {repeated(there, settings)}, {WAYS_OUT}"
                 )
-            remove(file for pattern in OURS for file in self.path.glob(pattern))
+            remove(self._files(OURS))
+            there = None
         if strangers and not overwrite:
             raise InputError(
                 f"{self.path} holds {strangers[0].name}, which is no part of shard={self.shard.number}/{self.shard.of}"
-                "; go on with the shards it was begun with, choose another out=, or add overwrite=true to replace it"
+                f"; go on with the shards it was begun with, {WAYS_OUT}"
             )
-        write_text(self.path / "settings.json", json.dumps(settings, indent=1) + "\n")
+        if there is None:  # else the version that began it stays named
+            write_text(self.path / "settings.json", json.dumps(settings, indent=1) + "\n")
         if self.lines.is_file():
             os.truncate(self.lines, self.lines.read_bytes().rfind(b"\n") + 1)
+
+    def _files(self, patterns: Iterable[str]) -> list[Path]:
+        return [file for pattern in patterns for file in self.path.glob(pattern)]
 
     def _of_another_split(self) -> list[Path]:
         """What was measured by i/M where this is i/N: they answer the same questions a second time."""
@@ -74,14 +81,19 @@ class Folder:
         ours = {file for start, end in kinds for file in self.path.glob(f"{start}{self.shard.siblings}{end}")}
         return sorted(found - ours)
 
-    def _settings(self) -> dict[str, Any] | None:
+    def _settings(self, overwrite: bool) -> dict[str, Any] | None:
+        """What all lines here share; nothing where that cannot be read and is overwritten."""
         file = self.path / "settings.json"
         if not file.is_file():
             return None
         try:
             return json.loads(file.read_text())
-        except ValueError:
-            return {file.name: "unreadable"}
+        except ValueError as error:
+            if overwrite:
+                return {}
+            raise InputError(
+                f"{self.path} holds an evaluation whose {file.name} was unreadable; restore that file, {WAYS_OUT}"
+            ) from error
 
     def append(self, record: Record) -> None:
         try:
@@ -132,11 +144,39 @@ class Folder:
 
 
 def differences(there: dict[str, Any], now: dict[str, Any]) -> str:
-    """decoding.nodes was 16 (now 8)"""
+    """Return in words what differs, "" where nothing does that must be the same.
+
+    decoding.nodes was 16 (now 8)
+    """
     flat_there, flat_now = flat(there), flat(now)
-    keys = [key for key in {**flat_there, **flat_now} if flat_there.get(key) != flat_now.get(key)]
+    keys = [key for key in compared(there, now) if key != "code"]
     said = [f"{key} was {flat_there.get(key)} (now {flat_now.get(key)})" for key in keys[:3]]
-    return ", ".join(said) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
+    text = ", ".join(said) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
+    if "code" not in compared(there, now):
+        return text
+    code = f"the code was {version(there)} (now other in files that tokens or times come from)"
+    return f"{text}, and {code}" if text else code
+
+
+def repeated(there: dict[str, Any], now: dict[str, Any]) -> str:
+    """Return how to go on with what is there."""
+    keys = compared(there, now)
+    ways = ["repeat those settings"] if set(keys) - {"code"} else []
+    return " and ".join([*ways, *(["go on with the version that began it"] if "code" in keys else [])])
+
+
+def compared(there: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Return the keys that differ, of those that must not."""
+    flat_there, flat_now = flat(there), flat(now)
+    keys = {**flat_there, **flat_now}
+    return [key for key in keys if key not in VERSION and flat_there.get(key) != flat_now.get(key)]
+
+
+def version(settings: dict[str, Any]) -> str:
+    """ctcdraft 0.1.0 at commit 0123456 with changes that were not committed"""
+    name = " ".join(["ctcdraft", *([settings["version"]] if settings.get("version") else [])])
+    commit = f" at commit {settings['commit'][:7]}" if settings.get("commit") else ""
+    return name + commit + (" with changes that were not committed" if settings.get("dirty") else "")
 
 
 def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:

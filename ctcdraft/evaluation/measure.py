@@ -23,6 +23,7 @@ from ctcdraft.evaluation.folder import Folder
 from ctcdraft.evaluation.law import draft_laws, marks
 from ctcdraft.evaluation.outside import generate
 from ctcdraft.evaluation.records import AUTOREGRESSIVE, Answer, Divergence, Record, Turn
+from ctcdraft.progress import Progress
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,9 @@ class Arena:
         return generate(base, drafter, prompt_L, self.settings_of(contestant), base.stop_tokens, seed)
 
 
-def measure(arena: Arena, prompts: Mapping[int, Prompt], folder: Folder, warm_up_tokens: int) -> int:
+def measure(
+    arena: Arena, prompts: Mapping[int, Prompt], folder: Folder, warm_up_tokens: int, progress: Progress
+) -> int:
     """Ask what is not in the folder yet; every finished question is a line on disk at once. Returns how many."""
     done = {record.index for record in folder.records(max(prompts, default=-1) + 1)}
     todo = {index: prompt for index, prompt in prompts.items() if index not in done}
@@ -54,8 +57,9 @@ def measure(arena: Arena, prompts: Mapping[int, Prompt], folder: Folder, warm_up
         return 0
     warm_up(arena, next(iter(todo.values())), warm_up_tokens)
     judge, met = Judge(arena.base, arena.contestants, arena.settings, arena.nodes), Met(arena)
+    progress.begin()
     for index, prompt in tqdm(todo.items(), desc="questions", disable=None):
-        folder.append(ask(arena, judge, index, prompt, met))
+        folder.append(ask(arena, judge, index, prompt, met, progress))
     return len(todo)
 
 
@@ -90,9 +94,12 @@ class Met:
             del cache  # the rows that graphs are captured over are lent to one text at a time
 
 
-def ask(arena: Arena, judge: Judge, index: int, prompt: Prompt, met: Met) -> Record:
+def ask(
+    arena: Arena, judge: Judge, index: int, prompt: Prompt, met: Met, progress: Progress | None = None
+) -> Record:
     """One question, all turns, all contestants. Every turn is asked with autoregression's earlier answers as
     history, whoever is asked: otherwise a contestant would be measured on other work."""
+    progress = progress or Progress(0, "answers")
     turns: list[Turn] = []
     found: dict[str, list[Divergence]] = {name: [] for name in arena.contestants if name != AUTOREGRESSIVE}
     marked: dict[str, Marks] = {}
@@ -100,7 +107,11 @@ def ask(arena: Arena, judge: Judge, index: int, prompt: Prompt, met: Met) -> Rec
         prompt_L, cut = asked(arena.base, prompt, [turn.answers[AUTOREGRESSIVE].text for turn in turns])
         seed = turn_seed(arena.seed, index, number)
         met.untimed(prompt_L)
-        answers = {name: timed_answer(arena, name, prompt_L, seed) for name in order(arena, seed)}
+        answers: dict[str, Answer] = {}
+        for name in order(arena, seed):
+            if answers:
+                progress.advance()
+            answers[name] = timed_answer(arena, name, prompt_L, seed)
         for name, unequal in found.items():
             pair = answers[name].tokens, answers[AUTOREGRESSIVE].tokens
             divergence = judge.compare(name, *pair, prompt_L, number, seed, answers[name].drawn)
@@ -109,6 +120,7 @@ def ask(arena: Arena, judge: Judge, index: int, prompt: Prompt, met: Met) -> Rec
             for name, these in all_marks(arena, prompt_L, seed, answers):
                 marked[name] = marked.get(name, Marks.none()) + these
         turns.append(Turn(len(prompt_L), cut, answers))
+        progress.advance()  # the last of them only now: judging takes time, too
     divergences = {name: tuple(unequal) for name, unequal in found.items()}
     return Record(index, prompt.id, prompt.category, prompt.reference, tuple(turns), divergences, marked)
 

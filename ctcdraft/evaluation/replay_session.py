@@ -25,6 +25,7 @@ from ctcdraft.evaluation.outside import StockGenerate
 from ctcdraft.evaluation.records import AUTOREGRESSIVE, Answer, Divergence, Record, Turn
 from ctcdraft.evaluation.replay import Said, hear, refuse_other_texts, replayed
 from ctcdraft.evaluation.session import Session
+from ctcdraft.progress import Progress
 
 REPLAYED, LOOPED = "replayed", "looped"
 
@@ -51,16 +52,24 @@ class Replay:
                 f"contestant {outside[0]} drafts outside of our loop and cannot be replayed; leave it out, or leave "
                 "out measure=replay"
             )
-        folder.open({**session.settings(0), "replay": vars(self) | {"nodes": list(self.nodes)}}, overwrite)
+        settings = {**session.settings(0), "replay": vars(self) | {"nodes": list(self.nodes)}}
+        folder.open(settings, len(session.benchmark.prompts), overwrite)
         done = {record.index for record in folder.records(len(session.benchmark.prompts))}
         todo = {index: prompt for index, prompt in session.prompts.items() if index not in done}
+        each = [self.answers(session.arena, index, prompt) for index, prompt in todo.items()]
+        progress = Progress(sum(each), "answers", first=sum(each[:1]))
         for index, prompt in tqdm(todo.items(), desc="questions", disable=None):
-            folder.append(self.ask(session.arena, index, prompt))
+            folder.append(self.ask(session.arena, index, prompt, progress))
         made = self.report(session, folder.records(len(session.benchmark.prompts)), len(todo))
         report.write(folder, **made)
         return made
 
-    def ask(self, arena: Arena, index: int, prompt: Prompt) -> Record:
+    def answers(self, arena: Arena, index: int, prompt: Prompt) -> int:
+        """Return how many answers a question takes: the base's own, a replay of each rival, and those of the loop."""
+        each = 1 + (len(self.nodes) if index < self.checked else 0)
+        return len(prompt.turns) * (1 + each * len(rivals(arena.contestants)))
+
+    def ask(self, arena: Arena, index: int, prompt: Prompt, progress: Progress) -> Record:
         """One question, all turns; the base says each once, and everyone guesses along what it said."""
         judges = {
             nodes: Judge(arena.base, arena.contestants, replace(arena.settings, nodes=nodes)) for nodes in self.nodes
@@ -72,13 +81,16 @@ class Replay:
             seed = turn_seed(arena.seed, index, number)
             said = hear(arena.base, prompt_L, arena.settings, seed)
             answers = {AUTOREGRESSIVE: own(arena, said)}
+            progress.advance()
             for name in rivals(arena.contestants):
                 walked = replayed(arena.contestants[name], said, self.nodes, seed)
+                progress.advance()
                 for nodes, passes in walked.items():
                     answers[key(name, nodes, REPLAYED)] = Answer((), "", passes, said.ended, 0.0, 0.0, None)
                     if index >= self.checked:
                         continue
                     looped = self.looped(arena, name, nodes, prompt_L, seed)
+                    progress.advance()
                     answers[key(name, nodes, LOOPED)] = without_times(looped)
                     pair = looped.tokens, said.tokens
                     one = judges[nodes].compare(name, *pair, prompt_L, number, seed, looped.drawn)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
@@ -14,16 +13,18 @@ from ctcdraft.evaluation import metrics, report, roof
 from ctcdraft.evaluation.benchmarks import Benchmark
 from ctcdraft.evaluation.certificate import null_of
 from ctcdraft.evaluation.differences import differences
-from ctcdraft.evaluation.environment import code, environment, hardware
+from ctcdraft.evaluation.environment import code, environment, hardware, version_of
 from ctcdraft.evaluation.folder import Folder
 from ctcdraft.evaluation.measure import Arena, Met, asked, foretell, measure, order, turn_seed, warm_up
 from ctcdraft.evaluation.metrics import sides
 from ctcdraft.evaluation.outside import StockGenerate
 from ctcdraft.evaluation.pages import files
 from ctcdraft.evaluation.records import AUTOREGRESSIVE, Answer, Record
+from ctcdraft.evaluation.remaining import remaining, spread
 from ctcdraft.evaluation.timing import Spent, Timing, instrument
 from ctcdraft.evaluation.watching import Explorer
 from ctcdraft.fingerprints import quantised_since
+from ctcdraft.progress import Progress
 from ctcdraft.shard import Shard
 
 
@@ -96,7 +97,7 @@ class Session:
             "dtype": dtype(arena),
             "reads": arena.base.reads,
             "hardware": hardware(arena.base.device),
-            "commit": here["git"] and here["git"]["commit"],
+            **version_of(here),
             "code": code(),
             "versions": {package: here["versions"][package] for package in ("torch", "transformers")},
             "seed": arena.seed,
@@ -107,19 +108,20 @@ class Session:
         self, folder: Folder, overwrite: bool, warm_up_tokens: int, timing_questions: int, explorer: Explorer
     ) -> dict[str, Any]:
         """Go on where the folder stands, then write the report of all that is in it; returns the report."""
-        folder.open(self.settings(warm_up_tokens), overwrite)
+        folder.open(self.settings(warm_up_tokens), len(self.benchmark.prompts), overwrite)
         if self.sizes is not None:
             folder.write_sizes(self.sizes)  # not before: a folder that refuses this evaluation keeps its own
-        answered = measure(self.arena, self.prompts, folder, warm_up_tokens)
+        progress = remaining(self.arena, self.prompts, folder, timing_questions, explorer.questions)
+        answered = measure(self.arena, self.prompts, folder, warm_up_tokens, progress)
         records = folder.records(len(self.benchmark.prompts))
         mine = [record for record in records if record.index in self.prompts]
         if not folder.timing.is_file():
-            timing = self.instrumented(spread(mine, timing_questions), warm_up_tokens)
+            timing = self.instrumented(spread(mine, timing_questions), warm_up_tokens, progress)
             if timing is not None:
                 folder.write_timing(timing)
         if explorer.questions and mine and not folder.explorer.is_file():  # last: nothing may be timed beside it
-            chosen = spread(mine, explorer.questions)
-            folder.write_seen(explorer.look(self.arena, {one.index: self.prompts[one.index] for one in chosen}))
+            chosen = {one.index: self.prompts[one.index] for one in spread(mine, explorer.questions)}
+            folder.write_seen(explorer.look(self.arena, chosen, progress))
         rows, circumstances = self.rows(records, Timing.merged(folder.timings()), answered)
         nodes = self.arena.settings.nodes
         told = differences(self.pairs, lambda name: sides(name, records)[0], self.arena.seed)
@@ -132,7 +134,7 @@ class Session:
         files.write(folder.path, rows, circumstances)
         return made
 
-    def instrumented(self, records: list[Record], warm_up_tokens: int) -> Timing | None:
+    def instrumented(self, records: list[Record], warm_up_tokens: int, progress: Progress) -> Timing | None:
         """A few questions again, with clocks, in another order. None without questions."""
         if not records:
             return None
@@ -153,6 +155,7 @@ class Session:
                     foretell(arena, name, prompt_L, seed)
                     one = instrument(arena.base, arena.contestants[name], prompt_L, arena.settings_of(name), seed)
                     spent[name] = spent[name] + one if name in spent else one
+                    progress.advance()
         return Timing(spent, roof.weight_bytes(arena.base), roof.copy_bandwidth(arena.base.device))
 
     def rows(
@@ -225,11 +228,6 @@ def spelled(part: Any) -> str:
         values = ", ".join(f"{field.name}={spelled(getattr(part, field.name))}" for field in fields(part))
         return f"{type(part).__module__}.{type(part).__qualname__}({values})"
     return f"{part.__module__}.{part.__qualname__}" if callable(part) else repr(part)
-
-
-def spread(records: list[Record], count: int) -> list[Record]:
-    """`count` of them, drawn with a fixed seed: the first ones are often all of one category."""
-    return random.Random(0).sample(records, min(count, len(records)))
 
 
 def dtype(arena: Arena) -> str:

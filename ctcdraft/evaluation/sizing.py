@@ -22,7 +22,7 @@ from ctcdraft.decoding.loop import Drafter, Settings, prefill
 from ctcdraft.decoding.sampling import Noise
 from ctcdraft.errors import InputError, whole
 from ctcdraft.evaluation.benchmarks import project_prompts
-from ctcdraft.evaluation.folder import differences
+from ctcdraft.evaluation.folder import differences, repeated
 from ctcdraft.evaluation.measure import Arena, asked
 from ctcdraft.evaluation.outside import StockGenerate
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
@@ -124,10 +124,10 @@ def kept_or_chosen(
     choose anew, and what was chosen for anything else shall not pass for it."""
     of = {**of, "sizing": {key: value for key, value in vars(sizing).items() if key != "path"}}
     if kept is not None:
-        if kept["of"] != of:
+        if unlike := differences(kept["of"], of):
             raise InputError(
-                f"the tree sizes here were chosen where {differences(kept['of'], of)}; repeat those settings, choose "
-                "another out=, or add overwrite=true"
+                f"the tree sizes here were chosen where {unlike}; {repeated(kept['of'], of)}, choose another out=, or "
+                "add overwrite=true"
             )
         return dict(kept)
     prompts = sizing.apart_from(benchmark)

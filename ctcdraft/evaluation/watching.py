@@ -25,6 +25,7 @@ from ctcdraft.evaluation.measure import Arena, asked, turn_seed
 from ctcdraft.evaluation.outside import StockGenerate
 from ctcdraft.evaluation.seen import Seen, SeenAnswer, SeenFrames, SeenPass
 from ctcdraft.evaluation.words import Spelling, pieces
+from ctcdraft.progress import Progress
 
 ROWS = 64  # read from states to laws at once
 
@@ -43,7 +44,7 @@ class Explorer:
         whole(self.tokens, "explorer.tokens", least=2)
         whole(self.words, "explorer.words")
 
-    def look(self, arena: Arena, prompts: Mapping[int, Prompt]) -> Seen:
+    def look(self, arena: Arena, prompts: Mapping[int, Prompt], progress: Progress | None = None) -> Seen:
         """Every contestant's answers to these questions; those that decode outside our loop cannot be looked into."""
         spelling = Spelling(arena.base.tokenizer)
         answers = []
@@ -57,6 +58,8 @@ class Explorer:
                 watch = Watch(drafter, settings.verify, self.words)
                 tokens, passes, noise = watch.answer(arena.base, prompt_L, settings, turn_seed(arena.seed, index, 0))
                 said = pieces(arena.base.tokenizer, tokens)
+                if progress is not None:
+                    progress.advance()
                 answers.append(SeenAnswer(prompt.id, prompt.category, name, prompt.turns[0], said, passes, noise))
         return Seen({word: spelling(word) for word in sorted(words_of(answers))}, tuple(answers))
 

@@ -20,10 +20,10 @@ from ctcdraft.errors import InputError
 from ctcdraft.evaluation.figures import drawn
 from ctcdraft.evaluation.folder import Folder
 from ctcdraft.evaluation.pages import files
-from ctcdraft.evaluation.pages.explorer import ordered
+from ctcdraft.evaluation.pages.explorer import most_telling, opening, ordered
 from ctcdraft.evaluation.pages.markup import joined, percent, tag
 from ctcdraft.evaluation.pages.one_pass import Words, one_table
-from ctcdraft.evaluation.pages.pictures import BROWSERS, pictures
+from ctcdraft.evaluation.pages.pictures import pictures
 from ctcdraft.evaluation.seen import from_json, to_json
 from ctcdraft.evaluation.watching import Explorer
 from ctcdraft.nn.bodies import AttentionBody
@@ -35,10 +35,12 @@ VOID = ("meta", "br")
 # What a reader does, and what is there to be seen after each step, as JSON in the page's title.
 VISIT = """
 const seen = (one) => { const box = one.getBoundingClientRect(); return box.width > 50 && box.height > 50; };
-const passes = () => [...document.querySelectorAll(".pass")].filter((one) => getComputedStyle(one).display !== "none");
+const unfolded = (one) => one.closest("details.explored").open;
+const passes = () => [...document.querySelectorAll(".pass")].filter((one) =>
+  getComputedStyle(one).display !== "none" && unfolded(one));
 const state = () => ({
   passes: passes().map((one) => one.id),
-  marked: [...document.querySelectorAll("a.token.now")].map((one) => one.getAttribute("href")),
+  marked: [...document.querySelectorAll("a.token.now")].filter(unfolded).map((one) => one.getAttribute("href")),
   parts: passes().flatMap((one) => [...one.querySelectorAll("h5")].map((part) => part.textContent)),
 });
 const press = (key, more) => document.dispatchEvent(new KeyboardEvent("keydown", { key, ...more }));
@@ -198,17 +200,10 @@ def test_a_long_name_is_not_cut(evaluated):
         assert figure.width >= usual[name].width + 7 * 60 - 190, name
 
 
-@pytest.fixture(scope="module")
-def browser():
-    found = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if found is None:
-        pytest.skip("no Chromium here; apt-get install chromium-headless-shell")
-    return [found, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=4000"]
-
-
 @pytest.mark.slow
 def test_in_a_browser_every_figure_is_there_and_one_can_go_from_pass_to_pass(evaluated, browser, tmp_path):
-    """A token's click shows its pass and hides the others, the arrows go on and back and stop at an answer's ends."""
+    """A token's click shows its pass and hides the others of its answer, the arrows go on and back and stop at an
+    answer's ends. An answer in which nothing is chosen shows the pass it opens with."""
     copy = tmp_path / "page.html"
     copy.write_text((evaluated / files.PAGE).read_text().replace("</body>", f"<script>{VISIT}</script></body>"))
     done = subprocess.run([*browser, "--dump-dom", copy.as_uri()], capture_output=True, text=True, timeout=120)
@@ -217,18 +212,20 @@ def test_in_a_browser_every_figure_is_there_and_one_can_go_from_pass_to_pass(eva
     ]
     told = json.loads(title)
     assert told["figures"] == [file.stem for file in drawn_files(evaluated)]
+    answers = ordered(seen_in(evaluated))
+    assert most_telling(answers) == 0
+    alone = f"a0p{opening(answers[0].passes)}"
     assert [state["passes"] for state in told["states"][:-1]] == [
-        [], ["a0p1"], ["a0p2"], ["a0p1"], ["a0p1"], ["a1p0"], ["a1p0"],
+        [alone], ["a0p1"], ["a0p2"], ["a0p1"], ["a0p1"], [alone, "a1p0"], [alone, "a1p0"],
     ]  # fmt: skip
     assert told["hash"] == "#certificate"
-    for state in told["states"][1:-1]:
-        (chosen,) = state["passes"]
-        answer, step = map(int, re.fullmatch(r"a(\d+)p(\d+)", chosen).groups())
-        one = ordered(seen_in(evaluated))[answer].passes[step]
-        assert state["marked"] == [f"#{chosen}"] * one.committed
-        assert ("Frames" in state["parts"]) == (one.frames is not None)
-        assert ("Tree" in state["parts"]) == (len(one.tokens) > 1)
-        assert "The base" in state["parts"]
+    for state in told["states"][:-1]:
+        shown = [(name, *map(int, re.fullmatch(r"a(\d+)p(\d+)", name).groups())) for name in state["passes"]]
+        steps = {name: answers[answer].passes[step] for name, answer, step in shown}
+        assert state["marked"] == [f"#{name}" for name, one in steps.items() for _ in range(one.committed)]
+        assert state["parts"].count("Frames") == sum(one.frames is not None for one in steps.values())
+        assert state["parts"].count("Tree") == sum(len(one.tokens) > 1 for one in steps.values())
+        assert state["parts"].count("The base") == len(steps)
 
 
 @pytest.mark.slow

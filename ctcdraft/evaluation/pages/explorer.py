@@ -9,7 +9,7 @@ from ctcdraft.evaluation.death import REASONS, reason
 from ctcdraft.evaluation.pages.markup import Html, bullets, joined, table, tag
 from ctcdraft.evaluation.pages.one_pass import Words, pass_panel
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
-from ctcdraft.evaluation.seen import Seen, SeenAnswer
+from ctcdraft.evaluation.seen import Seen, SeenAnswer, SeenPass
 
 PREFILL, BONUS = "prefill", "bonus"
 
@@ -17,14 +17,31 @@ PREFILL, BONUS = "prefill", "bonus"
 def explorer(seen: Seen | None) -> Html:
     if seen is None or not seen.answers:
         return joined([tag("p", "No answer was looked into here; explorer.questions=3 looks into three.")])
-    words = Words(seen.words)
-    answers = [answer_panel(number, one, words) for number, one in enumerate(ordered(seen))]
-    return joined([introduction(), deaths(seen.answers), *answers])
+    words, answers = Words(seen.words), ordered(seen)
+    chosen = most_telling(answers)
+    panels = [answer_panel(number, one, words, number == chosen) for number, one in enumerate(answers)]
+    return joined([introduction(), deaths(seen.answers), *panels])
 
 
 def ordered(seen: Seen) -> list[SeenAnswer]:
     """Autoregression's own come last: they hold no draft to look at."""
     return sorted(seen.answers, key=lambda one: one.contestant == AUTOREGRESSIVE)
+
+
+def most_telling(answers: Sequence[SeenAnswer]) -> int:
+    """Return the place of the first answer in which a draft token was rejected; of the first one where none was."""
+    return max(range(len(answers)), key=lambda number: any(map(rejected, answers[number].passes)))
+
+
+def opening(passes: Sequence[SeenPass]) -> int | None:
+    """Return the place of the pass to show before a token is chosen: one with a rejected draft token if there is any,
+    and of those the first one that accepted most."""
+    return max(range(len(passes)), key=lambda at: (rejected(passes[at]), len(passes[at].accepted)), default=None)
+
+
+def rejected(step: SeenPass) -> bool:
+    """Whether a draft token stood behind the last accepted node, and the base's token was another."""
+    return step.path[-1] in step.parents and step.committed == len(step.path)
 
 
 def introduction() -> Html:
@@ -72,16 +89,19 @@ def deaths(answers: Sequence[SeenAnswer]) -> Html:
     return joined([tag("h3", "What drafts died of"), table(["drafter", "passes", *kinds], rows), meaning])
 
 
-def answer_panel(number: int, answer: SeenAnswer, words: Words) -> Html:
-    """One answer: its tokens to the left, the chosen pass to the right. The first one stands open."""
+def answer_panel(number: int, answer: SeenAnswer, words: Words, open_: bool) -> Html:
+    """One answer: its tokens to the left, to the right the chosen pass, or else the one it opens with."""
     tau = "" if answer.tau is None else f", tau {answer.tau:.2f}"
     title = f"{answer.contestant} on {answer.id} ({answer.category}): {len(answer.passes)} passes{tau}"
-    panels = [pass_panel(f"a{number}p{place}", place, step, words) for place, step in enumerate(answer.passes)]
+    first = opening(answer.passes)
+    panels = [
+        pass_panel(f"a{number}p{place}", place, step, words, place == first)
+        for place, step in enumerate(answer.passes)
+    ] or [tag("p", "The prefill gave the whole answer.")]
     prompt = tag("details", tag("summary", "the question"), tag("p", answer.prompt, class_="said"))
     said = tag("p", *tokens(number, answer), class_="said answer")
-    hint = tag("p", "Choose a token.", class_="hint")
-    both = tag("div", tag("div", prompt, said), tag("div", hint, *panels, class_="passes"), class_="two")
-    return tag("details", tag("summary", title), both, class_="explored", open=number == 0)
+    both = tag("div", tag("div", prompt, said), tag("div", *panels, class_="passes"), class_="two")
+    return tag("details", tag("summary", title), both, class_="explored", open=open_)
 
 
 def tokens(number: int, answer: SeenAnswer) -> list[Html]:

@@ -39,8 +39,9 @@ class Words:
         return "\N{LEFT DOUBLE QUOTATION MARK}" + "".join(map(self, words)) + "\N{RIGHT DOUBLE QUOTATION MARK}"
 
 
-def pass_panel(name: str, place: int, step: SeenPass, words: Words) -> Html:
-    """Hidden until a token that links to it is chosen. name: its id in the page."""
+def pass_panel(name: str, place: int, step: SeenPass, words: Words, opening: bool = False) -> Html:
+    """Return what is hidden until a token that links to it is chosen. name: its id in the page. opening: shown as long
+    as no other pass of its answer is chosen."""
     why = reason(step)
     parts = [
         tag("h4", f"Pass {place + 1}: {stood(step)}; {why}"),
@@ -53,7 +54,7 @@ def pass_panel(name: str, place: int, step: SeenPass, words: Words) -> Html:
     if len(step.tokens) > 1:
         parts += [tag("h5", "Tree"), tree(step, words)]
     parts += [tag("h5", "The base"), the_base(step, words)]
-    return tag("section", *parts, id=name, class_="pass")
+    return tag("section", *parts, id=name, class_="pass opening" if opening else "pass")
 
 
 def stood(step: SeenPass) -> str:

@@ -1,11 +1,16 @@
-// The page works without this: tokens are links to their passes. This keeps the place, marks a pass's tokens, and
-// lets the arrow keys go from pass to pass.
+// The page works without this: tokens are links to their passes. This keeps the place, marks the tokens of the passes
+// that are shown, and lets the arrow keys go from pass to pass.
 "use strict";
 function mark() {
-  for (const token of document.querySelectorAll(".token.now")) token.classList.remove("now");
-  const chosen = location.hash;
-  if (!/^#a\d+p\d+$/.test(chosen)) return;
-  for (const token of document.querySelectorAll(`a.token[href="${chosen}"]`)) token.classList.add("now");
+  const shown = [...document.querySelectorAll(".pass")].filter((pass) => getComputedStyle(pass).display !== "none");
+  const links = new Set(shown.map((pass) => `#${pass.id}`));
+  for (const token of document.querySelectorAll("a.token")) {
+    token.classList.toggle("now", links.has(token.getAttribute("href")));
+  }
+}
+function chosen() {
+  const opening = document.querySelector("details[open] .pass.opening");
+  return document.querySelector(".pass:target") || !opening ? location.hash : `#${opening.id}`;
 }
 function go(hash) {
   const place = [scrollX, scrollY];
@@ -20,7 +25,7 @@ document.addEventListener("click", (event) => {
 });
 document.addEventListener("keydown", (event) => {
   const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-  const found = /^#a(\d+)p(\d+)$/.exec(location.hash);
+  const found = /^#a(\d+)p(\d+)$/.exec(chosen());
   if (!step || !found || event.altKey || event.ctrlKey || event.metaKey) return;
   const next = `a${found[1]}p${Number(found[2]) + step}`;
   if (!document.getElementById(next)) return;

@@ -15,6 +15,10 @@ from ctcdraft.evaluation.pages.markup import Html, bullets, joined, table, tag
 from ctcdraft.evaluation.seen import Seen
 
 Row = dict[str, Any]
+# All columns of report.md in one row are wider than a page; those about the text get a table of their own.
+OF_TEXTS = ("alpha", "ended", "repeated 4-grams", "accuracy")
+FIRST = {name: cell for name, cell in report.FULL.items() if name not in OF_TEXTS}
+TEXTS = {name: report.FULL[name] for name in ("drafter", *OF_TEXTS)}
 
 
 def page(rows: Sequence[Row], environment: Mapping[str, Any], figures: Mapping[str, Figure], seen: Seen | None) -> Html:
@@ -39,7 +43,7 @@ def assembled(title: str, sections: Mapping[str, Html]) -> Html:
 
 
 def results(rows: Sequence[Row], environment: Mapping[str, Any]) -> Html:
-    said = [cell for column in (report.FULL, report.MORE) for cell in [report_table(rows, column)]]
+    said = [report_table(rows, columns) for columns in (FIRST, TEXTS, report.MORE)]
     about = f"{rows[0]['hardware']}, {rows[0]['dtype']}, seed {rows[0]['seed']}, {environment['date']}"
     return joined([tag("p", about), tag("pre", environment["command"]), *said])
 

@@ -1,0 +1,72 @@
+"""A finished report as what a later evaluation must not replace by less.
+
+Read from report.json alone, before a base is loaded: its benchmark, its contestants, and how many questions it asked.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from ctcdraft.errors import InputError
+
+OTHER = "something else than questions"  # latencies, or the answer files of others
+WAYS_OUT = "choose another out=, or add overwrite=true to replace it"
+
+
+@dataclass(frozen=True)
+class Finished:
+    """asked: questions of the benchmark under its limit. finished: those that the report counts, of all shards."""
+
+    benchmark: str
+    contestants: tuple[str, ...]
+    asked: int
+    finished: int
+
+    @classmethod
+    def read(cls, file: Path) -> Self | None:
+        """Return what a report holds; None where there is none, or one that cannot be read and is made again."""
+        try:
+            report = json.loads(file.read_text())
+            rows, environment = report["rows"], report["environment"]
+            finished = max(row.get("prompts", 0) for row in rows)
+            asked = environment.get("questions", {}).get("asked", finished)
+            drafters = dict.fromkeys(row.get("drafter", "") for row in rows)
+            return cls(rows[0].get("benchmark", OTHER), tuple(drafters), asked, finished)
+        except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError):
+            return None
+
+    def __str__(self) -> str:
+        if self.benchmark == OTHER:
+            return f"a report of {OTHER}"
+        part = f"{self.finished:,} of " if self.finished < self.asked else ""
+        return f"a report of {part}{count(self.asked)} of {self.benchmark}"
+
+
+def count(questions: int) -> str:
+    return f"{questions:,} question{'' if questions == 1 else 's'}"
+
+
+def refuse_less(out: Path, benchmark: str, questions: int, contestants: Iterable[str]) -> None:
+    """Raise InputError where the folder holds a report that this evaluation would replace by less.
+
+    Fewer questions are less, so is another benchmark, and so are contestants left out. More questions go on.
+    """
+    report = Finished.read(out / "report.json")
+    if report is None:
+        return
+    if report.benchmark != benchmark:
+        raise InputError(f"{out} holds {report}, and this evaluation is of {benchmark}; {WAYS_OUT}")
+    if report.asked > questions:
+        raise InputError(
+            f"{out} holds {report}, and this evaluation asks {count(questions)}; give benchmark.limit="
+            f"{report.asked} or more to go on, {WAYS_OUT}"
+        )
+    if missing := [name for name in report.contestants if name not in set(contestants)]:
+        raise InputError(
+            f"{out} holds {report} with {len(report.contestants)} contestants, and this evaluation leaves out "
+            f"{', '.join(missing)}; name all of them, {WAYS_OUT}"
+        )

@@ -1,0 +1,152 @@
+"""Evaluations across versions of the package: which sources count, and what is said where they have changed."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from sessions import PROMPTS, UNSEEN, arena, session
+
+import ctcdraft
+from ctcdraft.errors import InputError
+from ctcdraft.evaluation import environment
+from ctcdraft.evaluation import session as sessions
+from ctcdraft.evaluation.environment import DECIDING, code
+from ctcdraft.evaluation.folder import Folder
+from ctcdraft.evaluation.sizing import kept_or_chosen
+from ctcdraft.shard import Shard
+
+PACKAGE = Path(ctcdraft.__file__).parent
+COUNTED = ("decoding/loop.py", "drafters/paths.py", "ctc/prefix.py", "nn/heads.py", "base.py", "corpus/chat.py")
+ELSEWHERE = (
+    *("evaluation/report.py", "evaluation/pages/page.py", "evaluation/metrics.py", "corpus/sources.py"),
+    *("training/trainer.py", "arena/page.py", "model_card.py"),
+)
+
+
+@pytest.fixture
+def package(tmp_path):
+    """A copy of the sources, to be changed."""
+    return shutil.copytree(PACKAGE, tmp_path / "package", ignore=shutil.ignore_patterns("__pycache__"))
+
+
+def change(file):
+    assert file.is_file()
+    file.write_text(file.read_text() + "# changed\n")
+
+
+def test_all_that_counts_is_there():
+    for part in DECIDING:
+        assert (PACKAGE / part).is_file() or list((PACKAGE / part).rglob("*.py")), part
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_a_change_where_tokens_come_from_is_another_code(name, package):
+    assert code(package) == code()
+    before = (package / name).read_text()
+    change(package / name)
+    assert code(package) != code()
+    (package / name).write_text(before)
+    assert code(package) == code()
+
+
+def test_a_new_file_where_tokens_come_from_is_another_code(package):
+    (package / "drafters" / "another.py").write_text("")
+    assert code(package) != code()
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_a_change_elsewhere_is_not(name, package):
+    change(package / name)
+    assert code(package) == code()
+
+
+class Version:
+    """Which commit and which sources the package is said to have."""
+
+    def __init__(self, monkeypatch):
+        self.circumstances, self.hash = environment.environment(), "4b86"
+        self.at("0123456789", dirty=False)
+        monkeypatch.setattr(sessions, "environment", lambda: self.circumstances)
+        monkeypatch.setattr(sessions, "code", lambda: self.hash)
+
+    def at(self, commit, dirty):
+        self.circumstances = self.circumstances | {"git": commit and {"commit": commit, "dirty": dirty}}
+
+
+@pytest.fixture
+def now(monkeypatch):
+    return Version(monkeypatch)
+
+
+def run(path, count, **changes):
+    here = session(arena(max_new_tokens=4, **changes), PROMPTS[:count])
+    return here.run(Folder(path, Shard(1, 1)), False, 1, 0, UNSEEN)
+
+
+def test_an_evaluation_goes_on_at_another_commit_where_nothing_that_counts_changed(now, tmp_path):
+    run(tmp_path, 1)
+    now.at("fedcba9876", dirty=True)
+    assert run(tmp_path, 2)["environment"]["questions"] == {"asked": 2, "finished": 2, "reused": 1}
+    now.at(None, None)
+    assert run(tmp_path, 3)["environment"]["questions"]["reused"] == 2
+    settings = json.loads((tmp_path / "settings.json").read_text())
+    assert (settings["commit"], settings["dirty"]) == ("0123456789", False)  # of the version that began it
+
+
+@pytest.mark.parametrize(
+    ("commit", "dirty", "said"),
+    [
+        ("0123456789", False, " at commit 0123456 ("),
+        ("0123456789", True, " at commit 0123456 with changes that were not committed ("),
+        (None, None, " ("),
+    ],
+)
+def test_other_code_is_refused_with_the_version_that_began_and_the_ways_out(commit, dirty, said, now, tmp_path):
+    now.at(commit, dirty)
+    run(tmp_path, 1)
+    now.hash = "306c"
+    with pytest.raises(InputError) as caught:
+        run(tmp_path, 2)
+    assert str(caught.value) == (
+        f"{tmp_path} holds an evaluation in which the code was ctcdraft {ctcdraft.__version__}{said}now other in files "
+        "that tokens or times come from); go on with the version that began it, choose another out=, or add "
+        "overwrite=true to replace it"
+    )
+
+
+def test_other_code_and_other_settings_are_said_together(now, tmp_path):
+    run(tmp_path, 1)
+    now.hash = "306c"
+    ways = "repeat those settings and go on with the version that began it, choose another out="
+    with pytest.raises(InputError, match=rf"in which decoding\.nodes was 8 \(now 4\), and the code was .*; {ways}"):
+        run(tmp_path, 2, nodes=4)
+
+
+def test_an_evaluation_of_before_the_hash_was_of_what_counts_is_refused(now, tmp_path):
+    run(tmp_path, 1)
+    settings = json.loads((tmp_path / "settings.json").read_text())
+    for key in ("version", "dirty", "code"):
+        del settings[key]
+    (tmp_path / "settings.json").write_text(json.dumps(settings))
+    with pytest.raises(InputError, match=r"the code was ctcdraft at commit 0123456 .*; go on with the version that"):
+        run(tmp_path, 1)
+
+
+def test_tree_sizes_are_kept_at_another_commit_and_refused_for_other_code(now):
+    def of():
+        return session(arena()).settings(0)
+
+    class Chosen:
+        """Stands for the sizing whose choice is kept."""
+
+        nodes = (4,)
+
+    kept = {"of": {**of(), "sizing": {}}, "sizes": {}}
+    now.at("fedcba9876", dirty=True)
+    assert kept_or_chosen(kept, None, Chosen(), (), of()) == kept
+    now.hash = "306c"
+    with pytest.raises(
+        InputError, match=r"were chosen where the code was .* at commit 0123456 .*; go on with the vers"
+    ):
+        kept_or_chosen(kept, None, Chosen(), (), of())

@@ -1,0 +1,119 @@
+"""A finished report is not replaced by one that holds less: fewer questions, fewer contestants, another benchmark."""
+
+import json
+from functools import partial
+
+import pytest
+from sessions import PROMPTS, UNSEEN, arena, session
+
+from ctcdraft.drafters.prompt_lookup import PromptLookup
+from ctcdraft.errors import InputError
+from ctcdraft.evaluation import measure
+from ctcdraft.evaluation.finished import refuse_less
+from ctcdraft.evaluation.folder import Folder
+from ctcdraft.evaluation.replay_session import Replay
+from ctcdraft.shard import Shard
+
+WAYS = "choose another out=, or add overwrite=true to replace it"
+
+
+def run(path, count, overwrite=False, shard=None, here=None):
+    now = session(here or arena(max_new_tokens=4), PROMPTS[:count], shard)
+    return now.run(Folder(path, now.shard), overwrite, 1, 0, UNSEEN)
+
+
+def files_of(path):
+    return {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
+def refused(path, sentence, attempt):
+    before = files_of(path)
+    with pytest.raises(InputError, match=sentence) as caught:
+        attempt()
+    assert "\n" not in str(caught.value)
+    assert files_of(path) == before
+
+
+def no_work(monkeypatch):
+    """From here on, nothing may be decoded."""
+
+    def worked(*_):
+        raise AssertionError("something was decoded")
+
+    monkeypatch.setattr(measure, "generate", worked)
+
+
+def test_a_higher_limit_goes_on_and_a_lower_one_is_refused(tmp_path, monkeypatch):
+    assert run(tmp_path, 1)["rows"][0]["prompts"] == 1
+    made = run(tmp_path, 4)
+    assert made["environment"]["questions"] == {"asked": 4, "finished": 4, "reused": 1}
+    no_work(monkeypatch)
+    sentence = rf"holds a report of 4 questions of made_up, and this evaluation asks 2 questions; .*=4 or more.*{WAYS}"
+    refused(tmp_path, sentence, lambda: run(tmp_path, 2))
+    assert run(tmp_path, 4)["rows"][0]["prompts"] == 4  # nothing to do, and nothing lost
+
+
+def test_overwriting_makes_a_smaller_one_and_a_stop_on_the_way_is_gone_on_from(tmp_path, monkeypatch):
+    run(tmp_path, 4)
+    append = Folder.append
+
+    def killed_at_the_second(folder, record):
+        if record.index == 1:
+            raise KeyboardInterrupt
+        append(folder, record)
+
+    monkeypatch.setattr(Folder, "append", killed_at_the_second)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, 2, overwrite=True)
+    monkeypatch.setattr(Folder, "append", append)
+    made = run(tmp_path, 2)
+    assert made["environment"]["questions"] == {"asked": 2, "finished": 2, "reused": 1}
+
+
+def test_shards_do_not_shrink_the_report_of_all(tmp_path):
+    """Half of the questions are finished; a lower limit would drop some of them."""
+    run(tmp_path, 4, shard=Shard(1, 2))
+    sentence = r"holds a report of 2 of 4 questions of made_up, and this evaluation asks 3 questions"
+    for number in (1, 2):
+        refused(tmp_path, sentence, partial(run, tmp_path, 3, shard=Shard(number, 2)))
+    assert run(tmp_path, 4, shard=Shard(2, 2))["rows"][0]["prompts"] == 4
+
+
+def test_a_contestant_less_is_refused_by_name(tmp_path):
+    here = arena(max_new_tokens=4)
+    here.contestants["longer"] = PromptLookup(here.base, 3, 6)
+    run(tmp_path, 2, here=here)
+    sentence = rf"holds a report of 2 questions of made_up with 3 contestants, .* leaves out longer; .*{WAYS}"
+    refused(tmp_path, sentence, lambda: run(tmp_path, 2))
+
+
+def test_a_replay_does_not_shrink_either(tmp_path):
+    def replay(count):
+        now = session(arena(max_new_tokens=4), PROMPTS[:count])
+        return Replay([2], 1).run(now, Folder(tmp_path, now.shard), False)
+
+    assert replay(3)["rows"][0]["prompts"] == 3
+    refused(tmp_path, "a report of 3 questions of made_up, and this evaluation asks 1 question;", lambda: replay(1))
+
+
+@pytest.mark.parametrize(
+    ("report", "benchmark", "sentence"),
+    [
+        ({"rows": [{"drafter": "ctc", "benchmark": "gsm8k", "prompts": 120}]}, "mt_bench", "of 120 questions of gsm8k"),
+        ({"rows": [{"drafter": "ctc"}]}, "gsm8k", "a report of something else than questions"),
+        ({"rows": [{"drafter": "ctc", "benchmark": "gsm8k", "prompts": 1}]}, "tiny", "of 1 question of gsm8k"),
+    ],
+)
+def test_a_report_of_something_else_is_not_replaced(report, benchmark, sentence, tmp_path):
+    (tmp_path / "report.json").write_text(json.dumps({"environment": {}, **report}))
+    with pytest.raises(InputError, match=rf"holds .*{sentence}, and this evaluation is of {benchmark}; {WAYS}"):
+        refuse_less(tmp_path, benchmark, 1000, ["autoregressive", "ctc"])
+
+
+def test_a_report_that_cannot_be_read_is_made_again(tmp_path):
+    run(tmp_path, 2)
+    whole = json.loads((tmp_path / "report.json").read_text())
+    (tmp_path / "report.json").write_text("{")
+    run(tmp_path, 2)
+    again = json.loads((tmp_path / "report.json").read_text())
+    assert [row["tokens"] for row in again["rows"]] == [row["tokens"] for row in whole["rows"]]

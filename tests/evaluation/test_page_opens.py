@@ -1,0 +1,138 @@
+"""What a reader of the page finds before anything is clicked: a pass worth looking at, and no column cut."""
+
+import json
+import re
+import subprocess
+from dataclasses import replace
+from html import unescape
+
+import pytest
+
+from ctcdraft.evaluation.pages.explorer import explorer, most_telling, opening
+from ctcdraft.evaluation.pages.files import again
+from ctcdraft.evaluation.seen import Seen, SeenAnswer, SeenFrames, SeenPass, from_json, to_json
+from ctcdraft.front_door import REPOSITORY
+
+DEMO = REPOSITORY / "results" / "demo"
+
+
+def one_pass(accepted, drafted, stopped=False):
+    """A chain of `drafted` draft tokens of which the first ones are accepted. stopped: the answer ends inside it."""
+    tokens = tuple(range(drafted + 1))
+    path = tokens[: accepted + 1]
+    committed = accepted if stopped else accepted + 1
+    return SeenPass(tokens, tuple(range(-1, drafted)), path, 99, committed, drafted, ((99, 0.5),), None)
+
+
+NOTHING, STOOD, REJECTED = one_pass(0, 0), one_pass(3, 3), one_pass(0, 3)
+PARTLY, MOSTLY, ENDED = one_pass(1, 3), one_pass(2, 4), one_pass(3, 4, stopped=True)
+
+
+def answer(contestant, *passes):
+    return SeenAnswer("q", "talk", contestant, "?", ("x",) * (1 + sum(one.committed for one in passes)), passes, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("passes", "place"),
+    [
+        (
+            (NOTHING, STOOD, REJECTED, PARTLY, MOSTLY, MOSTLY),
+            4,
+        ),  # the first of those that accepted most before a rejection
+        ((STOOD, REJECTED), 1),  # a rejection rather than many accepted
+        ((NOTHING, PARTLY, STOOD, PARTLY), 1),
+        ((NOTHING, one_pass(1, 1), STOOD), 2),  # none was rejected: the most accepted
+        ((PARTLY, ENDED), 0),  # the base was not asked about what stood behind the end
+        ((NOTHING, NOTHING), 0),
+    ],
+)
+def test_an_answer_opens_with_its_most_telling_pass(passes, place):
+    assert opening(passes) == place
+
+
+def test_an_answer_without_a_pass_says_so():
+    assert opening(()) is None
+    page = explorer(Seen({}, (answer("ctc"),)))
+    assert "The prefill gave the whole answer." in page
+
+
+def test_the_page_opens_the_first_drafter_with_a_rejected_token():
+    """Every answer shows one pass at first; the unfolded answer is not the first where that has nothing to tell."""
+    answers = (
+        answer("autoregressive", NOTHING, NOTHING),
+        answer("lookup", NOTHING, STOOD),
+        answer("ctc", STOOD, PARTLY),
+        answer("medusa", PARTLY),
+    )
+    page = explorer(Seen({}, answers))
+    assert re.findall(r'<section id="(\w+)" class="pass opening">', page) == ["a0p1", "a1p1", "a2p0", "a3p0"]
+    summaries = re.findall(r'<details class="explored"( open)?><summary>(\w+) on', page)
+    assert summaries == [("", "lookup"), (" open", "ctc"), ("", "medusa"), ("", "autoregressive")]
+    assert most_telling(answers[:2]) == 0
+
+
+MEASURE = """
+const boxes = () => [document.documentElement, ...document.querySelectorAll("body *")].filter((one) =>
+  getComputedStyle(one).display !== "inline" && !(one instanceof SVGElement) && one.clientWidth > 0);
+const cut = () => boxes().filter((one) => one.scrollWidth > one.clientWidth).map((one) =>
+  [one.tagName, String(one.className), one.textContent.slice(0, 40), one.scrollWidth, one.clientWidth]);
+addEventListener("load", () => {
+  const shown = [...document.querySelectorAll("details[open] .pass")].filter((one) =>
+    one.getBoundingClientRect().height > 100);
+  const told = { width: innerWidth, opens: shown.map((one) => one.id) };
+  document.dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowRight" }));
+  setTimeout(() => {
+    told.next = location.hash;
+    for (const one of document.querySelectorAll("details")) one.open = true;
+    for (const one of document.querySelectorAll(".pass")) one.style.display = "block";
+    document.title = JSON.stringify({ ...told, boxes: boxes().length, cut: cut() });
+  }, 100);
+});
+"""
+
+
+def measured(page, browser, tmp_path):
+    """What a browser 1,280 pixels wide finds in a page all of whose passes are unfolded."""
+    copy = tmp_path / "page.html"
+    copy.write_text(page.read_text().replace("</body>", f"<script>{MEASURE}</script></body>"))
+    command = [*browser, "--window-size=1280,1000", "--dump-dom", copy.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return json.loads(unescape(re.search(r"<title>(\{.*?)</title>", done.stdout, re.S)[1]))
+
+
+@pytest.mark.slow
+def test_the_demo_opens_on_a_pass_and_no_column_is_cut_at_1280_pixels(browser, tmp_path):
+    for name in ("report.json", "explorer.json"):
+        (tmp_path / name).write_text((DEMO / name).read_text())
+    found = measured(again(tmp_path), browser, tmp_path)
+    assert found["width"] == 1280
+    (opened,) = found["opens"]
+    answer, step = map(int, re.fullmatch(r"a(\d+)p(\d+)", opened).groups())
+    assert found["next"] == f"#a{answer}p{step + 1}"  # the arrows go on from what is shown
+    assert found["boxes"] > 1000
+    assert found["cut"] == []
+
+
+@pytest.mark.slow
+def test_long_values_wrap(browser, tmp_path):
+    """Names with values in them, deep drafts, many divergences, and ten frames."""
+    report = json.loads((DEMO / "report.json").read_text())
+    for number, row in enumerate(report["rows"][1:]):
+        row["drafter"] = f"draft_model:path=a_folder_with_a_long_name/{number},growth=chain,frames=5"
+        row["alpha"] = [0.123] * 40
+        row["benchmark"] = "a_long_name_of_questions"
+        row["lossless"] |= {"first_divergence_margins": [1e-5] * 40, "equal": 80, "rounding": 40}
+    (tmp_path / "report.json").write_text(json.dumps(report))
+    seen = from_json((DEMO / "explorer.json").read_text())
+    texts = {word: f"{text}ward" for word, text in seen.words.items()}
+    wide = [replace(one, passes=tuple(map(widened, one.passes))) for one in seen.answers]
+    (tmp_path / "explorer.json").write_text(to_json(Seen(texts, tuple(wide))))
+    assert measured(again(tmp_path), browser, tmp_path)["cut"] == []
+
+
+def widened(step: SeenPass) -> SeenPass:
+    """With ten frames in place of fewer."""
+    if step.frames is None:
+        return step
+    heard = tuple((table * 10)[:10] for table in step.frames.heard)
+    return replace(step, frames=SeenFrames(step.frames.reads, step.frames.words, heard))

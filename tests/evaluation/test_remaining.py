@@ -1,0 +1,107 @@
+"""Progress of whole evaluations: how much is left, and what is written about it, by a clock that only answers move."""
+
+from functools import partial
+
+import pytest
+from sessions import PROMPTS, UNSEEN, arena, session
+
+from ctcdraft.evaluation import measure, remaining, replay_session
+from ctcdraft.evaluation import session as sessions
+from ctcdraft.evaluation.folder import Folder
+from ctcdraft.evaluation.replay_session import Replay
+from ctcdraft.evaluation.watching import Explorer, Watch
+from ctcdraft.progress import Progress
+from ctcdraft.shard import Shard
+
+EXPLORER = Explorer(questions=1, tokens=4, words=2)
+
+
+class Slow:
+    """Every answer takes so many seconds; warm-ups take an hour. lines: what was written; counts: every count made."""
+
+    def __init__(self, monkeypatch, seconds):
+        self.now, self.lines, self.counts = 0.0, [], []
+        self.patch = monkeypatch
+        for module in (remaining, replay_session):
+            monkeypatch.setattr(module, "Progress", self.progress)
+        self.takes(seconds, measure, "timed_answer")
+        self.takes(seconds, sessions, "instrument")
+        self.takes(seconds, Watch, "answer")
+        self.takes(3600, measure, "warm_up")
+
+    def takes(self, seconds, owner, name):
+        work = getattr(owner, name)
+
+        def working(*args):
+            self.now += seconds
+            return work(*args)
+
+        self.patch.setattr(owner, name, working)
+
+    def progress(self, *args, **more):
+        made = Progress(*args, **more, clock=lambda: self.now, write=self.lines.append, redirected=True)
+        self.counts.append(made)
+        return made
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    return partial(Slow, monkeypatch)
+
+
+def run(path, prompts, timing_questions=0, explorer=UNSEEN, shard=None):
+    now = session(arena(max_new_tokens=4), prompts, shard)
+    return now.run(Folder(path, now.shard), False, 1, timing_questions, explorer)
+
+
+def test_minutes_are_said_after_the_first_question_of_all_contestants(tmp_path, capsys):
+    run(tmp_path, PROMPTS[:3])
+    said = [line for line in capsys.readouterr().out.splitlines() if "minutes" in line]
+    assert len(said) == 1
+    assert said[0].startswith("2 of 8 answers, ")  # two contestants; questions of one turn, two turns and one turn
+    assert "about 0." in said[0]
+    assert said[0].endswith("minutes for the remaining 6")
+
+
+def test_the_estimate_is_of_the_remaining_questions_only(slow, tmp_path):
+    run(tmp_path, PROMPTS[:1])
+    at = slow(15.0)
+    run(tmp_path, PROMPTS[:3])
+    assert at.lines == ["4 of 6 answers, 1.0 minutes so far; about 0.5 minutes for the remaining 2"]
+    assert [(one.done, one.items) for one in at.counts] == [(6, 6)]
+    at.lines.clear()
+    run(tmp_path, PROMPTS[:3])
+    assert at.lines == []
+    assert at.counts[-1].items == 0
+
+
+def test_clocked_answers_and_those_for_the_page_are_work_too(slow, tmp_path):
+    at = slow(120.0)
+    run(tmp_path, PROMPTS[:3], timing_questions=2, explorer=EXPLORER)
+    (count,) = at.counts
+    assert count.done == count.items in (8 + 4 + 2, 8 + 6 + 2)  # one of three questions has two turns
+    assert len(at.lines) == count.items - 1  # an answer takes two minutes, so every one has its line
+    assert at.lines[1].startswith("2 of ")
+    assert "4.0 minutes so far" in at.lines[1]
+
+
+def test_a_shard_counts_its_own_questions(slow, tmp_path):
+    at = slow(1.0)
+    run(tmp_path, PROMPTS, shard=Shard(2, 2))
+    assert [one.items for one in at.counts] == [(2 + 1) * 2]
+
+
+def test_a_minute_has_one_line_however_many_answers_it_has(slow, tmp_path):
+    at = slow(25.0)
+    run(tmp_path, PROMPTS)
+    assert [line.split(",")[0] for line in at.lines] == ["2 of 10 answers", "5 of 10 answers", "8 of 10 answers"]
+
+
+def test_a_replay_counts_what_the_loop_checks(slow, tmp_path):
+    at = slow(1.0)
+    at.takes(30.0, replay_session, "hear")
+    now = session(arena(max_new_tokens=4), PROMPTS[:3])
+    Replay([2, 4], checked=1).run(now, Folder(tmp_path, now.shard), False)
+    # Of the base and of one rival; the first question is decoded at both sizes, too; the second has two turns.
+    assert [(one.done, one.items) for one in at.counts] == [(4 + 4 + 2, 4 + 4 + 2)]
+    assert at.lines[0] == "4 of 10 answers, 0.5 minutes so far; about 0.8 minutes for the remaining 6"
