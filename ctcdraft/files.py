@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,10 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     draft = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        mode = new_file(draft)
         write(draft)
+        if stat.S_IMODE(draft.stat().st_mode) != mode:
+            draft.chmod(mode)  # safetensors moves a file of mode 600 over the draft: colleagues could not read it
         with draft.open("rb") as stream:
             os.fsync(stream.fileno())
         draft.replace(path)
@@ -30,6 +34,25 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
             f"cannot write {path} ({' '.join(str(error).split())}); make room or choose another place, then run "
             "again: what was finished is kept"
         ) from error
+
+
+def new_file(path: Path) -> int:
+    """Create an empty file, and return the permission bits it got from the umask and the folder.
+
+    os.umask tells only by setting another one, which a file that another thread creates meanwhile would get.
+    """
+    path.unlink(missing_ok=True)
+    path.touch()
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def readable(folder: Path) -> None:
+    """Give a folder's tensors the permission bits of a new file: safetensors keeps what it writes to its owner."""
+    probe = folder / f"mode.{os.getpid()}.{threading.get_ident()}.partial"
+    mode = new_file(probe)
+    probe.unlink()
+    for file in folder.glob("*.safetensors"):
+        file.chmod(mode)
 
 
 def write_text(path: Path, text: str) -> None:

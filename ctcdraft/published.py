@@ -28,6 +28,7 @@ from ctcdraft.decoding.loop import Settings, generate
 from ctcdraft.decoding.verify import match
 from ctcdraft.drafters.drafter import DraftHead
 from ctcdraft.errors import InputError
+from ctcdraft.files import write_whole
 from ctcdraft.front_door import build_drafter, load_drafter
 from ctcdraft.model_card import model_card
 from ctcdraft.readable import refuse_unfaithful
@@ -76,7 +77,7 @@ class PublishedHead(ModelHubMixin):
 
     def _save_pretrained(self, save_directory: Path) -> None:
         tensors = {name: value.detach().cpu().contiguous() for name, value in self.drafter.own_state().items()}
-        save_file(tensors, save_directory / WEIGHTS)
+        write_whole(save_directory / WEIGHTS, lambda draft: save_file(tensors, draft))
         (save_directory / CONFIG).write_text(json.dumps(self.said, indent=2) + "\n")
         (save_directory / CARD).write_text(self.card)
 

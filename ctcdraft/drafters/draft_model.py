@@ -23,6 +23,7 @@ from ctcdraft.drafters.grow import Growth
 from ctcdraft.drafters.stepwise import Stepwise, deepen
 from ctcdraft.errors import InputError, whole
 from ctcdraft.fetching import fetched
+from ctcdraft.files import readable
 from ctcdraft.fingerprints import tokenizer_hash
 from ctcdraft.nn.packs import follow
 from ctcdraft.nn.words import WordEmissions, WordHead
@@ -165,3 +166,4 @@ def first_layers(path: str, layers: int, folder: Path) -> None:
     small.load_state_dict(lm.state_dict(), strict=False)
     tokenizer.save_pretrained(folder)
     small.save_pretrained(folder)  # the config comes last, and says that all is there
+    readable(folder)

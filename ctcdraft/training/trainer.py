@@ -188,9 +188,9 @@ class Trainer:
     def save(self) -> None:
         """Everything needed to go on as if nothing had happened; and the head, where no probe has chosen one yet.
 
-        Of the corpus that is the step alone: what a batch holds follows from it, the run's config and its corpus.
+        Of the corpus that is the step alone: what a batch holds follows from it, the run's config and its corpus. No
+        random state is kept: a step draws nothing from torch's global stream (held by tests/training).
         """
-        rng = self.peers.gather(random_states())
         engine = self.engine.state_dict()
         if not self.peers.leads:
             return
@@ -202,7 +202,6 @@ class Trainer:
             "skipped": [self.skipped, self.skipped_now],
             "head": {name: value.detach() for name, value in self.drafter.own_state().items()},
             "engine": engine,
-            "rng": rng,
             **({} if self.adapter is None else {"adapter": self.adapter.state()}),
         }
         self.run.save_state(self.step, state, self.care.keep)
@@ -226,16 +225,3 @@ class Trainer:
         self.step = state["step"]
         self.best_tau = state["best_tau"]
         self.skipped, self.skipped_now = state["skipped"]
-        if len(state["rng"]) == self.peers.world:  # begun by as many processes as now
-            restore_random_states(state["rng"][self.peers.rank])
-
-
-def random_states() -> list[torch.Tensor]:
-    """Of this process and of its devices: dropout draws from them."""
-    return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [])]
-
-
-def restore_random_states(states: Sequence[torch.Tensor]) -> None:
-    torch.set_rng_state(states[0])
-    for device, state in enumerate(states[1 : 1 + torch.cuda.device_count()]):
-        torch.cuda.set_rng_state(state, device)

@@ -1,0 +1,62 @@
+"""Files that several people share: what is written has the permission bits that the umask leaves, tensors included."""
+
+from __future__ import annotations
+
+import os
+import stat
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from tiny_models import random_base, random_lm, tiny_tokenizer
+from training_parts import ctc_head, trainer
+
+from ctcdraft.drafters.draft_model import first_layers
+from ctcdraft.files import write_text, write_whole
+from ctcdraft.published import PublishedHead
+from ctcdraft.training.checkpoint import RunDirectory
+from ctcdraft.training.logger import JsonlLogger
+
+
+@pytest.fixture(params=[0o022, 0o002, 0o077], ids=["022", "002", "077"])
+def mode(request):
+    """The mode of a new file under each umask."""
+    before = os.umask(request.param)
+    yield 0o666 & ~request.param
+    os.umask(before)
+
+
+def modes(folder):
+    return {file.name: stat.S_IMODE(file.stat().st_mode) for file in folder.rglob("*") if file.is_file()}
+
+
+def test_a_new_file_has_the_mode_of_the_umask(tmp_path, mode):
+    write_text(tmp_path / "text", "text")
+    write_whole(tmp_path / "tensors", lambda draft: save_file({"a": torch.ones(2)}, draft))
+    assert modes(tmp_path) == {"text": mode, "tensors": mode}
+
+
+def test_every_file_of_a_run_has_the_mode_of_the_umask(tmp_path, mode):
+    base = random_base(context=64)
+    run = RunDirectory(tmp_path)
+    run.begin("drafter: {}\n", base.fingerprint(), overwrite=False)
+    one = trainer(run, base, steps=5)
+    one.fit([JsonlLogger(run.metrics, 0)])
+    assert {"drafter.safetensors", "resume-000000005.pt", "config.yaml", "metrics.jsonl"} <= set(modes(tmp_path))
+    assert set(modes(tmp_path).values()) == {mode}
+
+
+def test_a_draft_model_made_of_first_layers_has_it_too(tmp_path, mode):
+    random_lm(context=64).save_pretrained(tmp_path / "base")
+    tiny_tokenizer().save_pretrained(tmp_path / "base")
+    first_layers(str(tmp_path / "base"), 1, tmp_path / "small")
+    found = modes(tmp_path / "small")
+    assert found["model.safetensors"] == found["config.json"] == mode
+
+
+def test_so_has_a_published_head(tmp_path, mode):
+    head = SimpleNamespace(drafter=ctc_head(random_base(context=64)), said={}, card="")
+    PublishedHead._save_pretrained(head, tmp_path)
+    assert len(modes(tmp_path)) == 3
+    assert set(modes(tmp_path).values()) == {mode}

@@ -1,0 +1,41 @@
+"""One optimiser step of several batches: its gradient is that of their mean, whatever their number."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from ctcdraft.training.engine import MuonEngine, TorchEngine
+from ctcdraft.training.peers import Peers
+
+
+def engine(kind):
+    torch.manual_seed(0)
+    module = nn.Linear(32, 32).double()
+    values = {"learning_rate": 1e-3, "warmup": 1, "final_share": 0.1, "betas": (0.9, 0.95), "weight_decay": 0.0}
+    return module, kind(
+        module, list(module.parameters()), steps=10, **values, clip_norm=1e9, clip_value=None, autocast=False,
+        peers=Peers(),
+    )  # fmt: skip
+
+
+def stepped(kind, inputs, batches):
+    """The gradient's norm and the gradients of a step along the squares of the outputs, in so many batches."""
+    module, one = engine(kind)
+    seen = []
+    one.clip = lambda norm: seen.extend(p.grad.clone() for p in one.parameters)
+    norm = one.step([lambda part=part: module(part).square().mean() for part in inputs.chunk(batches)])
+    return norm, seen
+
+
+@pytest.mark.parametrize("batches", [2, 3, 6])
+@pytest.mark.parametrize("kind", [TorchEngine, MuonEngine])
+def test_accumulated_batches_have_the_gradient_of_one_batch_of_all(kind, batches):
+    inputs = torch.randn(12, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    norm, whole = stepped(kind, inputs, 1)
+    norm_of_parts, parts = stepped(kind, inputs, batches)
+    assert norm_of_parts == pytest.approx(norm, rel=1e-12)
+    assert len(whole) == len(parts) == 2
+    for one, other in zip(whole, parts, strict=True):
+        assert torch.allclose(one, other, rtol=1e-12, atol=1e-14)
