@@ -20,7 +20,7 @@ from ctcdraft.decoding.fixed import FixedReads
 from ctcdraft.decoding.kv_cache import KVCache, Written
 from ctcdraft.decoding.placed_cache import PlacedCache
 from ctcdraft.decoding.tree import TokenTree
-from ctcdraft.errors import InputError, first_line
+from ctcdraft.errors import InputError, first_line, more_than_tensors
 from ctcdraft.fingerprints import tensors_hash, text_hash, tokenizer_hash, weights_hash
 from ctcdraft.nn.few_rows import lay_for_few_rows
 from ctcdraft.nn.packs import own_text
@@ -332,8 +332,9 @@ def fetched(path: str, revision: str | None, attention: str, held: Mapping[str, 
         return lm, transformers.AutoTokenizer.from_pretrained(path, **told)
     except InputError:
         raise
-    # ImportError: attention=flash_attention_2 without its package. UnpicklingError: a .bin that is more than weights.
-    except (OSError, ValueError, ImportError, UnpicklingError) as error:
+    except UnpicklingError as error:
+        raise more_than_tensors(path, "base.path") from error
+    except (OSError, ValueError, ImportError) as error:  # ImportError: attention=flash_attention_2 without its package
         raise InputError(
             f"cannot load the base {path}: {first_line(error)}; check base.path= (and base.attention={attention})"
         ) from error

@@ -18,7 +18,7 @@ from torch import nn
 from ctcdraft.base import BaseLM
 from ctcdraft.base_values import chat_template
 from ctcdraft.deepspeed_door import gathered, load_deepspeed
-from ctcdraft.errors import InputError, first_line
+from ctcdraft.errors import InputError, first_line, more_than_tensors
 from ctcdraft.readable import refuse_unfaithful, refuse_unreadable
 
 # DeepSpeed keeps small weights whole; here nothing is, so that what works on a test's base works on a large one.
@@ -66,7 +66,9 @@ def load_sharded(
             path, attn_implementation=attention, dtype=getattr(torch, dtype), **told
         )
         tokenizer = transformers.AutoTokenizer.from_pretrained(path, **told)
-    except (OSError, ValueError, ImportError, UnpicklingError) as error:
+    except UnpicklingError as error:
+        raise more_than_tensors(path, "base.path") from error
+    except (OSError, ValueError, ImportError) as error:
         raise InputError(f"cannot load the base {path}: {first_line(error)}; check base.path=") from error
     finally:
         del asked
