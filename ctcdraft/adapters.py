@@ -11,7 +11,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from ctcdraft.errors import InputError, first_line
+from ctcdraft.errors import InputError, first_line, more_than_tensors
 
 
 def attached(lm: Any, adapter: str) -> Any:
@@ -20,7 +20,9 @@ def attached(lm: Any, adapter: str) -> Any:
 
     try:
         return peft.PeftModel.from_pretrained(lm, adapter)
-    except (OSError, ValueError, RuntimeError, TypeError, SafetensorError, UnpicklingError) as error:
+    except UnpicklingError as error:
+        raise more_than_tensors(adapter, "base.adapter") from error
+    except (OSError, ValueError, RuntimeError, TypeError, SafetensorError) as error:
         raise InputError(
             f"cannot load the adapter {adapter} for its base: {first_line(error)}; check base.adapter="
         ) from error

@@ -41,6 +41,8 @@ def imported(device: str) -> Any:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     for name, value in ALONE.items():
         os.environ.setdefault(name, value)
+    # Its loaders unpickle with weights_only=False, which runs what a file says; by this switch torch overrules them.
+    os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
     try:
         import deepspeed
     except ImportError as error:

@@ -30,6 +30,14 @@ def number(value: Any, key: str) -> float:
     return value
 
 
+def more_than_tensors(place: str, key: str) -> InputError:
+    """Return the error for a .bin file that torch refuses to unpickle; its own words advise to run what it holds."""
+    return InputError(
+        f"{place} holds weights pickled with other objects, which could run code and are not loaded; give {key}= a "
+        "place with .safetensors files"
+    )
+
+
 def first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0].rstrip(".")
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from ctcdraft.errors import InputError, first_line
+from ctcdraft.errors import InputError, first_line, more_than_tensors
 from ctcdraft.readable import refuse_unreadable
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
@@ -56,8 +56,9 @@ def fetched(
         return lm, transformers.AutoTokenizer.from_pretrained(path, **source)
     except InputError:
         raise
-    # ImportError: attention=flash_attention_2 without its package. UnpicklingError: a .bin that is more than weights.
-    except (OSError, ValueError, ImportError, UnpicklingError) as error:
+    except UnpicklingError as error:
+        raise more_than_tensors(path, "base.path") from error
+    except (OSError, ValueError, ImportError) as error:  # ImportError: attention=flash_attention_2 without its package
         raise InputError(
             f"cannot load the base {path}: {first_line(error)}; check base.path= (and base.attention={attention})"
         ) from error

@@ -13,7 +13,7 @@ from tiny_models import random_base, random_lm, tiny_tokenizer
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from ctcdraft.base import BaseLM
-from ctcdraft.decoding.sampling import warp
+from ctcdraft.decoding.sampling import Noise, warp
 from ctcdraft.errors import InputError
 from ctcdraft.front_door import REPOSITORY, build_drafter, load_drafter
 from ctcdraft.published import PublishedHead
@@ -122,6 +122,61 @@ def test_sampled_it_is_a_draw_with_torchs_own_seed(home):
         torch.manual_seed(seed)
         drawn.append(model.generate(PROMPT, **how).tolist())
     assert drawn[0] == drawn[1] != drawn[2]
+
+
+def autoregression(model, seed: int, asked: dict) -> list[list[int]]:
+    """One token after the other by the stock model and the warpers of transformers, drawn with our noise."""
+    torch.manual_seed(seed)
+    noise = Noise(int(torch.randint(2**31, ())))
+    warpers = LogitsProcessorList([TemperatureLogitsWarper(asked["temperature"])])
+    if asked["top_k"]:
+        warpers.append(TopKLogitsWarper(asked["top_k"]))
+    if asked["top_p"] < 1:
+        warpers.append(TopPLogitsWarper(asked["top_p"]))
+    ids = PROMPT
+    with torch.no_grad():
+        while ids.shape[1] < PROMPT.shape[1] + ASKED["max_new_tokens"] and ids[0, -1] != ASKED["eos_token_id"]:
+            scores_1V = warpers(ids, model(ids).logits[:, -1].float()).log_softmax(dim=-1)
+            drawn = noise.gumbel(torch.tensor([ids.shape[1]]), scores_1V.shape[1])
+            ids = torch.cat([ids, (scores_1V + drawn).argmax(dim=-1, keepdim=True)], dim=1)
+    return ids.tolist()
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p"),
+    [(0.6, 0, 1.0), (1.7, 0, 1.0), (1.0, 3, 1.0), (1.0, 0, 0.5), (1.5, 8, 0.9), (0.01, 0, 1.0)],
+)
+def test_sampled_ids_are_those_of_autoregression_under_the_same_generation_config(home, temperature, top_k, top_p):
+    """Given to `generate` as a GenerationConfig and word by word alike; and no two settings give the same tokens."""
+    model, head = loaded(home)
+    asked = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    config = transformers.GenerationConfig(**ASKED, **asked, do_sample=True)
+    texts = []
+    for seed in range(2):
+        expected = autoregression(model, seed, asked)
+        torch.manual_seed(seed)
+        assert model.generate(PROMPT, generation_config=config, custom_generate=head.generate).tolist() == expected
+        torch.manual_seed(seed)
+        how = {**ASKED, **asked, "do_sample": True, "custom_generate": head.generate}
+        assert model.generate(PROMPT, **how).tolist() == expected
+        texts.append(expected)
+    for change in ({"temperature": 1.0}, {"top_k": 0}, {"top_p": 1.0}):
+        without = [autoregression(model, seed, asked | change) for seed in range(2)]
+        assert (without == texts) == (asked | change == asked), change
+
+
+def test_half_precision_and_sampling_are_promised_what_is_measured():
+    """The README and the docstring say the same, and the report that they cite says it, too."""
+    report = json.loads((REPOSITORY / "results" / "decoding" / "bfloat16" / "report.json").read_text())
+    (row,) = [row for row in report["rows"] if row["drafter"] == "ctc"]
+    found = f"{row['prompts'] - row['lossless']['equal']} of {row['prompts']}"
+    assert (row["dtype"], found) == ("bfloat16", "8 of 30")
+    section = (REPOSITORY / "README.md").read_text().partition("## A head in your own code")[2].partition("\n## ")[0]
+    for text in (section, PublishedHead.generate.__doc__):
+        text = " ".join(text.split())
+        assert found in text
+        assert "float32" in text
+        assert "seed" in text
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import torch
 from sessions import PROMPTS, arena, session
 from tiny_models import random_base
 
+from ctcdraft.corpus.conversations import Prompt
 from ctcdraft.drafters.block import BlockDrafter
 from ctcdraft.drafters.drawn_paths import DrawnWords
 from ctcdraft.drafters.paths import Collapse, PrefixSearch
@@ -324,6 +325,60 @@ def test_text_is_never_markup(evaluated, tmp_path):
     assert sum(name == "script" for name, *_ in page.elements) == 1
     assert not any(name == "img" for name, *_ in page.elements)
     assert [evil] in [said for _, _, said in page.elements]
+
+
+EVIL = (
+    "<script>document.title='owned'</script>",
+    "</script><script>document.title='owned'</script>",
+    "</style></svg></title><img src=x onerror=\"document.title='owned'\">",
+    "\"'><svg onload=document.title='owned'>",
+    "<!--<iframe srcdoc=\"<script>parent.document.title='owned'</script>\">",
+)
+
+
+@pytest.fixture(scope="module")
+def evil(tmp_path_factory):
+    """A page of drafters, prompts and answers that are all markup. The first two are so when they are evaluated; what
+    a random base answers is no markup, so its tokens are replaced."""
+    path = tmp_path_factory.mktemp("evil")
+    here = arena(base := random_base(context=1024))
+    here.contestants.update({name: head(base, PrefixSearch(16)) for name in EVIL})
+    prompts = [Prompt(f"{word}{number}", word, (word, word), word) for number, word in enumerate(EVIL[:2])]
+    session(here, prompts).run(Folder(path, Shard(1, 1)), False, 4, 1, EXPLORER)
+    seen = from_json((path / "explorer.json").read_text())
+    answers = tuple(
+        replace(one, pieces=tuple(EVIL[index % len(EVIL)] for index in range(len(one.pieces)))) for one in seen.answers
+    )
+    words = {word: EVIL[index % len(EVIL)] for index, word in enumerate(seen.words)}
+    (path / "explorer.json").write_text(to_json(replace(seen, answers=answers, words=words)))
+    return files.again(path)
+
+
+def dumped(browser, page):
+    """The page as it stands in the browser once its scripts have run; an error in one of them is reported."""
+    done = subprocess.run([*browser, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+@pytest.mark.parametrize("word", EVIL)
+def test_in_a_browser_this_markup_does_run_where_it_may(browser, tmp_path, word):
+    """Or the next test would show nothing."""
+    (tmp_path / "page.html").write_text(f'<title>mine</title><p title="{word}">{word.removeprefix("<!--")}</p>')
+    assert "owned</title>" in dumped(browser, tmp_path / "page.html")
+
+
+def test_in_a_browser_names_prompts_and_answers_stay_text(evil, browser):
+    there = dumped(browser, evil)
+    title = re.search("<title>(.*?)</title>", there)[1]
+    assert title == re.search("<title>(.*?)</title>", evil.read_text())[1]
+    assert "owned" not in title
+    page = Reader(there)
+    assert sum(name == "script" for name, *_ in page.elements) == 1
+    assert not {name for name, *_ in page.elements} & {"img", "iframe", "object", "embed"}
+    assert not [key for _, attributes, _ in page.elements for key in attributes if key.startswith("on")]
+    shown = [" ".join(said) for _, _, said in page.elements]
+    assert all(any(word in said for said in shown) for word in EVIL)
 
 
 def test_markup_escapes_text_and_attributes():

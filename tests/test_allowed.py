@@ -1,0 +1,128 @@
+"""The allow-list of what a config file may have instantiated: it is whole, and what is not on it is refused."""
+
+from __future__ import annotations
+
+import pytest
+from hydra.utils import get_object
+from omegaconf import OmegaConf
+
+from ctcdraft.allowed import ALLOWED, CALL, PARTIAL, read_drafter, read_run, read_whole_run, trusted
+from ctcdraft.errors import InputError
+from ctcdraft.front_door import CONFIGS, composed
+
+ROLES = {"outside": "drafter"} | {role: role for role in ALLOWED if role != "prompts"}  # folder of configs/: its node
+
+
+def targets(node):
+    """Every (_target_, _partial_) of plain values, and every name that is looked up by another."""
+    if isinstance(node, dict):
+        if "_target_" in node:
+            yield node["_target_"], node.get("_partial_", False)
+        if node.get("_target_") == CALL:
+            yield node["path"], False
+        node = list(node.values())
+    if isinstance(node, list):
+        for value in node:
+            yield from targets(value)
+
+
+def shipped(folder: str) -> set[tuple[str, bool]]:
+    files = (CONFIGS / folder).rglob("*.yaml")
+    return {found for file in files for found in targets(OmegaConf.to_container(OmegaConf.load(file), resolve=False))}
+
+
+@pytest.mark.parametrize("folder", ROLES)
+def test_what_configs_ship_is_on_the_list(folder):
+    found = {name for name, _ in shipped(folder)}
+    assert found
+    assert found <= set(ALLOWED[ROLES[folder]])
+
+
+def test_every_folder_of_configs_that_a_run_contains_is_one_of_the_list():
+    config = composed("train", "drafter=ctc")
+    nodes = {node for node in config if list(targets(OmegaConf.to_container(config[node], resolve=True) if
+             OmegaConf.is_config(config[node]) else None))}  # fmt: skip
+    assert nodes <= set(ALLOWED)
+    assert {"base", "drafter", "objective", "corpus", "prompts", "answers", "states", "engine", "decoding"} <= nodes
+
+
+def test_what_is_on_the_list_is_there_and_partial_where_configs_say_so():
+    names = {name for allowed in ALLOWED.values() for name in allowed}
+    assert all(callable(get_object(name)) for name in names)
+    assert {name for folder in ROLES for name, partial in shipped(folder) if partial} <= PARTIAL <= names
+    nothing = {"ctcdraft.training.search.train", "ctcdraft.evaluation.benchmarks.gsm8k"}
+    assert not nothing & names
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["corpus=sharegpt_gsm8k", "drafter=medusa", "objective=sum", "engine=deepspeed", "adapt=lora"],
+        ["corpus=sharegpt", "drafter=transducer", "decoding=k_sequential", "answers=vllm", "logger=wandb"],
+        ["drafter=draft_model", "drafter.path=somewhere", "decoding=typical", "states=stored", "logger=tensorboard"],
+        ["drafter=hydra", "engine=muon", "answers=openai"],
+    ],
+)
+def test_a_run_of_ours_is_read_as_it_was_written(tmp_path, words):
+    file = tmp_path / "config.yaml"
+    config = composed("train", "device=cpu", *words)
+    file.write_text(OmegaConf.to_yaml(config, resolve=True))
+    assert read_whole_run(file) == read_run(file) == OmegaConf.load(file)
+
+
+FORBIDDEN = {
+    "a function of ours": ({"_target_": "ctcdraft.training.search.train"}, r"wants to call ctcdraft\.training"),
+    "a function of Python": ({"_target_": "os.system"}, r"wants to call os\.system .*trust=\[os\.system\]"),
+    "a part of another node": ({"_target_": "ctcdraft.corpus.sources.gsm8k"}, "wants to call"),
+    "a name looked up": ({"_target_": CALL, "path": "os.system"}, "wants to call"),
+    "a name that is none": ({"_target_": ["os.system"]}, "no name of a class"),
+    "an empty name": ({"_target_": None}, "no name of a class"),
+    "the environment": ("${oc.env:HOME}", "interpolates"),
+    "an interpolation within": (["a", {"b": "x${oc.env:HOME}"}], "interpolates"),
+    "an interpolated key": ({"${oc.env:HOME}": 1}, "interpolates"),
+    "positional arguments": ({"_target_": "ctcdraft.drafters.grow.Grow", "_args_": [1, 2]}, "_args_"),
+    "a partial of no use": ({"_target_": "ctcdraft.drafters.grow.Grow", "_partial_": True}, "_partial_"),
+    "no recursion": ({"_target_": "ctcdraft.drafters.grow.Grow", "_recursive_": False}, "_recursive_"),
+    "another conversion": ({"_target_": "ctcdraft.drafters.grow.Grow", "_convert_": "object"}, "_convert_"),
+    "remote code": ({"trust_remote_code": True}, "trust_remote_code"),
+    "a generate of its own": ({"options": {"custom_generate": "folder"}}, "custom_generate"),
+    "a module by name": ({"torch_autocast": {"lower_precision_safe_modules": ["a.B"]}}, "lower_precision"),
+    "kernels from a hub": ({"attention": "someone/kernels"}, "asks by"),
+    "a class of a model": ({"auto_map": {"AutoModelForCausalLM": "folder--code.Model"}}, "auto_map"),
+}
+
+
+@pytest.mark.parametrize("case", FORBIDDEN)
+def test_what_a_file_must_not_say_is_one_sentence(tmp_path, case):
+    value, sentence = FORBIDDEN[case]
+    for read, values in (
+        (read_run, {"drafter": {"frames": value}}),
+        (read_run, {"base": {"config": [value]}}),
+        (read_run, {"objective": {"parts": {"one": value}}}),
+        (read_whole_run, {"engine": {"deepspeed": value}}),
+        (read_whole_run, {"nonsense": value}),
+        (read_drafter, {"frames": {"deep": [[value]]}}),
+    ):
+        file = tmp_path / "config.yaml"
+        OmegaConf.save(OmegaConf.create(values), file)
+        with pytest.raises(InputError, match=sentence) as said:
+            read(file)
+        assert "\n" not in str(said.value)
+        assert str(file) in str(said.value)
+
+
+@pytest.mark.parametrize(
+    "text", ["a: [", "- 1", "a: &a [*a]", "a: !!python/object/apply:os.getcwd []", "a: !!binary aGk="]
+)
+def test_a_file_that_is_no_plain_yaml_is_one_sentence(tmp_path, text):
+    (tmp_path / "config.yaml").write_text(text)
+    with pytest.raises(InputError, match=r"config\.yaml"):
+        read_run(tmp_path / "config.yaml")
+
+
+def test_trust_is_a_list_of_names():
+    assert trusted(None) == trusted([]) == ()
+    assert trusted("mine.Drafter") == trusted(["mine.Drafter"]) == ("mine.Drafter",)
+    for nonsense in (["Drafter"], ["mine."], [3], ["mine.*"], ["a b.c"]):
+        with pytest.raises(InputError, match=r"trust=.* names no class"):
+            trusted(nonsense)
