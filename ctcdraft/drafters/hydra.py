@@ -55,8 +55,8 @@ class Hydra(Stepwise):
 
     layers: of each head's MLP, 1 in Hydra and 4 in Hydra++. inner: columns within a layer, None in both.
     prefix_layer: Hydra++'s extra decoder layer, which lets a draft look at all states of the text and not at the
-    newest alone. like_base: that layer has the rotary frequencies, norms of heads, biases and activation of the base's;
-    runs that do not say so have a plain Llama layer. Of several taps (base.taps) it reads the last layer's states alone.
+    newest alone. like_base: it has the rotary frequencies, norms of heads, biases and activation of the base's layers;
+    runs that do not say so have a plain Llama layer. Of several taps (base.taps) only the last layer's states are read.
     """
 
     frames_apart = True
