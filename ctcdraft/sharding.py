@@ -75,11 +75,21 @@ def load_sharded(
 
 
 def whole_ends(lm: Any) -> tuple[nn.Module, nn.Module]:
-    """The embedding and the head by themselves, whole, and one matrix still where they were."""
+    """The embedding and the head by themselves, whole, and one matrix still where they were.
+
+    Raises InputError where the embedding is more than a look-up (Gemma's multiplies): a head would learn from other
+    inputs than it drafts from.
+    """
     inner, outer = lm.get_input_embeddings(), lm.get_output_embeddings()
     tied = inner.weight is outer.weight
     with gathered([inner.weight] if tied else [inner.weight, outer.weight]):
         embedding = nn.Embedding.from_pretrained(inner.weight.detach().clone())
+        rows = torch.arange(min(8, len(embedding.weight)), device=embedding.weight.device)
+        if not torch.equal(embedding(rows), inner(rows)):
+            raise InputError(
+                f"base.zero3=true looks embeddings up as they are, and {type(inner).__name__} changes them; leave out "
+                "base.zero3, or spread the base with base.device_map=auto"
+            )
         words = embedding.weight if tied else nn.Parameter(outer.weight.detach().clone(), requires_grad=False)
     head = nn.Linear(words.shape[1], words.shape[0], bias=False, device="meta")
     head.weight = words

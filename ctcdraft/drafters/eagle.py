@@ -37,9 +37,7 @@ class Eagle(Stepwise):
 
     guesses_states = True
 
-    def __init__(
-        self, base: BaseLM, frames: int, growth: Growth, noise: float = 0.0, like_base: bool = False
-    ) -> None:
+    def __init__(self, base: BaseLM, frames: int, growth: Growth, noise: float = 0.0, like_base: bool = False) -> None:
         super().__init__(frames, growth, base.stop_tokens)
         if number(noise, "drafter.noise") < 0:
             raise InputError(f"drafter.noise={noise} is no width of noise; 0 is none, 0.1 is EAGLE's own")

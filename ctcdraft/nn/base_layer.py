@@ -86,7 +86,7 @@ def start_from_base(block: nn.Module, shape: BlockShape, read: Read, lm: Any) ->
         return False, f"at random (the base has no list of decoder layers{unturned(lm, shape)})"
     if any(value.is_meta for value in (*layers[-1].parameters(), *block.parameters())):
         return False, "as the weights of the base decide, which are not here"
-    reasons = []
+    reasons: list[str] = []
     for number in range(len(layers) - 1, max(-1, len(layers) - 3), -1):
         refused = refused_copy(block, shape, read, lm, number)
         if refused is None:
@@ -113,8 +113,7 @@ def refused_copy(block: nn.Module, shape: BlockShape, read: Read, lm: Any, numbe
     device = next(block.parameters()).device
     x_BLD, places_L = sample(shape, device)
     try:
-        with torch.random.fork_rng(devices=[]):  # heads begin with the same numbers, whatever a constructor draws
-            twin = twin_of(layer, number, lm.config, device, identity=FIRST_NORM not in kept)
+        twin = twin_of(layer, number, lm.config, device, identity=FIRST_NORM not in kept)
         expected_BLD = through(twin, lm, x_BLD, places_L)
     except (TypeError, ValueError, RuntimeError, AttributeError, KeyError, IndexError) as error:
         return f"cannot be run by itself: {type(error).__name__}"
@@ -131,23 +130,22 @@ def refused_copy(block: nn.Module, shape: BlockShape, read: Read, lm: Any, numbe
 def refused_parameters(theirs: dict[str, Tensor], ours: dict[str, Tensor], shape: BlockShape) -> str | None:
     """Split fused weights, and return in words what of the base's layer has no place in ours; None where all has."""
     widths = [heads * shape.head_width for heads in (shape.heads, shape.kv_heads, shape.kv_heads)]
-    fused = {"self_attn.qkv_proj.weight": ("self_attn.{}_proj.weight", "qkv", widths)}
-    fused["mlp.gate_up_proj.weight"] = ("mlp.{}_proj.weight", ("gate", "up"), [shape.inner] * 2)
-    for name, (part, parts, rows) in fused.items():
-        if name in theirs and theirs[name].shape[0] == sum(rows):
-            split = theirs.pop(name).split(rows)
-            theirs |= {part.format(one): value for one, value in zip(parts, split, strict=True)}
+    fused = (("self_attn", "qkv", tuple("qkv"), widths), ("mlp", "gate_up", ("gate", "up"), [shape.inner] * 2))
+    for part, name, pieces, rows in fused:
+        weight = theirs.get(f"{part}.{name}_proj.weight")
+        if weight is not None and len(weight) == sum(rows):
+            del theirs[f"{part}.{name}_proj.weight"]
+            split = zip(pieces, weight.split(rows), strict=True)
+            theirs |= {f"{part}.{one}_proj.weight": value for one, value in split}
     wanted = {NAMES[name]: value.shape for name, value in ours.items()}
     spare = {NAMES[FIRST_NORM]} - set(wanted)
-    for said, names in (("has", set(theirs) - set(wanted) - spare), ("lacks", set(wanted) - set(theirs))):
-        if names:
-            first = ", ".join(sorted(names)[:2])
-            return f"{said} {first}{' and more' if len(names) > 2 else ''}, which a copy {MISSES[said]}"
+    lost, lacking = set(theirs) - set(wanted) - spare, set(wanted) - set(theirs)
+    if lost or lacking:
+        names = sorted(lost or lacking)
+        some = f"{', '.join(names[:2])}{' and more' if len(names) > 2 else ''}"
+        return f"has {some}, which a copy has no place for" if lost else f"lacks {some}, which a copy needs"
     other = [name for name, sizes in wanted.items() if theirs[name].shape != sizes]
     return f"has {other[0]} in another shape" if other else None
-
-
-MISSES = {"has": "has no place for", "lacks": "needs"}
 
 
 @dataclass(frozen=True)
@@ -199,14 +197,13 @@ def twin_of(layer: nn.Module, number: int, config: Any, device: torch.device, id
     """Return the base's layer in float32 by itself: no hooks, no shards. identity: without its first norm."""
     config = copy.deepcopy(config)
     config._attn_implementation = "eager"
-    with torch.device("meta"):
+    with torch.device("meta"):  # where initialising draws no random numbers: heads begin with the same ones as ever
         twin: Any = type(layer)(config, number)
     for name, value in [*layer.state_dict().items(), *layer.named_buffers()]:
         owner, _, leaf = name.rpartition(".")
         part = twin.get_submodule(owner)
         value = unpacked(value).to(device, torch.float32, copy=True) if value.is_floating_point() else value.to(device)
-        getattr(part, leaf)  # a name the class does not have is refused, not added
-        delattr(part, leaf)
+        delattr(part, leaf)  # a name that the class does not have is refused, not added
         part.register_buffer(leaf, value)
     if identity:
         twin.input_layernorm = nn.Identity()
@@ -228,7 +225,7 @@ def through(twin: Any, lm: Any, x_BLD: Tensor, places_L: Tensor) -> Tensor:
 @torch.no_grad()
 def copy_final_norm(norm: Norm, lm: Any) -> bool:
     """Start a norm as the base's final one if that scales root mean squares, by w or by 1 + w; say whether it does."""
-    theirs = getattr(lm.base_model, "norm", None)
+    theirs: Any = getattr(lm.base_model, "norm", None)
     weight = getattr(theirs, "weight", None)
     if weight is None or weight.shape != norm.weight.shape or weight.is_meta:
         return False

@@ -64,7 +64,8 @@ class AttentionBody(nn.Module):
             return self.block.as_text(x_BLD, self.rotary(places_L))
 
         copied, said = start_from_base(self.block, self.shape, read, lm)
-        for block in self.deeper if copied else ():  # a second reading of what is there already: it adds nothing yet
+        deeper: list[Any] = [*self.deeper] if copied else []
+        for block in deeper:  # a second reading of what is there already: it starts by adding nothing
             block.load_state_dict(self.block.state_dict())
             nn.init.zeros_(block.attention.out.weight)
             nn.init.zeros_(block.mlp.down.weight)

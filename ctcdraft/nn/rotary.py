@@ -100,7 +100,7 @@ class BaseRotary(NamedTuple):
 
         None where the base has no such module: its positions are learned, or turned inside its layers.
         """
-        inside = getattr(lm.base_model, "rotary_emb", None)
+        inside: Any = getattr(lm.base_model, "rotary_emb", None)
         if getattr(inside, "config", None) is None:
             return None
         config = copy.deepcopy(inside.config)  # some rotary modules write into their config
@@ -129,7 +129,9 @@ def unrounded(found: Tensor, theta: float) -> tuple[float, ...]:
 
 
 def half_split_rows(head_width: int, rotated: int, interleaved: bool) -> Tensor:
-    """Return which row of a base's head comes where in ours. rotated: its first dimensions, which are turned.
+    """Return which row of a base's head comes where in ours.
+
+    rotated: its first dimensions, which are turned; the others are spread over the two halves.
 
         4 of 6, half-split    pairs (0, 2) (1, 3), 4 and 5 not turned     0 1 4   2 3 5
         4 of 6, interleaved   pairs (0, 1) (2, 3)                         0 2 4   1 3 5

@@ -13,6 +13,7 @@ from tiny_models import random_base
 from training_parts import trainer
 
 from ctcdraft.front_door import build_drafter, composed
+from ctcdraft.nn.rotary import half_split_rows
 from ctcdraft.objectives.cross_entropy import CrossEntropy
 from ctcdraft.training.plan import plan
 
@@ -229,6 +230,13 @@ def test_a_head_of_the_embedded_base_begins_as_it_always_did():
     angles = torch.arange(200)[:, None] * frequencies
     assert torch.equal(cos, torch.cat([angles.cos()] * 2, dim=-1).float())
     assert torch.equal(sin, torch.cat([-angles.sin(), angles.sin()], dim=-1).float())
+
+
+def test_rows_of_a_head_by_hand():
+    """The example of its docstring; a whole head in half-split order stays as it is."""
+    assert half_split_rows(6, 4, interleaved=False).tolist() == [0, 1, 4, 2, 3, 5]
+    assert half_split_rows(6, 4, interleaved=True).tolist() == [0, 2, 4, 1, 3, 5]
+    assert half_split_rows(6, 6, interleaved=False).tolist() == list(range(6))
 
 
 def test_a_head_of_a_base_without_weights_can_be_planned():

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 from entry_parts import refused, training
 from test_peers import PATHS, free_port
+from tiny_models import random_lm
 
 from ctcdraft.base import load_base
 from ctcdraft.errors import InputError
+from ctcdraft.sharding import whole_ends
 
 JOB = Path(__file__).with_name("sharded_job.py")
 
@@ -27,6 +29,15 @@ def test_two_processes_with_half_the_base_each_train_the_same_head(folder):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("values") == 2
+
+
+@pytest.mark.deepspeed
+def test_an_embedding_that_is_more_than_a_look_up_is_refused():
+    """Gemma's multiplies by the root of its width, which a copy of its weights alone does not."""
+    with pytest.raises(InputError, match=r"GemmaTextScaledWordEmbedding changes them; leave out base\.zero3"):
+        whole_ends(random_lm("gemma"))
+    embedding, head = whole_ends(random_lm("llama"))
+    assert embedding.weight.shape == head.weight.shape
 
 
 def test_one_process_alone_is_told_so(folder):
