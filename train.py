@@ -15,7 +15,7 @@ from hydra.utils import get_class, get_object, instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from ctcdraft.allowed import read_whole_run, trusted
-from ctcdraft.corpus import parts, prepared
+from ctcdraft.corpus import doubts, parts, prepared
 from ctcdraft.corpus import plan as corpus_plan
 from ctcdraft.corpus.batches import Batches, Rows
 from ctcdraft.corpus.masks import refuse_wrong_masks
@@ -81,7 +81,7 @@ def main(config: DictConfig) -> float:
     trainer = make_trainer(config.trainer, run, drafter, objective, feed, engine, probe, adapter)
     costs = plan(base, drafter, objective, batches, engine, config.trainer.steps, config.trainer.accumulate)
     if peers.leads:
-        print(costs)
+        print(*doubts.of_corpus(corpus.manifest), costs, sep="\n")
     if config.plan_only:
         return 0.0
     words = OmegaConf.to_yaml(config, resolve=True)

@@ -11,7 +11,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from ctcdraft.base import BaseLM
-from ctcdraft.corpus import parts, plan, prepared
+from ctcdraft.corpus import doubts, parts, plan, prepared
 from ctcdraft.corpus.conversations import Corpus
 from ctcdraft.corpus.questions import Answers, Dialogue
 from ctcdraft.corpus.rows import Row, row
@@ -91,7 +91,7 @@ def summary(manifest: parts.Manifest, shard: Shard, out: Path) -> str:
     )
     if counts["reencoded"] or counts["dropped"]:
         said += f"\n{counts['reencoded']:,} answers re-encoded from text, {counts['dropped']:,} dropped"
-    return said
+    return "\n".join([said, *doubts.of_corpus(manifest)])
 
 
 if __name__ == "__main__":

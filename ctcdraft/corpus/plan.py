@@ -16,7 +16,8 @@ from ctcdraft import duration
 from ctcdraft.base import BaseLM
 from ctcdraft.corpus import parts
 from ctcdraft.corpus.chat import messages, prompt_tokens
-from ctcdraft.corpus.conversations import Corpus
+from ctcdraft.corpus.conversations import Corpus, Prompt
+from ctcdraft.corpus.doubts import before_answers
 from ctcdraft.corpus.pace import Pace, as_long, rounds
 from ctcdraft.corpus.precision import PRECISIONS
 from ctcdraft.corpus.questions import Answers
@@ -51,8 +52,7 @@ def plan(base: BaseLM, corpus: Corpus, answers: Answers, out: Path, shard: Shard
     done, batches = len(parts.part_files(out)), -(-work.prompts * answers.samples // answers.batch_size)
     ahead = max(0.0, 1 - done / batches)
     rows = batch_rows(work, answers)
-    some = corpus.prompts[:: -(-work.prompts // rows)]
-    prompts = [prompt_tokens(base.tokenizer, messages(prompt.turns, [])) for prompt in some]
+    prompts = [first_turn(base.tokenizer, prompt) for prompt in corpus.prompts[:: -(-work.prompts // rows)]]
     # The time of a step grows with the tokens that it attends to.
     pace = answers.pace(base, as_long(prompts, rows, round(context(work)))) if ahead else None
     turns = [len(prompt.turns) for prompt in corpus.prompts for _ in range(answers.samples)]
@@ -74,8 +74,13 @@ def plan(base: BaseLM, corpus: Corpus, answers: Answers, out: Path, shard: Shard
         stored(work, size),
         memory(work, size, answers) + f"; this process has held {spelled(held)} so far",
         f"time      {how_long(hours, pace, ahead, shard)}",
+        *(before_answers(base.name, base.tokenizer, prompts[0]) if ahead else []),
     ]
     return Plan(work, lines, figures(work, size, answers), measured)
+
+
+def first_turn(tokenizer: Any, prompt: Prompt) -> list[int]:
+    return prompt_tokens(tokenizer, messages(prompt.turns, []))
 
 
 def batch_rows(work: Work, answers: Answers) -> int:
@@ -97,7 +102,7 @@ def each(shard: Shard) -> str:
 
 def on_paper(paper: Paper, corpus: Corpus, answers: Answers, rate: Rate, shard: Shard) -> Plan:
     """The same for a base that is not here; hours only at a rate that somebody gives."""
-    base = paper.base
+    base, words = paper.base, paper.base.tokenizer
     work, size = Work.of(corpus.prompts, answers, base.tokenizer, base.context_length), Size.of(base)
     reading, saying = flops(work, size)
     whole = hours_on_paper(work, size, batch_rows(work, answers), rate)
@@ -112,6 +117,7 @@ def on_paper(paper: Paper, corpus: Corpus, answers: Answers, rate: Rate, shard: 
         f"work      at most about {reading:.3g} operations to read prompts and {saying:.3g} to say answers",
         memory(work, size, answers),
         f"time      {time_on_paper(hours, shard, rate)}",
+        *([] if words is None else before_answers(base.name, words, first_turn(words, corpus.prompts[0]))),
     ]
     return Plan(work, lines, figures(work, size, answers), {"hours_at_most": hours, "rate": vars(rate)})
 

@@ -1,0 +1,101 @@
+"""Warnings about a corpus: a base without a chat template, answers that are hardly there, and a prompt to judge by."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from entry_parts import run_script, training
+from tiny_models import random_base, tiny_tokenizer
+
+from ctcdraft.corpus import doubts, plan, prepared
+from ctcdraft.corpus.answers import TransformersAnswers
+from ctcdraft.corpus.conversations import Corpus, Prompt
+from ctcdraft.paper import on_paper
+from ctcdraft.rate import Rate
+
+GREEDY = TransformersAnswers(3, 12, 0.0, 0, 1)
+CORPUS = Corpus.of([Prompt("p1", "test", ("Say it.", "And again."), None)])
+RAW = "HAS NO CHAT TEMPLATE"
+
+
+def raw_base():
+    base = random_base()
+    base.tokenizer.chat_template = None
+    return base
+
+
+def test_a_plan_shows_the_first_prompt_as_the_base_reads_it(tmp_path):
+    said = plan.plan(random_base(), CORPUS, GREEDY, tmp_path, prepared.WHOLE).lines
+    assert said[-1] == "prompt    '<bos><|user|>Say it.<|end|><|assistant|>'"
+    assert not [line for line in said if RAW in line]
+
+
+def test_a_plan_warns_of_raw_prompts_and_names_the_ways_out(tmp_path):
+    base = raw_base()
+    said = plan.plan(base, CORPUS, GREEDY, tmp_path, prepared.WHOLE).lines
+    assert said[-5] == "prompt    'Say it.'"
+    assert all(line.startswith("WARNING   ") for line in said[-4:])
+    assert "random-llama HAS NO CHAT TEMPLATE" in said[-4]
+    warned = " ".join(said[-4:])
+    for way in ("base.chat_template_file=vicuna_v1_1, llama2_chat, chatml or FILE", "instruct version", "show=3"):
+        assert way in warned
+    made = prepared.prepare(base, CORPUS, GREEDY, tmp_path, {})
+    assert RAW in doubts.of_corpus(made)[0]
+    done = str(plan.plan(base, CORPUS, GREEDY, tmp_path, prepared.WHOLE))
+    assert RAW not in done  # nothing is left to be answered; who trains on it is warned by `of_corpus`
+
+
+def test_a_plan_on_paper_warns_where_a_tokenizer_is_here():
+    sheet = on_paper("owner/name", "float32", "cpu", config=random_base().lm.config.to_dict())
+    sheet.base.tokenizer = tiny_tokenizer()
+    said = plan.on_paper(sheet, CORPUS, GREEDY, Rate(None, None), prepared.WHOLE).lines
+    assert said[-1] == "prompt    '<bos><|user|>Say it.<|end|><|assistant|>'"
+    sheet.base.tokenizer.chat_template = None
+    assert RAW in str(plan.on_paper(sheet, CORPUS, GREEDY, Rate(None, None), prepared.WHOLE))
+
+
+def test_a_long_prompt_is_shown_by_both_ends():
+    tokenizer = tiny_tokenizer()
+    text = "a" * 150 + "\n" + "b" * 200 + "z" * 79
+    shown = doubts.prompt_shown(tokenizer, tokenizer(text)["input_ids"])
+    assert shown == f"'{'a' * 150}\\n{'b' * 9}' ... 'b{'z' * 79}' (430 characters)"
+    short = "a" * 240
+    assert doubts.prompt_shown(tokenizer, tokenizer(short)["input_ids"]) == f"'{short}'"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "ended", "doubtful"), [(2, 1.0, True), (79, 0.6, True), (80, 1.0, False), (79, 0.5, False)]
+)
+def test_answers_that_are_hardly_there_are_doubtful_unless_they_were_cut_off(tokens, ended, doubtful):
+    counts = {"answers": 10, "answer_tokens": tokens, "ended_share": ended}
+    warned = doubts.of_corpus({"base": {"base": "b", "chat_template": "c2ab"}, "counts": counts})
+    assert len(warned) == doubtful
+    if doubtful:
+        assert f"ANSWERS HAVE {tokens / 10:.1f} TOKENS on average" in warned[0]
+        assert f"{ended:.1%} of them ended by themselves" in warned[0]
+
+
+def test_both_entry_points_warn_before_answers_and_before_training(world, monkeypatch, capsys):
+    monkeypatch.chdir(world)
+    Path("raw").mkdir()
+    for file in Path("base").iterdir():
+        if file.name != "chat_template.jinja":
+            (Path("raw") / file.name).write_bytes(file.read_bytes())
+    told = json.loads(Path("raw/tokenizer_config.json").read_text())
+    told.pop("chat_template", None)
+    Path("raw/tokenizer_config.json").write_text(json.dumps(told))
+    words = ["base=local", "base.path=raw", "corpus.path=prompts.jsonl", "answers.max_new_tokens=20"]
+    run_script(monkeypatch, "data/prepare.py", *words, "out=asked_raw")
+    said = capsys.readouterr().out
+    before, after = said.split("24 answers to 24 prompts")
+    assert (before.count(f"raw {RAW}"), after.count(f"raw {RAW}")) == (1, 1)
+    assert "prompt    'say 0'" in before
+    more = ["trainer.steps=1", "run=learned_raw", "prepared=asked_raw"]
+    run_script(monkeypatch, "train.py", *training(*words, *more))
+    assert capsys.readouterr().out.count(f"raw {RAW}") == 1
+    run_script(monkeypatch, "data/prepare.py", *words, "out=asked_chatml", "base.chat_template_file=chatml")
+    said = capsys.readouterr().out
+    assert RAW not in said
+    assert r"prompt    '<|im_start|>user\nsay 0<|im_end|>\n<|im_start|>assistant\n'" in said
