@@ -88,6 +88,23 @@ def test_a_missing_benchmark_is_one_sentence_through_hydra_too(tmp_path):
     assert done.stderr.count("\n") == 1
 
 
+def test_a_report_of_more_questions_is_refused_before_the_base_is_loaded(run_directory, tmp_path):
+    row = {"drafter": "ctc", "benchmark": "tiny", "prompts": 120}
+    written = json.dumps({"rows": [row], "environment": {"questions": {"asked": 120, "finished": 120}}})
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "report.json").write_text(written)
+    words = [f"checkpoint={run_directory}", "base.path=absent", "out=out", "benchmark.limit=2"]
+    done = evaluate(*words, cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "evaluate.py: out holds a report of 120 questions of tiny, and this evaluation asks 2 questions; give "
+        "benchmark.limit=120 or more to go on, choose another out=, or add overwrite=true to replace it\n"
+    )
+    assert [file.name for file in (tmp_path / "out").iterdir()] == ["report.json"]
+    assert "absent" in evaluate(*words, "overwrite=true", cwd=tmp_path).stderr  # that is what comes next
+    assert (tmp_path / "out" / "report.json").read_text() == written
+
+
 def names(entry, **given):
     return list(entry.named(OmegaConf.create({"checkpoint": None, "contestants": [], **given})))
 

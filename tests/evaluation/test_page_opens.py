@@ -122,6 +122,7 @@ def test_long_values_wrap(browser, tmp_path):
         row["alpha"] = [0.123] * 40
         row["benchmark"] = "a_long_name_of_questions"
         row["lossless"] |= {"first_divergence_margins": [1e-5] * 40, "equal": 80, "rounding": 40}
+    report["environment"]["command"] = "python evaluate.py contestants=[" + "runs/one_of_many," * 20 + "]"
     (tmp_path / "report.json").write_text(json.dumps(report))
     seen = from_json((DEMO / "explorer.json").read_text())
     texts = {word: f"{text}ward" for word, text in seen.words.items()}

@@ -1,0 +1,53 @@
+"""Which reports the card of a published head quotes, of several that were made of one benchmark."""
+
+import json
+
+import pytest
+
+from ctcdraft.model_card import evaluations, measured_rows
+
+
+def report(run, name, prompts, date="2026-01-01", **changes):
+    row = {
+        "drafter": "ctc", "benchmark": "gsm8k", "temperature": 0.0, "nodes": 8, "prompts": prompts, "tau": 1.5,
+        "tau_ci": None, "speedup": 1.1, "speedup_ci": None, "hardware": "a CPU", "dtype": "float32",
+        "lossless": {"owes": "words", "equal": prompts, "rounding": 0, "prompts": prompts}, **changes,
+    }  # fmt: skip
+    where = {"git": {"commit": "0123456789"}, "date": date, "command": f"python evaluate.py out={name}"}
+    (run / "evaluation" / name).mkdir(parents=True)
+    (run / "evaluation" / name / "report.json").write_text(json.dumps({"rows": [row], "environment": where}))
+
+
+def quoted(run):
+    return [where["command"].rpartition("=")[2] for _, where in evaluations(run, "ctc")]
+
+
+@pytest.mark.parametrize("sizes", [(2, 120), (120, 2)])
+def test_the_largest_report_of_a_benchmark_is_quoted(sizes, tmp_path):
+    for name, prompts in zip("ab", sizes, strict=True):
+        report(tmp_path, name, prompts, date=f"2026-01-0{prompts % 9}")
+    assert quoted(tmp_path) == ["ab"[sizes.index(120)]]
+
+
+def test_of_two_as_large_the_newer_is_quoted(tmp_path):
+    for name, date in (("a", "2026-02-01"), ("b", "2026-03-01"), ("c", "2026-01-01")):
+        report(tmp_path, name, 80, date)
+    assert quoted(tmp_path) == ["b"]
+
+
+def test_what_was_measured_otherwise_stays_beside_it(tmp_path):
+    """Another benchmark, another temperature, and a replay of more questions, which has no speed-up."""
+    report(tmp_path, "a", 120)
+    report(tmp_path, "b", 2, benchmark="mt_bench")
+    report(tmp_path, "c", 3, temperature=1.0)
+    report(tmp_path, "d", 1319, speedup=None)
+    assert quoted(tmp_path) == ["a", "b", "c", "d"]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "said"), [(2, "2 of 1,319 questions of gsm8k; a CPU"), (1319, "1,319 questions of gsm8k; a CPU")]
+)
+def test_the_card_says_how_many_questions(prompts, said, tmp_path):
+    report(tmp_path, "a", prompts)
+    ((rows, where),) = evaluations(tmp_path, "ctc")
+    assert measured_rows(rows, where).startswith(f"{said}, float32, commit 0123456")
