@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from ctcdraft.early import begin
+
+if __name__ == "__main__":
+    begin("evaluate")  # above the imports below, which take seconds
+
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from ctcdraft.allowed import trusted
 from ctcdraft.arena.hold import hold
 from ctcdraft.contestants import Entry, contestant, looked_up
-from ctcdraft.errors import InputError, whole
+from ctcdraft.errors import InputError
 from ctcdraft.evaluation import latency_report, recorded_report, report, table_files
 from ctcdraft.evaluation.differences import paired
 from ctcdraft.evaluation.environment import environment
@@ -29,8 +34,10 @@ from ctcdraft.evaluation.recorded import read_run
 from ctcdraft.evaluation.recorded_comparison import compare
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
 from ctcdraft.evaluation.session import Session
+from ctcdraft.evaluation.settings import refuse_impossible, several
 from ctcdraft.evaluation.sizing import kept_or_chosen
 from ctcdraft.evaluation.tables import read_table
+from ctcdraft.folders import refuse_unwritable
 from ctcdraft.front_door import entry_point, from_command_line
 from ctcdraft.shard import Shard
 from ctcdraft.training.checkpoint import RunDirectory
@@ -62,6 +69,10 @@ def main(config: DictConfig) -> None:
     automatic = config.decoding.nodes == "auto" and replay is None
     size = {"nodes": replay.nodes[-1]} if replay is not None else {"nodes": sizing.nodes[-1]} if automatic else {}
     settings = instantiate(config.decoding, **size)
+    decoding = HydraConfig.get().runtime.choices["decoding"]
+    out = output(config, entries, f"{benchmark.name}-{decoding}{'-replay' if replay is not None else ''}")
+    if not config.plan_only:
+        refuse_unwritable(out, "out")
     base = load_base(config, entries)
     contestants = {name: contestant(entry, base) for name, entry in entries.items()}
     drafters = {name: one.drafter for name, one in contestants.items()}
@@ -85,14 +96,6 @@ def main(config: DictConfig) -> None:
     )
 
 
-def refuse_impossible(config: DictConfig) -> None:
-    whole(config.seed, "seed", least=0)
-    whole(config.timing.questions, "timing.questions", least=0)
-    whole(config.warm_up_tokens, "warm_up_tokens", least=0)
-    if config.threads is not None:
-        whole(config.threads, "threads")
-
-
 def measure_latency(config: DictConfig) -> None:
     """No questions: the time of every part of a pass, of drafters with random weights and of runs."""
     benchmark = instantiate(config.benchmark, _convert_="all")
@@ -108,6 +111,7 @@ def measure_latency(config: DictConfig) -> None:
     print(f"base {base.name}, contexts {contexts}, drafters: {', '.join(entries)}\ninto {out}")
     if config.plan_only:
         return
+    refuse_unwritable(out, "out")
     contestants = {name: contestant(entry, base) for name, entry in entries.items()}
     made = benchmark.run(base, contestants, settings, config.seed)
     latency_report.write(out, made)
@@ -166,15 +170,6 @@ def named(config: DictConfig, alone: bool = False) -> dict[str, Entry]:
             name += "'"
         entries[name] = entry
     return entries
-
-
-def several(value: Any, key: str) -> list[Any]:
-    """A list, or the one word that stands for a list of it."""
-    if isinstance(value, str):
-        return [value]
-    if not isinstance(value, Sequence):
-        raise InputError(f"{key}={value} is no list; give one such as {key}=[A,B]")
-    return list(value)
 
 
 def said(word: Any) -> str:

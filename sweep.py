@@ -17,7 +17,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
 from hydra.errors import HydraException
 
+from ctcdraft.command_line import understood
 from ctcdraft.errors import InputError, whole
+from ctcdraft.folders import refuse_unwritable
 from ctcdraft.training.search import Interval, search
 
 OWN = {"trials": 20, "jobs": 1, "search_seed": 0}
@@ -25,7 +27,7 @@ OWN = {"trials": 20, "jobs": 1, "search_seed": 0}
 
 def main(words: list[str]) -> float:
     own, fixed, space, run = dict(OWN), [], {}, Path("runs/search")
-    for word in words:
+    for word in understood(words, searched=True):
         override = parsed(word)
         key = override.key_or_group
         if key in OWN:
@@ -38,6 +40,7 @@ def main(words: list[str]) -> float:
             fixed.append(word)
     if not space:
         raise InputError("nothing is searched; give a key a range, as in 'drafter.frames=range(4,9)'")
+    refuse_unwritable(run, "run")
     command = [sys.executable, str(Path(__file__).with_name("train.py")), *fixed]
     tau = search(command, run, space, own["trials"], own["jobs"], own["search_seed"])
     print(f"best tau {tau:.3f}; the table is {run / 'sweep.md'}")

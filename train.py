@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from ctcdraft.early import begin
+
+if __name__ == "__main__":
+    begin("train")  # above the imports below, which take seconds
+
 import shlex
 from contextlib import closing
 from pathlib import Path
@@ -295,6 +300,10 @@ def corpus_places(config: DictConfig) -> tuple[Any, Path]:
 
 def make_batches(config: DictConfig, rows: Rows, base: Any, labels: int, states: Any, reading: Any) -> Batches:
     settings = config.trainer
+    if not rows:  # hold_out leaves out what would have nothing to learn from
+        key = "trainer.max_length" if settings.max_length <= base.context_length else "base.context_length"
+        length = min(settings.max_length, base.context_length)
+        raise InputError(f"no answer of the corpus begins within {length} tokens; raise {key}")
     if settings.rows > len(rows):
         raise InputError(
             f"trainer.rows={settings.rows} is more than the {len(rows)} answers there are to train on; lower it, or "

@@ -24,7 +24,9 @@ The way of a guess, and the room each step lives in:
     evaluation/      benchmarks, interleaved measurement, metrics, certificate, report
     front_door.py    config becomes objects; a bad input becomes one sentence
     allowed.py       what a config file from elsewhere may have instantiated
-    contestants.py   a word on evaluate.py's command line becomes a drafter
+    command_line.py  paths as a shell hands them over; early.py: what is refused before the slow imports;
+                     folders.py: where runs and reports are written
+    contestants.py   a word on evaluate.py's command line becomes a drafter; contestant_files.py: the file it names
     published.py     a head in other hands: the hub's layout, a model card, `generate`
     arena/           whole comparisons at equal budget: it writes command lines of the entry points and reads reports
     quoted.py        the tables of READMEs, written from results/

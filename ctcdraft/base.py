@@ -14,7 +14,14 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from ctcdraft.adapters import attached
-from ctcdraft.base_values import chat_template, looks_like_folder, refuse_absent_device, refuse_unknown_dtype, stored
+from ctcdraft.base_values import (
+    chat_template,
+    length_within,
+    looks_like_folder,
+    refuse_absent_device,
+    refuse_unknown_dtype,
+    stored,
+)
 from ctcdraft.decoding.fixed import FixedReads
 from ctcdraft.decoding.kv_cache import KVCache, Written
 from ctcdraft.decoding.placed_cache import PlacedCache
@@ -75,7 +82,7 @@ class BaseLM(nn.Module):
         self.revision = revision
         self.head: Any = lm.get_output_embeddings()
         self.embedding: Any = lm.get_input_embeddings()
-        self.context_length = context_length or int(lm.config.max_position_embeddings)
+        self.context_length = length_within(context_length, int(lm.config.max_position_embeddings), name)
         self.window = SlidingWindow.of(lm.config, self.context_length)
         self.stop_tokens = stop_tokens(lm, tokenizer)
         self.weights_hash = weights_hash(lm)

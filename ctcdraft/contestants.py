@@ -17,6 +17,7 @@ import torch
 from omegaconf import OmegaConf
 
 from ctcdraft.allowed import read_drafter, read_run
+from ctcdraft.contestant_files import DRAFTERS, drafter_file, named_place
 from ctcdraft.drafters.drafter import DraftHead
 from ctcdraft.errors import InputError
 from ctcdraft.evaluation.outside import StockGenerate
@@ -25,9 +26,6 @@ from ctcdraft.fingerprints import weights_hash
 from ctcdraft.front_door import CONFIGS, build_drafter, load_drafter
 from ctcdraft.training.checkpoint import RunDirectory
 from ctcdraft.training.plan import crossing, refuse_unreadable
-
-DRAFTERS = CONFIGS / "drafter"
-OUTSIDE = CONFIGS / "outside"
 
 
 @dataclass(frozen=True)
@@ -55,16 +53,15 @@ def looked_up(word: Any, untrained: bool = False, trust: Collection[str] = ()) -
     as it is, to be timed with random ones. trust: names that a run, or a YAML that is not of configs/, may call beside
     ctcdraft's own."""
     word, values = next(iter(word.items())) if isinstance(word, Mapping) else (str(word), {})
-    place, at, paths = word.rpartition("@")
-    if not at or Path(word).is_dir():
-        place, at, paths = word, "", ""
+    place, paths = named_place(word)
     run = RunDirectory(Path(place))
     if run.config.is_file():
         if values:
             raise InputError(f"{place} is a run and has its own values; of {dict(values)} none can be given")
         config = read_run(run.config, trust)
-        return Entry(f"{config.drafter.name}{at}{paths}", run.path, config, paths or None, trust=trust)
-    config = with_options(drafter_file(word, run), values or {}, trust)
+        name = f"{config.drafter.name}{paths and f'@{paths}'}"
+        return Entry(name, run.path, config, paths or None, trust=trust)
+    config = with_options(drafter_file(word, run.path), values or {}, trust)
     for key in [key for key in values or {} if key not in config]:
         raise InputError(f"drafter {word} has no value {key}; it has {', '.join(map(str, config))}")
     roles = list(config.get("parts", {}))
@@ -76,17 +73,6 @@ def looked_up(word: Any, untrained: bool = False, trust: Collection[str] = ()) -
     if not untrained and isinstance(found, type) and issubclass(found, DraftHead) and not found.off_the_shelf:
         raise InputError(f"drafter {word} has weights: train it (train.py drafter={word}) and name its run directory")
     return Entry(config.name, None, config, None, parts(word, config, trust), trust)
-
-
-def drafter_file(word: str, run: RunDirectory) -> Path:
-    candidates = (DRAFTERS / f"{word}.yaml", OUTSIDE / f"{word}.yaml", Path(word))
-    for file in candidates:
-        if file.suffix == ".yaml" and file.is_file() and not run.path.is_dir():
-            return file
-    there = ", ".join(sorted(file.stem for folder in (DRAFTERS, OUTSIDE) for file in folder.glob("*.yaml")))
-    raise InputError(
-        f"contestant {word} is neither a run directory (there is no {run.config}) nor one of the drafters {there}"
-    )
 
 
 def with_options(file: Path, chosen: Mapping[str, Any], trust: Collection[str] = ()) -> Any:

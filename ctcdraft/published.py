@@ -134,6 +134,7 @@ class PublishedHead(ModelHubMixin):
         logits_processor: Any = (),
         stopping_criteria: Any = (),
         generation_config: Any = None,
+        stop_strings: Any = None,
         **told: Any,
     ) -> Tensor:
         """What `model.generate(**inputs, custom_generate=head.generate)` calls; token ids [1, L], prompt included.
@@ -147,7 +148,7 @@ class PublishedHead(ModelHubMixin):
         prompt alone.
         """
         refuse_unserved(self.base.lm, model, input_ids, logits_processor, stopping_criteria, generation_config)
-        refuse_untold(input_ids, told)
+        refuse_untold(input_ids, told, stop_strings)
         prompt_L, asked = input_ids[0], generation_config
         sampled = bool(asked.do_sample)
         settings = Settings(
@@ -179,9 +180,15 @@ def refuse_unserved(own: Any, model: Any, input_ids: Tensor, processors: Any, cr
         raise InputError(f"{', '.join(wants)} is not served with custom_generate=head.generate; leave it out")
 
 
-def refuse_untold(input_ids: Tensor, told: Mapping[str, Any]) -> None:
-    """Raise InputError for what `generate` hands on beside the ids and the loop would not look at."""
+def refuse_untold(input_ids: Tensor, told: Mapping[str, Any], stop_strings: Any) -> None:
+    """Raise InputError for what `generate` hands on beside the ids and the loop would not look at.
+
+    stop_strings: a parameter of `PublishedHead.generate` so that transformers hands it on. It keeps the tokenizer that
+    goes with it from a function it calls, and would otherwise refuse here, saying that no tokenizer was given.
+    """
     mask = told.get("attention_mask")
+    if stop_strings is not None:
+        raise InputError("stop_strings= is not served with custom_generate=head.generate; leave it out")
     if input_ids.shape[1] == 0:
         raise InputError("a prompt of no ids, or of embeddings, is not served with custom_generate=head.generate")
     if mask is not None and not bool(mask.all()):

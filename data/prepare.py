@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from ctcdraft.early import begin
+
+if __name__ == "__main__":
+    begin("prepare")  # above the imports below, which take seconds
+
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -15,10 +20,11 @@ from ctcdraft.corpus import doubts, parts, plan, prepared
 from ctcdraft.corpus.conversations import Corpus
 from ctcdraft.corpus.questions import Answers, Dialogue
 from ctcdraft.corpus.rows import Row, row
+from ctcdraft.corpus.settings import refuse_impossible
 from ctcdraft.corpus.show import legend, shown
 from ctcdraft.corpus.turns import Interview
 from ctcdraft.corpus.writing import writing
-from ctcdraft.errors import InputError, whole
+from ctcdraft.errors import InputError
 from ctcdraft.front_door import entry_point, from_command_line, paper_of, written_down
 from ctcdraft.rate import Rate
 from ctcdraft.shard import Shard
@@ -40,9 +46,8 @@ def rows_to_show(base: BaseLM, corpus: Corpus, answers: Answers, out: Path) -> I
 @hydra.main(version_base=None, config_path="../configs", config_name="prepare")
 @entry_point
 def main(config: DictConfig) -> None:
+    refuse_impossible(config)
     shard = Shard.parse(config.shard)
-    whole(config.show, "show", least=0)
-    whole(config.show_labels, "show_labels")
     corpus = instantiate(config.corpus)
     answers = instantiate(config.answers)
     paper = paper_of(config.base) if config.plan_only and not config.show else None

@@ -4,8 +4,10 @@ import ast
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from importlib.util import find_spec
 
 import pytest
@@ -46,6 +48,19 @@ def test_what_a_notebook_takes_from_this_package_is_there(file):
         there = importlib.import_module(node.module)
         for each in node.names:
             assert hasattr(there, each.name) or find_spec(f"{node.module}.{each.name}"), f"{node.module}.{each.name}"
+
+
+def test_the_extra_brings_what_opens_them_and_the_tests_need_no_jupyter():
+    text = (REPOSITORY / "pyproject.toml").read_text()
+    extras = {name: " ".join(needs) for name, needs in tomllib.loads(text)["project"]["optional-dependencies"].items()}
+    assert "jupyterlab" in extras["notebooks"]
+    assert "ipykernel" in extras["notebooks"]  # the kernel that the notebooks name
+    assert {"nbclient", "ipykernel"} <= set(re.findall(r"[\w-]+", extras["dev"]))
+    assert "jupyter" not in extras["dev"]
+    assert "notebooks" not in extras["dev"]
+    readme = (REPOSITORY / "README.md").read_text()
+    assert "-e '.[notebooks]'" in readme
+    assert "`jupyter lab notebooks`" in readme
 
 
 def test_there_is_one_for_each_thing_to_look_at():

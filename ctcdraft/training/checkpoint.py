@@ -20,6 +20,7 @@ from ctcdraft.drafters.drafter import DraftHead
 from ctcdraft.errors import InputError
 from ctcdraft.files import write_text, write_whole
 from ctcdraft.fingerprints import quantised_since
+from ctcdraft.folders import refuse_held, refuse_no_run
 
 DIGEST_BYTES = 16
 MUST_AGREE = ("weights", "width", "vocabulary", "taps", "tokenizer", "chat_template", "adapter")
@@ -86,14 +87,10 @@ class RunDirectory:
         write_text(self.command, command + "\n")
 
     def refuse_to_overwrite(self) -> NoReturn:
-        raise InputError(
-            f"{self.path} holds a run already; continue it with resume={self.path}, choose another run=, "
-            "or throw it away with overwrite=true"
-        )
+        refuse_held(self.path)
 
     def require(self) -> None:
-        if not self.config.is_file():
-            raise InputError(f"{self.path} holds no run: there is no config.yaml; give a directory that train.py made")
+        refuse_no_run(self.path)
 
     def save_head(self, drafter: DraftHead, adapter: str | None = None) -> None:
         """adapter: the hash of what the base was changed by, which the head belongs to."""
@@ -194,9 +191,12 @@ def refuse_other_base(
             f"checkpoint={place} and no base="
         )
     if differing and not (differing == ["weights"] and quantised_since(made_for, fingerprint)):
+        apart = "; ".join(f"{key} {made_for.get(key)} there, {fingerprint.get(key)} here" for key in differing)
+        names = [made_for.get("base"), fingerprint.get("base")]
+        here = f"base {names[1]}" if names[0] != names[1] else "another base of that name"
         raise InputError(
-            f"the head in {place} was trained for base {made_for.get('base')}, and this base is "
-            f"{fingerprint.get('base')} (they differ in {', '.join(differing)}); evaluate it with its own base"
+            f"the head in {place} was trained for base {names[0]}, and this is {here} (they differ in "
+            f"{', '.join(differing)}: {apart}); evaluate it with its own base"
         )
 
 

@@ -58,9 +58,11 @@ def plan(
     needed = transducer.frames_needed if one_each else frames_needed
     windows, feasible = feasible_share(batches.rows, batches.labels, frames, needed)
     if not windows:
+        longest = max(len(tokens_L) for tokens_L in batches.rows.tokens)
+        cut_by = "base.context_length" if longest >= base.context_length else "trainer.max_length"
         raise InputError(
-            f"none of the {len(batches.rows):,} answers has a window to learn from; raise trainer.max_length, or lower "
-            f"objective.labels={batches.labels} where all answers were cut off"
+            f"none of the {len(batches.rows):,} answers has a window to learn from in texts of at most {longest} "
+            f"tokens; raise {cut_by}, or lower objective.labels={batches.labels} where all answers were cut off"
         )
     tokens = sum(len(tokens_L) for tokens_L in batches.rows.tokens)
     trained, own = sum(p.numel() for p in engine.parameters), sum(p.numel() for p in drafter.own_parameters())

@@ -18,9 +18,6 @@ def refuse_impossible(trainer: Mapping[str, Any], seed: Any) -> None:
     for key in ("pack", "threads"):
         if trainer[key] is not None:
             whole(trainer[key], f"trainer.{key}")
-    for key in ("prefetch", "autocast"):
-        if not isinstance(trainer[key], bool):
-            raise InputError(f"trainer.{key}={trainer[key]} is neither true nor false")
     for key in ("learning_rate", "clip_norm", *(["clip_value"] if trainer["clip_value"] is not None else [])):
         if not number(trainer[key], f"trainer.{key}") > 0:
             raise InputError(f"trainer.{key}={trainer[key]} would learn nothing; it lies above 0")
@@ -38,3 +35,7 @@ def refuse_impossible(trainer: Mapping[str, Any], seed: Any) -> None:
     minutes = trainer["checkpoint_minutes"]
     if minutes is not None and not number(minutes, "trainer.checkpoint_minutes") > 0:
         raise InputError(f"trainer.checkpoint_minutes={minutes} is impossible; it is above 0, or null for steps alone")
+    # Last: the default of autocast asks torch what the device can do, and that import takes seconds.
+    for key in ("prefetch", "autocast"):
+        if not isinstance(trainer[key], bool):
+            raise InputError(f"trainer.{key}={trainer[key]} is neither true nor false")

@@ -148,8 +148,13 @@ def test_refusals_are_one_sentence_with_the_way_out(base, tmp_path):
     with pytest.raises(InputError, match="holds no run"):
         RunDirectory(tmp_path / "nowhere").require()
     run.refuse_other_base(base.fingerprint())
-    with pytest.raises(InputError, match=r"trained for base random-llama.*differ in weights"):
-        run.refuse_other_base(random_base(seed=1, context=64).fingerprint())
+    other = random_base(seed=1, context=64).fingerprint()
+    apart = f"weights {base.weights_hash} there, {other['weights']} here"
+    with pytest.raises(InputError, match=f"for base random-llama, and this is another base of that name .*: {apart}"):
+        run.refuse_other_base(other)
+    apart = r"this is base another \(they differ in width, taps: width 32 there, 5 here; taps"
+    with pytest.raises(InputError, match=apart):
+        run.refuse_other_base(base.fingerprint() | {"base": "another", "width": 5, "taps": ["last", 1]})
     quantised = base.fingerprint() | {"weights": "packed", "quantised": "torchao_int8"}
     run.refuse_other_base(quantised)  # the same base, and its weights cannot be compared any more
     for other in ({"base": "another"}, {"width": 5}, {"quantised": None}):

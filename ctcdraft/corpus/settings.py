@@ -1,0 +1,15 @@
+"""Values of data/prepare.py that are refused before anything is loaded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ctcdraft.errors import whole
+from ctcdraft.shard import Shard
+
+
+def refuse_impossible(config: Any) -> None:
+    """Raise InputError for the first value with which nothing can be prepared. config: as in configs/prepare.yaml."""
+    Shard.parse(config.shard)
+    whole(config.show, "show", least=0)
+    whole(config.show_labels, "show_labels")

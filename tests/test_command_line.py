@@ -1,0 +1,158 @@
+"""Paths on the command line: `~`, spaces, commas, `=` and letters beyond ASCII, through every entry point."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from entry_parts import REPOSITORY, refused, run_script, training
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from ctcdraft.command_line import LISTS, PATHS, understood
+from ctcdraft.front_door import composed, dotted
+from ctcdraft.training import search
+
+ODD = "my run, n=1 (ünï) it's"
+
+
+def read(word: str):
+    return OverridesParser.create().parse_override(word).value()
+
+
+@pytest.fixture
+def home(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [
+        ("run=~/x", "/home/me/x"),
+        ("run=~", "/home/me"),
+        ("out='~/a,b'", "/home/me/a,b"),
+        ("corpus.path=~/data/my file.json", "/home/me/data/my file.json"),
+        ("checkpoint=/a/b,c", "/a/b,c"),
+        ("base.path=/x/y=z", "/x/y=z"),
+        ("+corpus.leakage.benchmarks.mine=~/f", "/home/me/f"),
+        ("run=/tmp/ünï", "/tmp/ünï"),
+        ("run=/tmp/it's", "/tmp/it's"),
+        ("run=a(1)[2]", "a(1)[2]"),
+        ("run=2024", "2024"),
+        ("run=1e3", "1e3"),
+        ("run=${base.name}/ü", "${base.name}/ü"),
+        ("resume=null", None),
+        ("contestants=[~/a,b]", ["/home/me/a", "b"]),
+        ("contestants=[ünï@direct, '~/a b']", ["ünï@direct", "/home/me/a b"]),
+        ("contestants=[{draft_model:{path:~/m=1}}]", [{"draft_model": {"path": "/home/me/m=1"}}]),
+        ("corpus.path=[~/a.json,~/b.json]", ["/home/me/a.json", "/home/me/b.json"]),
+        ("base.config={model_type:llama}", {"model_type": "llama"}),
+    ],
+)
+def test_a_path_is_what_was_typed(home, word, value):
+    (said,) = understood([word])
+    assert read(said) == value
+    assert understood([said]) == [said]  # sweep.py hands its words on to train.py
+
+
+def test_what_hydra_takes_anyway_and_what_is_no_path_stay_as_typed(home):
+    words = ["run=runs/a b", "base.path=owner/name", "trainer.betas=[0.9,0.95]", "drafter.frames=8", "checkpoint=r@x"]
+    assert understood(words) == words
+
+
+def test_with_m_a_comma_is_a_sweep(home):
+    assert understood(["-m", "base.path=~/a,b,~/c=d", "objective=ctc,eagle"]) == [
+        "-m", "base.path=/home/me/a,b,'/home/me/c=d'", "objective=ctc,eagle",
+    ]  # fmt: skip
+    swept = OverridesParser.create().parse_override(understood(["--multirun", "run=~/a,~/b"])[1])
+    assert list(swept.sweep_string_iterator()) == ["/home/me/a", "/home/me/b"]
+
+
+def test_every_key_of_a_config_that_names_a_place_is_known():
+    """Those that say so themselves: a folder of this repository, or a name that ends as names of paths do."""
+    for verb, groups in (("train", ["states=stored", "answers=vllm"]), ("evaluate", []), ("prepare", [])):
+        for key in dotted(composed(verb, *groups)):
+            name = key.rpartition(".")[2]
+            if name.endswith(("path", "folder", "_file")) and name != "hub_file":
+                assert name in PATHS, key
+    named = {"run", "resume", "prepared", "out", "checkpoint"}
+    assert named <= PATHS
+    assert {"contestants", "reports"} == LISTS
+
+
+@pytest.mark.parametrize(
+    ("words", "why", "corrected"),
+    [
+        (["run=my", "new", "run", "seed=1"], "new is no key=value", [["run=my new run", "seed=1"]]),
+        (["contestants=a,b"], "takes several paths as a list", [["contestants=[a,b]"]]),
+        (
+            ["seed=1", "corpus.path=a.json,b.json"],
+            "names 2 paths that are there",
+            [["seed=1", 'corpus.path="a.json,b.json"'], ["seed=1", "corpus.path=[a.json,b.json]"]],
+        ),
+        (["base.name=ünï"], "cannot be read without quotes", [['base.name="ünï"']]),
+        (["benchmark.instruction=Say: a=b!"], "cannot be read without quotes", [['benchmark.instruction="Say: a=b!"']]),
+    ],
+)
+def test_what_has_two_readings_is_answered_with_the_command(world, monkeypatch, capsys, words, why, corrected):
+    monkeypatch.chdir(world)
+    for name in ("a.json", "b.json"):
+        Path(name).touch()
+    said = refused(monkeypatch, capsys, "train.py", *words)
+    assert why in said
+    assert said.count("\n") == 1
+    for command in corrected:
+        assert shlex.join(["python", str(REPOSITORY / "train.py"), *command]) in said
+        understood(command)  # which is no longer refused
+
+
+def test_a_path_with_a_comma_that_is_there_is_one(world, monkeypatch):
+    monkeypatch.chdir(world)
+    for name in ("a.json", "b.json", "a.json,b.json"):
+        Path(name).touch()
+    assert read(understood(["corpus.path=a.json,b.json"])[0]) == "a.json,b.json"
+    Path("a.json,b.json").unlink()
+
+
+def test_odd_paths_go_through_every_entry_point(world, monkeypatch):
+    monkeypatch.chdir(world)
+    monkeypatch.setenv("HOME", str(world / "home"))
+    shutil.copytree("base", world / "home" / f"base {ODD}")
+    shutil.copy("prompts.jsonl", world / "home" / "prompts, ü=1.jsonl")
+    there = [f"base.path=~/base {ODD}", "corpus.path=~/prompts, ü=1.jsonl"]
+    run_script(
+        monkeypatch, "data/prepare.py", "base=local", *there, "answers.max_new_tokens=20", f"out=~/answers {ODD}"
+    )
+    odd = [*there, f"prepared=~/answers {ODD}", "trainer.steps=2"]
+    run_script(monkeypatch, "train.py", *training(*odd, f"run=~/{ODD}"))
+    run = world / "home" / ODD
+    assert (run / "drafter.safetensors").is_file()
+    assert shlex.split((run / "command.txt").read_text())[-1] == f"run={run}-again"
+    run_script(
+        monkeypatch, "evaluate.py", f"contestants=['~/{ODD.replace(chr(39), chr(92) + chr(39))}',prompt_lookup]",
+        "benchmark.path=~/prompts, ü=1.jsonl", "benchmark.limit=1", f"out=~/out {ODD}", "decoding.max_new_tokens=8",
+        "warm_up_tokens=4", "timing.questions=0",
+    )  # fmt: skip
+    rows = json.loads((world / "home" / f"out {ODD}" / "report.json").read_text())["rows"]
+    assert [row["drafter"] for row in rows] == ["autoregressive", "ctc", "prompt_lookup"]
+    assert not (world / "~").exists()
+
+
+def test_a_search_has_odd_paths_too(tmp_path, monkeypatch, capsys):
+    made = []
+    monkeypatch.setattr(search, "search", lambda *given: made.append(given) or 1.0)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    words = ["run=~/a,b", "base.path=~/c=d", "corpus.path=~/e,~/f", "drafter.frames=range(4,9)"]
+    run_script(monkeypatch, "sweep.py", *words)
+    ((command, run, space, *_),) = made
+    assert run == tmp_path / "a,b"
+    assert read(command[-1]) == f"{tmp_path}/c=d"
+    assert space["corpus.path"] == [f"{tmp_path}/e", f"{tmp_path}/f"]
+    Path("file").touch()
+    said = refused(monkeypatch, capsys, "sweep.py", "run=file/x", "drafter.frames=range(4,9)")
+    assert said.startswith("sweep.py: run=file/x cannot be written")
