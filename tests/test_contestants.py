@@ -16,6 +16,7 @@ from ctcdraft.contestants import contestant, looked_up
 from ctcdraft.errors import InputError
 from ctcdraft.front_door import load_drafter
 
+TRUST = ["parrots.Parrot", "parrots.Echo"]
 MODULE = '''
 """Two drafters that are no part of the package: one without weights, one that is trained."""
 
@@ -81,7 +82,7 @@ def outsiders(world):
 
 def evaluated(patch, world, *contestants: str, more=()):
     words = ["base=local", "base.path=base", "benchmark.path=prompts.jsonl", "benchmark.limit=2", "out=seen"]
-    words += ["decoding.max_new_tokens=12", "overwrite=true", "timing.questions=1", *more]
+    words += ["decoding.max_new_tokens=12", "overwrite=true", "timing.questions=1", f"trust=[{','.join(TRUST)}]", *more]
     run_script(patch, "evaluate.py", f"contestants=[{','.join(contestants)}]", *words)
     rows = json.loads((world / "seen" / "report.json").read_text())["rows"]
     for row in rows:
@@ -149,7 +150,7 @@ def test_identity_is_also_what_lies_in_a_draft_models_folder_and_in_a_module_of_
 
     def identities():
         words = ({"draft_model": {"path": "twin"}}, "parrot.yaml", {"cascade": {"parts": {"second": "parrot.yaml"}}})
-        return [contestant(looked_up(word), base).identity for word in words]
+        return [contestant(looked_up(word, trust=TRUST), base).identity for word in words]
 
     before = identities()
     assert identities() == before
@@ -178,7 +179,7 @@ def test_identity_is_also_what_lies_in_a_draft_models_folder_and_in_a_module_of_
 def test_a_wrong_word_is_one_sentence(outsiders, monkeypatch, word, sentence):
     monkeypatch.chdir(outsiders)
     with pytest.raises(Exception, match=sentence) as said:
-        contestant(looked_up(word), load_base("base", "float32", "cpu"))
+        contestant(looked_up(word, trust=TRUST), load_base("base", "float32", "cpu"))
     error = said.value
     while not isinstance(error, InputError):
         error = error.__cause__

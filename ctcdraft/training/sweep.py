@@ -8,6 +8,7 @@ import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -164,7 +165,8 @@ def plot(jobs: Sequence[Job], keys: Sequence[str]) -> str:
         means = [(x(v), y(statistics.mean(job.tau for job in jobs if job.values.get(key) == v))) for v in values]
         parts.append(f'<polyline fill="none" stroke="#888" points="{" ".join(f"{a:.1f},{b:.1f}" for a, b in means)}"/>')
         parts += [f'<circle cx="{x(job.values.get(key)):.1f}" cy="{y(job.tau):.1f}" r="3"/>' for job in jobs]
-        parts += [f'<text x="{x(v):.1f}" y="{height - edge + 14}" text-anchor="middle">{v}</text>' for v in values]
+        below = f'y="{height - edge + 14}" text-anchor="middle"'
+        parts += [f'<text x="{x(v):.1f}" {below}>{escape(str(v))}</text>' for v in values]
         parts += [f'<text x="{left - 6}" y="{y(t) + 3:.1f}" text-anchor="end">{t:.2f}</text>' for t in (low, high)]
-        parts.append(f'<text x="{left}" y="{edge - 14}">tau, by {key}</text>')
+        parts.append(f'<text x="{left}" y="{edge - 14}">tau, by {escape(key)}</text>')
     return "\n".join([*parts, "</svg>"]) + "\n"

@@ -70,6 +70,16 @@ def test_keys_that_follow_from_each_other_are_one_column(tmp_path):
     assert flat({"a": {"b": 1, "c": [1, 2]}, "d": None}) == {"a.b": 1, "a.c": "[1, 2]", "d": None}
 
 
+def test_a_value_is_text_in_the_plot_and_no_markup(tmp_path):
+    evil = "</text><script>alert(1)</script>"
+    for number, name in enumerate(("plain", evil)):
+        made(tmp_path, str(number), [1.0], 4, 0.001, extra=f'"{evil}": "{name}"\n')
+    write_table(tmp_path)
+    drawing = ET.parse(tmp_path / "sweep.svg").getroot()
+    assert not [node for node in drawing.iter() if node.tag.endswith("script")]
+    assert {node.text for node in drawing if node.tag.endswith("text")} >= {"plain", evil, f"tau, by {evil}"}
+
+
 def test_without_jobs_there_is_no_table(tmp_path):
     assert write_table(tmp_path) == []
     assert not list(tmp_path.iterdir())
