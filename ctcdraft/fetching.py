@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from pickle import UnpicklingError
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 
 from ctcdraft.errors import InputError, first_line, more_than_tensors
@@ -47,9 +48,10 @@ def fetched(
         refuse_unreadable(config, path)
         told = dequantised(config, path, revision, held, dequantises)
         held = {**held, **told}
-        lm, report = transformers.AutoModelForCausalLM.from_pretrained(
+        loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
             path, attn_implementation=attention, output_loading_info=True, **source, **held
         )
+        lm, report = loaded
         refuse_incomplete(lm, report, path)
         if "quantization_config" in told:
             uniform(lm, held["dtype"])
@@ -84,15 +86,14 @@ def dequantised(
     if not dequantises:
         raise InputError(f"base.zero3=true loads no quantised checkpoint, and {path} is one (fp8); {WHOLE}")
     refuse_misfits(path, revision, found.get("weight_block_size", (128, 128)))
-    import torch
     import transformers
 
     # The list of layers that stay as they are must be given anew: what is given here replaces the checkpoint's own.
     skipped = found.get("modules_to_not_convert") or found.get("ignored_layers")
     whole = transformers.FineGrainedFP8Config(dequantize=True, modules_to_not_convert=skipped)
     # "auto" would take the dtype of the first tensor where the config names none, and that may be float8.
-    dtype = getattr(config, "dtype", None) or torch.bfloat16
-    return {"quantization_config": whole} | ({"dtype": dtype} if held.get("dtype") == "auto" else {})
+    meant = getattr(config, "dtype", None) or torch.bfloat16
+    return {"quantization_config": whole} | ({"dtype": meant} if held.get("dtype") == "auto" else {})
 
 
 def uniform(lm: Any, dtype: Any) -> None:
@@ -178,9 +179,7 @@ def is_code(name: str, dtype: str) -> bool:
 
     Buffers of integers (position ids, masks) are no codes.
     """
-    return dtype.startswith(("F8", "F6", "F4")) or (
-        dtype.startswith(("I", "U")) and name.rpartition(".")[2] in CODES
-    )
+    return dtype.startswith(("F8", "F6", "F4")) or (dtype.startswith(("I", "U")) and name.rpartition(".")[2] in CODES)
 
 
 def refuse_misfits(path: str, revision: str | None, block: Any) -> None:

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 STRETCHED = ("dynamic", "longrope")  # by the length of what is read: a tree reaches further than its first word
 SERVED = {"full_attention", "sliding_attention"}  # layer types
+# What a config does to logits after the head, and the value that does nothing. In half precision a cap is too small a
+# difference for a forward pass to tell from rounding, but the distribution is another one.
+AFTER_HEAD = {"final_logit_softcapping": None, "logits_scaling": 1, "logit_scale": 1}
 WIDE = (torch.float32, torch.float64)
 
 
@@ -32,6 +35,13 @@ def refuse_unreadable(config: Any, name: str) -> None:
     if not getattr(config, "num_attention_heads", None):
         kinds.add("no attention heads")
     kinds |= {f"{one} rotary positions, whose angles change as the text grows" for one in stretched(config)}
+    changed = {key: getattr(config, key, None) for key in AFTER_HEAD}
+    for key, value in changed.items():
+        if value not in (None, AFTER_HEAD[key]):
+            raise InputError(
+                f"base {name} has {key}={value}: its logits are scaled after the lm_head, which drafters and trees "
+                "read by itself; use another base"
+            )
     if kinds:
         raise InputError(
             f"base {name} has {', '.join(sorted(kinds))}: a tree of guesses cannot be read and rolled back "
@@ -43,7 +53,7 @@ def stretched(config: Any) -> set[str]:
     """Return the rotary types that depend on the length of the text; some configs have one for each layer type."""
     rope = getattr(config, "rope_parameters", None) or {}
     each = [rope, *(value for value in rope.values() if isinstance(value, dict))]
-    return {one.get("rope_type") for one in each} & set(STRETCHED)
+    return {str(one.get("rope_type")) for one in each} & set(STRETCHED)
 
 
 @dataclass(frozen=True)
@@ -58,7 +68,7 @@ class Reference:
     @torch.inference_mode()
     def of(cls, lm: Any, name: str, length: int = 16) -> Reference:
         """Run one short forward pass, where the model is and as it is: at most seconds of the minutes of loading."""
-        length = min(length, int(lm.config.max_position_embeddings))
+        length = min(length, int(getattr(lm.config, "max_position_embeddings", length)))
         words = lm.get_input_embeddings().weight.shape[0]
         tokens_L = torch.randint(words, (length,), generator=torch.Generator().manual_seed(1))
         # What is offloaded has no device of its own; accelerate's hooks take tokens from the host.
@@ -89,10 +99,9 @@ def computable(lm: Any, device: torch.device) -> Iterator[None]:
 
 @torch.inference_mode()
 def refuse_changed(base: BaseLM, reference: Reference) -> None:
-    """Raise InputError unless the base gives the logits that transformers gave before it was cast, merged or spread."""
-    tokens_1L = reference.tokens_L[None].to(base.device)
-    states_LD = base.states(tokens_1L, torch.ones_like(tokens_1L))[0, :, : base.width]
-    ours_LV, theirs_LV = base.head(states_LD).float().cpu(), reference.logits_LV
+    """Raise InputError unless the model gives the logits that it gave before it was cast, merged or spread."""
+    ours_LV = base.lm(reference.tokens_L[None].to(base.device)).logits[0].float().cpu()
+    theirs_LV = reference.logits_LV
     apart = (ours_LV - theirs_LV).square().mean().sqrt() / theirs_LV.std()
     if not apart < (1e-3 if {base.dtype, reference.dtype} <= set(WIDE) else 0.25):
         raise InputError(

@@ -1,4 +1,4 @@
-"""Checkpoints of FP8 codes and scales, written tensor by tensor as on a hub, and the models that they stand for."""
+"""Checkpoints of FP8 codes and scales, written as a hub has them, and the models that they stand for."""
 
 from __future__ import annotations
 

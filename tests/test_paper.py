@@ -81,8 +81,8 @@ def test_a_base_that_is_here_and_fits_is_no_case_for_paper(tmp_path, monkeypatch
 def test_sizes_that_are_none_are_one_sentence(tmp_path):
     with pytest.raises(InputError, match=r"base\.config is no config"):
         on_paper("owner/name", config={"hidden_size": 32})
-    with pytest.raises(InputError, match="sliding window of 16"):
-        on_paper("owner/name", config={"model_type": "mistral", "sliding_window": 16, "num_hidden_layers": 1})
+    with pytest.raises(InputError, match="logits_scaling=8"):
+        on_paper("owner/name", config={"model_type": "granite", "logits_scaling": 8, "num_hidden_layers": 1})
     with pytest.raises(InputError, match="dtype=int7 is no type"):
         on_paper("owner/name", config=SHAPE, dtype="int7")
 

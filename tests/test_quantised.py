@@ -21,11 +21,17 @@ from ctcdraft.fingerprints import quantised_since
 
 
 def test_what_is_not_there_is_one_sentence():
-    with pytest.raises(InputError, match="quantised=no_bits is none of bitsandbytes_4bit, bitsandbytes_8bit, torchao"):
+    with pytest.raises(InputError, match="quantised=no_bits is none of bitsandbytes_4bit, torchao_int8"):
         stored("float32", "cpu", "no_bits")
     for name in [name for name, package in QUANTISED.items() if find_spec(package) is None]:
         with pytest.raises(InputError, match=f"needs the package {QUANTISED[name]}"):
             stored("float32", "cpu", name)
+
+
+def test_llm_int8_is_refused_with_its_reason():
+    """It looks for outlier columns over all rows of a batch: the siblings of a node change the node's own logits."""
+    with pytest.raises(InputError, match=r"bitsandbytes_8bit is refused: LLM\.int8 looks for outlier.* take bitsandb"):
+        stored("float32", "cpu", "bitsandbytes_8bit")
 
 
 @pytest.mark.skipif(find_spec("torchao") is None, reason="quantises with torchao, which is not installed here")

@@ -84,7 +84,7 @@ from tiny_models import random_lm, tiny_tokenizer
         ("train.py", training("run=x", "prepared=other", "corpus.path=mistyped"), "mistyped is not there"),
         ("train.py", training("run=x", "prepared=other", "corpus.path=empty.jsonl"), "empty.jsonl"),
         ("train.py", ["resume=nowhere"], "nowhere holds no run"),
-        ("train.py", training("run=x", "base.path=sliding"), "sliding window of 32"),
+        ("train.py", training("run=x", "base.path=mamba"), "no attention heads"),
         ("evaluate.py", ["checkpoint=nowhere"], "contestant nowhere is neither a run directory"),
         ("evaluate.py", ["checkpoint=run", "benchmark.path=gone.jsonl"], "gone.jsonl"),
         ("evaluate.py", ["checkpoint=run", "base=local", "base.path=other_base"], "other_base (they differ in weights"),
@@ -94,8 +94,8 @@ from tiny_models import random_lm, tiny_tokenizer
 def test_a_wrong_word_is_one_sentence(world, monkeypatch, capsys, script, words, sentence):
     monkeypatch.chdir(world)
     (world / "empty.jsonl").touch()
-    if not (world / "sliding").exists():
-        transformers.MistralConfig(sliding_window=32, num_hidden_layers=1).save_pretrained(world / "sliding")
+    if not (world / "mamba").exists():
+        transformers.MambaConfig(num_hidden_layers=1).save_pretrained(world / "mamba")
         random_lm(seed=1, context=128).save_pretrained(world / "other_base")
         tiny_tokenizer().save_pretrained(world / "other_base")
         random_lm().config.save_pretrained(world / "paper")

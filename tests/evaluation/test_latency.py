@@ -124,7 +124,7 @@ def test_a_shape_is_a_base_without_words():
     assert base.fingerprint()["base"] == "small"
     tied = shaped_base({**SMALL, "tie_word_embeddings": True}, "tied", "float32", "cpu")
     assert tied.head.weight is tied.embedding.weight
-    for wrong in ({"model_type": "no such thing"}, {**SMALL, "sliding_window": 8, "model_type": "mistral"}):
+    for wrong in ({"model_type": "no such thing"}, {**SMALL, "logits_scaling": 8.0, "model_type": "granite"}):
         with pytest.raises(InputError):
             shaped_base(wrong, "wrong", "float32", "cpu")
     with pytest.raises(InputError, match=r"the weights of shape huge take 6\.7 TB as float32, and cpu has"):
