@@ -94,9 +94,7 @@ class Met:
             del cache  # the rows that graphs are captured over are lent to one text at a time
 
 
-def ask(
-    arena: Arena, judge: Judge, index: int, prompt: Prompt, met: Met, progress: Progress | None = None
-) -> Record:
+def ask(arena: Arena, judge: Judge, index: int, prompt: Prompt, met: Met, progress: Progress | None = None) -> Record:
     """One question, all turns, all contestants. Every turn is asked with autoregression's earlier answers as
     history, whoever is asked: otherwise a contestant would be measured on other work."""
     progress = progress or Progress(0, "answers")

@@ -28,6 +28,7 @@ from ctcdraft.evaluation.outside import StockGenerate
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
 from ctcdraft.evaluation.replay import Words, hear, refuse_other_texts, replayed
 from ctcdraft.evaluation.timing import instrument
+from ctcdraft.progress import Progress
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,16 @@ class Sizing:
             whole(getattr(self, key), f"sizing.{key}")
         if not self.nodes or sorted({whole(n, "sizing.nodes", least=2) for n in self.nodes}) != list(self.nodes):
             raise InputError(f"sizing.nodes={list(self.nodes)} must be sizes from 2 up, ascending, each once")
+
+    def timed_length(self, most: int) -> int:
+        """Return the tokens of a timed answer, where any other has `most`."""
+        return max(2, min(most, self.timed_tokens))
+
+    def tokens(self, texts: int, drafters: int, most: int) -> int:
+        """Return how many tokens a choice takes at most: the base's own answers, and each drafter's replayed and timed
+        ones."""
+        timed = min(self.timed, texts) * (self.repeats + 1) * (1 + len(self.nodes))
+        return texts * most + drafters * (texts * most + timed * self.timed_length(most))
 
     def apart_from(self, benchmark: Sequence[Prompt]) -> list[Prompt]:
         """Prompts to calibrate on; none of them is asked afterwards."""
@@ -106,12 +117,22 @@ def choose(
     for name, drafter in mine.items():
         for prompt_L in texts:
             refuse_unlike(base, name, drafter, prompt_L, settings, sizing.nodes, seed)
-    answers = [hear(base, prompt_L, settings, seed + number) for number, prompt_L in enumerate(texts)]
+    whole_text = settings.max_new_tokens
+    left = sizing.tokens(len(texts), len(mine), whole_text)
+    progress = Progress(left, "tokens (at most) for tree sizes", first=len(texts) * whole_text)
+    answers = []
+    for number, prompt_L in enumerate(texts):
+        answers.append(hear(base, prompt_L, settings, seed + number))
+        progress.advance(whole_text)
     found = {}
     for name, drafter in mine.items():
-        walked = [replayed(drafter, said, sizing.nodes, seed + number) for number, said in enumerate(answers)]
+        walked = []
+        for number, said in enumerate(answers):
+            walked.append(replayed(drafter, said, sizing.nodes, seed + number))
+            progress.advance(whole_text)
         passes = [[step for one in walked for step in one[nodes]] for nodes in sizing.nodes]
-        costs = costs_of(base, drafter, drafters[AUTOREGRESSIVE], texts[: sizing.timed], settings, sizing, seed)
+        timed = texts[: sizing.timed]
+        costs = costs_of(base, drafter, drafters[AUTOREGRESSIVE], timed, settings, sizing, seed, progress)
         taus = [sum(step.committed for step in steps) / len(steps) if steps else 1.0 for steps in passes]
         found[name] = Choice(tuple(map(Size, sizing.nodes, taus, costs)))
     return found
@@ -177,10 +198,11 @@ def costs_of(
     settings: Settings,
     sizing: Sizing,
     seed: int,
+    progress: Progress,
 ) -> list[float]:
     """Of a pass by size, in whole autoregressive passes. All take turns, and of each text the fastest repeat counts:
     what disturbs a machine only ever adds time, and a median of few still has some of it."""
-    settings = replace(settings, max_new_tokens=max(2, min(settings.max_new_tokens, sizing.timed_tokens)))
+    settings = replace(settings, max_new_tokens=sizing.timed_length(settings.max_new_tokens))
     sides = [(autoregressive, 1), *((drafter, nodes) for nodes in sizing.nodes)]
     seconds = [0.0] * len(sides)
     for prompt_L in texts:
@@ -189,6 +211,7 @@ def costs_of(
             for side, (one, nodes) in enumerate(sides):
                 spent = instrument(base, one, prompt_L, replace(settings, nodes=nodes), seed, frozenset())
                 best[side] = min(best[side], spent.a_pass)
+                progress.advance(settings.max_new_tokens)
         seconds = [total + least for total, least in zip(seconds, best, strict=True)]
     return rising([taken / seconds[0] for taken in seconds[1:]])
 

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 from sessions import PROMPTS, UNSEEN, arena, session
 
-from ctcdraft.evaluation import measure, remaining, replay_session
+from ctcdraft.evaluation import measure, remaining, replay_session, sizing
 from ctcdraft.evaluation import session as sessions
 from ctcdraft.evaluation.folder import Folder
 from ctcdraft.evaluation.replay_session import Replay
@@ -22,7 +22,7 @@ class Slow:
     def __init__(self, monkeypatch, seconds):
         self.now, self.lines, self.counts = 0.0, [], []
         self.patch = monkeypatch
-        for module in (remaining, replay_session):
+        for module in (remaining, replay_session, sizing):
             monkeypatch.setattr(module, "Progress", self.progress)
         self.takes(seconds, measure, "timed_answer")
         self.takes(seconds, sessions, "instrument")
@@ -95,6 +95,19 @@ def test_a_minute_has_one_line_however_many_answers_it_has(slow, tmp_path):
     at = slow(25.0)
     run(tmp_path, PROMPTS)
     assert [line.split(",")[0] for line in at.lines] == ["2 of 10 answers", "5 of 10 answers", "8 of 10 answers"]
+
+
+@pytest.mark.parametrize("timed_tokens", [2, 100])
+def test_the_choice_of_tree_sizes_counts_what_it_decodes(timed_tokens, slow):
+    at = slow(1.0)
+    at.takes(30.0, sizing, "hear")
+    here = arena(max_new_tokens=4)
+    how = sizing.Sizing([2, 4], "unused", prompts=2, timed=1, timed_tokens=timed_tokens, repeats=1)
+    sizing.choose(here.base, here.contestants, here.settings, how, [PROMPTS[0], PROMPTS[2]], 0)
+    # Two texts of four tokens, replayed for the one drafter; and timed: one text, twice, autoregression and two sizes.
+    count = 8 + 8 + 2 * 3 * min(timed_tokens, 4)
+    assert [(one.done, one.items) for one in at.counts] == [(count, count)]
+    assert at.lines[0].startswith(f"8 of {count} tokens (at most) for tree sizes, 1.0 minutes so far; about ")
 
 
 def test_a_replay_counts_what_the_loop_checks(slow, tmp_path):

@@ -95,8 +95,7 @@ def answer_panel(number: int, answer: SeenAnswer, words: Words, open_: bool) -> 
     title = f"{answer.contestant} on {answer.id} ({answer.category}): {len(answer.passes)} passes{tau}"
     first = opening(answer.passes)
     panels = [
-        pass_panel(f"a{number}p{place}", place, step, words, place == first)
-        for place, step in enumerate(answer.passes)
+        pass_panel(f"a{number}p{place}", place, step, words, place == first) for place, step in enumerate(answer.passes)
     ] or [tag("p", "The prefill gave the whole answer.")]
     prompt = tag("details", tag("summary", "the question"), tag("p", answer.prompt, class_="said"))
     said = tag("p", *tokens(number, answer), class_="said answer")
