@@ -20,6 +20,7 @@ from hydra.errors import HydraException
 from ctcdraft.command_line import understood
 from ctcdraft.errors import InputError, whole
 from ctcdraft.folders import refuse_unwritable
+from ctcdraft.front_door import composed, wrong_config
 from ctcdraft.training.search import Interval, search
 
 OWN = {"trials": 20, "jobs": 1, "search_seed": 0}
@@ -41,10 +42,27 @@ def main(words: list[str]) -> float:
     if not space:
         raise InputError("nothing is searched; give a key a range, as in 'drafter.frames=range(4,9)'")
     refuse_unwritable(run, "run")
+    refuse_wrong_keys(fixed, space)
     command = [sys.executable, str(Path(__file__).with_name("train.py")), *fixed]
     tau = search(command, run, space, own["trials"], own["jobs"], own["search_seed"])
     print(f"best tau {tau:.3f}; the table is {run / 'sweep.md'}")
     return tau
+
+
+def refuse_wrong_keys(fixed: list[str], space: dict[str, Any]) -> None:
+    """Raise InputError for words that train.py would refuse in every trial: each value of a list, the ends of a range.
+    Only the config is composed; nothing is loaded."""
+    ends = {key: [each.least, each.most] if isinstance(each, Interval) else each for key, each in space.items()}
+    first = {key: values[0] for key, values in ends.items()}
+    for key, values in ends.items():
+        for value in values:
+            try:
+                composed("train", *fixed, *(f"{name}={each}" for name, each in (first | {key: value}).items()))
+            except Exception as error:
+                sentence = wrong_config(error, "train", OWN)
+                if sentence is None:
+                    raise
+                raise InputError(sentence) from error
 
 
 def parsed(word: str) -> Override:

@@ -8,14 +8,13 @@ if __name__ == "__main__":
     begin("train")  # above the imports below, which take seconds
 
 import shlex
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
 import hydra
 import torch
 from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
 from hydra.utils import get_class, get_object, instantiate
 from omegaconf import DictConfig, OmegaConf
 
@@ -29,12 +28,14 @@ from ctcdraft.corpus.prefetch import Prefetched
 from ctcdraft.corpus.states import Live, read
 from ctcdraft.drafters.drafter import DraftHead
 from ctcdraft.errors import InputError, whole
-from ctcdraft.front_door import build_drafter, entry_point, from_command_line, paper_of, written_down
+from ctcdraft.front_door import build_drafter, entry_point, from_command_line, paper_of, sentence_of, written_down
+from ctcdraft.jobs import counted, leads, run_directory, sweep_directory, title
 from ctcdraft.paper import Paper
 from ctcdraft.rate import Rate
 from ctcdraft.training.adapting import Adapter, HeldBack
 from ctcdraft.training.checkpoint import RunDirectory
 from ctcdraft.training.compiling import compile_forward
+from ctcdraft.training.lock import exclusive
 from ctcdraft.training.logger import JsonlLogger, refuse_absent
 from ctcdraft.training.paper import Told
 from ctcdraft.training.paper import plan as paper_plan
@@ -42,7 +43,6 @@ from ctcdraft.training.peers import Peers, in_turn, join, launched, share_of
 from ctcdraft.training.plan import plan, rehearse
 from ctcdraft.training.probe import Probe, hold_out
 from ctcdraft.training.settings import refuse_impossible
-from ctcdraft.training.sweep import write_table
 from ctcdraft.training.trainer import Care, Trainer
 from ctcdraft.training.zero import DeepSpeedEngine
 
@@ -50,6 +50,12 @@ from ctcdraft.training.zero import DeepSpeedEngine
 @hydra.main(version_base=None, config_path="configs", config_name="train")
 @entry_point
 def main(config: DictConfig) -> float:
+    with counted(config, sentence_of):
+        return train(config)
+
+
+def train(config: DictConfig) -> float:
+    """Train the run of the config, or print its plan; returns the best tau of its probes."""
     run, resuming, sweep = run_directory(config), config.resume is not None, sweep_directory(config)
     if resuming:
         config = config_to_resume(run, config)
@@ -66,6 +72,12 @@ def main(config: DictConfig) -> float:
         if launched().leads:
             print(planned)
         return 0.0
+    with nullcontext() if config.plan_only or not leads() else exclusive(run.path):
+        return trained(config, run, resuming, sweep)
+
+
+def trained(config: DictConfig, run: RunDirectory, resuming: bool, sweep: Path | None) -> float:
+    """Train in a directory that no other process uses."""
     peers = join(config.device)
     base, drafter, objective, states, decoding, engine, adapter = assembled(config, peers)
     corpus = in_turn(peers, lambda: prepared_corpus(config, base))
@@ -84,7 +96,8 @@ def main(config: DictConfig) -> float:
     feed = Prefetched(batches, total, stride) if config.trainer.prefetch else batches
     objective = objective if adapter is None else HeldBack(objective, adapter)
     trainer = make_trainer(config.trainer, run, drafter, objective, feed, engine, probe, adapter)
-    costs = plan(base, drafter, objective, batches, engine, config.trainer.steps, config.trainer.accumulate)
+    done = run.step_reached if resuming else 0
+    costs = plan(base, drafter, objective, batches, engine, config.trainer.steps, config.trainer.accumulate, done)
     if peers.leads:
         print(*doubts.of_corpus(corpus.manifest), costs, sep="\n")
     if config.plan_only:
@@ -102,12 +115,9 @@ def main(config: DictConfig) -> float:
         run.begin(words, base.fingerprint() | {"corpus": corpus.manifest["hash"]}, config.overwrite)
         run.write_command(command_again(run))
     with closing(feed):
-        tau = trainer.fit(make_loggers(config, run, trainer.step) if peers.leads else [])
-    if not peers.leads:
-        return tau
-    print(f"best probe tau {tau:.3f}; the run is {run.path}")
-    if sweep is not None:
-        write_table(sweep)  # anew after every job: one that fails takes no table with it
+        tau = trainer.fit(make_loggers(config, run, trainer.step, title(run.path, sweep)) if peers.leads else [])
+    if peers.leads:
+        print(f"best probe tau {tau:.3f}; the run is {run.path}")
     return tau
 
 
@@ -186,21 +196,6 @@ def refuse_untaught(config: DictConfig) -> None:
         raise InputError(
             f"drafter={config.drafter.name} has no objective of its own (configs/objective/of_*.yaml); give objective="
         )
-
-
-def run_directory(config: DictConfig) -> RunDirectory:
-    """`run=DIR`, or `<run>/<job number>` in a multirun, or the run that is resumed."""
-    if config.resume is not None:
-        directory = RunDirectory(Path(config.resume))
-        directory.require()
-        return directory
-    sweep = sweep_directory(config)
-    return RunDirectory(Path(config.run) if sweep is None else sweep / str(HydraConfig.get().job.num))
-
-
-def sweep_directory(config: DictConfig) -> Path | None:
-    """Where the jobs of a multirun lie beside one another; None for a single run."""
-    return Path(config.run) if HydraConfig.get().mode == RunMode.MULTIRUN and config.resume is None else None
 
 
 def command_again(run: RunDirectory) -> str:
@@ -346,11 +341,11 @@ def try_out(config: DictConfig, base: Any, drafter: DraftHead, objective: Any, e
         compile_forward(drafter, config.trainer.compile, lambda: rehearse(base, drafter, objective, engine))
 
 
-def make_loggers(config: DictConfig, run: RunDirectory, first_step: int) -> list[Any]:
+def make_loggers(config: DictConfig, run: RunDirectory, first_step: int, called: tuple[str, str | None]) -> list[Any]:
     loggers: list[Any] = [JsonlLogger(run.metrics, first_step)]
     values = OmegaConf.to_container(config, resolve=True)
     others = [instantiate(part) for part in config.logger.values() if part is not None]
-    loggers += [other(run.path, name=run.path.name, config=values) for other in others]
+    loggers += [other(run.path, name=called[0], config=values, group=called[1]) for other in others]
     return loggers
 
 

@@ -7,7 +7,7 @@ import functools
 import os
 import re
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -69,13 +69,24 @@ def entry_point(main: Callable[[Any], Any]) -> Callable[[Any], Any]:
         try:
             return main(config)
         except Exception as error:
-            sentence = input_error(error) or missing_target(error) or wrong_config(error)
+            sentence = sentence_of(error)
             if sentence is None:
                 raise
-            print(f"{Path(sys.argv[0]).name}: {sentence}", file=sys.stderr)
+            from ctcdraft.jobs import job_number
+
+            job = job_number()
+            print(f"{Path(sys.argv[0]).name}: {'' if job is None else f'job {job}: '}{sentence}", file=sys.stderr)
+            if job is not None:  # Hydra runs the other jobs before it raises this
+                raise InputError("jobs of the sweep failed, as said above; the same command tries them again") from None
             raise SystemExit(1) from None
 
     return guarded
+
+
+def sentence_of(error: Exception) -> str | None:
+    """Return what is wrong with the input, in a sentence; None where the error is a bug of ours."""
+    told = input_error(error)
+    return str(told) if told is not None else missing_target(error) or wrong_config(error)
 
 
 def from_command_line(main: Callable[[], Any]) -> None:
@@ -89,15 +100,16 @@ def from_command_line(main: Callable[[], Any]) -> None:
     except BrokenPipeError:  # `... --help | head`: nobody reads on; what is left to flush goes nowhere
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except Exception as error:
-        sentence = wrong_config(error)
+        sentence = sentence_of(error)
         if sentence is None:
             raise
         print(f"{Path(sys.argv[0]).name}: {sentence}", file=sys.stderr)
         raise SystemExit(1) from None
 
 
-def wrong_config(error: Exception) -> str | None:
-    """What Hydra or OmegaConf finds wrong, in a sentence; None where a constructor failed, which is a bug of ours."""
+def wrong_config(error: Exception, verb: str | None = None, more: Iterable[str] = ()) -> str | None:
+    """What Hydra or OmegaConf finds wrong, in a sentence; None where a constructor failed, which is a bug of ours.
+    verb: whose keys they are, if not this script's; more: keys that this script takes besides."""
     from hydra.errors import HydraException, InstantiationException
     from omegaconf.errors import OmegaConfBaseException
 
@@ -107,17 +119,17 @@ def wrong_config(error: Exception) -> str | None:
         return f"{missing[1]}= is missing; give it on the command line"
     parts = [str(part) for part in (error, error.__cause__) if part is not None]
     words = " ".join(line.strip() for part in parts for line in part.splitlines()[:1]).replace("'.", "':")
-    return f"{words}; {nearest(words)}"
+    return f"{words}; {nearest(words, verb or Path(sys.argv[0]).stem, more)}"
 
 
-def nearest(words: str) -> str:
+def nearest(words: str, verb: str, more: Iterable[str] = ()) -> str:
     """The keys or options that come nearest to what was quoted, or where to look for all of them."""
     from hydra import compose, initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    verb, typed = Path(sys.argv[0]).stem, [word.partition("=")[0] for word in sys.argv[1:]]
+    typed = [word.partition("=")[0] for word in sys.argv[1:]]
     options = [str(file.relative_to(CONFIGS).with_suffix("")) for file in CONFIGS.rglob("*/*.yaml")]
     chosen = [word for word in sys.argv[1:] if word.replace("=", "/", 1) in options]
     GlobalHydra.instance().clear()  # of the job that is ending with this sentence
@@ -126,7 +138,7 @@ def nearest(words: str) -> str:
             known = dotted(compose(verb, chosen))
         except (HydraException, OmegaConfBaseException):  # which is what is being told
             known = dotted(compose(verb))
-    known += options
+    known += [*more, *options]
     for word in re.findall(r"'([\w./@-]+)'", words):
         if word in known:  # where it was said, and right
             continue

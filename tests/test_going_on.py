@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import shutil
 
 import pytest
@@ -10,8 +11,10 @@ from entry_parts import REPOSITORY, refused, run_script, training
 from omegaconf import OmegaConf
 from safetensors.torch import load_file
 
+from ctcdraft import jobs
 from ctcdraft.base import load_base
 from ctcdraft.front_door import load_drafter
+from ctcdraft.training import plan
 
 
 def test_resuming_raises_the_steps_only(world, monkeypatch, capsys):
@@ -74,6 +77,73 @@ def test_a_multirun_numbers_its_jobs(world, monkeypatch):
     monkeypatch.chdir(world)
     run_script(monkeypatch, "train.py", "-m", *training("run=sweep", "drafter.frames=3,4"))
     assert [(world / "sweep" / job / "drafter.safetensors").is_file() for job in "01"] == [True, True]
+
+
+def test_a_cell_that_cannot_be_is_in_the_table_and_the_other_cells_are_trained(world, monkeypatch, capsys):
+    """Two frames cannot say three labels; mended, the same command forgets it."""
+    monkeypatch.chdir(world)
+    said = refused(monkeypatch, capsys, "train.py", "-m", *training("run=cells", "drafter.frames=2,4", "seed=0,1",
+                                                                    "data_seed=0"))  # fmt: skip
+    assert said.splitlines()[0].startswith("train.py: job 0: 2 frames cannot say 3 labels")
+    assert said.splitlines()[-1] == (
+        "train.py: jobs of the sweep failed, as said above; the same command tries them again"
+    )
+    cells = world / "cells"
+    assert [(cells / job / "drafter.safetensors").is_file() for job in "0123"] == [False, False, True, True]
+    with (cells / "sweep.csv").open() as file:
+        rows = {row["job"]: row for row in csv.DictReader(file)}
+    assert [rows[job]["failed"][:27] for job in "0123"] == ["2 frames cannot say 3 label"] * 2 + ["", ""]
+    assert [rows[job]["drafter.frames"] for job in "0123"] == ["2", "2", "4", "4"]
+    assert (cells / "sweep.md").read_text().count("| failed: 2 frames cannot say 3 labels") == 2
+    # Another sweep in its place is refused, and the runs that are there are no failures.
+    before = (cells / "sweep.csv").read_text()
+    refused(monkeypatch, capsys, "train.py", "-m", *training("run=cells", "drafter.frames=2,5", "seed=0,1",
+                                                             "data_seed=0"))  # fmt: skip
+    assert (cells / "sweep.csv").read_text() == before
+    run_script(monkeypatch, "train.py", "-m", *training("run=cells", "drafter.frames=3", "seed=0,1", "data_seed=0"))
+    assert not list(cells.glob("[01]/failed.json"))
+
+
+def test_an_evaluation_that_cannot_be_leaves_the_others_of_its_sweep(world, monkeypatch, capsys):
+    monkeypatch.chdir(world)
+    words = ["checkpoint=run", "benchmark.path=prompts.jsonl", "benchmark.limit=1", "decoding.max_new_tokens=8",
+             "warm_up_tokens=4", "timing.questions=0", "decoding.nodes=0,6", "out=of_${decoding.nodes}"]  # fmt: skip
+    said = refused(monkeypatch, capsys, "evaluate.py", "-m", *words)
+    assert said.startswith("evaluate.py: job 0: decoding.nodes=0 is impossible")
+    assert (world / "of_6" / "report.json").is_file()
+    assert not (world / "of_0").exists()
+
+
+def test_a_sweep_says_how_long_it_will_take(world, monkeypatch, capsys):
+    """By a clock that jobs.py looks at twice a job, and that is ten minutes further each time; of four jobs the first
+    is there already, and the second cannot be."""
+    monkeypatch.chdir(world)
+    ticks = iter(range(0, 10**6, 600))
+    words = ["-m", *training("run=timed", "data_seed=0", "drafter.frames=4")]
+    run_script(monkeypatch, "train.py", *words, "objective.labels=3")
+    capsys.readouterr()
+    monkeypatch.setattr(jobs.counted.__wrapped__, "__defaults__", (lambda: next(ticks),))
+    with pytest.raises(SystemExit):
+        run_script(monkeypatch, "train.py", *words, "objective.labels=3,5,2,1")
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("sweep timed: ")]
+    assert lines == [
+        "sweep timed: 1 of 4 done",
+        "sweep timed: 2 of 4 done",
+        "sweep timed: 3 of 4 done, about 10 minutes for the remaining 1",
+        "sweep timed: 4 of 4 done",
+    ]
+
+
+def test_a_resumed_run_plans_the_steps_that_remain(world, monkeypatch, capsys):
+    monkeypatch.chdir(world)
+    run_script(monkeypatch, "train.py", *training("run=planned_again"))
+    assert "for the remaining" not in capsys.readouterr().out
+    monkeypatch.setattr(plan, "perf_counter", iter([0.0, 36.0]).__next__)
+    run_script(monkeypatch, "train.py", "resume=planned_again", "trainer.steps=14")
+    said = capsys.readouterr().out
+    assert "steps       14 of 8 rows x " in said
+    assert "epochs; 4 of them are done" in said
+    assert "time        about 0.10 hours for the remaining 10 steps (36.00 s for the first batch)" in said
 
 
 def test_a_sweep_that_was_stopped_goes_on(world, monkeypatch, capsys):

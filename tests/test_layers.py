@@ -10,7 +10,7 @@ import pytest
 import ctcdraft
 
 ROOT = Path(ctcdraft.__file__).parent
-ENDS = {"allowed", "arena", "front_door", "contestants", "published", "filling", "model_card"}
+ENDS = {"allowed", "arena", "front_door", "jobs", "contestants", "published", "filling", "model_card"}
 VERBS = ENDS | {"training", "evaluation", "corpus"}
 ROOMS = VERBS | {"base", "drafters", "objectives", "decoding", "ctc", "nn"}
 NEVER = {room: ROOMS - {room} for room in ("ctc", "decoding", "nn")}

@@ -21,6 +21,7 @@ from ctcdraft.errors import InputError
 from ctcdraft.files import write_text, write_whole
 from ctcdraft.fingerprints import quantised_since
 from ctcdraft.folders import refuse_held, refuse_no_run
+from ctcdraft.training.logger import WANDB
 
 DIGEST_BYTES = 16
 MUST_AGREE = ("weights", "width", "vocabulary", "taps", "tokenizer", "chat_template", "adapter")
@@ -59,6 +60,11 @@ class RunDirectory:
         return sorted(self.path.glob("resume-*.pt"), reverse=True)
 
     @property
+    def step_reached(self) -> int:
+        """The step of the newest state, by its name; 0 without one."""
+        return int(self.states[0].stem.removeprefix("resume-")) if self.states else 0
+
+    @property
     def fingerprint(self) -> Path:
         return self.path / "fingerprint.json"
 
@@ -69,7 +75,7 @@ class RunDirectory:
             if not (overwrite and self.fingerprint.exists()):
                 self.refuse_to_overwrite()
             own = [self.config, self.head, *self.states, self.metrics, self.fingerprint, self.command]
-            own += self.adapter.glob("adapter_*")
+            own += [self.path / WANDB, *self.adapter.glob("adapter_*")]
             for file in own:
                 file.unlink(missing_ok=True)
         write_text(self.fingerprint, json.dumps(fingerprint, indent=2) + "\n")

@@ -5,13 +5,18 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
-from collections.abc import Iterable
+import os
+import secrets
+from collections.abc import Iterable, Mapping
 from math import isfinite
 from pathlib import Path
 from typing import Any, Protocol
 
 from ctcdraft.errors import InputError
 from ctcdraft.files import write_text
+
+WANDB = "wandb.json"  # in a run directory: what the run is called in W&B
+LONGEST_NAME, LONGEST_TAG = 128, 64  # characters that W&B takes
 
 
 class Logger(Protocol):
@@ -71,7 +76,7 @@ class TensorBoardLogger:
 
     needs = ("tensorboard", "'ctcdraft[tensorboard]'")
 
-    def __init__(self, directory: Path, name: str, config: dict[str, Any]) -> None:
+    def __init__(self, directory: Path, name: str, config: dict[str, Any], group: str | None = None) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer: Any = SummaryWriter(str(directory))
@@ -87,17 +92,63 @@ class TensorBoardLogger:
 
 
 class WandbLogger:
-    """Weights & Biases; offline unless told otherwise, so that neither an account nor a network is needed."""
+    """Weights & Biases; offline unless told otherwise, so that neither an account nor a network is needed.
+
+    A resumed run goes on with the id, name and group that its directory keeps (wandb.json). Steps past the checkpoint
+    that a killed run had logged already are the same again, and W&B keeps the first.
+    """
 
     needs = ("wandb", "wandb")
 
-    def __init__(self, directory: Path, project: str, mode: Any, name: str, config: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        project: str,
+        mode: Any,
+        name: str,
+        config: dict[str, Any],
+        group: str | None = None,
+    ) -> None:
         import wandb
 
-        self._run = wandb.init(dir=str(directory), project=project, mode=mode, name=name, config=config)
+        if mode is None:
+            mode = os.environ.get("WANDB_MODE", "offline")
+        self._run = wandb.init(
+            dir=str(directory),
+            project=project,
+            mode=mode,
+            **wandb_identity(directory / WANDB, name, group),
+            resume="allow",
+            tags=tags(config),
+            config=config,
+            allow_val_change=True,  # trainer.steps may be raised
+        )
 
     def log(self, step: int, figures: dict[str, Any]) -> None:
         self._run.log(figures, step=step)
 
     def close(self) -> None:
         self._run.finish()
+
+
+def wandb_identity(file: Path, name: str, group: str | None) -> dict[str, Any]:
+    """Return id, name and group of the run in W&B: those in the file, or new ones, which are written there.
+
+    A search names its trials by W&B's own variables, WANDB_NAME and WANDB_RUN_GROUP; so may a user.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        return json.loads(file.read_text())
+    made = {
+        "id": secrets.token_hex(4),
+        "name": os.environ.get("WANDB_NAME", name)[:LONGEST_NAME],
+        "group": os.environ.get("WANDB_RUN_GROUP", group),
+    }
+    write_text(file, json.dumps(made, indent=1) + "\n")
+    return made
+
+
+def tags(config: Mapping[str, Any]) -> list[str]:
+    """Return what a run is found by: its drafter, the class of its objective, its base."""
+    objective = config["objective"]["_target_"].rpartition(".")[2]
+    found = (config["drafter"]["name"], objective, config["base"]["name"])
+    return [tag[:LONGEST_TAG] for tag in dict.fromkeys(map(str, found))]

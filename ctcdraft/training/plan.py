@@ -32,8 +32,10 @@ def plan(
     engine: TorchEngine,
     steps: int,
     accumulate: int,
+    done: int = 0,
 ) -> str:
-    """The plan in words. One forward and backward pass is timed, so what can fail fails here."""
+    """The plan in words. One forward and backward pass is timed, so what can fail fails here. done: the steps that a
+    resumed run has already, which take no time again."""
     engine.zero_grad()
     with engine.precision():
         batches.batch(0)  # the first time is not like the others: kernels are chosen, stored states are written
@@ -67,7 +69,7 @@ def plan(
     tokens = sum(len(tokens_L) for tokens_L in batches.rows.tokens)
     trained, own = sum(p.numel() for p in engine.parameters), sum(p.numel() for p in drafter.own_parameters())
     emission_bytes = rows * anchors * frames * (emissions.blank + 1) * 4
-    size = Size.of(base)
+    size, left = Size.of(base), max(steps - done, 0)
     sizes = ", ".join(f"{spelled(count)} as {name}" for name, count in states_bytes(tokens, size).items())
     beside = f" (and {trained - own:,} of the base)" if trained > own else ""
     return "\n".join(
@@ -77,7 +79,8 @@ def plan(
             f"corpus      {len(batches.rows):,} answers, {tokens:,} tokens, {windows:,} windows, "
             f"{feasible:.2%} of them feasible ({frames} frames, {batches.labels} labels)",
             f"steps       {steps:,} of {'' if accumulate == 1 else f'{accumulate} x '}{rows} rows x {anchors} anchors, "
-            f"{steps * accumulate / batches.steps_an_epoch:.1f} epochs",
+            f"{steps * accumulate / batches.steps_an_epoch:.1f} epochs"
+            f"{f'; {done:,} of them are done' if done else ''}",
             f"emissions   {emission_bytes / 2**20:,.0f} MiB a step if they were kept whole (they are not)",
             f"frames      {read}",
             f"rows        {batches.plan()}",
@@ -85,7 +88,8 @@ def plan(
             f"disk        {disk(trained)}; states of this corpus, where they are stored: {sizes}",
             f"memory      {memory(size, trained, batch, kept, emission_bytes)}; this process has held "
             f"{spelled(peak_bytes(base.device))} so far",
-            f"time        about {duration.spelled(seconds * steps * accumulate / engine.peers.world / 3600)} "
+            f"time        about {duration.spelled(seconds * left * accumulate / engine.peers.world / 3600)} "
+            f"{f'for the remaining {left:,} steps ' if done else ''}"
             f"({seconds:.2f} s for the first batch), probes not counted",
         ]
     )

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shlex
 import subprocess
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ctcdraft.errors import InputError
+from ctcdraft.training.remaining import Remaining
 from ctcdraft.training.sweep import write_table
 
 SECONDS_BETWEEN_LOOKS = 0.2
@@ -44,11 +47,13 @@ def search(
     jobs: int,
     seed: int,
     log: Callable[[str], None] = print,
+    clock: Callable[[], float] = time.monotonic,
 ) -> float:
     """Run `trials` trials, `jobs` side by side, into run/0, run/1, ...; returns the best tau.
 
     command: what trains, without what is searched. What was tried is in run/study.log: called again, the search goes
     on from there. tau of every probe is reported, and a trial below the median of the others at that step is stopped.
+    Values that were tried before by the same command are not tried again: their tau is known.
     """
     optuna = load_optuna()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -59,6 +64,8 @@ def search(
         sampler=optuna.samplers.TPESampler(seed=seed), pruner=optuna.pruners.MedianPruner(n_startup_trials=4),
     )  # fmt: skip
 
+    remaining, tries = Remaining(trials, jobs), Tries(study, command)
+
     def one(number: int) -> None:
         trial = study.ask()
         try:
@@ -67,15 +74,23 @@ def search(
             raise InputError(
                 f"{run / 'study.log'} holds a search among other values ({error}); choose another run="
             ) from error
-        folder = run / str(trial.number)
+        folder, began = run / str(trial.number), clock()
         state = optuna.trial.TrialState
-        status, tau, pruned = train([*command, *words, f"run={folder}"], folder, trial)
-        if tau is None or (status != 0 and not pruned):
-            study.tell(trial, state=state.FAIL)
-            log(f"trial {trial.number} failed with status {status}: {' '.join(words)}; see {folder}.log")
-            return
-        study.tell(trial, state=state.PRUNED) if pruned else study.tell(trial, tau)
-        log(f"trial {trial.number}: {' '.join(words)}  tau {tau:.3f}{' (stopped early)' if pruned else ''}")
+        with tries.of(trial) as before:
+            if before is not None:
+                study.tell(trial, before.value if before.state == state.COMPLETE else None, state=before.state)
+                said = f"trial {trial.number}: {' '.join(words)}  is trial {before.number} again and was not run"
+                log(f"{said}; {remaining.after(None)}")
+                return
+            status, tau, pruned = train([*command, *words, f"run={folder}"], folder, trial, words)
+            if tau is None or (status != 0 and not pruned):
+                study.tell(trial, state=state.FAIL)
+                said = f"trial {trial.number} failed with status {status}: {' '.join(words)}; see {folder}.log"
+                log(f"{said}; {remaining.after(None)}")
+                return
+            study.tell(trial, state=state.PRUNED) if pruned else study.tell(trial, tau)
+        said = f"trial {trial.number}: {' '.join(words)}  tau {tau:.3f}{' (stopped early)' if pruned else ''}"
+        log(f"{said}; {remaining.after(clock() - began)}")
         write_table(run)
 
     with ThreadPoolExecutor(jobs) as pool:
@@ -86,13 +101,44 @@ def search(
     return max(done)
 
 
-def train(command: Sequence[str], folder: Path, trial: Any) -> tuple[int, float | None, bool]:
-    """One trial to its end, or to where the pruner ends it: exit status, best tau, whether it was stopped."""
+class Tries:
+    """The trials of a study by what they tried: a command and values. Equal trials wait for one another."""
+
+    def __init__(self, study: Any, command: Sequence[str]) -> None:
+        self.study = study
+        self.command = shlex.join(command)
+        self.here: set[int] = set()  # of this search: what failed in an earlier one may have been mended
+        self._locks: dict[str, threading.Lock] = {}
+
+    @contextlib.contextmanager
+    def of(self, trial: Any) -> Iterator[Any]:
+        """Within, no equal trial runs; yields the one that ended before, or None."""
+        with self._locks.setdefault(repr(sorted(trial.params.items())), threading.Lock()):
+            before = next((one for one in self.study.get_trials(deepcopy=False) if self.is_known(one, trial)), None)
+            if before is None:  # so that what is known names the trial that ran
+                trial.set_user_attr("command", self.command)
+                self.here.add(trial.number)
+            yield before
+
+    def is_known(self, one: Any, trial: Any) -> bool:
+        """Return whether what came of one says what would come of the other."""
+        kept = one.state.name in ("COMPLETE", "PRUNED") or (one.state.name == "FAIL" and one.number in self.here)
+        equal = one.params == trial.params and one.user_attrs.get("command") == self.command
+        return kept and equal and one.number != trial.number
+
+
+def train(
+    command: Sequence[str], folder: Path, trial: Any, words: Sequence[str] = ()
+) -> tuple[int, float | None, bool]:
+    """One trial to its end, or to where the pruner ends it: exit status, best tau, whether it was stopped. words: what
+    the search chose, by which W&B calls it."""
+    group = folder.parent.name
+    named = {"WANDB_RUN_GROUP": group, **os.environ, "WANDB_NAME": " ".join([f"{group}/{folder.name}", *words])}
     reported, pruned = 0, False
     with Path(f"{folder}.log").open("w") as log:
         log.write(shlex.join(command) + "\n")
         log.flush()
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=named)
         try:
             while process.poll() is None:
                 time.sleep(SECONDS_BETWEEN_LOOKS)

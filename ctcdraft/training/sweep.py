@@ -16,6 +16,7 @@ import yaml
 
 from ctcdraft.files import write_text
 
+FAILURE = "failed.json"
 PLACES = ("run", "resume", "overwrite", "plan_only")  # where a run lies is no part of what it is
 
 
@@ -34,6 +35,37 @@ class Job:
 
     def setting(self, keys: Sequence[str]) -> tuple[Any, ...]:
         return tuple(self.values.get(key) for key in keys)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A job that did not come to its end; values: its whole config, flat. reason: one sentence."""
+
+    name: str
+    values: Mapping[str, Any]
+    reason: str
+
+    def setting(self, keys: Sequence[str]) -> tuple[Any, ...]:
+        return tuple(self.values.get(key) for key in keys)
+
+
+def write_failure(folder: Path, values: Mapping[str, Any], reason: str) -> None:
+    """Write down in a job's folder why it failed, for the table."""
+    write_text(folder / FAILURE, json.dumps({"reason": " ".join(reason.split()), "values": values}, indent=1) + "\n")
+
+
+def forget_failure(folder: Path) -> None:
+    """Remove what an earlier attempt at the job left."""
+    (folder / FAILURE).unlink(missing_ok=True)
+
+
+def read_failure(folder: Path) -> Failure | None:
+    """Return why the job in a folder failed; None where it did not."""
+    try:
+        content = json.loads((folder / FAILURE).read_text())
+        return Failure(folder.name, content["values"], content["reason"])
+    except (OSError, ValueError, KeyError):
+        return None
 
 
 def read_job(folder: Path) -> Job | None:
@@ -60,7 +92,7 @@ def flat(node: Any, above: str = "") -> dict[str, Any]:
     return {key: value for name in node for key, value in flat(node[name], f"{above}.{name}".lstrip(".")).items()}
 
 
-def swept(jobs: Sequence[Job]) -> list[str]:
+def swept(jobs: Sequence[Job | Failure]) -> list[str]:
     """The keys in which jobs differ; of several that say the same thing, the one with the shortest name."""
     differing: list[str] = []
     for key in sorted({key for job in jobs for key in job.values}, key=lambda key: (len(key), key)):
@@ -77,33 +109,49 @@ def tied(one: Sequence[Any], other: Sequence[Any]) -> bool:
 
 
 def write_table(folder: Path) -> list[Job]:
-    """sweep.csv, sweep.md and sweep.svg of all jobs in the folder, best first; nothing if there are none yet."""
-    found = (read_job(path.parent) for path in folder.glob("*/config.yaml"))
+    """sweep.csv, sweep.md and sweep.svg of all jobs in the folder, best first, and last those that failed, with the
+    reason; nothing if there are none yet. Returns the jobs that ran."""
+    failures = [failure for path in sorted(folder.glob(f"*/{FAILURE}")) if (failure := read_failure(path.parent))]
+    failed = {failure.name for failure in failures}
+    found = (read_job(path.parent) for path in folder.glob("*/config.yaml") if path.parent.name not in failed)
     jobs = sorted((job for job in found if job is not None), key=lambda job: (-job.tau, job.name))
+    if jobs or failures:
+        keys = swept([*jobs, *failures])
+        write_text(folder / "sweep.csv", table(jobs, keys, failures))
+        write_text(folder / "sweep.md", page(jobs, keys, failures))
     if jobs:
-        keys = swept(jobs)
-        write_text(folder / "sweep.csv", table(jobs, keys))
-        write_text(folder / "sweep.md", page(jobs, keys))
-        write_text(folder / "sweep.svg", plot(jobs, [key for key in keys if key != "seed"]))
+        write_text(folder / "sweep.svg", plot(jobs, [key for key in swept(jobs) if key != "seed"]))
     return jobs
 
 
-def table(jobs: Sequence[Job], keys: Sequence[str]) -> str:
+def table(jobs: Sequence[Job], keys: Sequence[str], failures: Sequence[Failure] = ()) -> str:
+    """Return the rows of all jobs; the column `failed` is there where a job did."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["job", *keys, "tau", "loss", "steps"])
+    writer.writerow(["job", *keys, "tau", "loss", "steps", *(["failed"] if failures else [])])
     for job in jobs:
-        writer.writerow([job.name, *job.setting(keys), job.tau, job.loss, job.steps])
+        row = [job.name, *job.setting(keys), job.tau, job.loss, job.steps]
+        writer.writerow(row + [""] if failures else row)
+    for failure in failures:
+        writer.writerow([failure.name, *failure.setting(keys), "", "", "", failure.reason])
     return text.getvalue()
 
 
-def page(jobs: Sequence[Job], keys: Sequence[str]) -> str:
-    """One line a setting, its seeds together."""
+def by_seed(same: Sequence[Job]) -> list[float]:
+    """Return the tau of each seed of one setting: a seed that was run twice is one, and its noise counts once."""
+    seeds: dict[Any, list[float]] = {}
+    for job in same:
+        seeds.setdefault(job.values.get("seed"), []).append(job.tau)
+    return [statistics.mean(taus) for taus in seeds.values()]
+
+
+def page(jobs: Sequence[Job], keys: Sequence[str], failures: Sequence[Failure] = ()) -> str:
+    """One line a setting, its seeds together; then one a job that failed."""
     named = [key for key in keys if key != "seed"]
     settings: dict[tuple[Any, ...], list[Job]] = {}
     for job in jobs:
         settings.setdefault(job.setting(named), []).append(job)
-    ranked = sorted(settings.items(), key=lambda item: -statistics.mean(job.tau for job in item[1]))
+    ranked = sorted(settings.items(), key=lambda item: -statistics.mean(by_seed(item[1])))
     lines = [
         "tau: tokens committed by passes / passes over the held-out prompts, of each run's best probe; spread: "
         "standard deviation over seeds.",
@@ -112,30 +160,36 @@ def page(jobs: Sequence[Job], keys: Sequence[str]) -> str:
         "|" + "---|" * (len(named) + 5),
     ]
     for setting, same in ranked:
-        taus = [job.tau for job in same]
+        taus = by_seed(same)
         spread = f"{statistics.stdev(taus):.3f}" if len(taus) > 1 else ""
         losses = [job.loss for job in same if job.loss is not None]
         loss = f"{statistics.mean(losses):.3f}" if losses else ""
         names = " ".join(sorted(job.name for job in same))
         cells = [*map(str, setting), f"{statistics.mean(taus):.3f}", spread, str(len(taus)), loss, names]
         lines.append("| " + " | ".join(cells) + " |")
-    lines += ["", verdict(list(settings.values()), ranked), "", "The best run again:", "", f"    {jobs[0].command}"]
+    for failure in failures:
+        cells = [*map(str, failure.setting(named)), f"failed: {failure.reason}", "", "0", "", failure.name]
+        lines.append("| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |")
+    if jobs:
+        said = verdict([(setting, by_seed(same)) for setting, same in ranked])
+        lines += ["", said, "", "The best run again:", "", f"    {jobs[0].command}"]
     return "\n".join(lines) + "\n"
 
 
-def verdict(groups: Sequence[Sequence[Job]], ranked: Sequence[tuple[Any, Sequence[Job]]]) -> str:
-    """By how much the first setting is ahead, in units of the noise of seeds where that is known."""
+def verdict(ranked: Sequence[tuple[Any, Sequence[float]]]) -> str:
+    """By how much the first setting is ahead, in units of the noise of seeds where that is known; of every setting its
+    taus, one a seed."""
     if len(ranked) == 1:
         return "There is one setting only."
-    first, second = (statistics.mean(job.tau for job in same) for _, same in ranked[:2])
+    first, second = (statistics.mean(taus) for _, taus in ranked[:2])
     said = f"The first setting is ahead of the second by {first - second:.3f} in tau"
-    repeated = [[job.tau for job in same] for same in groups if len(same) > 1]
+    repeated = [taus for _, taus in ranked if len(taus) > 1]
     freedom = sum(len(taus) - 1 for taus in repeated)
     if not freedom:
         return f"{said}; no setting was run with two seeds, so its noise is not known: add seed=0,1,2 data_seed=0."
     noise = (sum(statistics.variance(taus) * (len(taus) - 1) for taus in repeated) / freedom) ** 0.5
     # Of a difference of two means, each over its own number of seeds.
-    error = noise * sum(1 / len(same) for _, same in ranked[:2]) ** 0.5
+    error = noise * sum(1 / len(taus) for _, taus in ranked[:2]) ** 0.5
     sure = "more than two of them" if first - second > 2 * error else "within two of them: not decided"
     return f"{said}; seeds alone spread it by {noise:.3f}, and that difference by {error:.3f}: {sure}."
 

@@ -26,6 +26,7 @@ from ctcdraft.training.logger import Logger
 from ctcdraft.training.pace import Pace
 from ctcdraft.training.peers import in_turn, share_of
 from ctcdraft.training.probe import Probe
+from ctcdraft.training.step_lines import StepLines
 from ctcdraft.training.stopping import Stop, listening
 
 
@@ -83,12 +84,13 @@ class Trainer:
         self.skipped = 0  # in all
         self.skipped_now = 0  # in a row
 
-    def fit(self, loggers: Sequence[Logger]) -> float:
+    def fit(self, loggers: Sequence[Logger], clock: Callable[[], float] = monotonic) -> float:
         """Train to the last step; returns the best tau a probe measured, which a sweep maximises."""
         in_turn(self.peers, self.batches.states.fill)
         saved_at = monotonic()
         last = stopped = False
         quiet = None if self.peers.leads else True  # None: where nobody watches
+        lines = StepLines(self.step, self.steps, clock)
         bar = tqdm(total=self.steps, initial=self.step, unit="step", desc="training", disable=quiet)
         with contextlib.ExitStack() as closing, bar, listening() as stop:
             for logger in loggers:
@@ -106,6 +108,8 @@ class Trainer:
                     logger.log(self.step, figures)
                 bar.set_postfix(loss=f"{figures['loss']:.3f}", tau=f"{self.best_tau:.2f}", refresh=False)
                 bar.update()
+                if self.peers.leads:
+                    lines.after(figures)
                 # Processes agree, or one would wait for the others for ever.
                 stopped, due = self.peers.any(stop.asked is not None, self.due(saved_at))
                 if last or stopped:

@@ -14,8 +14,9 @@ import pytest
 
 from ctcdraft.errors import InputError
 from ctcdraft.training import search as searching
+from ctcdraft.training.remaining import Remaining
 from ctcdraft.training.search import Interval, search
-from ctcdraft.training.sweep import flat, read_job, swept, write_table
+from ctcdraft.training.sweep import flat, forget_failure, read_job, swept, write_failure, write_table
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -80,6 +81,54 @@ def test_a_value_is_text_in_the_plot_and_no_markup(tmp_path):
     assert {node.text for node in drawing if node.tag.endswith("text")} >= {"plain", evil, f"tau, by {evil}"}
 
 
+def test_a_seed_that_was_run_twice_is_one_seed(tmp_path):
+    """Frames 6: seed 0 twice and seed 1 once are two seeds, of 2.0 and 2.4; frames 4: one seed, whose noise is unknown
+    however often it was run."""
+    for number, (frames, seed, tau) in enumerate([(6, 0, 2.0), (6, 0, 2.0), (6, 1, 2.4), (4, 0, 1.0), (4, 0, 1.0)]):
+        made(tmp_path, str(number), [tau], frames, 0.001, seed=seed)
+    write_table(tmp_path)
+    page = (tmp_path / "sweep.md").read_text()
+    assert "| 6 | 2.200 | 0.283 | 2 | 6.867 | 0 1 2 |" in page
+    assert "| 4 | 1.000 |  | 1 | 8.000 | 3 4 |" in page
+    # Over two seeds and one: 0.2828 * sqrt(1/2 + 1).
+    assert "seeds alone spread it by 0.283, and that difference by 0.346" in page
+
+
+def test_a_job_that_failed_has_its_reason_in_the_table(tmp_path):
+    made(tmp_path, "0", [1.5], 4, 0.001)
+    values = read_job(tmp_path / "0").values
+    write_failure(tmp_path / "1", {**values, "drafter.frames": 2, "drafter.body.slots": 2}, "2 frames | 3\nlabels")
+    made(tmp_path, "2", [9.0], 8, 0.001)  # it stopped after a probe
+    write_failure(tmp_path / "2", read_job(tmp_path / "2").values, "the gradient is nan")
+    assert [job.name for job in write_table(tmp_path)] == ["0"]
+    page = (tmp_path / "sweep.md").read_text()
+    assert r"| 2 | failed: 2 frames \| 3 labels |  | 0 |  | 1 |" in page
+    assert "| 8 | failed: the gradient is nan |  | 0 |  | 2 |" in page
+    with (tmp_path / "sweep.csv").open() as file:
+        rows = {row["job"]: row for row in csv.DictReader(file)}
+    assert [(rows[job]["drafter.frames"], rows[job]["tau"], rows[job]["failed"]) for job in "012"] == [
+        ("4", "1.5", ""), ("2", "", "2 frames | 3 labels"), ("8", "", "the gradient is nan"),
+    ]  # fmt: skip
+    forget_failure(tmp_path / "2")
+    assert [job.name for job in write_table(tmp_path)] == ["2", "0"]
+
+
+def test_a_sweep_of_failures_alone_has_a_table_too(tmp_path):
+    write_failure(tmp_path / "0", {"seed": 0}, "no base")
+    assert write_table(tmp_path) == []
+    assert "| failed: no base |  | 0 |  | 0 |" in (tmp_path / "sweep.md").read_text()
+
+
+def test_what_remains_is_the_mean_of_what_ran_times_what_is_left_over_the_jobs():
+    remaining = Remaining(8, jobs=2)
+    assert remaining.after(None) == "1 of 8 done", "one that failed tells nothing"
+    assert remaining.after(600.0) == "2 of 8 done, about 30 minutes for the remaining 6"
+    assert remaining.after(1200.0) == "3 of 8 done, about 38 minutes for the remaining 5"
+    assert [remaining.after(900.0) for _ in range(5)][-2:] == [
+        "7 of 8 done, about 15 minutes for the remaining 1", "8 of 8 done",
+    ]  # fmt: skip
+
+
 def test_without_jobs_there_is_no_table(tmp_path):
     assert write_table(tmp_path) == []
     assert not list(tmp_path.iterdir())
@@ -109,11 +158,55 @@ def test_a_search_finds_the_best_value_and_goes_on_where_it_was(tmp_path, monkey
     first = search(command, tmp_path / "run", space, trials=3, jobs=1, seed=0, log=said.append)
     second = search(command, tmp_path / "run", space, trials=5, jobs=2, seed=0, log=said.append)
     assert first <= second == 3.0
-    assert sorted(path.name for path in (tmp_path / "run").iterdir() if path.is_dir()) == list("01234567")
     assert len(said) == 8
+    again = [re.fullmatch(r"trial \d: x=(\d)  is trial (\d) again and was not run; .*", line) for line in said]
+    ran = {re.match(r"trial (\d): (x=\d)  tau", line)[1]: line for line in said if "tau" in line}
+    assert sum(match is not None for match in again) == 8 - len(ran) >= 3, "there are five values"
+    assert all(f"x={match[1]}  tau" in ran[match[2]] for match in again if match), "each names the one that ran"
+    assert sorted(path.name for path in (tmp_path / "run").iterdir() if path.is_dir()) == sorted(ran)
     assert "x" in (tmp_path / "run" / "sweep.csv").read_text().splitlines()[0]
     with pytest.raises(InputError, match=r"study\.log holds a search among other values .*; choose another run="):
         search(command, tmp_path / "run", {"x": [1, 2]}, trials=1, jobs=1, seed=0)
+
+
+def test_a_search_says_how_long_it_will_take(tmp_path, monkeypatch):
+    """By a clock that is 300 s further at every look: every trial takes five minutes."""
+    pytest.importorskip("optuna")
+    monkeypatch.setattr(searching, "SECONDS_BETWEEN_LOOKS", 0.01)
+    (tmp_path / "trial.py").write_text(TRIAL)
+    command, space = [sys.executable, str(tmp_path / "trial.py")], {"x": Interval(0, 4, False, whole=False)}
+    ticks, said = iter(range(0, 10**6, 300)), []
+    search(command, tmp_path / "run", space, 3, jobs=1, seed=0, log=said.append, clock=lambda: next(ticks))
+    assert [line.split("; ")[1] for line in said] == [
+        "1 of 3 done, about 10 minutes for the remaining 2", "2 of 3 done, about 5.0 minutes for the remaining 1",
+        "3 of 3 done",
+    ]  # fmt: skip
+
+
+def test_values_are_tried_again_by_another_command_only(tmp_path, monkeypatch):
+    """Side by side, too: of four trials of one value, one runs. One that fails is not tried again in this search."""
+    pytest.importorskip("optuna")
+    monkeypatch.setattr(searching, "SECONDS_BETWEEN_LOOKS", 0.01)
+    (tmp_path / "trial.py").write_text(TRIAL + "\nPath(given['count']).open('a').write(given['run'] + '\\n')")
+    command, said = [sys.executable, str(tmp_path / "trial.py"), f"count={tmp_path / 'count'}"], []
+    search(command, tmp_path / "run", {"x": [2]}, trials=4, jobs=4, seed=0, log=said.append)
+    search([*command, "more=1"], tmp_path / "run", {"x": [2]}, trials=1, jobs=1, seed=0, log=said.append)
+    assert len((tmp_path / "count").read_text().splitlines()) == 2
+    assert sum("again and was not run" in line for line in said) == 3
+    fails = [sys.executable, "-c", f"open({str(tmp_path / 'fails')!r}, 'a').write('x'); raise SystemExit(1)"]
+    with pytest.raises(InputError, match="none of 3 trials came to its end"):
+        search(fails, tmp_path / "failing", {"x": [2]}, trials=3, jobs=1, seed=0, log=said.append)
+    assert (tmp_path / "fails").read_text() == "x"
+
+
+def test_a_trial_is_called_by_its_values_in_wandb(tmp_path, monkeypatch):
+    pytest.importorskip("optuna")
+    monkeypatch.delenv("WANDB_RUN_GROUP", raising=False)
+    monkeypatch.setattr(searching, "SECONDS_BETWEEN_LOOKS", 0.01)
+    tells = "import os\n(run / 'names').write_text(os.environ['WANDB_NAME'] + ' of ' + os.environ['WANDB_RUN_GROUP'])\n"
+    (tmp_path / "trial.py").write_text(TRIAL + tells)
+    search([sys.executable, str(tmp_path / "trial.py")], tmp_path / "lr", {"x": [2]}, 1, 1, 0, log=lambda line: None)
+    assert (tmp_path / "lr" / "0" / "names").read_text() == "lr/0 x=2 of lr"
 
 
 def test_a_key_that_is_added_keeps_its_plus(monkeypatch):
@@ -152,9 +245,17 @@ def test_a_trial_that_falls_behind_is_stopped(tmp_path, monkeypatch):
         (["nonsense"], "nonsense is no key=value"),
         (["a=range(9,4)"], "a: nothing lies from 9 to 3; give its range upwards"),
         (["a=tag(log,interval(0,1))"], "a: nothing lies from 0.0 to 1.0; give its range upwards and, for its log"),
+        (["trails=2", "drafter.frames=range(4,9)"], "'trails'"),
+        (["trails=2", "drafter.frames=range(4,9)"], "did you mean trials"),
+        (["trials=2", "drafter.framez=range(4,9)"], "did you mean drafter.frames"),
+        (["trainer.step=100", "drafter.frames=4,5"], "did you mean trainer.steps"),
+        (["drafter=ctc,medusaa"], "did you mean drafter/medusa"),
     ],
 )
-def test_a_wrong_word_is_one_sentence(words, sentence, monkeypatch, capsys):
+def test_a_wrong_word_is_one_sentence(words, sentence, monkeypatch, capsys, tmp_path):
+    """Before the first trial: nothing is written, and no trial starts."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(searching, "train", None)
     monkeypatch.setattr(sys, "argv", ["sweep.py", *words])
     with pytest.raises(SystemExit) as left:
         runpy.run_path(str(REPOSITORY / "sweep.py"), run_name="__main__")
@@ -162,6 +263,7 @@ def test_a_wrong_word_is_one_sentence(words, sentence, monkeypatch, capsys):
     assert left.value.code == 1
     assert sentence in said
     assert said.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_without_optuna_it_says_what_to_install(monkeypatch, tmp_path):

@@ -1,0 +1,92 @@
+"""Two processes never write one run directory; a killed one leaves nothing that a resume would wait for."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from entry_parts import REPOSITORY, refused, run_script, training
+
+from ctcdraft.training.lock import LOCK, InUseError, exclusive
+
+HOLDS = """
+import sys, time
+from pathlib import Path
+from ctcdraft.training.lock import exclusive
+with exclusive(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def held():
+    """A function that has another process hold a directory, and returns that process."""
+    children = []
+
+    def hold(directory):
+        child = subprocess.Popen(
+            [sys.executable, "-c", HOLDS, str(directory)], stdout=subprocess.PIPE, text=True, cwd=REPOSITORY
+        )
+        children.append(child)
+        assert child.stdout.readline() == "held\n"
+        return child
+
+    yield hold
+    for child in children:
+        child.kill()
+        child.wait()
+        child.stdout.close()
+
+
+def test_a_second_process_is_refused_by_name_until_the_first_is_killed(tmp_path, held):
+    child = held(tmp_path / "run")
+    with pytest.raises(InUseError) as refusal, exclusive(tmp_path / "run"):
+        pass
+    host = os.uname().nodename
+    assert str(refusal.value) == (
+        f"{tmp_path}/run is being trained by process {child.pid} on {host}; wait until it ends or stop it, or choose "
+        "another run="
+    )
+    os.kill(child.pid, signal.SIGKILL)
+    child.wait()
+    assert (tmp_path / "run" / LOCK).exists()
+    with exclusive(tmp_path / "run"), pytest.raises(InUseError, match=f"by process {os.getpid()} on {host}"):
+        exclusive(tmp_path / "run").__enter__()
+
+
+def test_what_it_leaves(tmp_path):
+    with exclusive(tmp_path / "refused"):
+        assert (tmp_path / "refused" / LOCK).exists()
+    assert not (tmp_path / "refused").exists()
+    with exclusive(tmp_path / "run"):
+        (tmp_path / "run" / "config.yaml").touch()
+    assert [file.name for file in (tmp_path / "run").iterdir()] == ["config.yaml"]
+
+
+@pytest.mark.parametrize(
+    "words", [["resume=busy"], training("run=busy", "overwrite=true"), training("run=fresh")],
+    ids=["resume", "overwrite", "fresh start"],
+)  # fmt: skip
+def test_neither_a_resume_nor_a_start_goes_beside_a_run(world, monkeypatch, capsys, held, words):
+    """fresh start: the other one has not begun its run yet, for it still prepares its corpus."""
+    monkeypatch.chdir(world)
+    place = Path("fresh" if "run=fresh" in words else "busy")
+    if place.name == "busy" and not place.exists():
+        run_script(monkeypatch, "train.py", *training("run=busy"))
+    child = held(world / place)
+    before = {file.name: file.read_bytes() for file in place.iterdir()}
+    capsys.readouterr()
+    said = refused(monkeypatch, capsys, "train.py", *words)
+    assert f"{place} is being trained by process {child.pid} on " in said
+    assert said.count("\n") == 1
+    assert {file.name: file.read_bytes() for file in place.iterdir()} == before
+    child.kill()
+    child.wait()
+    run_script(monkeypatch, "train.py", *words)  # which nothing blocks
+    assert not (place / LOCK).exists()
+    assert (place / "drafter.safetensors").is_file()

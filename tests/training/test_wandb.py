@@ -1,0 +1,90 @@
+"""What Weights & Biases is told: a resumed run is the same run, and the jobs of a sweep have names and a group."""
+
+from __future__ import annotations
+
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+from entry_parts import run_script, training
+
+from ctcdraft.training.logger import WandbLogger
+
+CONFIG = {"drafter": {"name": "ctc"}, "objective": {"_target_": "ctcdraft.objectives.ctc.CTC"}, "base": {"name": "b"}}
+
+
+@pytest.fixture
+def told(monkeypatch):
+    """Every call of wandb.init, by its keywords; `logged` holds the steps of that run."""
+    calls = []
+
+    def init(**how):
+        logged = []
+        calls.append(how | {"logged": logged})
+        return SimpleNamespace(log=lambda figures, step: logged.append(step), finish=lambda: None)
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init, __spec__=SimpleNamespace(name="wandb")))
+    for name in ("WANDB_MODE", "WANDB_NAME", "WANDB_RUN_GROUP"):
+        monkeypatch.delenv(name, raising=False)
+    return calls
+
+
+def test_a_resumed_run_is_the_same_run(world, monkeypatch, told):
+    monkeypatch.chdir(world)
+    run_script(monkeypatch, "train.py", *training("run=curves", "logger=wandb"))
+    run_script(monkeypatch, "train.py", "resume=curves", "trainer.steps=6")
+    first, second = told
+    assert (first["logged"], second["logged"]) == ([1, 2, 3, 4], [5, 6])
+    assert first["id"] == second["id"]
+    assert first["resume"] == second["resume"] == "allow"
+    assert (first["name"], first["group"]) == (second["name"], second["group"]) == ("curves", None)
+    assert first["tags"] == ["ctc", "CTC", "base"]
+    assert (first["config"]["trainer"]["steps"], second["config"]["trainer"]["steps"]) == (4, 6)
+    assert first["mode"] == "offline"
+    assert first["dir"] == "curves"
+    run_script(monkeypatch, "train.py", *training("run=curves", "logger=wandb", "overwrite=true"))
+    assert told[2]["id"] != first["id"], "a new run in the place of the old"
+
+
+def test_the_jobs_of_a_sweep_have_names_and_a_group(world, monkeypatch, told):
+    monkeypatch.chdir(world)
+    run_script(monkeypatch, "train.py", "-m", *training("run=curves_of", "logger=wandb"), "seed=0,1", "data_seed=0")
+    run_script(monkeypatch, "train.py", "resume=curves_of/1", "trainer.steps=5")
+    assert [call["name"] for call in told] == ["curves_of/0 seed=0", "curves_of/1 seed=1", "curves_of/1 seed=1"]
+    assert {call["group"] for call in told} == {"curves_of"}
+    assert told[0]["id"] != told[1]["id"] == told[2]["id"]
+
+
+def test_modes_names_and_groups_of_the_environment(tmp_path, monkeypatch, told):
+    """WANDB_MODE may be another at the resume; name and group, which a search gives its trials, stay."""
+    monkeypatch.setenv("WANDB_NAME", "search/3 drafter.frames=6")
+    monkeypatch.setenv("WANDB_RUN_GROUP", "search")
+    monkeypatch.setenv("WANDB_MODE", "online")
+    WandbLogger(tmp_path, "p", None, "3", CONFIG).close()
+    monkeypatch.delenv("WANDB_NAME")
+    monkeypatch.delenv("WANDB_RUN_GROUP")
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    WandbLogger(tmp_path, "p", None, "3", CONFIG).close()
+    WandbLogger(tmp_path, "p", "offline", "3", CONFIG).close()
+    assert [call["mode"] for call in told] == ["online", "disabled", "offline"]
+    assert {(call["name"], call["group"]) for call in told} == {("search/3 drafter.frames=6", "search")}
+    assert json.loads((tmp_path / "wandb.json").read_text())["id"] == told[0]["id"]
+
+
+def test_wandb_itself_takes_it(tmp_path, monkeypatch):
+    """Offline; the second start is of the same id."""
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    runs = []
+    for first in (1, 3):
+        logger = WandbLogger(tmp_path, "project", None, "sweep/1 seed=1", CONFIG, group="sweep")
+        runs.append((logger._run.id, logger._run.name, logger._run.group, logger._run.tags))
+        for step in (first, first + 1):
+            logger.log(step, {"loss": 1.0})
+        logger.close()
+    assert runs[0] == runs[1]
+    assert runs[0][1:] == ("sweep/1 seed=1", "sweep", ("ctc", "CTC", "b"))
+    folders = {folder.name.rsplit("-", 1)[-1] for folder in (tmp_path / "wandb").glob("offline-run-*")}
+    assert folders == {runs[0][0]}
