@@ -110,7 +110,7 @@ def test_an_evaluation_that_cannot_be_leaves_the_others_of_its_sweep(world, monk
              "warm_up_tokens=4", "timing.questions=0", "decoding.nodes=0,6", "out=of_${decoding.nodes}"]  # fmt: skip
     said = refused(monkeypatch, capsys, "evaluate.py", "-m", *words)
     assert said.startswith("evaluate.py: job 0: decoding.nodes=0 is impossible")
-    assert (world / "of_6" / "report.json").is_file()
+    assert (world / "of_6" / "1" / "report.json").is_file()
     assert not (world / "of_0").exists()
 
 
