@@ -40,7 +40,9 @@ SERVED = {
     "Gemma 3, text only": ("gemma3_text", {"sliding_window": WINDOW, "num_hidden_layers": 6}),
     "SmolLM 1, 2": ("llama", {"tie_word_embeddings": True}),
     "SmolLM 3": ("smollm3", {"num_hidden_layers": 4}),
-    "Granite, logits_scaling of 1": ("granite", {}),
+    "Granite, logits_scaling of 1": (
+        "granite", {"embedding_multiplier": 3.0, "attention_multiplier": 0.5, "residual_multiplier": 0.7}
+    ),
     "StableLM": ("stablelm", {"head_dim": None}),
     "GPT-NeoX, Pythia": ("gpt_neox", {}),
     "GPT-2": ("gpt2", {}),

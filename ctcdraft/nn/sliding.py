@@ -32,7 +32,7 @@ class SlidingWindow:
         """
         kinds = frozenset(getattr(config, "layer_types", None) or ())
         window = getattr(config, "sliding_window", None)
-        if window is None or (kinds and "sliding_attention" not in kinds) or window >= context_length:
+        if not window or (kinds and "sliding_attention" not in kinds) or window >= context_length:
             return None
         return cls(window, kinds)
 
