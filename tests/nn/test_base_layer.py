@@ -195,13 +195,17 @@ def test_comparing_draws_nothing_that_others_draw_from(kind):
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.parametrize("scaled", ["everywhere", "far off"])
 @torch.no_grad()
-def test_a_layer_of_the_right_names_is_refused_by_its_outputs():
-    """Weights of a plain layer in a base that does not say it turns otherwise; the block stays as it was drawn."""
-    base = varied_base("llama", rope_parameters=LLAMA3)
+def test_a_layer_of_the_right_names_is_refused_by_its_outputs(scaled):
+    """Frequencies that the head does not share, some of which show far from the start alone; it stays as drawn."""
+    far = {"rope_theta": 5e6, "original_max_position_embeddings": 1024}
+    rope = LLAMA3 | (far | {"high_freq_factor": 1.5} if scaled == "far off" else {})
+    base = random_base("llama", context=2048, rope_parameters=rope)
     drafter = head(base, "drafter=ctc", "drafter.body.like_base=false")
     assert drafter.initialised.startswith("at random (its last layer computes something else: the output of a copy is")
-    assert not torch.equal(drafter.body.block.mlp.up.weight, base.lm.model.layers[-1].mlp.up_proj.weight)
+    for layer in base.lm.model.layers:
+        assert not torch.equal(drafter.body.block.mlp.up.weight, layer.mlp.up_proj.weight)
 
 
 def test_runs_that_name_no_like_base_have_the_layer_they_were_trained_with():
