@@ -143,8 +143,8 @@ def test_a_layer_that_cannot_be_copied_starts_at_random_and_says_why(case):
     kind, changes, why, normed = RANDOM[case]
     base = varied_base(kind, **changes)
     ctc, eagle = head(base, "drafter=ctc"), head(base, "drafter=eagle")
-    said = rf"at random \(.*{why}.*\), final norm {'from the base' if normed else 'of ones'}$"
-    assert re.match(said, ctc.initialised)
+    norm = "from the base" if normed else "of ones"
+    assert re.match(rf"at random \(.*{why}.*\), final norm {norm}$", ctc.initialised)
     assert eagle.initialised.startswith("at random (")
     assert (frames_of(ctc, base).std(dim=-1) > 0.1).all()
 
@@ -162,7 +162,7 @@ def frames_of(drafter, base):
 @pytest.mark.parametrize("case", [*COPIED, *(name for name, values in RANDOM.items() if values[3])])
 @torch.no_grad()
 def test_the_final_norm_is_the_bases_and_no_frame_is_zero(case):
-    kind, changes = ({**COPIED, **RANDOM}[case])[:2]
+    kind, changes = (COPIED | RANDOM)[case][:2]
     base = varied_base(kind, **changes)
     drafter, x_LD = head(base, "drafter=ctc"), torch.randn(9, base.width) + 0.5
     torch.testing.assert_close(drafter.body.norm(x_LD), base.lm.base_model.norm(x_LD), rtol=1e-4, atol=1e-5)
@@ -237,7 +237,6 @@ def test_a_head_of_the_embedded_base_begins_as_it_always_did():
 
 
 def test_rows_of_a_head_by_hand():
-    """The example of its docstring; a whole head in half-split order stays as it is."""
     assert half_split_rows(6, 4, interleaved=False).tolist() == [0, 1, 4, 2, 3, 5]
     assert half_split_rows(6, 4, interleaved=True).tolist() == [0, 2, 4, 1, 3, 5]
     assert half_split_rows(6, 6, interleaved=False).tolist() == list(range(6))
