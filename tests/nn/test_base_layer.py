@@ -143,8 +143,8 @@ def test_a_layer_that_cannot_be_copied_starts_at_random_and_says_why(case):
     kind, changes, why, normed = RANDOM[case]
     base = varied_base(kind, **changes)
     ctc, eagle = head(base, "drafter=ctc"), head(base, "drafter=eagle")
-    said = rf"at random \(.*{why}.*\), final norm {'from the base' if normed else 'of ones'}$"
-    assert re.match(said, ctc.initialised)
+    norm = "from the base" if normed else "of ones"
+    assert re.match(rf"at random \(.*{why}.*\), final norm {norm}$", ctc.initialised)
     assert eagle.initialised.startswith("at random (")
     assert (frames_of(ctc, base).std(dim=-1) > 0.1).all()
 
@@ -162,7 +162,7 @@ def frames_of(drafter, base):
 @pytest.mark.parametrize("case", [*COPIED, *(name for name, values in RANDOM.items() if values[3])])
 @torch.no_grad()
 def test_the_final_norm_is_the_bases_and_no_frame_is_zero(case):
-    kind, changes = ({**COPIED, **RANDOM}[case])[:2]
+    kind, changes = (COPIED | RANDOM)[case][:2]
     base = varied_base(kind, **changes)
     drafter, x_LD = head(base, "drafter=ctc"), torch.randn(9, base.width) + 0.5
     torch.testing.assert_close(drafter.body.norm(x_LD), base.lm.base_model.norm(x_LD), rtol=1e-4, atol=1e-5)
@@ -195,13 +195,17 @@ def test_comparing_draws_nothing_that_others_draw_from(kind):
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.parametrize("scaled", ["everywhere", "far off"])
 @torch.no_grad()
-def test_a_layer_of_the_right_names_is_refused_by_its_outputs():
-    """Weights of a plain layer in a base that does not say it turns otherwise; the block stays as it was drawn."""
-    base = varied_base("llama", rope_parameters=LLAMA3)
+def test_a_layer_of_the_right_names_is_refused_by_its_outputs(scaled):
+    """Frequencies that the head does not share, some of which show far from the start alone; it stays as drawn."""
+    far = {"rope_theta": 5e6, "original_max_position_embeddings": 1024}
+    rope = LLAMA3 | (far | {"high_freq_factor": 1.5} if scaled == "far off" else {})
+    base = random_base("llama", context=2048, rope_parameters=rope)
     drafter = head(base, "drafter=ctc", "drafter.body.like_base=false")
     assert drafter.initialised.startswith("at random (its last layer computes something else: the output of a copy is")
-    assert not torch.equal(drafter.body.block.mlp.up.weight, base.lm.model.layers[-1].mlp.up_proj.weight)
+    for layer in base.lm.model.layers:
+        assert not torch.equal(drafter.body.block.mlp.up.weight, layer.mlp.up_proj.weight)
 
 
 def test_runs_that_name_no_like_base_have_the_layer_they_were_trained_with():
@@ -233,7 +237,6 @@ def test_a_head_of_the_embedded_base_begins_as_it_always_did():
 
 
 def test_rows_of_a_head_by_hand():
-    """The example of its docstring; a whole head in half-split order stays as it is."""
     assert half_split_rows(6, 4, interleaved=False).tolist() == [0, 1, 4, 2, 3, 5]
     assert half_split_rows(6, 4, interleaved=True).tolist() == [0, 2, 4, 1, 3, 5]
     assert half_split_rows(6, 6, interleaved=False).tolist() == list(range(6))
