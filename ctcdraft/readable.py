@@ -13,6 +13,21 @@ if TYPE_CHECKING:
     from ctcdraft.base import BaseLM
 
 STRETCHED = ("dynamic", "longrope")  # by the length of what is read: a tree reaches further than its first word
+LEAST = 5  # tokens of a context: `refuse_unfaithful` reads four behind a text
+
+
+def length_within(context_length: int | None, config: Any, name: str) -> int:
+    """Return the context to use, None for the config's own; raise InputError for a length that it cannot have.
+
+    The most is max_position_embeddings, which with rotary scaling is the scaled length. Bases whose positions are no
+    embeddings have none.
+    """
+    most = getattr(config, "max_position_embeddings", None)
+    wanted = most if context_length is None else context_length
+    if isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < LEAST or (most and wanted > most):
+        bounds = f"an integer from {LEAST} to {most}, the context of base {name}" if most else "given as an integer"
+        raise InputError(f"base.context_length must be {bounds}, got {wanted}")
+    return wanted
 
 
 def refuse_unreadable(config: Any, name: str) -> None:
