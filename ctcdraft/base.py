@@ -14,14 +14,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from ctcdraft.adapters import attached
-from ctcdraft.base_values import (
-    chat_template,
-    length_within,
-    looks_like_folder,
-    refuse_absent_device,
-    refuse_unknown_dtype,
-    stored,
-)
+from ctcdraft.base_values import chat_template, looks_like_folder, refuse_absent_device, refuse_unknown_dtype, stored
 from ctcdraft.decoding.fixed import FixedReads
 from ctcdraft.decoding.kv_cache import KVCache, Written
 from ctcdraft.decoding.placed_cache import PlacedCache
@@ -33,7 +26,7 @@ from ctcdraft.nn.few_rows import lay_for_few_rows
 from ctcdraft.nn.packs import own_text
 from ctcdraft.nn.sliding import SlidingWindow
 from ctcdraft.placing import Placing, lay_out, places_of
-from ctcdraft.readable import Reference, refuse_changed, refuse_unfaithful, refuse_unreadable
+from ctcdraft.readable import Reference, length_within, refuse_changed, refuse_unfaithful, refuse_unreadable
 
 
 @dataclass(frozen=True)
@@ -82,7 +75,7 @@ class BaseLM(nn.Module):
         self.revision = revision
         self.head: Any = lm.get_output_embeddings()
         self.embedding: Any = lm.get_input_embeddings()
-        self.context_length = length_within(context_length, int(lm.config.max_position_embeddings), name)
+        self.context_length = length_within(context_length, lm.config, name)
         self.window = SlidingWindow.of(lm.config, self.context_length)
         self.stop_tokens = stop_tokens(lm, tokenizer)
         self.weights_hash = weights_hash(lm)

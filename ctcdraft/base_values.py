@@ -19,7 +19,6 @@ INEXACT = {  # why a value of base.quantised is refused
     "bitsandbytes_8bit": "LLM.int8 looks for outlier columns over all tokens of a forward pass, so that the logits of "
     "a tree's node depend on its siblings",
 }
-LEAST = 5  # tokens of a context: readable.refuse_unfaithful reads four behind a text
 TEMPLATES = Path(__file__).parent / "corpus" / "templates"
 
 
@@ -39,21 +38,6 @@ def refuse_absent_device(device: str) -> None:
         raise InputError(f"device={device} is no device of torch; try cpu, cuda or cuda:1")
     if torch.device(device).type == "cuda" and not torch.cuda.is_available():
         raise InputError(f"device={device}, but torch finds no CUDA device here; try device=cpu")
-
-
-def length_within(context_length: int | None, most: int, name: str) -> int:
-    """Return the context to use, the base's own for None; raise InputError for a length that it cannot have.
-
-    most: the config's max_position_embeddings, with rotary scaling the scaled length.
-    """
-    if context_length is None:
-        return most
-    if isinstance(context_length, bool) or not isinstance(context_length, int) or not LEAST <= context_length <= most:
-        raise InputError(
-            f"base.context_length must be an integer from {LEAST} to {most}, the context of base {name}, "
-            f"got {context_length}"
-        )
-    return context_length
 
 
 def is_device(name: str) -> bool:

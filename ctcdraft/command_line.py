@@ -79,8 +79,9 @@ def with_plain_pieces(word: str) -> str:
 def plain_piece(found: re.Match[str]) -> str:
     bare = found[0].strip()
     if bare.startswith(("'", '"')):
-        text = parsed(f"key={bare}").value()
-        return quoted(os.path.expanduser(text)) if text.startswith("~") else found[0]
+        read = parsed(f"key={bare}")
+        inner = "" if read is None else read.value()
+        return quoted(os.path.expanduser(inner)) if inner.startswith("~") else found[0]
     expanded = os.path.expanduser(bare)
     if not PLAIN.fullmatch(expanded) and not bare.startswith("${"):
         return quoted(expanded)

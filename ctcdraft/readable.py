@@ -27,6 +27,21 @@ SERVED = {"full_attention", "sliding_attention"}  # layer types
 # difference for a forward pass to tell from rounding, but the distribution is another one.
 AFTER_HEAD = {"final_logit_softcapping": None, "logits_scaling": 1, "logit_scale": 1}
 WIDE = (torch.float32, torch.float64)
+LEAST = 5  # tokens of a context: `refuse_unfaithful` reads four behind a text
+
+
+def length_within(context_length: int | None, config: Any, name: str) -> int:
+    """Return the context to use, None for the config's own; raise InputError for a length that it cannot have.
+
+    The most is max_position_embeddings, which with rotary scaling is the scaled length. Bases whose positions are no
+    embeddings have none.
+    """
+    most = getattr(config, "max_position_embeddings", None)
+    wanted = most if context_length is None else context_length
+    if isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < LEAST or (most and wanted > most):
+        bounds = f"an integer from {LEAST} to {most}, the context of base {name}" if most else "given as an integer"
+        raise InputError(f"base.context_length must be {bounds}, got {wanted}")
+    return wanted
 
 
 def refuse_unreadable(config: Any, name: str) -> None:

@@ -142,6 +142,18 @@ def test_one_checkpoint_is_one_base_in_every_dtype(tmp_path):
     assert prints[0] == prints[1] == prints[2]
 
 
+@pytest.mark.parametrize("length", [257, 4, 0, 64.5, True])
+def test_a_context_is_no_longer_than_the_base_was_made_for(length):
+    lm = random_lm()
+    with pytest.raises(InputError, match=rf"must be an integer from 5 to 256, the context of base x, got {length}$"):
+        BaseLM(lm, tiny_tokenizer(), "x", context_length=length)
+    assert BaseLM(lm, tiny_tokenizer(), "x", context_length=256).context_length == 256
+    stretched = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0,
+                 "high_freq_factor": 4.0, "original_max_position_embeddings": 64}  # fmt: skip
+    scaled = random_lm(context=512, rope_parameters=stretched)
+    assert BaseLM(scaled, tiny_tokenizer(), "x", context_length=512).context_length == 512
+
+
 @pytest.mark.parametrize("taps", [[], ["first"], [1], ["last", "last"], ["last", 2], ["last", -1]])
 def test_impossible_taps_are_one_sentence(taps):
     base = random_base()
