@@ -82,6 +82,18 @@ class BaseLM(nn.Module):
         if chat_template is not None and tokenizer is not None:
             tokenizer.chat_template = chat_template
 
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        """Apply `fn` as nn.Module does, except that buffers keep their dtype.
+
+        The buffers are rotary frequencies in float32. Rounded to bfloat16 they turn positions by wrong angles, by more
+        the longer the text is; stock transformers keeps them in float32, too.
+        """
+        buffers = [(module, name, value) for module in self.modules() for name, value in module.named_buffers("", False)]
+        super()._apply(fn, recurse)
+        for module, name, value in buffers:
+            module._buffers[name] = value.to(module._buffers[name].device)
+        return self
+
     def opened(self) -> AbstractContextManager[Any]:
         """Within, drafters find the weights that they begin with whole."""
         return nullcontext()

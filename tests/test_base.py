@@ -35,6 +35,20 @@ def test_states_are_what_the_head_reads():
         assert torch.equal(base.head(states), base.lm(tokens).logits)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rotary_frequencies_are_those_of_stock_transformers(tmp_path, dtype):
+    folder = saved(tmp_path)
+    stock = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
+    base = load_base(folder, dtype, "cpu")
+    assert base.dtype == getattr(torch, dtype)
+    found = base.lm.model.rotary_emb.inv_freq
+    assert found.dtype == torch.float32
+    assert torch.equal(found, stock.model.rotary_emb.inv_freq)
+    tokens = torch.arange(20, 60)[None]
+    with torch.no_grad():
+        assert torch.equal(base.lm(tokens).logits, stock(tokens).logits)
+
+
 def test_padding_on_the_right_changes_no_state():
     base = random_base()
     tokens = torch.arange(20, 40)[None]
