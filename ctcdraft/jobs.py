@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import monotonic
+from typing import TYPE_CHECKING
 
 import yaml
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
@@ -24,10 +25,12 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ctcdraft.errors import first_line
-from ctcdraft.training.checkpoint import RunDirectory
 from ctcdraft.training.lock import InUseError
 from ctcdraft.training.remaining import Remaining
 from ctcdraft.training.sweep import PLACES, flat, forget_failure, write_failure, write_table
+
+if TYPE_CHECKING:
+    from ctcdraft.training.checkpoint import RunDirectory
 
 BASIC = tuple(f"hydra._internal.core_plugins.basic_{kind}" for kind in ("sweeper", "launcher"))
 _remaining: dict[Path, Remaining] = {}  # of the sweep that runs in this process
@@ -51,6 +54,8 @@ def sweep_directory(config: DictConfig) -> Path | None:
 
 def run_directory(config: DictConfig) -> RunDirectory:
     """Return `run=DIR`, or `<run>/<job number>` in a multirun, or the run that is resumed."""
+    from ctcdraft.training.checkpoint import RunDirectory  # torch, for which no refusal is to wait
+
     if config.resume is not None:
         directory = RunDirectory(Path(config.resume))
         directory.require()
