@@ -18,7 +18,8 @@ CPU_FACTS = Path("/proc/cpuinfo")
 # Folders and files of this package that tokens, forward passes and their times come from. An evaluation cannot go on
 # after a change in one of them; it can after a change elsewhere: reports and pages are made again from its lines.
 DECIDING = (
-    *("base.py", "base_values.py", "placing.py", "sharding.py", "ctc", "decoding", "drafters", "nn"),
+    *("base.py", "base_values.py", "fetching.py", "adapters.py", "placing.py", "sharding.py"),
+    *("ctc", "decoding", "drafters", "nn"),
     *("corpus/chat.py", "corpus/conversations.py"),  # how a prompt is rendered
     *("evaluation/measure.py", "evaluation/outside.py", "evaluation/timing.py"),
     *("evaluation/replay.py", "evaluation/replay_session.py"),

@@ -17,7 +17,10 @@ from ctcdraft.evaluation.sizing import kept_or_chosen
 from ctcdraft.shard import Shard
 
 PACKAGE = Path(ctcdraft.__file__).parent
-COUNTED = ("decoding/loop.py", "drafters/paths.py", "ctc/prefix.py", "nn/heads.py", "base.py", "corpus/chat.py")
+COUNTED = (
+    *("decoding/loop.py", "drafters/paths.py", "ctc/prefix.py", "nn/heads.py", "corpus/chat.py"),
+    *("base.py", "fetching.py", "adapters.py"),  # weights as they are read: dequantised, changed by an adapter
+)
 ELSEWHERE = (
     *("evaluation/report.py", "evaluation/pages/page.py", "evaluation/metrics.py", "corpus/sources.py"),
     *("training/trainer.py", "arena/page.py", "model_card.py"),
