@@ -62,6 +62,8 @@ def main(config: DictConfig) -> None:
     benchmark = instantiate(config.benchmark)
     decoding = HydraConfig.get().runtime.choices["decoding"]
     out = output(config, entries, f"{benchmark.name}-{decoding}{'-replay' * (config.measure is not None)}")
+    if not config.plan_only:
+        refuse_unwritable(out, "out")
     if not config.overwrite:
         refuse_less(out, benchmark.name, len(benchmark.prompts), entries)
     sizing, explorer = instantiate(config.sizing, _convert_="all"), instantiate(config.explorer)
@@ -69,10 +71,6 @@ def main(config: DictConfig) -> None:
     automatic = config.decoding.nodes == "auto" and replay is None
     size = {"nodes": replay.nodes[-1]} if replay is not None else {"nodes": sizing.nodes[-1]} if automatic else {}
     settings = instantiate(config.decoding, **size)
-    decoding = HydraConfig.get().runtime.choices["decoding"]
-    out = output(config, entries, f"{benchmark.name}-{decoding}{'-replay' if replay is not None else ''}")
-    if not config.plan_only:
-        refuse_unwritable(out, "out")
     base = load_base(config, entries)
     contestants = {name: contestant(entry, base) for name, entry in entries.items()}
     drafters = {name: one.drafter for name, one in contestants.items()}
@@ -105,7 +103,7 @@ def measure_latency(config: DictConfig) -> None:
     untrained = {entry.name: entry for entry in (looked_up(word, True, trust) for word in benchmark.drafters)}
     entries = {**runs, **{name: entry for name, entry in untrained.items() if name not in runs}}
     base = load_base(config, runs)
-    out = output(config, runs, f"{benchmark.name}-{base.name}")
+    out = output(config, runs, f"{benchmark.name}-{Path(base.name).name}")  # a name from a file is no path
     refuse_report(out, config.overwrite)
     contexts = benchmark.fitting(base, settings)
     print(f"base {base.name}, contexts {contexts}, drafters: {', '.join(entries)}\ninto {out}")
