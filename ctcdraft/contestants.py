@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from omegaconf import OmegaConf
 
-from ctcdraft.allowed import read_drafter, read_run
+from ctcdraft.allowed import ALLOWED, read_drafter, read_run, refuse_foreign
 from ctcdraft.contestant_files import DRAFTERS, drafter_file, named_place
 from ctcdraft.drafters.drafter import DraftHead
 from ctcdraft.errors import InputError
@@ -96,6 +96,8 @@ def with_options(file: Path, chosen: Mapping[str, Any], trust: Collection[str] =
             beside = group is None or group in named  # `none` says so itself: # @package drafter
             merged = OmegaConf.merge(merged, named if beside else {group: named})
     merged = OmegaConf.merge(merged, config)
+    if not ours:  # a value of the file may have come under a name of configs/, as `path` under hydra.utils.get_method
+        refuse_foreign(OmegaConf.to_container(merged, resolve=False), file, ALLOWED["drafter"], trust)
     return merged
 
 
