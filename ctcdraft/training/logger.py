@@ -136,8 +136,10 @@ def wandb_identity(file: Path, name: str, group: str | None) -> dict[str, Any]:
 
     A search names its trials by W&B's own variables, WANDB_NAME and WANDB_RUN_GROUP; so may a user.
     """
-    with contextlib.suppress(OSError, ValueError):
-        return json.loads(file.read_text())
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        kept = json.loads(file.read_text())
+        # Nothing else from a file: wandb.init takes the address to send its key to, in settings=, too.
+        return {key: kept[key] for key in ("id", "name", "group")}
     made = {
         "id": secrets.token_hex(4),
         "name": os.environ.get("WANDB_NAME", name)[:LONGEST_NAME],

@@ -72,6 +72,19 @@ def test_modes_names_and_groups_of_the_environment(tmp_path, monkeypatch, told):
     assert json.loads((tmp_path / "wandb.json").read_text())["id"] == told[0]["id"]
 
 
+def test_a_file_gives_an_identity_and_nothing_else(tmp_path, told):
+    """wandb.init(settings=...) names the server that the user's key is sent to."""
+    (tmp_path / "wandb.json").write_text(
+        json.dumps({"id": "1", "name": "n", "group": None, "settings": {"base_url": "http://far.example"}})
+    )
+    WandbLogger(tmp_path, "p", None, "3", CONFIG).close()
+    assert "settings" not in told[0]
+    assert (told[0]["id"], told[0]["name"]) == ("1", "n")
+    (tmp_path / "wandb.json").write_text("[]")
+    WandbLogger(tmp_path, "p", None, "3", CONFIG).close()
+    assert told[1]["name"] == "3"
+
+
 def test_wandb_itself_takes_it(tmp_path, monkeypatch):
     """Offline; the second start is of the same id."""
     pytest.importorskip("wandb")
