@@ -19,6 +19,7 @@ def attached(lm: Any, adapter: str) -> Any:
     import peft
 
     try:
+        refuse_import(peft.PeftConfig.from_pretrained(adapter), adapter)
         return peft.PeftModel.from_pretrained(lm, adapter)
     except UnpicklingError as error:
         raise more_than_tensors(adapter, "base.adapter") from error
@@ -26,3 +27,9 @@ def attached(lm: Any, adapter: str) -> Any:
         raise InputError(
             f"cannot load the adapter {adapter} for its base: {first_line(error)}; check base.adapter="
         ) from error
+
+
+def refuse_import(config: Any, adapter: str) -> None:
+    """Raise InputError for an adapter_config.json by which peft imports a module that it names."""
+    if getattr(config, "megatron_config", None):
+        raise InputError(f"the adapter {adapter} has a megatron_config, for which peft imports code; give another one")

@@ -17,6 +17,7 @@ import pytest
 import torch
 from entry_parts import REPOSITORY, refused
 from omegaconf import OmegaConf
+from safetensors.torch import save_file
 from tiny_models import random_lm, tiny_tokenizer
 
 from ctcdraft.base import load_base
@@ -152,6 +153,16 @@ def test_weights_of_an_adapter_run_no_code(folder, tmp_path, written, key, sente
         load_base(str(folder), "float32", "cpu", **{key: str(tmp_path)})
     assert "\n" not in str(said.value)
     assert not (tmp_path / "marker").exists()
+
+
+@pytest.mark.parametrize("key", ["adapter", "adapted"])
+def test_an_adapter_imports_no_module(folder, tmp_path, key):
+    """peft imports megatron_core, a name in adapter_config.json, for every layer that it replaces."""
+    settings = peft.LoraConfig(r=2, target_modules=["q_proj"], megatron_config={"a": 1}, megatron_core="this")
+    settings.save_pretrained(str(tmp_path))
+    save_file({}, tmp_path / "adapter_model.safetensors")
+    with pytest.raises(InputError, match="has a megatron_config, for which peft imports code"):
+        load_base(str(folder), "float32", "cpu", **{key: str(tmp_path)})
 
 
 def test_numbers_of_a_benchmark_run_no_code(tmp_path):
