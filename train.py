@@ -18,7 +18,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.utils import get_class, get_object, instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from ctcdraft.allowed import read_whole_run, trusted
+from ctcdraft.allowed import read_whole_run, shown, trusted
 from ctcdraft.corpus import doubts, parts, prepared
 from ctcdraft.corpus import plan as corpus_plan
 from ctcdraft.corpus.batches import Batches, Rows
@@ -218,6 +218,7 @@ def config_to_resume(run: RunDirectory, config: DictConfig) -> Any:
     own: Any = read_whole_run(run.config, trusted(config.trust))
     own.trainer = OmegaConf.merge(config.trainer, own.trainer)
     own.adapt = own.get("adapt")
+    refuse_server(own, run)
     if any(word.startswith("trainer.steps=") for word in typed):
         if whole(config.trainer.steps, "trainer.steps") < own.trainer.steps:
             raise InputError(
@@ -226,6 +227,17 @@ def config_to_resume(run: RunDirectory, config: DictConfig) -> Any:
             )
         own.trainer.steps = config.trainer.steps
     return own
+
+
+def refuse_server(own: Any, run: RunDirectory) -> None:
+    """Raise InputError where a run that goes on would ask a server: its config may name any address, any prompts and
+    any variable of the environment as the key to send there. A run has had its whole corpus when it began."""
+    url = (own.get("answers") or {}).get("url")
+    if url is not None and not prepared.is_complete(place := corpus_places(own)[1]):
+        raise InputError(
+            f"{run.config} asks the server at {shown(url)} for answers, and there is no complete corpus in {place}; "
+            "bring that corpus back, or prepare it with data/prepare.py, where you name the server yourself"
+        )
 
 
 def prepared_corpus(config: DictConfig, base: Any) -> prepared.Prepared | None:

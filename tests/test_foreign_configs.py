@@ -14,7 +14,7 @@ from tiny_models import random_lm, tiny_tokenizer
 
 from ctcdraft.base import load_base
 from ctcdraft.errors import InputError
-from ctcdraft.front_door import CONFIGS
+from ctcdraft.front_door import CONFIGS, composed
 from ctcdraft.published import PublishedHead
 
 SHORT = ["benchmark.path=prompts.jsonl", "benchmark.limit=1", "decoding.max_new_tokens=6", "timing.questions=0"]
@@ -101,6 +101,34 @@ def test_no_code_runs_from_a_yaml_among_the_contestants(here, monkeypatch, capsy
         said = refused(monkeypatch, capsys, "evaluate.py", *words)
         assert f"{here}/plain.yaml wants to call ctcdraft.training.search.train (ngram._target_)" in said
         assert not list(here.glob("marker*"))
+
+
+def test_a_value_does_not_come_under_a_name_of_configs(here, monkeypatch, capsys):
+    """configs/objective/distill.yaml looks a function up by its path, which imports what the path begins with."""
+    (here / "evil.py").write_text(f"open({str(here / 'marker')!r}, 'w').close()\ndef run():\n    pass\n")
+    monkeypatch.syspath_prepend(here)
+    drafter = {"defaults": ["/objective/distill"], "name": "x", "distance": {"path": "evil.run"}}
+    drafter["_target_"] = "ctcdraft.drafters.prompt_lookup.PromptLookup"
+    OmegaConf.save(OmegaConf.create(drafter), here / "merged.yaml")
+    words = [f"contestants=[{here / 'merged.yaml'}]", "base=local", "base.path=base", f"out={here}/out", *SHORT]
+    said = refused(monkeypatch, capsys, "evaluate.py", *words)
+    assert not (here / "marker").exists()
+    assert f"{here}/merged.yaml wants to call hydra.utils.get_method (distance._target_)" in said
+
+
+def test_a_run_that_goes_on_sends_no_key_to_a_server(here, monkeypatch, capsys):
+    sent = []
+    monkeypatch.setenv("SECRET", "open sesame")
+    monkeypatch.setattr("ctcdraft.corpus.server.Server._post", lambda server, *said: sent.append(server) or {})
+    given = {"url": "http://far.example/v1", "key_from": "SECRET", "model": "m", "seed": 0, "retries": 0}
+    answers = composed("train", "answers=openai", *[f"answers.{key}={value}" for key, value in given.items()]).answers
+    run = changed(here / "run", ("answers", answers), ("prepared", str(here / "gone")))
+    said = refused(monkeypatch, capsys, "train.py", f"resume={run}", "trainer.steps=6")
+    assert not sent
+    assert f"asks the server at http://far.example/v1 for answers, and there is no complete corpus in {here}" in said
+    changed(here / "run", ("prepared", "prepared"))  # which is complete: no server is asked
+    run_script(monkeypatch, "train.py", f"resume={run}", "trainer.steps=6")
+    assert not sent
 
 
 def test_no_code_runs_from_a_published_head(here):
