@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from ctcdraft.adapters import attached
+from ctcdraft.adapters import attached, refuse_import
 from ctcdraft.base_values import chat_template, looks_like_folder, refuse_absent_device, refuse_unknown_dtype, stored
 from ctcdraft.decoding.fixed import FixedReads
 from ctcdraft.decoding.kv_cache import KVCache, Written
@@ -88,10 +88,11 @@ class BaseLM(nn.Module):
         The buffers are rotary frequencies in float32. Rounded to bfloat16 they turn positions by wrong angles, by more
         the longer the text is; stock transformers keeps them in float32, too.
         """
-        buffers = [(module, name, value) for module in self.modules() for name, value in module.named_buffers("", False)]
+        buffers = [(module, name, value) for module in self.modules() for name, value in module._buffers.items()]
         super()._apply(fn, recurse)
         for module, name, value in buffers:
-            module._buffers[name] = value.to(module._buffers[name].device)
+            if value is not None:
+                module._buffers[name] = value.to(module._buffers[name].device)
         return self
 
     def opened(self) -> AbstractContextManager[Any]:
@@ -354,6 +355,7 @@ def adapt(base: BaseLM, folder: Path) -> None:
         raise InputError(f"there is no {weights}; give the adapter/ of a run of adapt=lora as base.adapted=")
     try:
         base.adapted = tensors_hash(load_file(weights))
+        refuse_import(peft.PeftConfig.from_pretrained(str(folder)), str(folder))
         peft.PeftModel.from_pretrained(base.lm, str(folder)).merge_and_unload()
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise InputError(f"cannot merge {folder} into {base.name}: {first_line(error)}; check base.adapted=") from error
