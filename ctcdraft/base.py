@@ -88,11 +88,10 @@ class BaseLM(nn.Module):
         The buffers are rotary frequencies in float32. Rounded to bfloat16 they turn positions by wrong angles, by more
         the longer the text is; stock transformers keeps them in float32, too.
         """
-        buffers = [(module, name, value) for module in self.modules() for name, value in module._buffers.items()]
+        buffers = [(module, *named) for module in self.modules() for named in module.named_buffers("", False)]
         super()._apply(fn, recurse)
         for module, name, value in buffers:
-            if value is not None:
-                module._buffers[name] = value.to(module._buffers[name].device)
+            module._buffers[name] = value.to(module.get_buffer(name).device)
         return self
 
     def opened(self) -> AbstractContextManager[Any]:
