@@ -49,7 +49,7 @@ RANDOM = {  # why, and whether the final norm can be copied all the same
     "norms behind": ("olmo2", {}, "has post_feedforward_layernorm.weight, self_attn.k_norm.weight and more", True),
     "experts": ("mixtral", {"num_local_experts": 4}, "has mlp.experts.down_proj, mlp.experts.gate_up_proj", True),
     "norms without weights": ("olmo", {}, "its last layer lacks", False),
-    "parallel": ("cohere", {}, "its last layer lacks post_attention_layernorm.weight", False),
+    "parallel": ("cohere", {"logit_scale": 1.0}, "its last layer lacks post_attention_layernorm.weight", False),
     "fused otherwise": ("gpt_neox", {}, "its last layer has attention.dense.bias", False),
     "no rotary embedding": ("gpt2", {}, "no list of decoder layers; no rotary .* theta 10,000", False),
 }
