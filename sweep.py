@@ -13,11 +13,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
-from hydra.errors import HydraException
 
-from ctcdraft.command_line import understood
+from ctcdraft.command_line import parsed, understood
 from ctcdraft.errors import InputError, whole
 from ctcdraft.folders import refuse_unwritable
 from ctcdraft.front_door import composed, wrong_config
@@ -30,6 +28,8 @@ def main(words: list[str]) -> float:
     own, fixed, space, run = dict(OWN), [], {}, Path("runs/search")
     for word in understood(words, searched=True):
         override = parsed(word)
+        if override is None:
+            raise InputError(f"{word} is no key=value that Hydra can parse; train.py --cfg job prints all keys")
         key = override.key_or_group
         if key in OWN:
             own[key] = whole(override.value(), key, least=0 if key == "search_seed" else 1)
@@ -63,13 +63,6 @@ def refuse_wrong_keys(fixed: list[str], space: dict[str, Any]) -> None:
                 if sentence is None:
                     raise
                 raise InputError(sentence) from error
-
-
-def parsed(word: str) -> Override:
-    try:
-        return OverridesParser.create().parse_override(word)
-    except HydraException as error:
-        raise InputError(f"{word} is no key=value ({str(error).splitlines()[0]})") from error
 
 
 def choices(override: Override) -> Any:

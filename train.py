@@ -29,7 +29,7 @@ from ctcdraft.corpus.states import Live, read
 from ctcdraft.drafters.drafter import DraftHead
 from ctcdraft.errors import InputError, whole
 from ctcdraft.front_door import build_drafter, entry_point, from_command_line, paper_of, sentence_of, written_down
-from ctcdraft.jobs import counted, leads, run_directory, sweep_directory, title
+from ctcdraft.jobs import counted, run_directory, sweep_directory, title
 from ctcdraft.paper import Paper
 from ctcdraft.rate import Rate
 from ctcdraft.training.adapting import Adapter, HeldBack
@@ -72,7 +72,7 @@ def train(config: DictConfig) -> float:
         if launched().leads:
             print(planned)
         return 0.0
-    with nullcontext() if config.plan_only or not leads() else exclusive(run.path):
+    with nullcontext() if config.plan_only or not launched().leads else exclusive(run.path):
         return trained(config, run, resuming, sweep)
 
 

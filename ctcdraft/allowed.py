@@ -4,7 +4,7 @@ Hydra calls whatever a `_target_` names, and importing the module that a name li
 have been made by others is therefore read as plain values and checked here, at every depth, before Hydra sees it: the
 names are on the list of the node they lie in, nothing is interpolated (`${oc.env:...}` would read the environment), and
 no key opens a way to code that the names do not show. `trust` is a list of further names that the command line or the
-caller gives; what a file says of `trust` is never looked at.
+caller gives; `trust` in a file is ignored.
 """
 
 from __future__ import annotations

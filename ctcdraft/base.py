@@ -223,7 +223,7 @@ class BaseLM(nn.Module):
         return self._tapped(output)
 
     def mask_told(self, mask_B1QM: Tensor) -> Tensor | dict[str, Tensor]:
-        """Return what the layers are told of an additive mask; only sliding windows shorter than the context add."""
+        """Return the additive mask as the layers take it: one, or one per layer type for sliding windows."""
         return mask_B1QM if self.window is None else self.window(mask_B1QM)
 
     def told_of(self, places_BL: Tensor) -> dict[str, Any]:

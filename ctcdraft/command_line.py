@@ -1,4 +1,4 @@
-"""Paths on the command line, in words that Hydra's grammar takes.
+"""Paths on the command line, as arguments that Hydra's grammar takes.
 
 After `key=` a shell expands no `~`, and Hydra refuses `=`, quotes, brackets and letters beyond ASCII in a bare value,
 reads 2024 as a number and a comma as a sweep. Of a key that names one path the value is therefore quoted, and its `~`

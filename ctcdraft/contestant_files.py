@@ -1,7 +1,7 @@
-"""Files that the word for a contestant names, found without reading any of them.
+"""Files behind the names in contestants=, found without reading any of them.
 
-Apart from contestants.py, which builds what it finds and needs torch for that: a word that names nothing is refused
-before torch is imported.
+Apart from contestants.py, which builds what it finds and needs torch for that: a name that is neither a run nor a
+drafter is refused before torch is imported.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def named_place(word: str) -> tuple[str, str]:
 
 
 def drafter_file(word: str, run: Path) -> Path:
-    """Return the YAML of a drafter that is not a run. run: the word without its paths."""
+    """Return the YAML of a drafter that is not a run. run: the name without @PATHS."""
     candidates = (DRAFTERS / f"{word}.yaml", OUTSIDE / f"{word}.yaml", Path(word))
     for file in candidates:
         if file.suffix == ".yaml" and file.is_file() and not run.is_dir():

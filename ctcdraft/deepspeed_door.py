@@ -41,7 +41,7 @@ def imported(device: str) -> Any:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     for name, value in ALONE.items():
         os.environ.setdefault(name, value)
-    # Its loaders unpickle with weights_only=False, which runs what a file says; by this switch torch overrules them.
+    # Its loaders unpickle with weights_only=False, which executes a hostile file; this switch of torch overrules them.
     os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
     try:
         import deepspeed

@@ -31,7 +31,7 @@ def number(value: Any, key: str) -> float:
 
 
 def more_than_tensors(place: str, key: str) -> InputError:
-    """Return the error for a .bin file that torch refuses to unpickle; its own words advise to run what it holds."""
+    """Return the error for a .bin file that torch refuses to unpickle; torch itself advises weights_only=False."""
     return InputError(
         f"{place} holds weights pickled with other objects, which could run code and are not loaded; give {key}= a "
         "place with .safetensors files"

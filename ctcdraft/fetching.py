@@ -36,7 +36,7 @@ def fetched(
     """Return model and tokenizer of a folder or hub id; raise InputError where its weights cannot be had as they are.
 
     Args:
-        held: how the weights are held, in the words of `from_pretrained`.
+        held: how the weights are held, as keyword arguments of `from_pretrained`.
         dequantises: whether FP8 may be dequantised; DeepSpeed's ZeRO-3 loads shards past that step of transformers.
     """
     import transformers
@@ -46,14 +46,14 @@ def fetched(
     try:
         config = transformers.AutoConfig.from_pretrained(path, **source)
         refuse_unreadable(config, path)
-        told = dequantised(config, path, revision, held, dequantises)
-        held = {**held, **told}
+        options = dequantised(config, path, revision, held, dequantises)
+        held = {**held, **options}
         loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
             path, attn_implementation=attention, output_loading_info=True, **source, **held
         )
         lm, report = loaded
         refuse_incomplete(lm, report, path)
-        if "quantization_config" in told:
+        if "quantization_config" in options:
             uniform(lm, held["dtype"])
         return lm, transformers.AutoTokenizer.from_pretrained(path, **source)
     except InputError:
@@ -157,12 +157,12 @@ def tensors_of(path: str, revision: str | None) -> Iterator[tuple[str, str, list
     """Yield name, dtype and shape of all tensors in the safetensors files; other formats yield nothing."""
     from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
-    told: dict[str, Any] = {"revision": revision, "_raise_exceptions_for_missing_entries": False}
-    index = cached_file(path, INDEX, **told)
+    options: dict[str, Any] = {"revision": revision, "_raise_exceptions_for_missing_entries": False}
+    index = cached_file(path, INDEX, **options)
     if index is not None:
         files, _ = get_checkpoint_shard_files(path, index, revision=revision)
     else:
-        single = cached_file(path, SINGLE, **told)
+        single = cached_file(path, SINGLE, **options)
         files = [] if single is None else [single]
     for file in files:
         try:

@@ -83,7 +83,7 @@ class Filling:
         return self.planned(cell.base, cell.training, cell.benchmark.partition("/")[0])
 
     def _planned(self, base: str, training: str, benchmark: str) -> Hours | None:
-        alone = "trainer.accumulate=1"  # its default is the WORLD_SIZE of whoever prints the table
+        alone = "trainer.accumulate=1"  # its default is the WORLD_SIZE of the process that prints the table
         config = composed("train", f"base={base}", alone, *training.split(), "device=cpu", "dtype=bfloat16")
         sizes = of_sizes(**values(config.base))
         with torch.device("meta"):

@@ -47,5 +47,5 @@ def holds_corpus(folder: Path) -> bool:
     """Return whether a folder holds a prepared corpus that is complete, so that it is only read."""
     try:
         return bool(json.loads((folder / "manifest.json").read_text())["complete"])
-    except (OSError, ValueError, KeyError, TypeError):  # a manifest of somebody else's is none of a corpus
+    except (OSError, ValueError, KeyError, TypeError):  # another program's manifest.json is no corpus
         return False

@@ -69,8 +69,7 @@ def entry_point(main: Callable[[Any], Any]) -> Callable[[Any], Any]:
         try:
             return main(config)
         except Exception as error:
-            sentence = sentence_of(error)
-            if sentence is None:
+            if (sentence := sentence_of(error)) is None:
                 raise
             from ctcdraft.jobs import job_number
 
@@ -85,8 +84,8 @@ def entry_point(main: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 def sentence_of(error: Exception) -> str | None:
     """Return what is wrong with the input, in a sentence; None where the error is a bug of ours."""
-    told = input_error(error)
-    return str(told) if told is not None else missing_target(error) or wrong_config(error)
+    refused = input_error(error)
+    return str(refused) if refused is not None else missing_target(error) or wrong_config(error)
 
 
 def from_command_line(main: Callable[[], Any]) -> None:
@@ -100,8 +99,7 @@ def from_command_line(main: Callable[[], Any]) -> None:
     except BrokenPipeError:  # `... --help | head`: nobody reads on; what is left to flush goes nowhere
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except Exception as error:
-        sentence = sentence_of(error)
-        if sentence is None:
+        if (sentence := sentence_of(error)) is None:
             raise
         print(f"{Path(sys.argv[0]).name}: {sentence}", file=sys.stderr)
         raise SystemExit(1) from None
@@ -132,7 +130,7 @@ def nearest(words: str, verb: str, more: Iterable[str] = ()) -> str:
     typed = [word.partition("=")[0] for word in sys.argv[1:]]
     options = [str(file.relative_to(CONFIGS).with_suffix("")) for file in CONFIGS.rglob("*/*.yaml")]
     chosen = [word for word in sys.argv[1:] if word.replace("=", "/", 1) in options]
-    GlobalHydra.instance().clear()  # of the job that is ending with this sentence
+    GlobalHydra.instance().clear()  # of the job that ends with this sentence
     with initialize_config_dir(str(CONFIGS), version_base=None):
         try:
             known = dotted(compose(verb, chosen))
@@ -227,8 +225,7 @@ def build_drafter(config: Any, base: Any, **parts: Any) -> Any:
 
 
 def load_drafter(run: Path, base: Any, paths: Any | None, trust: Collection[str] = ()) -> Any:
-    """The drafter of a run directory, with its weights; `paths` reads its frames, or grows its tree, in another way.
-    trust: names that its config may call beside ctcdraft's own (allowed.py)."""
+    """Return the trained drafter of a run; `paths` builds its trees in another way, `trust`: see allowed.py."""
     from hydra.errors import InstantiationException
 
     from ctcdraft.allowed import read_run

@@ -7,7 +7,6 @@ are is read from the command line with Hydra's own parser; a sweeper or launcher
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -40,11 +39,6 @@ def job_number() -> int | None:
     """Return the number of this job in a sweep (-m); None for a single run."""
     sweeps = HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
     return HydraConfig.get().job.num if sweeps else None
-
-
-def leads() -> bool:
-    """Return whether this process writes for all that torchrun started."""
-    return int(os.environ.get("RANK", 0)) == 0
 
 
 def sweep_directory(config: DictConfig) -> Path | None:
@@ -82,8 +76,10 @@ def counted(
 ) -> Iterator[None]:
     """Around the work of one job: write down why it failed, the table anew, and the minutes left. Around a single run
     this does nothing. sentence_of: an error of the input in words; None for a bug."""
+    from ctcdraft.training.peers import launched  # torch, as above
+
     sweep = sweep_directory(config)
-    if sweep is None or config.plan_only or not leads():
+    if sweep is None or config.plan_only or not launched().leads:
         yield
         return
     run, remaining = run_directory(config), remaining_of(sweep)

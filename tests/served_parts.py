@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import torch
-import transformers
-from tiny_models import END, tiny_tokenizer
+from tiny_models import random_lm, tiny_tokenizer
 
 CONTEXT = 96
 WINDOW = 20  # shorter than any prompt of these tests, and so than the context
@@ -95,28 +93,10 @@ UNKNOWN = {
 
 def tiny_checkpoint(folder, kind, changes):
     """Save a random model of this architecture; returns its folder and the attention to load it with."""
-    shape = {
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "max_position_embeddings": CONTEXT,
-        "vocab_size": 261,
-        "initializer_range": 0.3,  # wide: the two best logits lie far apart
-        "bos_token_id": 0,
-        "pad_token_id": 1,
-        "eos_token_id": END,
-        "tie_word_embeddings": False,
-    }
-    if kind == "deepseek_v3":
-        changes = {"num_key_value_heads": 4, **changes}
-    values = {name: value for name, value in shape.items() if name not in UNKNOWN.get(kind, ())} | changes
-    attention = values.pop("attention", "sdpa")
-    config = transformers.AutoConfig.for_model(kind, **{k: v for k, v in values.items() if v is not None})
-    torch.manual_seed(0)
-    lm = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention)
-    lm.save_pretrained(folder)
+    changes = {"tie_word_embeddings": False, **({"num_key_value_heads": 4} if kind == "deepseek_v3" else {}), **changes}
+    attention = changes.pop("attention", "sdpa")
+    without = (*UNKNOWN.get(kind, ()), *(name for name, value in changes.items() if value is None))
+    given = {name: value for name, value in changes.items() if value is not None}
+    random_lm(kind, context=CONTEXT, attention=attention, without=without, **given).save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     return str(folder), attention

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
+import pytest
 import torch
 from tiny_models import random_base
 
@@ -15,6 +18,7 @@ from ctcdraft.decoding.verify import match
 from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.drafters.prompt_lookup import PromptLookup
 from ctcdraft.evaluation.benchmarks import Benchmark
+from ctcdraft.evaluation.folder import Folder
 from ctcdraft.evaluation.measure import Arena
 from ctcdraft.evaluation.session import Contestant, Session
 from ctcdraft.evaluation.watching import Explorer
@@ -28,6 +32,22 @@ PROMPTS = (
     Prompt("c", "sums", ("2 + 2 =",), "4"),
     Prompt("d", "talk", ("x" * 300,), None),  # does not fit into 256 tokens
 )
+
+
+@contextmanager
+def killed_at(index: int) -> Iterator[None]:
+    """Expect the evaluation within to be interrupted as it is about to write the answers to this question."""
+    append = Folder.append
+
+    def interrupted(folder, record):
+        if record.index == index:
+            raise KeyboardInterrupt
+        append(folder, record)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Folder, "append", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            yield
 
 
 class Corrupt:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -33,8 +35,16 @@ def tiny_tokenizer() -> transformers.PreTrainedTokenizerFast:
     return fast
 
 
-def random_lm(kind: str = "llama", seed: int = 0, vocabulary: int = 261, context: int = 256, **changes):
-    """A random causal LM of a stock architecture: llama, qwen3 or gpt2, width 32, two layers.
+def random_lm(
+    kind: str = "llama",
+    seed: int = 0,
+    vocabulary: int = 261,
+    context: int = 256,
+    attention: str = "sdpa",
+    without: Collection[str] = (),
+    **changes,
+):
+    """A random causal LM of a stock architecture, width 32, two layers. without: names that its config lacks.
 
     Weights are drawn wide, so that the top-2 margin of a random model is far above rounding noise.
     """
@@ -52,12 +62,11 @@ def random_lm(kind: str = "llama", seed: int = 0, vocabulary: int = 261, context
         "pad_token_id": 1,
         "eos_token_id": END,
     }
-    if kind == "gpt2":
-        for llama_only in ("intermediate_size", "num_key_value_heads", "head_dim"):
-            shape.pop(llama_only)
+    without = {*without, *(("intermediate_size", "num_key_value_heads", "head_dim") if kind == "gpt2" else ())}
+    shape = {name: value for name, value in shape.items() if name not in without}
     config = transformers.AutoConfig.for_model(kind, **{**shape, **changes})
     torch.manual_seed(seed)
-    return transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
+    return transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval()
 
 
 def random_base(kind: str = "llama", seed: int = 0, **changes) -> BaseLM:

@@ -1,4 +1,4 @@
-"""The folder of a prepared corpus where nobody names one: by base, by corpus, and by the files that prompts come from.
+"""The folder of a prepared corpus where prepared= is not given: named by base, corpus and prompt files.
 
 Two files read as one kind of corpus (corpus=sharegpt corpus.path=FILE) have a folder each, so that the answers to one
 are neither taken for answers to the other nor in their way. Files count by their names alone: data that moves to
@@ -32,7 +32,7 @@ def default_folder(home: str, base: str, corpus: Any) -> str:
 
 
 def files_of(corpus: Any) -> str:
-    """Return the names of the files of a corpus and of its parts in one word; nothing where none are given."""
+    """Return the names of the files of a corpus and of its parts joined by +; "" where none are given."""
     names = [ENDINGS.sub("", Path(path).name) for path in paths_of(corpus) if SHIPPED not in path]
     return re.sub(r"[^\w.+-]+", "_", "+".join(names)).strip("_.-+")[:LONGEST]
 

@@ -29,7 +29,7 @@ def raw_prompts(name: str) -> list[str]:
     """Return the warning about a base of this name that has no chat template."""
     return [
         f"{MARK}{name} HAS NO CHAT TEMPLATE: prompts are given to it as raw text, and it goes on where the user stops",
-        f"{MARK}it may answer nothing, or go on with the question; a head learns what it says, whatever that is",
+        f"{MARK}it may answer nothing, or go on with the question; a head learns from that output, whatever it is",
         f"{MARK}if it is to chat: base.chat_template_file=vicuna_v1_1, llama2_chat, chatml or FILE, as it was trained,",
         f"{MARK}or an instruct version of it as base.path=; data/prepare.py show=3 prints answers to judge by",
     ]

@@ -1,8 +1,8 @@
 """The time that answers take on this machine, from a short trial.
 
-The trial says a few tokens after prompts as long as the corpus's own texts, in a batch that grows to the size of the
-real ones. A step of a batch costs about as much as a step of one row where reading the weights sets the pace, and as
-many times as much as it has rows where arithmetic does; so a trial of fewer rows bounds the time and does not tell it.
+The trial generates a few tokens after prompts as long as the corpus's own texts, in a batch that grows to the size of
+the real ones. A step of a batch costs about as much as a step of one row where reading the weights is the limit, and
+rows times as much where arithmetic is; so a trial of fewer rows bounds the time and does not predict it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from time import perf_counter
 
 from ctcdraft import duration
 
-STEPS = 4  # tokens that are said after each prompt, beyond the first
+STEPS = 4  # tokens generated after each prompt, beyond the first
 GROWTH = 4  # times as many rows in the next trial
 PATIENCE = 10.0  # seconds that the next trial may take, should it take GROWTH times as long as the last one
 
@@ -76,7 +76,7 @@ def as_long(prompts: Sequence[Sequence[int]], rows: int, length: int) -> list[li
 
 
 def tried(say: Callable[[list[list[int]], int], object], prompts: Sequence[Sequence[int]], context: int) -> Pace:
-    """Return the pace of `say(prompts, n)`, which says n tokens after each prompt as one batch.
+    """Return the pace of `say(prompts, n)`, which generates n tokens after each prompt as one batch.
 
     prompts: one for each row of a real batch. Batches of fewer rows come first, and the largest that is affordable
     counts; of every size a first call is thrown away, in which kernels are chosen and weights come from the disk.

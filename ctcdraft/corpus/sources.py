@@ -81,19 +81,17 @@ def several(path: None, name: str, parts: Mapping[str, Callable[[], Corpus]]) ->
     prompts = first_of_each([corpus.prompts for corpus in found])
     (twice, count), *_ = Counter(prompt.id for prompt in prompts).most_common(1)
     if count > 1:
-        names = ", ".join(parts)
         raise InputError(
-            f"{count} different prompts of corpus {name} ({names}) have the id {twice}; give each an id of its own, or "
-            "leave one part out"
+            f"{count} different prompts of corpus {name} ({', '.join(parts)}) have the id {twice}; give each an id of "
+            "its own, or leave one part out"
         )
     account = added_up([corpus.account for corpus in found])
-    again = {EARLIER: account["kept"] - len(prompts)}
-    return Corpus(prompts, account | {"kept": len(prompts), "dropped": account.get("dropped", {}) | again})
+    dropped = account.get("dropped", {}) | {EARLIER: account["kept"] - len(prompts)}
+    return Corpus(prompts, account | {"kept": len(prompts), "dropped": dropped})
 
 
 def first_of_each(parts: Sequence[Sequence[Prompt]]) -> list[Prompt]:
-    """Return the prompts of all parts without those that an earlier part has, which are told by what is asked: ids of
-    two sources have nothing in common. Case and white space make no difference, as in the cleaning of one part."""
+    """Return the prompts of all parts without those whose turns, case and white space aside, an earlier part has."""
     kept: list[Prompt] = []
     earlier: set[tuple[str, ...]] = set()
     for prompts in parts:

@@ -32,7 +32,7 @@ class Eagle(Stepwise):
     noise: in training every number of h is off by up to this much, evenly, so that it learns to bear its own errors.
     (The CTC paper's released code scales that by 512 / the text's length besides; here it is the same everywhere.)
     like_base: rotary frequencies, norms of heads, biases and activation of the base's layers; runs that do not say so
-    have a plain Llama layer. Of several taps (base.taps) it reads and guesses the last layer's states alone.
+    have a plain Llama layer. Of several taps (base.taps) it reads and predicts the last layer's hidden states alone.
     """
 
     guesses_states = True

@@ -1,7 +1,7 @@
 """The files of a benchmark: one set of questions, and nothing else that lies beside it.
 
 A folder of a data set holds several files of one shape: training problems beside the test, the same questions with
-other solutions, answers of models. Read together they are a benchmark that nobody publishes, of questions that a head
+other solutions, answers of models. Read together they are no published benchmark, and hold questions that a head
 may have been trained on. So one file that is named is read as it is, while several, or what a folder or a
 pattern gives, are refused if their names say that they are something else, or if two have a question in common.
 """

@@ -144,14 +144,14 @@ class Folder:
 
 
 def differences(there: dict[str, Any], now: dict[str, Any]) -> str:
-    """Return in words what differs, "" where nothing does that must be the same.
+    """Return what differs, for a sentence, "" where nothing does that must be the same.
 
     decoding.nodes was 16 (now 8)
     """
     flat_there, flat_now = flat(there), flat(now)
     keys = [key for key in compared(there, now) if key != "code"]
-    said = [f"{key} was {flat_there.get(key)} (now {flat_now.get(key)})" for key in keys[:3]]
-    text = ", ".join(said) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
+    changes = [f"{key} was {flat_there.get(key)} (now {flat_now.get(key)})" for key in keys[:3]]
+    text = ", ".join(changes) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
     if "code" not in compared(there, now):
         return text
     code = f"the code was {version(there)} (now other in files that tokens or times come from)"

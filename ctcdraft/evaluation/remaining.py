@@ -31,10 +31,10 @@ def remaining(arena: Arena, prompts: Mapping[int, Prompt], folder: Folder, clock
     todo = [prompt for index, prompt in prompts.items() if index not in done]
     again = [] if folder.timing.is_file() else spread([*prompts.values()], clocked)
     shown = [] if folder.explorer.is_file() else spread([*prompts.values()], seen)
-    everyone = len(arena.contestants)
-    inside = everyone - sum(isinstance(one, StockGenerate) for one in arena.contestants.values())
-    first = everyone * turns(todo[:1]) or inside * turns(again[:1]) or inside
-    return Progress(everyone * turns(todo) + inside * (turns(again) + len(shown)), "answers", first=first)
+    contestants = len(arena.contestants)
+    own_loop = contestants - sum(isinstance(one, StockGenerate) for one in arena.contestants.values())
+    first = contestants * turns(todo[:1]) or own_loop * turns(again[:1]) or own_loop
+    return Progress(contestants * turns(todo) + own_loop * (turns(again) + len(shown)), "answers", first=first)
 
 
 def turns(prompts: Iterable[Prompt]) -> int:

@@ -22,6 +22,7 @@ from ctcdraft.decoding.loop import Drafter, Settings, prefill
 from ctcdraft.decoding.sampling import Noise
 from ctcdraft.errors import InputError, whole
 from ctcdraft.evaluation.benchmarks import project_prompts
+from ctcdraft.evaluation.finished import WAYS_OUT
 from ctcdraft.evaluation.folder import differences, repeated
 from ctcdraft.evaluation.measure import Arena, asked
 from ctcdraft.evaluation.outside import StockGenerate
@@ -146,10 +147,7 @@ def kept_or_chosen(
     of = {**of, "sizing": {key: value for key, value in vars(sizing).items() if key != "path"}}
     if kept is not None:
         if unlike := differences(kept["of"], of):
-            raise InputError(
-                f"the tree sizes here were chosen where {unlike}; {repeated(kept['of'], of)}, choose another out=, or "
-                "add overwrite=true"
-            )
+            raise InputError(f"the tree sizes here were chosen where {unlike}; {repeated(kept['of'], of)}, {WAYS_OUT}")
         return dict(kept)
     prompts = sizing.apart_from(benchmark)
     chosen = choose(arena.base, arena.contestants, arena.settings, sizing, prompts, arena.seed)
@@ -186,7 +184,7 @@ def refuse_unlike(
         if not set(said) <= set(trees[-1][:nodes]):
             raise InputError(
                 f"decoding.nodes=auto: the tree of {nodes} nodes that {name} drafts is not the beginning of its tree "
-                f"of {sizes[-1]}, so nobody can tell what it would accept; give a number as decoding.nodes="
+                f"of {sizes[-1]}, so its acceptance cannot be replayed; give a number as decoding.nodes="
             )
 
 

@@ -4,7 +4,7 @@ Names and shapes do not tell what a layer computes: a norm may scale by 1 + w, r
 may have no rotary positions or multiply what it adds. So the weights are brought into the order of a plain layer, in
 each of a few ways (`ways`), and the first whose outputs on random text are those of the base's own layer is kept. The
 base's layer is run as a float32 twin without the hooks that devices and shards hang on it. Where no way agrees the
-head's layer keeps its random weights, and words for the plan say why.
+head's layer keeps its random weights, and a reason for the plan is returned.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def layers_of(lm: Any) -> list[nn.Module]:
 def start_from_base(block: nn.Module, shape: BlockShape, read: Read, lm: Any) -> tuple[bool, str]:
     """Copy the base's last layer, or the one before, into the block if the outputs agree; else leave it as it is.
 
-    Returns whether it was copied, and what the plan says. read: runs text through the block. A head of random
+    Returns whether it was copied, and the line for the plan. read: runs text through the block. A head of random
     weights costs many steps of training, so SmolLM3's last layer, which has no rotary positions, is not the end.
     """
     layers = layers_of(lm)
@@ -97,14 +97,14 @@ def start_from_base(block: nn.Module, shape: BlockShape, read: Read, lm: Any) ->
 
 
 def unturned(lm: Any, shape: BlockShape) -> str:
-    """Return what the plan says of the head's positions where the base has no rotary ones."""
+    """Return the plan's note on the head's positions where the base has no rotary ones."""
     known = getattr(lm.base_model, "rotary_emb", None) is not None
     return "" if known else f"; no rotary embedding of the base is known, the head's has theta {shape.rope_theta:,.0f}"
 
 
 @torch.no_grad()
 def refused_copy(block: nn.Module, shape: BlockShape, read: Read, lm: Any, number: int) -> str | None:
-    """Copy this layer of the base into the block; None where the outputs agree, else why they cannot, in words."""
+    """Copy this layer of the base into the block; None where the outputs agree, else the reason."""
     kept = {name: value.clone() for name, value in block.state_dict().items()}
     layer = layers_of(lm)[number]
     theirs = {name: unpacked(value) for name, value in layer.state_dict().items()}
@@ -128,7 +128,7 @@ def refused_copy(block: nn.Module, shape: BlockShape, read: Read, lm: Any, numbe
 
 
 def refused_parameters(theirs: dict[str, Tensor], ours: dict[str, Tensor], shape: BlockShape) -> str | None:
-    """Split fused weights, and return in words what of the base's layer has no place in ours; None where all has."""
+    """Split fused weights, and return what of the base's layer has no place in ours; None where all has."""
     widths = [heads * shape.head_width for heads in (shape.heads, shape.kv_heads, shape.kv_heads)]
     fused = (("self_attn", "qkv", tuple("qkv"), widths), ("mlp", "gate_up", ("gate", "up"), [shape.inner] * 2))
     for part, name, pieces, rows in fused:

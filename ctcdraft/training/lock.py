@@ -60,7 +60,7 @@ def exclusive(directory: Path) -> Iterator[None]:
 def holder(file: Path) -> str:
     """Return who holds the lock, as far as the file tells."""
     try:
-        told = json.loads(file.read_text())
-        return f"process {told['pid']} on {told['host']}"
+        owner = json.loads(file.read_text())
+        return f"process {owner['pid']} on {owner['host']}"
     except (OSError, ValueError, KeyError, TypeError):
         return "another process"

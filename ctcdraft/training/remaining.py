@@ -24,7 +24,7 @@ class Remaining:
         self._ended.append(seconds)
         ended = list(self._ended)
         measured, left = [each for each in ended if each is not None], self.runs - len(ended)
-        said = f"{len(ended)} of {self.runs} done"
+        count = f"{len(ended)} of {self.runs} done"
         if left <= 0 or not measured:
-            return said
-        return f"{said}, about {minutes(mean(measured) * left / min(self.jobs, left))} for the remaining {left}"
+            return count
+        return f"{count}, about {minutes(mean(measured) * left / min(self.jobs, left))} for the remaining {left}"

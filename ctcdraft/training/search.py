@@ -79,18 +79,18 @@ def search(
         with tries.of(trial) as before:
             if before is not None:
                 study.tell(trial, before.value if before.state == state.COMPLETE else None, state=before.state)
-                said = f"trial {trial.number}: {' '.join(words)}  is trial {before.number} again and was not run"
-                log(f"{said}; {remaining.after(None)}")
+                line = f"trial {trial.number}: {' '.join(words)}  is trial {before.number} again and was not run"
+                log(f"{line}; {remaining.after(None)}")
                 return
             status, tau, pruned = train([*command, *words, f"run={folder}"], folder, trial, words)
             if tau is None or (status != 0 and not pruned):
                 study.tell(trial, state=state.FAIL)
-                said = f"trial {trial.number} failed with status {status}: {' '.join(words)}; see {folder}.log"
-                log(f"{said}; {remaining.after(None)}")
+                line = f"trial {trial.number} failed with status {status}: {' '.join(words)}; see {folder}.log"
+                log(f"{line}; {remaining.after(None)}")
                 return
             study.tell(trial, state=state.PRUNED) if pruned else study.tell(trial, tau)
-        said = f"trial {trial.number}: {' '.join(words)}  tau {tau:.3f}{' (stopped early)' if pruned else ''}"
-        log(f"{said}; {remaining.after(clock() - began)}")
+        line = f"trial {trial.number}: {' '.join(words)}  tau {tau:.3f}{' (stopped early)' if pruned else ''}"
+        log(f"{line}; {remaining.after(clock() - began)}")
         write_table(run)
 
     with ThreadPoolExecutor(jobs) as pool:
@@ -102,7 +102,7 @@ def search(
 
 
 class Tries:
-    """The trials of a study by what they tried: a command and values. Equal trials wait for one another."""
+    """The trials of a study by what they tried: a command and values. Equal trials run one after another."""
 
     def __init__(self, study: Any, command: Sequence[str]) -> None:
         self.study = study

@@ -4,7 +4,7 @@ import json
 from functools import partial
 
 import pytest
-from sessions import PROMPTS, UNSEEN, arena, session
+from sessions import PROMPTS, UNSEEN, arena, killed_at, session
 
 from ctcdraft.drafters.prompt_lookup import PromptLookup
 from ctcdraft.errors import InputError
@@ -53,19 +53,10 @@ def test_a_higher_limit_goes_on_and_a_lower_one_is_refused(tmp_path, monkeypatch
     assert run(tmp_path, 4)["rows"][0]["prompts"] == 4  # nothing to do, and nothing lost
 
 
-def test_overwriting_makes_a_smaller_one_and_a_stop_on_the_way_is_gone_on_from(tmp_path, monkeypatch):
+def test_overwriting_makes_a_smaller_one_and_a_stop_on_the_way_is_gone_on_from(tmp_path):
     run(tmp_path, 4)
-    append = Folder.append
-
-    def killed_at_the_second(folder, record):
-        if record.index == 1:
-            raise KeyboardInterrupt
-        append(folder, record)
-
-    monkeypatch.setattr(Folder, "append", killed_at_the_second)
-    with pytest.raises(KeyboardInterrupt):
+    with killed_at(1):
         run(tmp_path, 2, overwrite=True)
-    monkeypatch.setattr(Folder, "append", append)
     made = run(tmp_path, 2)
     assert made["environment"]["questions"] == {"asked": 2, "finished": 2, "reused": 1}
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from sessions import PROMPTS, SETTINGS, UNSEEN, Corrupt, arena, session
+from sessions import PROMPTS, SETTINGS, UNSEEN, Corrupt, arena, killed_at, session
 from tiny_models import random_base
 
 from ctcdraft.corpus.chat import messages, prompt_tokens
@@ -179,17 +179,9 @@ def test_sampling_is_equal_token_for_token_too(tmp_path):
 def test_running_again_goes_on_where_it_was(tmp_path, monkeypatch):
     here = arena()
     whole = run(session(here), tmp_path / "whole")
-    append, asked = Folder.append, []
-
-    def killed_at_the_third(folder, record):
-        if record.index == 2:
-            raise KeyboardInterrupt
-        append(folder, record)
-
-    monkeypatch.setattr(Folder, "append", killed_at_the_third)
-    with pytest.raises(KeyboardInterrupt):
+    asked = []
+    with killed_at(2):
         run(session(here), tmp_path / "again")
-    monkeypatch.setattr(Folder, "append", append)
     file = tmp_path / "again" / "questions.jsonl"
     before = file.read_text()
     file.write_text(before + before[:40])  # a torn last line
