@@ -192,7 +192,7 @@ def load_base(config: DictConfig, entries: dict[str, Entry]) -> Any:
         raise InputError("no base: give a run directory as checkpoint=, or base=tiny, or base=local base.path=FOLDER")
     if node.path is None:  # a shape has none
         node = OmegaConf.masked_copy(node, [key for key in node if key not in ("path", "device_map", "quantised")])
-    return instantiate(node, device=config.device, dtype=config.dtype).ready()
+    return instantiate(node, device=config.device, dtype=config.dtype).for_inference()
 
 
 def own_base(run: Entry) -> Any:

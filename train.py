@@ -69,10 +69,10 @@ def train(config: DictConfig) -> float:
     paper = paper_of(config.base) if config.plan_only else None
     if paper is not None:
         planned = plan_on_paper(config, paper)
-        if launched().leads:
+        if launched().is_main:
             print(planned)
         return 0.0
-    with nullcontext() if config.plan_only or not launched().leads else exclusive(run.path):
+    with nullcontext() if config.plan_only or not launched().is_main else exclusive(run.path):
         return trained(config, run, resuming, sweep)
 
 
@@ -83,22 +83,22 @@ def trained(config: DictConfig, run: RunDirectory, resuming: bool, sweep: Path |
     corpus = in_turn(peers, lambda: prepared_corpus(config, base))
     if corpus is None:
         return 0.0
-    refuse_wrong_masks(corpus.rows, base.tokenizer, base.stop_tokens)
+    refuse_wrong_masks(corpus.rows, base.tokenizer, base.stop_token_ids)
     max_length = min(config.trainer.max_length, base.context_length)
     rows, held_out = hold_out(corpus.rows, config.trainer.probe_prompts, max_length)
-    if drafter.says_some:
-        drafter.choose_words(rows.word_counts(base.vocabulary), base.stop_tokens)
+    if drafter.has_draft_vocab:
+        drafter.set_draft_vocab(rows.word_counts(base.vocabulary), base.stop_token_ids)
     reading = read if adapter is None else adapter.read
     batches = make_batches(config, rows, base, objective.labels, states, reading)
     probe = Probe(base, held_out, decoding)
-    stride = peers.world  # from one batch of this process to its next
+    stride = peers.world_size  # from one batch of this process to its next
     total = config.trainer.steps * config.trainer.accumulate
     feed = Prefetched(batches, total, stride) if config.trainer.prefetch else batches
     objective = objective if adapter is None else HeldBack(objective, adapter)
     trainer = make_trainer(config.trainer, run, drafter, objective, feed, engine, probe, adapter)
-    done = run.step_reached if resuming else 0
+    done = run.last_step if resuming else 0
     costs = plan(base, drafter, objective, batches, engine, config.trainer.steps, config.trainer.accumulate, done)
-    if peers.leads:
+    if peers.is_main:
         print(*doubts.of_corpus(corpus.manifest), costs, sep="\n")
     if config.plan_only:
         return 0.0
@@ -108,15 +108,15 @@ def trained(config: DictConfig, run: RunDirectory, resuming: bool, sweep: Path |
         trainer.restore()
         if trainer.step >= config.trainer.steps:
             print(f"{run.path} has its {trainer.step:,} steps already; trainer.steps= may be raised")
-    peers.wait()  # until all have found the directory as it was
-    if peers.leads and resuming:
+    peers.barrier()  # until all have found the directory as it was
+    if peers.is_main and resuming:
         run.write_config(words)  # steps may have been raised
-    elif peers.leads:
-        run.begin(words, base.fingerprint() | {"corpus": corpus.manifest["hash"]}, config.overwrite)
+    elif peers.is_main:
+        run.create(words, base.fingerprint() | {"corpus": corpus.manifest["hash"]}, config.overwrite)
         run.write_command(command_again(run))
     with closing(feed):
-        tau = trainer.fit(make_loggers(config, run, trainer.step, title(run.path, sweep)) if peers.leads else [])
-    if peers.leads:
+        tau = trainer.fit(make_loggers(config, run, trainer.step, title(run.path, sweep)) if peers.is_main else [])
+    if peers.is_main:
         print(f"best probe tau {tau:.3f}; the run is {run.path}")
     return tau
 
@@ -137,7 +137,7 @@ def assembled(config: DictConfig, peers: Peers) -> tuple[Any, ...]:
     an hour of answers later would be too late to be told."""
     base = instantiate(config.base)
     torch.manual_seed(config.seed)
-    with base.opened():
+    with base.gathered_parameters():
         drafter = build_drafter(config.drafter, base).train()
     objective, states, decoding = (instantiate(config[part]) for part in ("objective", "states", "decoding"))
     engine = make_engine(config, drafter, peers)
@@ -270,7 +270,7 @@ def asked_for_a_corpus() -> bool:
 def plan_on_paper(config: DictConfig, paper: Paper) -> str:
     """What this run would cost with a base that is not here, the making of its corpus included."""
     kind: Any = get_class(config.drafter._target_)
-    if kind.off_the_shelf:
+    if kind.usable_untrained:
         raise InputError(
             f"drafter={config.drafter.name} brings weights of its own, so it is not planned on paper; plan it where "
             f"{paper.base.name} can be loaded"
@@ -282,12 +282,12 @@ def plan_on_paper(config: DictConfig, paper: Paper) -> str:
     objective, rate = instantiate(config.objective), Rate.of(config.plan)
     source, path = corpus_places(config)
     if prepared.is_complete(path):
-        said, told = str(paper), Told.by_manifest(parts.read_manifest(path) or {}, paper.base.context_length)
+        said, told = str(paper), Told.from_manifest(parts.read_manifest(path) or {}, paper.base.context_length)
     else:
         corpus, answers = instantiate(config.corpus, path=source), instantiate(config.answers)
         planned = corpus_plan.on_paper(paper, corpus, answers, rate, prepared.WHOLE)
-        said, told = str(planned), Told.by_work(planned.work)
-    return f"{said}\n{paper_plan(paper.base, drafter, objective, told, config.trainer, rate, launched().world)}"
+        said, told = str(planned), Told.from_work(planned.work)
+    return f"{said}\n{paper_plan(paper.base, drafter, objective, told, config.trainer, rate, launched().world_size)}"
 
 
 def corpus_places(config: DictConfig) -> tuple[Any, Path]:
@@ -324,7 +324,7 @@ def make_engine(config: DictConfig, drafter: DraftHead, peers: Peers) -> Any:
     settings = config.trainer
     return instantiate(config.engine)(
         drafter,
-        drafter.own_parameters(),
+        drafter.trainable_parameters(),
         steps=settings.steps,
         learning_rate=settings.learning_rate,
         warmup=settings.warmup,
@@ -343,7 +343,7 @@ def make_adapter(config: DictConfig, base: Any, drafter: DraftHead, engine: Any)
     if config.adapt is None:
         return None
     adapter = instantiate(config.adapt)(base, drafter)
-    engine.also(list(adapter.parameters.values()), adapter.learning_rate)
+    engine.add_param_group(list(adapter.parameters.values()), adapter.learning_rate)
     return adapter
 
 

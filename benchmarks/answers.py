@@ -66,7 +66,7 @@ def questions(base: BaseLM, path: str, count: int) -> list[Question]:
 def generated(base: BaseLM, question: Question, new_tokens: int) -> list[int]:
     tokens_BL = torch.tensor([list(question.tokens)], device=base.device)
     config = transformers.GenerationConfig(
-        max_new_tokens=new_tokens, do_sample=False, eos_token_id=sorted(base.stop_tokens), pad_token_id=0
+        max_new_tokens=new_tokens, do_sample=False, eos_token_id=sorted(base.stop_token_ids), pad_token_id=0
     )
     with torch.inference_mode():
         output_BL = base.lm.generate(tokens_BL, attention_mask=torch.ones_like(tokens_BL), generation_config=config)

@@ -66,7 +66,7 @@ def way(config: DictConfig, base: Any, rows: Rows, pack: int | None, steps: int,
     drafter = build_drafter(config.drafter, base).train()
     figures = ("learning_rate", "warmup", "final_share", "betas", "weight_decay", "clip_norm", "clip_value", "autocast")
     engine = instantiate(config.engine)(
-        drafter, drafter.own_parameters(), steps=steps, peers=Peers(), **{name: settings[name] for name in figures}
+        drafter, drafter.trainable_parameters(), steps=steps, peers=Peers(), **{name: settings[name] for name in figures}
     )
     feed = Prefetched(batches, steps) if ahead else batches
     nowhere, silent = RunDirectory(Path()), Probe(base, [], instantiate(config.decoding))

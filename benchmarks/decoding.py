@@ -46,7 +46,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     print(f"{hardware(torch.device(options.device))}, {options.dtype}, torch {torch.__version__}, {options.clock} time")
     for folder in options.bases:
-        base = load_base(folder, options.dtype, options.device).ready()
+        base = load_base(folder, options.dtype, options.device).for_inference()
         reads = [None, FixedReads(), FixedReads(compiled=True)] if options.compiled else [None]
         against_generate(base, reads, options)
         for base.fixed in reads:
@@ -128,7 +128,7 @@ def overhead(base: BaseLM, options: argparse.Namespace) -> None:
         parts = "  ".join(f"{part} {1e6 * seconds:.0f}" for part, seconds in medians.items())
         print(
             f"overhead  {base.name:17} {nodes:3} nodes: o {o:.3f}, v {medians['read'] / unit:.2f};  µs a pass: {parts}"
-            f"  ({base.reads})"
+            f"  ({base.execution_mode})"
         )
 
 

@@ -61,7 +61,7 @@ def main() -> None:
 
 def side(options: argparse.Namespace, stored: bool) -> tuple[Any, dict[str, Any]]:
     """A base and its drafters."""
-    base = load_base(options.base, "float32", "cpu").ready()
+    base = load_base(options.base, "float32", "cpu").for_inference()
     drafters: dict[str, Any] = {AUTOREGRESSIVE: Autoregressive(base)}
     drafters |= {Path(word).name: contestant(looked_up(word), base).drafter for word in options.contestants}
     modules = [base.lm, *(each for each in drafters.values() if isinstance(each, nn.Module))]
@@ -75,7 +75,7 @@ def answered(
 ) -> tuple[int, ...]:
     how = Settings(options.max_new_tokens, options.nodes, 0.0, 0, 1.0, match, lossless=True)
     prompt_L = torch.tensor(prompt_tokens(base.tokenizer, [{"role": "user", "content": prompt.turns[0]}]))
-    return generate(base, drafters[name], prompt_L, how, base.stop_tokens, 0).tokens
+    return generate(base, drafters[name], prompt_L, how, base.stop_token_ids, 0).tokens
 
 
 def arguments() -> argparse.Namespace:

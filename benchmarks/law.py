@@ -63,10 +63,10 @@ def frames(base: BaseLM, drafter: torch.nn.Module, prompts: int, anchors: int) -
     """Probabilities_TC, float64, at evenly spaced anchors of the base's own answers to held-out prompts."""
     for prompt in project_prompts(str(TINY / "prompts" / "held_out.jsonl"), "benchmark", prompts).prompts:
         asked_L = torch.tensor(prompt_tokens(base.tokenizer, [{"role": "user", "content": prompt.turns[0]}]))
-        said = generate(base, Autoregressive(base), asked_L, GREEDY, base.stop_tokens, 0).tokens
+        said = generate(base, Autoregressive(base), asked_L, GREEDY, base.stop_token_ids, 0).tokens
         tokens_BL = torch.cat([asked_L, torch.tensor(said)])[None]
         with torch.inference_mode():
-            states_BLD = base.states(tokens_BL, torch.ones_like(tokens_BL))
+            states_BLD = base.hidden_states(tokens_BL, torch.ones_like(tokens_BL))
             first, last = len(asked_L) - 1, tokens_BL.shape[1] - 2
             anchors_BA = torch.linspace(first, last, anchors).long()[None]
             nothing_BA = torch.zeros_like(anchors_BA)
@@ -87,10 +87,10 @@ def likely_texts(frames_TC: Tensor, words: int) -> list[tuple[int, ...]]:
 
 
 def law(frames_TC: Tensor, text: Sequence[int]) -> tuple[Tensor, Tensor]:
-    labels = Labels.none(frames_TC, frames_TC.shape[1] - 1, 1)
+    labels = Labels.empty(frames_TC, frames_TC.shape[1] - 1, 1)
     for word in text:
-        labels = labels.say(torch.tensor([word]))
-    words_1V, stop_1 = labels.law()
+        labels = labels.extend(torch.tensor([word]))
+    words_1V, stop_1 = labels.next_distribution()
     return words_1V[0], stop_1[0]
 
 

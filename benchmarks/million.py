@@ -47,7 +47,7 @@ class StandIn(Answers):
         return lambda asked: [self.reply(base, question, said) for question in asked]
 
     def reply(self, base: BaseLM, question: Question, said: list[int]) -> Reply:
-        return Reply([*said[: self.room(base, question) - 1], min(base.stop_tokens)])
+        return Reply([*said[: self.room(base, question) - 1], min(base.stop_token_ids)])
 
 
 def write_conversations(file: Path, lines: int, exchanges: int) -> None:

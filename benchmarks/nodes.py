@@ -35,7 +35,7 @@ def main() -> None:
     register_resolvers()
     torch.set_num_threads(options.threads)
     clock = CLOCKS[options.clock]
-    base = load_base(options.base, options.dtype, options.device).ready()
+    base = load_base(options.base, options.dtype, options.device).for_inference()
     path = str(TINY / "prompts" / "held_out.jsonl")
     prompts = project_prompts(path, "benchmark", None).prompts
     for_choice, for_test = prompts[::2][: options.prompts], prompts[1::2][: options.prompts]
@@ -54,7 +54,7 @@ def main() -> None:
                 for arm in random.Random(f"{round_} {number}").sample(list(arms), len(arms)):
                     drafter = drafters[name] if arms[arm] > 1 else Autoregressive(base)
                     began = clock()
-                    said = generate(base, drafter, prompt_L, replace(how, nodes=arms[arm]), base.stop_tokens, 0)
+                    said = generate(base, drafter, prompt_L, replace(how, nodes=arms[arm]), base.stop_token_ids, 0)
                     seconds[arm] += clock() - began if round_ else 0.0
                 tokens += len(said.tokens) - 1 if round_ else 0
         fixed = {arm: taken for arm, taken in seconds.items() if arm not in ("auto", "autoregression")}

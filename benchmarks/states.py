@@ -99,7 +99,7 @@ def read(options: argparse.Namespace, store: Path) -> None:
 
 def live(base: BaseLM, rows: Rows, batch: Sequence[int]) -> None:
     tokens_BL = pad_sequence([rows.tokens[index] for index in batch], batch_first=True)
-    base.states(tokens_BL, torch.ones_like(tokens_BL))
+    base.hidden_states(tokens_BL, torch.ones_like(tokens_BL))
 
 
 def stored_rows(states: Stored, batch: Sequence[int]) -> None:

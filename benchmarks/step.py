@@ -48,7 +48,7 @@ class Timed(BaseLM):
 
     def states(self, *given: Any) -> torch.Tensor:
         since = time.perf_counter()
-        states_BLD = super().states(*given)
+        states_BLD = super().hidden_states(*given)
         self.seconds = time.perf_counter() - since
         return states_BLD
 
@@ -109,7 +109,7 @@ def measured(options: argparse.Namespace, way: Way) -> dict[str, float]:
     rows = Rows(tokens, [torch.ones(options.length, dtype=torch.int)] * options.rows, [True] * options.rows)
     batches = Batches(rows, base, options.rows, options.anchors, options.labels, 0)
     engine = TorchEngine(
-        drafter, drafter.own_parameters(), steps=100, learning_rate=1e-4, warmup=1, final_share=0.1, betas=(0.9, 0.95),
+        drafter, drafter.trainable_parameters(), steps=100, learning_rate=1e-4, warmup=1, final_share=0.1, betas=(0.9, 0.95),
         weight_decay=0.0, clip_norm=1.0, clip_value=None, autocast=False, peers=Peers(),
     )  # fmt: skip
     parts = [one_step(base, drafter, way, batches, engine, number) for number in range(options.repeats + 1)]

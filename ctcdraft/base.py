@@ -68,7 +68,7 @@ class BaseLM(nn.Module):
         self.fixed: FixedReads | None = None  # None: every read has the shape of its tree
         self.quantised = quantised
         self.adapted: str | None = None  # the hash of what was trained along with a head, and changes what it says
-        self.places: list[torch.device] | None = None  # of every layer; None: all on one device
+        self.layer_devices: list[torch.device] | None = None  # of every layer; None: all on one device
         self.lm = lm.eval().requires_grad_(False)
         self.tokenizer = tokenizer
         self.name = name
@@ -77,7 +77,7 @@ class BaseLM(nn.Module):
         self.embedding: Any = lm.get_input_embeddings()
         self.context_length = length_within(context_length, lm.config, name)
         self.window = SlidingWindow.of(lm.config, self.context_length)
-        self.stop_tokens = stop_tokens(lm, tokenizer)
+        self.stop_token_ids = stop_tokens(lm, tokenizer)
         self.weights_hash = weights_hash(lm)
         if chat_template is not None and tokenizer is not None:
             tokenizer.chat_template = chat_template
@@ -94,11 +94,11 @@ class BaseLM(nn.Module):
             module._buffers[name] = value.to(module.get_buffer(name).device)
         return self
 
-    def opened(self) -> AbstractContextManager[Any]:
+    def gathered_parameters(self) -> AbstractContextManager[Any]:
         """Within, drafters find the weights that they begin with whole."""
         return nullcontext()
 
-    def ready(self) -> Self:
+    def for_inference(self) -> Self:
         """To decode with: weights laid for the few rows of a tree. Nothing that is trained or saved needs it."""
         lay_for_few_rows(self.lm)
         return self
@@ -122,22 +122,22 @@ class BaseLM(nn.Module):
         return self.head.weight.dtype
 
     @property
-    def reads(self) -> str:
+    def execution_mode(self) -> str:
         """In words, for a report: how it reads a tree."""
         shape = "exact shapes" if self.fixed is None else "fixed shapes"
         ways = [
-            " and ".join(self._ways()) or "eager",
+            " and ".join(self._execution_modes()) or "eager",
             shape,
             self.quantised,
             "changed by LoRA" if self.adapted else None,
         ]
         return ", ".join(one for one in ways if one)
 
-    def _ways(self) -> Iterator[str]:
+    def _execution_modes(self) -> Iterator[str]:
         if self.fixed is not None and self.fixed.compiled:
             yield "compiled"
         if self.fixed is not None and self.device.type == "cuda":
-            why = self.fixed.uncapturable
+            why = self.fixed.capture_error
             yield "captured" if why is None else f"not captured ({why})"
 
     def new_cache(self, capacity: int) -> Any:
@@ -148,8 +148,8 @@ class BaseLM(nn.Module):
 
     def batch_cache(self, capacity: int) -> Any:
         """Of several texts side by side: the rows that reads of a fixed shape lend are those of one."""
-        if self.places is not None:
-            return PlacedCache(self.places, capacity)
+        if self.layer_devices is not None:
+            return PlacedCache(self.layer_devices, capacity)
         return KVCache(self.lm.config.num_hidden_layers, capacity)
 
     @torch.inference_mode()
@@ -170,7 +170,7 @@ class BaseLM(nn.Module):
         Node n stands at position cache.length + depth(n), so that the root takes the next free position.
         """
         if self.fixed is not None:
-            return Read(*self.fixed(self._both, tree, cache, self.dtype))
+            return Read(*self.fixed(self._states_and_logits, tree, cache, self.dtype))
         start = cache.length
         # A single node sees all there is: without a mask it reads as stock decoding does, by the fastest kernel.
         mask_NM = tree.attention_mask(start, self.dtype) if len(tree) > 1 else None
@@ -178,13 +178,13 @@ class BaseLM(nn.Module):
         return Read(states_ND, self._logits(states_ND))
 
     @torch.inference_mode()
-    def read_beside(self, tokens_K: Tensor, positions_K: Tensor, seen_KM: Tensor, cache: KVCache) -> Read:
+    def read_tree_level(self, tokens_K: Tensor, positions_K: Tensor, seen_KM: Tensor, cache: KVCache) -> Read:
         """Read words side by side behind what the cache holds, guesses included; seen_KM (True) says which of its
         rows, and which of the new ones, each word may see. For drafters that grow a tree level by level."""
-        states_KD = self._forward(tokens_K, positions_K, self._additive(seen_KM), cache)
+        states_KD = self._forward(tokens_K, positions_K, self._additive_mask(seen_KM), cache)
         return Read(states_KD, self.head(states_KD))
 
-    def _both(self, *read: Any) -> tuple[Tensor, Tensor]:
+    def _states_and_logits(self, *read: Any) -> tuple[Tensor, Tensor]:
         states_ND = self._forward(*read)
         return states_ND, self._logits(states_ND)
 
@@ -198,47 +198,47 @@ class BaseLM(nn.Module):
             input_ids=tokens_N[None],
             position_ids=positions_N[None],
             # 4-D and additive: eager attention would silently *add* a bool mask as 0 and 1.
-            attention_mask=None if mask_NM is None else self.mask_told(mask_NM[None, None]),
+            attention_mask=None if mask_NM is None else self.layer_masks(mask_NM[None, None]),
             past_key_values=cache,
             use_cache=True,
             output_hidden_states=len(self.taps) > 1,
         )
-        return self._tapped(output)[0]
+        return self._select_layers(output)[0]
 
     @torch.no_grad()
-    def states(self, tokens_BL: Tensor, mask_BL: Tensor, places_BL: Tensor | None = None) -> Tensor:
-        """As `states_through`; nothing learns from them."""
-        return self.states_through(tokens_BL, mask_BL, places_BL)
+    def hidden_states(self, tokens_BL: Tensor, mask_BL: Tensor, position_ids_BL: Tensor | None = None) -> Tensor:
+        """As `hidden_states_with_grad`; nothing learns from them."""
+        return self.hidden_states_with_grad(tokens_BL, mask_BL, position_ids_BL)
 
-    def states_through(self, tokens_BL: Tensor, mask_BL: Tensor, places_BL: Tensor | None = None) -> Tensor:
+    def hidden_states_with_grad(self, tokens_BL: Tensor, mask_BL: Tensor, position_ids_BL: Tensor | None = None) -> Tensor:
         """States_BLD of right-padded rows, without a cache, for training; mask_BL is 1 on real tokens.
 
-        places_BL: of every position in its own text (nn/packs.py), where a row may hold several: each is read as if
+        position_ids_BL: of every position in its own text (nn/packs.py), where a row may hold several: each is read as if
         it stood alone.
         """
-        told = {"attention_mask": mask_BL} | ({} if places_BL is None else self.told_of(places_BL))
+        inputs = {"attention_mask": mask_BL} | ({} if position_ids_BL is None else self.packed_inputs(position_ids_BL))
         output = self.lm.base_model(
-            input_ids=tokens_BL, use_cache=False, output_hidden_states=len(self.taps) > 1, **told
+            input_ids=tokens_BL, use_cache=False, output_hidden_states=len(self.taps) > 1, **inputs
         )
-        return self._tapped(output)
+        return self._select_layers(output)
 
-    def mask_told(self, mask_B1QM: Tensor) -> Tensor | dict[str, Tensor]:
+    def layer_masks(self, mask_B1QM: Tensor) -> Tensor | dict[str, Tensor]:
         """Return the additive mask as the layers take it: one, or one per layer type for sliding windows."""
         return mask_B1QM if self.window is None else self.window(mask_B1QM)
 
-    def told_of(self, places_BL: Tensor) -> dict[str, Any]:
+    def packed_inputs(self, position_ids_BL: Tensor) -> dict[str, Any]:
         """What stock transformers must be told to read packs of texts; nothing where every row is one text."""
-        seen_B1LL = own_text(places_BL)
+        seen_B1LL = own_text(position_ids_BL)
         if seen_B1LL is None:
             return {}
-        return {"attention_mask": self.mask_told(self._additive(seen_B1LL)), "position_ids": places_BL}
+        return {"attention_mask": self.layer_masks(self._additive_mask(seen_B1LL)), "position_ids": position_ids_BL}
 
-    def _additive(self, seen_X: Tensor) -> Tensor:
+    def _additive_mask(self, seen_X: Tensor) -> Tensor:
         """A mask as stock transformers take it: 0 where seen, the least number elsewhere."""
         mask_X = torch.zeros(seen_X.shape, dtype=self.dtype, device=self.device)
         return mask_X.masked_fill_(~seen_X, torch.finfo(self.dtype).min)
 
-    def _tapped(self, output: Any) -> Tensor:
+    def _select_layers(self, output: Any) -> Tensor:
         """The states of all taps, side by side."""
         if len(self.taps) == 1:
             return output.last_hidden_state
@@ -323,8 +323,8 @@ def load_base(
     template = chat_template(chat_template_file) if chat_template_file else None
     base = BaseLM(lm, tokenizer, name or Path(path).name, revision, context_length, template, taps, quantised)
     if placing is not None:
-        places = places_of(lm, base.device)
-        base.places = places if len(set(places)) > 1 else None
+        devices = places_of(lm, base.device)
+        base.layer_devices = devices if len(set(devices)) > 1 else None
     elif quantised is None:  # what is quantised was loaded where it stays, and has a type of its own
         base = base.to(device, getattr(torch, dtype))
     refuse_changed(base, reference)

@@ -50,9 +50,9 @@ def is_device(name: str) -> bool:
 
 def stored(dtype: str, device: str, quantised: str | None, placing: Placing | None = None) -> dict[str, Any]:
     """How weights are held, in the words of `from_pretrained`. InputError where a package for it is absent."""
-    told = {"dtype": "auto"} if placing is None else placing.told(dtype)
+    options_of_placing = {"dtype": "auto"} if placing is None else placing.from_pretrained_options(dtype)
     if quantised is None:
-        return told
+        return options_of_placing
     if quantised in INEXACT:
         raise InputError(f"base.quantised={quantised} is refused: {INEXACT[quantised]}; take {', '.join(QUANTISED)}")
     if quantised not in QUANTISED:
@@ -60,8 +60,8 @@ def stored(dtype: str, device: str, quantised: str | None, placing: Placing | No
     package = QUANTISED[quantised]
     if importlib.util.find_spec(package) is None:
         raise InputError(f"base.quantised={quantised} needs the package {package}, which is not installed here")
-    held = {"dtype": getattr(torch, dtype), "device_map": device, "quantization_config": quantisation(quantised)}
-    return held | (told if placing is not None else {})
+    options = {"dtype": getattr(torch, dtype), "device_map": device, "quantization_config": quantisation(quantised)}
+    return options | (options_of_placing if placing is not None else {})
 
 
 def quantisation(quantised: str) -> Any:

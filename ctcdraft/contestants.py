@@ -70,7 +70,7 @@ def looked_up(word: Any, untrained: bool = False, trust: Collection[str] = ()) -
     plain = {key: value for key, value in (values or {}).items() if not is_option(config[key], value)}
     config = OmegaConf.merge(config, plain)
     found = target(config)
-    if not untrained and isinstance(found, type) and issubclass(found, DraftHead) and not found.off_the_shelf:
+    if not untrained and isinstance(found, type) and issubclass(found, DraftHead) and not found.usable_untrained:
         raise InputError(f"drafter {word} has weights: train it (train.py drafter={word}) and name its run directory")
     return Entry(config.name, None, config, None, parts(word, config, trust), trust)
 
@@ -131,8 +131,8 @@ def contestant(entry: Entry, base: Any) -> Contestant:
     drafter = build_drafter(entry.config, base, **{role: part.drafter for role, part in made.items()})
     parameters = sum(part.parameters for part in made.values())
     if isinstance(drafter, DraftHead):  # off the shelf
-        drafter = drafter.ready(base)
-        parameters = sum(weight.numel() for weight in drafter.own_parameters())
+        drafter = drafter.for_inference(base)
+        parameters = sum(weight.numel() for weight in drafter.trainable_parameters())
     elif isinstance(drafter, StockGenerate):
         parameters = sum(weight.numel() for weight in drafter.parameters())  # the assistant's
     identity = json.dumps(OmegaConf.to_container(entry.config)) + behind(drafter)
@@ -156,7 +156,7 @@ def trained(entry: Entry, base: Any) -> Contestant:
     assert entry.run is not None
     paths = read_paths(entry)
     drafter = load_drafter(entry.run, base, paths, entry.trust)
-    parameters = sum(weight.numel() for weight in drafter.own_parameters())
+    parameters = sum(weight.numel() for weight in drafter.trainable_parameters())
     run = RunDirectory(entry.run)
     config: Any = OmegaConf.to_container(entry.config.drafter, resolve=True)
     if paths is not None:

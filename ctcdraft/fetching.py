@@ -30,13 +30,13 @@ def fetched(
     path: str,
     revision: str | None,
     attention: str,
-    held: Mapping[str, Any],
+    weight_options: Mapping[str, Any],
     dequantises: bool = True,
 ) -> tuple[Any, Any]:
     """Return model and tokenizer of a folder or hub id; raise InputError where its weights cannot be had as they are.
 
     Args:
-        held: how the weights are held, as keyword arguments of `from_pretrained`.
+        weight_options: how the weights are held, as keyword arguments of `from_pretrained`.
         dequantises: whether FP8 may be dequantised; DeepSpeed's ZeRO-3 loads shards past that step of transformers.
     """
     import transformers
@@ -46,15 +46,15 @@ def fetched(
     try:
         config = transformers.AutoConfig.from_pretrained(path, **source)
         refuse_unreadable(config, path)
-        options = dequantised(config, path, revision, held, dequantises)
-        held = {**held, **options}
+        options = dequantised(config, path, revision, weight_options, dequantises)
+        weight_options = {**weight_options, **options}
         loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
-            path, attn_implementation=attention, output_loading_info=True, **source, **held
+            path, attn_implementation=attention, output_loading_info=True, **source, **weight_options
         )
         lm, report = loaded
         refuse_incomplete(lm, report, path)
         if "quantization_config" in options:
-            uniform(lm, held["dtype"])
+            uniform(lm, weight_options["dtype"])
         return lm, transformers.AutoTokenizer.from_pretrained(path, **source)
     except InputError:
         raise
@@ -67,9 +67,9 @@ def fetched(
 
 
 def dequantised(
-    config: Any, path: str, revision: str | None, held: Mapping[str, Any], dequantises: bool
+    config: Any, path: str, revision: str | None, weight_options: Mapping[str, Any], dequantises: bool
 ) -> dict[str, Any]:
-    """Return what `from_pretrained` needs besides `held` to dequantise this checkpoint; nothing if it is whole."""
+    """Return what `from_pretrained` needs besides `weight_options` to dequantise this checkpoint; nothing if it is whole."""
     found = quantisation_of(config)
     if found is None:
         for name, dtype, _ in tensors_of(path, revision):
@@ -78,7 +78,7 @@ def dequantised(
                     f"base {path} holds {name} as {dtype} and no quantization_config says how it is scaled; {WHOLE}"
                 )
         return {}
-    if "quantization_config" in held:
+    if "quantization_config" in weight_options:
         raise InputError(
             f"base.quantised= would quantise {path}, which is quantised already ({method_of(found)}); leave it out"
         )
@@ -93,7 +93,7 @@ def dequantised(
     whole = transformers.FineGrainedFP8Config(dequantize=True, modules_to_not_convert=skipped)
     # "auto" would take the dtype of the first tensor where the config names none, and that may be float8.
     meant = getattr(config, "dtype", None) or torch.bfloat16
-    return {"quantization_config": whole} | ({"dtype": meant} if held.get("dtype") == "auto" else {})
+    return {"quantization_config": whole} | ({"dtype": meant} if weight_options.get("dtype") == "auto" else {})
 
 
 def uniform(lm: Any, dtype: Any) -> None:
@@ -168,8 +168,8 @@ def tensors_of(path: str, revision: str | None) -> Iterator[tuple[str, str, list
         try:
             with safe_open(file, framework="pt") as opened:
                 for name in opened.keys():  # noqa: SIM118, it is no dict
-                    held = opened.get_slice(name)
-                    yield name, held.get_dtype(), held.get_shape()
+                    tensor_slice = opened.get_slice(name)
+                    yield name, tensor_slice.get_dtype(), tensor_slice.get_shape()
         except SafetensorError as error:
             raise InputError(f"{file} is damaged ({first_line(error)}); fetch base {path} again") from error
 

@@ -88,7 +88,7 @@ class Filling:
         sizes = of_sizes(**values(config.base))
         with torch.device("meta"):
             drafter = build_drafter(config.drafter, sizes).eval()
-        objective, told = made(config.objective), Told.by_work(self.work)
+        objective, told = made(config.objective), Told.from_work(self.work)
         needed = operations(sizes, drafter, objective, told, config.trainer)
         seconds = needed.seconds(config.trainer.steps * config.trainer.accumulate, self.rate)
         answers = hours_on_paper(self.work, Size.of(sizes), config.answers.batch_size, self.rate)

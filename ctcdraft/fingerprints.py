@@ -18,7 +18,7 @@ def text_hash(text: str) -> str:
 
 
 def tokenizer_hash(tokenizer: Any) -> str:
-    return text_hash("\n".join(f"{word}\t{index}" for word, index in sorted(tokenizer.get_vocab().items())))
+    return text_hash("\n".join(f"{token}\t{index}" for token, index in sorted(tokenizer.get_vocab().items())))
 
 
 def weights_hash(lm: nn.Module, samples: int = 64) -> str:
@@ -30,9 +30,9 @@ def weights_hash(lm: nn.Module, samples: int = 64) -> str:
     digest = hashlib.sha256()
     owners = dict(lm.named_modules(remove_duplicate=False))
     for name, tensor in sorted(lm.state_dict().items()):
-        place, _, own = name.rpartition(".")
+        module_name, _, own = name.rpartition(".")
         # Some layers write more than they own (`weight.absmax`, of four bits), under names that are no module's.
-        for part in plain_parts(held(owners.get(place), own, tensor)):
+        for part in plain_parts(held(owners.get(module_name), own, tensor)):
             if part.is_meta:
                 return ""
             stride = max(1, part.numel() // samples)
@@ -64,8 +64,8 @@ def plain_parts(tensor: Any) -> Iterator[Tensor]:
         yield tensor
 
 
-def quantised_since(made_for: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> bool:
+def quantised_since(base_fingerprint: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> bool:
     """Whether this is the base that something was made for, but quantised since: its weights are no longer comparable,
     so its name must do."""
-    name = made_for.get("base")
-    return bool(fingerprint.get("quantised")) and not made_for.get("quantised") and name == fingerprint["base"]
+    name = base_fingerprint.get("base")
+    return bool(fingerprint.get("quantised")) and not base_fingerprint.get("quantised") and name == fingerprint["base"]

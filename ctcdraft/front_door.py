@@ -247,4 +247,4 @@ def load_drafter(run: Path, base: Any, paths: Any | None, trust: Collection[str]
             ) from error
         raise
     directory.load_head(drafter)
-    return drafter.ready(base)
+    return drafter.for_inference(base)

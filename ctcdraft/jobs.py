@@ -79,7 +79,7 @@ def counted(
     from ctcdraft.training.peers import launched  # torch, as above
 
     sweep = sweep_directory(config)
-    if sweep is None or config.plan_only or not launched().leads:
+    if sweep is None or config.plan_only or not launched().is_main:
         yield
         return
     run, remaining = run_directory(config), remaining_of(sweep)
@@ -98,7 +98,7 @@ def counted(
     finally:
         write_table(sweep)  # anew after every job
         if remaining is not None:
-            print(f"sweep {sweep}: {remaining.after(seconds)}", flush=True)
+            print(f"sweep {sweep}: {remaining.run_ended(seconds)}", flush=True)
 
 
 def remaining_of(sweep: Path) -> Remaining | None:

@@ -16,10 +16,10 @@ def memory_bytes(device: str) -> int | None:
     """All the memory a device has, other people's share included; None where there is no such device."""
     if torch.device(device).type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory if torch.cuda.is_available() else None
-    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     with suppress(OSError, ValueError):  # "max" is no number: no limit
-        there = min(there, int(CONTAINER_LIMIT.read_text()))
-    return there
+        available = min(available, int(CONTAINER_LIMIT.read_text()))
+    return available
 
 
 def peak_bytes(device: torch.device) -> int:
@@ -28,8 +28,8 @@ def peak_bytes(device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device)
     import resource
 
-    held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return held if sys.platform == "darwin" else held * 1024  # Linux counts kibibytes
+    max_rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return max_rss if sys.platform == "darwin" else max_rss * 1024  # Linux counts kibibytes
 
 
 def spelled(count: float) -> str:

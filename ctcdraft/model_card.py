@@ -17,7 +17,7 @@ SHOWN = ("benchmark", "T", "nodes", "prompts", "tau", "speedup", "equal")
 def model_card(run: Path, config: Mapping[str, Any], fingerprint: Mapping[str, Any], drafter: DraftHead) -> str:
     """Markdown with the hub's front matter. Only rows that carry a certificate are printed."""
     name, base = config["drafter"]["name"], fingerprint["base"]
-    trained = sum(weight.numel() for weight in drafter.own_parameters())
+    trained = sum(weight.numel() for weight in drafter.trainable_parameters())
     reports = list(evaluations(run, name))
     measured = [measured_rows(*found) for found in reports] or ["Nothing was measured with this head yet."]
     return "\n\n".join(

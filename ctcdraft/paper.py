@@ -74,9 +74,9 @@ def on_paper(
     base = of_sizes(path, dtype, name, revision, attention, context_length, chat_template_file, taps, config)
     if not weights_here(path, revision):
         return Paper(base, f"no weights of {path} are on this machine")
-    needed, there = Size.of(base).weight_bytes, memory_bytes(device)
-    if there is not None and needed > there and device_map is None and not zero3:
-        return Paper(base, f"its weights take {spelled(needed)} as {dtype} and {device} has {spelled(there)}")
+    needed, available = Size.of(base).weight_bytes, memory_bytes(device)
+    if available is not None and needed > available and device_map is None and not zero3:
+        return Paper(base, f"its weights take {spelled(needed)} as {dtype} and {device} has {spelled(available)}")
     return None
 
 
@@ -121,17 +121,17 @@ def shape(path: str, revision: str | None, given: Any) -> Any:
             raise InputError(
                 f"base.config is no config ({first_line(error)}); it needs model_type and sizes"
             ) from error
-    place = given if isinstance(given, str) else path
-    if looks_like_folder(place) and not (Path(place) / "config.json").is_file() and not Path(place).is_file():
+    source = given if isinstance(given, str) else path
+    if looks_like_folder(source) and not (Path(source) / "config.json").is_file() and not Path(source).is_file():
         raise InputError(
-            f"no base LLM at {place}: there is no config.json; give a Hugging Face folder as base.path=, or a "
+            f"no base LLM at {source}: there is no config.json; give a Hugging Face folder as base.path=, or a "
             "config.json as base.config= for a plan on paper"
         )
     try:
-        return transformers.AutoConfig.from_pretrained(place, revision=revision, trust_remote_code=False)
+        return transformers.AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise InputError(
-            f"cannot read the config of the base {place}: {first_line(error)}; check base.path=, or give a config.json "
+            f"cannot read the config of the base {source}: {first_line(error)}; check base.path=, or give a config.json "
             "as base.config="
         ) from error
 

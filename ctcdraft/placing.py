@@ -28,7 +28,7 @@ class Placing:
     max_memory: Any = None
     offload_folder: str | None = None
 
-    def told(self, dtype: str) -> dict[str, Any]:
+    def from_pretrained_options(self, dtype: str) -> dict[str, Any]:
         """In the words of from_pretrained; InputError where it cannot be done here."""
         if importlib.util.find_spec("accelerate") is None:
             raise InputError(
@@ -64,7 +64,7 @@ def lay_out(lm: Any, device: str) -> None:
             bring(module, home)
     if tied:
         head.weight = embedding.weight
-    inner.register_forward_hook(lambda module, told, output: arrived(output, home))
+    inner.register_forward_hook(lambda module, inputs, output: arrived(output, home))
 
 
 def bring(module: nn.Module, device: torch.device) -> None:
@@ -107,12 +107,12 @@ class Places(KVCache):
 
     def __init__(self, layers: int) -> None:
         super().__init__(layers, 1)
-        self.seen: list[torch.device] = []
+        self.devices: list[torch.device] = []
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        self.seen.append(key_states.device)
+        self.devices.append(key_states.device)
         return key_states, value_states
 
 
@@ -121,4 +121,4 @@ def places_of(lm: Any, device: torch.device) -> list[torch.device]:
     """The device on which each layer computes, by having it read one word."""
     cache = Places(lm.config.num_hidden_layers)
     lm.base_model(input_ids=torch.zeros(1, 1, dtype=torch.int64, device=device), past_key_values=cache, use_cache=True)
-    return cache.seen
+    return cache.devices

@@ -60,7 +60,7 @@ class PublishedHead(ModelHubMixin):
         from omegaconf import OmegaConf
 
         directory = RunDirectory(Path(run))
-        if "adapter" in directory.made_for():
+        if "adapter" in directory.base_fingerprint():
             raise InputError(
                 f"the head in {run} was trained along with its base (adapt=lora), so it fits no base that others have; "
                 "a head that is to be published is trained with adapt=none"
@@ -76,7 +76,7 @@ class PublishedHead(ModelHubMixin):
         return cls(drafter, base, said, model_card(directory.path, config, said["fingerprint"], drafter))
 
     def _save_pretrained(self, save_directory: Path) -> None:
-        tensors = {name: value.detach().cpu().contiguous() for name, value in self.drafter.own_state().items()}
+        tensors = {name: value.detach().cpu().contiguous() for name, value in self.drafter.trainable_state_dict().items()}
         write_whole(save_directory / WEIGHTS, lambda draft: save_file(tensors, draft))
         (save_directory / CONFIG).write_text(json.dumps(self.said, indent=2) + "\n")
         (save_directory / CARD).write_text(self.card)
@@ -125,7 +125,7 @@ class PublishedHead(ModelHubMixin):
             raise InputError(f"{folder / CONFIG} has a drafter that is no head: {said['drafter'].get('_target_')}")
         fill(drafter, read_weights(folder / WEIGHTS), folder / WEIGHTS)
         card = folder / CARD
-        return cls(drafter.ready(base), base, said, card.read_text() if card.is_file() else "")
+        return cls(drafter.for_inference(base), base, said, card.read_text() if card.is_file() else "")
 
     def generate(
         self,

@@ -84,8 +84,8 @@ class Reference:
     def of(cls, lm: Any, name: str, length: int = 16) -> Reference:
         """Run one short forward pass, where the model is and as it is: at most seconds of the minutes of loading."""
         length = min(length, int(getattr(lm.config, "max_position_embeddings", length)))
-        words = lm.get_input_embeddings().weight.shape[0]
-        tokens_L = torch.randint(words, (length,), generator=torch.Generator().manual_seed(1))
+        vocabulary = lm.get_input_embeddings().weight.shape[0]
+        tokens_L = torch.randint(vocabulary, (length,), generator=torch.Generator().manual_seed(1))
         # What is offloaded has no device of its own; accelerate's hooks take tokens from the host.
         device = lm.device if lm.device.type != "meta" else torch.device("cpu")
         try:
@@ -117,11 +117,11 @@ def refuse_changed(base: BaseLM, reference: Reference) -> None:
     """Raise InputError unless the model gives the logits that it gave before it was cast, merged or spread."""
     ours_LV = base.lm(reference.tokens_L[None].to(base.device)).logits[0].float().cpu()
     theirs_LV = reference.logits_LV
-    apart = (ours_LV - theirs_LV).square().mean().sqrt() / theirs_LV.std()
-    if not apart < (1e-3 if {base.dtype, reference.dtype} <= set(WIDE) else 0.25):
+    difference = (ours_LV - theirs_LV).square().mean().sqrt() / theirs_LV.std()
+    if not difference < (1e-3 if {base.dtype, reference.dtype} <= set(WIDE) else 0.25):
         raise InputError(
             f"base {base.name} as {base.dtype} is not what transformers loaded as {reference.dtype} (logits differ by "
-            f"{apart:.2g} of their spread): its weights did not survive the cast; choose another dtype= or base"
+            f"{difference:.2g} of their spread): its weights did not survive the cast; choose another dtype= or base"
         )
 
 
@@ -151,15 +151,15 @@ def refuse_unfaithful(base: BaseLM, length: int = 320) -> None:
         raise InputError(
             f"base {base.name} cannot read a tree through a plain mask ({first_line(error)}); use another base"
         ) from error
-    apart = (forked_NV - alone_NV).abs().max() / alone_NV.std()
-    if not apart < (1e-2 if base.dtype in WIDE else 0.5):
+    difference = (forked_NV - alone_NV).abs().max() / alone_NV.std()
+    if not difference < (1e-2 if base.dtype in WIDE else 0.5):
         raise InputError(
-            f"base {base.name} reads a tree otherwise than the texts in it (logits differ by {apart:.2g} of their "
+            f"base {base.name} reads a tree otherwise than the texts in it (logits differ by {difference:.2g} of their "
             "spread): its attention is local or biased by distance, or its logits are scaled; use another base"
         )
 
 
 def last_logits(lm: Any, tokens_L: Tensor) -> Tensor:
     """Return the logits_V after a text. All of a long one over 256k tokens would be gigabytes."""
-    told = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(lm.forward).parameters else {}
-    return lm(tokens_L[None], **told).logits[0, -1].float()
+    options = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(lm.forward).parameters else {}
+    return lm(tokens_L[None], **options).logits[0, -1].float()

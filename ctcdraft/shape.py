@@ -60,8 +60,8 @@ def shaped_base(
     except (ValueError, TypeError, KeyError, torch.OutOfMemoryError) as error:
         raise InputError(f"base.of={dict(of)} is no shape of a base here: {first_line(error)}") from error
     lm.generation_config = type(lm.generation_config)()  # no stop word: every answer is as long as it may be
-    for stop in ("eos_token_id", "bos_token_id"):
-        setattr(lm.config, stop, None)
+    for key in ("eos_token_id", "bos_token_id"):
+        setattr(lm.config, key, None)
     base = BaseLM(lm, NoWords(), name)
     base.fixed = reads
     return base
@@ -69,9 +69,9 @@ def shaped_base(
 
 def refuse_too_large(name: str, needed: int, dtype: str, device: str) -> None:
     """Before anything is allocated: a process that takes more than there is would be killed without a word."""
-    there = memory_bytes(device)
-    if there is not None and needed > there:
+    available = memory_bytes(device)
+    if available is not None and needed > available:
         raise InputError(
-            f"the weights of shape {name} take {spelled(needed)} as {dtype}, and {device} has {spelled(there)}; take a "
+            f"the weights of shape {name} take {spelled(needed)} as {dtype}, and {device} has {spelled(available)}; take a "
             "smaller shape, a smaller dtype=, or another device="
         )

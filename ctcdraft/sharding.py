@@ -31,7 +31,7 @@ SETTINGS = {
 class ShardedBase(BaseLM):
     """As BaseLM. Embedding and head, which drafters share, are whole in every process."""
 
-    def opened(self) -> AbstractContextManager[Any]:
+    def gathered_parameters(self) -> AbstractContextManager[Any]:
         """Within, the last layer and the norm are whole too: drafters begin with copies of them."""
         inner = self.lm.base_model
         parts = [part for part in (getattr(inner, "norm", None), *list(getattr(inner, "layers", []))[-1:]) if part]
@@ -57,11 +57,11 @@ def load_sharded(
             "base.zero3=true is for the processes of torchrun, and this is one alone; base.device_map=auto"
         )
     deepspeed = load_deepspeed(device.partition(":")[0])
-    asked = HfDeepSpeedConfig(SETTINGS)  # as long as it lives, transformers loads in shards
+    deepspeed_config = HfDeepSpeedConfig(SETTINGS)  # as long as it lives, transformers loads in shards
     try:
         lm, tokenizer = fetched(path, revision, attention, {"dtype": getattr(torch, dtype)}, dequantises=False)
     finally:
-        del asked
+        del deepspeed_config
     embedding, head = whole_ends(lm)
     lm.set_output_embeddings(head)
     lm.eval().requires_grad_(False)
@@ -90,7 +90,7 @@ def whole_ends(lm: Any) -> tuple[nn.Module, nn.Module]:
                 f"base.zero3=true looks embeddings up as they are, and {type(inner).__name__} changes them; leave out "
                 "base.zero3, or spread the base with base.device_map=auto"
             )
-        words = embedding.weight if tied else nn.Parameter(outer.weight.detach().clone(), requires_grad=False)
-    head = nn.Linear(words.shape[1], words.shape[0], bias=False, device="meta")
-    head.weight = words
+        lm_head_weight = embedding.weight if tied else nn.Parameter(outer.weight.detach().clone(), requires_grad=False)
+    head = nn.Linear(lm_head_weight.shape[1], lm_head_weight.shape[0], bias=False, device="meta")
+    head.weight = lm_head_weight
     return embedding, head

@@ -26,7 +26,7 @@ class Size:
     layers: int
     width: int
     inner: int
-    attended: int
+    attention_width: int
     itemsize: int
     weight_bytes: int
     kv_bytes: int
@@ -45,7 +45,7 @@ class Size:
             layers=layers,
             width=base.width,
             inner=shape.inner,
-            attended=shape.heads * shape.head_width,
+            attention_width=shape.heads * shape.head_width,
             itemsize=base.dtype.itemsize,
             weight_bytes=sum(numbers(weight) * weight.element_size() for weight in base.lm.parameters()),
             kv_bytes=2 * layers * shape.kv_heads * shape.head_width * base.dtype.itemsize,
@@ -57,23 +57,23 @@ class Size:
         """Values a token of all taps' states."""
         return self.width * self.taps
 
-    def read_flops(self, tokens: float, context: float) -> float:
+    def prefill_flops(self, tokens: float, context: float) -> float:
         """Operations to read tokens up to their states; `context` tokens are attended to by each, on average.
 
         A multiplication and an addition a parameter and token; the same for scores and for sums of values.
         """
-        return tokens * (2.0 * self.body + 4.0 * self.layers * self.attended * context)
+        return tokens * (2.0 * self.body + 4.0 * self.layers * self.attention_width * context)
 
-    def say_flops(self, tokens: float, context: float) -> float:
+    def decode_flops(self, tokens: float, context: float) -> float:
         """The same and the head, for tokens that are said one by one."""
-        return self.read_flops(tokens, context) + tokens * 2.0 * self.head
+        return self.prefill_flops(tokens, context) + tokens * 2.0 * self.head
 
-    def reading_bytes(self, rows: int, length: int) -> int:
+    def activation_bytes(self, rows: int, length: int) -> int:
         """Values of one layer that are alive at once while rows of text are read; where there are more taps, the
         states of all layers are kept too."""
-        values = 4 * self.width + 3 * self.inner + 3 * self.attended
-        kept = (self.layers + 1) * self.width if self.taps > 1 else 0
-        return rows * length * (values + kept) * self.itemsize
+        values = 4 * self.width + 3 * self.inner + 3 * self.attention_width
+        saved = (self.layers + 1) * self.width if self.taps > 1 else 0
+        return rows * length * (values + saved) * self.itemsize
 
 
 def numbers(weight: Tensor) -> int:

@@ -53,7 +53,7 @@ class CompletionsServer(ThreadingHTTPServer):
             return drawn(logits_BV, temperature, coins_L[step : step + 1])
 
         (answer,) = speak(self.base, [list(ids)], [body["max_tokens"]], choose)
-        ended = answer[-1] in self.base.stop_tokens
+        ended = answer[-1] in self.base.stop_token_ids
         choice = {
             "text": tokenizer.decode(answer, skip_special_tokens=True),
             "finish_reason": "stop" if ended else "length",

@@ -15,7 +15,7 @@ from ctcdraft.drafters import controls
 def Oracle(text: torch.Tensor, depth: int) -> controls.Oracle:
     """Says what the base will say: it is told the whole text (prompt and answer) at once."""
     told = controls.Oracle(None, depth)
-    told.hear(text)
+    told.set_text(text)
     return told
 
 

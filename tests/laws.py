@@ -61,8 +61,8 @@ def assert_rows(tree: TokenTree, law_of_text: Callable, depth: int) -> None:
 
 def next_label_law(log_probs_TC: torch.Tensor, blank: int, text: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
     """The exact law behind one text of class ids: words_V, and the chance that it ends there; 0 if it cannot begin."""
-    labels = Labels.none(log_probs_TC.exp(), blank, 1)
+    labels = Labels.empty(log_probs_TC.exp(), blank, 1)
     for word in text:
-        labels = labels.say(torch.tensor([word]))
-    words_1V, stop_1 = labels.law()
+        labels = labels.extend(torch.tensor([word]))
+    words_1V, stop_1 = labels.next_distribution()
     return words_1V[0], stop_1[0]

@@ -58,7 +58,7 @@ class Corrupt:
 
     def draft(self, context: Context, memory: None, rng: torch.Generator) -> tuple[TokenTree, None]:
         root = context.root
-        if len(context.tokens_L) % 3 == 0 and self.only in (None, context.fresh_KD.dtype):
+        if len(context.tokens_L) % 3 == 0 and self.only in (None, context.new_states_KD.dtype):
             root = (root + 1) % 200
         return TokenTree.only_root(root), None
 

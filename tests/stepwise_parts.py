@@ -29,7 +29,7 @@ def stepwise(kind, base, folder, frames=4, growth=None):
         width = {} if lm == "gpt2" else {"hidden_size": 16, "head_dim": 4}
         return DraftModel(base, saved_lm(folder / lm, lm, **width), None, frames, growth).eval()
     drafter = Eagle(base, frames, growth) if kind == "eagle" else hydra(kind, base, frames, growth)
-    for value in drafter.own_parameters():
+    for value in drafter.trainable_parameters():
         value.data += 0.05 * torch.randn_like(value)
     return drafter.eval()
 

@@ -22,7 +22,7 @@ def test_a_folder_loads_and_is_frozen(tmp_path):
     base = load_base(saved(tmp_path), "float32", "cpu")
     assert base.name == tmp_path.name
     assert (base.vocabulary, base.width, base.context_length) == (261, 32, 256)
-    assert base.stop_tokens == {END}
+    assert base.stop_token_ids == {END}
     assert not any(value.requires_grad for value in base.parameters())
 
 
@@ -30,7 +30,7 @@ def test_states_are_what_the_head_reads():
     """The tap is the state after the final norm: head(state) is the model's own logits, to the bit."""
     base = random_base()
     tokens = torch.arange(20, 40)[None]
-    states = base.states(tokens, torch.ones_like(tokens))
+    states = base.hidden_states(tokens, torch.ones_like(tokens))
     with torch.no_grad():
         assert torch.equal(base.head(states), base.lm(tokens).logits)
 
@@ -54,8 +54,8 @@ def test_padding_on_the_right_changes_no_state():
     tokens = torch.arange(20, 40)[None]
     padded = torch.nn.functional.pad(tokens, (0, 9))
     ones = torch.ones_like(padded)
-    alone = base.states(tokens, torch.ones_like(tokens))
-    assert torch.allclose(base.states(padded, ones)[:, :20], alone, atol=1e-5)
+    alone = base.hidden_states(tokens, torch.ones_like(tokens))
+    assert torch.allclose(base.hidden_states(padded, ones)[:, :20], alone, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def truths(base, request):
 
 def answer(base, drafter, seed: int, how) -> tuple[int, ...]:
     """Tokens of the seed's own prompt."""
-    return generate(base, drafter, PROMPTS[seed], how, base.stop_tokens, seed).tokens
+    return generate(base, drafter, PROMPTS[seed], how, base.stop_token_ids, seed).tokens
 
 
 def composed(verb: str, *overrides: str):

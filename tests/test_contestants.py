@@ -138,7 +138,7 @@ def test_drafters_of_several_steps_train_and_are_read_in_other_ways(outsiders, m
     rows = evaluated(monkeypatch, outsiders, "steps", "steps@chain", "steps@medusa63")
     assert list(rows) == ["autoregressive", drafter, f"{drafter}@chain", f"{drafter}@medusa63"]
     saved = load_file(outsiders / "steps" / "drafter.safetensors")
-    there = load_drafter(outsiders / "steps", load_base("base", "float32", "cpu"), paths=None).own_state()
+    there = load_drafter(outsiders / "steps", load_base("base", "float32", "cpu"), paths=None).trainable_state_dict()
     assert set(saved) == set(there)
     assert all(torch.equal(saved[name], value) for name, value in there.items())
 

@@ -43,7 +43,7 @@ class DrawnFrames:
 
     def draft(self, context: Context, memory: None, rng: torch.Generator) -> tuple[TokenTree, None]:
         log_probs_TC = frames(int(context.root))
-        return self.paths(log_probs_TC, context.root, context.depth, context.nodes, (), Chance(rng, context.law)), None
+        return self.paths(log_probs_TC, context.root, context.depth, context.nodes, (), Chance(rng, context.logits_processor)), None
 
 
 class ArgmaxKeptAsDrawn(DrawnFrames):
@@ -80,9 +80,9 @@ def exact(base):
 TEMPERATURE = 2.0  # flat enough that most of the 64 texts occur
 
 
-def texts(base, drafter, verify, draws):
+def texts(base, drafter, verify, samples_drafts):
     seen = [0] * WORDS**3
-    for seed in range(draws):
+    for seed in range(samples_drafts):
         a, b, c = generate(base, drafter, PROMPT, settings(verify, TEMPERATURE), frozenset(), seed).tokens
         seen[(a * WORDS + b) * WORDS + c] += 1
     return seen
@@ -168,7 +168,7 @@ def test_chains_have_the_probability_of_their_texts():
         tree = drawn(seed, 4, log_probs_TC)
         paths = [[0] for _ in range(4)]
         for chain, path in enumerate(paths):
-            while (child := int(tree.draws_NK[path[-1], chain])) >= 0:
+            while (child := int(tree.sampled_nodes_NK[path[-1], chain])) >= 0:
                 path.append(child)
             seen[text_of(tree, path[-1])] += 1
     assert p_value([seen[name] for name in names], [truth[name] for name in names]) > CHANCE
@@ -183,7 +183,7 @@ def test_chains_share_nodes_and_keep_their_order():
     tree = merged(torch.tensor(9), words, laws, torch.ones(3, 2, dtype=torch.bool))
     assert tree.tokens_N.tolist() == [9, 0, 1, 2, 3]
     assert tree.parents_N.tolist() == [-1, 0, 1, 0, 3]
-    assert tree.draws_NK.tolist() == [[1, 1, 3], [2, STOP, -1], [-1] * 3, [-1, -1, 4], [-1] * 3]
+    assert tree.sampled_nodes_NK.tolist() == [[1, 1, 3], [2, STOP, -1], [-1] * 3, [-1, -1, 4], [-1] * 3]
     assert torch.equal(tree.draft_probs_NV[[0, 1, 3]], torch.stack([laws[0, 0], laws[0, 1], laws[2, 1]]))
     assert tree.draft_probs_NV[[2, 4]].sum() == 0
 

@@ -39,11 +39,11 @@ def test_the_text_has_the_bases_law(base, exact, kind, verify, chains, tmp_path)
 def test_chains_are_drawn_from_the_laws_they_carry(base, kind, tmp_path):  # noqa: F811
     """Two words deep, against the drafter's own laws asked one text at a time; the laws of the tree are those."""
     drafter = drafter_of(kind, base, tmp_path, Drawn(1))
-    states = base.states(PROMPT[None, :-1], torch.ones(1, len(PROMPT) - 1, dtype=torch.int64))[0]
+    states = base.hidden_states(PROMPT[None, :-1], torch.ones(1, len(PROMPT) - 1, dtype=torch.int64))[0]
     context, one = Context(PROMPT, states, 3, 9), torch.zeros(1, dtype=torch.int64)
     law, counts = [], [0] * WORDS**2
     for first, second in itertools.product(range(WORDS), repeat=2):
-        laws = drafter.laws(context, None)
+        laws = drafter.step_function(context, None)
         p = laws(PROMPT[-1:], one).double().softmax(-1)[0, first]
         law.append(float(p * laws(torch.tensor([first]), one).double().softmax(-1)[0, second]))
     drafter.stops = ()
@@ -62,10 +62,10 @@ def test_bent_by_pencil():
     """.4 .2 and a stop of .4 at T = 1/2: .16 to .04 among themselves. An impossible text stays without a law."""
     how = Settings(3, 12, 0.5, 0, 1.0, Rejection(multi_round), True)
     words = torch.tensor([[0.4, 0.2, 0.0], [0.0, 0.0, 0.0]], dtype=torch.float64)
-    bent = Chance(torch.Generator(), how.draft_law).bent(words)
+    bent = Chance(torch.Generator(), how.process_draft_logits).warp_probs(words)
     assert bent[0].tolist() == pytest.approx([0.48, 0.12, 0])
     assert bent[1].tolist() == [0, 0, 0]
-    assert torch.allclose(Chance(torch.Generator()).bent(words), words)
+    assert torch.allclose(Chance(torch.Generator()).warp_probs(words), words)
 
 
 @pytest.mark.parametrize(
@@ -88,10 +88,10 @@ def test_a_context_keeps_its_law(base):  # noqa: F811
 
     class Watch:
         def draft(self, context, memory, rng):
-            seen.append(context.law)
+            seen.append(context.logits_processor)
             return TokenTree.only_root(context.root), None
 
     how = Settings(5, 8, 0.5, 0, 1.0, Rejection(multi_round), True)
     generate(base, Watch(), PROMPT, how, frozenset(), 0)
     assert len(seen) == 4
-    assert set(seen) == {how.draft_law}
+    assert set(seen) == {how.process_draft_logits}

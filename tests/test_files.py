@@ -40,7 +40,7 @@ def test_a_new_file_has_the_mode_of_the_umask(tmp_path, mode):
 def test_every_file_of_a_run_has_the_mode_of_the_umask(tmp_path, mode):
     base = random_base(context=64)
     run = RunDirectory(tmp_path)
-    run.begin("drafter: {}\n", base.fingerprint(), overwrite=False)
+    run.create("drafter: {}\n", base.fingerprint(), overwrite=False)
     one = trainer(run, base, steps=5)
     one.fit([JsonlLogger(run.metrics, 0)])
     assert {"drafter.safetensors", "resume-000000005.pt", "config.yaml", "metrics.jsonl"} <= set(modes(tmp_path))

@@ -43,7 +43,7 @@ def test_the_hours_are_those_of_the_plans_that_train_prints(filling, cells):
     base = of_sizes(**values(config.base))
     with torch.device("meta"):
         drafter = build_drafter(config.drafter, base).eval()
-    rate, told = Rate(3e14, 3e12), paper.Told.by_work(filling.work)
+    rate, told = Rate(3e14, 3e12), paper.Told.from_work(filling.work)
     said = paper.plan(base, drafter, instantiate(config.objective), told, config.trainer, rate)
     assert f"about {duration.spelled(found.training)} with states=live" in said
     assert f"at most about {spelled(found.peaks['training'])} at the peak" in said

@@ -178,7 +178,7 @@ def test_a_head_of_ones_own_class_is_loaded_where_its_reader_trusts_it(here, mon
     head = PublishedHead.from_pretrained(here / "head", **given, trust=["ours.Own"])
     saved = load_file(here / "run" / "drafter.safetensors")
     assert type(head.drafter).__name__ == "Own"
-    assert all((value == saved[name]).all() for name, value in head.drafter.own_state().items())
+    assert all((value == saved[name]).all() for name, value in head.drafter.trainable_state_dict().items())
 
 
 def test_a_drafter_without_weights_is_no_head(here):

@@ -48,8 +48,8 @@ def test_a_run_directory_gives_its_weights_back(world, monkeypatch):
     base = load_base("base", "float32", "cpu")
     drafter = load_drafter(world / "run", base, paths=None)
     saved = load_file(world / "run" / "drafter.safetensors")
-    assert set(saved) == set(drafter.own_state())
-    for name, value in drafter.own_state().items():
+    assert set(saved) == set(drafter.trainable_state_dict())
+    for name, value in drafter.trainable_state_dict().items():
         assert torch.equal(value, saved[name]), name
     other = OmegaConf.load(REPOSITORY / "configs" / "drafter" / "paths" / "collapse.yaml")
     assert type(load_drafter(world / "run", base, paths=other).paths).__name__ == "Collapse"

@@ -163,7 +163,7 @@ def test_the_cache_forgets_what_was_rejected(base):
         start = cache.length
         base.read_tree(tree, cache)
         path = torch.tensor([0, 3, 4])
-        cache.keep(start, path)
+        cache.keep_path(start, path)
         assert cache.length == start + 3
         logits = base.read(torch.tensor([60]), cache).logits_NV[0]
         text = torch.cat([PROMPTS[3].repeat(5)[: base.context_length - 30], tree.tokens_N[path], torch.tensor([60])])

@@ -41,7 +41,7 @@ def cut() -> Rows:
 
 
 def packs(base, labels, source=Live, anchors=30) -> Batches:
-    return Batches(cut(), base, 2, anchors, labels, seed=0, states=source, filling=packed(SIZE))
+    return Batches(cut(), base, 2, anchors, labels, seed=0, hidden_states=source, filling=packed(SIZE))
 
 
 def unpacked(base, made: Batches, step: int, batch: Batch) -> Batch:
@@ -58,7 +58,7 @@ def unpacked(base, made: Batches, step: int, batch: Batch) -> Batch:
                 if words and (made.rows.ended[index] or len(words) == made.labels):
                     found.append((place, root, words))
             tokens.append(text)
-            states.append(base.states(text[None], torch.ones_like(text)[None])[0])
+            states.append(base.hidden_states(text[None], torch.ones_like(text)[None])[0])
             windows.append(found)
             begin += len(text)
     return padded(tokens, states, windows, made.labels)
@@ -129,7 +129,7 @@ def test_a_packed_batch_is_its_answers_in_rows_of_their_own(case, tmp_path):
     # It could have failed: texts that see each other, and places that go on, make another loss.
     leaking = torch.arange(batch.tokens_BL.shape[1]).clamp(max=CONTEXT - 1).expand_as(batch.tokens_BL)
     if case not in SEES_ONE_STATE:
-        blurred = objective(drafter(Batch(**vars(batch) | {"places_BL": leaking})), batch).value
+        blurred = objective(drafter(Batch(**vars(batch) | {"position_ids_BL": leaking})), batch).value
         assert abs(float(blurred.detach() - told[1][0])) > 1e-4
 
 
@@ -156,15 +156,15 @@ def test_states_of_a_pack_are_those_of_every_text_alone(kind):
     texts = [torch.randint(5, 200, (length,), generator=rng) for length in (20, 9, 30, 3, 1, 17)]
     packed_rows = Rows(texts, [torch.ones(len(text)).int() for text in texts], [True] * 6)
     laid = packed_rows.laid([[0, 1, 2, 3], [4, 5]])
-    states_BLD = base.states(laid.tokens_BL, torch.ones_like(laid.tokens_BL), laid.places_BL)
+    states_BLD = base.hidden_states(laid.tokens_BL, torch.ones_like(laid.tokens_BL), laid.position_ids_BL)
     at = {0: (0, 0), 1: (0, 20), 2: (0, 29), 3: (0, 59), 4: (1, 0), 5: (1, 1)}
     for index, (row, begin) in at.items():
-        alone_LD = base.states(texts[index][None], torch.ones_like(texts[index])[None])[0]
+        alone_LD = base.hidden_states(texts[index][None], torch.ones_like(texts[index])[None])[0]
         there_LD = states_BLD[row, begin : begin + len(texts[index])]
         assert torch.allclose(there_LD, alone_LD, atol=1e-4), index
         # In a row that is read as one text, or at other places, it would not be so.
         if begin and len(texts[index]) > 1:
-            whole_BLD = base.states(laid.tokens_BL[:, :CONTEXT], torch.ones_like(laid.tokens_BL[:, :CONTEXT]))
+            whole_BLD = base.hidden_states(laid.tokens_BL[:, :CONTEXT], torch.ones_like(laid.tokens_BL[:, :CONTEXT]))
             part_LD = whole_BLD[row, begin : begin + len(texts[index])]
             assert not torch.allclose(part_LD, alone_LD[: len(part_LD)], atol=1e-2) or not len(part_LD)
 
@@ -183,7 +183,7 @@ def test_a_neighbour_changes_nothing(case, tmp_path):
     other = batch.tokens_BL.clone()
     other[:, :first] += 1
     other[:, first + middle : first + middle + last] += 1
-    states_BLD = base.states(other, torch.ones_like(other), batch.places_BL)
+    states_BLD = base.hidden_states(other, torch.ones_like(other), batch.position_ids_BL)
     own = slice(first, first + middle)
     assert torch.allclose(states_BLD[0, own], batch.states_BLD[0, own], atol=1e-6)
     assert not torch.allclose(states_BLD[0, :first], batch.states_BLD[0, :first], atol=1e-2)

@@ -56,8 +56,8 @@ def test_operations_and_bytes_are_those_of_a_real_reading(changes):
         base.head(torch.zeros(len(tokens_L), base.width))
         whole = counter.get_total_flops()
     # A kernel multiplies all pairs of tokens, and the norms' few weights are no matrices.
-    assert size.read_flops(len(tokens_L), len(tokens_L)) == pytest.approx(body, rel=0.02)
-    assert size.say_flops(len(tokens_L), len(tokens_L)) == pytest.approx(whole, rel=0.02)
+    assert size.prefill_flops(len(tokens_L), len(tokens_L)) == pytest.approx(body, rel=0.02)
+    assert size.decode_flops(len(tokens_L), len(tokens_L)) == pytest.approx(whole, rel=0.02)
 
 
 def test_a_folder_with_a_config_alone_is_planned_with_its_tokenizer_where_that_is_there(tmp_path):

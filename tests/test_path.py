@@ -44,7 +44,7 @@ HOW = Settings(max_new_tokens=50, nodes=12, temperature=0.0, top_k=0, top_p=1.0,
 def block_drafter(base, body="both ways", paths=None, correction=None) -> BlockDrafter:
     torch.manual_seed(5)
     drafter = BlockDrafter(base, 6, BODIES[body], paths or PrefixSearch(16), correction).eval()
-    for value in drafter.own_parameters():  # away from the identities it starts with
+    for value in drafter.trainable_parameters():  # away from the identities it starts with
         value.data += 0.2 * torch.randn_like(value)
     return drafter
 
@@ -62,7 +62,7 @@ class Witness:
         tree, memory = self.drafter.draft(context, memory, rng)
         # `draft` has remembered the fresh states; emitting again from what it remembers must not need them twice.
         if memory is not None:
-            memory.keep(memory.length - len(context.fresh_KD), torch.arange(0))
+            memory.keep_path(memory.length - len(context.new_states_KD), torch.arange(0))
         emissions = self.drafter.emit(context, memory)
         here = len(context.tokens_L)
         self.seen.append((here - 2, emissions.logits()[0, 0]))
@@ -81,7 +81,7 @@ def training_forward(base, drafter, tokens, anchors, shift=0):
     anchors_BA = torch.tensor(anchors)[None]
     roots_BA = tokens[anchors_BA + 1 + shift]
     labels_BAS = torch.zeros(1, len(anchors), 1, dtype=torch.int64)
-    states_BLD = base.states(tokens[None], torch.ones_like(tokens)[None])
+    states_BLD = base.hidden_states(tokens[None], torch.ones_like(tokens)[None])
     places_BL = torch.arange(len(tokens))[None]
     batch = Batch(tokens[None], states_BLD, anchors_BA, roots_BA, labels_BAS, torch.ones_like(anchors_BA), places_BL)
     return drafter(batch)
@@ -126,8 +126,8 @@ def test_several_taps_are_seen_in_decoding_as_in_training():
     assert generate(tapped, witness, PROMPT, HOW, frozenset(), 0).tokens == answer
     trained = training_forward(tapped, drafter, text, [anchor for anchor, _ in witness.seen]).logits()[0]
     assert (torch.stack([logits for _, logits in witness.seen]) - trained).abs().max() < 1e-4
-    states_BLD = tapped.states(text[None], torch.ones_like(text)[None])
-    assert torch.equal(states_BLD[..., : base.width], base.states(text[None], torch.ones_like(text)[None]))
+    states_BLD = tapped.hidden_states(text[None], torch.ones_like(text)[None])
+    assert torch.equal(states_BLD[..., : base.width], base.hidden_states(text[None], torch.ones_like(text)[None]))
     assert torch.equal(states_BLD[..., 2 * base.width :], base.embedding(text[None]))
     drafter.fuse.mix.weight.zero_()
     one_tap = block_drafter(base)
@@ -230,5 +230,5 @@ def test_an_untrained_head_is_lossless_too(paths, correction, temperature):
     drafter = block_drafter(base, paths=paths, correction=correction and partial(correction, rank=8))
     for seed in range(3):
         prompt = PROMPT + seed
-        truth = generate(base, Autoregressive(base), prompt, how, base.stop_tokens, seed).tokens
-        assert generate(base, drafter, prompt, how, base.stop_tokens, seed).tokens == truth
+        truth = generate(base, Autoregressive(base), prompt, how, base.stop_token_ids, seed).tokens
+        assert generate(base, drafter, prompt, how, base.stop_token_ids, seed).tokens == truth

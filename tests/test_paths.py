@@ -64,11 +64,11 @@ def test_a_search_of_fixed_shapes_makes_the_same_trees():
             asked = (frames(seed), torch.tensor(1), depth, FEW_NODES + 20, (STOP,))
             assert same(fixed(*asked), plain(*asked))
     base = random_base()
-    assert ctc_head(base).paths.captured is None
+    assert ctc_head(base).paths.graph_search is None
     base.fixed = FixedReads()
     head = ctc_head(base)
-    assert head.paths.captured is not None
-    assert copy.deepcopy(head).paths.captured is not head.paths.captured
+    assert head.paths.graph_search is not None
+    assert copy.deepcopy(head).paths.graph_search is not head.paths.graph_search
 
 
 @pytest.mark.gpu
@@ -80,7 +80,7 @@ def test_a_captured_search_makes_the_trees_of_an_eager_one():
             for nodes in (10, 64):
                 asked = (frames(seed).cuda(), torch.tensor(1, device="cuda"), 5, nodes, (STOP,))
                 assert same(fixed(*asked), plain(*asked))
-    assert len(fixed.captured._graphs) == 2
+    assert len(fixed.graph_search._graphs) == 2
 
 
 def test_no_room_no_guesses():

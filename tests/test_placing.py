@@ -52,9 +52,9 @@ def test_wherever_its_layers_lie_it_says_the_same(folder, plain, tmp_path, how):
     assert (away > 0) == (how["device_map"] != {"": "cpu"})
     assert placed.fingerprint() == plain.fingerprint()
     tokens = torch.arange(20, 60).view(2, 20)
-    assert torch.equal(placed.states(tokens, torch.ones_like(tokens)), plain.states(tokens, torch.ones_like(tokens)))
+    assert torch.equal(placed.hidden_states(tokens, torch.ones_like(tokens)), plain.hidden_states(tokens, torch.ones_like(tokens)))
     heads = [ctc_head(base) for base in (placed, plain)]
-    for ours, theirs in zip(*(head.own_state().items() for head in heads), strict=True):
+    for ours, theirs in zip(*(head.trainable_state_dict().items() for head in heads), strict=True):
         assert torch.equal(ours[1], theirs[1]), ours[0]  # a block that begins as the last layer, wherever that is
     said = [answer(base, head.eval()) for base, head in zip((placed, plain), heads, strict=True)]
     assert said[0] == said[1]
@@ -90,7 +90,7 @@ def linear(parts):
 def test_a_cache_over_two_devices_holds_what_one_holds():
     """Trees that are kept in part, guesses that are forgotten, rows of a batch that finish one by one."""
     base, spread = (random_base(context=64, num_hidden_layers=3) for _ in range(2))
-    spread.places = ["first", "second", "first"]
+    spread.layer_devices = ["first", "second", "first"]
     cache = spread.new_cache(8)
     assert [len(part._rows) for part in cache.parts.values()] == [2, 1]
     for drafter in (Autoregressive(base), ctc_head(base).eval()):
@@ -101,7 +101,7 @@ def test_a_cache_over_two_devices_holds_what_one_holds():
     held = [one.batch_cache(8) for one in (base, spread)]
     for one, cache in zip((base, spread), held, strict=True):
         one.read(torch.arange(20, 30), cache)
-        cache.forget(7)
+        cache.crop(7)
     assert (held[0].length, held[0].bytes_held()) == (held[1].length, held[1].bytes_held()) == (7, held[0].bytes_held())
 
 
@@ -112,7 +112,7 @@ def test_what_cannot_be_done_is_said(folder, monkeypatch):
         load_base(folder, "float32", "cpu", device_map="wide")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(InputError, match=r"device_map=auto lays one base over .* and 2 were started"):
-        Placing("auto").told("float32")
+        Placing("auto").from_pretrained_options("float32")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InputError, match="needs accelerate, which is not installed; pip install accelerate"):
-        Placing("auto").told("float32")
+        Placing("auto").from_pretrained_options("float32")

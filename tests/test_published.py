@@ -67,7 +67,7 @@ def home(tmp_path_factory):
     base = random_base()
     torch.manual_seed(0)
     run = RunDirectory(home / "run")
-    run.begin(OmegaConf.to_yaml(config, resolve=True), base.fingerprint() | {"corpus": "none"}, overwrite=False)
+    run.create(OmegaConf.to_yaml(config, resolve=True), base.fingerprint() | {"corpus": "none"}, overwrite=False)
     run.save_head(build_drafter(config.drafter, base))
     measured = {
         "drafter": "ctc_gru", "benchmark": "tiny", "temperature": 0.0, "nodes": 8, "prompts": 3, "tau": 1.5,
@@ -102,16 +102,16 @@ def test_in_a_fresh_process_it_says_what_generate_says(home):
     assert found["said"] == plain[0, PROMPT.shape[1] :].tolist()  # by our loop, which stock decoding never enters
     assert found["passes"] > 5
     assert all(nodes > 1 for nodes in found["nodes"][:-1])  # and something was guessed in every pass but the last
-    own = load_drafter(home / "run", random_base(), None).own_state()
+    own = load_drafter(home / "run", random_base(), None).trainable_state_dict()
     weights = json.dumps([(name, value.tolist()) for name, value in sorted(own.items())])
     assert found["weights"] == hashlib.sha256(weights.encode()).hexdigest()
 
 
 def test_the_weights_are_those_of_the_run(home):
     _, head = loaded(home)
-    theirs = load_drafter(home / "run", random_base(), None).own_state()
+    theirs = load_drafter(home / "run", random_base(), None).trainable_state_dict()
     assert theirs
-    assert all(torch.equal(value, theirs[name]) for name, value in head.drafter.own_state().items())
+    assert all(torch.equal(value, theirs[name]) for name, value in head.drafter.trainable_state_dict().items())
 
 
 def test_sampled_it_is_a_draw_with_torchs_own_seed(home):

@@ -40,7 +40,7 @@ def test_torchao_on_a_cpu(tmp_path):
     path = saved_lm(tmp_path / "base", hidden_size=64, head_dim=16)
     whole = load_base(path, "float32", "cpu")
     base = load_base(path, "float32", "cpu", quantised="torchao_int8")
-    assert base.reads == "eager, exact shapes, torchao_int8"
+    assert base.execution_mode == "eager, exact shapes, torchao_int8"
     assert multiplied(base) == multiplied(whole) == weight_bytes(whole) // 4
     linear = multiplied(whole) - 261 * 64 - 5 * 64  # but for the head and five norms, in a byte each and some scales
     assert linear < weight_bytes(base) - 4 * (261 * 64 + 5 * 64) < 1.3 * linear

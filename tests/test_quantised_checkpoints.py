@@ -66,7 +66,7 @@ def test_fp8_with_layers_on_disk(tmp_path):
     places |= {"model.embed_tokens": "cpu", "lm_head": "cpu"}
     folder = str(tmp_path / "offloaded")
     base = load_base(str(tmp_path / "base"), "float32", "cpu", device_map=places, offload_folder=folder)
-    states = base.states(TOKENS, torch.ones_like(TOKENS))
+    states = base.hidden_states(TOKENS, torch.ones_like(TOKENS))
     assert torch.allclose(base.head(states), logits(meant), atol=1e-5)
 
 

@@ -49,8 +49,8 @@ def assert_packs_read_alone(base):
     """Two texts in one row, each longer than the window, have the states of each in a row of its own."""
     texts = PROMPT[:30], PROMPT[30:65]
     places = torch.cat([torch.arange(len(text)) for text in texts])[None]
-    packed = base.states(torch.cat(texts)[None], torch.ones_like(places), places)[0]
-    alone = torch.cat([base.states(text[None], torch.ones_like(text[None]))[0] for text in texts])
+    packed = base.hidden_states(torch.cat(texts)[None], torch.ones_like(places), places)[0]
+    alone = torch.cat([base.hidden_states(text[None], torch.ones_like(text[None]))[0] for text in texts])
     torch.testing.assert_close(packed, alone, rtol=1e-3, atol=1e-3)
 
 
@@ -92,7 +92,7 @@ def test_a_window_as_long_as_the_context_hides_nothing(tmp_path, window):
     whole = load_base(full, "float32", "cpu")
     whole.lm.config.sliding_window = None
     tokens = torch.cat([PROMPT, PROMPT[:24]])[None]
-    ours, theirs = (each.states(tokens, torch.ones_like(tokens))[0] for each in (base, whole))
+    ours, theirs = (each.hidden_states(tokens, torch.ones_like(tokens))[0] for each in (base, whole))
     assert torch.equal(ours[:-1], theirs[:-1])
     assert torch.equal(ours[-1], theirs[-1]) == (window >= CONTEXT)
 
@@ -115,7 +115,7 @@ def test_sliding_windows_wherever_masks_are_made(tmp_path, kind, changes):
     said = speak(base, [prompt.tolist() for prompt in prompts], [12] * 3, lambda logits, rows, step: logits.argmax(-1))
     for prompt, answer in zip(prompts, said, strict=True):
         expected = stock(base, prompt, 12)
-        ends = [at + 1 for at, token in enumerate(expected) if token in base.stop_tokens]
+        ends = [at + 1 for at, token in enumerate(expected) if token in base.stop_token_ids]
         assert tuple(answer) == expected[: ends[0] if ends else 12]
     own = DraftModel(base, folder, None, 5, Grow(width=1, words=1)).eval()
     drafts = generate(base, own, PROMPT, EVERYTHING, frozenset(), 1)
@@ -133,7 +133,7 @@ def test_a_window_laid_out_wrongly_is_refused(tmp_path, monkeypatch):
 
     def longer(config, context_length):
         found = right(config, context_length)
-        return SlidingWindow(found.window + 1, found.kinds)
+        return SlidingWindow(found.window + 1, found.layer_types)
 
     monkeypatch.setattr("ctcdraft.base.SlidingWindow.of", longer)
     with pytest.raises(InputError, match="reads a tree otherwise"):

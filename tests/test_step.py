@@ -23,7 +23,7 @@ ATTENTION = [
     for root_input, causal, blocks in product((True, False), (True, False), (1, 2))
 ]
 OTHERWISE = replace(  # what layers of other bases have: see nn/base_layer.py
-    SHAPE, frequencies=(0.9, 0.1, 0.0, 0.0), rotary_scale=1.2, head_norms=True, qkv_bias=True, activation="gelu"
+    SHAPE, frequencies=(0.9, 0.1, 0.0, 0.0), rotary_scale=1.2, qk_norm=True, qkv_bias=True, activation="gelu"
 )
 BODIES = [*ATTENTION, partial(ResidualBody, blocks=2), partial(FeedForwardBody, inner=None)]
 
@@ -51,7 +51,7 @@ def test_steps_over_a_text_are_the_forward_over_it(body, shape):
         anchor_BAD=states_BLD[:, anchors_BA[0]],
         root_BAD=roots_BLD[:, anchors_BA[0]],
         anchors_BA=anchors_BA,
-        text=made.remember(states_BLD, positions_L[None]),
+        text=made.text_keys_values(states_BLD, positions_L[None]),
         visible_BAL=positions_L <= anchors_BA[..., None],
     )
     torch.testing.assert_close(torch.cat(stepped, dim=1), forward_BATD, rtol=0, atol=1e-4)

@@ -34,11 +34,11 @@ class Witness:
 
     def draft(self, context: Context, memory, rng):
         here = len(context.tokens_L)
-        laws = self.drafter.laws(context, memory)
+        laws = self.drafter.step_function(context, memory)
         words = self.text[here - 1 : here - 1 + self.drafter.frames]
         law = torch.stack([laws(word[None], ONE)[0] for word in words])
         self.seen.append((here - 2, law))
-        memory = laws.forget()
+        memory = laws.release()
         truth = self.text[here : here + min(len(self.seen) % 4, context.depth)]
         wrong = (law[0].argmax() + 1)[None]
         paths = [path.tolist() for path in (truth, wrong) if context.depth]
@@ -84,10 +84,10 @@ def test_eagle_goes_on_from_its_own_states(tmp_path):
     base.double()
     text, seen = decoded(base, drafter)
     for anchor, law in seen[::5]:
-        states = base.states(text[None, : anchor + 1], torch.ones(1, anchor + 1, dtype=torch.int64))
+        states = base.hidden_states(text[None, : anchor + 1], torch.ones(1, anchor + 1, dtype=torch.int64))
         for level in range(len(law)):
             rows = anchor + 1 + level
-            said = drafter.block(drafter.fused(text[None, 1 : rows + 1], states), torch.arange(rows))[:, -1:]
+            said = drafter.block(drafter.fuse_inputs(text[None, 1 : rows + 1], states), torch.arange(rows))[:, -1:]
             truth = drafter.head(said)[0, 0].log_softmax(dim=-1)
             assert (law[level] - truth).abs().max() < 1e-4
             states = torch.cat([states, said], dim=1)
@@ -97,13 +97,13 @@ class Recorder:
     """Passes laws on and keeps every text's."""
 
     def __init__(self, laws):
-        self.laws = laws
+        self.step_function = laws
         self.texts, self.found = [()], {}
 
     def __call__(self, tokens_K, rows_K):
         if self.found:
             self.texts = [(*self.texts[r], t) for r, t in zip(rows_K.tolist(), tokens_K.tolist(), strict=True)]
-        said = self.laws(tokens_K, rows_K)
+        said = self.step_function(tokens_K, rows_K)
         self.found |= dict(zip(self.texts, said, strict=True))
         return said
 
@@ -116,23 +116,23 @@ def test_a_branching_tree_is_read_as_the_texts_in_it(kind, tmp_path):
     base.lm.double()
     drafter = stepwise(kind, base, tmp_path).double()
     tokens = torch.randint(5, 200, (23,), generator=torch.Generator().manual_seed(3))
-    states = base.states(tokens[None, :-1], torch.ones(1, 22, dtype=torch.int64))[0]
+    states = base.hidden_states(tokens[None, :-1], torch.ones(1, 22, dtype=torch.int64))[0]
     context = Context(tokens, states, 30, 30)
-    recorder = Recorder(drafter.laws(context, None))
+    recorder = Recorder(drafter.step_function(context, None))
     Grow(5, 3)(recorder, context.root, 4, 30, ())
-    memory = recorder.laws.forget()
+    memory = recorder.step_function.release()
     assert len(recorder.found) == 1 + 3 + 5 + 5
     for text, law in recorder.found.items():
-        laws = drafter.laws(replace(context, fresh_KD=states[:0]) if kind == "draft_model" else context, None)
+        laws = drafter.step_function(replace(context, new_states_KD=states[:0]) if kind == "draft_model" else context, None)
         alone = laws(context.root[None], ONE)
         for word in text:
             alone = laws(torch.tensor([word]), ONE)
         assert torch.allclose(law, alone[0], rtol=0, atol=1e-6), text
     # What was guessed has left no trace: the same tree again from what is remembered.
     more = torch.cat([tokens, torch.tensor([17, 18])])
-    fresh = base.states(more[None, :-1], torch.ones(1, 24, dtype=torch.int64))[0]
-    again = drafter.laws(Context(more, fresh[22:], 30, 30), memory)(more[-1:], ONE)
-    whole = drafter.laws(Context(more, fresh, 30, 30), None)(more[-1:], ONE)
+    fresh = base.hidden_states(more[None, :-1], torch.ones(1, 24, dtype=torch.int64))[0]
+    again = drafter.step_function(Context(more, fresh[22:], 30, 30), memory)(more[-1:], ONE)
+    whole = drafter.step_function(Context(more, fresh, 30, 30), None)(more[-1:], ONE)
     assert torch.allclose(again, whole, atol=1e-4)
 
 
@@ -162,5 +162,5 @@ def test_it_is_lossless_untrained(kind, temperature, tmp_path):
     drafter = stepwise(kind, base, tmp_path)
     for seed in range(3):
         prompt = PROMPT + seed
-        truth = generate(base, Autoregressive(base), prompt, how, base.stop_tokens, seed).tokens
-        assert generate(base, drafter, prompt, how, base.stop_tokens, seed).tokens == truth
+        truth = generate(base, Autoregressive(base), prompt, how, base.stop_token_ids, seed).tokens
+        assert generate(base, drafter, prompt, how, base.stop_token_ids, seed).tokens == truth

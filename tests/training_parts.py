@@ -56,7 +56,7 @@ def block_heads(base) -> list[BlockDrafter]:
         block_head(base, attention, Collapse(20, 5, 0.4), partial(GRU, rank=8)),
     ]
     for head in heads:
-        for value in head.own_parameters():
+        for value in head.trainable_parameters():
             value.data += 0.2 * torch.randn_like(value)
     return heads
 
@@ -98,6 +98,6 @@ def trainer(
         "peers": Peers(),
         **changes,
     }
-    made = engine(drafter, drafter.own_parameters(), steps=steps, **values)
+    made = engine(drafter, drafter.trainable_parameters(), steps=steps, **values)
     probe = Probe(base, [torch.arange(10, 16)], HOW)
-    return Trainer(run, drafter, objective, batches, made, probe, steps, accumulate, probe_every=6, care=care)
+    return Trainer(run, drafter, objective, batches, made, probe, steps, accumulate, probe_every=6, checkpoint_policy=care)

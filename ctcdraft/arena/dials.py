@@ -34,11 +34,11 @@ def between(values: Sequence[int], costs: Sequence[float], wanted: float) -> int
 
 
 def ratio_of_medians(
-    ours: Sequence[float], theirs: Sequence[float], seed: int, draws: int = 2000
+    ours: Sequence[float], theirs: Sequence[float], seed: int, samples_drafts: int = 2000
 ) -> tuple[float, tuple[float, float]]:
     """With its 95 % interval over repeats, drawn in pairs: what disturbs a repeat disturbs both."""
     pairs_R2 = np.stack([np.asarray(ours), np.asarray(theirs)], axis=1)
-    drawn_DR = np.random.default_rng(seed).integers(len(pairs_R2), size=(draws, len(pairs_R2)))
+    drawn_DR = np.random.default_rng(seed).integers(len(pairs_R2), size=(samples_drafts, len(pairs_R2)))
     medians_D2 = np.median(pairs_R2[drawn_DR], axis=1)
     low, high = np.quantile(medians_D2[:, 0] / medians_D2[:, 1], [0.025, 0.975])
     whole = np.median(pairs_R2, axis=0)

@@ -79,7 +79,7 @@ class Bench:
         self.configs: dict[str, Any] = {}  # by entrant: a search builds each of them many times
         if config.trainer.threads:
             torch.set_num_threads(config.trainer.threads)
-        self.base = instantiate(config.base).ready()
+        self.base = instantiate(config.base).for_inference()
         self.settings: Settings = replace(
             instantiate(config.decoding), nodes=rules.sizes_told[0], max_new_tokens=rules.matching.tokens
         )
@@ -95,7 +95,7 @@ class Bench:
             config = config.copy()
             OmegaConf.update(config, dial.key, value)
         torch.manual_seed(self.rules.seed)
-        return build_drafter(config.drafter, self.base).ready(self.base)
+        return build_drafter(config.drafter, self.base).for_inference(self.base)
 
     def trained(self, entrant: Entrant, run: str | None = None, dial: Dial | None = None, value: Any = None) -> Any:
         """The head of a run; None: its head of equal steps."""
@@ -192,7 +192,7 @@ class Bench:
         """Operations of a draft, and bytes that its products read and write, while the prompts are answered."""
         weighed = Weighed(drafter)
         for prompt_L in self.prompts:
-            generate(self.base, weighed, prompt_L, self.settings, self.base.stop_tokens, self.rules.seed)
+            generate(self.base, weighed, prompt_L, self.settings, self.base.stop_token_ids, self.rules.seed)
         return weighed.total / weighed.drafts
 
 
@@ -207,4 +207,4 @@ def at_size(taken: Mapping[str, Sequence[float]], size: str) -> list[float]:
 
 
 def count(drafter: Any) -> float:
-    return float(sum(weight.numel() for weight in drafter.own_parameters()))
+    return float(sum(weight.numel() for weight in drafter.trainable_parameters()))

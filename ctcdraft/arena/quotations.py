@@ -105,10 +105,10 @@ def contributions(compared: Compared) -> Iterator[Row]:
     return (row for row in told(compared, {STEPS: "replay", TIME: "replay"}) if (row["more"], row["less"]) in PARTS)
 
 
-def told(compared: Compared, kinds: Mapping[str, str]) -> Iterator[Row]:
+def told(compared: Compared, layer_types: Mapping[str, str]) -> Iterator[Row]:
     """Differences, greedy, at one size of trees. kinds: of the evaluations, by arm."""
     for row in compared.found.verdict["differences"]:
-        if (row["nodes"], row["temperature"], row["kind"]) == (NODES, 0, kinds.get(row["arm"])):
+        if (row["nodes"], row["temperature"], row["kind"]) == (NODES, 0, layer_types.get(row["arm"])):
             yield {**row, "comparison": compared.name}
 
 

@@ -154,7 +154,7 @@ def entry_of(book: Book, name: str, words: Sequence[str], one: Training) -> Entr
         "entrant": one.entrant.name, "arm": one.arm, "seed": one.seed, "words": list(words), "steps": one.steps,
         "learning_rate": one.rate, "dial": one.dial, "factors": dict(one.entrant.factors),
         "readings": list(one.entrant.readings), "parameters": parameters(book, name), "tau": job.tau,
-        "loss": job.loss, "same_as": None, "seconds": {clock: round(spent, 2) for clock, spent in job.clocks.items()},
+        "loss": job.loss, "same_as": None, "seconds": {clock: round(spent, 2) for clock, spent in job.seconds_by_clock.items()},
     }  # fmt: skip
 
 

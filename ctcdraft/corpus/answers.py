@@ -38,7 +38,7 @@ class TransformersAnswers(Answers):
         return partial(self.answer, base)
 
     def pace(self, base: BaseLM, prompts: Sequence[list[int]]) -> Pace:
-        word = next(word for word in range(base.vocabulary) if word not in base.stop_tokens)
+        word = next(word for word in range(base.vocabulary) if word not in base.stop_token_ids)
 
         def always(logits_BV: Tensor, rows: list[int], step: int) -> Tensor:
             """A word that ends no answer: the batch stays whole."""
@@ -99,7 +99,7 @@ def speak(base: BaseLM, prompts: list[list[int]], rooms: Sequence[int], choose: 
         for row, word in zip(rows, words_B.tolist(), strict=True):
             if row in open_rows:
                 said[row].append(word)
-                if word in base.stop_tokens or len(said[row]) == rooms[row]:
+                if word in base.stop_token_ids or len(said[row]) == rooms[row]:
                     open_rows.discard(row)
         if not open_rows:
             break
@@ -107,12 +107,12 @@ def speak(base: BaseLM, prompts: list[list[int]], rooms: Sequence[int], choose: 
             kept_B = torch.tensor([n for n, row in enumerate(rows) if row in open_rows], device=base.device)
             rows = [row for row in rows if row in open_rows]
             words_B, position_B, hidden_BM = words_B[kept_B], position_B[kept_B], hidden_BM[kept_B]
-            cache.select(kept_B)
+            cache.batch_select(kept_B)
         # A row that is finished and not yet gone must not run beyond the last position a base knows.
         position_B = (position_B + 1).clamp(max=base.context_length - 1)
         output = base.lm.base_model(
             input_ids=words_B[:, None],
-            attention_mask=base.mask_told(hidden_BM[:, None, None, : cache.length + 1]),
+            attention_mask=base.layer_masks(hidden_BM[:, None, None, : cache.length + 1]),
             position_ids=position_B[:, None],
             past_key_values=cache,
             use_cache=True,

@@ -125,7 +125,7 @@ def by_ids(base: BaseLM, question: Question, answers: ServedAnswers) -> Body:
         "top_k": -1,
         "min_p": 0.0,
         "repetition_penalty": 1.0,
-        "stop_token_ids": sorted(base.stop_tokens),
+        "stop_token_ids": sorted(base.stop_token_ids),
         "return_token_ids": True,
     }
 
@@ -163,7 +163,7 @@ def reencoded(base: BaseLM, text: str, ending: str | None, generated: int | None
 
 def whole(base: BaseLM, ids: list[int], ending: str | None, mark: str) -> Reply | Dropped:
     """With its stop token, which a server may keep to itself. Of several the tokenizer's own is taken."""
-    if ending == "stop" and base.stop_tokens and (not ids or ids[-1] not in base.stop_tokens):
+    if ending == "stop" and base.stop_token_ids and (not ids or ids[-1] not in base.stop_token_ids):
         own = base.tokenizer.eos_token_id
-        ids = [*ids, own if own in base.stop_tokens else min(base.stop_tokens)]
+        ids = [*ids, own if own in base.stop_token_ids else min(base.stop_token_ids)]
     return Reply(ids, mark) if ids else Dropped("nothing was said")

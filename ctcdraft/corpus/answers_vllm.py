@@ -48,7 +48,7 @@ class VllmAnswers(Answers):
                 top_p=1.0,
                 seed=question.key(self.seed) % 2**31,
                 max_tokens=self.room(base, question),
-                stop_token_ids=sorted(base.stop_tokens),
+                stop_token_ids=sorted(base.stop_token_ids),
                 detokenize=False,
             )
             for question in asked

@@ -74,7 +74,7 @@ class Laid:
     tokens_BL: Tensor
     mask_BL: Tensor
     ended_BL: Tensor
-    places_BL: Tensor
+    position_ids_BL: Tensor
 
 
 @dataclass(frozen=True)
@@ -142,17 +142,17 @@ class Batches:
             "roots_BA": roots_BA,
             "labels_BAS": labels_BAS,
             "lengths_BA": lengths_BA,
-            "places_BL": laid.places_BL,
+            "position_ids_BL": laid.position_ids_BL,
         }
         windows = {name: value.to(self.device) for name, value in windows.items()}
         return Ready(windows, self.states.kept(packs))
 
-    def complete(self, ready: Ready) -> Batch:
+    def complete(self, for_inference: Ready) -> Batch:
         """The batch; where states are not stored the base reads the text now."""
-        states_BLD = ready.states_BLD
+        states_BLD = for_inference.states_BLD
         if states_BLD is None:
-            states_BLD = self.reading(self.base, ready.windows["tokens_BL"], ready.windows["places_BL"])
-        return Batch(states_BLD=states_BLD, **ready.windows)
+            states_BLD = self.reading(self.base, for_inference.windows["tokens_BL"], for_inference.windows["position_ids_BL"])
+        return Batch(states_BLD=states_BLD, **for_inference.windows)
 
     def plan(self) -> str:
         """How the first epoch fills its rows, in words."""

@@ -73,7 +73,7 @@ def fit(tokens: list[int], context_length: int, begin: int | None) -> tuple[list
     return kept + tokens[cut + len(kept) :], cut
 
 
-def answer_text(tokenizer: Any, ids: Sequence[int], stop_tokens: Collection[int]) -> str:
+def answer_text(tokenizer: Any, ids: Sequence[int], stop_token_ids: Collection[int]) -> str:
     """What was said before the first stop token."""
-    end = next((n for n, token in enumerate(ids) if token in stop_tokens), len(ids))
+    end = next((n for n, token in enumerate(ids) if token in stop_token_ids), len(ids))
     return tokenizer.decode(list(ids[:end]), skip_special_tokens=True)

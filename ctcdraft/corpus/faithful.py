@@ -54,6 +54,6 @@ def refuse_unfaithful(base: BaseLM, pairs: Sequence[tuple[list[int], list[int]]]
 def log_laws(base: BaseLM, prompt: list[int], answer: list[int], temperature: float) -> Tensor:
     """The base's log-probabilities_LV of every word of the answer's, in float64."""
     tokens_BL = torch.tensor([[*prompt, *answer[:-1]]], device=base.device)
-    states_BLD = base.states(tokens_BL, torch.ones_like(tokens_BL))
+    states_BLD = base.hidden_states(tokens_BL, torch.ones_like(tokens_BL))
     logits_LV = base.head(states_BLD[0, len(prompt) - 1 :, : base.width])
     return (logits_LV.double() / temperature).log_softmax(dim=-1)

@@ -43,10 +43,10 @@ def opening(tokenizer: Any) -> list[int]:
     return [tokens[0] for tokens in same][::-1]
 
 
-def refuse_wrong_masks(rows: Iterable[Masked], tokenizer: Any, stop_tokens: Collection[int]) -> None:
+def refuse_wrong_masks(rows: Iterable[Masked], tokenizer: Any, stop_token_ids: Collection[int]) -> None:
     """Raise InputError unless every answer begins behind the template's opening and ends with its first end token."""
     before = torch.tensor(opening(tokenizer), dtype=torch.int64)
-    stops = torch.tensor(sorted(stop_tokens), dtype=torch.int64)
+    stops = torch.tensor(sorted(stop_token_ids), dtype=torch.int64)
     for row in rows:
         fault = mask_fault(row, before, stops)
         if fault:

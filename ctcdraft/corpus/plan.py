@@ -163,7 +163,7 @@ def context(work: Work) -> float:
 
 def flops(work: Work, size: Size) -> tuple[float, float]:
     """Operations to read all prompts, half of whose tokens a token attends to, and to say all answers."""
-    return size.read_flops(work.read, work.read / work.turns / 2), size.say_flops(work.said, context(work))
+    return size.prefill_flops(work.read, work.read / work.turns / 2), size.decode_flops(work.said, context(work))
 
 
 def memory_bytes(work: Work, size: Size, answers: Answers) -> dict[str, int]:
@@ -176,7 +176,7 @@ def memory_bytes(work: Work, size: Size, answers: Answers) -> dict[str, int]:
     return {
         "weights": size.weight_bytes,
         "cache": cache + cache * 3 // 8,  # keys, then values are copied when a batch loses a quarter of its rows
-        "reading": size.reading_bytes(rows, work.longest_prompt),
+        "reading": size.activation_bytes(rows, work.longest_prompt),
         "logits": rows * size.head // size.width * (size.itemsize + drawing),
     }
 

@@ -159,11 +159,11 @@ class Stored:
 def read(base: BaseLM, tokens_BL: Tensor, places_BL: Tensor | None = None) -> Tensor:
     """States_BLD of right-padded rows, read now; places_BL where a row may hold several texts."""
     tokens_BL = tokens_BL.to(base.device)
-    return base.states(tokens_BL, torch.ones_like(tokens_BL), places_BL)
+    return base.hidden_states(tokens_BL, torch.ones_like(tokens_BL), places_BL)
 
 
-def content(made_of: bytes, tokens: Sequence[Tensor]) -> str:
-    digest = hashlib.sha256(made_of)
+def content(source_weights: bytes, tokens: Sequence[Tensor]) -> str:
+    digest = hashlib.sha256(source_weights)
     for tokens_L in tokens:
         digest.update(tokens_L.to(torch.int32).numpy().tobytes() + b"\n")
     return digest.hexdigest()[:24]

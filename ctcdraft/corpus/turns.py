@@ -35,7 +35,7 @@ class Interview:
             for n, one, reply in zip(talking, asked, replies, strict=True):
                 lines[n].append(self._line(one, reply))
                 if isinstance(reply, Reply):
-                    said[n].append(answer_text(self.base.tokenizer, reply.tokens, self.base.stop_tokens))
+                    said[n].append(answer_text(self.base.tokenizer, reply.tokens, self.base.stop_token_ids))
         return [line for n, one in enumerate(batch) for line in lines[n] + unasked(one, len(lines[n]))]
 
     def _line(self, asked: Question, reply: Reply | Dropped) -> Line:
@@ -45,7 +45,7 @@ class Interview:
         return place | {
             "tokens": [*asked.tokens, *reply.tokens],
             "mask": [0] * len(asked.tokens) + [1] * len(reply.tokens),
-            "ended": reply.tokens[-1] in self.base.stop_tokens,
+            "ended": reply.tokens[-1] in self.base.stop_token_ids,
             "cut": asked.cut,
             "ids": reply.ids,
         }

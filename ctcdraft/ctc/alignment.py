@@ -16,8 +16,8 @@ def collapse(frames_PT: Tensor, blank: int) -> tuple[Tensor, Tensor]:
     A frame of -1 is a free slot, for paths of unequal length: it says nothing, as a blank does.
     Returns labels_PT (free slots hold -1) and lengths_P.
     """
-    says_PT = (frames_PT != blank) & (frames_PT != -1)
-    starts_PT = says_PT.clone()
+    is_label_PT = (frames_PT != blank) & (frames_PT != -1)
+    starts_PT = is_label_PT.clone()
     starts_PT[:, 1:] &= frames_PT[:, 1:] != frames_PT[:, :-1]
 
     # What is dropped goes to one column too many, so that no shape depends on the data.

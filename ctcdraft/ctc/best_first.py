@@ -29,11 +29,11 @@ class Prefix:
     as a prefix. place: compares as its place in line among equally long ones; number: of the node, -1 for no text.
     """
 
-    blanked_T: Masses
-    either_T: Masses
-    word: int | None
-    room: float
-    place: tuple
+    ends_in_blank_T: Masses
+    any_ending_T: Masses
+    token: int | None
+    max_mass: float
+    rank_key: tuple
     number: int
 
 
@@ -56,10 +56,10 @@ def best_first_search(
     """
     probs = word_probabilities(log_probs_TC, blank, words_per_frame)
     blank_T = probs.pop(blank)
-    likely = sorted(((sum(probs_T), word, probs_T) for word, probs_T in probs.items()), reverse=True)
+    by_total_mass = sorted(((sum(probs_T), token, probs_T) for token, probs_T in probs.items()), reverse=True)
     frames = len(blank_T)
     depth = frames if depth is None else min(depth, frames)
-    words: list[int] = []
+    tokens: list[int] = []
     parents: list[int] = []
     best_masses = [0.0] * nodes  # of all candidates so far, as a heap: below the least of them nothing can come in
     queue: list[tuple] = []
@@ -69,36 +69,36 @@ def best_first_search(
     parent = Prefix(silence_T, silence_T, None, 1.0, (), -1)
     level = 1
     while nodes > 0 and depth > 0:
-        if level <= depth and parent.word not in stop_words:
-            for total, word, probs_T in likely:
-                if total * parent.room * SLACK < best_masses[0]:
+        if level <= depth and parent.token not in stop_words:
+            for total, token, probs_T in by_total_mass:
+                if total * parent.max_mass * SLACK < best_masses[0]:
                     break  # a frame begins a word only behind the parent: its room times what all frames give the word
-                opens_T = parent.blanked_T if word == parent.word else parent.either_T
+                opens_T = parent.ends_in_blank_T if token == parent.token else parent.any_ending_T
                 # Rounding must not lift a child above its parent: it would come first.
-                mass = min(sum(map(mul, opens_T, probs_T)), parent.room)
+                mass = min(sum(map(mul, opens_T, probs_T)), parent.max_mass)
                 if mass > 0 and mass * SLACK >= best_masses[0]:
                     heapq.heappushpop(best_masses, mass)
-                    heapq.heappush(queue, (-rounded(mass), level, parent.place, word, mass, parent))
-        if not queue or len(words) == nodes:
+                    heapq.heappush(queue, (-rounded(mass), level, parent.rank_key, token, mass, parent))
+        if not queue or len(tokens) == nodes:
             break
-        rank, level, place, word, mass, above = heapq.heappop(queue)
-        parent = say(above, word, probs[word], blank_T, mass, (rank, place, word), len(words))
-        words.append(word)
+        rank, level, place, token, mass, above = heapq.heappop(queue)
+        parent = say(above, token, probs[token], blank_T, mass, (rank, place, token), len(tokens))
+        tokens.append(token)
         parents.append(above.number)
         level += 1
-    return words, parents
+    return tokens, parents
 
 
-def say(above: Prefix, word: int, probs_T: Masses, blank_T: Masses, mass: float, place: tuple, number: int) -> Prefix:
+def say(parent: Prefix, token: int, probs_T: Masses, blank_T: Masses, mass: float, rank_key: tuple, number: int) -> Prefix:
     """The text with one word more: a frame begins the word, frames hold it, blanks follow."""
-    blanked, said = 0.0, 0.0
+    ends_in_blank, ends_in_label = 0.0, 0.0
     blanked_T, either_T = [], []
-    opens_T = above.blanked_T if word == above.word else above.either_T
-    for opens, p, silent in zip(opens_T, probs_T, blank_T, strict=True):
-        blanked_T.append(blanked)
-        either_T.append(blanked + said)
-        blanked, said = (blanked + said) * silent, (opens + said) * p
-    return Prefix(blanked_T, either_T, word, mass, place, number)
+    begin_T = parent.ends_in_blank_T if token == parent.token else parent.any_ending_T
+    for opens, p, silent in zip(begin_T, probs_T, blank_T, strict=True):
+        blanked_T.append(ends_in_blank)
+        either_T.append(ends_in_blank + ends_in_label)
+        ends_in_blank, ends_in_label = (ends_in_blank + ends_in_label) * silent, (opens + ends_in_label) * p
+    return Prefix(blanked_T, either_T, token, mass, rank_key, number)
 
 
 def word_probabilities(log_probs_TC: Tensor, blank: int, words_per_frame: int) -> dict[int, list[float]]:
@@ -107,7 +107,7 @@ def word_probabilities(log_probs_TC: Tensor, blank: int, words_per_frame: int) -
     size = min(words_per_frame + 1, log_probs_TC.shape[1])  # one more than asked for, in the blank's place
     chosen = {blank}
     for best in log_probs_TC.topk(size, dim=1).indices.tolist():
-        chosen.update([word for word in best if word != blank][:words_per_frame])
+        chosen.update([token for token in best if token != blank][:words_per_frame])
     classes = list(chosen)
     columns = log_probs_TC[:, classes].T.double().exp().tolist()
     return dict(zip(classes, columns, strict=True))

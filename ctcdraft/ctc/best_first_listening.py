@@ -31,13 +31,13 @@ class Asked:
     found: its number among the candidates, -1 for the empty text. blanked_T, said_T: the frames before t collapse to
     just this text, and the last of them is a blank (or there is none) / is its own word."""
 
-    place: tuple
+    rank_key: tuple
     number: int
-    found: int
-    word: int | None
-    room: float
-    blanked_T: Masses
-    said_T: Masses
+    candidate_index: int
+    token: int | None
+    max_mass: float
+    ends_in_blank_T: Masses
+    ends_in_label_T: Masses
     scale_T: Masses
 
 
@@ -46,18 +46,18 @@ class Candidate:
     """A text that may come in. probs_T: of its last word, in frames that hear nothing; begins_T: the mass with which
     each frame begins that word behind the text above. mass: its probability as a prefix."""
 
-    place: tuple
-    above: Asked
+    rank_key: tuple
+    parent: Asked
     depth: int
-    word: int
+    token: int
     probs_T: Masses
-    begins_T: Masses
+    begin_masses_T: Masses
     mass: float
 
 
 def best_first_listening(
     log_probs_TC: Tensor,
-    texts: Texts,
+    states: Texts,
     nodes: int,
     stop_words: Collection[int] = (),
     depth: int | None = None,
@@ -71,27 +71,27 @@ def best_first_listening(
     """
     probs_TV, blank_T = log_probs_TC[:, :-1].exp(), log_probs_TC[:, -1].double().exp().tolist()
     depth = len(log_probs_TC) if depth is None else min(depth, len(log_probs_TC))
-    factor_KV, scale_KT = texts.shares()
+    factor_KV, scale_KT = states.factors()
     new, count = [empty(blank_T, scale_KT[0].tolist())], 1
     found: list[Candidate] = []
     queue: list[tuple[tuple, int]] = []
     best_masses = [0.0] * nodes  # of all candidates, as a heap
     while nodes > 0 and depth > 0:
-        for one in children(log_probs_TC, probs_TV, factor_KV, new, best_masses, transitions.merges):
-            if one.depth < depth and one.word not in stop_words:
-                heapq.heappush(queue, (one.place, len(found)))
+        for one in children(log_probs_TC, probs_TV, factor_KV, new, best_masses, transitions.merges_repeats):
+            if one.depth < depth and one.token not in stop_words:
+                heapq.heappush(queue, (one.rank_key, len(found)))
             found.append(one)
         chosen = hopeful(queue, found, best_masses[0])
         if not chosen:
             break
         some = [found[number] for number in chosen]
-        words_K = torch.tensor([one.word for one in some], device=probs_TV.device)
-        rows_K = torch.tensor([one.above.number for one in some], device=probs_TV.device)
-        heard = texts.say(words_K, rows_K)
-        texts, (factor_KV, scale_KT) = texts.beside(heard), heard.shares()
-        own_K, scales = factor_KV.gather(1, words_K[:, None])[:, 0].tolist(), scale_KT.tolist()
+        tokens_K = torch.tensor([one.token for one in some], device=probs_TV.device)
+        rows_K = torch.tensor([one.parent.number for one in some], device=probs_TV.device)
+        extended = states.extend(tokens_K, rows_K)
+        states, (factor_KV, scale_KT) = states.concat(extended), extended.factors()
+        own_K, scales = factor_KV.gather(1, tokens_K[:, None])[:, 0].tolist(), scale_KT.tolist()
         new = [
-            say(one, count + row, chosen[row], own_K[row], scales[row], blank_T, transitions.merges)
+            say(one, count + row, chosen[row], own_K[row], scales[row], blank_T, transitions.merges_repeats)
             for row, one in enumerate(some)
         ]
         count += len(new)
@@ -108,31 +108,31 @@ def empty(blank_T: Masses, scale_T: Masses) -> Asked:
 
 def children(
     log_probs_TC: Tensor,
-    probs_TV: Tensor,
+    token_probs_TV: Tensor,
     factor_KV: Tensor,
     texts: Sequence[Asked],
     best_masses: list[float],
     merges: bool,
 ) -> Iterator[Candidate]:
     """Of these texts, those that may come in; best_masses goes along with them."""
-    opens = [[(b + s) * scale for b, s, scale in zip(t.blanked_T, t.said_T, t.scale_T, strict=True)] for t in texts]
-    bound_KV = (torch.tensor(opens, dtype=probs_TV.dtype, device=probs_TV.device) @ probs_TV) * factor_KV
-    first = texts[0].word is None  # then nothing is known yet that a child would have to beat
-    parent_R, word_R = candidates(bound_KV, len(best_masses), None if first else best_masses[0])
-    columns_RT = log_probs_TC[:, word_R].T.double().exp().tolist()
-    told = zip(parent_R.tolist(), word_R.tolist(), columns_RT, factor_KV[parent_R, word_R].tolist(), strict=True)
-    for parent, word, probs_T, factor in told:
+    opens = [[(b + s) * scale for b, s, scale in zip(t.ends_in_blank_T, t.ends_in_label_T, t.scale_T, strict=True)] for t in texts]
+    bound_KV = (torch.tensor(opens, dtype=token_probs_TV.dtype, device=token_probs_TV.device) @ token_probs_TV) * factor_KV
+    first = texts[0].token is None  # then nothing is known yet that a child would have to beat
+    parent_R, token_R = candidates(bound_KV, len(best_masses), None if first else best_masses[0])
+    columns_RT = log_probs_TC[:, token_R].T.double().exp().tolist()
+    candidates_found = zip(parent_R.tolist(), token_R.tolist(), columns_RT, factor_KV[parent_R, token_R].tolist(), strict=True)
+    for parent, token, probs_T, factor in candidates_found:
         above = texts[parent]
-        again = merges and word == above.word
+        repeats = merges and token == above.token
         begins_T = [
-            (blanked if again else blanked + said) * p * (factor * scale)
-            for blanked, said, p, scale in zip(above.blanked_T, above.said_T, probs_T, above.scale_T, strict=True)
+            (ends_in_blank if repeats else ends_in_blank + ends_in_label) * p * (factor * scale)
+            for ends_in_blank, ends_in_label, p, scale in zip(above.ends_in_blank_T, above.ends_in_label_T, probs_T, above.scale_T, strict=True)
         ]
-        mass = min(sum(begins_T), above.room)  # rounding must not lift a child above its parent
+        mass = min(sum(begins_T), above.max_mass)  # rounding must not lift a child above its parent
         if mass > 0 and mass * SLACK >= best_masses[0]:
             heapq.heappushpop(best_masses, mass)
-            depth = above.place[1] + 1 if above.place else 1
-            yield Candidate((-rounded(mass), depth, above.place, word), above, depth, word, probs_T, begins_T, mass)
+            depth = above.rank_key[1] + 1 if above.rank_key else 1
+            yield Candidate((-rounded(mass), depth, above.rank_key, token), above, depth, token, probs_T, begins_T, mass)
 
 
 def hopeful(queue: list[tuple[tuple, int]], found: Sequence[Candidate], least: float) -> list[int]:
@@ -145,17 +145,17 @@ def hopeful(queue: list[tuple[tuple, int]], found: Sequence[Candidate], least: f
 
 def say(one: Candidate, number: int, found: int, own: float, scale_T: Masses, blank_T: Masses, merges: bool) -> Asked:
     """A frame begins its word, frames hold it, blanks follow. own: what the text makes of its own last word."""
-    blanked, said = 0.0, 0.0
+    ends_in_blank, ends_in_label = 0.0, 0.0
     blanked_T, said_T = [], []
-    for begins, p, silent, scale in zip(one.begins_T, one.probs_T, blank_T, scale_T, strict=True):
-        blanked_T.append(blanked)
-        said_T.append(said)
-        held = p * own * scale if merges else 0.0
-        blanked, said = (blanked + said) * (silent * scale), begins + said * held
-    return Asked(one.place, number, found, one.word, one.mass, blanked_T, said_T, scale_T)
+    for begins, p, silent, scale in zip(one.begin_masses_T, one.probs_T, blank_T, scale_T, strict=True):
+        blanked_T.append(ends_in_blank)
+        said_T.append(ends_in_label)
+        repeat = p * own * scale if merges else 0.0
+        ends_in_blank, ends_in_label = (ends_in_blank + ends_in_label) * (silent * scale), begins + ends_in_label * repeat
+    return Asked(one.rank_key, number, found, one.token, one.mass, blanked_T, said_T, scale_T)
 
 
 def in_order(found: Sequence[Candidate], nodes: int) -> tuple[list[int], list[int]]:
-    best = sorted(range(len(found)), key=lambda number: found[number].place)[:nodes]
-    node = {number: place for place, number in enumerate(best)} | {-1: -1}
-    return [found[number].word for number in best], [node[found[number].above.found] for number in best]
+    best = sorted(range(len(found)), key=lambda number: found[number].rank_key)[:nodes]
+    node = {number: row for row, number in enumerate(best)} | {-1: -1}
+    return [found[number].token for number in best], [node[found[number].parent.candidate_index] for number in best]

@@ -63,18 +63,18 @@ def likelihoods(
     blank_TPX = _frames_first(blank_XTP).clamp(min=NEVER)
 
     # Row s: s labels said so far, and the last frame was a blank (or nothing yet) / was label s.
-    never_1X = torch.full_like(blank_TPX[0, :1], NEVER)
-    blanked_SX = torch.cat([torch.zeros_like(never_1X), never_1X.expand(len(labels_SX), *lengths_X.shape)])
-    said_SX = never_1X.expand_as(blanked_SX)
+    log_zero_1X = torch.full_like(blank_TPX[0, :1], NEVER)
+    ends_in_blank_SX = torch.cat([torch.zeros_like(log_zero_1X), log_zero_1X.expand(len(labels_SX), *lengths_X.shape)])
+    ends_in_label_SX = log_zero_1X.expand_as(ends_in_blank_SX)
     entered = []
     for label_SX, hold_SX, blank_PX in zip(label_TSX, hold_TSX, blank_TPX, strict=True):
-        either_SX = torch.logaddexp(blanked_SX, said_SX)
+        either_SX = torch.logaddexp(ends_in_blank_SX, ends_in_label_SX)
         # A label equal to the one before it can only follow a blank, or the two would merge.
-        entered.append(torch.where(repeat_SX, blanked_SX[:-1], either_SX[:-1]) + label_SX)
-        said_SX = torch.cat([never_1X, torch.logaddexp(said_SX[1:] + hold_SX, entered[-1])])
-        blanked_SX = either_SX + blank_PX
+        entered.append(torch.where(repeat_SX, ends_in_blank_SX[:-1], either_SX[:-1]) + label_SX)
+        ends_in_label_SX = torch.cat([log_zero_1X, torch.logaddexp(ends_in_label_SX[1:] + hold_SX, entered[-1])])
+        ends_in_blank_SX = either_SX + blank_PX
 
-    text_X = torch.logaddexp(blanked_SX, said_SX).gather(0, lengths_1X)[0]
+    text_X = torch.logaddexp(ends_in_blank_SX, ends_in_label_SX).gather(0, lengths_1X)[0]
     # A text begins with s labels if the s-th is said for the first time in some frame: these are disjoint.
     prefix_SX = torch.stack(entered).logsumexp(dim=0)
     return Likelihoods(_or_impossible(text_X), _or_impossible(prefix_SX).movedim(0, -1))

@@ -28,13 +28,13 @@ class Labels:
 
     frames_KTC: Tensor
     blank: int
-    blanked_KJ: Tensor
-    said_KJ: Tensor
+    ends_in_blank_KJ: Tensor
+    ends_in_label_KJ: Tensor
     last_K: Tensor
-    transitions: Transitions
+    topology: Transitions
 
     @classmethod
-    def none(cls, frames_TC: Tensor, blank: int, prefixes: int, transitions: Transitions = MERGING) -> Self:
+    def empty(cls, frames_TC: Tensor, blank: int, prefixes: int, transitions: Transitions = MERGING) -> Self:
         """The empty prefix, `prefixes` times. frames_TC: probabilities, normalised over C."""
         check_blank(frames_TC, blank)
         frames_TC = frames_TC.double()
@@ -43,7 +43,7 @@ class Labels:
         last_K = torch.zeros(prefixes, dtype=torch.int64, device=frames_TC.device)
         return cls(frames_TC[None], blank, blanked_KJ, torch.zeros_like(blanked_KJ), last_K, transitions)
 
-    def law(self) -> tuple[Tensor, Tensor]:
+    def next_distribution(self) -> tuple[Tensor, Tensor]:
         """The joint law of the next word and of the end: words_KV (the blank's class left out) and stop_K.
 
         Two frames, each p(a) = 1/2, p(b) = 1/4, p(blank) = 1/4, after "a" (5/8 in all):
@@ -53,31 +53,31 @@ class Labels:
         They sum to 1 as float64 goes, even where the frames do only as float32 goes, so that a draw from them is
         a draw from exactly this law. Behind an impossible prefix all are 0.
         """
-        either_KJ = self.blanked_KJ + self.said_KJ
+        either_KJ = self.ends_in_blank_KJ + self.ends_in_label_KJ
         children_KC = (either_KJ[:, None, :-1] @ self.frames_KTC)[:, 0]
         again_1 = self.last_K.new_ones(1, dtype=torch.bool)
-        reopens_KJ = self.transitions.opens(self.blanked_KJ, self.said_KJ, again_1)
+        reopens_KJ = self.topology.begin_mass(self.ends_in_blank_KJ, self.ends_in_label_KJ, again_1)
         again_K = (reopens_KJ[:, :-1] * of_class(self.frames_KTC, self.last_K)).sum(1)
         children_KC = children_KC.scatter(1, self.last_K[:, None], again_K[:, None])
-        words_KV = torch.cat([children_KC[:, : self.blank], children_KC[:, self.blank + 1 :]], dim=1)
-        scale_K = inverse(words_KV.sum(1) + either_KJ[:, -1])
-        return words_KV * scale_K[:, None], either_KJ[:, -1] * scale_K
+        token_mass_KV = torch.cat([children_KC[:, : self.blank], children_KC[:, self.blank + 1 :]], dim=1)
+        scale_K = inverse(token_mass_KV.sum(1) + either_KJ[:, -1])
+        return token_mass_KV * scale_K[:, None], either_KJ[:, -1] * scale_K
 
-    def say(self, words_K: Tensor, frames_KTC: Tensor | None = None) -> Self:
+    def extend(self, tokens_K: Tensor, frames_KTC: Tensor | None = None) -> Self:
         """Each prefix with one word (a class id) more. frames_KTC: what the frames say once it is said, if it
         matters to them: the frame that begins the word is still one of the old."""
-        repeats_K1 = (words_K == self.last_K)[:, None]
-        opens_KJ = self.transitions.opens(self.blanked_KJ, self.said_KJ, repeats_K1)
-        begins_KT = opens_KJ[:, :-1] * of_class(self.frames_KTC, words_K)
+        repeats_K1 = (tokens_K == self.last_K)[:, None]
+        opens_KJ = self.topology.begin_mass(self.ends_in_blank_KJ, self.ends_in_label_KJ, repeats_K1)
+        begins_KT = opens_KJ[:, :-1] * of_class(self.frames_KTC, tokens_K)
         begins_KT = begins_KT * inverse(begins_KT.sum(1, keepdim=True))
         frames_KTC = self.frames_KTC if frames_KTC is None else frames_KTC.double()
         # One frame more, which says nothing, so that the last column of a run is what all T frames say.
-        held_KJJ = _runs(F.pad(self.transitions.held(of_class(frames_KTC, words_K)), (0, 1)))
-        held_KJJ = held_KJJ + torch.eye(held_KJJ.shape[-1], device=held_KJJ.device)
-        said_KJ = (begins_KT[:, None] @ held_KJJ[:, 1:])[:, 0]
+        repeat_runs_KJJ = _runs(F.pad(self.topology.repeat_mass(of_class(frames_KTC, tokens_K)), (0, 1)))
+        repeat_runs_KJJ = repeat_runs_KJJ + torch.eye(repeat_runs_KJJ.shape[-1], device=repeat_runs_KJJ.device)
+        said_KJ = (begins_KT[:, None] @ repeat_runs_KJJ[:, 1:])[:, 0]
         silence_KJJ = _runs(F.pad(frames_KTC[:, :, self.blank], (0, 1)))
         blanked_KJ = (said_KJ[:, None] @ silence_KJJ)[:, 0]
-        return type(self)(frames_KTC, self.blank, blanked_KJ, said_KJ, words_K, self.transitions)
+        return type(self)(frames_KTC, self.blank, blanked_KJ, said_KJ, tokens_K, self.topology)
 
 
 def of_class(frames_KTC: Tensor, classes_K: Tensor) -> Tensor:

@@ -20,19 +20,19 @@ from ctcdraft.ctc.transitions import MERGING, Transitions
 class Texts(Protocol):
     """K texts, and what they make of the frames."""
 
-    def shares(self) -> tuple[Tensor, Tensor]:
+    def factors(self) -> tuple[Tensor, Tensor]:
         """factor_KV and scale_KT: p_t(w | text) = p_t(w) factor scale, p_t(blank | text) = p_t(blank) scale."""
 
-    def say(self, words_K: Tensor, rows_K: Tensor) -> Self:
+    def extend(self, words_K: Tensor, rows_K: Tensor) -> Self:
         """The texts of these rows, each with one word more."""
 
-    def beside(self, others: Self) -> Self:
+    def concat(self, others: Self) -> Self:
         """These texts, and behind them the others, which hear the same frames."""
 
 
 def listening_search(
     log_probs_TC: Tensor,
-    texts: Texts,
+    states: Texts,
     nodes: int,
     stop_words: Collection[int] = (),
     depth: int | None = None,
@@ -40,7 +40,7 @@ def listening_search(
 ) -> Prefixes:
     """The `nodes` most probable prefixes, where a frame depends on the text collapsed from the frames before it.
 
-    texts: the empty one. log_probs_TC: the frames before any text is heard, the blank last. transitions: CTC's, or a
+    states: the empty one. log_probs_TC: the frames before any text is heard, the blank last. transitions: CTC's, or a
     transducer's, whose text is not collapsed and which holds no words. The two frames of
     `prefix_search`, where behind "a" only the blank may follow, surely then:
 
@@ -54,28 +54,28 @@ def listening_search(
     """
     blank_T, frames = log_probs_TC[:, -1].double().exp(), len(log_probs_TC)
     stops_V = torch.zeros_like(log_probs_TC[0, :-1], dtype=torch.bool)
-    stops_V[[word for word in stop_words if word < len(stops_V)]] = True  # a stop may lie beyond the head's rows
+    stops_V[[token for token in stop_words if token < len(stops_V)]] = True  # a stop may lie beyond the head's rows
     probs_TV = log_probs_TC[:, :-1].exp()
     just_begun_TT = torch.ones_like(blank_T[1:]).diag(1)
-    factor_KV, scale_KT = texts.shares()
-    blanked_KT, said_KT = _empty_prefix(_runs(blank_T * scale_KT[0].double()))
-    last_K, room_K = stops_V.new_full((1,), -1, dtype=torch.int64), blank_T.new_ones(1)
-    levels = [(last_K[:0], last_K[:0], room_K[:0])]
-    parent_row, rows, best_of_all_N = 0, 1, room_K[:0]
+    factor_KV, scale_KT = states.factors()
+    ends_in_blank_KT, ends_in_label_KT = _empty_prefix(_runs(blank_T * scale_KT[0].double()))
+    last_K, max_mass_K = stops_V.new_full((1,), -1, dtype=torch.int64), blank_T.new_ones(1)
+    levels = [(last_K[:0], last_K[:0], max_mass_K[:0])]
+    parent_row, rows, best_of_all_N = 0, 1, max_mass_K[:0]
     depth = frames if depth is None else min(depth, frames)
     for level in range(1, depth + 1):
-        either_KT = blanked_KT + said_KT
+        either_KT = ends_in_blank_KT + ends_in_label_KT
         bound_KV = ((either_KT * scale_KT).to(probs_TV.dtype) @ probs_TV) * factor_KV
-        parent_R, word_R = candidates(bound_KV, nodes, best_of_all_N[-1] if len(best_of_all_N) == nodes else None)
-        repeats_R1 = (word_R == last_K[parent_R])[:, None]
-        opens_RT = transitions.opens(blanked_KT[parent_R], said_KT[parent_R], repeats_R1)
-        probs_RT = log_probs_TC[:, word_R].T.double().exp()
-        begins_RT = opens_RT * probs_RT * (factor_KV[parent_R, word_R, None] * scale_KT[parent_R])
+        parent_R, token_R = candidates(bound_KV, nodes, best_of_all_N[-1] if len(best_of_all_N) == nodes else None)
+        repeats_R1 = (token_R == last_K[parent_R])[:, None]
+        opens_RT = transitions.begin_mass(ends_in_blank_KT[parent_R], ends_in_label_KT[parent_R], repeats_R1)
+        probs_RT = log_probs_TC[:, token_R].T.double().exp()
+        begins_RT = opens_RT * probs_RT * (factor_KV[parent_R, token_R, None] * scale_KT[parent_R])
         # Rounding must not lift a child above its parent: the parent could be cut and the child kept.
-        mass_R = torch.minimum(begins_RT.sum(1), room_K[parent_R])
+        mass_R = torch.minimum(begins_RT.sum(1), max_mass_K[parent_R])
         best_K = _best(mass_R, nodes)
-        parent_K, word_K, mass_K = parent_R[best_K], word_R[best_K], mass_R[best_K]
-        levels.append((word_K, parent_K + parent_row, mass_K))
+        parent_K, token_K, mass_K = parent_R[best_K], token_R[best_K], mass_R[best_K]
+        levels.append((token_K, parent_K + parent_row, mass_K))
         parent_row, rows = parent_row + rows, len(mass_K)
         if level == depth or rows == 0:
             break
@@ -85,21 +85,21 @@ def listening_search(
             hopeful = int((mass_K > best_of_all_N[-1]).sum())
             if hopeful == 0:
                 break
-            best_K, parent_K, word_K, mass_K = (x[:hopeful] for x in (best_K, parent_K, word_K, mass_K))
+            best_K, parent_K, token_K, mass_K = (x[:hopeful] for x in (best_K, parent_K, token_K, mass_K))
 
-        texts = texts.say(word_K, parent_K)
-        factor_KV, scale_KT = texts.shares()
-        held_KT = transitions.held(probs_RT[best_K] * factor_KV.gather(1, word_K[:, None]))
-        held_KTT, silent_KTT = _runs(torch.stack([held_KT, blank_T.expand_as(held_KT)]) * scale_KT)
+        states = states.extend(token_K, parent_K)
+        factor_KV, scale_KT = states.factors()
+        repeat_KT = transitions.repeat_mass(probs_RT[best_K] * factor_KV.gather(1, token_K[:, None]))
+        repeat_runs_KTT, silent_KTT = _runs(torch.stack([repeat_KT, blank_T.expand_as(repeat_KT)]) * scale_KT)
         # Held from the frame after the one that begins the word; right behind that one nothing has been held yet.
-        held_KTT = F.pad(held_KTT[:, 1:], (0, 0, 0, 1)) + just_begun_TT
-        begins_KT = begins_RT[best_K].masked_fill(stops_V[word_K][:, None], 0)
-        said_KT = torch.bmm(begins_KT[:, None], held_KTT)[:, 0]
-        blanked_KT = torch.bmm(said_KT[:, None], silent_KTT)[:, 0]
-        last_K, room_K = word_K, mass_K
+        repeat_runs_KTT = F.pad(repeat_runs_KTT[:, 1:], (0, 0, 0, 1)) + just_begun_TT
+        begins_KT = begins_RT[best_K].masked_fill(stops_V[token_K][:, None], 0)
+        ends_in_label_KT = torch.bmm(begins_KT[:, None], repeat_runs_KTT)[:, 0]
+        ends_in_blank_KT = torch.bmm(ends_in_label_KT[:, None], silent_KTT)[:, 0]
+        last_K, max_mass_K = token_K, mass_K
 
-    words_R, rows_R, mass_R = (torch.cat(parts) for parts in zip(*levels, strict=True))
-    return prefixes_of(_select(words_R, rows_R, mass_R, nodes))
+    tokens_R, rows_R, mass_R = (torch.cat(parts) for parts in zip(*levels, strict=True))
+    return prefixes_of(_select(tokens_R, rows_R, mass_R, nodes))
 
 
 def candidates(bound_KV: Tensor, nodes: int, least: Tensor | float | None) -> tuple[Tensor, Tensor]:
@@ -111,6 +111,6 @@ def candidates(bound_KV: Tensor, nodes: int, least: Tensor | float | None) -> tu
     """
     if bound_KV.is_cpu and least is not None:
         return (bound_KV > least * (1 - 1e-5)).nonzero().unbind(1)  # type: ignore[return-value]
-    words_KR = bound_KV.topk(min(nodes + 1, bound_KV.shape[1]), dim=1).indices.sort(dim=1).values
+    tokens_KR = bound_KV.topk(min(nodes + 1, bound_KV.shape[1]), dim=1).indices.sort(dim=1).values
     parents_K1 = torch.arange(len(bound_KV), device=bound_KV.device)[:, None]
-    return parents_K1.expand_as(words_KR).flatten(), words_KR.flatten()
+    return parents_K1.expand_as(tokens_KR).flatten(), tokens_KR.flatten()

@@ -59,9 +59,9 @@ def prefix_search(
     Equally probable (see PLACE_BITS): shallower first, then the better parent, then the smaller token id.
     log_probs_TC is normalised over C.
     """
-    words_W = _choose_words(log_probs_TC, blank, words_per_frame)
-    stops_S = words_W.new_tensor(list(stop_words))
-    return prefixes_of(_ranked(log_probs_TC, blank, nodes, words_W, stops_S, depth))
+    tokens_W = _choose_words(log_probs_TC, blank, words_per_frame)
+    stops_S = tokens_W.new_tensor(list(stop_words))
+    return prefixes_of(_ranked(log_probs_TC, blank, nodes, tokens_W, stops_S, depth))
 
 
 def fixed_prefix_search(
@@ -72,9 +72,9 @@ def fixed_prefix_search(
     `prefixes_of` asks how many nodes there are."""
     check_blank(log_probs_TC, blank)
     few = min(words_per_frame, log_probs_TC.shape[1] - 1)
-    words_W = _best_words(log_probs_TC, blank, few).flatten().sort().values
-    again_W = F.pad(words_W[1:] == words_W[:-1], (1, 0))
-    return _ranked(log_probs_TC, blank, nodes, words_W, stops_S, depth, again_W)
+    tokens_W = _best_words(log_probs_TC, blank, few).flatten().sort().values
+    duplicate_W = F.pad(tokens_W[1:] == tokens_W[:-1], (1, 0))
+    return _ranked(log_probs_TC, blank, nodes, tokens_W, stops_S, depth, duplicate_W)
 
 
 def prefixes_of(found: Ranked) -> Prefixes:
@@ -88,50 +88,50 @@ def _ranked(
     log_probs_TC: Tensor,
     blank: int,
     nodes: int,
-    words_W: Tensor,
+    tokens_W: Tensor,
     stops_S: Tensor,
     depth: int | None,
-    again_W: Tensor | None = None,
+    duplicate_W: Tensor | None = None,
 ) -> Ranked:
-    """The search over these words. again_W: those that are there already."""
-    frames, words = len(log_probs_TC), len(words_W)
-    if nodes * words > PLACES:
+    """The search over these words. duplicate_W: those that are there already."""
+    frames, width = len(log_probs_TC), len(tokens_W)
+    if nodes * width > PLACES:
         raise ValueError(
-            f"{nodes} nodes times {words} words are more than the {PLACES} children a level can rank; "
+            f"{nodes} nodes times {width} words are more than the {PLACES} children a level can rank; "
             "lower nodes or words_per_frame"
         )
-    probs_TW = log_probs_TC[:, words_W].double().exp()
-    if again_W is not None:
-        probs_TW = probs_TW.masked_fill(again_W, 0)
-    stops_W = (words_W[:, None] == stops_S).any(1)
+    probs_TW = log_probs_TC[:, tokens_W].double().exp()
+    if duplicate_W is not None:
+        probs_TW = probs_TW.masked_fill(duplicate_W, 0)
+    stops_W = (tokens_W[:, None] == stops_S).any(1)
     runs_WTT, blank_runs_TT = _runs(probs_TW.T), _runs(log_probs_TC[:, blank].double().exp())
 
     # Row 0 is the empty prefix. Any word may pass for its last one: it never ends in a word, so the masses
     # for "again" and for any other word are the same.
-    blanked_KT, said_KT = _empty_prefix(blank_runs_TT)
-    last_K, room_K = words_W.new_zeros(1), probs_TW.new_ones(1)
-    levels = [(words_W[:0], words_W[:0], room_K[:0])]
-    parent_row, best_of_all_N = 0, room_K[:0]
+    ends_in_blank_KT, ends_in_label_KT = _empty_prefix(blank_runs_TT)
+    last_K, max_mass_K = tokens_W.new_zeros(1), probs_TW.new_ones(1)
+    levels = [(tokens_W[:0], tokens_W[:0], max_mass_K[:0])]
+    parent_row, best_of_all_N = 0, max_mass_K[:0]
     for _ in range(frames if depth is None else min(depth, frames)):
-        either_KT = blanked_KT + said_KT
+        either_KT = ends_in_blank_KT + ends_in_label_KT
         children_KW = either_KT @ probs_TW
-        again_K = (blanked_KT * probs_TW.T[last_K]).sum(1)
+        again_K = (ends_in_blank_KT * probs_TW.T[last_K]).sum(1)
         children_KW.scatter_(1, last_K[:, None], again_K[:, None])
         # Rounding must not lift a child above its parent: the parent could be cut and the child kept.
-        children_R = torch.minimum(children_KW, room_K[:, None]).flatten()
+        children_R = torch.minimum(children_KW, max_mass_K[:, None]).flatten()
 
         best_K = _best(children_R, nodes)
-        parent_K, word_K, mass_K = best_K // words, best_K % words, children_R[best_K]
-        levels.append((words_W[word_K], parent_K + parent_row, mass_K))
+        parent_K, token_K, mass_K = best_K // width, best_K % width, children_R[best_K]
+        levels.append((tokens_W[token_K], parent_K + parent_row, mass_K))
         parent_row += len(last_K)
         if mass_K.is_cpu and len(best_of_all_N) == nodes and mass_K[0] <= best_of_all_N[-1]:
             break  # nothing below can come in any more; asking is free here, on a GPU it would stall every level
         best_of_all_N = torch.cat([best_of_all_N, mass_K]).topk(min(nodes, len(best_of_all_N) + len(mass_K))).values
 
-        repeats_K1 = (word_K == last_K[parent_K])[:, None]
-        opens_KT = torch.where(repeats_K1, blanked_KT[parent_K], either_KT[parent_K])
-        blanked_KT, said_KT = _say(opens_KT, runs_WTT[word_K], blank_runs_TT)
-        last_K, room_K = word_K, mass_K.masked_fill(stops_W[word_K], 0)
+        repeats_K1 = (token_K == last_K[parent_K])[:, None]
+        opens_KT = torch.where(repeats_K1, ends_in_blank_KT[parent_K], either_KT[parent_K])
+        ends_in_blank_KT, ends_in_label_KT = _say(opens_KT, runs_WTT[token_K], blank_runs_TT)
+        last_K, max_mass_K = token_K, mass_K.masked_fill(stops_W[token_K], 0)
 
     tokens_R, rows_R, mass_R = (torch.cat(parts) for parts in zip(*levels, strict=True))
     return _select(tokens_R, rows_R, mass_R, nodes)
@@ -193,19 +193,19 @@ def _empty_prefix(blank_runs_TT: Tensor) -> tuple[Tensor, Tensor]:
 def _say(opens_KT: Tensor, runs_KTT: Tensor, blank_runs_TT: Tensor) -> tuple[Tensor, Tensor]:
     """Say one word more: opens[t] is the mass that frame t may begin it from, runs how it is held.
 
-    Returns blanked_KT and said_KT: the frames before t collapse to just this prefix, and the last of them
+    Returns blanked_KT and ends_in_label_KT: the frames before t collapse to just this prefix, and the last of them
     is a blank / is the new word. Both are first-order recurrences in t, hence products with a triangle.
     """
-    said_KT = (opens_KT[:, :, None] * runs_KTT).sum(1)
-    return said_KT @ blank_runs_TT, said_KT
+    ends_in_label_KT = (opens_KT[:, :, None] * runs_KTT).sum(1)
+    return ends_in_label_KT @ blank_runs_TT, ends_in_label_KT
 
 
 def _best(mass_R: Tensor, count: int) -> Tensor:
     """Indices of the largest, in order; the earlier one wins where 29 significant bits are equal."""
-    places_R = PLACES - 1 - torch.arange(len(mass_R), device=mass_R.device)
+    tie_break_R = PLACES - 1 - torch.arange(len(mass_R), device=mass_R.device)
     # The bits of a non-negative float, read as an integer, are in the order of the floats.
     rounded_R = (mass_R.view(torch.int64) + PLACES // 2) & -PLACES
-    return (rounded_R | places_R).topk(min(count, len(mass_R))).indices
+    return (rounded_R | tie_break_R).topk(min(count, len(mass_R))).indices
 
 
 def _select(tokens_R: Tensor, rows_R: Tensor, mass_R: Tensor, nodes: int) -> Ranked:

@@ -41,14 +41,14 @@ def likelihoods(label_XTS: Tensor, blank_XTP: Tensor, lengths_X: Tensor) -> Like
     blank_TPX = _frames_first(blank_XTP).clamp(min=NEVER)
 
     # Row s: s labels have been said so far.
-    never_1X = torch.full_like(blank_TPX[0, :1], NEVER)
-    said_SX = torch.cat([torch.zeros_like(never_1X), never_1X.expand(len(slot_S), *lengths_X.shape)])
+    log_zero_1X = torch.full_like(blank_TPX[0, :1], NEVER)
+    emitted_SX = torch.cat([torch.zeros_like(log_zero_1X), log_zero_1X.expand(len(slot_S), *lengths_X.shape)])
     entered = []
     for label_SX, blank_PX in zip(label_TSX, blank_TPX, strict=True):
-        entered.append(said_SX[:-1] + label_SX)
-        said_SX = torch.logaddexp(said_SX + blank_PX, torch.cat([never_1X, entered[-1]]))
+        entered.append(emitted_SX[:-1] + label_SX)
+        emitted_SX = torch.logaddexp(emitted_SX + blank_PX, torch.cat([log_zero_1X, entered[-1]]))
 
-    text_X = said_SX.gather(0, lengths_X[None])[0]
+    text_X = emitted_SX.gather(0, lengths_X[None])[0]
     # A text begins with s labels if the s-th is said in some frame: these are disjoint.
     prefix_SX = torch.stack(entered).logsumexp(dim=0)
     return Likelihoods(_or_impossible(text_X), _or_impossible(prefix_SX).movedim(0, -1))

@@ -14,15 +14,15 @@ from torch import Tensor
 class Transitions(Protocol):
     """merges: whether frames hold a word; the same in one word, for who counts text by text."""
 
-    merges: bool
+    merges_repeats: bool
 
-    def opens(self, blanked_X: Tensor, said_X: Tensor, again_X: Tensor) -> Tensor:
+    def begin_mass(self, ends_in_blank_X: Tensor, ends_in_label_X: Tensor, repeats_X: Tensor) -> Tensor:
         """Mass_X from which a frame may begin a word, of texts whose last frame was a blank / their last word.
 
-        again_X: true where the word to begin is the text's last one.
+        repeats_X: true where the word to begin is the text's last one.
         """
 
-    def held(self, word_X: Tensor) -> Tensor:
+    def repeat_mass(self, token_prob_X: Tensor) -> Tensor:
         """What a frame that says the text's last word right behind it leaves the text as it is with, given what
         the frame gives to that word."""
 
@@ -31,25 +31,25 @@ class Merging:
     """CTC (Graves et al. 2006): a frame that repeats the one before it holds its word, so that only a blank between
     two equal words keeps both.   5 5 0 5  ->  5 5"""
 
-    merges = True
+    merges_repeats = True
 
-    def opens(self, blanked_X: Tensor, said_X: Tensor, again_X: Tensor) -> Tensor:
-        return torch.where(again_X, blanked_X, blanked_X + said_X)
+    def begin_mass(self, ends_in_blank_X: Tensor, ends_in_label_X: Tensor, repeats_X: Tensor) -> Tensor:
+        return torch.where(repeats_X, ends_in_blank_X, ends_in_blank_X + ends_in_label_X)
 
-    def held(self, word_X: Tensor) -> Tensor:
-        return word_X
+    def repeat_mass(self, token_prob_X: Tensor) -> Tensor:
+        return token_prob_X
 
 
 class Anew:
     """A transducer: whatever a frame says is said anew, so that nothing is ever held.   5 5 0 5  ->  5 5 5"""
 
-    merges = False
+    merges_repeats = False
 
-    def opens(self, blanked_X: Tensor, said_X: Tensor, again_X: Tensor) -> Tensor:
-        return blanked_X + said_X
+    def begin_mass(self, ends_in_blank_X: Tensor, ends_in_label_X: Tensor, repeats_X: Tensor) -> Tensor:
+        return ends_in_blank_X + ends_in_label_X
 
-    def held(self, word_X: Tensor) -> Tensor:
-        return torch.zeros_like(word_X)
+    def repeat_mass(self, token_prob_X: Tensor) -> Tensor:
+        return torch.zeros_like(token_prob_X)
 
 
 MERGING, ANEW = Merging(), Anew()

@@ -30,15 +30,15 @@ class Compiled:
         size = len(inputs.tokens_N)
         if size in self._sizes:
             return self._run(forward, inputs, cache)
-        made = self._first(forward, inputs, cache)
+        outputs = self._compile(forward, inputs, cache)
         self._sizes.add(size)
-        return made
+        return outputs
 
-    def _first(self, forward: Forward, inputs: Inputs, cache: Written) -> tuple[Tensor, Tensor]:
+    def _compile(self, forward: Forward, inputs: Inputs, cache: Written) -> tuple[Tensor, Tensor]:
         """Compile this size and read. InputError where that is impossible: a read that would quietly be an eager one
         were a figure under a wrong name."""
         torch._dynamo.maybe_mark_dynamic(inputs.mask_NM, 1)
-        for buffer in (buffer for layer in cache.layers_held for buffer in layer):
+        for buffer in (buffer for layer in cache.layer_buffers for buffer in layer):
             torch._dynamo.maybe_mark_dynamic(buffer, 2)
         try:
             # What torch has to say of itself while it compiles is nothing that a user could mend.

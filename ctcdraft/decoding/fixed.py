@@ -73,7 +73,7 @@ class FixedReads:
 
     def __init__(self, compiled: bool = False) -> None:
         self.compiled = compiled
-        self.uncapturable: str | None = None  # why nothing more is captured
+        self.capture_error: str | None = None  # why nothing more is captured
         self._run: Callable[..., Both] = Compiled(fixed) if compiled else fixed
         self._buffers: dict[int, tuple[Any, Any]] = {}  # keys and values, by capacity
         self._users: dict[int, Any] = {}  # who holds them now, weakly
@@ -97,7 +97,7 @@ class FixedReads:
         read eagerly."""
         cache = KVCache(layers, capacity + SIZES[-1], zeroed=True)
         if self._users.get(cache.capacity, lambda: None)() is None:
-            cache.lend(self._buffers.get(cache.capacity))
+            cache.use_buffers(self._buffers.get(cache.capacity))
             self._users[cache.capacity] = weakref.ref(cache)
         return cache
 
@@ -106,14 +106,14 @@ class FixedReads:
         start, nodes = cache.length, len(tree)
         cache.reserve(start + padded(nodes))
         inputs = Inputs.of(tree, start, cache.capacity, dtype)
-        if tree.tokens_N.is_cuda and self._owns(cache) and self.uncapturable is None:
-            states_ND, logits_NV = self._replayed(forward, inputs, cache)
+        if tree.tokens_N.is_cuda and self._owns_buffers(cache) and self.capture_error is None:
+            states_ND, logits_NV = self._replay(forward, inputs, cache)
         else:
-            states_ND, logits_NV = self._run(forward, inputs, cache.written_at(inputs.rows_N))
-        cache.forget(start + nodes)
+            states_ND, logits_NV = self._run(forward, inputs, cache.static_view(inputs.rows_N))
+        cache.crop(start + nodes)
         return states_ND[:nodes], logits_NV[:nodes]
 
-    def _owns(self, cache: KVCache) -> bool:
+    def _owns_buffers(self, cache: KVCache) -> bool:
         """Whether this cache's rows lie where graphs expect them."""
         user = self._users.get(cache.capacity)
         if user is None or user() is not cache:
@@ -121,22 +121,22 @@ class FixedReads:
         self._buffers.setdefault(cache.capacity, cache.buffers)
         return self._buffers[cache.capacity][0] is cache.buffers[0]
 
-    def _replayed(self, forward: Forward, inputs: Inputs, cache: KVCache) -> Both:
+    def _replay(self, forward: Forward, inputs: Inputs, cache: KVCache) -> Both:
         """The graph of this shape, captured when it is first asked for. What it gives out is overwritten by the next
         read of its shape; the loop has indexed what it keeps by then."""
         key = (len(inputs.tokens_N), cache.capacity)
         if key not in self._graphs:
-            held = inputs.clone()
+            static_inputs = inputs.clone()
             try:
-                graph, out = captured(lambda: self._run(forward, held, cache.written_at(held.rows_N)))
+                graph, out = captured(lambda: self._run(forward, static_inputs, cache.static_view(static_inputs.rows_N)))
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError as error:  # a base that asks the host something while it reads
-                self.uncapturable = first_line(error)
-                return self._run(forward, inputs, cache.written_at(inputs.rows_N))
-            self._graphs[key] = graph, held, out
-        graph, held, out = self._graphs[key]
-        held.copy_(inputs)
+                self.capture_error = first_line(error)
+                return self._run(forward, inputs, cache.static_view(inputs.rows_N))
+            self._graphs[key] = graph, static_inputs, out
+        graph, static_inputs, out = self._graphs[key]
+        static_inputs.copy_(inputs)
         graph.replay()
         return out
 

@@ -20,7 +20,7 @@ class KVCache(transformers.Cache):
 
     def __init__(self, layers: int, capacity: int, zeroed: bool = False) -> None:
         super().__init__(layers=[])
-        self._zeroed = zeroed  # rows that are masked are still added up: they must not be NaN
+        self._zero_filled = zeroed  # rows that are masked are still added up: they must not be NaN
         self.capacity = -(-capacity // BUCKET) * BUCKET
         self._rows = [0] * layers  # written, per layer: all are equal once a read is over
         self._keys: Any = None  # allocated at the first update, which knows heads, width and dtype
@@ -41,14 +41,14 @@ class KVCache(transformers.Cache):
         start = self._rows[layer_idx]
         end = start + key_states.shape[-2]
         if (start, end) != self._span:
-            self._look(start, end, key_states, value_states)
+            self._slice_views(start, end, key_states, value_states)
         new_keys, new_values, keys, values = self._views[layer_idx]
         new_keys.copy_(key_states)
         new_values.copy_(value_states)
         self._rows[layer_idx] = end
         return keys, values
 
-    def _look(self, start: int, end: int, key_states: Tensor, value_states: Tensor) -> None:
+    def _slice_views(self, start: int, end: int, key_states: Tensor, value_states: Tensor) -> None:
         """Views of all layers at once, when the first of them is read: one by one they cost a pass a hundredth."""
         if self._keys is None or end > self.capacity:
             self._reserve(end, key_states, value_states)
@@ -58,7 +58,7 @@ class KVCache(transformers.Cache):
         self._views = list(zip(*new, *seen, strict=True))
         self._span = (start, end)
 
-    def written_at(self, rows_N: Tensor) -> Written:
+    def static_view(self, rows_N: Tensor) -> Written:
         """This cache for one read that goes to these rows, which the device knows and the host need not."""
         return Written(self._layers, rows_N)
 
@@ -66,17 +66,17 @@ class KVCache(transformers.Cache):
     def buffers(self) -> tuple[Any, Any]:
         return self._keys, self._values
 
-    def lend(self, buffers: tuple[Any, Any] | None) -> None:
+    def use_buffers(self, buffers: tuple[Any, Any] | None) -> None:
         """Begin on rows that another text has left, instead of new ones."""
         if buffers is not None:
-            self._hold(*buffers)
+            self._set_buffers(*buffers)
 
     def reserve(self, rows: int) -> None:
         """Room for this many rows; there must be some already."""
         if rows > self.capacity:
             self._reserve(rows, self._keys[0], self._values[0])
 
-    def keep(self, start: int, path_K: Tensor) -> None:
+    def keep_path(self, start: int, path_K: Tensor) -> None:
         """Of the rows read since `start` keep those of the accepted path, in order, and forget the rest.
 
         A read of 5 nodes after 3 rows, path 0 2 4:
@@ -94,36 +94,36 @@ class KVCache(transformers.Cache):
         for buffer in (self._keys, self._values):
             buffer[:, :, :, start:end] = buffer[:, :, :, start + path_K]
 
-    def forget(self, length: int) -> None:
+    def crop(self, length: int) -> None:
         """Keep the first `length` rows: for drafters, which read guesses and take all of them back."""
         self._rows = [length] * len(self._rows)
 
-    def select(self, kept_B: Tensor) -> None:
+    def batch_select(self, indices_B: Tensor) -> None:
         """Of a batch of sequences keep these, in this order. Decoding has no batch; answering a corpus has."""
-        self._hold(self._selected(self._keys, kept_B), self._selected(self._values, kept_B))
+        self._set_buffers(self._select_sequences(self._keys, indices_B), self._select_sequences(self._values, indices_B))
 
-    def _selected(self, held: Any, kept_B: Tensor) -> Tensor:
-        kept = held.new_empty(held.shape[0], len(kept_B), *held.shape[2:])
-        kept[:, :, :, : self.length] = held[:, kept_B, :, : self.length]
-        return kept
+    def _select_sequences(self, buffer: Any, indices_B: Tensor) -> Tensor:
+        selected = buffer.new_empty(buffer.shape[0], len(indices_B), *buffer.shape[2:])
+        selected[:, :, :, : self.length] = buffer[:, indices_B, :, : self.length]
+        return selected
 
     def _reserve(self, rows: int, keys: Tensor, values: Tensor) -> None:
         """Allocate the buffers, or grow them; rows already held stay."""
         self.capacity = max(self.capacity, -(-rows // BUCKET) * BUCKET)
-        self._hold(self._enlarged(self._keys, keys), self._enlarged(self._values, values))
+        self._set_buffers(self._enlarge(self._keys, keys), self._enlarge(self._values, values))
 
-    def _hold(self, keys: Tensor, values: Tensor) -> None:
+    def _set_buffers(self, keys: Tensor, values: Tensor) -> None:
         """Work on these buffers from now on; no view of others may be left."""
         self._keys, self._values = keys, values
         self._layers = list(zip(keys.unbind(), values.unbind(), strict=True))
         self._span = (0, 0)
 
-    def _enlarged(self, held: Any, like: Tensor) -> Tensor:
+    def _enlarge(self, current: Any, like: Tensor) -> Tensor:
         batch, heads, _, width = like.shape
-        empty = like.new_zeros if self._zeroed else like.new_empty
+        empty = like.new_zeros if self._zero_filled else like.new_empty
         buffer = empty(len(self._rows), batch, heads, self.capacity, width)
-        if held is not None:
-            buffer[:, :, :, : held.shape[3]] = held
+        if current is not None:
+            buffer[:, :, :, : current.shape[3]] = current
         return buffer
 
     def bytes_held(self) -> int:
@@ -153,17 +153,17 @@ class Written(transformers.Cache):
 
     def __init__(self, layers: Sequence[tuple[Tensor, Tensor]], rows_N: Tensor) -> None:
         super().__init__(layers=[])
-        self.layers_held = layers
+        self.layer_buffers = layers
         self._rows_N = rows_N
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        keys, values = self.layers_held[layer_idx]
+        keys, values = self.layer_buffers[layer_idx]
         return keys.index_copy_(2, self._rows_N, key_states), values.index_copy_(2, self._rows_N, value_states)
 
     def get_seq_length(self, layer_idx: int = 0) -> Any:
         return self._rows_N[0]  # a tensor, as that of stock static caches is
 
     def get_mask_sizes(self, query_length: int | Tensor, layer_idx: int = 0) -> tuple[int, int]:
-        return self.layers_held[layer_idx][0].shape[2], 0
+        return self.layer_buffers[layer_idx][0].shape[2], 0

@@ -47,11 +47,11 @@ class Settings:
                 "temperature and top_k start at 0, top_p lies above 0 and reaches to 1"
             )
 
-    def same_words(self, drawn: bool) -> bool:
+    def owes_token_identity(self, drawn: bool) -> bool:
         """Whether an answer owes autoregression every token, and not its law alone. drawn: guesses were."""
         return self.temperature == 0 or self.token_for_token or (self.lossless and not drawn)
 
-    def law(self, logits_NV: Tensor) -> Tensor:
+    def process_logits(self, logits_NV: Tensor) -> Tensor:
         """What verifiers read: log-probabilities_NV after all bending.
 
         At temperature 0 the logits as they are: of a one-hot law only the best word matters, and to write all the
@@ -61,7 +61,7 @@ class Settings:
             return logits_NV
         return warp(logits_NV, self.temperature, self.top_k, self.top_p)
 
-    def draft_law(self, logits_NV: Tensor) -> Tensor:
+    def process_draft_logits(self, logits_NV: Tensor) -> Tensor:
         """Log-probabilities_NV of a draft's logits, bent alike, one-hot at temperature 0; a clock books them with the
         draft."""
         return warp(logits_NV, self.temperature, self.top_k, self.top_p)
@@ -78,10 +78,10 @@ class Context:
     """
 
     tokens_L: Tensor
-    fresh_KD: Tensor
-    room: int
+    new_states_KD: Tensor
+    remaining_tokens: int
     nodes: int
-    law: Law = plain
+    logits_processor: Law = plain
 
     @property
     def root(self) -> Tensor:
@@ -90,13 +90,13 @@ class Context:
     @property
     def depth(self) -> int:
         """How deep a tree may be: the base adds a word of its own below the deepest guess."""
-        return min(self.room, self.nodes) - 1
+        return min(self.remaining_tokens, self.nodes) - 1
 
     def extend(self, commit: Commit, states_ND: Tensor) -> Self:
         tokens_L = torch.cat([self.tokens_L, commit.tokens_K])
         fresh_KD = states_ND if len(states_ND) == 1 else states_ND[commit.path_K]
         # Written out: `dataclasses.replace` would cost autoregression a thousandth of a small base's pass.
-        return type(self)(tokens_L, fresh_KD, self.room - len(commit.tokens), self.nodes, self.law)
+        return type(self)(tokens_L, fresh_KD, self.remaining_tokens - len(commit.tokens), self.nodes, self.logits_processor)
 
 
 class Drafter(Protocol):
@@ -115,7 +115,7 @@ class Pass:
 
     committed: int
     accepted: int
-    open: bool
+    rejected_child: bool
     nodes: int
     drafted: int
 
@@ -134,7 +134,7 @@ class Generation:
 
 @torch.inference_mode()
 def generate(
-    base: Any, drafter: Drafter, prompt_L: Tensor, settings: Settings, stops: Collection[int], seed: int
+    base: Any, drafter: Drafter, prompt_L: Tensor, settings: Settings, stop_token_ids: Collection[int], seed: int
 ) -> Generation:
     """Decode one answer to prompt_L (at least one token, shorter than the base's context).
 
@@ -146,29 +146,29 @@ def generate(
     cache = base.new_cache(rows(prompt_L, settings))
     began = perf_counter()
     context = prefill(base, cache, prompt_L, settings, noise)
-    answer = context.tokens_L[len(prompt_L) :].tolist()  # on a GPU this waits for the prefill
+    response = context.tokens_L[len(prompt_L) :].tolist()  # on a GPU this waits for the prefill
     prefilled = perf_counter()
     passes: list[Pass] = []
     memory, drawn = None, False
-    while context.room > 0 and answer[-1] not in stops:
+    while context.remaining_tokens > 0 and response[-1] not in stop_token_ids:
         tree, memory = drafter.draft(context, memory, rng)
         drawn |= tree.draft_probs_NV is not None
         refuse_too_large(drafter, context.nodes, "nodes", len(tree))
         start = cache.length
         read = base.read_tree(tree, cache)
-        verdict = settings.verify(tree, settings.law(read.logits_NV), noise, start)
+        verdict = settings.verify(tree, settings.process_logits(read.logits_NV), noise, start)
         commit = Commit.of(tree, verdict)
         refuse_too_large(drafter, context.depth, "depth", commit.drafted)
-        cache.keep(start, commit.path_K)
+        cache.keep_path(start, commit.path_K)
         context = context.extend(commit, read.states_ND)
-        new = cut(commit.tokens, stops)
-        answer.extend(new)
+        new = cut(commit.tokens, stop_token_ids)
+        response.extend(new)
         accepted = min(len(commit.tokens) - 1, len(new))
         # Below an end that was accepted nothing counts: what hung there was not refused.
-        is_open = commit.open and len(new) > accepted
+        is_open = commit.has_rejected_child and len(new) > accepted
         passes.append(Pass(len(new), accepted, is_open, len(tree), commit.drafted))
-    ended = answer[-1] in stops
-    return Generation(tuple(answer), tuple(passes), ended, prefilled - began, perf_counter() - prefilled, drawn)
+    ended = response[-1] in stop_token_ids
+    return Generation(tuple(response), tuple(passes), ended, prefilled - began, perf_counter() - prefilled, drawn)
 
 
 def rows(prompt_L: Tensor, settings: Settings) -> int:
@@ -189,15 +189,15 @@ def prefill(base: Any, cache: Any, prompt_L: Tensor, settings: Settings, noise: 
     """Read the prompt and let the base say the first token. It is no pass and counts in no tau."""
     read = base.read(prompt_L, cache)
     last = TokenTree.only_root(prompt_L[-1])
-    verdict = settings.verify(last, settings.law(read.logits_NV), noise, len(prompt_L) - 1)
+    verdict = settings.verify(last, settings.process_logits(read.logits_NV), noise, len(prompt_L) - 1)
     tokens_L = torch.cat([prompt_L, verdict.bonus.reshape(1)])
-    room = min(settings.max_new_tokens, base.context_length - len(prompt_L)) - 1
-    return Context(tokens_L, read.states_ND, room, settings.nodes, settings.draft_law)
+    remaining = min(settings.max_new_tokens, base.context_length - len(prompt_L)) - 1
+    return Context(tokens_L, read.states_ND, remaining, settings.nodes, settings.process_draft_logits)
 
 
-def cut(tokens: tuple[int, ...], stops: Collection[int]) -> tuple[int, ...]:
+def cut(tokens: tuple[int, ...], stop_token_ids: Collection[int]) -> tuple[int, ...]:
     """Tokens up to and including the first stop: what a draft said beyond it never counts."""
     for index, token in enumerate(tokens):
-        if token in stops:
+        if token in stop_token_ids:
             return tokens[: index + 1]
     return tokens

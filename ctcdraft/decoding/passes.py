@@ -16,6 +16,6 @@ def alpha_of(steps: Sequence[Pass]) -> list[float | None]:
     rates: list[float | None] = []
     for depth in range(1, max((step.drafted for step in steps), default=0) + 1):
         accepted = sum(step.accepted >= depth for step in steps)
-        refused = sum(step.accepted == depth - 1 and step.open for step in steps)
+        refused = sum(step.accepted == depth - 1 and step.rejected_child for step in steps)
         rates.append(accepted / (accepted + refused) if accepted + refused else None)
     return rates

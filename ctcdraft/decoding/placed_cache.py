@@ -19,9 +19,9 @@ class PlacedCache(transformers.Cache):
 
     def __init__(self, places: Sequence[Hashable], capacity: int) -> None:
         super().__init__(layers=[])
-        self.parts = {place: KVCache(list(places).count(place), capacity) for place in dict.fromkeys(places)}
+        self.parts = {device: KVCache(list(places).count(device), capacity) for device in dict.fromkeys(places)}
         # Of every layer: the cache, and the layer's number in there.
-        self._of = [(self.parts[place], list(places[:n]).count(place)) for n, place in enumerate(places)]
+        self._of = [(self.parts[device], list(places[:n]).count(device)) for n, device in enumerate(places)]
 
     @property
     def length(self) -> int:
@@ -37,17 +37,17 @@ class PlacedCache(transformers.Cache):
         part, number = self._of[layer_idx]
         return part.update(key_states, value_states, number)
 
-    def keep(self, start: int, path_K: Tensor) -> None:
+    def keep_path(self, start: int, path_K: Tensor) -> None:
         for part in self.parts.values():
-            part.keep(start, path_K.to(part.buffers[0].device))
+            part.keep_path(start, path_K.to(part.buffers[0].device))
 
-    def forget(self, length: int) -> None:
+    def crop(self, length: int) -> None:
         for part in self.parts.values():
-            part.forget(length)
+            part.crop(length)
 
-    def select(self, kept_B: Tensor) -> None:
+    def batch_select(self, indices_B: Tensor) -> None:
         for part in self.parts.values():
-            part.select(kept_B.to(part.buffers[0].device))
+            part.batch_select(indices_B.to(part.buffers[0].device))
 
     def bytes_held(self) -> int:
         return sum(part.bytes_held() for part in self.parts.values())

@@ -38,31 +38,31 @@ class Rejection:
         if noise is None or tree.draft_probs_NV is None:
             return match(tree, log_probs_NV, noise, root_position)
         draws_NK = draws_of(tree)
-        words_NK = torch.where(draws_NK >= 0, tree.tokens_N[draws_NK.clamp(min=0)], draws_NK)
+        tokens_NK = torch.where(draws_NK >= 0, tree.tokens_N[draws_NK.clamp(min=0)], draws_NK)
         positions_N = root_position + 1 + tree.depths_N
-        coins_NK = noise.uniform(positions_N, draws_NK.shape[1], after=log_probs_NV.shape[-1])
-        stands_N, rest_NV = self.rule(log_probs_NV.double().exp(), tree.draft_probs_NV.double(), words_NK, coins_NK)
+        uniform_NK = noise.uniform(positions_N, draws_NK.shape[1], after=log_probs_NV.shape[-1])
+        accepted_draw_N, residual_NV = self.rule(log_probs_NV.double().exp(), tree.draft_probs_NV.double(), tokens_NK, uniform_NK)
 
-        chosen_N = torch.where(stands_N >= 0, draws_NK.gather(1, stands_N.clamp(min=0)[:, None])[:, 0], -1)
+        chosen_N = torch.where(accepted_draw_N >= 0, draws_NK.gather(1, accepted_draw_N.clamp(min=0)[:, None])[:, 0], -1)
         here_N = chosen_N[tree.parents_N] == torch.arange(len(tree), device=chosen_N.device)
         here_N[0] = True
         accepted_N = (here_N | ~tree.ancestors_NN).all(dim=1)
         last = (tree.depths_N * accepted_N).argmax()
         gumbel_V = noise.gumbel(positions_N[last][None], log_probs_NV.shape[-1])[0]
-        return Verdict(path_to(tree, last), tree.depths_N[last] + 1, (rest_NV[last].log() + gumbel_V).argmax())
+        return Verdict(path_to(tree, last), tree.depths_N[last] + 1, (residual_NV[last].log() + gumbel_V).argmax())
 
 
 def draws_of(tree: TokenTree) -> Tensor:
     """The tree's draws_NK; where it has none, one draw a node: its child, or STOP for a law without a child."""
-    if tree.draws_NK is not None:
-        return tree.draws_NK
+    if tree.sampled_nodes_NK is not None:
+        return tree.sampled_nodes_NK
     assert tree.draft_probs_NV is not None
     draws_N1 = torch.where(tree.draft_probs_NV.sum(-1, keepdim=True) > 0, STOP, -1)
     nodes = torch.arange(1, len(tree), device=draws_N1.device)
     return draws_N1.scatter(0, tree.parents_N[1:, None], nodes[:, None])
 
 
-def multi_round(p_NV: Tensor, q_NV: Tensor, words_NK: Tensor, coins_NK: Tensor) -> tuple[Tensor, Tensor]:
+def multi_round(p_NV: Tensor, q_NV: Tensor, tokens_NK: Tensor, uniform_NK: Tensor) -> tuple[Tensor, Tensor]:
     """Draw after draw, each against what the ones before have left of p (SpecInfer, Miao et al. 2024).
 
     p = 1/2 1/2 0, q = 1/4 1/4 1/2, drawn: c, a
@@ -72,18 +72,18 @@ def multi_round(p_NV: Tensor, q_NV: Tensor, words_NK: Tensor, coins_NK: Tensor) 
 
     With one draw it is the plain rule of Leviathan and Chen.
     """
-    stands_N = torch.full_like(words_NK[:, 0], -1)
-    for number, (words_N, coins_N) in enumerate(zip(words_NK.T, coins_NK.T, strict=True)):
-        index_N1 = words_N.clamp(min=0)[:, None]
-        held_N = coins_N * q_NV.gather(1, index_N1)[:, 0] < p_NV.gather(1, index_N1)[:, 0]
-        open_N = stands_N < 0
-        stands_N = torch.where(open_N & held_N & (words_N >= 0), number, stands_N)
-        refused_N = (stands_N < 0) & (words_N != -1)
+    accepted_draw_N = torch.full_like(tokens_NK[:, 0], -1)
+    for number, (tokens_N, uniform_N) in enumerate(zip(tokens_NK.T, uniform_NK.T, strict=True)):
+        index_N1 = tokens_N.clamp(min=0)[:, None]
+        accepts_N = uniform_N * q_NV.gather(1, index_N1)[:, 0] < p_NV.gather(1, index_N1)[:, 0]
+        open_N = accepted_draw_N < 0
+        accepted_draw_N = torch.where(open_N & accepts_N & (tokens_N >= 0), number, accepted_draw_N)
+        refused_N = (accepted_draw_N < 0) & (tokens_N != -1)
         p_NV = torch.where(refused_N[:, None], remainder(p_NV, p_NV - q_NV), p_NV)
-    return stands_N, p_NV
+    return accepted_draw_N, p_NV
 
 
-def k_sequential(p_NV: Tensor, q_NV: Tensor, words_NK: Tensor, coins_NK: Tensor) -> tuple[Tensor, Tensor]:
+def k_sequential(p_NV: Tensor, q_NV: Tensor, tokens_NK: Tensor, uniform_NK: Tensor) -> tuple[Tensor, Tensor]:
     """The first of k draws that stands with min(1, p(x) / (rho q(x))), all against one p (SpecTr, Sun et al. 2023).
 
     With b = sum of min(q, p / rho) one draw stands with probability b, one of k with s = 1 - (1 - b)^k, and the
@@ -93,18 +93,18 @@ def k_sequential(p_NV: Tensor, q_NV: Tensor, words_NK: Tensor, coins_NK: Tensor)
 
     rho is the smallest that is so. p = q = 1/2 1/2 and two draws: rho = 1, b = 1, the first draw always stands.
     """
-    k_N1 = (words_NK != -1).sum(1, keepdim=True)
-    rho_N1 = smallest_rho(p_NV, q_NV, k_N1, words_NK.shape[1])
+    k_N1 = (tokens_NK != -1).sum(1, keepdim=True)
+    rho_N1 = smallest_rho(p_NV, q_NV, k_N1, tokens_NK.shape[1])
     common_NV = torch.minimum(q_NV, p_NV / rho_N1)
     b_N1 = common_NV.sum(1, keepdim=True).clamp(max=1.0)
-    index_NK = words_NK.clamp(min=0)
-    held_NK = (coins_NK * rho_N1 * q_NV.gather(1, index_NK) < p_NV.gather(1, index_NK)) & (words_NK >= 0)
-    stands_N = torch.where(held_NK.any(1), held_NK.int().argmax(1), -1)
+    index_NK = tokens_NK.clamp(min=0)
+    accepts_NK = (uniform_NK * rho_N1 * q_NV.gather(1, index_NK) < p_NV.gather(1, index_NK)) & (tokens_NK >= 0)
+    accepted_draw_N = torch.where(accepts_NK.any(1), accepts_NK.int().argmax(1), -1)
     share_N1 = torch.where(b_N1 > 0, (1 - (1 - b_N1) ** k_N1) / b_N1, 0.0)
-    return stands_N, remainder(p_NV, p_NV - common_NV * share_N1)
+    return accepted_draw_N, remainder(p_NV, p_NV - common_NV * share_N1)
 
 
-def smallest_rho(p_NV: Tensor, q_NV: Tensor, k_N1: Tensor, draws: int, halvings: int = 20) -> Tensor:
+def smallest_rho(p_NV: Tensor, q_NV: Tensor, k_N1: Tensor, samples_drafts: int, halvings: int = 20) -> Tensor:
     """The smallest rho from 1 to k with 1 - (1 - b)^k <= rho b, b = sum of min(q, p / rho); by bisection, from above.
 
     It is so at k (Bernoulli), and 1 - (1 - b)^k - rho b never grows with rho: one end of the search always holds,
@@ -113,7 +113,7 @@ def smallest_rho(p_NV: Tensor, q_NV: Tensor, k_N1: Tensor, draws: int, halvings:
     low_N1 = torch.ones_like(p_NV[:, :1])
     high_N1 = k_N1.clamp(min=1).to(p_NV.dtype)
     holds_at_1 = enough(p_NV, q_NV, k_N1, low_N1)
-    for _ in range(halvings if draws > 1 else 0):
+    for _ in range(halvings if samples_drafts > 1 else 0):
         middle_N1 = (low_N1 + high_N1) / 2
         enough_N1 = enough(p_NV, q_NV, k_N1, middle_N1)
         low_N1, high_N1 = torch.where(enough_N1, low_N1, middle_N1), torch.where(enough_N1, middle_N1, high_N1)

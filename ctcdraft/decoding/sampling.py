@@ -56,18 +56,18 @@ class Noise:
 
     seed: int
 
-    def gumbel(self, positions_N: Tensor, words: int) -> Tensor:
+    def gumbel(self, positions_N: Tensor, vocabulary: int) -> Tensor:
         """Standard Gumbel noise_NV: argmax(log p + noise) is a draw from p."""
-        return -torch.log(-torch.log(self.uniform(positions_N, words)))
+        return -torch.log(-torch.log(self.uniform(positions_N, vocabulary)))
 
-    def uniform(self, positions_N: Tensor, words: int, after: int = 0) -> Tensor:
+    def uniform(self, positions_N: Tensor, count: int, after: int = 0) -> Tensor:
         """Uniforms_NV strictly between 0 and 1, float64: float32 would never draw a word below 6e-8.
 
         after: how many to leave out. With after=V they are coins that no word's noise is made of.
         """
         key = scramble(torch.tensor(self.seed * 2 + 1, dtype=torch.int64, device=positions_N.device))
         keys_N1 = scramble(positions_N.to(torch.int64) + key)[:, None]
-        counters_V = torch.arange(after + 1, after + words + 1, device=positions_N.device) * GOLDEN
+        counters_V = torch.arange(after + 1, after + count + 1, device=positions_N.device) * GOLDEN
         bits_NV = scramble(keys_N1 + counters_V)
         # 52 bits and a half: with 53 the largest would round to 1.
         return shifted(bits_NV, 12).double().add_(0.5).mul_(2.0**-52)

@@ -30,7 +30,7 @@ class TokenTree:
     parents_N: Tensor
     height: int
     draft_probs_NV: Tensor | None = None
-    draws_NK: Tensor | None = None
+    sampled_nodes_NK: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.tokens_N)
@@ -42,13 +42,13 @@ class TokenTree:
         return cls(root_1, torch.full_like(root_1, -1), height=0)
 
     @classmethod
-    def chain(cls, root: Tensor, guesses_K: Tensor) -> Self:
+    def chain(cls, root: Tensor, draft_tokens_K: Tensor) -> Self:
         """One guess after the other: root -> g1 -> g2 ..."""
-        tokens_N = torch.cat([root.reshape(1), guesses_K])
-        return cls(tokens_N, torch.arange(-1, len(guesses_K), device=tokens_N.device), height=len(guesses_K))
+        tokens_N = torch.cat([root.reshape(1), draft_tokens_K])
+        return cls(tokens_N, torch.arange(-1, len(draft_tokens_K), device=tokens_N.device), height=len(draft_tokens_K))
 
     @classmethod
-    def from_lists(cls, root: Tensor, words: Sequence[int], parents: Sequence[int]) -> Self:
+    def from_lists(cls, root: Tensor, tokens: Sequence[int], parents: Sequence[int]) -> Self:
         """Guesses that were made on the host, a parent before its children; -1 says that the root is the parent.
 
         Asking for the root's number is free on a CPU; on a GPU it would stall the draft.
@@ -56,7 +56,7 @@ class TokenTree:
         depths = [0]
         for parent in parents:
             depths.append(depths[parent + 1] + 1)
-        tokens_N = torch.tensor([int(root), *words], device=root.device)
+        tokens_N = torch.tensor([int(root), *tokens], device=root.device)
         parents_N = torch.tensor([-1, *(parent + 1 for parent in parents)], device=root.device)
         return cls(tokens_N, parents_N, height=max(depths))
 
@@ -72,17 +72,17 @@ class TokenTree:
         paths, depth = paths_PK.shape
         columns_K = torch.arange(depth, device=paths_PK.device)
         real_PK = columns_K < lengths_P[:, None]
-        words_PK = torch.where(real_PK, paths_PK, -1)
+        masked_tokens_PK = torch.where(real_PK, paths_PK, -1)
         # Entry (p, q, k): paths p and q agree on their first k + 1 words. The first such q speaks for all.
-        alike_PPK = (words_PK[:, None] == words_PK[None]).cumprod(dim=-1)
-        speaker_PK = alike_PPK.to(torch.int8).argmax(dim=1)
-        new_PK = real_PK & (speaker_PK == torch.arange(paths, device=paths_PK.device)[:, None])
+        shared_prefix_PPK = (masked_tokens_PK[:, None] == masked_tokens_PK[None]).cumprod(dim=-1)
+        first_path_PK = shared_prefix_PPK.to(torch.int8).argmax(dim=1)
+        new_PK = real_PK & (first_path_PK == torch.arange(paths, device=paths_PK.device)[:, None])
         # Path by path, so that a parent precedes its children and the first paths get the room there is.
         node_PK = new_PK.flatten().cumsum(0).reshape(paths, depth)
-        node_PK = node_PK.gather(0, speaker_PK)
+        node_PK = node_PK.gather(0, first_path_PK)
         parent_PK = torch.nn.functional.pad(node_PK[:, :-1], (1, 0))
         taken_PK = new_PK & (node_PK < limit)
-        tokens_N = torch.cat([root.reshape(1), words_PK[taken_PK]])
+        tokens_N = torch.cat([root.reshape(1), masked_tokens_PK[taken_PK]])
         parents_N = torch.cat([torch.full_like(root.reshape(1), -1), parent_PK[taken_PK]])
         return cls(tokens_N, parents_N, height=depth)
 
@@ -136,19 +136,19 @@ class Commit:
     path_K: Tensor
     tokens: tuple[int, ...]
     tokens_K: Tensor
-    open: bool
+    has_rejected_child: bool
     drafted: int
 
     @classmethod
     def of(cls, tree: TokenTree, verdict: Verdict) -> Self:
         """The one transfer to the host of a pass."""
         if tree.height == 0:
-            return cls(verdict.path_K, (int(verdict.bonus),), verdict.bonus.reshape(1), open=False, drafted=0)
-        words_K = tree.tokens_N[verdict.path_K.clamp(min=0)]
+            return cls(verdict.path_K, (int(verdict.bonus),), verdict.bonus.reshape(1), has_rejected_child=False, drafted=0)
+        path_tokens_K = tree.tokens_N[verdict.path_K.clamp(min=0)]
         last = verdict.path_K[verdict.length - 1]
         is_open = (tree.parents_N == last).any()
-        packed = torch.stack([verdict.length, verdict.bonus, is_open.to(words_K.dtype), tree.depths_N.max()])
-        length, bonus, below, drafted, *words = torch.cat([packed, words_K]).tolist()
-        tokens = (*words[1:length], bonus)
-        tokens_K = torch.tensor(tokens, device=words_K.device)
+        packed = torch.stack([verdict.length, verdict.bonus, is_open.to(path_tokens_K.dtype), tree.depths_N.max()])
+        length, bonus, below, drafted, *path_tokens = torch.cat([packed, path_tokens_K]).tolist()
+        tokens = (*path_tokens[1:length], bonus)
+        tokens_K = torch.tensor(tokens, device=path_tokens_K.device)
         return cls(verdict.path_K[:length], tokens, tokens_K, bool(below), drafted)

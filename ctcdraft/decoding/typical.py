@@ -39,13 +39,13 @@ class Typical:
         probs_NV = log_probs_NV.exp()
         entropy_N = -(probs_NV * log_probs_NV).nan_to_num(0.0).sum(-1)  # 0 log 0 is nothing
         threshold_N = (self.delta * (-entropy_N).exp()).clamp(max=self.epsilon)
-        guessed_N = log_probs_NV[tree.parents_N, tree.tokens_N]
-        guessed_N[0] = 0.0
-        stands_N = guessed_N.exp() > threshold_N[tree.parents_N]
-        stands_N[0] = True
-        accepted_N = (stands_N | ~tree.ancestors_NN).all(dim=1)
+        draft_log_probs_N = log_probs_NV[tree.parents_N, tree.tokens_N]
+        draft_log_probs_N[0] = 0.0
+        accepted_alone_N = draft_log_probs_N.exp() > threshold_N[tree.parents_N]
+        accepted_alone_N[0] = True
+        accepted_N = (accepted_alone_N | ~tree.ancestors_NN).all(dim=1)
         deepest_N = accepted_N & (tree.depths_N == (tree.depths_N * accepted_N).max())
-        likelihood_N = guessed_N.masked_fill(~accepted_N, 0.0) @ tree.ancestors_NN.T.to(guessed_N.dtype)
+        likelihood_N = draft_log_probs_N.masked_fill(~accepted_N, 0.0) @ tree.ancestors_NN.T.to(draft_log_probs_N.dtype)
         last = likelihood_N.masked_fill(~deepest_N, -float("inf")).argmax()
-        said_N = draw(log_probs_NV, noise, root_position, tree)
-        return Verdict(path_to(tree, last), tree.depths_N[last] + 1, said_N[last])
+        base_tokens_N = draw(log_probs_NV, noise, root_position, tree)
+        return Verdict(path_to(tree, last), tree.depths_N[last] + 1, base_tokens_N[last])

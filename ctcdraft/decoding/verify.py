@@ -28,14 +28,14 @@ def match(tree: TokenTree, log_probs_NV: Tensor, noise: Noise | None, root_posit
     are the very draws autoregression makes. (A drawn chain is read the same way, at a lower acceptance than
     `rejection` gives it.)
     """
-    said_N = draw(log_probs_NV, noise, root_position, tree)
+    base_tokens_N = draw(log_probs_NV, noise, root_position, tree)
     if len(tree) == 1:  # nothing to walk along; what follows would cost autoregression ten operations a pass
-        return Verdict(tree.depths_N, said_N.new_ones(()), said_N[0])
-    agrees_N = tree.tokens_N == said_N[tree.parents_N]
+        return Verdict(tree.depths_N, base_tokens_N.new_ones(()), base_tokens_N[0])
+    agrees_N = tree.tokens_N == base_tokens_N[tree.parents_N]
     agrees_N[0] = True
     accepted_N = (tree.ancestors_NN <= agrees_N).all(dim=1)  # <= of truths is "implies": who is above it, agrees
     last = (tree.depths_N * accepted_N).argmax()
-    return Verdict(path_to(tree, last), tree.depths_N[last] + 1, said_N[last])
+    return Verdict(path_to(tree, last), tree.depths_N[last] + 1, base_tokens_N[last])
 
 
 def draw(log_probs_NV: Tensor, noise: Noise | None, root_position: int, tree: TokenTree) -> Tensor:

@@ -13,7 +13,7 @@ from ctcdraft.decoding.tree import TokenTree
 class Autoregressive:
     """A one-node tree every pass. Like every drafter it is made with the base first; it needs nothing of it."""
 
-    reads_states = False
+    uses_hidden_states = False
 
     def __init__(self, base: BaseLM) -> None:
         pass

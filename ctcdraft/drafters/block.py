@@ -36,7 +36,7 @@ class BlockDrafter(DraftHead):
     vocabulary: how many words it says, the commonest of the corpus; None: all of the base's.
     """
 
-    frames_apart = True
+    per_frame_weights = True
 
     def __init__(
         self,
@@ -57,36 +57,36 @@ class BlockDrafter(DraftHead):
         self.correction: Correction | None = None
         if correction is not None:
             self.correction = correction(base.embedding, epsilon=shape.epsilon).to(base.device)
-        self.initialised = self.body.start_from(base.lm)
+        self.initialised = self.body.init_from_base(base.lm)
         self.paths = paths.fixed() if base.fixed is not None and isinstance(paths, PrefixSearch) else paths
-        self.stops = tuple(sorted(base.stop_tokens))
+        self.stops = tuple(sorted(base.stop_token_ids))
 
     @property
     def dtype(self) -> torch.dtype:
         """Its own weights': float32 in training, whatever the base's states come in."""
         return self.head.blank_D.dtype
 
-    def seen(self, states_BLD: Tensor) -> Tensor:
+    def input_states(self, states_BLD: Tensor) -> Tensor:
         """The base's states in the drafter's own precision, several taps fused into one."""
         states_BLD = states_BLD.to(self.dtype)
         return states_BLD if self.fuse is None else self.fuse(states_BLD)
 
     def forward(self, batch: Batch) -> Emissions:
-        states_BLD = self.seen(batch.states_BLD)
-        text = self.body.remember(states_BLD, batch.places_BL)
+        states_BLD = self.input_states(batch.states_BLD)
+        text = self.body.text_keys_values(states_BLD, batch.position_ids_BL)
         index_BAD = batch.anchors_BA[..., None].expand(-1, -1, states_BLD.shape[-1])
         anchor_BAD = states_BLD.gather(1, index_BAD)
         states_BATD = self.body(
             anchor_BAD=anchor_BAD,
             root_BAD=self.embedding(batch.roots_BA).to(self.dtype),
-            anchors_BA=batch.places_BL.gather(1, batch.anchors_BA),
+            anchors_BA=batch.position_ids_BL.gather(1, batch.anchors_BA),
             text=text,
-            visible_BAL=visible(batch.anchors_BA, batch.places_BL),
+            visible_BAL=visible(batch.anchors_BA, batch.position_ids_BL),
         )
         return self.emissions(states_BATD, anchor_BAD, batch.roots_BA)
 
     @torch.no_grad()
-    def figures(self, batch: Batch) -> dict[str, float]:
+    def metrics(self, batch: Batch) -> dict[str, float]:
         """Of the batch's first windows. repeat_rate: frames whose best class is the word of the frame before, among all
         but first frames; words_lost: what the paths do not see of the frames (mean)."""
         # Not self(batch): where that is compiled, it would be compiled once more, without gradients.
@@ -94,51 +94,51 @@ class BlockDrafter(DraftHead):
         logits_XTC = self.head(states_XTD).float()
         best_XT = logits_XTC.argmax(dim=-1)
         repeats = (best_XT[:, 1:] == best_XT[:, :-1]) & (best_XT[:, 1:] != self.head.blank)
-        told = {"repeat_rate": float(repeats.sum()) / max(repeats.numel(), 1)}
-        lost = getattr(self.paths, "lost", None)
+        metrics = {"repeat_rate": float(repeats.sum()) / max(repeats.numel(), 1)}
+        lost = getattr(self.paths, "pruned_mass", None)
         if lost is None or self.correction is not None:  # frames that listen are searched over other words
-            return told
+            return metrics
         each = [float(lost(one_TC)) for one_TC in logits_XTC.log_softmax(dim=-1)]
-        return told | {"words_lost": sum(each) / max(len(each), 1)}
+        return metrics | {"words_lost": sum(each) / max(len(each), 1)}
 
     def draft(self, context: Context, memory: KVCache | None, rng: torch.Generator) -> tuple[TokenTree, Any]:
         if memory is None and self.body.layers:
-            rows = len(context.tokens_L) + context.room + self.frames  # a step holds its slots in there too
+            rows = len(context.tokens_L) + context.remaining_tokens + self.frames  # a step holds its slots in there too
             memory = KVCache(self.body.layers, capacity=rows)
         emissions = self.emit(context, memory)
         start_BAR = emissions.start_BAR
         start_1R = None if start_BAR is None else start_BAR.flatten(0, 1)
         return self.tree(emissions.logits().flatten(0, 2), start_1R, context, rng), memory
 
-    def draft_along(self, contexts: Sequence[Context], rng: torch.Generator) -> Callable[[int], TokenTree]:
+    def draft_many(self, contexts: Sequence[Context], rng: torch.Generator) -> Callable[[int], TokenTree]:
         """The tree behind any of these contexts of one text, each a token longer than the one before; as `draft` makes
         them one by one, but the frames of many in one pass."""
-        states_LD = torch.cat([context.fresh_KD for context in contexts])
+        states_LD = torch.cat([context.new_states_KD for context in contexts])
 
         @lru_cache(maxsize=1)
-        def some(number: int) -> tuple[Tensor, Any]:
+        def batch_logits(number: int) -> tuple[Tensor, Any]:
             emissions = self(windows(contexts[number * FEW_WINDOWS : (number + 1) * FEW_WINDOWS], states_LD))
             return emissions.logits()[0], emissions.start_BAR
 
         def tree(at: int) -> TokenTree:
-            logits_ATC, start_BAR = some(at // FEW_WINDOWS)
-            place = at % FEW_WINDOWS
-            start_1R = None if start_BAR is None else start_BAR[0, place : place + 1]
-            return self.tree(logits_ATC[place], start_1R, contexts[at], rng)
+            logits_ATC, start_BAR = batch_logits(at // FEW_WINDOWS)
+            row = at % FEW_WINDOWS
+            start_1R = None if start_BAR is None else start_BAR[0, row : row + 1]
+            return self.tree(logits_ATC[row], start_1R, contexts[at], rng)
 
         return tree
 
     def tree(self, logits_TC: Tensor, start_1R: Any, context: Context, rng: torch.Generator) -> TokenTree:
         """What the paths make of the frames of one context. start_1R: the correction's memory, where there is one."""
         log_probs_TC = logits_TC.log_softmax(dim=-1, dtype=torch.float32)
-        heard = (context.root, context.depth, context.nodes, self.stops, Chance.of(context, rng))
+        tree_arguments = (context.root, context.depth, context.nodes, self.stops, Chance.of(context, rng))
         if self.correction is None:
-            return self.paths(log_probs_TC, *heard)
-        return self.paths(log_probs_TC, *heard, Listening.begin(log_probs_TC, self.correction, start_1R))
+            return self.paths(log_probs_TC, *tree_arguments)
+        return self.paths(log_probs_TC, *tree_arguments, Listening.empty(log_probs_TC, self.correction, start_1R))
 
     def emit(self, context: Context, memory: Any) -> Emissions:
         """Emissions at the newest state; the text's keys and values grow in `memory`, one row a token."""
-        states_BKD, root_BA = self.seen(context.fresh_KD[None]), context.tokens_L[None, -1:]
+        states_BKD, root_BA = self.input_states(context.new_states_KD[None]), context.tokens_L[None, -1:]
         root_BAD = self.embedding(root_BA).to(self.dtype)
         return self.emissions(self.body.step(states_BKD, root_BAD, memory), states_BKD[:, -1:], root_BA)
 
@@ -153,9 +153,9 @@ def windows(contexts: Sequence[Context], states_LD: Tensor) -> Batch:
     roots_BA = torch.stack([context.root for context in contexts])[None]
     anchors_BA = roots_BA.new_tensor([[len(context.tokens_L) - 2 for context in contexts]])
     length = int(anchors_BA[0, -1]) + 1
-    places_BL = torch.arange(length, device=roots_BA.device)[None]
+    position_ids_BL = torch.arange(length, device=roots_BA.device)[None]
     text_BL = contexts[-1].tokens_L[None, :length]
     no_labels_BAS = roots_BA.new_empty(1, len(contexts), 0)
     return Batch(
-        text_BL, states_LD[None, :length], anchors_BA, roots_BA, no_labels_BAS, torch.ones_like(roots_BA), places_BL
+        text_BL, states_LD[None, :length], anchors_BA, roots_BA, no_labels_BAS, torch.ones_like(roots_BA), position_ids_BL
     )

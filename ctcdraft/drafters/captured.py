@@ -32,11 +32,11 @@ class CapturedSearch:
             return prefixes_of(fixed_prefix_search(log_probs_TC, blank, nodes, words_per_frame, stops_S, depth))
         key = (tuple(log_probs_TC.shape), nodes, words_per_frame, stops, depth)
         if key not in self._graphs:
-            held = log_probs_TC.clone()
+            static_log_probs_TC = log_probs_TC.clone()
             stops_S = log_probs_TC.new_tensor(stops).long()  # before: nothing may come from the host meanwhile
-            graph, out = captured(lambda: fixed_prefix_search(held, blank, nodes, words_per_frame, stops_S, depth))
-            self._graphs[key] = graph, held, out
-        graph, held, out = self._graphs[key]
-        held.copy_(log_probs_TC)
+            graph, out = captured(lambda: fixed_prefix_search(static_log_probs_TC, blank, nodes, words_per_frame, stops_S, depth))
+            self._graphs[key] = graph, static_log_probs_TC, out
+        graph, static_log_probs_TC, out = self._graphs[key]
+        static_log_probs_TC.copy_(log_probs_TC)
         graph.replay()
         return prefixes_of(out)

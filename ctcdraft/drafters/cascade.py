@@ -21,7 +21,7 @@ class CascadeMemory:
 
     first: Any
     second: Any
-    waiting_KD: Tensor
+    pending_states_KD: Tensor
 
 
 class Cascade(nn.Module):
@@ -40,39 +40,39 @@ class Cascade(nn.Module):
             refuse_unfit(role, part)
         self.first, self.second = first, second
         self.later = later
-        self.stops = torch.tensor(sorted(base.stop_tokens), device=base.device)
+        self.stops = torch.tensor(sorted(base.stop_token_ids), device=base.device)
 
-    nested = False  # the second drafter has its share of nodes whatever the size
+    has_nested_trees = False  # the second drafter has its share of nodes whatever the size
 
     @property
-    def reads_states(self) -> bool:
+    def uses_hidden_states(self) -> bool:
         return reads_states(self.first) or reads_states(self.second)
 
     def draft(
         self, context: Context, memory: CascadeMemory | None, rng: torch.Generator
     ) -> tuple[TokenTree, CascadeMemory]:
-        before = memory or CascadeMemory(None, None, context.fresh_KD[:0])
-        waiting_KD = torch.cat([before.waiting_KD, context.fresh_KD])
+        before = memory or CascadeMemory(None, None, context.new_states_KD[:0])
+        waiting_KD = torch.cat([before.pending_states_KD, context.new_states_KD])
         nearer = replace(context, nodes=max(context.nodes - self.later, 1))
         tree, first = self.first.draft(nearer, before.first, rng)
         if len(tree) == 1:
-            tree, second = self.second.draft(replace(context, fresh_KD=waiting_KD), before.second, rng)
+            tree, second = self.second.draft(replace(context, new_states_KD=waiting_KD), before.second, rng)
             return tree, CascadeMemory(first, second, waiting_KD[:0])
         if reads_states(self.second):
             return tree, CascadeMemory(first, before.second, waiting_KD)
-        tree, second = self.go_on(context, tree, before.second, rng)
+        tree, second = self.extend_tree(context, tree, before.second, rng)
         return tree, CascadeMemory(first, second, waiting_KD[:0])
 
-    def go_on(self, context: Context, tree: TokenTree, memory: Any, rng: torch.Generator) -> tuple[TokenTree, Any]:
+    def extend_tree(self, context: Context, tree: TokenTree, memory: Any, rng: torch.Generator) -> tuple[TokenTree, Any]:
         """The second drafter below the deepest guess; the first of these is the one its drafter listed first."""
         deepest = tree.depths_N.argmax()
         path_K = tree.ancestors_NN[deepest].nonzero()[1:, 0]
-        guessed_K = tree.tokens_N[path_K]
-        if torch.isin(guessed_K[-1], self.stops):
+        draft_tokens_K = tree.tokens_N[path_K]
+        if torch.isin(draft_tokens_K[-1], self.stops):
             return tree, memory
-        tokens_L = torch.cat([context.tokens_L, guessed_K])
-        room, nodes = context.room - len(path_K), context.nodes - len(tree) + 1
-        later = replace(context, tokens_L=tokens_L, fresh_KD=context.fresh_KD[:0], room=room, nodes=nodes)
+        tokens_L = torch.cat([context.tokens_L, draft_tokens_K])
+        remaining, nodes = context.remaining_tokens - len(path_K), context.nodes - len(tree) + 1
+        later = replace(context, tokens_L=tokens_L, new_states_KD=context.new_states_KD[:0], remaining_tokens=remaining, nodes=nodes)
         below, memory = self.second.draft(later, memory, rng)
         return graft(tree, deepest, below), memory
 

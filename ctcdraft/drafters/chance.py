@@ -17,18 +17,18 @@ class Chance:
     (Leviathan et al. 2023; Chen et al. 2023): else even the base itself would be refused as its own draft."""
 
     rng: torch.Generator
-    law: Law = plain
+    logits_processor: Law = plain
 
     @classmethod
     def of(cls, context: Context, rng: torch.Generator) -> Chance:
-        return cls(rng, context.law)
+        return cls(rng, context.logits_processor)
 
-    def bent(self, words_KV: Tensor) -> Tensor:
+    def warp_probs(self, probs_KV: Tensor) -> Tensor:
         """Laws_KV as they are drawn from, float64. What a row lacks to 1, the chance of saying nothing, stays: the
         words are bent among themselves.
 
         T = 1/2:   .4 .2, stop .4   ->   .48 .12, stop .4
         """
-        going_on_K1 = words_KV.sum(dim=1, keepdim=True)
-        bent_KV = self.law(words_KV.double().log()).exp()
-        return torch.where(going_on_K1 > 0, bent_KV * going_on_K1, 0.0)
+        token_mass_K1 = probs_KV.sum(dim=1, keepdim=True)
+        warped_KV = self.logits_processor(probs_KV.double().log()).exp()
+        return torch.where(token_mass_K1 > 0, warped_KV * token_mass_K1, 0.0)

@@ -21,13 +21,13 @@ class Oracle:
     """Says what the base will say, `depth` words a pass. Who measures tells it the whole text beforehand, off the
     clock; a text it was not told of, it does not draft for."""
 
-    reads_states = False
+    uses_hidden_states = False
 
     def __init__(self, base: Any, depth: int) -> None:
         self.depth = whole(depth, "oracle.depth")
         self.text_L: Tensor | None = None
 
-    def hear(self, text_L: Tensor) -> None:
+    def set_text(self, text_L: Tensor) -> None:
         """text_L: prompt and answer. The one thing a drafter of ours keeps that it was not handed as memory."""
         self.text_L = text_L
 
@@ -42,7 +42,7 @@ class Junk:
     """Random words in random trees of `size` paths: a function of the place in the text alone, so that it guesses the
     same whenever it is asked, and its small trees are the beginnings of its large ones."""
 
-    reads_states = False
+    uses_hidden_states = False
 
     def __init__(self, base: Any, size: int) -> None:
         self.words = base.vocabulary
@@ -59,4 +59,4 @@ class Junk:
 def tell(drafter: Any, text_L: Tensor) -> None:
     """A drafter that wants to hear the text beforehand, hears it."""
     if isinstance(drafter, Oracle):
-        drafter.hear(text_L)
+        drafter.set_text(text_L)

@@ -36,41 +36,41 @@ class Direct:
         depth: int,
         nodes: int,
         stops: Sequence[int],
-        chance: Any = None,
+        sampling: Any = None,
         listening: Listening | None = None,
     ) -> TokenTree:
         depth = min(depth, len(log_probs_TC))
         if listening is not None and self.words is None:
             return listening_products(listening, root, depth, nodes - 1, stops)
-        laws = ByFrame(log_probs_TC, listening)
-        return grow(laws, root, depth, nodes, width=nodes, words=self.words or nodes, stops=stops)
+        step_function = ByFrame(log_probs_TC, listening)
+        return grow(step_function, root, depth, nodes, width=nodes, words=self.words or nodes, stops=stops)
 
 
-def listening_products(listening: Listening, root: Tensor, depth: int, count: int, stops: Sequence[int]) -> TokenTree:
+def listening_products(conditioned: Listening, root: Tensor, depth: int, count: int, stops: Sequence[int]) -> TokenTree:
     """What `grow` finds, for laws that cost a pass over all words each: only of texts that can still matter."""
     if depth < 1 or count < 1:
         return TokenTree.only_root(root)
     stop_words = torch.tensor(stops, dtype=root.dtype, device=root.device)
-    places_K, texts_K = torch.zeros_like(root.reshape(1)), torch.zeros(1, device=root.device)
+    nodes_K, log_probs_K = torch.zeros_like(root.reshape(1)), torch.zeros(1, device=root.device)
     found: list[tuple[Tensor, Tensor, Tensor]] = []
-    best_N, first = texts_K[:0], 1
+    best_N, first = log_probs_K[:0], 1
     for frame in range(depth):
-        joint_KV = texts_K[:, None] + listening.words(frame).clamp(max=0)
+        joint_KV = log_probs_K[:, None] + conditioned.token_log_probs(frame).clamp(max=0)
         joint_N, chosen_N = joint_KV.flatten().topk(min(count, joint_KV.numel()))
         tokens_N, rows_N = chosen_N % joint_KV.shape[1], chosen_N // joint_KV.shape[1]
-        found.append((tokens_N, places_K[rows_N], joint_N))
+        found.append((tokens_N, nodes_K[rows_N], joint_N))
         best_N = torch.cat([best_N, joint_N]).topk(min(count, len(best_N) + len(joint_N))).values
         if frame + 1 == depth:
             break
-        places_N = torch.arange(first, first + len(tokens_N), device=root.device)
+        nodes_N = torch.arange(first, first + len(tokens_N), device=root.device)
         first += len(tokens_N)
-        texts_N = joint_N.masked_fill(torch.isin(tokens_N, stop_words), -torch.inf)
+        log_probs_N = joint_N.masked_fill(torch.isin(tokens_N, stop_words), -torch.inf)
         if root.is_cpu and len(best_N) == count:  # asking is free here, on a GPU it would stall every level
-            live_N = texts_N > best_N[-1]
+            live_N = log_probs_N > best_N[-1]
             if not live_N.any():
                 break
-            tokens_N, rows_N, places_N, texts_N = (x[live_N] for x in (tokens_N, rows_N, places_N, texts_N))
-        listening, places_K, texts_K = listening.say(tokens_N, rows_N), places_N, texts_N
+            tokens_N, rows_N, nodes_N, log_probs_N = (x[live_N] for x in (tokens_N, rows_N, nodes_N, log_probs_N))
+        conditioned, nodes_K, log_probs_K = conditioned.extend(tokens_N, rows_N), nodes_N, log_probs_N
     tokens_R, parents_R, joint_R = (torch.cat(parts) for parts in zip(*found, strict=True))
     return best_of(root, tokens_R, parents_R, joint_R, count, depth)
 
@@ -79,25 +79,25 @@ class ByFrame:
     """The laws `grow` asks for, level by level: one frame each. The same for every text, unless
     the frames listen."""
 
-    def __init__(self, log_probs_TC: Tensor, listening: Listening | None) -> None:
-        self.words_TV = log_probs_TC[:, :-1].log_softmax(dim=-1)
-        self.listening = listening
+    def __init__(self, log_probs_TC: Tensor, conditioned: Listening | None) -> None:
+        self.token_log_probs_TV = log_probs_TC[:, :-1].log_softmax(dim=-1)
+        self.conditioned = conditioned
         self.frame = -1
 
     def __call__(self, tokens_K: Tensor, rows_K: Tensor) -> Tensor:
         self.frame += 1
-        if self.listening is None:
-            return self.words_TV[self.frame].expand(len(tokens_K), -1)
+        if self.conditioned is None:
+            return self.token_log_probs_TV[self.frame].expand(len(tokens_K), -1)
         if self.frame > 0:  # the first call hands over the root, which the memory has heard
-            self.listening = self.listening.say(tokens_K, rows_K)
-        return self.listening.words(self.frame)
+            self.conditioned = self.conditioned.extend(tokens_K, rows_K)
+        return self.conditioned.token_log_probs(self.frame)
 
 
 class SparseTree:
     """Medusa's tree (Cai et al. 2024, section 2.3.3): a fixed list of choices, whatever the frames say."""
 
     reads = "words"
-    nested = Choices.nested
+    has_nested_trees = Choices.has_nested_trees
 
     def __init__(self, choices: Sequence[Sequence[int]]) -> None:
         self.growth = Choices(choices)
@@ -109,7 +109,7 @@ class SparseTree:
         depth: int,
         nodes: int,
         stops: Sequence[int],
-        chance: Any = None,
+        sampling: Any = None,
         listening: Listening | None = None,
     ) -> TokenTree:
         return self.growth(ByFrame(log_probs_TC, listening), root, min(depth, len(log_probs_TC)), nodes, stops)
@@ -128,8 +128,8 @@ def likely_choices(count: int, frames: int, ranks: int, first: float, rank_decay
         )
 
     def cost(choice: tuple[int, ...]) -> float:
-        chances = (log(first) + rank * log(rank_decay) + frame * log(frame_decay) for frame, rank in enumerate(choice))
-        return -sum(chances)
+        log_probs = (log(first) + rank * log(rank_decay) + frame * log(frame_decay) for frame, rank in enumerate(choice))
+        return -sum(log_probs)
 
     start: tuple[int, ...] = (0,)
     heap = [(cost(start), start)]

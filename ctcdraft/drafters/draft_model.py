@@ -36,7 +36,7 @@ class Reading:
     tokens_L: Tensor
     cache: KVCache
 
-    def agreed(self, tokens_L: Tensor) -> int:
+    def common_length(self, tokens_L: Tensor) -> int:
         """How many words, from the first on, are those of another text, its last one not counted."""
         size = min(len(self.tokens_L), len(tokens_L) - 1)
         return int((self.tokens_L[:size] == tokens_L[:size]).cumprod(dim=0).sum())
@@ -49,11 +49,11 @@ class DraftModel(Stepwise):
     does: all of it, or with lora_rank only low-rank updates of its layers.
     """
 
-    off_the_shelf = True
-    reads_states = False
+    usable_untrained = True
+    uses_hidden_states = False
 
     def __init__(self, base: BaseLM, path: str | None, lora_rank: int | None, frames: int, growth: Growth) -> None:
-        super().__init__(frames, growth, base.stop_tokens)
+        super().__init__(frames, growth, base.stop_token_ids)
         if path is None:
             raise InputError("no draft model: give a Hugging Face folder with the base's tokenizer as drafter.path=")
         self.lm = load_draft_model(path, base)
@@ -75,7 +75,7 @@ class DraftModel(Stepwise):
 
     def forward(self, batch: Batch) -> WordEmissions:
         tokens_BL = batch.tokens_BL
-        longest = int(batch.places_BL.max()) + 1
+        longest = int(batch.position_ids_BL.max()) + 1
         if longest > self.lm.context_length:
             raise InputError(
                 f"a text of {longest} tokens is longer than the {self.lm.context_length} that the draft "
@@ -83,18 +83,18 @@ class DraftModel(Stepwise):
             )
         # The root enters as the drafter is told it; in a real batch it is the text's own.
         tokens_BL = tokens_BL.scatter(1, (batch.anchors_BA + 1).clamp(max=tokens_BL.shape[1] - 1), batch.roots_BA)
-        read = self.lm.lm.base_model(input_ids=tokens_BL, use_cache=False, **self.lm.told_of(batch.places_BL))
-        states_BATD = follow(read.last_hidden_state, batch.anchors_BA, batch.places_BL, self.frames + 1)[:, :, 1:]
+        output = self.lm.lm.base_model(input_ids=tokens_BL, use_cache=False, **self.lm.packed_inputs(batch.position_ids_BL))
+        states_BATD = follow(output.last_hidden_state, batch.anchors_BA, batch.position_ids_BL, self.frames + 1)[:, :, 1:]
         return WordEmissions(states_BATD, self.teacher, own=self.head)
 
-    def laws(self, context: Context, memory: Reading | None) -> ModelLaws:
+    def step_function(self, context: Context, memory: Reading | None) -> ModelLaws:
         tokens_L = context.tokens_L
-        memory = memory or self.unread(context)
-        memory.cache.forget(memory.agreed(tokens_L))
+        memory = memory or self.empty_memory(context)
+        memory.cache.crop(memory.common_length(tokens_L))
         return ModelLaws(self, tokens_L, memory.cache)
 
-    def unread(self, context: Context) -> Reading:
-        rows = len(context.tokens_L) + context.room + context.nodes * self.frames
+    def empty_memory(self, context: Context) -> Reading:
+        rows = len(context.tokens_L) + context.remaining_tokens + context.nodes * self.frames
         return Reading(context.tokens_L[:0], self.lm.new_cache(rows))
 
     def draft(self, context: Context, memory: Reading | None, rng: torch.Generator) -> Any:
@@ -121,14 +121,14 @@ class ModelLaws:
             self.seen_KR = deepen(self.seen_KR, rows_K)
             seen_KM = torch.nn.functional.pad(self.seen_KR, (text, 0), value=True)
             positions_K = torch.full_like(tokens_K, text - 1 + self.level)
-            self.logits_KV = self.drafter.lm.read_beside(tokens_K, positions_K, seen_KM, self.cache).logits_NV
+            self.logits_KV = self.drafter.lm.read_tree_level(tokens_K, positions_K, seen_KM, self.cache).logits_NV
         self.level += 1
         # Rows of a head that the other has not are padding: no tokenizer has such words.
-        law_KV = self.logits_KV[:, : self.drafter.vocabulary].float().log_softmax(dim=-1)
-        return torch.nn.functional.pad(law_KV, (0, self.drafter.vocabulary - law_KV.shape[1]), value=-torch.inf)
+        log_probs_KV = self.logits_KV[:, : self.drafter.vocabulary].float().log_softmax(dim=-1)
+        return torch.nn.functional.pad(log_probs_KV, (0, self.drafter.vocabulary - log_probs_KV.shape[1]), value=-torch.inf)
 
-    def forget(self) -> Reading:
-        self.cache.forget(len(self.tokens_L))
+    def release(self) -> Reading:
+        self.cache.crop(len(self.tokens_L))
         return Reading(self.tokens_L, self.cache)
 
 

@@ -35,17 +35,17 @@ class Batch:
     roots_BA: Tensor
     labels_BAS: Tensor
     lengths_BA: Tensor
-    places_BL: Tensor
+    position_ids_BL: Tensor
 
 
 class DraftHead(nn.Module):
     """A drafter with weights. Its frozen parts belong to the base; what requires a gradient is its own."""
 
     initialised: str  # in words, for the plan
-    off_the_shelf = False  # whether it drafts before it is trained
-    guesses_states = False  # whether its frames guess the base's next states, not words alone
-    frames_apart = False  # whether every frame has weights of its own, which no other frame teaches
-    reads_taps = True  # whether it sees the states of all the layers in base.taps, and not the last one's alone
+    usable_untrained = False  # whether it drafts before it is trained
+    predicts_hidden_states = False  # whether its frames guess the base's next states, not words alone
+    per_frame_weights = False  # whether every frame has weights of its own, which no other frame teaches
+    uses_aux_hidden_states = True  # whether it sees the states of all the layers in base.taps, and not the last one's alone
 
     @abstractmethod
     def forward(self, batch: Batch) -> Emissions:
@@ -55,50 +55,50 @@ class DraftHead(nn.Module):
     def draft(self, context: Context, memory: Any, rng: torch.Generator) -> tuple[TokenTree, Any]:
         """The tree for a context, and what to remember of it; see decoding.loop.Drafter."""
 
-    def figures(self, batch: Batch) -> dict[str, float]:
+    def metrics(self, batch: Batch) -> dict[str, float]:
         """What is worth watching beside the loss whenever the run is probed, by name."""
         return {}
 
     @property
-    def says_some(self) -> bool:
+    def has_draft_vocab(self) -> bool:
         """Whether it is to say some of the base's words only: the commonest of a corpus."""
-        return bool(self._ranked())
+        return bool(self._draft_vocab_heads())
 
-    def choose_words(self, counts_V: Tensor, always: Collection[int]) -> None:
+    def set_draft_vocab(self, counts_V: Tensor, always: Collection[int]) -> None:
         """Take the words that are to be said from how often a corpus says each."""
-        for _, words in self._ranked():
-            words.choose(commonest(counts_V, len(words.words_N), always))
+        for _, head in self._draft_vocab_heads():
+            head.set_tokens(commonest(counts_V, len(head.words_N), always))
 
-    def share_said(self, counts_V: Tensor) -> float:
+    def vocab_coverage(self, counts_V: Tensor) -> float:
         """Of all that a corpus says, the share in words that this drafter can say."""
-        said = [counts_V[words.words_N.cpu()].sum() for _, words in self._ranked()] or [counts_V.sum()]
-        return float(min(said)) / max(int(counts_V.sum()), 1)
+        covered = [counts_V[head.words_N.cpu()].sum() for _, head in self._draft_vocab_heads()] or [counts_V.sum()]
+        return float(min(covered)) / max(int(counts_V.sum()), 1)
 
-    def own_state(self) -> dict[str, Tensor]:
+    def trainable_state_dict(self) -> dict[str, Tensor]:
         """The trained tensors, by name, and which words are said where not all are: what a checkpoint holds."""
         trained = {name: value for name, value in self.named_parameters() if value.requires_grad}
-        return trained | {f"{name}.words_N": words.words_N for name, words in self._ranked()}
+        return trained | {f"{name}.words_N": head.words_N for name, head in self._draft_vocab_heads()}
 
-    def settle(self) -> None:
-        """Make anew what follows from `own_state`, after it was written to."""
-        for _, words in self._ranked():
-            words.gather()
+    def after_load(self) -> None:
+        """Make anew what follows from `trainable_state_dict`, after it was written to."""
+        for _, head in self._draft_vocab_heads():
+            head.refresh()
 
-    def _ranked(self) -> list[tuple[str, RankedWords]]:
+    def _draft_vocab_heads(self) -> list[tuple[str, RankedWords]]:
         return [(name, part) for name, part in self.named_modules() if isinstance(part, RankedWords)]
 
-    def ready(self, base: Any) -> Self:
+    def for_inference(self, base: Any) -> Self:
         """To draft with: in the base's type, without noise, its own weights laid for what drafts multiply."""
         lay_for_few_rows(self.to(base.dtype).eval(), but=base.lm.parameters())
         return self
 
-    def own_parameters(self) -> list[nn.Parameter]:
+    def trainable_parameters(self) -> list[nn.Parameter]:
         return [value for value in self.parameters() if value.requires_grad]
 
 
 def reads_states(drafter: Any) -> bool:
     """Whether it needs the base's states, which guesses do not have. What does not say so is taken to need them."""
-    return getattr(drafter, "reads_states", True)
+    return getattr(drafter, "uses_hidden_states", True)
 
 
 def refuse_outsider(part: Any) -> None:
@@ -110,11 +110,11 @@ def refuse_outsider(part: Any) -> None:
 def draws(drafter: Any) -> bool:
     """Whether it says that its guesses are drawn, so that a tree of them comes with their law."""
     parts = (drafter, getattr(drafter, "growth", None), getattr(drafter, "paths", None))
-    return any(getattr(part, "draws", False) for part in parts)
+    return any(getattr(part, "samples_drafts", False) for part in parts)
 
 
 def nested(drafter: Any) -> bool:
     """Whether its tree of n nodes is the first n nodes of its larger ones; its way to grow or to read frames has a say.
     What does not say otherwise promises it."""
     parts = (drafter, getattr(drafter, "growth", None), getattr(drafter, "paths", None))
-    return all(getattr(part, "nested", True) for part in parts)
+    return all(getattr(part, "has_nested_trees", True) for part in parts)

@@ -21,29 +21,29 @@ from ctcdraft.errors import whole
 class Speech(Protocol):
     """K texts being said: the joint law of the next word and of saying nothing, and one word more on each."""
 
-    def law(self) -> tuple[Tensor, Tensor]: ...
+    def next_distribution(self) -> tuple[Tensor, Tensor]: ...
 
-    def say(self, words_K: Tensor) -> Self: ...
+    def extend(self, tokens_K: Tensor) -> Self: ...
 
 
 class Asked:
     """Laws that are asked level by level, as `grow` asks them, for a fixed number of chains. They never stop."""
 
-    def __init__(self, laws: Laws, root: Tensor, chains: int) -> None:
-        self.laws = laws
+    def __init__(self, step_function: Laws, root: Tensor, chains: int) -> None:
+        self.step_function = step_function
         self.chains = chains
         self.tokens_K = root.reshape(1)
         self.rows_K = torch.zeros_like(self.tokens_K)
 
-    def law(self) -> tuple[Tensor, Tensor]:
+    def next_distribution(self) -> tuple[Tensor, Tensor]:
         # Normalised again in float64: what is drawn from must be what is handed on.
-        law_KV = self.laws(self.tokens_K, self.rows_K).double().softmax(dim=-1).expand(self.chains, -1)
-        return law_KV, law_KV.new_zeros(self.chains)
+        probs_KV = self.step_function(self.tokens_K, self.rows_K).double().softmax(dim=-1).expand(self.chains, -1)
+        return probs_KV, probs_KV.new_zeros(self.chains)
 
-    def say(self, words_K: Tensor) -> Self:
+    def extend(self, tokens_K: Tensor) -> Self:
         one_row = len(self.tokens_K) == 1  # the root's, or the only chain's
-        self.rows_K = torch.zeros_like(words_K) if one_row else torch.arange(self.chains, device=words_K.device)
-        self.tokens_K = words_K
+        self.rows_K = torch.zeros_like(tokens_K) if one_row else torch.arange(self.chains, device=tokens_K.device)
+        self.tokens_K = tokens_K
         return self
 
 
@@ -51,16 +51,16 @@ class Drawn:
     """A growth: chains drawn from a drafter's own laws. With a small model it is speculative sampling (Leviathan et
     al. 2023; Chen et al. 2023), with several chains SpecInfer's way of drawing (Miao et al. 2024)."""
 
-    draws = True
+    samples_drafts = True
 
     def __init__(self, chains: int) -> None:
         self.chains = at_least_one(chains, "drafter.growth")
 
     def __call__(
-        self, laws: Laws, root: Tensor, depth: int, nodes: int, stops: Sequence[int], chance: Chance
+        self, step_function: Laws, root: Tensor, depth: int, nodes: int, stops: Sequence[int], sampling: Chance
     ) -> TokenTree:
         chains, depth = shared(self.chains, depth, nodes)
-        return drawn_tree(root, Asked(laws, root, chains), chains, depth, stops, chance)
+        return drawn_tree(root, Asked(step_function, root, chains), chains, depth, stops, sampling)
 
 
 def at_least_one(chains: int, where: str) -> int:
@@ -74,7 +74,7 @@ def shared(chains: int, depth: int, nodes: int) -> tuple[int, int]:
 
 
 def drawn_tree(
-    root: Tensor, speech: Speech, chains: int, depth: int, stops: Sequence[int], chance: Chance
+    root: Tensor, sampler: Speech, chains: int, depth: int, stops: Sequence[int], sampling: Chance
 ) -> TokenTree:
     """`chains` chains of up to `depth` words, each word drawn from the law behind those before it; then merged.
 
@@ -85,49 +85,49 @@ def drawn_tree(
         return TokenTree.only_root(root)
     ends = torch.tensor(stops, dtype=torch.int64, device=root.device)
     alive_K = torch.ones(chains, dtype=torch.bool, device=root.device)
-    words, laws, asked = [], [], []
+    tokens, probs, active = [], [], []
     for level in range(depth):
-        law_KV, stop_K = speech.law()
-        law_KV = chance.bent(law_KV)
-        drawn_K = race(torch.cat([law_KV, stop_K[:, None]], dim=1), chance.rng)
-        says_K = alive_K & (drawn_K < law_KV.shape[1])
-        words.append(torch.where(says_K, drawn_K, STOP))
-        laws.append(law_KV)
-        asked.append(alive_K)
-        alive_K = says_K & ~torch.isin(drawn_K, ends)
+        probs_KV, stop_K = sampler.next_distribution()
+        probs_KV = sampling.warp_probs(probs_KV)
+        sampled_K = race(torch.cat([probs_KV, stop_K[:, None]], dim=1), sampling.rng)
+        has_token_K = alive_K & (sampled_K < probs_KV.shape[1])
+        tokens.append(torch.where(has_token_K, sampled_K, STOP))
+        probs.append(probs_KV)
+        active.append(alive_K)
+        alive_K = has_token_K & ~torch.isin(sampled_K, ends)
         if level + 1 < depth:
-            speech = speech.say(words[-1].clamp(min=0))
-    return merged(root, torch.stack(words, 1), torch.stack(laws, 1), torch.stack(asked, 1))
+            sampler = sampler.extend(tokens[-1].clamp(min=0))
+    return merged(root, torch.stack(tokens, 1), torch.stack(probs, 1), torch.stack(active, 1))
 
 
-def race(law_KX: Tensor, rng: torch.Generator) -> Tensor:
+def race(probs_KX: Tensor, rng: torch.Generator) -> Tensor:
     """One draw a row: the first of exponential clocks that run at the rate of the probabilities. float64: in float32
     what is drawn would not have the law that is handed on."""
-    clocks_KX = torch.empty_like(law_KX).exponential_(generator=rng)
-    return (law_KX / clocks_KX).argmax(dim=1)
+    clocks_KX = torch.empty_like(probs_KX).exponential_(generator=rng)
+    return (probs_KX / clocks_KX).argmax(dim=1)
 
 
-def merged(root: Tensor, words_KD: Tensor, laws_KDV: Tensor, asked_KD: Tensor) -> TokenTree:
+def merged(root: Tensor, tokens_KD: Tensor, probs_KDV: Tensor, active_KD: Tensor) -> TokenTree:
     """Chains that begin alike share nodes; which chain drew what, and from which law, stays on record.
 
         chains  a b   ->   root - a - b      draws after the root: a a c, in the order of the chains
                 a stop          \\- c         after a: b STOP
 
-    words_KD: STOP where nothing was drawn, anything where asked_KD is not.
+    tokens_KD: STOP where nothing was drawn, anything where asked_KD is not.
     """
-    chains, depth = words_KD.shape
-    says_KD = asked_KD & (words_KD >= 0)
-    tree = TokenTree.from_paths(root, words_KD, says_KD.sum(1), limit=chains * depth + 1)
+    chains, depth = tokens_KD.shape
+    has_token_KD = active_KD & (tokens_KD >= 0)
+    tree = TokenTree.from_paths(root, tokens_KD, has_token_KD.sum(1), limit=chains * depth + 1)
     size = len(tree)
-    laws_NV = laws_KDV.new_zeros(size, laws_KDV.shape[-1])
+    probs_NV = probs_KDV.new_zeros(size, probs_KDV.shape[-1])
     draws_NK = torch.full((size, chains), -1, dtype=torch.int64, device=root.device)
     rows_K = torch.arange(chains, device=root.device)
     node_K = torch.zeros_like(rows_K)
     for level in range(depth):
-        here_KN = (tree.parents_N == node_K[:, None]) & (tree.tokens_N == words_KD[:, level, None])
-        child_K = torch.where(says_KD[:, level], here_KN.int().argmax(1), STOP)
-        asked_K = asked_KD[:, level]
-        laws_NV[node_K[asked_K]] = laws_KDV[asked_K, level]
+        here_KN = (tree.parents_N == node_K[:, None]) & (tree.tokens_N == tokens_KD[:, level, None])
+        child_K = torch.where(has_token_KD[:, level], here_KN.int().argmax(1), STOP)
+        asked_K = active_KD[:, level]
+        probs_NV[node_K[asked_K]] = probs_KDV[asked_K, level]
         draws_NK[node_K[asked_K], rows_K[asked_K]] = child_K[asked_K]
-        node_K = torch.where(says_KD[:, level], child_K, node_K)
-    return TokenTree(tree.tokens_N, tree.parents_N, tree.height, laws_NV, draws_NK)
+        node_K = torch.where(has_token_KD[:, level], child_K, node_K)
+    return TokenTree(tree.tokens_N, tree.parents_N, tree.height, probs_NV, draws_NK)

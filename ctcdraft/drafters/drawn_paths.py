@@ -25,8 +25,8 @@ class DrawnLabels:
     """
 
     reads = "alignments"
-    draws = True
-    transitions: Transitions = MERGING
+    samples_drafts = True
+    topology: Transitions = MERGING
 
     def __init__(self, chains: int) -> None:
         self.chains = at_least_one(chains, "drafter.paths")
@@ -38,16 +38,16 @@ class DrawnLabels:
         depth: int,
         nodes: int,
         stops: Sequence[int],
-        chance: Chance,
+        sampling: Chance,
         listening: Listening | None = None,
     ) -> TokenTree:
         chains, depth = shared(self.chains, min(depth, len(log_probs_TC)), nodes)
         blank = log_probs_TC.shape[-1] - 1
         if listening is None:
-            speech = Labels.none(log_probs_TC.double().exp(), blank, chains, self.transitions)
-            return drawn_tree(root, speech, chains, depth, stops, chance)
-        labels = Labels.none(heard_frames(listening)[0], blank, chains, self.transitions)
-        return drawn_tree(root, Heard(labels, listening), chains, depth, stops, chance)
+            sampler = Labels.empty(log_probs_TC.double().exp(), blank, chains, self.topology)
+            return drawn_tree(root, sampler, chains, depth, stops, sampling)
+        labels = Labels.empty(heard_frames(listening)[0], blank, chains, self.topology)
+        return drawn_tree(root, Heard(labels, listening), chains, depth, stops, sampling)
 
 
 @dataclass(frozen=True)
@@ -55,32 +55,32 @@ class Heard:
     """Labels whose frames listen to them: a correction composed with the exact law."""
 
     labels: Labels
-    listening: Listening
+    conditioned: Listening
 
-    def law(self) -> tuple[Tensor, Tensor]:
-        return self.labels.law()
+    def next_distribution(self) -> tuple[Tensor, Tensor]:
+        return self.labels.next_distribution()
 
-    def say(self, words_K: Tensor) -> Self:
-        rows_K = torch.arange(len(words_K), device=words_K.device)
-        if len(self.listening.memory_KR) == 1:  # the empty text, which all chains begin from
+    def extend(self, tokens_K: Tensor) -> Self:
+        rows_K = torch.arange(len(tokens_K), device=tokens_K.device)
+        if len(self.conditioned.memory_KR) == 1:  # the empty text, which all chains begin from
             rows_K = torch.zeros_like(rows_K)
-        listening = self.listening.say(words_K, rows_K)
-        return type(self)(self.labels.say(words_K, heard_frames(listening)), listening)
+        conditioned = self.conditioned.extend(tokens_K, rows_K)
+        return type(self)(self.labels.extend(tokens_K, heard_frames(conditioned)), conditioned)
 
 
-def heard_frames(listening: Listening) -> Tensor:
+def heard_frames(conditioned: Listening) -> Tensor:
     """What K texts make of the frames: probabilities_KTC, the blank last."""
-    factor_KV, scale_KT = listening.shares()
-    words_KTV = listening.probs_TV * factor_KV[:, None] * scale_KT[..., None]
-    blank_KT = listening.log_probs_TC[:, -1].exp() * scale_KT
-    return torch.cat([words_KTV, blank_KT[..., None]], dim=-1)
+    factor_KV, scale_KT = conditioned.factors()
+    token_probs_KTV = conditioned.token_probs_TV * factor_KV[:, None] * scale_KT[..., None]
+    blank_KT = conditioned.log_probs_TC[:, -1].exp() * scale_KT
+    return torch.cat([token_probs_KTV, blank_KT[..., None]], dim=-1)
 
 
 class DrawnWords:
     """Chains of the frames' own words, one a frame, for heads that are read directly."""
 
     reads = "words"
-    draws = True
+    samples_drafts = True
 
     def __init__(self, chains: int) -> None:
         self.chains = at_least_one(chains, "drafter.paths")
@@ -92,9 +92,9 @@ class DrawnWords:
         depth: int,
         nodes: int,
         stops: Sequence[int],
-        chance: Chance,
+        sampling: Chance,
         listening: Listening | None = None,
     ) -> TokenTree:
         chains, depth = shared(self.chains, min(depth, len(log_probs_TC)), nodes)
-        speech = Asked(ByFrame(log_probs_TC, listening), root, chains)
-        return drawn_tree(root, speech, chains, depth, stops, chance)
+        sampler = Asked(ByFrame(log_probs_TC, listening), root, chains)
+        return drawn_tree(root, sampler, chains, depth, stops, sampling)

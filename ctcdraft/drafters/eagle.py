@@ -35,16 +35,16 @@ class Eagle(Stepwise):
     have a plain Llama layer. Of several taps (base.taps) it reads and predicts the last layer's hidden states alone.
     """
 
-    guesses_states = True
+    predicts_hidden_states = True
 
     def __init__(self, base: BaseLM, frames: int, growth: Growth, noise: float = 0.0, like_base: bool = False) -> None:
-        super().__init__(frames, growth, base.stop_tokens)
+        super().__init__(frames, growth, base.stop_token_ids)
         if number(noise, "drafter.noise") < 0:
             raise InputError(f"drafter.noise={noise} is no width of noise; 0 is none, 0.1 is EAGLE's own")
         self.noise = noise
         self.fuse = nn.Linear(2 * base.width, base.width).to(base.device)
         shape = base_shape(base.lm, base.context_length)
-        shape = shape if like_base else shape.plain()
+        shape = shape if like_base else shape.as_plain_llama()
         self.block = CausalBlock(shape, input_norm=False).to(base.device)
         self.head = WordHead(base.head)
         self.embedding = base.embedding
@@ -55,35 +55,35 @@ class Eagle(Stepwise):
         return self.fuse.weight.dtype
 
     def forward(self, batch: Batch) -> WordEmissions:
-        places_BL = batch.places_BL
+        position_ids_BL = batch.position_ids_BL
         # Behind a text's last word comes nothing, and not the first of the next text in a pack.
-        next_BL = batch.tokens_BL.roll(-1, dims=1).masked_fill(places_BL.roll(-1, dims=1) == 0, 0)
+        next_BL = batch.tokens_BL.roll(-1, dims=1).masked_fill(position_ids_BL.roll(-1, dims=1) == 0, 0)
         # The root comes from the batch, as the drafter is told it: a shifted one must show.
         next_BL = next_BL.scatter(1, batch.anchors_BA, batch.roots_BA)
-        states_BLD = self.block(self.fused(next_BL, self.shaken(batch)), places_BL, seen=own_text(places_BL))
-        return WordEmissions(follow(states_BLD, batch.anchors_BA, places_BL, self.frames), self.head, own=self.head)
+        states_BLD = self.block(self.fuse_inputs(next_BL, self.noisy_states(batch)), position_ids_BL, seen=own_text(position_ids_BL))
+        return WordEmissions(follow(states_BLD, batch.anchors_BA, position_ids_BL, self.frames), self.head, own=self.head)
 
-    def shaken(self, batch: Batch) -> Tensor:
+    def noisy_states(self, batch: Batch) -> Tensor:
         """The batch's states, with noise in training: a function of the batch alone, so a resumed run repeats it."""
         if not self.training or self.noise == 0:
             return batch.states_BLD
         rng = torch.Generator(batch.states_BLD.device)
         rng.manual_seed(hash(tuple(batch.anchors_BA.flatten().tolist())) % 2**63)
-        off_BLD = torch.rand(batch.states_BLD.shape, generator=rng, device=batch.states_BLD.device) * 2 - 1
-        return batch.states_BLD + (self.noise * off_BLD).to(batch.states_BLD.dtype)
+        noise_BLD = torch.rand(batch.states_BLD.shape, generator=rng, device=batch.states_BLD.device) * 2 - 1
+        return batch.states_BLD + (self.noise * noise_BLD).to(batch.states_BLD.dtype)
 
-    def fused(self, words_BL: Tensor, states_BLD: Tensor) -> Tensor:
+    def fuse_inputs(self, tokens_BL: Tensor, states_BLD: Tensor) -> Tensor:
         last_BLD = states_BLD[..., : self.fuse.out_features]  # of several taps the last layer's, which comes first
-        return self.fuse(torch.cat([self.embedding(words_BL).to(self.dtype), last_BLD.to(self.dtype)], dim=-1))
+        return self.fuse(torch.cat([self.embedding(tokens_BL).to(self.dtype), last_BLD.to(self.dtype)], dim=-1))
 
-    def laws(self, context: Context, memory: KVCache | None) -> EagleLaws:
+    def step_function(self, context: Context, memory: KVCache | None) -> EagleLaws:
         """Rows of the text: what h[t] and x[t+1] gave; the newest row holds the root."""
         if memory is None:
-            memory = KVCache(layers=1, capacity=len(context.tokens_L) + context.room + context.nodes * self.frames)
-        start, states_BLD = memory.length, rearrange(context.fresh_KD, "k d -> 1 k d")
-        words_BL = context.tokens_L[None, start + 1 : start + 1 + states_BLD.shape[1]]
-        positions_L = torch.arange(start, start + states_BLD.shape[1], device=words_BL.device)
-        states_BLD = self.block(self.fused(words_BL, states_BLD), positions_L, memory)
+            memory = KVCache(layers=1, capacity=len(context.tokens_L) + context.remaining_tokens + context.nodes * self.frames)
+        start, states_BLD = memory.length, rearrange(context.new_states_KD, "k d -> 1 k d")
+        tokens_BL = context.tokens_L[None, start + 1 : start + 1 + states_BLD.shape[1]]
+        positions_L = torch.arange(start, start + states_BLD.shape[1], device=tokens_BL.device)
+        states_BLD = self.block(self.fuse_inputs(tokens_BL, states_BLD), positions_L, memory)
         return EagleLaws(self, memory, states_BLD[0, -1:])
 
 
@@ -103,11 +103,11 @@ class EagleLaws:
             self.seen_KR = deepen(self.seen_KR, rows_K)
             seen_KM = torch.nn.functional.pad(self.seen_KR, (self.text, 0), value=True)
             positions_K = torch.full_like(tokens_K, self.text - 1 + self.level)
-            fused_BKD = self.drafter.fused(tokens_K[None], self.states_KD[None, rows_K])
+            fused_BKD = self.drafter.fuse_inputs(tokens_K[None], self.states_KD[None, rows_K])
             self.states_KD = self.drafter.block(fused_BKD, positions_K, self.memory, seen_KM)[0]
         self.level += 1
         return self.drafter.head(self.states_KD).float().log_softmax(dim=-1)
 
-    def forget(self) -> KVCache:
-        self.memory.forget(self.text)
+    def release(self) -> KVCache:
+        self.memory.crop(self.text)
         return self.memory

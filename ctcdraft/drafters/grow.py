@@ -30,7 +30,7 @@ class Growth(Protocol):
     """(laws, root, greatest depth, nodes with the root, words that end a text, what to draw with)."""
 
     def __call__(
-        self, laws: Laws, root: Tensor, depth: int, nodes: int, stops: Sequence[int], chance: Chance
+        self, step_function: Laws, root: Tensor, depth: int, nodes: int, stops: Sequence[int], sampling: Chance
     ) -> TokenTree: ...
 
 
@@ -47,12 +47,12 @@ class Grow:
         self.words = None if words is None else whole(words, "drafter.growth.words")
 
     def __call__(
-        self, laws: Laws, root: Tensor, depth: int, nodes: int, stops: Sequence[int], chance: Any = None
+        self, step_function: Laws, root: Tensor, depth: int, nodes: int, stops: Sequence[int], sampling: Any = None
     ) -> TokenTree:
-        return grow(laws, root, depth, nodes, self.width or nodes, self.words or nodes, stops)
+        return grow(step_function, root, depth, nodes, self.width or nodes, self.words or nodes, stops)
 
 
-def grow(laws: Laws, root: Tensor, depth: int, nodes: int, width: int, words: int, stops: Sequence[int]) -> TokenTree:
+def grow(step_function: Laws, root: Tensor, depth: int, nodes: int, width: int, words: int, stops: Sequence[int]) -> TokenTree:
     """Keep the nodes - 1 most probable nodes of every depth, continue `width` of them; then the best of all.
 
     A text is never more probable than its beginning, so no node is among the best without its parent, and a
@@ -64,23 +64,23 @@ def grow(laws: Laws, root: Tensor, depth: int, nodes: int, width: int, words: in
     count = nodes - 1
     if depth < 1 or count < 1:
         return TokenTree.only_root(root)
-    stop_words = torch.tensor(stops, dtype=root.dtype, device=root.device)
+    stop_token_ids = torch.tensor(stops, dtype=root.dtype, device=root.device)
     tokens_K, rows_K = root.reshape(1), torch.zeros_like(root.reshape(1))
-    places_K, texts_K = rows_K, torch.zeros(1, device=root.device)  # place 0 is the root, surely there
+    nodes_K, log_probs_K = rows_K, torch.zeros(1, device=root.device)  # place 0 is the root, surely there
     found: list[tuple[Tensor, Tensor, Tensor]] = []
     first = 1
     for _ in range(depth):
         # Rounding may leave a log-probability above 0; a child must never pass its parent.
-        joint_KV = texts_K[:, None] + laws(tokens_K, rows_K).clamp(max=0)
-        best_KW, words_KW = joint_KV.topk(min(words, count, joint_KV.shape[1]), dim=1)
+        joint_KV = log_probs_K[:, None] + step_function(tokens_K, rows_K).clamp(max=0)
+        best_KW, tokens_KW = joint_KV.topk(min(words, count, joint_KV.shape[1]), dim=1)
         joint_N, chosen_N = best_KW.flatten().topk(min(count, best_KW.numel()))
-        tokens_N = words_KW.flatten()[chosen_N]
-        rows_N = chosen_N // words_KW.shape[1]
-        found.append((tokens_N, places_K[rows_N], joint_N))
-        open_N = joint_N.masked_fill(torch.isin(tokens_N, stop_words), -torch.inf)
-        texts_K, go_on_K = open_N.topk(min(width, len(open_N)))
+        tokens_N = tokens_KW.flatten()[chosen_N]
+        rows_N = chosen_N // tokens_KW.shape[1]
+        found.append((tokens_N, nodes_K[rows_N], joint_N))
+        extendable_N = joint_N.masked_fill(torch.isin(tokens_N, stop_token_ids), -torch.inf)
+        log_probs_K, go_on_K = extendable_N.topk(min(width, len(extendable_N)))
         # The next call continues rows of this one; a row that may not go on has probability zero from here.
-        tokens_K, rows_K, places_K = tokens_N[go_on_K], rows_N[go_on_K], first + go_on_K
+        tokens_K, rows_K, nodes_K = tokens_N[go_on_K], rows_N[go_on_K], first + go_on_K
         first += len(tokens_N)
     tokens_R, parents_R, joint_R = (torch.cat(parts) for parts in zip(*found, strict=True))
     return best_of(root, tokens_R, parents_R, joint_R, count, depth)

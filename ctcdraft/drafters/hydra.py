@@ -42,8 +42,8 @@ class HydraHead(nn.Module):
                 if layer.bias is not None:
                     nn.init.zeros_(layer.bias)
 
-    def forward(self, told_XE: Tensor) -> Tensor:
-        x_XD, inner_XE = self.condense(told_XE), told_XE
+    def forward(self, inputs_XE: Tensor) -> Tensor:
+        x_XD, inner_XE = self.condense(inputs_XE), inputs_XE
         for layer in self.layers:
             x_XD = x_XD + layer(inner_XE)
             inner_XE = x_XD
@@ -59,7 +59,7 @@ class Hydra(Stepwise):
     runs that do not say so have a plain Llama layer. With several taps (base.taps) it reads the last layer only.
     """
 
-    frames_apart = True
+    per_frame_weights = True
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Hydra(Stepwise):
         inner: int | None = None,
         like_base: bool = False,
     ) -> None:
-        super().__init__(frames, growth, base.stop_tokens)
+        super().__init__(frames, growth, base.stop_token_ids)
         whole(layers, "drafter.layers")
         self.heads = nn.ModuleList(HydraHead(base.width, k + 1, layers, inner) for k in range(frames)).to(base.device)
         self.head = WordHead(base.head)
@@ -81,36 +81,36 @@ class Hydra(Stepwise):
         self.initialised = "as the identity"
         if prefix_layer:
             shape = base_shape(base.lm, base.context_length)
-            shape = shape if like_base else shape.plain()
+            shape = shape if like_base else shape.as_plain_llama()
             self.prefix = CausalBlock(shape, input_norm=True).to(base.device)
             self.initialised += f", prefix layer {start_from_base(self.prefix, shape, self.prefix, base.lm)[1]}"
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.own_parameters()[0].dtype
+        return self.trainable_parameters()[0].dtype
 
     def forward(self, batch: Batch) -> WordEmissions:
-        states_BLD = self.mixed(batch.states_BLD, batch.places_BL, None, own_text(batch.places_BL))
+        states_BLD = self.context_states(batch.states_BLD, batch.position_ids_BL, None, own_text(batch.position_ids_BL))
         index_BAD = batch.anchors_BA[..., None].expand(-1, -1, states_BLD.shape[-1])
-        told_BAD = states_BLD.gather(1, index_BAD)
+        inputs_BAD = states_BLD.gather(1, index_BAD)
         embedded_BATD = self.embedding(words_told(batch, self.frames)).to(self.dtype)
         frames = []
-        for head, word_BAD in zip(self.heads, embedded_BATD.unbind(dim=2), strict=True):
-            told_BAD = torch.cat([told_BAD, word_BAD], dim=-1)
-            frames.append(head(told_BAD))
+        for head, embedding_BAD in zip(self.heads, embedded_BATD.unbind(dim=2), strict=True):
+            inputs_BAD = torch.cat([inputs_BAD, embedding_BAD], dim=-1)
+            frames.append(head(inputs_BAD))
         return WordEmissions(torch.stack(frames, dim=2), self.head, own=self.head)
 
-    def mixed(self, states_BLD: Tensor, places: Tensor, memory: KVCache | None, seen: Tensor | None = None) -> Tensor:
+    def context_states(self, states_BLD: Tensor, position_ids: Tensor, memory: KVCache | None, seen: Tensor | None = None) -> Tensor:
         """What heads are told of the text: its last states, through the prefix layer where there is one."""
         states_BLD = states_BLD[..., : self.width].to(self.dtype)
-        return states_BLD if self.prefix is None else self.prefix(states_BLD, places, memory, seen)
+        return states_BLD if self.prefix is None else self.prefix(states_BLD, position_ids, memory, seen)
 
-    def laws(self, context: Context, memory: KVCache | None) -> HydraLaws:
+    def step_function(self, context: Context, memory: KVCache | None) -> HydraLaws:
         if memory is None:
-            memory = KVCache(layers=1, capacity=len(context.tokens_L) + context.room)
-        states_BLD = rearrange(context.fresh_KD, "k d -> 1 k d")
-        places_L = torch.arange(memory.length, memory.length + states_BLD.shape[1], device=states_BLD.device)
-        return HydraLaws(self, memory, self.mixed(states_BLD, places_L, memory)[0, -1:])
+            memory = KVCache(layers=1, capacity=len(context.tokens_L) + context.remaining_tokens)
+        states_BLD = rearrange(context.new_states_KD, "k d -> 1 k d")
+        position_ids_L = torch.arange(memory.length, memory.length + states_BLD.shape[1], device=states_BLD.device)
+        return HydraLaws(self, memory, self.context_states(states_BLD, position_ids_L, memory)[0, -1:])
 
 
 @dataclass
@@ -119,15 +119,15 @@ class HydraLaws:
 
     drafter: Hydra
     memory: KVCache
-    told_KE: Tensor
+    inputs_KE: Tensor
     level: int = 0
 
     def __call__(self, tokens_K: Tensor, rows_K: Tensor) -> Tensor:
-        words_KD = self.drafter.embedding(tokens_K).to(self.told_KE.dtype)
-        self.told_KE = torch.cat([self.told_KE[rows_K], words_KD], dim=1)
-        states_KD = self.drafter.heads[self.level](self.told_KE)
+        embeddings_KD = self.drafter.embedding(tokens_K).to(self.inputs_KE.dtype)
+        self.inputs_KE = torch.cat([self.inputs_KE[rows_K], embeddings_KD], dim=1)
+        states_KD = self.drafter.heads[self.level](self.inputs_KE)
         self.level += 1
         return self.drafter.head(states_KD).float().log_softmax(dim=-1)
 
-    def forget(self) -> KVCache:
+    def release(self) -> KVCache:
         return self.memory

@@ -30,64 +30,64 @@ class Listening:
     """
 
     log_probs_TC: Tensor
-    probs_TV: Tensor
+    token_probs_TV: Tensor
     blank_T: Tensor
     correction: Correction
     memory_KR: Tensor
 
     @classmethod
-    def begin(cls, log_probs_TC: Tensor, correction: Correction, memory_1R: Tensor) -> Self:
+    def empty(cls, log_probs_TC: Tensor, correction: Correction, memory_1R: Tensor) -> Self:
         """The empty text."""
         return cls(log_probs_TC, log_probs_TC[:, :-1].exp(), log_probs_TC[:, -1].exp(), correction, memory_1R)
 
-    def say(self, words_K: Tensor, rows_K: Tensor) -> Self:
+    def extend(self, tokens_K: Tensor, rows_K: Tensor) -> Self:
         """The texts of these rows (of the present ones), each with one word more."""
-        return replace(self, memory_KR=self.correction.step(self.memory_KR[rows_K], words_K))
+        return replace(self, memory_KR=self.correction.step(self.memory_KR[rows_K], tokens_K))
 
-    def beside(self, others: Self) -> Self:
+    def concat(self, others: Self) -> Self:
         """These texts, and behind them the others, which hear the same frames."""
         return replace(self, memory_KR=torch.cat([self.memory_KR, others.memory_KR]))
 
     @cached_property
-    def added_KV(self) -> Tensor:
+    def correction_KV(self) -> Tensor:
         return self.correction(self.memory_KR).to(self.log_probs_TC.dtype)
 
-    def shares(self) -> tuple[Tensor, Tensor]:
+    def factors(self) -> tuple[Tensor, Tensor]:
         """What the texts make of the frames: a factor_KV for the words and a scale_KT for all classes.
 
         p_t(w | text) = p_t(w) * factor * scale,   p_t(blank | text) = p_t(blank) * scale
         """
-        factor_KV = self.added_KV.clamp(*REACH).exp_()
-        normaliser_KT = (factor_KV @ self.probs_TV.T).add_(self.blank_T)
+        factor_KV = self.correction_KV.clamp(*REACH).exp_()
+        normaliser_KT = (factor_KV @ self.token_probs_TV.T).add_(self.blank_T)
         return factor_KV, normaliser_KT.reciprocal_()
 
-    def words(self, frame: int) -> Tensor:
+    def token_log_probs(self, frame: int) -> Tensor:
         """Log-probabilities_KV of the words of one frame among themselves."""
-        return (self.log_probs_TC[frame, :-1] + self.added_KV).log_softmax(dim=-1)
+        return (self.log_probs_TC[frame, :-1] + self.correction_KV).log_softmax(dim=-1)
 
-    def classes(self, frame: int) -> Tensor:
+    def class_scores(self, frame: int) -> Tensor:
         """Scores_KC of one frame; not normalised, which makes no difference to their order."""
         blank_K1 = self.log_probs_TC[frame, -1:].expand(len(self.memory_KR), 1)
-        return torch.cat([self.log_probs_TC[frame, :-1] + self.added_KV, blank_K1], dim=1)
+        return torch.cat([self.log_probs_TC[frame, :-1] + self.correction_KV, blank_K1], dim=1)
 
 
 @dataclass(frozen=True)
 class Deaf:
     """K texts and frames that say the same behind all of them. like_KV, like_KT: the shares' shapes, all ones."""
 
-    like_KV: Tensor
-    like_KT: Tensor
+    ones_KV: Tensor
+    ones_KT: Tensor
 
     @classmethod
-    def begin(cls, log_probs_TC: Tensor) -> Self:
+    def empty(cls, log_probs_TC: Tensor) -> Self:
         """The empty text."""
         return cls(torch.ones_like(log_probs_TC[:1, :-1]), torch.ones_like(log_probs_TC[None, :, 0]))
 
-    def say(self, words_K: Tensor, rows_K: Tensor) -> Self:
-        return type(self)(self.like_KV[rows_K], self.like_KT[rows_K])
+    def extend(self, tokens_K: Tensor, rows_K: Tensor) -> Self:
+        return type(self)(self.ones_KV[rows_K], self.ones_KT[rows_K])
 
-    def beside(self, others: Self) -> Self:
-        return type(self)(torch.cat([self.like_KV, others.like_KV]), torch.cat([self.like_KT, others.like_KT]))
+    def concat(self, others: Self) -> Self:
+        return type(self)(torch.cat([self.ones_KV, others.ones_KV]), torch.cat([self.ones_KT, others.ones_KT]))
 
-    def shares(self) -> tuple[Tensor, Tensor]:
-        return self.like_KV, self.like_KT
+    def factors(self) -> tuple[Tensor, Tensor]:
+        return self.ones_KV, self.ones_KT

@@ -40,20 +40,20 @@ class PrefixSearch:
     come out distinct and with their parents, so there is nothing left to merge.
     """
 
-    reads = "alignments"
+    interprets_as = "alignments"
 
     def __init__(self, words_per_frame: int) -> None:
         self.words_per_frame = whole(words_per_frame, "drafter.paths.words_per_frame")
-        self.captured: CapturedSearch | None = None
+        self.graph_search: CapturedSearch | None = None
 
     def fixed(self) -> PrefixSearch:
         """The same for a base whose reads are captured: whole trees are searched as one graph, too. Shallower ones,
         where an answer ends, are few, and each depth would be a graph of its own."""
         same = PrefixSearch(self.words_per_frame)
-        same.captured = CapturedSearch()
+        same.graph_search = CapturedSearch()
         return same
 
-    def lost(self, log_probs_TC: Tensor) -> Tensor:
+    def pruned_mass(self, log_probs_TC: Tensor) -> Tensor:
         """The probability of the alignments that use a word which is not considered."""
         return words_lost(log_probs_TC, log_probs_TC.shape[-1] - 1, self.words_per_frame)
 
@@ -64,7 +64,7 @@ class PrefixSearch:
         depth: int,
         nodes: int,
         stops: Sequence[int],
-        chance: Any = None,
+        sampling: Any = None,
         listening: Listening | None = None,
     ) -> TokenTree:
         depth = min(depth, len(log_probs_TC))
@@ -76,8 +76,8 @@ class PrefixSearch:
         if log_probs_TC.is_cpu and nodes <= FEW_NODES:
             few = best_first_search(log_probs_TC, blank, nodes - 1, self.words_per_frame, stops, depth)
             return TokenTree.from_lists(root, *few)
-        if self.captured is not None and depth == len(log_probs_TC):
-            found = self.captured(log_probs_TC, blank, nodes - 1, self.words_per_frame, tuple(stops), depth)
+        if self.graph_search is not None and depth == len(log_probs_TC):
+            found = self.graph_search(log_probs_TC, blank, nodes - 1, self.words_per_frame, tuple(stops), depth)
         else:
             found = prefix_search(log_probs_TC, blank, nodes - 1, self.words_per_frame, stops, depth)
         return tree_of(found, root, depth)
@@ -85,7 +85,7 @@ class PrefixSearch:
 
 def tree_of_listening(
     log_probs_TC: Tensor,
-    texts: Texts,
+    states: Texts,
     root: Tensor,
     depth: int,
     nodes: int,
@@ -93,10 +93,10 @@ def tree_of_listening(
     transitions: Transitions,
 ) -> TokenTree:
     """The n most probable texts of frames that listen, at least one word deep."""
-    frames = log_probs_TC, texts, nodes - 1, stops, depth, transitions
+    arguments = log_probs_TC, states, nodes - 1, stops, depth, transitions
     if log_probs_TC.is_cpu and nodes <= FEW_NODES:
-        return TokenTree.from_lists(root, *best_first_listening(*frames))
-    return tree_of(listening_search(*frames), root, depth)
+        return TokenTree.from_lists(root, *best_first_listening(*arguments))
+    return tree_of(listening_search(*arguments), root, depth)
 
 
 def tree_of(found: Prefixes, root: Tensor, depth: int) -> TokenTree:
@@ -132,7 +132,7 @@ class Collapse:
         depth: int,
         nodes: int,
         stops: Sequence[int],
-        chance: Any = None,
+        sampling: Any = None,
         listening: Listening | None = None,
     ) -> TokenTree:
         if depth < 1:
@@ -150,20 +150,20 @@ class Collapse:
         return TokenTree.from_paths(root, labels_PT[:, :depth], lengths_P, limit=nodes)
 
 
-def listened(listening: Listening, ranks_PT: Tensor, blank: int) -> Tensor:
+def listened(conditioned: Listening, ranks_PT: Tensor, blank: int) -> Tensor:
     """Classes_PT of the ranks where every frame listens to what its own path has said before it."""
     paths = len(ranks_PT)
-    rows_P, said_P = ranks_PT.new_zeros(paths), ranks_PT.new_full((paths,), blank)
+    rows_P, previous_P = ranks_PT.new_zeros(paths), ranks_PT.new_full((paths,), blank)
     frames = []
     for frame, ranks_P in enumerate(ranks_PT.T):
-        best_KR = listening.classes(frame).topk(int(ranks_PT.max()) + 1, dim=1).indices
+        best_KR = conditioned.class_scores(frame).topk(int(ranks_PT.max()) + 1, dim=1).indices
         classes_P = best_KR[rows_P, ranks_P]
         frames.append(classes_P)
-        speaks_P = (classes_P != blank) & (classes_P != said_P)
-        after = listening.say(torch.where(speaks_P, classes_P, 0), rows_P)
-        memory_PR = torch.where(speaks_P[:, None], after.memory_KR, listening.memory_KR[rows_P])
-        listening = replace(listening, memory_KR=memory_PR)
-        rows_P, said_P = torch.arange(paths, device=rows_P.device), classes_P
+        is_new_label_P = (classes_P != blank) & (classes_P != previous_P)
+        after = conditioned.extend(torch.where(is_new_label_P, classes_P, 0), rows_P)
+        memory_PR = torch.where(is_new_label_P[:, None], after.memory_KR, conditioned.memory_KR[rows_P])
+        conditioned = replace(conditioned, memory_KR=memory_PR)
+        rows_P, previous_P = torch.arange(paths, device=rows_P.device), classes_P
     return torch.stack(frames, dim=1)
 
 

@@ -18,15 +18,15 @@ class PromptLookup:
     span: the most words to propose.
     """
 
-    reads_states = False
+    uses_hidden_states = False
 
     def __init__(self, base: BaseLM, ngram: int, span: int) -> None:
         self.ngram = whole(ngram, "prompt_lookup.ngram")
         self.span = whole(span, "prompt_lookup.span")
 
     def draft(self, context: Context, memory: None, rng: torch.Generator) -> tuple[TokenTree, None]:
-        guesses_K = continuation(context.tokens_L, self.ngram)[: min(self.span, context.depth)]
-        return TokenTree.chain(context.root, guesses_K), None
+        draft_tokens_K = continuation(context.tokens_L, self.ngram)[: min(self.span, context.depth)]
+        return TokenTree.chain(context.root, draft_tokens_K), None
 
 
 def continuation(tokens_L: Tensor, ngram: int) -> Tensor:

@@ -38,7 +38,7 @@ class Staged(nn.Module):
         self.model, self.first = model, first
         self.first_nodes = first_nodes
 
-    reads_states = False
+    uses_hidden_states = False
 
     def draft(
         self, context: Context, memory: tuple[Reading, Any] | None, rng: torch.Generator
@@ -46,44 +46,44 @@ class Staged(nn.Module):
         depth = min(context.depth, self.model.frames, self.model.lm.context_length - len(context.tokens_L))
         if depth < 1:
             return TokenTree.only_root(context.root), memory
-        reading, first = memory or (self.model.unread(context), None)
-        chain_K, laws_KV, reading, first = self.speak(context.tokens_L, depth, reading, first, rng)
-        known = KnownLaws(chain_K, laws_KV)
-        tree = grow(known, context.root, depth, context.nodes, 1, context.nodes, self.model.stops)
+        reading, first = memory or (self.model.empty_memory(context), None)
+        chain_K, laws_KV, reading, first = self.decode_chain(context.tokens_L, depth, reading, first, rng)
+        step_function = KnownLaws(chain_K, laws_KV)
+        tree = grow(step_function, context.root, depth, context.nodes, 1, context.nodes, self.model.stops)
         return tree, (reading, first)
 
-    def speak(
+    def decode_chain(
         self, tokens_L: Tensor, depth: int, reading: Reading, first: Any, rng: torch.Generator
     ) -> tuple[Tensor, Tensor, Reading, Any]:
         """The model's next `depth` words and the laws they came from: the decoding loop, the model as its base."""
-        lm, cache, text_L, laws = self.model.lm, reading.cache, tokens_L, []
-        cache.forget(reading.agreed(tokens_L))
+        lm, cache, text_L, log_probs = self.model.lm, reading.cache, tokens_L, []
+        cache.crop(reading.common_length(tokens_L))
         if cache.length < len(tokens_L) - 1:
             lm.read(tokens_L[cache.length : -1], cache)
         nothing_KD = torch.empty(0, lm.width, device=tokens_L.device)
-        while (room := depth - len(text_L) + len(tokens_L)) > 0:
-            tree, first = self.first.draft(Context(text_L, nothing_KD, room, self.first_nodes), first, rng)
+        while (remaining := depth - len(text_L) + len(tokens_L)) > 0:
+            tree, first = self.first.draft(Context(text_L, nothing_KD, remaining, self.first_nodes), first, rng)
             start = cache.length
             logits_NV = lm.read_tree(tree, cache).logits_NV[:, : self.model.vocabulary].float()
             commit = Commit.of(tree, match(tree, logits_NV, None, start))
-            cache.keep(start, commit.path_K)
-            laws.append(logits_NV[commit.path_K].log_softmax(dim=-1))
+            cache.keep_path(start, commit.path_K)
+            log_probs.append(logits_NV[commit.path_K].log_softmax(dim=-1))
             text_L = torch.cat([text_L, torch.tensor(commit.tokens, device=text_L.device)])
         # The last word has not been read; what the base rejects of the others is forgotten at the next draft.
-        return text_L[len(tokens_L) :], torch.cat(laws), Reading(text_L[:-1], cache), first
+        return text_L[len(tokens_L) :], torch.cat(log_probs), Reading(text_L[:-1], cache), first
 
 
 class KnownLaws:
     """The laws along a chain that has been said; off the chain, behind a stop, nothing is possible."""
 
-    def __init__(self, chain_K: Tensor, laws_KV: Tensor) -> None:
+    def __init__(self, chain_K: Tensor, log_probs_KV: Tensor) -> None:
         self.chain_K = chain_K
-        self.laws_KV = laws_KV
+        self.log_probs_KV = log_probs_KV
         self.level = 0
 
     def __call__(self, tokens_K: Tensor, rows_K: Tensor) -> Tensor:
-        law_KV = self.laws_KV[self.level, None]
+        log_probs_KV = self.log_probs_KV[self.level, None]
         if self.level > 0:
-            law_KV = torch.where((tokens_K == self.chain_K[self.level - 1])[:, None], law_KV, -torch.inf)
+            log_probs_KV = torch.where((tokens_K == self.chain_K[self.level - 1])[:, None], log_probs_KV, -torch.inf)
         self.level += 1
-        return law_KV
+        return log_probs_KV

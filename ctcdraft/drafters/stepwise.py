@@ -21,7 +21,7 @@ from ctcdraft.nn.packs import follow
 class Told(Laws, Protocol):
     """Laws that have kept rows of their own for the guesses, and forget them when the tree is grown."""
 
-    def forget(self) -> Any:
+    def release(self) -> Any:
         """What to remember of the text; of the guesses nothing."""
 
 
@@ -35,7 +35,7 @@ class Stepwise(DraftHead):
     drafters has one place for one state.
     """
 
-    reads_taps = False
+    uses_aux_hidden_states = False
 
     def __init__(self, frames: int, growth: Growth, stops: Collection[int]) -> None:
         super().__init__()
@@ -44,23 +44,23 @@ class Stepwise(DraftHead):
         self.stops = tuple(sorted(stops))
 
     @abstractmethod
-    def laws(self, context: Context, memory: Any | None) -> Told:
+    def step_function(self, context: Context, memory: Any | None) -> Told:
         """The laws of what follows the context; reads what is new in it and drops what `memory` holds beyond it."""
 
     def draft(self, context: Context, memory: Any | None, rng: torch.Generator) -> tuple[TokenTree, Any]:
-        laws = self.laws(context, memory)
+        step_function = self.step_function(context, memory)
         depth = min(context.depth, self.frames)
-        tree = self.growth(laws, context.root, depth, context.nodes, self.stops, Chance.of(context, rng))
-        return tree, laws.forget()
+        tree = self.growth(step_function, context.root, depth, context.nodes, self.stops, Chance.of(context, rng))
+        return tree, step_function.release()
 
 
 def words_told(batch: Batch, frames: int) -> Tensor:
-    """The newest word that each frame is told, words_BAT: the root, then the labels before it.
+    """The newest word that each frame is told, tokens_BAT: the root, then the labels before it.
 
     anchor a, root x[a+1]   ->   x[a+1]  x[a+2]  x[a+3] ...        (past the end of a text: its last word)
     """
-    words_BAT = follow(batch.tokens_BL[..., None], batch.anchors_BA, batch.places_BL, frames + 1)[:, :, 1:, 0]
-    return torch.cat([batch.roots_BA[..., None], words_BAT[..., 1:]], dim=-1)
+    tokens_BAT = follow(batch.tokens_BL[..., None], batch.anchors_BA, batch.position_ids_BL, frames + 1)[:, :, 1:, 0]
+    return torch.cat([batch.roots_BA[..., None], tokens_BAT[..., 1:]], dim=-1)
 
 
 def deepen(seen_KR: Tensor, rows_K: Tensor) -> Tensor:

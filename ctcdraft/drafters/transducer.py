@@ -26,18 +26,18 @@ class TransducerSearch:
         depth: int,
         nodes: int,
         stops: Sequence[int],
-        chance: Any = None,
+        sampling: Any = None,
         listening: Listening | None = None,
     ) -> TokenTree:
         depth = min(depth, len(log_probs_TC))
         if depth < 1:
             return TokenTree.only_root(root)
-        texts = Deaf.begin(log_probs_TC) if listening is None else listening
-        return tree_of_listening(log_probs_TC, texts, root, depth, nodes, stops, ANEW)
+        states = Deaf.empty(log_probs_TC) if listening is None else listening
+        return tree_of_listening(log_probs_TC, states, root, depth, nodes, stops, ANEW)
 
 
 class DrawnTransductions(DrawnLabels):
     """Chains drawn from the exact law of the next word, and of the end, behind every text."""
 
     reads = "transductions"
-    transitions = ANEW
+    topology = ANEW

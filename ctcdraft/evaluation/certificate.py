@@ -60,7 +60,7 @@ class Judge:
         pairs = enumerate(zip(tokens, truth, strict=False))
         # One may be the beginning of the other; then they part where the shorter one ends.
         position = next((n for n, (a, b) in pairs if a != b), min(len(tokens), len(truth)))
-        if not self.settings.same_words(drawn):
+        if not self.settings.owes_token_identity(drawn):
             return Divergence(turn, position, None, None, owed=False)
         margin, least = self._margin(prompt_L, truth[:position], seed)
         return Divergence(turn, position, margin, self._rounding(name, margin, least, prompt_L, seed))
@@ -73,7 +73,7 @@ class Judge:
         least = beyond_rounding(scores_1V)
         if self.settings.temperature > 0:
             position_1 = torch.tensor([len(text_L)], device=text_L.device)
-            scores_1V = self.settings.law(scores_1V)
+            scores_1V = self.settings.process_logits(scores_1V)
             scores_1V = scores_1V + Noise(seed).gumbel(position_1, scores_1V.shape[-1])
         best, second = scores_1V[0].topk(2).values.tolist()
         return (best - second if isfinite(best - second) else None), least
@@ -90,7 +90,7 @@ class Judge:
             return None
         base, contestants = self._exact
         again = [
-            generate(base, contestants[one], prompt_L, self._settings_of(one), base.stop_tokens, seed).tokens
+            generate(base, contestants[one], prompt_L, self._settings_of(one), base.stop_token_ids, seed).tokens
             for one in (name, AUTOREGRESSIVE)
         ]
         return again[0] == again[1]

@@ -111,11 +111,11 @@ def outlook(frames: SeenFrames, said: Sequence[int]) -> Outlook:
     tables = [table_of(frames, known) for known in range(len(frames.heard))]
     place = {word: index for index, word in enumerate(frames.words)}
     transitions = MERGING if merges(frames) else ANEW
-    labels = Labels.none(tables[0], tables[0].shape[1] - 1, 1, transitions)
+    labels = Labels.empty(tables[0], tables[0].shape[1] - 1, 1, transitions)
     for known, word in enumerate(said, 1):
         heard_1TC = tables[min(known, len(tables) - 1)][None]
-        labels = labels.say(torch.tensor([place[word]]), heard_1TC if frames.listen else None)
-    words_1V, end_1 = labels.law()
+        labels = labels.extend(torch.tensor([place[word]]), heard_1TC if frames.listen else None)
+    words_1V, end_1 = labels.next_distribution()
     return Outlook(dict(zip((*frames.words, REST), words_1V[0].tolist(), strict=True)), float(end_1))
 
 

@@ -98,7 +98,7 @@ class Latency:
             "hardware": where,
             "base": base.name,
             "random_weights": random_weights,
-            "reads": base.reads,
+            "reads": base.execution_mode,
             "contexts_left_out": [one for one in self.contexts if one not in self.fitting(base, settings)],
         }
         return {"rows": rows, **found, "environment": {**environment(), **circumstances}}
@@ -205,7 +205,7 @@ class Reads:
         for nodes, taken in self.seconds.items():
             tree = bush(self.text_L[-1], nodes)
             taken.append(timed(self.base, partial(self.base.read_tree, tree, cache)))
-            cache.forget(context)
+            cache.crop(context)
 
     def row(self, machine: Machine, step: float) -> dict[str, Any]:
         """v(n) in whole autoregressive passes, as in every report."""

@@ -37,11 +37,11 @@ def marks(
     the answer of the word it was drawn for; see `draft_laws`."""
     said_A = torch.tensor(tokens, device=base.device)
     text_L = torch.cat([prompt_L, said_A])[:-1]
-    states_AD = base.states(text_L[None], torch.ones_like(text_L)[None])[0, len(prompt_L) - 1 :]
+    states_AD = base.hidden_states(text_L[None], torch.ones_like(text_L)[None])[0, len(prompt_L) - 1 :]
     rng, found, place = random.Random(f"{seed} marks"), Marks.none(), 0
     for rows_RD, words_R in zip(states_AD.split(ROWS), said_A.split(ROWS), strict=True):
         # Of several taps the last layer's states come first; the head reads those alone.
-        probs_RV = settings.law(base.head(rows_RD[:, : base.width])).double().exp()
+        probs_RV = settings.process_logits(base.head(rows_RD[:, : base.width])).double().exp()
         there = [row for row in range(len(words_R)) if place + row in drafts]
         found += Marks(counted(probs_RV, words_R, probs_RV, rng), [0] * CELLS)
         if there:
@@ -105,7 +105,7 @@ def draft_laws(
     Where a device rounds otherwise the second time, laws are known as far as the text before them is the same.
     """
     listener = Listener(settings.verify)
-    again = generate(base, drafter, prompt_L, replace(settings, verify=listener), base.stop_tokens, seed)
+    again = generate(base, drafter, prompt_L, replace(settings, verify=listener), base.stop_token_ids, seed)
     pairs = enumerate(zip(tokens, again.tokens, strict=False))
     last = next((place for place, (one, other) in pairs if one != other), len(tokens) - 1)
     laws = {position - len(prompt_L): law_V for position, law_V in listener.laws.items()}

@@ -44,7 +44,7 @@ class Arena:
 
     def answer(self, contestant: str, prompt_L: Tensor, seed: int) -> Generation:
         drafter, base = self.contestants[contestant], self.base
-        return generate(base, drafter, prompt_L, self.settings_of(contestant), base.stop_tokens, seed)
+        return generate(base, drafter, prompt_L, self.settings_of(contestant), base.stop_token_ids, seed)
 
 
 def measure(
@@ -69,7 +69,7 @@ def warm_up(arena: Arena, prompt: Prompt, tokens: int) -> None:
     prompt_L, _ = asked(arena.base, prompt, [])
     for name, drafter in arena.contestants.items():
         settings = replace(arena.settings_of(name), max_new_tokens=most)
-        generate(arena.base, drafter, prompt_L, settings, arena.base.stop_tokens, arena.seed)
+        generate(arena.base, drafter, prompt_L, settings, arena.base.stop_token_ids, arena.seed)
 
 
 class Met:
@@ -90,7 +90,7 @@ class Met:
                 if (size, cache.capacity) not in self.shapes:
                     self.shapes.add((size, cache.capacity))
                     base.read_tree(TokenTree.from_lists(prompt_L[0], [0] * (size - 1), [-1] * (size - 1)), cache)
-                    cache.forget(1)
+                    cache.crop(1)
             del cache  # the rows that graphs are captured over are lent to one text at a time
 
 
@@ -175,7 +175,7 @@ def timed_answer(arena: Arena, name: str, prompt_L: Tensor, seed: int) -> Answer
         torch.cuda.synchronize(device)  # what another contestant left on the queue is not ours to wait for
     said = arena.answer(name, prompt_L, seed)
     peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
-    text = answer_text(arena.base.tokenizer, said.tokens, arena.base.stop_tokens)
+    text = answer_text(arena.base.tokenizer, said.tokens, arena.base.stop_token_ids)
     return Answer(
         said.tokens, text, said.passes, said.ended, said.seconds_prefill, said.seconds_decode, peak, said.drawn
     )

@@ -55,7 +55,7 @@ class StockGenerate(torch.nn.Module):
             pass
         self.assistant: Any = None
         if assistant is not None:
-            self.assistant = unconfigured(load_draft_model(assistant, base).to(base.dtype).ready().lm)
+            self.assistant = unconfigured(load_draft_model(assistant, base).to(base.dtype).for_inference().lm)
             self.assistant.generation_config.num_assistant_tokens = assistant_tokens
             self.assistant.generation_config.num_assistant_tokens_schedule = "constant"
             self.assistant.generation_config.assistant_confidence_threshold = 0.0

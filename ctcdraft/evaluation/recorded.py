@@ -143,11 +143,11 @@ def numbers(choice: dict[str, Any], name: str, turns: int, where: str) -> list[f
     return values
 
 
-def field(row: dict[str, Any], name: str, kinds: tuple[type, ...], where: str) -> Any:
+def field(row: dict[str, Any], name: str, layer_types: tuple[type, ...], where: str) -> Any:
     if name not in row:
         raise InputError(f"{where} has no `{name}`; it has {', '.join(sorted(row)) or 'nothing'}")
-    if not isinstance(row[name], kinds):
-        raise InputError(f"{where}: `{name}` is {row[name]!r}, not {' or '.join(kind.__name__ for kind in kinds)}")
+    if not isinstance(row[name], layer_types):
+        raise InputError(f"{where}: `{name}` is {row[name]!r}, not {' or '.join(kind.__name__ for kind in layer_types)}")
     return row[name]
 
 

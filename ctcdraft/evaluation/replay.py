@@ -40,14 +40,14 @@ class Witness:
 
     def draft(self, context: Context, memory: None, rng: torch.Generator) -> tuple[TokenTree, None]:
         # Cloned: a captured read overwrites its states at the next one.
-        self.contexts.append(replace(context, fresh_KD=context.fresh_KD.clone()))
+        self.contexts.append(replace(context, new_states_KD=context.new_states_KD.clone()))
         return TokenTree.only_root(context.root), None
 
 
 def hear(base: BaseLM, prompt_L: Tensor, settings: Settings, seed: int) -> Said:
     """The base's own answer, behind which everyone is asked."""
     witness = Witness()
-    said = generate(base, witness, prompt_L, settings, base.stop_tokens, seed)
+    said = generate(base, witness, prompt_L, settings, base.stop_token_ids, seed)
     return Said(said.tokens, said.ended, tuple(witness.contexts))
 
 
@@ -90,13 +90,13 @@ class Asked:
         self.drafter, self.memory, self.heard = drafter, None, 0
         self.rng = torch.Generator(device).manual_seed(seed)
         tell(drafter, torch.cat([self.contexts[0].tokens_L[:-1], torch.tensor(said.tokens, device=device)]))
-        along = getattr(drafter, "draft_along", None)
+        along = getattr(drafter, "draft_many", None)
         self.along: Callable[[int], TokenTree] | None = None if along is None else along(self.contexts, self.rng)
 
     def draft(self, at: int) -> TokenTree:
         """As in the loop: what is fresh are the states since the drafter was asked last."""
-        fresh_KD = torch.cat([context.fresh_KD for context in self.contexts[self.heard : at + 1]])
-        context = replace(self.contexts[at], fresh_KD=fresh_KD)
+        fresh_KD = torch.cat([context.new_states_KD for context in self.contexts[self.heard : at + 1]])
+        context = replace(self.contexts[at], new_states_KD=fresh_KD)
         tree, self.memory = self.drafter.draft(context, self.memory, self.rng)
         self.heard = at + 1
         return tree

@@ -101,7 +101,7 @@ class Replay:
 
     def looped(self, arena: Arena, name: str, nodes: int, prompt_L: Any, seed: int) -> Generation:
         base, settings = arena.base, replace(arena.settings, nodes=nodes)
-        made = generate(base, arena.contestants[name], prompt_L, settings, base.stop_tokens, seed)
+        made = generate(base, arena.contestants[name], prompt_L, settings, base.stop_token_ids, seed)
         if made.drawn:
             raise InputError(
                 f"contestant {name} draws its guesses, so no two runs of it take the same passes and none can be "
@@ -153,7 +153,7 @@ def key(name: str, nodes: int, how: str) -> str:
 def own(arena: Arena, said: Said) -> Answer:
     """Autoregression's: a pass a token."""
     passes = replayed(arena.contestants[AUTOREGRESSIVE], said, [1], 0)[1]
-    text = answer_text(arena.base.tokenizer, said.tokens, arena.base.stop_tokens)
+    text = answer_text(arena.base.tokenizer, said.tokens, arena.base.stop_token_ids)
     return Answer(said.tokens, text, passes, said.ended, 0.0, 0.0, None)
 
 

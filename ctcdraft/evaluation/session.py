@@ -95,7 +95,7 @@ class Session:
             "context_length": arena.base.context_length,
             "attention": arena.base.lm.config._attn_implementation,
             "dtype": dtype(arena),
-            "reads": arena.base.reads,
+            "reads": arena.base.execution_mode,
             "hardware": hardware(arena.base.device),
             **version_of(here),
             "code": code(),
@@ -198,7 +198,7 @@ class Session:
             **environment(),
             "hardware": hardware(self.arena.base.device),
             "base": self.arena.base.name,
-            "reads": self.arena.base.reads,
+            "reads": self.arena.base.execution_mode,
             "sizes": self.sizes and self.sizes["sizes"],
             "seeds": [self.arena.seed],
             "verifier_lossless": self.arena.settings.lossless,
@@ -215,7 +215,7 @@ class Session:
 
 def owes(settings: Settings, answers: Iterable[Answer]) -> str:
     """What a contestant owes autoregression: its `words`, its `law`, or `nothing`, which is to say: it is lossy."""
-    if all(settings.same_words(answer.drawn) for answer in answers):
+    if all(settings.owes_token_identity(answer.drawn) for answer in answers):
         return "words"
     return "law" if settings.lossless else "nothing"
 

@@ -176,7 +176,7 @@ def refuse_unlike(
     noise = Noise(seed) if settings.temperature > 0 else None
     context = prefill(base, base.new_cache(len(prompt_L) + 1), prompt_L, settings, noise)
     trees = []
-    for nodes in sizes if context.room > 0 else ():
+    for nodes in sizes if context.remaining_tokens > 0 else ():
         rng = torch.Generator(prompt_L.device).manual_seed(seed)
         tree, _ = drafter.draft(replace(context, nodes=nodes), None, rng)
         trees.append(said_by(tree.tokens_N.tolist(), tree.parents_N.tolist()))

@@ -127,7 +127,7 @@ class BaseDouble(Double):
     def new_cache(self, capacity: int) -> Any:
         self.cache = self._original.new_cache(capacity)
         # On the cache itself: transformers wants a Cache of its own, not a stand-in.
-        self.cache.keep = self._watch.timed("keep", self.cache.keep)
+        self.cache.keep_path = self._watch.timed("keep", self.cache.keep_path)
         return self.cache
 
 
@@ -152,14 +152,14 @@ def instrument(
     """Answer one prompt with a stopwatch in every joint. stops: None for the base's own."""
     watch = Stopwatch(base.device)
     double = BaseDouble(base, watch)
-    clocked: Any = Double(settings, watch, law="verify", verify="verify")
-    stops = base.stop_tokens if stops is None else stops
+    clocked: Any = Double(settings, watch, process_logits="verify", verify="verify")
+    stops = base.stop_token_ids if stops is None else stops
     said = generate(double, DrafterDouble(drafter, watch), prompt_L, clocked, stops, seed)
     seconds = {part: watch.seconds[part] for part in DURING_PASSES}
     seconds["other"] = said.seconds_decode - sum(seconds.values())
     seconds["prefill"] = said.seconds_prefill
     row_bytes = double.cache.bytes_held() // double.cache.length
-    del double.cache.keep  # it holds on to its own cache, whose rows the next text may be waiting for
+    del double.cache.keep_path  # it holds on to its own cache, whose rows the next text may be waiting for
     return Spent(seconds, len(said.passes), 1, row_bytes * rows_read(len(prompt_L), said))
 
 

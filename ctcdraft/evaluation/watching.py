@@ -93,7 +93,7 @@ class Watch:
         self, base: BaseLM, prompt_L: Tensor, settings: Settings, seed: int
     ) -> tuple[tuple[int, ...], tuple[SeenPass, ...], float | None]:
         """The answer's tokens, its passes, and the noise of the base's margins."""
-        said = generate(base, self, prompt_L, replace(settings, verify=self.verify), base.stop_tokens, seed)
+        said = generate(base, self, prompt_L, replace(settings, verify=self.verify), base.stop_token_ids, seed)
         counts = [step.committed for step in said.passes]
         # The prefill has its verdict too, and is no pass.
         passes = tuple(replace(one, committed=count) for one, count in zip(self.passes[1:], counts, strict=True))
@@ -142,10 +142,10 @@ class Watch:
         places = [place for place in self.rows if place < len(text_L)]
         if not places or not len(self.rows[places[0]][0]) > 1:
             return None
-        states_LD = base.states(text_L[None], torch.ones_like(text_L)[None])[0]
+        states_LD = base.hidden_states(text_L[None], torch.ones_like(text_L)[None])[0]
         worst = 0.0
         for part in (places[first : first + ROWS] for first in range(0, len(places), ROWS)):
-            whole_RV = settings.law(base.head(states_LD[part][:, : base.width])).double()
+            whole_RV = settings.process_logits(base.head(states_LD[part][:, : base.width])).double()
             words_R2, scores_R2 = (torch.stack([self.rows[place][which] for place in part]) for which in (0, 1))
             apart_R = (whole_RV.gather(1, words_R2) - scores_R2).diff(dim=1).abs()
             apart_R = apart_R[apart_R.isfinite()]  # a word that top-k cut has no score to compare
@@ -163,7 +163,7 @@ def framed(
         tables = [heard_frames(listening)]
         for word in accepted:
             word_1 = torch.tensor([word], device=log_probs_TC.device)
-            listening = listening.say(word_1, torch.zeros_like(word_1))
+            listening = listening.extend(word_1, torch.zeros_like(word_1))
             tables.append(heard_frames(listening))
         heard_KTC = torch.cat(tables).double()
     best = heard_KTC[..., :-1].topk(min(words, heard_KTC.shape[-1] - 1), dim=-1).indices.unique().tolist()

@@ -60,7 +60,7 @@ def base_shape(lm: Any, context_length: int) -> BlockShape:
     activation = getattr(config, "hidden_activation", None) or getattr(config, "hidden_act", None)
     shape = replace(
         plain,
-        head_norms=norm is not None and tuple(getattr(norm, "ds_shape", norm.shape)) == (plain.head_width,),
+        qk_norm=norm is not None and tuple(getattr(norm, "ds_shape", norm.shape)) == (plain.head_width,),
         qkv_bias=all(f"self_attn.{part}_proj.bias" in parameters for part in "qkv"),
         activation=activation if activation in ACTIVATIONS else plain.activation,
     )
@@ -105,26 +105,26 @@ def unturned(lm: Any, shape: BlockShape) -> str:
 @torch.no_grad()
 def refused_copy(block: nn.Module, shape: BlockShape, read: Read, lm: Any, number: int) -> str | None:
     """Copy this layer of the base into the block; None where the outputs agree, else the reason."""
-    kept = {name: value.clone() for name, value in block.state_dict().items()}
+    original = {name: value.clone() for name, value in block.state_dict().items()}
     layer = layers_of(lm)[number]
-    theirs = {name: unpacked(value) for name, value in layer.state_dict().items()}
-    if refused := refused_parameters(theirs, kept, shape):
+    base_weights = {name: unpacked(value) for name, value in layer.state_dict().items()}
+    if refused := refused_parameters(base_weights, original, shape):
         return refused
     device = next(block.parameters()).device
-    x_BLD, places_L = sample(shape, device)
+    x_BLD, position_ids_L = sample(shape, device)
     try:
-        twin = twin_of(layer, number, lm.config, device, identity=FIRST_NORM not in kept)
-        expected_BLD = through(twin, lm, x_BLD, places_L)
+        float32_copy = twin_of(layer, number, lm.config, device, identity=FIRST_NORM not in original)
+        expected_BLD = through(float32_copy, lm, x_BLD, position_ids_L)
     except (TypeError, ValueError, RuntimeError, AttributeError, KeyError, IndexError) as error:
         return f"cannot be run by itself: {type(error).__name__}"
-    apart = []
-    for way in ways(twin, shape):
-        block.load_state_dict(way.brought(theirs, set(kept), shape))
-        apart.append(float((read(x_BLD, places_L) - expected_BLD).norm() / (expected_BLD - x_BLD).norm()))
-        if apart[-1] < AGREED:
+    errors = []
+    for convention in ways(float32_copy, shape):
+        block.load_state_dict(convention.convert(base_weights, set(original), shape))
+        errors.append(float((read(x_BLD, position_ids_L) - expected_BLD).norm() / (expected_BLD - x_BLD).norm()))
+        if errors[-1] < AGREED:
             return None
-    block.load_state_dict(kept)
-    return f"computes something else: the output of a copy is off by {min(apart):.2g} of what the layer adds"
+    block.load_state_dict(original)
+    return f"computes something else: the output of a copy is off by {min(errors):.2g} of what the layer adds"
 
 
 def refused_parameters(theirs: dict[str, Tensor], ours: dict[str, Tensor], shape: BlockShape) -> str | None:
@@ -154,10 +154,10 @@ class Way:
 
     offset: float
     interleaved: bool
-    sharpened: float
-    multiplied: float
+    query_scale: float
+    output_scale: float
 
-    def brought(self, theirs: dict[str, Tensor], names: set[str], shape: BlockShape) -> dict[str, Tensor]:
+    def convert(self, theirs: dict[str, Tensor], names: set[str], shape: BlockShape) -> dict[str, Tensor]:
         """Return the weights by our names."""
         ours = {name: theirs[NAMES[name]] for name in names}
         for name in names & set(NORMS) if self.offset else ():
@@ -169,9 +169,9 @@ class Way:
                 ours[name] = ours[name].unflatten(0, (-1, shape.head_width))[:, order].flatten(0, 1)
         scores = [name for name in names if name.startswith("attention.query_norm")]
         for name in scores or names & {"attention.query.weight", "attention.query.bias"}:
-            ours[name] = ours[name] if self.sharpened == 1 else ours[name].float() * self.sharpened
+            ours[name] = ours[name] if self.query_scale == 1 else ours[name].float() * self.query_scale
         for name in ("attention.out.weight", "mlp.down.weight"):
-            ours[name] = ours[name] if self.multiplied == 1 else ours[name].float() * self.multiplied
+            ours[name] = ours[name] if self.output_scale == 1 else ours[name].float() * self.output_scale
         return ours
 
 
@@ -189,8 +189,8 @@ def sample(shape: BlockShape, device: torch.device) -> tuple[Tensor, Tensor]:
     rng = torch.Generator().manual_seed(0)
     x_BLD = torch.randn(1, TEXT, shape.width, generator=rng) + 0.5
     last = min(shape.positions, FARTHEST) - 1
-    places_L = torch.linspace(0, 1, TEXT).square().mul(last).long()
-    return x_BLD.to(device), places_L.to(device)
+    position_ids_L = torch.linspace(0, 1, TEXT).square().mul(last).long()
+    return x_BLD.to(device), position_ids_L.to(device)
 
 
 def twin_of(layer: nn.Module, number: int, config: Any, device: torch.device, identity: bool) -> Any:
@@ -210,15 +210,15 @@ def twin_of(layer: nn.Module, number: int, config: Any, device: torch.device, id
     return twin.eval()
 
 
-def through(twin: Any, lm: Any, x_BLD: Tensor, places_L: Tensor) -> Tensor:
+def through(layer: Any, lm: Any, x_BLD: Tensor, position_ids_L: Tensor) -> Tensor:
     """Return what the twin makes of text, with the base's position embeddings and a causal mask."""
-    length = len(places_L)
-    unseen_LL = torch.ones(length, length, dtype=torch.bool, device=x_BLD.device).triu(1)
+    length = len(position_ids_L)
+    masked_LL = torch.ones(length, length, dtype=torch.bool, device=x_BLD.device).triu(1)
     mask_BHLM = torch.zeros(1, 1, length, length, device=x_BLD.device)
-    mask_BHLM.masked_fill_(unseen_LL, torch.finfo(torch.float32).min)
+    mask_BHLM.masked_fill_(masked_LL, torch.finfo(torch.float32).min)
     rotary = BaseRotary.of(lm)
-    embeddings = None if rotary is None else rotary.embeddings(x_BLD, places_L[None])
-    output = twin(x_BLD, attention_mask=mask_BHLM, position_ids=places_L[None], position_embeddings=embeddings)
+    embeddings = None if rotary is None else rotary.embeddings(x_BLD, position_ids_L[None])
+    output = layer(x_BLD, attention_mask=mask_BHLM, position_ids=position_ids_L[None], position_embeddings=embeddings)
     return output[0] if isinstance(output, tuple) else output
 
 

@@ -1,7 +1,7 @@
 """Bodies that attend: base states in, one state a frame out. They know no words and no blank.
 
 Every body has `layers`, in how many it keeps keys and values of the text (0: it looks at the anchor alone),
-`start_from`, `remember` and `forward`, which is for training and says what is computed, and `step`, which is
+`init_from_base`, `text_keys_values` and `forward`, which is for training and says what is computed, and `step`, which is
 `forward` for decoding: one anchor, behind text that is remembered. As here.
 """
 
@@ -44,7 +44,7 @@ class AttentionBody(nn.Module):
         like_base: bool = False,
     ) -> None:
         super().__init__()
-        self.shape = shape = shape if like_base else shape.plain()
+        self.shape = shape = shape if like_base else shape.as_plain_llama()
         self.layers = whole(blocks, "drafter.body.blocks")
         self.frames = frames
         self.rotary = Rotary(shape.frequencies, shape.positions + frames, shape.rotary_scale)
@@ -57,23 +57,23 @@ class AttentionBody(nn.Module):
         self.deeper = nn.ModuleList([SlotBlock(shape, causal) for _ in range(blocks - 1)])
         self.norm = Norm(shape.width, eps=shape.epsilon)
 
-    def start_from(self, lm: Any) -> str:
+    def init_from_base(self, lm: Any) -> str:
         """Copy the base's last layer where outputs agree, and its final norm; return in words what was done."""
 
         def read(x_BLD: Tensor, places_L: Tensor) -> Tensor:
-            return self.block.as_text(x_BLD, self.rotary(places_L))
+            return self.block.forward_text(x_BLD, self.rotary(places_L))
 
-        copied, said = start_from_base(self.block, self.shape, read, lm)
+        copied, description = start_from_base(self.block, self.shape, read, lm)
         deeper: list[Any] = [*self.deeper] if copied else []
         for block in deeper:  # a second reading of what is there already: it starts by adding nothing
             block.load_state_dict(self.block.state_dict())
             nn.init.zeros_(block.attention.out.weight)
             nn.init.zeros_(block.mlp.down.weight)
-        return f"{said}, final norm {'from the base' if copy_final_norm(self.norm, lm) else 'of ones'}"
+        return f"{description}, final norm {'from the base' if copy_final_norm(self.norm, lm) else 'of ones'}"
 
-    def remember(self, states_BLD: Tensor, places_BL: Tensor) -> list[tuple[Tensor, Tensor]]:
+    def text_keys_values(self, states_BLD: Tensor, position_ids_BL: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Keys and values [B, G, L, d] of the text for every block, each a function of its own state and place."""
-        text_BLD, turn = self.project(states_BLD), self.rotary(places_BL[:, None])  # the same for every head
+        text_BLD, turn = self.project(states_BLD), self.rotary(position_ids_BL[:, None])  # the same for every head
         return [block.keys_values(text_BLD, turn) for block in (self.block, *self.deeper)]
 
     def forward(
@@ -111,7 +111,7 @@ class AttentionBody(nn.Module):
         slots_BTD = self.with_root(text_BKD[:, -1:], root_BAD) + self.slots_TD
         for layer, block in enumerate((self.block, *self.deeper)):
             slots_BTD = block.step(text_BKD, slots_BTD, turn, memory, layer)
-        memory.forget(read)
+        memory.crop(read)
         return self.norm(slots_BTD)[:, None]
 
     def with_root(self, start_BAD: Tensor, root_BAD: Tensor) -> Tensor:

@@ -56,9 +56,9 @@ class CausalBlock(nn.Module):
         self.mlp_norm = Norm(shape.width, eps=shape.epsilon)
         self.mlp = GatedMLP(shape.width, shape.inner, shape.activation)
 
-    def forward(self, x_BLD: Tensor, places: Tensor, cache: Any = None, seen: Tensor | None = None) -> Tensor:
+    def forward(self, x_BLD: Tensor, position_ids: Tensor, cache: Any = None, seen: Tensor | None = None) -> Tensor:
         """places: [L], or [B, L] where rows differ. cache: rows read before, to which these are added. seen: which
         rows each may see, its own included: [L, M] or [B, 1, L, M]; None: all up to itself."""
         normed_BLD = x_BLD if self.attention_norm is None else self.attention_norm(x_BLD)
-        x_BLD = x_BLD + self.attention(normed_BLD, self.rotary(places[..., None, :]), cache, seen)
+        x_BLD = x_BLD + self.attention(normed_BLD, self.rotary(position_ids[..., None, :]), cache, seen)
         return x_BLD + self.mlp(self.mlp_norm(x_BLD))

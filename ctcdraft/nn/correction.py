@@ -41,42 +41,42 @@ class Correction(Resting):
         """Memory_XR behind the root, at an anchor with this state."""
 
     @abstractmethod
-    def step(self, memory_XR: Tensor, words_X: Tensor) -> Tensor:
+    def step(self, memory_XR: Tensor, tokens_X: Tensor) -> Tensor:
         """Memory_XR behind one word more."""
 
     @abstractmethod
-    def entrance(self) -> tuple[Tensor, Tensor | None]:
+    def input_projection(self) -> tuple[Tensor, Tensor | None]:
         """Weights and bias through which a word comes in."""
 
     def forward(self, memory_XR: Tensor) -> Tensor:
         """Scores_XV to add."""
         return self.out(memory_XR)
 
-    def along(self, start_XR: Tensor, labels_XS: Tensor) -> Tensor:
+    def memories_along(self, start_XR: Tensor, labels_XS: Tensor) -> Tensor:
         """Memories_XPR behind the first 0, 1, .. S labels (P = S + 1); free slots of labels_XS are -1."""
         memories = [start_XR]
-        for words_X in labels_XS.clamp(min=0).unbind(-1):
-            memories.append(self.step(memories[-1], words_X))
+        for tokens_X in labels_XS.clamp(min=0).unbind(-1):
+            memories.append(self.step(memories[-1], tokens_X))
         return torch.stack(memories, dim=-2)
 
-    def entered(self, words_X: Tensor) -> Tensor:
+    def project_tokens(self, tokens_X: Tensor) -> Tensor:
         """The words, looked up and through their entrance; at rest from a table of them all."""
-        weight, bias = self.entrance()
+        weight, bias = self.input_projection()
         made_of = (self.embedding.weight, self.norm.weight, weight, *(() if bias is None else (bias,)))
-        if not self.at_rest(*made_of):
-            return F.linear(self.look_up(words_X), weight, bias)
-        return self.table(self._all_entered, *made_of)[words_X]
+        if not self.is_cacheable(*made_of):
+            return F.linear(self.embed_tokens(tokens_X), weight, bias)
+        return self.cached(self._project_all_tokens, *made_of)[tokens_X]
 
-    def _all_entered(self) -> Tensor:
-        weight, bias = self.entrance()
+    def _project_all_tokens(self) -> Tensor:
+        weight, bias = self.input_projection()
         entered_VG = weight.new_empty(len(self.embedding.weight), len(weight))
         for start in range(0, len(entered_VG), LOOKED_UP):
             some_XG = entered_VG[start : start + LOOKED_UP]
-            some_XG[:] = F.linear(self.look_up(torch.arange(start, start + len(some_XG))), weight, bias)
+            some_XG[:] = F.linear(self.embed_tokens(torch.arange(start, start + len(some_XG))), weight, bias)
         return entered_VG
 
-    def look_up(self, words_X: Tensor) -> Tensor:
-        return self.norm(self.embedding(words_X).to(self.out.weight.dtype))
+    def embed_tokens(self, tokens_X: Tensor) -> Tensor:
+        return self.norm(self.embedding(tokens_X).to(self.out.weight.dtype))
 
 
 class Markov(Correction):
@@ -86,14 +86,14 @@ class Markov(Correction):
         super().__init__(embedding, rank, epsilon)
         self.enter = nn.Linear(embedding.weight.shape[1], rank, bias=False)
 
-    def entrance(self) -> tuple[Tensor, Tensor | None]:
+    def input_projection(self) -> tuple[Tensor, Tensor | None]:
         return self.enter.weight, None
 
     def start(self, anchor_XD: Tensor, root_X: Tensor) -> Tensor:
-        return self.entered(root_X)
+        return self.project_tokens(root_X)
 
-    def step(self, memory_XR: Tensor, words_X: Tensor) -> Tensor:
-        return self.entered(words_X)
+    def step(self, memory_XR: Tensor, tokens_X: Tensor) -> Tensor:
+        return self.project_tokens(tokens_X)
 
 
 class GRU(Correction):
@@ -108,21 +108,21 @@ class GRU(Correction):
     def start(self, anchor_XD: Tensor, root_X: Tensor) -> Tensor:
         return self.step(self.first(anchor_XD).tanh(), root_X)
 
-    def entrance(self) -> tuple[Tensor, Tensor | None]:
+    def input_projection(self) -> tuple[Tensor, Tensor | None]:
         return self.cell.weight_ih, self.cell.bias_ih
 
-    def step(self, memory_XR: Tensor, words_X: Tensor) -> Tensor:
-        if self.at_rest(self.cell.weight_ih):
-            return self.gated(memory_XR, self.entered(words_X))
+    def step(self, memory_XR: Tensor, tokens_X: Tensor) -> Tensor:
+        if self.is_cacheable(self.cell.weight_ih):
+            return self.gru_cell(memory_XR, self.project_tokens(tokens_X))
         # The cell takes one leading axis.
-        memory_YR = self.cell(self.look_up(words_X).flatten(0, -2), memory_XR.flatten(0, -2))
+        memory_YR = self.cell(self.embed_tokens(tokens_X).flatten(0, -2), memory_XR.flatten(0, -2))
         return memory_YR.view(memory_XR.shape)
 
-    def gated(self, memory_XR: Tensor, entered_XG: Tensor) -> Tensor:
+    def gru_cell(self, memory_XR: Tensor, entered_XG: Tensor) -> Tensor:
         """What the cell does once its words have entered; G = 3 R: reset, update, new."""
         rank, cell = memory_XR.shape[-1], self.cell
-        heard_XG = F.linear(memory_XR, cell.weight_hh, cell.bias_hh)
-        gates_XG = (entered_XG[..., : 2 * rank] + heard_XG[..., : 2 * rank]).sigmoid_()
+        recurrent_XG = F.linear(memory_XR, cell.weight_hh, cell.bias_hh)
+        gates_XG = (entered_XG[..., : 2 * rank] + recurrent_XG[..., : 2 * rank]).sigmoid_()
         reset_XR, update_XR = gates_XG[..., :rank], gates_XG[..., rank:]
-        new_XR = torch.addcmul(entered_XG[..., 2 * rank :], reset_XR, heard_XG[..., 2 * rank :]).tanh_()
+        new_XR = torch.addcmul(entered_XG[..., 2 * rank :], reset_XR, recurrent_XG[..., 2 * rank :]).tanh_()
         return new_XR.lerp_(memory_XR, update_XR)

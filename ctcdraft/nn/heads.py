@@ -40,9 +40,9 @@ class BlankHead(nn.Module):
     def forward(self, states_XD: Tensor) -> Tensor:
         """Logits_XC, C = V + 1. The words' part is computed in the base's dtype, the blank's in its own."""
         blank_X = states_XD @ self.blank_D + self.blank_bias
-        return torch.cat([self.word_logits(states_XD), blank_X[..., None]], dim=-1)
+        return torch.cat([self.token_logits(states_XD), blank_X[..., None]], dim=-1)
 
-    def word_logits(self, states_XD: Tensor) -> Tensor:
+    def token_logits(self, states_XD: Tensor) -> Tensor:
         """Logits_XV, computed in the base's dtype. For a state of the base itself these are the base's own."""
         return self.words(states_XD.to(self.words.weight.dtype))
 
@@ -80,50 +80,50 @@ class Emissions:
 
     def memories(self, labels_BAS: Tensor) -> Tensor | None:
         """The correction's memories_BAPR behind the first 0 .. S labels; None without a correction."""
-        return None if self.correction is None else self.correction.along(self.start_BAR, labels_BAS)
+        return None if self.correction is None else self.correction.memories_along(self.start_BAR, labels_BAS)
 
     def scores(self, labels_BAS: Tensor) -> Scores:
         """Scores of the labels at every frame (free slots of labels_BAS are -1 and score class 0)."""
         if self.correction is None:
-            label_BATS, blank_BAT = self._uncorrected(labels_BAS)
+            label_BATS, blank_BAT = self._uncorrected_scores(labels_BAS)
             return Scores(label_BATS, label_BATS, blank_BAT[..., None])
-        return Scores(*self._listening(self.correction, labels_BAS))
+        return Scores(*self._corrected_scores(self.correction, labels_BAS))
 
     def label_log_probs(self, labels_BAS: Tensor) -> Tensor:
         """Log-probability_BAS of label s at frame s, among the words alone, the labels before it having been said."""
-        words = self.head.words
-        if type(words) not in (nn.Linear, RankedWords) or words.weight.requires_grad:
-            return self.by_label(of_labels, labels_BAS)
+        lm_head = self.head.words
+        if type(lm_head) not in (nn.Linear, RankedWords) or lm_head.weight.requires_grad:
+            return self.map_label_frames(of_labels, labels_BAS)
         states_Y1D = self.states_BATD[:, :, : labels_BAS.shape[2]].flatten(0, 2)[:, None]
-        places_Y1, never_Y1 = places_of(words, labels_BAS.reshape(-1, 1))
-        said_Y11 = word_logits(states_Y1D, words.weight, words.bias, places_Y1)
+        rows_Y1, absent_Y1 = places_of(lm_head, labels_BAS.reshape(-1, 1))
+        token_logits_Y11 = word_logits(states_Y1D, lm_head.weight, lm_head.bias, rows_Y1)
         if self.correction is None:
-            normaliser_Y11 = log_normaliser(states_Y1D, words.weight, words.bias)[..., None]
+            normaliser_Y11 = log_normaliser(states_Y1D, lm_head.weight, lm_head.bias)[..., None]
         else:
-            table = rows_of(words, self.correction.out.weight)
-            memories_Y1R = self.correction.along(self.start_BAR, labels_BAS)[:, :, :-1].flatten(0, 2)[:, None]
-            said_Y11 = said_Y11 + word_logits(memories_Y1R, table, None, places_Y1)
-            normaliser_Y11 = paired_normaliser(states_Y1D, memories_Y1R, table, words.weight, words.bias)
-        return barred(said_Y11 - normaliser_Y11, never_Y1).view(labels_BAS.shape)
+            table = rows_of(lm_head, self.correction.out.weight)
+            memories_Y1R = self.correction.memories_along(self.start_BAR, labels_BAS)[:, :, :-1].flatten(0, 2)[:, None]
+            token_logits_Y11 = token_logits_Y11 + word_logits(memories_Y1R, table, None, rows_Y1)
+            normaliser_Y11 = paired_normaliser(states_Y1D, memories_Y1R, table, lm_head.weight, lm_head.bias)
+        return barred(token_logits_Y11 - normaliser_Y11, absent_Y1).view(labels_BAS.shape)
 
-    def by_label(self, measure: Callable[..., Tensor], labels_BAS: Tensor, *more_BA: Tensor) -> Tensor:
+    def map_label_frames(self, measure: Callable[..., Tensor], labels_BAS: Tensor, *more_BA: Tensor) -> Tensor:
         """measure(words_XSV, labels_XS, *more_X) over all windows X: for objectives that say label s at frame s.
 
-        words_XSV: log-probabilities of frame s among the words alone, float32, where the labels before it have been
+        log_probs_XSV: log-probabilities of frame s among the words alone, float32, where the labels before it have been
         said. measure returns one tensor_X.
         """
         labels = labels_BAS.shape[2]
         memories_BAPR = self.memories(labels_BAS)
-        given = () if memories_BAPR is None else (memories_BAPR[:, :, :-1],)
+        corrections = () if memories_BAPR is None else (memories_BAPR[:, :, :-1],)
 
         def measured(states_XSD: Tensor, labels_XS: Tensor, *more_X: Tensor) -> tuple[Tensor]:
-            words_XSV = self.head.word_logits(states_XSD).float()
+            log_probs_XSV = self.head.token_logits(states_XSD).float()
             if self.correction is not None:
-                words_XSV = words_XSV + self.correction(more_X[0]).float()
-            return (measure(words_XSV.log_softmax(dim=-1), labels_XS, *more_X[len(given) :]),)
+                log_probs_XSV = log_probs_XSV + self.correction(more_X[0]).float()
+            return (measure(log_probs_XSV.log_softmax(dim=-1), labels_XS, *more_X[len(corrections) :]),)
 
         # As many logits again for what `more` may be turned into.
-        columns = (self.states_BATD[:, :, :labels], labels_BAS, *given, *more_BA)
+        columns = (self.states_BATD[:, :, :labels], labels_BAS, *corrections, *more_BA)
         return self._chunked(measured, 2 * labels, *columns)[0]
 
     def _chunked(self, score: Callable[..., tuple[Tensor, ...]], rows: int, *columns_BA: Tensor) -> list[Tensor]:
@@ -141,37 +141,37 @@ class Emissions:
             parts = [checkpoint(score, *chunk, use_reentrant=False) for chunk in chunks]
         return [torch.cat(column).unflatten(0, (batch, anchors)) for column in zip(*parts, strict=True)]
 
-    def _uncorrected(self, labels_BAS: Tensor) -> tuple[Tensor, ...]:
-        head, words = self.head, self.head.words
-        places_XS, never_XS = places_of(words, labels_BAS.flatten(0, 1))
+    def _uncorrected_scores(self, labels_BAS: Tensor) -> tuple[Tensor, ...]:
+        head, lm_head = self.head, self.head.words
+        rows_XS, absent_XS = places_of(lm_head, labels_BAS.flatten(0, 1))
         label_XTS, blank_XT = label_scores(
-            self.states_BATD.flatten(0, 1), words.weight, getattr(words, "bias", None), head.blank_D, head.blank_bias,
-            places_XS,
+            self.states_BATD.flatten(0, 1), lm_head.weight, getattr(lm_head, "bias", None), head.blank_D, head.blank_bias,
+            rows_XS,
         )  # fmt: skip
-        return tuple(score.unflatten(0, labels_BAS.shape[:2]) for score in (barred(label_XTS, never_XS), blank_XT))
+        return tuple(score.unflatten(0, labels_BAS.shape[:2]) for score in (barred(label_XTS, absent_XS), blank_XT))
 
-    def _listening(self, correction: Correction, labels_BAS: Tensor) -> tuple[Tensor, ...]:
+    def _corrected_scores(self, correction: Correction, labels_BAS: Tensor) -> tuple[Tensor, ...]:
         """With a correction a frame's words depend on how many labels have been said before it."""
-        words, bias = self.head.words.weight, getattr(self.head.words, "bias", None)
+        lm_head_weight, bias = self.head.words.weight, getattr(self.head.words, "bias", None)
         table = rows_of(self.head.words, correction.out.weight)
         states_XTD = self.states_BATD.flatten(0, 1)
-        memories_XPR = correction.along(self.start_BAR, labels_BAS).flatten(0, 1)
-        places_XS, never_XS = places_of(self.head.words, labels_BAS.flatten(0, 1))
-        words_XTP = paired_normaliser(states_XTD, memories_XPR, table, words, bias)
+        memories_XPR = correction.memories_along(self.start_BAR, labels_BAS).flatten(0, 1)
+        rows_XS, absent_XS = places_of(self.head.words, labels_BAS.flatten(0, 1))
+        logsumexp_XTP = paired_normaliser(states_XTD, memories_XPR, table, lm_head_weight, bias)
         blank_XT = blank_scores(states_XTD, self.head.blank_D, self.head.blank_bias)
-        normaliser_XTP = torch.logaddexp(words_XTP, blank_XT[..., None])
-        label_XTS = word_logits(states_XTD, words, bias, places_XS)
-        added_XPS = word_logits(memories_XPR, table, None, places_XS)
+        normaliser_XTP = torch.logaddexp(logsumexp_XTP, blank_XT[..., None])
+        label_XTS = word_logits(states_XTD, lm_head_weight, bias, rows_XS)
+        added_XPS = word_logits(memories_XPR, table, None, rows_XS)
         before_X1S = added_XPS.diagonal(dim1=-2, dim2=-1)[:, None]
         after_X1S = added_XPS.diagonal(-1, dim1=-2, dim2=-1)[:, None]
         scores = (
-            barred(label_XTS + before_X1S - normaliser_XTP[..., :-1], never_XS),
-            barred(label_XTS + after_X1S - normaliser_XTP[..., 1:], never_XS),
+            barred(label_XTS + before_X1S - normaliser_XTP[..., :-1], absent_XS),
+            barred(label_XTS + after_X1S - normaliser_XTP[..., 1:], absent_XS),
             blank_XT[..., None] - normaliser_XTP,
         )
         return tuple(score.unflatten(0, labels_BAS.shape[:2]) for score in scores)
 
 
-def of_labels(words_XSV: Tensor, labels_XS: Tensor) -> Tensor:
-    """A measure for `by_label`: the log-probability of the label itself."""
-    return words_XSV.gather(-1, labels_XS.clamp(min=0)[..., None])[..., 0]
+def of_labels(log_probs_XSV: Tensor, labels_XS: Tensor) -> Tensor:
+    """A measure for `map_label_frames`: the log-probability of the label itself."""
+    return log_probs_XSV.gather(-1, labels_XS.clamp(min=0)[..., None])[..., 0]

@@ -31,7 +31,7 @@ class Scorers(NamedTuple):
     bias_V: Tensor | None
 
     @property
-    def kept(self) -> torch.dtype:
+    def accumulate_dtype(self) -> torch.dtype:
         """The type of sums."""
         return torch.promote_types(self.states_XTD.dtype, torch.float32)
 
@@ -50,11 +50,11 @@ class Scorers(NamedTuple):
         states_XTD, memories_XPR = self.states_XTD.to(head), self.memories_XPR.to(table)
         _, size = BLOCKS.get(self.words_VD.device.type, LARGE_BLOCK)
         for start in range(0, len(self.words_VD), size):
-            words = slice(start, start + size)
-            bias_V = None if self.bias_V is None else self.bias_V[words].to(head)
-            words_XTV = F.linear(states_XTD, self.words_VD[words].to(head), bias_V)
-            added_XPV = F.linear(memories_XPR, self.table_VR[words].to(table))
-            yield words, words_XTV.to(self.kept), added_XPV.to(self.kept)
+            block = slice(start, start + size)
+            bias_V = None if self.bias_V is None else self.bias_V[block].to(head)
+            frame_logits_XTV = F.linear(states_XTD, self.words_VD[block].to(head), bias_V)
+            prefix_logits_XPV = F.linear(memories_XPR, self.table_VR[block].to(table))
+            yield block, frame_logits_XTV.to(self.accumulate_dtype), prefix_logits_XPV.to(self.accumulate_dtype)
 
 
 class Sums(NamedTuple):
@@ -103,26 +103,26 @@ class PairedNormaliser(torch.autograd.Function):
 
 
 def paired_normaliser(
-    states_XTD: Tensor, memories_XPR: Tensor, table_VR: Tensor, words_VD: Tensor, bias_V: Tensor | None
+    states_XTD: Tensor, memories_XPR: Tensor, table_VR: Tensor, lm_head_VD: Tensor, bias_V: Tensor | None
 ) -> Tensor:
     """log sum_v exp(W_v h_t + b_v + O_v m_p) over the words, [X, T, P], float32 (float64 for float64 states)."""
-    refuse_learned(words_VD)
-    normaliser_XTP: Tensor = PairedNormaliser.apply(states_XTD, memories_XPR, table_VR, words_VD, bias_V)
+    refuse_learned(lm_head_VD)
+    normaliser_XTP: Tensor = PairedNormaliser.apply(states_XTD, memories_XPR, table_VR, lm_head_VD, bias_V)
     return normaliser_XTP
 
 
 def summed(scorers: Scorers, halves: Halves) -> Sums:
     """Lowered anew whenever a greater logit turns up."""
-    kept, (windows, frames, _), texts = scorers.kept, scorers.states_XTD.shape, scorers.memories_XPR.shape[1]
-    total_XTP = scorers.states_XTD.new_zeros(windows, frames, texts, dtype=kept)
-    most_XT1 = total_XTP.new_full((windows, frames, 1), torch.finfo(kept).min)
-    most_XP1 = total_XTP.new_full((windows, texts, 1), torch.finfo(kept).min)
-    for _, words_XTV, added_XPV in scorers.blocks(halves):
-        before_XT1, most_XT1 = most_XT1, torch.maximum(most_XT1, words_XTV.amax(dim=-1, keepdim=True))
-        before_XP1, most_XP1 = most_XP1, torch.maximum(most_XP1, added_XPV.amax(dim=-1, keepdim=True))
+    accumulate_dtype, (windows, frames, _), prefixes = scorers.accumulate_dtype, scorers.states_XTD.shape, scorers.memories_XPR.shape[1]
+    total_XTP = scorers.states_XTD.new_zeros(windows, frames, prefixes, dtype=accumulate_dtype)
+    most_XT1 = total_XTP.new_full((windows, frames, 1), torch.finfo(accumulate_dtype).min)
+    most_XP1 = total_XTP.new_full((windows, prefixes, 1), torch.finfo(accumulate_dtype).min)
+    for _, frame_logits_XTV, prefix_logits_XPV in scorers.blocks(halves):
+        before_XT1, most_XT1 = most_XT1, torch.maximum(most_XT1, frame_logits_XTV.amax(dim=-1, keepdim=True))
+        before_XP1, most_XP1 = most_XP1, torch.maximum(most_XP1, prefix_logits_XPV.amax(dim=-1, keepdim=True))
         total_XTP.mul_((before_XT1 - most_XT1).exp_()).mul_((before_XP1 - most_XP1).exp_().mT)
-        total_XTP.baddbmm_(words_XTV.sub_(most_XT1).exp_(), added_XPV.sub_(most_XP1).exp_().mT)
-    return Sums(total_XTP.clamp_(min=torch.finfo(kept).tiny), most_XT1, most_XP1)
+        total_XTP.baddbmm_(frame_logits_XTV.sub_(most_XT1).exp_(), prefix_logits_XPV.sub_(most_XP1).exp_().mT)
+    return Sums(total_XTP.clamp_(min=torch.finfo(accumulate_dtype).tiny), most_XT1, most_XP1)
 
 
 def handed_back(
@@ -130,14 +130,14 @@ def handed_back(
 ) -> tuple[Tensor, Tensor]:
     """Gradients of the states and of the memories; that of the table is added to table_VR. shares_XTP: what one
     exponential of a pair is worth."""
-    states_XTD = torch.zeros_like(scorers.states_XTD, dtype=scorers.kept)
-    memories_XPR = torch.zeros_like(scorers.memories_XPR, dtype=scorers.kept)
-    for words, words_XTV, added_XPV in scorers.blocks(halves):
-        words_XTV.sub_(sums.most_XT1).exp_()
-        added_XPV.sub_(sums.most_XP1).exp_()
-        by_frame_XTV = (shares_XTP @ added_XPV).mul_(words_XTV)
-        by_text_XPV = (shares_XTP.mT @ words_XTV).mul_(added_XPV)
-        states_XTD += (by_frame_XTV.to(halves[0]) @ scorers.words_VD[words].to(halves[0])).to(scorers.kept)
-        memories_XPR += by_text_XPV @ scorers.table_VR[words].to(scorers.kept)
-        table_VR[words] += by_text_XPV.flatten(0, 1).T @ scorers.memories_XPR.flatten(0, 1).to(scorers.kept)
+    states_XTD = torch.zeros_like(scorers.states_XTD, dtype=scorers.accumulate_dtype)
+    memories_XPR = torch.zeros_like(scorers.memories_XPR, dtype=scorers.accumulate_dtype)
+    for block, frame_logits_XTV, prefix_logits_XPV in scorers.blocks(halves):
+        frame_logits_XTV.sub_(sums.most_XT1).exp_()
+        prefix_logits_XPV.sub_(sums.most_XP1).exp_()
+        by_frame_XTV = (shares_XTP @ prefix_logits_XPV).mul_(frame_logits_XTV)
+        by_text_XPV = (shares_XTP.mT @ frame_logits_XTV).mul_(prefix_logits_XPV)
+        states_XTD += (by_frame_XTV.to(halves[0]) @ scorers.words_VD[block].to(halves[0])).to(scorers.accumulate_dtype)
+        memories_XPR += by_text_XPV @ scorers.table_VR[block].to(scorers.accumulate_dtype)
+        table_VR[block] += by_text_XPV.flatten(0, 1).T @ scorers.memories_XPR.flatten(0, 1).to(scorers.accumulate_dtype)
     return states_XTD, memories_XPR

@@ -26,15 +26,15 @@ class LogNormaliser(torch.autograd.Function):
     """log_normaliser_R of `log_normaliser`; the gradient goes to the states and is formed here, in the forward pass."""
 
     @staticmethod
-    def forward(ctx: Any, states_RD: Tensor, words_VD: Tensor, bias_V: Tensor | None) -> Tensor:
-        rows, words = BLOCKS.get(states_RD.device.type, LARGE_BLOCK)
-        kept = torch.promote_types(states_RD.dtype, torch.float32)
-        normaliser_R = states_RD.new_empty(len(states_RD), dtype=kept)
-        expected_RD = torch.empty_like(states_RD, dtype=kept) if ctx.needs_input_grad[0] else None
+    def forward(ctx: Any, states_RD: Tensor, lm_head_VD: Tensor, bias_V: Tensor | None) -> Tensor:
+        rows, block_size = BLOCKS.get(states_RD.device.type, LARGE_BLOCK)
+        accumulate_dtype = torch.promote_types(states_RD.dtype, torch.float32)
+        normaliser_R = states_RD.new_empty(len(states_RD), dtype=accumulate_dtype)
+        expected_RD = torch.empty_like(states_RD, dtype=accumulate_dtype) if ctx.needs_input_grad[0] else None
         for start in range(0, len(states_RD), rows):
             part = slice(start, start + rows)
             into = None if expected_RD is None else expected_RD[part].zero_()
-            normaliser_R[part] = sum_up(states_RD[part], words_VD, bias_V, words, kept, into)
+            normaliser_R[part] = sum_up(states_RD[part], lm_head_VD, bias_V, block_size, accumulate_dtype, into)
         ctx.save_for_backward(expected_RD)
         ctx.states_dtype = states_RD.dtype
         return normaliser_R
@@ -49,46 +49,46 @@ class LogNormaliser(torch.autograd.Function):
 
 def sum_up(
     states_RD: Tensor,
-    words_VD: Tensor,
+    lm_head_VD: Tensor,
     bias_V: Tensor | None,
-    words: int,
-    kept: torch.dtype,
+    block_size: int,
+    accumulate_dtype: torch.dtype,
     expected_RD: Tensor | None,
 ) -> Tensor:
-    """The log-normalisers_R over all words, `words` of them at a time; the expected rows into expected_RD, if wanted.
+    """The log-normalisers_R over all words, `block_size` of them at a time; the expected rows into expected_RD, if wanted.
 
     What has been summed up is scaled whenever a greater logit turns up, so no exponential ever overflows.
     """
-    states_RD = states_RD.to(words_VD.dtype)
-    most_R1 = states_RD.new_full((len(states_RD), 1), torch.finfo(kept).min, dtype=kept)
+    states_RD = states_RD.to(lm_head_VD.dtype)
+    most_R1 = states_RD.new_full((len(states_RD), 1), torch.finfo(accumulate_dtype).min, dtype=accumulate_dtype)
     total_R1 = torch.zeros_like(most_R1)
-    for start in range(0, len(words_VD), words):
-        some_VD = words_VD[start : start + words]
-        some_V = None if bias_V is None else bias_V[start : start + words]
-        logits_RV = F.linear(states_RD, some_VD, some_V).to(kept)
+    for start in range(0, len(lm_head_VD), block_size):
+        some_VD = lm_head_VD[start : start + block_size]
+        some_V = None if bias_V is None else bias_V[start : start + block_size]
+        logits_RV = F.linear(states_RD, some_VD, some_V).to(accumulate_dtype)
         greater_R1 = torch.maximum(most_R1, logits_RV.amax(dim=-1, keepdim=True))
         shrink_R1, most_R1 = (most_R1 - greater_R1).exp_(), greater_R1
         logits_RV.sub_(most_R1).exp_()
         total_R1.mul_(shrink_R1).add_(logits_RV.sum(dim=-1, keepdim=True))
         if expected_RD is not None:
-            expected_RD.mul_(shrink_R1).add_(logits_RV.to(words_VD.dtype) @ some_VD)
+            expected_RD.mul_(shrink_R1).add_(logits_RV.to(lm_head_VD.dtype) @ some_VD)
     if expected_RD is not None:
         expected_RD.div_(total_R1)
     return (total_R1.log_() + most_R1)[:, 0]
 
 
-def log_normaliser(states_XD: Tensor, words_VD: Tensor, bias_V: Tensor | None) -> Tensor:
+def log_normaliser(states_XD: Tensor, lm_head_VD: Tensor, bias_V: Tensor | None) -> Tensor:
     """log sum_v exp(logit_v) over the words, [X], for any leading axes X.
 
     Logits are computed in the dtype of words_VD, which is frozen; the sum is float32 (float64 for float64 states).
     """
-    refuse_learned(words_VD)
-    normaliser_R: Tensor = LogNormaliser.apply(states_XD.flatten(0, -2), words_VD, bias_V)
+    refuse_learned(lm_head_VD)
+    normaliser_R: Tensor = LogNormaliser.apply(states_XD.flatten(0, -2), lm_head_VD, bias_V)
     return normaliser_R.view(states_XD.shape[:-1])
 
 
-def refuse_learned(words_VD: Tensor) -> None:
-    if words_VD.requires_grad:
+def refuse_learned(lm_head_VD: Tensor) -> None:
+    if lm_head_VD.requires_grad:
         raise ValueError("the words' head is to be learned, but these scores give it no gradient; freeze it")
 
 
@@ -97,36 +97,36 @@ def unrounded(device: torch.device) -> AbstractContextManager[Any]:
     return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
 
 
-def word_logits(states_XTD: Tensor, words_VD: Tensor, bias_V: Tensor | None, words_XS: Tensor) -> Tensor:
+def word_logits(states_XTD: Tensor, lm_head_VD: Tensor, bias_V: Tensor | None, tokens_XS: Tensor) -> Tensor:
     """The logits of a few words at every frame, [X, T, S], float32 or better; rounded as those that `log_normaliser`
     sums, or a word's share of that sum could be above 1. Their gradient is that of what was not rounded."""
-    kept, half = torch.promote_types(states_XTD.dtype, torch.float32), multiplied_in(words_VD)
+    accumulate_dtype, half = torch.promote_types(states_XTD.dtype, torch.float32), multiplied_in(lm_head_VD)
     with unrounded(states_XTD.device):
-        rows_XSD = words_VD[words_XS].to(half).to(kept)
-        logits_XTS = states_XTD.to(half).to(kept) @ rows_XSD.transpose(-1, -2)
+        rows_XSD = lm_head_VD[tokens_XS].to(half).to(accumulate_dtype)
+        logits_XTS = states_XTD.to(half).to(accumulate_dtype) @ rows_XSD.transpose(-1, -2)
         if bias_V is not None:
-            logits_XTS = logits_XTS + bias_V[words_XS][..., None, :]
-    return logits_XTS + (logits_XTS.to(half).to(kept) - logits_XTS).detach()
+            logits_XTS = logits_XTS + bias_V[tokens_XS][..., None, :]
+    return logits_XTS + (logits_XTS.to(half).to(accumulate_dtype) - logits_XTS).detach()
 
 
-def multiplied_in(words_VD: Tensor) -> torch.dtype:
+def multiplied_in(lm_head_VD: Tensor) -> torch.dtype:
     """The type in which a product with the head comes out: its own, or autocast's."""
-    device = words_VD.device.type
-    if device != "meta" and words_VD.dtype != torch.float64 and torch.is_autocast_enabled(device):
+    device = lm_head_VD.device.type
+    if device != "meta" and lm_head_VD.dtype != torch.float64 and torch.is_autocast_enabled(device):
         return torch.get_autocast_dtype(device)
-    return words_VD.dtype
+    return lm_head_VD.dtype
 
 
 def blank_scores(states_XTD: Tensor, blank_D: Tensor, blank_bias: Tensor) -> Tensor:
     """The blank's logit at every frame, [X, T], float32 or better."""
-    kept = torch.promote_types(states_XTD.dtype, torch.float32)
+    accumulate_dtype = torch.promote_types(states_XTD.dtype, torch.float32)
     with unrounded(states_XTD.device):
-        return states_XTD.to(kept) @ blank_D.to(kept) + blank_bias
+        return states_XTD.to(accumulate_dtype) @ blank_D.to(accumulate_dtype) + blank_bias
 
 
 def label_scores(
     states_XTD: Tensor,
-    words_VD: Tensor,
+    lm_head_VD: Tensor,
     bias_V: Tensor | None,
     blank_D: Tensor,
     blank_bias: Tensor,
@@ -136,8 +136,8 @@ def label_scores(
 
     Scores are float32 (float64 for float64 states).
     """
-    words_XT = log_normaliser(states_XTD, words_VD, bias_V)
+    logsumexp_XT = log_normaliser(states_XTD, lm_head_VD, bias_V)
     blank_XT = blank_scores(states_XTD, blank_D, blank_bias)
-    normaliser_XT = torch.logaddexp(words_XT, blank_XT)
-    labels_XTS = word_logits(states_XTD, words_VD, bias_V, labels_XS)
+    normaliser_XT = torch.logaddexp(logsumexp_XT, blank_XT)
+    labels_XTS = word_logits(states_XTD, lm_head_VD, bias_V, labels_XS)
     return labels_XTS - normaliser_XT[..., None], blank_XT - normaliser_XT

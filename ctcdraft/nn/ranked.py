@@ -26,24 +26,24 @@ class RankedWords(nn.Module):
         self.all = words
         self.words_N: Tensor
         self.register_buffer("words_N", torch.arange(count, device=words.weight.device))
-        self.gather()
+        self.refresh()
 
-    def choose(self, words_N: Tensor) -> None:
+    def set_tokens(self, tokens_N: Tensor) -> None:
         """Which words, in ascending order."""
-        self.words_N.copy_(words_N)
-        self.gather()
+        self.words_N.copy_(tokens_N)
+        self.refresh()
 
-    def gather(self) -> None:
+    def refresh(self) -> None:
         """A copy of their rows, in one place; to be made anew after words_N was written to."""
         self.weight = self.all.weight[self.words_N]
         self.bias = None if getattr(self.all, "bias", None) is None else self.all.bias[self.words_N]
-        self.place_V = torch.full((len(self.all.weight),), -1, device=self.words_N.device)
-        self.place_V[self.words_N] = torch.arange(len(self.words_N), device=self.words_N.device)
+        self.row_of_token_V = torch.full((len(self.all.weight),), -1, device=self.words_N.device)
+        self.row_of_token_V[self.words_N] = torch.arange(len(self.words_N), device=self.words_N.device)
 
     def forward(self, states_XD: Tensor) -> Tensor:
         """Logits_XV, -inf of the words that were left out."""
         logits_XN = nn.functional.linear(states_XD, self.weight, self.bias)
-        logits_XV = logits_XN.new_full((*logits_XN.shape[:-1], len(self.place_V)), -torch.inf)
+        logits_XV = logits_XN.new_full((*logits_XN.shape[:-1], len(self.row_of_token_V)), -torch.inf)
         return logits_XV.index_copy(-1, self.words_N, logits_XN)
 
 
@@ -52,29 +52,29 @@ def commonest(counts_V: Tensor, count: int, always: Collection[int]) -> Tensor:
 
     counts 5 0 7 5, two of them, always 1   ->   1 2
     """
-    there = [word for word in always if word < len(counts_V)]  # an end token may lie beyond the head's rows
-    if count < len(there):
-        raise InputError(f"drafter.vocabulary={count} has no room for the {len(there)} words that end a text; raise it")
+    required = [token for token in always if token < len(counts_V)]  # an end token may lie beyond the head's rows
+    if count < len(required):
+        raise InputError(f"drafter.vocabulary={count} has no room for the {len(required)} words that end a text; raise it")
     ranked_V = counts_V.double()
-    ranked_V[there] = torch.inf
+    ranked_V[required] = torch.inf
     return ranked_V.sort(descending=True, stable=True).indices[:count].sort().values
 
 
-def places_of(words: Any, labels_XS: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Rows of the head `words` for these labels (of free slots any), and true_XS where it cannot say a label; None if
+def places_of(head: Any, labels_XS: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Rows of the head `head` for these labels (of free slots any), and true_XS where it cannot say a label; None if
     it can say all."""
-    said_XS = labels_XS.clamp(min=0)
-    if not isinstance(words, RankedWords):
-        return said_XS, None
-    place_XS = words.place_V[said_XS]
-    return place_XS.clamp(min=0), place_XS < 0
+    tokens_XS = labels_XS.clamp(min=0)
+    if not isinstance(head, RankedWords):
+        return tokens_XS, None
+    rows_XS = head.row_of_token_V[tokens_XS]
+    return rows_XS.clamp(min=0), rows_XS < 0
 
 
-def rows_of(words: Any, table_VR: Tensor) -> Tensor:
+def rows_of(head: Any, table_VR: Tensor) -> Tensor:
     """The rows of another table for the words that this head can say."""
-    return table_VR[words.words_N] if isinstance(words, RankedWords) else table_VR
+    return table_VR[head.words_N] if isinstance(head, RankedWords) else table_VR
 
 
-def barred(scores_XTS: Tensor, never_XS: Tensor | None) -> Tensor:
+def barred(scores_XTS: Tensor, absent_XS: Tensor | None) -> Tensor:
     """-inf at every frame for labels that cannot be said."""
-    return scores_XTS if never_XS is None else scores_XTS.masked_fill(never_XS[:, None], -torch.inf)
+    return scores_XTS if absent_XS is None else scores_XTS.masked_fill(absent_XS[:, None], -torch.inf)

@@ -17,10 +17,10 @@ class AnchorBody(nn.Module):
 
     layers = 0
 
-    def start_from(self, lm: Any) -> str:
+    def init_from_base(self, lm: Any) -> str:
         return "as the identity"
 
-    def remember(self, states_BLD: Tensor, places_BL: Tensor) -> list[tuple[Tensor, Tensor]]:
+    def text_keys_values(self, states_BLD: Tensor, position_ids_BL: Tensor) -> list[tuple[Tensor, Tensor]]:
         return []
 
     def step(self, states_BKD: Tensor, root_BAD: Tensor, memory: None) -> Tensor:
@@ -46,9 +46,9 @@ class Widened(nn.Module):
         return self.down(self.up(x_XE))
 
 
-def residue(came: int, went: int, inner: int | None, key: str) -> nn.Module:
-    """From `came` columns to `went`; inner: columns within, None for none. key: what the user types."""
-    return Residue(came, went) if inner is None else Widened(came, whole(inner, key), went)
+def residue(in_features: int, out_features: int, inner: int | None, key: str) -> nn.Module:
+    """From `in_features` columns to `out_features`; inner: columns within, None for none. key: what the user types."""
+    return Residue(in_features, out_features) if inner is None else Widened(in_features, whole(inner, key), out_features)
 
 
 def start_at_nothing(block: nn.Module) -> None:
@@ -77,10 +77,10 @@ class ResidualBody(AnchorBody):
 
     def forward(self, anchor_BAD: Tensor, **unused: Any) -> Tensor:
         """States_BATD of every frame, ready for the head."""
-        return torch.stack([self.through(blocks, anchor_BAD) for blocks in self.heads], dim=2)
+        return torch.stack([self.apply_blocks(blocks, anchor_BAD) for blocks in self.heads], dim=2)
 
     @staticmethod
-    def through(blocks: Any, state_BAD: Tensor) -> Tensor:
+    def apply_blocks(blocks: Any, state_BAD: Tensor) -> Tensor:
         for block in blocks:
             state_BAD = state_BAD + block(state_BAD)
         return state_BAD

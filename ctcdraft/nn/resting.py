@@ -15,7 +15,7 @@ class Table:
     """Values, and the weights that they were made of: kept, so that no other can come to lie where they lay."""
 
     values: Tensor
-    made_of: tuple[Tensor, ...]
+    source_weights: tuple[Tensor, ...]
     state: tuple[tuple[int, int], ...]
 
 
@@ -31,14 +31,14 @@ class Resting(nn.Module):
         self._table = None
         return super().train(mode)
 
-    def at_rest(self, *weights: Tensor) -> bool:
+    def is_cacheable(self, *weights: Tensor) -> bool:
         """Whether a table may be made of these now. On a CPU alone: there a row that is read saves a product. Weights
         made in inference mode are left out, because torch does not count what changes them."""
         if self.training or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
             return False
         return all(weight.is_cpu and not weight.is_inference() for weight in weights)
 
-    def table(self, make: Callable[[], Tensor], *weights: Tensor) -> Tensor:
+    def cached(self, make: Callable[[], Tensor], *weights: Tensor) -> Tensor:
         """What `make` made of these weights, or makes of them now."""
         state = tuple((weight.data_ptr(), weight._version) for weight in weights)
         if self._table is None or self._table.state != state:

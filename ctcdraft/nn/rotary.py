@@ -55,12 +55,12 @@ def rotary_tables(frequencies: tuple[float, ...], positions: int, scale: float) 
     return torch.cat([cos, cos], dim=-1).float(), torch.cat([-sin, sin], dim=-1).float()
 
 
-def rotate(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+def rotate(x: Tensor, cos_sin: tuple[Tensor, Tensor]) -> Tensor:
     """Turn x [..., head_width] by the angles of its position: (l, r) becomes (l cos - r sin, r cos + l sin).
 
     The sign is in the table of sines, so the halves only change places: four operations, and no copy is negated.
     """
-    cos, sin = turn
+    cos, sin = cos_sin
     return (x * cos + x.roll(x.shape[-1] // 2, -1) * sin).to(x.dtype)
 
 
@@ -114,10 +114,10 @@ class BaseRotary(NamedTuple):
                 return cls(made, kind, unrounded(found, theta_of(config)), scale)
         return None
 
-    def embeddings(self, x_BLD: Tensor, places_BL: Tensor) -> tuple[Tensor, Tensor]:
+    def embeddings(self, x_BLD: Tensor, position_ids_BL: Tensor) -> tuple[Tensor, Tensor]:
         """Return the position embeddings that the base's own layers take beside x."""
-        asked = {} if self.kind is None else {"layer_type": self.kind}
-        cos, sin = self.module(x_BLD.cpu(), places_BL.cpu(), **asked)
+        layer_options = {} if self.kind is None else {"layer_type": self.kind}
+        cos, sin = self.module(x_BLD.cpu(), position_ids_BL.cpu(), **layer_options)
         return cos.to(x_BLD.device), sin.to(x_BLD.device)
 
 

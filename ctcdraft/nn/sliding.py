@@ -19,9 +19,9 @@ class SlidingWindow:
     kinds: the layer types, where the model mixes several: a mask for each; empty: every layer slides, one mask.
     """
 
-    def __init__(self, window: int, kinds: frozenset[str]) -> None:
+    def __init__(self, window: int, layer_types: frozenset[str]) -> None:
         self.window = window
-        self.kinds = kinds
+        self.layer_types = layer_types
 
     @classmethod
     def of(cls, config: Any, context_length: int) -> Self | None:
@@ -39,9 +39,9 @@ class SlidingWindow:
     def __call__(self, mask_XM: Tensor) -> Tensor | dict[str, Tensor]:
         """Return the additive masks of all layer types for one that holds what full attention sees."""
         slid_XM = last_seen(mask_XM, self.window)
-        if not self.kinds:
+        if not self.layer_types:
             return slid_XM
-        return {kind: slid_XM if kind == "sliding_attention" else mask_XM for kind in self.kinds}
+        return {kind: slid_XM if kind == "sliding_attention" else mask_XM for kind in self.layer_types}
 
 
 def last_seen(mask_XM: Tensor, window: int) -> Tensor:

@@ -34,7 +34,7 @@ class BlockShape:
     positions: int
     frequencies: tuple[float, ...]
     rotary_scale: float = 1.0
-    head_norms: bool = False
+    qk_norm: bool = False
     qkv_bias: bool = False
     activation: str = "silu"
 
@@ -58,11 +58,11 @@ class BlockShape:
             frequencies=by_theta(head_width, theta),
         )
 
-    def plain(self) -> Self:
+    def as_plain_llama(self) -> Self:
         """Return the same sizes as a plain Llama layer, which is what heads were made of before there was more."""
         frequencies = by_theta(self.head_width, self.rope_theta)
         return replace(
-            self, frequencies=frequencies, rotary_scale=1.0, head_norms=False, qkv_bias=False, activation="silu"
+            self, frequencies=frequencies, rotary_scale=1.0, qk_norm=False, qkv_bias=False, activation="silu"
         )
 
 
@@ -92,10 +92,10 @@ class SlotAttention(nn.Module):
 
     def keys_values(self, x_BLD: Tensor, turn: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Keys (turned to their positions) and values [B, G, L, d] of the text."""
-        keys = normed(self.key_norm, self.by_head(self.key(x_BLD)))
-        return rotate(keys, turn), self.by_head(self.value(x_BLD))
+        keys = normed(self.key_norm, self.split_heads(self.key(x_BLD)))
+        return rotate(keys, turn), self.split_heads(self.value(x_BLD))
 
-    def by_head(self, x_BLD: Tensor) -> Tensor:
+    def split_heads(self, x_BLD: Tensor) -> Tensor:
         """[B, heads, L, head_width]; two views, where einops would take longer than a small base's product."""
         return x_BLD.unflatten(-1, (-1, self.shape.head_width)).transpose(1, 2)
 
@@ -140,7 +140,7 @@ class SlotAttention(nn.Module):
         """
         keys, values = memory.update(*self.keys_values(x_BND, turn), layer)
         cos, sin = turn
-        query = normed(self.query_norm, self.by_head(self.query(x_BND[:, -slots:])))
+        query = normed(self.query_norm, self.split_heads(self.query(x_BND[:, -slots:])))
         query = rotate(query, (cos[-slots:], sin[-slots:]))
         seen_TM = None
         if self.causal:
@@ -152,7 +152,7 @@ class SlotAttention(nn.Module):
 
 def head_norm(shape: BlockShape) -> Norm | None:
     """Return a norm of the columns of one head, where the shape asks for it."""
-    return Norm(shape.head_width, eps=shape.epsilon) if shape.head_norms else None
+    return Norm(shape.head_width, eps=shape.epsilon) if shape.qk_norm else None
 
 
 def normed(norm: Norm | None, x: Tensor) -> Tensor:
@@ -210,7 +210,7 @@ class SlotBlock(nn.Module):
         slots_BTD = slots_BTD + self.attention.step(rows_BND, slots_BTD.shape[1], turn, memory, layer)
         return slots_BTD + self.mlp(self.mlp_norm(slots_BTD))
 
-    def as_text(self, x_BLD: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+    def forward_text(self, x_BLD: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
         """Return what a decoder layer would make of this text: every position is a slot behind the text before it."""
         length = x_BLD.shape[1]
         before_BLL = torch.ones(length, length, dtype=torch.bool, device=x_BLD.device).tril(-1)[None]

@@ -25,9 +25,9 @@ class WordHead(nn.Module):
         return self.words.weight.shape[0]
 
     def forward(self, states_XD: Tensor) -> Tensor:
-        return self.word_logits(states_XD)
+        return self.token_logits(states_XD)
 
-    def word_logits(self, states_XD: Tensor) -> Tensor:
+    def token_logits(self, states_XD: Tensor) -> Tensor:
         """Logits_XV. For a state of the base itself, and the base's head, these are the base's own."""
         return self.words(states_XD.to(self.words.weight.dtype))
 
@@ -55,6 +55,6 @@ class WordEmissions(Emissions):
     def label_log_probs(self, labels_BAS: Tensor) -> Tensor:
         return Emissions(self.states_BATD, self.own).label_log_probs(labels_BAS)
 
-    def by_label(self, measure: Callable[..., Tensor], labels_BAS: Tensor, *more_BA: Tensor) -> Tensor:
+    def map_label_frames(self, measure: Callable[..., Tensor], labels_BAS: Tensor, *more_BA: Tensor) -> Tensor:
         """As that of Emissions, by the head these states belong to."""
-        return Emissions(self.states_BATD, self.own).by_label(measure, labels_BAS, *more_BA)
+        return Emissions(self.states_BATD, self.own).map_label_frames(measure, labels_BAS, *more_BA)

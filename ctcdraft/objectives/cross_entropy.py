@@ -14,7 +14,7 @@ class CrossEntropy:
     words cannot say teach nothing, and their share is a metric.
     """
 
-    teaches = "words"
+    supervises = "words"
 
     def __init__(self, labels: int, decay: float) -> None:
         self.labels = check_labels(labels)

@@ -24,7 +24,7 @@ class CTC:
     say, are left out of the mean and their share is a metric: hidden, they would look like learning.
     """
 
-    teaches = "alignments"
+    supervises = "alignments"
     needed = staticmethod(frames_needed)
     likelihoods = staticmethod(of_alignments)
 
@@ -42,8 +42,8 @@ class CTC:
         per_label_BA = log_likelihood_BA / batch.lengths_BA.clamp(min=1)
         value = mean(-per_label_BA, feasible_BA)
         infeasible = 1 - feasible_BA.sum() / real_BA.sum().clamp(min=1)
-        figures = {"blank_rate": blank_rate(scores, batch), "infeasible_share": infeasible}
-        return Loss(value, {"loss": value.detach(), **figures})
+        metrics = {"blank_rate": blank_rate(scores, batch), "infeasible_share": infeasible}
+        return Loss(value, {"loss": value.detach(), **metrics})
 
 
 def blank_rate(scores: Scores, batch: Batch) -> Tensor:

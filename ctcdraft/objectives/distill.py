@@ -22,7 +22,7 @@ class Distill:
     those of the batch, so nothing is read twice. Like cross-entropy it speaks of words alone.
     """
 
-    teaches = "words"
+    supervises = "words"
 
     def __init__(self, labels: int, decay: float, distance: Distance) -> None:
         self.labels = check_labels(labels)
@@ -34,17 +34,17 @@ class Distill:
 
         width = emissions.head.words.weight.shape[1]  # the base's, whoever speaks; the last tap comes first
 
-        def apart(words_XSV: Tensor, labels_XS: Tensor, states_XSD: Tensor) -> Tensor:
-            base_XSV = emissions.head.word_logits(states_XSD[..., :width]).float()
+        def apart(log_probs_XSV: Tensor, labels_XS: Tensor, states_XSD: Tensor) -> Tensor:
+            base_XSV = emissions.head.token_logits(states_XSD[..., :width]).float()
             # Rows that one head has and the other has not are padding; both laws are those of the words they share, and
             # those of a head of some words are both over these.
-            common = min(base_XSV.shape[-1], words_XSV.shape[-1])
-            if words_XSV.shape[-1] > common:
-                words_XSV = words_XSV[..., :common].log_softmax(dim=-1)
-            return self.distance(base_XSV[..., :common].log_softmax(dim=-1), words_XSV)
+            common = min(base_XSV.shape[-1], log_probs_XSV.shape[-1])
+            if log_probs_XSV.shape[-1] > common:
+                log_probs_XSV = log_probs_XSV[..., :common].log_softmax(dim=-1)
+            return self.distance(base_XSV[..., :common].log_softmax(dim=-1), log_probs_XSV)
 
-        apart_BAS = emissions.by_label(apart, batch.labels_BAS, states_before_labels(batch))
-        value = decayed_mean(apart_BAS, labels_there(batch), self.decay)
+        distance_BAS = emissions.map_label_frames(apart, batch.labels_BAS, states_before_labels(batch))
+        value = decayed_mean(distance_BAS, labels_there(batch), self.decay)
         return Loss(value, {"loss": value.detach()})
 
 
@@ -55,13 +55,13 @@ def states_before_labels(batch: Batch) -> Tensor:
     anchor a, root at a + 1, labels at a + 2, a + 3, ...   ->   states a + 1, a + 2, ...
     """
     steps = batch.labels_BAS.shape[-1] + 1
-    return follow(batch.states_BLD.detach(), batch.anchors_BA, batch.places_BL, steps)[:, :, 1:]
+    return follow(batch.states_BLD.detach(), batch.anchors_BA, batch.position_ids_BL, steps)[:, :, 1:]
 
 
 def kl(base_XSV: Tensor, frames_XSV: Tensor) -> Tensor:
     """Kullback-Leibler divergence of the frames' law from the base's: 1/2 1/2 from 1/4 3/4 is log 2 / sqrt 3."""
-    apart_XSV = base_XSV.exp() * (base_XSV - frames_XSV)
-    return apart_XSV.where(~base_XSV.isneginf(), 0).sum(dim=-1)  # what cannot be said is not missed
+    terms_XSV = base_XSV.exp() * (base_XSV - frames_XSV)
+    return terms_XSV.where(~base_XSV.isneginf(), 0).sum(dim=-1)  # what cannot be said is not missed
 
 
 def total_variation(base_XSV: Tensor, frames_XSV: Tensor) -> Tensor:

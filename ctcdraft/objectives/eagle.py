@@ -21,7 +21,7 @@ class Eagle:
     """states * smooth L1 to the base's state at the root + words * cross-entropy to the base's law there (Li et al.
     2024, section 4.2). Only the first frame of an anchor is asked: the deeper ones are those of later anchors."""
 
-    teaches = "states"
+    supervises = "states"
 
     def __init__(self, labels: int, states: float, words: float) -> None:
         self.labels = check_labels(labels)
@@ -38,15 +38,15 @@ class Eagle:
                 f"{true_BA1D.shape[-1]}, so they cannot be compared; objective=eagle is for drafter=eagle"
             )
 
-        def said(words_X1V: Tensor, labels_X1: Tensor, true_X1D: Tensor) -> Tensor:
-            base_X1V = emissions.head.word_logits(true_X1D).float().softmax(dim=-1)
-            return -(base_X1V * words_X1V).sum(dim=-1)
+        def said(log_probs_X1V: Tensor, labels_X1: Tensor, true_X1D: Tensor) -> Tensor:
+            base_X1V = emissions.head.token_logits(true_X1D).float().softmax(dim=-1)
+            return -(base_X1V * log_probs_X1V).sum(dim=-1)
 
         real_BA = batch.lengths_BA > 0
-        guessed_BAD, true_BAD = emissions.states_BATD[:, :, 0].float(), true_BA1D[:, :, 0].float()
-        apart_BA = F.smooth_l1_loss(guessed_BAD, true_BAD, reduction="none").mean(dim=-1)
-        said_BA1 = emissions.by_label(said, batch.labels_BAS[..., :1], true_BA1D)
-        states, words = mean(apart_BA, real_BA), mean(said_BA1[..., 0], real_BA)
+        predicted_BAD, true_BAD = emissions.states_BATD[:, :, 0].float(), true_BA1D[:, :, 0].float()
+        regression_BA = F.smooth_l1_loss(predicted_BAD, true_BAD, reduction="none").mean(dim=-1)
+        cross_entropy_BA1 = emissions.map_label_frames(said, batch.labels_BAS[..., :1], true_BA1D)
+        states, words = mean(regression_BA, real_BA), mean(cross_entropy_BA1[..., 0], real_BA)
         value = self.states * states + self.words * words
         return Loss(value, {"loss": value.detach(), "states": states.detach(), "words": words.detach()})
 
@@ -59,7 +59,7 @@ class EagleCTC:
     The labels are the answer's own words; at temperature 0 these are the base's best words, which that code takes.
     """
 
-    teaches = "states"
+    supervises = "states"
     BLANK = 0
 
     def __init__(self, labels: int, frames: int, states: float, words: float, ctc: float) -> None:
@@ -67,7 +67,7 @@ class EagleCTC:
             raise InputError(f"objective.frames={frames} cannot say objective.labels={labels} labels")
         self.eagle = Eagle(1, states, words)
         self.labels = max(labels, frames - 1)  # frame t of an anchor has been told t labels
-        self.said = labels
+        self.label_count = labels
         self.frames = frames
         self.ctc = number(ctc, "objective.ctc")
 
@@ -75,16 +75,16 @@ class EagleCTC:
         check_frames(emissions, self.frames)
         loss = self.eagle(emissions, batch)
 
-        def unlikely(words_XTV: Tensor, labels_XT: Tensor) -> Tensor:
-            labels_XS = labels_XT[:, : self.said].clamp(min=0)
-            label_XTS = words_XTV.gather(-1, labels_XS[:, None].expand(-1, self.frames, -1))
-            lengths_X = torch.full_like(labels_XS[:, 0], self.said)
-            return -log_likelihood(label_XTS, words_XTV[..., self.BLANK], labels_XS, lengths_X) / self.said
+        def unlikely(log_probs_XTV: Tensor, labels_XT: Tensor) -> Tensor:
+            labels_XS = labels_XT[:, : self.label_count].clamp(min=0)
+            label_XTS = log_probs_XTV.gather(-1, labels_XS[:, None].expand(-1, self.frames, -1))
+            lengths_X = torch.full_like(labels_XS[:, 0], self.label_count)
+            return -log_likelihood(label_XTS, log_probs_XTV[..., self.BLANK], labels_XS, lengths_X) / self.label_count
 
         whole_BA = batch.lengths_BA >= self.labels
-        speakable_BA = whole_BA & (batch.labels_BAS[..., : self.said] != self.BLANK).all(dim=-1)
+        speakable_BA = whole_BA & (batch.labels_BAS[..., : self.label_count] != self.BLANK).all(dim=-1)
         labels_BAT = F.pad(batch.labels_BAS, (0, max(self.frames - self.labels, 0)), value=-1)[..., : self.frames]
-        aligned_BA = emissions.by_label(unlikely, labels_BAT)
+        aligned_BA = emissions.map_label_frames(unlikely, labels_BAT)
         feasible_BA = speakable_BA & ~aligned_BA.isposinf()  # what is not a number must show
         ctc = mean(aligned_BA, feasible_BA)
         infeasible = 1 - feasible_BA.sum() / whole_BA.sum().clamp(min=1)

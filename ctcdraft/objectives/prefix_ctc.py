@@ -16,7 +16,7 @@ class PrefixCTC:
     Prefixes with adjacent repeats that the frames cannot say are left out; their share is a metric.
     """
 
-    teaches = "alignments"
+    supervises = "alignments"
     likelihoods = staticmethod(of_alignments)
 
     def __init__(self, labels: int, decay: float) -> None:
@@ -31,5 +31,5 @@ class PrefixCTC:
         feasible_BAS = real_BAS & ~prefix_BAS.isneginf()  # what is not a number must show
         value = decayed_mean(-prefix_BAS, feasible_BAS, self.decay)
         infeasible = 1 - feasible_BAS.sum() / real_BAS.sum().clamp(min=1)
-        figures = {"blank_rate": blank_rate(scores, batch), "infeasible_share": infeasible}
-        return Loss(value, {"loss": value.detach(), **figures})
+        metrics = {"blank_rate": blank_rate(scores, batch), "infeasible_share": infeasible}
+        return Loss(value, {"loss": value.detach(), **metrics})

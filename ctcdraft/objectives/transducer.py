@@ -19,7 +19,7 @@ class Transducer(CTC):
     """-log P(labels | states), summed over all alignments, per label (Graves 2012; here with at most one label a
     frame). Every window that has a frame for each label is feasible."""
 
-    teaches = "transductions"
+    supervises = "transductions"
     needed = staticmethod(transducer.frames_needed)
     likelihoods = staticmethod(of_transductions)
 
@@ -27,5 +27,5 @@ class Transducer(CTC):
 class PrefixTransducer(PrefixCTC):
     """-log P(the text begins with x1 .. xk) for every k of a window, weighted by decay^(k-1)."""
 
-    teaches = "transductions"
+    supervises = "transductions"
     likelihoods = staticmethod(of_transductions)

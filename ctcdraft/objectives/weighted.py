@@ -31,7 +31,7 @@ class WeightedSum:
             raise InputError(
                 f"objective.labels={labels}, but {', '.join(other)}; the parts of a sum share their windows"
             )
-        if {"alignments", "transductions"} <= {getattr(part, "teaches", "words") for part in parts.values()}:
+        if {"alignments", "transductions"} <= {getattr(part, "supervises", "words") for part in parts.values()}:
             raise InputError(
                 f"objective.parts={', '.join(parts)} disagree: in some of them repeated frames merge, in others every "
                 "frame says a word of its own; sum ctc and prefix_ctc, or transducer and prefix_transducer"
@@ -40,9 +40,9 @@ class WeightedSum:
         self.weights = dict(weights)
 
     @property
-    def teaches(self) -> str:
+    def supervises(self) -> str:
         """Blanks are learned as soon as one part aligns; states bind the drafter more than anything else."""
-        taught = {getattr(part, "teaches", "words") for part in self.parts.values()}
+        taught = {getattr(part, "supervises", "words") for part in self.parts.values()}
         return next(kind for kind in ("states", "transductions", "alignments", "words") if kind in taught)
 
     def __call__(self, emissions: Emissions, batch: Batch) -> Loss:

@@ -68,25 +68,25 @@ class Adapter:
         """What is trained, by its name in the base."""
         return {name: value for name, value in self.base.lm.named_parameters() if value.requires_grad}
 
-    def read(self, base: BaseLM, tokens_BL: Tensor, places_BL: Tensor | None = None) -> Tensor:
+    def read(self, base: BaseLM, tokens_BL: Tensor, position_ids_BL: Tensor | None = None) -> Tensor:
         """States_BLD of right-padded rows, with a gradient; for Batches, instead of corpus.states.read."""
         tokens_BL = tokens_BL.to(base.device)
-        return base.states_through(tokens_BL, torch.ones_like(tokens_BL), places_BL)
+        return base.hidden_states_with_grad(tokens_BL, torch.ones_like(tokens_BL), position_ids_BL)
 
     def divergence(self, batch: Batch) -> Tensor:
         """Kullback-Leibler divergence of the base's law from the one it had, mean over the anchors of real windows."""
         with torch.no_grad(), self.model.disable_adapter():
-            before_BLD = self.read(self.base, batch.tokens_BL, batch.places_BL)
-        was_BAV, is_BAV = (self.law(states_BLD, batch.anchors_BA) for states_BLD in (before_BLD, batch.states_BLD))
-        apart_BA = (was_BAV.exp() * (was_BAV - is_BAV)).sum(dim=-1)
-        return mean(apart_BA, batch.lengths_BA > 0)
+            before_BLD = self.read(self.base, batch.tokens_BL, batch.position_ids_BL)
+        before_BAV, now_BAV = (self.next_token_log_probs(states_BLD, batch.anchors_BA) for states_BLD in (before_BLD, batch.states_BLD))
+        kl_BA = (before_BAV.exp() * (before_BAV - now_BAV)).sum(dim=-1)
+        return mean(kl_BA, batch.lengths_BA > 0)
 
-    def law(self, states_BLD: Tensor, anchors_BA: Tensor) -> Tensor:
+    def next_token_log_probs(self, states_BLD: Tensor, anchors_BA: Tensor) -> Tensor:
         """Log-probabilities_BAV of the word after each anchor."""
         states_BLD = states_BLD[..., : self.base.width]  # the last tap comes first
         states_BAD = states_BLD.gather(1, anchors_BA[..., None].expand(-1, -1, states_BLD.shape[-1]))
-        kept = torch.promote_types(self.base.dtype, torch.float32)
-        return self.base.head(states_BAD.to(self.base.dtype)).log_softmax(dim=-1, dtype=kept)
+        accumulate_dtype = torch.promote_types(self.base.dtype, torch.float32)
+        return self.base.head(states_BAD.to(self.base.dtype)).log_softmax(dim=-1, dtype=accumulate_dtype)
 
     def state(self) -> dict[str, Tensor]:
         """What a checkpoint holds."""
@@ -124,12 +124,12 @@ class HeldBack:
         self.objective = objective
         self.adapter = adapter
         self.labels = objective.labels
-        self.teaches = getattr(objective, "teaches", None)
+        self.supervises = getattr(objective, "supervises", None)
 
     def __call__(self, emissions: object, batch: Batch) -> Loss:
         loss = self.objective(emissions, batch)  # type: ignore[arg-type]
-        apart = self.adapter.divergence(batch)
-        return Loss(loss.value + self.adapter.weight * apart, loss.metrics | {"base_divergence": apart.detach()})
+        divergence = self.adapter.divergence(batch)
+        return Loss(loss.value + self.adapter.weight * divergence, loss.metrics | {"base_divergence": divergence.detach()})
 
 
 def above_0(value: float, key: str) -> float:

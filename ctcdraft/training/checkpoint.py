@@ -55,35 +55,35 @@ class RunDirectory:
         return self.path / "command.txt"
 
     @property
-    def states(self) -> list[Path]:
+    def resume_files(self) -> list[Path]:
         """The files to go on from, the newest first."""
         return sorted(self.path.glob("resume-*.pt"), reverse=True)
 
     @property
-    def step_reached(self) -> int:
+    def last_step(self) -> int:
         """The step of the newest state, by its name; 0 without one."""
-        return int(self.states[0].stem.removeprefix("resume-")) if self.states else 0
+        return int(self.resume_files[0].stem.removeprefix("resume-")) if self.resume_files else 0
 
     @property
     def fingerprint(self) -> Path:
         return self.path / "fingerprint.json"
 
-    def begin(self, config: str, fingerprint: dict[str, Any], overwrite: bool) -> None:
+    def create(self, config: str, fingerprint: dict[str, Any], overwrite: bool) -> None:
         """Claim the directory for a new run, or refuse because it holds one. Overwriting removes the old run's
         own files and nothing else that may lie there."""
         if self.config.exists():
             if not (overwrite and self.fingerprint.exists()):
                 self.refuse_to_overwrite()
-            own = [self.config, self.head, *self.states, self.metrics, self.fingerprint, self.command]
+            own = [self.config, self.head, *self.resume_files, self.metrics, self.fingerprint, self.command]
             own += [self.path / WANDB, *self.adapter.glob("adapter_*")]
             for file in own:
                 file.unlink(missing_ok=True)
         write_text(self.fingerprint, json.dumps(fingerprint, indent=2) + "\n")
         self.write_config(config)  # last: it is what makes the directory a run
 
-    def belong_to(self, adapter: str) -> None:
+    def set_adapter(self, adapter: str) -> None:
         """From now on the head is that of the base with this adapter."""
-        write_text(self.fingerprint, json.dumps(self.made_for() | {"adapter": adapter}, indent=2) + "\n")
+        write_text(self.fingerprint, json.dumps(self.base_fingerprint() | {"adapter": adapter}, indent=2) + "\n")
 
     def write_config(self, config: str) -> None:
         write_text(self.config, config)
@@ -100,9 +100,9 @@ class RunDirectory:
 
     def save_head(self, drafter: DraftHead, adapter: str | None = None) -> None:
         """adapter: the hash of what the base was changed by, which the head belongs to."""
-        tensors = {name: value.detach().cpu().contiguous() for name, value in drafter.own_state().items()}
-        told = None if adapter is None else {"adapter": adapter}
-        write_whole(self.head, lambda path: save_file(tensors, path, metadata=told))
+        tensors = {name: value.detach().cpu().contiguous() for name, value in drafter.trainable_state_dict().items()}
+        metadata = None if adapter is None else {"adapter": adapter}
+        write_whole(self.head, lambda path: save_file(tensors, path, metadata=metadata))
 
     def load_head(self, drafter: DraftHead) -> None:
         """Fill the drafter's own tensors; every one of them must be there and have its shape."""
@@ -114,7 +114,7 @@ class RunDirectory:
                 adapter = (file.metadata() or {}).get("adapter")
         except SafetensorError as error:
             raise InputError(f"{self.head} is damaged ({error}); resume={self.path} writes it again") from error
-        if self.fingerprint.is_file() and adapter != self.made_for().get(
+        if self.fingerprint.is_file() and adapter != self.base_fingerprint().get(
             "adapter"
         ):  # a kill or a full disk between both
             raise InputError(
@@ -136,8 +136,8 @@ class RunDirectory:
         newest = self.path / f"resume-{step:09}.pt"
         write_whole(newest, write)
         # A state beyond this step is a damaged one that the run had to go back behind.
-        beyond = [file for file in self.states if file.name > newest.name]
-        for old in [*beyond, *self.states[len(beyond) + keep :]]:
+        beyond = [file for file in self.resume_files if file.name > newest.name]
+        for old in [*beyond, *self.resume_files[len(beyond) + keep :]]:
             with contextlib.suppress(OSError):
                 old.unlink()
 
@@ -146,7 +146,7 @@ class RunDirectory:
         for file in self.path.glob("resume-*.partial"):  # of a process that was killed while it wrote
             file.unlink(missing_ok=True)
         damaged: list[str] = []
-        for file in self.states:
+        for file in self.resume_files:
             state = whole_state(file)
             if state is not None:
                 if damaged:
@@ -160,7 +160,7 @@ class RunDirectory:
             )
         return None
 
-    def made_for(self) -> dict[str, Any]:
+    def base_fingerprint(self) -> dict[str, Any]:
         """The fingerprint of the base and the corpus that the run was begun with."""
         try:
             return json.loads(self.fingerprint.read_text())
@@ -171,11 +171,11 @@ class RunDirectory:
 
     def refuse_other_base(self, fingerprint: dict[str, Any]) -> None:
         """One sentence if the head was trained for another base than the one with this fingerprint."""
-        refuse_other_base(self.made_for(), fingerprint, self.path)
+        refuse_other_base(self.base_fingerprint(), fingerprint, self.path)
 
     def refuse_other_corpus(self, corpus: str) -> None:
         """One sentence if this is not the corpus that the run's steps were counted in: its batches would be others."""
-        begun = self.made_for().get("corpus", corpus)
+        begun = self.base_fingerprint().get("corpus", corpus)
         if begun != corpus:
             raise InputError(
                 f"{self.path} was trained on another corpus ({begun}) than is prepared now ({corpus}), so it cannot go "
@@ -184,24 +184,24 @@ class RunDirectory:
 
 
 def refuse_other_base(
-    made_for: dict[str, Any], fingerprint: dict[str, Any], place: Path, must_agree: Sequence[str] = MUST_AGREE
+    base_fingerprint: dict[str, Any], fingerprint: dict[str, Any], source: Path, must_agree: Sequence[str] = MUST_AGREE
 ) -> None:
-    """Raise InputError if the head at `place` was made for another base than the one with this fingerprint. For the
+    """Raise InputError if the head at `source` was made for another base than the one with this fingerprint. For the
     same base quantised it may guess: what it says is verified, and the report tells."""
-    differing = [key for key in must_agree if made_for.get(key) != fingerprint.get(key)]
+    differing = [key for key in must_agree if base_fingerprint.get(key) != fingerprint.get(key)]
     if differing == ["adapter"]:
-        trained = "along with its base, which adapt=lora changed" if "adapter" in made_for else "for the base as it is"
+        trained = "along with its base, which adapt=lora changed" if "adapter" in base_fingerprint else "for the base as it is"
         here = "changed by a LoRA that was trained with another head" if "adapter" in fingerprint else "not changed"
         raise InputError(
-            f"the head in {place} was trained {trained}, and this base is {here}; evaluate it by itself, with "
-            f"checkpoint={place} and no base="
+            f"the head in {source} was trained {trained}, and this base is {here}; evaluate it by itself, with "
+            f"checkpoint={source} and no base="
         )
-    if differing and not (differing == ["weights"] and quantised_since(made_for, fingerprint)):
-        apart = "; ".join(f"{key} {made_for.get(key)} there, {fingerprint.get(key)} here" for key in differing)
-        names = [made_for.get("base"), fingerprint.get("base")]
+    if differing and not (differing == ["weights"] and quantised_since(base_fingerprint, fingerprint)):
+        apart = "; ".join(f"{key} {base_fingerprint.get(key)} there, {fingerprint.get(key)} here" for key in differing)
+        names = [base_fingerprint.get("base"), fingerprint.get("base")]
         here = f"base {names[1]}" if names[0] != names[1] else "another base of that name"
         raise InputError(
-            f"the head in {place} was trained for base {names[0]}, and this is {here} (they differ in "
+            f"the head in {source} was trained for base {names[0]}, and this is {here} (they differ in "
             f"{', '.join(differing)}: {apart}); evaluate it with its own base"
         )
 
@@ -222,14 +222,14 @@ def whole_state(file: Path) -> dict[str, Any] | None:
 
 
 def fill(drafter: DraftHead, tensors: dict[str, Tensor], source: Path) -> None:
-    own = drafter.own_state()
+    own = drafter.trainable_state_dict()
     wrong = sorted(set(own) ^ set(tensors)) or sorted(n for n in own if not fits(own[n], tensors[n]))
     if wrong:
         raise InputError(f"{source} does not fit its drafter (first difference: {wrong[0]}); was config.yaml edited?")
     with torch.no_grad():
         for name, value in own.items():
             value.copy_(tensors[name])
-    drafter.settle()
+    drafter.after_load()
 
 
 def fits(own: Tensor, stored: Tensor) -> bool:

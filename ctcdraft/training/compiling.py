@@ -24,10 +24,10 @@ def compile_forward(drafter: DraftHead, backend: str, rehearsal: Callable[[], No
         drafter.compile(backend=backend, dynamic=True)
         rehearsal()
     except RuntimeError as error:
-        there = ", ".join(torch._dynamo.list_backends())
+        backends = ", ".join(torch._dynamo.list_backends())
         raise InputError(
             f"trainer.compile={backend} cannot compile {type(drafter).__name__} here ({reason(error)}); give "
-            f"another backend of torch.compile ({there}), or null to train without"
+            f"another backend of torch.compile ({backends}), or null to train without"
         ) from error
 
 

@@ -23,17 +23,17 @@ A_PARAMETER = 16  # bytes: weight, gradient and AdamW's two moments, in float32;
 
 def keeping(forward: Callable[[], Made]) -> tuple[Made, int]:
     """What `forward` makes, and the bytes it keeps for its backward pass: every tensor once, parameters not at all."""
-    held: dict[int, Tensor] = {}
+    saved: dict[int, Tensor] = {}
 
     def pack(tensor: Tensor) -> Tensor:
         owner = tensor if tensor._base is None else tensor._base
         if not isinstance(owner, nn.Parameter):
-            held[id(owner)] = owner  # held, so that no other tensor can come to have its id
+            saved[id(owner)] = owner  # held, so that no other tensor can come to have its id
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        made = forward()
-    return made, sum(owner.nbytes for owner in held.values())
+        result = forward()
+    return result, sum(owner.nbytes for owner in saved.values())
 
 
 def counted(drafter: DraftHead, objective: Objective, batch: Batch) -> tuple[float, int, tuple[int, ...]]:
@@ -49,10 +49,10 @@ def counted(drafter: DraftHead, objective: Objective, batch: Batch) -> tuple[flo
             emissions = drafter(batch)
             return emissions, objective(emissions, batch).value
 
-        (emissions, value), kept = keeping(forward)
+        (emissions, value), saved_bytes = keeping(forward)
         value.backward()
     drafter.zero_grad(set_to_none=True)
-    return float(counter.get_total_flops()), kept, tuple(emissions.states_BATD.shape)
+    return float(counter.get_total_flops()), saved_bytes, tuple(emissions.states_BATD.shape)
 
 
 def batch_without_values(base: BaseLM, rows: int, length: int, anchors: int, labels: int) -> Batch:
@@ -62,7 +62,7 @@ def batch_without_values(base: BaseLM, rows: int, length: int, anchors: int, lab
         states_BLD = torch.empty(rows, length, base.width * len(base.taps), dtype=base.dtype)
         windows_BA = torch.empty(rows, anchors, dtype=torch.long)
         labels_BAS = torch.empty(rows, anchors, labels, dtype=torch.long)
-    return Batch(tokens_BL, states_BLD, windows_BA, windows_BA, labels_BAS, windows_BA, places_BL=tokens_BL)
+    return Batch(tokens_BL, states_BLD, windows_BA, windows_BA, labels_BAS, windows_BA, position_ids_BL=tokens_BL)
 
 
 def held(size: Size, trained: int, batch: Batch, kept: int, emission_bytes: int) -> dict[str, int]:
@@ -71,7 +71,7 @@ def held(size: Size, trained: int, batch: Batch, kept: int, emission_bytes: int)
     return {
         "weights": size.weight_bytes,
         "head with gradients and moments": trained * A_PARAMETER,
-        "reading": size.reading_bytes(rows, length),
+        "reading": size.activation_bytes(rows, length),
         "states": batch.states_BLD.nbytes,
         "step": kept,
         "logits": min(emission_bytes, CHUNK_BYTES),

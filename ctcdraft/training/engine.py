@@ -46,20 +46,20 @@ class TorchEngine:
             self.optimisers.append(self.for_matrices(matrices, learning_rate, betas, weight_decay))
         if others:  # all there is where only low-rank updates are trained
             self.optimisers.append(torch.optim.AdamW(others, lr=learning_rate, betas=betas, weight_decay=0.0))
-        self.curve = lambda step: warm_cosine(step, steps, warmup, final_share)
+        self.lr_lambda = lambda step: warm_cosine(step, steps, warmup, final_share)
         self.betas = betas
-        self.schedules = [torch.optim.lr_scheduler.LambdaLR(one, self.curve) for one in self.optimisers]
+        self.schedules = [torch.optim.lr_scheduler.LambdaLR(one, self.lr_lambda) for one in self.optimisers]
 
     def for_matrices(
         self, matrices: list[nn.Parameter], learning_rate: float, betas: tuple[float, float], weight_decay: float
     ) -> torch.optim.Optimizer:
         return torch.optim.AdamW(matrices, lr=learning_rate, betas=betas, weight_decay=weight_decay)
 
-    def also(self, parameters: list[nn.Parameter], learning_rate: float) -> None:
+    def add_param_group(self, parameters: list[nn.Parameter], learning_rate: float) -> None:
         """Train these too, by AdamW at a rate of their own; clipped and averaged with all others."""
         self.parameters = [*self.parameters, *parameters]
         self.optimisers.append(torch.optim.AdamW(parameters, lr=learning_rate, betas=self.betas, weight_decay=0.0))
-        self.schedules.append(torch.optim.lr_scheduler.LambdaLR(self.optimisers[-1], self.curve))
+        self.schedules.append(torch.optim.lr_scheduler.LambdaLR(self.optimisers[-1], self.lr_lambda))
 
     def zero_grad(self) -> None:
         for parameter in self.parameters:
@@ -72,7 +72,7 @@ class TorchEngine:
             with self.precision():
                 value = loss() / len(losses)
             value.backward()
-        self.peers.average([p.grad for p in self.parameters if p.grad is not None])
+        self.peers.all_reduce_mean([p.grad for p in self.parameters if p.grad is not None])
         norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
         if isfinite(norm):
             self.clip(norm)

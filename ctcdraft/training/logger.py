@@ -35,20 +35,20 @@ class JsonlLogger:
         write_text(path, kept(path, first_step))
         self.path = path
         self._file = path.open("ab", buffering=0)
-        self._owed = b""
+        self._unwritten = b""
 
     def log(self, step: int, figures: dict[str, Any]) -> None:
-        said = {name: None if isinstance(value, float) and not isfinite(value) else value
+        record = {name: None if isinstance(value, float) and not isfinite(value) else value
                 for name, value in figures.items()}  # fmt: skip
-        self._owed += (json.dumps({"step": step, **said}) + "\n").encode()
+        self._unwritten += (json.dumps({"step": step, **record}) + "\n").encode()
         with contextlib.suppress(OSError):
-            while self._owed:
-                self._owed = self._owed[self._file.write(self._owed) :]
+            while self._unwritten:
+                self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
 
     def close(self) -> None:
         self._file.close()
-        if self._owed:
-            lines = len(self._owed.splitlines())
+        if self._unwritten:
+            lines = len(self._unwritten.splitlines())
             raise InputError(f"{self.path} lacks its last {lines} lines: the disk is full; make room")
 
 
@@ -137,16 +137,16 @@ def wandb_identity(file: Path, name: str, group: str | None) -> dict[str, Any]:
     A search names its trials by W&B's own variables, WANDB_NAME and WANDB_RUN_GROUP; so may a user.
     """
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        kept = json.loads(file.read_text())
+        stored = json.loads(file.read_text())
         # Nothing else from a file: wandb.init takes the address to send its key to, in settings=, too.
-        return {key: kept[key] for key in ("id", "name", "group")}
-    made = {
+        return {key: stored[key] for key in ("id", "name", "group")}
+    identity = {
         "id": secrets.token_hex(4),
         "name": os.environ.get("WANDB_NAME", name)[:LONGEST_NAME],
         "group": os.environ.get("WANDB_RUN_GROUP", group),
     }
-    write_text(file, json.dumps(made, indent=1) + "\n")
-    return made
+    write_text(file, json.dumps(identity, indent=1) + "\n")
+    return identity
 
 
 def tags(config: Mapping[str, Any]) -> list[str]:

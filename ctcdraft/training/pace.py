@@ -17,7 +17,7 @@ class Pace:
     def __init__(self) -> None:
         self.began = perf_counter(), process_time()
 
-    def figures(self, tokens: int) -> dict[str, float]:
+    def metrics(self, tokens: int) -> dict[str, float]:
         """tokens_per_second: of text read, padding included. processor_seconds: of all threads of this process.
         memory_bytes: the most it ever held, on its device, or else at all."""
         wall, processor = perf_counter() - self.began[0], process_time() - self.began[1]

@@ -30,12 +30,12 @@ class Told:
     source: str
 
     @classmethod
-    def by_manifest(cls, manifest: Manifest, longest: int) -> Self:
+    def from_manifest(cls, manifest: Manifest, longest: int) -> Self:
         counts = manifest["counts"]
         return cls(counts["answers"], counts["tokens"], longest, f"as prepared for {manifest['base']['base']}")
 
     @classmethod
-    def by_work(cls, work: Work) -> Self:
+    def from_work(cls, work: Work) -> Self:
         return cls(work.turns, work.tokens, work.longest, "at most, as planned above")
 
 
@@ -48,18 +48,18 @@ class Laid:
     length: int
     longest: int
     anchors: int
-    answers_a_row: int
+    answers_per_row: int
 
     @classmethod
-    def of(cls, base: BaseLM, labels: int, told: Told, settings: Any) -> Self:
+    def of(cls, base: BaseLM, labels: int, corpus: Told, settings: Any) -> Self:
         """The mean row sets operations, the longest one memory. A pack is taken to be as full as whole mean answers
         make it."""
-        longest = min(settings.max_length, base.context_length, told.longest)
-        mean = max(1, min(longest, told.tokens // told.answers))
+        longest = min(settings.max_length, base.context_length, corpus.longest)
+        mean = max(1, min(longest, corpus.tokens // corpus.answers))
         answers_a_row = 1 if settings.pack is None else max(1, settings.pack // mean)
         length = max(labels + 2, answers_a_row * mean)
         longest = max(longest, settings.pack or 0, length)
-        rows = min(settings.rows, ceil(told.answers / answers_a_row))
+        rows = min(settings.rows, ceil(corpus.answers / answers_a_row))
         return cls(rows, length, longest, min(settings.anchors, length), answers_a_row)
 
 
@@ -68,71 +68,71 @@ class Operations:
     """Of a batch for the head (step), for the base to read that batch (live), and to read the corpus once."""
 
     step: float
-    live: float
-    once: float
+    online_reading: float
+    corpus_reading: float
 
     @classmethod
-    def of(cls, base: BaseLM, told: Told, laid: Laid, step: float) -> Self:
-        size, seen = Size.of(base), laid.length / 2
-        return cls(step, size.read_flops(laid.rows * laid.length, seen), size.read_flops(told.tokens, seen))
+    def of(cls, base: BaseLM, corpus: Told, shape: Laid, step: float) -> Self:
+        size, context = Size.of(base), shape.length / 2
+        return cls(step, size.prefill_flops(shape.rows * shape.length, context), size.prefill_flops(corpus.tokens, context))
 
     def seconds(self, batches: int, rate: Rate) -> tuple[float, float] | None:
         """Of so many batches in one process, with states=live and with stored; None where the rate is not known.
 
         Several processes share the batches, while one of them reads the corpus for all.
         """
-        live, stored = rate.seconds(batches * (self.step + self.live)), rate.seconds(batches * self.step + self.once)
+        live, stored = rate.seconds(batches * (self.step + self.online_reading)), rate.seconds(batches * self.step + self.corpus_reading)
         return None if live is None or stored is None else (live, stored)
 
 
-def operations(base: BaseLM, drafter: DraftHead, objective: Objective, told: Told, settings: Any) -> Operations:
+def operations(base: BaseLM, drafter: DraftHead, objective: Objective, corpus: Told, settings: Any) -> Operations:
     """The part of a plan that hours are made of."""
-    laid = Laid.of(base, objective.labels, told, settings)
-    batch = batch_without_values(base, laid.rows, laid.length, laid.anchors, objective.labels)
-    return Operations.of(base, told, laid, counted(drafter, objective, batch)[0])
+    shape = Laid.of(base, objective.labels, corpus, settings)
+    batch = batch_without_values(base, shape.rows, shape.length, shape.anchors, objective.labels)
+    return Operations.of(base, corpus, shape, counted(drafter, objective, batch)[0])
 
 
-def peak_bytes(base: BaseLM, drafter: DraftHead, objective: Objective, told: Told, settings: Any) -> int:
+def peak_bytes(base: BaseLM, drafter: DraftHead, objective: Objective, corpus: Told, settings: Any) -> int:
     """The part of a plan that a card's memory is held to: of the longest rows, as `plan` says it in words."""
-    laid = Laid.of(base, objective.labels, told, settings)
-    largest = batch_without_values(base, laid.rows, laid.longest, laid.anchors, objective.labels)
-    _, kept, shape = counted(drafter, objective, largest)
-    trained = sum(value.numel() for value in drafter.own_parameters())
-    emission_bytes = laid.rows * laid.anchors * shape[2] * (base.vocabulary + 1) * 4
-    return sum(held(Size.of(base), trained, largest, kept, emission_bytes).values())
+    batch_shape = Laid.of(base, objective.labels, corpus, settings)
+    largest = batch_without_values(base, batch_shape.rows, batch_shape.longest, batch_shape.anchors, objective.labels)
+    _, saved_bytes, shape = counted(drafter, objective, largest)
+    trained = sum(value.numel() for value in drafter.trainable_parameters())
+    emission_bytes = batch_shape.rows * batch_shape.anchors * shape[2] * (base.vocabulary + 1) * 4
+    return sum(held(Size.of(base), trained, largest, saved_bytes, emission_bytes).values())
 
 
 def plan(
-    base: BaseLM, drafter: DraftHead, objective: Objective, told: Told, settings: Any, rate: Rate, world: int = 1
+    base: BaseLM, drafter: DraftHead, objective: Objective, corpus: Told, settings: Any, rate: Rate, world: int = 1
 ) -> str:
     """settings: steps, accumulate, rows, anchors, pack and max_length, as under `trainer`. world: how many processes
     share the batches of a step; memory is that of each, and hours are those that all of them take together."""
-    size, laid = Size.of(base), Laid.of(base, objective.labels, told, settings)
+    size, batch_shape = Size.of(base), Laid.of(base, objective.labels, corpus, settings)
     batches = settings.steps * settings.accumulate
-    batch = batch_without_values(base, laid.rows, laid.length, laid.anchors, objective.labels)
+    batch = batch_without_values(base, batch_shape.rows, batch_shape.length, batch_shape.anchors, objective.labels)
     step, _, shape = counted(drafter, objective, batch)
-    largest = batch_without_values(base, laid.rows, laid.longest, laid.anchors, objective.labels)
-    _, kept, _ = counted(drafter, objective, largest)
-    needed = Operations.of(base, told, laid, step)
-    trained = sum(value.numel() for value in drafter.own_parameters())
-    emission_bytes = laid.rows * laid.anchors * shape[2] * (base.vocabulary + 1) * 4
-    epochs = batches * laid.rows * laid.answers_a_row / told.answers
+    largest = batch_without_values(base, batch_shape.rows, batch_shape.longest, batch_shape.anchors, objective.labels)
+    _, saved_bytes, _ = counted(drafter, objective, largest)
+    needed = Operations.of(base, corpus, batch_shape, step)
+    trained = sum(value.numel() for value in drafter.trainable_parameters())
+    emission_bytes = batch_shape.rows * batch_shape.anchors * shape[2] * (base.vocabulary + 1) * 4
+    epochs = batches * batch_shape.rows * batch_shape.answers_per_row / corpus.answers
     several = "" if settings.accumulate == 1 else f"{settings.accumulate} x "
-    sizes = ", ".join(f"{spelled(count)} as {name}" for name, count in states_bytes(told.tokens, size).items())
+    sizes = ", ".join(f"{spelled(count)} as {name}" for name, count in states_bytes(corpus.tokens, size).items())
     return "\n".join(
         [
             f"drafter     {trained:,} trainable parameters",
-            f"corpus      {told.answers:,} answers, {told.tokens:,} tokens ({told.source})",
-            f"steps       {settings.steps:,} of {several}{laid.rows} rows x {laid.anchors} anchors, "
+            f"corpus      {corpus.answers:,} answers, {corpus.tokens:,} tokens ({corpus.source})",
+            f"steps       {settings.steps:,} of {several}{batch_shape.rows} rows x {batch_shape.anchors} anchors, "
             f"{epochs:.1f} epochs",
             f"emissions   {emission_bytes / 2**20:,.0f} MiB a step if they were kept whole (they are not)",
             f"frames      {reading(objective, drafter, shape[2])}",
             f"states      0 bytes where states=live; {sizes} where stored{unread(base, drafter)}",
             f"disk        {disk(trained)}",
-            f"work        {step:.3g} operations a batch of the head, and {needed.live:.3g} for the base to read "
-            f"{laid.rows} rows of {laid.length:,} tokens where live; where stored, "
-            f"{needed.once:.3g} to read the corpus once",
-            f"memory      {memory(size, trained, largest, kept, emission_bytes)}",
+            f"work        {step:.3g} operations a batch of the head, and {needed.online_reading:.3g} for the base to read "
+            f"{batch_shape.rows} rows of {batch_shape.length:,} tokens where live; where stored, "
+            f"{needed.corpus_reading:.3g} to read the corpus once",
+            f"memory      {memory(size, trained, largest, saved_bytes, emission_bytes)}",
             f"time        {hours(needed.seconds(batches // world, rate), rate, world)}",
         ]
     )

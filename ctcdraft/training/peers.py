@@ -21,42 +21,42 @@ from ctcdraft.leaving import leave_at_exit
 class Peers:
     """`world` processes, of which this is number `rank`; one process alone exchanges nothing."""
 
-    def __init__(self, rank: int = 0, world: int = 1) -> None:
+    def __init__(self, rank: int = 0, world_size: int = 1) -> None:
         self.rank = rank
-        self.world = world
+        self.world_size = world_size
 
     @property
-    def leads(self) -> bool:
+    def is_main(self) -> bool:
         """Whether this is the process that writes, prints and probes."""
         return self.rank == 0
 
-    def average(self, tensors: Sequence[Tensor]) -> None:
+    def all_reduce_mean(self, tensors: Sequence[Tensor]) -> None:
         """Every tensor becomes its mean over the processes, in place and in one exchange a dtype."""
-        if self.world == 1:
+        if self.world_size == 1:
             return
         for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):  # in the same order everywhere
             same = [tensor for tensor in tensors if tensor.dtype == dtype]
             flat = torch.cat([tensor.flatten() for tensor in same])
             torch.distributed.all_reduce(flat)
-            flat /= self.world
+            flat /= self.world_size
             for tensor, mean in zip(same, flat.split([tensor.numel() for tensor in same]), strict=True):
                 tensor.copy_(mean.view_as(tensor))
 
-    def any(self, *flags: bool) -> list[bool]:
+    def any_process(self, *flags: bool) -> list[bool]:
         """Whether a flag is raised by any process."""
-        return [any(column) for column in zip(*self.gather(flags), strict=True)]
+        return [any(column) for column in zip(*self.all_gather_object(flags), strict=True)]
 
-    def gather(self, value: Any) -> list[Any]:
+    def all_gather_object(self, value: Any) -> list[Any]:
         """What every process has here, by rank."""
         gathered = [value]
-        if self.world > 1:
-            gathered = [None] * self.world
+        if self.world_size > 1:
+            gathered = [None] * self.world_size
             torch.distributed.all_gather_object(gathered, value)
         return gathered
 
-    def wait(self) -> None:
+    def barrier(self) -> None:
         """Until all are here."""
-        self.gather(None)
+        self.all_gather_object(None)
 
 
 def launched() -> Peers:
@@ -90,19 +90,19 @@ def join(device: str) -> Peers:
 
 def share_of(batches: int, peers: Peers) -> list[int]:
     """Which batches of a step are this process's: 4 over 2   ->   0 2 and 1 3."""
-    if batches % peers.world:
+    if batches % peers.world_size:
         raise InputError(
-            f"trainer.accumulate={batches} batches a step cannot be shared equally by {peers.world} processes; make it "
-            f"a multiple of {peers.world}"
+            f"trainer.accumulate={batches} batches a step cannot be shared equally by {peers.world_size} processes; make it "
+            f"a multiple of {peers.world_size}"
         )
-    return list(range(peers.rank, batches, peers.world))
+    return list(range(peers.rank, batches, peers.world_size))
 
 
 def in_turn(peers: Peers, work: Callable[[], Any]) -> Any:
     """Process 0 first, and what it has written down is there for the others."""
-    if not peers.leads:
-        peers.wait()
-    done = work()
-    if peers.leads:
-        peers.wait()
-    return done
+    if not peers.is_main:
+        peers.barrier()
+    result = work()
+    if peers.is_main:
+        peers.barrier()
+    return result

@@ -47,7 +47,7 @@ def plan(
             emissions = drafter(batch)
             return emissions, objective(emissions, batch).value
 
-        (emissions, value), kept = keeping(forward)
+        (emissions, value), saved_bytes = keeping(forward)
     value.backward()
     if batch.states_BLD.is_cuda:
         torch.cuda.synchronize()
@@ -56,7 +56,7 @@ def plan(
     rows, anchors, frames, _ = emissions.states_BATD.shape
     read = reading(objective, drafter, frames)
     # Only where frames merge do equal neighbours need a frame more.
-    one_each = getattr(objective, "teaches", None) in ("transductions", "words")
+    one_each = getattr(objective, "supervises", None) in ("transductions", "words")
     needed = transducer.frames_needed if one_each else frames_needed
     windows, feasible = feasible_share(batches.rows, batches.labels, frames, needed)
     if not windows:
@@ -67,7 +67,7 @@ def plan(
             f"tokens; raise {cut_by}, or lower objective.labels={batches.labels} where all answers were cut off"
         )
     tokens = sum(len(tokens_L) for tokens_L in batches.rows.tokens)
-    trained, own = sum(p.numel() for p in engine.parameters), sum(p.numel() for p in drafter.own_parameters())
+    trained, own = sum(p.numel() for p in engine.parameters), sum(p.numel() for p in drafter.trainable_parameters())
     emission_bytes = rows * anchors * frames * (emissions.blank + 1) * 4
     size, left = Size.of(base), max(steps - done, 0)
     sizes = ", ".join(f"{spelled(count)} as {name}" for name, count in states_bytes(tokens, size).items())
@@ -86,20 +86,20 @@ def plan(
             f"rows        {batches.plan()}",
             f"states      {batches.states.plan()}{unread(base, drafter)}",
             f"disk        {disk(trained)}; states of this corpus, where they are stored: {sizes}",
-            f"memory      {memory(size, trained, batch, kept, emission_bytes)}; this process has held "
+            f"memory      {memory(size, trained, batch, saved_bytes, emission_bytes)}; this process has held "
             f"{spelled(peak_bytes(base.device))} so far",
-            f"time        about {duration.spelled(seconds * left * accumulate / engine.peers.world / 3600)} "
+            f"time        about {duration.spelled(seconds * left * accumulate / engine.peers.world_size / 3600)} "
             f"{f'for the remaining {left:,} steps ' if done else ''}"
             f"({seconds:.2f} s for the first batch), probes not counted",
         ]
     )
 
 
-def vocabulary(drafter: DraftHead, rows: Rows, words: int) -> list[str]:
+def vocabulary(drafter: DraftHead, rows: Rows, vocabulary_size: int) -> list[str]:
     """A line on what a head of some words can say; none of one that has all."""
-    if not drafter.says_some:
+    if not drafter.has_draft_vocab:
         return []
-    share = drafter.share_said(rows.word_counts(words))
+    share = drafter.vocab_coverage(rows.word_counts(vocabulary_size))
     return [f"vocabulary  the commonest words: {share:.1%} of what the answers say; no other word is drafted"]
 
 
@@ -123,14 +123,14 @@ def reading(objective: Objective, drafter: DraftHead, frames: int) -> str:
     The paper's Table 2 has the two crossings: cross-entropy read by collapse, and CTC read directly.
     """
     paths = getattr(drafter, "paths", None)
-    taught, reads = getattr(objective, "teaches", None), getattr(paths, "reads", None)
-    if taught == "states" and not drafter.guesses_states:
+    taught, reads = getattr(objective, "supervises", None), getattr(paths, "reads", None)
+    if taught == "states" and not drafter.predicts_hidden_states:
         raise InputError(
             f"the objective teaches the base's next states, which {type(drafter).__name__} does not guess; "
             "objective=eagle and eagle_ctc are for drafter=eagle"
         )
     refuse_unreadable(objective, paths)
-    if taught == "words" and frames > objective.labels and drafter.frames_apart:
+    if taught == "words" and frames > objective.labels and drafter.per_frame_weights:
         raise InputError(
             f"the objective teaches frame k to say label k, so {frames - objective.labels} of {frames} frames would "
             f"learn nothing; set objective.labels={frames} or drafter.frames={objective.labels}"
@@ -142,7 +142,7 @@ def reading(objective: Objective, drafter: DraftHead, frames: int) -> str:
 
 def unread(base: BaseLM, drafter: DraftHead) -> str:
     """What is computed and stored of the base's states and read by nobody, in words; nothing where all of it is."""
-    if len(base.taps) == 1 or getattr(drafter, "reads_taps", True):
+    if len(base.taps) == 1 or getattr(drafter, "uses_aux_hidden_states", True):
         return ""
     return (
         f"; of the {len(base.taps)} taps base.taps={base.taps} {type(drafter).__name__} reads the last layer's at most"
@@ -151,7 +151,7 @@ def unread(base: BaseLM, drafter: DraftHead) -> str:
 
 def refuse_unreadable(objective: Any, paths: Any) -> None:
     """Raise InputError where frames so taught, so read, say nothing."""
-    taught, reads = getattr(objective, "teaches", None), getattr(paths, "reads", None)
+    taught, reads = getattr(objective, "supervises", None), getattr(paths, "reads", None)
     if reads is None:
         return
     name = type(paths).__name__
@@ -174,7 +174,7 @@ def refuse_unreadable(objective: Any, paths: Any) -> None:
 
 def crossing(objective: Any, paths: Any) -> str | None:
     """In words, where frames are read otherwise than they are taught; None where they are not, or nobody can say."""
-    taught, reads = getattr(objective, "teaches", None), getattr(paths, "reads", None)
+    taught, reads = getattr(objective, "supervises", None), getattr(paths, "reads", None)
     if None in (taught, reads) or taught == reads or {taught, reads} == {"alignments", "raw frames"}:
         return None
     published = (taught, reads) in (("words", "raw frames"), ("alignments", "words"))

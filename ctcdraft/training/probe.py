@@ -26,16 +26,16 @@ class Probe:
 
     def tau(self, drafter: Drafter) -> float:
         """Tokens committed by passes / passes, as a ratio of totals over all prompts."""
-        return self.figures(drafter)["tau"]
+        return self.metrics(drafter)["tau"]
 
-    def figures(self, drafter: Drafter) -> dict[str, float]:
+    def metrics(self, drafter: Drafter) -> dict[str, float]:
         """tau, and alpha of every depth that was reached: alpha/1, alpha/2, ..."""
         passes: list[Pass] = []
         for index, prompt_L in enumerate(self.prompts):
-            made = generate(
-                self.base, drafter, prompt_L.to(self.base.device), self.settings, self.base.stop_tokens, index
+            generation = generate(
+                self.base, drafter, prompt_L.to(self.base.device), self.settings, self.base.stop_token_ids, index
             )
-            passes += made.passes
+            passes += generation.passes
         tau = sum(step.committed for step in passes) / len(passes) if passes else 0.0
         rates = enumerate(alpha_of(passes), 1)
         return {"tau": tau} | {f"alpha/{depth}": rate for depth, rate in rates if rate is not None}
@@ -48,10 +48,10 @@ def hold_out(rows: Sequence[Row], prompts: int, max_length: int) -> tuple[Rows, 
     prompt alone is as long as max_length is left out.
     """
     ids = sorted({family(row.id) for row in rows}, key=lambda name: hashlib.sha256(name.encode()).digest())
-    held = set(ids[: min(prompts, len(ids) // 2)])
+    held_out = set(ids[: min(prompts, len(ids) // 2)])
     kept, whole, first_turns = [], [], {}
     for index, row in enumerate(rows):
-        if family(row.id) not in held:
+        if family(row.id) not in held_out:
             if int(row.mask_L[:max_length].sum()) >= 2:  # a root and a label, or there is nothing to learn
                 kept.append(index)
                 whole.append(row.ended and len(row.tokens_L) <= max_length)

@@ -19,7 +19,7 @@ class Remaining:
         self.runs, self.jobs = runs, jobs
         self._ended: list[float | None] = []  # an append is atomic: trials end in threads
 
-    def after(self, seconds: float | None) -> str:
+    def run_ended(self, seconds: float | None) -> str:
         """Return what is left after one more run; seconds: None of one that failed or had nothing to do."""
         self._ended.append(seconds)
         ended = list(self._ended)

@@ -69,7 +69,7 @@ def search(
     def one(number: int) -> None:
         trial = study.ask()
         try:
-            words = [f"{key}={suggestion(trial, key, space[key])}" for key in space]
+            overrides = [f"{key}={suggestion(trial, key, space[key])}" for key in space]
         except ValueError as error:
             raise InputError(
                 f"{run / 'study.log'} holds a search among other values ({error}); choose another run="
@@ -79,18 +79,18 @@ def search(
         with tries.of(trial) as before:
             if before is not None:
                 study.tell(trial, before.value if before.state == state.COMPLETE else None, state=before.state)
-                line = f"trial {trial.number}: {' '.join(words)}  is trial {before.number} again and was not run"
-                log(f"{line}; {remaining.after(None)}")
+                line = f"trial {trial.number}: {' '.join(overrides)}  is trial {before.number} again and was not run"
+                log(f"{line}; {remaining.run_ended(None)}")
                 return
-            status, tau, pruned = train([*command, *words, f"run={folder}"], folder, trial, words)
+            status, tau, pruned = train([*command, *overrides, f"run={folder}"], folder, trial, overrides)
             if tau is None or (status != 0 and not pruned):
                 study.tell(trial, state=state.FAIL)
-                line = f"trial {trial.number} failed with status {status}: {' '.join(words)}; see {folder}.log"
-                log(f"{line}; {remaining.after(None)}")
+                line = f"trial {trial.number} failed with status {status}: {' '.join(overrides)}; see {folder}.log"
+                log(f"{line}; {remaining.run_ended(None)}")
                 return
             study.tell(trial, state=state.PRUNED) if pruned else study.tell(trial, tau)
-        line = f"trial {trial.number}: {' '.join(words)}  tau {tau:.3f}{' (stopped early)' if pruned else ''}"
-        log(f"{line}; {remaining.after(clock() - began)}")
+        line = f"trial {trial.number}: {' '.join(overrides)}  tau {tau:.3f}{' (stopped early)' if pruned else ''}"
+        log(f"{line}; {remaining.run_ended(clock() - began)}")
         write_table(run)
 
     with ThreadPoolExecutor(jobs) as pool:
@@ -114,26 +114,26 @@ class Tries:
     def of(self, trial: Any) -> Iterator[Any]:
         """Within, no equal trial runs; yields the one that ended before, or None."""
         with self._locks.setdefault(repr(sorted(trial.params.items())), threading.Lock()):
-            before = next((one for one in self.study.get_trials(deepcopy=False) if self.is_known(one, trial)), None)
+            before = next((one for one in self.study.get_trials(deepcopy=False) if self.has_known_outcome(one, trial)), None)
             if before is None:  # so that what is known names the trial that ran
                 trial.set_user_attr("command", self.command)
                 self.here.add(trial.number)
             yield before
 
-    def is_known(self, one: Any, trial: Any) -> bool:
+    def has_known_outcome(self, one: Any, trial: Any) -> bool:
         """Return whether what came of one says what would come of the other."""
-        kept = one.state.name in ("COMPLETE", "PRUNED") or (one.state.name == "FAIL" and one.number in self.here)
+        usable = one.state.name in ("COMPLETE", "PRUNED") or (one.state.name == "FAIL" and one.number in self.here)
         equal = one.params == trial.params and one.user_attrs.get("command") == self.command
-        return kept and equal and one.number != trial.number
+        return usable and equal and one.number != trial.number
 
 
 def train(
-    command: Sequence[str], folder: Path, trial: Any, words: Sequence[str] = ()
+    command: Sequence[str], folder: Path, trial: Any, overrides: Sequence[str] = ()
 ) -> tuple[int, float | None, bool]:
-    """One trial to its end, or to where the pruner ends it: exit status, best tau, whether it was stopped. words: what
+    """One trial to its end, or to where the pruner ends it: exit status, best tau, whether it was stopped. overrides: what
     the search chose, by which W&B calls it."""
     group = folder.parent.name
-    named = {"WANDB_RUN_GROUP": group, **os.environ, "WANDB_NAME": " ".join([f"{group}/{folder.name}", *words])}
+    named = {"WANDB_RUN_GROUP": group, **os.environ, "WANDB_NAME": " ".join([f"{group}/{folder.name}", *overrides])}
     reported, pruned = 0, False
     with Path(f"{folder}.log").open("w") as log:
         log.write(shlex.join(command) + "\n")

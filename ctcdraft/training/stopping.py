@@ -13,20 +13,20 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 class Stop:
     """asked: the signal that asked for it, None as long as nobody has."""
 
-    asked: signal.Signals | None = None
+    received_signal: signal.Signals | None = None
 
 
 @contextlib.contextmanager
 def listening() -> Iterator[Stop]:
     """Within, SIGTERM and Ctrl-C only set `asked`; a second one, for the impatient, does what it always does."""
-    stop = Stop()
+    request = Stop()
     if threading.current_thread() is not threading.main_thread():  # Python handles signals nowhere else
-        yield stop
+        yield request
         return
     before = {number: signal.getsignal(number) for number in SIGNALS}
 
     def ask(number: int, frame: object) -> None:
-        stop.asked = signal.Signals(number)
+        request.received_signal = signal.Signals(number)
         restore()
 
     def restore() -> None:
@@ -36,6 +36,6 @@ def listening() -> Iterator[Stop]:
     for number in SIGNALS:
         signal.signal(number, ask)
     try:
-        yield stop
+        yield request
     finally:
         restore()

@@ -31,7 +31,7 @@ class Job:
     steps: int
     tau: float
     loss: float | None
-    clocks: Mapping[str, float] = field(default_factory=dict)
+    seconds_by_clock: Mapping[str, float] = field(default_factory=dict)
 
     def setting(self, keys: Sequence[str]) -> tuple[Any, ...]:
         return tuple(self.values.get(key) for key in keys)
@@ -79,10 +79,10 @@ def read_job(folder: Path) -> Job | None:
     if not taus:
         return None
     command = folder / "command.txt"
-    said = command.read_text().strip() if command.is_file() else ""
+    command_line = command.read_text().strip() if command.is_file() else ""
     clocks = {clock: [line.get(f"{clock}_seconds") for line in lines] for clock in ("processor", "wall")}
-    told = {clock: sum(each) for clock, each in clocks.items() if None not in each}
-    return Job(folder.name, values, said, len(lines), max(taus), lines[-1].get("loss"), told)
+    totals = {clock: sum(each) for clock, each in clocks.items() if None not in each}
+    return Job(folder.name, values, command_line, len(lines), max(taus), lines[-1].get("loss"), totals)
 
 
 def flat(node: Any, above: str = "") -> dict[str, Any]:
@@ -171,8 +171,8 @@ def page(jobs: Sequence[Job], keys: Sequence[str], failures: Sequence[Failure] =
         cells = [*map(str, failure.setting(named)), f"failed: {failure.reason}", "", "0", "", failure.name]
         lines.append("| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |")
     if jobs:
-        said = verdict([(setting, by_seed(same)) for setting, same in ranked])
-        lines += ["", said, "", "The best run again:", "", f"    {jobs[0].command}"]
+        conclusion = verdict([(setting, by_seed(same)) for setting, same in ranked])
+        lines += ["", conclusion, "", "The best run again:", "", f"    {jobs[0].command}"]
     return "\n".join(lines) + "\n"
 
 
@@ -182,16 +182,16 @@ def verdict(ranked: Sequence[tuple[Any, Sequence[float]]]) -> str:
     if len(ranked) == 1:
         return "There is one setting only."
     first, second = (statistics.mean(taus) for _, taus in ranked[:2])
-    said = f"The first setting is ahead of the second by {first - second:.3f} in tau"
+    conclusion = f"The first setting is ahead of the second by {first - second:.3f} in tau"
     repeated = [taus for _, taus in ranked if len(taus) > 1]
     freedom = sum(len(taus) - 1 for taus in repeated)
     if not freedom:
-        return f"{said}; no setting was run with two seeds, so its noise is not known: add seed=0,1,2 data_seed=0."
+        return f"{conclusion}; no setting was run with two seeds, so its noise is not known: add seed=0,1,2 data_seed=0."
     noise = (sum(statistics.variance(taus) * (len(taus) - 1) for taus in repeated) / freedom) ** 0.5
     # Of a difference of two means, each over its own number of seeds.
     error = noise * sum(1 / len(taus) for _, taus in ranked[:2]) ** 0.5
     sure = "more than two of them" if first - second > 2 * error else "within two of them: not decided"
-    return f"{said}; seeds alone spread it by {noise:.3f}, and that difference by {error:.3f}: {sure}."
+    return f"{conclusion}; seeds alone spread it by {noise:.3f}, and that difference by {error:.3f}: {sure}."
 
 
 def plot(jobs: Sequence[Job], keys: Sequence[str]) -> str:

@@ -61,7 +61,7 @@ class Trainer:
         steps: int,
         accumulate: int,
         probe_every: int,
-        care: Care,
+        checkpoint_policy: Care,
         adapter: Adapter | None = None,
     ) -> None:
         self.run = run
@@ -73,107 +73,107 @@ class Trainer:
         self.steps = steps
         self.accumulate = accumulate
         self.peers = engine.peers
-        self.share = share_of(accumulate, self.peers)
+        self.local_batches = share_of(accumulate, self.peers)
         self.probe_every = probe_every
-        self.care = care
+        self.checkpoint_policy = checkpoint_policy
         self.adapter = adapter  # of the base, where that learns too
         self.step = 0
         self.tokens = 0  # of the step: what this process read
-        self.newest: Batch | None = None  # the first of the step
+        self.first_batch: Batch | None = None  # the first of the step
         self.best_tau = 0.0
         self.skipped = 0  # in all
-        self.skipped_now = 0  # in a row
+        self.skipped_in_a_row = 0  # in a row
 
     def fit(self, loggers: Sequence[Logger], clock: Callable[[], float] = monotonic) -> float:
         """Train to the last step; returns the best tau a probe measured, which a sweep maximises."""
         in_turn(self.peers, self.batches.states.fill)
         saved_at = monotonic()
         last = stopped = False
-        quiet = None if self.peers.leads else True  # None: where nobody watches
+        quiet = None if self.peers.is_main else True  # None: where nobody watches
         lines = StepLines(self.step, self.steps, clock)
         bar = tqdm(total=self.steps, initial=self.step, unit="step", desc="training", disable=quiet)
-        with contextlib.ExitStack() as closing, bar, listening() as stop:
+        with contextlib.ExitStack() as closing, bar, listening() as request:
             for logger in loggers:
                 closing.callback(logger.close)
             while self.step < self.steps and not stopped:
                 pace = Pace()
-                figures = self.train_step()
+                metrics = self.train_step()
                 self.step += 1
-                figures |= pace.figures(self.tokens)
+                metrics |= pace.metrics(self.tokens)
                 last = self.step == self.steps
-                if self.peers.leads and (self.step % self.probe_every == 0 or last):
-                    figures |= self.measure()
-                    tqdm.write(f"step {self.step:>6}   loss {figures['loss']:.3f}   tau {figures['tau']:.3f}")
+                if self.peers.is_main and (self.step % self.probe_every == 0 or last):
+                    metrics |= self.validate()
+                    tqdm.write(f"step {self.step:>6}   loss {metrics['loss']:.3f}   tau {metrics['tau']:.3f}")
                 for logger in loggers:
-                    logger.log(self.step, figures)
-                bar.set_postfix(loss=f"{figures['loss']:.3f}", tau=f"{self.best_tau:.2f}", refresh=False)
+                    logger.log(self.step, metrics)
+                bar.set_postfix(loss=f"{metrics['loss']:.3f}", tau=f"{self.best_tau:.2f}", refresh=False)
                 bar.update()
-                if self.peers.leads:
-                    lines.after(figures)
+                if self.peers.is_main:
+                    lines.run_ended(metrics)
                 # Processes agree, or one would wait for the others for ever.
-                stopped, due = self.peers.any(stop.asked is not None, self.due(saved_at))
+                stopped, due = self.peers.any_process(request.received_signal is not None, self.is_checkpoint_due(saved_at))
                 if last or stopped:
                     self.save()
                 elif due:
-                    self.write_or_go_on(self.save)
+                    self.try_write(self.save)
                     saved_at = monotonic()
         if stopped and not last:
-            self.leave(stop)
+            self.exit_interrupted(request)
         return self.best_tau
 
     def train_step(self) -> dict[str, Any]:
         """`accumulate` batches, one optimiser step; the figures of the step as plain numbers."""
-        said: list[Loss] = []
+        losses: list[Loss] = []
 
         def loss(number: int) -> torch.Tensor:
             batch = self.batches.batch(number)
             self.tokens += batch.tokens_BL.numel()
-            if not said:
-                self.newest = batch
-            said.append(self.objective(self.drafter(batch), batch))
-            return said[-1].value
+            if not losses:
+                self.first_batch = batch
+            losses.append(self.objective(self.drafter(batch), batch))
+            return losses[-1].value
 
         learning_rate, self.tokens = self.engine.learning_rate, 0
         first = self.step * self.accumulate
-        norm = self.engine.step([partial(loss, first + number) for number in self.share])
-        self.count_skipped(norm, said)
-        means = {name: torch.stack([one.metrics[name].float() for one in said]).mean() for name in said[0].metrics}
-        self.peers.average(list(means.values()))
-        figures: dict[str, Any] = {name: float(mean) for name, mean in means.items()}
-        figures |= {"gradient_norm": norm, "learning_rate": learning_rate}
-        return figures | ({"skipped": self.skipped} if self.skipped else {})
+        norm = self.engine.step([partial(loss, first + number) for number in self.local_batches])
+        self.count_skipped(norm, losses)
+        means = {name: torch.stack([one.metrics[name].float() for one in losses]).mean() for name in losses[0].metrics}
+        self.peers.all_reduce_mean(list(means.values()))
+        metrics: dict[str, Any] = {name: float(mean) for name, mean in means.items()}
+        metrics |= {"gradient_norm": norm, "learning_rate": learning_rate}
+        return metrics | ({"skipped": self.skipped} if self.skipped else {})
 
-    def count_skipped(self, norm: float, said: Sequence[Loss]) -> None:
+    def count_skipped(self, norm: float, losses: Sequence[Loss]) -> None:
         """The engine has not taken a step along a gradient that is not finite; what keeps happening will not pass."""
         if math.isfinite(norm):
-            self.skipped_now = 0
+            self.skipped_in_a_row = 0
             return
         self.skipped += 1
-        self.skipped_now += 1
-        if self.skipped_now >= self.care.patience:
+        self.skipped_in_a_row += 1
+        if self.skipped_in_a_row >= self.checkpoint_policy.patience:
             raise InputError(
-                f"the gradient of step {self.step + 1} is {norm} (loss {float(said[0].value.detach()):.4g}), and so "
-                f"were those of {self.skipped_now - 1} steps before it, none of which was taken (trainer.patience="
-                f"{self.care.patience}); begin again with a lower trainer.learning_rate, the weights of before are in "
+                f"the gradient of step {self.step + 1} is {norm} (loss {float(losses[0].value.detach()):.4g}), and so "
+                f"were those of {self.skipped_in_a_row - 1} steps before it, none of which was taken (trainer.patience="
+                f"{self.checkpoint_policy.patience}); begin again with a lower trainer.learning_rate, the weights of before are in "
                 f"{self.run.path}"
             )
 
-    def measure(self) -> dict[str, Any]:
+    def validate(self) -> dict[str, Any]:
         """What the probe saw, tau above all, and what the drafter says of the newest batch; the best head is kept."""
         self.drafter.eval()
-        figures = self.probe.figures(self.drafter) | (self.drafter.figures(self.newest) if self.newest else {})
+        metrics = self.probe.metrics(self.drafter) | (self.drafter.metrics(self.first_batch) if self.first_batch else {})
         self.drafter.train()
-        tau = figures["tau"]
-        if tau > self.best_tau and self.write_or_go_on(self.save_head):
+        tau = metrics["tau"]
+        if tau > self.best_tau and self.try_write(self.save_head):
             self.best_tau = tau
-        return figures
+        return metrics
 
-    def due(self, saved_at: float) -> bool:
-        minutes = self.care.checkpoint_minutes
+    def is_checkpoint_due(self, saved_at: float) -> bool:
+        minutes = self.checkpoint_policy.checkpoint_minutes
         late = minutes is not None and monotonic() - saved_at >= 60 * minutes
-        return late or self.step % self.care.checkpoint_every == 0
+        return late or self.step % self.checkpoint_policy.checkpoint_every == 0
 
-    def write_or_go_on(self, write: Callable[[], None]) -> bool:
+    def try_write(self, write: Callable[[], None]) -> bool:
         """Whether it was written. A full disk in the middle of a run is said, and tried again with the next checkpoint:
         to stop would lose what has been learned since the last one."""
         try:
@@ -183,11 +183,11 @@ class Trainer:
             tqdm.write(f"step {self.step}: {error} (training goes on, and tries again at the next checkpoint)")
             return False
 
-    def leave(self, stop: Stop) -> None:
-        asked = stop.asked or SIGTERM  # by a peer
-        if self.peers.leads:
-            print(f"{asked.name} after step {self.step:,}: all is saved; go on with resume={self.run.path}")
-        raise SystemExit(128 + asked)
+    def exit_interrupted(self, request: Stop) -> None:
+        requested_signal = request.received_signal or SIGTERM  # by a peer
+        if self.peers.is_main:
+            print(f"{requested_signal.name} after step {self.step:,}: all is saved; go on with resume={self.run.path}")
+        raise SystemExit(128 + requested_signal)
 
     def save(self) -> None:
         """Everything needed to go on as if nothing had happened; and the head, where no probe has chosen one yet.
@@ -196,25 +196,25 @@ class Trainer:
         random state is kept: a step draws nothing from torch's global stream (held by tests/training).
         """
         engine = self.engine.state_dict()
-        if not self.peers.leads:
+        if not self.peers.is_main:
             return
         if self.best_tau == 0 or not self.run.head.is_file():
             self.save_head()
         state = {
             "step": self.step,  # batches are a function of it and the seed: it is their place, too
             "best_tau": self.best_tau,
-            "skipped": [self.skipped, self.skipped_now],
-            "head": {name: value.detach() for name, value in self.drafter.own_state().items()},
+            "skipped": [self.skipped, self.skipped_in_a_row],
+            "head": {name: value.detach() for name, value in self.drafter.trainable_state_dict().items()},
             "engine": engine,
             **({} if self.adapter is None else {"adapter": self.adapter.state()}),
         }
-        self.run.save_state(self.step, state, self.care.keep)
+        self.run.save_state(self.step, state, self.checkpoint_policy.keep)
 
     def save_head(self) -> None:
         """And the base's adapter as it is now: of another step it would be another base than this head's."""
         adapter = None if self.adapter is None else self.adapter.save(self.run.adapter)
         if adapter is not None:
-            self.run.belong_to(adapter)
+            self.run.set_adapter(adapter)
         self.run.save_head(self.drafter, adapter)
 
     def restore(self) -> None:
@@ -228,4 +228,4 @@ class Trainer:
         self.engine.load_state_dict(state["engine"])
         self.step = state["step"]
         self.best_tau = state["best_tau"]
-        self.skipped, self.skipped_now = state["skipped"]
+        self.skipped, self.skipped_in_a_row = state["skipped"]

@@ -51,7 +51,7 @@ class DeepSpeedEngine(TorchEngine):
         self.peers = peers
         self.settings = deepspeed
         self.clip_norm = clip_norm
-        refuse_wrong(imported(parameters[0].device.type), self.settings, self.decided(1))
+        refuse_wrong(imported(parameters[0].device.type), self.settings, self.default_config(1))
         matrices, others = decayed_or_not(parameters)
         groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
         self.adam = torch.optim.AdamW([group for group in groups if group["params"]], lr=learning_rate, betas=betas)
@@ -60,13 +60,13 @@ class DeepSpeedEngine(TorchEngine):
         )
         self.engine: Any = None
 
-    def also(self, parameters: list[nn.Parameter], learning_rate: float) -> None:
+    def add_param_group(self, parameters: list[nn.Parameter], learning_rate: float) -> None:
         raise InputError("adapt=lora is for engine=torch and muon: engine=deepspeed holds the state of the head alone")
 
-    def begin(self, batches: int) -> None:
+    def initialize(self, batches: int) -> None:
         """Hand the head over to DeepSpeed, which moves its parameters; `batches` a step, of this process."""
         deepspeed = load_deepspeed(self.parameters[0].device.type)
-        settings = self.decided(batches) | self.settings
+        settings = self.default_config(batches) | self.settings
         try:
             self.engine = deepspeed.initialize(
                 model=self.module, optimizer=self.adam, config=settings, dist_init_required=False
@@ -74,7 +74,7 @@ class DeepSpeedEngine(TorchEngine):
         except (AssertionError, ValueError, RuntimeError) as error:
             raise InputError(f"DeepSpeed refuses engine.deepspeed: {reason(error)}") from error
 
-    def decided(self, batches: int) -> dict[str, Any]:
+    def default_config(self, batches: int) -> dict[str, Any]:
         """What the run says where engine.deepspeed says nothing."""
         return {
             "train_micro_batch_size_per_gpu": 1,
@@ -87,7 +87,7 @@ class DeepSpeedEngine(TorchEngine):
         """As TorchEngine's. In shards DeepSpeed measures the gradient, leaves out one that is not finite and clears
         what it has gathered of the step; without shards (ZeRO 0) it does none of this."""
         if self.engine is None:
-            self.begin(len(losses))
+            self.initialize(len(losses))
         whole = self.engine.zero_optimization_stage() == 0
         norm = nan
         for number, loss in enumerate(losses, start=1):

@@ -26,18 +26,18 @@ class Listened(dict[str, Any]):
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         super().__init__(values)
-        self.asked: set[str] = set()
+        self.accessed: set[str] = set()
 
     def __contains__(self, key: Any) -> bool:
-        self.asked.add(str(key))
+        self.accessed.add(str(key))
         return super().__contains__(key)
 
     def __getitem__(self, key: str) -> Any:
-        self.asked.add(key)
+        self.accessed.add(key)
         return super().__getitem__(key)
 
     def get(self, key: str, default: Any = None) -> Any:
-        self.asked.add(key)
+        self.accessed.add(key)
         return super().get(key, default)
 
     def keys(self) -> Any:
@@ -55,8 +55,8 @@ def refuse_wrong(deepspeed: Any, settings: Mapping[str, Any], defaults: Mapping[
         deepspeed.DeepSpeedConfig(read)
     except (AssertionError, ValueError, TypeError, AttributeError, deepspeed.DeepSpeedConfigError) as error:
         raise InputError(f"DeepSpeed refuses engine.deepspeed: {reason(error)}") from error
-    for key in [key for key in settings if key not in read.asked]:
-        near = difflib.get_close_matches(key, read.asked, 1)
+    for key in [key for key in settings if key not in read.accessed]:
+        near = difflib.get_close_matches(key, read.accessed, 1)
         meant = f"did you mean {near[0]}?" if near else "leave it out"
         raise InputError(f"engine.deepspeed.{key} is nothing that DeepSpeed looks at; {meant}")
 

@@ -68,11 +68,11 @@ def _fill(row: Row, rng: random.Random) -> dict:
     }
 
 
-def _numbers(draws: list[str], rng: random.Random) -> dict[str, int]:
+def _numbers(samples_drafts: list[str], rng: random.Random) -> dict[str, int]:
     while True:
         values: dict[str, int] = {}
         holds = True
-        for draw in draws:
+        for draw in samples_drafts:
             if span := SPAN.match(draw):
                 values[span[1]] = rng.randint(int(span[2]), int(span[3]))
             elif ">" in draw:

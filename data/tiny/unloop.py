@@ -83,12 +83,12 @@ def circle_loss(model: nn.Module, prompts: list[list[int]], answers: list[list[i
 
 
 def prompt_stream(
-    sources: dict[str, list[list[str]]], shares: dict[str, float], encode: Callable, render: Callable
+    sources: dict[str, list[list[str]]], factors: dict[str, float], encode: Callable, render: Callable
 ) -> Iterator[list[int]]:
     """Contexts that end where the base is to answer, at any of the first three user turns; shares: of the sources."""
     rng = random.Random(0)
     while True:
-        turns = rng.choice(sources[rng.choices(list(shares), list(shares.values()))[0]])
+        turns = rng.choice(sources[rng.choices(list(factors), list(factors.values()))[0]])
         last = rng.choice(range(0, min(len(turns), 5), 2))
         ids = encode([render(turns[: last + 1], answer_next=True)])[0]
         if len(ids) <= PROMPT_TOKENS:

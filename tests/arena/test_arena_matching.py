@@ -34,7 +34,7 @@ def bench(tmp_path_factory):
         for name in ("ctc_gru", "medusa", "eagle"):
             head = made.build(made.rules.entrants[name])
             with torch.no_grad():
-                next(iter(head.own_parameters())).add_(0.5)  # as if trained: two untrained ones are the same
+                next(iter(head.trainable_parameters())).add_(0.5)  # as if trained: two untrained ones are the same
             RunDirectory(made.book.run(name)).save_head(head)
         yield made
 
@@ -75,7 +75,7 @@ def test_draft_times_are_those_of_trained_heads(bench, monkeypatch):
     assert found.ratio == pytest.approx(1, abs=0.01)
     assert found.how.startswith("draft time")
     saved = load_file(bench.book.run("medusa") / "drafter.safetensors")
-    assert all(torch.equal(saved[name], value) for name, value in trained[OWN].own_state().items())
+    assert all(torch.equal(saved[name], value) for name, value in trained[OWN].trainable_state_dict().items())
     assert bench.matched(bench.rules.entrants["eagle"], "latency").key == "drafter.frames"
 
 

@@ -23,7 +23,7 @@ def prompts_of(*texts):
 def alone(base, prompt, new_tokens):
     """The slow truth: one greedy token at a time, without batch, padding or cache."""
     said = []
-    while len(said) < new_tokens and (not said or said[-1] not in base.stop_tokens):
+    while len(said) < new_tokens and (not said or said[-1] not in base.stop_token_ids):
         logits_V = base.lm(torch.tensor([[*prompt, *said]])).logits[0, -1]
         said.append(int(logits_V.argmax()))
     return said
@@ -39,11 +39,11 @@ def test_a_padded_batch_answers_what_each_prompt_is_answered_alone(kind):
 def test_an_answer_stops_at_its_first_stop_token_and_keeps_it():
     base = random_base()
     free = said(GREEDY, base, prompts_of(*TEXTS))
-    base.stop_tokens = frozenset({free[0][3], free[2][7]})
+    base.stop_token_ids = frozenset({free[0][3], free[2][7]})
     stopped = said(GREEDY, base, prompts_of(*TEXTS))
     assert stopped == [alone(base, prompt, 24) for prompt in prompts_of(*TEXTS)]
     assert len(stopped[0]) <= 4
-    assert stopped[0][-1] in base.stop_tokens
+    assert stopped[0][-1] in base.stop_token_ids
 
 
 def test_a_tokenizer_without_a_pad_token_answers_the_same():
@@ -56,7 +56,7 @@ def test_a_tokenizer_without_a_pad_token_answers_the_same():
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])  # gpt2 has no position beyond its context
 def test_a_row_near_the_end_of_the_context_does_not_shorten_the_others(kind):
     base = random_base(kind, context=80)
-    base.stop_tokens = frozenset()
+    base.stop_token_ids = frozenset()
     prompts = prompts_of("a" * 60, "b" * 66, "c" * 10)
     answers = said(GREEDY, base, prompts)
     assert [len(answer) for answer in answers] == [20, 14, 24]
@@ -87,7 +87,7 @@ def test_a_batch_answers_what_generate_says():
 @pytest.mark.parametrize("answers", [GREEDY, DRAWING])
 def test_a_batch_that_shrinks_at_every_step_answers_the_same(answers):
     base = random_base()
-    base.stop_tokens = frozenset(range(5, 60))  # about one word in five ends an answer
+    base.stop_token_ids = frozenset(range(5, 60))  # about one word in five ends an answer
     texts = [chr(97 + n) * (1 + n) for n in range(20)]
     together = said(answers, base, prompts_of(*texts))
     assert len({len(answer) for answer in together}) > 4

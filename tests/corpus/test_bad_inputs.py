@@ -252,7 +252,7 @@ def test_a_damaged_corpus_is_not_read(world, base, kind, tmp_path):
     folder = copied(world, tmp_path)
     damage(folder)
     with pytest.raises(InputError, match=sentence) as refusal:
-        refuse_wrong_masks(prepared.read(folder, base.fingerprint()).rows, base.tokenizer, base.stop_tokens)
+        refuse_wrong_masks(prepared.read(folder, base.fingerprint()).rows, base.tokenizer, base.stop_token_ids)
     assert "\n" not in str(refusal.value)
 
 

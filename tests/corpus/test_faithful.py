@@ -52,6 +52,6 @@ def test_an_answer_is_compared_token_by_token_after_its_own_prompt(base):
     answer = greedy_but_for(base, 4, tokens=6)
     for place in range(6):
         tokens = torch.tensor([[*PROMPT, *answer[:place]]])
-        states_1LD = base.states(tokens, torch.ones_like(tokens))
+        states_1LD = base.hidden_states(tokens, torch.ones_like(tokens))
         expected_V = base.head(states_1LD[0, -1]).double().log_softmax(dim=-1)
         torch.testing.assert_close(log_laws(base, PROMPT, answer, 1.0)[place], expected_V, atol=1e-4, rtol=0)

@@ -97,7 +97,7 @@ class Script(Answers):
 
     def start(self, base):
         def ask(questions):
-            return [Reply(self.said(one, base.stop_tokens), "generated") for one in questions]
+            return [Reply(self.said(one, base.stop_token_ids), "generated") for one in questions]
 
         return ask
 
@@ -112,7 +112,7 @@ def test_the_rows_of_prepare_have_the_mask_of_the_characters(name, thousand):
     make, end, space = CASES[name]
     tokenizer = make()
     base = SimpleNamespace(
-        tokenizer=tokenizer, stop_tokens={tokenizer.convert_tokens_to_ids(end)}, context_length=1 << 20
+        tokenizer=tokenizer, stop_token_ids={tokenizer.convert_tokens_to_ids(end)}, context_length=1 << 20
     )
     compared = set()
     for number, spoken in enumerate(thousand):

@@ -73,7 +73,7 @@ def test_rows_of_one_answer_are_those_of_a_plain_shuffle(base):
         for row, index in enumerate(chosen):
             tokens = made.rows.tokens[index]
             assert torch.equal(batch.tokens_BL[row, : len(tokens)], tokens)
-        assert torch.equal(batch.places_BL[0], torch.arange(batch.tokens_BL.shape[1]))
+        assert torch.equal(batch.position_ids_BL[0], torch.arange(batch.tokens_BL.shape[1]))
 
 
 def test_a_batch_depends_on_seed_and_step_alone(base):

@@ -113,7 +113,7 @@ def test_on_paper_the_work_is_the_same_and_tokens_are_characters_without_a_token
     assert "ON PAPER: name is not loaded" in str(said)
     assert "time      not known without a rate" in str(said)
     assert said.measured["hours_at_most"] is None
-    reading, saying = (said.figures["flops_at_most"][key] for key in ("prompts", "answers"))
+    reading, saying = (said.metrics["flops_at_most"][key] for key in ("prompts", "answers"))
     timed = plan.on_paper(sheet, Corpus.of(PROMPTS), GREEDY, Rate(1e6, None), prepared.WHOLE)
     assert timed.measured["hours_at_most"] * 3600 == pytest.approx((reading + saying) / 1e6)
     shared = plan.on_paper(sheet, Corpus.of(PROMPTS), GREEDY, Rate(1e6, None), Shard(1, 4))

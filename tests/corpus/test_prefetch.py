@@ -27,7 +27,7 @@ def base():
 
 
 def batches(base, filling=one_a_row, source=Live) -> Batches:
-    return Batches(rows(), base, rows_a_step=3, anchors=8, labels=3, seed=0, states=source, filling=filling)
+    return Batches(rows(), base, rows_a_step=3, anchors=8, labels=3, seed=0, hidden_states=source, filling=filling)
 
 
 def stored(folder):
@@ -49,9 +49,9 @@ def test_the_same_batches_bit_for_bit(base, tmp_path, filling, states):
 def where_it_ran(base, monkeypatch, source, folder=None):
     """The threads in which states were read from disk, and by the base."""
     disk, read = [], []
-    row, states = Stored.row, type(base).states
+    row, states = Stored.row, type(base).hidden_states
     monkeypatch.setattr(Stored, "row", lambda *a: (disk.append(threading.current_thread().name), row(*a))[1])
-    monkeypatch.setattr(type(base), "states", lambda *a: (read.append(threading.current_thread().name), states(*a))[1])
+    monkeypatch.setattr(type(base), "hidden_states", lambda *a: (read.append(threading.current_thread().name), states(*a))[1])
     with closing(Prefetched(batches(base, source=source), STEPS)) as ahead:
         ahead.states.fill()
         read.clear()
@@ -71,7 +71,7 @@ def test_files_are_read_beside_the_step_and_the_base_is_not(base, monkeypatch, t
 
 def begun(folder, base) -> RunDirectory:
     run = RunDirectory(folder)
-    run.begin("drafter: {}\n", base.fingerprint(), overwrite=False)
+    run.create("drafter: {}\n", base.fingerprint(), overwrite=False)
     return run
 
 
@@ -102,8 +102,8 @@ def test_resuming_with_packs_and_a_thread_equals_not_having_stopped(base, tmp_pa
     for step, batch in seen:
         for name, value in vars(whole.batches.batch(step)).items():
             assert torch.equal(value, getattr(batch, name)), (step, name)
-    for name, value in whole.drafter.own_state().items():
-        assert torch.equal(value, second.drafter.own_state()[name]), name
+    for name, value in whole.drafter.trainable_state_dict().items():
+        assert torch.equal(value, second.drafter.trainable_state_dict()[name]), name
 
 
 def threads() -> set[str]:

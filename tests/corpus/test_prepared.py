@@ -66,7 +66,7 @@ def test_rows_hold_the_prompt_the_answer_and_an_exact_mask(base, tmp_path):
         assert row.mask_L[start:].all()  # one answer, at the end
         answer = row.tokens_L[start:].tolist()
         assert [answer] == said(GREEDY, base, [row.tokens_L[:start].tolist()])
-        assert row.ended == (answer[-1] in base.stop_tokens)
+        assert row.ended == (answer[-1] in base.stop_token_ids)
     counts = manifest["counts"]
     assert (counts["prompts"], counts["answers"], counts["cut_prompts"]) == (len(PROMPTS), TURNS, 0)
     assert manifest["conversations"] == {"read": len(PROMPTS), "kept": len(PROMPTS)}

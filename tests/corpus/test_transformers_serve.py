@@ -82,8 +82,8 @@ def test_a_real_server_says_the_same_text_and_the_same_ids(server, base):
     kept = [(mine, other) for mine, other in zip(here, there, strict=True) if isinstance(other, Reply)]
     same = [mine.tokens == other.tokens for mine, other in kept]
     texts = [
-        answer_text(base.tokenizer, mine.tokens, base.stop_tokens)
-        == answer_text(base.tokenizer, other.tokens, base.stop_tokens)
+        answer_text(base.tokenizer, mine.tokens, base.stop_token_ids)
+        == answer_text(base.tokenizer, other.tokens, base.stop_token_ids)
         for mine, other in kept
     ]
     print(f"{len(asked)} answers, {len(kept)} round-trip: {sum(texts)} texts and {sum(same)} rows of ids equal")

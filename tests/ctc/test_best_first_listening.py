@@ -69,8 +69,8 @@ def test_ties_are_broken_as_its_twin_breaks_them(transitions):
     impossible_TC = torch.tensor([[1 / 2, 0, 0, 1 / 2]] * 3, dtype=torch.float64).log()
     for frames_TC in (uniform_TC, impossible_TC):
         for nodes in (1, 3, 6, 40):
-            twin = listening_search(frames_TC, Deaf.begin(frames_TC), nodes, transitions=transitions)
-            deaf = best_first_listening(frames_TC, Deaf.begin(frames_TC), nodes, transitions=transitions)
+            twin = listening_search(frames_TC, Deaf.empty(frames_TC), nodes, topology=transitions)
+            deaf = best_first_listening(frames_TC, Deaf.empty(frames_TC), nodes, topology=transitions)
             assert said(twin) == deaf
 
 
@@ -89,7 +89,7 @@ def test_of_texts_that_tie_the_most_probable_are_found(at_once, transitions, mon
         texts = slow_conditioned_texts(lambda t, said, law=law: law[t], 3, 4, 3, lambda *x: tuple(read(*x)))
         masses = {text: mass for text, mass in beginnings(texts).items() if mass > 0}
         for nodes in (1, 2, 4, 7):
-            found = texts_of(*best_first_listening(frames_TC.log(), Deaf.begin(frames_TC), nodes, (), 9, transitions))
+            found = texts_of(*best_first_listening(frames_TC.log(), Deaf.empty(frames_TC), nodes, (), 9, transitions))
             truth = sorted(masses.values(), reverse=True)[:nodes]
             assert sorted((masses[text] for text in found), reverse=True) == pytest.approx(truth)
             assert {text for text, mass in masses.items() if mass > truth[-1] + 1e-9} <= set(found)
@@ -100,7 +100,7 @@ def test_in_the_precision_of_heads_it_finds_what_its_twin_finds():
     for seed in range(6):
         log_probs_TC = frames(seed, 6, words=300).float()
         made = begin(GRU, log_probs_TC.double())
-        heard = Listening.begin(log_probs_TC, made.correction.float(), made.memory_KR.float())
+        heard = Listening.empty(log_probs_TC, made.correction.float(), made.memory_KR.float())
         twin = listening_search(log_probs_TC, heard, 15)
         assert said(twin) == best_first_listening(log_probs_TC, heard, 15)
 
@@ -111,12 +111,12 @@ def test_fewer_texts_are_asked_than_levels_have():
 
         def say(self, words_K, rows_K):
             Counted.asked += len(words_K)
-            return super().say(words_K, rows_K)
+            return super().extend(words_K, rows_K)
 
     asked = {"levels": 0, "few": 0}
     for seed in range(8):
         log_probs_TC = (2 * frames(seed, 6, words=200)).log_softmax(-1)
-        texts, Counted.asked = Counted.begin(log_probs_TC), 0
+        texts, Counted.asked = Counted.empty(log_probs_TC), 0
         twin = listening_search(log_probs_TC, texts, 15)
         asked["levels"], Counted.asked = asked["levels"] + Counted.asked, 0
         assert said(twin) == best_first_listening(log_probs_TC, texts, 15)

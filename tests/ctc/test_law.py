@@ -27,10 +27,10 @@ def test_a_batch_of_prefixes_against_every_alignment(seed):
     words = [c for c in range(classes) if c != blank]
     for length in (0, 1, 2, 3):
         prefixes = list(itertools.product(words, repeat=length))
-        labels = Labels.none(probs_TC, blank, len(prefixes))
+        labels = Labels.empty(probs_TC, blank, len(prefixes))
         for column in torch.tensor(prefixes, dtype=torch.int64).reshape(len(prefixes), length).T:
-            labels = labels.say(column)
-        law_KV, stop_K = labels.law()
+            labels = labels.extend(column)
+        law_KV, stop_K = labels.next_distribution()
         for row, prefix in enumerate(prefixes):
             if slow_prefix_probability(probs_TC.tolist(), prefix, blank) == 0:
                 assert law_KV[row].sum() == stop_K[row] == 0
@@ -51,10 +51,10 @@ def test_frames_that_know_the_last_label(seed):
     masses = beginnings(texts)
     for length in (1, 2, 3):
         prefixes = list(itertools.product(range(3), repeat=length))
-        labels = Labels.none(known[None], blank, len(prefixes))
+        labels = Labels.empty(known[None], blank, len(prefixes))
         for column in torch.tensor(prefixes).T:
-            labels = labels.say(column, torch.stack([known[int(label)] for label in column]))
-        law_KV, stop_K = labels.law()
+            labels = labels.extend(column, torch.stack([known[int(label)] for label in column]))
+        law_KV, stop_K = labels.next_distribution()
         for row, prefix in enumerate(prefixes):
             whole = masses.get(prefix, 0)
             if whole == 0:  # a a a needs five frames
@@ -68,10 +68,10 @@ def test_frames_that_know_the_last_label(seed):
 def test_children_and_stop_are_the_parent_however_long_the_text():
     """Masses are conditional: behind nine labels of 2,000 words the law still sums to one, in float32 frames too."""
     probs_TC = random_frames(3, 12, 2001).float()
-    labels = Labels.none(probs_TC, 2000, 4)
+    labels = Labels.empty(probs_TC, 2000, 4)
     words = torch.randint(2000, (9, 4), generator=torch.Generator().manual_seed(1))
     for words_K in words:
-        labels = labels.say(words_K)
-        law_KV, stop_K = labels.law()
+        labels = labels.extend(words_K)
+        law_KV, stop_K = labels.next_distribution()
         assert ((law_KV.sum(1) + stop_K) - 1).abs().max() < 1e-14
         assert (law_KV >= 0).all()

@@ -37,7 +37,7 @@ def frames(seed: int, count: int, words: int = WORDS) -> torch.Tensor:
 def begin(kind: type[Correction], log_probs_TC: torch.Tensor, strength: float = 1.0) -> Listening:
     made = correction(kind, strength, log_probs_TC.shape[1] - 1)
     anchor_1D = torch.linspace(-1, 1, WIDTH, dtype=torch.float64)[None]
-    return Listening.begin(log_probs_TC, made, made.start(anchor_1D, ROOT[None]))
+    return Listening.empty(log_probs_TC, made, made.start(anchor_1D, ROOT[None]))
 
 
 def law_of(listening: Listening):
@@ -66,13 +66,13 @@ class Forbids:
     def __init__(self, last: list[int]) -> None:
         self.last = last
 
-    def say(self, words_K, rows_K):
+    def extend(self, words_K, rows_K):
         return Forbids(words_K.tolist())
 
-    def beside(self, others):
+    def concat(self, others):
         return Forbids(self.last + others.last)
 
-    def shares(self):
+    def factors(self):
         factor_KW = torch.tensor([[float(last != 0)] * 2 for last in self.last], dtype=torch.float64)
         scale_KT = torch.tensor([[4.0 if last == 0 else 1.0] * 2 for last in self.last], dtype=torch.float64)
         return factor_KW, scale_KT
@@ -185,7 +185,7 @@ def test_training_scores_the_law_that_decoding_searches(kind):
         torch.randn(1, 1, 4, WIDTH, dtype=torch.float64), head, made, made.start(anchor_11D, ROOT.view(1, 1))
     )
     log_probs_TC = emissions.logits()[0, 0].log_softmax(-1)
-    found = listening_search(log_probs_TC, Listening.begin(log_probs_TC, made, emissions.start_BAR[0]), 200)
+    found = listening_search(log_probs_TC, Listening.empty(log_probs_TC, made, emissions.start_BAR[0]), 200)
     masses = dict(zip(texts_of(found), found.log_probs_N.exp().tolist(), strict=True))
     assert len(masses) > 50
     for text, mass in masses.items():

@@ -108,7 +108,7 @@ def test_the_search_sums_every_alignment(kind, seed):
 def test_frames_that_do_not_listen_are_searched_too():
     log_probs_TC = frames(1, 4)
     masses = beginnings(texts_by_enumeration(independent(log_probs_TC.exp().tolist()), 4))
-    found = listening_search(log_probs_TC, Deaf.begin(log_probs_TC), 40, transitions=ANEW)
+    found = listening_search(log_probs_TC, Deaf.empty(log_probs_TC), 40, topology=ANEW)
     truth = slow_best(masses, 40)
     assert texts_of(found) == [text for text, _ in truth]
     assert found.log_probs_N.exp().tolist() == pytest.approx([mass for _, mass in truth], abs=1e-10)
@@ -123,8 +123,8 @@ def test_training_scores_the_law_that_decoding_searches():
     start_BAR = made.start(anchor_11D, ROOT.view(1, 1))
     emissions = Emissions(torch.randn(1, 1, 4, WIDTH, dtype=torch.float64), head, made, start_BAR)
     log_probs_TC = emissions.logits()[0, 0].log_softmax(-1)
-    begun = Listening.begin(log_probs_TC, made, start_BAR[0])
-    found = listening_search(log_probs_TC, begun, 200, transitions=ANEW)
+    begun = Listening.empty(log_probs_TC, made, start_BAR[0])
+    found = listening_search(log_probs_TC, begun, 200, topology=ANEW)
     masses = dict(zip(texts_of(found), found.log_probs_N.exp().tolist(), strict=True))
     assert (1, 1, 1, 1) in masses
     for text, mass in masses.items():

@@ -44,9 +44,9 @@ def test_compiled_says_what_eager_says(kind, taps):
     trees = (TokenTree.only_root(torch.tensor(3)), BUSH)
     for length in (5, 300, 600):
         truths |= {(tree, length): read(base, tree, length) for tree in trees}
-    said = [generate(base, Autoregressive(base), prompt, HOW, base.stop_tokens, 3).tokens for prompt in PROMPTS]
+    said = [generate(base, Autoregressive(base), prompt, HOW, base.stop_token_ids, 3).tokens for prompt in PROMPTS]
     base.fixed = FixedReads(compiled=True)
-    assert base.reads == "compiled, fixed shapes"
+    assert base.execution_mode == "compiled, fixed shapes"
     before = counters["stats"]["unique_graphs"]
     for (tree, length), truth in truths.items():
         made = read(base, tree, length)
@@ -59,7 +59,7 @@ def test_compiled_says_what_eager_says(kind, taps):
             Junk(base.vocabulary, 8),
             Oracle(torch.cat([prompt, torch.tensor(truth)]), 5),
         ):
-            assert generate(base, drafter, prompt, HOW, base.stop_tokens, 3).tokens == truth
+            assert generate(base, drafter, prompt, HOW, base.stop_token_ids, 3).tokens == truth
 
 
 def test_an_evaluation_is_lossless_and_says_how_it_read(tmp_path):

@@ -39,12 +39,12 @@ def test_padding_by_pencil():
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_the_text_is_the_same(kind, temperature):
     base, how = random_base(kind), replace(HOW, temperature=temperature)
-    truths = [generate(base, Autoregressive(base), prompt, how, base.stop_tokens, 3).tokens for prompt in PROMPTS]
+    truths = [generate(base, Autoregressive(base), prompt, how, base.stop_token_ids, 3).tokens for prompt in PROMPTS]
     base.fixed = FixedReads()
     for prompt, truth in zip(PROMPTS, truths, strict=True):
         text = torch.cat([prompt, torch.tensor(truth)])
         for drafter in (Autoregressive(base), Junk(base.vocabulary, 12), Oracle(text, 5)):
-            assert generate(base, drafter, prompt, how, base.stop_tokens, 3).tokens == truth
+            assert generate(base, drafter, prompt, how, base.stop_token_ids, 3).tokens == truth
 
 
 def test_reads_are_those_of_the_exact_shape():
@@ -88,7 +88,7 @@ def test_a_batch_of_answers_is_not_lent_the_rows_of_one_text():
     base.fixed = FixedReads()
     before = base.new_cache(len(prompts[1]) + 9)  # of the batch's own capacity, and done with
     base.read(PROMPTS[0], before)
-    assert base.fixed._owns(before)  # as a graph does that is captured over it
+    assert base.fixed._owns_buffers(before)  # as a graph does that is captured over it
     del before
     assert said() == truth
 
@@ -105,13 +105,13 @@ def test_compiling_takes_fixed_shapes():
 def test_a_captured_read_says_what_an_eager_one_says(compiled):
     base = random_base().to("cuda")
     prompts = [prompt.cuda() for prompt in PROMPTS]
-    truths = [generate(base, Autoregressive(base), prompt, HOW, base.stop_tokens, 3).tokens for prompt in prompts]
+    truths = [generate(base, Autoregressive(base), prompt, HOW, base.stop_token_ids, 3).tokens for prompt in prompts]
     base.fixed = FixedReads(compiled)
     for _ in range(2):  # the second time every graph is there
         for prompt, truth in zip(prompts, truths, strict=True):
             text = torch.cat([prompt, torch.tensor(truth, device="cuda")])
             for drafter in (Autoregressive(base), Oracle(text, 5)):
-                assert generate(base, drafter, prompt, HOW, base.stop_tokens, 3).tokens == truth
+                assert generate(base, drafter, prompt, HOW, base.stop_token_ids, 3).tokens == truth
     assert base.fixed._graphs
 
 
@@ -119,13 +119,13 @@ def test_a_captured_read_says_what_an_eager_one_says(compiled):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="captures CUDA graphs, and there is no CUDA device here")
 def test_what_cannot_be_captured_is_read_eagerly_and_says_so():
     base = random_base().to("cuda")
-    truth = generate(base, Autoregressive(base), PROMPTS[0].cuda(), HOW, base.stop_tokens, 3).tokens
+    truth = generate(base, Autoregressive(base), PROMPTS[0].cuda(), HOW, base.stop_token_ids, 3).tokens
 
     def asks(lm, read, out):
         out.last_hidden_state.sum().item()
 
     base.lm.base_model.register_forward_hook(asks)
     base.fixed = FixedReads()
-    assert base.reads == "captured, fixed shapes"
-    assert generate(base, Autoregressive(base), PROMPTS[0].cuda(), HOW, base.stop_tokens, 3).tokens == truth
-    assert base.reads.startswith("not captured (")
+    assert base.execution_mode == "captured, fixed shapes"
+    assert generate(base, Autoregressive(base), PROMPTS[0].cuda(), HOW, base.stop_token_ids, 3).tokens == truth
+    assert base.execution_mode.startswith("not captured (")

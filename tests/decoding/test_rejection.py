@@ -33,12 +33,12 @@ SURE = torch.tensor([0.0, 0.0, 0.0, 1.0, 0.0, 0.0], dtype=torch.float64)
 RULES = [(multi_round, 1), (multi_round, 2), (multi_round, 4), (k_sequential, 1), (k_sequential, 2), (k_sequential, 4)]
 
 
-def emitted(rule, p_V, q_V, k, seed=0, draws=DRAWS):
-    """What the rule says, `draws` times: the words themselves."""
+def emitted(rule, p_V, q_V, k, seed=0, samples_drafts=DRAWS):
+    """What the rule says, `samples_drafts` times: the words themselves."""
     rng = torch.Generator().manual_seed(seed)
-    words_NK = draw(q_V, (draws, k), rng)
-    coins_NK = torch.rand(draws, k, dtype=torch.float64, generator=rng)
-    stands_N, rest_NV = rule(p_V.expand(draws, -1), q_V.expand(draws, -1), words_NK, coins_NK)
+    words_NK = draw(q_V, (samples_drafts, k), rng)
+    coins_NK = torch.rand(samples_drafts, k, dtype=torch.float64, generator=rng)
+    stands_N, rest_NV = rule(p_V.expand(samples_drafts, -1), q_V.expand(samples_drafts, -1), words_NK, coins_NK)
     own_N = torch.multinomial(rest_NV, 1, generator=rng)[:, 0]
     return torch.where(stands_N >= 0, words_NK.gather(1, stands_N.clamp(min=0)[:, None])[:, 0], own_N)
 

@@ -71,7 +71,7 @@ def test_a_commit_brings_the_accepted_words_and_the_bonus():
     commit = Commit.of(FORK, verdict)
     assert commit.tokens == (5, 4)
     assert commit.path_K.tolist() == [0, 1]
-    assert commit.open  # node 3 hung below node 1
+    assert commit.has_rejected_child  # node 3 hung below node 1
     assert commit.drafted == 3
     leaf = Verdict(torch.tensor([0, 2, -1, -1, -1]), torch.tensor(2), torch.tensor(4))
     assert not Commit.of(FORK, leaf).open

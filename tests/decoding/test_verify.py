@@ -56,8 +56,8 @@ def test_a_sampled_walk_draws_what_autoregression_draws():
     assert [int(tree.tokens_N[verdict.path_K[1]]), int(verdict.bonus)] == expected
 
 
-def chi_square(counts, probabilities, draws):
-    return sum((n - draws * p) ** 2 / (draws * p) for n, p in zip(counts, probabilities, strict=True) if p > 0)
+def chi_square(counts, probabilities, samples_drafts):
+    return sum((n - samples_drafts * p) ** 2 / (samples_drafts * p) for n, p in zip(counts, probabilities, strict=True) if p > 0)
 
 
 @pytest.mark.parametrize(("temperature", "top_k", "top_p"), [(1.0, 0, 1.0), (0.7, 3, 1.0), (1.3, 0, 0.8)])

@@ -66,7 +66,7 @@ def test_a_part_that_drafts_for_nobody_is_refused(base, tmp_path):
 class TokensOnly:
     """A drafter of tests/drafters.py, which looks at no state."""
 
-    reads_states = False
+    uses_hidden_states = False
 
     def __init__(self, drafter):
         self.draft = drafter.draft
@@ -91,8 +91,8 @@ def test_any_two_are_lossless(base, temperature, tmp_path):
     how = replace(HOW, temperature=temperature, max_new_tokens=30)
     for number, drafter in enumerate(pairs(base, tmp_path)):
         for prompt in (PROMPT, LOOP):
-            truth = generate(base, Autoregressive(base), prompt, how, base.stop_tokens, 1).tokens
-            assert generate(base, drafter, prompt, how, base.stop_tokens, 1).tokens == truth, number
+            truth = generate(base, Autoregressive(base), prompt, how, base.stop_token_ids, 1).tokens
+            assert generate(base, drafter, prompt, how, base.stop_token_ids, 1).tokens == truth, number
 
 
 def test_up_to_the_last_position_of_the_context(tmp_path):
@@ -113,7 +113,7 @@ def test_the_second_goes_on_below_the_deepest_guess_of_the_first(base, tmp_path)
     # 3 of the first; then nodes 12 - 4 + 1 = 9 and hence 8 guesses of the second
     assert tree.tokens_N.tolist() == text[9:21].tolist()
     assert int(tree.depths_N.max()) == 11
-    near_the_end, _ = cascade.draft(replace(context, room=5), None, torch.Generator())
+    near_the_end, _ = cascade.draft(replace(context, remaining_tokens=5), None, torch.Generator())
     assert near_the_end.tokens_N.tolist() == text[9:14].tolist()  # never deeper than room - 1
 
 
@@ -123,13 +123,13 @@ def test_a_second_that_reads_states_takes_over_where_the_first_is_silent(base):
     head = block_drafter(base)
     cascade = Cascade(base, lookup(base), head, 4)
     tokens = torch.tensor([0, 7, 9, 30, 7, 9, 30, 50, 51, 52])
-    states = base.states(tokens[None], torch.ones(1, 10, dtype=torch.int64))[0]
+    states = base.hidden_states(tokens[None], torch.ones(1, 10, dtype=torch.int64))[0]
     rng, memory, alone, asked = torch.Generator(), None, None, 0
     for end, read in ((6, 0), (7, 5), (8, 6), (10, 7)):
         context = Context(tokens[:end], states[read : end - 1], 20, 12)
         tree, memory = cascade.draft(context, memory, rng)
         if len(lookup(base).draft(context, None, rng)[0]) == 1:
-            truth, alone = head.draft(replace(context, fresh_KD=states[asked : end - 1]), alone, rng)
+            truth, alone = head.draft(replace(context, new_states_KD=states[asked : end - 1]), alone, rng)
             assert texts(tree) == texts(truth)
             asked = end - 1
         else:

@@ -45,7 +45,7 @@ def run_directory(tmp_path_factory, base_folder):
     torch.manual_seed(0)
     drafter = build_drafter(config.drafter, base)
     run = RunDirectory(tmp_path_factory.mktemp("runs") / "untrained")
-    run.begin(OmegaConf.to_yaml(config, resolve=True), base.fingerprint(), overwrite=False)
+    run.create(OmegaConf.to_yaml(config, resolve=True), base.fingerprint(), overwrite=False)
     run.save_head(drafter)
     return run.path
 
@@ -162,7 +162,7 @@ def test_a_contestant_has_the_weights_of_its_run(entry, run_directory, base, tmp
     save_file({name: value + 1 for name, value in load_file(head).items()}, head)
     before, after = (entry.contestant(entry.looked_up(str(run)), base) for run in (run_directory, trained))
     for run, one in ((run_directory, before), (trained, after)):
-        saved, own = load_file(RunDirectory(run).head), one.drafter.own_state()
+        saved, own = load_file(RunDirectory(run).head), one.drafter.trainable_state_dict()
         assert set(own) == set(saved)
         assert all(torch.equal(own[name], saved[name]) for name in saved)
     assert before.identity != after.identity

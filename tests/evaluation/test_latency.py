@@ -120,7 +120,7 @@ def test_a_context_too_long_for_all_of_them():
 def test_a_shape_is_a_base_without_words():
     base = shaped_base(SMALL, "small", "bfloat16", "cpu")
     assert (base.vocabulary, base.width, base.context_length, base.dtype) == (100, 32, 96, torch.bfloat16)
-    assert not base.stop_tokens
+    assert not base.stop_token_ids
     assert base.fingerprint()["base"] == "small"
     tied = shaped_base({**SMALL, "tie_word_embeddings": True}, "tied", "float32", "cpu")
     assert tied.head.weight is tied.embedding.weight

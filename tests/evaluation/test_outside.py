@@ -68,7 +68,7 @@ def test_its_passes_add_up(tmp_path):
     assert {step.nodes for step in said.passes} == {1}
     said = generate(base, twin, REPEATS, how, frozenset(), 0)
     assert [step.committed for step in said.passes][:5] == [6] * 5  # five guesses, all right, and its own word
-    assert all(step.nodes == 6 and step.drafted == 5 and not step.open for step in said.passes[:5])
+    assert all(step.nodes == 6 and step.drafted == 5 and not step.rejected_child for step in said.passes[:5])
     said = generate(base, looked, REPEATS, how, frozenset(), 0)
     assert sum(step.committed for step in said.passes) <= 40
     assert said.seconds_prefill > 0

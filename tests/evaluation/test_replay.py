@@ -39,7 +39,7 @@ def drafters(base, folder):
     and those that are asked one context after the other."""
     body = partial(AttentionBody, root_input=True, causal=False)
     heads = [ctc_head(base), block_head(base, body, Collapse(20, 5, 0.4)), *block_heads(base)]
-    for value in (value for head in heads for value in head.own_parameters()):
+    for value in (value for head in heads for value in head.trainable_parameters()):
         value.data += 0.2 * torch.randn_like(value)
     steps = [stepwise(kind, base, folder, growth=Grow(width, words)) for kind, width, words in GROWTHS]
     cascade = Cascade(base, PromptLookup(base, 3, 4), PromptLookup(base, 1, 2), 4)
@@ -98,7 +98,7 @@ def test_fixed_choices_are_not_nested_where_some_hang_below_a_stop():
     base = random_base(context=96, initializer_range=0.1).double()
     tree = SparseTree([[0], [0, 0], [1], [1, 0], [2], [2, 0], [3], [4], [5]])
     said = hear(base, PROMPTS[0], replace(SETTINGS, max_new_tokens=18), 0)
-    base.stop_tokens = frozenset(range(1, base.vocabulary, 2)) - set(said.tokens)
+    base.stop_token_ids = frozenset(range(1, base.vocabulary, 2)) - set(said.tokens)
     head = block_head(base, partial(AttentionBody, root_input=True, causal=False), tree).double()
     for nodes, passes in replayed(head, said, (4, 10), 0).items():
         assert passes == walk(said.tokens, [nodes], one_by_one(head, said, nodes).__getitem__)[nodes]
@@ -113,7 +113,7 @@ def test_replay_is_the_loop_token_for_token_and_pass_for_pass(base, temperature,
     for drafter in drafters(base, tmp_path):
         walked = replayed(drafter, said, sizes, seed)
         for nodes in sizes:
-            made = generate(base, drafter, prompt, replace(how, nodes=nodes), base.stop_tokens, seed)
+            made = generate(base, drafter, prompt, replace(how, nodes=nodes), base.stop_token_ids, seed)
             assert made.tokens == said.tokens
             assert made.passes == walked[nodes], (type(drafter).__name__, nodes)
             accepted += sum(step.accepted for step in made.passes)
@@ -127,13 +127,13 @@ def test_replay_ends_where_the_answer_does(base):
     for stop in dict.fromkeys(free[3:12]):
         place = free.index(stop)
         cut = type(base)(base.lm, base.tokenizer, base.name)
-        cut.stop_tokens = frozenset([stop])
+        cut.stop_token_ids = frozenset([stop])
         said = hear(cut, PROMPTS[0], how, 0)
         assert said.ended
         assert said.tokens == free[: place + 1]
         text = torch.cat([PROMPTS[0], torch.tensor(free)])
         for drafter in (Told(text, 5), PromptLookup(base, 2, 6), Autoregressive(base)):
-            made = generate(cut, drafter, PROMPTS[0], how, cut.stop_tokens, 0)
+            made = generate(cut, drafter, PROMPTS[0], how, cut.stop_token_ids, 0)
             assert replayed(drafter, said, [16], 0)[16] == made.passes
 
 

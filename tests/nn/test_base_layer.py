@@ -152,7 +152,7 @@ def test_a_layer_that_cannot_be_copied_starts_at_random_and_says_why(case):
 def frames_of(drafter, base):
     """Of a text: states_BATD at two anchors."""
     x_BLD, anchors_BA = torch.randn(1, 20, base.width), torch.tensor([[5, 9]])
-    text = drafter.body.remember(x_BLD, torch.arange(20)[None])
+    text = drafter.body.text_keys_values(x_BLD, torch.arange(20)[None])
     roots_BAD = base.embedding(torch.tensor([[7, 8]])).float()
     return drafter.body(
         anchor_BAD=x_BLD[:, anchors_BA[0]], root_BAD=roots_BAD, anchors_BA=anchors_BA, text=text, visible_BAL=None
@@ -191,7 +191,7 @@ def test_comparing_draws_nothing_that_others_draw_from(kind):
     base = varied_base(kind)
     drafter = head(base, "drafter=ctc")
     before = torch.get_rng_state()
-    drafter.body.start_from(base.lm)
+    drafter.body.init_from_base(base.lm)
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -214,7 +214,7 @@ def test_runs_that_name_no_like_base_have_the_layer_they_were_trained_with():
     del config.body.like_base
     old, new = build_drafter(config, base), head(base, "drafter=ctc")
     added = {f"body.block.attention.{name}_norm.weight" for name in ("query", "key")}
-    assert set(new.own_state()) - set(old.own_state()) == added
+    assert set(new.trainable_state_dict()) - set(old.trainable_state_dict()) == added
     cos, _ = old.body.rotary(torch.tensor([3]))
     torch.testing.assert_close(cos[0, :4], torch.cos(3 * 100.0 ** (-torch.arange(4) / 4)), rtol=0, atol=1e-6)
 
@@ -246,5 +246,5 @@ def test_a_head_of_a_base_without_weights_can_be_planned():
     with torch.device("meta"):
         base = random_base("qwen3", rope_parameters=LLAMA3, context=64)
         drafter = head(base, "drafter=ctc")
-    assert all(value.is_meta for value in drafter.own_parameters())
+    assert all(value.is_meta for value in drafter.trainable_parameters())
     assert drafter.initialised.startswith("as the weights of the base decide, which are not here")

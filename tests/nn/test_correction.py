@@ -108,5 +108,5 @@ def test_a_table_holds_what_it_was_made_of(correction):
     """Or others could come to lie in the same place, with as many changes behind them."""
     with torch.no_grad():
         answers(correction)
-    held = {weight.data_ptr() for weight in correction._table.made_of}
+    held = {weight.data_ptr() for weight in correction._table.source_weights}
     assert held >= {correction.embedding.weight.data_ptr(), correction.norm.weight.data_ptr()}

@@ -104,7 +104,7 @@ def test_a_base_is_laid_to_decode_and_is_the_same_base(tmp_path):
     random_lm().save_pretrained(tmp_path)
     base = load_base(str(tmp_path), "float32", "cpu")
     assert all(layer.weight.is_contiguous() for layer in layers_of(base))  # what trains or saves it finds it as it was
-    assert all(map(column_by_column, layers_of(base.ready())))
+    assert all(map(column_by_column, layers_of(base.for_inference())))
     base.lm.save_pretrained(tmp_path / "again")
     assert load_base(str(tmp_path / "again"), "float32", "cpu").weights_hash == base.weights_hash
 

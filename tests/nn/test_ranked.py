@@ -38,7 +38,7 @@ def emissions(corrected: bool) -> tuple[Emissions, Emissions]:
     torch.manual_seed(0)
     words = nn.Linear(WIDTH, WORDS).requires_grad_(False)
     some, every = BlankHead(words, WIDTH, len(SAID)), BlankHead(words, WIDTH)
-    some.words.choose(torch.tensor(SAID))
+    some.words.set_tokens(torch.tensor(SAID))
     every.words = nn.Linear(WIDTH, WORDS).requires_grad_(False)
     every.words.weight.copy_(words.weight)
     every.words.bias.fill_(NEVER).index_copy_(0, torch.tensor(SAID), words.bias[SAID])
@@ -92,7 +92,7 @@ def test_more_words_than_there_are_is_a_sentence():
 def test_it_learns_decodes_and_comes_back(tmp_path, name):
     """Half of what is to be said is beyond it, which is counted and teaches nothing; the text stays the base's."""
     base, objective = random_base(context=64), OBJECTIVES[name]
-    aligned = objective.teaches == "alignments"
+    aligned = objective.supervises == "alignments"
 
     def head() -> BlockDrafter:
         body = partial(AttentionBody, root_input=True, causal=False)
@@ -102,22 +102,22 @@ def test_it_learns_decodes_and_comes_back(tmp_path, name):
         return BlockDrafter(base, 6 if aligned else 3, body, paths, correction, vocabulary=20)
 
     drafter = head()
-    drafter.choose_words(rows().word_counts(base.vocabulary), base.stop_tokens)
+    drafter.set_draft_vocab(rows().word_counts(base.vocabulary), base.stop_token_ids)
     said = drafter.head.words.words_N.tolist()
     assert said != list(range(20))
     counts = rows().word_counts(base.vocabulary)
-    assert drafter.share_said(counts) == pytest.approx(sum(counts.tolist()[word] for word in said) / int(counts.sum()))
+    assert drafter.vocab_coverage(counts) == pytest.approx(sum(counts.tolist()[word] for word in said) / int(counts.sum()))
     run = RunDirectory(tmp_path)
-    run.begin("drafter: {}\n", base.fingerprint(), overwrite=False)
+    run.create("drafter: {}\n", base.fingerprint(), overwrite=False)
     one = trainer(run, base, steps=8, drafter=drafter, objective=objective)
     assert one.fit([JsonlLogger(run.metrics, 0)]) >= 1.0
     assert one.skipped == 0
     shares = [line.get("infeasible_share") for line in figures_of(run)]
     assert all(share is None if name == "kl" else 0 < share < 1 for share in shares)
     other = head()
-    fill(other, {key: value.clone() for key, value in drafter.own_state().items()}, Path("run"))
+    fill(other, {key: value.clone() for key, value in drafter.trainable_state_dict().items()}, Path("run"))
     prompt = torch.arange(10, 16)
-    truth = generate(base, Autoregressive(base), prompt, HOW, base.stop_tokens, 0).tokens
-    first, again = (generate(base, one.eval(), prompt, HOW, base.stop_tokens, 0) for one in (drafter, other))
+    truth = generate(base, Autoregressive(base), prompt, HOW, base.stop_token_ids, 0).tokens
+    first, again = (generate(base, one.eval(), prompt, HOW, base.stop_token_ids, 0) for one in (drafter, other))
     assert first.tokens == truth
     assert (again.tokens, len(again.passes)) == (truth, len(first.passes))

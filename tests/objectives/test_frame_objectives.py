@@ -234,7 +234,7 @@ def test_cross_entropy_needs_no_wall_of_logits_and_says_the_same(bias, corrected
         learned.append(nn.init.normal_(correction.out.weight))
         start_BAR = correction.start(torch.zeros(2, 5, WIDTH), torch.zeros(2, 5, dtype=torch.long))
         said = Emissions(said.states_BATD, said.head, correction, start_BAR)
-    short, whole = said.label_log_probs(windows.labels_BAS), said.by_label(heads.of_labels, windows.labels_BAS)
+    short, whole = said.label_log_probs(windows.labels_BAS), said.map_label_frames(heads.of_labels, windows.labels_BAS)
     can_BAS = ~whole.isneginf()
     assert bool(can_BAS.all()) is not some
     weights = torch.randn(short.shape)

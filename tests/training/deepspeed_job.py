@@ -44,7 +44,7 @@ def trained(base, **how):
     for one.step in range(6):
         figures.append(one.train_step())
     norms, rates = ([line[name] for line in figures] for name in ("gradient_norm", "learning_rate"))
-    return norms, rates, torch.cat([value.detach().flatten() for value in one.drafter.own_parameters()])
+    return norms, rates, torch.cat([value.detach().flatten() for value in one.drafter.trainable_parameters()])
 
 
 def main(*stages: str) -> None:

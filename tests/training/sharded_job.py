@@ -17,13 +17,13 @@ from ctcdraft.training.peers import join
 
 
 def trained(base, peers):
-    with base.opened():
+    with base.gathered_parameters():
         drafter = ctc_head(base)
     one = trainer(RunDirectory(Path("nowhere")), base, 6, drafter=drafter, accumulate=2, peers=peers)
     losses = []
     for one.step in range(6):
         losses.append(one.train_step()["loss"])
-    return losses, torch.cat([value.detach().flatten() for value in drafter.own_parameters()])
+    return losses, torch.cat([value.detach().flatten() for value in drafter.trainable_parameters()])
 
 
 def main(folder: str) -> None:

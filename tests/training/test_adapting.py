@@ -27,7 +27,7 @@ def adapting(run, base, steps=6, **changes):
     drafter = ctc_head(base)
     one = trainer(run, base, steps, drafter=drafter)
     one.adapter = Adapter(base, drafter, **{**HOW, **changes})
-    one.engine.also(list(one.adapter.parameters.values()), one.adapter.learning_rate)
+    one.engine.add_param_group(list(one.adapter.parameters.values()), one.adapter.learning_rate)
     one.batches.reading = one.adapter.read
     one.objective = HeldBack(one.objective, one.adapter)
     return one
@@ -42,7 +42,7 @@ def begun(folder, path):
     """A trainer that stands where the run at `path` stands, with a base of its own."""
     run, base = RunDirectory(path), load_base(folder, "float32", "cpu")
     if not run.config.exists():
-        run.begin("drafter: {}\n", base.fingerprint(), overwrite=False)
+        run.create("drafter: {}\n", base.fingerprint(), overwrite=False)
     one = adapting(run, base)
     one.restore()
     return one
@@ -67,7 +67,7 @@ def test_going_on_is_the_same_as_not_having_stopped(folder, whole, tmp_path):
     again = to_its_end(begun(folder, tmp_path / "run"))
     assert figures_of(again.run) == figures_of(whole.run)[3:]
     for one, other in (
-        (again.drafter.own_state(), whole.drafter.own_state()),
+        (again.drafter.trainable_state_dict(), whole.drafter.trainable_state_dict()),
         (again.adapter.state(), whole.adapter.state()),
     ):
         assert all(torch.equal(value, other[name]) for name, value in one.items())
@@ -80,7 +80,7 @@ def test_going_on_is_the_same_as_not_having_stopped(folder, whole, tmp_path):
 def test_a_head_and_an_adapter_of_different_steps_are_not_taken_for_one(folder, whole, tmp_path):
     run = RunDirectory(Path(shutil.copytree(whole.run.path, tmp_path / "run")))
     run.load_head(ctc_head(load_base(folder, "float32", "cpu")))
-    run.belong_to("another adapter")  # and no room was left for its head
+    run.set_adapter("another adapter")  # and no room was left for its head
     with pytest.raises(InputError, match=r"are of different steps; resume="):
         run.load_head(ctc_head(load_base(folder, "float32", "cpu")))
 
@@ -91,11 +91,11 @@ def test_the_base_of_a_run_is_the_one_its_head_was_trained_with(folder, whole):
     adapted = load_base(folder, "float32", "cpu", adapted=str(whole.run.adapter))
     whole.run.refuse_other_base(adapted.fingerprint())
     assert adapted.fingerprint()["weights"] == plain.fingerprint()["weights"]
-    assert "changed by LoRA" in adapted.reads
+    assert "changed by LoRA" in adapted.execution_mode
     assert adapted.name.endswith("changed by LoRA")
     assert not any(value.requires_grad for value in adapted.parameters())
     tokens = torch.arange(20, 40)[None]
-    states = [base.states(tokens, torch.ones_like(tokens)) for base in (plain, adapted, whole.adapter.base)]
+    states = [base.hidden_states(tokens, torch.ones_like(tokens)) for base in (plain, adapted, whole.adapter.base)]
     assert torch.allclose(states[1], states[2], atol=1e-4)
     assert not torch.allclose(states[1], states[0], atol=1e-2)
     with pytest.raises(

@@ -26,7 +26,7 @@ def trained(base, path, backend, drafter=None, stop=STEPS):
     """Of a run from where it stands: its trainer and the losses."""
     run = RunDirectory(path)
     if not run.config.exists():
-        run.begin("drafter: {}\n", base.fingerprint(), overwrite=False)
+        run.create("drafter: {}\n", base.fingerprint(), overwrite=False)
     one = trainer(run, base, STEPS, drafter=drafter)
     if backend is not None:
         compile_forward(one.drafter, backend, partial(rehearse, base, one.drafter, one.objective, one.engine))
@@ -74,13 +74,13 @@ def assert_same(base, one, rest, plain, losses):
     """That what went on at step 3 stands where the plain run does; its head is read by one that is not compiled."""
     assert len(rest) == 3
     assert rest == pytest.approx(losses[3:], rel=1e-4)
-    state = plain.drafter.own_state()
-    assert list(one.drafter.own_state()) == list(state)
-    for name, value in one.drafter.own_state().items():
+    state = plain.drafter.trainable_state_dict()
+    assert list(one.drafter.trainable_state_dict()) == list(state)
+    for name, value in one.drafter.trainable_state_dict().items():
         assert torch.allclose(value, state[name], atol=1e-4), name
     head = ctc_head(base)
     one.run.load_head(head)
-    assert all(torch.equal(value, one.drafter.own_state()[name]) for name, value in head.own_state().items())
+    assert all(torch.equal(value, one.drafter.trainable_state_dict()[name]) for name, value in head.trainable_state_dict().items())
 
 
 @pytest.mark.slow

@@ -66,13 +66,13 @@ def test_the_plan_on_paper_adds_up():
     base, head = paper_head()
     told = Told(answers=50, tokens=1500, longest=60, source="counted")
     said = plan(base, head, CTC(3), told, Trainer, Rate(1e9, None))
-    trained = sum(value.numel() for value in head.own_parameters())
+    trained = sum(value.numel() for value in head.trainable_parameters())
     assert f"drafter     {trained:,} trainable parameters" in said
     assert "100 of 4 rows x 8 anchors, 8.0 epochs" in said
     assert "192.0 kB as float32, 96.0 kB as bfloat16, 54.0 kB as int8 where stored" in said
     assert "(4 rows of 40 tokens)" in said  # no more than max_length
     step, _, _ = counted(head, CTC(3), batch_without_values(base, 4, 30, 8, 3))
-    live = Size.of(base).read_flops(4 * 30, 15)
+    live = Size.of(base).prefill_flops(4 * 30, 15)
     assert f"{step:.3g} operations a batch of the head, and {live:.3g} for the base to read 4 rows of 30 tokens" in said
     assert f"about {duration.spelled(100 * (step + live) / 1e9 / 3600)} with states=live" in said
     assert "time        not known without a rate" in plan(base, head, CTC(3), told, Trainer, Rate(None, None))
@@ -132,7 +132,7 @@ def test_memory_adds_weights_head_and_step():
     batch = batch_without_values(base, 4, 30, 8, 3)
     said = memory(Size.of(base), 1000, batch, kept=7000, emission_bytes=2**40)
     weights = Size.of(base).weight_bytes
-    states, reading = 4 * 30 * 32 * 4, Size.of(base).reading_bytes(4, 30)
+    states, reading = 4 * 30 * 32 * 4, Size.of(base).activation_bytes(4, 30)
     whole = weights + 16_000 + states + reading + 7000 + 256 * 2**20
     assert f"about {whole / 1e6:,.1f} MB at the peak" in said
     assert "step 7.0 kB" in said

@@ -68,20 +68,20 @@ def base():
 @pytest.mark.parametrize(("body", "objective", "correction"), CELLS)
 def test_every_part_learns_and_the_text_stays(base, tmp_path, body, objective, correction):
     objective = OBJECTIVES[objective]
-    paths, frames = READ[objective.teaches]
+    paths, frames = READ[objective.supervises]
     drafter = block_head(base, BODIES[body], paths, CORRECTIONS[correction], frames)
     run = RunDirectory(tmp_path)
-    run.begin("drafter: {}\n", base.fingerprint(), overwrite=False)
+    run.create("drafter: {}\n", base.fingerprint(), overwrite=False)
     one = trainer(run, base, steps=30, drafter=drafter, objective=objective, learning_rate=1e-2)
-    before = {name: value.detach().clone() for name, value in drafter.own_state().items()}
+    before = {name: value.detach().clone() for name, value in drafter.trainable_state_dict().items()}
     assert one.fit([JsonlLogger(run.metrics, 0)]) >= 1.0
     losses = [json.loads(line)["loss"] for line in run.metrics.read_text().splitlines()]
     assert sum(losses[-5:]) < 0.95 * sum(losses[:5])
-    still = {name for name, value in drafter.own_state().items() if torch.equal(value, before[name])}
-    assert still == ({"head.blank_D", "head.blank_bias"} if objective.teaches == "words" else set())
+    still = {name for name, value in drafter.trainable_state_dict().items() if torch.equal(value, before[name])}
+    assert still == ({"head.blank_D", "head.blank_bias"} if objective.supervises == "words" else set())
     prompt = torch.arange(10, 16)
-    truth = generate(base, Autoregressive(base), prompt, HOW, base.stop_tokens, 0).tokens
-    assert generate(base, drafter.eval(), prompt, HOW, base.stop_tokens, 0).tokens == truth
+    truth = generate(base, Autoregressive(base), prompt, HOW, base.stop_token_ids, 0).tokens
+    assert generate(base, drafter.eval(), prompt, HOW, base.stop_token_ids, 0).tokens == truth
 
 
 @pytest.mark.parametrize("autocast", [False, True])
@@ -92,10 +92,10 @@ def test_a_float32_head_beside_a_bfloat16_base(tmp_path, objective, correction, 
     base.lm.to(torch.bfloat16)
     drafter = block_head(base, BODIES["two blocks"], PrefixSearch(16), CORRECTIONS[correction])
     run = RunDirectory(tmp_path)
-    run.begin("drafter: {}\n", base.fingerprint(), overwrite=False)
+    run.create("drafter: {}\n", base.fingerprint(), overwrite=False)
     one = trainer(run, base, steps=6, drafter=drafter, objective=OBJECTIVES[objective], autocast=autocast)
     assert one.fit([JsonlLogger(run.metrics, 0)]) >= 1.0
-    assert {value.dtype for value in drafter.own_parameters()} == {torch.float32}
+    assert {value.dtype for value in drafter.trainable_parameters()} == {torch.float32}
 
 
 @pytest.mark.parametrize("correction", CORRECTIONS)
@@ -166,9 +166,9 @@ def test_what_steps_cannot_be_taught_is_refused(base, tmp_path):
 def test_runs_from_before_there_was_a_choice_still_load(base):
     """Their config names neither correction nor blocks, and their tensors are all there is."""
     old = ctc_head(base)
-    assert {name.split(".")[0] for name in old.own_state()} == {"body", "head"}
-    assert not [name for name in old.own_state() if "deeper" in name or "correction" in name]
-    tensors = {name: value.detach().clone() for name, value in old.own_state().items()}
+    assert {name.split(".")[0] for name in old.trainable_state_dict()} == {"body", "head"}
+    assert not [name for name in old.trainable_state_dict() if "deeper" in name or "correction" in name]
+    tensors = {name: value.detach().clone() for name, value in old.trainable_state_dict().items()}
     fill(old, tensors | {"head.blank_bias": torch.tensor(0.25)}, Path("run"))  # it was a number, not a row of one
     assert old.head.blank_bias.tolist() == [0.25]
     with pytest.raises(InputError, match=r"first difference: head\.blank_D"):
@@ -184,4 +184,4 @@ def test_how_often_a_frame_repeats_the_word_before(base, monkeypatch):
         drafter, windows = ctc_head(base), SimpleNamespace(lengths_BA=torch.ones(1, 1))
         drafter.head = head
         monkeypatch.setattr(drafter, "forward", lambda _, best=best: Emissions(torch.eye(3)[best][None, None], head))
-        assert drafter.figures(windows)["repeat_rate"] == pytest.approx(rate)
+        assert drafter.metrics(windows)["repeat_rate"] == pytest.approx(rate)

@@ -40,7 +40,7 @@ def trained(base, path, loggers=(), steps=STEPS, **changes):
     """A run from where it stands to its end; returns its trainer."""
     run = RunDirectory(path)
     if not run.config.exists():
-        run.begin("drafter: {}\n", base.fingerprint(), overwrite=False)
+        run.create("drafter: {}\n", base.fingerprint(), overwrite=False)
     one = trainer(run, base, steps, **changes)
     one.restore()
     one.fit([JsonlLogger(run.metrics, one.step), *loggers])
@@ -48,8 +48,8 @@ def trained(base, path, loggers=(), steps=STEPS, **changes):
 
 
 def assert_same(one, other):
-    for name, value in one.drafter.own_state().items():
-        assert torch.equal(value, other.drafter.own_state()[name]), name
+    for name, value in one.drafter.trainable_state_dict().items():
+        assert torch.equal(value, other.drafter.trainable_state_dict()[name]), name
     assert figures_of(one.run) == figures_of(other.run)
     assert one.run.head.read_bytes() == other.run.head.read_bytes()
 
@@ -81,12 +81,12 @@ def test_killed_at_random_moments_the_weights_are_the_same(base, whole, tmp_path
     run, stood = RunDirectory(tmp_path), []
     for step in sorted(rng.randint(0, STEPS - 3) for _ in range(kills)):
         killed_at(base, tmp_path, step, rng.uniform(0, 0.01))
-        stood.append(len(run.states) and int(run.states[0].stem.split("-")[1]))
+        stood.append(len(run.resume_files) and int(run.resume_files[0].stem.split("-")[1]))
     print(f"{kills} kills; the checkpoint after each of them: {stood}")
     assert stood == sorted(stood)
     assert 0 < stood[-1] < STEPS
     assert_same(whole, trained(base, tmp_path))
-    assert [file.name for file in run.states] == ["resume-000000040.pt", "resume-000000035.pt"]
+    assert [file.name for file in run.resume_files] == ["resume-000000040.pt", "resume-000000035.pt"]
     assert not list(tmp_path.glob("resume*.partial"))
 
 
@@ -120,7 +120,7 @@ def test_a_damaged_state_falls_back_to_the_one_before(base, whole, tmp_path, cap
     """One changed bit, which torch alone would load without a word; then a file cut short."""
     with pytest.raises(SystemExit):
         trained(base, tmp_path, [Asks(33, signal.SIGTERM)])
-    newest, before = RunDirectory(tmp_path).states
+    newest, before = RunDirectory(tmp_path).resume_files
     assert [newest.stem, before.stem] == ["resume-000000033", "resume-000000030"]
     spoilt = bytearray(newest.read_bytes())
     spoilt[len(spoilt) // 2] ^= 1
@@ -130,8 +130,8 @@ def test_a_damaged_state_falls_back_to_the_one_before(base, whole, tmp_path, cap
     assert_same(whole, again)
     assert not newest.exists()
     RunDirectory(tmp_path).save_state(37, {}, keep=1)  # step 40 would be a damaged one: the run had to go back
-    assert [file.stem for file in RunDirectory(tmp_path).states] == ["resume-000000037"]
-    for file in RunDirectory(tmp_path).states:
+    assert [file.stem for file in RunDirectory(tmp_path).resume_files] == ["resume-000000037"]
+    for file in RunDirectory(tmp_path).resume_files:
         file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(InputError, match="has no whole state"):
         trained(base, tmp_path)
@@ -168,7 +168,7 @@ def test_a_disk_that_stays_full_keeps_what_was_written(base, whole, tmp_path, mo
     with pytest.raises(InputError, match=r"cannot write .*resume-000000040\.pt.*No space left.*make room"):
         trained(base, tmp_path)
     monkeypatch.undo()
-    assert [file.stem for file in RunDirectory(tmp_path).states] == ["resume-000000033", "resume-000000030"]
+    assert [file.stem for file in RunDirectory(tmp_path).resume_files] == ["resume-000000033", "resume-000000030"]
     assert_same(whole, trained(base, tmp_path))
 
 
@@ -191,8 +191,8 @@ def test_a_metrics_line_that_a_full_disk_refused_is_written_later(tmp_path):
 
 
 def test_a_checkpoint_is_due_by_minutes_too(base, tmp_path):
-    trained(base, tmp_path, steps=7, care=Care(1000, 1e-9, 3, 1))
-    assert [int(file.stem[-2:]) for file in RunDirectory(tmp_path).states] == [7, 6, 5]
+    trained(base, tmp_path, steps=7, checkpoint_policy=Care(1000, 1e-9, 3, 1))
+    assert [int(file.stem[-2:]) for file in RunDirectory(tmp_path).resume_files] == [7, 6, 5]
 
 
 class Sometimes:
@@ -214,14 +214,14 @@ def test_steps_that_are_no_number_are_skipped_and_counted(base, tmp_path):
     figures = [json.loads(line) for line in one.run.metrics.read_text().splitlines()]
     assert [line.get("skipped", 0) for line in figures] == [0, 0, 1, 2, 2, 2, 3, 3, 3, 3, 3, 3]
     assert [line["gradient_norm"] is None for line in figures] == [n in (3, 4, 7) for n in range(1, 13)]
-    assert all(value.isfinite().all() for value in one.drafter.own_parameters())
+    assert all(value.isfinite().all() for value in one.drafter.trainable_parameters())
 
 
 def test_a_skipped_step_leaves_weights_and_gradients_alone(base, tmp_path):
     one = trainer(RunDirectory(tmp_path), base, 5, objective=Sometimes(1))
-    before = [value.detach().clone() for value in one.drafter.own_parameters()]
+    before = [value.detach().clone() for value in one.drafter.trainable_parameters()]
     one.train_step()
-    for value, old in zip(one.drafter.own_parameters(), before, strict=True):
+    for value, old in zip(one.drafter.trainable_parameters(), before, strict=True):
         assert torch.equal(value, old)
         assert value.grad is None
 

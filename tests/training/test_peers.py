@@ -34,10 +34,10 @@ def test_batches_are_shared_or_refused():
 
 def test_one_process_exchanges_nothing():
     alone, value = Peers(), torch.ones(3)
-    alone.average([value])
+    alone.all_reduce_mean([value])
     assert value.tolist() == [1, 1, 1]
-    assert alone.any(True, False) == [True, False]
-    assert alone.gather("x") == ["x"]
+    assert alone.any_process(True, False) == [True, False]
+    assert alone.all_gather_object("x") == ["x"]
 
 
 def test_an_average_is_the_sum_over_the_processes_divided_by_their_number(monkeypatch):
@@ -45,7 +45,7 @@ def test_an_average_is_the_sum_over_the_processes_divided_by_their_number(monkey
     sums = []
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda flat: sums.append(flat.mul_(2).add_(4)))
     here = [torch.tensor([1.0, 2.0]), torch.tensor([[3.0]], dtype=torch.float64), torch.tensor([5.0])]
-    Peers(0, 2).average(here)
+    Peers(0, 2).all_reduce_mean(here)
     assert [value.tolist() for value in here] == [[3.0, 4.0], [[5.0]], [7.0]]
     assert [flat.dtype for flat in sums] == [torch.float32, torch.float64]
 
@@ -53,11 +53,11 @@ def test_an_average_is_the_sum_over_the_processes_divided_by_their_number(monkey
 def test_process_0_works_first_and_the_others_find_what_it_made():
     def order(rank):
         done, peers = [], Peers(rank, 2)
-        peers.wait = lambda: done.append("wait")
+        peers.barrier = lambda: done.append("barrier")
         in_turn(peers, lambda: done.append("work"))
         return done
 
-    assert [order(rank) for rank in range(2)] == [["work", "wait"], ["wait", "work"]]
+    assert [order(rank) for rank in range(2)] == [["work", "barrier"], ["barrier", "work"]]
 
 
 def test_without_deepspeed_it_says_what_to_install(monkeypatch):
@@ -99,7 +99,7 @@ def test_one_device_for_all_is_refused(monkeypatch):
 def test_two_processes_reach_the_curve_of_one(tmp_path, stage):
     base = random_base(context=64)
     run = RunDirectory(tmp_path / "one")
-    run.begin("drafter: {}\n", base.fingerprint(), overwrite=False)
+    run.create("drafter: {}\n", base.fingerprint(), overwrite=False)
     one = trainer(run, base, 12, accumulate=2)
     one.fit([JsonlLogger(run.metrics, 0)])
     subprocess.run(

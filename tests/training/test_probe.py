@@ -66,7 +66,7 @@ def test_alpha_is_that_of_the_passes():
     base = random_base(context=64)
     prompt = torch.arange(10, 16)
     truth = generate(base, Autoregressive(base), prompt, HOW, frozenset(), 0).tokens
-    figures = Probe(base, [prompt], HOW).figures(Oracle(torch.cat([prompt, torch.tensor(truth)]), 4))
+    figures = Probe(base, [prompt], HOW).metrics(Oracle(torch.cat([prompt, torch.tensor(truth)]), 4))
     assert figures["alpha/1"] == figures["alpha/4"] == 1.0
     assert "alpha/5" not in figures
-    assert set(Probe(base, [prompt], HOW).figures(Autoregressive(base))) == {"tau"}
+    assert set(Probe(base, [prompt], HOW).metrics(Autoregressive(base))) == {"tau"}

@@ -44,7 +44,7 @@ def unmoved(one) -> bool:
     for _ in range(2):
         assert isfinite(one.train_step()["loss"])
         one.step += 1
-    one.measure()
+    one.validate()
     return torch.equal(before, torch.get_rng_state())
 
 
@@ -63,7 +63,7 @@ def test_nor_does_a_base_that_learns_too(tmp_path):
     base = random_base(context=64)
     one = trainer(RunDirectory(tmp_path), base, 5)
     adapter = Adapter(base, one.drafter, 2, 4, ["q_proj"], 1e-3, 1.0)
-    one.engine.also(list(adapter.parameters.values()), 1e-3)
+    one.engine.add_param_group(list(adapter.parameters.values()), 1e-3)
     one.batches.reading, one.objective = adapter.read, HeldBack(one.objective, adapter)
     assert unmoved(one)
 
@@ -71,7 +71,7 @@ def test_nor_does_a_base_that_learns_too(tmp_path):
 def test_a_checkpoint_of_before_that_has_random_states_is_gone_on_with(tmp_path):
     base = random_base(context=64)
     run = RunDirectory(tmp_path)
-    run.begin("drafter: {}\n", base.fingerprint(), overwrite=False)
+    run.create("drafter: {}\n", base.fingerprint(), overwrite=False)
     one = trainer(run, base, 5)
     one.fit([])
     state = run.load_state()
@@ -80,5 +80,5 @@ def test_a_checkpoint_of_before_that_has_random_states_is_gone_on_with(tmp_path)
     other = trainer(run, base, 5)
     other.restore()
     assert other.step == 5
-    for name, value in one.drafter.own_state().items():
-        assert torch.equal(value, other.drafter.own_state()[name]), name
+    for name, value in one.drafter.trainable_state_dict().items():
+        assert torch.equal(value, other.drafter.trainable_state_dict()[name]), name

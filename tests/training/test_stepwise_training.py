@@ -43,23 +43,23 @@ def test_the_loss_falls_and_every_parameter_learns(case, tmp_path):
     make, objective = CASES[case]
     drafter = make(base, tmp_path)
     run = RunDirectory(tmp_path / "run")
-    run.begin("drafter: {}\n", base.fingerprint(), overwrite=False)
+    run.create("drafter: {}\n", base.fingerprint(), overwrite=False)
     one = trainer(run, base, steps=30, drafter=drafter, objective=objective)
     one.probe_every = 30  # once, at the end: the head that is kept is the last one
     assert f"initialised {drafter.initialised}" in plan(base, drafter, objective, one.batches, one.engine, 30, 1)
-    before = {name: value.detach().clone() for name, value in drafter.own_state().items()}
+    before = {name: value.detach().clone() for name, value in drafter.trainable_state_dict().items()}
     frozen = {name: value.clone() for name, value in base.lm.state_dict().items()}
     one.fit([JsonlLogger(run.metrics, 0)])
     losses = [json.loads(line)["loss"] for line in run.metrics.read_text().splitlines()]
     assert sum(losses[-5:]) < 0.95 * sum(losses[:5])
-    for name, value in drafter.own_state().items():
+    for name, value in drafter.trainable_state_dict().items():
         assert not torch.equal(value, before[name]), f"{name} never moved"
     for name, value in base.lm.state_dict().items():
         assert torch.equal(value, frozen[name]), f"the base's {name} moved"
     other = make(base, tmp_path)
     run.load_head(other)
-    for name, value in drafter.own_state().items():
-        assert torch.equal(value, other.own_state()[name])
+    for name, value in drafter.trainable_state_dict().items():
+        assert torch.equal(value, other.trainable_state_dict()[name])
 
 
 @pytest.mark.parametrize("case", ["hydra++", "eagle_ctc", "draft_model_distilled"])
@@ -69,10 +69,10 @@ def test_it_trains_and_decodes_in_float32_beside_a_bfloat16_base(case, tmp_path)
     make, objective = CASES[case]
     for autocast in (False, True):
         run = RunDirectory(tmp_path / str(autocast))
-        run.begin("drafter: {}\n", base.fingerprint(), overwrite=False)
+        run.create("drafter: {}\n", base.fingerprint(), overwrite=False)
         one = trainer(run, base, steps=3, drafter=make(base, tmp_path), objective=objective, autocast=autocast)
         assert one.fit([JsonlLogger(run.metrics, 0)]) >= 1.0
-        assert {value.dtype for value in one.drafter.own_parameters()} == {torch.float32}
+        assert {value.dtype for value in one.drafter.trainable_parameters()} == {torch.float32}
 
 
 def test_a_draft_model_trains_without_dropout(tmp_path):
@@ -86,8 +86,8 @@ def test_a_draft_model_trains_without_dropout(tmp_path):
 def test_lora_trains_little_and_starts_as_the_model_is(tmp_path):
     base = random_base(context=64)
     whole, part = stepwise("draft_model", base, tmp_path, 3), lora(base, tmp_path)
-    assert {name.split(".")[-3] for name in part.own_state()} <= {"lora_A", "lora_B"}
-    assert sum(p.numel() for p in part.own_parameters()) < sum(p.numel() for p in whole.own_parameters())
+    assert {name.split(".")[-3] for name in part.trainable_state_dict()} <= {"lora_A", "lora_B"}
+    assert sum(p.numel() for p in part.trainable_parameters()) < sum(p.numel() for p in whole.trainable_parameters())
     tokens = torch.arange(20, 30)
     plain = DraftModel(base, saved_lm(tmp_path), None, 3, Grow(3, 4))
     with torch.inference_mode():
@@ -122,12 +122,12 @@ def test_eagles_noise_is_for_training_alone_and_the_same_for_the_same_batch(tmp_
     batches = trainer(None, base, steps=1).batches
     one, other = batches.batch(0), batches.batch(1)
     drafter.noise = 0.1
-    assert torch.equal(drafter.shaken(one), one.states_BLD)  # not training
+    assert torch.equal(drafter.noisy_states(one), one.states_BLD)  # not training
     drafter.train()
-    off = drafter.shaken(one) - one.states_BLD
-    assert torch.equal(drafter.shaken(one), drafter.shaken(one))
+    off = drafter.noisy_states(one) - one.states_BLD
+    assert torch.equal(drafter.noisy_states(one), drafter.noisy_states(one))
     assert 0.09 < float(off.abs().max()) <= 0.1 + 1e-6
     assert abs(float(off.mean())) < 0.01
-    assert not torch.equal(off[0, 0], (drafter.shaken(other) - other.states_BLD)[0, 0])
+    assert not torch.equal(off[0, 0], (drafter.noisy_states(other) - other.states_BLD)[0, 0])
     with pytest.raises(InputError, match="noise=-1"):
         type(drafter)(base, 3, Grow(3, 4), noise=-1)

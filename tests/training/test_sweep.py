@@ -58,10 +58,10 @@ def test_the_table_says_who_wins_and_by_how_much(tmp_path):
 
 def test_seconds_of_a_run_are_those_of_its_steps(tmp_path):
     made(tmp_path, "0", [1.0, 1.5, 1.2], 4, 0.001)
-    assert read_job(tmp_path / "0").clocks == {}, "a run from before they were kept"
+    assert read_job(tmp_path / "0").seconds_by_clock == {}, "a run from before they were kept"
     lines = [{"tau": 1.0, "processor_seconds": 0.5, "wall_seconds": seconds} for seconds in (1.0, 2.0)]
     (tmp_path / "0" / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert read_job(tmp_path / "0").clocks == {"processor": 1.0, "wall": 3.0}
+    assert read_job(tmp_path / "0").seconds_by_clock == {"processor": 1.0, "wall": 3.0}
 
 
 def test_keys_that_follow_from_each_other_are_one_column(tmp_path):
@@ -121,10 +121,10 @@ def test_a_sweep_of_failures_alone_has_a_table_too(tmp_path):
 
 def test_what_remains_is_the_mean_of_what_ran_times_what_is_left_over_the_jobs():
     remaining = Remaining(8, jobs=2)
-    assert remaining.after(None) == "1 of 8 done", "one that failed tells nothing"
-    assert remaining.after(600.0) == "2 of 8 done, about 30 minutes for the remaining 6"
-    assert remaining.after(1200.0) == "3 of 8 done, about 38 minutes for the remaining 5"
-    assert [remaining.after(900.0) for _ in range(5)][-2:] == [
+    assert remaining.run_ended(None) == "1 of 8 done", "one that failed tells nothing"
+    assert remaining.run_ended(600.0) == "2 of 8 done, about 30 minutes for the remaining 6"
+    assert remaining.run_ended(1200.0) == "3 of 8 done, about 38 minutes for the remaining 5"
+    assert [remaining.run_ended(900.0) for _ in range(5)][-2:] == [
         "7 of 8 done, about 15 minutes for the remaining 1", "8 of 8 done",
     ]  # fmt: skip
 

@@ -24,7 +24,7 @@ def base():
 
 def begun(path, base) -> RunDirectory:
     run = RunDirectory(path)
-    run.begin("drafter: {}\n", base.fingerprint(), overwrite=False)
+    run.create("drafter: {}\n", base.fingerprint(), overwrite=False)
     return run
 
 
@@ -51,8 +51,8 @@ def test_resuming_equals_not_having_stopped(base, tmp_path):
     assert second.step == 5
     fit(run, second)
 
-    for name, value in whole.drafter.own_state().items():
-        assert torch.equal(value, second.drafter.own_state()[name]), name
+    for name, value in whole.drafter.trainable_state_dict().items():
+        assert torch.equal(value, second.drafter.trainable_state_dict()[name]), name
     lines = [figures_of(one) for one in (whole.run, run)]
     assert lines[0] == lines[1]
     assert [line["step"] for line in lines[1]] == list(range(1, 14))
@@ -60,12 +60,12 @@ def test_resuming_equals_not_having_stopped(base, tmp_path):
 
 def test_the_loss_falls_and_every_parameter_learns(base, tmp_path):
     one = trainer(begun(tmp_path / "run", base), base, steps=60)
-    before = {name: value.detach().clone() for name, value in one.drafter.own_state().items()}
+    before = {name: value.detach().clone() for name, value in one.drafter.trainable_state_dict().items()}
     frozen = {name: value.clone() for name, value in base.lm.state_dict().items()}
     fit(one.run, one)
     losses = [json.loads(line)["loss"] for line in one.run.metrics.read_text().splitlines()]
     assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
-    for name, value in one.drafter.own_state().items():
+    for name, value in one.drafter.trainable_state_dict().items():
         assert not torch.equal(value, before[name]), f"{name} never moved"
     for name, value in base.lm.state_dict().items():
         assert torch.equal(value, frozen[name]), f"the base's {name} moved"
@@ -78,7 +78,7 @@ class Scripted:
         self.taus, self.shown = list(taus), []
 
     def figures(self, drafter):
-        self.shown.append({name: value.detach().clone() for name, value in drafter.own_state().items()})
+        self.shown.append({name: value.detach().clone() for name, value in drafter.trainable_state_dict().items()})
         return {"tau": self.taus.pop(0)}
 
 
@@ -100,7 +100,7 @@ class Slow(Scripted):
 
     def figures(self, drafter):
         sleep(0.3)
-        return super().figures(drafter)
+        return super().metrics(drafter)
 
 
 def test_a_steps_clocks_leave_out_the_probes(base, tmp_path):
@@ -115,7 +115,7 @@ def test_a_steps_clocks_leave_out_the_probes(base, tmp_path):
 def test_a_processor_that_waits_is_not_at_work():
     pace = Pace()
     sleep(0.2)
-    figures = pace.figures(10)
+    figures = pace.metrics(10)
     assert figures["wall_seconds"] >= 0.2
     assert figures["processor_seconds"] < 0.1
     assert figures["tokens_per_second"] == 10 / figures["wall_seconds"]
@@ -127,15 +127,15 @@ def test_a_checkpoint_gives_the_head_back(base, tmp_path):
     torch.manual_seed(9)
     other = ctc_head(base)
     one.run.load_head(other)
-    for name, value in one.drafter.own_state().items():
-        assert torch.equal(value, other.own_state()[name])
-    assert not [name for name in other.own_state() if "words" in name or "embedding" in name]
+    for name, value in one.drafter.trainable_state_dict().items():
+        assert torch.equal(value, other.trainable_state_dict()[name])
+    assert not [name for name in other.trainable_state_dict() if "words" in name or "embedding" in name]
 
 
 def test_refusals_are_one_sentence_with_the_way_out(base, tmp_path):
     run = begun(tmp_path / "run", base)
     with pytest.raises(InputError, match=r"holds a run already.*resume=.*overwrite=true"):
-        run.begin("", {}, overwrite=False)
+        run.create("", {}, overwrite=False)
     assert run.load_state() is None
     torn = run.path / "resume-000000005.pt"
     torn.write_bytes(b"torn")
@@ -174,7 +174,7 @@ def test_refusals_are_one_sentence_with_the_way_out(base, tmp_path):
 def test_overwriting_starts_afresh(base, tmp_path):
     run = begun(tmp_path / "run", base)
     run.head.write_text("old")
-    run.begin("new: 1\n", {}, overwrite=True)
+    run.create("new: 1\n", {}, overwrite=True)
     assert not run.head.exists()
     assert run.config.read_text() == "new: 1\n"
 
@@ -198,7 +198,7 @@ def test_a_float32_head_trains_and_decodes_beside_a_bfloat16_base(tmp_path):
     for autocast in (False, True):
         one = trainer(begun(tmp_path / str(autocast), base), base, steps=6, autocast=autocast)
         assert fit(one.run, one) >= 1.0
-        assert {value.dtype for value in one.drafter.own_parameters()} == {torch.float32}
+        assert {value.dtype for value in one.drafter.trainable_parameters()} == {torch.float32}
 
 
 def test_rotary_angles_survive_a_cast_of_the_module(base):

@@ -59,5 +59,5 @@ def test_what_deepspeed_reads_is_let_through(deepspeed, settings):
 def test_whoever_asks_is_heard():
     heard = Listened({"a": 1, "b": 2, "c": 3})
     assert ("a" in heard, "a" in heard.keys(), heard.get("b"), heard["c"]) == (True, True, 2, 3)  # noqa: SIM118
-    assert heard.asked == {"a", "b", "c"}
+    assert heard.accessed == {"a", "b", "c"}
     assert dict(heard) == {"a": 1, "b": 2, "c": 3}

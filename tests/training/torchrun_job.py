@@ -29,12 +29,12 @@ def main(folder: Path, steps: int, *stage: str) -> None:
         how = {"engine": DeepSpeedEngine, "deepspeed": settings}
     one = trainer(run, base, steps, accumulate=2, peers=peers, **how)
     one.restore()
-    peers.wait()
-    if peers.leads and not run.config.exists():
-        run.begin("drafter: {}\n", base.fingerprint(), overwrite=False)
-    one.fit([JsonlLogger(run.metrics, one.step)] if peers.leads else [])
-    weights = [value.detach() for value in one.drafter.own_parameters()]
-    assert all(torch.equal(a, b) for other in peers.gather(weights) for a, b in zip(weights, other, strict=True))
+    peers.barrier()
+    if peers.is_main and not run.config.exists():
+        run.create("drafter: {}\n", base.fingerprint(), overwrite=False)
+    one.fit([JsonlLogger(run.metrics, one.step)] if peers.is_main else [])
+    weights = [value.detach() for value in one.drafter.trainable_parameters()]
+    assert all(torch.equal(a, b) for other in peers.all_gather_object(weights) for a, b in zip(weights, other, strict=True))
 
 
 if __name__ == "__main__":
