@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from ctcdraft.early import begin
-
-if __name__ == "__main__":
-    begin("evaluate")  # above the imports below, which take seconds
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,29 +13,35 @@ from hydra.types import RunMode
 from hydra.utils import get_object, instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from ctcdraft.allowed import trusted
-from ctcdraft.arena.hold import hold
-from ctcdraft.contestants import Entry, contestant, looked_up
+from ctcdraft.config.allowed import trusted
+from ctcdraft.config.cli import entry_point, from_command_line
+from ctcdraft.config.contestants import Entry, contestant, looked_up
+from ctcdraft.config.early_checks import begin
+from ctcdraft.distributed import Shard
 from ctcdraft.errors import InputError
-from ctcdraft.evaluation import latency_report, recorded_report, report, table_files
 from ctcdraft.evaluation.differences import paired
 from ctcdraft.evaluation.environment import environment
+from ctcdraft.evaluation.evaluation import Session
 from ctcdraft.evaluation.finished import refuse_less
-from ctcdraft.evaluation.folder import Folder
 from ctcdraft.evaluation.latency import Latency
-from ctcdraft.evaluation.measure import Arena
-from ctcdraft.evaluation.pages import files
-from ctcdraft.evaluation.recorded import read_run
-from ctcdraft.evaluation.recorded_comparison import compare
+from ctcdraft.evaluation.output_dir import Folder
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
-from ctcdraft.evaluation.session import Session
+from ctcdraft.evaluation.runner import Arena
 from ctcdraft.evaluation.settings import refuse_impossible, several
-from ctcdraft.evaluation.sizing import kept_or_chosen
-from ctcdraft.evaluation.tables import read_table
-from ctcdraft.folders import refuse_unwritable
-from ctcdraft.front_door import entry_point, from_command_line
-from ctcdraft.shard import Shard
-from ctcdraft.training.checkpoint import RunDirectory
+from ctcdraft.evaluation.tree_size import kept_or_chosen
+from ctcdraft.io import refuse_unwritable
+from ctcdraft.report import latency, markdown
+from ctcdraft.report.html import files
+from ctcdraft.training.run_directory import RunDirectory
+from studies.comparison.run import hold
+from studies.external_logs import compare as external_logs_compare
+from studies.external_logs.compare import compare
+from studies.external_logs.read import read_run
+from studies.paper import export
+from studies.paper.tables import read_table
+
+if __name__ == "__main__":
+    begin("evaluate")  # above the imports below, which take seconds
 
 
 @hydra.main(version_base=None, config_path="configs", config_name="evaluate")
@@ -90,7 +91,8 @@ def main(config: DictConfig) -> None:
         made = session.run(folder, config.overwrite, config.warm_up_tokens, config.timing.questions, explorer)
     page = out / "report.html"
     print(
-        f"\n{report.terminal(**made)}\nthe report is {out / 'report.md'}{f', and to look at: {page}' * page.is_file()}"
+        f"\n{markdown.terminal(**made)}\n"
+        f"the report is {out / 'report.md'}{f', and to look at: {page}' * page.is_file()}"
     )
 
 
@@ -112,8 +114,8 @@ def measure_latency(config: DictConfig) -> None:
     refuse_unwritable(out, "out")
     contestants = {name: contestant(entry, base) for name, entry in entries.items()}
     made = benchmark.run(base, contestants, settings, config.seed)
-    latency_report.write(out, made)
-    print(f"\n{latency_report.terminal(made)}\n\nthe report is {out / 'report.md'}")
+    latency.write(out, made)
+    print(f"\n{latency.terminal(made)}\n\nthe report is {out / 'report.md'}")
 
 
 def measure_recorded(config: DictConfig) -> None:
@@ -126,9 +128,10 @@ def measure_recorded(config: DictConfig) -> None:
     out = Path(config.out) if config.out is not None else Path("runs") / "recorded" / run.name.partition(".")[0]
     refuse_report(out, config.overwrite)
     circumstances = environment()
-    recorded_report.write(out, made, circumstances)
+    external_logs_compare.write(out, made, circumstances)
     files.write_recorded(out, made, circumstances)
-    print(f"{recorded_report.terminal(made)}\nthe report is {out / 'report.md'}, and to look at: {out / files.PAGE}")
+    print(external_logs_compare.terminal(made))
+    print(f"the report is {out / 'report.md'}, and to look at: {out / files.PAGE}")
 
 
 def print_table(config: DictConfig) -> None:
@@ -138,8 +141,8 @@ def print_table(config: DictConfig) -> None:
     if (out / "table.md").exists() and not config.overwrite:
         raise InputError(f"{out} holds a table; choose another out=, or add overwrite=true to replace it")
     filling = instantiate(config.table.plan, _convert_="all")
-    table_files.write(out, table, filling)
-    print(f"{table_files.markdown(table, filling)}\nthe table is {out / 'table.md'}, and beside it as LaTeX and CSV")
+    export.write(out, table, filling)
+    print(f"{export.markdown(table, filling)}\nthe table is {out / 'table.md'}, and beside it as LaTeX and CSV")
 
 
 def refuse_report(out: Path, overwrite: bool) -> None:

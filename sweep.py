@@ -15,11 +15,11 @@ from typing import Any
 
 from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
 
-from ctcdraft.command_line import parsed, understood
+from ctcdraft.config.cli import composed, wrong_config
+from ctcdraft.config.command_line import parsed, understood
 from ctcdraft.errors import InputError, whole
-from ctcdraft.folders import refuse_unwritable
-from ctcdraft.front_door import composed, wrong_config
-from ctcdraft.training.search import Interval, search
+from ctcdraft.io import refuse_unwritable
+from ctcdraft.training.search import Interval, run_search
 
 OWN = {"trials": 20, "jobs": 1, "search_seed": 0}
 
@@ -44,7 +44,7 @@ def main(words: list[str]) -> float:
     refuse_unwritable(run, "run")
     refuse_wrong_keys(fixed, space)
     command = [sys.executable, str(Path(__file__).with_name("train.py")), *fixed]
-    tau = search(command, run, space, own["trials"], own["jobs"], own["search_seed"])
+    tau = run_search(command, run, space, own["trials"], own["jobs"], own["search_seed"])
     print(f"best tau {tau:.3f}; the table is {run / 'sweep.md'}")
     return tau
 

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from ctcdraft.early import begin
-
-if __name__ == "__main__":
-    begin("train")  # above the imports below, which take seconds
-
 import shlex
 from contextlib import closing, nullcontext
 from pathlib import Path
@@ -18,33 +13,37 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.utils import get_class, get_object, instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from ctcdraft.allowed import read_whole_run, shown, trusted
-from ctcdraft.corpus import doubts, parts, prepared
-from ctcdraft.corpus import plan as corpus_plan
-from ctcdraft.corpus.batches import Batches, Rows
-from ctcdraft.corpus.masks import refuse_wrong_masks
-from ctcdraft.corpus.packing import one_a_row, packed
+from ctcdraft.config.allowed import read_whole_run, shown, trusted
+from ctcdraft.config.build import build_drafter, paper_of, written_down
+from ctcdraft.config.cli import entry_point, from_command_line, sentence_of
+from ctcdraft.config.early_checks import begin
+from ctcdraft.config.sweep_jobs import counted, run_directory, sweep_directory, title
+from ctcdraft.corpus import part_files, prepared, template_warnings
+from ctcdraft.corpus.answer_mask import refuse_wrong_masks
+from ctcdraft.corpus.batches import Batches, Rows, one_a_row, packed
+from ctcdraft.corpus.hidden_states import Live, read
 from ctcdraft.corpus.prefetch import Prefetched
-from ctcdraft.corpus.states import Live, read
-from ctcdraft.drafters.drafter import DraftHead
+from ctcdraft.distributed import Distributed, from_environment, init_distributed, local_batches, main_process_first
+from ctcdraft.drafters.base import DraftHead
 from ctcdraft.errors import InputError, whole
-from ctcdraft.front_door import build_drafter, entry_point, from_command_line, paper_of, sentence_of, written_down
-from ctcdraft.jobs import counted, run_directory, sweep_directory, title
-from ctcdraft.paper import Paper
-from ctcdraft.rate import Rate
-from ctcdraft.training.adapting import Adapter, HeldBack
-from ctcdraft.training.checkpoint import RunDirectory
-from ctcdraft.training.compiling import compile_forward
-from ctcdraft.training.lock import exclusive
-from ctcdraft.training.logger import JsonlLogger, refuse_absent
-from ctcdraft.training.paper import Told
-from ctcdraft.training.paper import plan as paper_plan
-from ctcdraft.training.peers import Peers, in_turn, join, launched, share_of
-from ctcdraft.training.plan import plan, rehearse
-from ctcdraft.training.probe import Probe, hold_out
+from ctcdraft.hardware import HardwareSpec
+from ctcdraft.models.meta import MetaBase
+from ctcdraft.planning import corpus as corpus_plan
+from ctcdraft.planning.dry_run import CorpusStats
+from ctcdraft.planning.dry_run import plan_dry_run as paper_plan
+from ctcdraft.planning.training import plan_training, smoke_step
+from ctcdraft.training.deepspeed import DeepSpeedEngine
+from ctcdraft.training.engine import compile_forward
+from ctcdraft.training.lock import run_lock
+from ctcdraft.training.loggers import JsonlLogger, refuse_absent
+from ctcdraft.training.lora import KLRegularizedObjective, LoRAAdapter
+from ctcdraft.training.run_directory import RunDirectory
 from ctcdraft.training.settings import refuse_impossible
-from ctcdraft.training.trainer import Care, Trainer
-from ctcdraft.training.zero import DeepSpeedEngine
+from ctcdraft.training.trainer import CheckpointPolicy, Trainer
+from ctcdraft.training.validation import DecodingValidation, split_held_out
+
+if __name__ == "__main__":
+    begin("train")  # above the imports below, which take seconds
 
 
 @hydra.main(version_base=None, config_path="configs", config_name="train")
@@ -69,37 +68,39 @@ def train(config: DictConfig) -> float:
     paper = paper_of(config.base) if config.plan_only else None
     if paper is not None:
         planned = plan_on_paper(config, paper)
-        if launched().is_main:
+        if from_environment().is_main:
             print(planned)
         return 0.0
-    with nullcontext() if config.plan_only or not launched().is_main else exclusive(run.path):
+    with nullcontext() if config.plan_only or not from_environment().is_main else run_lock(run.path):
         return trained(config, run, resuming, sweep)
 
 
 def trained(config: DictConfig, run: RunDirectory, resuming: bool, sweep: Path | None) -> float:
     """Train in a directory that no other process uses."""
-    peers = join(config.device)
+    peers = init_distributed(config.device)
     base, drafter, objective, states, decoding, engine, adapter = assembled(config, peers)
-    corpus = in_turn(peers, lambda: prepared_corpus(config, base))
+    corpus = main_process_first(peers, lambda: prepared_corpus(config, base))
     if corpus is None:
         return 0.0
     refuse_wrong_masks(corpus.rows, base.tokenizer, base.stop_token_ids)
     max_length = min(config.trainer.max_length, base.context_length)
-    rows, held_out = hold_out(corpus.rows, config.trainer.probe_prompts, max_length)
+    rows, held_out = split_held_out(corpus.rows, config.trainer.probe_prompts, max_length)
     if drafter.has_draft_vocab:
         drafter.set_draft_vocab(rows.word_counts(base.vocabulary), base.stop_token_ids)
     reading = read if adapter is None else adapter.read
     batches = make_batches(config, rows, base, objective.labels, states, reading)
-    probe = Probe(base, held_out, decoding)
+    probe = DecodingValidation(base, held_out, decoding)
     stride = peers.world_size  # from one batch of this process to its next
     total = config.trainer.steps * config.trainer.accumulate
     feed = Prefetched(batches, total, stride) if config.trainer.prefetch else batches
-    objective = objective if adapter is None else HeldBack(objective, adapter)
+    objective = objective if adapter is None else KLRegularizedObjective(objective, adapter)
     trainer = make_trainer(config.trainer, run, drafter, objective, feed, engine, probe, adapter)
     done = run.last_step if resuming else 0
-    costs = plan(base, drafter, objective, batches, engine, config.trainer.steps, config.trainer.accumulate, done)
+    costs = plan_training(
+        base, drafter, objective, batches, engine, config.trainer.steps, config.trainer.accumulate, done
+    )
     if peers.is_main:
-        print(*doubts.of_corpus(corpus.manifest), costs, sep="\n")
+        print(*template_warnings.of_corpus(corpus.manifest), costs, sep="\n")
     if config.plan_only:
         return 0.0
     words = OmegaConf.to_yaml(config, resolve=True)
@@ -124,7 +125,7 @@ def trained(config: DictConfig, run: RunDirectory, resuming: bool, sweep: Path |
 def refuse_before_loading(config: DictConfig) -> None:
     """What is wrong with the config alone."""
     refuse_impossible(config.trainer, config.seed)
-    share_of(config.trainer.accumulate, launched())
+    local_batches(config.trainer.accumulate, from_environment())
     refuse_untrainable(config.drafter)
     refuse_untaught(config)
     refuse_unadaptable(config)
@@ -132,7 +133,7 @@ def refuse_before_loading(config: DictConfig) -> None:
     refuse_absent(get_class(part._target_) for part in config.logger.values() if part is not None)
 
 
-def assembled(config: DictConfig, peers: Peers) -> tuple[Any, ...]:
+def assembled(config: DictConfig, peers: Distributed) -> tuple[Any, ...]:
     """Base, drafter, objective, states, decoding, engine and the base's adapter (None without one), tried out together:
     an hour of answers later would be too late to be told."""
     base = instantiate(config.base)
@@ -147,7 +148,7 @@ def assembled(config: DictConfig, peers: Peers) -> tuple[Any, ...]:
 
 
 def make_trainer(settings: DictConfig, run: RunDirectory, *parts: Any) -> Trainer:
-    care = Care(settings.checkpoint_every, settings.checkpoint_minutes, settings.keep, settings.patience)
+    care = CheckpointPolicy(settings.checkpoint_every, settings.checkpoint_minutes, settings.keep, settings.patience)
     drafter, objective, batches, engine, probe, adapter = parts
     rhythm = (settings.steps, settings.accumulate, settings.probe_every)
     return Trainer(run, drafter, objective, batches, engine, probe, *rhythm, care, adapter)
@@ -267,7 +268,7 @@ def asked_for_a_corpus() -> bool:
     return any(word.lstrip("+").startswith(ours) for word in HydraConfig.get().overrides.task)
 
 
-def plan_on_paper(config: DictConfig, paper: Paper) -> str:
+def plan_on_paper(config: DictConfig, paper: MetaBase) -> str:
     """What this run would cost with a base that is not here, the making of its corpus included."""
     kind: Any = get_class(config.drafter._target_)
     if kind.usable_untrained:
@@ -279,15 +280,21 @@ def plan_on_paper(config: DictConfig, paper: Paper) -> str:
         raise InputError("a base that learns too (adapt=lora) is not planned on paper; plan it with adapt=none")
     with torch.device("meta"):
         drafter = build_drafter(config.drafter, paper.base).eval()  # noise in training would be drawn from values
-    objective, rate = instantiate(config.objective), Rate.of(config.plan)
+    objective, rate = instantiate(config.objective), HardwareSpec.of(config.plan)
     source, path = corpus_places(config)
     if prepared.is_complete(path):
-        said, told = str(paper), Told.from_manifest(parts.read_manifest(path) or {}, paper.base.context_length)
+        said, told = (
+            str(paper),
+            CorpusStats.from_manifest(part_files.read_manifest(path) or {}, paper.base.context_length),
+        )
     else:
         corpus, answers = instantiate(config.corpus, path=source), instantiate(config.answers)
         planned = corpus_plan.on_paper(paper, corpus, answers, rate, prepared.WHOLE)
-        said, told = str(planned), Told.from_work(planned.work)
-    return f"{said}\n{paper_plan(paper.base, drafter, objective, told, config.trainer, rate, launched().world_size)}"
+        said, told = str(planned), CorpusStats.from_work(planned.work)
+    return (
+        f"{said}\n"
+        f"{paper_plan(paper.base, drafter, objective, told, config.trainer, rate, from_environment().world_size)}"
+    )
 
 
 def corpus_places(config: DictConfig) -> tuple[Any, Path]:
@@ -300,7 +307,7 @@ def corpus_places(config: DictConfig) -> tuple[Any, Path]:
         return source, Path(config.prepared)
     folder = Path(str(given))
     # Downloaded prompts may bring a manifest.json of their own.
-    if (folder / "manifest.json").is_file() and parts.part_files(folder):
+    if (folder / "manifest.json").is_file() and part_files.part_files(folder):
         return source, folder
     return given, Path(config.prepared)
 
@@ -320,7 +327,7 @@ def make_batches(config: DictConfig, rows: Rows, base: Any, labels: int, states:
     return Batches(rows, base, settings.rows, settings.anchors, labels, config.seed, states, filling, reading)
 
 
-def make_engine(config: DictConfig, drafter: DraftHead, peers: Peers) -> Any:
+def make_engine(config: DictConfig, drafter: DraftHead, peers: Distributed) -> Any:
     settings = config.trainer
     return instantiate(config.engine)(
         drafter,
@@ -338,7 +345,7 @@ def make_engine(config: DictConfig, drafter: DraftHead, peers: Peers) -> Any:
     )
 
 
-def make_adapter(config: DictConfig, base: Any, drafter: DraftHead, engine: Any) -> Adapter | None:
+def make_adapter(config: DictConfig, base: Any, drafter: DraftHead, engine: Any) -> LoRAAdapter | None:
     """What of the base learns too, if anything does. After the drafter, which may begin with the base's weights."""
     if config.adapt is None:
         return None
@@ -348,9 +355,9 @@ def make_adapter(config: DictConfig, base: Any, drafter: DraftHead, engine: Any)
 
 
 def try_out(config: DictConfig, base: Any, drafter: DraftHead, objective: Any, engine: Any) -> None:
-    rehearse(base, drafter, objective, engine)
+    smoke_step(base, drafter, objective, engine)
     if config.trainer.compile is not None:
-        compile_forward(drafter, config.trainer.compile, lambda: rehearse(base, drafter, objective, engine))
+        compile_forward(drafter, config.trainer.compile, lambda: smoke_step(base, drafter, objective, engine))
 
 
 def make_loggers(config: DictConfig, run: RunDirectory, first_step: int, called: tuple[str, str | None]) -> list[Any]:

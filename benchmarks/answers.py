@@ -16,11 +16,12 @@ from pathlib import Path
 import torch
 import transformers
 
-from ctcdraft.base import BaseLM, load_base
-from ctcdraft.corpus.answers import TransformersAnswers
-from ctcdraft.corpus.chat import prompt_tokens
-from ctcdraft.corpus.questions import Question
+from ctcdraft.corpus.chat_template import prompt_tokens
+from ctcdraft.corpus.generation.requests import Question
+from ctcdraft.corpus.generation.transformers import TransformersAnswers
 from ctcdraft.evaluation.benchmarks import project_prompts
+from ctcdraft.models.base_model import BaseLM
+from ctcdraft.models.loading import load_base
 
 TINY = Path(__file__).resolve().parent.parent / "data" / "tiny"
 

@@ -18,15 +18,15 @@ from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
+from ctcdraft.config.build import build_drafter
+from ctcdraft.config.cli import register_resolvers
 from ctcdraft.corpus import prepared
-from ctcdraft.corpus.batches import Batches, Rows
-from ctcdraft.corpus.packing import Filling, one_a_row, packed
+from ctcdraft.corpus.batches import Batches, Filling, Rows, one_a_row, packed
 from ctcdraft.corpus.prefetch import Prefetched
-from ctcdraft.front_door import build_drafter, register_resolvers
-from ctcdraft.training.checkpoint import RunDirectory
-from ctcdraft.training.peers import Peers
-from ctcdraft.training.probe import Probe, hold_out
-from ctcdraft.training.trainer import Care, Trainer
+from ctcdraft.distributed import Distributed
+from ctcdraft.training.run_directory import RunDirectory
+from ctcdraft.training.trainer import CheckpointPolicy, Trainer
+from ctcdraft.training.validation import DecodingValidation, split_held_out
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 
@@ -39,7 +39,7 @@ def main() -> None:
         config = compose("train", overrides=["experiment=demo", *options.overrides])
     base = instantiate(config.base)
     corpus = prepared.read(Path(options.prepared), base.fingerprint())
-    rows, _ = hold_out(corpus.rows, 0, min(config.trainer.max_length, base.context_length))
+    rows, _ = split_held_out(corpus.rows, 0, min(config.trainer.max_length, base.context_length))
     with ExitStack() as stack:
         ways = {}
         for pack in (None, *options.pack):
@@ -66,11 +66,15 @@ def way(config: DictConfig, base: Any, rows: Rows, pack: int | None, steps: int,
     drafter = build_drafter(config.drafter, base).train()
     figures = ("learning_rate", "warmup", "final_share", "betas", "weight_decay", "clip_norm", "clip_value", "autocast")
     engine = instantiate(config.engine)(
-        drafter, drafter.trainable_parameters(), steps=steps, peers=Peers(), **{name: settings[name] for name in figures}
+        drafter,
+        drafter.trainable_parameters(),
+        steps=steps,
+        peers=Distributed(),
+        **{name: settings[name] for name in figures},
     )
     feed = Prefetched(batches, steps) if ahead else batches
-    nowhere, silent = RunDirectory(Path()), Probe(base, [], instantiate(config.decoding))
-    never = Care(checkpoint_every=steps, checkpoint_minutes=None, keep=1, patience=steps)
+    nowhere, silent = RunDirectory(Path()), DecodingValidation(base, [], instantiate(config.decoding))
+    never = CheckpointPolicy(checkpoint_every=steps, checkpoint_minutes=None, keep=1, patience=steps)
     return Trainer(nowhere, drafter, objective, feed, engine, silent, steps, 1, steps, never)
 
 

@@ -21,18 +21,20 @@ import torch
 import transformers
 from torch import Tensor
 
-from ctcdraft.base import BaseLM, load_base, unconfigured
-from ctcdraft.corpus.chat import prompt_tokens
+from ctcdraft.corpus.chat_template import prompt_tokens
 from ctcdraft.ctc.best_first import best_first_search
-from ctcdraft.ctc.prefix import prefix_search
-from ctcdraft.decoding.fixed import FixedReads
-from ctcdraft.decoding.loop import Context, Drafter, Settings, generate
+from ctcdraft.ctc.prefix_search import prefix_search
+from ctcdraft.decoding.loop import Context, generate
+from ctcdraft.decoding.settings import DecodingSettings, Drafter
+from ctcdraft.decoding.static_shapes import StaticShapeForward
 from ctcdraft.decoding.tree import TokenTree
-from ctcdraft.decoding.verify import match
+from ctcdraft.decoding.verification import match
 from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.evaluation.benchmarks import project_prompts
 from ctcdraft.evaluation.environment import hardware
-from ctcdraft.evaluation.timing import Spent, instrument
+from ctcdraft.evaluation.profiling import Spent, instrument
+from ctcdraft.models.base_model import BaseLM
+from ctcdraft.models.loading import load_base, without_generation_config
 
 TINY = Path(__file__).resolve().parent.parent / "data" / "tiny"
 Clock = Callable[[], float]
@@ -47,20 +49,20 @@ def main() -> None:
     print(f"{hardware(torch.device(options.device))}, {options.dtype}, torch {torch.__version__}, {options.clock} time")
     for folder in options.bases:
         base = load_base(folder, options.dtype, options.device).for_inference()
-        reads = [None, FixedReads(), FixedReads(compiled=True)] if options.compiled else [None]
+        reads = [None, StaticShapeForward(), StaticShapeForward(compiled=True)] if options.compiled else [None]
         against_generate(base, reads, options)
         for base.fixed in reads:
             overhead(base, options)
     search(options)
 
 
-def against_generate(base: BaseLM, reads: Sequence[FixedReads | None], options: argparse.Namespace) -> None:
+def against_generate(base: BaseLM, reads: Sequence[StaticShapeForward | None], options: argparse.Namespace) -> None:
     """Tokens/s of both, prefill included; answer by answer, so that what else the machine does meets both alike. And
     ours with other reads, where there are any."""
     prompts, clock = asked(base, options), CLOCKS[options.clock]
     how = settings(1, options.max_new_tokens)
 
-    def ours(prompt_L: Tensor, by: FixedReads | None = None) -> list[int]:
+    def ours(prompt_L: Tensor, by: StaticShapeForward | None = None) -> list[int]:
         base.fixed = by
         said = generate(base, Autoregressive(base), prompt_L, how, NEVER, 0)
         base.fixed = None
@@ -170,8 +172,8 @@ def asked(base: BaseLM, options: argparse.Namespace) -> list[Tensor]:
     return [torch.tensor(row[: base.context_length // 2], device=base.device) for row in rows]
 
 
-def settings(nodes: int, new_tokens: int) -> Settings:
-    return Settings(new_tokens, nodes, temperature=0.0, top_k=0, top_p=1.0, verify=match, lossless=True)
+def settings(nodes: int, new_tokens: int) -> DecodingSettings:
+    return DecodingSettings(new_tokens, nodes, temperature=0.0, top_k=0, top_p=1.0, verify=match, lossless=True)
 
 
 def stock(base: BaseLM, prompt_L: Tensor, new_tokens: int) -> list[int]:
@@ -179,7 +181,7 @@ def stock(base: BaseLM, prompt_L: Tensor, new_tokens: int) -> list[int]:
     config = transformers.GenerationConfig(
         max_new_tokens=new_tokens, do_sample=False, eos_token_id=None, pad_token_id=0
     )
-    said_BL = unconfigured(base.lm).generate(
+    said_BL = without_generation_config(base.lm).generate(
         prompt_L[None], attention_mask=torch.ones_like(prompt_L)[None], generation_config=config
     )
     return said_BL[0, len(prompt_L) :].tolist()

@@ -17,16 +17,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from ctcdraft.base import load_base
-from ctcdraft.contestants import contestant, looked_up
-from ctcdraft.corpus.chat import prompt_tokens
-from ctcdraft.decoding.loop import Settings, generate
-from ctcdraft.decoding.verify import match
+from ctcdraft.config.cli import register_resolvers
+from ctcdraft.config.contestants import contestant, looked_up
+from ctcdraft.corpus.chat_template import prompt_tokens
+from ctcdraft.decoding.loop import generate
+from ctcdraft.decoding.settings import DecodingSettings
+from ctcdraft.decoding.verification import match
 from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.evaluation.benchmarks import project_prompts
 from ctcdraft.evaluation.environment import hardware
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
-from ctcdraft.front_door import register_resolvers
+from ctcdraft.models.loading import load_base
 
 TINY = Path(__file__).resolve().parent.parent / "data" / "tiny"
 LAID, AS_STORED = "laid", "as stored"
@@ -73,7 +74,7 @@ def side(options: argparse.Namespace, stored: bool) -> tuple[Any, dict[str, Any]
 def answered(
     base: Any, drafters: dict[str, Any], name: str, prompt: Any, options: argparse.Namespace
 ) -> tuple[int, ...]:
-    how = Settings(options.max_new_tokens, options.nodes, 0.0, 0, 1.0, match, lossless=True)
+    how = DecodingSettings(options.max_new_tokens, options.nodes, 0.0, 0, 1.0, match, lossless=True)
     prompt_L = torch.tensor(prompt_tokens(base.tokenizer, [{"role": "user", "content": prompt.turns[0]}]))
     return generate(base, drafters[name], prompt_L, how, base.stop_token_ids, 0).tokens
 

@@ -15,18 +15,21 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ctcdraft.base import BaseLM, load_base
-from ctcdraft.corpus.chat import prompt_tokens
-from ctcdraft.ctc.law import Labels
-from ctcdraft.decoding.loop import Settings, generate
-from ctcdraft.decoding.verify import match
+from ctcdraft.batch import Batch
+from ctcdraft.config.build import load_drafter
+from ctcdraft.config.cli import register_resolvers
+from ctcdraft.corpus.chat_template import prompt_tokens
+from ctcdraft.ctc.next_label import PrefixBatch
+from ctcdraft.decoding.loop import generate
+from ctcdraft.decoding.settings import DecodingSettings
+from ctcdraft.decoding.verification import match
 from ctcdraft.drafters.autoregressive import Autoregressive
-from ctcdraft.drafters.drafter import Batch
 from ctcdraft.evaluation.benchmarks import project_prompts
-from ctcdraft.front_door import load_drafter, register_resolvers
+from ctcdraft.models.base_model import BaseLM
+from ctcdraft.models.loading import load_base
 
 TINY = Path(__file__).resolve().parent.parent / "data" / "tiny"
-GREEDY = Settings(40, 1, 0.0, 0, 1.0, match, True, True)
+GREEDY = DecodingSettings(40, 1, 0.0, 0, 1.0, match, True, True)
 
 
 def main() -> None:
@@ -87,7 +90,7 @@ def likely_texts(frames_TC: Tensor, words: int) -> list[tuple[int, ...]]:
 
 
 def law(frames_TC: Tensor, text: Sequence[int]) -> tuple[Tensor, Tensor]:
-    labels = Labels.empty(frames_TC, frames_TC.shape[1] - 1, 1)
+    labels = PrefixBatch.empty(frames_TC, frames_TC.shape[1] - 1, 1)
     for word in text:
         labels = labels.extend(torch.tensor([word]))
     words_1V, stop_1 = labels.next_distribution()

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ctcdraft.arena import commands
-from ctcdraft.drafters.draft_model import first_layers
+from ctcdraft.drafters.draft_model import save_first_layers
+from studies.comparison import store
 
 HERE = Path(__file__).resolve().parent.parent
 TINY = str(HERE / "data" / "tiny" / "base")
@@ -62,7 +62,7 @@ def train_all(options: argparse.Namespace, out: Path) -> None:
     """Runs into out/NAME, and out/training.json: the steps of each, and its processor seconds."""
     figures_file = out / "training.json"
     figures = json.loads(figures_file.read_text()) if figures_file.is_file() else {}
-    first_layers(options.base, options.small_layers, out / "small")
+    save_first_layers(options.base, options.small_layers, out / "small")
     for name in options.drafters:
         if name in figures and (out / name / "drafter.safetensors").is_file():
             continue
@@ -155,7 +155,7 @@ def gsm8k(options: argparse.Namespace) -> tuple[str, ...]:
 
 def run(script: str, *words: str) -> float:
     """A command of ours, and the processor seconds it took."""
-    return commands.run(script, words).processor
+    return store.run(script, words).processor
 
 
 def arguments() -> argparse.Namespace:

@@ -25,8 +25,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ctcdraft.base import BaseLM
-from ctcdraft.corpus.questions import Answers, Ask, Question, Reply
+from ctcdraft.corpus.generation.requests import Answers, Ask, Question, Reply
+from ctcdraft.models.base_model import BaseLM
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 WORDS = """

@@ -13,17 +13,18 @@ from pathlib import Path
 
 import torch
 
-from ctcdraft.base import load_base
-from ctcdraft.contestants import contestant, looked_up
-from ctcdraft.decoding.loop import Settings, generate
-from ctcdraft.decoding.verify import match
+from ctcdraft.config.cli import register_resolvers
+from ctcdraft.config.contestants import contestant, looked_up
+from ctcdraft.decoding.loop import generate
+from ctcdraft.decoding.settings import DecodingSettings
+from ctcdraft.decoding.verification import match
 from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.evaluation.benchmarks import project_prompts
 from ctcdraft.evaluation.environment import hardware
-from ctcdraft.evaluation.measure import asked
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
-from ctcdraft.evaluation.sizing import Sizing, choose
-from ctcdraft.front_door import register_resolvers
+from ctcdraft.evaluation.runner import asked
+from ctcdraft.evaluation.tree_size import Sizing, choose
+from ctcdraft.models.loading import load_base
 
 # Of the answers; on a machine that others work on too, the processor's own time does not count their turns.
 CLOCKS = {"wall": time.perf_counter, "processor": time.process_time}
@@ -40,7 +41,7 @@ def main() -> None:
     prompts = project_prompts(path, "benchmark", None).prompts
     for_choice, for_test = prompts[::2][: options.prompts], prompts[1::2][: options.prompts]
     sizing = Sizing(options.nodes, path, options.prompts, timed=2, timed_tokens=48, repeats=5)
-    how = Settings(options.max_new_tokens, sizing.nodes[-1], 0.0, 0, 1.0, match, lossless=True)
+    how = DecodingSettings(options.max_new_tokens, sizing.nodes[-1], 0.0, 0, 1.0, match, lossless=True)
     drafters = {word: contestant(looked_up(word), base).drafter for word in options.contestants}
     found = choose(base, {AUTOREGRESSIVE: Autoregressive(base), **drafters}, how, sizing, for_choice, 0)
     print(f"{hardware(base.device)}, {options.dtype}, base {base.name}, {options.clock} time")

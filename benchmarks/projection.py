@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ctcdraft.ctc.forward import log_likelihood
 from ctcdraft.ctc.loss import ctc_losses
-from ctcdraft.nn.projection import label_scores
+from ctcdraft.nn.linear_logsumexp import label_and_blank_log_probs
 
 WIDTHS = (64, 256, 1024)
 
@@ -67,7 +67,7 @@ class Problem:
         words_VD = self.rows_CD[:-1]
         blank_D = self.rows_CD[-1].clone().requires_grad_()
         blank_bias = blank_D.new_zeros((), requires_grad=True)
-        scores = label_scores(self.states_XTD, words_VD, None, blank_D, blank_bias, self.labels_XS)
+        scores = label_and_blank_log_probs(self.states_XTD, words_VD, None, blank_D, blank_bias, self.labels_XS)
         value_X = log_likelihood(*scores, self.labels_XS, self.lengths_X)
         return -value_X.where(value_X.isfinite(), 0).mean()
 

@@ -21,12 +21,13 @@ from pathlib import Path
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from ctcdraft.base import BaseLM, load_base
 from ctcdraft.corpus import prepared
 from ctcdraft.corpus.batches import Rows
-from ctcdraft.corpus.precision import PRECISIONS
-from ctcdraft.corpus.states import Stored
-from ctcdraft.training.probe import hold_out
+from ctcdraft.corpus.hidden_states import Stored
+from ctcdraft.corpus.state_precision import PRECISIONS
+from ctcdraft.models.base_model import BaseLM
+from ctcdraft.models.loading import load_base
+from ctcdraft.training.validation import split_held_out
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 BASE = REPOSITORY / "data" / "tiny" / "base"
@@ -75,7 +76,7 @@ def compare(name: str, live: list[float], other: list[float]) -> None:
 def read(options: argparse.Namespace, store: Path) -> None:
     """Bytes a token and rate of every precision, over the rows that the runs trained on."""
     base = load_base(str(BASE), "float32", "cpu", "tiny")
-    rows, _ = hold_out(prepared.read(Path(options.corpus), base.fingerprint()).rows, 1, base.context_length)
+    rows, _ = split_held_out(prepared.read(Path(options.corpus), base.fingerprint()).rows, 1, base.context_length)
     tokens = sum(map(len, rows.tokens))
     print(f"{len(rows):,} rows, {tokens:,} tokens, states of {base.width} values; in batches of {ROWS} rows")
     rates = [rate(lambda batch: live(base, rows, batch), rows, seed, 5) for seed in range(options.repeats)]

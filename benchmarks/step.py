@@ -26,16 +26,16 @@ import torch.nn.functional as F
 import transformers
 from torch import Tensor
 
-from ctcdraft.base import BaseLM
+from ctcdraft.batch import Batch
 from ctcdraft.corpus.batches import Batches, Rows
-from ctcdraft.drafters.block import BlockDrafter
-from ctcdraft.drafters.drafter import Batch
-from ctcdraft.drafters.paths import PrefixSearch
+from ctcdraft.distributed import Distributed
+from ctcdraft.drafters.parallel import ParallelDrafter
+from ctcdraft.drafters.trees.ctc import PrefixSearch
+from ctcdraft.models.base_model import BaseLM
 from ctcdraft.nn.bodies import AttentionBody
-from ctcdraft.nn.heads import Emissions, Scores
-from ctcdraft.objectives.ctc import of_alignments
+from ctcdraft.nn.heads import AlignmentScores, Emissions
+from ctcdraft.objectives.ctc import ctc_window_likelihoods
 from ctcdraft.training.engine import TorchEngine
-from ctcdraft.training.peers import Peers
 
 # How emissions are projected, and the loss of what comes out.
 Way = tuple[Callable[[Emissions, Batch], Any], Callable[[Any, Batch], Tensor]]
@@ -103,14 +103,15 @@ def measured(options: argparse.Namespace, way: Way) -> dict[str, float]:
     torch.set_num_threads(options.threads)
     base = base_of(options)
     body = partial(AttentionBody, root_input=True, causal=False)
-    drafter = BlockDrafter(base, options.frames, body, PrefixSearch(16)).train()
+    drafter = ParallelDrafter(base, options.frames, body, PrefixSearch(16)).train()
     rng = torch.Generator().manual_seed(0)
     tokens = [torch.randint(options.words, (options.length,), generator=rng) for _ in range(options.rows)]
     rows = Rows(tokens, [torch.ones(options.length, dtype=torch.int)] * options.rows, [True] * options.rows)
     batches = Batches(rows, base, options.rows, options.anchors, options.labels, 0)
     engine = TorchEngine(
-        drafter, drafter.trainable_parameters(), steps=100, learning_rate=1e-4, warmup=1, final_share=0.1, betas=(0.9, 0.95),
-        weight_decay=0.0, clip_norm=1.0, clip_value=None, autocast=False, peers=Peers(),
+        drafter, drafter.trainable_parameters(), steps=100, learning_rate=1e-4, warmup=1, final_share=0.1, betas=(0.9,
+        0.95),
+        weight_decay=0.0, clip_norm=1.0, clip_value=None, autocast=False, peers=Distributed(),
     )  # fmt: skip
     parts = [one_step(base, drafter, way, batches, engine, number) for number in range(options.repeats + 1)]
     medians = {part: statistics.median(one[part] for one in parts[1:]) for part in parts[0]}  # the first warms up
@@ -119,7 +120,7 @@ def measured(options: argparse.Namespace, way: Way) -> dict[str, float]:
 
 
 def one_step(
-    base: Timed, drafter: BlockDrafter, way: Way, batches: Batches, engine: TorchEngine, number: int
+    base: Timed, drafter: ParallelDrafter, way: Way, batches: Batches, engine: TorchEngine, number: int
 ) -> dict[str, float]:
     times = [time.perf_counter()]
 
@@ -143,8 +144,8 @@ def one_step(
     return parts
 
 
-def aligned(scores: Scores, batch: Batch) -> Tensor:
-    value_BA = of_alignments(scores, batch).text_X
+def aligned(scores: AlignmentScores, batch: Batch) -> Tensor:
+    value_BA = ctc_window_likelihoods(scores, batch).text_X
     return -value_BA.where(value_BA.isfinite(), 0).mean()
 
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ctcdraft.drafters.drafter import DraftHead
+from ctcdraft.drafters.base import DraftHead
 from ctcdraft.evaluation.benchmarks import WHOLE
-from ctcdraft.evaluation.report import FULL, table
+from ctcdraft.report.tables import FULL, table
 
 SHOWN = ("benchmark", "T", "nodes", "prompts", "tau", "speedup", "equal")
 
@@ -28,7 +28,7 @@ def model_card(run: Path, config: Mapping[str, Any], fingerprint: Mapping[str, A
             "at which temperature, is up to the base alone. It works with this base only.",
             "    head = PublishedHead.from_pretrained(FOLDER, model=model, tokenizer=tokenizer)\n"
             "    ids = model.generate(**inputs, custom_generate=head.generate)\n\n"
-            "with `from ctcdraft.published import PublishedHead`.",
+            "with `from ctcdraft.hub import PublishedHead`.",
             "## What it is",
             table(facts(config, fingerprint, trained), {"what": lambda row: row["what"], "": lambda row: row["value"]}),
             "## What was measured",

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from ctcdraft.early import begin
-
-if __name__ == "__main__":
-    begin("prepare")  # above the imports below, which take seconds
-
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -15,26 +10,31 @@ import hydra
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from ctcdraft.base import BaseLM
-from ctcdraft.corpus import doubts, parts, plan, prepared
-from ctcdraft.corpus.conversations import Corpus
-from ctcdraft.corpus.questions import Answers, Dialogue
-from ctcdraft.corpus.rows import Row, row
+from ctcdraft.config.build import paper_of, written_down
+from ctcdraft.config.cli import entry_point, from_command_line
+from ctcdraft.config.early_checks import begin
+from ctcdraft.corpus import part_files, prepared, template_warnings
+from ctcdraft.corpus.generation.requests import Answers, Dialogue, Interview
+from ctcdraft.corpus.part_files import writing
+from ctcdraft.corpus.preview import legend, shown
 from ctcdraft.corpus.settings import refuse_impossible
-from ctcdraft.corpus.show import legend, shown
-from ctcdraft.corpus.turns import Interview
-from ctcdraft.corpus.writing import writing
+from ctcdraft.corpus.token_store import Row, row
+from ctcdraft.corpus.types import Corpus
+from ctcdraft.distributed import Shard
 from ctcdraft.errors import InputError
-from ctcdraft.front_door import entry_point, from_command_line, paper_of, written_down
-from ctcdraft.rate import Rate
-from ctcdraft.shard import Shard
+from ctcdraft.hardware import HardwareSpec
+from ctcdraft.models.base_model import BaseLM
+from ctcdraft.planning import corpus as planning_corpus
+
+if __name__ == "__main__":
+    begin("prepare")  # above the imports below, which take seconds
 
 
 def rows_to_show(base: BaseLM, corpus: Corpus, answers: Answers, out: Path) -> Iterator[Row]:
     """What is in `out` already, or else what the base says now to the first prompts; nothing is written."""
-    for file in parts.part_files(out):
-        yield from (row(line) for line in parts.read_part(file) or [] if "dropped" not in line)
-    if parts.part_files(out):
+    for file in part_files.part_files(out):
+        yield from (row(line) for line in part_files.read_part(file) or [] if "dropped" not in line)
+    if part_files.part_files(out):
         return
     interview = Interview(base, answers)
     for prompt in corpus.prompts:
@@ -52,7 +52,7 @@ def main(config: DictConfig) -> None:
     answers = instantiate(config.answers)
     paper = paper_of(config.base) if config.plan_only and not config.show else None
     if paper is not None:
-        print(plan.on_paper(paper, corpus, answers, Rate.of(config.plan), shard))
+        print(planning_corpus.on_paper(paper, corpus, answers, HardwareSpec.of(config.plan), shard))
         return
     base = instantiate(config.base)
     out = Path(config.out)
@@ -63,7 +63,7 @@ def main(config: DictConfig) -> None:
         for one in islice(rows_to_show(base, corpus, answers, out), config.show):
             print(f"\n{shown(one, base.tokenizer, config.show_labels)}")
         return
-    planned = plan.plan(base, corpus, answers, out, shard)
+    planned = planning_corpus.plan(base, corpus, answers, out, shard)
     print(planned)
     if config.plan_only:
         return
@@ -79,10 +79,10 @@ def start_afresh(out: Path, shard: Shard) -> None:
             f"remove {out} once, then start all shards without it"
         )
     with writing(out, shard):
-        parts.discard(out)
+        part_files.discard(out)
 
 
-def summary(manifest: parts.Manifest, shard: Shard, out: Path) -> str:
+def summary(manifest: part_files.Manifest, shard: Shard, out: Path) -> str:
     if not manifest["complete"]:
         return (
             f"shard {shard.number} of {shard.of} is finished in {out}, others are not; the last to finish completes "
@@ -96,7 +96,7 @@ def summary(manifest: parts.Manifest, shard: Shard, out: Path) -> str:
     )
     if counts["reencoded"] or counts["dropped"]:
         said += f"\n{counts['reencoded']:,} answers re-encoded from text, {counts['dropped']:,} dropped"
-    return "\n".join([said, *doubts.of_corpus(manifest)])
+    return "\n".join([said, *template_warnings.of_corpus(manifest)])
 
 
 if __name__ == "__main__":

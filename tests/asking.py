@@ -5,8 +5,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from ctcdraft.base import BaseLM
-from ctcdraft.corpus.questions import Answers, Question
+from ctcdraft.corpus.generation.requests import Answers, Question
+from ctcdraft.models.base_model import BaseLM
 
 
 def questions_of(

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from ctcdraft.base import BaseLM
-from ctcdraft.corpus.answers import drawn, speak
+from ctcdraft.corpus.generation.transformers import drawn, speak
+from ctcdraft.models.base_model import BaseLM
 
 
 class CompletionsServer(ThreadingHTTPServer):

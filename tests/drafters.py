@@ -19,9 +19,9 @@ def Oracle(text: torch.Tensor, depth: int) -> controls.Oracle:
     return told
 
 
-def Junk(words: int, size: int) -> controls.Junk:
+def Junk(words: int, size: int) -> controls.RandomDrafter:
     """Random trees, some with guesses below the end of the text."""
-    return controls.Junk(SimpleNamespace(vocabulary=words), size)
+    return controls.RandomDrafter(SimpleNamespace(vocabulary=words), size)
 
 
 class Stutter:

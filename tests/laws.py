@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from ctcdraft.ctc.law import Labels
+from ctcdraft.ctc.next_label import PrefixBatch
 from ctcdraft.decoding.tree import TokenTree
 
 
@@ -61,7 +61,7 @@ def assert_rows(tree: TokenTree, law_of_text: Callable, depth: int) -> None:
 
 def next_label_law(log_probs_TC: torch.Tensor, blank: int, text: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
     """The exact law behind one text of class ids: words_V, and the chance that it ends there; 0 if it cannot begin."""
-    labels = Labels.empty(log_probs_TC.exp(), blank, 1)
+    labels = PrefixBatch.empty(log_probs_TC.exp(), blank, 1)
     for word in text:
         labels = labels.extend(torch.tensor([word]))
     words_1V, stop_1 = labels.next_distribution()

@@ -17,12 +17,11 @@ import sys
 def main(script: str, folder: str) -> None:
     import hydra  # noqa: F401
 
-    from ctcdraft.base import load_base
-    from ctcdraft.corpus import answers, prepared  # noqa: F401
-    from ctcdraft.corpus.answers import TransformersAnswers
-    from ctcdraft.corpus.conversations import Prompt
-    from ctcdraft.corpus.questions import Dialogue
-    from ctcdraft.corpus.turns import Interview
+    from ctcdraft.corpus import prepared  # noqa: F401
+    from ctcdraft.corpus.generation.requests import Dialogue, Interview
+    from ctcdraft.corpus.generation.transformers import TransformersAnswers
+    from ctcdraft.corpus.types import Prompt
+    from ctcdraft.models.loading import load_base
 
     base = load_base(folder, "float32", "cpu")
     # What is imported late is imported now.

@@ -10,21 +10,24 @@ import pytest
 import torch
 from tiny_models import random_base
 
-from ctcdraft.base import BaseLM
-from ctcdraft.corpus.conversations import Prompt
-from ctcdraft.decoding.loop import Context, Settings
+from ctcdraft.corpus.types import Prompt
+from ctcdraft.decoding.loop import Context
+from ctcdraft.decoding.settings import DecodingSettings
 from ctcdraft.decoding.tree import TokenTree
-from ctcdraft.decoding.verify import match
+from ctcdraft.decoding.verification import match
+from ctcdraft.distributed import Shard
 from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.drafters.prompt_lookup import PromptLookup
 from ctcdraft.evaluation.benchmarks import Benchmark
-from ctcdraft.evaluation.folder import Folder
-from ctcdraft.evaluation.measure import Arena
-from ctcdraft.evaluation.session import Contestant, Session
-from ctcdraft.evaluation.watching import Explorer
-from ctcdraft.shard import Shard
+from ctcdraft.evaluation.evaluation import Contestant, Session
+from ctcdraft.evaluation.output_dir import Folder
+from ctcdraft.evaluation.runner import Arena
+from ctcdraft.evaluation.tracing.tracer import Explorer
+from ctcdraft.models.base_model import BaseLM
 
-SETTINGS = Settings(max_new_tokens=12, nodes=8, temperature=0.0, top_k=0, top_p=1.0, verify=match, lossless=True)
+SETTINGS = DecodingSettings(
+    max_new_tokens=12, nodes=8, temperature=0.0, top_k=0, top_p=1.0, verify=match, lossless=True
+)
 UNSEEN = Explorer(questions=0, tokens=8, words=3)
 PROMPTS = (
     Prompt("a", "sums", ("1 + 1 = 2, 1 + 1 =",), "2"),

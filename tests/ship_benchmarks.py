@@ -3,8 +3,8 @@
 import sys
 from pathlib import Path
 
-from ctcdraft.corpus.leakage import write_numbers
-from ctcdraft.corpus.records import records
+from ctcdraft.corpus.decontamination import write_numbers
+from ctcdraft.corpus.readers import records
 
 PLACE = Path(__file__).resolve().parent.parent / "data" / "tiny" / "leakage"
 

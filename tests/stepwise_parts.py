@@ -7,8 +7,8 @@ from tiny_models import random_lm, tiny_tokenizer
 
 from ctcdraft.drafters.draft_model import DraftModel
 from ctcdraft.drafters.eagle import Eagle
-from ctcdraft.drafters.grow import Grow
 from ctcdraft.drafters.hydra import Hydra
+from ctcdraft.drafters.trees.dynamic import DynamicTree
 
 KINDS = ("hydra", "hydra++", "eagle", "draft_model", "draft_model_gpt2")
 
@@ -22,7 +22,7 @@ def saved_lm(folder, kind="llama", seed=7, words=lambda: tiny_tokenizer(), **cha
 
 
 def stepwise(kind, base, folder, frames=4, growth=None):
-    growth = growth or Grow(3, 4)
+    growth = growth or DynamicTree(3, 4)
     torch.manual_seed(5)
     if kind.startswith("draft_model"):
         lm = "gpt2" if kind.endswith("gpt2") else "llama"

@@ -6,9 +6,9 @@ import pytest
 from hydra.utils import get_object
 from omegaconf import OmegaConf
 
-from ctcdraft.allowed import ALLOWED, CALL, PARTIAL, read_drafter, read_run, read_whole_run, trusted
+from ctcdraft.config.allowed import ALLOWED, CALL, PARTIAL, read_drafter, read_run, read_whole_run, trusted
+from ctcdraft.config.cli import CONFIGS, composed
 from ctcdraft.errors import InputError
-from ctcdraft.front_door import CONFIGS, composed
 
 ROLES = {"outside": "drafter"} | {role: role for role in ALLOWED if role != "prompts"}  # folder of configs/: its node
 
@@ -50,7 +50,7 @@ def test_what_is_on_the_list_is_there_and_partial_where_configs_say_so():
     names = {name for allowed in ALLOWED.values() for name in allowed}
     assert all(callable(get_object(name)) for name in names)
     assert {name for folder in ROLES for name, partial in shipped(folder) if partial} <= PARTIAL <= names
-    nothing = {"ctcdraft.training.search.train", "ctcdraft.evaluation.benchmarks.gsm8k"}
+    nothing = {"ctcdraft.training.search.run_trial", "ctcdraft.evaluation.benchmarks.gsm8k"}
     assert not nothing & names
 
 
@@ -71,7 +71,7 @@ def test_a_run_of_ours_is_read_as_it_was_written(tmp_path, words):
 
 
 FORBIDDEN = {
-    "a function of ours": ({"_target_": "ctcdraft.training.search.train"}, r"wants to call ctcdraft\.training"),
+    "a function of ours": ({"_target_": "ctcdraft.training.search.run_trial"}, r"wants to call ctcdraft\.training"),
     "a function of Python": ({"_target_": "os.system"}, r"wants to call os\.system .*trust=\[os\.system\]"),
     "a part of another node": ({"_target_": "ctcdraft.corpus.sources.gsm8k"}, "wants to call"),
     "a name looked up": ({"_target_": CALL, "path": "os.system"}, "wants to call"),
@@ -80,10 +80,16 @@ FORBIDDEN = {
     "the environment": ("${oc.env:HOME}", "interpolates"),
     "an interpolation within": (["a", {"b": "x${oc.env:HOME}"}], "interpolates"),
     "an interpolated key": ({"${oc.env:HOME}": 1}, "interpolates"),
-    "positional arguments": ({"_target_": "ctcdraft.drafters.grow.Grow", "_args_": [1, 2]}, "_args_"),
-    "a partial of no use": ({"_target_": "ctcdraft.drafters.grow.Grow", "_partial_": True}, "_partial_"),
-    "no recursion": ({"_target_": "ctcdraft.drafters.grow.Grow", "_recursive_": False}, "_recursive_"),
-    "another conversion": ({"_target_": "ctcdraft.drafters.grow.Grow", "_convert_": "object"}, "_convert_"),
+    "positional arguments": ({"_target_": "ctcdraft.drafters.trees.dynamic.DynamicTree", "_args_": [1, 2]}, "_args_"),
+    "a partial of no use": (
+        {"_target_": "ctcdraft.drafters.trees.dynamic.DynamicTree", "_partial_": True},
+        "_partial_",
+    ),
+    "no recursion": ({"_target_": "ctcdraft.drafters.trees.dynamic.DynamicTree", "_recursive_": False}, "_recursive_"),
+    "another conversion": (
+        {"_target_": "ctcdraft.drafters.trees.dynamic.DynamicTree", "_convert_": "object"},
+        "_convert_",
+    ),
     "remote code": ({"trust_remote_code": True}, "trust_remote_code"),
     "a generate of its own": ({"options": {"custom_generate": "folder"}}, "custom_generate"),
     "a module by name": ({"torch_autocast": {"lower_precision_safe_modules": ["a.B"]}}, "lower_precision"),

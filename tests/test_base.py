@@ -7,9 +7,10 @@ import torch
 import transformers
 from tiny_models import END, random_base, random_lm, tiny_tokenizer
 
-from ctcdraft.base import BaseLM, load_base
 from ctcdraft.errors import InputError
-from ctcdraft.readable import refuse_unreadable
+from ctcdraft.models.base_model import BaseLM
+from ctcdraft.models.compatibility import refuse_unsupported_config
+from ctcdraft.models.loading import load_base
 
 
 def saved(folder, kind="llama", seed=0, **changes):
@@ -73,7 +74,7 @@ def test_padding_on_the_right_changes_no_state():
 def test_bases_that_cannot_be_rolled_back_are_refused(kind, changes, found):
     config = transformers.AutoConfig.for_model(kind, **changes)
     with pytest.raises(InputError, match=f"{found}.*use a base with full or sliding attention"):
-        refuse_unreadable(config, kind)
+        refuse_unsupported_config(config, kind)
 
 
 def test_an_unreadable_base_on_disk_is_refused_before_its_weights_are_read(tmp_path):

@@ -12,8 +12,8 @@ import pytest
 from entry_parts import REPOSITORY, refused, run_script, training
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from ctcdraft.command_line import LISTS, PATHS, understood
-from ctcdraft.front_door import composed, dotted
+from ctcdraft.config.cli import composed, dotted
+from ctcdraft.config.command_line import LISTS, PATHS, understood
 from ctcdraft.training import search
 
 ODD = "my run, n=1 (ünï) it's"
@@ -144,7 +144,7 @@ def test_odd_paths_go_through_every_entry_point(world, monkeypatch):
 
 def test_a_search_has_odd_paths_too(tmp_path, monkeypatch, capsys):
     made = []
-    monkeypatch.setattr(search, "search", lambda *given: made.append(given) or 1.0)
+    monkeypatch.setattr(search, "run_search", lambda *given: made.append(given) or 1.0)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     words = ["run=~/a,b", "base.path=~/c=d", "corpus.path=~/e,~/f", "drafter.frames=range(4,9)"]

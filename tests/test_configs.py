@@ -14,11 +14,12 @@ from omegaconf import OmegaConf
 from stepwise_parts import saved_lm
 from tiny_models import random_base
 
-from ctcdraft.contestants import contestant, looked_up
+from ctcdraft.config.build import build_drafter
+from ctcdraft.config.cli import register_resolvers
+from ctcdraft.config.contestants import contestant, looked_up
 from ctcdraft.decoding.loop import generate
 from ctcdraft.drafters.autoregressive import Autoregressive
-from ctcdraft.drafters.drafter import DraftHead
-from ctcdraft.front_door import build_drafter, register_resolvers
+from ctcdraft.drafters.base import DraftHead
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 VERBS = ("train", "evaluate", "prepare")

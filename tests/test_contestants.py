@@ -11,10 +11,10 @@ from omegaconf import OmegaConf
 from safetensors.torch import load_file
 from stepwise_parts import saved_lm
 
-from ctcdraft.base import load_base
-from ctcdraft.contestants import contestant, looked_up
+from ctcdraft.config.build import load_drafter
+from ctcdraft.config.contestants import contestant, looked_up
 from ctcdraft.errors import InputError
-from ctcdraft.front_door import load_drafter
+from ctcdraft.models.loading import load_base
 
 TRUST = ["parrots.Parrot", "parrots.Echo"]
 MODULE = '''
@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from ctcdraft.decoding.tree import TokenTree
-from ctcdraft.drafters.drafter import DraftHead
+from ctcdraft.drafters.base import DraftHead
 from ctcdraft.nn.heads import BlankHead, Emissions
 
 

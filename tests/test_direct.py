@@ -9,10 +9,10 @@ import torch
 from tiny_models import random_base
 from truths_heads import independent, slow_products
 
-from ctcdraft.drafters.direct import Direct, SparseTree, likely_choices
+from ctcdraft.drafters.trees.per_frame import PerFrameTree, StaticPerFrameTree, likely_choices
 from ctcdraft.errors import InputError
-from ctcdraft.nn.residual import FeedForwardBody, ResidualBody
-from ctcdraft.nn.transformer import BlockShape
+from ctcdraft.nn.bodies import FeedForwardBody, ResidualBody
+from ctcdraft.nn.transformer import BlockConfig
 
 ROOT = torch.tensor(1)
 
@@ -37,14 +37,14 @@ def test_direct_names_exactly_the_best_products(seed, nodes):
     probs_TV = log_probs_TC[:, :-1].softmax(-1).double().tolist()
     masses = slow_products(independent(probs_TV), 3, 4)
     best = sorted(masses, key=lambda text: -masses[text])[: nodes - 1]
-    texts = texts_of(Direct(None)(log_probs_TC, ROOT, depth=3, nodes=nodes, stops=()))
+    texts = texts_of(PerFrameTree(None)(log_probs_TC, ROOT, depth=3, nodes=nodes, stops=()))
     assert set(texts) == set(best)
     assert len(texts) == len(best)
 
 
 def test_direct_with_one_word_is_the_chain_of_best_words():
     log_probs_TC = frames(0)
-    tree = Direct(1)(log_probs_TC, ROOT, depth=3, nodes=9, stops=())
+    tree = PerFrameTree(1)(log_probs_TC, ROOT, depth=3, nodes=9, stops=())
     assert tree.tokens_N.tolist() == [1, *log_probs_TC[:, :-1].argmax(-1).tolist()]
     assert tree.parents_N.tolist() == [-1, 0, 1, 2]
 
@@ -52,7 +52,7 @@ def test_direct_with_one_word_is_the_chain_of_best_words():
 def test_the_sparse_tree_by_hand():
     """Ranks of the two frames: 2 0 1 and 1 2 0; the blank is best everywhere and never named."""
     log_probs_TC = torch.tensor([[0.1, 0.0, 0.3, 9.0], [0.2, 0.5, 0.3, 9.0]])
-    paths = SparseTree([[0], [1], [0, 0], [0, 2], [1, 1]])
+    paths = StaticPerFrameTree([[0], [1], [0, 0], [0, 2], [1, 1]])
     tree = paths(log_probs_TC, ROOT, depth=2, nodes=6, stops=())
     assert tree.tokens_N.tolist() == [1, 2, 0, 1, 0, 2]
     assert tree.parents_N.tolist() == [-1, 0, 0, 1, 1, 2]
@@ -68,7 +68,7 @@ def test_the_sparse_tree_by_hand():
 def test_medusas_buffers_for_a_small_tree():
     """What the published code calls tree indices, positions and mask, for choices 0 / 0 0 / 0 1 / 1, top two ranks."""
     log_probs_TC = torch.tensor([[0.4, 0.3, 0.2, 0.1, 0.0], [0.1, 0.2, 0.3, 0.4, 0.0]]).log_softmax(-1)
-    tree = SparseTree([[0], [1], [0, 0], [0, 1]])(log_probs_TC, ROOT, depth=2, nodes=9, stops=())
+    tree = StaticPerFrameTree([[0], [1], [0, 0], [0, 1]])(log_probs_TC, ROOT, depth=2, nodes=9, stops=())
     assert tree.tokens_N.tolist() == [1, 0, 1, 3, 2]
     assert tree.depths_N.tolist() == [0, 1, 1, 2, 2]
     assert tree.ancestors_NN.int().tolist() == [
@@ -89,20 +89,20 @@ def test_likely_choices_are_the_greatest_products():
     every = [choice for size in (1, 2, 3) for choice in itertools.product(range(4), repeat=size)]
     best = sorted((product(choice) for choice in every), reverse=True)[:12]
     assert [product(choice) for choice in chosen] == pytest.approx(best)
-    SparseTree(chosen)  # every choice comes after the one it continues
+    StaticPerFrameTree(chosen)  # every choice comes after the one it continues
 
 
 def test_a_choice_without_the_one_it_continues_is_refused():
     with pytest.raises(InputError, match=r"\[0, 0\] before what it hangs from"):
-        SparseTree([[1], [0, 0], [0]])
+        StaticPerFrameTree([[1], [0, 0], [0]])
     with pytest.raises(InputError, match=r"\[-1\], which is none"):
-        SparseTree([[-1]])
+        StaticPerFrameTree([[-1]])
 
 
 @pytest.mark.parametrize("body", ["residual", "feed_forward"])
 def test_anchor_bodies_start_as_the_identity_and_every_part_learns(body):
     base = random_base()
-    shape = BlockShape.of(base.lm.config, base.context_length)
+    shape = BlockConfig.of(base.lm.config, base.context_length)
     made = ResidualBody(shape, 3, blocks=2) if body == "residual" else FeedForwardBody(shape, 3, inner=16)
     anchor_BAD = torch.randn(2, 4, shape.width)
     states_BATD = made(anchor_BAD=anchor_BAD)

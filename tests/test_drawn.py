@@ -10,18 +10,18 @@ from laws import CHANCE, p_value, text_of
 from tiny_models import random_lm, tiny_tokenizer
 from truths import slow_next_label_law, slow_texts
 
-from ctcdraft.base import BaseLM
-from ctcdraft.decoding.loop import Context, Settings, generate
-from ctcdraft.decoding.rejection import Rejection, draws_of, k_sequential, multi_round
-from ctcdraft.decoding.sampling import Noise, warp
-from ctcdraft.decoding.tree import STOP, TokenTree
-from ctcdraft.decoding.typical import Typical
-from ctcdraft.decoding.verify import match
+from ctcdraft.decoding.loop import Context, generate
+from ctcdraft.decoding.rejection import Rejection, k_sequential, multi_round, sampling_order
+from ctcdraft.decoding.sampling import GumbelNoise, warp
+from ctcdraft.decoding.settings import DecodingSettings
+from ctcdraft.decoding.tree import NO_TOKEN, TokenTree
+from ctcdraft.decoding.verification import TypicalAcceptance, match
 from ctcdraft.drafters.autoregressive import Autoregressive
-from ctcdraft.drafters.chance import Chance
-from ctcdraft.drafters.drawn import merged
-from ctcdraft.drafters.drawn_paths import DrawnLabels
+from ctcdraft.drafters.trees.draft_sampling import DraftSampling
+from ctcdraft.drafters.trees.sampled_chains import merge_chains
+from ctcdraft.drafters.trees.sampled_labels import SampledLabels
 from ctcdraft.errors import InputError
+from ctcdraft.models.base_model import BaseLM
 
 WORDS = 4
 PROMPT = torch.tensor([0, 2, 1])
@@ -32,18 +32,20 @@ def frames(seed, classes=WORDS + 1, steps=4):
 
 
 def settings(verify, temperature=1.0, tokens=3, lossless=True):
-    return Settings(tokens, 12, temperature, 0, 1.0, verify, lossless, token_for_token=False)
+    return DecodingSettings(tokens, 12, temperature, 0, 1.0, verify, lossless, token_for_token=False)
 
 
 class DrawnFrames:
     """Chains from frames that depend on the root alone: a head without a model."""
 
     def __init__(self, chains: int) -> None:
-        self.paths = DrawnLabels(chains)
+        self.paths = SampledLabels(chains)
 
     def draft(self, context: Context, memory: None, rng: torch.Generator) -> tuple[TokenTree, None]:
         log_probs_TC = frames(int(context.root))
-        return self.paths(log_probs_TC, context.root, context.depth, context.nodes, (), Chance(rng, context.logits_processor)), None
+        return self.paths(
+            log_probs_TC, context.root, context.depth, context.nodes, (), DraftSampling(rng, context.logits_processor)
+        ), None
 
 
 class ArgmaxKeptAsDrawn(DrawnFrames):
@@ -108,7 +110,7 @@ def test_through_a_small_model_a_softmax_kept_for_an_argmax_is_found_out(base, e
 
 @pytest.mark.parametrize(
     "verify",
-    [Rejection(multi_round), Rejection(k_sequential), Typical(0.09, 0.3)],
+    [Rejection(multi_round), Rejection(k_sequential), TypicalAcceptance(0.09, 0.3)],
     ids=["multi_round", "k_sequential", "typical"],
 )
 @pytest.mark.parametrize("chains", [1, 3])
@@ -132,7 +134,7 @@ def test_drawn_chains_read_by_match_say_what_autoregression_says(base, chains):
 
 def drawn(seed, chains, log_probs_TC, depth=9, nodes=64, stops=()):
     rng = torch.Generator().manual_seed(seed)
-    return DrawnLabels(chains)(log_probs_TC, torch.tensor(0), depth, nodes, stops, Chance(rng))
+    return SampledLabels(chains)(log_probs_TC, torch.tensor(0), depth, nodes, stops, DraftSampling(rng))
 
 
 @pytest.mark.parametrize("chains", [1, 2, 4])
@@ -143,7 +145,7 @@ def test_every_row_is_the_exact_law_behind_its_node(chains, stops):
     probs = log_probs_TC.exp().tolist()
     for seed in range(15):
         tree = drawn(seed, chains, log_probs_TC, depth=2, stops=stops)
-        draws_NK = draws_of(tree)
+        draws_NK = sampling_order(tree)
         for node in range(len(tree)):
             text = text_of(tree, node)
             if len(text) == 2 or set(text) & set(stops):
@@ -176,14 +178,14 @@ def test_chains_have_the_probability_of_their_texts():
 
 def test_chains_share_nodes_and_keep_their_order():
     """Chains a b, a stop, c d: node 1 was drawn twice after the root, then node 3."""
-    words = torch.tensor([[0, 1], [0, STOP], [2, 3]])
+    words = torch.tensor([[0, 1], [0, NO_TOKEN], [2, 3]])
     laws = torch.arange(24, dtype=torch.float64).reshape(3, 2, 4) / 100
     laws[1, 0] = laws[2, 0] = laws[0, 0]
     laws[1, 1] = laws[0, 1]
-    tree = merged(torch.tensor(9), words, laws, torch.ones(3, 2, dtype=torch.bool))
+    tree = merge_chains(torch.tensor(9), words, laws, torch.ones(3, 2, dtype=torch.bool))
     assert tree.tokens_N.tolist() == [9, 0, 1, 2, 3]
     assert tree.parents_N.tolist() == [-1, 0, 1, 0, 3]
-    assert tree.sampled_nodes_NK.tolist() == [[1, 1, 3], [2, STOP, -1], [-1] * 3, [-1, -1, 4], [-1] * 3]
+    assert tree.sampled_nodes_NK.tolist() == [[1, 1, 3], [2, NO_TOKEN, -1], [-1] * 3, [-1, -1, 4], [-1] * 3]
     assert torch.equal(tree.draft_probs_NV[[0, 1, 3]], torch.stack([laws[0, 0], laws[0, 1], laws[2, 1]]))
     assert tree.draft_probs_NV[[2, 4]].sum() == 0
 
@@ -198,12 +200,12 @@ def test_a_budget_is_shared_by_the_chains(nodes, most):
 def test_without_a_record_of_draws_every_guess_is_one():
     laws = torch.tensor([[0.5, 0.5], [0.5, 0.1], [0.0, 0.0], [0.3, 0.3]])
     tree = TokenTree(torch.tensor([0, 1, 0, 1]), torch.tensor([-1, 0, 1, 2]), 3, laws)
-    assert draws_of(tree).tolist() == [[1], [2], [3], [STOP]]
+    assert sampling_order(tree).tolist() == [[1], [2], [3], [NO_TOKEN]]
 
 
 def test_no_chain_is_refused():
     with pytest.raises(InputError, match="chains=0"):
-        DrawnLabels(0)
+        SampledLabels(0)
 
 
 # --- typical ------------------------------------------------------------------------------------------------------
@@ -213,24 +215,28 @@ def test_typical_by_pencil():
     """Uniform over four: H = log 4, threshold min(0.3, 0.5 / 4) = 1/8 < 1/4: every guess stands. Nearly sure: 0.3."""
     tree = TokenTree.from_paths(torch.tensor(0), torch.tensor([[1, 2], [3, 0]]), torch.tensor([2, 2]), 9)
     laws = torch.tensor([[0.25] * 4, [0.1, 0.1, 0.2, 0.6], [0.25] * 4, [0.6, 0.1, 0.2, 0.1], [0.25] * 4])
-    verdict = Typical(0.3, 0.5)(tree, laws.log(), Noise(0), 5)
+    verdict = TypicalAcceptance(0.3, 0.5)(tree, laws.log(), GumbelNoise(0), 5)
     # Both first words stand. H(.6 .2 .1 .1) = 1.089, so min(0.3, 0.5 x 0.337) = 0.168: 2 (0.2) and 0 (0.6) stand too;
     # of the two longest paths the base finds 3 0 the likelier.
     assert verdict.path_K[: verdict.length].tolist() == [0, 3, 4]
-    verdict = Typical(0.22, 2.0)(tree, laws.log(), Noise(0), 5)  # 0.22 everywhere, as without it 0.5 behind the root
+    verdict = TypicalAcceptance(0.22, 2.0)(
+        tree, laws.log(), GumbelNoise(0), 5
+    )  # 0.22 everywhere, as without it 0.5 behind the root
     assert verdict.path_K[: verdict.length].tolist() == [0, 3, 4]
-    verdict = Typical(0.3, 2.0)(tree, laws.log(), Noise(0), 5)  # 0.3 everywhere: not even the first words stand
+    verdict = TypicalAcceptance(0.3, 2.0)(
+        tree, laws.log(), GumbelNoise(0), 5
+    )  # 0.3 everywhere: not even the first words stand
     assert verdict.path_K[: verdict.length].tolist() == [0]
 
 
 def test_typical_changes_the_text(base, exact):
     """Why it is marked lossy: the same chi-square that passes the others refuses it."""
-    assert p_value(texts(base, DrawnFrames(1), Typical(0.09, 0.3), 400), exact) < CHANCE
+    assert p_value(texts(base, DrawnFrames(1), TypicalAcceptance(0.09, 0.3), 400), exact) < CHANCE
 
 
 def test_typical_refuses_values_that_mean_nothing():
     with pytest.raises(InputError, match="epsilon=1"):
-        Typical(1.5, 0.3)
+        TypicalAcceptance(1.5, 0.3)
 
 
 def test_a_single_word_left_by_top_k_is_no_trouble():
@@ -238,6 +244,6 @@ def test_a_single_word_left_by_top_k_is_no_trouble():
     tree = drawn(1, 3, frames(3))
     log_probs = warp(torch.randn(len(tree), WORDS, generator=torch.Generator().manual_seed(0)), 1.0, top_k=1)
     for rule in (multi_round, k_sequential):
-        verdict = Rejection(rule)(tree, log_probs, Noise(4), 2)
+        verdict = Rejection(rule)(tree, log_probs, GumbelNoise(4), 2)
         last = int(verdict.path_K[verdict.length - 1])
         assert int(verdict.bonus) == int(log_probs[last].argmax())

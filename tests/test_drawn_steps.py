@@ -8,16 +8,25 @@ import pytest
 import torch
 from laws import CHANCE, p_value
 from stepwise_parts import saved_lm, stepwise
-from test_drawn import PROMPT, TEMPERATURE, VERIFIERS, WORDS, base, exact, texts  # noqa: F401
+from test_drawn import (
+    PROMPT,
+    TEMPERATURE,  # noqa: F401
+    VERIFIERS,
+    WORDS,
+    base,  # noqa: F401
+    exact,  # noqa: F401
+    texts,
+)
 from tiny_models import random_lm, tiny_tokenizer
 
-from ctcdraft.base import BaseLM
-from ctcdraft.decoding.loop import Context, Settings, generate
+from ctcdraft.decoding.loop import Context, generate
 from ctcdraft.decoding.rejection import Rejection, multi_round
+from ctcdraft.decoding.settings import DecodingSettings
 from ctcdraft.decoding.tree import TokenTree
-from ctcdraft.drafters.chance import Chance
 from ctcdraft.drafters.draft_model import DraftModel
-from ctcdraft.drafters.drawn import Drawn
+from ctcdraft.drafters.trees.draft_sampling import DraftSampling
+from ctcdraft.drafters.trees.sampled_chains import SampledChains
+from ctcdraft.models.base_model import BaseLM
 
 
 def drafter_of(kind, base, folder, growth):  # noqa: F811
@@ -30,7 +39,7 @@ def drafter_of(kind, base, folder, growth):  # noqa: F811
 @pytest.mark.parametrize(("verify", "chains"), VERIFIERS, ids=["leviathan", "specinfer", "spectr"])
 @pytest.mark.parametrize("kind", ["draft_model", "eagle"])
 def test_the_text_has_the_bases_law(base, exact, kind, verify, chains, tmp_path):  # noqa: F811
-    drafter = drafter_of(kind, base, tmp_path, Drawn(chains))
+    drafter = drafter_of(kind, base, tmp_path, SampledChains(chains))
     assert p_value(texts(base, drafter, verify, 400), exact) > CHANCE
 
 
@@ -38,7 +47,7 @@ def test_the_text_has_the_bases_law(base, exact, kind, verify, chains, tmp_path)
 @pytest.mark.parametrize("kind", ["draft_model", "hydra", "eagle"])
 def test_chains_are_drawn_from_the_laws_they_carry(base, kind, tmp_path):  # noqa: F811
     """Two words deep, against the drafter's own laws asked one text at a time; the laws of the tree are those."""
-    drafter = drafter_of(kind, base, tmp_path, Drawn(1))
+    drafter = drafter_of(kind, base, tmp_path, SampledChains(1))
     states = base.hidden_states(PROMPT[None, :-1], torch.ones(1, len(PROMPT) - 1, dtype=torch.int64))[0]
     context, one = Context(PROMPT, states, 3, 9), torch.zeros(1, dtype=torch.int64)
     law, counts = [], [0] * WORDS**2
@@ -60,12 +69,12 @@ def test_chains_are_drawn_from_the_laws_they_carry(base, kind, tmp_path):  # noq
 
 def test_bent_by_pencil():
     """.4 .2 and a stop of .4 at T = 1/2: .16 to .04 among themselves. An impossible text stays without a law."""
-    how = Settings(3, 12, 0.5, 0, 1.0, Rejection(multi_round), True)
+    how = DecodingSettings(3, 12, 0.5, 0, 1.0, Rejection(multi_round), True)
     words = torch.tensor([[0.4, 0.2, 0.0], [0.0, 0.0, 0.0]], dtype=torch.float64)
-    bent = Chance(torch.Generator(), how.process_draft_logits).warp_probs(words)
+    bent = DraftSampling(torch.Generator(), how.process_draft_logits).warp_probs(words)
     assert bent[0].tolist() == pytest.approx([0.48, 0.12, 0])
     assert bent[1].tolist() == [0, 0, 0]
-    assert torch.allclose(Chance(torch.Generator()).warp_probs(words), words)
+    assert torch.allclose(DraftSampling(torch.Generator()).warp_probs(words), words)
 
 
 @pytest.mark.parametrize(
@@ -77,8 +86,8 @@ def test_the_base_is_never_refused_as_its_own_draft(temperature, top_k, top_p, t
     twin = BaseLM(random_lm(initializer_range=0.12), tiny_tokenizer(), "twin")
     twin.lm.save_pretrained(tmp_path)
     tiny_tokenizer().save_pretrained(tmp_path)
-    drafter = DraftModel(twin, str(tmp_path), None, 4, Drawn(1)).eval()
-    how = Settings(40, 8, temperature, top_k, top_p, Rejection(multi_round), True, token_for_token=False)
+    drafter = DraftModel(twin, str(tmp_path), None, 4, SampledChains(1)).eval()
+    how = DecodingSettings(40, 8, temperature, top_k, top_p, Rejection(multi_round), True, token_for_token=False)
     passes = [one for seed in range(4) for one in generate(twin, drafter, PROMPT + 5, how, frozenset(), seed).passes]
     assert sum(one.accepted for one in passes) >= 0.99 * sum(one.drafted for one in passes) > 50
 
@@ -91,7 +100,7 @@ def test_a_context_keeps_its_law(base):  # noqa: F811
             seen.append(context.logits_processor)
             return TokenTree.only_root(context.root), None
 
-    how = Settings(5, 8, 0.5, 0, 1.0, Rejection(multi_round), True)
+    how = DecodingSettings(5, 8, 0.5, 0, 1.0, Rejection(multi_round), True)
     generate(base, Watch(), PROMPT, how, frozenset(), 0)
     assert len(seen) == 4
     assert set(seen) == {how.process_draft_logits}

@@ -94,7 +94,7 @@ def test_a_prepared_corpus_need_not_be_writable(world, monkeypatch, capsys):
     """It is only read once it is complete: the next thing that is wrong is what is told."""
     monkeypatch.chdir(world)
     tried = []
-    monkeypatch.setattr("ctcdraft.early.refuse_unwritable", lambda folder, key: tried.append(key))
+    monkeypatch.setattr("ctcdraft.config.early_checks.refuse_unwritable", lambda folder, key: tried.append(key))
     refused(monkeypatch, capsys, "train.py", *training("run=x", "base.path=nowhere"))
     refused(monkeypatch, capsys, "train.py", *training("run=x", "prepared=never", "base.path=nowhere"))
     assert tried == ["run", "run", "prepared"]

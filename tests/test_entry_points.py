@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from entry_parts import REPOSITORY, refused, run_script, training
 
-from ctcdraft.corpus import parts
+from ctcdraft.corpus import part_files
 
 
 def test_train_leaves_a_checkpoint(world):
@@ -31,9 +31,9 @@ def test_a_corpus_with_shifted_masks_refuses_to_train(world, monkeypatch, capsys
     manifest = json.loads(Path("shifted/manifest.json").read_text())
     for name in manifest["parts"]:
         part = Path("shifted") / name
-        lines = parts.read_part(part)
-        parts.write_part(part, [line | {"mask": [0, *line["mask"][:-1]]} for line in lines])
-        manifest["parts"][name] = parts.checksum(part)
+        lines = part_files.read_part(part)
+        part_files.write_part(part, [line | {"mask": [0, *line["mask"][:-1]]} for line in lines])
+        manifest["parts"][name] = part_files.checksum(part)
     Path("shifted/manifest.json").write_text(json.dumps(manifest))
     said = refused(monkeypatch, capsys, "train.py", *training("run=shifted_run", "prepared=shifted"))
     assert "is shifted: the answer at token" in said

@@ -12,11 +12,11 @@ from safetensors.torch import save_file
 from tiny_models import random_base, random_lm, tiny_tokenizer
 from training_parts import ctc_head, trainer
 
-from ctcdraft.drafters.draft_model import first_layers
-from ctcdraft.files import write_text, write_whole
-from ctcdraft.published import PublishedHead
-from ctcdraft.training.checkpoint import RunDirectory
-from ctcdraft.training.logger import JsonlLogger
+from ctcdraft.drafters.draft_model import save_first_layers
+from ctcdraft.hub import PublishedHead
+from ctcdraft.io import write_text, write_whole
+from ctcdraft.training.loggers import JsonlLogger
+from ctcdraft.training.run_directory import RunDirectory
 
 
 @pytest.fixture(params=[0o022, 0o002, 0o077], ids=["022", "002", "077"])
@@ -50,7 +50,7 @@ def test_every_file_of_a_run_has_the_mode_of_the_umask(tmp_path, mode):
 def test_a_draft_model_made_of_first_layers_has_it_too(tmp_path, mode):
     random_lm(context=64).save_pretrained(tmp_path / "base")
     tiny_tokenizer().save_pretrained(tmp_path / "base")
-    first_layers(str(tmp_path / "base"), 1, tmp_path / "small")
+    save_first_layers(str(tmp_path / "base"), 1, tmp_path / "small")
     found = modes(tmp_path / "small")
     assert found["model.safetensors"] == found["config.json"] == mode
 

@@ -9,18 +9,18 @@ from io import StringIO
 import pytest
 from hydra.utils import instantiate
 
-from ctcdraft import duration
-from ctcdraft.corpus.plan import hours_on_paper, memory_bytes
+from ctcdraft import hardware
+from ctcdraft.config.build import build_drafter
+from ctcdraft.config.cli import composed
 from ctcdraft.errors import InputError
-from ctcdraft.evaluation.table_files import comma_separated, markdown
-from ctcdraft.evaluation.tables import read_table
-from ctcdraft.filling import Filling, Hours, values
-from ctcdraft.front_door import build_drafter, composed
-from ctcdraft.machine import spelled
-from ctcdraft.paper import of_sizes
-from ctcdraft.rate import Rate
-from ctcdraft.size import Size
-from ctcdraft.training import paper
+from ctcdraft.hardware import HardwareSpec, format_bytes
+from ctcdraft.models.meta import build_meta_base
+from ctcdraft.models.stats import ModelStats
+from ctcdraft.planning import dry_run
+from ctcdraft.planning.corpus import hours_on_paper, memory_bytes
+from studies.paper.export import comma_separated, markdown
+from studies.paper.gpu_hours import Filling, Hours, values
+from studies.paper.tables import read_table
 
 
 @pytest.fixture(scope="module")
@@ -40,17 +40,17 @@ def test_the_hours_are_those_of_the_plans_that_train_prints(filling, cells):
 
     found = filling.hours(cells["ctc", "vicuna_7b"])
     config = composed("train", "base=vicuna_7b", "drafter=ctc", "device=cpu", "dtype=bfloat16")
-    base = of_sizes(**values(config.base))
+    base = build_meta_base(**values(config.base))
     with torch.device("meta"):
         drafter = build_drafter(config.drafter, base).eval()
-    rate, told = Rate(3e14, 3e12), paper.Told.from_work(filling.work)
-    said = paper.plan(base, drafter, instantiate(config.objective), told, config.trainer, rate)
-    assert f"about {duration.spelled(found.training)} with states=live" in said
-    assert f"at most about {spelled(found.peaks['training'])} at the peak" in said
+    rate, told = HardwareSpec(3e14, 3e12), dry_run.CorpusStats.from_work(filling.work)
+    said = dry_run.plan_dry_run(base, drafter, instantiate(config.objective), told, config.trainer, rate)
+    assert f"about {hardware.format_hours(found.training)} with states=live" in said
+    assert f"at most about {format_bytes(found.peaks['training'])} at the peak" in said
     assert filling.work.said == 512 * filling.work.turns == 512 * 185_787
-    held = memory_bytes(filling.work, Size.of(base), instantiate(config.answers))
+    held = memory_bytes(filling.work, ModelStats.of(base), instantiate(config.answers))
     assert found.peaks["answers"] == sum(held.values())
-    assert found.answers == hours_on_paper(filling.work, Size.of(base), config.answers.batch_size, rate)
+    assert found.answers == hours_on_paper(filling.work, ModelStats.of(base), config.answers.batch_size, rate)
 
 
 def test_an_evaluation_reads_the_weights_once_a_word_and_arm(filling, cells):
@@ -91,7 +91,8 @@ def test_hours_are_never_none_at_all():
         "about 3.2 GPU minutes, planned: at most 0.24 minutes for the base's answers, 0.36 seconds for training, at "
         "most 3 minutes for the evaluation"
     )
-    assert [duration.spelled(hours) for hours in (1234.5, 12.34, 0.5)] == ["1,234 hours", "12.3 hours", "0.50 hours"]
+    shown = [hardware.format_hours(hours) for hours in (1234.5, 12.34, 0.5)]
+    assert shown == ["1,234 hours", "12.3 hours", "0.50 hours"]
 
 
 class Ten:

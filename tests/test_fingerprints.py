@@ -6,7 +6,7 @@ import torch
 from accelerate.big_modeling import cpu_offload
 from torch import nn
 
-from ctcdraft.fingerprints import weights_hash
+from ctcdraft.models.fingerprint import weights_hash
 
 
 class WithScales(nn.Linear):

@@ -14,14 +14,13 @@ from drafters import Junk, Oracle, Stutter
 from stepwise_parts import stepwise
 from training_parts import HOW, block_heads, ctc_head
 
-from ctcdraft.base import load_base
 from ctcdraft.decoding.loop import generate
 from ctcdraft.drafters.autoregressive import Autoregressive
-from ctcdraft.drafters.cascade import Cascade
+from ctcdraft.drafters.cascade import Cascade, Staged
 from ctcdraft.drafters.draft_model import DraftModel
-from ctcdraft.drafters.grow import Grow
 from ctcdraft.drafters.prompt_lookup import PromptLookup
-from ctcdraft.drafters.staged import Staged
+from ctcdraft.drafters.trees.dynamic import DynamicTree
+from ctcdraft.models.loading import load_base
 
 MODELS = Path(os.environ.get("CTCDRAFT_MODELS", Path(__file__).resolve().parents[2] / "shared" / "models"))
 NAMES = ("stories260K", "tinystories-656K", "tinytalk-3M")
@@ -53,7 +52,9 @@ def test_lossless_to_the_last_position(base, temperature, tmp_path):
     text = torch.cat([prompt, torch.tensor(truth)])
     drafters = [Oracle(text, 6), Stutter(text, 4), Junk(base.vocabulary, 12), PromptLookup(base, 3, 10), ctc_head(base)]
     drafters += [stepwise(kind, base, tmp_path) for kind in ("hydra", "hydra++", "eagle")]
-    myself = DraftModel(base, str(MODELS / base.name), None, 5, Grow(4, 4)).eval()  # the base as its own draft model
+    myself = DraftModel(
+        base, str(MODELS / base.name), None, 5, DynamicTree(4, 4)
+    ).eval()  # the base as its own draft model
     drafters += [myself, Staged(base, myself, PromptLookup(base, 3, 10), 8), Cascade(base, drafters[3], myself, 6)]
     for drafter in drafters + block_heads(base):
         assert generate(base, drafter, prompt, how, frozenset(), 1).tokens == truth, type(drafter).__name__

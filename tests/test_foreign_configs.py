@@ -12,15 +12,15 @@ from omegaconf import OmegaConf
 from safetensors.torch import load_file
 from tiny_models import random_lm, tiny_tokenizer
 
-from ctcdraft.base import load_base
+from ctcdraft.config.cli import CONFIGS, composed
 from ctcdraft.errors import InputError
-from ctcdraft.front_door import CONFIGS, composed
-from ctcdraft.published import PublishedHead
+from ctcdraft.hub import PublishedHead
+from ctcdraft.models.loading import load_base
 
 SHORT = ["benchmark.path=prompts.jsonl", "benchmark.limit=1", "decoding.max_new_tokens=6", "timing.questions=0"]
 MODULE = """
 from ctcdraft.drafters.autoregressive import Autoregressive
-from ctcdraft.drafters.block import BlockDrafter
+from ctcdraft.drafters.parallel import BlockDrafter
 
 class Own(BlockDrafter):
     pass
@@ -33,7 +33,7 @@ class Parrot(Autoregressive):
 def command(marker) -> dict:
     """The runner of a search's trials, which starts a process: it is one of ctcdraft's functions."""
     return {
-        "_target_": "ctcdraft.training.search.train",
+        "_target_": "ctcdraft.training.search.run_trial",
         "command": ["touch", str(marker)],
         "folder": str(marker) + "-folder",
         "trial": None,
@@ -61,7 +61,7 @@ def test_no_code_runs_from_a_run_that_is_evaluated(here, monkeypatch, capsys, no
     run = changed(here / "run", (node, command(here / "marker")))
     for words in ([f"checkpoint={run}"], [f"contestants=[{{cascade:{{parts:{{second:{run}}}}}}}]"]):
         said = refused(monkeypatch, capsys, "evaluate.py", *words, f"out={here}/out", *SHORT)
-        assert f"{run}/config.yaml wants to call ctcdraft.training.search.train ({node}" in said
+        assert f"{run}/config.yaml wants to call ctcdraft.training.search.run_trial ({node}" in said
         assert not list(here.glob("marker*"))
 
 
@@ -69,9 +69,9 @@ def test_no_code_runs_from_a_run_that_is_evaluated(here, monkeypatch, capsys, no
     "node", ["drafter.frames", "base", "engine", "logger.mine", "corpus.cleaning.steps.mine", "states"]
 )
 def test_no_code_runs_from_a_run_that_goes_on(here, monkeypatch, capsys, node):
-    run = changed(here / "run", (node, command(here / "marker")), ("trust", ["ctcdraft.training.search.train"]))
+    run = changed(here / "run", (node, command(here / "marker")), ("trust", ["ctcdraft.training.search.run_trial"]))
     said = refused(monkeypatch, capsys, "train.py", f"resume={run}", "trainer.steps=6")
-    assert f"{run}/config.yaml wants to call ctcdraft.training.search.train ({node}" in said
+    assert f"{run}/config.yaml wants to call ctcdraft.training.search.run_trial ({node}" in said
     assert not list(here.glob("marker*"))
 
 
@@ -99,7 +99,7 @@ def test_no_code_runs_from_a_yaml_among_the_contestants(here, monkeypatch, capsy
     for name in files:
         words = [f"contestants=[{here / name}]", "base=local", "base.path=base", f"out={here}/out", *SHORT]
         said = refused(monkeypatch, capsys, "evaluate.py", *words)
-        assert f"{here}/plain.yaml wants to call ctcdraft.training.search.train (ngram._target_)" in said
+        assert f"{here}/plain.yaml wants to call ctcdraft.training.search.run_trial (ngram._target_)" in said
         assert not list(here.glob("marker*"))
 
 
@@ -119,7 +119,7 @@ def test_a_value_does_not_come_under_a_name_of_configs(here, monkeypatch, capsys
 def test_a_run_that_goes_on_sends_no_key_to_a_server(here, monkeypatch, capsys):
     sent = []
     monkeypatch.setenv("SECRET", "open sesame")
-    monkeypatch.setattr("ctcdraft.corpus.server.Server._post", lambda server, *said: sent.append(server) or {})
+    monkeypatch.setattr("ctcdraft.corpus.generation.http.Server._post", lambda server, *said: sent.append(server) or {})
     given = {"url": "http://far.example/v1", "key_from": "SECRET", "model": "m", "seed": 0, "retries": 0}
     answers = composed("train", "answers=openai", *[f"answers.{key}={value}" for key, value in given.items()]).answers
     run = changed(here / "run", ("answers", answers), ("prepared", str(here / "gone")))
@@ -135,7 +135,7 @@ def test_no_code_runs_from_a_published_head(here):
     PublishedHead.of_run(here / "run", load_base("base", "float32", "cpu")).save_pretrained(here / "head")
     said = json.loads((here / "head" / "config.json").read_text())
     said["drafter"]["frames"] = command(here / "marker")
-    said["trust"] = ["ctcdraft.training.search.train"]
+    said["trust"] = ["ctcdraft.training.search.run_trial"]
     (here / "head" / "config.json").write_text(json.dumps(said))
     with pytest.raises(InputError, match=r"config\.json wants to call ctcdraft\.training\.search\.train \(drafter\.fr"):
         PublishedHead.from_pretrained(here / "head", model=random_lm(context=128), tokenizer=tiny_tokenizer())

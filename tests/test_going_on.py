@@ -11,10 +11,10 @@ from entry_parts import REPOSITORY, refused, run_script, training
 from omegaconf import OmegaConf
 from safetensors.torch import load_file
 
-from ctcdraft import jobs
-from ctcdraft.base import load_base
-from ctcdraft.front_door import load_drafter
-from ctcdraft.training import plan
+from ctcdraft.config import sweep_jobs
+from ctcdraft.config.build import load_drafter
+from ctcdraft.models.loading import load_base
+from ctcdraft.planning import training as planning_training
 
 
 def test_resuming_raises_the_steps_only(world, monkeypatch, capsys):
@@ -122,7 +122,7 @@ def test_a_sweep_says_how_long_it_will_take(world, monkeypatch, capsys):
     words = ["-m", *training("run=timed", "data_seed=0", "drafter.frames=4")]
     run_script(monkeypatch, "train.py", *words, "objective.labels=3")
     capsys.readouterr()
-    monkeypatch.setattr(jobs.counted.__wrapped__, "__defaults__", (lambda: next(ticks),))
+    monkeypatch.setattr(sweep_jobs.counted.__wrapped__, "__defaults__", (lambda: next(ticks),))
     with pytest.raises(SystemExit):
         run_script(monkeypatch, "train.py", *words, "objective.labels=3,5,2,1")
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("sweep timed: ")]
@@ -138,7 +138,7 @@ def test_a_resumed_run_plans_the_steps_that_remain(world, monkeypatch, capsys):
     monkeypatch.chdir(world)
     run_script(monkeypatch, "train.py", *training("run=planned_again"))
     assert "for the remaining" not in capsys.readouterr().out
-    monkeypatch.setattr(plan, "perf_counter", iter([0.0, 36.0]).__next__)
+    monkeypatch.setattr(planning_training, "perf_counter", iter([0.0, 36.0]).__next__)
     run_script(monkeypatch, "train.py", "resume=planned_again", "trainer.steps=14")
     said = capsys.readouterr().out
     assert "steps       14 of 8 rows x " in said
@@ -178,7 +178,7 @@ def test_ctrl_c_is_one_sentence(world, monkeypatch, capsys):
         raise KeyboardInterrupt
 
     monkeypatch.chdir(world)
-    monkeypatch.setattr("ctcdraft.evaluation.session.measure", interrupted)
+    monkeypatch.setattr("ctcdraft.evaluation.evaluation.measure", interrupted)
     with pytest.raises(SystemExit) as left:
         run_script(monkeypatch, "evaluate.py", "checkpoint=run", "benchmark.path=prompts.jsonl", "out=stopped")
     assert left.value.code == 130

@@ -20,11 +20,12 @@ from omegaconf import OmegaConf
 from safetensors.torch import save_file
 from tiny_models import random_lm, tiny_tokenizer
 
-from ctcdraft.base import load_base
-from ctcdraft.corpus.leakage import Leakage
+from ctcdraft.config.build import paper_of
+from ctcdraft.config.cli import CONFIGS
+from ctcdraft.corpus.decontamination import Leakage
 from ctcdraft.errors import InputError
-from ctcdraft.front_door import CONFIGS, paper_of
-from ctcdraft.training.checkpoint import digest
+from ctcdraft.models.loading import load_base
+from ctcdraft.training.run_directory import checksum
 
 CODE = """
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -87,7 +88,7 @@ def poisoned(run: Path, marker: Path, written) -> str:
     assert len(states) == 2
     for state in states:
         written(Hostile(marker), state)
-        state.write_bytes(digest(state.read_bytes()) + state.read_bytes())
+        state.write_bytes(checksum(state.read_bytes()) + state.read_bytes())
     return str(run)
 
 
@@ -122,7 +123,7 @@ def test_what_deepspeed_loads_runs_no_code(tmp_path):
     zipped(Hostile(tmp_path / "marker"), tmp_path / "mp_rank_00_model_states.pt")
     script = (
         "import sys\n"
-        "from ctcdraft.deepspeed_door import imported\n"
+        "from ctcdraft.models.deepspeed_loading import imported\n"
         "imported('cpu')\n"
         "from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchCheckpointEngine\n"
         "TorchCheckpointEngine().load(sys.argv[1])\n"

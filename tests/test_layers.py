@@ -1,4 +1,4 @@
-"""Who may look at whom, downwards only, and each heavy package by its one door: the map of ctcdraft/__init__.py."""
+"""Imports go downwards only, and each heavy package is imported in one module."""
 
 from __future__ import annotations
 
@@ -10,33 +10,69 @@ import pytest
 import ctcdraft
 
 ROOT = Path(ctcdraft.__file__).parent
-ENDS = {"allowed", "arena", "front_door", "jobs", "contestants", "published", "filling", "model_card"}
-VERBS = ENDS | {"training", "evaluation", "corpus"}
-ROOMS = VERBS | {"base", "drafters", "objectives", "decoding", "ctc", "nn"}
-NEVER = {room: ROOMS - {room} for room in ("ctc", "decoding", "nn")}
-NEVER |= dict.fromkeys(["drafters", "objectives"], VERBS)
-BASES = ["base", "paper", "size", "readable", "fetching", "sharding"]
-NEVER |= dict.fromkeys(BASES, VERBS | {"drafters", "objectives"})
-NEVER |= dict.fromkeys(["placing", "fingerprints", "deepspeed_door", "base_values", "adapters"], ROOMS - {"decoding"})
-NEVER |= {"training": ENDS | {"evaluation"}, "evaluation": ENDS | {"training"}, "corpus": VERBS - {"corpus"}}
-DOORS = {"deepspeed": {"deepspeed_door.py"}, "accelerate": {"placing.py"}}
-LOOKS = {
+LAYERS = (  # the lowest first; modules of one layer do not import each other's folders
+    ("errors", "io", "batch", "distributed", "progress", "hardware", "renamed"),
+    ("decoding", "ctc", "nn"),
+    ("models",),
+    ("drafters",),
+    ("corpus", "objectives"),
+    ("training", "evaluation"),
+    ("planning", "report"),
+    ("model_card",),
+    ("config",),
+    ("hub",),
+)
+EXCEPTIONS: set[tuple[str, str]] = {  # to be removed: evaluation returns results, and report writes them
+    ("corpus/prepared.py", "ctcdraft.planning.corpus.Plan"),
+    ("evaluation/evaluation.py", "ctcdraft.report.html.files"),
+    ("evaluation/evaluation.py", "ctcdraft.report.markdown"),
+    ("evaluation/replay_evaluation.py", "ctcdraft.report.markdown"),
+}
+HEAVY = {
+    "deepspeed": {"models/deepspeed_loading.py"},
+    "accelerate": {"models/device_map.py"},
+    "vllm": {"corpus/generation/vllm.py"},
+    "optuna": {"training/search.py"},
+    "wandb": {"training/loggers.py"},
+}
+LEVEL = {folder: number for number, folders in enumerate(LAYERS) for folder in folders}
+IMPORTS = {
     (path.relative_to(ROOT).as_posix(), f"{node.module}.{each.name}" if isinstance(node, ast.ImportFrom) else each.name)
     for path in ROOT.rglob("*.py")
-    for node in ast.walk(ast.parse(path.read_text()))  # within functions, too, and for types alone
+    for node in ast.walk(ast.parse(path.read_text()))  # within functions and for types alone, too
     if isinstance(node, ast.Import | ast.ImportFrom)
     for each in node.names
 }
 
 
-@pytest.mark.parametrize("room", NEVER)
-def test_nothing_looks_up(room):
-    ours = [look for look in LOOKS if look[0].startswith((f"{room}/", f"{room}.py"))]
-    above = tuple(f"ctcdraft.{other}." for other in NEVER[room])
-    assert ours
-    assert not {look for look in ours if f"{look[1]}.".startswith(above)}
+def folder_of(path: str) -> str:
+    return path.partition("/")[0].removesuffix(".py")
 
 
-@pytest.mark.parametrize("package", DOORS)
-def test_a_package_has_one_door(package):
-    assert {path for path, name in LOOKS if name.split(".")[0] == package} == DOORS[package]
+def upwards() -> set[tuple[str, str]]:
+    found = set()
+    for path, name in IMPORTS:
+        parts = name.split(".")
+        if parts[0] != "ctcdraft" or path == "__init__.py" or len(parts) < 2:
+            continue
+        importer, imported = folder_of(path), parts[1]
+        if importer != imported and LEVEL[importer] <= LEVEL.get(imported, 0) and imported not in LAYERS[0]:
+            found.add((path, name))
+    return found
+
+
+def test_every_folder_has_a_layer():
+    assert {folder_of(path) for path, _ in IMPORTS} - {"__init__"} <= set(LEVEL)
+
+
+def test_imports_go_downwards():
+    assert upwards() == EXCEPTIONS
+
+
+def test_the_package_does_without_studies():
+    assert {path for path, name in IMPORTS if name.split(".")[0] == "studies"} <= {"report/html/files.py"}
+
+
+@pytest.mark.parametrize("package", HEAVY)
+def test_a_heavy_package_is_imported_in_one_module(package):
+    assert {path for path, name in IMPORTS if name.split(".")[0] == package} == HEAVY[package]

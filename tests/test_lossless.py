@@ -12,22 +12,22 @@ from stepwise_parts import stepwise
 from tiny_models import random_base
 from training_parts import block_heads
 
-from ctcdraft.decoding.loop import Settings, generate
+from ctcdraft.decoding.loop import generate
+from ctcdraft.decoding.settings import DecodingSettings
 from ctcdraft.decoding.tree import TokenTree
-from ctcdraft.decoding.verify import match
+from ctcdraft.decoding.verification import match
 from ctcdraft.drafters.autoregressive import Autoregressive
-from ctcdraft.drafters.cascade import Cascade
+from ctcdraft.drafters.cascade import Cascade, Staged
 from ctcdraft.drafters.prompt_lookup import PromptLookup
-from ctcdraft.drafters.staged import Staged
 from ctcdraft.errors import InputError
 
 KINDS = ("llama", "qwen3", "gpt2")
 PROMPTS = [torch.tensor(row) for row in ([0, 7, 9, 9, 9, 30], [0, 2, 80, 81, 3], [5], [0, *range(40, 90)])]
 
 
-def settings(temperature: float = 0.0, nodes: int = 12, tokens: int = 26, **changes) -> Settings:
+def settings(temperature: float = 0.0, nodes: int = 12, tokens: int = 26, **changes) -> DecodingSettings:
     values = {"top_k": 0, "top_p": 1.0, "verify": match, "lossless": True, **changes}
-    return Settings(max_new_tokens=tokens, nodes=nodes, temperature=temperature, **values)
+    return DecodingSettings(max_new_tokens=tokens, nodes=nodes, temperature=temperature, **values)
 
 
 @pytest.fixture(scope="module", params=KINDS)

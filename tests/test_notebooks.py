@@ -13,7 +13,7 @@ from importlib.util import find_spec
 import pytest
 from places import PLACES
 
-from ctcdraft.front_door import REPOSITORY
+from ctcdraft.config.cli import REPOSITORY
 
 NOTEBOOKS = sorted((REPOSITORY / "notebooks").glob("*.ipynb"))
 TRACES = PLACES["CTCDRAFT_DATA"] / "ctc_drafter_traces"

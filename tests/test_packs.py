@@ -13,20 +13,17 @@ from torch.nn.utils.rnn import pad_sequence
 from training_parts import block_head, block_heads, ctc_head, rows
 from truths import slow_window
 
-from ctcdraft.base import BaseLM
-from ctcdraft.corpus.batches import Batches, Rows
-from ctcdraft.corpus.packing import packed
-from ctcdraft.corpus.states import Live, Stored
-from ctcdraft.drafters.drafter import Batch
-from ctcdraft.drafters.paths import PrefixSearch
+from ctcdraft.batch import Batch
+from ctcdraft.corpus.batches import Batches, Rows, packed
+from ctcdraft.corpus.hidden_states import Live, Stored
+from ctcdraft.drafters.trees.ctc import PrefixSearch
+from ctcdraft.models.base_model import BaseLM
 from ctcdraft.nn.bodies import AttentionBody
-from ctcdraft.nn.packs import follow, own_text, visible
+from ctcdraft.nn.packing import gather_following, packed_causal_mask, visible_mask
 from ctcdraft.objectives.cross_entropy import CrossEntropy
-from ctcdraft.objectives.ctc import CTC
-from ctcdraft.objectives.distill import Distill, kl
+from ctcdraft.objectives.ctc import CTC, PrefixCTC, Transducer
+from ctcdraft.objectives.distillation import Distill, kl
 from ctcdraft.objectives.eagle import Eagle, EagleCTC
-from ctcdraft.objectives.prefix_ctc import PrefixCTC
-from ctcdraft.objectives.transducer import Transducer
 
 CONTEXT = 32  # shorter than a pack: a place that did not start anew would lie outside the base's positions
 SIZE = 80
@@ -226,11 +223,11 @@ def test_no_window_reaches_into_the_next_text():
 
 
 def test_who_sees_whom_by_pencil():
-    seen = visible(torch.tensor([[4, 7], [5, 0]]), PLACES).int().tolist()
+    seen = visible_mask(torch.tensor([[4, 7], [5, 0]]), PLACES).int().tolist()
     assert seen[0] == [[0, 0, 0, 1, 1, 0, 0, 0], [0, 0, 0, 0, 0, 1, 1, 1]]
     assert seen[1] == [[1, 1, 1, 1, 1, 1, 0, 0], [1, 0, 0, 0, 0, 0, 0, 0]]
-    assert own_text(torch.arange(8).expand(2, -1)) is None
-    every = own_text(PLACES)
+    assert packed_causal_mask(torch.arange(8).expand(2, -1)) is None
+    every = packed_causal_mask(PLACES)
     assert every.shape == (2, 1, 8, 8)
     begins = [0, 0, 0, 3, 3, 5, 5, 5]
     for at in range(8):
@@ -239,6 +236,6 @@ def test_who_sees_whom_by_pencil():
 
 def test_what_follows_ends_with_the_text():
     x_BLD = torch.arange(8.0).expand(2, -1)[..., None]
-    followed = follow(x_BLD, torch.tensor([[1, 4, 6], [3, 5, 7]]), PLACES, 4)[..., 0].int().tolist()
+    followed = gather_following(x_BLD, torch.tensor([[1, 4, 6], [3, 5, 7]]), PLACES, 4)[..., 0].int().tolist()
     assert followed[0] == [[1, 2, 2, 2], [4, 4, 4, 4], [6, 7, 7, 7]]
     assert followed[1][0][:3] == [3, 4, 5]

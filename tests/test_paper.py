@@ -11,12 +11,12 @@ from tiny_models import random_base, random_lm, tiny_tokenizer
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from ctcdraft import paper
+from ctcdraft.config.build import paper_of
+from ctcdraft.config.cli import CONFIGS, register_resolvers
 from ctcdraft.errors import InputError
-from ctcdraft.front_door import CONFIGS, paper_of, register_resolvers
-from ctcdraft.machine import memory_bytes, spelled
-from ctcdraft.rate import Rate
-from ctcdraft.size import Size
+from ctcdraft.hardware import HardwareSpec, device_memory_bytes, format_bytes
+from ctcdraft.models import meta
+from ctcdraft.models.stats import ModelStats
 
 BILLIONS = {
     "vicuna_7b": 6.738, "llama2_chat_7b": 6.738, "vicuna_13b": 13.016, "llama2_chat_13b": 13.016,
@@ -26,7 +26,7 @@ SHAPE = random_lm().config.to_dict()
 
 
 def on_paper(path, config=None, dtype="float32", **more):
-    return paper.on_paper(str(path), dtype, "cpu", config=config, **more)
+    return meta.meta_base_if_absent(str(path), dtype, "cpu", config=config, **more)
 
 
 def test_every_named_base_is_as_large_as_its_name_says():
@@ -34,7 +34,7 @@ def test_every_named_base_is_as_large_as_its_name_says():
     with initialize_config_dir(str(CONFIGS), version_base=None):
         for name, billions in BILLIONS.items():
             found = paper_of(compose("prepare", overrides=[f"base={name}", "dtype=bfloat16"]).base)
-            size = Size.of(found.base)
+            size = ModelStats.of(found.base)
             assert round(size.parameters / 1e9, 3) == billions, name
             assert size.weight_bytes == 2 * size.parameters
             assert f"{billions:.2f} B parameters" in str(found)
@@ -46,7 +46,7 @@ def test_every_named_base_is_as_large_as_its_name_says():
 @pytest.mark.parametrize("changes", [{}, {"tie_word_embeddings": True}, {"num_key_value_heads": 4}], ids=str)
 def test_operations_and_bytes_are_those_of_a_real_reading(changes):
     base = random_base(**changes)
-    size, tokens_L = Size.of(base), torch.arange(5, 45)
+    size, tokens_L = ModelStats.of(base), torch.arange(5, 45)
     cache = base.new_cache(len(tokens_L))
     base.read(tokens_L, cache)
     assert size.kv_bytes * len(tokens_L) == cache.bytes_held()
@@ -72,8 +72,8 @@ def test_a_folder_with_a_config_alone_is_planned_with_its_tokenizer_where_that_i
 def test_a_base_that_is_here_and_fits_is_no_case_for_paper(tmp_path, monkeypatch):
     random_lm().save_pretrained(tmp_path)
     assert on_paper(tmp_path) is None
-    held = Size.of(random_base()).weight_bytes
-    monkeypatch.setattr(paper, "memory_bytes", lambda device: held - 1)
+    held = ModelStats.of(random_base()).weight_bytes
+    monkeypatch.setattr(meta, "device_memory_bytes", lambda device: held - 1)
     assert "its weights take" in on_paper(tmp_path).why
     assert on_paper(tmp_path, dtype="bfloat16") is None
 
@@ -88,16 +88,17 @@ def test_sizes_that_are_none_are_one_sentence(tmp_path):
 
 
 def test_a_rate_is_what_is_given_and_nothing_else():
-    assert Rate.of({"flops": None, "bandwidth": 1e9}).seconds(1e9) is None
-    assert Rate.of({"flops": 1e9, "bandwidth": None}).seconds(2e9, streamed=1e12) == 2
-    assert Rate.of({"flops": 1e9, "bandwidth": 1e8}).seconds(2e9, streamed=5e8) == 5
+    assert HardwareSpec.of({"flops": None, "bandwidth": 1e9}).seconds(1e9) is None
+    assert HardwareSpec.of({"flops": 1e9, "bandwidth": None}).seconds(2e9, streamed=1e12) == 2
+    assert HardwareSpec.of({"flops": 1e9, "bandwidth": 1e8}).seconds(2e9, streamed=5e8) == 5
     for wrong in (0, -1.0, "fast", float("nan")):
         with pytest.raises(InputError, match=r"plan\.bandwidth="):
-            Rate.of({"flops": 1e9, "bandwidth": wrong})
+            HardwareSpec.of({"flops": 1e9, "bandwidth": wrong})
 
 
 def test_this_machine_has_memory_and_bytes_are_spelled_as_people_say_them():
-    there = memory_bytes("cpu")
+    there = device_memory_bytes("cpu")
     assert there is not None
     assert 2**28 < there <= int(Path("/proc/meminfo").read_text().split()[1]) * 1024 * 1.01
-    assert [spelled(count) for count in (500, 2.5e6, 13476831232, 2e12)] == ["0.5 kB", "2.5 MB", "13.5 GB", "2.0 TB"]
+    shown = [format_bytes(count) for count in (500, 2.5e6, 13476831232, 2e12)]
+    assert shown == ["0.5 kB", "2.5 MB", "13.5 GB", "2.0 TB"]

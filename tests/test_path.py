@@ -12,21 +12,21 @@ import pytest
 import torch
 from tiny_models import random_base
 
-from ctcdraft.base import BaseLM
+from ctcdraft.batch import Batch
 from ctcdraft.corpus.batches import Batches, Rows
 from ctcdraft.corpus.windows import label_windows
-from ctcdraft.decoding.loop import Context, Settings, generate
+from ctcdraft.decoding.loop import Context, generate
+from ctcdraft.decoding.settings import DecodingSettings
 from ctcdraft.decoding.tree import TokenTree
-from ctcdraft.decoding.verify import match
+from ctcdraft.decoding.verification import match
 from ctcdraft.drafters.autoregressive import Autoregressive
-from ctcdraft.drafters.block import BlockDrafter
-from ctcdraft.drafters.direct import Direct, SparseTree, likely_choices
-from ctcdraft.drafters.drafter import Batch
-from ctcdraft.drafters.paths import Collapse, PrefixSearch
-from ctcdraft.drafters.transducer import TransducerSearch
-from ctcdraft.nn.bodies import AttentionBody
-from ctcdraft.nn.correction import GRU, Markov
-from ctcdraft.nn.residual import FeedForwardBody, ResidualBody
+from ctcdraft.drafters.parallel import ParallelDrafter
+from ctcdraft.drafters.trees.ctc import Collapse, PrefixSearch
+from ctcdraft.drafters.trees.per_frame import PerFrameTree, StaticPerFrameTree, likely_choices
+from ctcdraft.drafters.trees.transducer import TransducerSearch
+from ctcdraft.models.base_model import BaseLM
+from ctcdraft.nn.bodies import AttentionBody, FeedForwardBody, ResidualBody
+from ctcdraft.nn.logit_correction import GRUCorrection, MarkovCorrection
 
 PROMPT = torch.tensor([0, 7, 9, 9, 9, 30])
 BODIES = {
@@ -38,12 +38,12 @@ BODIES = {
     "feed-forward": partial(FeedForwardBody, inner=None),
 }
 SEES_THE_ROOT = ("both ways", "causal", "two blocks")
-HOW = Settings(max_new_tokens=50, nodes=12, temperature=0.0, top_k=0, top_p=1.0, verify=match, lossless=True)
+HOW = DecodingSettings(max_new_tokens=50, nodes=12, temperature=0.0, top_k=0, top_p=1.0, verify=match, lossless=True)
 
 
-def block_drafter(base, body="both ways", paths=None, correction=None) -> BlockDrafter:
+def block_drafter(base, body="both ways", paths=None, correction=None) -> ParallelDrafter:
     torch.manual_seed(5)
-    drafter = BlockDrafter(base, 6, BODIES[body], paths or PrefixSearch(16), correction).eval()
+    drafter = ParallelDrafter(base, 6, BODIES[body], paths or PrefixSearch(16), correction).eval()
     for value in drafter.trainable_parameters():  # away from the identities it starts with
         value.data += 0.2 * torch.randn_like(value)
     return drafter
@@ -52,7 +52,7 @@ def block_drafter(base, body="both ways", paths=None, correction=None) -> BlockD
 class Witness:
     """Keeps the emissions of every pass; now and then it hangs the truth into the tree, so that passes differ."""
 
-    def __init__(self, drafter: BlockDrafter, text: torch.Tensor) -> None:
+    def __init__(self, drafter: ParallelDrafter, text: torch.Tensor) -> None:
         self.drafter = drafter
         self.text = text
         self.seen: list[tuple[int, torch.Tensor]] = []
@@ -136,7 +136,7 @@ def test_several_taps_are_seen_in_decoding_as_in_training():
     assert torch.equal(training_forward(tapped, drafter, text, [7]).logits(), plain)
 
 
-@pytest.mark.parametrize("correction", [Markov, GRU])
+@pytest.mark.parametrize("correction", [MarkovCorrection, GRUCorrection])
 @torch.inference_mode()
 def test_a_correction_starts_where_training_starts_it(correction):
     """Its memory at the root, at every pass; Markov's and GRU's steps from there are one code for both."""
@@ -216,13 +216,13 @@ PATHS = [
     PrefixSearch(16),
     TransducerSearch(),
     Collapse(20, 5, 0.4),
-    Direct(None),
-    SparseTree(likely_choices(20, 6, 5, 0.6, 0.4, 0.9)),
+    PerFrameTree(None),
+    StaticPerFrameTree(likely_choices(20, 6, 5, 0.6, 0.4, 0.9)),
 ]
 
 
 @pytest.mark.parametrize("paths", PATHS, ids=lambda paths: type(paths).__name__)
-@pytest.mark.parametrize("correction", [None, Markov, GRU])
+@pytest.mark.parametrize("correction", [None, MarkovCorrection, GRUCorrection])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_an_untrained_head_is_lossless_too(paths, correction, temperature):
     base = random_base()

@@ -9,9 +9,9 @@ import torch
 from tiny_models import random_base
 from training_parts import ctc_head
 
-from ctcdraft.decoding.fixed import FixedReads
-from ctcdraft.drafters.direct import ByFrame, likely_choices
-from ctcdraft.drafters.paths import FEW_NODES, Collapse, PrefixSearch, fixed_ranks
+from ctcdraft.decoding.static_shapes import StaticShapeForward
+from ctcdraft.drafters.trees.ctc import MAX_BEST_FIRST_NODES, Collapse, PrefixSearch, rank_sequences
+from ctcdraft.drafters.trees.per_frame import PerFrameStepFunction, likely_choices
 from ctcdraft.errors import InputError
 
 BLANK, STOP = 6, 4
@@ -61,11 +61,11 @@ def test_a_search_of_fixed_shapes_makes_the_same_trees():
     plain, fixed = PrefixSearch(4), PrefixSearch(4).fixed()
     for seed in range(10):
         for depth in (2, 5):
-            asked = (frames(seed), torch.tensor(1), depth, FEW_NODES + 20, (STOP,))
+            asked = (frames(seed), torch.tensor(1), depth, MAX_BEST_FIRST_NODES + 20, (STOP,))
             assert same(fixed(*asked), plain(*asked))
     base = random_base()
     assert ctc_head(base).paths.graph_search is None
-    base.fixed = FixedReads()
+    base.fixed = StaticShapeForward()
     head = ctc_head(base)
     assert head.paths.graph_search is not None
     assert copy.deepcopy(head).paths.graph_search is not head.paths.graph_search
@@ -89,8 +89,8 @@ def test_no_room_no_guesses():
 
 
 def test_fixed_ranks_begin_with_the_best_of_every_frame():
-    assert fixed_ranks(2, 3, 4, 0.35).tolist() == [[0, 0], [1, 0], [0, 1], [2, 0]]
-    many = fixed_ranks(4, 3, 50, 0.35).tolist()
+    assert rank_sequences(2, 3, 4, 0.35).tolist() == [[0, 0], [1, 0], [0, 1], [2, 0]]
+    many = rank_sequences(4, 3, 50, 0.35).tolist()
     assert len({tuple(row) for row in many}) == 50
     assert [sum(row) for row in many] == sorted(sum(row) for row in many)
 
@@ -109,6 +109,6 @@ def test_choices_of_no_probability(values):
 
 def test_laws_of_frames_are_as_many_as_texts():
     """A growth may hand over several texts and takes a row for each, also where all rows are one."""
-    laws = ByFrame(torch.randn(3, 7).log_softmax(-1), None)
+    laws = PerFrameStepFunction(torch.randn(3, 7).log_softmax(-1), None)
     assert laws(torch.tensor([1]), torch.tensor([0])).shape == (1, 6)
     assert laws(torch.tensor([2, 3]), torch.tensor([0, 0])).shape == (2, 6)

@@ -13,12 +13,12 @@ from accelerate.big_modeling import cpu_offload
 from tiny_models import random_base, random_lm, tiny_tokenizer
 from training_parts import HOW, ctc_head
 
-from ctcdraft.base import load_base
-from ctcdraft.corpus.answers import speak
+from ctcdraft.corpus.generation.transformers import speak
 from ctcdraft.decoding.loop import generate
 from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.errors import InputError
-from ctcdraft.placing import Placing, bring
+from ctcdraft.models.device_map import DeviceMapOptions, pin_to_device
+from ctcdraft.models.loading import load_base
 
 SOME_ON_DISK = {"model.layers.0": "cpu", "model.layers.1": "disk", "model.norm": "disk", "model.rotary_emb": "cpu"}
 ENDS = {"model.embed_tokens": "cpu", "lm_head": "disk"}
@@ -52,7 +52,9 @@ def test_wherever_its_layers_lie_it_says_the_same(folder, plain, tmp_path, how):
     assert (away > 0) == (how["device_map"] != {"": "cpu"})
     assert placed.fingerprint() == plain.fingerprint()
     tokens = torch.arange(20, 60).view(2, 20)
-    assert torch.equal(placed.hidden_states(tokens, torch.ones_like(tokens)), plain.hidden_states(tokens, torch.ones_like(tokens)))
+    assert torch.equal(
+        placed.hidden_states(tokens, torch.ones_like(tokens)), plain.hidden_states(tokens, torch.ones_like(tokens))
+    )
     heads = [ctc_head(base) for base in (placed, plain)]
     for ours, theirs in zip(*(head.trainable_state_dict().items() for head in heads), strict=True):
         assert torch.equal(ours[1], theirs[1]), ours[0]  # a block that begins as the last layer, wherever that is
@@ -69,13 +71,13 @@ def test_what_lay_in_the_memory_of_the_host_is_brought_whole(parts):
     """The device "meta" plays a card: a layer that fits there no more, and all of it is there afterwards."""
     card, layer = torch.device("meta"), linear(parts)
     cpu_offload(layer, execution_device=card)
-    bring(layer, card)
+    pin_to_device(layer, card)
     assert [tensor.device for tensor in (*layer.parameters(), *layer.buffers())] == [card] * len(layer.state_dict())
     assert layer(torch.ones(2, 4)).device == card  # and what it is told goes there, too
     layer = linear(parts)
     before = layer(torch.ones(2, 4))
     cpu_offload(layer, execution_device=torch.device("cpu"))
-    bring(layer, torch.device("cpu"))
+    pin_to_device(layer, torch.device("cpu"))
     assert not any(weight.is_meta for weight in layer.parameters())
     assert torch.equal(layer(torch.ones(2, 4)), before)
 
@@ -112,7 +114,7 @@ def test_what_cannot_be_done_is_said(folder, monkeypatch):
         load_base(folder, "float32", "cpu", device_map="wide")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(InputError, match=r"device_map=auto lays one base over .* and 2 were started"):
-        Placing("auto").from_pretrained_options("float32")
+        DeviceMapOptions("auto").from_pretrained_options("float32")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InputError, match="needs accelerate, which is not installed; pip install accelerate"):
-        Placing("auto").from_pretrained_options("float32")
+        DeviceMapOptions("auto").from_pretrained_options("float32")

@@ -12,12 +12,13 @@ import transformers
 from tiny_models import random_base, random_lm, tiny_tokenizer
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from ctcdraft.base import BaseLM
-from ctcdraft.decoding.sampling import Noise, warp
+from ctcdraft.config.build import build_drafter, load_drafter
+from ctcdraft.config.cli import REPOSITORY
+from ctcdraft.decoding.sampling import GumbelNoise, warp
 from ctcdraft.errors import InputError
-from ctcdraft.front_door import REPOSITORY, build_drafter, load_drafter
-from ctcdraft.published import PublishedHead
-from ctcdraft.training.checkpoint import RunDirectory
+from ctcdraft.hub import PublishedHead
+from ctcdraft.models.base_model import BaseLM
+from ctcdraft.training.run_directory import RunDirectory
 
 PROMPT = torch.tensor([[0, 7, 9, 9, 9, 30]])
 ASKED = {"max_new_tokens": 40, "eos_token_id": 4, "pad_token_id": 1}
@@ -28,9 +29,9 @@ model = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1] + "/base")
 tokenizer = transformers.AutoTokenizer.from_pretrained(sys.argv[1] + "/base")
 inputs = {"input_ids": torch.tensor([[0, 7, 9, 9, 9, 30]]), "max_new_tokens": 40, "eos_token_id": 4, "pad_token_id": 1}
 
-import ctcdraft.published
-made, loop = [], ctcdraft.published.generate
-ctcdraft.published.generate = lambda *given: made.append(loop(*given)) or made[-1]  # or stock decoding would do as well
+import ctcdraft.hub
+made, loop = [], ctcdraft.hub.generate
+ctcdraft.hub.generate = lambda *given: made.append(loop(*given)) or made[-1]  # or stock decoding would do as well
 """
 AFTER = """
 import hashlib, json
@@ -55,7 +56,7 @@ def home(tmp_path_factory):
     import hydra
     from omegaconf import OmegaConf
 
-    from ctcdraft.front_door import register_resolvers
+    from ctcdraft.config.cli import register_resolvers
 
     home = tmp_path_factory.mktemp("home")
     random_lm().save_pretrained(home / "base")
@@ -127,7 +128,7 @@ def test_sampled_it_is_a_draw_with_torchs_own_seed(home):
 def autoregression(model, seed: int, asked: dict) -> list[list[int]]:
     """One token after the other by the stock model and the warpers of transformers, drawn with our noise."""
     torch.manual_seed(seed)
-    noise = Noise(int(torch.randint(2**31, ())))
+    noise = GumbelNoise(int(torch.randint(2**31, ())))
     warpers = LogitsProcessorList([TemperatureLogitsWarper(asked["temperature"])])
     if asked["top_k"]:
         warpers.append(TopKLogitsWarper(asked["top_k"]))
@@ -236,7 +237,7 @@ def test_another_model_is_refused_when_loaded_and_when_used(home):
 @pytest.mark.parametrize(
     ("file", "change", "sentence"),
     [
-        ("config.json", lambda text: text.replace("ctcdraft.drafters.block", "os"), "wants to call os"),
+        ("config.json", lambda text: text.replace("ctcdraft.drafters.parallel", "os"), "wants to call os"),
         ("config.json", lambda text: text[:40], "missing or damaged"),
         ("config.json", lambda text: text.replace('"nodes"', '"knots"'), "has no `nodes`"),
         ("model.safetensors", lambda text: "none", "missing or damaged"),
@@ -254,13 +255,13 @@ def test_gpt2_too(tmp_path):
     """A base without Llama's layers, and a head whose run was never evaluated."""
     from functools import partial
 
-    from ctcdraft.drafters.block import BlockDrafter
-    from ctcdraft.drafters.paths import PrefixSearch
+    from ctcdraft.drafters.parallel import ParallelDrafter
+    from ctcdraft.drafters.trees.ctc import PrefixSearch
     from ctcdraft.nn.bodies import AttentionBody
 
     model = random_lm("gpt2")
     base = BaseLM(model, tiny_tokenizer(), "gpt2")
-    drafter = BlockDrafter(base, 4, partial(AttentionBody, root_input=True, causal=False), PrefixSearch(16))
+    drafter = ParallelDrafter(base, 4, partial(AttentionBody, root_input=True, causal=False), PrefixSearch(16))
     head = PublishedHead(drafter.eval(), base, {"nodes": 8}, "")
     plain = random_lm("gpt2").generate(PROMPT, **ASKED, do_sample=False)
     assert torch.equal(model.generate(PROMPT, **ASKED, do_sample=False, custom_generate=head.generate), plain)

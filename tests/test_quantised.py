@@ -10,28 +10,28 @@ from stepwise_parts import saved_lm
 from test_lossless import PROMPTS, settings
 from training_parts import ctc_head
 
-from ctcdraft.base import load_base
-from ctcdraft.base_values import QUANTISED, stored
 from ctcdraft.decoding.loop import generate
 from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.errors import InputError
-from ctcdraft.evaluation.certificate import Judge
-from ctcdraft.evaluation.roof import multiplied, weight_bytes
-from ctcdraft.fingerprints import quantised_since
+from ctcdraft.evaluation.bandwidth import multiplied, weight_bytes
+from ctcdraft.evaluation.losslessness import Judge
+from ctcdraft.models.fingerprint import was_quantized_since
+from ctcdraft.models.loading import load_base
+from ctcdraft.models.values import QUANTIZATION_PACKAGES, weight_options
 
 
 def test_what_is_not_there_is_one_sentence():
     with pytest.raises(InputError, match="quantised=no_bits is none of bitsandbytes_4bit, torchao_int8"):
-        stored("float32", "cpu", "no_bits")
-    for name in [name for name, package in QUANTISED.items() if find_spec(package) is None]:
-        with pytest.raises(InputError, match=f"needs the package {QUANTISED[name]}"):
-            stored("float32", "cpu", name)
+        weight_options("float32", "cpu", "no_bits")
+    for name in [name for name, package in QUANTIZATION_PACKAGES.items() if find_spec(package) is None]:
+        with pytest.raises(InputError, match=f"needs the package {QUANTIZATION_PACKAGES[name]}"):
+            weight_options("float32", "cpu", name)
 
 
 def test_llm_int8_is_refused_with_its_reason():
     """It looks for outlier columns over all rows of a batch: the siblings of a node change the node's own logits."""
     with pytest.raises(InputError, match=r"bitsandbytes_8bit is refused: LLM\.int8 looks for outlier.* take bitsandb"):
-        stored("float32", "cpu", "bitsandbytes_8bit")
+        weight_options("float32", "cpu", "bitsandbytes_8bit")
 
 
 @pytest.mark.skipif(find_spec("torchao") is None, reason="quantises with torchao, which is not installed here")
@@ -44,8 +44,8 @@ def test_torchao_on_a_cpu(tmp_path):
     assert multiplied(base) == multiplied(whole) == weight_bytes(whole) // 4
     linear = multiplied(whole) - 261 * 64 - 5 * 64  # but for the head and five norms, in a byte each and some scales
     assert linear < weight_bytes(base) - 4 * (261 * 64 + 5 * 64) < 1.3 * linear
-    assert quantised_since(whole.fingerprint(), base.fingerprint())
-    assert not quantised_since(base.fingerprint(), base.fingerprint())
+    assert was_quantized_since(whole.fingerprint(), base.fingerprint())
+    assert not was_quantized_since(base.fingerprint(), base.fingerprint())
     head, how = ctc_head(base), settings(tokens=20)
     torch.testing.assert_close(
         head.body.block.mlp.up.weight, ctc_head(whole).body.block.mlp.up.weight, rtol=0, atol=0.02

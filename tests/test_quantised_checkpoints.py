@@ -13,13 +13,14 @@ from safetensors.torch import load_file, save_file
 from test_base import saved
 from tiny_models import random_lm, tiny_tokenizer
 
-from ctcdraft import readable
-from ctcdraft.base import BaseLM, load_base
-from ctcdraft.drafters.draft_model import first_layers, load_draft_model
+from ctcdraft.drafters.draft_model import load_draft_model, save_first_layers
 from ctcdraft.errors import InputError
-from ctcdraft.evaluation.outside import StockGenerate
-from ctcdraft.paper import of_sizes
-from ctcdraft.readable import Reference, refuse_changed
+from ctcdraft.evaluation.stock_generate import StockGenerate
+from ctcdraft.models import compatibility
+from ctcdraft.models.base_model import BaseLM
+from ctcdraft.models.compatibility import ReferenceLogits, refuse_changed_logits
+from ctcdraft.models.loading import load_base
+from ctcdraft.models.meta import build_meta_base
 
 TOKENS = torch.arange(20, 60)[None]
 ONE = "model.layers.1.mlp.up_proj.weight"
@@ -103,7 +104,7 @@ def test_every_other_method_is_refused_before_its_weights_are_read(tmp_path, met
     with pytest.raises(InputError, match=said):
         load_base(str(tmp_path), "float32", "cpu")
     with pytest.raises(InputError, match=said):
-        of_sizes(str(tmp_path), "float32")
+        build_meta_base(str(tmp_path), "float32")
 
 
 @pytest.mark.parametrize(
@@ -169,17 +170,18 @@ def test_tied_heads_and_integer_buffers_are_no_fault(tmp_path):
 
 def test_quantising_what_is_quantised_is_refused(tmp_path, monkeypatch):
     fp8_checkpoint(tmp_path)
-    monkeypatch.setattr("ctcdraft.base.stored", lambda *told: {"dtype": "auto", "quantization_config": object()})
+    described = {"dtype": "auto", "quantization_config": object()}
+    monkeypatch.setattr("ctcdraft.models.loading.stored", lambda *told: described)
     with pytest.raises(InputError, match=r"base\.quantised= would quantise .* already \(fp8\); leave it out"):
         load_base(str(tmp_path), "float32", "cpu", quantised="torchao_int8")
 
 
 def test_shards_of_zero3_are_not_dequantised(tmp_path):
-    from ctcdraft.fetching import fetched
+    from ctcdraft.models.checkpoints import load_pretrained
 
     fp8_checkpoint(tmp_path)
     with pytest.raises(InputError, match=r"base\.zero3=true loads no quantised checkpoint"):
-        fetched(str(tmp_path), None, "sdpa", {"dtype": torch.float32}, dequantises=False)
+        load_pretrained(str(tmp_path), None, "sdpa", {"dtype": torch.float32}, dequantises=False)
 
 
 def test_draft_models_and_assistants_are_dequantised_too(tmp_path, accelerator):
@@ -188,7 +190,7 @@ def test_draft_models_and_assistants_are_dequantised_too(tmp_path, accelerator):
     assert torch.equal(logits(load_draft_model(str(tmp_path), base).lm), logits(meant))
     stock = StockGenerate(base, {}, str(tmp_path), 3)
     assert torch.allclose(logits(stock.assistant), logits(meant), atol=1e-5)
-    first_layers(str(tmp_path), 1, tmp_path / "small")
+    save_first_layers(str(tmp_path), 1, tmp_path / "small")
     small = load_base(str(tmp_path / "small"), "float32", "cpu")
     assert torch.equal(small.lm.model.layers[0].mlp.up_proj.weight, meant.model.layers[0].mlp.up_proj.weight)
 
@@ -204,7 +206,7 @@ def test_a_model_that_somebody_hands_over_quantised_is_refused(tmp_path, acceler
 
 def test_fp8_is_planned_for_as_what_it_becomes(tmp_path):
     meant = fp8_checkpoint(tmp_path)
-    base = of_sizes(str(tmp_path), "bfloat16")
+    base = build_meta_base(str(tmp_path), "bfloat16")
     assert {name: value.shape for name, value in base.lm.named_parameters()} == {
         name: value.shape for name, value in meant.named_parameters()
     }
@@ -213,12 +215,12 @@ def test_fp8_is_planned_for_as_what_it_becomes(tmp_path):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_base_is_held_to_what_transformers_computed_before_it_was_touched(dtype):
     base = BaseLM(random_lm(), tiny_tokenizer(), "mine")
-    reference = Reference.of(base.lm, "mine")
-    refuse_changed(base.to(dtype), reference)
+    reference = ReferenceLogits.of(base.lm, "mine")
+    refuse_changed_logits(base.to(dtype), reference)
     broken = copy.deepcopy(base)
     broken.lm.model.layers[1].mlp.up_proj.weight.data.mul_(20)
     with pytest.raises(InputError, match=r"base mine as .* is not what transformers loaded as torch\.float32"):
-        refuse_changed(broken, reference)
+        refuse_changed_logits(broken, reference)
 
 
 def test_the_check_runs_when_a_base_is_loaded(tmp_path, monkeypatch):
@@ -233,5 +235,5 @@ def test_the_check_runs_when_a_base_is_loaded(tmp_path, monkeypatch):
     monkeypatch.setattr(BaseLM, "to", lossy)
     with pytest.raises(InputError, match="is not what transformers loaded"):
         load_base(folder, "float32", "cpu")
-    monkeypatch.setattr("ctcdraft.base.refuse_changed", lambda base, reference: None)
-    readable.refuse_unfaithful(load_base(folder, "float32", "cpu"))
+    monkeypatch.setattr("ctcdraft.models.loading.refuse_changed", lambda base, reference: None)
+    compatibility.refuse_inexact_tree_attention(load_base(folder, "float32", "cpu"))

@@ -6,9 +6,10 @@ import shutil
 
 import pytest
 
+from ctcdraft.config.cli import REPOSITORY
 from ctcdraft.errors import InputError
-from ctcdraft.evaluation import quoting
-from ctcdraft.quoted import REPOSITORY, TABLES, written_anew
+from studies import readme_quotes
+from studies.readme_tables import TABLES, written_anew
 
 RESULTS = REPOSITORY / "results"
 REPORTS = sorted(RESULTS.rglob("report.json"))
@@ -27,7 +28,7 @@ def copy(tmp_path):
 
 
 def test_every_table_says_what_its_reports_say():
-    """Where it does not, `python -m ctcdraft.quoted` writes it anew."""
+    """Where it does not, `python -m studies.readme_tables` writes it anew."""
     assert [str(file.relative_to(REPOSITORY)) for file in written_anew(REPOSITORY)] == []
 
 
@@ -67,7 +68,7 @@ def test_a_row_less_or_more_is_found(copy):
         assert written_anew(copy) == {file: right}
 
 
-BY_HAND = next(table for table in TABLES if quoting.BY_HAND in table.columns.values())
+BY_HAND = next(table for table in TABLES if readme_quotes.BY_HAND in table.columns.values())
 
 
 def rows_of(text):

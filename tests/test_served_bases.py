@@ -14,14 +14,15 @@ from served_parts import CONTEXT, REFUSED, SERVED, WINDOW, tiny_checkpoint
 from stepwise_parts import stepwise
 from training_parts import HOW
 
-from ctcdraft.base import BaseLM, load_base
-from ctcdraft.corpus.answers import speak
+from ctcdraft.corpus.generation.transformers import speak
 from ctcdraft.decoding.loop import generate
 from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.drafters.draft_model import DraftModel
-from ctcdraft.drafters.grow import Grow
+from ctcdraft.drafters.trees.dynamic import DynamicTree
 from ctcdraft.errors import InputError
-from ctcdraft.nn.sliding import SlidingWindow, last_seen
+from ctcdraft.models.base_model import BaseLM
+from ctcdraft.models.loading import load_base
+from ctcdraft.nn.sliding import SlidingWindow, keep_last_visible
 
 PAGE = Path(__file__).parents[1] / "docs" / "served_bases.md"
 PROMPT = (torch.arange(CONTEXT - 24) * 37) % 250 + 5
@@ -101,7 +102,7 @@ def test_a_window_is_counted_among_what_is_seen():
     least = torch.finfo(torch.float32).min
     mask = torch.tensor([[0, 0, least, 0, 0], [0, least, least, least, 0], [least, least, 0, least, least]])
     seen = [[0, 0, 0, 1, 1], [1, 0, 0, 0, 1], [0, 0, 1, 0, 0]]
-    assert (last_seen(mask, 2) == 0).int().tolist() == seen
+    assert (keep_last_visible(mask, 2) == 0).int().tolist() == seen
 
 
 @pytest.mark.parametrize(("kind", "changes"), SLIDING, ids=["one mask", "a mask for each layer type"])
@@ -117,7 +118,7 @@ def test_sliding_windows_wherever_masks_are_made(tmp_path, kind, changes):
         expected = stock(base, prompt, 12)
         ends = [at + 1 for at, token in enumerate(expected) if token in base.stop_token_ids]
         assert tuple(answer) == expected[: ends[0] if ends else 12]
-    own = DraftModel(base, folder, None, 5, Grow(width=1, words=1)).eval()
+    own = DraftModel(base, folder, None, 5, DynamicTree(width=1, words=1)).eval()
     drafts = generate(base, own, PROMPT, EVERYTHING, frozenset(), 1)
     assert drafts.tokens == truth
     # As its own draft model the base always guesses right: the passes are those of an oracle of the same depth.
@@ -135,7 +136,7 @@ def test_a_window_laid_out_wrongly_is_refused(tmp_path, monkeypatch):
         found = right(config, context_length)
         return SlidingWindow(found.window + 1, found.layer_types)
 
-    monkeypatch.setattr("ctcdraft.base.SlidingWindow.of", longer)
+    monkeypatch.setattr("ctcdraft.models.base_model.SlidingWindow.of", longer)
     with pytest.raises(InputError, match="reads a tree otherwise"):
         load_base(folder, "float32", "cpu")
 

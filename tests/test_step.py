@@ -11,12 +11,11 @@ import torch
 from tiny_models import random_base
 
 from ctcdraft.decoding.kv_cache import KVCache
-from ctcdraft.nn.bodies import AttentionBody
-from ctcdraft.nn.residual import FeedForwardBody, ResidualBody
-from ctcdraft.nn.rotary import Rotary, by_theta, rotate
-from ctcdraft.nn.transformer import BlockShape
+from ctcdraft.nn.bodies import AttentionBody, FeedForwardBody, ResidualBody
+from ctcdraft.nn.rotary import Rotary, apply_rotary, default_frequencies
+from ctcdraft.nn.transformer import BlockConfig
 
-SHAPE = BlockShape.of(random_base().lm.config, 64)
+SHAPE = BlockConfig.of(random_base().lm.config, 64)
 FRAMES, TEXT = 5, 23
 ATTENTION = [
     partial(AttentionBody, root_input=root_input, causal=causal, blocks=blocks)
@@ -59,10 +58,13 @@ def test_steps_over_a_text_are_the_forward_over_it(body, shape):
 
 def test_a_turn_is_a_rotation_by_the_positions_angle():
     """As complex numbers: the left half is real, the right half imaginary."""
-    rotary, x_LE = Rotary(by_theta(6, 100.0), 30), torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
+    rotary, x_LE = (
+        Rotary(default_frequencies(6, 100.0), 30),
+        torch.randn(4, 6, generator=torch.Generator().manual_seed(0)),
+    )
     positions_L = torch.tensor([11, 12, 13, 14])
     angles_LF = positions_L[:, None] * 100.0 ** (-torch.arange(3) / 3)
     turned_LF = torch.complex(x_LE[:, :3], x_LE[:, 3:]) * torch.polar(torch.ones(4, 3), angles_LF)
-    ours_LE = rotate(x_LE, rotary(positions_L))
+    ours_LE = apply_rotary(x_LE, rotary(positions_L))
     torch.testing.assert_close(ours_LE, torch.cat([turned_LF.real, turned_LF.imag], dim=1), rtol=0, atol=1e-5)
-    assert torch.equal(rotate(x_LE, rotary.span(11, 15, x_LE.device)), ours_LE)
+    assert torch.equal(apply_rotary(x_LE, rotary.span(11, 15, x_LE.device)), ours_LE)

@@ -18,7 +18,7 @@ from ctcdraft.corpus.batches import Batches, Rows
 from ctcdraft.decoding.loop import Context, generate
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.autoregressive import Autoregressive
-from ctcdraft.drafters.grow import Grow
+from ctcdraft.drafters.trees.dynamic import DynamicTree
 
 ONE = torch.zeros(1, dtype=torch.int64)
 
@@ -119,11 +119,13 @@ def test_a_branching_tree_is_read_as_the_texts_in_it(kind, tmp_path):
     states = base.hidden_states(tokens[None, :-1], torch.ones(1, 22, dtype=torch.int64))[0]
     context = Context(tokens, states, 30, 30)
     recorder = Recorder(drafter.step_function(context, None))
-    Grow(5, 3)(recorder, context.root, 4, 30, ())
+    DynamicTree(5, 3)(recorder, context.root, 4, 30, ())
     memory = recorder.step_function.release()
     assert len(recorder.found) == 1 + 3 + 5 + 5
     for text, law in recorder.found.items():
-        laws = drafter.step_function(replace(context, new_states_KD=states[:0]) if kind == "draft_model" else context, None)
+        laws = drafter.step_function(
+            replace(context, new_states_KD=states[:0]) if kind == "draft_model" else context, None
+        )
         alone = laws(context.root[None], ONE)
         for word in text:
             alone = laws(torch.tensor([word]), ONE)

@@ -8,7 +8,7 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from ctcdraft.base import BaseLM
+from ctcdraft.models.base_model import BaseLM
 
 WORDS = ["<bos>", "<pad>", "<|user|>", "<|assistant|>", "<|end|>"]
 END = WORDS.index("<|end|>")

@@ -1,6 +1,8 @@
 """From prepared answers to batches. A batch is a function of (corpus, seed, step), so resuming needs no iterator state.
 
 It knows rows and windows; not the drafter, and not the objective beyond how many labels it wants.
+
+Which answers a step takes, and which of them share a row. It knows an order and lengths; no tokens.
 """
 
 from __future__ import annotations
@@ -14,12 +16,57 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from ctcdraft.base import BaseLM
-from ctcdraft.corpus.packing import Filling, Pack, one_a_row
-from ctcdraft.corpus.states import Live, Source, read
+from ctcdraft.batch import Batch
+from ctcdraft.corpus.hidden_states import Live, Source, read
 from ctcdraft.corpus.windows import label_windows, sample_anchors
 from ctcdraft.ctc.alignment import frames_needed
-from ctcdraft.drafters.drafter import Batch
+from ctcdraft.models.base_model import BaseLM
+
+OPEN = 64  # packs that may still be filled: more of them leave less padding, and cost as many comparisons an answer
+
+Pack = list[int]  # answers, by index
+# (the answers in the order of an epoch, all lengths, rows a step) -> the epoch's steps, each a list of rows
+Filling = Callable[[Sequence[int], Sequence[int], int], list[list[Pack]]]
+
+
+def one_a_row(order: Sequence[int], lengths: Sequence[int], rows: int) -> list[list[Pack]]:
+    """Every answer in a row of its own, whole steps only: what is left over comes in another epoch's order."""
+    return [[[index] for index in order[at : at + rows]] for at in range(0, len(order) - rows + 1, rows)]
+
+
+def packed(size: int) -> Filling:
+    """Packs of up to `size` tokens, and every answer exactly once: an epoch's last step may have fewer rows."""
+
+    def fill(order: Sequence[int], lengths: Sequence[int], rows: int) -> list[list[Pack]]:
+        packs = first_fit(order, lengths, size)
+        return [packs[at : at + rows] for at in range(0, len(packs), rows)]
+
+    return fill
+
+
+def first_fit(order: Sequence[int], lengths: Sequence[int], size: int, most_open: int = OPEN) -> list[Pack]:
+    """Each answer into the oldest open pack that has room; where none has, into a new one. Of more than `most_open`
+    the fullest is closed. The order of packs is that in which they were begun. An answer longer than `size` is a
+    pack by itself.
+
+    size 10, answers of 6 5 4 5 tokens   ->   [6 4] [5 5]
+    """
+    packs: list[Pack] = []
+    room: list[tuple[int, Pack]] = []  # of the open ones
+    for index in order:
+        length = lengths[index]
+        at = next((at for at, (left, _) in enumerate(room) if left >= length), None)
+        if at is None:
+            packs.append([index])
+            room.append((size - length, packs[-1]))
+            if len(room) > most_open:
+                room.remove(min(room, key=lambda pack: pack[0]))
+        else:
+            left, pack = room[at]
+            pack.append(index)
+            room[at] = (left - length, pack)
+    return packs
+
 
 ROWS_COUNTED = 64  # at a time, for the plan: row by row a million answers took six minutes
 
@@ -151,7 +198,9 @@ class Batches:
         """The batch; where states are not stored the base reads the text now."""
         states_BLD = for_inference.states_BLD
         if states_BLD is None:
-            states_BLD = self.reading(self.base, for_inference.windows["tokens_BL"], for_inference.windows["position_ids_BL"])
+            states_BLD = self.reading(
+                self.base, for_inference.windows["tokens_BL"], for_inference.windows["position_ids_BL"]
+            )
         return Batch(states_BLD=states_BLD, **for_inference.windows)
 
     def plan(self) -> str:

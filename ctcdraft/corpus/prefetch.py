@@ -6,9 +6,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 
+from ctcdraft.batch import Batch
 from ctcdraft.corpus.batches import Batches, Ready
-from ctcdraft.corpus.states import States
-from ctcdraft.drafters.drafter import Batch
+from ctcdraft.corpus.hidden_states import States
 
 
 class Prefetched:

@@ -16,18 +16,16 @@ from typing import Any
 
 from tqdm import tqdm
 
-from ctcdraft.base import BaseLM
-from ctcdraft.corpus import parts
-from ctcdraft.corpus.conversations import Corpus
+from ctcdraft.corpus import part_files
 from ctcdraft.corpus.default_folder import other_files
-from ctcdraft.corpus.parts import Line, Manifest, checksum
-from ctcdraft.corpus.plan import Plan
-from ctcdraft.corpus.questions import Answers, Dialogue, batches
-from ctcdraft.corpus.rows import HeldRows, Row
-from ctcdraft.corpus.turns import Interview
-from ctcdraft.corpus.writing import writing
+from ctcdraft.corpus.generation.requests import Answers, Dialogue, Interview, batches
+from ctcdraft.corpus.part_files import Line, Manifest, checksum, writing
+from ctcdraft.corpus.token_store import HeldRows, Row
+from ctcdraft.corpus.types import Corpus
+from ctcdraft.distributed import Shard
 from ctcdraft.errors import InputError
-from ctcdraft.shard import Shard
+from ctcdraft.models.base_model import BaseLM
+from ctcdraft.planning.corpus import Plan
 
 WHOLE = Shard(1, 1)
 COUNTED = ("answers", "tokens", "answer_tokens", "ended", "cut_prompts", "reencoded", "dropped")
@@ -66,16 +64,16 @@ def prepare(
     siblings' included, completes the manifest. So shards on machines without a disk in common are merged by
     laying their parts into one folder and running once more.
     """
-    there = parts.read_manifest(out)
+    there = part_files.read_manifest(out)
     if there is not None and there["complete"] and is_whole(out, there):
         # No lock: trainings that start side by side read one corpus, perhaps on a disk they may not write to.
         return begin(base, corpus, answers, out, settings, planned)
     with writing(out, shard):
-        if shard == WHOLE and not parts.part_files(out):
-            parts.discard(out)  # begun, perhaps otherwise, by someone who got nowhere
+        if shard == WHOLE and not part_files.part_files(out):
+            part_files.discard(out)  # begun, perhaps otherwise, by someone who got nowhere
         manifest = begin(base, corpus, answers, out, settings, planned)
         if planned is not None:
-            parts.write_plan(out, planned.measured)
+            part_files.write_plan(out, planned.measured)
         known: dict[str, str] = manifest.get("parts", {})
         asked = batches(base.tokenizer, corpus.prompts, answers)
         found: dict[int, Part] = {}
@@ -84,19 +82,19 @@ def prepare(
         # smoothing=0 is answers/s over the whole run: the longest come first, so it only gets faster.
         with tqdm(total=turns(asked, mine), unit=" answers", desc="answering", smoothing=0) as bar:
             for number in mine:
-                file, batch = parts.part(out, number), asked[number]
-                lines = parts.finished(file, batch, known.get(file.name))
+                file, batch = part_files.part(out, number), asked[number]
+                lines = part_files.finished(file, batch, known.get(file.name))
                 if lines is None:
                     lines = interview(batch)
-                    parts.write_part(file, lines)
+                    part_files.write_part(file, lines)
                 else:
                     bar.initial += len(lines)  # answers/s is about this run
                 found[number] = Part(checksum(file), tally(lines))
                 bar.update(len(lines))
         for number in range(len(asked)):
             if number not in found:
-                file = parts.part(out, number)
-                lines = parts.finished(file, asked[number], known.get(file.name))
+                file = part_files.part(out, number)
+                lines = part_files.finished(file, asked[number], known.get(file.name))
                 if lines is None:
                     return manifest  # a sibling is at work on it, or will be
                 found[number] = Part(checksum(file), tally(lines))
@@ -130,12 +128,12 @@ def begin(
     """The manifest of the corpus in `out`, begun now or earlier; refuses one that was made otherwise."""
     wanted = begun_with(base, corpus, answers) | {"settings": settings}
     if planned is not None:
-        wanted["plan"] = planned.figures | {"measured": parts.PLAN}
-    there = parts.read_manifest(out)
+        wanted["plan"] = planned.figures | {"measured": part_files.PLAN}
+    there = part_files.read_manifest(out)
     if there is None:
-        if parts.part_files(out):
+        if part_files.part_files(out):
             raise InputError(f"{out} holds parts without manifest.json; choose another out= or add overwrite=true")
-        parts.write_manifest(out, wanted)
+        part_files.write_manifest(out, wanted)
         return wanted
     refuse_other_base(there, wanted["base"], out)
     made_with = changes(there, wanted)
@@ -162,7 +160,7 @@ def begun_with(base: BaseLM, corpus: Corpus, answers: Answers) -> Manifest:
 
 def differences(base: BaseLM, corpus: Corpus, answers: Answers, out: Path) -> list[str]:
     """What the corpus in `out`, of this base, was made with that is asked for otherwise now."""
-    there = parts.read_manifest(out)
+    there = part_files.read_manifest(out)
     if there is None:
         return []
     refuse_other_base(there, base.fingerprint(), out)
@@ -193,15 +191,15 @@ def complete(out: Path, manifest: Manifest, made: Sequence[Part], prompts: int) 
             "ended_share": counts["ended"] / max(1, counts["answers"]),
         },
         "hash": hashlib.sha256("".join(one.checksum for one in made).encode()).hexdigest()[:16],
-        "parts": {parts.part(out, number).name: one.checksum for number, one in enumerate(made)},
+        "parts": {part_files.part(out, number).name: one.checksum for number, one in enumerate(made)},
     }
-    parts.write_manifest(out, whole)
+    part_files.write_manifest(out, whole)
     return whole
 
 
 def is_complete(path: Path) -> bool:
     """Whether `path` holds a corpus that was prepared to its end; `read` checks that it is still whole."""
-    manifest = parts.read_manifest(path)
+    manifest = part_files.read_manifest(path)
     return manifest is not None and manifest["complete"]
 
 
@@ -214,7 +212,7 @@ def is_whole(out: Path, manifest: Manifest) -> bool:
 
 def read(path: Path, fingerprint: dict[str, Any]) -> Prepared:
     """The whole corpus, or one sentence on why not: absent, incomplete, damaged, or made for another base."""
-    manifest = parts.read_manifest(path)
+    manifest = part_files.read_manifest(path)
     if manifest is None:
         raise InputError(f"no prepared corpus at {path}; make one with data/prepare.py out={path}")
     if not manifest["complete"]:
@@ -226,7 +224,7 @@ def read(path: Path, fingerprint: dict[str, Any]) -> Prepared:
 def answered(path: Path, manifest: Manifest) -> Iterator[Line]:
     """The lines of all parts that hold an answer; one part is in memory at a time."""
     for name, expected in manifest["parts"].items():
-        lines = parts.read_part(path / name)
+        lines = part_files.read_part(path / name)
         if lines is None or checksum(path / name) != expected:
             raise InputError(f"{path / name} is missing or damaged; run data/prepare.py again to redo it")
         yield from (line for line in lines if "dropped" not in line)

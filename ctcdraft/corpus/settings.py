@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ctcdraft.distributed import Shard
 from ctcdraft.errors import whole
-from ctcdraft.shard import Shard
 
 
 def refuse_impossible(config: Any) -> None:

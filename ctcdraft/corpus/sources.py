@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from ctcdraft.corpus.cleaning import Cleaning
-from ctcdraft.corpus.conversations import USER, Conversation, Corpus, Prompt, folded, name_of
-from ctcdraft.corpus.leakage import Leakage
-from ctcdraft.corpus.records import Paths, Record, column, hub_records, records
+from ctcdraft.corpus.decontamination import Leakage
+from ctcdraft.corpus.filters import Cleaning
+from ctcdraft.corpus.readers import Paths, Record, column, hub_records, records
+from ctcdraft.corpus.types import USER, Conversation, Corpus, Prompt, folded, name_of
 from ctcdraft.errors import InputError
 
 EARLIER = "in an earlier part"  # of a corpus of several: the reason under which the account has a prompt dropped

@@ -12,25 +12,25 @@ from operator import mul
 
 from torch import Tensor
 
-from ctcdraft.ctc.prefix import check_blank
+from ctcdraft.ctc.prefix_search import check_blank
 
 # The ranking's precision: masses that agree in 29 significant bits count as equal, as in `prefix.py`.
-HIGH_BITS = 2.0**24 + 1
-SLACK = 1 + 1e-8  # more than that rounding, so that a bound cuts nothing that could still tie
+VELTKAMP_FACTOR = 2.0**24 + 1
+TIE_TOLERANCE = 1 + 1e-8  # more than that rounding, so that a bound cuts nothing that could still tie
 
-Masses = Sequence[float]  # one a frame
+FrameMasses = Sequence[float]  # one a frame
 
 
 @dataclass(frozen=True, slots=True)
-class Prefix:
+class PrefixNode:
     """A text, and how probable it is that the frames before t collapse to just it, for every t.
 
     blanked_T: the last of them is a blank, or there is none. either_T: that, or its own word. room: its probability
     as a prefix. place: compares as its place in line among equally long ones; number: of the node, -1 for no text.
     """
 
-    ends_in_blank_T: Masses
-    any_ending_T: Masses
+    ends_in_blank_T: FrameMasses
+    any_ending_T: FrameMasses
     token: int | None
     max_mass: float
     rank_key: tuple
@@ -54,7 +54,7 @@ def best_first_search(
                                                   b 5/16   a b 1/8      b
                                                   a b 1/8  b a 1/8      a b
     """
-    probs = word_probabilities(log_probs_TC, blank, words_per_frame)
+    probs = token_probabilities(log_probs_TC, blank, words_per_frame)
     blank_T = probs.pop(blank)
     by_total_mass = sorted(((sum(probs_T), token, probs_T) for token, probs_T in probs.items()), reverse=True)
     frames = len(blank_T)
@@ -66,30 +66,38 @@ def best_first_search(
     silence_T = [1.0]
     for p in blank_T[:-1]:
         silence_T.append(silence_T[-1] * p)
-    parent = Prefix(silence_T, silence_T, None, 1.0, (), -1)
+    parent = PrefixNode(silence_T, silence_T, None, 1.0, (), -1)
     level = 1
     while nodes > 0 and depth > 0:
         if level <= depth and parent.token not in stop_words:
             for total, token, probs_T in by_total_mass:
-                if total * parent.max_mass * SLACK < best_masses[0]:
+                if total * parent.max_mass * TIE_TOLERANCE < best_masses[0]:
                     break  # a frame begins a word only behind the parent: its room times what all frames give the word
                 opens_T = parent.ends_in_blank_T if token == parent.token else parent.any_ending_T
                 # Rounding must not lift a child above its parent: it would come first.
                 mass = min(sum(map(mul, opens_T, probs_T)), parent.max_mass)
-                if mass > 0 and mass * SLACK >= best_masses[0]:
+                if mass > 0 and mass * TIE_TOLERANCE >= best_masses[0]:
                     heapq.heappushpop(best_masses, mass)
-                    heapq.heappush(queue, (-rounded(mass), level, parent.rank_key, token, mass, parent))
+                    heapq.heappush(queue, (-round_mantissa(mass), level, parent.rank_key, token, mass, parent))
         if not queue or len(tokens) == nodes:
             break
         rank, level, place, token, mass, above = heapq.heappop(queue)
-        parent = say(above, token, probs[token], blank_T, mass, (rank, place, token), len(tokens))
+        parent = extend_prefix(above, token, probs[token], blank_T, mass, (rank, place, token), len(tokens))
         tokens.append(token)
         parents.append(above.number)
         level += 1
     return tokens, parents
 
 
-def say(parent: Prefix, token: int, probs_T: Masses, blank_T: Masses, mass: float, rank_key: tuple, number: int) -> Prefix:
+def extend_prefix(
+    parent: PrefixNode,
+    token: int,
+    probs_T: FrameMasses,
+    blank_T: FrameMasses,
+    mass: float,
+    rank_key: tuple,
+    number: int,
+) -> PrefixNode:
     """The text with one word more: a frame begins the word, frames hold it, blanks follow."""
     ends_in_blank, ends_in_label = 0.0, 0.0
     blanked_T, either_T = [], []
@@ -98,10 +106,10 @@ def say(parent: Prefix, token: int, probs_T: Masses, blank_T: Masses, mass: floa
         blanked_T.append(ends_in_blank)
         either_T.append(ends_in_blank + ends_in_label)
         ends_in_blank, ends_in_label = (ends_in_blank + ends_in_label) * silent, (opens + ends_in_label) * p
-    return Prefix(blanked_T, either_T, token, mass, rank_key, number)
+    return PrefixNode(blanked_T, either_T, token, mass, rank_key, number)
 
 
-def word_probabilities(log_probs_TC: Tensor, blank: int, words_per_frame: int) -> dict[int, list[float]]:
+def token_probabilities(log_probs_TC: Tensor, blank: int, words_per_frame: int) -> dict[int, list[float]]:
     """probs_T, float64, of every frame's best words and of the blank: two transfers, whatever the number of frames."""
     check_blank(log_probs_TC, blank)
     size = min(words_per_frame + 1, log_probs_TC.shape[1])  # one more than asked for, in the blank's place
@@ -113,7 +121,7 @@ def word_probabilities(log_probs_TC: Tensor, blank: int, words_per_frame: int) -
     return dict(zip(classes, columns, strict=True))
 
 
-def rounded(mass: float) -> float:
+def round_mantissa(mass: float) -> float:
     """The 29 leading bits, by what is lost in a sum (Veltkamp 1968)."""
-    high = mass * HIGH_BITS
+    high = mass * VELTKAMP_FACTOR
     return high - (high - mass)

@@ -26,7 +26,7 @@ class CTCLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits_XTC: Tensor, labels_XS: Tensor, lengths_X: Tensor, blank: int) -> Tensor:
-        ctx.exponentials_XTC, total_XT1, most_XT1 = exponentials(logits_XTC)
+        ctx.exponentials_XTC, total_XT1, most_XT1 = stable_exponentials(logits_XTC)
         at_XTS = labels_XS.clamp(min=0)[:, None].expand(-1, logits_XTC.shape[1], -1)
         normaliser_XT1 = total_XT1.log() + most_XT1
         label_XTS = (logits_XTC.gather(-1, at_XTS) - normaliser_XT1).requires_grad_()
@@ -45,7 +45,7 @@ class CTCLoss(torch.autograd.Function):
         logits_XTC, total_XT1, at_XTS, possible_X, label_XTS, blank_XT = ctx.saved_tensors
         moved_XTC, ctx.exponentials_XTC = ctx.exponentials_XTC, None
         if moved_XTC is None:
-            moved_XTC = exponentials(logits_XTC)[0]
+            moved_XTC = stable_exponentials(logits_XTC)[0]
         loss_X11 = loss_X.where(possible_X, 0)[:, None, None]
         moved_XTC *= loss_X11 / total_XT1
         moved_XTC.scatter_add_(-1, at_XTS, -loss_X11 * label_XTS)
@@ -53,7 +53,7 @@ class CTCLoss(torch.autograd.Function):
         return moved_XTC, None, None, None
 
 
-def exponentials(logits_XTC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def stable_exponentials(logits_XTC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """exp(logit - the frame's greatest) [X, T, C], its sum over the classes and that greatest logit, both [X, T, 1]."""
     made_XTC = torch.empty_like(logits_XTC)
     most_XT1 = logits_XTC.new_empty(*logits_XTC.shape[:2], 1)

@@ -8,7 +8,7 @@ from typing import Any
 import transformers
 from torch import Tensor
 
-BUCKET = 256  # rows are allocated in steps of this many, so that a growing text seldom reallocates
+ALLOCATION_STEP = 256  # rows are allocated in steps of this many, so that a growing text seldom reallocates
 
 
 class KVCache(transformers.Cache):
@@ -21,7 +21,7 @@ class KVCache(transformers.Cache):
     def __init__(self, layers: int, capacity: int, zeroed: bool = False) -> None:
         super().__init__(layers=[])
         self._zero_filled = zeroed  # rows that are masked are still added up: they must not be NaN
-        self.capacity = -(-capacity // BUCKET) * BUCKET
+        self.capacity = -(-capacity // ALLOCATION_STEP) * ALLOCATION_STEP
         self._rows = [0] * layers  # written, per layer: all are equal once a read is over
         self._keys: Any = None  # allocated at the first update, which knows heads, width and dtype
         self._values: Any = None
@@ -58,9 +58,9 @@ class KVCache(transformers.Cache):
         self._views = list(zip(*new, *seen, strict=True))
         self._span = (start, end)
 
-    def static_view(self, rows_N: Tensor) -> Written:
+    def static_view(self, rows_N: Tensor) -> StaticCacheView:
         """This cache for one read that goes to these rows, which the device knows and the host need not."""
-        return Written(self._layers, rows_N)
+        return StaticCacheView(self._layers, rows_N)
 
     @property
     def buffers(self) -> tuple[Any, Any]:
@@ -100,7 +100,9 @@ class KVCache(transformers.Cache):
 
     def batch_select(self, indices_B: Tensor) -> None:
         """Of a batch of sequences keep these, in this order. Decoding has no batch; answering a corpus has."""
-        self._set_buffers(self._select_sequences(self._keys, indices_B), self._select_sequences(self._values, indices_B))
+        self._set_buffers(
+            self._select_sequences(self._keys, indices_B), self._select_sequences(self._values, indices_B)
+        )
 
     def _select_sequences(self, buffer: Any, indices_B: Tensor) -> Tensor:
         selected = buffer.new_empty(buffer.shape[0], len(indices_B), *buffer.shape[2:])
@@ -109,7 +111,7 @@ class KVCache(transformers.Cache):
 
     def _reserve(self, rows: int, keys: Tensor, values: Tensor) -> None:
         """Allocate the buffers, or grow them; rows already held stay."""
-        self.capacity = max(self.capacity, -(-rows // BUCKET) * BUCKET)
+        self.capacity = max(self.capacity, -(-rows // ALLOCATION_STEP) * ALLOCATION_STEP)
         self._set_buffers(self._enlarge(self._keys, keys), self._enlarge(self._values, values))
 
     def _set_buffers(self, keys: Tensor, values: Tensor) -> None:
@@ -147,7 +149,7 @@ class KVCache(transformers.Cache):
         return self._rows[layer_idx]
 
 
-class Written(transformers.Cache):
+class StaticCacheView(transformers.Cache):
     """What stock modelling code is given where a read's rows are written to places that the device knows, and all rows
     of the buffers are seen. It holds tensors alone: a compiler can follow it whatever the text's length is."""
 

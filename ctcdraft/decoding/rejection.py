@@ -14,13 +14,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ctcdraft.decoding.sampling import Noise
-from ctcdraft.decoding.tree import STOP, TokenTree, Verdict
-from ctcdraft.decoding.verify import match, path_to
+from ctcdraft.decoding.sampling import GumbelNoise
+from ctcdraft.decoding.tree import NO_TOKEN, TokenTree, VerifyResult
+from ctcdraft.decoding.verification import match, path_to
 
 # (the base's law_NV, the draft's law_NV, the words_NK drawn at each place in order: STOP for none, -1 in free slots;
 # coins_NK) -> the draw_N that stands, -1 for none, and the law_NV of the base's own word if none does
-Rule = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+AcceptanceRule = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -32,32 +32,38 @@ class Rejection:
     a one-hot law needs no coins.
     """
 
-    rule: Rule
+    rule: AcceptanceRule
 
-    def __call__(self, tree: TokenTree, log_probs_NV: Tensor, noise: Noise | None, root_position: int) -> Verdict:
+    def __call__(
+        self, tree: TokenTree, log_probs_NV: Tensor, noise: GumbelNoise | None, root_position: int
+    ) -> VerifyResult:
         if noise is None or tree.draft_probs_NV is None:
             return match(tree, log_probs_NV, noise, root_position)
-        draws_NK = draws_of(tree)
+        draws_NK = sampling_order(tree)
         tokens_NK = torch.where(draws_NK >= 0, tree.tokens_N[draws_NK.clamp(min=0)], draws_NK)
         positions_N = root_position + 1 + tree.depths_N
         uniform_NK = noise.uniform(positions_N, draws_NK.shape[1], after=log_probs_NV.shape[-1])
-        accepted_draw_N, residual_NV = self.rule(log_probs_NV.double().exp(), tree.draft_probs_NV.double(), tokens_NK, uniform_NK)
+        accepted_draw_N, residual_NV = self.rule(
+            log_probs_NV.double().exp(), tree.draft_probs_NV.double(), tokens_NK, uniform_NK
+        )
 
-        chosen_N = torch.where(accepted_draw_N >= 0, draws_NK.gather(1, accepted_draw_N.clamp(min=0)[:, None])[:, 0], -1)
+        chosen_N = torch.where(
+            accepted_draw_N >= 0, draws_NK.gather(1, accepted_draw_N.clamp(min=0)[:, None])[:, 0], -1
+        )
         here_N = chosen_N[tree.parents_N] == torch.arange(len(tree), device=chosen_N.device)
         here_N[0] = True
         accepted_N = (here_N | ~tree.ancestors_NN).all(dim=1)
         last = (tree.depths_N * accepted_N).argmax()
         gumbel_V = noise.gumbel(positions_N[last][None], log_probs_NV.shape[-1])[0]
-        return Verdict(path_to(tree, last), tree.depths_N[last] + 1, (residual_NV[last].log() + gumbel_V).argmax())
+        return VerifyResult(path_to(tree, last), tree.depths_N[last] + 1, (residual_NV[last].log() + gumbel_V).argmax())
 
 
-def draws_of(tree: TokenTree) -> Tensor:
+def sampling_order(tree: TokenTree) -> Tensor:
     """The tree's draws_NK; where it has none, one draw a node: its child, or STOP for a law without a child."""
     if tree.sampled_nodes_NK is not None:
         return tree.sampled_nodes_NK
     assert tree.draft_probs_NV is not None
-    draws_N1 = torch.where(tree.draft_probs_NV.sum(-1, keepdim=True) > 0, STOP, -1)
+    draws_N1 = torch.where(tree.draft_probs_NV.sum(-1, keepdim=True) > 0, NO_TOKEN, -1)
     nodes = torch.arange(1, len(tree), device=draws_N1.device)
     return draws_N1.scatter(0, tree.parents_N[1:, None], nodes[:, None])
 
@@ -79,7 +85,7 @@ def multi_round(p_NV: Tensor, q_NV: Tensor, tokens_NK: Tensor, uniform_NK: Tenso
         open_N = accepted_draw_N < 0
         accepted_draw_N = torch.where(open_N & accepts_N & (tokens_N >= 0), number, accepted_draw_N)
         refused_N = (accepted_draw_N < 0) & (tokens_N != -1)
-        p_NV = torch.where(refused_N[:, None], remainder(p_NV, p_NV - q_NV), p_NV)
+        p_NV = torch.where(refused_N[:, None], residual_distribution(p_NV, p_NV - q_NV), p_NV)
     return accepted_draw_N, p_NV
 
 
@@ -101,7 +107,7 @@ def k_sequential(p_NV: Tensor, q_NV: Tensor, tokens_NK: Tensor, uniform_NK: Tens
     accepts_NK = (uniform_NK * rho_N1 * q_NV.gather(1, index_NK) < p_NV.gather(1, index_NK)) & (tokens_NK >= 0)
     accepted_draw_N = torch.where(accepts_NK.any(1), accepts_NK.int().argmax(1), -1)
     share_N1 = torch.where(b_N1 > 0, (1 - (1 - b_N1) ** k_N1) / b_N1, 0.0)
-    return accepted_draw_N, remainder(p_NV, p_NV - common_NV * share_N1)
+    return accepted_draw_N, residual_distribution(p_NV, p_NV - common_NV * share_N1)
 
 
 def smallest_rho(p_NV: Tensor, q_NV: Tensor, k_N1: Tensor, samples_drafts: int, halvings: int = 20) -> Tensor:
@@ -112,20 +118,20 @@ def smallest_rho(p_NV: Tensor, q_NV: Tensor, k_N1: Tensor, samples_drafts: int, 
     """
     low_N1 = torch.ones_like(p_NV[:, :1])
     high_N1 = k_N1.clamp(min=1).to(p_NV.dtype)
-    holds_at_1 = enough(p_NV, q_NV, k_N1, low_N1)
+    holds_at_1 = satisfies_rho(p_NV, q_NV, k_N1, low_N1)
     for _ in range(halvings if samples_drafts > 1 else 0):
         middle_N1 = (low_N1 + high_N1) / 2
-        enough_N1 = enough(p_NV, q_NV, k_N1, middle_N1)
+        enough_N1 = satisfies_rho(p_NV, q_NV, k_N1, middle_N1)
         low_N1, high_N1 = torch.where(enough_N1, low_N1, middle_N1), torch.where(enough_N1, middle_N1, high_N1)
     return torch.where(holds_at_1, 1.0, high_N1)
 
 
-def enough(p_NV: Tensor, q_NV: Tensor, k_N1: Tensor, rho_N1: Tensor) -> Tensor:
+def satisfies_rho(p_NV: Tensor, q_NV: Tensor, k_N1: Tensor, rho_N1: Tensor) -> Tensor:
     b_N1 = torch.minimum(q_NV, p_NV / rho_N1).sum(1, keepdim=True).clamp(max=1.0)
     return 1 - (1 - b_N1) ** k_N1 <= rho_N1 * b_N1
 
 
-def remainder(p_NV: Tensor, left_NV: Tensor) -> Tensor:
+def residual_distribution(p_NV: Tensor, left_NV: Tensor) -> Tensor:
     """What is left of p, as a law; p itself where rounding leaves nothing, which no draw then asks for."""
     left_NV = left_NV.clamp(min=0)
     total_N1 = left_NV.sum(1, keepdim=True)

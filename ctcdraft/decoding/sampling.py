@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 # SplitMix64 (Steele, Lea, Flood 2014): its increment and the two multipliers of its finaliser, as signed words.
-GOLDEN = 0x9E3779B97F4A7C15 - 2**64
-FIRST = 0xBF58476D1CE4E5B9 - 2**64
-SECOND = 0x94D049BB133111EB - 2**64
+SPLITMIX_INCREMENT = 0x9E3779B97F4A7C15 - 2**64
+SPLITMIX_MULTIPLIER_1 = 0xBF58476D1CE4E5B9 - 2**64
+SPLITMIX_MULTIPLIER_2 = 0x94D049BB133111EB - 2**64
 
 
 def warp(logits_NV: Tensor, temperature: float, top_k: int = 0, top_p: float = 1.0) -> Tensor:
@@ -27,16 +27,16 @@ def warp(logits_NV: Tensor, temperature: float, top_k: int = 0, top_p: float = 1
         least_N1 = scores_NV.topk(top_k, dim=-1).values[..., -1:]
         scores_NV = scores_NV.masked_fill(scores_NV < least_N1, -torch.inf)
     if top_p < 1.0:
-        scores_NV = keep_nucleus(scores_NV, top_p)
+        scores_NV = top_p_filter(scores_NV, top_p)
     return scores_NV.log_softmax(dim=-1)
 
 
-def plain(logits_NV: Tensor) -> Tensor:
+def unwarped_log_probs(logits_NV: Tensor) -> Tensor:
     """The law of logits as they are: temperature 1, every word."""
     return warp(logits_NV, 1.0)
 
 
-def keep_nucleus(scores_NV: Tensor, top_p: float) -> Tensor:
+def top_p_filter(scores_NV: Tensor, top_p: float) -> Tensor:
     """The fewest words whose probabilities reach top_p; the most probable one always stays."""
     sorted_NV, order_NV = scores_NV.sort(dim=-1, descending=True)
     probs_NV = sorted_NV.softmax(dim=-1)
@@ -46,7 +46,7 @@ def keep_nucleus(scores_NV: Tensor, top_p: float) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Noise:
+class GumbelNoise:
     """Random numbers that depend on (seed, absolute position, word) and on nothing else.
 
     Autoregression and every drafter therefore draw the same word wherever they ask for the same position of
@@ -65,21 +65,21 @@ class Noise:
 
         after: how many to leave out. With after=V they are coins that no word's noise is made of.
         """
-        key = scramble(torch.tensor(self.seed * 2 + 1, dtype=torch.int64, device=positions_N.device))
-        keys_N1 = scramble(positions_N.to(torch.int64) + key)[:, None]
-        counters_V = torch.arange(after + 1, after + count + 1, device=positions_N.device) * GOLDEN
-        bits_NV = scramble(keys_N1 + counters_V)
+        key = splitmix64_finalise(torch.tensor(self.seed * 2 + 1, dtype=torch.int64, device=positions_N.device))
+        keys_N1 = splitmix64_finalise(positions_N.to(torch.int64) + key)[:, None]
+        counters_V = torch.arange(after + 1, after + count + 1, device=positions_N.device) * SPLITMIX_INCREMENT
+        bits_NV = splitmix64_finalise(keys_N1 + counters_V)
         # 52 bits and a half: with 53 the largest would round to 1.
-        return shifted(bits_NV, 12).double().add_(0.5).mul_(2.0**-52)
+        return logical_shift_right(bits_NV, 12).double().add_(0.5).mul_(2.0**-52)
 
 
-def scramble(x: Tensor) -> Tensor:
+def splitmix64_finalise(x: Tensor) -> Tensor:
     """The finaliser of SplitMix64 on int64 words, elementwise; products wrap around as intended."""
-    x = (x ^ shifted(x, 30)) * FIRST
-    x = (x ^ shifted(x, 27)) * SECOND
-    return x ^ shifted(x, 31)
+    x = (x ^ logical_shift_right(x, 30)) * SPLITMIX_MULTIPLIER_1
+    x = (x ^ logical_shift_right(x, 27)) * SPLITMIX_MULTIPLIER_2
+    return x ^ logical_shift_right(x, 31)
 
 
-def shifted(x: Tensor, bits: int) -> Tensor:
+def logical_shift_right(x: Tensor, bits: int) -> Tensor:
     """Logical shift right; torch's own is arithmetic and would smear the sign."""
     return (x >> bits) & (2 ** (64 - bits) - 1)

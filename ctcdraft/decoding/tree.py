@@ -10,7 +10,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-STOP = -2  # among a node's draws: the draft chose to say nothing more
+NO_TOKEN = -2  # among a node's draws: the draft chose to say nothing more
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class TokenTree:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class VerifyResult:
     """What the base made of a tree: the accepted nodes, root first, and the word it adds itself.
 
     path_K has the fixed size height + 1, with -1 in free slots; length (a scalar tensor) says how many are
@@ -125,7 +125,7 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Commit:
+class AcceptedPath:
     """A verdict on the host: exact sizes, ready to be acted upon.
 
     path_K: accepted nodes, on the device. tokens: the new words, bonus last; tokens_K: the same, on the device.
@@ -140,10 +140,12 @@ class Commit:
     drafted: int
 
     @classmethod
-    def of(cls, tree: TokenTree, verdict: Verdict) -> Self:
+    def of(cls, tree: TokenTree, verdict: VerifyResult) -> Self:
         """The one transfer to the host of a pass."""
         if tree.height == 0:
-            return cls(verdict.path_K, (int(verdict.bonus),), verdict.bonus.reshape(1), has_rejected_child=False, drafted=0)
+            return cls(
+                verdict.path_K, (int(verdict.bonus),), verdict.bonus.reshape(1), has_rejected_child=False, drafted=0
+            )
         path_tokens_K = tree.tokens_N[verdict.path_K.clamp(min=0)]
         last = verdict.path_K[verdict.length - 1]
         is_open = (tree.parents_N == last).any()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ctcdraft.base import BaseLM
 from ctcdraft.decoding.loop import Context
 from ctcdraft.decoding.tree import TokenTree
+from ctcdraft.models.base_model import BaseLM
 
 
 class Autoregressive:

@@ -14,7 +14,7 @@ from ctcdraft.decoding.loop import Context
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.errors import whole
 
-DEEPEST = 12  # words of a junk path
+MAX_RANDOM_DEPTH = 12  # words of a junk path
 
 
 class Oracle:
@@ -38,7 +38,7 @@ class Oracle:
         return TokenTree.chain(context.root, text_L[here : here + min(self.depth, context.depth)]), None
 
 
-class Junk:
+class RandomDrafter:
     """Random words in random trees of `size` paths: a function of the place in the text alone, so that it guesses the
     same whenever it is asked, and its small trees are the beginnings of its large ones."""
 
@@ -51,12 +51,12 @@ class Junk:
     def draft(self, context: Context, memory: None, rng: torch.Generator) -> tuple[TokenTree, None]:
         device, depth = context.tokens_L.device, max(context.depth, 0)
         own = torch.Generator(device).manual_seed(len(context.tokens_L))
-        paths_PK = torch.randint(self.words, (self.size, DEEPEST), generator=own, device=device)
-        lengths_P = torch.randint(DEEPEST + 1, (self.size,), generator=own, device=device).clamp(max=depth)
+        paths_PK = torch.randint(self.words, (self.size, MAX_RANDOM_DEPTH), generator=own, device=device)
+        lengths_P = torch.randint(MAX_RANDOM_DEPTH + 1, (self.size,), generator=own, device=device).clamp(max=depth)
         return TokenTree.from_paths(context.root, paths_PK[:, : max(depth, 1)], lengths_P, limit=context.nodes), None
 
 
-def tell(drafter: Any, text_L: Tensor) -> None:
+def give_oracle_text(drafter: Any, text_L: Tensor) -> None:
     """A drafter that wants to hear the text beforehand, hears it."""
     if isinstance(drafter, Oracle):
         drafter.set_text(text_L)

@@ -14,23 +14,24 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from ctcdraft.base import BaseLM, load_base
+from ctcdraft.batch import Batch
 from ctcdraft.decoding.kv_cache import KVCache
 from ctcdraft.decoding.loop import Context
 from ctcdraft.decoding.tree import TokenTree
-from ctcdraft.drafters.drafter import Batch
-from ctcdraft.drafters.grow import Growth
-from ctcdraft.drafters.stepwise import Stepwise, deepen
+from ctcdraft.drafters.sequential import SequentialDrafter, extend_visibility
+from ctcdraft.drafters.trees.dynamic import TreeBuilder
 from ctcdraft.errors import InputError, whole
-from ctcdraft.fetching import fetched
-from ctcdraft.files import readable
-from ctcdraft.fingerprints import tokenizer_hash
-from ctcdraft.nn.packs import follow
-from ctcdraft.nn.words import WordEmissions, WordHead
+from ctcdraft.io import readable
+from ctcdraft.models.base_model import BaseLM
+from ctcdraft.models.checkpoints import load_pretrained
+from ctcdraft.models.fingerprint import tokenizer_hash
+from ctcdraft.models.loading import load_base
+from ctcdraft.nn.heads import TokenEmissions, TokenHead
+from ctcdraft.nn.packing import gather_following
 
 
 @dataclass(frozen=True)
-class Reading:
+class DraftModelMemory:
     """What the small model has read: the words and their keys and values."""
 
     tokens_L: Tensor
@@ -42,7 +43,7 @@ class Reading:
         return int((self.tokens_L[:size] == tokens_L[:size]).cumprod(dim=0).sum())
 
 
-class DraftModel(Stepwise):
+class DraftModel(SequentialDrafter):
     """path: a Hugging Face folder or hub id with the base's tokenizer. Off the shelf it drafts as it is.
 
     Trained (train.py drafter=draft_model objective=distill) it learns to say what the base says, as DistillSpec
@@ -52,14 +53,14 @@ class DraftModel(Stepwise):
     usable_untrained = True
     uses_hidden_states = False
 
-    def __init__(self, base: BaseLM, path: str | None, lora_rank: int | None, frames: int, growth: Growth) -> None:
+    def __init__(self, base: BaseLM, path: str | None, lora_rank: int | None, frames: int, growth: TreeBuilder) -> None:
         super().__init__(frames, growth, base.stop_token_ids)
         if path is None:
             raise InputError("no draft model: give a Hugging Face folder with the base's tokenizer as drafter.path=")
         self.lm = load_draft_model(path, base)
         self.vocabulary = base.vocabulary
-        self.teacher = WordHead(base.head)
-        self.head = WordHead(self.lm.head)
+        self.teacher = TokenHead(base.head)
+        self.head = TokenHead(self.lm.head)
         self.initialised = f"from {self.lm.name}"
         if lora_rank is None:
             self.lm.lm.requires_grad_(True)
@@ -73,7 +74,7 @@ class DraftModel(Stepwise):
         self.lm.eval()
         return self
 
-    def forward(self, batch: Batch) -> WordEmissions:
+    def forward(self, batch: Batch) -> TokenEmissions:
         tokens_BL = batch.tokens_BL
         longest = int(batch.position_ids_BL.max()) + 1
         if longest > self.lm.context_length:
@@ -83,28 +84,32 @@ class DraftModel(Stepwise):
             )
         # The root enters as the drafter is told it; in a real batch it is the text's own.
         tokens_BL = tokens_BL.scatter(1, (batch.anchors_BA + 1).clamp(max=tokens_BL.shape[1] - 1), batch.roots_BA)
-        output = self.lm.lm.base_model(input_ids=tokens_BL, use_cache=False, **self.lm.packed_inputs(batch.position_ids_BL))
-        states_BATD = follow(output.last_hidden_state, batch.anchors_BA, batch.position_ids_BL, self.frames + 1)[:, :, 1:]
-        return WordEmissions(states_BATD, self.teacher, own=self.head)
+        output = self.lm.lm.base_model(
+            input_ids=tokens_BL, use_cache=False, **self.lm.packed_inputs(batch.position_ids_BL)
+        )
+        states_BATD = gather_following(
+            output.last_hidden_state, batch.anchors_BA, batch.position_ids_BL, self.frames + 1
+        )[:, :, 1:]
+        return TokenEmissions(states_BATD, self.teacher, own=self.head)
 
-    def step_function(self, context: Context, memory: Reading | None) -> ModelLaws:
+    def step_function(self, context: Context, memory: DraftModelMemory | None) -> DraftModelStepFunction:
         tokens_L = context.tokens_L
         memory = memory or self.empty_memory(context)
         memory.cache.crop(memory.common_length(tokens_L))
-        return ModelLaws(self, tokens_L, memory.cache)
+        return DraftModelStepFunction(self, tokens_L, memory.cache)
 
-    def empty_memory(self, context: Context) -> Reading:
+    def empty_memory(self, context: Context) -> DraftModelMemory:
         rows = len(context.tokens_L) + context.remaining_tokens + context.nodes * self.frames
-        return Reading(context.tokens_L[:0], self.lm.new_cache(rows))
+        return DraftModelMemory(context.tokens_L[:0], self.lm.new_cache(rows))
 
-    def draft(self, context: Context, memory: Reading | None, rng: torch.Generator) -> Any:
+    def draft(self, context: Context, memory: DraftModelMemory | None, rng: torch.Generator) -> Any:
         # The deepest guess is not read, but its parent is, at a position the small model must have.
         if len(context.tokens_L) + min(context.depth, self.frames) > self.lm.context_length + 1:
             return TokenTree.only_root(context.root), memory
         return super().draft(context, memory, rng)
 
 
-class ModelLaws:
+class DraftModelStepFunction:
     """Reads what is new in the text, then level by level the guesses; of these it keeps nothing."""
 
     def __init__(self, drafter: DraftModel, tokens_L: Tensor, cache: KVCache) -> None:
@@ -118,18 +123,20 @@ class ModelLaws:
     def __call__(self, tokens_K: Tensor, rows_K: Tensor) -> Tensor:
         if self.level > 0:  # the root has been read with the text
             text = len(self.tokens_L)
-            self.seen_KR = deepen(self.seen_KR, rows_K)
+            self.seen_KR = extend_visibility(self.seen_KR, rows_K)
             seen_KM = torch.nn.functional.pad(self.seen_KR, (text, 0), value=True)
             positions_K = torch.full_like(tokens_K, text - 1 + self.level)
             self.logits_KV = self.drafter.lm.read_tree_level(tokens_K, positions_K, seen_KM, self.cache).logits_NV
         self.level += 1
         # Rows of a head that the other has not are padding: no tokenizer has such words.
         log_probs_KV = self.logits_KV[:, : self.drafter.vocabulary].float().log_softmax(dim=-1)
-        return torch.nn.functional.pad(log_probs_KV, (0, self.drafter.vocabulary - log_probs_KV.shape[1]), value=-torch.inf)
+        return torch.nn.functional.pad(
+            log_probs_KV, (0, self.drafter.vocabulary - log_probs_KV.shape[1]), value=-torch.inf
+        )
 
-    def release(self) -> Reading:
+    def release(self) -> DraftModelMemory:
         self.cache.crop(len(self.tokens_L))
-        return Reading(self.tokens_L, self.cache)
+        return DraftModelMemory(self.tokens_L, self.cache)
 
 
 def load_draft_model(path: str, base: BaseLM) -> BaseLM:
@@ -152,14 +159,14 @@ def add_lora(lm: Any, rank: int) -> None:
     peft.get_peft_model(lm, settings)
 
 
-def first_layers(path: str, layers: int, folder: Path) -> None:
+def save_first_layers(path: str, layers: int, folder: Path) -> None:
     """A draft model for a base that has no small sister, to be distilled: its own first layers, with its tokenizer.
     One that is there stays."""
     import transformers
 
     if (folder / "config.json").is_file():
         return
-    lm, tokenizer = fetched(path, None, "sdpa", {"dtype": torch.float32})
+    lm, tokenizer = load_pretrained(path, None, "sdpa", {"dtype": torch.float32})
     config = copy.deepcopy(lm.config)  # not the file's: what was dequantised must not be called quantised
     config.num_hidden_layers = layers
     small = transformers.AutoModelForCausalLM.from_config(config)

@@ -9,18 +9,18 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from ctcdraft.base import BaseLM
+from ctcdraft.batch import Batch
 from ctcdraft.decoding.kv_cache import KVCache
 from ctcdraft.decoding.loop import Context
-from ctcdraft.drafters.drafter import Batch
-from ctcdraft.drafters.grow import Growth
-from ctcdraft.drafters.stepwise import Stepwise, words_told
+from ctcdraft.drafters.sequential import SequentialDrafter, teacher_forced_tokens
+from ctcdraft.drafters.trees.dynamic import TreeBuilder
 from ctcdraft.errors import whole
-from ctcdraft.nn.base_layer import base_shape, start_from_base
+from ctcdraft.models.base_model import BaseLM
+from ctcdraft.nn.base_layer import base_block_config, init_from_base_layer
+from ctcdraft.nn.bodies import residual_branch
 from ctcdraft.nn.causal import CausalBlock
-from ctcdraft.nn.packs import own_text
-from ctcdraft.nn.residual import residue
-from ctcdraft.nn.words import WordEmissions, WordHead
+from ctcdraft.nn.heads import TokenEmissions, TokenHead
+from ctcdraft.nn.packing import packed_causal_mask
 
 
 class HydraHead(nn.Module):
@@ -34,7 +34,8 @@ class HydraHead(nn.Module):
         nn.init.zeros_(self.condense.bias)
         # Small, not zero: gradients must reach the condensing layer's words from the first step.
         self.layers = nn.ModuleList(
-            residue((1 + words) * width if n == 0 else width, width, inner, "drafter.inner") for n in range(layers)
+            residual_branch((1 + words) * width if n == 0 else width, width, inner, "drafter.inner")
+            for n in range(layers)
         )
         for layer in self.layers.modules():
             if isinstance(layer, nn.Linear):
@@ -50,7 +51,7 @@ class HydraHead(nn.Module):
         return x_XD
 
 
-class Hydra(Stepwise):
+class Hydra(SequentialDrafter):
     """Head k says word k from the anchor's state, the root and the k - 1 words guessed before it.
 
     layers: of each head's MLP, 1 in Hydra and 4 in Hydra++. inner: columns within a layer, None in both.
@@ -67,54 +68,58 @@ class Hydra(Stepwise):
         frames: int,
         layers: int,
         prefix_layer: bool,
-        growth: Growth,
+        growth: TreeBuilder,
         inner: int | None = None,
         like_base: bool = False,
     ) -> None:
         super().__init__(frames, growth, base.stop_token_ids)
         whole(layers, "drafter.layers")
         self.heads = nn.ModuleList(HydraHead(base.width, k + 1, layers, inner) for k in range(frames)).to(base.device)
-        self.head = WordHead(base.head)
+        self.head = TokenHead(base.head)
         self.embedding = base.embedding
         self.width = base.width  # of several taps the last layer's, which comes first
         self.prefix: Any = None
         self.initialised = "as the identity"
         if prefix_layer:
-            shape = base_shape(base.lm, base.context_length)
+            shape = base_block_config(base.lm, base.context_length)
             shape = shape if like_base else shape.as_plain_llama()
             self.prefix = CausalBlock(shape, input_norm=True).to(base.device)
-            self.initialised += f", prefix layer {start_from_base(self.prefix, shape, self.prefix, base.lm)[1]}"
+            self.initialised += f", prefix layer {init_from_base_layer(self.prefix, shape, self.prefix, base.lm)[1]}"
 
     @property
     def dtype(self) -> torch.dtype:
         return self.trainable_parameters()[0].dtype
 
-    def forward(self, batch: Batch) -> WordEmissions:
-        states_BLD = self.context_states(batch.states_BLD, batch.position_ids_BL, None, own_text(batch.position_ids_BL))
+    def forward(self, batch: Batch) -> TokenEmissions:
+        states_BLD = self.context_states(
+            batch.states_BLD, batch.position_ids_BL, None, packed_causal_mask(batch.position_ids_BL)
+        )
         index_BAD = batch.anchors_BA[..., None].expand(-1, -1, states_BLD.shape[-1])
         inputs_BAD = states_BLD.gather(1, index_BAD)
-        embedded_BATD = self.embedding(words_told(batch, self.frames)).to(self.dtype)
+        embedded_BATD = self.embedding(teacher_forced_tokens(batch, self.frames)).to(self.dtype)
         frames = []
         for head, embedding_BAD in zip(self.heads, embedded_BATD.unbind(dim=2), strict=True):
             inputs_BAD = torch.cat([inputs_BAD, embedding_BAD], dim=-1)
             frames.append(head(inputs_BAD))
-        return WordEmissions(torch.stack(frames, dim=2), self.head, own=self.head)
+        return TokenEmissions(torch.stack(frames, dim=2), self.head, own=self.head)
 
-    def context_states(self, states_BLD: Tensor, position_ids: Tensor, memory: KVCache | None, seen: Tensor | None = None) -> Tensor:
+    def context_states(
+        self, states_BLD: Tensor, position_ids: Tensor, memory: KVCache | None, seen: Tensor | None = None
+    ) -> Tensor:
         """What heads are told of the text: its last states, through the prefix layer where there is one."""
         states_BLD = states_BLD[..., : self.width].to(self.dtype)
         return states_BLD if self.prefix is None else self.prefix(states_BLD, position_ids, memory, seen)
 
-    def step_function(self, context: Context, memory: KVCache | None) -> HydraLaws:
+    def step_function(self, context: Context, memory: KVCache | None) -> HydraStepFunction:
         if memory is None:
             memory = KVCache(layers=1, capacity=len(context.tokens_L) + context.remaining_tokens)
         states_BLD = rearrange(context.new_states_KD, "k d -> 1 k d")
         position_ids_L = torch.arange(memory.length, memory.length + states_BLD.shape[1], device=states_BLD.device)
-        return HydraLaws(self, memory, self.context_states(states_BLD, position_ids_L, memory)[0, -1:])
+        return HydraStepFunction(self, memory, self.context_states(states_BLD, position_ids_L, memory)[0, -1:])
 
 
 @dataclass
-class HydraLaws:
+class HydraStepFunction:
     """told_KE: for the rows of the last level, the anchor's state and the embeddings of all words up to there."""
 
     drafter: Hydra

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ctcdraft.base import BaseLM
 from ctcdraft.decoding.loop import Context
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.errors import whole
+from ctcdraft.models.base_model import BaseLM
 
 
 class PromptLookup:
@@ -25,11 +25,11 @@ class PromptLookup:
         self.span = whole(span, "prompt_lookup.span")
 
     def draft(self, context: Context, memory: None, rng: torch.Generator) -> tuple[TokenTree, None]:
-        draft_tokens_K = continuation(context.tokens_L, self.ngram)[: min(self.span, context.depth)]
+        draft_tokens_K = find_continuation(context.tokens_L, self.ngram)[: min(self.span, context.depth)]
         return TokenTree.chain(context.root, draft_tokens_K), None
 
 
-def continuation(tokens_L: Tensor, ngram: int) -> Tensor:
+def find_continuation(tokens_L: Tensor, ngram: int) -> Tensor:
     """What followed the latest earlier occurrence of the longest matching suffix; nothing if there is none.
 
     ngram 2:   3 1 4 1 5 3 1   ->   4 1 5 3 1      (the suffix 3 1 stood at the start)

@@ -12,8 +12,8 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ctcdraft.corpus.conversations import Prompt, folded
-from ctcdraft.corpus.records import Paths, Record, files, records
+from ctcdraft.corpus.readers import Paths, Record, files, records
+from ctcdraft.corpus.types import Prompt, folded
 from ctcdraft.errors import InputError
 
 OTHERS = re.compile(

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from ctcdraft.corpus.conversations import Prompt
-from ctcdraft.corpus.records import Record, column, hub_records
+from ctcdraft.corpus.readers import Record, column, hub_records
 from ctcdraft.corpus.sources import named, project_conversations, with_instruction, word_problems
+from ctcdraft.corpus.types import Prompt
 from ctcdraft.errors import InputError, whole
 from ctcdraft.evaluation.benchmark_files import question_files, questions
 

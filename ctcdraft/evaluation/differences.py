@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from ctcdraft.errors import InputError
-from ctcdraft.evaluation import acceptance
-from ctcdraft.evaluation.acceptance import Questions
+from ctcdraft.evaluation import metrics
 from ctcdraft.evaluation.bootstrap import interval
+from ctcdraft.evaluation.metrics import Questions
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
 
 Sides = Callable[[str], Questions]  # a contestant's answers, question by question
@@ -46,7 +46,7 @@ class Sums:
 
     @classmethod
     def of(cls, questions: Questions) -> Sums:
-        counted = cls([*map(acceptance.tokens, questions)], [*map(acceptance.passes, questions)])
+        counted = cls([*map(metrics.tokens, questions)], [*map(metrics.passes, questions)])
         seconds = [sum(answer.seconds for answer in question) for question in questions]
         if not sum(seconds):
             return counted

@@ -18,12 +18,13 @@ CPU_FACTS = Path("/proc/cpuinfo")
 # Folders and files of this package that tokens, forward passes and their times come from. An evaluation cannot go on
 # after a change in one of them; it can after a change elsewhere: reports and pages are made again from its lines.
 DECIDING = (
-    *("base.py", "base_values.py", "fetching.py", "adapters.py", "placing.py", "sharding.py"),
+    *("models/base_model.py", "models/loading.py", "models/values.py", "models/checkpoints.py", "models/adapters.py"),
+    *("models/device_map.py", "models/zero3.py"),
     *("ctc", "decoding", "drafters", "nn"),
-    *("corpus/chat.py", "corpus/conversations.py"),  # how a prompt is rendered
-    *("evaluation/measure.py", "evaluation/outside.py", "evaluation/timing.py"),
-    *("evaluation/replay.py", "evaluation/replay_session.py"),
-    *("evaluation/certificate.py", "evaluation/fit.py", "evaluation/law.py"),  # what a line says about its tokens
+    *("corpus/chat_template.py", "corpus/types.py"),  # how a prompt is rendered
+    *("evaluation/runner.py", "evaluation/stock_generate.py", "evaluation/profiling.py"),
+    *("evaluation/replay.py", "evaluation/replay_evaluation.py"),
+    *("evaluation/losslessness.py", "evaluation/distribution_test.py"),  # what a line says about its tokens
 )
 
 

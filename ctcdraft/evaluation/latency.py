@@ -15,18 +15,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ctcdraft.base import BaseLM
-from ctcdraft.decoding.loop import Drafter, Settings
-from ctcdraft.decoding.sampling import Noise
-from ctcdraft.decoding.tree import TokenTree, Verdict
-from ctcdraft.decoding.verify import Verifier
+from ctcdraft.decoding.sampling import GumbelNoise
+from ctcdraft.decoding.settings import DecodingSettings, Drafter
+from ctcdraft.decoding.tree import TokenTree, VerifyResult
+from ctcdraft.decoding.verification import Verifier
 from ctcdraft.errors import InputError, number, whole
-from ctcdraft.evaluation import roof
+from ctcdraft.evaluation import bandwidth as evaluation_bandwidth
 from ctcdraft.evaluation.environment import environment, hardware
+from ctcdraft.evaluation.evaluation import Contestant
+from ctcdraft.evaluation.profiling import DURING_PASSES, Spent, instrument, share_of_pass
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
-from ctcdraft.evaluation.session import Contestant
-from ctcdraft.evaluation.timing import DURING_PASSES, Spent, instrument, share_of_pass
-from ctcdraft.shape import NoWords
+from ctcdraft.models.base_model import BaseLM
+from ctcdraft.models.meta import NullTokenizer
 
 END = -1  # no word of any base: random words may not end an answer
 
@@ -61,7 +61,7 @@ class Latency:
             if tau is not None and number(tau, f"benchmark.tau.{name}") < 1:
                 raise InputError(f"benchmark.tau.{name}={tau}: a pass commits at least one token; give 1 or more")
 
-    def fitting(self, base: BaseLM, settings: Settings) -> list[int]:
+    def fitting(self, base: BaseLM, settings: DecodingSettings) -> list[int]:
         """The contexts behind which the loop's passes and the largest tree still find room."""
         behind = max(*self.nodes, self.passes + settings.nodes)
         found = [context for context in self.contexts if context + behind <= base.context_length]
@@ -72,7 +72,9 @@ class Latency:
             )
         return found
 
-    def run(self, base: BaseLM, contestants: Mapping[str, Contestant], settings: Settings, seed: int) -> dict[str, Any]:
+    def run(
+        self, base: BaseLM, contestants: Mapping[str, Contestant], settings: DecodingSettings, seed: int
+    ) -> dict[str, Any]:
         """The report: `rows`, one a drafter and context, `reads`, one a context, `machine` and `environment`."""
         where = hardware(base.device)
         found = measure(base, {name: one.drafter for name, one in contestants.items()}, settings, self, seed)
@@ -93,7 +95,7 @@ class Latency:
             }
             for row in found.pop("drafters")
         ]
-        random_weights = isinstance(base.tokenizer, NoWords)
+        random_weights = isinstance(base.tokenizer, NullTokenizer)
         circumstances = {
             "hardware": where,
             "base": base.name,
@@ -115,8 +117,8 @@ class Machine:
 
     @classmethod
     def under(cls, base: BaseLM) -> Machine:
-        bandwidth, rate = roof.copy_bandwidth(base.device), roof.matrix_rate(base)
-        return cls(roof.weight_bytes(base), roof.multiplied(base), bandwidth, rate)
+        bandwidth, rate = evaluation_bandwidth.copy_bandwidth(base.device), evaluation_bandwidth.matrix_rate(base)
+        return cls(evaluation_bandwidth.weight_bytes(base), evaluation_bandwidth.multiplied(base), bandwidth, rate)
 
     def least(self, kv_bytes: float, nodes: float) -> float:
         """Seconds below which no read of `nodes` nodes can come: it streams, or it multiplies, whichever is longer."""
@@ -124,7 +126,7 @@ class Machine:
 
 
 def measure(
-    base: BaseLM, drafters: Mapping[str, Drafter], settings: Settings, latency: Latency, seed: int
+    base: BaseLM, drafters: Mapping[str, Drafter], settings: DecodingSettings, latency: Latency, seed: int
 ) -> dict[str, Any]:
     """`reads`: prefill, step and v(n) by context; `drafters`: c, v and o of each; `machine`."""
     machine = Machine.under(base)
@@ -145,7 +147,7 @@ def measure(
 def whole_passes(
     base: BaseLM,
     drafters: Mapping[str, Drafter],
-    settings: Settings,
+    settings: DecodingSettings,
     text_L: Tensor,
     latency: Latency,
     beside: Callable[[], object],
@@ -180,7 +182,9 @@ class Ending:
         self.left = passes + 1
         self.nodes: list[int] = []
 
-    def __call__(self, tree: TokenTree, log_probs_NV: Tensor, noise: Noise | None, root_position: int) -> Verdict:
+    def __call__(
+        self, tree: TokenTree, log_probs_NV: Tensor, noise: GumbelNoise | None, root_position: int
+    ) -> VerifyResult:
         verdict = self.verify(tree, log_probs_NV, noise, root_position)
         self.left -= 1
         self.nodes.append(len(tree))

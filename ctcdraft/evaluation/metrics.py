@@ -1,17 +1,25 @@
-"""From records to a row of the table. Pure: the same records always give the same row; nothing is measured here."""
+"""From records to a row of the table. Pure: the same records always give the same row; nothing is measured here.
+
+How long the accepted drafts are, from the counts of passes. Pure functions; they know no seconds and no text.
+
+A question is the list of its answers, one a turn. None stands for a ratio without a denominator.
+
+What became of the text: right or wrong, ended or cut off, stuttering or not. Pure functions of answers.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import Any
 
-from ctcdraft.evaluation import acceptance, quality
-from ctcdraft.evaluation.acceptance import Questions, mean, ratio
+from ctcdraft.decoding.settings import DecodeStep, conditional_acceptance_rates
+from ctcdraft.evaluation.bandwidth import roof_share
 from ctcdraft.evaluation.bootstrap import interval, ratio_interval
-from ctcdraft.evaluation.certificate import certificate
+from ctcdraft.evaluation.losslessness import certificate
+from ctcdraft.evaluation.profiling import DURING_PASSES, Timing, share_of_pass
 from ctcdraft.evaluation.records import AUTOREGRESSIVE, Answer, Record
-from ctcdraft.evaluation.roof import roof_share
-from ctcdraft.evaluation.timing import DURING_PASSES, Timing, share_of_pass
 
 DEFINITIONS = {
     "pass": "one reading of the base after the prefill; autoregression does one per token",
@@ -50,11 +58,11 @@ DEFINITIONS = {
 
 def acceptance_of(questions: Questions) -> dict[str, Any]:
     return {
-        "tokens": sum(map(acceptance.tokens, questions)),
-        "passes": sum(map(acceptance.passes, questions)),
-        "tau": acceptance.tau(questions),
-        "tau_mean": acceptance.tau_mean(questions),
-        "tau_paper": acceptance.tau_paper(questions),
+        "tokens": sum(map(tokens, questions)),
+        "passes": sum(map(passes, questions)),
+        "tau": tau(questions),
+        "tau_mean": tau_mean(questions),
+        "tau_paper": tau_paper(questions),
     }
 
 
@@ -93,7 +101,7 @@ def intervals(ours: Questions, theirs: Questions, seed: int) -> dict[str, Any]:
     spent = [[sum(answer.seconds for answer in question) for question in side] for side in (ours, theirs)]
     columns: list[Sequence[float]] = [count[0], spent[0], count[1], spent[1]]
     return {
-        "tau_ci": ratio_interval([*map(acceptance.tokens, ours)], [*map(acceptance.passes, ours)], seed),
+        "tau_ci": ratio_interval([*map(tokens, ours)], [*map(passes, ours)], seed),
         "speedup_ci": interval(lambda a, b, c, d: (a / b) / (c / d), columns, seed),
     }
 
@@ -108,7 +116,7 @@ def categories(name: str, records: Sequence[Record]) -> dict[str, dict[str, Any]
             **acceptance_of(ours),
             **speedups(ours, theirs),
             "equal": certificate(name, here)["equal"],
-            "accuracy": quality.accuracy(ours, [record.reference for record in here]),
+            "accuracy": accuracy(ours, [record.reference for record in here]),
         }
     return parts
 
@@ -146,15 +154,112 @@ def row(
         "seed": seed,
         "prompts": len(records),
         **counted,
-        "alpha": acceptance.alpha(ours),
-        "acceptance_rate": acceptance.acceptance_rate(ours),
+        "alpha": alpha(ours),
+        "acceptance_rate": acceptance_rate(ours),
         **speedups(ours, theirs),
         **intervals(ours, theirs, seed),
         **costs(name, timing, counted["tau"]),
         "peak_memory_bytes": max((peak for peak in peaks if peak is not None), default=None),
         "lossless": certificate(name, records),
-        "accuracy": quality.accuracy(ours, [record.reference for record in records]),
-        "ended_share": quality.ended_share(ours),
-        "repeated_4gram_share": quality.repeated_4gram_share(ours),
+        "accuracy": accuracy(ours, [record.reference for record in records]),
+        "ended_share": ended_share(ours),
+        "repeated_4gram_share": repeated_4gram_share(ours),
         "categories": categories(name, records),
     }
+
+
+Questions = Sequence[Sequence[Answer]]
+
+
+def ratio(numerator: float, denominator: float) -> float | None:
+    return numerator / denominator if denominator else None
+
+
+def mean(values: Sequence[float | None]) -> float | None:
+    """Of the values there are."""
+    there = [value for value in values if value is not None]
+    return ratio(sum(there), len(there))
+
+
+def tokens(question: Sequence[Answer]) -> int:
+    return sum(answer.committed for answer in question)
+
+
+def passes(question: Sequence[Answer]) -> int:
+    return sum(len(answer.passes) for answer in question)
+
+
+def tau(questions: Questions) -> float | None:
+    """Tokens committed by passes / passes, a ratio of totals.
+
+    4 tokens in 2 passes, 6 tokens in 2   ->   10 / 4 = 2.5
+    """
+    return ratio(sum(map(tokens, questions)), sum(map(passes, questions)))
+
+
+def tau_mean(questions: Questions) -> float | None:
+    """Mean over questions of tokens / passes."""
+    return mean([ratio(tokens(question), passes(question)) for question in questions])
+
+
+def tau_paper(questions: Questions) -> float | None:
+    """The paper's beta: each turn counts its last loop index, which starts at 0, so one pass is missing.
+
+    4 tokens in 2 passes, 6 tokens in 2   ->   mean of 4 / 1 and 6 / 1 = 5
+    """
+    last = [sum(max(len(answer.passes) - 1, 0) for answer in question) for question in questions]
+    return mean([ratio(tokens(question), index) for question, index in zip(questions, last, strict=True)])
+
+
+def all_passes(questions: Questions) -> list[DecodeStep]:
+    return [step for question in questions for answer in question for step in answer.passes]
+
+
+def alpha(questions: Questions) -> list[float | None]:
+    """From depth 1; see `alpha_of`."""
+    return conditional_acceptance_rates(all_passes(questions))
+
+
+def acceptance_rate(questions: Questions) -> float | None:
+    """Accepted guesses / depth of what was drafted."""
+    steps = all_passes(questions)
+    return ratio(sum(step.accepted for step in steps), sum(step.drafted for step in steps))
+
+
+# A minus belongs to the number only where nothing stands to its left that could be subtracted from: not in 5-3.
+NUMBER = re.compile(r"(?:(?<![\w)])-)?\d[\d,]*(?:\.\d+)?")
+
+
+def last_number(text: str) -> Decimal | None:
+    """`so 5-3 = $1,002.50.`   ->   1002.50"""
+    found = NUMBER.findall(text)
+    return Decimal(found[-1].replace(",", "")) if found else None
+
+
+def accuracy(questions: Questions, references: Sequence[str | None]) -> float | None:
+    """Share of the questions with a number as reference whose last answer ends on that number."""
+    correct = [
+        float(last_number(question[-1].text) == wanted)
+        for question, reference in zip(questions, references, strict=True)
+        if reference is not None and (wanted := last_number(reference)) is not None
+    ]
+    return mean(correct)
+
+
+def ended_share(questions: Questions) -> float | None:
+    """Answers that ended by themselves, not by running out of room."""
+    return mean([float(answer.ended) for question in questions for answer in question])
+
+
+def repeated_4gram_share(questions: Questions) -> float | None:
+    """4-grams of token ids that stood in the same answer before: a text that loops is easy to guess.
+
+    1 2 1 2 1 2   ->   1212 2121 1212: one of three
+    """
+    total = repeated = 0
+    for question in questions:
+        for answer in question:
+            grams = [answer.tokens[start : start + 4] for start in range(len(answer.tokens) - 3)]
+            total += len(grams)
+            repeated += len(grams) - len(set(grams))
+    return ratio(repeated, total)

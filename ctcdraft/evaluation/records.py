@@ -6,8 +6,8 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from ctcdraft.decoding.loop import Pass
-from ctcdraft.evaluation.fit import Marks
+from ctcdraft.decoding.settings import DecodeStep
+from ctcdraft.evaluation.distribution_test import Marks
 
 AUTOREGRESSIVE = "autoregressive"  # the contestant everything is measured against
 
@@ -19,7 +19,7 @@ class Answer:
 
     tokens: tuple[int, ...]
     text: str
-    passes: tuple[Pass, ...]
+    passes: tuple[DecodeStep, ...]
     ended: bool
     seconds_prefill: float
     seconds_decode: float
@@ -83,7 +83,7 @@ def to_json(record: Record) -> str:
     """One line. A pass is a list of its five numbers: there are hundreds an answer."""
 
     def plain(value: Any) -> Any:
-        return list(vars(value).values()) if isinstance(value, Pass) else vars(value)
+        return list(vars(value).values()) if isinstance(value, DecodeStep) else vars(value)
 
     return json.dumps(record, default=plain, separators=(",", ":"), allow_nan=False)
 
@@ -102,5 +102,5 @@ def from_json(line: str) -> Record:
 
 
 def answer(fields: dict[str, Any]) -> Answer:
-    passes = tuple(Pass(*step) for step in fields.pop("passes"))
+    passes = tuple(DecodeStep(*step) for step in fields.pop("passes"))
     return Answer(tokens=tuple(fields.pop("tokens")), passes=passes, **fields)

@@ -13,12 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ctcdraft.base import BaseLM
-from ctcdraft.decoding.loop import Context, Drafter, Pass, Settings, generate, refuse_too_large
+from ctcdraft.decoding.loop import Context, generate, refuse_over_budget
+from ctcdraft.decoding.settings import DecodeStep, DecodingSettings, Drafter
 from ctcdraft.decoding.tree import TokenTree
-from ctcdraft.drafters.controls import tell
-from ctcdraft.drafters.drafter import nested
+from ctcdraft.drafters.base import has_nested_trees
+from ctcdraft.drafters.controls import give_oracle_text
 from ctcdraft.errors import InputError
+from ctcdraft.models.base_model import BaseLM
 
 Words = Sequence[int]
 
@@ -44,14 +45,14 @@ class Witness:
         return TokenTree.only_root(context.root), None
 
 
-def hear(base: BaseLM, prompt_L: Tensor, settings: Settings, seed: int) -> Said:
+def hear(base: BaseLM, prompt_L: Tensor, settings: DecodingSettings, seed: int) -> Said:
     """The base's own answer, behind which everyone is asked."""
     witness = Witness()
     said = generate(base, witness, prompt_L, settings, base.stop_token_ids, seed)
     return Said(said.tokens, said.ended, tuple(witness.contexts))
 
 
-def refuse_other_texts(settings: Settings) -> None:
+def refuse_other_texts(settings: DecodingSettings) -> None:
     """Raise InputError where drafters would not all say the same."""
     if settings.temperature > 0 and not settings.token_for_token:
         raise InputError(
@@ -89,7 +90,7 @@ class Asked:
         device = self.contexts[0].tokens_L.device
         self.drafter, self.memory, self.heard = drafter, None, 0
         self.rng = torch.Generator(device).manual_seed(seed)
-        tell(drafter, torch.cat([self.contexts[0].tokens_L[:-1], torch.tensor(said.tokens, device=device)]))
+        give_oracle_text(drafter, torch.cat([self.contexts[0].tokens_L[:-1], torch.tensor(said.tokens, device=device)]))
         along = getattr(drafter, "draft_many", None)
         self.along: Callable[[int], TokenTree] | None = None if along is None else along(self.contexts, self.rng)
 
@@ -105,30 +106,30 @@ class Asked:
     def __call__(self, at: int) -> Guesses:
         tree = self.draft(at) if self.along is None else self.along(at)
         found, context = Guesses.of(tree), self.contexts[at]
-        refuse_too_large(self.drafter, context.nodes, "nodes", len(found.words))
-        refuse_too_large(self.drafter, context.depth, "depth", max(found.depths))
+        refuse_over_budget(self.drafter, context.nodes, "nodes", len(found.words))
+        refuse_over_budget(self.drafter, context.depth, "depth", max(found.depths))
         return found
 
 
-def replayed(drafter: Any, said: Said, sizes: Sequence[int], seed: int) -> dict[int, tuple[Pass, ...]]:
+def replayed(drafter: Any, said: Said, sizes: Sequence[int], seed: int) -> dict[int, tuple[DecodeStep, ...]]:
     """The passes of every size, from one computation where smaller trees are the beginnings of larger ones."""
     if not said.contexts:
         return dict.fromkeys(sizes, ())
-    together = [sizes] if nested(drafter) else [[nodes] for nodes in sizes]
-    found: dict[int, tuple[Pass, ...]] = {}
+    together = [sizes] if has_nested_trees(drafter) else [[nodes] for nodes in sizes]
+    found: dict[int, tuple[DecodeStep, ...]] = {}
     for some in together:
         found |= walk(said.tokens, some, Asked(drafter, said, max(some), seed))
     return found
 
 
-def walk(answer: Words, sizes: Sequence[int], guesses: Callable[[int], Guesses]) -> dict[int, tuple[Pass, ...]]:
+def walk(answer: Words, sizes: Sequence[int], guesses: Callable[[int], Guesses]) -> dict[int, tuple[DecodeStep, ...]]:
     """The passes in which the loop would have said the answer, for trees of each size. guesses: the largest tree behind
     a token; asked in the order of the text, once each, and only where some size begins a pass.
 
     answer 5 6 7 8; behind 5 the tree says 6 7, behind 6 and 7 nothing    ->    one pass, 2 accepted: 6 7, then 8
     """
     places = dict.fromkeys(sizes, 0)
-    passes: dict[int, list[Pass]] = {nodes: [] for nodes in sizes}
+    passes: dict[int, list[DecodeStep]] = {nodes: [] for nodes in sizes}
     while (at := min(places.values())) < len(answer) - 1:
         largest = guesses(at)
         for nodes in (nodes for nodes in sizes if places[nodes] == at):
@@ -137,7 +138,7 @@ def walk(answer: Words, sizes: Sequence[int], guesses: Callable[[int], Guesses])
     return {nodes: tuple(made) for nodes, made in passes.items()}
 
 
-def one_pass(answer: Words, at: int, tree: Guesses) -> Pass:
+def one_pass(answer: Words, at: int, tree: Guesses) -> DecodeStep:
     """What a pass over this tree behind token `at` commits of the answer."""
     children = {(tree.parents[n], tree.words[n]): n for n in reversed(range(1, len(tree.words)))}
     node, deep = 0, 0
@@ -145,4 +146,4 @@ def one_pass(answer: Words, at: int, tree: Guesses) -> Pass:
         node, deep = children[node, answer[at + deep + 1]], deep + 1
     over = at + deep + 1 == len(answer)  # on a guess: nothing comes behind it, so nothing was refused there
     is_open = not over and node in tree.parents
-    return Pass(deep if over else deep + 1, deep, is_open, len(tree.words), max(tree.depths))
+    return DecodeStep(deep if over else deep + 1, deep, is_open, len(tree.words), max(tree.depths))

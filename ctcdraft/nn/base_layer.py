@@ -20,14 +20,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ctcdraft.nn.rotary import BaseRotary, half_split_rows
-from ctcdraft.nn.transformer import ACTIVATIONS, BlockShape, Norm
+from ctcdraft.nn.transformer import ACTIVATIONS, BlockConfig, RMSNorm
 
-AGREED = 2e-3  # of what a layer adds to its input, root mean square; both sides compute in float32
-TEXT = 12  # positions, spread out: scaled frequencies turn alike near the start
-FARTHEST = 512  # the base's angles are rounded to float32, which shows the more the farther
+COPY_TOLERANCE = 2e-3  # of what a layer adds to its input, root mean square; both sides compute in float32
+SAMPLE_LENGTH = 12  # positions, spread out: scaled frequencies turn alike near the start
+MAX_SAMPLE_POSITION = 512  # the base's angles are rounded to float32, which shows the more the farther
 
 # Our parameter <- the parameter of a base's layer that plays the same part.
-NAMES = {
+BASE_PARAMETER_NAMES = {
     "attention_norm.weight": "input_layernorm.weight",
     "attention.query.weight": "self_attn.q_proj.weight",
     "attention.key.weight": "self_attn.k_proj.weight",
@@ -43,18 +43,18 @@ NAMES = {
     "mlp.up.weight": "mlp.up_proj.weight",
     "mlp.down.weight": "mlp.down_proj.weight",
 }
-NORMS = [name for name in NAMES if "norm" in name]
-TURNED = [name for name in NAMES if name.startswith(("attention.query", "attention.key"))]
+NORM_PARAMETERS = [name for name in BASE_PARAMETER_NAMES if "norm" in name]
+ROTATED_PARAMETERS = [name for name in BASE_PARAMETER_NAMES if name.startswith(("attention.query", "attention.key"))]
 
-FIRST_NORM = "attention_norm.weight"  # EAGLE's layer has none
+INPUT_NORM = "attention_norm.weight"  # EAGLE's layer has none
 
-Read = Callable[[Tensor, Tensor], Tensor]  # text [1, L, D] and positions [L] through a layer, causally
+BlockForward = Callable[[Tensor, Tensor], Tensor]  # text [1, L, D] and positions [L] through a layer, causally
 
 
-def base_shape(lm: Any, context_length: int) -> BlockShape:
+def base_block_config(lm: Any, context_length: int) -> BlockConfig:
     """Return the shape of the base's own layers: sizes, rotary frequencies, norms of heads, biases and activation."""
-    plain, config = BlockShape.of(lm.config, context_length), lm.config
-    layers = layers_of(lm)
+    plain, config = BlockConfig.of(lm.config, context_length), lm.config
+    layers = decoder_layers(lm)
     parameters = dict(layers[-1].named_parameters()) if layers else {}
     norm = parameters.get("self_attn.q_norm.weight")
     activation = getattr(config, "hidden_activation", None) or getattr(config, "hidden_act", None)
@@ -71,63 +71,63 @@ def base_shape(lm: Any, context_length: int) -> BlockShape:
     return replace(shape, frequencies=(*rotary.frequencies, *[0.0] * still), rotary_scale=rotary.scale)
 
 
-def layers_of(lm: Any) -> list[nn.Module]:
+def decoder_layers(lm: Any) -> list[nn.Module]:
     return list(getattr(lm.base_model, "layers", []))
 
 
-def start_from_base(block: nn.Module, shape: BlockShape, read: Read, lm: Any) -> tuple[bool, str]:
+def init_from_base_layer(block: nn.Module, shape: BlockConfig, read: BlockForward, lm: Any) -> tuple[bool, str]:
     """Copy the base's last layer, or the one before, into the block if the outputs agree; else leave it as it is.
 
     Returns whether it was copied, and the line for the plan. read: runs text through the block. A head of random
     weights costs many steps of training, so SmolLM3's last layer, which has no rotary positions, is not the end.
     """
-    layers = layers_of(lm)
+    layers = decoder_layers(lm)
     if not layers:
-        return False, f"at random (the base has no list of decoder layers{unturned(lm, shape)})"
+        return False, f"at random (the base has no list of decoder layers{missing_rotary_note(lm, shape)})"
     if any(value.is_meta for value in (*layers[-1].parameters(), *block.parameters())):
         return False, "as the weights of the base decide, which are not here"
     reasons: list[str] = []
     for number in range(len(layers) - 1, max(-1, len(layers) - 3), -1):
-        refused = refused_copy(block, shape, read, lm, number)
+        refused = try_copy_layer(block, shape, read, lm, number)
         if refused is None:
             which = "last layer" if not reasons else f"layer {number + 1} of {len(layers)}"
             return True, f"from the base's {which} ({'; '.join(['outputs agree', *reasons])})"
         reasons.append(f"its last layer {refused}")
-    return False, f"at random ({reasons[0]}{unturned(lm, shape)})"
+    return False, f"at random ({reasons[0]}{missing_rotary_note(lm, shape)})"
 
 
-def unturned(lm: Any, shape: BlockShape) -> str:
+def missing_rotary_note(lm: Any, shape: BlockConfig) -> str:
     """Return the plan's note on the head's positions where the base has no rotary ones."""
     known = getattr(lm.base_model, "rotary_emb", None) is not None
     return "" if known else f"; no rotary embedding of the base is known, the head's has theta {shape.rope_theta:,.0f}"
 
 
 @torch.no_grad()
-def refused_copy(block: nn.Module, shape: BlockShape, read: Read, lm: Any, number: int) -> str | None:
+def try_copy_layer(block: nn.Module, shape: BlockConfig, read: BlockForward, lm: Any, number: int) -> str | None:
     """Copy this layer of the base into the block; None where the outputs agree, else the reason."""
     original = {name: value.clone() for name, value in block.state_dict().items()}
-    layer = layers_of(lm)[number]
-    base_weights = {name: unpacked(value) for name, value in layer.state_dict().items()}
-    if refused := refused_parameters(base_weights, original, shape):
+    layer = decoder_layers(lm)[number]
+    base_weights = {name: dequantized_weight(value) for name, value in layer.state_dict().items()}
+    if refused := unmatched_parameters(base_weights, original, shape):
         return refused
     device = next(block.parameters()).device
-    x_BLD, position_ids_L = sample(shape, device)
+    x_BLD, position_ids_L = random_hidden_states(shape, device)
     try:
-        float32_copy = twin_of(layer, number, lm.config, device, identity=FIRST_NORM not in original)
-        expected_BLD = through(float32_copy, lm, x_BLD, position_ids_L)
+        float32_copy = float32_layer(layer, number, lm.config, device, identity=INPUT_NORM not in original)
+        expected_BLD = run_base_layer(float32_copy, lm, x_BLD, position_ids_L)
     except (TypeError, ValueError, RuntimeError, AttributeError, KeyError, IndexError) as error:
         return f"cannot be run by itself: {type(error).__name__}"
     errors = []
-    for convention in ways(float32_copy, shape):
+    for convention in weight_conventions(float32_copy, shape):
         block.load_state_dict(convention.convert(base_weights, set(original), shape))
         errors.append(float((read(x_BLD, position_ids_L) - expected_BLD).norm() / (expected_BLD - x_BLD).norm()))
-        if errors[-1] < AGREED:
+        if errors[-1] < COPY_TOLERANCE:
             return None
     block.load_state_dict(original)
     return f"computes something else: the output of a copy is off by {min(errors):.2g} of what the layer adds"
 
 
-def refused_parameters(theirs: dict[str, Tensor], ours: dict[str, Tensor], shape: BlockShape) -> str | None:
+def unmatched_parameters(theirs: dict[str, Tensor], ours: dict[str, Tensor], shape: BlockConfig) -> str | None:
     """Split fused weights, and return what of the base's layer has no place in ours; None where all has."""
     widths = [heads * shape.head_width for heads in (shape.heads, shape.kv_heads, shape.kv_heads)]
     fused = (("self_attn", "qkv", tuple("qkv"), widths), ("mlp", "gate_up", ("gate", "up"), [shape.inner] * 2))
@@ -137,8 +137,8 @@ def refused_parameters(theirs: dict[str, Tensor], ours: dict[str, Tensor], shape
             del theirs[f"{part}.{name}_proj.weight"]
             split = zip(pieces, weight.split(rows), strict=True)
             theirs |= {f"{part}.{one}_proj.weight": value for one, value in split}
-    wanted = {NAMES[name]: value.shape for name, value in ours.items()}
-    spare = {NAMES[FIRST_NORM]} - set(wanted)
+    wanted = {BASE_PARAMETER_NAMES[name]: value.shape for name, value in ours.items()}
+    spare = {BASE_PARAMETER_NAMES[INPUT_NORM]} - set(wanted)
     lost, lacking = set(theirs) - set(wanted) - spare, set(wanted) - set(theirs)
     if lost or lacking:
         names = sorted(lost or lacking)
@@ -149,7 +149,7 @@ def refused_parameters(theirs: dict[str, Tensor], ours: dict[str, Tensor], shape
 
 
 @dataclass(frozen=True)
-class Way:
+class WeightConvention:
     """How weights of the base's layer become ours: what is added to norms, the order of pairs, and two factors."""
 
     offset: float
@@ -157,15 +157,15 @@ class Way:
     query_scale: float
     output_scale: float
 
-    def convert(self, theirs: dict[str, Tensor], names: set[str], shape: BlockShape) -> dict[str, Tensor]:
+    def convert(self, theirs: dict[str, Tensor], names: set[str], shape: BlockConfig) -> dict[str, Tensor]:
         """Return the weights by our names."""
-        ours = {name: theirs[NAMES[name]] for name in names}
-        for name in names & set(NORMS) if self.offset else ():
+        ours = {name: theirs[BASE_PARAMETER_NAMES[name]] for name in names}
+        for name in names & set(NORM_PARAMETERS) if self.offset else ():
             ours[name] = ours[name].float() + self.offset
         rotated = 2 * sum(frequency != 0 for frequency in shape.frequencies)
         order = half_split_rows(shape.head_width, rotated, self.interleaved)
         if not torch.equal(order, torch.arange(shape.head_width)):
-            for name in names & set(TURNED):
+            for name in names & set(ROTATED_PARAMETERS):
                 ours[name] = ours[name].unflatten(0, (-1, shape.head_width))[:, order].flatten(0, 1)
         scores = [name for name in names if name.startswith("attention.query_norm")]
         for name in scores or names & {"attention.query.weight", "attention.query.bias"}:
@@ -175,25 +175,25 @@ class Way:
         return ours
 
 
-def ways(twin: Any, shape: BlockShape) -> Iterator[Way]:
+def weight_conventions(twin: Any, shape: BlockConfig) -> Iterator[WeightConvention]:
     """Yield how the layer may be meant, the plainest first. The factors are said by the layer itself (Granite)."""
     usual = shape.head_width**-0.5
     scaling = float(getattr(twin.self_attn, "scaling", usual))
     sharpened, multiplied = 1.0 if scaling == usual else scaling / usual, float(getattr(twin, "residual_multiplier", 1))
     for offset, interleaved in product((0.0, 1.0), (False, True)):
-        yield Way(offset, interleaved, sharpened, multiplied)
+        yield WeightConvention(offset, interleaved, sharpened, multiplied)
 
 
-def sample(shape: BlockShape, device: torch.device) -> tuple[Tensor, Tensor]:
+def random_hidden_states(shape: BlockConfig, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return random text [1, L, D], not centred at 0 so that a norm that centres shows, and its positions [L]."""
     rng = torch.Generator().manual_seed(0)
-    x_BLD = torch.randn(1, TEXT, shape.width, generator=rng) + 0.5
-    last = min(shape.positions, FARTHEST) - 1
-    position_ids_L = torch.linspace(0, 1, TEXT).square().mul(last).long()
+    x_BLD = torch.randn(1, SAMPLE_LENGTH, shape.width, generator=rng) + 0.5
+    last = min(shape.positions, MAX_SAMPLE_POSITION) - 1
+    position_ids_L = torch.linspace(0, 1, SAMPLE_LENGTH).square().mul(last).long()
     return x_BLD.to(device), position_ids_L.to(device)
 
 
-def twin_of(layer: nn.Module, number: int, config: Any, device: torch.device, identity: bool) -> Any:
+def float32_layer(layer: nn.Module, number: int, config: Any, device: torch.device, identity: bool) -> Any:
     """Return the base's layer in float32 by itself: no hooks, no shards. identity: without its first norm."""
     config = copy.deepcopy(config)
     config._attn_implementation = "eager"
@@ -202,7 +202,11 @@ def twin_of(layer: nn.Module, number: int, config: Any, device: torch.device, id
     for name, value in [*layer.state_dict().items(), *layer.named_buffers()]:
         owner, _, leaf = name.rpartition(".")
         part = twin.get_submodule(owner)
-        value = unpacked(value).to(device, torch.float32, copy=True) if value.is_floating_point() else value.to(device)
+        value = (
+            dequantized_weight(value).to(device, torch.float32, copy=True)
+            if value.is_floating_point()
+            else value.to(device)
+        )
         delattr(part, leaf)  # a name that the class does not have is refused, not added
         part.register_buffer(leaf, value)
     if identity:
@@ -210,7 +214,7 @@ def twin_of(layer: nn.Module, number: int, config: Any, device: torch.device, id
     return twin.eval()
 
 
-def through(layer: Any, lm: Any, x_BLD: Tensor, position_ids_L: Tensor) -> Tensor:
+def run_base_layer(layer: Any, lm: Any, x_BLD: Tensor, position_ids_L: Tensor) -> Tensor:
     """Return what the twin makes of text, with the base's position embeddings and a causal mask."""
     length = len(position_ids_L)
     masked_LL = torch.ones(length, length, dtype=torch.bool, device=x_BLD.device).triu(1)
@@ -223,26 +227,26 @@ def through(layer: Any, lm: Any, x_BLD: Tensor, position_ids_L: Tensor) -> Tenso
 
 
 @torch.no_grad()
-def copy_final_norm(norm: Norm, lm: Any) -> bool:
+def copy_final_norm(norm: RMSNorm, lm: Any) -> bool:
     """Start a norm as the base's final one if that scales root mean squares, by w or by 1 + w; say whether it does."""
     theirs: Any = getattr(lm.base_model, "norm", None)
     weight = getattr(theirs, "weight", None)
     if weight is None or weight.shape != norm.weight.shape or weight.is_meta:
         return False
     rng = torch.Generator().manual_seed(0)
-    x_LD = (torch.randn(TEXT, len(weight), generator=rng) + 0.5).to(weight.device)
+    x_LD = (torch.randn(SAMPLE_LENGTH, len(weight), generator=rng) + 0.5).to(weight.device)
     try:
         expected_LD = theirs.forward(x_LD)  # not a call: hooks that move or shard weights are not for this
     except RuntimeError:  # such as a LayerNorm in half precision
         return False
     for scale_D in (weight, weight.float() + 1):
         ours_LD = F.rms_norm(x_LD, norm.normalized_shape, scale_D.float(), norm.eps)
-        if (ours_LD - expected_LD).norm() < AGREED * expected_LD.norm():
+        if (ours_LD - expected_LD).norm() < COPY_TOLERANCE * expected_LD.norm():
             norm.weight.copy_(scale_D)
             return True
     return False
 
 
-def unpacked(value: Any) -> Tensor:
+def dequantized_weight(value: Any) -> Tensor:
     """Return a weight's values, where a package for quantising holds them as codes and scales."""
     return value.dequantize() if hasattr(value, "__tensor_flatten__") else value

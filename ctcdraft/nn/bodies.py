@@ -1,8 +1,11 @@
 """Bodies that attend: base states in, one state a frame out. They know no words and no blank.
 
 Every body has `layers`, in how many it keeps keys and values of the text (0: it looks at the anchor alone),
-`init_from_base`, `text_keys_values` and `forward`, which is for training and says what is computed, and `step`, which is
+`init_from_base`, `text_keys_values` and `forward`, which is for training and says what is computed, and `step`, which
+is
 `forward` for decoding: one anchor, behind text that is remembered. As here.
+
+Bodies that look at the anchor alone: base state in, one state a frame out. They know no text, words or blank.
 """
 
 from __future__ import annotations
@@ -10,12 +13,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ctcdraft.errors import whole
-from ctcdraft.nn.base_layer import copy_final_norm, start_from_base
+from ctcdraft.nn.base_layer import copy_final_norm, init_from_base_layer
 from ctcdraft.nn.rotary import Rotary
-from ctcdraft.nn.transformer import BlockShape, Norm, SlotBlock
+from ctcdraft.nn.transformer import BlockConfig, RMSNorm, SlotBlock
 
 
 class AttentionBody(nn.Module):
@@ -36,7 +40,7 @@ class AttentionBody(nn.Module):
 
     def __init__(
         self,
-        shape: BlockShape,
+        shape: BlockConfig,
         frames: int,
         root_input: bool,
         causal: bool,
@@ -51,11 +55,11 @@ class AttentionBody(nn.Module):
         self.project = nn.Linear(shape.width, shape.width, bias=False)
         nn.init.eye_(self.project.weight)
         self.slots_TD = nn.Parameter(torch.randn(frames, shape.width) * 0.02)
-        self.root_norm = Norm(shape.width, eps=shape.epsilon) if root_input else None
+        self.root_norm = RMSNorm(shape.width, eps=shape.epsilon) if root_input else None
         self.root_project = nn.Linear(shape.width, shape.width, bias=False) if root_input else None
         self.block = SlotBlock(shape, causal)
         self.deeper = nn.ModuleList([SlotBlock(shape, causal) for _ in range(blocks - 1)])
-        self.norm = Norm(shape.width, eps=shape.epsilon)
+        self.norm = RMSNorm(shape.width, eps=shape.epsilon)
 
     def init_from_base(self, lm: Any) -> str:
         """Copy the base's last layer where outputs agree, and its final norm; return in words what was done."""
@@ -63,7 +67,7 @@ class AttentionBody(nn.Module):
         def read(x_BLD: Tensor, places_L: Tensor) -> Tensor:
             return self.block.forward_text(x_BLD, self.rotary(places_L))
 
-        copied, description = start_from_base(self.block, self.shape, read, lm)
+        copied, description = init_from_base_layer(self.block, self.shape, read, lm)
         deeper: list[Any] = [*self.deeper] if copied else []
         for block in deeper:  # a second reading of what is there already: it starts by adding nothing
             block.load_state_dict(self.block.state_dict())
@@ -120,14 +124,14 @@ class AttentionBody(nn.Module):
         return start_BAD + self.root_project(self.root_norm(root_BAD))
 
 
-class Fuse(nn.Module):
+class AuxStateFusion(nn.Module):
     """States of several taps, side by side, into one: the last layer's as it is, plus a map of the others, normed,
     which starts at zero. It starts as a drafter of one tap."""
 
     def __init__(self, width: int, taps: int, epsilon: float) -> None:
         super().__init__()
         self.width = width
-        self.norms = nn.ModuleList([Norm(width, eps=epsilon) for _ in range(taps - 1)])
+        self.norms = nn.ModuleList([RMSNorm(width, eps=epsilon) for _ in range(taps - 1)])
         self.mix = nn.Linear((taps - 1) * width, width, bias=False)
         nn.init.zeros_(self.mix.weight)
 
@@ -135,3 +139,100 @@ class Fuse(nn.Module):
         last_BLD, *others = taps_BLD.split(self.width, dim=-1)
         normed = [norm(tap_BLD) for norm, tap_BLD in zip(self.norms, others, strict=True)]
         return last_BLD + self.mix(torch.cat(normed, dim=-1))
+
+
+class AnchorBody(nn.Module):
+    """What bodies without attention share: they keep nothing of the text, and start as the identity."""
+
+    layers = 0
+
+    def init_from_base(self, lm: Any) -> str:
+        return "as the identity"
+
+    def text_keys_values(self, states_BLD: Tensor, position_ids_BL: Tensor) -> list[tuple[Tensor, Tensor]]:
+        return []
+
+    def step(self, states_BKD: Tensor, root_BAD: Tensor, memory: None) -> Tensor:
+        return self(anchor_BAD=states_BKD[:, -1:])
+
+
+class SiLULinear(nn.Linear):
+    """SiLU(W x): what is added to a state."""
+
+    def forward(self, x_XE: Tensor) -> Tensor:
+        return F.silu(super().forward(x_XE))
+
+
+class SiLUBottleneck(nn.Module):
+    """U SiLU(W x), as wide within as is asked for: a residue of any size, so that budgets can be matched."""
+
+    def __init__(self, came: int, inner: int, went: int) -> None:
+        super().__init__()
+        self.up = SiLULinear(came, inner)
+        self.down = nn.Linear(inner, went, bias=False)
+
+    def forward(self, x_XE: Tensor) -> Tensor:
+        return self.down(self.up(x_XE))
+
+
+def residual_branch(in_features: int, out_features: int, inner: int | None, key: str) -> nn.Module:
+    """From `in_features` columns to `out_features`; inner: columns within, None for none. key: what the user types."""
+    return (
+        SiLULinear(in_features, out_features)
+        if inner is None
+        else SiLUBottleneck(in_features, whole(inner, key), out_features)
+    )
+
+
+def zero_init_(block: nn.Module) -> None:
+    """What it adds is zero at first, and learns from the first step on."""
+    for parameter in (block.down if isinstance(block, SiLUBottleneck) else block).parameters():
+        nn.init.zeros_(parameter)
+
+
+class ResidualBody(AnchorBody):
+    """Medusa's heads (Cai et al. 2024, section 2.1): for every frame `blocks` times s + SiLU(W s), from the
+    anchor's state. The head behind is the base's own, frozen, where Medusa gives each head a copy of its own to train.
+
+    The root is no input: its word is certain by then, yet Medusa's heads do not see it.
+    inner: s + U SiLU(W s) with that many columns within instead, which is no longer Medusa's; None is.
+    """
+
+    def __init__(self, shape: BlockConfig, frames: int, blocks: int, inner: int | None = None) -> None:
+        super().__init__()
+        whole(blocks, "drafter.body.blocks")
+        self.heads = nn.ModuleList()
+        for _ in range(frames):
+            made = [residual_branch(shape.width, shape.width, inner, "drafter.body.inner") for _ in range(blocks)]
+            for block in made:
+                zero_init_(block)
+            self.heads.append(nn.ModuleList(made))
+
+    def forward(self, anchor_BAD: Tensor, **unused: Any) -> Tensor:
+        """States_BATD of every frame, ready for the head."""
+        return torch.stack([self.apply_blocks(blocks, anchor_BAD) for blocks in self.heads], dim=2)
+
+    @staticmethod
+    def apply_blocks(blocks: Any, state_BAD: Tensor) -> Tensor:
+        for block in blocks:
+            state_BAD = state_BAD + block(state_BAD)
+        return state_BAD
+
+
+class FeedForwardBody(AnchorBody):
+    """Blockwise parallel decoding (Stern et al. 2018, section 6): one feed-forward layer for all frames, T times
+    as wide within and without, and the anchor's state added to every frame. Its second map starts at zero."""
+
+    def __init__(self, shape: BlockConfig, frames: int, inner: int | None) -> None:
+        super().__init__()
+        inner = shape.width if inner is None else whole(inner, "drafter.body.inner")
+        self.frames = frames
+        self.up = nn.Linear(shape.width, frames * inner)
+        self.down = nn.Linear(frames * inner, frames * shape.width)
+        nn.init.zeros_(self.down.weight)
+        nn.init.zeros_(self.down.bias)
+
+    def forward(self, anchor_BAD: Tensor, **unused: Any) -> Tensor:
+        """States_BATD of every frame, ready for the head."""
+        frames_BATD = self.down(F.relu(self.up(anchor_BAD))).unflatten(-1, (self.frames, -1))
+        return anchor_BAD[:, :, None] + frames_BATD

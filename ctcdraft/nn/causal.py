@@ -9,14 +9,14 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from ctcdraft.nn.rotary import Rotary, rotate
-from ctcdraft.nn.transformer import BlockShape, GatedMLP, Norm, head_norm, normed
+from ctcdraft.nn.rotary import Rotary, apply_rotary
+from ctcdraft.nn.transformer import BlockConfig, GatedMLP, RMSNorm, apply_norm, head_norm
 
 
 class CausalAttention(nn.Module):
     """Every row sees the rows up to itself, those in the cache included, or what `seen` says."""
 
-    def __init__(self, shape: BlockShape) -> None:
+    def __init__(self, shape: BlockConfig) -> None:
         super().__init__()
         self.shape = shape
         self.query = nn.Linear(shape.width, shape.heads * shape.head_width, bias=shape.qkv_bias)
@@ -28,7 +28,10 @@ class CausalAttention(nn.Module):
     def forward(self, x_BLD: Tensor, turn: tuple[Tensor, Tensor], cache: Any, seen: Tensor | None) -> Tensor:
         query = rearrange(self.query(x_BLD), "b l (h d) -> b h l d", h=self.shape.heads)
         keys = rearrange(self.key(x_BLD), "b l (g d) -> b g l d", g=self.shape.kv_heads)
-        query, keys = rotate(normed(self.query_norm, query), turn), rotate(normed(self.key_norm, keys), turn)
+        query, keys = (
+            apply_rotary(apply_norm(self.query_norm, query), turn),
+            apply_rotary(apply_norm(self.key_norm, keys), turn),
+        )
         values = rearrange(self.value(x_BLD), "b l (g d) -> b g l d", g=self.shape.kv_heads)
         if cache is not None:
             past = cache.length
@@ -48,12 +51,12 @@ class CausalBlock(nn.Module):
     Parameters are named as in SlotBlock, so that nn/base_layer.py fills either.
     """
 
-    def __init__(self, shape: BlockShape, input_norm: bool) -> None:
+    def __init__(self, shape: BlockConfig, input_norm: bool) -> None:
         super().__init__()
         self.rotary = Rotary(shape.frequencies, shape.positions, shape.rotary_scale)
-        self.attention_norm = Norm(shape.width, eps=shape.epsilon) if input_norm else None
+        self.attention_norm = RMSNorm(shape.width, eps=shape.epsilon) if input_norm else None
         self.attention = CausalAttention(shape)
-        self.mlp_norm = Norm(shape.width, eps=shape.epsilon)
+        self.mlp_norm = RMSNorm(shape.width, eps=shape.epsilon)
         self.mlp = GatedMLP(shape.width, shape.inner, shape.activation)
 
     def forward(self, x_BLD: Tensor, position_ids: Tensor, cache: Any = None, seen: Tensor | None = None) -> Tensor:

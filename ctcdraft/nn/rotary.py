@@ -17,7 +17,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-EQUAL = 1e-5  # relative: float32 rounds theta ** (-2i / width) by less, and a scaled frequency differs by far more
+FREQUENCY_RTOL = (
+    1e-5  # relative: float32 rounds theta ** (-2i / width) by less, and a scaled frequency differs by far more
+)
 
 
 class Rotary(nn.Module):
@@ -55,7 +57,7 @@ def rotary_tables(frequencies: tuple[float, ...], positions: int, scale: float) 
     return torch.cat([cos, cos], dim=-1).float(), torch.cat([-sin, sin], dim=-1).float()
 
 
-def rotate(x: Tensor, cos_sin: tuple[Tensor, Tensor]) -> Tensor:
+def apply_rotary(x: Tensor, cos_sin: tuple[Tensor, Tensor]) -> Tensor:
     """Turn x [..., head_width] by the angles of its position: (l, r) becomes (l cos - r sin, r cos + l sin).
 
     The sign is in the table of sines, so the halves only change places: four operations, and no copy is negated.
@@ -64,20 +66,20 @@ def rotate(x: Tensor, cos_sin: tuple[Tensor, Tensor]) -> Tensor:
     return (x * cos + x.roll(x.shape[-1] // 2, -1) * sin).to(x.dtype)
 
 
-def by_theta(width: int, theta: float) -> tuple[float, ...]:
+def default_frequencies(width: int, theta: float) -> tuple[float, ...]:
     """Return the width / 2 unscaled frequencies theta ** (-2i / width), in float64."""
     # On the CPU by name: plans make drafters under torch.device("meta"), where there are no values.
     exponents = torch.arange(0, width, 2, dtype=torch.float64, device="cpu") / width
     return tuple((theta**-exponents).tolist())
 
 
-def theta_of(config: Any) -> float:
+def config_rope_theta(config: Any) -> float:
     """Return rope_theta of the base's last layer; 10,000 where the config names none."""
     rope = getattr(config, "rope_parameters", None) or {}
-    return float((rope.get(last_kind(config)) or rope).get("rope_theta", 10_000.0))
+    return float((rope.get(last_layer_type(config)) or rope).get("rope_theta", 10_000.0))
 
 
-def last_kind(config: Any) -> str:
+def last_layer_type(config: Any) -> str:
     """Return the type of the base's last layer, by which some bases (Gemma 3) keep several rotary embeddings."""
     return str((getattr(config, "layer_types", None) or [""])[-1])
 
@@ -106,12 +108,12 @@ class BaseRotary(NamedTuple):
         config = copy.deepcopy(inside.config)  # some rotary modules write into their config
         with torch.device("cpu"):
             made = type(inside)(config)
-        for kind in (last_kind(config), None):
+        for kind in (last_layer_type(config), None):
             prefix = "" if kind is None else f"{kind}_"
             found = getattr(made, f"{prefix}inv_freq", None)
             if found is not None:
                 scale = float(getattr(made, f"{prefix}attention_scaling", 1.0))
-                return cls(made, kind, unrounded(found, theta_of(config)), scale)
+                return cls(made, kind, exact_frequencies(found, config_rope_theta(config)), scale)
         return None
 
     def embeddings(self, x_BLD: Tensor, position_ids_BL: Tensor) -> tuple[Tensor, Tensor]:
@@ -121,10 +123,12 @@ class BaseRotary(NamedTuple):
         return cos.to(x_BLD.device), sin.to(x_BLD.device)
 
 
-def unrounded(found: Tensor, theta: float) -> tuple[float, ...]:
+def exact_frequencies(found: Tensor, theta: float) -> tuple[float, ...]:
     """Return the frequencies in float64: of theta itself where float32 rounding is all that lies between."""
-    exact = by_theta(2 * len(found), theta)
-    near = torch.allclose(found.double(), torch.tensor(exact, dtype=torch.float64, device="cpu"), rtol=EQUAL, atol=0)
+    exact = default_frequencies(2 * len(found), theta)
+    near = torch.allclose(
+        found.double(), torch.tensor(exact, dtype=torch.float64, device="cpu"), rtol=FREQUENCY_RTOL, atol=0
+    )
     return exact if near else tuple(found.double().tolist())
 
 

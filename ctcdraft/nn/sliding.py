@@ -38,13 +38,13 @@ class SlidingWindow:
 
     def __call__(self, mask_XM: Tensor) -> Tensor | dict[str, Tensor]:
         """Return the additive masks of all layer types for one that holds what full attention sees."""
-        slid_XM = last_seen(mask_XM, self.window)
+        slid_XM = keep_last_visible(mask_XM, self.window)
         if not self.layer_types:
             return slid_XM
         return {kind: slid_XM if kind == "sliding_attention" else mask_XM for kind in self.layer_types}
 
 
-def last_seen(mask_XM: Tensor, window: int) -> Tensor:
+def keep_last_visible(mask_XM: Tensor, window: int) -> Tensor:
     """Return an additive mask (0: seen) that keeps the last `window` entries seen in every row.
 
     0 0 - 0 0, window 3   ->   - 0 - 0 0

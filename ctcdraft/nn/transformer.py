@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from ctcdraft.nn.rotary import by_theta, rotate, theta_of
+from ctcdraft.nn.rotary import apply_rotary, config_rope_theta, default_frequencies
 
 
 @dataclass(frozen=True)
-class BlockShape:
+class BlockConfig:
     """The sizes of a block: width D, heads H, key-value heads G, width of a head, width of the MLP, positions.
 
     What follows is Llama's unless it is said: the rotary frequencies (head_width / 2, 0 where a dimension is not
@@ -45,7 +45,7 @@ class BlockShape:
         nn/base_layer.py has the shape of the base's own layers, of which this is a part.
         """
         width, heads = config.hidden_size, config.num_attention_heads
-        head_width, theta = getattr(config, "head_dim", None) or width // heads, theta_of(config)
+        head_width, theta = getattr(config, "head_dim", None) or width // heads, config_rope_theta(config)
         return cls(
             width=width,
             heads=heads,
@@ -55,18 +55,18 @@ class BlockShape:
             epsilon=getattr(config, "rms_norm_eps", 1e-6),
             rope_theta=theta,
             positions=context_length,
-            frequencies=by_theta(head_width, theta),
+            frequencies=default_frequencies(head_width, theta),
         )
 
     def as_plain_llama(self) -> Self:
         """Return the same sizes as a plain Llama layer, which is what heads were made of before there was more."""
-        frequencies = by_theta(self.head_width, self.rope_theta)
+        frequencies = default_frequencies(self.head_width, self.rope_theta)
         return replace(
             self, frequencies=frequencies, rotary_scale=1.0, qk_norm=False, qkv_bias=False, activation="silu"
         )
 
 
-class Norm(nn.RMSNorm):
+class RMSNorm(nn.RMSNorm):
     """Root-mean-square norm whose scale follows the input's dtype: under autocast torch would warn and go slow."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -80,7 +80,7 @@ class SlotAttention(nn.Module):
     once per token and kept. That is what makes training equal to decoding.
     """
 
-    def __init__(self, shape: BlockShape, causal: bool) -> None:
+    def __init__(self, shape: BlockConfig, causal: bool) -> None:
         super().__init__()
         self.shape = shape
         self.causal = causal
@@ -92,8 +92,8 @@ class SlotAttention(nn.Module):
 
     def keys_values(self, x_BLD: Tensor, turn: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Keys (turned to their positions) and values [B, G, L, d] of the text."""
-        keys = normed(self.key_norm, self.split_heads(self.key(x_BLD)))
-        return rotate(keys, turn), self.split_heads(self.value(x_BLD))
+        keys = apply_norm(self.key_norm, self.split_heads(self.key(x_BLD)))
+        return apply_rotary(keys, turn), self.split_heads(self.value(x_BLD))
 
     def split_heads(self, x_BLD: Tensor) -> Tensor:
         """[B, heads, L, head_width]; two views, where einops would take longer than a small base's product."""
@@ -110,10 +110,10 @@ class SlotAttention(nn.Module):
         kv_heads, frames = self.shape.kv_heads, slots_BATD.shape[2]
         query = rearrange(self.query(slots_BATD), "b a t (h d) -> b a h t d", h=self.shape.heads)
         turn = turn[0][:, :, None], turn[1][:, :, None]  # the same angles for every head
-        query = rotate(normed(self.query_norm, query), turn) * self.shape.head_width**-0.5
+        query = apply_rotary(apply_norm(self.query_norm, query), turn) * self.shape.head_width**-0.5
         query = rearrange(query, "b a (g r) t d -> b g a (r t) d", g=kv_heads)
         own_key = rearrange(self.key(slots_BATD), "b a t (g d) -> b a g t d", g=kv_heads)
-        own_key = rearrange(rotate(normed(self.key_norm, own_key), turn), "b a g t d -> b g a t d")
+        own_key = rearrange(apply_rotary(apply_norm(self.key_norm, own_key), turn), "b a g t d -> b g a t d")
         own_value = rearrange(self.value(slots_BATD), "b a t (g d) -> b g a t d", g=kv_heads)
         text_keys, text_values = text
 
@@ -140,8 +140,8 @@ class SlotAttention(nn.Module):
         """
         keys, values = memory.update(*self.keys_values(x_BND, turn), layer)
         cos, sin = turn
-        query = normed(self.query_norm, self.split_heads(self.query(x_BND[:, -slots:])))
-        query = rotate(query, (cos[-slots:], sin[-slots:]))
+        query = apply_norm(self.query_norm, self.split_heads(self.query(x_BND[:, -slots:])))
+        query = apply_rotary(query, (cos[-slots:], sin[-slots:]))
         seen_TM = None
         if self.causal:
             size = slots, keys.shape[2]
@@ -150,12 +150,12 @@ class SlotAttention(nn.Module):
         return self.out(mixed.transpose(1, 2).flatten(2))
 
 
-def head_norm(shape: BlockShape) -> Norm | None:
+def head_norm(shape: BlockConfig) -> RMSNorm | None:
     """Return a norm of the columns of one head, where the shape asks for it."""
-    return Norm(shape.head_width, eps=shape.epsilon) if shape.qk_norm else None
+    return RMSNorm(shape.head_width, eps=shape.epsilon) if shape.qk_norm else None
 
 
-def normed(norm: Norm | None, x: Tensor) -> Tensor:
+def apply_norm(norm: RMSNorm | None, x: Tensor) -> Tensor:
     return x if norm is None else norm(x)
 
 
@@ -184,11 +184,11 @@ class GatedMLP(nn.Module):
 class SlotBlock(nn.Module):
     """One Llama block for slots: norm, attention, norm, MLP, each added to the residual."""
 
-    def __init__(self, shape: BlockShape, causal: bool) -> None:
+    def __init__(self, shape: BlockConfig, causal: bool) -> None:
         super().__init__()
-        self.attention_norm = Norm(shape.width, eps=shape.epsilon)
+        self.attention_norm = RMSNorm(shape.width, eps=shape.epsilon)
         self.attention = SlotAttention(shape, causal)
-        self.mlp_norm = Norm(shape.width, eps=shape.epsilon)
+        self.mlp_norm = RMSNorm(shape.width, eps=shape.epsilon)
         self.mlp = GatedMLP(shape.width, shape.inner, shape.activation)
 
     def keys_values(self, x_BLD: Tensor, turn: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ctcdraft.drafters.drafter import Batch
+from ctcdraft.batch import Batch
 from ctcdraft.nn.heads import Emissions
-from ctcdraft.objectives.objective import Loss, check_decay, check_frames, check_labels, decayed_mean, labels_there
+from ctcdraft.objectives.base import Loss, check_decay, check_frames, check_labels, decayed_masked_mean, label_mask
 
 
 class CrossEntropy:
@@ -23,9 +23,9 @@ class CrossEntropy:
     def __call__(self, emissions: Emissions, batch: Batch) -> Loss:
         check_frames(emissions, self.labels)
         log_probs_BAS = emissions.label_log_probs(batch.labels_BAS)
-        real_BAS = labels_there(batch)
+        real_BAS = label_mask(batch)
         can_BAS = real_BAS & ~log_probs_BAS.isneginf()  # a head may have some of the words only
-        value = decayed_mean(-log_probs_BAS, can_BAS, self.decay)
-        first = decayed_mean(log_probs_BAS[..., :1].detach().exp(), real_BAS[..., :1], 1.0)
+        value = decayed_masked_mean(-log_probs_BAS, can_BAS, self.decay)
+        first = decayed_masked_mean(log_probs_BAS[..., :1].detach().exp(), real_BAS[..., :1], 1.0)
         infeasible = 1 - can_BAS.sum() / real_BAS.sum().clamp(min=1)
         return Loss(value, {"loss": value.detach(), "first_label": first, "infeasible_share": infeasible})

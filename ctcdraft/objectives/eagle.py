@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ctcdraft.batch import Batch
 from ctcdraft.ctc.forward import log_likelihood
-from ctcdraft.drafters.drafter import Batch
 from ctcdraft.errors import InputError, number, whole
 from ctcdraft.nn.heads import Emissions
-from ctcdraft.objectives.distill import states_before_labels
-from ctcdraft.objectives.objective import Loss, check_frames, check_labels, mean
+from ctcdraft.objectives.base import Loss, check_frames, check_labels, masked_mean
+from ctcdraft.objectives.distillation import base_states_at_labels
 
 
 class Eagle:
@@ -31,7 +31,7 @@ class Eagle:
     def __call__(self, emissions: Emissions, batch: Batch) -> Loss:
         check_frames(emissions, 1)
         width = emissions.head.words.weight.shape[1]  # the last tap comes first
-        true_BA1D = states_before_labels(batch)[:, :, :1, :width]
+        true_BA1D = base_states_at_labels(batch)[:, :, :1, :width]
         if emissions.states_BATD.shape[-1] != true_BA1D.shape[-1]:
             raise InputError(
                 f"the drafter's states are {emissions.states_BATD.shape[-1]} wide and the base's "
@@ -46,7 +46,7 @@ class Eagle:
         predicted_BAD, true_BAD = emissions.states_BATD[:, :, 0].float(), true_BA1D[:, :, 0].float()
         regression_BA = F.smooth_l1_loss(predicted_BAD, true_BAD, reduction="none").mean(dim=-1)
         cross_entropy_BA1 = emissions.map_label_frames(said, batch.labels_BAS[..., :1], true_BA1D)
-        states, words = mean(regression_BA, real_BA), mean(cross_entropy_BA1[..., 0], real_BA)
+        states, words = masked_mean(regression_BA, real_BA), masked_mean(cross_entropy_BA1[..., 0], real_BA)
         value = self.states * states + self.words * words
         return Loss(value, {"loss": value.detach(), "states": states.detach(), "words": words.detach()})
 
@@ -86,7 +86,7 @@ class EagleCTC:
         labels_BAT = F.pad(batch.labels_BAS, (0, max(self.frames - self.labels, 0)), value=-1)[..., : self.frames]
         aligned_BA = emissions.map_label_frames(unlikely, labels_BAT)
         feasible_BA = speakable_BA & ~aligned_BA.isposinf()  # what is not a number must show
-        ctc = mean(aligned_BA, feasible_BA)
+        ctc = masked_mean(aligned_BA, feasible_BA)
         infeasible = 1 - feasible_BA.sum() / whole_BA.sum().clamp(min=1)
         value = loss.value + self.ctc * ctc
         metrics = loss.metrics | {"loss": value.detach(), "ctc": ctc.detach(), "infeasible_share": infeasible}

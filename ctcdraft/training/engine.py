@@ -1,4 +1,10 @@
-"""How a step is taken: optimiser, schedule, clipping, precision. It knows parameters and a loss, not what they mean."""
+"""How a step is taken: optimiser, schedule, clipping, precision. It knows parameters and a loss, not what they mean.
+
+A drafter's forward pass compiled, and tried before any corpus. It knows torch.compile, and nothing of the pass.
+
+The objective stays as it is: inductor's C++ for its recursion does not compile on a CPU (torch 2.13), and the words'
+projection, which is most of it, is matrix products that nothing makes faster.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ctcdraft.training.peers import Peers
+from ctcdraft.distributed import Distributed
+from ctcdraft.drafters.base import DraftHead
+from ctcdraft.errors import InputError
 
 
 class TorchEngine:
@@ -32,7 +40,7 @@ class TorchEngine:
         clip_norm: float,
         clip_value: float | None,
         autocast: bool,
-        peers: Peers,
+        peers: Distributed,
     ) -> None:
         self.module = module
         self.parameters = parameters
@@ -40,13 +48,13 @@ class TorchEngine:
         self.clip_value = clip_value
         self.autocast = autocast
         self.peers = peers
-        matrices, others = decayed_or_not(parameters)
+        matrices, others = split_by_weight_decay(parameters)
         self.optimisers: list[torch.optim.Optimizer] = []
         if matrices:
             self.optimisers.append(self.for_matrices(matrices, learning_rate, betas, weight_decay))
         if others:  # all there is where only low-rank updates are trained
             self.optimisers.append(torch.optim.AdamW(others, lr=learning_rate, betas=betas, weight_decay=0.0))
-        self.lr_lambda = lambda step: warm_cosine(step, steps, warmup, final_share)
+        self.lr_lambda = lambda step: warmup_cosine(step, steps, warmup, final_share)
         self.betas = betas
         self.schedules = [torch.optim.lr_scheduler.LambdaLR(one, self.lr_lambda) for one in self.optimisers]
 
@@ -120,16 +128,42 @@ class MuonEngine(TorchEngine):
         )
 
 
-def decayed_or_not(parameters: Sequence[nn.Parameter]) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+def split_by_weight_decay(parameters: Sequence[nn.Parameter]) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
     """Matrices, and the rest. Norms, biases and embeddings of slots are not decayed: they are scales and places."""
     matrices = [p for p in parameters if p.ndim == 2 and min(p.shape) >= 32]
     others = [p for p in parameters if not (p.ndim == 2 and min(p.shape) >= 32)]
     return matrices, others
 
 
-def warm_cosine(step: int, steps: int, warmup: int, final_share: float) -> float:
+def warmup_cosine(step: int, steps: int, warmup: int, final_share: float) -> float:
     """The share of the learning rate at a step: up linearly, then down a half cosine to final_share."""
     if step < warmup:
         return (step + 1) / warmup
     progress = min((step - warmup) / max(steps - warmup, 1), 1.0)
     return final_share + (1 - final_share) * 0.5 * (1 + cos(pi * progress))
+
+
+def compile_forward(drafter: DraftHead, backend: str, rehearsal: Callable[[], None]) -> None:
+    """From now on `drafter(batch)` is compiled; names of weights, decoding and what is saved stay what they were.
+
+    backend: one of torch.compile's. rehearsal: a forward and a backward pass, which went well before. In place, and
+    for any sizes: batches differ in length, and each length would be compiled anew. InputError where it cannot be.
+    """
+    import torch._dynamo  # seconds, for those alone who want it
+
+    try:
+        drafter.compile(backend=backend, dynamic=True)
+        rehearsal()
+    except RuntimeError as error:
+        backends = ", ".join(torch._dynamo.list_backends())
+        raise InputError(
+            f"trainer.compile={backend} cannot compile {type(drafter).__name__} here "
+            f"({compile_error_reason(error)}); give "
+            f"another backend of torch.compile ({backends}), or null to train without"
+        ) from error
+
+
+def compile_error_reason(error: RuntimeError) -> str:
+    """backend='inductor' raised:, and what in the next line -> both; else the first line."""
+    lines = str(error).strip().splitlines()
+    return " ".join(lines[: 2 if lines[0].endswith("raised:") else 1]).rstrip(".")

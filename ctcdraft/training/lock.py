@@ -18,7 +18,7 @@ from filelock import FileLock, Timeout
 
 from ctcdraft.errors import InputError
 
-LOCK = "run.lock"
+LOCK_FILE = "run.lock"
 
 
 class InUseError(InputError):
@@ -26,19 +26,20 @@ class InUseError(InputError):
 
 
 @contextlib.contextmanager
-def exclusive(directory: Path) -> Iterator[None]:
+def run_lock(directory: Path) -> Iterator[None]:
     """Hold the directory, which is made where it is absent; raise InUseError if another process holds it.
 
     A directory that was made here and is empty at the end is removed: the start was refused before its run began.
     """
-    file, made = directory / LOCK, not directory.exists()
+    file, made = directory / LOCK_FILE, not directory.exists()
     lock = FileLock(file)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         lock.acquire(timeout=0)
     except Timeout:
         raise InUseError(
-            f"{directory} is being trained by {holder(file)}; wait until it ends or stop it, or choose another run="
+            f"{directory} is being trained by {describe_lock_holder(file)}; wait until it ends or stop it, or choose "
+            "another run="
         ) from None
     except OSError as error:
         raise InputError(f"cannot lock {file} ({error.strerror or error}); choose another place with run=") from error
@@ -57,7 +58,7 @@ def exclusive(directory: Path) -> Iterator[None]:
         lock.release()
 
 
-def holder(file: Path) -> str:
+def describe_lock_holder(file: Path) -> str:
     """Return who holds the lock, as far as the file tells."""
     try:
         owner = json.loads(file.read_text())

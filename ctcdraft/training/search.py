@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from ctcdraft.errors import InputError
-from ctcdraft.training.remaining import Remaining
+from ctcdraft.training.progress import RemainingTime
 from ctcdraft.training.sweep import write_table
 
-SECONDS_BETWEEN_LOOKS = 0.2
+POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,13 @@ class Interval:
     whole: bool
 
 
-Space = Mapping[str, Interval | Sequence[Any]]
+SearchSpace = Mapping[str, Interval | Sequence[Any]]
 
 
-def search(
+def run_search(
     command: Sequence[str],
     run: Path,
-    space: Space,
+    space: SearchSpace,
     trials: int,
     jobs: int,
     seed: int,
@@ -64,12 +64,12 @@ def search(
         sampler=optuna.samplers.TPESampler(seed=seed), pruner=optuna.pruners.MedianPruner(n_startup_trials=4),
     )  # fmt: skip
 
-    remaining, tries = Remaining(trials, jobs), Tries(study, command)
+    remaining, tries = RemainingTime(trials, jobs), TrialRegistry(study, command)
 
     def one(number: int) -> None:
         trial = study.ask()
         try:
-            overrides = [f"{key}={suggestion(trial, key, space[key])}" for key in space]
+            overrides = [f"{key}={suggest_value(trial, key, space[key])}" for key in space]
         except ValueError as error:
             raise InputError(
                 f"{run / 'study.log'} holds a search among other values ({error}); choose another run="
@@ -82,7 +82,7 @@ def search(
                 line = f"trial {trial.number}: {' '.join(overrides)}  is trial {before.number} again and was not run"
                 log(f"{line}; {remaining.run_ended(None)}")
                 return
-            status, tau, pruned = train([*command, *overrides, f"run={folder}"], folder, trial, overrides)
+            status, tau, pruned = run_trial([*command, *overrides, f"run={folder}"], folder, trial, overrides)
             if tau is None or (status != 0 and not pruned):
                 study.tell(trial, state=state.FAIL)
                 line = f"trial {trial.number} failed with status {status}: {' '.join(overrides)}; see {folder}.log"
@@ -101,7 +101,7 @@ def search(
     return max(done)
 
 
-class Tries:
+class TrialRegistry:
     """The trials of a study by what they tried: a command and values. Equal trials run one after another."""
 
     def __init__(self, study: Any, command: Sequence[str]) -> None:
@@ -114,7 +114,9 @@ class Tries:
     def of(self, trial: Any) -> Iterator[Any]:
         """Within, no equal trial runs; yields the one that ended before, or None."""
         with self._locks.setdefault(repr(sorted(trial.params.items())), threading.Lock()):
-            before = next((one for one in self.study.get_trials(deepcopy=False) if self.has_known_outcome(one, trial)), None)
+            before = next(
+                (one for one in self.study.get_trials(deepcopy=False) if self.has_known_outcome(one, trial)), None
+            )
             if before is None:  # so that what is known names the trial that ran
                 trial.set_user_attr("command", self.command)
                 self.here.add(trial.number)
@@ -127,10 +129,11 @@ class Tries:
         return usable and equal and one.number != trial.number
 
 
-def train(
+def run_trial(
     command: Sequence[str], folder: Path, trial: Any, overrides: Sequence[str] = ()
 ) -> tuple[int, float | None, bool]:
-    """One trial to its end, or to where the pruner ends it: exit status, best tau, whether it was stopped. overrides: what
+    """One trial to its end, or to where the pruner ends it: exit status, best tau, whether it was stopped. overrides:
+    what
     the search chose, by which W&B calls it."""
     group = folder.parent.name
     named = {"WANDB_RUN_GROUP": group, **os.environ, "WANDB_NAME": " ".join([f"{group}/{folder.name}", *overrides])}
@@ -141,8 +144,8 @@ def train(
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=named)
         try:
             while process.poll() is None:
-                time.sleep(SECONDS_BETWEEN_LOOKS)
-                for step, tau in probes(folder)[reported:]:
+                time.sleep(POLL_SECONDS)
+                for step, tau in read_probes(folder)[reported:]:
                     reported += 1
                     trial.report(tau, step)
                     if not pruned and trial.should_prune():
@@ -150,12 +153,12 @@ def train(
                         process.terminate()
         finally:
             process.terminate()
-    taus = [tau for _, tau in probes(folder)]
+    taus = [tau for _, tau in read_probes(folder)]
     # It may have come to its end before it heard that it should stop.
     return process.wait(), max(taus, default=None), pruned and process.returncode != 0
 
 
-def probes(folder: Path) -> list[tuple[int, float]]:
+def read_probes(folder: Path) -> list[tuple[int, float]]:
     """(step, tau) of every probe so far."""
     found = []
     with contextlib.suppress(OSError):
@@ -167,7 +170,7 @@ def probes(folder: Path) -> list[tuple[int, float]]:
     return found
 
 
-def suggestion(trial: Any, key: str, choice: Interval | Sequence[Any]) -> Any:
+def suggest_value(trial: Any, key: str, choice: Interval | Sequence[Any]) -> Any:
     if not isinstance(choice, Interval):
         return trial.suggest_categorical(key, list(choice))
     if choice.whole:

@@ -14,10 +14,11 @@ from typing import Any
 
 import yaml
 
-from ctcdraft.files import write_text
+from ctcdraft.io import write_text
+from ctcdraft.renamed import current
 
-FAILURE = "failed.json"
-PLACES = ("run", "resume", "overwrite", "plan_only")  # where a run lies is no part of what it is
+FAILURE_FILE = "failed.json"
+LOCATION_KEYS = ("run", "resume", "overwrite", "plan_only")  # where a run lies is no part of what it is
 
 
 @dataclass(frozen=True)
@@ -51,18 +52,20 @@ class Failure:
 
 def write_failure(folder: Path, values: Mapping[str, Any], reason: str) -> None:
     """Write down in a job's folder why it failed, for the table."""
-    write_text(folder / FAILURE, json.dumps({"reason": " ".join(reason.split()), "values": values}, indent=1) + "\n")
+    write_text(
+        folder / FAILURE_FILE, json.dumps({"reason": " ".join(reason.split()), "values": values}, indent=1) + "\n"
+    )
 
 
 def forget_failure(folder: Path) -> None:
     """Remove what an earlier attempt at the job left."""
-    (folder / FAILURE).unlink(missing_ok=True)
+    (folder / FAILURE_FILE).unlink(missing_ok=True)
 
 
 def read_failure(folder: Path) -> Failure | None:
     """Return why the job in a folder failed; None where it did not."""
     try:
-        content = json.loads((folder / FAILURE).read_text())
+        content = json.loads((folder / FAILURE_FILE).read_text())
         return Failure(folder.name, content["values"], content["reason"])
     except (OSError, ValueError, KeyError):
         return None
@@ -71,7 +74,7 @@ def read_failure(folder: Path) -> Failure | None:
 def read_job(folder: Path) -> Job | None:
     """A run that has been probed at least once, else None."""
     try:
-        values = flat(yaml.safe_load((folder / "config.yaml").read_text()))
+        values = flatten_config(current(yaml.safe_load((folder / "config.yaml").read_text())))
         lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     except (OSError, ValueError):
         return None
@@ -85,25 +88,27 @@ def read_job(folder: Path) -> Job | None:
     return Job(folder.name, values, command_line, len(lines), max(taus), lines[-1].get("loss"), totals)
 
 
-def flat(node: Any, above: str = "") -> dict[str, Any]:
+def flatten_config(node: Any, above: str = "") -> dict[str, Any]:
     """{"trainer": {"steps": 3}}   ->   {"trainer.steps": 3}"""
     if not isinstance(node, Mapping):
         return {above: str(node) if isinstance(node, list) else node}
-    return {key: value for name in node for key, value in flat(node[name], f"{above}.{name}".lstrip(".")).items()}
+    return {
+        key: value for name in node for key, value in flatten_config(node[name], f"{above}.{name}".lstrip(".")).items()
+    }
 
 
-def swept(jobs: Sequence[Job | Failure]) -> list[str]:
+def swept_keys(jobs: Sequence[Job | Failure]) -> list[str]:
     """The keys in which jobs differ; of several that say the same thing, the one with the shortest name."""
     differing: list[str] = []
     for key in sorted({key for job in jobs for key in job.values}, key=lambda key: (len(key), key)):
         column = [job.values.get(key) for job in jobs]
-        alike = any(tied(column, [job.values.get(other) for job in jobs]) for other in differing)
-        if key.split(".")[0] not in PLACES and len(set(column)) > 1 and not alike:
+        alike = any(determine_each_other(column, [job.values.get(other) for job in jobs]) for other in differing)
+        if key.split(".")[0] not in LOCATION_KEYS and len(set(column)) > 1 and not alike:
             differing.append(key)
     return sorted(differing)
 
 
-def tied(one: Sequence[Any], other: Sequence[Any]) -> bool:
+def determine_each_other(one: Sequence[Any], other: Sequence[Any]) -> bool:
     """Whether either column follows from the other."""
     return len(set(zip(one, other, strict=True))) == len(set(one)) == len(set(other))
 
@@ -111,20 +116,20 @@ def tied(one: Sequence[Any], other: Sequence[Any]) -> bool:
 def write_table(folder: Path) -> list[Job]:
     """sweep.csv, sweep.md and sweep.svg of all jobs in the folder, best first, and last those that failed, with the
     reason; nothing if there are none yet. Returns the jobs that ran."""
-    failures = [failure for path in sorted(folder.glob(f"*/{FAILURE}")) if (failure := read_failure(path.parent))]
+    failures = [failure for path in sorted(folder.glob(f"*/{FAILURE_FILE}")) if (failure := read_failure(path.parent))]
     failed = {failure.name for failure in failures}
     found = (read_job(path.parent) for path in folder.glob("*/config.yaml") if path.parent.name not in failed)
     jobs = sorted((job for job in found if job is not None), key=lambda job: (-job.tau, job.name))
     if jobs or failures:
-        keys = swept([*jobs, *failures])
-        write_text(folder / "sweep.csv", table(jobs, keys, failures))
-        write_text(folder / "sweep.md", page(jobs, keys, failures))
+        keys = swept_keys([*jobs, *failures])
+        write_text(folder / "sweep.csv", csv_table(jobs, keys, failures))
+        write_text(folder / "sweep.md", markdown_page(jobs, keys, failures))
     if jobs:
-        write_text(folder / "sweep.svg", plot(jobs, [key for key in swept(jobs) if key != "seed"]))
+        write_text(folder / "sweep.svg", svg_plot(jobs, [key for key in swept_keys(jobs) if key != "seed"]))
     return jobs
 
 
-def table(jobs: Sequence[Job], keys: Sequence[str], failures: Sequence[Failure] = ()) -> str:
+def csv_table(jobs: Sequence[Job], keys: Sequence[str], failures: Sequence[Failure] = ()) -> str:
     """Return the rows of all jobs; the column `failed` is there where a job did."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -137,7 +142,7 @@ def table(jobs: Sequence[Job], keys: Sequence[str], failures: Sequence[Failure] 
     return text.getvalue()
 
 
-def by_seed(same: Sequence[Job]) -> list[float]:
+def tau_by_seed(same: Sequence[Job]) -> list[float]:
     """Return the tau of each seed of one setting: a seed that was run twice is one, and its noise counts once."""
     seeds: dict[Any, list[float]] = {}
     for job in same:
@@ -145,13 +150,13 @@ def by_seed(same: Sequence[Job]) -> list[float]:
     return [statistics.mean(taus) for taus in seeds.values()]
 
 
-def page(jobs: Sequence[Job], keys: Sequence[str], failures: Sequence[Failure] = ()) -> str:
+def markdown_page(jobs: Sequence[Job], keys: Sequence[str], failures: Sequence[Failure] = ()) -> str:
     """One line a setting, its seeds together; then one a job that failed."""
     named = [key for key in keys if key != "seed"]
     settings: dict[tuple[Any, ...], list[Job]] = {}
     for job in jobs:
         settings.setdefault(job.setting(named), []).append(job)
-    ranked = sorted(settings.items(), key=lambda item: -statistics.mean(by_seed(item[1])))
+    ranked = sorted(settings.items(), key=lambda item: -statistics.mean(tau_by_seed(item[1])))
     lines = [
         "tau: tokens committed by passes / passes over the held-out prompts, of each run's best probe; spread: "
         "standard deviation over seeds.",
@@ -160,7 +165,7 @@ def page(jobs: Sequence[Job], keys: Sequence[str], failures: Sequence[Failure] =
         "|" + "---|" * (len(named) + 5),
     ]
     for setting, same in ranked:
-        taus = by_seed(same)
+        taus = tau_by_seed(same)
         spread = f"{statistics.stdev(taus):.3f}" if len(taus) > 1 else ""
         losses = [job.loss for job in same if job.loss is not None]
         loss = f"{statistics.mean(losses):.3f}" if losses else ""
@@ -171,12 +176,12 @@ def page(jobs: Sequence[Job], keys: Sequence[str], failures: Sequence[Failure] =
         cells = [*map(str, failure.setting(named)), f"failed: {failure.reason}", "", "0", "", failure.name]
         lines.append("| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |")
     if jobs:
-        conclusion = verdict([(setting, by_seed(same)) for setting, same in ranked])
+        conclusion = describe_best_setting([(setting, tau_by_seed(same)) for setting, same in ranked])
         lines += ["", conclusion, "", "The best run again:", "", f"    {jobs[0].command}"]
     return "\n".join(lines) + "\n"
 
 
-def verdict(ranked: Sequence[tuple[Any, Sequence[float]]]) -> str:
+def describe_best_setting(ranked: Sequence[tuple[Any, Sequence[float]]]) -> str:
     """By how much the first setting is ahead, in units of the noise of seeds where that is known; of every setting its
     taus, one a seed."""
     if len(ranked) == 1:
@@ -186,7 +191,9 @@ def verdict(ranked: Sequence[tuple[Any, Sequence[float]]]) -> str:
     repeated = [taus for _, taus in ranked if len(taus) > 1]
     freedom = sum(len(taus) - 1 for taus in repeated)
     if not freedom:
-        return f"{conclusion}; no setting was run with two seeds, so its noise is not known: add seed=0,1,2 data_seed=0."
+        return (
+            f"{conclusion}; no setting was run with two seeds, so its noise is not known: add seed=0,1,2 data_seed=0."
+        )
     noise = (sum(statistics.variance(taus) * (len(taus) - 1) for taus in repeated) / freedom) ** 0.5
     # Of a difference of two means, each over its own number of seeds.
     error = noise * sum(1 / len(taus) for _, taus in ranked[:2]) ** 0.5
@@ -194,7 +201,7 @@ def verdict(ranked: Sequence[tuple[Any, Sequence[float]]]) -> str:
     return f"{conclusion}; seeds alone spread it by {noise:.3f}, and that difference by {error:.3f}: {sure}."
 
 
-def plot(jobs: Sequence[Job], keys: Sequence[str]) -> str:
+def svg_plot(jobs: Sequence[Job], keys: Sequence[str]) -> str:
     """tau against every swept key, a panel each; a dot is a job, the line joins the means."""
     width, height, edge = 220, 160, 34
     taus = [job.tau for job in jobs]

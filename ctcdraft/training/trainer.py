@@ -14,24 +14,24 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from ctcdraft.batch import Batch
 from ctcdraft.corpus.batches import Batches
 from ctcdraft.corpus.prefetch import Prefetched
-from ctcdraft.drafters.drafter import Batch, DraftHead
+from ctcdraft.distributed import local_batches, main_process_first
+from ctcdraft.drafters.base import DraftHead
 from ctcdraft.errors import InputError
-from ctcdraft.objectives.objective import Loss, Objective
-from ctcdraft.training.adapting import Adapter
-from ctcdraft.training.checkpoint import RunDirectory, fill
+from ctcdraft.objectives.base import Loss, Objective
 from ctcdraft.training.engine import TorchEngine
-from ctcdraft.training.logger import Logger
-from ctcdraft.training.pace import Pace
-from ctcdraft.training.peers import in_turn, share_of
-from ctcdraft.training.probe import Probe
-from ctcdraft.training.step_lines import StepLines
-from ctcdraft.training.stopping import Stop, listening
+from ctcdraft.training.loggers import Logger
+from ctcdraft.training.lora import LoRAAdapter
+from ctcdraft.training.progress import ProgressLines, StepTimer
+from ctcdraft.training.run_directory import RunDirectory, load_trainable_state
+from ctcdraft.training.shutdown import ShutdownRequest, catch_signals
+from ctcdraft.training.validation import DecodingValidation
 
 
 @dataclass(frozen=True)
-class Care:
+class CheckpointPolicy:
     """What is done for a run that goes wrong.
 
     Its state is saved every so many steps, and every so many minutes if they are given; the last `keep` states stay.
@@ -57,12 +57,12 @@ class Trainer:
         objective: Objective,
         batches: Batches | Prefetched,
         engine: TorchEngine,
-        probe: Probe,
+        probe: DecodingValidation,
         steps: int,
         accumulate: int,
         probe_every: int,
-        checkpoint_policy: Care,
-        adapter: Adapter | None = None,
+        checkpoint_policy: CheckpointPolicy,
+        adapter: LoRAAdapter | None = None,
     ) -> None:
         self.run = run
         self.drafter = drafter
@@ -73,7 +73,7 @@ class Trainer:
         self.steps = steps
         self.accumulate = accumulate
         self.peers = engine.peers
-        self.local_batches = share_of(accumulate, self.peers)
+        self.local_batches = local_batches(accumulate, self.peers)
         self.probe_every = probe_every
         self.checkpoint_policy = checkpoint_policy
         self.adapter = adapter  # of the base, where that learns too
@@ -86,17 +86,17 @@ class Trainer:
 
     def fit(self, loggers: Sequence[Logger], clock: Callable[[], float] = monotonic) -> float:
         """Train to the last step; returns the best tau a probe measured, which a sweep maximises."""
-        in_turn(self.peers, self.batches.states.fill)
+        main_process_first(self.peers, self.batches.states.fill)
         saved_at = monotonic()
         last = stopped = False
         quiet = None if self.peers.is_main else True  # None: where nobody watches
-        lines = StepLines(self.step, self.steps, clock)
+        lines = ProgressLines(self.step, self.steps, clock)
         bar = tqdm(total=self.steps, initial=self.step, unit="step", desc="training", disable=quiet)
-        with contextlib.ExitStack() as closing, bar, listening() as request:
+        with contextlib.ExitStack() as closing, bar, catch_signals() as request:
             for logger in loggers:
                 closing.callback(logger.close)
             while self.step < self.steps and not stopped:
-                pace = Pace()
+                pace = StepTimer()
                 metrics = self.train_step()
                 self.step += 1
                 metrics |= pace.metrics(self.tokens)
@@ -111,7 +111,9 @@ class Trainer:
                 if self.peers.is_main:
                     lines.run_ended(metrics)
                 # Processes agree, or one would wait for the others for ever.
-                stopped, due = self.peers.any_process(request.received_signal is not None, self.is_checkpoint_due(saved_at))
+                stopped, due = self.peers.any_process(
+                    request.received_signal is not None, self.is_checkpoint_due(saved_at)
+                )
                 if last or stopped:
                     self.save()
                 elif due:
@@ -154,14 +156,17 @@ class Trainer:
             raise InputError(
                 f"the gradient of step {self.step + 1} is {norm} (loss {float(losses[0].value.detach()):.4g}), and so "
                 f"were those of {self.skipped_in_a_row - 1} steps before it, none of which was taken (trainer.patience="
-                f"{self.checkpoint_policy.patience}); begin again with a lower trainer.learning_rate, the weights of before are in "
+                f"{self.checkpoint_policy.patience}); begin again with a lower trainer.learning_rate, the weights of "
+                "before are in "
                 f"{self.run.path}"
             )
 
     def validate(self) -> dict[str, Any]:
         """What the probe saw, tau above all, and what the drafter says of the newest batch; the best head is kept."""
         self.drafter.eval()
-        metrics = self.probe.metrics(self.drafter) | (self.drafter.metrics(self.first_batch) if self.first_batch else {})
+        metrics = self.probe.metrics(self.drafter) | (
+            self.drafter.metrics(self.first_batch) if self.first_batch else {}
+        )
         self.drafter.train()
         tau = metrics["tau"]
         if tau > self.best_tau and self.try_write(self.save_head):
@@ -183,7 +188,7 @@ class Trainer:
             tqdm.write(f"step {self.step}: {error} (training goes on, and tries again at the next checkpoint)")
             return False
 
-    def exit_interrupted(self, request: Stop) -> None:
+    def exit_interrupted(self, request: ShutdownRequest) -> None:
         requested_signal = request.received_signal or SIGTERM  # by a peer
         if self.peers.is_main:
             print(f"{requested_signal.name} after step {self.step:,}: all is saved; go on with resume={self.run.path}")
@@ -222,7 +227,7 @@ class Trainer:
         state = self.run.load_state()
         if state is None:
             return
-        fill(self.drafter, state["head"], self.run.path)
+        load_trainable_state(self.drafter, state["head"], self.run.path)
         if self.adapter is not None:
             self.adapter.restore(state["adapter"])
         self.engine.load_state_dict(state["engine"])

@@ -44,9 +44,7 @@ def answers(model, tokenizer, questions: list[str]) -> list[list[int]]:
     return made
 
 
-def row(
-    name: str, model, tokenizer, questions: list[str], references: list[str] | None
-) -> tuple[str, list[str]]:
+def row(name: str, model, tokenizer, questions: list[str], references: list[str] | None) -> tuple[str, list[str]]:
     """A line of the table, and the answers as text."""
     made = answers(model, tokenizer, questions)
     texts = [tokenizer.decode(ids, skip_special_tokens=True) for ids in made]

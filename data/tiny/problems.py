@@ -16,8 +16,7 @@ MEN = (
 PRONOUNS = (("she", "her", "her"), ("he", "his", "him"))
 DAYS = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"]
 WORDS = {
-    "fruit": "apple|pear|peach/peaches|plum|lemon|banana|melon|mango/mangoes|kiwi|fig"
-    "|cherry/cherries|apricot",
+    "fruit": "apple|pear|peach/peaches|plum|lemon|banana|melon|mango/mangoes|kiwi|fig|cherry/cherries|apricot",
     "toy": "marble|toy car|doll|ball|kite|puzzle|drum|robot|train|yo-yo|card|block|teddy bear",
     "sweet": "candy/candies|cookie|mint|lollipop|chocolate|toffee|caramel",
     "bake": "muffin|cookie|bagel|pie|roll|pretzel|waffle|cupcake|bun",
@@ -45,9 +44,7 @@ def problems(split: str, count: int, seed: int, exclude: frozenset[str] = frozen
         if problem["question"] in seen:
             misses += 1
             if misses > 100 * count + 10_000:
-                raise ValueError(
-                    f"{split} templates gave {len(made)} of {count} different questions; ask for fewer"
-                )
+                raise ValueError(f"{split} templates gave {len(made)} of {count} different questions; ask for fewer")
             continue
         seen.add(problem["question"])
         made.append(problem)

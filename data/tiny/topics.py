@@ -25,7 +25,8 @@ TRAIN: dict[str, Topic] = {
         Hi! My {x} is going well, thank you. What would you like to talk about?
         Good {x}! I can chat with you, tell a short story or work on a small problem with numbers.
         Hello! I am doing fine. I hope your {x} is {a}.
-        Hi there! It is nice to hear from you. Tell me what you need."""),
+        Hi there! It is nice to hear from you. Tell me what you need.""",
+    ),
     "thanks": _topic(
         "the help\nthe good idea\nyour time\nthe story\nthe nice answer\nthe list",
         """Thank you for {x}!
@@ -36,7 +37,8 @@ TRAIN: dict[str, Topic] = {
         You are welcome. Have a lovely day, and come back soon!
         My pleasure. Goodbye, and take care!
         Any time! I am glad that you liked it.
-        No problem at all. See you next time!"""),
+        No problem at all. See you next time!""",
+    ),
     "food": _topic(
         """pasta|tomato sauce and basil|cook it in salted water for ten minutes
         rice|beans and a little lime|rinse it first and cook it slowly with the lid on
@@ -59,7 +61,8 @@ TRAIN: dict[str, Topic] = {
         Try it with {a}. Also, {b}.
         It is easy. You {b}, and then you serve it with {a}.
         {X} is a great choice. I would serve it with {a}.
-        Many people like {x} with {a}. A good tip is to {b}."""),
+        Many people like {x} with {a}. A good tip is to {b}.""",
+    ),
     "weather": _topic(
         """rain|an umbrella and good shoes|read a book by the window
         snow|a warm coat and gloves|build a snowman
@@ -78,7 +81,8 @@ TRAIN: dict[str, Topic] = {
         You need {a}. If you would rather stay close to home, you can {b}.
         {X} can be nice too. It is a good time to {b}.
         Take {a} with you and enjoy the fresh air.
-        When there is {x}, I would {b}. Just do not forget {a}."""),
+        When there is {x}, I would {b}. Just do not forget {a}.""",
+    ),
     "animals": _topic(
         """dog|a long walk|loyal and playful
         cat|a warm place to sleep|calm and curious
@@ -100,7 +104,8 @@ TRAIN: dict[str, Topic] = {
         A {x} is {b}, so many families like it. Make sure that it has {a}.
         The most important thing is {a}. A {x} is {b}.
         A {x} can be a fine pet if you have time for it. It needs {a} and a bit of love.
-        People like the {x} because it is {b}. Just make sure that it gets {a}."""),
+        People like the {x} because it is {b}. Just make sure that it gets {a}.""",
+    ),
     "hobbies": _topic(
         """painting|a brush and three colors|paint one small picture a week
         knitting|two needles and soft wool|knit a simple scarf
@@ -124,7 +129,8 @@ TRAIN: dict[str, Topic] = {
         {X} is a lovely hobby because it calms the mind. A good first step is to {b}.
         You need {a}. After that, {b} and be patient with yourself.
         My tip is to {b}. You will get better every week.
-        People enjoy {x} because they can see how they get better. All you need is {a}."""),
+        People enjoy {x} because they can see how they get better. All you need is {a}.""",
+    ),
     "school": _topic(
         """math|do five small problems a day|numbers
         history|draw a line of time with the main events|old letters and wars
@@ -145,7 +151,8 @@ TRAIN: dict[str, Topic] = {
         Try to {a}. Short and regular work helps more than one long night.
         Start small. First {a}, and then explain it to a friend.
         Many people find it hard at first. It helps to {a}.
-        {X} is about {b}, and that takes time. My advice is to {a}."""),
+        {X} is about {b}, and that takes time. My advice is to {a}.""",
+    ),
     "travel": _topic(
         """Paris|the river and the small cafes|May
         Rome|the old stones and good ice cream|April
@@ -169,7 +176,8 @@ TRAIN: dict[str, Topic] = {
         I would go in {b}. You can enjoy {a}.
         {X} is a fine choice. You will find {a} there.
         Pack light, take good shoes and leave some time for {a}.
-        {X} is known for {a}. Go in {b} if you can."""),
+        {X} is known for {a}. Go in {b} if you can.""",
+    ),
     "advice": _topic(
         """sleep badly|turn off your screens an hour before bed
         feel nervous before a talk|breathe slowly and practice the first sentence
@@ -191,7 +199,8 @@ TRAIN: dict[str, Topic] = {
         Many people know this problem. Try to {a}, and see how it feels after a week.
         Here is a simple idea: {a}. Small steps are enough.
         That is not easy. You could {a}, and talk to a friend about it.
-        First, be kind to yourself. Then {a}."""),
+        First, be kind to yourself. Then {a}.""",
+    ),
     "stories": _topic(
         """a brave mouse|a cold forest|a small red lamp|found the way home
         an old sailor|a quiet harbor|a map with a hole in it|sailed out one last time
@@ -212,7 +221,8 @@ TRAIN: dict[str, Topic] = {
         In the end {the_x} {c}, and all was well.
         This is the story of {x} in {a}. When {b} turned up, nobody knew what to do. But {the_x} {c}.
         In {a} lived {x}. Every night {the_x} dreamed of {b}. One morning {the_x} {c}.
-        Long ago, in {a}, {x} found {b}. It was the start of a great adventure. At last {the_x} {c}."""),
+        Long ago, in {a}, {x} found {b}. It was the start of a great adventure. At last {the_x} {c}.""",
+    ),
     "facts": _topic(
         """the sky looks blue|the air scatters blue light more than red light
         leaves turn red|the green color fades in autumn and other colors show
@@ -234,7 +244,8 @@ TRAIN: dict[str, Topic] = {
         The short answer is that {a}.
         {A}. That is the main reason.
         Good question! This happens because {a}.
-        You can say it like this: {a}."""),
+        You can say it like this: {a}.""",
+    ),
     "jobs": _topic(
         """teacher|helps children learn|patience
         nurse|takes care of sick people|a kind heart
@@ -257,7 +268,8 @@ TRAIN: dict[str, Topic] = {
         To become a {x} you need {b}. It is good work, because a {x} {a}.
         A {x} {a}. It is not always easy, but many people love it.
         The work of a {x} takes {b}. On most days a {x} {a}.
-        It is a fine job if you have {b}. A {x} {a}."""),
+        It is a fine job if you have {b}. A {x} {a}.""",
+    ),
     "roleplay": _topic(
         """a pirate captain|Ahoy, sailor|the wind is strong and the sea is wide
         a wise wizard|Welcome, young friend|the old books hold many secrets
@@ -277,7 +289,8 @@ TRAIN: dict[str, Topic] = {
         """{A}! I am {x}, and {b}.
         {A}! Come closer and listen, for {b}.
         {A}! What a fine day it is. As you can see, {b}.
-        {A}! You have found {x}. I tell you, {b}. What brings you here?"""),
+        {A}! You have found {x}. I tell you, {b}. What brings you here?""",
+    ),
     "lists": _topic(
         """things to do on a rainy day|read a book|bake a cake|play a board game
         fruits that are red|apples|cherries|strawberries
@@ -300,7 +313,8 @@ TRAIN: dict[str, Topic] = {
         """Here are three {x}:\\n1. {A}\\n2. {B}\\n3. {C}
         Three {x} are {a}, {b} and {c}.
         Sure! You could think of {a}, {b} or {c}.
-        1. {A}\\n2. {B}\\n3. {C}"""),
+        1. {A}\\n2. {B}\\n3. {C}""",
+    ),
     "choices": _topic(
         """tea|coffee|it is gentle and keeps you calm
         the train|the car|you can read and look out of the window
@@ -319,7 +333,8 @@ TRAIN: dict[str, Topic] = {
         """I would choose {x}, because {b}.
         Both are fine. With {x}, {b}.
         It depends on what you like. A good point for {x} is that {b}.
-        My pick is {x}. The reason is simple: {b}."""),
+        My pick is {x}. The reason is simple: {b}.""",
+    ),
     "feelings": _topic(
         """happy|that is wonderful|share it with somebody you like
         sad|I am sorry to hear that|talk to a friend or take a slow walk
@@ -338,7 +353,8 @@ TRAIN: dict[str, Topic] = {
         """{A}. You could {b}.
         {A}! It is good to notice how you feel. My idea is to {b}.
         When people are {x}, it often helps to {b}.
-        It is all right to feel {x}. If you like, {b}."""),
+        It is all right to feel {x}. If you like, {b}.""",
+    ),
     "words": _topic(
         """a harbor|a safe place where ships can stay|The boat reached the harbor at night.
         a recipe|a plan that tells you how to cook something|I found a recipe for apple pie.
@@ -358,35 +374,50 @@ TRAIN: dict[str, Topic] = {
         """{X} is {a}.
         In simple words, {x} is {a}. For example: {b}
         {X} is {a}. Here is a sentence: {b}
-        {b} So {x} is {a}."""),
+        {b} So {x} is {a}.""",
+    ),
 }
 
 HELD_OUT: dict[str, Topic] = {
-    "music": _topic("the piano\nthe guitar\nthe violin\nthe drums\nthe flute",
-                    """I want to learn {x}. How do I begin?
+    "music": _topic(
+        "the piano\nthe guitar\nthe violin\nthe drums\nthe flute",
+        """I want to learn {x}. How do I begin?
                     Is {x} hard to play?
-                    What do people love about {x}?"""),
-    "garden": _topic("tomatoes\nroses\nherbs\napple trees\nstrawberries",
-                     """How do I grow {x} at home?
+                    What do people love about {x}?""",
+    ),
+    "garden": _topic(
+        "tomatoes\nroses\nherbs\napple trees\nstrawberries",
+        """How do I grow {x} at home?
                      My {x} look sick. What should I do?
-                     When should I plant {x}?"""),
-    "parties": _topic("a birthday\na wedding\na farewell party\na family dinner",
-                      """Give me an idea for {x}.
+                     When should I plant {x}?""",
+    ),
+    "parties": _topic(
+        "a birthday\na wedding\na farewell party\na family dinner",
+        """Give me an idea for {x}.
                       What should I bring to {x}?
-                      I am planning {x} next month. Any advice?"""),
-    "space": _topic("a comet\nthe planet Mars\na black hole\na satellite",
-                    """Tell me about {x}.
+                      I am planning {x} next month. Any advice?""",
+    ),
+    "space": _topic(
+        "a comet\nthe planet Mars\na black hole\na satellite",
+        """Tell me about {x}.
                     Write a short story about {x}.
-                    What would it be like to see {x} up close?"""),
-    "sports": _topic("tennis\nswimming\nbasketball\ncycling",
-                     """What do I need for {x}?
+                    What would it be like to see {x} up close?""",
+    ),
+    "sports": _topic(
+        "tennis\nswimming\nbasketball\ncycling",
+        """What do I need for {x}?
                      List three good things about {x}.
-                     My daughter wants to try {x}. What do you think?"""),
-    "home": _topic("a leaking tap\na messy desk\nnoisy neighbors\na broken lamp\na cold bedroom",
-                   """How do I deal with {x}?
-                   I have {x} at home. What should I do first?"""),
-    "films": _topic("a comedy\na science fiction film\nan old western\na cartoon",
-                    """Should I watch {x} tonight?
+                     My daughter wants to try {x}. What do you think?""",
+    ),
+    "home": _topic(
+        "a leaking tap\na messy desk\nnoisy neighbors\na broken lamp\na cold bedroom",
+        """How do I deal with {x}?
+                   I have {x} at home. What should I do first?""",
+    ),
+    "films": _topic(
+        "a comedy\na science fiction film\nan old western\na cartoon",
+        """Should I watch {x} tonight?
                     Pretend you are the hero of {x} and introduce yourself.
-                    What makes {x} good?"""),
+                    What makes {x} good?""",
+    ),
 }

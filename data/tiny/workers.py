@@ -54,9 +54,7 @@ class Workers:
     def _next_loss(self) -> float:
         while self.losses.empty():
             if not all(process.is_alive() for process in self.processes):
-                raise RuntimeError(
-                    "a worker died, perhaps for want of memory; run again with fewer --threads"
-                )
+                raise RuntimeError("a worker died, perhaps for want of memory; run again with fewer --threads")
             time.sleep(0.002)
         return self.losses.get()
 
@@ -67,9 +65,7 @@ class Workers:
             process.join()
 
 
-def _work(
-    new_model: Callable, loss_of: Callable, shared: list[Tensor], gradient: Tensor, pieces, losses
-) -> None:
+def _work(new_model: Callable, loss_of: Callable, shared: list[Tensor], gradient: Tensor, pieces, losses) -> None:
     torch.set_num_threads(1)
     threading.Thread(target=_leave_with_parent, args=(os.getppid(),), daemon=True).start()
     model = new_model()

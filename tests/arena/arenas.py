@@ -6,8 +6,8 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.utils import instantiate
 
-from ctcdraft.arena.rules import Rules
-from ctcdraft.front_door import CONFIGS, register_resolvers
+from ctcdraft.config.cli import CONFIGS, register_resolvers
+from studies.comparison.config import Rules
 
 
 def rules_of(experiment: str, *overrides: str) -> Rules:

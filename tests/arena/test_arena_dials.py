@@ -1,6 +1,6 @@
 """Where a dial has to stand, by pencil."""
 
-from ctcdraft.arena.dials import between, nearest, ratio_of_medians, spaced
+from studies.comparison.matching import between, nearest, ratio_of_medians, spaced
 
 
 def test_turning_a_dial_by_pencil():

@@ -9,15 +9,15 @@ from hydra import initialize_config_dir
 from safetensors.torch import load_file
 from tiny_models import random_lm, tiny_tokenizer
 
-from ctcdraft.arena.book import MATCHING, TRAINING, Book
-from ctcdraft.arena.confirming import ONCE_TRAINED, confirm, turned_again
-from ctcdraft.arena.matching import OWN, REFERENCE, UNTRAINED, Bench, Matched, at_size, count, match
-from ctcdraft.arena.weighing import both
+from ctcdraft.config.cli import CONFIGS, register_resolvers
 from ctcdraft.corpus.prepared import Prepared
-from ctcdraft.corpus.rows import Row
+from ctcdraft.corpus.token_store import Row
 from ctcdraft.errors import InputError
-from ctcdraft.front_door import CONFIGS, register_resolvers
-from ctcdraft.training.checkpoint import RunDirectory
+from ctcdraft.training.run_directory import RunDirectory
+from studies.comparison.draft_cost import both
+from studies.comparison.matching import OWN, REFERENCE, UNTRAINED, Bench, Matched, at_size, count, match
+from studies.comparison.rematch import ONCE_TRAINED, confirm, turned_again
+from studies.comparison.store import MATCHING, TRAINING, Book
 
 
 @pytest.fixture(scope="module")
@@ -216,7 +216,7 @@ def test_prompts_to_draft_for_are_spread_over_the_corpus(bench, monkeypatch):
         return Row(f"p{number}", 0, "chat", torch.arange(number, number + 4 + said, dtype=torch.int32), mask_L, True)
 
     rows = [row(number, 6 if number % 2 else 5) for number in range(20)]  # the even ones are too short
-    monkeypatch.setattr("ctcdraft.arena.matching.prepared.read", lambda path, fingerprint: Prepared({}, rows))
+    monkeypatch.setattr("studies.comparison.matching.prepared.read", lambda path, fingerprint: Prepared({}, rows))
     monkeypatch.delitem(bench.__dict__, "prompts")
     assert [prompt_L.tolist() for prompt_L in bench.prompts] == [[1, 2, 3, 4], [11, 12, 13, 14]]
     monkeypatch.delitem(bench.__dict__, "prompts")

@@ -10,19 +10,18 @@ from arenas import rules_of
 from sessions import PROMPTS, UNSEEN, Corrupt, arena, session
 from tiny_models import random_base
 
-from ctcdraft.arena import page
-from ctcdraft.arena.book import EVALUATIONS, MATCHING, RULES, TRAINING, VERDICT, Book
-from ctcdraft.arena.counts import count, counted
-from ctcdraft.arena.hold import print_anew
-from ctcdraft.arena.judging import effects, judge
-from ctcdraft.arena.measuring import evaluations
-from ctcdraft.arena.rules import Entrant
 from ctcdraft.drafters.prompt_lookup import PromptLookup
 from ctcdraft.errors import InputError
 from ctcdraft.evaluation.differences import Sums
-from ctcdraft.evaluation.folder import Folder
+from ctcdraft.evaluation.output_dir import Folder
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
-from ctcdraft.evaluation.replay_session import Replay
+from ctcdraft.evaluation.replay_evaluation import Replay
+from studies.comparison import page
+from studies.comparison.config import Entrant
+from studies.comparison.evaluate import count, counted, evaluations
+from studies.comparison.run import print_anew
+from studies.comparison.statistics import effects, judge
+from studies.comparison.store import EVALUATIONS, MATCHING, RULES, TRAINING, VERDICT, Book
 
 LOOKUPS = {"ctc_gru": (3, 6), "ctc_gru.s1": (3, 5), "medusa": (1, 2), "medusa@direct": (1, 1), "medusa.time": (2, 3)}
 
@@ -154,7 +153,7 @@ def test_the_page_prints_what_has_a_certificate_and_names_what_has_not(held):
 
 
 def test_it_is_rebuilt_from_the_logs_alone(held, tmp_path, capsys):
-    """Without heads, prompts and answers, by `python -m ctcdraft.arena`: verdict, page and figures."""
+    """Without heads, prompts and answers, by `python -m studies.comparison`: verdict, page and figures."""
     rules, book = held
     narrowed = {
         "arms": list(rules.arms), "benchmarks": {"made_up": ["benchmark=tiny"], "tiny": None},

@@ -5,9 +5,9 @@ import json
 import pytest
 from arenas import rules_of
 
-from ctcdraft.arena.lines import Found
-from ctcdraft.arena.quotations import Compared, against_rivals, contributions, timed, timed_heads
 from ctcdraft.errors import InputError
+from studies.comparison.tables import Found
+from studies.readme_comparison_tables import Compared, against_rivals, contributions, timed, timed_heads
 
 DIFFERENCE = {"benchmark": "gsm8k", "tau": 0.5, "tau_ci": [0.25, 0.75]}
 

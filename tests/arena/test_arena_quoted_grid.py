@@ -5,9 +5,9 @@ import json
 import pytest
 from arenas import rules_of
 
-from ctcdraft.arena.lines import Found
-from ctcdraft.arena.quotations_grid import ADDED, CELLS, Grid, cells, effects
 from ctcdraft.errors import InputError
+from studies.comparison.tables import Found
+from studies.readme_grid_tables import ADDED, CELLS, Grid, cells, effects
 
 
 def head(body, loss, arm="steps", seed=0, readings=("direct", "sparse")):

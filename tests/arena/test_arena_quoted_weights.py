@@ -2,9 +2,9 @@
 
 from arenas import rules_of
 
-from ctcdraft.arena.lines import Found
-from ctcdraft.arena.quotations_grid import Grid
-from ctcdraft.arena.quotations_weights import WEIGHED, weighed
+from studies.comparison.tables import Found
+from studies.readme_grid_tables import Grid
+from studies.readme_weight_tables import WEIGHED, weighed
 
 CHAIN, TREE = rules_of("grid_weights").readings_as
 

@@ -5,10 +5,10 @@ from arenas import rules_of
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from ctcdraft.arena.rules import Dial
-from ctcdraft.contestants import looked_up
+from ctcdraft.config.cli import CONFIGS, register_resolvers
+from ctcdraft.config.contestants import looked_up
 from ctcdraft.errors import InputError
-from ctcdraft.front_door import CONFIGS, register_resolvers
+from studies.comparison.config import Dial
 
 
 def test_the_arena_compares_everyone_that_can_be_trained():

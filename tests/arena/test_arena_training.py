@@ -8,11 +8,12 @@ import torch
 from arenas import rules_of
 from safetensors.torch import save_file
 
-from ctcdraft.arena import training
-from ctcdraft.arena.book import TRAINING, Book
-from ctcdraft.arena.matching import Matched
-from ctcdraft.arena.rules import Again
 from ctcdraft.errors import InputError
+from studies.comparison import train
+from studies.comparison import train as comparison_train
+from studies.comparison.config import Again
+from studies.comparison.matching import Matched
+from studies.comparison.store import TRAINING, Book
 
 A_STEP = {"ctc_gru": 0.2, "medusa": 0.05, "hydra": 0.1}
 BEST = {"ctc_gru": 0.006, "medusa": 0.012, "hydra": 0.002}
@@ -48,14 +49,14 @@ def world(tmp_path, monkeypatch):
         "medusa": Matched("drafter.body.inner", 77, 1.0, None, "counted"),
         "hydra": Matched("", None, 0.9, None, "it has no dial"),
     }
-    monkeypatch.setattr(training, "run", train)
-    monkeypatch.setattr(training, "match", lambda rules, book, arm: matched)
+    monkeypatch.setattr(comparison_train, "run", train)
+    monkeypatch.setattr(comparison_train, "match", lambda rules, book, arm: matched)
     return rules, book, ran
 
 
 def test_rates_arms_time_and_seeds(world):
     rules, book, ran = world
-    training.train_all(rules, book)
+    train.train_all(rules, book)
     there = book.read(TRAINING)
     assert ran[0] == "prepare"
     assert ran[1:4] == ["ctc_gru.rate-0.002", "ctc_gru.rate-0.006", "ctc_gru.rate-0.012"]
@@ -81,20 +82,20 @@ def test_rates_arms_time_and_seeds(world):
 def test_seeds_at_equal_training_time(world):
     """As many steps as the first seed's, from one corpus; the reference's own are those of equal steps."""
     rules, book, ran = world
-    training.train_all(replace(rules, again=replace(rules.again, in_time=True)), book)
+    train.train_all(replace(rules, again=replace(rules.again, in_time=True)), book)
     there = book.read(TRAINING)
     assert [name for name in ran if name.endswith(".s1")] == ["ctc_gru.s1", "hydra.s1", "hydra.time.s1"]
     assert (there["hydra.time.s1"]["steps"], there["hydra.time.s1"]["seed"]) == (there["hydra.time"]["steps"], 1)
     assert {"seed=1", "data_seed=0", "trainer.steps=200"} <= set(there["hydra.time.s1"]["words"])
     assert (there["ctc_gru.time.s1"]["same_as"], there["ctc_gru.time.s1"]["arm"]) == ("ctc_gru.s1", "time")
     once = list(ran)
-    training.train_all(replace(rules, arms=("steps",), again=replace(rules.again, in_time=True)), book)
+    train.train_all(replace(rules, arms=("steps",), again=replace(rules.again, in_time=True)), book)
     assert ran == once, "without that arm nobody's seeds are in it"
 
 
 def test_a_single_rate_is_not_tried(world):
     rules, book, ran = world
-    training.train_all(replace(rules, rates=replace(rules.rates, values=(0.03,)), arms=("steps",)), book)
+    train.train_all(replace(rules, rates=replace(rules.rates, values=(0.03,)), arms=("steps",)), book)
     assert ran[:4] == ["prepare", *A_STEP]
     assert {book.read(TRAINING)[name]["learning_rate"] for name in A_STEP} == {0.03}
 
@@ -102,15 +103,15 @@ def test_a_single_rate_is_not_tried(world):
 def test_heads_of_equal_draft_time_are_timed_when_all_of_them_are_trained(world, monkeypatch):
     rules, book, _ = world
     known = []
-    monkeypatch.setattr(training, "confirm", lambda rules, book: known.append(book.read(TRAINING)))
+    monkeypatch.setattr(train, "confirm", lambda rules, book: known.append(book.read(TRAINING)))
     wider = Matched("drafter.body.inner", 99, 1.0, None, "turned again", again=True)
 
     def turned(rules, book):
         book.write(TRAINING, {name: one for name, one in book.read(TRAINING).items() if name != "medusa.latency"})
         return {"medusa": wider}
 
-    monkeypatch.setattr(training, "turned_again", turned)
-    training.train_all(
+    monkeypatch.setattr(train, "turned_again", turned)
+    train.train_all(
         replace(rules, arms=("steps", "latency", "parameters"), again=Again((), (), best_rival=False)), book
     )
     first, second = known
@@ -122,38 +123,38 @@ def test_heads_of_equal_draft_time_are_timed_when_all_of_them_are_trained(world,
 
 def test_a_head_without_clocks_of_its_steps_is_no_measure_of_time(world):
     rules, book, _ = world
-    training.train_all(rules, book)
+    train.train_all(rules, book)
     old = {name: {**one, "seconds": {}} for name, one in book.read(TRAINING).items()}
     book.write(TRAINING, old)
     with pytest.raises(InputError, match=r"medusa in .* was trained by a version that kept no clock of its steps"):
-        training.a_step(rules, book, "medusa")
+        train.a_step(rules, book, "medusa")
 
 
 def test_one_beyond_the_edge_by_pencil():
-    assert training.beyond_the_edge({1.0: 1.2, 2.0: 1.4, 4.0: 1.5}) == 8.0
-    assert training.beyond_the_edge({1.0: 1.5, 3.0: 1.4}) == pytest.approx(1 / 3, rel=1e-5)
-    assert training.beyond_the_edge({1.0: 1.2, 2.0: 1.4, 4.0: 1.3}) is None
-    assert training.beyond_the_edge({1.0: 1.2}) is None
+    assert train.beyond_the_edge({1.0: 1.2, 2.0: 1.4, 4.0: 1.5}) == 8.0
+    assert train.beyond_the_edge({1.0: 1.5, 3.0: 1.4}) == pytest.approx(1 / 3, rel=1e-5)
+    assert train.beyond_the_edge({1.0: 1.2, 2.0: 1.4, 4.0: 1.3}) is None
+    assert train.beyond_the_edge({1.0: 1.2}) is None
 
 
 def test_what_is_there_is_not_made_again(world):
     rules, book, ran = world
-    training.train_all(rules, book)
+    train.train_all(rules, book)
     once, before = list(ran), book.read(TRAINING)
-    training.train_all(rules, book)
+    train.train_all(rules, book)
     assert ran == once
     assert book.read(TRAINING) == before
     (book.run("medusa.time") / "drafter.safetensors").unlink()
-    training.train_all(rules, book)
+    train.train_all(rules, book)
     assert ran == [*once, "medusa.time"]
     words = tuple(word.replace("trainer.rows=12", "trainer.rows=13") for word in rules.train)
     with pytest.raises(InputError, match=r"was made with trainer\.rows=12 and would now be made with trainer\.rows=13"):
-        training.train_all(replace(rules, train=words), book)
+        train.train_all(replace(rules, train=words), book)
 
 
 def test_wall_seconds_where_a_processor_waits(world):
     rules, book, _ = world
-    training.train_all(replace(rules, clock="wall"), book)
-    assert training.a_step(replace(rules, clock="wall"), book, "medusa") == pytest.approx(0.1)
-    assert training.a_step(rules, book, "medusa") == pytest.approx(0.05)
-    assert training.steps_in_time(replace(rules, seconds=3.0), book, "medusa") == 60
+    train.train_all(replace(rules, clock="wall"), book)
+    assert train.a_step(replace(rules, clock="wall"), book, "medusa") == pytest.approx(0.1)
+    assert train.a_step(rules, book, "medusa") == pytest.approx(0.05)
+    assert train.steps_in_time(replace(rules, seconds=3.0), book, "medusa") == 60

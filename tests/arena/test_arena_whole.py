@@ -7,7 +7,7 @@ import sys
 import pytest
 from tiny_models import random_lm, tiny_tokenizer
 
-from ctcdraft.front_door import REPOSITORY
+from ctcdraft.config.cli import REPOSITORY
 
 LEFT_OUT = ("ctc", "ctc_paper", "medusa_gru", "hydra", "eagle", "blockwise", "draft_model")
 

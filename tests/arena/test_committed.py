@@ -6,8 +6,8 @@ import shutil
 
 import pytest
 
-from ctcdraft.arena.hold import print_anew
-from ctcdraft.front_door import REPOSITORY
+from ctcdraft.config.cli import REPOSITORY
+from studies.comparison.run import print_anew
 
 RESULTS = REPOSITORY / "results"
 COMPARISONS = sorted(file.parent for file in RESULTS.rglob("rules.json"))

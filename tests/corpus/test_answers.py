@@ -6,9 +6,9 @@ import transformers
 from asking import questions_of, said
 from tiny_models import END, random_base, tiny_tokenizer
 
-from ctcdraft.corpus.answers import TransformersAnswers, drawn, left_padded
-from ctcdraft.corpus.conversations import Prompt
-from ctcdraft.corpus.questions import Dialogue, batches, question
+from ctcdraft.corpus.generation.requests import Dialogue, batches, question
+from ctcdraft.corpus.generation.transformers import TransformersAnswers, drawn, left_padded
+from ctcdraft.corpus.types import Prompt
 from ctcdraft.errors import InputError
 
 TEXTS = ["a", "How are you today?", "Tell me a story about a very small cat.", "7", "b" * 60]

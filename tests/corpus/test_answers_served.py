@@ -8,10 +8,10 @@ from completions_server import serving
 from tiny_models import END, random_base, tiny_tokenizer
 
 from ctcdraft.corpus import prepared
-from ctcdraft.corpus.answers import TransformersAnswers
-from ctcdraft.corpus.answers_served import ServedAnswers, reencoded, whole
-from ctcdraft.corpus.conversations import Corpus, Prompt
-from ctcdraft.corpus.questions import Dropped, Reply
+from ctcdraft.corpus.generation.openai import ServedAnswers, reencoded, whole
+from ctcdraft.corpus.generation.requests import Dropped, Reply
+from ctcdraft.corpus.generation.transformers import TransformersAnswers
+from ctcdraft.corpus.types import Corpus, Prompt
 from ctcdraft.errors import InputError
 
 PROMPTS = [

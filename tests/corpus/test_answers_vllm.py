@@ -7,8 +7,8 @@ import pytest
 from asking import questions_of, said
 from tiny_models import END, random_base, tiny_tokenizer
 
-from ctcdraft.corpus.answers import TransformersAnswers
-from ctcdraft.corpus.answers_vllm import VllmAnswers
+from ctcdraft.corpus.generation.transformers import TransformersAnswers
+from ctcdraft.corpus.generation.vllm import VllmAnswers
 from ctcdraft.errors import InputError
 
 PROMPTS = [tiny_tokenizer()(text)["input_ids"] for text in ("a", "How are you?", "b" * 200)]

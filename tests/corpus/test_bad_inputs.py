@@ -16,14 +16,13 @@ from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from tiny_models import random_lm, tiny_tokenizer
 
-from ctcdraft.base import load_base
-from ctcdraft.corpus import parts, prepared
-from ctcdraft.corpus.masks import refuse_wrong_masks
-from ctcdraft.corpus.parts import PLAN
-from ctcdraft.corpus.writing import writing
+from ctcdraft.config.cli import CONFIGS, input_error, register_resolvers
+from ctcdraft.corpus import part_files, prepared
+from ctcdraft.corpus.answer_mask import refuse_wrong_masks
+from ctcdraft.corpus.part_files import PLAN, writing
+from ctcdraft.distributed import Shard
 from ctcdraft.errors import InputError
-from ctcdraft.front_door import CONFIGS, input_error, register_resolvers
-from ctcdraft.shard import Shard
+from ctcdraft.models.loading import load_base
 
 ROOT = Path(__file__).resolve().parents[2]
 TALK = [{"from": "human", "value": "Say it."}, {"from": "gpt", "value": "It."}]
@@ -152,7 +151,7 @@ WORDS: dict[str, tuple[list[str], str]] = {
     "a negative limit": (["corpus.limit=-1"], "corpus.limit=-1 leaves nothing"),
     "a limit that is no number": (["corpus.limit=many"], "limit"),
     "an unknown step": ([f"+{STEPS}.rhymes=true"], "rhymes"),
-    "a step that does not exist": ([f"+{STEPS}.rhymes._target_=ctcdraft.corpus.cleaning.Rhymes"], "Rhymes"),
+    "a step that does not exist": ([f"+{STEPS}.rhymes._target_=ctcdraft.corpus.filters.Rhymes"], "Rhymes"),
     "a step taken out that is not there": ([f"~{STEPS}.rhymes"], "rhymes"),
     "an unknown language": (["corpus=sharegpt", "corpus.path=talk.jsonl", KLINGON], "=klingon is not among"),
     "a sequence of no words": (["corpus.leakage.words=0"], "words=0 is no length"),
@@ -210,17 +209,17 @@ def zeros(folder: Path) -> None:
     change_lines(folder, lambda line: line | {"mask": [0] * len(line["mask"])})
 
 
-def change_lines(folder: Path, change: Callable[[parts.Line], parts.Line]) -> None:
+def change_lines(folder: Path, change: Callable[[part_files.Line], part_files.Line]) -> None:
     """With right checksums: only what the lines say is wrong."""
     manifest = json.loads((folder / "manifest.json").read_text())
-    for file in parts.part_files(folder):
-        parts.write_part(file, [change(line) for line in parts.read_part(file) or []])
-        manifest["parts"][file.name] = parts.checksum(file)
+    for file in part_files.part_files(folder):
+        part_files.write_part(file, [change(line) for line in part_files.read_part(file) or []])
+        manifest["parts"][file.name] = part_files.checksum(file)
     (folder / "manifest.json").write_text(json.dumps(manifest))
 
 
 def edited(folder: Path) -> None:
-    file = parts.part(folder, 1)
+    file = part_files.part(folder, 1)
     file.write_bytes(file.read_bytes().replace(b'"ended":false', b'"ended":true', 1))
 
 
@@ -239,7 +238,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
         json.dumps({"complete": True, "base": {}, "answers": {}})) and None, "is not the"),
     "a part cut off": (cut("part-00001.jsonl", 100), "part-00001.jsonl is missing or damaged"),
     "a part edited": (edited, "part-00001.jsonl is missing or damaged"),
-    "a part gone": (lambda folder: parts.part(folder, 1).unlink(), "part-00001.jsonl is missing or damaged"),
+    "a part gone": (lambda folder: part_files.part(folder, 1).unlink(), "part-00001.jsonl is missing or damaged"),
     "a mask of ones": (ones, "is all ones"),
     "a mask of zeros": (zeros, "is all zeros"),
     "a mask of other length": (uneven, r"has \d+ places for \d+ tokens"),

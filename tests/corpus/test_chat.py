@@ -2,10 +2,10 @@
 
 from tiny_models import END, random_base, tiny_tokenizer
 
-from ctcdraft.corpus.chat import answer_text, fit, messages, prompt_tokens
-from ctcdraft.corpus.conversations import Prompt
-from ctcdraft.corpus.questions import Dialogue, question
-from ctcdraft.evaluation.measure import asked
+from ctcdraft.corpus.chat_template import answer_text, fit, messages, prompt_tokens
+from ctcdraft.corpus.generation.requests import Dialogue, question
+from ctcdraft.corpus.types import Prompt
+from ctcdraft.evaluation.runner import asked
 
 TALK = [
     {"role": "user", "content": "a"},

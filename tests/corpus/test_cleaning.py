@@ -6,7 +6,7 @@ import pytest
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from ctcdraft.corpus.conversations import Conversation
+from ctcdraft.corpus.types import Conversation
 
 CONFIG = Path(__file__).resolve().parents[2] / "configs" / "corpus" / "cleaning" / "conversations.yaml"
 
@@ -97,7 +97,7 @@ def test_length(steps):
 def test_duplicates_and_that_a_second_cleaning_starts_afresh(steps):
     from collections import Counter
 
-    from ctcdraft.corpus.cleaning import Cleaning
+    from ctcdraft.corpus.filters import Cleaning
 
     cleaning = Cleaning({"duplicates": steps["duplicates"]})
     talks = [talk("Hi there", "x"), talk("hi  THERE", "y"), talk("Hi there", "x", "and?"), talk("Hi, there")]

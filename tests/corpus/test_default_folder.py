@@ -9,8 +9,8 @@ import pytest
 from entry_parts import REPOSITORY, refused, run_script, training
 from hydra import compose, initialize_config_dir
 
+from ctcdraft.config.cli import CONFIGS, register_resolvers
 from ctcdraft.corpus.default_folder import default_folder, files_of
-from ctcdraft.front_door import CONFIGS, register_resolvers
 
 
 def talks(file, *said):
@@ -69,7 +69,7 @@ def test_answers_that_are_in_the_old_folder_are_found_there(tmp_path):
 def default_out(monkeypatch, world):
     """Folders by default below the world instead of below the repository."""
     monkeypatch.chdir(world)
-    monkeypatch.setattr("ctcdraft.front_door.register_resolvers", lambda: register_in(world))
+    monkeypatch.setattr("ctcdraft.config.cli.register_resolvers", lambda: register_in(world))
 
 
 def register_in(world):

@@ -9,11 +9,12 @@ import pytest
 from entry_parts import run_script, training
 from tiny_models import random_base, tiny_tokenizer
 
-from ctcdraft.corpus import doubts, plan, prepared
-from ctcdraft.corpus.answers import TransformersAnswers
-from ctcdraft.corpus.conversations import Corpus, Prompt
-from ctcdraft.paper import on_paper
-from ctcdraft.rate import Rate
+from ctcdraft.corpus import prepared, template_warnings
+from ctcdraft.corpus.generation.transformers import TransformersAnswers
+from ctcdraft.corpus.types import Corpus, Prompt
+from ctcdraft.hardware import HardwareSpec
+from ctcdraft.models.meta import meta_base_if_absent
+from ctcdraft.planning import corpus
 
 GREEDY = TransformersAnswers(3, 12, 0.0, 0, 1)
 CORPUS = Corpus.of([Prompt("p1", "test", ("Say it.", "And again."), None)])
@@ -27,14 +28,14 @@ def raw_base():
 
 
 def test_a_plan_shows_the_first_prompt_as_the_base_reads_it(tmp_path):
-    said = plan.plan(random_base(), CORPUS, GREEDY, tmp_path, prepared.WHOLE).lines
+    said = corpus.plan(random_base(), CORPUS, GREEDY, tmp_path, prepared.WHOLE).lines
     assert said[-1] == "prompt    '<bos><|user|>Say it.<|end|><|assistant|>'"
     assert not [line for line in said if RAW in line]
 
 
 def test_a_plan_warns_of_raw_prompts_and_names_the_ways_out(tmp_path):
     base = raw_base()
-    said = plan.plan(base, CORPUS, GREEDY, tmp_path, prepared.WHOLE).lines
+    said = corpus.plan(base, CORPUS, GREEDY, tmp_path, prepared.WHOLE).lines
     assert said[-5] == "prompt    'Say it.'"
     assert all(line.startswith("WARNING   ") for line in said[-4:])
     assert "random-llama HAS NO CHAT TEMPLATE" in said[-4]
@@ -42,27 +43,27 @@ def test_a_plan_warns_of_raw_prompts_and_names_the_ways_out(tmp_path):
     for way in ("base.chat_template_file=vicuna_v1_1, llama2_chat, chatml or FILE", "instruct version", "show=3"):
         assert way in warned
     made = prepared.prepare(base, CORPUS, GREEDY, tmp_path, {})
-    assert RAW in doubts.of_corpus(made)[0]
-    done = str(plan.plan(base, CORPUS, GREEDY, tmp_path, prepared.WHOLE))
+    assert RAW in template_warnings.of_corpus(made)[0]
+    done = str(corpus.plan(base, CORPUS, GREEDY, tmp_path, prepared.WHOLE))
     assert RAW not in done  # nothing is left to be answered; who trains on it is warned by `of_corpus`
 
 
 def test_a_plan_on_paper_warns_where_a_tokenizer_is_here():
-    sheet = on_paper("owner/name", "float32", "cpu", config=random_base().lm.config.to_dict())
+    sheet = meta_base_if_absent("owner/name", "float32", "cpu", config=random_base().lm.config.to_dict())
     sheet.base.tokenizer = tiny_tokenizer()
-    said = plan.on_paper(sheet, CORPUS, GREEDY, Rate(None, None), prepared.WHOLE).lines
+    said = corpus.on_paper(sheet, CORPUS, GREEDY, HardwareSpec(None, None), prepared.WHOLE).lines
     assert said[-1] == "prompt    '<bos><|user|>Say it.<|end|><|assistant|>'"
     sheet.base.tokenizer.chat_template = None
-    assert RAW in str(plan.on_paper(sheet, CORPUS, GREEDY, Rate(None, None), prepared.WHOLE))
+    assert RAW in str(corpus.on_paper(sheet, CORPUS, GREEDY, HardwareSpec(None, None), prepared.WHOLE))
 
 
 def test_a_long_prompt_is_shown_by_both_ends():
     tokenizer = tiny_tokenizer()
     text = "a" * 150 + "\n" + "b" * 200 + "z" * 79
-    shown = doubts.prompt_shown(tokenizer, tokenizer(text)["input_ids"])
+    shown = template_warnings.prompt_shown(tokenizer, tokenizer(text)["input_ids"])
     assert shown == f"'{'a' * 150}\\n{'b' * 9}' ... 'b{'z' * 79}' (430 characters)"
     short = "a" * 240
-    assert doubts.prompt_shown(tokenizer, tokenizer(short)["input_ids"]) == f"'{short}'"
+    assert template_warnings.prompt_shown(tokenizer, tokenizer(short)["input_ids"]) == f"'{short}'"
 
 
 @pytest.mark.parametrize(
@@ -70,7 +71,7 @@ def test_a_long_prompt_is_shown_by_both_ends():
 )
 def test_answers_that_are_hardly_there_are_doubtful_unless_they_were_cut_off(tokens, ended, doubtful):
     counts = {"answers": 10, "answer_tokens": tokens, "ended_share": ended}
-    warned = doubts.of_corpus({"base": {"base": "b", "chat_template": "c2ab"}, "counts": counts})
+    warned = template_warnings.of_corpus({"base": {"base": "b", "chat_template": "c2ab"}, "counts": counts})
     assert len(warned) == doubtful
     if doubtful:
         assert f"ANSWERS HAVE {tokens / 10:.1f} TOKENS on average" in warned[0]

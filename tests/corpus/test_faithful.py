@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny_models import random_base
 
-from ctcdraft.corpus.faithful import log_laws, refuse_unfaithful
+from ctcdraft.corpus.generation.openai import log_laws, refuse_unfaithful
 from ctcdraft.errors import InputError
 
 PROMPT = [0, 40, 41, 42]

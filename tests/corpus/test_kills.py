@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tiny_models import random_lm, tiny_tokenizer
 
-from ctcdraft.corpus.parts import PLAN
+from ctcdraft.corpus.part_files import PLAN
 from ctcdraft.corpus.prepared import is_complete
 
 TESTS = Path(__file__).resolve().parents[1]

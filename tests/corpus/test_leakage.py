@@ -14,11 +14,11 @@ from hydra.utils import instantiate
 from places import found
 from truths_corpus import slow_leaks, slow_words
 
-from ctcdraft.corpus.conversations import USER, Conversation
-from ctcdraft.corpus.leakage import Leakage, WordNumbers, number_of, sequences, words_of, write_numbers
-from ctcdraft.corpus.records import records
+from ctcdraft.config.cli import register_resolvers
+from ctcdraft.corpus.decontamination import Leakage, WordNumbers, number_of, sequences, words_of, write_numbers
+from ctcdraft.corpus.readers import records
+from ctcdraft.corpus.types import USER, Conversation
 from ctcdraft.errors import InputError
-from ctcdraft.front_door import register_resolvers
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 

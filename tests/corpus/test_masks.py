@@ -17,13 +17,12 @@ from places import found
 from tiny_models import END, tiny_tokenizer
 from truths_corpus import slow_answer_mask
 
-from ctcdraft.base_values import TEMPLATES, chat_template
-from ctcdraft.corpus.chat import prompt_tokens
-from ctcdraft.corpus.conversations import Prompt
-from ctcdraft.corpus.masks import opening, refuse_wrong_masks
-from ctcdraft.corpus.questions import Answers, Dialogue, Reply
-from ctcdraft.corpus.turns import Interview
+from ctcdraft.corpus.answer_mask import opening, refuse_wrong_masks
+from ctcdraft.corpus.chat_template import prompt_tokens
+from ctcdraft.corpus.generation.requests import Answers, Dialogue, Interview, Reply
+from ctcdraft.corpus.types import Prompt
 from ctcdraft.errors import InputError
+from ctcdraft.models.values import TEMPLATE_FOLDER, read_chat_template
 
 TINY = Path(__file__).resolve().parents[2] / "data" / "tiny" / "base"
 TALK = [
@@ -39,14 +38,14 @@ def tiny(template: str | None = None, special: tuple[str, ...] = ()):
     if special:
         tokenizer.add_special_tokens({"additional_special_tokens": list(special)})
     if template:
-        tokenizer.chat_template = chat_template(template)
+        tokenizer.chat_template = read_chat_template(template)
     return tokenizer
 
 
 def llama_like(template: str):
     """A SentencePiece tokenizer with <s>, </s> and a vocabulary of 512."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(found("CTCDRAFT_MODELS", "stories260K"))
-    tokenizer.chat_template = chat_template(template)
+    tokenizer.chat_template = read_chat_template(template)
     return tokenizer
 
 
@@ -74,7 +73,7 @@ def thousand():
 
 
 def test_all_templates_that_ship_are_tested():
-    assert {file.stem for file in TEMPLATES.glob("*.jinja")} == set(CASES) - {"tiny"}
+    assert {file.stem for file in TEMPLATE_FOLDER.glob("*.jinja")} == set(CASES) - {"tiny"}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -167,7 +166,7 @@ def test_a_system_message_has_its_place():
     tokenizer.bos_token, tokenizer.eos_token = "<s>", "</s>"
     rendered = tokenizer.apply_chat_template(system, tokenize=False)
     assert rendered == "<s>[INST] <<SYS>>\nBe kind.\n<</SYS>>\n\na [/INST] b c </s>"
-    tokenizer.chat_template = chat_template("vicuna_v1_1")
+    tokenizer.chat_template = read_chat_template("vicuna_v1_1")
     assert tokenizer.apply_chat_template(system, tokenize=False) == "<s>Be kind. USER: a ASSISTANT: b c</s>"
 
 
@@ -177,7 +176,7 @@ def test_a_template_that_refuses_a_conversation_is_one_sentence():
     with pytest.raises(InputError, match=r"cannot say a conversation of user \(roles must alternate\)"):
         prompt_tokens(tokenizer, TALK[:1])
     with pytest.raises(InputError, match=r"cannot read the chat template gone.jinja .* chatml, llama2_chat, vicuna"):
-        chat_template("gone.jinja")
+        read_chat_template("gone.jinja")
 
 
 # --- the masks of prepared rows -----------------------------------------------------------------------------

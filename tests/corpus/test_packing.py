@@ -10,8 +10,7 @@ from tiny_models import random_base
 from training_parts import rows
 from truths_corpus import slow_packs
 
-from ctcdraft.corpus.batches import Batches
-from ctcdraft.corpus.packing import first_fit, one_a_row, packed
+from ctcdraft.corpus.batches import Batches, first_fit, one_a_row, packed
 
 
 def shuffled(count, seed):

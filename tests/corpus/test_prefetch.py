@@ -11,12 +11,11 @@ import torch
 from tiny_models import random_base
 from training_parts import rows, trainer
 
-from ctcdraft.corpus.batches import Batches
-from ctcdraft.corpus.packing import one_a_row, packed
+from ctcdraft.corpus.batches import Batches, one_a_row, packed
+from ctcdraft.corpus.hidden_states import Live, Stored
 from ctcdraft.corpus.prefetch import Prefetched
-from ctcdraft.corpus.states import Live, Stored
 from ctcdraft.errors import InputError
-from ctcdraft.training.checkpoint import RunDirectory
+from ctcdraft.training.run_directory import RunDirectory
 
 STEPS = 9
 
@@ -51,7 +50,9 @@ def where_it_ran(base, monkeypatch, source, folder=None):
     disk, read = [], []
     row, states = Stored.row, type(base).hidden_states
     monkeypatch.setattr(Stored, "row", lambda *a: (disk.append(threading.current_thread().name), row(*a))[1])
-    monkeypatch.setattr(type(base), "hidden_states", lambda *a: (read.append(threading.current_thread().name), states(*a))[1])
+    monkeypatch.setattr(
+        type(base), "hidden_states", lambda *a: (read.append(threading.current_thread().name), states(*a))[1]
+    )
     with closing(Prefetched(batches(base, source=source), STEPS)) as ahead:
         ahead.states.fill()
         read.clear()

@@ -25,7 +25,7 @@ def world(tmp_path_factory):
     tiny_tokenizer().save_pretrained(place / "lm")
     (place / "base").mkdir()
     (place / "base" / "random.yaml").write_text(
-        "_target_: ctcdraft.base.load_base\nname: random\n"
+        "_target_: ctcdraft.models.loading.load_base\nname: random\n"
         f"path: {place / 'lm'}\ndtype: ${{dtype}}\ndevice: ${{device}}\n"
     )
     lines = [json.dumps({"id": n, "category": "test", "turns": [f"prompt {n}"]}) for n in range(8)]

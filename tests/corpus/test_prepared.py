@@ -7,9 +7,10 @@ import pytest
 from asking import said
 from tiny_models import random_base
 
-from ctcdraft.corpus import parts, prepared, turns
-from ctcdraft.corpus.answers import TransformersAnswers
-from ctcdraft.corpus.conversations import Corpus, Prompt
+from ctcdraft.corpus import part_files, prepared
+from ctcdraft.corpus.generation import requests
+from ctcdraft.corpus.generation.transformers import TransformersAnswers
+from ctcdraft.corpus.types import Corpus, Prompt
 from ctcdraft.errors import InputError
 
 PROMPTS = [
@@ -40,7 +41,7 @@ def content(out):
 
 def killed_after(monkeypatch, batches):
     """The base dies in the last turn of batch number `batches`, counted from 0."""
-    interview, asked = turns.Interview.__call__, []
+    interview, asked = requests.Interview.__call__, []
 
     def dying(self, batch):
         asked.append(len(batch))
@@ -49,7 +50,7 @@ def killed_after(monkeypatch, batches):
             raise KilledError
         return lines
 
-    monkeypatch.setattr(turns.Interview, "__call__", dying)
+    monkeypatch.setattr(requests.Interview, "__call__", dying)
 
 
 def test_rows_hold_the_prompt_the_answer_and_an_exact_mask(base, tmp_path):
@@ -92,7 +93,7 @@ def test_a_killed_preparation_resumed_equals_one_never_stopped(base, tmp_path, m
         killed_after(patch, batches)
         with pytest.raises(KilledError):
             prepare(base, tmp_path / "killed", answers)
-    assert len(parts.part_files(tmp_path / "killed")) == batches
+    assert len(part_files.part_files(tmp_path / "killed")) == batches
     assert not prepared.is_complete(tmp_path / "killed")
     with pytest.raises(InputError, match=r"is not complete; run data/prepare.py again, it goes on"):
         prepared.read(tmp_path / "killed", base.fingerprint())
@@ -107,12 +108,12 @@ def test_a_torn_part_is_redone_whole_and_the_others_are_kept(base, tmp_path, mon
         killed_after(patch, 3)
         with pytest.raises(KilledError):
             prepare(base, tmp_path / "torn")
-    last = parts.part(tmp_path / "torn", 2)
+    last = part_files.part(tmp_path / "torn", 2)
     last.write_bytes(last.read_bytes()[:torn_at])
-    kept = [os.stat(parts.part(tmp_path / "torn", number)).st_mtime_ns for number in range(2)]
+    kept = [os.stat(part_files.part(tmp_path / "torn", number)).st_mtime_ns for number in range(2)]
     prepare(base, tmp_path / "torn")
     assert content(tmp_path / "torn") == content(tmp_path / "whole")
-    assert kept == [os.stat(parts.part(tmp_path / "torn", number)).st_mtime_ns for number in range(2)]
+    assert kept == [os.stat(part_files.part(tmp_path / "torn", number)).st_mtime_ns for number in range(2)]
 
 
 def test_a_batch_that_lost_a_line_is_redone_whole(base, tmp_path, monkeypatch):
@@ -121,7 +122,7 @@ def test_a_batch_that_lost_a_line_is_redone_whole(base, tmp_path, monkeypatch):
         killed_after(patch, 1)
         with pytest.raises(KilledError):
             prepare(base, tmp_path / "half")
-    part = parts.part(tmp_path / "half", 0)
+    part = part_files.part(tmp_path / "half", 0)
     part.write_bytes(part.read_bytes().split(b"\n")[0] + b"\n")
     prepare(base, tmp_path / "half")
     assert content(tmp_path / "half") == content(tmp_path / "whole")
@@ -145,7 +146,7 @@ def test_a_complete_corpus_is_left_as_it_is(base, tmp_path, monkeypatch):
 @pytest.mark.parametrize("damage", ["truncate", "flip", "remove"])
 def test_a_damaged_part_is_refused_and_then_redone(base, tmp_path, damage):
     prepare(base, tmp_path)
-    before, part = content(tmp_path), parts.part(tmp_path, 1)
+    before, part = content(tmp_path), part_files.part(tmp_path, 1)
     if damage == "truncate":
         part.write_bytes(part.read_bytes()[:-20])
     elif damage == "flip":
@@ -206,7 +207,7 @@ def test_what_is_no_prepared_corpus_is_one_sentence(base, tmp_path):
     with pytest.raises(InputError, match="is not the manifest of a prepared corpus; choose another folder"):
         prepared.read(tmp_path, base.fingerprint())
     (tmp_path / "manifest.json").unlink()
-    parts.part(tmp_path, 0).write_text("{}\n")
+    part_files.part(tmp_path, 0).write_text("{}\n")
     with pytest.raises(InputError, match=r"holds parts without manifest.json; choose another out="):
         prepare(base, tmp_path)
     (tmp_path / "file").write_text("")
@@ -235,7 +236,7 @@ def test_a_full_disk_loses_nothing_that_was_finished(base, tmp_path, monkeypatch
 def test_discard_removes_the_corpus_and_nothing_else(base, tmp_path):
     prepare(base, tmp_path)
     (tmp_path / "notes.txt").write_text("mine")
-    parts.discard(tmp_path)
+    part_files.discard(tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
 
 
@@ -252,4 +253,4 @@ def test_the_manifest_says_what_was_done(base, tmp_path):
         "samples": 1,
     }
     assert manifest["settings"] == {"corpus": {"name": "test"}}
-    assert list(manifest["parts"]) == [file.name for file in parts.part_files(tmp_path)]
+    assert list(manifest["parts"]) == [file.name for file in part_files.part_files(tmp_path)]

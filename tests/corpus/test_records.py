@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from ctcdraft.corpus import records as reading
-from ctcdraft.corpus.records import hub_records, records
+from ctcdraft.corpus import readers as reading
+from ctcdraft.corpus.readers import hub_records, records
 from ctcdraft.errors import InputError
 
 ENTRIES = [

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from ctcdraft.corpus.rows import Column, HeldRows, row
+from ctcdraft.corpus.token_store import Column, HeldRows, row
 from ctcdraft.errors import InputError
 
 

@@ -8,12 +8,12 @@ import sys
 import pytest
 from tiny_models import random_base
 
-from ctcdraft.corpus import parts, prepared
-from ctcdraft.corpus.answers import TransformersAnswers
-from ctcdraft.corpus.conversations import Corpus, Prompt
-from ctcdraft.corpus.writing import writing
+from ctcdraft.corpus import part_files, prepared
+from ctcdraft.corpus.generation.transformers import TransformersAnswers
+from ctcdraft.corpus.part_files import writing
+from ctcdraft.corpus.types import Corpus, Prompt
+from ctcdraft.distributed import Shard
 from ctcdraft.errors import InputError
-from ctcdraft.shard import Shard
 
 PROMPTS = [
     Prompt(f"p{n}", "test", tuple(f"turn {turn}" + "!" * n for turn in range(1, 2 + n % 3)), None) for n in range(1, 12)
@@ -45,7 +45,7 @@ def test_shards_merged_equal_one_process(base, tmp_path, of):
 
 def test_a_shard_writes_its_own_batches_and_no_others(base, tmp_path):
     prepare(base, tmp_path, Shard(2, 3))
-    assert [file.name for file in parts.part_files(tmp_path)] == ["part-00001.jsonl", "part-00004.jsonl"]
+    assert [file.name for file in part_files.part_files(tmp_path)] == ["part-00001.jsonl", "part-00004.jsonl"]
     with pytest.raises(InputError, match=r"is not complete; run data/prepare.py again"):
         prepared.read(tmp_path, base.fingerprint())
 
@@ -54,11 +54,11 @@ def test_parts_from_two_machines_are_merged_in_one_folder(base, tmp_path):
     prepare(base, tmp_path / "one")
     for number in (1, 2):
         prepare(base, tmp_path / f"machine{number}", Shard(number, 2))
-    for file in parts.part_files(tmp_path / "machine2"):
+    for file in part_files.part_files(tmp_path / "machine2"):
         file.rename(tmp_path / "machine1" / file.name)
-    written = {file: file.stat().st_mtime_ns for file in parts.part_files(tmp_path / "machine1")}
+    written = {file: file.stat().st_mtime_ns for file in part_files.part_files(tmp_path / "machine1")}
     assert prepare(base, tmp_path / "machine1")["complete"]
-    assert written == {file: file.stat().st_mtime_ns for file in parts.part_files(tmp_path / "machine1")}
+    assert written == {file: file.stat().st_mtime_ns for file in part_files.part_files(tmp_path / "machine1")}
     assert content(tmp_path / "machine1") == content(tmp_path / "one")
 
 
@@ -95,7 +95,7 @@ def test_a_complete_corpus_is_nobodys_to_write(base, tmp_path):
     prepare(base, tmp_path)
     with writing(tmp_path, prepared.WHOLE):
         assert prepare(base, tmp_path)["complete"]
-        parts.part(tmp_path, 1).unlink()
+        part_files.part(tmp_path, 1).unlink()
         with pytest.raises(InputError, match="is writing into"):
             prepare(base, tmp_path)
 
@@ -112,8 +112,8 @@ def test_siblings_write_side_by_side_and_leave_each_others_drafts_alone(base, tm
 
 def test_the_lock_of_a_dead_process_stops_nobody(base, tmp_path):
     held = (
-        "import os, sys; from pathlib import Path; from ctcdraft.corpus.writing import writing; "
-        "from ctcdraft.shard import Shard; lock = writing(Path(sys.argv[1]), Shard(1, 2)); lock.__enter__(); "
+        "import os, sys; from pathlib import Path; from ctcdraft.corpus.part_files import writing; "
+        "from ctcdraft.distributed import Shard; lock = writing(Path(sys.argv[1]), Shard(1, 2)); lock.__enter__(); "
         "print('held', flush=True); os.kill(os.getpid(), 9)"
     )
     done = subprocess.run([sys.executable, "-c", held, str(tmp_path)], capture_output=True, text=True, timeout=200)

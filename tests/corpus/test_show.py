@@ -5,7 +5,7 @@ import re
 from test_masks import row
 from tiny_models import tiny_tokenizer
 
-from ctcdraft.corpus.show import ANCHOR, ANSWER, LABEL, PROMPT, ROOT, shown
+from ctcdraft.corpus.preview import ANCHOR, ANSWER, LABEL, PROMPT, ROOT, shown
 
 PIECE = re.compile("\x1b\\[([0-9;]+)m(.*?)\x1b\\[0m", re.DOTALL)
 

@@ -6,10 +6,10 @@ from functools import partial
 
 import pytest
 
-from ctcdraft.corpus.cleaning import Alternation, Cleaning, Duplicates, Empties, Roles
-from ctcdraft.corpus.conversations import family
-from ctcdraft.corpus.leakage import Leakage
+from ctcdraft.corpus.decontamination import Leakage
+from ctcdraft.corpus.filters import Alternation, Cleaning, Duplicates, Empties, Roles
 from ctcdraft.corpus.sources import gsm8k, project_prompts, several, sharegpt
+from ctcdraft.corpus.types import family
 from ctcdraft.errors import InputError
 
 HUB = {"hub": "owner/name", "hub_file": "file.json"}

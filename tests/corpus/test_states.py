@@ -12,8 +12,8 @@ from torch.nn.utils.rnn import pad_sequence
 from training_parts import rows, trainer
 
 from ctcdraft.corpus.batches import Batches
-from ctcdraft.corpus.precision import PRECISIONS
-from ctcdraft.corpus.states import Live, Stored, read
+from ctcdraft.corpus.hidden_states import Live, Stored, read
+from ctcdraft.corpus.state_precision import PRECISIONS
 from ctcdraft.errors import InputError
 
 # The largest error of a value, as a share of the largest value of its token.

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -14,15 +13,15 @@ import pytest
 from asking import questions_of
 from transformers.utils.import_utils import is_serve_available
 
-from ctcdraft.base import load_base
 from ctcdraft.corpus import prepared
-from ctcdraft.corpus.answers import TransformersAnswers
-from ctcdraft.corpus.answers_served import ServedAnswers
-from ctcdraft.corpus.chat import answer_text, messages, prompt_tokens
-from ctcdraft.corpus.conversations import Corpus
-from ctcdraft.corpus.questions import Reply
+from ctcdraft.corpus.chat_template import answer_text, messages, prompt_tokens
+from ctcdraft.corpus.generation.openai import ServedAnswers
+from ctcdraft.corpus.generation.requests import Reply
+from ctcdraft.corpus.generation.transformers import TransformersAnswers
+from ctcdraft.corpus.types import Corpus
 from ctcdraft.errors import InputError
 from ctcdraft.evaluation.benchmarks import project_prompts
+from ctcdraft.models.loading import load_base
 
 TINY = Path(__file__).resolve().parents[2] / "data" / "tiny"
 SERVE = "from transformers.cli.transformers import main; main()"

@@ -6,7 +6,7 @@ import pytest
 import torch
 from truths import all_alignments, slow_collapse, slow_prefix_probability
 
-from ctcdraft.ctc.alignments import beginning, best_alignments, best_beginnings
+from ctcdraft.ctc.alignment import best_alignments, best_prefix_alignments, prefix_probability
 
 BLANK = 3
 TEXTS = [(0,), (0, 0), (0, 1, 0), (1, 1, 2), (2, 2, 2)]
@@ -41,7 +41,10 @@ def test_they_are_the_best_of_all(text, merging):
         probs_TC = frames(seed)
         for found, truth in (
             (best_alignments([probs_TC], text, BLANK, 4, merging), slow_best(probs_TC, 4, says_it, [5])),
-            (best_beginnings([probs_TC], text, BLANK, 4, merging), slow_best(probs_TC, 4, just_says_it, range(1, 6))),
+            (
+                best_prefix_alignments([probs_TC], text, BLANK, 4, merging),
+                slow_best(probs_TC, 4, just_says_it, range(1, 6)),
+            ),
         ):
             assert [way for _, way in found] == [way for _, way in truth]
             assert [p for p, _ in found] == pytest.approx([p for p, _ in truth])
@@ -49,14 +52,18 @@ def test_they_are_the_best_of_all(text, merging):
 
 @pytest.mark.parametrize("text", [(), *TEXTS])
 def test_all_beginnings_make_the_probability_of_the_prefix(text):
-    assert beginning([frames(0)], text, BLANK) == pytest.approx(slow_prefix_probability(frames(0), text, BLANK))
+    assert prefix_probability([frames(0)], text, BLANK) == pytest.approx(
+        slow_prefix_probability(frames(0), text, BLANK)
+    )
 
 
 def test_the_examples_of_the_docstrings_and_what_cannot_be_said():
     same = [[0.5, 0.25, 0.25]] * 3
-    assert best_alignments([same], (0, 0), 2, 3) == best_beginnings([same], (0, 0), 2, 3) == [(0.0625, (0, 2, 0))]
-    assert best_beginnings([same], (0,), 2, 2) == [(0.5, (0,)), (0.125, (2, 0))]
-    assert best_alignments([same], (0, 0, 0), 2, 3) == best_beginnings([same], (0, 0, 0), 2, 3) == []
+    assert (
+        best_alignments([same], (0, 0), 2, 3) == best_prefix_alignments([same], (0, 0), 2, 3) == [(0.0625, (0, 2, 0))]
+    )
+    assert best_prefix_alignments([same], (0,), 2, 2) == [(0.5, (0,)), (0.125, (2, 0))]
+    assert best_alignments([same], (0, 0, 0), 2, 3) == best_prefix_alignments([same], (0, 0, 0), 2, 3) == []
     assert best_alignments([[[0.0, 0.5, 0.5]]], (0,), 2, 3) == []
 
 

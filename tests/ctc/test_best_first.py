@@ -9,9 +9,9 @@ import torch
 from truths import slow_prefix_search
 
 from ctcdraft.ctc.best_first import best_first_search
-from ctcdraft.ctc.prefix import prefix_search
+from ctcdraft.ctc.prefix_search import prefix_search
 from ctcdraft.decoding.tree import TokenTree
-from ctcdraft.drafters.paths import FEW_NODES, PrefixSearch
+from ctcdraft.drafters.trees.ctc import MAX_BEST_FIRST_NODES, PrefixSearch
 
 
 def texts_of(words, parents):
@@ -77,9 +77,9 @@ def test_the_vectorised_twin(seed):
 @pytest.mark.parametrize("seed", range(6))
 def test_a_drafter_gets_one_tree_from_either(seed):
     log_probs_TC, root = frames(seed, 6, 40), torch.tensor(7)
-    few = PrefixSearch(16)(log_probs_TC, root, depth=5, nodes=FEW_NODES, stops=(2,))
-    many = PrefixSearch(16)(log_probs_TC, root, depth=5, nodes=FEW_NODES + 1, stops=(2,))
-    assert len(few) == len(many) - 1 == FEW_NODES
+    few = PrefixSearch(16)(log_probs_TC, root, depth=5, nodes=MAX_BEST_FIRST_NODES, stops=(2,))
+    many = PrefixSearch(16)(log_probs_TC, root, depth=5, nodes=MAX_BEST_FIRST_NODES + 1, stops=(2,))
+    assert len(few) == len(many) - 1 == MAX_BEST_FIRST_NODES
     assert torch.equal(few.tokens_N, many.tokens_N[:-1])
     assert torch.equal(few.parents_N, many.parents_N[:-1])
     assert few.height == few.depths_N.max() <= many.height

@@ -10,15 +10,18 @@ from test_listening import WORDS, Forbids, begin, frames, law_of
 from truths import slow_collapse
 from truths_heads import beginnings, slow_best, slow_conditioned_texts
 
-from ctcdraft.ctc import best_first_listening as few
-from ctcdraft.ctc.best_first_listening import best_first_listening
-from ctcdraft.ctc.listening import listening_search
-from ctcdraft.ctc.transitions import ANEW, MERGING
-from ctcdraft.drafters.listening import Deaf, Listening
-from ctcdraft.drafters.paths import FEW_NODES, PrefixSearch
-from ctcdraft.nn.correction import GRU, Markov
+from ctcdraft.ctc import best_first_conditioned as few
+from ctcdraft.ctc.best_first_conditioned import best_first_conditioned_search
+from ctcdraft.ctc.conditioned_search import conditioned_prefix_search
+from ctcdraft.ctc.topology import CTC_TOPOLOGY, TRANSDUCER_TOPOLOGY
+from ctcdraft.drafters.conditioning import ConditionedFrames, UnconditionedFrames
+from ctcdraft.drafters.trees.ctc import MAX_BEST_FIRST_NODES, PrefixSearch
+from ctcdraft.nn.logit_correction import GRUCorrection, MarkovCorrection
 
-LAWS = {MERGING: slow_collapse, ANEW: lambda classes, blank: [one for one in classes if one != blank]}
+LAWS = {
+    CTC_TOPOLOGY: slow_collapse,
+    TRANSDUCER_TOPOLOGY: lambda classes, blank: [one for one in classes if one != blank],
+}
 
 
 def said(found):
@@ -28,10 +31,10 @@ def said(found):
 def test_by_pencil():
     """Behind "a" neither word may follow: a 5/8, b 5/16, b a 1/8."""
     frames_TC = torch.tensor([[1 / 2, 1 / 4, 1 / 4]] * 2, dtype=torch.float64).log()
-    assert best_first_listening(frames_TC, Forbids([-1]), 9) == ([0, 1, 0], [-1, -1, 1])
-    assert best_first_listening(frames_TC, Forbids([-1]), 0) == ([], [])
-    assert best_first_listening(frames_TC, Forbids([-1]), 9, depth=0) == ([], [])
-    assert best_first_listening(frames_TC, Forbids([-1]), 9, stop_words=(1,)) == ([0, 1], [-1, -1])
+    assert best_first_conditioned_search(frames_TC, Forbids([-1]), 9) == ([0, 1, 0], [-1, -1, 1])
+    assert best_first_conditioned_search(frames_TC, Forbids([-1]), 0) == ([], [])
+    assert best_first_conditioned_search(frames_TC, Forbids([-1]), 9, depth=0) == ([], [])
+    assert best_first_conditioned_search(frames_TC, Forbids([-1]), 9, stop_words=(1,)) == ([0, 1], [-1, -1])
 
 
 @pytest.mark.parametrize("transitions", LAWS, ids=["merging", "anew"])
@@ -39,19 +42,19 @@ def test_by_pencil():
 @pytest.mark.parametrize("seed", range(6))
 @torch.no_grad()
 def test_every_alignment(seed, at_once, transitions, monkeypatch):
-    monkeypatch.setattr(few, "AT_ONCE", at_once)
+    monkeypatch.setattr(few, "EXPANSION_BATCH", at_once)
     log_probs_TC = frames(seed, 1 + seed % 5)
-    listening = begin((Markov, GRU)[seed % 2], log_probs_TC)
+    listening = begin((MarkovCorrection, GRUCorrection)[seed % 2], log_probs_TC)
     read = LAWS[transitions]
     texts = slow_conditioned_texts(law_of(listening), len(log_probs_TC), WORDS + 1, WORDS, lambda *x: tuple(read(*x)))
     for nodes, stops, depth in [(1, (), 99), (9, (), 99), (300, (), 99), (30, (0,), 99), (30, (), 2)]:
         truth = slow_best(beginnings(texts), nodes, stops, depth)
-        found = best_first_listening(log_probs_TC, listening, nodes, stops, depth, transitions)
+        found = best_first_conditioned_search(log_probs_TC, listening, nodes, stops, depth, transitions)
         assert texts_of(*found) == [text for text, _ in truth]
 
 
 @pytest.mark.parametrize("nodes", [1, 4, 15, 63])
-@pytest.mark.parametrize("kind", [Markov, GRU])
+@pytest.mark.parametrize("kind", [MarkovCorrection, GRUCorrection])
 @torch.no_grad()
 def test_what_its_vectorised_twin_finds(kind, nodes):
     """Many words, and frames in doubt, so that candidates are cut by bounds and texts are asked in several rounds."""
@@ -59,8 +62,8 @@ def test_what_its_vectorised_twin_finds(kind, nodes):
         log_probs_TC = frames(seed, 6, words=200)
         listening = begin(kind, log_probs_TC)
         for transitions in LAWS:
-            twin = listening_search(log_probs_TC, listening, nodes, (3,), 5, transitions)
-            assert said(twin) == best_first_listening(log_probs_TC, listening, nodes, (3,), 5, transitions)
+            twin = conditioned_prefix_search(log_probs_TC, listening, nodes, (3,), 5, transitions)
+            assert said(twin) == best_first_conditioned_search(log_probs_TC, listening, nodes, (3,), 5, transitions)
 
 
 @pytest.mark.parametrize("transitions", LAWS, ids=["merging", "anew"])
@@ -69,8 +72,12 @@ def test_ties_are_broken_as_its_twin_breaks_them(transitions):
     impossible_TC = torch.tensor([[1 / 2, 0, 0, 1 / 2]] * 3, dtype=torch.float64).log()
     for frames_TC in (uniform_TC, impossible_TC):
         for nodes in (1, 3, 6, 40):
-            twin = listening_search(frames_TC, Deaf.empty(frames_TC), nodes, topology=transitions)
-            deaf = best_first_listening(frames_TC, Deaf.empty(frames_TC), nodes, topology=transitions)
+            twin = conditioned_prefix_search(
+                frames_TC, UnconditionedFrames.empty(frames_TC), nodes, topology=transitions
+            )
+            deaf = best_first_conditioned_search(
+                frames_TC, UnconditionedFrames.empty(frames_TC), nodes, topology=transitions
+            )
             assert said(twin) == deaf
 
 
@@ -79,7 +86,7 @@ def test_ties_are_broken_as_its_twin_breaks_them(transitions):
 def test_of_texts_that_tie_the_most_probable_are_found(at_once, transitions, monkeypatch):
     """Frames of quarters, many of them none: whoever is taken of those that tie, the masses are the greatest there are,
     and every text is there whose place no tie decides."""
-    monkeypatch.setattr(few, "AT_ONCE", at_once)
+    monkeypatch.setattr(few, "EXPANSION_BATCH", at_once)
     rng = torch.Generator().manual_seed(0)
     read = LAWS[transitions]
     for _ in range(60):
@@ -89,7 +96,11 @@ def test_of_texts_that_tie_the_most_probable_are_found(at_once, transitions, mon
         texts = slow_conditioned_texts(lambda t, said, law=law: law[t], 3, 4, 3, lambda *x: tuple(read(*x)))
         masses = {text: mass for text, mass in beginnings(texts).items() if mass > 0}
         for nodes in (1, 2, 4, 7):
-            found = texts_of(*best_first_listening(frames_TC.log(), Deaf.empty(frames_TC), nodes, (), 9, transitions))
+            found = texts_of(
+                *best_first_conditioned_search(
+                    frames_TC.log(), UnconditionedFrames.empty(frames_TC), nodes, (), 9, transitions
+                )
+            )
             truth = sorted(masses.values(), reverse=True)[:nodes]
             assert sorted((masses[text] for text in found), reverse=True) == pytest.approx(truth)
             assert {text for text, mass in masses.items() if mass > truth[-1] + 1e-9} <= set(found)
@@ -99,14 +110,14 @@ def test_of_texts_that_tie_the_most_probable_are_found(at_once, transitions, mon
 def test_in_the_precision_of_heads_it_finds_what_its_twin_finds():
     for seed in range(6):
         log_probs_TC = frames(seed, 6, words=300).float()
-        made = begin(GRU, log_probs_TC.double())
-        heard = Listening.empty(log_probs_TC, made.correction.float(), made.memory_KR.float())
-        twin = listening_search(log_probs_TC, heard, 15)
-        assert said(twin) == best_first_listening(log_probs_TC, heard, 15)
+        made = begin(GRUCorrection, log_probs_TC.double())
+        heard = ConditionedFrames.empty(log_probs_TC, made.correction.float(), made.memory_KR.float())
+        twin = conditioned_prefix_search(log_probs_TC, heard, 15)
+        assert said(twin) == best_first_conditioned_search(log_probs_TC, heard, 15)
 
 
 def test_fewer_texts_are_asked_than_levels_have():
-    class Counted(Deaf):
+    class Counted(UnconditionedFrames):
         asked = 0
 
         def say(self, words_K, rows_K):
@@ -117,9 +128,9 @@ def test_fewer_texts_are_asked_than_levels_have():
     for seed in range(8):
         log_probs_TC = (2 * frames(seed, 6, words=200)).log_softmax(-1)
         texts, Counted.asked = Counted.empty(log_probs_TC), 0
-        twin = listening_search(log_probs_TC, texts, 15)
+        twin = conditioned_prefix_search(log_probs_TC, texts, 15)
         asked["levels"], Counted.asked = asked["levels"] + Counted.asked, 0
-        assert said(twin) == best_first_listening(log_probs_TC, texts, 15)
+        assert said(twin) == best_first_conditioned_search(log_probs_TC, texts, 15)
         asked["few"] += Counted.asked
     assert 0 < asked["few"] < 0.9 * asked["levels"]
 
@@ -128,10 +139,12 @@ def test_fewer_texts_are_asked_than_levels_have():
 def test_trees_of_few_nodes_are_those_of_many(monkeypatch):
     """Whichever search a tree of FEW_NODES is left to."""
     log_probs_TC = frames(3, 5, words=60)
-    listening = begin(GRU, log_probs_TC)
+    listening = begin(GRUCorrection, log_probs_TC)
     trees = []
-    for most in (FEW_NODES, 1):
-        monkeypatch.setattr("ctcdraft.drafters.paths.FEW_NODES", most)
-        trees.append(PrefixSearch(10)(log_probs_TC, torch.tensor(1), 5, FEW_NODES, (2,), listening=listening))
+    for most in (MAX_BEST_FIRST_NODES, 1):
+        monkeypatch.setattr("ctcdraft.drafters.trees.ctc.MAX_BEST_FIRST_NODES", most)
+        trees.append(
+            PrefixSearch(10)(log_probs_TC, torch.tensor(1), 5, MAX_BEST_FIRST_NODES, (2,), listening=listening)
+        )
     assert torch.equal(trees[0].tokens_N, trees[1].tokens_N)
     assert torch.equal(trees[0].parents_N, trees[1].parents_N)

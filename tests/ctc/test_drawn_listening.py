@@ -8,13 +8,13 @@ from laws import CHANCE, assert_rows, p_value, text_of
 from test_listening import begin, frames, law_of
 from truths_heads import beginnings, slow_conditioned_texts
 
-from ctcdraft.decoding.rejection import draws_of
-from ctcdraft.drafters.chance import Chance
-from ctcdraft.drafters.drawn_paths import DrawnLabels, DrawnWords
-from ctcdraft.nn.correction import GRU, Markov
+from ctcdraft.decoding.rejection import sampling_order
+from ctcdraft.drafters.trees.draft_sampling import DraftSampling
+from ctcdraft.drafters.trees.sampled_labels import SampledLabels, SampledTokens
+from ctcdraft.nn.logit_correction import GRUCorrection, MarkovCorrection
 
 
-@pytest.mark.parametrize("kind", [Markov, GRU])
+@pytest.mark.parametrize("kind", [MarkovCorrection, GRUCorrection])
 @pytest.mark.parametrize("chains", [1, 3])
 def test_a_correction_composes_with_the_exact_law(kind, chains):
     """Frames that listen to the text, every alignment: the rows of drawn chains, and that they stop as often."""
@@ -29,10 +29,12 @@ def test_a_correction_composes_with_the_exact_law(kind, chains):
 
     for seed in range(200):
         rng = torch.Generator().manual_seed(seed)
-        tree = DrawnLabels(chains)(log_probs_TC, torch.tensor(1), 4, 1 + 4 * chains, (), Chance(rng), listening)
+        tree = SampledLabels(chains)(
+            log_probs_TC, torch.tensor(1), 4, 1 + 4 * chains, (), DraftSampling(rng), listening
+        )
         if seed < 20:
             assert_rows(tree, law, 4)
-        draws_NK, node = draws_of(tree), 0
+        draws_NK, node = sampling_order(tree), 0
         while (child := int(draws_NK[node, 0])) >= 0:
             node = child
         seen[text_of(tree, node)] += 1
@@ -40,7 +42,7 @@ def test_a_correction_composes_with_the_exact_law(kind, chains):
 
 
 @pytest.mark.parametrize("chains", [1, 3])
-@pytest.mark.parametrize("kind", [None, Markov])
+@pytest.mark.parametrize("kind", [None, MarkovCorrection])
 def test_words_drawn_frame_by_frame_carry_their_law(kind, chains):
     log_probs_TC = frames(4, 3)
     listening = begin(kind, log_probs_TC) if kind else None
@@ -54,6 +56,8 @@ def test_words_drawn_frame_by_frame_carry_their_law(kind, chains):
 
     for seed in range(20):
         rng = torch.Generator().manual_seed(seed)
-        tree = DrawnWords(chains)(log_probs_TC, torch.tensor(1), 9, 1 + 3 * chains, (), Chance(rng), listening)
+        tree = SampledTokens(chains)(
+            log_probs_TC, torch.tensor(1), 9, 1 + 3 * chains, (), DraftSampling(rng), listening
+        )
         assert len(tree) > 3  # words never stop
         assert_rows(tree, law, 3)

@@ -7,7 +7,7 @@ import torch
 from truths import slow_next_label_law, slow_prefix_probability
 from truths_heads import beginnings, slow_conditioned_texts
 
-from ctcdraft.ctc.law import Labels
+from ctcdraft.ctc.next_label import PrefixBatch
 
 
 def random_frames(seed, *shape, zeros=0.0):
@@ -27,7 +27,7 @@ def test_a_batch_of_prefixes_against_every_alignment(seed):
     words = [c for c in range(classes) if c != blank]
     for length in (0, 1, 2, 3):
         prefixes = list(itertools.product(words, repeat=length))
-        labels = Labels.empty(probs_TC, blank, len(prefixes))
+        labels = PrefixBatch.empty(probs_TC, blank, len(prefixes))
         for column in torch.tensor(prefixes, dtype=torch.int64).reshape(len(prefixes), length).T:
             labels = labels.extend(column)
         law_KV, stop_K = labels.next_distribution()
@@ -51,7 +51,7 @@ def test_frames_that_know_the_last_label(seed):
     masses = beginnings(texts)
     for length in (1, 2, 3):
         prefixes = list(itertools.product(range(3), repeat=length))
-        labels = Labels.empty(known[None], blank, len(prefixes))
+        labels = PrefixBatch.empty(known[None], blank, len(prefixes))
         for column in torch.tensor(prefixes).T:
             labels = labels.extend(column, torch.stack([known[int(label)] for label in column]))
         law_KV, stop_K = labels.next_distribution()
@@ -68,7 +68,7 @@ def test_frames_that_know_the_last_label(seed):
 def test_children_and_stop_are_the_parent_however_long_the_text():
     """Masses are conditional: behind nine labels of 2,000 words the law still sums to one, in float32 frames too."""
     probs_TC = random_frames(3, 12, 2001).float()
-    labels = Labels.empty(probs_TC, 2000, 4)
+    labels = PrefixBatch.empty(probs_TC, 2000, 4)
     words = torch.randint(2000, (9, 4), generator=torch.Generator().manual_seed(1))
     for words_K in words:
         labels = labels.extend(words_K)

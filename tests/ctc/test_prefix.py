@@ -7,7 +7,7 @@ import torch
 from laws import next_label_law
 from truths import slow_next_label_law, slow_prefix_probability, slow_prefix_search
 
-from ctcdraft.ctc.prefix import fixed_prefix_search, prefix_search, prefixes_of, words_lost
+from ctcdraft.ctc.prefix_search import drop_impossible, prefix_search, pruned_mass, static_prefix_search
 
 PENCIL_TC = torch.tensor([[1 / 2, 1 / 4, 1 / 4]] * 2, dtype=torch.float64).log()  # a, b, blank
 
@@ -86,12 +86,12 @@ def test_restricted_words(seed):
     assert_same(prefixes, slow_prefix_search(log_probs_TC.exp().tolist(), blank, 24, words=words))
 
     seen_T = log_probs_TC.exp()[:, [*words, blank]].sum(1)
-    assert words_lost(log_probs_TC, blank, per_frame).item() == pytest.approx(1 - seen_T.prod().item())
-    assert words_lost(log_probs_TC, blank, 5).item() == pytest.approx(0, abs=1e-12)
+    assert pruned_mass(log_probs_TC, blank, per_frame).item() == pytest.approx(1 - seen_T.prod().item())
+    assert pruned_mass(log_probs_TC, blank, 5).item() == pytest.approx(0, abs=1e-12)
 
 
 def test_words_lost_by_pencil():
-    assert words_lost(PENCIL_TC[:1], blank=2, words_per_frame=1).item() == pytest.approx(1 / 4)
+    assert pruned_mass(PENCIL_TC[:1], blank=2, words_per_frame=1).item() == pytest.approx(1 / 4)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -101,9 +101,9 @@ def test_fixed_shapes_find_the_same(seed):
         log_probs_TC = random_frames(seed, frames=6, classes=classes, zeros=zeros)
         for stop_words, depth, nodes in (((), 6, 64), ((0, 2), 4, 9), ((1,), 1, 200)):
             stops_S = torch.tensor(stop_words, dtype=torch.int64)
-            ranked = fixed_prefix_search(log_probs_TC, classes - 1, nodes, words, stops_S, depth)
+            ranked = static_prefix_search(log_probs_TC, classes - 1, nodes, words, stops_S, depth)
             truth = prefix_search(log_probs_TC, classes - 1, nodes, words, stop_words, depth)
-            found = prefixes_of(ranked)
+            found = drop_impossible(ranked)
             assert texts_of(found) == texts_of(truth)
             torch.testing.assert_close(found.log_probs_N, truth.log_probs_N)
 

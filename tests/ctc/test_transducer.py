@@ -10,15 +10,15 @@ from test_listening import ROOT, WIDTH, WORDS, begin, correction, frames, law_of
 from torch import nn
 from truths_heads import beginnings, independent, slow_best, slow_conditioned_texts, slow_transduce
 
-from ctcdraft.ctc.listening import listening_search
-from ctcdraft.ctc.transducer import likelihoods
-from ctcdraft.ctc.transitions import ANEW
-from ctcdraft.decoding.rejection import draws_of
-from ctcdraft.drafters.chance import Chance
-from ctcdraft.drafters.listening import Deaf, Listening
-from ctcdraft.drafters.transducer import DrawnTransductions, TransducerSearch
-from ctcdraft.nn.correction import GRU, Markov
+from ctcdraft.ctc.conditioned_search import conditioned_prefix_search
+from ctcdraft.ctc.forward import transducer_likelihoods
+from ctcdraft.ctc.topology import TRANSDUCER_TOPOLOGY
+from ctcdraft.decoding.rejection import sampling_order
+from ctcdraft.drafters.conditioning import ConditionedFrames, UnconditionedFrames
+from ctcdraft.drafters.trees.draft_sampling import DraftSampling
+from ctcdraft.drafters.trees.transducer import SampledTransductions, TransducerSearch
 from ctcdraft.nn.heads import BlankHead, Emissions
+from ctcdraft.nn.logit_correction import GRUCorrection, MarkovCorrection
 
 
 def texts_by_enumeration(law, count: int, words: int = WORDS):
@@ -30,7 +30,7 @@ def texts_by_enumeration(law, count: int, words: int = WORDS):
 def test_likelihoods_by_pencil():
     label_TS = torch.tensor([[1 / 2], [1 / 4]], dtype=torch.float64).log()
     blank_TP = torch.tensor([[1 / 2, 1 / 3], [3 / 4, 1 / 3]], dtype=torch.float64).log()
-    found = likelihoods(label_TS, blank_TP, torch.tensor(1))
+    found = transducer_likelihoods(label_TS, blank_TP, torch.tensor(1))
     assert found.text_X.exp().item() == pytest.approx(7 / 24)
     assert found.prefix_XS.exp().tolist() == pytest.approx([5 / 8])
 
@@ -41,7 +41,7 @@ def test_likelihoods_sum_every_alignment(seed):
     law_TUC = conditioned_frames(seed, count, words)
     labels_XS, lengths_X = windows(seed, 8, 3, words)
     label, _, blank = asked(law_TUC, labels_XS)
-    found = likelihoods(label, blank, lengths_X)
+    found = transducer_likelihoods(label, blank, lengths_X)
     texts = texts_by_enumeration(lambda t, text: law_TUC[t, text[-1] if text else words].exp().tolist(), count, words)
     masses = beginnings(texts)
     for window in range(8):
@@ -55,8 +55,8 @@ def test_one_row_of_blanks_stands_for_all():
     label, _, blank = asked(conditioned_frames(0, 4, 2)[:, :1].expand(-1, 3, -1), torch.tensor([[0, 0, 1]]))
     lengths_X = torch.tensor([3])
     for a, b in zip(
-        vars(likelihoods(label, blank, lengths_X)).values(),
-        vars(likelihoods(label, blank[..., :1], lengths_X)).values(),
+        vars(transducer_likelihoods(label, blank, lengths_X)).values(),
+        vars(transducer_likelihoods(label, blank[..., :1], lengths_X)).values(),
         strict=True,
     ):
         assert torch.equal(a, b)
@@ -70,7 +70,7 @@ def test_gradients_by_finite_differences():
     label, _, blank = (scores.clone().requires_grad_() for scores in asked(law_TUC, labels_XS))
 
     def finite(*scores):
-        found = likelihoods(*scores, lengths_X)
+        found = transducer_likelihoods(*scores, lengths_X)
         assert found.prefix_XS.isfinite().sum(1).tolist() == [3, 2, 0]
         assert found.text_X.isfinite().all()
         return torch.cat([found.text_X, found.prefix_XS.masked_fill(found.prefix_XS.isinf(), 0).flatten()])
@@ -81,16 +81,16 @@ def test_gradients_by_finite_differences():
 def test_too_few_frames_are_impossible_and_teach_nothing():
     label, _, blank = asked(conditioned_frames(3, 2, 2).float(), torch.tensor([[0, 0, 1]]))
     label.requires_grad_()
-    found = likelihoods(label, blank, torch.tensor([3]))
+    found = transducer_likelihoods(label, blank, torch.tensor([3]))
     assert found.text_X.tolist() == [-torch.inf]
     assert found.prefix_XS.isfinite().tolist() == [[True, True, False]]
     (gradient,) = torch.autograd.grad(found.text_X.masked_fill(found.text_X.isinf(), 0).sum(), label)
     assert (gradient == 0).all()
     with pytest.raises(ValueError, match=r"scores are torch\.bfloat16"):
-        likelihoods(label.bfloat16(), blank, torch.tensor([3]))
+        transducer_likelihoods(label.bfloat16(), blank, torch.tensor([3]))
 
 
-@pytest.mark.parametrize("kind", [Markov, GRU])
+@pytest.mark.parametrize("kind", [MarkovCorrection, GRUCorrection])
 @pytest.mark.parametrize("seed", range(6))
 @torch.no_grad()
 def test_the_search_sums_every_alignment(kind, seed):
@@ -98,7 +98,7 @@ def test_the_search_sums_every_alignment(kind, seed):
     listening = begin(kind, log_probs_TC)
     masses = beginnings(texts_by_enumeration(law_of(listening), len(log_probs_TC)))
     for nodes, stops, depth in [(1, (), 99), (9, (), 99), (400, (), 99), (30, (0,), 99), (30, (), 2)]:
-        found = listening_search(log_probs_TC, listening, nodes, stops, depth, ANEW)
+        found = conditioned_prefix_search(log_probs_TC, listening, nodes, stops, depth, TRANSDUCER_TOPOLOGY)
         truth = slow_best(masses, nodes, stops, depth)
         assert texts_of(found) == [text for text, _ in truth]
         assert found.log_probs_N.exp().tolist() == pytest.approx([mass for _, mass in truth], abs=1e-10)
@@ -108,7 +108,9 @@ def test_the_search_sums_every_alignment(kind, seed):
 def test_frames_that_do_not_listen_are_searched_too():
     log_probs_TC = frames(1, 4)
     masses = beginnings(texts_by_enumeration(independent(log_probs_TC.exp().tolist()), 4))
-    found = listening_search(log_probs_TC, Deaf.empty(log_probs_TC), 40, topology=ANEW)
+    found = conditioned_prefix_search(
+        log_probs_TC, UnconditionedFrames.empty(log_probs_TC), 40, topology=TRANSDUCER_TOPOLOGY
+    )
     truth = slow_best(masses, 40)
     assert texts_of(found) == [text for text, _ in truth]
     assert found.log_probs_N.exp().tolist() == pytest.approx([mass for _, mass in truth], abs=1e-10)
@@ -118,22 +120,22 @@ def test_frames_that_do_not_listen_are_searched_too():
 def test_training_scores_the_law_that_decoding_searches():
     torch.manual_seed(0)
     head = BlankHead(nn.Linear(WIDTH, WORDS, bias=False).requires_grad_(False), WIDTH).double()
-    made = correction(GRU)
+    made = correction(GRUCorrection)
     anchor_11D = torch.linspace(-1, 1, WIDTH, dtype=torch.float64).view(1, 1, -1)
     start_BAR = made.start(anchor_11D, ROOT.view(1, 1))
     emissions = Emissions(torch.randn(1, 1, 4, WIDTH, dtype=torch.float64), head, made, start_BAR)
     log_probs_TC = emissions.logits()[0, 0].log_softmax(-1)
-    begun = Listening.empty(log_probs_TC, made, start_BAR[0])
-    found = listening_search(log_probs_TC, begun, 200, topology=ANEW)
+    begun = ConditionedFrames.empty(log_probs_TC, made, start_BAR[0])
+    found = conditioned_prefix_search(log_probs_TC, begun, 200, topology=TRANSDUCER_TOPOLOGY)
     masses = dict(zip(texts_of(found), found.log_probs_N.exp().tolist(), strict=True))
     assert (1, 1, 1, 1) in masses
     for text, mass in masses.items():
         scores = emissions.scores(torch.tensor(text).view(1, 1, -1))
-        prefix_XS = likelihoods(scores.label_BATS, scores.blank_BATP, torch.tensor([[len(text)]])).prefix_XS
+        prefix_XS = transducer_likelihoods(scores.label_BATS, scores.blank_BATP, torch.tensor([[len(text)]])).prefix_XS
         assert prefix_XS[0, 0, -1].exp().item() == pytest.approx(mass, abs=1e-12)
 
 
-@pytest.mark.parametrize("kind", [None, GRU])
+@pytest.mark.parametrize("kind", [None, GRUCorrection])
 @pytest.mark.parametrize("chains", [1, 3])
 @torch.no_grad()
 def test_drawn_chains_carry_their_law_and_stop_as_often(kind, chains):
@@ -149,11 +151,11 @@ def test_drawn_chains_carry_their_law_and_stop_as_often(kind, chains):
 
     for seed in range(200):
         rng = torch.Generator().manual_seed(seed)
-        paths = DrawnTransductions(chains)
-        tree = paths(log_probs_TC, ROOT, 4, 1 + 4 * chains, (), Chance(rng), listening)
+        paths = SampledTransductions(chains)
+        tree = paths(log_probs_TC, ROOT, 4, 1 + 4 * chains, (), DraftSampling(rng), listening)
         if seed < 20:
             assert_rows(tree, law, 4)
-        draws_NK, node = draws_of(tree), 0
+        draws_NK, node = sampling_order(tree), 0
         while (child := int(draws_NK[node, 0])) >= 0:
             node = child
         seen[text_of(tree, node)] += 1

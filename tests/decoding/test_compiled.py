@@ -9,12 +9,12 @@ from sessions import UNSEEN, arena, session
 from test_fixed import HOW, PROMPTS
 from tiny_models import random_base
 
-from ctcdraft.decoding.fixed import FixedReads
 from ctcdraft.decoding.loop import generate
+from ctcdraft.decoding.static_shapes import StaticShapeForward
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.errors import InputError
-from ctcdraft.evaluation.folder import Folder
+from ctcdraft.evaluation.output_dir import Folder
 
 pytestmark = pytest.mark.slow  # half a minute a test
 
@@ -45,7 +45,7 @@ def test_compiled_says_what_eager_says(kind, taps):
     for length in (5, 300, 600):
         truths |= {(tree, length): read(base, tree, length) for tree in trees}
     said = [generate(base, Autoregressive(base), prompt, HOW, base.stop_token_ids, 3).tokens for prompt in PROMPTS]
-    base.fixed = FixedReads(compiled=True)
+    base.fixed = StaticShapeForward(compiled=True)
     assert base.execution_mode == "compiled, fixed shapes"
     before = counters["stats"]["unique_graphs"]
     for (tree, length), truth in truths.items():
@@ -64,7 +64,7 @@ def test_compiled_says_what_eager_says(kind, taps):
 
 def test_an_evaluation_is_lossless_and_says_how_it_read(tmp_path):
     base = random_base()
-    base.fixed = FixedReads(compiled=True)
+    base.fixed = StaticShapeForward(compiled=True)
     one = session(arena(base))
     report = one.run(Folder(tmp_path, one.shard), False, warm_up_tokens=4, timing_questions=1, explorer=UNSEEN)
     assert [row["lossless"]["equal"] for row in report["rows"]] == [4, 4]
@@ -75,7 +75,7 @@ def test_without_a_compiler_it_is_one_sentence():
     from torch._inductor import config
 
     base = random_base()
-    base.fixed = FixedReads(compiled=True)
+    base.fixed = StaticShapeForward(compiled=True)
     # Code that another run left needs no compiler. (Their own patch: pytest's would lose a value that has two names.)
     with (
         config.patch({"cpp.cxx": ("no-such-compiler",), "force_disable_caches": True}),

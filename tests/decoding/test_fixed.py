@@ -9,30 +9,42 @@ import torch
 from drafters import Junk, Oracle
 from tiny_models import random_base
 
-from ctcdraft.base import load_base
-from ctcdraft.corpus.answers import speak
-from ctcdraft.decoding.fixed import SIZES, FixedReads, Inputs, padded, sizes_up_to
-from ctcdraft.decoding.loop import Settings, generate
+from ctcdraft.corpus.generation.transformers import speak
+from ctcdraft.decoding.loop import generate
+from ctcdraft.decoding.settings import DecodingSettings
+from ctcdraft.decoding.static_shapes import (
+    PADDED_SIZES,
+    StaticInputs,
+    StaticShapeForward,
+    padded_size,
+    padded_sizes_up_to,
+)
 from ctcdraft.decoding.tree import TokenTree
-from ctcdraft.decoding.verify import match
+from ctcdraft.decoding.verification import match
 from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.errors import InputError
-from ctcdraft.shape import shaped_base
+from ctcdraft.models.loading import load_base
+from ctcdraft.models.meta import random_weights_base
 
-HOW = Settings(max_new_tokens=24, nodes=12, temperature=0.0, top_k=0, top_p=1.0, verify=match, lossless=True)
+HOW = DecodingSettings(max_new_tokens=24, nodes=12, temperature=0.0, top_k=0, top_p=1.0, verify=match, lossless=True)
 PROMPTS = [torch.tensor([0, 7, 9, 9, 30]), torch.arange(40, 60)]
 
 
 def test_padding_by_pencil():
     tree = TokenTree.from_lists(torch.tensor(7), [5], [-1])
-    inputs = Inputs.of(tree, start=2, capacity=16, dtype=torch.float32)
+    inputs = StaticInputs.of(tree, start=2, capacity=16, dtype=torch.float32)
     assert inputs.tokens_N.tolist() == [7, 5, 0, 0, 0, 0, 0, 0]
     assert inputs.positions_N.tolist() == [2, 3, 2, 2, 2, 2, 2, 2]
     assert inputs.rows_N.tolist() == list(range(2, 10))
     seen = [row.nonzero().flatten().tolist() for row in inputs.mask_NM == 0]
     assert seen == [[0, 1, 2], [0, 1, 2, 3], [4], [5], [6], [7], [8], [9]]
-    assert [padded(nodes) for nodes in (1, 3, 64, 300)] == [1, 8, 64, 512]
-    assert [sizes_up_to(nodes) for nodes in (1, 12, 16, 300)] == [[1], [1, 8, 16], [1, 8, 16], [*SIZES, 512]]
+    assert [padded_size(nodes) for nodes in (1, 3, 64, 300)] == [1, 8, 64, 512]
+    assert [padded_sizes_up_to(nodes) for nodes in (1, 12, 16, 300)] == [
+        [1],
+        [1, 8, 16],
+        [1, 8, 16],
+        [*PADDED_SIZES, 512],
+    ]
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gpt2"])
@@ -40,7 +52,7 @@ def test_padding_by_pencil():
 def test_the_text_is_the_same(kind, temperature):
     base, how = random_base(kind), replace(HOW, temperature=temperature)
     truths = [generate(base, Autoregressive(base), prompt, how, base.stop_token_ids, 3).tokens for prompt in PROMPTS]
-    base.fixed = FixedReads()
+    base.fixed = StaticShapeForward()
     for prompt, truth in zip(PROMPTS, truths, strict=True):
         text = torch.cat([prompt, torch.tensor(truth)])
         for drafter in (Autoregressive(base), Junk(base.vocabulary, 12), Oracle(text, 5)):
@@ -56,7 +68,7 @@ def test_reads_are_those_of_the_exact_shape():
         exact = base.new_cache(length + 8)
         base.read(text_L, exact)
         truth = base.read_tree(tree, exact)
-        base.fixed = base.fixed or FixedReads()
+        base.fixed = base.fixed or StaticShapeForward()
         cache = base.new_cache(20)
         base.read(text_L, cache)
         made, base.fixed = base.read_tree(tree, cache), None
@@ -67,7 +79,7 @@ def test_reads_are_those_of_the_exact_shape():
 
 def test_two_texts_at_once_have_rows_of_their_own():
     base = random_base()
-    base.fixed = FixedReads()
+    base.fixed = StaticShapeForward()
     one, other = base.new_cache(20), None
     base.read(torch.arange(9), one)
     base.read_tree(TokenTree.only_root(torch.tensor(3)), one)
@@ -85,7 +97,7 @@ def test_a_batch_of_answers_is_not_lent_the_rows_of_one_text():
         return speak(base, prompts, [9, 9], lambda logits_BV, rows, step: logits_BV.argmax(dim=-1))
 
     truth = said()
-    base.fixed = FixedReads()
+    base.fixed = StaticShapeForward()
     before = base.new_cache(len(prompts[1]) + 9)  # of the batch's own capacity, and done with
     base.read(PROMPTS[0], before)
     assert base.fixed._owns_buffers(before)  # as a graph does that is captured over it
@@ -94,7 +106,7 @@ def test_a_batch_of_answers_is_not_lent_the_rows_of_one_text():
 
 
 def test_compiling_takes_fixed_shapes():
-    for load in (partial(load_base, "nowhere"), partial(shaped_base, {}, "none")):
+    for load in (partial(load_base, "nowhere"), partial(random_weights_base, {}, "none")):
         with pytest.raises(InputError, match=r"add base\.fixed=true"):
             load(dtype="float32", device="cpu", compiled=True)
 
@@ -106,7 +118,7 @@ def test_a_captured_read_says_what_an_eager_one_says(compiled):
     base = random_base().to("cuda")
     prompts = [prompt.cuda() for prompt in PROMPTS]
     truths = [generate(base, Autoregressive(base), prompt, HOW, base.stop_token_ids, 3).tokens for prompt in prompts]
-    base.fixed = FixedReads(compiled)
+    base.fixed = StaticShapeForward(compiled)
     for _ in range(2):  # the second time every graph is there
         for prompt, truth in zip(prompts, truths, strict=True):
             text = torch.cat([prompt, torch.tensor(truth, device="cuda")])
@@ -125,7 +137,7 @@ def test_what_cannot_be_captured_is_read_eagerly_and_says_so():
         out.last_hidden_state.sum().item()
 
     base.lm.base_model.register_forward_hook(asks)
-    base.fixed = FixedReads()
+    base.fixed = StaticShapeForward()
     assert base.execution_mode == "captured, fixed shapes"
     assert generate(base, Autoregressive(base), PROMPTS[0].cuda(), HOW, base.stop_token_ids, 3).tokens == truth
     assert base.execution_mode.startswith("not captured (")

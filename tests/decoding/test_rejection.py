@@ -21,9 +21,9 @@ from truths_verifiers import (
 )
 
 from ctcdraft.decoding.rejection import Rejection, k_sequential, multi_round, smallest_rho
-from ctcdraft.decoding.sampling import Noise, warp
-from ctcdraft.decoding.tree import Commit, TokenTree
-from ctcdraft.decoding.verify import match
+from ctcdraft.decoding.sampling import GumbelNoise, warp
+from ctcdraft.decoding.tree import AcceptedPath, TokenTree
+from ctcdraft.decoding.verification import match
 
 DRAWS = 100_000
 P = torch.tensor([0.30, 0.05, 0.25, 0.10, 0.20, 0.10], dtype=torch.float64)
@@ -72,8 +72,8 @@ def test_the_coins_owe_nothing_to_the_words_of_the_base(rule):
     for place in range(4000):
         tree = TokenTree.chain(torch.tensor(0), draw(Q, (1, 1), rng)[0])
         tree = replace(tree, draft_probs_NV=torch.stack([Q, torch.zeros_like(Q)]))
-        verdict = Rejection(rule)(tree, P.log().expand(2, -1), Noise(3), place)
-        words.append(Commit.of(tree, verdict).tokens[0])
+        verdict = Rejection(rule)(tree, P.log().expand(2, -1), GumbelNoise(3), place)
+        words.append(AcceptedPath.of(tree, verdict).tokens[0])
     assert p_value(counts(torch.tensor(words), 6), P.tolist()) > CHANCE
 
 
@@ -190,12 +190,12 @@ def test_chains_follow_the_law_of_whole_texts(rule, stop):
     for seed in range(1500):
         tree = chain_of_laws(seed, stop=stop)
         rows = torch.stack([base_VV[5], *(base_VV[int(word)] for word in tree.tokens_N[1:])])
-        verdict = verify(tree, rows.log(), Noise(seed), 7)
+        verdict = verify(tree, rows.log(), GumbelNoise(seed), 7)
         words = [*tree.tokens_N[verdict.path_K[1 : verdict.length]].tolist(), int(verdict.bonus)]
         if len(words) == 1:
             second = chain_of_laws(10_000 + seed, stop=stop)  # any draft that does not look at the coins to come
             rows = torch.stack([base_VV[words[0]], *(base_VV[int(word)] for word in second.tokens_N[1:])])
-            verdict = verify(second, rows.log(), Noise(seed), 8)
+            verdict = verify(second, rows.log(), GumbelNoise(seed), 8)
             words += [*second.tokens_N[verdict.path_K[1 : verdict.length]].tolist(), int(verdict.bonus)]
         seen[words[0] * 5 + words[1]] += 1
     assert p_value(seen, exact) > CHANCE
@@ -206,7 +206,7 @@ def test_what_was_not_drawn_is_read_by_match():
     tree = TokenTree.from_paths(torch.tensor(0), torch.tensor([[1, 2], [3, 2]]), torch.tensor([2, 2]), 9)
     for seed in range(50):
         log_probs = warp(torch.randn(len(tree), 4, generator=rng), 1.0)
-        ours, theirs = (verify(tree, log_probs, Noise(seed), 3) for verify in (Rejection(multi_round), match))
+        ours, theirs = (verify(tree, log_probs, GumbelNoise(seed), 3) for verify in (Rejection(multi_round), match))
         assert torch.equal(ours.path_K, theirs.path_K)
         assert ours.bonus == theirs.bonus
 
@@ -218,9 +218,9 @@ def test_below_a_chain_cut_for_room_the_base_draws_what_autoregression_draws():
     tree = TokenTree(torch.tensor([0, 2]), torch.tensor([-1, 0]), 1, law)
     reached = 0
     for seed in range(200):
-        verdict = Rejection(multi_round)(tree, warp(logits, 1.0), Noise(seed), 3)
+        verdict = Rejection(multi_round)(tree, warp(logits, 1.0), GumbelNoise(seed), 3)
         if int(verdict.length) == 2:
-            alone = match(TokenTree.only_root(torch.tensor(2)), warp(logits[1:], 1.0), Noise(seed), 4)
+            alone = match(TokenTree.only_root(torch.tensor(2)), warp(logits[1:], 1.0), GumbelNoise(seed), 4)
             assert verdict.bonus == alone.bonus
             reached += 1
     assert reached > 5

@@ -4,7 +4,7 @@ import pytest
 import torch
 from truths import slow_tree_from_paths
 
-from ctcdraft.decoding.tree import Commit, TokenTree, Verdict
+from ctcdraft.decoding.tree import AcceptedPath, TokenTree, VerifyResult
 
 
 def tree_of(*nodes: tuple[int, int]) -> TokenTree:
@@ -67,11 +67,11 @@ def test_what_lies_beyond_a_paths_length_is_ignored():
 
 
 def test_a_commit_brings_the_accepted_words_and_the_bonus():
-    verdict = Verdict(torch.tensor([0, 1, -1, -1, -1]), torch.tensor(2), torch.tensor(4))
-    commit = Commit.of(FORK, verdict)
+    verdict = VerifyResult(torch.tensor([0, 1, -1, -1, -1]), torch.tensor(2), torch.tensor(4))
+    commit = AcceptedPath.of(FORK, verdict)
     assert commit.tokens == (5, 4)
     assert commit.path_K.tolist() == [0, 1]
     assert commit.has_rejected_child  # node 3 hung below node 1
     assert commit.drafted == 3
-    leaf = Verdict(torch.tensor([0, 2, -1, -1, -1]), torch.tensor(2), torch.tensor(4))
-    assert not Commit.of(FORK, leaf).open
+    leaf = VerifyResult(torch.tensor([0, 2, -1, -1, -1]), torch.tensor(2), torch.tensor(4))
+    assert not AcceptedPath.of(FORK, leaf).open

@@ -6,9 +6,9 @@ import pytest
 import torch
 from truths import slow_match, slow_warp
 
-from ctcdraft.decoding.sampling import Noise, warp
+from ctcdraft.decoding.sampling import GumbelNoise, warp
 from ctcdraft.decoding.tree import TokenTree
-from ctcdraft.decoding.verify import match
+from ctcdraft.decoding.verification import match
 
 
 def random_tree(rng: torch.Generator, size: int, words: int) -> TokenTree:
@@ -38,7 +38,7 @@ def test_the_walk_equals_the_slow_twin(seed):
 def test_a_sampled_walk_draws_what_autoregression_draws():
     """The word after a text is drawn with the noise of its position, whatever the tree looks like."""
     rng = torch.Generator().manual_seed(3)
-    noise = Noise(11)
+    noise = GumbelNoise(11)
     laws = {(): torch.randn(6, generator=rng)}
     for first in range(6):
         laws[(first,)] = torch.randn(6, generator=rng)
@@ -57,7 +57,11 @@ def test_a_sampled_walk_draws_what_autoregression_draws():
 
 
 def chi_square(counts, probabilities, samples_drafts):
-    return sum((n - samples_drafts * p) ** 2 / (samples_drafts * p) for n, p in zip(counts, probabilities, strict=True) if p > 0)
+    return sum(
+        (n - samples_drafts * p) ** 2 / (samples_drafts * p)
+        for n, p in zip(counts, probabilities, strict=True)
+        if p > 0
+    )
 
 
 @pytest.mark.parametrize(("temperature", "top_k", "top_p"), [(1.0, 0, 1.0), (0.7, 3, 1.0), (1.3, 0, 0.8)])
@@ -71,15 +75,15 @@ def test_two_words_follow_the_exact_law(temperature, top_k, top_p):
     rows = torch.stack([logits[0], logits[3], logits[1], logits[0]])  # node 3's word is never needed
     log_probs = warp(rows, temperature, top_k, top_p)
     draws, counts = 100_000, [0] * 16
-    first = torch.stack([(log_probs[0] + g).argmax() for g in Noise(5).gumbel(torch.arange(1, draws + 1), 4)])
+    first = torch.stack([(log_probs[0] + g).argmax() for g in GumbelNoise(5).gumbel(torch.arange(1, draws + 1), 4)])
     for word, times in zip(*first.unique(return_counts=True), strict=True):
         assert abs(int(times) / draws - laws[0][int(word)]) < 5 * math.sqrt(0.25 / draws)
     for seed in range(4000):  # the verifier itself, one call a text
-        verdict = match(tree, log_probs, Noise(seed), root_position=0)
+        verdict = match(tree, log_probs, GumbelNoise(seed), root_position=0)
         words = tree.tokens_N[verdict.path_K[1 : verdict.length]].tolist() + [int(verdict.bonus)]
         if len(words) == 1:  # the guess failed: the next pass reads the word that was said
             row = warp(logits[1 + words[0]][None], temperature, top_k, top_p)
-            words.append(int(match(TokenTree.only_root(torch.tensor(0)), row, Noise(seed), 1).bonus))
+            words.append(int(match(TokenTree.only_root(torch.tensor(0)), row, GumbelNoise(seed), 1).bonus))
         counts[words[0] * 4 + words[1]] += 1
     cells = sum(p > 0 for p in exact)
     assert sum(n for n, p in zip(counts, exact, strict=True) if p == 0) == 0

@@ -15,15 +15,14 @@ from truths_trees import texts
 from ctcdraft.decoding.loop import Context, generate
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.autoregressive import Autoregressive
-from ctcdraft.drafters.cascade import Cascade, graft
+from ctcdraft.drafters.cascade import Cascade, Staged, attach_subtree
 from ctcdraft.drafters.draft_model import DraftModel
-from ctcdraft.drafters.drawn import Drawn
-from ctcdraft.drafters.drawn_paths import DrawnLabels, DrawnWords
-from ctcdraft.drafters.grow import Grow
 from ctcdraft.drafters.prompt_lookup import PromptLookup
-from ctcdraft.drafters.staged import Staged
+from ctcdraft.drafters.trees.dynamic import DynamicTree
+from ctcdraft.drafters.trees.sampled_chains import SampledChains
+from ctcdraft.drafters.trees.sampled_labels import SampledLabels, SampledTokens
 from ctcdraft.errors import InputError
-from ctcdraft.evaluation.outside import StockGenerate
+from ctcdraft.evaluation.stock_generate import StockGenerate
 
 LOOP = torch.tensor([0, 7, 9, 30, 31, 32, 33, 7, 9])
 
@@ -39,7 +38,7 @@ def lookup(base):
 
 def own_twin(base, folder, frames=5):
     """The base itself as a draft model: all it says is accepted."""
-    return DraftModel(base, saved_lm(folder / "twin", seed=0), None, frames, Grow(1, None)).eval()
+    return DraftModel(base, saved_lm(folder / "twin", seed=0), None, frames, DynamicTree(1, None)).eval()
 
 
 @pytest.mark.parametrize("role", [0, 1])
@@ -48,7 +47,7 @@ def test_a_cascade_with_a_drawn_part_is_refused_before_anything_is_asked(base, r
     head = block_drafter(base)
     model = stepwise("draft_model", base, tmp_path)
     for part, how in ((head, "paths"), (model, "growth")):
-        for drawn in (DrawnLabels(2), DrawnWords(2)) if how == "paths" else (Drawn(1),):
+        for drawn in (SampledLabels(2), SampledTokens(2)) if how == "paths" else (SampledChains(1),):
             setattr(part, how, drawn)
             parts = [lookup(base), part] if role else [part, lookup(base)]
             with pytest.raises(InputError, match=f"the {['first', 'second'][role]} part of a cascade draws"):
@@ -141,7 +140,7 @@ def test_a_second_that_reads_states_takes_over_where_the_first_is_silent(base):
 @pytest.mark.parametrize("nodes", [4, 12, 40])
 def test_a_staged_model_says_what_it_says_alone(base, nodes, tmp_path):
     """Whoever drafts for it, and in fewer of its passes if that one is right."""
-    model = stepwise("draft_model", base, tmp_path, frames=6, growth=Grow(1, None))
+    model = stepwise("draft_model", base, tmp_path, frames=6, growth=DynamicTree(1, None))
     model.stops = ()
     text, rng = LOOP, torch.Generator().manual_seed(0)
     alone, chains = None, []
@@ -159,7 +158,7 @@ def test_a_staged_model_says_what_it_says_alone(base, nodes, tmp_path):
 
 @torch.inference_mode()
 def test_a_staged_model_reads_less_often(base, tmp_path):
-    model = stepwise("draft_model", base, tmp_path, frames=6, growth=Grow(1, 1))
+    model = stepwise("draft_model", base, tmp_path, frames=6, growth=DynamicTree(1, 1))
     context = Context(LOOP, torch.zeros(0, 32), 60, 12)
     said = model.draft(context, None, torch.Generator())[0].tokens_N
     passes = []
@@ -174,12 +173,12 @@ def test_a_staged_model_reads_less_often(base, tmp_path):
 def test_a_graft_by_hand():
     tree = TokenTree(torch.tensor([1, 2, 3]), torch.tensor([-1, 0, 0]), 1)
     below = TokenTree(torch.tensor([2, 5, 6, 7]), torch.tensor([-1, 0, 0, 1]), 2)
-    grown = graft(tree, torch.tensor(1), below)
+    grown = attach_subtree(tree, torch.tensor(1), below)
     assert grown.tokens_N.tolist() == [1, 2, 3, 5, 6, 7]
     assert grown.parents_N.tolist() == [-1, 0, 0, 1, 1, 3]
     assert grown.depths_N.tolist() == [0, 1, 1, 2, 2, 3]
     with pytest.raises(InputError, match="no law of its own"):
-        graft(replace(tree, draft_probs_NV=torch.ones(3, 9)), torch.tensor(1), below)
+        attach_subtree(replace(tree, draft_probs_NV=torch.ones(3, 9)), torch.tensor(1), below)
 
 
 def test_what_cannot_be_composed_is_one_sentence(base, tmp_path):

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from ctcdraft.evaluation.pages.pictures import BROWSERS
+from ctcdraft.report.html.files import BROWSERS
 
 
 @pytest.fixture(scope="session")

@@ -5,9 +5,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ctcdraft.evaluation import metrics, recorded_metrics
+from ctcdraft.evaluation import metrics
 from ctcdraft.evaluation.bootstrap import interval, ratio_interval
 from ctcdraft.evaluation.differences import Sums, difference
+from studies.external_logs import metrics as external_logs_metrics
 
 QUESTIONS, SEED = 12, 3
 rng = np.random.default_rng(0)
@@ -72,7 +73,7 @@ def test_so_is_that_of_a_difference():
 
 
 def test_and_those_of_answer_files():
-    found = recorded_metrics.speedups(answers("ours"), answers("base"), SEED)
+    found = external_logs_metrics.speedups(answers("ours"), answers("base"), SEED)
     assert found["speedup_ci"] == middle(lambda draw: speed("ours", draw) / speed("base", draw))
 
     def mean_speed(side, draw):

@@ -7,9 +7,9 @@ import torch
 from sessions import PROMPTS, Corrupt, arena
 from tiny_models import random_base
 
-from ctcdraft.evaluation import certificate
-from ctcdraft.evaluation.certificate import Judge
-from ctcdraft.evaluation.measure import Met, ask, asked
+from ctcdraft.evaluation import losslessness
+from ctcdraft.evaluation.losslessness import Judge
+from ctcdraft.evaluation.runner import Met, ask, asked
 
 
 def question(arena, index=0):
@@ -40,10 +40,10 @@ def test_the_margin_is_the_bases_own(temperature):
     with torch.no_grad():
         scores_V = here.base.lm(torch.tensor([text])).logits[0, -1].double()
     if temperature > 0:
-        from ctcdraft.decoding.sampling import Noise
-        from ctcdraft.evaluation.measure import turn_seed
+        from ctcdraft.decoding.sampling import GumbelNoise
+        from ctcdraft.evaluation.runner import turn_seed
 
-        noise_V = Noise(turn_seed(0, 0, 0)).gumbel(torch.tensor([len(text)]), len(scores_V))[0]
+        noise_V = GumbelNoise(turn_seed(0, 0, 0)).gumbel(torch.tensor([len(text)]), len(scores_V))[0]
         scores_V = (scores_V / temperature).log_softmax(-1) + noise_V
     best, second = scores_V.topk(2).values.tolist()
     assert int(scores_V.argmax()) == said[found.position]
@@ -51,7 +51,7 @@ def test_the_margin_is_the_bases_own(temperature):
 
 
 def test_near_a_tie_float64_decides(monkeypatch):
-    monkeypatch.setattr(certificate, "TIE", float("inf"))  # any margin is near enough
+    monkeypatch.setattr(losslessness, "TIE", float("inf"))  # any margin is near enough
     (flip,) = question(arena(corrupt=Corrupt(only=torch.float32))).divergences["corrupt"]
     assert flip.rounding is True
     (bug,) = question(arena(corrupt=Corrupt())).divergences["corrupt"]
@@ -65,7 +65,7 @@ def test_near_is_measured_in_logits(temperature, scale, monkeypatch):
     (far,) = question(here).divergences["corrupt"]
     assert far.rounding is False
     for tie, rounding in ((0.9, False), (1.1, True)):
-        monkeypatch.setattr(certificate, "TIE", tie * scale * far.margin)
+        monkeypatch.setattr(losslessness, "TIE", tie * scale * far.margin)
         (found,) = question(here).divergences["corrupt"]
         assert found.rounding is rounding
         assert found.margin == far.margin  # as measured, whatever it was compared with
@@ -81,7 +81,7 @@ def test_the_float64_copy_shares_nothing_with_the_original():
 
 def test_the_float64_copy_is_not_kept(monkeypatch):
     """On a GPU it would be charged to whoever is asked after the first close call."""
-    monkeypatch.setattr(certificate, "TIE", float("inf"))
+    monkeypatch.setattr(losslessness, "TIE", float("inf"))
     copies, make = [], Judge._exact.fget
 
     def watched(judge):
@@ -102,7 +102,7 @@ def test_in_half_precision_a_great_margin_is_a_bug_and_a_close_call_is_no_verdic
     here = arena(random_base().to(dtype), corrupt=Corrupt(), temperature=temperature)
     (found,) = question(here).divergences["corrupt"]
     assert found.rounding is False
-    monkeypatch.setattr(certificate, "ROUNDINGS", 1e9)  # any margin is near enough
+    monkeypatch.setattr(losslessness, "ROUNDINGS", 1e9)  # any margin is near enough
     (close,) = question(here).divergences["corrupt"]
     assert close.rounding is None
     assert close.margin == found.margin
@@ -110,10 +110,10 @@ def test_in_half_precision_a_great_margin_is_a_bug_and_a_close_call_is_no_verdic
 
 def test_where_rounding_ends_by_pencil():
     logits = torch.tensor([[16.0, 15.0, -31.0]])  # their mean is 0
-    assert certificate.beyond_rounding(logits) == certificate.TIE
-    assert certificate.beyond_rounding(logits.bfloat16()) == 0.5
-    assert certificate.beyond_rounding(logits.half()) == 0.0625
-    assert certificate.beyond_rounding((logits - 16).bfloat16()) == 0.5  # a top logit of 0 does not round exactly
+    assert losslessness.beyond_rounding(logits) == losslessness.TIE
+    assert losslessness.beyond_rounding(logits.bfloat16()) == 0.5
+    assert losslessness.beyond_rounding(logits.half()) == 0.0625
+    assert losslessness.beyond_rounding((logits - 16).bfloat16()) == 0.5  # a top logit of 0 does not round exactly
 
 
 def test_on_an_edge_of_top_p_half_precision_proves_nothing():

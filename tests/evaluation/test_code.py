@@ -8,22 +8,23 @@ import pytest
 from sessions import PROMPTS, UNSEEN, arena, session
 
 import ctcdraft
+from ctcdraft.distributed import Shard
 from ctcdraft.errors import InputError
 from ctcdraft.evaluation import environment
-from ctcdraft.evaluation import session as sessions
+from ctcdraft.evaluation import evaluation as sessions
 from ctcdraft.evaluation.environment import DECIDING, code
-from ctcdraft.evaluation.folder import Folder
-from ctcdraft.evaluation.sizing import kept_or_chosen
-from ctcdraft.shard import Shard
+from ctcdraft.evaluation.output_dir import Folder
+from ctcdraft.evaluation.tree_size import kept_or_chosen
 
 PACKAGE = Path(ctcdraft.__file__).parent
 COUNTED = (
-    *("decoding/loop.py", "drafters/paths.py", "ctc/prefix.py", "nn/heads.py", "corpus/chat.py"),
-    *("base.py", "fetching.py", "adapters.py"),  # weights as they are read: dequantised, changed by an adapter
+    *("decoding/loop.py", "drafters/trees/ctc.py", "ctc/prefix_search.py", "nn/heads.py", "corpus/chat_template.py"),
+    # Weights as they are read: dequantised, changed by an adapter.
+    *("models/base_model.py", "models/checkpoints.py", "models/adapters.py"),
 )
 ELSEWHERE = (
-    *("evaluation/report.py", "evaluation/pages/page.py", "evaluation/metrics.py", "corpus/sources.py"),
-    *("training/trainer.py", "arena/page.py", "model_card.py"),
+    *("report/markdown.py", "report/html/page.py", "evaluation/metrics.py", "corpus/sources.py"),
+    *("training/trainer.py", "model_card.py"),
 )
 
 

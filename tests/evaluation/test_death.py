@@ -3,7 +3,8 @@
 import pytest
 from truths import slow_next_label_law
 
-from ctcdraft.evaluation.death import (
+from ctcdraft.evaluation.tracing.records import SeenFrames, SeenPass
+from ctcdraft.evaluation.tracing.rejection_reason import (
     ALL_STOOD,
     BLANK,
     ENDED,
@@ -19,7 +20,6 @@ from ctcdraft.evaluation.death import (
     outlook,
     reason,
 )
-from ctcdraft.evaluation.seen import SeenFrames, SeenPass
 
 A, B, C = 11, 12, 13  # words; the root is 7
 _ = None

@@ -14,12 +14,13 @@ from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
 from tiny_models import random_base, random_lm, tiny_tokenizer
 
-from ctcdraft import contestants
-from ctcdraft.base import load_base
-from ctcdraft.drafters.paths import Collapse, PrefixSearch
+from ctcdraft.config import contestants
+from ctcdraft.config.build import build_drafter
+from ctcdraft.config.cli import REPOSITORY, register_resolvers
+from ctcdraft.drafters.trees.ctc import Collapse, PrefixSearch
 from ctcdraft.errors import InputError
-from ctcdraft.front_door import REPOSITORY, build_drafter, register_resolvers
-from ctcdraft.training.checkpoint import RunDirectory
+from ctcdraft.models.loading import load_base
+from ctcdraft.training.run_directory import RunDirectory
 
 
 @pytest.fixture(scope="module")

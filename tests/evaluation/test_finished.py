@@ -6,13 +6,13 @@ from functools import partial
 import pytest
 from sessions import PROMPTS, UNSEEN, arena, killed_at, session
 
+from ctcdraft.distributed import Shard
 from ctcdraft.drafters.prompt_lookup import PromptLookup
 from ctcdraft.errors import InputError
-from ctcdraft.evaluation import measure
+from ctcdraft.evaluation import runner
 from ctcdraft.evaluation.finished import refuse_less
-from ctcdraft.evaluation.folder import Folder
-from ctcdraft.evaluation.replay_session import Replay
-from ctcdraft.shard import Shard
+from ctcdraft.evaluation.output_dir import Folder
+from ctcdraft.evaluation.replay_evaluation import Replay
 
 WAYS = "choose another out=, or add overwrite=true to replace it"
 
@@ -40,7 +40,7 @@ def no_work(monkeypatch):
     def worked(*_):
         raise AssertionError("something was decoded")
 
-    monkeypatch.setattr(measure, "generate", worked)
+    monkeypatch.setattr(runner, "generate", worked)
 
 
 def test_a_higher_limit_goes_on_and_a_lower_one_is_refused(tmp_path, monkeypatch):

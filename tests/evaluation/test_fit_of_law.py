@@ -11,36 +11,47 @@ import torch
 from sessions import PROMPTS, UNSEEN, Corrupt, arena, session
 from tiny_models import random_base, random_lm, tiny_tokenizer
 
-from ctcdraft.base import BaseLM
-from ctcdraft.decoding.loop import Settings, generate
-from ctcdraft.decoding.rejection import Rejection, k_sequential, multi_round, remainder
-from ctcdraft.decoding.tree import STOP, TokenTree
-from ctcdraft.decoding.typical import Typical
-from ctcdraft.decoding.verify import match
-from ctcdraft.drafters import drawn as growths
+from ctcdraft.decoding.loop import generate
+from ctcdraft.decoding.rejection import Rejection, k_sequential, multi_round, residual_distribution
+from ctcdraft.decoding.settings import DecodingSettings
+from ctcdraft.decoding.tree import NO_TOKEN, TokenTree
+from ctcdraft.decoding.verification import TypicalAcceptance, match
+from ctcdraft.distributed import Shard
 from ctcdraft.drafters.autoregressive import Autoregressive
-from ctcdraft.drafters.chance import Chance
 from ctcdraft.drafters.draft_model import DraftModel
-from ctcdraft.drafters.drawn_paths import DrawnLabels
-from ctcdraft.evaluation import report
-from ctcdraft.evaluation.fit import CELLS, FEWEST, Fit, Marks
-from ctcdraft.evaluation.folder import Folder
-from ctcdraft.evaluation.law import counted, draft_laws, favoured, interval, marks
-from ctcdraft.evaluation.session import spelled
-from ctcdraft.shard import Shard
+from ctcdraft.drafters.trees import sampled_chains as growths
+from ctcdraft.drafters.trees.draft_sampling import DraftSampling
+from ctcdraft.drafters.trees.sampled_labels import SampledLabels
+from ctcdraft.evaluation.distribution_test import (
+    CELLS,
+    FEWEST,
+    Fit,
+    Marks,
+    counted,
+    draft_laws,
+    favoured,
+    interval,
+    marks,
+)
+from ctcdraft.evaluation.evaluation import spelled
+from ctcdraft.evaluation.output_dir import Folder
+from ctcdraft.models.base_model import BaseLM
+from ctcdraft.report import markdown as report_markdown
 
 
 class Drawn:
     """Frames that depend on the root, over the whole vocabulary."""
 
     def __init__(self, chains: int, words: int) -> None:
-        self.paths = DrawnLabels(chains)
+        self.paths = SampledLabels(chains)
         self.words = words
 
     def draft(self, context, memory, rng):
         seeded = torch.Generator().manual_seed(int(context.root))
         log_probs_TC = (3 * torch.randn(4, self.words + 1, generator=seeded)).log_softmax(-1)
-        return self.paths(log_probs_TC, context.root, context.depth, context.nodes, (), Chance(rng, context.logits_processor)), None
+        return self.paths(
+            log_probs_TC, context.root, context.depth, context.nodes, (), DraftSampling(rng, context.logits_processor)
+        ), None
 
 
 class Biased(Drawn):
@@ -87,7 +98,7 @@ def own_coins(p_NV, q_NV, words_NK, coins_NK):
     held_NK = (coins_NK * q_NV.gather(1, words_NK.clamp(min=0)) < p_NV.gather(1, words_NK.clamp(min=0))) & (
         words_NK >= 0
     )
-    return torch.where(held_NK.any(1), held_NK.int().argmax(1), -1), remainder(p_NV, p_NV - q_NV)
+    return torch.where(held_NK.any(1), held_NK.int().argmax(1), -1), residual_distribution(p_NV, p_NV - q_NV)
 
 
 def mixed_stop(p_NV, q_NV, words_NK, coins_NK):
@@ -104,7 +115,7 @@ def told_apart(rule, stop=0.0, samples_drafts=3, places=4000, words=48):
     q_NV = (log_NV + 0.7 * torch.randn(places, words, generator=rng, dtype=torch.float64)).softmax(-1) * (1 - stop)
     full_NV = torch.cat([q_NV, 1 - q_NV.sum(1, keepdim=True).clamp(max=1)], 1)
     words_NK = torch.multinomial(full_NV, samples_drafts, replacement=True, generator=rng)
-    words_NK = torch.where(words_NK == words, STOP, words_NK)
+    words_NK = torch.where(words_NK == words, NO_TOKEN, words_NK)
     coins_NK = torch.rand(words_NK.shape, generator=rng, dtype=torch.float64)
     stands_N, rest_NV = rule(p_NV, q_NV, words_NK, coins_NK)
     own_N = torch.multinomial(rest_NV, 1, generator=rng)[:, 0]
@@ -128,7 +139,7 @@ def test_biased_rules_are_seen_in_the_order_of_what_the_draft_favours(rule, stop
 
 
 def marks_of(base, drafter, verify, samples_drafts, temperature=1.0, lossless=True):
-    how = Settings(24, 12, temperature, 0, 1.0, verify, lossless, token_for_token=False)
+    how = DecodingSettings(24, 12, temperature, 0, 1.0, verify, lossless, token_for_token=False)
     prompt, found = torch.tensor([0, 7, 9]), Marks.none()
     for seed in range(samples_drafts):
         said = generate(base, drafter, prompt, how, frozenset(), seed)
@@ -170,7 +181,7 @@ def near(tmp_path_factory):
 
 def test_through_a_small_model_own_coins_are_seen_and_the_exact_rule_is_not(near):
     base, folder = near
-    drafter = DraftModel(base, folder, None, 1, growths.Drawn(3)).eval()
+    drafter = DraftModel(base, folder, None, 1, growths.SampledChains(3)).eval()
     assert min(fits_of(base, drafter, Rejection(multi_round), 25)) > 1e-4
     by_base, by_draft = fits_of(base, drafter, Rejection(own_coins), 25)
     assert by_draft < 1e-6
@@ -180,8 +191,8 @@ def test_through_a_small_model_own_coins_are_seen_and_the_exact_rule_is_not(near
 def test_laws_are_those_the_words_were_drawn_for(near):
     """Place by place: the draft model's own law behind the answer's beginning; none before the prefill's word."""
     base, folder = near
-    drafter = DraftModel(base, folder, None, 3, growths.Drawn(1)).eval()
-    how = Settings(12, 12, 1.0, 0, 1.0, Rejection(multi_round), True, token_for_token=False)
+    drafter = DraftModel(base, folder, None, 3, growths.SampledChains(1)).eval()
+    how = DecodingSettings(12, 12, 1.0, 0, 1.0, Rejection(multi_round), True, token_for_token=False)
     prompt = torch.tensor([0, 7, 9])
     said = generate(base, drafter, prompt, how, base.stop_token_ids, 3).tokens
     laws = draft_laws(base, drafter, prompt, how, 3, said)
@@ -196,7 +207,7 @@ def test_laws_are_those_the_words_were_drawn_for(near):
 def test_a_base_with_several_taps_is_marked_as_one_with_the_last_alone():
     base = random_base()
     tapped = BaseLM(base.lm, base.tokenizer, base.name, taps=["last", 1])
-    how = Settings(20, 8, 1.0, 0, 1.0, match, True)
+    how = DecodingSettings(20, 8, 1.0, 0, 1.0, match, True)
     ours, plain = (marks(one, torch.tensor([0, 7, 9]), (5, 6, 7, 8), how, 0, {}) for one in (tapped, base))
     assert ours == plain
     assert sum(ours.by_base) == 4
@@ -225,7 +236,7 @@ def test_the_report_says_who_owes_what(tmp_path):
     assert rows["drawn"]["tokens"] == made["rows"][-1]["tokens"] + 3  # with the prefill's, in each of three turns
     assert FEWEST < rows["drawn"]["by_draft"]["tokens"] < rows["drawn"]["tokens"]
     assert rows["autoregressive"]["by_draft"] is None
-    for shown in ((tmp_path / "report.md").read_text(), report.terminal(**made)):
+    for shown in ((tmp_path / "report.md").read_text(), report_markdown.terminal(**made)):
         assert "drawn owes the base's law" in shown
         assert "by what the draft favours" in shown
         assert "LOSS" not in shown.replace("LOSSY: not even", "")
@@ -235,7 +246,7 @@ def test_the_report_says_who_owes_what(tmp_path):
 
 def test_a_biased_verifier_is_called_what_it_is(tmp_path):
     made = run(with_drawn(Biased(1, 261), verify=Rejection(multi_round)), tmp_path)
-    assert "NOT LOSSLESS: drawn owes the base's law" in report.terminal(**made)
+    assert "NOT LOSSLESS: drawn owes the base's law" in report_markdown.terminal(**made)
 
 
 class DrawnOrCorrupt(Drawn):
@@ -254,26 +265,26 @@ def test_who_owes_the_law_still_owes_words_where_nothing_was_drawn(tmp_path):
     lossless = made["rows"][-1]["lossless"]
     assert lossless["owes"] == "law"
     assert lossless["p_value"] is None or lossless["owed"]["wrong"] == 1
-    said = report.terminal(**made)
+    said = report_markdown.terminal(**made)
     assert "NOT LOSSLESS: drawn differs on 1 of 2 questions in answers for which nothing was drawn" in said
 
 
 def test_a_handful_of_tokens_is_not_judged(tmp_path):
     here = with_drawn(Biased(1, 261), verify=Rejection(multi_round))
     made = run(replace(here, settings=replace(here.settings, max_new_tokens=12)), tmp_path)
-    shown = report.terminal(**made)
+    shown = report_markdown.terminal(**made)
     assert "too few to tell" in shown
     assert "NOT LOSSLESS" not in shown
 
 
 def test_lossy_is_written_in_every_table(tmp_path):
-    made = run(with_drawn(Drawn(1, 261), verify=Typical(0.09, 0.3), lossless=False), tmp_path)
+    made = run(with_drawn(Drawn(1, 261), verify=TypicalAcceptance(0.09, 0.3), lossless=False), tmp_path)
     assert [row["lossless"]["owes"] for row in made["rows"]] == ["words", "nothing", "nothing"]
     markdown = (tmp_path / "report.md").read_text()
     lines = [line for line in markdown.split("\n") if line.startswith("| ") and " drawn" in line]
     assert len(lines) >= 5
     assert all("drawn (LOSSY)" in line for line in lines)
-    assert "LOSSY: this verifier" in report.terminal(**made)
+    assert "LOSSY: this verifier" in report_markdown.terminal(**made)
 
 
 def test_at_temperature_0_everybody_owes_the_words(tmp_path):
@@ -295,7 +306,10 @@ def test_above_temperature_0_the_law_is_looked_at_where_words_are_owed_too(tmp_p
 
 
 def test_a_verifier_is_spelled_the_same_in_every_process():
-    assert spelled(match) == "ctcdraft.decoding.verify.match"
-    assert spelled(Typical(0.1, 0.2)) == "ctcdraft.decoding.typical.Typical(epsilon=0.1, delta=0.2)"
+    assert spelled(match) == "ctcdraft.decoding.verification.match"
+    assert (
+        spelled(TypicalAcceptance(0.1, 0.2))
+        == "ctcdraft.decoding.verification.TypicalAcceptance(epsilon=0.1, delta=0.2)"
+    )
     inner = "ctcdraft.decoding.rejection.multi_round"
     assert spelled(Rejection(multi_round)) == f"ctcdraft.decoding.rejection.Rejection(rule={inner})"

@@ -11,14 +11,14 @@ from sessions import SETTINGS
 from tiny_models import random_base
 from training_parts import ctc_head
 
+from ctcdraft.config.cli import REPOSITORY
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.drafters.prompt_lookup import PromptLookup
 from ctcdraft.errors import InputError
-from ctcdraft.evaluation import breakdown
 from ctcdraft.evaluation.latency import Latency, Machine, measure, whole_passes
-from ctcdraft.front_door import REPOSITORY
-from ctcdraft.shape import shaped_base
+from ctcdraft.models.meta import random_weights_base
+from ctcdraft.report import figures
 
 SMALL = {
     "model_type": "llama",
@@ -54,7 +54,7 @@ def test_parts_of_a_pass_add_up():
     for row in made["drafters"]:
         assert row["tau"] is None
         assert row["c_head"] + (row["c_search"] or 0) == pytest.approx(row["c"])
-        a_pass = sum(row["time"][part] for part in breakdown.COLOURS)
+        a_pass = sum(row["time"][part] for part in figures.COLOURS)
         step = made["reads"][row["context"] == 40]["seconds_step"]
         assert row["c"] + row["v"] + row["o"] == pytest.approx(a_pass / step)
     autoregressive, ctc, lookup = made["drafters"][:3]
@@ -118,27 +118,27 @@ def test_a_context_too_long_for_all_of_them():
 
 
 def test_a_shape_is_a_base_without_words():
-    base = shaped_base(SMALL, "small", "bfloat16", "cpu")
+    base = random_weights_base(SMALL, "small", "bfloat16", "cpu")
     assert (base.vocabulary, base.width, base.context_length, base.dtype) == (100, 32, 96, torch.bfloat16)
     assert not base.stop_token_ids
     assert base.fingerprint()["base"] == "small"
-    tied = shaped_base({**SMALL, "tie_word_embeddings": True}, "tied", "float32", "cpu")
+    tied = random_weights_base({**SMALL, "tie_word_embeddings": True}, "tied", "float32", "cpu")
     assert tied.head.weight is tied.embedding.weight
     for wrong in ({"model_type": "no such thing"}, {**SMALL, "logits_scaling": 8.0, "model_type": "granite"}):
         with pytest.raises(InputError):
-            shaped_base(wrong, "wrong", "float32", "cpu")
+            random_weights_base(wrong, "wrong", "float32", "cpu")
     with pytest.raises(InputError, match=r"the weights of shape huge take 6\.7 TB as float32, and cpu has"):
-        shaped_base({**SMALL, "hidden_size": 1 << 16, "intermediate_size": 1 << 22}, "huge", "float32", "cpu")
+        random_weights_base({**SMALL, "hidden_size": 1 << 16, "intermediate_size": 1 << 22}, "huge", "float32", "cpu")
     for dtype, device, said in (("fp32", "cpu", "type"), ("int8", "cpu", "type"), ("float32", "gpu", "device")):
         with pytest.raises(InputError, match=f"no {said} of torch"):
-            shaped_base(SMALL, "wrong", dtype, device)
+            random_weights_base(SMALL, "wrong", dtype, device)
 
 
 def test_bars_are_as_long_as_what_they_stand_for():
     time = {"draft": 1.0, "tree": 0.5, "read": 2.0, "verify": 0.25, "keep": 0.25, "other": 0.0}
     untimed = {"drafter": "outside", "time": dict.fromkeys(time)}
     rows = [{"drafter": "a<b", "time": time}, {"drafter": "half", "time": {p: s / 2 for p, s in time.items()}}, untimed]
-    drawn = breakdown.svg(rows, "title")
+    drawn = figures.svg(rows, "title")
     assert "a&lt;b" in drawn
     assert "outside" not in drawn
     wide = [float(found) for found in re.findall(r'width="([\d.]+)" height="20.0"', drawn)]

@@ -7,10 +7,10 @@ from drafters import Oracle
 from sessions import SETTINGS
 from tiny_models import random_base
 
-from ctcdraft.decoding.loop import Pass, generate
-from ctcdraft.decoding.passes import alpha_of
+from ctcdraft.decoding.loop import generate
+from ctcdraft.decoding.settings import DecodeStep, conditional_acceptance_rates
 from ctcdraft.drafters.autoregressive import Autoregressive
-from ctcdraft.evaluation import acceptance, quality
+from ctcdraft.evaluation import metrics
 from ctcdraft.evaluation.bootstrap import interval, ratio_interval
 from ctcdraft.evaluation.metrics import categories, row
 from ctcdraft.evaluation.records import Answer, Divergence, Record, Turn, from_json, to_json
@@ -18,7 +18,7 @@ from ctcdraft.evaluation.records import Answer, Divergence, Record, Turn, from_j
 
 def answer(passes=(), seconds=(0.0, 1.0), tokens=None, text="", ended=True):
     """passes: (committed, accepted, open, drafted)."""
-    steps = tuple(Pass(*counts, drafted + 1, drafted) for *counts, drafted in passes)
+    steps = tuple(DecodeStep(*counts, drafted + 1, drafted) for *counts, drafted in passes)
     tokens = tuple(range(1 + sum(step.committed for step in steps))) if tokens is None else tokens
     return Answer(tokens, text, steps, ended, *seconds, None)
 
@@ -52,19 +52,19 @@ def records(ours=OURS, theirs=THEIRS, divergences=((), ())):
 
 
 def test_acceptance():
-    assert acceptance.tau(OURS) == 10 / 5
-    assert acceptance.tau_mean(OURS) == (4 / 2 + 6 / 3) / 2
+    assert metrics.tau(OURS) == 10 / 5
+    assert metrics.tau_mean(OURS) == (4 / 2 + 6 / 3) / 2
     # Last loop indices: 1, then 1 + 0.
-    assert acceptance.tau_paper(OURS) == (4 / 1 + 6 / 1) / 2
-    assert acceptance.acceptance_rate(OURS) == (2 + 0 + 1 + 0 + 2) / (3 + 2 + 1 + 0 + 2)
+    assert metrics.tau_paper(OURS) == (4 / 1 + 6 / 1) / 2
+    assert metrics.acceptance_rate(OURS) == (2 + 0 + 1 + 0 + 2) / (3 + 2 + 1 + 0 + 2)
 
 
 def test_alpha_counts_only_passes_that_had_a_chance():
     # Depth 1: accepted by 3 passes; refused by one with a node there, and by one without, which does not count.
     # Depth 2: accepted by 2; the pass that accepted 1 had nothing below. Depth 3: two reached 2, both open.
-    assert acceptance.alpha(OURS) == [3 / 4, 2 / 2, 0 / 2]
-    assert acceptance.alpha([[answer([(1, 0, False, 2)])]]) == [None, None]
-    assert acceptance.alpha(THEIRS) == []
+    assert metrics.alpha(OURS) == [3 / 4, 2 / 2, 0 / 2]
+    assert metrics.alpha([[answer([(1, 0, False, 2)])]]) == [None, None]
+    assert metrics.alpha(THEIRS) == []
 
 
 def test_nothing_is_refused_below_an_end_that_was_accepted():
@@ -77,15 +77,15 @@ def test_nothing_is_refused_below_an_end_that_was_accepted():
     made = generate(base, guessing, prompt, SETTINGS, {said[end]}, 0)
     assert made.tokens == said[: end + 1]
     assert made.passes[-1].drafted > made.passes[-1].accepted == made.passes[-1].committed
-    assert alpha_of(made.passes)[:end] == [1.0] * min(end, 7)
+    assert conditional_acceptance_rates(made.passes)[:end] == [1.0] * min(end, 7)
 
 
 def test_nothing_to_divide_by_is_none():
     silent = [[answer()]]
-    assert acceptance.tau(silent) is acceptance.tau_mean(silent) is acceptance.tau_paper(silent) is None
-    assert acceptance.tau_paper([[answer([(2, 1, True, 1)])]]) is None  # one pass: its last index is 0
-    assert acceptance.acceptance_rate(THEIRS) is None
-    assert quality.repeated_4gram_share(silent) is None
+    assert metrics.tau(silent) is metrics.tau_mean(silent) is metrics.tau_paper(silent) is None
+    assert metrics.tau_paper([[answer([(2, 1, True, 1)])]]) is None  # one pass: its last index is 0
+    assert metrics.acceptance_rate(THEIRS) is None
+    assert metrics.repeated_4gram_share(silent) is None
 
 
 def test_speeds():
@@ -122,10 +122,10 @@ def test_a_question_is_equal_when_all_its_turns_are():
 
 
 def test_repeated_4grams():
-    assert quality.repeated_4gram_share([[answer(tokens=(1, 2, 1, 2, 1, 2))]]) == 1 / 3
+    assert metrics.repeated_4gram_share([[answer(tokens=(1, 2, 1, 2, 1, 2))]]) == 1 / 3
     # Counted within an answer, never across: the second answer repeats the first, not itself.
     twice = [answer(tokens=(1, 2, 3, 4)), answer(tokens=(1, 2, 3, 4))]
-    assert quality.repeated_4gram_share([twice]) == 0
+    assert metrics.repeated_4gram_share([twice]) == 0
 
 
 @pytest.mark.parametrize(
@@ -133,13 +133,13 @@ def test_repeated_4grams():
     [("is $1,002.50.", 1002.5), ("5-3 = 2", 2), ("so 5-3", 3), ("it is -3", -3), ("= 18,", 18), ("none", None)],
 )
 def test_the_last_number(text, number):
-    assert quality.last_number(text) == number
+    assert metrics.last_number(text) == number
 
 
 def test_accuracy_looks_at_the_last_turn_of_questions_with_a_number():
     right, wrong = answer(text="2 + 2 = 4.0"), answer(text="2 + 2 = 5")
-    assert quality.accuracy([[wrong, right], [wrong], [right]], ["4", "4", None]) == 1 / 2
-    assert quality.accuracy([[right]], ["a sample essay"]) is None
+    assert metrics.accuracy([[wrong, right], [wrong], [right]], ["4", "4", None]) == 1 / 2
+    assert metrics.accuracy([[right]], ["a sample essay"]) is None
 
 
 def test_the_interval_covers_the_truth_about_as_often_as_it_says():

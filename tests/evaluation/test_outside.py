@@ -12,18 +12,18 @@ from test_lossless import PROMPTS, settings
 from tiny_models import random_base
 from transformers import GenerationConfig
 
-from ctcdraft.contestants import contestant, looked_up
+from ctcdraft.config.contestants import contestant, looked_up
 from ctcdraft.decoding import loop
 from ctcdraft.decoding.loop import Context
 from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.drafters.draft_model import DraftModel
-from ctcdraft.drafters.grow import Grow
-from ctcdraft.drafters.prompt_lookup import PromptLookup, continuation
+from ctcdraft.drafters.prompt_lookup import PromptLookup, find_continuation
+from ctcdraft.drafters.trees.dynamic import DynamicTree
 from ctcdraft.errors import InputError
-from ctcdraft.evaluation.certificate import null_of
-from ctcdraft.evaluation.folder import Folder
-from ctcdraft.evaluation.outside import StockGenerate, generate
-from ctcdraft.evaluation.report import differing
+from ctcdraft.evaluation.losslessness import null_of
+from ctcdraft.evaluation.output_dir import Folder
+from ctcdraft.evaluation.stock_generate import StockGenerate, generate
+from ctcdraft.report.markdown import differing
 
 REPEATS = torch.tensor([0, 7, 9, 30, 31, 32, 40, 7, 9, 30])
 LOOKUP = {"prompt_lookup_num_tokens": 6, "max_matching_ngram_size": 3}
@@ -40,9 +40,9 @@ def rows(base, folder):
     twin = saved_lm(folder / "twin", "llama", seed=0) if base.name == "random-llama" else path
     yield StockGenerate(base, {}, None, None), Autoregressive(base)
     yield StockGenerate(base, LOOKUP, None, None), PromptLookup(base, 3, 6)
-    yield StockGenerate(base, {}, path, 5), DraftModel(base, path, None, 5, Grow(1, 1)).eval()
-    yield StockGenerate(base, {}, twin, 5), DraftModel(base, twin, None, 5, Grow(1, 1)).eval()
-    yield StockGenerate(base, {}, twin, 5), DraftModel(base, twin, None, 5, Grow(4, 4)).eval()
+    yield StockGenerate(base, {}, path, 5), DraftModel(base, path, None, 5, DynamicTree(1, 1)).eval()
+    yield StockGenerate(base, {}, twin, 5), DraftModel(base, twin, None, 5, DynamicTree(1, 1)).eval()
+    yield StockGenerate(base, {}, twin, 5), DraftModel(base, twin, None, 5, DynamicTree(4, 4)).eval()
 
 
 @pytest.mark.parametrize("stops", [False, True])
@@ -84,7 +84,7 @@ def test_a_draft_model_and_an_assistant_need_the_same_passes(tmp_path):
     for value in lm.parameters():
         value.data += 0.02 * torch.randn_like(value)  # near enough to be right now and then
     lm.save_pretrained(path)
-    ours = DraftModel(base, path, None, 5, Grow(1, 1)).eval()
+    ours = DraftModel(base, path, None, 5, DynamicTree(1, 1)).eval()
     theirs = StockGenerate(base, {}, path, 5)
     how = settings(tokens=60)
     said = generate(base, theirs, REPEATS, how, frozenset(), 0)
@@ -105,12 +105,12 @@ def test_lookup_guesses_what_theirs_guesses_where_the_match_is_one():
         text = torch.randperm(60, generator=rng)[:30]
         text = torch.cat([text, text[10:12]])  # one match of two words
         guess = theirs.get_candidates(text[None])[0][0, len(text) :]
-        assert torch.equal(guess, continuation(text, 3)[:6])
+        assert torch.equal(guess, find_continuation(text, 3)[:6])
         agreed += 1
     assert agreed == 50
     twice = torch.tensor([1, 2, 3, 8, 1, 2, 4, 9, 1, 2])
     assert theirs.get_candidates(twice[None])[0][0, len(twice) :].tolist()[:2] == [3, 8]
-    assert continuation(twice, 3)[:2].tolist() == [4, 9]
+    assert find_continuation(twice, 3)[:2].tolist() == [4, 9]
 
 
 def test_what_it_cannot_do_is_one_sentence(tmp_path):
@@ -123,7 +123,7 @@ def test_what_it_cannot_do_is_one_sentence(tmp_path):
 
 def test_near_the_end_of_its_context_a_draft_model_is_silent(tmp_path):
     base = random_base(context=128)
-    short = DraftModel(base, saved_lm(tmp_path / "short", context=24), None, 4, Grow(3, 3)).eval()
+    short = DraftModel(base, saved_lm(tmp_path / "short", context=24), None, 4, DynamicTree(3, 3)).eval()
     how = settings(tokens=40)
     truth = loop.generate(base, Autoregressive(base), REPEATS, how, frozenset(), 0).tokens
     made = generate(base, short, REPEATS, how, frozenset(), 0)

@@ -8,10 +8,10 @@ from html import unescape
 
 import pytest
 
-from ctcdraft.evaluation.pages.explorer import explorer, most_telling, opening
-from ctcdraft.evaluation.pages.files import again
-from ctcdraft.evaluation.seen import Seen, SeenAnswer, SeenFrames, SeenPass, from_json, to_json
-from ctcdraft.front_door import REPOSITORY
+from ctcdraft.config.cli import REPOSITORY
+from ctcdraft.evaluation.tracing.records import Seen, SeenAnswer, SeenFrames, SeenPass, from_json, to_json
+from ctcdraft.report.html.explorer import explorer, most_telling, opening
+from ctcdraft.report.html.files import again
 
 DEMO = REPOSITORY / "results" / "demo"
 

@@ -13,23 +13,23 @@ import torch
 from sessions import PROMPTS, arena, session
 from tiny_models import random_base
 
-from ctcdraft.corpus.conversations import Prompt
-from ctcdraft.drafters.block import BlockDrafter
-from ctcdraft.drafters.drawn_paths import DrawnWords
-from ctcdraft.drafters.paths import Collapse, PrefixSearch
+from ctcdraft.corpus.types import Prompt
+from ctcdraft.distributed import Shard
+from ctcdraft.drafters.parallel import ParallelDrafter
+from ctcdraft.drafters.trees.ctc import Collapse, PrefixSearch
+from ctcdraft.drafters.trees.sampled_labels import SampledTokens
 from ctcdraft.errors import InputError
-from ctcdraft.evaluation.figures import drawn
-from ctcdraft.evaluation.folder import Folder
-from ctcdraft.evaluation.pages import files
-from ctcdraft.evaluation.pages.explorer import most_telling, opening, ordered
-from ctcdraft.evaluation.pages.markup import joined, percent, tag
-from ctcdraft.evaluation.pages.one_pass import Words, one_table
-from ctcdraft.evaluation.pages.pictures import pictures
-from ctcdraft.evaluation.seen import from_json, to_json
-from ctcdraft.evaluation.watching import Explorer
+from ctcdraft.evaluation.output_dir import Folder
+from ctcdraft.evaluation.tracing.records import from_json, to_json
+from ctcdraft.evaluation.tracing.tracer import Explorer
 from ctcdraft.nn.bodies import AttentionBody
-from ctcdraft.nn.correction import Markov
-from ctcdraft.shard import Shard
+from ctcdraft.nn.logit_correction import MarkovCorrection
+from ctcdraft.report.figures import drawn
+from ctcdraft.report.html import files
+from ctcdraft.report.html.explorer import most_telling, opening, ordered
+from ctcdraft.report.html.files import pictures
+from ctcdraft.report.html.markup import joined, percent, tag
+from ctcdraft.report.html.one_pass import Words, one_table
 
 EXPLORER = Explorer(questions=2, tokens=12, words=3)
 VOID = ("meta", "br")
@@ -68,14 +68,14 @@ addEventListener("load", go_on);
 
 def head(base, paths, correction=None):
     torch.manual_seed(0)
-    return BlockDrafter(base, 4, partial(AttentionBody, root_input=True, causal=False), paths, correction).eval()
+    return ParallelDrafter(base, 4, partial(AttentionBody, root_input=True, causal=False), paths, correction).eval()
 
 
 @pytest.fixture(scope="module")
 def evaluated(tmp_path_factory):
     """An evaluation of heads with frames of every kind and of a drafter without."""
     here = arena(base := random_base())
-    listening = head(base, PrefixSearch(16), partial(Markov, rank=4))
+    listening = head(base, PrefixSearch(16), partial(MarkovCorrection, rank=4))
     torch.nn.init.normal_(listening.correction.out.weight)
     here.contestants.update(ctc=head(base, PrefixSearch(16)), listening=listening, raw=head(base, Collapse(8, 3, 0.4)))
     path = tmp_path_factory.mktemp("pages")
@@ -404,7 +404,7 @@ def test_a_blank_is_shown_where_it_means_something(evaluated):
 
 def test_drawn_guesses_can_be_looked_into(tmp_path):
     here = arena(base := random_base(), temperature=1.0)
-    here.contestants.update(drawn=head(base, DrawnWords(2)))
+    here.contestants.update(drawn=head(base, SampledTokens(2)))
     (answer,) = [one for one in EXPLORER.look(here, {0: PROMPTS[0]}).answers if one.contestant == "drawn"]
     assert {step.frames.reads for step in answer.passes} == {"words"}
 

@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 
 from ctcdraft.errors import InputError
-from ctcdraft.evaluation.pages import files
-from ctcdraft.evaluation.recorded import read_run
-from ctcdraft.evaluation.recorded_comparison import compare
-from ctcdraft.evaluation.recorded_metrics import doubled
-from ctcdraft.evaluation.recorded_report import terminal
+from ctcdraft.report.html import files
+from studies.external_logs.compare import compare, terminal
+from studies.external_logs.metrics import doubled
+from studies.external_logs.read import read_run
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TRACES = Path(

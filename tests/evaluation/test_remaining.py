@@ -5,13 +5,13 @@ from functools import partial
 import pytest
 from sessions import PROMPTS, UNSEEN, arena, session
 
-from ctcdraft.evaluation import measure, remaining, replay_session, sizing
-from ctcdraft.evaluation import session as sessions
-from ctcdraft.evaluation.folder import Folder
-from ctcdraft.evaluation.replay_session import Replay
-from ctcdraft.evaluation.watching import Explorer, Watch
+from ctcdraft.distributed import Shard
+from ctcdraft.evaluation import evaluation as sessions
+from ctcdraft.evaluation import replay_evaluation, runner, time_left, tree_size
+from ctcdraft.evaluation.output_dir import Folder
+from ctcdraft.evaluation.replay_evaluation import Replay
+from ctcdraft.evaluation.tracing.tracer import Explorer, Watch
 from ctcdraft.progress import Progress
-from ctcdraft.shard import Shard
 
 EXPLORER = Explorer(questions=1, tokens=4, words=2)
 
@@ -22,12 +22,12 @@ class Slow:
     def __init__(self, monkeypatch, seconds):
         self.now, self.lines, self.counts = 0.0, [], []
         self.patch = monkeypatch
-        for module in (remaining, replay_session, sizing):
+        for module in (time_left, replay_evaluation, tree_size):
             monkeypatch.setattr(module, "Progress", self.progress)
-        self.takes(seconds, measure, "timed_answer")
+        self.takes(seconds, runner, "timed_answer")
         self.takes(seconds, sessions, "instrument")
         self.takes(seconds, Watch, "answer")
-        self.takes(3600, measure, "warm_up")
+        self.takes(3600, runner, "warm_up")
 
     def takes(self, seconds, owner, name):
         work = getattr(owner, name)
@@ -100,10 +100,10 @@ def test_a_minute_has_one_line_however_many_answers_it_has(slow, tmp_path):
 @pytest.mark.parametrize("timed_tokens", [2, 100])
 def test_the_choice_of_tree_sizes_counts_what_it_decodes(timed_tokens, slow):
     at = slow(1.0)
-    at.takes(30.0, sizing, "hear")
+    at.takes(30.0, tree_size, "hear")
     here = arena(max_new_tokens=4)
-    how = sizing.Sizing([2, 4], "unused", prompts=2, timed=1, timed_tokens=timed_tokens, repeats=1)
-    sizing.choose(here.base, here.contestants, here.settings, how, [PROMPTS[0], PROMPTS[2]], 0)
+    how = tree_size.Sizing([2, 4], "unused", prompts=2, timed=1, timed_tokens=timed_tokens, repeats=1)
+    tree_size.choose(here.base, here.contestants, here.settings, how, [PROMPTS[0], PROMPTS[2]], 0)
     # Two texts of four tokens, replayed for the one drafter; and timed: one text, twice, autoregression and two sizes.
     count = 8 + 8 + 2 * 3 * min(timed_tokens, 4)
     assert [(one.done, one.items) for one in at.counts] == [(count, count)]
@@ -112,7 +112,7 @@ def test_the_choice_of_tree_sizes_counts_what_it_decodes(timed_tokens, slow):
 
 def test_a_replay_counts_what_the_loop_checks(slow, tmp_path):
     at = slow(1.0)
-    at.takes(30.0, replay_session, "hear")
+    at.takes(30.0, replay_evaluation, "hear")
     now = session(arena(max_new_tokens=4), PROMPTS[:3])
     Replay([2, 4], checked=1).run(now, Folder(tmp_path, now.shard), False)
     # Of the base and of one rival; the first question is decoded at both sizes, too; the second has two turns.

@@ -11,14 +11,15 @@ from stepwise_parts import stepwise
 from tiny_models import random_base
 from training_parts import block_head, block_heads, ctc_head
 
-from ctcdraft.decoding.loop import Pass, generate
+from ctcdraft.decoding.loop import generate
 from ctcdraft.decoding.rejection import Rejection, multi_round
+from ctcdraft.decoding.settings import DecodeStep
 from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.drafters.cascade import Cascade
-from ctcdraft.drafters.direct import SparseTree
-from ctcdraft.drafters.grow import Grow
-from ctcdraft.drafters.paths import Collapse
 from ctcdraft.drafters.prompt_lookup import PromptLookup
+from ctcdraft.drafters.trees.ctc import Collapse
+from ctcdraft.drafters.trees.dynamic import DynamicTree
+from ctcdraft.drafters.trees.per_frame import StaticPerFrameTree
 from ctcdraft.errors import InputError
 from ctcdraft.evaluation.replay import Asked, Guesses, hear, refuse_other_texts, replayed, walk
 from ctcdraft.nn.bodies import AttentionBody
@@ -41,7 +42,7 @@ def drafters(base, folder):
     heads = [ctc_head(base), block_head(base, body, Collapse(20, 5, 0.4)), *block_heads(base)]
     for value in (value for head in heads for value in head.trainable_parameters()):
         value.data += 0.2 * torch.randn_like(value)
-    steps = [stepwise(kind, base, folder, growth=Grow(width, words)) for kind, width, words in GROWTHS]
+    steps = [stepwise(kind, base, folder, growth=DynamicTree(width, words)) for kind, width, words in GROWTHS]
     cascade = Cascade(base, PromptLookup(base, 3, 4), PromptLookup(base, 1, 2), 4)
     others = [PromptLookup(base, 2, 6), Junk(base.vocabulary, 12), cascade]
     return [one.double() for one in (*heads, *steps)] + others
@@ -70,15 +71,15 @@ def guesses(words, parents):
 def test_a_walk_by_pencil():
     trees = [guesses([5, 6, 7], [-1, 0, 1]), guesses([6], [-1]), guesses([7], [-1])]
     made = walk([5, 6, 7, 8], [3, 2, 1], trees.__getitem__)
-    assert made[3] == (Pass(3, 2, False, 3, 2),)
-    assert made[2] == (Pass(2, 1, False, 2, 1), Pass(1, 0, False, 1, 0))
+    assert made[3] == (DecodeStep(3, 2, False, 3, 2),)
+    assert made[2] == (DecodeStep(2, 1, False, 2, 1), DecodeStep(1, 0, False, 1, 0))
     assert [step.committed for step in made[1]] == [1, 1, 1]
     assert walk([5], [3], [].__getitem__) == {3: ()}
     # Of two guesses the second is right; below it hangs a wrong one, so acceptance ended there for a wrong word.
     fork = [guesses([5, 9, 6, 9], [-1, 0, 0, 2]), None, guesses([7], [-1])]
-    assert walk([5, 6, 7, 8], [4], fork.__getitem__)[4][0] == Pass(2, 1, True, 4, 2)
+    assert walk([5, 6, 7, 8], [4], fork.__getitem__)[4][0] == DecodeStep(2, 1, True, 4, 2)
     # The last token was guessed: the answer is over, and nothing behind it was refused.
-    assert walk([5, 6], [3], [guesses([5, 6, 9], [-1, 0, 1])].__getitem__) == {3: (Pass(1, 1, False, 3, 2),)}
+    assert walk([5, 6], [3], [guesses([5, 6, 9], [-1, 0, 1])].__getitem__) == {3: (DecodeStep(1, 1, False, 3, 2),)}
 
 
 def test_trees_are_asked_for_once_each_in_order_and_only_where_a_pass_begins():
@@ -96,7 +97,7 @@ def test_trees_are_asked_for_once_each_in_order_and_only_where_a_pass_begins():
 def test_fixed_choices_are_not_nested_where_some_hang_below_a_stop():
     """What a stop leaves out is not made up for: a larger tree has more of the same first choices."""
     base = random_base(context=96, initializer_range=0.1).double()
-    tree = SparseTree([[0], [0, 0], [1], [1, 0], [2], [2, 0], [3], [4], [5]])
+    tree = StaticPerFrameTree([[0], [0, 0], [1], [1, 0], [2], [2, 0], [3], [4], [5]])
     said = hear(base, PROMPTS[0], replace(SETTINGS, max_new_tokens=18), 0)
     base.stop_token_ids = frozenset(range(1, base.vocabulary, 2)) - set(said.tokens)
     head = block_head(base, partial(AttentionBody, root_input=True, causal=False), tree).double()

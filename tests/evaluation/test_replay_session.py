@@ -9,17 +9,17 @@ from sessions import PROMPTS, UNSEEN, Corrupt, arena, session
 from tiny_models import random_base
 from training_parts import block_head
 
-from ctcdraft.decoding.loop import Pass
-from ctcdraft.drafters.drawn_paths import DrawnWords
+from ctcdraft.decoding.settings import DecodeStep
 from ctcdraft.drafters.prompt_lookup import PromptLookup
+from ctcdraft.drafters.trees.sampled_labels import SampledTokens
 from ctcdraft.errors import InputError
-from ctcdraft.evaluation import report
 from ctcdraft.evaluation.differences import Sums, difference, paired, pooled
-from ctcdraft.evaluation.folder import Folder
-from ctcdraft.evaluation.outside import StockGenerate
+from ctcdraft.evaluation.output_dir import Folder
 from ctcdraft.evaluation.records import Answer
-from ctcdraft.evaluation.replay_session import Replay
-from ctcdraft.nn.residual import ResidualBody
+from ctcdraft.evaluation.replay_evaluation import Replay
+from ctcdraft.evaluation.stock_generate import StockGenerate
+from ctcdraft.nn.bodies import ResidualBody
+from ctcdraft.report import markdown
 
 SIZES = (2, 4, 8)
 
@@ -64,10 +64,10 @@ def test_rows_and_differences_are_those_of_the_loop(finished, tmp_path):
 
 def test_the_report_says_what_was_replayed_and_what_was_checked(finished):
     path, made = finished
-    for shown in ((path / "report.md").read_text(), report.terminal(**made)):
+    for shown in ((path / "report.md").read_text(), markdown.terminal(**made)):
         assert "the loop decoded 1 of them as well, at every size, and 6 of 6 answers took exactly" in shown
         assert "all contestants say what autoregression says on all 1 questions" in shown
-    assert "prompt_lookup less shorter, 8 nodes: tau +" in report.terminal(**made)
+    assert "prompt_lookup less shorter, 8 nodes: tau +" in markdown.terminal(**made)
     assert json.loads((path / "report.json").read_text()) == json.loads(json.dumps(made))
 
 
@@ -87,7 +87,7 @@ def test_a_loop_that_changes_the_text_is_caught(tmp_path):
     made = replayed(tmp_path, with_lookups(Corrupt()), how=Replay([4], 2), pairs=())
     [row] = [row for row in made["rows"] if row["drafter"] == "corrupt"]
     assert row["lossless"]["owed"]["wrong"] > 0
-    assert "NOT LOSSLESS: corrupt differs" in report.terminal(**made)
+    assert "NOT LOSSLESS: corrupt differs" in markdown.terminal(**made)
 
 
 def test_what_cannot_be_replayed_is_refused(tmp_path):
@@ -98,13 +98,13 @@ def test_what_cannot_be_replayed_is_refused(tmp_path):
     outside = {**here.contestants, "outside": StockGenerate(here.base, {}, None, None)}
     with pytest.raises(InputError, match="outside drafts outside of our loop"):
         replayed(tmp_path, replace(here, contestants=outside))
-    head = block_head(here.base, partial(ResidualBody, blocks=1), DrawnWords(1))
+    head = block_head(here.base, partial(ResidualBody, blocks=1), SampledTokens(1))
     with pytest.raises(InputError, match="draws its guesses"):
         replayed(tmp_path / "drawn", replace(here, contestants={**here.contestants, "drawn": head}))
 
 
 def question(tokens, passes, seconds=0.0):
-    step = Pass(tokens // passes, 0, False, 1, 0)
+    step = DecodeStep(tokens // passes, 0, False, 1, 0)
     return [Answer(tuple(range(tokens)), "", (step,) * passes, True, 0.0, seconds, None)]
 
 

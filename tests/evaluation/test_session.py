@@ -7,16 +7,17 @@ import torch
 from sessions import PROMPTS, SETTINGS, UNSEEN, Corrupt, arena, killed_at, session
 from tiny_models import random_base
 
-from ctcdraft.corpus.chat import messages, prompt_tokens
-from ctcdraft.corpus.conversations import Prompt
-from ctcdraft.decoding.fixed import FixedReads, padded
-from ctcdraft.decoding.loop import rows
+from ctcdraft.corpus.chat_template import messages, prompt_tokens
+from ctcdraft.corpus.types import Prompt
+from ctcdraft.decoding.loop import cache_rows_needed
+from ctcdraft.decoding.static_shapes import StaticShapeForward, padded_size
+from ctcdraft.distributed import Shard
 from ctcdraft.errors import InputError
-from ctcdraft.evaluation import environment, measure, report
-from ctcdraft.evaluation import session as sessions
-from ctcdraft.evaluation.folder import Folder
+from ctcdraft.evaluation import environment, runner
+from ctcdraft.evaluation import evaluation as sessions
+from ctcdraft.evaluation.output_dir import Folder
 from ctcdraft.evaluation.records import from_json
-from ctcdraft.shard import Shard
+from ctcdraft.report import markdown
 
 CONTRACT = {
     *("drafter", "benchmark", "decoding", "temperature", "seed", "nodes", "prompts", "tokens", "passes"),
@@ -73,14 +74,14 @@ def test_a_corrupt_contestant_is_said_to_be_one(finished):
     assert faithful["lossless"]["equal"] == 4
     assert corrupt["lossless"]["equal"] + corrupt["lossless"]["rounding"] < 4
     assert len(corrupt["lossless"]["first_divergence_margins"]) >= 4 - corrupt["lossless"]["equal"]
-    for shown in ((path / "report.md").read_text(), report.terminal(**made)):
+    for shown in ((path / "report.md").read_text(), markdown.terminal(**made)):
         assert "NOT LOSSLESS: corrupt differs" in shown
-    assert max(map(len, report.terminal(**made).split("\n")[:4])) <= 110
+    assert max(map(len, markdown.terminal(**made).split("\n")[:4])) <= 110
 
 
 def test_a_corrupt_contestant_is_called_so_in_half_precision_too(tmp_path):
     made = run(session(arena(random_base().to(torch.bfloat16), corrupt=Corrupt()), PROMPTS[:2]), tmp_path)
-    assert "NOT LOSSLESS: corrupt differs on 2 of 2 questions" in report.terminal(**made)
+    assert "NOT LOSSLESS: corrupt differs on 2 of 2 questions" in markdown.terminal(**made)
 
 
 def test_prompts_that_do_not_fit_are_counted_and_said(finished):
@@ -109,13 +110,13 @@ def test_everyone_is_warm_before_anything_is_timed(tmp_path, monkeypatch):
     """Also where every question was answered by an earlier process, and only the instrumented pass is left."""
     here, said = arena(), []
     names = {drafter: name for name, drafter in here.contestants.items()}
-    generate, instrument = measure.generate, sessions.instrument
+    generate, instrument = runner.generate, sessions.instrument
 
     def heard(base, drafter, prompt_L, settings, *rest):
         said.append((names[drafter], settings.max_new_tokens))
         return generate(base, drafter, prompt_L, settings, *rest)
 
-    monkeypatch.setattr(measure, "generate", heard)
+    monkeypatch.setattr(runner, "generate", heard)
     monkeypatch.setattr(sessions, "instrument", lambda *args: said.append("clocks") or instrument(*args))
     run(session(here, PROMPTS[:1]), tmp_path, timing_questions=1)
     warm_up = [("autoregressive", 4), ("prompt_lookup", 4)]
@@ -131,7 +132,7 @@ def test_everyone_is_warm_before_anything_is_timed(tmp_path, monkeypatch):
     assert said[2:] == ["clocks", "clocks"]
 
 
-class Noting(FixedReads):
+class Noting(StaticShapeForward):
     """Notes every shape that is read, and the new ones that were met while a clock ran."""
 
     def __init__(self):
@@ -139,7 +140,7 @@ class Noting(FixedReads):
         self.shapes, self.late, self.clock_runs = set(), [], False
 
     def __call__(self, forward, tree, cache, dtype):
-        shape = padded(len(tree)), cache.capacity
+        shape = padded_size(len(tree)), cache.capacity
         self.late += [shape] * (self.clock_runs and shape not in self.shapes)
         self.shapes.add(shape)
         return super().__call__(forward, tree, cache, dtype)
@@ -152,7 +153,7 @@ def test_no_shape_is_read_first_while_a_clock_runs(tmp_path, monkeypatch):
     base.fixed = reads = Noting()
     prompts = [Prompt(str(size), "x", ("x" * size,), None) for size in (5, 300, 310)]
     capacities = {padded_rows(base, prompt) for prompt in prompts}
-    clocked = measure.timed_answer
+    clocked = runner.timed_answer
 
     def noted(*arguments):
         reads.clock_runs = True
@@ -160,7 +161,7 @@ def test_no_shape_is_read_first_while_a_clock_runs(tmp_path, monkeypatch):
         reads.clock_runs = False
         return answer
 
-    monkeypatch.setattr(measure, "timed_answer", noted)
+    monkeypatch.setattr(runner, "timed_answer", noted)
     run(session(arena(base, nodes=12), prompts), tmp_path, timing_questions=0)
     assert len(capacities) == 2
     assert reads.shapes == {(size, capacity) for size in (1, 8, 16) for capacity in capacities}
@@ -168,7 +169,7 @@ def test_no_shape_is_read_first_while_a_clock_runs(tmp_path, monkeypatch):
 
 
 def padded_rows(base, prompt):
-    return base.new_cache(rows(measure.asked(base, prompt, [])[0], SETTINGS)).capacity
+    return base.new_cache(cache_rows_needed(runner.asked(base, prompt, [])[0], SETTINGS)).capacity
 
 
 def test_sampling_is_equal_token_for_token_too(tmp_path):
@@ -186,8 +187,8 @@ def test_running_again_goes_on_where_it_was(tmp_path, monkeypatch):
     before = file.read_text()
     file.write_text(before + before[:40])  # a torn last line
 
-    ask = measure.ask
-    monkeypatch.setattr(measure, "ask", lambda *args: asked.append(args[2]) or ask(*args))
+    ask = runner.ask
+    monkeypatch.setattr(runner, "ask", lambda *args: asked.append(args[2]) or ask(*args))
     again = run(session(here), tmp_path / "again")
     assert asked == [2, 3]
     assert file.read_text().startswith(before)
@@ -197,7 +198,7 @@ def test_running_again_goes_on_where_it_was(tmp_path, monkeypatch):
     assert again["environment"]["questions"] == {"asked": 4, "finished": 4, "reused": 2}
     made = run(session(here), tmp_path / "again")
     assert asked == [2, 3]
-    for shown in ((tmp_path / "again" / "report.md").read_text(), report.terminal(**made)):
+    for shown in ((tmp_path / "again" / "report.md").read_text(), markdown.terminal(**made)):
         assert "the answers to 4 of 4 questions are reused: an earlier start" in shown
 
 
@@ -220,7 +221,7 @@ def test_a_shard_without_questions_reports_nothing(tmp_path):
     made = run(session(arena(), PROMPTS[:1], shard=Shard(2, 2)), tmp_path)
     assert made["rows"][0]["prompts"] == 0
     assert made["rows"][0]["tau"] is made["rows"][1]["speedup_ci"] is made["rows"][1]["c"] is None
-    for shown in ((tmp_path / "report.md").read_text(), report.terminal(**made)):
+    for shown in ((tmp_path / "report.md").read_text(), markdown.terminal(**made)):
         assert "no question is finished here" in shown
         assert "all contestants say" not in shown
 
@@ -300,8 +301,8 @@ def test_another_split_of_the_questions_is_refused_or_replaced(before, after, tm
     assert "\n" not in str(caught.value)
     assert {file: file.read_text() for file in tmp_path.rglob("*") if file.is_file()} == old
 
-    asked, ask = [], measure.ask
-    monkeypatch.setattr(measure, "ask", lambda *args: asked.append(args[2]) or ask(*args))
+    asked, ask = [], runner.ask
+    monkeypatch.setattr(runner, "ask", lambda *args: asked.append(args[2]) or ask(*args))
     now = session(here, shard=after)
     made = run(now, tmp_path, overwrite=True, timing_questions=1)
     assert asked == list(now.prompts)

@@ -10,17 +10,17 @@ from sessions import PROMPTS, SETTINGS, UNSEEN, arena, session
 from tiny_models import random_base
 from training_parts import block_head, block_heads, ctc_head
 
-from ctcdraft.corpus.conversations import Prompt
+from ctcdraft.corpus.types import Prompt
 from ctcdraft.decoding.rejection import Rejection, multi_round
+from ctcdraft.distributed import Shard
 from ctcdraft.drafters.cascade import Cascade
-from ctcdraft.drafters.drawn_paths import DrawnLabels
 from ctcdraft.drafters.prompt_lookup import PromptLookup
+from ctcdraft.drafters.trees.sampled_labels import SampledLabels
 from ctcdraft.errors import InputError
-from ctcdraft.evaluation.folder import Folder
-from ctcdraft.evaluation.report import markdown
-from ctcdraft.evaluation.sizing import Choice, Size, Sizing, choose, kept_or_chosen, refuse_unlike, rising
-from ctcdraft.nn.residual import ResidualBody
-from ctcdraft.shard import Shard
+from ctcdraft.evaluation.output_dir import Folder
+from ctcdraft.evaluation.tree_size import Choice, Size, Sizing, choose, kept_or_chosen, refuse_unlike, rising
+from ctcdraft.nn.bodies import ResidualBody
+from ctcdraft.report.markdown import markdown
 
 
 def sizing(path="absent", **changes) -> Sizing:
@@ -85,7 +85,7 @@ def test_a_folder_that_refuses_an_evaluation_keeps_its_sizes_and_one_that_takes_
 
 def test_trees_that_are_not_cut_out_of_one_another_are_refused():
     base = random_base(context=96, initializer_range=0.1)
-    one, three = (block_head(base, partial(ResidualBody, blocks=1), DrawnLabels(chains)) for chains in (1, 3))
+    one, three = (block_head(base, partial(ResidualBody, blocks=1), SampledLabels(chains)) for chains in (1, 3))
     text = torch.tensor([0, 7, 9, 7, 9, 7])
 
     def refuse(drafter, temperature=0.0):

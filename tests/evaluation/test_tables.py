@@ -11,8 +11,8 @@ from test_recorded import REPOSITORY, TRACES
 
 from ctcdraft.errors import InputError
 from ctcdraft.evaluation.bootstrap import of_difference
-from ctcdraft.evaluation.table_files import comma_separated, escaped, latex, markdown, notes_separated
-from ctcdraft.evaluation.tables import PUBLISHED, read_table
+from studies.paper.export import comma_separated, escaped, latex, markdown, notes_separated
+from studies.paper.tables import PUBLISHED, read_table
 
 NAMES = sorted(file.stem for file in PUBLISHED.glob("*.yaml"))
 

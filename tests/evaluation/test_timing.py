@@ -9,13 +9,13 @@ from sessions import PROMPTS, SETTINGS, arena
 from tiny_models import random_base
 
 from ctcdraft.decoding import loop
-from ctcdraft.decoding.loop import Generation, Pass
+from ctcdraft.decoding.settings import DecodeStep, GenerationResult
 from ctcdraft.decoding.tree import TokenTree
-from ctcdraft.decoding.verify import match
-from ctcdraft.evaluation import timing
-from ctcdraft.evaluation.measure import asked
-from ctcdraft.evaluation.roof import copy_bandwidth, multiplied, roof_share, weight_bytes
-from ctcdraft.evaluation.timing import DrafterDouble, Spent, Stopwatch, Timing, instrument, rows_read, share_of_pass
+from ctcdraft.decoding.verification import match
+from ctcdraft.evaluation import profiling
+from ctcdraft.evaluation.bandwidth import copy_bandwidth, multiplied, roof_share, weight_bytes
+from ctcdraft.evaluation.profiling import DrafterDouble, Spent, Stopwatch, Timing, instrument, rows_read, share_of_pass
+from ctcdraft.evaluation.runner import asked
 
 
 class Work:
@@ -49,7 +49,7 @@ class WithPaths:
 
 def test_parts_are_exclusive_and_add_up(monkeypatch):
     work = Work()
-    monkeypatch.setattr(timing, "perf_counter", work)
+    monkeypatch.setattr(profiling, "perf_counter", work)
     monkeypatch.setattr(loop, "perf_counter", work)
     base = random_base()
     prompt_L, _ = asked(base, PROMPTS[0], [])
@@ -79,8 +79,8 @@ def test_clocks_do_not_change_the_text(monkeypatch):
     prompt_L, _ = asked(here.base, PROMPTS[0], [])
     plain = here.answer("prompt_lookup", prompt_L, 0)
     made = []
-    generate = timing.generate
-    monkeypatch.setattr(timing, "generate", lambda *args: made.append(generate(*args)) or made[-1])
+    generate = profiling.generate
+    monkeypatch.setattr(profiling, "generate", lambda *args: made.append(generate(*args)) or made[-1])
     instrument(here.base, here.contestants["prompt_lookup"], prompt_L, here.settings, 0)
     assert (made[0].tokens, made[0].passes) == (plain.tokens, plain.passes)
 
@@ -96,7 +96,7 @@ def test_nothing_counts_before_the_first_draft():
 
 
 def spent(read, draft=0.0, passes=10):
-    seconds = dict.fromkeys(timing.DURING_PASSES, 0.0) | {"read": read, "draft": draft, "prefill": 1.0}
+    seconds = dict.fromkeys(profiling.DURING_PASSES, 0.0) | {"read": read, "draft": draft, "prefill": 1.0}
     return Spent(seconds, passes, answers=1, kv_bytes=100)
 
 
@@ -116,8 +116,8 @@ def test_shards_add_up():
 
 
 def test_rows_read():
-    passes = (Pass(1, 0, False, 1, 0), Pass(2, 1, True, 4, 3), Pass(1, 0, False, 1, 0))
-    said = Generation((0,) * 5, passes, False, 0.0, 0.0)
+    passes = (DecodeStep(1, 0, False, 1, 0), DecodeStep(2, 1, True, 4, 3), DecodeStep(1, 0, False, 1, 0))
+    said = GenerationResult((0,) * 5, passes, False, 0.0, 0.0)
     assert rows_read(3, said) == (3 + 1) + (4 + 4) + (6 + 1)
 
 

@@ -12,10 +12,11 @@ import torch
 from tiny_models import random_base
 from training_parts import trainer
 
-from ctcdraft.front_door import build_drafter, composed
+from ctcdraft.config.build import build_drafter
+from ctcdraft.config.cli import composed
 from ctcdraft.nn.rotary import half_split_rows
 from ctcdraft.objectives.cross_entropy import CrossEntropy
-from ctcdraft.training.plan import plan
+from ctcdraft.planning.training import plan_training
 
 LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 500_000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -181,7 +182,7 @@ def test_the_plan_says_what_was_copied():
         base = random_base(kind, context=64)
         drafter = head(base, "drafter=medusa", "drafter/body=attention").train()
         one = trainer(None, base, 3, drafter=drafter, objective=CrossEntropy(4, 0.8))
-        said = plan(base, drafter, one.objective, one.batches, one.engine, 3, 1)
+        said = plan_training(base, drafter, one.objective, one.batches, one.engine, 3, 1)
         assert f"block initialised {drafter.initialised}\n" in said
         assert drafter.initialised.startswith("from the base's" if kind == "qwen3" else "at random (its last layer has")
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from ctcdraft.nn import correction as module
-from ctcdraft.nn.correction import GRU, Markov
+from ctcdraft.nn import logit_correction as module
+from ctcdraft.nn.logit_correction import GRUCorrection, MarkovCorrection
 
 WORDS, WIDTH, RANK = 40, 12, 5
 
 
-@pytest.fixture(params=[GRU, Markov], ids=["gru", "markov"])
+@pytest.fixture(params=[GRUCorrection, MarkovCorrection], ids=["gru", "markov"])
 def correction(request):
     torch.manual_seed(1)
     one = request.param(nn.Embedding(WORDS, WIDTH).requires_grad_(False), RANK, 1e-6)
@@ -41,7 +41,7 @@ def truth(one):
 
 
 def test_tables_say_what_weights_say(correction, monkeypatch):
-    monkeypatch.setattr(module, "LOOKED_UP", 7)
+    monkeypatch.setattr(module, "EMBEDDING_CHUNK", 7)
     agree(correction)
     assert correction._table is not None
 
@@ -91,7 +91,7 @@ def test_weights_of_inference_mode_have_no_tables(all_of_it):
     with torch.inference_mode():
         embedding = nn.Embedding(WORDS, WIDTH)
     with torch.inference_mode(all_of_it), torch.no_grad():
-        one = GRU(embedding, RANK, 1e-6).eval()
+        one = GRUCorrection(embedding, RANK, 1e-6).eval()
         nn.init.normal_(one.out.weight)
     with torch.inference_mode():
         assert torch.allclose(answers(one), truth(one), atol=1e-4)

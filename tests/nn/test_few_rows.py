@@ -9,10 +9,10 @@ from tiny_models import random_lm, tiny_tokenizer
 from torch import nn
 
 import evaluate
-from ctcdraft.base import load_base
-from ctcdraft.front_door import CONFIGS, register_resolvers
-from ctcdraft.nn import few_rows
-from ctcdraft.nn.few_rows import lay_for_few_rows
+from ctcdraft.config.cli import CONFIGS, register_resolvers
+from ctcdraft.models.loading import load_base
+from ctcdraft.nn import weight_layout
+from ctcdraft.nn.weight_layout import to_column_major_
 
 
 class Model(nn.Module):
@@ -36,7 +36,7 @@ def column_by_column(layer):
 def test_a_laid_model_says_the_same():
     model, words_L = Model(), torch.arange(9)
     before, values = model(words_L), {name: value.clone() for name, value in model.state_dict().items()}
-    lay_for_few_rows(model)
+    to_column_major_(model)
     assert column_by_column(model.up)
     assert column_by_column(model.down)
     assert model.head.weight is model.words.weight
@@ -47,7 +47,7 @@ def test_a_laid_model_says_the_same():
 
 def test_what_is_not_its_own_stays():
     model = Model()
-    lay_for_few_rows(model, but=[model.up.weight])
+    to_column_major_(model, but=[model.up.weight])
     assert model.up.weight.is_contiguous()
     assert column_by_column(model.down)
 
@@ -73,20 +73,20 @@ def with_own_type(model):
 )
 def test_other_types_and_devices_stay(change):
     model = change(Model())
-    lay_for_few_rows(model)
+    to_column_major_(model)
     assert model.up.weight.is_contiguous()
 
 
 def test_large_matrices_stay(monkeypatch):
-    monkeypatch.setattr(few_rows, "LARGEST", 23)
+    monkeypatch.setattr(weight_layout, "MAX_COLUMN_MAJOR_WEIGHTS", 23)
     model = Model()
-    lay_for_few_rows(model)
+    to_column_major_(model)
     assert model.up.weight.is_contiguous()
 
 
 def test_a_laid_model_is_loaded_and_learns_as_any_other():
     laid, plain, words_L = Model(), Model(), torch.arange(9)
-    lay_for_few_rows(laid)
+    to_column_major_(laid)
     laid.load_state_dict(plain.state_dict())
     assert column_by_column(laid.up)
     for model in (laid, plain):

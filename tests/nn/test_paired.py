@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ctcdraft.nn import projection
-from ctcdraft.nn.paired import paired_normaliser
-from ctcdraft.nn.projection import word_logits
+from ctcdraft.nn import linear_logsumexp
+from ctcdraft.nn.linear_logsumexp import token_logits
+from ctcdraft.nn.pairwise_logsumexp import pairwise_logsumexp
 
 WINDOWS, FRAMES, TEXTS, WIDTH, RANK, WORDS = 5, 4, 3, 3, 2, 11
 
@@ -27,12 +27,12 @@ def whole(states, memories, table, words, bias) -> Tensor:
     return (F.linear(states, words, bias)[:, :, None] + F.linear(memories, table)[:, None]).logsumexp(-1)
 
 
-@pytest.mark.parametrize("block", [projection.BLOCKS["cpu"], (14, 4), (1, 1)])
+@pytest.mark.parametrize("block", [linear_logsumexp.BLOCKS["cpu"], (14, 4), (1, 1)])
 @pytest.mark.parametrize("bias", [False, True])
 def test_values_and_gradients_are_those_of_all_sums(bias, block, monkeypatch):
-    monkeypatch.setitem(projection.BLOCKS, "cpu", block)  # (14, 4): two windows, four words; the last ones are fewer
+    monkeypatch.setitem(linear_logsumexp.BLOCKS, "cpu", block)
     given = parts(torch.float64, bias)
-    ours, theirs = paired_normaliser(*given), whole(*given)
+    ours, theirs = pairwise_logsumexp(*given), whole(*given)
     assert torch.allclose(ours, theirs, rtol=0, atol=1e-12)
     weights = torch.randn(ours.shape, dtype=ours.dtype)  # any loss
     for a, b in zip(*(torch.autograd.grad((weights * one).sum(), given[:3]) for one in (ours, theirs)), strict=True):
@@ -40,16 +40,16 @@ def test_values_and_gradients_are_those_of_all_sums(bias, block, monkeypatch):
 
 
 def test_gradcheck(monkeypatch):
-    monkeypatch.setitem(projection.BLOCKS, "cpu", (14, 4))
-    assert torch.autograd.gradcheck(paired_normaliser, parts(torch.float64))
+    monkeypatch.setitem(linear_logsumexp.BLOCKS, "cpu", (14, 4))
+    assert torch.autograd.gradcheck(pairwise_logsumexp, parts(torch.float64))
 
 
-@pytest.mark.parametrize("block", [projection.BLOCKS["cpu"], (1, 1)])
+@pytest.mark.parametrize("block", [linear_logsumexp.BLOCKS["cpu"], (1, 1)])
 def test_words_that_disagree_beyond_float32_leave_a_finite_gradient(block, monkeypatch):
     """The frame wants one word by e^200, the text the other: in truth log 2 above 200."""
-    monkeypatch.setitem(projection.BLOCKS, "cpu", block)
+    monkeypatch.setitem(linear_logsumexp.BLOCKS, "cpu", block)
     learned = [torch.ones(1, 1, 1), torch.ones(1, 1, 1), torch.tensor([[0.0], [200.0]])]
-    value = paired_normaliser(*(one.requires_grad_() for one in learned), torch.tensor([[200.0], [0.0]]), None)
+    value = pairwise_logsumexp(*(one.requires_grad_() for one in learned), torch.tensor([[200.0], [0.0]]), None)
     value.sum().backward()
     assert value.isfinite().all()
     assert all(one.grad.isfinite().all() for one in learned)
@@ -67,7 +67,7 @@ def test_half_precision_rounds_logits_and_no_sums(autocast):
     kind = torch.bfloat16 if autocast else torch.float32  # without autocast the table is not rounded
     added = F.linear(memories.to(kind), table.to(kind)).double()
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        made = paired_normaliser(states, memories, table, given, None)
+        made = pairwise_logsumexp(states, memories, table, given, None)
     assert made.dtype == torch.float32
     assert (made - (rounded[:, :, None] + added[:, None]).logsumexp(-1)).abs().max() < 1e-5
 
@@ -81,7 +81,7 @@ def test_a_word_that_is_certain_is_no_more_than_that_in_half_precision(autocast)
     memories, table = torch.ones(60, 1, 2), torch.zeros(300, 2)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         given = words.float() if autocast else words
-        score = word_logits(states, given, None, labels) - paired_normaliser(states, memories, table, given, None)
+        score = token_logits(states, given, None, labels) - pairwise_logsumexp(states, memories, table, given, None)
     assert score.abs().max() < 1e-5
     (gradient,) = torch.autograd.grad(score.sum(), states)
     assert gradient.abs().max() < 1e-3  # nothing is left to learn
@@ -91,7 +91,7 @@ def test_nothing_of_the_size_of_the_vocabulary_is_kept_but_the_weights():
     given = parts(torch.float32)
     kept: list[Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
-        paired_normaliser(*given)
+        pairwise_logsumexp(*given)
     weights = [one.data_ptr() for one in given[2:]]
     assert kept
     assert not [tensor.shape for tensor in kept if WORDS in tensor.shape and tensor.data_ptr() not in weights]
@@ -100,4 +100,4 @@ def test_nothing_of_the_size_of_the_vocabulary_is_kept_but_the_weights():
 def test_a_head_that_is_to_be_learned_is_refused():
     states, memories, table, words, bias = parts(torch.float32)
     with pytest.raises(ValueError, match="freeze it"):
-        paired_normaliser(states, memories, table, words.requires_grad_(), bias)
+        pairwise_logsumexp(states, memories, table, words.requires_grad_(), bias)

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ctcdraft.ctc.forward import log_likelihood
-from ctcdraft.nn import projection
-from ctcdraft.nn.projection import label_scores, log_normaliser
+from ctcdraft.nn import linear_logsumexp
+from ctcdraft.nn.linear_logsumexp import fused_linear_logsumexp, label_and_blank_log_probs
 
 WINDOWS, FRAMES, WIDTH, WORDS, LABELS = 5, 4, 3, 11, 2
 
@@ -33,13 +33,13 @@ def whole(states, words, bias, blank_D, blank_bias, labels) -> tuple[Tensor, Ten
     return log_probs.gather(-1, labels[:, None].expand(-1, FRAMES, -1)), log_probs[..., -1]
 
 
-@pytest.mark.parametrize("block", [projection.BLOCKS["cpu"], (7, 4), (1, 1)])
+@pytest.mark.parametrize("block", [linear_logsumexp.BLOCKS["cpu"], (7, 4), (1, 1)])
 @pytest.mark.parametrize("bias", [False, True])
 def test_scores_and_gradients_are_those_of_whole_logits(bias, block, monkeypatch):
-    monkeypatch.setitem(projection.BLOCKS, "cpu", block)  # (1, 1): a block is one word at one frame
+    monkeypatch.setitem(linear_logsumexp.BLOCKS, "cpu", block)  # (1, 1): a block is one word at one frame
     given = parts(torch.float64, bias)
     learned = [given[0], given[3], given[4]]
-    ours, theirs = label_scores(*given), whole(*given)
+    ours, theirs = label_and_blank_log_probs(*given), whole(*given)
     for a, b in zip(ours, theirs, strict=True):
         assert torch.allclose(a, b, atol=1e-12)
     weights = [torch.randn(score.shape, dtype=score.dtype) for score in ours]  # any loss of the scores
@@ -52,18 +52,18 @@ def test_scores_and_gradients_are_those_of_whole_logits(bias, block, monkeypatch
 
 
 def test_gradcheck(monkeypatch):
-    monkeypatch.setitem(projection.BLOCKS, "cpu", (7, 4))
+    monkeypatch.setitem(linear_logsumexp.BLOCKS, "cpu", (7, 4))
     given = parts(torch.float64, True)
-    assert torch.autograd.gradcheck(label_scores, given)
+    assert torch.autograd.gradcheck(label_and_blank_log_probs, given)
 
 
 @pytest.mark.parametrize("block", [(512, 1024), (1, 1)])
 def test_great_logits_neither_overflow_nor_vanish(block, monkeypatch):
     """Of 11 logits from -1000 to 1000 the greatest is all there is, wherever in the vocabulary it stands."""
-    monkeypatch.setitem(projection.BLOCKS, "cpu", block)
+    monkeypatch.setitem(linear_logsumexp.BLOCKS, "cpu", block)
     for words_VD in (torch.linspace(-1000, 1000, WORDS)[:, None], torch.linspace(1000, -1000, WORDS)[:, None]):
         state = torch.ones(1, 1, requires_grad=True)
-        value = log_normaliser(state, words_VD, None)
+        value = fused_linear_logsumexp(state, words_VD, None)
         value.backward()
         assert value.item() == state.grad.item() == 1000
 
@@ -82,7 +82,7 @@ def test_the_loss_and_its_gradient_are_those_of_full_emissions(dtype, bound):
     def gradients(loss: Tensor) -> list[Tensor]:
         return list(torch.autograd.grad(loss, (states_XTD, blank_D), retain_graph=True))
 
-    scores = label_scores(states_XTD, rows_CD[:-1], None, blank_D, states_XTD.new_zeros(()), labels_XS)
+    scores = label_and_blank_log_probs(states_XTD, rows_CD[:-1], None, blank_D, states_XTD.new_zeros(()), labels_XS)
     value_X = log_likelihood(*scores, labels_XS, lengths_X)
     ours = -value_X.where(value_X.isfinite(), 0).sum()
     log_probs = (states_XTD @ torch.cat([rows_CD[:-1], blank_D[None]]).T).log_softmax(-1).transpose(0, 1)
@@ -97,7 +97,7 @@ def test_the_loss_and_its_gradient_are_those_of_full_emissions(dtype, bound):
 
 def test_a_bfloat16_head_gives_float32_scores_near_the_exact_ones():
     states, words, _, blank_D, blank_bias, labels = parts(torch.float32, False)
-    halved = label_scores(states, words.bfloat16(), None, blank_D, blank_bias, labels)
+    halved = label_and_blank_log_probs(states, words.bfloat16(), None, blank_D, blank_bias, labels)
     exact = whole(states, words.bfloat16().float(), None, blank_D, blank_bias, labels)
     for a, b in zip(halved, exact, strict=True):
         assert a.dtype == torch.float32
@@ -109,7 +109,7 @@ def test_nothing_of_the_size_of_the_vocabulary_is_kept_but_the_frozen_weights():
     given = parts(torch.float32, False)
     kept: list[Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
-        label_scores(*given)
+        label_and_blank_log_probs(*given)
     assert kept
     assert not [tensor.shape for tensor in kept if WORDS in tensor.shape and tensor is not given[1]]
 
@@ -117,7 +117,7 @@ def test_nothing_of_the_size_of_the_vocabulary_is_kept_but_the_frozen_weights():
 def test_a_head_that_is_to_be_learned_is_refused():
     states, words, *rest = parts(torch.float32, False)
     with pytest.raises(ValueError, match="freeze it"):
-        label_scores(states, words.requires_grad_(), *rest)
+        label_and_blank_log_probs(states, words.requires_grad_(), *rest)
 
 
 @pytest.mark.parametrize("autocast", [False, True])
@@ -129,7 +129,7 @@ def test_a_word_that_is_certain_is_no_more_than_that_in_half_precision(autocast)
     states = (0.13 * words[labels].float()).requires_grad_()  # logits of about 33, the next ones far below
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         given = words.float() if autocast else words
-        label_XTS, _ = label_scores(states, given, None, torch.zeros(256), torch.zeros(1), labels)
+        label_XTS, _ = label_and_blank_log_probs(states, given, None, torch.zeros(256), torch.zeros(1), labels)
     assert label_XTS.dtype == torch.float32
     assert label_XTS.abs().max() < 1e-5
     (gradient,) = torch.autograd.grad(label_XTS.sum(), states)

@@ -13,20 +13,19 @@ from training_parts import HOW, figures_of, rows, trainer
 
 from ctcdraft.decoding.loop import generate
 from ctcdraft.drafters.autoregressive import Autoregressive
-from ctcdraft.drafters.block import BlockDrafter
-from ctcdraft.drafters.direct import Direct
-from ctcdraft.drafters.paths import PrefixSearch
+from ctcdraft.drafters.parallel import ParallelDrafter
+from ctcdraft.drafters.trees.ctc import PrefixSearch
+from ctcdraft.drafters.trees.per_frame import PerFrameTree
 from ctcdraft.errors import InputError
 from ctcdraft.nn.bodies import AttentionBody
-from ctcdraft.nn.correction import GRU
+from ctcdraft.nn.draft_vocab import DraftVocabHead, most_frequent_tokens
 from ctcdraft.nn.heads import BlankHead, Emissions
-from ctcdraft.nn.ranked import RankedWords, commonest
+from ctcdraft.nn.logit_correction import GRUCorrection
 from ctcdraft.objectives.cross_entropy import CrossEntropy
-from ctcdraft.objectives.ctc import CTC
-from ctcdraft.objectives.distill import Distill, kl
-from ctcdraft.objectives.prefix_ctc import PrefixCTC
-from ctcdraft.training.checkpoint import RunDirectory, fill
-from ctcdraft.training.logger import JsonlLogger
+from ctcdraft.objectives.ctc import CTC, PrefixCTC
+from ctcdraft.objectives.distillation import Distill, kl
+from ctcdraft.training.loggers import JsonlLogger
+from ctcdraft.training.run_directory import RunDirectory, load_trainable_state
 
 WIDTH, WORDS, SAID = 6, 11, [1, 4, 5, 9]
 NEVER = -1e4
@@ -46,7 +45,7 @@ def emissions(corrected: bool) -> tuple[Emissions, Emissions]:
     states = torch.randn(2, 3, 4, WIDTH, requires_grad=True)
     if not corrected:
         return Emissions(states, some), Emissions(states, every)
-    correction = GRU(nn.Embedding(WORDS, WIDTH).requires_grad_(False), 5, 1e-6)
+    correction = GRUCorrection(nn.Embedding(WORDS, WIDTH).requires_grad_(False), 5, 1e-6)
     nn.init.normal_(correction.out.weight)
     start = correction.start(states[:, :, 0].detach(), torch.zeros(2, 3, dtype=torch.long))
     return Emissions(states, some, correction, start), Emissions(states, every, correction, start)
@@ -75,17 +74,20 @@ def test_scores_and_gradients_are_those_of_a_head_without_the_other_words(correc
 
 
 def test_the_commonest_words_and_those_that_must_be():
-    assert commonest(torch.tensor([5, 0, 7, 5]), 2, [1]).tolist() == [1, 2]
-    assert commonest(torch.tensor([5, 0, 7, 5]), 2, []).tolist() == [0, 2]
-    assert commonest(torch.tensor([5, 0, 7, 5]), 2, [1, 9]).tolist() == [1, 2]  # 9 lies beyond the head's rows
+    assert most_frequent_tokens(torch.tensor([5, 0, 7, 5]), 2, [1]).tolist() == [1, 2]
+    assert most_frequent_tokens(torch.tensor([5, 0, 7, 5]), 2, []).tolist() == [0, 2]
+    assert most_frequent_tokens(torch.tensor([5, 0, 7, 5]), 2, [1, 9]).tolist() == [
+        1,
+        2,
+    ]  # 9 lies beyond the head's rows
     with pytest.raises(InputError, match=r"drafter\.vocabulary=1 has no room for the 2 words"):
-        commonest(torch.tensor([5, 0, 7, 5]), 1, [1, 2])
+        most_frequent_tokens(torch.tensor([5, 0, 7, 5]), 1, [1, 2])
     assert rows(count=2, length=9).word_counts(50).sum() == 3 + 2  # of the answers alone
 
 
 def test_more_words_than_there_are_is_a_sentence():
     with pytest.raises(InputError, match=r"drafter\.vocabulary=12 of 11 words"):
-        RankedWords(nn.Linear(WIDTH, WORDS), 12)
+        DraftVocabHead(nn.Linear(WIDTH, WORDS), 12)
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
@@ -94,19 +96,21 @@ def test_it_learns_decodes_and_comes_back(tmp_path, name):
     base, objective = random_base(context=64), OBJECTIVES[name]
     aligned = objective.supervises == "alignments"
 
-    def head() -> BlockDrafter:
+    def head() -> ParallelDrafter:
         body = partial(AttentionBody, root_input=True, causal=False)
-        paths = PrefixSearch(16) if aligned else Direct(None)
-        correction = partial(GRU, rank=8) if name == "prefix" else None
+        paths = PrefixSearch(16) if aligned else PerFrameTree(None)
+        correction = partial(GRUCorrection, rank=8) if name == "prefix" else None
         torch.manual_seed(0)
-        return BlockDrafter(base, 6 if aligned else 3, body, paths, correction, vocabulary=20)
+        return ParallelDrafter(base, 6 if aligned else 3, body, paths, correction, vocabulary=20)
 
     drafter = head()
     drafter.set_draft_vocab(rows().word_counts(base.vocabulary), base.stop_token_ids)
     said = drafter.head.words.words_N.tolist()
     assert said != list(range(20))
     counts = rows().word_counts(base.vocabulary)
-    assert drafter.vocab_coverage(counts) == pytest.approx(sum(counts.tolist()[word] for word in said) / int(counts.sum()))
+    assert drafter.vocab_coverage(counts) == pytest.approx(
+        sum(counts.tolist()[word] for word in said) / int(counts.sum())
+    )
     run = RunDirectory(tmp_path)
     run.create("drafter: {}\n", base.fingerprint(), overwrite=False)
     one = trainer(run, base, steps=8, drafter=drafter, objective=objective)
@@ -115,7 +119,9 @@ def test_it_learns_decodes_and_comes_back(tmp_path, name):
     shares = [line.get("infeasible_share") for line in figures_of(run)]
     assert all(share is None if name == "kl" else 0 < share < 1 for share in shares)
     other = head()
-    fill(other, {key: value.clone() for key, value in drafter.trainable_state_dict().items()}, Path("run"))
+    load_trainable_state(
+        other, {key: value.clone() for key, value in drafter.trainable_state_dict().items()}, Path("run")
+    )
     prompt = torch.arange(10, 16)
     truth = generate(base, Autoregressive(base), prompt, HOW, base.stop_token_ids, 0).tokens
     first, again = (generate(base, one.eval(), prompt, HOW, base.stop_token_ids, 0) for one in (drafter, other))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ctcdraft.errors import InputError
-from ctcdraft.nn.residual import ResidualBody
+from ctcdraft.nn.bodies import ResidualBody
 
 SHAPE = SimpleNamespace(width=8)
 

@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ctcdraft.drafters.drafter import Batch
+from ctcdraft.batch import Batch
 from ctcdraft.errors import InputError
-from ctcdraft.nn import projection
+from ctcdraft.nn import linear_logsumexp
 from ctcdraft.nn.heads import BlankHead, Emissions
 from ctcdraft.objectives.ctc import CTC
 
@@ -44,9 +44,9 @@ def torch_loss(said: Emissions, labels, lengths) -> torch.Tensor:
     return (nll[real] / lengths.flatten()[real]).mean()
 
 
-@pytest.mark.parametrize("block", [projection.BLOCKS["cpu"], (2, 3)])
+@pytest.mark.parametrize("block", [linear_logsumexp.BLOCKS["cpu"], (2, 3)])
 def test_value_and_gradient_equal_torchs_own(block, monkeypatch):
-    monkeypatch.setitem(projection.BLOCKS, "cpu", block)  # (2, 3): two frames, three words at a time
+    monkeypatch.setitem(linear_logsumexp.BLOCKS, "cpu", block)  # (2, 3): two frames, three words at a time
     said = emissions()
     labels, lengths = windows()
     loss = CTC(labels=3)(said, batch(labels, lengths))

@@ -14,9 +14,9 @@ from truths import slow_log_likelihood
 
 from ctcdraft.corpus.batches import Batches
 from ctcdraft.errors import InputError
+from ctcdraft.objectives.compatibility import describe_reading
 from ctcdraft.objectives.ctc import CTC
 from ctcdraft.objectives.eagle import Eagle, EagleCTC
-from ctcdraft.training.plan import reading
 
 
 @pytest.fixture
@@ -114,5 +114,5 @@ def test_what_cannot_be_learned_is_one_sentence(base, tmp_path):
     # The block drafter's frames are as wide as states, so that a loss would come out; but they are read otherwise.
     for objective in (Eagle(1, 1.0, 0.1), EagleCTC(3, 6, 1.0, 0.1, 0.1)):
         with pytest.raises(InputError, match=r"BlockDrafter does not guess; .* are for drafter=eagle"):
-            reading(objective, ctc_head(base), 6)
-        assert reading(objective, stepwise("eagle", base, tmp_path, 6), 6) == "in the drafter's own way"
+            describe_reading(objective, ctc_head(base), 6)
+        assert describe_reading(objective, stepwise("eagle", base, tmp_path, 6), 6) == "in the drafter's own way"

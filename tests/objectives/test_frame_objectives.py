@@ -10,19 +10,16 @@ from torch import nn
 from truths import slow_prefix_probability
 from truths_heads import beginnings, independent, slow_conditioned_texts, slow_transduce
 
-from ctcdraft.drafters.drafter import Batch
+from ctcdraft.batch import Batch
 from ctcdraft.errors import InputError
 from ctcdraft.nn import heads
-from ctcdraft.nn.correction import Markov
-from ctcdraft.nn.heads import BlankHead, Emissions
-from ctcdraft.nn.ranked import RankedWords
-from ctcdraft.nn.words import WordEmissions, WordHead
+from ctcdraft.nn.draft_vocab import DraftVocabHead
+from ctcdraft.nn.heads import BlankHead, Emissions, TokenEmissions, TokenHead
+from ctcdraft.nn.logit_correction import MarkovCorrection
 from ctcdraft.objectives.cross_entropy import CrossEntropy
-from ctcdraft.objectives.ctc import CTC
-from ctcdraft.objectives.distill import Distill, kl, states_before_labels, total_variation
-from ctcdraft.objectives.prefix_ctc import PrefixCTC
-from ctcdraft.objectives.transducer import PrefixTransducer, Transducer
-from ctcdraft.objectives.weighted import WeightedSum
+from ctcdraft.objectives.ctc import CTC, PrefixCTC, PrefixTransducer, Transducer
+from ctcdraft.objectives.distillation import Distill, base_states_at_labels, kl, total_variation
+from ctcdraft.objectives.weighted_sum import WeightedSum
 
 WORDS, WIDTH = 3, 6
 
@@ -143,7 +140,7 @@ def test_the_base_says_a_label_from_the_state_before_it():
     places_BL = torch.arange(9)[None]
     windows = Batch(unused, states_BLD, torch.tensor([[2]]), unused, labels_BAS, torch.tensor([[3]]), places_BL)
     # Anchor 2, root 3, labels 4 5 6: said from 3 4 5.
-    assert states_before_labels(windows).flatten().tolist() == [3, 4, 5]
+    assert base_states_at_labels(windows).flatten().tolist() == [3, 4, 5]
 
 
 def test_a_sum_is_the_sum():
@@ -205,12 +202,12 @@ def test_impossible_values_are_one_sentence():
 def test_distillation_compares_the_words_that_two_heads_share(rows):
     """A draft model whose head is padded otherwise than the base's: both laws are cut, then normalised."""
     torch.manual_seed(1)
-    base_head, own_head = (WordHead(nn.Linear(WIDTH, size, bias=False)) for size in (WORDS, rows))
+    base_head, own_head = (TokenHead(nn.Linear(WIDTH, size, bias=False)) for size in (WORDS, rows))
     one, common = batch(), min(WORDS, rows)
     one.labels_BAS.clamp_(max=common - 1)
     states = torch.randn(2, 5, 4, WIDTH)
-    loss = Distill(3, 1.0, kl)(WordEmissions(states, base_head, own=own_head), one)
-    before = states_before_labels(one)
+    loss = Distill(3, 1.0, kl)(TokenEmissions(states, base_head, own=own_head), one)
+    before = base_states_at_labels(one)
     wanted = kl(
         base_head(before)[..., :common].log_softmax(-1), own_head(states[:, :, :3])[..., :common].log_softmax(-1)
     )
@@ -228,13 +225,16 @@ def test_cross_entropy_needs_no_wall_of_logits_and_says_the_same(bias, corrected
         said.head.words.bias = nn.Parameter(torch.randn(WORDS), requires_grad=False)
     learned = [said.states_BATD]
     if some:
-        said.head.words = RankedWords(said.head.words, 2)
+        said.head.words = DraftVocabHead(said.head.words, 2)
     if corrected:
-        correction = Markov(nn.Embedding(WORDS, WIDTH).requires_grad_(False), 4, 1e-6)
+        correction = MarkovCorrection(nn.Embedding(WORDS, WIDTH).requires_grad_(False), 4, 1e-6)
         learned.append(nn.init.normal_(correction.out.weight))
         start_BAR = correction.start(torch.zeros(2, 5, WIDTH), torch.zeros(2, 5, dtype=torch.long))
         said = Emissions(said.states_BATD, said.head, correction, start_BAR)
-    short, whole = said.label_log_probs(windows.labels_BAS), said.map_label_frames(heads.of_labels, windows.labels_BAS)
+    short, whole = (
+        said.label_log_probs(windows.labels_BAS),
+        said.map_label_frames(heads.gather_label_log_probs, windows.labels_BAS),
+    )
     can_BAS = ~whole.isneginf()
     assert bool(can_BAS.all()) is not some
     weights = torch.randn(short.shape)

@@ -13,10 +13,10 @@ import torch
 from tiny_models import random_base
 from training_parts import trainer
 
+from ctcdraft.objectives.base import Loss
 from ctcdraft.objectives.ctc import CTC
-from ctcdraft.objectives.objective import Loss
-from ctcdraft.training.checkpoint import RunDirectory
-from ctcdraft.training.zero import DeepSpeedEngine
+from ctcdraft.training.deepspeed import DeepSpeedEngine
+from ctcdraft.training.run_directory import RunDirectory
 
 
 class Sometimes:

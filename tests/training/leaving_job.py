@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from ctcdraft.training.peers import join
+from ctcdraft.distributed import init_distributed
 
 
 def say_who_is_left() -> None:
@@ -22,7 +22,7 @@ def say_who_is_left() -> None:
 
 if "held" not in sys.argv:
     atexit.register(say_who_is_left)  # the first told is the last asked
-peers = join("cpu")
+peers = init_distributed("cpu")
 held = torch.distributed.group.WORLD if "held" in sys.argv else None
 sys.setswitchinterval(1000)  # seconds: who asks for the interpreter gets it only where it is given away
 peers.all_gather_object([torch.ones(10)])

@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 from training_parts import ctc_head, trainer
 
-from ctcdraft.base import load_base
-from ctcdraft.training.checkpoint import RunDirectory
-from ctcdraft.training.peers import join
+from ctcdraft.distributed import init_distributed
+from ctcdraft.models.loading import load_base
+from ctcdraft.training.run_directory import RunDirectory
 
 
 def trained(base, peers):
@@ -28,7 +28,7 @@ def trained(base, peers):
 
 def main(folder: str) -> None:
     torch.set_num_threads(1)
-    peers = join("cpu")
+    peers = init_distributed("cpu")
     whole = load_base(folder, "float32", "cpu", taps=["last", 1])
     sharded = load_base(folder, "float32", "cpu", taps=["last", 1], zero3=True)
     held = sum(weight.ds_tensor.numel() for weight in sharded.lm.base_model.parameters())

@@ -13,11 +13,11 @@ from entry_parts import refused, run_script, training
 from tiny_models import random_base
 from training_parts import ctc_head, figures_of, trainer
 
-from ctcdraft.base import load_base
 from ctcdraft.errors import InputError
-from ctcdraft.training.adapting import Adapter, HeldBack
-from ctcdraft.training.checkpoint import RunDirectory
-from ctcdraft.training.logger import JsonlLogger
+from ctcdraft.models.loading import load_base
+from ctcdraft.training.loggers import JsonlLogger
+from ctcdraft.training.lora import KLRegularizedObjective, LoRAAdapter
+from ctcdraft.training.run_directory import RunDirectory
 
 HOW = {"rank": 2, "alpha": 4, "targets": ["q_proj", "v_proj"], "learning_rate": 1e-2, "weight": 0.5}
 
@@ -26,10 +26,10 @@ def adapting(run, base, steps=6, **changes):
     """A trainer whose base learns too."""
     drafter = ctc_head(base)
     one = trainer(run, base, steps, drafter=drafter)
-    one.adapter = Adapter(base, drafter, **{**HOW, **changes})
+    one.adapter = LoRAAdapter(base, drafter, **{**HOW, **changes})
     one.engine.add_param_group(list(one.adapter.parameters.values()), one.adapter.learning_rate)
     one.batches.reading = one.adapter.read
-    one.objective = HeldBack(one.objective, one.adapter)
+    one.objective = KLRegularizedObjective(one.objective, one.adapter)
     return one
 
 
@@ -159,7 +159,7 @@ def test_the_divergence_is_that_of_two_bases_written_out():
 def test_what_makes_no_sense_is_said(changes, said):
     base = random_base(context=64)
     with pytest.raises(InputError, match=said):
-        Adapter(base, ctc_head(base), **{**HOW, **changes})
+        LoRAAdapter(base, ctc_head(base), **{**HOW, **changes})
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,9 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from tiny_models import random_base
 
+from ctcdraft.config.build import build_drafter
+from ctcdraft.config.cli import CONFIGS, input_error, register_resolvers
 from ctcdraft.errors import InputError
-from ctcdraft.front_door import CONFIGS, build_drafter, input_error, register_resolvers
 from ctcdraft.training.settings import refuse_impossible
 
 OF_TRAINER = [

@@ -10,9 +10,9 @@ from tiny_models import random_base
 from training_parts import block_heads, ctc_head, trainer
 
 from ctcdraft.errors import InputError
-from ctcdraft.training.checkpoint import RunDirectory
-from ctcdraft.training.compiling import compile_forward
-from ctcdraft.training.plan import rehearse
+from ctcdraft.planning.training import smoke_step
+from ctcdraft.training.engine import compile_forward
+from ctcdraft.training.run_directory import RunDirectory
 
 STEPS = 6
 
@@ -29,7 +29,7 @@ def trained(base, path, backend, drafter=None, stop=STEPS):
         run.create("drafter: {}\n", base.fingerprint(), overwrite=False)
     one = trainer(run, base, STEPS, drafter=drafter)
     if backend is not None:
-        compile_forward(one.drafter, backend, partial(rehearse, base, one.drafter, one.objective, one.engine))
+        compile_forward(one.drafter, backend, partial(smoke_step, base, one.drafter, one.objective, one.engine))
     one.restore()
     losses = []
     while one.step < stop:
@@ -80,7 +80,10 @@ def assert_same(base, one, rest, plain, losses):
         assert torch.allclose(value, state[name], atol=1e-4), name
     head = ctc_head(base)
     one.run.load_head(head)
-    assert all(torch.equal(value, one.drafter.trainable_state_dict()[name]) for name, value in head.trainable_state_dict().items())
+    assert all(
+        torch.equal(value, one.drafter.trainable_state_dict()[name])
+        for name, value in head.trainable_state_dict().items()
+    )
 
 
 @pytest.mark.slow
@@ -104,4 +107,4 @@ def failing(graph, inputs):
 def test_what_cannot_be_compiled_is_said_before_any_corpus(base, fresh, backend, said):
     one = trainer(None, base, 3)
     with pytest.raises(InputError, match=rf"trainer\.compile=.* BlockDrafter here \(.*{said}.*inductor.*or null"):
-        compile_forward(one.drafter, backend, partial(rehearse, base, one.drafter, one.objective, one.engine))
+        compile_forward(one.drafter, backend, partial(smoke_step, base, one.drafter, one.objective, one.engine))

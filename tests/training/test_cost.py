@@ -8,23 +8,23 @@ from tiny_models import random_base, random_lm
 from torch import nn
 from training_parts import ctc_head, rows
 
-from ctcdraft import duration
-from ctcdraft.base import BaseLM
+from ctcdraft import hardware
 from ctcdraft.corpus.batches import Batches
 from ctcdraft.drafters.eagle import Eagle
-from ctcdraft.drafters.grow import Grow
+from ctcdraft.drafters.trees.dynamic import DynamicTree
 from ctcdraft.errors import InputError
+from ctcdraft.hardware import HardwareSpec
+from ctcdraft.models.base_model import BaseLM
+from ctcdraft.models.meta import meta_base_if_absent
+from ctcdraft.models.stats import ModelStats
+from ctcdraft.objectives.compatibility import describe_unused_layers
 from ctcdraft.objectives.ctc import CTC
-from ctcdraft.paper import on_paper
-from ctcdraft.rate import Rate
-from ctcdraft.size import Size
-from ctcdraft.training.cost import batch_without_values, counted, keeping, memory
-from ctcdraft.training.paper import Told, plan
-from ctcdraft.training.plan import unread
+from ctcdraft.planning.dry_run import CorpusStats, plan_dry_run
+from ctcdraft.planning.memory import count_saved_bytes, describe_memory, meta_batch, step_flops_and_bytes
 
 
 def paper_head(frames=6):
-    base = on_paper("owner/name", "float32", "cpu", config=random_lm().config.to_dict()).base
+    base = meta_base_if_absent("owner/name", "float32", "cpu", config=random_lm().config.to_dict()).base
     with torch.device("meta"):
         return base, ctc_head(base, frames).eval()
 
@@ -36,7 +36,7 @@ def test_what_is_kept_is_every_tensor_once_and_no_parameter():
         y = x @ weight  # keeps x, and the weight
         return (y * y).exp()  # keeps y once, and what exp gives
 
-    made, kept = keeping(forward)
+    made, kept = count_saved_bytes(forward)
     assert kept == 3 * x.nbytes
     made.sum().backward()
     assert weight.grad is not None
@@ -47,12 +47,12 @@ def test_a_step_on_paper_is_the_real_step():
     batches = Batches(rows(), base, rows_a_step=4, anchors=8, labels=3, seed=0)
     real = batches.batch(0)
     sheet, head = paper_head()
-    paper = batch_without_values(sheet, *real.tokens_BL.shape, anchors=8, labels=3)
+    paper = meta_batch(sheet, *real.tokens_BL.shape, anchors=8, labels=3)
     for name, tensor in vars(paper).items():
         assert tensor.is_meta
         assert tensor.shape == getattr(real, name).shape, name
-    flops, kept, shape = counted(ctc_head(base).eval(), CTC(3), real)
-    assert counted(head, CTC(3), paper) == (flops, kept, shape)
+    flops, kept, shape = step_flops_and_bytes(ctc_head(base).eval(), CTC(3), real)
+    assert step_flops_and_bytes(head, CTC(3), paper) == (flops, kept, shape)
     assert shape == (4, 8, 6, 32)
     # The frozen head alone: logits, and the expected row that gives the gradient.
     assert flops > 2 * 2 * 4 * 8 * 6 * base.vocabulary * base.width
@@ -64,29 +64,31 @@ class Trainer:
 
 def test_the_plan_on_paper_adds_up():
     base, head = paper_head()
-    told = Told(answers=50, tokens=1500, longest=60, source="counted")
-    said = plan(base, head, CTC(3), told, Trainer, Rate(1e9, None))
+    told = CorpusStats(answers=50, tokens=1500, longest=60, source="counted")
+    said = plan_dry_run(base, head, CTC(3), told, Trainer, HardwareSpec(1e9, None))
     trained = sum(value.numel() for value in head.trainable_parameters())
     assert f"drafter     {trained:,} trainable parameters" in said
     assert "100 of 4 rows x 8 anchors, 8.0 epochs" in said
     assert "192.0 kB as float32, 96.0 kB as bfloat16, 54.0 kB as int8 where stored" in said
     assert "(4 rows of 40 tokens)" in said  # no more than max_length
-    step, _, _ = counted(head, CTC(3), batch_without_values(base, 4, 30, 8, 3))
-    live = Size.of(base).prefill_flops(4 * 30, 15)
+    step, _, _ = step_flops_and_bytes(head, CTC(3), meta_batch(base, 4, 30, 8, 3))
+    live = ModelStats.of(base).prefill_flops(4 * 30, 15)
     assert f"{step:.3g} operations a batch of the head, and {live:.3g} for the base to read 4 rows of 30 tokens" in said
-    assert f"about {duration.spelled(100 * (step + live) / 1e9 / 3600)} with states=live" in said
-    assert "time        not known without a rate" in plan(base, head, CTC(3), told, Trainer, Rate(None, None))
+    assert f"about {hardware.format_hours(100 * (step + live) / 1e9 / 3600)} with states=live" in said
+    assert "time        not known without a rate" in plan_dry_run(
+        base, head, CTC(3), told, Trainer, HardwareSpec(None, None)
+    )
 
 
 def test_a_step_of_several_batches_costs_them_all_and_a_pack_holds_several_answers():
     base, head = paper_head()
-    told, once = Told(answers=50, tokens=1500, longest=60, source="counted"), Rate(1e6, None)
-    alone = plan(base, head, CTC(3), told, Trainer, once)
-    thrice = plan(base, head, CTC(3), told, type("Trainer", (Trainer,), {"accumulate": 3}), once)
+    told, once = CorpusStats(answers=50, tokens=1500, longest=60, source="counted"), HardwareSpec(1e6, None)
+    alone = plan_dry_run(base, head, CTC(3), told, Trainer, once)
+    thrice = plan_dry_run(base, head, CTC(3), told, type("Trainer", (Trainer,), {"accumulate": 3}), once)
     assert "100 of 3 x 4 rows x 8 anchors, 24.0 epochs" in thrice
     hours = [float(said.split("time        about ")[1].split(" hours ")[0]) for said in (alone, thrice)]
     assert hours[1] == pytest.approx(3 * hours[0], abs=0.1)
-    packs = plan(base, head, CTC(3), told, type("Trainer", (Trainer,), {"pack": 100}), once)
+    packs = plan_dry_run(base, head, CTC(3), told, type("Trainer", (Trainer,), {"pack": 100}), once)
     assert "100 of 4 rows x 8 anchors, 24.0 epochs" in packs  # three answers of 30 tokens each
     assert "for the base to read 4 rows of 90 tokens" in packs
     assert "(4 rows of 100 tokens)" in packs
@@ -95,10 +97,13 @@ def test_a_step_of_several_batches_costs_them_all_and_a_pack_holds_several_answe
 def test_processes_that_share_the_batches_of_a_step_take_the_time_of_their_own():
     """Eight batches a step of eight processes last as long as one of one; the corpus is read once, by one of them."""
     base, head = paper_head()
-    told, rate = Told(answers=50, tokens=1500, longest=60, source="counted"), Rate(1e6, None)
-    alone = plan(base, head, CTC(3), told, Trainer, rate)
+    told, rate = CorpusStats(answers=50, tokens=1500, longest=60, source="counted"), HardwareSpec(1e6, None)
+    alone = plan_dry_run(base, head, CTC(3), told, Trainer, rate)
     eight = type("Trainer", (Trainer,), {"accumulate": 8})
-    shared, unshared = plan(base, head, CTC(3), told, eight, rate, world=8), plan(base, head, CTC(3), told, eight, rate)
+    shared, unshared = (
+        plan_dry_run(base, head, CTC(3), told, eight, rate, world=8),
+        plan_dry_run(base, head, CTC(3), told, eight, rate),
+    )
     assert [time_of(said) for said in (shared, alone)] == [time_of(alone)] * 2
     assert time_of(unshared)[0] == pytest.approx(8 * time_of(alone)[0], rel=0.01)
     assert "with stored, shared by 8 processes, at 1e+06 operations a second" in shared
@@ -115,24 +120,31 @@ def time_of(plan_on_paper):
 def test_what_drafter_and_objective_refuse_of_each_other_is_refused_on_paper_too():
     base, head = paper_head(frames=3)
     with pytest.raises(InputError, match="3 frames cannot say 4 labels"):
-        plan(base, head, CTC(4), Told(50, 1500, 60, "counted"), Trainer, Rate(None, None))
+        plan_dry_run(base, head, CTC(4), CorpusStats(50, 1500, 60, "counted"), Trainer, HardwareSpec(None, None))
 
 
 def test_taps_that_nobody_reads_are_said():
     """A block drafter fuses them; what guesses word by word has one place for one state."""
     base = random_base()
     tapped = BaseLM(base.lm, base.tokenizer, base.name, taps=["last", 1])
-    eagle, block = Eagle(tapped, 3, Grow(1, None)), ctc_head(tapped)
-    assert unread(tapped, eagle) == "; of the 2 taps base.taps=['last', 1] Eagle reads the last layer's at most"
-    assert unread(base, Eagle(base, 3, Grow(1, None))) == unread(tapped, block) == ""
+    eagle, block = Eagle(tapped, 3, DynamicTree(1, None)), ctc_head(tapped)
+    assert (
+        describe_unused_layers(tapped, eagle)
+        == "; of the 2 taps base.taps=['last', 1] Eagle reads the last layer's at most"
+    )
+    assert (
+        describe_unused_layers(base, Eagle(base, 3, DynamicTree(1, None)))
+        == describe_unused_layers(tapped, block)
+        == ""
+    )
 
 
 def test_memory_adds_weights_head_and_step():
     base = random_base()
-    batch = batch_without_values(base, 4, 30, 8, 3)
-    said = memory(Size.of(base), 1000, batch, kept=7000, emission_bytes=2**40)
-    weights = Size.of(base).weight_bytes
-    states, reading = 4 * 30 * 32 * 4, Size.of(base).activation_bytes(4, 30)
+    batch = meta_batch(base, 4, 30, 8, 3)
+    said = describe_memory(ModelStats.of(base), 1000, batch, kept=7000, emission_bytes=2**40)
+    weights = ModelStats.of(base).weight_bytes
+    states, reading = 4 * 30 * 32 * 4, ModelStats.of(base).activation_bytes(4, 30)
     whole = weights + 16_000 + states + reading + 7000 + 256 * 2**20
     assert f"about {whole / 1e6:,.1f} MB at the peak" in said
     assert "step 7.0 kB" in said

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from ctcdraft.distributed import Distributed
 from ctcdraft.training.engine import MuonEngine, TorchEngine
-from ctcdraft.training.peers import Peers
 
 
 def engine(kind):
@@ -16,7 +16,7 @@ def engine(kind):
     values = {"learning_rate": 1e-3, "warmup": 1, "final_share": 0.1, "betas": (0.9, 0.95), "weight_decay": 0.0}
     return module, kind(
         module, list(module.parameters()), steps=10, **values, clip_norm=1e9, clip_value=None, autocast=False,
-        peers=Peers(),
+        peers=Distributed(),
     )  # fmt: skip
 
 

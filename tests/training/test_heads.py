@@ -16,24 +16,21 @@ from training_parts import HOW, block_head, ctc_head, trainer
 
 from ctcdraft.decoding.loop import generate
 from ctcdraft.drafters.autoregressive import Autoregressive
-from ctcdraft.drafters.direct import Direct, SparseTree, likely_choices
-from ctcdraft.drafters.paths import Collapse, PrefixSearch
-from ctcdraft.drafters.transducer import TransducerSearch
+from ctcdraft.drafters.trees.ctc import Collapse, PrefixSearch
+from ctcdraft.drafters.trees.per_frame import PerFrameTree, StaticPerFrameTree, likely_choices
+from ctcdraft.drafters.trees.transducer import TransducerSearch
 from ctcdraft.errors import InputError
-from ctcdraft.nn.bodies import AttentionBody
-from ctcdraft.nn.correction import GRU, Markov
+from ctcdraft.nn.bodies import AttentionBody, FeedForwardBody, ResidualBody
 from ctcdraft.nn.heads import BlankHead, Emissions
-from ctcdraft.nn.residual import FeedForwardBody, ResidualBody
+from ctcdraft.nn.logit_correction import GRUCorrection, MarkovCorrection
+from ctcdraft.objectives.compatibility import describe_reading
 from ctcdraft.objectives.cross_entropy import CrossEntropy
-from ctcdraft.objectives.ctc import CTC
-from ctcdraft.objectives.distill import Distill, kl
+from ctcdraft.objectives.ctc import CTC, PrefixCTC, PrefixTransducer, Transducer
+from ctcdraft.objectives.distillation import Distill, kl
 from ctcdraft.objectives.eagle import Eagle, EagleCTC
-from ctcdraft.objectives.prefix_ctc import PrefixCTC
-from ctcdraft.objectives.transducer import PrefixTransducer, Transducer
-from ctcdraft.objectives.weighted import WeightedSum
-from ctcdraft.training.checkpoint import RunDirectory, fill
-from ctcdraft.training.logger import JsonlLogger
-from ctcdraft.training.plan import reading
+from ctcdraft.objectives.weighted_sum import WeightedSum
+from ctcdraft.training.loggers import JsonlLogger
+from ctcdraft.training.run_directory import RunDirectory, load_trainable_state
 
 BODIES = {
     "attention": partial(AttentionBody, root_input=True, causal=False),
@@ -50,8 +47,8 @@ OBJECTIVES = {
     "distill": Distill(3, 0.8, kl),
     "sum": WeightedSum(3, {"ctc": CTC(3), "distill": Distill(3, 0.8, kl)}, {"ctc": 1.0, "distill": 0.5}),
 }
-READ = {"alignments": (PrefixSearch(16), 6), "transductions": (TransducerSearch(), 6), "words": (Direct(None), 3)}
-CORRECTIONS = {"none": None, "markov": partial(Markov, rank=8), "gru": partial(GRU, rank=8)}
+READ = {"alignments": (PrefixSearch(16), 6), "transductions": (TransducerSearch(), 6), "words": (PerFrameTree(None), 3)}
+CORRECTIONS = {"none": None, "markov": partial(MarkovCorrection, rank=8), "gru": partial(GRUCorrection, rank=8)}
 CELLS = [("attention", objective, correction) for objective in OBJECTIVES for correction in CORRECTIONS]
 CELLS += [
     (body, objective, "none")
@@ -104,8 +101,8 @@ def test_a_bfloat16_head_decodes_beside_a_bfloat16_base(body, correction):
     """What evaluation does on an accelerator: the head is cast to the base's own type."""
     base = random_base(context=64)
     base.lm.to(torch.bfloat16)
-    sparse = SparseTree(likely_choices(9, 3, 3, 0.6, 0.4, 1.0))
-    for paths in (PrefixSearch(16), Collapse(9, 3, 0.4), Direct(None), sparse):
+    sparse = StaticPerFrameTree(likely_choices(9, 3, 3, 0.6, 0.4, 1.0))
+    for paths in (PrefixSearch(16), Collapse(9, 3, 0.4), PerFrameTree(None), sparse):
         drafter = block_head(base, BODIES[body], paths, CORRECTIONS[correction]).to(torch.bfloat16).eval()
         assert len(generate(base, drafter, torch.arange(10, 16), HOW, frozenset(), 0).tokens) == HOW.max_new_tokens
 
@@ -131,24 +128,24 @@ def test_two_blocks_start_as_one(base):
 def test_what_is_read_otherwise_than_taught_is_refused_or_marked(base):
     body = BODIES["attention"]
     transducer = block_head(base, body, TransducerSearch())
-    sparse_tree = SparseTree(likely_choices(9, 3, 3, 0.6, 0.4, 1))
-    all_paths = (PrefixSearch(16), Collapse(9, 3, 0.4), Direct(None), sparse_tree)
+    sparse_tree = StaticPerFrameTree(likely_choices(9, 3, 3, 0.6, 0.4, 1))
+    all_paths = (PrefixSearch(16), Collapse(9, 3, 0.4), PerFrameTree(None), sparse_tree)
     search, collapse, direct, sparse = (block_head(base, body, paths) for paths in all_paths)
     with pytest.raises(InputError, match=r"leaves the blank untrained, but PrefixSearch.*drafter/paths=direct"):
-        reading(OBJECTIVES["cross_entropy"], search, 3)
+        describe_reading(OBJECTIVES["cross_entropy"], search, 3)
     with pytest.raises(InputError, match=r"3 of 6 frames would learn nothing; set objective\.labels=6 or drafter\.f"):
-        reading(OBJECTIVES["cross_entropy"], direct, 6)
+        describe_reading(OBJECTIVES["cross_entropy"], direct, 6)
     with pytest.raises(InputError, match=r"sums over alignments with blanks"):
-        reading(OBJECTIVES["cross_entropy"], transducer, 3)
+        describe_reading(OBJECTIVES["cross_entropy"], transducer, 3)
     with pytest.raises(InputError, match=r"no two say one word together, but PrefixSearch.*transducer_search"):
-        reading(OBJECTIVES["transducer"], search, 3)
+        describe_reading(OBJECTIVES["transducer"], search, 3)
     with pytest.raises(InputError, match=r"merge into one word, but TransducerSearch.*objective=transducer"):
-        reading(OBJECTIVES["ctc"], transducer, 3)
-    assert reading(OBJECTIVES["transducer"], transducer, 3) == "taught transductions, read as transductions"
-    assert "Table 2" in reading(OBJECTIVES["cross_entropy"], collapse, 3)
-    assert "Table 2" in reading(OBJECTIVES["ctc"], direct, 6)
+        describe_reading(OBJECTIVES["ctc"], transducer, 3)
+    assert describe_reading(OBJECTIVES["transducer"], transducer, 3) == "taught transductions, read as transductions"
+    assert "Table 2" in describe_reading(OBJECTIVES["cross_entropy"], collapse, 3)
+    assert "Table 2" in describe_reading(OBJECTIVES["ctc"], direct, 6)
     for objective, head in [("ctc", search), ("ctc", collapse), ("distill", direct), ("cross_entropy", sparse)]:
-        assert "Table 2" not in reading(OBJECTIVES[objective], head, 3)
+        assert "Table 2" not in describe_reading(OBJECTIVES[objective], head, 3)
 
 
 def test_what_steps_cannot_be_taught_is_refused(base, tmp_path):
@@ -156,11 +153,11 @@ def test_what_steps_cannot_be_taught_is_refused(base, tmp_path):
     hydra, eagle = (stepwise(kind, base, tmp_path) for kind in ("hydra", "eagle"))
     for objective in (Eagle(1, 1.0, 0.1), EagleCTC(3, 6, 1.0, 0.1, 0.01)):
         with pytest.raises(InputError, match=r"next states, which Hydra does not guess; .* are for drafter=eagle"):
-            reading(objective, hydra, 4)
-        assert reading(objective, eagle, 4) == "in the drafter's own way"
+            describe_reading(objective, hydra, 4)
+        assert describe_reading(objective, eagle, 4) == "in the drafter's own way"
     with pytest.raises(InputError, match=r"2 of 4 frames would learn nothing"):
-        reading(CrossEntropy(2, 0.8), hydra, 4)
-    assert reading(CrossEntropy(2, 0.8), eagle, 4) == "in the drafter's own way"
+        describe_reading(CrossEntropy(2, 0.8), hydra, 4)
+    assert describe_reading(CrossEntropy(2, 0.8), eagle, 4) == "in the drafter's own way"
 
 
 def test_runs_from_before_there_was_a_choice_still_load(base):
@@ -169,10 +166,12 @@ def test_runs_from_before_there_was_a_choice_still_load(base):
     assert {name.split(".")[0] for name in old.trainable_state_dict()} == {"body", "head"}
     assert not [name for name in old.trainable_state_dict() if "deeper" in name or "correction" in name]
     tensors = {name: value.detach().clone() for name, value in old.trainable_state_dict().items()}
-    fill(old, tensors | {"head.blank_bias": torch.tensor(0.25)}, Path("run"))  # it was a number, not a row of one
+    load_trainable_state(
+        old, tensors | {"head.blank_bias": torch.tensor(0.25)}, Path("run")
+    )  # it was a number, not a row of one
     assert old.head.blank_bias.tolist() == [0.25]
     with pytest.raises(InputError, match=r"first difference: head\.blank_D"):
-        fill(old, tensors | {"head.blank_D": torch.zeros(1)}, Path("run"))
+        load_trainable_state(old, tensors | {"head.blank_D": torch.zeros(1)}, Path("run"))
 
 
 def test_how_often_a_frame_repeats_the_word_before(base, monkeypatch):

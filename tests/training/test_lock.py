@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from entry_parts import REPOSITORY, refused, run_script, training
 
-from ctcdraft.training.lock import LOCK, InUseError, exclusive
+from ctcdraft.training.lock import LOCK_FILE, InUseError, run_lock
 
 HOLDS = """
 import sys, time
@@ -45,7 +45,7 @@ def held():
 
 def test_a_second_process_is_refused_by_name_until_the_first_is_killed(tmp_path, held):
     child = held(tmp_path / "run")
-    with pytest.raises(InUseError) as refusal, exclusive(tmp_path / "run"):
+    with pytest.raises(InUseError) as refusal, run_lock(tmp_path / "run"):
         pass
     host = os.uname().nodename
     assert str(refusal.value) == (
@@ -54,16 +54,16 @@ def test_a_second_process_is_refused_by_name_until_the_first_is_killed(tmp_path,
     )
     os.kill(child.pid, signal.SIGKILL)
     child.wait()
-    assert (tmp_path / "run" / LOCK).exists()
-    with exclusive(tmp_path / "run"), pytest.raises(InUseError, match=f"by process {os.getpid()} on {host}"):
-        exclusive(tmp_path / "run").__enter__()
+    assert (tmp_path / "run" / LOCK_FILE).exists()
+    with run_lock(tmp_path / "run"), pytest.raises(InUseError, match=f"by process {os.getpid()} on {host}"):
+        run_lock(tmp_path / "run").__enter__()
 
 
 def test_what_it_leaves(tmp_path):
-    with exclusive(tmp_path / "refused"):
-        assert (tmp_path / "refused" / LOCK).exists()
+    with run_lock(tmp_path / "refused"):
+        assert (tmp_path / "refused" / LOCK_FILE).exists()
     assert not (tmp_path / "refused").exists()
-    with exclusive(tmp_path / "run"):
+    with run_lock(tmp_path / "run"):
         (tmp_path / "run" / "config.yaml").touch()
     assert [file.name for file in (tmp_path / "run").iterdir()] == ["config.yaml"]
 
@@ -88,5 +88,5 @@ def test_neither_a_resume_nor_a_start_goes_beside_a_run(world, monkeypatch, caps
     child.kill()
     child.wait()
     run_script(monkeypatch, "train.py", *words)  # which nothing blocks
-    assert not (place / LOCK).exists()
+    assert not (place / LOCK_FILE).exists()
     assert (place / "drafter.safetensors").is_file()

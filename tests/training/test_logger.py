@@ -9,7 +9,7 @@ import pytest
 from entry_parts import refused, training
 
 from ctcdraft.errors import InputError
-from ctcdraft.training.logger import JsonlLogger, TensorBoardLogger, WandbLogger, refuse_absent
+from ctcdraft.training.loggers import JsonlLogger, TensorBoardLogger, WandbLogger, refuse_absent
 
 
 @pytest.mark.parametrize(("package", "way"), [("tensorboard", r"'ctcdraft\[tensorboard\]'"), ("wandb", "wandb")])

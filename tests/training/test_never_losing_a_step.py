@@ -15,12 +15,12 @@ from tiny_models import random_base
 from training_parts import CARE, figures_of, trainer
 
 from ctcdraft.errors import InputError
+from ctcdraft.objectives.base import Loss
 from ctcdraft.objectives.ctc import CTC
-from ctcdraft.objectives.objective import Loss
-from ctcdraft.training import checkpoint
-from ctcdraft.training.checkpoint import RunDirectory
-from ctcdraft.training.logger import JsonlLogger
-from ctcdraft.training.trainer import Care
+from ctcdraft.training import run_directory
+from ctcdraft.training.loggers import JsonlLogger
+from ctcdraft.training.run_directory import RunDirectory
+from ctcdraft.training.trainer import CheckpointPolicy
 
 STEPS = 40
 
@@ -139,7 +139,7 @@ def test_a_damaged_state_falls_back_to_the_one_before(base, whole, tmp_path, cap
 
 def full_disk(monkeypatch, times):
     """So many states meet a full disk half-way."""
-    real, left = checkpoint.write_whole, [times]
+    real, left = run_directory.write_whole, [times]
 
     def write_whole(path, write):
         def half(draft):
@@ -150,7 +150,7 @@ def full_disk(monkeypatch, times):
         left[0] -= bool(full)
         real(path, half if full else write)
 
-    monkeypatch.setattr(checkpoint, "write_whole", write_whole)
+    monkeypatch.setattr(run_directory, "write_whole", write_whole)
 
 
 def test_a_full_disk_at_a_checkpoint_is_one_sentence_and_training_goes_on(base, whole, tmp_path, monkeypatch, capsys):
@@ -191,7 +191,7 @@ def test_a_metrics_line_that_a_full_disk_refused_is_written_later(tmp_path):
 
 
 def test_a_checkpoint_is_due_by_minutes_too(base, tmp_path):
-    trained(base, tmp_path, steps=7, checkpoint_policy=Care(1000, 1e-9, 3, 1))
+    trained(base, tmp_path, steps=7, checkpoint_policy=CheckpointPolicy(1000, 1e-9, 3, 1))
     assert [int(file.stem[-2:]) for file in RunDirectory(tmp_path).resume_files] == [7, 6, 5]
 
 

@@ -14,11 +14,11 @@ from safetensors.torch import load_file
 from tiny_models import random_base
 from training_parts import figures_of, trainer
 
-from ctcdraft.deepspeed_door import ALONE, load_deepspeed
+from ctcdraft.distributed import Distributed, init_distributed, local_batches, main_process_first
 from ctcdraft.errors import InputError
-from ctcdraft.training.checkpoint import RunDirectory
-from ctcdraft.training.logger import JsonlLogger
-from ctcdraft.training.peers import Peers, in_turn, join, share_of
+from ctcdraft.models.deepspeed_loading import ALONE, load_deepspeed
+from ctcdraft.training.loggers import JsonlLogger
+from ctcdraft.training.run_directory import RunDirectory
 
 JOB = Path(__file__).with_name("torchrun_job.py")
 LEAVING_JOB = Path(__file__).with_name("leaving_job.py")
@@ -27,13 +27,13 @@ PATHS = os.pathsep.join([str(JOB.parents[2]), str(JOB.parents[1])])
 
 
 def test_batches_are_shared_or_refused():
-    assert [share_of(4, Peers(rank, 2)) for rank in range(2)] == [[0, 2], [1, 3]]
+    assert [local_batches(4, Distributed(rank, 2)) for rank in range(2)] == [[0, 2], [1, 3]]
     with pytest.raises(InputError, match=r"trainer\.accumulate=3 .* by 2 processes; make it a multiple of 2"):
-        share_of(3, Peers(0, 2))
+        local_batches(3, Distributed(0, 2))
 
 
 def test_one_process_exchanges_nothing():
-    alone, value = Peers(), torch.ones(3)
+    alone, value = Distributed(), torch.ones(3)
     alone.all_reduce_mean([value])
     assert value.tolist() == [1, 1, 1]
     assert alone.any_process(True, False) == [True, False]
@@ -45,16 +45,16 @@ def test_an_average_is_the_sum_over_the_processes_divided_by_their_number(monkey
     sums = []
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda flat: sums.append(flat.mul_(2).add_(4)))
     here = [torch.tensor([1.0, 2.0]), torch.tensor([[3.0]], dtype=torch.float64), torch.tensor([5.0])]
-    Peers(0, 2).all_reduce_mean(here)
+    Distributed(0, 2).all_reduce_mean(here)
     assert [value.tolist() for value in here] == [[3.0, 4.0], [[5.0]], [7.0]]
     assert [flat.dtype for flat in sums] == [torch.float32, torch.float64]
 
 
 def test_process_0_works_first_and_the_others_find_what_it_made():
     def order(rank):
-        done, peers = [], Peers(rank, 2)
+        done, peers = [], Distributed(rank, 2)
         peers.barrier = lambda: done.append("barrier")
-        in_turn(peers, lambda: done.append("work"))
+        main_process_first(peers, lambda: done.append("work"))
         return done
 
     assert [order(rank) for rank in range(2)] == [["work", "barrier"], ["barrier", "work"]]
@@ -78,13 +78,13 @@ def test_a_port_in_use_is_one_sentence(monkeypatch):
         for name, value in values.items():
             monkeypatch.setenv(name, str(value))
         with pytest.raises(InputError, match=rf"2 processes cannot meet at 127\.0\.0\.1:{port} .*--master-port"):
-            join("cpu")
+            init_distributed("cpu")
 
 
 def test_one_device_for_all_is_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(InputError, match="device=cuda is one device for 2 processes"):
-        join("cuda")
+        init_distributed("cuda")
 
 
 @pytest.mark.deepspeed

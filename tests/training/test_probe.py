@@ -7,10 +7,10 @@ from drafters import Oracle
 from tiny_models import random_base
 from training_parts import HOW
 
-from ctcdraft.corpus.rows import Row
+from ctcdraft.corpus.token_store import Row
 from ctcdraft.decoding.loop import generate
 from ctcdraft.drafters.autoregressive import Autoregressive
-from ctcdraft.training.probe import Probe, hold_out
+from ctcdraft.training.validation import DecodingValidation, split_held_out
 
 
 def answer(name: str, turn: int, words: int = 12, ended: bool = True) -> Row:
@@ -20,7 +20,7 @@ def answer(name: str, turn: int, words: int = 12, ended: bool = True) -> Row:
 
 def test_held_out_prompts_are_not_trained_on_in_any_of_their_turns():
     answers = [answer(f"p{n}", turn) for n in range(9) for turn in range(2)]
-    rows, held = hold_out(answers, prompts=3, max_length=100)
+    rows, held = split_held_out(answers, prompts=3, max_length=100)
     assert len(rows) == 12
     assert len(held) == 3
     trained = {tuple(tokens.tolist()) for tokens in rows.tokens}
@@ -31,7 +31,7 @@ def test_held_out_prompts_are_not_trained_on_in_any_of_their_turns():
 
 def test_prompts_that_begin_alike_are_held_out_together():
     answers = [answer(f"{first}/{rest}", 0) for first in "Zaku" for rest in range(5)]
-    rows, held = hold_out(answers, prompts=2, max_length=100)
+    rows, held = split_held_out(answers, prompts=2, max_length=100)
     assert len(held) == 2
     assert len(rows) == 10
     begins = {id_.partition("/")[0] for id_, row in zip([a.id for a in answers], answers, strict=True)
@@ -41,7 +41,7 @@ def test_prompts_that_begin_alike_are_held_out_together():
 
 def test_a_row_that_was_cut_or_never_ended_says_so():
     answers = [answer("a", 0), answer("b", 0, words=30), answer("c", 0, ended=False), answer("d", 0)]
-    rows, _ = hold_out(answers, prompts=0, max_length=20)
+    rows, _ = split_held_out(answers, prompts=0, max_length=20)
     assert rows.ended == [True, False, False, True]
     assert max(map(len, rows.tokens)) == 20
 
@@ -49,16 +49,16 @@ def test_a_row_that_was_cut_or_never_ended_says_so():
 def test_a_row_that_is_all_prompt_when_cut_is_left_out():
     """Its windows would be none; in a row of a batch it would take the place of one that has some."""
     answers = [answer("a", 0), answer("b", 0, words=5), answer("c", 0, words=6)]  # of which four are the prompt's
-    assert [list(map(len, hold_out(answers, 0, most)[0].tokens)) for most in (100, 5, 6)] == [[12, 6], [], [6, 6]]
+    assert [list(map(len, split_held_out(answers, 0, most)[0].tokens)) for most in (100, 5, 6)] == [[12, 6], [], [6, 6]]
 
 
 def test_tau_counts_what_passes_commit_and_nothing_else():
     base = random_base(context=64)
     prompt = torch.arange(10, 16)
-    probe = Probe(base, [prompt], HOW)
+    probe = DecodingValidation(base, [prompt], HOW)
     assert probe.tau(Autoregressive(base)) == 1.0  # the prefill's word would make it more
     truth = generate(base, Autoregressive(base), prompt, HOW, frozenset(), 0).tokens
-    assert Probe(base, [prompt], HOW).tau(Oracle(torch.cat([prompt, torch.tensor(truth)]), 4)) > 3
+    assert DecodingValidation(base, [prompt], HOW).tau(Oracle(torch.cat([prompt, torch.tensor(truth)]), 4)) > 3
 
 
 def test_alpha_is_that_of_the_passes():
@@ -66,7 +66,7 @@ def test_alpha_is_that_of_the_passes():
     base = random_base(context=64)
     prompt = torch.arange(10, 16)
     truth = generate(base, Autoregressive(base), prompt, HOW, frozenset(), 0).tokens
-    figures = Probe(base, [prompt], HOW).metrics(Oracle(torch.cat([prompt, torch.tensor(truth)]), 4))
+    figures = DecodingValidation(base, [prompt], HOW).metrics(Oracle(torch.cat([prompt, torch.tensor(truth)]), 4))
     assert figures["alpha/1"] == figures["alpha/4"] == 1.0
     assert "alpha/5" not in figures
-    assert set(Probe(base, [prompt], HOW).metrics(Autoregressive(base))) == {"tau"}
+    assert set(DecodingValidation(base, [prompt], HOW).metrics(Autoregressive(base))) == {"tau"}

@@ -15,9 +15,10 @@ from hydra.utils import instantiate
 from tiny_models import random_base
 from training_parts import trainer
 
-from ctcdraft.front_door import build_drafter, composed
-from ctcdraft.training.adapting import Adapter, HeldBack
-from ctcdraft.training.checkpoint import RunDirectory
+from ctcdraft.config.build import build_drafter
+from ctcdraft.config.cli import composed
+from ctcdraft.training.lora import KLRegularizedObjective, LoRAAdapter
+from ctcdraft.training.run_directory import RunDirectory
 
 CONFIGS = REPOSITORY / "configs"
 OBJECTIVES = {file.stem.removeprefix("of_") for file in (CONFIGS / "objective").glob("of_*.yaml")}
@@ -62,9 +63,9 @@ def test_no_shipped_head_draws_from_the_global_stream(words, folder, tmp_path):
 def test_nor_does_a_base_that_learns_too(tmp_path):
     base = random_base(context=64)
     one = trainer(RunDirectory(tmp_path), base, 5)
-    adapter = Adapter(base, one.drafter, 2, 4, ["q_proj"], 1e-3, 1.0)
+    adapter = LoRAAdapter(base, one.drafter, 2, 4, ["q_proj"], 1e-3, 1.0)
     one.engine.add_param_group(list(adapter.parameters.values()), 1e-3)
-    one.batches.reading, one.objective = adapter.read, HeldBack(one.objective, adapter)
+    one.batches.reading, one.objective = adapter.read, KLRegularizedObjective(one.objective, adapter)
     assert unmoved(one)
 
 

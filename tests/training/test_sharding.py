@@ -12,9 +12,9 @@ from entry_parts import refused, training
 from test_peers import PATHS, free_port
 from tiny_models import random_lm
 
-from ctcdraft.base import load_base
 from ctcdraft.errors import InputError
-from ctcdraft.sharding import whole_ends
+from ctcdraft.models.loading import load_base
+from ctcdraft.models.zero3 import unsharded_embeddings
 
 JOB = Path(__file__).with_name("sharded_job.py")
 
@@ -35,8 +35,8 @@ def test_two_processes_with_half_the_base_each_train_the_same_head(folder):
 def test_an_embedding_that_is_more_than_a_look_up_is_refused():
     """Gemma's multiplies by the root of its width, which a copy of its weights alone does not."""
     with pytest.raises(InputError, match=r"GemmaTextScaledWordEmbedding changes them; leave out base\.zero3"):
-        whole_ends(random_lm("gemma"))
-    embedding, head = whole_ends(random_lm("llama"))
+        unsharded_embeddings(random_lm("gemma"))
+    embedding, head = unsharded_embeddings(random_lm("llama"))
     assert embedding.weight.shape == head.weight.shape
 
 

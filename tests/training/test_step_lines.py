@@ -8,7 +8,7 @@ import sys
 from tiny_models import random_base
 from training_parts import trainer
 
-from ctcdraft.training.checkpoint import RunDirectory
+from ctcdraft.training.run_directory import RunDirectory
 
 
 def lines_of(one, seconds, capsys):

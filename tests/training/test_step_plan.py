@@ -12,14 +12,14 @@ from training_parts import block_head, trainer
 from truths import slow_window
 
 from ctcdraft.corpus.batches import Batches, Rows, feasible_share
-from ctcdraft.drafters.direct import Direct
-from ctcdraft.drafters.paths import PrefixSearch
+from ctcdraft.distributed import Distributed
+from ctcdraft.drafters.trees.ctc import PrefixSearch
+from ctcdraft.drafters.trees.per_frame import PerFrameTree
 from ctcdraft.errors import InputError
 from ctcdraft.nn.bodies import AttentionBody
 from ctcdraft.objectives.cross_entropy import CrossEntropy
 from ctcdraft.objectives.ctc import CTC
-from ctcdraft.training.peers import Peers
-from ctcdraft.training.plan import plan
+from ctcdraft.planning.training import plan_training
 
 
 @pytest.fixture(scope="module")
@@ -33,13 +33,15 @@ def planned(base, objective, paths, mask):
     one = trainer(None, base, 3, drafter=drafter, objective=objective)
     rows = Rows([torch.full((20,), 7)] * 4, [mask] * 4, [True] * 4)
     batches = Batches(rows, base, 2, 8, objective.labels, 0)
-    return plan(base, drafter, objective, batches, one.engine, 3, 1)
+    return plan_training(base, drafter, objective, batches, one.engine, 3, 1)
 
 
 def test_feasible_is_what_this_objective_can_learn(base):
     """CTC needs a blank between equal words; label k at frame k needs none."""
     mask = (torch.arange(20) >= 6).int()
-    assert "100.00% of them feasible (3 frames, 3 labels)" in planned(base, CrossEntropy(3, 0.8), Direct(None), mask)
+    assert "100.00% of them feasible (3 frames, 3 labels)" in planned(
+        base, CrossEntropy(3, 0.8), PerFrameTree(None), mask
+    )
     said = planned(base, CTC(3), PrefixSearch(16), mask)
     assert "52 windows" in said
     assert f"{2 / 13:.2%} of them feasible" in said  # of one label, and of two with the blank between them
@@ -48,13 +50,13 @@ def test_feasible_is_what_this_objective_can_learn(base):
 def test_time_is_that_of_one_process_s_share(base, monkeypatch):
     """A batch takes ten seconds by a clock of its own; of eight batches a step eight processes take one each."""
     seconds = iter(range(0, 1000, 10))
-    monkeypatch.setattr("ctcdraft.training.plan.perf_counter", lambda: float(next(seconds)))
+    monkeypatch.setattr("ctcdraft.planning.training.perf_counter", lambda: float(next(seconds)))
     rows = Rows([torch.full((20,), 7)] * 4, [(torch.arange(20) >= 6).int()] * 4, [True] * 4)
     drafter = block_head(base, partial(AttentionBody, root_input=True, causal=False), PrefixSearch(16), frames=6)
 
     def time_of(accumulate, world):
-        one = trainer(None, base, 36, drafter=drafter, peers=Peers(0, world), accumulate=accumulate)
-        said = plan(base, drafter, CTC(3), Batches(rows, base, 2, 8, 3, 0), one.engine, 36, accumulate)
+        one = trainer(None, base, 36, drafter=drafter, peers=Distributed(0, world), accumulate=accumulate)
+        said = plan_training(base, drafter, CTC(3), Batches(rows, base, 2, 8, 3, 0), one.engine, 36, accumulate)
         return said.split("time        about ")[1].split(" (")[0]
 
     assert time_of(1, 1) == time_of(8, 8) == "0.10 hours"

@@ -11,19 +11,19 @@ from tiny_models import random_base
 from training_parts import trainer
 
 from ctcdraft.drafters.draft_model import DraftModel
-from ctcdraft.drafters.grow import Grow
+from ctcdraft.drafters.trees.dynamic import DynamicTree
 from ctcdraft.errors import InputError
 from ctcdraft.objectives.cross_entropy import CrossEntropy
-from ctcdraft.objectives.distill import Distill, kl
+from ctcdraft.objectives.distillation import Distill, kl
 from ctcdraft.objectives.eagle import Eagle, EagleCTC
-from ctcdraft.training.checkpoint import RunDirectory
-from ctcdraft.training.logger import JsonlLogger
-from ctcdraft.training.plan import plan
+from ctcdraft.planning.training import plan_training
+from ctcdraft.training.loggers import JsonlLogger
+from ctcdraft.training.run_directory import RunDirectory
 
 
 def lora(base, folder):
     torch.manual_seed(0)
-    return DraftModel(base, saved_lm(folder), 4, 3, Grow(3, 4))
+    return DraftModel(base, saved_lm(folder), 4, 3, DynamicTree(3, 4))
 
 
 CASES = {
@@ -46,7 +46,9 @@ def test_the_loss_falls_and_every_parameter_learns(case, tmp_path):
     run.create("drafter: {}\n", base.fingerprint(), overwrite=False)
     one = trainer(run, base, steps=30, drafter=drafter, objective=objective)
     one.probe_every = 30  # once, at the end: the head that is kept is the last one
-    assert f"initialised {drafter.initialised}" in plan(base, drafter, objective, one.batches, one.engine, 30, 1)
+    assert f"initialised {drafter.initialised}" in plan_training(
+        base, drafter, objective, one.batches, one.engine, 30, 1
+    )
     before = {name: value.detach().clone() for name, value in drafter.trainable_state_dict().items()}
     frozen = {name: value.clone() for name, value in base.lm.state_dict().items()}
     one.fit([JsonlLogger(run.metrics, 0)])
@@ -89,7 +91,7 @@ def test_lora_trains_little_and_starts_as_the_model_is(tmp_path):
     assert {name.split(".")[-3] for name in part.trainable_state_dict()} <= {"lora_A", "lora_B"}
     assert sum(p.numel() for p in part.trainable_parameters()) < sum(p.numel() for p in whole.trainable_parameters())
     tokens = torch.arange(20, 30)
-    plain = DraftModel(base, saved_lm(tmp_path), None, 3, Grow(3, 4))
+    plain = DraftModel(base, saved_lm(tmp_path), None, 3, DynamicTree(3, 4))
     with torch.inference_mode():
         said = [one.lm.read(tokens, one.lm.new_cache(16)).logits_NV for one in (part.eval(), plain.eval())]
     assert torch.equal(*said)
@@ -98,7 +100,7 @@ def test_lora_trains_little_and_starts_as_the_model_is(tmp_path):
 def test_a_draft_model_that_cannot_serve_is_refused_in_one_sentence(tmp_path):
     base = random_base(context=64)
     with pytest.raises(InputError, match=r"drafter\.path="):
-        DraftModel(base, None, None, 3, Grow(3, 4))
+        DraftModel(base, None, None, 3, DynamicTree(3, 4))
 
     def other_words():
         from tiny_models import tiny_tokenizer
@@ -108,10 +110,10 @@ def test_a_draft_model_that_cannot_serve_is_refused_in_one_sentence(tmp_path):
         return tokenizer
 
     with pytest.raises(InputError, match=r"another tokenizer \(262 words\) than the base random-llama \(261\)"):
-        DraftModel(base, saved_lm(tmp_path / "other", words=other_words), None, 3, Grow(3, 4))
+        DraftModel(base, saved_lm(tmp_path / "other", words=other_words), None, 3, DynamicTree(3, 4))
     with pytest.raises(InputError, match=r"lora_rank=0"):
-        DraftModel(base, saved_lm(tmp_path / "same"), 0, 3, Grow(3, 4))
-    short = DraftModel(base, saved_lm(tmp_path / "short", context=20), None, 3, Grow(3, 4))
+        DraftModel(base, saved_lm(tmp_path / "same"), 0, 3, DynamicTree(3, 4))
+    short = DraftModel(base, saved_lm(tmp_path / "short", context=20), None, 3, DynamicTree(3, 4))
     with pytest.raises(InputError, match=r"longer than the 20 that the draft model short reads"):
         trainer(None, base, steps=1, drafter=short, objective=CrossEntropy(3, 1.0)).train_step()
 
@@ -130,4 +132,4 @@ def test_eagles_noise_is_for_training_alone_and_the_same_for_the_same_batch(tmp_
     assert abs(float(off.mean())) < 0.01
     assert not torch.equal(off[0, 0], (drafter.noisy_states(other) - other.states_BLD)[0, 0])
     with pytest.raises(InputError, match="noise=-1"):
-        type(drafter)(base, 3, Grow(3, 4), noise=-1)
+        type(drafter)(base, 3, DynamicTree(3, 4), noise=-1)

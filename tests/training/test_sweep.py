@@ -14,9 +14,9 @@ import pytest
 
 from ctcdraft.errors import InputError
 from ctcdraft.training import search as searching
-from ctcdraft.training.remaining import Remaining
-from ctcdraft.training.search import Interval, search
-from ctcdraft.training.sweep import flat, forget_failure, read_job, swept, write_failure, write_table
+from ctcdraft.training.progress import RemainingTime
+from ctcdraft.training.search import Interval, run_search
+from ctcdraft.training.sweep import flatten_config, forget_failure, read_job, swept_keys, write_failure, write_table
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -67,8 +67,8 @@ def test_seconds_of_a_run_are_those_of_its_steps(tmp_path):
 def test_keys_that_follow_from_each_other_are_one_column(tmp_path):
     for number, frames in enumerate((4, 6, 6)):
         made(tmp_path, str(number), [1.0], frames, 0.001, seed=number, extra=f"prepared: place{frames}\n")
-    assert swept(write_table(tmp_path)) == ["prepared", "seed"]
-    assert flat({"a": {"b": 1, "c": [1, 2]}, "d": None}) == {"a.b": 1, "a.c": "[1, 2]", "d": None}
+    assert swept_keys(write_table(tmp_path)) == ["prepared", "seed"]
+    assert flatten_config({"a": {"b": 1, "c": [1, 2]}, "d": None}) == {"a.b": 1, "a.c": "[1, 2]", "d": None}
 
 
 def test_a_value_is_text_in_the_plot_and_no_markup(tmp_path):
@@ -120,7 +120,7 @@ def test_a_sweep_of_failures_alone_has_a_table_too(tmp_path):
 
 
 def test_what_remains_is_the_mean_of_what_ran_times_what_is_left_over_the_jobs():
-    remaining = Remaining(8, jobs=2)
+    remaining = RemainingTime(8, jobs=2)
     assert remaining.run_ended(None) == "1 of 8 done", "one that failed tells nothing"
     assert remaining.run_ended(600.0) == "2 of 8 done, about 30 minutes for the remaining 6"
     assert remaining.run_ended(1200.0) == "3 of 8 done, about 38 minutes for the remaining 5"
@@ -151,12 +151,12 @@ if "slow" in given: time.sleep(60)
 
 def test_a_search_finds_the_best_value_and_goes_on_where_it_was(tmp_path, monkeypatch):
     pytest.importorskip("optuna")
-    monkeypatch.setattr(searching, "SECONDS_BETWEEN_LOOKS", 0.01)
+    monkeypatch.setattr(searching, "POLL_SECONDS", 0.01)
     (tmp_path / "trial.py").write_text(TRIAL)
     command, space = [sys.executable, str(tmp_path / "trial.py")], {"x": Interval(0, 4, False, whole=True)}
     said = []
-    first = search(command, tmp_path / "run", space, trials=3, jobs=1, seed=0, log=said.append)
-    second = search(command, tmp_path / "run", space, trials=5, jobs=2, seed=0, log=said.append)
+    first = run_search(command, tmp_path / "run", space, trials=3, jobs=1, seed=0, log=said.append)
+    second = run_search(command, tmp_path / "run", space, trials=5, jobs=2, seed=0, log=said.append)
     assert first <= second == 3.0
     assert len(said) == 8
     again = [re.fullmatch(r"trial \d: x=(\d)  is trial (\d) again and was not run; .*", line) for line in said]
@@ -166,17 +166,17 @@ def test_a_search_finds_the_best_value_and_goes_on_where_it_was(tmp_path, monkey
     assert sorted(path.name for path in (tmp_path / "run").iterdir() if path.is_dir()) == sorted(ran)
     assert "x" in (tmp_path / "run" / "sweep.csv").read_text().splitlines()[0]
     with pytest.raises(InputError, match=r"study\.log holds a search among other values .*; choose another run="):
-        search(command, tmp_path / "run", {"x": [1, 2]}, trials=1, jobs=1, seed=0)
+        run_search(command, tmp_path / "run", {"x": [1, 2]}, trials=1, jobs=1, seed=0)
 
 
 def test_a_search_says_how_long_it_will_take(tmp_path, monkeypatch):
     """By a clock that is 300 s further at every look: every trial takes five minutes."""
     pytest.importorskip("optuna")
-    monkeypatch.setattr(searching, "SECONDS_BETWEEN_LOOKS", 0.01)
+    monkeypatch.setattr(searching, "POLL_SECONDS", 0.01)
     (tmp_path / "trial.py").write_text(TRIAL)
     command, space = [sys.executable, str(tmp_path / "trial.py")], {"x": Interval(0, 4, False, whole=False)}
     ticks, said = iter(range(0, 10**6, 300)), []
-    search(command, tmp_path / "run", space, 3, jobs=1, seed=0, log=said.append, clock=lambda: next(ticks))
+    run_search(command, tmp_path / "run", space, 3, jobs=1, seed=0, log=said.append, clock=lambda: next(ticks))
     assert [line.split("; ")[1] for line in said] == [
         "1 of 3 done, about 10 minutes for the remaining 2", "2 of 3 done, about 5.0 minutes for the remaining 1",
         "3 of 3 done",
@@ -186,33 +186,35 @@ def test_a_search_says_how_long_it_will_take(tmp_path, monkeypatch):
 def test_values_are_tried_again_by_another_command_only(tmp_path, monkeypatch):
     """Side by side, too: of four trials of one value, one runs. One that fails is not tried again in this search."""
     pytest.importorskip("optuna")
-    monkeypatch.setattr(searching, "SECONDS_BETWEEN_LOOKS", 0.01)
+    monkeypatch.setattr(searching, "POLL_SECONDS", 0.01)
     (tmp_path / "trial.py").write_text(TRIAL + "\nPath(given['count']).open('a').write(given['run'] + '\\n')")
     command, said = [sys.executable, str(tmp_path / "trial.py"), f"count={tmp_path / 'count'}"], []
-    search(command, tmp_path / "run", {"x": [2]}, trials=4, jobs=4, seed=0, log=said.append)
-    search([*command, "more=1"], tmp_path / "run", {"x": [2]}, trials=1, jobs=1, seed=0, log=said.append)
+    run_search(command, tmp_path / "run", {"x": [2]}, trials=4, jobs=4, seed=0, log=said.append)
+    run_search([*command, "more=1"], tmp_path / "run", {"x": [2]}, trials=1, jobs=1, seed=0, log=said.append)
     assert len((tmp_path / "count").read_text().splitlines()) == 2
     assert sum("again and was not run" in line for line in said) == 3
     fails = [sys.executable, "-c", f"open({str(tmp_path / 'fails')!r}, 'a').write('x'); raise SystemExit(1)"]
     with pytest.raises(InputError, match="none of 3 trials came to its end"):
-        search(fails, tmp_path / "failing", {"x": [2]}, trials=3, jobs=1, seed=0, log=said.append)
+        run_search(fails, tmp_path / "failing", {"x": [2]}, trials=3, jobs=1, seed=0, log=said.append)
     assert (tmp_path / "fails").read_text() == "x"
 
 
 def test_a_trial_is_called_by_its_values_in_wandb(tmp_path, monkeypatch):
     pytest.importorskip("optuna")
     monkeypatch.delenv("WANDB_RUN_GROUP", raising=False)
-    monkeypatch.setattr(searching, "SECONDS_BETWEEN_LOOKS", 0.01)
+    monkeypatch.setattr(searching, "POLL_SECONDS", 0.01)
     tells = "import os\n(run / 'names').write_text(os.environ['WANDB_NAME'] + ' of ' + os.environ['WANDB_RUN_GROUP'])\n"
     (tmp_path / "trial.py").write_text(TRIAL + tells)
-    search([sys.executable, str(tmp_path / "trial.py")], tmp_path / "lr", {"x": [2]}, 1, 1, 0, log=lambda line: None)
+    run_search(
+        [sys.executable, str(tmp_path / "trial.py")], tmp_path / "lr", {"x": [2]}, 1, 1, 0, log=lambda line: None
+    )
     assert (tmp_path / "lr" / "0" / "names").read_text() == "lr/0 x=2 of lr"
 
 
 def test_a_key_that_is_added_keeps_its_plus(monkeypatch):
     """As objective=sum wants it: '+objective.weights.ctc=0.1,0.2'."""
     spaces = []
-    monkeypatch.setattr(searching, "search", lambda command, run, space, *rest: spaces.append(space) or 1.0)
+    monkeypatch.setattr(searching, "run_search", lambda command, run, space, *rest: spaces.append(space) or 1.0)
     monkeypatch.setattr(sys, "argv", ["sweep.py", "+objective.weights.ctc=0.1,0.2", "drafter.frames=range(4,9)"])
     runpy.run_path(str(REPOSITORY / "sweep.py"), run_name="__main__")
     assert spaces == [
@@ -223,7 +225,7 @@ def test_a_key_that_is_added_keeps_its_plus(monkeypatch):
 def test_a_trial_that_falls_behind_is_stopped(tmp_path, monkeypatch):
     """Behind the median of four others at the first probe, it would sleep for a minute."""
     optuna = pytest.importorskip("optuna")
-    monkeypatch.setattr(searching, "SECONDS_BETWEEN_LOOKS", 0.01)
+    monkeypatch.setattr(searching, "POLL_SECONDS", 0.01)
     (tmp_path / "trial.py").write_text(TRIAL)
     command = [sys.executable, str(tmp_path / "trial.py")]
     study = optuna.create_study(pruner=optuna.pruners.MedianPruner(n_startup_trials=4), direction="maximize")
@@ -231,7 +233,7 @@ def test_a_trial_that_falls_behind_is_stopped(tmp_path, monkeypatch):
         study.add_trial(optuna.trial.create_trial(value=tau, intermediate_values={1: tau}))
     (tmp_path / "behind").mkdir()
     folder = tmp_path / "behind" / "0"
-    status, tau, pruned = searching.train([*command, "x=0", "slow=yes", f"run={folder}"], folder, study.ask())
+    status, tau, pruned = searching.run_trial([*command, "x=0", "slow=yes", f"run={folder}"], folder, study.ask())
     assert (status, pruned) == (-15, True)
     assert tau <= 0
 
@@ -255,7 +257,7 @@ def test_a_trial_that_falls_behind_is_stopped(tmp_path, monkeypatch):
 def test_a_wrong_word_is_one_sentence(words, sentence, monkeypatch, capsys, tmp_path):
     """Before the first trial: nothing is written, and no trial starts."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(searching, "train", None)
+    monkeypatch.setattr(searching, "run_trial", None)
     monkeypatch.setattr(sys, "argv", ["sweep.py", *words])
     with pytest.raises(SystemExit) as left:
         runpy.run_path(str(REPOSITORY / "sweep.py"), run_name="__main__")
@@ -269,4 +271,4 @@ def test_a_wrong_word_is_one_sentence(words, sentence, monkeypatch, capsys, tmp_
 def test_without_optuna_it_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(InputError, match=re.escape("pip install 'ctcdraft[sweep]'")):
-        search(["true"], tmp_path, {"x": [1]}, 1, 1, 0)
+        run_search(["true"], tmp_path, {"x": [1]}, 1, 1, 0)

@@ -12,9 +12,9 @@ from tiny_models import random_base
 from training_parts import ctc_head, figures_of, trainer
 
 from ctcdraft.errors import InputError
-from ctcdraft.training.checkpoint import RunDirectory
-from ctcdraft.training.logger import JsonlLogger
-from ctcdraft.training.pace import MACHINE, Pace
+from ctcdraft.training.loggers import JsonlLogger
+from ctcdraft.training.progress import MACHINE_METRICS, StepTimer
+from ctcdraft.training.run_directory import RunDirectory
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_resuming_equals_not_having_stopped(base, tmp_path):
     first = trainer(run, base, steps=13)
     log = JsonlLogger(run.metrics, 0)
     for _ in range(7):  # the last checkpoint is that of step 5: steps 6 and 7 are lost and done again
-        figures = first.train_step() | dict.fromkeys(MACHINE, 0)
+        figures = first.train_step() | dict.fromkeys(MACHINE_METRICS, 0)
         first.step += 1
         log.log(first.step, figures)
         if first.step == 5:
@@ -113,7 +113,7 @@ def test_a_steps_clocks_leave_out_the_probes(base, tmp_path):
 
 
 def test_a_processor_that_waits_is_not_at_work():
-    pace = Pace()
+    pace = StepTimer()
     sleep(0.2)
     figures = pace.metrics(10)
     assert figures["wall_seconds"] >= 0.2

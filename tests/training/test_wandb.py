@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from entry_parts import run_script, training
 
-from ctcdraft.training.logger import WandbLogger
+from ctcdraft.training.loggers import WandbLogger
 
 CONFIG = {"drafter": {"name": "ctc"}, "objective": {"_target_": "ctcdraft.objectives.ctc.CTC"}, "base": {"name": "b"}}
 

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from ctcdraft.errors import InputError
-from ctcdraft.training.zero_settings import Listened, refuse_wrong
+from ctcdraft.training.deepspeed import AccessTrackingDict, refuse_wrong_config
 
 DECIDED = {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1, "gradient_clipping": 1.0}
 
@@ -41,7 +41,7 @@ def deepspeed():
 )
 def test_what_is_wrong_is_said(deepspeed, settings, said):
     with pytest.raises(InputError, match=said):
-        refuse_wrong(deepspeed, settings, DECIDED)
+        refuse_wrong_config(deepspeed, settings, DECIDED)
 
 
 @pytest.mark.parametrize("settings", [
@@ -52,12 +52,12 @@ def test_what_is_wrong_is_said(deepspeed, settings, said):
 ])  # fmt: skip
 def test_what_deepspeed_reads_is_let_through(deepspeed, settings):
     given = copy.deepcopy(settings)
-    refuse_wrong(deepspeed, given, DECIDED)
+    refuse_wrong_config(deepspeed, given, DECIDED)
     assert given == settings  # verbatim: DeepSpeed's reader fills in its own copy
 
 
 def test_whoever_asks_is_heard():
-    heard = Listened({"a": 1, "b": 2, "c": 3})
+    heard = AccessTrackingDict({"a": 1, "b": 2, "c": 3})
     assert ("a" in heard, "a" in heard.keys(), heard.get("b"), heard["c"]) == (True, True, 2, 3)  # noqa: SIM118
     assert heard.accessed == {"a", "b", "c"}
     assert dict(heard) == {"a": 1, "b": 2, "c": 3}

@@ -12,15 +12,15 @@ import torch
 from tiny_models import random_base
 from training_parts import trainer
 
-from ctcdraft.training.checkpoint import RunDirectory
-from ctcdraft.training.logger import JsonlLogger
-from ctcdraft.training.peers import join
-from ctcdraft.training.zero import DeepSpeedEngine
+from ctcdraft.distributed import init_distributed
+from ctcdraft.training.deepspeed import DeepSpeedEngine
+from ctcdraft.training.loggers import JsonlLogger
+from ctcdraft.training.run_directory import RunDirectory
 
 
 def main(folder: Path, steps: int, *stage: str) -> None:
     torch.set_num_threads(1)
-    peers = join("cpu")
+    peers = init_distributed("cpu")
     base = random_base(context=64)
     run = RunDirectory(folder)
     how = {}
@@ -34,7 +34,9 @@ def main(folder: Path, steps: int, *stage: str) -> None:
         run.create("drafter: {}\n", base.fingerprint(), overwrite=False)
     one.fit([JsonlLogger(run.metrics, one.step)] if peers.is_main else [])
     weights = [value.detach() for value in one.drafter.trainable_parameters()]
-    assert all(torch.equal(a, b) for other in peers.all_gather_object(weights) for a, b in zip(weights, other, strict=True))
+    assert all(
+        torch.equal(a, b) for other in peers.all_gather_object(weights) for a, b in zip(weights, other, strict=True)
+    )
 
 
 if __name__ == "__main__":

@@ -1,0 +1,1 @@
+"""Configs become objects; what the command line and config files may contain."""

@@ -1,0 +1,242 @@
+"""The allow-list of what a config file from elsewhere may have instantiated: run directories, published heads, YAMLs.
+
+Hydra calls whatever a `_target_` names, and importing the module that a name lies in already runs code. A file that may
+have been made by others is therefore read as plain values and checked here, at every depth, before Hydra sees it: the
+names are on the list of the node they lie in, nothing is interpolated (`${oc.env:...}` would read the environment), and
+no key opens a way to code that the names do not show. `trust` is a list of further names that the command line or the
+caller gives; `trust` in a file is ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ctcdraft.errors import InputError, first_line
+from ctcdraft.renamed import current
+
+CALL = "hydra.utils.get_method"  # configs/objective/distill.yaml looks its distance up by name: `path` is checked too
+CORPUS = {
+    "ctcdraft.corpus.filters.Alternation",
+    "ctcdraft.corpus.filters.Cleaning",
+    "ctcdraft.corpus.filters.Controls",
+    "ctcdraft.corpus.filters.Duplicates",
+    "ctcdraft.corpus.filters.Empties",
+    "ctcdraft.corpus.filters.Language",
+    "ctcdraft.corpus.filters.Length",
+    "ctcdraft.corpus.filters.Roles",
+    "ctcdraft.corpus.decontamination.Leakage",
+    "ctcdraft.corpus.sources.gsm8k",
+    "ctcdraft.corpus.sources.project_prompts",
+    "ctcdraft.corpus.sources.several",
+    "ctcdraft.corpus.sources.sharegpt",
+}
+ALLOWED: Mapping[str, Collection[str]] = {  # by the node of a run's config
+    "base": {"ctcdraft.models.loading.load_base", "ctcdraft.models.meta.random_weights_base"},
+    "drafter": {
+        "ctcdraft.drafters.autoregressive.Autoregressive",
+        "ctcdraft.drafters.parallel.ParallelDrafter",
+        "ctcdraft.drafters.cascade.Cascade",
+        "ctcdraft.drafters.trees.static.GreedyPathTree",
+        "ctcdraft.drafters.trees.static.StaticTree",
+        "ctcdraft.drafters.controls.RandomDrafter",
+        "ctcdraft.drafters.controls.Oracle",
+        "ctcdraft.drafters.trees.per_frame.PerFrameTree",
+        "ctcdraft.drafters.trees.per_frame.StaticPerFrameTree",
+        "ctcdraft.drafters.trees.per_frame.likely_choices",
+        "ctcdraft.drafters.draft_model.DraftModel",
+        "ctcdraft.drafters.trees.sampled_chains.SampledChains",
+        "ctcdraft.drafters.trees.sampled_labels.SampledLabels",
+        "ctcdraft.drafters.trees.sampled_labels.SampledTokens",
+        "ctcdraft.drafters.eagle.Eagle",
+        "ctcdraft.drafters.trees.dynamic.DynamicTree",
+        "ctcdraft.drafters.hydra.Hydra",
+        "ctcdraft.drafters.trees.ctc.Collapse",
+        "ctcdraft.drafters.trees.ctc.PrefixSearch",
+        "ctcdraft.drafters.prompt_lookup.PromptLookup",
+        "ctcdraft.drafters.cascade.Staged",
+        "ctcdraft.drafters.trees.transducer.SampledTransductions",
+        "ctcdraft.drafters.trees.transducer.TransducerSearch",
+        "ctcdraft.evaluation.stock_generate.StockGenerate",
+        "ctcdraft.nn.bodies.AttentionBody",
+        "ctcdraft.nn.logit_correction.GRUCorrection",
+        "ctcdraft.nn.logit_correction.MarkovCorrection",
+        "ctcdraft.nn.bodies.FeedForwardBody",
+        "ctcdraft.nn.bodies.ResidualBody",
+    },
+    "objective": {
+        CALL,
+        "ctcdraft.objectives.cross_entropy.CrossEntropy",
+        "ctcdraft.objectives.ctc.CTC",
+        "ctcdraft.objectives.distillation.Distill",
+        "ctcdraft.objectives.distillation.kl",
+        "ctcdraft.objectives.distillation.total_variation",
+        "ctcdraft.objectives.eagle.Eagle",
+        "ctcdraft.objectives.eagle.EagleCTC",
+        "ctcdraft.objectives.ctc.PrefixCTC",
+        "ctcdraft.objectives.ctc.PrefixTransducer",
+        "ctcdraft.objectives.ctc.Transducer",
+        "ctcdraft.objectives.weighted_sum.WeightedSum",
+    },
+    "decoding": {
+        "ctcdraft.decoding.settings.DecodingSettings",
+        "ctcdraft.decoding.rejection.Rejection",
+        "ctcdraft.decoding.rejection.k_sequential",
+        "ctcdraft.decoding.rejection.multi_round",
+        "ctcdraft.decoding.verification.TypicalAcceptance",
+        "ctcdraft.decoding.verification.match",
+    },
+    "corpus": CORPUS,
+    "prompts": CORPUS,
+    "answers": {
+        "ctcdraft.corpus.generation.transformers.TransformersAnswers",
+        "ctcdraft.corpus.generation.openai.ServedAnswers",
+        "ctcdraft.corpus.generation.vllm.VllmAnswers",
+    },
+    "states": {"ctcdraft.corpus.hidden_states.Live", "ctcdraft.corpus.hidden_states.Stored"},
+    "engine": {
+        "ctcdraft.training.engine.MuonEngine",
+        "ctcdraft.training.engine.TorchEngine",
+        "ctcdraft.training.deepspeed.DeepSpeedEngine",
+    },
+    "adapt": {"ctcdraft.training.lora.LoRAAdapter"},
+    "logger": {"ctcdraft.training.loggers.TensorBoardLogger", "ctcdraft.training.loggers.WandbLogger"},
+}
+READ = ("base", "drafter", "objective")  # the nodes of a run's config that an evaluation instantiates
+PARTIAL = {  # what configs/ ship with _partial_: true; all others are called on the spot
+    *ALLOWED["adapt"],
+    *ALLOWED["engine"],
+    *ALLOWED["logger"],
+    *ALLOWED["states"],
+    "ctcdraft.corpus.sources.gsm8k",
+    "ctcdraft.corpus.sources.sharegpt",
+    "ctcdraft.decoding.rejection.k_sequential",
+    "ctcdraft.decoding.rejection.multi_round",
+    "ctcdraft.decoding.verification.match",
+    "ctcdraft.nn.bodies.AttentionBody",
+    "ctcdraft.nn.logit_correction.GRUCorrection",
+    "ctcdraft.nn.logit_correction.MarkovCorrection",
+    "ctcdraft.nn.bodies.FeedForwardBody",
+    "ctcdraft.nn.bodies.ResidualBody",
+}
+# By these transformers, vLLM or DeepSpeed are asked to import code from a folder, a hub or a module of any name.
+OPENINGS = {
+    "allow_all_kernels",
+    "auto_map",
+    "custom_generate",
+    "kernel_config",
+    "lower_precision_safe_modules",
+    "trust_remote_code",
+    "use_kernels",
+}
+# Any other attention is the name of a repository whose compiled kernels transformers downloads and loads.
+ATTENTIONS = (None, "eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
+NAMES_ATTENTION = {"attention", "attn_implementation", "_attn_implementation"}
+
+
+def trusted(value: Any) -> tuple[str, ...]:
+    """Return the names of `trust=[module.Class, ...]` as a user gives them; None and [] are no names."""
+    names = [value] if isinstance(value, str) else list(value or ())
+    for name in names:
+        if not isinstance(name, str) or "." not in name or not all(map(str.isidentifier, name.split("."))):
+            raise InputError(f"trust={name} names no class; give classes by their modules, as in trust=[module.Class]")
+    return tuple(names)
+
+
+def read_run(file: Path, trust: Collection[str] = (), nodes: Collection[str] = READ) -> Any:
+    """Return the config.yaml of a run directory. nodes: those that are instantiated, and whose names are checked."""
+    config, values = read(file)
+    for node, value in values.items():
+        refuse_foreign({node: value}, file, ALLOWED.get(node, ()) if node in nodes else None, trust)
+    return config
+
+
+def read_whole_run(file: Path, trust: Collection[str] = ()) -> Any:
+    """Return the config.yaml of a run directory, every name in it checked: a run that goes on instantiates it all."""
+    config, values = read(file)
+    for node, value in values.items():
+        refuse_foreign({node: value}, file, ALLOWED.get(node, ()), trust)
+    return config
+
+
+def read_drafter(file: Path, trust: Collection[str] = ()) -> Any:
+    """Return the config of a YAML file that holds a drafter."""
+    config, values = read(file)
+    refuse_foreign(values, file, ALLOWED["drafter"], trust)
+    return config
+
+
+def read(file: Path) -> tuple[Any, dict[str, Any]]:
+    """Return the config in a YAML file and its plain values, in which interpolations are the text that they are."""
+    import yaml
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        values: Any = current(OmegaConf.to_container(OmegaConf.load(file), resolve=False))
+        config = OmegaConf.create(values)
+    except (OSError, ValueError, RecursionError, yaml.YAMLError, OmegaConfBaseException) as error:
+        raise InputError(f"cannot read {file} ({first_line(error)}); it is no YAML file of keys and values") from error
+    if not isinstance(values, dict):
+        raise InputError(f"{file} holds a list; give a YAML file of keys and values")
+    return config, values
+
+
+def refuse_foreign(values: Any, file: Path, allowed: Collection[str] | None, trust: Collection[str]) -> None:
+    """Raise InputError for the first thing in plain values that could run code which is neither ours nor trusted.
+
+    allowed: the names that may be called; None where nothing below is instantiated, so that only the rest is checked.
+    """
+    for where, key, value in walked(values):
+        if not isinstance(value, str | int | float | bool | None | dict | list):
+            raise InputError(f"{file} holds a {type(value).__name__} as {where}; write it as text or a number")
+        if any("${" in text for text in (key, value) if isinstance(text, str)):
+            raise InputError(f"{file} interpolates {shown(value)} ({where}); write the value itself into the file")
+        if key in OPENINGS or (key in NAMES_ATTENTION and value not in ATTENTIONS):
+            raise InputError(f"{file} asks by {where} for code that is not in this package; leave it out")
+        if isinstance(value, dict):
+            refuse_directives(value, where, file, trust)
+            if "_target_" in value and allowed is not None:
+                refuse_name(value["_target_"], f"{where}._target_", file, allowed, trust)
+                if value["_target_"] == CALL:
+                    refuse_name(value.get("path"), f"{where}.path", file, set(allowed) - {CALL}, trust)
+
+
+def refuse_directives(node: dict[Any, Any], where: str, file: Path, trust: Collection[str]) -> None:
+    """Raise InputError for an order to Hydra, such as _args_, that no config of ours gives at this place."""
+    for key in [key for key in node if isinstance(key, str) and key.startswith("_") and key.endswith("_")]:
+        value = node[key]
+        may_be_partial = node.get("_target_") in (*PARTIAL, *trust)
+        if key == "_target_" or (key == "_convert_" and value == "all"):
+            continue
+        if key != "_partial_" or not (value is False or (value is True and may_be_partial)):
+            raise InputError(f"{file} has {where}.{key}: {shown(value)}, as no config of ctcdraft's has; leave it out")
+
+
+def refuse_name(name: Any, where: str, file: Path, allowed: Collection[str], trust: Collection[str]) -> None:
+    """Raise InputError for a name that is called and is neither on the list nor trusted."""
+    if not isinstance(name, str):
+        raise InputError(f"{file} has {where}: {shown(name)}, which is no name of a class; give one as module.Class")
+    if name not in allowed and name not in trust:
+        raise InputError(
+            f"{file} wants to call {shown(name)} ({where}), and from a file only ctcdraft's own parts are called; if "
+            f"it is a class of your own, add trust=[{shown(name)}]"
+        )
+
+
+def walked(node: Any, where: str = "", key: Any = None) -> Iterator[tuple[str, Any, Any]]:
+    """Yield every value with its dotted place and its key, the outermost first; what lies in a list has no key."""
+    yield where, key, node
+    if isinstance(node, Mapping):
+        for name, value in node.items():
+            yield from walked(value, f"{where}.{shown(name)}".lstrip("."), name)
+    elif isinstance(node, Sequence) and not isinstance(node, str | bytes):
+        for number, value in enumerate(node):
+            yield from walked(value, f"{where}[{number}]")
+
+
+def shown(value: Any) -> str:
+    """Return a value for a sentence, in which a name from a file can neither break the line nor colour the terminal."""
+    text = str(value)
+    return text if text.isprintable() and len(text) < 200 else repr(text[:200])

@@ -1,0 +1,1 @@
+"""Responses of the base to the prompts of a corpus."""

@@ -1,0 +1,221 @@
+"""Answers by a server that speaks OpenAI's completions, held to the base's own law. It knows nothing of files.
+
+Completions, not chat: there alone the prompt is ours to the token, so that a corpus from a server is what the base
+in this process would have made. A server is asked in the best way it understands:
+
+    by ids     vLLM, SGLang, llama.cpp: the prompt's ids; vLLM gives the answer's ids back too
+    by text    `transformers serve`: text that the tokenizer turns into exactly the prompt's ids
+
+Where no ids come back the text is encoded again, and an answer of which that could not be what was generated is
+dropped and counted: unless decode(encode(text)) == text, with as many ids as the server says it generated.
+
+Whether answers are this base's own: another model behind a name, or a law that is bent. It knows no server.
+
+A server may serve other weights, cut the law (top-k and penalties out of a model's generation config) or answer
+greedily whatever the temperature. Nothing of that shows in the text; all of it shows in the base's own law.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ctcdraft.corpus.generation.http import RefusedError, Server, at_once
+from ctcdraft.corpus.generation.requests import Answers, Ask, Dropped, Question, Reply
+from ctcdraft.errors import InputError
+from ctcdraft.models.base_model import BaseLM
+
+TORN = "\N{REPLACEMENT CHARACTER}"  # a character cut in the middle: encoded again, it would look well
+
+Body = dict[str, Any]
+Way = Callable[[BaseLM, Question, "ServedAnswers"], Body | Dropped]
+
+
+@dataclass(frozen=True)
+class ServedAnswers(Answers):
+    """The server at `url` answers, `concurrency` questions of a batch at a time."""
+
+    url: str
+    model: str
+    concurrency: int
+    timeout_s: float
+    retries: int
+    backoff_s: float
+    key_from: str | None
+    checked: int  # answers of the first batch that the base must recognise as its own
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.server()
+        if self.concurrency < 1 or self.checked < 0:
+            raise InputError(
+                f"answers.concurrency={self.concurrency} and answers.checked={self.checked} are impossible; the first "
+                "is 1 or more, the second 0 or more"
+            )
+
+    def server(self) -> Server:
+        return Server(self.url, self.timeout_s, self.retries, self.backoff_s, self.key_from)
+
+    def law(self) -> dict[str, Any]:
+        return super().law() | {"model": self.model}
+
+    def start(self, base: BaseLM) -> Ask:
+        return Asker(base, self)
+
+
+@dataclass
+class Asker:
+    """One server and what has been agreed with it: how to ask, and that its answers are the base's."""
+
+    base: BaseLM
+    answers: ServedAnswers
+    ways: list[Way] = field(default_factory=lambda: [by_ids, by_text])  # the first is used; the best one first
+    agreed: bool = False
+
+    def __call__(self, asked: Sequence[Question]) -> list[Reply | Dropped]:
+        if self.agreed:
+            return at_once(self._ask, asked, self.answers.concurrency)
+        replies = [self._agree(asked[0]), *at_once(self._ask, asked[1:], self.answers.concurrency)]
+        pairs = [
+            (list(question.tokens), reply.tokens)
+            for question, reply in zip(asked, replies, strict=True)
+            if isinstance(reply, Reply)
+        ]
+        who = f"the server at {self.answers.url}"
+        refuse_unfaithful(self.base, pairs[: self.answers.checked], self.answers.temperature, who)
+        self.agreed = bool(pairs)
+        return replies
+
+    def _agree(self, question: Question) -> Reply | Dropped:
+        """Ask one question alone, and give up a way of asking that the server refuses."""
+        while len(self.ways) > 1:
+            try:
+                return self._ask(question, threading.Event())
+            except RefusedError:
+                self.ways.pop(0)
+        return self._ask(question, threading.Event())
+
+    def _ask(self, question: Question, given_up: threading.Event) -> Reply | Dropped:
+        body = self.ways[0](self.base, question, self.answers)
+        if isinstance(body, Dropped):
+            return body
+        said = self.answers.server().post("/completions", body, given_up)
+        try:
+            choice = said["choices"][0]
+            text, ids, ending = choice["text"], choice.get("token_ids"), choice.get("finish_reason")
+            usage = said.get("usage") or {}
+        except (KeyError, IndexError, TypeError) as error:
+            raise InputError(
+                f"the server at {self.answers.url} answers without choices and a text; check that answers.url= ends "
+                "where /completions follows"
+            ) from error
+        read = usage.get("prompt_tokens")
+        if read is not None and read != len(question.tokens):
+            raise InputError(
+                f"the server at {self.answers.url} read {read} tokens where the prompt of {question.id} has "
+                f"{len(question.tokens)}; it has another tokenizer, or adds a begin token: serve {self.base.name} there"
+            )
+        if ids is not None:
+            return whole(self.base, list(ids), ending, "generated")
+        return reencoded(self.base, text, ending, usage.get("completion_tokens"))
+
+
+def by_ids(base: BaseLM, question: Question, answers: ServedAnswers) -> Body:
+    """Everything said, so that no default of the model's or of the server's bends the law."""
+    return by_nothing_else(base, question, answers) | {
+        "prompt": list(question.tokens),
+        "top_k": -1,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "stop_token_ids": sorted(base.stop_token_ids),
+        "return_token_ids": True,
+    }
+
+
+def by_text(base: BaseLM, question: Question, answers: ServedAnswers) -> Body | Dropped:
+    """Only what the protocol has. The text must lead the same tokenizer back to the same ids."""
+    for ids in (question.tokens, question.tokens[1:]):  # without the begin token, which many tokenizers add
+        text = base.tokenizer.decode(list(ids), clean_up_tokenization_spaces=False)
+        if base.tokenizer(text, verbose=False)["input_ids"] == list(question.tokens):
+            return by_nothing_else(base, question, answers) | {"prompt": text}
+    return Dropped("no text stands for exactly its prompt")
+
+
+def by_nothing_else(base: BaseLM, question: Question, answers: ServedAnswers) -> Body:
+    return {
+        "model": answers.model,
+        "max_tokens": answers.room(base, question),
+        "temperature": answers.temperature,
+        "top_p": 1.0,
+        "seed": question.key(answers.seed) % 2**31,  # some servers take no more
+    }
+
+
+def reencoded(base: BaseLM, text: str, ending: str | None, generated: int | None) -> Reply | Dropped:
+    """The ids of a text, if they can be those that were generated."""
+    ids = list(base.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+    if TORN in text or base.tokenizer.decode(ids, skip_special_tokens=True) != text:
+        return Dropped("its text does not survive encoding")
+    # Servers count the stop token or do not.
+    ended = ending == "stop"
+    if generated is not None and generated not in ((len(ids), len(ids) + 1) if ended else (len(ids),)):
+        return Dropped("its text was not said in the words that encoding gives")
+    return whole(base, ids, ending, "reencoded")
+
+
+def whole(base: BaseLM, ids: list[int], ending: str | None, mark: str) -> Reply | Dropped:
+    """With its stop token, which a server may keep to itself. Of several the tokenizer's own is taken."""
+    if ending == "stop" and base.stop_token_ids and (not ids or ids[-1] not in base.stop_token_ids):
+        own = base.tokenizer.eos_token_id
+        ids = [*ids, own if own in base.stop_token_ids else min(base.stop_token_ids)]
+    return Reply(ids, mark) if ids else Dropped("nothing was said")
+
+
+AGREED = 0.9  # of greedy words; in bfloat16 a near-tie falls otherwise now and then
+SURPRISE = 0.1  # nats a word between what draws cost and what they should, and ...
+DEVIATIONS = 6.0  # ... this many standard deviations, so that few words prove nothing
+
+
+def refuse_unfaithful(base: BaseLM, pairs: Sequence[tuple[list[int], list[int]]], temperature: float, who: str) -> None:
+    """Raise InputError if `who` cannot be this base at this temperature; pairs: prompts and what was answered.
+
+    Greedy: nearly every word must be the base's likeliest. Drawn: the words must on average be as unlikely as
+    the law says that its draws are, which is its entropy.
+    """
+    likely, excess, variance, words = 0, 0.0, 0.0, 0
+    for prompt, answer in pairs:
+        log_law_LV = log_laws(base, prompt, answer, temperature or 1.0)
+        words += len(answer)
+        said_L = torch.tensor(answer, device=log_law_LV.device)
+        likely += int((log_law_LV.argmax(dim=-1) == said_L).sum())
+        law_LV = log_law_LV.exp()
+        entropy_L = -(law_LV * log_law_LV).sum(dim=-1)
+        excess += float((-log_law_LV.gather(1, said_L[:, None])[:, 0] - entropy_L).sum())
+        variance += float(((law_LV * log_law_LV**2).sum(dim=-1) - entropy_L**2).sum())
+    if not words:
+        return
+    if temperature == 0 and likely < AGREED * words:
+        raise InputError(
+            f"{who} does not answer as {base.name}: of {words} words that it said greedily the base would "
+            f"say {likely}; serve this base, without penalties, or choose the base= that is served"
+        )
+    if temperature > 0 and abs(excess) > max(SURPRISE * words, DEVIATIONS * variance**0.5):
+        raise InputError(
+            f"{who} does not draw as {base.name} does at temperature {temperature}: its words cost "
+            f"{excess / words:+.2f} nats more each than the base's own draws; serve this base, without top-k, top-p or "
+            "penalties of its own"
+        )
+
+
+@torch.inference_mode()
+def log_laws(base: BaseLM, prompt: list[int], answer: list[int], temperature: float) -> Tensor:
+    """The base's log-probabilities_LV of every word of the answer's, in float64."""
+    tokens_BL = torch.tensor([[*prompt, *answer[:-1]]], device=base.device)
+    states_BLD = base.hidden_states(tokens_BL, torch.ones_like(tokens_BL))
+    logits_LV = base.head(states_BLD[0, len(prompt) - 1 :, : base.width])
+    return (logits_LV.double() / temperature).log_softmax(dim=-1)

@@ -1,0 +1,1 @@
+"""Builders of token trees from a drafter's output."""

@@ -1,0 +1,181 @@
+"""All contestants answer the same questions, in turns, in one process. It takes times and counts; it judges nothing."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from ctcdraft.corpus.chat_template import answer_text, fit, messages, prompt_tokens
+from ctcdraft.corpus.types import Prompt
+from ctcdraft.decoding.loop import cache_rows_needed
+from ctcdraft.decoding.settings import DecodingSettings, Drafter, GenerationResult
+from ctcdraft.decoding.static_shapes import padded_sizes_up_to
+from ctcdraft.decoding.tree import TokenTree
+from ctcdraft.drafters.controls import Oracle, give_oracle_text
+from ctcdraft.evaluation.distribution_test import Marks, draft_laws, marks
+from ctcdraft.evaluation.losslessness import Judge
+from ctcdraft.evaluation.output_dir import Folder
+from ctcdraft.evaluation.records import AUTOREGRESSIVE, Answer, Divergence, Record, Turn
+from ctcdraft.evaluation.stock_generate import generate
+from ctcdraft.models.base_model import BaseLM
+from ctcdraft.progress import Progress
+
+
+@dataclass(frozen=True)
+class Arena:
+    """Who is compared, on which base, decoding how. `autoregressive` is always among the contestants.
+
+    nodes: of those who have a tree size of their own, instead of the settings'.
+    """
+
+    base: BaseLM
+    contestants: Mapping[str, Drafter]
+    settings: DecodingSettings
+    seed: int
+    nodes: Mapping[str, int] = field(default_factory=dict)
+
+    def settings_of(self, contestant: str) -> DecodingSettings:
+        return replace(self.settings, nodes=self.nodes.get(contestant, self.settings.nodes))
+
+    def answer(self, contestant: str, prompt_L: Tensor, seed: int) -> GenerationResult:
+        drafter, base = self.contestants[contestant], self.base
+        return generate(base, drafter, prompt_L, self.settings_of(contestant), base.stop_token_ids, seed)
+
+
+def measure(
+    arena: Arena, prompts: Mapping[int, Prompt], folder: Folder, warm_up_tokens: int, progress: Progress
+) -> int:
+    """Ask what is not in the folder yet; every finished question is a line on disk at once. Returns how many."""
+    done = {record.index for record in folder.records(max(prompts, default=-1) + 1)}
+    todo = {index: prompt for index, prompt in prompts.items() if index not in done}
+    if not todo:
+        return 0
+    warm_up(arena, next(iter(todo.values())), warm_up_tokens)
+    judge, met = Judge(arena.base, arena.contestants, arena.settings, arena.nodes), Met(arena)
+    progress.begin()
+    for index, prompt in tqdm(todo.items(), desc="questions", disable=None):
+        folder.append(ask(arena, judge, index, prompt, met, progress))
+    return len(todo)
+
+
+def warm_up(arena: Arena, prompt: Prompt, tokens: int) -> None:
+    """The first calls load kernels and fill caches; nobody shall pay for that."""
+    most = min(max(tokens, 1), arena.settings.max_new_tokens)
+    prompt_L, _ = asked(arena.base, prompt, [])
+    for name, drafter in arena.contestants.items():
+        settings = replace(arena.settings_of(name), max_new_tokens=most)
+        generate(arena.base, drafter, prompt_L, settings, arena.base.stop_token_ids, arena.seed)
+
+
+class Met:
+    """Which shapes the base has read before. Where these are fixed, a shape is captured, or compiled, when it is first
+    asked for, which takes as long as many passes, or thousands: what a timed answer may ask for is read before it."""
+
+    def __init__(self, arena: Arena) -> None:
+        self.arena = arena
+        self.shapes: set[tuple[int, int]] = set()
+
+    def untimed(self, prompt_L: Tensor) -> None:
+        base = self.arena.base
+        for name in self.arena.contestants if base.fixed is not None else ():
+            settings = self.arena.settings_of(name)
+            cache = base.new_cache(cache_rows_needed(prompt_L, settings))
+            base.read(prompt_L[:1], cache)
+            for size in padded_sizes_up_to(settings.nodes):
+                if (size, cache.capacity) not in self.shapes:
+                    self.shapes.add((size, cache.capacity))
+                    base.read_tree(TokenTree.from_lists(prompt_L[0], [0] * (size - 1), [-1] * (size - 1)), cache)
+                    cache.crop(1)
+            del cache  # the rows that graphs are captured over are lent to one text at a time
+
+
+def ask(arena: Arena, judge: Judge, index: int, prompt: Prompt, met: Met, progress: Progress | None = None) -> Record:
+    """One question, all turns, all contestants. Every turn is asked with autoregression's earlier answers as
+    history, whoever is asked: otherwise a contestant would be measured on other work."""
+    progress = progress or Progress(0, "answers")
+    turns: list[Turn] = []
+    found: dict[str, list[Divergence]] = {name: [] for name in arena.contestants if name != AUTOREGRESSIVE}
+    marked: dict[str, Marks] = {}
+    for number in range(len(prompt.turns)):
+        prompt_L, cut = asked(arena.base, prompt, [turn.answers[AUTOREGRESSIVE].text for turn in turns])
+        seed = turn_seed(arena.seed, index, number)
+        met.untimed(prompt_L)
+        answers: dict[str, Answer] = {}
+        for name in order(arena, seed):
+            if answers:
+                progress.advance()
+            answers[name] = timed_answer(arena, name, prompt_L, seed)
+        for name, unequal in found.items():
+            pair = answers[name].tokens, answers[AUTOREGRESSIVE].tokens
+            divergence = judge.compare(name, *pair, prompt_L, number, seed, answers[name].drawn)
+            unequal += [divergence] if divergence else []
+        if arena.settings.temperature > 0:
+            for name, these in all_marks(arena, prompt_L, seed, answers):
+                marked[name] = marked.get(name, Marks.none()) + these
+        turns.append(Turn(len(prompt_L), cut, answers))
+        progress.advance()  # the last of them only now: judging takes time, too
+    divergences = {name: tuple(unequal) for name, unequal in found.items()}
+    return Record(index, prompt.id, prompt.category, prompt.reference, tuple(turns), divergences, marked)
+
+
+def all_marks(arena: Arena, prompt_L: Tensor, seed: int, answers: Mapping[str, Answer]) -> Iterator[tuple[str, Marks]]:
+    """Of every contestant; autoregression's own is the yardstick, and that of whoever says its very words unasked."""
+    own = marks_of(arena, AUTOREGRESSIVE, prompt_L, seed, answers[AUTOREGRESSIVE])
+    for name, answer in answers.items():
+        alike = answer.tokens == answers[AUTOREGRESSIVE].tokens and not answer.drawn
+        yield name, own if alike else marks_of(arena, name, prompt_L, seed, answer)
+
+
+def marks_of(arena: Arena, name: str, prompt_L: Tensor, seed: int, answer: Answer) -> Marks:
+    """Where its words lie in the base's law. What was drawn is said once more, off the clock, for the laws it was
+    drawn from: to keep them would cost the timed passes."""
+    base, settings = arena.base, arena.settings_of(name)
+    drafts: dict[int, Tensor] = {}
+    if answer.drawn:
+        drafts = draft_laws(base, arena.contestants[name], prompt_L, settings, seed, answer.tokens)
+    return marks(base, prompt_L, answer.tokens, settings, seed, drafts)
+
+
+def asked(base: BaseLM, prompt: Prompt, said: Sequence[str]) -> tuple[Tensor, int]:
+    """The next turn's prompt_L after what was said, and how many of its tokens did not fit."""
+    whole = prompt_tokens(base.tokenizer, messages(prompt.turns, said))
+    tokens, cut = fit(whole, base.context_length, base.tokenizer.bos_token_id)
+    return torch.tensor(tokens, device=base.device), cut
+
+
+def order(arena: Arena, seed: int) -> Iterable[str]:
+    """Shuffled anew for every turn, so that no one always runs on a machine that another has warmed."""
+    names = sorted(arena.contestants)
+    random.Random(seed).shuffle(names)
+    return names
+
+
+def turn_seed(seed: int, index: int, turn: int) -> int:
+    """One stream of randomness a turn, the same for all contestants, whichever shard asks."""
+    return random.Random(f"{seed} {index} {turn}").getrandbits(48)
+
+
+def foretell(arena: Arena, name: str, prompt_L: Tensor, seed: int) -> None:
+    """Who is to know the answer beforehand, hears it from autoregression, off the clock."""
+    if isinstance(arena.contestants[name], Oracle):
+        answer = arena.answer(AUTOREGRESSIVE, prompt_L, seed).tokens
+        give_oracle_text(arena.contestants[name], torch.cat([prompt_L, prompt_L.new_tensor(answer)]))
+
+
+def timed_answer(arena: Arena, name: str, prompt_L: Tensor, seed: int) -> Answer:
+    device = arena.base.device
+    foretell(arena, name, prompt_L, seed)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        torch.cuda.synchronize(device)  # what another contestant left on the queue is not ours to wait for
+    said = arena.answer(name, prompt_L, seed)
+    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+    text = answer_text(arena.base.tokenizer, said.tokens, arena.base.stop_token_ids)
+    return Answer(
+        said.tokens, text, said.passes, said.ended, said.seconds_prefill, said.seconds_decode, peak, said.drawn
+    )

@@ -1,0 +1,46 @@
+"""Work that an evaluation has left, counted in answers: questions, those asked again with clocks, those for the page.
+
+The unit is one answer of one contestant to one turn, so a question of two turns counts twice, and one that an earlier
+start has finished not at all. Warm-up is not counted.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
+
+from ctcdraft.corpus.types import Prompt
+from ctcdraft.evaluation.output_dir import Folder
+from ctcdraft.evaluation.runner import Arena
+from ctcdraft.evaluation.stock_generate import StockGenerate
+from ctcdraft.progress import Progress
+
+T = TypeVar("T")
+
+
+def remaining(arena: Arena, prompts: Mapping[int, Prompt], folder: Folder, clocked: int, seen: int) -> Progress:
+    """Return the count of the answers to come; its first line is due when all contestants have answered a question.
+
+    Args:
+        prompts: this shard's questions, the finished ones included.
+        clocked: questions asked again with clocks inside the loop.
+        seen: questions of which the first turn is decoded once more for the page.
+    """
+    done = {record.index for record in folder.records(max(prompts, default=-1) + 1)}
+    todo = [prompt for index, prompt in prompts.items() if index not in done]
+    again = [] if folder.timing.is_file() else spread([*prompts.values()], clocked)
+    shown = [] if folder.explorer.is_file() else spread([*prompts.values()], seen)
+    contestants = len(arena.contestants)
+    own_loop = contestants - sum(isinstance(one, StockGenerate) for one in arena.contestants.values())
+    first = contestants * turns(todo[:1]) or own_loop * turns(again[:1]) or own_loop
+    return Progress(contestants * turns(todo) + own_loop * (turns(again) + len(shown)), "answers", first=first)
+
+
+def turns(prompts: Iterable[Prompt]) -> int:
+    return sum(len(prompt.turns) for prompt in prompts)
+
+
+def spread(questions: Sequence[T], count: int) -> list[T]:
+    """Return `count` of them, drawn with a fixed seed by their places: the first ones are often all of one category."""
+    return random.Random(0).sample(questions, min(count, len(questions)))

@@ -1,0 +1,1 @@
+"""Records of every verification step of a few answers, for report.html."""

@@ -1,0 +1,213 @@
+"""A few questions once more, untimed, to see inside the passes: frames, tree, verdict, and why the draft died there.
+
+As with the stopwatch nothing of this is in the loop: a double stands where the loop expects a drafter and a verifier.
+
+What token ids look like, one by one. It knows a tokenizer; a text is never decoded here for anybody's use.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ctcdraft.corpus.types import Prompt
+from ctcdraft.decoding.loop import Context, generate
+from ctcdraft.decoding.sampling import GumbelNoise
+from ctcdraft.decoding.settings import DecodingSettings
+from ctcdraft.decoding.tree import TokenTree, VerifyResult
+from ctcdraft.drafters.conditioning import ConditionedFrames
+from ctcdraft.drafters.trees.sampled_labels import conditioned_probs
+from ctcdraft.errors import whole
+from ctcdraft.evaluation.runner import Arena, asked, turn_seed
+from ctcdraft.evaluation.stock_generate import StockGenerate
+from ctcdraft.evaluation.tracing.records import Seen, SeenAnswer, SeenFrames, SeenPass
+from ctcdraft.models.base_model import BaseLM
+from ctcdraft.progress import Progress
+
+ROWS = 64  # read from states to laws at once
+
+
+@dataclass(frozen=True)
+class Explorer:
+    """How much is looked at. questions: their first turns, 0 for none. tokens: of an answer, at most. words: of every
+    frame, and of the base, the most probable ones."""
+
+    questions: int
+    tokens: int
+    words: int
+
+    def __post_init__(self) -> None:
+        whole(self.questions, "explorer.questions", least=0)
+        whole(self.tokens, "explorer.tokens", least=2)
+        whole(self.words, "explorer.words")
+
+    def look(self, arena: Arena, prompts: Mapping[int, Prompt], progress: Progress | None = None) -> Seen:
+        """Every contestant's answers to these questions; those that decode outside our loop cannot be looked into."""
+        spelling = Spelling(arena.base.tokenizer)
+        answers = []
+        for index, prompt in prompts.items():
+            prompt_L, _ = asked(arena.base, prompt, [])
+            for name, drafter in arena.contestants.items():
+                if isinstance(drafter, StockGenerate):
+                    continue
+                settings = arena.settings_of(name)
+                settings = replace(settings, max_new_tokens=min(self.tokens, settings.max_new_tokens))
+                watch = Watch(drafter, settings.verify, self.words)
+                tokens, passes, noise = watch.answer(arena.base, prompt_L, settings, turn_seed(arena.seed, index, 0))
+                said = pieces(arena.base.tokenizer, tokens)
+                if progress is not None:
+                    progress.advance()
+                answers.append(SeenAnswer(prompt.id, prompt.category, name, prompt.turns[0], said, passes, noise))
+        return Seen({word: spelling(word) for word in sorted(words_of(answers))}, tuple(answers))
+
+
+def words_of(answers: Sequence[SeenAnswer]) -> set[int]:
+    passes = [one for answer in answers for one in answer.passes]
+    framed = {word for one in passes if one.frames is not None for word in one.frames.words}
+    return framed | {word for one in passes for word in (*one.tokens, one.bonus, *(best for best, _ in one.base))}
+
+
+class Watch:
+    """Stands in for one drafter and its verifier while they answer one prompt.
+
+    rows: by the position they stand at, the base's two best words as a pass read them, with their scores.
+    """
+
+    def __init__(self, drafter: Any, verify: Any, words: int) -> None:
+        self.words = words
+        self.passes: list[SeenPass] = []
+        self.rows: dict[int, tuple[Tensor, Tensor]] = {}
+        self._verify = verify
+        self._paths: Any = getattr(drafter, "paths", None)
+        if self._paths is not None:
+            drafter = copy.copy(drafter)  # shallow: the weights are shared, the original keeps its own paths
+            drafter.__dict__["paths"] = self.paths
+        self._drafter = drafter
+        self._frames: tuple[Tensor, ConditionedFrames | None] | None = None
+        self._depth = 0
+
+    def answer(
+        self, base: BaseLM, prompt_L: Tensor, settings: DecodingSettings, seed: int
+    ) -> tuple[tuple[int, ...], tuple[SeenPass, ...], float | None]:
+        """The answer's tokens, its passes, and the noise of the base's margins."""
+        said = generate(base, self, prompt_L, replace(settings, verify=self.verify), base.stop_token_ids, seed)
+        counts = [step.committed for step in said.passes]
+        # The prefill has its verdict too, and is no pass.
+        passes = tuple(replace(one, committed=count) for one, count in zip(self.passes[1:], counts, strict=True))
+        return said.tokens, passes, self.noise(base, prompt_L, said.tokens, settings)
+
+    def draft(self, context: Context, memory: Any, rng: torch.Generator) -> tuple[TokenTree, Any]:
+        self._frames, self._depth = None, context.depth
+        return self._drafter.draft(context, memory, rng)
+
+    def paths(self, log_probs_TC: Tensor, *heard: Any) -> TokenTree:
+        listening = next((one for one in heard if isinstance(one, ConditionedFrames)), None)
+        self._frames = log_probs_TC, listening
+        return self._paths(log_probs_TC, *heard)
+
+    def verify(
+        self, tree: TokenTree, log_probs_NV: Tensor, noise: GumbelNoise | None, root_position: int
+    ) -> VerifyResult:
+        verdict = self._verify(tree, log_probs_NV, noise, root_position)
+        path = verdict.path_K[: int(verdict.length)].tolist()
+        if self.passes:  # behind the prefill
+            for depth, node in enumerate(path):
+                best = log_probs_NV[node].double().topk(min(2, log_probs_NV.shape[1]))
+                self.rows[root_position + depth] = best.indices, best.values
+        self.passes.append(self.seen(tree, path, int(verdict.bonus), log_probs_NV[path[-1]]))
+        return verdict
+
+    def seen(self, tree: TokenTree, path: list[int], bonus: int, law_V: Tensor) -> SeenPass:
+        tokens = tuple(tree.tokens_N.tolist())
+        accepted = [tokens[node] for node in path[1:]]
+        best = law_V.double().softmax(0).topk(min(self.words, len(law_V)))
+        frames = self._frames and framed(*self._frames, accepted, {*tokens[1:], bonus}, self.words)
+        if frames is not None:
+            frames = replace(frames, reads=getattr(self._paths, "reads", "words"))
+        return SeenPass(
+            tokens=tokens,
+            parents=tuple(tree.parents_N.tolist()),
+            path=tuple(path),
+            bonus=bonus,
+            committed=0,
+            depth=self._depth,
+            base=tuple((word, rounded(p)) for word, p in zip(best.indices.tolist(), best.values.tolist(), strict=True)),
+            frames=frames,
+        )
+
+    def noise(self, base: BaseLM, prompt_L: Tensor, tokens: Sequence[int], settings: DecodingSettings) -> float | None:
+        """The greatest difference between a margin as a pass read it and as one reading of the whole text does."""
+        text_L = torch.cat([prompt_L, torch.tensor(tokens, device=prompt_L.device)])
+        places = [place for place in self.rows if place < len(text_L)]
+        if not places or not len(self.rows[places[0]][0]) > 1:
+            return None
+        states_LD = base.hidden_states(text_L[None], torch.ones_like(text_L)[None])[0]
+        worst = 0.0
+        for part in (places[first : first + ROWS] for first in range(0, len(places), ROWS)):
+            whole_RV = settings.process_logits(base.head(states_LD[part][:, : base.width])).double()
+            words_R2, scores_R2 = (torch.stack([self.rows[place][which] for place in part]) for which in (0, 1))
+            apart_R = (whole_RV.gather(1, words_R2) - scores_R2).diff(dim=1).abs()
+            apart_R = apart_R[apart_R.isfinite()]  # a word that top-k cut has no score to compare
+            worst = max(worst, float(apart_R.max()) if len(apart_R) else 0.0)
+        return worst
+
+
+def framed(
+    log_probs_TC: Tensor, listening: ConditionedFrames | None, accepted: Sequence[int], matter: set[int], words: int
+) -> SeenFrames:
+    """The frames, of each frame's best words and of those that matter. accepted: what listening frames have heard."""
+    if listening is None:
+        heard_KTC = log_probs_TC.double().exp()[None]
+    else:
+        tables = [conditioned_probs(listening)]
+        for word in accepted:
+            word_1 = torch.tensor([word], device=log_probs_TC.device)
+            listening = listening.extend(word_1, torch.zeros_like(word_1))
+            tables.append(conditioned_probs(listening))
+        heard_KTC = torch.cat(tables).double()
+    best = heard_KTC[..., :-1].topk(min(words, heard_KTC.shape[-1] - 1), dim=-1).indices.unique().tolist()
+    chosen = sorted(matter.union(best))
+    columns = torch.tensor([*chosen, heard_KTC.shape[-1] - 1], device=heard_KTC.device)
+    tables_KTW = heard_KTC[..., columns].tolist()
+    heard = tuple(tuple(tuple(map(rounded, row)) for row in table) for table in tables_KTW)
+    return SeenFrames("", tuple(chosen), heard)
+
+
+def rounded(probability: float) -> float:
+    """To three significant digits: a page shows no more, and the file is a third as long."""
+    return float(f"{probability:.3g}")
+
+
+TORN = "\ufffd"  # what half a character decodes to
+
+
+class Spelling:
+    """One word by itself, with the space it begins with: some tokenizers drop it at the beginning of a text, so every
+    word is decoded behind another."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self.before = tokenizer.encode("a", add_special_tokens=False)[-1:]
+        self.skip = tokenizer.decode(self.before)
+
+    def __call__(self, word: int) -> str:
+        both = self.tokenizer.decode([*self.before, word])
+        return both[len(self.skip) :] if both.startswith(self.skip) else self.tokenizer.decode([word])
+
+
+def pieces(tokenizer: Any, tokens: Sequence[int]) -> tuple[str, ...]:
+    """A text in as many pieces as it has tokens; a character that several make belongs to the last of them."""
+    made, before = [], ""
+    for place in range(len(tokens)):
+        text = tokenizer.decode(list(tokens[: place + 1]))
+        if text.endswith(TORN) and place + 1 < len(tokens):
+            made.append("")
+            continue
+        made.append(text[len(before) :])
+        before = text
+    return tuple(made)

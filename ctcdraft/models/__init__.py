@@ -1,0 +1,1 @@
+"""The frozen base model: loading, checks, fingerprints, several devices."""

@@ -1,0 +1,237 @@
+"""The model and tokenizer of a checkpoint, as stock transformers loads them.
+
+The config and the headers of the weight files are looked at before any weight is read: FP8 goes through transformers'
+own dequantisation, every other quantised checkpoint is refused. Casting codes to another dtype drops their scales
+without an error, and transformers itself loads a quantisation that it does not know as if there were none.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from ctcdraft.errors import InputError, first_line, more_than_tensors
+from ctcdraft.models.compatibility import refuse_unsupported_config
+
+INDEX_FILE, WEIGHTS_FILE = "model.safetensors.index.json", "model.safetensors"
+QUANTIZED_NAMES = ("weight", "weight_packed", "qweight")  # names of integer tensors that hold a quantised matrix
+SCALE_SUFFIXES = ("scale", "scales", "scale_inv", "absmax", "qzeros", "zero_point", "qweight")
+UNQUANTIZED_ADVICE = "give the checkpoint whose weights are not quantised as base.path="
+# Of a config of quant_method fp8: what a test has run. Anything else would be dequantised by code nothing here checks.
+TESTED_FP8_OPTIONS = {"scale_fmt": (None, "float"), "expert_dtype": (None, "fp8"), "modules_to_convert": (None,)}
+
+
+def load_pretrained(
+    path: str,
+    revision: str | None,
+    attention: str,
+    weight_options: Mapping[str, Any],
+    dequantises: bool = True,
+) -> tuple[Any, Any]:
+    """Return model and tokenizer of a folder or hub id; raise InputError where its weights cannot be had as they are.
+
+    Args:
+        weight_options: how the weights are held, as keyword arguments of `from_pretrained`.
+        dequantises: whether FP8 may be dequantised; DeepSpeed's ZeRO-3 loads shards past that step of transformers.
+    """
+    import transformers
+
+    # Left unset, trust_remote_code asks at the terminal whether to run the code in the folder.
+    source = {"revision": revision, "trust_remote_code": False}
+    try:
+        config = transformers.AutoConfig.from_pretrained(path, **source)
+        refuse_unsupported_config(config, path)
+        options = dequantization_options(config, path, revision, weight_options, dequantises)
+        weight_options = {**weight_options, **options}
+        loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
+            path, attn_implementation=attention, output_loading_info=True, **source, **weight_options
+        )
+        lm, report = loaded
+        refuse_incomplete(lm, report, path)
+        if "quantization_config" in options:
+            cast_parameters_(lm, weight_options["dtype"])
+        return lm, transformers.AutoTokenizer.from_pretrained(path, **source)
+    except InputError:
+        raise
+    except UnpicklingError as error:
+        raise more_than_tensors(path, "base.path") from error
+    except (OSError, ValueError, ImportError) as error:  # ImportError: attention=flash_attention_2 without its package
+        raise InputError(
+            f"cannot load the base {path}: {first_line(error)}; check base.path= (and base.attention={attention})"
+        ) from error
+
+
+def dequantization_options(
+    config: Any, path: str, revision: str | None, weight_options: Mapping[str, Any], dequantises: bool
+) -> dict[str, Any]:
+    """Return what `from_pretrained` needs besides `weight_options` to dequantise this checkpoint; nothing if it is
+    whole."""
+    found = find_quantization_config(config)
+    if found is None:
+        for name, dtype, _ in safetensors_entries(path, revision):
+            if is_quantized_tensor(name, dtype):
+                raise InputError(
+                    f"base {path} holds {name} as {dtype} and no quantization_config says how it is scaled; "
+                    f"{UNQUANTIZED_ADVICE}"
+                )
+        return {}
+    if "quantization_config" in weight_options:
+        raise InputError(
+            f"base.quantised= would quantise {path}, which is quantised already ({quantization_method(found)}); "
+            "leave it out"
+        )
+    refuse_untested_quantization(found, path)
+    if not dequantises:
+        raise InputError(
+            f"base.zero3=true loads no quantised checkpoint, and {path} is one (fp8); {UNQUANTIZED_ADVICE}"
+        )
+    refuse_misaligned_scales(path, revision, found.get("weight_block_size", (128, 128)))
+    import transformers
+
+    # The list of layers that stay as they are must be given anew: what is given here replaces the checkpoint's own.
+    skipped = found.get("modules_to_not_convert") or found.get("ignored_layers")
+    whole = transformers.FineGrainedFP8Config(dequantize=True, modules_to_not_convert=skipped)
+    # "auto" would take the dtype of the first tensor where the config names none, and that may be float8.
+    meant = getattr(config, "dtype", None) or torch.bfloat16
+    return {"quantization_config": whole} | ({"dtype": meant} if weight_options.get("dtype") == "auto" else {})
+
+
+def cast_parameters_(lm: Any, dtype: Any) -> None:
+    """Cast what was not dequantised, which transformers 5.23 leaves as it is stored, whatever dtype was asked for."""
+    for value in lm.parameters():
+        if not value.is_meta:  # on disk
+            value.data = value.data.to(dtype)
+
+
+def refuse_untested_quantization(found: Mapping[str, Any], path: str) -> None:
+    """Raise InputError for a quantization_config that no test has run."""
+    if (method := quantization_method(found)) != "fp8":
+        raise InputError(
+            f"base {path} is quantised with {method}, and only fp8 is dequantised here; {UNQUANTIZED_ADVICE}"
+        )
+    for key, tried in TESTED_FP8_OPTIONS.items():
+        if found.get(key) not in tried:
+            raise InputError(
+                f"base {path} is quantised with fp8 and {key}={found[key]}, which is not served; {UNQUANTIZED_ADVICE}"
+            )
+
+
+def dequantized_config(config: Any, path: str) -> Any:
+    """Return the config of a checkpoint as it is once loaded, for plans that load nothing."""
+    found = find_quantization_config(config)
+    if found is None:
+        return config
+    refuse_untested_quantization(found, path)
+    config = copy.deepcopy(config)
+    for one in (config, config.get_text_config(decoder=True)):
+        if hasattr(one, "quantization_config"):
+            del one.quantization_config
+    return config
+
+
+def find_quantization_config(config: Any) -> dict[str, Any] | None:
+    """Return the quantization_config of a model's config, or of the language model in it, as a dict."""
+    for one in (config, config.get_text_config(decoder=True)):
+        for key in ("quantization_config", "compression_config"):  # the second: old files of compressed-tensors
+            found = getattr(one, key, None)
+            if found:
+                return dict(found) if isinstance(found, Mapping) else found.to_dict()
+    return None
+
+
+def quantization_method(found: Mapping[str, Any]) -> str:
+    """Return the quant_method; old files of bitsandbytes have flags in its place."""
+    method = found.get("quant_method")
+    if method is None and (found.get("load_in_8bit") or found.get("load_in_4bit")):
+        return "bitsandbytes"
+    return str(getattr(method, "value", method))
+
+
+def refuse_quantized(lm: Any, name: str) -> None:
+    """Raise InputError for a model whose weights are codes: heads read its weights, and codes are not values."""
+    found = find_quantization_config(lm.config)
+    if found is not None:
+        raise InputError(
+            f"the model of base {name} is quantised ({quantization_method(found)}), which is not served; load it "
+            "whole (fp8: "
+            "from_pretrained(..., quantization_config=FineGrainedFP8Config(dequantize=True)))"
+        )
+
+
+def safetensors_entries(path: str, revision: str | None) -> Iterator[tuple[str, str, list[int]]]:
+    """Yield name, dtype and shape of all tensors in the safetensors files; other formats yield nothing."""
+    from transformers.utils.hub import cached_file, get_checkpoint_shard_files
+
+    options: dict[str, Any] = {"revision": revision, "_raise_exceptions_for_missing_entries": False}
+    index = cached_file(path, INDEX_FILE, **options)
+    if index is not None:
+        files, _ = get_checkpoint_shard_files(path, index, revision=revision)
+    else:
+        single = cached_file(path, WEIGHTS_FILE, **options)
+        files = [] if single is None else [single]
+    for file in files:
+        try:
+            with safe_open(file, framework="pt") as opened:
+                for name in opened.keys():  # noqa: SIM118, it is no dict
+                    tensor_slice = opened.get_slice(name)
+                    yield name, tensor_slice.get_dtype(), tensor_slice.get_shape()
+        except SafetensorError as error:
+            raise InputError(f"{file} is damaged ({first_line(error)}); fetch base {path} again") from error
+
+
+def is_quantized_tensor(name: str, dtype: str) -> bool:
+    """Return whether a tensor holds codes: floats of a byte or less, or integers where a matrix is expected.
+
+    Buffers of integers (position ids, masks) are no codes.
+    """
+    return dtype.startswith(("F8", "F6", "F4")) or (
+        dtype.startswith(("I", "U")) and name.rpartition(".")[2] in QUANTIZED_NAMES
+    )
+
+
+def refuse_misaligned_scales(path: str, revision: str | None, block: Any) -> None:
+    """Raise InputError unless every FP8 matrix has scales of the config's block size.
+
+    transformers divides the shape of a matrix by that of its scales: 192 rows with 2 scales are taken for blocks of
+    96 where they were blocks of 128 and 64, without an error. A matrix without scales is taken as it is.
+    """
+    shapes = {name: (dtype, shape) for name, dtype, shape in safetensors_entries(path, revision)}
+    for name, (dtype, shape) in shapes.items():
+        if not is_quantized_tensor(name, dtype):
+            continue
+        scales = shapes.get(f"{name}_scale_inv")
+        if not dtype.startswith("F8") or not name.endswith(".weight") or scales is None:
+            raise InputError(f"base {path} holds {name} as {dtype} without {name}_scale_inv; {UNQUANTIZED_ADVICE}")
+        grid = scales[1] if len(scales[1]) == 2 else [1, 1]
+        most = block or shape
+        if any(
+            parts not in (1, size) and size != parts * rows for size, parts, rows in zip(shape, grid, most, strict=True)
+        ):
+            raise InputError(
+                f"base {path} holds {name} of shape {shape} with scales of shape {grid}, which are no blocks of "
+                f"{list(most)}; {UNQUANTIZED_ADVICE}"
+            )
+
+
+def refuse_incomplete(lm: Any, report: Mapping[str, Any], path: str) -> None:
+    """Raise InputError where weights were left at random, or scales of weights were left over."""
+    tied = set(getattr(lm, "all_tied_weights_keys", None) or ())
+    missing = sorted(set(report["missing_keys"]) - tied)
+    if missing:
+        raise InputError(
+            f"base {path} has no {missing[0]} ({len(missing)} tensors are missing), which would be random; give a "
+            "whole checkpoint as base.path="
+        )
+    scales = sorted(key for key in report["unexpected_keys"] if key.endswith(SCALE_SUFFIXES))
+    if scales:
+        raise InputError(
+            f"base {path} holds {scales[0]}, which {type(lm).__name__} does not read; {UNQUANTIZED_ADVICE}"
+        )
+    codes = [name for name, value in lm.named_parameters() if value.is_floating_point() and value.dtype.itemsize == 1]
+    if codes and find_quantization_config(lm.config) is None:
+        raise InputError(f"base {path} was loaded with {codes[0]} in float8, without its scales; {UNQUANTIZED_ADVICE}")

@@ -1,0 +1,1 @@
+"""Costs of corpora and training runs, planned before anything is begun."""

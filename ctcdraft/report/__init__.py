@@ -1,0 +1,1 @@
+"""Reports of evaluations: tables, Markdown, figures, HTML."""

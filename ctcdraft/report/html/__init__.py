@@ -1,0 +1,1 @@
+"""report.html, built from report.json and explorer.json alone, so that it can be built again."""

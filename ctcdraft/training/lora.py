@@ -1,0 +1,143 @@
+"""Low-rank updates of the base, trained along with a head: what follows changes what the base says. It knows no CTC.
+
+The head's objective sends its gradient on through the states. What holds the base back is the divergence of its law
+from the one it had, at the same anchors, as in Medusa-2's self-distillation (Cai et al. 2024): the corpus is the
+base's own answers, and cross-entropy on them would teach it to be surer than it was, which shows above temperature 0.
+The law it had is that of the same weights with the updates left out, so there is no second base in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from ctcdraft.batch import Batch
+from ctcdraft.drafters.base import uses_hidden_states
+from ctcdraft.errors import InputError, first_line, number, whole
+from ctcdraft.io import write_whole
+from ctcdraft.models.base_model import BaseLM
+from ctcdraft.models.fingerprint import tensors_hash
+from ctcdraft.objectives.base import Loss, Objective, masked_mean
+
+ADAPTER_WEIGHTS = "adapter_model.safetensors"  # beside adapter_config.json: peft's layout
+
+
+class LoRAAdapter:
+    """A peft LoRA inside the base, without effect at first. targets: the ends of the names of its linear layers.
+
+    weight: of the divergence, in the loss. learning_rate: its own, warmed up and lowered as the head's is.
+    """
+
+    def __init__(
+        self,
+        base: BaseLM,
+        drafter: nn.Module,
+        rank: int,
+        alpha: int,
+        targets: Sequence[str],
+        learning_rate: float,
+        weight: float,
+    ) -> None:
+        import peft
+
+        self.learning_rate = checked_positive(learning_rate, "adapt.learning_rate")
+        if number(weight, "adapt.weight") < 0:
+            raise InputError(f"adapt.weight={weight} would drive the base away from itself; it is 0 or above")
+        if not uses_hidden_states(drafter):
+            raise InputError(f"{type(drafter).__name__} reads no states, so it teaches a base nothing; adapt=none")
+        self.base = base
+        self.weight = weight
+        self.config = peft.LoraConfig(
+            r=whole(rank, "adapt.rank"), lora_alpha=whole(alpha, "adapt.alpha"), target_modules=list(targets)
+        )
+        try:
+            self.model = peft.get_peft_model(base.lm, self.config)
+        except ValueError as error:
+            raise InputError(f"adapt.targets={list(targets)} do not fit {base.name}: {first_line(error)}") from error
+        if (base.lm.get_output_embeddings(), base.lm.get_input_embeddings()) != (base.head, base.embedding):
+            raise InputError(
+                f"adapt.targets={list(targets)} name the head or the embedding of {base.name}, which the drafter "
+                "shares and which stay frozen; leave them out"
+            )
+
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """What is trained, by its name in the base."""
+        return {name: value for name, value in self.base.lm.named_parameters() if value.requires_grad}
+
+    def read(self, base: BaseLM, tokens_BL: Tensor, position_ids_BL: Tensor | None = None) -> Tensor:
+        """States_BLD of right-padded rows, with a gradient; for Batches, instead of corpus.states.read."""
+        tokens_BL = tokens_BL.to(base.device)
+        return base.hidden_states_with_grad(tokens_BL, torch.ones_like(tokens_BL), position_ids_BL)
+
+    def divergence(self, batch: Batch) -> Tensor:
+        """Kullback-Leibler divergence of the base's law from the one it had, mean over the anchors of real windows."""
+        with torch.no_grad(), self.model.disable_adapter():
+            before_BLD = self.read(self.base, batch.tokens_BL, batch.position_ids_BL)
+        before_BAV, now_BAV = (
+            self.next_token_log_probs(states_BLD, batch.anchors_BA) for states_BLD in (before_BLD, batch.states_BLD)
+        )
+        kl_BA = (before_BAV.exp() * (before_BAV - now_BAV)).sum(dim=-1)
+        return masked_mean(kl_BA, batch.lengths_BA > 0)
+
+    def next_token_log_probs(self, states_BLD: Tensor, anchors_BA: Tensor) -> Tensor:
+        """Log-probabilities_BAV of the word after each anchor."""
+        states_BLD = states_BLD[..., : self.base.width]  # the last tap comes first
+        states_BAD = states_BLD.gather(1, anchors_BA[..., None].expand(-1, -1, states_BLD.shape[-1]))
+        accumulate_dtype = torch.promote_types(self.base.dtype, torch.float32)
+        return self.base.head(states_BAD.to(self.base.dtype)).log_softmax(dim=-1, dtype=accumulate_dtype)
+
+    def state(self) -> dict[str, Tensor]:
+        """What a checkpoint holds."""
+        return {name: value.detach() for name, value in self.parameters.items()}
+
+    @torch.no_grad()
+    def restore(self, state: dict[str, Tensor]) -> None:
+        own = self.parameters
+        if {name: value.shape for name, value in own.items()} != {name: value.shape for name, value in state.items()}:
+            raise InputError("the checkpoint's adapter has other layers or another rank; was config.yaml edited?")
+        for name, value in own.items():
+            value.copy_(state[name])
+
+    def save(self, folder: Path) -> str:
+        """As peft lays it out; returns the hash by which the adapted base is known."""
+        import peft
+
+        tensors = {
+            name: value.detach().cpu().contiguous()
+            for name, value in peft.get_peft_model_state_dict(self.model).items()
+        }
+        try:
+            folder.mkdir(exist_ok=True)
+            self.config.save_pretrained(str(folder))
+        except OSError as error:
+            raise InputError(f"cannot write {folder}: {first_line(error)}; make room") from error
+        write_whole(folder / ADAPTER_WEIGHTS, lambda path: save_file(tensors, path))
+        return tensors_hash(tensors)
+
+
+class KLRegularizedObjective:
+    """An objective and, beside it, what holds the base to what it said. The loss that is logged is the objective's."""
+
+    def __init__(self, objective: Objective, adapter: LoRAAdapter) -> None:
+        self.objective = objective
+        self.adapter = adapter
+        self.labels = objective.labels
+        self.supervises = getattr(objective, "supervises", None)
+
+    def __call__(self, emissions: object, batch: Batch) -> Loss:
+        loss = self.objective(emissions, batch)  # type: ignore[arg-type]
+        divergence = self.adapter.divergence(batch)
+        return Loss(
+            loss.value + self.adapter.weight * divergence, loss.metrics | {"base_divergence": divergence.detach()}
+        )
+
+
+def checked_positive(value: float, key: str) -> float:
+    if not number(value, key) > 0:
+        raise InputError(f"{key}={value} would change nothing; it lies above 0")
+    return value

@@ -1,0 +1,65 @@
+"""tau by decoding: held-out prompts through the real loop. What a sweep maximises is what evaluation reports."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ctcdraft.corpus.batches import Rows
+from ctcdraft.corpus.token_store import Column, Row
+from ctcdraft.corpus.types import family
+from ctcdraft.decoding.loop import generate
+from ctcdraft.decoding.settings import DecodeStep, DecodingSettings, Drafter, conditional_acceptance_rates
+from ctcdraft.models.base_model import BaseLM
+
+
+class DecodingValidation:
+    """Decodes a few prompts that are never trained on."""
+
+    def __init__(self, base: BaseLM, prompts: Sequence[Tensor], settings: DecodingSettings) -> None:
+        self.base = base
+        self.prompts = prompts
+        self.settings = settings
+
+    def tau(self, drafter: Drafter) -> float:
+        """Tokens committed by passes / passes, as a ratio of totals over all prompts."""
+        return self.metrics(drafter)["tau"]
+
+    def metrics(self, drafter: Drafter) -> dict[str, float]:
+        """tau, and alpha of every depth that was reached: alpha/1, alpha/2, ..."""
+        passes: list[DecodeStep] = []
+        for index, prompt_L in enumerate(self.prompts):
+            generation = generate(
+                self.base, drafter, prompt_L.to(self.base.device), self.settings, self.base.stop_token_ids, index
+            )
+            passes += generation.passes
+        tau = sum(step.committed for step in passes) / len(passes) if passes else 0.0
+        rates = enumerate(conditional_acceptance_rates(passes), 1)
+        return {"tau": tau} | {f"alpha/{depth}": rate for depth, rate in rates if rate is not None}
+
+
+def split_held_out(rows: Sequence[Row], prompts: int, max_length: int) -> tuple[Rows, list[Tensor]]:
+    """Rows to train on, and the prompts (as tokens) of those held out.
+
+    Split by prompt, never by line: conversations whose first turns are the same are held out together. A row whose
+    prompt alone is as long as max_length is left out.
+    """
+    ids = sorted({family(row.id) for row in rows}, key=lambda name: hashlib.sha256(name.encode()).digest())
+    held_out = set(ids[: min(prompts, len(ids) // 2)])
+    kept, whole, first_turns = [], [], {}
+    for index, row in enumerate(rows):
+        if family(row.id) not in held_out:
+            if int(row.mask_L[:max_length].sum()) >= 2:  # a root and a label, or there is nothing to learn
+                kept.append(index)
+                whole.append(row.ended and len(row.tokens_L) <= max_length)
+        elif row.turn == 0:
+            first_turns[family(row.id)] = row
+    rows_kept = Rows(
+        Column(rows, kept, lambda row: row.tokens_L[:max_length].long()),
+        Column(rows, kept, lambda row: row.mask_L[:max_length]),
+        whole,
+    )
+    return rows_kept, [row.tokens_L[: int(torch.argmax(row.mask_L.int()))].long() for row in first_turns.values()]

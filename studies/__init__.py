@@ -1,0 +1,1 @@
+"""Studies that use the package and are not part of it."""

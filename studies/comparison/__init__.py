@@ -1,0 +1,1 @@
+"""Comparisons of draft methods at equal budgets: config -> train (and matching) -> evaluate -> statistics -> page."""

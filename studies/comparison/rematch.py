@@ -1,0 +1,77 @@
+"""Heads of the arm of equal draft time, timed once they are trained, and turned again where they are not equal then. It
+turns no dial itself (matching.py) and trains nobody (training.py).
+
+Where the clock could not tell 5 %, dials were turned by operations and bytes. On a small base those miss most of what a
+draft costs, its many small steps: rivals that were equal by count drafted in half of the reference's time, and an arm
+in which the default head may think twice as long proves nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
+
+from studies.comparison.config import LATENCY, Rules
+from studies.comparison.matching import Bench, Matched, match, ratio_of_medians
+from studies.comparison.store import MATCHING, TRAINING, Book, Entry
+
+ONCE_TRAINED = "latency, once trained"  # beside the arms in matching.json
+
+
+def confirm(rules: Rules, book: Book) -> None:
+    """How long the heads of the arm of equal draft time draft once they are trained, over the reference's."""
+    there, entries = book.read(MATCHING).get(ONCE_TRAINED, {}), heads_of_arm(rules, book)
+    if {name: one["words"] for name, one in there.items()} == {name: one["words"] for name, one in entries.items()}:
+        return
+    bench, dials, heads = Bench(rules, book), match(rules, book, LATENCY), {}
+    for name, entry in entries.items():
+        dial = rules.entrants[name].dials.get(LATENCY) if dials[name].value is not None else None
+        heads[name] = bench.trained(rules.entrants[name], entry["run"], dial, dials[name].value)
+    taken = bench.seconds(heads)
+    found = {}
+    for name, entry in entries.items():
+        ratio, interval = ratio_of_medians(taken[name], taken[rules.reference], rules.seed)
+        how = "draft time of the trained head, medians of interleaved repeats"
+        made = Matched(dials[name].key, dials[name].value, ratio, interval, how)
+        found[name] = asdict(made) | {"run": entry["run"], "words": entry["words"]}
+    book.add(MATCHING, ONCE_TRAINED, found)
+
+
+def heads_of_arm(rules: Rules, book: Book) -> dict[str, Entry]:
+    """By entrant, its head of equal draft time, with the name of the run that holds it."""
+    return {
+        entry["entrant"]: {**entry, "run": entry["same_as"] or name}
+        for name, entry in book.read(TRAINING).items()
+        if (entry["arm"], entry["seed"]) == (LATENCY, rules.seed) and entry["entrant"] in rules.entrants
+    }
+
+
+def turned_again(rules: Rules, book: Book) -> dict[str, Matched]:
+    """Entrants whose trained heads are not as dear as the reference's, with the value of their dials that comes nearer.
+    Their heads are forgotten. Once an arm: nobody's budget depends on how often a command was run."""
+    dials, entries, bench, moved = match(rules, book, LATENCY), heads_of_arm(rules, book), None, {}
+    if any(one.again for one in dials.values()):
+        return {}
+    for name, ratio in apart(rules, book, dials):
+        bench = bench or Bench(rules, book)
+        made = bench.turned_again(rules.entrants[name], entries[name]["run"], dials[name], ratio)
+        if abs(made.ratio - 1) < abs(ratio - 1):
+            moved[name] = made
+    runs = {entries[name]["run"] for name in moved}
+    # First forgotten, then turned: in the other order a kill between would leave heads that no dial here made.
+    book.write(TRAINING, {name: one for name, one in book.read(TRAINING).items() if name not in runs})
+    turned = {name: replace(moved.get(name, one), again=True) for name, one in dials.items()}
+    book.add(MATCHING, LATENCY, {name: asdict(one) for name, one in turned.items()})
+    return moved
+
+
+def apart(rules: Rules, book: Book, dials: Mapping[str, Matched]) -> Iterator[tuple[str, float]]:
+    """Whose trained head takes a time that no tolerance makes the reference's, and whose dial has not come to its end;
+    and how long it takes, over the reference's."""
+    tolerance = rules.matching.tolerance
+    for name, told in book.read(MATCHING)[ONCE_TRAINED].items():
+        one, dial, (low, high) = dials[name], rules.entrants[name].dials.get(LATENCY), told["interval"]
+        if one.value is None or dial is None or low - tolerance <= 1 <= high + tolerance:
+            continue
+        if one.value < dial.most if told["ratio"] < 1 else one.value > dial.least:
+            yield name, told["ratio"]

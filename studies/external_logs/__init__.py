@@ -1,0 +1,1 @@
+"""Answer files that other code bases recorded, measured as ours are."""

@@ -1,0 +1,130 @@
+"""Recorded arms measured by the functions that measure our own runs. Pure: it knows numbers, not their faults."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+from ctcdraft.errors import InputError
+from ctcdraft.evaluation import metrics
+from ctcdraft.evaluation.bootstrap import interval, ratio_interval
+from ctcdraft.evaluation.metrics import mean, ratio
+from studies.external_logs.read import RecordedRun, RecordedTurn
+
+ACCEPTANCE = ("tau", "tau_mean", "tau_paper")
+SPEEDUPS = ("speedup", "speedup_paper", "speedup_turns")
+
+DEFINITIONS = {
+    "pass": "one reading of the base: idxs + 1 of a turn, or Spec-Bench's decoding_steps",
+    "tau": "tokens / passes, a ratio of totals",
+    "tau_mean": "mean over questions of tokens / passes",
+    "tau_paper": "the paper's beta: mean over questions of tokens / idxs, which counts one pass a turn too few",
+    "speedup": "tokens/s over the baseline's, a ratio of totals",
+    "speedup_paper": "ratio of the means over questions of tokens/s: the paper's gamma",
+    "speedup_turns": "ratio of the means over turns of tokens/s",
+    "ci": "95 % paired bootstrap over questions",
+    "equal": "questions all of whose turns have the baseline's very text",
+    "doubled": "words of letters that stand twice in a row, per 1,000 words: `the the`",
+}
+
+Turns = tuple[RecordedTurn, ...]
+Questions = Sequence[Turns]
+
+
+def pairs(run: RecordedRun, baseline: RecordedRun) -> list[str]:
+    """The questions in both, with a time for every turn in both."""
+    both = [one for one in run.answers if one in baseline.answers]
+    if not both:
+        raise InputError(f"{run.name} and {baseline.name} have no question in common; give two runs of one benchmark")
+    return [one for one in both if timed(run.answers[one]) and timed(baseline.answers[one])]
+
+
+def timed(answer: Turns) -> bool:
+    return all(turn.seconds > 0 for turn in answer)
+
+
+def row(run: RecordedRun, baseline: RecordedRun | None, seed: int) -> dict[str, Any]:
+    said = list(run.answers)
+    named = [name for name in dict.fromkeys(run.categories.get(one) for one in said) if name is not None]
+    return {
+        "drafter": run.name,
+        "models": list(run.models),
+        **measures(run, baseline, said, seed),
+        "categories": {
+            name: measures(run, baseline, [one for one in said if run.categories.get(one) == name], seed)
+            for name in named
+        },
+    }
+
+
+def measures(run: RecordedRun, baseline: RecordedRun | None, ids: Sequence[str], seed: int) -> dict[str, Any]:
+    """Of the questions `ids`; speed-ups of those among them that both arms hold and timed."""
+    ours: Any = [run.answers[one] for one in ids]
+    counted = metrics.acceptance_of(ours)
+    texts = [turn.text for answer in ours for turn in answer]
+    made: dict[str, Any] = {
+        "prompts": len(ids),
+        **counted,
+        **acceptance_intervals(ours, seed),
+        "tokens_per_second": metrics.speed([answer for answer in ours if timed(answer)]),
+        "doubled_per_1000": doubled(texts),
+    }
+    if baseline is None:
+        return {**made, **dict.fromkeys((*SPEEDUPS, *(f"{name}_ci" for name in SPEEDUPS), "equal", "compared"))}
+    wanted = set(ids)
+    chosen = [one for one in pairs(run, baseline) if one in wanted]
+    both = [one for one in ids if one in baseline.answers]
+    equal = sum(texts_of(run.answers[one]) == texts_of(baseline.answers[one]) for one in both)
+    sides = [run.answers[one] for one in chosen], [baseline.answers[one] for one in chosen]
+    return {**made, **speedups(*sides, seed), "equal": equal, "compared": len(chosen)}
+
+
+def acceptance_intervals(ours: Any, seed: int) -> dict[str, Any]:
+    tokens = [sum(turn.counted for turn in answer) for answer in ours]
+    passes = [sum(turn.steps for turn in answer) for answer in ours]
+    last = [sum(max(turn.steps - 1, 0) for turn in answer) for answer in ours]
+    return {
+        "tau_ci": ratio_interval(tokens, passes, seed),
+        "tau_mean_ci": mean_interval([ratio(*pair) for pair in zip(tokens, passes, strict=True)], seed),
+        "tau_paper_ci": mean_interval([ratio(*pair) for pair in zip(tokens, last, strict=True)], seed),
+    }
+
+
+def mean_interval(values: Sequence[float | None], seed: int) -> list[float] | None:
+    there = [value for value in values if value is not None]
+    return ratio_interval(there, [1.0] * len(there), seed)
+
+
+def speedups(ours: Any, theirs: Any, seed: int) -> dict[str, Any]:
+    """Three ways to say how much faster, of the same questions in both arms."""
+    sums = [[[sum(turn.counted for turn in answer) for answer in side], [sum(turn.seconds for turn in answer)
+            for answer in side]] for side in (ours, theirs)]  # fmt: skip
+    questions = [[metrics.speed([answer]) or 0.0 for answer in side] for side in (ours, theirs)]
+    turns = [[[metrics.speed([[turn]]) or 0.0 for turn in answer] for answer in side] for side in (ours, theirs)]
+    per_turn: list[Sequence[float]] = []
+    for side in turns:  # a mean over turns is a ratio of totals too, over the number of turns
+        per_turn += [[sum(speeds) for speeds in side], [len(speeds) for speeds in side]]
+    flat = [[speed for speeds in side for speed in speeds] for side in turns]
+    return {
+        "speedup": metrics.over(metrics.speed(ours), metrics.speed(theirs)),
+        "speedup_paper": metrics.over(mean(questions[0]), mean(questions[1])),
+        "speedup_turns": metrics.over(mean(flat[0]), mean(flat[1])),
+        "speedup_ci": interval(lambda a, b, c, d: (a / b) / (c / d), [*sums[0], *sums[1]], seed),
+        "speedup_paper_ci": ratio_interval(questions[0], questions[1], seed),
+        "speedup_turns_ci": interval(lambda a, b, c, d: (a / b) / (c / d), per_turn, seed),
+    }
+
+
+def texts_of(answer: Turns) -> list[str]:
+    return [turn.text for turn in answer]
+
+
+def doubled(texts: Sequence[str]) -> float | None:
+    """Words of letters that repeat the one before, per 1,000 words.
+
+    `He took the the dog`   ->   1 of 5: 200
+    """
+    words = [text.split() for text in texts]
+    again = sum(a == b and a.isalpha() for said in words for a, b in pairwise(said))
+    return ratio(1000 * again, sum(map(len, words)))

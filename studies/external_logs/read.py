@@ -1,0 +1,161 @@
+"""Runs that others recorded: answer files of FastChat's kin (Medusa, EAGLE, CTC-drafter, Spec-Bench). It only reads.
+
+One JSON object a line, one line a question. Medusa, EAGLE and CTC-drafter write `idxs`, the 0-based index of a turn's
+last pass; Spec-Bench writes `decoding_steps`, their number, and a `category`.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ctcdraft.errors import InputError
+
+# FastChat's question ids of MT-Bench, ten a category; only Spec-Bench writes categories down.
+MT_BENCH_FIRST = 81
+MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
+NUMBERS = {"new_tokens": "tokens", "wall_time": "seconds"}
+
+
+@dataclass(frozen=True)
+class RecordedTurn:
+    """What a file says of one turn; counted as our own answers are, so that the same functions measure it.
+
+    counted: its tokens, 0 where the file does not hold them. steps: passes.
+    """
+
+    text: str
+    counted: int
+    steps: int
+    seconds: float
+
+    @property
+    def tokens(self) -> range:
+        return range(self.counted)
+
+    @property
+    def passes(self) -> range:
+        return range(self.steps)
+
+    @property
+    def committed(self) -> int:
+        """All of them: a file does not tell the prefill's token from those of the passes."""
+        return self.counted
+
+    @property
+    def seconds_decode(self) -> float:
+        return self.seconds
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """One arm. answers: by question id, in the order of the file. repeated: ids that stand there more than once."""
+
+    name: str
+    models: tuple[str, ...]
+    answers: Mapping[str, tuple[RecordedTurn, ...]]
+    categories: Mapping[str, str]
+    repeated: tuple[str, ...]
+    choices: int
+    began: float | None
+
+    def turns(self) -> list[RecordedTurn]:
+        return [turn for answer in self.answers.values() for turn in answer]
+
+
+def read_run(path: str) -> RecordedRun:
+    """An answer file, gzipped or not. Of a question that stands there twice the last line counts: these programs add
+    lines to the file of an earlier try, and FastChat's own cleaning keeps the last."""
+    answers: dict[str, tuple[RecordedTurn, ...]] = {}
+    categories: dict[str, str] = {}
+    repeated, models, stamps, choices = [], [], [], 0
+    for where, row in rows(path):
+        question = str(field(row, "question_id", (int, str), where))
+        if question in answers:
+            repeated.append(question)
+        several = field(row, "choices", (list,), where)
+        if not several:
+            raise InputError(f"{where} has no answer in `choices`; record that question again or remove the line")
+        choices = max(choices, len(several))
+        answers[question] = recorded_turns(several[0], where)
+        models.append(str(row.get("model_id", "unnamed")))
+        if "category" in row:
+            categories[question] = str(row["category"])
+        if isinstance(row.get("tstamp"), (int, float)):
+            stamps.append(float(row["tstamp"]))
+    if not answers:
+        raise InputError(f"{path} holds no answer; give an answer file as recorded.path= or recorded.baseline=")
+    named = categories or by_question_id(answers)
+    distinct = tuple(dict.fromkeys(models)), tuple(dict.fromkeys(repeated))
+    return RecordedRun(Path(path).name, distinct[0], answers, named, distinct[1], choices, min(stamps, default=None))
+
+
+def rows(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every line with the place it stands at."""
+    try:
+        with gzip.open(path, "rt") if path.endswith(".gz") else open(path) as stream:
+            for number, line in enumerate(stream, 1):
+                where = f"line {number} of {path}"
+                if not line.strip():
+                    continue
+                try:
+                    row = json.loads(line)
+                except ValueError:
+                    raise InputError(f"{where} is no JSON; if it was cut short, remove it") from None
+                if not isinstance(row, dict):
+                    raise InputError(f"{where} is no JSON object; give one question a line")
+                yield where, row
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise InputError(
+            f"cannot read {path} ({' '.join(str(error).split())}); give an answer file as recorded.path= or "
+            "recorded.baseline="
+        ) from error
+
+
+def recorded_turns(choice: Any, where: str) -> tuple[RecordedTurn, ...]:
+    if not isinstance(choice, dict):
+        raise InputError(f"{where}: `choices` holds no object; an answer is one with turns, new_tokens and wall_time")
+    texts = field(choice, "turns", (list,), where)
+    columns = [numbers(choice, name, len(texts), where) for name in NUMBERS]
+    if "decoding_steps" in choice:
+        steps = numbers(choice, "decoding_steps", len(texts), where)
+    elif "idxs" in choice:
+        steps = [index + 1 for index in numbers(choice, "idxs", len(texts), where)]
+    else:
+        raise InputError(f"{where} has neither `idxs` nor `decoding_steps`: there are no passes to divide by")
+    return tuple(
+        RecordedTurn(str(text), int(tokens), int(passes), float(seconds))
+        for text, tokens, seconds, passes in zip(texts, *columns, steps, strict=True)
+    )
+
+
+def numbers(choice: dict[str, Any], name: str, turns: int, where: str) -> list[float]:
+    values = field(choice, name, (list,), where)
+    if len(values) != turns:
+        raise InputError(f"{where} has {turns} turns but {len(values)} values in `{name}`; remove the line")
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
+            raise InputError(f"{where} has {value!r} in `{name}`, which is no count or time; mend or remove the line")
+    return values
+
+
+def field(row: dict[str, Any], name: str, layer_types: tuple[type, ...], where: str) -> Any:
+    if name not in row:
+        raise InputError(f"{where} has no `{name}`; it has {', '.join(sorted(row)) or 'nothing'}")
+    if not isinstance(row[name], layer_types):
+        raise InputError(
+            f"{where}: `{name}` is {row[name]!r}, not {' or '.join(kind.__name__ for kind in layer_types)}"
+        )
+    return row[name]
+
+
+def by_question_id(ids: Sequence[str] | Mapping[str, Any]) -> dict[str, str]:
+    """MT-Bench's categories, where all ids are of MT-Bench; nothing else has ids that tell."""
+    last = MT_BENCH_FIRST + 10 * len(MT_BENCH) - 1
+    if not all(one.isdigit() and MT_BENCH_FIRST <= int(one) <= last for one in ids):
+        return {}
+    return {one: MT_BENCH[(int(one) - MT_BENCH_FIRST) // 10] for one in ids}

@@ -1,0 +1,203 @@
+"""A paper's table beside what its authors' logs say and what we measured. It measures nothing, and fills no gap.
+
+Every value is named (drafter, benchmark, base, measure); what was not run is an empty cell with the command that
+would fill it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from ctcdraft.errors import InputError
+from ctcdraft.evaluation.bootstrap import of_difference
+from studies.external_logs.compare import Comparison, compare
+from studies.external_logs.read import read_run
+from studies.paper.reports import Measured, Place, chosen, read_reports
+
+Row = Mapping[str, Any]
+PUBLISHED = Path(__file__).parent / "published"
+OWN_NAME = {"speedup_paper": "speedup", "tau_paper": "tau"}  # the measure we stand by, for each of the paper's
+# Shares of a pass, in percent, and the parts of ours that make them up.
+SHARES = {
+    "share_read": ("read",),
+    "share_draft": ("draft",),
+    "share_tree": ("tree",),
+    "share_other": ("verify", "keep", "other"),
+}
+
+
+@dataclass(frozen=True)
+class Found:
+    """A measured value and its 95 % interval, where there is one."""
+
+    value: float
+    interval: Sequence[float] | None = None
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One value of a published table, and what else is known of it.
+
+    measure: the paper's word, gamma or beta. paper: as printed, None where the paper leaves the cell out. recomputed:
+    by the paper's convention from the authors' logs; corrected: by ours, from the same logs. ours: measured here, by
+    our convention. training: the words on train.py's command line that make this drafter. measured: of which report
+    ours is, on how many questions, which machine and in which precision.
+    """
+
+    drafter: str
+    benchmark: str
+    base: str
+    measure: str
+    paper: float | None
+    recomputed: Found | None
+    corrected: Found | None
+    ours: Found | None
+    training: str
+    measured: str | None = None
+
+    @property
+    def difference(self) -> Found | None:
+        """Ours less the corrected value of the logs: one convention on both sides.
+
+        The printed value is a constant, but what the logs say is a sample of questions like ours, with a width of its
+        own. A report holds intervals and not its questions' numbers, so both widths are joined as independent ones;
+        there is none where either side has none.
+        """
+        if self.ours is None or self.corrected is None:
+            return None
+        sides = self.ours.value, self.ours.interval, self.corrected.value, self.corrected.interval
+        return Found(self.ours.value - self.corrected.value, of_difference(*sides))
+
+    @property
+    def to_fill(self) -> str:
+        """The commands that would measure this cell."""
+        run, benchmark = f"runs/{self.drafter}-{self.base}", self.benchmark.partition("/")[0]
+        return (
+            f"python train.py base={self.base} {self.training} corpus=sharegpt corpus.path=FILES run={run} && "
+            f"python evaluate.py checkpoint={run} benchmark={benchmark} benchmark.path=FILE decoding.nodes=64"
+        )
+
+
+@dataclass(frozen=True)
+class Table:
+    """bases: what to call each of them. notes: what the paper and its authors' files do not hold, and what that does to
+    a number. left_out: which rows of our reports stand in no cell, and why."""
+
+    title: str
+    bases: Mapping[str, str]
+    cells: Sequence[Cell]
+    notes: Sequence[str]
+    left_out: Sequence[str] = ()
+
+    @property
+    def measured(self) -> list[str]:
+        """Behind which values of ours there is what, in the order of the cells: a footnote each."""
+        return list(dict.fromkeys(cell.measured for cell in self.cells if cell.measured is not None))
+
+
+def read_table(name: str, recorded: str | None, reports: Sequence[str]) -> Table:
+    """name: a file of published values; recorded: a folder of the authors' answer files; reports: our report.json."""
+    file = PUBLISHED / f"{name}.yaml"
+    if not file.is_file():
+        there = ", ".join(sorted(one.stem for one in PUBLISHED.glob("*.yaml")))
+        raise InputError(f"no published table {name}; there are {there}")
+    from omegaconf import OmegaConf
+
+    said: Any = OmegaConf.to_container(OmegaConf.load(file))
+    logs = dict(logged(Path(recorded), said)) if recorded is not None else {}
+    measured, uncertified = read_reports(reports)
+    taken, strangers = chosen(measured, list(places(said)))
+    made = list(cells(said, logs, taken))
+    notes = [*said.get("notes", []), *swapped(made), *told(logs, said["bases"])]
+    return Table(said["title"], said["bases"], made, notes, [*uncertified, *strangers])
+
+
+def places(said: Mapping[str, Any]) -> Iterator[Place]:
+    """Whose cells there are; a benchmark is one, its categories are not."""
+    for drafter, benchmarks in said["values"].items():
+        for place, bases in benchmarks.items():
+            yield from ((drafter, place.partition("/")[0], base) for base in bases)
+
+
+def told(logs: Mapping[tuple[str, str], Comparison], bases: Mapping[str, str]) -> Iterator[str]:
+    """What the authors' files do not hold, once, with every benchmark and base of which it is true."""
+    where: dict[tuple[str, str], list[str]] = {}
+    for (benchmark, base), pair in logs.items():
+        for note in pair.notes:
+            where.setdefault((note.arm, note.text), []).append(f"{benchmark} {bases[base]}")
+    for (arm, text), runs in where.items():
+        yield f"{', '.join(runs)}, {arm or 'both arms'}: {text}"
+
+
+def cells(
+    said: Mapping[str, Any], logs: Mapping[tuple[str, str], Comparison], taken: Mapping[Place, Measured]
+) -> Iterator[Cell]:
+    published_runs = said.get("logged", "ctc")  # of the one drafter whose answer files there are
+    for drafter, benchmarks in said["values"].items():
+        training = said.get("training", "drafter={drafter}").format(drafter=drafter)
+        for place, bases in benchmarks.items():
+            benchmark, _, category = place.partition("/")
+            for base, values in bases.items():
+                log = logs.get((benchmark, base)) if drafter == published_runs else None
+                theirs = part(log.rows[0], category) if log is not None else None
+                own = taken.get((drafter, benchmark, base))
+                mine = part(own.row, category) if own else None
+                for (word, measure), paper in zip(said["measures"].items(), values, strict=True):
+                    own_name = OWN_NAME.get(measure, measure)
+                    ours = found(mine, own_name)
+                    measured = own.circumstances if own is not None and ours is not None else None
+                    known = found(theirs, measure), found(theirs, own_name), ours
+                    yield Cell(drafter, place, base, word, paper, *known, training, measured)
+
+
+def swapped(made: Sequence[Cell]) -> Iterator[str]:
+    """A sentence for every two values that the paper prints in each other's place."""
+    several = len({cell.base for cell in made}) > 1
+    for one, other in combinations([cell for cell in made if cell.recomputed], 2):
+        same = (one.drafter, one.base, one.measure) == (other.drafter, other.base, other.measure)
+        if same and not printed(one, one) and printed(one, other) and printed(other, one):
+            yield (
+                f"{f'of {one.base} ' * several}the paper prints {one.paper:.2f} for {one.benchmark} and "
+                f"{other.paper:.2f} for {other.benchmark}; its authors' files say the reverse"
+            )
+
+
+def printed(one: Cell, other: Cell) -> bool:
+    """Whether the paper's value of the one is what the files say of the other, to the printed digit."""
+    if one.paper is None or other.recomputed is None:
+        return False
+    return f"{one.paper:.2f}" == f"{other.recomputed.value:.2f}"
+
+
+def part(row: Row, category: str) -> Row | None:
+    """The row itself, or that of one of its categories."""
+    return row if not category else row["categories"].get(category)
+
+
+def found(row: Row | None, measure: str) -> Found | None:
+    """A row's measure; nothing where it was not timed, and of answer files no share of the time: they hold none."""
+    if row is None:
+        return None
+    if measure not in SHARES:
+        return None if row[measure] is None else Found(row[measure], row.get(f"{measure}_ci"))
+    time = row.get("time", {"read": None})
+    if time["read"] is None:
+        return None
+    parts = {name: sum(time[part] for part in parts) for name, parts in SHARES.items()}
+    return Found(100 * parts[measure] / sum(parts.values()))
+
+
+def logged(folder: Path, said: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], Comparison]]:
+    """Every pair of answer files that is there: BENCHMARK-BASE.jsonl.gz and BENCHMARK-BASE_baseline.jsonl.gz."""
+    if not folder.is_dir():
+        raise InputError(f"no folder of answer files at {folder}; give one as table.recorded=, or leave it out")
+    for benchmark in sorted({place.partition("/")[0] for places in said["values"].values() for place in places}):
+        for base in said["bases"]:
+            files = [folder / f"{benchmark}-{base.replace('_', '-')}{arm}.jsonl.gz" for arm in ("", "_baseline")]
+            if all(file.is_file() for file in files):
+                run, baseline = (read_run(str(file)) for file in files)
+                yield (benchmark, base), compare(run, baseline, seed=0)
