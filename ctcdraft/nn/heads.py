@@ -149,7 +149,8 @@ class Emissions:
         head, lm_head = self.head, self.head.words
         rows_XS, absent_XS = head_rows(lm_head, labels_BAS.flatten(0, 1))
         label_XTS, blank_XT = label_and_blank_log_probs(
-            self.states_BATD.flatten(0, 1), lm_head.weight, getattr(lm_head, "bias", None), head.blank_D, head.blank_bias,
+            self.states_BATD.flatten(0, 1), lm_head.weight, getattr(lm_head, "bias", None), head.blank_D,
+            head.blank_bias,
             rows_XS,
         )  # fmt: skip
         return tuple(
