@@ -29,7 +29,7 @@ READS = "reading_by_nodes.svg"
 
 
 def write(out: Path, made: Mapping[str, Any]) -> None:
-    write_text(out / "report.json", json.dumps(made, indent=1, allow_nan=False) + "\n")
+    write_text(out / "report.json", json.dumps(made, separators=(",", ":"), allow_nan=False) + "\n")
     write_text(out / "report.md", markdown(made))
     write_text(out / READS, reads(made["reads"]).file())
     for context, rows in by_context(made["rows"]).items():

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 def write(folder: Folder, rows: Sequence[Row], environment: dict[str, Any], differences: Sequence[Row] = ()) -> None:
     content = {"rows": rows, "environment": environment, "differences": differences}
-    write_text(folder.path / "report.json", json.dumps(content, indent=1, allow_nan=False) + "\n")
+    write_text(folder.path / "report.json", json.dumps(content, separators=(",", ":"), allow_nan=False) + "\n")
     write_text(folder.path / "report.md", markdown(rows, environment, differences))
     write_text(folder.path / BREAKDOWN, figures.svg(rows, "Time of a pass, milliseconds"))
 

@@ -167,7 +167,7 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
 
 def write(out: Path, made: Comparison, environment: dict[str, Any]) -> None:
     held = {"rows": made.rows, "notes": [vars(note) for note in made.notes], "environment": environment}
-    write_text(out / "report.json", json.dumps(held, indent=1, allow_nan=False) + "\n")
+    write_text(out / "report.json", json.dumps(held, separators=(",", ":"), allow_nan=False) + "\n")
     write_text(out / "report.md", markdown(made, environment))
 
 
