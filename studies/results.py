@@ -1,0 +1,200 @@
+"""Unpack, rebuild and quote the studies in results/.
+
+python -m studies.results unpack STUDY [FOLDER]   the raw reports, into runs/results/STUDY unless FOLDER is named
+python -m studies.results rebuild [STUDY...]      summary.csv, differences.csv and figures from raw.tar.gz
+python -m studies.results readme                  the tables of README.md, results/**/README.md and docs/*.md
+
+Columns, figures and tables are in results.yaml. A row of summary.csv is one method on one benchmark at one temperature,
+tree size and seed. Headers and cells are formats of a row: `tau, {benchmark}` makes a column for each benchmark.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import tarfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pandas as pd
+import yaml
+
+from ctcdraft.config.cli import REPOSITORY
+from ctcdraft.errors import InputError, tell_and_exit
+from ctcdraft.io import write_text
+from ctcdraft.report import latency
+from ctcdraft.report.html import files
+from studies.comparison.evaluate import row_name
+from studies.comparison.run import print_anew
+
+Row = dict[str, Any]
+RESULTS = REPOSITORY / "results"
+CONFIG: Row = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
+STUDIES: dict[str, Row] = CONFIG["studies"]
+ARMS = ("steps", "time", "parameters", "latency")  # of training.json; the rest are searches of the learning rate
+MARKED = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- /table -->)", re.DOTALL)
+
+
+def unpack(study: str, folder: Path) -> Path:
+    if study not in STUDIES:
+        raise InputError(f"no study is called {study}; there are {', '.join(STUDIES)}")
+    with tarfile.open(RESULTS / study / "raw.tar.gz") as archive:
+        archive.extractall(folder, filter="data")
+    return folder
+
+
+def rebuild(study: str, out: Path | None = None) -> None:
+    """Write summary.csv, differences.csv and the figures of a study from its archive alone."""
+    with TemporaryDirectory() as place:
+        raw, out = unpack(study, Path(place)), out or RESULTS / study
+        figures, texts = (STUDIES[study].get(key, {}) for key in ("figures", "text"))
+        print_anew([str(file.parent) for file in sorted(raw.rglob("rules.json"))])  # verdicts and figures
+        for folder in {(raw / file).parent for file in figures.values()}:
+            if folder.name == "figures":
+                files.again(folder.parent)
+            elif report := load(folder / "report.json"):
+                latency.write(folder, report)
+        rows = [row for file in sorted(raw.rglob("report.json")) for row in of_report(raw, file)]
+        rows += [row for name, patterns in texts.items() for row in of_text(raw / name, patterns)]
+        pairs = [row for file in sorted(raw.rglob("verdict.json")) for row in of_verdict(raw, file)]
+        for name, made in {"summary": rows, "differences": pairs}.items():
+            frame = pd.DataFrame(made).dropna(axis="columns", how="all").convert_dtypes()
+            if made:
+                frame.to_csv(out / f"{name}.csv", index=False, float_format="%.8g", lineterminator="\n")
+        for name, file in figures.items():
+            shutil.copyfile(raw / file, out / name)
+
+
+def load(file: Path) -> Row:
+    return json.loads(file.read_text()) if file.is_file() else {}
+
+
+def at(row: Any, path: str) -> Any:
+    """Return the value at a dotted path; None where it, or what should hold it, is absent."""
+    for key in path.split("."):
+        if row is None:
+            return None
+        row = row[int(key)] if isinstance(row, list) else row.get(key)
+    return row
+
+
+def of_report(raw: Path, file: Path) -> Iterator[Row]:
+    report, heads = load(file), trained(raw, file.parent)
+    for row in report["rows"]:
+        made: Row = {"run": str(file.parent.relative_to(raw))}
+        made |= {key: at(row, path) for key, path in CONFIG["columns"].items()}
+        draft = [at(row, "time.draft"), at(row, "time.tree")]
+        made |= {"draft_ms": None if None in draft else 1e3 * sum(draft), "replayed": "replay" in row or None}
+        head = heads.get(row["drafter"]) or heads.get(row["drafter"].partition("@")[0], {})
+        yield {**made, **head, "commit": report["environment"]["git"]["commit"][:7]}
+
+
+def trained(raw: Path, place: Path) -> dict[str, Row]:
+    """Return what training.json, in the nearest folder above, has on each head, by the head's name in a report.
+
+    arms: the comparisons (equal steps, equal training time, ...) in which the head stands with the same weights.
+    """
+    above = (parent for parent in place.parents if parent.is_relative_to(raw) and (parent / "training.json").is_file())
+    top, found = next(above, place), dict[str, Row]()
+    labels = load(top / "rules.json").get("readings_as")
+    for key, entry in load(top / "training.json").items():
+        if "arm" not in entry:  # of benchmarks/methods.py
+            found[key] = {"steps": entry["steps"]}
+            found[key]["train_seconds"] = entry["processor_seconds"] - entry["of_which_start"]
+        for number, reading in enumerate(entry["readings"]) if entry.get("arm") in ARMS else ():
+            name = row_name(entry["same_as"] or key, reading)
+            made = {"method": row_name(entry["entrant"], reading), "tree": labels[number] if labels else None}
+            made |= {one: entry[one] for one in ("seed", "steps", "learning_rate")} | entry["factors"]
+            made["arms"] = "+".join(filter(None, [found.get(name, {}).get("arms"), entry["arm"]]))
+            found[name] = {**made, "train_seconds": entry["seconds"].get("processor")}
+    return found
+
+
+def of_text(file: Path, patterns: Mapping[str, str]) -> Iterator[Row]:
+    """Search the lines of a script's output. A match without the group `value` belongs to the rows that follow."""
+    carried: Row = {"run": file.name}
+    for line in file.read_text().splitlines():
+        for measure, match in ((measure, re.search(pattern, line)) for measure, pattern in patterns.items()):
+            groups = {key: number(text) for key, text in match.groupdict().items() if text} if match else {}
+            if "value" in groups:
+                yield {**carried, "measure": measure, **groups}
+            carried |= groups if "value" not in groups else {}
+
+
+def number(text: str) -> float | str:
+    try:
+        return float(text.replace(",", ""))
+    except ValueError:
+        return text.strip()
+
+
+def of_verdict(raw: Path, file: Path) -> Iterator[Row]:
+    """Paired differences (`more` less `less`) and effects of factors, with the ratio of draft times where matched."""
+    ratios = load(file.parent / "matching.json").get("latency, once trained", {})
+    for row in [one for part in load(file).values() for one in part]:
+        row["run"] = str(file.parent.relative_to(raw))
+        row["draft_time"] = ratios.get(row["less"]) if row["arm"] == "latency" else None
+        yield {key: at(row, path) for key, path in CONFIG["difference_columns"].items()}
+
+
+def selected(spec: Row, root: Path) -> pd.DataFrame:
+    """Return the rows that a table shows, in its order."""
+    frame = pd.read_csv(root / "results" / spec["file"], keep_default_na=False, na_values=[""])
+    frame = frame.query(" ".join(spec.get("where", "index >= 0").split()), engine="python")
+    if "group" in spec:
+        groups = frame.groupby(spec["group"], sort=False, dropna=False)
+        frame = groups.agg(**{key: tuple(how) for key, how in spec["totals"].items()}).reset_index()
+    if order := spec.get("sort"):  # whether ascending, by column
+        frame = frame.sort_values([*order], ascending=[*order.values()], kind="stable")
+    names = {**CONFIG["names"], **spec.get("names", {})}
+    return frame.replace({column: names[column] for column in names if column in frame})
+
+
+def table(name: str, root: Path = REPOSITORY) -> str:
+    """Return a table as Markdown; a cell without a value is a dash."""
+    if name not in CONFIG["tables"]:
+        raise InputError(f"no table is called {name}; there are {', '.join(CONFIG['tables'])}")
+    spec, lines = CONFIG["tables"][name], dict[tuple[str, ...], dict[str, str]]()
+    for row in selected(spec, root).to_dict("records"):
+        line = lines.setdefault(tuple(cell(form, row) for form in spec["rows"].values()), {})
+        for header, form in spec["cells"].items():
+            title, text = header.format(**row), cell(form, row)
+            if line.setdefault(title, text) != text:
+                raise InputError(f"table {name}: {line[title]} and {text} are both {title}; narrow `where`: {row}")
+    titles = list(dict.fromkeys(title for line in lines.values() for title in line))
+    body = [[*key, *(line.get(title, "-") for title in titles)] for key, line in lines.items()]
+    head = [*spec["rows"], *titles]
+    return "".join(f"| {' | '.join(line)} |\n" for line in [head, ["---"] * len(head), *body])
+
+
+def cell(form: str, row: Row) -> str:
+    return "-" if "nan" in (text := form.format(**row)) else text
+
+
+def rewritten(root: Path = REPOSITORY) -> dict[Path, str]:
+    """Return the pages whose tables differ from the CSV files, each with its text as it should be."""
+    pages = [root / "README.md", *root.glob("results/**/README.md"), *root.glob("docs/*.md")]
+    texts = {page: page.read_text() for page in sorted(pages)}
+    made = {page: MARKED.sub(lambda found: found[1] + table(found[2], root) + found[3], texts[page]) for page in texts}
+    return {page: text for page, text in made.items() if text != texts[page]}
+
+
+def main(arguments: list[str]) -> None:
+    match arguments:
+        case ["unpack", study, *rest] if len(rest) <= 1:
+            print(unpack(study, Path(rest[0] if rest else f"runs/results/{study}")))
+        case ["rebuild", *studies]:
+            list(map(rebuild, studies or STUDIES))
+        case ["readme"]:
+            for page, text in rewritten().items():
+                write_text(page, text)
+                print(f"{page} is rewritten")
+        case _:
+            raise InputError(f"unknown command\n{__doc__}")
+
+
+if __name__ == "__main__":
+    tell_and_exit("results", main)
