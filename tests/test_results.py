@@ -1,0 +1,153 @@
+"""results/ is what its archives say: summaries, figures and tables are rebuilt byte for byte."""
+
+import json
+import re
+import shutil
+import tarfile
+
+import pytest
+
+from ctcdraft.errors import InputError
+from studies import results
+from studies.results import RESULTS, STUDIES, main, of_text, rebuild, rewritten, selected, table
+
+SMALL = "demo"
+FOLDERS = sorted(path for path in RESULTS.iterdir() if path.is_dir())
+REBUILT = {".csv", ".svg"}
+
+
+def rebuilt(study, root):
+    """The study and the root README, below another root, with everything rebuilt that can be."""
+    out = root / "results" / study
+    out.mkdir(parents=True)
+    shutil.copy(RESULTS / study / "README.md", out)
+    shutil.copy(RESULTS.parent / "README.md", root)
+    rebuild(study, out)
+    return out
+
+
+def check(study, root):
+    out = rebuilt(study, root)
+    made, committed = (
+        {file.name: file.read_bytes() for file in folder.iterdir() if file.suffix in REBUILT}
+        for folder in (out, RESULTS / study)
+    )
+    assert made.keys() == committed.keys()
+    assert [name for name in made if made[name] != committed[name]] == []
+    if study == SMALL:  # the tables of the root README are of this study
+        assert rewritten(root) == {}
+
+
+def test_a_small_study_is_rebuilt_from_its_archive(tmp_path):
+    check(SMALL, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("study", [study for study in STUDIES if study != SMALL])
+def test_every_study_is_rebuilt_from_its_archive(study, tmp_path):
+    check(study, tmp_path)
+
+
+def test_every_table_says_what_its_csv_file_says():
+    """Where one does not, `python -m studies.results readme` writes it anew."""
+    assert [str(page) for page in rewritten()] == []
+
+
+@pytest.mark.parametrize("name", results.CONFIG["tables"])
+def test_every_table_can_be_written(name):
+    lines = table(name).splitlines()
+    assert len(lines) > 2
+    assert len({line.count("|") for line in lines}) == 1
+
+
+def test_a_changed_number_is_found(tmp_path):
+    shutil.copytree(RESULTS, tmp_path / "results", ignore=shutil.ignore_patterns("*.tar.gz", "*.svg"))
+    shutil.copy(RESULTS.parent / "README.md", tmp_path)
+    assert rewritten(tmp_path) == {}
+    file = tmp_path / "results" / SMALL / "summary.csv"
+    rows = file.read_text()
+    tau = selected(results.CONFIG["tables"]["demo"], tmp_path).set_index("method").tau["ctc"]
+    file.write_text(rows.replace(f",{tau:.8g},", ",9.876,"))
+    stale = rewritten(tmp_path)
+    assert set(stale) == {tmp_path / "README.md", file.with_name("README.md")}
+    assert all("9.88" in text for text in stale.values())
+
+
+def test_a_changed_cell_is_mended(tmp_path):
+    page = tmp_path / "README.md"
+    shutil.copytree(RESULTS / SMALL, tmp_path / "results" / SMALL)
+    right = (RESULTS.parent / "README.md").read_text()
+    page.write_text(right.replace("| ctc | 2.06 ", "| ctc | 2.07 "))
+    assert rewritten(tmp_path) == {page: right}
+
+
+def test_results_stay_small():
+    files = [path for path in RESULTS.rglob("*") if path.is_file()]
+    assert len(files) <= 80
+    assert sum(file.stat().st_size for file in files) <= 3_000_000
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_a_study_is_complete(folder):
+    names = {path.name for path in folder.iterdir()}
+    assert names >= {"README.md", "summary.csv", "raw.tar.gz"}
+    assert folder.name in STUDIES
+    assert f"]({folder.name})" in (RESULTS / "README.md").read_text()
+    assert len([name for name in names if name.endswith(".svg")]) <= 4
+    readme = (folder / "README.md").read_text()
+    assert len(readme.splitlines()) <= 80
+    assert all(word in readme for word in ("Commit", "Hardware", "```\npython" if folder.name != SMALL else "```\nmake"))
+    assert set(re.findall(r"!\[\]\((.*?)\)", readme)) == {name for name in names if name.endswith(".svg")}
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_an_archive_is_reproducible_and_names_no_machine(folder):
+    with tarfile.open(folder / "raw.tar.gz") as archive:
+        members = archive.getmembers()
+        texts = {member.name: archive.extractfile(member).read().decode() for member in members}
+    assert [member.name for member in members] == sorted(texts)
+    assert {(member.mtime, member.uid, member.gid, member.uname, member.mode) for member in members} == {
+        (0, 0, 0, "", 0o644)
+    }
+    for name, text in texts.items():
+        assert not re.search(r"[\s=\"'\[,:](/[\w.-]+){2,}", text), name
+        assert "answers" not in name or name == "answers.txt", "responses to other people's prompts are other people's"
+        if name.endswith("report.json"):
+            report = json.loads(text)
+            environment = report["environment"]
+            assert environment["command"].startswith("python ")
+            assert re.fullmatch("[0-9a-f]{40}", environment["git"]["commit"])
+            assert environment["versions"]["torch"]
+            assert all(row["hardware"] and row["dtype"] and row["seed"] is not None for row in report["rows"])
+
+
+def test_output_of_scripts_becomes_rows(tmp_path):
+    file = tmp_path / "speed.txt"
+    file.write_text("case one\n  1,234 tokens/s\n nothing\ncase two\n  5 tokens/s, float32\n")
+    patterns = {"case": r"^case (?P<case>\w+)", "speed": r"(?P<value>[\d,]+) tokens/s(?:, (?P<dtype>\w+))?"}
+    assert list(of_text(file, patterns)) == [
+        {"run": "speed.txt", "case": "one", "measure": "speed", "value": 1234.0},
+        {"run": "speed.txt", "case": "two", "measure": "speed", "value": 5.0, "dtype": "float32"},
+    ]
+
+
+def test_a_cell_has_one_value(monkeypatch):
+    spec = {"file": f"{SMALL}/summary.csv", "rows": {"method": "{method}"}, "cells": {"tau": "{tau:.2f}"}}
+    monkeypatch.setitem(results.CONFIG["tables"], "ambiguous", spec)
+    with pytest.raises(InputError, match="table ambiguous: .* are both tau; narrow `where`"):
+        table("ambiguous")
+
+
+def test_what_is_not_there_is_one_sentence(tmp_path):
+    with pytest.raises(InputError, match="no study is called nothing; there are demo, "):
+        main(["rebuild", "nothing"])
+    with pytest.raises(InputError, match="unknown command"):
+        main(["print"])
+    (tmp_path / "README.md").write_text("<!-- table: nothing -->\n<!-- /table -->\n")
+    with pytest.raises(InputError, match="no table is called nothing; there are demo, "):
+        rewritten(tmp_path)
+
+
+def test_an_archive_is_unpacked(tmp_path):
+    main(["unpack", SMALL, str(tmp_path / "raw")])
+    assert (tmp_path / "raw" / "held_out" / "report.json").is_file()
