@@ -29,7 +29,6 @@ The way of a guess, and the room each step lives in:
     contestants.py   a word on evaluate.py's command line becomes a drafter; contestant_files.py: the file it names
     published.py     a head in other hands: the hub's layout, a model card, `generate`
     arena/           whole comparisons at equal budget: it writes command lines of the entry points and reads reports
-    quoted.py        the tables of READMEs, written from results/
 
 Who may look at whom, downwards only: entry points -> training, evaluation, corpus -> drafters, objectives ->
 decoding, ctc, nn -> torch.

@@ -145,7 +145,7 @@ class PublishedHead(ModelHubMixin):
 
         Greedy and in float32, the ids are those of `model.generate`, up to the end of the base's context. In half
         precision they may differ where two tokens are nearly tied, as a forward pass over a tree rounds otherwise than
-        one over a single token: on 8 of 30 prompts in results/decoding/bfloat16. Sampled, the ids are a draw from the
+        one over a single token: on 8 of 30 prompts in results/losslessness. Sampled, the ids are a draw from the
         same distribution (temperature, top_k, top_p), reproducible under one torch seed, but other ids than those of
         stock `generate` under that seed, which consumes random numbers in another way. Whatever else is asked of
         `generate` is refused in a sentence; not so a streamer, which transformers keeps to itself: it receives the

@@ -42,7 +42,7 @@ def test_what_a_notebook_takes_from_this_package_is_there(file):
     """Run they are by `make test-slow` alone; a name that has moved shows at once."""
     cells = ["".join(cell["source"]) for cell in code_cells(json.loads(file.read_text()))]
     looks = [node for cell in cells for node in ast.walk(ast.parse(cell)) if isinstance(node, ast.ImportFrom)]
-    ours = [node for node in looks if node.module.partition(".")[0] == "ctcdraft"]
+    ours = [node for node in looks if node.module.partition(".")[0] in ("ctcdraft", "studies")]
     assert ours
     for node in ours:
         there = importlib.import_module(node.module)
@@ -116,7 +116,7 @@ def test_alignment_explorer_shows_a_pass_and_the_whole_page(tmp_path):
 @pytest.mark.slow
 def test_tables_say_what_results_say_and_skip_the_authors_files_with_a_sentence(tmp_path):
     said = shown(executed("tables", tmp_path))
-    assert "every README says what its reports say" in said
+    assert "every README says what its CSV files say" in said
     assert "CTCDRAFT_TRACES names no folder" in said
     assert "| mt_bench | ctc | 7B | beta | 3.56 |  |  |  |  |" in said
 

@@ -19,6 +19,7 @@ from ctcdraft.errors import InputError
 from ctcdraft.hub import PublishedHead
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.training.run_directory import RunDirectory
+from studies.results import CONFIG, selected
 
 PROMPT = torch.tensor([[0, 7, 9, 9, 9, 30]])
 ASKED = {"max_new_tokens": 40, "eos_token_id": 4, "pad_token_id": 1}
@@ -167,17 +168,12 @@ def test_sampled_ids_are_those_of_autoregression_under_the_same_generation_confi
 
 
 def test_half_precision_and_sampling_are_promised_what_is_measured():
-    """The README and the docstring say the same, and the report that they cite says it, too."""
-    report = json.loads((REPOSITORY / "results" / "decoding" / "bfloat16" / "report.json").read_text())
-    (row,) = [row for row in report["rows"] if row["drafter"] == "ctc"]
-    found = f"{row['prompts'] - row['lossless']['equal']} of {row['prompts']}"
-    assert (row["dtype"], found) == ("bfloat16", "8 of 30")
-    section = (REPOSITORY / "README.md").read_text().partition("## A head in your own code")[2].partition("\n## ")[0]
-    for text in (section, PublishedHead.generate.__doc__):
-        text = " ".join(text.split())
-        assert found in text
-        assert "float32" in text
-        assert "seed" in text
+    """The docstring says what results/losslessness has on bfloat16."""
+    (row,) = selected(CONFIG["tables"]["losslessness_bfloat16"], REPOSITORY).query("method == 'ctc'").to_dict("records")
+    text = " ".join(PublishedHead.generate.__doc__.split())
+    assert f"on {row['compared'] - row['equal']} of {row['compared']} prompts" in text
+    assert "float32" in text
+    assert "seed" in text
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,15 @@ from html import unescape
 
 import pytest
 
-from ctcdraft.config.cli import REPOSITORY
 from ctcdraft.evaluation.tracing.records import Seen, SeenAnswer, SeenFrames, SeenPass, from_json, to_json
 from ctcdraft.report.html.explorer import explorer, most_telling, opening
 from ctcdraft.report.html.files import again
+from studies.results import unpack
 
-DEMO = REPOSITORY / "results" / "demo"
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    return unpack("demo", tmp_path_factory.mktemp("demo")) / "held_out"
 
 
 def one_pass(accepted, drafted, stopped=False):
@@ -101,9 +104,9 @@ def measured(page, browser, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_demo_opens_on_a_pass_and_no_column_is_cut_at_1280_pixels(browser, tmp_path):
+def test_the_demo_opens_on_a_pass_and_no_column_is_cut_at_1280_pixels(browser, demo, tmp_path):
     for name in ("report.json", "explorer.json"):
-        (tmp_path / name).write_text((DEMO / name).read_text())
+        (tmp_path / name).write_text((demo / name).read_text())
     found = measured(again(tmp_path), browser, tmp_path)
     assert found["width"] == 1280
     (opened,) = found["opens"]
@@ -114,9 +117,9 @@ def test_the_demo_opens_on_a_pass_and_no_column_is_cut_at_1280_pixels(browser, t
 
 
 @pytest.mark.slow
-def test_long_values_wrap(browser, tmp_path):
+def test_long_values_wrap(browser, demo, tmp_path):
     """Names with values in them, deep drafts, many divergences, and ten frames."""
-    report = json.loads((DEMO / "report.json").read_text())
+    report = json.loads((demo / "report.json").read_text())
     for number, row in enumerate(report["rows"][1:]):
         row["drafter"] = f"draft_model:path=a_folder_with_a_long_name/{number},growth=chain,frames=5"
         row["alpha"] = [0.123] * 40
@@ -124,7 +127,7 @@ def test_long_values_wrap(browser, tmp_path):
         row["lossless"] |= {"first_divergence_margins": [1e-5] * 40, "equal": 80, "rounding": 40}
     report["environment"]["command"] = "python evaluate.py contestants=[" + "runs/one_of_many," * 20 + "]"
     (tmp_path / "report.json").write_text(json.dumps(report))
-    seen = from_json((DEMO / "explorer.json").read_text())
+    seen = from_json((demo / "explorer.json").read_text())
     texts = {word: f"{text}ward" for word, text in seen.words.items()}
     wide = [replace(one, passes=tuple(map(widened, one.passes))) for one in seen.answers]
     (tmp_path / "explorer.json").write_text(to_json(Seen(texts, tuple(wide))))
