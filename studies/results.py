@@ -4,8 +4,8 @@ python -m studies.results unpack STUDY [FOLDER]   the raw reports, into runs/res
 python -m studies.results rebuild [STUDY...]      summary.csv, differences.csv and figures from raw.tar.gz
 python -m studies.results readme                  the tables of README.md, results/**/README.md and docs/*.md
 
-Columns, figures and tables are in results.yaml. A row of summary.csv is one method on one benchmark at one temperature,
-tree size and seed. Headers and cells are formats of a row: `tau, {benchmark}` makes a column for each benchmark.
+results.yaml lists columns and figures, results_tables.yaml tables. A row of summary.csv is one method on one benchmark
+at one temperature, tree size and seed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from studies.comparison.run import print_anew
 
 Row = dict[str, Any]
 RESULTS = REPOSITORY / "results"
-CONFIG: Row = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
+CONFIG: Row = yaml.safe_load("".join(file.read_text() for file in sorted(Path(__file__).parent.glob("results*.yaml"))))
 STUDIES: dict[str, Row] = CONFIG["studies"]
 ARMS = ("steps", "time", "parameters", "latency")  # of training.json; the rest are searches of the learning rate
 MARKED = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- /table -->)", re.DOTALL)

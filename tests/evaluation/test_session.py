@@ -51,7 +51,9 @@ def finished(tmp_path_factory):
 
 def test_the_report_has_exactly_the_fields_of_the_contract(finished):
     path, made = finished
-    written = json.loads((path / "report.json").read_text())
+    text = (path / "report.json").read_text()
+    assert text.count("\n") == 1  # compact: people read report.md
+    written = json.loads(text)
     assert written == json.loads(json.dumps(made))
     assert [row["drafter"] for row in written["rows"]] == ["autoregressive", "prompt_lookup", "corrupt"]
     for row in written["rows"]:
