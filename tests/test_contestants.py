@@ -57,7 +57,7 @@ class Echo(DraftHead):
         return self.emit(batch.states_BLD.gather(1, index), batch.roots_BA)
 
     def draft(self, context, memory, rng):
-        said = self.emit(context.fresh_KD[None, -1:], context.root.reshape(1, 1)).logits()[0, 0, :, :-1]
+        said = self.emit(context.new_states_KD[None, -1:], context.root.reshape(1, 1)).logits()[0, 0, :, :-1]
         return TokenTree.chain(context.root, said.argmax(dim=-1)[: context.depth]), memory
 '''
 

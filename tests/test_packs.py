@@ -38,7 +38,7 @@ def cut() -> Rows:
 
 
 def packs(base, labels, source=Live, anchors=30) -> Batches:
-    return Batches(cut(), base, 2, anchors, labels, seed=0, hidden_states=source, filling=packed(SIZE))
+    return Batches(cut(), base, 2, anchors, labels, seed=0, states=source, filling=packed(SIZE))
 
 
 def unpacked(base, made: Batches, step: int, batch: Batch) -> Batch:

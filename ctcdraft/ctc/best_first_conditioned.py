@@ -61,7 +61,7 @@ def best_first_conditioned_search(
     nodes: int,
     stop_words: Collection[int] = (),
     depth: int | None = None,
-    transitions: Topology = CTC_TOPOLOGY,
+    topology: Topology = CTC_TOPOLOGY,
 ) -> tuple[list[int], list[int]]:
     """What `listening_search` finds, as lists: words_N, and parents_N with -1 below the empty text.
 
@@ -77,7 +77,7 @@ def best_first_conditioned_search(
     queue: list[tuple[tuple, int]] = []
     best_masses = [0.0] * nodes  # of all candidates, as a heap
     while nodes > 0 and depth > 0:
-        for one in expand_prefixes(log_probs_TC, probs_TV, factor_KV, new, best_masses, transitions.merges_repeats):
+        for one in expand_prefixes(log_probs_TC, probs_TV, factor_KV, new, best_masses, topology.merges_repeats):
             if one.depth < depth and one.token not in stop_words:
                 heapq.heappush(queue, (one.rank_key, len(found)))
             found.append(one)
@@ -91,9 +91,7 @@ def best_first_conditioned_search(
         states, (factor_KV, scale_KT) = states.concat(extended), extended.factors()
         own_K, scales = factor_KV.gather(1, tokens_K[:, None])[:, 0].tolist(), scale_KT.tolist()
         new = [
-            expand_candidate(
-                one, count + row, chosen[row], own_K[row], scales[row], blank_T, transitions.merges_repeats
-            )
+            expand_candidate(one, count + row, chosen[row], own_K[row], scales[row], blank_T, topology.merges_repeats)
             for row, one in enumerate(some)
         ]
         count += len(new)

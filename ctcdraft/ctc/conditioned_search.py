@@ -43,11 +43,11 @@ def conditioned_prefix_search(
     nodes: int,
     stop_words: Collection[int] = (),
     depth: int | None = None,
-    transitions: Topology = CTC_TOPOLOGY,
+    topology: Topology = CTC_TOPOLOGY,
 ) -> Prefixes:
     """The `nodes` most probable prefixes, where a frame depends on the text collapsed from the frames before it.
 
-    states: the empty one. log_probs_TC: the frames before any text is heard, the blank last. transitions: CTC's, or a
+    states: the empty one. log_probs_TC: the frames before any text is heard, the blank last. topology: CTC's, or a
     transducer's, whose text is not collapsed and which holds no words. The two frames of
     `prefix_search`, where behind "a" only the blank may follow, surely then:
 
@@ -77,7 +77,7 @@ def conditioned_prefix_search(
             bound_KV, nodes, best_of_all_N[-1] if len(best_of_all_N) == nodes else None
         )
         repeats_R1 = (token_R == last_K[parent_R])[:, None]
-        opens_RT = transitions.begin_mass(ends_in_blank_KT[parent_R], ends_in_label_KT[parent_R], repeats_R1)
+        opens_RT = topology.begin_mass(ends_in_blank_KT[parent_R], ends_in_label_KT[parent_R], repeats_R1)
         probs_RT = log_probs_TC[:, token_R].T.double().exp()
         begins_RT = opens_RT * probs_RT * (factor_KV[parent_R, token_R, None] * scale_KT[parent_R])
         # Rounding must not lift a child above its parent: the parent could be cut and the child kept.
@@ -98,7 +98,7 @@ def conditioned_prefix_search(
 
         states = states.extend(token_K, parent_K)
         factor_KV, scale_KT = states.factors()
-        repeat_KT = transitions.repeat_mass(probs_RT[best_K] * factor_KV.gather(1, token_K[:, None]))
+        repeat_KT = topology.repeat_mass(probs_RT[best_K] * factor_KV.gather(1, token_K[:, None]))
         repeat_runs_KTT, silent_KTT = _run_products(torch.stack([repeat_KT, blank_T.expand_as(repeat_KT)]) * scale_KT)
         # Held from the frame after the one that begins the word; right behind that one nothing has been held yet.
         repeat_runs_KTT = F.pad(repeat_runs_KTT[:, 1:], (0, 0, 0, 1)) + just_begun_TT

@@ -23,7 +23,7 @@ class PrefixBatch:
 
     frames_KTC: probabilities, float64: one row for all prefixes, or one each where frames depend on the last
     label. blanked_KJ, said_KJ (J = T + 1): the share of the prefix's alignments in which the first j frames say
-    just it and the last of them is a blank / is its last word. last_K: that word. transitions: CTC's or a transducer's.
+    just it and the last of them is a blank / is its last word. last_K: that word. topology: CTC's or a transducer's.
     """
 
     frames_KTC: Tensor
@@ -34,14 +34,14 @@ class PrefixBatch:
     topology: Topology
 
     @classmethod
-    def empty(cls, frames_TC: Tensor, blank: int, prefixes: int, transitions: Topology = CTC_TOPOLOGY) -> Self:
+    def empty(cls, frames_TC: Tensor, blank: int, prefixes: int, topology: Topology = CTC_TOPOLOGY) -> Self:
         """The empty prefix, `prefixes` times. frames_TC: probabilities, normalised over C."""
         check_blank(frames_TC, blank)
         frames_TC = frames_TC.double()
         blanked_KJ = F.pad(frames_TC[:, blank].cumprod(0), (1, 0), value=1.0).expand(prefixes, -1)
         # Any word may pass for the last one: none has been said, so "again" is as probable as "at all".
         last_K = torch.zeros(prefixes, dtype=torch.int64, device=frames_TC.device)
-        return cls(frames_TC[None], blank, blanked_KJ, torch.zeros_like(blanked_KJ), last_K, transitions)
+        return cls(frames_TC[None], blank, blanked_KJ, torch.zeros_like(blanked_KJ), last_K, topology)
 
     def next_distribution(self) -> tuple[Tensor, Tensor]:
         """The joint law of the next word and of the end: words_KV (the blank's class left out) and stop_K.

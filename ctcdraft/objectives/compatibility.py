@@ -16,7 +16,7 @@ def describe_reading(objective: Objective, drafter: DraftHead, frames: int) -> s
     The paper's Table 2 has the two crossings: cross-entropy read by collapse, and CTC read directly.
     """
     paths = getattr(drafter, "paths", None)
-    taught, reads = getattr(objective, "supervises", None), getattr(paths, "reads", None)
+    taught, reads = getattr(objective, "supervises", None), getattr(paths, "interprets_as", None)
     if taught == "states" and not drafter.predicts_hidden_states:
         raise InputError(
             f"the objective teaches the base's next states, which {type(drafter).__name__} does not guess; "
@@ -44,7 +44,7 @@ def describe_unused_layers(base: BaseLM, drafter: DraftHead) -> str:
 
 def refuse_incompatible(objective: Any, paths: Any) -> None:
     """Raise InputError where frames so taught, so read, say nothing."""
-    taught, reads = getattr(objective, "supervises", None), getattr(paths, "reads", None)
+    taught, reads = getattr(objective, "supervises", None), getattr(paths, "interprets_as", None)
     if reads is None:
         return
     name = type(paths).__name__
@@ -67,7 +67,7 @@ def refuse_incompatible(objective: Any, paths: Any) -> None:
 
 def mismatch(objective: Any, paths: Any) -> str | None:
     """In words, where frames are read otherwise than they are taught; None where they are not, or nobody can say."""
-    taught, reads = getattr(objective, "supervises", None), getattr(paths, "reads", None)
+    taught, reads = getattr(objective, "supervises", None), getattr(paths, "interprets_as", None)
     if None in (taught, reads) or taught == reads or {taught, reads} == {"alignments", "raw frames"}:
         return None
     published = (taught, reads) in (("words", "raw frames"), ("alignments", "words"))

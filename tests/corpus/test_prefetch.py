@@ -26,7 +26,7 @@ def base():
 
 
 def batches(base, filling=one_a_row, source=Live) -> Batches:
-    return Batches(rows(), base, rows_a_step=3, anchors=8, labels=3, seed=0, hidden_states=source, filling=filling)
+    return Batches(rows(), base, rows_a_step=3, anchors=8, labels=3, seed=0, states=source, filling=filling)
 
 
 def stored(folder):

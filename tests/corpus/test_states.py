@@ -128,7 +128,7 @@ def test_a_store_that_holds_nothing_is_refused(base, tmp_path):
 def test_stored_and_live_states_train_alike(base, tmp_path, precision):
     def losses(source, name) -> list[float]:
         one = trainer(None, base, steps=8)
-        one.batches = Batches(rows(), base, rows_a_step=4, anchors=8, labels=3, seed=0, hidden_states=source)
+        one.batches = Batches(rows(), base, rows_a_step=4, anchors=8, labels=3, seed=0, states=source)
         return [one.train_step()["loss"] for one.step in range(8)]
 
     live = losses(Live, "live")

@@ -37,19 +37,19 @@ def test_by_pencil():
     assert best_first_conditioned_search(frames_TC, Forbids([-1]), 9, stop_words=(1,)) == ([0, 1], [-1, -1])
 
 
-@pytest.mark.parametrize("transitions", LAWS, ids=["merging", "anew"])
+@pytest.mark.parametrize("topology", LAWS, ids=["merging", "anew"])
 @pytest.mark.parametrize("at_once", [1, 3, 100])
 @pytest.mark.parametrize("seed", range(6))
 @torch.no_grad()
-def test_every_alignment(seed, at_once, transitions, monkeypatch):
+def test_every_alignment(seed, at_once, topology, monkeypatch):
     monkeypatch.setattr(few, "EXPANSION_BATCH", at_once)
     log_probs_TC = frames(seed, 1 + seed % 5)
     listening = begin((MarkovCorrection, GRUCorrection)[seed % 2], log_probs_TC)
-    read = LAWS[transitions]
+    read = LAWS[topology]
     texts = slow_conditioned_texts(law_of(listening), len(log_probs_TC), WORDS + 1, WORDS, lambda *x: tuple(read(*x)))
     for nodes, stops, depth in [(1, (), 99), (9, (), 99), (300, (), 99), (30, (0,), 99), (30, (), 2)]:
         truth = slow_best(beginnings(texts), nodes, stops, depth)
-        found = best_first_conditioned_search(log_probs_TC, listening, nodes, stops, depth, transitions)
+        found = best_first_conditioned_search(log_probs_TC, listening, nodes, stops, depth, topology)
         assert texts_of(*found) == [text for text, _ in truth]
 
 
@@ -61,34 +61,32 @@ def test_what_its_vectorised_twin_finds(kind, nodes):
     for seed in range(4):
         log_probs_TC = frames(seed, 6, words=200)
         listening = begin(kind, log_probs_TC)
-        for transitions in LAWS:
-            twin = conditioned_prefix_search(log_probs_TC, listening, nodes, (3,), 5, transitions)
-            assert said(twin) == best_first_conditioned_search(log_probs_TC, listening, nodes, (3,), 5, transitions)
+        for topology in LAWS:
+            twin = conditioned_prefix_search(log_probs_TC, listening, nodes, (3,), 5, topology)
+            assert said(twin) == best_first_conditioned_search(log_probs_TC, listening, nodes, (3,), 5, topology)
 
 
-@pytest.mark.parametrize("transitions", LAWS, ids=["merging", "anew"])
-def test_ties_are_broken_as_its_twin_breaks_them(transitions):
+@pytest.mark.parametrize("topology", LAWS, ids=["merging", "anew"])
+def test_ties_are_broken_as_its_twin_breaks_them(topology):
     uniform_TC = torch.full((4, 5), 1 / 5, dtype=torch.float64).log()
     impossible_TC = torch.tensor([[1 / 2, 0, 0, 1 / 2]] * 3, dtype=torch.float64).log()
     for frames_TC in (uniform_TC, impossible_TC):
         for nodes in (1, 3, 6, 40):
-            twin = conditioned_prefix_search(
-                frames_TC, UnconditionedFrames.empty(frames_TC), nodes, topology=transitions
-            )
+            twin = conditioned_prefix_search(frames_TC, UnconditionedFrames.empty(frames_TC), nodes, topology=topology)
             deaf = best_first_conditioned_search(
-                frames_TC, UnconditionedFrames.empty(frames_TC), nodes, topology=transitions
+                frames_TC, UnconditionedFrames.empty(frames_TC), nodes, topology=topology
             )
             assert said(twin) == deaf
 
 
-@pytest.mark.parametrize("transitions", LAWS, ids=["merging", "anew"])
+@pytest.mark.parametrize("topology", LAWS, ids=["merging", "anew"])
 @pytest.mark.parametrize("at_once", [1, 8])
-def test_of_texts_that_tie_the_most_probable_are_found(at_once, transitions, monkeypatch):
+def test_of_texts_that_tie_the_most_probable_are_found(at_once, topology, monkeypatch):
     """Frames of quarters, many of them none: whoever is taken of those that tie, the masses are the greatest there are,
     and every text is there whose place no tie decides."""
     monkeypatch.setattr(few, "EXPANSION_BATCH", at_once)
     rng = torch.Generator().manual_seed(0)
-    read = LAWS[transitions]
+    read = LAWS[topology]
     for _ in range(60):
         cuts_TC = torch.multinomial(torch.ones(3, 4), 4, replacement=True, generator=rng)
         frames_TC = torch.stack([(cuts_TC == word).sum(1) / 4 for word in range(4)], dim=1).double()
@@ -98,7 +96,7 @@ def test_of_texts_that_tie_the_most_probable_are_found(at_once, transitions, mon
         for nodes in (1, 2, 4, 7):
             found = texts_of(
                 *best_first_conditioned_search(
-                    frames_TC.log(), UnconditionedFrames.empty(frames_TC), nodes, (), 9, transitions
+                    frames_TC.log(), UnconditionedFrames.empty(frames_TC), nodes, (), 9, topology
                 )
             )
             truth = sorted(masses.values(), reverse=True)[:nodes]
@@ -120,7 +118,7 @@ def test_fewer_texts_are_asked_than_levels_have():
     class Counted(UnconditionedFrames):
         asked = 0
 
-        def say(self, words_K, rows_K):
+        def extend(self, words_K, rows_K):
             Counted.asked += len(words_K)
             return super().extend(words_K, rows_K)
 

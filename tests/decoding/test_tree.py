@@ -74,4 +74,4 @@ def test_a_commit_brings_the_accepted_words_and_the_bonus():
     assert commit.has_rejected_child  # node 3 hung below node 1
     assert commit.drafted == 3
     leaf = VerifyResult(torch.tensor([0, 2, -1, -1, -1]), torch.tensor(2), torch.tensor(4))
-    assert not AcceptedPath.of(FORK, leaf).open
+    assert not AcceptedPath.of(FORK, leaf).has_rejected_child

@@ -191,7 +191,7 @@ def test_a_metrics_line_that_a_full_disk_refused_is_written_later(tmp_path):
 
 
 def test_a_checkpoint_is_due_by_minutes_too(base, tmp_path):
-    trained(base, tmp_path, steps=7, checkpoint_policy=CheckpointPolicy(1000, 1e-9, 3, 1))
+    trained(base, tmp_path, steps=7, care=CheckpointPolicy(1000, 1e-9, 3, 1))
     assert [int(file.stem[-2:]) for file in RunDirectory(tmp_path).resume_files] == [7, 6, 5]
 
 

@@ -77,7 +77,7 @@ class Scripted:
     def __init__(self, *taus):
         self.taus, self.shown = list(taus), []
 
-    def figures(self, drafter):
+    def metrics(self, drafter):
         self.shown.append({name: value.detach().clone() for name, value in drafter.trainable_state_dict().items()})
         return {"tau": self.taus.pop(0)}
 
@@ -98,7 +98,7 @@ def test_the_head_of_the_best_probe_is_kept(base, tmp_path, taus, kept):
 class Slow(Scripted):
     """A probe that takes its time."""
 
-    def figures(self, drafter):
+    def metrics(self, drafter):
         sleep(0.3)
         return super().metrics(drafter)
 

@@ -135,10 +135,10 @@ def conditioned_tree(
     depth: int,
     nodes: int,
     stops: Sequence[int],
-    transitions: Topology,
+    topology: Topology,
 ) -> TokenTree:
     """The n most probable texts of frames that listen, at least one word deep."""
-    arguments = log_probs_TC, states, nodes - 1, stops, depth, transitions
+    arguments = log_probs_TC, states, nodes - 1, stops, depth, topology
     if log_probs_TC.is_cpu and nodes <= MAX_BEST_FIRST_NODES:
         return TokenTree.from_lists(root, *best_first_conditioned_search(*arguments))
     return tree_from_prefixes(conditioned_prefix_search(*arguments), root, depth)
@@ -158,7 +158,7 @@ class Collapse:
     independent. Many collapse to the same text; the tree then has fewer nodes than it might.
     """
 
-    reads = "raw frames"
+    interprets_as = "raw frames"
 
     def __init__(self, raw_paths: int, ranks: int, rank_decay: float) -> None:
         self.raw_paths = whole(raw_paths, "drafter.paths.raw_paths")

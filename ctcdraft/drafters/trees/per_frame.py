@@ -24,7 +24,7 @@ class PerFrameTree:
     1 is a chain.
     """
 
-    reads = "words"
+    interprets_as = "words"
 
     def __init__(self, words: int | None) -> None:
         self.words = None if words is None else whole(words, "drafter.paths.words")
@@ -100,7 +100,7 @@ class PerFrameStepFunction:
 class StaticPerFrameTree:
     """Medusa's tree (Cai et al. 2024, section 2.3.3): a fixed list of choices, whatever the frames say."""
 
-    reads = "words"
+    interprets_as = "words"
     has_nested_trees = StaticTree.has_nested_trees
 
     def __init__(self, choices: Sequence[Sequence[int]]) -> None:

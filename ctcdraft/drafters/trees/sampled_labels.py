@@ -24,7 +24,7 @@ class SampledLabels:
     chains: how many are drawn; each has its share of the nodes, and those that begin alike are merged.
     """
 
-    reads = "alignments"
+    interprets_as = "alignments"
     samples_drafts = True
     topology: Topology = CTC_TOPOLOGY
 
@@ -79,7 +79,7 @@ def conditioned_probs(conditioned: ConditionedFrames) -> Tensor:
 class SampledTokens:
     """Chains of the frames' own words, one a frame, for heads that are read directly."""
 
-    reads = "words"
+    interprets_as = "words"
     samples_drafts = True
 
     def __init__(self, chains: int) -> None:

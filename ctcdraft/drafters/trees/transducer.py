@@ -17,7 +17,7 @@ from ctcdraft.drafters.trees.sampled_labels import SampledLabels
 class TransducerSearch:
     """The n most probable beginnings of the text."""
 
-    reads = "transductions"
+    interprets_as = "transductions"
 
     def __call__(
         self,
@@ -39,5 +39,5 @@ class TransducerSearch:
 class SampledTransductions(SampledLabels):
     """Chains drawn from the exact law of the next word, and of the end, behind every text."""
 
-    reads = "transductions"
+    interprets_as = "transductions"
     topology = TRANSDUCER_TOPOLOGY

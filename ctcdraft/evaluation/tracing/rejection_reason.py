@@ -110,8 +110,8 @@ def outlook(frames: SeenFrames, said: Sequence[int]) -> Outlook:
         return Outlook({word: p / words for word, p in zip(frames.words, row, strict=False)}, 0.0)
     tables = [table_of(frames, known) for known in range(len(frames.heard))]
     place = {word: index for index, word in enumerate(frames.words)}
-    transitions = CTC_TOPOLOGY if merges(frames) else TRANSDUCER_TOPOLOGY
-    labels = PrefixBatch.empty(tables[0], tables[0].shape[1] - 1, 1, transitions)
+    topology = CTC_TOPOLOGY if merges(frames) else TRANSDUCER_TOPOLOGY
+    labels = PrefixBatch.empty(tables[0], tables[0].shape[1] - 1, 1, topology)
     for known, word in enumerate(said, 1):
         heard_1TC = tables[min(known, len(tables) - 1)][None]
         labels = labels.extend(torch.tensor([place[word]]), heard_1TC if frames.listen else None)

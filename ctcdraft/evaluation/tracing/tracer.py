@@ -128,7 +128,7 @@ class Watch:
         best = law_V.double().softmax(0).topk(min(self.words, len(law_V)))
         frames = self._frames and framed(*self._frames, accepted, {*tokens[1:], bonus}, self.words)
         if frames is not None:
-            frames = replace(frames, reads=getattr(self._paths, "reads", "words"))
+            frames = replace(frames, reads=getattr(self._paths, "interprets_as", "words"))
         return SeenPass(
             tokens=tokens,
             parents=tuple(tree.parents_N.tolist()),
