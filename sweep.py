@@ -15,28 +15,28 @@ from typing import Any
 
 from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
 
-from ctcdraft.config.cli import composed, wrong_config
-from ctcdraft.config.command_line import parsed, understood
-from ctcdraft.errors import InputError, whole
+from ctcdraft.config.cli import compose_config, config_error
+from ctcdraft.config.command_line import parse_override, quote_paths
+from ctcdraft.errors import InputError, check_int
 from ctcdraft.io import refuse_unwritable
 from ctcdraft.training.search import Interval, run_search
 
-OWN = {"trials": 20, "jobs": 1, "search_seed": 0}
+OWN_KEYS = {"trials": 20, "jobs": 1, "search_seed": 0}
 
 
 def main(words: list[str]) -> float:
-    own, fixed, space, run = dict(OWN), [], {}, Path("runs/search")
-    for word in understood(words, searched=True):
-        override = parsed(word)
+    own, fixed, space, run = dict(OWN_KEYS), [], {}, Path("runs/search")
+    for word in quote_paths(words, searched=True):
+        override = parse_override(word)
         if override is None:
             raise InputError(f"{word} is no key=value that Hydra can parse; train.py --cfg job prints all keys")
         key = override.key_or_group
-        if key in OWN:
-            own[key] = whole(override.value(), key, least=0 if key == "search_seed" else 1)
+        if key in OWN_KEYS:
+            own[key] = check_int(override.value(), key, least=0 if key == "search_seed" else 1)
         elif key == "run":
             run = Path(str(override.value()))
         elif override.is_sweep_override():
-            space[word.partition("=")[0]] = choices(override)  # with its +, if it has one
+            space[word.partition("=")[0]] = search_values(override)  # with its +, if it has one
         else:
             fixed.append(word)
     if not space:
@@ -57,32 +57,32 @@ def refuse_wrong_keys(fixed: list[str], space: dict[str, Any]) -> None:
     for key, values in ends.items():
         for value in values:
             try:
-                composed("train", *fixed, *(f"{name}={each}" for name, each in (first | {key: value}).items()))
+                compose_config("train", *fixed, *(f"{name}={each}" for name, each in (first | {key: value}).items()))
             except Exception as error:
-                sentence = wrong_config(error, "train", OWN)
+                sentence = config_error(error, "train", OWN_KEYS)
                 if sentence is None:
                     raise
                 raise InputError(sentence) from error
 
 
-def choices(override: Override) -> Any:
+def search_values(override: Override) -> Any:
     """What a key may be: the words of choice(..) and a,b, the numbers of range(..) and interval(..)."""
     value: Any = override.value()
     key = override.key_or_group
     if isinstance(value, IntervalSweep):
         assert value.start is not None
         assert value.end is not None
-        return interval(key, value.start, value.end, "log" in value.tags, whole=False)
+        return search_interval(key, value.start, value.end, "log" in value.tags, whole=False)
     if isinstance(value, RangeSweep):
         if not isinstance(value.start, int) or not isinstance(value.stop, int) or value.step != 1:
             raise InputError(f"{key}: range(..) of a search goes over whole numbers in steps of 1; or use choice(..)")
-        return interval(key, value.start, value.stop - 1, "log" in value.tags, whole=True)
+        return search_interval(key, value.start, value.stop - 1, "log" in value.tags, whole=True)
     if isinstance(value, ChoiceSweep):
         return list(override.sweep_string_iterator())
     raise InputError(f"{key}: a search knows choice(..), range(..) and interval(..), not {type(value).__name__}")
 
 
-def interval(key: str, least: float, most: float, logarithmic: bool, whole: bool) -> Interval:
+def search_interval(key: str, least: float, most: float, logarithmic: bool, whole: bool) -> Interval:
     if least > most or (logarithmic and least <= 0):
         above = " and, for its logarithm, from above 0" if logarithmic else ""
         raise InputError(f"{key}: nothing lies from {least} to {most}; give its range upwards{above}")

@@ -17,7 +17,7 @@ import torch
 import transformers
 
 from ctcdraft.corpus.chat_template import prompt_tokens
-from ctcdraft.corpus.generation.requests import Question
+from ctcdraft.corpus.generation.requests import Request
 from ctcdraft.corpus.generation.transformers import TransformersAnswers
 from ctcdraft.evaluation.benchmarks import project_prompts
 from ctcdraft.models.base_model import BaseLM
@@ -56,15 +56,15 @@ def main() -> None:
         )
 
 
-def questions(base: BaseLM, path: str, count: int) -> list[Question]:
+def questions(base: BaseLM, path: str, count: int) -> list[Request]:
     """`count` prompts of a file, next to each other by length, as a batch of a corpus is."""
     prompts = project_prompts(path, "benchmark", count * 20).prompts
     tokens = [prompt_tokens(base.tokenizer, [{"role": "user", "content": prompt.turns[0]}]) for prompt in prompts]
     middle = sorted(tokens, key=len)[len(tokens) // 2 :][:count]
-    return [Question(f"q{number}", 0, 0, "benchmark", array("i", ids), 0) for number, ids in enumerate(middle)]
+    return [Request(f"q{number}", 0, 0, "benchmark", array("i", ids), 0) for number, ids in enumerate(middle)]
 
 
-def generated(base: BaseLM, question: Question, new_tokens: int) -> list[int]:
+def generated(base: BaseLM, question: Request, new_tokens: int) -> list[int]:
     tokens_BL = torch.tensor([list(question.tokens)], device=base.device)
     config = transformers.GenerationConfig(
         max_new_tokens=new_tokens, do_sample=False, eos_token_id=sorted(base.stop_token_ids), pad_token_id=0

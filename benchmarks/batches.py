@@ -21,8 +21,8 @@ from omegaconf import DictConfig
 from ctcdraft.config.build import build_drafter
 from ctcdraft.config.cli import register_resolvers
 from ctcdraft.corpus import prepared
-from ctcdraft.corpus.batches import Batches, Filling, Rows, one_a_row, packed
-from ctcdraft.corpus.prefetch import Prefetched
+from ctcdraft.corpus.batches import Batches, PackingFunction, TokenSequences, first_fit_packing, one_per_row
+from ctcdraft.corpus.prefetch import PrefetchingBatches
 from ctcdraft.distributed import Distributed
 from ctcdraft.training.run_directory import RunDirectory
 from ctcdraft.training.trainer import CheckpointPolicy, Trainer
@@ -38,7 +38,7 @@ def main() -> None:
     with initialize_config_dir(str(CONFIGS), version_base=None):
         config = compose("train", overrides=["experiment=demo", *options.overrides])
     base = instantiate(config.base)
-    corpus = prepared.read(Path(options.prepared), base.fingerprint())
+    corpus = prepared.read_corpus(Path(options.prepared), base.fingerprint())
     rows, _ = split_held_out(corpus.rows, 0, min(config.trainer.max_length, base.context_length))
     with ExitStack() as stack:
         ways = {}
@@ -50,14 +50,14 @@ def main() -> None:
         measure(ways, options.steps, options.repeats)
 
 
-def way(config: DictConfig, base: Any, rows: Rows, pack: int | None, steps: int, ahead: bool) -> Trainer:
+def way(config: DictConfig, base: Any, rows: TokenSequences, pack: int | None, steps: int, ahead: bool) -> Trainer:
     """A trainer whose steps take `trainer.rows` answers, or so many packs of them, and as many windows."""
     objective, settings = instantiate(config.objective), config.trainer
     per_step, anchors = settings.rows, settings.anchors
-    filling: Filling = one_a_row
+    filling: PackingFunction = one_per_row
     if pack is not None:
         tokens = per_step * statistics.mean(map(len, rows.tokens))
-        filling = packed(pack)
+        filling = first_fit_packing(pack)
         per_step = max(1, round(tokens / pack))
         anchors = round(anchors * settings.rows / per_step)
     batches = Batches(rows, base, per_step, anchors, objective.labels, 0, instantiate(config.states), filling)
@@ -72,7 +72,7 @@ def way(config: DictConfig, base: Any, rows: Rows, pack: int | None, steps: int,
         peers=Distributed(),
         **{name: settings[name] for name in figures},
     )
-    feed = Prefetched(batches, steps) if ahead else batches
+    feed = PrefetchingBatches(batches, steps) if ahead else batches
     nowhere, silent = RunDirectory(Path()), DecodingValidation(base, [], instantiate(config.decoding))
     never = CheckpointPolicy(checkpoint_every=steps, checkpoint_minutes=None, keep=1, patience=steps)
     return Trainer(nowhere, drafter, objective, feed, engine, silent, steps, 1, steps, never)
@@ -83,7 +83,7 @@ def measure(ways: dict[str, Trainer], steps: int, repeats: int) -> None:
     for turn in range(repeats + 1):
         for name, trainer in ways.items():
             feed = trainer.batches
-            batches = feed.batches if isinstance(feed, Prefetched) else feed
+            batches = feed.batches if isinstance(feed, PrefetchingBatches) else feed
             first, began = trainer.step, time.perf_counter()
             for _ in range(steps):
                 trainer.train_step()

@@ -31,8 +31,8 @@ from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.decoding.verification import match
 from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.evaluation.benchmarks import project_prompts
-from ctcdraft.evaluation.environment import hardware
-from ctcdraft.evaluation.profiling import Spent, instrument
+from ctcdraft.evaluation.environment import hardware_name
+from ctcdraft.evaluation.profiling import PhaseTimes, profile_answer
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.models.loading import load_base, without_generation_config
 
@@ -46,7 +46,7 @@ NEVER: frozenset[int] = frozenset()  # no word ends an answer: both sides say eq
 def main() -> None:
     options = arguments()
     torch.set_num_threads(options.threads)
-    print(f"{hardware(torch.device(options.device))}, {options.dtype}, torch {torch.__version__}, {options.clock} time")
+    print(f"{hardware_name(torch.device(options.device))}, {options.dtype}, torch {torch.__version__}, {options.clock} time")
     for folder in options.bases:
         base = load_base(folder, options.dtype, options.device).for_inference()
         reads = [None, StaticShapeForward(), StaticShapeForward(compiled=True)] if options.compiled else [None]
@@ -116,10 +116,10 @@ def overhead(base: BaseLM, options: argparse.Namespace) -> None:
     """o of autoregression and of trees of several sizes that are drafted for nothing and hardly ever right."""
     prompt_L = asked(base, options)[0]
     sizes: dict[int, Drafter] = {1: Autoregressive(base)} | {nodes: Bush(base.vocabulary) for nodes in (16, 64)}
-    spent: dict[int, list[Spent]] = {nodes: [] for nodes in sizes}
+    spent: dict[int, list[PhaseTimes]] = {nodes: [] for nodes in sizes}
     for _ in range(options.repeats + 1):
         for nodes, drafter in sizes.items():
-            spent[nodes].append(instrument(base, drafter, prompt_L, settings(nodes, options.max_new_tokens), 0))
+            spent[nodes].append(profile_answer(base, drafter, prompt_L, settings(nodes, options.max_new_tokens), 0))
     unit = statistics.median(one.a_pass for one in spent[1][1:])
     for nodes, measured in spent.items():
         medians = {

@@ -18,14 +18,14 @@ import torch
 from torch import nn
 
 from ctcdraft.config.cli import register_resolvers
-from ctcdraft.config.contestants import contestant, looked_up
+from ctcdraft.config.contestants import build_contestant, resolve
 from ctcdraft.corpus.chat_template import prompt_tokens
 from ctcdraft.decoding.loop import generate
 from ctcdraft.decoding.settings import DecodingSettings
 from ctcdraft.decoding.verification import match
 from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.evaluation.benchmarks import project_prompts
-from ctcdraft.evaluation.environment import hardware
+from ctcdraft.evaluation.environment import hardware_name
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
 from ctcdraft.models.loading import load_base
 
@@ -38,7 +38,7 @@ def main() -> None:
     register_resolvers()
     torch.set_num_threads(1)
     sides = {LAID: side(options, stored=False), AS_STORED: side(options, stored=True)}
-    print(f"{hardware(torch.device('cpu'))}, float32, base {Path(options.base).name}, {options.nodes} nodes, wall time")
+    print(f"{hardware_name(torch.device('cpu'))}, float32, base {Path(options.base).name}, {options.nodes} nodes, wall time")
     seconds: dict[tuple[str, str], list[float]] = {(how, name): [] for how in sides for name in sides[how][1]}
     same = answers = 0
     prompts = project_prompts(str(TINY / "prompts" / "held_out.jsonl"), "benchmark", None).prompts[: options.prompts]
@@ -64,7 +64,7 @@ def side(options: argparse.Namespace, stored: bool) -> tuple[Any, dict[str, Any]
     """A base and its drafters."""
     base = load_base(options.base, "float32", "cpu").for_inference()
     drafters: dict[str, Any] = {AUTOREGRESSIVE: Autoregressive(base)}
-    drafters |= {Path(word).name: contestant(looked_up(word), base).drafter for word in options.contestants}
+    drafters |= {Path(word).name: build_contestant(resolve(word), base).drafter for word in options.contestants}
     modules = [base.lm, *(each for each in drafters.values() if isinstance(each, nn.Module))]
     for weight in (weight for module in modules if stored for weight in module.parameters()):
         weight.data = weight.data.contiguous()

@@ -155,7 +155,7 @@ def gsm8k(options: argparse.Namespace) -> tuple[str, ...]:
 
 def run(script: str, *words: str) -> float:
     """A command of ours, and the processor seconds it took."""
-    return store.run(script, words).processor
+    return store.run_script(script, words).processor
 
 
 def arguments() -> argparse.Namespace:

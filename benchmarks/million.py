@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ctcdraft.corpus.generation.requests import Answers, Ask, Question, Reply
+from ctcdraft.corpus.generation.requests import GenerateFn, Request, Response, ResponseGenerator
 from ctcdraft.models.base_model import BaseLM
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -39,15 +39,15 @@ much before go good new write our used me man too any day same right look think 
 
 
 @dataclass(frozen=True)
-class StandIn(Answers):
+class StandIn(ResponseGenerator):
     """Says forty words to everybody, without a model."""
 
-    def start(self, base: BaseLM) -> Ask:
+    def start(self, base: BaseLM) -> GenerateFn:
         said = base.tokenizer(" ".join(WORDS[:40]), add_special_tokens=False)["input_ids"]
         return lambda asked: [self.reply(base, question, said) for question in asked]
 
-    def reply(self, base: BaseLM, question: Question, said: list[int]) -> Reply:
-        return Reply([*said[: self.room(base, question) - 1], min(base.stop_token_ids)])
+    def reply(self, base: BaseLM, question: Request, said: list[int]) -> Response:
+        return Response([*said[: self.room(base, question) - 1], min(base.stop_token_ids)])
 
 
 def write_conversations(file: Path, lines: int, exchanges: int) -> None:

@@ -14,16 +14,16 @@ from pathlib import Path
 import torch
 
 from ctcdraft.config.cli import register_resolvers
-from ctcdraft.config.contestants import contestant, looked_up
+from ctcdraft.config.contestants import build_contestant, resolve
 from ctcdraft.decoding.loop import generate
 from ctcdraft.decoding.settings import DecodingSettings
 from ctcdraft.decoding.verification import match
 from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.evaluation.benchmarks import project_prompts
-from ctcdraft.evaluation.environment import hardware
+from ctcdraft.evaluation.environment import hardware_name
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
-from ctcdraft.evaluation.runner import asked
-from ctcdraft.evaluation.tree_size import Sizing, choose
+from ctcdraft.evaluation.runner import turn_prompt
+from ctcdraft.evaluation.tree_size import TreeSizeSearch, choose_sizes
 from ctcdraft.models.loading import load_base
 
 # Of the answers; on a machine that others work on too, the processor's own time does not count their turns.
@@ -40,18 +40,18 @@ def main() -> None:
     path = str(TINY / "prompts" / "held_out.jsonl")
     prompts = project_prompts(path, "benchmark", None).prompts
     for_choice, for_test = prompts[::2][: options.prompts], prompts[1::2][: options.prompts]
-    sizing = Sizing(options.nodes, path, options.prompts, timed=2, timed_tokens=48, repeats=5)
+    sizing = TreeSizeSearch(options.nodes, path, options.prompts, timed=2, timed_tokens=48, repeats=5)
     how = DecodingSettings(options.max_new_tokens, sizing.nodes[-1], 0.0, 0, 1.0, match, lossless=True)
-    drafters = {word: contestant(looked_up(word), base).drafter for word in options.contestants}
-    found = choose(base, {AUTOREGRESSIVE: Autoregressive(base), **drafters}, how, sizing, for_choice, 0)
-    print(f"{hardware(base.device)}, {options.dtype}, base {base.name}, {options.clock} time")
+    drafters = {word: build_contestant(resolve(word), base).drafter for word in options.contestants}
+    found = choose_sizes(base, {AUTOREGRESSIVE: Autoregressive(base), **drafters}, how, sizing, for_choice, 0)
+    print(f"{hardware_name(base.device)}, {options.dtype}, base {base.name}, {options.clock} time")
     for name, choice in found.items():
         chosen = choice.best.nodes
         arms = {f"{nodes} nodes": nodes for nodes in sizing.nodes} | {"auto": chosen, "autoregression": 1}
         seconds, tokens = dict.fromkeys(arms, 0.0), 0
         for round_ in range(options.repeats + 1):
             for number, prompt in enumerate(for_test if round_ else for_test[:1]):  # a warm-up first
-                prompt_L = asked(base, prompt, [])[0]
+                prompt_L = turn_prompt(base, prompt, [])[0]
                 for arm in random.Random(f"{round_} {number}").sample(list(arms), len(arms)):
                     drafter = drafters[name] if arms[arm] > 1 else Autoregressive(base)
                     began = clock()

@@ -22,8 +22,8 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from ctcdraft.corpus import prepared
-from ctcdraft.corpus.batches import Rows
-from ctcdraft.corpus.hidden_states import Stored
+from ctcdraft.corpus.batches import TokenSequences
+from ctcdraft.corpus.hidden_states import OfflineHiddenStates
 from ctcdraft.corpus.state_precision import PRECISIONS
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.models.loading import load_base
@@ -76,14 +76,14 @@ def compare(name: str, live: list[float], other: list[float]) -> None:
 def read(options: argparse.Namespace, store: Path) -> None:
     """Bytes a token and rate of every precision, over the rows that the runs trained on."""
     base = load_base(str(BASE), "float32", "cpu", "tiny")
-    rows, _ = split_held_out(prepared.read(Path(options.corpus), base.fingerprint()).rows, 1, base.context_length)
+    rows, _ = split_held_out(prepared.read_corpus(Path(options.corpus), base.fingerprint()).rows, 1, base.context_length)
     tokens = sum(map(len, rows.tokens))
     print(f"{len(rows):,} rows, {tokens:,} tokens, states of {base.width} values; in batches of {ROWS} rows")
     rates = [rate(lambda batch: live(base, rows, batch), rows, seed, 5) for seed in range(options.repeats)]
     print(f"live      {spread(rates)}, read by the base")
     bytes_of: dict[str, int] = {}
     for name in PRECISIONS:
-        states = Stored(base, rows.tokens, str(store / name), name, 64, 100)
+        states = OfflineHiddenStates(base, rows.tokens, str(store / name), name, 64, 100)
         start = time.perf_counter()
         states.fill()
         written = time.perf_counter() - start
@@ -98,17 +98,17 @@ def read(options: argparse.Namespace, store: Path) -> None:
         print(f"int8 takes {bytes_of['int8'] / bytes_of[name]:.3f} of the disk of {name}")
 
 
-def live(base: BaseLM, rows: Rows, batch: Sequence[int]) -> None:
+def live(base: BaseLM, rows: TokenSequences, batch: Sequence[int]) -> None:
     tokens_BL = pad_sequence([rows.tokens[index] for index in batch], batch_first=True)
     base.hidden_states(tokens_BL, torch.ones_like(tokens_BL))
 
 
-def stored_rows(states: Stored, batch: Sequence[int]) -> None:
+def stored_rows(states: OfflineHiddenStates, batch: Sequence[int]) -> None:
     for index in batch:
         states.row(index)
 
 
-def rate(look: Callable[[Sequence[int]], None], rows: Rows, seed: int, limit: int | None) -> float:
+def rate(look: Callable[[Sequence[int]], None], rows: TokenSequences, seed: int, limit: int | None) -> float:
     """Tokens a second, through all rows in random batches, or through so many batches."""
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed)).tolist()
     batches = [order[start : start + ROWS] for start in range(0, len(order), ROWS)][:limit]

@@ -27,7 +27,7 @@ import transformers
 from torch import Tensor
 
 from ctcdraft.batch import Batch
-from ctcdraft.corpus.batches import Batches, Rows
+from ctcdraft.corpus.batches import Batches, TokenSequences
 from ctcdraft.distributed import Distributed
 from ctcdraft.drafters.parallel import ParallelDrafter
 from ctcdraft.drafters.trees.ctc import PrefixSearch
@@ -106,7 +106,7 @@ def measured(options: argparse.Namespace, way: Way) -> dict[str, float]:
     drafter = ParallelDrafter(base, options.frames, body, PrefixSearch(16)).train()
     rng = torch.Generator().manual_seed(0)
     tokens = [torch.randint(options.words, (options.length,), generator=rng) for _ in range(options.rows)]
-    rows = Rows(tokens, [torch.ones(options.length, dtype=torch.int)] * options.rows, [True] * options.rows)
+    rows = TokenSequences(tokens, [torch.ones(options.length, dtype=torch.int)] * options.rows, [True] * options.rows)
     batches = Batches(rows, base, options.rows, options.anchors, options.labels, 0)
     engine = TorchEngine(
         drafter, drafter.trainable_parameters(), steps=100, learning_rate=1e-4, warmup=1, final_share=0.1, betas=(0.9,

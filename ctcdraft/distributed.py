@@ -88,7 +88,7 @@ def init_distributed(device: str) -> Distributed:
         if not torch.distributed.is_initialized():
             # Process 0 may answer a whole corpus before the others go on.
             torch.distributed.init_process_group(backend, timeout=timedelta(days=2))
-            leave_at_exit(backend)
+            shut_down_gloo_at_exit(backend)
     except (RuntimeError, ValueError) as error:  # a port in use is a DistNetworkError, which is a RuntimeError
         raise InputError(
             f"{world} processes cannot meet at {where} ({str(error).strip().splitlines()[0]}); choose a free port with "
@@ -118,22 +118,22 @@ def main_process_first(peers: Distributed, work: Callable[[], Any]) -> Any:
     return result
 
 
-LAST_MOMENT = 0.2  # seconds; what a thread needs is microseconds
+THREAD_EXIT_SECONDS = 0.2  # seconds; what a thread needs is microseconds
 
 
-def leave_at_exit(backend: str) -> None:
+def shut_down_gloo_at_exit(backend: str) -> None:
     """Of NCCL nothing is asked: its threads hold no tensors."""
     if backend == "gloo":
-        atexit.unregister(leave)
-        atexit.register(leave)
+        atexit.unregister(shut_down_gloo)
+        atexit.register(shut_down_gloo)
 
 
-def leave() -> None:
+def shut_down_gloo() -> None:
     """End the threads while the interpreter is there to be asked. Those of a group that somebody still holds, as
     DeepSpeed does, go on: they are given a moment."""
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
-        time.sleep(LAST_MOMENT)
+        time.sleep(THREAD_EXIT_SECONDS)
 
 
 @dataclass(frozen=True)

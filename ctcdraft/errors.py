@@ -16,21 +16,21 @@ class InputError(ValueError):
     """
 
 
-def whole(value: Any, key: str, least: int = 1) -> int:
+def check_int(value: Any, key: str, least: int = 1) -> int:
     """`value`, if it is a whole number from `least`; key: what the user types, as in drafter.frames."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise InputError(f"{key}={value} is impossible; it is a whole number from {least}")
     return value
 
 
-def number(value: Any, key: str) -> float:
+def check_float(value: Any, key: str) -> float:
     """`value`, if it is a finite number."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
         raise InputError(f"{key}={value} is no number; give one such as {key}=0.5")
     return value
 
 
-def more_than_tensors(place: str, key: str) -> InputError:
+def unsafe_pickle_error(place: str, key: str) -> InputError:
     """Return the error for a .bin file that torch refuses to unpickle; torch itself advises weights_only=False."""
     return InputError(
         f"{place} holds weights pickled with other objects, which could run code and are not loaded; give {key}= a "
@@ -42,7 +42,7 @@ def first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0].rstrip(".")
 
 
-def tell_and_exit(name: str, main: Callable[[list[str]], object]) -> None:
+def run_cli(name: str, main: Callable[[list[str]], object]) -> None:
     """Run a small command on its words; what is wrong with them is one sentence and exit status 1."""
     try:
         main(sys.argv[1:])

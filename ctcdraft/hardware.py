@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import torch
 
-from ctcdraft.errors import InputError, number
+from ctcdraft.errors import InputError, check_float
 
 UNKNOWN_RATE = (
     "not known without a rate: plan.flops= is operations a second that are really reached (a card's figure times the "
@@ -35,7 +35,7 @@ class HardwareSpec:
     def of(cls, values: Any) -> Self:
         """The values of plan.flops= and plan.bandwidth=."""
         for key in ("flops", "bandwidth"):
-            if values[key] is not None and not number(values[key], f"plan.{key}") > 0:
+            if values[key] is not None and not check_float(values[key], f"plan.{key}") > 0:
                 raise InputError(f"plan.{key}={values[key]} is no speed; it lies above 0, as in plan.{key}=4e12")
         return cls(values["flops"], values["bandwidth"])
 

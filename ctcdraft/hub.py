@@ -21,14 +21,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import ctcdraft
-from ctcdraft.config.allowed import ALLOWED, read_run, refuse_foreign, trusted
+from ctcdraft.config.allowed import ALLOWED_TARGETS, parse_trust, read_run_config, refuse_foreign
 from ctcdraft.config.build import build_drafter, load_drafter
 from ctcdraft.decoding.loop import generate
 from ctcdraft.decoding.settings import DecodingSettings
 from ctcdraft.decoding.verification import match
 from ctcdraft.drafters.base import DraftHead
 from ctcdraft.errors import InputError
-from ctcdraft.io import write_whole
+from ctcdraft.io import atomic_write
 from ctcdraft.model_card import model_card
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.models.compatibility import refuse_inexact_tree_attention
@@ -36,10 +36,10 @@ from ctcdraft.models.values import looks_like_folder
 from ctcdraft.renamed import current
 from ctcdraft.training.run_directory import RunDirectory, load_trainable_state, refuse_other_base
 
-CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
-WARPERS = ("TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper")  # which `Settings` does itself
-CRITERIA = ("MaxLengthCriteria", "EosTokenCriteria")
-MUST_AGREE = ("weights", "width", "vocabulary", "taps", "tokenizer")  # a chat template is whoever's who prompts
+CONFIG_FILE, WEIGHTS_FILE, CARD_FILE = "config.json", "model.safetensors", "README.md"
+SUPPORTED_WARPERS = ("TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper")  # which `Settings` does itself
+SUPPORTED_CRITERIA = ("MaxLengthCriteria", "EosTokenCriteria")
+MATCHING_FIELDS = ("weights", "width", "vocabulary", "taps", "tokenizer")  # a chat template is whoever's who prompts
 
 
 class PublishedHead(ModelHubMixin):
@@ -67,8 +67,8 @@ class PublishedHead(ModelHubMixin):
                 f"the head in {run} was trained along with its base (adapt=lora), so it fits no base that others have; "
                 "a head that is to be published is trained with adapt=none"
             )
-        drafter = load_drafter(directory.path, base, None, trusted(trust))
-        config: Any = OmegaConf.to_container(read_run(directory.config, trusted(trust)), resolve=True)
+        drafter = load_drafter(directory.path, base, None, parse_trust(trust))
+        config: Any = OmegaConf.to_container(read_run_config(directory.config, parse_trust(trust)), resolve=True)
         said = {
             "library": f"ctcdraft {ctcdraft.__version__}",
             "drafter": config["drafter"],
@@ -81,9 +81,9 @@ class PublishedHead(ModelHubMixin):
         tensors = {
             name: value.detach().cpu().contiguous() for name, value in self.drafter.trainable_state_dict().items()
         }
-        write_whole(save_directory / WEIGHTS, lambda draft: save_file(tensors, draft))
-        (save_directory / CONFIG).write_text(json.dumps(self.said, indent=2) + "\n")
-        (save_directory / CARD).write_text(self.card)
+        atomic_write(save_directory / WEIGHTS_FILE, lambda draft: save_file(tensors, draft))
+        (save_directory / CONFIG_FILE).write_text(json.dumps(self.said, indent=2) + "\n")
+        (save_directory / CARD_FILE).write_text(self.card)
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **given: Any) -> Self:
@@ -92,7 +92,7 @@ class PublishedHead(ModelHubMixin):
 
         Only parts of ctcdraft are built from its config. trust: names of further classes, for a drafter of your own:
         `trust=["mymodule.MyDrafter"]`. Their module is imported, so name only what you have read."""
-        given["trust"] = trusted(given.get("trust"))  # always there, so that no config.json can be asked for it
+        given["trust"] = parse_trust(given.get("trust"))  # always there, so that no config.json can be asked for it
         for key in ("model", "tokenizer"):
             if given.get(key) is None:
                 raise InputError(f"a head drafts for a base: give {key}= to PublishedHead.from_pretrained")
@@ -102,7 +102,7 @@ class PublishedHead(ModelHubMixin):
         try:
             return super().from_pretrained(pretrained_model_name_or_path, **given)
         except json.JSONDecodeError as error:  # it looks into config.json before we do
-            raise damaged(Path(pretrained_model_name_or_path) / CONFIG) from error
+            raise damaged_file_error(Path(pretrained_model_name_or_path) / CONFIG_FILE) from error
 
     @classmethod
     def _from_pretrained(
@@ -120,15 +120,15 @@ class PublishedHead(ModelHubMixin):
         if not folder.is_dir():
             where: Any = {"revision": revision, "cache_dir": cache_dir, "force_download": force_download}
             folder = Path(snapshot_download(model_id, local_files_only=local_files_only, token=token, **where))
-        said = read_config(folder, given["trust"])
+        said = read_head_config(folder, given["trust"])
         base = BaseLM(given["model"], given["tokenizer"], said["fingerprint"]["base"], taps=said["fingerprint"]["taps"])
-        refuse_other_base(said["fingerprint"], base.fingerprint(), folder, MUST_AGREE)
+        refuse_other_base(said["fingerprint"], base.fingerprint(), folder, MATCHING_FIELDS)
         refuse_inexact_tree_attention(base)
-        drafter = build_drafter(omega(said["drafter"]), base)
+        drafter = build_drafter(to_omegaconf(said["drafter"]), base)
         if not isinstance(drafter, DraftHead):
-            raise InputError(f"{folder / CONFIG} has a drafter that is no head: {said['drafter'].get('_target_')}")
-        load_trainable_state(drafter, read_weights(folder / WEIGHTS), folder / WEIGHTS)
-        card = folder / CARD
+            raise InputError(f"{folder / CONFIG_FILE} has a drafter that is no head: {said['drafter'].get('_target_')}")
+        load_trainable_state(drafter, read_weights(folder / WEIGHTS_FILE), folder / WEIGHTS_FILE)
+        card = folder / CARD_FILE
         return cls(drafter.for_inference(base), base, said, card.read_text() if card.is_file() else "")
 
     def generate(
@@ -151,8 +151,8 @@ class PublishedHead(ModelHubMixin):
         `generate` is refused in a sentence; not so a streamer, which transformers keeps to itself: it receives the
         prompt alone.
         """
-        refuse_unserved(self.base.lm, model, input_ids, logits_processor, stopping_criteria, generation_config)
-        refuse_untold(input_ids, told, stop_strings)
+        refuse_unsupported_generate(self.base.lm, model, input_ids, logits_processor, stopping_criteria, generation_config)
+        refuse_unsupported_inputs(input_ids, told, stop_strings)
         prompt_L, asked = input_ids[0], generation_config
         sampled = bool(asked.do_sample)
         settings = DecodingSettings(
@@ -170,10 +170,10 @@ class PublishedHead(ModelHubMixin):
         return torch.cat([input_ids, torch.tensor([made.tokens], device=input_ids.device)], dim=1)
 
 
-def refuse_unserved(own: Any, model: Any, input_ids: Tensor, processors: Any, criteria: Any, asked: Any) -> None:
+def refuse_unsupported_generate(own: Any, model: Any, input_ids: Tensor, processors: Any, criteria: Any, asked: Any) -> None:
     """Raise InputError for what this loop would silently do otherwise than `generate`."""
-    wants = [type(one).__name__ for one in processors if type(one).__name__ not in WARPERS]
-    wants += [type(one).__name__ for one in criteria if type(one).__name__ not in CRITERIA]
+    wants = [type(one).__name__ for one in processors if type(one).__name__ not in SUPPORTED_WARPERS]
+    wants += [type(one).__name__ for one in criteria if type(one).__name__ not in SUPPORTED_CRITERIA]
     if model is not own:
         raise InputError("this head was loaded for another model object; call generate on the one it was given")
     if input_ids.shape[0] != 1:
@@ -184,7 +184,7 @@ def refuse_unserved(own: Any, model: Any, input_ids: Tensor, processors: Any, cr
         raise InputError(f"{', '.join(wants)} is not served with custom_generate=head.generate; leave it out")
 
 
-def refuse_untold(input_ids: Tensor, told: Mapping[str, Any], stop_strings: Any) -> None:
+def refuse_unsupported_inputs(input_ids: Tensor, told: Mapping[str, Any], stop_strings: Any) -> None:
     """Raise InputError for what `generate` hands on beside the ids and the loop would not look at.
 
     stop_strings: a parameter of `PublishedHead.generate` so that transformers hands it on. It keeps the tokenizer that
@@ -201,21 +201,21 @@ def refuse_untold(input_ids: Tensor, told: Mapping[str, Any], stop_strings: Any)
         )
 
 
-def read_config(folder: Path, trust: Collection[str] = ()) -> dict[str, Any]:
+def read_head_config(folder: Path, trust: Collection[str] = ()) -> dict[str, Any]:
     try:
-        said = current(json.loads((folder / CONFIG).read_text()))
+        said = current(json.loads((folder / CONFIG_FILE).read_text()))
     except (OSError, ValueError, RecursionError) as error:
-        raise damaged(folder / CONFIG) from error
+        raise damaged_file_error(folder / CONFIG_FILE) from error
     if not isinstance(said, dict) or not isinstance(said.get("drafter", {}), dict):
-        raise damaged(folder / CONFIG)
+        raise damaged_file_error(folder / CONFIG_FILE)
     missing = [key for key in ("drafter", "nodes", "fingerprint") if key not in said]
     if missing:
-        raise InputError(f"{folder / CONFIG} has no `{missing[0]}`: this is no head of ctcdraft's")
-    refuse_foreign({"drafter": said["drafter"]}, folder / CONFIG, ALLOWED["drafter"], trust)
+        raise InputError(f"{folder / CONFIG_FILE} has no `{missing[0]}`: this is no head of ctcdraft's")
+    refuse_foreign({"drafter": said["drafter"]}, folder / CONFIG_FILE, ALLOWED_TARGETS["drafter"], trust)
     return said
 
 
-def damaged(file: Path) -> InputError:
+def damaged_file_error(file: Path) -> InputError:
     return InputError(f"{file} is missing or damaged; give a folder that save_pretrained made, or fetch it again")
 
 
@@ -223,10 +223,10 @@ def read_weights(file: Path) -> dict[str, Tensor]:
     try:
         return load_file(file)
     except (OSError, SafetensorError) as error:
-        raise damaged(file) from error
+        raise damaged_file_error(file) from error
 
 
-def omega(values: Any) -> Any:
+def to_omegaconf(values: Any) -> Any:
     from omegaconf import OmegaConf
 
     return OmegaConf.create(values)

@@ -22,13 +22,13 @@ from safetensors import SafetensorError
 from ctcdraft.errors import InputError
 
 
-def write_whole(path: Path, write: Callable[[Path], object]) -> None:
+def atomic_write(path: Path, write: Callable[[Path], object]) -> None:
     """Let `write` fill a draft beside the path, then move it there: a kill leaves the old file or the new one."""
     # Sibling shards, and parallel trials of a search in one process, may write the same report.
     draft = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        mode = new_file(draft)
+        mode = create_empty_file(draft)
         write(draft)
         if stat.S_IMODE(draft.stat().st_mode) != mode:
             draft.chmod(mode)  # safetensors moves a file of mode 600 over the draft: colleagues could not read it
@@ -44,7 +44,7 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
         ) from error
 
 
-def new_file(path: Path) -> int:
+def create_empty_file(path: Path) -> int:
     """Create an empty file, and return the permission bits it got from the umask and the folder.
 
     os.umask tells only by setting another one, which a file that another thread creates meanwhile would get.
@@ -54,10 +54,10 @@ def new_file(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def readable(folder: Path) -> None:
+def apply_default_mode(folder: Path) -> None:
     """Give a folder's tensors the permission bits of a new file: safetensors keeps what it writes to its owner."""
     probe = folder / f"mode.{os.getpid()}.{threading.get_ident()}.partial"
-    mode = new_file(probe)
+    mode = create_empty_file(probe)
     probe.unlink()
     for file in folder.glob("*.safetensors"):
         file.chmod(mode)
@@ -65,7 +65,7 @@ def readable(folder: Path) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """The text, whole or not at all."""
-    write_whole(path, lambda draft: draft.write_text(text))
+    atomic_write(path, lambda draft: draft.write_text(text))
 
 
 def refuse_unwritable(folder: Path, key: str) -> None:
@@ -85,20 +85,20 @@ def refuse_unwritable(folder: Path, key: str) -> None:
         raise InputError(f"{key}={folder} cannot be written ({why}); choose another {key}=") from error
 
 
-def refuse_held(run: Path) -> NoReturn:
+def refuse_existing_run(run: Path) -> NoReturn:
     raise InputError(
         f"{run} holds a run already; continue it with resume={run}, choose another run=, "
         "or throw it away with overwrite=true"
     )
 
 
-def refuse_no_run(run: Path) -> None:
+def refuse_missing_run(run: Path) -> None:
     """Raise InputError unless a folder holds a run."""
     if not (run / "config.yaml").is_file():
         raise InputError(f"{run} holds no run: there is no config.yaml; give a directory that train.py made")
 
 
-def holds_corpus(folder: Path) -> bool:
+def has_complete_corpus(folder: Path) -> bool:
     """Return whether a folder holds a prepared corpus that is complete, so that it is only read."""
     try:
         return bool(json.loads((folder / "manifest.json").read_text())["complete"])

@@ -12,7 +12,7 @@ from time import monotonic
 
 from tqdm import tqdm
 
-EVERY = 60.0  # seconds between two lines
+LINE_INTERVAL = 60.0  # seconds between two lines
 
 
 class Progress:
@@ -41,8 +41,8 @@ class Progress:
     ) -> None:
         self.items, self.unit, self.first, self.before = items, unit, first, before
         self.done = 0
-        self._clock, self._write = clock, write or written
-        self._redirected = not on_terminal() if redirected is None else redirected
+        self._clock, self._write = clock, write or write_line
+        self._redirected = not is_terminal() if redirected is None else redirected
         self._began = self._last = clock()
         self._estimated = False
 
@@ -56,7 +56,7 @@ class Progress:
         now = self._clock()
         first = not self._estimated and self.done >= self.first
         self._estimated |= first
-        if self.done < self.items and (first or (self._redirected and now - self._last >= EVERY)):
+        if self.done < self.items and (first or (self._redirected and now - self._last >= LINE_INTERVAL)):
             self._last = now
             self._write(self.line(now - self._began))
 
@@ -64,12 +64,12 @@ class Progress:
         """Return the line of this state, `seconds` after the beginning."""
         remaining = self.items - self.done
         return (
-            f"{self.before + self.done:,} of {self.before + self.items:,} {self.unit}, {minutes(seconds)} so far; "
-            f"about {minutes(seconds / self.done * remaining)} for the remaining {remaining:,}"
+            f"{self.before + self.done:,} of {self.before + self.items:,} {self.unit}, {format_minutes(seconds)} so far; "
+            f"about {format_minutes(seconds / self.done * remaining)} for the remaining {remaining:,}"
         )
 
 
-def minutes(seconds: float) -> str:
+def format_minutes(seconds: float) -> str:
     """Return a duration as people read it.
 
     3 -> 0.1 minutes    473 -> 7.9 minutes    7200 -> 120 minutes
@@ -78,11 +78,11 @@ def minutes(seconds: float) -> str:
     return f"{number:,.0f} minutes" if number >= 10 else f"{max(number, 0.1):.1f} minutes"
 
 
-def written(line: str) -> None:
+def write_line(line: str) -> None:
     """Print above a bar, and at once: a redirected output is buffered."""
     tqdm.write(line)
     sys.stdout.flush()
 
 
-def on_terminal() -> bool:
+def is_terminal() -> bool:
     return sys.stdout.isatty() and sys.stderr.isatty()

@@ -23,12 +23,12 @@ import pandas as pd
 import yaml
 
 from ctcdraft.config.cli import REPOSITORY
-from ctcdraft.errors import InputError, tell_and_exit
+from ctcdraft.errors import InputError, run_cli
 from ctcdraft.io import write_text
 from ctcdraft.report import latency
 from ctcdraft.report.html import files
 from studies.comparison.evaluate import row_name
-from studies.comparison.run import print_anew
+from studies.comparison.run import rebuild_pages
 
 Row = dict[str, Any]
 RESULTS = REPOSITORY / "results"
@@ -51,10 +51,10 @@ def rebuild(study: str, out: Path | None = None) -> None:
     with TemporaryDirectory() as place:
         raw, out = unpack(study, Path(place)), out or RESULTS / study
         figures, texts = (STUDIES[study].get(key, {}) for key in ("figures", "text"))
-        print_anew([str(file.parent) for file in sorted(raw.rglob("rules.json"))])  # verdicts and figures
+        rebuild_pages([str(file.parent) for file in sorted(raw.rglob("rules.json"))])  # verdicts and figures
         for folder in {(raw / file).parent for file in figures.values()}:
             if folder.name == "figures":
-                files.again(folder.parent)
+                files.rebuild_page(folder.parent)
             elif report := load(folder / "report.json"):
                 latency.write(folder, report)
         rows = [row for file in sorted(raw.rglob("report.json")) for row in of_report(raw, file)]
@@ -197,4 +197,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    tell_and_exit("results", main)
+    run_cli("results", main)

@@ -5,21 +5,21 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from ctcdraft.corpus.generation.requests import Answers, Question
+from ctcdraft.corpus.generation.requests import Request, ResponseGenerator
 from ctcdraft.models.base_model import BaseLM
 
 
-def questions_of(
+def make_requests(
     prompts: Sequence[Sequence[int]], names: Sequence[str] | None = None, turn: int = 0, sample: int = 0
-) -> list[Question]:
+) -> list[Request]:
     """One question a prompt, called q0, q1, ... or as `names` says."""
     names = names or [f"q{number}" for number in range(len(prompts))]
     return [
-        Question(name, turn, sample, "test", array("i", tokens), 0) for name, tokens in zip(names, prompts, strict=True)
+        Request(name, turn, sample, "test", array("i", tokens), 0) for name, tokens in zip(names, prompts, strict=True)
     ]
 
 
-def said(
-    answers: Answers, base: BaseLM, prompts: Sequence[Sequence[int]], names: Sequence[str] | None = None
+def generated_tokens(
+    answers: ResponseGenerator, base: BaseLM, prompts: Sequence[Sequence[int]], names: Sequence[str] | None = None
 ) -> list[list[int]]:
-    return [reply.tokens for reply in answers.start(base)(questions_of(prompts, names))]
+    return [reply.tokens for reply in answers.start(base)(make_requests(prompts, names))]

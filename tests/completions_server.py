@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ctcdraft.corpus.generation.transformers import drawn, speak
+from ctcdraft.corpus.generation.transformers import generate_batch, sample_tokens
 from ctcdraft.models.base_model import BaseLM
 
 
@@ -50,9 +50,9 @@ class CompletionsServer(ThreadingHTTPServer):
         def choose(logits_BV, rows, step):
             if temperature == 0:
                 return logits_BV.argmax(dim=-1)
-            return drawn(logits_BV, temperature, coins_L[step : step + 1])
+            return sample_tokens(logits_BV, temperature, coins_L[step : step + 1])
 
-        (answer,) = speak(self.base, [list(ids)], [body["max_tokens"]], choose)
+        (answer,) = generate_batch(self.base, [list(ids)], [body["max_tokens"]], choose)
         ended = answer[-1] in self.base.stop_token_ids
         choice = {
             "text": tokenizer.decode(answer, skip_special_tokens=True),

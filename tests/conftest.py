@@ -12,6 +12,6 @@ os.environ["OMP_WAIT_POLICY"] = "passive"
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
     """A folder of a module's own in which the entry points can be called: entry_parts.small_world."""
-    from entry_parts import small_world
+    from entry_parts import make_workspace
 
-    return small_world(tmp_path_factory.mktemp("world"))
+    return make_workspace(tmp_path_factory.mktemp("world"))

@@ -12,14 +12,14 @@ from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters import controls
 
 
-def Oracle(text: torch.Tensor, depth: int) -> controls.Oracle:
+def oracle_drafter(text: torch.Tensor, depth: int) -> controls.Oracle:
     """Says what the base will say: it is told the whole text (prompt and answer) at once."""
     told = controls.Oracle(None, depth)
     told.set_text(text)
     return told
 
 
-def Junk(words: int, size: int) -> controls.RandomDrafter:
+def random_drafter(words: int, size: int) -> controls.RandomDrafter:
     """Random trees, some with guesses below the end of the text."""
     return controls.RandomDrafter(SimpleNamespace(vocabulary=words), size)
 

@@ -13,7 +13,7 @@ from tiny_models import random_lm, tiny_tokenizer
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
-def small_world(home: Path) -> Path:
+def make_workspace(home: Path) -> Path:
     """A random base, prompts, and a run trained on its answers through the command line."""
     random_lm(context=128).save_pretrained(home / "base")
     tiny_tokenizer().save_pretrained(home / "base")
@@ -21,11 +21,11 @@ def small_world(home: Path) -> Path:
     (home / "prompts.jsonl").write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(home)
-        run_script(patch, "train.py", *training("run=run"))
+        run_script(patch, "train.py", *train_args("run=run"))
     return home
 
 
-def training(*more: str) -> list[str]:
+def train_args(*more: str) -> list[str]:
     return [
         "base=local", "base.path=base", "corpus.path=prompts.jsonl", "prepared=prepared", "answers.max_new_tokens=20",
         "trainer.steps=4", "trainer.probe_prompts=2", "trainer.probe_every=4", "trainer.checkpoint_every=2",
@@ -39,7 +39,7 @@ def run_script(patch: pytest.MonkeyPatch, script: str, *words: str) -> None:
     runpy.run_path(str(REPOSITORY / script), run_name="__main__")
 
 
-def refused(patch, capsys, script: str, *words: str) -> str:
+def expect_error(patch, capsys, script: str, *words: str) -> str:
     """The one line on stderr of a call that must end with status 1 and without a traceback."""
     with pytest.raises(SystemExit) as exit_:
         run_script(patch, script, *words)

@@ -12,7 +12,7 @@ from tiny_models import random_lm, tiny_tokenizer
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [16, 16]}
 
 
-def coded(weight, block=16):
+def quantize_blocks(weight, block=16):
     """Codes of a matrix, a scale for each block, and the matrix that they stand for."""
     rows, columns = weight.shape
     blocks = weight.view(rows // block, block, columns // block, block)
@@ -29,7 +29,7 @@ def fp8_checkpoint(folder, chosen=lambda name: True, config=FP8, scaled="{}_scal
     for name, weight in lm.state_dict().items():
         tensors[name] = weight.contiguous()
         if name.endswith("_proj.weight") and chosen(name):
-            codes, scales, meant = coded(weight)
+            codes, scales, meant = quantize_blocks(weight)
             tensors |= {name: codes, scaled.format(name): scales}
             weight.copy_(meant)
     folder = Path(folder)

@@ -36,30 +36,30 @@ def p_value(counts: Sequence[float], law: Sequence[float]) -> float:
     return float(torch.special.gammaincc(freedom, torch.tensor(statistic / 2, dtype=torch.float64)))
 
 
-CHANCE = 1e-5  # a true law fails once in 10^5 seeds; all seeds are fixed
+MIN_P_VALUE = 1e-5  # a true law fails once in 10^5 seeds; all seeds are fixed
 
 
-def draw(law_V: torch.Tensor, shape: tuple[int, ...], rng: torch.Generator) -> torch.Tensor:
+def sample_with_stop(law_V: torch.Tensor, shape: tuple[int, ...], rng: torch.Generator) -> torch.Tensor:
     """Words drawn from law_V; what it lacks to one comes out as -2, the draft's STOP."""
     full_V = torch.cat([law_V, (1 - law_V.sum()).clamp(min=0)[None]])
     words = torch.multinomial(full_V, int(torch.tensor(shape).prod()), replacement=True, generator=rng).reshape(shape)
     return torch.where(words == len(law_V), -2, words)
 
 
-def text_of(tree: TokenTree, node: int) -> tuple[int, ...]:
+def path_tokens(tree: TokenTree, node: int) -> tuple[int, ...]:
     """The words from below the root to the node."""
     return tuple(tree.tokens_N[tree.ancestors_NN[node]].tolist()[1:])
 
 
-def assert_rows(tree: TokenTree, law_of_text: Callable, depth: int) -> None:
+def assert_draft_probs(tree: TokenTree, law_of_text: Callable, depth: int) -> None:
     """Every row that was asked for is the law behind its node's text."""
     for node in range(len(tree)):
-        text = text_of(tree, node)
+        text = path_tokens(tree, node)
         wanted = law_of_text(text) if len(text) < depth else [0.0] * tree.draft_probs_NV.shape[1]
         assert tree.draft_probs_NV[node].tolist() == pytest.approx(wanted, abs=1e-10, rel=0)
 
 
-def next_label_law(log_probs_TC: torch.Tensor, blank: int, text: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+def exact_next_label_distribution(log_probs_TC: torch.Tensor, blank: int, text: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
     """The exact law behind one text of class ids: words_V, and the chance that it ends there; 0 if it cannot begin."""
     labels = PrefixBatch.empty(log_probs_TC.exp(), blank, 1)
     for word in text:

@@ -18,14 +18,14 @@ def main(script: str, folder: str) -> None:
     import hydra  # noqa: F401
 
     from ctcdraft.corpus import prepared  # noqa: F401
-    from ctcdraft.corpus.generation.requests import Dialogue, Interview
+    from ctcdraft.corpus.generation.requests import MultiTurnGenerator, Sample
     from ctcdraft.corpus.generation.transformers import TransformersAnswers
     from ctcdraft.corpus.types import Prompt
     from ctcdraft.models.loading import load_base
 
     base = load_base(folder, "float32", "cpu")
     # What is imported late is imported now.
-    Interview(base, TransformersAnswers(1, 2, 1.0, 0, 1))([Dialogue(Prompt("p", "test", ("Hi",), None), 0)])
+    MultiTurnGenerator(base, TransformersAnswers(1, 2, 1.0, 0, 1))([Sample(Prompt("p", "test", ("Hi",), None), 0)])
     out = os.dup(1)
     for line in sys.stdin:
         pid = os.fork()

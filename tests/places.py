@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-BESIDE = Path(__file__).resolve().parents[2] / "shared"
-PLACES = {
-    "CTCDRAFT_DATA": Path(os.environ.get("CTCDRAFT_DATA", BESIDE / "data")),
-    "CTCDRAFT_MODELS": Path(os.environ.get("CTCDRAFT_MODELS", BESIDE / "models")),
+SHARED_FOLDER = Path(__file__).resolve().parents[2] / "shared"
+DATA_FOLDERS = {
+    "CTCDRAFT_DATA": Path(os.environ.get("CTCDRAFT_DATA", SHARED_FOLDER / "data")),
+    "CTCDRAFT_MODELS": Path(os.environ.get("CTCDRAFT_MODELS", SHARED_FOLDER / "models")),
 }
 
 
-def found(variable: str, name: str) -> Path:
+def require_data(variable: str, name: str) -> Path:
     """PLACES[variable] / name, or the test is skipped."""
-    place = PLACES[variable] / name
+    place = DATA_FOLDERS[variable] / name
     if not place.exists():
         pytest.skip(f"no {name} at {place.parent}; {variable}= names the folder that holds it")
     return place

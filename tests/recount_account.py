@@ -23,7 +23,7 @@ def records(file: Path) -> Iterator[dict[str, Any]]:
         yield from (json.loads(line) for line in stream if line.strip())
 
 
-def asked(record: dict[str, Any]) -> str:
+def user_text(record: dict[str, Any]) -> str:
     """What the user says in all turns, without regard to case and white space."""
     if "question" in record:
         return " ".join(record["question"].lower().split())
@@ -33,7 +33,7 @@ def asked(record: dict[str, Any]) -> str:
 
 def recount(folder: Path, files: Iterable[Path]) -> list[tuple[str, int, int]]:
     """What is counted, here and in the manifest."""
-    texts = [asked(record) for file in files for record in records(file)]
+    texts = [user_text(record) for file in files for record in records(file)]
     manifest = json.loads((folder / "manifest.json").read_text())
     account, counts = manifest["conversations"], manifest["counts"]
     foreign = account["dropped"].get("language", 0)

@@ -18,7 +18,7 @@ from typing import Any
 from truths_corpus import slow_runs
 
 
-def pieces(tokenizer: Any, ids: Iterable[int]) -> Iterator[str]:
+def text_pieces(tokenizer: Any, ids: Iterable[int]) -> Iterator[str]:
     """What stands between special tokens, as text."""
     special = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
     for is_special, run in groupby(ids, lambda token: token in special):
@@ -37,13 +37,13 @@ def recount(folder: Path, tokenizer: Any, questions: Iterable[str], words: int =
         for line in map(json.loads, part.read_text().splitlines()):
             for inside, text in ((0, asked), (1, said)):
                 ids = [token for token, mask in zip(line["tokens"], line["mask"], strict=True) if mask == inside]
-                text.update(pieces(tokenizer, ids))
+                text.update(text_pieces(tokenizer, ids))
     known = slow_runs(questions, words)
     found = [{text for text in texts if slow_runs([text], words) & known} for texts in (asked - said, said)]
     return found[0], found[1]
 
 
-def questions_of(path: str) -> Iterator[str]:
+def read_questions(path: str) -> Iterator[str]:
     for line in Path(path).read_text().splitlines():
         record = json.loads(line)
         yield from record["turns"] if "turns" in record else [record["question"]]
@@ -53,7 +53,7 @@ if __name__ == "__main__":
     import transformers
 
     folder, base, *files = sys.argv[1:]
-    known = [question for file in files for question in questions_of(file)]
+    known = [question for file in files for question in read_questions(file)]
     users, answers = recount(Path(folder), transformers.AutoTokenizer.from_pretrained(base), known)
     print(
         f"{len(known):,} questions: {len(users):,} of them among the prompts, {len(answers):,} in answers of the base"

@@ -19,16 +19,16 @@ from ctcdraft.distributed import Shard
 from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.drafters.prompt_lookup import PromptLookup
 from ctcdraft.evaluation.benchmarks import Benchmark
-from ctcdraft.evaluation.evaluation import Contestant, Session
-from ctcdraft.evaluation.output_dir import Folder
-from ctcdraft.evaluation.runner import Arena
-from ctcdraft.evaluation.tracing.tracer import Explorer
+from ctcdraft.evaluation.evaluation import Contestant, Evaluation
+from ctcdraft.evaluation.output_dir import OutputDir
+from ctcdraft.evaluation.runner import EvaluationSetup
+from ctcdraft.evaluation.tracing.tracer import TraceSettings
 from ctcdraft.models.base_model import BaseLM
 
 SETTINGS = DecodingSettings(
     max_new_tokens=12, nodes=8, temperature=0.0, top_k=0, top_p=1.0, verify=match, lossless=True
 )
-UNSEEN = Explorer(questions=0, tokens=8, words=3)
+NO_TRACE = TraceSettings(questions=0, tokens=8, words=3)
 PROMPTS = (
     Prompt("a", "sums", ("1 + 1 = 2, 1 + 1 =",), "2"),
     Prompt("b", "talk", ("hello hello", "and again hello"), None),
@@ -38,9 +38,9 @@ PROMPTS = (
 
 
 @contextmanager
-def killed_at(index: int) -> Iterator[None]:
+def interrupt_at(index: int) -> Iterator[None]:
     """Expect the evaluation within to be interrupted as it is about to write the answers to this question."""
-    append = Folder.append
+    append = OutputDir.append
 
     def interrupted(folder, record):
         if record.index == index:
@@ -48,7 +48,7 @@ def killed_at(index: int) -> Iterator[None]:
         append(folder, record)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Folder, "append", interrupted)
+        patch.setattr(OutputDir, "append", interrupted)
         with pytest.raises(KeyboardInterrupt):
             yield
 
@@ -66,14 +66,14 @@ class Corrupt:
         return TokenTree.only_root(root), None
 
 
-def arena(base: BaseLM | None = None, seed: int = 0, corrupt: Corrupt | None = None, **changes) -> Arena:
+def make_setup(base: BaseLM | None = None, seed: int = 0, corrupt: Corrupt | None = None, **changes) -> EvaluationSetup:
     base = base or random_base()
     contestants = {"autoregressive": Autoregressive(base), "prompt_lookup": PromptLookup(base, 3, 5)}
     if corrupt is not None:
         contestants["corrupt"] = corrupt
-    return Arena(base, contestants, replace(SETTINGS, **changes), seed)
+    return EvaluationSetup(base, contestants, replace(SETTINGS, **changes), seed)
 
 
-def session(arena: Arena, prompts=PROMPTS, shard: Shard | None = None) -> Session:
+def make_evaluation(arena: EvaluationSetup, prompts=PROMPTS, shard: Shard | None = None) -> Evaluation:
     contestants = {name: Contestant(drafter, name, 0, {}) for name, drafter in arena.contestants.items()}
-    return Session(arena, contestants, Benchmark("made_up", tuple(prompts), "hash"), "greedy", shard or Shard(1, 1))
+    return Evaluation(arena, contestants, Benchmark("made_up", tuple(prompts), "hash"), "greedy", shard or Shard(1, 1))

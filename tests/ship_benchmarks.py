@@ -3,11 +3,11 @@
 import sys
 from pathlib import Path
 
-from ctcdraft.corpus.decontamination import write_numbers
-from ctcdraft.corpus.readers import records
+from ctcdraft.corpus.decontamination import write_hashes
+from ctcdraft.corpus.readers import read_records
 
 PLACE = Path(__file__).resolve().parent.parent / "data" / "tiny" / "leakage"
 
 if __name__ == "__main__":
     for name, path in zip(("gsm8k", "mt_bench"), sys.argv[1:], strict=True):
-        write_numbers(records(path), 13, PLACE / f"{name}.npz")
+        write_hashes(read_records(path), 13, PLACE / f"{name}.npz")

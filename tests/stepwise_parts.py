@@ -21,19 +21,19 @@ def saved_lm(folder, kind="llama", seed=7, words=lambda: tiny_tokenizer(), **cha
     return str(folder)
 
 
-def stepwise(kind, base, folder, frames=4, growth=None):
+def make_sequential_drafter(kind, base, folder, frames=4, growth=None):
     growth = growth or DynamicTree(3, 4)
     torch.manual_seed(5)
     if kind.startswith("draft_model"):
         lm = "gpt2" if kind.endswith("gpt2") else "llama"
         width = {} if lm == "gpt2" else {"hidden_size": 16, "head_dim": 4}
         return DraftModel(base, saved_lm(folder / lm, lm, **width), None, frames, growth).eval()
-    drafter = Eagle(base, frames, growth) if kind == "eagle" else hydra(kind, base, frames, growth)
+    drafter = Eagle(base, frames, growth) if kind == "eagle" else make_hydra(kind, base, frames, growth)
     for value in drafter.trainable_parameters():
         value.data += 0.05 * torch.randn_like(value)
     return drafter.eval()
 
 
-def hydra(kind, base, frames, growth):
+def make_hydra(kind, base, frames, growth):
     many = kind == "hydra++"
     return Hydra(base, frames, layers=4 if many else 1, prefix_layer=many, growth=growth)

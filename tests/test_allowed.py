@@ -6,11 +6,19 @@ import pytest
 from hydra.utils import get_object
 from omegaconf import OmegaConf
 
-from ctcdraft.config.allowed import ALLOWED, CALL, PARTIAL, read_drafter, read_run, read_whole_run, trusted
-from ctcdraft.config.cli import CONFIGS, composed
+from ctcdraft.config.allowed import (
+    ALLOWED_TARGETS,
+    GET_METHOD,
+    PARTIAL_TARGETS,
+    parse_trust,
+    read_drafter_config,
+    read_resumed_config,
+    read_run_config,
+)
+from ctcdraft.config.cli import CONFIGS, compose_config
 from ctcdraft.errors import InputError
 
-ROLES = {"outside": "drafter"} | {role: role for role in ALLOWED if role != "prompts"}  # folder of configs/: its node
+ROLES = {"outside": "drafter"} | {role: role for role in ALLOWED_TARGETS if role != "prompts"}  # folder of configs/: its node
 
 
 def targets(node):
@@ -18,7 +26,7 @@ def targets(node):
     if isinstance(node, dict):
         if "_target_" in node:
             yield node["_target_"], node.get("_partial_", False)
-        if node.get("_target_") == CALL:
+        if node.get("_target_") == GET_METHOD:
             yield node["path"], False
         node = list(node.values())
     if isinstance(node, list):
@@ -35,21 +43,21 @@ def shipped(folder: str) -> set[tuple[str, bool]]:
 def test_what_configs_ship_is_on_the_list(folder):
     found = {name for name, _ in shipped(folder)}
     assert found
-    assert found <= set(ALLOWED[ROLES[folder]])
+    assert found <= set(ALLOWED_TARGETS[ROLES[folder]])
 
 
 def test_every_folder_of_configs_that_a_run_contains_is_one_of_the_list():
-    config = composed("train", "drafter=ctc")
+    config = compose_config("train", "drafter=ctc")
     nodes = {node for node in config if list(targets(OmegaConf.to_container(config[node], resolve=True) if
              OmegaConf.is_config(config[node]) else None))}  # fmt: skip
-    assert nodes <= set(ALLOWED)
+    assert nodes <= set(ALLOWED_TARGETS)
     assert {"base", "drafter", "objective", "corpus", "prompts", "answers", "states", "engine", "decoding"} <= nodes
 
 
 def test_what_is_on_the_list_is_there_and_partial_where_configs_say_so():
-    names = {name for allowed in ALLOWED.values() for name in allowed}
+    names = {name for allowed in ALLOWED_TARGETS.values() for name in allowed}
     assert all(callable(get_object(name)) for name in names)
-    assert {name for folder in ROLES for name, partial in shipped(folder) if partial} <= PARTIAL <= names
+    assert {name for folder in ROLES for name, partial in shipped(folder) if partial} <= PARTIAL_TARGETS <= names
     nothing = {"ctcdraft.training.search.run_trial", "ctcdraft.evaluation.benchmarks.gsm8k"}
     assert not nothing & names
 
@@ -65,16 +73,16 @@ def test_what_is_on_the_list_is_there_and_partial_where_configs_say_so():
 )
 def test_a_run_of_ours_is_read_as_it_was_written(tmp_path, words):
     file = tmp_path / "config.yaml"
-    config = composed("train", "device=cpu", *words)
+    config = compose_config("train", "device=cpu", *words)
     file.write_text(OmegaConf.to_yaml(config, resolve=True))
-    assert read_whole_run(file) == read_run(file) == OmegaConf.load(file)
+    assert read_resumed_config(file) == read_run_config(file) == OmegaConf.load(file)
 
 
 FORBIDDEN = {
     "a function of ours": ({"_target_": "ctcdraft.training.search.run_trial"}, r"wants to call ctcdraft\.training"),
     "a function of Python": ({"_target_": "os.system"}, r"wants to call os\.system .*trust=\[os\.system\]"),
     "a part of another node": ({"_target_": "ctcdraft.corpus.sources.gsm8k"}, "wants to call"),
-    "a name looked up": ({"_target_": CALL, "path": "os.system"}, "wants to call"),
+    "a name looked up": ({"_target_": GET_METHOD, "path": "os.system"}, "wants to call"),
     "a name that is none": ({"_target_": ["os.system"]}, "no name of a class"),
     "an empty name": ({"_target_": None}, "no name of a class"),
     "the environment": ("${oc.env:HOME}", "interpolates"),
@@ -102,12 +110,12 @@ FORBIDDEN = {
 def test_what_a_file_must_not_say_is_one_sentence(tmp_path, case):
     value, sentence = FORBIDDEN[case]
     for read, values in (
-        (read_run, {"drafter": {"frames": value}}),
-        (read_run, {"base": {"config": [value]}}),
-        (read_run, {"objective": {"parts": {"one": value}}}),
-        (read_whole_run, {"engine": {"deepspeed": value}}),
-        (read_whole_run, {"nonsense": value}),
-        (read_drafter, {"frames": {"deep": [[value]]}}),
+        (read_run_config, {"drafter": {"frames": value}}),
+        (read_run_config, {"base": {"config": [value]}}),
+        (read_run_config, {"objective": {"parts": {"one": value}}}),
+        (read_resumed_config, {"engine": {"deepspeed": value}}),
+        (read_resumed_config, {"nonsense": value}),
+        (read_drafter_config, {"frames": {"deep": [[value]]}}),
     ):
         file = tmp_path / "config.yaml"
         OmegaConf.save(OmegaConf.create(values), file)
@@ -123,12 +131,12 @@ def test_what_a_file_must_not_say_is_one_sentence(tmp_path, case):
 def test_a_file_that_is_no_plain_yaml_is_one_sentence(tmp_path, text):
     (tmp_path / "config.yaml").write_text(text)
     with pytest.raises(InputError, match=r"config\.yaml"):
-        read_run(tmp_path / "config.yaml")
+        read_run_config(tmp_path / "config.yaml")
 
 
 def test_trust_is_a_list_of_names():
-    assert trusted(None) == trusted([]) == ()
-    assert trusted("mine.Drafter") == trusted(["mine.Drafter"]) == ("mine.Drafter",)
+    assert parse_trust(None) == parse_trust([]) == ()
+    assert parse_trust("mine.Drafter") == parse_trust(["mine.Drafter"]) == ("mine.Drafter",)
     for nonsense in (["Drafter"], ["mine."], [3], ["mine.*"], ["a b.c"]):
         with pytest.raises(InputError, match=r"trust=.* names no class"):
-            trusted(nonsense)
+            parse_trust(nonsense)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers
-from tiny_models import END, random_base, random_lm, tiny_tokenizer
+from tiny_models import EOS_ID, random_base, random_lm, tiny_tokenizer
 
 from ctcdraft.errors import InputError
 from ctcdraft.models.base_model import BaseLM
@@ -23,7 +23,7 @@ def test_a_folder_loads_and_is_frozen(tmp_path):
     base = load_base(saved(tmp_path), "float32", "cpu")
     assert base.name == tmp_path.name
     assert (base.vocabulary, base.width, base.context_length) == (261, 32, 256)
-    assert base.stop_token_ids == {END}
+    assert base.stop_token_ids == {EOS_ID}
     assert not any(value.requires_grad for value in base.parameters())
 
 
@@ -131,7 +131,7 @@ def test_an_adapter_is_merged_before_freezing(tmp_path):
 def test_what_only_a_reading_tells_is_refused_too(tmp_path, kind, changes):
     """Local attention, logits scaled after the head, positions as biases: no config says so in one place."""
     config = transformers.AutoConfig.for_model(
-        kind, hidden_size=32, vocab_size=261, initializer_range=0.3, bos_token_id=0, eos_token_id=END,
+        kind, hidden_size=32, vocab_size=261, initializer_range=0.3, bos_token_id=0, eos_token_id=EOS_ID,
         **({} if kind != "granite" else {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
            "intermediate_size": 48}), **changes,
     )  # fmt: skip

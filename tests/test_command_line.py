@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from entry_parts import REPOSITORY, refused, run_script, training
+from entry_parts import REPOSITORY, expect_error, run_script, train_args
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from ctcdraft.config.cli import composed, dotted
-from ctcdraft.config.command_line import LISTS, PATHS, understood
+from ctcdraft.config.cli import compose_config, dotted_keys
+from ctcdraft.config.command_line import PATH_KEYS, PATH_LIST_KEYS, quote_paths
 from ctcdraft.training import search
 
 ODD = "my run, n=1 (ünï) it's"
@@ -54,34 +54,34 @@ def home(monkeypatch):
     ],
 )
 def test_a_path_is_what_was_typed(home, word, value):
-    (said,) = understood([word])
+    (said,) = quote_paths([word])
     assert read(said) == value
-    assert understood([said]) == [said]  # sweep.py hands its words on to train.py
+    assert quote_paths([said]) == [said]  # sweep.py hands its words on to train.py
 
 
 def test_what_hydra_takes_anyway_and_what_is_no_path_stay_as_typed(home):
     words = ["run=runs/a b", "base.path=owner/name", "trainer.betas=[0.9,0.95]", "drafter.frames=8", "checkpoint=r@x"]
-    assert understood(words) == words
+    assert quote_paths(words) == words
 
 
 def test_with_m_a_comma_is_a_sweep(home):
-    assert understood(["-m", "base.path=~/a,b,~/c=d", "objective=ctc,eagle"]) == [
+    assert quote_paths(["-m", "base.path=~/a,b,~/c=d", "objective=ctc,eagle"]) == [
         "-m", "base.path=/home/me/a,b,'/home/me/c=d'", "objective=ctc,eagle",
     ]  # fmt: skip
-    swept = OverridesParser.create().parse_override(understood(["--multirun", "run=~/a,~/b"])[1])
+    swept = OverridesParser.create().parse_override(quote_paths(["--multirun", "run=~/a,~/b"])[1])
     assert list(swept.sweep_string_iterator()) == ["/home/me/a", "/home/me/b"]
 
 
 def test_every_key_of_a_config_that_names_a_place_is_known():
     """Those that say so themselves: a folder of this repository, or a name that ends as names of paths do."""
     for verb, groups in (("train", ["states=stored", "answers=vllm"]), ("evaluate", []), ("prepare", [])):
-        for key in dotted(composed(verb, *groups)):
+        for key in dotted_keys(compose_config(verb, *groups)):
             name = key.rpartition(".")[2]
             if name.endswith(("path", "folder", "_file")) and name != "hub_file":
-                assert name in PATHS, key
+                assert name in PATH_KEYS, key
     named = {"run", "resume", "prepared", "out", "checkpoint"}
-    assert named <= PATHS
-    assert {"contestants", "reports"} == LISTS
+    assert named <= PATH_KEYS
+    assert {"contestants", "reports"} == PATH_LIST_KEYS
 
 
 @pytest.mark.parametrize(
@@ -102,19 +102,19 @@ def test_what_has_two_readings_is_answered_with_the_command(world, monkeypatch, 
     monkeypatch.chdir(world)
     for name in ("a.json", "b.json"):
         Path(name).touch()
-    said = refused(monkeypatch, capsys, "train.py", *words)
+    said = expect_error(monkeypatch, capsys, "train.py", *words)
     assert why in said
     assert said.count("\n") == 1
     for command in corrected:
         assert shlex.join(["python", str(REPOSITORY / "train.py"), *command]) in said
-        understood(command)  # which is no longer refused
+        quote_paths(command)  # which is no longer refused
 
 
 def test_a_path_with_a_comma_that_is_there_is_one(world, monkeypatch):
     monkeypatch.chdir(world)
     for name in ("a.json", "b.json", "a.json,b.json"):
         Path(name).touch()
-    assert read(understood(["corpus.path=a.json,b.json"])[0]) == "a.json,b.json"
+    assert read(quote_paths(["corpus.path=a.json,b.json"])[0]) == "a.json,b.json"
     Path("a.json,b.json").unlink()
 
 
@@ -128,7 +128,7 @@ def test_odd_paths_go_through_every_entry_point(world, monkeypatch):
         monkeypatch, "data/prepare.py", "base=local", *there, "answers.max_new_tokens=20", f"out=~/answers {ODD}"
     )
     odd = [*there, f"prepared=~/answers {ODD}", "trainer.steps=2"]
-    run_script(monkeypatch, "train.py", *training(*odd, f"run=~/{ODD}"))
+    run_script(monkeypatch, "train.py", *train_args(*odd, f"run=~/{ODD}"))
     run = world / "home" / ODD
     assert (run / "drafter.safetensors").is_file()
     assert shlex.split((run / "command.txt").read_text())[-1] == f"run={run}-again"
@@ -154,5 +154,5 @@ def test_a_search_has_odd_paths_too(tmp_path, monkeypatch, capsys):
     assert read(command[-1]) == f"{tmp_path}/c=d"
     assert space["corpus.path"] == [f"{tmp_path}/e", f"{tmp_path}/f"]
     Path("file").touch()
-    said = refused(monkeypatch, capsys, "sweep.py", "run=file/x", "drafter.frames=range(4,9)")
+    said = expect_error(monkeypatch, capsys, "sweep.py", "run=file/x", "drafter.frames=range(4,9)")
     assert said.startswith("sweep.py: run=file/x cannot be written")

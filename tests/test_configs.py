@@ -16,7 +16,7 @@ from tiny_models import random_base
 
 from ctcdraft.config.build import build_drafter
 from ctcdraft.config.cli import register_resolvers
-from ctcdraft.config.contestants import contestant, looked_up
+from ctcdraft.config.contestants import build_contestant, resolve
 from ctcdraft.decoding.loop import generate
 from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.drafters.base import DraftHead
@@ -170,7 +170,7 @@ def test_every_drafter_decodes_losslessly(base, truths, name, paths, tmp_path):
     if "parts" in node:
         fillers = {"second": "prompt_lookup", "model": {"draft_model": {"path": saved_lm(tmp_path)}}}
         needed = {role: fillers[role] for role, part in node.parts.items() if part is None}
-        drafter = contestant(looked_up({name: {"parts": needed}}), base).drafter
+        drafter = build_contestant(resolve({name: {"parts": needed}}), base).drafter
     else:
         drafter = build_drafter(node, base)
     how, said = truths

@@ -6,13 +6,13 @@ import json
 
 import pytest
 import torch
-from entry_parts import refused, run_script, training
+from entry_parts import expect_error, run_script, train_args
 from omegaconf import OmegaConf
 from safetensors.torch import load_file
 from stepwise_parts import saved_lm
 
 from ctcdraft.config.build import load_drafter
-from ctcdraft.config.contestants import contestant, looked_up
+from ctcdraft.config.contestants import build_contestant, resolve
 from ctcdraft.errors import InputError
 from ctcdraft.models.loading import load_base
 
@@ -75,7 +75,7 @@ def outsiders(world):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(world)
         patch.syspath_prepend(world)
-        words = training("run=echo", "drafter=echo", "objective=cross_entropy", "objective.labels=3")
+        words = train_args("run=echo", "drafter=echo", "objective=cross_entropy", "objective.labels=3")
         run_script(patch, "train.py", "--config-dir", "mine", *words)
         yield world
 
@@ -134,7 +134,7 @@ def test_a_draft_model_off_the_shelf_alone_staged_and_in_a_cascade(outsiders, mo
 def test_drafters_of_several_steps_train_and_are_read_in_other_ways(outsiders, monkeypatch, drafter, more):
     monkeypatch.chdir(outsiders)
     labels = ["objective.labels=1"] if "objective=eagle" in more else []
-    run_script(monkeypatch, "train.py", *training("run=steps", "overwrite=true", f"drafter={drafter}", *labels, *more))
+    run_script(monkeypatch, "train.py", *train_args("run=steps", "overwrite=true", f"drafter={drafter}", *labels, *more))
     rows = evaluated(monkeypatch, outsiders, "steps", "steps@chain", "steps@medusa63")
     assert list(rows) == ["autoregressive", drafter, f"{drafter}@chain", f"{drafter}@medusa63"]
     saved = load_file(outsiders / "steps" / "drafter.safetensors")
@@ -150,7 +150,7 @@ def test_identity_is_also_what_lies_in_a_draft_models_folder_and_in_a_module_of_
 
     def identities():
         words = ({"draft_model": {"path": "twin"}}, "parrot.yaml", {"cascade": {"parts": {"second": "parrot.yaml"}}})
-        return [contestant(looked_up(word, trust=TRUST), base).identity for word in words]
+        return [build_contestant(resolve(word, trust=TRUST), base).identity for word in words]
 
     before = identities()
     assert identities() == before
@@ -179,7 +179,7 @@ def test_identity_is_also_what_lies_in_a_draft_models_folder_and_in_a_module_of_
 def test_a_wrong_word_is_one_sentence(outsiders, monkeypatch, word, sentence):
     monkeypatch.chdir(outsiders)
     with pytest.raises(Exception, match=sentence) as said:
-        contestant(looked_up(word, trust=TRUST), load_base("base", "float32", "cpu"))
+        build_contestant(resolve(word, trust=TRUST), load_base("base", "float32", "cpu"))
     error = said.value
     while not isinstance(error, InputError):
         error = error.__cause__
@@ -191,7 +191,7 @@ def test_what_has_no_weights_is_not_trained(outsiders, monkeypatch, capsys, draf
     monkeypatch.chdir(outsiders)
     words = [
         word
-        for word in training("run=x", f"drafter={drafter}")
+        for word in train_args("run=x", f"drafter={drafter}")
         if not word.startswith(("drafter.frames", "objective."))
     ]
-    assert f"drafter={drafter} has no weights to train" in refused(monkeypatch, capsys, "train.py", *words)
+    assert f"drafter={drafter} has no weights to train" in expect_error(monkeypatch, capsys, "train.py", *words)

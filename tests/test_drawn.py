@@ -6,9 +6,9 @@ import itertools
 
 import pytest
 import torch
-from laws import CHANCE, p_value, text_of
+from laws import MIN_P_VALUE, p_value, path_tokens
 from tiny_models import random_lm, tiny_tokenizer
-from truths import slow_next_label_law, slow_texts
+from truths import slow_next_label_distribution, slow_texts
 
 from ctcdraft.decoding.loop import Context, generate
 from ctcdraft.decoding.rejection import Rejection, k_sequential, multi_round, sampling_order
@@ -95,17 +95,17 @@ VERIFIERS = [(Rejection(multi_round), 1), (Rejection(multi_round), 3), (Rejectio
 
 @pytest.mark.parametrize(("verify", "chains"), VERIFIERS, ids=["rejection", "specinfer", "spectr"])
 def test_through_a_small_model_the_text_has_the_bases_law(base, exact, verify, chains):
-    assert p_value(texts(base, DrawnFrames(chains), verify, 400), exact) > CHANCE
+    assert p_value(texts(base, DrawnFrames(chains), verify, 400), exact) > MIN_P_VALUE
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("verify", "chains"), VERIFIERS, ids=["rejection", "specinfer", "spectr"])
 def test_through_a_small_model_many_times(base, exact, verify, chains):
-    assert p_value(texts(base, DrawnFrames(chains), verify, 10_000), exact) > CHANCE
+    assert p_value(texts(base, DrawnFrames(chains), verify, 10_000), exact) > MIN_P_VALUE
 
 
 def test_through_a_small_model_a_softmax_kept_for_an_argmax_is_found_out(base, exact):
-    assert p_value(texts(base, ArgmaxKeptAsDrawn(1), Rejection(multi_round), 400), exact) < CHANCE
+    assert p_value(texts(base, ArgmaxKeptAsDrawn(1), Rejection(multi_round), 400), exact) < MIN_P_VALUE
 
 
 @pytest.mark.parametrize(
@@ -147,12 +147,12 @@ def test_every_row_is_the_exact_law_behind_its_node(chains, stops):
         tree = drawn(seed, chains, log_probs_TC, depth=2, stops=stops)
         draws_NK = sampling_order(tree)
         for node in range(len(tree)):
-            text = text_of(tree, node)
+            text = path_tokens(tree, node)
             if len(text) == 2 or set(text) & set(stops):
                 assert tree.draft_probs_NV[node].sum() == 0
                 assert (draws_NK[node] == -1).all()
                 continue
-            law, _ = slow_next_label_law(probs, WORDS, text)
+            law, _ = slow_next_label_distribution(probs, WORDS, text)
             assert tree.draft_probs_NV[node].tolist() == pytest.approx([law[w] for w in range(WORDS)], abs=1e-10, rel=0)
             children = set((tree.parents_N == node).nonzero()[:, 0].tolist())
             assert {int(child) for child in draws_NK[node] if child >= 0} == children
@@ -172,8 +172,8 @@ def test_chains_have_the_probability_of_their_texts():
         for chain, path in enumerate(paths):
             while (child := int(tree.sampled_nodes_NK[path[-1], chain])) >= 0:
                 path.append(child)
-            seen[text_of(tree, path[-1])] += 1
-    assert p_value([seen[name] for name in names], [truth[name] for name in names]) > CHANCE
+            seen[path_tokens(tree, path[-1])] += 1
+    assert p_value([seen[name] for name in names], [truth[name] for name in names]) > MIN_P_VALUE
 
 
 def test_chains_share_nodes_and_keep_their_order():
@@ -231,7 +231,7 @@ def test_typical_by_pencil():
 
 def test_typical_changes_the_text(base, exact):
     """Why it is marked lossy: the same chi-square that passes the others refuses it."""
-    assert p_value(texts(base, DrawnFrames(1), TypicalAcceptance(0.09, 0.3), 400), exact) < CHANCE
+    assert p_value(texts(base, DrawnFrames(1), TypicalAcceptance(0.09, 0.3), 400), exact) < MIN_P_VALUE
 
 
 def test_typical_refuses_values_that_mean_nothing():

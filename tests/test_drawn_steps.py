@@ -6,17 +6,9 @@ import itertools
 
 import pytest
 import torch
-from laws import CHANCE, p_value
-from stepwise_parts import saved_lm, stepwise
-from test_drawn import (
-    PROMPT,
-    TEMPERATURE,  # noqa: F401
-    VERIFIERS,
-    WORDS,
-    base,  # noqa: F401
-    exact,  # noqa: F401
-    texts,
-)
+from laws import MIN_P_VALUE, p_value
+from stepwise_parts import make_sequential_drafter, saved_lm
+from test_drawn import PROMPT, TEMPERATURE, VERIFIERS, WORDS, base, exact, texts
 from tiny_models import random_lm, tiny_tokenizer
 
 from ctcdraft.decoding.loop import Context, generate
@@ -33,14 +25,14 @@ def drafter_of(kind, base, folder, growth):  # noqa: F811
     if kind == "draft_model":
         path = saved_lm(folder, "llama", seed=7, vocabulary=WORDS, context=32, eos_token_id=3)
         return DraftModel(base, path, None, 4, growth).eval()
-    return stepwise(kind, base, folder, 4, growth)
+    return make_sequential_drafter(kind, base, folder, 4, growth)
 
 
 @pytest.mark.parametrize(("verify", "chains"), VERIFIERS, ids=["leviathan", "specinfer", "spectr"])
 @pytest.mark.parametrize("kind", ["draft_model", "eagle"])
 def test_the_text_has_the_bases_law(base, exact, kind, verify, chains, tmp_path):  # noqa: F811
     drafter = drafter_of(kind, base, tmp_path, SampledChains(chains))
-    assert p_value(texts(base, drafter, verify, 400), exact) > CHANCE
+    assert p_value(texts(base, drafter, verify, 400), exact) > MIN_P_VALUE
 
 
 @torch.inference_mode()
@@ -63,8 +55,8 @@ def test_chains_are_drawn_from_the_laws_they_carry(base, kind, tmp_path):  # noq
         counts[first * WORDS + second] += 1
         carried = float(tree.draft_probs_NV[0, first] * tree.draft_probs_NV[1, second])
         assert carried == pytest.approx(law[first * WORDS + second], rel=1e-4)
-    assert p_value(counts, law) > CHANCE
-    assert p_value(counts, [1 / WORDS**2] * WORDS**2) < CHANCE  # and a wrong law is seen to be wrong
+    assert p_value(counts, law) > MIN_P_VALUE
+    assert p_value(counts, [1 / WORDS**2] * WORDS**2) < MIN_P_VALUE  # and a wrong law is seen to be wrong
 
 
 def test_bent_by_pencil():

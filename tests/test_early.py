@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from entry_parts import REPOSITORY, refused, training
+from entry_parts import REPOSITORY, expect_error, train_args
 
 HEAVY = ("torch", "transformers", "deepspeed", "datasets", "wandb")
 REPORTED = f"""
@@ -71,10 +71,10 @@ def test_a_folder_that_cannot_be_written_is_found_before_anything_is_loaded(
     """The base that is named is not there, which would be found first if it were looked for."""
     monkeypatch.chdir(world)
     base = ["base=local", "base.path=nowhere"]
-    words = [*words, *base] if script == "evaluate.py" else [*training(*words), "base.path=nowhere"]
+    words = [*words, *base] if script == "evaluate.py" else [*train_args(*words), "base.path=nowhere"]
     if script == "data/prepare.py":
         words = [word for word in words if word.startswith(("base", "out", "corpus"))]
-    said = refused(monkeypatch, capsys, script, *words)
+    said = expect_error(monkeypatch, capsys, script, *words)
     assert f"{script.rpartition('/')[2]}: {key}=" in said
     assert "cannot be written" in said
     assert f"choose another {key}=" in said
@@ -85,7 +85,7 @@ def test_the_default_out_is_looked_at_before_the_base(world, monkeypatch, capsys
     """In the run's own folder, as where a colleague's run is evaluated."""
     monkeypatch.chdir(world)
     (world / "run" / "evaluation").touch()
-    said = refused(monkeypatch, capsys, "evaluate.py", "checkpoint=run", "base=local", "base.path=nowhere")
+    said = expect_error(monkeypatch, capsys, "evaluate.py", "checkpoint=run", "base=local", "base.path=nowhere")
     (world / "run" / "evaluation").unlink()
     assert "out=run/evaluation/tiny-greedy cannot be written" in said
 
@@ -95,8 +95,8 @@ def test_a_prepared_corpus_need_not_be_writable(world, monkeypatch, capsys):
     monkeypatch.chdir(world)
     tried = []
     monkeypatch.setattr("ctcdraft.config.early_checks.refuse_unwritable", lambda folder, key: tried.append(key))
-    refused(monkeypatch, capsys, "train.py", *training("run=x", "base.path=nowhere"))
-    refused(monkeypatch, capsys, "train.py", *training("run=x", "prepared=never", "base.path=nowhere"))
+    expect_error(monkeypatch, capsys, "train.py", *train_args("run=x", "base.path=nowhere"))
+    expect_error(monkeypatch, capsys, "train.py", *train_args("run=x", "prepared=never", "base.path=nowhere"))
     assert tried == ["run", "run", "prepared"]
 
 
@@ -113,6 +113,6 @@ def test_a_prepared_corpus_need_not_be_writable(world, monkeypatch, capsys):
 )
 def test_a_key_of_another_entry_point_is_called_that(world, monkeypatch, capsys, script, word, sentence):
     monkeypatch.chdir(world)
-    said = refused(monkeypatch, capsys, script, word)
+    said = expect_error(monkeypatch, capsys, script, word)
     assert sentence in said
     assert "did you mean" not in said

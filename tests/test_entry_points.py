@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from entry_parts import REPOSITORY, refused, run_script, training
+from entry_parts import REPOSITORY, expect_error, run_script, train_args
 
 from ctcdraft.corpus import part_files
 
@@ -33,9 +33,9 @@ def test_a_corpus_with_shifted_masks_refuses_to_train(world, monkeypatch, capsys
         part = Path("shifted") / name
         lines = part_files.read_part(part)
         part_files.write_part(part, [line | {"mask": [0, *line["mask"][:-1]]} for line in lines])
-        manifest["parts"][name] = part_files.checksum(part)
+        manifest["parts"][name] = part_files.file_checksum(part)
     Path("shifted/manifest.json").write_text(json.dumps(manifest))
-    said = refused(monkeypatch, capsys, "train.py", *training("run=shifted_run", "prepared=shifted"))
+    said = expect_error(monkeypatch, capsys, "train.py", *train_args("run=shifted_run", "prepared=shifted"))
     assert "is shifted: the answer at token" in said
     assert not Path("shifted_run").exists()
 
@@ -43,13 +43,13 @@ def test_a_corpus_with_shifted_masks_refuses_to_train(world, monkeypatch, capsys
 def test_a_corpus_that_is_there_is_taken_unless_another_is_asked_for(world, monkeypatch, capsys):
     """The README's second command trains with a preset on what its first one prepared without."""
     monkeypatch.chdir(world)
-    words = [word for word in training("run=as_it_is", "trainer.steps=1") if not word.startswith(("corpus", "answers"))]
+    words = [word for word in train_args("run=as_it_is", "trainer.steps=1") if not word.startswith(("corpus", "answers"))]
     run_script(monkeypatch, "train.py", *words)
     assert (
         "prepared is taken as it is, made with answers.max_new_tokens=20 (now 512), 24 prompts"
         in capsys.readouterr().out
     )
-    said = refused(monkeypatch, capsys, "train.py", *words, "run=other", "answers.max_new_tokens=30")
+    said = expect_error(monkeypatch, capsys, "train.py", *words, "run=other", "answers.max_new_tokens=30")
     assert "was made with answers.max_new_tokens=20 (now 30)" in said
     assert "prepared= of train.py" in said
 
@@ -90,7 +90,7 @@ def test_evaluate_reports_an_identical_text(world, monkeypatch):
 def test_every_dial_goes_through_train_and_evaluate(world, monkeypatch, words, request):
     monkeypatch.chdir(world)
     run = f"run={request.node.callspec.id.replace(' ', '_')}"
-    run_script(monkeypatch, "train.py", *training(run, *words))
+    run_script(monkeypatch, "train.py", *train_args(run, *words))
     out = run.replace("run=", "out=evaluated_")
     run_script(
         monkeypatch, "evaluate.py", run.replace("run=", "checkpoint="), out, "benchmark.path=prompts.jsonl",
@@ -107,7 +107,7 @@ CROSSINGS = {f"ablation_{body}_{cell}" for body in ("linear", "transformer") for
 @pytest.mark.parametrize("preset", ABLATION)
 def test_every_cell_of_table_2_trains_and_says_whether_it_is_a_crossing(world, monkeypatch, capsys, preset):
     monkeypatch.chdir(world)
-    words = [word for word in training() if not word.startswith(("drafter.frames", "objective.labels"))]
+    words = [word for word in train_args() if not word.startswith(("drafter.frames", "objective.labels"))]
     run_script(monkeypatch, "train.py", *words, f"experiment={preset}", f"run={preset}", "trainer.steps=3")
     assert len((world / preset / "metrics.jsonl").read_text().splitlines()) == 3
     assert ("a crossing, as in Table 2" in capsys.readouterr().out) == (preset in CROSSINGS)
@@ -116,7 +116,7 @@ def test_every_cell_of_table_2_trains_and_says_whether_it_is_a_crossing(world, m
 def test_the_cells_of_table_2_are_one_sweep(world, monkeypatch, capsys):
     assert len(ABLATION) == 8
     monkeypatch.chdir(world)
-    run_script(monkeypatch, "train.py", "-m", *training("experiment=glob(ablation_*_ce_direct)", "plan_only=true",
+    run_script(monkeypatch, "train.py", "-m", *train_args("experiment=glob(ablation_*_ce_direct)", "plan_only=true",
                                                         "drafter.frames=4", "objective.labels=4"))  # fmt: skip
     assert capsys.readouterr().out.count("taught words, read as words") == 2
 
@@ -139,16 +139,16 @@ def test_a_crossing_is_marked_in_the_report(world, monkeypatch):
 
 def test_a_head_that_never_learned_the_blank_is_not_read_over_blanks(world, monkeypatch, capsys):
     monkeypatch.chdir(world)
-    run_script(monkeypatch, "train.py", *training("run=words", "objective=cross_entropy", "drafter/paths=direct",
+    run_script(monkeypatch, "train.py", *train_args("run=words", "objective=cross_entropy", "drafter/paths=direct",
                                                   "objective.labels=5", "trainer.steps=2"))  # fmt: skip
     capsys.readouterr()
     words = ["contestants=[words@prefix_search]", "benchmark.path=prompts.jsonl", "out=never"]
-    assert "leaves the blank untrained" in refused(monkeypatch, capsys, "evaluate.py", *words)
+    assert "leaves the blank untrained" in expect_error(monkeypatch, capsys, "evaluate.py", *words)
 
 
 def test_plan_only_leaves_nothing(world, monkeypatch, capsys):
     monkeypatch.chdir(world)
-    run_script(monkeypatch, "train.py", *training("run=planned", "plan_only=true"))
+    run_script(monkeypatch, "train.py", *train_args("run=planned", "plan_only=true"))
     said = capsys.readouterr().out
     assert "trainable parameters" in said
     assert "feasible" in said
@@ -168,7 +168,7 @@ def test_a_base_that_is_not_here_is_planned_on_paper(world, monkeypatch, capsys)
 
     Path("shape").mkdir(exist_ok=True)
     shutil.copy("base/config.json", "shape")
-    words = training("run=x", "prepared=never", "base.path=shape", "plan_only=true")
+    words = train_args("run=x", "prepared=never", "base.path=shape", "plan_only=true")
     run_script(monkeypatch, "train.py", *words, "plan.flops=1e12", "device=cuda", "dtype=bfloat16")
     said = capsys.readouterr().out
     assert "ON PAPER: shape is not loaded" in said

@@ -10,11 +10,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from tiny_models import random_base, random_lm, tiny_tokenizer
-from training_parts import ctc_head, trainer
+from training_parts import ctc_head, make_trainer
 
 from ctcdraft.drafters.draft_model import save_first_layers
 from ctcdraft.hub import PublishedHead
-from ctcdraft.io import write_text, write_whole
+from ctcdraft.io import atomic_write, write_text
 from ctcdraft.training.loggers import JsonlLogger
 from ctcdraft.training.run_directory import RunDirectory
 
@@ -33,7 +33,7 @@ def modes(folder):
 
 def test_a_new_file_has_the_mode_of_the_umask(tmp_path, mode):
     write_text(tmp_path / "text", "text")
-    write_whole(tmp_path / "tensors", lambda draft: save_file({"a": torch.ones(2)}, draft))
+    atomic_write(tmp_path / "tensors", lambda draft: save_file({"a": torch.ones(2)}, draft))
     assert modes(tmp_path) == {"text": mode, "tensors": mode}
 
 
@@ -41,7 +41,7 @@ def test_every_file_of_a_run_has_the_mode_of_the_umask(tmp_path, mode):
     base = random_base(context=64)
     run = RunDirectory(tmp_path)
     run.create("drafter: {}\n", base.fingerprint(), overwrite=False)
-    one = trainer(run, base, steps=5)
+    one = make_trainer(run, base, steps=5)
     one.fit([JsonlLogger(run.metrics, 0)])
     assert {"drafter.safetensors", "resume-000000005.pt", "config.yaml", "metrics.jsonl"} <= set(modes(tmp_path))
     assert set(modes(tmp_path).values()) == {mode}

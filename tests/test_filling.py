@@ -11,22 +11,22 @@ from hydra.utils import instantiate
 
 from ctcdraft import hardware
 from ctcdraft.config.build import build_drafter
-from ctcdraft.config.cli import composed
+from ctcdraft.config.cli import compose_config
 from ctcdraft.errors import InputError
 from ctcdraft.hardware import HardwareSpec, format_bytes
 from ctcdraft.models.meta import build_meta_base
 from ctcdraft.models.stats import ModelStats
 from ctcdraft.planning import dry_run
-from ctcdraft.planning.corpus import hours_on_paper, memory_bytes
-from studies.paper.export import comma_separated, markdown
-from studies.paper.gpu_hours import Filling, Hours, values
+from ctcdraft.planning.corpus import dry_run_hours, memory_parts
+from studies.paper.export import markdown, table_csv
+from studies.paper.gpu_hours import GpuHours, GpuHoursPlanner, node_values
 from studies.paper.tables import read_table
 
 
 @pytest.fixture(scope="module")
 def filling():
     """As evaluate.py makes it."""
-    return instantiate(composed("evaluate").table.plan, _convert_="all")
+    return instantiate(compose_config("evaluate").table.plan, _convert_="all")
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +39,8 @@ def test_the_hours_are_those_of_the_plans_that_train_prints(filling, cells):
     import torch
 
     found = filling.hours(cells["ctc", "vicuna_7b"])
-    config = composed("train", "base=vicuna_7b", "drafter=ctc", "device=cpu", "dtype=bfloat16")
-    base = build_meta_base(**values(config.base))
+    config = compose_config("train", "base=vicuna_7b", "drafter=ctc", "device=cpu", "dtype=bfloat16")
+    base = build_meta_base(**node_values(config.base))
     with torch.device("meta"):
         drafter = build_drafter(config.drafter, base).eval()
     rate, told = HardwareSpec(3e14, 3e12), dry_run.CorpusStats.from_work(filling.work)
@@ -48,9 +48,9 @@ def test_the_hours_are_those_of_the_plans_that_train_prints(filling, cells):
     assert f"about {hardware.format_hours(found.training)} with states=live" in said
     assert f"at most about {format_bytes(found.peaks['training'])} at the peak" in said
     assert filling.work.said == 512 * filling.work.turns == 512 * 185_787
-    held = memory_bytes(filling.work, ModelStats.of(base), instantiate(config.answers))
+    held = memory_parts(filling.work, ModelStats.of(base), instantiate(config.answers))
     assert found.peaks["answers"] == sum(held.values())
-    assert found.answers == hours_on_paper(filling.work, ModelStats.of(base), config.answers.batch_size, rate)
+    assert found.answers == dry_run_hours(filling.work, ModelStats.of(base), config.answers.batch_size, rate)
 
 
 def test_an_evaluation_reads_the_weights_once_a_word_and_arm(filling, cells):
@@ -62,8 +62,8 @@ def test_an_evaluation_reads_the_weights_once_a_word_and_arm(filling, cells):
 
 
 def test_without_a_rate_there_are_no_hours_and_a_sentence_says_why(cells):
-    told = values(composed("evaluate").table.plan)
-    silent = Filling(None, None, None, told["corpus"], told["benchmarks"])
+    told = node_values(compose_config("evaluate").table.plan)
+    silent = GpuHoursPlanner(None, None, None, told["corpus"], told["benchmarks"])
     assert silent.hours(cells["medusa", "vicuna_7b"]) is None
     said = markdown(read_table("table_mt_bench", None, []), silent)
     assert "GPU hours are not known without a rate" in said
@@ -80,13 +80,13 @@ def test_what_a_card_cannot_hold_is_said_beside_the_hours(filling, cells):
     assert "FIT" not in str(replace(found, memory=1.6e11))
     assert "FIT" not in str(replace(found, memory=None))
     assert "more at its peak than a card of 80.0 GB" in filling.basis()[-1]
-    told = values(composed("evaluate").table.plan)
+    told = node_values(compose_config("evaluate").table.plan)
     with pytest.raises(InputError, match=r"table\.plan\.memory=0 is no card's memory"):
-        Filling(**{**told, "memory": 0})
+        GpuHoursPlanner(**{**told, "memory": 0})
 
 
 def test_hours_are_never_none_at_all():
-    small = Hours(0.004, 0.0001, 0.05, {}, None)
+    small = GpuHours(0.004, 0.0001, 0.05, {}, None)
     assert str(small) == (
         "about 3.2 GPU minutes, planned: at most 0.24 minutes for the base's answers, 0.36 seconds for training, at "
         "most 3 minutes for the evaluation"
@@ -110,7 +110,7 @@ def test_every_command_that_would_fill_a_cell_has_its_hours_and_no_other_cell_ha
     said = markdown(table, Ten())
     assert said.count("10 hours of vicuna_13b") == 2  # medusa and ctc
     assert "- by nobody's plan" in said
-    for row, cell in zip(csv.DictReader(StringIO(comma_separated(table, Ten()))), table.cells, strict=True):
+    for row, cell in zip(csv.DictReader(StringIO(table_csv(table, Ten()))), table.cells, strict=True):
         assert row["hours_planned"] == f"10 hours of {cell.base}"
         assert row["ours"] == ""
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from drafters import Junk, Oracle, Stutter
-from stepwise_parts import stepwise
-from training_parts import HOW, block_heads, ctc_head
+from drafters import Stutter, oracle_drafter, random_drafter
+from stepwise_parts import make_sequential_drafter
+from training_parts import DECODING, block_heads, ctc_head
 
 from ctcdraft.decoding.loop import generate
 from ctcdraft.drafters.autoregressive import Autoregressive
@@ -38,7 +38,7 @@ def base(request):
 def test_lossless_to_the_last_position(base, temperature, tmp_path):
     from dataclasses import replace
 
-    how = replace(HOW, max_new_tokens=10_000, nodes=16, temperature=temperature)
+    how = replace(DECODING, max_new_tokens=10_000, nodes=16, temperature=temperature)
     prompt = torch.tensor(base.tokenizer("Once upon a time there was a little dog").input_ids)
     prompt = prompt.repeat(base.context_length // len(prompt))[: base.context_length - 70]
     truth = generate(base, Autoregressive(base), prompt, how, frozenset(), 1).tokens
@@ -50,8 +50,8 @@ def test_lossless_to_the_last_position(base, temperature, tmp_path):
         )  # fmt: skip
         assert truth == tuple(out[0, len(prompt) :].tolist())
     text = torch.cat([prompt, torch.tensor(truth)])
-    drafters = [Oracle(text, 6), Stutter(text, 4), Junk(base.vocabulary, 12), PromptLookup(base, 3, 10), ctc_head(base)]
-    drafters += [stepwise(kind, base, tmp_path) for kind in ("hydra", "hydra++", "eagle")]
+    drafters = [oracle_drafter(text, 6), Stutter(text, 4), random_drafter(base.vocabulary, 12), PromptLookup(base, 3, 10), ctc_head(base)]
+    drafters += [make_sequential_drafter(kind, base, tmp_path) for kind in ("hydra", "hydra++", "eagle")]
     myself = DraftModel(
         base, str(MODELS / base.name), None, 5, DynamicTree(4, 4)
     ).eval()  # the base as its own draft model

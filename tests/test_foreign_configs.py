@@ -7,12 +7,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-from entry_parts import refused, run_script, training
+from entry_parts import expect_error, run_script, train_args
 from omegaconf import OmegaConf
 from safetensors.torch import load_file
 from tiny_models import random_lm, tiny_tokenizer
 
-from ctcdraft.config.cli import CONFIGS, composed
+from ctcdraft.config.cli import CONFIGS, compose_config
 from ctcdraft.errors import InputError
 from ctcdraft.hub import PublishedHead
 from ctcdraft.models.loading import load_base
@@ -60,7 +60,7 @@ def changed(run: Path, *keys_and_values) -> str:
 def test_no_code_runs_from_a_run_that_is_evaluated(here, monkeypatch, capsys, node):
     run = changed(here / "run", (node, command(here / "marker")))
     for words in ([f"checkpoint={run}"], [f"contestants=[{{cascade:{{parts:{{second:{run}}}}}}}]"]):
-        said = refused(monkeypatch, capsys, "evaluate.py", *words, f"out={here}/out", *SHORT)
+        said = expect_error(monkeypatch, capsys, "evaluate.py", *words, f"out={here}/out", *SHORT)
         assert f"{run}/config.yaml wants to call ctcdraft.training.search.run_trial ({node}" in said
         assert not list(here.glob("marker*"))
 
@@ -70,7 +70,7 @@ def test_no_code_runs_from_a_run_that_is_evaluated(here, monkeypatch, capsys, no
 )
 def test_no_code_runs_from_a_run_that_goes_on(here, monkeypatch, capsys, node):
     run = changed(here / "run", (node, command(here / "marker")), ("trust", ["ctcdraft.training.search.run_trial"]))
-    said = refused(monkeypatch, capsys, "train.py", f"resume={run}", "trainer.steps=6")
+    said = expect_error(monkeypatch, capsys, "train.py", f"resume={run}", "trainer.steps=6")
     assert f"{run}/config.yaml wants to call ctcdraft.training.search.run_trial ({node}" in said
     assert not list(here.glob("marker*"))
 
@@ -98,7 +98,7 @@ def test_no_code_runs_from_a_yaml_among_the_contestants(here, monkeypatch, capsy
         OmegaConf.save(OmegaConf.create(values), here / name)
     for name in files:
         words = [f"contestants=[{here / name}]", "base=local", "base.path=base", f"out={here}/out", *SHORT]
-        said = refused(monkeypatch, capsys, "evaluate.py", *words)
+        said = expect_error(monkeypatch, capsys, "evaluate.py", *words)
         assert f"{here}/plain.yaml wants to call ctcdraft.training.search.run_trial (ngram._target_)" in said
         assert not list(here.glob("marker*"))
 
@@ -111,7 +111,7 @@ def test_a_value_does_not_come_under_a_name_of_configs(here, monkeypatch, capsys
     drafter["_target_"] = "ctcdraft.drafters.prompt_lookup.PromptLookup"
     OmegaConf.save(OmegaConf.create(drafter), here / "merged.yaml")
     words = [f"contestants=[{here / 'merged.yaml'}]", "base=local", "base.path=base", f"out={here}/out", *SHORT]
-    said = refused(monkeypatch, capsys, "evaluate.py", *words)
+    said = expect_error(monkeypatch, capsys, "evaluate.py", *words)
     assert not (here / "marker").exists()
     assert f"{here}/merged.yaml wants to call hydra.utils.get_method (distance._target_)" in said
 
@@ -119,11 +119,11 @@ def test_a_value_does_not_come_under_a_name_of_configs(here, monkeypatch, capsys
 def test_a_run_that_goes_on_sends_no_key_to_a_server(here, monkeypatch, capsys):
     sent = []
     monkeypatch.setenv("SECRET", "open sesame")
-    monkeypatch.setattr("ctcdraft.corpus.generation.http.Server._post", lambda server, *said: sent.append(server) or {})
+    monkeypatch.setattr("ctcdraft.corpus.generation.http.JSONClient._post", lambda server, *said: sent.append(server) or {})
     given = {"url": "http://far.example/v1", "key_from": "SECRET", "model": "m", "seed": 0, "retries": 0}
-    answers = composed("train", "answers=openai", *[f"answers.{key}={value}" for key, value in given.items()]).answers
+    answers = compose_config("train", "answers=openai", *[f"answers.{key}={value}" for key, value in given.items()]).answers
     run = changed(here / "run", ("answers", answers), ("prepared", str(here / "gone")))
-    said = refused(monkeypatch, capsys, "train.py", f"resume={run}", "trainer.steps=6")
+    said = expect_error(monkeypatch, capsys, "train.py", f"resume={run}", "trainer.steps=6")
     assert not sent
     assert f"asks the server at http://far.example/v1 for answers, and there is no complete corpus in {here}" in said
     changed(here / "run", ("prepared", "prepared"))  # which is complete: no server is asked
@@ -145,7 +145,7 @@ def test_no_code_runs_from_a_published_head(here):
 def test_a_secret_of_the_environment_is_not_read(here, monkeypatch, capsys):
     monkeypatch.setenv("SECRET", "open sesame")
     run = changed(here / "run", ("drafter.name", "${oc.env:SECRET}"))
-    said = refused(monkeypatch, capsys, "evaluate.py", f"checkpoint={run}", *SHORT)
+    said = expect_error(monkeypatch, capsys, "evaluate.py", f"checkpoint={run}", *SHORT)
     assert "interpolates ${oc.env:SECRET} (drafter.name)" in said
 
 
@@ -156,9 +156,9 @@ def test_a_class_of_ones_own_needs_trust_on_the_command_line(here, monkeypatch, 
     OmegaConf.save(OmegaConf.create({"_target_": "mine.Parrot", "name": "parrot"}), here / "parrot.yaml")
     run = changed(here / "run", ("drafter._target_", "mine.Own"), ("trust", ["mine.Own"]))
     asked = ["evaluate.py", f"contestants=[{run},{here}/parrot.yaml]", f"out={here}/out", *SHORT]
-    assert "add trust=[mine.Own]" in refused(monkeypatch, capsys, *asked)
-    assert "add trust=[mine.Parrot]" in refused(monkeypatch, capsys, *asked, "trust=[mine.Own]")
-    assert "add trust=[mine.Own]" in refused(monkeypatch, capsys, "train.py", f"resume={run}", "trainer.steps=5")
+    assert "add trust=[mine.Own]" in expect_error(monkeypatch, capsys, *asked)
+    assert "add trust=[mine.Parrot]" in expect_error(monkeypatch, capsys, *asked, "trust=[mine.Own]")
+    assert "add trust=[mine.Own]" in expect_error(monkeypatch, capsys, "train.py", f"resume={run}", "trainer.steps=5")
     assert not (here / "imported").exists()
     run_script(monkeypatch, *asked, "trust=[mine.Own,mine.Parrot]")
     rows = json.loads((here / "out" / "report.json").read_text())["rows"]
@@ -197,5 +197,5 @@ def test_training_with_ones_own_class_needs_no_trust(here, monkeypatch):
     """What the command line composes is the user's own word."""
     (here / "yours.py").write_text(MODULE)
     monkeypatch.syspath_prepend(here)
-    run_script(monkeypatch, "train.py", *training(f"run={here}/own", "drafter._target_=yours.Own"))
+    run_script(monkeypatch, "train.py", *train_args(f"run={here}/own", "drafter._target_=yours.Own"))
     assert (here / "own" / "drafter.safetensors").is_file()

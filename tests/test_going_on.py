@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 import torch
-from entry_parts import REPOSITORY, refused, run_script, training
+from entry_parts import REPOSITORY, expect_error, run_script, train_args
 from omegaconf import OmegaConf
 from safetensors.torch import load_file
 
@@ -19,11 +19,11 @@ from ctcdraft.planning import training as planning_training
 
 def test_resuming_raises_the_steps_only(world, monkeypatch, capsys):
     monkeypatch.chdir(world)
-    run_script(monkeypatch, "train.py", *training("run=again"))
-    said = refused(monkeypatch, capsys, "train.py", "resume=again", "trainer.rows=2")
+    run_script(monkeypatch, "train.py", *train_args("run=again"))
+    said = expect_error(monkeypatch, capsys, "train.py", "resume=again", "trainer.rows=2")
     assert "trainer.rows=2" in said
     assert "only trainer.steps= may be raised" in said
-    assert "may only be raised" in refused(monkeypatch, capsys, "train.py", "resume=again", "trainer.steps=3")
+    assert "may only be raised" in expect_error(monkeypatch, capsys, "train.py", "resume=again", "trainer.steps=3")
     before = (world / "again" / "metrics.jsonl").read_text()
     run_script(monkeypatch, "train.py", "resume=again", "trainer.steps=6")
     after = (world / "again" / "metrics.jsonl").read_text()
@@ -35,7 +35,7 @@ def test_resuming_raises_the_steps_only(world, monkeypatch, capsys):
 
 def test_a_run_killed_before_its_first_checkpoint_begins_again(world, monkeypatch):
     monkeypatch.chdir(world)
-    run_script(monkeypatch, "train.py", *training("run=early"))
+    run_script(monkeypatch, "train.py", *train_args("run=early"))
     trained = (world / "early" / "drafter.safetensors").read_bytes()
     for file in [*(world / "early").glob("resume-*.pt"), world / "early" / "drafter.safetensors"]:
         file.unlink()
@@ -61,28 +61,28 @@ def test_a_run_of_another_version_is_told_by_the_value_that_is_unknown(world, mo
     config = OmegaConf.load(tmp_path / "old" / "config.yaml")
     config.drafter.paths["listening_words"] = 64
     OmegaConf.save(config, tmp_path / "old" / "config.yaml")
-    said = refused(monkeypatch, capsys, "evaluate.py", f"checkpoint={tmp_path / 'old'}", "benchmark.limit=1")
+    said = expect_error(monkeypatch, capsys, "evaluate.py", f"checkpoint={tmp_path / 'old'}", "benchmark.limit=1")
     assert "names listening_words, which no part of a drafter has in this version" in said
 
 
 def test_overwriting_a_run_spares_what_is_not_its_own(world, monkeypatch):
     monkeypatch.chdir(world)
-    run_script(monkeypatch, "train.py", *training("run=mine"))
+    run_script(monkeypatch, "train.py", *train_args("run=mine"))
     (world / "mine" / "thesis.txt").write_text("years of work")
-    run_script(monkeypatch, "train.py", *training("run=mine", "overwrite=true"))
+    run_script(monkeypatch, "train.py", *train_args("run=mine", "overwrite=true"))
     assert (world / "mine" / "thesis.txt").read_text() == "years of work"
 
 
 def test_a_multirun_numbers_its_jobs(world, monkeypatch):
     monkeypatch.chdir(world)
-    run_script(monkeypatch, "train.py", "-m", *training("run=sweep", "drafter.frames=3,4"))
+    run_script(monkeypatch, "train.py", "-m", *train_args("run=sweep", "drafter.frames=3,4"))
     assert [(world / "sweep" / job / "drafter.safetensors").is_file() for job in "01"] == [True, True]
 
 
 def test_a_cell_that_cannot_be_is_in_the_table_and_the_other_cells_are_trained(world, monkeypatch, capsys):
     """Two frames cannot say three labels; mended, the same command forgets it."""
     monkeypatch.chdir(world)
-    said = refused(monkeypatch, capsys, "train.py", "-m", *training("run=cells", "drafter.frames=2,4", "seed=0,1",
+    said = expect_error(monkeypatch, capsys, "train.py", "-m", *train_args("run=cells", "drafter.frames=2,4", "seed=0,1",
                                                                     "data_seed=0"))  # fmt: skip
     assert said.splitlines()[0].startswith("train.py: job 0: 2 frames cannot say 3 labels")
     assert said.splitlines()[-1] == (
@@ -97,10 +97,10 @@ def test_a_cell_that_cannot_be_is_in_the_table_and_the_other_cells_are_trained(w
     assert (cells / "sweep.md").read_text().count("| failed: 2 frames cannot say 3 labels") == 2
     # Another sweep in its place is refused, and the runs that are there are no failures.
     before = (cells / "sweep.csv").read_text()
-    refused(monkeypatch, capsys, "train.py", "-m", *training("run=cells", "drafter.frames=2,5", "seed=0,1",
+    expect_error(monkeypatch, capsys, "train.py", "-m", *train_args("run=cells", "drafter.frames=2,5", "seed=0,1",
                                                              "data_seed=0"))  # fmt: skip
     assert (cells / "sweep.csv").read_text() == before
-    run_script(monkeypatch, "train.py", "-m", *training("run=cells", "drafter.frames=3", "seed=0,1", "data_seed=0"))
+    run_script(monkeypatch, "train.py", "-m", *train_args("run=cells", "drafter.frames=3", "seed=0,1", "data_seed=0"))
     assert not list(cells.glob("[01]/failed.json"))
 
 
@@ -108,7 +108,7 @@ def test_an_evaluation_that_cannot_be_leaves_the_others_of_its_sweep(world, monk
     monkeypatch.chdir(world)
     words = ["checkpoint=run", "benchmark.path=prompts.jsonl", "benchmark.limit=1", "decoding.max_new_tokens=8",
              "warm_up_tokens=4", "timing.questions=0", "decoding.nodes=0,6", "out=of_${decoding.nodes}"]  # fmt: skip
-    said = refused(monkeypatch, capsys, "evaluate.py", "-m", *words)
+    said = expect_error(monkeypatch, capsys, "evaluate.py", "-m", *words)
     assert said.startswith("evaluate.py: job 0: decoding.nodes=0 is impossible")
     assert (world / "of_6" / "1" / "report.json").is_file()
     assert not (world / "of_0").exists()
@@ -119,10 +119,10 @@ def test_a_sweep_says_how_long_it_will_take(world, monkeypatch, capsys):
     is there already, and the second cannot be."""
     monkeypatch.chdir(world)
     ticks = iter(range(0, 10**6, 600))
-    words = ["-m", *training("run=timed", "data_seed=0", "drafter.frames=4")]
+    words = ["-m", *train_args("run=timed", "data_seed=0", "drafter.frames=4")]
     run_script(monkeypatch, "train.py", *words, "objective.labels=3")
     capsys.readouterr()
-    monkeypatch.setattr(sweep_jobs.counted.__wrapped__, "__defaults__", (lambda: next(ticks),))
+    monkeypatch.setattr(sweep_jobs.track_job.__wrapped__, "__defaults__", (lambda: next(ticks),))
     with pytest.raises(SystemExit):
         run_script(monkeypatch, "train.py", *words, "objective.labels=3,5,2,1")
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("sweep timed: ")]
@@ -136,7 +136,7 @@ def test_a_sweep_says_how_long_it_will_take(world, monkeypatch, capsys):
 
 def test_a_resumed_run_plans_the_steps_that_remain(world, monkeypatch, capsys):
     monkeypatch.chdir(world)
-    run_script(monkeypatch, "train.py", *training("run=planned_again"))
+    run_script(monkeypatch, "train.py", *train_args("run=planned_again"))
     assert "for the remaining" not in capsys.readouterr().out
     monkeypatch.setattr(planning_training, "perf_counter", iter([0.0, 36.0]).__next__)
     run_script(monkeypatch, "train.py", "resume=planned_again", "trainer.steps=14")
@@ -148,7 +148,7 @@ def test_a_resumed_run_plans_the_steps_that_remain(world, monkeypatch, capsys):
 
 def test_a_sweep_that_was_stopped_goes_on(world, monkeypatch, capsys):
     monkeypatch.chdir(world)
-    words = ["-m", *training("run=swept", "drafter.frames=3,4")]
+    words = ["-m", *train_args("run=swept", "drafter.frames=3,4")]
     run_script(monkeypatch, "train.py", *words)
     whole = (world / "swept" / "sweep.csv").read_text()
     (world / "swept" / "sweep.csv").unlink()
@@ -157,7 +157,7 @@ def test_a_sweep_that_was_stopped_goes_on(world, monkeypatch, capsys):
     run_script(monkeypatch, "train.py", *words)
     assert "swept/0 has its 4 steps already" in capsys.readouterr().out
     assert (world / "swept" / "sweep.csv").read_text() == whole
-    said = refused(monkeypatch, capsys, "train.py", "-m", *training("run=swept", "drafter.frames=3,4", "seed=1"))
+    said = expect_error(monkeypatch, capsys, "train.py", "-m", *train_args("run=swept", "drafter.frames=3,4", "seed=1"))
     assert "swept/0 holds a run already" in said
 
 
@@ -168,7 +168,7 @@ def test_prompts_beside_a_manifest_of_their_own_are_prompts(world, monkeypatch, 
     (world / "downloaded" / "manifest.json").write_text('{"sources": []}')
     run_script(
         monkeypatch, "train.py",
-        *training("run=never", "prepared=none", "corpus.path=downloaded", "plan_only=true"),
+        *train_args("run=never", "prepared=none", "corpus.path=downloaded", "plan_only=true"),
     )  # fmt: skip
     assert "24 prompts of 24 conversations" in capsys.readouterr().out
 

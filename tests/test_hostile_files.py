@@ -15,14 +15,14 @@ import numpy as np
 import peft
 import pytest
 import torch
-from entry_parts import REPOSITORY, refused
+from entry_parts import REPOSITORY, expect_error
 from omegaconf import OmegaConf
 from safetensors.torch import save_file
 from tiny_models import random_lm, tiny_tokenizer
 
-from ctcdraft.config.build import paper_of
+from ctcdraft.config.build import meta_base
 from ctcdraft.config.cli import CONFIGS
-from ctcdraft.corpus.decontamination import Leakage
+from ctcdraft.corpus.decontamination import Decontamination
 from ctcdraft.errors import InputError
 from ctcdraft.models.loading import load_base
 from ctcdraft.training.run_directory import checksum
@@ -96,7 +96,7 @@ def poisoned(run: Path, marker: Path, written) -> str:
 def test_a_state_to_resume_from_runs_no_code(world, monkeypatch, capsys, tmp_path, written):
     monkeypatch.chdir(world)
     run = poisoned(shutil.copytree("run", tmp_path / "run"), tmp_path / "marker", written)
-    assert "has no whole state" in refused(monkeypatch, capsys, "train.py", f"resume={run}", "trainer.steps=6")
+    assert "has no whole state" in expect_error(monkeypatch, capsys, "train.py", f"resume={run}", "trainer.steps=6")
     assert not (tmp_path / "marker").exists()
 
 
@@ -169,7 +169,7 @@ def test_an_adapter_imports_no_module(folder, tmp_path, key):
 def test_numbers_of_a_benchmark_run_no_code(tmp_path):
     np.savez(tmp_path / "bad.npz", words=13, sequences=np.array([Hostile(tmp_path / "marker")], dtype=object))
     with pytest.raises(InputError, match="cannot read the benchmark mine"):
-        Leakage(13, {"mine": str(tmp_path / "bad.npz")}).known()
+        Decontamination(13, {"mine": str(tmp_path / "bad.npz")}).known()
     assert not (tmp_path / "marker").exists()
 
 
@@ -191,10 +191,10 @@ def test_a_base_that_brings_code_is_refused_and_nobody_is_asked(folder, tmp_path
     for weights in copy.glob("*.safetensors"):  # now it is planned on paper
         weights.unlink()
     if kind == "tokenizer":
-        assert paper_of(config).base.tokenizer is None
+        assert meta_base(config).base.tokenizer is None
     else:
         with pytest.raises(Exception, match="cannot read the config of the base"):
-            paper_of(config)
+            meta_base(config)
     assert not (tmp_path / "marker").exists()
 
 

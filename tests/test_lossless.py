@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from drafters import Junk, Oracle, Stutter
+from drafters import Stutter, oracle_drafter, random_drafter
 from stepwise_parts import KINDS as KINDS_OF_STEPS
-from stepwise_parts import stepwise
+from stepwise_parts import make_sequential_drafter
 from tiny_models import random_base
 from training_parts import block_heads
 
@@ -57,7 +57,7 @@ def test_every_drafter_says_what_autoregression_says(base, temperature):
         for number, prompt in enumerate(PROMPTS):
             truth = autoregression(base, prompt, how, seed=number).tokens
             text = torch.cat([prompt, torch.tensor(truth)])
-            drafters = [Oracle(text, 5), Junk(base.vocabulary, 12), Stutter(text, 4), PromptLookup(base, 3, 6), *heads]
+            drafters = [oracle_drafter(text, 5), random_drafter(base.vocabulary, 12), Stutter(text, 4), PromptLookup(base, 3, 6), *heads]
             for drafter in drafters[round_:] + drafters[:round_]:
                 made = generate(base, drafter, prompt, how, frozenset(), number)
                 assert made.tokens == truth, type(drafter).__name__
@@ -66,7 +66,7 @@ def test_every_drafter_says_what_autoregression_says(base, temperature):
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_drafters_that_read_their_own_guesses_too(base, temperature, tmp_path):
     """Each over all prompts, and up to the last position of the context."""
-    drafters = [stepwise(kind, base, tmp_path) for kind in KINDS_OF_STEPS]
+    drafters = [make_sequential_drafter(kind, base, tmp_path) for kind in KINDS_OF_STEPS]
     drafters += [Cascade(base, PromptLookup(base, 3, 4), drafters[-1], 4), Staged(base, drafters[-1], drafters[-2], 6)]
     for number, prompt in enumerate([*PROMPTS, torch.arange(30, 130)]):
         how = settings(temperature, tokens=30)
@@ -78,13 +78,13 @@ def test_drafters_that_read_their_own_guesses_too(base, temperature, tmp_path):
 def test_an_oracle_commits_depth_and_one_in_every_pass_but_the_last(base):
     how = settings(tokens=41)
     truth = autoregression(base, PROMPTS[0], how).tokens
-    made = generate(base, Oracle(torch.cat([PROMPTS[0], torch.tensor(truth)]), 4), PROMPTS[0], how, frozenset(), 0)
+    made = generate(base, oracle_drafter(torch.cat([PROMPTS[0], torch.tensor(truth)]), 4), PROMPTS[0], how, frozenset(), 0)
     assert [step.committed for step in made.passes] == [5] * 8  # 41 = 1 of the prefill + 8 passes of 5
 
 
 def test_junk_is_worth_about_nothing(base):
     how = settings(tokens=60)
-    made = generate(base, Junk(base.vocabulary, 12), PROMPTS[0], how, frozenset(), 0)
+    made = generate(base, random_drafter(base.vocabulary, 12), PROMPTS[0], how, frozenset(), 0)
     assert 1.0 <= sum(step.committed for step in made.passes) / len(made.passes) < 1.3
 
 
@@ -106,7 +106,7 @@ def test_up_to_the_last_position_of_the_context(base, temperature):
     truth = autoregression(base, prompt, how)
     assert len(truth.tokens) == base.context_length - len(prompt)
     text = torch.cat([prompt, torch.tensor(truth.tokens)])
-    for drafter in (Oracle(text, 7), Junk(base.vocabulary, 12), Stutter(text, 4), *block_heads(base)):
+    for drafter in (oracle_drafter(text, 7), random_drafter(base.vocabulary, 12), Stutter(text, 4), *block_heads(base)):
         assert generate(base, drafter, prompt, how, frozenset(), 0).tokens == truth.tokens
 
 
@@ -117,7 +117,7 @@ def test_a_stop_inside_a_draft_ends_the_answer_there(base):
         stops = frozenset([free[place]])
         first = free.index(free[place])
         text = torch.cat([PROMPTS[0], torch.tensor(free)])
-        for drafter in (Autoregressive(base), Oracle(text, 6), Stutter(text, 4)):
+        for drafter in (Autoregressive(base), oracle_drafter(text, 6), Stutter(text, 4)):
             made = generate(base, drafter, PROMPTS[0], how, stops, 0)
             assert made.tokens == free[: first + 1]
             assert made.ended
@@ -129,7 +129,7 @@ def test_very_short_answers(base, tokens):
     how = settings(tokens=tokens)
     truth = autoregression(base, PROMPTS[0], settings(tokens=9)).tokens
     text = torch.cat([PROMPTS[0], torch.tensor(truth)])
-    assert generate(base, Oracle(text, 6), PROMPTS[0], how, frozenset(), 0).tokens == truth[:tokens]
+    assert generate(base, oracle_drafter(text, 6), PROMPTS[0], how, frozenset(), 0).tokens == truth[:tokens]
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ctcdraft.model_card import evaluations, measured_rows
+from ctcdraft.model_card import largest_reports, measurement_section
 
 
 def report(run, name, prompts, date="2026-01-01", **changes):
@@ -19,7 +19,7 @@ def report(run, name, prompts, date="2026-01-01", **changes):
 
 
 def quoted(run):
-    return [where["command"].rpartition("=")[2] for _, where in evaluations(run, "ctc")]
+    return [where["command"].rpartition("=")[2] for _, where in largest_reports(run, "ctc")]
 
 
 @pytest.mark.parametrize("sizes", [(2, 120), (120, 2)])
@@ -49,5 +49,5 @@ def test_what_was_measured_otherwise_stays_beside_it(tmp_path):
 )
 def test_the_card_says_how_many_questions(prompts, said, tmp_path):
     report(tmp_path, "a", prompts)
-    ((rows, where),) = evaluations(tmp_path, "ctc")
-    assert measured_rows(rows, where).startswith(f"{said}, float32, commit 0123456")
+    ((rows, where),) = largest_reports(tmp_path, "ctc")
+    assert measurement_section(rows, where).startswith(f"{said}, float32, commit 0123456")

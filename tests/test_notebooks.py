@@ -11,12 +11,12 @@ import tomllib
 from importlib.util import find_spec
 
 import pytest
-from places import PLACES
+from places import DATA_FOLDERS
 
 from ctcdraft.config.cli import REPOSITORY
 
 NOTEBOOKS = sorted((REPOSITORY / "notebooks").glob("*.ipynb"))
-TRACES = PLACES["CTCDRAFT_DATA"] / "ctc_drafter_traces"
+TRACES = DATA_FOLDERS["CTCDRAFT_DATA"] / "ctc_drafter_traces"
 
 
 def code_cells(notebook):

@@ -7,15 +7,15 @@ from itertools import pairwise
 
 import pytest
 import torch
-from stepwise_parts import stepwise
+from stepwise_parts import make_sequential_drafter
 from tiny_models import random_base
 from torch.nn.utils.rnn import pad_sequence
-from training_parts import block_head, block_heads, ctc_head, rows
+from training_parts import block_head, block_heads, ctc_head, random_sequences
 from truths import slow_window
 
 from ctcdraft.batch import Batch
-from ctcdraft.corpus.batches import Batches, Rows, packed
-from ctcdraft.corpus.hidden_states import Live, Stored
+from ctcdraft.corpus.batches import Batches, TokenSequences, first_fit_packing
+from ctcdraft.corpus.hidden_states import OfflineHiddenStates, OnlineHiddenStates
 from ctcdraft.drafters.trees.ctc import PrefixSearch
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.nn.bodies import AttentionBody
@@ -30,15 +30,15 @@ SIZE = 80
 PLACES = torch.tensor([[0, 1, 2, 0, 1, 0, 1, 2], [0, 1, 2, 3, 4, 5, 5, 5]])
 
 
-def cut() -> Rows:
+def cut() -> TokenSequences:
     """The rows of other tests; every third answer was cut off, and one begins with an answer token."""
-    made = rows()
+    made = random_sequences()
     made.masks[4][:6] = 1
-    return Rows(made.tokens, made.masks, [index % 3 != 1 for index in range(len(made))])
+    return TokenSequences(made.tokens, made.masks, [index % 3 != 1 for index in range(len(made))])
 
 
-def packs(base, labels, source=Live, anchors=30) -> Batches:
-    return Batches(cut(), base, 2, anchors, labels, seed=0, states=source, filling=packed(SIZE))
+def packs(base, labels, source=OnlineHiddenStates, anchors=30) -> Batches:
+    return Batches(cut(), base, 2, anchors, labels, seed=0, states=source, filling=first_fit_packing(SIZE))
 
 
 def unpacked(base, made: Batches, step: int, batch: Batch) -> Batch:
@@ -97,12 +97,12 @@ CASES = {
         name: (lambda base, folder, at=at: block_heads(base)[at], objective)
         for at, (name, objective) in enumerate(zip(BLOCK, OF_BLOCK, strict=True))
     },
-    "hydra": (lambda base, folder: stepwise("hydra", base, folder, 3), CrossEntropy(3, 0.8)),
-    "hydra++": (lambda base, folder: stepwise("hydra++", base, folder, 3), Distill(3, 0.8, kl)),
-    "eagle": (lambda base, folder: stepwise("eagle", base, folder, 3), Eagle(1, 1.0, 0.1)),
-    "eagle_ctc": (lambda base, folder: stepwise("eagle", base, folder, 6), EagleCTC(3, 6, 1.0, 0.1, 0.01)),
-    "draft_model": (lambda base, folder: stepwise("draft_model", base, folder, 3), Distill(3, 1.0, kl)),
-    "draft_model_gpt2": (lambda base, folder: stepwise("draft_model_gpt2", base, folder, 3), CrossEntropy(3, 1.0)),
+    "hydra": (lambda base, folder: make_sequential_drafter("hydra", base, folder, 3), CrossEntropy(3, 0.8)),
+    "hydra++": (lambda base, folder: make_sequential_drafter("hydra++", base, folder, 3), Distill(3, 0.8, kl)),
+    "eagle": (lambda base, folder: make_sequential_drafter("eagle", base, folder, 3), Eagle(1, 1.0, 0.1)),
+    "eagle_ctc": (lambda base, folder: make_sequential_drafter("eagle", base, folder, 6), EagleCTC(3, 6, 1.0, 0.1, 0.01)),
+    "draft_model": (lambda base, folder: make_sequential_drafter("draft_model", base, folder, 3), Distill(3, 1.0, kl)),
+    "draft_model_gpt2": (lambda base, folder: make_sequential_drafter("draft_model_gpt2", base, folder, 3), CrossEntropy(3, 1.0)),
 }
 
 
@@ -151,7 +151,7 @@ def test_states_of_a_pack_are_those_of_every_text_alone(kind):
     base = random_base(kind, context=CONTEXT)
     rng = torch.Generator().manual_seed(2)
     texts = [torch.randint(5, 200, (length,), generator=rng) for length in (20, 9, 30, 3, 1, 17)]
-    packed_rows = Rows(texts, [torch.ones(len(text)).int() for text in texts], [True] * 6)
+    packed_rows = TokenSequences(texts, [torch.ones(len(text)).int() for text in texts], [True] * 6)
     laid = packed_rows.laid([[0, 1, 2, 3], [4, 5]])
     states_BLD = base.hidden_states(laid.tokens_BL, torch.ones_like(laid.tokens_BL), laid.position_ids_BL)
     at = {0: (0, 0), 1: (0, 20), 2: (0, 29), 3: (0, 59), 4: (1, 0), 5: (1, 1)}
@@ -197,7 +197,7 @@ def test_a_neighbour_changes_nothing(case, tmp_path):
 @pytest.mark.parametrize("precision", ["float32"])
 def test_stored_states_are_laid_into_the_pack(precision, tmp_path):
     base = random_base(context=CONTEXT)
-    kept = packs(base, 3, partial(Stored, path=str(tmp_path), precision=precision, rows=4, limit_gb=1.0))
+    kept = packs(base, 3, partial(OfflineHiddenStates, path=str(tmp_path), precision=precision, rows=4, limit_gb=1.0))
     live = packs(base, 3)
     for step in range(4):
         one, other = kept.batch(step), live.batch(step)

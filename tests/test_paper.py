@@ -11,7 +11,7 @@ from tiny_models import random_base, random_lm, tiny_tokenizer
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from ctcdraft.config.build import paper_of
+from ctcdraft.config.build import meta_base
 from ctcdraft.config.cli import CONFIGS, register_resolvers
 from ctcdraft.errors import InputError
 from ctcdraft.hardware import HardwareSpec, device_memory_bytes, format_bytes
@@ -33,7 +33,7 @@ def test_every_named_base_is_as_large_as_its_name_says():
     register_resolvers()
     with initialize_config_dir(str(CONFIGS), version_base=None):
         for name, billions in BILLIONS.items():
-            found = paper_of(compose("prepare", overrides=[f"base={name}", "dtype=bfloat16"]).base)
+            found = meta_base(compose("prepare", overrides=[f"base={name}", "dtype=bfloat16"]).base)
             size = ModelStats.of(found.base)
             assert round(size.parameters / 1e9, 3) == billions, name
             assert size.weight_bytes == 2 * size.parameters

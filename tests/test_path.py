@@ -13,7 +13,7 @@ import torch
 from tiny_models import random_base
 
 from ctcdraft.batch import Batch
-from ctcdraft.corpus.batches import Batches, Rows
+from ctcdraft.corpus.batches import Batches, TokenSequences
 from ctcdraft.corpus.windows import label_windows
 from ctcdraft.decoding.loop import Context, generate
 from ctcdraft.decoding.settings import DecodingSettings
@@ -183,7 +183,7 @@ def test_the_batches_that_train_hold_what_decoding_sees():
     generate(base, witness, PROMPT, HOW, frozenset(), 0)
     decoded = dict(witness.seen)
 
-    rows = Rows([text], [(torch.arange(len(text)) >= len(PROMPT)).int()], [True])
+    rows = TokenSequences([text], [(torch.arange(len(text)) >= len(PROMPT)).int()], [True])
     batch = Batches(rows, base, rows_a_step=1, anchors=len(text), labels=3, seed=0).batch(0)
     logits = drafter(batch).logits()[0]
     compared = 0

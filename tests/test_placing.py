@@ -11,9 +11,9 @@ import pytest
 import torch
 from accelerate.big_modeling import cpu_offload
 from tiny_models import random_base, random_lm, tiny_tokenizer
-from training_parts import HOW, ctc_head
+from training_parts import DECODING, ctc_head
 
-from ctcdraft.corpus.generation.transformers import speak
+from ctcdraft.corpus.generation.transformers import generate_batch
 from ctcdraft.decoding.loop import generate
 from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.errors import InputError
@@ -63,7 +63,7 @@ def test_wherever_its_layers_lie_it_says_the_same(folder, plain, tmp_path, how):
 
 
 def answer(base, drafter):
-    return generate(base, drafter, torch.arange(30, 36), HOW, frozenset(), 0).tokens
+    return generate(base, drafter, torch.arange(30, 36), DECODING, frozenset(), 0).tokens
 
 
 @pytest.mark.parametrize("parts", [1, 2])
@@ -99,7 +99,7 @@ def test_a_cache_over_two_devices_holds_what_one_holds():
         assert answer(base, drafter) == answer(spread, drafter)
     prompts = [[20, 21, 22], [30, 31], [40, 41, 42, 43]]
     how = (prompts, [12, 2, 7], lambda logits_BV, rows, step: logits_BV.argmax(dim=-1))
-    assert speak(base, *how) == speak(spread, *how)
+    assert generate_batch(base, *how) == generate_batch(spread, *how)
     held = [one.batch_cache(8) for one in (base, spread)]
     for one, cache in zip((base, spread), held, strict=True):
         one.read(torch.arange(20, 30), cache)

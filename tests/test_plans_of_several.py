@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from entry_parts import refused, run_script, training
+from entry_parts import expect_error, run_script, train_args
 
 RATE = ["plan.flops=1e5", "device=cpu", "dtype=bfloat16", "plan_only=true"]
 
@@ -35,7 +35,7 @@ def training_time(said):
 
 def test_a_training_of_eight_processes_is_planned_to_last_as_long_as_one_process_s_share(planned):
     """trainer.accumulate follows WORLD_SIZE: eight times the batches, in as many processes."""
-    words = training("run=x", "prepared=never", "base.path=shape")
+    words = train_args("run=x", "prepared=never", "base.path=shape")
     alone, eight = planned("train.py", *words), planned("train.py", *words, processes=8)
     assert "steps       4 of 8 x 8 rows" in eight
     assert training_time(eight) == training_time(alone)
@@ -46,8 +46,8 @@ def test_a_training_of_eight_processes_is_planned_to_last_as_long_as_one_process
 
 def test_batches_that_cannot_be_shared_are_refused_on_paper_too(planned, monkeypatch, capsys):
     monkeypatch.setenv("WORLD_SIZE", "4")
-    words = training("run=x", "prepared=never", "base.path=shape", "trainer.accumulate=6", "plan_only=true")
-    said = refused(monkeypatch, capsys, "train.py", *words)
+    words = train_args("run=x", "prepared=never", "base.path=shape", "trainer.accumulate=6", "plan_only=true")
+    said = expect_error(monkeypatch, capsys, "train.py", *words)
     assert "trainer.accumulate=6 batches a step cannot be shared equally by 4 processes" in said
 
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from ctcdraft.progress import Progress, minutes
+from ctcdraft.progress import Progress, format_minutes
 
 
 class Clock:
@@ -90,4 +90,4 @@ def test_lines_follow_where_the_output_goes(stdout, stderr, lines, monkeypatch):
 
 @pytest.mark.parametrize(("seconds", "said"), [(0, "0.1"), (3, "0.1"), (473, "7.9"), (7200, "120"), (90000, "1,500")])
 def test_minutes(seconds, said):
-    assert minutes(seconds) == f"{said} minutes"
+    assert format_minutes(seconds) == f"{said} minutes"

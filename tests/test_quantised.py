@@ -13,8 +13,8 @@ from training_parts import ctc_head
 from ctcdraft.decoding.loop import generate
 from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.errors import InputError
-from ctcdraft.evaluation.bandwidth import multiplied, weight_bytes
-from ctcdraft.evaluation.losslessness import Judge
+from ctcdraft.evaluation.bandwidth import count_matmul_weights, weight_bytes
+from ctcdraft.evaluation.losslessness import LosslessnessChecker
 from ctcdraft.models.fingerprint import was_quantized_since
 from ctcdraft.models.loading import load_base
 from ctcdraft.models.values import QUANTIZATION_PACKAGES, weight_options
@@ -41,8 +41,8 @@ def test_torchao_on_a_cpu(tmp_path):
     whole = load_base(path, "float32", "cpu")
     base = load_base(path, "float32", "cpu", quantised="torchao_int8")
     assert base.execution_mode == "eager, exact shapes, torchao_int8"
-    assert multiplied(base) == multiplied(whole) == weight_bytes(whole) // 4
-    linear = multiplied(whole) - 261 * 64 - 5 * 64  # but for the head and five norms, in a byte each and some scales
+    assert count_matmul_weights(base) == count_matmul_weights(whole) == weight_bytes(whole) // 4
+    linear = count_matmul_weights(whole) - 261 * 64 - 5 * 64  # but for the head and five norms, in a byte each and some scales
     assert linear < weight_bytes(base) - 4 * (261 * 64 + 5 * 64) < 1.3 * linear
     assert was_quantized_since(whole.fingerprint(), base.fingerprint())
     assert not was_quantized_since(base.fingerprint(), base.fingerprint())
@@ -53,5 +53,5 @@ def test_torchao_on_a_cpu(tmp_path):
     for prompt in PROMPTS:
         truth = generate(base, Autoregressive(base), prompt, how, frozenset(), 0).tokens
         assert generate(base, head, prompt, how, frozenset(), 0).tokens == truth
-    again = Judge(base, {"autoregressive": Autoregressive(base), "ctc": head}, how)
+    again = LosslessnessChecker(base, {"autoregressive": Autoregressive(base), "ctc": head}, how)
     assert again._rounding("ctc", 0.0, 1e-4, PROMPTS[0], 0) is True

@@ -8,7 +8,7 @@ import json
 import pytest
 import torch
 import transformers
-from fp8_parts import FP8, coded, fp8_checkpoint
+from fp8_parts import FP8, fp8_checkpoint, quantize_blocks
 from safetensors.torch import load_file, save_file
 from test_base import saved
 from tiny_models import random_lm, tiny_tokenizer
@@ -79,7 +79,7 @@ def test_experts_in_fp8_are_dequantised(tmp_path, accelerator):
     tiny_tokenizer().save_pretrained(tmp_path)
     tensors, meant = load_file(tmp_path / "model.safetensors"), {}
     for name in [name for name in tensors if ".experts." in name]:
-        codes, scales, value = coded(tensors[name])
+        codes, scales, value = quantize_blocks(tensors[name])
         meant[name] = value
         tensors |= {name: codes, f"{name}_scale_inv": scales}
     assert len(meant) == 2 * 4 * 3
@@ -154,7 +154,7 @@ def test_a_pickled_checkpoint_whose_scales_nobody_reads_is_refused(tmp_path):
     folder = saved(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     (tmp_path / "model.safetensors").unlink()
-    tensors[ONE], tensors[f"{ONE}_scale_inv"], _ = coded(tensors[ONE])
+    tensors[ONE], tensors[f"{ONE}_scale_inv"], _ = quantize_blocks(tensors[ONE])
     torch.save(tensors, tmp_path / "pytorch_model.bin")
     with pytest.raises(InputError, match=f"holds {ONE}_scale_inv, which LlamaForCausalLM does not read"):
         load_base(folder, "float32", "cpu")

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from drafters import Junk, Oracle
+from drafters import oracle_drafter, random_drafter
 from served_parts import CONTEXT, REFUSED, SERVED, WINDOW, tiny_checkpoint
-from stepwise_parts import stepwise
-from training_parts import HOW
+from stepwise_parts import make_sequential_drafter
+from training_parts import DECODING
 
-from ctcdraft.corpus.generation.transformers import speak
+from ctcdraft.corpus.generation.transformers import generate_batch
 from ctcdraft.decoding.loop import generate
 from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.drafters.draft_model import DraftModel
@@ -26,7 +26,7 @@ from ctcdraft.nn.sliding import SlidingWindow, keep_last_visible
 
 PAGE = Path(__file__).parents[1] / "docs" / "served_bases.md"
 PROMPT = (torch.arange(CONTEXT - 24) * 37) % 250 + 5
-EVERYTHING = replace(HOW, max_new_tokens=10_000, nodes=16)  # to the last position of the context
+EVERYTHING = replace(DECODING, max_new_tokens=10_000, nodes=16)  # to the last position of the context
 SLIDING = [
     ("mistral", {"sliding_window": WINDOW}),
     ("gemma3_text", {"sliding_window": WINDOW, "num_hidden_layers": 6}),
@@ -62,7 +62,7 @@ def test_served(tmp_path, row):
     truth = stock(base, PROMPT, 24)
     assert len(set(truth)) > 4  # a model that repeats one token would agree with anything
     text = torch.cat([PROMPT, torch.tensor(truth)])
-    for drafter in (Autoregressive(base), Oracle(text, 6), Junk(base.vocabulary, 12)):
+    for drafter in (Autoregressive(base), oracle_drafter(text, 6), random_drafter(base.vocabulary, 12)):
         assert decoded(base, drafter) == truth, type(drafter).__name__
     assert_packs_read_alone(base)
 
@@ -111,9 +111,9 @@ def test_sliding_windows_wherever_masks_are_made(tmp_path, kind, changes):
     folder, _ = tiny_checkpoint(tmp_path / "base", kind, changes)
     base = load_base(folder, "float32", "cpu", fixed=True)
     truth = stock(base, PROMPT, 24)
-    assert decoded(base, Junk(base.vocabulary, 12)) == truth
+    assert decoded(base, random_drafter(base.vocabulary, 12)) == truth
     prompts = [PROMPT, PROMPT[:40], PROMPT[7:60]]
-    said = speak(base, [prompt.tolist() for prompt in prompts], [12] * 3, lambda logits, rows, step: logits.argmax(-1))
+    said = generate_batch(base, [prompt.tolist() for prompt in prompts], [12] * 3, lambda logits, rows, step: logits.argmax(-1))
     for prompt, answer in zip(prompts, said, strict=True):
         expected = stock(base, prompt, 12)
         ends = [at + 1 for at, token in enumerate(expected) if token in base.stop_token_ids]
@@ -122,9 +122,9 @@ def test_sliding_windows_wherever_masks_are_made(tmp_path, kind, changes):
     drafts = generate(base, own, PROMPT, EVERYTHING, frozenset(), 1)
     assert drafts.tokens == truth
     # As its own draft model the base always guesses right: the passes are those of an oracle of the same depth.
-    oracle = generate(base, Oracle(torch.cat([PROMPT, torch.tensor(truth)]), 5), PROMPT, EVERYTHING, frozenset(), 1)
+    oracle = generate(base, oracle_drafter(torch.cat([PROMPT, torch.tensor(truth)]), 5), PROMPT, EVERYTHING, frozenset(), 1)
     assert len(drafts.passes) == len(oracle.passes)
-    assert decoded(base, stepwise("hydra", base, tmp_path)) == truth
+    assert decoded(base, make_sequential_drafter("hydra", base, tmp_path)) == truth
 
 
 def test_a_window_laid_out_wrongly_is_refused(tmp_path, monkeypatch):

@@ -10,11 +10,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from stepwise_parts import KINDS, stepwise
+from stepwise_parts import KINDS, make_sequential_drafter
 from test_path import HOW, PROMPT, training_emissions
 from tiny_models import random_base
 
-from ctcdraft.corpus.batches import Batches, Rows
+from ctcdraft.corpus.batches import Batches, TokenSequences
 from ctcdraft.decoding.loop import Context, generate
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.autoregressive import Autoregressive
@@ -63,7 +63,7 @@ def decoded(base, drafter):
 @torch.inference_mode()
 def test_every_pass_says_what_training_says(lm, kind, tmp_path):
     base = random_base(lm)
-    drafter = stepwise(kind, base, tmp_path)
+    drafter = make_sequential_drafter(kind, base, tmp_path)
     text, seen = decoded(base, drafter)
     anchors = [anchor for anchor, _ in seen]
     trained = training_emissions(base, drafter, text, anchors).log_softmax(dim=-1)
@@ -80,7 +80,7 @@ def test_every_pass_says_what_training_says(lm, kind, tmp_path):
 def test_eagle_goes_on_from_its_own_states(tmp_path):
     """The slow reading: no cache, one more row a level, each fed the state guessed for the row before it."""
     base = random_base()
-    drafter = stepwise("eagle", base, tmp_path).double()  # feeding a state back magnifies its rounding
+    drafter = make_sequential_drafter("eagle", base, tmp_path).double()  # feeding a state back magnifies its rounding
     base.double()
     text, seen = decoded(base, drafter)
     for anchor, law in seen[::5]:
@@ -114,7 +114,7 @@ def test_a_branching_tree_is_read_as_the_texts_in_it(kind, tmp_path):
     """In float64: EAGLE's own states go from step to step, and on some processors float32 lets 3e-5 grow to 6e-4."""
     base = random_base()
     base.lm.double()
-    drafter = stepwise(kind, base, tmp_path).double()
+    drafter = make_sequential_drafter(kind, base, tmp_path).double()
     tokens = torch.randint(5, 200, (23,), generator=torch.Generator().manual_seed(3))
     states = base.hidden_states(tokens[None, :-1], torch.ones(1, 22, dtype=torch.int64))[0]
     context = Context(tokens, states, 30, 30)
@@ -142,9 +142,9 @@ def test_a_branching_tree_is_read_as_the_texts_in_it(kind, tmp_path):
 @torch.inference_mode()
 def test_the_batches_that_train_hold_what_decoding_sees(kind, tmp_path):
     base = random_base()
-    drafter = stepwise(kind, base, tmp_path)
+    drafter = make_sequential_drafter(kind, base, tmp_path)
     text, seen = decoded(base, drafter)
-    rows = Rows([text], [(torch.arange(len(text)) >= len(PROMPT)).int()], [True])
+    rows = TokenSequences([text], [(torch.arange(len(text)) >= len(PROMPT)).int()], [True])
     batch = Batches(rows, base, rows_a_step=1, anchors=len(text), labels=3, seed=0).batch(0)
     said = drafter(batch).logits()[0].log_softmax(dim=-1)
     laws, compared = dict(seen), 0
@@ -161,7 +161,7 @@ def test_the_batches_that_train_hold_what_decoding_sees(kind, tmp_path):
 def test_it_is_lossless_untrained(kind, temperature, tmp_path):
     base = random_base()
     how = replace(HOW, temperature=temperature)
-    drafter = stepwise(kind, base, tmp_path)
+    drafter = make_sequential_drafter(kind, base, tmp_path)
     for seed in range(3):
         prompt = PROMPT + seed
         truth = generate(base, Autoregressive(base), prompt, how, base.stop_token_ids, seed).tokens

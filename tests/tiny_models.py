@@ -10,9 +10,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from ctcdraft.models.base_model import BaseLM
 
-WORDS = ["<bos>", "<pad>", "<|user|>", "<|assistant|>", "<|end|>"]
-END = WORDS.index("<|end|>")
-TEMPLATE = (
+SPECIAL_TOKENS = ["<bos>", "<pad>", "<|user|>", "<|assistant|>", "<|end|>"]
+EOS_ID = SPECIAL_TOKENS.index("<|end|>")
+CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'assistant' %}<|assistant|>"
     "{% generation %}{{ message['content'] }}<|end|>{% endgeneration %}"
     "{% else %}<|user|>{{ message['content'] }}<|end|>{% endif %}{% endfor %}"
@@ -23,15 +23,15 @@ TEMPLATE = (
 def tiny_tokenizer() -> transformers.PreTrainedTokenizerFast:
     """A byte-level tokenizer without merges: 5 special words and 256 bytes, with a chat template."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {word: index for index, word in enumerate(WORDS + alphabet)}
+    vocabulary = {word: index for index, word in enumerate(SPECIAL_TOKENS + alphabet)}
     tokenizer = Tokenizer(models.BPE(vocabulary, [], unk_token=None))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(WORDS)
+    tokenizer.add_special_tokens(SPECIAL_TOKENS)
     fast = transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token="<bos>", pad_token="<pad>", eos_token="<|end|>"
     )
-    fast.chat_template = TEMPLATE
+    fast.chat_template = CHAT_TEMPLATE
     return fast
 
 
@@ -60,7 +60,7 @@ def random_lm(
         "initializer_range": 0.3,
         "bos_token_id": 0,
         "pad_token_id": 1,
-        "eos_token_id": END,
+        "eos_token_id": EOS_ID,
     }
     without = {*without, *(("intermediate_size", "num_key_value_heads", "head_dim") if kind == "gpt2" else ())}
     shape = {name: value for name, value in shape.items() if name not in without}

@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from ctcdraft.corpus.batches import Batches, Rows
+from ctcdraft.corpus.batches import Batches, TokenSequences
 from ctcdraft.decoding.settings import DecodingSettings
 from ctcdraft.decoding.verification import match
 from ctcdraft.distributed import Distributed
@@ -23,14 +23,14 @@ from ctcdraft.training.progress import MACHINE_METRICS
 from ctcdraft.training.trainer import CheckpointPolicy, Trainer
 from ctcdraft.training.validation import DecodingValidation
 
-HOW = DecodingSettings(max_new_tokens=12, nodes=8, temperature=0.0, top_k=0, top_p=1.0, verify=match, lossless=True)
+DECODING = DecodingSettings(max_new_tokens=12, nodes=8, temperature=0.0, top_k=0, top_p=1.0, verify=match, lossless=True)
 
 
-def rows(count: int = 10, length: int = 30, words: int = 40) -> Rows:
+def random_sequences(count: int = 10, length: int = 30, words: int = 40) -> TokenSequences:
     rng = torch.Generator().manual_seed(1)
     tokens = [torch.randint(5, 5 + words, (length - i,), generator=rng) for i in range(count)]
     masks = [(torch.arange(len(row)) >= 6).int() for row in tokens]
-    return Rows(tokens, masks, [True] * count)
+    return TokenSequences(tokens, masks, [True] * count)
 
 
 def ctc_head(base, frames: int = 6) -> ParallelDrafter:
@@ -60,17 +60,17 @@ def block_heads(base) -> list[ParallelDrafter]:
     return heads
 
 
-def figures_of(run) -> list[dict]:
+def logged_metrics(run) -> list[dict]:
     """What was logged of every step, without what the machine had to do with it."""
     lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
     assert all(line[name] >= 0 for line in lines for name in MACHINE_METRICS)
     return [{name: value for name, value in line.items() if name not in MACHINE_METRICS} for line in lines]
 
 
-CARE = CheckpointPolicy(checkpoint_every=5, checkpoint_minutes=None, keep=2, patience=3)
+CHECKPOINT_POLICY = CheckpointPolicy(checkpoint_every=5, checkpoint_minutes=None, keep=2, patience=3)
 
 
-def trainer(
+def make_trainer(
     run,
     base,
     steps: int,
@@ -78,13 +78,13 @@ def trainer(
     drafter=None,
     objective=None,
     accumulate=1,
-    care=CARE,
+    care=CHECKPOINT_POLICY,
     engine=TorchEngine,
     **changes,
 ) -> Trainer:
     drafter = (drafter or ctc_head(base)).train()
     objective = objective or CTC(labels)
-    batches = Batches(rows(), base, rows_a_step=4, anchors=8, labels=objective.labels, seed=0)
+    batches = Batches(random_sequences(), base, rows_a_step=4, anchors=8, labels=objective.labels, seed=0)
     values = {
         "learning_rate": 3e-3,
         "warmup": 2,
@@ -98,7 +98,7 @@ def trainer(
         **changes,
     }
     made = engine(drafter, drafter.trainable_parameters(), steps=steps, **values)
-    probe = DecodingValidation(base, [torch.arange(10, 16)], HOW)
+    probe = DecodingValidation(base, [torch.arange(10, 16)], DECODING)
     return Trainer(
         run, drafter, objective, batches, made, probe, steps, accumulate, probe_every=6, checkpoint_policy=care
     )

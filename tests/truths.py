@@ -79,7 +79,7 @@ def slow_prefix_search(
     return [(prefix, masses[prefix]) for prefix in ranked[:nodes]]
 
 
-def slow_next_label_law(probs_TC: Probs, blank: int, prefix: Sequence[int]) -> tuple[dict[int, float], float]:
+def slow_next_label_distribution(probs_TC: Probs, blank: int, prefix: Sequence[int]) -> tuple[dict[int, float], float]:
     """For each word, and for the end: its probability given that the text begins with the prefix."""
     prefix = tuple(prefix)
     texts = slow_texts(probs_TC, blank)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from truths import Text, all_alignments, significant, slow_collapse
 
-Law = Callable[[int, Text], Sequence[float]]
+FrameDistribution = Callable[[int, Text], Sequence[float]]
 
 
 def slow_transduce(frames: Text, blank: int) -> Text:
@@ -19,12 +19,12 @@ def slow_transduce(frames: Text, blank: int) -> Text:
     return tuple(frame for frame in frames if frame != blank)
 
 
-def independent(probs_TC) -> Law:
+def independent(probs_TC) -> FrameDistribution:
     return lambda frame, text: probs_TC[frame]
 
 
 def slow_conditioned_texts(
-    law: Law, frames: int, classes: int, blank: int, read: Callable[[Text, int], Text] = slow_collapse
+    law: FrameDistribution, frames: int, classes: int, blank: int, read: Callable[[Text, int], Text] = slow_collapse
 ) -> dict[Text, float]:
     """The probability of every text: every alignment, each frame given what those before it say."""
     texts: defaultdict[Text, float] = defaultdict(float)
@@ -62,7 +62,7 @@ def slow_best(
     return [(text, masses[text]) for text in ranked[:nodes]]
 
 
-def slow_products(law: Law, frames: int, words: int) -> dict[Text, float]:
+def slow_products(law: FrameDistribution, frames: int, words: int) -> dict[Text, float]:
     """Frame k says word k: every text of 1 to `frames` words and the product of its words' probabilities."""
     masses: dict[Text, float] = {(): 1.0}
     for frame in range(frames):

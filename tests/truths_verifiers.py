@@ -9,7 +9,7 @@ import math
 STOP = -2
 
 
-def rest(p, q):
+def slow_residual(p, q):
     """(p - q)+ normalised; p itself where nothing is left."""
     left = [max(a - b, 0) for a, b in zip(p, q, strict=True)]
     return [x / sum(left) for x in left] if sum(left) else list(p)
@@ -20,7 +20,7 @@ def slow_multi_round(p, q, words, coins):
     for number, (word, coin) in enumerate(zip(words, coins, strict=True)):
         if word >= 0 and coin * q[word] < p[word]:
             return number, p
-        p = rest(p, q)
+        p = slow_residual(p, q)
     return None, p
 
 
@@ -46,7 +46,7 @@ def slow_k_sequential(p, q, words, coins, rho):
     return None, [max(x, 0) / sum(max(y, 0) for y in left) if sum(max(y, 0) for y in left) else 0 for x in left]
 
 
-def law_of(rule, p, q, k):
+def outcome_distribution(rule, p, q, k):
     """What comes out of a rule, exactly: every sequence of k draws, each coin by the probability that it stands.
 
     rule(p, q, words) -> ([probability that draw i stands, given that none before it did], the law if none does).
@@ -71,7 +71,7 @@ def multi_round_chances(p, q, words):
     stands = []
     for word in words:
         stands.append(min(1, p[word] / q[word]) if word != STOP else 0)
-        p = rest(p, q)
+        p = slow_residual(p, q)
     return stands, p
 
 
@@ -80,7 +80,7 @@ def multi_round_chances(p, q, words):
 
 def own_coins_chances(p, q, words):
     """Best of several rows: every row is judged with its own coin against the whole p; the first that stands wins."""
-    return [min(1, p[word] / q[word]) if word != STOP else 0 for word in words], rest(p, q)
+    return [min(1, p[word] / q[word]) if word != STOP else 0 for word in words], slow_residual(p, q)
 
 
 def mixed_stop_chances(p, q, words):
@@ -88,7 +88,7 @@ def mixed_stop_chances(p, q, words):
     said = sum(q)
     conditional = [x / said for x in q]
     (word,) = words
-    return [min(1, p[word] / conditional[word]) if word != STOP else 0], rest(p, conditional)
+    return [min(1, p[word] / conditional[word]) if word != STOP else 0], slow_residual(p, conditional)
 
 
 def kept_softmax_chances(p, q, words):
@@ -97,5 +97,5 @@ def kept_softmax_chances(p, q, words):
     assert len(words) == 1
     chance = min(1, p[best] / q[best])
     # `law_of` gives a standing draw to the word drawn, so the whole outcome goes into the law here.
-    left = rest(p, q)
+    left = slow_residual(p, q)
     return [0], [chance * (word == best) + (1 - chance) * left[word] for word in range(len(p))]

@@ -16,23 +16,23 @@ from typing import Any
 from ctcdraft.errors import InputError, first_line
 from ctcdraft.renamed import current
 
-CALL = "hydra.utils.get_method"  # configs/objective/distill.yaml looks its distance up by name: `path` is checked too
-CORPUS = {
+GET_METHOD = "hydra.utils.get_method"  # configs/objective/distill.yaml looks its distance up by name: `path` is checked too
+CORPUS_TARGETS = {
     "ctcdraft.corpus.filters.Alternation",
     "ctcdraft.corpus.filters.Cleaning",
-    "ctcdraft.corpus.filters.Controls",
+    "ctcdraft.corpus.filters.ControlTokens",
     "ctcdraft.corpus.filters.Duplicates",
     "ctcdraft.corpus.filters.Empties",
     "ctcdraft.corpus.filters.Language",
     "ctcdraft.corpus.filters.Length",
     "ctcdraft.corpus.filters.Roles",
-    "ctcdraft.corpus.decontamination.Leakage",
+    "ctcdraft.corpus.decontamination.Decontamination",
     "ctcdraft.corpus.sources.gsm8k",
     "ctcdraft.corpus.sources.project_prompts",
-    "ctcdraft.corpus.sources.several",
+    "ctcdraft.corpus.sources.mixture",
     "ctcdraft.corpus.sources.sharegpt",
 }
-ALLOWED: Mapping[str, Collection[str]] = {  # by the node of a run's config
+ALLOWED_TARGETS: Mapping[str, Collection[str]] = {  # by the node of a run's config
     "base": {"ctcdraft.models.loading.load_base", "ctcdraft.models.meta.random_weights_base"},
     "drafter": {
         "ctcdraft.drafters.autoregressive.Autoregressive",
@@ -66,7 +66,7 @@ ALLOWED: Mapping[str, Collection[str]] = {  # by the node of a run's config
         "ctcdraft.nn.bodies.ResidualBody",
     },
     "objective": {
-        CALL,
+        GET_METHOD,
         "ctcdraft.objectives.cross_entropy.CrossEntropy",
         "ctcdraft.objectives.ctc.CTC",
         "ctcdraft.objectives.distillation.Distill",
@@ -87,14 +87,14 @@ ALLOWED: Mapping[str, Collection[str]] = {  # by the node of a run's config
         "ctcdraft.decoding.verification.TypicalAcceptance",
         "ctcdraft.decoding.verification.match",
     },
-    "corpus": CORPUS,
-    "prompts": CORPUS,
+    "corpus": CORPUS_TARGETS,
+    "prompts": CORPUS_TARGETS,
     "answers": {
         "ctcdraft.corpus.generation.transformers.TransformersAnswers",
         "ctcdraft.corpus.generation.openai.ServedAnswers",
         "ctcdraft.corpus.generation.vllm.VllmAnswers",
     },
-    "states": {"ctcdraft.corpus.hidden_states.Live", "ctcdraft.corpus.hidden_states.Stored"},
+    "states": {"ctcdraft.corpus.hidden_states.OnlineHiddenStates", "ctcdraft.corpus.hidden_states.OfflineHiddenStates"},
     "engine": {
         "ctcdraft.training.engine.MuonEngine",
         "ctcdraft.training.engine.TorchEngine",
@@ -103,12 +103,12 @@ ALLOWED: Mapping[str, Collection[str]] = {  # by the node of a run's config
     "adapt": {"ctcdraft.training.lora.LoRAAdapter"},
     "logger": {"ctcdraft.training.loggers.TensorBoardLogger", "ctcdraft.training.loggers.WandbLogger"},
 }
-READ = ("base", "drafter", "objective")  # the nodes of a run's config that an evaluation instantiates
-PARTIAL = {  # what configs/ ship with _partial_: true; all others are called on the spot
-    *ALLOWED["adapt"],
-    *ALLOWED["engine"],
-    *ALLOWED["logger"],
-    *ALLOWED["states"],
+EVALUATED_NODES = ("base", "drafter", "objective")  # the nodes of a run's config that an evaluation instantiates
+PARTIAL_TARGETS = {  # what configs/ ship with _partial_: true; all others are called on the spot
+    *ALLOWED_TARGETS["adapt"],
+    *ALLOWED_TARGETS["engine"],
+    *ALLOWED_TARGETS["logger"],
+    *ALLOWED_TARGETS["states"],
     "ctcdraft.corpus.sources.gsm8k",
     "ctcdraft.corpus.sources.sharegpt",
     "ctcdraft.decoding.rejection.k_sequential",
@@ -121,7 +121,7 @@ PARTIAL = {  # what configs/ ship with _partial_: true; all others are called on
     "ctcdraft.nn.bodies.ResidualBody",
 }
 # By these transformers, vLLM or DeepSpeed are asked to import code from a folder, a hub or a module of any name.
-OPENINGS = {
+CODE_LOADING_KEYS = {
     "allow_all_kernels",
     "auto_map",
     "custom_generate",
@@ -131,11 +131,11 @@ OPENINGS = {
     "use_kernels",
 }
 # Any other attention is the name of a repository whose compiled kernels transformers downloads and loads.
-ATTENTIONS = (None, "eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
-NAMES_ATTENTION = {"attention", "attn_implementation", "_attn_implementation"}
+ALLOWED_ATTENTIONS = (None, "eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
+ATTENTION_KEYS = {"attention", "attn_implementation", "_attn_implementation"}
 
 
-def trusted(value: Any) -> tuple[str, ...]:
+def parse_trust(value: Any) -> tuple[str, ...]:
     """Return the names of `trust=[module.Class, ...]` as a user gives them; None and [] are no names."""
     names = [value] if isinstance(value, str) else list(value or ())
     for name in names:
@@ -144,30 +144,30 @@ def trusted(value: Any) -> tuple[str, ...]:
     return tuple(names)
 
 
-def read_run(file: Path, trust: Collection[str] = (), nodes: Collection[str] = READ) -> Any:
+def read_run_config(file: Path, trust: Collection[str] = (), nodes: Collection[str] = EVALUATED_NODES) -> Any:
     """Return the config.yaml of a run directory. nodes: those that are instantiated, and whose names are checked."""
-    config, values = read(file)
+    config, values = read_yaml(file)
     for node, value in values.items():
-        refuse_foreign({node: value}, file, ALLOWED.get(node, ()) if node in nodes else None, trust)
+        refuse_foreign({node: value}, file, ALLOWED_TARGETS.get(node, ()) if node in nodes else None, trust)
     return config
 
 
-def read_whole_run(file: Path, trust: Collection[str] = ()) -> Any:
+def read_resumed_config(file: Path, trust: Collection[str] = ()) -> Any:
     """Return the config.yaml of a run directory, every name in it checked: a run that goes on instantiates it all."""
-    config, values = read(file)
+    config, values = read_yaml(file)
     for node, value in values.items():
-        refuse_foreign({node: value}, file, ALLOWED.get(node, ()), trust)
+        refuse_foreign({node: value}, file, ALLOWED_TARGETS.get(node, ()), trust)
     return config
 
 
-def read_drafter(file: Path, trust: Collection[str] = ()) -> Any:
+def read_drafter_config(file: Path, trust: Collection[str] = ()) -> Any:
     """Return the config of a YAML file that holds a drafter."""
-    config, values = read(file)
-    refuse_foreign(values, file, ALLOWED["drafter"], trust)
+    config, values = read_yaml(file)
+    refuse_foreign(values, file, ALLOWED_TARGETS["drafter"], trust)
     return config
 
 
-def read(file: Path) -> tuple[Any, dict[str, Any]]:
+def read_yaml(file: Path) -> tuple[Any, dict[str, Any]]:
     """Return the config in a YAML file and its plain values, in which interpolations are the text that they are."""
     import yaml
     from omegaconf import OmegaConf
@@ -188,55 +188,55 @@ def refuse_foreign(values: Any, file: Path, allowed: Collection[str] | None, tru
 
     allowed: the names that may be called; None where nothing below is instantiated, so that only the rest is checked.
     """
-    for where, key, value in walked(values):
+    for where, key, value in walk_values(values):
         if not isinstance(value, str | int | float | bool | None | dict | list):
             raise InputError(f"{file} holds a {type(value).__name__} as {where}; write it as text or a number")
         if any("${" in text for text in (key, value) if isinstance(text, str)):
-            raise InputError(f"{file} interpolates {shown(value)} ({where}); write the value itself into the file")
-        if key in OPENINGS or (key in NAMES_ATTENTION and value not in ATTENTIONS):
+            raise InputError(f"{file} interpolates {printable(value)} ({where}); write the value itself into the file")
+        if key in CODE_LOADING_KEYS or (key in ATTENTION_KEYS and value not in ALLOWED_ATTENTIONS):
             raise InputError(f"{file} asks by {where} for code that is not in this package; leave it out")
         if isinstance(value, dict):
             refuse_directives(value, where, file, trust)
             if "_target_" in value and allowed is not None:
                 refuse_name(value["_target_"], f"{where}._target_", file, allowed, trust)
-                if value["_target_"] == CALL:
-                    refuse_name(value.get("path"), f"{where}.path", file, set(allowed) - {CALL}, trust)
+                if value["_target_"] == GET_METHOD:
+                    refuse_name(value.get("path"), f"{where}.path", file, set(allowed) - {GET_METHOD}, trust)
 
 
 def refuse_directives(node: dict[Any, Any], where: str, file: Path, trust: Collection[str]) -> None:
     """Raise InputError for an order to Hydra, such as _args_, that no config of ours gives at this place."""
     for key in [key for key in node if isinstance(key, str) and key.startswith("_") and key.endswith("_")]:
         value = node[key]
-        may_be_partial = node.get("_target_") in (*PARTIAL, *trust)
+        may_be_partial = node.get("_target_") in (*PARTIAL_TARGETS, *trust)
         if key == "_target_" or (key == "_convert_" and value == "all"):
             continue
         if key != "_partial_" or not (value is False or (value is True and may_be_partial)):
-            raise InputError(f"{file} has {where}.{key}: {shown(value)}, as no config of ctcdraft's has; leave it out")
+            raise InputError(f"{file} has {where}.{key}: {printable(value)}, as no config of ctcdraft's has; leave it out")
 
 
 def refuse_name(name: Any, where: str, file: Path, allowed: Collection[str], trust: Collection[str]) -> None:
     """Raise InputError for a name that is called and is neither on the list nor trusted."""
     if not isinstance(name, str):
-        raise InputError(f"{file} has {where}: {shown(name)}, which is no name of a class; give one as module.Class")
+        raise InputError(f"{file} has {where}: {printable(name)}, which is no name of a class; give one as module.Class")
     if name not in allowed and name not in trust:
         raise InputError(
-            f"{file} wants to call {shown(name)} ({where}), and from a file only ctcdraft's own parts are called; if "
-            f"it is a class of your own, add trust=[{shown(name)}]"
+            f"{file} wants to call {printable(name)} ({where}), and from a file only ctcdraft's own parts are called; if "
+            f"it is a class of your own, add trust=[{printable(name)}]"
         )
 
 
-def walked(node: Any, where: str = "", key: Any = None) -> Iterator[tuple[str, Any, Any]]:
+def walk_values(node: Any, where: str = "", key: Any = None) -> Iterator[tuple[str, Any, Any]]:
     """Yield every value with its dotted place and its key, the outermost first; what lies in a list has no key."""
     yield where, key, node
     if isinstance(node, Mapping):
         for name, value in node.items():
-            yield from walked(value, f"{where}.{shown(name)}".lstrip("."), name)
+            yield from walk_values(value, f"{where}.{printable(name)}".lstrip("."), name)
     elif isinstance(node, Sequence) and not isinstance(node, str | bytes):
         for number, value in enumerate(node):
-            yield from walked(value, f"{where}[{number}]")
+            yield from walk_values(value, f"{where}[{number}]")
 
 
-def shown(value: Any) -> str:
+def printable(value: Any) -> str:
     """Return a value for a sentence, in which a name from a file can neither break the line nor colour the terminal."""
     text = str(value)
     return text if text.isprintable() and len(text) < 200 else repr(text[:200])

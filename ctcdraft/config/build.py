@@ -11,7 +11,7 @@ from ctcdraft.config.cli import REPOSITORY
 from ctcdraft.errors import InputError
 
 
-def paper_of(config: Any) -> Any:
+def meta_base(config: Any) -> Any:
     """The base of a `base` node on paper, where it cannot be loaded on this machine; else None. Only what `load_base`
     loads has a config that a plan can be made from."""
     from hydra.utils import instantiate
@@ -23,7 +23,7 @@ def paper_of(config: Any) -> Any:
     return instantiate({**values, "_target_": "ctcdraft.models.meta.meta_base_if_absent", "_convert_": "all"})
 
 
-def written_down(node: Any) -> Any:
+def portable_config(node: Any) -> Any:
     """The values of a node for a file that others read: places in this repository by their way from its root, so that
     it says the same wherever the repository lies."""
     from omegaconf import OmegaConf
@@ -53,13 +53,13 @@ def load_drafter(run: Path, base: Any, paths: Any | None, trust: Collection[str]
     """Return the trained drafter of a run; `paths` builds its trees in another way, `trust`: see allowed.py."""
     from hydra.errors import InstantiationException
 
-    from ctcdraft.config.allowed import read_run
+    from ctcdraft.config.allowed import read_run_config
     from ctcdraft.training.run_directory import RunDirectory
 
     directory = RunDirectory(run)
     directory.require()
     directory.refuse_other_base(base.fingerprint())
-    config = read_run(directory.config, trust).drafter
+    config = read_run_config(directory.config, trust).drafter
     if paths is not None:
         config["growth" if "growth" in config else "paths"] = paths
     try:

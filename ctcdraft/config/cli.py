@@ -69,7 +69,7 @@ def entry_point(main: Callable[[Any], Any]) -> Callable[[Any], Any]:
         try:
             return main(config)
         except Exception as error:
-            if (sentence := sentence_of(error)) is None:
+            if (sentence := error_sentence(error)) is None:
                 raise
             from ctcdraft.config.sweep_jobs import job_number
 
@@ -82,13 +82,13 @@ def entry_point(main: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return guarded
 
 
-def sentence_of(error: Exception) -> str | None:
+def error_sentence(error: Exception) -> str | None:
     """Return what is wrong with the input, in a sentence; None where the error is a bug of ours."""
-    refused = input_error(error)
-    return str(refused) if refused is not None else missing_target(error) or wrong_config(error)
+    refused = find_input_error(error)
+    return str(refused) if refused is not None else target_error(error) or config_error(error)
 
 
-def from_command_line(main: Callable[[], Any]) -> None:
+def run_hydra_main(main: Callable[[], Any]) -> None:
     """Run a Hydra main; what Hydra finds wrong with the command line becomes a sentence too."""
     try:
         main()
@@ -99,13 +99,13 @@ def from_command_line(main: Callable[[], Any]) -> None:
     except BrokenPipeError:  # `... --help | head`: nobody reads on; what is left to flush goes nowhere
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except Exception as error:
-        if (sentence := sentence_of(error)) is None:
+        if (sentence := error_sentence(error)) is None:
             raise
         print(f"{Path(sys.argv[0]).name}: {sentence}", file=sys.stderr)
         raise SystemExit(1) from None
 
 
-def wrong_config(error: Exception, verb: str | None = None, more: Iterable[str] = ()) -> str | None:
+def config_error(error: Exception, verb: str | None = None, more: Iterable[str] = ()) -> str | None:
     """What Hydra or OmegaConf finds wrong, in a sentence; None where a constructor failed, which is a bug of ours.
     verb: whose keys they are, if not this script's; more: keys that this script takes besides."""
     from hydra.errors import HydraException, InstantiationException
@@ -117,10 +117,10 @@ def wrong_config(error: Exception, verb: str | None = None, more: Iterable[str] 
         return f"{missing[1]}= is missing; give it on the command line"
     parts = [str(part) for part in (error, error.__cause__) if part is not None]
     words = " ".join(line.strip() for part in parts for line in part.splitlines()[:1]).replace("'.", "':")
-    return f"{words}; {nearest(words, verb or Path(sys.argv[0]).stem, more)}"
+    return f"{words}; {suggest_keys(words, verb or Path(sys.argv[0]).stem, more)}"
 
 
-def nearest(words: str, verb: str, more: Iterable[str] = ()) -> str:
+def suggest_keys(words: str, verb: str, more: Iterable[str] = ()) -> str:
     """The keys or options that come nearest to what was quoted, or where to look for all of them."""
     from hydra import compose, initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
@@ -133,9 +133,9 @@ def nearest(words: str, verb: str, more: Iterable[str] = ()) -> str:
     GlobalHydra.instance().clear()  # of the job that ends with this sentence
     with initialize_config_dir(str(CONFIGS), version_base=None):
         try:
-            known = dotted(compose(verb, chosen))
+            known = dotted_keys(compose(verb, chosen))
         except (HydraException, OmegaConfBaseException):  # which is what is being told
-            known = dotted(compose(verb))
+            known = dotted_keys(compose(verb))
     known += [*more, *options]
     for word in re.findall(r"'([\w./@-]+)'", words):
         if word in known:  # where it was said, and right
@@ -147,7 +147,7 @@ def nearest(words: str, verb: str, more: Iterable[str] = ()) -> str:
     return f"{verb}.py --cfg job prints all keys"
 
 
-def composed(verb: str, *words: str) -> Any:
+def compose_config(verb: str, *words: str) -> Any:
     """The config of `python VERB.py WORDS`, inside another entry point or outside of any."""
     from hydra import compose, initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
@@ -159,25 +159,25 @@ def composed(verb: str, *words: str) -> Any:
         return compose(verb, overrides=list(words))
 
 
-def dotted(node: Any, above: str = "") -> list[str]:
+def dotted_keys(node: Any, above: str = "") -> list[str]:
     """Every key of a config: `trainer.steps`, `drafter.frames`, ..."""
     keys = []
     for key in node:
         keys.append(above + str(key))
         value = node._get_node(key)
         if hasattr(value, "_get_node") and hasattr(value, "keys"):
-            keys += dotted(value, f"{above}{key}.")
+            keys += dotted_keys(value, f"{above}{key}.")
     return keys
 
 
-def input_error(error: BaseException | None) -> InputError | None:
+def find_input_error(error: BaseException | None) -> InputError | None:
     """The InputError that this is, or was raised from: Hydra wraps what a constructor raises."""
     while error is not None and not isinstance(error, InputError):
         error = error.__cause__
     return error
 
 
-def missing_target(error: BaseException) -> str | None:
+def target_error(error: BaseException) -> str | None:
     """A `_target_=` that names nothing, in a sentence."""
     from hydra.errors import InstantiationException
 

@@ -13,11 +13,11 @@ from typing import Any
 from ctcdraft.config.cli import CONFIGS
 from ctcdraft.errors import InputError
 
-DRAFTERS = CONFIGS / "drafter"
-OUTSIDE = CONFIGS / "outside"
+DRAFTER_CONFIGS = CONFIGS / "drafter"
+OUTSIDE_CONFIGS = CONFIGS / "outside"
 
 
-def named_place(word: str) -> tuple[str, str]:
+def split_reading(word: str) -> tuple[str, str]:
     """Return the place and the paths of RUN@PATHS; the paths are empty where none are named."""
     place, at, paths = word.rpartition("@")
     return (place, paths) if at and not Path(word).is_dir() else (word, "")
@@ -25,21 +25,21 @@ def named_place(word: str) -> tuple[str, str]:
 
 def drafter_file(word: str, run: Path) -> Path:
     """Return the YAML of a drafter that is not a run. run: the name without @PATHS."""
-    candidates = (DRAFTERS / f"{word}.yaml", OUTSIDE / f"{word}.yaml", Path(word))
+    candidates = (DRAFTER_CONFIGS / f"{word}.yaml", OUTSIDE_CONFIGS / f"{word}.yaml", Path(word))
     for file in candidates:
         if file.suffix == ".yaml" and file.is_file() and not run.is_dir():
             return file
-    there = ", ".join(sorted(file.stem for folder in (DRAFTERS, OUTSIDE) for file in folder.glob("*.yaml")))
+    there = ", ".join(sorted(file.stem for folder in (DRAFTER_CONFIGS, OUTSIDE_CONFIGS) for file in folder.glob("*.yaml")))
     raise InputError(
         f"contestant {word} is neither a run directory (there is no {run / 'config.yaml'}) nor one of the drafters "
         f"{there}"
     )
 
 
-def refuse_absent(words: list[Any]) -> None:
+def refuse_unknown_contestants(words: list[Any]) -> None:
     """Raise InputError for the first contestant that is neither a run nor a drafter."""
     for word in words:
         name = str(next(iter(word)) if isinstance(word, Mapping) else word)
-        place = Path(named_place(name)[0])
+        place = Path(split_reading(name)[0])
         if not (place / "config.yaml").is_file():
             drafter_file(name, place)

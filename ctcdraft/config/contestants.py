@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from omegaconf import OmegaConf
 
-from ctcdraft.config.allowed import ALLOWED, read_drafter, read_run, refuse_foreign
+from ctcdraft.config.allowed import ALLOWED_TARGETS, read_drafter_config, read_run_config, refuse_foreign
 from ctcdraft.config.build import build_drafter, load_drafter
 from ctcdraft.config.cli import CONFIGS
-from ctcdraft.config.contestant_files import DRAFTERS, drafter_file, named_place
+from ctcdraft.config.contestant_files import DRAFTER_CONFIGS, drafter_file, split_reading
 from ctcdraft.drafters.base import DraftHead
 from ctcdraft.errors import InputError
 from ctcdraft.evaluation.evaluation import Contestant
@@ -30,7 +30,7 @@ from ctcdraft.training.run_directory import RunDirectory
 
 
 @dataclass(frozen=True)
-class Entry:
+class ContestantConfig:
     """A name on the command line, looked up. run: None for a drafter as it is. parts: what a composite is made of.
     trust: what the run's config may call beside ctcdraft's own."""
 
@@ -38,31 +38,31 @@ class Entry:
     run: Path | None
     config: Any
     paths: str | None
-    parts: dict[str, Entry] = field(default_factory=dict)
+    parts: dict[str, ContestantConfig] = field(default_factory=dict)
     trust: Collection[str] = ()
 
-    def runs(self) -> Iterator[Entry]:
+    def runs(self) -> Iterator[ContestantConfig]:
         """Itself and its parts, those of them that are runs."""
         for entry in (self, *(run for part in self.parts.values() for run in part.runs())):
             if entry.run is not None:
                 yield entry
 
 
-def looked_up(word: Any, untrained: bool = False, trust: Collection[str] = ()) -> Entry:
+def resolve(word: Any, untrained: bool = False, trust: Collection[str] = ()) -> ContestantConfig:
     """A run directory (`RUN`, or `RUN@PATHS`), a drafter of configs/drafter or configs/outside or of a YAML file;
     `{draft_model:{path:FOLDER}}` is a drafter with values of its own. untrained: one that has weights may be named
     as it is, to be timed with random ones. trust: names that a run, or a YAML that is not of configs/, may call beside
     ctcdraft's own."""
     word, values = next(iter(word.items())) if isinstance(word, Mapping) else (str(word), {})
-    place, paths = named_place(word)
+    place, paths = split_reading(word)
     run = RunDirectory(Path(place))
     if run.config.is_file():
         if values:
             raise InputError(f"{place} is a run and has its own values; of {dict(values)} none can be given")
-        config = read_run(run.config, trust)
+        config = read_run_config(run.config, trust)
         name = f"{config.drafter.name}{paths and f'@{paths}'}"
-        return Entry(name, run.path, config, paths or None, trust=trust)
-    config = with_options(drafter_file(word, run.path), values or {}, trust)
+        return ContestantConfig(name, run.path, config, paths or None, trust=trust)
+    config = compose_drafter_config(drafter_file(word, run.path), values or {}, trust)
     for key in [key for key in values or {} if key not in config]:
         raise InputError(f"drafter {word} has no value {key}; it has {', '.join(map(str, config))}")
     roles = list(config.get("parts", {}))
@@ -70,22 +70,22 @@ def looked_up(word: Any, untrained: bool = False, trust: Collection[str] = ()) -
         raise InputError(f"drafter {word} has no part {role}; it has {', '.join(map(str, roles))}")
     plain = {key: value for key, value in (values or {}).items() if not is_option(config[key], value)}
     config = OmegaConf.merge(config, plain)
-    found = target(config)
+    found = target_object(config)
     if not untrained and isinstance(found, type) and issubclass(found, DraftHead) and not found.usable_untrained:
         raise InputError(f"drafter {word} has weights: train it (train.py drafter={word}) and name its run directory")
-    return Entry(config.name, None, config, None, parts(word, config, trust), trust)
+    return ContestantConfig(config.name, None, config, None, resolve_parts(word, config, trust), trust)
 
 
-def with_options(file: Path, chosen: Mapping[str, Any], trust: Collection[str] = ()) -> Any:
+def compose_drafter_config(file: Path, chosen: Mapping[str, Any], trust: Collection[str] = ()) -> Any:
     """A drafter's YAML with the options its defaults name, or `chosen` names instead: {growth: chain}. A file that is
     not of configs/ is read as one that others may have made."""
     ours = file.resolve().is_relative_to(CONFIGS.resolve())
-    config: Any = OmegaConf.load(file) if ours else read_drafter(file, trust)
+    config: Any = OmegaConf.load(file) if ours else read_drafter_config(file, trust)
     merged: Any = OmegaConf.create({})
     for default in config.pop("defaults", []):
         for group, option in default.items() if hasattr(default, "items") else [(None, default)]:
             group = group and group.removeprefix("override ")
-            folder, named = (file.parent, option) if group is None else (DRAFTERS / group, chosen.get(group, option))
+            folder, named = (file.parent, option) if group is None else (DRAFTER_CONFIGS / group, chosen.get(group, option))
             if isinstance(named, str) and named.startswith("/"):  # /from/the/top@_here_
                 above, _, named = named.removesuffix("@_here_")[1:].rpartition("/")
                 folder = CONFIGS / above
@@ -93,12 +93,12 @@ def with_options(file: Path, chosen: Mapping[str, Any], trust: Collection[str] =
                 there = sorted(one.stem for one in folder.glob("*.yaml"))
                 if named not in there:
                     raise InputError(f"{group}: {named} is none of {', '.join(there)}")
-                named = with_options(folder / f"{named}.yaml", {}, trust)
+                named = compose_drafter_config(folder / f"{named}.yaml", {}, trust)
             beside = group is None or group in named  # `none` says so itself: # @package drafter
             merged = OmegaConf.merge(merged, named if beside else {group: named})
     merged = OmegaConf.merge(merged, config)
     if not ours:  # a value of the file may have come under a name of configs/, as `path` under hydra.utils.get_method
-        refuse_foreign(OmegaConf.to_container(merged, resolve=False), file, ALLOWED["drafter"], trust)
+        refuse_foreign(OmegaConf.to_container(merged, resolve=False), file, ALLOWED_TARGETS["drafter"], trust)
     return merged
 
 
@@ -107,13 +107,13 @@ def is_option(node: Any, value: Any) -> bool:
     return OmegaConf.is_dict(node) and isinstance(value, str)
 
 
-def target(config: Any) -> Any:
+def target_object(config: Any) -> Any:
     from hydra.utils import get_object
 
     return get_object(config._target_)
 
 
-def parts(word: str, config: Any, trust: Collection[str] = ()) -> dict[str, Entry]:
+def resolve_parts(word: str, config: Any, trust: Collection[str] = ()) -> dict[str, ContestantConfig]:
     """The parts of a composite, each looked up like any contestant."""
     named = config.pop("parts", {})
     missing = [role for role, part in named.items() if part is None]
@@ -122,13 +122,13 @@ def parts(word: str, config: Any, trust: Collection[str] = ()) -> dict[str, Entr
             f"drafter {word} needs its part {missing[0]}: contestants=[{{{word}:{{parts:{{{missing[0]}:...}}}}}}] with "
             "a run or a drafter"
         )
-    return {str(role): looked_up(part, trust=trust) for role, part in named.items()}
+    return {str(role): resolve(part, trust=trust) for role, part in named.items()}
 
 
-def contestant(entry: Entry, base: Any) -> Contestant:
+def build_contestant(entry: ContestantConfig, base: Any) -> Contestant:
     if entry.run is not None:
-        return trained(entry, base)
-    made = {role: contestant(part, base) for role, part in entry.parts.items()}
+        return load_contestant(entry, base)
+    made = {role: build_contestant(part, base) for role, part in entry.parts.items()}
     drafter = build_drafter(entry.config, base, **{role: part.drafter for role, part in made.items()})
     parameters = sum(part.parameters for part in made.values())
     if isinstance(drafter, DraftHead):  # off the shelf
@@ -136,26 +136,26 @@ def contestant(entry: Entry, base: Any) -> Contestant:
         parameters = sum(weight.numel() for weight in drafter.trainable_parameters())
     elif isinstance(drafter, StockGenerate):
         parameters = sum(weight.numel() for weight in drafter.parameters())  # the assistant's
-    identity = json.dumps(OmegaConf.to_container(entry.config)) + behind(drafter)
+    identity = json.dumps(OmegaConf.to_container(entry.config)) + identity_suffix(drafter)
     identity += "".join(f", {role}: {part.identity}" for role, part in made.items())
     return Contestant(drafter, identity, parameters, base.fingerprint())
 
 
-def behind(drafter: Any) -> str:
+def identity_suffix(drafter: Any) -> str:
     """What a drafter is made of that its values do not say: weights that lie in a folder, code from outside."""
     weights = weights_hash(drafter) if isinstance(drafter, torch.nn.Module) else ""
     said = f", weights {weights}" if weights else ""
     module = sys.modules[type(drafter).__module__]
     if module.__name__.partition(".")[0] == "ctcdraft" or getattr(module, "__file__", None) is None:
         return said
-    return f"{said}, code {digest(Path(str(module.__file__)).read_bytes())}"
+    return f"{said}, code {short_hash(Path(str(module.__file__)).read_bytes())}"
 
 
-def trained(entry: Entry, base: Any) -> Contestant:
+def load_contestant(entry: ContestantConfig, base: Any) -> Contestant:
     from hydra.utils import instantiate
 
     assert entry.run is not None
-    paths = read_paths(entry)
+    paths = reading_config(entry)
     drafter = load_drafter(entry.run, base, paths, entry.trust)
     parameters = sum(weight.numel() for weight in drafter.trainable_parameters())
     run = RunDirectory(entry.run)
@@ -163,8 +163,8 @@ def trained(entry: Entry, base: Any) -> Contestant:
     if paths is not None:
         config["growth" if "growth" in config else "paths"] = OmegaConf.to_container(paths, resolve=True)
     # Weights and YAML: another beam over the same weights is another contestant.
-    identity = f"config {digest(json.dumps(config, sort_keys=True).encode())}, weights {digest(run.head.read_bytes())}"
-    identity += behind(drafter)
+    identity = f"config {short_hash(json.dumps(config, sort_keys=True).encode())}, weights {short_hash(run.head.read_bytes())}"
+    identity += identity_suffix(drafter)
     fingerprint = json.loads((run.path / "fingerprint.json").read_text())
     objective = instantiate(entry.config.objective) if "objective" in entry.config else None
     read_by = getattr(drafter, "paths", None)
@@ -173,16 +173,16 @@ def trained(entry: Entry, base: Any) -> Contestant:
     return Contestant(drafter, identity, parameters, fingerprint, crossed)
 
 
-def digest(content: bytes) -> str:
+def short_hash(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
 
 
-def read_paths(entry: Entry) -> Any | None:
+def reading_config(entry: ContestantConfig) -> Any | None:
     """RUN@NAME: a way to read frames, or for a drafter of several steps a way to grow."""
     if entry.paths is None:
         return None
-    file = DRAFTERS / ("growth" if "growth" in entry.config.drafter else "paths") / f"{entry.paths}.yaml"
+    file = DRAFTER_CONFIGS / ("growth" if "growth" in entry.config.drafter else "paths") / f"{entry.paths}.yaml"
     if not file.is_file():
         there = ", ".join(sorted(file.stem for file in file.parent.glob("*.yaml")))
         raise InputError(f"@{entry.paths} is no way to read a head; there are {there}")
-    return with_options(file, {}, entry.trust)
+    return compose_drafter_config(file, {}, entry.trust)

@@ -15,65 +15,65 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ctcdraft.config.cli import composed, entry_point, from_command_line
-from ctcdraft.config.command_line import MULTIRUN, parsed, understood
-from ctcdraft.config.contestant_files import refuse_absent
+from ctcdraft.config.cli import compose_config, entry_point, run_hydra_main
+from ctcdraft.config.command_line import MULTIRUN_FLAGS, parse_override, quote_paths
+from ctcdraft.config.contestant_files import refuse_unknown_contestants
 from ctcdraft.corpus import settings as preparing
 from ctcdraft.errors import InputError
 from ctcdraft.evaluation import settings as evaluating
-from ctcdraft.io import holds_corpus, refuse_held, refuse_no_run, refuse_unwritable
+from ctcdraft.io import has_complete_corpus, refuse_existing_run, refuse_missing_run, refuse_unwritable
 from ctcdraft.training import settings as training
 
 
-def begin(verb: str) -> None:
+def check_before_imports(verb: str) -> None:
     """Put the command line into words that Hydra takes, and refuse what is wrong with it. verb: train, evaluate, ..."""
-    from_command_line(lambda: entry_point(partial(checked, verb))(sys.argv[1:]))
+    run_hydra_main(lambda: entry_point(partial(check_command_line, verb))(sys.argv[1:]))
 
 
-def checked(verb: str, typed: Sequence[str]) -> None:
+def check_command_line(verb: str, typed: Sequence[str]) -> None:
     """Rewrite sys.argv, then raise InputError for what the config shows to be wrong."""
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    sys.argv[1:] = words = understood(typed)
-    sweeping = not MULTIRUN.isdisjoint(words)
-    if any(word.startswith("-") and word not in MULTIRUN for word in words):
+    sys.argv[1:] = words = quote_paths(typed)
+    sweeping = not MULTIRUN_FLAGS.isdisjoint(words)
+    if any(word.startswith("-") and word not in MULTIRUN_FLAGS for word in words):
         return  # --help, --cfg job, --config-dir and others: the config is not what is run, or not the whole of it
-    words = list(first_job(word for word in words if word not in MULTIRUN)) if sweeping else words
+    words = list(first_job_words(word for word in words if word not in MULTIRUN_FLAGS)) if sweeping else words
     try:
-        config = composed(verb, *words)
+        config = compose_config(verb, *words)
     except (HydraException, OmegaConfBaseException):
-        refuse_keys_of_others(verb, words)
+        refuse_foreign_keys(verb, words)
         raise
-    for key, folder in written(verb, config).items():
+    for key, folder in output_folders(verb, config).items():
         refuse_unwritable(Path(folder), key)
     if not sweeping:
         CHECKS[verb](config)
 
 
-def first_job(words: Iterator[str]) -> Iterator[str]:
+def first_job_words(words: Iterator[str]) -> Iterator[str]:
     """Yield the words of a multirun's first job; what only a sweeper or the config's folder can count is left out."""
     for word in words:
-        override = parsed(word)
+        override = parse_override(word)
         if override is None or not override.is_sweep_override():
             yield word
         elif override.is_discrete_sweep() and "glob(" not in word:
             yield f"{override.get_key_element()}={next(override.sweep_string_iterator())}"
 
 
-def refuse_keys_of_others(verb: str, words: Sequence[str]) -> None:
+def refuse_foreign_keys(verb: str, words: Sequence[str]) -> None:
     """Raise InputError for a key that another entry point has."""
-    own = composed(verb)
+    own = compose_config(verb)
     for word in words:
         key, _, value = word.partition("=")
         root = re.split(r"[./@]", key.lstrip("+~"))[0]
-        others = [other for other in CHECKS if other != verb and root not in own and root in composed(other)]
+        others = [other for other in CHECKS if other != verb and root not in own and root in compose_config(other)]
         if not others:
             continue
         if (verb, root) == ("evaluate", "drafter"):
             raise InputError(
                 f"{key}= is a key of train.py, and a run is evaluated with the drafter that was trained; "
-                f"{drafter_instead(key, value)}"
+                f"{drafter_advice(key, value)}"
             )
         theirs = " and ".join(SCRIPTS[other] for other in others)
         raise InputError(
@@ -81,7 +81,7 @@ def refuse_keys_of_others(verb: str, words: Sequence[str]) -> None:
         )
 
 
-def drafter_instead(key: str, value: str) -> str:
+def drafter_advice(key: str, value: str) -> str:
     """Return how evaluate.py takes what was meant by drafter=, drafter/GROUP= or drafter.KEY=."""
     if key == "drafter":
         return "name runs, and drafters without weights, as contestants=[RUN,prompt_lookup]"
@@ -92,7 +92,7 @@ def drafter_instead(key: str, value: str) -> str:
     return f"values are for drafters without weights: contestants=[{{NAME:{value}}}]; or train another run with them"
 
 
-def written(verb: str, config: Any) -> dict[str, Any]:
+def output_folders(verb: str, config: Any) -> dict[str, Any]:
     """Return the folders that a command is going to write, by their keys."""
     if config.plan_only or (verb == "prepare" and config.show):
         return {}
@@ -102,28 +102,28 @@ def written(verb: str, config: Any) -> dict[str, Any]:
         return {"resume": config.resume}
     folders = {"run": config.run}
     given = config.corpus.path  # prompts, or a prepared corpus, which is only read
-    if not any(holds_corpus(Path(str(place))) for place in (given, config.prepared)):
+    if not any(has_complete_corpus(Path(str(place))) for place in (given, config.prepared)):
         folders["prepared"] = config.prepared
     return folders | ({"states.path": config.states.path} if "path" in config.states else {})
 
 
-def refuse_train(config: Any) -> None:
+def refuse_wrong_train_config(config: Any) -> None:
     """Raise InputError for what is wrong with a config of train.py."""
     if config.resume is not None:
-        refuse_no_run(Path(config.resume))
+        refuse_missing_run(Path(config.resume))
     elif (Path(config.run) / "config.yaml").exists() and not config.overwrite:
-        refuse_held(Path(config.run))
+        refuse_existing_run(Path(config.run))
     training.refuse_impossible(config.trainer, config.seed)
 
 
-def refuse_evaluate(config: Any) -> None:
+def refuse_wrong_evaluate_config(config: Any) -> None:
     """Raise InputError for what is wrong with a config of evaluate.py."""
     evaluating.refuse_impossible(config)
     elsewhere = (config.arena, config.recorded.path, config.recorded.baseline, config.table.name)
     if all(one is None for one in elsewhere):
         run = [] if config.checkpoint is None else [config.checkpoint]
-        refuse_absent([*run, *evaluating.several(config.contestants, "contestants")])
+        refuse_unknown_contestants([*run, *evaluating.as_list(config.contestants, "contestants")])
 
 
-CHECKS = {"train": refuse_train, "evaluate": refuse_evaluate, "prepare": preparing.refuse_impossible}
+CHECKS = {"train": refuse_wrong_train_config, "evaluate": refuse_wrong_evaluate_config, "prepare": preparing.refuse_impossible}
 SCRIPTS = {verb: f"{verb}.py" for verb in CHECKS} | {"prepare": "data/prepare.py"}

@@ -32,8 +32,8 @@ from ctcdraft.training.sweep import LOCATION_KEYS, flatten_config, forget_failur
 if TYPE_CHECKING:
     from ctcdraft.training.run_directory import RunDirectory
 
-BASIC = tuple(f"hydra._internal.core_plugins.basic_{kind}" for kind in ("sweeper", "launcher"))
-_remaining: dict[Path, RemainingTime] = {}  # of the sweep that runs in this process
+BASIC_PLUGINS = tuple(f"hydra._internal.core_plugins.basic_{kind}" for kind in ("sweeper", "launcher"))
+_remaining_by_sweep: dict[Path, RemainingTime] = {}  # of the sweep that runs in this process
 
 
 def job_number() -> int | None:
@@ -59,20 +59,20 @@ def run_directory(config: DictConfig) -> RunDirectory:
     return RunDirectory(Path(config.run) if sweep is None else sweep / str(job_number()))
 
 
-def title(run: Path, sweep: Path | None) -> tuple[str, str | None]:
+def run_title(run: Path, sweep: Path | None) -> tuple[str, str | None]:
     """Return what a run is called beside others, and the group it belongs to.
 
     runs/mine -> mine, None    job 1 of runs/sweep -> "sweep/1 drafter.frames=8", sweep
     """
     if sweep is None:
         return run.name, None
-    swept = {override.get_key_element() for override in typed() if override.is_sweep_override()}
+    swept = {override.get_key_element() for override in typed_overrides() if override.is_sweep_override()}
     chosen = [word for word in HydraConfig.get().overrides.task if word.partition("=")[0] in swept]
     return " ".join([f"{sweep.name}/{run.name}", *chosen]), sweep.name
 
 
 @contextlib.contextmanager
-def counted(
+def track_job(
     config: DictConfig, sentence_of: Callable[[Exception], str | None], clock: Callable[[], float] = monotonic
 ) -> Iterator[None]:
     """Around the work of one job: write down why it failed, the table anew, and the minutes left. Around a single run
@@ -83,18 +83,18 @@ def counted(
     if sweep is None or config.plan_only or not from_environment().is_main:
         yield
         return
-    run, remaining = run_directory(config), remaining_of(sweep)
-    began, before = clock(), written(run)
+    run, remaining = run_directory(config), sweep_remaining(sweep)
+    began, before = clock(), logged_bytes(run)
     seconds = None
     try:
         yield
         forget_failure(run.path)
-        if written(run) != before:
+        if logged_bytes(run) != before:
             seconds = clock() - began  # not of one that had all its steps
     except Exception as error:
-        if not isinstance(error, InUseError) and not holds_another(run, config):
+        if not isinstance(error, InUseError) and not holds_other_run(run, config):
             reason = sentence_of(error) or f"{type(error).__name__}: {first_line(error)}"
-            write_failure(run.path, values(config), reason)
+            write_failure(run.path, flat_values(config), reason)
         raise
     finally:
         write_table(sweep)  # anew after every job
@@ -102,25 +102,25 @@ def counted(
             print(f"sweep {sweep}: {remaining.run_ended(seconds)}", flush=True)
 
 
-def remaining_of(sweep: Path) -> RemainingTime | None:
+def sweep_remaining(sweep: Path) -> RemainingTime | None:
     """Return the estimate of the sweep that this job belongs to; the first job begins it."""
-    if job_number() == 0 or sweep not in _remaining:
-        jobs = how_many()
+    if job_number() == 0 or sweep not in _remaining_by_sweep:
+        jobs = count_jobs()
         if jobs is None:
             return None
-        _remaining[sweep] = RemainingTime(jobs)
-    return _remaining[sweep]
+        _remaining_by_sweep[sweep] = RemainingTime(jobs)
+    return _remaining_by_sweep[sweep]
 
 
-def how_many() -> int | None:
+def count_jobs() -> int | None:
     """Return how many jobs the command line asks for; None where another sweeper or launcher decides."""
     chosen = HydraConfig.get()
-    if not (chosen.sweeper._target_.startswith(BASIC) and chosen.launcher._target_.startswith(BASIC)):
+    if not (chosen.sweeper._target_.startswith(BASIC_PLUGINS) and chosen.launcher._target_.startswith(BASIC_PLUGINS)):
         return None
-    return len(BasicSweeper.split_arguments(typed(), None)[0])
+    return len(BasicSweeper.split_arguments(typed_overrides(), None)[0])
 
 
-def typed() -> list[Override]:
+def typed_overrides() -> list[Override]:
     """Return the words of the command line, and those of hydra.sweeper.params, as Hydra's sweeper reads them."""
     words = [f"{key}={value}" for key, value in (HydraConfig.get().sweeper.get("params") or {}).items()]
     words += [word for word in sys.argv[1:] if "=" in word and not word.startswith("-")]
@@ -129,20 +129,20 @@ def typed() -> list[Override]:
     return parser.parse_overrides(words)
 
 
-def written(run: RunDirectory) -> int:
+def logged_bytes(run: RunDirectory) -> int:
     """Return the size of what is logged of the run, which every step changes."""
     return run.metrics.stat().st_size if run.metrics.is_file() else 0
 
 
-def holds_another(run: RunDirectory, config: DictConfig) -> bool:
+def holds_other_run(run: RunDirectory, config: DictConfig) -> bool:
     """Return whether the directory holds a run of other values, which did not fail with this job."""
     if not run.config.is_file():
         return False
-    there, here = flatten_config(current(yaml.safe_load(run.config.read_text()))), values(config)
+    there, here = flatten_config(current(yaml.safe_load(run.config.read_text()))), flat_values(config)
     return any(there.get(key) != here.get(key) for key in {**there, **here} if key not in LOCATION_KEYS)
 
 
-def values(config: DictConfig) -> dict[str, object]:
+def flat_values(config: DictConfig) -> dict[str, object]:
     """Return the whole config, flat, as a finished run's is read."""
     try:
         text = OmegaConf.to_yaml(config, resolve=True)

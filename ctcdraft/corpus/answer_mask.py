@@ -18,10 +18,10 @@ from torch import Tensor
 from ctcdraft.corpus.chat_template import prompt_tokens
 from ctcdraft.errors import InputError
 
-UNLIKE = ("x", "Two words", "3 + 4 =", "Why?\n")  # users who have no end in common
+PROBE_PROMPTS = ("x", "Two words", "3 + 4 =", "Why?\n")  # users who have no end in common
 
 
-class Masked(Protocol):
+class MaskedRow(Protocol):
     """An answer after its prompt, as training reads it."""
 
     @property
@@ -34,18 +34,18 @@ class Masked(Protocol):
     def ended(self) -> bool: ...
 
 
-def opening(tokenizer: Any) -> list[int]:
+def generation_prompt_tokens(tokenizer: Any) -> list[int]:
     """The ids that stand before every answer: how the prompts of quite different users all end."""
     if not getattr(tokenizer, "chat_template", None):
         return []
-    backwards = [prompt_tokens(tokenizer, [{"role": "user", "content": text}])[::-1] for text in UNLIKE]
+    backwards = [prompt_tokens(tokenizer, [{"role": "user", "content": text}])[::-1] for text in PROBE_PROMPTS]
     same = takewhile(lambda tokens: len(set(tokens)) == 1, zip(*backwards, strict=False))
     return [tokens[0] for tokens in same][::-1]
 
 
-def refuse_wrong_masks(rows: Iterable[Masked], tokenizer: Any, stop_token_ids: Collection[int]) -> None:
+def refuse_wrong_masks(rows: Iterable[MaskedRow], tokenizer: Any, stop_token_ids: Collection[int]) -> None:
     """Raise InputError unless every answer begins behind the template's opening and ends with its first end token."""
-    before = torch.tensor(opening(tokenizer), dtype=torch.int64)
+    before = torch.tensor(generation_prompt_tokens(tokenizer), dtype=torch.int64)
     stops = torch.tensor(sorted(stop_token_ids), dtype=torch.int64)
     for row in rows:
         fault = mask_fault(row, before, stops)
@@ -56,7 +56,7 @@ def refuse_wrong_masks(rows: Iterable[Masked], tokenizer: Any, stop_token_ids: C
             )
 
 
-def mask_fault(row: Masked, before_K: Tensor, stops_E: Tensor) -> str:
+def mask_fault(row: MaskedRow, before_K: Tensor, stops_E: Tensor) -> str:
     """What is wrong with the mask of a row, or nothing."""
     tokens_L, mask_L = row.tokens_L.long(), row.mask_L.int()
     if len(tokens_L) != len(mask_L):

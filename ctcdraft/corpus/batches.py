@@ -17,24 +17,24 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from ctcdraft.batch import Batch
-from ctcdraft.corpus.hidden_states import Live, Source, read
+from ctcdraft.corpus.hidden_states import HiddenStatesFactory, OnlineHiddenStates, compute_hidden_states
 from ctcdraft.corpus.windows import label_windows, sample_anchors
 from ctcdraft.ctc.alignment import frames_needed
 from ctcdraft.models.base_model import BaseLM
 
-OPEN = 64  # packs that may still be filled: more of them leave less padding, and cost as many comparisons an answer
+MAX_OPEN_PACKS = 64  # packs that may still be filled: more of them leave less padding, and cost as many comparisons an answer
 
 Pack = list[int]  # answers, by index
 # (the answers in the order of an epoch, all lengths, rows a step) -> the epoch's steps, each a list of rows
-Filling = Callable[[Sequence[int], Sequence[int], int], list[list[Pack]]]
+PackingFunction = Callable[[Sequence[int], Sequence[int], int], list[list[Pack]]]
 
 
-def one_a_row(order: Sequence[int], lengths: Sequence[int], rows: int) -> list[list[Pack]]:
+def one_per_row(order: Sequence[int], lengths: Sequence[int], rows: int) -> list[list[Pack]]:
     """Every answer in a row of its own, whole steps only: what is left over comes in another epoch's order."""
     return [[[index] for index in order[at : at + rows]] for at in range(0, len(order) - rows + 1, rows)]
 
 
-def packed(size: int) -> Filling:
+def first_fit_packing(size: int) -> PackingFunction:
     """Packs of up to `size` tokens, and every answer exactly once: an epoch's last step may have fewer rows."""
 
     def fill(order: Sequence[int], lengths: Sequence[int], rows: int) -> list[list[Pack]]:
@@ -44,7 +44,7 @@ def packed(size: int) -> Filling:
     return fill
 
 
-def first_fit(order: Sequence[int], lengths: Sequence[int], size: int, most_open: int = OPEN) -> list[Pack]:
+def first_fit(order: Sequence[int], lengths: Sequence[int], size: int, most_open: int = MAX_OPEN_PACKS) -> list[Pack]:
     """Each answer into the oldest open pack that has room; where none has, into a new one. Of more than `most_open`
     the fullest is closed. The order of packs is that in which they were begun. An answer longer than `size` is a
     pack by itself.
@@ -68,11 +68,11 @@ def first_fit(order: Sequence[int], lengths: Sequence[int], size: int, most_open
     return packs
 
 
-ROWS_COUNTED = 64  # at a time, for the plan: row by row a million answers took six minutes
+FEASIBILITY_CHUNK = 64  # at a time, for the plan: row by row a million answers took six minutes
 
 
 @dataclass(frozen=True)
-class Rows:
+class TokenSequences:
     """Answers as token ids and answer masks, one tensor each a row, cut to the longest length wanted.
 
     ended: whether the row reaches to the answer's own end, and was cut by nobody.
@@ -92,7 +92,7 @@ class Rows:
             counts_V += torch.bincount(tokens_L[mask_L.bool()], minlength=vocabulary)
         return counts_V
 
-    def laid(self, packs: Sequence[Pack]) -> Laid:
+    def laid(self, packs: Sequence[Pack]) -> PaddedRows:
         """The answers of every pack behind one another."""
         tokens_BL = pad_sequence([torch.cat([self.tokens[i] for i in pack]) for pack in packs], batch_first=True)
         mask_BL = pad_sequence([torch.cat([self.masks[i] for i in pack]) for pack in packs], batch_first=True)
@@ -107,11 +107,11 @@ class Rows:
             begins.append(begin.repeat_interleave(lengths))
         # Clamped, so that padding stands at no place that a base might not have.
         places_BL = (torch.arange(width) - torch.stack(begins)).clamp(max=longest - 1)
-        return Laid(tokens_BL, mask_BL.masked_fill(places_BL == 0, 0), torch.stack(ended), places_BL)
+        return PaddedRows(tokens_BL, mask_BL.masked_fill(places_BL == 0, 0), torch.stack(ended), places_BL)
 
 
 @dataclass(frozen=True)
-class Laid:
+class PaddedRows:
     """Rows of text, padded on the right with token 0 and mask 0.
 
     mask_BL: which tokens are answer; never the first of a text, which nobody says, so that no window reaches from
@@ -125,7 +125,7 @@ class Laid:
 
 
 @dataclass(frozen=True)
-class Ready:
+class PreparedBatch:
     """What of a batch can be had beside a running step: all else, and the states if they are stored."""
 
     windows: dict[str, Tensor]
@@ -143,15 +143,15 @@ class Batches:
 
     def __init__(
         self,
-        rows: Rows,
+        rows: TokenSequences,
         base: BaseLM,
         rows_a_step: int,
         anchors: int,
         labels: int,
         seed: int,
-        states: Source = Live,
-        filling: Filling = one_a_row,
-        reading: Callable[..., Tensor] = read,
+        states: HiddenStatesFactory = OnlineHiddenStates,
+        filling: PackingFunction = one_per_row,
+        reading: Callable[..., Tensor] = compute_hidden_states,
     ) -> None:
         self.rows = rows
         self.base = base
@@ -175,7 +175,7 @@ class Batches:
         """The batch of a step, with the base's states, on the base's device."""
         return self.complete(self.prepare(step))
 
-    def prepare(self, step: int) -> Ready:
+    def prepare(self, step: int) -> PreparedBatch:
         """What of a batch needs no base, on the base's device."""
         packs = self.packs(step)
         laid = self.rows.laid(packs)
@@ -192,9 +192,9 @@ class Batches:
             "position_ids_BL": laid.position_ids_BL,
         }
         windows = {name: value.to(self.device) for name, value in windows.items()}
-        return Ready(windows, self.states.kept(packs))
+        return PreparedBatch(windows, self.states.kept(packs))
 
-    def complete(self, for_inference: Ready) -> Batch:
+    def complete(self, for_inference: PreparedBatch) -> Batch:
         """The batch; where states are not stored the base reads the text now."""
         states_BLD = for_inference.states_BLD
         if states_BLD is None:
@@ -234,13 +234,13 @@ class Batches:
 
 
 def feasible_share(
-    rows: Rows, labels: int, frames: int, needed: Callable[..., Tensor] = frames_needed
+    rows: TokenSequences, labels: int, frames: int, needed: Callable[..., Tensor] = frames_needed
 ) -> tuple[int, float]:
     """Windows in the corpus, and the share that `frames` frames can say: for the plan, before step 0. needed: how many
     frames labels need, where that is not CTC's."""
     windows = feasible = 0
-    for start in range(0, len(rows), ROWS_COUNTED):
-        laid = rows.laid([[index] for index in range(start, min(start + ROWS_COUNTED, len(rows)))])
+    for start in range(0, len(rows), FEASIBILITY_CHUNK):
+        laid = rows.laid([[index] for index in range(start, min(start + FEASIBILITY_CHUNK, len(rows)))])
         every_BA = torch.arange(laid.tokens_BL.shape[1]).expand_as(laid.tokens_BL)  # what is no anchor has no labels
         _, labels_BAS, lengths_BA = label_windows(laid.tokens_BL, laid.mask_BL, every_BA, labels, laid.ended_BL)
         windows += int((lengths_BA > 0).sum())

@@ -10,7 +10,7 @@ from ctcdraft.errors import InputError
 Message = dict[str, str]
 
 
-def messages(turns: Sequence[str], answers: Sequence[str]) -> list[Message]:
+def chat_messages(turns: Sequence[str], answers: Sequence[str]) -> list[Message]:
     """The conversation up to the turn that is to be answered next.
 
     turns a, b, c with answers A      ->      user a, assistant A, user b
@@ -30,7 +30,7 @@ def prompt_tokens(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
     user a, assistant A, user b      ->      a A \\n\\n b
     """
     if getattr(tokenizer, "chat_template", None):
-        return rendered_tokens(tokenizer, messages)
+        return template_tokens(tokenizer, messages)
     text = ""
     for message in messages:
         text += ("\n\n" if text and message["role"] == "user" else "") + message["content"]
@@ -39,7 +39,7 @@ def prompt_tokens(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
     return ids[:-1] if len(ids) > 1 and ids[-1] == tokenizer.eos_token_id else ids
 
 
-def rendered_tokens(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
+def template_tokens(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
     """The ids through the template and its generation prompt; what the template itself refuses is one sentence."""
     import jinja2
 
@@ -59,7 +59,7 @@ def rendered_tokens(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
     return list(encoding["input_ids"])
 
 
-def fit(tokens: list[int], context_length: int, begin: int | None) -> tuple[list[int], int]:
+def fit_to_context(tokens: list[int], context_length: int, begin: int | None) -> tuple[list[int], int]:
     """Cut from the left until a quarter of the context is free for the answer; says how many tokens went.
 
     begin: the id a text of this base begins with, if it has one. It stays: a base that has never seen a text without

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-SHIPPED = "data/tiny/"
-ENDINGS = re.compile(r"(\.jsonl?)?(\.gz)?$")
-LONGEST = 60  # characters that the files' names add
+BUNDLED_FOLDER = "data/tiny/"
+FILE_ENDINGS = re.compile(r"(\.jsonl?)?(\.gz)?$")
+MAX_NAME_LENGTH = 60  # characters that the files' names add
 
 
 def default_folder(home: str, base: str, corpus: Any) -> str:
@@ -26,36 +26,36 @@ def default_folder(home: str, base: str, corpus: Any) -> str:
 
     home data, base tiny, corpus sharegpt of lima.jsonl   ->   data/tiny-sharegpt-lima
     """
-    common, files = Path(home) / f"{base}-{corpus['name']}", files_of(corpus)
+    common, files = Path(home) / f"{base}-{corpus['name']}", file_names(corpus)
     own = common.with_name(f"{common.name}-{files}") if files else common
-    return str(own if own.exists() or made_from(common) != files else common)
+    return str(own if own.exists() or prepared_file_names(common) != files else common)
 
 
-def files_of(corpus: Any) -> str:
+def file_names(corpus: Any) -> str:
     """Return the names of the files of a corpus and of its parts joined by +; "" where none are given."""
-    names = [ENDINGS.sub("", Path(path).name) for path in paths_of(corpus) if SHIPPED not in path]
-    return re.sub(r"[^\w.+-]+", "_", "+".join(names)).strip("_.-+")[:LONGEST]
+    names = [FILE_ENDINGS.sub("", Path(path).name) for path in corpus_paths(corpus) if BUNDLED_FOLDER not in path]
+    return re.sub(r"[^\w.+-]+", "_", "+".join(names)).strip("_.-+")[:MAX_NAME_LENGTH]
 
 
-def paths_of(corpus: Any) -> Iterator[str]:
+def corpus_paths(corpus: Any) -> Iterator[str]:
     """Yield every path of the values of a corpus, those of its parts behind its own."""
     path = corpus.get("path")
     yield from [path] if isinstance(path, str) else map(str, path or ())
     for part in (corpus.get("parts") or {}).values():
-        yield from paths_of(part)
+        yield from corpus_paths(part)
 
 
-def made_from(folder: Path) -> str | None:
+def prepared_file_names(folder: Path) -> str | None:
     """Return the names of the files that the corpus in a folder was made from; None where there is no such corpus."""
     try:
-        return files_of(json.loads((folder / "manifest.json").read_bytes())["settings"]["corpus"])
+        return file_names(json.loads((folder / "manifest.json").read_bytes())["settings"]["corpus"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
-def other_files(there: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
+def describe_path_changes(there: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
     """Return, for a sentence, the paths of two manifests where both are written down and differ."""
     if "settings" not in there or "settings" not in wanted:
         return []
-    before, now = (",".join(paths_of(one["settings"].get("corpus", {}))) or "the hub" for one in (there, wanted))
+    before, now = (",".join(corpus_paths(one["settings"].get("corpus", {}))) or "the hub" for one in (there, wanted))
     return [f"corpus.path={before} (now {now})"] if before != now else []

@@ -14,14 +14,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from ctcdraft.corpus.types import ASSISTANT, USER, Conversation, folded
+from ctcdraft.corpus.types import ASSISTANT, USER, Conversation, normalize_text
 from ctcdraft.errors import InputError
 
-WORD = re.compile(r"[^\W\d_]+")
-HALF = re.compile("[\ud800-\udfff]")
+LETTER_RUN = re.compile(r"[^\W\d_]+")
+SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-class Step(Protocol):
+class FilterStep(Protocol):
     def __call__(self, conversation: Conversation) -> Conversation | None: ...
 
 
@@ -29,7 +29,7 @@ class Step(Protocol):
 class Cleaning:
     """Steps by name, in the order in which they are taken."""
 
-    steps: Mapping[str, Step]
+    steps: Mapping[str, FilterStep]
 
     def __post_init__(self) -> None:
         for name, step in self.steps.items():
@@ -100,17 +100,17 @@ class Empties:
     """A turn of nothing, of white space or of no text ends it; white space around the others goes."""
 
     def __call__(self, conversation: Conversation) -> Conversation | None:
-        turns = tuple((speaker, text(said)) for speaker, said in conversation.turns)
+        turns = tuple((speaker, valid_text(said)) for speaker, said in conversation.turns)
         return replace(conversation, turns=turns) if turns and all(said for _, said in turns) else None
 
 
-def text(said: str | None) -> str:
+def valid_text(said: str | None) -> str:
     """What was said, or nothing where no tokenizer could read it: JSON allows halves of a character."""
-    return "" if said is None or HALF.search(said) else said.strip()
+    return "" if said is None or SURROGATE.search(said) else said.strip()
 
 
 @dataclass(frozen=True)
-class Controls:
+class ControlTokens:
     """Text that a tokenizer would take for the end of a turn, or for another speaker, ends it."""
 
     texts: Sequence[str]
@@ -145,7 +145,7 @@ class Language:
             letters = [letter for letter in text if letter.isalpha()]
             if sum(letter < "\u0250" for letter in letters) < self.letters * len(letters):  # behind Latin Extended-B
                 return None
-        said = set(WORD.findall(text))
+        said = set(LETTER_RUN.findall(text))
         other = max(len(said & little) for little in self.others)
         return None if other >= self.least and other > len(said & self.wanted) else conversation
 
@@ -173,7 +173,7 @@ class Duplicates:
         self.seen: set[int] = set()
 
     def __call__(self, conversation: Conversation) -> Conversation | None:
-        said = "\0".join(map(folded, conversation.asked))
+        said = "\0".join(map(normalize_text, conversation.asked))
         key = int.from_bytes(hashlib.blake2b(said.encode(errors="surrogatepass"), digest_size=8).digest(), "big")
         if key in self.seen:
             return None

@@ -22,12 +22,12 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
 from ctcdraft.corpus.state_precision import PRECISIONS, Precision
-from ctcdraft.errors import InputError, number, whole
-from ctcdraft.io import write_whole
+from ctcdraft.errors import InputError, check_float, check_int
+from ctcdraft.io import atomic_write
 from ctcdraft.models.base_model import BaseLM
 
 
-class States(Protocol):
+class HiddenStates(Protocol):
     def kept(self, packs: Sequence[Sequence[int]]) -> Tensor | None:
         """States_BLD of rows, each of the answers of a pack behind one another, padded on the right; on the base's
         device. None where nothing is kept and the base is to `read` them: files can be read beside a step that
@@ -43,7 +43,7 @@ class States(Protocol):
         ...
 
 
-class Live:
+class OnlineHiddenStates:
     """The base reads every batch anew: no disk, and the base's forward pass in every step."""
 
     def __init__(self, base: BaseLM, tokens: Sequence[Tensor]) -> None:
@@ -59,7 +59,7 @@ class Live:
         return "computed as they are needed, 0 bytes on disk"
 
 
-class Stored:
+class OfflineHiddenStates:
     """Shards of `rows` answers in `path`, written when first needed; at most `limit_gb` of them are kept.
 
     Every tensor is checked against its shard's checksum when a run first opens it; a damaged shard is named and
@@ -71,8 +71,8 @@ class Stored:
     ) -> None:
         if precision not in PRECISIONS:
             raise InputError(f"states.precision={precision} is impossible; it is one of {', '.join(PRECISIONS)}")
-        whole(rows, "states.rows")
-        if not number(limit_gb, "states.limit_gb") > 0:
+        check_int(rows, "states.rows")
+        if not check_float(limit_gb, "states.limit_gb") > 0:
             raise InputError(f"states.limit_gb={limit_gb} holds no state; it lies above 0")
         self.base = base
         self.tokens = tokens
@@ -86,7 +86,7 @@ class Stored:
             index: (shard, place) for shard, indices in enumerate(self.shards) for place, index in enumerate(indices)
         }
         made_of = json.dumps([base.fingerprint(), str(base.dtype), precision], sort_keys=True).encode()
-        self.files = [self.folder / f"{content(made_of, self._tokens(shard))}.safetensors" for shard in self.shards]
+        self.files = [self.folder / f"{content_key(made_of, self._tokens(shard))}.safetensors" for shard in self.shards]
         self.sound: set[Path] = set()
 
     def kept(self, packs: Sequence[Sequence[int]]) -> Tensor:
@@ -121,7 +121,7 @@ class Stored:
 
     def _ensure(self, shard: int) -> None:
         file = self.files[shard]
-        if file.exists() and not is_sound(file):
+        if file.exists() and not is_intact(file):
             print(f"{file} is damaged and is written again")
             file.unlink()
         if not file.exists():
@@ -132,14 +132,14 @@ class Stored:
     def _write(self, shard: int) -> None:
         rows = self._tokens(self.shards[shard])
         with torch.autocast(self.base.device.type, enabled=False):  # one store, however a run multiplies matrices
-            states_BLD = read(self.base, pad_sequence(rows, batch_first=True))
+            states_BLD = compute_hidden_states(self.base, pad_sequence(rows, batch_first=True))
         tensors = {
             f"{place}.{part}": value.contiguous().cpu()
             for place, (tokens_L, states_LD) in enumerate(zip(rows, states_BLD, strict=True))
             for part, value in self.precision.pack(states_LD[: len(tokens_L)]).items()
         }
         self._make_room(sum(value.nbytes for value in tensors.values()))
-        write_whole(self.files[shard], lambda draft: save_file(tensors, draft, {"checksum": checksum(tensors)}))
+        atomic_write(self.files[shard], lambda draft: save_file(tensors, draft, {"checksum": tensors_checksum(tensors)}))
 
     def _make_room(self, size: int) -> None:
         if size > self.limit:
@@ -156,34 +156,34 @@ class Stored:
 
 
 @torch.no_grad()
-def read(base: BaseLM, tokens_BL: Tensor, places_BL: Tensor | None = None) -> Tensor:
+def compute_hidden_states(base: BaseLM, tokens_BL: Tensor, places_BL: Tensor | None = None) -> Tensor:
     """States_BLD of right-padded rows, read now; places_BL where a row may hold several texts."""
     tokens_BL = tokens_BL.to(base.device)
     return base.hidden_states(tokens_BL, torch.ones_like(tokens_BL), places_BL)
 
 
-def content(source_weights: bytes, tokens: Sequence[Tensor]) -> str:
+def content_key(source_weights: bytes, tokens: Sequence[Tensor]) -> str:
     digest = hashlib.sha256(source_weights)
     for tokens_L in tokens:
         digest.update(tokens_L.to(torch.int32).numpy().tobytes() + b"\n")
     return digest.hexdigest()[:24]
 
 
-def checksum(tensors: dict[str, Tensor]) -> str:
+def tensors_checksum(tensors: dict[str, Tensor]) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for name in sorted(tensors):
         digest.update(name.encode() + tensors[name].view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 
-def is_sound(file: Path) -> bool:
+def is_intact(file: Path) -> bool:
     """Whether a shard can be read and holds what was written."""
     try:
         with safe_open(file, framework="pt") as stored:
             tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
-            return stored.metadata()["checksum"] == checksum(tensors)
+            return stored.metadata()["checksum"] == tensors_checksum(tensors)
     except (OSError, SafetensorError, KeyError, TypeError):
         return False
 
 
-Source = Callable[[BaseLM, Sequence[Tensor]], States]
+HiddenStatesFactory = Callable[[BaseLM, Sequence[Tensor]], HiddenStates]

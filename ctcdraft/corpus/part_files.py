@@ -24,21 +24,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from ctcdraft.corpus.generation.requests import Dialogue
+from ctcdraft.corpus.generation.requests import Sample
 from ctcdraft.distributed import Shard
 from ctcdraft.errors import InputError
 from ctcdraft.io import write_text
 
 Manifest = dict[str, Any]
 Line = dict[str, Any]
-PLAN = "plan.json"
+PLAN_FILE = "plan.json"
 
 
-def part(out: Path, number: int) -> Path:
+def part_path(out: Path, number: int) -> Path:
     return out / f"part-{number:05d}.jsonl"
 
 
-def part_files(out: Path) -> list[Path]:
+def list_parts(out: Path) -> list[Path]:
     return sorted(out.glob("part-*.jsonl"))
 
 
@@ -58,14 +58,14 @@ def read_part(file: Path) -> list[Line] | None:
         return None
 
 
-def finished(file: Path, batch: Sequence[Dialogue], expected: str | None) -> list[Line] | None:
+def read_finished_part(file: Path, batch: Sequence[Sample], expected: str | None) -> list[Line] | None:
     """The lines of a part if it holds exactly this batch, else None: then the batch is asked again, whole.
 
     `expected` is its checksum where the corpus was complete once; so a damaged part can be redone alone. Which
     base and which prompts is the manifest's word.
     """
     lines = read_part(file)
-    if lines is None or (expected is not None and checksum(file) != expected):
+    if lines is None or (expected is not None and file_checksum(file) != expected):
         return None
     places = [(one.prompt.id, one.sample, turn) for one in batch for turn in range(len(one.prompt.turns))]
     return lines if [(line.get("id"), line.get("sample"), line.get("turn")) for line in lines] == places else None
@@ -93,25 +93,25 @@ def write_manifest(out: Path, manifest: Manifest) -> None:
 def write_plan(out: Path, measured: dict[str, Any]) -> None:
     """What was measured before the first answer, where that has not been written yet. The manifest names this file
     and holds none of it: no two measurements are equal, and all else in the folder is, whoever makes it."""
-    if not (out / PLAN).exists():
-        write_text(out / PLAN, json.dumps(measured, indent=1) + "\n")
+    if not (out / PLAN_FILE).exists():
+        write_text(out / PLAN_FILE, json.dumps(measured, indent=1) + "\n")
 
 
-def discard(out: Path) -> None:
+def delete_corpus(out: Path) -> None:
     """Remove a prepared corpus, and nothing else that may lie beside it."""
-    for file in [out / "manifest.json", out / PLAN, *part_files(out), *out.glob("*.partial")]:
+    for file in [out / "manifest.json", out / PLAN_FILE, *list_parts(out), *out.glob("*.partial")]:
         file.unlink(missing_ok=True)
 
 
-def checksum(file: Path) -> str:
+def file_checksum(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
-TRIES = 10  # a sibling that looks whether a lock is held, holds it for an instant
+LOCK_ATTEMPTS = 10  # a sibling that looks whether a lock is held, holds it for an instant
 
 
 @contextmanager
-def writing(out: Path, shard: Shard) -> Iterator[None]:
+def writer_lock(out: Path, shard: Shard) -> Iterator[None]:
     """Hold `out` for this shard; refuse where another process writes the same, or shares the work otherwise.
 
     Drafts that a killed process left are removed, once nobody else is alive who could be writing one.
@@ -119,21 +119,21 @@ def writing(out: Path, shard: Shard) -> Iterator[None]:
     file = out / f"writer{shard}.lock"
     try:
         out.mkdir(parents=True, exist_ok=True)
-        mine = held(file, TRIES)
+        mine = try_lock(file, LOCK_ATTEMPTS)
     except OSError as error:
         raise InputError(
             f"cannot write {file} ({error.strerror}); make room or choose another place, then run again: what was "
             "finished is kept"
         ) from error
     if mine is None:
-        raise InputError(occupied(out, file))
+        raise InputError(describe_writer(out, file))
     try:
         drafts = list(out.glob("*.partial"))  # before looking who is alive: whoever comes later has none of these
         siblings = set(out.glob(f"writer{shard.siblings}.lock"))
-        alive = [other for other in sorted(out.glob("writer*.lock")) if other != file and not abandoned(other)]
+        alive = [other for other in sorted(out.glob("writer*.lock")) if other != file and not is_stale_lock(other)]
         for other in alive:
             if other not in siblings:
-                raise InputError(occupied(out, other))
+                raise InputError(describe_writer(out, other))
         for draft in [] if alive else drafts:
             draft.unlink(missing_ok=True)
         yield
@@ -142,13 +142,13 @@ def writing(out: Path, shard: Shard) -> Iterator[None]:
         mine.close()
 
 
-def held(file: Path, tries: int) -> IO[str] | None:
+def try_lock(file: Path, tries: int) -> IO[str] | None:
     """The open file, locked and signed by this process, or None if another one keeps it."""
     for attempt in range(tries):
         stream = file.open("a+")
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if is_still(stream, file):
+            if is_same_file(stream, file):
                 stream.truncate(0)
                 stream.write(f"process {os.getpid()} on {socket.gethostname()}")
                 stream.flush()
@@ -164,7 +164,7 @@ def held(file: Path, tries: int) -> IO[str] | None:
     return None
 
 
-def is_still(stream: IO[str], file: Path) -> bool:
+def is_same_file(stream: IO[str], file: Path) -> bool:
     """Whether the locked file is the one of that name: its last holder may just have removed it."""
     try:
         return os.fstat(stream.fileno()).st_ino == file.stat().st_ino
@@ -172,7 +172,7 @@ def is_still(stream: IO[str], file: Path) -> bool:
         return False
 
 
-def abandoned(file: Path) -> bool:
+def is_stale_lock(file: Path) -> bool:
     """Whether nobody keeps this lock; the file is removed then."""
     try:
         stream = file.open("a+")
@@ -183,12 +183,12 @@ def abandoned(file: Path) -> bool:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
-        if is_still(stream, file):
+        if is_same_file(stream, file):
             file.unlink(missing_ok=True)
         return True
 
 
-def occupied(out: Path, file: Path) -> str:
+def describe_writer(out: Path, file: Path) -> str:
     try:
         who = file.read_text() or "another process"
     except OSError:

@@ -7,11 +7,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import torch
 
 from ctcdraft.batch import Batch
-from ctcdraft.corpus.batches import Batches, Ready
-from ctcdraft.corpus.hidden_states import States
+from ctcdraft.corpus.batches import Batches, PreparedBatch
+from ctcdraft.corpus.hidden_states import HiddenStates
 
 
-class Prefetched:
+class PrefetchingBatches:
     """The batches of another, one ahead of whoever asks; `close` it, and no thread is left.
 
     total: batches there will be; stride: from one that is asked for to the next, which is how many processes share
@@ -27,11 +27,11 @@ class Prefetched:
         self.total = total
         self.stride = stride
         self.worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prefetch")
-        self.ahead: tuple[int, Future[Ready]] | None = None
+        self.ahead: tuple[int, Future[PreparedBatch]] | None = None
         self.stream = torch.cuda.Stream(batches.device) if batches.device.type == "cuda" else None
 
     @property
-    def states(self) -> States:
+    def states(self) -> HiddenStates:
         return self.batches.states
 
     def batch(self, step: int) -> Batch:
@@ -49,7 +49,7 @@ class Prefetched:
                 part.record_stream(torch.cuda.current_stream(self.batches.device))
         return self.batches.complete(ready)
 
-    def prepare(self, step: int) -> Ready:
+    def prepare(self, step: int) -> PreparedBatch:
         with torch.cuda.stream(self.stream):  # nothing, where there is none
             ready = self.batches.prepare(step)
         if self.stream is not None:

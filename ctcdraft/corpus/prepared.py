@@ -17,23 +17,23 @@ from typing import Any
 from tqdm import tqdm
 
 from ctcdraft.corpus import part_files
-from ctcdraft.corpus.default_folder import other_files
-from ctcdraft.corpus.generation.requests import Answers, Dialogue, Interview, batches
-from ctcdraft.corpus.part_files import Line, Manifest, checksum, writing
-from ctcdraft.corpus.token_store import HeldRows, Row
+from ctcdraft.corpus.default_folder import describe_path_changes
+from ctcdraft.corpus.generation.requests import MultiTurnGenerator, ResponseGenerator, Sample, batch_samples
+from ctcdraft.corpus.part_files import Line, Manifest, file_checksum, writer_lock
+from ctcdraft.corpus.token_store import Row, TokenStore
 from ctcdraft.corpus.types import Corpus
 from ctcdraft.distributed import Shard
 from ctcdraft.errors import InputError
 from ctcdraft.models.base_model import BaseLM
-from ctcdraft.planning.corpus import Plan
+from ctcdraft.planning.corpus import CorpusPlan
 
-WHOLE = Shard(1, 1)
-COUNTED = ("answers", "tokens", "answer_tokens", "ended", "cut_prompts", "reencoded", "dropped")
-SAME_BASE = ("weights", "tokenizer", "chat_template")  # one base may go by two names
+SINGLE_SHARD = Shard(1, 1)
+COUNT_KEYS = ("answers", "tokens", "answer_tokens", "ended", "cut_prompts", "reencoded", "dropped")
+BASE_KEYS = ("weights", "tokenizer", "chat_template")  # one base may go by two names
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedCorpus:
     """A whole corpus, checked; `manifest["hash"]` stands for its content."""
 
     manifest: Manifest
@@ -41,7 +41,7 @@ class Prepared:
 
 
 @dataclass(frozen=True)
-class Part:
+class FinishedPart:
     """What the manifest says of one finished batch."""
 
     checksum: str
@@ -51,11 +51,11 @@ class Part:
 def prepare(
     base: BaseLM,
     corpus: Corpus,
-    answers: Answers,
+    answers: ResponseGenerator,
     out: Path,
     settings: dict[str, Any],
-    shard: Shard = WHOLE,
-    planned: Plan | None = None,
+    shard: Shard = SINGLE_SHARD,
+    planned: CorpusPlan | None = None,
 ) -> Manifest:
     """Ask the base every turn of every prompt and keep its answers in `out`; run again, it goes on.
 
@@ -65,47 +65,47 @@ def prepare(
     laying their parts into one folder and running once more.
     """
     there = part_files.read_manifest(out)
-    if there is not None and there["complete"] and is_whole(out, there):
+    if there is not None and there["complete"] and has_all_parts(out, there):
         # No lock: trainings that start side by side read one corpus, perhaps on a disk they may not write to.
-        return begin(base, corpus, answers, out, settings, planned)
-    with writing(out, shard):
-        if shard == WHOLE and not part_files.part_files(out):
-            part_files.discard(out)  # begun, perhaps otherwise, by someone who got nowhere
-        manifest = begin(base, corpus, answers, out, settings, planned)
+        return begin_manifest(base, corpus, answers, out, settings, planned)
+    with writer_lock(out, shard):
+        if shard == SINGLE_SHARD and not part_files.list_parts(out):
+            part_files.delete_corpus(out)  # begun, perhaps otherwise, by someone who got nowhere
+        manifest = begin_manifest(base, corpus, answers, out, settings, planned)
         if planned is not None:
             part_files.write_plan(out, planned.measured)
         known: dict[str, str] = manifest.get("parts", {})
-        asked = batches(base.tokenizer, corpus.prompts, answers)
-        found: dict[int, Part] = {}
+        asked = batch_samples(base.tokenizer, corpus.prompts, answers)
+        found: dict[int, FinishedPart] = {}
         mine = [number for number in range(len(asked)) if shard.takes(number)]
-        interview = Interview(base, answers)
+        interview = MultiTurnGenerator(base, answers)
         # smoothing=0 is answers/s over the whole run: the longest come first, so it only gets faster.
-        with tqdm(total=turns(asked, mine), unit=" answers", desc="answering", smoothing=0) as bar:
+        with tqdm(total=count_turns(asked, mine), unit=" answers", desc="answering", smoothing=0) as bar:
             for number in mine:
-                file, batch = part_files.part(out, number), asked[number]
-                lines = part_files.finished(file, batch, known.get(file.name))
+                file, batch = part_files.part_path(out, number), asked[number]
+                lines = part_files.read_finished_part(file, batch, known.get(file.name))
                 if lines is None:
                     lines = interview(batch)
                     part_files.write_part(file, lines)
                 else:
                     bar.initial += len(lines)  # answers/s is about this run
-                found[number] = Part(checksum(file), tally(lines))
+                found[number] = FinishedPart(file_checksum(file), count_lines(lines))
                 bar.update(len(lines))
         for number in range(len(asked)):
             if number not in found:
-                file = part_files.part(out, number)
-                lines = part_files.finished(file, asked[number], known.get(file.name))
+                file = part_files.part_path(out, number)
+                lines = part_files.read_finished_part(file, asked[number], known.get(file.name))
                 if lines is None:
                     return manifest  # a sibling is at work on it, or will be
-                found[number] = Part(checksum(file), tally(lines))
-        return complete(out, manifest, [found[number] for number in range(len(asked))], len(corpus.prompts))
+                found[number] = FinishedPart(file_checksum(file), count_lines(lines))
+        return complete_manifest(out, manifest, [found[number] for number in range(len(asked))], len(corpus.prompts))
 
 
-def turns(asked: Sequence[Sequence[Dialogue]], numbers: Sequence[int]) -> int:
+def count_turns(asked: Sequence[Sequence[Sample]], numbers: Sequence[int]) -> int:
     return sum(len(one.prompt.turns) for number in numbers for one in asked[number])
 
 
-def tally(lines: Sequence[Line]) -> Counter[str]:
+def count_lines(lines: Sequence[Line]) -> Counter[str]:
     counts: Counter[str] = Counter()
     for line in lines:
         if "dropped" in line:
@@ -122,21 +122,21 @@ def tally(lines: Sequence[Line]) -> Counter[str]:
     return counts
 
 
-def begin(
-    base: BaseLM, corpus: Corpus, answers: Answers, out: Path, settings: dict[str, Any], planned: Plan | None
+def begin_manifest(
+    base: BaseLM, corpus: Corpus, answers: ResponseGenerator, out: Path, settings: dict[str, Any], planned: CorpusPlan | None
 ) -> Manifest:
     """The manifest of the corpus in `out`, begun now or earlier; refuses one that was made otherwise."""
-    wanted = begun_with(base, corpus, answers) | {"settings": settings}
+    wanted = initial_manifest(base, corpus, answers) | {"settings": settings}
     if planned is not None:
-        wanted["plan"] = planned.figures | {"measured": part_files.PLAN}
+        wanted["plan"] = planned.figures | {"measured": part_files.PLAN_FILE}
     there = part_files.read_manifest(out)
     if there is None:
-        if part_files.part_files(out):
+        if part_files.list_parts(out):
             raise InputError(f"{out} holds parts without manifest.json; choose another out= or add overwrite=true")
         part_files.write_manifest(out, wanted)
         return wanted
     refuse_other_base(there, wanted["base"], out)
-    made_with = changes(there, wanted)
+    made_with = changed_settings(there, wanted)
     if made_with:
         raise InputError(
             f"{out} holds a corpus that was made with {', '.join(made_with)}; "
@@ -147,27 +147,27 @@ def begin(
     return there
 
 
-def begun_with(base: BaseLM, corpus: Corpus, answers: Answers) -> Manifest:
+def initial_manifest(base: BaseLM, corpus: Corpus, answers: ResponseGenerator) -> Manifest:
     """What a manifest says from the beginning."""
     return {
         "complete": False,
         "base": base.fingerprint(),
         "prompts": corpus.hash,
         "conversations": corpus.account,
-        "answers": {"by": type(answers).__name__, "dtype": dtype(base), **answers.law()},
+        "answers": {"by": type(answers).__name__, "dtype": dtype_name(base), **answers.law()},
     }
 
 
-def differences(base: BaseLM, corpus: Corpus, answers: Answers, out: Path) -> list[str]:
+def differing_settings(base: BaseLM, corpus: Corpus, answers: ResponseGenerator, out: Path) -> list[str]:
     """What the corpus in `out`, of this base, was made with that is asked for otherwise now."""
     there = part_files.read_manifest(out)
     if there is None:
         return []
     refuse_other_base(there, base.fingerprint(), out)
-    return changes(there, begun_with(base, corpus, answers))
+    return changed_settings(there, initial_manifest(base, corpus, answers))
 
 
-def changes(there: Manifest, wanted: Manifest) -> list[str]:
+def changed_settings(there: Manifest, wanted: Manifest) -> list[str]:
     """What a corpus was made with that is asked for otherwise now."""
     made_with = [
         f"answers.{key}={there['answers'].get(key)} (now {value})"
@@ -177,21 +177,21 @@ def changes(there: Manifest, wanted: Manifest) -> list[str]:
     if there["prompts"] != wanted["prompts"]:
         kept, now = (manifest["conversations"]["kept"] for manifest in (there, wanted))
         made_with.append("other prompts" if kept == now else f"{kept:,} prompts (now {now:,})")
-        made_with += other_files(there, wanted)
+        made_with += describe_path_changes(there, wanted)
     return made_with
 
 
-def complete(out: Path, manifest: Manifest, made: Sequence[Part], prompts: int) -> Manifest:
+def complete_manifest(out: Path, manifest: Manifest, made: Sequence[FinishedPart], prompts: int) -> Manifest:
     counts: Counter[str] = sum((one.counts for one in made), Counter())
     whole = manifest | {
         "complete": True,
         "counts": {
             "prompts": prompts,
-            **{key: counts[key] for key in COUNTED},
+            **{key: counts[key] for key in COUNT_KEYS},
             "ended_share": counts["ended"] / max(1, counts["answers"]),
         },
         "hash": hashlib.sha256("".join(one.checksum for one in made).encode()).hexdigest()[:16],
-        "parts": {part_files.part(out, number).name: one.checksum for number, one in enumerate(made)},
+        "parts": {part_files.part_path(out, number).name: one.checksum for number, one in enumerate(made)},
     }
     part_files.write_manifest(out, whole)
     return whole
@@ -203,14 +203,14 @@ def is_complete(path: Path) -> bool:
     return manifest is not None and manifest["complete"]
 
 
-def is_whole(out: Path, manifest: Manifest) -> bool:
+def has_all_parts(out: Path, manifest: Manifest) -> bool:
     """Whether every part is there as it was written."""
     return all(
-        (out / name).is_file() and checksum(out / name) == expected for name, expected in manifest["parts"].items()
+        (out / name).is_file() and file_checksum(out / name) == expected for name, expected in manifest["parts"].items()
     )
 
 
-def read(path: Path, fingerprint: dict[str, Any]) -> Prepared:
+def read_corpus(path: Path, fingerprint: dict[str, Any]) -> PreparedCorpus:
     """The whole corpus, or one sentence on why not: absent, incomplete, damaged, or made for another base."""
     manifest = part_files.read_manifest(path)
     if manifest is None:
@@ -218,21 +218,21 @@ def read(path: Path, fingerprint: dict[str, Any]) -> Prepared:
     if not manifest["complete"]:
         raise InputError(f"the corpus at {path} is not complete; run data/prepare.py again, it goes on")
     refuse_other_base(manifest, fingerprint, path)
-    return Prepared(manifest, HeldRows(answered(path, manifest)))
+    return PreparedCorpus(manifest, TokenStore(answer_lines(path, manifest)))
 
 
-def answered(path: Path, manifest: Manifest) -> Iterator[Line]:
+def answer_lines(path: Path, manifest: Manifest) -> Iterator[Line]:
     """The lines of all parts that hold an answer; one part is in memory at a time."""
     for name, expected in manifest["parts"].items():
         lines = part_files.read_part(path / name)
-        if lines is None or checksum(path / name) != expected:
+        if lines is None or file_checksum(path / name) != expected:
             raise InputError(f"{path / name} is missing or damaged; run data/prepare.py again to redo it")
         yield from (line for line in lines if "dropped" not in line)
 
 
 def refuse_other_base(manifest: Manifest, fingerprint: dict[str, Any], path: Path) -> None:
     there = manifest["base"]
-    differing = [key.replace("_", " ") for key in SAME_BASE if there[key] != fingerprint[key]]
+    differing = [key.replace("_", " ") for key in BASE_KEYS if there[key] != fingerprint[key]]
     if differing:
         raise InputError(
             f"the corpus at {path} holds answers of {there['base']}, but this run's base is "
@@ -241,5 +241,5 @@ def refuse_other_base(manifest: Manifest, fingerprint: dict[str, Any], path: Pat
         )
 
 
-def dtype(base: BaseLM) -> str:
+def dtype_name(base: BaseLM) -> str:
     return str(base.dtype).removeprefix("torch.")

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from ctcdraft.corpus.answer_mask import Masked
+from ctcdraft.corpus.answer_mask import MaskedRow
 from ctcdraft.corpus.windows import label_windows, valid_anchors
 
-PROMPT, ANSWER, ANCHOR, ROOT, LABEL = "2", "32", "7", "1;33", "1;35"  # dim, green, reversed, yellow, magenta
+PROMPT_COLOUR, ANSWER_COLOUR, ANCHOR_COLOUR, ROOT_COLOUR, LABEL_COLOUR = "2", "32", "7", "1;33", "1;35"  # dim, green, reversed, yellow, magenta
 
 
 def paint(text: str, colour: str) -> str:
@@ -22,39 +22,39 @@ def paint(text: str, colour: str) -> str:
 
 
 def legend() -> str:
-    names = {"prompt": PROMPT, "answer": ANSWER, "anchor": ANCHOR, "root": ROOT, "labels": LABEL}
+    names = {"prompt": PROMPT_COLOUR, "answer": ANSWER_COLOUR, "anchor": ANCHOR_COLOUR, "root": ROOT_COLOUR, "labels": LABEL_COLOUR}
     return " ".join(paint(name, colour) for name, colour in names.items())
 
 
-def shown(row: Masked, tokenizer: Any, labels: int) -> str:
+def render_row(row: MaskedRow, tokenizer: Any, labels: int) -> str:
     """One answer in colour, and under it the window of its middle anchor in words.
 
     labels: how many words the head must say there, at most.
     """
     tokens_1L, mask_1L = row.tokens_L.long()[None], row.mask_L.int()[None]
     anchors_A = valid_anchors(mask_1L)[0].nonzero()[:, 0]
-    colours = [ANSWER if inside else PROMPT for inside in row.mask_L.tolist()]
+    colours = [ANSWER_COLOUR if inside else PROMPT_COLOUR for inside in row.mask_L.tolist()]
     window = "no anchor: the answer has fewer than two tokens"
     if len(anchors_A):
         anchor = int(anchors_A[len(anchors_A) // 2])
         ended_1L = torch.full_like(tokens_1L, row.ended, dtype=torch.bool)
         root_11, labels_11S, lengths_11 = label_windows(tokens_1L, mask_1L, torch.tensor([[anchor]]), labels, ended_1L)
         length = int(lengths_11)
-        colours[anchor : anchor + 2] = [ANCHOR, ROOT]
-        colours[anchor + 2 : anchor + 2 + length] = [LABEL] * length
+        colours[anchor : anchor + 2] = [ANCHOR_COLOUR, ROOT_COLOUR]
+        colours[anchor + 2 : anchor + 2 + length] = [LABEL_COLOUR] * length
         words = [tokenizer.decode(token) for token in [int(tokens_1L[0, anchor]), int(root_11)]]
         must = [tokenizer.decode(token) for token in labels_11S[0, 0, :length].tolist()]
         window = (
-            f"anchor {anchor} {paint(repr(words[0]), ANCHOR)}, root {paint(repr(words[1]), ROOT)}: the head must say "
-            + (" ".join(paint(repr(word), LABEL) for word in must) or "nothing, for the answer was cut off here")
+            f"anchor {anchor} {paint(repr(words[0]), ANCHOR_COLOUR)}, root {paint(repr(words[1]), ROOT_COLOUR)}: the head must say "
+            + (" ".join(paint(repr(word), LABEL_COLOUR) for word in must) or "nothing, for the answer was cut off here")
         )
-    text = coloured(tokens_1L[0].tolist(), colours, tokenizer)
+    text = paint_tokens(tokens_1L[0].tolist(), colours, tokenizer)
     end = "ended" if row.ended else "cut off"
     counts = f"{int(mask_1L.sum())} of {len(row.tokens_L)} tokens are answer, {end}"
     return f"{row.id}: {counts}\n{text}\n{window}"
 
 
-def coloured(tokens: list[int], colours: list[str], tokenizer: Any) -> str:
+def paint_tokens(tokens: list[int], colours: list[str], tokenizer: Any) -> str:
     """The text of all tokens, a colour for every run; a run is decoded together, so that no letter is torn."""
     runs: list[tuple[str, list[int]]] = []
     for token, colour in zip(tokens, colours, strict=True):

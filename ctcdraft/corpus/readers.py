@@ -21,30 +21,30 @@ from ctcdraft.errors import InputError
 Paths = str | Sequence[str]
 Record = tuple[str, dict[str, Any]]  # where it stands, for the error sentences, and what it says
 
-CHUNK = 1 << 20  # characters of an array looked at together
+CHUNK_CHARACTERS = 1 << 20  # characters of an array looked at together
 
 
-def records(path: Paths) -> Iterator[Record]:
+def read_records(path: Paths) -> Iterator[Record]:
     """Every JSON object of a file, of several, of a glob or of a folder; gzip is known by its first bytes."""
-    for file in files(path):
-        for where, entry in entries_of(file):
+    for file in find_files(path):
+        for where, entry in read_entries(file):
             if not isinstance(entry, dict):
                 raise InputError(f"{where} is a {type(entry).__name__} instead of an object; check corpus.path=")
             yield where, entry
 
 
-def entries_of(file: Path) -> Iterator[tuple[str, Any]]:
+def read_entries(file: Path) -> Iterator[tuple[str, Any]]:
     """An array's entries or a file's lines; what the file system or gzip find wrong is one sentence."""
     try:
-        with opened(file) as stream:
+        with open_decompressed(file) as stream:
             begins = stream.peek(4096)[:4096].lstrip()[:1]
-            yield from array_entries(stream, file) if begins == b"[" else lines(stream, file)
+            yield from read_array(stream, file) if begins == b"[" else read_lines(stream, file)
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"cannot read {file}: {error}; fetch it again, or check corpus.path=") from error
 
 
 @contextmanager
-def opened(file: Path) -> Iterator[Any]:
+def open_decompressed(file: Path) -> Iterator[Any]:
     """The bytes of the text, unpacked, behind a byte order mark."""
     with file.open("rb") as packed:
         is_gzip = packed.read(2) == b"\x1f\x8b"
@@ -57,15 +57,15 @@ def opened(file: Path) -> Iterator[Any]:
         yield stream
 
 
-def lines(stream: IO[bytes], file: Path) -> Iterator[tuple[str, Any]]:
+def read_lines(stream: IO[bytes], file: Path) -> Iterator[tuple[str, Any]]:
     # Bytes are split at newlines alone; text would also be split at U+2028, which JSON allows inside a string.
     for number, line in enumerate(stream, 1):
         if not line.isspace():
             where = f"line {number} of {file}"
-            yield where, parsed(decoded(line, where), where)
+            yield where, parse_json(decode_utf8(line, where), where)
 
 
-def array_entries(stream: IO[bytes], file: Path) -> Iterator[tuple[str, Any]]:
+def read_array(stream: IO[bytes], file: Path) -> Iterator[tuple[str, Any]]:
     """The entries of one JSON array, a chunk of text at a time.
 
     What a chunk cuts off cannot be told from an error until more has been read, so an entry that does not parse
@@ -82,15 +82,15 @@ def array_entries(stream: IO[bytes], file: Path) -> Iterator[tuple[str, Any]]:
             raise InputError(f"{file} is not UTF-8 text (near entry {number + 1}); save it as UTF-8") from error
 
     while not rest:
-        rest = read(CHUNK).lstrip()
+        rest = read(CHUNK_CHARACTERS).lstrip()
     rest = rest.removeprefix("[")
     while True:
         where = f"entry {number + 1} of {file}"
-        at = skip(rest, 0)
+        at = skip_whitespace(rest, 0)
         while not rest.startswith("]", at):
             try:
                 entry, end = decoder.raw_decode(rest, at)
-                after = skip(rest, end)
+                after = skip_whitespace(rest, end)
                 if after == len(rest) and more:
                     break  # a number may go on, and what separates entries is still to come
                 if rest[after : after + 1] not in (",", "]"):
@@ -105,31 +105,31 @@ def array_entries(stream: IO[bytes], file: Path) -> Iterator[tuple[str, Any]]:
             number += 1
             yield where, entry
             where = f"entry {number + 1} of {file}"
-            at = skip(rest, after + 1) if rest[after] == "," else after
+            at = skip_whitespace(rest, after + 1) if rest[after] == "," else after
         if rest.startswith("]", at):
-            if (rest[at + 1 :] + read(CHUNK)).strip():
+            if (rest[at + 1 :] + read(CHUNK_CHARACTERS)).strip():
                 raise InputError(f"{file} goes on after the end of its array; correct it, or write an object a line")
             return
         rest = rest[at:]
-        added = read(max(CHUNK, len(rest)))
+        added = read(max(CHUNK_CHARACTERS, len(rest)))
         rest, more = rest + added, bool(added)
 
 
-def skip(text: str, at: int) -> int:
+def skip_whitespace(text: str, at: int) -> int:
     """The first place from `at` that is not white space."""
     while at < len(text) and text[at] in " \t\r\n":
         at += 1
     return at
 
 
-def decoded(line: bytes, where: str) -> str:
+def decode_utf8(line: bytes, where: str) -> str:
     try:
         return line.decode("utf-8")
     except UnicodeDecodeError as error:
         raise InputError(f"{where} is not UTF-8 text (byte {error.start}); save the file as UTF-8") from error
 
 
-def parsed(text: str, where: str) -> Any:
+def parse_json(text: str, where: str) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
@@ -138,7 +138,7 @@ def parsed(text: str, where: str) -> Any:
         raise InputError(f"{where} is nested too deeply to be a conversation; remove it") from error
 
 
-def column(record: dict[str, Any], name: str, kind: type | None, where: str) -> Any:
+def get_column(record: dict[str, Any], name: str, kind: type | None, where: str) -> Any:
     """What a record has under a name, or a sentence on what it has instead."""
     if name not in record:
         raise InputError(
@@ -151,7 +151,7 @@ def column(record: dict[str, Any], name: str, kind: type | None, where: str) -> 
     return record[name]
 
 
-def files(path: Paths) -> list[Path]:
+def find_files(path: Paths) -> list[Path]:
     """In sorted order. A folder gives its .jsonl files; only where it has none, its .json files.
 
     (Beside shards in .jsonl, a .json file is usually a description, such as our own manifest.json.)
@@ -173,7 +173,7 @@ def files(path: Paths) -> list[Path]:
     return found
 
 
-def hub_records(hub: str, split: str = "train", **selection: Any) -> Iterator[Record]:
+def read_hub_records(hub: str, split: str = "train", **selection: Any) -> Iterator[Record]:
     """Rows of a data set of the Hugging Face hub, from its local cache where it is there already.
 
     `datasets` maps its cache into memory, so rows cost memory only while they are looked at here too.

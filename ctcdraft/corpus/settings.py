@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from ctcdraft.distributed import Shard
-from ctcdraft.errors import whole
+from ctcdraft.errors import check_int
 
 
 def refuse_impossible(config: Any) -> None:
     """Raise InputError for the first value with which nothing can be prepared. config: as in configs/prepare.yaml."""
     Shard.parse(config.shard)
-    whole(config.show, "show", least=0)
-    whole(config.show_labels, "show_labels")
+    check_int(config.show, "show", least=0)
+    check_int(config.show_labels, "show_labels")

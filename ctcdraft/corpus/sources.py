@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from ctcdraft.corpus.decontamination import Leakage
+from ctcdraft.corpus.decontamination import Decontamination
 from ctcdraft.corpus.filters import Cleaning
-from ctcdraft.corpus.readers import Paths, Record, column, hub_records, records
-from ctcdraft.corpus.types import USER, Conversation, Corpus, Prompt, folded, name_of
+from ctcdraft.corpus.readers import Paths, Record, get_column, read_hub_records, read_records
+from ctcdraft.corpus.types import USER, Conversation, Corpus, Prompt, normalize_text, prompt_id
 from ctcdraft.errors import InputError
 
-EARLIER = "in an earlier part"  # of a corpus of several: the reason under which the account has a prompt dropped
+EARLIER_PART = "in an earlier part"  # of a corpus of several: the reason under which the account has a prompt dropped
 
 
 def sharegpt(
@@ -28,14 +28,14 @@ def sharegpt(
     hub: str,
     hub_file: str,
     cleaning: Cleaning,
-    leakage: Leakage,
+    leakage: Decontamination,
     limit: int | None,
     seed: int,
 ) -> Corpus:
     """ShareGPT conversations or OpenAI `messages`: what their users say, turn by turn."""
-    found = records(path) if path is not None else hub_records(hub, data_files=hub_file)
-    talks = (Conversation(messages(record, where)) for where, record in found)
-    return gathered(
+    found = read_records(path) if path is not None else read_hub_records(hub, data_files=hub_file)
+    talks = (Conversation(parse_messages(record, where)) for where, record in found)
+    return build_corpus(
         talks, f"corpus {name}: {path or hub}", name, cleaning, leakage, limit, seed, with_instruction(None)
     )
 
@@ -48,27 +48,27 @@ def gsm8k(
     split: str,
     instruction: str | None,
     cleaning: Cleaning,
-    leakage: Leakage,
+    leakage: Decontamination,
     limit: int | None,
     seed: int,
 ) -> Corpus:
     """Grade-school problems; `instruction` follows each question, after what cleaning and leakage look at."""
-    found = records(path) if path is not None else hub_records(hub, name=hub_config, split=split)
+    found = read_records(path) if path is not None else read_hub_records(hub, name=hub_config, split=split)
     place = f"corpus {name}: {path or hub}"
     asked = with_instruction(instruction)
-    return gathered(word_problems(found, name), place, name, cleaning, leakage, limit, seed, asked)
+    return build_corpus(word_problems(found, name), place, name, cleaning, leakage, limit, seed, asked)
 
 
 def project_prompts(
-    path: Paths, name: str, cleaning: Cleaning, leakage: Leakage, limit: int | None, seed: int
+    path: Paths, name: str, cleaning: Cleaning, leakage: Decontamination, limit: int | None, seed: int
 ) -> Corpus:
     """Prompts as this project writes them: {"id", "category", "turns": [...], "reference"?} on every line."""
     place = f"corpus {name}: {path}"
-    found = project_conversations(records(path))
-    return gathered(found, place, name, cleaning, leakage, limit, seed, with_instruction(None))
+    found = project_conversations(read_records(path))
+    return build_corpus(found, place, name, cleaning, leakage, limit, seed, with_instruction(None))
 
 
-def several(path: None, name: str, parts: Mapping[str, Callable[[], Corpus]]) -> Corpus:
+def mixture(path: None, name: str, parts: Mapping[str, Callable[[], Corpus]]) -> Corpus:
     """Return corpora behind one another, their accounts added up; each has cleaned its own and chosen among its own.
 
     A prompt that several parts have is kept in the first of them and counted as dropped. Raises InputError where one
@@ -77,31 +77,31 @@ def several(path: None, name: str, parts: Mapping[str, Callable[[], Corpus]]) ->
     if path is not None:
         files = " ".join(f"corpus.parts.{part}.path=FILE" for part in parts)
         raise InputError(f"corpus.path={path}, but corpus {name} has several; say {files}")
-    found = [part_of(part, read) for part, read in parts.items()]
-    prompts = first_of_each([corpus.prompts for corpus in found])
+    found = [load_part(part, read) for part, read in parts.items()]
+    prompts = drop_repeated_prompts([corpus.prompts for corpus in found])
     (twice, count), *_ = Counter(prompt.id for prompt in prompts).most_common(1)
     if count > 1:
         raise InputError(
             f"{count} different prompts of corpus {name} ({', '.join(parts)}) have the id {twice}; give each an id of "
             "its own, or leave one part out"
         )
-    account = added_up([corpus.account for corpus in found])
-    dropped = account.get("dropped", {}) | {EARLIER: account["kept"] - len(prompts)}
+    account = sum_accounts([corpus.account for corpus in found])
+    dropped = account.get("dropped", {}) | {EARLIER_PART: account["kept"] - len(prompts)}
     return Corpus(prompts, account | {"kept": len(prompts), "dropped": dropped})
 
 
-def first_of_each(parts: Sequence[Sequence[Prompt]]) -> list[Prompt]:
+def drop_repeated_prompts(parts: Sequence[Sequence[Prompt]]) -> list[Prompt]:
     """Return the prompts of all parts without those whose turns, case and white space aside, an earlier part has."""
     kept: list[Prompt] = []
     earlier: set[tuple[str, ...]] = set()
     for prompts in parts:
-        asked = [tuple(map(folded, prompt.turns)) for prompt in prompts]
+        asked = [tuple(map(normalize_text, prompt.turns)) for prompt in prompts]
         kept += [prompt for prompt, turns in zip(prompts, asked, strict=True) if turns not in earlier]
         earlier.update(asked)
     return kept
 
 
-def part_of(name: str, read: Callable[[], Corpus]) -> Corpus:
+def load_part(name: str, read: Callable[[], Corpus]) -> Corpus:
     """What is wrong with a part names the part's own keys."""
     try:
         return read()
@@ -109,19 +109,19 @@ def part_of(name: str, read: Callable[[], Corpus]) -> Corpus:
         raise InputError(str(error).replace("corpus.", f"corpus.parts.{name}.")) from error
 
 
-def added_up(accounts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def sum_accounts(accounts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """[{read: 2, dropped: {empty: 1}}, {read: 3, dropped: {}}]   ->   {read: 5, dropped: {empty: 1}}"""
     keys = dict.fromkeys(key for account in accounts for key in account)
     told = {key: [account[key] for account in accounts if key in account] for key in keys}
-    return {key: added_up(some) if isinstance(some[0], Mapping) else sum(some) for key, some in told.items()}
+    return {key: sum_accounts(some) if isinstance(some[0], Mapping) else sum(some) for key, some in told.items()}
 
 
-def gathered(
+def build_corpus(
     found: Iterable[Conversation],
     place: str,
     name: str,
     cleaning: Cleaning,
-    leakage: Leakage,
+    leakage: Decontamination,
     limit: int | None,
     seed: int,
     asked: Callable[[str], str],
@@ -135,10 +135,10 @@ def gathered(
     dropped: Counter[str] = Counter()
     shortened: Counter[str] = Counter()
     leaked: Counter[str] = Counter()
-    read, passed = Tally(), Tally()
+    read, passed = CountingIterator(), CountingIterator()
     speakers: Counter[str] = Counter()
-    clean = passed(leakage.without_leaks(cleaning.clean(heard(read(found), speakers), dropped, shortened), leaked))
-    prompts = list(chosen(named(clean, name, asked, place), limit, seed))
+    clean = passed(leakage.without_leaks(cleaning.clean(count_speakers(read(found), speakers), dropped, shortened), leaked))
+    prompts = list(sample_prompts(to_prompts(clean, name, asked, place), limit, seed))
     account = {
         "read": read.count,
         "kept": len(prompts),
@@ -165,7 +165,7 @@ def with_instruction(instruction: str | None) -> Callable[[str], str]:
     return lambda turn: f"{turn}\n{instruction}" if instruction else turn
 
 
-class Tally:
+class CountingIterator:
     """Counts what goes by."""
 
     def __init__(self) -> None:
@@ -177,7 +177,7 @@ class Tally:
             yield conversation
 
 
-def heard(found: Iterable[Conversation], speakers: Counter[str]) -> Iterator[Conversation]:
+def count_speakers(found: Iterable[Conversation], speakers: Counter[str]) -> Iterator[Conversation]:
     """The same conversations; who speaks in the first thousand of them goes into the sentence on an empty corpus."""
     found = iter(found)
     for conversation in islice(found, 1000):
@@ -186,7 +186,7 @@ def heard(found: Iterable[Conversation], speakers: Counter[str]) -> Iterator[Con
     yield from found
 
 
-def named(found: Iterable[Conversation], name: str, asked: Callable[[str], str], place: str) -> Iterator[Prompt]:
+def to_prompts(found: Iterable[Conversation], name: str, asked: Callable[[str], str], place: str) -> Iterator[Prompt]:
     """Conversations as prompts; an id that a source gives must be one prompt's only."""
     seen: set[str] = set()
     for conversation in found:
@@ -196,11 +196,11 @@ def named(found: Iterable[Conversation], name: str, asked: Callable[[str], str],
             seen.add(conversation.id)
         turns = tuple(asked(turn) for turn in conversation.asked)
         yield Prompt(
-            conversation.id or name_of(conversation.asked), conversation.category or name, turns, conversation.reference
+            conversation.id or prompt_id(conversation.asked), conversation.category or name, turns, conversation.reference
         )
 
 
-def chosen(prompts: Iterator[Prompt], limit: int | None, seed: int) -> Iterable[Prompt]:
+def sample_prompts(prompts: Iterator[Prompt], limit: int | None, seed: int) -> Iterable[Prompt]:
     """All prompts, or `limit` of them, picked by a hash of seed and id; only those are held in memory.
 
     So a choice of 50 is part of the choice of 100, and the order of the file does not matter.
@@ -210,22 +210,22 @@ def chosen(prompts: Iterator[Prompt], limit: int | None, seed: int) -> Iterable[
     return heapq.nsmallest(limit, prompts, key=lambda prompt: hashlib.sha256(f"{seed}:{prompt.id}".encode()).digest())
 
 
-def messages(record: dict[str, Any], where: str) -> tuple[tuple[str, str | None], ...]:
+def parse_messages(record: dict[str, Any], where: str) -> tuple[tuple[str, str | None], ...]:
     """Who spoke, and what, in ShareGPT's words (from, value) or OpenAI's (role, content)."""
     shape = "messages" if "messages" in record else "conversations"
     turns = []
-    for message in column(record, shape, list, where):
+    for message in get_column(record, shape, list, where):
         speaker = message.get("from", message.get("role")) if isinstance(message, dict) else None
         if not isinstance(speaker, str):
             raise InputError(
                 f"{where} has a message {json.dumps(message)[:60]} in `{shape}` without a speaker; "
                 "each needs from and value, or role and content"
             )
-        turns.append((speaker, content(message.get("value", message.get("content")))))
+        turns.append((speaker, message_text(message.get("value", message.get("content")))))
     return tuple(turns)
 
 
-def content(said: Any) -> str | None:
+def message_text(said: Any) -> str | None:
     """Text, or OpenAI's list of parts where all of them are text; None for a picture, a number or nothing."""
     if isinstance(said, list) and all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in said):
         return "\n".join(part["text"] for part in said)
@@ -235,7 +235,7 @@ def content(said: Any) -> str | None:
 def word_problems(found: Iterable[Record], name: str) -> Iterator[Conversation]:
     """GSM8K's questions; the number after `####` is the reference."""
     for number, (where, record) in enumerate(found):
-        question = column(record, "question", str, where)
+        question = get_column(record, "question", str, where)
         _, mark, result = str(record.get("answer", "")).rpartition("####")
         reference = result.strip().replace(",", "") if mark else None
         yield Conversation(((USER, question),), f"{name}-{number:05d}", name, reference)
@@ -243,9 +243,9 @@ def word_problems(found: Iterable[Record], name: str) -> Iterator[Conversation]:
 
 def project_conversations(found: Iterable[Record]) -> Iterator[Conversation]:
     for where, record in found:
-        turns = column(record, "turns", list, where)
+        turns = get_column(record, "turns", list, where)
         if not turns or not all(isinstance(turn, str) and turn.strip() for turn in turns):
             raise InputError(f"{where} has an empty turn or one that is not text; correct or remove it")
         spoken = tuple((USER, turn) for turn in turns)
         category = record.get("category")
-        yield Conversation(spoken, str(column(record, "id", None, where)), category, record.get("reference"))
+        yield Conversation(spoken, str(get_column(record, "id", None, where)), category, record.get("reference"))

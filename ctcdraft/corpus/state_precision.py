@@ -23,7 +23,7 @@ class Precision(ABC):
     def bytes_a_token(self, width: int) -> int: ...
 
 
-class Float(Precision):
+class FloatPrecision(Precision):
     """A torch floating type."""
 
     parts = ("states",)
@@ -42,7 +42,7 @@ class Float(Precision):
         return width * self.dtype.itemsize
 
 
-class Int8(Precision):
+class Int8Precision(Precision):
     """Eight bits a value and one float32 scale a token, its largest value over 127: half of bfloat16's bytes.
 
     A token's values are off by at most half its scale. States have a few dimensions many times larger than the
@@ -65,7 +65,7 @@ class Int8(Precision):
 
 
 PRECISIONS: dict[str, Precision] = {
-    "float32": Float(torch.float32),
-    "bfloat16": Float(torch.bfloat16),
-    "int8": Int8(),
+    "float32": FloatPrecision(torch.float32),
+    "bfloat16": FloatPrecision(torch.bfloat16),
+    "int8": Int8Precision(),
 }

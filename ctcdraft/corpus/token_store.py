@@ -31,14 +31,14 @@ class Row:
     sample: int = 0
 
 
-def row(line: dict[str, Any]) -> Row:
+def row_from_line(line: dict[str, Any]) -> Row:
     """A line of a part."""
     tokens_L = torch.tensor(line["tokens"], dtype=torch.int32)
     mask_L = torch.tensor(line["mask"], dtype=torch.bool)
     return Row(line["id"], line["turn"], line["category"], tokens_L, mask_L, line["ended"], line["sample"])
 
 
-class HeldRows(Sequence[Row]):
+class TokenStore(Sequence[Row]):
     """The rows of many lines; a row's tensors are views of what all share, and are not to be written to."""
 
     def __init__(self, lines: Iterable[dict[str, Any]]) -> None:
@@ -76,7 +76,7 @@ class HeldRows(Sequence[Row]):
         return Row(name, turn, category, self._tokens_N[inside], self._mask_N[inside], ended, sample)
 
 
-class Column(Sequence[Tensor]):
+class TensorColumn(Sequence[Tensor]):
     """One tensor of some of the rows, made anew whenever it is asked for."""
 
     def __init__(self, rows: Sequence[Row], kept: Iterable[int], tensor_of: Callable[[Row], Tensor]) -> None:

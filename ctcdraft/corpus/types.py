@@ -78,24 +78,24 @@ class Corpus:
         return hashlib.sha256(b"".join(digests)).hexdigest()[:16]
 
 
-def folded(text: str) -> str:
+def normalize_text(text: str) -> str:
     """Texts that differ in case or in white space only are one:   Hi  THERE  ->  hi there"""
     return " ".join(text.casefold().split())
 
 
-def name_of(turns: Iterable[str]) -> str:
+def prompt_id(turns: Iterable[str]) -> str:
     """An id from what is asked: one half stands for the first turn, the other for all of them.
 
     Ids in the wild repeat, and one prompt answered by ten models is ten conversations but only one prompt.
     """
-    said = [folded(turn) for turn in turns]
+    said = [normalize_text(turn) for turn in turns]
     first, whole = (
         hashlib.sha256("\0".join(part).encode(errors="surrogatepass")).hexdigest() for part in (said[:1], said)
     )
     return f"{first[:16]}/{whole[:16]}"
 
 
-def family(name: str) -> str:
+def first_turn_key(name: str) -> str:
     """The part of an id that all prompts with the same first turn share: what is split must be split by it.
 
     ab12/ff03  ->  ab12        p7  ->  p7

@@ -15,7 +15,7 @@ from torch import Tensor
 from ctcdraft.decoding.sampling import warp
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.decoding.verification import Verifier
-from ctcdraft.errors import InputError, number, whole
+from ctcdraft.errors import InputError, check_float, check_int
 
 if TYPE_CHECKING:
     from ctcdraft.decoding.loop import Context
@@ -41,11 +41,11 @@ class DecodingSettings:
     token_for_token: bool = True
 
     def __post_init__(self) -> None:
-        whole(self.max_new_tokens, "decoding.max_new_tokens")
-        whole(self.nodes, "decoding.nodes")
-        whole(self.top_k, "decoding.top_k", least=0)
-        number(self.temperature, "decoding.temperature")
-        number(self.top_p, "decoding.top_p")
+        check_int(self.max_new_tokens, "decoding.max_new_tokens")
+        check_int(self.nodes, "decoding.nodes")
+        check_int(self.top_k, "decoding.top_k", least=0)
+        check_float(self.temperature, "decoding.temperature")
+        check_float(self.top_p, "decoding.top_p")
         if self.temperature < 0 or self.top_k < 0 or not 0 < self.top_p <= 1:
             raise InputError(
                 f"decoding.temperature={self.temperature}, top_k={self.top_k} and top_p={self.top_p} are no law; "

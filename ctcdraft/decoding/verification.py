@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ctcdraft.decoding.sampling import GumbelNoise
 from ctcdraft.decoding.tree import TokenTree, VerifyResult
-from ctcdraft.errors import InputError, number
+from ctcdraft.errors import InputError, check_float
 
 # (tree, the base's log-probabilities_NV after each node, noise, position of the root). Without noise the law is
 # one-hot: only the best word of each row counts, and rows need not be normalised.
@@ -75,8 +75,8 @@ class TypicalAcceptance:
     delta: float
 
     def __post_init__(self) -> None:
-        number(self.epsilon, "decoding.verify.epsilon")
-        number(self.delta, "decoding.verify.delta")
+        check_float(self.epsilon, "decoding.verify.epsilon")
+        check_float(self.delta, "decoding.verify.delta")
         if not (0 < self.epsilon < 1 and self.delta > 0):
             raise InputError(
                 f"decoding.verify.epsilon={self.epsilon} and delta={self.delta}: epsilon lies between 0 and 1, delta "

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ctcdraft.decoding.loop import Context
 from ctcdraft.decoding.tree import TokenTree
-from ctcdraft.errors import whole
+from ctcdraft.errors import check_int
 
 MAX_RANDOM_DEPTH = 12  # words of a junk path
 
@@ -24,7 +24,7 @@ class Oracle:
     uses_hidden_states = False
 
     def __init__(self, base: Any, depth: int) -> None:
-        self.depth = whole(depth, "oracle.depth")
+        self.depth = check_int(depth, "oracle.depth")
         self.text_L: Tensor | None = None
 
     def set_text(self, text_L: Tensor) -> None:
@@ -46,7 +46,7 @@ class RandomDrafter:
 
     def __init__(self, base: Any, size: int) -> None:
         self.words = base.vocabulary
-        self.size = whole(size, "junk.size")  # not `paths`: those are clocked as the tree
+        self.size = check_int(size, "junk.size")  # not `paths`: those are clocked as the tree
 
     def draft(self, context: Context, memory: None, rng: torch.Generator) -> tuple[TokenTree, None]:
         device, depth = context.tokens_L.device, max(context.depth, 0)

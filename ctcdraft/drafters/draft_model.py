@@ -20,8 +20,8 @@ from ctcdraft.decoding.loop import Context
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.sequential import SequentialDrafter, extend_visibility
 from ctcdraft.drafters.trees.dynamic import TreeBuilder
-from ctcdraft.errors import InputError, whole
-from ctcdraft.io import readable
+from ctcdraft.errors import InputError, check_int
+from ctcdraft.io import apply_default_mode
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.models.checkpoints import load_pretrained
 from ctcdraft.models.fingerprint import tokenizer_hash
@@ -154,7 +154,7 @@ def add_lora(lm: Any, rank: int) -> None:
     """Freeze the model and put trainable low-rank updates, zero at first, beside all its linear layers."""
     import peft
 
-    whole(rank, "drafter.lora_rank")  # null trains all weights
+    check_int(rank, "drafter.lora_rank")  # null trains all weights
     settings = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
     peft.get_peft_model(lm, settings)
 
@@ -173,4 +173,4 @@ def save_first_layers(path: str, layers: int, folder: Path) -> None:
     small.load_state_dict(lm.state_dict(), strict=False)
     tokenizer.save_pretrained(folder)
     small.save_pretrained(folder)  # the config comes last, and says that all is there
-    readable(folder)
+    apply_default_mode(folder)

@@ -11,7 +11,7 @@ from ctcdraft.decoding.kv_cache import KVCache
 from ctcdraft.decoding.loop import Context
 from ctcdraft.drafters.sequential import SequentialDrafter, extend_visibility
 from ctcdraft.drafters.trees.dynamic import TreeBuilder
-from ctcdraft.errors import InputError, number
+from ctcdraft.errors import InputError, check_float
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.nn.base_layer import base_block_config, init_from_base_layer
 from ctcdraft.nn.causal import CausalBlock
@@ -41,7 +41,7 @@ class Eagle(SequentialDrafter):
         self, base: BaseLM, frames: int, growth: TreeBuilder, noise: float = 0.0, like_base: bool = False
     ) -> None:
         super().__init__(frames, growth, base.stop_token_ids)
-        if number(noise, "drafter.noise") < 0:
+        if check_float(noise, "drafter.noise") < 0:
             raise InputError(f"drafter.noise={noise} is no width of noise; 0 is none, 0.1 is EAGLE's own")
         self.noise = noise
         self.fuse = nn.Linear(2 * base.width, base.width).to(base.device)

@@ -14,7 +14,7 @@ from ctcdraft.decoding.kv_cache import KVCache
 from ctcdraft.decoding.loop import Context
 from ctcdraft.drafters.sequential import SequentialDrafter, teacher_forced_tokens
 from ctcdraft.drafters.trees.dynamic import TreeBuilder
-from ctcdraft.errors import whole
+from ctcdraft.errors import check_int
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.nn.base_layer import base_block_config, init_from_base_layer
 from ctcdraft.nn.bodies import residual_branch
@@ -73,7 +73,7 @@ class Hydra(SequentialDrafter):
         like_base: bool = False,
     ) -> None:
         super().__init__(frames, growth, base.stop_token_ids)
-        whole(layers, "drafter.layers")
+        check_int(layers, "drafter.layers")
         self.heads = nn.ModuleList(HydraHead(base.width, k + 1, layers, inner) for k in range(frames)).to(base.device)
         self.head = TokenHead(base.head)
         self.embedding = base.embedding

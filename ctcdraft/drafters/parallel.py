@@ -17,7 +17,7 @@ from ctcdraft.drafters.base import DraftHead
 from ctcdraft.drafters.conditioning import ConditionedFrames
 from ctcdraft.drafters.trees.ctc import FrameTreeBuilder, PrefixSearch
 from ctcdraft.drafters.trees.draft_sampling import DraftSampling
-from ctcdraft.errors import whole
+from ctcdraft.errors import check_int
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.nn.base_layer import base_block_config
 from ctcdraft.nn.bodies import AuxStateFusion
@@ -50,7 +50,7 @@ class ParallelDrafter(DraftHead):
     ) -> None:
         super().__init__()
         shape = base_block_config(base.lm, base.context_length)
-        self.frames = whole(frames, "drafter.frames")
+        self.frames = check_int(frames, "drafter.frames")
         self.body: Any = body(shape, frames).to(base.device)
         self.head = BlankHead(base.head, base.width, vocabulary).to(base.device)
         self.embedding = base.embedding

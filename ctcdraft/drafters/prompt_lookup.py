@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ctcdraft.decoding.loop import Context
 from ctcdraft.decoding.tree import TokenTree
-from ctcdraft.errors import whole
+from ctcdraft.errors import check_int
 from ctcdraft.models.base_model import BaseLM
 
 
@@ -21,8 +21,8 @@ class PromptLookup:
     uses_hidden_states = False
 
     def __init__(self, base: BaseLM, ngram: int, span: int) -> None:
-        self.ngram = whole(ngram, "prompt_lookup.ngram")
-        self.span = whole(span, "prompt_lookup.span")
+        self.ngram = check_int(ngram, "prompt_lookup.ngram")
+        self.span = check_int(span, "prompt_lookup.span")
 
     def draft(self, context: Context, memory: None, rng: torch.Generator) -> tuple[TokenTree, None]:
         draft_tokens_K = find_continuation(context.tokens_L, self.ngram)[: min(self.span, context.depth)]

@@ -15,7 +15,7 @@ from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.base import DraftHead
 from ctcdraft.drafters.trees.draft_sampling import DraftSampling
 from ctcdraft.drafters.trees.dynamic import StepFunction, TreeBuilder
-from ctcdraft.errors import whole
+from ctcdraft.errors import check_int
 from ctcdraft.nn.packing import gather_following
 
 
@@ -40,7 +40,7 @@ class SequentialDrafter(DraftHead):
 
     def __init__(self, frames: int, growth: TreeBuilder, stops: Collection[int]) -> None:
         super().__init__()
-        self.frames = whole(frames, "drafter.frames")
+        self.frames = check_int(frames, "drafter.frames")
         self.growth = growth
         self.stops = tuple(sorted(stops))
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from ctcdraft.evaluation.profiling import Spent
+from ctcdraft.evaluation.profiling import PhaseTimes
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.models.fingerprint import storage_tensors
 
-COPIED = {"cpu": 2**28, "cuda": 2**30}  # bytes: far beyond any cache, and milliseconds to copy
+COPY_BYTES = {"cpu": 2**28, "cuda": 2**30}  # bytes: far beyond any cache, and milliseconds to copy
 
-MULTIPLIED = {"cpu": 1024, "cuda": 8192}  # rows and columns: a fraction of a second on either
+MATMUL_SIZE = {"cpu": 1024, "cuda": 8192}  # rows and columns: a fraction of a second on either
 
 
 def weight_bytes(base: BaseLM) -> int:
@@ -24,15 +24,15 @@ def weight_bytes(base: BaseLM) -> int:
     parameters = {id(weight): weight for weight in base.lm.parameters()}
     head = base.head.weight
     looked_up = base.embedding.weight
-    return sum(held_bytes(weight) for weight in parameters.values() if weight is head or weight is not looked_up)
+    return sum(storage_bytes(weight) for weight in parameters.values() if weight is head or weight is not looked_up)
 
 
-def held_bytes(weight: Any) -> int:
+def storage_bytes(weight: Any) -> int:
     """Of a quantised weight the bytes of what it is made of: by its face, torchao's int8 is as wide as bfloat16."""
     return sum(part.numel() * part.element_size() for part in storage_tensors(weight))
 
 
-def multiplied(base: BaseLM) -> int:
+def count_matmul_weights(base: BaseLM) -> int:
     """Weights that every node read is multiplied by: all but the embeddings, unless they are the head too.
 
     Counted by what a layer takes and gives, because quantised weights are packed, two and more in a byte.
@@ -50,7 +50,7 @@ def multiplied(base: BaseLM) -> int:
 
 def copy_bandwidth(device: torch.device, rounds: int = 5) -> float:
     """Bytes a second of a large copy, read and written both counted: the best of some rounds after a first."""
-    source = torch.ones(COPIED.get(device.type, 2**28), dtype=torch.uint8, device=device)
+    source = torch.ones(COPY_BYTES.get(device.type, 2**28), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     seconds = []
     for _ in range(rounds + 1):
@@ -62,10 +62,10 @@ def copy_bandwidth(device: torch.device, rounds: int = 5) -> float:
     return 2 * source.numel() / min(seconds[1:])
 
 
-def matrix_rate(base: BaseLM, rounds: int = 5) -> float:
+def matmul_rate(base: BaseLM, rounds: int = 5) -> float:
     """Operations a second of a square product in the base's dtype, an addition and a product each: the best of some."""
     device = base.device
-    size = MULTIPLIED.get(device.type, 1024)
+    size = MATMUL_SIZE.get(device.type, 1024)
     left, right = torch.ones(2, size, size, dtype=base.dtype, device=device)
     seconds = []
     for _ in range(rounds + 1):
@@ -77,7 +77,7 @@ def matrix_rate(base: BaseLM, rounds: int = 5) -> float:
     return 2 * size**3 / min(seconds[1:])
 
 
-def roof_share(spent: Spent, weight_bytes: int, bandwidth: float) -> float | None:
+def bandwidth_utilization(spent: PhaseTimes, weight_bytes: int, bandwidth: float) -> float | None:
     """How near the reads come to the memory's limit: the least possible time of a read / its measured time."""
     if not spent.passes or not spent.seconds["read"]:
         return None

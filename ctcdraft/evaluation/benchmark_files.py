@@ -12,45 +12,45 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ctcdraft.corpus.readers import Paths, Record, files, records
-from ctcdraft.corpus.types import Prompt, folded
+from ctcdraft.corpus.readers import Paths, Record, find_files, read_records
+from ctcdraft.corpus.types import Prompt, normalize_text
 from ctcdraft.errors import InputError
 
-OTHERS = re.compile(
+NON_TEST_NAMES = re.compile(
     r"(?<![a-z])(train(ing)?|valid(ation)?|val|dev|answers?|reference(s|_answers?)?|judge?ments?|solutions?)(?![a-z])"
 )
-SPLITS = "dataset_dict.json"  # of a folder that the package datasets has saved
+DATASET_DICT_FILE = "dataset_dict.json"  # of a folder that the package datasets has saved
 
 
 def question_files(path: Paths) -> list[Path]:
     """Return the files to be read. Raises InputError where several were found and some hold no questions of a test."""
-    if isinstance(path, str) and (Path(path).expanduser() / SPLITS).is_file():
+    if isinstance(path, str) and (Path(path).expanduser() / DATASET_DICT_FILE).is_file():
         raise InputError(
             f"{path} holds the splits of a data set as the package datasets saves them; write the test split to a file "
             "of JSON lines (to_json) and give that as benchmark.path="
         )
-    found = files(path)
+    found = find_files(path)
     if isinstance(path, str) and Path(path).expanduser().is_file():
         return found
-    others = [file for file in found if OTHERS.search(file.name.lower())]
+    others = [file for file in found if NON_TEST_NAMES.search(file.name.lower())]
     if others:
         rest = [file for file in found if file not in others]
         instead = f"={rest[0]}" if len(rest) == 1 else "=FILE with the file of the test"
         raise InputError(
-            f"{path} holds {named(others)}, which by the name is no test{beside(rest)}; give benchmark.path{instead}"
+            f"{path} holds {join_names(others)}, which by the name is no test{describe_rest(rest)}; give benchmark.path{instead}"
         )
     return found
 
 
-def named(some: list[Path]) -> str:
+def join_names(some: list[Path]) -> str:
     return ", ".join(file.name for file in some[:3]) + (", ..." if len(some) > 3 else "")
 
 
-def beside(rest: list[Path]) -> str:
-    return f", beside {named(rest)}" if rest else ""
+def describe_rest(rest: list[Path]) -> str:
+    return f", beside {join_names(rest)}" if rest else ""
 
 
-def questions(found: list[Path], shaped: Callable[[Iterator[Record]], Iterator[Prompt]]) -> list[Prompt]:
+def read_questions(found: list[Path], shaped: Callable[[Iterator[Record]], Iterator[Prompt]]) -> list[Prompt]:
     """Return the questions of all files, behind one another. Raises InputError where two files share one.
 
     shaped: what makes questions of the records of one shape; it reads all files in one go, as it may number them.
@@ -59,20 +59,20 @@ def questions(found: list[Path], shaped: Callable[[Iterator[Record]], Iterator[P
 
     def recorded() -> Iterator[Record]:
         for file in found:
-            for record in records(str(file)):
+            for record in read_records(str(file)):
                 where.append(file)
                 yield record
 
     prompts = list(shaped(recorded()))
     if len(found) > 1:
-        refuse_shared(prompts, where)
+        refuse_shared_questions(prompts, where)
     return prompts
 
 
-def refuse_shared(prompts: list[Prompt], where: list[Path]) -> None:
+def refuse_shared_questions(prompts: list[Prompt], where: list[Path]) -> None:
     first: dict[tuple[str, ...], Path] = {}
     for prompt, file in zip(prompts, where, strict=True):
-        asked = tuple(map(folded, prompt.turns))
+        asked = tuple(map(normalize_text, prompt.turns))
         if first.setdefault(asked, file) != file:
             raise InputError(
                 f"{first[asked]} and {file.name} beside it both ask {prompt.turns[0][:60]!r}; give one of them as "

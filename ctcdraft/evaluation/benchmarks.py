@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from ctcdraft.corpus.readers import Record, column, hub_records
-from ctcdraft.corpus.sources import named, project_conversations, with_instruction, word_problems
+from ctcdraft.corpus.readers import Record, get_column, read_hub_records
+from ctcdraft.corpus.sources import project_conversations, to_prompts, with_instruction, word_problems
 from ctcdraft.corpus.types import Prompt
-from ctcdraft.errors import InputError, whole
-from ctcdraft.evaluation.benchmark_files import question_files, questions
+from ctcdraft.errors import InputError, check_int
+from ctcdraft.evaluation.benchmark_files import question_files, read_questions
 
-WHOLE = {"mt_bench": 80, "gsm8k": 1319}  # questions of the published sets
+PUBLISHED_SIZES = {"mt_bench": 80, "gsm8k": 1319}  # questions of the published sets
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ def mt_bench(path: str | None, name: str, hub: str, limit: int | None) -> Benchm
     FastChat says question_id and turns where the hub says prompt_id and prompt. Its references are whole
     sample answers for a judge, which nothing here compares with.
     """
-    with advice_for_benchmarks():
-        prompts = read(path, lambda: hub_records(hub), mt_bench_prompts)
-    return first(prompts, name, limit, path or hub)
+    with benchmark_error_advice():
+        prompts = load_questions(path, lambda: read_hub_records(hub), mt_bench_prompts)
+    return make_benchmark(prompts, name, limit, path or hub)
 
 
 def mt_bench_prompts(found: Iterator[Record]) -> Iterator[Prompt]:
@@ -50,53 +50,53 @@ def mt_bench_prompts(found: Iterator[Record]) -> Iterator[Prompt]:
 
 def mt_bench_prompt(where: str, record: dict[str, Any]) -> Prompt:
     names = ("prompt_id", "prompt") if "prompt_id" in record else ("question_id", "turns")
-    number, turns = column(record, names[0], None, where), column(record, names[1], list, where)
+    number, turns = get_column(record, names[0], None, where), get_column(record, names[1], list, where)
     if not turns or not all(isinstance(turn, str) and turn.strip() for turn in turns):
         raise InputError(f"{where} has an empty turn or one that is not text; check benchmark.path=")
-    return Prompt(str(number), column(record, "category", str, where), tuple(turns), None)
+    return Prompt(str(number), get_column(record, "category", str, where), tuple(turns), None)
 
 
 def gsm8k(
     path: str | None, name: str, hub: str, hub_config: str, split: str, instruction: str | None, limit: int | None
 ) -> Benchmark:
     """Grade-school problems with a number as reference; `instruction` follows each question."""
-    with advice_for_benchmarks():
+    with benchmark_error_advice():
         asked, place = with_instruction(instruction), f"benchmark {name}: {path or hub}"
-        prompts = read(
+        prompts = load_questions(
             path,
-            lambda: hub_records(hub, name=hub_config, split=split),
-            lambda found: named(word_problems(found, name), name, asked, place),
+            lambda: read_hub_records(hub, name=hub_config, split=split),
+            lambda found: to_prompts(word_problems(found, name), name, asked, place),
         )
-    return first(prompts, name, limit, path or hub)
+    return make_benchmark(prompts, name, limit, path or hub)
 
 
 def project_prompts(path: str, name: str, limit: int | None) -> Benchmark:
     """Prompts as this project writes them, some with a reference."""
-    with advice_for_benchmarks():
+    with benchmark_error_advice():
         asked, place = with_instruction(None), f"benchmark {name}: {path}"
-        prompts = questions(question_files(path), lambda found: named(project_conversations(found), name, asked, place))
-    return first(prompts, name, limit, path)
+        prompts = read_questions(question_files(path), lambda found: to_prompts(project_conversations(found), name, asked, place))
+    return make_benchmark(prompts, name, limit, path)
 
 
-def read(
+def load_questions(
     path: str | None, hub: Callable[[], Iterator[Record]], shaped: Callable[[Iterator[Record]], Iterator[Prompt]]
 ) -> list[Prompt]:
     """Return the questions of a path, or of the hub where there is none."""
-    return list(shaped(hub())) if path is None else questions(question_files(path), shaped)
+    return list(shaped(hub())) if path is None else read_questions(question_files(path), shaped)
 
 
-def first(prompts: list[Prompt], name: str, limit: int | None, source: str) -> Benchmark:
+def make_benchmark(prompts: list[Prompt], name: str, limit: int | None, source: str) -> Benchmark:
     """The first `limit` questions, or all."""
     if not prompts:
         raise InputError(f"benchmark {name}: {source} holds no question; check benchmark.path=")
     if limit is not None:
-        whole(limit, "benchmark.limit")
+        check_int(limit, "benchmark.limit")
     text = "\n".join(f"{prompt.id}\t{prompt.turns}\t{prompt.reference}" for prompt in prompts)
     return Benchmark(name, tuple(prompts[:limit]), hashlib.sha256(text.encode()).hexdigest()[:16])
 
 
 @contextmanager
-def advice_for_benchmarks() -> Iterator[None]:
+def benchmark_error_advice() -> Iterator[None]:
     """The readers advise about corpora; here the same keys are called benchmark."""
     try:
         yield

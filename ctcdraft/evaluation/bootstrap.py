@@ -11,7 +11,7 @@ RESAMPLES = 2000
 COVERAGE = 0.95
 
 
-def interval(statistic: Callable[..., np.ndarray], columns: Sequence[Sequence[float]], seed: int) -> list[float] | None:
+def bootstrap_interval(statistic: Callable[..., np.ndarray], columns: Sequence[Sequence[float]], seed: int) -> list[float] | None:
     """[low, high] of a statistic of column totals; one entry of each column a question.
 
     The same seed draws the same questions for every contestant, and one draw serves all columns: intervals
@@ -35,10 +35,10 @@ def interval(statistic: Callable[..., np.ndarray], columns: Sequence[Sequence[fl
 
 def ratio_interval(numerators: Sequence[float], denominators: Sequence[float], seed: int) -> list[float] | None:
     """Of a ratio of totals."""
-    return interval(lambda top, bottom: top / bottom, [numerators, denominators], seed)
+    return bootstrap_interval(lambda top, bottom: top / bottom, [numerators, denominators], seed)
 
 
-def of_difference(
+def difference_interval(
     ours: float, around_ours: Sequence[float] | None, theirs: float, around_theirs: Sequence[float] | None
 ) -> list[float] | None:
     """[low, high] of ours less theirs from the interval of each, taken as independent; None where one is not known.

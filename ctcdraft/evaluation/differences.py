@@ -13,14 +13,14 @@ import numpy as np
 
 from ctcdraft.errors import InputError
 from ctcdraft.evaluation import metrics
-from ctcdraft.evaluation.bootstrap import interval
+from ctcdraft.evaluation.bootstrap import bootstrap_interval
 from ctcdraft.evaluation.metrics import Questions
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
 
-Sides = Callable[[str], Questions]  # a contestant's answers, question by question
+AnswersByName = Callable[[str], Questions]  # a contestant's answers, question by question
 
 
-def paired(names: Sequence[str], wanted: Sequence[Sequence[str]] | None) -> list[tuple[str, str]]:
+def comparison_pairs(names: Sequence[str], wanted: Sequence[Sequence[str]] | None) -> list[tuple[str, str]]:
     """Who is compared with whom: as wanted, or the first but autoregression less every other."""
     rivals = [name for name in names if name != AUTOREGRESSIVE]
     if wanted is None:
@@ -35,7 +35,7 @@ def paired(names: Sequence[str], wanted: Sequence[Sequence[str]] | None) -> list
 
 
 @dataclass(frozen=True)
-class Sums:
+class QuestionSums:
     """Of every question, over its turns. committed: tokens that passes committed. said: all tokens, the prefill's
     included. seconds: prefill included; they and `said` are empty where nothing was timed."""
 
@@ -45,8 +45,8 @@ class Sums:
     seconds: Sequence[float] = ()
 
     @classmethod
-    def of(cls, questions: Questions) -> Sums:
-        counted = cls([*map(metrics.tokens, questions)], [*map(metrics.passes, questions)])
+    def of(cls, questions: Questions) -> QuestionSums:
+        counted = cls([*map(metrics.committed_tokens, questions)], [*map(metrics.count_passes, questions)])
         seconds = [sum(answer.seconds for answer in question) for question in questions]
         if not sum(seconds):
             return counted
@@ -54,7 +54,7 @@ class Sums:
         return replace(counted, said=said, seconds=seconds)
 
 
-def pooled(several: Sequence[Sums]) -> Sums:
+def pool_sums(several: Sequence[QuestionSums]) -> QuestionSums:
     """Question by question the sums of all, who answered the same questions."""
     if len(many := {len(one.passes) for one in several}) > 1:
         raise InputError(
@@ -62,18 +62,18 @@ def pooled(several: Sequence[Sums]) -> Sums:
             "benchmark.limit="
         )
     columns = (zip(*column, strict=True) for column in zip(*(vars(one).values() for one in several), strict=True))
-    return Sums(*([sum(cell) for cell in column] for column in columns))
+    return QuestionSums(*([sum(cell) for cell in column] for column in columns))
 
 
-def differences(pairs: Sequence[tuple[str, str]], sides: Sides, seed: int) -> Iterator[dict[str, Any]]:
+def paired_differences(pairs: Sequence[tuple[str, str]], sides: AnswersByName, seed: int) -> Iterator[dict[str, Any]]:
     """One row a pair; `speedup` is null where nothing was timed."""
-    base = Sums.of(sides(AUTOREGRESSIVE))
+    base = QuestionSums.of(sides(AUTOREGRESSIVE))
     for more, less in pairs:
-        made = difference(Sums.of(sides(more)), Sums.of(sides(less)), base, seed)
+        made = paired_difference(QuestionSums.of(sides(more)), QuestionSums.of(sides(less)), base, seed)
         yield {"more": more, "less": less, **made}
 
 
-def difference(more: Sums, less: Sums, base: Sums, seed: int) -> dict[str, Any]:
+def paired_difference(more: QuestionSums, less: QuestionSums, base: QuestionSums, seed: int) -> dict[str, Any]:
     """tau and speed-up of `more` less those of `less`, each a ratio of totals, over the same draws of questions.
 
     base: autoregression's answers to these questions.
@@ -83,24 +83,24 @@ def difference(more: Sums, less: Sums, base: Sums, seed: int) -> dict[str, Any]:
     timed = all(sum(column) > 0 for column in speed)
     return {
         "questions": len(more.passes),
-        "tau": of_totals(less_ratio, tau),
-        "tau_ci": interval(less_ratio, tau, seed),
-        "speedup": of_totals(less_speed, speed) if timed else None,
-        "speedup_ci": interval(less_speed, speed, seed) if timed else None,
+        "tau": statistic_of_totals(ratio_difference, tau),
+        "tau_ci": bootstrap_interval(ratio_difference, tau, seed),
+        "speedup": statistic_of_totals(speedup_difference, speed) if timed else None,
+        "speedup_ci": bootstrap_interval(speedup_difference, speed, seed) if timed else None,
     }
 
 
-def less_ratio(a: Any, b: Any, c: Any, d: Any) -> Any:
+def ratio_difference(a: Any, b: Any, c: Any, d: Any) -> Any:
     """a / b - c / d"""
     return a / b - c / d
 
 
-def less_speed(a: Any, b: Any, c: Any, d: Any, e: Any, f: Any) -> Any:
+def speedup_difference(a: Any, b: Any, c: Any, d: Any, e: Any, f: Any) -> Any:
     """(a / b - c / d) / (e / f): tokens a second, in units of the base's own."""
     return (a / b - c / d) / (e / f)
 
 
-def of_totals(statistic: Callable[..., Any], columns: Sequence[Sequence[float]]) -> float | None:
+def statistic_of_totals(statistic: Callable[..., Any], columns: Sequence[Sequence[float]]) -> float | None:
     with np.errstate(divide="ignore", invalid="ignore"):
         value = float(statistic(*(np.float64(sum(column)) for column in columns)))
     return value if np.isfinite(value) else None

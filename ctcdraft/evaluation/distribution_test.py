@@ -29,46 +29,46 @@ from ctcdraft.decoding.tree import TokenTree, VerifyResult
 from ctcdraft.decoding.verification import Verifier
 from ctcdraft.models.base_model import BaseLM
 
-ROWS = 64  # read from states to laws at once: a long answer over a large vocabulary would be gigabytes
+CHUNK_ROWS = 64  # read from states to laws at once: a long answer over a large vocabulary would be gigabytes
 
 
-def marks(
+def pit_histogram(
     base: BaseLM,
     prompt_L: Tensor,
     tokens: Sequence[int],
     settings: DecodingSettings,
     seed: int,
     drafts: Mapping[int, Tensor],
-) -> Marks:
+) -> PITHistogram:
     """Of one answer, by the base's law behind the answer's own beginning. drafts: the draft's law_V, by the place in
     the answer of the word it was drawn for; see `draft_laws`."""
     said_A = torch.tensor(tokens, device=base.device)
     text_L = torch.cat([prompt_L, said_A])[:-1]
     states_AD = base.hidden_states(text_L[None], torch.ones_like(text_L)[None])[0, len(prompt_L) - 1 :]
-    rng, found, place = random.Random(f"{seed} marks"), Marks.none(), 0
-    for rows_RD, words_R in zip(states_AD.split(ROWS), said_A.split(ROWS), strict=True):
+    rng, found, place = random.Random(f"{seed} marks"), PITHistogram.none(), 0
+    for rows_RD, words_R in zip(states_AD.split(CHUNK_ROWS), said_A.split(CHUNK_ROWS), strict=True):
         # Of several taps the last layer's states come first; the head reads those alone.
         probs_RV = settings.process_logits(base.head(rows_RD[:, : base.width])).double().exp()
         there = [row for row in range(len(words_R)) if place + row in drafts]
-        found += Marks(counted(probs_RV, words_R, probs_RV, rng), [0] * CELLS)
+        found += PITHistogram(count_pit_values(probs_RV, words_R, probs_RV, rng), [0] * HISTOGRAM_CELLS)
         if there:
             draft_RV = torch.stack([drafts[place + row] for row in there]).to(base.device).double()
             probs_RV, words_R = probs_RV[there], words_R[there]
-            found += Marks([0] * CELLS, counted(probs_RV, words_R, favoured(draft_RV, probs_RV), rng))
+            found += PITHistogram([0] * HISTOGRAM_CELLS, count_pit_values(probs_RV, words_R, draft_base_ratio(draft_RV, probs_RV), rng))
         place += len(rows_RD)
     return found
 
 
-def counted(probs_RV: Tensor, words_R: Tensor, keys_RV: Tensor, rng: random.Random) -> list[int]:
+def count_pit_values(probs_RV: Tensor, words_R: Tensor, keys_RV: Tensor, rng: random.Random) -> list[int]:
     """The marks of words_R in the laws probs_RV, laid out by falling key, in cells."""
-    counts = [0] * CELLS
-    before_R, own_R = interval(probs_RV, words_R, keys_RV)
+    counts = [0] * HISTOGRAM_CELLS
+    before_R, own_R = pit_interval(probs_RV, words_R, keys_RV)
     for before, own in zip(before_R.tolist(), own_R.tolist(), strict=True):
-        counts[min(int((before + rng.random() * own) * CELLS), CELLS - 1)] += 1
+        counts[min(int((before + rng.random() * own) * HISTOGRAM_CELLS), HISTOGRAM_CELLS - 1)] += 1
     return counts
 
 
-def interval(probs_RV: Tensor, words_R: Tensor, keys_RV: Tensor) -> tuple[Tensor, Tensor]:
+def pit_interval(probs_RV: Tensor, words_R: Tensor, keys_RV: Tensor) -> tuple[Tensor, Tensor]:
     """Where each word's interval begins, and its length; words of equal key lie in the order of their ids.
 
     0.2 0.5 0.3, word 0, the most probable first   ->   begins at 0.8 and is 0.2 long
@@ -80,13 +80,13 @@ def interval(probs_RV: Tensor, words_R: Tensor, keys_RV: Tensor) -> tuple[Tensor
     return (probs_RV * first_RV).sum(1), probs_RV.gather(1, words_R1)[:, 0]
 
 
-def favoured(draft_RV: Tensor, probs_RV: Tensor) -> Tensor:
+def draft_base_ratio(draft_RV: Tensor, probs_RV: Tensor) -> Tensor:
     """q / p, what the draft makes of each word over what the base does; greatest where the base says it never."""
     return torch.where(probs_RV > 0, draft_RV / probs_RV, torch.inf)
 
 
 @dataclass(frozen=True)
-class Listener:
+class RecordingVerifier:
     """A verifier that remembers which law each word it decided on was drawn from. For untimed passes only: it waits
     for the device at every node. laws: by the word's position in the text."""
 
@@ -105,7 +105,7 @@ class Listener:
         return verdict
 
 
-def draft_laws(
+def draft_distributions(
     base: Any, drafter: Drafter, prompt_L: Tensor, settings: DecodingSettings, seed: int, tokens: Sequence[int]
 ) -> dict[int, Tensor]:
     """The law_V that was drawn from before each word of an answer, by the word's place in it: said once more, which
@@ -113,7 +113,7 @@ def draft_laws(
 
     Where a device rounds otherwise the second time, laws are known as far as the text before them is the same.
     """
-    listener = Listener(settings.verify)
+    listener = RecordingVerifier(settings.verify)
     again = generate(base, drafter, prompt_L, replace(settings, verify=listener), base.stop_token_ids, seed)
     pairs = enumerate(zip(tokens, again.tokens, strict=False))
     last = next((place for place, (one, other) in pairs if one != other), len(tokens) - 1)
@@ -121,12 +121,12 @@ def draft_laws(
     return {place: law_V for place, law_V in laws.items() if place <= last}
 
 
-CELLS = 20
-FEWEST = 100  # marks that a p-value asks for: chi-square's law is a limit, good from about five expected in a cell
+HISTOGRAM_CELLS = 20
+MIN_TOKENS_FOR_P_VALUE = 100  # marks that a p-value asks for: chi-square's law is a limit, good from about five expected in a cell
 
 
 @dataclass(frozen=True)
-class Marks:
+class PITHistogram:
     """How many tokens fell into each cell, in each of the two orders. by_draft: of those tokens alone before which a
     draft's law stood."""
 
@@ -135,14 +135,14 @@ class Marks:
 
     @classmethod
     def none(cls) -> Self:
-        return cls([0] * CELLS, [0] * CELLS)
+        return cls([0] * HISTOGRAM_CELLS, [0] * HISTOGRAM_CELLS)
 
-    def __add__(self, other: Marks) -> Marks:
-        return Marks(added([self.by_base, other.by_base]), added([self.by_draft, other.by_draft]))
+    def __add__(self, other: PITHistogram) -> PITHistogram:
+        return PITHistogram(add_counts([self.by_base, other.by_base]), add_counts([self.by_draft, other.by_draft]))
 
 
 @dataclass(frozen=True)
-class Fit:
+class ChiSquareFit:
     """How well counts fit equal cells. p_value: the chance of a fit no better, None for too few tokens to tell; tv:
     total variation."""
 
@@ -163,9 +163,9 @@ class Fit:
         expected = tokens / len(counts)
         chi_square = sum((count - expected) ** 2 / expected for count in counts)
         half = torch.tensor([(len(counts) - 1) / 2, chi_square / 2], dtype=torch.float64)
-        p_value = float(torch.special.gammaincc(half[0], half[1])) if tokens >= FEWEST else None
+        p_value = float(torch.special.gammaincc(half[0], half[1])) if tokens >= MIN_TOKENS_FOR_P_VALUE else None
         return cls(tokens, chi_square, p_value, sum(abs(count - expected) for count in counts) / tokens / 2)
 
 
-def added(columns: Sequence[Sequence[int]]) -> list[int]:
+def add_counts(columns: Sequence[Sequence[int]]) -> list[int]:
     return [sum(cell) for cell in zip(*columns, strict=True)]

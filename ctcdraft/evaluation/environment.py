@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-CPU_FACTS = Path("/proc/cpuinfo")
+CPUINFO_FILE = Path("/proc/cpuinfo")
 # Folders and files of this package that tokens, forward passes and their times come from. An evaluation cannot go on
 # after a change in one of them; it can after a change elsewhere: reports and pages are made again from its lines.
-DECIDING = (
+HASHED_SOURCES = (
     *("models/base_model.py", "models/loading.py", "models/values.py", "models/checkpoints.py", "models/adapters.py"),
     *("models/device_map.py", "models/zero3.py"),
     *("ctc", "decoding", "drafters", "nn"),
@@ -32,47 +32,47 @@ def environment() -> dict[str, Any]:
     return {
         "command": shlex.join(["python", *sys.argv]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "git": git(Path(__file__).parents[2]),
+        "git": git_state(Path(__file__).parents[2]),
         "versions": {"python": platform.python_version()}
         | {package: version(package) for package in ("ctcdraft", "torch", "transformers")},
     }
 
 
-def code(package: Path = Path(__file__).parents[1]) -> str:
+def code_hash(package: Path = Path(__file__).parents[1]) -> str:
     """Return a hash of the sources in DECIDING: it tells apart what is not committed yet, or not under git at all."""
     digest = hashlib.sha256()
-    for part in DECIDING:
+    for part in HASHED_SOURCES:
         place = package / part
         for file in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
             digest.update(f"{file.relative_to(package)}\n".encode() + file.read_bytes())
     return digest.hexdigest()[:16]
 
 
-def version_of(circumstances: dict[str, Any]) -> dict[str, Any]:
+def code_version(circumstances: dict[str, Any]) -> dict[str, Any]:
     """Return under which name the version of this package is found again; `dirty` where it is in no commit."""
     git = circumstances["git"] or {"commit": None, "dirty": None}
     return {"version": circumstances["versions"]["ctcdraft"], **git}
 
 
-def hardware(device: torch.device) -> str:
+def hardware_name(device: torch.device) -> str:
     """The accelerator's name, or the processor's and the threads used: what speeds may be compared on."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     threads = torch.get_num_threads()
-    return f"{processor()}, {threads} thread{'s' if threads > 1 else ''}"
+    return f"{processor_name()}, {threads} thread{'s' if threads > 1 else ''}"
 
 
-def processor() -> str:
+def processor_name() -> str:
     """Linux knows the model; elsewhere the architecture must do."""
-    if CPU_FACTS.is_file():
-        for line in CPU_FACTS.read_text().splitlines():
+    if CPUINFO_FILE.is_file():
+        for line in CPUINFO_FILE.read_text().splitlines():
             key, _, value = line.partition(":")
             if key.strip() == "model name":
                 return value.strip()
     return platform.processor() or platform.machine()
 
 
-def git(repository: Path) -> dict[str, Any] | None:
+def git_state(repository: Path) -> dict[str, Any] | None:
     """Commit, and whether the tree differed from it; None where the code is not under git."""
 
     def ask(*words: str) -> str:

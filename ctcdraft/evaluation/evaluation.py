@@ -12,17 +12,26 @@ from ctcdraft.decoding.settings import DecodingSettings, Drafter
 from ctcdraft.distributed import Shard
 from ctcdraft.evaluation import bandwidth, metrics
 from ctcdraft.evaluation.benchmarks import Benchmark
-from ctcdraft.evaluation.differences import differences
-from ctcdraft.evaluation.environment import code, environment, hardware, version_of
-from ctcdraft.evaluation.losslessness import null_of
-from ctcdraft.evaluation.metrics import sides
-from ctcdraft.evaluation.output_dir import Folder
-from ctcdraft.evaluation.profiling import Spent, Timing, instrument
+from ctcdraft.evaluation.differences import paired_differences
+from ctcdraft.evaluation.environment import code_hash, code_version, environment, hardware_name
+from ctcdraft.evaluation.losslessness import other_kernels_null
+from ctcdraft.evaluation.metrics import paired_answers
+from ctcdraft.evaluation.output_dir import OutputDir
+from ctcdraft.evaluation.profiling import PhaseTimes, Profile, profile_answer
 from ctcdraft.evaluation.records import AUTOREGRESSIVE, Answer, Record
-from ctcdraft.evaluation.runner import Arena, Met, asked, foretell, measure, order, turn_seed, warm_up
+from ctcdraft.evaluation.runner import (
+    EvaluationSetup,
+    ShapeWarmup,
+    prepare_oracle,
+    run_questions,
+    shuffled_names,
+    turn_prompt,
+    turn_seed,
+    warm_up,
+)
 from ctcdraft.evaluation.stock_generate import StockGenerate
-from ctcdraft.evaluation.time_left import remaining, spread
-from ctcdraft.evaluation.tracing.tracer import Explorer
+from ctcdraft.evaluation.time_left import remaining_progress, sample_evenly
+from ctcdraft.evaluation.tracing.tracer import TraceSettings
 from ctcdraft.models.fingerprint import was_quantized_since
 from ctcdraft.progress import Progress
 from ctcdraft.report import markdown
@@ -42,11 +51,11 @@ class Contestant:
 
 
 @dataclass(frozen=True)
-class Session:
+class Evaluation:
     """Who is compared, on what. decoding: the name of the settings. sizes: how tree sizes were chosen, if they were,
     and `of` what. pairs: whose differences are told."""
 
-    arena: Arena
+    arena: EvaluationSetup
     contestants: Mapping[str, Contestant]
     benchmark: Benchmark
     decoding: str
@@ -59,7 +68,7 @@ class Session:
         """This shard's questions by their place in the benchmark."""
         return dict(list(enumerate(self.benchmark.prompts))[self.shard.number - 1 :: self.shard.of])
 
-    def sized(self, sizes: Mapping[str, Any]) -> Session:
+    def sized(self, sizes: Mapping[str, Any]) -> Evaluation:
         """The same with the tree sizes that were chosen for it."""
         nodes = {name: found["chosen"] for name, found in sizes["sizes"].items()}
         return replace(self, arena=replace(self.arena, nodes=nodes), sizes=sizes)
@@ -71,7 +80,7 @@ class Session:
         return (
             f"contestants: {', '.join(self.contestants)}\n"
             f"{self.benchmark.name}: {len(prompts):,} questions, {turns:,} turns; base {self.arena.base.name}, "
-            f"{self.arena.base.dtype} on {hardware(self.arena.base.device)}\n"
+            f"{self.arena.base.dtype} on {hardware_name(self.arena.base.device)}\n"
             f"{self.decoding} decoding, {self.nodes()} nodes, up to {settings.max_new_tokens:,} new tokens a turn: "
             f"at most {most:,} passes each, {most * len(self.contestants):,} in all"
         )
@@ -88,89 +97,89 @@ class Session:
             "benchmark": {"name": self.benchmark.name, "questions": self.benchmark.hash},
             "decoding": {
                 **{key: value for key, value in vars(settings).items() if key != "verify"},
-                "verify": spelled(settings.verify),
+                "verify": qualified_name(settings.verify),
                 **({"nodes": dict(arena.nodes)} if arena.nodes else {}),
             },
             "contestants": {name: one.identity for name, one in self.contestants.items()},
             "base": arena.base.fingerprint(),
             "context_length": arena.base.context_length,
             "attention": arena.base.lm.config._attn_implementation,
-            "dtype": dtype(arena),
+            "dtype": dtype_name(arena),
             "reads": arena.base.execution_mode,
-            "hardware": hardware(arena.base.device),
-            **version_of(here),
-            "code": code(),
+            "hardware": hardware_name(arena.base.device),
+            **code_version(here),
+            "code": code_hash(),
             "versions": {package: here["versions"][package] for package in ("torch", "transformers")},
             "seed": arena.seed,
             "warm_up_tokens": warm_up_tokens,
         }
 
     def run(
-        self, folder: Folder, overwrite: bool, warm_up_tokens: int, timing_questions: int, explorer: Explorer
+        self, folder: OutputDir, overwrite: bool, warm_up_tokens: int, timing_questions: int, explorer: TraceSettings
     ) -> dict[str, Any]:
         """Go on where the folder stands, then write the report of all that is in it; returns the report."""
         folder.open(self.settings(warm_up_tokens), len(self.benchmark.prompts), overwrite)
         if self.sizes is not None:
             folder.write_sizes(self.sizes)  # not before: a folder that refuses this evaluation keeps its own
-        progress = remaining(self.arena, self.prompts, folder, timing_questions, explorer.questions)
-        answered = measure(self.arena, self.prompts, folder, warm_up_tokens, progress)
+        progress = remaining_progress(self.arena, self.prompts, folder, timing_questions, explorer.questions)
+        answered = run_questions(self.arena, self.prompts, folder, warm_up_tokens, progress)
         records = folder.records(len(self.benchmark.prompts))
         mine = [record for record in records if record.index in self.prompts]
         if not folder.timing.is_file():
-            timing = self.instrumented(spread(mine, timing_questions), warm_up_tokens, progress)
+            timing = self.instrumented(sample_evenly(mine, timing_questions), warm_up_tokens, progress)
             if timing is not None:
                 folder.write_timing(timing)
         if explorer.questions and mine and not folder.explorer.is_file():  # last: nothing may be timed beside it
-            chosen = {one.index: self.prompts[one.index] for one in spread(mine, explorer.questions)}
+            chosen = {one.index: self.prompts[one.index] for one in sample_evenly(mine, explorer.questions)}
             folder.write_seen(explorer.look(self.arena, chosen, progress))
-        rows, circumstances = self.rows(records, Timing.merged(folder.timings()), answered)
+        rows, circumstances = self.rows(records, Profile.merged(folder.timings()), answered)
         nodes = self.arena.settings.nodes
-        told = differences(self.pairs, lambda name: sides(name, records)[0], self.arena.seed)
+        told = paired_differences(self.pairs, lambda name: paired_answers(name, records)[0], self.arena.seed)
         made: dict[str, Any] = {
             "rows": rows,
             "environment": circumstances,
             "differences": [{"nodes": nodes, **one} for one in told],
         }
         markdown.write(folder, **made)
-        files.write(folder.path, rows, circumstances)
+        files.write_page(folder.path, rows, circumstances)
         return made
 
-    def instrumented(self, records: list[Record], warm_up_tokens: int, progress: Progress) -> Timing | None:
+    def instrumented(self, records: list[Record], warm_up_tokens: int, progress: Progress) -> Profile | None:
         """A few questions again, with clocks, in another order. None without questions."""
         if not records:
             return None
         arena = self.arena
         # Again: where every line was on disk already, nothing has run in this process yet.
         warm_up(arena, self.prompts[records[0].index], warm_up_tokens)
-        spent: dict[str, Spent] = {}
-        met = Met(arena)
+        spent: dict[str, PhaseTimes] = {}
+        met = ShapeWarmup(arena)
         for record in records:
             prompt, said = self.prompts[record.index], record.answers(AUTOREGRESSIVE)
             for turn in range(len(prompt.turns)):
-                prompt_L, _ = asked(arena.base, prompt, [answer.text for answer in said[:turn]])
+                prompt_L, _ = turn_prompt(arena.base, prompt, [answer.text for answer in said[:turn]])
                 seed = turn_seed(arena.seed, record.index, turn)
                 met.untimed(prompt_L)
-                for name in order(arena, seed + 1):
+                for name in shuffled_names(arena, seed + 1):
                     if isinstance(arena.contestants[name], StockGenerate):
                         continue  # no clock of ours runs inside it
-                    foretell(arena, name, prompt_L, seed)
-                    one = instrument(arena.base, arena.contestants[name], prompt_L, arena.settings_of(name), seed)
+                    prepare_oracle(arena, name, prompt_L, seed)
+                    one = profile_answer(arena.base, arena.contestants[name], prompt_L, arena.settings_of(name), seed)
                     spent[name] = spent[name] + one if name in spent else one
                     progress.advance()
-        return Timing(spent, bandwidth.weight_bytes(arena.base), bandwidth.copy_bandwidth(arena.base.device))
+        return Profile(spent, bandwidth.weight_bytes(arena.base), bandwidth.copy_bandwidth(arena.base.device))
 
     def rows(
-        self, records: list[Record], timing: Timing | None, answered: int
+        self, records: list[Record], timing: Profile | None, answered: int
     ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         """answered: how many of the questions this process asked."""
         rows = []
         for name in self.contestants:
-            row = metrics.row(name, records, timing, self.labels(name), self.arena.seed)
+            row = metrics.report_row(name, records, timing, self.labels(name), self.arena.seed)
             answers = [answer for record in records for answer in record.answers(name)]
             row["lossless"]["owes"] = self.owes(name, answers)
             rows.append(row)
         for row in rows:
-            row["lossless"]["null"] = null_of(rows, row)
+            row["lossless"]["null"] = other_kernels_null(rows, row)
         return rows, self.circumstances(records, timing, answered)
 
     def labels(self, name: str) -> dict[str, Any]:
@@ -182,8 +191,8 @@ class Session:
             "temperature": arena.settings.temperature,
             "nodes": arena.settings_of(name).nodes,
             "draft_parameters": one.parameters,
-            "hardware": hardware(arena.base.device),
-            "dtype": dtype(arena),
+            "hardware": hardware_name(arena.base.device),
+            "dtype": dtype_name(arena),
             "fingerprint": one.fingerprint,
             "crossing": one.crossing,
             "quantised_since": was_quantized_since(one.fingerprint, arena.base.fingerprint()),
@@ -191,13 +200,13 @@ class Session:
         }
 
     def owes(self, name: str, answers: Iterable[Answer]) -> str:
-        return "words" if name == AUTOREGRESSIVE else owes(self.arena.settings, answers)
+        return "words" if name == AUTOREGRESSIVE else guarantee(self.arena.settings, answers)
 
-    def circumstances(self, records: list[Record], timing: Timing | None, answered: int) -> dict[str, Any]:
+    def circumstances(self, records: list[Record], timing: Profile | None, answered: int) -> dict[str, Any]:
         cuts = [turn.cut for record in records for turn in record.turns if turn.cut]
         return {
             **environment(),
-            "hardware": hardware(self.arena.base.device),
+            "hardware": hardware_name(self.arena.base.device),
             "base": self.arena.base.name,
             "reads": self.arena.base.execution_mode,
             "sizes": self.sizes and self.sizes["sizes"],
@@ -214,22 +223,22 @@ class Session:
         }
 
 
-def owes(settings: DecodingSettings, answers: Iterable[Answer]) -> str:
+def guarantee(settings: DecodingSettings, answers: Iterable[Answer]) -> str:
     """What a contestant owes autoregression: its `words`, its `law`, or `nothing`, which is to say: it is lossy."""
     if all(settings.owes_token_identity(answer.drawn) for answer in answers):
         return "words"
     return "law" if settings.lossless else "nothing"
 
 
-def spelled(part: Any) -> str:
+def qualified_name(part: Any) -> str:
     """A verifier in words that are the same in every process: its name, and the names or values it is made of."""
     if isinstance(part, partial):
-        return spelled(part.func)
+        return qualified_name(part.func)
     if is_dataclass(part):
-        values = ", ".join(f"{field.name}={spelled(getattr(part, field.name))}" for field in fields(part))
+        values = ", ".join(f"{field.name}={qualified_name(getattr(part, field.name))}" for field in fields(part))
         return f"{type(part).__module__}.{type(part).__qualname__}({values})"
     return f"{part.__module__}.{part.__qualname__}" if callable(part) else repr(part)
 
 
-def dtype(arena: Arena) -> str:
+def dtype_name(arena: EvaluationSetup) -> str:
     return str(arena.base.dtype).removeprefix("torch.")

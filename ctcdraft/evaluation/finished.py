@@ -13,12 +13,12 @@ from typing import Self
 
 from ctcdraft.errors import InputError
 
-OTHER = "something else than questions"  # latencies, or the answer files of others
-WAYS_OUT = "choose another out=, or add overwrite=true to replace it"
+NO_BENCHMARK = "something else than questions"  # latencies, or the answer files of others
+OVERWRITE_ADVICE = "choose another out=, or add overwrite=true to replace it"
 
 
 @dataclass(frozen=True)
-class Finished:
+class FinishedReport:
     """asked: questions of the benchmark under its limit. finished: those that the report counts, of all shards."""
 
     benchmark: str
@@ -35,38 +35,38 @@ class Finished:
             finished = max(row.get("prompts", 0) for row in rows)
             asked = environment.get("questions", {}).get("asked", finished)
             drafters = dict.fromkeys(row.get("drafter", "") for row in rows)
-            return cls(rows[0].get("benchmark", OTHER), tuple(drafters), asked, finished)
+            return cls(rows[0].get("benchmark", NO_BENCHMARK), tuple(drafters), asked, finished)
         except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError):
             return None
 
     def __str__(self) -> str:
-        if self.benchmark == OTHER:
-            return f"a report of {OTHER}"
+        if self.benchmark == NO_BENCHMARK:
+            return f"a report of {NO_BENCHMARK}"
         part = f"{self.finished:,} of " if self.finished < self.asked else ""
-        return f"a report of {part}{count(self.asked)} of {self.benchmark}"
+        return f"a report of {part}{describe_count(self.asked)} of {self.benchmark}"
 
 
-def count(questions: int) -> str:
+def describe_count(questions: int) -> str:
     return f"{questions:,} question{'' if questions == 1 else 's'}"
 
 
-def refuse_less(out: Path, benchmark: str, questions: int, contestants: Iterable[str]) -> None:
+def refuse_smaller_evaluation(out: Path, benchmark: str, questions: int, contestants: Iterable[str]) -> None:
     """Raise InputError where the folder holds a report that this evaluation would replace by less.
 
     Fewer questions are less, so is another benchmark, and so are contestants left out. More questions go on.
     """
-    report = Finished.read(out / "report.json")
+    report = FinishedReport.read(out / "report.json")
     if report is None:
         return
     if report.benchmark != benchmark:
-        raise InputError(f"{out} holds {report}, and this evaluation is of {benchmark}; {WAYS_OUT}")
+        raise InputError(f"{out} holds {report}, and this evaluation is of {benchmark}; {OVERWRITE_ADVICE}")
     if report.asked > questions:
         raise InputError(
-            f"{out} holds {report}, and this evaluation asks {count(questions)}; give benchmark.limit="
-            f"{report.asked} or more to go on, {WAYS_OUT}"
+            f"{out} holds {report}, and this evaluation asks {describe_count(questions)}; give benchmark.limit="
+            f"{report.asked} or more to go on, {OVERWRITE_ADVICE}"
         )
     if missing := [name for name in report.contestants if name not in set(contestants)]:
         raise InputError(
             f"{out} holds {report} with {len(report.contestants)} contestants, and this evaluation leaves out "
-            f"{', '.join(missing)}; name all of them, {WAYS_OUT}"
+            f"{', '.join(missing)}; name all of them, {OVERWRITE_ADVICE}"
         )

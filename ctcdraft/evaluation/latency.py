@@ -19,20 +19,20 @@ from ctcdraft.decoding.sampling import GumbelNoise
 from ctcdraft.decoding.settings import DecodingSettings, Drafter
 from ctcdraft.decoding.tree import TokenTree, VerifyResult
 from ctcdraft.decoding.verification import Verifier
-from ctcdraft.errors import InputError, number, whole
+from ctcdraft.errors import InputError, check_float, check_int
 from ctcdraft.evaluation import bandwidth as evaluation_bandwidth
-from ctcdraft.evaluation.environment import environment, hardware
+from ctcdraft.evaluation.environment import environment, hardware_name
 from ctcdraft.evaluation.evaluation import Contestant
-from ctcdraft.evaluation.profiling import DURING_PASSES, Spent, instrument, share_of_pass
+from ctcdraft.evaluation.profiling import PASS_PARTS, PhaseTimes, profile_answer, relative_costs
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.models.meta import NullTokenizer
 
-END = -1  # no word of any base: random words may not end an answer
+NO_STOP_TOKEN = -1  # no word of any base: random words may not end an answer
 
 
 @dataclass(frozen=True)
-class Latency:
+class LatencyBenchmark:
     """What is measured. drafters: with random weights. tau: acceptance to predict with, by drafter's name.
 
     contexts: words the base has read before. nodes: sizes of the trees read. passes: of the whole loop, and
@@ -52,13 +52,13 @@ class Latency:
             if not values:
                 raise InputError(f"benchmark.{key}=[] leaves nothing to measure; give at least one")
             for value in values:
-                whole(value, f"benchmark.{key}")
-        whole(self.passes, "benchmark.passes")
-        whole(self.repeats, "benchmark.repeats")
+                check_int(value, f"benchmark.{key}")
+        check_int(self.passes, "benchmark.passes")
+        check_int(self.repeats, "benchmark.repeats")
         if not isinstance(self.tau, Mapping):
             raise InputError(f"benchmark.tau={self.tau} is nobody's; give it by drafter, as benchmark.tau.ctc=3.5")
         for name, tau in self.tau.items():
-            if tau is not None and number(tau, f"benchmark.tau.{name}") < 1:
+            if tau is not None and check_float(tau, f"benchmark.tau.{name}") < 1:
                 raise InputError(f"benchmark.tau.{name}={tau}: a pass commits at least one token; give 1 or more")
 
     def fitting(self, base: BaseLM, settings: DecodingSettings) -> list[int]:
@@ -76,8 +76,8 @@ class Latency:
         self, base: BaseLM, contestants: Mapping[str, Contestant], settings: DecodingSettings, seed: int
     ) -> dict[str, Any]:
         """The report: `rows`, one a drafter and context, `reads`, one a context, `machine` and `environment`."""
-        where = hardware(base.device)
-        found = measure(base, {name: one.drafter for name, one in contestants.items()}, settings, self, seed)
+        where = hardware_name(base.device)
+        found = measure_contexts(base, {name: one.drafter for name, one in contestants.items()}, settings, self, seed)
         labels = {
             "benchmark": self.name,
             "nodes": settings.nodes,
@@ -107,7 +107,7 @@ class Latency:
 
 
 @dataclass(frozen=True)
-class Machine:
+class HardwareLimits:
     """What there is to reach. bandwidth: bytes a second of a copy. rate: operations a second of a product."""
 
     weight_bytes: int
@@ -116,42 +116,42 @@ class Machine:
     rate: float
 
     @classmethod
-    def under(cls, base: BaseLM) -> Machine:
-        bandwidth, rate = evaluation_bandwidth.copy_bandwidth(base.device), evaluation_bandwidth.matrix_rate(base)
-        return cls(evaluation_bandwidth.weight_bytes(base), evaluation_bandwidth.multiplied(base), bandwidth, rate)
+    def under(cls, base: BaseLM) -> HardwareLimits:
+        bandwidth, rate = evaluation_bandwidth.copy_bandwidth(base.device), evaluation_bandwidth.matmul_rate(base)
+        return cls(evaluation_bandwidth.weight_bytes(base), evaluation_bandwidth.count_matmul_weights(base), bandwidth, rate)
 
     def least(self, kv_bytes: float, nodes: float) -> float:
         """Seconds below which no read of `nodes` nodes can come: it streams, or it multiplies, whichever is longer."""
         return max((self.weight_bytes + kv_bytes) / self.bandwidth, 2 * self.weights * nodes / self.rate)
 
 
-def measure(
-    base: BaseLM, drafters: Mapping[str, Drafter], settings: DecodingSettings, latency: Latency, seed: int
+def measure_contexts(
+    base: BaseLM, drafters: Mapping[str, Drafter], settings: DecodingSettings, latency: LatencyBenchmark, seed: int
 ) -> dict[str, Any]:
     """`reads`: prefill, step and v(n) by context; `drafters`: c, v and o of each; `machine`."""
-    machine = Machine.under(base)
+    machine = HardwareLimits.under(base)
     reads, rows = [], []
     for context in latency.fitting(base, settings):
         text_L = torch.randint(base.vocabulary, (context,), generator=torch.Generator().manual_seed(seed))
         text_L = text_L.to(base.device)
-        lone = Reads(base, text_L, latency.nodes)
+        lone = ReadTimer(base, text_L, latency.nodes)
         # In turns with whole passes: a machine that slows down meanwhile must not make a read longer than its pass.
-        spent, nodes = whole_passes(base, drafters, settings, text_L, latency, lone.measure)
+        spent, nodes = median_full_passes(base, drafters, settings, text_L, latency, lone.measure)
         reads.append(lone.row(machine, spent[AUTOREGRESSIVE].a_pass))
         for name, drafter in drafters.items():
             searches = hasattr(drafter, "paths")
-            rows.append(row(name, context, spent, nodes[name], searches, latency.tau.get(name), machine))
+            rows.append(drafter_row(name, context, spent, nodes[name], searches, latency.tau.get(name), machine))
     return {"machine": vars(machine), "reads": reads, "drafters": rows}
 
 
-def whole_passes(
+def median_full_passes(
     base: BaseLM,
     drafters: Mapping[str, Drafter],
     settings: DecodingSettings,
     text_L: Tensor,
-    latency: Latency,
+    latency: LatencyBenchmark,
     beside: Callable[[], object],
-) -> tuple[dict[str, Spent], dict[str, float]]:
+) -> tuple[dict[str, PhaseTimes], dict[str, float]]:
     """Of every drafter the repeat whose pass was the median one: the parts of one and the same run add up. And how
     many nodes its trees had, in the mean: in random words prompt lookup finds next to nothing.
 
@@ -159,12 +159,12 @@ def whole_passes(
     would be little else. beside: called once a repeat.
     """
     roomy = replace(settings, max_new_tokens=latency.passes + settings.nodes)
-    runs: dict[str, list[Spent]] = {name: [] for name in drafters}
+    runs: dict[str, list[PhaseTimes]] = {name: [] for name in drafters}
     nodes: dict[str, float] = {}
     for _ in range(latency.repeats + 1):
         for name, drafter in drafters.items():
-            ending = Ending(settings.verify, latency.passes)
-            runs[name].append(instrument(base, drafter, text_L, replace(roomy, verify=ending), 0, {END}))
+            ending = FixedLengthVerifier(settings.verify, latency.passes)
+            runs[name].append(profile_answer(base, drafter, text_L, replace(roomy, verify=ending), 0, {NO_STOP_TOKEN}))
             nodes[name] = statistics.mean(ending.nodes[1:])
         beside()
     medians = {
@@ -173,7 +173,7 @@ def whole_passes(
     return medians, nodes
 
 
-class Ending:
+class FixedLengthVerifier:
     """A verifier that lets an answer end with its `passes`-th pass, whatever was said, and counts the nodes of every
     tree. The prefill asks it first."""
 
@@ -188,10 +188,10 @@ class Ending:
         verdict = self.verify(tree, log_probs_NV, noise, root_position)
         self.left -= 1
         self.nodes.append(len(tree))
-        return verdict if self.left else replace(verdict, bonus=torch.full_like(verdict.bonus, END))
+        return verdict if self.left else replace(verdict, bonus=torch.full_like(verdict.bonus, NO_STOP_TOKEN))
 
 
-class Reads:
+class ReadTimer:
     """Seconds of the prefill and of lone reads behind it, round by round; the first round counts for nothing."""
 
     def __init__(self, base: BaseLM, text_L: Tensor, sizes: Sequence[int]) -> None:
@@ -204,14 +204,14 @@ class Reads:
     def measure(self) -> None:
         context = len(self.text_L)
         cache = self.base.new_cache(context + max(self.seconds))  # given back: there may be but one to lend
-        self.prefills.append(timed(self.base, partial(self.base.read, self.text_L, cache)))
+        self.prefills.append(time_call(self.base, partial(self.base.read, self.text_L, cache)))
         self.row_bytes = cache.bytes_held() // context
         for nodes, taken in self.seconds.items():
-            tree = bush(self.text_L[-1], nodes)
-            taken.append(timed(self.base, partial(self.base.read_tree, tree, cache)))
+            tree = four_ary_tree(self.text_L[-1], nodes)
+            taken.append(time_call(self.base, partial(self.base.read_tree, tree, cache)))
             cache.crop(context)
 
-    def row(self, machine: Machine, step: float) -> dict[str, Any]:
+    def row(self, machine: HardwareLimits, step: float) -> dict[str, Any]:
         """v(n) in whole autoregressive passes, as in every report."""
         context = len(self.text_L)
         medians = {nodes: statistics.median(taken[1:]) for nodes, taken in self.seconds.items()}
@@ -226,14 +226,14 @@ class Reads:
         }
 
 
-def row(
+def drafter_row(
     name: str,
     context: int,
-    spent: Mapping[str, Spent],
+    spent: Mapping[str, PhaseTimes],
     nodes: float,
     searches: bool,
     tau: float | None,
-    machine: Machine,
+    machine: HardwareLimits,
 ) -> dict[str, Any]:
     """One drafter behind one context. tau is null: random words accept nothing that would mean anything.
 
@@ -241,7 +241,7 @@ def row(
     word, and has no search to tell from it.
     """
     ours, whole_pass = spent[name], spent[AUTOREGRESSIVE].a_pass
-    costs = share_of_pass(spent, name) or {}
+    costs = relative_costs(spent, name) or {}
     c_search = ours.seconds["tree"] / ours.passes / whole_pass if searches else None
     given = 1.0 if name == AUTOREGRESSIVE else tau
     return {
@@ -256,18 +256,18 @@ def row(
         "tau_to_break_even": sum(costs.values()),
         "predicted_speedup": None if given is None else given / sum(costs.values()),
         "tokens_per_second_predicted": None if given is None else given / ours.a_pass,
-        "time": {part: ours.seconds[part] / ours.passes for part in DURING_PASSES}
+        "time": {part: ours.seconds[part] / ours.passes for part in PASS_PARTS}
         | {"prefill": ours.seconds["prefill"]},
         "roof_share": machine.least(ours.kv_bytes / ours.passes, nodes) * ours.passes / ours.seconds["read"],
     }
 
 
-def bush(root: Tensor, nodes: int) -> TokenTree:
+def four_ary_tree(root: Tensor, nodes: int) -> TokenTree:
     """A tree of this size, four children a node: what is read does not matter, only how much."""
     return TokenTree.from_lists(root, [0] * (nodes - 1), [node // 4 - 1 for node in range(nodes - 1)])
 
 
-def timed(base: BaseLM, call: Callable[[], object]) -> float:
+def time_call(base: BaseLM, call: Callable[[], object]) -> float:
     def wait() -> None:
         if base.device.type == "cuda":
             torch.cuda.synchronize(base.device)

@@ -18,18 +18,18 @@ from torch import Tensor
 
 from ctcdraft.decoding.sampling import GumbelNoise
 from ctcdraft.decoding.settings import DecodingSettings, Drafter
-from ctcdraft.evaluation.distribution_test import Fit, Marks
+from ctcdraft.evaluation.distribution_test import ChiSquareFit, PITHistogram
 from ctcdraft.evaluation.records import AUTOREGRESSIVE, Divergence, Record
-from ctcdraft.evaluation.stock_generate import generate
+from ctcdraft.evaluation.stock_generate import generate_answer
 from ctcdraft.models.base_model import BaseLM
 
-TIE = 1e-4  # of logits: a smaller margin may be rounding; a larger one never is
-ROUNDINGS = 8  # of the top logit
+TIE_MARGIN = 1e-4  # of logits: a smaller margin may be rounding; a larger one never is
+MAX_ROUNDINGS = 8  # of the top logit
 # What rounding a number of size 1 to these types may cost.
-HALF = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
+HALF_PRECISION_ROUNDING = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 
 
-class Judge:
+class LosslessnessChecker:
     """Finds the first divergence of an answer, and says whether rounding explains it."""
 
     def __init__(
@@ -70,7 +70,7 @@ class Judge:
         the least margin, of logits, that no rounding bridges."""
         text_L = torch.cat([prompt_L, torch.tensor(agreed, dtype=prompt_L.dtype, device=prompt_L.device)])
         scores_1V = self.base.read(text_L, self.base.new_cache(len(text_L))).logits_NV
-        least = beyond_rounding(scores_1V)
+        least = rounding_bound(scores_1V)
         if self.settings.temperature > 0:
             position_1 = torch.tensor([len(text_L)], device=text_L.device)
             scores_1V = self.settings.process_logits(scores_1V)
@@ -86,11 +86,11 @@ class Judge:
         scale = min(temperature, 1.0) if temperature > 0 else 1.0
         if not on_an_edge and (margin is None or margin * scale >= least):
             return False
-        if self.base.dtype in HALF:
+        if self.base.dtype in HALF_PRECISION_ROUNDING:
             return None
         base, contestants = self._exact
         again = [
-            generate(base, contestants[one], prompt_L, self._settings_of(one), base.stop_token_ids, seed).tokens
+            generate_answer(base, contestants[one], prompt_L, self._settings_of(one), base.stop_token_ids, seed).tokens
             for one in (name, AUTOREGRESSIVE)
         ]
         return again[0] == again[1]
@@ -112,7 +112,7 @@ class Judge:
         return base, contestants
 
 
-def beyond_rounding(logits_1V: Tensor) -> float:
+def rounding_bound(logits_1V: Tensor) -> float:
     """The least margin between two logits that is no rounding error, by their type and the size of the greatest.
 
     In half precision what 8 roundings of the top logit may cost: where that is 16, 0.5 in bfloat16 and 0.06 in
@@ -120,17 +120,17 @@ def beyond_rounding(logits_1V: Tensor) -> float:
     orders, and what is left of it in the logits is one or two such roundings, growing with the root of the depth; a
     wrong mask, position or cache row costs whole units of logits. A fault that is hidden below stays undecided.
     """
-    unit = HALF.get(logits_1V.dtype)
+    unit = HALF_PRECISION_ROUNDING.get(logits_1V.dtype)
     if unit is None:
-        return TIE
+        return TIE_MARGIN
     logits_1V = logits_1V.double()
     top = logits_1V.max()
     # The mean counts because logits may lie around any value: a top one of 0 does not round exactly.
     size = max(float(top.abs()), float(top - logits_1V.mean()))
-    return ROUNDINGS * unit * size
+    return MAX_ROUNDINGS * unit * size
 
 
-def certificate(name: str, records: Sequence[Record]) -> dict[str, Any]:
+def losslessness_metrics(name: str, records: Sequence[Record]) -> dict[str, Any]:
     """Counts over questions: a question is equal when all its turns are, and `rounding` is not among the equal.
 
     owed: the questions that differ where words are owed: wrong, which no rounding explains, undecided, because in half
@@ -147,10 +147,10 @@ def certificate(name: str, records: Sequence[Record]) -> dict[str, Any]:
     undecided = sum(None in of_one and False not in of_one for of_one in owed)
     explained = len(owed) - wrong - undecided
     ours, theirs = (
-        sum((record.marks[one] for record in records if one in record.marks), Marks.none())
+        sum((record.marks[one] for record in records if one in record.marks), PITHistogram.none())
         for one in (name, AUTOREGRESSIVE)
     )
-    fit, null, by_draft = Fit.of(ours.by_base), Fit.of(theirs.by_base), Fit.of(ours.by_draft)
+    fit, null, by_draft = ChiSquareFit.of(ours.by_base), ChiSquareFit.of(theirs.by_base), ChiSquareFit.of(ours.by_draft)
     return {
         "unit": "question",
         "prompts": len(records),
@@ -167,11 +167,11 @@ def certificate(name: str, records: Sequence[Record]) -> dict[str, Any]:
     }
 
 
-def null_of(rows: Sequence[Mapping[str, Any]], row: Mapping[str, Any]) -> dict[str, Any] | None:
+def other_kernels_null(rows: Sequence[Mapping[str, Any]], row: Mapping[str, Any]) -> dict[str, Any] | None:
     """How often autoregression by other kernels leaves autoregression's text too, in half precision: what may be
     expected of `row` where nothing is wrong. None without such a row, for that row itself, and where words are a law.
     """
-    if row["drafter"] == AUTOREGRESSIVE or row["other_kernels"] or getattr(torch, row["dtype"]) not in HALF:
+    if row["drafter"] == AUTOREGRESSIVE or row["other_kernels"] or getattr(torch, row["dtype"]) not in HALF_PRECISION_ROUNDING:
         return None
     others = [other for other in rows if other["other_kernels"]]
     if not others:

@@ -15,10 +15,10 @@ from decimal import Decimal
 from typing import Any
 
 from ctcdraft.decoding.settings import DecodeStep, conditional_acceptance_rates
-from ctcdraft.evaluation.bandwidth import roof_share
-from ctcdraft.evaluation.bootstrap import interval, ratio_interval
-from ctcdraft.evaluation.losslessness import certificate
-from ctcdraft.evaluation.profiling import DURING_PASSES, Timing, share_of_pass
+from ctcdraft.evaluation.bandwidth import bandwidth_utilization
+from ctcdraft.evaluation.bootstrap import bootstrap_interval, ratio_interval
+from ctcdraft.evaluation.losslessness import losslessness_metrics
+from ctcdraft.evaluation.profiling import PASS_PARTS, Profile, relative_costs
 from ctcdraft.evaluation.records import AUTOREGRESSIVE, Answer, Record
 
 DEFINITIONS = {
@@ -56,97 +56,97 @@ DEFINITIONS = {
 }
 
 
-def acceptance_of(questions: Questions) -> dict[str, Any]:
+def acceptance_metrics(questions: Questions) -> dict[str, Any]:
     return {
-        "tokens": sum(map(tokens, questions)),
-        "passes": sum(map(passes, questions)),
+        "tokens": sum(map(committed_tokens, questions)),
+        "passes": sum(map(count_passes, questions)),
         "tau": tau(questions),
         "tau_mean": tau_mean(questions),
         "tau_paper": tau_paper(questions),
     }
 
 
-def speed(questions: Questions) -> float | None:
+def tokens_per_second(questions: Questions) -> float | None:
     """Tokens a second, prefill and first token included."""
     answers = [answer for question in questions for answer in question]
     return ratio(sum(len(answer.tokens) for answer in answers), sum(answer.seconds for answer in answers))
 
 
-def speed_decode(questions: Questions) -> float | None:
+def decode_tokens_per_second(questions: Questions) -> float | None:
     answers = [answer for question in questions for answer in question]
     return ratio(sum(answer.committed for answer in answers), sum(answer.seconds_decode for answer in answers))
 
 
-def speed_paper(questions: Questions) -> float | None:
-    return mean([speed([question]) for question in questions])
+def mean_tokens_per_second(questions: Questions) -> float | None:
+    return mean_of_known([tokens_per_second([question]) for question in questions])
 
 
 def speedups(ours: Questions, theirs: Questions) -> dict[str, Any]:
     """Ours over autoregression's."""
     return {
-        "speedup": over(speed(ours), speed(theirs)),
-        "speedup_decode": over(speed_decode(ours), speed_decode(theirs)),
-        "speedup_paper": over(speed_paper(ours), speed_paper(theirs)),
-        "tokens_per_second": speed(ours),
+        "speedup": optional_ratio(tokens_per_second(ours), tokens_per_second(theirs)),
+        "speedup_decode": optional_ratio(decode_tokens_per_second(ours), decode_tokens_per_second(theirs)),
+        "speedup_paper": optional_ratio(mean_tokens_per_second(ours), mean_tokens_per_second(theirs)),
+        "tokens_per_second": tokens_per_second(ours),
     }
 
 
-def over(ours: float | None, theirs: float | None) -> float | None:
+def optional_ratio(ours: float | None, theirs: float | None) -> float | None:
     return None if ours is None or theirs is None else ratio(ours, theirs)
 
 
-def intervals(ours: Questions, theirs: Questions, seed: int) -> dict[str, Any]:
+def metric_intervals(ours: Questions, theirs: Questions, seed: int) -> dict[str, Any]:
     """Of tau and of the speed-up, over the same draws of questions."""
     count = [[sum(len(answer.tokens) for answer in question) for question in side] for side in (ours, theirs)]
     spent = [[sum(answer.seconds for answer in question) for question in side] for side in (ours, theirs)]
     columns: list[Sequence[float]] = [count[0], spent[0], count[1], spent[1]]
     return {
-        "tau_ci": ratio_interval([*map(tokens, ours)], [*map(passes, ours)], seed),
-        "speedup_ci": interval(lambda a, b, c, d: (a / b) / (c / d), columns, seed),
+        "tau_ci": ratio_interval([*map(committed_tokens, ours)], [*map(count_passes, ours)], seed),
+        "speedup_ci": bootstrap_interval(lambda a, b, c, d: (a / b) / (c / d), columns, seed),
     }
 
 
-def categories(name: str, records: Sequence[Record]) -> dict[str, dict[str, Any]]:
+def category_metrics(name: str, records: Sequence[Record]) -> dict[str, dict[str, Any]]:
     parts = {}
     for category in dict.fromkeys(record.category for record in records):
         here = [record for record in records if record.category == category]
-        ours, theirs = sides(name, here)
+        ours, theirs = paired_answers(name, here)
         parts[category] = {
             "prompts": len(here),
-            **acceptance_of(ours),
+            **acceptance_metrics(ours),
             **speedups(ours, theirs),
-            "equal": certificate(name, here)["equal"],
+            "equal": losslessness_metrics(name, here)["equal"],
             "accuracy": accuracy(ours, [record.reference for record in here]),
         }
     return parts
 
 
-def sides(name: str, records: Sequence[Record]) -> tuple[list[list[Answer]], list[list[Answer]]]:
+def paired_answers(name: str, records: Sequence[Record]) -> tuple[list[list[Answer]], list[list[Answer]]]:
     return [record.answers(name) for record in records], [record.answers(AUTOREGRESSIVE) for record in records]
 
 
-def costs(name: str, timing: Timing | None, tau: float | None) -> dict[str, Any]:
+def cost_metrics(name: str, timing: Profile | None, tau: float | None) -> dict[str, Any]:
     """What a pass costs and hence what tau should buy; all null where no pass was instrumented."""
-    shares = share_of_pass(timing.spent, name) if timing else None
+    shares = relative_costs(timing.spent, name) if timing else None
     if timing is None or shares is None:
-        unknown = dict.fromkeys((*DURING_PASSES, "prefill"))
+        unknown = dict.fromkeys((*PASS_PARTS, "prefill"))
         return {"time": unknown, **dict.fromkeys(("c", "v", "o", "predicted_speedup", "roof_share"))}
     spent = timing.spent[name]
-    per_pass = {part: spent.seconds[part] / spent.passes for part in DURING_PASSES}
+    per_pass = {part: spent.seconds[part] / spent.passes for part in PASS_PARTS}
     return {
         "time": {**per_pass, "prefill": spent.seconds["prefill"] / spent.answers},
         **shares,
         "predicted_speedup": None if tau is None else ratio(tau, sum(shares.values())),
-        "roof_share": roof_share(spent, timing.weight_bytes, timing.bandwidth),
+        "roof_share": bandwidth_utilization(spent, timing.weight_bytes, timing.bandwidth),
     }
 
 
-def row(
-    name: str, records: Sequence[Record], timing: Timing | None, labels: dict[str, Any], seed: int
+def report_row(
+    name: str, records: Sequence[Record], timing: Profile | None, labels: dict[str, Any], seed: int
 ) -> dict[str, Any]:
     """All fields of the contract for one contestant. labels: what is known without measuring (base, decoding, ...)."""
-    ours, theirs = sides(name, records)
-    counted = acceptance_of(ours)
+    ours, theirs = paired_answers(name, records)
+    counted = acceptance_metrics(ours)
     peaks = [answer.peak_memory_bytes for question in ours for answer in question]
     return {
         "drafter": name,
@@ -157,14 +157,14 @@ def row(
         "alpha": alpha(ours),
         "acceptance_rate": acceptance_rate(ours),
         **speedups(ours, theirs),
-        **intervals(ours, theirs, seed),
-        **costs(name, timing, counted["tau"]),
+        **metric_intervals(ours, theirs, seed),
+        **cost_metrics(name, timing, counted["tau"]),
         "peak_memory_bytes": max((peak for peak in peaks if peak is not None), default=None),
-        "lossless": certificate(name, records),
+        "lossless": losslessness_metrics(name, records),
         "accuracy": accuracy(ours, [record.reference for record in records]),
         "ended_share": ended_share(ours),
         "repeated_4gram_share": repeated_4gram_share(ours),
-        "categories": categories(name, records),
+        "categories": category_metrics(name, records),
     }
 
 
@@ -175,17 +175,17 @@ def ratio(numerator: float, denominator: float) -> float | None:
     return numerator / denominator if denominator else None
 
 
-def mean(values: Sequence[float | None]) -> float | None:
+def mean_of_known(values: Sequence[float | None]) -> float | None:
     """Of the values there are."""
     there = [value for value in values if value is not None]
     return ratio(sum(there), len(there))
 
 
-def tokens(question: Sequence[Answer]) -> int:
+def committed_tokens(question: Sequence[Answer]) -> int:
     return sum(answer.committed for answer in question)
 
 
-def passes(question: Sequence[Answer]) -> int:
+def count_passes(question: Sequence[Answer]) -> int:
     return sum(len(answer.passes) for answer in question)
 
 
@@ -194,12 +194,12 @@ def tau(questions: Questions) -> float | None:
 
     4 tokens in 2 passes, 6 tokens in 2   ->   10 / 4 = 2.5
     """
-    return ratio(sum(map(tokens, questions)), sum(map(passes, questions)))
+    return ratio(sum(map(committed_tokens, questions)), sum(map(count_passes, questions)))
 
 
 def tau_mean(questions: Questions) -> float | None:
     """Mean over questions of tokens / passes."""
-    return mean([ratio(tokens(question), passes(question)) for question in questions])
+    return mean_of_known([ratio(committed_tokens(question), count_passes(question)) for question in questions])
 
 
 def tau_paper(questions: Questions) -> float | None:
@@ -208,21 +208,21 @@ def tau_paper(questions: Questions) -> float | None:
     4 tokens in 2 passes, 6 tokens in 2   ->   mean of 4 / 1 and 6 / 1 = 5
     """
     last = [sum(max(len(answer.passes) - 1, 0) for answer in question) for question in questions]
-    return mean([ratio(tokens(question), index) for question, index in zip(questions, last, strict=True)])
+    return mean_of_known([ratio(committed_tokens(question), index) for question, index in zip(questions, last, strict=True)])
 
 
-def all_passes(questions: Questions) -> list[DecodeStep]:
+def all_decode_steps(questions: Questions) -> list[DecodeStep]:
     return [step for question in questions for answer in question for step in answer.passes]
 
 
 def alpha(questions: Questions) -> list[float | None]:
     """From depth 1; see `alpha_of`."""
-    return conditional_acceptance_rates(all_passes(questions))
+    return conditional_acceptance_rates(all_decode_steps(questions))
 
 
 def acceptance_rate(questions: Questions) -> float | None:
     """Accepted guesses / depth of what was drafted."""
-    steps = all_passes(questions)
+    steps = all_decode_steps(questions)
     return ratio(sum(step.accepted for step in steps), sum(step.drafted for step in steps))
 
 
@@ -243,12 +243,12 @@ def accuracy(questions: Questions, references: Sequence[str | None]) -> float | 
         for question, reference in zip(questions, references, strict=True)
         if reference is not None and (wanted := last_number(reference)) is not None
     ]
-    return mean(correct)
+    return mean_of_known(correct)
 
 
 def ended_share(questions: Questions) -> float | None:
     """Answers that ended by themselves, not by running out of room."""
-    return mean([float(answer.ended) for question in questions for answer in question])
+    return mean_of_known([float(answer.ended) for question in questions for answer in question])
 
 
 def repeated_4gram_share(questions: Questions) -> float | None:

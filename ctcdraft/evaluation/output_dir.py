@@ -18,19 +18,19 @@ from typing import Any
 
 from ctcdraft.distributed import Shard
 from ctcdraft.errors import InputError
-from ctcdraft.evaluation.finished import WAYS_OUT, refuse_less
-from ctcdraft.evaluation.profiling import Timing
+from ctcdraft.evaluation.finished import OVERWRITE_ADVICE, refuse_smaller_evaluation
+from ctcdraft.evaluation.profiling import Profile
 from ctcdraft.evaluation.records import Record, from_json, to_json
-from ctcdraft.evaluation.tracing.records import Seen
-from ctcdraft.evaluation.tracing.records import to_json as seen_json
+from ctcdraft.evaluation.tracing.records import Trace
+from ctcdraft.evaluation.tracing.records import trace_to_json as seen_json
 from ctcdraft.io import write_text
 
-REPORT = ("report.json", "report.md", "report.html", "breakdown.svg", "figures/*.svg")
-OURS = ("settings.json", "questions*.jsonl", "timing*.json", "explorer*.json", "sizes.json", *REPORT)
-VERSION = ("version", "commit", "dirty")  # recorded, not compared: what counts of the code is its hash
+REPORT_FILES = ("report.json", "report.md", "report.html", "breakdown.svg", "figures/*.svg")
+EVALUATION_FILES = ("settings.json", "questions*.jsonl", "timing*.json", "explorer*.json", "sizes.json", *REPORT_FILES)
+VERSION_KEYS = ("version", "commit", "dirty")  # recorded, not compared: what counts of the code is its hash
 
 
-class Folder:
+class OutputDir:
     """One evaluation on disk, as one of its shards sees it."""
 
     def __init__(self, path: Path, shard: Shard) -> None:
@@ -51,20 +51,20 @@ class Folder:
         there = self._settings(overwrite)
         strangers = self._of_another_split()
         if overwrite:
-            remove([self.lines, self.timing, self.explorer, *strangers, *self._files(REPORT)])
+            remove_files([self.lines, self.timing, self.explorer, *strangers, *self._files(REPORT_FILES)])
         else:
-            refuse_less(self.path, settings["benchmark"]["name"], questions, settings["contestants"])
-        if there is not None and (unlike := differences(there, settings)):
+            refuse_smaller_evaluation(self.path, settings["benchmark"]["name"], questions, settings["contestants"])
+        if there is not None and (unlike := describe_differences(there, settings)):
             if not overwrite:
                 raise InputError(
-                    f"{self.path} holds an evaluation in which {unlike}; {repeated(there, settings)}, {WAYS_OUT}"
+                    f"{self.path} holds an evaluation in which {unlike}; {describe_resume(there, settings)}, {OVERWRITE_ADVICE}"
                 )
-            remove(self._files(OURS))
+            remove_files(self._files(EVALUATION_FILES))
             there = None
         if strangers and not overwrite:
             raise InputError(
                 f"{self.path} holds {strangers[0].name}, which is no part of shard={self.shard.number}/{self.shard.of}"
-                f"; go on with the shards it was begun with, {WAYS_OUT}"
+                f"; go on with the shards it was begun with, {OVERWRITE_ADVICE}"
             )
         if there is None:  # else the version that began it stays named
             write_text(self.path / "settings.json", json.dumps(settings, indent=1) + "\n")
@@ -92,7 +92,7 @@ class Folder:
             if overwrite:
                 return {}
             raise InputError(
-                f"{self.path} holds an evaluation whose {file.name} was unreadable; restore that file, {WAYS_OUT}"
+                f"{self.path} holds an evaluation whose {file.name} was unreadable; restore that file, {OVERWRITE_ADVICE}"
             ) from error
 
     def append(self, record: Record) -> None:
@@ -133,59 +133,59 @@ class Folder:
     def write_sizes(self, sizes: Mapping[str, Any]) -> None:
         write_text(self._sizes, json.dumps(sizes, indent=1) + "\n")
 
-    def write_timing(self, timing: Timing) -> None:
+    def write_timing(self, timing: Profile) -> None:
         write_text(self.timing, json.dumps(timing.to_json(), indent=1) + "\n")
 
-    def write_seen(self, seen: Seen) -> None:
+    def write_seen(self, seen: Trace) -> None:
         write_text(self.explorer, seen_json(seen))
 
-    def timings(self) -> list[Timing]:
-        return [Timing.from_json(json.loads(file.read_text())) for file in sorted(self.path.glob("timing*.json"))]
+    def timings(self) -> list[Profile]:
+        return [Profile.from_json(json.loads(file.read_text())) for file in sorted(self.path.glob("timing*.json"))]
 
 
-def differences(there: dict[str, Any], now: dict[str, Any]) -> str:
+def describe_differences(there: dict[str, Any], now: dict[str, Any]) -> str:
     """Return what differs, for a sentence, "" where nothing does that must be the same.
 
     decoding.nodes was 16 (now 8)
     """
-    flat_there, flat_now = flat(there), flat(now)
-    keys = [key for key in compared(there, now) if key != "code"]
+    flat_there, flat_now = flatten(there), flatten(now)
+    keys = [key for key in differing_keys(there, now) if key != "code"]
     changes = [f"{key} was {flat_there.get(key)} (now {flat_now.get(key)})" for key in keys[:3]]
     text = ", ".join(changes) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
-    if "code" not in compared(there, now):
+    if "code" not in differing_keys(there, now):
         return text
-    code = f"the code was {version(there)} (now other in files that tokens or times come from)"
+    code = f"the code was {describe_version(there)} (now other in files that tokens or times come from)"
     return f"{text}, and {code}" if text else code
 
 
-def repeated(there: dict[str, Any], now: dict[str, Any]) -> str:
+def describe_resume(there: dict[str, Any], now: dict[str, Any]) -> str:
     """Return how to go on with what is there."""
-    keys = compared(there, now)
+    keys = differing_keys(there, now)
     ways = ["repeat those settings"] if set(keys) - {"code"} else []
     return " and ".join([*ways, *(["go on with the version that began it"] if "code" in keys else [])])
 
 
-def compared(there: dict[str, Any], now: dict[str, Any]) -> list[str]:
+def differing_keys(there: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Return the keys that differ, of those that must not."""
-    flat_there, flat_now = flat(there), flat(now)
+    flat_there, flat_now = flatten(there), flatten(now)
     keys = {**flat_there, **flat_now}
-    return [key for key in keys if key not in VERSION and flat_there.get(key) != flat_now.get(key)]
+    return [key for key in keys if key not in VERSION_KEYS and flat_there.get(key) != flat_now.get(key)]
 
 
-def version(settings: dict[str, Any]) -> str:
+def describe_version(settings: dict[str, Any]) -> str:
     """ctcdraft 0.1.0 at commit 0123456 with changes that were not committed"""
     name = " ".join(["ctcdraft", *([settings["version"]] if settings.get("version") else [])])
     commit = f" at commit {settings['commit'][:7]}" if settings.get("commit") else ""
     return name + commit + (" with changes that were not committed" if settings.get("dirty") else "")
 
 
-def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     leaves: dict[str, Any] = {}
     for key, value in tree.items():
-        leaves |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+        leaves |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
     return leaves
 
 
-def remove(files: Any) -> None:
+def remove_files(files: Any) -> None:
     for file in files:
         file.unlink(missing_ok=True)

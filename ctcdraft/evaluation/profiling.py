@@ -20,11 +20,11 @@ from ctcdraft.decoding.loop import generate
 from ctcdraft.decoding.settings import DecodingSettings, Drafter, GenerationResult
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
 
-DURING_PASSES = ("draft", "tree", "read", "verify", "keep", "other")
+PASS_PARTS = ("draft", "tree", "read", "verify", "keep", "other")
 
 
 @dataclass(frozen=True)
-class Spent:
+class PhaseTimes:
     """Totals of one contestant. seconds: by part, and `prefill`. kv_bytes: keys and values its passes read."""
 
     seconds: dict[str, float]
@@ -32,26 +32,26 @@ class Spent:
     answers: int
     kv_bytes: int
 
-    def __add__(self, other: Spent) -> Spent:
+    def __add__(self, other: PhaseTimes) -> PhaseTimes:
         seconds = {part: self.seconds[part] + other.seconds[part] for part in self.seconds}
-        return Spent(seconds, self.passes + other.passes, self.answers + other.answers, self.kv_bytes + other.kv_bytes)
+        return PhaseTimes(seconds, self.passes + other.passes, self.answers + other.answers, self.kv_bytes + other.kv_bytes)
 
     @property
     def a_pass(self) -> float:
         """Seconds of one whole pass; without the prefill, which is none."""
-        return sum(self.seconds[part] for part in DURING_PASSES) / self.passes
+        return sum(self.seconds[part] for part in PASS_PARTS) / self.passes
 
 
 @dataclass(frozen=True)
-class Timing:
+class Profile:
     """One instrumented pass: by contestant, with what the roof needs to know of base and machine."""
 
-    spent: dict[str, Spent]
+    spent: dict[str, PhaseTimes]
     weight_bytes: int
     bandwidth: float
 
     @classmethod
-    def merged(cls, timings: Iterable[Timing]) -> Timing | None:
+    def merged(cls, timings: Iterable[Profile]) -> Profile | None:
         """Of all shards: totals add up, the bandwidth is their mean."""
         timings = list(timings)
         if not timings:
@@ -67,7 +67,7 @@ class Timing:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Self:
-        return cls(**{**fields, "spent": {name: Spent(**spent) for name, spent in fields["spent"].items()}})
+        return cls(**{**fields, "spent": {name: PhaseTimes(**spent) for name, spent in fields["spent"].items()}})
 
 
 class Stopwatch:
@@ -106,7 +106,7 @@ class Stopwatch:
         self._since = now
 
 
-class Double:
+class TimedProxy:
     """Stands in for an object: the named methods are clocked, all else is the object's own."""
 
     def __init__(self, original: Any, watch: Stopwatch, **parts: str) -> None:
@@ -118,7 +118,7 @@ class Double:
         return getattr(self._original, name)
 
 
-class BaseDouble(Double):
+class TimedBase(TimedProxy):
     """A base whose caches carry the stopwatch too, and which remembers the last one it gave away."""
 
     def __init__(self, base: Any, watch: Stopwatch) -> None:
@@ -132,7 +132,7 @@ class BaseDouble(Double):
         return self.cache
 
 
-class DrafterDouble:
+class TimedDrafter:
     """A drafter whose paths, where it has some, are clocked as `tree` and taken off `draft`."""
 
     def __init__(self, drafter: Any, watch: Stopwatch) -> None:
@@ -142,29 +142,29 @@ class DrafterDouble:
         self.draft = watch.timed("draft", drafter.draft, starts=True)
 
 
-def instrument(
+def profile_answer(
     base: Any,
     drafter: Drafter,
     prompt_L: Tensor,
     settings: DecodingSettings,
     seed: int,
     stops: Collection[int] | None = None,
-) -> Spent:
+) -> PhaseTimes:
     """Answer one prompt with a stopwatch in every joint. stops: None for the base's own."""
     watch = Stopwatch(base.device)
-    double = BaseDouble(base, watch)
-    clocked: Any = Double(settings, watch, process_logits="verify", verify="verify")
+    double = TimedBase(base, watch)
+    clocked: Any = TimedProxy(settings, watch, process_logits="verify", verify="verify")
     stops = base.stop_token_ids if stops is None else stops
-    said = generate(double, DrafterDouble(drafter, watch), prompt_L, clocked, stops, seed)
-    seconds = {part: watch.seconds[part] for part in DURING_PASSES}
+    said = generate(double, TimedDrafter(drafter, watch), prompt_L, clocked, stops, seed)
+    seconds = {part: watch.seconds[part] for part in PASS_PARTS}
     seconds["other"] = said.seconds_decode - sum(seconds.values())
     seconds["prefill"] = said.seconds_prefill
     row_bytes = double.cache.bytes_held() // double.cache.length
     del double.cache.keep_path  # it holds on to its own cache, whose rows the next text may be waiting for
-    return Spent(seconds, len(said.passes), 1, row_bytes * rows_read(len(prompt_L), said))
+    return PhaseTimes(seconds, len(said.passes), 1, row_bytes * kv_rows_read(len(prompt_L), said))
 
 
-def rows_read(prompt: int, said: GenerationResult) -> int:
+def kv_rows_read(prompt: int, said: GenerationResult) -> int:
     """Rows of keys and values that the passes of a generation read: the text so far and the tree, each time.
 
     A prompt of 3; passes of 1 node, then of 4 of which 2 stand, then of 1   ->   (3 + 1) + (4 + 4) + (7 + 1)
@@ -176,7 +176,7 @@ def rows_read(prompt: int, said: GenerationResult) -> int:
     return rows
 
 
-def share_of_pass(spent: Mapping[str, Spent], name: str) -> dict[str, float] | None:
+def relative_costs(spent: Mapping[str, PhaseTimes], name: str) -> dict[str, float] | None:
     """c, v and o: drafting, reading and all else, in whole autoregressive passes of the same session."""
     unit, ours = spent[AUTOREGRESSIVE], spent.get(name)
     if ours is None or not unit.passes or not ours.passes:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ctcdraft.decoding.settings import DecodeStep
-from ctcdraft.evaluation.distribution_test import Marks
+from ctcdraft.evaluation.distribution_test import PITHistogram
 
 AUTOREGRESSIVE = "autoregressive"  # the contestant everything is measured against
 
@@ -73,7 +73,7 @@ class Record:
     reference: str | None
     turns: tuple[Turn, ...]
     divergences: dict[str, tuple[Divergence, ...]]
-    marks: dict[str, Marks] = field(default_factory=dict)
+    marks: dict[str, PITHistogram] = field(default_factory=dict)
 
     def answers(self, contestant: str) -> list[Answer]:
         return [turn.answers[contestant] for turn in self.turns]
@@ -91,16 +91,16 @@ def to_json(record: Record) -> str:
 def from_json(line: str) -> Record:
     record = json.loads(line)
     record["turns"] = tuple(
-        Turn(turn["prompt_tokens"], turn["cut"], {name: answer(a) for name, a in turn["answers"].items()})
+        Turn(turn["prompt_tokens"], turn["cut"], {name: parse_answer(a) for name, a in turn["answers"].items()})
         for turn in record["turns"]
     )
     record["divergences"] = {
         name: tuple(Divergence(**one) for one in found) for name, found in record["divergences"].items()
     }
-    record["marks"] = {name: Marks(**cells) for name, cells in record["marks"].items()}
+    record["marks"] = {name: PITHistogram(**cells) for name, cells in record["marks"].items()}
     return Record(**record)
 
 
-def answer(fields: dict[str, Any]) -> Answer:
+def parse_answer(fields: dict[str, Any]) -> Answer:
     passes = tuple(DecodeStep(*step) for step in fields.pop("passes"))
     return Answer(tokens=tuple(fields.pop("tokens")), passes=passes, **fields)

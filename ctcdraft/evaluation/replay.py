@@ -21,11 +21,11 @@ from ctcdraft.drafters.controls import give_oracle_text
 from ctcdraft.errors import InputError
 from ctcdraft.models.base_model import BaseLM
 
-Words = Sequence[int]
+TokenIds = Sequence[int]
 
 
 @dataclass(frozen=True)
-class Said:
+class BaseAnswer:
     """An answer of the base alone. contexts: what a drafter knows behind each of its tokens but the last."""
 
     tokens: tuple[int, ...]
@@ -33,7 +33,7 @@ class Said:
     contexts: tuple[Context, ...]
 
 
-class Witness:
+class ContextRecorder:
     """Guesses nothing and keeps every context."""
 
     def __init__(self) -> None:
@@ -45,14 +45,14 @@ class Witness:
         return TokenTree.only_root(context.root), None
 
 
-def hear(base: BaseLM, prompt_L: Tensor, settings: DecodingSettings, seed: int) -> Said:
+def record_base_answer(base: BaseLM, prompt_L: Tensor, settings: DecodingSettings, seed: int) -> BaseAnswer:
     """The base's own answer, behind which everyone is asked."""
-    witness = Witness()
+    witness = ContextRecorder()
     said = generate(base, witness, prompt_L, settings, base.stop_token_ids, seed)
-    return Said(said.tokens, said.ended, tuple(witness.contexts))
+    return BaseAnswer(said.tokens, said.ended, tuple(witness.contexts))
 
 
-def refuse_other_texts(settings: DecodingSettings) -> None:
+def refuse_unreplayable(settings: DecodingSettings) -> None:
     """Raise InputError where drafters would not all say the same."""
     if settings.temperature > 0 and not settings.token_for_token:
         raise InputError(
@@ -62,30 +62,30 @@ def refuse_other_texts(settings: DecodingSettings) -> None:
 
 
 @dataclass(frozen=True)
-class Guesses:
+class DraftTree:
     """A tree on the host. depths: of every node, 0 at the root."""
 
-    words: Words
-    parents: Words
-    depths: Words
+    words: TokenIds
+    parents: TokenIds
+    depths: TokenIds
 
     @classmethod
-    def of(cls, tree: TokenTree) -> Guesses:
+    def of(cls, tree: TokenTree) -> DraftTree:
         parents = tree.parents_N.tolist()
         depths = [0]
         for parent in parents[1:]:
             depths.append(depths[parent] + 1)
         return cls(tree.tokens_N.tolist(), parents, depths)
 
-    def first(self, nodes: int) -> Guesses:
+    def first(self, nodes: int) -> DraftTree:
         """The tree of that size, of a drafter whose sizes are nested."""
-        return Guesses(self.words[:nodes], self.parents[:nodes], self.depths[:nodes])
+        return DraftTree(self.words[:nodes], self.parents[:nodes], self.depths[:nodes])
 
 
-class Asked:
+class DraftReplayer:
     """A drafter, asked for trees behind tokens of a known text: in the order of the text, those between left out."""
 
-    def __init__(self, drafter: Drafter, said: Said, nodes: int, seed: int) -> None:
+    def __init__(self, drafter: Drafter, said: BaseAnswer, nodes: int, seed: int) -> None:
         self.contexts = [replace(context, nodes=nodes) for context in said.contexts]
         device = self.contexts[0].tokens_L.device
         self.drafter, self.memory, self.heard = drafter, None, 0
@@ -103,26 +103,26 @@ class Asked:
         return tree
 
     @torch.inference_mode()
-    def __call__(self, at: int) -> Guesses:
+    def __call__(self, at: int) -> DraftTree:
         tree = self.draft(at) if self.along is None else self.along(at)
-        found, context = Guesses.of(tree), self.contexts[at]
+        found, context = DraftTree.of(tree), self.contexts[at]
         refuse_over_budget(self.drafter, context.nodes, "nodes", len(found.words))
         refuse_over_budget(self.drafter, context.depth, "depth", max(found.depths))
         return found
 
 
-def replayed(drafter: Any, said: Said, sizes: Sequence[int], seed: int) -> dict[int, tuple[DecodeStep, ...]]:
+def replay_drafts(drafter: Any, said: BaseAnswer, sizes: Sequence[int], seed: int) -> dict[int, tuple[DecodeStep, ...]]:
     """The passes of every size, from one computation where smaller trees are the beginnings of larger ones."""
     if not said.contexts:
         return dict.fromkeys(sizes, ())
     together = [sizes] if has_nested_trees(drafter) else [[nodes] for nodes in sizes]
     found: dict[int, tuple[DecodeStep, ...]] = {}
     for some in together:
-        found |= walk(said.tokens, some, Asked(drafter, said, max(some), seed))
+        found |= replay_passes(said.tokens, some, DraftReplayer(drafter, said, max(some), seed))
     return found
 
 
-def walk(answer: Words, sizes: Sequence[int], guesses: Callable[[int], Guesses]) -> dict[int, tuple[DecodeStep, ...]]:
+def replay_passes(answer: TokenIds, sizes: Sequence[int], guesses: Callable[[int], DraftTree]) -> dict[int, tuple[DecodeStep, ...]]:
     """The passes in which the loop would have said the answer, for trees of each size. guesses: the largest tree behind
     a token; asked in the order of the text, once each, and only where some size begins a pass.
 
@@ -133,12 +133,12 @@ def walk(answer: Words, sizes: Sequence[int], guesses: Callable[[int], Guesses])
     while (at := min(places.values())) < len(answer) - 1:
         largest = guesses(at)
         for nodes in (nodes for nodes in sizes if places[nodes] == at):
-            passes[nodes].append(one_pass(answer, at, largest.first(nodes)))
+            passes[nodes].append(replay_pass(answer, at, largest.first(nodes)))
             places[nodes] += passes[nodes][-1].committed
     return {nodes: tuple(made) for nodes, made in passes.items()}
 
 
-def one_pass(answer: Words, at: int, tree: Guesses) -> DecodeStep:
+def replay_pass(answer: TokenIds, at: int, tree: DraftTree) -> DecodeStep:
     """What a pass over this tree behind token `at` commits of the answer."""
     children = {(tree.parents[n], tree.words[n]): n for n in reversed(range(1, len(tree.words)))}
     node, deep = 0, 0

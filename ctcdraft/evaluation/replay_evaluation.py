@@ -16,38 +16,38 @@ from ctcdraft.corpus.chat_template import answer_text
 from ctcdraft.corpus.types import Prompt
 from ctcdraft.decoding.loop import generate
 from ctcdraft.decoding.settings import GenerationResult
-from ctcdraft.errors import InputError, whole
+from ctcdraft.errors import InputError, check_int
 from ctcdraft.evaluation import metrics
-from ctcdraft.evaluation.differences import differences
-from ctcdraft.evaluation.evaluation import Session
-from ctcdraft.evaluation.losslessness import Judge, certificate
-from ctcdraft.evaluation.output_dir import Folder
+from ctcdraft.evaluation.differences import paired_differences
+from ctcdraft.evaluation.evaluation import Evaluation
+from ctcdraft.evaluation.losslessness import LosslessnessChecker, losslessness_metrics
+from ctcdraft.evaluation.output_dir import OutputDir
 from ctcdraft.evaluation.records import AUTOREGRESSIVE, Answer, Divergence, Record, Turn
-from ctcdraft.evaluation.replay import Said, hear, refuse_other_texts, replayed
-from ctcdraft.evaluation.runner import Arena, asked, turn_seed
+from ctcdraft.evaluation.replay import BaseAnswer, record_base_answer, refuse_unreplayable, replay_drafts
+from ctcdraft.evaluation.runner import EvaluationSetup, turn_prompt, turn_seed
 from ctcdraft.evaluation.stock_generate import StockGenerate
 from ctcdraft.progress import Progress
 from ctcdraft.report import markdown
 
-REPLAYED, LOOPED = "replayed", "looped"
+REPLAYED, DECODED = "replayed", "looped"
 
 
 @dataclass(frozen=True)
-class Replay:
+class ReplayEvaluation:
     """nodes: tree sizes, ascending, the root counted. checked: how many questions the loop decodes as well."""
 
     nodes: Sequence[int]
     checked: int
 
     def __post_init__(self) -> None:
-        sizes = [whole(nodes, "measure.nodes", least=2) for nodes in self.nodes]
+        sizes = [check_int(nodes, "measure.nodes", least=2) for nodes in self.nodes]
         if not sizes or sorted(set(sizes)) != sizes:
             raise InputError(f"measure.nodes={sizes} must be sizes from 2 up, ascending, each once")
-        whole(self.checked, "measure.checked")  # without any, there is no certificate
+        check_int(self.checked, "measure.checked")  # without any, there is no certificate
 
-    def run(self, session: Session, folder: Folder, overwrite: bool) -> dict[str, Any]:
+    def run(self, session: Evaluation, folder: OutputDir, overwrite: bool) -> dict[str, Any]:
         """Go on where the folder stands, then write the report of all that is in it; returns the report."""
-        refuse_other_texts(session.arena.settings)
+        refuse_unreplayable(session.arena.settings)
         outside = [name for name, one in session.arena.contestants.items() if isinstance(one, StockGenerate)]
         if outside:
             raise InputError(
@@ -66,42 +66,42 @@ class Replay:
         markdown.write(folder, **made)
         return made
 
-    def answers(self, arena: Arena, index: int, prompt: Prompt) -> int:
+    def answers(self, arena: EvaluationSetup, index: int, prompt: Prompt) -> int:
         """Return how many answers a question takes: the base's own, a replay of each rival, and those of the loop."""
         each = 1 + (len(self.nodes) if index < self.checked else 0)
-        return len(prompt.turns) * (1 + each * len(rivals(arena.contestants)))
+        return len(prompt.turns) * (1 + each * len(drafter_names(arena.contestants)))
 
-    def ask(self, arena: Arena, index: int, prompt: Prompt, progress: Progress) -> Record:
+    def ask(self, arena: EvaluationSetup, index: int, prompt: Prompt, progress: Progress) -> Record:
         """One question, all turns; the base says each once, and everyone guesses along what it said."""
         judges = {
-            nodes: Judge(arena.base, arena.contestants, replace(arena.settings, nodes=nodes)) for nodes in self.nodes
+            nodes: LosslessnessChecker(arena.base, arena.contestants, replace(arena.settings, nodes=nodes)) for nodes in self.nodes
         }
         turns: list[Turn] = []
         found: dict[str, list[Divergence]] = {}
         for number in range(len(prompt.turns)):
-            prompt_L, cut = asked(arena.base, prompt, [turn.answers[AUTOREGRESSIVE].text for turn in turns])
+            prompt_L, cut = turn_prompt(arena.base, prompt, [turn.answers[AUTOREGRESSIVE].text for turn in turns])
             seed = turn_seed(arena.seed, index, number)
-            said = hear(arena.base, prompt_L, arena.settings, seed)
-            answers = {AUTOREGRESSIVE: own(arena, said)}
+            said = record_base_answer(arena.base, prompt_L, arena.settings, seed)
+            answers = {AUTOREGRESSIVE: baseline_answer(arena, said)}
             progress.advance()
-            for name in rivals(arena.contestants):
-                walked = replayed(arena.contestants[name], said, self.nodes, seed)
+            for name in drafter_names(arena.contestants):
+                walked = replay_drafts(arena.contestants[name], said, self.nodes, seed)
                 progress.advance()
                 for nodes, passes in walked.items():
-                    answers[key(name, nodes, REPLAYED)] = Answer((), "", passes, said.ended, 0.0, 0.0, None)
+                    answers[answer_key(name, nodes, REPLAYED)] = Answer((), "", passes, said.ended, 0.0, 0.0, None)
                     if index >= self.checked:
                         continue
                     looped = self.looped(arena, name, nodes, prompt_L, seed)
                     progress.advance()
-                    answers[key(name, nodes, LOOPED)] = without_times(looped)
+                    answers[answer_key(name, nodes, DECODED)] = untimed_answer(looped)
                     pair = looped.tokens, said.tokens
                     one = judges[nodes].compare(name, *pair, prompt_L, number, seed, looped.drawn)
-                    found.setdefault(key(name, nodes, LOOPED), []).extend([one] if one else [])
+                    found.setdefault(answer_key(name, nodes, DECODED), []).extend([one] if one else [])
             turns.append(Turn(len(prompt_L), cut, answers))
         unequal = {name: tuple(some) for name, some in found.items()}
         return Record(index, prompt.id, prompt.category, prompt.reference, tuple(turns), unequal)
 
-    def looped(self, arena: Arena, name: str, nodes: int, prompt_L: Any, seed: int) -> GenerationResult:
+    def looped(self, arena: EvaluationSetup, name: str, nodes: int, prompt_L: Any, seed: int) -> GenerationResult:
         base, settings = arena.base, replace(arena.settings, nodes=nodes)
         made = generate(base, arena.contestants[name], prompt_L, settings, base.stop_token_ids, seed)
         if made.drawn:
@@ -111,15 +111,15 @@ class Replay:
             )
         return made
 
-    def report(self, session: Session, records: list[Record], answered: int) -> dict[str, Any]:
+    def report(self, session: Evaluation, records: list[Record], answered: int) -> dict[str, Any]:
         arena, rows, told = session.arena, [], []
         for name in session.contestants:
             sizes = (1,) if name == AUTOREGRESSIVE else self.nodes
             rows += [self.row(session, name, nodes, records) for nodes in sizes]
         for nodes in self.nodes:
-            these = {name: view(records, name, nodes) for name in session.contestants}
-            sides = {name: metrics.sides(name, seen)[0] for name, seen in these.items()}
-            found = differences(session.pairs, sides.__getitem__, arena.seed)
+            these = {name: records_at_size(records, name, nodes) for name in session.contestants}
+            sides = {name: metrics.paired_answers(name, seen)[0] for name, seen in these.items()}
+            found = paired_differences(session.pairs, sides.__getitem__, arena.seed)
             told += [{"nodes": nodes, **one} for one in found]
         circumstances = {
             **session.circumstances(records, None, answered),
@@ -131,55 +131,55 @@ class Replay:
         }
         return {"rows": rows, "environment": circumstances, "differences": told}
 
-    def row(self, session: Session, name: str, nodes: int, records: list[Record]) -> dict[str, Any]:
+    def row(self, session: Evaluation, name: str, nodes: int, records: list[Record]) -> dict[str, Any]:
         """Its certificate is of the questions that the loop decoded as well."""
-        seen = view(records, name, nodes)
+        seen = records_at_size(records, name, nodes)
         labels = {**session.labels(name), "nodes": nodes}
-        row = metrics.row(name, seen, None, labels, session.arena.seed)
+        row = metrics.report_row(name, seen, None, labels, session.arena.seed)
         checked = [record for record in records if record.index < self.checked]
-        row["lossless"] = certificate(key(name, nodes, LOOPED), checked) | {"owes": session.owes(name, [])}
+        row["lossless"] = losslessness_metrics(answer_key(name, nodes, DECODED), checked) | {"owes": session.owes(name, [])}
         for part in row["categories"].values():
             part["equal"] = None
-        return row | {"replay": alike(name, nodes, checked)}
+        return row | {"replay": count_identical(name, nodes, checked)}
 
 
-def rivals(names: Mapping[str, Any]) -> list[str]:
+def drafter_names(names: Mapping[str, Any]) -> list[str]:
     return [name for name in names if name != AUTOREGRESSIVE]
 
 
-def key(name: str, nodes: int, how: str) -> str:
+def answer_key(name: str, nodes: int, how: str) -> str:
     """Under which a line holds an answer: ctc, 16 nodes, replayed."""
     return f"{name}, {nodes} nodes, {how}"
 
 
-def own(arena: Arena, said: Said) -> Answer:
+def baseline_answer(arena: EvaluationSetup, said: BaseAnswer) -> Answer:
     """Autoregression's: a pass a token."""
-    passes = replayed(arena.contestants[AUTOREGRESSIVE], said, [1], 0)[1]
+    passes = replay_drafts(arena.contestants[AUTOREGRESSIVE], said, [1], 0)[1]
     text = answer_text(arena.base.tokenizer, said.tokens, arena.base.stop_token_ids)
     return Answer(said.tokens, text, passes, said.ended, 0.0, 0.0, None)
 
 
-def without_times(made: GenerationResult) -> Answer:
+def untimed_answer(made: GenerationResult) -> Answer:
     return Answer(made.tokens, "", made.passes, made.ended, 0.0, 0.0, None)
 
 
-def view(records: Sequence[Record], name: str, nodes: int) -> list[Record]:
+def records_at_size(records: Sequence[Record], name: str, nodes: int) -> list[Record]:
     """The records as if the loop had measured this contestant at this size; the text, stored once, is the base's."""
-    return [replace(record, turns=tuple(seen(turn, name, nodes) for turn in record.turns)) for record in records]
+    return [replace(record, turns=tuple(turn_at_size(turn, name, nodes) for turn in record.turns)) for record in records]
 
 
-def seen(turn: Turn, name: str, nodes: int) -> Turn:
+def turn_at_size(turn: Turn, name: str, nodes: int) -> Turn:
     truth = turn.answers[AUTOREGRESSIVE]
-    ours = truth if name == AUTOREGRESSIVE else turn.answers[key(name, nodes, REPLAYED)]
+    ours = truth if name == AUTOREGRESSIVE else turn.answers[answer_key(name, nodes, REPLAYED)]
     return replace(turn, answers={AUTOREGRESSIVE: truth, name: replace(ours, tokens=truth.tokens, text=truth.text)})
 
 
-def alike(name: str, nodes: int, checked: Sequence[Record]) -> dict[str, int]:
+def count_identical(name: str, nodes: int, checked: Sequence[Record]) -> dict[str, int]:
     """Of the answers that the loop gave as well, those whose passes are those replayed."""
     if name == AUTOREGRESSIVE:
         return {"answers": 0, "alike": 0}
     pairs = [
-        [turn.answers[key(name, nodes, how)].passes for how in (REPLAYED, LOOPED)]
+        [turn.answers[answer_key(name, nodes, how)].passes for how in (REPLAYED, DECODED)]
         for record in checked
         for turn in record.turns
     ]

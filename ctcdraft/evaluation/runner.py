@@ -10,24 +10,24 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from ctcdraft.corpus.chat_template import answer_text, fit, messages, prompt_tokens
+from ctcdraft.corpus.chat_template import answer_text, chat_messages, fit_to_context, prompt_tokens
 from ctcdraft.corpus.types import Prompt
 from ctcdraft.decoding.loop import cache_rows_needed
 from ctcdraft.decoding.settings import DecodingSettings, Drafter, GenerationResult
 from ctcdraft.decoding.static_shapes import padded_sizes_up_to
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.controls import Oracle, give_oracle_text
-from ctcdraft.evaluation.distribution_test import Marks, draft_laws, marks
-from ctcdraft.evaluation.losslessness import Judge
-from ctcdraft.evaluation.output_dir import Folder
+from ctcdraft.evaluation.distribution_test import PITHistogram, draft_distributions, pit_histogram
+from ctcdraft.evaluation.losslessness import LosslessnessChecker
+from ctcdraft.evaluation.output_dir import OutputDir
 from ctcdraft.evaluation.records import AUTOREGRESSIVE, Answer, Divergence, Record, Turn
-from ctcdraft.evaluation.stock_generate import generate
+from ctcdraft.evaluation.stock_generate import generate_answer
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.progress import Progress
 
 
 @dataclass(frozen=True)
-class Arena:
+class EvaluationSetup:
     """Who is compared, on which base, decoding how. `autoregressive` is always among the contestants.
 
     nodes: of those who have a tree size of their own, instead of the settings'.
@@ -44,11 +44,11 @@ class Arena:
 
     def answer(self, contestant: str, prompt_L: Tensor, seed: int) -> GenerationResult:
         drafter, base = self.contestants[contestant], self.base
-        return generate(base, drafter, prompt_L, self.settings_of(contestant), base.stop_token_ids, seed)
+        return generate_answer(base, drafter, prompt_L, self.settings_of(contestant), base.stop_token_ids, seed)
 
 
-def measure(
-    arena: Arena, prompts: Mapping[int, Prompt], folder: Folder, warm_up_tokens: int, progress: Progress
+def run_questions(
+    arena: EvaluationSetup, prompts: Mapping[int, Prompt], folder: OutputDir, warm_up_tokens: int, progress: Progress
 ) -> int:
     """Ask what is not in the folder yet; every finished question is a line on disk at once. Returns how many."""
     done = {record.index for record in folder.records(max(prompts, default=-1) + 1)}
@@ -56,27 +56,27 @@ def measure(
     if not todo:
         return 0
     warm_up(arena, next(iter(todo.values())), warm_up_tokens)
-    judge, met = Judge(arena.base, arena.contestants, arena.settings, arena.nodes), Met(arena)
+    judge, met = LosslessnessChecker(arena.base, arena.contestants, arena.settings, arena.nodes), ShapeWarmup(arena)
     progress.begin()
     for index, prompt in tqdm(todo.items(), desc="questions", disable=None):
-        folder.append(ask(arena, judge, index, prompt, met, progress))
+        folder.append(run_question(arena, judge, index, prompt, met, progress))
     return len(todo)
 
 
-def warm_up(arena: Arena, prompt: Prompt, tokens: int) -> None:
+def warm_up(arena: EvaluationSetup, prompt: Prompt, tokens: int) -> None:
     """The first calls load kernels and fill caches; nobody shall pay for that."""
     most = min(max(tokens, 1), arena.settings.max_new_tokens)
-    prompt_L, _ = asked(arena.base, prompt, [])
+    prompt_L, _ = turn_prompt(arena.base, prompt, [])
     for name, drafter in arena.contestants.items():
         settings = replace(arena.settings_of(name), max_new_tokens=most)
-        generate(arena.base, drafter, prompt_L, settings, arena.base.stop_token_ids, arena.seed)
+        generate_answer(arena.base, drafter, prompt_L, settings, arena.base.stop_token_ids, arena.seed)
 
 
-class Met:
+class ShapeWarmup:
     """Which shapes the base has read before. Where these are fixed, a shape is captured, or compiled, when it is first
     asked for, which takes as long as many passes, or thousands: what a timed answer may ask for is read before it."""
 
-    def __init__(self, arena: Arena) -> None:
+    def __init__(self, arena: EvaluationSetup) -> None:
         self.arena = arena
         self.shapes: set[tuple[int, int]] = set()
 
@@ -94,19 +94,19 @@ class Met:
             del cache  # the rows that graphs are captured over are lent to one text at a time
 
 
-def ask(arena: Arena, judge: Judge, index: int, prompt: Prompt, met: Met, progress: Progress | None = None) -> Record:
+def run_question(arena: EvaluationSetup, judge: LosslessnessChecker, index: int, prompt: Prompt, met: ShapeWarmup, progress: Progress | None = None) -> Record:
     """One question, all turns, all contestants. Every turn is asked with autoregression's earlier answers as
     history, whoever is asked: otherwise a contestant would be measured on other work."""
     progress = progress or Progress(0, "answers")
     turns: list[Turn] = []
     found: dict[str, list[Divergence]] = {name: [] for name in arena.contestants if name != AUTOREGRESSIVE}
-    marked: dict[str, Marks] = {}
+    marked: dict[str, PITHistogram] = {}
     for number in range(len(prompt.turns)):
-        prompt_L, cut = asked(arena.base, prompt, [turn.answers[AUTOREGRESSIVE].text for turn in turns])
+        prompt_L, cut = turn_prompt(arena.base, prompt, [turn.answers[AUTOREGRESSIVE].text for turn in turns])
         seed = turn_seed(arena.seed, index, number)
         met.untimed(prompt_L)
         answers: dict[str, Answer] = {}
-        for name in order(arena, seed):
+        for name in shuffled_names(arena, seed):
             if answers:
                 progress.advance()
             answers[name] = timed_answer(arena, name, prompt_L, seed)
@@ -115,40 +115,40 @@ def ask(arena: Arena, judge: Judge, index: int, prompt: Prompt, met: Met, progre
             divergence = judge.compare(name, *pair, prompt_L, number, seed, answers[name].drawn)
             unequal += [divergence] if divergence else []
         if arena.settings.temperature > 0:
-            for name, these in all_marks(arena, prompt_L, seed, answers):
-                marked[name] = marked.get(name, Marks.none()) + these
+            for name, these in all_pit_histograms(arena, prompt_L, seed, answers):
+                marked[name] = marked.get(name, PITHistogram.none()) + these
         turns.append(Turn(len(prompt_L), cut, answers))
         progress.advance()  # the last of them only now: judging takes time, too
     divergences = {name: tuple(unequal) for name, unequal in found.items()}
     return Record(index, prompt.id, prompt.category, prompt.reference, tuple(turns), divergences, marked)
 
 
-def all_marks(arena: Arena, prompt_L: Tensor, seed: int, answers: Mapping[str, Answer]) -> Iterator[tuple[str, Marks]]:
+def all_pit_histograms(arena: EvaluationSetup, prompt_L: Tensor, seed: int, answers: Mapping[str, Answer]) -> Iterator[tuple[str, PITHistogram]]:
     """Of every contestant; autoregression's own is the yardstick, and that of whoever says its very words unasked."""
-    own = marks_of(arena, AUTOREGRESSIVE, prompt_L, seed, answers[AUTOREGRESSIVE])
+    own = answer_pit_histogram(arena, AUTOREGRESSIVE, prompt_L, seed, answers[AUTOREGRESSIVE])
     for name, answer in answers.items():
         alike = answer.tokens == answers[AUTOREGRESSIVE].tokens and not answer.drawn
-        yield name, own if alike else marks_of(arena, name, prompt_L, seed, answer)
+        yield name, own if alike else answer_pit_histogram(arena, name, prompt_L, seed, answer)
 
 
-def marks_of(arena: Arena, name: str, prompt_L: Tensor, seed: int, answer: Answer) -> Marks:
+def answer_pit_histogram(arena: EvaluationSetup, name: str, prompt_L: Tensor, seed: int, answer: Answer) -> PITHistogram:
     """Where its words lie in the base's law. What was drawn is said once more, off the clock, for the laws it was
     drawn from: to keep them would cost the timed passes."""
     base, settings = arena.base, arena.settings_of(name)
     drafts: dict[int, Tensor] = {}
     if answer.drawn:
-        drafts = draft_laws(base, arena.contestants[name], prompt_L, settings, seed, answer.tokens)
-    return marks(base, prompt_L, answer.tokens, settings, seed, drafts)
+        drafts = draft_distributions(base, arena.contestants[name], prompt_L, settings, seed, answer.tokens)
+    return pit_histogram(base, prompt_L, answer.tokens, settings, seed, drafts)
 
 
-def asked(base: BaseLM, prompt: Prompt, said: Sequence[str]) -> tuple[Tensor, int]:
+def turn_prompt(base: BaseLM, prompt: Prompt, said: Sequence[str]) -> tuple[Tensor, int]:
     """The next turn's prompt_L after what was said, and how many of its tokens did not fit."""
-    whole = prompt_tokens(base.tokenizer, messages(prompt.turns, said))
-    tokens, cut = fit(whole, base.context_length, base.tokenizer.bos_token_id)
+    whole = prompt_tokens(base.tokenizer, chat_messages(prompt.turns, said))
+    tokens, cut = fit_to_context(whole, base.context_length, base.tokenizer.bos_token_id)
     return torch.tensor(tokens, device=base.device), cut
 
 
-def order(arena: Arena, seed: int) -> Iterable[str]:
+def shuffled_names(arena: EvaluationSetup, seed: int) -> Iterable[str]:
     """Shuffled anew for every turn, so that no one always runs on a machine that another has warmed."""
     names = sorted(arena.contestants)
     random.Random(seed).shuffle(names)
@@ -160,16 +160,16 @@ def turn_seed(seed: int, index: int, turn: int) -> int:
     return random.Random(f"{seed} {index} {turn}").getrandbits(48)
 
 
-def foretell(arena: Arena, name: str, prompt_L: Tensor, seed: int) -> None:
+def prepare_oracle(arena: EvaluationSetup, name: str, prompt_L: Tensor, seed: int) -> None:
     """Who is to know the answer beforehand, hears it from autoregression, off the clock."""
     if isinstance(arena.contestants[name], Oracle):
         answer = arena.answer(AUTOREGRESSIVE, prompt_L, seed).tokens
         give_oracle_text(arena.contestants[name], torch.cat([prompt_L, prompt_L.new_tensor(answer)]))
 
 
-def timed_answer(arena: Arena, name: str, prompt_L: Tensor, seed: int) -> Answer:
+def timed_answer(arena: EvaluationSetup, name: str, prompt_L: Tensor, seed: int) -> Answer:
     device = arena.base.device
-    foretell(arena, name, prompt_L, seed)
+    prepare_oracle(arena, name, prompt_L, seed)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         torch.cuda.synchronize(device)  # what another contestant left on the queue is not ours to wait for

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ctcdraft.errors import InputError, whole
+from ctcdraft.errors import InputError, check_int
 
 
 def refuse_impossible(config: Any) -> None:
     """Raise InputError for the first value with which nothing can be measured. config: as in configs/evaluate.yaml."""
-    whole(config.seed, "seed", least=0)
-    whole(config.timing.questions, "timing.questions", least=0)
-    whole(config.warm_up_tokens, "warm_up_tokens", least=0)
+    check_int(config.seed, "seed", least=0)
+    check_int(config.timing.questions, "timing.questions", least=0)
+    check_int(config.warm_up_tokens, "warm_up_tokens", least=0)
     if config.threads is not None:
-        whole(config.threads, "threads")
+        check_int(config.threads, "threads")
 
 
-def several(value: Any, key: str) -> list[Any]:
+def as_list(value: Any, key: str) -> list[Any]:
     """Return a list, or of one string the list of it."""
     if isinstance(value, str):
         return [value]

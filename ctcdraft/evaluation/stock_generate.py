@@ -22,7 +22,7 @@ from ctcdraft.models.base_model import BaseLM
 from ctcdraft.models.loading import without_generation_config
 
 
-def generate(
+def generate_answer(
     base: BaseLM, contestant: Any, prompt_L: Tensor, settings: DecodingSettings, stops: Collection[int], seed: int
 ) -> GenerationResult:
     """One answer of any contestant: through our loop, or as an outside row does it."""
@@ -52,7 +52,7 @@ class StockGenerate(torch.nn.Module):
         super().__init__()
         self.options = dict(options)
         self.attention = None if attention == base.lm.config._attn_implementation else attention
-        with attending(base.lm, self.attention):  # refused here, if it is
+        with attention_implementation(base.lm, self.attention):  # refused here, if it is
             pass
         self.assistant: Any = None
         if assistant is not None:
@@ -80,18 +80,18 @@ class StockGenerate(torch.nn.Module):
                 "its text cannot be compared token for token; leave the outside rows to greedy decoding"
             )
         helped = {} if self.assistant is None else {"assistant_model": self.assistant}
-        watch = Watch()
+        watch = TimingStreamer()
         lm = without_generation_config(base.lm)
         handle = lm.register_forward_pre_hook(watch.reads, with_kwargs=True)
         try:
-            with attending(base.lm, self.attention):
+            with attention_implementation(base.lm, self.attention):
                 lm.generate(
                     prompt_L[None],
                     attention_mask=torch.ones_like(prompt_L)[None],
                     max_new_tokens=min(settings.max_new_tokens, base.context_length - len(prompt_L)),
                     do_sample=False,
                     eos_token_id=sorted(stops) or None,
-                    pad_token_id=padding(prompt_L, stops),
+                    pad_token_id=unused_pad_token(prompt_L, stops),
                     streamer=watch,
                     **self.options,
                     **helped,
@@ -102,7 +102,7 @@ class StockGenerate(torch.nn.Module):
 
 
 @contextmanager
-def attending(lm: Any, attention: str | None) -> Iterator[None]:
+def attention_implementation(lm: Any, attention: str | None) -> Iterator[None]:
     """Meanwhile the LM computes attention so, by transformers' own switch; None: as it does."""
     if attention is None:
         yield
@@ -118,7 +118,7 @@ def attending(lm: Any, attention: str | None) -> Iterator[None]:
         lm.set_attn_implementation(before)
 
 
-def padding(prompt_L: Tensor, stops: Collection[int]) -> int:
+def unused_pad_token(prompt_L: Tensor, stops: Collection[int]) -> int:
     """An id that nothing is padded with, but that must be named: an assistant takes any other word that equals it
     for padding and does not see it, and then guesses badly. A stop word is safe by transformers' own rule."""
     if stops:
@@ -128,7 +128,7 @@ def padding(prompt_L: Tensor, stops: Collection[int]) -> int:
 
 
 @dataclass
-class Watch:
+class TimingStreamer:
     """Stands where `generate` expects a streamer, and at the door of the model: who said how much, and when."""
 
     began: float = field(default_factory=perf_counter)

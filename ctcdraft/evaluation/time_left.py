@@ -11,15 +11,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from ctcdraft.corpus.types import Prompt
-from ctcdraft.evaluation.output_dir import Folder
-from ctcdraft.evaluation.runner import Arena
+from ctcdraft.evaluation.output_dir import OutputDir
+from ctcdraft.evaluation.runner import EvaluationSetup
 from ctcdraft.evaluation.stock_generate import StockGenerate
 from ctcdraft.progress import Progress
 
 T = TypeVar("T")
 
 
-def remaining(arena: Arena, prompts: Mapping[int, Prompt], folder: Folder, clocked: int, seen: int) -> Progress:
+def remaining_progress(arena: EvaluationSetup, prompts: Mapping[int, Prompt], folder: OutputDir, clocked: int, seen: int) -> Progress:
     """Return the count of the answers to come; its first line is due when all contestants have answered a question.
 
     Args:
@@ -29,18 +29,18 @@ def remaining(arena: Arena, prompts: Mapping[int, Prompt], folder: Folder, clock
     """
     done = {record.index for record in folder.records(max(prompts, default=-1) + 1)}
     todo = [prompt for index, prompt in prompts.items() if index not in done]
-    again = [] if folder.timing.is_file() else spread([*prompts.values()], clocked)
-    shown = [] if folder.explorer.is_file() else spread([*prompts.values()], seen)
+    again = [] if folder.timing.is_file() else sample_evenly([*prompts.values()], clocked)
+    shown = [] if folder.explorer.is_file() else sample_evenly([*prompts.values()], seen)
     contestants = len(arena.contestants)
     own_loop = contestants - sum(isinstance(one, StockGenerate) for one in arena.contestants.values())
-    first = contestants * turns(todo[:1]) or own_loop * turns(again[:1]) or own_loop
-    return Progress(contestants * turns(todo) + own_loop * (turns(again) + len(shown)), "answers", first=first)
+    first = contestants * count_turns(todo[:1]) or own_loop * count_turns(again[:1]) or own_loop
+    return Progress(contestants * count_turns(todo) + own_loop * (count_turns(again) + len(shown)), "answers", first=first)
 
 
-def turns(prompts: Iterable[Prompt]) -> int:
+def count_turns(prompts: Iterable[Prompt]) -> int:
     return sum(len(prompt.turns) for prompt in prompts)
 
 
-def spread(questions: Sequence[T], count: int) -> list[T]:
+def sample_evenly(questions: Sequence[T], count: int) -> list[T]:
     """Return `count` of them, drawn with a fixed seed by their places: the first ones are often all of one category."""
     return random.Random(0).sample(questions, min(count, len(questions)))

@@ -20,21 +20,21 @@ from ctcdraft.corpus.types import Prompt
 from ctcdraft.decoding.loop import prefill
 from ctcdraft.decoding.sampling import GumbelNoise
 from ctcdraft.decoding.settings import DecodingSettings, Drafter
-from ctcdraft.errors import InputError, whole
+from ctcdraft.errors import InputError, check_int
 from ctcdraft.evaluation.benchmarks import project_prompts
-from ctcdraft.evaluation.finished import WAYS_OUT
-from ctcdraft.evaluation.output_dir import differences, repeated
-from ctcdraft.evaluation.profiling import instrument
+from ctcdraft.evaluation.finished import OVERWRITE_ADVICE
+from ctcdraft.evaluation.output_dir import describe_differences, describe_resume
+from ctcdraft.evaluation.profiling import profile_answer
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
-from ctcdraft.evaluation.replay import Words, hear, refuse_other_texts, replayed
-from ctcdraft.evaluation.runner import Arena, asked
+from ctcdraft.evaluation.replay import TokenIds, record_base_answer, refuse_unreplayable, replay_drafts
+from ctcdraft.evaluation.runner import EvaluationSetup, turn_prompt
 from ctcdraft.evaluation.stock_generate import StockGenerate
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.progress import Progress
 
 
 @dataclass(frozen=True)
-class Sizing:
+class TreeSizeSearch:
     """What to choose from, and on what. nodes: sizes, ascending. path: prompts as this project writes them, of which
     some `prompts` are asked that are no question of the benchmark. timed: how many of them are timed, for at most
     `timed_tokens` each."""
@@ -48,8 +48,8 @@ class Sizing:
 
     def __post_init__(self) -> None:
         for key in ("prompts", "timed", "timed_tokens", "repeats"):
-            whole(getattr(self, key), f"sizing.{key}")
-        if not self.nodes or sorted({whole(n, "sizing.nodes", least=2) for n in self.nodes}) != list(self.nodes):
+            check_int(getattr(self, key), f"sizing.{key}")
+        if not self.nodes or sorted({check_int(n, "sizing.nodes", least=2) for n in self.nodes}) != list(self.nodes):
             raise InputError(f"sizing.nodes={list(self.nodes)} must be sizes from 2 up, ascending, each once")
 
     def timed_length(self, most: int) -> int:
@@ -76,7 +76,7 @@ class Sizing:
 
 
 @dataclass(frozen=True)
-class Size:
+class SizeResult:
     """One size of one drafter. tau: on the calibration's text, exactly; cost: of a pass, in whole autoregressive
     passes; it is made never to fall with the size, since a larger tree that takes less time is noise."""
 
@@ -90,13 +90,13 @@ class Size:
 
 
 @dataclass(frozen=True)
-class Choice:
+class SizeChoice:
     """All sizes of one drafter, and the best of them."""
 
-    sizes: tuple[Size, ...]
+    sizes: tuple[SizeResult, ...]
 
     @property
-    def best(self) -> Size:
+    def best(self) -> SizeResult:
         return max(self.sizes, key=lambda size: size.predicted)
 
     def to_json(self) -> dict[str, Any]:
@@ -104,72 +104,72 @@ class Choice:
         return {"chosen": self.best.nodes, "sizes": table}
 
 
-def choose(
+def choose_sizes(
     base: BaseLM,
     drafters: Mapping[str, Drafter],
     settings: DecodingSettings,
-    sizing: Sizing,
+    sizing: TreeSizeSearch,
     prompts: Sequence[Prompt],
     seed: int,
-) -> dict[str, Choice]:
+) -> dict[str, SizeChoice]:
     """The tree size of every drafter that has one."""
-    refuse_other_texts(settings)
-    texts = [asked(base, prompt, [])[0] for prompt in prompts]
-    mine = {name: drafter for name, drafter in drafters.items() if sized(name, drafter)}
+    refuse_unreplayable(settings)
+    texts = [turn_prompt(base, prompt, [])[0] for prompt in prompts]
+    mine = {name: drafter for name, drafter in drafters.items() if has_tree_size(name, drafter)}
     for name, drafter in mine.items():
         for prompt_L in texts:
-            refuse_unlike(base, name, drafter, prompt_L, settings, sizing.nodes, seed)
+            refuse_unnested_trees(base, name, drafter, prompt_L, settings, sizing.nodes, seed)
     whole_text = settings.max_new_tokens
     left = sizing.tokens(len(texts), len(mine), whole_text)
     progress = Progress(left, "tokens (at most) for tree sizes", first=len(texts) * whole_text)
     answers = []
     for number, prompt_L in enumerate(texts):
-        answers.append(hear(base, prompt_L, settings, seed + number))
+        answers.append(record_base_answer(base, prompt_L, settings, seed + number))
         progress.advance(whole_text)
     found = {}
     for name, drafter in mine.items():
         walked = []
         for number, said in enumerate(answers):
-            walked.append(replayed(drafter, said, sizing.nodes, seed + number))
+            walked.append(replay_drafts(drafter, said, sizing.nodes, seed + number))
             progress.advance(whole_text)
         passes = [[step for one in walked for step in one[nodes]] for nodes in sizing.nodes]
         timed = texts[: sizing.timed]
-        costs = costs_of(base, drafter, drafters[AUTOREGRESSIVE], timed, settings, sizing, seed, progress)
+        costs = measure_costs(base, drafter, drafters[AUTOREGRESSIVE], timed, settings, sizing, seed, progress)
         taus = [sum(step.committed for step in steps) / len(steps) if steps else 1.0 for steps in passes]
-        found[name] = Choice(tuple(map(Size, sizing.nodes, taus, costs)))
+        found[name] = SizeChoice(tuple(map(SizeResult, sizing.nodes, taus, costs)))
     return found
 
 
-def kept_or_chosen(
-    kept: Mapping[str, Any] | None, arena: Arena, sizing: Sizing, benchmark: Sequence[Prompt], of: Mapping[str, Any]
+def load_or_choose_sizes(
+    kept: Mapping[str, Any] | None, arena: EvaluationSetup, sizing: TreeSizeSearch, benchmark: Sequence[Prompt], of: Mapping[str, Any]
 ) -> dict[str, Any]:
     """What `choose` finds, `of` what it was found; or the same as `kept`: who goes on, or shares the work, shall not
     choose anew, and what was chosen for anything else shall not pass for it."""
     of = {**of, "sizing": {key: value for key, value in vars(sizing).items() if key != "path"}}
     if kept is not None:
-        if unlike := differences(kept["of"], of):
-            raise InputError(f"the tree sizes here were chosen where {unlike}; {repeated(kept['of'], of)}, {WAYS_OUT}")
+        if unlike := describe_differences(kept["of"], of):
+            raise InputError(f"the tree sizes here were chosen where {unlike}; {describe_resume(kept['of'], of)}, {OVERWRITE_ADVICE}")
         return dict(kept)
     prompts = sizing.apart_from(benchmark)
-    chosen = choose(arena.base, arena.contestants, arena.settings, sizing, prompts, arena.seed)
+    chosen = choose_sizes(arena.base, arena.contestants, arena.settings, sizing, prompts, arena.seed)
     return {"of": of, "sizes": {name: choice.to_json() for name, choice in chosen.items()}}
 
 
-def sized(name: str, drafter: Any) -> bool:
+def has_tree_size(name: str, drafter: Any) -> bool:
     """Autoregression has no size to choose, and rows of others choose for themselves."""
     return name != AUTOREGRESSIVE and not isinstance(drafter, StockGenerate)
 
 
-def said_by(words: Words, parents: Words) -> list[Words]:
+def node_paths(words: TokenIds, parents: TokenIds) -> list[TokenIds]:
     """What every node says from the root on:   words 5 6 7, parents -1 0 1   ->   (), 6, 6 7"""
-    said: list[Words] = [()]
+    said: list[TokenIds] = [()]
     for word, parent in zip(words[1:], parents[1:], strict=True):
         said.append((*said[parent], word))
     return said
 
 
 @torch.inference_mode()
-def refuse_unlike(
+def refuse_unnested_trees(
     base: BaseLM,
     name: str,
     drafter: Drafter,
@@ -186,7 +186,7 @@ def refuse_unlike(
     for nodes in sizes if context.remaining_tokens > 0 else ():
         rng = torch.Generator(prompt_L.device).manual_seed(seed)
         tree, _ = drafter.draft(replace(context, nodes=nodes), None, rng)
-        trees.append(said_by(tree.tokens_N.tolist(), tree.parents_N.tolist()))
+        trees.append(node_paths(tree.tokens_N.tolist(), tree.parents_N.tolist()))
     for nodes, said in zip(sizes, trees, strict=False):
         if not set(said) <= set(trees[-1][:nodes]):
             raise InputError(
@@ -195,13 +195,13 @@ def refuse_unlike(
             )
 
 
-def costs_of(
+def measure_costs(
     base: BaseLM,
     drafter: Drafter,
     autoregressive: Drafter,
     texts: Sequence[Tensor],
     settings: DecodingSettings,
-    sizing: Sizing,
+    sizing: TreeSizeSearch,
     seed: int,
     progress: Progress,
 ) -> list[float]:
@@ -214,14 +214,14 @@ def costs_of(
         best = [inf] * len(sides)
         for _ in range(sizing.repeats + 1):  # the first one warms up and is seldom the fastest
             for side, (one, nodes) in enumerate(sides):
-                spent = instrument(base, one, prompt_L, replace(settings, nodes=nodes), seed, frozenset())
+                spent = profile_answer(base, one, prompt_L, replace(settings, nodes=nodes), seed, frozenset())
                 best[side] = min(best[side], spent.a_pass)
                 progress.advance(settings.max_new_tokens)
         seconds = [total + least for total, least in zip(seconds, best, strict=True)]
-    return rising([taken / seconds[0] for taken in seconds[1:]])
+    return isotonic([taken / seconds[0] for taken in seconds[1:]])
 
 
-def rising(values: Sequence[float]) -> list[float]:
+def isotonic(values: Sequence[float]) -> list[float]:
     """The nearest values that never fall (pool adjacent violators):   1 3 2 4   ->   1 2.5 2.5 4"""
     pools: list[tuple[float, int]] = []
     for value in values:

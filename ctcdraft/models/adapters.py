@@ -11,7 +11,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from ctcdraft.errors import InputError, first_line, more_than_tensors
+from ctcdraft.errors import InputError, first_line, unsafe_pickle_error
 
 
 def attach_adapter(lm: Any, adapter: str) -> Any:
@@ -22,7 +22,7 @@ def attach_adapter(lm: Any, adapter: str) -> Any:
         refuse_import(peft.PeftConfig.from_pretrained(adapter), adapter)
         return peft.PeftModel.from_pretrained(lm, adapter)
     except UnpicklingError as error:
-        raise more_than_tensors(adapter, "base.adapter") from error
+        raise unsafe_pickle_error(adapter, "base.adapter") from error
     except (OSError, ValueError, RuntimeError, TypeError, SafetensorError) as error:
         raise InputError(
             f"cannot load the adapter {adapter} for its base: {first_line(error)}; check base.adapter="

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from ctcdraft.errors import InputError, first_line, more_than_tensors
+from ctcdraft.errors import InputError, first_line, unsafe_pickle_error
 from ctcdraft.models.compatibility import refuse_unsupported_config
 
 INDEX_FILE, WEIGHTS_FILE = "model.safetensors.index.json", "model.safetensors"
@@ -59,7 +59,7 @@ def load_pretrained(
     except InputError:
         raise
     except UnpicklingError as error:
-        raise more_than_tensors(path, "base.path") from error
+        raise unsafe_pickle_error(path, "base.path") from error
     except (OSError, ValueError, ImportError) as error:  # ImportError: attention=flash_attention_2 without its package
         raise InputError(
             f"cannot load the base {path}: {first_line(error)}; check base.path= (and base.attention={attention})"

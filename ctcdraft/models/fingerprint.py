@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ctcdraft.models.deepspeed_loading import in_shards, whole
+from ctcdraft.models.deepspeed_loading import gather_copy, is_sharded
 from ctcdraft.models.device_map import materialized
 
 
@@ -44,7 +44,7 @@ def weights_hash(lm: nn.Module, samples: int = 64) -> str:
 def materialized_tensor(owner: nn.Module | None, name: str, tensor: Tensor) -> Tensor:
     """A tensor of a state with its values, wherever they lie."""
     own: Any = getattr(owner, name, None)
-    return whole(own) if in_shards(own) else materialized(owner, name, tensor)
+    return gather_copy(own) if is_sharded(own) else materialized(owner, name, tensor)
 
 
 def tensors_hash(tensors: Mapping[str, Tensor]) -> str:

@@ -18,7 +18,7 @@ from ctcdraft.errors import InputError
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.models.checkpoints import load_pretrained
 from ctcdraft.models.compatibility import refuse_inexact_tree_attention
-from ctcdraft.models.deepspeed_loading import gathered, load_deepspeed
+from ctcdraft.models.deepspeed_loading import gathered_parameters, load_deepspeed
 from ctcdraft.models.values import read_chat_template
 
 # DeepSpeed keeps small weights whole; here nothing is, so that what works on a test's base works on a large one.
@@ -35,7 +35,7 @@ class ShardedBase(BaseLM):
         """Within, the last layer and the norm are whole too: drafters begin with copies of them."""
         inner = self.lm.base_model
         parts = [part for part in (getattr(inner, "norm", None), *list(getattr(inner, "layers", []))[-1:]) if part]
-        return gathered(value for part in parts for value in part.parameters())
+        return gathered_parameters(value for part in parts for value in part.parameters())
 
 
 def load_sharded(
@@ -82,7 +82,7 @@ def unsharded_embeddings(lm: Any) -> tuple[nn.Module, nn.Module]:
     """
     inner, outer = lm.get_input_embeddings(), lm.get_output_embeddings()
     tied = inner.weight is outer.weight
-    with gathered([inner.weight] if tied else [inner.weight, outer.weight]):
+    with gathered_parameters([inner.weight] if tied else [inner.weight, outer.weight]):
         embedding = nn.Embedding.from_pretrained(inner.weight.detach().clone())
         rows = torch.arange(min(8, len(embedding.weight)), device=embedding.weight.device)
         if not torch.equal(embedding(rows), inner(rows)):

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ctcdraft.errors import whole
+from ctcdraft.errors import check_int
 from ctcdraft.nn.base_layer import copy_final_norm, init_from_base_layer
 from ctcdraft.nn.rotary import Rotary
 from ctcdraft.nn.transformer import BlockConfig, RMSNorm, SlotBlock
@@ -49,7 +49,7 @@ class AttentionBody(nn.Module):
     ) -> None:
         super().__init__()
         self.shape = shape = shape if like_base else shape.as_plain_llama()
-        self.layers = whole(blocks, "drafter.body.blocks")
+        self.layers = check_int(blocks, "drafter.body.blocks")
         self.frames = frames
         self.rotary = Rotary(shape.frequencies, shape.positions + frames, shape.rotary_scale)
         self.project = nn.Linear(shape.width, shape.width, bias=False)
@@ -180,7 +180,7 @@ def residual_branch(in_features: int, out_features: int, inner: int | None, key:
     return (
         SiLULinear(in_features, out_features)
         if inner is None
-        else SiLUBottleneck(in_features, whole(inner, key), out_features)
+        else SiLUBottleneck(in_features, check_int(inner, key), out_features)
     )
 
 
@@ -200,7 +200,7 @@ class ResidualBody(AnchorBody):
 
     def __init__(self, shape: BlockConfig, frames: int, blocks: int, inner: int | None = None) -> None:
         super().__init__()
-        whole(blocks, "drafter.body.blocks")
+        check_int(blocks, "drafter.body.blocks")
         self.heads = nn.ModuleList()
         for _ in range(frames):
             made = [residual_branch(shape.width, shape.width, inner, "drafter.body.inner") for _ in range(blocks)]
@@ -225,7 +225,7 @@ class FeedForwardBody(AnchorBody):
 
     def __init__(self, shape: BlockConfig, frames: int, inner: int | None) -> None:
         super().__init__()
-        inner = shape.width if inner is None else whole(inner, "drafter.body.inner")
+        inner = shape.width if inner is None else check_int(inner, "drafter.body.inner")
         self.frames = frames
         self.up = nn.Linear(shape.width, frames * inner)
         self.down = nn.Linear(frames * inner, frames * shape.width)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ctcdraft.errors import InputError, whole
+from ctcdraft.errors import InputError, check_int
 
 
 class DraftVocabHead(nn.Module):
@@ -21,7 +21,7 @@ class DraftVocabHead(nn.Module):
 
     def __init__(self, words: Any, count: int) -> None:
         super().__init__()
-        if whole(count, "drafter.vocabulary") > len(words.weight):
+        if check_int(count, "drafter.vocabulary") > len(words.weight):
             raise InputError(f"drafter.vocabulary={count} of {len(words.weight)} words; lower it, or null for all")
         self.all = words
         self.words_N: Tensor

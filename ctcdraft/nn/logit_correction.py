@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ctcdraft.errors import whole
+from ctcdraft.errors import check_int
 from ctcdraft.nn.transformer import RMSNorm
 
 
@@ -69,7 +69,7 @@ class LogitCorrection(CachedProjection):
 
     def __init__(self, embedding: Any, rank: int, epsilon: float) -> None:
         super().__init__()
-        whole(rank, "drafter.correction.rank")
+        check_int(rank, "drafter.correction.rank")
         vocabulary, width = embedding.weight.shape
         self.embedding = embedding
         self.norm = RMSNorm(width, eps=epsilon)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ctcdraft.batch import Batch
-from ctcdraft.errors import InputError, number, whole
+from ctcdraft.errors import InputError, check_float, check_int
 from ctcdraft.nn.heads import Emissions
 
 
@@ -32,11 +32,11 @@ class Objective(Protocol):
 
 
 def check_labels(labels: int) -> int:
-    return whole(labels, "objective.labels")
+    return check_int(labels, "objective.labels")
 
 
 def check_decay(decay: float) -> float:
-    if not 0 < number(decay, "objective.decay") <= 1:
+    if not 0 < check_float(decay, "objective.decay") <= 1:
         raise InputError(
             f"objective.decay={decay}: a label's weight is decay^k, so decay lies above 0 and reaches to 1"
         )

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ctcdraft.batch import Batch
 from ctcdraft.ctc.forward import log_likelihood
-from ctcdraft.errors import InputError, number, whole
+from ctcdraft.errors import InputError, check_float, check_int
 from ctcdraft.nn.heads import Emissions
 from ctcdraft.objectives.base import Loss, check_frames, check_labels, masked_mean
 from ctcdraft.objectives.distillation import base_states_at_labels
@@ -25,8 +25,8 @@ class Eagle:
 
     def __init__(self, labels: int, states: float, words: float) -> None:
         self.labels = check_labels(labels)
-        self.states = number(states, "objective.states")
-        self.words = number(words, "objective.words")
+        self.states = check_float(states, "objective.states")
+        self.words = check_float(words, "objective.words")
 
     def __call__(self, emissions: Emissions, batch: Batch) -> Loss:
         check_frames(emissions, 1)
@@ -63,13 +63,13 @@ class EagleCTC:
     BLANK = 0
 
     def __init__(self, labels: int, frames: int, states: float, words: float, ctc: float) -> None:
-        if check_labels(labels) > whole(frames, "objective.frames"):
+        if check_labels(labels) > check_int(frames, "objective.frames"):
             raise InputError(f"objective.frames={frames} cannot say objective.labels={labels} labels")
         self.eagle = Eagle(1, states, words)
         self.labels = max(labels, frames - 1)  # frame t of an anchor has been told t labels
         self.label_count = labels
         self.frames = frames
-        self.ctc = number(ctc, "objective.ctc")
+        self.ctc = check_float(ctc, "objective.ctc")
 
     def __call__(self, emissions: Emissions, batch: Batch) -> Loss:
         check_frames(emissions, self.frames)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from ctcdraft.batch import Batch
-from ctcdraft.errors import InputError, number
+from ctcdraft.errors import InputError, check_float
 from ctcdraft.nn.heads import Emissions
 from ctcdraft.objectives.base import Loss, Objective, check_labels
 
@@ -21,7 +21,7 @@ class WeightedSum:
     def __init__(self, labels: int, parts: Mapping[str, Objective], weights: Mapping[str, float]) -> None:
         self.labels = check_labels(labels)
         for name, weight in weights.items():
-            number(weight, f"objective.weights.{name}")
+            check_float(weight, f"objective.weights.{name}")
         if set(parts) != set(weights) or not any(weights.values()) or min(weights.values(), default=0) < 0:
             raise InputError(
                 f"objective.weights={dict(weights)} must give each of {', '.join(parts)} a weight from 0, one above it"

@@ -14,11 +14,11 @@ import torch
 
 from ctcdraft import hardware
 from ctcdraft.corpus import part_files
-from ctcdraft.corpus.chat_template import messages, prompt_tokens
-from ctcdraft.corpus.generation.requests import Answers
-from ctcdraft.corpus.generation.speed import Pace, as_long, rounds
+from ctcdraft.corpus.chat_template import chat_messages, prompt_tokens
+from ctcdraft.corpus.generation.requests import ResponseGenerator
+from ctcdraft.corpus.generation.speed import GenerationSpeed, repeat_to_length, turns_of_all_batches
 from ctcdraft.corpus.state_precision import PRECISIONS
-from ctcdraft.corpus.template_warnings import before_answers
+from ctcdraft.corpus.template_warnings import prompt_preview_and_warnings
 from ctcdraft.corpus.types import Corpus, Prompt
 from ctcdraft.decoding.kv_cache import ALLOCATION_STEP
 from ctcdraft.distributed import Shard
@@ -26,17 +26,17 @@ from ctcdraft.hardware import UNKNOWN_RATE, HardwareSpec, format_bytes, peak_pro
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.models.meta import MetaBase
 from ctcdraft.models.stats import ModelStats
-from ctcdraft.planning.workload import Work
+from ctcdraft.planning.workload import CorpusTokenCounts
 
-A_TOKEN = 7  # bytes in a part: as JSON a token takes about 5, and 2 for its mask
+BYTES_PER_TOKEN = 7  # bytes in a part: as JSON a token takes about 5, and 2 for its mask
 
 
 @dataclass(frozen=True)
-class Plan:
+class CorpusPlan:
     """figures: what anybody would plan for this base and these prompts, for the manifest. measured: here and now, for
     plan.json. str() is what a user reads."""
 
-    work: Work
+    work: CorpusTokenCounts
     lines: list[str]
     figures: dict[str, Any]
     measured: dict[str, Any]
@@ -45,17 +45,17 @@ class Plan:
         return "\n".join(self.lines)
 
 
-def plan(base: BaseLM, corpus: Corpus, answers: Answers, out: Path, shard: Shard) -> Plan:
+def plan_corpus(base: BaseLM, corpus: Corpus, answers: ResponseGenerator, out: Path, shard: Shard) -> CorpusPlan:
     """What `prepare` is about to do, in sentences, and how long that takes here: a few words are said for it."""
-    work, size = Work.of(corpus.prompts, answers, base.tokenizer, base.context_length), ModelStats.of(base)
-    done, batches = len(part_files.part_files(out)), -(-work.prompts * answers.samples // answers.batch_size)
+    work, size = CorpusTokenCounts.of(corpus.prompts, answers, base.tokenizer, base.context_length), ModelStats.of(base)
+    done, batches = len(part_files.list_parts(out)), -(-work.prompts * answers.samples // answers.batch_size)
     ahead = max(0.0, 1 - done / batches)
     rows = batch_rows(work, answers)
-    prompts = [first_turn(base.tokenizer, prompt) for prompt in corpus.prompts[:: -(-work.prompts // rows)]]
+    prompts = [first_turn_tokens(base.tokenizer, prompt) for prompt in corpus.prompts[:: -(-work.prompts // rows)]]
     # The time of a step grows with the tokens that it attends to.
-    pace = answers.pace(base, as_long(prompts, rows, round(context(work)))) if ahead else None
+    pace = answers.pace(base, repeat_to_length(prompts, rows, round(mean_context(work)))) if ahead else None
     turns = [len(prompt.turns) for prompt in corpus.prompts for _ in range(answers.samples)]
-    most = answers.max_new_tokens * rounds(turns, answers.batch_size)
+    most = answers.max_new_tokens * turns_of_all_batches(turns, answers.batch_size)
     hours = None if pace is None else pace.hours(work.read, most, ahead / shard.of)
     held = peak_process_bytes(base.device)
     measured = {
@@ -68,72 +68,72 @@ def plan(base: BaseLM, corpus: Corpus, answers: Answers, out: Path, shard: Shard
     lines = [
         corpus.summary(),
         f"{base.name} ({str(base.dtype)[6:]}, {base.device}) answers {work.prompts:,} prompts, {work.turns:,} turns",
-        *amounts(work, answers),
-        disk(work, f"into {out}" + (f", where {done:,} batches are finished already" if done else "")),
-        stored(work, size),
-        memory(work, size, answers) + f"; this process has held {format_bytes(held)} so far",
-        f"time      {how_long(hours, pace, ahead, shard)}",
-        *(before_answers(base.name, base.tokenizer, prompts[0]) if ahead else []),
+        *describe_tokens(work, answers),
+        describe_disk(work, f"into {out}" + (f", where {done:,} batches are finished already" if done else "")),
+        describe_hidden_states(work, size),
+        describe_memory(work, size, answers) + f"; this process has held {format_bytes(held)} so far",
+        f"time      {describe_time(hours, pace, ahead, shard)}",
+        *(prompt_preview_and_warnings(base.name, base.tokenizer, prompts[0]) if ahead else []),
     ]
-    return Plan(work, lines, figures(work, size, answers), measured)
+    return CorpusPlan(work, lines, manifest_plan(work, size, answers), measured)
 
 
-def first_turn(tokenizer: Any, prompt: Prompt) -> list[int]:
-    return prompt_tokens(tokenizer, messages(prompt.turns, []))
+def first_turn_tokens(tokenizer: Any, prompt: Prompt) -> list[int]:
+    return prompt_tokens(tokenizer, chat_messages(prompt.turns, []))
 
 
-def batch_rows(work: Work, answers: Answers) -> int:
+def batch_rows(work: CorpusTokenCounts, answers: ResponseGenerator) -> int:
     """Return how many dialogues the largest batch has."""
     return min(answers.batch_size, work.prompts * answers.samples)
 
 
-def how_long(hours: tuple[float, float] | None, pace: Pace | None, ahead: float, shard: Shard) -> str:
+def describe_time(hours: tuple[float, float] | None, pace: GenerationSpeed | None, ahead: float, shard: Shard) -> str:
     if not ahead:
         return "none: every batch is there"
     if hours is None or pace is None:
         return "not known beforehand: the answers are not made in this process"
-    return pace.spelled(hours, each(shard))
+    return pace.spelled(hours, per_shard(shard))
 
 
-def each(shard: Shard) -> str:
+def per_shard(shard: Shard) -> str:
     return f" for each of {shard.of} shards" if shard.of > 1 else ""
 
 
-def on_paper(paper: MetaBase, corpus: Corpus, answers: Answers, rate: HardwareSpec, shard: Shard) -> Plan:
+def plan_corpus_dry_run(paper: MetaBase, corpus: Corpus, answers: ResponseGenerator, rate: HardwareSpec, shard: Shard) -> CorpusPlan:
     """The same for a base that is not here; hours only at a rate that somebody gives."""
     base, words = paper.base, paper.base.tokenizer
-    work, size = Work.of(corpus.prompts, answers, base.tokenizer, base.context_length), ModelStats.of(base)
-    reading, saying = flops(work, size)
-    whole = hours_on_paper(work, size, batch_rows(work, answers), rate)
+    work, size = CorpusTokenCounts.of(corpus.prompts, answers, base.tokenizer, base.context_length), ModelStats.of(base)
+    reading, saying = generation_flops(work, size)
+    whole = dry_run_hours(work, size, batch_rows(work, answers), rate)
     hours = None if whole is None else whole / shard.of
     lines = [
         str(paper),
         corpus.summary(),
         f"{base.name} would answer {work.prompts:,} prompts, {work.turns:,} turns",
-        *amounts(work, answers),
-        disk(work, "for the answers"),
-        stored(work, size),
+        *describe_tokens(work, answers),
+        describe_disk(work, "for the answers"),
+        describe_hidden_states(work, size),
         f"work      at most about {reading:.3g} operations to read prompts and {saying:.3g} to say answers",
-        memory(work, size, answers),
-        f"time      {time_on_paper(hours, shard, rate)}",
-        *([] if words is None else before_answers(base.name, words, first_turn(words, corpus.prompts[0]))),
+        describe_memory(work, size, answers),
+        f"time      {describe_dry_run_time(hours, shard, rate)}",
+        *([] if words is None else prompt_preview_and_warnings(base.name, words, first_turn_tokens(words, corpus.prompts[0]))),
     ]
-    return Plan(work, lines, figures(work, size, answers), {"hours_at_most": hours, "rate": vars(rate)})
+    return CorpusPlan(work, lines, manifest_plan(work, size, answers), {"hours_at_most": hours, "rate": vars(rate)})
 
 
-def time_on_paper(hours: float | None, shard: Shard, rate: HardwareSpec) -> str:
-    return UNKNOWN_RATE if hours is None else f"at most about {hardware.format_hours(hours)}{each(shard)} {rate}"
+def describe_dry_run_time(hours: float | None, shard: Shard, rate: HardwareSpec) -> str:
+    return UNKNOWN_RATE if hours is None else f"at most about {hardware.format_hours(hours)}{per_shard(shard)} {rate}"
 
 
-def hours_on_paper(work: Work, size: ModelStats, rows: int, rate: HardwareSpec) -> float | None:
+def dry_run_hours(work: CorpusTokenCounts, size: ModelStats, rows: int, rate: HardwareSpec) -> float | None:
     """At most, of reading all prompts and saying all answers, so many at a time; None where the rate is not known."""
-    reading, saying = flops(work, size)
-    held = (size.weight_bytes + rows * size.kv_bytes * context(work)) * work.said / rows
+    reading, saying = generation_flops(work, size)
+    held = (size.weight_bytes + rows * size.kv_bytes * mean_context(work)) * work.said / rows
     seconds = [rate.seconds(reading), rate.seconds(saying, held)]
     return None if None in seconds else sum(one for one in seconds if one is not None) / 3600
 
 
-def amounts(work: Work, answers: Answers) -> list[str]:
+def describe_tokens(work: CorpusTokenCounts, answers: ResponseGenerator) -> list[str]:
     again = f", at most {work.recalled:,} more of answers in the histories of later turns" if work.recalled else ""
     return [
         f"about {work.asked:,} tokens of prompts ({work.counted}){again}, "
@@ -141,31 +141,31 @@ def amounts(work: Work, answers: Answers) -> list[str]:
     ]
 
 
-def disk(work: Work, where: str) -> str:
-    return f"at most {format_bytes(work.tokens * A_TOKEN)} {where}"
+def describe_disk(work: CorpusTokenCounts, where: str) -> str:
+    return f"at most {format_bytes(work.tokens * BYTES_PER_TOKEN)} {where}"
 
 
-def states_bytes(tokens: int, size: ModelStats) -> dict[str, int]:
+def hidden_state_bytes(tokens: int, size: ModelStats) -> dict[str, int]:
     """Of the states of so many tokens, by the name of the precision they are stored in."""
     return {name: tokens * one.bytes_a_token(size.state_width) for name, one in PRECISIONS.items()}
 
 
-def stored(work: Work, size: ModelStats) -> str:
-    sizes = ", ".join(f"{format_bytes(count)} as {name}" for name, count in states_bytes(work.tokens, size).items())
+def describe_hidden_states(work: CorpusTokenCounts, size: ModelStats) -> str:
+    sizes = ", ".join(f"{format_bytes(count)} as {name}" for name, count in hidden_state_bytes(work.tokens, size).items())
     return f"states    at most {sizes} ({size.state_width:,} values a token), where states=stored; none where live"
 
 
-def context(work: Work) -> float:
+def mean_context(work: CorpusTokenCounts) -> float:
     """How many tokens a word of an answer attends to, on average."""
     return (work.read + work.said / 2) / work.turns
 
 
-def flops(work: Work, size: ModelStats) -> tuple[float, float]:
+def generation_flops(work: CorpusTokenCounts, size: ModelStats) -> tuple[float, float]:
     """Operations to read all prompts, half of whose tokens a token attends to, and to say all answers."""
-    return size.prefill_flops(work.read, work.read / work.turns / 2), size.decode_flops(work.said, context(work))
+    return size.prefill_flops(work.read, work.read / work.turns / 2), size.decode_flops(work.said, mean_context(work))
 
 
-def memory_bytes(work: Work, size: ModelStats, answers: Answers) -> dict[str, int]:
+def memory_parts(work: CorpusTokenCounts, size: ModelStats, answers: ResponseGenerator) -> dict[str, int]:
     """At the peak, by what it is for. A batch is at once as long as it may become: caches are allocated for it."""
     if not answers.here:
         return {"weights": size.weight_bytes}
@@ -180,19 +180,19 @@ def memory_bytes(work: Work, size: ModelStats, answers: Answers) -> dict[str, in
     }
 
 
-def memory(work: Work, size: ModelStats, answers: Answers) -> str:
-    held = memory_bytes(work, size, answers)
+def describe_memory(work: CorpusTokenCounts, size: ModelStats, answers: ResponseGenerator) -> str:
+    held = memory_parts(work, size, answers)
     what = ", ".join(f"{name} {format_bytes(count)}" for name, count in held.items())
     how = f"{answers.batch_size} rows of {work.longest:,} tokens" if answers.here else "answers are made elsewhere"
     return f"memory    about {format_bytes(sum(held.values()))} at the peak: {what} ({how})"
 
 
-def figures(work: Work, size: ModelStats, answers: Answers) -> dict[str, Any]:
-    reading, saying = flops(work, size)
+def manifest_plan(work: CorpusTokenCounts, size: ModelStats, answers: ResponseGenerator) -> dict[str, Any]:
+    reading, saying = generation_flops(work, size)
     return {
         "tokens": {"prompts": work.asked, "histories_at_most": work.recalled, "answers_at_most": work.said},
         "counted": work.counted,
-        "disk_bytes_at_most": {"answers": work.tokens * A_TOKEN, "states": states_bytes(work.tokens, size)},
-        "memory_bytes": memory_bytes(work, size, answers),
+        "disk_bytes_at_most": {"answers": work.tokens * BYTES_PER_TOKEN, "states": hidden_state_bytes(work.tokens, size)},
+        "memory_bytes": memory_parts(work, size, answers),
         "flops_at_most": {"prompts": reading, "answers": saying},
     }

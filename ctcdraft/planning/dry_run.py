@@ -14,9 +14,9 @@ from ctcdraft.models.base_model import BaseLM
 from ctcdraft.models.stats import ModelStats
 from ctcdraft.objectives.base import Objective
 from ctcdraft.objectives.compatibility import describe_reading, describe_unused_layers
-from ctcdraft.planning.corpus import states_bytes
+from ctcdraft.planning.corpus import hidden_state_bytes
 from ctcdraft.planning.memory import describe_disk, describe_memory, meta_batch, peak_memory_parts, step_flops_and_bytes
-from ctcdraft.planning.workload import Work
+from ctcdraft.planning.workload import CorpusTokenCounts
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class CorpusStats:
         return cls(counts["answers"], counts["tokens"], longest, f"as prepared for {manifest['base']['base']}")
 
     @classmethod
-    def from_work(cls, work: Work) -> Self:
+    def from_work(cls, work: CorpusTokenCounts) -> Self:
         return cls(work.turns, work.tokens, work.longest, "at most, as planned above")
 
 
@@ -132,7 +132,7 @@ def plan_dry_run(
     emission_bytes = batch_shape.rows * batch_shape.anchors * shape[2] * (base.vocabulary + 1) * 4
     epochs = batches * batch_shape.rows * batch_shape.answers_per_row / corpus.answers
     several = "" if settings.accumulate == 1 else f"{settings.accumulate} x "
-    sizes = ", ".join(f"{format_bytes(count)} as {name}" for name, count in states_bytes(corpus.tokens, size).items())
+    sizes = ", ".join(f"{format_bytes(count)} as {name}" for name, count in hidden_state_bytes(corpus.tokens, size).items())
     return "\n".join(
         [
             f"drafter     {trained:,} trainable parameters",

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ctcdraft import hardware
-from ctcdraft.corpus.batches import Batches, Rows, feasible_share
+from ctcdraft.corpus.batches import Batches, TokenSequences, feasible_share
 from ctcdraft.ctc import forward as ctc_forward
 from ctcdraft.ctc.alignment import frames_needed
 from ctcdraft.drafters.base import DraftHead
@@ -19,7 +19,7 @@ from ctcdraft.models.stats import ModelStats
 from ctcdraft.nn.heads import Emissions
 from ctcdraft.objectives.base import Objective
 from ctcdraft.objectives.compatibility import describe_reading, describe_unused_layers
-from ctcdraft.planning.corpus import states_bytes
+from ctcdraft.planning.corpus import hidden_state_bytes
 from ctcdraft.planning.memory import count_saved_bytes, describe_disk, describe_memory
 from ctcdraft.training.engine import TorchEngine
 
@@ -70,7 +70,7 @@ def plan_training(
     trained, own = sum(p.numel() for p in engine.parameters), sum(p.numel() for p in drafter.trainable_parameters())
     emission_bytes = rows * anchors * frames * (emissions.blank + 1) * 4
     size, left = ModelStats.of(base), max(steps - done, 0)
-    sizes = ", ".join(f"{format_bytes(count)} as {name}" for name, count in states_bytes(tokens, size).items())
+    sizes = ", ".join(f"{format_bytes(count)} as {name}" for name, count in hidden_state_bytes(tokens, size).items())
     beside = f" (and {trained - own:,} of the base)" if trained > own else ""
     return "\n".join(
         [
@@ -95,7 +95,7 @@ def plan_training(
     )
 
 
-def describe_draft_vocab(drafter: DraftHead, rows: Rows, vocabulary_size: int) -> list[str]:
+def describe_draft_vocab(drafter: DraftHead, rows: TokenSequences, vocabulary_size: int) -> list[str]:
     """A line on what a head of some words can say; none of one that has all."""
     if not drafter.has_draft_vocab:
         return []
@@ -107,7 +107,7 @@ def smoke_step(base: BaseLM, drafter: DraftHead, objective: Objective, engine: T
     """A few made-up windows through drafter and objective and back: what they refuse of each other is known before any
     corpus. Two rows of three windows: sizes of 1 or alike would be compiled as that for ever."""
     length = min(objective.labels + 8, base.context_length)
-    rows = Rows([torch.arange(length) % base.vocabulary] * 2, [(torch.arange(length) >= 2).int()] * 2, [True] * 2)
+    rows = TokenSequences([torch.arange(length) % base.vocabulary] * 2, [(torch.arange(length) >= 2).int()] * 2, [True] * 2)
     with engine.precision():
         batch = Batches(rows, base, rows_a_step=2, anchors=3, labels=objective.labels, seed=0).batch(0)
         emissions = drafter(batch)

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ctcdraft.io import write_text
-from ctcdraft.report.figures import reads, svg
-from ctcdraft.report.tables import Columns, Row, number, share, table
+from ctcdraft.report.figures import breakdown_svg, latency_read_cost
+from ctcdraft.report.tables import Columns, Row, format_number, format_share, markdown_table
 
 DEFINITIONS = {
     "step": "one whole autoregressive pass through the loop: draft, read, verify, keep, other",
@@ -25,22 +25,22 @@ DEFINITIONS = {
     "measured copy bandwidth, or does all products at the measured matrix rate, whichever is longer; above 1 where "
     "they fit into the processor's cache",
 }
-READS = "reading_by_nodes.svg"
+READ_COST_FIGURE = "reading_by_nodes.svg"
 
 
 def write(out: Path, made: Mapping[str, Any]) -> None:
     write_text(out / "report.json", json.dumps(made, separators=(",", ":"), allow_nan=False) + "\n")
     write_text(out / "report.md", markdown(made))
-    write_text(out / READS, reads(made["reads"]).file())
-    for context, rows in by_context(made["rows"]).items():
-        write_text(out / figure(context), svg(rows, f"Time of a pass behind {context:,} tokens, milliseconds"))
+    write_text(out / READ_COST_FIGURE, latency_read_cost(made["reads"]).file())
+    for context, rows in group_by_context(made["rows"]).items():
+        write_text(out / figure_name(context), breakdown_svg(rows, f"Time of a pass behind {context:,} tokens, milliseconds"))
 
 
-def figure(context: int) -> str:
+def figure_name(context: int) -> str:
     return f"breakdown-{context}.svg"
 
 
-def by_context(rows: Sequence[Row]) -> dict[int, list[Row]]:
+def group_by_context(rows: Sequence[Row]) -> dict[int, list[Row]]:
     found: dict[int, list[Row]] = {}
     for row in rows:
         found.setdefault(row["context"], []).append(row)
@@ -54,33 +54,33 @@ def markdown(made: Mapping[str, Any]) -> str:
         f"{environment['hardware']}, {rows[0]['dtype']}, {rows[0]['nodes']} nodes, {environment['date']}; "
         f"reads: {environment['reads']}\n\n"
         f"    {environment['command']}",
-        machine(made["machine"]),
-        table(made["reads"], read_columns(made["reads"][0])),
-        table(made["reads"], roof_columns(made["reads"][0])),
-        *left_out(environment),
-        f"![]({READS})",
+        describe_hardware(made["machine"]),
+        markdown_table(made["reads"], read_columns(made["reads"][0])),
+        markdown_table(made["reads"], utilization_columns(made["reads"][0])),
+        *describe_left_out(environment),
+        f"![]({READ_COST_FIGURE})",
     ]
-    for context, those in by_context(rows).items():
-        parts += [f"## Drafters behind {context:,} tokens", table(those, COLUMNS), f"![]({figure(context)})"]
-        parts += [table(those, times())]
+    for context, those in group_by_context(rows).items():
+        parts += [f"## Drafters behind {context:,} tokens", markdown_table(those, COLUMNS), f"![]({figure_name(context)})"]
+        parts += [markdown_table(those, time_columns())]
     parts += ["## What the words mean", "\n".join(f"- **{word}**: {meaning}" for word, meaning in DEFINITIONS.items())]
     return "\n\n".join(parts) + "\n"
 
 
 def terminal(made: Mapping[str, Any]) -> str:
-    longest = max(by_context(made["rows"]).items())
+    longest = max(group_by_context(made["rows"]).items())
     return "\n\n".join(
         [
-            machine(made["machine"]),
-            table(made["reads"], read_columns(made["reads"][0])),
-            table(made["reads"], roof_columns(made["reads"][0])),
-            *left_out(made["environment"]),
-            f"behind {longest[0]:,} tokens:\n{table(longest[1], COLUMNS)}",
+            describe_hardware(made["machine"]),
+            markdown_table(made["reads"], read_columns(made["reads"][0])),
+            markdown_table(made["reads"], utilization_columns(made["reads"][0])),
+            *describe_left_out(made["environment"]),
+            f"behind {longest[0]:,} tokens:\n{markdown_table(longest[1], COLUMNS)}",
         ]
     )
 
 
-def machine(found: Mapping[str, Any]) -> str:
+def describe_hardware(found: Mapping[str, Any]) -> str:
     return (
         f"a pass reads {found['weight_bytes'] / 1e9:.3f} GB of weights; copy bandwidth "
         f"{found['bandwidth'] / 1e9:.1f} GB/s; "
@@ -88,50 +88,50 @@ def machine(found: Mapping[str, Any]) -> str:
     )
 
 
-def left_out(environment: Mapping[str, Any]) -> list[str]:
+def describe_left_out(environment: Mapping[str, Any]) -> list[str]:
     those = ", ".join(f"{context:,}" for context in environment["contexts_left_out"])
     return [f"Contexts for which the base's positions leave no room: {those}."] if those else []
 
 
 COLUMNS: Columns = {
     "drafter": lambda row: row["drafter"],
-    "nodes": lambda row: number(row["tree_nodes"], 1),
-    "c": lambda row: number(row["c"], 3),
-    "c_head": lambda row: number(row["c_head"], 3),
-    "c_search": lambda row: number(row["c_search"], 3),
-    "v": lambda row: number(row["v"], 3),
-    "o": lambda row: number(row["o"], 3),
-    "roof": lambda row: share(row["roof_share"]),
-    "breaks even": lambda row: number(row["tau_to_break_even"]),
-    "given tau": lambda row: number(row["tau_given"]),
-    "predicted": lambda row: number(row["predicted_speedup"]),
+    "nodes": lambda row: format_number(row["tree_nodes"], 1),
+    "c": lambda row: format_number(row["c"], 3),
+    "c_head": lambda row: format_number(row["c_head"], 3),
+    "c_search": lambda row: format_number(row["c_search"], 3),
+    "v": lambda row: format_number(row["v"], 3),
+    "o": lambda row: format_number(row["o"], 3),
+    "roof": lambda row: format_share(row["roof_share"]),
+    "breaks even": lambda row: format_number(row["tau_to_break_even"]),
+    "given tau": lambda row: format_number(row["tau_given"]),
+    "predicted": lambda row: format_number(row["predicted_speedup"]),
 }
 
 
-def at(key: str, nodes: str, cell: Any) -> Any:
+def indexed_cell(key: str, nodes: str, cell: Any) -> Any:
     return lambda read: cell(read[key][nodes])
 
 
 def read_columns(first: Mapping[str, Any]) -> Columns:
     return {
         "context": lambda read: f"{read['context']:,}",
-        "prefill ms": lambda read: number(1e3 * read["seconds_prefill"]),
-        "step ms": lambda read: number(1e3 * read["seconds_step"], 3),
-        "tokens/s": lambda read: number(1 / read["seconds_step"], 1),
-        **{f"v({nodes})": at("v", nodes, number) for nodes in first["v"]},
+        "prefill ms": lambda read: format_number(1e3 * read["seconds_prefill"]),
+        "step ms": lambda read: format_number(1e3 * read["seconds_step"], 3),
+        "tokens/s": lambda read: format_number(1 / read["seconds_step"], 1),
+        **{f"v({nodes})": indexed_cell("v", nodes, format_number) for nodes in first["v"]},
     }
 
 
-def roof_columns(first: Mapping[str, Any]) -> Columns:
+def utilization_columns(first: Mapping[str, Any]) -> Columns:
     return {
         "context": lambda read: f"{read['context']:,}",
-        **{f"roof({nodes})": at("roof_share", nodes, share) for nodes in first["v"]},
+        **{f"roof({nodes})": indexed_cell("roof_share", nodes, format_share) for nodes in first["v"]},
     }
 
 
-def times() -> Columns:
+def time_columns() -> Columns:
     def milliseconds(part: str) -> Any:
-        return lambda row: number(row["time"][part] * 1e3, 3)
+        return lambda row: format_number(row["time"][part] * 1e3, 3)
 
     parts = ("draft", "tree", "read", "verify", "keep", "other", "prefill")
     return {"drafter": COLUMNS["drafter"], **{part: milliseconds(part) for part in parts}}

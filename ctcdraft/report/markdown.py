@@ -7,67 +7,67 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ctcdraft.evaluation.metrics import DEFINITIONS
-from ctcdraft.evaluation.output_dir import Folder
+from ctcdraft.evaluation.output_dir import OutputDir
 from ctcdraft.io import write_text
 from ctcdraft.report import figures
 from ctcdraft.report.tables import (
-    BREAKDOWN,
-    DIFFERENCES,
-    FULL,
-    MAIN,
-    MORE,
-    OWED,
-    REPLAY,
-    SIZED,
-    UNLIKELY,
-    fit,
-    in_words,
-    named,
-    null,
-    number,
-    p_of_law,
-    share,
-    table,
+    BREAKDOWN_FILE,
+    DETAIL_COLUMNS,
+    DIFFERENCE_COLUMNS,
+    FULL_COLUMNS,
+    GUARANTEES,
+    MAIN_COLUMNS,
+    MIN_P_VALUE,
+    REPLAY_COLUMNS,
+    TREE_SIZE_NOTE,
+    describe_difference,
+    describe_null,
+    distribution_p_value,
+    drafter_label,
+    format_fit,
+    format_number,
+    format_share,
+    markdown_table,
 )
 
 if TYPE_CHECKING:
     from ctcdraft.report.tables import Columns, Row
 
 
-def write(folder: Folder, rows: Sequence[Row], environment: dict[str, Any], differences: Sequence[Row] = ()) -> None:
+def write(folder: OutputDir, rows: Sequence[Row], environment: dict[str, Any], differences: Sequence[Row] = ()) -> None:
     content = {"rows": rows, "environment": environment, "differences": differences}
     write_text(folder.path / "report.json", json.dumps(content, separators=(",", ":"), allow_nan=False) + "\n")
     write_text(folder.path / "report.md", markdown(rows, environment, differences))
-    write_text(folder.path / BREAKDOWN, figures.svg(rows, "Time of a pass, milliseconds"))
+    write_text(folder.path / BREAKDOWN_FILE, figures.breakdown_svg(rows, "Time of a pass, milliseconds"))
 
 
 def terminal(rows: Sequence[Row], environment: dict[str, Any], differences: Sequence[Row] = ()) -> str:
     """The main table in 110 columns, and what must be said with it."""
-    columns = MAIN if not environment.get("replay") else REPLAY
+    columns = MAIN_COLUMNS if not environment.get("replay") else REPLAY_COLUMNS
     cells = [list(columns), *([cell(row) for cell in columns.values()] for row in rows)]
     widths = [max(len(line[column]) for line in cells) for column in range(len(columns))]
     lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)) for line in cells]
-    told = [f"{said} (95 %, paired)" for said in map(in_words, differences)]
+    told = [f"{said} (95 %, paired)" for said in map(describe_difference, differences)]
     return "\n".join([line.rstrip() for line in [*lines, *told, *statements(rows, environment)]])
 
 
 def markdown(rows: Sequence[Row], environment: dict[str, Any], differences: Sequence[Row] = ()) -> str:
     first = rows[0]
-    told = ["## Differences, paired over questions", table(differences, DIFFERENCES)] if differences else []
+    told = ["## Differences, paired over questions", markdown_table(differences, DIFFERENCE_COLUMNS)] if differences else []
     parts = [
         f"# {first['benchmark']}, {first['decoding']} decoding, base {environment['base']}",
         f"{first['hardware']}, {first['dtype']}, seed {first['seed']}, {environment['date']}; "
         f"reads: {environment['reads']}\n\n"
         f"    {environment['command']}",
-        table(rows, FULL),
-        table(rows, MORE),
+        markdown_table(rows, FULL_COLUMNS),
+        markdown_table(rows, DETAIL_COLUMNS),
         "## Time of a pass, milliseconds (instrumented session)",
-        table(rows, times(first)),
-        f"![]({BREAKDOWN})",
+        markdown_table(rows, time_columns(first)),
+        f"![]({BREAKDOWN_FILE})",
         *told,
-        *sizes(environment["sizes"] or {}),
+        *tree_size_section(environment["sizes"] or {}),
         "## Categories",
-        table([part for row in rows for part in category_rows(row)], category_columns()),
+        markdown_table([part for row in rows for part in category_rows(row)], category_columns()),
         "## Certificate",
         "\n".join(f"- {statement}" for statement in statements(rows, environment)),
         "## What the words mean",
@@ -76,33 +76,33 @@ def markdown(rows: Sequence[Row], environment: dict[str, Any], differences: Sequ
     return "\n\n".join(parts) + "\n"
 
 
-def sizes(chosen: dict[str, Any]) -> list[str]:
+def tree_size_section(chosen: dict[str, Any]) -> list[str]:
     """What `decoding.nodes=auto` chose, and between what."""
     if not chosen:
         return []
-    parts = ["## Tree sizes", SIZED]
+    parts = ["## Tree sizes", TREE_SIZE_NOTE]
     for name, found in chosen.items():
         columns: Columns = {
             name: lambda size: str(size["nodes"]),
-            "tau": lambda size: number(size["tau"], 3),
-            "c + v + o": lambda size: number(size["cost"], 3),
-            "predicted": lambda size: number(size["predicted_speedup"], 3),
+            "tau": lambda size: format_number(size["tau"], 3),
+            "c + v + o": lambda size: format_number(size["cost"], 3),
+            "predicted": lambda size: format_number(size["predicted_speedup"], 3),
         }
         parts.append(f"{name}: {found['chosen']} nodes")
-        parts.append(table(found["sizes"], columns))
+        parts.append(markdown_table(found["sizes"], columns))
     return parts
 
 
-def times(row: Row) -> Columns:
+def time_columns(row: Row) -> Columns:
     def milliseconds(part: str) -> Callable[[Row], str]:
-        return lambda row: "-" if row["time"][part] is None else number(row["time"][part] * 1e3, 3)
+        return lambda row: "-" if row["time"][part] is None else format_number(row["time"][part] * 1e3, 3)
 
-    return {"drafter": MAIN["drafter"], **{part: milliseconds(part) for part in row["time"]}}
+    return {"drafter": MAIN_COLUMNS["drafter"], **{part: milliseconds(part) for part in row["time"]}}
 
 
 def category_rows(row: Row) -> list[Row]:
     return [
-        {"drafter": named(row), "category": name, "owes": row["lossless"]["owes"], **part}
+        {"drafter": drafter_label(row), "category": name, "owes": row["lossless"]["owes"], **part}
         for name, part in row["categories"].items()
     ]
 
@@ -112,20 +112,20 @@ def category_columns() -> Columns:
         "category": lambda part: part["category"],
         "drafter": lambda part: part["drafter"],
         "prompts": lambda part: str(part["prompts"]),
-        "tau": lambda part: number(part["tau"]),
-        "tau_paper": lambda part: number(part["tau_paper"]),
-        "speedup": lambda part: number(part["speedup"]),
-        "tokens/s": lambda part: number(part["tokens_per_second"], 1),
+        "tau": lambda part: format_number(part["tau"]),
+        "tau_paper": lambda part: format_number(part["tau_paper"]),
+        "speedup": lambda part: format_number(part["speedup"]),
+        "tokens/s": lambda part: format_number(part["tokens_per_second"], 1),
         "equal": lambda part: (
             "-" if part["owes"] != "words" or part["equal"] is None else f"{part['equal']}/{part['prompts']}"
         ),
-        "accuracy": lambda part: share(part["accuracy"]),
+        "accuracy": lambda part: format_share(part["accuracy"]),
     }
 
 
 def statements(rows: Sequence[Row], environment: dict[str, Any]) -> list[str]:
     """In sentences: whether the text stayed the same, what was cut, what is still missing."""
-    said = [statement for row in rows for statement in verdict(row)]
+    said = [statement for row in rows for statement in row_statements(row)]
     prompts = rows[0]["lossless"]["prompts"]  # those that the loop decoded
     if not rows[0]["prompts"]:
         said.append("no question is finished here, so there is nothing to compare")
@@ -161,13 +161,13 @@ def statements(rows: Sequence[Row], environment: dict[str, Any]) -> list[str]:
     return said
 
 
-def verdict(row: Row) -> list[str]:
+def row_statements(row: Row) -> list[str]:
     """Nothing where every question is equal. A row that owes the law still owes words where nothing was drawn."""
-    law = fitted(row) if row["lossless"]["owes"] != "words" else None
-    return [said for said in (law, differing(row)) if said is not None]
+    law = describe_distribution_fit(row) if row["lossless"]["owes"] != "words" else None
+    return [said for said in (law, describe_divergence(row)) if said is not None]
 
 
-def differing(row: Row) -> str | None:
+def describe_divergence(row: Row) -> str | None:
     """On how many questions words differ that are owed, and whether rounding explains it."""
     lossless = row["lossless"]
     wrong, undecided, explained = (lossless["owed"][kind] for kind in ("wrong", "undecided", "explained"))
@@ -184,19 +184,19 @@ def differing(row: Row) -> str | None:
         where += f"; {explained} of them by rounding, equal in float64"
     if undecided:
         which = f"{undecided} of them are" if wrong or explained else "this is"
-        where += f"; in {row['dtype']} a close call may flip, so {which} no error and no proof either{null(row)}"
+        where += f"; in {row['dtype']} a close call may flip, so {which} no error and no proof either{describe_null(row)}"
     return f"NOT LOSSLESS: {where}" if wrong else where
 
 
-def fitted(row: Row) -> str | None:
+def describe_distribution_fit(row: Row) -> str | None:
     """How the words of one that owes the law alone fit it; a lossy one's too, which shows how far off it is."""
     lossless = row["lossless"]
     if lossless["tokens"] is None:
         return None
-    p_value = p_of_law(row)
-    wrong = lossless["owes"] == "law" and p_value is not None and p_value < UNLIKELY
+    p_value = distribution_p_value(row)
+    wrong = lossless["owes"] == "law" and p_value is not None and p_value < MIN_P_VALUE
     said = (
-        f"{'NOT LOSSLESS: ' if wrong else ''}{named(row)} owes {OWED[lossless['owes']]}: "
-        f"{fit(lossless)}, total variation {lossless['tv']:.4f} (autoregression's own: {lossless['null_tv']:.4f})"
+        f"{'NOT LOSSLESS: ' if wrong else ''}{drafter_label(row)} owes {GUARANTEES[lossless['owes']]}: "
+        f"{format_fit(lossless)}, total variation {lossless['tv']:.4f} (autoregression's own: {lossless['null_tv']:.4f})"
     )
-    return said if lossless["by_draft"] is None else f"{said}; by what the draft favours {fit(lossless['by_draft'])}"
+    return said if lossless["by_draft"] is None else f"{said}; by what the draft favours {format_fit(lossless['by_draft'])}"

@@ -9,12 +9,12 @@ from itertools import cycle
 from math import ceil, floor, log10
 
 # Dark enough on white and light enough on black; in grey print the labels beside them tell.
-SERIES = (
+SERIES_COLOURS = (
     *("#3b7dd8", "#d9692b", "#2f9e62", "#a855a0", "#8f8420", "#c8404f", "#4aa3a8", "#7a5637", "#e57fb4", "#5a55c9"),
     *("#7fb134", "#c9a227"),
 )
 GREY = "#777777"
-LETTER = 7  # of the font below, about: how wide a name is, on the safe side
+CHARACTER_WIDTH = 7  # of the font below, about: how wide a name is, on the safe side
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Figure:
 
 def rectangle(x: float, y: float, wide: float, high: float, colour: str, said: str = "") -> str:
     size = f'x="{x:.1f}" y="{y:.1f}" width="{max(wide, 0.0):.1f}" height="{max(high, 0.0):.1f}" fill="{colour}"'
-    return f"<rect {size}>{tip(said)}</rect>" if said else f"<rect {size}/>"
+    return f"<rect {size}>{tooltip(said)}</rect>" if said else f"<rect {size}/>"
 
 
 def text(x: float, y: float, said: str, anchor: str = "start", bold: bool = False) -> str:
@@ -64,14 +64,14 @@ def line(points: Sequence[tuple[float, float]], colour: str = "currentColor", fa
 
 
 def dot(x: float, y: float, colour: str, said: str = "") -> str:
-    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}">{tip(said)}</circle>'
+    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}">{tooltip(said)}</circle>'
 
 
-def tip(said: str) -> str:
+def tooltip(said: str) -> str:
     return f"<title>{escape(said)}</title>" if said else ""
 
 
-def ticks(most: float, about: int = 5) -> list[float]:
+def axis_ticks(most: float, about: int = 5) -> list[float]:
     """Round values from 0 to at least `most`.   2.3  ->  0 0.5 1 1.5 2 2.5"""
     if most <= 0:
         return [0.0, 1.0]
@@ -100,7 +100,7 @@ class Axes:
         foot = self.top + self.high
         shapes = [text(8, 18, title, bold=True), text(8, self.top - 16, name_y)]
         shapes.append(text(self.left + self.wide, foot + 34, name_x, anchor="end"))
-        for value in ticks(self.most_y):
+        for value in axis_ticks(self.most_y):
             if value <= self.most_y * 1.001:
                 _, y = self.at(0, value)
                 shapes += [line([(self.left, y), (self.left + self.wide, y)], faint=True)]
@@ -117,6 +117,6 @@ class Axes:
         return shapes
 
 
-def coloured(names: Iterable[str]) -> dict[str, str]:
+def assign_colours(names: Iterable[str]) -> dict[str, str]:
     """A colour for every name; where there are more names than colours, some share one."""
-    return dict(zip(names, cycle(SERIES), strict=False))
+    return dict(zip(names, cycle(SERIES_COLOURS), strict=False))

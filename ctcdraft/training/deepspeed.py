@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from ctcdraft.distributed import Distributed
 from ctcdraft.errors import InputError, first_line
-from ctcdraft.models.deepspeed_loading import imported, load_deepspeed, refuse_absent
+from ctcdraft.models.deepspeed_loading import import_deepspeed, load_deepspeed, refuse_missing_deepspeed
 from ctcdraft.training.engine import TorchEngine, split_by_weight_decay, warmup_cosine
 
 
@@ -47,7 +47,7 @@ class DeepSpeedEngine(TorchEngine):
         peers: Distributed,
         deepspeed: dict[str, Any],
     ) -> None:
-        refuse_absent()
+        refuse_missing_deepspeed()
         if clip_value is not None:
             raise InputError(f"trainer.clip_value={clip_value}: DeepSpeed clips by norm only; set it to null")
         self.module = module
@@ -56,7 +56,7 @@ class DeepSpeedEngine(TorchEngine):
         self.peers = peers
         self.settings = deepspeed
         self.clip_norm = clip_norm
-        refuse_wrong_config(imported(parameters[0].device.type), self.settings, self.default_config(1))
+        refuse_wrong_config(import_deepspeed(parameters[0].device.type), self.settings, self.default_config(1))
         matrices, others = split_by_weight_decay(parameters)
         groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
         self.adam = torch.optim.AdamW([group for group in groups if group["params"]], lr=learning_rate, betas=betas)

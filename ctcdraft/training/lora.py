@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from ctcdraft.batch import Batch
 from ctcdraft.drafters.base import uses_hidden_states
-from ctcdraft.errors import InputError, first_line, number, whole
-from ctcdraft.io import write_whole
+from ctcdraft.errors import InputError, check_float, check_int, first_line
+from ctcdraft.io import atomic_write
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.models.fingerprint import tensors_hash
 from ctcdraft.objectives.base import Loss, Objective, masked_mean
@@ -45,14 +45,14 @@ class LoRAAdapter:
         import peft
 
         self.learning_rate = checked_positive(learning_rate, "adapt.learning_rate")
-        if number(weight, "adapt.weight") < 0:
+        if check_float(weight, "adapt.weight") < 0:
             raise InputError(f"adapt.weight={weight} would drive the base away from itself; it is 0 or above")
         if not uses_hidden_states(drafter):
             raise InputError(f"{type(drafter).__name__} reads no states, so it teaches a base nothing; adapt=none")
         self.base = base
         self.weight = weight
         self.config = peft.LoraConfig(
-            r=whole(rank, "adapt.rank"), lora_alpha=whole(alpha, "adapt.alpha"), target_modules=list(targets)
+            r=check_int(rank, "adapt.rank"), lora_alpha=check_int(alpha, "adapt.alpha"), target_modules=list(targets)
         )
         try:
             self.model = peft.get_peft_model(base.lm, self.config)
@@ -116,7 +116,7 @@ class LoRAAdapter:
             self.config.save_pretrained(str(folder))
         except OSError as error:
             raise InputError(f"cannot write {folder}: {first_line(error)}; make room") from error
-        write_whole(folder / ADAPTER_WEIGHTS, lambda path: save_file(tensors, path))
+        atomic_write(folder / ADAPTER_WEIGHTS, lambda path: save_file(tensors, path))
         return tensors_hash(tensors)
 
 
@@ -138,6 +138,6 @@ class KLRegularizedObjective:
 
 
 def checked_positive(value: float, key: str) -> float:
-    if not number(value, key) > 0:
+    if not check_float(value, key) > 0:
         raise InputError(f"{key}={value} would change nothing; it lies above 0")
     return value

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ctcdraft.progress import Progress, minutes, written
+from ctcdraft.progress import Progress, format_minutes, write_line
 
 MACHINE_METRICS = (
     "tokens_per_second",
@@ -66,7 +66,7 @@ class RemainingTime:
         count = f"{len(ended)} of {self.runs} done"
         if left <= 0 or not measured:
             return count
-        return f"{count}, about {minutes(mean(measured) * left / min(self.jobs, left))} for the remaining {left}"
+        return f"{count}, about {format_minutes(mean(measured) * left / min(self.jobs, left))} for the remaining {left}"
 
 
 class ProgressLines:
@@ -86,4 +86,4 @@ class ProgressLines:
         self._progress.advance()
 
     def _write(self, line: str) -> None:
-        written(f"{line}; loss {self._figures['loss']:.3f}, {self._figures['tokens_per_second']:,.0f} tokens/s")
+        write_line(f"{line}; loss {self._figures['loss']:.3f}, {self._figures['tokens_per_second']:,.0f} tokens/s")

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ctcdraft.drafters.base import DraftHead
 from ctcdraft.errors import InputError
-from ctcdraft.io import refuse_held, refuse_no_run, write_text, write_whole
+from ctcdraft.io import atomic_write, refuse_existing_run, refuse_missing_run, write_text
 from ctcdraft.models.fingerprint import was_quantized_since
 from ctcdraft.training.loggers import WANDB_FILE
 
@@ -92,16 +92,16 @@ class RunDirectory:
         write_text(self.command, command + "\n")
 
     def refuse_to_overwrite(self) -> NoReturn:
-        refuse_held(self.path)
+        refuse_existing_run(self.path)
 
     def require(self) -> None:
-        refuse_no_run(self.path)
+        refuse_missing_run(self.path)
 
     def save_head(self, drafter: DraftHead, adapter: str | None = None) -> None:
         """adapter: the hash of what the base was changed by, which the head belongs to."""
         tensors = {name: value.detach().cpu().contiguous() for name, value in drafter.trainable_state_dict().items()}
         metadata = None if adapter is None else {"adapter": adapter}
-        write_whole(self.head, lambda path: save_file(tensors, path, metadata=metadata))
+        atomic_write(self.head, lambda path: save_file(tensors, path, metadata=metadata))
 
     def load_head(self, drafter: DraftHead) -> None:
         """Fill the drafter's own tensors; every one of them must be there and have its shape."""
@@ -133,7 +133,7 @@ class RunDirectory:
                 file.write(payload)
 
         newest = self.path / f"resume-{step:09}.pt"
-        write_whole(newest, write)
+        atomic_write(newest, write)
         # A state beyond this step is a damaged one that the run had to go back behind.
         beyond = [file for file in self.resume_files if file.name > newest.name]
         for old in [*beyond, *self.resume_files[len(beyond) + keep :]]:

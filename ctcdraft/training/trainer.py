@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from ctcdraft.batch import Batch
 from ctcdraft.corpus.batches import Batches
-from ctcdraft.corpus.prefetch import Prefetched
+from ctcdraft.corpus.prefetch import PrefetchingBatches
 from ctcdraft.distributed import local_batches, main_process_first
 from ctcdraft.drafters.base import DraftHead
 from ctcdraft.errors import InputError
@@ -55,7 +55,7 @@ class Trainer:
         run: RunDirectory,
         drafter: DraftHead,
         objective: Objective,
-        batches: Batches | Prefetched,
+        batches: Batches | PrefetchingBatches,
         engine: TorchEngine,
         probe: DecodingValidation,
         steps: int,

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ctcdraft.corpus.batches import Rows
-from ctcdraft.corpus.token_store import Column, Row
-from ctcdraft.corpus.types import family
+from ctcdraft.corpus.batches import TokenSequences
+from ctcdraft.corpus.token_store import Row, TensorColumn
+from ctcdraft.corpus.types import first_turn_key
 from ctcdraft.decoding.loop import generate
 from ctcdraft.decoding.settings import DecodeStep, DecodingSettings, Drafter, conditional_acceptance_rates
 from ctcdraft.models.base_model import BaseLM
@@ -41,25 +41,25 @@ class DecodingValidation:
         return {"tau": tau} | {f"alpha/{depth}": rate for depth, rate in rates if rate is not None}
 
 
-def split_held_out(rows: Sequence[Row], prompts: int, max_length: int) -> tuple[Rows, list[Tensor]]:
+def split_held_out(rows: Sequence[Row], prompts: int, max_length: int) -> tuple[TokenSequences, list[Tensor]]:
     """Rows to train on, and the prompts (as tokens) of those held out.
 
     Split by prompt, never by line: conversations whose first turns are the same are held out together. A row whose
     prompt alone is as long as max_length is left out.
     """
-    ids = sorted({family(row.id) for row in rows}, key=lambda name: hashlib.sha256(name.encode()).digest())
+    ids = sorted({first_turn_key(row.id) for row in rows}, key=lambda name: hashlib.sha256(name.encode()).digest())
     held_out = set(ids[: min(prompts, len(ids) // 2)])
     kept, whole, first_turns = [], [], {}
     for index, row in enumerate(rows):
-        if family(row.id) not in held_out:
+        if first_turn_key(row.id) not in held_out:
             if int(row.mask_L[:max_length].sum()) >= 2:  # a root and a label, or there is nothing to learn
                 kept.append(index)
                 whole.append(row.ended and len(row.tokens_L) <= max_length)
         elif row.turn == 0:
-            first_turns[family(row.id)] = row
-    rows_kept = Rows(
-        Column(rows, kept, lambda row: row.tokens_L[:max_length].long()),
-        Column(rows, kept, lambda row: row.mask_L[:max_length]),
+            first_turns[first_turn_key(row.id)] = row
+    rows_kept = TokenSequences(
+        TensorColumn(rows, kept, lambda row: row.tokens_L[:max_length].long()),
+        TensorColumn(rows, kept, lambda row: row.mask_L[:max_length]),
         whole,
     )
     return rows_kept, [row.tokens_L[: int(torch.argmax(row.mask_L.int()))].long() for row in first_turns.values()]

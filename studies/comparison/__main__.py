@@ -3,8 +3,8 @@ JSON files in their folders."""
 
 from __future__ import annotations
 
-from ctcdraft.errors import InputError, tell_and_exit
-from studies.comparison.run import print_anew
+from ctcdraft.errors import InputError, run_cli
+from studies.comparison.run import rebuild_pages
 
 
 def main(folders: list[str]) -> None:
@@ -12,8 +12,8 @@ def main(folders: list[str]) -> None:
         return print(__doc__)
     if not folders:
         raise InputError("name the folders of finished comparisons: python -m studies.comparison FOLDER")
-    print_anew(folders)
+    rebuild_pages(folders)
 
 
 if __name__ == "__main__":
-    tell_and_exit("arena", main)
+    run_cli("arena", main)

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ctcdraft.errors import InputError, number, whole
+from ctcdraft.errors import InputError, check_float, check_int
 
 STEPS, PARAMETERS, LATENCY, TIME = ARMS = ("steps", "parameters", "latency", "time")
 STAGES = ("train", "measure", "page")
 
 
 @dataclass(frozen=True)
-class Dial:
+class SizeKey:
     """What widens or narrows an entrant: a key of train.py over whole numbers."""
 
     key: str
@@ -24,7 +24,7 @@ class Dial:
 
 
 @dataclass(frozen=True)
-class Entrant:
+class MethodSpec:
     """Somebody to train. words: of train.py. readings: other ways to read the head, RUN@READING; null is its own.
     dials: by arm; an arm without one leaves the entrant as it is. rival: whether it counts when a best rival is
     looked for. factors: what this entrant stands for in a grid."""
@@ -32,13 +32,13 @@ class Entrant:
     name: str
     words: tuple[str, ...]
     readings: tuple[str | None, ...] = (None,)
-    dials: Mapping[str, Dial] = field(default_factory=dict)
+    dials: Mapping[str, SizeKey] = field(default_factory=dict)
     rival: bool = False
     factors: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Rates:
+class LearningRateGrid:
     """Learning rates to choose from, each tried for `share` of the steps and judged by tau on `prompts` prompts that
     are trained on by nobody. beyond: how many more may be tried past an edge that is the best.
 
@@ -52,7 +52,7 @@ class Rates:
 
 
 @dataclass(frozen=True)
-class Replaying:
+class ReplayConfig:
     """tau of every tree size, on `benchmarks`: greedy in all arms, above temperature 0 in those of `sampled`.
     checked: questions that the loop decodes as well."""
 
@@ -63,7 +63,7 @@ class Replaying:
 
 
 @dataclass(frozen=True)
-class Timing:
+class TimingConfig:
     """Greedy evaluations with clocks. arms: whose heads are timed. others: contestants without training. outside: rows
     of other people's code. words: of evaluate.py, in these evaluations alone."""
 
@@ -74,7 +74,7 @@ class Timing:
 
 
 @dataclass(frozen=True)
-class Matching:
+class MatchingConfig:
     """How budgets are matched. While drafts are timed, so many prompts of the corpus are answered with so many tokens
     each, all of it `repeats` times."""
 
@@ -85,7 +85,7 @@ class Matching:
 
 
 @dataclass(frozen=True)
-class Again:
+class ExtraSeeds:
     """More seeds, at equal steps: for these entrants and, where best_rival is set, for whoever that is. in_time: at
     equal training time, too, where that is an arm. They are replayed, not timed."""
 
@@ -96,7 +96,7 @@ class Again:
 
 
 @dataclass(frozen=True)
-class Rules:
+class ComparisonConfig:
     """base: its words, for train.py and evaluate.py alike. corpus, train, evaluate: words for all.
     reference: the entrant that the others are matched to. seconds: of training in the arm of equal time; None: as
     long as the reference took. small: layers of the base that a draft model begins with; None where nobody needs one.
@@ -113,17 +113,17 @@ class Rules:
     evaluate: tuple[str, ...]
     steps: int
     seed: int
-    again: Again
+    again: ExtraSeeds
     arms: tuple[str, ...]
     reference: str
     seconds: float | None
     small: int | None
-    entrants: Mapping[str, Entrant]
-    rates: Rates
-    matching: Matching
+    entrants: Mapping[str, MethodSpec]
+    rates: LearningRateGrid
+    matching: MatchingConfig
     benchmarks: Mapping[str, tuple[str, ...]]
-    replay: Replaying
-    timing: Timing
+    replay: ReplayConfig
+    timing: TimingConfig
     pairs: tuple[tuple[str, str], ...]
     readings_as: tuple[str, ...]
     group: str
@@ -146,48 +146,48 @@ class Rules:
         return max(1, round(self.steps * self.rates.share))
 
 
-def rules(**said: Any) -> Rules:
+def comparison_config(**said: Any) -> ComparisonConfig:
     """The `arena` node of a config, checked. Raises InputError."""
     kept = deepcopy(said)
     entrants = {}
     for key, node in said.pop("entrants").items():
         if node is None:  # left out of a preset
             continue
-        one = entrant(str(node.pop("name", key)), node)
+        one = method_spec(str(node.pop("name", key)), node)
         entrants[one.name] = one
     values: Any = {
-        **frozen(said),
+        **lists_to_tuples(said),
         "out": Path(said["out"]),
         "entrants": entrants,
-        "again": Again(**frozen(said["again"])),
-        "rates": Rates(**frozen(said["rates"])),
-        "matching": Matching(**frozen(said["matching"])),
-        "replay": Replaying(**frozen(said["replay"])),
-        "timing": Timing(**frozen(said["timing"])),
+        "again": ExtraSeeds(**lists_to_tuples(said["again"])),
+        "rates": LearningRateGrid(**lists_to_tuples(said["rates"])),
+        "matching": MatchingConfig(**lists_to_tuples(said["matching"])),
+        "replay": ReplayConfig(**lists_to_tuples(said["replay"])),
+        "timing": TimingConfig(**lists_to_tuples(said["timing"])),
         "benchmarks": {name: tuple(words) for name, words in said["benchmarks"].items() if words is not None},
         "pairs": tuple((more, less) for more, less in said["pairs"]),
         "said": kept,
     }
-    made = Rules(**values)
+    made = ComparisonConfig(**values)
     refuse_impossible(made)
     return made
 
 
-def entrant(name: str, node: Mapping[str, Any]) -> Entrant:
+def method_spec(name: str, node: Mapping[str, Any]) -> MethodSpec:
     node = dict(node)
-    dials = {arm: Dial(**dial) for arm, dial in (node.pop("dials", None) or {}).items() if dial is not None}
+    dials = {arm: SizeKey(**dial) for arm, dial in (node.pop("dials", None) or {}).items() if dial is not None}
     factors = {key: level for key, level in (node.pop("factors", None) or {}).items() if level is not None}
-    return Entrant(name, dials=dials, factors=factors, **frozen(node))
+    return MethodSpec(name, dials=dials, factors=factors, **lists_to_tuples(node))
 
 
-def frozen(node: Mapping[str, Any]) -> dict[str, Any]:
+def lists_to_tuples(node: Mapping[str, Any]) -> dict[str, Any]:
     return {key: tuple(value) if isinstance(value, list) else value for key, value in node.items()}
 
 
-def refuse_impossible(made: Rules) -> None:
-    whole(made.steps, "arena.steps")
-    whole(made.replay.checked, "arena.replay.checked")
-    if not 0 < number(made.rates.share, "arena.rates.share") < 1:
+def refuse_impossible(made: ComparisonConfig) -> None:
+    check_int(made.steps, "arena.steps")
+    check_int(made.replay.checked, "arena.replay.checked")
+    if not 0 < check_float(made.rates.share, "arena.rates.share") < 1:
         raise InputError(f"arena.rates.share={made.rates.share}: the share of the steps lies between 0 and 1")
     if not made.rates.values:
         raise InputError("arena.rates.values=[]: there is no learning rate to train with; give at least one")

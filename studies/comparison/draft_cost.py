@@ -13,26 +13,26 @@ from torch.utils.flop_counter import FlopCounterMode
 from ctcdraft.decoding.loop import Context
 
 
-class Weighed:
+class CountedDrafter:
     """A drafter whose drafts are counted. total: operations, and bytes of products."""
 
     def __init__(self, drafter: Any) -> None:
         self.drafter, self.total, self.drafts = drafter, np.zeros(2), 0
 
     def draft(self, context: Context, memory: Any, rng: torch.Generator) -> Any:
-        with FlopCounterMode(display=False) as counter, Traffic() as traffic:
+        with FlopCounterMode(display=False) as counter, MatmulTraffic() as traffic:
             made = self.drafter.draft(context, memory, rng)
         self.total += [counter.get_total_flops(), traffic.bytes]
         self.drafts += 1
         return made
 
 
-def both(work: Any) -> float:
+def geometric_mean(work: Any) -> float:
     """The geometric mean of operations and bytes."""
     return float(np.clip(work, 1, None).prod() ** 0.5)
 
 
-class Traffic(TorchDispatchMode):
+class MatmulTraffic(TorchDispatchMode):
     """Bytes that matrix products read and write."""
 
     PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "linear", "matmul")

@@ -30,19 +30,19 @@ from ctcdraft.corpus import prepared
 from ctcdraft.decoding.loop import generate
 from ctcdraft.decoding.settings import DecodingSettings
 from ctcdraft.errors import InputError
-from ctcdraft.evaluation.profiling import instrument
-from ctcdraft.evaluation.tree_size import rising
+from ctcdraft.evaluation.profiling import profile_answer
+from ctcdraft.evaluation.tree_size import isotonic
 from ctcdraft.training.run_directory import RunDirectory
-from studies.comparison.config import LATENCY, PARAMETERS, Dial, Entrant, Rules
-from studies.comparison.draft_cost import Weighed, both
-from studies.comparison.store import MATCHING, Book
+from studies.comparison.config import LATENCY, PARAMETERS, ComparisonConfig, MethodSpec, SizeKey
+from studies.comparison.draft_cost import CountedDrafter, geometric_mean
+from studies.comparison.store import MATCHING, ResultStore
 
-CANDIDATES = 6  # sizes of a dial that are timed before one is chosen between them
+CANDIDATE_SIZES = 6  # sizes of a dial that are timed before one is chosen between them
 REFERENCE, OWN, UNTRAINED = "the reference", "its own", "its own, untrained"
 
 
 @dataclass(frozen=True)
-class Matched:
+class SizeMatch:
     """value: of the dial; None where the entrant stays as it is. ratio: its cost over the reference's. interval: of
     the ratio, where it was timed. how: in words. again: whether it was turned once more (confirming.py)."""
 
@@ -54,31 +54,31 @@ class Matched:
     again: bool = False
 
 
-def match(rules: Rules, book: Book, arm: str) -> dict[str, Matched]:
+def match_sizes(rules: ComparisonConfig, book: ResultStore, arm: str) -> dict[str, SizeMatch]:
     """Every entrant's dial in an arm; found once, then read from the book."""
     there = book.read(MATCHING).get(arm, {})
     missing = [name for name in rules.entrants if name not in there]
     if missing:
-        bench = Bench(rules, book)
+        bench = CostMeter(rules, book)
         for name in missing:  # minutes each: a kill loses one of them
             there = book.add(MATCHING, arm, {**there, name: asdict(bench.matched(rules.entrants[name], arm))})
-    return {name: Matched(**there[name]) for name in rules.entrants}
+    return {name: SizeMatch(**there[name]) for name in rules.entrants}
 
 
-def composed(rules: Rules, words: Sequence[str]) -> Any:
+def train_config(rules: ComparisonConfig, words: Sequence[str]) -> Any:
     """The config of train.py for these words."""
     from hydra import compose
 
     return compose("train", overrides=[*rules.work, *words])
 
 
-class Bench:
+class CostMeter:
     """Builds entrants on the base and says what they cost."""
 
-    def __init__(self, rules: Rules, book: Book) -> None:
+    def __init__(self, rules: ComparisonConfig, book: ResultStore) -> None:
         from hydra.utils import instantiate
 
-        self.rules, self.book, config = rules, book, composed(rules, ())
+        self.rules, self.book, config = rules, book, train_config(rules, ())
         self.configs: dict[str, Any] = {}  # by entrant: a search builds each of them many times
         if config.trainer.threads:
             torch.set_num_threads(config.trainer.threads)
@@ -88,11 +88,11 @@ class Bench:
         )
         self.prepared = Path(config.prepared)
 
-    def build(self, entrant: Entrant, dial: Dial | None = None, value: int | None = None) -> Any:
+    def build(self, entrant: MethodSpec, dial: SizeKey | None = None, value: int | None = None) -> Any:
         from omegaconf import OmegaConf
 
         if entrant.name not in self.configs:
-            self.configs[entrant.name] = composed(self.rules, entrant.words)
+            self.configs[entrant.name] = train_config(self.rules, entrant.words)
         config = self.configs[entrant.name]
         if dial is not None:
             config = config.copy()
@@ -100,7 +100,7 @@ class Bench:
         torch.manual_seed(self.rules.seed)
         return build_drafter(config.drafter, self.base).for_inference(self.base)
 
-    def trained(self, entrant: Entrant, run: str | None = None, dial: Dial | None = None, value: Any = None) -> Any:
+    def trained(self, entrant: MethodSpec, run: str | None = None, dial: SizeKey | None = None, value: Any = None) -> Any:
         """The head of a run; None: its head of equal steps."""
         drafter = self.build(entrant, dial, value)
         RunDirectory(self.book.run(run or entrant.name)).load_head(drafter)
@@ -110,7 +110,7 @@ class Bench:
     def prompts(self) -> list[Tensor]:
         """Spread evenly over the corpus, of those that the base answers with as many tokens as are wanted."""
         wanted, tokens = self.rules.matching.prompts, self.rules.matching.tokens
-        rows = prepared.read(self.prepared, self.base.fingerprint()).rows
+        rows = prepared.read_corpus(self.prepared, self.base.fingerprint()).rows
         long = [number for number, row in enumerate(rows) if int(row.mask_L.sum()) >= tokens]
         if len(long) < wanted:
             raise InputError(
@@ -120,22 +120,22 @@ class Bench:
         chosen = [rows[long[number * len(long) // wanted]] for number in range(wanted)]
         return [row.tokens_L[: int(row.mask_L.int().argmax())].long().to(self.base.device) for row in chosen]
 
-    def matched(self, entrant: Entrant, arm: str) -> Matched:
+    def matched(self, entrant: MethodSpec, arm: str) -> SizeMatch:
         if entrant.name == self.rules.reference:
-            return Matched("", None, 1.0, None, "the reference")
+            return SizeMatch("", None, 1.0, None, "the reference")
         reference = self.rules.entrants[self.rules.reference]
         dial = entrant.dials.get(arm)
         if arm == PARAMETERS:
-            return self.counted(entrant, dial, count, count(self.build(reference)), "parameters counted")
+            return self.counted(entrant, dial, count_parameters, count_parameters(self.build(reference)), "parameters counted")
         heads = {REFERENCE: self.trained(reference), OWN: self.trained(entrant)}
         if dial is None:
             taken = self.seconds(heads)
             ratio, interval = ratio_of_medians(taken[OWN], taken[REFERENCE], self.rules.seed)
-            return Matched("", None, ratio, interval, "timed as it is: it has no dial")
+            return SizeMatch("", None, ratio, interval, "timed as it is: it has no dial")
         heads[UNTRAINED] = self.build(entrant)
         value, ratio, interval = self.timed(entrant, dial, heads)
         if interval[1] - interval[0] <= 2 * self.rules.matching.tolerance * ratio:
-            return Matched(dial.key, value, ratio, interval, "draft time, medians of interleaved repeats")
+            return SizeMatch(dial.key, value, ratio, interval, "draft time, medians of interleaved repeats")
         how = (
             f"operations and bytes of a draft, because the clock told {ratio:.2f} [{interval[0]:.2f}, "
             f"{interval[1]:.2f}] only"
@@ -143,18 +143,18 @@ class Bench:
         plain, own = self.work(heads[UNTRAINED]), self.work(heads[OWN])
 
         def at(size: int) -> float:
-            return both(own + self.work(self.build(entrant, dial, size)) - plain)
+            return geometric_mean(own + self.work(self.build(entrant, dial, size)) - plain)
 
-        return turned(dial, at, both(self.work(heads[REFERENCE])), how)
+        return match_by_cost(dial, at, geometric_mean(self.work(heads[REFERENCE])), how)
 
     def counted(
-        self, entrant: Entrant, dial: Dial | None, cost: Callable[[Any], float], wanted: float, how: str
-    ) -> Matched:
+        self, entrant: MethodSpec, dial: SizeKey | None, cost: Callable[[Any], float], wanted: float, how: str
+    ) -> SizeMatch:
         if dial is None:
-            return Matched("", None, cost(self.build(entrant)) / wanted, None, f"{how}; it has no dial")
-        return turned(dial, lambda value: cost(self.build(entrant, dial, value)), wanted, how)
+            return SizeMatch("", None, cost(self.build(entrant)) / wanted, None, f"{how}; it has no dial")
+        return match_by_cost(dial, lambda value: cost(self.build(entrant, dial, value)), wanted, how)
 
-    def turned_again(self, entrant: Entrant, run: str, before: Matched, ratio: float) -> Matched:
+    def turned_again(self, entrant: MethodSpec, run: str, before: SizeMatch, ratio: float) -> SizeMatch:
         """From a head that was trained at one value on, which takes `ratio` of the reference's draft time."""
         dial, reference = entrant.dials[LATENCY], self.rules.entrants[self.rules.reference]
         heads = {
@@ -163,17 +163,17 @@ class Bench:
             UNTRAINED: self.build(entrant, dial, before.value),
         }
         how = f"draft time of the trained head of {before.value}, {ratio:.2f}, and what bodies differ by"
-        return Matched(dial.key, *self.timed(entrant, dial, heads), how, again=True)
+        return SizeMatch(dial.key, *self.timed(entrant, dial, heads), how, again=True)
 
-    def timed(self, entrant: Entrant, dial: Dial, heads: Mapping[str, Any]) -> tuple[int, float, tuple[float, float]]:
+    def timed(self, entrant: MethodSpec, dial: SizeKey, heads: Mapping[str, Any]) -> tuple[int, float, tuple[float, float]]:
         """The value whose draft takes as long as the reference's, between sizes that were timed in turns with it; and
         how long a draft of that value takes, over the reference's."""
-        values = spaced(dial.least, dial.most, CANDIDATES)
+        values = geometric_sizes(dial.least, dial.most, CANDIDATE_SIZES)
         taken = self.seconds({**heads, **{str(value): self.build(entrant, dial, value) for value in values}})
-        medians = [statistics.median(at_size(taken, str(value))) for value in values]
-        value = between(values, rising(medians), statistics.median(taken[REFERENCE]))
+        medians = [statistics.median(extrapolated_seconds(taken, str(value))) for value in values]
+        value = interpolate_size(values, isotonic(medians), statistics.median(taken[REFERENCE]))
         taken = self.seconds({**heads, str(value): self.build(entrant, dial, value)})
-        return value, *ratio_of_medians(at_size(taken, str(value)), taken[REFERENCE], self.rules.seed)
+        return value, *ratio_of_medians(extrapolated_seconds(taken, str(value)), taken[REFERENCE], self.rules.seed)
 
     def seconds(self, drafters: Mapping[str, Any]) -> dict[str, list[float]]:
         """Of a draft, tree building included, one number a repeat. All take turns at every prompt, in an order of its
@@ -184,7 +184,7 @@ class Bench:
             drafting, passes = dict.fromkeys(drafters, 0.0), dict.fromkeys(drafters, 0)
             for prompt_L in self.prompts:
                 for name in rng.sample(list(drafters), len(drafters)):
-                    spent = instrument(self.base, drafters[name], prompt_L, self.settings, self.rules.seed)
+                    spent = profile_answer(self.base, drafters[name], prompt_L, self.settings, self.rules.seed)
                     drafting[name] += spent.seconds["draft"] + spent.seconds["tree"]
                     passes[name] += spent.passes
             for name in taken if repeat else ():
@@ -193,27 +193,27 @@ class Bench:
 
     def work(self, drafter: Any) -> Any:
         """Operations of a draft, and bytes that its products read and write, while the prompts are answered."""
-        weighed = Weighed(drafter)
+        weighed = CountedDrafter(drafter)
         for prompt_L in self.prompts:
             generate(self.base, weighed, prompt_L, self.settings, self.base.stop_token_ids, self.rules.seed)
         return weighed.total / weighed.drafts
 
 
-def turned(dial: Dial, cost: Callable[[int], float], wanted: float, how: str) -> Matched:
-    value = nearest(cost, wanted, dial.least, dial.most)
-    return Matched(dial.key, value, cost(value) / wanted, None, how)
+def match_by_cost(dial: SizeKey, cost: Callable[[int], float], wanted: float, how: str) -> SizeMatch:
+    value = nearest_size(cost, wanted, dial.least, dial.most)
+    return SizeMatch(dial.key, value, cost(value) / wanted, None, how)
 
 
-def at_size(taken: Mapping[str, Sequence[float]], size: str) -> list[float]:
+def extrapolated_seconds(taken: Mapping[str, Sequence[float]], size: str) -> list[float]:
     """Seconds of a size that was not trained, repeat by repeat: what bodies differ by, on top of the trained head."""
     return [own + at - plain for own, at, plain in zip(taken[OWN], taken[size], taken[UNTRAINED], strict=True)]
 
 
-def count(drafter: Any) -> float:
+def count_parameters(drafter: Any) -> float:
     return float(sum(weight.numel() for weight in drafter.trainable_parameters()))
 
 
-def nearest(cost: Callable[[int], float], wanted: float, least: int, most: int) -> int:
+def nearest_size(cost: Callable[[int], float], wanted: float, least: int, most: int) -> int:
     """The whole number whose cost, which grows with it, is nearest to what is wanted."""
     low, high = least, most
     while high - low > 1:
@@ -222,13 +222,13 @@ def nearest(cost: Callable[[int], float], wanted: float, least: int, most: int) 
     return min((low, high), key=lambda value: abs(cost(value) - wanted))
 
 
-def spaced(least: int, most: int, count: int) -> list[int]:
+def geometric_sizes(least: int, most: int, count: int) -> list[int]:
     """1 .. 64, 4 of them   ->   1 4 16 64"""
     ratio = (most / least) ** (1 / max(count - 1, 1))
     return sorted({round(least * ratio**step) for step in range(count)})
 
 
-def between(values: Sequence[int], costs: Sequence[float], wanted: float) -> int:
+def interpolate_size(values: Sequence[int], costs: Sequence[float], wanted: float) -> int:
     """The value at which the line through (values, costs), which never falls, comes to what is wanted.
 
     values 1 4, costs 10 16, wanted 12   ->   2

@@ -16,94 +16,94 @@ from math import log2
 from ctcdraft.evaluation.metrics import DEFINITIONS
 from ctcdraft.io import write_text
 from ctcdraft.report.svg import Figure, dot, line, rectangle, text
-from ctcdraft.report.tables import table
+from ctcdraft.report.tables import markdown_table
 from ctcdraft.training.sweep import svg_plot
-from studies.comparison.config import LATENCY, PARAMETERS, STEPS, TIME, Rules
-from studies.comparison.rematch import ONCE_TRAINED
-from studies.comparison.store import Book, Entry
+from studies.comparison.config import LATENCY, PARAMETERS, STEPS, TIME, ComparisonConfig
+from studies.comparison.rematch import AFTER_TRAINING
+from studies.comparison.store import Entry, ResultStore
 from studies.comparison.tables import (
-    DIFFERENCES,
-    EFFECTS,
-    Found,
-    columns,
-    in_cells,
-    matched,
-    pairs,
-    replayed,
-    runs_of,
-    sampled,
-    seeds,
-    timed,
-    trained,
-    untrained,
+    DIFFERENCE_COLUMNS,
+    EFFECT_COLUMNS,
+    ComparisonData,
+    arm_columns,
+    grid_jobs,
+    matching_section,
+    pairs_section,
+    runs_by_method,
+    sampled_section,
+    seeds_section,
+    tau_by_draft_time,
+    tau_by_nodes,
+    trained_lines,
+    untrained_lines,
 )
 
-ARM = {
+ARM_TITLES = {
     STEPS: "Equal steps: every head as its authors shaped it, the same batches, optimiser and schedule",
     PARAMETERS: "Arm P: equal steps, trainable parameters matched to the reference",
     LATENCY: "Arm L: equal steps, draft time matched to the reference",
     TIME: "Arm T: equal training time",
 }
-SAID = ("tau", "c, v, o", "speedup", "ci", "equal")
+DEFINED_TERMS = ("tau", "c, v, o", "speedup", "ci", "equal")
 
 
-def write(rules: Rules, book: Book) -> None:
-    found = Found.of(book)
-    drawn = drawings(rules, found)
-    write_text(book.out / "page.md", markdown(rules, found, list(drawn)))
-    write_text(book.out / "page.csv", comma_separated(found))
+def write_page(rules: ComparisonConfig, book: ResultStore) -> None:
+    found = ComparisonData.of(book)
+    drawn = draw_figures(rules, found)
+    write_text(book.out / "page.md", page_markdown(rules, found, list(drawn)))
+    write_text(book.out / "page.csv", page_csv(found))
     for name, svg in drawn.items():
         write_text(book.out / name, svg)
 
 
-def drawings(rules: Rules, found: Found) -> dict[str, str]:
+def draw_figures(rules: ComparisonConfig, found: ComparisonData) -> dict[str, str]:
     """SVG by the name of its file, of what there is to draw."""
     made = {}
-    if lines := replayed(rules, found):
-        made["nodes.svg"] = by_nodes(lines, "tau by nodes, greedy")
-    if dots := timed(rules, found):
-        made["costs.svg"] = by_cost(dots, "tau by draft time, greedy")
-    if cells := in_cells(rules, found):
+    if lines := tau_by_nodes(rules, found):
+        made["nodes.svg"] = tau_by_nodes_svg(lines, "tau by nodes, greedy")
+    if dots := tau_by_draft_time(rules, found):
+        made["costs.svg"] = tau_by_cost_svg(dots, "tau by draft time, greedy")
+    if cells := grid_jobs(rules, found):
         made["factors.svg"] = svg_plot(cells, list(cells[0].values))
     return made
 
 
-def markdown(rules: Rules, found: Found, figures: Sequence[str]) -> str:
-    parts = [f"# {rules.title}", circumstances(rules, found), "## What was equal", equalities(rules, found)]
+def page_markdown(rules: ComparisonConfig, found: ComparisonData, figures: Sequence[str]) -> str:
+    parts = [f"# {rules.title}", conditions_section(rules, found), "## What was equal", equal_conditions(rules, found)]
     for benchmark in rules.benchmarks:
         for arm in rules.arms:
-            heads = list(trained(rules, found, arm, benchmark))
+            heads = list(trained_lines(rules, found, arm, benchmark))
             if heads:
-                parts += [f"## {ARM[arm]} ({benchmark})", table(heads, columns(rules))]
-        others = list(untrained(rules, found, benchmark))
+                parts += [f"## {ARM_TITLES[arm]} ({benchmark})", markdown_table(heads, arm_columns(rules))]
+        others = list(untrained_lines(rules, found, benchmark))
         if others:
-            parts += [f"## Controls and referees ({benchmark})", table(others, columns(rules))]
+            parts += [f"## Controls and referees ({benchmark})", markdown_table(others, arm_columns(rules))]
     parts += [f"![]({name})" for name in figures]
-    parts += [*sampled(rules, found), *matched(found), *seeds(rules, found)]
+    parts += [*sampled_section(rules, found), *matching_section(found), *seeds_section(rules, found)]
     parts += [
-        *pairs(
+        *pairs_section(
             found,
             "differences",
-            DIFFERENCES,
+            DIFFERENCE_COLUMNS,
             "Differences, paired over questions, seeds pooled (intervals are over questions alone)",
         )
     ]
     parts += [
-        *pairs(
+        *pairs_section(
             found,
             "effects",
-            EFFECTS,
+            EFFECT_COLUMNS,
             "What each factor contributes, all else being equal, twins and seeds pooled (intervals are over questions "
             "alone)",
         )
     ]
-    parts += ["## What the words mean", "\n".join(f"- **{word}**: {DEFINITIONS[word]}" for word in SAID)]
+    parts += ["## What the words mean", "\n".join(f"- **{word}**: {DEFINITIONS[word]}" for word in DEFINED_TERMS)]
     parts += ["## The same again", f"    {rules.command}", "The page alone, from these files:"]
     parts += ["    python -m studies.comparison THIS_FOLDER"]
     return "\n\n".join(parts) + "\n"
 
 
-def circumstances(rules: Rules, found: Found) -> str:
+def conditions_section(rules: ComparisonConfig, found: ComparisonData) -> str:
     machines = sorted({f"{row['hardware']}, {row['dtype']}" for row in found.rows})
     said = [f"{'; '.join(machines) or 'nothing is measured yet'}."]
     for row in found.refused:
@@ -111,54 +111,54 @@ def circumstances(rules: Rules, found: Found) -> str:
     rates = [entry for entry in found.training.values() if entry["arm"] == STEPS and entry["seed"] == rules.seed]
     tried = [(entry["entrant"], entry["learning_rate"]) for entry in found.training.values() if entry["arm"] == "rate"]
     edges = [
-        one for one in rates if at_an_edge(one["learning_rate"], [r for name, r in tried if name == one["entrant"]])
+        one for one in rates if is_at_edge(one["learning_rate"], [r for name, r in tried if name == one["entrant"]])
     ]
     if edges:
         named = ", ".join(f"{one['entrant']} {one['learning_rate']:g}" for one in edges)
         said.append(
             f"Best at an edge of the learning rates that were tried, so perhaps better still beyond it: {named}."
         )
-    for arm, name, ratio in unequal(rules, found):
+    for arm, name, ratio in unmatched_methods(rules, found):
         said.append(f"Not matched within {rules.matching.tolerance:.0%} in the arm of {arm}: {name}, {ratio:.2f}.")
     return "\n".join(said)
 
 
-def unequal(rules: Rules, found: Found) -> Iterator[tuple[str, str, float]]:
+def unmatched_methods(rules: ComparisonConfig, found: ComparisonData) -> Iterator[tuple[str, str, float]]:
     """(arm, entrant, its cost over the reference's) where they are too far apart: by the trained heads' own clocks
     where there are any."""
-    told = {PARAMETERS: PARAMETERS, LATENCY: ONCE_TRAINED if ONCE_TRAINED in found.matching else LATENCY}
+    told = {PARAMETERS: PARAMETERS, LATENCY: AFTER_TRAINING if AFTER_TRAINING in found.matching else LATENCY}
     for arm, part in told.items():
         for name, one in found.matching.get(part, {}).items() if arm in rules.arms else ():
             if abs(one["ratio"] - 1) > rules.matching.tolerance:
                 yield arm, name, one["ratio"]
 
 
-def at_an_edge(rate: float, tried: Sequence[float]) -> bool:
+def is_at_edge(rate: float, tried: Sequence[float]) -> bool:
     return len(set(tried)) > 1 and rate in (min(tried), max(tried))
 
 
-def equalities(rules: Rules, found: Found) -> str:
+def equal_conditions(rules: ComparisonConfig, found: ComparisonData) -> str:
     words = " ".join(rules.work).replace(str(rules.said["out"]), "OUT")
-    own = {name: own_words(rules, found.training[runs[0]]) for name, runs in runs_of(found, rules.arms[0]).items()}
+    own = {name: own_overrides(rules, found.training[runs[0]]) for name, runs in runs_by_method(found, rules.arms[0]).items()}
     shared = [word for word in next(iter(own.values()), []) if all(word in some for some in own.values())]
     own = {name: [word for word in some if word not in shared] for name, some in own.items()}
     return "\n".join(
         [
             f"- corpus, tokens, batches, optimiser, schedule: `{' '.join([words, *shared])}`",
-            f"- learning rate: {learning_rate(rules)}",
+            f"- learning rate: {describe_learning_rate(rules)}",
             f"- {rules.steps:,} steps; seconds are {rules.clock} seconds of these steps, without starts and probes",
             *(f"- not equal: {name} trains with `{' '.join(some)}`" for name, some in own.items() if some),
         ]
     )
 
 
-def own_words(rules: Rules, entry: Entry) -> list[str]:
+def own_overrides(rules: ComparisonConfig, entry: Entry) -> list[str]:
     """What a head's trainer was told beyond the work: between that and the rate."""
     own = takewhile(lambda word: not word.startswith("trainer.learning_rate="), entry["words"][len(rules.work) :])
     return [word for word in own if word.startswith("trainer.")]
 
 
-def learning_rate(rules: Rules) -> str:
+def describe_learning_rate(rules: ComparisonConfig) -> str:
     rates = ", ".join(f"{rate:g}" for rate in rules.rates.values)
     if len(rules.rates.values) == 1:
         return f"{rates} for all"
@@ -169,7 +169,7 @@ def learning_rate(rules: Rules) -> str:
     )
 
 
-def comma_separated(found: Found) -> str:
+def page_csv(found: ComparisonData) -> str:
     keys = ["evaluation", "kind", "benchmark", "temperature", "drafter", "nodes", "prompts", "tokens", "passes", "tau"]
     keys += ["speedup", "speedup_decode", "c", "v", "o", "predicted_speedup", "draft_parameters", "peak_memory_bytes"]
     text = StringIO()
@@ -183,59 +183,59 @@ def comma_separated(found: Found) -> str:
 
 
 # Told apart in grey print, too: light and dark take turns.
-COLOURS = ("#1f5a8a", "#f2b872", "#3c7a3c", "#9ec9e8", "#8c4a1f", "#cc99cc", "#444444", "#99bb55")
-WIDE, HIGH, EDGE, BESIDE, LINE = 420, 300, 50, 240, 15
+SERIES_COLOURS = ("#1f5a8a", "#f2b872", "#3c7a3c", "#9ec9e8", "#8c4a1f", "#cc99cc", "#444444", "#99bb55")
+FIGURE_WIDTH, FIGURE_HEIGHT, MARGIN, LEGEND_WIDTH, LINE_HEIGHT = 420, 300, 50, 240, 15
 
 Point = tuple[float, float]
-Place = Callable[[Point], Point]
+Projection = Callable[[Point], Point]
 
 
-def by_nodes(lines: Mapping[str, Sequence[Point]], title: str) -> str:
+def tau_by_nodes_svg(lines: Mapping[str, Sequence[Point]], title: str) -> str:
     """(nodes, tau) of each drafter, joined; nodes on a logarithmic axis."""
     logarithmic = {name: [(log2(nodes), tau) for nodes, tau in points] for name, points in lines.items()}
-    place = placing([point for points in logarithmic.values() for point in points])
+    place = fit_projection([point for points in logarithmic.values() for point in points])
     parts, ordered = [], sorted(logarithmic.items(), key=lambda item: -item[1][-1][1])
     for number, (name, points) in enumerate(ordered):
-        colour = COLOURS[number % len(COLOURS)]
+        colour = SERIES_COLOURS[number % len(SERIES_COLOURS)]
         parts.append(line([place(point) for point in points], colour))
-        parts += named(number, name, colour, points[-1][1])
+        parts += legend_entry(number, name, colour, points[-1][1])
     ticks = {round(2**x): x for points in logarithmic.values() for x, _ in points}
-    parts += [text(place((x, 0.0))[0], HIGH - EDGE + 16, str(nodes), anchor="middle") for nodes, x in ticks.items()]
-    return page(parts, title, [tau for points in lines.values() for _, tau in points], "nodes", place, len(ordered))
+    parts += [text(place((x, 0.0))[0], FIGURE_HEIGHT - MARGIN + 16, str(nodes), anchor="middle") for nodes, x in ticks.items()]
+    return figure_svg(parts, title, [tau for points in lines.values() for _, tau in points], "nodes", place, len(ordered))
 
 
-def by_cost(dots: Sequence[tuple[str, float, float]], title: str) -> str:
+def tau_by_cost_svg(dots: Sequence[tuple[str, float, float]], title: str) -> str:
     """(name, milliseconds, tau): what a draft is worth against what it takes."""
-    place = placing([(0.0, 1.0), *((cost, tau) for _, cost, tau in dots)])
+    place = fit_projection([(0.0, 1.0), *((cost, tau) for _, cost, tau in dots)])
     parts, ordered = [], sorted(dots, key=lambda dot: -dot[2])
     for number, (name, cost, tau) in enumerate(ordered):
-        colour = COLOURS[number % len(COLOURS)]
+        colour = SERIES_COLOURS[number % len(SERIES_COLOURS)]
         parts.append(dot(*place((cost, tau)), colour))
-        parts += named(number, f"{name}, {cost:.2f} ms", colour, tau)
-    return page(parts, title, [1.0, *(tau for _, _, tau in dots)], "milliseconds of a draft", place, len(ordered))
+        parts += legend_entry(number, f"{name}, {cost:.2f} ms", colour, tau)
+    return figure_svg(parts, title, [1.0, *(tau for _, _, tau in dots)], "milliseconds of a draft", place, len(ordered))
 
 
-def placing(points: Sequence[Point]) -> Place:
+def fit_projection(points: Sequence[Point]) -> Projection:
     """From values to places on the drawing; what is drawn fills it."""
     xs, ys = ([point[axis] for point in points] or [0.0] for axis in (0, 1))
     left, bottom = min(xs), min(ys)
     width, height = max(xs) - left or 1.0, max(ys) - bottom or 1.0
 
     def place(point: Point) -> Point:
-        x = EDGE + (WIDE - 2 * EDGE) * (point[0] - left) / width
-        return x, HIGH - EDGE - (HIGH - 2 * EDGE) * (point[1] - bottom) / height
+        x = MARGIN + (FIGURE_WIDTH - 2 * MARGIN) * (point[0] - left) / width
+        return x, FIGURE_HEIGHT - MARGIN - (FIGURE_HEIGHT - 2 * MARGIN) * (point[1] - bottom) / height
 
     return place
 
 
-def named(number: int, name: str, colour: str, tau: float) -> list[str]:
-    y = EDGE + LINE * number
-    return [rectangle(WIDE, y - 9, 10, 10, colour), text(WIDE + 16, y, f"{name}  {tau:.2f}")]
+def legend_entry(number: int, name: str, colour: str, tau: float) -> list[str]:
+    y = MARGIN + LINE_HEIGHT * number
+    return [rectangle(FIGURE_WIDTH, y - 9, 10, 10, colour), text(FIGURE_WIDTH + 16, y, f"{name}  {tau:.2f}")]
 
 
-def page(parts: Sequence[str], title: str, taus: Sequence[float], below: str, place: Place, lines: int) -> str:
+def figure_svg(parts: Sequence[str], title: str, taus: Sequence[float], below: str, place: Projection, lines: int) -> str:
     ends = sorted({min(taus), max(taus)}) if taus else []
-    axis = [text(EDGE - 8, place((0.0, tau))[1] + 4, f"{tau:.2f}", anchor="end") for tau in ends]
-    axis += [text(EDGE, 22, title, bold=True), text(WIDE / 2, HIGH - 12, below, anchor="middle")]
-    high = max(HIGH, EDGE + LINE * (lines + 1))
-    return Figure(title, WIDE + BESIDE, high, [*axis, *parts]).file()
+    axis = [text(MARGIN - 8, place((0.0, tau))[1] + 4, f"{tau:.2f}", anchor="end") for tau in ends]
+    axis += [text(MARGIN, 22, title, bold=True), text(FIGURE_WIDTH / 2, FIGURE_HEIGHT - 12, below, anchor="middle")]
+    high = max(FIGURE_HEIGHT, MARGIN + LINE_HEIGHT * (lines + 1))
+    return Figure(title, FIGURE_WIDTH + LEGEND_WIDTH, high, [*axis, *parts]).file()

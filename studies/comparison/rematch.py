@@ -11,19 +11,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 
-from studies.comparison.config import LATENCY, Rules
-from studies.comparison.matching import Bench, Matched, match, ratio_of_medians
-from studies.comparison.store import MATCHING, TRAINING, Book, Entry
+from studies.comparison.config import LATENCY, ComparisonConfig
+from studies.comparison.matching import CostMeter, SizeMatch, match_sizes, ratio_of_medians
+from studies.comparison.store import MATCHING, TRAINING, Entry, ResultStore
 
-ONCE_TRAINED = "latency, once trained"  # beside the arms in matching.json
+AFTER_TRAINING = "latency, once trained"  # beside the arms in matching.json
 
 
-def confirm(rules: Rules, book: Book) -> None:
+def measure_trained_heads(rules: ComparisonConfig, book: ResultStore) -> None:
     """How long the heads of the arm of equal draft time draft once they are trained, over the reference's."""
-    there, entries = book.read(MATCHING).get(ONCE_TRAINED, {}), heads_of_arm(rules, book)
+    there, entries = book.read(MATCHING).get(AFTER_TRAINING, {}), latency_heads(rules, book)
     if {name: one["words"] for name, one in there.items()} == {name: one["words"] for name, one in entries.items()}:
         return
-    bench, dials, heads = Bench(rules, book), match(rules, book, LATENCY), {}
+    bench, dials, heads = CostMeter(rules, book), match_sizes(rules, book, LATENCY), {}
     for name, entry in entries.items():
         dial = rules.entrants[name].dials.get(LATENCY) if dials[name].value is not None else None
         heads[name] = bench.trained(rules.entrants[name], entry["run"], dial, dials[name].value)
@@ -32,12 +32,12 @@ def confirm(rules: Rules, book: Book) -> None:
     for name, entry in entries.items():
         ratio, interval = ratio_of_medians(taken[name], taken[rules.reference], rules.seed)
         how = "draft time of the trained head, medians of interleaved repeats"
-        made = Matched(dials[name].key, dials[name].value, ratio, interval, how)
+        made = SizeMatch(dials[name].key, dials[name].value, ratio, interval, how)
         found[name] = asdict(made) | {"run": entry["run"], "words": entry["words"]}
-    book.add(MATCHING, ONCE_TRAINED, found)
+    book.add(MATCHING, AFTER_TRAINING, found)
 
 
-def heads_of_arm(rules: Rules, book: Book) -> dict[str, Entry]:
+def latency_heads(rules: ComparisonConfig, book: ResultStore) -> dict[str, Entry]:
     """By entrant, its head of equal draft time, with the name of the run that holds it."""
     return {
         entry["entrant"]: {**entry, "run": entry["same_as"] or name}
@@ -46,14 +46,14 @@ def heads_of_arm(rules: Rules, book: Book) -> dict[str, Entry]:
     }
 
 
-def turned_again(rules: Rules, book: Book) -> dict[str, Matched]:
+def rematch(rules: ComparisonConfig, book: ResultStore) -> dict[str, SizeMatch]:
     """Entrants whose trained heads are not as dear as the reference's, with the value of their dials that comes nearer.
     Their heads are forgotten. Once an arm: nobody's budget depends on how often a command was run."""
-    dials, entries, bench, moved = match(rules, book, LATENCY), heads_of_arm(rules, book), None, {}
+    dials, entries, bench, moved = match_sizes(rules, book, LATENCY), latency_heads(rules, book), None, {}
     if any(one.again for one in dials.values()):
         return {}
-    for name, ratio in apart(rules, book, dials):
-        bench = bench or Bench(rules, book)
+    for name, ratio in mismatched_heads(rules, book, dials):
+        bench = bench or CostMeter(rules, book)
         made = bench.turned_again(rules.entrants[name], entries[name]["run"], dials[name], ratio)
         if abs(made.ratio - 1) < abs(ratio - 1):
             moved[name] = made
@@ -65,11 +65,11 @@ def turned_again(rules: Rules, book: Book) -> dict[str, Matched]:
     return moved
 
 
-def apart(rules: Rules, book: Book, dials: Mapping[str, Matched]) -> Iterator[tuple[str, float]]:
+def mismatched_heads(rules: ComparisonConfig, book: ResultStore, dials: Mapping[str, SizeMatch]) -> Iterator[tuple[str, float]]:
     """Whose trained head takes a time that no tolerance makes the reference's, and whose dial has not come to its end;
     and how long it takes, over the reference's."""
     tolerance = rules.matching.tolerance
-    for name, told in book.read(MATCHING)[ONCE_TRAINED].items():
+    for name, told in book.read(MATCHING)[AFTER_TRAINING].items():
         one, dial, (low, high) = dials[name], rules.entrants[name].dials.get(LATENCY), told["interval"]
         if one.value is None or dial is None or low - tolerance <= 1 <= high + tolerance:
             continue

@@ -8,46 +8,46 @@ from pathlib import Path
 
 from ctcdraft.errors import InputError
 from studies.comparison import page
-from studies.comparison.config import Rules, rules
-from studies.comparison.evaluate import measure_all
-from studies.comparison.statistics import judge
-from studies.comparison.store import RULES, Book
+from studies.comparison.config import ComparisonConfig, comparison_config
+from studies.comparison.evaluate import run_evaluations
+from studies.comparison.statistics import write_statistics
+from studies.comparison.store import RULES, ResultStore
 from studies.comparison.train import train_all
 
 
-def hold(given: Rules) -> None:
+def run_comparison(given: ComparisonConfig) -> None:
     """train: rates, arms and seeds. measure: evaluations, counted. page: verdict and page, from small files alone."""
-    book = Book(given.out)
+    book = ResultStore(given.out)
     if "train" in given.stages:
         train_all(given, book)
     if "measure" in given.stages:
-        measure_all(given, book)
+        run_evaluations(given, book)
     if {"train", "measure"} & set(given.stages):
         book.write(RULES, given.said)  # not before all that is there was made by these
     if "page" in given.stages:
-        judge_and_print(given, book)
+        write_results(given, book)
 
 
-def judge_and_print(given: Rules, book: Book) -> None:
-    judge(given, book)
-    page.write(given, book)
+def write_results(given: ComparisonConfig, book: ResultStore) -> None:
+    write_statistics(given, book)
+    page.write_page(given, book)
     print(f"the page is {given.out / 'page.md'}")
 
 
-def print_anew(folders: Sequence[str]) -> None:
+def rebuild_pages(folders: Sequence[str]) -> None:
     """Verdict, page and figures of finished comparisons, from what stands in their folders."""
     for folder in folders:
-        book = Book(Path(folder))
-        judge_and_print(kept_rules(book), book)
+        book = ResultStore(Path(folder))
+        write_results(stored_config(book), book)
 
 
-def kept_rules(book: Book) -> Rules:
+def stored_config(book: ResultStore) -> ComparisonConfig:
     """Those that a finished comparison was held by, wherever its folder is now."""
     said = book.read(RULES)
     if not said:
         raise InputError(f"{book.out} holds no finished comparison: there is no {RULES}.json")
     try:
-        return replace(rules(**said), out=book.out)
+        return replace(comparison_config(**said), out=book.out)
     except (TypeError, KeyError, AttributeError, ValueError) as error:
         raise InputError(
             f"{book.out / RULES}.json is of another version ({' '.join(str(error).split())}); print it with that one"

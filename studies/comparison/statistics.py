@@ -10,109 +10,109 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
 from typing import Any
 
-from ctcdraft.evaluation.differences import Sums, difference, pooled
+from ctcdraft.evaluation.differences import QuestionSums, paired_difference, pool_sums
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
-from studies.comparison.config import Rules
-from studies.comparison.evaluate import certified, counted, row_name, rows_of, sizes_of
-from studies.comparison.store import EVALUATIONS, TRAINING, VERDICT, Book, Entry
+from studies.comparison.config import ComparisonConfig
+from studies.comparison.evaluate import checked_counts, evaluation_rows, passed_check, row_name, row_sizes
+from studies.comparison.store import EVALUATIONS, TRAINING, VERDICT, Entry, ResultStore
 
-Sides = dict[tuple[str, int], Sums]  # by row name and nodes
-READING = "reading"  # a factor, too, where heads are read in several ways
-Cell = tuple[tuple[str, Any], ...]  # levels of the factors, sorted by factor
+RowSums = dict[tuple[str, int], QuestionSums]  # by row name and nodes
+READING_FACTOR = "reading"  # a factor, too, where heads are read in several ways
+FactorLevels = tuple[tuple[str, Any], ...]  # levels of the factors, sorted by factor
 
 
-def judge(rules: Rules, book: Book) -> None:
+def write_statistics(rules: ComparisonConfig, book: ResultStore) -> None:
     """Writes verdict.json: differences of the pairs, effects of the factors."""
     training = book.read(TRAINING)
     found: dict[str, list[Entry]] = {"differences": [], "effects": []}
-    for where, answers in by_task(book).items():
+    for where, answers in sums_by_task(book).items():
         labels = dict(zip(("kind", "benchmark", "temperature"), where, strict=True))
         for nodes in sorted({nodes for _, nodes in answers if nodes > 1}):
             for arm in rules.arms:
                 place = {**labels, "nodes": nodes, "arm": arm}
-                told = between_pairs(rules, training, answers, arm, nodes)
+                told = pair_differences(rules, training, answers, arm, nodes)
                 found["differences"] += [{**place, **one} for one in told]
                 if where[0] == "replay":
-                    found["effects"] += [{**place, **one} for one in effects(rules, training, answers, arm, nodes)]
+                    found["effects"] += [{**place, **one} for one in factor_effects(rules, training, answers, arm, nodes)]
     book.write(VERDICT, found)
 
 
-def by_task(book: Book) -> dict[tuple[str, str, float], Sides]:
+def sums_by_task(book: ResultStore) -> dict[tuple[str, str, float], RowSums]:
     """What all certified rows counted, by (kind, benchmark, temperature), across the groups of a grid."""
-    tasks: dict[tuple[str, str, float], Sides] = {}
+    tasks: dict[tuple[str, str, float], RowSums] = {}
     for name, entry in book.read(EVALUATIONS).items():
         here = tasks.setdefault((entry["kind"], entry["benchmark"], entry["temperature"]), {})
-        rows = rows_of(book, name)
-        counts = counted(book, name, rows)
-        for row in filter(certified, rows):
-            here |= {(row["drafter"], size): counts[row["drafter"]][size] for size in sizes_of(row, counts)}
+        rows = evaluation_rows(book, name)
+        counts = checked_counts(book, name, rows)
+        for row in filter(passed_check, rows):
+            here |= {(row["drafter"], size): counts[row["drafter"]][size] for size in row_sizes(row, counts)}
     return tasks
 
 
-def between_pairs(
-    rules: Rules, training: Mapping[str, Entry], answers: Sides, arm: str, nodes: int
+def pair_differences(
+    rules: ComparisonConfig, training: Mapping[str, Entry], answers: RowSums, arm: str, nodes: int
 ) -> Iterator[dict[str, Any]]:
     for more, less in rules.pairs:
-        names = [rows_named(training, side, arm) for side in (more, less)]
+        names = [row_names(training, side, arm) for side in (more, less)]
         there = [[answers[name, nodes] for name in some if (name, nodes) in answers] for some in names]
         base = answers.get((AUTOREGRESSIVE, nodes))
         if all(there) and base is not None:
-            made = difference(pooled(there[0]), pooled(there[1]), base, rules.seed)
+            made = paired_difference(pool_sums(there[0]), pool_sums(there[1]), base, rules.seed)
             yield {"more": more, "less": less, "seeds": [len(some) for some in there], **made}
 
 
-def rows_named(training: Mapping[str, Entry], side: str, arm: str) -> list[str]:
+def row_names(training: Mapping[str, Entry], side: str, arm: str) -> list[str]:
     """The rows of an entrant (`medusa`, `medusa@direct`) in an arm, one a seed."""
     name, _, reading = side.partition("@")
     entries = {key: entry for key, entry in training.items() if (entry["entrant"], entry["arm"]) == (name, arm)}
     return list(dict.fromkeys(row_name(entry["same_as"] or key, reading or None) for key, entry in entries.items()))
 
 
-def effects(
-    rules: Rules, training: Mapping[str, Entry], answers: Sides, arm: str, nodes: int
+def factor_effects(
+    rules: ComparisonConfig, training: Mapping[str, Entry], answers: RowSums, arm: str, nodes: int
 ) -> Iterator[dict[str, Any]]:
     """Of every factor, each level less its first one, all else being equal: over all cells, and among those that are
     read alike (within), because some losses are read well in one way only."""
-    cells = cells_of(rules, training, arm)
+    cells = factor_cells(rules, training, arm)
     base = answers.get((AUTOREGRESSIVE, nodes))
     if base is None:
         return
     for factor in dict.fromkeys(key for cell in cells for key, _ in cell):
-        first, *others = levels(cells, factor)
-        for level, within in product(others, (None, *(rules.readings_as if factor != READING else ()))):
+        first, *others = levels_of_factor(cells, factor)
+        for level, within in product(others, (None, *(rules.readings_as if factor != READING_FACTOR else ()))):
             twins = [  # a seed that one side lacks would weigh for the other alone
                 (cell, seed, answers[ours, nodes], answers[cells[twin][seed], nodes])
-                for cell, twin in twinned(cells, factor, level, first)
+                for cell, twin in matched_cells(cells, factor, level, first)
                 for seed, ours in cells[cell].items()
-                if within in (None, dict(cell).get(READING))
+                if within in (None, dict(cell).get(READING_FACTOR))
                 and (ours, nodes) in answers
                 and (cells[twin].get(seed), nodes) in answers
             ]
             if twins:
                 told, seeds, more, less = zip(*twins, strict=True)
-                made = difference(pooled(more), pooled(less), base, rules.seed)
+                made = paired_difference(pool_sums(more), pool_sums(less), base, rules.seed)
                 counts = {"twins": len(set(told)), "seeds": len(set(seeds))}
                 yield {"factor": factor, "more": level, "less": first, "within": within, **counts, **made}
 
 
-def cells_of(rules: Rules, training: Mapping[str, Entry], arm: str) -> dict[Cell, dict[int, str]]:
+def factor_cells(rules: ComparisonConfig, training: Mapping[str, Entry], arm: str) -> dict[FactorLevels, dict[int, str]]:
     """Row names by their levels and seeds. How a head is read is a factor, too, where there are several ways."""
-    found: dict[Cell, dict[int, str]] = {}
+    found: dict[FactorLevels, dict[int, str]] = {}
     for name, entry in training.items():
         if entry["arm"] != arm or not entry["factors"]:
             continue
         for number, reading in enumerate(entry["readings"]):
-            read = {READING: rules.readings_as[number]} if len(entry["readings"]) > 1 else {}
+            read = {READING_FACTOR: rules.readings_as[number]} if len(entry["readings"]) > 1 else {}
             cell = tuple(sorted({**entry["factors"], **read}.items()))
             found.setdefault(cell, {})[entry["seed"]] = row_name(entry["same_as"] or name, reading)
     return found
 
 
-def levels(cells: Iterable[Cell], factor: str) -> list[Any]:
+def levels_of_factor(cells: Iterable[FactorLevels], factor: str) -> list[Any]:
     return list(dict.fromkeys(value for cell in cells for key, value in cell if key == factor))
 
 
-def twinned(cells: Iterable[Cell], factor: str, level: Any, first: Any) -> Iterator[tuple[Cell, Cell]]:
+def matched_cells(cells: Iterable[FactorLevels], factor: str, level: Any, first: Any) -> Iterator[tuple[FactorLevels, FactorLevels]]:
     known = set(cells)
     for cell in cells:
         if dict(cell).get(factor) == level:

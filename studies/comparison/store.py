@@ -28,7 +28,7 @@ RULES, TRAINING, MATCHING, EVALUATIONS, VERDICT = "rules", "training", "matching
 
 
 @dataclass(frozen=True)
-class Book:
+class ResultStore:
     """out/rules.json, training.json, matching.json, evaluations.json, verdict.json: names and what is known of each."""
 
     out: Path
@@ -82,14 +82,14 @@ class Book:
 
 
 @dataclass(frozen=True)
-class Took:
+class RunTime:
     """Seconds of a command. processor: of all its threads; a machine that is shared does not lengthen it much."""
 
     processor: float
     wall: float
 
 
-def run(script: str, words: Sequence[str], log: Path | None = None) -> Took:
+def run_script(script: str, words: Sequence[str], log: Path | None = None) -> RunTime:
     """`python SCRIPT WORDS`; what it says goes to `log`, else to the terminal. Raises InputError if it fails."""
     print(shlex.join(["python", script, *words]), flush=True)
     command = [sys.executable, str(REPOSITORY / script), *words]
@@ -102,12 +102,12 @@ def run(script: str, words: Sequence[str], log: Path | None = None) -> Took:
             status = subprocess.run(command, stdout=stream, stderr=subprocess.STDOUT).returncode
     after = os.times()
     if status:
-        raise InputError(failure(script, status, log))
+        raise InputError(failure_message(script, status, log))
     processor = after.children_user - before.children_user + after.children_system - before.children_system
-    return Took(processor, perf_counter() - began)
+    return RunTime(processor, perf_counter() - began)
 
 
-def failure(script: str, status: int, log: Path | None) -> str:
+def failure_message(script: str, status: int, log: Path | None) -> str:
     said = [line for line in log.read_text(errors="replace").splitlines() if line.strip()] if log is not None else []
     last = f": {said[-1].strip()}" if said else ""
     where = f" (see {log})" if log is not None else ""

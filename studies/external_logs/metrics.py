@@ -8,12 +8,12 @@ from typing import Any
 
 from ctcdraft.errors import InputError
 from ctcdraft.evaluation import metrics
-from ctcdraft.evaluation.bootstrap import interval, ratio_interval
-from ctcdraft.evaluation.metrics import mean, ratio
-from studies.external_logs.read import RecordedRun, RecordedTurn
+from ctcdraft.evaluation.bootstrap import bootstrap_interval, ratio_interval
+from ctcdraft.evaluation.metrics import mean_of_known, ratio
+from studies.external_logs.read import LoggedRun, LoggedTurn
 
-ACCEPTANCE = ("tau", "tau_mean", "tau_paper")
-SPEEDUPS = ("speedup", "speedup_paper", "speedup_turns")
+ACCEPTANCE_MEASURES = ("tau", "tau_mean", "tau_paper")
+SPEEDUP_MEASURES = ("speedup", "speedup_paper", "speedup_turns")
 
 DEFINITIONS = {
     "pass": "one reading of the base: idxs + 1 of a turn, or Spec-Bench's decoding_steps",
@@ -28,56 +28,56 @@ DEFINITIONS = {
     "doubled": "words of letters that stand twice in a row, per 1,000 words: `the the`",
 }
 
-Turns = tuple[RecordedTurn, ...]
-Questions = Sequence[Turns]
+LoggedAnswer = tuple[LoggedTurn, ...]
+LoggedAnswers = Sequence[LoggedAnswer]
 
 
-def pairs(run: RecordedRun, baseline: RecordedRun) -> list[str]:
+def timed_in_both(run: LoggedRun, baseline: LoggedRun) -> list[str]:
     """The questions in both, with a time for every turn in both."""
     both = [one for one in run.answers if one in baseline.answers]
     if not both:
         raise InputError(f"{run.name} and {baseline.name} have no question in common; give two runs of one benchmark")
-    return [one for one in both if timed(run.answers[one]) and timed(baseline.answers[one])]
+    return [one for one in both if has_times(run.answers[one]) and has_times(baseline.answers[one])]
 
 
-def timed(answer: Turns) -> bool:
+def has_times(answer: LoggedAnswer) -> bool:
     return all(turn.seconds > 0 for turn in answer)
 
 
-def row(run: RecordedRun, baseline: RecordedRun | None, seed: int) -> dict[str, Any]:
+def log_row(run: LoggedRun, baseline: LoggedRun | None, seed: int) -> dict[str, Any]:
     said = list(run.answers)
     named = [name for name in dict.fromkeys(run.categories.get(one) for one in said) if name is not None]
     return {
         "drafter": run.name,
         "models": list(run.models),
-        **measures(run, baseline, said, seed),
+        **log_measures(run, baseline, said, seed),
         "categories": {
-            name: measures(run, baseline, [one for one in said if run.categories.get(one) == name], seed)
+            name: log_measures(run, baseline, [one for one in said if run.categories.get(one) == name], seed)
             for name in named
         },
     }
 
 
-def measures(run: RecordedRun, baseline: RecordedRun | None, ids: Sequence[str], seed: int) -> dict[str, Any]:
+def log_measures(run: LoggedRun, baseline: LoggedRun | None, ids: Sequence[str], seed: int) -> dict[str, Any]:
     """Of the questions `ids`; speed-ups of those among them that both arms hold and timed."""
     ours: Any = [run.answers[one] for one in ids]
-    counted = metrics.acceptance_of(ours)
+    counted = metrics.acceptance_metrics(ours)
     texts = [turn.text for answer in ours for turn in answer]
     made: dict[str, Any] = {
         "prompts": len(ids),
         **counted,
         **acceptance_intervals(ours, seed),
-        "tokens_per_second": metrics.speed([answer for answer in ours if timed(answer)]),
-        "doubled_per_1000": doubled(texts),
+        "tokens_per_second": metrics.tokens_per_second([answer for answer in ours if has_times(answer)]),
+        "doubled_per_1000": doubled_words_per_1000(texts),
     }
     if baseline is None:
-        return {**made, **dict.fromkeys((*SPEEDUPS, *(f"{name}_ci" for name in SPEEDUPS), "equal", "compared"))}
+        return {**made, **dict.fromkeys((*SPEEDUP_MEASURES, *(f"{name}_ci" for name in SPEEDUP_MEASURES), "equal", "compared"))}
     wanted = set(ids)
-    chosen = [one for one in pairs(run, baseline) if one in wanted]
+    chosen = [one for one in timed_in_both(run, baseline) if one in wanted]
     both = [one for one in ids if one in baseline.answers]
-    equal = sum(texts_of(run.answers[one]) == texts_of(baseline.answers[one]) for one in both)
+    equal = sum(turn_texts(run.answers[one]) == turn_texts(baseline.answers[one]) for one in both)
     sides = [run.answers[one] for one in chosen], [baseline.answers[one] for one in chosen]
-    return {**made, **speedups(*sides, seed), "equal": equal, "compared": len(chosen)}
+    return {**made, **log_speedups(*sides, seed), "equal": equal, "compared": len(chosen)}
 
 
 def acceptance_intervals(ours: Any, seed: int) -> dict[str, Any]:
@@ -96,31 +96,31 @@ def mean_interval(values: Sequence[float | None], seed: int) -> list[float] | No
     return ratio_interval(there, [1.0] * len(there), seed)
 
 
-def speedups(ours: Any, theirs: Any, seed: int) -> dict[str, Any]:
+def log_speedups(ours: Any, theirs: Any, seed: int) -> dict[str, Any]:
     """Three ways to say how much faster, of the same questions in both arms."""
     sums = [[[sum(turn.counted for turn in answer) for answer in side], [sum(turn.seconds for turn in answer)
             for answer in side]] for side in (ours, theirs)]  # fmt: skip
-    questions = [[metrics.speed([answer]) or 0.0 for answer in side] for side in (ours, theirs)]
-    turns = [[[metrics.speed([[turn]]) or 0.0 for turn in answer] for answer in side] for side in (ours, theirs)]
+    questions = [[metrics.tokens_per_second([answer]) or 0.0 for answer in side] for side in (ours, theirs)]
+    turns = [[[metrics.tokens_per_second([[turn]]) or 0.0 for turn in answer] for answer in side] for side in (ours, theirs)]
     per_turn: list[Sequence[float]] = []
     for side in turns:  # a mean over turns is a ratio of totals too, over the number of turns
         per_turn += [[sum(speeds) for speeds in side], [len(speeds) for speeds in side]]
     flat = [[speed for speeds in side for speed in speeds] for side in turns]
     return {
-        "speedup": metrics.over(metrics.speed(ours), metrics.speed(theirs)),
-        "speedup_paper": metrics.over(mean(questions[0]), mean(questions[1])),
-        "speedup_turns": metrics.over(mean(flat[0]), mean(flat[1])),
-        "speedup_ci": interval(lambda a, b, c, d: (a / b) / (c / d), [*sums[0], *sums[1]], seed),
+        "speedup": metrics.optional_ratio(metrics.tokens_per_second(ours), metrics.tokens_per_second(theirs)),
+        "speedup_paper": metrics.optional_ratio(mean_of_known(questions[0]), mean_of_known(questions[1])),
+        "speedup_turns": metrics.optional_ratio(mean_of_known(flat[0]), mean_of_known(flat[1])),
+        "speedup_ci": bootstrap_interval(lambda a, b, c, d: (a / b) / (c / d), [*sums[0], *sums[1]], seed),
         "speedup_paper_ci": ratio_interval(questions[0], questions[1], seed),
-        "speedup_turns_ci": interval(lambda a, b, c, d: (a / b) / (c / d), per_turn, seed),
+        "speedup_turns_ci": bootstrap_interval(lambda a, b, c, d: (a / b) / (c / d), per_turn, seed),
     }
 
 
-def texts_of(answer: Turns) -> list[str]:
+def turn_texts(answer: LoggedAnswer) -> list[str]:
     return [turn.text for turn in answer]
 
 
-def doubled(texts: Sequence[str]) -> float | None:
+def doubled_words_per_1000(texts: Sequence[str]) -> float | None:
     """Words of letters that repeat the one before, per 1,000 words.
 
     `He took the the dog`   ->   1 of 5: 200

@@ -16,13 +16,13 @@ from typing import Any
 from ctcdraft.errors import InputError
 
 # FastChat's question ids of MT-Bench, ten a category; only Spec-Bench writes categories down.
-MT_BENCH_FIRST = 81
-MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
-NUMBERS = {"new_tokens": "tokens", "wall_time": "seconds"}
+MT_BENCH_FIRST_ID = 81
+MT_BENCH_CATEGORIES = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
+NUMBER_FIELDS = {"new_tokens": "tokens", "wall_time": "seconds"}
 
 
 @dataclass(frozen=True)
-class RecordedTurn:
+class LoggedTurn:
     """What a file says of one turn; counted as our own answers are, so that the same functions measure it.
 
     counted: its tokens, 0 where the file does not hold them. steps: passes.
@@ -52,36 +52,36 @@ class RecordedTurn:
 
 
 @dataclass(frozen=True)
-class RecordedRun:
+class LoggedRun:
     """One arm. answers: by question id, in the order of the file. repeated: ids that stand there more than once."""
 
     name: str
     models: tuple[str, ...]
-    answers: Mapping[str, tuple[RecordedTurn, ...]]
+    answers: Mapping[str, tuple[LoggedTurn, ...]]
     categories: Mapping[str, str]
     repeated: tuple[str, ...]
     choices: int
     began: float | None
 
-    def turns(self) -> list[RecordedTurn]:
+    def turns(self) -> list[LoggedTurn]:
         return [turn for answer in self.answers.values() for turn in answer]
 
 
-def read_run(path: str) -> RecordedRun:
+def read_log(path: str) -> LoggedRun:
     """An answer file, gzipped or not. Of a question that stands there twice the last line counts: these programs add
     lines to the file of an earlier try, and FastChat's own cleaning keeps the last."""
-    answers: dict[str, tuple[RecordedTurn, ...]] = {}
+    answers: dict[str, tuple[LoggedTurn, ...]] = {}
     categories: dict[str, str] = {}
     repeated, models, stamps, choices = [], [], [], 0
-    for where, row in rows(path):
-        question = str(field(row, "question_id", (int, str), where))
+    for where, row in read_rows(path):
+        question = str(checked_field(row, "question_id", (int, str), where))
         if question in answers:
             repeated.append(question)
-        several = field(row, "choices", (list,), where)
+        several = checked_field(row, "choices", (list,), where)
         if not several:
             raise InputError(f"{where} has no answer in `choices`; record that question again or remove the line")
         choices = max(choices, len(several))
-        answers[question] = recorded_turns(several[0], where)
+        answers[question] = parse_turns(several[0], where)
         models.append(str(row.get("model_id", "unnamed")))
         if "category" in row:
             categories[question] = str(row["category"])
@@ -89,12 +89,12 @@ def read_run(path: str) -> RecordedRun:
             stamps.append(float(row["tstamp"]))
     if not answers:
         raise InputError(f"{path} holds no answer; give an answer file as recorded.path= or recorded.baseline=")
-    named = categories or by_question_id(answers)
+    named = categories or mt_bench_categories(answers)
     distinct = tuple(dict.fromkeys(models)), tuple(dict.fromkeys(repeated))
-    return RecordedRun(Path(path).name, distinct[0], answers, named, distinct[1], choices, min(stamps, default=None))
+    return LoggedRun(Path(path).name, distinct[0], answers, named, distinct[1], choices, min(stamps, default=None))
 
 
-def rows(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def read_rows(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Every line with the place it stands at."""
     try:
         with gzip.open(path, "rt") if path.endswith(".gz") else open(path) as stream:
@@ -116,25 +116,25 @@ def rows(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
         ) from error
 
 
-def recorded_turns(choice: Any, where: str) -> tuple[RecordedTurn, ...]:
+def parse_turns(choice: Any, where: str) -> tuple[LoggedTurn, ...]:
     if not isinstance(choice, dict):
         raise InputError(f"{where}: `choices` holds no object; an answer is one with turns, new_tokens and wall_time")
-    texts = field(choice, "turns", (list,), where)
-    columns = [numbers(choice, name, len(texts), where) for name in NUMBERS]
+    texts = checked_field(choice, "turns", (list,), where)
+    columns = [checked_numbers(choice, name, len(texts), where) for name in NUMBER_FIELDS]
     if "decoding_steps" in choice:
-        steps = numbers(choice, "decoding_steps", len(texts), where)
+        steps = checked_numbers(choice, "decoding_steps", len(texts), where)
     elif "idxs" in choice:
-        steps = [index + 1 for index in numbers(choice, "idxs", len(texts), where)]
+        steps = [index + 1 for index in checked_numbers(choice, "idxs", len(texts), where)]
     else:
         raise InputError(f"{where} has neither `idxs` nor `decoding_steps`: there are no passes to divide by")
     return tuple(
-        RecordedTurn(str(text), int(tokens), int(passes), float(seconds))
+        LoggedTurn(str(text), int(tokens), int(passes), float(seconds))
         for text, tokens, seconds, passes in zip(texts, *columns, steps, strict=True)
     )
 
 
-def numbers(choice: dict[str, Any], name: str, turns: int, where: str) -> list[float]:
-    values = field(choice, name, (list,), where)
+def checked_numbers(choice: dict[str, Any], name: str, turns: int, where: str) -> list[float]:
+    values = checked_field(choice, name, (list,), where)
     if len(values) != turns:
         raise InputError(f"{where} has {turns} turns but {len(values)} values in `{name}`; remove the line")
     for value in values:
@@ -143,7 +143,7 @@ def numbers(choice: dict[str, Any], name: str, turns: int, where: str) -> list[f
     return values
 
 
-def field(row: dict[str, Any], name: str, layer_types: tuple[type, ...], where: str) -> Any:
+def checked_field(row: dict[str, Any], name: str, layer_types: tuple[type, ...], where: str) -> Any:
     if name not in row:
         raise InputError(f"{where} has no `{name}`; it has {', '.join(sorted(row)) or 'nothing'}")
     if not isinstance(row[name], layer_types):
@@ -153,9 +153,9 @@ def field(row: dict[str, Any], name: str, layer_types: tuple[type, ...], where: 
     return row[name]
 
 
-def by_question_id(ids: Sequence[str] | Mapping[str, Any]) -> dict[str, str]:
+def mt_bench_categories(ids: Sequence[str] | Mapping[str, Any]) -> dict[str, str]:
     """MT-Bench's categories, where all ids are of MT-Bench; nothing else has ids that tell."""
-    last = MT_BENCH_FIRST + 10 * len(MT_BENCH) - 1
-    if not all(one.isdigit() and MT_BENCH_FIRST <= int(one) <= last for one in ids):
+    last = MT_BENCH_FIRST_ID + 10 * len(MT_BENCH_CATEGORIES) - 1
+    if not all(one.isdigit() and MT_BENCH_FIRST_ID <= int(one) <= last for one in ids):
         return {}
-    return {one: MT_BENCH[(int(one) - MT_BENCH_FIRST) // 10] for one in ids}
+    return {one: MT_BENCH_CATEGORIES[(int(one) - MT_BENCH_FIRST_ID) // 10] for one in ids}

@@ -9,25 +9,25 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ctcdraft.io import write_text
-from studies.paper.tables import Cell, Found, Table
+from studies.paper.tables import MeasuredValue, PaperTable, TableCell
 
 
-class Filling(Protocol):
+class HoursPlanner(Protocol):
     """Who plans the hours that would fill a cell: studies/paper/gpu_hours.py."""
 
-    def hours(self, cell: Cell) -> Any: ...
+    def hours(self, cell: TableCell) -> Any: ...
 
     def basis(self) -> Sequence[str]: ...
 
 
-COLUMNS: dict[str, Callable[[Cell], str]] = {
+COLUMNS: dict[str, Callable[[TableCell], str]] = {
     "paper": lambda cell: "" if cell.paper is None else f"{cell.paper:.2f}",
-    "recomputed": lambda cell: said(cell.recomputed),
-    "corrected": lambda cell: said(cell.corrected),
-    "ours": lambda cell: said(cell.ours),
-    "difference": lambda cell: said(cell.difference, signed=True),
+    "recomputed": lambda cell: format_value(cell.recomputed),
+    "corrected": lambda cell: format_value(cell.corrected),
+    "ours": lambda cell: format_value(cell.ours),
+    "difference": lambda cell: format_value(cell.difference, signed=True),
 }
-KEY = (
+COLUMN_NOTES = (
     "- **paper**: as printed; **recomputed**: from the authors' answer files by the paper's convention (beta divides "
     "by the last 0-based index; gamma is a ratio of mean per-question speeds)",
     "- **corrected**: from the same files by ours (tau and speed-up, ratios of totals); **ours**: measured with this "
@@ -37,11 +37,11 @@ KEY = (
     "- speed-ups of different machines and base versions are not comparable; an empty cell was not run, an empty "
     "one under `paper` not by its authors either; the paper and its files are of float16 on a card they do not name",
 )
-SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}"}
-SPECIAL |= {">": r"\textgreater{}", "|": r"\textbar{}", "`": "'", **{sign: rf"\{sign}" for sign in "_%&#${}"}}
+LATEX_ESCAPES = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}"}
+LATEX_ESCAPES |= {">": r"\textgreater{}", "|": r"\textbar{}", "`": "'", **{sign: rf"\{sign}" for sign in "_%&#${}"}}
 
 
-def said(found: Found | None, signed: bool = False) -> str:
+def format_value(found: MeasuredValue | None, signed: bool = False) -> str:
     if found is None or found.value is None:
         return ""
     sign = "+" if signed else ""
@@ -49,7 +49,7 @@ def said(found: Found | None, signed: bool = False) -> str:
     return f"{found.value:{sign}.2f}{bounds}"
 
 
-def lines(table: Table, marked: bool = True) -> list[list[str]]:
+def table_rows(table: PaperTable, marked: bool = True) -> list[list[str]]:
     """The cells as text. marked: behind a value of ours stands its footnote's number."""
     made = []
     for cell in table.cells:
@@ -60,7 +60,7 @@ def lines(table: Table, marked: bool = True) -> list[list[str]]:
     return made
 
 
-def below(table: Table) -> dict[str, list[str]]:
+def notes_by_heading(table: PaperTable) -> dict[str, list[str]]:
     """What is to be said below the table, by headings; the footnotes first."""
     said = {
         "What ours was measured with": [f"({number}) {one}" for number, one in enumerate(table.measured, 1)],
@@ -70,72 +70,72 @@ def below(table: Table) -> dict[str, list[str]]:
     return {heading: notes for heading, notes in said.items() if notes}
 
 
-def header() -> list[str]:
+def column_names() -> list[str]:
     return ["benchmark", "drafter", "base", "measure", *COLUMNS]
 
 
-def markdown(table: Table, filling: Filling | None = None) -> str:
+def markdown(table: PaperTable, filling: HoursPlanner | None = None) -> str:
     """filling: plans the hours of the commands that would fill the empty cells."""
-    rows = [header(), ["---"] * len(header()), *lines(table)]
-    parts = [f"# {table.title}", "\n".join("| " + " | ".join(row) + " |" for row in rows), "\n".join(KEY)]
-    for heading, notes in below(table).items():
+    rows = [column_names(), ["---"] * len(column_names()), *table_rows(table)]
+    parts = [f"# {table.title}", "\n".join("| " + " | ".join(row) + " |" for row in rows), "\n".join(COLUMN_NOTES)]
+    for heading, notes in notes_by_heading(table).items():
         parts += [f"## {heading}", "\n".join(f"- {note}" for note in notes)]
     missing = {cell.to_fill: cell for cell in table.cells if cell.ours is None}
     if missing:
         parts.append("## What would fill the empty cells")
         parts += ["\n".join(f"- {said}" for said in filling.basis())] if filling is not None else []
-        parts += [f"{planned(cell, filling)}\n\n    {command}".lstrip() for command, cell in missing.items()]
+        parts += [f"{describe_planned_hours(cell, filling)}\n\n    {command}".lstrip() for command, cell in missing.items()]
     return "\n\n".join(parts) + "\n"
 
 
-def latex(table: Table) -> str:
+def latex(table: PaperTable) -> str:
     columns = "llll" + "r" * len(COLUMNS)
-    body = [" & ".join(escaped(row)) + r" \\" for row in lines(table)]
+    body = [" & ".join(latex_escape(row)) + r" \\" for row in table_rows(table)]
     return "\n".join(
         [
             rf"\begin{{tabular}}{{{columns}}}",
             r"\toprule",
-            " & ".join(header()) + r" \\",
+            " & ".join(column_names()) + r" \\",
             r"\midrule",
             *body,
             r"\bottomrule",
             r"\end{tabular}",
-            *(rf"\par{{\footnotesize {note}}}" for notes in below(table).values() for note in escaped(notes)),
+            *(rf"\par{{\footnotesize {note}}}" for notes in notes_by_heading(table).values() for note in latex_escape(notes)),
             "",
         ]
     )
 
 
-def escaped(words: Sequence[str]) -> list[str]:
-    return ["".join(SPECIAL.get(sign, sign) for sign in word) for word in words]
+def latex_escape(words: Sequence[str]) -> list[str]:
+    return ["".join(LATEX_ESCAPES.get(sign, sign) for sign in word) for word in words]
 
 
-def comma_separated(table: Table, filling: Filling | None = None) -> str:
+def table_csv(table: PaperTable, filling: HoursPlanner | None = None) -> str:
     text = StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*header(), "ours_measured", "to_fill", "hours_planned"])
-    for row, cell in zip(lines(table, marked=False), table.cells, strict=True):
-        empty = [cell.to_fill, planned(cell, filling)] if cell.ours is None else ["", ""]
+    writer.writerow([*column_names(), "ours_measured", "to_fill", "hours_planned"])
+    for row, cell in zip(table_rows(table, marked=False), table.cells, strict=True):
+        empty = [cell.to_fill, describe_planned_hours(cell, filling)] if cell.ours is None else ["", ""]
         writer.writerow([*row, cell.measured or "", *empty])
     return text.getvalue()
 
 
-def notes_separated(table: Table) -> str:
+def notes_csv(table: PaperTable) -> str:
     """The notes as a file of their own: in the table's they would be rows of it."""
     text = StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerows([["about", "note"], *([about, note] for about, notes in below(table).items() for note in notes)])
+    writer.writerows([["about", "note"], *([about, note] for about, notes in notes_by_heading(table).items() for note in notes)])
     return text.getvalue()
 
 
-def planned(cell: Cell, filling: Filling | None) -> str:
+def describe_planned_hours(cell: TableCell, filling: HoursPlanner | None) -> str:
     """The hours of the command that would fill a cell; nothing where nobody plans or no rate is known."""
     hours = None if filling is None else filling.hours(cell)
     return "" if hours is None else str(hours)
 
 
-def write(out: Path, table: Table, filling: Filling | None = None) -> None:
+def write(out: Path, table: PaperTable, filling: HoursPlanner | None = None) -> None:
     write_text(out / "table.md", markdown(table, filling))
     write_text(out / "table.tex", latex(table))
-    write_text(out / "table.csv", comma_separated(table, filling))
-    write_text(out / "notes.csv", notes_separated(table))
+    write_text(out / "table.csv", table_csv(table, filling))
+    write_text(out / "notes.csv", notes_csv(table))

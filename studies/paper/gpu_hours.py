@@ -15,21 +15,21 @@ import torch
 
 from ctcdraft import hardware
 from ctcdraft.config.build import build_drafter
-from ctcdraft.config.cli import composed
-from ctcdraft.errors import InputError, number
+from ctcdraft.config.cli import compose_config
+from ctcdraft.errors import InputError, check_float
 from ctcdraft.hardware import UNKNOWN_RATE, HardwareSpec, format_bytes
 from ctcdraft.models.meta import build_meta_base
 from ctcdraft.models.stats import ModelStats
-from ctcdraft.planning.corpus import hours_on_paper, memory_bytes
+from ctcdraft.planning.corpus import dry_run_hours, memory_parts
 from ctcdraft.planning.dry_run import CorpusStats, count_operations, peak_training_bytes
-from ctcdraft.planning.workload import Work
-from studies.paper.tables import Cell
+from ctcdraft.planning.workload import CorpusTokenCounts
+from studies.paper.tables import TableCell
 
-ARMS = 3  # checkpoint=RUN compares autoregression, the run and prompt_lookup
+EVALUATED_ARMS = 3  # checkpoint=RUN compares autoregression, the run and prompt_lookup
 
 
 @dataclass(frozen=True)
-class Hours:
+class GpuHours:
     """answers and evaluation: at most, because answers are taken to be as long as they may be, and every arm to be as
     slow as autoregression. training: without probes. peaks: bytes that each of the three holds at its peak; memory:
     those of the card, None where nobody said."""
@@ -56,7 +56,7 @@ class Hours:
         return f"; DOES NOT FIT a card of {format_bytes(self.memory)}: {', '.join(larger)}" if larger else ""
 
 
-class Filling:
+class GpuHoursPlanner:
     """The values of `table.plan`. corpus: the fields of a `Work`, the corpus that heads are trained on. benchmarks: by
     name, questions and turns of each."""
 
@@ -69,51 +69,51 @@ class Filling:
         benchmarks: Mapping[str, Mapping[str, int]],
     ) -> None:
         self.rate = HardwareSpec.of({"flops": flops, "bandwidth": bandwidth})
-        if memory is not None and not number(memory, "table.plan.memory") > 0:
+        if memory is not None and not check_float(memory, "table.plan.memory") > 0:
             raise InputError(f"table.plan.memory={memory} is no card's memory; it is bytes, as in 8e10, or null")
         self.memory = memory
-        self.work = Work(**corpus)
+        self.work = CorpusTokenCounts(**corpus)
         self.benchmarks = benchmarks
         self.planned = lru_cache(maxsize=None)(self._planned)
 
-    def hours(self, cell: Cell) -> Hours | None:
+    def hours(self, cell: TableCell) -> GpuHours | None:
         """None where no rate was given."""
         if self.rate.flops is None:
             return None
         return self.planned(cell.base, cell.training, cell.benchmark.partition("/")[0])
 
-    def _planned(self, base: str, training: str, benchmark: str) -> Hours | None:
+    def _planned(self, base: str, training: str, benchmark: str) -> GpuHours | None:
         alone = "trainer.accumulate=1"  # its default is the WORLD_SIZE of the process that prints the table
-        config = composed("train", f"base={base}", alone, *training.split(), "device=cpu", "dtype=bfloat16")
-        sizes = build_meta_base(**values(config.base))
+        config = compose_config("train", f"base={base}", alone, *training.split(), "device=cpu", "dtype=bfloat16")
+        sizes = build_meta_base(**node_values(config.base))
         with torch.device("meta"):
             drafter = build_drafter(config.drafter, sizes).eval()
-        objective, told = made(config.objective), CorpusStats.from_work(self.work)
+        objective, told = instantiate_node(config.objective), CorpusStats.from_work(self.work)
         needed = count_operations(sizes, drafter, objective, told, config.trainer)
         seconds = needed.seconds(config.trainer.steps * config.trainer.accumulate, self.rate)
-        answers = hours_on_paper(self.work, ModelStats.of(sizes), config.answers.batch_size, self.rate)
-        asked = self.asked(benchmark, composed("evaluate", f"benchmark={benchmark}").decoding.max_new_tokens)
-        evaluation = hours_on_paper(asked, ModelStats.of(sizes), rows=1, rate=self.rate)
+        answers = dry_run_hours(self.work, ModelStats.of(sizes), config.answers.batch_size, self.rate)
+        asked = self.asked(benchmark, compose_config("evaluate", f"benchmark={benchmark}").decoding.max_new_tokens)
+        evaluation = dry_run_hours(asked, ModelStats.of(sizes), rows=1, rate=self.rate)
         if seconds is None or answers is None or evaluation is None:
             return None
         size = ModelStats.of(sizes)
         peaks = {
-            "answers": sum(memory_bytes(self.work, size, made(config.answers)).values()),
+            "answers": sum(memory_parts(self.work, size, instantiate_node(config.answers)).values()),
             "training": peak_training_bytes(sizes, drafter, objective, told, config.trainer),
             "evaluation": size.weight_bytes + asked.longest * size.kv_bytes,  # and a head, which is small beside them
         }
-        return Hours(answers, seconds[0] / 3600, evaluation, peaks, self.memory)
+        return GpuHours(answers, seconds[0] / 3600, evaluation, peaks, self.memory)
 
-    def asked(self, benchmark: str, most: int) -> Work:
+    def asked(self, benchmark: str, most: int) -> CorpusTokenCounts:
         """What all arms read and say: of the questions themselves, which are short, only earlier answers are read."""
         questions, turns = (self.benchmarks[benchmark][key] for key in ("questions", "turns"))
         recalled = questions * most * turns * (turns - 1) // 2
-        return Work(
-            prompts=ARMS * questions,
-            turns=ARMS * questions * turns,
+        return CorpusTokenCounts(
+            prompts=EVALUATED_ARMS * questions,
+            turns=EVALUATED_ARMS * questions * turns,
             asked=0,
-            recalled=ARMS * recalled,
-            said=ARMS * questions * turns * most,
+            recalled=EVALUATED_ARMS * recalled,
+            said=EVALUATED_ARMS * questions * turns * most,
             longest=turns * most,
             longest_prompt=(turns - 1) * most,
             counted="not counted",
@@ -138,14 +138,14 @@ class Filling:
         ]
 
 
-def values(node: Any) -> dict[str, Any]:
+def node_values(node: Any) -> dict[str, Any]:
     from omegaconf import OmegaConf
 
     found: Any = OmegaConf.to_container(node, resolve=True)
     return {key: value for key, value in found.items() if key != "_target_"}
 
 
-def made(node: Any) -> Any:
+def instantiate_node(node: Any) -> Any:
     from hydra.utils import instantiate
 
     return instantiate(node)

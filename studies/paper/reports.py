@@ -12,21 +12,21 @@ from pathlib import Path
 from typing import Any, Self
 
 from ctcdraft.errors import InputError
-from ctcdraft.evaluation.benchmarks import WHOLE
+from ctcdraft.evaluation.benchmarks import PUBLISHED_SIZES
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
 
 Row = Mapping[str, Any]
-Place = tuple[str, str, str]  # drafter, benchmark, base
+CellKey = tuple[str, str, str]  # drafter, benchmark, base
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredRow:
     """A row that may be printed: it is greedy and has its certificate. made: when its report was, "" where unsaid."""
 
     report: str
     made: str
     row: Row
-    place: Place
+    place: CellKey
 
     @classmethod
     def of(cls, report: str, made: str, row: Row) -> Self:
@@ -41,7 +41,7 @@ class Measured:
     def circumstances(self) -> str:
         """What a number does not say of itself: how many questions, which machine, which precision."""
         row = self.row
-        asked, whole = row["prompts"], WHOLE.get(row["benchmark"])
+        asked, whole = row["prompts"], PUBLISHED_SIZES.get(row["benchmark"])
         part = f"only {asked:,} of {whole:,} questions" if whole and asked < whole else f"{asked:,} questions"
         close = row["lossless"]["owed"]["undecided"]
         undecided = [f"on {close} of them words differ at a close call, which is undecided"] if close else []
@@ -49,7 +49,7 @@ class Measured:
         return f"{self.source}: {'; '.join(said)}"
 
 
-def read_reports(names: Sequence[str]) -> tuple[list[Measured], list[str]]:
+def read_reports(names: Sequence[str]) -> tuple[list[MeasuredRow], list[str]]:
     """All rows that may be printed, and a sentence for those that may not."""
     kept, left_out = [], []
     for name in names:
@@ -57,19 +57,19 @@ def read_reports(names: Sequence[str]) -> tuple[list[Measured], list[str]]:
             report = json.loads(Path(name).read_text())
             made = str(report.get("environment", {}).get("date", ""))
             rows = [row for row in report["rows"] if row["drafter"] != AUTOREGRESSIVE]
-            faults = [(row, fault(row)) for row in rows]
-            kept += [Measured.of(name, made, row) for row, why in faults if why is None]
+            faults = [(row, exclusion_reason(row)) for row in rows]
+            kept += [MeasuredRow.of(name, made, row) for row, why in faults if why is None]
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(
                 f"{name} is no report.json of questions that evaluate.py asked; give such files as table.reports="
             ) from error
-        left_out += sentences((name, row["drafter"], why) for row, why in faults if why is not None)
+        left_out += group_sentences((name, row["drafter"], why) for row, why in faults if why is not None)
         if not rows:
             left_out.append(f"{name}: left out, it holds nobody but autoregression")
     return kept, left_out
 
 
-def fault(row: Row) -> str | None:
+def exclusion_reason(row: Row) -> str | None:
     """Why a row is not printed: where words differ that were owed, nothing is; None where it may be."""
     if row["temperature"] != 0:
         return f"sampled at temperature {row['temperature']:g}, where the table is greedy"
@@ -80,20 +80,20 @@ def fault(row: Row) -> str | None:
     return None
 
 
-def chosen(measured: Sequence[Measured], places: Collection[Place]) -> tuple[dict[Place, Measured], list[str]]:
+def select_rows(measured: Sequence[MeasuredRow], places: Collection[CellKey]) -> tuple[dict[CellKey, MeasuredRow], list[str]]:
     """The newest row of every place, and a sentence for each that stands in none."""
     fits = {place: [one for one in measured if one.place == place] for place in places}
-    taken = {place: newest(rows) for place, rows in fits.items() if rows}
-    strangers = [(one.report, one.place[0], stranger(one.place, places)) for one in measured if one.place not in taken]
-    return taken, [*sentences(strangers), *crowded(fits, taken)]
+    taken = {place: newest_row(rows) for place, rows in fits.items() if rows}
+    strangers = [(one.report, one.place[0], mismatch_reason(one.place, places)) for one in measured if one.place not in taken]
+    return taken, [*group_sentences(strangers), *describe_duplicates(fits, taken)]
 
 
-def newest(rows: Sequence[Measured]) -> Measured:
+def newest_row(rows: Sequence[MeasuredRow]) -> MeasuredRow:
     """Of those made at once the last one."""
     return max(reversed(rows), key=lambda one: one.made)
 
 
-def crowded(fits: Mapping[Place, Sequence[Measured]], taken: Mapping[Place, Measured]) -> Iterator[str]:
+def describe_duplicates(fits: Mapping[CellKey, Sequence[MeasuredRow]], taken: Mapping[CellKey, MeasuredRow]) -> Iterator[str]:
     for (drafter, benchmark, base), rows in fits.items():
         others = [one.source for one in rows if one is not taken.get((drafter, benchmark, base))]
         if others:
@@ -103,7 +103,7 @@ def crowded(fits: Mapping[Place, Sequence[Measured]], taken: Mapping[Place, Meas
             )
 
 
-def stranger(place: Place, places: Collection[Place]) -> str:
+def mismatch_reason(place: CellKey, places: Collection[CellKey]) -> str:
     """Why a row fits no cell."""
     known = [set(words) for words in zip(*places, strict=True)]
     for kind, word, there in reversed(list(zip(("drafter", "benchmark", "base"), place, known, strict=True))):
@@ -112,7 +112,7 @@ def stranger(place: Place, places: Collection[Place]) -> str:
     return f"no row is of it on {place[1]} with {place[2]}"
 
 
-def sentences(found: Any) -> list[str]:
+def group_sentences(found: Any) -> list[str]:
     """(report, drafter, why) of rows   ->   one sentence for all drafters of a report of whom the same is to be said"""
     drafters: dict[tuple[str, str], list[str]] = {}
     for report, drafter, why in found:

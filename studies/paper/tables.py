@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from ctcdraft.errors import InputError
-from ctcdraft.evaluation.bootstrap import of_difference
-from studies.external_logs.compare import Comparison, compare
-from studies.external_logs.read import read_run
-from studies.paper.reports import Measured, Place, chosen, read_reports
+from ctcdraft.evaluation.bootstrap import difference_interval
+from studies.external_logs.compare import LogComparison, compare_logs
+from studies.external_logs.read import read_log
+from studies.paper.reports import CellKey, MeasuredRow, read_reports, select_rows
 
 Row = Mapping[str, Any]
-PUBLISHED = Path(__file__).parent / "published"
-OWN_NAME = {"speedup_paper": "speedup", "tau_paper": "tau"}  # the measure we stand by, for each of the paper's
+PUBLISHED_FOLDER = Path(__file__).parent / "published"
+OUR_MEASURE = {"speedup_paper": "speedup", "tau_paper": "tau"}  # the measure we stand by, for each of the paper's
 # Shares of a pass, in percent, and the parts of ours that make them up.
-SHARES = {
+TIME_SHARES = {
     "share_read": ("read",),
     "share_draft": ("draft",),
     "share_tree": ("tree",),
@@ -31,7 +31,7 @@ SHARES = {
 
 
 @dataclass(frozen=True)
-class Found:
+class MeasuredValue:
     """A measured value and its 95 % interval, where there is one."""
 
     value: float
@@ -39,7 +39,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """One value of a published table, and what else is known of it.
 
     measure: the paper's word, gamma or beta. paper: as printed, None where the paper leaves the cell out. recomputed:
@@ -53,14 +53,14 @@ class Cell:
     base: str
     measure: str
     paper: float | None
-    recomputed: Found | None
-    corrected: Found | None
-    ours: Found | None
+    recomputed: MeasuredValue | None
+    corrected: MeasuredValue | None
+    ours: MeasuredValue | None
     training: str
     measured: str | None = None
 
     @property
-    def difference(self) -> Found | None:
+    def difference(self) -> MeasuredValue | None:
         """Ours less the corrected value of the logs: one convention on both sides.
 
         The printed value is a constant, but what the logs say is a sample of questions like ours, with a width of its
@@ -70,7 +70,7 @@ class Cell:
         if self.ours is None or self.corrected is None:
             return None
         sides = self.ours.value, self.ours.interval, self.corrected.value, self.corrected.interval
-        return Found(self.ours.value - self.corrected.value, of_difference(*sides))
+        return MeasuredValue(self.ours.value - self.corrected.value, difference_interval(*sides))
 
     @property
     def to_fill(self) -> str:
@@ -83,13 +83,13 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Table:
+class PaperTable:
     """bases: what to call each of them. notes: what the paper and its authors' files do not hold, and what that does to
     a number. left_out: which rows of our reports stand in no cell, and why."""
 
     title: str
     bases: Mapping[str, str]
-    cells: Sequence[Cell]
+    cells: Sequence[TableCell]
     notes: Sequence[str]
     left_out: Sequence[str] = ()
 
@@ -99,31 +99,31 @@ class Table:
         return list(dict.fromkeys(cell.measured for cell in self.cells if cell.measured is not None))
 
 
-def read_table(name: str, recorded: str | None, reports: Sequence[str]) -> Table:
+def read_table(name: str, recorded: str | None, reports: Sequence[str]) -> PaperTable:
     """name: a file of published values; recorded: a folder of the authors' answer files; reports: our report.json."""
-    file = PUBLISHED / f"{name}.yaml"
+    file = PUBLISHED_FOLDER / f"{name}.yaml"
     if not file.is_file():
-        there = ", ".join(sorted(one.stem for one in PUBLISHED.glob("*.yaml")))
+        there = ", ".join(sorted(one.stem for one in PUBLISHED_FOLDER.glob("*.yaml")))
         raise InputError(f"no published table {name}; there are {there}")
     from omegaconf import OmegaConf
 
     said: Any = OmegaConf.to_container(OmegaConf.load(file))
-    logs = dict(logged(Path(recorded), said)) if recorded is not None else {}
+    logs = dict(read_log_pairs(Path(recorded), said)) if recorded is not None else {}
     measured, uncertified = read_reports(reports)
-    taken, strangers = chosen(measured, list(places(said)))
-    made = list(cells(said, logs, taken))
-    notes = [*said.get("notes", []), *swapped(made), *told(logs, said["bases"])]
-    return Table(said["title"], said["bases"], made, notes, [*uncertified, *strangers])
+    taken, strangers = select_rows(measured, list(cell_keys(said)))
+    made = list(build_cells(said, logs, taken))
+    notes = [*said.get("notes", []), *describe_swapped_values(made), *log_notes(logs, said["bases"])]
+    return PaperTable(said["title"], said["bases"], made, notes, [*uncertified, *strangers])
 
 
-def places(said: Mapping[str, Any]) -> Iterator[Place]:
+def cell_keys(said: Mapping[str, Any]) -> Iterator[CellKey]:
     """Whose cells there are; a benchmark is one, its categories are not."""
     for drafter, benchmarks in said["values"].items():
         for place, bases in benchmarks.items():
             yield from ((drafter, place.partition("/")[0], base) for base in bases)
 
 
-def told(logs: Mapping[tuple[str, str], Comparison], bases: Mapping[str, str]) -> Iterator[str]:
+def log_notes(logs: Mapping[tuple[str, str], LogComparison], bases: Mapping[str, str]) -> Iterator[str]:
     """What the authors' files do not hold, once, with every benchmark and base of which it is true."""
     where: dict[tuple[str, str], list[str]] = {}
     for (benchmark, base), pair in logs.items():
@@ -133,9 +133,9 @@ def told(logs: Mapping[tuple[str, str], Comparison], bases: Mapping[str, str]) -
         yield f"{', '.join(runs)}, {arm or 'both arms'}: {text}"
 
 
-def cells(
-    said: Mapping[str, Any], logs: Mapping[tuple[str, str], Comparison], taken: Mapping[Place, Measured]
-) -> Iterator[Cell]:
+def build_cells(
+    said: Mapping[str, Any], logs: Mapping[tuple[str, str], LogComparison], taken: Mapping[CellKey, MeasuredRow]
+) -> Iterator[TableCell]:
     published_runs = said.get("logged", "ctc")  # of the one drafter whose answer files there are
     for drafter, benchmarks in said["values"].items():
         training = said.get("training", "drafter={drafter}").format(drafter=drafter)
@@ -143,55 +143,55 @@ def cells(
             benchmark, _, category = place.partition("/")
             for base, values in bases.items():
                 log = logs.get((benchmark, base)) if drafter == published_runs else None
-                theirs = part(log.rows[0], category) if log is not None else None
+                theirs = category_row(log.rows[0], category) if log is not None else None
                 own = taken.get((drafter, benchmark, base))
-                mine = part(own.row, category) if own else None
+                mine = category_row(own.row, category) if own else None
                 for (word, measure), paper in zip(said["measures"].items(), values, strict=True):
-                    own_name = OWN_NAME.get(measure, measure)
-                    ours = found(mine, own_name)
+                    own_name = OUR_MEASURE.get(measure, measure)
+                    ours = measured_value(mine, own_name)
                     measured = own.circumstances if own is not None and ours is not None else None
-                    known = found(theirs, measure), found(theirs, own_name), ours
-                    yield Cell(drafter, place, base, word, paper, *known, training, measured)
+                    known = measured_value(theirs, measure), measured_value(theirs, own_name), ours
+                    yield TableCell(drafter, place, base, word, paper, *known, training, measured)
 
 
-def swapped(made: Sequence[Cell]) -> Iterator[str]:
+def describe_swapped_values(made: Sequence[TableCell]) -> Iterator[str]:
     """A sentence for every two values that the paper prints in each other's place."""
     several = len({cell.base for cell in made}) > 1
     for one, other in combinations([cell for cell in made if cell.recomputed], 2):
         same = (one.drafter, one.base, one.measure) == (other.drafter, other.base, other.measure)
-        if same and not printed(one, one) and printed(one, other) and printed(other, one):
+        if same and not matches_printed(one, one) and matches_printed(one, other) and matches_printed(other, one):
             yield (
                 f"{f'of {one.base} ' * several}the paper prints {one.paper:.2f} for {one.benchmark} and "
                 f"{other.paper:.2f} for {other.benchmark}; its authors' files say the reverse"
             )
 
 
-def printed(one: Cell, other: Cell) -> bool:
+def matches_printed(one: TableCell, other: TableCell) -> bool:
     """Whether the paper's value of the one is what the files say of the other, to the printed digit."""
     if one.paper is None or other.recomputed is None:
         return False
     return f"{one.paper:.2f}" == f"{other.recomputed.value:.2f}"
 
 
-def part(row: Row, category: str) -> Row | None:
+def category_row(row: Row, category: str) -> Row | None:
     """The row itself, or that of one of its categories."""
     return row if not category else row["categories"].get(category)
 
 
-def found(row: Row | None, measure: str) -> Found | None:
+def measured_value(row: Row | None, measure: str) -> MeasuredValue | None:
     """A row's measure; nothing where it was not timed, and of answer files no share of the time: they hold none."""
     if row is None:
         return None
-    if measure not in SHARES:
-        return None if row[measure] is None else Found(row[measure], row.get(f"{measure}_ci"))
+    if measure not in TIME_SHARES:
+        return None if row[measure] is None else MeasuredValue(row[measure], row.get(f"{measure}_ci"))
     time = row.get("time", {"read": None})
     if time["read"] is None:
         return None
-    parts = {name: sum(time[part] for part in parts) for name, parts in SHARES.items()}
-    return Found(100 * parts[measure] / sum(parts.values()))
+    parts = {name: sum(time[part] for part in parts) for name, parts in TIME_SHARES.items()}
+    return MeasuredValue(100 * parts[measure] / sum(parts.values()))
 
 
-def logged(folder: Path, said: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], Comparison]]:
+def read_log_pairs(folder: Path, said: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], LogComparison]]:
     """Every pair of answer files that is there: BENCHMARK-BASE.jsonl.gz and BENCHMARK-BASE_baseline.jsonl.gz."""
     if not folder.is_dir():
         raise InputError(f"no folder of answer files at {folder}; give one as table.recorded=, or leave it out")
@@ -199,5 +199,5 @@ def logged(folder: Path, said: Mapping[str, Any]) -> Iterator[tuple[tuple[str, s
         for base in said["bases"]:
             files = [folder / f"{benchmark}-{base.replace('_', '-')}{arm}.jsonl.gz" for arm in ("", "_baseline")]
             if all(file.is_file() for file in files):
-                run, baseline = (read_run(str(file)) for file in files)
-                yield (benchmark, base), compare(run, baseline, seed=0)
+                run, baseline = (read_log(str(file)) for file in files)
+                yield (benchmark, base), compare_logs(run, baseline, seed=0)

@@ -7,10 +7,10 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.utils import instantiate
 
 from ctcdraft.config.cli import CONFIGS, register_resolvers
-from studies.comparison.config import Rules
+from studies.comparison.config import ComparisonConfig
 
 
-def rules_of(experiment: str, *overrides: str) -> Rules:
+def load_comparison_config(experiment: str, *overrides: str) -> ComparisonConfig:
     register_resolvers()
     words = [f"experiment={experiment}", *overrides]
     if GlobalHydra.instance().is_initialized():

@@ -1,18 +1,18 @@
 """Where a dial has to stand, by pencil."""
 
-from studies.comparison.matching import between, nearest, ratio_of_medians, spaced
+from studies.comparison.matching import geometric_sizes, interpolate_size, nearest_size, ratio_of_medians
 
 
 def test_turning_a_dial_by_pencil():
-    assert nearest(lambda n: 10.0 * n, 44.0, 1, 64) == 4
-    assert nearest(lambda n: 10.0 * n, 46.0, 1, 64) == 5
-    assert nearest(lambda n: 10.0 * n, 1e9, 1, 64) == 64
-    assert nearest(lambda n: 10.0 * n, 0.0, 1, 64) == 1
-    assert spaced(1, 64, 4) == [1, 4, 16, 64]
-    assert spaced(1, 3, 6) == [1, 2, 3]
-    assert between([1, 4], [10.0, 16.0], 12.0) == 2
-    assert between([1, 4], [10.0, 16.0], 99.0) == 4
-    assert between([1, 4, 16], [10.0, 10.0, 16.0], 9.9) == 4, "too dear by itself is not cut to the floor for nothing"
+    assert nearest_size(lambda n: 10.0 * n, 44.0, 1, 64) == 4
+    assert nearest_size(lambda n: 10.0 * n, 46.0, 1, 64) == 5
+    assert nearest_size(lambda n: 10.0 * n, 1e9, 1, 64) == 64
+    assert nearest_size(lambda n: 10.0 * n, 0.0, 1, 64) == 1
+    assert geometric_sizes(1, 64, 4) == [1, 4, 16, 64]
+    assert geometric_sizes(1, 3, 6) == [1, 2, 3]
+    assert interpolate_size([1, 4], [10.0, 16.0], 12.0) == 2
+    assert interpolate_size([1, 4], [10.0, 16.0], 99.0) == 4
+    assert interpolate_size([1, 4, 16], [10.0, 10.0, 16.0], 9.9) == 4, "too dear by itself is not cut to the floor for nothing"
 
 
 def test_a_ratio_of_medians_and_how_sure_it_is():

@@ -6,22 +6,22 @@ import xml.etree.ElementTree as ET
 from dataclasses import replace
 
 import pytest
-from arenas import rules_of
-from sessions import PROMPTS, UNSEEN, Corrupt, arena, session
+from arenas import load_comparison_config
+from sessions import NO_TRACE, PROMPTS, Corrupt, make_evaluation, make_setup
 from tiny_models import random_base
 
 from ctcdraft.drafters.prompt_lookup import PromptLookup
 from ctcdraft.errors import InputError
-from ctcdraft.evaluation.differences import Sums
-from ctcdraft.evaluation.output_dir import Folder
+from ctcdraft.evaluation.differences import QuestionSums
+from ctcdraft.evaluation.output_dir import OutputDir
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
-from ctcdraft.evaluation.replay_evaluation import Replay
+from ctcdraft.evaluation.replay_evaluation import ReplayEvaluation
 from studies.comparison import page
-from studies.comparison.config import Entrant
-from studies.comparison.evaluate import count, counted, evaluations
-from studies.comparison.run import print_anew
-from studies.comparison.statistics import effects, judge
-from studies.comparison.store import EVALUATIONS, MATCHING, RULES, TRAINING, VERDICT, Book
+from studies.comparison.config import MethodSpec
+from studies.comparison.evaluate import checked_counts, evaluation_specs, write_counts
+from studies.comparison.run import rebuild_pages
+from studies.comparison.statistics import factor_effects, write_statistics
+from studies.comparison.store import EVALUATIONS, MATCHING, RULES, TRAINING, VERDICT, ResultStore
 
 LOOKUPS = {"ctc_gru": (3, 6), "ctc_gru.s1": (3, 5), "medusa": (1, 2), "medusa@direct": (1, 1), "medusa.time": (2, 3)}
 
@@ -40,7 +40,7 @@ def entry(entrant, arm="steps", seed=0, **changes):
 def held(tmp_path_factory):
     """A book with heads that are prompt lookups in truth, replayed and timed, one of the rows corrupt."""
     out = tmp_path_factory.mktemp("arena")
-    made = rules_of("arena", f"arena.out={out}", "arena.pairs=[[ctc_gru,medusa],[medusa,medusa@direct]]")
+    made = load_comparison_config("arena", f"arena.out={out}", "arena.pairs=[[ctc_gru,medusa],[medusa,medusa@direct]]")
     names = ("ctc_gru", "medusa")
     rules = replace(
         made,
@@ -50,7 +50,7 @@ def held(tmp_path_factory):
         timing=replace(made.timing, nodes=(8,), arms=("steps",), others=("corrupt", "transformers_greedy")),
         benchmarks={"made_up": ("benchmark=tiny",)},
     )
-    book = Book(out)
+    book = ResultStore(out)
     both = {"readings": [None, "direct"]}
     book.write(TRAINING, {
         "ctc_gru": entry("ctc_gru"), "ctc_gru.s1": entry("ctc_gru", seed=1),
@@ -60,24 +60,24 @@ def held(tmp_path_factory):
     })  # fmt: skip
     matched = {"key": "drafter.body.inner", "value": 7, "ratio": 0.98, "interval": [0.9, 1.1], "how": "parameters"}
     book.write(MATCHING, {"parameters": {"medusa": matched}})
-    here = arena(random_base(initializer_range=0.1), corrupt=Corrupt(), max_new_tokens=24)
+    here = make_setup(random_base(initializer_range=0.1), corrupt=Corrupt(), max_new_tokens=24)
     lookups = {name: PromptLookup(here.base, *values) for name, values in LOOKUPS.items()}
     here = replace(here, contestants={**here.contestants, **lookups})
-    evaluate(book, here, "all-made_up-replay-T0", Replay((4, 8), 2))
+    evaluate(book, here, "all-made_up-replay-T0", ReplayEvaluation((4, 8), 2))
     evaluate(book, here, "all-made_up-loop-8", None)
-    judge(rules, book)
-    page.write(rules, book)
+    write_statistics(rules, book)
+    page.write_page(rules, book)
     return rules, book
 
 
 def evaluate(book, here, name, replay):
-    one = session(here, PROMPTS[:3])
-    folder = Folder(book.evaluation(name), one.shard)
-    made = one.run(folder, False, 4, 1, UNSEEN) if replay is None else replay.run(one, folder, overwrite=False)
+    one = make_evaluation(here, PROMPTS[:3])
+    folder = OutputDir(book.evaluation(name), one.shard)
+    made = one.run(folder, False, 4, 1, NO_TRACE) if replay is None else replay.run(one, folder, overwrite=False)
     nodes = [8] if replay is None else list(replay.nodes)
     kind = "loop" if replay is None else "replay"
     entry = {"words": [], "kind": kind, "benchmark": "made_up", "temperature": 0.0, "nodes": nodes, "group": "all"}
-    count(book, name, book.add(EVALUATIONS, name, entry))
+    write_counts(book, name, book.add(EVALUATIONS, name, entry))
     return made
 
 
@@ -87,7 +87,7 @@ def rows(book, evaluation):
 
 def test_the_evaluations_that_are_asked_for(held):
     rules, book = held
-    replayed, timed = evaluations(rules, book)
+    replayed, timed = evaluation_specs(rules, book)
     runs = [str(book.run(name)) for name in ("ctc_gru", "ctc_gru.s1", "medusa", "medusa@direct", "medusa.time")]
     [among] = [word for word in replayed.words if word.startswith("contestants=")]
     # A head that two arms share is asked once; a reading is asked of every head of its entrant.
@@ -99,14 +99,14 @@ def test_the_evaluations_that_are_asked_for(held):
     assert "medusa.time" not in timed.words[-1]
     assert "ctc_gru.s1" not in timed.words[-1], "more seeds are replayed alone"
     hot = replace(rules, replay=replace(rules.replay, temperatures=(0.5,)))
-    sampled = next(evaluations(hot, book)).words
+    sampled = next(evaluation_specs(hot, book)).words
     assert {"decoding=sampling", "decoding.temperature=0.5"} <= set(sampled)
     assert "medusa.time" in replayed.words[-1]
     assert "medusa.time" not in sampled[-1], "sampled, the arm of equal steps alone"
     in_time = replace(hot, replay=replace(hot.replay, sampled=("time",)))
     # Both seeds of the head that equal steps and equal time share, and the one trained anew in both its readings.
     among = ",".join([*runs[:2], runs[4], f"{runs[4]}@direct", "corrupt"])
-    assert next(evaluations(in_time, book)).words[-1] == f"contestants=[{among}]"
+    assert next(evaluation_specs(in_time, book)).words[-1] == f"contestants=[{among}]"
 
 
 def test_seeds_are_pooled_and_differences_are_those_of_the_reports(held):
@@ -162,38 +162,38 @@ def test_it_is_rebuilt_from_the_logs_alone(held, tmp_path, capsys):
         "replay": {"nodes": [4, 8], "temperatures": [0.0], "checked": 2},
         "timing": {"nodes": [8], "arms": ["steps"], "others": list(rules.timing.others), "words": []},
     }  # fmt: skip
-    Book(tmp_path).write(RULES, {**rules.said, **narrowed})
+    ResultStore(tmp_path).write(RULES, {**rules.said, **narrowed})
     for name in (TRAINING, MATCHING, EVALUATIONS):
         shutil.copy(book.out / f"{name}.json", tmp_path)
     for name in book.read(EVALUATIONS):
         (tmp_path / "evaluations" / name).mkdir(parents=True)
         for file in ("report.json", "counts.json"):
             shutil.copy(book.evaluation(name) / file, tmp_path / "evaluations" / name)
-    print_anew([str(tmp_path)])
+    rebuild_pages([str(tmp_path)])
     assert str(tmp_path / "page.md") in capsys.readouterr().out
     for name in ("verdict.json", "page.md", "page.csv", "nodes.svg", "costs.svg"):
         assert (tmp_path / name).read_text() == (book.out / name).read_text()
     with pytest.raises(InputError, match=r"evaluations holds no finished comparison: there is no rules\.json"):
-        print_anew([str(tmp_path / "evaluations")])
-    Book(tmp_path).write(RULES, {"title": "of tomorrow"})
+        rebuild_pages([str(tmp_path / "evaluations")])
+    ResultStore(tmp_path).write(RULES, {"title": "of tomorrow"})
     with pytest.raises(InputError, match=r"rules\.json is of another version"):
-        print_anew([str(tmp_path)])
+        rebuild_pages([str(tmp_path)])
 
 
 def test_counts_are_those_of_the_rows_and_hold_no_word(held, tmp_path):
     book = held[1]
     name = "all-made_up-loop-8"
     by_name = {row["drafter"]: row for row in rows(book, name)}
-    for drafter, sizes in counted(book, name, rows(book, name)).items():
+    for drafter, sizes in checked_counts(book, name, rows(book, name)).items():
         [sums] = sizes.values()
         assert (sum(sums.passes), sum(sums.committed)) == (by_name[drafter]["passes"], by_name[drafter]["tokens"])
         assert sum(sums.said) / sum(sums.seconds) == pytest.approx(by_name[drafter]["tokens_per_second"], rel=1e-3)
         assert {type(cell) for column in vars(sums).values() for cell in column} <= {int, float}
-    assert set(counted(book, "all-made_up-replay-T0", rows(book, "all-made_up-replay-T0"))["autoregressive"]) == {4, 8}
+    assert set(checked_counts(book, "all-made_up-replay-T0", rows(book, "all-made_up-replay-T0"))["autoregressive"]) == {4, 8}
 
 
 def test_counts_of_an_earlier_evaluation_are_counted_again(held, tmp_path):
-    book, name = Book(tmp_path), "all-made_up-loop-8"
+    book, name = ResultStore(tmp_path), "all-made_up-loop-8"
     shutil.copytree(held[1].evaluation(name), book.evaluation(name))
     entry, file = held[1].read(EVALUATIONS)[name], book.evaluation(name) / "counts.json"
     right = file.read_text()
@@ -202,20 +202,20 @@ def test_counts_of_an_earlier_evaluation_are_counted_again(held, tmp_path):
     for wrong in (json.dumps(one), "{}", "torn"):
         file.write_text(wrong)
         with pytest.raises(InputError, match=r"does not hold what its report\.json tells of; count again"):
-            counted(book, name, rows(book, name))
-        count(book, name, entry)
+            checked_counts(book, name, rows(book, name))
+        write_counts(book, name, entry)
         assert file.read_text() == right
     file.unlink()
     (book.evaluation(name) / "questions.jsonl").unlink()
     with pytest.raises(InputError, match="holds other answers than its report"):
-        count(book, name, entry)
+        write_counts(book, name, entry)
 
 
 def test_a_size_without_a_certificate_is_in_no_verdict(held, tmp_path):
     """Of a drafter whose other size has one."""
     rules, book = held
     shutil.copytree(book.out / "evaluations", tmp_path / "evaluations")
-    bad = Book(tmp_path)
+    bad = ResultStore(tmp_path)
     for part in (TRAINING, EVALUATIONS):
         bad.write(part, book.read(part))
     file = bad.evaluation("all-made_up-replay-T0") / "report.json"
@@ -223,7 +223,7 @@ def test_a_size_without_a_certificate_is_in_no_verdict(held, tmp_path):
     [row] = [row for row in report["rows"] if (row["drafter"], row["nodes"]) == ("medusa", 8)]
     row["lossless"]["owed"]["wrong"] = 1
     file.write_text(json.dumps(report))
-    judge(replace(rules, out=tmp_path), bad)
+    write_statistics(replace(rules, out=tmp_path), bad)
     told = {
         (one["nodes"], one["more"], one["less"])
         for one in bad.read(VERDICT)["differences"]
@@ -246,7 +246,7 @@ def test_a_grid_whose_rules_name_its_last_cell_alone_tells_of_every_cell(held):
     training = dict(found.training)
     own = ["drafter=eagle", "trainer.anchors=128", "trainer.learning_rate=0.1", "trainer.steps=9"]
     training["ctc_gru"] = {**training["ctc_gru"], "words": [*rules.work, *own]}
-    told = page.equalities(last, replace(found, training=training))
+    told = page.equal_conditions(last, replace(found, training=training))
     assert told.splitlines()[3:] == ["- not equal: ctc_gru trains with `trainer.anchors=128`"]
 
 
@@ -257,22 +257,22 @@ def test_who_could_not_be_matched_is_named(held):
     told["latency, once trained"] = {"ctc_gru": one | {"ratio": 1.0}, "medusa": one | {"ratio": 1.3}}
     found = replace(page.Found.of(book), matching=told)
     arms = replace(rules, arms=("steps", "parameters", "latency"))
-    text = page.circumstances(arms, found)
+    text = page.conditions_section(arms, found)
     assert "Not matched within 5% in the arm of parameters: medusa, 0.56." in text
     assert "in the arm of latency: medusa, 1.30." in text, "what trained heads take counts, not what was foreseen"
-    assert "Not matched" not in page.circumstances(rules, found), "arms that were not held"
+    assert "Not matched" not in page.conditions_section(rules, found), "arms that were not held"
 
 
 def test_seeds_of_a_cell_are_pooled(held, tmp_path):
     rules, book = held
     cells = {"ctc_gru": ("x", 0), "ctc_gru.s1": ("x", 1), "medusa": ("y", 0), "medusa.time": ("y", 1)}
     lone = {"medusa@direct": entry("x", seed=2, factors={"loss": "y"})}  # x was not trained with that seed
-    grid = Book(tmp_path)
+    grid = ResultStore(tmp_path)
     shutil.copytree(book.out / "evaluations", tmp_path / "evaluations")
     grid.write(EVALUATIONS, book.read(EVALUATIONS))
     made = {name: entry(name, seed=seed, factors={"loss": loss}) for name, (loss, seed) in cells.items()}
     grid.write(TRAINING, made | lone)
-    judge(replace(rules, entrants={"x": Entrant("x", ())}, pairs=(), arms=("steps",)), grid)
+    write_statistics(replace(rules, entrants={"x": MethodSpec("x", ())}, pairs=(), arms=("steps",)), grid)
     [told] = [one for one in grid.read(VERDICT)["effects"] if one["nodes"] == 8]
     by_name = {(row["drafter"], row["nodes"]): row for row in rows(book, "all-made_up-replay-T0")}
 
@@ -289,11 +289,11 @@ def test_what_a_factor_contributes_is_told_by_twins(held, tmp_path):
     cells = {"ctc_gru": ("a", "x"), "ctc_gru.s1": ("b", "x"), "medusa": ("a", "y"), "medusa.time": ("b", "y")}
     lone = {"medusa@direct": entry("lone", factors={"body": "c", "loss": "z"})}
     made = {name: entry(name, factors={"body": body, "loss": loss}) for name, (body, loss) in cells.items()}
-    grid = Book(tmp_path)
+    grid = ResultStore(tmp_path)
     shutil.copytree(book.out / "evaluations", tmp_path / "evaluations")
     grid.write(EVALUATIONS, book.read(EVALUATIONS))
     grid.write(TRAINING, made | lone)
-    judge(replace(rules, entrants={"x": Entrant("x", ())}, pairs=(), arms=("steps",)), grid)
+    write_statistics(replace(rules, entrants={"x": MethodSpec("x", ())}, pairs=(), arms=("steps",)), grid)
     told = {(one["factor"], one["nodes"]): one for one in grid.read(VERDICT)["effects"] if one["nodes"] == 8}
     assert set(told) == {("body", 8), ("loss", 8)}
     by_name = {(row["drafter"], row["nodes"]): row for row in rows(book, "all-made_up-replay-T0")}
@@ -304,7 +304,7 @@ def test_what_a_factor_contributes_is_told_by_twins(held, tmp_path):
     assert (told["loss", 8]["more"], told["loss", 8]["less"], told["loss", 8]["twins"]) == ("y", "x", 2)
     wanted = tau("medusa", "medusa.time") - tau("ctc_gru", "ctc_gru.s1")
     assert told["loss", 8]["tau"] == pytest.approx(wanted)
-    page.write(replace(rules, entrants={"x": Entrant("x", ())}, pairs=(), arms=("steps",)), grid)
+    page.write_page(replace(rules, entrants={"x": MethodSpec("x", ())}, pairs=(), arms=("steps",)), grid)
     text = (tmp_path / "page.md").read_text()
     assert "| loss | y less x | all | made_up | 0 | steps | 8 | replay | 2 | 1 |" in text
     drawing = ET.parse(tmp_path / "factors.svg").getroot()
@@ -316,8 +316,8 @@ def test_what_a_factor_contributes_is_told_for_each_way_to_read(held):
     rules = replace(held[0], readings_as=("raw tree", "probable texts"))
     training = {name: entry(name, factors={"loss": name}, readings=["raw", "best"]) for name in ("x", "y")}
     passes = {"x@raw": 10, "x@best": 20, "y@raw": 20, "y@best": 10, AUTOREGRESSIVE: 40}
-    answers = {(name, 8): Sums([40, 40], [count, count]) for name, count in passes.items()}
-    told = {(one["factor"], one["within"]): one for one in effects(rules, training, answers, "steps", 8)}
+    answers = {(name, 8): QuestionSums([40, 40], [count, count]) for name, count in passes.items()}
+    told = {(one["factor"], one["within"]): one for one in factor_effects(rules, training, answers, "steps", 8)}
     assert {key: (one["twins"], one["tau"]) for key, one in told.items()} == {
         ("loss", None): (2, 0.0),
         ("loss", "raw tree"): (1, -2.0),
@@ -327,9 +327,9 @@ def test_what_a_factor_contributes_is_told_for_each_way_to_read(held):
 
 
 def test_how_learning_rates_were_chosen_is_said():
-    several = rules_of("arena")
-    said = page.learning_rate(several)
+    several = load_comparison_config("arena")
+    said = page.describe_learning_rate(several)
     assert said.startswith("the best of 0.002, 0.006, 0.012 and, past an edge that is the best, up to 2 more for each")
     assert "tried for 600 steps" in said
     one = replace(several, rates=replace(several.rates, values=(0.024,)))
-    assert page.learning_rate(one) == "0.024 for all"
+    assert page.describe_learning_rate(one) == "0.024 for all"

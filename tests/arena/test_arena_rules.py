@@ -1,25 +1,25 @@
 """The rules that ship are rules, and one that makes no sense is one sentence."""
 
 import pytest
-from arenas import rules_of
+from arenas import load_comparison_config
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from ctcdraft.config.cli import CONFIGS, register_resolvers
-from ctcdraft.config.contestants import looked_up
+from ctcdraft.config.contestants import resolve
 from ctcdraft.errors import InputError
-from studies.comparison.config import Dial
+from studies.comparison.config import SizeKey
 
 
 def test_the_arena_compares_everyone_that_can_be_trained():
-    made = rules_of("arena")
+    made = load_comparison_config("arena")
     assert set(made.entrants) >= {"ctc_gru", "ctc", "ctc_paper", "medusa", "medusa_gru", "hydra", "eagle"}
     assert made.arms == ("steps", "parameters", "latency", "time")
     assert len(made.rates.values) == 3
     assert made.trial_steps == 600
     assert made.entrants["ctc_paper"].dials == made.entrants["ctc"].dials
-    assert made.entrants["medusa"].dials["parameters"] == Dial("drafter.body.inner", 8, 16384)
-    small = rules_of("arena_small")
+    assert made.entrants["medusa"].dials["parameters"] == SizeKey("drafter.body.inner", 8, 16384)
+    small = load_comparison_config("arena_small")
     assert "draft_model" not in small.entrants
     assert small.entrants["medusa"] == made.entrants["medusa"]
     assert small.steps < made.steps
@@ -28,7 +28,7 @@ def test_the_arena_compares_everyone_that_can_be_trained():
 @pytest.mark.parametrize("experiment", ["arena", "grid", "grid_weights"])
 def test_words_of_every_entrant_compose_and_its_readings_exist(experiment):
     register_resolvers()
-    made = rules_of(experiment)
+    made = load_comparison_config(experiment)
     with initialize_config_dir(str(CONFIGS), version_base=None):
         for entrant in made.entrants.values():
             dials = [f"{dial.key}={dial.least}" for dial in entrant.dials.values()]
@@ -37,7 +37,7 @@ def test_words_of_every_entrant_compose_and_its_readings_exist(experiment):
             there = {file.stem for file in (CONFIGS / "drafter" / kind).glob("*.yaml")}
             assert {reading for reading in entrant.readings if reading} <= there
     for other in made.timing.others:
-        assert looked_up(OmegaConf.create(other.replace(":", ": ")) if "{" in other else other).name
+        assert resolve(OmegaConf.create(other.replace(":", ": ")) if "{" in other else other).name
 
 
 def test_the_grid_is_one_line_over_all_cells():
@@ -47,13 +47,13 @@ def test_the_grid_is_one_line_over_all_cells():
     assert [len(values) for values in levels.values()] == [2, 3, 3]
     # Every level of every factor once.
     for number in range(3):
-        made = rules_of("grid", *(f"{key}={values[number % len(values)]}" for key, values in levels.items()))
+        made = load_comparison_config("grid", *(f"{key}={values[number % len(values)]}" for key, values in levels.items()))
         [entrant] = made.entrants.values()
         assert made.group == "-".join(values[number % len(values)] for values in levels.values())
         assert list(entrant.factors.values()) == made.group.split("-")
         words = entrant.factors["loss"] == "cross_entropy"
         assert entrant.readings == (("sparse_likely", "direct") if words else ("collapse", "prefix_search"))
-    weights = rules_of("grid_weights", "grid.weight=1e-4")
+    weights = load_comparison_config("grid_weights", "grid.weight=1e-4")
     [entrant] = weights.entrants.values()
     assert entrant.factors == {"weight": 1e-4}
     assert "objective.ctc=0.0001" in entrant.words
@@ -76,7 +76,7 @@ def test_the_grid_is_one_line_over_all_cells():
 )
 def test_rules_that_make_no_sense(given, sentence):
     with pytest.raises(Exception, match=r"(?s).*") as caught:
-        rules_of("arena", given)
+        load_comparison_config("arena", given)
     cause = caught.value if isinstance(caught.value, InputError) else caught.value.__cause__
     assert isinstance(cause, InputError)
     assert sentence in str(cause)

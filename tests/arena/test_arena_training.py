@@ -5,15 +5,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-from arenas import rules_of
+from arenas import load_comparison_config
 from safetensors.torch import save_file
 
 from ctcdraft.errors import InputError
 from studies.comparison import train
 from studies.comparison import train as comparison_train
-from studies.comparison.config import Again
-from studies.comparison.matching import Matched
-from studies.comparison.store import TRAINING, Book
+from studies.comparison.config import ExtraSeeds
+from studies.comparison.matching import SizeMatch
+from studies.comparison.store import TRAINING, ResultStore
 
 A_STEP = {"ctc_gru": 0.2, "medusa": 0.05, "hydra": 0.1}
 BEST = {"ctc_gru": 0.006, "medusa": 0.012, "hydra": 0.002}
@@ -39,18 +39,18 @@ def world(tmp_path, monkeypatch):
         save_file({"weight": torch.zeros(3, 4), "bias": torch.zeros(4)}, folder / "drafter.safetensors")
         ran.append(name)
 
-    rules = rules_of("arena", f"arena.out={tmp_path}", "arena.steps=100", "arena.small=null")
+    rules = load_comparison_config("arena", f"arena.out={tmp_path}", "arena.steps=100", "arena.small=null")
     entrants = {name: rules.entrants[name] for name in A_STEP}
     rules = replace(rules, entrants=entrants, arms=("steps", "parameters", "time"))
-    rules = replace(rules, again=Again((1,), ("ctc_gru",), best_rival=True))
-    book = Book(rules.out)
+    rules = replace(rules, again=ExtraSeeds((1,), ("ctc_gru",), best_rival=True))
+    book = ResultStore(rules.out)
     matched = {
-        "ctc_gru": Matched("", None, 1.0, None, "the reference"),
-        "medusa": Matched("drafter.body.inner", 77, 1.0, None, "counted"),
-        "hydra": Matched("", None, 0.9, None, "it has no dial"),
+        "ctc_gru": SizeMatch("", None, 1.0, None, "the reference"),
+        "medusa": SizeMatch("drafter.body.inner", 77, 1.0, None, "counted"),
+        "hydra": SizeMatch("", None, 0.9, None, "it has no dial"),
     }
-    monkeypatch.setattr(comparison_train, "run", train)
-    monkeypatch.setattr(comparison_train, "match", lambda rules, book, arm: matched)
+    monkeypatch.setattr(comparison_train, "run_script", train)
+    monkeypatch.setattr(comparison_train, "match_sizes", lambda rules, book, arm: matched)
     return rules, book, ran
 
 
@@ -103,16 +103,16 @@ def test_a_single_rate_is_not_tried(world):
 def test_heads_of_equal_draft_time_are_timed_when_all_of_them_are_trained(world, monkeypatch):
     rules, book, _ = world
     known = []
-    monkeypatch.setattr(train, "confirm", lambda rules, book: known.append(book.read(TRAINING)))
-    wider = Matched("drafter.body.inner", 99, 1.0, None, "turned again", again=True)
+    monkeypatch.setattr(train, "measure_trained_heads", lambda rules, book: known.append(book.read(TRAINING)))
+    wider = SizeMatch("drafter.body.inner", 99, 1.0, None, "turned again", again=True)
 
     def turned(rules, book):
         book.write(TRAINING, {name: one for name, one in book.read(TRAINING).items() if name != "medusa.latency"})
         return {"medusa": wider}
 
-    monkeypatch.setattr(train, "turned_again", turned)
+    monkeypatch.setattr(train, "rematch", turned)
     train.train_all(
-        replace(rules, arms=("steps", "latency", "parameters"), again=Again((), (), best_rival=False)), book
+        replace(rules, arms=("steps", "latency", "parameters"), again=ExtraSeeds((), (), best_rival=False)), book
     )
     first, second = known
     assert {"ctc_gru.latency", "medusa.latency", "hydra.latency"} <= set(first)
@@ -127,14 +127,14 @@ def test_a_head_without_clocks_of_its_steps_is_no_measure_of_time(world):
     old = {name: {**one, "seconds": {}} for name, one in book.read(TRAINING).items()}
     book.write(TRAINING, old)
     with pytest.raises(InputError, match=r"medusa in .* was trained by a version that kept no clock of its steps"):
-        train.a_step(rules, book, "medusa")
+        train.seconds_per_step(rules, book, "medusa")
 
 
 def test_one_beyond_the_edge_by_pencil():
-    assert train.beyond_the_edge({1.0: 1.2, 2.0: 1.4, 4.0: 1.5}) == 8.0
-    assert train.beyond_the_edge({1.0: 1.5, 3.0: 1.4}) == pytest.approx(1 / 3, rel=1e-5)
-    assert train.beyond_the_edge({1.0: 1.2, 2.0: 1.4, 4.0: 1.3}) is None
-    assert train.beyond_the_edge({1.0: 1.2}) is None
+    assert train.next_rate({1.0: 1.2, 2.0: 1.4, 4.0: 1.5}) == 8.0
+    assert train.next_rate({1.0: 1.5, 3.0: 1.4}) == pytest.approx(1 / 3, rel=1e-5)
+    assert train.next_rate({1.0: 1.2, 2.0: 1.4, 4.0: 1.3}) is None
+    assert train.next_rate({1.0: 1.2}) is None
 
 
 def test_what_is_there_is_not_made_again(world):
@@ -155,6 +155,6 @@ def test_what_is_there_is_not_made_again(world):
 def test_wall_seconds_where_a_processor_waits(world):
     rules, book, _ = world
     train.train_all(replace(rules, clock="wall"), book)
-    assert train.a_step(replace(rules, clock="wall"), book, "medusa") == pytest.approx(0.1)
-    assert train.a_step(rules, book, "medusa") == pytest.approx(0.05)
+    assert train.seconds_per_step(replace(rules, clock="wall"), book, "medusa") == pytest.approx(0.1)
+    assert train.seconds_per_step(rules, book, "medusa") == pytest.approx(0.05)
     assert train.steps_in_time(replace(rules, seconds=3.0), book, "medusa") == 60

@@ -3,11 +3,11 @@
 import pytest
 import torch
 import transformers
-from asking import questions_of, said
-from tiny_models import END, random_base, tiny_tokenizer
+from asking import generated_tokens, make_requests
+from tiny_models import EOS_ID, random_base, tiny_tokenizer
 
-from ctcdraft.corpus.generation.requests import Dialogue, batches, question
-from ctcdraft.corpus.generation.transformers import TransformersAnswers, drawn, left_padded
+from ctcdraft.corpus.generation.requests import Sample, batch_samples, build_request
+from ctcdraft.corpus.generation.transformers import TransformersAnswers, left_pad, sample_tokens
 from ctcdraft.corpus.types import Prompt
 from ctcdraft.errors import InputError
 
@@ -32,15 +32,15 @@ def alone(base, prompt, new_tokens):
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gpt2"])
 def test_a_padded_batch_answers_what_each_prompt_is_answered_alone(kind):
     base = random_base(kind)
-    answers = said(GREEDY, base, prompts_of(*TEXTS))
+    answers = generated_tokens(GREEDY, base, prompts_of(*TEXTS))
     assert answers == [alone(base, prompt, 24) for prompt in prompts_of(*TEXTS)]
 
 
 def test_an_answer_stops_at_its_first_stop_token_and_keeps_it():
     base = random_base()
-    free = said(GREEDY, base, prompts_of(*TEXTS))
+    free = generated_tokens(GREEDY, base, prompts_of(*TEXTS))
     base.stop_token_ids = frozenset({free[0][3], free[2][7]})
-    stopped = said(GREEDY, base, prompts_of(*TEXTS))
+    stopped = generated_tokens(GREEDY, base, prompts_of(*TEXTS))
     assert stopped == [alone(base, prompt, 24) for prompt in prompts_of(*TEXTS)]
     assert len(stopped[0]) <= 4
     assert stopped[0][-1] in base.stop_token_ids
@@ -48,9 +48,9 @@ def test_an_answer_stops_at_its_first_stop_token_and_keeps_it():
 
 def test_a_tokenizer_without_a_pad_token_answers_the_same():
     base = random_base()
-    padded = said(GREEDY, base, prompts_of(*TEXTS))
+    padded = generated_tokens(GREEDY, base, prompts_of(*TEXTS))
     base.tokenizer.pad_token = None
-    assert said(GREEDY, base, prompts_of(*TEXTS)) == padded
+    assert generated_tokens(GREEDY, base, prompts_of(*TEXTS)) == padded
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])  # gpt2 has no position beyond its context
@@ -58,30 +58,30 @@ def test_a_row_near_the_end_of_the_context_does_not_shorten_the_others(kind):
     base = random_base(kind, context=80)
     base.stop_token_ids = frozenset()
     prompts = prompts_of("a" * 60, "b" * 66, "c" * 10)
-    answers = said(GREEDY, base, prompts)
+    answers = generated_tokens(GREEDY, base, prompts)
     assert [len(answer) for answer in answers] == [20, 14, 24]
     assert answers == [alone(base, prompt, len(answer)) for prompt, answer in zip(prompts, answers, strict=True)]
 
 
 def test_the_bases_own_generation_settings_are_neither_used_nor_changed():
     base = random_base()
-    plain = said(GREEDY, base, prompts_of(*TEXTS))
+    plain = generated_tokens(GREEDY, base, prompts_of(*TEXTS))
     base.lm.generation_config.update(repetition_penalty=5.0, do_sample=True, top_k=1, max_length=30)
     before = base.lm.generation_config.to_dict()
-    assert said(GREEDY, base, prompts_of(*TEXTS)) == plain
+    assert generated_tokens(GREEDY, base, prompts_of(*TEXTS)) == plain
     assert base.lm.generation_config.to_dict() == before
-    drawn = said(TransformersAnswers(8, 24, 5.0, 0, 1), base, prompts_of(*TEXTS))
+    drawn = generated_tokens(TransformersAnswers(8, 24, 5.0, 0, 1), base, prompts_of(*TEXTS))
     assert drawn != plain  # top_k=1 would make them equal
 
 
 def test_a_batch_answers_what_generate_says():
     base = random_base()
-    tokens_BL, mask_BL = left_padded(prompts_of(*TEXTS), 60)
-    settings = transformers.GenerationConfig(max_new_tokens=24, do_sample=False, eos_token_id=END, pad_token_id=END)
+    tokens_BL, mask_BL = left_pad(prompts_of(*TEXTS), 60)
+    settings = transformers.GenerationConfig(max_new_tokens=24, do_sample=False, eos_token_id=EOS_ID, pad_token_id=EOS_ID)
     output_BL = base.lm.generate(tokens_BL, attention_mask=mask_BL, generation_config=settings)
-    for answer, output in zip(said(GREEDY, base, prompts_of(*TEXTS)), output_BL[:, 60:].tolist(), strict=True):
+    for answer, output in zip(generated_tokens(GREEDY, base, prompts_of(*TEXTS)), output_BL[:, 60:].tolist(), strict=True):
         assert output[: len(answer)] == answer
-        assert len(answer) == 24 or answer[-1] == END
+        assert len(answer) == 24 or answer[-1] == EOS_ID
 
 
 @pytest.mark.parametrize("answers", [GREEDY, DRAWING])
@@ -89,29 +89,29 @@ def test_a_batch_that_shrinks_at_every_step_answers_the_same(answers):
     base = random_base()
     base.stop_token_ids = frozenset(range(5, 60))  # about one word in five ends an answer
     texts = [chr(97 + n) * (1 + n) for n in range(20)]
-    together = said(answers, base, prompts_of(*texts))
+    together = generated_tokens(answers, base, prompts_of(*texts))
     assert len({len(answer) for answer in together}) > 4
     names = [f"q{n}" for n in range(20)]
     for name, prompt, answer in zip(names, prompts_of(*texts), together, strict=True):
-        assert said(answers, base, [prompt], [name]) == [answer]
+        assert generated_tokens(answers, base, [prompt], [name]) == [answer]
 
 
 def test_a_draw_depends_on_its_own_seed_and_on_nothing_else():
     base = random_base()
-    first = said(DRAWING, base, prompts_of(*TEXTS))
+    first = generated_tokens(DRAWING, base, prompts_of(*TEXTS))
     torch.rand(3)
     state = torch.get_rng_state()
-    assert said(DRAWING, base, prompts_of(*TEXTS)) == first
+    assert generated_tokens(DRAWING, base, prompts_of(*TEXTS)) == first
     assert torch.equal(torch.get_rng_state(), state)
-    assert said(TransformersAnswers(8, 24, 1.0, 1, 1), base, prompts_of(*TEXTS)) != first
+    assert generated_tokens(TransformersAnswers(8, 24, 1.0, 1, 1), base, prompts_of(*TEXTS)) != first
     # Other company, another place in the batch: the same draws.
-    assert said(DRAWING, base, prompts_of(*TEXTS)[1::-1], ["q1", "q0"]) == first[1::-1]
+    assert generated_tokens(DRAWING, base, prompts_of(*TEXTS)[1::-1], ["q1", "q0"]) == first[1::-1]
 
 
 def test_every_seed_prompt_sample_and_turn_has_its_own_key():
     ids = ["a", "1", "1/1", "/"]
     asked = [
-        question for sample in range(3) for turn in range(3) for question in questions_of([[5]] * 4, ids, turn, sample)
+        question for sample in range(3) for turn in range(3) for question in make_requests([[5]] * 4, ids, turn, sample)
     ]
     keys = {question.key(seed) for question in asked for seed in (0, 1)}
     assert len(keys) == 2 * len(asked)
@@ -120,14 +120,14 @@ def test_every_seed_prompt_sample_and_turn_has_its_own_key():
 def test_a_coin_chooses_the_word_whose_share_of_the_law_it_falls_into():
     logits_BV = torch.tensor([[0.5, 0.3, 0.0, 0.2]]).log().expand(6, 4)
     coins_B = torch.tensor([0.0, 0.49, 0.51, 0.79, 0.81, 1 - 2**-53], dtype=torch.float64)
-    assert drawn(logits_BV, 1.0, coins_B).tolist() == [0, 0, 1, 1, 3, 3]
+    assert sample_tokens(logits_BV, 1.0, coins_B).tolist() == [0, 0, 1, 1, 3, 3]
 
 
 def test_draws_follow_the_bases_own_law():
     """One token at temperature 2, 4,000 rows: the counts of the likeliest words within five deviations."""
     base = random_base()
     prompt = prompts_of("a")[0]
-    words = said(TransformersAnswers(4000, 1, 2.0, 0, 1), base, [prompt] * 4000)
+    words = generated_tokens(TransformersAnswers(4000, 1, 2.0, 0, 1), base, [prompt] * 4000)
     law_V = (base.lm(torch.tensor([prompt])).logits[0, -1] / 2).softmax(-1)
     counts_V = torch.bincount(torch.tensor(words).flatten(), minlength=len(law_V))
     deviation_V = (4000 * law_V * (1 - law_V)).sqrt()
@@ -140,8 +140,8 @@ def test_dialogues_come_longest_first_in_an_order_of_their_own():
     prompts = [Prompt(f"p{n}", "test", (text,), None) for n, text in enumerate([*TEXTS, "a"])]
     prompts.append(Prompt("two", "test", ("a", "b"), None))  # more turns before more words
     batch_of_two = TransformersAnswers(3, 24, 1.0, 0, 2)
-    formed = batches(tiny_tokenizer(), prompts, batch_of_two)
-    assert formed == batches(tiny_tokenizer(), prompts[::-1], batch_of_two)
+    formed = batch_samples(tiny_tokenizer(), prompts, batch_of_two)
+    assert formed == batch_samples(tiny_tokenizer(), prompts[::-1], batch_of_two)
     assert [(one.prompt.id, one.sample) for batch in formed for one in batch] == [
         (name, sample) for name in ("two", "p4", "p2", "p1", "p0", "p3", "p5") for sample in (0, 1)
     ]
@@ -150,7 +150,7 @@ def test_dialogues_come_longest_first_in_an_order_of_their_own():
 
 def test_a_later_turn_is_asked_after_the_bases_own_answers():
     base = random_base()
-    asked = question(base, Dialogue(Prompt("p", "test", ("Hi", "Why?"), None), 1), ["Hello"])
+    asked = build_request(base, Sample(Prompt("p", "test", ("Hi", "Why?"), None), 1), ["Hello"])
     expected = "<bos><|user|>Hi<|end|><|assistant|>Hello<|end|><|user|>Why?<|end|><|assistant|>"
     assert base.tokenizer.decode(list(asked.tokens)) == expected
     assert (asked.id, asked.turn, asked.sample, asked.cut) == ("p", 1, 1, 0)
@@ -158,9 +158,9 @@ def test_a_later_turn_is_asked_after_the_bases_own_answers():
 
 def test_a_long_history_is_cut_from_the_left():
     base = random_base(context=64)
-    asked = question(base, Dialogue(Prompt("p", "test", ("x" * 100,), None), 0), [])
+    asked = build_request(base, Sample(Prompt("p", "test", ("x" * 100,), None), 0), [])
     assert (len(asked.tokens), asked.cut) == (48, 56)
-    assert asked.tokens[-2:].tolist() == [END, 3]
+    assert asked.tokens[-2:].tolist() == [EOS_ID, 3]
 
 
 @pytest.mark.parametrize("wrong", [(0, 24, 0.0, 0, 1), (8, 0, 0.0, 0, 1), (8, 24, -1.0, 0, 1), (8, 24, 0.0, 0, 0)])

@@ -3,13 +3,13 @@
 import json
 
 import pytest
-from asking import questions_of, said
+from asking import generated_tokens, make_requests
 from completions_server import serving
-from tiny_models import END, random_base, tiny_tokenizer
+from tiny_models import EOS_ID, random_base, tiny_tokenizer
 
 from ctcdraft.corpus import prepared
-from ctcdraft.corpus.generation.openai import ServedAnswers, reencoded, whole
-from ctcdraft.corpus.generation.requests import Dropped, Reply
+from ctcdraft.corpus.generation.openai import ServedAnswers, reencode_text, with_stop_token
+from ctcdraft.corpus.generation.requests import Response, Skipped
 from ctcdraft.corpus.generation.transformers import TransformersAnswers
 from ctcdraft.corpus.types import Corpus, Prompt
 from ctcdraft.errors import InputError
@@ -25,7 +25,7 @@ def lettered_base(seed=0):
     """A random base that says letters, spaces and its end: what most random bases say is not UTF-8."""
     base = random_base(seed=seed)
     letters = base.tokenizer("abcdefghijklmnopqrstuvwxyz ", add_special_tokens=False)["input_ids"]
-    others = sorted(set(range(base.vocabulary)) - {*letters, END})
+    others = sorted(set(range(base.vocabulary)) - {*letters, EOS_ID})
     base.lm.lm_head.weight.data[others] = 0.0  # the best of 28 random scores is above 0
     return base
 
@@ -49,7 +49,7 @@ def prepare(base, answers, out):
 
 
 def rows(base, path):
-    return {(row.id, row.turn): row.tokens_L.tolist() for row in prepared.read(path, base.fingerprint()).rows}
+    return {(row.id, row.turn): row.tokens_L.tolist() for row in prepared.read_corpus(path, base.fingerprint()).rows}
 
 
 def prompts_of(*texts):
@@ -59,10 +59,10 @@ def prompts_of(*texts):
 @pytest.mark.parametrize("with_ids", [True, False])
 def test_a_server_answers_what_the_base_answers_here(base, with_ids):
     with serving(base, with_ids) as server:
-        replies = served(server).start(base)(questions_of(prompts_of(*TEXTS)))
-        assert [reply.tokens for reply in replies] == said(HERE, base, prompts_of(*TEXTS))
+        replies = served(server).start(base)(make_requests(prompts_of(*TEXTS)))
+        assert [reply.tokens for reply in replies] == generated_tokens(HERE, base, prompts_of(*TEXTS))
         assert {reply.ids for reply in replies} == {"generated" if with_ids else "reencoded"}
-        assert any(END in reply.tokens for reply in replies)
+        assert any(EOS_ID in reply.tokens for reply in replies)
         assert {body["path"] for body in server.asked} == {"/v1/completions"}
         sent = sorted(str(body["prompt"]) for body in server.asked[-len(TEXTS) :])
         assert sent == sorted(map(str, prompts_of(*TEXTS) if with_ids else TEXTS))
@@ -89,22 +89,22 @@ def test_answers_that_do_not_survive_as_text_are_dropped_with_their_later_turns(
     assert counts["dropped"] > 5
     assert counts["answers"] + counts["dropped"] == here["answers"] == 15
     rows = {
-        (row.id, row.turn): row.tokens_L.tolist() for row in prepared.read(tmp_path / "here", base.fingerprint()).rows
+        (row.id, row.turn): row.tokens_L.tolist() for row in prepared.read_corpus(tmp_path / "here", base.fingerprint()).rows
     }
-    for row in prepared.read(tmp_path / "served", base.fingerprint()).rows:
+    for row in prepared.read_corpus(tmp_path / "served", base.fingerprint()).rows:
         assert rows[row.id, row.turn] == row.tokens_L.tolist()
 
 
 def test_no_more_questions_are_under_way_than_allowed(base):
     with serving(base, True) as server:
-        served(server, concurrency=3).start(base)(questions_of(prompts_of(*TEXTS * 4)))
+        served(server, concurrency=3).start(base)(make_requests(prompts_of(*TEXTS * 4)))
         assert 2 <= server.most_under_way <= 3
 
 
 def test_draws_have_a_seed_of_their_own_and_fit_the_law(base):
     with serving(base, True) as server:
         drawing = served(server, temperature=1.0, samples=2, batch_size=20)
-        questions = questions_of(prompts_of(*TEXTS * 4))
+        questions = make_requests(prompts_of(*TEXTS * 4))
         first = drawing.start(base)(questions)
         assert drawing.start(base)(questions) == first
         assert len({body["seed"] for body in server.asked}) == len(questions)
@@ -117,9 +117,9 @@ def test_a_passing_trouble_is_survived(base, tmp_path, trouble):
         server.trouble = lambda number: trouble if number in (2, 7) else None
         manifest = prepare(base, served(server, timeout_s=3.0), tmp_path / "served")
     here = {
-        (row.id, row.turn): row.tokens_L.tolist() for row in prepared.read(tmp_path / "here", base.fingerprint()).rows
+        (row.id, row.turn): row.tokens_L.tolist() for row in prepared.read_corpus(tmp_path / "here", base.fingerprint()).rows
     }
-    there = prepared.read(tmp_path / "served", base.fingerprint()).rows
+    there = prepared.read_corpus(tmp_path / "served", base.fingerprint()).rows
     assert {(row.id, row.turn): row.tokens_L.tolist() for row in there} == here
     assert manifest["counts"]["answers"] == len(server.asked) - 2
 
@@ -155,7 +155,7 @@ def test_nobody_there_is_one_sentence(base):
     with pytest.raises(
         InputError, match=r"server at http://127.0.0.1:\d+/v1 failed 2 times .*refused.*; see to it and run"
     ):
-        answers.start(base)(questions_of(prompts_of("a")))
+        answers.start(base)(make_requests(prompts_of("a")))
 
 
 @pytest.mark.parametrize("with_ids", [True, False])
@@ -163,14 +163,14 @@ def test_a_model_that_is_not_served_is_one_sentence(base, with_ids):
     with serving(base, with_ids) as server:
         answers = served(server, model="other")
         with pytest.raises(InputError, match=r"refuses a question .404: .*no such model.*; check answers.url= and"):
-            answers.start(base)(questions_of(prompts_of("a")))
+            answers.start(base)(make_requests(prompts_of("a")))
 
 
 def test_a_server_of_something_else_is_one_sentence(base):
     with serving(base, True) as server:
         server.trouble = lambda number: "nonsense"
         with pytest.raises(InputError, match="answers without choices and a text"):
-            served(server).start(base)(questions_of(prompts_of("a")))
+            served(server).start(base)(make_requests(prompts_of("a")))
 
 
 def test_a_server_of_another_base_is_found_out(base):
@@ -179,7 +179,7 @@ def test_a_server_of_another_base_is_found_out(base):
         with serving(other, True) as server:
             answers = served(server, temperature=temperature, max_new_tokens=40)
             with pytest.raises(InputError, match=r"the server at .* does not (answer as random-llama: of|draw as)"):
-                answers.start(base)(questions_of(prompts_of(*TEXTS)))
+                answers.start(base)(make_requests(prompts_of(*TEXTS)))
 
 
 @pytest.mark.parametrize("factor", [0.0, 0.3])
@@ -191,8 +191,8 @@ def test_a_server_that_bends_the_law_is_found_out(base, factor):
         with pytest.raises(
             InputError, match=r"does not draw as random-llama does at temperature 4.0: .* nats more each"
         ):
-            answers.start(base)(questions_of(prompts_of(*TEXTS)))
-        served(server, temperature=4.0, max_new_tokens=100, checked=0).start(base)(questions_of(prompts_of(*TEXTS)))
+            answers.start(base)(make_requests(prompts_of(*TEXTS)))
+        served(server, temperature=4.0, max_new_tokens=100, checked=0).start(base)(make_requests(prompts_of(*TEXTS)))
 
 
 def test_a_server_that_reads_other_tokens_is_found_out(base):
@@ -201,27 +201,27 @@ def test_a_server_that_reads_other_tokens_is_found_out(base):
         with pytest.raises(
             InputError, match="read 2 tokens where the prompt of q0 has 1; it has another tokenizer, or"
         ):
-            served(server).start(base)(questions_of(prompts_of("a")))
+            served(server).start(base)(make_requests(prompts_of("a")))
 
 
 def test_a_text_is_taken_for_its_ids_only_if_it_can_be(base):
     ids = base.tokenizer("ab c", add_special_tokens=False)["input_ids"]
-    assert reencoded(base, "ab c", "length", 4) == Reply(ids, "reencoded")
-    assert reencoded(base, "ab c", "stop", 5) == Reply([*ids, END], "reencoded")  # the server counts the end
-    assert reencoded(base, "ab c", "stop", 4) == Reply([*ids, END], "reencoded")  # or does not
-    assert reencoded(base, "ab c", "stop", None) == Reply([*ids, END], "reencoded")
-    assert isinstance(reencoded(base, "ab c", "length", 5), Dropped)  # other words of the same text
-    assert isinstance(reencoded(base, "ab \N{REPLACEMENT CHARACTER}", "length", 4), Dropped)
-    assert isinstance(reencoded(base, "ab <|end|>", "length", 4), Dropped)  # a text that spells a special word
-    assert isinstance(reencoded(base, "", "length", 1), Dropped)
-    assert reencoded(base, "", "stop", 1) == Reply([END], "reencoded")
-    assert whole(base, [*ids, END], "stop", "generated") == Reply([*ids, END])
+    assert reencode_text(base, "ab c", "length", 4) == Response(ids, "reencoded")
+    assert reencode_text(base, "ab c", "stop", 5) == Response([*ids, EOS_ID], "reencoded")  # the server counts the end
+    assert reencode_text(base, "ab c", "stop", 4) == Response([*ids, EOS_ID], "reencoded")  # or does not
+    assert reencode_text(base, "ab c", "stop", None) == Response([*ids, EOS_ID], "reencoded")
+    assert isinstance(reencode_text(base, "ab c", "length", 5), Skipped)  # other words of the same text
+    assert isinstance(reencode_text(base, "ab \N{REPLACEMENT CHARACTER}", "length", 4), Skipped)
+    assert isinstance(reencode_text(base, "ab <|end|>", "length", 4), Skipped)  # a text that spells a special word
+    assert isinstance(reencode_text(base, "", "length", 1), Skipped)
+    assert reencode_text(base, "", "stop", 1) == Response([EOS_ID], "reencoded")
+    assert with_stop_token(base, [*ids, EOS_ID], "stop", "generated") == Response([*ids, EOS_ID])
 
 
 def test_a_key_is_taken_from_the_environment_and_sent(base, monkeypatch):
     monkeypatch.setenv("MY_SERVER", "open sesame")
     with serving(base, True) as server:
-        served(server, key_from="MY_SERVER").start(base)(questions_of(prompts_of("a")))
+        served(server, key_from="MY_SERVER").start(base)(make_requests(prompts_of("a")))
         assert server.asked[-1]["key"] == "Bearer open sesame"
         assert "sesame" not in str(served(server, key_from="MY_SERVER").law())
         with pytest.raises(InputError, match="key_from=NO_KEY names no variable"):

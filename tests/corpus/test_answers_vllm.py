@@ -4,8 +4,8 @@ import sys
 import types
 
 import pytest
-from asking import questions_of, said
-from tiny_models import END, random_base, tiny_tokenizer
+from asking import generated_tokens, make_requests
+from tiny_models import EOS_ID, random_base, tiny_tokenizer
 
 from ctcdraft.corpus.generation.transformers import TransformersAnswers
 from ctcdraft.corpus.generation.vllm import VllmAnswers
@@ -28,7 +28,7 @@ def stand_in(base):
             outputs = []
             for prompt, settings in zip(prompts, each, strict=True):
                 one = TransformersAnswers(1, settings["max_tokens"], settings["temperature"], 0, 1)
-                (ids,) = said(one, base, [prompt["prompt_token_ids"]])
+                (ids,) = generated_tokens(one, base, [prompt["prompt_token_ids"]])
                 outputs.append(types.SimpleNamespace(outputs=[types.SimpleNamespace(token_ids=tuple(ids))]))
             return outputs
 
@@ -39,12 +39,12 @@ def test_ids_go_in_and_come_out_with_room_seed_and_stops_of_each_question(monkey
     base = random_base()
     module, made = stand_in(base)
     monkeypatch.setitem(sys.modules, "vllm", module)
-    replies = OFFLINE.start(base)(questions_of(PROMPTS))
-    assert [reply.tokens for reply in replies] == said(TransformersAnswers(8, 100, 0.0, 5, 1), base, PROMPTS)
+    replies = OFFLINE.start(base)(make_requests(PROMPTS))
+    assert [reply.tokens for reply in replies] == generated_tokens(TransformersAnswers(8, 100, 0.0, 5, 1), base, PROMPTS)
     llm, *each = made
     assert (llm["model"], llm["generation_config"]) == ("somewhere", "vllm")
     assert [settings["max_tokens"] for settings in each] == [100, 100, 56]  # a context of 256
-    assert {tuple(settings["stop_token_ids"]) for settings in each} == {(END,)}
+    assert {tuple(settings["stop_token_ids"]) for settings in each} == {(EOS_ID,)}
     assert len({settings["seed"] for settings in each}) == 3
 
 

@@ -16,10 +16,10 @@ from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from tiny_models import random_lm, tiny_tokenizer
 
-from ctcdraft.config.cli import CONFIGS, input_error, register_resolvers
+from ctcdraft.config.cli import CONFIGS, find_input_error, register_resolvers
 from ctcdraft.corpus import part_files, prepared
 from ctcdraft.corpus.answer_mask import refuse_wrong_masks
-from ctcdraft.corpus.part_files import PLAN, writing
+from ctcdraft.corpus.part_files import PLAN_FILE, writer_lock
 from ctcdraft.distributed import Shard
 from ctcdraft.errors import InputError
 from ctcdraft.models.loading import load_base
@@ -67,7 +67,7 @@ def world(tmp_path_factory):
 
 def content(folder: Path) -> dict[str, bytes]:
     """All but how fast the machine was."""
-    return {file.name: file.read_bytes() for file in sorted(folder.iterdir()) if file.name != PLAN}
+    return {file.name: file.read_bytes() for file in sorted(folder.iterdir()) if file.name != PLAN_FILE}
 
 
 def refused(world: Path, patch: pytest.MonkeyPatch, capsys, script: str, *words: str) -> str:
@@ -124,7 +124,7 @@ def test_a_bad_file_is_one_sentence(sharegpt, tmp_path, kind):
     (tmp_path / name).write_bytes(data)
     with pytest.raises(InstantiationException) as refusal:
         sharegpt(tmp_path / name)
-    said = str(input_error(refusal.value))
+    said = str(find_input_error(refusal.value))
     assert sentence in said
     assert name in said
     assert "\n" not in said
@@ -212,14 +212,14 @@ def zeros(folder: Path) -> None:
 def change_lines(folder: Path, change: Callable[[part_files.Line], part_files.Line]) -> None:
     """With right checksums: only what the lines say is wrong."""
     manifest = json.loads((folder / "manifest.json").read_text())
-    for file in part_files.part_files(folder):
+    for file in part_files.list_parts(folder):
         part_files.write_part(file, [change(line) for line in part_files.read_part(file) or []])
-        manifest["parts"][file.name] = part_files.checksum(file)
+        manifest["parts"][file.name] = part_files.file_checksum(file)
     (folder / "manifest.json").write_text(json.dumps(manifest))
 
 
 def edited(folder: Path) -> None:
-    file = part_files.part(folder, 1)
+    file = part_files.part_path(folder, 1)
     file.write_bytes(file.read_bytes().replace(b'"ended":false', b'"ended":true', 1))
 
 
@@ -238,7 +238,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
         json.dumps({"complete": True, "base": {}, "answers": {}})) and None, "is not the"),
     "a part cut off": (cut("part-00001.jsonl", 100), "part-00001.jsonl is missing or damaged"),
     "a part edited": (edited, "part-00001.jsonl is missing or damaged"),
-    "a part gone": (lambda folder: part_files.part(folder, 1).unlink(), "part-00001.jsonl is missing or damaged"),
+    "a part gone": (lambda folder: part_files.part_path(folder, 1).unlink(), "part-00001.jsonl is missing or damaged"),
     "a mask of ones": (ones, "is all ones"),
     "a mask of zeros": (zeros, "is all zeros"),
     "a mask of other length": (uneven, r"has \d+ places for \d+ tokens"),
@@ -251,7 +251,7 @@ def test_a_damaged_corpus_is_not_read(world, base, kind, tmp_path):
     folder = copied(world, tmp_path)
     damage(folder)
     with pytest.raises(InputError, match=sentence) as refusal:
-        refuse_wrong_masks(prepared.read(folder, base.fingerprint()).rows, base.tokenizer, base.stop_token_ids)
+        refuse_wrong_masks(prepared.read_corpus(folder, base.fingerprint()).rows, base.tokenizer, base.stop_token_ids)
     assert "\n" not in str(refusal.value)
 
 
@@ -286,7 +286,7 @@ def test_other_settings_do_not_touch_what_is_finished(world, monkeypatch, capsys
 
 
 def test_a_second_writer_is_refused(world, monkeypatch, capsys):
-    with writing(world / "taken", Shard(1, 1)):
+    with writer_lock(world / "taken", Shard(1, 1)):
         said = refused(world, monkeypatch, capsys, "data/prepare.py", *TINY, "out=taken")
     assert f"process {os.getpid()} on" in said
     assert "is writing into taken" in said

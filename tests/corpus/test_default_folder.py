@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from entry_parts import REPOSITORY, refused, run_script, training
+from entry_parts import REPOSITORY, expect_error, run_script, train_args
 from hydra import compose, initialize_config_dir
 
 from ctcdraft.config.cli import CONFIGS, register_resolvers
-from ctcdraft.corpus.default_folder import default_folder, files_of
+from ctcdraft.corpus.default_folder import default_folder, file_names
 
 
 def talks(file, *said):
@@ -33,7 +33,7 @@ def talks(file, *said):
 )
 def test_a_folder_is_named_by_what_it_is_made_from(corpus, folder):
     assert default_folder("home", "b", corpus) == str(Path("home") / folder)
-    assert len(files_of(corpus | {"path": ["x" * 50, "y" * 50]})) == 60
+    assert len(file_names(corpus | {"path": ["x" * 50, "y" * 50]})) == 60
 
 
 @pytest.mark.parametrize("verb", ["prepare", "train"])
@@ -89,7 +89,7 @@ def test_a_second_file_is_neither_refused_nor_taken_for_the_first(world, monkeyp
     for file in ("first", "second"):
         run_script(monkeypatch, "data/prepare.py", *words, f"corpus.path={file}.jsonl")
         assert f"6 answers to 6 prompts in {world}/data/prepared/base-sharegpt-{file}" in capsys.readouterr().out
-    more = [word for word in training("run=second", "trainer.steps=1", "trainer.rows=2") if "prepared" not in word]
+    more = [word for word in train_args("run=second", "trainer.steps=1", "trainer.rows=2") if "prepared" not in word]
     run_script(monkeypatch, "train.py", *more, *words, "corpus.path=second.jsonl")
     manifests = {
         file: json.loads((world / f"data/prepared/base-sharegpt-{file}/manifest.json").read_text())["hash"]
@@ -108,7 +108,7 @@ def test_files_of_one_name_are_told_apart_in_the_refusal(world, monkeypatch, cap
     words = ["base=local", "base.path=base", "corpus=sharegpt", "answers.max_new_tokens=8", "device=cpu"]
     run_script(monkeypatch, "data/prepare.py", *words, "corpus.path=one/chats.jsonl")
     capsys.readouterr()
-    said = refused(monkeypatch, capsys, "data/prepare.py", *words, "corpus.path=two/chats.jsonl")
+    said = expect_error(monkeypatch, capsys, "data/prepare.py", *words, "corpus.path=two/chats.jsonl")
     assert "base-sharegpt-chats holds a corpus that was made with other prompts, " in said
     assert "corpus.path=one/chats.jsonl (now two/chats.jsonl); repeat those settings" in said
     assert "choose another place (out= of data/prepare.py, prepared= of train.py)" in said

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from entry_parts import run_script, training
+from entry_parts import run_script, train_args
 from tiny_models import random_base, tiny_tokenizer
 
 from ctcdraft.corpus import prepared, template_warnings
@@ -28,14 +28,14 @@ def raw_base():
 
 
 def test_a_plan_shows_the_first_prompt_as_the_base_reads_it(tmp_path):
-    said = corpus.plan(random_base(), CORPUS, GREEDY, tmp_path, prepared.WHOLE).lines
+    said = corpus.plan_corpus(random_base(), CORPUS, GREEDY, tmp_path, prepared.SINGLE_SHARD).lines
     assert said[-1] == "prompt    '<bos><|user|>Say it.<|end|><|assistant|>'"
     assert not [line for line in said if RAW in line]
 
 
 def test_a_plan_warns_of_raw_prompts_and_names_the_ways_out(tmp_path):
     base = raw_base()
-    said = corpus.plan(base, CORPUS, GREEDY, tmp_path, prepared.WHOLE).lines
+    said = corpus.plan_corpus(base, CORPUS, GREEDY, tmp_path, prepared.SINGLE_SHARD).lines
     assert said[-5] == "prompt    'Say it.'"
     assert all(line.startswith("WARNING   ") for line in said[-4:])
     assert "random-llama HAS NO CHAT TEMPLATE" in said[-4]
@@ -43,27 +43,27 @@ def test_a_plan_warns_of_raw_prompts_and_names_the_ways_out(tmp_path):
     for way in ("base.chat_template_file=vicuna_v1_1, llama2_chat, chatml or FILE", "instruct version", "show=3"):
         assert way in warned
     made = prepared.prepare(base, CORPUS, GREEDY, tmp_path, {})
-    assert RAW in template_warnings.of_corpus(made)[0]
-    done = str(corpus.plan(base, CORPUS, GREEDY, tmp_path, prepared.WHOLE))
+    assert RAW in template_warnings.corpus_warnings(made)[0]
+    done = str(corpus.plan_corpus(base, CORPUS, GREEDY, tmp_path, prepared.SINGLE_SHARD))
     assert RAW not in done  # nothing is left to be answered; who trains on it is warned by `of_corpus`
 
 
 def test_a_plan_on_paper_warns_where_a_tokenizer_is_here():
     sheet = meta_base_if_absent("owner/name", "float32", "cpu", config=random_base().lm.config.to_dict())
     sheet.base.tokenizer = tiny_tokenizer()
-    said = corpus.on_paper(sheet, CORPUS, GREEDY, HardwareSpec(None, None), prepared.WHOLE).lines
+    said = corpus.plan_corpus_dry_run(sheet, CORPUS, GREEDY, HardwareSpec(None, None), prepared.SINGLE_SHARD).lines
     assert said[-1] == "prompt    '<bos><|user|>Say it.<|end|><|assistant|>'"
     sheet.base.tokenizer.chat_template = None
-    assert RAW in str(corpus.on_paper(sheet, CORPUS, GREEDY, HardwareSpec(None, None), prepared.WHOLE))
+    assert RAW in str(corpus.plan_corpus_dry_run(sheet, CORPUS, GREEDY, HardwareSpec(None, None), prepared.SINGLE_SHARD))
 
 
 def test_a_long_prompt_is_shown_by_both_ends():
     tokenizer = tiny_tokenizer()
     text = "a" * 150 + "\n" + "b" * 200 + "z" * 79
-    shown = template_warnings.prompt_shown(tokenizer, tokenizer(text)["input_ids"])
+    shown = template_warnings.describe_prompt(tokenizer, tokenizer(text)["input_ids"])
     assert shown == f"'{'a' * 150}\\n{'b' * 9}' ... 'b{'z' * 79}' (430 characters)"
     short = "a" * 240
-    assert template_warnings.prompt_shown(tokenizer, tokenizer(short)["input_ids"]) == f"'{short}'"
+    assert template_warnings.describe_prompt(tokenizer, tokenizer(short)["input_ids"]) == f"'{short}'"
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_a_long_prompt_is_shown_by_both_ends():
 )
 def test_answers_that_are_hardly_there_are_doubtful_unless_they_were_cut_off(tokens, ended, doubtful):
     counts = {"answers": 10, "answer_tokens": tokens, "ended_share": ended}
-    warned = template_warnings.of_corpus({"base": {"base": "b", "chat_template": "c2ab"}, "counts": counts})
+    warned = template_warnings.corpus_warnings({"base": {"base": "b", "chat_template": "c2ab"}, "counts": counts})
     assert len(warned) == doubtful
     if doubtful:
         assert f"ANSWERS HAVE {tokens / 10:.1f} TOKENS on average" in warned[0]
@@ -94,7 +94,7 @@ def test_both_entry_points_warn_before_answers_and_before_training(world, monkey
     assert (before.count(f"raw {RAW}"), after.count(f"raw {RAW}")) == (1, 1)
     assert "prompt    'say 0'" in before
     more = ["trainer.steps=1", "run=learned_raw", "prepared=asked_raw"]
-    run_script(monkeypatch, "train.py", *training(*words, *more))
+    run_script(monkeypatch, "train.py", *train_args(*words, *more))
     assert capsys.readouterr().out.count(f"raw {RAW}") == 1
     run_script(monkeypatch, "data/prepare.py", *words, "out=asked_chatml", "base.chat_template_file=chatml")
     said = capsys.readouterr().out

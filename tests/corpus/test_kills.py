@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tiny_models import random_lm, tiny_tokenizer
 
-from ctcdraft.corpus.part_files import PLAN
+from ctcdraft.corpus.part_files import PLAN_FILE
 from ctcdraft.corpus.prepared import is_complete
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -71,7 +71,7 @@ def nursery(tmp_path):
 
 def content(folder):
     """All but how fast the machine was: the manifest too is to be the same to the byte."""
-    return {file.name: file.read_bytes() for file in folder.iterdir() if file.name != PLAN}
+    return {file.name: file.read_bytes() for file in folder.iterdir() if file.name != PLAN_FILE}
 
 
 def test_a_corpus_killed_at_twenty_random_moments_is_the_same_byte_for_byte(nursery, tmp_path):

@@ -11,12 +11,19 @@ import numpy as np
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
-from places import found
+from places import require_data
 from truths_corpus import slow_leaks, slow_words
 
 from ctcdraft.config.cli import register_resolvers
-from ctcdraft.corpus.decontamination import Leakage, WordNumbers, number_of, sequences, words_of, write_numbers
-from ctcdraft.corpus.readers import records
+from ctcdraft.corpus.decontamination import (
+    Decontamination,
+    WordHashes,
+    ngram_hash,
+    ngram_hashes,
+    split_words,
+    write_hashes,
+)
+from ctcdraft.corpus.readers import read_records
 from ctcdraft.corpus.types import USER, Conversation
 from ctcdraft.errors import InputError
 
@@ -52,7 +59,7 @@ def test_leaks_are_those_of_the_slow_comparison(tmp_path, length):
     questions, texts = random_texts(rng, 12, 9, 9), random_texts(rng, 3000, 9, 9)  # more than one block
     slow = slow_leaks(texts, questions, length)
     assert 0 < len(slow) < len(texts)
-    fast, counts = leaking(texts, Leakage(length, {"bench": questions_file(tmp_path, questions)}))
+    fast, counts = leaking(texts, Decontamination(length, {"bench": questions_file(tmp_path, questions)}))
     assert fast == slow
     assert counts == {"bench": len(slow)}
 
@@ -67,7 +74,7 @@ def test_a_shared_run_of_thirteen_words_and_an_equal_short_question(tmp_path):
         "Tell me: who are you?",
         thirteen.replace("seven", "7"),
     ]
-    assert leaking(texts, Leakage(13, {"bench": path}))[0] == [0, 2]
+    assert leaking(texts, Decontamination(13, {"bench": path}))[0] == [0, 2]
 
 
 def test_all_turns_are_looked_at_and_a_leak_is_counted_once(tmp_path):
@@ -75,38 +82,38 @@ def test_all_turns_are_looked_at_and_a_leak_is_counted_once(tmp_path):
     talk = Conversation(((USER, "Hi"), ("assistant", "Hello"), (USER, "Who are you?")))
     answered = Conversation(((USER, "Hi"), ("assistant", "Who are you?")))
     leaked: Counter[str] = Counter()
-    both = Leakage(13, {"first": path, "second": path})
+    both = Decontamination(13, {"first": path, "second": path})
     assert list(both.without_leaks([talk, answered], leaked)) == [answered]
     assert leaked == {"first": 1, "second": 0}
 
 
 def test_numbers_are_the_same_together_and_alone():
-    numbers = WordNumbers()
+    numbers = WordHashes()
     texts = ["a b c d", "", "b c", "d a b c"]
-    sequence_N, text_N = sequences(texts, 3, numbers)
+    sequence_N, text_N = ngram_hashes(texts, 3, numbers)
     expected = {(0, "a b c"), (0, "b c d"), (2, "b c"), (3, "d a b"), (3, "a b c")}
-    alone = {(index, number_of([numbers[word] for word in run.split()])) for index, run in expected}
+    alone = {(index, ngram_hash([numbers[word] for word in run.split()])) for index, run in expected}
     assert set(zip(text_N.tolist(), sequence_N.tolist(), strict=True)) == alone
 
 
 @pytest.mark.parametrize("text", ["Don't STOP, 3.5!", "naïve café_x — ﬁne ½", "", "日本語 text"])
 def test_words_are_those_of_the_slow_reading(text):
-    assert words_of(text) == slow_words(text)
+    assert split_words(text) == slow_words(text)
 
 
 def test_benchmarks_as_numbers_say_the_same_as_their_questions(tmp_path):
     path = questions_file(tmp_path, ["a b c d e", "f g"])
-    write_numbers(records(path), 3, tmp_path / "bench.npz")
+    write_hashes(read_records(path), 3, tmp_path / "bench.npz")
     texts = ["x a b c", "f g", "f g h", "c d"]
-    expected = leaking(texts, Leakage(3, {"bench": path}))
+    expected = leaking(texts, Decontamination(3, {"bench": path}))
     assert expected[0] == [0, 1]
-    assert leaking(texts, Leakage(3, {"bench": str(tmp_path / "bench.npz")})) == expected
+    assert leaking(texts, Decontamination(3, {"bench": str(tmp_path / "bench.npz")})) == expected
     with pytest.raises(InputError, match=r"holds sequences of 3 words, and corpus.leakage.words=4"):
-        Leakage(4, {"bench": str(tmp_path / "bench.npz")}).known()
+        Decontamination(4, {"bench": str(tmp_path / "bench.npz")}).known()
     (tmp_path / "torn.npz").write_bytes((tmp_path / "bench.npz").read_bytes()[:100])
     for name in ("torn.npz", "gone.npz"):
         with pytest.raises(InputError, match=f"cannot read the benchmark bench from .*{name}"):
-            Leakage(3, {"bench": str(tmp_path / name)}).known()
+            Decontamination(3, {"bench": str(tmp_path / name)}).known()
 
 
 def corpus_of(*overrides):
@@ -116,9 +123,9 @@ def corpus_of(*overrides):
 
 
 def benchmark_questions():
-    with (found("CTCDRAFT_DATA", "gsm8k") / "test.jsonl").open() as stream:
+    with (require_data("CTCDRAFT_DATA", "gsm8k") / "test.jsonl").open() as stream:
         gsm8k = [json.loads(line)["question"] for line in stream]
-    with (found("CTCDRAFT_DATA", "mt_bench") / "question.jsonl").open() as stream:
+    with (require_data("CTCDRAFT_DATA", "mt_bench") / "question.jsonl").open() as stream:
         mt_bench = [turn for line in stream for turn in json.loads(line)["turns"]]
     assert (len(gsm8k), len(mt_bench)) == (1319, 160)
     return {"gsm8k": gsm8k, "mt_bench": mt_bench}
@@ -127,7 +134,7 @@ def benchmark_questions():
 def test_what_ships_is_made_of_the_benchmarks_themselves():
     shipped = instantiate(corpus_of().leakage).known()
     for name, questions in benchmark_questions().items():
-        assert np.array_equal(shipped[name], np.unique(sequences(questions, 13, WordNumbers())[0])), name
+        assert np.array_equal(shipped[name], np.unique(ngram_hashes(questions, 13, WordHashes())[0])), name
     assert len(shipped["tiny"])
 
 
@@ -140,7 +147,7 @@ def test_a_benchmark_itself_is_all_leak(name):
 
 def test_a_recount_finds_no_question_among_the_prompts_of_gsm8k():
     """The recount knows nothing of numbers: it compares words. Before, there are four; after, none."""
-    path = found("CTCDRAFT_DATA", "gsm8k") / "train.jsonl"
+    path = require_data("CTCDRAFT_DATA", "gsm8k") / "train.jsonl"
     corpus = instantiate(corpus_of("corpus=gsm8k", f"corpus.path={path}"))
     questions = [turn for turns in benchmark_questions().values() for turn in turns]
     with path.open() as stream:
@@ -153,7 +160,7 @@ def test_a_recount_finds_no_question_among_the_prompts_of_gsm8k():
 
 @pytest.mark.slow
 def test_a_recount_finds_no_question_among_the_prompts_of_sharegpt():
-    corpus = instantiate(corpus_of("corpus=sharegpt", f"corpus.path={found('CTCDRAFT_DATA', 'sharegpt')}"))
+    corpus = instantiate(corpus_of("corpus=sharegpt", f"corpus.path={require_data('CTCDRAFT_DATA', 'sharegpt')}"))
     account = corpus.account
     assert account["read"] == account["kept"] + sum(account["dropped"].values()) + sum(account["leaked"].values())
     questions = [turn for turns in benchmark_questions().values() for turn in turns]

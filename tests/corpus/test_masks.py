@@ -13,13 +13,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 import transformers
-from places import found
-from tiny_models import END, tiny_tokenizer
+from places import require_data
+from tiny_models import EOS_ID, tiny_tokenizer
 from truths_corpus import slow_answer_mask
 
-from ctcdraft.corpus.answer_mask import opening, refuse_wrong_masks
+from ctcdraft.corpus.answer_mask import generation_prompt_tokens, refuse_wrong_masks
 from ctcdraft.corpus.chat_template import prompt_tokens
-from ctcdraft.corpus.generation.requests import Answers, Dialogue, Interview, Reply
+from ctcdraft.corpus.generation.requests import MultiTurnGenerator, Response, ResponseGenerator, Sample
 from ctcdraft.corpus.types import Prompt
 from ctcdraft.errors import InputError
 from ctcdraft.models.values import TEMPLATE_FOLDER, read_chat_template
@@ -44,7 +44,7 @@ def tiny(template: str | None = None, special: tuple[str, ...] = ()):
 
 def llama_like(template: str):
     """A SentencePiece tokenizer with <s>, </s> and a vocabulary of 512."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(found("CTCDRAFT_MODELS", "stories260K"))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(require_data("CTCDRAFT_MODELS", "stories260K"))
     tokenizer.chat_template = read_chat_template(template)
     return tokenizer
 
@@ -60,7 +60,7 @@ CASES = {
 @pytest.fixture(scope="module")
 def thousand():
     """A thousand real conversations, of several turns first."""
-    folder, talks = found("CTCDRAFT_DATA", "sharegpt"), []
+    folder, talks = require_data("CTCDRAFT_DATA", "sharegpt"), []
     for name in ("mt_bench_101.jsonl", "taskmaster4.jsonl", "oasst_model_eval.jsonl.gz", "lima.jsonl"):
         opened = gzip.open if name.endswith("gz") else open
         with opened(folder / name, "rt", encoding="utf-8") as stream:
@@ -89,14 +89,14 @@ def test_the_markers_of_the_templates_mark_the_answers(name, thousand):
 
 
 @dataclass(frozen=True)
-class Script(Answers):
+class Script(ResponseGenerator):
     """Says what the conversation says: the ids between a question's own and the first end token behind them."""
 
     written: Mapping[tuple[str, int], Sequence[int]]
 
     def start(self, base):
         def ask(questions):
-            return [Reply(self.said(one, base.stop_token_ids), "generated") for one in questions]
+            return [Response(self.said(one, base.stop_token_ids), "generated") for one in questions]
 
         return ask
 
@@ -121,7 +121,7 @@ def test_the_rows_of_prepare_have_the_mask_of_the_characters(name, thousand):
         truths = [slow_answer_mask(tokenizer, spoken[: 2 * n + 2], end, space) for n in range(len(pairs))]
         written = {(str(number), turn): ids for turn, (ids, _) in enumerate(truths)}
         prompt = Prompt(str(number), "test", tuple(user["content"] for user, _ in pairs), None)
-        lines = Interview(base, Script(1, 1, 0.0, 0, 1, written))([Dialogue(prompt, 0)])
+        lines = MultiTurnGenerator(base, Script(1, 1, 0.0, 0, 1, written))([Sample(prompt, 0)])
         for line, (ids, mask) in zip(lines, truths, strict=True):
             last = len(mask) - mask[::-1].index(1)
             if line["turn"] and line["tokens"] != ids[:last]:
@@ -194,11 +194,11 @@ def row(mask_change=0, ended=True, **changes):
 
 
 def refuse(*rows):
-    refuse_wrong_masks(rows, tiny_tokenizer(), {END})
+    refuse_wrong_masks(rows, tiny_tokenizer(), {EOS_ID})
 
 
 def test_right_masks_train():
-    assert tiny_tokenizer().decode(opening(tiny_tokenizer())) == "<|end|><|assistant|>"
+    assert tiny_tokenizer().decode(generation_prompt_tokens(tiny_tokenizer())) == "<|end|><|assistant|>"
     refuse(row(), row(ended=False))
 
 

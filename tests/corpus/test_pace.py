@@ -9,10 +9,10 @@ import pytest
 from tiny_models import random_base
 
 from ctcdraft.corpus import prepared
-from ctcdraft.corpus.chat_template import messages, prompt_tokens
+from ctcdraft.corpus.chat_template import chat_messages, prompt_tokens
 from ctcdraft.corpus.generation import speed
 from ctcdraft.corpus.generation import transformers as answering
-from ctcdraft.corpus.generation.requests import batches
+from ctcdraft.corpus.generation.requests import batch_samples
 from ctcdraft.corpus.generation.transformers import TransformersAnswers
 from ctcdraft.corpus.types import Corpus, Prompt
 from ctcdraft.planning import corpus
@@ -51,11 +51,11 @@ def run_on(monkeypatch, base):
 
     def run(machine, prompts, answers):
         monkeypatch.setattr(speed, "perf_counter", lambda: machine.now)
-        monkeypatch.setattr(answering, "speak", lambda base, told, rooms, choose: machine.say(told, rooms[0]))
-        said = corpus.plan(base, Corpus.of(prompts), answers, Path("never"), prepared.WHOLE)
+        monkeypatch.setattr(answering, "generate_batch", lambda base, told, rooms, choose: machine.say(told, rooms[0]))
+        said = corpus.plan_corpus(base, Corpus.of(prompts), answers, Path("never"), prepared.SINGLE_SHARD)
         spent = machine.now
-        for batch in batches(base.tokenizer, prompts, answers):
-            told = [prompt_tokens(base.tokenizer, messages(one.prompt.turns, [])) for one in batch]
+        for batch in batch_samples(base.tokenizer, prompts, answers):
+            told = [prompt_tokens(base.tokenizer, chat_messages(one.prompt.turns, [])) for one in batch]
             machine.say(told, answers.max_new_tokens)
         return said, machine.now - spent
 
@@ -97,7 +97,7 @@ def test_a_trial_of_fewer_rows_gives_a_range_that_the_job_is_in(run_on, slow, ba
     trial = said.measured["trial"]
     assert (trial["rows"], trial["batch"]) == (1, 32)
     steps = GREEDY.max_new_tokens * 10
-    bounds = [3600 * hours for hours in speed.Pace(**trial).hours(said.work.read, steps)]
+    bounds = [3600 * hours for hours in speed.GenerationSpeed(**trial).hours(said.work.read, steps)]
     assert bounds[1] == said.measured["hours_at_most"] * 3600
     assert seconds == pytest.approx(bounds[1 if slow.row else 0], rel=0.1)
     assert bounds[1] == pytest.approx(32 * bounds[0], rel=0.1)
@@ -109,7 +109,7 @@ def test_a_trial_grows_to_the_whole_batch_and_throws_the_first_call_of_each_size
     machine = Machine(weights=1e-3, row=1e-4, cold=100.0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(speed, "perf_counter", lambda: machine.now)
-        found = speed.tried(machine.say, [[7] * 40] * 10, context=1000)
+        found = speed.measure_speed(machine.say, [[7] * 40] * 10, context=1000)
     assert machine.batches == (1, 1, 1, 4, 4, 4, 10, 10, 10)
     assert (found.rows, found.batch, found.length) == (10, 10, 40)
     assert found.step_seconds == pytest.approx(1e-3 + 10 * 1e-4)
@@ -121,21 +121,21 @@ def test_a_slow_machine_is_not_kept_busy():
     machine = Machine(row=0.05, read=1e-9)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(speed, "perf_counter", lambda: machine.now)
-        found = speed.tried(machine.say, [[7] * 40] * 64, context=1000)
+        found = speed.measure_speed(machine.say, [[7] * 40] * 64, context=1000)
     assert (found.rows, found.batch) == (16, 64)
-    assert machine.now < 2 * speed.PATIENCE
-    long = speed.tried(Machine(row=1.0).say, [[7] * 2000] * 64, context=1000)
-    assert long.length == 1000 - 1 - speed.STEPS  # what is said has room behind it
+    assert machine.now < 2 * speed.MAX_TRIAL_SECONDS
+    long = speed.measure_speed(Machine(row=1.0).say, [[7] * 2000] * 64, context=1000)
+    assert long.length == 1000 - 1 - speed.TRIAL_STEPS  # what is said has room behind it
 
 
 def test_rounds_and_rows_of_a_trial():
-    assert speed.rounds([1, 3, 1], rows=2) == 3 + 1
-    assert speed.rounds([2] * 5, rows=2) == 6
-    assert speed.as_long([[1, 2, 3], [4]], rows=3, length=4) == [[1, 2, 3, 1], [4, 4, 4, 4], [1, 2, 3, 1]]
-    assert speed.as_long([[1, 2]], rows=1, length=0) == [[1]]
+    assert speed.turns_of_all_batches([1, 3, 1], rows=2) == 3 + 1
+    assert speed.turns_of_all_batches([2] * 5, rows=2) == 6
+    assert speed.repeat_to_length([[1, 2, 3], [4]], rows=3, length=4) == [[1, 2, 3, 1], [4, 4, 4, 4], [1, 2, 3, 1]]
+    assert speed.repeat_to_length([[1, 2]], rows=1, length=0) == [[1]]
 
 
 def test_hours_of_a_share_are_that_share():
-    whole = speed.Pace(4, 8, 10, 1e-3, 0.5)
+    whole = speed.GenerationSpeed(4, 8, 10, 1e-3, 0.5)
     assert whole.hours(1000, 7200) == pytest.approx((0.5 / 3600 + 1.0, 1 / 3600 + 2.0))
     assert whole.hours(1000, 7200, 0.25) == pytest.approx(tuple(one / 4 for one in whole.hours(1000, 7200)))

@@ -7,10 +7,10 @@ import random
 import pytest
 import torch
 from tiny_models import random_base
-from training_parts import rows
+from training_parts import random_sequences
 from truths_corpus import slow_packs
 
-from ctcdraft.corpus.batches import Batches, first_fit, one_a_row, packed
+from ctcdraft.corpus.batches import Batches, first_fit, first_fit_packing, one_per_row
 
 
 def shuffled(count, seed):
@@ -45,11 +45,11 @@ def base():
 
 
 def batches(base, filling, rows_a_step=2, seed=0):
-    return Batches(rows(), base, rows_a_step, anchors=8, labels=3, seed=seed, filling=filling)
+    return Batches(random_sequences(), base, rows_a_step, anchors=8, labels=3, seed=seed, filling=filling)
 
 
 def test_every_answer_exactly_once_an_epoch(base):
-    made, step, orders = batches(base, packed(53), rows_a_step=1), 0, []
+    made, step, orders = batches(base, first_fit_packing(53), rows_a_step=1), 0, []
     for epoch in range(6):
         steps = len(made.epoch(epoch))
         seen = [i for at in range(step, step + steps) for pack in made.packs(at) for i in pack]
@@ -62,7 +62,7 @@ def test_every_answer_exactly_once_an_epoch(base):
 
 def test_rows_of_one_answer_are_those_of_a_plain_shuffle(base):
     """What runs without packs see, step by step: whole steps of a permutation drawn from (seed, epoch)."""
-    made = batches(base, one_a_row, rows_a_step=4, seed=3)
+    made = batches(base, one_per_row, rows_a_step=4, seed=3)
     for step in range(6):
         epoch, place = divmod(step, 2)
         rng = torch.Generator().manual_seed((3 * 1_000_003 + epoch) * 2)
@@ -76,19 +76,19 @@ def test_rows_of_one_answer_are_those_of_a_plain_shuffle(base):
 
 
 def test_a_batch_depends_on_seed_and_step_alone(base):
-    whole, backwards = batches(base, packed(60)), batches(base, packed(60))
+    whole, backwards = batches(base, first_fit_packing(60)), batches(base, first_fit_packing(60))
     expected = [whole.batch(step) for step in range(14)]
     for step in reversed(range(14)):
         for name, value in vars(backwards.batch(step)).items():
             assert torch.equal(value, getattr(expected[step], name)), (step, name)
-    other = batches(base, packed(60), seed=1)
+    other = batches(base, first_fit_packing(60), seed=1)
     assert [other.packs(step) for step in range(14)] != [whole.packs(step) for step in range(14)]
 
 
 def test_the_plan_counts_what_the_rows_hold(base):
     """Ten answers of 30 down to 21 tokens: in whole steps of five, padded to the longest of their step."""
     lengths = [30 - i for i in range(10)]
-    made = batches(base, one_a_row, rows_a_step=5)
+    made = batches(base, one_per_row, rows_a_step=5)
     held = sum(5 * max(lengths[i] for (i,) in packs) for packs in made.epoch(0))
     assert made.plan() == f"1.0 answers and 26 tokens a row, {1 - sum(lengths) / held:.1%} padding"
-    assert batches(base, packed(1000)).plan() == "10.0 answers and 255 tokens a row, 0.0% padding"
+    assert batches(base, first_fit_packing(1000)).plan() == "10.0 answers and 255 tokens a row, 0.0% padding"

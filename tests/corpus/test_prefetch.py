@@ -9,11 +9,11 @@ from functools import partial
 import pytest
 import torch
 from tiny_models import random_base
-from training_parts import rows, trainer
+from training_parts import make_trainer, random_sequences
 
-from ctcdraft.corpus.batches import Batches, one_a_row, packed
-from ctcdraft.corpus.hidden_states import Live, Stored
-from ctcdraft.corpus.prefetch import Prefetched
+from ctcdraft.corpus.batches import Batches, first_fit_packing, one_per_row
+from ctcdraft.corpus.hidden_states import OfflineHiddenStates, OnlineHiddenStates
+from ctcdraft.corpus.prefetch import PrefetchingBatches
 from ctcdraft.errors import InputError
 from ctcdraft.training.run_directory import RunDirectory
 
@@ -25,20 +25,20 @@ def base():
     return random_base(context=64)
 
 
-def batches(base, filling=one_a_row, source=Live) -> Batches:
-    return Batches(rows(), base, rows_a_step=3, anchors=8, labels=3, seed=0, states=source, filling=filling)
+def batches(base, filling=one_per_row, source=OnlineHiddenStates) -> Batches:
+    return Batches(random_sequences(), base, rows_a_step=3, anchors=8, labels=3, seed=0, states=source, filling=filling)
 
 
 def stored(folder):
-    return partial(Stored, path=str(folder), precision="bfloat16", rows=4, limit_gb=1.0)
+    return partial(OfflineHiddenStates, path=str(folder), precision="bfloat16", rows=4, limit_gb=1.0)
 
 
-@pytest.mark.parametrize("filling", [one_a_row, packed(70)], ids=["rows", "packs"])
+@pytest.mark.parametrize("filling", [one_per_row, first_fit_packing(70)], ids=["rows", "packs"])
 @pytest.mark.parametrize("states", ["live", "stored"])
 def test_the_same_batches_bit_for_bit(base, tmp_path, filling, states):
-    source = Live if states == "live" else stored(tmp_path)
+    source = OnlineHiddenStates if states == "live" else stored(tmp_path)
     plain = batches(base, filling, source)
-    with closing(Prefetched(batches(base, filling, source), STEPS)) as ahead:
+    with closing(PrefetchingBatches(batches(base, filling, source), STEPS)) as ahead:
         for step in [*range(STEPS), 2, 3, 7]:  # forwards, and steps that nobody foresaw
             one, other = plain.batch(step), ahead.batch(step)
             for name, value in vars(one).items():
@@ -48,12 +48,12 @@ def test_the_same_batches_bit_for_bit(base, tmp_path, filling, states):
 def where_it_ran(base, monkeypatch, source, folder=None):
     """The threads in which states were read from disk, and by the base."""
     disk, read = [], []
-    row, states = Stored.row, type(base).hidden_states
-    monkeypatch.setattr(Stored, "row", lambda *a: (disk.append(threading.current_thread().name), row(*a))[1])
+    row, states = OfflineHiddenStates.row, type(base).hidden_states
+    monkeypatch.setattr(OfflineHiddenStates, "row", lambda *a: (disk.append(threading.current_thread().name), row(*a))[1])
     monkeypatch.setattr(
         type(base), "hidden_states", lambda *a: (read.append(threading.current_thread().name), states(*a))[1]
     )
-    with closing(Prefetched(batches(base, source=source), STEPS)) as ahead:
+    with closing(PrefetchingBatches(batches(base, source=source), STEPS)) as ahead:
         ahead.states.fill()
         read.clear()
         for step in range(3):
@@ -67,7 +67,7 @@ def where_it_ran(base, monkeypatch, source, folder=None):
 def test_files_are_read_beside_the_step_and_the_base_is_not(base, monkeypatch, tmp_path):
     main = threading.current_thread().name
     assert where_it_ran(base, monkeypatch, stored(tmp_path)) == ({"prefetch"}, set())
-    assert where_it_ran(base, monkeypatch, Live) == (set(), {main})
+    assert where_it_ran(base, monkeypatch, OnlineHiddenStates) == (set(), {main})
 
 
 def begun(folder, base) -> RunDirectory:
@@ -80,22 +80,22 @@ def test_resuming_with_packs_and_a_thread_equals_not_having_stopped(base, tmp_pa
     """Killed after step 7, gone on from the checkpoint of step 5: the same batches and the same head, bit for bit,
     as a run without a thread that was never stopped."""
     source, steps = stored(tmp_path / "states"), 13
-    whole = trainer(begun(tmp_path / "whole", base), base, steps)
-    whole.batches = batches(base, packed(70), source)
+    whole = make_trainer(begun(tmp_path / "whole", base), base, steps)
+    whole.batches = batches(base, first_fit_packing(70), source)
     whole.fit([])
 
     run = begun(tmp_path / "killed", base)
-    first = trainer(run, base, steps)
-    with closing(Prefetched(batches(base, packed(70), source), steps)) as first.batches:
+    first = make_trainer(run, base, steps)
+    with closing(PrefetchingBatches(batches(base, first_fit_packing(70), source), steps)) as first.batches:
         for first.step in range(7):
             if first.step == 5:
                 first.save()
             first.train_step()
-    second = trainer(run, base, steps)
+    second = make_trainer(run, base, steps)
     second.restore()
     assert second.step == 5
     seen = []
-    with closing(Prefetched(batches(base, packed(70), source), steps)) as second.batches:
+    with closing(PrefetchingBatches(batches(base, first_fit_packing(70), source), steps)) as second.batches:
         monitored = second.batches.batch
         second.batches.batch = lambda step: (seen.append((step, monitored(step))), seen[-1][1])[1]
         second.fit([])
@@ -111,7 +111,7 @@ def threads() -> set[str]:
     return {thread.name for thread in threading.enumerate() if thread.name.startswith("prefetch")}
 
 
-class Failing(Live):
+class Failing(OnlineHiddenStates):
     """States whose fourth batch cannot be had."""
 
     asked = 0
@@ -123,8 +123,8 @@ class Failing(Live):
 
 
 def test_what_fails_in_the_thread_is_raised_by_the_step_that_needs_it(base):
-    one = trainer(None, base, steps=STEPS)
-    with closing(Prefetched(batches(base, source=Failing), STEPS)) as one.batches:
+    one = make_trainer(None, base, steps=STEPS)
+    with closing(PrefetchingBatches(batches(base, source=Failing), STEPS)) as one.batches:
         for one.step in range(3):
             one.train_step()
         assert threads() == {"prefetch_0"}
@@ -136,13 +136,13 @@ def test_what_fails_in_the_thread_is_raised_by_the_step_that_needs_it(base):
 
 def test_no_thread_is_left_behind(base):
     """Neither after the last step, behind which nothing is prepared, nor when a step fails while the next is made."""
-    with closing(Prefetched(batches(base), 2)) as ahead:
+    with closing(PrefetchingBatches(batches(base), 2)) as ahead:
         ahead.batch(0)
         ahead.batch(1)
         assert ahead.ahead is None
     assert not threads()
-    one = trainer(None, base, steps=STEPS)
+    one = make_trainer(None, base, steps=STEPS)
     one.objective = lambda emissions, batch: 1 / 0
-    with closing(Prefetched(batches(base), STEPS)) as one.batches, pytest.raises(ZeroDivisionError):
+    with closing(PrefetchingBatches(batches(base), STEPS)) as one.batches, pytest.raises(ZeroDivisionError):
         one.fit([])
     assert not threads()

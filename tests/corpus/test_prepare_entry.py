@@ -130,7 +130,7 @@ def test_two_chat_corpora_with_one_prompt_in_both_are_mixed_and_the_manifest_cou
         (world / f"{name}.jsonl").write_text("".join(json.dumps(talk) + "\n" for talk in talks))
     (world / "corpus").mkdir()
     (world / "corpus" / "chats.yaml").write_text(
-        "defaults:\n  - sharegpt@parts.one\n  - sharegpt@parts.two\n_target_: ctcdraft.corpus.sources.several\n"
+        "defaults:\n  - sharegpt@parts.one\n  - sharegpt@parts.two\n_target_: ctcdraft.corpus.sources.mixture\n"
         "_convert_: all\nname: chats\npath: null\nparts:\n"
         "  one: {_partial_: true, path: one.jsonl}\n  two: {_partial_: true, path: two.jsonl}\n"
     )

@@ -4,7 +4,7 @@ import json
 import os
 
 import pytest
-from asking import said
+from asking import generated_tokens
 from tiny_models import random_base
 
 from ctcdraft.corpus import part_files, prepared
@@ -31,7 +31,7 @@ def base():
     return random_base()
 
 
-def prepare(base, out, answers=GREEDY, prompts=PROMPTS, shard=prepared.WHOLE):
+def prepare(base, out, answers=GREEDY, prompts=PROMPTS, shard=prepared.SINGLE_SHARD):
     return prepared.prepare(base, Corpus.of(prompts), answers, out, {"corpus": {"name": "test"}}, shard)
 
 
@@ -41,7 +41,7 @@ def content(out):
 
 def killed_after(monkeypatch, batches):
     """The base dies in the last turn of batch number `batches`, counted from 0."""
-    interview, asked = requests.Interview.__call__, []
+    interview, asked = requests.MultiTurnGenerator.__call__, []
 
     def dying(self, batch):
         asked.append(len(batch))
@@ -50,12 +50,12 @@ def killed_after(monkeypatch, batches):
             raise KilledError
         return lines
 
-    monkeypatch.setattr(requests.Interview, "__call__", dying)
+    monkeypatch.setattr(requests.MultiTurnGenerator, "__call__", dying)
 
 
 def test_rows_hold_the_prompt_the_answer_and_an_exact_mask(base, tmp_path):
     manifest = prepare(base, tmp_path)
-    corpus = prepared.read(tmp_path, base.fingerprint())
+    corpus = prepared.read_corpus(tmp_path, base.fingerprint())
     assert sorted((row.id, row.turn) for row in corpus.rows) == sorted(
         (prompt.id, turn) for prompt in PROMPTS for turn in range(len(prompt.turns))
     )
@@ -66,7 +66,7 @@ def test_rows_hold_the_prompt_the_answer_and_an_exact_mask(base, tmp_path):
         start = int((~row.mask_L).sum())
         assert row.mask_L[start:].all()  # one answer, at the end
         answer = row.tokens_L[start:].tolist()
-        assert [answer] == said(GREEDY, base, [row.tokens_L[:start].tolist()])
+        assert [answer] == generated_tokens(GREEDY, base, [row.tokens_L[:start].tolist()])
         assert row.ended == (answer[-1] in base.stop_token_ids)
     counts = manifest["counts"]
     assert (counts["prompts"], counts["answers"], counts["cut_prompts"]) == (len(PROMPTS), TURNS, 0)
@@ -78,7 +78,7 @@ def test_rows_hold_the_prompt_the_answer_and_an_exact_mask(base, tmp_path):
 
 def test_a_second_turn_holds_the_bases_own_first_answer(base, tmp_path):
     prepare(base, tmp_path)
-    rows = {(row.id, row.turn): row for row in prepared.read(tmp_path, base.fingerprint()).rows}
+    rows = {(row.id, row.turn): row for row in prepared.read_corpus(tmp_path, base.fingerprint()).rows}
     first, second = rows["p1", 0], rows["p1", 1]
     history = second.tokens_L[: len(first.tokens_L)].tolist()
     said = base.tokenizer.decode(first.tokens_L.tolist(), skip_special_tokens=True)
@@ -93,10 +93,10 @@ def test_a_killed_preparation_resumed_equals_one_never_stopped(base, tmp_path, m
         killed_after(patch, batches)
         with pytest.raises(KilledError):
             prepare(base, tmp_path / "killed", answers)
-    assert len(part_files.part_files(tmp_path / "killed")) == batches
+    assert len(part_files.list_parts(tmp_path / "killed")) == batches
     assert not prepared.is_complete(tmp_path / "killed")
     with pytest.raises(InputError, match=r"is not complete; run data/prepare.py again, it goes on"):
-        prepared.read(tmp_path / "killed", base.fingerprint())
+        prepared.read_corpus(tmp_path / "killed", base.fingerprint())
     prepare(base, tmp_path / "killed", answers)
     assert content(tmp_path / "killed") == content(tmp_path / "whole")
 
@@ -108,12 +108,12 @@ def test_a_torn_part_is_redone_whole_and_the_others_are_kept(base, tmp_path, mon
         killed_after(patch, 3)
         with pytest.raises(KilledError):
             prepare(base, tmp_path / "torn")
-    last = part_files.part(tmp_path / "torn", 2)
+    last = part_files.part_path(tmp_path / "torn", 2)
     last.write_bytes(last.read_bytes()[:torn_at])
-    kept = [os.stat(part_files.part(tmp_path / "torn", number)).st_mtime_ns for number in range(2)]
+    kept = [os.stat(part_files.part_path(tmp_path / "torn", number)).st_mtime_ns for number in range(2)]
     prepare(base, tmp_path / "torn")
     assert content(tmp_path / "torn") == content(tmp_path / "whole")
-    assert kept == [os.stat(part_files.part(tmp_path / "torn", number)).st_mtime_ns for number in range(2)]
+    assert kept == [os.stat(part_files.part_path(tmp_path / "torn", number)).st_mtime_ns for number in range(2)]
 
 
 def test_a_batch_that_lost_a_line_is_redone_whole(base, tmp_path, monkeypatch):
@@ -122,7 +122,7 @@ def test_a_batch_that_lost_a_line_is_redone_whole(base, tmp_path, monkeypatch):
         killed_after(patch, 1)
         with pytest.raises(KilledError):
             prepare(base, tmp_path / "half")
-    part = part_files.part(tmp_path / "half", 0)
+    part = part_files.part_path(tmp_path / "half", 0)
     part.write_bytes(part.read_bytes().split(b"\n")[0] + b"\n")
     prepare(base, tmp_path / "half")
     assert content(tmp_path / "half") == content(tmp_path / "whole")
@@ -146,7 +146,7 @@ def test_a_complete_corpus_is_left_as_it_is(base, tmp_path, monkeypatch):
 @pytest.mark.parametrize("damage", ["truncate", "flip", "remove"])
 def test_a_damaged_part_is_refused_and_then_redone(base, tmp_path, damage):
     prepare(base, tmp_path)
-    before, part = content(tmp_path), part_files.part(tmp_path, 1)
+    before, part = content(tmp_path), part_files.part_path(tmp_path, 1)
     if damage == "truncate":
         part.write_bytes(part.read_bytes()[:-20])
     elif damage == "flip":
@@ -154,7 +154,7 @@ def test_a_damaged_part_is_refused_and_then_redone(base, tmp_path, damage):
     else:
         part.unlink()
     with pytest.raises(InputError, match=r"part-00001.jsonl is missing or damaged; run data/prepare.py again"):
-        prepared.read(tmp_path, base.fingerprint())
+        prepared.read_corpus(tmp_path, base.fingerprint())
     prepare(base, tmp_path)
     assert content(tmp_path) == before
 
@@ -165,20 +165,20 @@ def test_another_base_is_refused_by_name(base, tmp_path):
     other.name = "another-llama"
     sentence = "holds answers of random-llama, but this run's base is another-llama .another weights.; run"
     with pytest.raises(InputError, match=sentence):
-        prepared.read(tmp_path, other.fingerprint())
+        prepared.read_corpus(tmp_path, other.fingerprint())
     with pytest.raises(InputError, match=sentence):
         prepare(other, tmp_path)
     other = random_base()
     other.tokenizer.chat_template += " "
     with pytest.raises(InputError, match="another chat template"):
-        prepared.read(tmp_path, other.fingerprint())
+        prepared.read_corpus(tmp_path, other.fingerprint())
 
 
 def test_the_same_base_by_another_name_is_welcome(base, tmp_path):
     prepare(base, tmp_path)
     renamed = random_base()
     renamed.name, renamed.revision = "copy", "main"
-    assert len(prepared.read(tmp_path, renamed.fingerprint()).rows) == TURNS
+    assert len(prepared.read_corpus(tmp_path, renamed.fingerprint()).rows) == TURNS
 
 
 def test_other_settings_are_refused_with_what_differs(base, tmp_path):
@@ -202,12 +202,12 @@ def test_a_start_that_got_nowhere_binds_nobody(base, tmp_path, monkeypatch):
 
 def test_what_is_no_prepared_corpus_is_one_sentence(base, tmp_path):
     with pytest.raises(InputError, match=r"no prepared corpus at .*; make one with data/prepare.py out="):
-        prepared.read(tmp_path / "gone", base.fingerprint())
+        prepared.read_corpus(tmp_path / "gone", base.fingerprint())
     (tmp_path / "manifest.json").write_text('{"name": "web app"}')
     with pytest.raises(InputError, match="is not the manifest of a prepared corpus; choose another folder"):
-        prepared.read(tmp_path, base.fingerprint())
+        prepared.read_corpus(tmp_path, base.fingerprint())
     (tmp_path / "manifest.json").unlink()
-    part_files.part(tmp_path, 0).write_text("{}\n")
+    part_files.part_path(tmp_path, 0).write_text("{}\n")
     with pytest.raises(InputError, match=r"holds parts without manifest.json; choose another out="):
         prepare(base, tmp_path)
     (tmp_path / "file").write_text("")
@@ -236,7 +236,7 @@ def test_a_full_disk_loses_nothing_that_was_finished(base, tmp_path, monkeypatch
 def test_discard_removes_the_corpus_and_nothing_else(base, tmp_path):
     prepare(base, tmp_path)
     (tmp_path / "notes.txt").write_text("mine")
-    part_files.discard(tmp_path)
+    part_files.delete_corpus(tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
 
 
@@ -253,4 +253,4 @@ def test_the_manifest_says_what_was_done(base, tmp_path):
         "samples": 1,
     }
     assert manifest["settings"] == {"corpus": {"name": "test"}}
-    assert list(manifest["parts"]) == [file.name for file in part_files.part_files(tmp_path)]
+    assert list(manifest["parts"]) == [file.name for file in part_files.list_parts(tmp_path)]

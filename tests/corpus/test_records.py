@@ -6,7 +6,7 @@ import json
 import pytest
 
 from ctcdraft.corpus import readers as reading
-from ctcdraft.corpus.readers import hub_records, records
+from ctcdraft.corpus.readers import read_hub_records, read_records
 from ctcdraft.errors import InputError
 
 ENTRIES = [
@@ -20,9 +20,9 @@ ENTRIES = [
 @pytest.mark.parametrize("chunk", [1, 2, 7, 64, 1 << 20])
 @pytest.mark.parametrize("layout", [{}, {"indent": 2}, {"separators": (",", ":")}, {"ensure_ascii": False}])
 def test_an_array_is_the_same_in_any_chunks(tmp_path, monkeypatch, chunk, layout):
-    monkeypatch.setattr(reading, "CHUNK", chunk)
+    monkeypatch.setattr(reading, "CHUNK_CHARACTERS", chunk)
     (tmp_path / "a.json").write_text(" \n" + json.dumps(ENTRIES, **layout) + "\n", encoding="utf-8")
-    found = list(records(str(tmp_path / "a.json")))
+    found = list(read_records(str(tmp_path / "a.json")))
     assert [entry for _, entry in found] == ENTRIES
     assert found[2][0] == f"entry 3 of {tmp_path / 'a.json'}"
 
@@ -31,8 +31,8 @@ def test_a_mark_at_the_beginning_and_a_missing_gz_do_not_matter(tmp_path):
     (tmp_path / "marked.json").write_bytes(b"\xef\xbb\xbf" + json.dumps(ENTRIES).encode())
     (tmp_path / "packed.jsonl").write_bytes(gzip.compress(b'{"a": 1}\n\n{"a": 2}'))
     (tmp_path / "plain.jsonl.gz").write_text('{"a": 3}')
-    assert [entry for _, entry in records(str(tmp_path / "marked.json"))] == ENTRIES
-    assert [entry["a"] for _, entry in records(str(tmp_path / "p*"))] == [1, 2, 3]
+    assert [entry for _, entry in read_records(str(tmp_path / "marked.json"))] == ENTRIES
+    assert [entry["a"] for _, entry in read_records(str(tmp_path / "p*"))] == [1, 2, 3]
 
 
 PACKED = gzip.compress(b'{"a": "b"}\n' * 5000)
@@ -60,7 +60,7 @@ PACKED = gzip.compress(b'{"a": "b"}\n' * 5000)
 def test_what_is_wrong_with_the_bytes_is_one_sentence(tmp_path, name, content, sentence):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(InputError, match=sentence) as caught:
-        list(records(str(tmp_path / name)))
+        list(read_records(str(tmp_path / name)))
     assert "\n" not in str(caught.value)
 
 
@@ -69,9 +69,9 @@ def test_a_file_is_not_read_beyond_what_is_asked_for(tmp_path):
     for name, begin, between in (("a.jsonl", "", "\n"), ("a.json", "[", ",")):
         text = begin + between.join(['{"a": "' + "x" * 1000 + '"}'] * 3000) + between + "wrong"
         (tmp_path / name).write_text(text)
-        assert next(records(str(tmp_path / name)))[1]["a"] == "x" * 1000
+        assert next(read_records(str(tmp_path / name)))[1]["a"] == "x" * 1000
         with pytest.raises(InputError, match=r"3001 of .* is not JSON"):
-            list(records(str(tmp_path / name)))
+            list(read_records(str(tmp_path / name)))
 
 
 def test_a_data_set_that_cannot_be_made_is_one_sentence(monkeypatch):
@@ -82,4 +82,4 @@ def test_a_data_set_that_cannot_be_made_is_one_sentence(monkeypatch):
 
     monkeypatch.setattr(datasets, "load_dataset", broken)
     with pytest.raises(InputError, match=r"cannot get owner/name from the hub \(An error occurred .*\); give a local"):
-        hub_records("owner/name")
+        read_hub_records("owner/name")

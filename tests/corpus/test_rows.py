@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from ctcdraft.corpus.token_store import Column, HeldRows, row
+from ctcdraft.corpus.token_store import TensorColumn, TokenStore, row_from_line
 from ctcdraft.errors import InputError
 
 
@@ -30,7 +30,7 @@ def same(one, other):
 
 
 def test_held_rows_are_the_rows_of_their_lines():
-    held, alone = HeldRows(some_lines()), [row(line) for line in some_lines()]
+    held, alone = TokenStore(some_lines()), [row_from_line(line) for line in some_lines()]
     assert len(held) == len(alone) == 20
     assert all(same(one, other) for one, other in zip(held, alone, strict=True))
     assert same(held[-1], alone[-1])
@@ -40,12 +40,12 @@ def test_held_rows_are_the_rows_of_their_lines():
 
 
 def test_no_rows_are_none():
-    assert list(HeldRows([])) == []
+    assert list(TokenStore([])) == []
 
 
 def test_a_column_is_made_of_the_rows_that_are_kept():
-    held = HeldRows(some_lines())
-    column = Column(held, [7, 2], lambda one: one.tokens_L[:3].long())
+    held = TokenStore(some_lines())
+    column = TensorColumn(held, [7, 2], lambda one: one.tokens_L[:3].long())
     assert [tokens.tolist() for tokens in column] == [held[index].tokens_L[:3].tolist() for index in (7, 2)]
     assert column[0].dtype == torch.int64
     assert len(column[:1]) == 1
@@ -54,4 +54,4 @@ def test_a_column_is_made_of_the_rows_that_are_kept():
 def test_a_mask_of_another_length_is_one_sentence():
     line = next(some_lines()) | {"mask": [1]}
     with pytest.raises(InputError, match=r"the answer mask of p0 has 1 places for \d+ tokens; prepare"):
-        HeldRows([line])
+        TokenStore([line])

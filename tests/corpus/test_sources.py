@@ -6,10 +6,10 @@ from functools import partial
 
 import pytest
 
-from ctcdraft.corpus.decontamination import Leakage
+from ctcdraft.corpus.decontamination import Decontamination
 from ctcdraft.corpus.filters import Alternation, Cleaning, Duplicates, Empties, Roles
-from ctcdraft.corpus.sources import gsm8k, project_prompts, several, sharegpt
-from ctcdraft.corpus.types import family
+from ctcdraft.corpus.sources import gsm8k, mixture, project_prompts, sharegpt
+from ctcdraft.corpus.types import first_turn_key
 from ctcdraft.errors import InputError
 
 HUB = {"hub": "owner/name", "hub_file": "file.json"}
@@ -26,7 +26,7 @@ TALKS = Cleaning(
         "duplicates": Duplicates(),
     }
 )
-NOTHING = Leakage(13, {})
+NOTHING = Decontamination(13, {})
 
 
 def jsonl(path, *records):
@@ -105,18 +105,18 @@ def test_several_corpora_are_one_with_one_account(tmp_path):
     solved = {"question": "1+1?", "answer": "#### 2"}
     problems = gsm8k(jsonl(tmp_path / "g.jsonl", solved), "gsm8k", "", "", "", None, PROMPTS, NOTHING, None, 0)
     read = {"talks": lambda: talks, "problems": lambda: problems}
-    both = several(None, "both", read)
+    both = mixture(None, "both", read)
     assert both.prompts == [*talks.prompts, *problems.prompts]
     assert (both.account["read"], both.account["kept"], both.account["dropped"]["duplicates"]) == (3, 2, 1)
     others = gsm8k(
         jsonl(tmp_path / "o.jsonl", solved | {"question": "2+2?"}), "gsm8k", "", "", "", None, PROMPTS, NOTHING, None, 0
     )
     with pytest.raises(InputError, match=r"2 different prompts of corpus both \(a, b\) have the id gsm8k-00000"):
-        several(None, "both", {"a": lambda: problems, "b": lambda: others})
+        mixture(None, "both", {"a": lambda: problems, "b": lambda: others})
     with pytest.raises(InputError, match=r"say corpus\.parts\.a\.path=FILE corpus\.parts\.b\.path=FILE"):
-        several("x.jsonl", "both", {"a": lambda: 1 / 0, "b": lambda: talks})  # before anything is read
+        mixture("x.jsonl", "both", {"a": lambda: 1 / 0, "b": lambda: talks})  # before anything is read
     with pytest.raises(InputError, match=r"as corpus\.parts\.a\.path="):
-        several(None, "both", {"a": partial(read_corpus, "absent.jsonl")})
+        mixture(None, "both", {"a": partial(read_corpus, "absent.jsonl")})
 
 
 def test_a_prompt_of_two_parts_is_in_the_corpus_once_and_counted(tmp_path):
@@ -129,7 +129,7 @@ def test_a_prompt_of_two_parts_is_in_the_corpus_once_and_counted(tmp_path):
         jsonl(tmp_path / "c.jsonl", {"id": "p1", "turns": ["Hi"]}, {"id": "p2", "turns": ["Who?"]}),
         "own", PROMPTS, NOTHING, None, 0,
     )  # fmt: skip
-    mixed = several(None, "mixed", {"first": lambda: first, "second": lambda: second, "own": lambda: own})
+    mixed = mixture(None, "mixed", {"first": lambda: first, "second": lambda: second, "own": lambda: own})
     assert [prompt.turns for prompt in mixed.prompts] == [("Hi", "Bye"), ("Hi",), ("Hi", "Why?"), ("Who?",)]
     assert len({prompt.id for prompt in mixed.prompts}) == 4
     account = mixed.account
@@ -163,7 +163,7 @@ def test_every_conversation_is_under_exactly_one_count(tmp_path):
         {"conversations": [*PAIR, {"from": "human", "value": " "}]},
         {"conversations": [{"from": "human", "value": f"Hello! {question.upper()} Thanks"}]},
     )
-    corpus = read_corpus(path, 4, leakage=Leakage(13, {"bench": str(tmp_path / "bench.jsonl")}))
+    corpus = read_corpus(path, 4, leakage=Decontamination(13, {"bench": str(tmp_path / "bench.jsonl")}))
     account = corpus.account
     assert account["dropped"] == {"roles": 1, "alternation": 1, "empties": 1, "duplicates": 1}
     assert account["leaked"] == {"bench": 1}
@@ -174,7 +174,7 @@ def test_every_conversation_is_under_exactly_one_count(tmp_path):
         "4 prompts of 12 conversations (without 1 roles, 1 alternation, 1 empties, 1 duplicates, 1 in benchmark bench, "
         "3 not asked)"
     )
-    assert read_corpus(path, 4, leakage=Leakage(13, {})).account["not_asked"] == 4
+    assert read_corpus(path, 4, leakage=Decontamination(13, {})).account["not_asked"] == 4
 
 
 def test_prompts_that_begin_alike_are_one_family(tmp_path):
@@ -182,8 +182,8 @@ def test_prompts_that_begin_alike_are_one_family(tmp_path):
     path = jsonl(tmp_path / "s.jsonl", *({"conversations": talk} for talk in (PAIR, TALK, more)))
     names = [prompt.id for prompt in read_sharegpt(path)]
     assert len(set(names)) == 3
-    assert len({family(name) for name in names}) == 1
-    assert family("p7") == "p7"
+    assert len({first_turn_key(name) for name in names}) == 1
+    assert first_turn_key("p7") == "p7"
 
 
 def test_the_hash_of_a_corpus_does_not_depend_on_its_order(tmp_path):

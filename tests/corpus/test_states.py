@@ -9,10 +9,10 @@ import pytest
 import torch
 from tiny_models import random_base
 from torch.nn.utils.rnn import pad_sequence
-from training_parts import rows, trainer
+from training_parts import make_trainer, random_sequences
 
 from ctcdraft.corpus.batches import Batches
-from ctcdraft.corpus.hidden_states import Live, Stored, read
+from ctcdraft.corpus.hidden_states import OfflineHiddenStates, OnlineHiddenStates, compute_hidden_states
 from ctcdraft.corpus.state_precision import PRECISIONS
 from ctcdraft.errors import InputError
 
@@ -25,17 +25,17 @@ def base():
     return random_base(context=64)
 
 
-def stored(base, tokens, folder, precision="float32", rows=4, limit_gb=1.0) -> Stored:
-    return Stored(base, tokens, str(folder), precision, rows, limit_gb)
+def stored(base, tokens, folder, precision="float32", rows=4, limit_gb=1.0) -> OfflineHiddenStates:
+    return OfflineHiddenStates(base, tokens, str(folder), precision, rows, limit_gb)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_states_of_any_batch_are_the_bases_own(base, tmp_path, precision):
-    tokens = rows().tokens
+    tokens = random_sequences().tokens
     source = stored(base, tokens, tmp_path, precision)
     source.fill()
     for indices in ([0, 1, 2, 3], [9, 0, 5], [7]):
-        live = read(base, pad_sequence([tokens[index] for index in indices], batch_first=True))
+        live = compute_hidden_states(base, pad_sequence([tokens[index] for index in indices], batch_first=True))
         kept = source.kept([[index] for index in indices])
         assert kept.shape == live.shape
         for row, index in enumerate(indices):
@@ -47,18 +47,18 @@ def test_states_of_any_batch_are_the_bases_own(base, tmp_path, precision):
 def test_int8_takes_about_half_of_bfloat16_and_says_so(base, tmp_path):
     sizes = {}
     for precision in PRECISIONS:
-        source = stored(base, rows().tokens, tmp_path / precision, precision)
+        source = stored(base, random_sequences().tokens, tmp_path / precision, precision)
         source.fill()
         files = [file.stat().st_size for file in (tmp_path / precision).iterdir()]
         sizes[precision] = sum(PRECISIONS[precision].bytes_a_token(base.width) * len(t) for t in source.tokens)
         header = sum(files) - sizes[precision]
         assert 0 < header < 512 * len(source.tokens)  # names, offsets and the checksum
     assert sizes["float32"] == 2 * sizes["bfloat16"]
-    assert sizes["int8"] == sizes["bfloat16"] / 2 + 4 * sum(map(len, rows().tokens))
+    assert sizes["int8"] == sizes["bfloat16"] / 2 + 4 * sum(map(len, random_sequences().tokens))
 
 
 def test_another_base_taps_or_tokens_find_nothing(base, tmp_path):
-    tokens = rows().tokens
+    tokens = random_sequences().tokens
     one = stored(base, tokens, tmp_path)
     assert one.files == stored(base, tokens, tmp_path).files
     others = [
@@ -71,16 +71,16 @@ def test_another_base_taps_or_tokens_find_nothing(base, tmp_path):
 
 
 def test_a_shared_shard_serves_a_corpus_in_another_order(base, tmp_path):
-    tokens = rows().tokens
+    tokens = random_sequences().tokens
     stored(base, tokens, tmp_path).fill()
     turned = stored(base, tokens[::-1], tmp_path)
     assert all(file.exists() for file in turned.files)
-    assert torch.allclose(turned.kept([[2]]), read(base, turned.tokens[2][None]), atol=1e-5)
+    assert torch.allclose(turned.kept([[2]]), compute_hidden_states(base, turned.tokens[2][None]), atol=1e-5)
 
 
 @pytest.mark.parametrize("harm", ["flipped", "cut", "emptied"])
 def test_a_damaged_shard_is_named_and_written_again(base, tmp_path, harm, capsys):
-    tokens = rows().tokens
+    tokens = random_sequences().tokens
     stored(base, tokens, tmp_path).fill()
     source = stored(base, tokens, tmp_path)
     file = source.files[1]
@@ -88,12 +88,12 @@ def test_a_damaged_shard_is_named_and_written_again(base, tmp_path, harm, capsys
     data[-5] ^= 1
     file.write_bytes({"flipped": bytes(data), "cut": bytes(data[: len(data) // 2]), "emptied": b""}[harm])
     index = source.shards[1][0]
-    assert torch.allclose(source.kept([[index]]), read(base, tokens[index][None]), atol=1e-5)
+    assert torch.allclose(source.kept([[index]]), compute_hidden_states(base, tokens[index][None]), atol=1e-5)
     assert f"{file} is damaged and is written again" in capsys.readouterr().out
 
 
 def test_the_shard_used_longest_ago_is_evicted_first(base, tmp_path):
-    tokens = rows(12, length=30).tokens
+    tokens = random_sequences(12, length=30).tokens
     every = stored(base, tokens, tmp_path)
     every.fill()
     sizes = [file.stat().st_size for file in every.files]
@@ -104,35 +104,35 @@ def test_the_shard_used_longest_ago_is_evicted_first(base, tmp_path):
     small.kept([[small.shards[0][0]]])
     assert [file.exists() for file in every.files] == [True] * (len(sizes) - 1) + [False]
     evicted = small.shards[-1][0]
-    assert torch.allclose(small.kept([[evicted]]), read(base, tokens[evicted][None]), atol=1e-5)
+    assert torch.allclose(small.kept([[evicted]]), compute_hidden_states(base, tokens[evicted][None]), atol=1e-5)
     assert sum(file.stat().st_size for file in tmp_path.iterdir()) <= small.limit
 
 
 def test_a_shard_evicted_by_another_run_is_written_again(base, tmp_path):
-    tokens = rows().tokens
+    tokens = random_sequences().tokens
     source = stored(base, tokens, tmp_path)
     source.fill()
     for file in source.files:
         file.unlink()
-    assert torch.allclose(source.kept([[3]]), read(base, tokens[3][None]), atol=1e-5)
+    assert torch.allclose(source.kept([[3]]), compute_hidden_states(base, tokens[3][None]), atol=1e-5)
 
 
 def test_a_store_that_holds_nothing_is_refused(base, tmp_path):
     with pytest.raises(InputError, match=r"states\.precision=int4 .* one of float32, bfloat16, int8"):
-        stored(base, rows().tokens, tmp_path, "int4")
+        stored(base, random_sequences().tokens, tmp_path, "int4")
     with pytest.raises(InputError, match="not even one shard"):
-        stored(base, rows().tokens, tmp_path, limit_gb=1e-9).fill()
+        stored(base, random_sequences().tokens, tmp_path, limit_gb=1e-9).fill()
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_stored_and_live_states_train_alike(base, tmp_path, precision):
     def losses(source, name) -> list[float]:
-        one = trainer(None, base, steps=8)
-        one.batches = Batches(rows(), base, rows_a_step=4, anchors=8, labels=3, seed=0, states=source)
+        one = make_trainer(None, base, steps=8)
+        one.batches = Batches(random_sequences(), base, rows_a_step=4, anchors=8, labels=3, seed=0, states=source)
         return [one.train_step()["loss"] for one.step in range(8)]
 
-    live = losses(Live, "live")
-    kept = losses(partial(Stored, path=str(tmp_path), precision=precision, rows=4, limit_gb=1.0), "stored")
+    live = losses(OnlineHiddenStates, "live")
+    kept = losses(partial(OfflineHiddenStates, path=str(tmp_path), precision=precision, rows=4, limit_gb=1.0), "stored")
     apart = {"float32": 1e-5, "bfloat16": 2e-2, "int8": 2e-2}[precision]
     assert torch.allclose(torch.tensor(live), torch.tensor(kept), rtol=apart)
     assert live != sorted(live)  # it learns: the losses are not constant

@@ -10,13 +10,13 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from asking import questions_of
+from asking import make_requests
 from transformers.utils.import_utils import is_serve_available
 
 from ctcdraft.corpus import prepared
-from ctcdraft.corpus.chat_template import answer_text, messages, prompt_tokens
+from ctcdraft.corpus.chat_template import answer_text, chat_messages, prompt_tokens
 from ctcdraft.corpus.generation.openai import ServedAnswers
-from ctcdraft.corpus.generation.requests import Reply
+from ctcdraft.corpus.generation.requests import Response
 from ctcdraft.corpus.generation.transformers import TransformersAnswers
 from ctcdraft.corpus.types import Corpus
 from ctcdraft.errors import InputError
@@ -74,11 +74,11 @@ def base():
 
 def test_a_real_server_says_the_same_text_and_the_same_ids(server, base):
     prompts = project_prompts(str(TINY / "prompts" / "held_out.jsonl"), "tiny", 60).prompts
-    asked = questions_of([prompt_tokens(base.tokenizer, messages(prompt.turns[:1], [])) for prompt in prompts])
+    asked = make_requests([prompt_tokens(base.tokenizer, chat_messages(prompt.turns[:1], [])) for prompt in prompts])
     here = TransformersAnswers(60, 48, 0.0, 0, 1).start(base)(asked)
     settings = (60, 48, 0.0, 0, 1, server.url, str(TINY / "base"), 4, 100.0, 1, 0.5, None, 8)
     there = ServedAnswers(*settings).start(base)(asked)
-    kept = [(mine, other) for mine, other in zip(here, there, strict=True) if isinstance(other, Reply)]
+    kept = [(mine, other) for mine, other in zip(here, there, strict=True) if isinstance(other, Response)]
     same = [mine.tokens == other.tokens for mine, other in kept]
     texts = [
         answer_text(base.tokenizer, mine.tokens, base.stop_token_ids)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from laws import CHANCE, assert_rows, p_value, text_of
+from laws import MIN_P_VALUE, assert_draft_probs, p_value, path_tokens
 from test_listening import begin, frames, law_of
 from truths_heads import beginnings, slow_conditioned_texts
 
@@ -33,12 +33,12 @@ def test_a_correction_composes_with_the_exact_law(kind, chains):
             log_probs_TC, torch.tensor(1), 4, 1 + 4 * chains, (), DraftSampling(rng), listening
         )
         if seed < 20:
-            assert_rows(tree, law, 4)
+            assert_draft_probs(tree, law, 4)
         draws_NK, node = sampling_order(tree), 0
         while (child := int(draws_NK[node, 0])) >= 0:
             node = child
-        seen[text_of(tree, node)] += 1
-    assert p_value(list(seen.values()), [texts[text] for text in seen]) > CHANCE
+        seen[path_tokens(tree, node)] += 1
+    assert p_value(list(seen.values()), [texts[text] for text in seen]) > MIN_P_VALUE
 
 
 @pytest.mark.parametrize("chains", [1, 3])
@@ -60,4 +60,4 @@ def test_words_drawn_frame_by_frame_carry_their_law(kind, chains):
             log_probs_TC, torch.tensor(1), 9, 1 + 3 * chains, (), DraftSampling(rng), listening
         )
         assert len(tree) > 3  # words never stop
-        assert_rows(tree, law, 3)
+        assert_draft_probs(tree, law, 3)

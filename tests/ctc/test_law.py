@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from truths import slow_next_label_law, slow_prefix_probability
+from truths import slow_next_label_distribution, slow_prefix_probability
 from truths_heads import beginnings, slow_conditioned_texts
 
 from ctcdraft.ctc.next_label import PrefixBatch
@@ -35,7 +35,7 @@ def test_a_batch_of_prefixes_against_every_alignment(seed):
             if slow_prefix_probability(probs_TC.tolist(), prefix, blank) == 0:
                 assert law_KV[row].sum() == stop_K[row] == 0
                 continue
-            truth, stop = slow_next_label_law(probs_TC.tolist(), blank, prefix)
+            truth, stop = slow_next_label_distribution(probs_TC.tolist(), blank, prefix)
             assert law_KV[row].tolist() == pytest.approx([truth[word] for word in words], abs=1e-10, rel=0)
             assert abs(stop_K[row] - stop) < 1e-10
             assert abs(law_KV[row].sum() + stop_K[row] - 1) < 1e-14

@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 import torch
-from laws import next_label_law
-from truths import slow_next_label_law, slow_prefix_probability, slow_prefix_search
+from laws import exact_next_label_distribution
+from truths import slow_next_label_distribution, slow_prefix_probability, slow_prefix_search
 
 from ctcdraft.ctc.prefix_search import drop_impossible, prefix_search, pruned_mass, static_prefix_search
 
@@ -169,7 +169,7 @@ def test_bad_requests_are_refused_in_a_sentence():
     with pytest.raises(ValueError, match="blank is class 3, but the frames have classes 0 to 2"):
         prefix_search(PENCIL_TC, 3, 4, 2)
     with pytest.raises(ValueError, match="blank is class -1, but the frames have classes 0 to 2"):
-        next_label_law(PENCIL_TC, -1, [0])
+        exact_next_label_distribution(PENCIL_TC, -1, [0])
     with pytest.raises(ValueError, match="words_per_frame is 0"):
         prefix_search(PENCIL_TC, 2, 4, 0)
     with pytest.raises(ValueError, match="lower nodes or words_per_frame"):
@@ -177,7 +177,7 @@ def test_bad_requests_are_refused_in_a_sentence():
 
 
 def test_law_by_pencil():
-    words_V, stop = next_label_law(PENCIL_TC, 2, [0])
+    words_V, stop = exact_next_label_distribution(PENCIL_TC, 2, [0])
     assert words_V.tolist() == pytest.approx([0, 1 / 5])
     assert stop.item() == pytest.approx(4 / 5)
 
@@ -190,11 +190,11 @@ def test_law_of_every_prefix(seed):
     probs_TC = log_probs_TC.exp().tolist()
     words = [c for c in range(classes) if c != blank]
     for prefix in itertools.chain.from_iterable(itertools.product(words, repeat=n) for n in range(4)):
-        words_V, end = next_label_law(log_probs_TC, blank, prefix)
+        words_V, end = exact_next_label_distribution(log_probs_TC, blank, prefix)
         if slow_prefix_probability(probs_TC, prefix, blank) == 0:
             assert words_V.sum() + end == 0
             continue
-        law, stop = slow_next_label_law(probs_TC, blank, prefix)
+        law, stop = slow_next_label_distribution(probs_TC, blank, prefix)
         assert words_V.tolist() == pytest.approx([law[word] for word in words], abs=1e-11)
         assert end.item() == pytest.approx(stop, abs=1e-11)
         assert words_V.sum() + end == pytest.approx(1, abs=1e-12)
@@ -208,7 +208,7 @@ def test_search_and_law_agree(seed):
     texts, mass_N = texts_of(prefixes), prefixes.log_probs_N.exp()
     assert max(map(len, texts)) >= 4
     for node, text in enumerate(texts):
-        words_V, stop = next_label_law(log_probs_TC, 8, text[:-1])
+        words_V, stop = exact_next_label_distribution(log_probs_TC, 8, text[:-1])
         parent = 1.0 if len(text) == 1 else mass_N[prefixes.parents_N[node]]
         assert mass_N[node] == pytest.approx(float(parent * words_V[text[-1]]), abs=1e-12)
         assert words_V.sum() + stop == pytest.approx(1, abs=1e-12)
@@ -216,6 +216,6 @@ def test_search_and_law_agree(seed):
 
 def test_float32_frames_give_an_exact_law():
     log_probs_TC = random_frames(0, frames=8, classes=5000).float()
-    words_V, stop = next_label_law(log_probs_TC, 4999, [3, 3, 17])
+    words_V, stop = exact_next_label_distribution(log_probs_TC, 4999, [3, 3, 17])
     assert words_V.shape == (4999,)
     assert words_V.sum() + stop == pytest.approx(1, abs=1e-12)

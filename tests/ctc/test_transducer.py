@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from laws import CHANCE, assert_rows, p_value, text_of
+from laws import MIN_P_VALUE, assert_draft_probs, p_value, path_tokens
 from test_likelihoods import asked, close_to, conditioned_frames, windows
 from test_listening import ROOT, WIDTH, WORDS, begin, correction, frames, law_of, texts_of
 from torch import nn
@@ -154,12 +154,12 @@ def test_drawn_chains_carry_their_law_and_stop_as_often(kind, chains):
         paths = SampledTransductions(chains)
         tree = paths(log_probs_TC, ROOT, 4, 1 + 4 * chains, (), DraftSampling(rng), listening)
         if seed < 20:
-            assert_rows(tree, law, 4)
+            assert_draft_probs(tree, law, 4)
         draws_NK, node = sampling_order(tree), 0
         while (child := int(draws_NK[node, 0])) >= 0:
             node = child
-        seen[text_of(tree, node)] += 1
-    assert p_value(list(seen.values()), [texts[text] for text in seen]) > CHANCE
+        seen[path_tokens(tree, node)] += 1
+    assert p_value(list(seen.values()), [texts[text] for text in seen]) > MIN_P_VALUE
 
 
 def test_equal_words_need_no_blank_between_them():

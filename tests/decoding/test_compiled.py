@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from drafters import Junk, Oracle
-from sessions import UNSEEN, arena, session
+from drafters import oracle_drafter, random_drafter
+from sessions import NO_TRACE, make_evaluation, make_setup
 from test_fixed import HOW, PROMPTS
 from tiny_models import random_base
 
@@ -14,7 +14,7 @@ from ctcdraft.decoding.static_shapes import StaticShapeForward
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.errors import InputError
-from ctcdraft.evaluation.output_dir import Folder
+from ctcdraft.evaluation.output_dir import OutputDir
 
 pytestmark = pytest.mark.slow  # half a minute a test
 
@@ -56,8 +56,8 @@ def test_compiled_says_what_eager_says(kind, taps):
     for prompt, truth in zip(PROMPTS, said, strict=True):
         for drafter in (
             Autoregressive(base),
-            Junk(base.vocabulary, 8),
-            Oracle(torch.cat([prompt, torch.tensor(truth)]), 5),
+            random_drafter(base.vocabulary, 8),
+            oracle_drafter(torch.cat([prompt, torch.tensor(truth)]), 5),
         ):
             assert generate(base, drafter, prompt, HOW, base.stop_token_ids, 3).tokens == truth
 
@@ -65,8 +65,8 @@ def test_compiled_says_what_eager_says(kind, taps):
 def test_an_evaluation_is_lossless_and_says_how_it_read(tmp_path):
     base = random_base()
     base.fixed = StaticShapeForward(compiled=True)
-    one = session(arena(base))
-    report = one.run(Folder(tmp_path, one.shard), False, warm_up_tokens=4, timing_questions=1, explorer=UNSEEN)
+    one = make_evaluation(make_setup(base))
+    report = one.run(OutputDir(tmp_path, one.shard), False, warm_up_tokens=4, timing_questions=1, explorer=NO_TRACE)
     assert [row["lossless"]["equal"] for row in report["rows"]] == [4, 4]
     assert report["environment"]["reads"] == "compiled, fixed shapes"
 

@@ -6,10 +6,10 @@ from functools import partial
 
 import pytest
 import torch
-from drafters import Junk, Oracle
+from drafters import oracle_drafter, random_drafter
 from tiny_models import random_base
 
-from ctcdraft.corpus.generation.transformers import speak
+from ctcdraft.corpus.generation.transformers import generate_batch
 from ctcdraft.decoding.loop import generate
 from ctcdraft.decoding.settings import DecodingSettings
 from ctcdraft.decoding.static_shapes import (
@@ -55,7 +55,7 @@ def test_the_text_is_the_same(kind, temperature):
     base.fixed = StaticShapeForward()
     for prompt, truth in zip(PROMPTS, truths, strict=True):
         text = torch.cat([prompt, torch.tensor(truth)])
-        for drafter in (Autoregressive(base), Junk(base.vocabulary, 12), Oracle(text, 5)):
+        for drafter in (Autoregressive(base), random_drafter(base.vocabulary, 12), oracle_drafter(text, 5)):
             assert generate(base, drafter, prompt, how, base.stop_token_ids, 3).tokens == truth
 
 
@@ -94,7 +94,7 @@ def test_a_batch_of_answers_is_not_lent_the_rows_of_one_text():
     prompts = [prompt.tolist() for prompt in PROMPTS]
 
     def said():
-        return speak(base, prompts, [9, 9], lambda logits_BV, rows, step: logits_BV.argmax(dim=-1))
+        return generate_batch(base, prompts, [9, 9], lambda logits_BV, rows, step: logits_BV.argmax(dim=-1))
 
     truth = said()
     base.fixed = StaticShapeForward()
@@ -122,7 +122,7 @@ def test_a_captured_read_says_what_an_eager_one_says(compiled):
     for _ in range(2):  # the second time every graph is there
         for prompt, truth in zip(prompts, truths, strict=True):
             text = torch.cat([prompt, torch.tensor(truth, device="cuda")])
-            for drafter in (Autoregressive(base), Oracle(text, 5)):
+            for drafter in (Autoregressive(base), oracle_drafter(text, 5)):
                 assert generate(base, drafter, prompt, HOW, base.stop_token_ids, 3).tokens == truth
     assert base.fixed._graphs
 

@@ -7,13 +7,13 @@ from fractions import Fraction
 
 import pytest
 import torch
-from laws import CHANCE, draw, p_value
+from laws import MIN_P_VALUE, p_value, sample_with_stop
 from truths_verifiers import (
     STOP,
     kept_softmax_chances,
-    law_of,
     mixed_stop_chances,
     multi_round_chances,
+    outcome_distribution,
     own_coins_chances,
     slow_k_sequential,
     slow_multi_round,
@@ -36,7 +36,7 @@ RULES = [(multi_round, 1), (multi_round, 2), (multi_round, 4), (k_sequential, 1)
 def emitted(rule, p_V, q_V, k, seed=0, samples_drafts=DRAWS):
     """What the rule says, `samples_drafts` times: the words themselves."""
     rng = torch.Generator().manual_seed(seed)
-    words_NK = draw(q_V, (samples_drafts, k), rng)
+    words_NK = sample_with_stop(q_V, (samples_drafts, k), rng)
     coins_NK = torch.rand(samples_drafts, k, dtype=torch.float64, generator=rng)
     stands_N, rest_NV = rule(p_V.expand(samples_drafts, -1), q_V.expand(samples_drafts, -1), words_NK, coins_NK)
     own_N = torch.multinomial(rest_NV, 1, generator=rng)[:, 0]
@@ -50,18 +50,18 @@ def counts(words_N, size):
 @pytest.mark.parametrize(("rule", "k"), RULES, ids=lambda value: getattr(value, "__name__", value))
 @pytest.mark.parametrize("q_V", [Q, SHORT, SURE, P, SURE * 0.5], ids=["q", "stops", "one_word", "equal", "seldom"])
 def test_a_hundred_thousand_draws_follow_the_base(rule, k, q_V):
-    assert p_value(counts(emitted(rule, P, q_V, k), 6), P.tolist()) > CHANCE
+    assert p_value(counts(emitted(rule, P, q_V, k), 6), P.tolist()) > MIN_P_VALUE
 
 
 @pytest.mark.parametrize("chances", [own_coins_chances, mixed_stop_chances, kept_softmax_chances])
 def test_the_same_test_refuses_the_biased_rules(chances):
     """Each comes out by enumeration as another law than the base's, and 10^5 draws from it are refused."""
     k, q_V = (3, Q) if chances is own_coins_chances else (1, SHORT if chances is mixed_stop_chances else Q)
-    biased_V = torch.tensor(law_of(chances, P.tolist(), q_V.tolist(), k), dtype=torch.float64)
+    biased_V = torch.tensor(outcome_distribution(chances, P.tolist(), q_V.tolist(), k), dtype=torch.float64)
     assert biased_V.sum() == pytest.approx(1)
     words_N = torch.multinomial(biased_V, DRAWS, replacement=True, generator=torch.Generator().manual_seed(0))
-    assert p_value(counts(words_N, 6), P.tolist()) < CHANCE
-    exact = law_of(multi_round_chances, P.tolist(), q_V.tolist(), k)
+    assert p_value(counts(words_N, 6), P.tolist()) < MIN_P_VALUE
+    exact = outcome_distribution(multi_round_chances, P.tolist(), q_V.tolist(), k)
     assert exact == pytest.approx(P.tolist())
 
 
@@ -70,20 +70,20 @@ def test_the_coins_owe_nothing_to_the_words_of_the_base(rule):
     """Through the whole verifier: a coin among the numbers that draw the base's own word would bias that word."""
     rng, words = torch.Generator().manual_seed(1), []
     for place in range(4000):
-        tree = TokenTree.chain(torch.tensor(0), draw(Q, (1, 1), rng)[0])
+        tree = TokenTree.chain(torch.tensor(0), sample_with_stop(Q, (1, 1), rng)[0])
         tree = replace(tree, draft_probs_NV=torch.stack([Q, torch.zeros_like(Q)]))
         verdict = Rejection(rule)(tree, P.log().expand(2, -1), GumbelNoise(3), place)
         words.append(AcceptedPath.of(tree, verdict).tokens[0])
-    assert p_value(counts(torch.tensor(words), 6), P.tolist()) > CHANCE
+    assert p_value(counts(torch.tensor(words), 6), P.tolist()) > MIN_P_VALUE
 
 
 def test_the_mixed_stop_rule_by_pencil():
     """The blueprint's example; the joint rule gives the base's law back, in whole fractions."""
     p = [Fraction(1, 2), Fraction(3, 10), Fraction(1, 5)]
     q = [Fraction(1, 2), Fraction(1, 5), Fraction(1, 20)]
-    assert law_of(mixed_stop_chances, p, q, 1) == [Fraction(3, 8), Fraction(11, 40), Fraction(7, 20)]
+    assert outcome_distribution(mixed_stop_chances, p, q, 1) == [Fraction(3, 8), Fraction(11, 40), Fraction(7, 20)]
     for k in (1, 2, 3):
-        assert law_of(multi_round_chances, p, q, k) == p
+        assert outcome_distribution(multi_round_chances, p, q, k) == p
 
 
 def test_specinfer_by_pencil():
@@ -128,7 +128,7 @@ def random_case(seed):
     size, k = 2 + seed % 4, 1 + seed % 3
     p_V = (1.5 * torch.randn(size, dtype=torch.float64, generator=rng)).softmax(-1)
     q_V = (1.5 * torch.randn(size, dtype=torch.float64, generator=rng)).softmax(-1) * (1 if seed % 2 else 0.7)
-    return p_V, q_V, draw(q_V, (k,), rng), torch.rand(k, dtype=torch.float64, generator=rng)
+    return p_V, q_V, sample_with_stop(q_V, (k,), rng), torch.rand(k, dtype=torch.float64, generator=rng)
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -154,7 +154,7 @@ def test_more_draws_stand_more_often():
     stands = {}
     for rule, k in RULES:
         rng = torch.Generator().manual_seed(7)
-        words_NK = draw(Q, (DRAWS, k), rng)
+        words_NK = sample_with_stop(Q, (DRAWS, k), rng)
         coins_NK = torch.rand(DRAWS, k, dtype=torch.float64, generator=rng)
         stands[rule, k] = (rule(P.expand(DRAWS, -1), Q.expand(DRAWS, -1), words_NK, coins_NK)[0] >= 0).double().mean()
     overlap = float(torch.minimum(P, Q).sum())
@@ -173,7 +173,7 @@ def chain_of_laws(seed, words=5, depth=3, stop=0.0):
     said, laws = [], torch.zeros(depth + 1, words, dtype=torch.float64)
     for level in range(depth):
         laws[level] = table_VV[said[-1] if said else words] * (1 - stop)
-        word = int(draw(laws[level], (1,), rng))
+        word = int(sample_with_stop(laws[level], (1,), rng))
         if word == STOP:
             break
         said.append(word)
@@ -198,7 +198,7 @@ def test_chains_follow_the_law_of_whole_texts(rule, stop):
             verdict = verify(second, rows.log(), GumbelNoise(seed), 8)
             words += [*second.tokens_N[verdict.path_K[1 : verdict.length]].tolist(), int(verdict.bonus)]
         seen[words[0] * 5 + words[1]] += 1
-    assert p_value(seen, exact) > CHANCE
+    assert p_value(seen, exact) > MIN_P_VALUE
 
 
 def test_what_was_not_drawn_is_read_by_match():

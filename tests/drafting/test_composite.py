@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from drafters import Junk, Oracle
-from stepwise_parts import saved_lm, stepwise
+from drafters import oracle_drafter, random_drafter
+from stepwise_parts import make_sequential_drafter, saved_lm
 from test_path import HOW, PROMPT, block_drafter
 from tiny_models import random_base
 from truths_trees import texts
@@ -45,7 +45,7 @@ def own_twin(base, folder, frames=5):
 def test_a_cascade_with_a_drawn_part_is_refused_before_anything_is_asked(base, role, tmp_path):
     """Also where the tree would never be joined, because the second reads states."""
     head = block_drafter(base)
-    model = stepwise("draft_model", base, tmp_path)
+    model = make_sequential_drafter("draft_model", base, tmp_path)
     for part, how in ((head, "paths"), (model, "growth")):
         for drawn in (SampledLabels(2), SampledTokens(2)) if how == "paths" else (SampledChains(1),):
             setattr(part, how, drawn)
@@ -59,7 +59,7 @@ def test_a_part_that_drafts_for_nobody_is_refused(base, tmp_path):
     with pytest.raises(InputError, match="StockGenerate decodes outside our loop"):
         Cascade(base, lookup(base), stock, 2)
     with pytest.raises(InputError, match="StockGenerate decodes outside our loop"):
-        Staged(base, stepwise("draft_model", base, tmp_path), stock, 4)
+        Staged(base, make_sequential_drafter("draft_model", base, tmp_path), stock, 4)
 
 
 class TokensOnly:
@@ -72,17 +72,17 @@ class TokensOnly:
 
 
 def pairs(base, folder):
-    model = stepwise("draft_model", base, folder)
+    model = make_sequential_drafter("draft_model", base, folder)
     yield Cascade(base, lookup(base), model, 4)
     yield Cascade(base, model, lookup(base), 4)
     yield Cascade(base, lookup(base), block_drafter(base), 4)
-    yield Cascade(base, stepwise("eagle", base, folder), model, 4)
-    yield Cascade(base, Cascade(base, lookup(base), model, 2), stepwise("hydra", base, folder), 4)
+    yield Cascade(base, make_sequential_drafter("eagle", base, folder), model, 4)
+    yield Cascade(base, Cascade(base, lookup(base), model, 2), make_sequential_drafter("hydra", base, folder), 4)
     yield Cascade(base, model, Staged(base, own_twin(base, folder), lookup(base), 6), 6)
     yield Staged(base, model, lookup(base), 6)
     yield Staged(base, model, Autoregressive(base), 6)
-    yield Staged(base, model, stepwise("draft_model_gpt2", base, folder), 6)
-    yield Staged(base, model, TokensOnly(Junk(base.vocabulary, 6)), 6)
+    yield Staged(base, model, make_sequential_drafter("draft_model_gpt2", base, folder), 6)
+    yield Staged(base, model, TokensOnly(random_drafter(base.vocabulary, 6)), 6)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -106,7 +106,7 @@ def test_up_to_the_last_position_of_the_context(tmp_path):
 @torch.inference_mode()
 def test_the_second_goes_on_below_the_deepest_guess_of_the_first(base, tmp_path):
     text = torch.arange(20, 60)
-    cascade = Cascade(base, Oracle(text, 3), TokensOnly(Oracle(text, 9)), later=4)
+    cascade = Cascade(base, oracle_drafter(text, 3), TokensOnly(oracle_drafter(text, 9)), later=4)
     context = Context(text[:10], torch.zeros(9, 32), 30, 12)
     tree, _ = cascade.draft(context, None, torch.Generator())
     # 3 of the first; then nodes 12 - 4 + 1 = 9 and hence 8 guesses of the second
@@ -140,7 +140,7 @@ def test_a_second_that_reads_states_takes_over_where_the_first_is_silent(base):
 @pytest.mark.parametrize("nodes", [4, 12, 40])
 def test_a_staged_model_says_what_it_says_alone(base, nodes, tmp_path):
     """Whoever drafts for it, and in fewer of its passes if that one is right."""
-    model = stepwise("draft_model", base, tmp_path, frames=6, growth=DynamicTree(1, None))
+    model = make_sequential_drafter("draft_model", base, tmp_path, frames=6, growth=DynamicTree(1, None))
     model.stops = ()
     text, rng = LOOP, torch.Generator().manual_seed(0)
     alone, chains = None, []
@@ -148,7 +148,7 @@ def test_a_staged_model_says_what_it_says_alone(base, nodes, tmp_path):
         truth, alone = model.draft(Context(text, torch.zeros(0, 32), 60, nodes), alone, rng)
         chains.append((text, truth))
         text = torch.cat([text, truth.tokens_N[1:3], torch.tensor([44])])
-    firsts = [lookup(base), Autoregressive(base), TokensOnly(Junk(base.vocabulary, 6))]
+    firsts = [lookup(base), Autoregressive(base), TokensOnly(random_drafter(base.vocabulary, 6))]
     for first in firsts:
         staged, memory = Staged(base, model, first, 8), None
         for text, truth in chains:
@@ -158,13 +158,13 @@ def test_a_staged_model_says_what_it_says_alone(base, nodes, tmp_path):
 
 @torch.inference_mode()
 def test_a_staged_model_reads_less_often(base, tmp_path):
-    model = stepwise("draft_model", base, tmp_path, frames=6, growth=DynamicTree(1, 1))
+    model = make_sequential_drafter("draft_model", base, tmp_path, frames=6, growth=DynamicTree(1, 1))
     context = Context(LOOP, torch.zeros(0, 32), 60, 12)
     said = model.draft(context, None, torch.Generator())[0].tokens_N
     passes = []
     read_tree = model.lm.read_tree
     model.lm.read_tree = lambda tree, cache: passes.append(len(tree)) or read_tree(tree, cache)
-    for first, least in ((TokensOnly(Oracle(torch.cat([LOOP, said[1:]]), 5)), [6]), (Autoregressive(base), [1] * 6)):
+    for first, least in ((TokensOnly(oracle_drafter(torch.cat([LOOP, said[1:]]), 5)), [6]), (Autoregressive(base), [1] * 6)):
         passes.clear()
         Staged(base, model, first, 8).draft(context, None, torch.Generator())
         assert passes == least
@@ -185,6 +185,6 @@ def test_what_cannot_be_composed_is_one_sentence(base, tmp_path):
     with pytest.raises(InputError, match=r"later=0"):
         Cascade(base, lookup(base), lookup(base), 0)
     with pytest.raises(InputError, match="Hydra reads the base's states"):
-        Staged(base, own_twin(base, tmp_path), stepwise("hydra", base, tmp_path), 8)
+        Staged(base, own_twin(base, tmp_path), make_sequential_drafter("hydra", base, tmp_path), 8)
     with pytest.raises(InputError, match="is a draft_model"):
         Staged(base, lookup(base), lookup(base), 8)

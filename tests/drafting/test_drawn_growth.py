@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from laws import assert_rows
+from laws import assert_draft_probs
 from test_grow import TableLaws, random_law
 
 from ctcdraft.decoding.rejection import sampling_order
@@ -20,7 +20,7 @@ def test_chains_drawn_from_laws_that_are_asked(chains):
     for seed in range(20):
         rng = torch.Generator().manual_seed(seed)
         tree = SampledChains(chains)(TableLaws(law), torch.tensor(99), 3, 1 + 3 * chains, (), DraftSampling(rng))
-        assert_rows(tree, law, 3)
+        assert_draft_probs(tree, law, 3)
         draws_NK = sampling_order(tree)
         assert int((draws_NK != -1).sum()) == 3 * chains
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from ctcdraft.evaluation import metrics
-from ctcdraft.evaluation.bootstrap import interval, ratio_interval
-from ctcdraft.evaluation.differences import Sums, difference
+from ctcdraft.evaluation.bootstrap import bootstrap_interval, ratio_interval
+from ctcdraft.evaluation.differences import QuestionSums, paired_difference
 from studies.external_logs import metrics as external_logs_metrics
 
 QUESTIONS, SEED = 12, 3
@@ -47,7 +47,7 @@ def test_an_interval_holds_95_of_100_draws():
 def test_an_interval_of_a_mean_is_as_wide_as_theory_says():
     """1.96 standard errors to either side; 90 of 100 would be 1.64."""
     values = np.random.default_rng(1).normal(10.0, 2.0, size=900)
-    low, high = interval(lambda total: total / 900, [values], seed=0)
+    low, high = bootstrap_interval(lambda total: total / 900, [values], seed=0)
     error = values.std() / 30
     assert (high - low) / 2 / error == pytest.approx(1.96, rel=0.05)
     assert (high + low) / 2 == pytest.approx(values.mean(), abs=0.2 * error)
@@ -55,14 +55,14 @@ def test_an_interval_of_a_mean_is_as_wide_as_theory_says():
 
 def test_the_interval_of_a_speedup_is_in_units_of_the_bases_own_speed():
     """Each draw divides by autoregression's tokens a second over the same questions."""
-    found = metrics.intervals(answers("ours"), answers("base"), SEED)["speedup_ci"]
+    found = metrics.metric_intervals(answers("ours"), answers("base"), SEED)["speedup_ci"]
     assert found == middle(lambda draw: speed("ours", draw) / speed("base", draw))
     assert found[0] < metrics.speedups(answers("ours"), answers("base"))["speedup"] < found[1]
 
 
 def test_so_is_that_of_a_difference():
-    sides = {side: Sums(TOKENS[side], TOKENS[side], TOKENS[side], SECONDS[side]) for side in TOKENS}
-    found = difference(sides["ours"], sides["theirs"], sides["base"], SEED)
+    sides = {side: QuestionSums(TOKENS[side], TOKENS[side], TOKENS[side], SECONDS[side]) for side in TOKENS}
+    found = paired_difference(sides["ours"], sides["theirs"], sides["base"], SEED)
     every = np.arange(QUESTIONS)
 
     def gained(draw):
@@ -73,7 +73,7 @@ def test_so_is_that_of_a_difference():
 
 
 def test_and_those_of_answer_files():
-    found = external_logs_metrics.speedups(answers("ours"), answers("base"), SEED)
+    found = external_logs_metrics.log_speedups(answers("ours"), answers("base"), SEED)
     assert found["speedup_ci"] == middle(lambda draw: speed("ours", draw) / speed("base", draw))
 
     def mean_speed(side, draw):

@@ -4,21 +4,21 @@ import weakref
 
 import pytest
 import torch
-from sessions import PROMPTS, Corrupt, arena
+from sessions import PROMPTS, Corrupt, make_setup
 from tiny_models import random_base
 
 from ctcdraft.evaluation import losslessness
-from ctcdraft.evaluation.losslessness import Judge
-from ctcdraft.evaluation.runner import Met, ask, asked
+from ctcdraft.evaluation.losslessness import LosslessnessChecker
+from ctcdraft.evaluation.runner import ShapeWarmup, run_question, turn_prompt
 
 
 def question(arena, index=0):
-    return ask(arena, Judge(arena.base, arena.contestants, arena.settings), index, PROMPTS[index], Met(arena))
+    return run_question(arena, LosslessnessChecker(arena.base, arena.contestants, arena.settings), index, PROMPTS[index], ShapeWarmup(arena))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_faithful_contestant_is_equal_and_a_corrupt_one_is_not(temperature):
-    record = question(arena(corrupt=Corrupt(), temperature=temperature))
+    record = question(make_setup(corrupt=Corrupt(), temperature=temperature))
     assert record.divergences["prompt_lookup"] == ()
     (found,) = record.divergences["corrupt"]
     ours, theirs = record.turns[0].answers["corrupt"].tokens, record.turns[0].answers["autoregressive"].tokens
@@ -31,11 +31,11 @@ def test_a_faithful_contestant_is_equal_and_a_corrupt_one_is_not(temperature):
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_the_margin_is_the_bases_own(temperature):
     """The word autoregression said leads at the divergence, by the margin, by plain recomputation."""
-    here = arena(corrupt=Corrupt(), temperature=temperature)
+    here = make_setup(corrupt=Corrupt(), temperature=temperature)
     record = question(here)
     (found,) = record.divergences["corrupt"]
     said = record.turns[0].answers["autoregressive"].tokens
-    prompt_L, _ = asked(here.base, PROMPTS[0], [])
+    prompt_L, _ = turn_prompt(here.base, PROMPTS[0], [])
     text = [*prompt_L.tolist(), *said[: found.position]]
     with torch.no_grad():
         scores_V = here.base.lm(torch.tensor([text])).logits[0, -1].double()
@@ -51,29 +51,29 @@ def test_the_margin_is_the_bases_own(temperature):
 
 
 def test_near_a_tie_float64_decides(monkeypatch):
-    monkeypatch.setattr(losslessness, "TIE", float("inf"))  # any margin is near enough
-    (flip,) = question(arena(corrupt=Corrupt(only=torch.float32))).divergences["corrupt"]
+    monkeypatch.setattr(losslessness, "TIE_MARGIN", float("inf"))  # any margin is near enough
+    (flip,) = question(make_setup(corrupt=Corrupt(only=torch.float32))).divergences["corrupt"]
     assert flip.rounding is True
-    (bug,) = question(arena(corrupt=Corrupt())).divergences["corrupt"]
+    (bug,) = question(make_setup(corrupt=Corrupt())).divergences["corrupt"]
     assert bug.rounding is False
 
 
 @pytest.mark.parametrize(("temperature", "scale"), [(0.0, 1.0), (0.01, 0.01), (0.5, 0.5), (1.0, 1.0), (2.0, 1.0)])
 def test_near_is_measured_in_logits(temperature, scale, monkeypatch):
     """Perturbed scores are logits / T: at a low temperature one rounding error is a large margin of theirs."""
-    here = arena(corrupt=Corrupt(only=torch.float32), temperature=temperature)
+    here = make_setup(corrupt=Corrupt(only=torch.float32), temperature=temperature)
     (far,) = question(here).divergences["corrupt"]
     assert far.rounding is False
     for tie, rounding in ((0.9, False), (1.1, True)):
-        monkeypatch.setattr(losslessness, "TIE", tie * scale * far.margin)
+        monkeypatch.setattr(losslessness, "TIE_MARGIN", tie * scale * far.margin)
         (found,) = question(here).divergences["corrupt"]
         assert found.rounding is rounding
         assert found.margin == far.margin  # as measured, whatever it was compared with
 
 
 def test_the_float64_copy_shares_nothing_with_the_original():
-    here = arena()
-    base, contestants = Judge(here.base, here.contestants, here.settings)._exact
+    here = make_setup()
+    base, contestants = LosslessnessChecker(here.base, here.contestants, here.settings)._exact
     assert base.dtype == torch.float64
     assert here.base.dtype == torch.float32
     assert set(contestants) == set(here.contestants)
@@ -81,28 +81,28 @@ def test_the_float64_copy_shares_nothing_with_the_original():
 
 def test_the_float64_copy_is_not_kept(monkeypatch):
     """On a GPU it would be charged to whoever is asked after the first close call."""
-    monkeypatch.setattr(losslessness, "TIE", float("inf"))
-    copies, make = [], Judge._exact.fget
+    monkeypatch.setattr(losslessness, "TIE_MARGIN", float("inf"))
+    copies, make = [], LosslessnessChecker._exact.fget
 
     def watched(judge):
         made = make(judge)
         copies.append(weakref.ref(made[0]))
         return made
 
-    monkeypatch.setattr(Judge, "_exact", property(watched))
-    here = arena(corrupt=Corrupt(only=torch.float32))
-    judge = Judge(here.base, here.contestants, here.settings)
-    ask(here, judge, 0, PROMPTS[0], Met(here))
+    monkeypatch.setattr(LosslessnessChecker, "_exact", property(watched))
+    here = make_setup(corrupt=Corrupt(only=torch.float32))
+    judge = LosslessnessChecker(here.base, here.contestants, here.settings)
+    run_question(here, judge, 0, PROMPTS[0], ShapeWarmup(here))
     assert len(copies) == 1
     assert copies[0]() is None
 
 
 @pytest.mark.parametrize(("dtype", "temperature"), [(torch.bfloat16, 0.0), (torch.float16, 0.0), (torch.float16, 1.0)])
 def test_in_half_precision_a_great_margin_is_a_bug_and_a_close_call_is_no_verdict(dtype, temperature, monkeypatch):
-    here = arena(random_base().to(dtype), corrupt=Corrupt(), temperature=temperature)
+    here = make_setup(random_base().to(dtype), corrupt=Corrupt(), temperature=temperature)
     (found,) = question(here).divergences["corrupt"]
     assert found.rounding is False
-    monkeypatch.setattr(losslessness, "ROUNDINGS", 1e9)  # any margin is near enough
+    monkeypatch.setattr(losslessness, "MAX_ROUNDINGS", 1e9)  # any margin is near enough
     (close,) = question(here).divergences["corrupt"]
     assert close.rounding is None
     assert close.margin == found.margin
@@ -110,21 +110,21 @@ def test_in_half_precision_a_great_margin_is_a_bug_and_a_close_call_is_no_verdic
 
 def test_where_rounding_ends_by_pencil():
     logits = torch.tensor([[16.0, 15.0, -31.0]])  # their mean is 0
-    assert losslessness.beyond_rounding(logits) == losslessness.TIE
-    assert losslessness.beyond_rounding(logits.bfloat16()) == 0.5
-    assert losslessness.beyond_rounding(logits.half()) == 0.0625
-    assert losslessness.beyond_rounding((logits - 16).bfloat16()) == 0.5  # a top logit of 0 does not round exactly
+    assert losslessness.rounding_bound(logits) == losslessness.TIE_MARGIN
+    assert losslessness.rounding_bound(logits.bfloat16()) == 0.5
+    assert losslessness.rounding_bound(logits.half()) == 0.0625
+    assert losslessness.rounding_bound((logits - 16).bfloat16()) == 0.5  # a top logit of 0 does not round exactly
 
 
 def test_on_an_edge_of_top_p_half_precision_proves_nothing():
-    here = arena(random_base().to(torch.bfloat16), corrupt=Corrupt(), temperature=1.0, top_p=0.9)
+    here = make_setup(random_base().to(torch.bfloat16), corrupt=Corrupt(), temperature=1.0, top_p=0.9)
     (found,) = question(here).divergences["corrupt"]
     assert found.rounding is None
 
 
 def test_an_answer_that_stops_early_diverges_where_it_stops():
-    here = arena()
-    judge = Judge(here.base, here.contestants, here.settings)
-    prompt_L, _ = asked(here.base, PROMPTS[0], [])
+    here = make_setup()
+    judge = LosslessnessChecker(here.base, here.contestants, here.settings)
+    prompt_L, _ = turn_prompt(here.base, PROMPTS[0], [])
     assert judge.compare("prompt_lookup", (5, 6), (5, 6, 7), prompt_L, 0, 0).position == 2
     assert judge.compare("prompt_lookup", (5, 6), (5, 6), prompt_L, 0, 0) is None

@@ -5,16 +5,16 @@ import shutil
 from pathlib import Path
 
 import pytest
-from sessions import PROMPTS, UNSEEN, arena, session
+from sessions import NO_TRACE, PROMPTS, make_evaluation, make_setup
 
 import ctcdraft
 from ctcdraft.distributed import Shard
 from ctcdraft.errors import InputError
 from ctcdraft.evaluation import environment
 from ctcdraft.evaluation import evaluation as sessions
-from ctcdraft.evaluation.environment import DECIDING, code
-from ctcdraft.evaluation.output_dir import Folder
-from ctcdraft.evaluation.tree_size import kept_or_chosen
+from ctcdraft.evaluation.environment import HASHED_SOURCES, code_hash
+from ctcdraft.evaluation.output_dir import OutputDir
+from ctcdraft.evaluation.tree_size import load_or_choose_sizes
 
 PACKAGE = Path(ctcdraft.__file__).parent
 COUNTED = (
@@ -40,29 +40,29 @@ def change(file):
 
 
 def test_all_that_counts_is_there():
-    for part in DECIDING:
+    for part in HASHED_SOURCES:
         assert (PACKAGE / part).is_file() or list((PACKAGE / part).rglob("*.py")), part
 
 
 @pytest.mark.parametrize("name", COUNTED)
 def test_a_change_where_tokens_come_from_is_another_code(name, package):
-    assert code(package) == code()
+    assert code_hash(package) == code_hash()
     before = (package / name).read_text()
     change(package / name)
-    assert code(package) != code()
+    assert code_hash(package) != code_hash()
     (package / name).write_text(before)
-    assert code(package) == code()
+    assert code_hash(package) == code_hash()
 
 
 def test_a_new_file_where_tokens_come_from_is_another_code(package):
     (package / "drafters" / "another.py").write_text("")
-    assert code(package) != code()
+    assert code_hash(package) != code_hash()
 
 
 @pytest.mark.parametrize("name", ELSEWHERE)
 def test_a_change_elsewhere_is_not(name, package):
     change(package / name)
-    assert code(package) == code()
+    assert code_hash(package) == code_hash()
 
 
 class Version:
@@ -72,7 +72,7 @@ class Version:
         self.circumstances, self.hash = environment.environment(), "4b86"
         self.at("0123456789", dirty=False)
         monkeypatch.setattr(sessions, "environment", lambda: self.circumstances)
-        monkeypatch.setattr(sessions, "code", lambda: self.hash)
+        monkeypatch.setattr(sessions, "code_hash", lambda: self.hash)
 
     def at(self, commit, dirty):
         self.circumstances = self.circumstances | {"git": commit and {"commit": commit, "dirty": dirty}}
@@ -84,8 +84,8 @@ def now(monkeypatch):
 
 
 def run(path, count, **changes):
-    here = session(arena(max_new_tokens=4, **changes), PROMPTS[:count])
-    return here.run(Folder(path, Shard(1, 1)), False, 1, 0, UNSEEN)
+    here = make_evaluation(make_setup(max_new_tokens=4, **changes), PROMPTS[:count])
+    return here.run(OutputDir(path, Shard(1, 1)), False, 1, 0, NO_TRACE)
 
 
 def test_an_evaluation_goes_on_at_another_commit_where_nothing_that_counts_changed(now, tmp_path):
@@ -139,7 +139,7 @@ def test_an_evaluation_of_before_the_hash_was_of_what_counts_is_refused(now, tmp
 
 def test_tree_sizes_are_kept_at_another_commit_and_refused_for_other_code(now):
     def of():
-        return session(arena()).settings(0)
+        return make_evaluation(make_setup()).settings(0)
 
     class Chosen:
         """Stands for the sizing whose choice is kept."""
@@ -148,9 +148,9 @@ def test_tree_sizes_are_kept_at_another_commit_and_refused_for_other_code(now):
 
     kept = {"of": {**of(), "sizing": {}}, "sizes": {}}
     now.at("fedcba9876", dirty=True)
-    assert kept_or_chosen(kept, None, Chosen(), (), of()) == kept
+    assert load_or_choose_sizes(kept, None, Chosen(), (), of()) == kept
     now.hash = "306c"
     with pytest.raises(
         InputError, match=r"were chosen where the code was .* at commit 0123456 .*; go on with the vers"
     ):
-        kept_or_chosen(kept, None, Chosen(), (), of())
+        load_or_choose_sizes(kept, None, Chosen(), (), of())

@@ -4,22 +4,22 @@ import json
 from functools import partial
 
 import pytest
-from sessions import PROMPTS, UNSEEN, arena, killed_at, session
+from sessions import NO_TRACE, PROMPTS, interrupt_at, make_evaluation, make_setup
 
 from ctcdraft.distributed import Shard
 from ctcdraft.drafters.prompt_lookup import PromptLookup
 from ctcdraft.errors import InputError
 from ctcdraft.evaluation import runner
-from ctcdraft.evaluation.finished import refuse_less
-from ctcdraft.evaluation.output_dir import Folder
-from ctcdraft.evaluation.replay_evaluation import Replay
+from ctcdraft.evaluation.finished import refuse_smaller_evaluation
+from ctcdraft.evaluation.output_dir import OutputDir
+from ctcdraft.evaluation.replay_evaluation import ReplayEvaluation
 
 WAYS = "choose another out=, or add overwrite=true to replace it"
 
 
 def run(path, count, overwrite=False, shard=None, here=None):
-    now = session(here or arena(max_new_tokens=4), PROMPTS[:count], shard)
-    return now.run(Folder(path, now.shard), overwrite, 1, 0, UNSEEN)
+    now = make_evaluation(here or make_setup(max_new_tokens=4), PROMPTS[:count], shard)
+    return now.run(OutputDir(path, now.shard), overwrite, 1, 0, NO_TRACE)
 
 
 def files_of(path):
@@ -40,7 +40,7 @@ def no_work(monkeypatch):
     def worked(*_):
         raise AssertionError("something was decoded")
 
-    monkeypatch.setattr(runner, "generate", worked)
+    monkeypatch.setattr(runner, "generate_answer", worked)
 
 
 def test_a_higher_limit_goes_on_and_a_lower_one_is_refused(tmp_path, monkeypatch):
@@ -55,7 +55,7 @@ def test_a_higher_limit_goes_on_and_a_lower_one_is_refused(tmp_path, monkeypatch
 
 def test_overwriting_makes_a_smaller_one_and_a_stop_on_the_way_is_gone_on_from(tmp_path):
     run(tmp_path, 4)
-    with killed_at(1):
+    with interrupt_at(1):
         run(tmp_path, 2, overwrite=True)
     made = run(tmp_path, 2)
     assert made["environment"]["questions"] == {"asked": 2, "finished": 2, "reused": 1}
@@ -71,7 +71,7 @@ def test_shards_do_not_shrink_the_report_of_all(tmp_path):
 
 
 def test_a_contestant_less_is_refused_by_name(tmp_path):
-    here = arena(max_new_tokens=4)
+    here = make_setup(max_new_tokens=4)
     here.contestants["longer"] = PromptLookup(here.base, 3, 6)
     run(tmp_path, 2, here=here)
     sentence = rf"holds a report of 2 questions of made_up with 3 contestants, .* leaves out longer; .*{WAYS}"
@@ -80,8 +80,8 @@ def test_a_contestant_less_is_refused_by_name(tmp_path):
 
 def test_a_replay_does_not_shrink_either(tmp_path):
     def replay(count):
-        now = session(arena(max_new_tokens=4), PROMPTS[:count])
-        return Replay([2], 1).run(now, Folder(tmp_path, now.shard), False)
+        now = make_evaluation(make_setup(max_new_tokens=4), PROMPTS[:count])
+        return ReplayEvaluation([2], 1).run(now, OutputDir(tmp_path, now.shard), False)
 
     assert replay(3)["rows"][0]["prompts"] == 3
     refused(tmp_path, "a report of 3 questions of made_up, and this evaluation asks 1 question;", lambda: replay(1))
@@ -98,7 +98,7 @@ def test_a_replay_does_not_shrink_either(tmp_path):
 def test_a_report_of_something_else_is_not_replaced(report, benchmark, sentence, tmp_path):
     (tmp_path / "report.json").write_text(json.dumps({"environment": {}, **report}))
     with pytest.raises(InputError, match=rf"holds .*{sentence}, and this evaluation is of {benchmark}; {WAYS}"):
-        refuse_less(tmp_path, benchmark, 1000, ["autoregressive", "ctc"])
+        refuse_smaller_evaluation(tmp_path, benchmark, 1000, ["autoregressive", "ctc"])
 
 
 def test_a_report_that_cannot_be_read_is_made_again(tmp_path):

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from sessions import PROMPTS, UNSEEN, Corrupt, arena, session
+from sessions import NO_TRACE, PROMPTS, Corrupt, make_evaluation, make_setup
 from tiny_models import random_base, random_lm, tiny_tokenizer
 
 from ctcdraft.decoding.loop import generate
@@ -23,18 +23,18 @@ from ctcdraft.drafters.trees import sampled_chains as growths
 from ctcdraft.drafters.trees.draft_sampling import DraftSampling
 from ctcdraft.drafters.trees.sampled_labels import SampledLabels
 from ctcdraft.evaluation.distribution_test import (
-    CELLS,
-    FEWEST,
-    Fit,
-    Marks,
-    counted,
-    draft_laws,
-    favoured,
-    interval,
-    marks,
+    HISTOGRAM_CELLS,
+    MIN_TOKENS_FOR_P_VALUE,
+    ChiSquareFit,
+    PITHistogram,
+    count_pit_values,
+    draft_base_ratio,
+    draft_distributions,
+    pit_histogram,
+    pit_interval,
 )
-from ctcdraft.evaluation.evaluation import spelled
-from ctcdraft.evaluation.output_dir import Folder
+from ctcdraft.evaluation.evaluation import qualified_name
+from ctcdraft.evaluation.output_dir import OutputDir
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.report import markdown as report_markdown
 
@@ -65,29 +65,29 @@ class Biased(Drawn):
 
 def test_intervals_by_pencil():
     probs = torch.tensor([[0.2, 0.5, 0.3], [0.25, 0.5, 0.25]], dtype=torch.float64)
-    before, own = interval(probs, torch.tensor([0, 2]), probs)
+    before, own = pit_interval(probs, torch.tensor([0, 2]), probs)
     assert before.tolist() == pytest.approx([0.8, 0.75])
     assert own.tolist() == pytest.approx([0.2, 0.25])
     draft = torch.tensor([[0.1, 0.1, 0.8], [0.0, 1.0, 0.0]], dtype=torch.float64)  # q / p is 1/2 1/5 8/3, and 0 2 0
-    before, own = interval(probs, torch.tensor([0, 2]), favoured(draft, probs))
+    before, own = pit_interval(probs, torch.tensor([0, 2]), draft_base_ratio(draft, probs))
     assert before.tolist() == pytest.approx([0.3, 0.75])
     assert own.tolist() == pytest.approx([0.2, 0.25])
 
 
 def test_the_fit_by_pencil():
-    fit = Fit.of([90, 60])
+    fit = ChiSquareFit.of([90, 60])
     assert (fit.tokens, fit.chi_square, fit.tv) == (150, 6, 0.1)
     assert fit.p_value == pytest.approx(0.0143059, abs=1e-7)  # of chi-square 6 at one degree of freedom
-    assert Fit.of([50, 50]).p_value == 1
-    assert Fit.of([]) is None
+    assert ChiSquareFit.of([50, 50]).p_value == 1
+    assert ChiSquareFit.of([]) is None
 
 
 def test_a_few_tokens_have_no_p_value():
     """Chi-square's law is a limit: 99 words prove nothing, however they lie."""
-    few = Fit.of([FEWEST - 1] + [0] * (CELLS - 1))
+    few = ChiSquareFit.of([MIN_TOKENS_FOR_P_VALUE - 1] + [0] * (HISTOGRAM_CELLS - 1))
     assert few.p_value is None
     assert few.chi_square > 1000
-    assert Fit.of([FEWEST] + [0] * (CELLS - 1)).p_value < 1e-100
+    assert ChiSquareFit.of([MIN_TOKENS_FOR_P_VALUE] + [0] * (HISTOGRAM_CELLS - 1)).p_value < 1e-100
 
 
 # --- rules that are known to be biased, in the shape of decoding.rejection's --------------------------------------
@@ -120,8 +120,8 @@ def told_apart(rule, stop=0.0, samples_drafts=3, places=4000, words=48):
     stands_N, rest_NV = rule(p_NV, q_NV, words_NK, coins_NK)
     own_N = torch.multinomial(rest_NV, 1, generator=rng)[:, 0]
     said_N = torch.where(stands_N >= 0, words_NK.gather(1, stands_N.clamp(min=0)[:, None])[:, 0], own_N)
-    orders = (p_NV, favoured(q_NV, p_NV))
-    return [Fit.of(counted(p_NV, said_N, keys_NV, random.Random(0))).p_value for keys_NV in orders]
+    orders = (p_NV, draft_base_ratio(q_NV, p_NV))
+    return [ChiSquareFit.of(count_pit_values(p_NV, said_N, keys_NV, random.Random(0))).p_value for keys_NV in orders]
 
 
 @pytest.mark.parametrize(("rule", "stop"), [(multi_round, 0.0), (multi_round, 0.25), (k_sequential, 0.0)])
@@ -140,18 +140,18 @@ def test_biased_rules_are_seen_in_the_order_of_what_the_draft_favours(rule, stop
 
 def marks_of(base, drafter, verify, samples_drafts, temperature=1.0, lossless=True):
     how = DecodingSettings(24, 12, temperature, 0, 1.0, verify, lossless, token_for_token=False)
-    prompt, found = torch.tensor([0, 7, 9]), Marks.none()
+    prompt, found = torch.tensor([0, 7, 9]), PITHistogram.none()
     for seed in range(samples_drafts):
         said = generate(base, drafter, prompt, how, frozenset(), seed)
-        drafts = draft_laws(base, drafter, prompt, how, seed, said.tokens) if said.drawn else {}
-        found += marks(base, prompt, said.tokens, how, seed, drafts)
+        drafts = draft_distributions(base, drafter, prompt, how, seed, said.tokens) if said.drawn else {}
+        found += pit_histogram(base, prompt, said.tokens, how, seed, drafts)
     return found
 
 
 def fits_of(base, drafter, verify, samples_drafts=30):
     found = marks_of(base, drafter, verify, samples_drafts)
     assert sum(found.by_base) == 24 * samples_drafts
-    return [fit and fit.p_value for fit in (Fit.of(found.by_base), Fit.of(found.by_draft))]
+    return [fit and fit.p_value for fit in (ChiSquareFit.of(found.by_base), ChiSquareFit.of(found.by_draft))]
 
 
 def test_honest_draws_fit_and_dishonest_ones_do_not():
@@ -195,7 +195,7 @@ def test_laws_are_those_the_words_were_drawn_for(near):
     how = DecodingSettings(12, 12, 1.0, 0, 1.0, Rejection(multi_round), True, token_for_token=False)
     prompt = torch.tensor([0, 7, 9])
     said = generate(base, drafter, prompt, how, base.stop_token_ids, 3).tokens
-    laws = draft_laws(base, drafter, prompt, how, 3, said)
+    laws = draft_distributions(base, drafter, prompt, how, 3, said)
     with torch.inference_mode():
         logits = drafter.lm.lm(torch.cat([prompt, torch.tensor(said)])[None]).logits[0]
     assert 0 not in laws
@@ -208,17 +208,17 @@ def test_a_base_with_several_taps_is_marked_as_one_with_the_last_alone():
     base = random_base()
     tapped = BaseLM(base.lm, base.tokenizer, base.name, taps=["last", 1])
     how = DecodingSettings(20, 8, 1.0, 0, 1.0, match, True)
-    ours, plain = (marks(one, torch.tensor([0, 7, 9]), (5, 6, 7, 8), how, 0, {}) for one in (tapped, base))
+    ours, plain = (pit_histogram(one, torch.tensor([0, 7, 9]), (5, 6, 7, 8), how, 0, {}) for one in (tapped, base))
     assert ours == plain
     assert sum(ours.by_base) == 4
 
 
 def run(here, path):
-    return session(here, PROMPTS[:2]).run(Folder(path, Shard(1, 1)), False, 4, 1, UNSEEN)
+    return make_evaluation(here, PROMPTS[:2]).run(OutputDir(path, Shard(1, 1)), False, 4, 1, NO_TRACE)
 
 
 def with_drawn(drafter, **changes):
-    here = arena(temperature=1.0, token_for_token=False, max_new_tokens=60, **changes)
+    here = make_setup(temperature=1.0, token_for_token=False, max_new_tokens=60, **changes)
     here.contestants["drawn"] = drafter
     return here
 
@@ -234,7 +234,7 @@ def test_the_report_says_who_owes_what(tmp_path):
     assert rows["drawn"]["tv"] > 0
     assert rows["drawn"]["null_tv"] == rows["autoregressive"]["tv"]
     assert rows["drawn"]["tokens"] == made["rows"][-1]["tokens"] + 3  # with the prefill's, in each of three turns
-    assert FEWEST < rows["drawn"]["by_draft"]["tokens"] < rows["drawn"]["tokens"]
+    assert MIN_TOKENS_FOR_P_VALUE < rows["drawn"]["by_draft"]["tokens"] < rows["drawn"]["tokens"]
     assert rows["autoregressive"]["by_draft"] is None
     for shown in ((tmp_path / "report.md").read_text(), report_markdown.terminal(**made)):
         assert "drawn owes the base's law" in shown
@@ -289,27 +289,27 @@ def test_lossy_is_written_in_every_table(tmp_path):
 
 def test_at_temperature_0_everybody_owes_the_words(tmp_path):
     here = with_drawn(Drawn(2, 261), verify=Rejection(multi_round))
-    made = run(arena(**{"verify": here.settings.verify, "token_for_token": False}), tmp_path)
+    made = run(make_setup(**{"verify": here.settings.verify, "token_for_token": False}), tmp_path)
     assert {row["lossless"]["owes"] for row in made["rows"]} == {"words"}
     assert {row["lossless"]["chi_square"] for row in made["rows"]} == {None}
 
 
 def test_above_temperature_0_the_law_is_looked_at_where_words_are_owed_too(tmp_path):
     """And who says autoregression's words fits as well as it does; who says others in their place does not."""
-    made = run(arena(temperature=1.0, max_new_tokens=60), tmp_path)
+    made = run(make_setup(temperature=1.0, max_new_tokens=60), tmp_path)
     rows = {row["drafter"]: row["lossless"] for row in made["rows"]}
     assert {lossless["owes"] for lossless in rows.values()} == {"words"}
-    assert rows["autoregressive"]["tokens"] > FEWEST
+    assert rows["autoregressive"]["tokens"] > MIN_TOKENS_FOR_P_VALUE
     assert rows["prompt_lookup"]["tv"] == rows["prompt_lookup"]["null_tv"] == rows["autoregressive"]["tv"] > 0
     page = (tmp_path / "report.html").read_text()
     assert page.count(f"<td>{rows['autoregressive']['null_tv']:.4f}</td>") == 2 * len(rows)
 
 
 def test_a_verifier_is_spelled_the_same_in_every_process():
-    assert spelled(match) == "ctcdraft.decoding.verification.match"
+    assert qualified_name(match) == "ctcdraft.decoding.verification.match"
     assert (
-        spelled(TypicalAcceptance(0.1, 0.2))
+        qualified_name(TypicalAcceptance(0.1, 0.2))
         == "ctcdraft.decoding.verification.TypicalAcceptance(epsilon=0.1, delta=0.2)"
     )
     inner = "ctcdraft.decoding.rejection.multi_round"
-    assert spelled(Rejection(multi_round)) == f"ctcdraft.decoding.rejection.Rejection(rule={inner})"
+    assert qualified_name(Rejection(multi_round)) == f"ctcdraft.decoding.rejection.Rejection(rule={inner})"

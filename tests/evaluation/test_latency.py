@@ -16,7 +16,7 @@ from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.drafters.prompt_lookup import PromptLookup
 from ctcdraft.errors import InputError
-from ctcdraft.evaluation.latency import Latency, Machine, measure, whole_passes
+from ctcdraft.evaluation.latency import HardwareLimits, LatencyBenchmark, measure_contexts, median_full_passes
 from ctcdraft.models.meta import random_weights_base
 from ctcdraft.report import figures
 
@@ -32,9 +32,9 @@ SMALL = {
 }
 
 
-def latency(**changes) -> Latency:
+def latency(**changes) -> LatencyBenchmark:
     values = {"contexts": [16, 40, 1024], "nodes": [1, 4, 16], "passes": 3, "repeats": 1, "tau": {"ctc": 2.0}}
-    return Latency(**{"name": "latency", "drafters": [], **values, **changes})
+    return LatencyBenchmark(**{"name": "latency", "drafters": [], **values, **changes})
 
 
 def test_parts_of_a_pass_add_up():
@@ -44,7 +44,7 @@ def test_parts_of_a_pass_add_up():
         "ctc": ctc_head(base),
         "prompt_lookup": PromptLookup(base, 2, 4),
     }
-    made = measure(base, drafters, SETTINGS, latency(), seed=0)
+    made = measure_contexts(base, drafters, SETTINGS, latency(), seed=0)
     assert [read["context"] for read in made["reads"]] == [16, 40]  # 1,024 does not fit
     for read in made["reads"]:
         assert list(read["v"]) == ["1", "4", "16"]
@@ -54,7 +54,7 @@ def test_parts_of_a_pass_add_up():
     for row in made["drafters"]:
         assert row["tau"] is None
         assert row["c_head"] + (row["c_search"] or 0) == pytest.approx(row["c"])
-        a_pass = sum(row["time"][part] for part in figures.COLOURS)
+        a_pass = sum(row["time"][part] for part in figures.PART_COLOURS)
         step = made["reads"][row["context"] == 40]["seconds_step"]
         assert row["c"] + row["v"] + row["o"] == pytest.approx(a_pass / step)
     autoregressive, ctc, lookup = made["drafters"][:3]
@@ -83,7 +83,7 @@ def test_every_pass_that_is_timed_drafts_a_whole_tree():
     wide.depths = []
     rounds = []
     how = latency(passes=3, repeats=2)
-    spent, nodes = whole_passes(
+    spent, nodes = median_full_passes(
         base, {"wide": wide}, SETTINGS, torch.arange(40, 60), how, lambda: rounds.append(len(wide.depths))
     )
     assert rounds == [3, 6, 9]  # in turns
@@ -93,7 +93,7 @@ def test_every_pass_that_is_timed_drafts_a_whole_tree():
 
 
 def test_the_least_time_by_pencil():
-    machine = Machine(weight_bytes=800, weights=200, bandwidth=100.0, rate=4000.0)
+    machine = HardwareLimits(weight_bytes=800, weights=200, bandwidth=100.0, rate=4000.0)
     assert machine.least(kv_bytes=200, nodes=8) == 10.0  # 1,000 bytes at 100 a second; products take 0.8 s
     assert machine.least(kv_bytes=200, nodes=200) == 20.0  # 2 * 200 * 200 operations at 4,000 a second
 
@@ -138,7 +138,7 @@ def test_bars_are_as_long_as_what_they_stand_for():
     time = {"draft": 1.0, "tree": 0.5, "read": 2.0, "verify": 0.25, "keep": 0.25, "other": 0.0}
     untimed = {"drafter": "outside", "time": dict.fromkeys(time)}
     rows = [{"drafter": "a<b", "time": time}, {"drafter": "half", "time": {p: s / 2 for p, s in time.items()}}, untimed]
-    drawn = figures.svg(rows, "title")
+    drawn = figures.breakdown_svg(rows, "title")
     assert "a&lt;b" in drawn
     assert "outside" not in drawn
     wide = [float(found) for found in re.findall(r'width="([\d.]+)" height="20.0"', drawn)]

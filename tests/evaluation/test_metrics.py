@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from drafters import Oracle
+from drafters import oracle_drafter
 from sessions import SETTINGS
 from tiny_models import random_base
 
@@ -11,8 +11,8 @@ from ctcdraft.decoding.loop import generate
 from ctcdraft.decoding.settings import DecodeStep, conditional_acceptance_rates
 from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.evaluation import metrics
-from ctcdraft.evaluation.bootstrap import interval, ratio_interval
-from ctcdraft.evaluation.metrics import categories, row
+from ctcdraft.evaluation.bootstrap import bootstrap_interval, ratio_interval
+from ctcdraft.evaluation.metrics import category_metrics, report_row
 from ctcdraft.evaluation.records import Answer, Divergence, Record, Turn, from_json, to_json
 
 
@@ -73,7 +73,7 @@ def test_nothing_is_refused_below_an_end_that_was_accepted():
     said = generate(base, Autoregressive(base), prompt, SETTINGS, (), 0).tokens
     end = next(place for place in range(3, len(said) - 2) if said[place] not in said[:place])
     wrong = [*said[: end + 1], (said[end + 1] + 1) % base.vocabulary, *said[end + 2 :]]
-    guessing = Oracle(torch.cat([prompt, torch.tensor(wrong)]), 7)
+    guessing = oracle_drafter(torch.cat([prompt, torch.tensor(wrong)]), 7)
     made = generate(base, guessing, prompt, SETTINGS, {said[end]}, 0)
     assert made.tokens == said[: end + 1]
     assert made.passes[-1].drafted > made.passes[-1].accepted == made.passes[-1].committed
@@ -89,17 +89,17 @@ def test_nothing_to_divide_by_is_none():
 
 
 def test_speeds():
-    made = row("ctc", records(), None, {}, seed=0)
+    made = report_row("ctc", records(), None, {}, seed=0)
     # Ours: 5 tokens in 2 s, 7 + 1 in 2 s; theirs: 5 in 5 s, 8 in 2 s.
     assert made["tokens_per_second"] == 13 / 4
     assert made["speedup"] == pytest.approx((13 / 4) / (13 / 7))
     assert made["speedup_paper"] == pytest.approx(((5 / 2 + 8 / 2) / 2) / ((5 / 5 + 8 / 2) / 2))
     assert made["speedup_decode"] == pytest.approx((10 / 2) / (10 / 5))
-    assert row("autoregressive", records(), None, {}, seed=0)["speedup"] == 1
+    assert report_row("autoregressive", records(), None, {}, seed=0)["speedup"] == 1
 
 
 def test_a_row_keeps_counts_and_says_null_for_what_was_not_measured():
-    made = row("ctc", records(), None, {}, seed=0)
+    made = report_row("ctc", records(), None, {}, seed=0)
     assert (made["prompts"], made["tokens"], made["passes"]) == (2, 10, 5)
     assert made["ended_share"] == 2 / 3
     assert set(made["time"].values()) == {None}
@@ -107,17 +107,17 @@ def test_a_row_keeps_counts_and_says_null_for_what_was_not_measured():
 
 
 def test_categories_partition_the_questions():
-    parts = categories("ctc", records())
+    parts = category_metrics("ctc", records())
     assert [(part["prompts"], part["tokens"], part["tau"]) for part in parts.values()] == [(1, 4, 2), (1, 6, 2)]
     assert parts["maths"]["speedup"] == 2.5
 
 
 def test_a_question_is_equal_when_all_its_turns_are():
     flip, bug = Divergence(0, 3, 1e-6, True), Divergence(1, 2, 0.5, False)
-    found = row("ctc", records(divergences=((flip,), (flip, bug))), None, {}, 0)["lossless"]
+    found = report_row("ctc", records(divergences=((flip,), (flip, bug))), None, {}, 0)["lossless"]
     assert (found["prompts"], found["equal"], found["rounding"]) == (2, 0, 1)
     assert found["first_divergence_margins"] == [1e-6, 1e-6, 0.5]
-    half = row("ctc", records(divergences=((), (Divergence(0, 3, 0.01, None),))), None, {}, 0)["lossless"]
+    half = report_row("ctc", records(divergences=((), (Divergence(0, 3, 0.01, None),))), None, {}, 0)["lossless"]
     assert (half["equal"], half["rounding"]) == (1, None)
 
 
@@ -156,7 +156,7 @@ def test_the_interval_covers_the_truth_about_as_often_as_it_says():
 def test_intervals_are_paired():
     # One side is twice the other on every question, however they vary: the ratio is certain.
     one = [1.0, 5.0, 2.0, 9.0]
-    low, high = interval(lambda a, b: a / b, [[2 * x for x in one], one], seed=0)
+    low, high = bootstrap_interval(lambda a, b: a / b, [[2 * x for x in one], one], seed=0)
     assert low == high == 2
     assert ratio_interval([1.0], [2.0], seed=0) is None
 
@@ -165,10 +165,10 @@ def test_the_interval_of_the_speedup_is_one_of_speeds():
     # The same tokens in half the seconds on every question: whichever questions are drawn, twice as fast.
     theirs = [[plain(5, (1.0, 3.0))], [plain(9, (0.5, 0.5))]]
     ours = [[plain(5, (0.5, 1.5))], [plain(9, (0.25, 0.25))]]
-    assert row("ctc", records(ours, theirs), None, {}, seed=0)["speedup_ci"] == [2, 2]
+    assert report_row("ctc", records(ours, theirs), None, {}, seed=0)["speedup_ci"] == [2, 2]
     # Twice the tokens in the same seconds, the same.
     ours = [[answer(seconds=(1.0, 3.0), tokens=(0,) * 10)], [answer(seconds=(0.5, 0.5), tokens=(0,) * 18)]]
-    assert row("ctc", records(ours, theirs), None, {}, seed=0)["speedup_ci"] == [2, 2]
+    assert report_row("ctc", records(ours, theirs), None, {}, seed=0)["speedup_ci"] == [2, 2]
 
 
 def test_records_survive_their_json():

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from sessions import UNSEEN, Corrupt, arena, session
+from sessions import NO_TRACE, Corrupt, make_evaluation, make_setup
 from stepwise_parts import saved_lm
 from test_lossless import PROMPTS, settings
 from tiny_models import random_base
 from transformers import GenerationConfig
 
-from ctcdraft.config.contestants import contestant, looked_up
+from ctcdraft.config.contestants import build_contestant, resolve
 from ctcdraft.decoding import loop
 from ctcdraft.decoding.loop import Context
 from ctcdraft.drafters.autoregressive import Autoregressive
@@ -20,10 +20,10 @@ from ctcdraft.drafters.draft_model import DraftModel
 from ctcdraft.drafters.prompt_lookup import PromptLookup, find_continuation
 from ctcdraft.drafters.trees.dynamic import DynamicTree
 from ctcdraft.errors import InputError
-from ctcdraft.evaluation.losslessness import null_of
-from ctcdraft.evaluation.output_dir import Folder
-from ctcdraft.evaluation.stock_generate import StockGenerate, generate
-from ctcdraft.report.markdown import differing
+from ctcdraft.evaluation.losslessness import other_kernels_null
+from ctcdraft.evaluation.output_dir import OutputDir
+from ctcdraft.evaluation.stock_generate import StockGenerate, generate_answer
+from ctcdraft.report.markdown import describe_divergence
 
 REPEATS = torch.tensor([0, 7, 9, 30, 31, 32, 40, 7, 9, 30])
 LOOKUP = {"prompt_lookup_num_tokens": 6, "max_matching_ngram_size": 3}
@@ -53,8 +53,8 @@ def test_its_text_is_ours_token_for_token(base, stops, tmp_path):
         ends = frozenset([truth[11]]) if stops else frozenset()
         truth = loop.generate(base, Autoregressive(base), prompt, how, ends, 0)
         for outside, ours in rows(base, tmp_path):
-            theirs = generate(base, outside, prompt, how, ends, 0)
-            made = generate(base, ours, prompt, how, ends, 0)
+            theirs = generate_answer(base, outside, prompt, how, ends, 0)
+            made = generate_answer(base, ours, prompt, how, ends, 0)
             assert theirs.tokens == made.tokens == truth.tokens
             assert theirs.ended == made.ended == stops
 
@@ -63,13 +63,13 @@ def test_its_passes_add_up(tmp_path):
     base = random_base(context=128)
     how = settings(tokens=41)
     plain, looked, _, twin, _ = (outside for outside, _ in rows(base, tmp_path))
-    said = generate(base, plain, REPEATS, how, frozenset(), 0)
+    said = generate_answer(base, plain, REPEATS, how, frozenset(), 0)
     assert [step.committed for step in said.passes] == [1] * 40  # the prefill says the first
     assert {step.nodes for step in said.passes} == {1}
-    said = generate(base, twin, REPEATS, how, frozenset(), 0)
+    said = generate_answer(base, twin, REPEATS, how, frozenset(), 0)
     assert [step.committed for step in said.passes][:5] == [6] * 5  # five guesses, all right, and its own word
     assert all(step.nodes == 6 and step.drafted == 5 and not step.rejected_child for step in said.passes[:5])
-    said = generate(base, looked, REPEATS, how, frozenset(), 0)
+    said = generate_answer(base, looked, REPEATS, how, frozenset(), 0)
     assert sum(step.committed for step in said.passes) <= 40
     assert said.seconds_prefill > 0
     assert said.seconds_decode > 0
@@ -87,10 +87,10 @@ def test_a_draft_model_and_an_assistant_need_the_same_passes(tmp_path):
     ours = DraftModel(base, path, None, 5, DynamicTree(1, 1)).eval()
     theirs = StockGenerate(base, {}, path, 5)
     how = settings(tokens=60)
-    said = generate(base, theirs, REPEATS, how, frozenset(), 0)
+    said = generate_answer(base, theirs, REPEATS, how, frozenset(), 0)
     first = len(said.tokens) - sum(step.committed for step in said.passes)
     prompt = torch.cat([REPEATS, torch.tensor(said.tokens[: first - 1], dtype=torch.int64)])
-    made = generate(base, ours, prompt, replace(how, max_new_tokens=60 - first + 1), frozenset(), 0)
+    made = generate_answer(base, ours, prompt, replace(how, max_new_tokens=60 - first + 1), frozenset(), 0)
     assert [step.committed for step in made.passes] == [step.committed for step in said.passes]
     assert 1 < sum(step.accepted for step in made.passes) < sum(step.drafted for step in made.passes)
 
@@ -116,7 +116,7 @@ def test_lookup_guesses_what_theirs_guesses_where_the_match_is_one():
 def test_what_it_cannot_do_is_one_sentence(tmp_path):
     base = random_base(context=128)
     with pytest.raises(InputError, match="leave the outside rows to greedy decoding"):
-        generate(base, StockGenerate(base, {}, None, None), REPEATS, settings(1.0), frozenset(), 0)
+        generate_answer(base, StockGenerate(base, {}, None, None), REPEATS, settings(1.0), frozenset(), 0)
     with pytest.raises(InputError, match="no assistant"):
         StockGenerate(base, {}, None, 5)
 
@@ -126,7 +126,7 @@ def test_near_the_end_of_its_context_a_draft_model_is_silent(tmp_path):
     short = DraftModel(base, saved_lm(tmp_path / "short", context=24), None, 4, DynamicTree(3, 3)).eval()
     how = settings(tokens=40)
     truth = loop.generate(base, Autoregressive(base), REPEATS, how, frozenset(), 0).tokens
-    made = generate(base, short, REPEATS, how, frozenset(), 0)
+    made = generate_answer(base, short, REPEATS, how, frozenset(), 0)
     assert made.tokens == truth
     depths = [step.drafted for step in made.passes]
     assert depths[0] > 0
@@ -138,10 +138,10 @@ def test_near_the_end_of_its_context_a_draft_model_is_silent(tmp_path):
 
 
 def test_a_report_holds_an_outside_row_and_its_certificate(tmp_path):
-    made = arena()
+    made = make_setup()
     made.contestants["transformers_prompt_lookup"] = StockGenerate(made.base, LOOKUP, None, None)
-    one = session(made)
-    report = one.run(Folder(tmp_path, one.shard), False, warm_up_tokens=4, timing_questions=1, explorer=UNSEEN)
+    one = make_evaluation(made)
+    report = one.run(OutputDir(tmp_path, one.shard), False, warm_up_tokens=4, timing_questions=1, explorer=NO_TRACE)
     row = report["rows"][-1]
     assert row["drafter"] == "transformers_prompt_lookup"
     assert row["lossless"]["equal"] == row["prompts"] == 4
@@ -163,8 +163,8 @@ def test_the_models_own_generation_config_says_nothing(tmp_path):
     config.save_pretrained(path)
     assisted = StockGenerate(base, {}, path, 5)
     for outside in (StockGenerate(base, {}, None, None), assisted):
-        assert generate(base, outside, REPEATS, how, frozenset(), 0).tokens == truth
-    assert [step.committed for step in generate(base, assisted, REPEATS, how, frozenset(), 0).passes][:3] == [6] * 3
+        assert generate_answer(base, outside, REPEATS, how, frozenset(), 0).tokens == truth
+    assert [step.committed for step in generate_answer(base, assisted, REPEATS, how, frozenset(), 0).passes][:3] == [6] * 3
     assert base.lm.generation_config.repetition_penalty == 1.8  # the base itself is left alone
 
 
@@ -172,7 +172,7 @@ def test_the_assistants_parameters_count(tmp_path):
     base = random_base(context=128)
     path = saved_lm(tmp_path / "small")
     alone, assisted = (
-        contestant(looked_up({word: values}), base)
+        build_contestant(resolve({word: values}), base)
         for word, values in (("transformers_greedy", {}), ("transformers_assisted", {"assistant": path}))
     )
     assert alone.parameters == 0
@@ -182,16 +182,16 @@ def test_the_assistants_parameters_count(tmp_path):
 def test_in_half_precision_autoregression_by_other_kernels_is_the_yardstick(tmp_path):
     """It must be another computation indeed, and leave the base as it was."""
     base = random_base().to(torch.bfloat16)
-    made = arena(base, corrupt=Corrupt())
+    made = make_setup(base, corrupt=Corrupt())
     made.contestants["transformers_eager"] = other = StockGenerate(base, {}, None, None, "eager")
     heads = []
     handle = base.lm.register_forward_pre_hook(lambda lm, _: heads.append(lm.config._attn_implementation))
-    generate(base, other, REPEATS, settings(tokens=3), frozenset(), 0)
+    generate_answer(base, other, REPEATS, settings(tokens=3), frozenset(), 0)
     handle.remove()
     assert set(heads) == {"eager"}
     assert base.lm.config._attn_implementation == "sdpa"
-    one = session(made)
-    rows = one.run(Folder(tmp_path, one.shard), False, 4, 1, UNSEEN)["rows"]
+    one = make_evaluation(made)
+    rows = one.run(OutputDir(tmp_path, one.shard), False, 4, 1, NO_TRACE)["rows"]
     lossless = {row["drafter"]: row["lossless"] for row in rows}
     theirs = lossless["transformers_eager"]
     told = {
@@ -209,13 +209,13 @@ def test_a_statement_names_the_yardstick():
     found = {"owed": close, "owes": "words", "prompts": 9, "first_divergence_margins": [0.1, 0.02], "null": None}
     row = {"drafter": "ctc", "dtype": "bfloat16", "other_kernels": False, "lossless": found}
     other = {**row, "drafter": "transformers_eager", "other_kernels": True}
-    assert differing(row).startswith("ctc differs on 2 of 9 questions (margins 2.0e-02 to 1.0e-01)")
-    assert "contestants=[...,transformers_eager] tells" in differing(row)
-    assert "transformers_eager tells" not in differing(other)
-    found["null"] = null_of([row, other], row)
-    assert differing(row).endswith("autoregression by other kernels (transformers_eager) differs from itself on 2")
-    assert null_of([row, other], other) is null_of([row], row) is None
-    assert null_of([{**row, "dtype": "float32"}, other], {**row, "dtype": "float32"}) is None
+    assert describe_divergence(row).startswith("ctc differs on 2 of 9 questions (margins 2.0e-02 to 1.0e-01)")
+    assert "contestants=[...,transformers_eager] tells" in describe_divergence(row)
+    assert "transformers_eager tells" not in describe_divergence(other)
+    found["null"] = other_kernels_null([row, other], row)
+    assert describe_divergence(row).endswith("autoregression by other kernels (transformers_eager) differs from itself on 2")
+    assert other_kernels_null([row, other], other) is other_kernels_null([row], row) is None
+    assert other_kernels_null([{**row, "dtype": "float32"}, other], {**row, "dtype": "float32"}) is None
 
 
 def test_the_bases_own_attention_is_no_other_kernel():

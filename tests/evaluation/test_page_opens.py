@@ -8,9 +8,16 @@ from html import unescape
 
 import pytest
 
-from ctcdraft.evaluation.tracing.records import Seen, SeenAnswer, SeenFrames, SeenPass, from_json, to_json
-from ctcdraft.report.html.explorer import explorer, most_telling, opening
-from ctcdraft.report.html.files import again
+from ctcdraft.evaluation.tracing.records import (
+    Trace,
+    TraceAnswer,
+    TraceFrames,
+    TraceStep,
+    trace_from_json,
+    trace_to_json,
+)
+from ctcdraft.report.html.explorer import explorer_section, initial_step, most_informative
+from ctcdraft.report.html.files import rebuild_page
 from studies.results import unpack
 
 
@@ -24,7 +31,7 @@ def one_pass(accepted, drafted, stopped=False):
     tokens = tuple(range(drafted + 1))
     path = tokens[: accepted + 1]
     committed = accepted if stopped else accepted + 1
-    return SeenPass(tokens, tuple(range(-1, drafted)), path, 99, committed, drafted, ((99, 0.5),), None)
+    return TraceStep(tokens, tuple(range(-1, drafted)), path, 99, committed, drafted, ((99, 0.5),), None)
 
 
 NOTHING, STOOD, REJECTED = one_pass(0, 0), one_pass(3, 3), one_pass(0, 3)
@@ -32,7 +39,7 @@ PARTLY, MOSTLY, ENDED = one_pass(1, 3), one_pass(2, 4), one_pass(3, 4, stopped=T
 
 
 def answer(contestant, *passes):
-    return SeenAnswer("q", "talk", contestant, "?", ("x",) * (1 + sum(one.committed for one in passes)), passes, 0.0)
+    return TraceAnswer("q", "talk", contestant, "?", ("x",) * (1 + sum(one.committed for one in passes)), passes, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -50,12 +57,12 @@ def answer(contestant, *passes):
     ],
 )
 def test_an_answer_opens_with_its_most_telling_pass(passes, place):
-    assert opening(passes) == place
+    assert initial_step(passes) == place
 
 
 def test_an_answer_without_a_pass_says_so():
-    assert opening(()) is None
-    page = explorer(Seen({}, (answer("ctc"),)))
+    assert initial_step(()) is None
+    page = explorer_section(Trace({}, (answer("ctc"),)))
     assert "The prefill gave the whole answer." in page
 
 
@@ -67,11 +74,11 @@ def test_the_page_opens_the_first_drafter_with_a_rejected_token():
         answer("ctc", STOOD, PARTLY),
         answer("medusa", PARTLY),
     )
-    page = explorer(Seen({}, answers))
+    page = explorer_section(Trace({}, answers))
     assert re.findall(r'<section id="(\w+)" class="pass opening">', page) == ["a0p1", "a1p1", "a2p0", "a3p0"]
     summaries = re.findall(r'<details class="explored"( open)?><summary>(\w+) on', page)
     assert summaries == [("", "lookup"), (" open", "ctc"), ("", "medusa"), ("", "autoregressive")]
-    assert most_telling(answers[:2]) == 0
+    assert most_informative(answers[:2]) == 0
 
 
 MEASURE = """
@@ -107,7 +114,7 @@ def measured(page, browser, tmp_path):
 def test_the_demo_opens_on_a_pass_and_no_column_is_cut_at_1280_pixels(browser, demo, tmp_path):
     for name in ("report.json", "explorer.json"):
         (tmp_path / name).write_text((demo / name).read_text())
-    found = measured(again(tmp_path), browser, tmp_path)
+    found = measured(rebuild_page(tmp_path), browser, tmp_path)
     assert found["width"] == 1280
     (opened,) = found["opens"]
     answer, step = map(int, re.fullmatch(r"a(\d+)p(\d+)", opened).groups())
@@ -127,16 +134,16 @@ def test_long_values_wrap(browser, demo, tmp_path):
         row["lossless"] |= {"first_divergence_margins": [1e-5] * 40, "equal": 80, "rounding": 40}
     report["environment"]["command"] = "python evaluate.py contestants=[" + "runs/one_of_many," * 20 + "]"
     (tmp_path / "report.json").write_text(json.dumps(report))
-    seen = from_json((demo / "explorer.json").read_text())
+    seen = trace_from_json((demo / "explorer.json").read_text())
     texts = {word: f"{text}ward" for word, text in seen.words.items()}
     wide = [replace(one, passes=tuple(map(widened, one.passes))) for one in seen.answers]
-    (tmp_path / "explorer.json").write_text(to_json(Seen(texts, tuple(wide))))
-    assert measured(again(tmp_path), browser, tmp_path)["cut"] == []
+    (tmp_path / "explorer.json").write_text(trace_to_json(Trace(texts, tuple(wide))))
+    assert measured(rebuild_page(tmp_path), browser, tmp_path)["cut"] == []
 
 
-def widened(step: SeenPass) -> SeenPass:
+def widened(step: TraceStep) -> TraceStep:
     """With ten frames in place of fewer."""
     if step.frames is None:
         return step
     heard = tuple((table * 10)[:10] for table in step.frames.heard)
-    return replace(step, frames=SeenFrames(step.frames.reads, step.frames.words, heard))
+    return replace(step, frames=TraceFrames(step.frames.reads, step.frames.words, heard))

@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 
 import pytest
 import torch
-from sessions import PROMPTS, arena, session
+from sessions import PROMPTS, make_evaluation, make_setup
 from tiny_models import random_base
 
 from ctcdraft.corpus.types import Prompt
@@ -19,19 +19,19 @@ from ctcdraft.drafters.parallel import ParallelDrafter
 from ctcdraft.drafters.trees.ctc import Collapse, PrefixSearch
 from ctcdraft.drafters.trees.sampled_labels import SampledTokens
 from ctcdraft.errors import InputError
-from ctcdraft.evaluation.output_dir import Folder
-from ctcdraft.evaluation.tracing.records import from_json, to_json
-from ctcdraft.evaluation.tracing.tracer import Explorer
+from ctcdraft.evaluation.output_dir import OutputDir
+from ctcdraft.evaluation.tracing.records import trace_from_json, trace_to_json
+from ctcdraft.evaluation.tracing.tracer import TraceSettings
 from ctcdraft.nn.bodies import AttentionBody
 from ctcdraft.nn.logit_correction import MarkovCorrection
-from ctcdraft.report.figures import drawn
+from ctcdraft.report.figures import evaluation_figures
 from ctcdraft.report.html import files
-from ctcdraft.report.html.explorer import most_telling, opening, ordered
-from ctcdraft.report.html.files import pictures
-from ctcdraft.report.html.markup import joined, percent, tag
-from ctcdraft.report.html.one_pass import Words, one_table
+from ctcdraft.report.html.explorer import initial_step, most_informative, sorted_answers
+from ctcdraft.report.html.files import export_png
+from ctcdraft.report.html.markup import format_percent, join_html, tag
+from ctcdraft.report.html.one_pass import TokenLabels, frame_table
 
-EXPLORER = Explorer(questions=2, tokens=12, words=3)
+EXPLORER = TraceSettings(questions=2, tokens=12, words=3)
 VOID = ("meta", "br")
 # What a reader does, and what is there to be seen after each step, as JSON in the page's title.
 VISIT = """
@@ -74,13 +74,13 @@ def head(base, paths, correction=None):
 @pytest.fixture(scope="module")
 def evaluated(tmp_path_factory):
     """An evaluation of heads with frames of every kind and of a drafter without."""
-    here = arena(base := random_base())
+    here = make_setup(base := random_base())
     listening = head(base, PrefixSearch(16), partial(MarkovCorrection, rank=4))
     torch.nn.init.normal_(listening.correction.out.weight)
     here.contestants.update(ctc=head(base, PrefixSearch(16)), listening=listening, raw=head(base, Collapse(8, 3, 0.4)))
     path = tmp_path_factory.mktemp("pages")
-    made = session(here, PROMPTS[:2])
-    made.run(Folder(path, Shard(1, 1)), False, 4, 1, EXPLORER)
+    made = make_evaluation(here, PROMPTS[:2])
+    made.run(OutputDir(path, Shard(1, 1)), False, 4, 1, EXPLORER)
     return path
 
 
@@ -112,18 +112,18 @@ class Reader(HTMLParser):
 
 @pytest.fixture(scope="module")
 def page(evaluated):
-    return Reader((evaluated / files.PAGE).read_text())
+    return Reader((evaluated / files.PAGE_FILE).read_text())
 
 
 def seen_in(evaluated):
-    return from_json((evaluated / "explorer.json").read_text())
+    return trace_from_json((evaluated / "explorer.json").read_text())
 
 
 def test_every_token_is_in_the_page_once_with_how_it_came(evaluated, page):
     seen = seen_in(evaluated)
     assert {one.contestant for one in seen.answers} == {"autoregressive", "prompt_lookup", "ctc", "listening", "raw"}
     assert len(seen.answers) == 10
-    for number, answer in enumerate(ordered(seen)):
+    for number, answer in enumerate(sorted_answers(seen)):
         links = [e for e in page.elements if e[0] == "a" and e[1].get("href", "").startswith(f"#a{number}p")]
         came = [(attributes["href"], attributes["data-depth"]) for _, attributes, _ in links]
         expected = []
@@ -170,14 +170,14 @@ def test_the_page_needs_nothing_from_elsewhere(evaluated, page):
         href = attributes.get("href", "#results")
         assert href.startswith("#")
         assert href[1:] in ids
-    assert not re.search(r"@import|url\(|https?:|import\s*\(|fetch\(", (evaluated / files.PAGE).read_text())
+    assert not re.search(r"@import|url\(|https?:|import\s*\(|fetch\(", (evaluated / files.PAGE_FILE).read_text())
 
 
 def test_every_figure_is_in_the_page_and_a_file(evaluated, page):
     drawn = [attributes["id"] for name, attributes, _ in page.elements if name == "figure"]
     assert drawn == ["acceptance_by_depth", "acceptance_by_category", "time", "tau_and_draft_time", "reading_by_nodes"]
     for name in drawn:
-        svg = (evaluated / files.FIGURES / f"{name}.svg").read_text()
+        svg = (evaluated / files.FIGURES_FOLDER / f"{name}.svg").read_text()
         assert svg.startswith('<svg xmlns="http://www.w3.org/2000/svg"')
         Reader(svg)
         assert "nan" not in svg
@@ -187,7 +187,7 @@ def test_no_two_of_ten_drafters_share_a_colour_and_a_value_stands_beside_its_nam
     """Where dots of one size lie upon one another, the legend still tells them apart."""
     row = json.loads((evaluated / "report.json").read_text())["rows"][2]
     rows = [row | {"drafter": f"drafter {number}", "v": 1 + number / 8} for number in range(10)]
-    figures = drawn(rows, None)
+    figures = evaluation_figures(rows, None)
     colours = re.findall(r'<rect [^>]*width="12.0" height="12.0" fill="(#\w+)"', figures["reading_by_nodes"].file())
     assert len(set(colours)) == len(colours) == 10
     assert "drafter 7 v(8) = 1.88" in figures["reading_by_nodes"].file()
@@ -196,8 +196,8 @@ def test_no_two_of_ten_drafters_share_a_colour_and_a_value_stands_beside_its_nam
 def test_a_long_name_is_not_cut(evaluated):
     """As where values are part of it: draft_model:path=FOLDER,growth=chain,frames=5."""
     row = json.loads((evaluated / "report.json").read_text())["rows"][2]
-    usual = drawn([row], None)
-    for name, figure in drawn([row | {"drafter": "x" * 60}], None).items():
+    usual = evaluation_figures([row], None)
+    for name, figure in evaluation_figures([row | {"drafter": "x" * 60}], None).items():
         assert figure.width >= usual[name].width + 7 * 60 - 190, name
 
 
@@ -206,16 +206,16 @@ def test_in_a_browser_every_figure_is_there_and_one_can_go_from_pass_to_pass(eva
     """A token's click shows its pass and hides the others of its answer, the arrows go on and back and stop at an
     answer's ends. An answer in which nothing is chosen shows the pass it opens with."""
     copy = tmp_path / "page.html"
-    copy.write_text((evaluated / files.PAGE).read_text().replace("</body>", f"<script>{VISIT}</script></body>"))
+    copy.write_text((evaluated / files.PAGE_FILE).read_text().replace("</body>", f"<script>{VISIT}</script></body>"))
     done = subprocess.run([*browser, "--dump-dom", copy.as_uri()], capture_output=True, text=True, timeout=120)
     (title,) = [
         "".join(said) for name, _, said in Reader(done.stdout).elements if name == "title" and said[0][0] == "{"
     ]
     told = json.loads(title)
     assert told["figures"] == [file.stem for file in drawn_files(evaluated)]
-    answers = ordered(seen_in(evaluated))
-    assert most_telling(answers) == 0
-    alone = f"a0p{opening(answers[0].passes)}"
+    answers = sorted_answers(seen_in(evaluated))
+    assert most_informative(answers) == 0
+    alone = f"a0p{initial_step(answers[0].passes)}"
     assert [state["passes"] for state in told["states"][:-1]] == [
         [alone], ["a0p1"], ["a0p2"], ["a0p1"], ["a0p1"], [alone, "a1p0"], [alone, "a1p0"],
     ]  # fmt: skip
@@ -232,7 +232,7 @@ def test_in_a_browser_every_figure_is_there_and_one_can_go_from_pass_to_pass(eva
 @pytest.mark.slow
 def test_a_browser_makes_a_picture_of_it(evaluated, browser, tmp_path):
     picture = tmp_path / "page.png"
-    shot = [f"--screenshot={picture}", "--window-size=1200,2400", (evaluated / files.PAGE).as_uri()]
+    shot = [f"--screenshot={picture}", "--window-size=1200,2400", (evaluated / files.PAGE_FILE).as_uri()]
     subprocess.run([*browser, *shot], capture_output=True, timeout=120)
     content = picture.read_bytes()
     assert content.startswith(b"\x89PNG")
@@ -242,9 +242,9 @@ def test_a_browser_makes_a_picture_of_it(evaluated, browser, tmp_path):
 
 @pytest.mark.slow
 def test_figures_are_png_too_where_a_browser_draws_them(evaluated, browser, tmp_path):
-    for file in (evaluated / files.FIGURES).glob("*.svg"):
+    for file in (evaluated / files.FIGURES_FOLDER).glob("*.svg"):
         shutil.copy(file, tmp_path)
-    made = pictures(tmp_path)
+    made = export_png(tmp_path)
     assert [file.stem for file in made] == sorted(file.stem for file in drawn_files(evaluated))
     for file in made:
         wide, high = re.search(r'width="(\d+)" height="(\d+)"', file.with_suffix(".svg").read_text()).groups()
@@ -258,41 +258,41 @@ def test_figures_are_png_too_where_a_browser_draws_them(evaluated, browser, tmp_
 def test_without_a_browser_there_is_a_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(InputError, match=r"no browser is here .* take the SVG files"):
-        pictures(tmp_path)
+        export_png(tmp_path)
 
 
 def test_a_browser_that_draws_nothing_is_one_sentence_too(tmp_path, monkeypatch):
     (tmp_path / "one.svg").write_text('<svg width="10" height="10"/>')
     monkeypatch.setattr(shutil, "which", lambda name: "true")
     with pytest.raises(InputError, match=r"true drew nothing of .*one\.svg"):
-        pictures(tmp_path)
+        export_png(tmp_path)
 
 
 def drawn_files(evaluated):
     """In the order of the page."""
-    page = (evaluated / files.PAGE).read_text()
-    return sorted((evaluated / files.FIGURES).glob("*.svg"), key=lambda file: page.index(f'id="{file.stem}"'))
+    page = (evaluated / files.PAGE_FILE).read_text()
+    return sorted((evaluated / files.FIGURES_FOLDER).glob("*.svg"), key=lambda file: page.index(f'id="{file.stem}"'))
 
 
 def test_a_page_is_made_again_from_its_two_files(evaluated, tmp_path):
     for name in ("report.json", "explorer.json"):
         (tmp_path / name).write_text((evaluated / name).read_text())
-    assert files.again(tmp_path).read_text() == (evaluated / files.PAGE).read_text()
+    assert files.rebuild_page(tmp_path).read_text() == (evaluated / files.PAGE_FILE).read_text()
     (tmp_path / "explorer.json").unlink()
-    without = files.again(tmp_path).read_text()
+    without = files.rebuild_page(tmp_path).read_text()
     assert "No answer was looked into here" in without
     assert "was not measured here" in without
 
 
 def test_json_goes_and_comes_back(evaluated):
     text = (evaluated / "explorer.json").read_text()
-    assert to_json(from_json(text)) == text
-    assert from_json(text) == from_json(to_json(from_json(text)))
-    assert hash(from_json(text).answers[0].passes)  # tuples all the way down
+    assert trace_to_json(trace_from_json(text)) == text
+    assert trace_from_json(text) == trace_from_json(trace_to_json(trace_from_json(text)))
+    assert hash(trace_from_json(text).answers[0].passes)  # tuples all the way down
 
 
 def test_the_certificate_says_what_was_found_and_where(evaluated):
-    text = (evaluated / files.PAGE).read_text()
+    text = (evaluated / files.PAGE_FILE).read_text()
     certificate = text[text.index('id="certificate"') : text.index('id="words"')]
     assert "all contestants say what autoregression says on all 2 questions" in certificate
     environment = json.loads((evaluated / "report.json").read_text())["environment"]
@@ -307,7 +307,7 @@ def test_where_guesses_are_drawn_the_law_is_shown(evaluated, tmp_path):
     fit = {"tokens": 5000, "chi_square": 20.5, "p_value": 0.4, "tv": 0.031, "null_tv": 0.029, "owes": "law"}
     said["rows"][2]["lossless"] |= fit
     (tmp_path / "report.json").write_text(json.dumps(said))
-    text = files.again(tmp_path).read_text()
+    text = files.rebuild_page(tmp_path).read_text()
     for cell in ("5,000", "20.5", "0.400", "0.0310", "0.0290"):
         assert f"<td>{cell}</td>" in text
 
@@ -320,8 +320,8 @@ def test_text_is_never_markup(evaluated, tmp_path):
     seen = replace(seen, answers=answers, words=dict.fromkeys(seen.words, evil))
     said["environment"] |= {"command": evil, "base": evil}
     (tmp_path / "report.json").write_text(json.dumps(said))
-    (tmp_path / "explorer.json").write_text(to_json(seen))
-    page = Reader(files.again(tmp_path).read_text())
+    (tmp_path / "explorer.json").write_text(trace_to_json(seen))
+    page = Reader(files.rebuild_page(tmp_path).read_text())
     assert sum(name == "script" for name, *_ in page.elements) == 1
     assert not any(name == "img" for name, *_ in page.elements)
     assert [evil] in [said for _, _, said in page.elements]
@@ -341,17 +341,17 @@ def evil(tmp_path_factory):
     """A page of drafters, prompts and answers that are all markup. The first two are so when they are evaluated; what
     a random base answers is no markup, so its tokens are replaced."""
     path = tmp_path_factory.mktemp("evil")
-    here = arena(base := random_base(context=1024))
+    here = make_setup(base := random_base(context=1024))
     here.contestants.update({name: head(base, PrefixSearch(16)) for name in EVIL})
     prompts = [Prompt(f"{word}{number}", word, (word, word), word) for number, word in enumerate(EVIL[:2])]
-    session(here, prompts).run(Folder(path, Shard(1, 1)), False, 4, 1, EXPLORER)
-    seen = from_json((path / "explorer.json").read_text())
+    make_evaluation(here, prompts).run(OutputDir(path, Shard(1, 1)), False, 4, 1, EXPLORER)
+    seen = trace_from_json((path / "explorer.json").read_text())
     answers = tuple(
         replace(one, pieces=tuple(EVIL[index % len(EVIL)] for index in range(len(one.pieces)))) for one in seen.answers
     )
     words = {word: EVIL[index % len(EVIL)] for index, word in enumerate(seen.words)}
-    (path / "explorer.json").write_text(to_json(replace(seen, answers=answers, words=words)))
-    return files.again(path)
+    (path / "explorer.json").write_text(trace_to_json(replace(seen, answers=answers, words=words)))
+    return files.rebuild_page(path)
 
 
 def dumped(browser, page):
@@ -383,13 +383,13 @@ def test_in_a_browser_names_prompts_and_answers_stay_text(evil, browser):
 
 def test_markup_escapes_text_and_attributes():
     assert tag("p", "a < b", class_='"x"') == '<p class="&quot;x&quot;">a &lt; b</p>'
-    assert joined([tag("b", "x"), "<i>"], "<br>") == "<b>x</b><br>&lt;i&gt;"
+    assert join_html([tag("b", "x"), "<i>"], "<br>") == "<b>x</b><br>&lt;i&gt;"
     assert tag("details", open=True) == "<details open></details>"
     assert tag("details", open=False) == "<details></details>"
 
 
 def test_shares_are_said_as_people_read_them():
-    assert [percent(share) for share in (1, 0.5, 0.019, 3e-5, 4e-12, 0)] == [
+    assert [format_percent(share) for share in (1, 0.5, 0.019, 3e-5, 4e-12, 0)] == [
         "100 %", "50 %", "1.9 %", "0.003 %", "< 0.001 %", "0.0 %",
     ]  # fmt: skip
 
@@ -397,13 +397,13 @@ def test_shares_are_said_as_people_read_them():
 def test_a_blank_is_shown_where_it_means_something(evaluated):
     """Frames that are read word by word have none; the others end with it."""
     frames = next(step.frames for one in seen_in(evaluated).answers for step in one.passes if step.frames is not None)
-    words = Words({})
-    assert one_table(frames, 0, words).count("\N{GREEK SMALL LETTER EPSILON}") == frames.count
-    assert "\N{GREEK SMALL LETTER EPSILON}" not in one_table(replace(frames, reads="words"), 0, words)
+    words = TokenLabels({})
+    assert frame_table(frames, 0, words).count("\N{GREEK SMALL LETTER EPSILON}") == frames.count
+    assert "\N{GREEK SMALL LETTER EPSILON}" not in frame_table(replace(frames, reads="words"), 0, words)
 
 
 def test_drawn_guesses_can_be_looked_into(tmp_path):
-    here = arena(base := random_base(), temperature=1.0)
+    here = make_setup(base := random_base(), temperature=1.0)
     here.contestants.update(drawn=head(base, SampledTokens(2)))
     (answer,) = [one for one in EXPLORER.look(here, {0: PROMPTS[0]}).answers if one.contestant == "drawn"]
     assert {step.frames.reads for step in answer.passes} == {"words"}
@@ -411,14 +411,14 @@ def test_drawn_guesses_can_be_looked_into(tmp_path):
 
 def test_a_folder_without_a_report_is_one_sentence(tmp_path):
     with pytest.raises(InputError, match=r"is no report\.json"):
-        files.again(tmp_path)
+        files.rebuild_page(tmp_path)
     (tmp_path / "report.json").write_text('{"rows": [], "environment": {}}')
     (tmp_path / "explorer.json").write_text("{}")
     with pytest.raises(InputError, match="is no file of the explorer"):
-        files.again(tmp_path)
+        files.rebuild_page(tmp_path)
 
 
 @pytest.mark.parametrize("values", [(-1, 12, 3), (1, 1, 3), (1, 12, 0)])
 def test_an_explorer_that_is_none(values):
     with pytest.raises(InputError, match=r"explorer\."):
-        Explorer(*values)
+        TraceSettings(*values)

@@ -13,9 +13,9 @@ import pytest
 
 from ctcdraft.errors import InputError
 from ctcdraft.report.html import files
-from studies.external_logs.compare import compare, terminal
-from studies.external_logs.metrics import doubled
-from studies.external_logs.read import read_run
+from studies.external_logs.compare import compare_logs, terminal
+from studies.external_logs.metrics import doubled_words_per_1000
+from studies.external_logs.read import read_log
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TRACES = Path(
@@ -42,7 +42,7 @@ THEIRS = [line(81, ("a b", "c"), (7, 3), (8, 4), (4.0, 4.0)), line(91, ("e",), (
 
 def pair(tmp_path, ours=OURS, theirs=THEIRS):
     files = file(tmp_path, "ours.jsonl", ours), file(tmp_path, "theirs.jsonl", theirs)
-    return compare(read_run(files[0]), read_run(files[1]), 0)
+    return compare_logs(read_log(files[0]), read_log(files[1]), 0)
 
 
 def said(made):
@@ -73,7 +73,7 @@ def test_spec_bench_counts_passes_and_names_categories(tmp_path):
     row = line(1, category="translation")
     row["choices"][0]["decoding_steps"] = row["choices"][0].pop("idxs")
     row["choices"][0]["accept_lengths"] = [3, 3, 2]
-    made = compare(read_run(file(tmp_path, "spec.jsonl", [row])), None, 0)
+    made = compare_logs(read_log(file(tmp_path, "spec.jsonl", [row])), None, 0)
     assert made.rows[0]["passes"] == 3
     assert list(made.rows[0]["categories"]) == ["translation"]
     assert made.rows[0]["speedup"] is None
@@ -83,7 +83,7 @@ def test_spec_bench_counts_passes_and_names_categories(tmp_path):
 def test_gzip_is_read_too(tmp_path):
     path = tmp_path / "a.jsonl.gz"
     path.write_bytes(gzip.compress(json.dumps(line(5)).encode()))
-    assert list(read_run(str(path)).answers) == ["5"]
+    assert list(read_log(str(path)).answers) == ["5"]
 
 
 def test_missing_counts_of_the_baseline_are_stood_in_for_and_said(tmp_path):
@@ -124,8 +124,8 @@ def test_an_arm_that_is_no_autoregression_is_said_to_be_none(tmp_path):
 
 
 def test_doubled_words():
-    assert doubled(["He took the the dog", "1 1 is not a a word"]) == pytest.approx(1000 * 2 / 12)
-    assert doubled([""]) is None
+    assert doubled_words_per_1000(["He took the the dog", "1 1 is not a a word"]) == pytest.approx(1000 * 2 / 12)
+    assert doubled_words_per_1000([""]) is None
 
 
 BROKEN = {
@@ -148,14 +148,14 @@ def test_a_broken_file_gets_a_sentence(tmp_path, content, sentence):
     path = tmp_path / "broken.jsonl"
     path.write_text(content)
     with pytest.raises(InputError, match=sentence):
-        read_run(str(path))
+        read_log(str(path))
 
 
 def test_without_passes_there_is_nothing_to_divide_by(tmp_path):
     row = line(1)
     del row["choices"][0]["idxs"]
     with pytest.raises(InputError, match="neither `idxs` nor `decoding_steps`"):
-        read_run(file(tmp_path, "a.jsonl", [row]))
+        read_log(file(tmp_path, "a.jsonl", [row]))
 
 
 def test_two_benchmarks_are_not_compared(tmp_path):
@@ -165,7 +165,7 @@ def test_two_benchmarks_are_not_compared(tmp_path):
 
 def test_a_missing_file_gets_a_sentence():
     with pytest.raises(InputError, match=r"cannot read nowhere.jsonl .*recorded.path="):
-        read_run("nowhere.jsonl")
+        read_log("nowhere.jsonl")
 
 
 def test_run_and_baseline_the_wrong_way_round_are_asked_about(tmp_path):
@@ -207,7 +207,7 @@ def test_the_command(tmp_path):
     svg = (tmp_path / "out" / "figures" / "acceptance_by_category.svg").read_text()
     assert "ours.jsonl, writing: 2.00" in svg
     assert "theirs.jsonl" not in svg  # one token a pass is no acceptance
-    assert files.again(tmp_path / "out").read_text() == page
+    assert files.rebuild_page(tmp_path / "out").read_text() == page
     again = evaluate(*command)
     assert again.returncode == 1
     assert "holds a report" in again.stderr
@@ -230,7 +230,7 @@ def compared(name):
     if not TRACES.is_dir():
         pytest.skip(f"no recorded runs at {TRACES}; CTCDRAFT_TRACES= names the folder of the authors' answer files")
     pair = (str(TRACES / f"{name}{arm}.jsonl.gz") for arm in ("", "_baseline"))
-    return compare(*map(read_run, pair), 0)
+    return compare_logs(*map(read_log, pair), 0)
 
 
 def recorded(name):

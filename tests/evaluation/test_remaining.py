@@ -3,17 +3,17 @@
 from functools import partial
 
 import pytest
-from sessions import PROMPTS, UNSEEN, arena, session
+from sessions import NO_TRACE, PROMPTS, make_evaluation, make_setup
 
 from ctcdraft.distributed import Shard
 from ctcdraft.evaluation import evaluation as sessions
 from ctcdraft.evaluation import replay_evaluation, runner, time_left, tree_size
-from ctcdraft.evaluation.output_dir import Folder
-from ctcdraft.evaluation.replay_evaluation import Replay
-from ctcdraft.evaluation.tracing.tracer import Explorer, Watch
+from ctcdraft.evaluation.output_dir import OutputDir
+from ctcdraft.evaluation.replay_evaluation import ReplayEvaluation
+from ctcdraft.evaluation.tracing.tracer import Tracer, TraceSettings
 from ctcdraft.progress import Progress
 
-EXPLORER = Explorer(questions=1, tokens=4, words=2)
+EXPLORER = TraceSettings(questions=1, tokens=4, words=2)
 
 
 class Slow:
@@ -25,8 +25,8 @@ class Slow:
         for module in (time_left, replay_evaluation, tree_size):
             monkeypatch.setattr(module, "Progress", self.progress)
         self.takes(seconds, runner, "timed_answer")
-        self.takes(seconds, sessions, "instrument")
-        self.takes(seconds, Watch, "answer")
+        self.takes(seconds, sessions, "profile_answer")
+        self.takes(seconds, Tracer, "answer")
         self.takes(3600, runner, "warm_up")
 
     def takes(self, seconds, owner, name):
@@ -49,9 +49,9 @@ def slow(monkeypatch):
     return partial(Slow, monkeypatch)
 
 
-def run(path, prompts, timing_questions=0, explorer=UNSEEN, shard=None):
-    now = session(arena(max_new_tokens=4), prompts, shard)
-    return now.run(Folder(path, now.shard), False, 1, timing_questions, explorer)
+def run(path, prompts, timing_questions=0, explorer=NO_TRACE, shard=None):
+    now = make_evaluation(make_setup(max_new_tokens=4), prompts, shard)
+    return now.run(OutputDir(path, now.shard), False, 1, timing_questions, explorer)
 
 
 def test_minutes_are_said_after_the_first_question_of_all_contestants(tmp_path, capsys):
@@ -100,10 +100,10 @@ def test_a_minute_has_one_line_however_many_answers_it_has(slow, tmp_path):
 @pytest.mark.parametrize("timed_tokens", [2, 100])
 def test_the_choice_of_tree_sizes_counts_what_it_decodes(timed_tokens, slow):
     at = slow(1.0)
-    at.takes(30.0, tree_size, "hear")
-    here = arena(max_new_tokens=4)
-    how = tree_size.Sizing([2, 4], "unused", prompts=2, timed=1, timed_tokens=timed_tokens, repeats=1)
-    tree_size.choose(here.base, here.contestants, here.settings, how, [PROMPTS[0], PROMPTS[2]], 0)
+    at.takes(30.0, tree_size, "record_base_answer")
+    here = make_setup(max_new_tokens=4)
+    how = tree_size.TreeSizeSearch([2, 4], "unused", prompts=2, timed=1, timed_tokens=timed_tokens, repeats=1)
+    tree_size.choose_sizes(here.base, here.contestants, here.settings, how, [PROMPTS[0], PROMPTS[2]], 0)
     # Two texts of four tokens, replayed for the one drafter; and timed: one text, twice, autoregression and two sizes.
     count = 8 + 8 + 2 * 3 * min(timed_tokens, 4)
     assert [(one.done, one.items) for one in at.counts] == [(count, count)]
@@ -112,9 +112,9 @@ def test_the_choice_of_tree_sizes_counts_what_it_decodes(timed_tokens, slow):
 
 def test_a_replay_counts_what_the_loop_checks(slow, tmp_path):
     at = slow(1.0)
-    at.takes(30.0, replay_evaluation, "hear")
-    now = session(arena(max_new_tokens=4), PROMPTS[:3])
-    Replay([2, 4], checked=1).run(now, Folder(tmp_path, now.shard), False)
+    at.takes(30.0, replay_evaluation, "record_base_answer")
+    now = make_evaluation(make_setup(max_new_tokens=4), PROMPTS[:3])
+    ReplayEvaluation([2, 4], checked=1).run(now, OutputDir(tmp_path, now.shard), False)
     # Of the base and of one rival; the first question is decoded at both sizes, too; the second has two turns.
     assert [(one.done, one.items) for one in at.counts] == [(4 + 4 + 2, 4 + 4 + 2)]
     assert at.lines[0] == "4 of 10 answers, 0.5 minutes so far; about 0.8 minutes for the remaining 6"

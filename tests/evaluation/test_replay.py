@@ -5,9 +5,9 @@ from functools import partial
 
 import pytest
 import torch
-from drafters import Junk, Oracle
+from drafters import oracle_drafter, random_drafter
 from sessions import SETTINGS
-from stepwise_parts import stepwise
+from stepwise_parts import make_sequential_drafter
 from tiny_models import random_base
 from training_parts import block_head, block_heads, ctc_head
 
@@ -21,7 +21,14 @@ from ctcdraft.drafters.trees.ctc import Collapse
 from ctcdraft.drafters.trees.dynamic import DynamicTree
 from ctcdraft.drafters.trees.per_frame import StaticPerFrameTree
 from ctcdraft.errors import InputError
-from ctcdraft.evaluation.replay import Asked, Guesses, hear, refuse_other_texts, replayed, walk
+from ctcdraft.evaluation.replay import (
+    DraftReplayer,
+    DraftTree,
+    record_base_answer,
+    refuse_unreplayable,
+    replay_drafts,
+    replay_passes,
+)
 from ctcdraft.nn.bodies import AttentionBody
 
 PROMPTS = [torch.tensor([0, 7, 9, 7, 9, 7]), torch.arange(40, 60)]
@@ -42,9 +49,9 @@ def drafters(base, folder):
     heads = [ctc_head(base), block_head(base, body, Collapse(20, 5, 0.4)), *block_heads(base)]
     for value in (value for head in heads for value in head.trainable_parameters()):
         value.data += 0.2 * torch.randn_like(value)
-    steps = [stepwise(kind, base, folder, growth=DynamicTree(width, words)) for kind, width, words in GROWTHS]
+    steps = [make_sequential_drafter(kind, base, folder, growth=DynamicTree(width, words)) for kind, width, words in GROWTHS]
     cascade = Cascade(base, PromptLookup(base, 3, 4), PromptLookup(base, 1, 2), 4)
-    others = [PromptLookup(base, 2, 6), Junk(base.vocabulary, 12), cascade]
+    others = [PromptLookup(base, 2, 6), random_drafter(base.vocabulary, 12), cascade]
     return [one.double() for one in (*heads, *steps)] + others
 
 
@@ -54,7 +61,7 @@ def one_by_one(drafter, said, nodes):
     trees, memory = [], None
     for context in said.contexts:
         tree, memory = drafter.draft(replace(context, nodes=nodes), memory, torch.Generator())
-        trees.append(Guesses.of(tree))
+        trees.append(DraftTree.of(tree))
     return trees
 
 
@@ -65,21 +72,21 @@ def guesses(words, parents):
     depths = [0]
     for parent in parents[1:]:
         depths.append(depths[parent] + 1)
-    return Guesses(words, parents, depths)
+    return DraftTree(words, parents, depths)
 
 
 def test_a_walk_by_pencil():
     trees = [guesses([5, 6, 7], [-1, 0, 1]), guesses([6], [-1]), guesses([7], [-1])]
-    made = walk([5, 6, 7, 8], [3, 2, 1], trees.__getitem__)
+    made = replay_passes([5, 6, 7, 8], [3, 2, 1], trees.__getitem__)
     assert made[3] == (DecodeStep(3, 2, False, 3, 2),)
     assert made[2] == (DecodeStep(2, 1, False, 2, 1), DecodeStep(1, 0, False, 1, 0))
     assert [step.committed for step in made[1]] == [1, 1, 1]
-    assert walk([5], [3], [].__getitem__) == {3: ()}
+    assert replay_passes([5], [3], [].__getitem__) == {3: ()}
     # Of two guesses the second is right; below it hangs a wrong one, so acceptance ended there for a wrong word.
     fork = [guesses([5, 9, 6, 9], [-1, 0, 0, 2]), None, guesses([7], [-1])]
-    assert walk([5, 6, 7, 8], [4], fork.__getitem__)[4][0] == DecodeStep(2, 1, True, 4, 2)
+    assert replay_passes([5, 6, 7, 8], [4], fork.__getitem__)[4][0] == DecodeStep(2, 1, True, 4, 2)
     # The last token was guessed: the answer is over, and nothing behind it was refused.
-    assert walk([5, 6], [3], [guesses([5, 6, 9], [-1, 0, 1])].__getitem__) == {3: (DecodeStep(1, 1, False, 3, 2),)}
+    assert replay_passes([5, 6], [3], [guesses([5, 6, 9], [-1, 0, 1])].__getitem__) == {3: (DecodeStep(1, 1, False, 3, 2),)}
 
 
 def test_trees_are_asked_for_once_each_in_order_and_only_where_a_pass_begins():
@@ -89,7 +96,7 @@ def test_trees_are_asked_for_once_each_in_order_and_only_where_a_pass_begins():
         asked.append(at)
         return guesses([at, at + 1, at + 2], [-1, 0, 1])
 
-    made = walk(range(8), [2, 3], one)  # two tokens a pass from 0 on, and three
+    made = replay_passes(range(8), [2, 3], one)  # two tokens a pass from 0 on, and three
     assert asked == [0, 2, 3, 4, 6]
     assert {nodes: [step.committed for step in some] for nodes, some in made.items()} == {2: [2, 2, 2, 1], 3: [3, 3, 1]}
 
@@ -98,21 +105,21 @@ def test_fixed_choices_are_not_nested_where_some_hang_below_a_stop():
     """What a stop leaves out is not made up for: a larger tree has more of the same first choices."""
     base = random_base(context=96, initializer_range=0.1).double()
     tree = StaticPerFrameTree([[0], [0, 0], [1], [1, 0], [2], [2, 0], [3], [4], [5]])
-    said = hear(base, PROMPTS[0], replace(SETTINGS, max_new_tokens=18), 0)
+    said = record_base_answer(base, PROMPTS[0], replace(SETTINGS, max_new_tokens=18), 0)
     base.stop_token_ids = frozenset(range(1, base.vocabulary, 2)) - set(said.tokens)
     head = block_head(base, partial(AttentionBody, root_input=True, causal=False), tree).double()
-    for nodes, passes in replayed(head, said, (4, 10), 0).items():
-        assert passes == walk(said.tokens, [nodes], one_by_one(head, said, nodes).__getitem__)[nodes]
+    for nodes, passes in replay_drafts(head, said, (4, 10), 0).items():
+        assert passes == replay_passes(said.tokens, [nodes], one_by_one(head, said, nodes).__getitem__)[nodes]
     assert [one.first(4) for one in one_by_one(head, said, 10)] != one_by_one(head, said, 4)
 
 
 @pytest.mark.parametrize(("temperature", "seed", "sizes"), [(0.0, 0, SIZES), (0.7, 1, (5, 16))])
 def test_replay_is_the_loop_token_for_token_and_pass_for_pass(base, temperature, seed, sizes, tmp_path):
     how, prompt = replace(SETTINGS, temperature=temperature, max_new_tokens=18), PROMPTS[seed]
-    said = hear(base, prompt, how, seed)
+    said = record_base_answer(base, prompt, how, seed)
     accepted = 0
     for drafter in drafters(base, tmp_path):
-        walked = replayed(drafter, said, sizes, seed)
+        walked = replay_drafts(drafter, said, sizes, seed)
         for nodes in sizes:
             made = generate(base, drafter, prompt, replace(how, nodes=nodes), base.stop_token_ids, seed)
             assert made.tokens == said.tokens
@@ -124,49 +131,49 @@ def test_replay_is_the_loop_token_for_token_and_pass_for_pass(base, temperature,
 def test_replay_ends_where_the_answer_does(base):
     """An end of text that was guessed, with guesses below it, and one that was not."""
     how = replace(SETTINGS, max_new_tokens=40, nodes=16)
-    free = hear(base, PROMPTS[0], how, 0).tokens
+    free = record_base_answer(base, PROMPTS[0], how, 0).tokens
     for stop in dict.fromkeys(free[3:12]):
         place = free.index(stop)
         cut = type(base)(base.lm, base.tokenizer, base.name)
         cut.stop_token_ids = frozenset([stop])
-        said = hear(cut, PROMPTS[0], how, 0)
+        said = record_base_answer(cut, PROMPTS[0], how, 0)
         assert said.ended
         assert said.tokens == free[: place + 1]
         text = torch.cat([PROMPTS[0], torch.tensor(free)])
         for drafter in (Told(text, 5), PromptLookup(base, 2, 6), Autoregressive(base)):
             made = generate(cut, drafter, PROMPTS[0], how, cut.stop_token_ids, 0)
-            assert replayed(drafter, said, [16], 0)[16] == made.passes
+            assert replay_drafts(drafter, said, [16], 0)[16] == made.passes
 
 
 class Told:
     """An oracle that goes on behind the end of the answer."""
 
     def __init__(self, text, depth):
-        self.draft = Oracle(text, depth).draft
+        self.draft = oracle_drafter(text, depth).draft
 
 
 def test_frames_of_many_anchors_make_the_trees_of_one(base, tmp_path):
     """All at once in one pass, one context after the other through the memory, or a few with what lies between them
     heard at once: the same guesses."""
-    said = hear(base, torch.arange(40, 60), replace(SETTINGS, max_new_tokens=70), 3)
+    said = record_base_answer(base, torch.arange(40, 60), replace(SETTINGS, max_new_tokens=70), 3)
     assert len(said.contexts) > 64  # more than one chunk of windows
     for drafter in drafters(base, tmp_path):
-        at_once = Asked(drafter, said, 8, 0)
+        at_once = DraftReplayer(drafter, said, 8, 0)
         assert list(map(at_once, range(len(said.contexts)))) == one_by_one(drafter, said, 8)
-        some = Asked(drafter, said, 8, 0)
+        some = DraftReplayer(drafter, said, 8, 0)
         assert list(map(some, FEW)) == [one_by_one(drafter, said, 8)[at] for at in FEW]
 
 
 def test_controls_bracket_everyone(base):
-    said = hear(base, PROMPTS[1], replace(SETTINGS, max_new_tokens=41), 0)
-    passes = replayed(Oracle(torch.zeros(1), 4), said, [16], 0)[16]  # it hears the text before it is asked
+    said = record_base_answer(base, PROMPTS[1], replace(SETTINGS, max_new_tokens=41), 0)
+    passes = replay_drafts(oracle_drafter(torch.zeros(1), 4), said, [16], 0)[16]  # it hears the text before it is asked
     assert [step.committed for step in passes] == [5] * 8
-    passes = replayed(Junk(base.vocabulary, 12), said, [16], 0)[16]
+    passes = replay_drafts(random_drafter(base.vocabulary, 12), said, [16], 0)[16]
     assert 1.0 <= 40 / len(passes) < 1.3
 
 
 def test_texts_that_differ_are_not_replayed():
     drawn = replace(SETTINGS, temperature=1.0, verify=Rejection(multi_round), token_for_token=False)
     with pytest.raises(InputError, match="everyone says alike"):
-        refuse_other_texts(drawn)
-    refuse_other_texts(replace(drawn, temperature=0.0))
+        refuse_unreplayable(drawn)
+    refuse_unreplayable(replace(drawn, temperature=0.0))

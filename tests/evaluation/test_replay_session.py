@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from sessions import PROMPTS, UNSEEN, Corrupt, arena, session
+from sessions import NO_TRACE, PROMPTS, Corrupt, make_evaluation, make_setup
 from tiny_models import random_base
 from training_parts import block_head
 
@@ -13,10 +13,10 @@ from ctcdraft.decoding.settings import DecodeStep
 from ctcdraft.drafters.prompt_lookup import PromptLookup
 from ctcdraft.drafters.trees.sampled_labels import SampledTokens
 from ctcdraft.errors import InputError
-from ctcdraft.evaluation.differences import Sums, difference, paired, pooled
-from ctcdraft.evaluation.output_dir import Folder
+from ctcdraft.evaluation.differences import QuestionSums, comparison_pairs, paired_difference, pool_sums
+from ctcdraft.evaluation.output_dir import OutputDir
 from ctcdraft.evaluation.records import Answer
-from ctcdraft.evaluation.replay_evaluation import Replay
+from ctcdraft.evaluation.replay_evaluation import ReplayEvaluation
 from ctcdraft.evaluation.stock_generate import StockGenerate
 from ctcdraft.nn.bodies import ResidualBody
 from ctcdraft.report import markdown
@@ -26,13 +26,13 @@ SIZES = (2, 4, 8)
 
 def with_lookups(corrupt=None):
     """Two of a kind, so that there is a difference to tell; text that repeats itself, so that lookups find some."""
-    here = arena(random_base(initializer_range=0.1), corrupt=corrupt, max_new_tokens=24)
+    here = make_setup(random_base(initializer_range=0.1), corrupt=corrupt, max_new_tokens=24)
     return replace(here, contestants={**here.contestants, "shorter": PromptLookup(here.base, 1, 2)})
 
 
 def replayed(path, here, checked=1, how=None, pairs=(("prompt_lookup", "shorter"),)):
-    one = replace(session(here, PROMPTS[:3]), pairs=pairs)
-    return (how or Replay(SIZES, checked)).run(one, Folder(path, one.shard), overwrite=False)
+    one = replace(make_evaluation(here, PROMPTS[:3]), pairs=pairs)
+    return (how or ReplayEvaluation(SIZES, checked)).run(one, OutputDir(path, one.shard), overwrite=False)
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +46,9 @@ def test_rows_and_differences_are_those_of_the_loop(finished, tmp_path):
     assert made["environment"]["replay"] == {"nodes": list(SIZES), "checked": 1, "answers": 6, "alike": 6}
     for nodes in SIZES:
         here = with_lookups()
-        loop = replace(session(replace(here, settings=replace(here.settings, nodes=nodes)), PROMPTS[:3]))
+        loop = replace(make_evaluation(replace(here, settings=replace(here.settings, nodes=nodes)), PROMPTS[:3]))
         loop = replace(loop, pairs=(("prompt_lookup", "shorter"),))
-        timed = loop.run(Folder(tmp_path / str(nodes), loop.shard), False, 0, 0, UNSEEN)
+        timed = loop.run(OutputDir(tmp_path / str(nodes), loop.shard), False, 0, 0, NO_TRACE)
         for row in timed["rows"]:
             size = 1 if row["drafter"] == "autoregressive" else nodes
             [ours] = [one for one in made["rows"] if (one["drafter"], one["nodes"]) == (row["drafter"], size)]
@@ -84,7 +84,7 @@ def test_it_goes_on_where_it_stopped(finished, tmp_path):
 
 def test_a_loop_that_changes_the_text_is_caught(tmp_path):
     """A corrupt drafter guesses nothing, so its replay is faultless; the loop that was run as well is not."""
-    made = replayed(tmp_path, with_lookups(Corrupt()), how=Replay([4], 2), pairs=())
+    made = replayed(tmp_path, with_lookups(Corrupt()), how=ReplayEvaluation([4], 2), pairs=())
     [row] = [row for row in made["rows"] if row["drafter"] == "corrupt"]
     assert row["lossless"]["owed"]["wrong"] > 0
     assert "NOT LOSSLESS: corrupt differs" in markdown.terminal(**made)
@@ -93,7 +93,7 @@ def test_a_loop_that_changes_the_text_is_caught(tmp_path):
 def test_what_cannot_be_replayed_is_refused(tmp_path):
     for wrong in ({"nodes": []}, {"nodes": [4, 2]}, {"nodes": [1, 4]}, {"checked": 0}):
         with pytest.raises(InputError, match=r"measure\."):
-            Replay(**{"nodes": [4], "checked": 1, **wrong})
+            ReplayEvaluation(**{"nodes": [4], "checked": 1, **wrong})
     here = with_lookups()
     outside = {**here.contestants, "outside": StockGenerate(here.base, {}, None, None)}
     with pytest.raises(InputError, match="outside drafts outside of our loop"):
@@ -110,26 +110,26 @@ def question(tokens, passes, seconds=0.0):
 
 def test_a_difference_by_pencil():
     """Every question gains the same, so a paired interval is a point, however much questions differ."""
-    more = Sums.of([question(20, 5, 1.0), question(40, 10, 2.0), question(4, 1, 0.2)])
-    less = Sums.of([question(20, 10, 2.0), question(40, 20, 4.0), question(4, 2, 0.4)])
-    base = Sums.of([question(20, 20, 4.0), question(40, 40, 8.0), question(4, 4, 0.8)])
-    told = difference(more, less, base, seed=0)
+    more = QuestionSums.of([question(20, 5, 1.0), question(40, 10, 2.0), question(4, 1, 0.2)])
+    less = QuestionSums.of([question(20, 10, 2.0), question(40, 20, 4.0), question(4, 2, 0.4)])
+    base = QuestionSums.of([question(20, 20, 4.0), question(40, 40, 8.0), question(4, 4, 0.8)])
+    told = paired_difference(more, less, base, seed=0)
     assert (told["tau"], told["speedup"], told["questions"]) == (2.0, pytest.approx(2.0), 3)
     assert told["tau_ci"] == pytest.approx([2.0, 2.0])
     assert told["speedup_ci"] == pytest.approx([2.0, 2.0])
-    assert difference(less, more, base, seed=0)["tau"] == -2.0
-    alone = [Sums.of([question(4, passes)]) for passes in (1, 2, 4)]
-    untimed = difference(*alone, seed=0)
+    assert paired_difference(less, more, base, seed=0)["tau"] == -2.0
+    alone = [QuestionSums.of([question(4, passes)]) for passes in (1, 2, 4)]
+    untimed = paired_difference(*alone, seed=0)
     assert (untimed["tau"], untimed["tau_ci"], untimed["speedup"]) == (2.0, None, None)
-    assert pooled([alone[0], alone[1]]) == Sums([8], [3], [], [])
-    assert pooled([more, more]).seconds == [2.0, 4.0, 0.4]
+    assert pool_sums([alone[0], alone[1]]) == QuestionSums([8], [3], [], [])
+    assert pool_sums([more, more]).seconds == [2.0, 4.0, 0.4]
 
 
 def test_who_is_compared_with_whom():
     names = ["autoregressive", "ctc", "medusa", "hydra"]
-    assert paired(names, None) == [("ctc", "medusa"), ("ctc", "hydra")]
-    assert paired(names[:1] + names[1:2], None) == paired(names[:1], None) == []
-    assert paired(names, [["hydra", "medusa"]]) == [("hydra", "medusa")]
+    assert comparison_pairs(names, None) == [("ctc", "medusa"), ("ctc", "hydra")]
+    assert comparison_pairs(names[:1] + names[1:2], None) == comparison_pairs(names[:1], None) == []
+    assert comparison_pairs(names, [["hydra", "medusa"]]) == [("hydra", "medusa")]
     for wrong in ([["ctc"]], [["ctc", "eagle"]]):
         with pytest.raises(InputError, match="a pair is two of the rows"):
-            paired(names, wrong)
+            comparison_pairs(names, wrong)

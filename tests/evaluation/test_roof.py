@@ -20,12 +20,12 @@ def clock(monkeypatch):
 
 
 def test_a_copy_reads_and_writes_every_byte(clock, monkeypatch):
-    monkeypatch.setattr(bandwidth, "COPIED", {"cpu": 1000})
+    monkeypatch.setattr(bandwidth, "COPY_BYTES", {"cpu": 1000})
     assert bandwidth.copy_bandwidth(torch.device("cpu"), rounds=3) == (1000 + 1000) / 2.0
     assert next(clock, None) is None  # all rounds were made
 
 
 def test_a_product_multiplies_and_adds(clock, monkeypatch):
-    monkeypatch.setattr(bandwidth, "MULTIPLIED", {"cpu": 10})
-    assert bandwidth.matrix_rate(random_base(), rounds=3) == 10 * 10 * (10 + 10) / 2.0
+    monkeypatch.setattr(bandwidth, "MATMUL_SIZE", {"cpu": 10})
+    assert bandwidth.matmul_rate(random_base(), rounds=3) == 10 * 10 * (10 + 10) / 2.0
     assert next(clock, None) is None

@@ -4,10 +4,10 @@ import json
 
 import pytest
 import torch
-from sessions import PROMPTS, SETTINGS, UNSEEN, Corrupt, arena, killed_at, session
+from sessions import NO_TRACE, PROMPTS, SETTINGS, Corrupt, interrupt_at, make_evaluation, make_setup
 from tiny_models import random_base
 
-from ctcdraft.corpus.chat_template import messages, prompt_tokens
+from ctcdraft.corpus.chat_template import chat_messages, prompt_tokens
 from ctcdraft.corpus.types import Prompt
 from ctcdraft.decoding.loop import cache_rows_needed
 from ctcdraft.decoding.static_shapes import StaticShapeForward, padded_size
@@ -15,7 +15,7 @@ from ctcdraft.distributed import Shard
 from ctcdraft.errors import InputError
 from ctcdraft.evaluation import environment, runner
 from ctcdraft.evaluation import evaluation as sessions
-from ctcdraft.evaluation.output_dir import Folder
+from ctcdraft.evaluation.output_dir import OutputDir
 from ctcdraft.evaluation.records import from_json
 from ctcdraft.report import markdown
 
@@ -34,7 +34,7 @@ COUNTED = ("drafter", "prompts", "tokens", "passes", "tau", "tau_ci", "tau_paper
 
 def run(session, path, overwrite=False, timing_questions=2):
     return session.run(
-        Folder(path, session.shard), overwrite, warm_up_tokens=4, timing_questions=timing_questions, explorer=UNSEEN
+        OutputDir(path, session.shard), overwrite, warm_up_tokens=4, timing_questions=timing_questions, explorer=NO_TRACE
     )
 
 
@@ -46,7 +46,7 @@ def lines(path):
 def finished(tmp_path_factory):
     """One evaluation with a corrupt contestant, for the tests that only look."""
     path = tmp_path_factory.mktemp("finished")
-    return path, run(session(arena(corrupt=Corrupt())), path)
+    return path, run(make_evaluation(make_setup(corrupt=Corrupt())), path)
 
 
 def test_the_report_has_exactly_the_fields_of_the_contract(finished):
@@ -82,7 +82,7 @@ def test_a_corrupt_contestant_is_said_to_be_one(finished):
 
 
 def test_a_corrupt_contestant_is_called_so_in_half_precision_too(tmp_path):
-    made = run(session(arena(random_base().to(torch.bfloat16), corrupt=Corrupt()), PROMPTS[:2]), tmp_path)
+    made = run(make_evaluation(make_setup(random_base().to(torch.bfloat16), corrupt=Corrupt()), PROMPTS[:2]), tmp_path)
     assert "NOT LOSSLESS: corrupt differs on 2 of 2 questions" in markdown.terminal(**made)
 
 
@@ -95,10 +95,10 @@ def test_prompts_that_do_not_fit_are_counted_and_said(finished):
 
 def test_a_second_turn_follows_the_autoregressive_answer_for_everyone(finished):
     record = next(record for record in lines(finished[0]) if record.id == "b")
-    tokenizer = arena().base.tokenizer
+    tokenizer = make_setup().base.tokenizer
     said = record.turns[0].answers["autoregressive"].text
     assert said != record.turns[0].answers["corrupt"].text
-    assert record.turns[1].prompt_tokens == len(prompt_tokens(tokenizer, messages(PROMPTS[1].turns, [said])))
+    assert record.turns[1].prompt_tokens == len(prompt_tokens(tokenizer, chat_messages(PROMPTS[1].turns, [said])))
 
 
 def test_the_order_is_shuffled_but_everyone_is_asked(finished):
@@ -110,7 +110,7 @@ def test_the_order_is_shuffled_but_everyone_is_asked(finished):
 
 def test_everyone_is_warm_before_anything_is_timed(tmp_path, monkeypatch):
     """Also where every question was answered by an earlier process, and only the instrumented pass is left."""
-    here, said = arena(), []
+    here, said = make_setup(), []
     names = {drafter: name for name, drafter in here.contestants.items()}
     generate, instrument = runner.generate, sessions.instrument
 
@@ -118,9 +118,9 @@ def test_everyone_is_warm_before_anything_is_timed(tmp_path, monkeypatch):
         said.append((names[drafter], settings.max_new_tokens))
         return generate(base, drafter, prompt_L, settings, *rest)
 
-    monkeypatch.setattr(runner, "generate", heard)
-    monkeypatch.setattr(sessions, "instrument", lambda *args: said.append("clocks") or instrument(*args))
-    run(session(here, PROMPTS[:1]), tmp_path, timing_questions=1)
+    monkeypatch.setattr(runner, "generate_answer", heard)
+    monkeypatch.setattr(sessions, "profile_answer", lambda *args: said.append("clocks") or instrument(*args))
+    run(make_evaluation(here, PROMPTS[:1]), tmp_path, timing_questions=1)
     warm_up = [("autoregressive", 4), ("prompt_lookup", 4)]
     assert sorted(said[:2]) == warm_up
     assert {tokens for _, tokens in said[2:4]} == {12}
@@ -129,7 +129,7 @@ def test_everyone_is_warm_before_anything_is_timed(tmp_path, monkeypatch):
 
     said.clear()
     (tmp_path / "timing.json").unlink()
-    run(session(here, PROMPTS[:1]), tmp_path, timing_questions=1)
+    run(make_evaluation(here, PROMPTS[:1]), tmp_path, timing_questions=1)
     assert sorted(said[:2]) == warm_up
     assert said[2:] == ["clocks", "clocks"]
 
@@ -164,41 +164,41 @@ def test_no_shape_is_read_first_while_a_clock_runs(tmp_path, monkeypatch):
         return answer
 
     monkeypatch.setattr(runner, "timed_answer", noted)
-    run(session(arena(base, nodes=12), prompts), tmp_path, timing_questions=0)
+    run(make_evaluation(make_setup(base, nodes=12), prompts), tmp_path, timing_questions=0)
     assert len(capacities) == 2
     assert reads.shapes == {(size, capacity) for size in (1, 8, 16) for capacity in capacities}
     assert reads.late == []
 
 
 def padded_rows(base, prompt):
-    return base.new_cache(cache_rows_needed(runner.asked(base, prompt, [])[0], SETTINGS)).capacity
+    return base.new_cache(cache_rows_needed(runner.turn_prompt(base, prompt, [])[0], SETTINGS)).capacity
 
 
 def test_sampling_is_equal_token_for_token_too(tmp_path):
-    rows = run(session(arena(temperature=1.0), PROMPTS[:2]), tmp_path)["rows"]
+    rows = run(make_evaluation(make_setup(temperature=1.0), PROMPTS[:2]), tmp_path)["rows"]
     assert [row["lossless"]["equal"] for row in rows] == [2, 2]
 
 
 def test_running_again_goes_on_where_it_was(tmp_path, monkeypatch):
-    here = arena()
-    whole = run(session(here), tmp_path / "whole")
+    here = make_setup()
+    whole = run(make_evaluation(here), tmp_path / "whole")
     asked = []
-    with killed_at(2):
-        run(session(here), tmp_path / "again")
+    with interrupt_at(2):
+        run(make_evaluation(here), tmp_path / "again")
     file = tmp_path / "again" / "questions.jsonl"
     before = file.read_text()
     file.write_text(before + before[:40])  # a torn last line
 
-    ask = runner.ask
-    monkeypatch.setattr(runner, "ask", lambda *args: asked.append(args[2]) or ask(*args))
-    again = run(session(here), tmp_path / "again")
+    ask = runner.run_question
+    monkeypatch.setattr(runner, "run_question", lambda *args: asked.append(args[2]) or ask(*args))
+    again = run(make_evaluation(here), tmp_path / "again")
     assert asked == [2, 3]
     assert file.read_text().startswith(before)
     assert [record.index for record in lines(tmp_path / "again")] == [0, 1, 2, 3]
     assert counted(again) == counted(whole)
     assert "reused" not in (tmp_path / "whole" / "report.md").read_text()
     assert again["environment"]["questions"] == {"asked": 4, "finished": 4, "reused": 2}
-    made = run(session(here), tmp_path / "again")
+    made = run(make_evaluation(here), tmp_path / "again")
     assert asked == [2, 3]
     for shown in ((tmp_path / "again" / "report.md").read_text(), markdown.terminal(**made)):
         assert "the answers to 4 of 4 questions are reused: an earlier start" in shown
@@ -210,17 +210,17 @@ def counted(made):
 
 
 def test_shards_merge_to_the_report_of_one_run(tmp_path):
-    here = arena(corrupt=Corrupt())
-    whole = run(session(here), tmp_path / "whole")
+    here = make_setup(corrupt=Corrupt())
+    whole = run(make_evaluation(here), tmp_path / "whole")
     for shard in (Shard(2, 2), Shard(1, 2)):
-        made = run(session(here, shard=shard), tmp_path / "parts", timing_questions=1)
+        made = run(make_evaluation(here, shard=shard), tmp_path / "parts", timing_questions=1)
     assert counted(made) == counted(whole)
     assert [record.index for record in lines(tmp_path / "parts")] == [0, 2, 1, 3]
     assert {file.name for file in (tmp_path / "parts").glob("timing*")} == {"timing-1-of-2.json", "timing-2-of-2.json"}
 
 
 def test_a_shard_without_questions_reports_nothing(tmp_path):
-    made = run(session(arena(), PROMPTS[:1], shard=Shard(2, 2)), tmp_path)
+    made = run(make_evaluation(make_setup(), PROMPTS[:1], shard=Shard(2, 2)), tmp_path)
     assert made["rows"][0]["prompts"] == 0
     assert made["rows"][0]["tau"] is made["rows"][1]["speedup_ci"] is made["rows"][1]["c"] is None
     for shown in ((tmp_path / "report.md").read_text(), markdown.terminal(**made)):
@@ -229,13 +229,13 @@ def test_a_shard_without_questions_reports_nothing(tmp_path):
 
 
 def test_other_settings_are_refused_in_one_sentence(tmp_path):
-    run(session(arena(), PROMPTS[:1]), tmp_path)
+    run(make_evaluation(make_setup(), PROMPTS[:1]), tmp_path)
     with pytest.raises(InputError, match=r"decoding.nodes was 8 \(now 4\).*overwrite=true"):
-        run(session(arena(nodes=4), PROMPTS[:1]), tmp_path)
+        run(make_evaluation(make_setup(nodes=4), PROMPTS[:1]), tmp_path)
     with pytest.raises(InputError, match=r"contestants\.corrupt was None"):
-        run(session(arena(corrupt=Corrupt()), PROMPTS[:1]), tmp_path)
+        run(make_evaluation(make_setup(corrupt=Corrupt()), PROMPTS[:1]), tmp_path)
     (tmp_path / "mine.txt").write_text("not ours")
-    made = run(session(arena(nodes=4), PROMPTS[:1]), tmp_path, overwrite=True)
+    made = run(make_evaluation(make_setup(nodes=4), PROMPTS[:1]), tmp_path, overwrite=True)
     assert made["rows"][0]["nodes"] == 4
     assert (tmp_path / "mine.txt").exists()
 
@@ -245,13 +245,13 @@ def test_whatever_may_change_speed_or_text_is_guarded(tmp_path, monkeypatch):
 
     def refused(key):
         with pytest.raises(InputError, match=rf"in which {key} was [^,]*; repeat") as caught:
-            run(session(here, PROMPTS[:1]), tmp_path)
+            run(make_evaluation(here, PROMPTS[:1]), tmp_path)
         assert "\n" not in str(caught.value)
 
-    here = arena()
+    here = make_setup()
     monkeypatch.setattr(sessions, "environment", lambda: circumstances)
     circumstances = environment.environment() | {"git": {"commit": "abc", "dirty": False}}
-    run(session(here, PROMPTS[:1]), tmp_path)
+    run(make_evaluation(here, PROMPTS[:1]), tmp_path)
     settings = json.loads((tmp_path / "settings.json").read_text())
     assert (settings["commit"], settings["attention"], settings["context_length"]) == ("abc", "sdpa", 256)
 
@@ -260,7 +260,7 @@ def test_whatever_may_change_speed_or_text_is_guarded(tmp_path, monkeypatch):
         circumstances = whole | {"versions": whole["versions"] | {package: "0.1"}}
         refused(rf"versions\.{package}")
     circumstances = whole | {"git": {"commit": "abc", "dirty": True}, "date": "later", "command": "another"}
-    run(session(here, PROMPTS[:1]), tmp_path)
+    run(make_evaluation(here, PROMPTS[:1]), tmp_path)
 
     here.base.context_length = 255
     refused("context_length")
@@ -269,17 +269,17 @@ def test_whatever_may_change_speed_or_text_is_guarded(tmp_path, monkeypatch):
     refused("attention")
     here.base.lm.set_attn_implementation("sdpa")
     with pytest.raises(InputError, match=r"warm_up_tokens was 4 \(now 5\)"):
-        session(here, PROMPTS[:1]).run(
-            Folder(tmp_path, Shard(1, 1)), False, warm_up_tokens=5, timing_questions=1, explorer=UNSEEN
+        make_evaluation(here, PROMPTS[:1]).run(
+            OutputDir(tmp_path, Shard(1, 1)), False, warm_up_tokens=5, timing_questions=1, explorer=NO_TRACE
         )
 
 
 def test_overwriting_one_shard_leaves_the_others(tmp_path):
-    here = arena()
+    here = make_setup()
     for shard in (Shard(1, 2), Shard(2, 2)):
-        run(session(here, shard=shard), tmp_path, timing_questions=1)
+        run(make_evaluation(here, shard=shard), tmp_path, timing_questions=1)
     kept = (tmp_path / "questions-1-of-2.jsonl").read_text()
-    run(session(here, shard=Shard(2, 2)), tmp_path, overwrite=True, timing_questions=1)
+    run(make_evaluation(here, shard=Shard(2, 2)), tmp_path, overwrite=True, timing_questions=1)
     assert (tmp_path / "questions-1-of-2.jsonl").read_text() == kept
 
 
@@ -294,18 +294,18 @@ def test_overwriting_one_shard_leaves_the_others(tmp_path):
 )
 def test_another_split_of_the_questions_is_refused_or_replaced(before, after, tmp_path, monkeypatch):
     """Lines of i/M would answer for i/N: nothing would be measured, and old numbers come out under a new command."""
-    here = arena()
+    here = make_setup()
     for shard in before:
-        run(session(here, shard=shard), tmp_path, timing_questions=1)
+        run(make_evaluation(here, shard=shard), tmp_path, timing_questions=1)
     old = {file: file.read_text() for file in tmp_path.rglob("*") if file.is_file()}
     with pytest.raises(InputError, match=rf"is no part of shard={after.number}/{after.of}; .*overwrite=true") as caught:
-        run(session(here, shard=after), tmp_path)
+        run(make_evaluation(here, shard=after), tmp_path)
     assert "\n" not in str(caught.value)
     assert {file: file.read_text() for file in tmp_path.rglob("*") if file.is_file()} == old
 
-    asked, ask = [], runner.ask
-    monkeypatch.setattr(runner, "ask", lambda *args: asked.append(args[2]) or ask(*args))
-    now = session(here, shard=after)
+    asked, ask = [], runner.run_question
+    monkeypatch.setattr(runner, "run_question", lambda *args: asked.append(args[2]) or ask(*args))
+    now = make_evaluation(here, shard=after)
     made = run(now, tmp_path, overwrite=True, timing_questions=1)
     assert asked == list(now.prompts)
     assert made["rows"][0]["prompts"] == len(asked)
@@ -322,19 +322,19 @@ def test_a_shard_that_is_none(text):
 @pytest.mark.parametrize("changes", [{"nodes": 0}, {"max_new_tokens": 0}, {"temperature": -1.0}, {"top_p": 0.0}])
 def test_impossible_settings(changes):
     with pytest.raises(InputError):
-        arena(**changes)
+        make_setup(**changes)
 
 
 def test_damaged_settings_can_be_overwritten(tmp_path):
-    run(session(arena(), PROMPTS[:1]), tmp_path)
+    run(make_evaluation(make_setup(), PROMPTS[:1]), tmp_path)
     (tmp_path / "settings.json").write_text("{")
     with pytest.raises(InputError, match=r"settings\.json was unreadable"):
-        run(session(arena(), PROMPTS[:1]), tmp_path)
-    run(session(arena(), PROMPTS[:1]), tmp_path, overwrite=True)
+        run(make_evaluation(make_setup(), PROMPTS[:1]), tmp_path)
+    run(make_evaluation(make_setup(), PROMPTS[:1]), tmp_path, overwrite=True)
 
 
 def test_a_damaged_line_is_named(tmp_path):
-    run(session(arena(), PROMPTS[:1]), tmp_path)
+    run(make_evaluation(make_setup(), PROMPTS[:1]), tmp_path)
     (tmp_path / "questions.jsonl").write_text("{}\n")
     with pytest.raises(InputError, match="line 1 of"):
-        run(session(arena(), PROMPTS[:1]), tmp_path)
+        run(make_evaluation(make_setup(), PROMPTS[:1]), tmp_path)

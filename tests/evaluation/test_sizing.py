@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from sessions import PROMPTS, SETTINGS, UNSEEN, arena, session
+from sessions import NO_TRACE, PROMPTS, SETTINGS, make_evaluation, make_setup
 from tiny_models import random_base
 from training_parts import block_head, block_heads, ctc_head
 
@@ -17,25 +17,33 @@ from ctcdraft.drafters.cascade import Cascade
 from ctcdraft.drafters.prompt_lookup import PromptLookup
 from ctcdraft.drafters.trees.sampled_labels import SampledLabels
 from ctcdraft.errors import InputError
-from ctcdraft.evaluation.output_dir import Folder
-from ctcdraft.evaluation.tree_size import Choice, Size, Sizing, choose, kept_or_chosen, refuse_unlike, rising
+from ctcdraft.evaluation.output_dir import OutputDir
+from ctcdraft.evaluation.tree_size import (
+    SizeChoice,
+    SizeResult,
+    TreeSizeSearch,
+    choose_sizes,
+    isotonic,
+    load_or_choose_sizes,
+    refuse_unnested_trees,
+)
 from ctcdraft.nn.bodies import ResidualBody
 from ctcdraft.report.markdown import markdown
 
 
-def sizing(path="absent", **changes) -> Sizing:
+def sizing(path="absent", **changes) -> TreeSizeSearch:
     values = {"nodes": [2, 4, 8], "prompts": 2, "timed": 1, "timed_tokens": 8, "repeats": 1, **changes}
-    return Sizing(path=str(path), **values)
+    return TreeSizeSearch(path=str(path), **values)
 
 
 def test_costs_never_fall():
-    assert rising([1.0, 3.0, 2.0, 4.0]) == [1.0, 2.5, 2.5, 4.0]
-    assert rising([3.0, 2.0, 1.0]) == [2.0, 2.0, 2.0]
-    assert rising([]) == []
+    assert isotonic([1.0, 3.0, 2.0, 4.0]) == [1.0, 2.5, 2.5, 4.0]
+    assert isotonic([3.0, 2.0, 1.0]) == [2.0, 2.0, 2.0]
+    assert isotonic([]) == []
 
 
 def test_the_best_size_promises_most():
-    choice = Choice((Size(2, 1.5, 1.2), Size(4, 2.0, 1.25), Size(8, 2.2, 1.6)))
+    choice = SizeChoice((SizeResult(2, 1.5, 1.2), SizeResult(4, 2.0, 1.25), SizeResult(8, 2.2, 1.6)))
     assert choice.best.nodes == choice.to_json()["chosen"] == 4
     assert [row["predicted_speedup"] for row in choice.to_json()["sizes"]] == [1.25, 1.6, pytest.approx(1.375)]
 
@@ -45,21 +53,21 @@ def test_a_choice_is_kept_and_reported(tmp_path):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
     asked = [Prompt("q", "talk", ("say 3",), None)]
-    how, here = sizing(prompts), arena()
+    how, here = sizing(prompts), make_setup()
     assert {one.turns for one in how.apart_from(asked)} <= {(f"say {n}",) for n in (0, 1, 2, 4)}
-    made = kept_or_chosen(None, here, how, asked, {"seed": 0})
+    made = load_or_choose_sizes(None, here, how, asked, {"seed": 0})
     found = made["sizes"]
     assert list(found) == ["prompt_lookup"]
     assert [size["nodes"] for size in found["prompt_lookup"]["sizes"]] == [2, 4, 8]
     assert all(1 <= size["tau"] <= size["nodes"] for size in found["prompt_lookup"]["sizes"])
     prompts.unlink()  # whoever goes on, measures nothing again
-    assert kept_or_chosen(json.loads(json.dumps(made)), here, how, asked, {"seed": 0}) == made
+    assert load_or_choose_sizes(json.loads(json.dumps(made)), here, how, asked, {"seed": 0}) == made
     with pytest.raises(InputError, match=r"chosen where seed was 0 \(now 1\)"):
-        kept_or_chosen(made, here, how, asked, {"seed": 1})
+        load_or_choose_sizes(made, here, how, asked, {"seed": 1})
     with pytest.raises(InputError, match=r"chosen where sizing\.repeats was 1"):
-        kept_or_chosen(made, here, replace(how, repeats=2), asked, {"seed": 0})
+        load_or_choose_sizes(made, here, replace(how, repeats=2), asked, {"seed": 0})
 
-    chosen = session(here, PROMPTS[:0]).sized(
+    chosen = make_evaluation(here, PROMPTS[:0]).sized(
         made | {"sizes": {"prompt_lookup": found["prompt_lookup"] | {"chosen": 2}}}
     )
     rows, circumstances = chosen.rows([], None, 0)
@@ -71,12 +79,12 @@ def test_a_folder_that_refuses_an_evaluation_keeps_its_sizes_and_one_that_takes_
     def sizes(nodes):
         return {"of": {}, "sizes": {"prompt_lookup": {"chosen": nodes, "sizes": []}}}
 
-    folder, one = Folder(tmp_path, Shard(1, 1)), session(arena(), PROMPTS[:1])
-    one.sized(sizes(2)).run(folder, overwrite=False, warm_up_tokens=1, timing_questions=0, explorer=UNSEEN)
+    folder, one = OutputDir(tmp_path, Shard(1, 1)), make_evaluation(make_setup(), PROMPTS[:1])
+    one.sized(sizes(2)).run(folder, overwrite=False, warm_up_tokens=1, timing_questions=0, explorer=NO_TRACE)
     with pytest.raises(InputError, match=r"nodes\.prompt_lookup was 2"):
-        one.sized(sizes(4)).run(folder, overwrite=False, warm_up_tokens=1, timing_questions=0, explorer=UNSEEN)
+        one.sized(sizes(4)).run(folder, overwrite=False, warm_up_tokens=1, timing_questions=0, explorer=NO_TRACE)
     assert folder.sizes() == sizes(2)
-    one.sized(sizes(4)).run(folder, overwrite=True, warm_up_tokens=1, timing_questions=0, explorer=UNSEEN)
+    one.sized(sizes(4)).run(folder, overwrite=True, warm_up_tokens=1, timing_questions=0, explorer=NO_TRACE)
     assert folder.sizes() == sizes(4)
     (tmp_path / "sizes.json").write_text("{}")
     with pytest.raises(InputError, match="holds no tree sizes"):
@@ -90,7 +98,7 @@ def test_trees_that_are_not_cut_out_of_one_another_are_refused():
 
     def refuse(drafter, temperature=0.0):
         how = replace(SETTINGS, temperature=temperature)
-        refuse_unlike(base, "x", drafter, text, how, [2, 5, 8, 16], 0)
+        refuse_unnested_trees(base, "x", drafter, text, how, [2, 5, 8, 16], 0)
 
     for drafter in (PromptLookup(base, 2, 6), ctc_head(base), *block_heads(base)):
         refuse(drafter)
@@ -102,7 +110,7 @@ def test_trees_that_are_not_cut_out_of_one_another_are_refused():
 
 
 def test_a_size_of_ones_own_is_kept_to():
-    here = replace(arena(), nodes={"prompt_lookup": 3})
+    here = replace(make_setup(), nodes={"prompt_lookup": 3})
     prompt = torch.tensor([0, 7, 9, 7, 9, 7])
     assert {step.nodes for step in here.answer("prompt_lookup", prompt, 0).passes} <= {1, 2, 3}
     assert here.settings_of("autoregressive") == here.settings
@@ -118,4 +126,4 @@ def test_refusals_are_one_sentence(tmp_path):
     base = random_base()
     drawn = replace(SETTINGS, temperature=1.0, verify=Rejection(multi_round), token_for_token=False)
     with pytest.raises(InputError, match="which this decoding does not promise"):
-        choose(base, {"prompt_lookup": PromptLookup(base, 2, 4)}, drawn, sizing(), [], 0)
+        choose_sizes(base, {"prompt_lookup": PromptLookup(base, 2, 4)}, drawn, sizing(), [], 0)

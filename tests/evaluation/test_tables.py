@@ -10,11 +10,11 @@ import pytest
 from test_recorded import REPOSITORY, TRACES
 
 from ctcdraft.errors import InputError
-from ctcdraft.evaluation.bootstrap import of_difference
-from studies.paper.export import comma_separated, escaped, latex, markdown, notes_separated
-from studies.paper.tables import PUBLISHED, read_table
+from ctcdraft.evaluation.bootstrap import difference_interval
+from studies.paper.export import latex, latex_escape, markdown, notes_csv, table_csv
+from studies.paper.tables import PUBLISHED_FOLDER, read_table
 
-NAMES = sorted(file.stem for file in PUBLISHED.glob("*.yaml"))
+NAMES = sorted(file.stem for file in PUBLISHED_FOLDER.glob("*.yaml"))
 
 
 def report(tmp_path, name="report", made="2026-11-20T10:00:00+00:00", **changes):
@@ -47,7 +47,7 @@ def test_there_is_an_experiment_for_every_table():
 def test_a_cell_that_was_not_run_is_empty_and_says_what_would_fill_it(name):
     table = read_table(name, None, [])
     assert all(one.ours is one.recomputed is one.difference is None for one in table.cells)
-    rows = list(csv.DictReader(StringIO(comma_separated(table))))
+    rows = list(csv.DictReader(StringIO(table_csv(table))))
     assert len(rows) == len(table.cells) > 5
     for row, one in zip(rows, table.cells, strict=True):
         assert (row["ours"], row["recomputed"], row["difference"]) == ("", "", "")
@@ -91,8 +91,8 @@ def test_a_row_that_stands_in_no_cell_is_named_with_the_reason_in_every_file(tmp
     assert all(one.ours is None for one in table.cells)
     assert table.left_out == [f"{file}: {why}"]
     assert f"- {file}: {why}" in markdown(table)
-    assert rf"\footnotesize {escaped([f'{file}: {why}'])[0]}" in latex(table)
-    assert [row["note"] for row in csv.DictReader(StringIO(notes_separated(table)))] == [f"{file}: {why}"]
+    assert rf"\footnotesize {latex_escape([f'{file}: {why}'])[0]}" in latex(table)
+    assert [row["note"] for row in csv.DictReader(StringIO(notes_csv(table)))] == [f"{file}: {why}"]
 
 
 def test_what_was_measured_on_part_or_elsewhere_is_marked_behind_its_value(tmp_path):
@@ -112,7 +112,7 @@ def test_what_was_measured_on_part_or_elsewhere_is_marked_behind_its_value(tmp_p
     assert "| mt_bench | medusa | 7B | beta | 2.58 |  |  | 3.00 [2.90, 3.10] (1) |  |" in said
     assert "| mt_bench | ctc | 7B | beta | 3.56 |  |  | 3.00 [2.90, 3.10] (2) |  |" in said
     assert f"- (1) {medusa}\n- (2) {ctc}\n" in said
-    rows = {row["drafter"]: row for row in csv.DictReader(StringIO(comma_separated(table))) if row["ours"]}
+    rows = {row["drafter"]: row for row in csv.DictReader(StringIO(table_csv(table))) if row["ours"]}
     assert (rows["medusa"]["ours"], rows["medusa"]["ours_measured"]) == ("3.00 [2.90, 3.10]", medusa)
 
 
@@ -141,10 +141,10 @@ def test_both_sides_widths_are_in_a_difference(tmp_path):
     rng = np.random.default_rng(0)
     ours, theirs = (rng.normal(middle, width, size=100_000) for middle, width in ((3.0, 0.3), (2.0, 0.4)))
     around = [np.quantile(one, [0.025, 0.975]).tolist() for one in (ours, theirs)]
-    made = of_difference(3.0, around[0], 2.0, around[1])
+    made = difference_interval(3.0, around[0], 2.0, around[1])
     assert made == pytest.approx(np.quantile(ours - theirs, [0.025, 0.975]).tolist(), abs=0.02)
-    assert of_difference(3.0, [2.6, 3.4], 2.0, [2.0, 2.0]) == pytest.approx([0.6, 1.4])
-    assert of_difference(3.0, None, 2.0, [2.0, 2.0]) is None
+    assert difference_interval(3.0, [2.6, 3.4], 2.0, [2.0, 2.0]) == pytest.approx([0.6, 1.4])
+    assert difference_interval(3.0, None, 2.0, [2.0, 2.0]) is None
 
 
 def test_the_authors_files_give_the_papers_values_and_the_swap(tmp_path):

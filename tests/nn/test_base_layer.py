@@ -10,10 +10,10 @@ import re
 import pytest
 import torch
 from tiny_models import random_base
-from training_parts import trainer
+from training_parts import make_trainer
 
 from ctcdraft.config.build import build_drafter
-from ctcdraft.config.cli import composed
+from ctcdraft.config.cli import compose_config
 from ctcdraft.nn.rotary import half_split_rows
 from ctcdraft.objectives.cross_entropy import CrossEntropy
 from ctcdraft.planning.training import plan_training
@@ -68,7 +68,7 @@ def varied_base(kind, **changes):
 
 def head(base, *words):
     torch.manual_seed(5)
-    return build_drafter(composed("train", "base=tiny", *words).drafter, base).eval()
+    return build_drafter(compose_config("train", "base=tiny", *words).drafter, base).eval()
 
 
 @torch.no_grad()
@@ -181,7 +181,7 @@ def test_the_plan_says_what_was_copied():
     for kind in ("qwen3", "mixtral"):
         base = random_base(kind, context=64)
         drafter = head(base, "drafter=medusa", "drafter/body=attention").train()
-        one = trainer(None, base, 3, drafter=drafter, objective=CrossEntropy(4, 0.8))
+        one = make_trainer(None, base, 3, drafter=drafter, objective=CrossEntropy(4, 0.8))
         said = plan_training(base, drafter, one.objective, one.batches, one.engine, 3, 1)
         assert f"block initialised {drafter.initialised}\n" in said
         assert drafter.initialised.startswith("from the base's" if kind == "qwen3" else "at random (its last layer has")
@@ -211,7 +211,7 @@ def test_a_layer_of_the_right_names_is_refused_by_its_outputs(scaled):
 
 def test_runs_that_name_no_like_base_have_the_layer_they_were_trained_with():
     base = varied_base("qwen3", rope_parameters={"rope_type": "linear", "rope_theta": 100.0, "factor": 4.0})
-    config = composed("train", "base=tiny", "drafter=ctc").drafter
+    config = compose_config("train", "base=tiny", "drafter=ctc").drafter
     del config.body.like_base
     old, new = build_drafter(config, base), head(base, "drafter=ctc")
     added = {f"body.block.attention.{name}_norm.weight" for name in ("query", "key")}
@@ -224,7 +224,7 @@ def test_a_head_of_the_embedded_base_begins_as_it_always_did():
     """Its weights are those of the last layer, bit for bit; its angles come from float64, as published heads' do."""
     from hydra.utils import instantiate
 
-    base = instantiate(composed("train", "base=tiny").base, _convert_="all")
+    base = instantiate(compose_config("train", "base=tiny").base, _convert_="all")
     drafter, layer = head(base, "drafter=ctc"), base.lm.base_model.layers[-1]
     assert torch.equal(drafter.body.block.attention.query.weight, layer.self_attn.q_proj.weight)
     assert torch.equal(drafter.body.block.mlp_norm.weight, layer.post_attention_layernorm.weight)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tiny_models import random_base
 from torch import nn
-from training_parts import HOW, figures_of, rows, trainer
+from training_parts import DECODING, logged_metrics, make_trainer, random_sequences
 
 from ctcdraft.decoding.loop import generate
 from ctcdraft.drafters.autoregressive import Autoregressive
@@ -82,7 +82,7 @@ def test_the_commonest_words_and_those_that_must_be():
     ]  # 9 lies beyond the head's rows
     with pytest.raises(InputError, match=r"drafter\.vocabulary=1 has no room for the 2 words"):
         most_frequent_tokens(torch.tensor([5, 0, 7, 5]), 1, [1, 2])
-    assert rows(count=2, length=9).word_counts(50).sum() == 3 + 2  # of the answers alone
+    assert random_sequences(count=2, length=9).word_counts(50).sum() == 3 + 2  # of the answers alone
 
 
 def test_more_words_than_there_are_is_a_sentence():
@@ -104,26 +104,26 @@ def test_it_learns_decodes_and_comes_back(tmp_path, name):
         return ParallelDrafter(base, 6 if aligned else 3, body, paths, correction, vocabulary=20)
 
     drafter = head()
-    drafter.set_draft_vocab(rows().word_counts(base.vocabulary), base.stop_token_ids)
+    drafter.set_draft_vocab(random_sequences().word_counts(base.vocabulary), base.stop_token_ids)
     said = drafter.head.words.words_N.tolist()
     assert said != list(range(20))
-    counts = rows().word_counts(base.vocabulary)
+    counts = random_sequences().word_counts(base.vocabulary)
     assert drafter.vocab_coverage(counts) == pytest.approx(
         sum(counts.tolist()[word] for word in said) / int(counts.sum())
     )
     run = RunDirectory(tmp_path)
     run.create("drafter: {}\n", base.fingerprint(), overwrite=False)
-    one = trainer(run, base, steps=8, drafter=drafter, objective=objective)
+    one = make_trainer(run, base, steps=8, drafter=drafter, objective=objective)
     assert one.fit([JsonlLogger(run.metrics, 0)]) >= 1.0
     assert one.skipped == 0
-    shares = [line.get("infeasible_share") for line in figures_of(run)]
+    shares = [line.get("infeasible_share") for line in logged_metrics(run)]
     assert all(share is None if name == "kl" else 0 < share < 1 for share in shares)
     other = head()
     load_trainable_state(
         other, {key: value.clone() for key, value in drafter.trainable_state_dict().items()}, Path("run")
     )
     prompt = torch.arange(10, 16)
-    truth = generate(base, Autoregressive(base), prompt, HOW, base.stop_token_ids, 0).tokens
-    first, again = (generate(base, one.eval(), prompt, HOW, base.stop_token_ids, 0) for one in (drafter, other))
+    truth = generate(base, Autoregressive(base), prompt, DECODING, base.stop_token_ids, 0).tokens
+    first, again = (generate(base, one.eval(), prompt, DECODING, base.stop_token_ids, 0) for one in (drafter, other))
     assert first.tokens == truth
     assert (again.tokens, len(again.passes)) == (truth, len(first.passes))

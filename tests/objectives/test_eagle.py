@@ -6,10 +6,10 @@ import math
 
 import pytest
 import torch
-from stepwise_parts import stepwise
+from stepwise_parts import make_sequential_drafter
 from tiny_models import random_base
 from training_parts import ctc_head
-from training_parts import rows as some_rows
+from training_parts import random_sequences as some_rows
 from truths import slow_log_likelihood
 
 from ctcdraft.corpus.batches import Batches
@@ -25,7 +25,7 @@ def base():
 
 
 def emitted(base, tmp_path, labels, kind="eagle", frames=6):
-    drafter = stepwise(kind, base, tmp_path, frames)
+    drafter = make_sequential_drafter(kind, base, tmp_path, frames)
     batch = Batches(some_rows(4), base, rows_a_step=4, anchors=12, labels=labels, seed=0).batch(0)
     return batch, drafter(batch)
 
@@ -115,4 +115,4 @@ def test_what_cannot_be_learned_is_one_sentence(base, tmp_path):
     for objective in (Eagle(1, 1.0, 0.1), EagleCTC(3, 6, 1.0, 0.1, 0.1)):
         with pytest.raises(InputError, match=r"BlockDrafter does not guess; .* are for drafter=eagle"):
             describe_reading(objective, ctc_head(base), 6)
-        assert describe_reading(objective, stepwise("eagle", base, tmp_path, 6), 6) == "in the drafter's own way"
+        assert describe_reading(objective, make_sequential_drafter("eagle", base, tmp_path, 6), 6) == "in the drafter's own way"

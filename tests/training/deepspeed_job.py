@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 from tiny_models import random_base
-from training_parts import trainer
+from training_parts import make_trainer
 
 from ctcdraft.objectives.base import Loss
 from ctcdraft.objectives.ctc import CTC
@@ -39,7 +39,7 @@ class Sometimes:
 
 def trained(base, **how):
     """Six steps of two batches: the norms of their gradients, the learning rates, and the weights behind them."""
-    one = trainer(RunDirectory(Path("nowhere")), base, 6, objective=Sometimes(), accumulate=2, **how)
+    one = make_trainer(RunDirectory(Path("nowhere")), base, 6, objective=Sometimes(), accumulate=2, **how)
     figures = []
     for one.step in range(6):
         figures.append(one.train_step())

@@ -15,13 +15,13 @@ import torch
 from ctcdraft.distributed import init_distributed
 
 
-def say_who_is_left() -> None:
+def print_remaining_threads() -> None:
     threads = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
     print(f"{sum('gloo' in name for name in threads)} threads left\n", end="", flush=True)
 
 
 if "held" not in sys.argv:
-    atexit.register(say_who_is_left)  # the first told is the last asked
+    atexit.register(print_remaining_threads)  # the first told is the last asked
 peers = init_distributed("cpu")
 held = torch.distributed.group.WORLD if "held" in sys.argv else None
 sys.setswitchinterval(1000)  # seconds: who asks for the interpreter gets it only where it is given away

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import torch
-from training_parts import ctc_head, trainer
+from training_parts import ctc_head, make_trainer
 
 from ctcdraft.distributed import init_distributed
 from ctcdraft.models.loading import load_base
@@ -19,7 +19,7 @@ from ctcdraft.training.run_directory import RunDirectory
 def trained(base, peers):
     with base.gathered_parameters():
         drafter = ctc_head(base)
-    one = trainer(RunDirectory(Path("nowhere")), base, 6, drafter=drafter, accumulate=2, peers=peers)
+    one = make_trainer(RunDirectory(Path("nowhere")), base, 6, drafter=drafter, accumulate=2, peers=peers)
     losses = []
     for one.step in range(6):
         losses.append(one.train_step()["loss"])

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from entry_parts import refused, run_script, training
+from entry_parts import expect_error, run_script, train_args
 from tiny_models import random_base
-from training_parts import ctc_head, figures_of, trainer
+from training_parts import ctc_head, logged_metrics, make_trainer
 
 from ctcdraft.errors import InputError
 from ctcdraft.models.loading import load_base
@@ -25,7 +25,7 @@ HOW = {"rank": 2, "alpha": 4, "targets": ["q_proj", "v_proj"], "learning_rate": 
 def adapting(run, base, steps=6, **changes):
     """A trainer whose base learns too."""
     drafter = ctc_head(base)
-    one = trainer(run, base, steps, drafter=drafter)
+    one = make_trainer(run, base, steps, drafter=drafter)
     one.adapter = LoRAAdapter(base, drafter, **{**HOW, **changes})
     one.engine.add_param_group(list(one.adapter.parameters.values()), one.adapter.learning_rate)
     one.batches.reading = one.adapter.read
@@ -65,7 +65,7 @@ def test_going_on_is_the_same_as_not_having_stopped(folder, whole, tmp_path):
         stopped.step += 1
     stopped.save()
     again = to_its_end(begun(folder, tmp_path / "run"))
-    assert figures_of(again.run) == figures_of(whole.run)[3:]
+    assert logged_metrics(again.run) == logged_metrics(whole.run)[3:]
     for one, other in (
         (again.drafter.trainable_state_dict(), whole.drafter.trainable_state_dict()),
         (again.adapter.state(), whole.adapter.state()),
@@ -73,8 +73,8 @@ def test_going_on_is_the_same_as_not_having_stopped(folder, whole, tmp_path):
         assert all(torch.equal(value, other[name]) for name, value in one.items())
     files = ("drafter.safetensors", "adapter/adapter_model.safetensors")
     assert all((again.run.path / name).read_bytes() == (whole.run.path / name).read_bytes() for name in files)
-    assert figures_of(whole.run)[0]["base_divergence"] == 0
-    assert figures_of(whole.run)[-1]["base_divergence"] > 1e-3
+    assert logged_metrics(whole.run)[0]["base_divergence"] == 0
+    assert logged_metrics(whole.run)[-1]["base_divergence"] > 1e-3
 
 
 def test_a_head_and_an_adapter_of_different_steps_are_not_taken_for_one(folder, whole, tmp_path):
@@ -167,7 +167,7 @@ def test_what_makes_no_sense_is_said(changes, said):
 )
 def test_what_needs_the_base_as_it_was_is_said_at_the_front_door(tmp_path, monkeypatch, capsys, words):
     monkeypatch.chdir(tmp_path)
-    said = refused(monkeypatch, capsys, "train.py", *training("adapt=lora", "base.path=nowhere", words))
+    said = expect_error(monkeypatch, capsys, "train.py", *train_args("adapt=lora", "base.path=nowhere", words))
     assert "adapt=lora" in said
 
 
@@ -176,7 +176,7 @@ def test_as_a_user_types_it(world, monkeypatch, capsys):
     """Trained, resumed, evaluated with its own base and refused with any other; a plain head is refused beside it."""
     monkeypatch.chdir(world)
     how = ["adapt=lora", "adapt.rank=2", "adapt.learning_rate=0.01"]
-    run_script(monkeypatch, "train.py", *training(*how, "run=adapted"))
+    run_script(monkeypatch, "train.py", *train_args(*how, "run=adapted"))
     run_script(monkeypatch, "train.py", "resume=adapted", "trainer.steps=6")
     asked = ["benchmark.path=prompts.jsonl", "benchmark.limit=3", "decoding.max_new_tokens=12"]
     run_script(monkeypatch, "evaluate.py", "checkpoint=adapted", *asked, "out=out")
@@ -184,6 +184,6 @@ def test_as_a_user_types_it(world, monkeypatch, capsys):
     assert all(row["lossless"]["equal"] == 3 for row in report["rows"])
     assert "changed by LoRA" in Path("out/report.md").read_text()
     own = ["base=local", "base.path=base", "out=other"]
-    assert "this base is not changed" in refused(monkeypatch, capsys, "evaluate.py", "checkpoint=adapted", *asked, *own)
+    assert "this base is not changed" in expect_error(monkeypatch, capsys, "evaluate.py", "checkpoint=adapted", *asked, *own)
     both = ["contestants=[adapted,run]", "out=both"]
-    assert "was trained for the base as it is" in refused(monkeypatch, capsys, "evaluate.py", *asked, *both)
+    assert "was trained for the base as it is" in expect_error(monkeypatch, capsys, "evaluate.py", *asked, *both)

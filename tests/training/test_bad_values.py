@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from tiny_models import random_base
 
 from ctcdraft.config.build import build_drafter
-from ctcdraft.config.cli import CONFIGS, input_error, register_resolvers
+from ctcdraft.config.cli import CONFIGS, find_input_error, register_resolvers
 from ctcdraft.errors import InputError
 from ctcdraft.training.settings import refuse_impossible
 
@@ -47,7 +47,7 @@ def said(call, *words):
     """The sentence of a call that must end in one, whoever has wrapped it."""
     with pytest.raises((InputError, InstantiationException)) as raised:
         call(*words)
-    sentence = input_error(raised.value)
+    sentence = find_input_error(raised.value)
     assert sentence is not None, raised.value
     return str(sentence)
 

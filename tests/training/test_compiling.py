@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 from tiny_models import random_base
-from training_parts import block_heads, ctc_head, trainer
+from training_parts import block_heads, ctc_head, make_trainer
 
 from ctcdraft.errors import InputError
 from ctcdraft.planning.training import smoke_step
@@ -27,7 +27,7 @@ def trained(base, path, backend, drafter=None, stop=STEPS):
     run = RunDirectory(path)
     if not run.config.exists():
         run.create("drafter: {}\n", base.fingerprint(), overwrite=False)
-    one = trainer(run, base, STEPS, drafter=drafter)
+    one = make_trainer(run, base, STEPS, drafter=drafter)
     if backend is not None:
         compile_forward(one.drafter, backend, partial(smoke_step, base, one.drafter, one.objective, one.engine))
     one.restore()
@@ -90,7 +90,7 @@ def assert_same(base, one, rest, plain, losses):
 def test_bodies_without_attention_compile(base, tmp_path, fresh):
     for number, drafter in enumerate(block_heads(base)[3:5]):
         torch.compiler.reset()
-        batch = trainer(None, base, 3, drafter=drafter).batches.batch(0)
+        batch = make_trainer(None, base, 3, drafter=drafter).batches.batch(0)
         wanted = drafter(batch).states_BATD
         drafter.compile(backend="aot_eager", dynamic=True)
         assert torch.allclose(drafter(batch).states_BATD, wanted, atol=1e-5), number
@@ -105,6 +105,6 @@ def failing(graph, inputs):
     [("nonsense", "Invalid backend"), pytest.param(failing, "no compiler is here", marks=pytest.mark.slow)],
 )
 def test_what_cannot_be_compiled_is_said_before_any_corpus(base, fresh, backend, said):
-    one = trainer(None, base, 3)
+    one = make_trainer(None, base, 3)
     with pytest.raises(InputError, match=rf"trainer\.compile=.* BlockDrafter here \(.*{said}.*inductor.*or null"):
         compile_forward(one.drafter, backend, partial(smoke_step, base, one.drafter, one.objective, one.engine))

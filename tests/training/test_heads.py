@@ -9,10 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from stepwise_parts import stepwise
+from stepwise_parts import make_sequential_drafter
 from tiny_models import random_base
 from torch import nn
-from training_parts import HOW, block_head, ctc_head, trainer
+from training_parts import DECODING, block_head, ctc_head, make_trainer
 
 from ctcdraft.decoding.loop import generate
 from ctcdraft.drafters.autoregressive import Autoregressive
@@ -69,7 +69,7 @@ def test_every_part_learns_and_the_text_stays(base, tmp_path, body, objective, c
     drafter = block_head(base, BODIES[body], paths, CORRECTIONS[correction], frames)
     run = RunDirectory(tmp_path)
     run.create("drafter: {}\n", base.fingerprint(), overwrite=False)
-    one = trainer(run, base, steps=30, drafter=drafter, objective=objective, learning_rate=1e-2)
+    one = make_trainer(run, base, steps=30, drafter=drafter, objective=objective, learning_rate=1e-2)
     before = {name: value.detach().clone() for name, value in drafter.trainable_state_dict().items()}
     assert one.fit([JsonlLogger(run.metrics, 0)]) >= 1.0
     losses = [json.loads(line)["loss"] for line in run.metrics.read_text().splitlines()]
@@ -77,8 +77,8 @@ def test_every_part_learns_and_the_text_stays(base, tmp_path, body, objective, c
     still = {name for name, value in drafter.trainable_state_dict().items() if torch.equal(value, before[name])}
     assert still == ({"head.blank_D", "head.blank_bias"} if objective.supervises == "words" else set())
     prompt = torch.arange(10, 16)
-    truth = generate(base, Autoregressive(base), prompt, HOW, base.stop_token_ids, 0).tokens
-    assert generate(base, drafter.eval(), prompt, HOW, base.stop_token_ids, 0).tokens == truth
+    truth = generate(base, Autoregressive(base), prompt, DECODING, base.stop_token_ids, 0).tokens
+    assert generate(base, drafter.eval(), prompt, DECODING, base.stop_token_ids, 0).tokens == truth
 
 
 @pytest.mark.parametrize("autocast", [False, True])
@@ -90,7 +90,7 @@ def test_a_float32_head_beside_a_bfloat16_base(tmp_path, objective, correction, 
     drafter = block_head(base, BODIES["two blocks"], PrefixSearch(16), CORRECTIONS[correction])
     run = RunDirectory(tmp_path)
     run.create("drafter: {}\n", base.fingerprint(), overwrite=False)
-    one = trainer(run, base, steps=6, drafter=drafter, objective=OBJECTIVES[objective], autocast=autocast)
+    one = make_trainer(run, base, steps=6, drafter=drafter, objective=OBJECTIVES[objective], autocast=autocast)
     assert one.fit([JsonlLogger(run.metrics, 0)]) >= 1.0
     assert {value.dtype for value in drafter.trainable_parameters()} == {torch.float32}
 
@@ -104,13 +104,13 @@ def test_a_bfloat16_head_decodes_beside_a_bfloat16_base(body, correction):
     sparse = StaticPerFrameTree(likely_choices(9, 3, 3, 0.6, 0.4, 1.0))
     for paths in (PrefixSearch(16), Collapse(9, 3, 0.4), PerFrameTree(None), sparse):
         drafter = block_head(base, BODIES[body], paths, CORRECTIONS[correction]).to(torch.bfloat16).eval()
-        assert len(generate(base, drafter, torch.arange(10, 16), HOW, frozenset(), 0).tokens) == HOW.max_new_tokens
+        assert len(generate(base, drafter, torch.arange(10, 16), DECODING, frozenset(), 0).tokens) == DECODING.max_new_tokens
 
 
 @pytest.mark.parametrize("correction", CORRECTIONS)
 def test_a_new_correction_changes_no_loss(base, correction):
     """It starts at zero: the drafter is the uncorrected one until it has learned."""
-    batch = trainer(None, base, steps=1).batches.batch(0)
+    batch = make_trainer(None, base, steps=1).batches.batch(0)
     plain = CTC(3)(block_head(base, BODIES["attention"], PrefixSearch(16))(batch), batch).value
     corrected = block_head(base, BODIES["attention"], PrefixSearch(16), CORRECTIONS[correction])
     corrected.load_state_dict(block_head(base, BODIES["attention"], PrefixSearch(16)).state_dict(), strict=False)
@@ -119,7 +119,7 @@ def test_a_new_correction_changes_no_loss(base, correction):
 
 def test_two_blocks_start_as_one(base):
     """The second block adds nothing until it has learned, so deeper is never worse to begin with."""
-    batch = trainer(None, base, steps=1).batches.batch(0)
+    batch = make_trainer(None, base, steps=1).batches.batch(0)
     one, two = (block_head(base, BODIES[body], PrefixSearch(16)) for body in ("attention", "two blocks"))
     two.load_state_dict(one.state_dict(), strict=False)
     assert torch.equal(one(batch).states_BATD, two(batch).states_BATD)
@@ -150,7 +150,7 @@ def test_what_is_read_otherwise_than_taught_is_refused_or_marked(base):
 
 def test_what_steps_cannot_be_taught_is_refused(base, tmp_path):
     """Hydra's heads have weights of their own and guess words; EAGLE's layer is one and guesses states."""
-    hydra, eagle = (stepwise(kind, base, tmp_path) for kind in ("hydra", "eagle"))
+    hydra, eagle = (make_sequential_drafter(kind, base, tmp_path) for kind in ("hydra", "eagle"))
     for objective in (Eagle(1, 1.0, 0.1), EagleCTC(3, 6, 1.0, 0.1, 0.01)):
         with pytest.raises(InputError, match=r"next states, which Hydra does not guess; .* are for drafter=eagle"):
             describe_reading(objective, hydra, 4)

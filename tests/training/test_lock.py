@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from entry_parts import REPOSITORY, refused, run_script, training
+from entry_parts import REPOSITORY, expect_error, run_script, train_args
 
 from ctcdraft.training.lock import LOCK_FILE, InUseError, run_lock
 
@@ -69,7 +69,7 @@ def test_what_it_leaves(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "words", [["resume=busy"], training("run=busy", "overwrite=true"), training("run=fresh")],
+    "words", [["resume=busy"], train_args("run=busy", "overwrite=true"), train_args("run=fresh")],
     ids=["resume", "overwrite", "fresh start"],
 )  # fmt: skip
 def test_neither_a_resume_nor_a_start_goes_beside_a_run(world, monkeypatch, capsys, held, words):
@@ -77,11 +77,11 @@ def test_neither_a_resume_nor_a_start_goes_beside_a_run(world, monkeypatch, caps
     monkeypatch.chdir(world)
     place = Path("fresh" if "run=fresh" in words else "busy")
     if place.name == "busy" and not place.exists():
-        run_script(monkeypatch, "train.py", *training("run=busy"))
+        run_script(monkeypatch, "train.py", *train_args("run=busy"))
     child = held(world / place)
     before = {file.name: file.read_bytes() for file in place.iterdir()}
     capsys.readouterr()
-    said = refused(monkeypatch, capsys, "train.py", *words)
+    said = expect_error(monkeypatch, capsys, "train.py", *words)
     assert f"{place} is being trained by process {child.pid} on " in said
     assert said.count("\n") == 1
     assert {file.name: file.read_bytes() for file in place.iterdir()} == before

@@ -6,7 +6,7 @@ import json
 import sys
 
 import pytest
-from entry_parts import refused, training
+from entry_parts import expect_error, train_args
 
 from ctcdraft.errors import InputError
 from ctcdraft.training.loggers import JsonlLogger, TensorBoardLogger, WandbLogger, refuse_absent
@@ -25,8 +25,8 @@ def test_it_is_said_before_any_corpus_work(tmp_path, monkeypatch, capsys, packag
     """Before the base is loaded, even: there is none at this place."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, package, None)
-    words = training(f"logger={package}", "run=unlogged", "base.path=nowhere", "prepared=nowhere")
-    assert "pip install" in refused(monkeypatch, capsys, "train.py", *words)
+    words = train_args(f"logger={package}", "run=unlogged", "base.path=nowhere", "prepared=nowhere")
+    assert "pip install" in expect_error(monkeypatch, capsys, "train.py", *words)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -12,7 +12,7 @@ import time
 import pytest
 import torch
 from tiny_models import random_base
-from training_parts import CARE, figures_of, trainer
+from training_parts import CHECKPOINT_POLICY, logged_metrics, make_trainer
 
 from ctcdraft.errors import InputError
 from ctcdraft.objectives.base import Loss
@@ -41,7 +41,7 @@ def trained(base, path, loggers=(), steps=STEPS, **changes):
     run = RunDirectory(path)
     if not run.config.exists():
         run.create("drafter: {}\n", base.fingerprint(), overwrite=False)
-    one = trainer(run, base, steps, **changes)
+    one = make_trainer(run, base, steps, **changes)
     one.restore()
     one.fit([JsonlLogger(run.metrics, one.step), *loggers])
     return one
@@ -50,7 +50,7 @@ def trained(base, path, loggers=(), steps=STEPS, **changes):
 def assert_same(one, other):
     for name, value in one.drafter.trainable_state_dict().items():
         assert torch.equal(value, other.drafter.trainable_state_dict()[name]), name
-    assert figures_of(one.run) == figures_of(other.run)
+    assert logged_metrics(one.run) == logged_metrics(other.run)
     assert one.run.head.read_bytes() == other.run.head.read_bytes()
 
 
@@ -150,7 +150,7 @@ def full_disk(monkeypatch, times):
         left[0] -= bool(full)
         real(path, half if full else write)
 
-    monkeypatch.setattr(run_directory, "write_whole", write_whole)
+    monkeypatch.setattr(run_directory, "atomic_write", write_whole)
 
 
 def test_a_full_disk_at_a_checkpoint_is_one_sentence_and_training_goes_on(base, whole, tmp_path, monkeypatch, capsys):
@@ -218,7 +218,7 @@ def test_steps_that_are_no_number_are_skipped_and_counted(base, tmp_path):
 
 
 def test_a_skipped_step_leaves_weights_and_gradients_alone(base, tmp_path):
-    one = trainer(RunDirectory(tmp_path), base, 5, objective=Sometimes(1))
+    one = make_trainer(RunDirectory(tmp_path), base, 5, objective=Sometimes(1))
     before = [value.detach().clone() for value in one.drafter.trainable_parameters()]
     one.train_step()
     for value, old in zip(one.drafter.trainable_parameters(), before, strict=True):
@@ -230,12 +230,12 @@ def test_what_keeps_happening_stops_the_run(base, tmp_path):
     with pytest.raises(InputError, match=r"step 6 is nan.*2 steps before it.*trainer\.patience=3.*lower trainer\.lear"):
         trained(base, tmp_path, objective=Sometimes(2, *range(4, 100)))
     assert RunDirectory(tmp_path).load_state()["step"] == 5
-    assert CARE.patience == 3
+    assert CHECKPOINT_POLICY.patience == 3
 
 
 def test_accumulated_batches_are_one_step_along_their_mean(base, tmp_path):
     seen = []
-    one = trainer(RunDirectory(tmp_path), base, 5, accumulate=2)
+    one = make_trainer(RunDirectory(tmp_path), base, 5, accumulate=2)
     one.engine.clip = lambda norm: seen.append([p.grad.clone() for p in one.engine.parameters])
     values = [one.objective(one.drafter(batch), batch).value for batch in map(one.batches.batch, range(2))]
     wanted = torch.autograd.grad(sum(values) / 2, one.engine.parameters)

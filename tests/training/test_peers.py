@@ -12,11 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tiny_models import random_base
-from training_parts import figures_of, trainer
+from training_parts import logged_metrics, make_trainer
 
 from ctcdraft.distributed import Distributed, init_distributed, local_batches, main_process_first
 from ctcdraft.errors import InputError
-from ctcdraft.models.deepspeed_loading import ALONE, load_deepspeed
+from ctcdraft.models.deepspeed_loading import SINGLE_PROCESS_ENV, load_deepspeed
 from ctcdraft.training.loggers import JsonlLogger
 from ctcdraft.training.run_directory import RunDirectory
 
@@ -62,8 +62,8 @@ def test_process_0_works_first_and_the_others_find_what_it_made():
 
 def test_without_deepspeed_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "deepspeed", None)
-    for name in ALONE:
-        monkeypatch.setenv(name, ALONE[name])
+    for name in SINGLE_PROCESS_ENV:
+        monkeypatch.setenv(name, SINGLE_PROCESS_ENV[name])
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     with pytest.raises(InputError, match="pip install deepspeed"):
         load_deepspeed("cpu")
@@ -100,7 +100,7 @@ def test_two_processes_reach_the_curve_of_one(tmp_path, stage):
     base = random_base(context=64)
     run = RunDirectory(tmp_path / "one")
     run.create("drafter: {}\n", base.fingerprint(), overwrite=False)
-    one = trainer(run, base, 12, accumulate=2)
+    one = make_trainer(run, base, 12, accumulate=2)
     one.fit([JsonlLogger(run.metrics, 0)])
     subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port()),
@@ -108,7 +108,7 @@ def test_two_processes_reach_the_curve_of_one(tmp_path, stage):
         env={**os.environ, "PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1"}, check=True, timeout=240,
     )  # fmt: skip
     other = RunDirectory(tmp_path / "two")
-    curves = [figures_of(each) for each in (run, other)]
+    curves = [logged_metrics(each) for each in (run, other)]
     for ours, theirs in zip(*curves, strict=True):
         assert theirs == pytest.approx(ours, rel=1e-4)
     weights, theirs = load_file(run.head), load_file(other.head)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-from drafters import Oracle
+from drafters import oracle_drafter
 from tiny_models import random_base
-from training_parts import HOW
+from training_parts import DECODING
 
 from ctcdraft.corpus.token_store import Row
 from ctcdraft.decoding.loop import generate
@@ -55,18 +55,18 @@ def test_a_row_that_is_all_prompt_when_cut_is_left_out():
 def test_tau_counts_what_passes_commit_and_nothing_else():
     base = random_base(context=64)
     prompt = torch.arange(10, 16)
-    probe = DecodingValidation(base, [prompt], HOW)
+    probe = DecodingValidation(base, [prompt], DECODING)
     assert probe.tau(Autoregressive(base)) == 1.0  # the prefill's word would make it more
-    truth = generate(base, Autoregressive(base), prompt, HOW, frozenset(), 0).tokens
-    assert DecodingValidation(base, [prompt], HOW).tau(Oracle(torch.cat([prompt, torch.tensor(truth)]), 4)) > 3
+    truth = generate(base, Autoregressive(base), prompt, DECODING, frozenset(), 0).tokens
+    assert DecodingValidation(base, [prompt], DECODING).tau(oracle_drafter(torch.cat([prompt, torch.tensor(truth)]), 4)) > 3
 
 
 def test_alpha_is_that_of_the_passes():
     """What always says what the base will say is accepted at every depth it reaches."""
     base = random_base(context=64)
     prompt = torch.arange(10, 16)
-    truth = generate(base, Autoregressive(base), prompt, HOW, frozenset(), 0).tokens
-    figures = DecodingValidation(base, [prompt], HOW).metrics(Oracle(torch.cat([prompt, torch.tensor(truth)]), 4))
+    truth = generate(base, Autoregressive(base), prompt, DECODING, frozenset(), 0).tokens
+    figures = DecodingValidation(base, [prompt], DECODING).metrics(oracle_drafter(torch.cat([prompt, torch.tensor(truth)]), 4))
     assert figures["alpha/1"] == figures["alpha/4"] == 1.0
     assert "alpha/5" not in figures
-    assert set(DecodingValidation(base, [prompt], HOW).metrics(Autoregressive(base))) == {"tau"}
+    assert set(DecodingValidation(base, [prompt], DECODING).metrics(Autoregressive(base))) == {"tau"}

@@ -13,10 +13,10 @@ import torch
 from entry_parts import REPOSITORY
 from hydra.utils import instantiate
 from tiny_models import random_base
-from training_parts import trainer
+from training_parts import make_trainer
 
 from ctcdraft.config.build import build_drafter
-from ctcdraft.config.cli import composed
+from ctcdraft.config.cli import compose_config
 from ctcdraft.training.lora import KLRegularizedObjective, LoRAAdapter
 from ctcdraft.training.run_directory import RunDirectory
 
@@ -54,15 +54,15 @@ def test_no_shipped_head_draws_from_the_global_stream(words, folder, tmp_path):
     base = random_base(context=64)
     if "drafter=draft_model" in words:
         words = [word.replace("+drafter.lora", "drafter.lora") for word in words] + [f"drafter.path={folder}"]
-    config = composed("train", *words)
+    config = compose_config("train", *words)
     drafter = build_drafter(config.drafter, base)
-    one = trainer(RunDirectory(tmp_path), base, 5, drafter=drafter, objective=instantiate(config.objective))
+    one = make_trainer(RunDirectory(tmp_path), base, 5, drafter=drafter, objective=instantiate(config.objective))
     assert unmoved(one)
 
 
 def test_nor_does_a_base_that_learns_too(tmp_path):
     base = random_base(context=64)
-    one = trainer(RunDirectory(tmp_path), base, 5)
+    one = make_trainer(RunDirectory(tmp_path), base, 5)
     adapter = LoRAAdapter(base, one.drafter, 2, 4, ["q_proj"], 1e-3, 1.0)
     one.engine.add_param_group(list(adapter.parameters.values()), 1e-3)
     one.batches.reading, one.objective = adapter.read, KLRegularizedObjective(one.objective, adapter)
@@ -73,12 +73,12 @@ def test_a_checkpoint_of_before_that_has_random_states_is_gone_on_with(tmp_path)
     base = random_base(context=64)
     run = RunDirectory(tmp_path)
     run.create("drafter: {}\n", base.fingerprint(), overwrite=False)
-    one = trainer(run, base, 5)
+    one = make_trainer(run, base, 5)
     one.fit([])
     state = run.load_state()
     assert "rng" not in state
     run.save_state(5, state | {"rng": [[torch.get_rng_state()]]}, keep=1)
-    other = trainer(run, base, 5)
+    other = make_trainer(run, base, 5)
     other.restore()
     assert other.step == 5
     for name, value in one.drafter.trainable_state_dict().items():

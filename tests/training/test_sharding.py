@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from entry_parts import refused, training
+from entry_parts import expect_error, train_args
 from test_peers import PATHS, free_port
 from tiny_models import random_lm
 
@@ -58,4 +58,4 @@ def test_one_process_alone_is_told_so(folder):
 )
 def test_what_one_process_would_do_alone_is_said_at_the_front_door(tmp_path, monkeypatch, capsys, words, said):
     monkeypatch.chdir(tmp_path)
-    assert said in refused(monkeypatch, capsys, "train.py", *training("base.path=nowhere", "base.zero3=true", *words))
+    assert said in expect_error(monkeypatch, capsys, "train.py", *train_args("base.path=nowhere", "base.zero3=true", *words))

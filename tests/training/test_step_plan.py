@@ -8,10 +8,10 @@ from itertools import pairwise
 import pytest
 import torch
 from tiny_models import random_base
-from training_parts import block_head, trainer
+from training_parts import block_head, make_trainer
 from truths import slow_window
 
-from ctcdraft.corpus.batches import Batches, Rows, feasible_share
+from ctcdraft.corpus.batches import Batches, TokenSequences, feasible_share
 from ctcdraft.distributed import Distributed
 from ctcdraft.drafters.trees.ctc import PrefixSearch
 from ctcdraft.drafters.trees.per_frame import PerFrameTree
@@ -30,8 +30,8 @@ def base():
 def planned(base, objective, paths, mask):
     """Of four answers that say one word over and over, with a frame for every label and no more."""
     drafter = block_head(base, partial(AttentionBody, root_input=True, causal=False), paths, frames=3)
-    one = trainer(None, base, 3, drafter=drafter, objective=objective)
-    rows = Rows([torch.full((20,), 7)] * 4, [mask] * 4, [True] * 4)
+    one = make_trainer(None, base, 3, drafter=drafter, objective=objective)
+    rows = TokenSequences([torch.full((20,), 7)] * 4, [mask] * 4, [True] * 4)
     batches = Batches(rows, base, 2, 8, objective.labels, 0)
     return plan_training(base, drafter, objective, batches, one.engine, 3, 1)
 
@@ -51,11 +51,11 @@ def test_time_is_that_of_one_process_s_share(base, monkeypatch):
     """A batch takes ten seconds by a clock of its own; of eight batches a step eight processes take one each."""
     seconds = iter(range(0, 1000, 10))
     monkeypatch.setattr("ctcdraft.planning.training.perf_counter", lambda: float(next(seconds)))
-    rows = Rows([torch.full((20,), 7)] * 4, [(torch.arange(20) >= 6).int()] * 4, [True] * 4)
+    rows = TokenSequences([torch.full((20,), 7)] * 4, [(torch.arange(20) >= 6).int()] * 4, [True] * 4)
     drafter = block_head(base, partial(AttentionBody, root_input=True, causal=False), PrefixSearch(16), frames=6)
 
     def time_of(accumulate, world):
-        one = trainer(None, base, 36, drafter=drafter, peers=Distributed(0, world), accumulate=accumulate)
+        one = make_trainer(None, base, 36, drafter=drafter, peers=Distributed(0, world), accumulate=accumulate)
         said = plan_training(base, drafter, CTC(3), Batches(rows, base, 2, 8, 3, 0), one.engine, 36, accumulate)
         return said.split("time        about ")[1].split(" (")[0]
 
@@ -85,4 +85,4 @@ def test_windows_are_counted_as_they_are_cut():
                 windows += 1
                 feasible += len(words) + sum(a == b for a, b in pairwise(words)) <= 3
     assert 0 < feasible < windows
-    assert feasible_share(Rows(tokens, masks, ended), labels=3, frames=3) == (windows, feasible / windows)
+    assert feasible_share(TokenSequences(tokens, masks, ended), labels=3, frames=3) == (windows, feasible / windows)

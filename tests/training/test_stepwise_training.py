@@ -6,9 +6,9 @@ import json
 
 import pytest
 import torch
-from stepwise_parts import saved_lm, stepwise
+from stepwise_parts import make_sequential_drafter, saved_lm
 from tiny_models import random_base
-from training_parts import trainer
+from training_parts import make_trainer
 
 from ctcdraft.drafters.draft_model import DraftModel
 from ctcdraft.drafters.trees.dynamic import DynamicTree
@@ -27,12 +27,12 @@ def lora(base, folder):
 
 
 CASES = {
-    "hydra": (lambda base, folder: stepwise("hydra", base, folder, 3), CrossEntropy(3, 0.8)),
-    "hydra++": (lambda base, folder: stepwise("hydra++", base, folder, 3), Distill(3, 0.8, kl)),
-    "eagle": (lambda base, folder: stepwise("eagle", base, folder, 3), Eagle(1, 1.0, 0.1)),
-    "eagle_ctc": (lambda base, folder: stepwise("eagle", base, folder, 6), EagleCTC(3, 6, 1.0, 0.1, 0.01)),
-    "draft_model": (lambda base, folder: stepwise("draft_model", base, folder, 3), CrossEntropy(3, 1.0)),
-    "draft_model_distilled": (lambda base, folder: stepwise("draft_model", base, folder, 3), Distill(3, 1.0, kl)),
+    "hydra": (lambda base, folder: make_sequential_drafter("hydra", base, folder, 3), CrossEntropy(3, 0.8)),
+    "hydra++": (lambda base, folder: make_sequential_drafter("hydra++", base, folder, 3), Distill(3, 0.8, kl)),
+    "eagle": (lambda base, folder: make_sequential_drafter("eagle", base, folder, 3), Eagle(1, 1.0, 0.1)),
+    "eagle_ctc": (lambda base, folder: make_sequential_drafter("eagle", base, folder, 6), EagleCTC(3, 6, 1.0, 0.1, 0.01)),
+    "draft_model": (lambda base, folder: make_sequential_drafter("draft_model", base, folder, 3), CrossEntropy(3, 1.0)),
+    "draft_model_distilled": (lambda base, folder: make_sequential_drafter("draft_model", base, folder, 3), Distill(3, 1.0, kl)),
     "draft_model_lora": (lora, Distill(3, 1.0, kl)),
 }
 
@@ -44,7 +44,7 @@ def test_the_loss_falls_and_every_parameter_learns(case, tmp_path):
     drafter = make(base, tmp_path)
     run = RunDirectory(tmp_path / "run")
     run.create("drafter: {}\n", base.fingerprint(), overwrite=False)
-    one = trainer(run, base, steps=30, drafter=drafter, objective=objective)
+    one = make_trainer(run, base, steps=30, drafter=drafter, objective=objective)
     one.probe_every = 30  # once, at the end: the head that is kept is the last one
     assert f"initialised {drafter.initialised}" in plan_training(
         base, drafter, objective, one.batches, one.engine, 30, 1
@@ -72,7 +72,7 @@ def test_it_trains_and_decodes_in_float32_beside_a_bfloat16_base(case, tmp_path)
     for autocast in (False, True):
         run = RunDirectory(tmp_path / str(autocast))
         run.create("drafter: {}\n", base.fingerprint(), overwrite=False)
-        one = trainer(run, base, steps=3, drafter=make(base, tmp_path), objective=objective, autocast=autocast)
+        one = make_trainer(run, base, steps=3, drafter=make(base, tmp_path), objective=objective, autocast=autocast)
         assert one.fit([JsonlLogger(run.metrics, 0)]) >= 1.0
         assert {value.dtype for value in one.drafter.trainable_parameters()} == {torch.float32}
 
@@ -80,14 +80,14 @@ def test_it_trains_and_decodes_in_float32_beside_a_bfloat16_base(case, tmp_path)
 def test_a_draft_model_trains_without_dropout(tmp_path):
     """gpt2 has some; what it draws is in no checkpoint, so a resumed run would be another."""
     base = random_base(context=64)
-    drafter = stepwise("draft_model_gpt2", base, tmp_path, 3).train()
-    batch = trainer(None, base, steps=1, drafter=drafter, objective=CrossEntropy(3, 1.0)).batches.batch(0)
+    drafter = make_sequential_drafter("draft_model_gpt2", base, tmp_path, 3).train()
+    batch = make_trainer(None, base, steps=1, drafter=drafter, objective=CrossEntropy(3, 1.0)).batches.batch(0)
     assert torch.equal(drafter(batch).logits(), drafter(batch).logits())
 
 
 def test_lora_trains_little_and_starts_as_the_model_is(tmp_path):
     base = random_base(context=64)
-    whole, part = stepwise("draft_model", base, tmp_path, 3), lora(base, tmp_path)
+    whole, part = make_sequential_drafter("draft_model", base, tmp_path, 3), lora(base, tmp_path)
     assert {name.split(".")[-3] for name in part.trainable_state_dict()} <= {"lora_A", "lora_B"}
     assert sum(p.numel() for p in part.trainable_parameters()) < sum(p.numel() for p in whole.trainable_parameters())
     tokens = torch.arange(20, 30)
@@ -115,13 +115,13 @@ def test_a_draft_model_that_cannot_serve_is_refused_in_one_sentence(tmp_path):
         DraftModel(base, saved_lm(tmp_path / "same"), 0, 3, DynamicTree(3, 4))
     short = DraftModel(base, saved_lm(tmp_path / "short", context=20), None, 3, DynamicTree(3, 4))
     with pytest.raises(InputError, match=r"longer than the 20 that the draft model short reads"):
-        trainer(None, base, steps=1, drafter=short, objective=CrossEntropy(3, 1.0)).train_step()
+        make_trainer(None, base, steps=1, drafter=short, objective=CrossEntropy(3, 1.0)).train_step()
 
 
 def test_eagles_noise_is_for_training_alone_and_the_same_for_the_same_batch(tmp_path):
     base = random_base(context=64)
-    drafter = stepwise("eagle", base, tmp_path, 3)
-    batches = trainer(None, base, steps=1).batches
+    drafter = make_sequential_drafter("eagle", base, tmp_path, 3)
+    batches = make_trainer(None, base, steps=1).batches
     one, other = batches.batch(0), batches.batch(1)
     drafter.noise = 0.1
     assert torch.equal(drafter.noisy_states(one), one.states_BLD)  # not training

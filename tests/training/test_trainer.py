@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tiny_models import random_base
-from training_parts import ctc_head, figures_of, trainer
+from training_parts import ctc_head, logged_metrics, make_trainer
 
 from ctcdraft.errors import InputError
 from ctcdraft.training.loggers import JsonlLogger
@@ -33,11 +33,11 @@ def fit(run, one) -> float:
 
 
 def test_resuming_equals_not_having_stopped(base, tmp_path):
-    whole = trainer(begun(tmp_path / "whole", base), base, steps=13)
+    whole = make_trainer(begun(tmp_path / "whole", base), base, steps=13)
     fit(whole.run, whole)
 
     run = begun(tmp_path / "killed", base)
-    first = trainer(run, base, steps=13)
+    first = make_trainer(run, base, steps=13)
     log = JsonlLogger(run.metrics, 0)
     for _ in range(7):  # the last checkpoint is that of step 5: steps 6 and 7 are lost and done again
         figures = first.train_step() | dict.fromkeys(MACHINE_METRICS, 0)
@@ -46,20 +46,20 @@ def test_resuming_equals_not_having_stopped(base, tmp_path):
         if first.step == 5:
             first.save()
     log.close()
-    second = trainer(run, base, steps=13)
+    second = make_trainer(run, base, steps=13)
     second.restore()
     assert second.step == 5
     fit(run, second)
 
     for name, value in whole.drafter.trainable_state_dict().items():
         assert torch.equal(value, second.drafter.trainable_state_dict()[name]), name
-    lines = [figures_of(one) for one in (whole.run, run)]
+    lines = [logged_metrics(one) for one in (whole.run, run)]
     assert lines[0] == lines[1]
     assert [line["step"] for line in lines[1]] == list(range(1, 14))
 
 
 def test_the_loss_falls_and_every_parameter_learns(base, tmp_path):
-    one = trainer(begun(tmp_path / "run", base), base, steps=60)
+    one = make_trainer(begun(tmp_path / "run", base), base, steps=60)
     before = {name: value.detach().clone() for name, value in one.drafter.trainable_state_dict().items()}
     frozen = {name: value.clone() for name, value in base.lm.state_dict().items()}
     fit(one.run, one)
@@ -85,7 +85,7 @@ class Scripted:
 @pytest.mark.parametrize(("taus", "kept"), [((2.0, 1.0), 0), ((1.0, 2.0), 1), ((0.0, 0.0), 1)])
 def test_the_head_of_the_best_probe_is_kept(base, tmp_path, taus, kept):
     """Probes after steps 6 and 8, checkpoints after 5 and 8; without any tau the last head stays."""
-    one = trainer(begun(tmp_path / "run", base), base, steps=8)
+    one = make_trainer(begun(tmp_path / "run", base), base, steps=8)
     one.probe = Scripted(*taus)
     assert fit(one.run, one) == max(taus)
     saved, state = load_file(one.run.head), one.run.load_state()
@@ -104,7 +104,7 @@ class Slow(Scripted):
 
 
 def test_a_steps_clocks_leave_out_the_probes(base, tmp_path):
-    one = trainer(begun(tmp_path / "run", base), base, steps=8)
+    one = make_trainer(begun(tmp_path / "run", base), base, steps=8)
     one.probe, began = Slow(1.0, 2.0), perf_counter()
     fit(one.run, one)
     lines = [json.loads(line) for line in one.run.metrics.read_text().splitlines()]
@@ -122,7 +122,7 @@ def test_a_processor_that_waits_is_not_at_work():
 
 
 def test_a_checkpoint_gives_the_head_back(base, tmp_path):
-    one = trainer(begun(tmp_path / "run", base), base, steps=5)
+    one = make_trainer(begun(tmp_path / "run", base), base, steps=5)
     fit(one.run, one)
     torch.manual_seed(9)
     other = ctc_head(base)
@@ -165,7 +165,7 @@ def test_refusals_are_one_sentence_with_the_way_out(base, tmp_path):
     run.refuse_other_corpus("abc")
     with pytest.raises(InputError, match=r"on another corpus \(abc\) than is prepared now \(def\)"):
         run.refuse_other_corpus("def")
-    one = trainer(run, base, steps=5)
+    one = make_trainer(run, base, steps=5)
     fit(run, one)
     with pytest.raises(InputError, match="does not fit its drafter"):
         run.load_head(ctc_head(base, frames=5))
@@ -180,7 +180,7 @@ def test_overwriting_starts_afresh(base, tmp_path):
 
 
 def test_clipping_by_value_bounds_every_entry(base, tmp_path):
-    one = trainer(begun(tmp_path / "run", base), base, steps=5, clip_value=1e-4)
+    one = make_trainer(begun(tmp_path / "run", base), base, steps=5, clip_value=1e-4)
     seen = []
     one.engine.optimisers[0].register_step_pre_hook(
         lambda optimiser, *rest: seen.append(
@@ -196,7 +196,7 @@ def test_a_float32_head_trains_and_decodes_beside_a_bfloat16_base(tmp_path):
     base = random_base(context=64)
     base.lm.to(torch.bfloat16)
     for autocast in (False, True):
-        one = trainer(begun(tmp_path / str(autocast), base), base, steps=6, autocast=autocast)
+        one = make_trainer(begun(tmp_path / str(autocast), base), base, steps=6, autocast=autocast)
         assert fit(one.run, one) >= 1.0
         assert {value.dtype for value in one.drafter.trainable_parameters()} == {torch.float32}
 

@@ -7,7 +7,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from entry_parts import run_script, training
+from entry_parts import run_script, train_args
 
 from ctcdraft.training.loggers import WandbLogger
 
@@ -32,7 +32,7 @@ def told(monkeypatch):
 
 def test_a_resumed_run_is_the_same_run(world, monkeypatch, told):
     monkeypatch.chdir(world)
-    run_script(monkeypatch, "train.py", *training("run=curves", "logger=wandb"))
+    run_script(monkeypatch, "train.py", *train_args("run=curves", "logger=wandb"))
     run_script(monkeypatch, "train.py", "resume=curves", "trainer.steps=6")
     first, second = told
     assert (first["logged"], second["logged"]) == ([1, 2, 3, 4], [5, 6])
@@ -43,13 +43,13 @@ def test_a_resumed_run_is_the_same_run(world, monkeypatch, told):
     assert (first["config"]["trainer"]["steps"], second["config"]["trainer"]["steps"]) == (4, 6)
     assert first["mode"] == "offline"
     assert first["dir"] == "curves"
-    run_script(monkeypatch, "train.py", *training("run=curves", "logger=wandb", "overwrite=true"))
+    run_script(monkeypatch, "train.py", *train_args("run=curves", "logger=wandb", "overwrite=true"))
     assert told[2]["id"] != first["id"], "a new run in the place of the old"
 
 
 def test_the_jobs_of_a_sweep_have_names_and_a_group(world, monkeypatch, told):
     monkeypatch.chdir(world)
-    run_script(monkeypatch, "train.py", "-m", *training("run=curves_of", "logger=wandb"), "seed=0,1", "data_seed=0")
+    run_script(monkeypatch, "train.py", "-m", *train_args("run=curves_of", "logger=wandb"), "seed=0,1", "data_seed=0")
     run_script(monkeypatch, "train.py", "resume=curves_of/1", "trainer.steps=5")
     assert [call["name"] for call in told] == ["curves_of/0 seed=0", "curves_of/1 seed=1", "curves_of/1 seed=1"]
     assert {call["group"] for call in told} == {"curves_of"}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 from tiny_models import random_base
-from training_parts import trainer
+from training_parts import make_trainer
 
 from ctcdraft.distributed import init_distributed
 from ctcdraft.training.deepspeed import DeepSpeedEngine
@@ -27,7 +27,7 @@ def main(folder: Path, steps: int, *stage: str) -> None:
     if stage:
         settings = {"zero_optimization": {"stage": int(stage[0])}}
         how = {"engine": DeepSpeedEngine, "deepspeed": settings}
-    one = trainer(run, base, steps, accumulate=2, peers=peers, **how)
+    one = make_trainer(run, base, steps, accumulate=2, peers=peers, **how)
     one.restore()
     peers.barrier()
     if peers.is_main and not run.config.exists():

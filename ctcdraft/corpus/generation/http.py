@@ -20,7 +20,7 @@ from ctcdraft.errors import InputError
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-PASSING = {408, 409, 425, 429}  # refusals that may not last; so may every 5xx
+RETRYABLE_STATUS = {408, 409, 425, 429}  # refusals that may not last; so may every 5xx
 
 
 class RefusedError(InputError):
@@ -28,7 +28,7 @@ class RefusedError(InputError):
 
 
 @dataclass(frozen=True)
-class Server:
+class JSONClient:
     """`timeout_s` is for each answer, `backoff_s` before the first retry and doubled before each further one."""
 
     url: str
@@ -59,12 +59,12 @@ class Server:
             try:
                 return self._post(path, body)
             except urllib.error.HTTPError as error:
-                if error.code < 500 and error.code not in PASSING:
+                if error.code < 500 and error.code not in RETRYABLE_STATUS:
                     raise RefusedError(
-                        f"the server at {self.url} refuses a question ({error.code}: {words(error)}); check "
+                        f"the server at {self.url} refuses a question ({error.code}: {error_text(error)}); check "
                         "answers.url= and answers.model=, then run again: finished batches are kept"
                     ) from error
-                failures.append(f"{error.code}: {words(error)}")
+                failures.append(f"{error.code}: {error_text(error)}")
             except TimeoutError:
                 failures.append(f"no answer within {self.timeout_s:g} s")
             except (OSError, http.client.HTTPException, ValueError) as error:
@@ -94,7 +94,7 @@ class Server:
         return answer
 
 
-def words(error: urllib.error.HTTPError) -> str:
+def error_text(error: urllib.error.HTTPError) -> str:
     """The first words of what a server says about an error."""
     try:
         return " ".join(error.read(2000).decode(errors="replace").split())[:160] or error.reason
@@ -102,7 +102,7 @@ def words(error: urllib.error.HTTPError) -> str:
         return str(error.reason)
 
 
-def at_once(work: Callable[[Item, threading.Event], Result], items: Sequence[Item], concurrency: int) -> list[Result]:
+def map_concurrently(work: Callable[[Item, threading.Event], Result], items: Sequence[Item], concurrency: int) -> list[Result]:
     """work(item, given_up) of all items, in their order, `concurrency` of them under way at a time.
 
     The first error is raised at once, and `given_up` tells the others. Daemon threads instead of a pool: a pool

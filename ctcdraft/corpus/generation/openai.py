@@ -25,19 +25,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ctcdraft.corpus.generation.http import RefusedError, Server, at_once
-from ctcdraft.corpus.generation.requests import Answers, Ask, Dropped, Question, Reply
+from ctcdraft.corpus.generation.http import JSONClient, RefusedError, map_concurrently
+from ctcdraft.corpus.generation.requests import GenerateFn, Request, Response, ResponseGenerator, Skipped
 from ctcdraft.errors import InputError
 from ctcdraft.models.base_model import BaseLM
 
-TORN = "\N{REPLACEMENT CHARACTER}"  # a character cut in the middle: encoded again, it would look well
+REPLACEMENT_CHARACTER = "\N{REPLACEMENT CHARACTER}"  # a character cut in the middle: encoded again, it would look well
 
-Body = dict[str, Any]
-Way = Callable[[BaseLM, Question, "ServedAnswers"], Body | Dropped]
+RequestBody = dict[str, Any]
+RequestFormat = Callable[[BaseLM, Request, "ServedAnswers"], RequestBody | Skipped]
 
 
 @dataclass(frozen=True)
-class ServedAnswers(Answers):
+class ServedAnswers(ResponseGenerator):
     """The server at `url` answers, `concurrency` questions of a batch at a time."""
 
     url: str
@@ -58,40 +58,40 @@ class ServedAnswers(Answers):
                 "is 1 or more, the second 0 or more"
             )
 
-    def server(self) -> Server:
-        return Server(self.url, self.timeout_s, self.retries, self.backoff_s, self.key_from)
+    def server(self) -> JSONClient:
+        return JSONClient(self.url, self.timeout_s, self.retries, self.backoff_s, self.key_from)
 
     def law(self) -> dict[str, Any]:
         return super().law() | {"model": self.model}
 
-    def start(self, base: BaseLM) -> Ask:
-        return Asker(base, self)
+    def start(self, base: BaseLM) -> GenerateFn:
+        return OpenAIClient(base, self)
 
 
 @dataclass
-class Asker:
+class OpenAIClient:
     """One server and what has been agreed with it: how to ask, and that its answers are the base's."""
 
     base: BaseLM
     answers: ServedAnswers
-    ways: list[Way] = field(default_factory=lambda: [by_ids, by_text])  # the first is used; the best one first
+    ways: list[RequestFormat] = field(default_factory=lambda: [token_id_request, text_request])  # the first is used; the best one first
     agreed: bool = False
 
-    def __call__(self, asked: Sequence[Question]) -> list[Reply | Dropped]:
+    def __call__(self, asked: Sequence[Request]) -> list[Response | Skipped]:
         if self.agreed:
-            return at_once(self._ask, asked, self.answers.concurrency)
-        replies = [self._agree(asked[0]), *at_once(self._ask, asked[1:], self.answers.concurrency)]
+            return map_concurrently(self._ask, asked, self.answers.concurrency)
+        replies = [self._agree(asked[0]), *map_concurrently(self._ask, asked[1:], self.answers.concurrency)]
         pairs = [
             (list(question.tokens), reply.tokens)
             for question, reply in zip(asked, replies, strict=True)
-            if isinstance(reply, Reply)
+            if isinstance(reply, Response)
         ]
         who = f"the server at {self.answers.url}"
-        refuse_unfaithful(self.base, pairs[: self.answers.checked], self.answers.temperature, who)
+        refuse_mismatched_responses(self.base, pairs[: self.answers.checked], self.answers.temperature, who)
         self.agreed = bool(pairs)
         return replies
 
-    def _agree(self, question: Question) -> Reply | Dropped:
+    def _agree(self, question: Request) -> Response | Skipped:
         """Ask one question alone, and give up a way of asking that the server refuses."""
         while len(self.ways) > 1:
             try:
@@ -100,9 +100,9 @@ class Asker:
                 self.ways.pop(0)
         return self._ask(question, threading.Event())
 
-    def _ask(self, question: Question, given_up: threading.Event) -> Reply | Dropped:
+    def _ask(self, question: Request, given_up: threading.Event) -> Response | Skipped:
         body = self.ways[0](self.base, question, self.answers)
-        if isinstance(body, Dropped):
+        if isinstance(body, Skipped):
             return body
         said = self.answers.server().post("/completions", body, given_up)
         try:
@@ -121,13 +121,13 @@ class Asker:
                 f"{len(question.tokens)}; it has another tokenizer, or adds a begin token: serve {self.base.name} there"
             )
         if ids is not None:
-            return whole(self.base, list(ids), ending, "generated")
-        return reencoded(self.base, text, ending, usage.get("completion_tokens"))
+            return with_stop_token(self.base, list(ids), ending, "generated")
+        return reencode_text(self.base, text, ending, usage.get("completion_tokens"))
 
 
-def by_ids(base: BaseLM, question: Question, answers: ServedAnswers) -> Body:
+def token_id_request(base: BaseLM, question: Request, answers: ServedAnswers) -> RequestBody:
     """Everything said, so that no default of the model's or of the server's bends the law."""
-    return by_nothing_else(base, question, answers) | {
+    return common_request(base, question, answers) | {
         "prompt": list(question.tokens),
         "top_k": -1,
         "min_p": 0.0,
@@ -137,16 +137,16 @@ def by_ids(base: BaseLM, question: Question, answers: ServedAnswers) -> Body:
     }
 
 
-def by_text(base: BaseLM, question: Question, answers: ServedAnswers) -> Body | Dropped:
+def text_request(base: BaseLM, question: Request, answers: ServedAnswers) -> RequestBody | Skipped:
     """Only what the protocol has. The text must lead the same tokenizer back to the same ids."""
     for ids in (question.tokens, question.tokens[1:]):  # without the begin token, which many tokenizers add
         text = base.tokenizer.decode(list(ids), clean_up_tokenization_spaces=False)
         if base.tokenizer(text, verbose=False)["input_ids"] == list(question.tokens):
-            return by_nothing_else(base, question, answers) | {"prompt": text}
-    return Dropped("no text stands for exactly its prompt")
+            return common_request(base, question, answers) | {"prompt": text}
+    return Skipped("no text stands for exactly its prompt")
 
 
-def by_nothing_else(base: BaseLM, question: Question, answers: ServedAnswers) -> Body:
+def common_request(base: BaseLM, question: Request, answers: ServedAnswers) -> RequestBody:
     return {
         "model": answers.model,
         "max_tokens": answers.room(base, question),
@@ -156,32 +156,32 @@ def by_nothing_else(base: BaseLM, question: Question, answers: ServedAnswers) ->
     }
 
 
-def reencoded(base: BaseLM, text: str, ending: str | None, generated: int | None) -> Reply | Dropped:
+def reencode_text(base: BaseLM, text: str, ending: str | None, generated: int | None) -> Response | Skipped:
     """The ids of a text, if they can be those that were generated."""
     ids = list(base.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
-    if TORN in text or base.tokenizer.decode(ids, skip_special_tokens=True) != text:
-        return Dropped("its text does not survive encoding")
+    if REPLACEMENT_CHARACTER in text or base.tokenizer.decode(ids, skip_special_tokens=True) != text:
+        return Skipped("its text does not survive encoding")
     # Servers count the stop token or do not.
     ended = ending == "stop"
     if generated is not None and generated not in ((len(ids), len(ids) + 1) if ended else (len(ids),)):
-        return Dropped("its text was not said in the words that encoding gives")
-    return whole(base, ids, ending, "reencoded")
+        return Skipped("its text was not said in the words that encoding gives")
+    return with_stop_token(base, ids, ending, "reencoded")
 
 
-def whole(base: BaseLM, ids: list[int], ending: str | None, mark: str) -> Reply | Dropped:
+def with_stop_token(base: BaseLM, ids: list[int], ending: str | None, mark: str) -> Response | Skipped:
     """With its stop token, which a server may keep to itself. Of several the tokenizer's own is taken."""
     if ending == "stop" and base.stop_token_ids and (not ids or ids[-1] not in base.stop_token_ids):
         own = base.tokenizer.eos_token_id
         ids = [*ids, own if own in base.stop_token_ids else min(base.stop_token_ids)]
-    return Reply(ids, mark) if ids else Dropped("nothing was said")
+    return Response(ids, mark) if ids else Skipped("nothing was said")
 
 
-AGREED = 0.9  # of greedy words; in bfloat16 a near-tie falls otherwise now and then
-SURPRISE = 0.1  # nats a word between what draws cost and what they should, and ...
-DEVIATIONS = 6.0  # ... this many standard deviations, so that few words prove nothing
+MIN_GREEDY_AGREEMENT = 0.9  # of greedy words; in bfloat16 a near-tie falls otherwise now and then
+MAX_EXCESS_NATS = 0.1  # nats a word between what draws cost and what they should, and ...
+MAX_DEVIATIONS = 6.0  # ... this many standard deviations, so that few words prove nothing
 
 
-def refuse_unfaithful(base: BaseLM, pairs: Sequence[tuple[list[int], list[int]]], temperature: float, who: str) -> None:
+def refuse_mismatched_responses(base: BaseLM, pairs: Sequence[tuple[list[int], list[int]]], temperature: float, who: str) -> None:
     """Raise InputError if `who` cannot be this base at this temperature; pairs: prompts and what was answered.
 
     Greedy: nearly every word must be the base's likeliest. Drawn: the words must on average be as unlikely as
@@ -189,7 +189,7 @@ def refuse_unfaithful(base: BaseLM, pairs: Sequence[tuple[list[int], list[int]]]
     """
     likely, excess, variance, words = 0, 0.0, 0.0, 0
     for prompt, answer in pairs:
-        log_law_LV = log_laws(base, prompt, answer, temperature or 1.0)
+        log_law_LV = response_log_probs(base, prompt, answer, temperature or 1.0)
         words += len(answer)
         said_L = torch.tensor(answer, device=log_law_LV.device)
         likely += int((log_law_LV.argmax(dim=-1) == said_L).sum())
@@ -199,12 +199,12 @@ def refuse_unfaithful(base: BaseLM, pairs: Sequence[tuple[list[int], list[int]]]
         variance += float(((law_LV * log_law_LV**2).sum(dim=-1) - entropy_L**2).sum())
     if not words:
         return
-    if temperature == 0 and likely < AGREED * words:
+    if temperature == 0 and likely < MIN_GREEDY_AGREEMENT * words:
         raise InputError(
             f"{who} does not answer as {base.name}: of {words} words that it said greedily the base would "
             f"say {likely}; serve this base, without penalties, or choose the base= that is served"
         )
-    if temperature > 0 and abs(excess) > max(SURPRISE * words, DEVIATIONS * variance**0.5):
+    if temperature > 0 and abs(excess) > max(MAX_EXCESS_NATS * words, MAX_DEVIATIONS * variance**0.5):
         raise InputError(
             f"{who} does not draw as {base.name} does at temperature {temperature}: its words cost "
             f"{excess / words:+.2f} nats more each than the base's own draws; serve this base, without top-k, top-p or "
@@ -213,7 +213,7 @@ def refuse_unfaithful(base: BaseLM, pairs: Sequence[tuple[list[int], list[int]]]
 
 
 @torch.inference_mode()
-def log_laws(base: BaseLM, prompt: list[int], answer: list[int], temperature: float) -> Tensor:
+def response_log_probs(base: BaseLM, prompt: list[int], answer: list[int], temperature: float) -> Tensor:
     """The base's log-probabilities_LV of every word of the answer's, in float64."""
     tokens_BL = torch.tensor([[*prompt, *answer[:-1]]], device=base.device)
     states_BLD = base.hidden_states(tokens_BL, torch.ones_like(tokens_BL))

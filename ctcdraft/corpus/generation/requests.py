@@ -21,15 +21,15 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
-from ctcdraft.corpus.chat_template import answer_text, fit, messages, prompt_tokens
-from ctcdraft.corpus.generation.speed import Pace
+from ctcdraft.corpus.chat_template import answer_text, chat_messages, fit_to_context, prompt_tokens
+from ctcdraft.corpus.generation.speed import GenerationSpeed
 from ctcdraft.corpus.types import Prompt
-from ctcdraft.errors import InputError, number, whole
+from ctcdraft.errors import InputError, check_float, check_int
 from ctcdraft.models.base_model import BaseLM
 
 
 @dataclass(frozen=True)
-class Dialogue:
+class Sample:
     """One prompt that is to be answered through all its turns; `sample` counts its dialogues from 0."""
 
     prompt: Prompt
@@ -37,7 +37,7 @@ class Dialogue:
 
 
 @dataclass(frozen=True)
-class Question:
+class Request:
     """One turn of one dialogue, ready to be asked; `cut` tokens of its history did not fit."""
 
     id: str
@@ -54,7 +54,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Reply:
+class Response:
     """An answer up to and including its stop token; `ids` says whether they are the `generated` ones or `reencoded`."""
 
     tokens: list[int]
@@ -62,17 +62,17 @@ class Reply:
 
 
 @dataclass(frozen=True)
-class Dropped:
+class Skipped:
     """No answer that could be learnt from, and why; its dialogue ends there."""
 
     why: str
 
 
-Ask = Callable[[Sequence[Question]], Sequence[Reply | Dropped]]
+GenerateFn = Callable[[Sequence[Request]], Sequence[Response | Skipped]]
 
 
 @dataclass(frozen=True)
-class Answers(ABC):
+class ResponseGenerator(ABC):
     """How answers are made. An engine adds what it needs to make them, and `start`."""
 
     batch_size: int
@@ -85,8 +85,8 @@ class Answers(ABC):
 
     def __post_init__(self) -> None:
         for key in ("batch_size", "max_new_tokens", "samples"):
-            whole(getattr(self, key), f"answers.{key}")
-        if number(self.temperature, "answers.temperature") < 0:
+            check_int(getattr(self, key), f"answers.{key}")
+        if check_float(self.temperature, "answers.temperature") < 0:
             raise InputError(f"answers.temperature={self.temperature} is below 0; 0 is greedy, above it is drawn")
         if self.samples > 1 and self.temperature == 0:
             raise InputError(
@@ -96,23 +96,23 @@ class Answers(ABC):
 
     def law(self) -> dict[str, Any]:
         """What must agree for a corpus to be gone on with; where a server stands, say, need not."""
-        return {key: value for key, value in asdict(self).items() if key in Answers.__dataclass_fields__}
+        return {key: value for key, value in asdict(self).items() if key in ResponseGenerator.__dataclass_fields__}
 
     @abstractmethod
-    def start(self, base: BaseLM) -> Ask:
+    def start(self, base: BaseLM) -> GenerateFn:
         """Whoever answers this base's questions, a batch at a time. Called once, when there is something to ask."""
 
-    def pace(self, base: BaseLM, prompts: Sequence[list[int]]) -> Pace | None:
+    def pace(self, base: BaseLM, prompts: Sequence[list[int]]) -> GenerationSpeed | None:
         """Return how fast such prompts, one for each row of a batch, are answered, by a short trial; None where that
         cannot be tried beforehand."""
         return None
 
-    def room(self, base: BaseLM, question: Question) -> int:
+    def room(self, base: BaseLM, question: Request) -> int:
         """How many tokens the answer may have."""
         return min(self.max_new_tokens, base.context_length - len(question.tokens))
 
 
-def batches(tokenizer: Any, prompts: Sequence[Prompt], answers: Answers) -> list[list[Dialogue]]:
+def batch_samples(tokenizer: Any, prompts: Sequence[Prompt], answers: ResponseGenerator) -> list[list[Sample]]:
     """All dialogues, in batches: those of most turns first, of these the longest first.
 
     So the rows of a batch are padded little and end together, and what does not fit in memory fails in the
@@ -120,7 +120,7 @@ def batches(tokenizer: Any, prompts: Sequence[Prompt], answers: Answers) -> list
     """
     lengths = turn_lengths(tokenizer, prompts)
     order = sorted(range(len(prompts)), key=lambda n: (-len(prompts[n].turns), -lengths[n], prompts[n].id))
-    dialogues = [Dialogue(prompts[n], sample) for n in order for sample in range(answers.samples)]
+    dialogues = [Sample(prompts[n], sample) for n in order for sample in range(answers.samples)]
     return [dialogues[start : start + answers.batch_size] for start in range(0, len(dialogues), answers.batch_size)]
 
 
@@ -133,45 +133,45 @@ def turn_lengths(tokenizer: Any, prompts: Sequence[Prompt], at_once: int = 1000)
     return lengths
 
 
-def question(base: BaseLM, dialogue: Dialogue, said: Sequence[str]) -> Question:
+def build_request(base: BaseLM, dialogue: Sample, said: Sequence[str]) -> Request:
     """The dialogue's next turn, after the base's own answers so far."""
     prompt = dialogue.prompt
-    whole = prompt_tokens(base.tokenizer, messages(prompt.turns, said))
-    tokens, cut = fit(whole, base.context_length, base.tokenizer.bos_token_id)
-    return Question(prompt.id, len(said), dialogue.sample, prompt.category, array("i", tokens), cut)
+    whole = prompt_tokens(base.tokenizer, chat_messages(prompt.turns, said))
+    tokens, cut = fit_to_context(whole, base.context_length, base.tokenizer.bos_token_id)
+    return Request(prompt.id, len(said), dialogue.sample, prompt.category, array("i", tokens), cut)
 
 
 Line = dict[str, Any]
 
 
-class Interview:
+class MultiTurnGenerator:
     """Asks a batch all its turns, each after the base's own answers; the engine is started by the first batch."""
 
-    def __init__(self, base: BaseLM, answers: Answers) -> None:
+    def __init__(self, base: BaseLM, answers: ResponseGenerator) -> None:
         self.base = base
         self.answers = answers
 
     @cached_property
-    def _ask(self) -> Ask:
+    def _ask(self) -> GenerateFn:
         return self.answers.start(self.base)
 
-    def __call__(self, batch: Sequence[Dialogue]) -> list[Line]:
+    def __call__(self, batch: Sequence[Sample]) -> list[Line]:
         """The lines of all turns, dialogue after dialogue."""
         said: list[list[str]] = [[] for _ in batch]
         lines: list[list[Line]] = [[] for _ in batch]
         for turn in range(max(len(dialogue.prompt.turns) for dialogue in batch)):
             talking = [n for n, one in enumerate(batch) if turn < len(one.prompt.turns) and len(said[n]) == turn]
-            asked = [question(self.base, batch[n], said[n]) for n in talking]
+            asked = [build_request(self.base, batch[n], said[n]) for n in talking]
             replies = self._ask(asked) if asked else []
             for n, one, reply in zip(talking, asked, replies, strict=True):
                 lines[n].append(self._line(one, reply))
-                if isinstance(reply, Reply):
+                if isinstance(reply, Response):
                     said[n].append(answer_text(self.base.tokenizer, reply.tokens, self.base.stop_token_ids))
-        return [line for n, one in enumerate(batch) for line in lines[n] + unasked(one, len(lines[n]))]
+        return [line for n, one in enumerate(batch) for line in lines[n] + skipped_turns(one, len(lines[n]))]
 
-    def _line(self, asked: Question, reply: Reply | Dropped) -> Line:
+    def _line(self, asked: Request, reply: Response | Skipped) -> Line:
         place = {"id": asked.id, "turn": asked.turn, "sample": asked.sample, "category": asked.category}
-        if isinstance(reply, Dropped):
+        if isinstance(reply, Skipped):
             return place | {"dropped": reply.why}
         return place | {
             "tokens": [*asked.tokens, *reply.tokens],
@@ -182,7 +182,7 @@ class Interview:
         }
 
 
-def unasked(dialogue: Dialogue, first: int) -> list[Line]:
+def skipped_turns(dialogue: Sample, first: int) -> list[Line]:
     """The turns after one that was dropped: they cannot be asked, and are accounted for."""
     prompt = dialogue.prompt
     return [

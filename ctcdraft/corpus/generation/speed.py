@@ -14,13 +14,13 @@ from time import perf_counter
 
 from ctcdraft import hardware
 
-STEPS = 4  # tokens generated after each prompt, beyond the first
-GROWTH = 4  # times as many rows in the next trial
-PATIENCE = 10.0  # seconds that the next trial may take, should it take GROWTH times as long as the last one
+TRIAL_STEPS = 4  # tokens generated after each prompt, beyond the first
+TRIAL_GROWTH = 4  # times as many rows in the next trial
+MAX_TRIAL_SECONDS = 10.0  # seconds that the next trial may take, should it take GROWTH times as long as the last one
 
 
 @dataclass(frozen=True)
-class Pace:
+class GenerationSpeed:
     """rows: of the batch that was tried; batch: of the real ones. length: tokens of each prompt in it. read_seconds: of
     one prompt token in it; step_seconds: of one more token in every row."""
 
@@ -58,7 +58,7 @@ class Pace:
         )
 
 
-def rounds(turns: Sequence[int], rows: int) -> int:
+def turns_of_all_batches(turns: Sequence[int], rows: int) -> int:
     """Return how many turns all batches go through: a batch lasts as long as its longest dialogue, and a small one as
     long as a full one. turns: of every dialogue; batches are made of those of most turns first.
 
@@ -67,7 +67,7 @@ def rounds(turns: Sequence[int], rows: int) -> int:
     return sum(sorted(turns, reverse=True)[::rows])
 
 
-def as_long(prompts: Sequence[Sequence[int]], rows: int, length: int) -> list[list[int]]:
+def repeat_to_length(prompts: Sequence[Sequence[int]], rows: int, length: int) -> list[list[int]]:
     """Return prompts for so many rows, each repeated up to so many tokens; what they say takes no time.
 
     [1, 2, 3] and [4], three rows of four tokens   ->   1 2 3 1, 4 4 4 4, 1 2 3 1
@@ -75,27 +75,27 @@ def as_long(prompts: Sequence[Sequence[int]], rows: int, length: int) -> list[li
     return [[*islice(cycle(prompt), max(1, length))] for prompt in islice(cycle(prompts), rows)]
 
 
-def tried(say: Callable[[list[list[int]], int], object], prompts: Sequence[Sequence[int]], context: int) -> Pace:
+def measure_speed(say: Callable[[list[list[int]], int], object], prompts: Sequence[Sequence[int]], context: int) -> GenerationSpeed:
     """Return the pace of `say(prompts, n)`, which generates n tokens after each prompt as one batch.
 
     prompts: one for each row of a real batch. Batches of fewer rows come first, and the largest that is affordable
     counts; of every size a first call is thrown away, in which kernels are chosen and weights come from the disk.
     """
-    rows = [list(prompt[-max(1, context - 1 - STEPS) :]) for prompt in prompts]
+    rows = [list(prompt[-max(1, context - 1 - TRIAL_STEPS) :]) for prompt in prompts]
     size = 1
     while True:
         batch = rows[:size]
         say(batch, 2)
-        first, whole = clocked(say, batch, 1), clocked(say, batch, 1 + STEPS)
-        if size == len(rows) or GROWTH * (2 * first + whole) > PATIENCE:
+        first, whole = timed_call(say, batch, 1), timed_call(say, batch, 1 + TRIAL_STEPS)
+        if size == len(rows) or TRIAL_GROWTH * (2 * first + whole) > MAX_TRIAL_SECONDS:
             length = max(map(len, batch))
             # On a tiny base noise may exceed a step; then a step is taken to last as long as the average one.
-            step = (whole - first) / STEPS if whole > first else whole / (1 + STEPS)
-            return Pace(size, len(rows), length, first / (size * length), step)
-        size = min(GROWTH * size, len(rows))
+            step = (whole - first) / TRIAL_STEPS if whole > first else whole / (1 + TRIAL_STEPS)
+            return GenerationSpeed(size, len(rows), length, first / (size * length), step)
+        size = min(TRIAL_GROWTH * size, len(rows))
 
 
-def clocked(say: Callable[[list[list[int]], int], object], batch: list[list[int]], tokens: int) -> float:
+def timed_call(say: Callable[[list[list[int]], int], object], batch: list[list[int]], tokens: int) -> float:
     began = perf_counter()
     say(batch, tokens)
     return perf_counter() - began

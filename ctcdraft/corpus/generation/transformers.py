@@ -17,27 +17,27 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ctcdraft.corpus.generation.requests import Answers, Ask, Question, Reply
-from ctcdraft.corpus.generation.speed import Pace, tried
+from ctcdraft.corpus.generation.requests import GenerateFn, Request, Response, ResponseGenerator
+from ctcdraft.corpus.generation.speed import GenerationSpeed, measure_speed
 from ctcdraft.decoding.sampling import GumbelNoise
 from ctcdraft.models.base_model import BaseLM
 
-SHRINK = 0.75  # a batch is made smaller when no more than this share of its rows is still being said
+SHRINK_THRESHOLD = 0.75  # a batch is made smaller when no more than this share of its rows is still being said
 
 # Chooses a word for each row: logits_BV, which answer each row is, how many words have been said  ->  words_B
-Choose = Callable[[Tensor, list[int], int], Tensor]
+TokenSelector = Callable[[Tensor, list[int], int], Tensor]
 
 
 @dataclass(frozen=True)
-class TransformersAnswers(Answers):
+class TransformersAnswers(ResponseGenerator):
     """Answers by the base in this process, a left-padded batch at a time; works on any base."""
 
     here = True
 
-    def start(self, base: BaseLM) -> Ask:
+    def start(self, base: BaseLM) -> GenerateFn:
         return partial(self.answer, base)
 
-    def pace(self, base: BaseLM, prompts: Sequence[list[int]]) -> Pace:
+    def pace(self, base: BaseLM, prompts: Sequence[list[int]]) -> GenerationSpeed:
         word = next(word for word in range(base.vocabulary) if word not in base.stop_token_ids)
 
         def always(logits_BV: Tensor, rows: list[int], step: int) -> Tensor:
@@ -45,26 +45,26 @@ class TransformersAnswers(Answers):
             return torch.full((len(rows),), word, device=base.device)
 
         def say(batch: list[list[int]], words: int) -> object:
-            return speak(base, batch, [words] * len(batch), always)
+            return generate_batch(base, batch, [words] * len(batch), always)
 
-        return tried(say, prompts, base.context_length)
+        return measure_speed(say, prompts, base.context_length)
 
-    def answer(self, base: BaseLM, asked: Sequence[Question]) -> list[Reply]:
+    def answer(self, base: BaseLM, asked: Sequence[Request]) -> list[Response]:
         """Answer one batch: each row says what it would say alone, but for the rounding of a batched sum."""
         rooms = [self.room(base, question) for question in asked]
-        said = speak(base, [list(question.tokens) for question in asked], rooms, self._choice(base, asked, max(rooms)))
-        return [Reply(tokens) for tokens in said]
+        said = generate_batch(base, [list(question.tokens) for question in asked], rooms, self._choice(base, asked, max(rooms)))
+        return [Response(tokens) for tokens in said]
 
-    def _choice(self, base: BaseLM, asked: Sequence[Question], room: int) -> Choose:
+    def _choice(self, base: BaseLM, asked: Sequence[Request], room: int) -> TokenSelector:
         if self.temperature == 0:
             return lambda logits_BV, rows, step: logits_BV.argmax(dim=-1)
         positions = torch.arange(room)
         keys = [question.key(self.seed) for question in asked]
         coins_BL = torch.cat([GumbelNoise(key).uniform(positions, 1) for key in keys], dim=1).T.to(base.device)
-        return lambda logits_BV, rows, step: drawn(logits_BV, self.temperature, coins_BL[rows, step])
+        return lambda logits_BV, rows, step: sample_tokens(logits_BV, self.temperature, coins_BL[rows, step])
 
 
-def drawn(logits_BV: Tensor, temperature: float, coins_B: Tensor) -> Tensor:
+def sample_tokens(logits_BV: Tensor, temperature: float, coins_B: Tensor) -> Tensor:
     """Words_B from the law at this temperature: the word at which the summed probabilities pass the coin.
 
     probabilities .5 .3 .2, coin .6      ->      word 1
@@ -76,10 +76,10 @@ def drawn(logits_BV: Tensor, temperature: float, coins_B: Tensor) -> Tensor:
 
 
 @torch.inference_mode()
-def speak(base: BaseLM, prompts: list[list[int]], rooms: Sequence[int], choose: Choose) -> list[list[int]]:
+def generate_batch(base: BaseLM, prompts: list[list[int]], rooms: Sequence[int], choose: TokenSelector) -> list[list[int]]:
     """What follows each prompt, up to its first stop token or the end of its room."""
     width = max(len(prompt) for prompt in prompts)
-    tokens_BL, mask_BL = (tensor.to(base.device) for tensor in left_padded(prompts, width))
+    tokens_BL, mask_BL = (tensor.to(base.device) for tensor in left_pad(prompts, width))
     positions_BL = (mask_BL.cumsum(dim=-1) - 1).clamp(min=0)
     cache = base.batch_cache(width + max(rooms))
     output = base.lm.base_model(
@@ -103,7 +103,7 @@ def speak(base: BaseLM, prompts: list[list[int]], rooms: Sequence[int], choose: 
                     open_rows.discard(row)
         if not open_rows:
             break
-        if len(open_rows) <= SHRINK * len(rows):
+        if len(open_rows) <= SHRINK_THRESHOLD * len(rows):
             kept_B = torch.tensor([n for n, row in enumerate(rows) if row in open_rows], device=base.device)
             rows = [row for row in rows if row in open_rows]
             words_B, position_B, hidden_BM = words_B[kept_B], position_B[kept_B], hidden_BM[kept_B]
@@ -121,7 +121,7 @@ def speak(base: BaseLM, prompts: list[list[int]], rooms: Sequence[int], choose: 
     return said
 
 
-def left_padded(prompts: list[list[int]], width: int) -> tuple[Tensor, Tensor]:
+def left_pad(prompts: list[list[int]], width: int) -> tuple[Tensor, Tensor]:
     """Tokens_BL and mask_BL of prompts that end together. Many tokenizers have no pad token, and behind the mask
     any id will do: the first of the row.
 

@@ -11,20 +11,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ctcdraft.corpus.generation.requests import Answers, Ask, Dropped, Question, Reply
+from ctcdraft.corpus.generation.requests import GenerateFn, Request, Response, ResponseGenerator, Skipped
 from ctcdraft.errors import InputError
 from ctcdraft.models.base_model import BaseLM
 
 
 @dataclass(frozen=True)
-class VllmAnswers(Answers):
+class VllmAnswers(ResponseGenerator):
     """vLLM in this process, on the weights at `path`; it forms its own batches out of each of ours."""
 
     path: str
     dtype: str
     gpu_memory_utilization: float
 
-    def start(self, base: BaseLM) -> Ask:
+    def start(self, base: BaseLM) -> GenerateFn:
         try:
             import vllm
         except ImportError as error:
@@ -40,7 +40,7 @@ class VllmAnswers(Answers):
         )
         return partial(self._ask, base, llm, vllm.SamplingParams)
 
-    def _ask(self, base: BaseLM, llm: Any, settings: Any, asked: Sequence[Question]) -> list[Reply | Dropped]:
+    def _ask(self, base: BaseLM, llm: Any, settings: Any, asked: Sequence[Request]) -> list[Response | Skipped]:
         prompts = [{"prompt_token_ids": list(question.tokens)} for question in asked]
         each = [
             settings(
@@ -54,4 +54,4 @@ class VllmAnswers(Answers):
             for question in asked
         ]
         outputs = [output.outputs[0] for output in llm.generate(prompts, each, use_tqdm=False)]
-        return [Reply(list(one.token_ids)) if one.token_ids else Dropped("nothing was said") for one in outputs]
+        return [Response(list(one.token_ids)) if one.token_ids else Skipped("nothing was said") for one in outputs]

@@ -31,7 +31,7 @@ from ctcdraft.ctc.topology import CTC_TOPOLOGY, Topology
 from ctcdraft.decoding.static_shapes import capture_cuda_graph
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.conditioning import ConditionedFrames
-from ctcdraft.errors import InputError, number, whole
+from ctcdraft.errors import InputError, check_float, check_int
 
 # Classes and frames, nodes, words a frame, words that end a text, depth
 GraphKey = tuple[tuple[int, ...], int, int, tuple[int, ...], int]
@@ -88,7 +88,7 @@ class PrefixSearch:
     interprets_as = "alignments"
 
     def __init__(self, words_per_frame: int) -> None:
-        self.words_per_frame = whole(words_per_frame, "drafter.paths.words_per_frame")
+        self.words_per_frame = check_int(words_per_frame, "drafter.paths.words_per_frame")
         self.graph_search: CUDAGraphPrefixSearch | None = None
 
     def fixed(self) -> PrefixSearch:
@@ -161,9 +161,9 @@ class Collapse:
     interprets_as = "raw frames"
 
     def __init__(self, raw_paths: int, ranks: int, rank_decay: float) -> None:
-        self.raw_paths = whole(raw_paths, "drafter.paths.raw_paths")
-        self.ranks = whole(ranks, "drafter.paths.ranks")
-        self.rank_decay = number(rank_decay, "drafter.paths.rank_decay")
+        self.raw_paths = check_int(raw_paths, "drafter.paths.raw_paths")
+        self.ranks = check_int(ranks, "drafter.paths.ranks")
+        self.rank_decay = check_float(rank_decay, "drafter.paths.rank_decay")
         if not 0 < rank_decay <= 1:
             raise InputError(
                 f"drafter.paths.rank_decay={rank_decay}: a rank is less likely than the one before by this factor, "

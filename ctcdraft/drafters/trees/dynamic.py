@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.trees.draft_sampling import DraftSampling
-from ctcdraft.errors import whole
+from ctcdraft.errors import check_int
 
 
 class StepFunction(Protocol):
@@ -49,8 +49,8 @@ class DynamicTree:
     """
 
     def __init__(self, width: int | None, words: int | None) -> None:
-        self.width = None if width is None else whole(width, "drafter.growth.width")
-        self.words = None if words is None else whole(words, "drafter.growth.words")
+        self.width = None if width is None else check_int(width, "drafter.growth.width")
+        self.words = None if words is None else check_int(words, "drafter.growth.words")
 
     def __call__(
         self,

@@ -14,7 +14,7 @@ from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.conditioning import ConditionedFrames
 from ctcdraft.drafters.trees.dynamic import build_dynamic_tree, top_nodes_tree
 from ctcdraft.drafters.trees.static import StaticTree
-from ctcdraft.errors import InputError, whole
+from ctcdraft.errors import InputError, check_int
 
 
 class PerFrameTree:
@@ -27,7 +27,7 @@ class PerFrameTree:
     interprets_as = "words"
 
     def __init__(self, words: int | None) -> None:
-        self.words = None if words is None else whole(words, "drafter.paths.words")
+        self.words = None if words is None else check_int(words, "drafter.paths.words")
 
     def __call__(
         self,

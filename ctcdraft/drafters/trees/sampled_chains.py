@@ -15,7 +15,7 @@ from torch import Tensor
 from ctcdraft.decoding.tree import NO_TOKEN, TokenTree
 from ctcdraft.drafters.trees.draft_sampling import DraftSampling
 from ctcdraft.drafters.trees.dynamic import StepFunction
-from ctcdraft.errors import whole
+from ctcdraft.errors import check_int
 
 
 class ChainSampler(Protocol):
@@ -70,7 +70,7 @@ class SampledChains:
 
 
 def checked_chains(chains: int, where: str) -> int:
-    return whole(chains, f"{where}.chains")
+    return check_int(chains, f"{where}.chains")
 
 
 def chains_and_depth(chains: int, depth: int, nodes: int) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 
 @dataclass(frozen=True)
-class SeenFrames:
+class TraceFrames:
     """What the frames of a pass said, of the words that matter and of the blank.
 
     reads: how the drafter's paths make texts of them: `alignments`, `raw frames`, `transductions`, or `words`, where
@@ -33,7 +33,7 @@ class SeenFrames:
 
 
 @dataclass(frozen=True)
-class SeenPass:
+class TraceStep:
     """One pass. tokens, parents: of the tree, the root first (its parent is -1). path: the accepted nodes, root first.
     bonus: the base's own next word. committed: tokens of the answer that came of it. depth: how deep the tree might
     have been. base: the base's best words after the last accepted node, each with its probability."""
@@ -45,7 +45,7 @@ class SeenPass:
     committed: int
     depth: int
     base: tuple[tuple[int, float], ...]
-    frames: SeenFrames | None
+    frames: TraceFrames | None
 
     @property
     def accepted(self) -> tuple[int, ...]:
@@ -59,7 +59,7 @@ class SeenPass:
 
 
 @dataclass(frozen=True)
-class SeenAnswer:
+class TraceAnswer:
     """One contestant's answer to the first turn of a question. pieces: its text token by token, first the one that
     the prefill says. noise: how far the base's top-2 margins in its passes lay, at most, from those of one reading of
     the finished text; None where there was no pass."""
@@ -69,7 +69,7 @@ class SeenAnswer:
     contestant: str
     prompt: str
     pieces: tuple[str, ...]
-    passes: tuple[SeenPass, ...]
+    passes: tuple[TraceStep, ...]
     noise: float | None
 
     @property
@@ -78,11 +78,11 @@ class SeenAnswer:
 
 
 @dataclass(frozen=True)
-class Seen:
+class Trace:
     """words: what every id that occurs looks like."""
 
     words: dict[int, str]
-    answers: tuple[SeenAnswer, ...]
+    answers: tuple[TraceAnswer, ...]
 
     @classmethod
     def merged(cls, parts: Iterable[Self]) -> Self | None:
@@ -94,26 +94,26 @@ class Seen:
         return cls(words, tuple(answer for part in parts for answer in part.answers))
 
 
-def to_json(seen: Seen) -> str:
+def trace_to_json(seen: Trace) -> str:
     return json.dumps(seen, default=vars, separators=(",", ":"), allow_nan=False) + "\n"
 
 
-def from_json(text: str) -> Seen:
+def trace_from_json(text: str) -> Trace:
     fields = json.loads(text)
     words = {int(word): said for word, said in fields["words"].items()}
-    return Seen(words, tuple(answer(one) for one in fields["answers"]))
+    return Trace(words, tuple(parse_trace_answer(one) for one in fields["answers"]))
 
 
-def answer(fields: dict[str, Any]) -> SeenAnswer:
-    passes = tuple(one_pass(one) for one in fields["passes"])
-    return SeenAnswer(**{**fields, "pieces": tuple(fields["pieces"]), "passes": passes})
+def parse_trace_answer(fields: dict[str, Any]) -> TraceAnswer:
+    passes = tuple(parse_trace_step(one) for one in fields["passes"])
+    return TraceAnswer(**{**fields, "pieces": tuple(fields["pieces"]), "passes": passes})
 
 
-def one_pass(fields: dict[str, Any]) -> SeenPass:
-    frames = fields["frames"] and SeenFrames(**{key: frozen(value) for key, value in fields["frames"].items()})
-    return SeenPass(**{key: frozen(value) for key, value in fields.items() if key != "frames"}, frames=frames)
+def parse_trace_step(fields: dict[str, Any]) -> TraceStep:
+    frames = fields["frames"] and TraceFrames(**{key: to_tuples(value) for key, value in fields["frames"].items()})
+    return TraceStep(**{key: to_tuples(value) for key, value in fields.items() if key != "frames"}, frames=frames)
 
 
-def frozen(value: Any) -> Any:
+def to_tuples(value: Any) -> Any:
     """Lists of lists as tuples of tuples."""
-    return tuple(map(frozen, value)) if isinstance(value, Sequence) and not isinstance(value, str) else value
+    return tuple(map(to_tuples, value)) if isinstance(value, Sequence) and not isinstance(value, str) else value

@@ -22,18 +22,18 @@ from ctcdraft.decoding.settings import DecodingSettings
 from ctcdraft.decoding.tree import TokenTree, VerifyResult
 from ctcdraft.drafters.conditioning import ConditionedFrames
 from ctcdraft.drafters.trees.sampled_labels import conditioned_probs
-from ctcdraft.errors import whole
-from ctcdraft.evaluation.runner import Arena, asked, turn_seed
+from ctcdraft.errors import check_int
+from ctcdraft.evaluation.runner import EvaluationSetup, turn_prompt, turn_seed
 from ctcdraft.evaluation.stock_generate import StockGenerate
-from ctcdraft.evaluation.tracing.records import Seen, SeenAnswer, SeenFrames, SeenPass
+from ctcdraft.evaluation.tracing.records import Trace, TraceAnswer, TraceFrames, TraceStep
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.progress import Progress
 
-ROWS = 64  # read from states to laws at once
+CHUNK_ROWS = 64  # read from states to laws at once
 
 
 @dataclass(frozen=True)
-class Explorer:
+class TraceSettings:
     """How much is looked at. questions: their first turns, 0 for none. tokens: of an answer, at most. words: of every
     frame, and of the base, the most probable ones."""
 
@@ -42,37 +42,37 @@ class Explorer:
     words: int
 
     def __post_init__(self) -> None:
-        whole(self.questions, "explorer.questions", least=0)
-        whole(self.tokens, "explorer.tokens", least=2)
-        whole(self.words, "explorer.words")
+        check_int(self.questions, "explorer.questions", least=0)
+        check_int(self.tokens, "explorer.tokens", least=2)
+        check_int(self.words, "explorer.words")
 
-    def look(self, arena: Arena, prompts: Mapping[int, Prompt], progress: Progress | None = None) -> Seen:
+    def look(self, arena: EvaluationSetup, prompts: Mapping[int, Prompt], progress: Progress | None = None) -> Trace:
         """Every contestant's answers to these questions; those that decode outside our loop cannot be looked into."""
-        spelling = Spelling(arena.base.tokenizer)
+        spelling = TokenText(arena.base.tokenizer)
         answers = []
         for index, prompt in prompts.items():
-            prompt_L, _ = asked(arena.base, prompt, [])
+            prompt_L, _ = turn_prompt(arena.base, prompt, [])
             for name, drafter in arena.contestants.items():
                 if isinstance(drafter, StockGenerate):
                     continue
                 settings = arena.settings_of(name)
                 settings = replace(settings, max_new_tokens=min(self.tokens, settings.max_new_tokens))
-                watch = Watch(drafter, settings.verify, self.words)
+                watch = Tracer(drafter, settings.verify, self.words)
                 tokens, passes, noise = watch.answer(arena.base, prompt_L, settings, turn_seed(arena.seed, index, 0))
-                said = pieces(arena.base.tokenizer, tokens)
+                said = token_pieces(arena.base.tokenizer, tokens)
                 if progress is not None:
                     progress.advance()
-                answers.append(SeenAnswer(prompt.id, prompt.category, name, prompt.turns[0], said, passes, noise))
-        return Seen({word: spelling(word) for word in sorted(words_of(answers))}, tuple(answers))
+                answers.append(TraceAnswer(prompt.id, prompt.category, name, prompt.turns[0], said, passes, noise))
+        return Trace({word: spelling(word) for word in sorted(token_ids_of(answers))}, tuple(answers))
 
 
-def words_of(answers: Sequence[SeenAnswer]) -> set[int]:
+def token_ids_of(answers: Sequence[TraceAnswer]) -> set[int]:
     passes = [one for answer in answers for one in answer.passes]
     framed = {word for one in passes if one.frames is not None for word in one.frames.words}
     return framed | {word for one in passes for word in (*one.tokens, one.bonus, *(best for best, _ in one.base))}
 
 
-class Watch:
+class Tracer:
     """Stands in for one drafter and its verifier while they answer one prompt.
 
     rows: by the position they stand at, the base's two best words as a pass read them, with their scores.
@@ -80,7 +80,7 @@ class Watch:
 
     def __init__(self, drafter: Any, verify: Any, words: int) -> None:
         self.words = words
-        self.passes: list[SeenPass] = []
+        self.passes: list[TraceStep] = []
         self.rows: dict[int, tuple[Tensor, Tensor]] = {}
         self._verify = verify
         self._paths: Any = getattr(drafter, "paths", None)
@@ -93,7 +93,7 @@ class Watch:
 
     def answer(
         self, base: BaseLM, prompt_L: Tensor, settings: DecodingSettings, seed: int
-    ) -> tuple[tuple[int, ...], tuple[SeenPass, ...], float | None]:
+    ) -> tuple[tuple[int, ...], tuple[TraceStep, ...], float | None]:
         """The answer's tokens, its passes, and the noise of the base's margins."""
         said = generate(base, self, prompt_L, replace(settings, verify=self.verify), base.stop_token_ids, seed)
         counts = [step.committed for step in said.passes]
@@ -122,21 +122,21 @@ class Watch:
         self.passes.append(self.seen(tree, path, int(verdict.bonus), log_probs_NV[path[-1]]))
         return verdict
 
-    def seen(self, tree: TokenTree, path: list[int], bonus: int, law_V: Tensor) -> SeenPass:
+    def seen(self, tree: TokenTree, path: list[int], bonus: int, law_V: Tensor) -> TraceStep:
         tokens = tuple(tree.tokens_N.tolist())
         accepted = [tokens[node] for node in path[1:]]
         best = law_V.double().softmax(0).topk(min(self.words, len(law_V)))
-        frames = self._frames and framed(*self._frames, accepted, {*tokens[1:], bonus}, self.words)
+        frames = self._frames and trace_frames(*self._frames, accepted, {*tokens[1:], bonus}, self.words)
         if frames is not None:
             frames = replace(frames, reads=getattr(self._paths, "interprets_as", "words"))
-        return SeenPass(
+        return TraceStep(
             tokens=tokens,
             parents=tuple(tree.parents_N.tolist()),
             path=tuple(path),
             bonus=bonus,
             committed=0,
             depth=self._depth,
-            base=tuple((word, rounded(p)) for word, p in zip(best.indices.tolist(), best.values.tolist(), strict=True)),
+            base=tuple((word, round_significant(p)) for word, p in zip(best.indices.tolist(), best.values.tolist(), strict=True)),
             frames=frames,
         )
 
@@ -148,7 +148,7 @@ class Watch:
             return None
         states_LD = base.hidden_states(text_L[None], torch.ones_like(text_L)[None])[0]
         worst = 0.0
-        for part in (places[first : first + ROWS] for first in range(0, len(places), ROWS)):
+        for part in (places[first : first + CHUNK_ROWS] for first in range(0, len(places), CHUNK_ROWS)):
             whole_RV = settings.process_logits(base.head(states_LD[part][:, : base.width])).double()
             words_R2, scores_R2 = (torch.stack([self.rows[place][which] for place in part]) for which in (0, 1))
             apart_R = (whole_RV.gather(1, words_R2) - scores_R2).diff(dim=1).abs()
@@ -157,9 +157,9 @@ class Watch:
         return worst
 
 
-def framed(
+def trace_frames(
     log_probs_TC: Tensor, listening: ConditionedFrames | None, accepted: Sequence[int], matter: set[int], words: int
-) -> SeenFrames:
+) -> TraceFrames:
     """The frames, of each frame's best words and of those that matter. accepted: what listening frames have heard."""
     if listening is None:
         heard_KTC = log_probs_TC.double().exp()[None]
@@ -174,19 +174,19 @@ def framed(
     chosen = sorted(matter.union(best))
     columns = torch.tensor([*chosen, heard_KTC.shape[-1] - 1], device=heard_KTC.device)
     tables_KTW = heard_KTC[..., columns].tolist()
-    heard = tuple(tuple(tuple(map(rounded, row)) for row in table) for table in tables_KTW)
-    return SeenFrames("", tuple(chosen), heard)
+    heard = tuple(tuple(tuple(map(round_significant, row)) for row in table) for table in tables_KTW)
+    return TraceFrames("", tuple(chosen), heard)
 
 
-def rounded(probability: float) -> float:
+def round_significant(probability: float) -> float:
     """To three significant digits: a page shows no more, and the file is a third as long."""
     return float(f"{probability:.3g}")
 
 
-TORN = "\ufffd"  # what half a character decodes to
+REPLACEMENT_CHARACTER = "\ufffd"  # what half a character decodes to
 
 
-class Spelling:
+class TokenText:
     """One word by itself, with the space it begins with: some tokenizers drop it at the beginning of a text, so every
     word is decoded behind another."""
 
@@ -200,12 +200,12 @@ class Spelling:
         return both[len(self.skip) :] if both.startswith(self.skip) else self.tokenizer.decode([word])
 
 
-def pieces(tokenizer: Any, tokens: Sequence[int]) -> tuple[str, ...]:
+def token_pieces(tokenizer: Any, tokens: Sequence[int]) -> tuple[str, ...]:
     """A text in as many pieces as it has tokens; a character that several make belongs to the last of them."""
     made, before = [], ""
     for place in range(len(tokens)):
         text = tokenizer.decode(list(tokens[: place + 1]))
-        if text.endswith(TORN) and place + 1 < len(tokens):
+        if text.endswith(REPLACEMENT_CHARACTER) and place + 1 < len(tokens):
             made.append("")
             continue
         made.append(text[len(before) :])

@@ -5,32 +5,32 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ctcdraft.evaluation.losslessness import HALF, ROUNDINGS, TIE
+from ctcdraft.evaluation.losslessness import HALF_PRECISION_ROUNDING, MAX_ROUNDINGS, TIE_MARGIN
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
-from ctcdraft.evaluation.tracing.records import Seen
+from ctcdraft.evaluation.tracing.records import Trace
 from ctcdraft.report import markdown, tables
-from ctcdraft.report.html.markup import Html, bullets, joined, table, tag
+from ctcdraft.report.html.markup import Html, bullets, html_table, join_html, tag
 
 Row = dict[str, Any]
-OWED = {"words": "every word", "law": "the base's law", "nothing": "nothing (LOSSY)"}
+GUARANTEE_LABELS = {"words": "every word", "law": "the base's law", "nothing": "nothing (LOSSY)"}
 
 
-def certificate(rows: Sequence[Row], environment: Mapping[str, Any], seen: Seen | None) -> Html:
-    noise = noise_of(seen)
+def losslessness_section(rows: Sequence[Row], environment: Mapping[str, Any], seen: Trace | None) -> Html:
+    noise = margin_noise(seen)
     parts = [
         tag("h3", "In sentences"),
         bullets(markdown.statements(rows, dict(environment))),
         tag("h3", "Words: token ids against autoregression's, question by question"),
-        equality(rows, noise),
-        tag("p", rounding(rows, noise)),
+        equality_table(rows, noise),
+        tag("p", rounding_note(rows, noise)),
     ]
     fitted = [row for row in rows if row["lossless"]["tokens"] is not None]
     if fitted:
-        parts += [tag("h3", "Law: how the words fit what the base would draw"), law(fitted), tag("p", NULL)]
-    return joined([*parts, tag("h3", "Circumstances"), circumstances(rows, environment)])
+        parts += [tag("h3", "Law: how the words fit what the base would draw"), distribution_table(fitted), tag("p", NULL_NOTE)]
+    return join_html([*parts, tag("h3", "Circumstances"), environment_table(rows, environment)])
 
 
-def noise_of(seen: Seen | None) -> dict[str, float]:
+def margin_noise(seen: Trace | None) -> dict[str, float]:
     """By contestant, the greatest noise of a margin that was seen."""
     worst: dict[str, float] = {}
     for answer in seen.answers if seen is not None else ():
@@ -39,10 +39,10 @@ def noise_of(seen: Seen | None) -> dict[str, float]:
     return worst
 
 
-def equality(rows: Sequence[Row], noise: Mapping[str, float]) -> Html:
+def equality_table(rows: Sequence[Row], noise: Mapping[str, float]) -> Html:
     header = ["drafter", "decoding", "T", "seed", "owes", "questions", "equal", "explained by rounding", "undecided",
               "wrong", "margins at first divergences", "noise of a margin"]  # fmt: skip
-    return table(header, [equality_row(row, noise) for row in rows])
+    return html_table(header, [equality_row(row, noise) for row in rows])
 
 
 def equality_row(row: Row, noise: Mapping[str, float]) -> list[str]:
@@ -50,11 +50,11 @@ def equality_row(row: Row, noise: Mapping[str, float]) -> list[str]:
     owed = lossless["owed"]
     margins = [margin for margin in lossless["first_divergence_margins"] if margin is not None]
     return [
-        tables.named(row),
+        tables.drafter_label(row),
         row["decoding"],
         f"{row['temperature']:g}",
         str(row["seed"]),
-        "is the yardstick" if row["drafter"] == AUTOREGRESSIVE else OWED[lossless["owes"]],
+        "is the yardstick" if row["drafter"] == AUTOREGRESSIVE else GUARANTEE_LABELS[lossless["owes"]],
         str(lossless["prompts"]),
         str(lossless["equal"]),
         str(owed["explained"]),
@@ -65,16 +65,16 @@ def equality_row(row: Row, noise: Mapping[str, float]) -> list[str]:
     ]
 
 
-def rounding(rows: Sequence[Row], noise: Mapping[str, float]) -> str:
+def rounding_note(rows: Sequence[Row], noise: Mapping[str, float]) -> str:
     dtype = rows[0]["dtype"]
-    if any(str(half) == f"torch.{dtype}" for half in HALF):
+    if any(str(half) == f"torch.{dtype}" for half in HALF_PRECISION_ROUNDING):
         bound = (
-            f"In {dtype} a divergence at a margin below {ROUNDINGS} roundings of the top logit is undecided, a greater "
+            f"In {dtype} a divergence at a margin below {MAX_ROUNDINGS} roundings of the top logit is undecided, a greater "
             "one wrong."
         )
     else:
         bound = (
-            f"A divergence at a margin below {TIE:g} is decoded again in float64, where it must vanish; a greater one "
+            f"A divergence at a margin below {TIE_MARGIN:g} is decoded again in float64, where it must vanish; a greater one "
             "is wrong."
         )
     if not noise:
@@ -85,14 +85,14 @@ def rounding(rows: Sequence[Row], noise: Mapping[str, float]) -> str:
     )
 
 
-NULL = (
+NULL_NOTE = (
     "The words said are marked in the base's own law and counted in equal cells. Autoregression's own total variation "
     "over as many words is what chance alone makes: the null that the others are to be held against. Where guesses are "
     "drawn this is all that is owed; elsewhere the words are autoregression's own, and so is their fit."
 )
 
 
-def law(rows: Sequence[Row]) -> Html:
+def distribution_table(rows: Sequence[Row]) -> Html:
     header = [
         "drafter",
         "tokens",
@@ -102,24 +102,24 @@ def law(rows: Sequence[Row]) -> Html:
         "autoregression's own",
         "by what the draft favours",
     ]
-    return table(header, [law_row(row) for row in rows])
+    return html_table(header, [distribution_row(row) for row in rows])
 
 
-def law_row(row: Row) -> list[str]:
+def distribution_row(row: Row) -> list[str]:
     lossless = row["lossless"]
     favoured = lossless["by_draft"]
     return [
-        tables.named(row),
+        tables.drafter_label(row),
         f"{lossless['tokens']:,}",
-        tables.number(lossless["chi_square"], 1),
-        tables.number(lossless["p_value"], 3),
-        tables.number(lossless["tv"], 4),
-        tables.number(lossless["null_tv"], 4),
-        "-" if favoured is None else tables.fit(favoured),
+        tables.format_number(lossless["chi_square"], 1),
+        tables.format_number(lossless["p_value"], 3),
+        tables.format_number(lossless["tv"], 4),
+        tables.format_number(lossless["null_tv"], 4),
+        "-" if favoured is None else tables.format_fit(favoured),
     ]
 
 
-def circumstances(rows: Sequence[Row], environment: Mapping[str, Any]) -> Html:
+def environment_table(rows: Sequence[Row], environment: Mapping[str, Any]) -> Html:
     git = environment["git"]
     commit = "not under git" if git is None else git["commit"] + (" (with changes)" if git["dirty"] else "")
     facts = {
@@ -135,4 +135,4 @@ def circumstances(rows: Sequence[Row], environment: Mapping[str, Any]) -> Html:
         "date": environment["date"],
         "command": environment["command"],
     }
-    return table(["", ""], facts.items(), "facts")
+    return html_table(["", ""], facts.items(), "facts")

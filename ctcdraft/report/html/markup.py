@@ -15,7 +15,7 @@ class Html(str):
 def tag(name: str, *inside: str, **attributes: str | bool) -> Html:
     """An element. class_="a" is class="a", data_depth="2" is data-depth="2"; True is an attribute without a value."""
     said = "".join(attribute(key.rstrip("_").replace("_", "-"), value) for key, value in attributes.items())
-    return Html(f"<{name}{said}>{joined(inside)}</{name}>")
+    return Html(f"<{name}{said}>{join_html(inside)}</{name}>")
 
 
 def attribute(key: str, value: str | bool) -> str:
@@ -24,11 +24,11 @@ def attribute(key: str, value: str | bool) -> str:
     return f" {key}" if value is True else f' {key}="{escape(value)}"'
 
 
-def joined(parts: Iterable[str], between: str = "") -> Html:
+def join_html(parts: Iterable[str], between: str = "") -> Html:
     return Html(between.join(part if isinstance(part, Html) else escape(part) for part in parts))
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]], class_: str = "") -> Html:
+def html_table(header: Sequence[str], rows: Iterable[Sequence[str]], class_: str = "") -> Html:
     head = tag("thead", tag("tr", *(tag("th", name) for name in header)))
     body = tag("tbody", *(tag("tr", *(tag("td", cell) for cell in row)) for row in rows))
     # In a box of its own: a wide table scrolls there, and not the page.
@@ -39,7 +39,7 @@ def bullets(lines: Iterable[str]) -> Html:
     return tag("ul", *(tag("li", said) for said in lines))
 
 
-def visible(word: str) -> str:
+def visible_whitespace(word: str) -> str:
     """A word by itself, with its spaces and line ends to be seen."""
     return (
         word.replace(" ", "\N{OPEN BOX}")
@@ -48,7 +48,7 @@ def visible(word: str) -> str:
     )
 
 
-def percent(share: float) -> str:
+def format_percent(share: float) -> str:
     """0.5 is 50 %; what is tiny keeps one digit, 0.003 %, as long as it is one that a reader can take in."""
     if 0 < share < 1e-5:
         return "< 0.001 %"
