@@ -76,13 +76,15 @@ def main(config: DictConfig) -> None:
     contestants = {name: build_contestant(entry, base) for name, entry in entries.items()}
     drafters = {name: one.drafter for name, one in contestants.items()}
     folder, pairs = OutputDir(out, shard), comparison_pairs(list(entries), config.differences)
-    arena = EvaluationSetup(base, drafters, settings, config.seed)
-    session = Evaluation(arena, contestants, benchmark, decoding, shard, pairs=pairs)
+    setup = EvaluationSetup(base, drafters, settings, config.seed)
+    session = Evaluation(setup, contestants, benchmark, decoding, shard, pairs=pairs)
     if automatic and not config.plan_only:
-        kept = None if config.overwrite else folder.sizes()
+        stored_sizes = None if config.overwrite else folder.sizes()
         of = session.settings(config.warm_up_tokens)
-        session = session.sized(load_or_choose_sizes(kept, session.arena, sizing, benchmark.prompts, of))
-    print(f"{session.plan()}\ninto {out}")
+        session = session.with_tree_sizes(
+            load_or_choose_sizes(stored_sizes, session.setup, sizing, benchmark.prompts, of)
+        )
+    print(f"{session.describe()}\ninto {out}")
     if config.plan_only:
         return
     if replay is not None:
@@ -107,7 +109,7 @@ def measure_latency(config: DictConfig) -> None:
     base = load_base(config, runs)
     out = output_folder(config, runs, f"{benchmark.name}-{Path(base.name).name}")  # a name from a file is no path
     refuse_report(out, config.overwrite)
-    contexts = benchmark.fitting(base, settings)
+    contexts = benchmark.usable_contexts(base, settings)
     print(f"base {base.name}, contexts {contexts}, drafters: {', '.join(entries)}\ninto {out}")
     if config.plan_only:
         return
@@ -152,20 +154,22 @@ def refuse_report(out: Path, overwrite: bool) -> None:
 
 def resolve_contestants(config: DictConfig, alone: bool = False) -> dict[str, ContestantConfig]:
     """All contestants by row name, autoregression first. alone: it may be the only one."""
-    words = as_list(config.contestants, "contestants")
+    names = as_list(config.contestants, "contestants")
     if config.checkpoint is not None:
-        words = [config.checkpoint, *(words or ["prompt_lookup"])]
-    if not words and not alone:
+        names = [config.checkpoint, *(names or ["prompt_lookup"])]
+    if not names and not alone:
         raise InputError("nobody to compare: give checkpoint=RUN, or contestants=[RUN,prompt_lookup]")
     entries: dict[str, ContestantConfig] = {}
     trust = parse_trust(config.get("trust"))
-    for word in [AUTOREGRESSIVE, *words]:
+    for word in [AUTOREGRESSIVE, *names]:
         entry = resolve(word, trust=trust)
         if entry in entries.values():
             continue
         # Two of one drafter: the later is named after its directory, or its values, too.
         name = (
-            entry.name if entry.name not in entries else f"{entry.name}:{entry.run.name if entry.run else describe_values(word)}"
+            entry.name
+            if entry.name not in entries
+            else f"{entry.name}:{entry.run.name if entry.run else describe_values(word)}"
         )
         while name in entries:
             name += "'"

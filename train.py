@@ -86,7 +86,7 @@ def train_exclusively(config: DictConfig, run: RunDirectory, resuming: bool, swe
     max_length = min(config.trainer.max_length, base.context_length)
     rows, held_out = split_held_out(corpus.rows, config.trainer.probe_prompts, max_length)
     if drafter.has_draft_vocab:
-        drafter.set_draft_vocab(rows.word_counts(base.vocabulary), base.stop_token_ids)
+        drafter.set_draft_vocab(rows.token_counts(base.vocabulary), base.stop_token_ids)
     reading = compute_hidden_states if adapter is None else adapter.read
     batches = make_batches(config, rows, base, objective.labels, states, reading)
     probe = DecodingValidation(base, held_out, decoding)
@@ -103,7 +103,7 @@ def train_exclusively(config: DictConfig, run: RunDirectory, resuming: bool, swe
         print(*template_warnings.corpus_warnings(corpus.manifest), costs, sep="\n")
     if config.plan_only:
         return 0.0
-    words = OmegaConf.to_yaml(config, resolve=True)
+    config_text = OmegaConf.to_yaml(config, resolve=True)
     if resuming:
         run.refuse_other_corpus(corpus.manifest["hash"])
         trainer.restore()
@@ -111,9 +111,9 @@ def train_exclusively(config: DictConfig, run: RunDirectory, resuming: bool, swe
             print(f"{run.path} has its {trainer.step:,} steps already; trainer.steps= may be raised")
     peers.barrier()  # until all have found the directory as it was
     if peers.is_main and resuming:
-        run.write_config(words)  # steps may have been raised
+        run.write_config(config_text)  # steps may have been raised
     elif peers.is_main:
-        run.create(words, base.fingerprint() | {"corpus": corpus.manifest["hash"]}, config.overwrite)
+        run.create(config_text, base.fingerprint() | {"corpus": corpus.manifest["hash"]}, config.overwrite)
         run.write_command(rerun_command(run))
     with closing(feed):
         tau = trainer.fit(make_loggers(config, run, trainer.step, run_title(run.path, sweep)) if peers.is_main else [])
@@ -187,7 +187,8 @@ def refuse_unsupported_zero3(config: DictConfig) -> None:
         raise InputError("base.zero3=true is read by all processes at once, and one alone stores states; states=live")
     if not prepared.is_complete(resolve_corpus_paths(config)[1]):
         raise InputError(
-            f"base.zero3=true answers no prompts, and there is no corpus in {resolve_corpus_paths(config)[1]}; prepare it "
+            f"base.zero3=true answers no prompts, and there is no corpus in {resolve_corpus_paths(config)[1]}; "
+            "prepare it "
             "with data/prepare.py, base.device_map= or answers=openai"
         )
 
@@ -236,7 +237,8 @@ def refuse_server(own: Any, run: RunDirectory) -> None:
     url = (own.get("answers") or {}).get("url")
     if url is not None and not prepared.is_complete(place := resolve_corpus_paths(own)[1]):
         raise InputError(
-            f"{run.config} asks the server at {printable(url)} for answers, and there is no complete corpus in {place}; "
+            f"{run.config} asks the server at {printable(url)} for answers, and there is no complete corpus in "
+            f"{place}; "
             "bring that corpus back, or prepare it with data/prepare.py, where you name the server yourself"
         )
 
@@ -283,17 +285,18 @@ def plan_without_base(config: DictConfig, paper: MetaBase) -> str:
     objective, rate = instantiate(config.objective), HardwareSpec.of(config.plan)
     source, path = resolve_corpus_paths(config)
     if prepared.is_complete(path):
-        said, told = (
+        corpus_plan_text, corpus_stats = (
             str(paper),
             CorpusStats.from_manifest(part_files.read_manifest(path) or {}, paper.base.context_length),
         )
     else:
         corpus, answers = instantiate(config.corpus, path=source), instantiate(config.answers)
         planned = corpus_plan.plan_corpus_dry_run(paper, corpus, answers, rate, prepared.SINGLE_SHARD)
-        said, told = str(planned), CorpusStats.from_work(planned.work)
+        corpus_plan_text, corpus_stats = str(planned), CorpusStats.from_work(planned.work)
     return (
-        f"{said}\n"
-        f"{paper_plan(paper.base, drafter, objective, told, config.trainer, rate, from_environment().world_size)}"
+        f"{corpus_plan_text}\n"
+        ""
+        f"{paper_plan(paper.base, drafter, objective, corpus_stats, config.trainer, rate, from_environment().world_size)}"
     )
 
 
@@ -312,7 +315,9 @@ def resolve_corpus_paths(config: DictConfig) -> tuple[Any, Path]:
     return given, Path(config.prepared)
 
 
-def make_batches(config: DictConfig, rows: TokenSequences, base: Any, labels: int, states: Any, reading: Any) -> Batches:
+def make_batches(
+    config: DictConfig, rows: TokenSequences, base: Any, labels: int, states: Any, reading: Any
+) -> Batches:
     settings = config.trainer
     if not rows:  # hold_out leaves out what would have nothing to learn from
         key = "trainer.max_length" if settings.max_length <= base.context_length else "base.context_length"

@@ -50,7 +50,7 @@ def main() -> None:
         measure(ways, options.steps, options.repeats)
 
 
-def way(config: DictConfig, base: Any, rows: TokenSequences, pack: int | None, steps: int, ahead: bool) -> Trainer:
+def way(config: DictConfig, base: Any, rows: TokenSequences, pack: int | None, steps: int, pending: bool) -> Trainer:
     """A trainer whose steps take `trainer.rows` answers, or so many packs of them, and as many windows."""
     objective, settings = instantiate(config.objective), config.trainer
     per_step, anchors = settings.rows, settings.anchors
@@ -61,7 +61,7 @@ def way(config: DictConfig, base: Any, rows: TokenSequences, pack: int | None, s
         per_step = max(1, round(tokens / pack))
         anchors = round(anchors * settings.rows / per_step)
     batches = Batches(rows, base, per_step, anchors, objective.labels, 0, instantiate(config.states), filling)
-    batches.states.fill()
+    batches.hidden_states.precompute()
     torch.manual_seed(0)
     drafter = build_drafter(config.drafter, base).train()
     figures = ("learning_rate", "warmup", "final_share", "betas", "weight_decay", "clip_norm", "clip_value", "autocast")
@@ -72,16 +72,16 @@ def way(config: DictConfig, base: Any, rows: TokenSequences, pack: int | None, s
         peers=Distributed(),
         **{name: settings[name] for name in figures},
     )
-    feed = PrefetchingBatches(batches, steps) if ahead else batches
+    feed = PrefetchingBatches(batches, steps) if pending else batches
     nowhere, silent = RunDirectory(Path()), DecodingValidation(base, [], instantiate(config.decoding))
     never = CheckpointPolicy(checkpoint_every=steps, checkpoint_minutes=None, keep=1, patience=steps)
     return Trainer(nowhere, drafter, objective, feed, engine, silent, steps, 1, steps, never)
 
 
-def measure(ways: dict[str, Trainer], steps: int, repeats: int) -> None:
-    found: dict[str, list[tuple[float, float, float, float]]] = {name: [] for name in ways}
+def measure(request_formats: dict[str, Trainer], steps: int, repeats: int) -> None:
+    found: dict[str, list[tuple[float, float, float, float]]] = {name: [] for name in request_formats}
     for turn in range(repeats + 1):
-        for name, trainer in ways.items():
+        for name, trainer in request_formats.items():
             feed = trainer.batches
             batches = feed.batches if isinstance(feed, PrefetchingBatches) else feed
             first, began = trainer.step, time.perf_counter()

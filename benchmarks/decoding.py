@@ -46,7 +46,10 @@ NEVER: frozenset[int] = frozenset()  # no word ends an answer: both sides say eq
 def main() -> None:
     options = arguments()
     torch.set_num_threads(options.threads)
-    print(f"{hardware_name(torch.device(options.device))}, {options.dtype}, torch {torch.__version__}, {options.clock} time")
+    print(
+        f"{hardware_name(torch.device(options.device))}, {options.dtype}, torch {torch.__version__}, {options.clock} "
+        "time"
+    )
     for folder in options.bases:
         base = load_base(folder, options.dtype, options.device).for_inference()
         reads = [None, StaticShapeForward(), StaticShapeForward(compiled=True)] if options.compiled else [None]
@@ -120,7 +123,7 @@ def overhead(base: BaseLM, options: argparse.Namespace) -> None:
     for _ in range(options.repeats + 1):
         for nodes, drafter in sizes.items():
             spent[nodes].append(profile_answer(base, drafter, prompt_L, settings(nodes, options.max_new_tokens), 0))
-    unit = statistics.median(one.a_pass for one in spent[1][1:])
+    unit = statistics.median(one.seconds_per_pass for one in spent[1][1:])
     for nodes, measured in spent.items():
         medians = {
             part: statistics.median(one.seconds[part] / one.passes for one in measured[1:])
@@ -155,13 +158,13 @@ def frames(count: int, classes: int, sharp: float) -> Tensor:
     return (sharp * torch.randn(count, classes, generator=rng)).log_softmax(-1)
 
 
-def interleaved(ways: dict[str, Callable[[], object]], repeats: int, clock: Clock) -> dict[str, list[float]]:
+def interleaved(request_formats: dict[str, Callable[[], object]], repeats: int, clock: Clock) -> dict[str, list[float]]:
     """Seconds of every repeat of every way, in turns, after one that is not counted; who begins changes."""
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    seconds: dict[str, list[float]] = {name: [] for name in request_formats}
     for repeat in range(repeats + 1):
-        for name in list(ways)[:: 1 if repeat % 2 else -1]:
+        for name in list(request_formats)[:: 1 if repeat % 2 else -1]:
             began = clock()
-            ways[name]()
+            request_formats[name]()
             seconds[name].append(clock() - began)
     return {name: taken[1:] for name, taken in seconds.items()}
 

@@ -38,7 +38,10 @@ def main() -> None:
     register_resolvers()
     torch.set_num_threads(1)
     sides = {LAID: side(options, stored=False), AS_STORED: side(options, stored=True)}
-    print(f"{hardware_name(torch.device('cpu'))}, float32, base {Path(options.base).name}, {options.nodes} nodes, wall time")
+    print(
+        f"{hardware_name(torch.device('cpu'))}, float32, base {Path(options.base).name}, {options.nodes} nodes, wall "
+        "time"
+    )
     seconds: dict[tuple[str, str], list[float]] = {(how, name): [] for how in sides for name in sides[how][1]}
     same = answers = 0
     prompts = project_prompts(str(TINY / "prompts" / "held_out.jsonl"), "benchmark", None).prompts[: options.prompts]

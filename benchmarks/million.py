@@ -47,7 +47,7 @@ class StandIn(ResponseGenerator):
         return lambda asked: [self.reply(base, question, said) for question in asked]
 
     def reply(self, base: BaseLM, question: Request, said: list[int]) -> Response:
-        return Response([*said[: self.room(base, question) - 1], min(base.stop_token_ids)])
+        return Response([*said[: self.max_response_tokens(base, question) - 1], min(base.stop_token_ids)])
 
 
 def write_conversations(file: Path, lines: int, exchanges: int) -> None:

@@ -64,7 +64,7 @@ def main() -> None:
             measured = seconds["autoregression"] / seconds[f"{size.nodes} nodes"]
             print(
                 f"{name}  {size.nodes:3} nodes: tau {size.tau:.3f}, cost {size.cost:.3f}, "
-                f"predicted {size.predicted:.3f}, measured {measured:.3f}"
+                f"predicted {size.predicted_speedup:.3f}, measured {measured:.3f}"
             )
         print(
             f"{name}  auto chose {chosen}: {tokens / seconds['auto']:.1f} tokens/s, "

@@ -89,14 +89,16 @@ def synchronise(tensor: Tensor) -> None:
         torch.cuda.synchronize()
 
 
-def compared(ways: dict[str, Callable[[], Tensor]], leaf: Tensor, repeats: int) -> dict[str, float]:
+def compared(request_formats: dict[str, Callable[[], Tensor]], leaf: Tensor, repeats: int) -> dict[str, float]:
     """Median seconds of both, in turns; their ratio, and the gradients' relative difference in norm."""
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    gradients = {name: step(way, leaf)[1] for name, way in ways.items()}  # the first time is not like the others
+    seconds: dict[str, list[float]] = {name: [] for name in request_formats}
+    gradients = {
+        name: step(way, leaf)[1] for name, way in request_formats.items()
+    }  # the first time is not like the others
     apart = float((gradients["ours"] - gradients["native"]).norm() / gradients["native"].norm())
     del gradients
     for _ in range(repeats):
-        for name, way in ways.items():
+        for name, way in request_formats.items():
             seconds[name].append(step(way, leaf)[0])
     medians = {name: statistics.median(several) for name, several in seconds.items()}
     ratios = sorted(n / o for n, o in zip(seconds["native"], seconds["ours"], strict=True))

@@ -76,7 +76,9 @@ def compare(name: str, live: list[float], other: list[float]) -> None:
 def read(options: argparse.Namespace, store: Path) -> None:
     """Bytes a token and rate of every precision, over the rows that the runs trained on."""
     base = load_base(str(BASE), "float32", "cpu", "tiny")
-    rows, _ = split_held_out(prepared.read_corpus(Path(options.corpus), base.fingerprint()).rows, 1, base.context_length)
+    rows, _ = split_held_out(
+        prepared.read_corpus(Path(options.corpus), base.fingerprint()).rows, 1, base.context_length
+    )
     tokens = sum(map(len, rows.tokens))
     print(f"{len(rows):,} rows, {tokens:,} tokens, states of {base.width} values; in batches of {ROWS} rows")
     rates = [rate(lambda batch: live(base, rows, batch), rows, seed, 5) for seed in range(options.repeats)]
@@ -85,7 +87,7 @@ def read(options: argparse.Namespace, store: Path) -> None:
     for name in PRECISIONS:
         states = OfflineHiddenStates(base, rows.tokens, str(store / name), name, 64, 100)
         start = time.perf_counter()
-        states.fill()
+        states.precompute()
         written = time.perf_counter() - start
         bytes_of[name] = sum(file.stat().st_size for file in store.glob(f"{name}/*.safetensors"))
         rates = [rate(partial(stored_rows, states), rows, seed, None) for seed in range(options.repeats)]
@@ -108,13 +110,13 @@ def stored_rows(states: OfflineHiddenStates, batch: Sequence[int]) -> None:
         states.row(index)
 
 
-def rate(look: Callable[[Sequence[int]], None], rows: TokenSequences, seed: int, limit: int | None) -> float:
+def rate(trace_answers: Callable[[Sequence[int]], None], rows: TokenSequences, seed: int, limit: int | None) -> float:
     """Tokens a second, through all rows in random batches, or through so many batches."""
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed)).tolist()
     batches = [order[start : start + ROWS] for start in range(0, len(order), ROWS)][:limit]
     start = time.perf_counter()
     for batch in batches:
-        look(batch)
+        trace_answers(batch)
     seconds = time.perf_counter() - start
     return sum(len(rows.tokens[index]) for batch in batches for index in batch) / seconds
 

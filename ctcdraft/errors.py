@@ -30,10 +30,10 @@ def check_float(value: Any, key: str) -> float:
     return value
 
 
-def unsafe_pickle_error(place: str, key: str) -> InputError:
+def unsafe_pickle_error(location: str, key: str) -> InputError:
     """Return the error for a .bin file that torch refuses to unpickle; torch itself advises weights_only=False."""
     return InputError(
-        f"{place} holds weights pickled with other objects, which could run code and are not loaded; give {key}= a "
+        f"{location} holds weights pickled with other objects, which could run code and are not loaded; give {key}= a "
         "place with .safetensors files"
     )
 

@@ -48,15 +48,15 @@ class PublishedHead(ModelHubMixin):
     nodes: how many nodes a tree may have, the root counted; more pay where the base is large.
     """
 
-    def __init__(self, drafter: DraftHead, base: BaseLM, said: Mapping[str, Any], card: str) -> None:
+    def __init__(self, drafter: DraftHead, base: BaseLM, config_values: Mapping[str, Any], card: str) -> None:
         self.drafter = drafter
         self.base = base
-        self.said = dict(said)
+        self.config_values = dict(config_values)
         self.card = card
-        self.nodes = int(said["nodes"])
+        self.nodes = int(config_values["nodes"])
 
     @classmethod
-    def of_run(cls, run: str | Path, base: BaseLM, trust: Collection[str] = ()) -> Self:
+    def from_run(cls, run: str | Path, base: BaseLM, trust: Collection[str] = ()) -> Self:
         """The head of a run directory, ready to be saved; its card is written from the run and its evaluations. trust:
         as of from_pretrained."""
         from omegaconf import OmegaConf
@@ -69,20 +69,22 @@ class PublishedHead(ModelHubMixin):
             )
         drafter = load_drafter(directory.path, base, None, parse_trust(trust))
         config: Any = OmegaConf.to_container(read_run_config(directory.config, parse_trust(trust)), resolve=True)
-        said = {
+        config_values = {
             "library": f"ctcdraft {ctcdraft.__version__}",
             "drafter": config["drafter"],
             "nodes": config["decoding"]["nodes"],
             "fingerprint": json.loads(directory.fingerprint.read_text()),
         }
-        return cls(drafter, base, said, model_card(directory.path, config, said["fingerprint"], drafter))
+        return cls(
+            drafter, base, config_values, model_card(directory.path, config, config_values["fingerprint"], drafter)
+        )
 
     def _save_pretrained(self, save_directory: Path) -> None:
         tensors = {
             name: value.detach().cpu().contiguous() for name, value in self.drafter.trainable_state_dict().items()
         }
         atomic_write(save_directory / WEIGHTS_FILE, lambda draft: save_file(tensors, draft))
-        (save_directory / CONFIG_FILE).write_text(json.dumps(self.said, indent=2) + "\n")
+        (save_directory / CONFIG_FILE).write_text(json.dumps(self.config_values, indent=2) + "\n")
         (save_directory / CARD_FILE).write_text(self.card)
 
     @classmethod
@@ -120,16 +122,23 @@ class PublishedHead(ModelHubMixin):
         if not folder.is_dir():
             where: Any = {"revision": revision, "cache_dir": cache_dir, "force_download": force_download}
             folder = Path(snapshot_download(model_id, local_files_only=local_files_only, token=token, **where))
-        said = read_head_config(folder, given["trust"])
-        base = BaseLM(given["model"], given["tokenizer"], said["fingerprint"]["base"], taps=said["fingerprint"]["taps"])
-        refuse_other_base(said["fingerprint"], base.fingerprint(), folder, MATCHING_FIELDS)
+        config_values = read_head_config(folder, given["trust"])
+        base = BaseLM(
+            given["model"],
+            given["tokenizer"],
+            config_values["fingerprint"]["base"],
+            taps=config_values["fingerprint"]["taps"],
+        )
+        refuse_other_base(config_values["fingerprint"], base.fingerprint(), folder, MATCHING_FIELDS)
         refuse_inexact_tree_attention(base)
-        drafter = build_drafter(to_omegaconf(said["drafter"]), base)
+        drafter = build_drafter(to_omegaconf(config_values["drafter"]), base)
         if not isinstance(drafter, DraftHead):
-            raise InputError(f"{folder / CONFIG_FILE} has a drafter that is no head: {said['drafter'].get('_target_')}")
+            raise InputError(
+                f"{folder / CONFIG_FILE} has a drafter that is no head: {config_values['drafter'].get('_target_')}"
+            )
         load_trainable_state(drafter, read_weights(folder / WEIGHTS_FILE), folder / WEIGHTS_FILE)
         card = folder / CARD_FILE
-        return cls(drafter.for_inference(base), base, said, card.read_text() if card.is_file() else "")
+        return cls(drafter.for_inference(base), base, config_values, card.read_text() if card.is_file() else "")
 
     def generate(
         self,
@@ -139,7 +148,7 @@ class PublishedHead(ModelHubMixin):
         stopping_criteria: Any = (),
         generation_config: Any = None,
         stop_strings: Any = None,
-        **told: Any,
+        **other_inputs: Any,
     ) -> Tensor:
         """What `model.generate(**inputs, custom_generate=head.generate)` calls; token ids [1, L], prompt included.
 
@@ -151,26 +160,30 @@ class PublishedHead(ModelHubMixin):
         `generate` is refused in a sentence; not so a streamer, which transformers keeps to itself: it receives the
         prompt alone.
         """
-        refuse_unsupported_generate(self.base.lm, model, input_ids, logits_processor, stopping_criteria, generation_config)
-        refuse_unsupported_inputs(input_ids, told, stop_strings)
-        prompt_L, asked = input_ids[0], generation_config
-        sampled = bool(asked.do_sample)
+        refuse_unsupported_generate(
+            self.base.lm, model, input_ids, logits_processor, stopping_criteria, generation_config
+        )
+        refuse_unsupported_inputs(input_ids, other_inputs, stop_strings)
+        prompt_L, options = input_ids[0], generation_config
+        sampled = bool(options.do_sample)
         settings = DecodingSettings(
-            max_new_tokens=asked.max_length - len(prompt_L),
+            max_new_tokens=options.max_length - len(prompt_L),
             nodes=self.nodes,
-            temperature=float(asked.temperature if asked.temperature is not None else 1.0) if sampled else 0.0,
-            top_k=int(asked.top_k or 0) if sampled else 0,
-            top_p=float(asked.top_p if asked.top_p is not None else 1.0) if sampled else 1.0,
+            temperature=float(options.temperature if options.temperature is not None else 1.0) if sampled else 0.0,
+            top_k=int(options.top_k or 0) if sampled else 0,
+            top_p=float(options.top_p if options.top_p is not None else 1.0) if sampled else 1.0,
             verify=match,
             lossless=True,
         )
-        stops = asked.eos_token_id if isinstance(asked.eos_token_id, list) else [asked.eos_token_id]
+        stops = options.eos_token_id if isinstance(options.eos_token_id, list) else [options.eos_token_id]
         seed = int(torch.randint(2**31, ())) if sampled else 0
         made = generate(self.base, self.drafter, prompt_L, settings, {one for one in stops if one is not None}, seed)
         return torch.cat([input_ids, torch.tensor([made.tokens], device=input_ids.device)], dim=1)
 
 
-def refuse_unsupported_generate(own: Any, model: Any, input_ids: Tensor, processors: Any, criteria: Any, asked: Any) -> None:
+def refuse_unsupported_generate(
+    own: Any, model: Any, input_ids: Tensor, processors: Any, criteria: Any, options: Any
+) -> None:
     """Raise InputError for what this loop would silently do otherwise than `generate`."""
     wants = [type(one).__name__ for one in processors if type(one).__name__ not in SUPPORTED_WARPERS]
     wants += [type(one).__name__ for one in criteria if type(one).__name__ not in SUPPORTED_CRITERIA]
@@ -178,19 +191,19 @@ def refuse_unsupported_generate(own: Any, model: Any, input_ids: Tensor, process
         raise InputError("this head was loaded for another model object; call generate on the one it was given")
     if input_ids.shape[0] != 1:
         raise InputError(f"{input_ids.shape[0]} rows were asked for, but drafts are for latency: one row a call")
-    if asked.return_dict_in_generate:
+    if options.return_dict_in_generate:
         wants.append("return_dict_in_generate")
     if wants:
         raise InputError(f"{', '.join(wants)} is not served with custom_generate=head.generate; leave it out")
 
 
-def refuse_unsupported_inputs(input_ids: Tensor, told: Mapping[str, Any], stop_strings: Any) -> None:
+def refuse_unsupported_inputs(input_ids: Tensor, other_inputs: Mapping[str, Any], stop_strings: Any) -> None:
     """Raise InputError for what `generate` hands on beside the ids and the loop would not look at.
 
     stop_strings: a parameter of `PublishedHead.generate` so that transformers hands it on. It keeps the tokenizer that
     goes with it from a function it calls, and would otherwise refuse here, saying that no tokenizer was given.
     """
-    mask = told.get("attention_mask")
+    mask = other_inputs.get("attention_mask")
     if stop_strings is not None:
         raise InputError("stop_strings= is not served with custom_generate=head.generate; leave it out")
     if input_ids.shape[1] == 0:
@@ -203,16 +216,16 @@ def refuse_unsupported_inputs(input_ids: Tensor, told: Mapping[str, Any], stop_s
 
 def read_head_config(folder: Path, trust: Collection[str] = ()) -> dict[str, Any]:
     try:
-        said = current(json.loads((folder / CONFIG_FILE).read_text()))
+        values = current(json.loads((folder / CONFIG_FILE).read_text()))
     except (OSError, ValueError, RecursionError) as error:
         raise damaged_file_error(folder / CONFIG_FILE) from error
-    if not isinstance(said, dict) or not isinstance(said.get("drafter", {}), dict):
+    if not isinstance(values, dict) or not isinstance(values.get("drafter", {}), dict):
         raise damaged_file_error(folder / CONFIG_FILE)
-    missing = [key for key in ("drafter", "nodes", "fingerprint") if key not in said]
+    missing = [key for key in ("drafter", "nodes", "fingerprint") if key not in values]
     if missing:
         raise InputError(f"{folder / CONFIG_FILE} has no `{missing[0]}`: this is no head of ctcdraft's")
-    refuse_foreign({"drafter": said["drafter"]}, folder / CONFIG_FILE, ALLOWED_TARGETS["drafter"], trust)
-    return said
+    refuse_foreign({"drafter": values["drafter"]}, folder / CONFIG_FILE, ALLOWED_TARGETS["drafter"], trust)
+    return values
 
 
 def damaged_file_error(file: Path) -> InputError:

@@ -39,7 +39,7 @@ def model_card(run: Path, config: Mapping[str, Any], fingerprint: Mapping[str, A
 
 def head_facts(config: Mapping[str, Any], fingerprint: Mapping[str, Any], trained: int) -> list[dict[str, str]]:
     drafter, trainer = config["drafter"], config["trainer"]
-    said = {
+    values = {
         "base": f"{fingerprint['base']}, weights {fingerprint['weights']}, taps {fingerprint['taps']}",
         "trained parameters": f"{trained:,}",
         "frames": str(drafter.get("frames", "-")),
@@ -48,7 +48,7 @@ def head_facts(config: Mapping[str, Any], fingerprint: Mapping[str, Any], traine
         "steps": f"{trainer['steps']:,} of {trainer['rows']} answers x {trainer['anchors']} windows",
         "seed": str(config["seed"]),
     }
-    return [{"what": what, "value": value} for what, value in said.items()]
+    return [{"what": what, "value": value} for what, value in values.items()]
 
 
 def largest_reports(run: Path, name: str) -> Iterator[tuple[list[dict[str, Any]], dict[str, Any]]]:
@@ -82,6 +82,8 @@ def describe_questions(row: dict[str, Any]) -> str:
 def measurement_section(rows: list[dict[str, Any]], environment: dict[str, Any]) -> str:
     commit = environment["git"]["commit"][:7]
     return (
-        f"{describe_questions(rows[0])}; {rows[0]['hardware']}, {rows[0]['dtype']}, commit {commit}, {environment['date']}\n\n"
-        f"    {environment['command']}\n\n{markdown_table(rows, {column: FULL_COLUMNS[column] for column in CARD_COLUMNS})}"
+        f"{describe_questions(rows[0])}; {rows[0]['hardware']}, {rows[0]['dtype']}, commit {commit}, "
+        f"{environment['date']}\n\n"
+        "    "
+        f"{environment['command']}\n\n{markdown_table(rows, {column: FULL_COLUMNS[column] for column in CARD_COLUMNS})}"
     )

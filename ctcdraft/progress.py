@@ -30,7 +30,7 @@ class Progress:
 
     def __init__(
         self,
-        items: int,
+        total: int,
         unit: str,
         *,
         first: int = 1,
@@ -39,16 +39,16 @@ class Progress:
         write: Callable[[str], object] | None = None,
         redirected: bool | None = None,
     ) -> None:
-        self.items, self.unit, self.first, self.before = items, unit, first, before
+        self.total, self.unit, self.first, self.before = total, unit, first, before
         self.done = 0
         self._clock, self._write = clock, write or write_line
         self._redirected = not is_terminal() if redirected is None else redirected
-        self._began = self._last = clock()
+        self._started_at = self._last_line_at = clock()
         self._estimated = False
 
     def begin(self) -> None:
         """Start the clock anew, after a warm-up that will not come again."""
-        self._began = self._last = self._clock()
+        self._started_at = self._last_line_at = self._clock()
 
     def advance(self, items: int = 1) -> None:
         """Count finished items; write a line if the estimate is due, or a minute has passed since the last line."""
@@ -56,15 +56,16 @@ class Progress:
         now = self._clock()
         first = not self._estimated and self.done >= self.first
         self._estimated |= first
-        if self.done < self.items and (first or (self._redirected and now - self._last >= LINE_INTERVAL)):
-            self._last = now
-            self._write(self.line(now - self._began))
+        if self.done < self.total and (first or (self._redirected and now - self._last_line_at >= LINE_INTERVAL)):
+            self._last_line_at = now
+            self._write(self.line(now - self._started_at))
 
     def line(self, seconds: float) -> str:
         """Return the line of this state, `seconds` after the beginning."""
-        remaining = self.items - self.done
+        remaining = self.total - self.done
         return (
-            f"{self.before + self.done:,} of {self.before + self.items:,} {self.unit}, {format_minutes(seconds)} so far; "
+            f"{self.before + self.done:,} of {self.before + self.total:,} {self.unit}, {format_minutes(seconds)} so "
+            "far; "
             f"about {format_minutes(seconds / self.done * remaining)} for the remaining {remaining:,}"
         )
 

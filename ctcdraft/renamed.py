@@ -10,7 +10,6 @@ import re
 from typing import Any
 
 TARGETS = {  # what a `_target_` named -> what it names now
-    "ctcdraft.arena.rules.rules": "studies.comparison.config.rules",
     "ctcdraft.base.load_base": "ctcdraft.models.loading.load_base",
     "ctcdraft.corpus.answers.TransformersAnswers": "ctcdraft.corpus.generation.transformers.TransformersAnswers",
     "ctcdraft.corpus.answers_served.ServedAnswers": "ctcdraft.corpus.generation.openai.ServedAnswers",
@@ -24,6 +23,7 @@ TARGETS = {  # what a `_target_` named -> what it names now
     "ctcdraft.corpus.cleaning.Length": "ctcdraft.corpus.filters.Length",
     "ctcdraft.corpus.cleaning.Roles": "ctcdraft.corpus.filters.Roles",
     "ctcdraft.corpus.leakage.Leakage": "ctcdraft.corpus.decontamination.Decontamination",
+    "ctcdraft.corpus.sources.several": "ctcdraft.corpus.sources.mixture",
     "ctcdraft.corpus.states.Live": "ctcdraft.corpus.hidden_states.OnlineHiddenStates",
     "ctcdraft.corpus.states.Stored": "ctcdraft.corpus.hidden_states.OfflineHiddenStates",
     "ctcdraft.decoding.loop.Settings": "ctcdraft.decoding.settings.DecodingSettings",
@@ -45,11 +45,11 @@ TARGETS = {  # what a `_target_` named -> what it names now
     "ctcdraft.drafters.staged.Staged": "ctcdraft.drafters.cascade.Staged",
     "ctcdraft.drafters.transducer.DrawnTransductions": "ctcdraft.drafters.trees.transducer.SampledTransductions",
     "ctcdraft.drafters.transducer.TransducerSearch": "ctcdraft.drafters.trees.transducer.TransducerSearch",
+    "ctcdraft.evaluation.latency.Latency": "ctcdraft.evaluation.latency.LatencyBenchmark",
     "ctcdraft.evaluation.outside.StockGenerate": "ctcdraft.evaluation.stock_generate.StockGenerate",
     "ctcdraft.evaluation.replay_session.Replay": "ctcdraft.evaluation.replay_evaluation.ReplayEvaluation",
     "ctcdraft.evaluation.sizing.Sizing": "ctcdraft.evaluation.tree_size.TreeSizeSearch",
     "ctcdraft.evaluation.watching.Explorer": "ctcdraft.evaluation.tracing.tracer.TraceSettings",
-    "ctcdraft.filling.Filling": "studies.paper.gpu_hours.Filling",
     "ctcdraft.nn.correction.GRU": "ctcdraft.nn.logit_correction.GRUCorrection",
     "ctcdraft.nn.correction.Markov": "ctcdraft.nn.logit_correction.MarkovCorrection",
     "ctcdraft.nn.residual.FeedForwardBody": "ctcdraft.nn.bodies.FeedForwardBody",

@@ -89,14 +89,14 @@ def describe_result(manifest: part_files.Manifest, shard: Shard, out: Path) -> s
             "the corpus, and so does running once more without shard="
         )
     counts = manifest["counts"]
-    said = (
+    text = (
         f"{counts['answers']:,} answers to {counts['prompts']:,} prompts in {out}\n"
         f"{counts['answer_tokens']:,} answer tokens of {counts['tokens']:,}, "
         f"{counts['ended_share']:.1%} of the answers ended, {counts['cut_prompts']:,} prompts cut to fit"
     )
     if counts["reencoded"] or counts["dropped"]:
-        said += f"\n{counts['reencoded']:,} answers re-encoded from text, {counts['dropped']:,} dropped"
-    return "\n".join([said, *template_warnings.corpus_warnings(manifest)])
+        text += f"\n{counts['reencoded']:,} answers re-encoded from text, {counts['dropped']:,} dropped"
+    return "\n".join([text, *template_warnings.corpus_warnings(manifest)])
 
 
 if __name__ == "__main__":

@@ -31,8 +31,8 @@ class CompletionsServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.base, self.with_ids = base, with_ids
         self.trouble: Any = lambda number: None
-        self.asked: list[dict[str, Any]] = []
-        self.under_way = self.most_under_way = 0
+        self.requests: list[dict[str, Any]] = []
+        self.in_flight = self.max_in_flight = 0
         self.lock = threading.Lock()
         self.extra_tokens = 0  # read beside the prompt, as a server does that adds a begin token
         self.temperature_factor = 1.0
@@ -69,10 +69,10 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         server = self.server
         with server.lock:
-            number = len(server.asked)
-            server.asked.append(body | {"path": self.path, "key": self.headers.get("Authorization")})
-            server.under_way += 1
-            server.most_under_way = max(server.most_under_way, server.under_way)
+            number = len(server.requests)
+            server.requests.append(body | {"path": self.path, "key": self.headers.get("Authorization")})
+            server.in_flight += 1
+            server.max_in_flight = max(server.max_in_flight, server.in_flight)
         self.answer(body, server.trouble(number))
 
     def answer(self, body: dict[str, Any], trouble: str | None) -> None:
@@ -96,7 +96,7 @@ class Handler(BaseHTTPRequestHandler):
     def reply(self, status: int, said: dict[str, Any]) -> None:
         data = json.dumps(said).encode()
         with self.server.lock:  # before the client knows and asks the next one
-            self.server.under_way -= 1
+            self.server.in_flight -= 1
         self.send_response(status)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()

@@ -44,6 +44,6 @@ def expect_error(patch, capsys, script: str, *words: str) -> str:
     with pytest.raises(SystemExit) as exit_:
         run_script(patch, script, *words)
     assert exit_.value.code == 1
-    said = capsys.readouterr().err
-    assert "Traceback" not in said
-    return said
+    stderr = capsys.readouterr().err
+    assert "Traceback" not in stderr
+    return stderr

@@ -11,13 +11,13 @@ from ctcdraft.ctc.next_label import PrefixBatch
 from ctcdraft.decoding.tree import TokenTree
 
 
-def p_value(counts: Sequence[float], law: Sequence[float]) -> float:
+def p_value(counts: Sequence[float], probs: Sequence[float]) -> float:
     """The chance of counts at least as far from the law; cells that expect fewer than 5 are thrown together.
 
     A count where the law has nothing gives 0.
     """
     draws = sum(counts)
-    pairs = sorted(zip(law, counts, strict=True))
+    pairs = sorted(zip(probs, counts, strict=True))
     if any(count for p, count in pairs if p == 0):
         return 0.0
     expected, seen = [0.0], [0.0]
@@ -39,11 +39,11 @@ def p_value(counts: Sequence[float], law: Sequence[float]) -> float:
 MIN_P_VALUE = 1e-5  # a true law fails once in 10^5 seeds; all seeds are fixed
 
 
-def sample_with_stop(law_V: torch.Tensor, shape: tuple[int, ...], rng: torch.Generator) -> torch.Tensor:
+def sample_with_stop(probs_V: torch.Tensor, shape: tuple[int, ...], rng: torch.Generator) -> torch.Tensor:
     """Words drawn from law_V; what it lacks to one comes out as -2, the draft's STOP."""
-    full_V = torch.cat([law_V, (1 - law_V.sum()).clamp(min=0)[None]])
-    words = torch.multinomial(full_V, int(torch.tensor(shape).prod()), replacement=True, generator=rng).reshape(shape)
-    return torch.where(words == len(law_V), -2, words)
+    full_V = torch.cat([probs_V, (1 - probs_V.sum()).clamp(min=0)[None]])
+    tokens = torch.multinomial(full_V, int(torch.tensor(shape).prod()), replacement=True, generator=rng).reshape(shape)
+    return torch.where(tokens == len(probs_V), -2, tokens)
 
 
 def path_tokens(tree: TokenTree, node: int) -> tuple[int, ...]:
@@ -59,10 +59,12 @@ def assert_draft_probs(tree: TokenTree, law_of_text: Callable, depth: int) -> No
         assert tree.draft_probs_NV[node].tolist() == pytest.approx(wanted, abs=1e-10, rel=0)
 
 
-def exact_next_label_distribution(log_probs_TC: torch.Tensor, blank: int, text: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+def exact_next_label_distribution(
+    log_probs_TC: torch.Tensor, blank: int, text: Sequence[int]
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The exact law behind one text of class ids: words_V, and the chance that it ends there; 0 if it cannot begin."""
     labels = PrefixBatch.empty(log_probs_TC.exp(), blank, 1)
-    for word in text:
-        labels = labels.extend(torch.tensor([word]))
-    words_1V, stop_1 = labels.next_distribution()
-    return words_1V[0], stop_1[0]
+    for token in text:
+        labels = labels.extend(torch.tensor([token]))
+    probs_1V, stop_1 = labels.next_distribution()
+    return probs_1V[0], stop_1[0]

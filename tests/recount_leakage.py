@@ -31,15 +31,17 @@ def recount(folder: Path, tokenizer: Any, questions: Iterable[str], words: int =
 
     What the base answered stands in the prompts of later turns too; it counts as an answer there.
     """
-    asked: set[str] = set()
-    said: set[str] = set()
+    user_texts: set[str] = set()
+    base_texts: set[str] = set()
     for part in sorted(folder.glob("part-*.jsonl")):
         for line in map(json.loads, part.read_text().splitlines()):
-            for inside, text in ((0, asked), (1, said)):
+            for inside, text in ((0, user_texts), (1, base_texts)):
                 ids = [token for token, mask in zip(line["tokens"], line["mask"], strict=True) if mask == inside]
                 text.update(text_pieces(tokenizer, ids))
     known = slow_runs(questions, words)
-    found = [{text for text in texts if slow_runs([text], words) & known} for texts in (asked - said, said)]
+    found = [
+        {text for text in texts if slow_runs([text], words) & known} for texts in (user_texts - base_texts, base_texts)
+    ]
     return found[0], found[1]
 
 

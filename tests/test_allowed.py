@@ -18,7 +18,9 @@ from ctcdraft.config.allowed import (
 from ctcdraft.config.cli import CONFIGS, compose_config
 from ctcdraft.errors import InputError
 
-ROLES = {"outside": "drafter"} | {role: role for role in ALLOWED_TARGETS if role != "prompts"}  # folder of configs/: its node
+ROLES = {"outside": "drafter"} | {
+    role: role for role in ALLOWED_TARGETS if role != "prompts"
+}  # folder of configs/: its node
 
 
 def targets(node):

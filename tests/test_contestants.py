@@ -134,7 +134,9 @@ def test_a_draft_model_off_the_shelf_alone_staged_and_in_a_cascade(outsiders, mo
 def test_drafters_of_several_steps_train_and_are_read_in_other_ways(outsiders, monkeypatch, drafter, more):
     monkeypatch.chdir(outsiders)
     labels = ["objective.labels=1"] if "objective=eagle" in more else []
-    run_script(monkeypatch, "train.py", *train_args("run=steps", "overwrite=true", f"drafter={drafter}", *labels, *more))
+    run_script(
+        monkeypatch, "train.py", *train_args("run=steps", "overwrite=true", f"drafter={drafter}", *labels, *more)
+    )
     rows = evaluated(monkeypatch, outsiders, "steps", "steps@chain", "steps@medusa63")
     assert list(rows) == ["autoregressive", drafter, f"{drafter}@chain", f"{drafter}@medusa63"]
     saved = load_file(outsiders / "steps" / "drafter.safetensors")

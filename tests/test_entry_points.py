@@ -43,7 +43,9 @@ def test_a_corpus_with_shifted_masks_refuses_to_train(world, monkeypatch, capsys
 def test_a_corpus_that_is_there_is_taken_unless_another_is_asked_for(world, monkeypatch, capsys):
     """The README's second command trains with a preset on what its first one prepared without."""
     monkeypatch.chdir(world)
-    words = [word for word in train_args("run=as_it_is", "trainer.steps=1") if not word.startswith(("corpus", "answers"))]
+    words = [
+        word for word in train_args("run=as_it_is", "trainer.steps=1") if not word.startswith(("corpus", "answers"))
+    ]
     run_script(monkeypatch, "train.py", *words)
     assert (
         "prepared is taken as it is, made with answers.max_new_tokens=20 (now 512), 24 prompts"

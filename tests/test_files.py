@@ -56,7 +56,7 @@ def test_a_draft_model_made_of_first_layers_has_it_too(tmp_path, mode):
 
 
 def test_so_has_a_published_head(tmp_path, mode):
-    head = SimpleNamespace(drafter=ctc_head(random_base(context=64)), said={}, card="")
+    head = SimpleNamespace(drafter=ctc_head(random_base(context=64)), config_values={}, card="")
     PublishedHead._save_pretrained(head, tmp_path)
     assert len(modes(tmp_path)) == 3
     assert set(modes(tmp_path).values()) == {mode}

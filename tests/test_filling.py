@@ -79,7 +79,7 @@ def test_what_a_card_cannot_hold_is_said_beside_the_hours(filling, cells):
     assert "a card of 40.0 GB: answers 107.5 GB, training 40.5 GB" in str(replace(found, memory=4e10))
     assert "FIT" not in str(replace(found, memory=1.6e11))
     assert "FIT" not in str(replace(found, memory=None))
-    assert "more at its peak than a card of 80.0 GB" in filling.basis()[-1]
+    assert "more at its peak than a card of 80.0 GB" in filling.assumptions()[-1]
     told = node_values(compose_config("evaluate").table.plan)
     with pytest.raises(InputError, match=r"table\.plan\.memory=0 is no card's memory"):
         GpuHoursPlanner(**{**told, "memory": 0})
@@ -101,7 +101,7 @@ class Ten:
     def hours(self, cell):
         return f"10 hours of {cell.base}"
 
-    def basis(self):
+    def assumptions(self):
         return ["by nobody's plan"]
 
 

@@ -50,7 +50,13 @@ def test_lossless_to_the_last_position(base, temperature, tmp_path):
         )  # fmt: skip
         assert truth == tuple(out[0, len(prompt) :].tolist())
     text = torch.cat([prompt, torch.tensor(truth)])
-    drafters = [oracle_drafter(text, 6), Stutter(text, 4), random_drafter(base.vocabulary, 12), PromptLookup(base, 3, 10), ctc_head(base)]
+    drafters = [
+        oracle_drafter(text, 6),
+        Stutter(text, 4),
+        random_drafter(base.vocabulary, 12),
+        PromptLookup(base, 3, 10),
+        ctc_head(base),
+    ]
     drafters += [make_sequential_drafter(kind, base, tmp_path) for kind in ("hydra", "hydra++", "eagle")]
     myself = DraftModel(
         base, str(MODELS / base.name), None, 5, DynamicTree(4, 4)

@@ -78,7 +78,7 @@ def test_no_code_runs_from_a_run_that_goes_on(here, monkeypatch, capsys, node):
 def test_no_code_runs_from_a_run_that_is_published(here):
     run = changed(here / "run", ("drafter.frames", command(here / "marker")))
     with pytest.raises(InputError, match=r"wants to call ctcdraft\.training\.search\.train"):
-        PublishedHead.of_run(run, load_base("base", "float32", "cpu"))
+        PublishedHead.from_run(run, load_base("base", "float32", "cpu"))
     assert not list(here.glob("marker*"))
 
 
@@ -119,9 +119,13 @@ def test_a_value_does_not_come_under_a_name_of_configs(here, monkeypatch, capsys
 def test_a_run_that_goes_on_sends_no_key_to_a_server(here, monkeypatch, capsys):
     sent = []
     monkeypatch.setenv("SECRET", "open sesame")
-    monkeypatch.setattr("ctcdraft.corpus.generation.http.JSONClient._post", lambda server, *said: sent.append(server) or {})
+    monkeypatch.setattr(
+        "ctcdraft.corpus.generation.http.JSONClient._post", lambda server, *said: sent.append(server) or {}
+    )
     given = {"url": "http://far.example/v1", "key_from": "SECRET", "model": "m", "seed": 0, "retries": 0}
-    answers = compose_config("train", "answers=openai", *[f"answers.{key}={value}" for key, value in given.items()]).answers
+    answers = compose_config(
+        "train", "answers=openai", *[f"answers.{key}={value}" for key, value in given.items()]
+    ).answers
     run = changed(here / "run", ("answers", answers), ("prepared", str(here / "gone")))
     said = expect_error(monkeypatch, capsys, "train.py", f"resume={run}", "trainer.steps=6")
     assert not sent
@@ -132,7 +136,7 @@ def test_a_run_that_goes_on_sends_no_key_to_a_server(here, monkeypatch, capsys):
 
 
 def test_no_code_runs_from_a_published_head(here):
-    PublishedHead.of_run(here / "run", load_base("base", "float32", "cpu")).save_pretrained(here / "head")
+    PublishedHead.from_run(here / "run", load_base("base", "float32", "cpu")).save_pretrained(here / "head")
     said = json.loads((here / "head" / "config.json").read_text())
     said["drafter"]["frames"] = command(here / "marker")
     said["trust"] = ["ctcdraft.training.search.run_trial"]
@@ -171,7 +175,7 @@ def test_a_head_of_ones_own_class_is_loaded_where_its_reader_trusts_it(here, mon
     (here / "ours.py").write_text(MODULE)
     monkeypatch.syspath_prepend(here)
     run = changed(here / "run", ("drafter._target_", "ours.Own"))
-    PublishedHead.of_run(run, load_base("base", "float32", "cpu"), trust=["ours.Own"]).save_pretrained(here / "head")
+    PublishedHead.from_run(run, load_base("base", "float32", "cpu"), trust=["ours.Own"]).save_pretrained(here / "head")
     given = {"model": random_lm(context=128), "tokenizer": tiny_tokenizer()}
     with pytest.raises(InputError, match=r"add trust=\[ours\.Own\]"):
         PublishedHead.from_pretrained(here / "head", **given)
@@ -182,7 +186,7 @@ def test_a_head_of_ones_own_class_is_loaded_where_its_reader_trusts_it(here, mon
 
 
 def test_a_drafter_without_weights_is_no_head(here):
-    PublishedHead.of_run(here / "run", load_base("base", "float32", "cpu")).save_pretrained(here / "head")
+    PublishedHead.from_run(here / "run", load_base("base", "float32", "cpu")).save_pretrained(here / "head")
     said = json.loads((here / "head" / "config.json").read_text())
     for drafter, sentence in (
         ({"_target_": "ctcdraft.drafters.autoregressive.Autoregressive"}, "a drafter that is no head"),

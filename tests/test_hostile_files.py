@@ -169,7 +169,7 @@ def test_an_adapter_imports_no_module(folder, tmp_path, key):
 def test_numbers_of_a_benchmark_run_no_code(tmp_path):
     np.savez(tmp_path / "bad.npz", words=13, sequences=np.array([Hostile(tmp_path / "marker")], dtype=object))
     with pytest.raises(InputError, match="cannot read the benchmark mine"):
-        Decontamination(13, {"mine": str(tmp_path / "bad.npz")}).known()
+        Decontamination(13, {"mine": str(tmp_path / "bad.npz")}).benchmark_hashes()
     assert not (tmp_path / "marker").exists()
 
 

@@ -57,7 +57,13 @@ def test_every_drafter_says_what_autoregression_says(base, temperature):
         for number, prompt in enumerate(PROMPTS):
             truth = autoregression(base, prompt, how, seed=number).tokens
             text = torch.cat([prompt, torch.tensor(truth)])
-            drafters = [oracle_drafter(text, 5), random_drafter(base.vocabulary, 12), Stutter(text, 4), PromptLookup(base, 3, 6), *heads]
+            drafters = [
+                oracle_drafter(text, 5),
+                random_drafter(base.vocabulary, 12),
+                Stutter(text, 4),
+                PromptLookup(base, 3, 6),
+                *heads,
+            ]
             for drafter in drafters[round_:] + drafters[:round_]:
                 made = generate(base, drafter, prompt, how, frozenset(), number)
                 assert made.tokens == truth, type(drafter).__name__
@@ -78,7 +84,9 @@ def test_drafters_that_read_their_own_guesses_too(base, temperature, tmp_path):
 def test_an_oracle_commits_depth_and_one_in_every_pass_but_the_last(base):
     how = settings(tokens=41)
     truth = autoregression(base, PROMPTS[0], how).tokens
-    made = generate(base, oracle_drafter(torch.cat([PROMPTS[0], torch.tensor(truth)]), 4), PROMPTS[0], how, frozenset(), 0)
+    made = generate(
+        base, oracle_drafter(torch.cat([PROMPTS[0], torch.tensor(truth)]), 4), PROMPTS[0], how, frozenset(), 0
+    )
     assert [step.committed for step in made.passes] == [5] * 8  # 41 = 1 of the prefill + 8 passes of 5
 
 

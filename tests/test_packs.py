@@ -38,7 +38,7 @@ def cut() -> TokenSequences:
 
 
 def packs(base, labels, source=OnlineHiddenStates, anchors=30) -> Batches:
-    return Batches(cut(), base, 2, anchors, labels, seed=0, states=source, filling=first_fit_packing(SIZE))
+    return Batches(cut(), base, 2, anchors, labels, seed=0, hidden_states=source, packing=first_fit_packing(SIZE))
 
 
 def unpacked(base, made: Batches, step: int, batch: Batch) -> Batch:
@@ -100,9 +100,15 @@ CASES = {
     "hydra": (lambda base, folder: make_sequential_drafter("hydra", base, folder, 3), CrossEntropy(3, 0.8)),
     "hydra++": (lambda base, folder: make_sequential_drafter("hydra++", base, folder, 3), Distill(3, 0.8, kl)),
     "eagle": (lambda base, folder: make_sequential_drafter("eagle", base, folder, 3), Eagle(1, 1.0, 0.1)),
-    "eagle_ctc": (lambda base, folder: make_sequential_drafter("eagle", base, folder, 6), EagleCTC(3, 6, 1.0, 0.1, 0.01)),
+    "eagle_ctc": (
+        lambda base, folder: make_sequential_drafter("eagle", base, folder, 6),
+        EagleCTC(3, 6, 1.0, 0.1, 0.01),
+    ),
     "draft_model": (lambda base, folder: make_sequential_drafter("draft_model", base, folder, 3), Distill(3, 1.0, kl)),
-    "draft_model_gpt2": (lambda base, folder: make_sequential_drafter("draft_model_gpt2", base, folder, 3), CrossEntropy(3, 1.0)),
+    "draft_model_gpt2": (
+        lambda base, folder: make_sequential_drafter("draft_model_gpt2", base, folder, 3),
+        CrossEntropy(3, 1.0),
+    ),
 }
 
 
@@ -152,7 +158,7 @@ def test_states_of_a_pack_are_those_of_every_text_alone(kind):
     rng = torch.Generator().manual_seed(2)
     texts = [torch.randint(5, 200, (length,), generator=rng) for length in (20, 9, 30, 3, 1, 17)]
     packed_rows = TokenSequences(texts, [torch.ones(len(text)).int() for text in texts], [True] * 6)
-    laid = packed_rows.laid([[0, 1, 2, 3], [4, 5]])
+    laid = packed_rows.pad_packs([[0, 1, 2, 3], [4, 5]])
     states_BLD = base.hidden_states(laid.tokens_BL, torch.ones_like(laid.tokens_BL), laid.position_ids_BL)
     at = {0: (0, 0), 1: (0, 20), 2: (0, 29), 3: (0, 59), 4: (1, 0), 5: (1, 1)}
     for index, (row, begin) in at.items():

@@ -184,7 +184,7 @@ def test_the_batches_that_train_hold_what_decoding_sees():
     decoded = dict(witness.seen)
 
     rows = TokenSequences([text], [(torch.arange(len(text)) >= len(PROMPT)).int()], [True])
-    batch = Batches(rows, base, rows_a_step=1, anchors=len(text), labels=3, seed=0).batch(0)
+    batch = Batches(rows, base, rows_per_step=1, anchors=len(text), labels=3, seed=0).batch(0)
     logits = drafter(batch).logits()[0]
     compared = 0
     for place, anchor in enumerate(batch.anchors_BA[0].tolist()):

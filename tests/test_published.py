@@ -84,7 +84,7 @@ def home(tmp_path_factory):
     (run.path / "evaluation" / "latency-tiny").mkdir()
     timed = {"rows": [{"drafter": "ctc_gru"}], "environment": where}  # no words, no verdict
     (run.path / "evaluation" / "latency-tiny" / "report.json").write_text(json.dumps(timed))
-    PublishedHead.of_run(run.path, base).save_pretrained(home / "head")
+    PublishedHead.from_run(run.path, base).save_pretrained(home / "head")
     return home
 
 

@@ -113,7 +113,9 @@ def test_sliding_windows_wherever_masks_are_made(tmp_path, kind, changes):
     truth = stock(base, PROMPT, 24)
     assert decoded(base, random_drafter(base.vocabulary, 12)) == truth
     prompts = [PROMPT, PROMPT[:40], PROMPT[7:60]]
-    said = generate_batch(base, [prompt.tolist() for prompt in prompts], [12] * 3, lambda logits, rows, step: logits.argmax(-1))
+    said = generate_batch(
+        base, [prompt.tolist() for prompt in prompts], [12] * 3, lambda logits, rows, step: logits.argmax(-1)
+    )
     for prompt, answer in zip(prompts, said, strict=True):
         expected = stock(base, prompt, 12)
         ends = [at + 1 for at, token in enumerate(expected) if token in base.stop_token_ids]
@@ -122,7 +124,9 @@ def test_sliding_windows_wherever_masks_are_made(tmp_path, kind, changes):
     drafts = generate(base, own, PROMPT, EVERYTHING, frozenset(), 1)
     assert drafts.tokens == truth
     # As its own draft model the base always guesses right: the passes are those of an oracle of the same depth.
-    oracle = generate(base, oracle_drafter(torch.cat([PROMPT, torch.tensor(truth)]), 5), PROMPT, EVERYTHING, frozenset(), 1)
+    oracle = generate(
+        base, oracle_drafter(torch.cat([PROMPT, torch.tensor(truth)]), 5), PROMPT, EVERYTHING, frozenset(), 1
+    )
     assert len(drafts.passes) == len(oracle.passes)
     assert decoded(base, make_sequential_drafter("hydra", base, tmp_path)) == truth
 

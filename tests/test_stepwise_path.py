@@ -145,7 +145,7 @@ def test_the_batches_that_train_hold_what_decoding_sees(kind, tmp_path):
     drafter = make_sequential_drafter(kind, base, tmp_path)
     text, seen = decoded(base, drafter)
     rows = TokenSequences([text], [(torch.arange(len(text)) >= len(PROMPT)).int()], [True])
-    batch = Batches(rows, base, rows_a_step=1, anchors=len(text), labels=3, seed=0).batch(0)
+    batch = Batches(rows, base, rows_per_step=1, anchors=len(text), labels=3, seed=0).batch(0)
     said = drafter(batch).logits()[0].log_softmax(dim=-1)
     laws, compared = dict(seen), 0
     for place, anchor in enumerate(batch.anchors_BA[0].tolist()):

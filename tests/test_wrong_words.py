@@ -66,7 +66,11 @@ from tiny_models import random_lm, tiny_tokenizer
         ("train.py", train_args("run=x", "decoding.nodes=abc"), "decoding.nodes=abc is impossible"),
         ("train.py", train_args("run=x", "objective=eagle"), "are for drafter=eagle"),
         ("train.py", train_args("run=x", "prepared=never", "objective.labels=9"), "5 frames cannot say 9 labels"),
-        ("train.py", train_args("run=x", "prepared=never", "plan_only=true", "objective=cross_entropy"), "paths=direct"),
+        (
+            "train.py",
+            train_args("run=x", "prepared=never", "plan_only=true", "objective=cross_entropy"),
+            "paths=direct",
+        ),
         ("train.py", train_args("run=x", "prepared=never", "drafter=eagle", "objective=ctc"), "has no blank"),
         ("train.py", train_args("run=x", "prepared=never", "decoding.nodes=0"), "decoding.nodes=0"),
         ("evaluate.py", ["checkpoint=run", "timing.questions=-1"], "timing.questions=-1 is impossible"),

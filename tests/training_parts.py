@@ -23,7 +23,9 @@ from ctcdraft.training.progress import MACHINE_METRICS
 from ctcdraft.training.trainer import CheckpointPolicy, Trainer
 from ctcdraft.training.validation import DecodingValidation
 
-DECODING = DecodingSettings(max_new_tokens=12, nodes=8, temperature=0.0, top_k=0, top_p=1.0, verify=match, lossless=True)
+DECODING = DecodingSettings(
+    max_new_tokens=12, nodes=8, temperature=0.0, top_k=0, top_p=1.0, verify=match, lossless=True
+)
 
 
 def random_sequences(count: int = 10, length: int = 30, words: int = 40) -> TokenSequences:
@@ -84,7 +86,7 @@ def make_trainer(
 ) -> Trainer:
     drafter = (drafter or ctc_head(base)).train()
     objective = objective or CTC(labels)
-    batches = Batches(random_sequences(), base, rows_a_step=4, anchors=8, labels=objective.labels, seed=0)
+    batches = Batches(random_sequences(), base, rows_per_step=4, anchors=8, labels=objective.labels, seed=0)
     values = {
         "learning_rate": 3e-3,
         "warmup": 2,

@@ -114,14 +114,14 @@ def slow_tree_from_paths(root, paths, lengths, limit):
     return tokens, parents
 
 
-def slow_match(tokens, parents, said):
+def slow_match(tokens, parents, base_tokens):
     """Walk from the root: while a child says what the base said, step on it. Returns path and bonus."""
     path = [0]
     while True:
-        word = said[path[-1]]
-        children = [n for n, parent in enumerate(parents) if parent == path[-1] and tokens[n] == word]
+        token = base_tokens[path[-1]]
+        children = [n for n, parent in enumerate(parents) if parent == path[-1] and tokens[n] == token]
         if not children:
-            return path, word
+            return path, token
         path.append(children[0])
 
 

@@ -16,7 +16,9 @@ from typing import Any
 from ctcdraft.errors import InputError, first_line
 from ctcdraft.renamed import current
 
-GET_METHOD = "hydra.utils.get_method"  # configs/objective/distill.yaml looks its distance up by name: `path` is checked too
+GET_METHOD = (
+    "hydra.utils.get_method"  # configs/objective/distill.yaml looks its distance up by name: `path` is checked too
+)
 CORPUS_TARGETS = {
     "ctcdraft.corpus.filters.Alternation",
     "ctcdraft.corpus.filters.Cleaning",
@@ -211,16 +213,21 @@ def refuse_directives(node: dict[Any, Any], where: str, file: Path, trust: Colle
         if key == "_target_" or (key == "_convert_" and value == "all"):
             continue
         if key != "_partial_" or not (value is False or (value is True and may_be_partial)):
-            raise InputError(f"{file} has {where}.{key}: {printable(value)}, as no config of ctcdraft's has; leave it out")
+            raise InputError(
+                f"{file} has {where}.{key}: {printable(value)}, as no config of ctcdraft's has; leave it out"
+            )
 
 
 def refuse_name(name: Any, where: str, file: Path, allowed: Collection[str], trust: Collection[str]) -> None:
     """Raise InputError for a name that is called and is neither on the list nor trusted."""
     if not isinstance(name, str):
-        raise InputError(f"{file} has {where}: {printable(name)}, which is no name of a class; give one as module.Class")
+        raise InputError(
+            f"{file} has {where}: {printable(name)}, which is no name of a class; give one as module.Class"
+        )
     if name not in allowed and name not in trust:
         raise InputError(
-            f"{file} wants to call {printable(name)} ({where}), and from a file only ctcdraft's own parts are called; if "
+            f"{file} wants to call {printable(name)} ({where}), and from a file only ctcdraft's own parts are "
+            "called; if "
             f"it is a class of your own, add trust=[{printable(name)}]"
         )
 

@@ -147,16 +147,16 @@ def suggest_keys(words: str, verb: str, more: Iterable[str] = ()) -> str:
     return f"{verb}.py --cfg job prints all keys"
 
 
-def compose_config(verb: str, *words: str) -> Any:
+def compose_config(verb: str, *overrides: str) -> Any:
     """The config of `python VERB.py WORDS`, inside another entry point or outside of any."""
     from hydra import compose, initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
 
     if GlobalHydra.instance().is_initialized():
-        return compose(verb, overrides=list(words))
+        return compose(verb, overrides=list(overrides))
     register_resolvers()
     with initialize_config_dir(str(CONFIGS), version_base=None):
-        return compose(verb, overrides=list(words))
+        return compose(verb, overrides=list(overrides))
 
 
 def dotted_keys(node: Any, above: str = "") -> list[str]:

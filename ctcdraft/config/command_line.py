@@ -31,28 +31,33 @@ UNQUOTED_PATTERN = re.compile(r"[\w/\-\\+.$%*@?| ]*", re.ASCII)  # what Hydra ta
 PIECE_PATTERN = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|\$\{[^}]*\}|[^\[\]{}(),:'"]+""")
 
 
-def quote_paths(words: Sequence[str], searched: bool = False) -> list[str]:
+def quote_paths(arguments: Sequence[str], searched: bool = False) -> list[str]:
     """Return the words with every path as Hydra takes it: run=~/a,b becomes run='/home/me/a,b'.
 
     searched: a comma separates what sweep.py tries, as it does with -m, but in run=, which is the search's own.
     Raises InputError, with the corrected command, for what has two readings or none.
     """
-    words, sweeps = [current_argument(word) for word in words], searched or not MULTIRUN_FLAGS.isdisjoint(words)
-    for place, word in enumerate(words):
-        refuse_split_path(words, place)
-        if sweeps and "," in word and not (searched and word.startswith("run=")):
-            words[place] = quote_pieces(word)
+    arguments, sweeps = (
+        [current_argument(argument) for argument in arguments],
+        searched or not MULTIRUN_FLAGS.isdisjoint(arguments),
+    )
+    for place, argument in enumerate(arguments):
+        refuse_split_path(arguments, place)
+        if sweeps and "," in argument and not (searched and argument.startswith("run=")):
+            arguments[place] = quote_pieces(argument)
         else:
-            refuse_ambiguous_comma(words, place)
-            words[place] = quote_path(word)
-        refuse_unquoted(words, place)
-    return words
+            refuse_ambiguous_comma(arguments, place)
+            arguments[place] = quote_path(argument)
+        refuse_unquoted(arguments, place)
+    return arguments
 
 
 def takes_path(word: str) -> bool:
     """Return whether a word is key=value and its key is known to take a path, or a list of them."""
     key, equals, _ = word.partition("=")
-    return bool(equals) and (key.rpartition(".")[2].lstrip("+") in PATH_KEYS | PATH_LIST_KEYS or BENCHMARK_PREFIX in key)
+    return bool(equals) and (
+        key.rpartition(".")[2].lstrip("+") in PATH_KEYS | PATH_LIST_KEYS or BENCHMARK_PREFIX in key
+    )
 
 
 def quote_path(word: str) -> str:
@@ -117,7 +122,8 @@ def refuse_ambiguous_comma(words: Sequence[str], place: int) -> None:
     one = [*words[:place], f"{key}={hydra_quote(value, double=True)}", *words[place + 1 :]]
     raise InputError(
         f"{words[place]} names {len(several)} paths that are there, and none is called {value}; for one such path: "
-        f"{shell_command(one)}; for all of them, where {key}= takes a list: {shell_command(listed)}; -m tries one after the other"
+        f"{shell_command(one)}; for all of them, where {key}= takes a list: {shell_command(listed)}; -m tries one "
+        "after the other"
     )
 
 

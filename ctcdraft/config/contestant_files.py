@@ -29,7 +29,9 @@ def drafter_file(word: str, run: Path) -> Path:
     for file in candidates:
         if file.suffix == ".yaml" and file.is_file() and not run.is_dir():
             return file
-    there = ", ".join(sorted(file.stem for folder in (DRAFTER_CONFIGS, OUTSIDE_CONFIGS) for file in folder.glob("*.yaml")))
+    there = ", ".join(
+        sorted(file.stem for folder in (DRAFTER_CONFIGS, OUTSIDE_CONFIGS) for file in folder.glob("*.yaml"))
+    )
     raise InputError(
         f"contestant {word} is neither a run directory (there is no {run / 'config.yaml'}) nor one of the drafters "
         f"{there}"

@@ -48,13 +48,15 @@ class ContestantConfig:
                 yield entry
 
 
-def resolve(word: Any, untrained: bool = False, trust: Collection[str] = ()) -> ContestantConfig:
+def resolve(name_or_mapping: Any, untrained: bool = False, trust: Collection[str] = ()) -> ContestantConfig:
     """A run directory (`RUN`, or `RUN@PATHS`), a drafter of configs/drafter or configs/outside or of a YAML file;
     `{draft_model:{path:FOLDER}}` is a drafter with values of its own. untrained: one that has weights may be named
     as it is, to be timed with random ones. trust: names that a run, or a YAML that is not of configs/, may call beside
     ctcdraft's own."""
-    word, values = next(iter(word.items())) if isinstance(word, Mapping) else (str(word), {})
-    place, paths = split_reading(word)
+    name_or_mapping, values = (
+        next(iter(name_or_mapping.items())) if isinstance(name_or_mapping, Mapping) else (str(name_or_mapping), {})
+    )
+    place, paths = split_reading(name_or_mapping)
     run = RunDirectory(Path(place))
     if run.config.is_file():
         if values:
@@ -62,18 +64,21 @@ def resolve(word: Any, untrained: bool = False, trust: Collection[str] = ()) -> 
         config = read_run_config(run.config, trust)
         name = f"{config.drafter.name}{paths and f'@{paths}'}"
         return ContestantConfig(name, run.path, config, paths or None, trust=trust)
-    config = compose_drafter_config(drafter_file(word, run.path), values or {}, trust)
+    config = compose_drafter_config(drafter_file(name_or_mapping, run.path), values or {}, trust)
     for key in [key for key in values or {} if key not in config]:
-        raise InputError(f"drafter {word} has no value {key}; it has {', '.join(map(str, config))}")
+        raise InputError(f"drafter {name_or_mapping} has no value {key}; it has {', '.join(map(str, config))}")
     roles = list(config.get("parts", {}))
     for role in [role for role in (values or {}).get("parts", {}) if role not in roles]:
-        raise InputError(f"drafter {word} has no part {role}; it has {', '.join(map(str, roles))}")
+        raise InputError(f"drafter {name_or_mapping} has no part {role}; it has {', '.join(map(str, roles))}")
     plain = {key: value for key, value in (values or {}).items() if not is_option(config[key], value)}
     config = OmegaConf.merge(config, plain)
     found = target_object(config)
     if not untrained and isinstance(found, type) and issubclass(found, DraftHead) and not found.usable_untrained:
-        raise InputError(f"drafter {word} has weights: train it (train.py drafter={word}) and name its run directory")
-    return ContestantConfig(config.name, None, config, None, resolve_parts(word, config, trust), trust)
+        raise InputError(
+            f"drafter {name_or_mapping} has weights: train it (train.py drafter={name_or_mapping}) and name its run "
+            "directory"
+        )
+    return ContestantConfig(config.name, None, config, None, resolve_parts(name_or_mapping, config, trust), trust)
 
 
 def compose_drafter_config(file: Path, chosen: Mapping[str, Any], trust: Collection[str] = ()) -> Any:
@@ -85,7 +90,9 @@ def compose_drafter_config(file: Path, chosen: Mapping[str, Any], trust: Collect
     for default in config.pop("defaults", []):
         for group, option in default.items() if hasattr(default, "items") else [(None, default)]:
             group = group and group.removeprefix("override ")
-            folder, named = (file.parent, option) if group is None else (DRAFTER_CONFIGS / group, chosen.get(group, option))
+            folder, named = (
+                (file.parent, option) if group is None else (DRAFTER_CONFIGS / group, chosen.get(group, option))
+            )
             if isinstance(named, str) and named.startswith("/"):  # /from/the/top@_here_
                 above, _, named = named.removesuffix("@_here_")[1:].rpartition("/")
                 folder = CONFIGS / above
@@ -94,7 +101,7 @@ def compose_drafter_config(file: Path, chosen: Mapping[str, Any], trust: Collect
                 if named not in there:
                     raise InputError(f"{group}: {named} is none of {', '.join(there)}")
                 named = compose_drafter_config(folder / f"{named}.yaml", {}, trust)
-            beside = group is None or group in named  # `none` says so itself: # @package drafter
+            beside = group is None or group in named  # `empty` says so itself: # @package drafter
             merged = OmegaConf.merge(merged, named if beside else {group: named})
     merged = OmegaConf.merge(merged, config)
     if not ours:  # a value of the file may have come under a name of configs/, as `path` under hydra.utils.get_method
@@ -144,11 +151,11 @@ def build_contestant(entry: ContestantConfig, base: Any) -> Contestant:
 def identity_suffix(drafter: Any) -> str:
     """What a drafter is made of that its values do not say: weights that lie in a folder, code from outside."""
     weights = weights_hash(drafter) if isinstance(drafter, torch.nn.Module) else ""
-    said = f", weights {weights}" if weights else ""
+    suffix = f", weights {weights}" if weights else ""
     module = sys.modules[type(drafter).__module__]
     if module.__name__.partition(".")[0] == "ctcdraft" or getattr(module, "__file__", None) is None:
-        return said
-    return f"{said}, code {short_hash(Path(str(module.__file__)).read_bytes())}"
+        return suffix
+    return f"{suffix}, code {short_hash(Path(str(module.__file__)).read_bytes())}"
 
 
 def load_contestant(entry: ContestantConfig, base: Any) -> Contestant:
@@ -163,7 +170,9 @@ def load_contestant(entry: ContestantConfig, base: Any) -> Contestant:
     if paths is not None:
         config["growth" if "growth" in config else "paths"] = OmegaConf.to_container(paths, resolve=True)
     # Weights and YAML: another beam over the same weights is another contestant.
-    identity = f"config {short_hash(json.dumps(config, sort_keys=True).encode())}, weights {short_hash(run.head.read_bytes())}"
+    identity = (
+        f"config {short_hash(json.dumps(config, sort_keys=True).encode())}, weights {short_hash(run.head.read_bytes())}"
+    )
     identity += identity_suffix(drafter)
     fingerprint = json.loads((run.path / "fingerprint.json").read_text())
     objective = instantiate(entry.config.objective) if "objective" in entry.config else None

@@ -125,5 +125,9 @@ def refuse_wrong_evaluate_config(config: Any) -> None:
         refuse_unknown_contestants([*run, *evaluating.as_list(config.contestants, "contestants")])
 
 
-CHECKS = {"train": refuse_wrong_train_config, "evaluate": refuse_wrong_evaluate_config, "prepare": preparing.refuse_impossible}
+CHECKS = {
+    "train": refuse_wrong_train_config,
+    "evaluate": refuse_wrong_evaluate_config,
+    "prepare": preparing.refuse_impossible,
+}
 SCRIPTS = {verb: f"{verb}.py" for verb in CHECKS} | {"prepare": "data/prepare.py"}

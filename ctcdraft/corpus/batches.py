@@ -22,7 +22,9 @@ from ctcdraft.corpus.windows import label_windows, sample_anchors
 from ctcdraft.ctc.alignment import frames_needed
 from ctcdraft.models.base_model import BaseLM
 
-MAX_OPEN_PACKS = 64  # packs that may still be filled: more of them leave less padding, and cost as many comparisons an answer
+MAX_OPEN_PACKS = (
+    64  # packs that may still be filled: more of them leave less padding, and cost as many comparisons an answer
+)
 
 Pack = list[int]  # answers, by index
 # (the answers in the order of an epoch, all lengths, rows a step) -> the epoch's steps, each a list of rows
@@ -85,14 +87,14 @@ class TokenSequences:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def word_counts(self, vocabulary: int) -> Tensor:
+    def token_counts(self, vocabulary: int) -> Tensor:
         """How often the answers say each word, counts_V."""
         counts_V = torch.zeros(vocabulary, dtype=torch.int64)
         for tokens_L, mask_L in zip(self.tokens, self.masks, strict=True):
             counts_V += torch.bincount(tokens_L[mask_L.bool()], minlength=vocabulary)
         return counts_V
 
-    def laid(self, packs: Sequence[Pack]) -> PaddedRows:
+    def pad_packs(self, packs: Sequence[Pack]) -> PaddedRows:
         """The answers of every pack behind one another."""
         tokens_BL = pad_sequence([torch.cat([self.tokens[i] for i in pack]) for pack in packs], batch_first=True)
         mask_BL = pad_sequence([torch.cat([self.masks[i] for i in pack]) for pack in packs], batch_first=True)
@@ -145,29 +147,29 @@ class Batches:
         self,
         rows: TokenSequences,
         base: BaseLM,
-        rows_a_step: int,
+        rows_per_step: int,
         anchors: int,
         labels: int,
         seed: int,
-        states: HiddenStatesFactory = OnlineHiddenStates,
-        filling: PackingFunction = one_per_row,
-        reading: Callable[..., Tensor] = compute_hidden_states,
+        hidden_states: HiddenStatesFactory = OnlineHiddenStates,
+        packing: PackingFunction = one_per_row,
+        compute_states: Callable[..., Tensor] = compute_hidden_states,
     ) -> None:
         self.rows = rows
         self.base = base
         self.device = base.device
-        self.states = states(base, rows.tokens)
-        self.rows_a_step = min(rows_a_step, len(rows))
-        self.filling = filling
-        self.reading = reading  # of states that are not kept
+        self.hidden_states = hidden_states(base, rows.tokens)
+        self.rows_per_step = min(rows_per_step, len(rows))
+        self.packing = packing
+        self.compute_states = compute_states  # of states that are not kept
         self.anchors = anchors
         self.labels = labels
         self.seed = seed
-        self.epoch = lru_cache(maxsize=2)(self._epoch)
-        self._begins = [0]  # the first steps of the epochs looked at so far: packs are not as many in each
+        self.epoch = lru_cache(maxsize=2)(self._epoch_steps)
+        self._epoch_starts = [0]  # the first steps of the epochs looked at so far: packs are not as many in each
 
     @property
-    def steps_an_epoch(self) -> int:
+    def steps_per_epoch(self) -> int:
         """Those of the first."""
         return len(self.epoch(0))
 
@@ -178,7 +180,7 @@ class Batches:
     def prepare(self, step: int) -> PreparedBatch:
         """What of a batch needs no base, on the base's device."""
         packs = self.packs(step)
-        laid = self.rows.laid(packs)
+        laid = self.rows.pad_packs(packs)
         anchors_BA = sample_anchors(laid.mask_BL, self.anchors, self._rng(step, 1))
         roots_BA, labels_BAS, lengths_BA = label_windows(
             laid.tokens_BL, laid.mask_BL, anchors_BA, self.labels, laid.ended_BL
@@ -192,42 +194,45 @@ class Batches:
             "position_ids_BL": laid.position_ids_BL,
         }
         windows = {name: value.to(self.device) for name, value in windows.items()}
-        return PreparedBatch(windows, self.states.kept(packs))
+        return PreparedBatch(windows, self.hidden_states.stored_states(packs))
 
-    def complete(self, for_inference: PreparedBatch) -> Batch:
+    def complete(self, prepared: PreparedBatch) -> Batch:
         """The batch; where states are not stored the base reads the text now."""
-        states_BLD = for_inference.states_BLD
+        states_BLD = prepared.states_BLD
         if states_BLD is None:
-            states_BLD = self.reading(
-                self.base, for_inference.windows["tokens_BL"], for_inference.windows["position_ids_BL"]
+            states_BLD = self.compute_states(
+                self.base, prepared.windows["tokens_BL"], prepared.windows["position_ids_BL"]
             )
-        return Batch(states_BLD=states_BLD, **for_inference.windows)
+        return Batch(states_BLD=states_BLD, **prepared.windows)
 
-    def plan(self) -> str:
+    def describe(self) -> str:
         """How the first epoch fills its rows, in words."""
-        rows = answers = tokens = held = 0
+        rows = answers = tokens = padded_tokens = 0
         for packs in self.epoch(0):
             lengths = [sum(len(self.rows.tokens[i]) for i in pack) for pack in packs]
             rows, answers = rows + len(packs), answers + sum(map(len, packs))
-            tokens, held = tokens + sum(lengths), held + len(packs) * max(lengths)
-        return f"{answers / rows:.1f} answers and {tokens / rows:,.0f} tokens a row, {1 - tokens / held:.1%} padding"
+            tokens, padded_tokens = tokens + sum(lengths), padded_tokens + len(packs) * max(lengths)
+        return (
+            f"{"
+            f"answers / rows:.1f} answers and {tokens / rows:,.0f} tokens a row, {1 - tokens / padded_tokens:.1%} padding"
+        )
 
     def close(self) -> None:
         """Nothing is open; see Prefetched."""
 
     def packs(self, step: int) -> list[Pack]:
         """The answers of a step, row by row."""
-        epoch = bisect_right(self._begins, step) - 1
-        while step >= (end := self._begins[epoch] + len(self.epoch(epoch))):
+        epoch = bisect_right(self._epoch_starts, step) - 1
+        while step >= (end := self._epoch_starts[epoch] + len(self.epoch(epoch))):
             epoch += 1
-            if epoch == len(self._begins):
-                self._begins.append(end)
-        return self.epoch(epoch)[step - self._begins[epoch]]
+            if epoch == len(self._epoch_starts):
+                self._epoch_starts.append(end)
+        return self.epoch(epoch)[step - self._epoch_starts[epoch]]
 
-    def _epoch(self, epoch: int) -> list[list[Pack]]:
+    def _epoch_steps(self, epoch: int) -> list[list[Pack]]:
         """The steps of an epoch, each a list of packs."""
         order = torch.randperm(len(self.rows), generator=self._rng(epoch, 0)).tolist()
-        return self.filling(order, [len(tokens_L) for tokens_L in self.rows.tokens], self.rows_a_step)
+        return self.packing(order, [len(tokens_L) for tokens_L in self.rows.tokens], self.rows_per_step)
 
     def _rng(self, number: int, stream: int) -> torch.Generator:
         return torch.Generator().manual_seed((self.seed * 1_000_003 + number) * 2 + stream)
@@ -240,7 +245,7 @@ def feasible_share(
     frames labels need, where that is not CTC's."""
     windows = feasible = 0
     for start in range(0, len(rows), FEASIBILITY_CHUNK):
-        laid = rows.laid([[index] for index in range(start, min(start + FEASIBILITY_CHUNK, len(rows)))])
+        laid = rows.pad_packs([[index] for index in range(start, min(start + FEASIBILITY_CHUNK, len(rows)))])
         every_BA = torch.arange(laid.tokens_BL.shape[1]).expand_as(laid.tokens_BL)  # what is no anchor has no labels
         _, labels_BAS, lengths_BA = label_windows(laid.tokens_BL, laid.mask_BL, every_BA, labels, laid.ended_BL)
         windows += int((lengths_BA > 0).sum())

@@ -15,10 +15,10 @@ def chat_messages(turns: Sequence[str], answers: Sequence[str]) -> list[Message]
 
     turns a, b, c with answers A      ->      user a, assistant A, user b
     """
-    spoken: list[Message] = []
+    conversation: list[Message] = []
     for turn, answer in zip(turns, answers, strict=False):
-        spoken += [{"role": "user", "content": turn}, {"role": "assistant", "content": answer}]
-    return [*spoken, {"role": "user", "content": turns[len(answers)]}]
+        conversation += [{"role": "user", "content": turn}, {"role": "assistant", "content": answer}]
+    return [*conversation, {"role": "user", "content": turns[len(answers)]}]
 
 
 def prompt_tokens(tokenizer: Any, messages: Sequence[Message]) -> list[int]:

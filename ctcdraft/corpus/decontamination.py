@@ -55,14 +55,14 @@ def ngram_hashes(texts: Sequence[str], words: int, numbers: WordHashes) -> tuple
 
     Returns sequence_N and text_N, the index of the text that each stands in.
     """
-    said = [split_words(text) for text in texts]
-    short = [index for index, text in enumerate(said) if 0 < len(text) < words]
-    long = [index for index, text in enumerate(said) if len(text) >= words]
-    word_M = np.fromiter((numbers[word] for index in long for word in said[index]), np.uint64)
-    text_M = np.repeat(np.array(long, dtype=np.intp), [len(said[index]) for index in long])
+    text_words = [split_words(text) for text in texts]
+    short = [index for index, text in enumerate(text_words) if 0 < len(text) < words]
+    long = [index for index, text in enumerate(text_words) if len(text) >= words]
+    word_M = np.fromiter((numbers[word] for index in long for word in text_words[index]), np.uint64)
+    text_M = np.repeat(np.array(long, dtype=np.intp), [len(text_words[index]) for index in long])
     # Runs over all long texts at once; one counts if it ends in the text it began in.
     inside = text_M[: len(text_M) - words + 1] == text_M[words - 1 :]
-    whole = np.array([ngram_hash([numbers[word] for word in said[index]]) for index in short], dtype=np.uint64)
+    whole = np.array([ngram_hash([numbers[word] for word in text_words[index]]) for index in short], dtype=np.uint64)
     return (
         np.concatenate([rolling_hashes(word_M, words)[inside], whole]),
         np.concatenate([text_M[: len(inside)][inside], np.array(short, dtype=np.intp)]),
@@ -92,13 +92,13 @@ class Decontamination:
     words: int
     benchmarks: Mapping[str, str]
 
-    def known(self) -> dict[str, HashArray]:
+    def benchmark_hashes(self) -> dict[str, HashArray]:
         """The sequences of every benchmark, sorted."""
         if self.words < 1:
             raise InputError(f"corpus.leakage.words={self.words} is no length of a sequence; give 1 or more, as 13")
-        return {name: self._numbers(name, path) for name, path in self.benchmarks.items()}
+        return {name: self._read_hashes(name, path) for name, path in self.benchmarks.items()}
 
-    def _numbers(self, name: str, path: str) -> HashArray:
+    def _read_hashes(self, name: str, path: str) -> HashArray:
         if not path.endswith(".npz"):
             return np.unique(ngram_hashes(list(read_questions(path)), self.words, WordHashes())[0])
         try:
@@ -116,28 +116,30 @@ class Decontamination:
             )
         return sequence_N
 
-    def without_leaks(self, found: Iterable[Conversation], leaked: Counter[str]) -> Iterator[Conversation]:
+    def drop_leaked(self, found: Iterable[Conversation], leaked: Counter[str]) -> Iterator[Conversation]:
         """The conversations whose user says nothing of a benchmark; the others are counted under its name."""
-        known, numbers = self.known(), WordHashes()
+        known, numbers = self.benchmark_hashes(), WordHashes()
         leaked.update(dict.fromkeys(known, 0))
         found = iter(found)
         while block := list(islice(found, BLOCK_SIZE)):
-            benchmark_of = self._leaks(block, known, numbers)
+            benchmark_of = self._find_leaks(block, known, numbers)
             for index, conversation in enumerate(block):
                 if index in benchmark_of:
                     leaked[benchmark_of[index]] += 1
                 else:
                     yield conversation
 
-    def _leaks(self, block: list[Conversation], known: dict[str, HashArray], numbers: WordHashes) -> dict[int, str]:
+    def _find_leaks(
+        self, block: list[Conversation], benchmark_hashes: dict[str, HashArray], numbers: WordHashes
+    ) -> dict[int, str]:
         """Which conversations of a block leak, and the first benchmark that each of them is found in."""
-        turns = [(index, turn) for index, conversation in enumerate(block) for turn in conversation.asked]
+        turns = [(index, turn) for index, conversation in enumerate(block) for turn in conversation.user_turns]
         sequence_N, turn_N = ngram_hashes([turn for _, turn in turns], self.words, numbers)
         leaks: dict[int, str] = {}
-        for name, sequence_K in known.items():
+        for name, sequence_K in benchmark_hashes.items():
             if len(sequence_K) and len(sequence_N):
-                place_N = np.searchsorted(sequence_K, sequence_N).clip(max=len(sequence_K) - 1)
-                for turn in np.unique(turn_N[sequence_K[place_N] == sequence_N]):
+                index_N = np.searchsorted(sequence_K, sequence_N).clip(max=len(sequence_K) - 1)
+                for turn in np.unique(turn_N[sequence_K[index_N] == sequence_N]):
                     leaks.setdefault(turns[turn][0], name)
         return leaks
 
@@ -150,8 +152,8 @@ def read_questions(path: str) -> Iterator[str]:
 
 def question_turns(where: str, record: dict[str, Any]) -> list[str]:
     name = next((name for name in ("turns", "question", "prompt") if name in record), "question")
-    asked = get_column(record, name, None, where)
-    turns = [asked] if isinstance(asked, str) else asked
+    question = get_column(record, name, None, where)
+    turns = [question] if isinstance(question, str) else question
     if not isinstance(turns, list) or not all(isinstance(turn, str) for turn in turns):
         raise InputError(f"{where} has no text as `{name}`; check corpus.leakage.benchmarks")
     return turns

@@ -53,9 +53,9 @@ def prepared_file_names(folder: Path) -> str | None:
         return None
 
 
-def describe_path_changes(there: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
+def describe_path_changes(stored: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
     """Return, for a sentence, the paths of two manifests where both are written down and differ."""
-    if "settings" not in there or "settings" not in wanted:
+    if "settings" not in stored or "settings" not in wanted:
         return []
-    before, now = (",".join(corpus_paths(one["settings"].get("corpus", {}))) or "the hub" for one in (there, wanted))
+    before, now = (",".join(corpus_paths(one["settings"].get("corpus", {}))) or "the hub" for one in (stored, wanted))
     return [f"corpus.path={before} (now {now})"] if before != now else []

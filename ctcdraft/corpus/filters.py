@@ -70,11 +70,11 @@ class Roles:
 
     def __call__(self, conversation: Conversation) -> Conversation | None:
         turns = []
-        for speaker, said in conversation.turns:
+        for speaker, content in conversation.turns:
             if speaker in self.user:
-                turns.append((USER, said))
+                turns.append((USER, content))
             elif speaker in self.assistant:
-                turns.append((ASSISTANT, said))
+                turns.append((ASSISTANT, content))
             elif speaker not in self.left_out:
                 return None
         return replace(conversation, turns=tuple(turns))
@@ -100,13 +100,13 @@ class Empties:
     """A turn of nothing, of white space or of no text ends it; white space around the others goes."""
 
     def __call__(self, conversation: Conversation) -> Conversation | None:
-        turns = tuple((speaker, valid_text(said)) for speaker, said in conversation.turns)
-        return replace(conversation, turns=turns) if turns and all(said for _, said in turns) else None
+        turns = tuple((speaker, valid_text(content)) for speaker, content in conversation.turns)
+        return replace(conversation, turns=turns) if turns and all(content for _, content in turns) else None
 
 
-def valid_text(said: str | None) -> str:
+def valid_text(content: str | None) -> str:
     """What was said, or nothing where no tokenizer could read it: JSON allows halves of a character."""
-    return "" if said is None or SURROGATE.search(said) else said.strip()
+    return "" if content is None or SURROGATE.search(content) else content.strip()
 
 
 @dataclass(frozen=True)
@@ -116,8 +116,8 @@ class ControlTokens:
     texts: Sequence[str]
 
     def __call__(self, conversation: Conversation) -> Conversation | None:
-        spoken = any(text in said for said in conversation.asked for text in self.texts)
-        return None if spoken else conversation
+        has_control_token = any(text in turn for turn in conversation.user_turns for text in self.texts)
+        return None if has_control_token else conversation
 
 
 class Language:
@@ -140,14 +140,14 @@ class Language:
         self.others = [frozenset(little.split()) for name, little in words.items() if name != wanted]
 
     def __call__(self, conversation: Conversation) -> Conversation | None:
-        text = " ".join(conversation.asked).lower()
+        text = " ".join(conversation.user_turns).lower()
         if not text.isascii():
             letters = [letter for letter in text if letter.isalpha()]
             if sum(letter < "\u0250" for letter in letters) < self.letters * len(letters):  # behind Latin Extended-B
                 return None
-        said = set(LETTER_RUN.findall(text))
-        other = max(len(said & little) for little in self.others)
-        return None if other >= self.least and other > len(said & self.wanted) else conversation
+        spoken_words = set(LETTER_RUN.findall(text))
+        other = max(len(spoken_words & little) for little in self.others)
+        return None if other >= self.least and other > len(spoken_words & self.wanted) else conversation
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class Length:
     characters: int
 
     def __call__(self, conversation: Conversation) -> Conversation | None:
-        asked = conversation.asked
+        asked = conversation.user_turns
         fits = len(asked) <= self.turns and max(map(len, asked)) <= self.characters
         return conversation if fits else None
 
@@ -173,8 +173,10 @@ class Duplicates:
         self.seen: set[int] = set()
 
     def __call__(self, conversation: Conversation) -> Conversation | None:
-        said = "\0".join(map(normalize_text, conversation.asked))
-        key = int.from_bytes(hashlib.blake2b(said.encode(errors="surrogatepass"), digest_size=8).digest(), "big")
+        joined_turns = "\0".join(map(normalize_text, conversation.user_turns))
+        key = int.from_bytes(
+            hashlib.blake2b(joined_turns.encode(errors="surrogatepass"), digest_size=8).digest(), "big"
+        )
         if key in self.seen:
             return None
         self.seen.add(key)

@@ -28,17 +28,17 @@ from ctcdraft.models.base_model import BaseLM
 
 
 class HiddenStates(Protocol):
-    def kept(self, packs: Sequence[Sequence[int]]) -> Tensor | None:
+    def stored_states(self, packs: Sequence[Sequence[int]]) -> Tensor | None:
         """States_BLD of rows, each of the answers of a pack behind one another, padded on the right; on the base's
         device. None where nothing is kept and the base is to `read` them: files can be read beside a step that
         runs, a base on the same device cannot."""
         ...
 
-    def fill(self) -> None:
+    def precompute(self) -> None:
         """Do beforehand what can be done beforehand."""
         ...
 
-    def plan(self) -> str:
+    def describe(self) -> str:
         """What they cost, in words."""
         ...
 
@@ -49,13 +49,13 @@ class OnlineHiddenStates:
     def __init__(self, base: BaseLM, tokens: Sequence[Tensor]) -> None:
         pass
 
-    def kept(self, packs: Sequence[Sequence[int]]) -> None:
+    def stored_states(self, packs: Sequence[Sequence[int]]) -> None:
         return None
 
-    def fill(self) -> None:
+    def precompute(self) -> None:
         pass
 
-    def plan(self) -> str:
+    def describe(self) -> str:
         return "computed as they are needed, 0 bytes on disk"
 
 
@@ -81,45 +81,49 @@ class OfflineHiddenStates:
         self.limit = int(limit_gb * 1e9)
         # Rows of like length side by side: a shard is one batch for the base, with little padding.
         order = sorted(range(len(tokens)), key=lambda index: (len(tokens[index]), index))
-        self.shards = [order[start : start + rows] for start in range(0, len(order), rows)]
-        self.place_of = {
-            index: (shard, place) for shard, indices in enumerate(self.shards) for place, index in enumerate(indices)
+        self.shard_rows = [order[start : start + rows] for start in range(0, len(order), rows)]
+        self.shard_and_index_of = {
+            index: (shard, place)
+            for shard, indices in enumerate(self.shard_rows)
+            for place, index in enumerate(indices)
         }
         made_of = json.dumps([base.fingerprint(), str(base.dtype), precision], sort_keys=True).encode()
-        self.files = [self.folder / f"{content_key(made_of, self._tokens(shard))}.safetensors" for shard in self.shards]
-        self.sound: set[Path] = set()
+        self.files = [
+            self.folder / f"{content_key(made_of, self._shard_tokens(shard))}.safetensors" for shard in self.shard_rows
+        ]
+        self.intact_files: set[Path] = set()
 
-    def kept(self, packs: Sequence[Sequence[int]]) -> Tensor:
+    def stored_states(self, packs: Sequence[Sequence[int]]) -> Tensor:
         states = [torch.cat([self.row(index) for index in pack]).to(self.base.device) for pack in packs]
         return pad_sequence(states, batch_first=True)
 
     def row(self, index: int) -> Tensor:
         """States_LD of one row, in float32."""
-        shard, place = self.place_of[index]
+        shard, place = self.shard_and_index_of[index]
         file = self.files[shard]
-        if file not in self.sound or not file.exists():
-            self._ensure(shard)
+        if file not in self.intact_files or not file.exists():
+            self._ensure_shard(shard)
         with safe_open(file, framework="pt") as stored:
             return self.precision.unpack({part: stored.get_tensor(f"{place}.{part}") for part in self.precision.parts})
 
-    def fill(self) -> None:
+    def precompute(self) -> None:
         """Store whatever is not there yet, so that no step waits for it."""
-        for shard in tqdm(range(len(self.shards)), desc="storing states", unit=" shards", disable=None):
-            if self.files[shard] not in self.sound:
-                self._ensure(shard)
+        for shard in tqdm(range(len(self.shard_rows)), desc="storing states", unit=" shards", disable=None):
+            if self.files[shard] not in self.intact_files:
+                self._ensure_shard(shard)
 
-    def plan(self) -> str:
-        there = sum(file.exists() for file in self.files)
-        size = sum(map(len, self.tokens)) * self.precision.bytes_a_token(self.base.width * len(self.base.taps))
+    def describe(self) -> str:
+        stored_shards = sum(file.exists() for file in self.files)
+        size = sum(map(len, self.tokens)) * self.precision.bytes_per_token(self.base.width * len(self.base.taps))
         return (
             f"stored in {self.folder} as {self.precision.name}, {size / 1e6:,.1f} MB "
-            f"({there:,} of {len(self.files):,} shards are there; limit {self.limit / 1e9:,.1f} GB)"
+            f"({stored_shards:,} of {len(self.files):,} shards are there; limit {self.limit / 1e9:,.1f} GB)"
         )
 
-    def _tokens(self, shard: Sequence[int]) -> list[Tensor]:
+    def _shard_tokens(self, shard: Sequence[int]) -> list[Tensor]:
         return [self.tokens[index] for index in shard]
 
-    def _ensure(self, shard: int) -> None:
+    def _ensure_shard(self, shard: int) -> None:
         file = self.files[shard]
         if file.exists() and not is_intact(file):
             print(f"{file} is damaged and is written again")
@@ -127,10 +131,10 @@ class OfflineHiddenStates:
         if not file.exists():
             self._write(shard)
         file.touch()  # used now: the last to be evicted
-        self.sound.add(file)
+        self.intact_files.add(file)
 
     def _write(self, shard: int) -> None:
-        rows = self._tokens(self.shards[shard])
+        rows = self._shard_tokens(self.shard_rows[shard])
         with torch.autocast(self.base.device.type, enabled=False):  # one store, however a run multiplies matrices
             states_BLD = compute_hidden_states(self.base, pad_sequence(rows, batch_first=True))
         tensors = {
@@ -138,19 +142,21 @@ class OfflineHiddenStates:
             for place, (tokens_L, states_LD) in enumerate(zip(rows, states_BLD, strict=True))
             for part, value in self.precision.pack(states_LD[: len(tokens_L)]).items()
         }
-        self._make_room(sum(value.nbytes for value in tensors.values()))
-        atomic_write(self.files[shard], lambda draft: save_file(tensors, draft, {"checksum": tensors_checksum(tensors)}))
+        self._evict(sum(value.nbytes for value in tensors.values()))
+        atomic_write(
+            self.files[shard], lambda draft: save_file(tensors, draft, {"checksum": tensors_checksum(tensors)})
+        )
 
-    def _make_room(self, size: int) -> None:
+    def _evict(self, size: int) -> None:
         if size > self.limit:
             raise InputError(f"states.limit_gb={self.limit / 1e9} holds not even one shard of {size / 1e9:.2g} GB")
-        there = sorted(self.folder.glob("*.safetensors"), key=lambda file: file.stat().st_mtime)
-        held = sum(file.stat().st_size for file in there)
-        for file in there:
-            if held + size <= self.limit:
+        stored_files = sorted(self.folder.glob("*.safetensors"), key=lambda file: file.stat().st_mtime)
+        stored_bytes = sum(file.stat().st_size for file in stored_files)
+        for file in stored_files:
+            if stored_bytes + size <= self.limit:
                 return
-            held -= file.stat().st_size
-            self.sound.discard(file)
+            stored_bytes -= file.stat().st_size
+            self.intact_files.discard(file)
             with contextlib.suppress(FileNotFoundError):  # another run was faster
                 file.unlink()
 

@@ -119,13 +119,13 @@ def writer_lock(out: Path, shard: Shard) -> Iterator[None]:
     file = out / f"writer{shard}.lock"
     try:
         out.mkdir(parents=True, exist_ok=True)
-        mine = try_lock(file, LOCK_ATTEMPTS)
+        lock = try_lock(file, LOCK_ATTEMPTS)
     except OSError as error:
         raise InputError(
             f"cannot write {file} ({error.strerror}); make room or choose another place, then run again: what was "
             "finished is kept"
         ) from error
-    if mine is None:
+    if lock is None:
         raise InputError(describe_writer(out, file))
     try:
         drafts = list(out.glob("*.partial"))  # before looking who is alive: whoever comes later has none of these
@@ -139,7 +139,7 @@ def writer_lock(out: Path, shard: Shard) -> Iterator[None]:
         yield
     finally:
         file.unlink(missing_ok=True)
-        mine.close()
+        lock.close()
 
 
 def try_lock(file: Path, tries: int) -> IO[str] | None:
@@ -190,7 +190,7 @@ def is_stale_lock(file: Path) -> bool:
 
 def describe_writer(out: Path, file: Path) -> str:
     try:
-        who = file.read_text() or "another process"
+        writer = file.read_text() or "another process"
     except OSError:
-        who = "another process"
-    return f"{who} is writing into {out} ({file.name}); wait for it, stop it, or choose another out="
+        writer = "another process"
+    return f"{writer} is writing into {out} ({file.name}); wait for it, stop it, or choose another out="

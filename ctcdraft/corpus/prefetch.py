@@ -27,22 +27,22 @@ class PrefetchingBatches:
         self.total = total
         self.stride = stride
         self.worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prefetch")
-        self.ahead: tuple[int, Future[PreparedBatch]] | None = None
+        self.pending: tuple[int, Future[PreparedBatch]] | None = None
         self.stream = torch.cuda.Stream(batches.device) if batches.device.type == "cuda" else None
 
     @property
-    def states(self) -> HiddenStates:
-        return self.batches.states
+    def hidden_states(self) -> HiddenStates:
+        return self.batches.hidden_states
 
     def batch(self, step: int) -> Batch:
         """The batch of a step, the same as without a thread; the next one is begun."""
-        expected, self.ahead = self.ahead, None
+        expected, self.pending = self.pending, None
         if expected is None or expected[0] != step:  # the first step, or one that nobody foresaw
             expected = (step, self.worker.submit(self.prepare, step))
         ready = expected[1].result()
         following = step + self.stride
         if following < self.total:
-            self.ahead = (following, self.worker.submit(self.prepare, following))
+            self.pending = (following, self.worker.submit(self.prepare, following))
         if self.stream is not None:
             # Made on the other stream: until this one has used them, that memory is not given out again.
             for part in ready.tensors():

@@ -64,8 +64,8 @@ def prepare(
     siblings' included, completes the manifest. So shards on machines without a disk in common are merged by
     laying their parts into one folder and running once more.
     """
-    there = part_files.read_manifest(out)
-    if there is not None and there["complete"] and has_all_parts(out, there):
+    existing = part_files.read_manifest(out)
+    if existing is not None and existing["complete"] and has_all_parts(out, existing):
         # No lock: trainings that start side by side read one corpus, perhaps on a disk they may not write to.
         return begin_manifest(base, corpus, answers, out, settings, planned)
     with writer_lock(out, shard):
@@ -75,34 +75,38 @@ def prepare(
         if planned is not None:
             part_files.write_plan(out, planned.measured)
         known: dict[str, str] = manifest.get("parts", {})
-        asked = batch_samples(base.tokenizer, corpus.prompts, answers)
-        found: dict[int, FinishedPart] = {}
-        mine = [number for number in range(len(asked)) if shard.takes(number)]
+        sample_batches = batch_samples(base.tokenizer, corpus.prompts, answers)
+        finished: dict[int, FinishedPart] = {}
+        own_numbers = [number for number in range(len(sample_batches)) if shard.takes(number)]
         interview = MultiTurnGenerator(base, answers)
         # smoothing=0 is answers/s over the whole run: the longest come first, so it only gets faster.
-        with tqdm(total=count_turns(asked, mine), unit=" answers", desc="answering", smoothing=0) as bar:
-            for number in mine:
-                file, batch = part_files.part_path(out, number), asked[number]
+        with tqdm(
+            total=count_turns(sample_batches, own_numbers), unit=" answers", desc="answering", smoothing=0
+        ) as bar:
+            for number in own_numbers:
+                file, batch = part_files.part_path(out, number), sample_batches[number]
                 lines = part_files.read_finished_part(file, batch, known.get(file.name))
                 if lines is None:
                     lines = interview(batch)
                     part_files.write_part(file, lines)
                 else:
                     bar.initial += len(lines)  # answers/s is about this run
-                found[number] = FinishedPart(file_checksum(file), count_lines(lines))
+                finished[number] = FinishedPart(file_checksum(file), count_lines(lines))
                 bar.update(len(lines))
-        for number in range(len(asked)):
-            if number not in found:
+        for number in range(len(sample_batches)):
+            if number not in finished:
                 file = part_files.part_path(out, number)
-                lines = part_files.read_finished_part(file, asked[number], known.get(file.name))
+                lines = part_files.read_finished_part(file, sample_batches[number], known.get(file.name))
                 if lines is None:
                     return manifest  # a sibling is at work on it, or will be
-                found[number] = FinishedPart(file_checksum(file), count_lines(lines))
-        return complete_manifest(out, manifest, [found[number] for number in range(len(asked))], len(corpus.prompts))
+                finished[number] = FinishedPart(file_checksum(file), count_lines(lines))
+        return complete_manifest(
+            out, manifest, [finished[number] for number in range(len(sample_batches))], len(corpus.prompts)
+        )
 
 
-def count_turns(asked: Sequence[Sequence[Sample]], numbers: Sequence[int]) -> int:
-    return sum(len(one.prompt.turns) for number in numbers for one in asked[number])
+def count_turns(sample_batches: Sequence[Sequence[Sample]], numbers: Sequence[int]) -> int:
+    return sum(len(one.prompt.turns) for number in numbers for one in sample_batches[number])
 
 
 def count_lines(lines: Sequence[Line]) -> Counter[str]:
@@ -123,28 +127,33 @@ def count_lines(lines: Sequence[Line]) -> Counter[str]:
 
 
 def begin_manifest(
-    base: BaseLM, corpus: Corpus, answers: ResponseGenerator, out: Path, settings: dict[str, Any], planned: CorpusPlan | None
+    base: BaseLM,
+    corpus: Corpus,
+    answers: ResponseGenerator,
+    out: Path,
+    settings: dict[str, Any],
+    planned: CorpusPlan | None,
 ) -> Manifest:
     """The manifest of the corpus in `out`, begun now or earlier; refuses one that was made otherwise."""
     wanted = initial_manifest(base, corpus, answers) | {"settings": settings}
     if planned is not None:
-        wanted["plan"] = planned.figures | {"measured": part_files.PLAN_FILE}
-    there = part_files.read_manifest(out)
-    if there is None:
+        wanted["plan"] = planned.manifest_entry | {"measured": part_files.PLAN_FILE}
+    existing = part_files.read_manifest(out)
+    if existing is None:
         if part_files.list_parts(out):
             raise InputError(f"{out} holds parts without manifest.json; choose another out= or add overwrite=true")
         part_files.write_manifest(out, wanted)
         return wanted
-    refuse_other_base(there, wanted["base"], out)
-    made_with = changed_settings(there, wanted)
-    if made_with:
+    refuse_other_base(existing, wanted["base"], out)
+    changed = changed_settings(existing, wanted)
+    if changed:
         raise InputError(
-            f"{out} holds a corpus that was made with {', '.join(made_with)}; "
+            f"{out} holds a corpus that was made with {', '.join(changed)}; "
             "repeat those settings (data_seed= where only seed= changed), choose another place (out= of "
             "data/prepare.py, prepared= of train.py), or have "
             "data/prepare.py replace it with overwrite=true"
         )
-    return there
+    return existing
 
 
 def initial_manifest(base: BaseLM, corpus: Corpus, answers: ResponseGenerator) -> Manifest:
@@ -154,35 +163,35 @@ def initial_manifest(base: BaseLM, corpus: Corpus, answers: ResponseGenerator) -
         "base": base.fingerprint(),
         "prompts": corpus.hash,
         "conversations": corpus.account,
-        "answers": {"by": type(answers).__name__, "dtype": dtype_name(base), **answers.law()},
+        "answers": {"by": type(answers).__name__, "dtype": dtype_name(base), **answers.generation_settings()},
     }
 
 
 def differing_settings(base: BaseLM, corpus: Corpus, answers: ResponseGenerator, out: Path) -> list[str]:
     """What the corpus in `out`, of this base, was made with that is asked for otherwise now."""
-    there = part_files.read_manifest(out)
-    if there is None:
+    existing = part_files.read_manifest(out)
+    if existing is None:
         return []
-    refuse_other_base(there, base.fingerprint(), out)
-    return changed_settings(there, initial_manifest(base, corpus, answers))
+    refuse_other_base(existing, base.fingerprint(), out)
+    return changed_settings(existing, initial_manifest(base, corpus, answers))
 
 
-def changed_settings(there: Manifest, wanted: Manifest) -> list[str]:
+def changed_settings(existing: Manifest, wanted: Manifest) -> list[str]:
     """What a corpus was made with that is asked for otherwise now."""
-    made_with = [
-        f"answers.{key}={there['answers'].get(key)} (now {value})"
+    changed = [
+        f"answers.{key}={existing['answers'].get(key)} (now {value})"
         for key, value in wanted["answers"].items()
-        if there["answers"].get(key) != value
+        if existing["answers"].get(key) != value
     ]
-    if there["prompts"] != wanted["prompts"]:
-        kept, now = (manifest["conversations"]["kept"] for manifest in (there, wanted))
-        made_with.append("other prompts" if kept == now else f"{kept:,} prompts (now {now:,})")
-        made_with += describe_path_changes(there, wanted)
-    return made_with
+    if existing["prompts"] != wanted["prompts"]:
+        kept, now = (manifest["conversations"]["kept"] for manifest in (existing, wanted))
+        changed.append("other prompts" if kept == now else f"{kept:,} prompts (now {now:,})")
+        changed += describe_path_changes(existing, wanted)
+    return changed
 
 
-def complete_manifest(out: Path, manifest: Manifest, made: Sequence[FinishedPart], prompts: int) -> Manifest:
-    counts: Counter[str] = sum((one.counts for one in made), Counter())
+def complete_manifest(out: Path, manifest: Manifest, finished: Sequence[FinishedPart], prompts: int) -> Manifest:
+    counts: Counter[str] = sum((one.counts for one in finished), Counter())
     whole = manifest | {
         "complete": True,
         "counts": {
@@ -190,8 +199,8 @@ def complete_manifest(out: Path, manifest: Manifest, made: Sequence[FinishedPart
             **{key: counts[key] for key in COUNT_KEYS},
             "ended_share": counts["ended"] / max(1, counts["answers"]),
         },
-        "hash": hashlib.sha256("".join(one.checksum for one in made).encode()).hexdigest()[:16],
-        "parts": {part_files.part_path(out, number).name: one.checksum for number, one in enumerate(made)},
+        "hash": hashlib.sha256("".join(one.checksum for one in finished).encode()).hexdigest()[:16],
+        "parts": {part_files.part_path(out, number).name: one.checksum for number, one in enumerate(finished)},
     }
     part_files.write_manifest(out, whole)
     return whole
@@ -231,11 +240,11 @@ def answer_lines(path: Path, manifest: Manifest) -> Iterator[Line]:
 
 
 def refuse_other_base(manifest: Manifest, fingerprint: dict[str, Any], path: Path) -> None:
-    there = manifest["base"]
-    differing = [key.replace("_", " ") for key in BASE_KEYS if there[key] != fingerprint[key]]
+    prepared_for = manifest["base"]
+    differing = [key.replace("_", " ") for key in BASE_KEYS if prepared_for[key] != fingerprint[key]]
     if differing:
         raise InputError(
-            f"the corpus at {path} holds answers of {there['base']}, but this run's base is "
+            f"the corpus at {path} holds answers of {prepared_for['base']}, but this run's base is "
             f"{fingerprint['base']} (another {', '.join(differing)}); run data/prepare.py for this base with "
             "another out=, or with overwrite=true to replace them"
         )

@@ -13,7 +13,13 @@ import torch
 from ctcdraft.corpus.answer_mask import MaskedRow
 from ctcdraft.corpus.windows import label_windows, valid_anchors
 
-PROMPT_COLOUR, ANSWER_COLOUR, ANCHOR_COLOUR, ROOT_COLOUR, LABEL_COLOUR = "2", "32", "7", "1;33", "1;35"  # dim, green, reversed, yellow, magenta
+PROMPT_COLOUR, ANSWER_COLOUR, ANCHOR_COLOUR, ROOT_COLOUR, LABEL_COLOUR = (
+    "2",
+    "32",
+    "7",
+    "1;33",
+    "1;35",
+)  # dim, green, reversed, yellow, magenta
 
 
 def paint(text: str, colour: str) -> str:
@@ -22,7 +28,13 @@ def paint(text: str, colour: str) -> str:
 
 
 def legend() -> str:
-    names = {"prompt": PROMPT_COLOUR, "answer": ANSWER_COLOUR, "anchor": ANCHOR_COLOUR, "root": ROOT_COLOUR, "labels": LABEL_COLOUR}
+    names = {
+        "prompt": PROMPT_COLOUR,
+        "answer": ANSWER_COLOUR,
+        "anchor": ANCHOR_COLOUR,
+        "root": ROOT_COLOUR,
+        "labels": LABEL_COLOUR,
+    }
     return " ".join(paint(name, colour) for name, colour in names.items())
 
 
@@ -42,10 +54,11 @@ def render_row(row: MaskedRow, tokenizer: Any, labels: int) -> str:
         length = int(lengths_11)
         colours[anchor : anchor + 2] = [ANCHOR_COLOUR, ROOT_COLOUR]
         colours[anchor + 2 : anchor + 2 + length] = [LABEL_COLOUR] * length
-        words = [tokenizer.decode(token) for token in [int(tokens_1L[0, anchor]), int(root_11)]]
+        texts = [tokenizer.decode(token) for token in [int(tokens_1L[0, anchor]), int(root_11)]]
         must = [tokenizer.decode(token) for token in labels_11S[0, 0, :length].tolist()]
         window = (
-            f"anchor {anchor} {paint(repr(words[0]), ANCHOR_COLOUR)}, root {paint(repr(words[1]), ROOT_COLOUR)}: the head must say "
+            f"anchor {anchor} {paint(repr(texts[0]), ANCHOR_COLOUR)}, root {paint(repr(texts[1]), ROOT_COLOUR)}: the "
+            "head must say "
             + (" ".join(paint(repr(word), LABEL_COLOUR) for word in must) or "nothing, for the answer was cut off here")
         )
     text = paint_tokens(tokens_1L[0].tolist(), colours, tokenizer)

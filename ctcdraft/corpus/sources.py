@@ -92,13 +92,13 @@ def mixture(path: None, name: str, parts: Mapping[str, Callable[[], Corpus]]) ->
 
 def drop_repeated_prompts(parts: Sequence[Sequence[Prompt]]) -> list[Prompt]:
     """Return the prompts of all parts without those whose turns, case and white space aside, an earlier part has."""
-    kept: list[Prompt] = []
+    unique: list[Prompt] = []
     earlier: set[tuple[str, ...]] = set()
     for prompts in parts:
-        asked = [tuple(map(normalize_text, prompt.turns)) for prompt in prompts]
-        kept += [prompt for prompt, turns in zip(prompts, asked, strict=True) if turns not in earlier]
-        earlier.update(asked)
-    return kept
+        normalized = [tuple(map(normalize_text, prompt.turns)) for prompt in prompts]
+        unique += [prompt for prompt, turns in zip(prompts, normalized, strict=True) if turns not in earlier]
+        earlier.update(normalized)
+    return unique
 
 
 def load_part(name: str, read: Callable[[], Corpus]) -> Corpus:
@@ -112,33 +112,35 @@ def load_part(name: str, read: Callable[[], Corpus]) -> Corpus:
 def sum_accounts(accounts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """[{read: 2, dropped: {empty: 1}}, {read: 3, dropped: {}}]   ->   {read: 5, dropped: {empty: 1}}"""
     keys = dict.fromkeys(key for account in accounts for key in account)
-    told = {key: [account[key] for account in accounts if key in account] for key in keys}
-    return {key: sum_accounts(some) if isinstance(some[0], Mapping) else sum(some) for key, some in told.items()}
+    values = {key: [account[key] for account in accounts if key in account] for key in keys}
+    return {key: sum_accounts(some) if isinstance(some[0], Mapping) else sum(some) for key, some in values.items()}
 
 
 def build_corpus(
     found: Iterable[Conversation],
-    place: str,
+    source: str,
     name: str,
     cleaning: Cleaning,
     leakage: Decontamination,
     limit: int | None,
     seed: int,
-    asked: Callable[[str], str],
+    format_turn: Callable[[str], str],
 ) -> Corpus:
     """The corpus of what was found, and the account: every conversation is kept, or is under one reason.
 
-    place: of the prompts, for the error sentences. asked: what a user's turn becomes when it is asked.
+    source: of the prompts, for the error sentences. format_turn: what a user's turn becomes when it is asked.
     """
     if limit is not None and not (isinstance(limit, int) and limit >= 1):
-        raise InputError(f"corpus.limit={limit} leaves nothing of {place}; give a whole number from 1, or null")
+        raise InputError(f"corpus.limit={limit} leaves nothing of {source}; give a whole number from 1, or null")
     dropped: Counter[str] = Counter()
     shortened: Counter[str] = Counter()
     leaked: Counter[str] = Counter()
     read, passed = CountingIterator(), CountingIterator()
     speakers: Counter[str] = Counter()
-    clean = passed(leakage.without_leaks(cleaning.clean(count_speakers(read(found), speakers), dropped, shortened), leaked))
-    prompts = list(sample_prompts(to_prompts(clean, name, asked, place), limit, seed))
+    clean = passed(
+        leakage.drop_leaked(cleaning.clean(count_speakers(read(found), speakers), dropped, shortened), leaked)
+    )
+    prompts = list(sample_prompts(to_prompts(clean, name, format_turn, source), limit, seed))
     account = {
         "read": read.count,
         "kept": len(prompts),
@@ -149,12 +151,12 @@ def build_corpus(
     }
     if not prompts:
         reasons = {**dropped, **{f"in benchmark {benchmark}": count for benchmark, count in leaked.items()}}
-        why = ", ".join(f"{reason} {count:,}" for reason, count in reasons.items() if count)
-        who = ", ".join(f"{speaker} {count:,}" for speaker, count in speakers.most_common(4))
+        reasons_text = ", ".join(f"{reason} {count:,}" for reason, count in reasons.items() if count)
+        speaker_counts = ", ".join(f"{speaker} {count:,}" for speaker, count in speakers.most_common(4))
         raise InputError(
-            f"{place} holds no prompt with a user turn that passes cleaning ({read.count:,} conversations read"
-            + (f"; dropped: {why}" if why else "")
-            + (f"; speakers: {who}" if who else "")
+            f"{source} holds no prompt with a user turn that passes cleaning ({read.count:,} conversations read"
+            + (f"; dropped: {reasons_text}" if reasons_text else "")
+            + (f"; speakers: {speaker_counts}" if speaker_counts else "")
             + "); check corpus.path= and corpus.cleaning"
         )
     return Corpus(prompts, account)
@@ -186,17 +188,22 @@ def count_speakers(found: Iterable[Conversation], speakers: Counter[str]) -> Ite
     yield from found
 
 
-def to_prompts(found: Iterable[Conversation], name: str, asked: Callable[[str], str], place: str) -> Iterator[Prompt]:
+def to_prompts(
+    found: Iterable[Conversation], name: str, format_turn: Callable[[str], str], source: str
+) -> Iterator[Prompt]:
     """Conversations as prompts; an id that a source gives must be one prompt's only."""
     seen: set[str] = set()
     for conversation in found:
         if conversation.id is not None:
             if conversation.id in seen:
-                raise InputError(f"{place} holds two prompts with the id {conversation.id}; give each its own id")
+                raise InputError(f"{source} holds two prompts with the id {conversation.id}; give each its own id")
             seen.add(conversation.id)
-        turns = tuple(asked(turn) for turn in conversation.asked)
+        turns = tuple(format_turn(turn) for turn in conversation.user_turns)
         yield Prompt(
-            conversation.id or prompt_id(conversation.asked), conversation.category or name, turns, conversation.reference
+            conversation.id or prompt_id(conversation.user_turns),
+            conversation.category or name,
+            turns,
+            conversation.reference,
         )
 
 
@@ -225,11 +232,11 @@ def parse_messages(record: dict[str, Any], where: str) -> tuple[tuple[str, str |
     return tuple(turns)
 
 
-def message_text(said: Any) -> str | None:
+def message_text(value: Any) -> str | None:
     """Text, or OpenAI's list of parts where all of them are text; None for a picture, a number or nothing."""
-    if isinstance(said, list) and all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in said):
-        return "\n".join(part["text"] for part in said)
-    return said if isinstance(said, str) else None
+    if isinstance(value, list) and all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in value):
+        return "\n".join(part["text"] for part in value)
+    return value if isinstance(value, str) else None
 
 
 def word_problems(found: Iterable[Record], name: str) -> Iterator[Conversation]:
@@ -246,6 +253,6 @@ def project_conversations(found: Iterable[Record]) -> Iterator[Conversation]:
         turns = get_column(record, "turns", list, where)
         if not turns or not all(isinstance(turn, str) and turn.strip() for turn in turns):
             raise InputError(f"{where} has an empty turn or one that is not text; correct or remove it")
-        spoken = tuple((USER, turn) for turn in turns)
+        user_turns = tuple((USER, turn) for turn in turns)
         category = record.get("category")
-        yield Conversation(spoken, str(get_column(record, "id", None, where)), category, record.get("reference"))
+        yield Conversation(user_turns, str(get_column(record, "id", None, where)), category, record.get("reference"))

@@ -20,7 +20,7 @@ class Precision(ABC):
         """States_LD in float32."""
 
     @abstractmethod
-    def bytes_a_token(self, width: int) -> int: ...
+    def bytes_per_token(self, width: int) -> int: ...
 
 
 class FloatPrecision(Precision):
@@ -38,7 +38,7 @@ class FloatPrecision(Precision):
     def unpack(self, parts: dict[str, Tensor]) -> Tensor:
         return parts["states"].float()
 
-    def bytes_a_token(self, width: int) -> int:
+    def bytes_per_token(self, width: int) -> int:
         return width * self.dtype.itemsize
 
 
@@ -60,7 +60,7 @@ class Int8Precision(Precision):
     def unpack(self, parts: dict[str, Tensor]) -> Tensor:
         return parts["states"].float() * parts["scales"]
 
-    def bytes_a_token(self, width: int) -> int:
+    def bytes_per_token(self, width: int) -> int:
         return width + 4
 
 

@@ -28,10 +28,14 @@ def describe_prompt(tokenizer: Any, tokens: Sequence[int]) -> str:
 def missing_template_warnings(name: str) -> list[str]:
     """Return the warning about a base of this name that has no chat template."""
     return [
-        f"{WARNING_PREFIX}{name} HAS NO CHAT TEMPLATE: prompts are given to it as raw text, and it goes on where the user stops",
-        f"{WARNING_PREFIX}it may answer nothing, or go on with the question; a head learns from that output, whatever it is",
-        f"{WARNING_PREFIX}if it is to chat: base.chat_template_file=vicuna_v1_1, llama2_chat, chatml or FILE, as it was trained,",
-        f"{WARNING_PREFIX}or an instruct version of it as base.path=; data/prepare.py show=3 prints answers to judge by",
+        f"{WARNING_PREFIX}{name} HAS NO CHAT TEMPLATE: prompts are given to it as raw text, and it goes on where the "
+        "user stops",
+        f"{WARNING_PREFIX}it may answer nothing, or go on with the question; a head learns from that output, "
+        "whatever it is",
+        f"{WARNING_PREFIX}if it is to chat: base.chat_template_file=vicuna_v1_1, llama2_chat, chatml or FILE, as it "
+        "was trained,",
+        f"{WARNING_PREFIX}or an instruct version of it as base.path=; data/prepare.py show=3 prints answers to judge "
+        "by",
     ]
 
 
@@ -48,7 +52,8 @@ def corpus_warnings(manifest: dict[str, Any]) -> list[str]:
     mean = counts["answer_tokens"] / max(1, counts["answers"])
     if mean < SHORT_RESPONSE and counts["ended_share"] > 0.5:
         warned.append(
-            f"{WARNING_PREFIX}ANSWERS HAVE {mean:.1f} TOKENS on average, their end included, and {counts['ended_share']:.1%} of "
+            f"{WARNING_PREFIX}ANSWERS HAVE {mean:.1f} TOKENS on average, their end included, and "
+            f"{counts['ended_share']:.1%} of "
             "them ended by themselves: there is hardly a window to learn from; look at some with data/prepare.py show=3"
         )
     return warned

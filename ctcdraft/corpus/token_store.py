@@ -43,7 +43,7 @@ class TokenStore(Sequence[Row]):
 
     def __init__(self, lines: Iterable[dict[str, Any]]) -> None:
         tokens, masks, lengths = array("i"), bytearray(), array("q")
-        self._names: list[tuple[str, int, str, bool, int]] = []
+        self._row_fields: list[tuple[str, int, str, bool, int]] = []
         shared: dict[str, str] = {}
         for line in lines:
             if len(line["tokens"]) != len(line["mask"]):
@@ -55,13 +55,13 @@ class TokenStore(Sequence[Row]):
             masks.extend(map(bool, line["mask"]))
             lengths.append(len(line["tokens"]))
             category = shared.setdefault(line["category"], line["category"])
-            self._names.append((line["id"], line["turn"], category, line["ended"], line["sample"]))
+            self._row_fields.append((line["id"], line["turn"], category, line["ended"], line["sample"]))
         self._ends = array("q", accumulate(lengths, initial=0))
         self._tokens_N = torch.frombuffer(tokens, dtype=torch.int32) if tokens else torch.empty(0, dtype=torch.int32)
         self._mask_N = torch.frombuffer(masks, dtype=torch.bool) if masks else torch.empty(0, dtype=torch.bool)
 
     def __len__(self) -> int:
-        return len(self._names)
+        return len(self._row_fields)
 
     @overload
     def __getitem__(self, index: int) -> Row: ...
@@ -71,7 +71,7 @@ class TokenStore(Sequence[Row]):
         if isinstance(index, slice):
             return [self[place] for place in range(*index.indices(len(self)))]
         index = range(len(self))[index]
-        name, turn, category, ended, sample = self._names[index]
+        name, turn, category, ended, sample = self._row_fields[index]
         inside = slice(self._ends[index], self._ends[index + 1])
         return Row(name, turn, category, self._tokens_N[inside], self._mask_N[inside], ended, sample)
 
@@ -81,11 +81,11 @@ class TensorColumn(Sequence[Tensor]):
 
     def __init__(self, rows: Sequence[Row], kept: Iterable[int], tensor_of: Callable[[Row], Tensor]) -> None:
         self._rows = rows
-        self._kept = array("q", kept)
+        self._indices = array("q", kept)
         self._tensor_of = tensor_of
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._indices)
 
     @overload
     def __getitem__(self, index: int) -> Tensor: ...
@@ -94,4 +94,4 @@ class TensorColumn(Sequence[Tensor]):
     def __getitem__(self, index: int | slice) -> Tensor | Sequence[Tensor]:
         if isinstance(index, slice):
             return [self[place] for place in range(*index.indices(len(self)))]
-        return self._tensor_of(self._rows[self._kept[index]])
+        return self._tensor_of(self._rows[self._indices[index]])

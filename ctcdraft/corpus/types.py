@@ -27,9 +27,9 @@ class Conversation:
     reference: str | None = None
 
     @property
-    def asked(self) -> tuple[str, ...]:
+    def user_turns(self) -> tuple[str, ...]:
         """What the user said, turn by turn."""
-        return tuple(said for speaker, said in self.turns if speaker == USER and said)
+        return tuple(content for speaker, content in self.turns if speaker == USER and content)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Corpus:
     account: dict[str, Any]
 
     @classmethod
-    def of(cls, prompts: Iterable[Prompt]) -> Corpus:
+    def from_prompts(cls, prompts: Iterable[Prompt]) -> Corpus:
         """Prompts that come from nowhere, all of them kept."""
         kept = list(prompts)
         return cls(kept, {"read": len(kept), "kept": len(kept)})
@@ -63,9 +63,9 @@ class Corpus:
         reasons = self.account.get("dropped", {}) | {
             f"in benchmark {name}": count for name, count in self.account.get("leaked", {}).items()
         }
-        gone = [f"{count:,} {reason}" for reason, count in reasons.items() if count]
-        gone += [f"{self.account['not_asked']:,} not asked"] if self.account.get("not_asked") else []
-        without = f" (without {', '.join(gone)})" if gone else ""
+        dropped = [f"{count:,} {reason}" for reason, count in reasons.items() if count]
+        dropped += [f"{self.account['not_asked']:,} not asked"] if self.account.get("not_asked") else []
+        without = f" (without {', '.join(dropped)})" if dropped else ""
         return f"{self.account['kept']:,} prompts of {self.account['read']:,} conversations{without}"
 
     @property
@@ -88,9 +88,10 @@ def prompt_id(turns: Iterable[str]) -> str:
 
     Ids in the wild repeat, and one prompt answered by ten models is ten conversations but only one prompt.
     """
-    said = [normalize_text(turn) for turn in turns]
+    normalized = [normalize_text(turn) for turn in turns]
     first, whole = (
-        hashlib.sha256("\0".join(part).encode(errors="surrogatepass")).hexdigest() for part in (said[:1], said)
+        hashlib.sha256("\0".join(part).encode(errors="surrogatepass")).hexdigest()
+        for part in (normalized[:1], normalized)
     )
     return f"{first[:16]}/{whole[:16]}"
 

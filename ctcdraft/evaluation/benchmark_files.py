@@ -37,7 +37,8 @@ def question_files(path: Paths) -> list[Path]:
         rest = [file for file in found if file not in others]
         instead = f"={rest[0]}" if len(rest) == 1 else "=FILE with the file of the test"
         raise InputError(
-            f"{path} holds {join_names(others)}, which by the name is no test{describe_rest(rest)}; give benchmark.path{instead}"
+            f"{path} holds {join_names(others)}, which by the name is no test{describe_rest(rest)}; give "
+            f"benchmark.path{instead}"
         )
     return found
 

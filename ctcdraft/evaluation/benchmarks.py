@@ -74,7 +74,9 @@ def project_prompts(path: str, name: str, limit: int | None) -> Benchmark:
     """Prompts as this project writes them, some with a reference."""
     with benchmark_error_advice():
         asked, place = with_instruction(None), f"benchmark {name}: {path}"
-        prompts = read_questions(question_files(path), lambda found: to_prompts(project_conversations(found), name, asked, place))
+        prompts = read_questions(
+            question_files(path), lambda found: to_prompts(project_conversations(found), name, asked, place)
+        )
     return make_benchmark(prompts, name, limit, path)
 
 
@@ -101,7 +103,7 @@ def benchmark_error_advice() -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        said = str(error)
+        message = str(error)
         for ours in ("corpus.path=", "corpus="):
-            said = said.replace(ours, ours.replace("corpus", "benchmark"))
-        raise InputError(said) from error
+            message = message.replace(ours, ours.replace("corpus", "benchmark"))
+        raise InputError(message) from error

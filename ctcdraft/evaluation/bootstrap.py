@@ -11,7 +11,9 @@ RESAMPLES = 2000
 COVERAGE = 0.95
 
 
-def bootstrap_interval(statistic: Callable[..., np.ndarray], columns: Sequence[Sequence[float]], seed: int) -> list[float] | None:
+def bootstrap_interval(
+    statistic: Callable[..., np.ndarray], columns: Sequence[Sequence[float]], seed: int
+) -> list[float] | None:
     """[low, high] of a statistic of column totals; one entry of each column a question.
 
     The same seed draws the same questions for every contestant, and one draw serves all columns: intervals
@@ -39,7 +41,7 @@ def ratio_interval(numerators: Sequence[float], denominators: Sequence[float], s
 
 
 def difference_interval(
-    ours: float, around_ours: Sequence[float] | None, theirs: float, around_theirs: Sequence[float] | None
+    value: float, value_interval: Sequence[float] | None, other: float, other_interval: Sequence[float] | None
 ) -> list[float] | None:
     """[low, high] of ours less theirs from the interval of each, taken as independent; None where one is not known.
 
@@ -49,8 +51,8 @@ def difference_interval(
 
         3.0 [2.6, 3.4]  less  2.0 [1.7, 2.3]   ->   1.0 [0.5, 1.5]
     """
-    if around_ours is None or around_theirs is None:
+    if value_interval is None or other_interval is None:
         return None
-    below = hypot(ours - around_ours[0], around_theirs[1] - theirs)
-    above = hypot(around_ours[1] - ours, theirs - around_theirs[0])
-    return [ours - theirs - below, ours - theirs + above]
+    below = hypot(value - value_interval[0], other_interval[1] - other)
+    above = hypot(value_interval[1] - value, other - other_interval[0])
+    return [value - other - below, value - other + above]

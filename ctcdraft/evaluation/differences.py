@@ -45,13 +45,13 @@ class QuestionSums:
     seconds: Sequence[float] = ()
 
     @classmethod
-    def of(cls, questions: Questions) -> QuestionSums:
+    def from_questions(cls, questions: Questions) -> QuestionSums:
         counted = cls([*map(metrics.committed_tokens, questions)], [*map(metrics.count_passes, questions)])
         seconds = [sum(answer.seconds for answer in question) for question in questions]
         if not sum(seconds):
             return counted
-        said = [sum(len(answer.tokens) for answer in question) for question in questions]
-        return replace(counted, said=said, seconds=seconds)
+        all_tokens = [sum(len(answer.tokens) for answer in question) for question in questions]
+        return replace(counted, said=all_tokens, seconds=seconds)
 
 
 def pool_sums(several: Sequence[QuestionSums]) -> QuestionSums:
@@ -67,10 +67,12 @@ def pool_sums(several: Sequence[QuestionSums]) -> QuestionSums:
 
 def paired_differences(pairs: Sequence[tuple[str, str]], sides: AnswersByName, seed: int) -> Iterator[dict[str, Any]]:
     """One row a pair; `speedup` is null where nothing was timed."""
-    base = QuestionSums.of(sides(AUTOREGRESSIVE))
+    base = QuestionSums.from_questions(sides(AUTOREGRESSIVE))
     for more, less in pairs:
-        made = paired_difference(QuestionSums.of(sides(more)), QuestionSums.of(sides(less)), base, seed)
-        yield {"more": more, "less": less, **made}
+        metrics = paired_difference(
+            QuestionSums.from_questions(sides(more)), QuestionSums.from_questions(sides(less)), base, seed
+        )
+        yield {"more": more, "less": less, **metrics}
 
 
 def paired_difference(more: QuestionSums, less: QuestionSums, base: QuestionSums, seed: int) -> dict[str, Any]:

@@ -42,42 +42,44 @@ def pit_histogram(
 ) -> PITHistogram:
     """Of one answer, by the base's law behind the answer's own beginning. drafts: the draft's law_V, by the place in
     the answer of the word it was drawn for; see `draft_laws`."""
-    said_A = torch.tensor(tokens, device=base.device)
-    text_L = torch.cat([prompt_L, said_A])[:-1]
+    tokens_A = torch.tensor(tokens, device=base.device)
+    text_L = torch.cat([prompt_L, tokens_A])[:-1]
     states_AD = base.hidden_states(text_L[None], torch.ones_like(text_L)[None])[0, len(prompt_L) - 1 :]
-    rng, found, place = random.Random(f"{seed} marks"), PITHistogram.none(), 0
-    for rows_RD, words_R in zip(states_AD.split(CHUNK_ROWS), said_A.split(CHUNK_ROWS), strict=True):
+    rng, found, offset = random.Random(f"{seed} marks"), PITHistogram.empty(), 0
+    for rows_RD, tokens_R in zip(states_AD.split(CHUNK_ROWS), tokens_A.split(CHUNK_ROWS), strict=True):
         # Of several taps the last layer's states come first; the head reads those alone.
         probs_RV = settings.process_logits(base.head(rows_RD[:, : base.width])).double().exp()
-        there = [row for row in range(len(words_R)) if place + row in drafts]
-        found += PITHistogram(count_pit_values(probs_RV, words_R, probs_RV, rng), [0] * HISTOGRAM_CELLS)
-        if there:
-            draft_RV = torch.stack([drafts[place + row] for row in there]).to(base.device).double()
-            probs_RV, words_R = probs_RV[there], words_R[there]
-            found += PITHistogram([0] * HISTOGRAM_CELLS, count_pit_values(probs_RV, words_R, draft_base_ratio(draft_RV, probs_RV), rng))
-        place += len(rows_RD)
+        drafted_rows = [row for row in range(len(tokens_R)) if offset + row in drafts]
+        found += PITHistogram(count_pit_values(probs_RV, tokens_R, probs_RV, rng), [0] * HISTOGRAM_CELLS)
+        if drafted_rows:
+            draft_RV = torch.stack([drafts[offset + row] for row in drafted_rows]).to(base.device).double()
+            probs_RV, tokens_R = probs_RV[drafted_rows], tokens_R[drafted_rows]
+            found += PITHistogram(
+                [0] * HISTOGRAM_CELLS, count_pit_values(probs_RV, tokens_R, draft_base_ratio(draft_RV, probs_RV), rng)
+            )
+        offset += len(rows_RD)
     return found
 
 
-def count_pit_values(probs_RV: Tensor, words_R: Tensor, keys_RV: Tensor, rng: random.Random) -> list[int]:
+def count_pit_values(probs_RV: Tensor, tokens_R: Tensor, keys_RV: Tensor, rng: random.Random) -> list[int]:
     """The marks of words_R in the laws probs_RV, laid out by falling key, in cells."""
     counts = [0] * HISTOGRAM_CELLS
-    before_R, own_R = pit_interval(probs_RV, words_R, keys_RV)
+    before_R, own_R = pit_interval(probs_RV, tokens_R, keys_RV)
     for before, own in zip(before_R.tolist(), own_R.tolist(), strict=True):
         counts[min(int((before + rng.random() * own) * HISTOGRAM_CELLS), HISTOGRAM_CELLS - 1)] += 1
     return counts
 
 
-def pit_interval(probs_RV: Tensor, words_R: Tensor, keys_RV: Tensor) -> tuple[Tensor, Tensor]:
+def pit_interval(probs_RV: Tensor, tokens_R: Tensor, keys_RV: Tensor) -> tuple[Tensor, Tensor]:
     """Where each word's interval begins, and its length; words of equal key lie in the order of their ids.
 
     0.2 0.5 0.3, word 0, the most probable first   ->   begins at 0.8 and is 0.2 long
     """
-    words_R1 = words_R[:, None]
-    key_R1 = keys_RV.gather(1, words_R1)
+    tokens_R1 = tokens_R[:, None]
+    key_R1 = keys_RV.gather(1, tokens_R1)
     ids_V = torch.arange(probs_RV.shape[1], device=probs_RV.device)
-    first_RV = (keys_RV > key_R1) | ((keys_RV == key_R1) & (ids_V < words_R1))
-    return (probs_RV * first_RV).sum(1), probs_RV.gather(1, words_R1)[:, 0]
+    first_RV = (keys_RV > key_R1) | ((keys_RV == key_R1) & (ids_V < tokens_R1))
+    return (probs_RV * first_RV).sum(1), probs_RV.gather(1, tokens_R1)[:, 0]
 
 
 def draft_base_ratio(draft_RV: Tensor, probs_RV: Tensor) -> Tensor:
@@ -91,7 +93,7 @@ class RecordingVerifier:
     for the device at every node. laws: by the word's position in the text."""
 
     verify: Verifier
-    laws: dict[int, Tensor] = field(default_factory=dict)
+    distributions: dict[int, Tensor] = field(default_factory=dict)
 
     def __call__(
         self, tree: TokenTree, log_probs_NV: Tensor, noise: GumbelNoise | None, root_position: int
@@ -99,9 +101,9 @@ class RecordingVerifier:
         verdict = self.verify(tree, log_probs_NV, noise, root_position)
         if tree.draft_probs_NV is not None:
             for depth, node in enumerate(verdict.path_K[: int(verdict.length)].tolist()):
-                law_V = tree.draft_probs_NV[node]
-                if law_V.sum() > 0:  # else nothing was drawn behind this node
-                    self.laws[root_position + 1 + depth] = law_V.float().cpu()
+                probs_V = tree.draft_probs_NV[node]
+                if probs_V.sum() > 0:  # else nothing was drawn behind this node
+                    self.distributions[root_position + 1 + depth] = probs_V.float().cpu()
         return verdict
 
 
@@ -114,15 +116,17 @@ def draft_distributions(
     Where a device rounds otherwise the second time, laws are known as far as the text before them is the same.
     """
     listener = RecordingVerifier(settings.verify)
-    again = generate(base, drafter, prompt_L, replace(settings, verify=listener), base.stop_token_ids, seed)
-    pairs = enumerate(zip(tokens, again.tokens, strict=False))
+    repeated = generate(base, drafter, prompt_L, replace(settings, verify=listener), base.stop_token_ids, seed)
+    pairs = enumerate(zip(tokens, repeated.tokens, strict=False))
     last = next((place for place, (one, other) in pairs if one != other), len(tokens) - 1)
-    laws = {position - len(prompt_L): law_V for position, law_V in listener.laws.items()}
-    return {place: law_V for place, law_V in laws.items() if place <= last}
+    distributions = {position - len(prompt_L): probs_V for position, probs_V in listener.distributions.items()}
+    return {place: probs_V for place, probs_V in distributions.items() if place <= last}
 
 
 HISTOGRAM_CELLS = 20
-MIN_TOKENS_FOR_P_VALUE = 100  # marks that a p-value asks for: chi-square's law is a limit, good from about five expected in a cell
+MIN_TOKENS_FOR_P_VALUE = (
+    100  # marks that a p-value asks for: chi-square's law is a limit, good from about five expected in a cell
+)
 
 
 @dataclass(frozen=True)
@@ -134,7 +138,7 @@ class PITHistogram:
     by_draft: list[int]
 
     @classmethod
-    def none(cls) -> Self:
+    def empty(cls) -> Self:
         return cls([0] * HISTOGRAM_CELLS, [0] * HISTOGRAM_CELLS)
 
     def __add__(self, other: PITHistogram) -> PITHistogram:
@@ -152,7 +156,7 @@ class ChiSquareFit:
     tv: float
 
     @classmethod
-    def of(cls, counts: Sequence[int]) -> Self | None:
+    def from_counts(cls, counts: Sequence[int]) -> Self | None:
         """None where nothing was counted.
 
         30 10 of two cells   ->   chi-square 10^2/20 + 10^2/20 = 10, tv 1/4

@@ -75,8 +75,8 @@ def processor_name() -> str:
 def git_state(repository: Path) -> dict[str, Any] | None:
     """Commit, and whether the tree differed from it; None where the code is not under git."""
 
-    def ask(*words: str) -> str:
-        run = subprocess.run(["git", "-C", str(repository), *words], capture_output=True, text=True, check=True)
+    def ask(*arguments: str) -> str:
+        run = subprocess.run(["git", "-C", str(repository), *arguments], capture_output=True, text=True, check=True)
         return run.stdout.strip()
 
     try:

@@ -55,7 +55,7 @@ class Evaluation:
     """Who is compared, on what. decoding: the name of the settings. sizes: how tree sizes were chosen, if they were,
     and `of` what. pairs: whose differences are told."""
 
-    arena: EvaluationSetup
+    setup: EvaluationSetup
     contestants: Mapping[str, Contestant]
     benchmark: Benchmark
     decoding: str
@@ -68,49 +68,49 @@ class Evaluation:
         """This shard's questions by their place in the benchmark."""
         return dict(list(enumerate(self.benchmark.prompts))[self.shard.number - 1 :: self.shard.of])
 
-    def sized(self, sizes: Mapping[str, Any]) -> Evaluation:
+    def with_tree_sizes(self, sizes: Mapping[str, Any]) -> Evaluation:
         """The same with the tree sizes that were chosen for it."""
         nodes = {name: found["chosen"] for name, found in sizes["sizes"].items()}
-        return replace(self, arena=replace(self.arena, nodes=nodes), sizes=sizes)
+        return replace(self, setup=replace(self.setup, nodes=nodes), sizes=sizes)
 
-    def plan(self) -> str:
-        settings, prompts = self.arena.settings, self.prompts
+    def describe(self) -> str:
+        settings, prompts = self.setup.settings, self.prompts
         turns = sum(len(prompt.turns) for prompt in prompts.values())
         most = turns * settings.max_new_tokens
         return (
             f"contestants: {', '.join(self.contestants)}\n"
-            f"{self.benchmark.name}: {len(prompts):,} questions, {turns:,} turns; base {self.arena.base.name}, "
-            f"{self.arena.base.dtype} on {hardware_name(self.arena.base.device)}\n"
+            f"{self.benchmark.name}: {len(prompts):,} questions, {turns:,} turns; base {self.setup.base.name}, "
+            f"{self.setup.base.dtype} on {hardware_name(self.setup.base.device)}\n"
             f"{self.decoding} decoding, {self.nodes()} nodes, up to {settings.max_new_tokens:,} new tokens a turn: "
             f"at most {most:,} passes each, {most * len(self.contestants):,} in all"
         )
 
     def nodes(self) -> str:
-        own = [f"{name} {count}" for name, count in self.arena.nodes.items()]
-        return ", ".join(own) or str(self.arena.settings.nodes)
+        own = [f"{name} {count}" for name, count in self.setup.nodes.items()]
+        return ", ".join(own) or str(self.setup.settings.nodes)
 
     def settings(self, warm_up_tokens: int) -> dict[str, Any]:
         """What all lines of a folder must share. The limit is not among it: a higher one goes on."""
-        arena, settings = self.arena, self.arena.settings
+        setup, settings = self.setup, self.setup.settings
         here = environment()
         return {
             "benchmark": {"name": self.benchmark.name, "questions": self.benchmark.hash},
             "decoding": {
                 **{key: value for key, value in vars(settings).items() if key != "verify"},
                 "verify": qualified_name(settings.verify),
-                **({"nodes": dict(arena.nodes)} if arena.nodes else {}),
+                **({"nodes": dict(setup.nodes)} if setup.nodes else {}),
             },
             "contestants": {name: one.identity for name, one in self.contestants.items()},
-            "base": arena.base.fingerprint(),
-            "context_length": arena.base.context_length,
-            "attention": arena.base.lm.config._attn_implementation,
-            "dtype": dtype_name(arena),
-            "reads": arena.base.execution_mode,
-            "hardware": hardware_name(arena.base.device),
+            "base": setup.base.fingerprint(),
+            "context_length": setup.base.context_length,
+            "attention": setup.base.lm.config._attn_implementation,
+            "dtype": dtype_name(setup),
+            "reads": setup.base.execution_mode,
+            "hardware": hardware_name(setup.base.device),
             **code_version(here),
             "code": code_hash(),
             "versions": {package: here["versions"][package] for package in ("torch", "transformers")},
-            "seed": arena.seed,
+            "seed": setup.seed,
             "warm_up_tokens": warm_up_tokens,
         }
 
@@ -121,52 +121,54 @@ class Evaluation:
         folder.open(self.settings(warm_up_tokens), len(self.benchmark.prompts), overwrite)
         if self.sizes is not None:
             folder.write_sizes(self.sizes)  # not before: a folder that refuses this evaluation keeps its own
-        progress = remaining_progress(self.arena, self.prompts, folder, timing_questions, explorer.questions)
-        answered = run_questions(self.arena, self.prompts, folder, warm_up_tokens, progress)
+        progress = remaining_progress(self.setup, self.prompts, folder, timing_questions, explorer.questions)
+        answered = run_questions(self.setup, self.prompts, folder, warm_up_tokens, progress)
         records = folder.records(len(self.benchmark.prompts))
-        mine = [record for record in records if record.index in self.prompts]
-        if not folder.timing.is_file():
-            timing = self.instrumented(sample_evenly(mine, timing_questions), warm_up_tokens, progress)
+        own_records = [record for record in records if record.index in self.prompts]
+        if not folder.profile_file.is_file():
+            timing = self.profile_questions(sample_evenly(own_records, timing_questions), warm_up_tokens, progress)
             if timing is not None:
                 folder.write_timing(timing)
-        if explorer.questions and mine and not folder.explorer.is_file():  # last: nothing may be timed beside it
-            chosen = {one.index: self.prompts[one.index] for one in sample_evenly(mine, explorer.questions)}
-            folder.write_seen(explorer.look(self.arena, chosen, progress))
-        rows, circumstances = self.rows(records, Profile.merged(folder.timings()), answered)
-        nodes = self.arena.settings.nodes
-        told = paired_differences(self.pairs, lambda name: paired_answers(name, records)[0], self.arena.seed)
+        if (
+            explorer.questions and own_records and not folder.trace_file.is_file()
+        ):  # last: nothing may be timed beside it
+            chosen = {one.index: self.prompts[one.index] for one in sample_evenly(own_records, explorer.questions)}
+            folder.write_trace(explorer.trace_answers(self.setup, chosen, progress))
+        rows, circumstances = self.rows(records, Profile.merge_shards(folder.timings()), answered)
+        nodes = self.setup.settings.nodes
+        difference_rows = paired_differences(self.pairs, lambda name: paired_answers(name, records)[0], self.setup.seed)
         made: dict[str, Any] = {
             "rows": rows,
             "environment": circumstances,
-            "differences": [{"nodes": nodes, **one} for one in told],
+            "differences": [{"nodes": nodes, **one} for one in difference_rows],
         }
         markdown.write(folder, **made)
         files.write_page(folder.path, rows, circumstances)
         return made
 
-    def instrumented(self, records: list[Record], warm_up_tokens: int, progress: Progress) -> Profile | None:
+    def profile_questions(self, records: list[Record], warm_up_tokens: int, progress: Progress) -> Profile | None:
         """A few questions again, with clocks, in another order. None without questions."""
         if not records:
             return None
-        arena = self.arena
+        setup = self.setup
         # Again: where every line was on disk already, nothing has run in this process yet.
-        warm_up(arena, self.prompts[records[0].index], warm_up_tokens)
+        warm_up(setup, self.prompts[records[0].index], warm_up_tokens)
         spent: dict[str, PhaseTimes] = {}
-        met = ShapeWarmup(arena)
+        warmup = ShapeWarmup(setup)
         for record in records:
-            prompt, said = self.prompts[record.index], record.answers(AUTOREGRESSIVE)
+            prompt, baseline = self.prompts[record.index], record.answers(AUTOREGRESSIVE)
             for turn in range(len(prompt.turns)):
-                prompt_L, _ = turn_prompt(arena.base, prompt, [answer.text for answer in said[:turn]])
-                seed = turn_seed(arena.seed, record.index, turn)
-                met.untimed(prompt_L)
-                for name in shuffled_names(arena, seed + 1):
-                    if isinstance(arena.contestants[name], StockGenerate):
+                prompt_L, _ = turn_prompt(setup.base, prompt, [answer.text for answer in baseline[:turn]])
+                seed = turn_seed(setup.seed, record.index, turn)
+                warmup.capture_shapes(prompt_L)
+                for name in shuffled_names(setup, seed + 1):
+                    if isinstance(setup.contestants[name], StockGenerate):
                         continue  # no clock of ours runs inside it
-                    prepare_oracle(arena, name, prompt_L, seed)
-                    one = profile_answer(arena.base, arena.contestants[name], prompt_L, arena.settings_of(name), seed)
+                    prepare_oracle(setup, name, prompt_L, seed)
+                    one = profile_answer(setup.base, setup.contestants[name], prompt_L, setup.settings_of(name), seed)
                     spent[name] = spent[name] + one if name in spent else one
                     progress.advance()
-        return Profile(spent, bandwidth.weight_bytes(arena.base), bandwidth.copy_bandwidth(arena.base.device))
+        return Profile(spent, bandwidth.weight_bytes(setup.base), bandwidth.copy_bandwidth(setup.base.device))
 
     def rows(
         self, records: list[Record], timing: Profile | None, answered: int
@@ -174,9 +176,9 @@ class Evaluation:
         """answered: how many of the questions this process asked."""
         rows = []
         for name in self.contestants:
-            row = metrics.report_row(name, records, timing, self.labels(name), self.arena.seed)
+            row = metrics.report_row(name, records, timing, self.labels(name), self.setup.seed)
             answers = [answer for record in records for answer in record.answers(name)]
-            row["lossless"]["owes"] = self.owes(name, answers)
+            row["lossless"]["owes"] = self.guarantee(name, answers)
             rows.append(row)
         for row in rows:
             row["lossless"]["null"] = other_kernels_null(rows, row)
@@ -184,34 +186,34 @@ class Evaluation:
 
     def labels(self, name: str) -> dict[str, Any]:
         """What a row says without measuring anything."""
-        arena, one = self.arena, self.contestants[name]
+        setup, one = self.setup, self.contestants[name]
         return {
             "benchmark": self.benchmark.name,
             "decoding": self.decoding,
-            "temperature": arena.settings.temperature,
-            "nodes": arena.settings_of(name).nodes,
+            "temperature": setup.settings.temperature,
+            "nodes": setup.settings_of(name).nodes,
             "draft_parameters": one.parameters,
-            "hardware": hardware_name(arena.base.device),
-            "dtype": dtype_name(arena),
+            "hardware": hardware_name(setup.base.device),
+            "dtype": dtype_name(setup),
             "fingerprint": one.fingerprint,
             "crossing": one.crossing,
-            "quantised_since": was_quantized_since(one.fingerprint, arena.base.fingerprint()),
-            "other_kernels": isinstance(one.drafter, StockGenerate) and one.drafter.is_other_kernels,
+            "quantised_since": was_quantized_since(one.fingerprint, setup.base.fingerprint()),
+            "other_kernels": isinstance(one.drafter, StockGenerate) and one.drafter.uses_other_kernels,
         }
 
-    def owes(self, name: str, answers: Iterable[Answer]) -> str:
-        return "words" if name == AUTOREGRESSIVE else guarantee(self.arena.settings, answers)
+    def guarantee(self, name: str, answers: Iterable[Answer]) -> str:
+        return "words" if name == AUTOREGRESSIVE else guarantee(self.setup.settings, answers)
 
     def circumstances(self, records: list[Record], timing: Profile | None, answered: int) -> dict[str, Any]:
         cuts = [turn.cut for record in records for turn in record.turns if turn.cut]
         return {
             **environment(),
-            "hardware": hardware_name(self.arena.base.device),
-            "base": self.arena.base.name,
-            "reads": self.arena.base.execution_mode,
+            "hardware": hardware_name(self.setup.base.device),
+            "base": self.setup.base.name,
+            "reads": self.setup.base.execution_mode,
             "sizes": self.sizes and self.sizes["sizes"],
-            "seeds": [self.arena.seed],
-            "verifier_lossless": self.arena.settings.lossless,
+            "seeds": [self.setup.seed],
+            "verifier_lossless": self.setup.settings.lossless,
             "bandwidth_bytes_per_second": timing.bandwidth if timing else None,
             "weight_bytes": timing.weight_bytes if timing else None,
             "questions": {
@@ -240,5 +242,5 @@ def qualified_name(part: Any) -> str:
     return f"{part.__module__}.{part.__qualname__}" if callable(part) else repr(part)
 
 
-def dtype_name(arena: EvaluationSetup) -> str:
-    return str(arena.base.dtype).removeprefix("torch.")
+def dtype_name(setup: EvaluationSetup) -> str:
+    return str(setup.base.dtype).removeprefix("torch.")

@@ -23,7 +23,7 @@ class FinishedReport:
 
     benchmark: str
     contestants: tuple[str, ...]
-    asked: int
+    question_count: int
     finished: int
 
     @classmethod
@@ -42,8 +42,8 @@ class FinishedReport:
     def __str__(self) -> str:
         if self.benchmark == NO_BENCHMARK:
             return f"a report of {NO_BENCHMARK}"
-        part = f"{self.finished:,} of " if self.finished < self.asked else ""
-        return f"a report of {part}{describe_count(self.asked)} of {self.benchmark}"
+        part = f"{self.finished:,} of " if self.finished < self.question_count else ""
+        return f"a report of {part}{describe_count(self.question_count)} of {self.benchmark}"
 
 
 def describe_count(questions: int) -> str:
@@ -60,10 +60,10 @@ def refuse_smaller_evaluation(out: Path, benchmark: str, questions: int, contest
         return
     if report.benchmark != benchmark:
         raise InputError(f"{out} holds {report}, and this evaluation is of {benchmark}; {OVERWRITE_ADVICE}")
-    if report.asked > questions:
+    if report.question_count > questions:
         raise InputError(
             f"{out} holds {report}, and this evaluation asks {describe_count(questions)}; give benchmark.limit="
-            f"{report.asked} or more to go on, {OVERWRITE_ADVICE}"
+            f"{report.question_count} or more to go on, {OVERWRITE_ADVICE}"
         )
     if missing := [name for name in report.contestants if name not in set(contestants)]:
         raise InputError(

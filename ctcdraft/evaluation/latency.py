@@ -61,7 +61,7 @@ class LatencyBenchmark:
             if tau is not None and check_float(tau, f"benchmark.tau.{name}") < 1:
                 raise InputError(f"benchmark.tau.{name}={tau}: a pass commits at least one token; give 1 or more")
 
-    def fitting(self, base: BaseLM, settings: DecodingSettings) -> list[int]:
+    def usable_contexts(self, base: BaseLM, settings: DecodingSettings) -> list[int]:
         """The contexts behind which the loop's passes and the largest tree still find room."""
         behind = max(*self.nodes, self.passes + settings.nodes)
         found = [context for context in self.contexts if context + behind <= base.context_length]
@@ -101,7 +101,7 @@ class LatencyBenchmark:
             "base": base.name,
             "random_weights": random_weights,
             "reads": base.execution_mode,
-            "contexts_left_out": [one for one in self.contexts if one not in self.fitting(base, settings)],
+            "contexts_left_out": [one for one in self.contexts if one not in self.usable_contexts(base, settings)],
         }
         return {"rows": rows, **found, "environment": {**environment(), **circumstances}}
 
@@ -116,11 +116,13 @@ class HardwareLimits:
     rate: float
 
     @classmethod
-    def under(cls, base: BaseLM) -> HardwareLimits:
+    def measure_on(cls, base: BaseLM) -> HardwareLimits:
         bandwidth, rate = evaluation_bandwidth.copy_bandwidth(base.device), evaluation_bandwidth.matmul_rate(base)
-        return cls(evaluation_bandwidth.weight_bytes(base), evaluation_bandwidth.count_matmul_weights(base), bandwidth, rate)
+        return cls(
+            evaluation_bandwidth.weight_bytes(base), evaluation_bandwidth.count_matmul_weights(base), bandwidth, rate
+        )
 
-    def least(self, kv_bytes: float, nodes: float) -> float:
+    def min_seconds(self, kv_bytes: float, nodes: float) -> float:
         """Seconds below which no read of `nodes` nodes can come: it streams, or it multiplies, whichever is longer."""
         return max((self.weight_bytes + kv_bytes) / self.bandwidth, 2 * self.weights * nodes / self.rate)
 
@@ -129,15 +131,15 @@ def measure_contexts(
     base: BaseLM, drafters: Mapping[str, Drafter], settings: DecodingSettings, latency: LatencyBenchmark, seed: int
 ) -> dict[str, Any]:
     """`reads`: prefill, step and v(n) by context; `drafters`: c, v and o of each; `machine`."""
-    machine = HardwareLimits.under(base)
+    machine = HardwareLimits.measure_on(base)
     reads, rows = [], []
-    for context in latency.fitting(base, settings):
+    for context in latency.usable_contexts(base, settings):
         text_L = torch.randint(base.vocabulary, (context,), generator=torch.Generator().manual_seed(seed))
         text_L = text_L.to(base.device)
-        lone = ReadTimer(base, text_L, latency.nodes)
+        timer = ReadTimer(base, text_L, latency.nodes)
         # In turns with whole passes: a machine that slows down meanwhile must not make a read longer than its pass.
-        spent, nodes = median_full_passes(base, drafters, settings, text_L, latency, lone.measure)
-        reads.append(lone.row(machine, spent[AUTOREGRESSIVE].a_pass))
+        spent, nodes = median_full_passes(base, drafters, settings, text_L, latency, timer.measure)
+        reads.append(timer.row(machine, spent[AUTOREGRESSIVE].seconds_per_pass))
         for name, drafter in drafters.items():
             searches = hasattr(drafter, "paths")
             rows.append(drafter_row(name, context, spent, nodes[name], searches, latency.tau.get(name), machine))
@@ -168,7 +170,8 @@ def median_full_passes(
             nodes[name] = statistics.mean(ending.nodes[1:])
         beside()
     medians = {
-        name: sorted(found[1:], key=lambda one: one.a_pass)[(len(found) - 1) // 2] for name, found in runs.items()
+        name: sorted(found[1:], key=lambda one: one.seconds_per_pass)[(len(found) - 1) // 2]
+        for name, found in runs.items()
     }
     return medians, nodes
 
@@ -179,16 +182,18 @@ class FixedLengthVerifier:
 
     def __init__(self, verify: Verifier, passes: int) -> None:
         self.verify = verify
-        self.left = passes + 1
+        self.remaining_passes = passes + 1
         self.nodes: list[int] = []
 
     def __call__(
         self, tree: TokenTree, log_probs_NV: Tensor, noise: GumbelNoise | None, root_position: int
     ) -> VerifyResult:
         verdict = self.verify(tree, log_probs_NV, noise, root_position)
-        self.left -= 1
+        self.remaining_passes -= 1
         self.nodes.append(len(tree))
-        return verdict if self.left else replace(verdict, bonus=torch.full_like(verdict.bonus, NO_STOP_TOKEN))
+        return (
+            verdict if self.remaining_passes else replace(verdict, bonus=torch.full_like(verdict.bonus, NO_STOP_TOKEN))
+        )
 
 
 class ReadTimer:
@@ -197,15 +202,15 @@ class ReadTimer:
     def __init__(self, base: BaseLM, text_L: Tensor, sizes: Sequence[int]) -> None:
         self.base = base
         self.text_L = text_L
-        self.prefills: list[float] = []
+        self.prefill_seconds: list[float] = []
         self.seconds: dict[int, list[float]] = {nodes: [] for nodes in sizes}
-        self.row_bytes = 0  # of keys and values
+        self.kv_bytes_per_token = 0  # of keys and values
 
     def measure(self) -> None:
         context = len(self.text_L)
         cache = self.base.new_cache(context + max(self.seconds))  # given back: there may be but one to lend
-        self.prefills.append(time_call(self.base, partial(self.base.read, self.text_L, cache)))
-        self.row_bytes = cache.bytes_held() // context
+        self.prefill_seconds.append(time_call(self.base, partial(self.base.read, self.text_L, cache)))
+        self.kv_bytes_per_token = cache.bytes_held() // context
         for nodes, taken in self.seconds.items():
             tree = four_ary_tree(self.text_L[-1], nodes)
             taken.append(time_call(self.base, partial(self.base.read_tree, tree, cache)))
@@ -215,10 +220,10 @@ class ReadTimer:
         """v(n) in whole autoregressive passes, as in every report."""
         context = len(self.text_L)
         medians = {nodes: statistics.median(taken[1:]) for nodes, taken in self.seconds.items()}
-        least = {nodes: machine.least(self.row_bytes * (context + nodes), nodes) for nodes in medians}
+        least = {nodes: machine.min_seconds(self.kv_bytes_per_token * (context + nodes), nodes) for nodes in medians}
         return {
             "context": context,
-            "seconds_prefill": statistics.median(self.prefills[1:]),
+            "seconds_prefill": statistics.median(self.prefill_seconds[1:]),
             "seconds_step": step,
             "seconds_read": {str(nodes): taken for nodes, taken in medians.items()},
             "v": {str(nodes): taken / step for nodes, taken in medians.items()},
@@ -240,7 +245,7 @@ def drafter_row(
     searches: whether frames become a tree apart from the head. Who grows a tree word by word asks its head at every
     word, and has no search to tell from it.
     """
-    ours, whole_pass = spent[name], spent[AUTOREGRESSIVE].a_pass
+    ours, whole_pass = spent[name], spent[AUTOREGRESSIVE].seconds_per_pass
     costs = relative_costs(spent, name) or {}
     c_search = ours.seconds["tree"] / ours.passes / whole_pass if searches else None
     given = 1.0 if name == AUTOREGRESSIVE else tau
@@ -255,10 +260,9 @@ def drafter_row(
         "c_search": c_search,
         "tau_to_break_even": sum(costs.values()),
         "predicted_speedup": None if given is None else given / sum(costs.values()),
-        "tokens_per_second_predicted": None if given is None else given / ours.a_pass,
-        "time": {part: ours.seconds[part] / ours.passes for part in PASS_PARTS}
-        | {"prefill": ours.seconds["prefill"]},
-        "roof_share": machine.least(ours.kv_bytes / ours.passes, nodes) * ours.passes / ours.seconds["read"],
+        "tokens_per_second_predicted": None if given is None else given / ours.seconds_per_pass,
+        "time": {part: ours.seconds[part] / ours.passes for part in PASS_PARTS} | {"prefill": ours.seconds["prefill"]},
+        "roof_share": machine.min_seconds(ours.kv_bytes / ours.passes, nodes) * ours.passes / ours.seconds["read"],
     }
 
 

@@ -52,20 +52,20 @@ class LosslessnessChecker:
         prompt_L: Tensor,
         turn: int,
         seed: int,
-        drawn: bool = False,
+        sampled: bool = False,
     ) -> Divergence | None:
-        """None where `tokens` equal autoregression's, `truth`. drawn: they may owe its law alone."""
+        """None where `tokens` equal autoregression's, `truth`. sampled: they may owe its law alone."""
         if tuple(tokens) == tuple(truth):
             return None
         pairs = enumerate(zip(tokens, truth, strict=False))
         # One may be the beginning of the other; then they part where the shorter one ends.
         position = next((n for n, (a, b) in pairs if a != b), min(len(tokens), len(truth)))
-        if not self.settings.owes_token_identity(drawn):
+        if not self.settings.owes_token_identity(sampled):
             return Divergence(turn, position, None, None, owed=False)
-        margin, least = self._margin(prompt_L, truth[:position], seed)
-        return Divergence(turn, position, margin, self._rounding(name, margin, least, prompt_L, seed))
+        margin, least = self._top2_margin(prompt_L, truth[:position], seed)
+        return Divergence(turn, position, margin, self._explained_by_rounding(name, margin, least, prompt_L, seed))
 
-    def _margin(self, prompt_L: Tensor, agreed: Sequence[int], seed: int) -> tuple[float | None, float]:
+    def _top2_margin(self, prompt_L: Tensor, agreed: Sequence[int], seed: int) -> tuple[float | None, float]:
         """The base's best word less its second best after the agreed text: logits, or perturbed scores at T > 0. And
         the least margin, of logits, that no rounding bridges."""
         text_L = torch.cat([prompt_L, torch.tensor(agreed, dtype=prompt_L.dtype, device=prompt_L.device)])
@@ -78,7 +78,9 @@ class LosslessnessChecker:
         best, second = scores_1V[0].topk(2).values.tolist()
         return (best - second if isfinite(best - second) else None), least
 
-    def _rounding(self, name: str, margin: float | None, least: float, prompt_L: Tensor, seed: int) -> bool | None:
+    def _explained_by_rounding(
+        self, name: str, margin: float | None, least: float, prompt_L: Tensor, seed: int
+    ) -> bool | None:
         # top-k and top-p have an edge of their own: a word on it comes or goes whatever the two best differ by.
         on_an_edge = self.settings.top_k > 0 or self.settings.top_p < 1
         # Scores at a low temperature are logits / T plus noise: the rounding of the logits grows with them.
@@ -88,18 +90,18 @@ class LosslessnessChecker:
             return False
         if self.base.dtype in HALF_PRECISION_ROUNDING:
             return None
-        base, contestants = self._exact
-        again = [
-            generate_answer(base, contestants[one], prompt_L, self._settings_of(one), base.stop_token_ids, seed).tokens
+        base, contestants = self._float64_copies
+        exact_answers = [
+            generate_answer(base, contestants[one], prompt_L, self._settings_for(one), base.stop_token_ids, seed).tokens
             for one in (name, AUTOREGRESSIVE)
         ]
-        return again[0] == again[1]
+        return exact_answers[0] == exact_answers[1]
 
-    def _settings_of(self, name: str) -> DecodingSettings:
+    def _settings_for(self, name: str) -> DecodingSettings:
         return replace(self.settings, nodes=self.nodes.get(name, self.settings.nodes))
 
     @property
-    def _exact(self) -> tuple[BaseLM, dict[str, Any]]:
+    def _float64_copies(self) -> tuple[BaseLM, dict[str, Any]]:
         """Base and drafters in float64, made anew and kept by nobody: twice the memory, which contestants that are
         asked later would find taken, and would be charged for.
 
@@ -147,10 +149,14 @@ def losslessness_metrics(name: str, records: Sequence[Record]) -> dict[str, Any]
     undecided = sum(None in of_one and False not in of_one for of_one in owed)
     explained = len(owed) - wrong - undecided
     ours, theirs = (
-        sum((record.marks[one] for record in records if one in record.marks), PITHistogram.none())
+        sum((record.marks[one] for record in records if one in record.marks), PITHistogram.empty())
         for one in (name, AUTOREGRESSIVE)
     )
-    fit, null, by_draft = ChiSquareFit.of(ours.by_base), ChiSquareFit.of(theirs.by_base), ChiSquareFit.of(ours.by_draft)
+    fit, null, by_draft = (
+        ChiSquareFit.from_counts(ours.by_base),
+        ChiSquareFit.from_counts(theirs.by_base),
+        ChiSquareFit.from_counts(ours.by_draft),
+    )
     return {
         "unit": "question",
         "prompts": len(records),
@@ -171,7 +177,11 @@ def other_kernels_null(rows: Sequence[Mapping[str, Any]], row: Mapping[str, Any]
     """How often autoregression by other kernels leaves autoregression's text too, in half precision: what may be
     expected of `row` where nothing is wrong. None without such a row, for that row itself, and where words are a law.
     """
-    if row["drafter"] == AUTOREGRESSIVE or row["other_kernels"] or getattr(torch, row["dtype"]) not in HALF_PRECISION_ROUNDING:
+    if (
+        row["drafter"] == AUTOREGRESSIVE
+        or row["other_kernels"]
+        or getattr(torch, row["dtype"]) not in HALF_PRECISION_ROUNDING
+    ):
         return None
     others = [other for other in rows if other["other_kernels"]]
     if not others:

@@ -177,8 +177,8 @@ def ratio(numerator: float, denominator: float) -> float | None:
 
 def mean_of_known(values: Sequence[float | None]) -> float | None:
     """Of the values there are."""
-    there = [value for value in values if value is not None]
-    return ratio(sum(there), len(there))
+    known = [value for value in values if value is not None]
+    return ratio(sum(known), len(known))
 
 
 def committed_tokens(question: Sequence[Answer]) -> int:
@@ -208,7 +208,9 @@ def tau_paper(questions: Questions) -> float | None:
     4 tokens in 2 passes, 6 tokens in 2   ->   mean of 4 / 1 and 6 / 1 = 5
     """
     last = [sum(max(len(answer.passes) - 1, 0) for answer in question) for question in questions]
-    return mean_of_known([ratio(committed_tokens(question), index) for question, index in zip(questions, last, strict=True)])
+    return mean_of_known(
+        [ratio(committed_tokens(question), index) for question, index in zip(questions, last, strict=True)]
+    )
 
 
 def all_decode_steps(questions: Questions) -> list[DecodeStep]:

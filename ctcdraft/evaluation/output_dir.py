@@ -36,9 +36,9 @@ class OutputDir:
     def __init__(self, path: Path, shard: Shard) -> None:
         self.path = path
         self.shard = shard
-        self.lines = path / f"questions{shard}.jsonl"
-        self.timing = path / f"timing{shard}.json"
-        self.explorer = path / f"explorer{shard}.json"
+        self.questions_file = path / f"questions{shard}.jsonl"
+        self.profile_file = path / f"timing{shard}.json"
+        self.trace_file = path / f"explorer{shard}.json"
         self._sizes = path / "sizes.json"
 
     def open(self, settings: dict[str, Any], questions: int, overwrite: bool) -> None:
@@ -48,40 +48,49 @@ class OutputDir:
         report, and files of another split, but not its siblings', which may be at work, unless the folder holds
         another evaluation.
         """
-        there = self._settings(overwrite)
-        strangers = self._of_another_split()
+        existing = self._read_settings(overwrite)
+        strangers = self._files_of_other_splits()
         if overwrite:
-            remove_files([self.lines, self.timing, self.explorer, *strangers, *self._files(REPORT_FILES)])
+            remove_files(
+                [
+                    self.questions_file,
+                    self.profile_file,
+                    self.trace_file,
+                    *strangers,
+                    *self._matching_files(REPORT_FILES),
+                ]
+            )
         else:
             refuse_smaller_evaluation(self.path, settings["benchmark"]["name"], questions, settings["contestants"])
-        if there is not None and (unlike := describe_differences(there, settings)):
+        if existing is not None and (unlike := describe_differences(existing, settings)):
             if not overwrite:
                 raise InputError(
-                    f"{self.path} holds an evaluation in which {unlike}; {describe_resume(there, settings)}, {OVERWRITE_ADVICE}"
+                    f"{self.path} holds an evaluation in which {unlike}; {describe_resume(existing, settings)}, "
+                    f"{OVERWRITE_ADVICE}"
                 )
-            remove_files(self._files(EVALUATION_FILES))
-            there = None
+            remove_files(self._matching_files(EVALUATION_FILES))
+            existing = None
         if strangers and not overwrite:
             raise InputError(
                 f"{self.path} holds {strangers[0].name}, which is no part of shard={self.shard.number}/{self.shard.of}"
                 f"; go on with the shards it was begun with, {OVERWRITE_ADVICE}"
             )
-        if there is None:  # else the version that began it stays named
+        if existing is None:  # else the version that began it stays named
             write_text(self.path / "settings.json", json.dumps(settings, indent=1) + "\n")
-        if self.lines.is_file():
-            os.truncate(self.lines, self.lines.read_bytes().rfind(b"\n") + 1)
+        if self.questions_file.is_file():
+            os.truncate(self.questions_file, self.questions_file.read_bytes().rfind(b"\n") + 1)
 
-    def _files(self, patterns: Iterable[str]) -> list[Path]:
+    def _matching_files(self, patterns: Iterable[str]) -> list[Path]:
         return [file for pattern in patterns for file in self.path.glob(pattern)]
 
-    def _of_another_split(self) -> list[Path]:
+    def _files_of_other_splits(self) -> list[Path]:
         """What was measured by i/M where this is i/N: they answer the same questions a second time."""
         kinds = (("questions", ".jsonl"), ("timing", ".json"), ("explorer", ".json"))
         found = {file for start, end in kinds for file in self.path.glob(f"{start}*{end}")}
         ours = {file for start, end in kinds for file in self.path.glob(f"{start}{self.shard.siblings}{end}")}
         return sorted(found - ours)
 
-    def _settings(self, overwrite: bool) -> dict[str, Any] | None:
+    def _read_settings(self, overwrite: bool) -> dict[str, Any] | None:
         """What all lines here share; nothing where that cannot be read and is overwritten."""
         file = self.path / "settings.json"
         if not file.is_file():
@@ -92,16 +101,18 @@ class OutputDir:
             if overwrite:
                 return {}
             raise InputError(
-                f"{self.path} holds an evaluation whose {file.name} was unreadable; restore that file, {OVERWRITE_ADVICE}"
+                f"{self.path} holds an evaluation whose {file.name} was unreadable; restore that file, "
+                f"{OVERWRITE_ADVICE}"
             ) from error
 
     def append(self, record: Record) -> None:
         try:
-            with self.lines.open("a") as stream:
+            with self.questions_file.open("a") as stream:
                 stream.write(to_json(record) + "\n")
         except OSError as error:
             raise InputError(
-                f"cannot write {self.lines} ({error.strerror}); make room and run again: what was finished is kept"
+                f"cannot write {self.questions_file} ({error.strerror}); make room and run again: what was finished "
+                "is kept"
             ) from error
 
     def records(self, questions: int) -> list[Record]:
@@ -124,50 +135,50 @@ class OutputDir:
         if not self._sizes.is_file():
             return None
         try:
-            kept = json.loads(self._sizes.read_text())
-            kept["of"], kept["sizes"].items()
+            stored = json.loads(self._sizes.read_text())
+            stored["of"], stored["sizes"].items()
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(f"{self._sizes} holds no tree sizes; remove it, and they are chosen anew") from error
-        return kept
+        return stored
 
     def write_sizes(self, sizes: Mapping[str, Any]) -> None:
         write_text(self._sizes, json.dumps(sizes, indent=1) + "\n")
 
     def write_timing(self, timing: Profile) -> None:
-        write_text(self.timing, json.dumps(timing.to_json(), indent=1) + "\n")
+        write_text(self.profile_file, json.dumps(timing.to_json(), indent=1) + "\n")
 
-    def write_seen(self, seen: Trace) -> None:
-        write_text(self.explorer, seen_json(seen))
+    def write_trace(self, seen: Trace) -> None:
+        write_text(self.trace_file, seen_json(seen))
 
     def timings(self) -> list[Profile]:
         return [Profile.from_json(json.loads(file.read_text())) for file in sorted(self.path.glob("timing*.json"))]
 
 
-def describe_differences(there: dict[str, Any], now: dict[str, Any]) -> str:
+def describe_differences(stored: dict[str, Any], now: dict[str, Any]) -> str:
     """Return what differs, for a sentence, "" where nothing does that must be the same.
 
     decoding.nodes was 16 (now 8)
     """
-    flat_there, flat_now = flatten(there), flatten(now)
-    keys = [key for key in differing_keys(there, now) if key != "code"]
+    flat_there, flat_now = flatten(stored), flatten(now)
+    keys = [key for key in differing_keys(stored, now) if key != "code"]
     changes = [f"{key} was {flat_there.get(key)} (now {flat_now.get(key)})" for key in keys[:3]]
     text = ", ".join(changes) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
-    if "code" not in differing_keys(there, now):
+    if "code" not in differing_keys(stored, now):
         return text
-    code = f"the code was {describe_version(there)} (now other in files that tokens or times come from)"
+    code = f"the code was {describe_version(stored)} (now other in files that tokens or times come from)"
     return f"{text}, and {code}" if text else code
 
 
-def describe_resume(there: dict[str, Any], now: dict[str, Any]) -> str:
+def describe_resume(stored: dict[str, Any], now: dict[str, Any]) -> str:
     """Return how to go on with what is there."""
-    keys = differing_keys(there, now)
+    keys = differing_keys(stored, now)
     ways = ["repeat those settings"] if set(keys) - {"code"} else []
     return " and ".join([*ways, *(["go on with the version that began it"] if "code" in keys else [])])
 
 
-def differing_keys(there: dict[str, Any], now: dict[str, Any]) -> list[str]:
+def differing_keys(stored: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Return the keys that differ, of those that must not."""
-    flat_there, flat_now = flatten(there), flatten(now)
+    flat_there, flat_now = flatten(stored), flatten(now)
     keys = {**flat_there, **flat_now}
     return [key for key in keys if key not in VERSION_KEYS and flat_there.get(key) != flat_now.get(key)]
 

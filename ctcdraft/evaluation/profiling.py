@@ -34,10 +34,12 @@ class PhaseTimes:
 
     def __add__(self, other: PhaseTimes) -> PhaseTimes:
         seconds = {part: self.seconds[part] + other.seconds[part] for part in self.seconds}
-        return PhaseTimes(seconds, self.passes + other.passes, self.answers + other.answers, self.kv_bytes + other.kv_bytes)
+        return PhaseTimes(
+            seconds, self.passes + other.passes, self.answers + other.answers, self.kv_bytes + other.kv_bytes
+        )
 
     @property
-    def a_pass(self) -> float:
+    def seconds_per_pass(self) -> float:
         """Seconds of one whole pass; without the prefill, which is none."""
         return sum(self.seconds[part] for part in PASS_PARTS) / self.passes
 
@@ -51,7 +53,7 @@ class Profile:
     bandwidth: float
 
     @classmethod
-    def merged(cls, timings: Iterable[Profile]) -> Profile | None:
+    def merge_shards(cls, timings: Iterable[Profile]) -> Profile | None:
         """Of all shards: totals add up, the bandwidth is their mean."""
         timings = list(timings)
         if not timings:
@@ -77,8 +79,8 @@ class Stopwatch:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.seconds: defaultdict[str, float] = defaultdict(float)
-        self._open: list[str] = []
-        self._since = 0.0
+        self._open_parts: list[str] = []
+        self._last_switch = 0.0
         self._started = False
 
     def timed(self, part: str, function: Callable, starts: bool = False) -> Callable:
@@ -86,36 +88,36 @@ class Stopwatch:
             self._started |= starts
             if not self._started:
                 return function(*args, **kwargs)
-            self._switch()
-            self._open.append(part)
+            self._book_time()
+            self._open_parts.append(part)
             try:
                 return function(*args, **kwargs)
             finally:
-                self._switch()
-                self._open.pop()
+                self._book_time()
+                self._open_parts.pop()
 
         return clocked
 
-    def _switch(self) -> None:
+    def _book_time(self) -> None:
         """Book the time since the last switch to the part that was running."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         now = perf_counter()
-        if self._open:
-            self.seconds[self._open[-1]] += now - self._since
-        self._since = now
+        if self._open_parts:
+            self.seconds[self._open_parts[-1]] += now - self._last_switch
+        self._last_switch = now
 
 
 class TimedProxy:
     """Stands in for an object: the named methods are clocked, all else is the object's own."""
 
     def __init__(self, original: Any, watch: Stopwatch, **parts: str) -> None:
-        self._original = original
+        self._wrapped = original
         for method, part in parts.items():
             setattr(self, method, watch.timed(part, getattr(original, method)))
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._original, name)
+        return getattr(self._wrapped, name)
 
 
 class TimedBase(TimedProxy):
@@ -126,7 +128,7 @@ class TimedBase(TimedProxy):
         self._watch = watch
 
     def new_cache(self, capacity: int) -> Any:
-        self.cache = self._original.new_cache(capacity)
+        self.cache = self._wrapped.new_cache(capacity)
         # On the cache itself: transformers wants a Cache of its own, not a stand-in.
         self.cache.keep_path = self._watch.timed("keep", self.cache.keep_path)
         return self.cache
@@ -151,26 +153,26 @@ def profile_answer(
     stops: Collection[int] | None = None,
 ) -> PhaseTimes:
     """Answer one prompt with a stopwatch in every joint. stops: None for the base's own."""
-    watch = Stopwatch(base.device)
-    double = TimedBase(base, watch)
-    clocked: Any = TimedProxy(settings, watch, process_logits="verify", verify="verify")
+    stopwatch = Stopwatch(base.device)
+    timed_base = TimedBase(base, stopwatch)
+    timed_settings: Any = TimedProxy(settings, stopwatch, process_logits="verify", verify="verify")
     stops = base.stop_token_ids if stops is None else stops
-    said = generate(double, TimedDrafter(drafter, watch), prompt_L, clocked, stops, seed)
-    seconds = {part: watch.seconds[part] for part in PASS_PARTS}
-    seconds["other"] = said.seconds_decode - sum(seconds.values())
-    seconds["prefill"] = said.seconds_prefill
-    row_bytes = double.cache.bytes_held() // double.cache.length
-    del double.cache.keep_path  # it holds on to its own cache, whose rows the next text may be waiting for
-    return PhaseTimes(seconds, len(said.passes), 1, row_bytes * kv_rows_read(len(prompt_L), said))
+    generation = generate(timed_base, TimedDrafter(drafter, stopwatch), prompt_L, timed_settings, stops, seed)
+    seconds = {part: stopwatch.seconds[part] for part in PASS_PARTS}
+    seconds["other"] = generation.seconds_decode - sum(seconds.values())
+    seconds["prefill"] = generation.seconds_prefill
+    row_bytes = timed_base.cache.bytes_held() // timed_base.cache.length
+    del timed_base.cache.keep_path  # it holds on to its own cache, whose rows the next text may be waiting for
+    return PhaseTimes(seconds, len(generation.passes), 1, row_bytes * kv_rows_read(len(prompt_L), generation))
 
 
-def kv_rows_read(prompt: int, said: GenerationResult) -> int:
+def kv_rows_read(prompt: int, generation: GenerationResult) -> int:
     """Rows of keys and values that the passes of a generation read: the text so far and the tree, each time.
 
     A prompt of 3; passes of 1 node, then of 4 of which 2 stand, then of 1   ->   (3 + 1) + (4 + 4) + (7 + 1)
     """
     rows, past = 0, prompt
-    for step in said.passes:
+    for step in generation.passes:
         rows += past + step.nodes
         past += step.accepted + 1
     return rows
@@ -181,7 +183,7 @@ def relative_costs(spent: Mapping[str, PhaseTimes], name: str) -> dict[str, floa
     unit, ours = spent[AUTOREGRESSIVE], spent.get(name)
     if ours is None or not unit.passes or not ours.passes:
         return None
-    whole = unit.a_pass
+    whole = unit.seconds_per_pass
     c = (ours.seconds["draft"] + ours.seconds["tree"]) / ours.passes / whole
     v = ours.seconds["read"] / ours.passes / whole
-    return {"c": c, "v": v, "o": ours.a_pass / whole - c - v}
+    return {"c": c, "v": v, "o": ours.seconds_per_pass / whole - c - v}

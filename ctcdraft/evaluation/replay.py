@@ -47,9 +47,9 @@ class ContextRecorder:
 
 def record_base_answer(base: BaseLM, prompt_L: Tensor, settings: DecodingSettings, seed: int) -> BaseAnswer:
     """The base's own answer, behind which everyone is asked."""
-    witness = ContextRecorder()
-    said = generate(base, witness, prompt_L, settings, base.stop_token_ids, seed)
-    return BaseAnswer(said.tokens, said.ended, tuple(witness.contexts))
+    recorder = ContextRecorder()
+    generation = generate(base, recorder, prompt_L, settings, base.stop_token_ids, seed)
+    return BaseAnswer(generation.tokens, generation.ended, tuple(recorder.contexts))
 
 
 def refuse_unreplayable(settings: DecodingSettings) -> None:
@@ -65,7 +65,7 @@ def refuse_unreplayable(settings: DecodingSettings) -> None:
 class DraftTree:
     """A tree on the host. depths: of every node, 0 at the root."""
 
-    words: TokenIds
+    tokens: TokenIds
     parents: TokenIds
     depths: TokenIds
 
@@ -77,9 +77,9 @@ class DraftTree:
             depths.append(depths[parent] + 1)
         return cls(tree.tokens_N.tolist(), parents, depths)
 
-    def first(self, nodes: int) -> DraftTree:
+    def first_nodes(self, nodes: int) -> DraftTree:
         """The tree of that size, of a drafter whose sizes are nested."""
-        return DraftTree(self.words[:nodes], self.parents[:nodes], self.depths[:nodes])
+        return DraftTree(self.tokens[:nodes], self.parents[:nodes], self.depths[:nodes])
 
 
 class DraftReplayer:
@@ -88,42 +88,46 @@ class DraftReplayer:
     def __init__(self, drafter: Drafter, said: BaseAnswer, nodes: int, seed: int) -> None:
         self.contexts = [replace(context, nodes=nodes) for context in said.contexts]
         device = self.contexts[0].tokens_L.device
-        self.drafter, self.memory, self.heard = drafter, None, 0
+        self.drafter, self.memory, self.next_position = drafter, None, 0
         self.rng = torch.Generator(device).manual_seed(seed)
         give_oracle_text(drafter, torch.cat([self.contexts[0].tokens_L[:-1], torch.tensor(said.tokens, device=device)]))
         along = getattr(drafter, "draft_many", None)
-        self.along: Callable[[int], TokenTree] | None = None if along is None else along(self.contexts, self.rng)
+        self.draft_at: Callable[[int], TokenTree] | None = None if along is None else along(self.contexts, self.rng)
 
     def draft(self, at: int) -> TokenTree:
         """As in the loop: what is fresh are the states since the drafter was asked last."""
-        fresh_KD = torch.cat([context.new_states_KD for context in self.contexts[self.heard : at + 1]])
+        fresh_KD = torch.cat([context.new_states_KD for context in self.contexts[self.next_position : at + 1]])
         context = replace(self.contexts[at], new_states_KD=fresh_KD)
         tree, self.memory = self.drafter.draft(context, self.memory, self.rng)
-        self.heard = at + 1
+        self.next_position = at + 1
         return tree
 
     @torch.inference_mode()
     def __call__(self, at: int) -> DraftTree:
-        tree = self.draft(at) if self.along is None else self.along(at)
+        tree = self.draft(at) if self.draft_at is None else self.draft_at(at)
         found, context = DraftTree.of(tree), self.contexts[at]
-        refuse_over_budget(self.drafter, context.nodes, "nodes", len(found.words))
+        refuse_over_budget(self.drafter, context.nodes, "nodes", len(found.tokens))
         refuse_over_budget(self.drafter, context.depth, "depth", max(found.depths))
         return found
 
 
-def replay_drafts(drafter: Any, said: BaseAnswer, sizes: Sequence[int], seed: int) -> dict[int, tuple[DecodeStep, ...]]:
+def replay_drafts(
+    drafter: Any, answer: BaseAnswer, sizes: Sequence[int], seed: int
+) -> dict[int, tuple[DecodeStep, ...]]:
     """The passes of every size, from one computation where smaller trees are the beginnings of larger ones."""
-    if not said.contexts:
+    if not answer.contexts:
         return dict.fromkeys(sizes, ())
     together = [sizes] if has_nested_trees(drafter) else [[nodes] for nodes in sizes]
     found: dict[int, tuple[DecodeStep, ...]] = {}
     for some in together:
-        found |= replay_passes(said.tokens, some, DraftReplayer(drafter, said, max(some), seed))
+        found |= replay_passes(answer.tokens, some, DraftReplayer(drafter, answer, max(some), seed))
     return found
 
 
-def replay_passes(answer: TokenIds, sizes: Sequence[int], guesses: Callable[[int], DraftTree]) -> dict[int, tuple[DecodeStep, ...]]:
-    """The passes in which the loop would have said the answer, for trees of each size. guesses: the largest tree behind
+def replay_passes(
+    answer: TokenIds, sizes: Sequence[int], draft: Callable[[int], DraftTree]
+) -> dict[int, tuple[DecodeStep, ...]]:
+    """The passes in which the loop would have said the answer, for trees of each size. draft: the largest tree behind
     a token; asked in the order of the text, once each, and only where some size begins a pass.
 
     answer 5 6 7 8; behind 5 the tree says 6 7, behind 6 and 7 nothing    ->    one pass, 2 accepted: 6 7, then 8
@@ -131,19 +135,19 @@ def replay_passes(answer: TokenIds, sizes: Sequence[int], guesses: Callable[[int
     places = dict.fromkeys(sizes, 0)
     passes: dict[int, list[DecodeStep]] = {nodes: [] for nodes in sizes}
     while (at := min(places.values())) < len(answer) - 1:
-        largest = guesses(at)
+        largest = draft(at)
         for nodes in (nodes for nodes in sizes if places[nodes] == at):
-            passes[nodes].append(replay_pass(answer, at, largest.first(nodes)))
+            passes[nodes].append(replay_pass(answer, at, largest.first_nodes(nodes)))
             places[nodes] += passes[nodes][-1].committed
     return {nodes: tuple(made) for nodes, made in passes.items()}
 
 
 def replay_pass(answer: TokenIds, at: int, tree: DraftTree) -> DecodeStep:
     """What a pass over this tree behind token `at` commits of the answer."""
-    children = {(tree.parents[n], tree.words[n]): n for n in reversed(range(1, len(tree.words)))}
+    children = {(tree.parents[n], tree.tokens[n]): n for n in reversed(range(1, len(tree.tokens)))}
     node, deep = 0, 0
     while at + deep + 1 < len(answer) and (node, answer[at + deep + 1]) in children:
         node, deep = children[node, answer[at + deep + 1]], deep + 1
     over = at + deep + 1 == len(answer)  # on a guess: nothing comes behind it, so nothing was refused there
     is_open = not over and node in tree.parents
-    return DecodeStep(deep if over else deep + 1, deep, is_open, len(tree.words), max(tree.depths))
+    return DecodeStep(deep if over else deep + 1, deep, is_open, len(tree.tokens), max(tree.depths))

@@ -47,8 +47,8 @@ class ReplayEvaluation:
 
     def run(self, session: Evaluation, folder: OutputDir, overwrite: bool) -> dict[str, Any]:
         """Go on where the folder stands, then write the report of all that is in it; returns the report."""
-        refuse_unreplayable(session.arena.settings)
-        outside = [name for name, one in session.arena.contestants.items() if isinstance(one, StockGenerate)]
+        refuse_unreplayable(session.setup.settings)
+        outside = [name for name, one in session.setup.contestants.items() if isinstance(one, StockGenerate)]
         if outside:
             raise InputError(
                 f"contestant {outside[0]} drafts outside of our loop and cannot be replayed; leave it out, or leave "
@@ -58,69 +58,74 @@ class ReplayEvaluation:
         folder.open(settings, len(session.benchmark.prompts), overwrite)
         done = {record.index for record in folder.records(len(session.benchmark.prompts))}
         todo = {index: prompt for index, prompt in session.prompts.items() if index not in done}
-        each = [self.answers(session.arena, index, prompt) for index, prompt in todo.items()]
+        each = [self.answers(session.setup, index, prompt) for index, prompt in todo.items()]
         progress = Progress(sum(each), "answers", first=sum(each[:1]))
         for index, prompt in tqdm(todo.items(), desc="questions", disable=None):
-            folder.append(self.ask(session.arena, index, prompt, progress))
+            folder.append(self.run_question(session.setup, index, prompt, progress))
         made = self.report(session, folder.records(len(session.benchmark.prompts)), len(todo))
         markdown.write(folder, **made)
         return made
 
-    def answers(self, arena: EvaluationSetup, index: int, prompt: Prompt) -> int:
+    def answers(self, setup: EvaluationSetup, index: int, prompt: Prompt) -> int:
         """Return how many answers a question takes: the base's own, a replay of each rival, and those of the loop."""
         each = 1 + (len(self.nodes) if index < self.checked else 0)
-        return len(prompt.turns) * (1 + each * len(drafter_names(arena.contestants)))
+        return len(prompt.turns) * (1 + each * len(drafter_names(setup.contestants)))
 
-    def ask(self, arena: EvaluationSetup, index: int, prompt: Prompt, progress: Progress) -> Record:
+    def run_question(self, setup: EvaluationSetup, index: int, prompt: Prompt, progress: Progress) -> Record:
         """One question, all turns; the base says each once, and everyone guesses along what it said."""
-        judges = {
-            nodes: LosslessnessChecker(arena.base, arena.contestants, replace(arena.settings, nodes=nodes)) for nodes in self.nodes
+        checkers = {
+            nodes: LosslessnessChecker(setup.base, setup.contestants, replace(setup.settings, nodes=nodes))
+            for nodes in self.nodes
         }
         turns: list[Turn] = []
         found: dict[str, list[Divergence]] = {}
         for number in range(len(prompt.turns)):
-            prompt_L, cut = turn_prompt(arena.base, prompt, [turn.answers[AUTOREGRESSIVE].text for turn in turns])
-            seed = turn_seed(arena.seed, index, number)
-            said = record_base_answer(arena.base, prompt_L, arena.settings, seed)
-            answers = {AUTOREGRESSIVE: baseline_answer(arena, said)}
+            prompt_L, cut = turn_prompt(setup.base, prompt, [turn.answers[AUTOREGRESSIVE].text for turn in turns])
+            seed = turn_seed(setup.seed, index, number)
+            base_answer = record_base_answer(setup.base, prompt_L, setup.settings, seed)
+            answers = {AUTOREGRESSIVE: baseline_answer(setup, base_answer)}
             progress.advance()
-            for name in drafter_names(arena.contestants):
-                walked = replay_drafts(arena.contestants[name], said, self.nodes, seed)
+            for name in drafter_names(setup.contestants):
+                walked = replay_drafts(setup.contestants[name], base_answer, self.nodes, seed)
                 progress.advance()
                 for nodes, passes in walked.items():
-                    answers[answer_key(name, nodes, REPLAYED)] = Answer((), "", passes, said.ended, 0.0, 0.0, None)
+                    answers[answer_key(name, nodes, REPLAYED)] = Answer(
+                        (), "", passes, base_answer.ended, 0.0, 0.0, None
+                    )
                     if index >= self.checked:
                         continue
-                    looped = self.looped(arena, name, nodes, prompt_L, seed)
+                    looped = self.decode_with_loop(setup, name, nodes, prompt_L, seed)
                     progress.advance()
                     answers[answer_key(name, nodes, DECODED)] = untimed_answer(looped)
-                    pair = looped.tokens, said.tokens
-                    one = judges[nodes].compare(name, *pair, prompt_L, number, seed, looped.drawn)
+                    pair = looped.tokens, base_answer.tokens
+                    one = checkers[nodes].compare(name, *pair, prompt_L, number, seed, looped.drawn)
                     found.setdefault(answer_key(name, nodes, DECODED), []).extend([one] if one else [])
             turns.append(Turn(len(prompt_L), cut, answers))
         unequal = {name: tuple(some) for name, some in found.items()}
         return Record(index, prompt.id, prompt.category, prompt.reference, tuple(turns), unequal)
 
-    def looped(self, arena: EvaluationSetup, name: str, nodes: int, prompt_L: Any, seed: int) -> GenerationResult:
-        base, settings = arena.base, replace(arena.settings, nodes=nodes)
-        made = generate(base, arena.contestants[name], prompt_L, settings, base.stop_token_ids, seed)
-        if made.drawn:
+    def decode_with_loop(
+        self, setup: EvaluationSetup, name: str, nodes: int, prompt_L: Any, seed: int
+    ) -> GenerationResult:
+        base, settings = setup.base, replace(setup.settings, nodes=nodes)
+        generation = generate(base, setup.contestants[name], prompt_L, settings, base.stop_token_ids, seed)
+        if generation.drawn:
             raise InputError(
                 f"contestant {name} draws its guesses, so no two runs of it take the same passes and none can be "
                 "replayed; read it another way (RUN@PATHS), or leave out measure=replay"
             )
-        return made
+        return generation
 
     def report(self, session: Evaluation, records: list[Record], answered: int) -> dict[str, Any]:
-        arena, rows, told = session.arena, [], []
+        setup, rows, difference_rows = session.setup, [], []
         for name in session.contestants:
             sizes = (1,) if name == AUTOREGRESSIVE else self.nodes
             rows += [self.row(session, name, nodes, records) for nodes in sizes]
         for nodes in self.nodes:
             these = {name: records_at_size(records, name, nodes) for name in session.contestants}
             sides = {name: metrics.paired_answers(name, seen)[0] for name, seen in these.items()}
-            found = paired_differences(session.pairs, sides.__getitem__, arena.seed)
-            told += [{"nodes": nodes, **one} for one in found]
+            found = paired_differences(session.pairs, sides.__getitem__, setup.seed)
+            difference_rows += [{"nodes": nodes, **one} for one in found]
         circumstances = {
             **session.circumstances(records, None, answered),
             "replay": {
@@ -129,15 +134,17 @@ class ReplayEvaluation:
                 **{part: sum(row["replay"][part] for row in rows) for part in ("answers", "alike")},
             },
         }
-        return {"rows": rows, "environment": circumstances, "differences": told}
+        return {"rows": rows, "environment": circumstances, "differences": difference_rows}
 
     def row(self, session: Evaluation, name: str, nodes: int, records: list[Record]) -> dict[str, Any]:
         """Its certificate is of the questions that the loop decoded as well."""
         seen = records_at_size(records, name, nodes)
         labels = {**session.labels(name), "nodes": nodes}
-        row = metrics.report_row(name, seen, None, labels, session.arena.seed)
+        row = metrics.report_row(name, seen, None, labels, session.setup.seed)
         checked = [record for record in records if record.index < self.checked]
-        row["lossless"] = losslessness_metrics(answer_key(name, nodes, DECODED), checked) | {"owes": session.owes(name, [])}
+        row["lossless"] = losslessness_metrics(answer_key(name, nodes, DECODED), checked) | {
+            "owes": session.guarantee(name, [])
+        }
         for part in row["categories"].values():
             part["equal"] = None
         return row | {"replay": count_identical(name, nodes, checked)}
@@ -152,20 +159,22 @@ def answer_key(name: str, nodes: int, how: str) -> str:
     return f"{name}, {nodes} nodes, {how}"
 
 
-def baseline_answer(arena: EvaluationSetup, said: BaseAnswer) -> Answer:
+def baseline_answer(setup: EvaluationSetup, answer: BaseAnswer) -> Answer:
     """Autoregression's: a pass a token."""
-    passes = replay_drafts(arena.contestants[AUTOREGRESSIVE], said, [1], 0)[1]
-    text = answer_text(arena.base.tokenizer, said.tokens, arena.base.stop_token_ids)
-    return Answer(said.tokens, text, passes, said.ended, 0.0, 0.0, None)
+    passes = replay_drafts(setup.contestants[AUTOREGRESSIVE], answer, [1], 0)[1]
+    text = answer_text(setup.base.tokenizer, answer.tokens, setup.base.stop_token_ids)
+    return Answer(answer.tokens, text, passes, answer.ended, 0.0, 0.0, None)
 
 
-def untimed_answer(made: GenerationResult) -> Answer:
-    return Answer(made.tokens, "", made.passes, made.ended, 0.0, 0.0, None)
+def untimed_answer(generation: GenerationResult) -> Answer:
+    return Answer(generation.tokens, "", generation.passes, generation.ended, 0.0, 0.0, None)
 
 
 def records_at_size(records: Sequence[Record], name: str, nodes: int) -> list[Record]:
     """The records as if the loop had measured this contestant at this size; the text, stored once, is the base's."""
-    return [replace(record, turns=tuple(turn_at_size(turn, name, nodes) for turn in record.turns)) for record in records]
+    return [
+        replace(record, turns=tuple(turn_at_size(turn, name, nodes) for turn in record.turns)) for record in records
+    ]
 
 
 def turn_at_size(turn: Turn, name: str, nodes: int) -> Turn:

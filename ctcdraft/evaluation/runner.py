@@ -48,42 +48,45 @@ class EvaluationSetup:
 
 
 def run_questions(
-    arena: EvaluationSetup, prompts: Mapping[int, Prompt], folder: OutputDir, warm_up_tokens: int, progress: Progress
+    setup: EvaluationSetup, prompts: Mapping[int, Prompt], folder: OutputDir, warm_up_tokens: int, progress: Progress
 ) -> int:
     """Ask what is not in the folder yet; every finished question is a line on disk at once. Returns how many."""
     done = {record.index for record in folder.records(max(prompts, default=-1) + 1)}
     todo = {index: prompt for index, prompt in prompts.items() if index not in done}
     if not todo:
         return 0
-    warm_up(arena, next(iter(todo.values())), warm_up_tokens)
-    judge, met = LosslessnessChecker(arena.base, arena.contestants, arena.settings, arena.nodes), ShapeWarmup(arena)
+    warm_up(setup, next(iter(todo.values())), warm_up_tokens)
+    checker, warmup = (
+        LosslessnessChecker(setup.base, setup.contestants, setup.settings, setup.nodes),
+        ShapeWarmup(setup),
+    )
     progress.begin()
     for index, prompt in tqdm(todo.items(), desc="questions", disable=None):
-        folder.append(run_question(arena, judge, index, prompt, met, progress))
+        folder.append(run_question(setup, checker, index, prompt, warmup, progress))
     return len(todo)
 
 
-def warm_up(arena: EvaluationSetup, prompt: Prompt, tokens: int) -> None:
+def warm_up(setup: EvaluationSetup, prompt: Prompt, tokens: int) -> None:
     """The first calls load kernels and fill caches; nobody shall pay for that."""
-    most = min(max(tokens, 1), arena.settings.max_new_tokens)
-    prompt_L, _ = turn_prompt(arena.base, prompt, [])
-    for name, drafter in arena.contestants.items():
-        settings = replace(arena.settings_of(name), max_new_tokens=most)
-        generate_answer(arena.base, drafter, prompt_L, settings, arena.base.stop_token_ids, arena.seed)
+    most = min(max(tokens, 1), setup.settings.max_new_tokens)
+    prompt_L, _ = turn_prompt(setup.base, prompt, [])
+    for name, drafter in setup.contestants.items():
+        settings = replace(setup.settings_of(name), max_new_tokens=most)
+        generate_answer(setup.base, drafter, prompt_L, settings, setup.base.stop_token_ids, setup.seed)
 
 
 class ShapeWarmup:
     """Which shapes the base has read before. Where these are fixed, a shape is captured, or compiled, when it is first
     asked for, which takes as long as many passes, or thousands: what a timed answer may ask for is read before it."""
 
-    def __init__(self, arena: EvaluationSetup) -> None:
-        self.arena = arena
+    def __init__(self, setup: EvaluationSetup) -> None:
+        self.setup = setup
         self.shapes: set[tuple[int, int]] = set()
 
-    def untimed(self, prompt_L: Tensor) -> None:
-        base = self.arena.base
-        for name in self.arena.contestants if base.fixed is not None else ():
-            settings = self.arena.settings_of(name)
+    def capture_shapes(self, prompt_L: Tensor) -> None:
+        base = self.setup.base
+        for name in self.setup.contestants if base.fixed is not None else ():
+            settings = self.setup.settings_of(name)
             cache = base.new_cache(cache_rows_needed(prompt_L, settings))
             base.read(prompt_L[:1], cache)
             for size in padded_sizes_up_to(settings.nodes):
@@ -94,63 +97,76 @@ class ShapeWarmup:
             del cache  # the rows that graphs are captured over are lent to one text at a time
 
 
-def run_question(arena: EvaluationSetup, judge: LosslessnessChecker, index: int, prompt: Prompt, met: ShapeWarmup, progress: Progress | None = None) -> Record:
+def run_question(
+    setup: EvaluationSetup,
+    checker: LosslessnessChecker,
+    index: int,
+    prompt: Prompt,
+    warmup: ShapeWarmup,
+    progress: Progress | None = None,
+) -> Record:
     """One question, all turns, all contestants. Every turn is asked with autoregression's earlier answers as
     history, whoever is asked: otherwise a contestant would be measured on other work."""
     progress = progress or Progress(0, "answers")
     turns: list[Turn] = []
-    found: dict[str, list[Divergence]] = {name: [] for name in arena.contestants if name != AUTOREGRESSIVE}
-    marked: dict[str, PITHistogram] = {}
+    divergences_by_name: dict[str, list[Divergence]] = {
+        name: [] for name in setup.contestants if name != AUTOREGRESSIVE
+    }
+    histograms: dict[str, PITHistogram] = {}
     for number in range(len(prompt.turns)):
-        prompt_L, cut = turn_prompt(arena.base, prompt, [turn.answers[AUTOREGRESSIVE].text for turn in turns])
-        seed = turn_seed(arena.seed, index, number)
-        met.untimed(prompt_L)
+        prompt_L, cut = turn_prompt(setup.base, prompt, [turn.answers[AUTOREGRESSIVE].text for turn in turns])
+        seed = turn_seed(setup.seed, index, number)
+        warmup.capture_shapes(prompt_L)
         answers: dict[str, Answer] = {}
-        for name in shuffled_names(arena, seed):
+        for name in shuffled_names(setup, seed):
             if answers:
                 progress.advance()
-            answers[name] = timed_answer(arena, name, prompt_L, seed)
-        for name, unequal in found.items():
+            answers[name] = timed_answer(setup, name, prompt_L, seed)
+        for name, unequal in divergences_by_name.items():
             pair = answers[name].tokens, answers[AUTOREGRESSIVE].tokens
-            divergence = judge.compare(name, *pair, prompt_L, number, seed, answers[name].drawn)
+            divergence = checker.compare(name, *pair, prompt_L, number, seed, answers[name].drawn)
             unequal += [divergence] if divergence else []
-        if arena.settings.temperature > 0:
-            for name, these in all_pit_histograms(arena, prompt_L, seed, answers):
-                marked[name] = marked.get(name, PITHistogram.none()) + these
+        if setup.settings.temperature > 0:
+            for name, these in all_pit_histograms(setup, prompt_L, seed, answers):
+                histograms[name] = histograms.get(name, PITHistogram.empty()) + these
         turns.append(Turn(len(prompt_L), cut, answers))
         progress.advance()  # the last of them only now: judging takes time, too
-    divergences = {name: tuple(unequal) for name, unequal in found.items()}
-    return Record(index, prompt.id, prompt.category, prompt.reference, tuple(turns), divergences, marked)
+    divergences = {name: tuple(unequal) for name, unequal in divergences_by_name.items()}
+    return Record(index, prompt.id, prompt.category, prompt.reference, tuple(turns), divergences, histograms)
 
 
-def all_pit_histograms(arena: EvaluationSetup, prompt_L: Tensor, seed: int, answers: Mapping[str, Answer]) -> Iterator[tuple[str, PITHistogram]]:
+def all_pit_histograms(
+    setup: EvaluationSetup, prompt_L: Tensor, seed: int, answers: Mapping[str, Answer]
+) -> Iterator[tuple[str, PITHistogram]]:
     """Of every contestant; autoregression's own is the yardstick, and that of whoever says its very words unasked."""
-    own = answer_pit_histogram(arena, AUTOREGRESSIVE, prompt_L, seed, answers[AUTOREGRESSIVE])
+    baseline = answer_pit_histogram(setup, AUTOREGRESSIVE, prompt_L, seed, answers[AUTOREGRESSIVE])
     for name, answer in answers.items():
-        alike = answer.tokens == answers[AUTOREGRESSIVE].tokens and not answer.drawn
-        yield name, own if alike else answer_pit_histogram(arena, name, prompt_L, seed, answer)
+        same_tokens = answer.tokens == answers[AUTOREGRESSIVE].tokens and not answer.drawn
+        yield name, baseline if same_tokens else answer_pit_histogram(setup, name, prompt_L, seed, answer)
 
 
-def answer_pit_histogram(arena: EvaluationSetup, name: str, prompt_L: Tensor, seed: int, answer: Answer) -> PITHistogram:
+def answer_pit_histogram(
+    setup: EvaluationSetup, name: str, prompt_L: Tensor, seed: int, answer: Answer
+) -> PITHistogram:
     """Where its words lie in the base's law. What was drawn is said once more, off the clock, for the laws it was
     drawn from: to keep them would cost the timed passes."""
-    base, settings = arena.base, arena.settings_of(name)
+    base, settings = setup.base, setup.settings_of(name)
     drafts: dict[int, Tensor] = {}
     if answer.drawn:
-        drafts = draft_distributions(base, arena.contestants[name], prompt_L, settings, seed, answer.tokens)
+        drafts = draft_distributions(base, setup.contestants[name], prompt_L, settings, seed, answer.tokens)
     return pit_histogram(base, prompt_L, answer.tokens, settings, seed, drafts)
 
 
-def turn_prompt(base: BaseLM, prompt: Prompt, said: Sequence[str]) -> tuple[Tensor, int]:
+def turn_prompt(base: BaseLM, prompt: Prompt, responses: Sequence[str]) -> tuple[Tensor, int]:
     """The next turn's prompt_L after what was said, and how many of its tokens did not fit."""
-    whole = prompt_tokens(base.tokenizer, chat_messages(prompt.turns, said))
+    whole = prompt_tokens(base.tokenizer, chat_messages(prompt.turns, responses))
     tokens, cut = fit_to_context(whole, base.context_length, base.tokenizer.bos_token_id)
     return torch.tensor(tokens, device=base.device), cut
 
 
-def shuffled_names(arena: EvaluationSetup, seed: int) -> Iterable[str]:
+def shuffled_names(setup: EvaluationSetup, seed: int) -> Iterable[str]:
     """Shuffled anew for every turn, so that no one always runs on a machine that another has warmed."""
-    names = sorted(arena.contestants)
+    names = sorted(setup.contestants)
     random.Random(seed).shuffle(names)
     return names
 
@@ -160,22 +176,29 @@ def turn_seed(seed: int, index: int, turn: int) -> int:
     return random.Random(f"{seed} {index} {turn}").getrandbits(48)
 
 
-def prepare_oracle(arena: EvaluationSetup, name: str, prompt_L: Tensor, seed: int) -> None:
+def prepare_oracle(setup: EvaluationSetup, name: str, prompt_L: Tensor, seed: int) -> None:
     """Who is to know the answer beforehand, hears it from autoregression, off the clock."""
-    if isinstance(arena.contestants[name], Oracle):
-        answer = arena.answer(AUTOREGRESSIVE, prompt_L, seed).tokens
-        give_oracle_text(arena.contestants[name], torch.cat([prompt_L, prompt_L.new_tensor(answer)]))
+    if isinstance(setup.contestants[name], Oracle):
+        answer = setup.answer(AUTOREGRESSIVE, prompt_L, seed).tokens
+        give_oracle_text(setup.contestants[name], torch.cat([prompt_L, prompt_L.new_tensor(answer)]))
 
 
-def timed_answer(arena: EvaluationSetup, name: str, prompt_L: Tensor, seed: int) -> Answer:
-    device = arena.base.device
-    prepare_oracle(arena, name, prompt_L, seed)
+def timed_answer(setup: EvaluationSetup, name: str, prompt_L: Tensor, seed: int) -> Answer:
+    device = setup.base.device
+    prepare_oracle(setup, name, prompt_L, seed)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         torch.cuda.synchronize(device)  # what another contestant left on the queue is not ours to wait for
-    said = arena.answer(name, prompt_L, seed)
+    generation = setup.answer(name, prompt_L, seed)
     peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
-    text = answer_text(arena.base.tokenizer, said.tokens, arena.base.stop_token_ids)
+    text = answer_text(setup.base.tokenizer, generation.tokens, setup.base.stop_token_ids)
     return Answer(
-        said.tokens, text, said.passes, said.ended, said.seconds_prefill, said.seconds_decode, peak, said.drawn
+        generation.tokens,
+        text,
+        generation.passes,
+        generation.ended,
+        generation.seconds_prefill,
+        generation.seconds_decode,
+        peak,
+        generation.drawn,
     )

@@ -66,7 +66,7 @@ class StockGenerate(torch.nn.Module):
             raise InputError("no assistant: give a Hugging Face folder with the base's tokenizer as assistant:")
 
     @property
-    def is_other_kernels(self) -> bool:
+    def uses_other_kernels(self) -> bool:
         """Whether it is autoregression once more, its attention computed otherwise: what rounding alone does."""
         return self.attention is not None and self.assistant is None and not self.options
 
@@ -80,9 +80,9 @@ class StockGenerate(torch.nn.Module):
                 "its text cannot be compared token for token; leave the outside rows to greedy decoding"
             )
         helped = {} if self.assistant is None else {"assistant_model": self.assistant}
-        watch = TimingStreamer()
+        streamer = TimingStreamer()
         lm = without_generation_config(base.lm)
-        handle = lm.register_forward_pre_hook(watch.reads, with_kwargs=True)
+        handle = lm.register_forward_pre_hook(streamer.record_input, with_kwargs=True)
         try:
             with attention_implementation(base.lm, self.attention):
                 lm.generate(
@@ -92,13 +92,13 @@ class StockGenerate(torch.nn.Module):
                     do_sample=False,
                     eos_token_id=sorted(stops) or None,
                     pad_token_id=unused_pad_token(prompt_L, stops),
-                    streamer=watch,
+                    streamer=streamer,
                     **self.options,
                     **helped,
                 )
         finally:
             handle.remove()
-        return watch.generation(stops)
+        return streamer.to_generation(stops)
 
 
 @contextmanager
@@ -123,8 +123,8 @@ def unused_pad_token(prompt_L: Tensor, stops: Collection[int]) -> int:
     for padding and does not see it, and then guesses badly. A stop word is safe by transformers' own rule."""
     if stops:
         return min(stops)
-    there = set(prompt_L.tolist())
-    return next(word for word in range(len(there) + 1) if word not in there)
+    prompt_tokens = set(prompt_L.tolist())
+    return next(token for token in range(len(prompt_tokens) + 1) if token not in prompt_tokens)
 
 
 @dataclass
@@ -132,27 +132,27 @@ class TimingStreamer:
     """Stands where `generate` expects a streamer, and at the door of the model: who said how much, and when."""
 
     began: float = field(default_factory=perf_counter)
-    said: list[list[int]] = field(default_factory=list)
+    committed: list[list[int]] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
-    read: list[int] = field(default_factory=list)
+    input_lengths: list[int] = field(default_factory=list)
 
-    def reads(self, module: Any, args: Any, kwargs: Any) -> None:
-        words = kwargs.get("input_ids", args[0] if args else None)
-        self.read.append(words.shape[-1])
+    def record_input(self, module: Any, args: Any, kwargs: Any) -> None:
+        input_ids = kwargs.get("input_ids", args[0] if args else None)
+        self.input_lengths.append(input_ids.shape[-1])
 
     def put(self, tokens: Tensor) -> None:
         """The prompt comes first, then what each reading committed; both are on the host already."""
-        self.said.append(tokens.flatten().tolist())
+        self.committed.append(tokens.flatten().tolist())
         self.times.append(perf_counter())
 
     def end(self) -> None:
         self.times.append(perf_counter())
 
-    def generation(self, stops: Collection[int]) -> GenerationResult:
-        answer = [token for tokens in self.said[1:] for token in tokens]
+    def to_generation(self, stops: Collection[int]) -> GenerationResult:
+        answer = [token for tokens in self.committed[1:] for token in tokens]
         passes = tuple(
             DecodeStep(len(new), len(new) - 1, len(new) < nodes, nodes, nodes - 1)
-            for new, nodes in zip(self.said[2:], self.read[1:], strict=True)
+            for new, nodes in zip(self.committed[2:], self.input_lengths[1:], strict=True)
         )
         prefilled = self.times[1] - self.began
         return GenerationResult(

@@ -19,22 +19,26 @@ from ctcdraft.progress import Progress
 T = TypeVar("T")
 
 
-def remaining_progress(arena: EvaluationSetup, prompts: Mapping[int, Prompt], folder: OutputDir, clocked: int, seen: int) -> Progress:
+def remaining_progress(
+    setup: EvaluationSetup, prompts: Mapping[int, Prompt], folder: OutputDir, profiled: int, traced: int
+) -> Progress:
     """Return the count of the answers to come; its first line is due when all contestants have answered a question.
 
     Args:
         prompts: this shard's questions, the finished ones included.
-        clocked: questions asked again with clocks inside the loop.
-        seen: questions of which the first turn is decoded once more for the page.
+        profiled: questions asked again with clocks inside the loop.
+        traced: questions of which the first turn is decoded once more for the page.
     """
     done = {record.index for record in folder.records(max(prompts, default=-1) + 1)}
     todo = [prompt for index, prompt in prompts.items() if index not in done]
-    again = [] if folder.timing.is_file() else sample_evenly([*prompts.values()], clocked)
-    shown = [] if folder.explorer.is_file() else sample_evenly([*prompts.values()], seen)
-    contestants = len(arena.contestants)
-    own_loop = contestants - sum(isinstance(one, StockGenerate) for one in arena.contestants.values())
+    again = [] if folder.profile_file.is_file() else sample_evenly([*prompts.values()], profiled)
+    shown = [] if folder.trace_file.is_file() else sample_evenly([*prompts.values()], traced)
+    contestants = len(setup.contestants)
+    own_loop = contestants - sum(isinstance(one, StockGenerate) for one in setup.contestants.values())
     first = contestants * count_turns(todo[:1]) or own_loop * count_turns(again[:1]) or own_loop
-    return Progress(contestants * count_turns(todo) + own_loop * (count_turns(again) + len(shown)), "answers", first=first)
+    return Progress(
+        contestants * count_turns(todo) + own_loop * (count_turns(again) + len(shown)), "answers", first=first
+    )
 
 
 def count_turns(prompts: Iterable[Prompt]) -> int:

@@ -52,17 +52,17 @@ class TreeSizeSearch:
         if not self.nodes or sorted({check_int(n, "sizing.nodes", least=2) for n in self.nodes}) != list(self.nodes):
             raise InputError(f"sizing.nodes={list(self.nodes)} must be sizes from 2 up, ascending, each once")
 
-    def timed_length(self, most: int) -> int:
+    def max_timed_tokens(self, most: int) -> int:
         """Return the tokens of a timed answer, where any other has `most`."""
         return max(2, min(most, self.timed_tokens))
 
-    def tokens(self, texts: int, drafters: int, most: int) -> int:
+    def max_tokens(self, texts: int, drafters: int, most: int) -> int:
         """Return how many tokens a choice takes at most: the base's own answers, and each drafter's replayed and timed
         ones."""
         timed = min(self.timed, texts) * (self.repeats + 1) * (1 + len(self.nodes))
-        return texts * most + drafters * (texts * most + timed * self.timed_length(most))
+        return texts * most + drafters * (texts * most + timed * self.max_timed_tokens(most))
 
-    def apart_from(self, benchmark: Sequence[Prompt]) -> list[Prompt]:
+    def calibration_prompts(self, benchmark: Sequence[Prompt]) -> list[Prompt]:
         """Prompts to calibrate on; none of them is asked afterwards."""
         questions = {prompt.turns for prompt in benchmark}
         found = [one for one in project_prompts(self.path, "sizing", None).prompts if one.turns not in questions]
@@ -85,7 +85,7 @@ class SizeResult:
     cost: float
 
     @property
-    def predicted(self) -> float:
+    def predicted_speedup(self) -> float:
         return self.tau / self.cost
 
 
@@ -97,10 +97,10 @@ class SizeChoice:
 
     @property
     def best(self) -> SizeResult:
-        return max(self.sizes, key=lambda size: size.predicted)
+        return max(self.sizes, key=lambda size: size.predicted_speedup)
 
     def to_json(self) -> dict[str, Any]:
-        table = [{**vars(size), "predicted_speedup": size.predicted} for size in self.sizes]
+        table = [{**vars(size), "predicted_speedup": size.predicted_speedup} for size in self.sizes]
         return {"chosen": self.best.nodes, "sizes": table}
 
 
@@ -120,7 +120,7 @@ def choose_sizes(
         for prompt_L in texts:
             refuse_unnested_trees(base, name, drafter, prompt_L, settings, sizing.nodes, seed)
     whole_text = settings.max_new_tokens
-    left = sizing.tokens(len(texts), len(mine), whole_text)
+    left = sizing.max_tokens(len(texts), len(mine), whole_text)
     progress = Progress(left, "tokens (at most) for tree sizes", first=len(texts) * whole_text)
     answers = []
     for number, prompt_L in enumerate(texts):
@@ -129,8 +129,8 @@ def choose_sizes(
     found = {}
     for name, drafter in mine.items():
         walked = []
-        for number, said in enumerate(answers):
-            walked.append(replay_drafts(drafter, said, sizing.nodes, seed + number))
+        for number, answer in enumerate(answers):
+            walked.append(replay_drafts(drafter, answer, sizing.nodes, seed + number))
             progress.advance(whole_text)
         passes = [[step for one in walked for step in one[nodes]] for nodes in sizing.nodes]
         timed = texts[: sizing.timed]
@@ -141,17 +141,24 @@ def choose_sizes(
 
 
 def load_or_choose_sizes(
-    kept: Mapping[str, Any] | None, arena: EvaluationSetup, sizing: TreeSizeSearch, benchmark: Sequence[Prompt], of: Mapping[str, Any]
+    stored: Mapping[str, Any] | None,
+    setup: EvaluationSetup,
+    sizing: TreeSizeSearch,
+    benchmark: Sequence[Prompt],
+    of: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """What `choose` finds, `of` what it was found; or the same as `kept`: who goes on, or shares the work, shall not
+    """What `choose` finds, `of` what it was found; or the same as `stored`: who goes on, or shares the work, shall not
     choose anew, and what was chosen for anything else shall not pass for it."""
     of = {**of, "sizing": {key: value for key, value in vars(sizing).items() if key != "path"}}
-    if kept is not None:
-        if unlike := describe_differences(kept["of"], of):
-            raise InputError(f"the tree sizes here were chosen where {unlike}; {describe_resume(kept['of'], of)}, {OVERWRITE_ADVICE}")
-        return dict(kept)
-    prompts = sizing.apart_from(benchmark)
-    chosen = choose_sizes(arena.base, arena.contestants, arena.settings, sizing, prompts, arena.seed)
+    if stored is not None:
+        if unlike := describe_differences(stored["of"], of):
+            raise InputError(
+                f"the tree sizes here were chosen where {unlike}; {describe_resume(stored['of'], of)}, "
+                f"{OVERWRITE_ADVICE}"
+            )
+        return dict(stored)
+    prompts = sizing.calibration_prompts(benchmark)
+    chosen = choose_sizes(setup.base, setup.contestants, setup.settings, sizing, prompts, setup.seed)
     return {"of": of, "sizes": {name: choice.to_json() for name, choice in chosen.items()}}
 
 
@@ -160,12 +167,12 @@ def has_tree_size(name: str, drafter: Any) -> bool:
     return name != AUTOREGRESSIVE and not isinstance(drafter, StockGenerate)
 
 
-def node_paths(words: TokenIds, parents: TokenIds) -> list[TokenIds]:
+def node_paths(tokens: TokenIds, parents: TokenIds) -> list[TokenIds]:
     """What every node says from the root on:   words 5 6 7, parents -1 0 1   ->   (), 6, 6 7"""
-    said: list[TokenIds] = [()]
-    for word, parent in zip(words[1:], parents[1:], strict=True):
-        said.append((*said[parent], word))
-    return said
+    paths: list[TokenIds] = [()]
+    for token, parent in zip(tokens[1:], parents[1:], strict=True):
+        paths.append((*paths[parent], token))
+    return paths
 
 
 @torch.inference_mode()
@@ -187,8 +194,8 @@ def refuse_unnested_trees(
         rng = torch.Generator(prompt_L.device).manual_seed(seed)
         tree, _ = drafter.draft(replace(context, nodes=nodes), None, rng)
         trees.append(node_paths(tree.tokens_N.tolist(), tree.parents_N.tolist()))
-    for nodes, said in zip(sizes, trees, strict=False):
-        if not set(said) <= set(trees[-1][:nodes]):
+    for nodes, nodes_of_tree in zip(sizes, trees, strict=False):
+        if not set(nodes_of_tree) <= set(trees[-1][:nodes]):
             raise InputError(
                 f"decoding.nodes=auto: the tree of {nodes} nodes that {name} drafts is not the beginning of its tree "
                 f"of {sizes[-1]}, so its acceptance cannot be replayed; give a number as decoding.nodes="
@@ -207,7 +214,7 @@ def measure_costs(
 ) -> list[float]:
     """Of a pass by size, in whole autoregressive passes. All take turns, and of each text the fastest repeat counts:
     what disturbs a machine only ever adds time, and a median of few still has some of it."""
-    settings = replace(settings, max_new_tokens=sizing.timed_length(settings.max_new_tokens))
+    settings = replace(settings, max_new_tokens=sizing.max_timed_tokens(settings.max_new_tokens))
     sides = [(autoregressive, 1), *((drafter, nodes) for nodes in sizing.nodes)]
     seconds = [0.0] * len(sides)
     for prompt_L in texts:
@@ -215,7 +222,7 @@ def measure_costs(
         for _ in range(sizing.repeats + 1):  # the first one warms up and is seldom the fastest
             for side, (one, nodes) in enumerate(sides):
                 spent = profile_answer(base, one, prompt_L, replace(settings, nodes=nodes), seed, frozenset())
-                best[side] = min(best[side], spent.a_pass)
+                best[side] = min(best[side], spent.seconds_per_pass)
                 progress.advance(settings.max_new_tokens)
         seconds = [total + least for total, least in zip(seconds, best, strict=True)]
     return isotonic([taken / seconds[0] for taken in seconds[1:]])

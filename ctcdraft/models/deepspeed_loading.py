@@ -16,7 +16,13 @@ from torch import Tensor
 from ctcdraft.distributed import shut_down_gloo_at_exit
 from ctcdraft.errors import InputError
 
-SINGLE_PROCESS_ENV = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
+SINGLE_PROCESS_ENV = {
+    "RANK": "0",
+    "LOCAL_RANK": "0",
+    "WORLD_SIZE": "1",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29511",
+}
 
 NOT_INSTALLED = "engine=deepspeed needs deepspeed, which is not installed; pip install deepspeed"
 

@@ -2,7 +2,8 @@
 
 Names and shapes do not tell what a layer computes: a norm may scale by 1 + w, rotary pairs may be neighbours, a layer
 may have no rotary positions or multiply what it adds. So the weights are brought into the order of a plain layer, in
-each of a few ways (`ways`), and the first whose outputs on random text are those of the base's own layer is kept. The
+each of a few ways (`request_formats`), and the first whose outputs on random text are those of the base's own layer
+is kept. The
 base's layer is run as a float32 twin without the hooks that devices and shards hang on it. Where no way agrees the
 head's layer keeps its random weights, and a reason for the plan is returned.
 """

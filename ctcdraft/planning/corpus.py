@@ -38,7 +38,7 @@ class CorpusPlan:
 
     work: CorpusTokenCounts
     lines: list[str]
-    figures: dict[str, Any]
+    manifest_entry: dict[str, Any]
     measured: dict[str, Any]
 
     def __str__(self) -> str:
@@ -47,23 +47,26 @@ class CorpusPlan:
 
 def plan_corpus(base: BaseLM, corpus: Corpus, answers: ResponseGenerator, out: Path, shard: Shard) -> CorpusPlan:
     """What `prepare` is about to do, in sentences, and how long that takes here: a few words are said for it."""
-    work, size = CorpusTokenCounts.of(corpus.prompts, answers, base.tokenizer, base.context_length), ModelStats.of(base)
+    work, size = (
+        CorpusTokenCounts.from_prompts(corpus.prompts, answers, base.tokenizer, base.context_length),
+        ModelStats.of(base),
+    )
     done, batches = len(part_files.list_parts(out)), -(-work.prompts * answers.samples // answers.batch_size)
     ahead = max(0.0, 1 - done / batches)
     rows = batch_rows(work, answers)
     prompts = [first_turn_tokens(base.tokenizer, prompt) for prompt in corpus.prompts[:: -(-work.prompts // rows)]]
     # The time of a step grows with the tokens that it attends to.
-    pace = answers.pace(base, repeat_to_length(prompts, rows, round(mean_context(work)))) if ahead else None
+    pace = answers.benchmark_speed(base, repeat_to_length(prompts, rows, round(mean_context(work)))) if ahead else None
     turns = [len(prompt.turns) for prompt in corpus.prompts for _ in range(answers.samples)]
     most = answers.max_new_tokens * turns_of_all_batches(turns, answers.batch_size)
-    hours = None if pace is None else pace.hours(work.read, most, ahead / shard.of)
-    held = peak_process_bytes(base.device)
+    hours = None if pace is None else pace.hours(work.prompt_tokens, most, ahead / shard.of)
+    peak = peak_process_bytes(base.device)
     measured = {
         "device": str(base.device),
         "threads": torch.get_num_threads(),
         "trial": None if pace is None else vars(pace),
         "hours_at_most": None if hours is None else hours[1],
-        "peak_bytes": held,
+        "peak_bytes": peak,
     }
     lines = [
         corpus.summary(),
@@ -71,7 +74,7 @@ def plan_corpus(base: BaseLM, corpus: Corpus, answers: ResponseGenerator, out: P
         *describe_tokens(work, answers),
         describe_disk(work, f"into {out}" + (f", where {done:,} batches are finished already" if done else "")),
         describe_hidden_states(work, size),
-        describe_memory(work, size, answers) + f"; this process has held {format_bytes(held)} so far",
+        describe_memory(work, size, answers) + f"; this process has held {format_bytes(peak)} so far",
         f"time      {describe_time(hours, pace, ahead, shard)}",
         *(prompt_preview_and_warnings(base.name, base.tokenizer, prompts[0]) if ahead else []),
     ]
@@ -87,22 +90,27 @@ def batch_rows(work: CorpusTokenCounts, answers: ResponseGenerator) -> int:
     return min(answers.batch_size, work.prompts * answers.samples)
 
 
-def describe_time(hours: tuple[float, float] | None, pace: GenerationSpeed | None, ahead: float, shard: Shard) -> str:
-    if not ahead:
+def describe_time(hours: tuple[float, float] | None, pace: GenerationSpeed | None, pending: float, shard: Shard) -> str:
+    if not pending:
         return "none: every batch is there"
     if hours is None or pace is None:
         return "not known beforehand: the answers are not made in this process"
-    return pace.spelled(hours, per_shard(shard))
+    return pace.describe(hours, per_shard(shard))
 
 
 def per_shard(shard: Shard) -> str:
     return f" for each of {shard.of} shards" if shard.of > 1 else ""
 
 
-def plan_corpus_dry_run(paper: MetaBase, corpus: Corpus, answers: ResponseGenerator, rate: HardwareSpec, shard: Shard) -> CorpusPlan:
+def plan_corpus_dry_run(
+    paper: MetaBase, corpus: Corpus, answers: ResponseGenerator, rate: HardwareSpec, shard: Shard
+) -> CorpusPlan:
     """The same for a base that is not here; hours only at a rate that somebody gives."""
-    base, words = paper.base, paper.base.tokenizer
-    work, size = CorpusTokenCounts.of(corpus.prompts, answers, base.tokenizer, base.context_length), ModelStats.of(base)
+    base, tokenizer = paper.base, paper.base.tokenizer
+    work, size = (
+        CorpusTokenCounts.from_prompts(corpus.prompts, answers, base.tokenizer, base.context_length),
+        ModelStats.of(base),
+    )
     reading, saying = generation_flops(work, size)
     whole = dry_run_hours(work, size, batch_rows(work, answers), rate)
     hours = None if whole is None else whole / shard.of
@@ -116,7 +124,11 @@ def plan_corpus_dry_run(paper: MetaBase, corpus: Corpus, answers: ResponseGenera
         f"work      at most about {reading:.3g} operations to read prompts and {saying:.3g} to say answers",
         describe_memory(work, size, answers),
         f"time      {describe_dry_run_time(hours, shard, rate)}",
-        *([] if words is None else prompt_preview_and_warnings(base.name, words, first_turn_tokens(words, corpus.prompts[0]))),
+        *(
+            []
+            if tokenizer is None
+            else prompt_preview_and_warnings(base.name, tokenizer, first_turn_tokens(tokenizer, corpus.prompts[0]))
+        ),
     ]
     return CorpusPlan(work, lines, manifest_plan(work, size, answers), {"hours_at_most": hours, "rate": vars(rate)})
 
@@ -128,8 +140,8 @@ def describe_dry_run_time(hours: float | None, shard: Shard, rate: HardwareSpec)
 def dry_run_hours(work: CorpusTokenCounts, size: ModelStats, rows: int, rate: HardwareSpec) -> float | None:
     """At most, of reading all prompts and saying all answers, so many at a time; None where the rate is not known."""
     reading, saying = generation_flops(work, size)
-    held = (size.weight_bytes + rows * size.kv_bytes * mean_context(work)) * work.said / rows
-    seconds = [rate.seconds(reading), rate.seconds(saying, held)]
+    bytes_read = (size.weight_bytes + rows * size.kv_bytes * mean_context(work)) * work.said / rows
+    seconds = [rate.seconds(reading), rate.seconds(saying, bytes_read)]
     return None if None in seconds else sum(one for one in seconds if one is not None) / 3600
 
 
@@ -147,27 +159,31 @@ def describe_disk(work: CorpusTokenCounts, where: str) -> str:
 
 def hidden_state_bytes(tokens: int, size: ModelStats) -> dict[str, int]:
     """Of the states of so many tokens, by the name of the precision they are stored in."""
-    return {name: tokens * one.bytes_a_token(size.state_width) for name, one in PRECISIONS.items()}
+    return {name: tokens * one.bytes_per_token(size.state_width) for name, one in PRECISIONS.items()}
 
 
 def describe_hidden_states(work: CorpusTokenCounts, size: ModelStats) -> str:
-    sizes = ", ".join(f"{format_bytes(count)} as {name}" for name, count in hidden_state_bytes(work.tokens, size).items())
+    sizes = ", ".join(
+        f"{format_bytes(count)} as {name}" for name, count in hidden_state_bytes(work.tokens, size).items()
+    )
     return f"states    at most {sizes} ({size.state_width:,} values a token), where states=stored; none where live"
 
 
 def mean_context(work: CorpusTokenCounts) -> float:
     """How many tokens a word of an answer attends to, on average."""
-    return (work.read + work.said / 2) / work.turns
+    return (work.prompt_tokens + work.said / 2) / work.turns
 
 
 def generation_flops(work: CorpusTokenCounts, size: ModelStats) -> tuple[float, float]:
     """Operations to read all prompts, half of whose tokens a token attends to, and to say all answers."""
-    return size.prefill_flops(work.read, work.read / work.turns / 2), size.decode_flops(work.said, mean_context(work))
+    return size.prefill_flops(work.prompt_tokens, work.prompt_tokens / work.turns / 2), size.decode_flops(
+        work.said, mean_context(work)
+    )
 
 
 def memory_parts(work: CorpusTokenCounts, size: ModelStats, answers: ResponseGenerator) -> dict[str, int]:
     """At the peak, by what it is for. A batch is at once as long as it may become: caches are allocated for it."""
-    if not answers.here:
+    if not answers.in_process:
         return {"weights": size.weight_bytes}
     rows = batch_rows(work, answers)
     cache = rows * -(-work.longest // ALLOCATION_STEP) * ALLOCATION_STEP * size.kv_bytes
@@ -181,10 +197,12 @@ def memory_parts(work: CorpusTokenCounts, size: ModelStats, answers: ResponseGen
 
 
 def describe_memory(work: CorpusTokenCounts, size: ModelStats, answers: ResponseGenerator) -> str:
-    held = memory_parts(work, size, answers)
-    what = ", ".join(f"{name} {format_bytes(count)}" for name, count in held.items())
-    how = f"{answers.batch_size} rows of {work.longest:,} tokens" if answers.here else "answers are made elsewhere"
-    return f"memory    about {format_bytes(sum(held.values()))} at the peak: {what} ({how})"
+    parts = memory_parts(work, size, answers)
+    what = ", ".join(f"{name} {format_bytes(count)}" for name, count in parts.items())
+    how = (
+        f"{answers.batch_size} rows of {work.longest:,} tokens" if answers.in_process else "answers are made elsewhere"
+    )
+    return f"memory    about {format_bytes(sum(parts.values()))} at the peak: {what} ({how})"
 
 
 def manifest_plan(work: CorpusTokenCounts, size: ModelStats, answers: ResponseGenerator) -> dict[str, Any]:
@@ -192,7 +210,10 @@ def manifest_plan(work: CorpusTokenCounts, size: ModelStats, answers: ResponseGe
     return {
         "tokens": {"prompts": work.asked, "histories_at_most": work.recalled, "answers_at_most": work.said},
         "counted": work.counted,
-        "disk_bytes_at_most": {"answers": work.tokens * BYTES_PER_TOKEN, "states": hidden_state_bytes(work.tokens, size)},
+        "disk_bytes_at_most": {
+            "answers": work.tokens * BYTES_PER_TOKEN,
+            "states": hidden_state_bytes(work.tokens, size),
+        },
         "memory_bytes": memory_parts(work, size, answers),
         "flops_at_most": {"prompts": reading, "answers": saying},
     }

@@ -132,7 +132,9 @@ def plan_dry_run(
     emission_bytes = batch_shape.rows * batch_shape.anchors * shape[2] * (base.vocabulary + 1) * 4
     epochs = batches * batch_shape.rows * batch_shape.answers_per_row / corpus.answers
     several = "" if settings.accumulate == 1 else f"{settings.accumulate} x "
-    sizes = ", ".join(f"{format_bytes(count)} as {name}" for name, count in hidden_state_bytes(corpus.tokens, size).items())
+    sizes = ", ".join(
+        f"{format_bytes(count)} as {name}" for name, count in hidden_state_bytes(corpus.tokens, size).items()
+    )
     return "\n".join(
         [
             f"drafter     {trained:,} trainable parameters",

@@ -79,12 +79,12 @@ def plan_training(
             f"corpus      {len(batches.rows):,} answers, {tokens:,} tokens, {windows:,} windows, "
             f"{feasible:.2%} of them feasible ({frames} frames, {batches.labels} labels)",
             f"steps       {steps:,} of {'' if accumulate == 1 else f'{accumulate} x '}{rows} rows x {anchors} anchors, "
-            f"{steps * accumulate / batches.steps_an_epoch:.1f} epochs"
+            f"{steps * accumulate / batches.steps_per_epoch:.1f} epochs"
             f"{f'; {done:,} of them are done' if done else ''}",
             f"emissions   {emission_bytes / 2**20:,.0f} MiB a step if they were kept whole (they are not)",
             f"frames      {read}",
-            f"rows        {batches.plan()}",
-            f"states      {batches.states.plan()}{describe_unused_layers(base, drafter)}",
+            f"rows        {batches.describe()}",
+            f"states      {batches.hidden_states.describe()}{describe_unused_layers(base, drafter)}",
             f"disk        {describe_disk(trained)}; states of this corpus, where they are stored: {sizes}",
             f"memory      {describe_memory(size, trained, batch, saved_bytes, emission_bytes)}; this process has held "
             f"{format_bytes(peak_process_bytes(base.device))} so far",
@@ -99,7 +99,7 @@ def describe_draft_vocab(drafter: DraftHead, rows: TokenSequences, vocabulary_si
     """A line on what a head of some words can say; none of one that has all."""
     if not drafter.has_draft_vocab:
         return []
-    share = drafter.vocab_coverage(rows.word_counts(vocabulary_size))
+    share = drafter.vocab_coverage(rows.token_counts(vocabulary_size))
     return [f"vocabulary  the commonest words: {share:.1%} of what the answers say; no other word is drafted"]
 
 
@@ -107,9 +107,11 @@ def smoke_step(base: BaseLM, drafter: DraftHead, objective: Objective, engine: T
     """A few made-up windows through drafter and objective and back: what they refuse of each other is known before any
     corpus. Two rows of three windows: sizes of 1 or alike would be compiled as that for ever."""
     length = min(objective.labels + 8, base.context_length)
-    rows = TokenSequences([torch.arange(length) % base.vocabulary] * 2, [(torch.arange(length) >= 2).int()] * 2, [True] * 2)
+    rows = TokenSequences(
+        [torch.arange(length) % base.vocabulary] * 2, [(torch.arange(length) >= 2).int()] * 2, [True] * 2
+    )
     with engine.precision():
-        batch = Batches(rows, base, rows_a_step=2, anchors=3, labels=objective.labels, seed=0).batch(0)
+        batch = Batches(rows, base, rows_per_step=2, anchors=3, labels=objective.labels, seed=0).batch(0)
         emissions = drafter(batch)
         describe_reading(objective, drafter, emissions.states_BATD.shape[2])
         value = objective(emissions, batch).value

@@ -35,20 +35,28 @@ class CorpusTokenCounts:
     counted: str
 
     @classmethod
-    def of(cls, prompts: Sequence[Prompt], answers: ResponseGenerator, tokenizer: Any, context_length: int) -> CorpusTokenCounts:
+    def from_prompts(
+        cls, prompts: Sequence[Prompt], answers: ResponseGenerator, tokenizer: Any, context_length: int
+    ) -> CorpusTokenCounts:
         most, limit = answers.max_new_tokens, context_length * 3 // 4
         sample = prompts[:: -(-len(prompts) // SAMPLE_SIZE)]
         counts = [count_prompt_tokens(count_turn_tokens(prompt, tokenizer), most, limit) for prompt in sample]
-        asked, recalled = (sum(column) * len(prompts) // len(sample) for column in zip(*counts, strict=True))
+        user_tokens, recalled = (sum(column) * len(prompts) // len(sample) for column in zip(*counts, strict=True))
         turns = sum(len(prompt.turns) for prompt in prompts)
-        largest = heapq.nlargest(8, prompts, lambda one: sum(map(len, one.turns)) / CHARACTERS_PER_TOKEN + most * len(one.turns))
+        largest = heapq.nlargest(
+            8, prompts, lambda one: sum(map(len, one.turns)) / CHARACTERS_PER_TOKEN + most * len(one.turns)
+        )
         whole = max(sum(count_turn_tokens(prompt, tokenizer)) + most * len(prompt.turns) for prompt in largest)
         longest = min(context_length, whole)
-        how = f"from {len(sample):,} prompts" if tokenizer else f"as characters / {CHARACTERS_PER_TOKEN}: no tokenizer is here"
+        how = (
+            f"from {len(sample):,} prompts"
+            if tokenizer
+            else f"as characters / {CHARACTERS_PER_TOKEN}: no tokenizer is here"
+        )
         return cls(
             prompts=len(prompts),
             turns=turns * answers.samples,
-            asked=asked * answers.samples,
+            asked=user_tokens * answers.samples,
             recalled=recalled * answers.samples,
             said=turns * answers.samples * most,
             longest=longest,
@@ -57,13 +65,13 @@ class CorpusTokenCounts:
         )
 
     @property
-    def read(self) -> int:
+    def prompt_tokens(self) -> int:
         return self.asked + self.recalled
 
     @property
     def tokens(self) -> int:
         """Of the corpus: every answer is a row, after the whole prompt it was given to."""
-        return self.read + self.said
+        return self.prompt_tokens + self.said
 
 
 def count_turn_tokens(prompt: Prompt, tokenizer: Any) -> list[int]:
@@ -78,9 +86,9 @@ def count_prompt_tokens(turns: Sequence[int], most: int, limit: int) -> tuple[in
 
     turns of 3 and 4, answers of 5, limit 10   ->   3 + 7 of the user, 0 + 3 of the base
     """
-    asked = recalled = 0
+    user_tokens = response_tokens = 0
     for turn in range(len(turns)):
         users = min(limit, sum(turns[: turn + 1]))
-        asked += users
-        recalled += min(limit - users, turn * most)
-    return asked, recalled
+        user_tokens += users
+        response_tokens += min(limit - users, turn * most)
+    return user_tokens, response_tokens

@@ -78,11 +78,11 @@ def acceptance_by_category(rows: Sequence[Row]) -> Figure | None:
     lines = drafter_rows(rows)
     names = list(dict.fromkeys(name for row in lines for name in row["categories"]))
     values = [row["categories"][name]["tau"] for row in lines for name in row["categories"]]
-    there = [value for value in values if value is not None]
-    if not there:
+    values_known = [value for value in values if value is not None]
+    if not values_known:
         return None
     title = "Acceptance length by category"
-    axes = Axes(len(names), axis_ticks(max(there))[-1], wide=max(440, 90 * len(names)))
+    axes = Axes(len(names), axis_ticks(max(values_known))[-1], width=max(440, 90 * len(names)))
     shapes = axes.frame(title, "", "tau", [(place + 0.5, name) for place, name in enumerate(names)])
     colours = {row["drafter"]: drafter_colours(rows)[row["drafter"]] for row in lines}
     for number, (row, colour) in enumerate(zip(lines, colours.values(), strict=True)):
@@ -90,25 +90,25 @@ def acceptance_by_category(rows: Sequence[Row]) -> Figure | None:
             tau = row["categories"].get(name, {"tau": None})["tau"]
             if tau is not None:
                 left, top = axes.at(place + 0.1 + 0.8 * number / len(lines), tau)
-                wide = axes.wide / len(names) * 0.8 / len(lines) - 1
-                said = f"{row['drafter']}, {name}: {tau:.2f}"
-                shapes.append(rectangle(left, top, wide, axes.top + axes.high - top, colour, said))
+                wide = axes.width / len(names) * 0.8 / len(lines) - 1
+                label = f"{row['drafter']}, {name}: {tau:.2f}"
+                shapes.append(rectangle(left, top, wide, axes.top + axes.height - top, colour, label))
     return figure_with_legend(title, axes, shapes, colours)
 
 
 def tau_by_draft_time(rows: Sequence[Row]) -> Figure | None:
     """What a draft costs against what it brings; above and to the left is better."""
-    there = [row for row in timed_rows(rows) if row["tau"] is not None]
-    if not there:
+    known_rows = [row for row in timed_rows(rows) if row["tau"] is not None]
+    if not known_rows:
         return None
     title = "Acceptance length against draft time"
-    costs = [1e3 * (row["time"]["draft"] + row["time"]["tree"]) for row in there]
-    axes = Axes(axis_ticks(max(costs))[-1], axis_ticks(max(row["tau"] for row in there))[-1])
+    costs = [1e3 * (row["time"]["draft"] + row["time"]["tree"]) for row in known_rows]
+    axes = Axes(axis_ticks(max(costs))[-1], axis_ticks(max(row["tau"] for row in known_rows))[-1])
     marks = [(value, f"{value:g}") for value in axis_ticks(max(costs))]
-    said = "tau; beside the names the speed-up over autoregression"
-    shapes = axes.frame(title, "draft and tree, milliseconds a pass", said, marks)
+    label = "tau; beside the names the speed-up over autoregression"
+    shapes = axes.frame(title, "draft and tree, milliseconds a pass", label, marks)
     names: dict[str, str] = {}
-    for row, cost in zip(there, costs, strict=True):
+    for row, cost in zip(known_rows, costs, strict=True):
         colour = drafter_colours(rows)[row["drafter"]]
         shapes.append(dot(*axes.at(cost, row["tau"]), colour, f"{row['drafter']}: tau {row['tau']:.2f}, {cost:.3f} ms"))
         names[row["drafter"] + ("" if row["speedup"] is None else f" {row['speedup']:.2f}x")] = colour
@@ -157,9 +157,9 @@ def latency_read_cost(measured: Sequence[Row]) -> Figure:
 
 def figure_with_legend(title: str, axes: Axes, shapes: Sequence[str], names: Mapping[str, str]) -> Figure:
     """With its legend, names and colours, and room for it."""
-    low = max(axes.top + axes.high + 44, axes.top + 20 * len(names) + 8)
+    low = max(axes.top + axes.height + 44, axes.top + 20 * len(names) + 8)
     aside = max(MIN_LEGEND_WIDTH, 42 + CHARACTER_WIDTH * max(map(len, names), default=0))
-    return Figure(title, axes.left + axes.wide + aside, low, [*shapes, *axes.legend(names)])
+    return Figure(title, axes.left + axes.width + aside, low, [*shapes, *axes.legend(names)])
 
 
 # Told apart in grey print, too: light and dark take turns.

@@ -33,7 +33,9 @@ def write(out: Path, made: Mapping[str, Any]) -> None:
     write_text(out / "report.md", markdown(made))
     write_text(out / READ_COST_FIGURE, latency_read_cost(made["reads"]).file())
     for context, rows in group_by_context(made["rows"]).items():
-        write_text(out / figure_name(context), breakdown_svg(rows, f"Time of a pass behind {context:,} tokens, milliseconds"))
+        write_text(
+            out / figure_name(context), breakdown_svg(rows, f"Time of a pass behind {context:,} tokens, milliseconds")
+        )
 
 
 def figure_name(context: int) -> str:
@@ -61,7 +63,11 @@ def markdown(made: Mapping[str, Any]) -> str:
         f"![]({READ_COST_FIGURE})",
     ]
     for context, those in group_by_context(rows).items():
-        parts += [f"## Drafters behind {context:,} tokens", markdown_table(those, COLUMNS), f"![]({figure_name(context)})"]
+        parts += [
+            f"## Drafters behind {context:,} tokens",
+            markdown_table(those, COLUMNS),
+            f"![]({figure_name(context)})",
+        ]
         parts += [markdown_table(those, time_columns())]
     parts += ["## What the words mean", "\n".join(f"- **{word}**: {meaning}" for word, meaning in DEFINITIONS.items())]
     return "\n\n".join(parts) + "\n"

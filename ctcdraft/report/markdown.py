@@ -47,13 +47,19 @@ def terminal(rows: Sequence[Row], environment: dict[str, Any], differences: Sequ
     cells = [list(columns), *([cell(row) for cell in columns.values()] for row in rows)]
     widths = [max(len(line[column]) for line in cells) for column in range(len(columns))]
     lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)) for line in cells]
-    told = [f"{said} (95 %, paired)" for said in map(describe_difference, differences)]
-    return "\n".join([line.rstrip() for line in [*lines, *told, *statements(rows, environment)]])
+    difference_lines = [
+        f"{difference_text} (95 %, paired)" for difference_text in map(describe_difference, differences)
+    ]
+    return "\n".join([line.rstrip() for line in [*lines, *difference_lines, *statements(rows, environment)]])
 
 
 def markdown(rows: Sequence[Row], environment: dict[str, Any], differences: Sequence[Row] = ()) -> str:
     first = rows[0]
-    told = ["## Differences, paired over questions", markdown_table(differences, DIFFERENCE_COLUMNS)] if differences else []
+    difference_part = (
+        ["## Differences, paired over questions", markdown_table(differences, DIFFERENCE_COLUMNS)]
+        if differences
+        else []
+    )
     parts = [
         f"# {first['benchmark']}, {first['decoding']} decoding, base {environment['base']}",
         f"{first['hardware']}, {first['dtype']}, seed {first['seed']}, {environment['date']}; "
@@ -64,7 +70,7 @@ def markdown(rows: Sequence[Row], environment: dict[str, Any], differences: Sequ
         "## Time of a pass, milliseconds (instrumented session)",
         markdown_table(rows, time_columns(first)),
         f"![]({BREAKDOWN_FILE})",
-        *told,
+        *difference_part,
         *tree_size_section(environment["sizes"] or {}),
         "## Categories",
         markdown_table([part for row in rows for part in category_rows(row)], category_columns()),
@@ -125,46 +131,46 @@ def category_columns() -> Columns:
 
 def statements(rows: Sequence[Row], environment: dict[str, Any]) -> list[str]:
     """In sentences: whether the text stayed the same, what was cut, what is still missing."""
-    said = [statement for row in rows for statement in row_statements(row)]
+    lines = [statement for row in rows for statement in row_statements(row)]
     prompts = rows[0]["lossless"]["prompts"]  # those that the loop decoded
     if not rows[0]["prompts"]:
-        said.append("no question is finished here, so there is nothing to compare")
-    elif not said:
-        said.append(f"all contestants say what autoregression says on all {prompts} questions")
+        lines.append("no question is finished here, so there is nothing to compare")
+    elif not lines:
+        lines.append(f"all contestants say what autoregression says on all {prompts} questions")
     if any(row["lossless"]["owes"] == "nothing" for row in rows):
-        said.append("LOSSY: this verifier may accept what the base would not have said")
-    said += [f"{row['drafter']} is {row['crossing']}" for row in rows if row.get("crossing")]
-    said += [
+        lines.append("LOSSY: this verifier may accept what the base would not have said")
+    lines += [f"{row['drafter']} is {row['crossing']}" for row in rows if row.get("crossing")]
+    lines += [
         f"the head of {row['drafter']} was trained on {environment['base']} before it was quantised"
         for row in rows
         if row.get("quantised_since")
     ]
     if replay := environment.get("replay"):
-        said.append(
+        lines.append(
             f"tau is replayed along autoregression's own answers to {rows[0]['prompts']} questions; the loop decoded "
             f"{replay['checked']} of them as well, at every size, and {replay['alike']} of {replay['answers']} answers "
             "took exactly the passes that were replayed"
         )
     if environment["cut"]["turns"]:
-        said.append(
+        lines.append(
             f"{environment['cut']['turns']} prompts did not fit and lost {environment['cut']['tokens']:,} tokens "
             "on the left"
         )
     questions = environment["questions"]
     if questions["finished"] < questions["asked"]:
-        said.append(f"{questions['finished']} of {questions['asked']} questions are finished; other shards may follow")
+        lines.append(f"{questions['finished']} of {questions['asked']} questions are finished; other shards may follow")
     if questions.get("reused"):
-        said.append(
+        lines.append(
             f"the answers to {questions['reused']} of {questions['finished']} questions are reused: an earlier start "
             "or another shard gave them, with the same settings, code and versions, on the same hardware"
         )
-    return said
+    return lines
 
 
 def row_statements(row: Row) -> list[str]:
     """Nothing where every question is equal. A row that owes the law still owes words where nothing was drawn."""
-    law = describe_distribution_fit(row) if row["lossless"]["owes"] != "words" else None
-    return [said for said in (law, describe_divergence(row)) if said is not None]
+    fit_statement = describe_distribution_fit(row) if row["lossless"]["owes"] != "words" else None
+    return [statement for statement in (fit_statement, describe_divergence(row)) if statement is not None]
 
 
 def describe_divergence(row: Row) -> str | None:
@@ -184,7 +190,9 @@ def describe_divergence(row: Row) -> str | None:
         where += f"; {explained} of them by rounding, equal in float64"
     if undecided:
         which = f"{undecided} of them are" if wrong or explained else "this is"
-        where += f"; in {row['dtype']} a close call may flip, so {which} no error and no proof either{describe_null(row)}"
+        where += (
+            f"; in {row['dtype']} a close call may flip, so {which} no error and no proof either{describe_null(row)}"
+        )
     return f"NOT LOSSLESS: {where}" if wrong else where
 
 
@@ -195,8 +203,13 @@ def describe_distribution_fit(row: Row) -> str | None:
         return None
     p_value = distribution_p_value(row)
     wrong = lossless["owes"] == "law" and p_value is not None and p_value < MIN_P_VALUE
-    said = (
+    statement = (
         f"{'NOT LOSSLESS: ' if wrong else ''}{drafter_label(row)} owes {GUARANTEES[lossless['owes']]}: "
-        f"{format_fit(lossless)}, total variation {lossless['tv']:.4f} (autoregression's own: {lossless['null_tv']:.4f})"
+        f"{format_fit(lossless)}, total variation {lossless['tv']:.4f} (autoregression's own: "
+        f"{lossless['null_tv']:.4f})"
     )
-    return said if lossless["by_draft"] is None else f"{said}; by what the draft favours {format_fit(lossless['by_draft'])}"
+    return (
+        statement
+        if lossless["by_draft"] is None
+        else f"{statement}; by what the draft favours {format_fit(lossless['by_draft'])}"
+    )

@@ -29,7 +29,7 @@ class Figure:
     def file(self) -> str:
         """For a paper: on white."""
         return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{self.width}" height="{self.height}" {self._view()} '
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{self.width}" height="{self.height}" {self._svg_attributes()} '
             'color="#222">\n'
             f'<rect width="{self.width}" height="{self.height}" fill="white"/>\n'
             + "\n".join(self.shapes)
@@ -40,21 +40,21 @@ class Figure:
         """For a page: as wide as there is room, on whatever ground there is."""
         return (
             f'<svg class="figure" role="img" aria-label="{escape(self.title)}" style="max-width:{self.width}px" '
-            f"{self._view()}>\n" + "\n".join(self.shapes) + "\n</svg>"
+            f"{self._svg_attributes()}>\n" + "\n".join(self.shapes) + "\n</svg>"
         )
 
-    def _view(self) -> str:
+    def _svg_attributes(self) -> str:
         return f'viewBox="0 0 {self.width} {self.height}" font-family="sans-serif" font-size="12"'
 
 
-def rectangle(x: float, y: float, wide: float, high: float, colour: str, said: str = "") -> str:
+def rectangle(x: float, y: float, wide: float, high: float, colour: str, tooltip_text: str = "") -> str:
     size = f'x="{x:.1f}" y="{y:.1f}" width="{max(wide, 0.0):.1f}" height="{max(high, 0.0):.1f}" fill="{colour}"'
-    return f"<rect {size}>{tooltip(said)}</rect>" if said else f"<rect {size}/>"
+    return f"<rect {size}>{tooltip(tooltip_text)}</rect>" if tooltip_text else f"<rect {size}/>"
 
 
-def text(x: float, y: float, said: str, anchor: str = "start", bold: bool = False) -> str:
+def text(x: float, y: float, content: str, anchor: str = "start", bold: bool = False) -> str:
     weight = ' font-weight="bold"' if bold else ""
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="currentColor"{weight}>{escape(said)}</text>'
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="currentColor"{weight}>{escape(content)}</text>'
 
 
 def line(points: Sequence[tuple[float, float]], colour: str = "currentColor", faint: bool = False) -> str:
@@ -63,12 +63,12 @@ def line(points: Sequence[tuple[float, float]], colour: str = "currentColor", fa
     return f'<polyline points="{path}" fill="none" stroke="{colour}" {thin}/>'
 
 
-def dot(x: float, y: float, colour: str, said: str = "") -> str:
-    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}">{tooltip(said)}</circle>'
+def dot(x: float, y: float, colour: str, tooltip_text: str = "") -> str:
+    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}">{tooltip(tooltip_text)}</circle>'
 
 
-def tooltip(said: str) -> str:
-    return f"<title>{escape(said)}</title>" if said else ""
+def tooltip(content: str) -> str:
+    return f"<title>{escape(content)}</title>" if content else ""
 
 
 def axis_ticks(most: float, about: int = 5) -> list[float]:
@@ -85,31 +85,31 @@ def axis_ticks(most: float, about: int = 5) -> list[float]:
 class Axes:
     """A field with both axes from 0: places for values, and the frame around them."""
 
-    most_x: float
-    most_y: float
+    max_x: float
+    max_y: float
     left: int = 60
     top: int = 54
-    wide: int = 440
-    high: int = 220
+    width: int = 440
+    height: int = 220
 
     def at(self, x: float, y: float) -> tuple[float, float]:
-        return self.left + self.wide * x / self.most_x, self.top + self.high * (1 - y / self.most_y)
+        return self.left + self.width * x / self.max_x, self.top + self.height * (1 - y / self.max_y)
 
     def frame(self, title: str, name_x: str, name_y: str, marks_x: Sequence[tuple[float, str]]) -> list[str]:
         """Title, names, grid; marks_x: where the x axis is labelled, and how."""
-        foot = self.top + self.high
+        foot = self.top + self.height
         shapes = [text(8, 18, title, bold=True), text(8, self.top - 16, name_y)]
-        shapes.append(text(self.left + self.wide, foot + 34, name_x, anchor="end"))
-        for value in axis_ticks(self.most_y):
-            if value <= self.most_y * 1.001:
+        shapes.append(text(self.left + self.width, foot + 34, name_x, anchor="end"))
+        for value in axis_ticks(self.max_y):
+            if value <= self.max_y * 1.001:
                 _, y = self.at(0, value)
-                shapes += [line([(self.left, y), (self.left + self.wide, y)], faint=True)]
+                shapes += [line([(self.left, y), (self.left + self.width, y)], faint=True)]
                 shapes += [text(self.left - 6, y + 4, f"{value:g}", anchor="end")]
-        return shapes + [text(self.at(value, 0)[0], foot + 17, said, anchor="middle") for value, said in marks_x]
+        return shapes + [text(self.at(value, 0)[0], foot + 17, label, anchor="middle") for value, label in marks_x]
 
     def legend(self, colours: Mapping[str, str]) -> list[str]:
         """To the right, a name and its colour a line."""
-        x = self.left + self.wide + 16
+        x = self.left + self.width + 16
         shapes = []
         for number, (name, colour) in enumerate(colours.items()):
             y = self.top + 20 * number

@@ -133,15 +133,18 @@ def describe_null(row: Row) -> str:
     )
 
 
-def format_fit(found: dict[str, Any]) -> str:
-    tokens = f"{found['tokens']:,} tokens"
-    if found["p_value"] is None:
+def format_fit(metrics: dict[str, Any]) -> str:
+    tokens = f"{metrics['tokens']:,} tokens"
+    if metrics["p_value"] is None:
         return f"{tokens} are too few to tell (it takes {MIN_TOKENS_FOR_P_VALUE})"
-    return f"chi-square {found['chi_square']:.1f} in {HISTOGRAM_CELLS} cells over {tokens} (p = {found['p_value']:.2g})"
+    return (
+        f"c"
+        f"hi-square {metrics['chi_square']:.1f} in {HISTOGRAM_CELLS} cells over {tokens} (p = {metrics['p_value']:.2g})"
+    )
 
 
 def distribution_p_value(row: Row) -> float | None:
     """The worse of the two fits; with two of them chance has two tries, so it counts twice."""
     both = [row["lossless"], row["lossless"]["by_draft"] or {"p_value": None}]
-    found = [one["p_value"] for one in both if one["p_value"] is not None]
-    return min(1.0, len(found) * min(found)) if found else None
+    p_values = [one["p_value"] for one in both if one["p_value"] is not None]
+    return min(1.0, len(p_values) * min(p_values)) if p_values else None

@@ -86,7 +86,7 @@ class Trainer:
 
     def fit(self, loggers: Sequence[Logger], clock: Callable[[], float] = monotonic) -> float:
         """Train to the last step; returns the best tau a probe measured, which a sweep maximises."""
-        main_process_first(self.peers, self.batches.states.fill)
+        main_process_first(self.peers, self.batches.hidden_states.precompute)
         saved_at = monotonic()
         last = stopped = False
         quiet = None if self.peers.is_main else True  # None: where nobody watches

@@ -129,15 +129,15 @@ class ComparisonConfig:
     group: str
     clock: str
     command: str
-    said: Mapping[str, Any]
+    raw_config: Mapping[str, Any]
 
     @property
-    def work(self) -> tuple[str, ...]:
+    def shared_overrides(self) -> tuple[str, ...]:
         """Words of train.py that are the same for all: base, corpus, optimiser, schedule."""
         return (*self.base, *self.corpus, *self.train)
 
     @property
-    def sizes_told(self) -> tuple[int, ...]:
+    def reported_sizes(self) -> tuple[int, ...]:
         """Of trees, where not all that were replayed are told: those that were timed, if any were."""
         return self.timing.nodes or self.replay.nodes
 
@@ -146,27 +146,27 @@ class ComparisonConfig:
         return max(1, round(self.steps * self.rates.share))
 
 
-def comparison_config(**said: Any) -> ComparisonConfig:
+def comparison_config(**raw: Any) -> ComparisonConfig:
     """The `arena` node of a config, checked. Raises InputError."""
-    kept = deepcopy(said)
+    raw_copy = deepcopy(raw)
     entrants = {}
-    for key, node in said.pop("entrants").items():
+    for key, node in raw.pop("entrants").items():
         if node is None:  # left out of a preset
             continue
         one = method_spec(str(node.pop("name", key)), node)
         entrants[one.name] = one
     values: Any = {
-        **lists_to_tuples(said),
-        "out": Path(said["out"]),
+        **lists_to_tuples(raw),
+        "out": Path(raw["out"]),
         "entrants": entrants,
-        "again": ExtraSeeds(**lists_to_tuples(said["again"])),
-        "rates": LearningRateGrid(**lists_to_tuples(said["rates"])),
-        "matching": MatchingConfig(**lists_to_tuples(said["matching"])),
-        "replay": ReplayConfig(**lists_to_tuples(said["replay"])),
-        "timing": TimingConfig(**lists_to_tuples(said["timing"])),
-        "benchmarks": {name: tuple(words) for name, words in said["benchmarks"].items() if words is not None},
-        "pairs": tuple((more, less) for more, less in said["pairs"]),
-        "said": kept,
+        "again": ExtraSeeds(**lists_to_tuples(raw["again"])),
+        "rates": LearningRateGrid(**lists_to_tuples(raw["rates"])),
+        "matching": MatchingConfig(**lists_to_tuples(raw["matching"])),
+        "replay": ReplayConfig(**lists_to_tuples(raw["replay"])),
+        "timing": TimingConfig(**lists_to_tuples(raw["timing"])),
+        "benchmarks": {name: tuple(words) for name, words in raw["benchmarks"].items() if words is not None},
+        "pairs": tuple((more, less) for more, less in raw["pairs"]),
+        "said": raw_copy,
     }
     made = ComparisonConfig(**values)
     refuse_impossible(made)
@@ -204,7 +204,7 @@ def refuse_impossible(made: ComparisonConfig) -> None:
     refuse_unknown("replay.sampled", made.replay.sampled, made.arms)
 
 
-def refuse_unknown(key: str, named: Sequence[str], known: Sequence[str]) -> None:
-    strangers = [name for name in named if name not in known]
+def refuse_unknown(key: str, named: Sequence[str], benchmark_hashes: Sequence[str]) -> None:
+    strangers = [name for name in named if name not in benchmark_hashes]
     if strangers:
-        raise InputError(f"arena.{key} names {strangers[0]}, which is none of {', '.join(known)}")
+        raise InputError(f"arena.{key} names {strangers[0]}, which is none of {', '.join(benchmark_hashes)}")

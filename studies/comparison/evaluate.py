@@ -40,8 +40,8 @@ def draft_seconds(row: Row) -> float | None:
     return None if row["time"]["draft"] is None else row["time"]["draft"] + row["time"]["tree"]
 
 
-def evaluation_rows(book: ResultStore, evaluation: str) -> list[Row]:
-    file = book.evaluation(evaluation) / "report.json"
+def evaluation_rows(store: ResultStore, evaluation: str) -> list[Row]:
+    file = store.evaluation_folder(evaluation) / "report.json"
     try:
         return json.loads(file.read_text())["rows"]
     except (OSError, ValueError, KeyError) as error:
@@ -54,12 +54,12 @@ def passed_check(row: Row) -> bool:
     return bool(lossless["prompts"]) and lossless["equal"] is not None and not lossless["owed"]["wrong"]
 
 
-def all_rows(book: ResultStore) -> list[Row]:
+def all_rows(store: ResultStore) -> list[Row]:
     """With the evaluation's own name and kind in each."""
     return [
         {**row, "evaluation": name, "kind": entry["kind"]}
-        for name, entry in book.read(EVALUATIONS).items()
-        for row in evaluation_rows(book, name)
+        for name, entry in store.read(EVALUATIONS).items()
+        for row in evaluation_rows(store, name)
     ]
 
 
@@ -68,21 +68,22 @@ ALL_QUESTIONS = 10**9  # questions
 SumsByRow = dict[str, dict[int, QuestionSums]]  # by row name and nodes
 
 
-def write_counts(book: ResultStore, name: str, entry: Entry) -> None:
+def write_counts(store: ResultStore, name: str, entry: Entry) -> None:
     """Writes the counts of a finished evaluation, where they are not there or are those of an earlier one."""
-    rows = evaluation_rows(book, name)
-    if counts_match(rows, read_counts(book, name)):
+    rows = evaluation_rows(store, name)
+    if counts_match(rows, read_counts(store, name)):
         return
     made: SumsByRow = {}
-    for drafter, nodes, sums in sums_of_answers(book, name, entry, rows):
+    for drafter, nodes, sums in sums_of_answers(store, name, entry, rows):
         made.setdefault(drafter, {})[nodes] = sums
     if not counts_match(rows, made):
         raise InputError(
-            f"{book.evaluation(name)} holds other answers than its report.json tells of; remove it, and it is measured "
+            f"{store.evaluation_folder(name)} holds other answers than its report.json tells of; remove it, and it "
+            "is measured "
             "again"
         )
     plain = {drafter: {nodes: plain_sums(sums) for nodes, sums in sizes.items()} for drafter, sizes in made.items()}
-    write_text(book.evaluation(name) / COUNTS_FILE, json.dumps(plain, separators=(",", ":")) + "\n")
+    write_text(store.evaluation_folder(name) / COUNTS_FILE, json.dumps(plain, separators=(",", ":")) + "\n")
 
 
 def counts_match(rows: Sequence[Row], counts: SumsByRow) -> bool:
@@ -102,13 +103,15 @@ def row_sizes(row: Row, counts: SumsByRow) -> list[int]:
     return [size for size in there if row["drafter"] == AUTOREGRESSIVE or size == row["nodes"]]
 
 
-def sums_of_answers(book: ResultStore, name: str, entry: Entry, rows: Sequence[Row]) -> Iterator[tuple[str, int, QuestionSums]]:
-    records = OutputDir(book.evaluation(name), Shard(1, 1)).records(ALL_QUESTIONS)
+def sums_of_answers(
+    store: ResultStore, name: str, entry: Entry, rows: Sequence[Row]
+) -> Iterator[tuple[str, int, QuestionSums]]:
+    records = OutputDir(store.evaluation_folder(name), Shard(1, 1)).records(ALL_QUESTIONS)
     for row in rows:
         drafter, nodes = row["drafter"], row["nodes"]
         seen = records_at_size(records, drafter, nodes) if entry["kind"] == "replay" else records
         for size in entry["nodes"] if drafter == AUTOREGRESSIVE else [nodes]:
-            yield drafter, size, QuestionSums.of(paired_answers(drafter, seen)[0])
+            yield drafter, size, QuestionSums.from_questions(paired_answers(drafter, seen)[0])
 
 
 def plain_sums(sums: QuestionSums) -> dict[str, list[float]]:
@@ -116,21 +119,22 @@ def plain_sums(sums: QuestionSums) -> dict[str, list[float]]:
     return {key: [round(cell, 6) for cell in column] for key, column in vars(sums).items() if column}
 
 
-def checked_counts(book: ResultStore, name: str, rows: Sequence[Row]) -> SumsByRow:
+def checked_counts(store: ResultStore, name: str, rows: Sequence[Row]) -> SumsByRow:
     """What `count` wrote; raises InputError where it does not belong to these rows of the report beside it."""
-    counts = read_counts(book, name)
+    counts = read_counts(store, name)
     if not counts_match(rows, counts):
         raise InputError(
-            f"{book.evaluation(name) / COUNTS_FILE} does not hold what its report.json tells of; count again with "
+            f"{store.evaluation_folder(name) / COUNTS_FILE} does not hold what its report.json tells of; count again "
+            "with "
             "arena.stages=[measure,page]"
         )
     return counts
 
 
-def read_counts(book: ResultStore, name: str) -> SumsByRow:
+def read_counts(store: ResultStore, name: str) -> SumsByRow:
     """Empty where there are none that can be read."""
     try:
-        plain = json.loads((book.evaluation(name) / COUNTS_FILE).read_text())
+        plain = json.loads((store.evaluation_folder(name) / COUNTS_FILE).read_text())
         return {row: {int(size): QuestionSums(**sums) for size, sums in sizes.items()} for row, sizes in plain.items()}
     except (OSError, ValueError, TypeError, AttributeError):
         return {}
@@ -148,47 +152,57 @@ class EvaluationSpec:
     words: tuple[str, ...]
 
 
-def run_evaluations(rules: ComparisonConfig, book: ResultStore) -> None:
+def run_evaluations(config: ComparisonConfig, store: ResultStore) -> None:
     """Every evaluation that is not there yet; one that was interrupted goes on."""
-    for one in evaluation_specs(rules, book):
-        words = [*one.words, f"out={book.evaluation(one.name)}"]
-        if not book.evaluated(one.name, words):
-            took = run_script("evaluate.py", words, book.log(one.name))
-            entry = {"words": words, "kind": one.kind, "benchmark": one.benchmark, "temperature": one.temperature}
-            entry |= {"nodes": list(one.nodes), "group": rules.group, "wall_seconds": round(took.wall, 1)}
-            book.add(EVALUATIONS, one.name, entry)
-        write_counts(book, one.name, book.read(EVALUATIONS)[one.name])
+    for one in evaluation_specs(config, store):
+        overrides = [*one.words, f"out={store.evaluation_folder(one.name)}"]
+        if not store.is_evaluated(one.name, overrides):
+            took = run_script("evaluate.py", overrides, store.log_file(one.name))
+            entry = {"words": overrides, "kind": one.kind, "benchmark": one.benchmark, "temperature": one.temperature}
+            entry |= {"nodes": list(one.nodes), "group": config.group, "wall_seconds": round(took.wall, 1)}
+            store.add(EVALUATIONS, one.name, entry)
+        write_counts(store, one.name, store.read(EVALUATIONS)[one.name])
 
 
-def evaluation_specs(rules: ComparisonConfig, book: ResultStore) -> Iterator[EvaluationSpec]:
+def evaluation_specs(config: ComparisonConfig, store: ResultStore) -> Iterator[EvaluationSpec]:
     """Greedy, the heads of all arms; at other temperatures and with clocks those of the arms that the rules name, and
     with clocks the first seed's alone."""
-    timed = [*contestant_names(rules, book, rules.timing.arms, first_seed=True), *rules.timing.others]
-    for benchmark, asked in rules.benchmarks.items():
-        for temperature in rules.replay.temperatures:
-            heads = contestant_names(rules, book, rules.arms if temperature == 0 else rules.replay.sampled)
+    timed = [*contestant_names(config, store, config.timing.arms, first_seed=True), *config.timing.others]
+    for benchmark, benchmark_overrides in config.benchmarks.items():
+        for temperature in config.replay.temperatures:
+            heads = contestant_names(config, store, config.arms if temperature == 0 else config.replay.sampled)
             how = [
-                *decoding_overrides(temperature), "measure=replay", f"measure.nodes={hydra_list(rules.replay.nodes)}",
-                f"measure.checked={rules.replay.checked}",
+                *decoding_overrides(temperature), "measure=replay", f"measure.nodes={hydra_list(config.replay.nodes)}",
+                f"measure.checked={config.replay.checked}",
             ]  # fmt: skip
-            words = (*rules.base, *asked, *rules.evaluate, *how, contestants_override([*heads, *replayable(rules.timing.others)]))
-            name = f"{rules.group}-{benchmark}-replay-T{temperature:g}"
-            yield EvaluationSpec(name, "replay", benchmark, temperature, rules.replay.nodes, words)
-        for nodes in rules.timing.nodes:
-            how = [f"decoding.nodes={nodes}", *rules.timing.words]
-            words = (*rules.base, *asked, *rules.evaluate, *how, contestants_override(timed))
-            yield EvaluationSpec(f"{rules.group}-{benchmark}-loop-{nodes}", "loop", benchmark, 0.0, (nodes,), words)
+            overrides = (
+                *config.base,
+                *benchmark_overrides,
+                *config.evaluate,
+                *how,
+                contestants_override([*heads, *replayable(config.timing.others)]),
+            )
+            name = f"{config.group}-{benchmark}-replay-T{temperature:g}"
+            yield EvaluationSpec(name, "replay", benchmark, temperature, config.replay.nodes, overrides)
+        for nodes in config.timing.nodes:
+            how = [f"decoding.nodes={nodes}", *config.timing.words]
+            overrides = (*config.base, *benchmark_overrides, *config.evaluate, *how, contestants_override(timed))
+            yield EvaluationSpec(
+                f"{config.group}-{benchmark}-loop-{nodes}", "loop", benchmark, 0.0, (nodes,), overrides
+            )
 
 
-def contestant_names(rules: ComparisonConfig, book: ResultStore, arms: Sequence[str], first_seed: bool = False) -> list[str]:
+def contestant_names(
+    config: ComparisonConfig, store: ResultStore, arms: Sequence[str], first_seed: bool = False
+) -> list[str]:
     """Run directories, with every reading of each; a head that two arms share is asked once."""
     found: dict[str, None] = {}
-    for name, entry in book.read(TRAINING).items():
-        entrant = rules.entrants.get(entry["entrant"])
-        if entrant is None or entry["arm"] not in arms or (first_seed and entry["seed"] != rules.seed):
+    for name, entry in store.read(TRAINING).items():
+        entrant = config.entrants.get(entry["entrant"])
+        if entrant is None or entry["arm"] not in arms or (first_seed and entry["seed"] != config.seed):
             continue
         for reading in entrant.readings:
-            found[row_name(str(book.run(entry["same_as"] or name)), reading)] = None
+            found[row_name(str(store.run_folder(entry["same_as"] or name)), reading)] = None
     return list(found)
 
 

@@ -54,62 +54,65 @@ class SizeMatch:
     again: bool = False
 
 
-def match_sizes(rules: ComparisonConfig, book: ResultStore, arm: str) -> dict[str, SizeMatch]:
+def match_sizes(config: ComparisonConfig, store: ResultStore, arm: str) -> dict[str, SizeMatch]:
     """Every entrant's dial in an arm; found once, then read from the book."""
-    there = book.read(MATCHING).get(arm, {})
-    missing = [name for name in rules.entrants if name not in there]
+    there = store.read(MATCHING).get(arm, {})
+    missing = [name for name in config.entrants if name not in there]
     if missing:
-        bench = CostMeter(rules, book)
+        bench = CostMeter(config, store)
         for name in missing:  # minutes each: a kill loses one of them
-            there = book.add(MATCHING, arm, {**there, name: asdict(bench.matched(rules.entrants[name], arm))})
-    return {name: SizeMatch(**there[name]) for name in rules.entrants}
+            there = store.add(MATCHING, arm, {**there, name: asdict(bench.match_method(config.entrants[name], arm))})
+    return {name: SizeMatch(**there[name]) for name in config.entrants}
 
 
-def train_config(rules: ComparisonConfig, words: Sequence[str]) -> Any:
+def train_config(config: ComparisonConfig, overrides: Sequence[str]) -> Any:
     """The config of train.py for these words."""
     from hydra import compose
 
-    return compose("train", overrides=[*rules.work, *words])
+    return compose("train", overrides=[*config.shared_overrides, *overrides])
 
 
 class CostMeter:
     """Builds entrants on the base and says what they cost."""
 
-    def __init__(self, rules: ComparisonConfig, book: ResultStore) -> None:
+    def __init__(self, config: ComparisonConfig, store: ResultStore) -> None:
         from hydra.utils import instantiate
 
-        self.rules, self.book, config = rules, book, train_config(rules, ())
+        self.config, self.store = config, store
+        train = train_config(config, ())
         self.configs: dict[str, Any] = {}  # by entrant: a search builds each of them many times
-        if config.trainer.threads:
-            torch.set_num_threads(config.trainer.threads)
-        self.base = instantiate(config.base).for_inference()
+        if train.trainer.threads:
+            torch.set_num_threads(train.trainer.threads)
+        self.base = instantiate(train.base).for_inference()
         self.settings: DecodingSettings = replace(
-            instantiate(config.decoding), nodes=rules.sizes_told[0], max_new_tokens=rules.matching.tokens
+            instantiate(train.decoding), nodes=config.reported_sizes[0], max_new_tokens=config.matching.tokens
         )
-        self.prepared = Path(config.prepared)
+        self.prepared = Path(train.prepared)
 
-    def build(self, entrant: MethodSpec, dial: SizeKey | None = None, value: int | None = None) -> Any:
+    def build(self, method: MethodSpec, size_key: SizeKey | None = None, value: int | None = None) -> Any:
         from omegaconf import OmegaConf
 
-        if entrant.name not in self.configs:
-            self.configs[entrant.name] = train_config(self.rules, entrant.words)
-        config = self.configs[entrant.name]
-        if dial is not None:
+        if method.name not in self.configs:
+            self.configs[method.name] = train_config(self.config, method.words)
+        config = self.configs[method.name]
+        if size_key is not None:
             config = config.copy()
-            OmegaConf.update(config, dial.key, value)
-        torch.manual_seed(self.rules.seed)
+            OmegaConf.update(config, size_key.key, value)
+        torch.manual_seed(self.config.seed)
         return build_drafter(config.drafter, self.base).for_inference(self.base)
 
-    def trained(self, entrant: MethodSpec, run: str | None = None, dial: SizeKey | None = None, value: Any = None) -> Any:
+    def load_head(
+        self, method: MethodSpec, run: str | None = None, size_key: SizeKey | None = None, value: Any = None
+    ) -> Any:
         """The head of a run; None: its head of equal steps."""
-        drafter = self.build(entrant, dial, value)
-        RunDirectory(self.book.run(run or entrant.name)).load_head(drafter)
+        drafter = self.build(method, size_key, value)
+        RunDirectory(self.store.run_folder(run or method.name)).load_head(drafter)
         return drafter
 
     @cached_property
     def prompts(self) -> list[Tensor]:
         """Spread evenly over the corpus, of those that the base answers with as many tokens as are wanted."""
-        wanted, tokens = self.rules.matching.prompts, self.rules.matching.tokens
+        wanted, tokens = self.config.matching.prompts, self.config.matching.tokens
         rows = prepared.read_corpus(self.prepared, self.base.fingerprint()).rows
         long = [number for number, row in enumerate(rows) if int(row.mask_L.sum()) >= tokens]
         if len(long) < wanted:
@@ -120,88 +123,92 @@ class CostMeter:
         chosen = [rows[long[number * len(long) // wanted]] for number in range(wanted)]
         return [row.tokens_L[: int(row.mask_L.int().argmax())].long().to(self.base.device) for row in chosen]
 
-    def matched(self, entrant: MethodSpec, arm: str) -> SizeMatch:
-        if entrant.name == self.rules.reference:
+    def match_method(self, method: MethodSpec, arm: str) -> SizeMatch:
+        if method.name == self.config.reference:
             return SizeMatch("", None, 1.0, None, "the reference")
-        reference = self.rules.entrants[self.rules.reference]
-        dial = entrant.dials.get(arm)
+        reference = self.config.entrants[self.config.reference]
+        dial = method.dials.get(arm)
         if arm == PARAMETERS:
-            return self.counted(entrant, dial, count_parameters, count_parameters(self.build(reference)), "parameters counted")
-        heads = {REFERENCE: self.trained(reference), OWN: self.trained(entrant)}
+            return self.match_by_count(
+                method, dial, count_parameters, count_parameters(self.build(reference)), "parameters counted"
+            )
+        heads = {REFERENCE: self.load_head(reference), OWN: self.load_head(method)}
         if dial is None:
-            taken = self.seconds(heads)
-            ratio, interval = ratio_of_medians(taken[OWN], taken[REFERENCE], self.rules.seed)
+            taken = self.draft_seconds(heads)
+            ratio, interval = ratio_of_medians(taken[OWN], taken[REFERENCE], self.config.seed)
             return SizeMatch("", None, ratio, interval, "timed as it is: it has no dial")
-        heads[UNTRAINED] = self.build(entrant)
-        value, ratio, interval = self.timed(entrant, dial, heads)
-        if interval[1] - interval[0] <= 2 * self.rules.matching.tolerance * ratio:
+        heads[UNTRAINED] = self.build(method)
+        value, ratio, interval = self.match_by_time(method, dial, heads)
+        if interval[1] - interval[0] <= 2 * self.config.matching.tolerance * ratio:
             return SizeMatch(dial.key, value, ratio, interval, "draft time, medians of interleaved repeats")
         how = (
             f"operations and bytes of a draft, because the clock told {ratio:.2f} [{interval[0]:.2f}, "
             f"{interval[1]:.2f}] only"
         )
-        plain, own = self.work(heads[UNTRAINED]), self.work(heads[OWN])
+        plain, own = self.draft_work(heads[UNTRAINED]), self.draft_work(heads[OWN])
 
         def at(size: int) -> float:
-            return geometric_mean(own + self.work(self.build(entrant, dial, size)) - plain)
+            return geometric_mean(own + self.draft_work(self.build(method, dial, size)) - plain)
 
-        return match_by_cost(dial, at, geometric_mean(self.work(heads[REFERENCE])), how)
+        return match_by_cost(dial, at, geometric_mean(self.draft_work(heads[REFERENCE])), how)
 
-    def counted(
-        self, entrant: MethodSpec, dial: SizeKey | None, cost: Callable[[Any], float], wanted: float, how: str
+    def match_by_count(
+        self, method: MethodSpec, size_key: SizeKey | None, cost: Callable[[Any], float], wanted: float, how: str
     ) -> SizeMatch:
-        if dial is None:
-            return SizeMatch("", None, cost(self.build(entrant)) / wanted, None, f"{how}; it has no dial")
-        return match_by_cost(dial, lambda value: cost(self.build(entrant, dial, value)), wanted, how)
+        if size_key is None:
+            return SizeMatch("", None, cost(self.build(method)) / wanted, None, f"{how}; it has no dial")
+        return match_by_cost(size_key, lambda value: cost(self.build(method, size_key, value)), wanted, how)
 
-    def turned_again(self, entrant: MethodSpec, run: str, before: SizeMatch, ratio: float) -> SizeMatch:
+    def rematch(self, method: MethodSpec, run: str, before: SizeMatch, ratio: float) -> SizeMatch:
         """From a head that was trained at one value on, which takes `ratio` of the reference's draft time."""
-        dial, reference = entrant.dials[LATENCY], self.rules.entrants[self.rules.reference]
+        dial, reference = method.dials[LATENCY], self.config.entrants[self.config.reference]
         heads = {
-            REFERENCE: self.trained(reference),
-            OWN: self.trained(entrant, run, dial, before.value),
-            UNTRAINED: self.build(entrant, dial, before.value),
+            REFERENCE: self.load_head(reference),
+            OWN: self.load_head(method, run, dial, before.value),
+            UNTRAINED: self.build(method, dial, before.value),
         }
         how = f"draft time of the trained head of {before.value}, {ratio:.2f}, and what bodies differ by"
-        return SizeMatch(dial.key, *self.timed(entrant, dial, heads), how, again=True)
+        return SizeMatch(dial.key, *self.match_by_time(method, dial, heads), how, again=True)
 
-    def timed(self, entrant: MethodSpec, dial: SizeKey, heads: Mapping[str, Any]) -> tuple[int, float, tuple[float, float]]:
+    def match_by_time(
+        self, method: MethodSpec, size_key: SizeKey, heads: Mapping[str, Any]
+    ) -> tuple[int, float, tuple[float, float]]:
         """The value whose draft takes as long as the reference's, between sizes that were timed in turns with it; and
         how long a draft of that value takes, over the reference's."""
-        values = geometric_sizes(dial.least, dial.most, CANDIDATE_SIZES)
-        taken = self.seconds({**heads, **{str(value): self.build(entrant, dial, value) for value in values}})
+        values = geometric_sizes(size_key.least, size_key.most, CANDIDATE_SIZES)
+        taken = self.draft_seconds({**heads, **{str(value): self.build(method, size_key, value) for value in values}})
         medians = [statistics.median(extrapolated_seconds(taken, str(value))) for value in values]
         value = interpolate_size(values, isotonic(medians), statistics.median(taken[REFERENCE]))
-        taken = self.seconds({**heads, str(value): self.build(entrant, dial, value)})
-        return value, *ratio_of_medians(extrapolated_seconds(taken, str(value)), taken[REFERENCE], self.rules.seed)
+        taken = self.draft_seconds({**heads, str(value): self.build(method, size_key, value)})
+        return value, *ratio_of_medians(extrapolated_seconds(taken, str(value)), taken[REFERENCE], self.config.seed)
 
-    def seconds(self, drafters: Mapping[str, Any]) -> dict[str, list[float]]:
+    def draft_seconds(self, drafters: Mapping[str, Any]) -> dict[str, list[float]]:
         """Of a draft, tree building included, one number a repeat. All take turns at every prompt, in an order of its
         own each time: what slows the machine for a second slows one prompt of everybody's."""
         taken: dict[str, list[float]] = {name: [] for name in drafters}
-        rng = random.Random(self.rules.seed)
-        for repeat in range(self.rules.matching.repeats + 1):  # the first one warms up
+        rng = random.Random(self.config.seed)
+        for repeat in range(self.config.matching.repeats + 1):  # the first one warms up
             drafting, passes = dict.fromkeys(drafters, 0.0), dict.fromkeys(drafters, 0)
             for prompt_L in self.prompts:
                 for name in rng.sample(list(drafters), len(drafters)):
-                    spent = profile_answer(self.base, drafters[name], prompt_L, self.settings, self.rules.seed)
+                    spent = profile_answer(self.base, drafters[name], prompt_L, self.settings, self.config.seed)
                     drafting[name] += spent.seconds["draft"] + spent.seconds["tree"]
                     passes[name] += spent.passes
             for name in taken if repeat else ():
                 taken[name].append(drafting[name] / passes[name])
         return taken
 
-    def work(self, drafter: Any) -> Any:
+    def draft_work(self, drafter: Any) -> Any:
         """Operations of a draft, and bytes that its products read and write, while the prompts are answered."""
         weighed = CountedDrafter(drafter)
         for prompt_L in self.prompts:
-            generate(self.base, weighed, prompt_L, self.settings, self.base.stop_token_ids, self.rules.seed)
+            generate(self.base, weighed, prompt_L, self.settings, self.base.stop_token_ids, self.config.seed)
         return weighed.total / weighed.drafts
 
 
-def match_by_cost(dial: SizeKey, cost: Callable[[int], float], wanted: float, how: str) -> SizeMatch:
-    value = nearest_size(cost, wanted, dial.least, dial.most)
-    return SizeMatch(dial.key, value, cost(value) / wanted, None, how)
+def match_by_cost(size_key: SizeKey, cost: Callable[[int], float], wanted: float, how: str) -> SizeMatch:
+    value = nearest_size(cost, wanted, size_key.least, size_key.most)
+    return SizeMatch(size_key.key, value, cost(value) / wanted, None, how)
 
 
 def extrapolated_seconds(taken: Mapping[str, Sequence[float]], size: str) -> list[float]:

@@ -47,39 +47,44 @@ ARM_TITLES = {
 DEFINED_TERMS = ("tau", "c, v, o", "speedup", "ci", "equal")
 
 
-def write_page(rules: ComparisonConfig, book: ResultStore) -> None:
-    found = ComparisonData.of(book)
-    drawn = draw_figures(rules, found)
-    write_text(book.out / "page.md", page_markdown(rules, found, list(drawn)))
-    write_text(book.out / "page.csv", page_csv(found))
+def write_page(config: ComparisonConfig, store: ResultStore) -> None:
+    found = ComparisonData.of(store)
+    drawn = draw_figures(config, found)
+    write_text(store.out / "page.md", page_markdown(config, found, list(drawn)))
+    write_text(store.out / "page.csv", page_csv(found))
     for name, svg in drawn.items():
-        write_text(book.out / name, svg)
+        write_text(store.out / name, svg)
 
 
-def draw_figures(rules: ComparisonConfig, found: ComparisonData) -> dict[str, str]:
+def draw_figures(config: ComparisonConfig, found: ComparisonData) -> dict[str, str]:
     """SVG by the name of its file, of what there is to draw."""
     made = {}
-    if lines := tau_by_nodes(rules, found):
+    if lines := tau_by_nodes(config, found):
         made["nodes.svg"] = tau_by_nodes_svg(lines, "tau by nodes, greedy")
-    if dots := tau_by_draft_time(rules, found):
+    if dots := tau_by_draft_time(config, found):
         made["costs.svg"] = tau_by_cost_svg(dots, "tau by draft time, greedy")
-    if cells := grid_jobs(rules, found):
+    if cells := grid_jobs(config, found):
         made["factors.svg"] = svg_plot(cells, list(cells[0].values))
     return made
 
 
-def page_markdown(rules: ComparisonConfig, found: ComparisonData, figures: Sequence[str]) -> str:
-    parts = [f"# {rules.title}", conditions_section(rules, found), "## What was equal", equal_conditions(rules, found)]
-    for benchmark in rules.benchmarks:
-        for arm in rules.arms:
-            heads = list(trained_lines(rules, found, arm, benchmark))
+def page_markdown(config: ComparisonConfig, found: ComparisonData, figures: Sequence[str]) -> str:
+    parts = [
+        f"# {config.title}",
+        conditions_section(config, found),
+        "## What was equal",
+        equal_conditions(config, found),
+    ]
+    for benchmark in config.benchmarks:
+        for arm in config.arms:
+            heads = list(trained_lines(config, found, arm, benchmark))
             if heads:
-                parts += [f"## {ARM_TITLES[arm]} ({benchmark})", markdown_table(heads, arm_columns(rules))]
-        others = list(untrained_lines(rules, found, benchmark))
+                parts += [f"## {ARM_TITLES[arm]} ({benchmark})", markdown_table(heads, arm_columns(config))]
+        others = list(untrained_lines(config, found, benchmark))
         if others:
-            parts += [f"## Controls and referees ({benchmark})", markdown_table(others, arm_columns(rules))]
+            parts += [f"## Controls and referees ({benchmark})", markdown_table(others, arm_columns(config))]
     parts += [f"![]({name})" for name in figures]
-    parts += [*sampled_section(rules, found), *matching_section(found), *seeds_section(rules, found)]
+    parts += [*sampled_section(config, found), *matching_section(found), *seeds_section(config, found)]
     parts += [
         *pairs_section(
             found,
@@ -98,38 +103,40 @@ def page_markdown(rules: ComparisonConfig, found: ComparisonData, figures: Seque
         )
     ]
     parts += ["## What the words mean", "\n".join(f"- **{word}**: {DEFINITIONS[word]}" for word in DEFINED_TERMS)]
-    parts += ["## The same again", f"    {rules.command}", "The page alone, from these files:"]
+    parts += ["## The same again", f"    {config.command}", "The page alone, from these files:"]
     parts += ["    python -m studies.comparison THIS_FOLDER"]
     return "\n\n".join(parts) + "\n"
 
 
-def conditions_section(rules: ComparisonConfig, found: ComparisonData) -> str:
+def conditions_section(config: ComparisonConfig, found: ComparisonData) -> str:
     machines = sorted({f"{row['hardware']}, {row['dtype']}" for row in found.rows})
-    said = [f"{'; '.join(machines) or 'nothing is measured yet'}."]
+    sentences = [f"{'; '.join(machines) or 'nothing is measured yet'}."]
     for row in found.refused:
-        said.append(f"Not printed, because it has no certificate: {row['drafter']} in {row['evaluation']}.")
-    rates = [entry for entry in found.training.values() if entry["arm"] == STEPS and entry["seed"] == rules.seed]
+        sentences.append(f"Not printed, because it has no certificate: {row['drafter']} in {row['evaluation']}.")
+    rates = [entry for entry in found.training.values() if entry["arm"] == STEPS and entry["seed"] == config.seed]
     tried = [(entry["entrant"], entry["learning_rate"]) for entry in found.training.values() if entry["arm"] == "rate"]
     edges = [
         one for one in rates if is_at_edge(one["learning_rate"], [r for name, r in tried if name == one["entrant"]])
     ]
     if edges:
         named = ", ".join(f"{one['entrant']} {one['learning_rate']:g}" for one in edges)
-        said.append(
+        sentences.append(
             f"Best at an edge of the learning rates that were tried, so perhaps better still beyond it: {named}."
         )
-    for arm, name, ratio in unmatched_methods(rules, found):
-        said.append(f"Not matched within {rules.matching.tolerance:.0%} in the arm of {arm}: {name}, {ratio:.2f}.")
-    return "\n".join(said)
+    for arm, name, ratio in unmatched_methods(config, found):
+        sentences.append(
+            f"Not matched within {config.matching.tolerance:.0%} in the arm of {arm}: {name}, {ratio:.2f}."
+        )
+    return "\n".join(sentences)
 
 
-def unmatched_methods(rules: ComparisonConfig, found: ComparisonData) -> Iterator[tuple[str, str, float]]:
+def unmatched_methods(config: ComparisonConfig, found: ComparisonData) -> Iterator[tuple[str, str, float]]:
     """(arm, entrant, its cost over the reference's) where they are too far apart: by the trained heads' own clocks
     where there are any."""
     told = {PARAMETERS: PARAMETERS, LATENCY: AFTER_TRAINING if AFTER_TRAINING in found.matching else LATENCY}
     for arm, part in told.items():
-        for name, one in found.matching.get(part, {}).items() if arm in rules.arms else ():
-            if abs(one["ratio"] - 1) > rules.matching.tolerance:
+        for name, one in found.matching.get(part, {}).items() if arm in config.arms else ():
+            if abs(one["ratio"] - 1) > config.matching.tolerance:
                 yield arm, name, one["ratio"]
 
 
@@ -137,35 +144,40 @@ def is_at_edge(rate: float, tried: Sequence[float]) -> bool:
     return len(set(tried)) > 1 and rate in (min(tried), max(tried))
 
 
-def equal_conditions(rules: ComparisonConfig, found: ComparisonData) -> str:
-    words = " ".join(rules.work).replace(str(rules.said["out"]), "OUT")
-    own = {name: own_overrides(rules, found.training[runs[0]]) for name, runs in runs_by_method(found, rules.arms[0]).items()}
+def equal_conditions(config: ComparisonConfig, found: ComparisonData) -> str:
+    overrides = " ".join(config.shared_overrides).replace(str(config.raw_config["out"]), "OUT")
+    own = {
+        name: own_overrides(config, found.training[runs[0]])
+        for name, runs in runs_by_method(found, config.arms[0]).items()
+    }
     shared = [word for word in next(iter(own.values()), []) if all(word in some for some in own.values())]
     own = {name: [word for word in some if word not in shared] for name, some in own.items()}
     return "\n".join(
         [
-            f"- corpus, tokens, batches, optimiser, schedule: `{' '.join([words, *shared])}`",
-            f"- learning rate: {describe_learning_rate(rules)}",
-            f"- {rules.steps:,} steps; seconds are {rules.clock} seconds of these steps, without starts and probes",
+            f"- corpus, tokens, batches, optimiser, schedule: `{' '.join([overrides, *shared])}`",
+            f"- learning rate: {describe_learning_rate(config)}",
+            f"- {config.steps:,} steps; seconds are {config.clock} seconds of these steps, without starts and probes",
             *(f"- not equal: {name} trains with `{' '.join(some)}`" for name, some in own.items() if some),
         ]
     )
 
 
-def own_overrides(rules: ComparisonConfig, entry: Entry) -> list[str]:
+def own_overrides(config: ComparisonConfig, entry: Entry) -> list[str]:
     """What a head's trainer was told beyond the work: between that and the rate."""
-    own = takewhile(lambda word: not word.startswith("trainer.learning_rate="), entry["words"][len(rules.work) :])
+    own = takewhile(
+        lambda word: not word.startswith("trainer.learning_rate="), entry["words"][len(config.shared_overrides) :]
+    )
     return [word for word in own if word.startswith("trainer.")]
 
 
-def describe_learning_rate(rules: ComparisonConfig) -> str:
-    rates = ", ".join(f"{rate:g}" for rate in rules.rates.values)
-    if len(rules.rates.values) == 1:
+def describe_learning_rate(config: ComparisonConfig) -> str:
+    rates = ", ".join(f"{rate:g}" for rate in config.rates.values)
+    if len(config.rates.values) == 1:
         return f"{rates} for all"
-    beyond = f" and, past an edge that is the best, up to {rules.rates.beyond} more" if rules.rates.beyond else ""
+    beyond = f" and, past an edge that is the best, up to {config.rates.beyond} more" if config.rates.beyond else ""
     return (
-        f"the best of {rates}{beyond} for each entrant, tried for {rules.trial_steps:,} steps and judged by tau on "
-        f"{rules.rates.prompts} prompts that nobody trains on and no result is from"
+        f"the best of {rates}{beyond} for each entrant, tried for {config.trial_steps:,} steps and judged by tau on "
+        f"{config.rates.prompts} prompts that nobody trains on and no result is from"
     )
 
 
@@ -200,8 +212,12 @@ def tau_by_nodes_svg(lines: Mapping[str, Sequence[Point]], title: str) -> str:
         parts.append(line([place(point) for point in points], colour))
         parts += legend_entry(number, name, colour, points[-1][1])
     ticks = {round(2**x): x for points in logarithmic.values() for x, _ in points}
-    parts += [text(place((x, 0.0))[0], FIGURE_HEIGHT - MARGIN + 16, str(nodes), anchor="middle") for nodes, x in ticks.items()]
-    return figure_svg(parts, title, [tau for points in lines.values() for _, tau in points], "nodes", place, len(ordered))
+    parts += [
+        text(place((x, 0.0))[0], FIGURE_HEIGHT - MARGIN + 16, str(nodes), anchor="middle") for nodes, x in ticks.items()
+    ]
+    return figure_svg(
+        parts, title, [tau for points in lines.values() for _, tau in points], "nodes", place, len(ordered)
+    )
 
 
 def tau_by_cost_svg(dots: Sequence[tuple[str, float, float]], title: str) -> str:
@@ -233,7 +249,9 @@ def legend_entry(number: int, name: str, colour: str, tau: float) -> list[str]:
     return [rectangle(FIGURE_WIDTH, y - 9, 10, 10, colour), text(FIGURE_WIDTH + 16, y, f"{name}  {tau:.2f}")]
 
 
-def figure_svg(parts: Sequence[str], title: str, taus: Sequence[float], below: str, place: Projection, lines: int) -> str:
+def figure_svg(
+    parts: Sequence[str], title: str, taus: Sequence[float], below: str, place: Projection, lines: int
+) -> str:
     ends = sorted({min(taus), max(taus)}) if taus else []
     axis = [text(MARGIN - 8, place((0.0, tau))[1] + 4, f"{tau:.2f}", anchor="end") for tau in ends]
     axis += [text(MARGIN, 22, title, bold=True), text(FIGURE_WIDTH / 2, FIGURE_HEIGHT - 12, below, anchor="middle")]

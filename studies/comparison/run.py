@@ -15,23 +15,23 @@ from studies.comparison.store import RULES, ResultStore
 from studies.comparison.train import train_all
 
 
-def run_comparison(given: ComparisonConfig) -> None:
+def run_comparison(config: ComparisonConfig) -> None:
     """train: rates, arms and seeds. measure: evaluations, counted. page: verdict and page, from small files alone."""
-    book = ResultStore(given.out)
-    if "train" in given.stages:
-        train_all(given, book)
-    if "measure" in given.stages:
-        run_evaluations(given, book)
-    if {"train", "measure"} & set(given.stages):
-        book.write(RULES, given.said)  # not before all that is there was made by these
-    if "page" in given.stages:
-        write_results(given, book)
+    book = ResultStore(config.out)
+    if "train" in config.stages:
+        train_all(config, book)
+    if "measure" in config.stages:
+        run_evaluations(config, book)
+    if {"train", "measure"} & set(config.stages):
+        book.write(RULES, config.raw_config)  # not before all that is there was made by these
+    if "page" in config.stages:
+        write_results(config, book)
 
 
-def write_results(given: ComparisonConfig, book: ResultStore) -> None:
-    write_statistics(given, book)
-    page.write_page(given, book)
-    print(f"the page is {given.out / 'page.md'}")
+def write_results(config: ComparisonConfig, store: ResultStore) -> None:
+    write_statistics(config, store)
+    page.write_page(config, store)
+    print(f"the page is {config.out / 'page.md'}")
 
 
 def rebuild_pages(folders: Sequence[str]) -> None:
@@ -41,14 +41,14 @@ def rebuild_pages(folders: Sequence[str]) -> None:
         write_results(stored_config(book), book)
 
 
-def stored_config(book: ResultStore) -> ComparisonConfig:
+def stored_config(store: ResultStore) -> ComparisonConfig:
     """Those that a finished comparison was held by, wherever its folder is now."""
-    said = book.read(RULES)
-    if not said:
-        raise InputError(f"{book.out} holds no finished comparison: there is no {RULES}.json")
+    stored = store.read(RULES)
+    if not stored:
+        raise InputError(f"{store.out} holds no finished comparison: there is no {RULES}.json")
     try:
-        return replace(comparison_config(**said), out=book.out)
+        return replace(comparison_config(**stored), out=store.out)
     except (TypeError, KeyError, AttributeError, ValueError) as error:
         raise InputError(
-            f"{book.out / RULES}.json is of another version ({' '.join(str(error).split())}); print it with that one"
+            f"{store.out / RULES}.json is of another version ({' '.join(str(error).split())}); print it with that one"
         ) from error

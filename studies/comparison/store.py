@@ -47,31 +47,31 @@ class ResultStore:
         self.write(part, {**self.read(part), name: entry})
         return entry
 
-    def run(self, name: str) -> Path:
+    def run_folder(self, name: str) -> Path:
         return self.out / "runs" / name
 
-    def log(self, name: str) -> Path:
+    def log_file(self, name: str) -> Path:
         return self.out / "logs" / f"{name}.log"
 
-    def evaluation(self, name: str) -> Path:
+    def evaluation_folder(self, name: str) -> Path:
         return self.out / "evaluations" / name
 
-    def trained(self, name: str, words: Sequence[str]) -> Entry | None:
+    def find_trained(self, name: str, overrides: Sequence[str]) -> Entry | None:
         """What is known of a head that is there; None if it has to be trained."""
         found = self.read(TRAINING).get(name)
-        if found is None or not RunDirectory(self.run(name)).head.is_file():
+        if found is None or not RunDirectory(self.run_folder(name)).head.is_file():
             return None
-        self.refuse_others(name, found["words"], words)
+        self.refuse_changed_overrides(name, found["words"], overrides)
         return found
 
-    def evaluated(self, name: str, words: Sequence[str]) -> bool:
+    def is_evaluated(self, name: str, overrides: Sequence[str]) -> bool:
         found = self.read(EVALUATIONS).get(name)
-        if found is None or not (self.evaluation(name) / "report.json").is_file():
+        if found is None or not (self.evaluation_folder(name) / "report.json").is_file():
             return False
-        self.refuse_others(name, found["words"], words)
+        self.refuse_changed_overrides(name, found["words"], overrides)
         return True
 
-    def refuse_others(self, name: str, there: Sequence[str], now: Sequence[str]) -> None:
+    def refuse_changed_overrides(self, name: str, there: Sequence[str], now: Sequence[str]) -> None:
         """Raise InputError where something of that name was made with other words."""
         if list(there) != list(now):
             gone, new = ([word for word in one if word not in other] for one, other in ((there, now), (now, there)))
@@ -89,10 +89,10 @@ class RunTime:
     wall: float
 
 
-def run_script(script: str, words: Sequence[str], log: Path | None = None) -> RunTime:
+def run_script(script: str, overrides: Sequence[str], log: Path | None = None) -> RunTime:
     """`python SCRIPT WORDS`; what it says goes to `log`, else to the terminal. Raises InputError if it fails."""
-    print(shlex.join(["python", script, *words]), flush=True)
-    command = [sys.executable, str(REPOSITORY / script), *words]
+    print(shlex.join(["python", script, *overrides]), flush=True)
+    command = [sys.executable, str(REPOSITORY / script), *overrides]
     before, began = os.times(), perf_counter()
     if log is None:
         status = subprocess.run(command).returncode
@@ -108,7 +108,9 @@ def run_script(script: str, words: Sequence[str], log: Path | None = None) -> Ru
 
 
 def failure_message(script: str, status: int, log: Path | None) -> str:
-    said = [line for line in log.read_text(errors="replace").splitlines() if line.strip()] if log is not None else []
-    last = f": {said[-1].strip()}" if said else ""
+    log_lines = (
+        [line for line in log.read_text(errors="replace").splitlines() if line.strip()] if log is not None else []
+    )
+    last = f": {log_lines[-1].strip()}" if log_lines else ""
     where = f" (see {log})" if log is not None else ""
     return f"{script} ended with status {status}{last}{where}; what was finished is kept, so mend it and run again"

@@ -38,11 +38,11 @@ class ComparisonData:
     refused: Sequence[Row]
 
     @classmethod
-    def of(cls, book: ResultStore) -> ComparisonData:
-        rows = all_rows(book)
+    def of(cls, store: ResultStore) -> ComparisonData:
+        rows = all_rows(store)
         good = [row for row in rows if passed_check(row)]
         bad = [row for row in rows if not passed_check(row)]
-        return cls(book.read(TRAINING), book.read(MATCHING), book.read(VERDICT), good, bad)
+        return cls(store.read(TRAINING), store.read(MATCHING), store.read(VERDICT), good, bad)
 
     def row(self, kind: str, benchmark: str, temperature: float, drafter: str, nodes: int) -> Row | None:
         wanted = (kind, benchmark, temperature, drafter, nodes)
@@ -50,24 +50,24 @@ class ComparisonData:
         return next((row for row in self.rows if tuple(row[key] for key in keys) == wanted), None)
 
 
-def trained_lines(rules: ComparisonConfig, found: ComparisonData, arm: str, benchmark: str) -> Iterator[Row]:
+def trained_lines(config: ComparisonConfig, found: ComparisonData, arm: str, benchmark: str) -> Iterator[Row]:
     """One line a head and reading: what its training took, and what became of it at every size."""
-    reference = found.training.get(rules.reference)
+    reference = found.training.get(config.reference)
     for name, entry in found.training.items():
-        if entry["arm"] != arm or entry["seed"] != rules.seed:
+        if entry["arm"] != arm or entry["seed"] != config.seed:
             continue
         ratio = entry["parameters"] / reference["parameters"] if reference else None
         for reading in entry["readings"]:
-            line = measured_rows(rules, found, benchmark, row_name(entry["same_as"] or name, reading))
+            line = measured_rows(config, found, benchmark, row_name(entry["same_as"] or name, reading))
             if line is not None:
                 yield {**line, "drafter": row_name(name, reading), "entry": entry, "ratio": ratio}
 
 
-def untrained_lines(rules: ComparisonConfig, found: ComparisonData, benchmark: str) -> Iterator[Row]:
+def untrained_lines(config: ComparisonConfig, found: ComparisonData, benchmark: str) -> Iterator[Row]:
     heads = {entry["same_as"] or name for name, entry in found.training.items()}
     names = dict.fromkeys(row["drafter"] for row in found.rows if row["drafter"].partition("@")[0] not in heads)
     for name in names:
-        line = measured_rows(rules, found, benchmark, name)
+        line = measured_rows(config, found, benchmark, name)
         if line is not None:
             yield {**line, "drafter": name, "entry": None, "ratio": None}
 
@@ -81,18 +81,20 @@ def runs_by_method(found: ComparisonData, arm: str) -> dict[str, list[str]]:
     return runs
 
 
-def measured_rows(rules: ComparisonConfig, found: ComparisonData, benchmark: str, drafter: str) -> dict[str, Any] | None:
+def measured_rows(
+    config: ComparisonConfig, found: ComparisonData, benchmark: str, drafter: str
+) -> dict[str, Any] | None:
     """Its replayed rows by nodes and its timed ones; None where there are neither."""
-    replays = {nodes: found.row("replay", benchmark, 0.0, drafter, nodes) for nodes in rules.replay.nodes}
-    loops = {nodes: found.row("loop", benchmark, 0.0, drafter, nodes) for nodes in rules.timing.nodes}
+    replays = {nodes: found.row("replay", benchmark, 0.0, drafter, nodes) for nodes in config.replay.nodes}
+    loops = {nodes: found.row("loop", benchmark, 0.0, drafter, nodes) for nodes in config.timing.nodes}
     return {"replay": replays, "loop": loops} if any([*replays.values(), *loops.values()]) else None
 
 
-def grid_jobs(rules: ComparisonConfig, found: ComparisonData) -> list[Job]:
+def grid_jobs(config: ComparisonConfig, found: ComparisonData) -> list[Job]:
     """Of a grid, the cells of the first arm: levels, and the first seed's tau at the first size that is told."""
-    benchmark, nodes = next(iter(rules.benchmarks)), rules.sizes_told[0]
+    benchmark, nodes = next(iter(config.benchmarks)), config.reported_sizes[0]
     jobs = []
-    for cell, seeds in factor_cells(rules, found.training, rules.arms[0]).items():
+    for cell, seeds in factor_cells(config, found.training, config.arms[0]).items():
         name = seeds[min(seeds)]
         row = found.row("replay", benchmark, 0.0, name, nodes)
         if row is not None and row["tau"] is not None:
@@ -100,10 +102,10 @@ def grid_jobs(rules: ComparisonConfig, found: ComparisonData) -> list[Job]:
     return jobs
 
 
-def tau_by_nodes(rules: ComparisonConfig, found: ComparisonData) -> dict[str, list[tuple[float, float]]]:
+def tau_by_nodes(config: ComparisonConfig, found: ComparisonData) -> dict[str, list[tuple[float, float]]]:
     """(nodes, tau) of every line of the first benchmark's first arm."""
-    benchmark = next(iter(rules.benchmarks))
-    lines = [*trained_lines(rules, found, rules.arms[0], benchmark), *untrained_lines(rules, found, benchmark)]
+    benchmark = next(iter(config.benchmarks))
+    lines = [*trained_lines(config, found, config.arms[0], benchmark), *untrained_lines(config, found, benchmark)]
     points = {
         line["drafter"]: [
             (nodes, row["tau"]) for nodes, row in line["replay"].items() if row is not None and row["tau"]
@@ -113,20 +115,20 @@ def tau_by_nodes(rules: ComparisonConfig, found: ComparisonData) -> dict[str, li
     return {name: some for name, some in points.items() if some}
 
 
-def tau_by_draft_time(rules: ComparisonConfig, found: ComparisonData) -> list[tuple[str, float, float]]:
+def tau_by_draft_time(config: ComparisonConfig, found: ComparisonData) -> list[tuple[str, float, float]]:
     """(name, milliseconds of a draft, tau) of every timed line, at the first size."""
     points = []
-    for benchmark in list(rules.benchmarks)[:1]:
-        for arm in rules.timing.arms if rules.timing.nodes else ():
-            for line in trained_lines(rules, found, arm, benchmark):
-                row = line["loop"][rules.timing.nodes[0]]
+    for benchmark in list(config.benchmarks)[:1]:
+        for arm in config.timing.arms if config.timing.nodes else ():
+            for line in trained_lines(config, found, arm, benchmark):
+                row = line["loop"][config.timing.nodes[0]]
                 seconds = None if row is None else draft_seconds(row)
                 if row is not None and seconds is not None:
                     points.append((line["drafter"], 1e3 * seconds, row["tau"]))
     return list(dict.fromkeys(points))
 
 
-def arm_columns(rules: ComparisonConfig) -> Columns:
+def arm_columns(config: ComparisonConfig) -> Columns:
     """Of the tables of arms: tau by nodes, then what the clock said at the sizes that were timed."""
 
     def entry(key: str, form: Callable[[Any], str]) -> Callable[[Row], str]:
@@ -147,11 +149,11 @@ def arm_columns(rules: ComparisonConfig) -> Columns:
         "parameters": entry("parameters", lambda value: f"{value:,}"),
         "of reference": lambda line: format_number(line["ratio"]),
         "steps": entry("steps", lambda value: f"{value:,}"),
-        "train s": entry("seconds", lambda value: f"{value[rules.clock]:.0f}" if rules.clock in value else "-"),
+        "train s": entry("seconds", lambda value: f"{value[config.clock]:.0f}" if config.clock in value else "-"),
         "rate": entry("learning_rate", lambda value: f"{value:g}"),
     }
-    made |= {f"tau, {nodes}": tau(nodes) for nodes in dict.fromkeys((*rules.replay.nodes, *rules.timing.nodes))}
-    for nodes in rules.timing.nodes:
+    made |= {f"tau, {nodes}": tau(nodes) for nodes in dict.fromkeys((*config.replay.nodes, *config.timing.nodes))}
+    for nodes in config.timing.nodes:
         made[f"speedup, {nodes}"] = clocked(nodes, lambda row: format_with_interval(row["speedup"], row["speedup_ci"]))
         made[f"draft ms, {nodes}"] = clocked(nodes, draft_milliseconds)
         made[f"c + v + o, {nodes}"] = clocked(nodes, lambda row: " + ".join(format_number(row[part]) for part in "cvo"))
@@ -180,9 +182,9 @@ def line_rows(line: Row) -> list[Row]:
     return [row for kind in ("replay", "loop") for row in line[kind].values() if row is not None]
 
 
-def sampled_section(rules: ComparisonConfig, found: ComparisonData) -> list[str]:
+def sampled_section(config: ComparisonConfig, found: ComparisonData) -> list[str]:
     """tau at the other temperatures, at the sizes that are told."""
-    hot = [temperature for temperature in rules.replay.temperatures if temperature > 0]
+    hot = [temperature for temperature in config.replay.temperatures if temperature > 0]
     rows = [row for row in found.rows if row["kind"] == "replay" and row["temperature"] in hot]
     if not rows:
         return []
@@ -194,7 +196,7 @@ def sampled_section(rules: ComparisonConfig, found: ComparisonData) -> list[str]
         "tau": lambda row: format_with_interval(row["tau"], row["tau_ci"]),
         "equal": equal_cell,
     }
-    return ["## Sampled", markdown_table([row for row in rows if row["nodes"] in rules.sizes_told], made)]
+    return ["## Sampled", markdown_table([row for row in rows if row["nodes"] in config.reported_sizes], made)]
 
 
 def matching_section(found: ComparisonData) -> list[str]:
@@ -209,14 +211,14 @@ def matching_section(found: ComparisonData) -> list[str]:
     return ["## How budgets were matched", markdown_table(lines, made)] if lines else []
 
 
-def seeds_section(rules: ComparisonConfig, found: ComparisonData) -> list[str]:
+def seeds_section(config: ComparisonConfig, found: ComparisonData) -> list[str]:
     """Heads that were trained more than once: tau of each seed, at the sizes that are told."""
     lines = []
-    for arm in rules.arms:
+    for arm in config.arms:
         for entrant, same in runs_by_method(found, arm).items():
             sides = [row_name(entrant, reading) for reading in found.training[same[0]]["readings"]]
             heads = {side: row_names(found.training, side, arm) for side in sides}
-            for side, benchmark, nodes in product(sides, rules.benchmarks, rules.sizes_told):
+            for side, benchmark, nodes in product(sides, config.benchmarks, config.reported_sizes):
                 rows = [found.row("replay", benchmark, 0.0, head, nodes) for head in heads[side]]
                 taus = [row["tau"] for row in rows if row is not None]
                 if len(taus) > 1:

@@ -34,64 +34,71 @@ class TrainingSpec:
     dial: tuple[str, int] | None = None
 
 
-def run_name(rules: ComparisonConfig, entrant: str, arm: str, seed: int) -> str:
+def run_name(config: ComparisonConfig, method: str, arm: str, seed: int) -> str:
     """ctc, ctc.time, ctc.time.s1"""
-    parts = [entrant, *([arm] if arm != STEPS else []), *([f"s{seed}"] if seed != rules.seed else [])]
+    parts = [method, *([arm] if arm != STEPS else []), *([f"s{seed}"] if seed != config.seed else [])]
     return ".".join(parts)
 
 
-def train_overrides(rules: ComparisonConfig, name: str, book: ResultStore, one: TrainingSpec) -> list[str]:
+def train_overrides(config: ComparisonConfig, name: str, store: ResultStore, one: TrainingSpec) -> list[str]:
     return [
-        *rules.work, *one.entrant.words,
+        *config.shared_overrides, *one.entrant.words,
         *([f"{one.dial[0]}={one.dial[1]}"] if one.dial is not None else []),
         f"trainer.learning_rate={one.rate:g}", f"trainer.steps={one.steps}", f"trainer.probe_every={one.steps}",
-        f"trainer.probe_prompts={rules.rates.prompts}", f"seed={one.seed}", f"drafter.name={name}",
-        f"run={book.run(name)}", "overwrite=true",
-        *([f"data_seed={rules.seed}"] if one.seed != rules.seed else []),  # the corpus stays what it is
+        f"trainer.probe_prompts={config.rates.prompts}", f"seed={one.seed}", f"drafter.name={name}",
+        f"run={store.run_folder(name)}", "overwrite=true",
+        *([f"data_seed={config.seed}"] if one.seed != config.seed else []),  # the corpus stays what it is
     ]  # fmt: skip
 
 
-def train_all(rules: ComparisonConfig, book: ResultStore) -> None:
+def train_all(config: ComparisonConfig, store: ResultStore) -> None:
     """Every head of every arm that is not there yet."""
-    if rules.small is not None:
-        save_first_layers(train_config(rules, ()).base.path, rules.small, book.out / "small")
-    rates = {name: best_rate(rules, book, entrant) for name, entrant in rules.entrants.items()}
-    for name, entrant in rules.entrants.items():
-        train_head(rules, book, TrainingSpec(entrant, STEPS, rules.seed, rules.steps, rates[name]))
-    for arm in rules.arms:
+    if config.small is not None:
+        save_first_layers(train_config(config, ()).base.path, config.small, store.out / "small")
+    rates = {name: best_rate(config, store, entrant) for name, entrant in config.entrants.items()}
+    for name, entrant in config.entrants.items():
+        train_head(config, store, TrainingSpec(entrant, STEPS, config.seed, config.steps, rates[name]))
+    for arm in config.arms:
         if arm in (PARAMETERS, LATENCY):
-            matched = match_sizes(rules, book, arm)
-            for name, entrant in rules.entrants.items():
-                train_in_arm(rules, book, TrainingSpec(entrant, arm, rules.seed, rules.steps, rates[name]), matched.get(name))
+            matched = match_sizes(config, store, arm)
+            for name, entrant in config.entrants.items():
+                train_in_arm(
+                    config, store, TrainingSpec(entrant, arm, config.seed, config.steps, rates[name]), matched.get(name)
+                )
             if arm == LATENCY:
-                measure_trained_heads(rules, book)
-                for name, dial in rematch(rules, book).items():
-                    train_in_arm(rules, book, TrainingSpec(rules.entrants[name], arm, rules.seed, rules.steps, rates[name]), dial)
-                measure_trained_heads(rules, book)
+                measure_trained_heads(config, store)
+                for name, dial in rematch(config, store).items():
+                    train_in_arm(
+                        config,
+                        store,
+                        TrainingSpec(config.entrants[name], arm, config.seed, config.steps, rates[name]),
+                        dial,
+                    )
+                measure_trained_heads(config, store)
         elif arm == TIME:
-            for name, entrant in rules.entrants.items():
-                steps = steps_in_time(rules, book, name)
-                train_in_arm(rules, book, TrainingSpec(entrant, arm, rules.seed, steps, rates[name]), None)
-    for name, seed in product(methods_with_extra_seeds(rules, book), rules.again.seeds):
-        train_head(rules, book, TrainingSpec(rules.entrants[name], STEPS, seed, rules.steps, rates[name]))
-        if rules.again.in_time and TIME in rules.arms:
-            steps = steps_in_time(rules, book, name)
-            train_in_arm(rules, book, TrainingSpec(rules.entrants[name], TIME, seed, steps, rates[name]), None)
+            for name, entrant in config.entrants.items():
+                steps = steps_in_time(config, store, name)
+                train_in_arm(config, store, TrainingSpec(entrant, arm, config.seed, steps, rates[name]), None)
+    for name, seed in product(methods_with_extra_seeds(config, store), config.again.seeds):
+        train_head(config, store, TrainingSpec(config.entrants[name], STEPS, seed, config.steps, rates[name]))
+        if config.again.in_time and TIME in config.arms:
+            steps = steps_in_time(config, store, name)
+            train_in_arm(config, store, TrainingSpec(config.entrants[name], TIME, seed, steps, rates[name]), None)
 
 
-def best_rate(rules: ComparisonConfig, book: ResultStore, entrant: MethodSpec) -> float:
+def best_rate(config: ComparisonConfig, store: ResultStore, method: MethodSpec) -> float:
     """Of a tie the first. While the best lies at an edge of what was tried, one rate beyond it is tried as well. A
     single rate is not tried."""
-    prepare_corpus_first(rules, book, entrant)
-    if len(rules.rates.values) == 1:
-        return rules.rates.values[0]
+    prepare_corpus_first(config, store, method)
+    if len(config.rates.values) == 1:
+        return config.rates.values[0]
 
     def tried(rate: float) -> float:
-        one = TrainingSpec(entrant, "rate", rules.seed, rules.trial_steps, rate)
-        return trained_entry(rules, book, f"{entrant.name}.rate-{rate:g}", one)["tau"]
+        one = TrainingSpec(method, "rate", config.seed, config.trial_steps, rate)
+        return trained_entry(config, store, f"{method.name}.rate-{rate:g}", one)["tau"]
 
-    taus = {rate: tried(rate) for rate in rules.rates.values}
-    for _ in range(rules.rates.beyond):
+    taus = {rate: tried(rate) for rate in config.rates.values}
+    for _ in range(config.rates.beyond):
         beyond = next_rate(taus)
         if beyond is None:
             break
@@ -111,90 +118,102 @@ def next_rate(taus: Mapping[float, float]) -> float | None:
     return float(f"{best * best / neighbour:g}")
 
 
-def prepare_corpus_first(rules: ComparisonConfig, book: ResultStore, entrant: MethodSpec) -> None:
+def prepare_corpus_first(config: ComparisonConfig, store: ResultStore, method: MethodSpec) -> None:
     """Corpus and stored states are made by whoever comes first, and shall be counted to nobody's training."""
-    trained_entry(rules, book, "prepare", TrainingSpec(entrant, "prepare", rules.seed, 1, rules.rates.values[0]), first=True)
+    trained_entry(
+        config, store, "prepare", TrainingSpec(method, "prepare", config.seed, 1, config.rates.values[0]), first=True
+    )
 
 
-def train_in_arm(rules: ComparisonConfig, book: ResultStore, one: TrainingSpec, matched: SizeMatch | None) -> None:
+def train_in_arm(
+    config: ComparisonConfig, store: ResultStore, one: TrainingSpec, match_method: SizeMatch | None
+) -> None:
     """An entrant that an arm leaves as it was is not trained again: its entry names the head it shares."""
-    as_it_was = run_name(rules, one.entrant.name, STEPS, one.seed)
-    name = run_name(rules, one.entrant.name, one.arm, one.seed)
-    unchanged = matched is None or matched.value is None
+    as_it_was = run_name(config, one.entrant.name, STEPS, one.seed)
+    name = run_name(config, one.entrant.name, one.arm, one.seed)
+    unchanged = match_method is None or match_method.value is None
     if one.arm == TIME:
-        unchanged = one.steps == rules.steps
+        unchanged = one.steps == config.steps
     if unchanged:
-        entry = {**book.read(TRAINING)[as_it_was], "arm": one.arm, "same_as": as_it_was}
-        book.add(TRAINING, name, entry)
+        entry = {**store.read(TRAINING)[as_it_was], "arm": one.arm, "same_as": as_it_was}
+        store.add(TRAINING, name, entry)
         return
-    dial = (matched.key, matched.value) if matched is not None and matched.value is not None else None
-    trained_entry(rules, book, name, TrainingSpec(one.entrant, one.arm, one.seed, one.steps, one.rate, dial))
+    dial = (
+        (match_method.key, match_method.value) if match_method is not None and match_method.value is not None else None
+    )
+    trained_entry(config, store, name, TrainingSpec(one.entrant, one.arm, one.seed, one.steps, one.rate, dial))
 
 
-def train_head(rules: ComparisonConfig, book: ResultStore, one: TrainingSpec) -> Entry:
-    return trained_entry(rules, book, run_name(rules, one.entrant.name, one.arm, one.seed), one)
+def train_head(config: ComparisonConfig, store: ResultStore, one: TrainingSpec) -> Entry:
+    return trained_entry(config, store, run_name(config, one.entrant.name, one.arm, one.seed), one)
 
 
-def trained_entry(rules: ComparisonConfig, book: ResultStore, name: str, one: TrainingSpec, first: bool = False) -> Entry:
+def trained_entry(
+    config: ComparisonConfig, store: ResultStore, name: str, one: TrainingSpec, first: bool = False
+) -> Entry:
     """The book's entry of a head, trained now where it is not there. first: anybody's run of that name will do."""
-    words = train_overrides(rules, name, book, one)
-    if first and name in book.read(TRAINING):
-        return book.read(TRAINING)[name]
-    found = book.trained(name, words)
-    return found if found is not None else book.add(TRAINING, name, train_and_record(book, name, words, one))
+    overrides = train_overrides(config, name, store, one)
+    if first and name in store.read(TRAINING):
+        return store.read(TRAINING)[name]
+    found = store.find_trained(name, overrides)
+    return found if found is not None else store.add(TRAINING, name, train_and_record(store, name, overrides, one))
 
 
-def train_and_record(book: ResultStore, name: str, words: Sequence[str], one: TrainingSpec) -> Entry:
-    run_script("train.py", words, book.log(name))
-    job = read_job(book.run(name))
+def train_and_record(store: ResultStore, name: str, overrides: Sequence[str], one: TrainingSpec) -> Entry:
+    run_script("train.py", overrides, store.log_file(name))
+    job = read_job(store.run_folder(name))
     if job is None:
-        raise InputError(f"{book.run(name)} was trained without a probe; arena.rates.prompts must be 1 or more")
+        raise InputError(f"{store.run_folder(name)} was trained without a probe; arena.rates.prompts must be 1 or more")
     return {
-        "entrant": one.entrant.name, "arm": one.arm, "seed": one.seed, "words": list(words), "steps": one.steps,
+        "entrant": one.entrant.name, "arm": one.arm, "seed": one.seed, "words": list(overrides), "steps": one.steps,
         "learning_rate": one.rate, "dial": one.dial, "factors": dict(one.entrant.factors),
-        "readings": list(one.entrant.readings), "parameters": count_head_parameters(book, name), "tau": job.tau,
+        "readings": list(one.entrant.readings), "parameters": count_head_parameters(store, name), "tau": job.tau,
         "loss": job.loss, "same_as": None,
         "seconds": {clock: round(spent, 2) for clock, spent in job.seconds_by_clock.items()},
     }  # fmt: skip
 
 
-def count_head_parameters(book: ResultStore, name: str) -> int:
+def count_head_parameters(store: ResultStore, name: str) -> int:
     """Trained numbers of a head: all that its file holds."""
     from math import prod
 
     from safetensors import safe_open
 
-    with safe_open(book.run(name) / "drafter.safetensors", "pt") as file:
+    with safe_open(store.run_folder(name) / "drafter.safetensors", "pt") as file:
         return sum(prod(file.get_slice(key).get_shape()) for key in file.keys())  # noqa: SIM118
 
 
-def seconds_per_step(rules: ComparisonConfig, book: ResultStore, entrant: str) -> float:
+def seconds_per_step(config: ComparisonConfig, store: ResultStore, method: str) -> float:
     """Seconds of a step in its run of equal steps."""
-    name = run_name(rules, entrant, STEPS, rules.seed)
-    entry = book.read(TRAINING)[name]
-    spent = entry.get("seconds", {}).get(rules.clock)
+    name = run_name(config, method, STEPS, config.seed)
+    entry = store.read(TRAINING)[name]
+    spent = entry.get("seconds", {}).get(config.clock)
     if spent is None:
         raise InputError(
-            f"{name} in {book.out} was trained by a version that kept no clock of its steps; remove it there, and it "
+            f"{name} in {store.out} was trained by a version that kept no clock of its steps; remove it there, and it "
             "is trained again"
         )
     return spent / entry["steps"]
 
 
-def steps_in_time(rules: ComparisonConfig, book: ResultStore, entrant: str) -> int:
+def steps_in_time(config: ComparisonConfig, store: ResultStore, method: str) -> int:
     """As many steps as fit into the seconds that are given, or that the reference spent on its own."""
-    budget = rules.seconds if rules.seconds is not None else rules.steps * seconds_per_step(rules, book, rules.reference)
-    return max(1, round(budget / seconds_per_step(rules, book, entrant)))
+    budget = (
+        config.seconds
+        if config.seconds is not None
+        else config.steps * seconds_per_step(config, store, config.reference)
+    )
+    return max(1, round(budget / seconds_per_step(config, store, method)))
 
 
-def methods_with_extra_seeds(rules: ComparisonConfig, book: ResultStore) -> list[str]:
+def methods_with_extra_seeds(config: ComparisonConfig, store: ResultStore) -> list[str]:
     """Who is trained with more seeds: those named, and the rival with the best tau on the held-out prompts."""
-    names, there = rules.again.entrants, book.read(TRAINING)
-    rivals = [name for name, entrant in rules.entrants.items() if entrant.rival and name not in names]
-    tau = partial(held_out_tau, there, rules)
-    best = [max(rivals, key=tau)] if rules.again.best_rival and rivals else []
+    names, there = config.again.entrants, store.read(TRAINING)
+    rivals = [name for name, entrant in config.entrants.items() if entrant.rival and name not in names]
+    tau = partial(held_out_tau, there, config)
+    best = [max(rivals, key=tau)] if config.again.best_rival and rivals else []
     return [*names, *best]
 
 
-def held_out_tau(there: dict[str, Any], rules: ComparisonConfig, entrant: str) -> float:
-    return there[run_name(rules, entrant, STEPS, rules.seed)]["tau"]
+def held_out_tau(there: dict[str, Any], config: ComparisonConfig, method: str) -> float:
+    return there[run_name(config, method, STEPS, config.seed)]["tau"]

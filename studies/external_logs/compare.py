@@ -53,11 +53,13 @@ def compare_logs(run: LoggedRun, baseline: LoggedRun | None, seed: int) -> LogCo
         raise InputError(f"no question of {run.name} has token counts; were run and baseline exchanged?")
     notes += left_out
     if baseline is None:
-        absent = Note("", (*SPEEDUP_MEASURES, "equal"), "no baseline was given (recorded.baseline=): nothing to compare")
+        absent = Note(
+            "", (*SPEEDUP_MEASURES, "equal"), "no baseline was given (recorded.baseline=): nothing to compare"
+        )
         return LogComparison([log_row(run, None, seed)], [*notes, absent])
     notes += arm_notes(baseline)
-    stands_in = [turn for turn in baseline.turns() if not turn.counted]
-    filled = {one: tuple(replace(turn, counted=turn.counted or turn.steps) for turn in answer)
+    stands_in = [turn for turn in baseline.turns() if not turn.token_count]
+    filled = {one: tuple(replace(turn, token_count=turn.token_count or turn.pass_count) for turn in answer)
               for one, answer in baseline.answers.items()}  # fmt: skip
     theirs = replace(baseline, answers=filled)
     notes += stand_in_notes(run, theirs, len(stands_in)) + pair_notes(run, theirs)
@@ -70,7 +72,7 @@ def compare_logs(run: LoggedRun, baseline: LoggedRun | None, seed: int) -> LogCo
 
 def drop_uncounted(run: LoggedRun) -> tuple[LoggedRun, list[Note]]:
     """The run without the questions of which it does not hold all token counts, and the sentence about them."""
-    kept = {one: answer for one, answer in run.answers.items() if all(turn.counted for turn in answer)}
+    kept = {one: answer for one, answer in run.answers.items() if all(turn.token_count for turn in answer)}
     lost = len(run.answers) - len(kept)
     if not lost:
         return run, []
@@ -110,7 +112,7 @@ def stand_in_notes(run: LoggedRun, baseline: LoggedRun, turns: int) -> list[Note
     if not turns:
         return []
     fewer = {
-        one: tuple(replace(turn, counted=turn.counted - 1) for turn in answer)
+        one: tuple(replace(turn, token_count=turn.token_count - 1) for turn in answer)
         for one, answer in baseline.answers.items()
     }
     chosen = timed_in_both(run, baseline)
@@ -131,7 +133,7 @@ def pair_notes(run: LoggedRun, baseline: LoggedRun) -> list[Note]:
         if missing:
             text = f"{len(missing)} questions are in {one.name} alone ({abbreviate_ids(missing)}): only the rest is compared"
             notes.append(Note("", (*SPEEDUP_MEASURES, "equal"), text))
-    off = sum(turn.counted != turn.steps for turn in baseline.turns())
+    off = sum(turn.token_count != turn.pass_count for turn in baseline.turns())
     if off:
         text = f"tokens and passes differ in {off} of {len(baseline.turns())} turns: this is no plain autoregression"
         notes.append(Note(baseline.name, SPEEDUP_MEASURES, text))
@@ -228,5 +230,7 @@ def terminal(made: LogComparison) -> str:
     all_cells = [row_cells(row, row["drafter"], made.notes) for row in made.rows]
     shown += [[name, *(column[place] for column in all_cells)] for place, name in enumerate(COLUMNS)]
     widths = [max(len(line[column]) for line in shown) for column in range(len(shown[0]))]
-    said = ["  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip() for line in shown]
-    return "\n".join([*said, "", *numbered_notes(made.notes)])
+    text_lines = [
+        "  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip() for line in shown
+    ]
+    return "\n".join([*text_lines, "", *numbered_notes(made.notes)])

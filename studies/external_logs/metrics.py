@@ -45,14 +45,14 @@ def has_times(answer: LoggedAnswer) -> bool:
 
 
 def log_row(run: LoggedRun, baseline: LoggedRun | None, seed: int) -> dict[str, Any]:
-    said = list(run.answers)
-    named = [name for name in dict.fromkeys(run.categories.get(one) for one in said) if name is not None]
+    ids = list(run.answers)
+    named = [name for name in dict.fromkeys(run.categories.get(one) for one in ids) if name is not None]
     return {
         "drafter": run.name,
         "models": list(run.models),
-        **log_measures(run, baseline, said, seed),
+        **log_measures(run, baseline, ids, seed),
         "categories": {
-            name: log_measures(run, baseline, [one for one in said if run.categories.get(one) == name], seed)
+            name: log_measures(run, baseline, [one for one in ids if run.categories.get(one) == name], seed)
             for name in named
         },
     }
@@ -71,7 +71,10 @@ def log_measures(run: LoggedRun, baseline: LoggedRun | None, ids: Sequence[str],
         "doubled_per_1000": doubled_words_per_1000(texts),
     }
     if baseline is None:
-        return {**made, **dict.fromkeys((*SPEEDUP_MEASURES, *(f"{name}_ci" for name in SPEEDUP_MEASURES), "equal", "compared"))}
+        return {
+            **made,
+            **dict.fromkeys((*SPEEDUP_MEASURES, *(f"{name}_ci" for name in SPEEDUP_MEASURES), "equal", "compared")),
+        }
     wanted = set(ids)
     chosen = [one for one in timed_in_both(run, baseline) if one in wanted]
     both = [one for one in ids if one in baseline.answers]
@@ -81,9 +84,9 @@ def log_measures(run: LoggedRun, baseline: LoggedRun | None, ids: Sequence[str],
 
 
 def acceptance_intervals(ours: Any, seed: int) -> dict[str, Any]:
-    tokens = [sum(turn.counted for turn in answer) for answer in ours]
-    passes = [sum(turn.steps for turn in answer) for answer in ours]
-    last = [sum(max(turn.steps - 1, 0) for turn in answer) for answer in ours]
+    tokens = [sum(turn.token_count for turn in answer) for answer in ours]
+    passes = [sum(turn.pass_count for turn in answer) for answer in ours]
+    last = [sum(max(turn.pass_count - 1, 0) for turn in answer) for answer in ours]
     return {
         "tau_ci": ratio_interval(tokens, passes, seed),
         "tau_mean_ci": mean_interval([ratio(*pair) for pair in zip(tokens, passes, strict=True)], seed),
@@ -98,10 +101,12 @@ def mean_interval(values: Sequence[float | None], seed: int) -> list[float] | No
 
 def log_speedups(ours: Any, theirs: Any, seed: int) -> dict[str, Any]:
     """Three ways to say how much faster, of the same questions in both arms."""
-    sums = [[[sum(turn.counted for turn in answer) for answer in side], [sum(turn.seconds for turn in answer)
+    sums = [[[sum(turn.token_count for turn in answer) for answer in side], [sum(turn.seconds for turn in answer)
             for answer in side]] for side in (ours, theirs)]  # fmt: skip
     questions = [[metrics.tokens_per_second([answer]) or 0.0 for answer in side] for side in (ours, theirs)]
-    turns = [[[metrics.tokens_per_second([[turn]]) or 0.0 for turn in answer] for answer in side] for side in (ours, theirs)]
+    turns = [
+        [[metrics.tokens_per_second([[turn]]) or 0.0 for turn in answer] for answer in side] for side in (ours, theirs)
+    ]
     per_turn: list[Sequence[float]] = []
     for side in turns:  # a mean over turns is a ratio of totals too, over the number of turns
         per_turn += [[sum(speeds) for speeds in side], [len(speeds) for speeds in side]]
@@ -126,5 +131,5 @@ def doubled_words_per_1000(texts: Sequence[str]) -> float | None:
     `He took the the dog`   ->   1 of 5: 200
     """
     words = [text.split() for text in texts]
-    again = sum(a == b and a.isalpha() for said in words for a, b in pairwise(said))
+    again = sum(a == b and a.isalpha() for text_words in words for a, b in pairwise(text_words))
     return ratio(1000 * again, sum(map(len, words)))

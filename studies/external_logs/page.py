@@ -38,10 +38,12 @@ def log_page(made: LogComparison, environment: Mapping[str, Any], figures: Mappi
 
 def arms_section(made: LogComparison) -> Html:
     both = arms_html_table(made, "arm", [(row["drafter"], row, row) for row in made.rows])
-    return join_html([both, tag("p", "The numbers in brackets are those of these notes."), bullets(numbered_notes(made.notes))])
+    return join_html(
+        [both, tag("p", "The numbers in brackets are those of these notes."), bullets(numbered_notes(made.notes))]
+    )
 
 
 def arms_html_table(made: LogComparison, first: str, rows: Sequence[tuple[str, LogRow, LogRow]]) -> Html:
     """rows: the first cell, the row, and the arm it is of."""
-    said = [[name, *row_cells(dict(row), arm["drafter"], made.notes)] for name, row, arm in rows]
-    return html_table([first, *COLUMNS], said)
+    cells_of_rows = [[name, *row_cells(dict(row), arm["drafter"], made.notes)] for name, row, arm in rows]
+    return html_table([first, *COLUMNS], cells_of_rows)

@@ -29,22 +29,22 @@ class LoggedTurn:
     """
 
     text: str
-    counted: int
-    steps: int
+    token_count: int
+    pass_count: int
     seconds: float
 
     @property
     def tokens(self) -> range:
-        return range(self.counted)
+        return range(self.token_count)
 
     @property
     def passes(self) -> range:
-        return range(self.steps)
+        return range(self.pass_count)
 
     @property
     def committed(self) -> int:
         """All of them: a file does not tell the prefill's token from those of the passes."""
-        return self.counted
+        return self.token_count
 
     @property
     def seconds_decode(self) -> float:

@@ -17,7 +17,7 @@ class HoursPlanner(Protocol):
 
     def hours(self, cell: TableCell) -> Any: ...
 
-    def basis(self) -> Sequence[str]: ...
+    def assumptions(self) -> Sequence[str]: ...
 
 
 COLUMNS: dict[str, Callable[[TableCell], str]] = {
@@ -62,12 +62,12 @@ def table_rows(table: PaperTable, marked: bool = True) -> list[list[str]]:
 
 def notes_by_heading(table: PaperTable) -> dict[str, list[str]]:
     """What is to be said below the table, by headings; the footnotes first."""
-    said = {
+    sections = {
         "What ours was measured with": [f"({number}) {one}" for number, one in enumerate(table.measured, 1)],
         "What is left out of our reports": list(table.left_out),
         "What the paper and its files do not hold": list(table.notes),
     }
-    return {heading: notes for heading, notes in said.items() if notes}
+    return {heading: notes for heading, notes in sections.items() if notes}
 
 
 def column_names() -> list[str]:
@@ -80,11 +80,13 @@ def markdown(table: PaperTable, filling: HoursPlanner | None = None) -> str:
     parts = [f"# {table.title}", "\n".join("| " + " | ".join(row) + " |" for row in rows), "\n".join(COLUMN_NOTES)]
     for heading, notes in notes_by_heading(table).items():
         parts += [f"## {heading}", "\n".join(f"- {note}" for note in notes)]
-    missing = {cell.to_fill: cell for cell in table.cells if cell.ours is None}
+    missing = {cell.fill_command: cell for cell in table.cells if cell.ours is None}
     if missing:
         parts.append("## What would fill the empty cells")
-        parts += ["\n".join(f"- {said}" for said in filling.basis())] if filling is not None else []
-        parts += [f"{describe_planned_hours(cell, filling)}\n\n    {command}".lstrip() for command, cell in missing.items()]
+        parts += ["\n".join(f"- {sentence}" for sentence in filling.assumptions())] if filling is not None else []
+        parts += [
+            f"{describe_planned_hours(cell, filling)}\n\n    {command}".lstrip() for command, cell in missing.items()
+        ]
     return "\n\n".join(parts) + "\n"
 
 
@@ -100,14 +102,18 @@ def latex(table: PaperTable) -> str:
             *body,
             r"\bottomrule",
             r"\end{tabular}",
-            *(rf"\par{{\footnotesize {note}}}" for notes in notes_by_heading(table).values() for note in latex_escape(notes)),
+            *(
+                rf"\par{{\footnotesize {note}}}"
+                for notes in notes_by_heading(table).values()
+                for note in latex_escape(notes)
+            ),
             "",
         ]
     )
 
 
-def latex_escape(words: Sequence[str]) -> list[str]:
-    return ["".join(LATEX_ESCAPES.get(sign, sign) for sign in word) for word in words]
+def latex_escape(texts: Sequence[str]) -> list[str]:
+    return ["".join(LATEX_ESCAPES.get(sign, sign) for sign in text) for text in texts]
 
 
 def table_csv(table: PaperTable, filling: HoursPlanner | None = None) -> str:
@@ -115,7 +121,7 @@ def table_csv(table: PaperTable, filling: HoursPlanner | None = None) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([*column_names(), "ours_measured", "to_fill", "hours_planned"])
     for row, cell in zip(table_rows(table, marked=False), table.cells, strict=True):
-        empty = [cell.to_fill, describe_planned_hours(cell, filling)] if cell.ours is None else ["", ""]
+        empty = [cell.fill_command, describe_planned_hours(cell, filling)] if cell.ours is None else ["", ""]
         writer.writerow([*row, cell.measured or "", *empty])
     return text.getvalue()
 
@@ -124,7 +130,9 @@ def notes_csv(table: PaperTable) -> str:
     """The notes as a file of their own: in the table's they would be rows of it."""
     text = StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerows([["about", "note"], *([about, note] for about, notes in notes_by_heading(table).items() for note in notes)])
+    writer.writerows(
+        [["about", "note"], *([about, note] for about, notes in notes_by_heading(table).items() for note in notes)]
+    )
     return text.getvalue()
 
 

@@ -45,10 +45,10 @@ class GpuHours:
         return (
             f"about {whole}, planned: at most {hardware.format_hours(self.answers)} for the base's answers, "
             f"{hardware.format_hours(self.training)} for training, "
-            f"at most {hardware.format_hours(self.evaluation)} for the evaluation{self.beyond()}"
+            f"at most {hardware.format_hours(self.evaluation)} for the evaluation{self.describe_shortage()}"
         )
 
-    def beyond(self) -> str:
+    def describe_shortage(self) -> str:
         """What the card has not the memory for, in words; nothing where all of it fits."""
         if self.memory is None:
             return ""
@@ -74,37 +74,40 @@ class GpuHoursPlanner:
         self.memory = memory
         self.work = CorpusTokenCounts(**corpus)
         self.benchmarks = benchmarks
-        self.planned = lru_cache(maxsize=None)(self._planned)
+        self.plan_hours = lru_cache(maxsize=None)(self._plan_hours)
 
     def hours(self, cell: TableCell) -> GpuHours | None:
         """None where no rate was given."""
         if self.rate.flops is None:
             return None
-        return self.planned(cell.base, cell.training, cell.benchmark.partition("/")[0])
+        return self.plan_hours(cell.base, cell.training, cell.benchmark.partition("/")[0])
 
-    def _planned(self, base: str, training: str, benchmark: str) -> GpuHours | None:
+    def _plan_hours(self, base: str, training: str, benchmark: str) -> GpuHours | None:
         alone = "trainer.accumulate=1"  # its default is the WORLD_SIZE of the process that prints the table
         config = compose_config("train", f"base={base}", alone, *training.split(), "device=cpu", "dtype=bfloat16")
         sizes = build_meta_base(**node_values(config.base))
         with torch.device("meta"):
             drafter = build_drafter(config.drafter, sizes).eval()
-        objective, told = instantiate_node(config.objective), CorpusStats.from_work(self.work)
-        needed = count_operations(sizes, drafter, objective, told, config.trainer)
+        objective, corpus_stats = instantiate_node(config.objective), CorpusStats.from_work(self.work)
+        needed = count_operations(sizes, drafter, objective, corpus_stats, config.trainer)
         seconds = needed.seconds(config.trainer.steps * config.trainer.accumulate, self.rate)
         answers = dry_run_hours(self.work, ModelStats.of(sizes), config.answers.batch_size, self.rate)
-        asked = self.asked(benchmark, compose_config("evaluate", f"benchmark={benchmark}").decoding.max_new_tokens)
-        evaluation = dry_run_hours(asked, ModelStats.of(sizes), rows=1, rate=self.rate)
+        evaluation_counts = self.evaluation_counts(
+            benchmark, compose_config("evaluate", f"benchmark={benchmark}").decoding.max_new_tokens
+        )
+        evaluation = dry_run_hours(evaluation_counts, ModelStats.of(sizes), rows=1, rate=self.rate)
         if seconds is None or answers is None or evaluation is None:
             return None
         size = ModelStats.of(sizes)
         peaks = {
             "answers": sum(memory_parts(self.work, size, instantiate_node(config.answers)).values()),
-            "training": peak_training_bytes(sizes, drafter, objective, told, config.trainer),
-            "evaluation": size.weight_bytes + asked.longest * size.kv_bytes,  # and a head, which is small beside them
+            "training": peak_training_bytes(sizes, drafter, objective, corpus_stats, config.trainer),
+            "evaluation": size.weight_bytes
+            + evaluation_counts.longest * size.kv_bytes,  # and a head, which is small beside them
         }
         return GpuHours(answers, seconds[0] / 3600, evaluation, peaks, self.memory)
 
-    def asked(self, benchmark: str, most: int) -> CorpusTokenCounts:
+    def evaluation_counts(self, benchmark: str, most: int) -> CorpusTokenCounts:
         """What all arms read and say: of the questions themselves, which are short, only earlier answers are read."""
         questions, turns = (self.benchmarks[benchmark][key] for key in ("questions", "turns"))
         recalled = questions * most * turns * (turns - 1) // 2
@@ -119,7 +122,7 @@ class GpuHoursPlanner:
             counted="not counted",
         )
 
-    def basis(self) -> Sequence[str]:
+    def assumptions(self) -> Sequence[str]:
         """What the hours take for granted, in sentences."""
         if self.rate.flops is None:
             return [f"GPU hours are {UNKNOWN_RATE} (here table.plan.flops= and table.plan.bandwidth=)"]

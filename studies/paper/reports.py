@@ -24,9 +24,9 @@ class MeasuredRow:
     """A row that may be printed: it is greedy and has its certificate. made: when its report was, "" where unsaid."""
 
     report: str
-    made: str
+    date: str
     row: Row
-    place: CellKey
+    key: CellKey
 
     @classmethod
     def of(cls, report: str, made: str, row: Row) -> Self:
@@ -34,8 +34,8 @@ class MeasuredRow:
 
     @property
     def source(self) -> str:
-        said = [self.made or "undated", *([f"{self.row['nodes']} nodes"] if "nodes" in self.row else [])]
-        return f"{self.report} ({', '.join(said)})"
+        details = [self.date or "undated", *([f"{self.row['nodes']} nodes"] if "nodes" in self.row else [])]
+        return f"{self.report} ({', '.join(details)})"
 
     @property
     def circumstances(self) -> str:
@@ -45,8 +45,8 @@ class MeasuredRow:
         part = f"only {asked:,} of {whole:,} questions" if whole and asked < whole else f"{asked:,} questions"
         close = row["lossless"]["owed"]["undecided"]
         undecided = [f"on {close} of them words differ at a close call, which is undecided"] if close else []
-        said = [part, *undecided, row.get("hardware", "hardware unsaid"), row.get("dtype", "dtype unsaid")]
-        return f"{self.source}: {'; '.join(said)}"
+        details = [part, *undecided, row.get("hardware", "hardware unsaid"), row.get("dtype", "dtype unsaid")]
+        return f"{self.source}: {'; '.join(details)}"
 
 
 def read_reports(names: Sequence[str]) -> tuple[list[MeasuredRow], list[str]]:
@@ -80,20 +80,24 @@ def exclusion_reason(row: Row) -> str | None:
     return None
 
 
-def select_rows(measured: Sequence[MeasuredRow], places: Collection[CellKey]) -> tuple[dict[CellKey, MeasuredRow], list[str]]:
+def select_rows(
+    measured: Sequence[MeasuredRow], places: Collection[CellKey]
+) -> tuple[dict[CellKey, MeasuredRow], list[str]]:
     """The newest row of every place, and a sentence for each that stands in none."""
-    fits = {place: [one for one in measured if one.place == place] for place in places}
+    fits = {place: [one for one in measured if one.key == place] for place in places}
     taken = {place: newest_row(rows) for place, rows in fits.items() if rows}
-    strangers = [(one.report, one.place[0], mismatch_reason(one.place, places)) for one in measured if one.place not in taken]
+    strangers = [(one.report, one.key[0], mismatch_reason(one.key, places)) for one in measured if one.key not in taken]
     return taken, [*group_sentences(strangers), *describe_duplicates(fits, taken)]
 
 
 def newest_row(rows: Sequence[MeasuredRow]) -> MeasuredRow:
     """Of those made at once the last one."""
-    return max(reversed(rows), key=lambda one: one.made)
+    return max(reversed(rows), key=lambda one: one.date)
 
 
-def describe_duplicates(fits: Mapping[CellKey, Sequence[MeasuredRow]], taken: Mapping[CellKey, MeasuredRow]) -> Iterator[str]:
+def describe_duplicates(
+    fits: Mapping[CellKey, Sequence[MeasuredRow]], taken: Mapping[CellKey, MeasuredRow]
+) -> Iterator[str]:
     for (drafter, benchmark, base), rows in fits.items():
         others = [one.source for one in rows if one is not taken.get((drafter, benchmark, base))]
         if others:
@@ -105,10 +109,10 @@ def describe_duplicates(fits: Mapping[CellKey, Sequence[MeasuredRow]], taken: Ma
 
 def mismatch_reason(place: CellKey, places: Collection[CellKey]) -> str:
     """Why a row fits no cell."""
-    known = [set(words) for words in zip(*places, strict=True)]
-    for kind, word, there in reversed(list(zip(("drafter", "benchmark", "base"), place, known, strict=True))):
-        if word not in there:
-            return f"{kind} {word} is in no row" if kind != "drafter" else "no row is of that drafter"
+    known = [set(values) for values in zip(*places, strict=True)]
+    for kind, value, known_values in reversed(list(zip(("drafter", "benchmark", "base"), place, known, strict=True))):
+        if value not in known_values:
+            return f"{kind} {value} is in no row" if kind != "drafter" else "no row is of that drafter"
     return f"no row is of it on {place[1]} with {place[2]}"
 
 

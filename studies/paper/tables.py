@@ -73,7 +73,7 @@ class TableCell:
         return MeasuredValue(self.ours.value - self.corrected.value, difference_interval(*sides))
 
     @property
-    def to_fill(self) -> str:
+    def fill_command(self) -> str:
         """The commands that would measure this cell."""
         run, benchmark = f"runs/{self.drafter}-{self.base}", self.benchmark.partition("/")[0]
         return (
@@ -103,22 +103,22 @@ def read_table(name: str, recorded: str | None, reports: Sequence[str]) -> Paper
     """name: a file of published values; recorded: a folder of the authors' answer files; reports: our report.json."""
     file = PUBLISHED_FOLDER / f"{name}.yaml"
     if not file.is_file():
-        there = ", ".join(sorted(one.stem for one in PUBLISHED_FOLDER.glob("*.yaml")))
-        raise InputError(f"no published table {name}; there are {there}")
+        names = ", ".join(sorted(one.stem for one in PUBLISHED_FOLDER.glob("*.yaml")))
+        raise InputError(f"no published table {name}; there are {names}")
     from omegaconf import OmegaConf
 
-    said: Any = OmegaConf.to_container(OmegaConf.load(file))
-    logs = dict(read_log_pairs(Path(recorded), said)) if recorded is not None else {}
+    published: Any = OmegaConf.to_container(OmegaConf.load(file))
+    logs = dict(read_log_pairs(Path(recorded), published)) if recorded is not None else {}
     measured, uncertified = read_reports(reports)
-    taken, strangers = select_rows(measured, list(cell_keys(said)))
-    made = list(build_cells(said, logs, taken))
-    notes = [*said.get("notes", []), *describe_swapped_values(made), *log_notes(logs, said["bases"])]
-    return PaperTable(said["title"], said["bases"], made, notes, [*uncertified, *strangers])
+    taken, strangers = select_rows(measured, list(cell_keys(published)))
+    made = list(build_cells(published, logs, taken))
+    notes = [*published.get("notes", []), *describe_swapped_values(made), *log_notes(logs, published["bases"])]
+    return PaperTable(published["title"], published["bases"], made, notes, [*uncertified, *strangers])
 
 
-def cell_keys(said: Mapping[str, Any]) -> Iterator[CellKey]:
+def cell_keys(published: Mapping[str, Any]) -> Iterator[CellKey]:
     """Whose cells there are; a benchmark is one, its categories are not."""
-    for drafter, benchmarks in said["values"].items():
+    for drafter, benchmarks in published["values"].items():
         for place, bases in benchmarks.items():
             yield from ((drafter, place.partition("/")[0], base) for base in bases)
 
@@ -134,11 +134,11 @@ def log_notes(logs: Mapping[tuple[str, str], LogComparison], bases: Mapping[str,
 
 
 def build_cells(
-    said: Mapping[str, Any], logs: Mapping[tuple[str, str], LogComparison], taken: Mapping[CellKey, MeasuredRow]
+    published: Mapping[str, Any], logs: Mapping[tuple[str, str], LogComparison], taken: Mapping[CellKey, MeasuredRow]
 ) -> Iterator[TableCell]:
-    published_runs = said.get("logged", "ctc")  # of the one drafter whose answer files there are
-    for drafter, benchmarks in said["values"].items():
-        training = said.get("training", "drafter={drafter}").format(drafter=drafter)
+    published_runs = published.get("logged", "ctc")  # of the one drafter whose answer files there are
+    for drafter, benchmarks in published["values"].items():
+        training = published.get("training", "drafter={drafter}").format(drafter=drafter)
         for place, bases in benchmarks.items():
             benchmark, _, category = place.partition("/")
             for base, values in bases.items():
@@ -146,12 +146,12 @@ def build_cells(
                 theirs = category_row(log.rows[0], category) if log is not None else None
                 own = taken.get((drafter, benchmark, base))
                 mine = category_row(own.row, category) if own else None
-                for (word, measure), paper in zip(said["measures"].items(), values, strict=True):
+                for (printed_name, measure), paper in zip(published["measures"].items(), values, strict=True):
                     own_name = OUR_MEASURE.get(measure, measure)
                     ours = measured_value(mine, own_name)
                     measured = own.circumstances if own is not None and ours is not None else None
                     known = measured_value(theirs, measure), measured_value(theirs, own_name), ours
-                    yield TableCell(drafter, place, base, word, paper, *known, training, measured)
+                    yield TableCell(drafter, place, base, printed_name, paper, *known, training, measured)
 
 
 def describe_swapped_values(made: Sequence[TableCell]) -> Iterator[str]:
@@ -191,12 +191,12 @@ def measured_value(row: Row | None, measure: str) -> MeasuredValue | None:
     return MeasuredValue(100 * parts[measure] / sum(parts.values()))
 
 
-def read_log_pairs(folder: Path, said: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], LogComparison]]:
+def read_log_pairs(folder: Path, published: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], LogComparison]]:
     """Every pair of answer files that is there: BENCHMARK-BASE.jsonl.gz and BENCHMARK-BASE_baseline.jsonl.gz."""
     if not folder.is_dir():
         raise InputError(f"no folder of answer files at {folder}; give one as table.recorded=, or leave it out")
-    for benchmark in sorted({place.partition("/")[0] for places in said["values"].values() for place in places}):
-        for base in said["bases"]:
+    for benchmark in sorted({place.partition("/")[0] for places in published["values"].values() for place in places}):
+        for base in published["bases"]:
             files = [folder / f"{benchmark}-{base.replace('_', '-')}{arm}.jsonl.gz" for arm in ("", "_baseline")]
             if all(file.is_file() for file in files):
                 run, baseline = (read_log(str(file)) for file in files)

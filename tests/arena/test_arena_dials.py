@@ -12,7 +12,9 @@ def test_turning_a_dial_by_pencil():
     assert geometric_sizes(1, 3, 6) == [1, 2, 3]
     assert interpolate_size([1, 4], [10.0, 16.0], 12.0) == 2
     assert interpolate_size([1, 4], [10.0, 16.0], 99.0) == 4
-    assert interpolate_size([1, 4, 16], [10.0, 10.0, 16.0], 9.9) == 4, "too dear by itself is not cut to the floor for nothing"
+    assert interpolate_size([1, 4, 16], [10.0, 10.0, 16.0], 9.9) == 4, (
+        "too dear by itself is not cut to the floor for nothing"
+    )
 
 
 def test_a_ratio_of_medians_and_how_sure_it_is():

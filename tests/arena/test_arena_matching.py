@@ -50,18 +50,18 @@ def bench(tmp_path_factory):
 
 @pytest.mark.parametrize("name", ["medusa", "hydra", "medusa_gru"])
 def test_heads_of_as_many_parameters(bench, name):
-    found = bench.matched(bench.rules.entrants[name], "parameters")
-    dial = bench.rules.entrants[name].dials["parameters"]
-    head = bench.build(bench.rules.entrants[name], dial, found.value)
-    assert found.ratio == count_parameters(head) / count_parameters(bench.build(bench.rules.entrants["ctc_gru"]))
+    found = bench.match_method(bench.config.entrants[name], "parameters")
+    dial = bench.config.entrants[name].dials["parameters"]
+    head = bench.build(bench.config.entrants[name], dial, found.value)
+    assert found.ratio == count_parameters(head) / count_parameters(bench.build(bench.config.entrants["ctc_gru"]))
     assert abs(found.ratio - 1) < 0.05
 
 
 def test_who_has_no_dial_stays_and_the_reference_too(bench):
-    found = bench.matched(bench.rules.entrants["eagle"], "parameters")
+    found = bench.match_method(bench.config.entrants["eagle"], "parameters")
     assert found.value is None
     assert "no dial" in found.how
-    assert bench.matched(bench.rules.entrants["ctc_gru"], "latency").how == "the reference"
+    assert bench.match_method(bench.config.entrants["ctc_gru"], "latency").how == "the reference"
 
 
 def test_what_nobody_trained_yet_costs_is_told_by_what_bodies_differ_by():
@@ -71,7 +71,7 @@ def test_what_nobody_trained_yet_costs_is_told_by_what_bodies_differ_by():
 
 def test_draft_times_are_those_of_trained_heads(bench, monkeypatch):
     """The clock is replaced: a trained Medusa's draft takes 4, an untrained one's 1 and a 300th of its columns."""
-    medusa, trained = bench.rules.entrants["medusa"], {}
+    medusa, trained = bench.config.entrants["medusa"], {}
 
     def costs(drafters):
         trained.update({name: one for name, one in drafters.items() if name in (REFERENCE, OWN)})
@@ -79,13 +79,13 @@ def test_draft_times_are_those_of_trained_heads(bench, monkeypatch):
         return {name: [known[name] if name in known else 1 + int(name) / 300] * 3 for name in drafters}
 
     monkeypatch.setattr(bench, "seconds", costs)
-    found = bench.matched(medusa, "latency")
+    found = bench.match_method(medusa, "latency")
     assert 290 < found.value < 310
     assert found.ratio == pytest.approx(1, abs=0.01)
     assert found.how.startswith("draft time")
     saved = load_file(bench.book.run("medusa") / "drafter.safetensors")
     assert all(torch.equal(saved[name], value) for name, value in trained[OWN].trainable_state_dict().items())
-    assert bench.matched(bench.rules.entrants["eagle"], "latency").key == "drafter.frames"
+    assert bench.match_method(bench.config.entrants["eagle"], "latency").key == "drafter.frames"
 
 
 def test_a_kill_between_two_dials_loses_one_of_them(bench, tmp_path, monkeypatch):
@@ -97,13 +97,13 @@ def test_a_kill_between_two_dials_loses_one_of_them(bench, tmp_path, monkeypatch
             raise KeyboardInterrupt
         return SizeMatch("", None, 1.0, None, "")
 
-    monkeypatch.setattr(CostMeter, "matched", killed)
+    monkeypatch.setattr(CostMeter, "match_method", killed)
     book = ResultStore(tmp_path)
     with pytest.raises(KeyboardInterrupt):
-        match_sizes(bench.rules, book, "parameters")
-    found = match_sizes(bench.rules, book, "parameters")
-    assert asked == [*asked[:3], asked[2], *list(bench.rules.entrants)[3:]]
-    assert list(found) == list(bench.rules.entrants)
+        match_sizes(bench.config, book, "parameters")
+    found = match_sizes(bench.config, book, "parameters")
+    assert asked == [*asked[:3], asked[2], *list(bench.config.entrants)[3:]]
+    assert list(found) == list(bench.config.entrants)
 
 
 def test_where_the_clock_is_unsteady_drafts_of_trained_heads_are_counted(bench, monkeypatch):
@@ -112,20 +112,20 @@ def test_where_the_clock_is_unsteady_drafts_of_trained_heads_are_counted(bench, 
     monkeypatch.setattr(
         bench, "seconds", lambda drafters: {name: noise[:: -1 if name == REFERENCE else 1] for name in drafters}
     )
-    medusa, reference = bench.rules.entrants["medusa"], bench.rules.entrants["ctc_gru"]
-    found = bench.matched(medusa, "latency")
+    medusa, reference = bench.config.entrants["medusa"], bench.config.entrants["ctc_gru"]
+    found = bench.match_method(medusa, "latency")
     assert found.how.startswith("operations and bytes of a draft, because the clock told")
     own, plain, there = (
-        bench.work(head) for head in (bench.trained(medusa), bench.build(medusa), bench.trained(reference))
+        bench.draft_work(head) for head in (bench.load_head(medusa), bench.build(medusa), bench.load_head(reference))
     )
-    at = bench.work(bench.build(medusa, medusa.dials["latency"], found.value))
+    at = bench.draft_work(bench.build(medusa, medusa.dials["latency"], found.value))
     assert found.ratio == pytest.approx(geometric_mean(own + at - plain) / geometric_mean(there))
     assert abs(found.ratio - 1) < 0.05
 
 
 def test_heads_of_equal_draft_time_are_timed_once_more_when_they_are_trained(bench, monkeypatch):
     """The clock is replaced. Who has no dial of its own shares the head of equal steps."""
-    rules, book, timed = bench.rules, bench.book, {}
+    rules, book, timed = bench.config, bench.book, {}
     dials = {name: asdict(SizeMatch("", None, 1.0, None, "")) for name in rules.entrants}
     dials["medusa"] |= {"key": "drafter.body.inner", "value": 24}
     book.add(MATCHING, "latency", dials)
@@ -136,7 +136,7 @@ def test_heads_of_equal_draft_time_are_timed_once_more_when_they_are_trained(ben
         TRAINING, "medusa.latency.s1", {"entrant": "medusa", "arm": "latency", "seed": 1, "same_as": None, "words": []}
     )
     wide = bench.build(rules.entrants["medusa"], rules.entrants["medusa"].dials["latency"], 24)
-    RunDirectory(book.run("medusa.latency")).save_head(wide)
+    RunDirectory(book.run_folder("medusa.latency")).save_head(wide)
 
     def costs(self, heads):
         timed.update(heads)
@@ -162,7 +162,7 @@ def unequal(bench, tmp_path, monkeypatch):
     """A book whose heads of equal draft time are not, and a clock by which a column takes a hundredth and a trained
     head of 24 columns 5 where the reference takes 10. Hydra is equal within the tolerance, the transformer has as many
     blocks as its dial goes to, and a corrected Medusa is too dear whatever its columns."""
-    rules, book = bench.rules, ResultStore(tmp_path)
+    rules, book = bench.config, ResultStore(tmp_path)
     values = {"medusa": 24, "hydra": 9, "ctc": 5, "medusa_gru": 1000}
     dials = {name: asdict(SizeMatch("", None, 1.0, None, "")) for name in rules.entrants}
     for name, value in values.items():
@@ -178,9 +178,9 @@ def unequal(bench, tmp_path, monkeypatch):
     plain = {}
     for name, seconds in {"medusa": (5.0, 0.24), "medusa_gru": (12.0, 0.08)}.items():
         head = bench.build(rules.entrants[name], rules.entrants[name].dials["latency"], values[name])
-        RunDirectory(book.run(f"{name}.latency")).save_head(head)
+        RunDirectory(book.run_folder(f"{name}.latency")).save_head(head)
         plain[count_parameters(head)] = dict(zip((OWN, UNTRAINED), seconds, strict=True)) | {REFERENCE: 10.0}
-    RunDirectory(book.run("ctc_gru")).save_head(bench.build(rules.entrants["ctc_gru"]))
+    RunDirectory(book.run_folder("ctc_gru")).save_head(bench.build(rules.entrants["ctc_gru"]))
 
     def costs(self, heads):
         known = plain[count_parameters(heads[OWN])]
@@ -235,17 +235,19 @@ def test_prompts_to_draft_for_are_spread_over_the_corpus(bench, monkeypatch):
 
 
 def test_work_is_counted_not_timed(bench):
-    medusa = bench.rules.entrants["medusa"]
+    medusa = bench.config.entrants["medusa"]
     dial = medusa.dials["latency"]
-    one, same, wide = (geometric_mean(bench.work(bench.build(medusa, dial, value))) for value in (8, 8, 512))
+    one, same, wide = (geometric_mean(bench.draft_work(bench.build(medusa, dial, value))) for value in (8, 8, 512))
     assert one == same < wide
-    eagle = bench.rules.entrants["eagle"]
-    shallow, deep = (geometric_mean(bench.work(bench.build(eagle, eagle.dials["latency"], frames))) for frames in (1, 5))
+    eagle = bench.config.entrants["eagle"]
+    shallow, deep = (
+        geometric_mean(bench.draft_work(bench.build(eagle, eagle.dials["latency"], frames))) for frames in (1, 5)
+    )
     assert deep > 2 * shallow  # a pass a depth
 
 
 def test_draft_times_are_taken_in_turns(bench):
-    heads = {name: bench.build(bench.rules.entrants[name]) for name in ("ctc", "eagle")}
-    taken = bench.seconds(heads)
+    heads = {name: bench.build(bench.config.entrants[name]) for name in ("ctc", "eagle")}
+    taken = bench.draft_seconds(heads)
     assert {name: len(some) for name, some in taken.items()} == {"ctc": 2, "eagle": 2}
     assert all(one > 0 for some in taken.values() for one in some)

@@ -72,7 +72,7 @@ def held(tmp_path_factory):
 
 def evaluate(book, here, name, replay):
     one = make_evaluation(here, PROMPTS[:3])
-    folder = OutputDir(book.evaluation(name), one.shard)
+    folder = OutputDir(book.evaluation_folder(name), one.shard)
     made = one.run(folder, False, 4, 1, NO_TRACE) if replay is None else replay.run(one, folder, overwrite=False)
     nodes = [8] if replay is None else list(replay.nodes)
     kind = "loop" if replay is None else "replay"
@@ -82,17 +82,17 @@ def evaluate(book, here, name, replay):
 
 
 def rows(book, evaluation):
-    return json.loads((book.evaluation(evaluation) / "report.json").read_text())["rows"]
+    return json.loads((book.evaluation_folder(evaluation) / "report.json").read_text())["rows"]
 
 
 def test_the_evaluations_that_are_asked_for(held):
     rules, book = held
     replayed, timed = evaluation_specs(rules, book)
-    runs = [str(book.run(name)) for name in ("ctc_gru", "ctc_gru.s1", "medusa", "medusa@direct", "medusa.time")]
+    runs = [str(book.run_folder(name)) for name in ("ctc_gru", "ctc_gru.s1", "medusa", "medusa@direct", "medusa.time")]
     [among] = [word for word in replayed.words if word.startswith("contestants=")]
     # A head that two arms share is asked once; a reading is asked of every head of its entrant.
     assert among.removeprefix("contestants=[").split(",")[:4] == runs[:4]
-    assert str(book.run("ctc_gru.time")) not in among
+    assert str(book.run_folder("ctc_gru.time")) not in among
     assert "transformers_greedy" not in among
     assert {"measure=replay", "measure.nodes=[4,8]", "measure.checked=2"} <= set(replayed.words)
     assert "transformers_greedy" in timed.words[-1]
@@ -168,7 +168,7 @@ def test_it_is_rebuilt_from_the_logs_alone(held, tmp_path, capsys):
     for name in book.read(EVALUATIONS):
         (tmp_path / "evaluations" / name).mkdir(parents=True)
         for file in ("report.json", "counts.json"):
-            shutil.copy(book.evaluation(name) / file, tmp_path / "evaluations" / name)
+            shutil.copy(book.evaluation_folder(name) / file, tmp_path / "evaluations" / name)
     rebuild_pages([str(tmp_path)])
     assert str(tmp_path / "page.md") in capsys.readouterr().out
     for name in ("verdict.json", "page.md", "page.csv", "nodes.svg", "costs.svg"):
@@ -189,13 +189,15 @@ def test_counts_are_those_of_the_rows_and_hold_no_word(held, tmp_path):
         assert (sum(sums.passes), sum(sums.committed)) == (by_name[drafter]["passes"], by_name[drafter]["tokens"])
         assert sum(sums.said) / sum(sums.seconds) == pytest.approx(by_name[drafter]["tokens_per_second"], rel=1e-3)
         assert {type(cell) for column in vars(sums).values() for cell in column} <= {int, float}
-    assert set(checked_counts(book, "all-made_up-replay-T0", rows(book, "all-made_up-replay-T0"))["autoregressive"]) == {4, 8}
+    assert set(
+        checked_counts(book, "all-made_up-replay-T0", rows(book, "all-made_up-replay-T0"))["autoregressive"]
+    ) == {4, 8}
 
 
 def test_counts_of_an_earlier_evaluation_are_counted_again(held, tmp_path):
     book, name = ResultStore(tmp_path), "all-made_up-loop-8"
-    shutil.copytree(held[1].evaluation(name), book.evaluation(name))
-    entry, file = held[1].read(EVALUATIONS)[name], book.evaluation(name) / "counts.json"
+    shutil.copytree(held[1].evaluation_folder(name), book.evaluation_folder(name))
+    entry, file = held[1].read(EVALUATIONS)[name], book.evaluation_folder(name) / "counts.json"
     right = file.read_text()
     one = json.loads(right)
     one["medusa"]["8"]["passes"][0] += 1
@@ -206,7 +208,7 @@ def test_counts_of_an_earlier_evaluation_are_counted_again(held, tmp_path):
         write_counts(book, name, entry)
         assert file.read_text() == right
     file.unlink()
-    (book.evaluation(name) / "questions.jsonl").unlink()
+    (book.evaluation_folder(name) / "questions.jsonl").unlink()
     with pytest.raises(InputError, match="holds other answers than its report"):
         write_counts(book, name, entry)
 

@@ -47,7 +47,9 @@ def test_the_grid_is_one_line_over_all_cells():
     assert [len(values) for values in levels.values()] == [2, 3, 3]
     # Every level of every factor once.
     for number in range(3):
-        made = load_comparison_config("grid", *(f"{key}={values[number % len(values)]}" for key, values in levels.items()))
+        made = load_comparison_config(
+            "grid", *(f"{key}={values[number % len(values)]}" for key, values in levels.items())
+        )
         [entrant] = made.entrants.values()
         assert made.group == "-".join(values[number % len(values)] for values in levels.values())
         assert list(entrant.factors.values()) == made.group.split("-")

@@ -29,7 +29,7 @@ def world(tmp_path, monkeypatch):
         name = said["drafter.name"]
         entrant = "prepare" if name == "prepare" else name.partition(".")[0]
         steps, rate = int(said["trainer.steps"]), float(said["trainer.learning_rate"])
-        folder = book.run(name)
+        folder = book.run_folder(name)
         folder.mkdir(parents=True, exist_ok=True)
         tau = 2.0 + ("hydra" in name) - abs(rate - BEST.get(entrant, 0.0))
         (folder / "config.yaml").write_text("seed: 0\n")
@@ -144,7 +144,7 @@ def test_what_is_there_is_not_made_again(world):
     train.train_all(rules, book)
     assert ran == once
     assert book.read(TRAINING) == before
-    (book.run("medusa.time") / "drafter.safetensors").unlink()
+    (book.run_folder("medusa.time") / "drafter.safetensors").unlink()
     train.train_all(rules, book)
     assert ran == [*once, "medusa.time"]
     words = tuple(word.replace("trainer.rows=12", "trainer.rows=13") for word in rules.train)

@@ -77,9 +77,13 @@ def test_the_bases_own_generation_settings_are_neither_used_nor_changed():
 def test_a_batch_answers_what_generate_says():
     base = random_base()
     tokens_BL, mask_BL = left_pad(prompts_of(*TEXTS), 60)
-    settings = transformers.GenerationConfig(max_new_tokens=24, do_sample=False, eos_token_id=EOS_ID, pad_token_id=EOS_ID)
+    settings = transformers.GenerationConfig(
+        max_new_tokens=24, do_sample=False, eos_token_id=EOS_ID, pad_token_id=EOS_ID
+    )
     output_BL = base.lm.generate(tokens_BL, attention_mask=mask_BL, generation_config=settings)
-    for answer, output in zip(generated_tokens(GREEDY, base, prompts_of(*TEXTS)), output_BL[:, 60:].tolist(), strict=True):
+    for answer, output in zip(
+        generated_tokens(GREEDY, base, prompts_of(*TEXTS)), output_BL[:, 60:].tolist(), strict=True
+    ):
         assert output[: len(answer)] == answer
         assert len(answer) == 24 or answer[-1] == EOS_ID
 
@@ -113,7 +117,7 @@ def test_every_seed_prompt_sample_and_turn_has_its_own_key():
     asked = [
         question for sample in range(3) for turn in range(3) for question in make_requests([[5]] * 4, ids, turn, sample)
     ]
-    keys = {question.key(seed) for question in asked for seed in (0, 1)}
+    keys = {question.random_key(seed) for question in asked for seed in (0, 1)}
     assert len(keys) == 2 * len(asked)
 
 

@@ -45,7 +45,7 @@ def served(server, **changes):
 
 
 def prepare(base, answers, out):
-    return prepared.prepare(base, Corpus.of(PROMPTS), answers, out, {})
+    return prepared.prepare(base, Corpus.from_prompts(PROMPTS), answers, out, {})
 
 
 def rows(base, path):
@@ -63,8 +63,8 @@ def test_a_server_answers_what_the_base_answers_here(base, with_ids):
         assert [reply.tokens for reply in replies] == generated_tokens(HERE, base, prompts_of(*TEXTS))
         assert {reply.ids for reply in replies} == {"generated" if with_ids else "reencoded"}
         assert any(EOS_ID in reply.tokens for reply in replies)
-        assert {body["path"] for body in server.asked} == {"/v1/completions"}
-        sent = sorted(str(body["prompt"]) for body in server.asked[-len(TEXTS) :])
+        assert {body["path"] for body in server.requests} == {"/v1/completions"}
+        sent = sorted(str(body["prompt"]) for body in server.requests[-len(TEXTS) :])
         assert sent == sorted(map(str, prompts_of(*TEXTS) if with_ids else TEXTS))
 
 
@@ -89,7 +89,8 @@ def test_answers_that_do_not_survive_as_text_are_dropped_with_their_later_turns(
     assert counts["dropped"] > 5
     assert counts["answers"] + counts["dropped"] == here["answers"] == 15
     rows = {
-        (row.id, row.turn): row.tokens_L.tolist() for row in prepared.read_corpus(tmp_path / "here", base.fingerprint()).rows
+        (row.id, row.turn): row.tokens_L.tolist()
+        for row in prepared.read_corpus(tmp_path / "here", base.fingerprint()).rows
     }
     for row in prepared.read_corpus(tmp_path / "served", base.fingerprint()).rows:
         assert rows[row.id, row.turn] == row.tokens_L.tolist()
@@ -98,7 +99,7 @@ def test_answers_that_do_not_survive_as_text_are_dropped_with_their_later_turns(
 def test_no_more_questions_are_under_way_than_allowed(base):
     with serving(base, True) as server:
         served(server, concurrency=3).start(base)(make_requests(prompts_of(*TEXTS * 4)))
-        assert 2 <= server.most_under_way <= 3
+        assert 2 <= server.max_in_flight <= 3
 
 
 def test_draws_have_a_seed_of_their_own_and_fit_the_law(base):
@@ -107,7 +108,7 @@ def test_draws_have_a_seed_of_their_own_and_fit_the_law(base):
         questions = make_requests(prompts_of(*TEXTS * 4))
         first = drawing.start(base)(questions)
         assert drawing.start(base)(questions) == first
-        assert len({body["seed"] for body in server.asked}) == len(questions)
+        assert len({body["seed"] for body in server.requests}) == len(questions)
 
 
 @pytest.mark.parametrize("trouble", ["500", "hang", "die"])
@@ -117,11 +118,12 @@ def test_a_passing_trouble_is_survived(base, tmp_path, trouble):
         server.trouble = lambda number: trouble if number in (2, 7) else None
         manifest = prepare(base, served(server, timeout_s=3.0), tmp_path / "served")
     here = {
-        (row.id, row.turn): row.tokens_L.tolist() for row in prepared.read_corpus(tmp_path / "here", base.fingerprint()).rows
+        (row.id, row.turn): row.tokens_L.tolist()
+        for row in prepared.read_corpus(tmp_path / "here", base.fingerprint()).rows
     }
     there = prepared.read_corpus(tmp_path / "served", base.fingerprint()).rows
     assert {(row.id, row.turn): row.tokens_L.tolist() for row in there} == here
-    assert manifest["counts"]["answers"] == len(server.asked) - 2
+    assert manifest["counts"]["answers"] == len(server.requests) - 2
 
 
 @pytest.mark.parametrize(
@@ -131,16 +133,16 @@ def test_a_passing_trouble_is_survived(base, tmp_path, trouble):
 def test_a_lasting_trouble_loses_nothing_that_was_finished(base, tmp_path, trouble, sentence):
     with serving(base, True) as server:
         prepare(base, served(server), tmp_path / "whole")
-        server.asked.clear()
+        server.requests.clear()
         server.trouble = lambda number: trouble if number >= 9 else None
         with pytest.raises(InputError, match=f"at one question .last: ({sentence}).*run again: finished"):
             prepare(base, served(server, timeout_s=3.0, retries=0), tmp_path / "cut")
         finished = sorted(tmp_path.glob("cut/part-*"))
         assert len(finished) == 1
         server.trouble = lambda number: None
-        before = len(server.asked)
+        before = len(server.requests)
         prepare(base, served(server), tmp_path / "cut")
-        asked_again = [body["prompt"] for body in server.asked[before:]]
+        asked_again = [body["prompt"] for body in server.requests[before:]]
         lines = [json.loads(line) for line in finished[0].read_text().splitlines()]
         assert asked_again
         assert not [line for line in lines if line["tokens"][: line["mask"].index(1)] in asked_again]
@@ -222,8 +224,8 @@ def test_a_key_is_taken_from_the_environment_and_sent(base, monkeypatch):
     monkeypatch.setenv("MY_SERVER", "open sesame")
     with serving(base, True) as server:
         served(server, key_from="MY_SERVER").start(base)(make_requests(prompts_of("a")))
-        assert server.asked[-1]["key"] == "Bearer open sesame"
-        assert "sesame" not in str(served(server, key_from="MY_SERVER").law())
+        assert server.requests[-1]["key"] == "Bearer open sesame"
+        assert "sesame" not in str(served(server, key_from="MY_SERVER").generation_settings())
         with pytest.raises(InputError, match="key_from=NO_KEY names no variable"):
             served(server, key_from="NO_KEY")
         for wrong in (

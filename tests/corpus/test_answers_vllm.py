@@ -40,7 +40,9 @@ def test_ids_go_in_and_come_out_with_room_seed_and_stops_of_each_question(monkey
     module, made = stand_in(base)
     monkeypatch.setitem(sys.modules, "vllm", module)
     replies = OFFLINE.start(base)(make_requests(PROMPTS))
-    assert [reply.tokens for reply in replies] == generated_tokens(TransformersAnswers(8, 100, 0.0, 5, 1), base, PROMPTS)
+    assert [reply.tokens for reply in replies] == generated_tokens(
+        TransformersAnswers(8, 100, 0.0, 5, 1), base, PROMPTS
+    )
     llm, *each = made
     assert (llm["model"], llm["generation_config"]) == ("somewhere", "vllm")
     assert [settings["max_tokens"] for settings in each] == [100, 100, 56]  # a context of 256

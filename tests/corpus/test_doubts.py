@@ -17,7 +17,7 @@ from ctcdraft.models.meta import meta_base_if_absent
 from ctcdraft.planning import corpus
 
 GREEDY = TransformersAnswers(3, 12, 0.0, 0, 1)
-CORPUS = Corpus.of([Prompt("p1", "test", ("Say it.", "And again."), None)])
+CORPUS = Corpus.from_prompts([Prompt("p1", "test", ("Say it.", "And again."), None)])
 RAW = "HAS NO CHAT TEMPLATE"
 
 
@@ -54,7 +54,9 @@ def test_a_plan_on_paper_warns_where_a_tokenizer_is_here():
     said = corpus.plan_corpus_dry_run(sheet, CORPUS, GREEDY, HardwareSpec(None, None), prepared.SINGLE_SHARD).lines
     assert said[-1] == "prompt    '<bos><|user|>Say it.<|end|><|assistant|>'"
     sheet.base.tokenizer.chat_template = None
-    assert RAW in str(corpus.plan_corpus_dry_run(sheet, CORPUS, GREEDY, HardwareSpec(None, None), prepared.SINGLE_SHARD))
+    assert RAW in str(
+        corpus.plan_corpus_dry_run(sheet, CORPUS, GREEDY, HardwareSpec(None, None), prepared.SINGLE_SHARD)
+    )
 
 
 def test_a_long_prompt_is_shown_by_both_ends():

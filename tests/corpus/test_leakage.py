@@ -34,7 +34,7 @@ def leaking(texts, leakage):
     """Which of the texts leak, and the counts by benchmark."""
     leaked: Counter[str] = Counter()
     talks = [Conversation(((USER, text),), str(index)) for index, text in enumerate(texts)]
-    kept = {conversation.id for conversation in leakage.without_leaks(talks, leaked)}
+    kept = {conversation.id for conversation in leakage.drop_leaked(talks, leaked)}
     return [index for index in range(len(texts)) if str(index) not in kept], leaked
 
 
@@ -83,7 +83,7 @@ def test_all_turns_are_looked_at_and_a_leak_is_counted_once(tmp_path):
     answered = Conversation(((USER, "Hi"), ("assistant", "Who are you?")))
     leaked: Counter[str] = Counter()
     both = Decontamination(13, {"first": path, "second": path})
-    assert list(both.without_leaks([talk, answered], leaked)) == [answered]
+    assert list(both.drop_leaked([talk, answered], leaked)) == [answered]
     assert leaked == {"first": 1, "second": 0}
 
 
@@ -109,11 +109,11 @@ def test_benchmarks_as_numbers_say_the_same_as_their_questions(tmp_path):
     assert expected[0] == [0, 1]
     assert leaking(texts, Decontamination(3, {"bench": str(tmp_path / "bench.npz")})) == expected
     with pytest.raises(InputError, match=r"holds sequences of 3 words, and corpus.leakage.words=4"):
-        Decontamination(4, {"bench": str(tmp_path / "bench.npz")}).known()
+        Decontamination(4, {"bench": str(tmp_path / "bench.npz")}).benchmark_hashes()
     (tmp_path / "torn.npz").write_bytes((tmp_path / "bench.npz").read_bytes()[:100])
     for name in ("torn.npz", "gone.npz"):
         with pytest.raises(InputError, match=f"cannot read the benchmark bench from .*{name}"):
-            Decontamination(3, {"bench": str(tmp_path / name)}).known()
+            Decontamination(3, {"bench": str(tmp_path / name)}).benchmark_hashes()
 
 
 def corpus_of(*overrides):
@@ -132,7 +132,7 @@ def benchmark_questions():
 
 
 def test_what_ships_is_made_of_the_benchmarks_themselves():
-    shipped = instantiate(corpus_of().leakage).known()
+    shipped = instantiate(corpus_of().leakage).benchmark_hashes()
     for name, questions in benchmark_questions().items():
         assert np.array_equal(shipped[name], np.unique(ngram_hashes(questions, 13, WordHashes())[0])), name
     assert len(shipped["tiny"])

@@ -52,7 +52,7 @@ def run_on(monkeypatch, base):
     def run(machine, prompts, answers):
         monkeypatch.setattr(speed, "perf_counter", lambda: machine.now)
         monkeypatch.setattr(answering, "generate_batch", lambda base, told, rooms, choose: machine.say(told, rooms[0]))
-        said = corpus.plan_corpus(base, Corpus.of(prompts), answers, Path("never"), prepared.SINGLE_SHARD)
+        said = corpus.plan_corpus(base, Corpus.from_prompts(prompts), answers, Path("never"), prepared.SINGLE_SHARD)
         spent = machine.now
         for batch in batch_samples(base.tokenizer, prompts, answers):
             told = [prompt_tokens(base.tokenizer, chat_messages(one.prompt.turns, [])) for one in batch]

@@ -44,12 +44,12 @@ def base():
     return random_base(context=64)
 
 
-def batches(base, filling, rows_a_step=2, seed=0):
-    return Batches(random_sequences(), base, rows_a_step, anchors=8, labels=3, seed=seed, filling=filling)
+def batches(base, filling, rows_per_step=2, seed=0):
+    return Batches(random_sequences(), base, rows_per_step, anchors=8, labels=3, seed=seed, filling=filling)
 
 
 def test_every_answer_exactly_once_an_epoch(base):
-    made, step, orders = batches(base, first_fit_packing(53), rows_a_step=1), 0, []
+    made, step, orders = batches(base, first_fit_packing(53), rows_per_step=1), 0, []
     for epoch in range(6):
         steps = len(made.epoch(epoch))
         seen = [i for at in range(step, step + steps) for pack in made.packs(at) for i in pack]
@@ -62,7 +62,7 @@ def test_every_answer_exactly_once_an_epoch(base):
 
 def test_rows_of_one_answer_are_those_of_a_plain_shuffle(base):
     """What runs without packs see, step by step: whole steps of a permutation drawn from (seed, epoch)."""
-    made = batches(base, one_per_row, rows_a_step=4, seed=3)
+    made = batches(base, one_per_row, rows_per_step=4, seed=3)
     for step in range(6):
         epoch, place = divmod(step, 2)
         rng = torch.Generator().manual_seed((3 * 1_000_003 + epoch) * 2)
@@ -88,7 +88,7 @@ def test_a_batch_depends_on_seed_and_step_alone(base):
 def test_the_plan_counts_what_the_rows_hold(base):
     """Ten answers of 30 down to 21 tokens: in whole steps of five, padded to the longest of their step."""
     lengths = [30 - i for i in range(10)]
-    made = batches(base, one_per_row, rows_a_step=5)
+    made = batches(base, one_per_row, rows_per_step=5)
     held = sum(5 * max(lengths[i] for (i,) in packs) for packs in made.epoch(0))
-    assert made.plan() == f"1.0 answers and 26 tokens a row, {1 - sum(lengths) / held:.1%} padding"
-    assert batches(base, first_fit_packing(1000)).plan() == "10.0 answers and 255 tokens a row, 0.0% padding"
+    assert made.describe() == f"1.0 answers and 26 tokens a row, {1 - sum(lengths) / held:.1%} padding"
+    assert batches(base, first_fit_packing(1000)).describe() == "10.0 answers and 255 tokens a row, 0.0% padding"

@@ -44,7 +44,7 @@ def base():
 def test_prompts_are_what_was_planned_and_answers_never_more(base, tmp_path, samples):
     """One turn each: what a random base says in a history is other bytes when it is read again."""
     answers = TransformersAnswers(4, 12, float(samples - 1), 0, samples)
-    corpus = Corpus.of(replace(prompt, turns=prompt.turns[:1]) for prompt in PROMPTS)
+    corpus = Corpus.from_prompts(replace(prompt, turns=prompt.turns[:1]) for prompt in PROMPTS)
     said = planning_corpus.plan_corpus(base, corpus, answers, tmp_path, prepared.SINGLE_SHARD)
     made, work = prepared.prepare(base, corpus, answers, tmp_path, {}, planned=said)["counts"], said.work
     assert made["tokens"] - made["answer_tokens"] == work.asked
@@ -55,15 +55,18 @@ def test_prompts_are_what_was_planned_and_answers_never_more(base, tmp_path, sam
 
 
 def test_the_manifest_holds_what_is_planned_and_a_file_beside_it_what_was_measured(base, tmp_path):
-    first, again = (planning_corpus.plan_corpus(base, Corpus.of(PROMPTS), GREEDY, tmp_path, prepared.SINGLE_SHARD) for _ in range(2))
+    first, again = (
+        planning_corpus.plan_corpus(base, Corpus.from_prompts(PROMPTS), GREEDY, tmp_path, prepared.SINGLE_SHARD)
+        for _ in range(2)
+    )
     assert first.figures == again.figures
     assert first.measured["hours_at_most"] != again.measured["hours_at_most"]
-    prepared.prepare(base, Corpus.of(PROMPTS), GREEDY, tmp_path, {}, Shard(2, 2), first)
-    prepared.prepare(base, Corpus.of(PROMPTS), GREEDY, tmp_path, {}, Shard(1, 2), again)
+    prepared.prepare(base, Corpus.from_prompts(PROMPTS), GREEDY, tmp_path, {}, Shard(2, 2), first)
+    prepared.prepare(base, Corpus.from_prompts(PROMPTS), GREEDY, tmp_path, {}, Shard(1, 2), again)
     there = json.loads((tmp_path / "manifest.json").read_text())
     assert there["plan"] == first.figures | {"measured": "plan.json"}
     assert json.loads((tmp_path / "plan.json").read_text()) == first.measured
-    finished = planning_corpus.plan_corpus(base, Corpus.of(PROMPTS), GREEDY, tmp_path, prepared.SINGLE_SHARD)
+    finished = planning_corpus.plan_corpus(base, Corpus.from_prompts(PROMPTS), GREEDY, tmp_path, prepared.SINGLE_SHARD)
     assert "time      none: every batch is there" in str(finished)
     assert finished.measured["trial"] is None
     part_files.delete_corpus(tmp_path)
@@ -71,7 +74,7 @@ def test_the_manifest_holds_what_is_planned_and_a_file_beside_it_what_was_measur
 
 
 def test_the_plan_says_how_much_and_where(base, tmp_path):
-    said = str(planning_corpus.plan_corpus(base, Corpus.of(PROMPTS), GREEDY, tmp_path / "out", Shard(1, 4)))
+    said = str(planning_corpus.plan_corpus(base, Corpus.from_prompts(PROMPTS), GREEDY, tmp_path / "out", Shard(1, 4)))
     assert f"answers 11 prompts, {TURNS} turns" in said
     assert f"at most {TURNS * 12} of answers (12 each)" in said
     assert f"MB into {tmp_path / 'out'}" in said.replace("kB into", "MB into")
@@ -91,13 +94,15 @@ def prepared_base(taps):
 
 
 def test_memory_is_the_weights_alone_where_others_answer(base):
-    work = CorpusTokenCounts.of(PROMPTS, GREEDY, base.tokenizer, base.context_length)
+    work = CorpusTokenCounts.from_prompts(PROMPTS, GREEDY, base.tokenizer, base.context_length)
     size = planning_corpus.Size.of(base)
     here = planning_corpus.memory_parts(work, size, GREEDY)
     assert here["cache"] == 3 * 256 * size.kv_bytes * 11 / 8
     assert here["logits"] == 3 * base.vocabulary * 4
     assert planning_corpus.memory_parts(work, size, ELSEWHERE) == {"weights": here["weights"]}
-    assert planning_corpus.describe_time(None, ELSEWHERE.pace(base, [[1]]), 1.0, prepared.SINGLE_SHARD).startswith("not known")
+    assert planning_corpus.describe_time(
+        None, ELSEWHERE.benchmark_speed(base, [[1]]), 1.0, prepared.SINGLE_SHARD
+    ).startswith("not known")
 
 
 def test_histories_are_counted_and_cut_where_prompts_are():
@@ -108,18 +113,26 @@ def test_histories_are_counted_and_cut_where_prompts_are():
 
 def test_on_paper_the_work_is_the_same_and_tokens_are_characters_without_a_tokenizer(base):
     sheet = meta_base_if_absent("owner/name", "float32", "cpu", config=SHAPE)
-    said = planning_corpus.plan_corpus_dry_run(sheet, Corpus.of(PROMPTS), GREEDY, HardwareSpec(None, None), prepared.SINGLE_SHARD)
+    said = planning_corpus.plan_corpus_dry_run(
+        sheet, Corpus.from_prompts(PROMPTS), GREEDY, HardwareSpec(None, None), prepared.SINGLE_SHARD
+    )
     assert said.work.asked == sum(count_prompt_tokens([-(-len(t) // 4) for t in p.turns], 12, 192)[0] for p in PROMPTS)
     assert said.work.said == TURNS * 12
     assert "ON PAPER: name is not loaded" in str(said)
     assert "time      not known without a rate" in str(said)
     assert said.measured["hours_at_most"] is None
     reading, saying = (said.metrics["flops_at_most"][key] for key in ("prompts", "answers"))
-    timed = planning_corpus.plan_corpus_dry_run(sheet, Corpus.of(PROMPTS), GREEDY, HardwareSpec(1e6, None), prepared.SINGLE_SHARD)
+    timed = planning_corpus.plan_corpus_dry_run(
+        sheet, Corpus.from_prompts(PROMPTS), GREEDY, HardwareSpec(1e6, None), prepared.SINGLE_SHARD
+    )
     assert timed.measured["hours_at_most"] * 3600 == pytest.approx((reading + saying) / 1e6)
-    shared = planning_corpus.plan_corpus_dry_run(sheet, Corpus.of(PROMPTS), GREEDY, HardwareSpec(1e6, None), Shard(1, 4))
+    shared = planning_corpus.plan_corpus_dry_run(
+        sheet, Corpus.from_prompts(PROMPTS), GREEDY, HardwareSpec(1e6, None), Shard(1, 4)
+    )
     assert shared.measured["hours_at_most"] * 4 == pytest.approx(timed.measured["hours_at_most"])
     assert "for each of 4 shards at 1e+06 operations a second" in str(shared)
     sheet.base.tokenizer = base.tokenizer
-    whole = planning_corpus.plan_corpus_dry_run(sheet, Corpus.of(PROMPTS), GREEDY, HardwareSpec(None, None), prepared.SINGLE_SHARD)
-    assert whole.work == CorpusTokenCounts.of(PROMPTS, GREEDY, base.tokenizer, base.context_length)
+    whole = planning_corpus.plan_corpus_dry_run(
+        sheet, Corpus.from_prompts(PROMPTS), GREEDY, HardwareSpec(None, None), prepared.SINGLE_SHARD
+    )
+    assert whole.work == CorpusTokenCounts.from_prompts(PROMPTS, GREEDY, base.tokenizer, base.context_length)

@@ -26,7 +26,9 @@ def base():
 
 
 def batches(base, filling=one_per_row, source=OnlineHiddenStates) -> Batches:
-    return Batches(random_sequences(), base, rows_a_step=3, anchors=8, labels=3, seed=0, states=source, filling=filling)
+    return Batches(
+        random_sequences(), base, rows_per_step=3, anchors=8, labels=3, seed=0, hidden_states=source, packing=filling
+    )
 
 
 def stored(folder):
@@ -49,18 +51,20 @@ def where_it_ran(base, monkeypatch, source, folder=None):
     """The threads in which states were read from disk, and by the base."""
     disk, read = [], []
     row, states = OfflineHiddenStates.row, type(base).hidden_states
-    monkeypatch.setattr(OfflineHiddenStates, "row", lambda *a: (disk.append(threading.current_thread().name), row(*a))[1])
+    monkeypatch.setattr(
+        OfflineHiddenStates, "row", lambda *a: (disk.append(threading.current_thread().name), row(*a))[1]
+    )
     monkeypatch.setattr(
         type(base), "hidden_states", lambda *a: (read.append(threading.current_thread().name), states(*a))[1]
     )
     with closing(PrefetchingBatches(batches(base, source=source), STEPS)) as ahead:
-        ahead.states.fill()
+        ahead.hidden_states.precompute()
         read.clear()
         for step in range(3):
             ahead.batch(step)
-        assert ahead.ahead is not None
-        assert ahead.ahead[0] == 3
-        ahead.ahead[1].result()  # the fourth is there before anybody asks
+        assert ahead.pending is not None
+        assert ahead.pending[0] == 3
+        ahead.pending[1].result()  # the fourth is there before anybody asks
     return {name.split("_")[0] for name in disk}, {name.split("_")[0] for name in read}
 
 
@@ -117,8 +121,8 @@ class Failing(OnlineHiddenStates):
     asked = 0
 
     def kept(self, packs):
-        self.asked += 1
-        if self.asked == 4:
+        self.requests += 1
+        if self.requests == 4:
             raise InputError("the disk is full; make room and resume")
 
 
@@ -139,7 +143,7 @@ def test_no_thread_is_left_behind(base):
     with closing(PrefetchingBatches(batches(base), 2)) as ahead:
         ahead.batch(0)
         ahead.batch(1)
-        assert ahead.ahead is None
+        assert ahead.pending is None
     assert not threads()
     one = make_trainer(None, base, steps=STEPS)
     one.objective = lambda emissions, batch: 1 / 0

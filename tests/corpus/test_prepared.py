@@ -32,7 +32,7 @@ def base():
 
 
 def prepare(base, out, answers=GREEDY, prompts=PROMPTS, shard=prepared.SINGLE_SHARD):
-    return prepared.prepare(base, Corpus.of(prompts), answers, out, {"corpus": {"name": "test"}}, shard)
+    return prepared.prepare(base, Corpus.from_prompts(prompts), answers, out, {"corpus": {"name": "test"}}, shard)
 
 
 def content(out):

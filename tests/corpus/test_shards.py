@@ -27,7 +27,7 @@ def base():
 
 
 def prepare(base, out, shard=prepared.SINGLE_SHARD):
-    return prepared.prepare(base, Corpus.of(PROMPTS), DRAWING, out, {}, shard)
+    return prepared.prepare(base, Corpus.from_prompts(PROMPTS), DRAWING, out, {}, shard)
 
 
 def content(out):

@@ -33,10 +33,10 @@ def stored(base, tokens, folder, precision="float32", rows=4, limit_gb=1.0) -> O
 def test_states_of_any_batch_are_the_bases_own(base, tmp_path, precision):
     tokens = random_sequences().tokens
     source = stored(base, tokens, tmp_path, precision)
-    source.fill()
+    source.precompute()
     for indices in ([0, 1, 2, 3], [9, 0, 5], [7]):
         live = compute_hidden_states(base, pad_sequence([tokens[index] for index in indices], batch_first=True))
-        kept = source.kept([[index] for index in indices])
+        kept = source.stored_states([[index] for index in indices])
         assert kept.shape == live.shape
         for row, index in enumerate(indices):
             ours, theirs = kept[row, : len(tokens[index])], live[row, : len(tokens[index])]
@@ -48,9 +48,9 @@ def test_int8_takes_about_half_of_bfloat16_and_says_so(base, tmp_path):
     sizes = {}
     for precision in PRECISIONS:
         source = stored(base, random_sequences().tokens, tmp_path / precision, precision)
-        source.fill()
+        source.precompute()
         files = [file.stat().st_size for file in (tmp_path / precision).iterdir()]
-        sizes[precision] = sum(PRECISIONS[precision].bytes_a_token(base.width) * len(t) for t in source.tokens)
+        sizes[precision] = sum(PRECISIONS[precision].bytes_per_token(base.width) * len(t) for t in source.tokens)
         header = sum(files) - sizes[precision]
         assert 0 < header < 512 * len(source.tokens)  # names, offsets and the checksum
     assert sizes["float32"] == 2 * sizes["bfloat16"]
@@ -72,63 +72,67 @@ def test_another_base_taps_or_tokens_find_nothing(base, tmp_path):
 
 def test_a_shared_shard_serves_a_corpus_in_another_order(base, tmp_path):
     tokens = random_sequences().tokens
-    stored(base, tokens, tmp_path).fill()
+    stored(base, tokens, tmp_path).precompute()
     turned = stored(base, tokens[::-1], tmp_path)
     assert all(file.exists() for file in turned.files)
-    assert torch.allclose(turned.kept([[2]]), compute_hidden_states(base, turned.tokens[2][None]), atol=1e-5)
+    assert torch.allclose(turned.stored_states([[2]]), compute_hidden_states(base, turned.tokens[2][None]), atol=1e-5)
 
 
 @pytest.mark.parametrize("harm", ["flipped", "cut", "emptied"])
 def test_a_damaged_shard_is_named_and_written_again(base, tmp_path, harm, capsys):
     tokens = random_sequences().tokens
-    stored(base, tokens, tmp_path).fill()
+    stored(base, tokens, tmp_path).precompute()
     source = stored(base, tokens, tmp_path)
     file = source.files[1]
     data = bytearray(file.read_bytes())
     data[-5] ^= 1
     file.write_bytes({"flipped": bytes(data), "cut": bytes(data[: len(data) // 2]), "emptied": b""}[harm])
-    index = source.shards[1][0]
-    assert torch.allclose(source.kept([[index]]), compute_hidden_states(base, tokens[index][None]), atol=1e-5)
+    index = source.shard_rows[1][0]
+    assert torch.allclose(source.stored_states([[index]]), compute_hidden_states(base, tokens[index][None]), atol=1e-5)
     assert f"{file} is damaged and is written again" in capsys.readouterr().out
 
 
 def test_the_shard_used_longest_ago_is_evicted_first(base, tmp_path):
     tokens = random_sequences(12, length=30).tokens
     every = stored(base, tokens, tmp_path)
-    every.fill()
+    every.precompute()
     sizes = [file.stat().st_size for file in every.files]
     for age, file in enumerate(every.files):  # the last shard was used longest ago
         os.utime(file, (1_000_000 - age, 1_000_000 - age))
     every.files[0].unlink()
     small = stored(base, tokens, tmp_path, limit_gb=sum(sizes[:-1]) / 1e9)
-    small.kept([[small.shards[0][0]]])
+    small.stored_states([[small.shard_rows[0][0]]])
     assert [file.exists() for file in every.files] == [True] * (len(sizes) - 1) + [False]
-    evicted = small.shards[-1][0]
-    assert torch.allclose(small.kept([[evicted]]), compute_hidden_states(base, tokens[evicted][None]), atol=1e-5)
+    evicted = small.shard_rows[-1][0]
+    assert torch.allclose(
+        small.stored_states([[evicted]]), compute_hidden_states(base, tokens[evicted][None]), atol=1e-5
+    )
     assert sum(file.stat().st_size for file in tmp_path.iterdir()) <= small.limit
 
 
 def test_a_shard_evicted_by_another_run_is_written_again(base, tmp_path):
     tokens = random_sequences().tokens
     source = stored(base, tokens, tmp_path)
-    source.fill()
+    source.precompute()
     for file in source.files:
         file.unlink()
-    assert torch.allclose(source.kept([[3]]), compute_hidden_states(base, tokens[3][None]), atol=1e-5)
+    assert torch.allclose(source.stored_states([[3]]), compute_hidden_states(base, tokens[3][None]), atol=1e-5)
 
 
 def test_a_store_that_holds_nothing_is_refused(base, tmp_path):
     with pytest.raises(InputError, match=r"states\.precision=int4 .* one of float32, bfloat16, int8"):
         stored(base, random_sequences().tokens, tmp_path, "int4")
     with pytest.raises(InputError, match="not even one shard"):
-        stored(base, random_sequences().tokens, tmp_path, limit_gb=1e-9).fill()
+        stored(base, random_sequences().tokens, tmp_path, limit_gb=1e-9).precompute()
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_stored_and_live_states_train_alike(base, tmp_path, precision):
     def losses(source, name) -> list[float]:
         one = make_trainer(None, base, steps=8)
-        one.batches = Batches(random_sequences(), base, rows_a_step=4, anchors=8, labels=3, seed=0, states=source)
+        one.batches = Batches(
+            random_sequences(), base, rows_per_step=4, anchors=8, labels=3, seed=0, hidden_states=source
+        )
         return [one.train_step()["loss"] for one.step in range(8)]
 
     live = losses(OnlineHiddenStates, "live")

@@ -95,7 +95,7 @@ def test_a_real_server_says_the_same_text_and_the_same_ids(server, base):
     ("end", "sentence"), [(signal.SIGKILL, "Connection refused|closed|reset|aborted"), (signal.SIGSTOP, "within 10 s")]
 )
 def test_a_real_server_that_dies_or_hangs_half_way_loses_nothing(server, base, tmp_path, end, sentence):
-    prompts = Corpus.of(project_prompts(str(TINY / "prompts" / "held_out.jsonl"), "tiny", 24).prompts)
+    prompts = Corpus.from_prompts(project_prompts(str(TINY / "prompts" / "held_out.jsonl"), "tiny", 24).prompts)
 
     def prepare(out, timeout=60.0):
         settings = (4, 24, 0.0, 0, 1, server.url, str(TINY / "base"), 4, timeout, 0, 0.5, None, 8)

@@ -164,7 +164,10 @@ def test_a_staged_model_reads_less_often(base, tmp_path):
     passes = []
     read_tree = model.lm.read_tree
     model.lm.read_tree = lambda tree, cache: passes.append(len(tree)) or read_tree(tree, cache)
-    for first, least in ((TokensOnly(oracle_drafter(torch.cat([LOOP, said[1:]]), 5)), [6]), (Autoregressive(base), [1] * 6)):
+    for first, least in (
+        (TokensOnly(oracle_drafter(torch.cat([LOOP, said[1:]]), 5)), [6]),
+        (Autoregressive(base), [1] * 6),
+    ):
         passes.clear()
         Staged(base, model, first, 8).draft(context, None, torch.Generator())
         assert passes == least

@@ -13,7 +13,13 @@ from ctcdraft.evaluation.runner import ShapeWarmup, run_question, turn_prompt
 
 
 def question(arena, index=0):
-    return run_question(arena, LosslessnessChecker(arena.base, arena.contestants, arena.settings), index, PROMPTS[index], ShapeWarmup(arena))
+    return run_question(
+        arena,
+        LosslessnessChecker(arena.base, arena.contestants, arena.settings),
+        index,
+        PROMPTS[index],
+        ShapeWarmup(arena),
+    )
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -73,7 +79,7 @@ def test_near_is_measured_in_logits(temperature, scale, monkeypatch):
 
 def test_the_float64_copy_shares_nothing_with_the_original():
     here = make_setup()
-    base, contestants = LosslessnessChecker(here.base, here.contestants, here.settings)._exact
+    base, contestants = LosslessnessChecker(here.base, here.contestants, here.settings)._float64_copies
     assert base.dtype == torch.float64
     assert here.base.dtype == torch.float32
     assert set(contestants) == set(here.contestants)
@@ -82,14 +88,14 @@ def test_the_float64_copy_shares_nothing_with_the_original():
 def test_the_float64_copy_is_not_kept(monkeypatch):
     """On a GPU it would be charged to whoever is asked after the first close call."""
     monkeypatch.setattr(losslessness, "TIE_MARGIN", float("inf"))
-    copies, make = [], LosslessnessChecker._exact.fget
+    copies, make = [], LosslessnessChecker._float64_copies.fget
 
     def watched(judge):
         made = make(judge)
         copies.append(weakref.ref(made[0]))
         return made
 
-    monkeypatch.setattr(LosslessnessChecker, "_exact", property(watched))
+    monkeypatch.setattr(LosslessnessChecker, "_float64_copies", property(watched))
     here = make_setup(corrupt=Corrupt(only=torch.float32))
     judge = LosslessnessChecker(here.base, here.contestants, here.settings)
     run_question(here, judge, 0, PROMPTS[0], ShapeWarmup(here))

@@ -93,7 +93,7 @@ def test_what_the_frames_foresee_is_the_exact_law():
         foreseen = forecast(seen, said)
         assert foreseen.end == pytest.approx(end)
         for word, place in ((A, 0), (B, 1), (OTHER_TOKENS, 2)):
-            assert foreseen.words[word] == pytest.approx(words.get(place, 0.0))
+            assert foreseen.token_probs[word] == pytest.approx(words.get(place, 0.0))
 
 
 def test_frames_that_listen_are_heard_behind_the_text():
@@ -118,5 +118,5 @@ def test_alignments_are_in_words_and_blanks():
 def test_all_that_was_not_recorded_is_not_one_word():
     """A hundred unlikely words together outweigh A, which is likelier than each of them."""
     seen = TraceFrames("alignments", (A, B), (((0.3, 0.1, 0.05), (0.3, 0.1, 0.05)),))
-    assert forecast(seen, ()).words[OTHER_TOKENS] > forecast(seen, ()).words[A]
+    assert forecast(seen, ()).token_probs[OTHER_TOKENS] > forecast(seen, ()).token_probs[A]
     assert rejection_reason(a_pass([B], A, seen, accepted=0)) == NOT_IN_TREE

@@ -75,19 +75,19 @@ def test_intervals_by_pencil():
 
 
 def test_the_fit_by_pencil():
-    fit = ChiSquareFit.of([90, 60])
+    fit = ChiSquareFit.from_counts([90, 60])
     assert (fit.tokens, fit.chi_square, fit.tv) == (150, 6, 0.1)
     assert fit.p_value == pytest.approx(0.0143059, abs=1e-7)  # of chi-square 6 at one degree of freedom
-    assert ChiSquareFit.of([50, 50]).p_value == 1
-    assert ChiSquareFit.of([]) is None
+    assert ChiSquareFit.from_counts([50, 50]).p_value == 1
+    assert ChiSquareFit.from_counts([]) is None
 
 
 def test_a_few_tokens_have_no_p_value():
     """Chi-square's law is a limit: 99 words prove nothing, however they lie."""
-    few = ChiSquareFit.of([MIN_TOKENS_FOR_P_VALUE - 1] + [0] * (HISTOGRAM_CELLS - 1))
+    few = ChiSquareFit.from_counts([MIN_TOKENS_FOR_P_VALUE - 1] + [0] * (HISTOGRAM_CELLS - 1))
     assert few.p_value is None
     assert few.chi_square > 1000
-    assert ChiSquareFit.of([MIN_TOKENS_FOR_P_VALUE] + [0] * (HISTOGRAM_CELLS - 1)).p_value < 1e-100
+    assert ChiSquareFit.from_counts([MIN_TOKENS_FOR_P_VALUE] + [0] * (HISTOGRAM_CELLS - 1)).p_value < 1e-100
 
 
 # --- rules that are known to be biased, in the shape of decoding.rejection's --------------------------------------
@@ -121,7 +121,10 @@ def told_apart(rule, stop=0.0, samples_drafts=3, places=4000, words=48):
     own_N = torch.multinomial(rest_NV, 1, generator=rng)[:, 0]
     said_N = torch.where(stands_N >= 0, words_NK.gather(1, stands_N.clamp(min=0)[:, None])[:, 0], own_N)
     orders = (p_NV, draft_base_ratio(q_NV, p_NV))
-    return [ChiSquareFit.of(count_pit_values(p_NV, said_N, keys_NV, random.Random(0))).p_value for keys_NV in orders]
+    return [
+        ChiSquareFit.from_counts(count_pit_values(p_NV, said_N, keys_NV, random.Random(0))).p_value
+        for keys_NV in orders
+    ]
 
 
 @pytest.mark.parametrize(("rule", "stop"), [(multi_round, 0.0), (multi_round, 0.25), (k_sequential, 0.0)])
@@ -140,7 +143,7 @@ def test_biased_rules_are_seen_in_the_order_of_what_the_draft_favours(rule, stop
 
 def marks_of(base, drafter, verify, samples_drafts, temperature=1.0, lossless=True):
     how = DecodingSettings(24, 12, temperature, 0, 1.0, verify, lossless, token_for_token=False)
-    prompt, found = torch.tensor([0, 7, 9]), PITHistogram.none()
+    prompt, found = torch.tensor([0, 7, 9]), PITHistogram.empty()
     for seed in range(samples_drafts):
         said = generate(base, drafter, prompt, how, frozenset(), seed)
         drafts = draft_distributions(base, drafter, prompt, how, seed, said.tokens) if said.drawn else {}
@@ -151,7 +154,10 @@ def marks_of(base, drafter, verify, samples_drafts, temperature=1.0, lossless=Tr
 def fits_of(base, drafter, verify, samples_drafts=30):
     found = marks_of(base, drafter, verify, samples_drafts)
     assert sum(found.by_base) == 24 * samples_drafts
-    return [fit and fit.p_value for fit in (ChiSquareFit.of(found.by_base), ChiSquareFit.of(found.by_draft))]
+    return [
+        fit and fit.p_value
+        for fit in (ChiSquareFit.from_counts(found.by_base), ChiSquareFit.from_counts(found.by_draft))
+    ]
 
 
 def test_honest_draws_fit_and_dishonest_ones_do_not():

@@ -114,7 +114,7 @@ def test_values_that_measure_nothing_are_refused(wrong, said):
 
 def test_a_context_too_long_for_all_of_them():
     with pytest.raises(InputError, match="leave room for 64 nodes"):
-        latency(contexts=[90], nodes=[64]).fitting(random_base(context=96), SETTINGS)
+        latency(contexts=[90], nodes=[64]).usable_contexts(random_base(context=96), SETTINGS)
 
 
 def test_a_shape_is_a_base_without_words():

@@ -164,7 +164,9 @@ def test_the_models_own_generation_config_says_nothing(tmp_path):
     assisted = StockGenerate(base, {}, path, 5)
     for outside in (StockGenerate(base, {}, None, None), assisted):
         assert generate_answer(base, outside, REPEATS, how, frozenset(), 0).tokens == truth
-    assert [step.committed for step in generate_answer(base, assisted, REPEATS, how, frozenset(), 0).passes][:3] == [6] * 3
+    assert [step.committed for step in generate_answer(base, assisted, REPEATS, how, frozenset(), 0).passes][:3] == [
+        6
+    ] * 3
     assert base.lm.generation_config.repetition_penalty == 1.8  # the base itself is left alone
 
 
@@ -213,14 +215,16 @@ def test_a_statement_names_the_yardstick():
     assert "contestants=[...,transformers_eager] tells" in describe_divergence(row)
     assert "transformers_eager tells" not in describe_divergence(other)
     found["null"] = other_kernels_null([row, other], row)
-    assert describe_divergence(row).endswith("autoregression by other kernels (transformers_eager) differs from itself on 2")
+    assert describe_divergence(row).endswith(
+        "autoregression by other kernels (transformers_eager) differs from itself on 2"
+    )
     assert other_kernels_null([row, other], other) is other_kernels_null([row], row) is None
     assert other_kernels_null([{**row, "dtype": "float32"}, other], {**row, "dtype": "float32"}) is None
 
 
 def test_the_bases_own_attention_is_no_other_kernel():
     base = random_base()
-    assert not StockGenerate(base, {}, None, None, "sdpa").is_other_kernels
-    assert not StockGenerate(base, LOOKUP, None, None, "eager").is_other_kernels
+    assert not StockGenerate(base, {}, None, None, "sdpa").uses_other_kernels
+    assert not StockGenerate(base, LOOKUP, None, None, "eager").uses_other_kernels
     with pytest.raises(InputError, match="attention: triangles is none"):
         StockGenerate(base, {}, None, None, "triangles")

@@ -398,14 +398,14 @@ def test_a_blank_is_shown_where_it_means_something(evaluated):
     """Frames that are read word by word have none; the others end with it."""
     frames = next(step.frames for one in seen_in(evaluated).answers for step in one.passes if step.frames is not None)
     words = TokenLabels({})
-    assert frame_table(frames, 0, words).count("\N{GREEK SMALL LETTER EPSILON}") == frames.count
+    assert frame_table(frames, 0, words).frame_count("\N{GREEK SMALL LETTER EPSILON}") == frames.frame_count
     assert "\N{GREEK SMALL LETTER EPSILON}" not in frame_table(replace(frames, reads="words"), 0, words)
 
 
 def test_drawn_guesses_can_be_looked_into(tmp_path):
     here = make_setup(base := random_base(), temperature=1.0)
     here.contestants.update(drawn=head(base, SampledTokens(2)))
-    (answer,) = [one for one in EXPLORER.look(here, {0: PROMPTS[0]}).answers if one.contestant == "drawn"]
+    (answer,) = [one for one in EXPLORER.trace_answers(here, {0: PROMPTS[0]}).answers if one.contestant == "drawn"]
     assert {step.frames.reads for step in answer.passes} == {"words"}
 
 

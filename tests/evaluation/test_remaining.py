@@ -20,7 +20,7 @@ class Slow:
     """Every answer takes so many seconds; warm-ups take an hour. lines: what was written; counts: every count made."""
 
     def __init__(self, monkeypatch, seconds):
-        self.now, self.lines, self.counts = 0.0, [], []
+        self.now, self.questions_file, self.counts = 0.0, [], []
         self.patch = monkeypatch
         for module in (time_left, replay_evaluation, tree_size):
             monkeypatch.setattr(module, "Progress", self.progress)
@@ -39,7 +39,7 @@ class Slow:
         self.patch.setattr(owner, name, working)
 
     def progress(self, *args, **more):
-        made = Progress(*args, **more, clock=lambda: self.now, write=self.lines.append, redirected=True)
+        made = Progress(*args, **more, clock=lambda: self.now, write=self.questions_file.append, redirected=True)
         self.counts.append(made)
         return made
 

@@ -49,7 +49,9 @@ def drafters(base, folder):
     heads = [ctc_head(base), block_head(base, body, Collapse(20, 5, 0.4)), *block_heads(base)]
     for value in (value for head in heads for value in head.trainable_parameters()):
         value.data += 0.2 * torch.randn_like(value)
-    steps = [make_sequential_drafter(kind, base, folder, growth=DynamicTree(width, words)) for kind, width, words in GROWTHS]
+    steps = [
+        make_sequential_drafter(kind, base, folder, growth=DynamicTree(width, words)) for kind, width, words in GROWTHS
+    ]
     cascade = Cascade(base, PromptLookup(base, 3, 4), PromptLookup(base, 1, 2), 4)
     others = [PromptLookup(base, 2, 6), random_drafter(base.vocabulary, 12), cascade]
     return [one.double() for one in (*heads, *steps)] + others
@@ -86,7 +88,9 @@ def test_a_walk_by_pencil():
     fork = [guesses([5, 9, 6, 9], [-1, 0, 0, 2]), None, guesses([7], [-1])]
     assert replay_passes([5, 6, 7, 8], [4], fork.__getitem__)[4][0] == DecodeStep(2, 1, True, 4, 2)
     # The last token was guessed: the answer is over, and nothing behind it was refused.
-    assert replay_passes([5, 6], [3], [guesses([5, 6, 9], [-1, 0, 1])].__getitem__) == {3: (DecodeStep(1, 1, False, 3, 2),)}
+    assert replay_passes([5, 6], [3], [guesses([5, 6, 9], [-1, 0, 1])].__getitem__) == {
+        3: (DecodeStep(1, 1, False, 3, 2),)
+    }
 
 
 def test_trees_are_asked_for_once_each_in_order_and_only_where_a_pass_begins():
@@ -110,7 +114,7 @@ def test_fixed_choices_are_not_nested_where_some_hang_below_a_stop():
     head = block_head(base, partial(AttentionBody, root_input=True, causal=False), tree).double()
     for nodes, passes in replay_drafts(head, said, (4, 10), 0).items():
         assert passes == replay_passes(said.tokens, [nodes], one_by_one(head, said, nodes).__getitem__)[nodes]
-    assert [one.first(4) for one in one_by_one(head, said, 10)] != one_by_one(head, said, 4)
+    assert [one.first_nodes(4) for one in one_by_one(head, said, 10)] != one_by_one(head, said, 4)
 
 
 @pytest.mark.parametrize(("temperature", "seed", "sizes"), [(0.0, 0, SIZES), (0.7, 1, (5, 16))])

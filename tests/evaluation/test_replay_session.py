@@ -110,15 +110,15 @@ def question(tokens, passes, seconds=0.0):
 
 def test_a_difference_by_pencil():
     """Every question gains the same, so a paired interval is a point, however much questions differ."""
-    more = QuestionSums.of([question(20, 5, 1.0), question(40, 10, 2.0), question(4, 1, 0.2)])
-    less = QuestionSums.of([question(20, 10, 2.0), question(40, 20, 4.0), question(4, 2, 0.4)])
-    base = QuestionSums.of([question(20, 20, 4.0), question(40, 40, 8.0), question(4, 4, 0.8)])
+    more = QuestionSums.from_questions([question(20, 5, 1.0), question(40, 10, 2.0), question(4, 1, 0.2)])
+    less = QuestionSums.from_questions([question(20, 10, 2.0), question(40, 20, 4.0), question(4, 2, 0.4)])
+    base = QuestionSums.from_questions([question(20, 20, 4.0), question(40, 40, 8.0), question(4, 4, 0.8)])
     told = paired_difference(more, less, base, seed=0)
     assert (told["tau"], told["speedup"], told["questions"]) == (2.0, pytest.approx(2.0), 3)
     assert told["tau_ci"] == pytest.approx([2.0, 2.0])
     assert told["speedup_ci"] == pytest.approx([2.0, 2.0])
     assert paired_difference(less, more, base, seed=0)["tau"] == -2.0
-    alone = [QuestionSums.of([question(4, passes)]) for passes in (1, 2, 4)]
+    alone = [QuestionSums.from_questions([question(4, passes)]) for passes in (1, 2, 4)]
     untimed = paired_difference(*alone, seed=0)
     assert (untimed["tau"], untimed["tau_ci"], untimed["speedup"]) == (2.0, None, None)
     assert pool_sums([alone[0], alone[1]]) == QuestionSums([8], [3], [], [])

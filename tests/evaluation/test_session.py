@@ -34,7 +34,11 @@ COUNTED = ("drafter", "prompts", "tokens", "passes", "tau", "tau_ci", "tau_paper
 
 def run(session, path, overwrite=False, timing_questions=2):
     return session.run(
-        OutputDir(path, session.shard), overwrite, warm_up_tokens=4, timing_questions=timing_questions, explorer=NO_TRACE
+        OutputDir(path, session.shard),
+        overwrite,
+        warm_up_tokens=4,
+        timing_questions=timing_questions,
+        explorer=NO_TRACE,
     )
 
 

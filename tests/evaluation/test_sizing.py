@@ -54,7 +54,7 @@ def test_a_choice_is_kept_and_reported(tmp_path):
     prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
     asked = [Prompt("q", "talk", ("say 3",), None)]
     how, here = sizing(prompts), make_setup()
-    assert {one.turns for one in how.apart_from(asked)} <= {(f"say {n}",) for n in (0, 1, 2, 4)}
+    assert {one.turns for one in how.calibration_prompts(asked)} <= {(f"say {n}",) for n in (0, 1, 2, 4)}
     made = load_or_choose_sizes(None, here, how, asked, {"seed": 0})
     found = made["sizes"]
     assert list(found) == ["prompt_lookup"]
@@ -67,7 +67,7 @@ def test_a_choice_is_kept_and_reported(tmp_path):
     with pytest.raises(InputError, match=r"chosen where sizing\.repeats was 1"):
         load_or_choose_sizes(made, here, replace(how, repeats=2), asked, {"seed": 0})
 
-    chosen = make_evaluation(here, PROMPTS[:0]).sized(
+    chosen = make_evaluation(here, PROMPTS[:0]).with_tree_sizes(
         made | {"sizes": {"prompt_lookup": found["prompt_lookup"] | {"chosen": 2}}}
     )
     rows, circumstances = chosen.rows([], None, 0)
@@ -80,11 +80,13 @@ def test_a_folder_that_refuses_an_evaluation_keeps_its_sizes_and_one_that_takes_
         return {"of": {}, "sizes": {"prompt_lookup": {"chosen": nodes, "sizes": []}}}
 
     folder, one = OutputDir(tmp_path, Shard(1, 1)), make_evaluation(make_setup(), PROMPTS[:1])
-    one.sized(sizes(2)).run(folder, overwrite=False, warm_up_tokens=1, timing_questions=0, explorer=NO_TRACE)
+    one.with_tree_sizes(sizes(2)).run(folder, overwrite=False, warm_up_tokens=1, timing_questions=0, explorer=NO_TRACE)
     with pytest.raises(InputError, match=r"nodes\.prompt_lookup was 2"):
-        one.sized(sizes(4)).run(folder, overwrite=False, warm_up_tokens=1, timing_questions=0, explorer=NO_TRACE)
+        one.with_tree_sizes(sizes(4)).run(
+            folder, overwrite=False, warm_up_tokens=1, timing_questions=0, explorer=NO_TRACE
+        )
     assert folder.sizes() == sizes(2)
-    one.sized(sizes(4)).run(folder, overwrite=True, warm_up_tokens=1, timing_questions=0, explorer=NO_TRACE)
+    one.with_tree_sizes(sizes(4)).run(folder, overwrite=True, warm_up_tokens=1, timing_questions=0, explorer=NO_TRACE)
     assert folder.sizes() == sizes(4)
     (tmp_path / "sizes.json").write_text("{}")
     with pytest.raises(InputError, match="holds no tree sizes"):
@@ -122,7 +124,7 @@ def test_refusals_are_one_sentence(tmp_path):
             sizing(**wrong)
     (tmp_path / "one.jsonl").write_text('{"id": "a", "category": "c", "turns": ["x"], "reference": null}\n')
     with pytest.raises(InputError, match="are questions of the benchmark"):
-        sizing(tmp_path / "one.jsonl").apart_from([Prompt("b", "c", ("x",), None)])
+        sizing(tmp_path / "one.jsonl").calibration_prompts([Prompt("b", "c", ("x",), None)])
     base = random_base()
     drawn = replace(SETTINGS, temperature=1.0, verify=Rejection(multi_round), token_for_token=False)
     with pytest.raises(InputError, match="which this decoding does not promise"):

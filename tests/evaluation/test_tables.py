@@ -54,7 +54,7 @@ def test_a_cell_that_was_not_run_is_empty_and_says_what_would_fill_it(name):
         assert row["paper"] == ("" if one.paper is None else f"{one.paper:.2f}")
         assert f"base={one.base} {one.training}" in row["to_fill"]
     assert latex(table).count(r"\\") == len(rows) + 1
-    assert markdown(table).count("python train.py") == len({one.to_fill for one in table.cells})
+    assert markdown(table).count("python train.py") == len({one.fill_command for one in table.cells})
 
 
 def test_ours_stands_in_its_cell_and_nowhere_else(tmp_path):
@@ -133,7 +133,7 @@ def test_a_measure_that_a_report_lacks_leaves_its_cell_to_be_filled(tmp_path):
     table = read_table("table_mt_bench", None, [report(tmp_path, speedup=None)])
     assert cell(table, "gamma").ours is cell(table, "gamma").measured is None
     assert cell(table, "beta").ours.value == 3.0
-    assert cell(table, "gamma").to_fill in markdown(table)
+    assert cell(table, "gamma").fill_command in markdown(table)
 
 
 def test_both_sides_widths_are_in_a_difference(tmp_path):
@@ -189,7 +189,7 @@ def test_the_cells_that_the_paper_leaves_out_can_be_filled_too(tmp_path):
     assert cell(table, "beta", drafter="linear_ctc_collapse").ours.value == 3.0
     for one in table.cells:
         assert (REPOSITORY / "configs" / "experiment" / f"ablation_{one.drafter}.yaml").is_file()
-        assert f"base=vicuna_7b experiment=ablation_{one.drafter} " in one.to_fill
+        assert f"base=vicuna_7b experiment=ablation_{one.drafter} " in one.fill_command
     if TRACES.is_dir():  # the authors' own drafter is one of the cells
         found = read_table("table_ablation", str(TRACES), []).cells
         assert {one.drafter for one in found if one.recomputed is not None} == {"transformer_ctc_collapse"}

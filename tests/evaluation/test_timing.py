@@ -71,7 +71,7 @@ def test_parts_are_exclusive_and_add_up(monkeypatch):
     a_pass = {part: seconds / spent.passes for part, seconds in spent.seconds.items() if part != "prefill"}
     assert a_pass == {"draft": 2.0, "tree": 1.0, "read": 4.0, "verify": 0.5, "keep": 0.0, "other": 0.0}
     assert spent.seconds["prefill"] == 100.5  # its verify included
-    assert spent.a_pass == 7.5
+    assert spent.seconds_per_pass == 7.5
 
 
 def test_a_drafter_that_is_a_module_keeps_its_own_paths():
@@ -116,10 +116,10 @@ def test_costs_are_in_autoregressive_passes():
 
 
 def test_shards_add_up():
-    merged = Profile.merged([Profile({"a": spent(1.0)}, 8, 100.0), Profile({"a": spent(2.0)}, 8, 300.0)])
+    merged = Profile.merge_shards([Profile({"a": spent(1.0)}, 8, 100.0), Profile({"a": spent(2.0)}, 8, 300.0)])
     assert merged.spent["a"].seconds["read"] == 3
     assert (merged.spent["a"].passes, merged.spent["a"].answers, merged.bandwidth) == (20, 2, 200)
-    assert Profile.merged([]) is None
+    assert Profile.merge_shards([]) is None
     assert Profile.from_json(merged.to_json()) == merged
 
 

@@ -82,7 +82,7 @@ def test_the_commonest_words_and_those_that_must_be():
     ]  # 9 lies beyond the head's rows
     with pytest.raises(InputError, match=r"drafter\.vocabulary=1 has no room for the 2 words"):
         most_frequent_tokens(torch.tensor([5, 0, 7, 5]), 1, [1, 2])
-    assert random_sequences(count=2, length=9).word_counts(50).sum() == 3 + 2  # of the answers alone
+    assert random_sequences(count=2, length=9).token_counts(50).sum() == 3 + 2  # of the answers alone
 
 
 def test_more_words_than_there_are_is_a_sentence():
@@ -104,10 +104,10 @@ def test_it_learns_decodes_and_comes_back(tmp_path, name):
         return ParallelDrafter(base, 6 if aligned else 3, body, paths, correction, vocabulary=20)
 
     drafter = head()
-    drafter.set_draft_vocab(random_sequences().word_counts(base.vocabulary), base.stop_token_ids)
+    drafter.set_draft_vocab(random_sequences().token_counts(base.vocabulary), base.stop_token_ids)
     said = drafter.head.words.words_N.tolist()
     assert said != list(range(20))
-    counts = random_sequences().word_counts(base.vocabulary)
+    counts = random_sequences().token_counts(base.vocabulary)
     assert drafter.vocab_coverage(counts) == pytest.approx(
         sum(counts.tolist()[word] for word in said) / int(counts.sum())
     )

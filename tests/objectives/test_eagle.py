@@ -26,7 +26,7 @@ def base():
 
 def emitted(base, tmp_path, labels, kind="eagle", frames=6):
     drafter = make_sequential_drafter(kind, base, tmp_path, frames)
-    batch = Batches(some_rows(4), base, rows_a_step=4, anchors=12, labels=labels, seed=0).batch(0)
+    batch = Batches(some_rows(4), base, rows_per_step=4, anchors=12, labels=labels, seed=0).batch(0)
     return batch, drafter(batch)
 
 
@@ -115,4 +115,7 @@ def test_what_cannot_be_learned_is_one_sentence(base, tmp_path):
     for objective in (Eagle(1, 1.0, 0.1), EagleCTC(3, 6, 1.0, 0.1, 0.1)):
         with pytest.raises(InputError, match=r"BlockDrafter does not guess; .* are for drafter=eagle"):
             describe_reading(objective, ctc_head(base), 6)
-        assert describe_reading(objective, make_sequential_drafter("eagle", base, tmp_path, 6), 6) == "in the drafter's own way"
+        assert (
+            describe_reading(objective, make_sequential_drafter("eagle", base, tmp_path, 6), 6)
+            == "in the drafter's own way"
+        )

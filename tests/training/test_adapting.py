@@ -184,6 +184,8 @@ def test_as_a_user_types_it(world, monkeypatch, capsys):
     assert all(row["lossless"]["equal"] == 3 for row in report["rows"])
     assert "changed by LoRA" in Path("out/report.md").read_text()
     own = ["base=local", "base.path=base", "out=other"]
-    assert "this base is not changed" in expect_error(monkeypatch, capsys, "evaluate.py", "checkpoint=adapted", *asked, *own)
+    assert "this base is not changed" in expect_error(
+        monkeypatch, capsys, "evaluate.py", "checkpoint=adapted", *asked, *own
+    )
     both = ["contestants=[adapted,run]", "out=both"]
     assert "was trained for the base as it is" in expect_error(monkeypatch, capsys, "evaluate.py", *asked, *both)

@@ -44,7 +44,7 @@ def test_what_is_kept_is_every_tensor_once_and_no_parameter():
 
 def test_a_step_on_paper_is_the_real_step():
     base = random_base()
-    batches = Batches(random_sequences(), base, rows_a_step=4, anchors=8, labels=3, seed=0)
+    batches = Batches(random_sequences(), base, rows_per_step=4, anchors=8, labels=3, seed=0)
     real = batches.batch(0)
     sheet, head = paper_head()
     paper = meta_batch(sheet, *real.tokens_BL.shape, anchors=8, labels=3)

@@ -104,7 +104,10 @@ def test_a_bfloat16_head_decodes_beside_a_bfloat16_base(body, correction):
     sparse = StaticPerFrameTree(likely_choices(9, 3, 3, 0.6, 0.4, 1.0))
     for paths in (PrefixSearch(16), Collapse(9, 3, 0.4), PerFrameTree(None), sparse):
         drafter = block_head(base, BODIES[body], paths, CORRECTIONS[correction]).to(torch.bfloat16).eval()
-        assert len(generate(base, drafter, torch.arange(10, 16), DECODING, frozenset(), 0).tokens) == DECODING.max_new_tokens
+        assert (
+            len(generate(base, drafter, torch.arange(10, 16), DECODING, frozenset(), 0).tokens)
+            == DECODING.max_new_tokens
+        )
 
 
 @pytest.mark.parametrize("correction", CORRECTIONS)

@@ -58,7 +58,10 @@ def test_tau_counts_what_passes_commit_and_nothing_else():
     probe = DecodingValidation(base, [prompt], DECODING)
     assert probe.tau(Autoregressive(base)) == 1.0  # the prefill's word would make it more
     truth = generate(base, Autoregressive(base), prompt, DECODING, frozenset(), 0).tokens
-    assert DecodingValidation(base, [prompt], DECODING).tau(oracle_drafter(torch.cat([prompt, torch.tensor(truth)]), 4)) > 3
+    assert (
+        DecodingValidation(base, [prompt], DECODING).tau(oracle_drafter(torch.cat([prompt, torch.tensor(truth)]), 4))
+        > 3
+    )
 
 
 def test_alpha_is_that_of_the_passes():
@@ -66,7 +69,9 @@ def test_alpha_is_that_of_the_passes():
     base = random_base(context=64)
     prompt = torch.arange(10, 16)
     truth = generate(base, Autoregressive(base), prompt, DECODING, frozenset(), 0).tokens
-    figures = DecodingValidation(base, [prompt], DECODING).metrics(oracle_drafter(torch.cat([prompt, torch.tensor(truth)]), 4))
+    figures = DecodingValidation(base, [prompt], DECODING).metrics(
+        oracle_drafter(torch.cat([prompt, torch.tensor(truth)]), 4)
+    )
     assert figures["alpha/1"] == figures["alpha/4"] == 1.0
     assert "alpha/5" not in figures
     assert set(DecodingValidation(base, [prompt], DECODING).metrics(Autoregressive(base))) == {"tau"}

@@ -58,4 +58,6 @@ def test_one_process_alone_is_told_so(folder):
 )
 def test_what_one_process_would_do_alone_is_said_at_the_front_door(tmp_path, monkeypatch, capsys, words, said):
     monkeypatch.chdir(tmp_path)
-    assert said in expect_error(monkeypatch, capsys, "train.py", *train_args("base.path=nowhere", "base.zero3=true", *words))
+    assert said in expect_error(
+        monkeypatch, capsys, "train.py", *train_args("base.path=nowhere", "base.zero3=true", *words)
+    )

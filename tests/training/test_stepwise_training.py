@@ -30,9 +30,15 @@ CASES = {
     "hydra": (lambda base, folder: make_sequential_drafter("hydra", base, folder, 3), CrossEntropy(3, 0.8)),
     "hydra++": (lambda base, folder: make_sequential_drafter("hydra++", base, folder, 3), Distill(3, 0.8, kl)),
     "eagle": (lambda base, folder: make_sequential_drafter("eagle", base, folder, 3), Eagle(1, 1.0, 0.1)),
-    "eagle_ctc": (lambda base, folder: make_sequential_drafter("eagle", base, folder, 6), EagleCTC(3, 6, 1.0, 0.1, 0.01)),
+    "eagle_ctc": (
+        lambda base, folder: make_sequential_drafter("eagle", base, folder, 6),
+        EagleCTC(3, 6, 1.0, 0.1, 0.01),
+    ),
     "draft_model": (lambda base, folder: make_sequential_drafter("draft_model", base, folder, 3), CrossEntropy(3, 1.0)),
-    "draft_model_distilled": (lambda base, folder: make_sequential_drafter("draft_model", base, folder, 3), Distill(3, 1.0, kl)),
+    "draft_model_distilled": (
+        lambda base, folder: make_sequential_drafter("draft_model", base, folder, 3),
+        Distill(3, 1.0, kl),
+    ),
     "draft_model_lora": (lora, Distill(3, 1.0, kl)),
 }
 

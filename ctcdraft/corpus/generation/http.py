@@ -102,7 +102,9 @@ def error_text(error: urllib.error.HTTPError) -> str:
         return str(error.reason)
 
 
-def map_concurrently(work: Callable[[Item, threading.Event], Result], items: Sequence[Item], concurrency: int) -> list[Result]:
+def map_concurrently(
+    work: Callable[[Item, threading.Event], Result], items: Sequence[Item], concurrency: int
+) -> list[Result]:
     """work(item, given_up) of all items, in their order, `concurrency` of them under way at a time.
 
     The first error is raised at once, and `given_up` tells the others. Daemon threads instead of a pool: a pool

@@ -62,7 +62,7 @@ class ServedAnswers(ResponseGenerator):
         return JSONClient(self.url, self.timeout_s, self.retries, self.backoff_s, self.key_from)
 
     def law(self) -> dict[str, Any]:
-        return super().law() | {"model": self.model}
+        return super().generation_settings() | {"model": self.model}
 
     def start(self, base: BaseLM) -> GenerateFn:
         return OpenAIClient(base, self)
@@ -74,41 +74,46 @@ class OpenAIClient:
 
     base: BaseLM
     answers: ServedAnswers
-    ways: list[RequestFormat] = field(default_factory=lambda: [token_id_request, text_request])  # the first is used; the best one first
-    agreed: bool = False
+    request_formats: list[RequestFormat] = field(
+        default_factory=lambda: [token_id_request, text_request]
+    )  # the first is used; the best one first
+    verified: bool = False
 
-    def __call__(self, asked: Sequence[Request]) -> list[Response | Skipped]:
-        if self.agreed:
-            return map_concurrently(self._ask, asked, self.answers.concurrency)
-        replies = [self._agree(asked[0]), *map_concurrently(self._ask, asked[1:], self.answers.concurrency)]
+    def __call__(self, requests: Sequence[Request]) -> list[Response | Skipped]:
+        if self.verified:
+            return map_concurrently(self._generate, requests, self.answers.concurrency)
+        replies = [
+            self._probe_request_format(requests[0]),
+            *map_concurrently(self._generate, requests[1:], self.answers.concurrency),
+        ]
         pairs = [
             (list(question.tokens), reply.tokens)
-            for question, reply in zip(asked, replies, strict=True)
+            for question, reply in zip(requests, replies, strict=True)
             if isinstance(reply, Response)
         ]
-        who = f"the server at {self.answers.url}"
-        refuse_mismatched_responses(self.base, pairs[: self.answers.checked], self.answers.temperature, who)
-        self.agreed = bool(pairs)
+        server = f"the server at {self.answers.url}"
+        refuse_mismatched_responses(self.base, pairs[: self.answers.checked], self.answers.temperature, server)
+        self.verified = bool(pairs)
         return replies
 
-    def _agree(self, question: Request) -> Response | Skipped:
+    def _probe_request_format(self, question: Request) -> Response | Skipped:
         """Ask one question alone, and give up a way of asking that the server refuses."""
-        while len(self.ways) > 1:
+        while len(self.request_formats) > 1:
             try:
-                return self._ask(question, threading.Event())
+                return self._generate(question, threading.Event())
             except RefusedError:
-                self.ways.pop(0)
-        return self._ask(question, threading.Event())
+                self.request_formats.pop(0)
+        return self._generate(question, threading.Event())
 
-    def _ask(self, question: Request, given_up: threading.Event) -> Response | Skipped:
-        body = self.ways[0](self.base, question, self.answers)
+    def _generate(self, question: Request, given_up: threading.Event) -> Response | Skipped:
+        body = self.request_formats[0](self.base, question, self.answers)
         if isinstance(body, Skipped):
             return body
-        said = self.answers.server().post("/completions", body, given_up)
+        answer = self.answers.server().post("/completions", body, given_up)
         try:
-            choice = said["choices"][0]
+            choice = answer["choices"][0]
             text, ids, ending = choice["text"], choice.get("token_ids"), choice.get("finish_reason")
-            usage = said.get("usage") or {}
+            usage = answer.get("usage") or {}
         except (KeyError, IndexError, TypeError) as error:
             raise InputError(
                 f"the server at {self.answers.url} answers without choices and a text; check that answers.url= ends "
@@ -149,10 +154,10 @@ def text_request(base: BaseLM, question: Request, answers: ServedAnswers) -> Req
 def common_request(base: BaseLM, question: Request, answers: ServedAnswers) -> RequestBody:
     return {
         "model": answers.model,
-        "max_tokens": answers.room(base, question),
+        "max_tokens": answers.max_response_tokens(base, question),
         "temperature": answers.temperature,
         "top_p": 1.0,
-        "seed": question.key(answers.seed) % 2**31,  # some servers take no more
+        "seed": question.random_key(answers.seed) % 2**31,  # some servers take no more
     }
 
 
@@ -168,12 +173,12 @@ def reencode_text(base: BaseLM, text: str, ending: str | None, generated: int | 
     return with_stop_token(base, ids, ending, "reencoded")
 
 
-def with_stop_token(base: BaseLM, ids: list[int], ending: str | None, mark: str) -> Response | Skipped:
+def with_stop_token(base: BaseLM, ids: list[int], ending: str | None, origin: str) -> Response | Skipped:
     """With its stop token, which a server may keep to itself. Of several the tokenizer's own is taken."""
     if ending == "stop" and base.stop_token_ids and (not ids or ids[-1] not in base.stop_token_ids):
         own = base.tokenizer.eos_token_id
         ids = [*ids, own if own in base.stop_token_ids else min(base.stop_token_ids)]
-    return Response(ids, mark) if ids else Skipped("nothing was said")
+    return Response(ids, origin) if ids else Skipped("nothing was said")
 
 
 MIN_GREEDY_AGREEMENT = 0.9  # of greedy words; in bfloat16 a near-tie falls otherwise now and then
@@ -181,33 +186,36 @@ MAX_EXCESS_NATS = 0.1  # nats a word between what draws cost and what they shoul
 MAX_DEVIATIONS = 6.0  # ... this many standard deviations, so that few words prove nothing
 
 
-def refuse_mismatched_responses(base: BaseLM, pairs: Sequence[tuple[list[int], list[int]]], temperature: float, who: str) -> None:
-    """Raise InputError if `who` cannot be this base at this temperature; pairs: prompts and what was answered.
+def refuse_mismatched_responses(
+    base: BaseLM, pairs: Sequence[tuple[list[int], list[int]]], temperature: float, source: str
+) -> None:
+    """Raise InputError if `source` cannot be this base at this temperature; pairs: prompts and what was answered.
 
     Greedy: nearly every word must be the base's likeliest. Drawn: the words must on average be as unlikely as
     the law says that its draws are, which is its entropy.
     """
-    likely, excess, variance, words = 0, 0.0, 0.0, 0
+    likely, excess, variance, tokens = 0, 0.0, 0.0, 0
     for prompt, answer in pairs:
-        log_law_LV = response_log_probs(base, prompt, answer, temperature or 1.0)
-        words += len(answer)
-        said_L = torch.tensor(answer, device=log_law_LV.device)
-        likely += int((log_law_LV.argmax(dim=-1) == said_L).sum())
-        law_LV = log_law_LV.exp()
-        entropy_L = -(law_LV * log_law_LV).sum(dim=-1)
-        excess += float((-log_law_LV.gather(1, said_L[:, None])[:, 0] - entropy_L).sum())
-        variance += float(((law_LV * log_law_LV**2).sum(dim=-1) - entropy_L**2).sum())
-    if not words:
+        log_probs_LV = response_log_probs(base, prompt, answer, temperature or 1.0)
+        tokens += len(answer)
+        tokens_L = torch.tensor(answer, device=log_probs_LV.device)
+        likely += int((log_probs_LV.argmax(dim=-1) == tokens_L).sum())
+        probs_LV = log_probs_LV.exp()
+        entropy_L = -(probs_LV * log_probs_LV).sum(dim=-1)
+        excess += float((-log_probs_LV.gather(1, tokens_L[:, None])[:, 0] - entropy_L).sum())
+        variance += float(((probs_LV * log_probs_LV**2).sum(dim=-1) - entropy_L**2).sum())
+    if not tokens:
         return
-    if temperature == 0 and likely < MIN_GREEDY_AGREEMENT * words:
+    if temperature == 0 and likely < MIN_GREEDY_AGREEMENT * tokens:
         raise InputError(
-            f"{who} does not answer as {base.name}: of {words} words that it said greedily the base would "
+            f"{source} does not answer as {base.name}: of {tokens} words that it said greedily the base would "
             f"say {likely}; serve this base, without penalties, or choose the base= that is served"
         )
-    if temperature > 0 and abs(excess) > max(MAX_EXCESS_NATS * words, MAX_DEVIATIONS * variance**0.5):
+    if temperature > 0 and abs(excess) > max(MAX_EXCESS_NATS * tokens, MAX_DEVIATIONS * variance**0.5):
         raise InputError(
-            f"{who} does not draw as {base.name} does at temperature {temperature}: its words cost "
-            f"{excess / words:+.2f} nats more each than the base's own draws; serve this base, without top-k, top-p or "
+            f"{source} does not draw as {base.name} does at temperature {temperature}: its words cost "
+            f"{excess / tokens:+.2f} nats more each than the base's own draws; serve this base, without top-k, top-p "
+            "or "
             "penalties of its own"
         )
 

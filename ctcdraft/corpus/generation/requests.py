@@ -47,7 +47,7 @@ class Request:
     tokens: array[int]
     cut: int
 
-    def key(self, seed: int) -> int:
+    def random_key(self, seed: int) -> int:
         """A number below 2**56 from seed, prompt, sample and turn: all that an answer's own draws depend on."""
         digest = hashlib.sha256(f"{seed}/{self.sample}/{self.turn}/{self.id}".encode()).digest()
         return int.from_bytes(digest[:7], "big")
@@ -65,7 +65,7 @@ class Response:
 class Skipped:
     """No answer that could be learnt from, and why; its dialogue ends there."""
 
-    why: str
+    reason: str
 
 
 GenerateFn = Callable[[Sequence[Request]], Sequence[Response | Skipped]]
@@ -81,7 +81,7 @@ class ResponseGenerator(ABC):
     seed: int
     samples: int  # dialogues a prompt
 
-    here: ClassVar[bool] = False  # whether they are made in this process, by the base that is loaded in it
+    in_process: ClassVar[bool] = False  # whether they are made in this process, by the base that is loaded in it
 
     def __post_init__(self) -> None:
         for key in ("batch_size", "max_new_tokens", "samples"):
@@ -94,7 +94,7 @@ class ResponseGenerator(ABC):
                 "answers.temperature or ask for one sample"
             )
 
-    def law(self) -> dict[str, Any]:
+    def generation_settings(self) -> dict[str, Any]:
         """What must agree for a corpus to be gone on with; where a server stands, say, need not."""
         return {key: value for key, value in asdict(self).items() if key in ResponseGenerator.__dataclass_fields__}
 
@@ -102,12 +102,12 @@ class ResponseGenerator(ABC):
     def start(self, base: BaseLM) -> GenerateFn:
         """Whoever answers this base's questions, a batch at a time. Called once, when there is something to ask."""
 
-    def pace(self, base: BaseLM, prompts: Sequence[list[int]]) -> GenerationSpeed | None:
+    def benchmark_speed(self, base: BaseLM, prompts: Sequence[list[int]]) -> GenerationSpeed | None:
         """Return how fast such prompts, one for each row of a batch, are answered, by a short trial; None where that
         cannot be tried beforehand."""
         return None
 
-    def room(self, base: BaseLM, question: Request) -> int:
+    def max_response_tokens(self, base: BaseLM, question: Request) -> int:
         """How many tokens the answer may have."""
         return min(self.max_new_tokens, base.context_length - len(question.tokens))
 
@@ -133,12 +133,12 @@ def turn_lengths(tokenizer: Any, prompts: Sequence[Prompt], at_once: int = 1000)
     return lengths
 
 
-def build_request(base: BaseLM, dialogue: Sample, said: Sequence[str]) -> Request:
+def build_request(base: BaseLM, dialogue: Sample, responses: Sequence[str]) -> Request:
     """The dialogue's next turn, after the base's own answers so far."""
     prompt = dialogue.prompt
-    whole = prompt_tokens(base.tokenizer, chat_messages(prompt.turns, said))
+    whole = prompt_tokens(base.tokenizer, chat_messages(prompt.turns, responses))
     tokens, cut = fit_to_context(whole, base.context_length, base.tokenizer.bos_token_id)
-    return Request(prompt.id, len(said), dialogue.sample, prompt.category, array("i", tokens), cut)
+    return Request(prompt.id, len(responses), dialogue.sample, prompt.category, array("i", tokens), cut)
 
 
 Line = dict[str, Any]
@@ -152,32 +152,32 @@ class MultiTurnGenerator:
         self.answers = answers
 
     @cached_property
-    def _ask(self) -> GenerateFn:
+    def _generate(self) -> GenerateFn:
         return self.answers.start(self.base)
 
     def __call__(self, batch: Sequence[Sample]) -> list[Line]:
         """The lines of all turns, dialogue after dialogue."""
-        said: list[list[str]] = [[] for _ in batch]
+        responses: list[list[str]] = [[] for _ in batch]
         lines: list[list[Line]] = [[] for _ in batch]
         for turn in range(max(len(dialogue.prompt.turns) for dialogue in batch)):
-            talking = [n for n, one in enumerate(batch) if turn < len(one.prompt.turns) and len(said[n]) == turn]
-            asked = [build_request(self.base, batch[n], said[n]) for n in talking]
-            replies = self._ask(asked) if asked else []
-            for n, one, reply in zip(talking, asked, replies, strict=True):
-                lines[n].append(self._line(one, reply))
+            active = [n for n, one in enumerate(batch) if turn < len(one.prompt.turns) and len(responses[n]) == turn]
+            requests = [build_request(self.base, batch[n], responses[n]) for n in active]
+            replies = self._generate(requests) if requests else []
+            for n, one, reply in zip(active, requests, replies, strict=True):
+                lines[n].append(self._part_line(one, reply))
                 if isinstance(reply, Response):
-                    said[n].append(answer_text(self.base.tokenizer, reply.tokens, self.base.stop_token_ids))
+                    responses[n].append(answer_text(self.base.tokenizer, reply.tokens, self.base.stop_token_ids))
         return [line for n, one in enumerate(batch) for line in lines[n] + skipped_turns(one, len(lines[n]))]
 
-    def _line(self, asked: Request, reply: Response | Skipped) -> Line:
-        place = {"id": asked.id, "turn": asked.turn, "sample": asked.sample, "category": asked.category}
+    def _part_line(self, request: Request, reply: Response | Skipped) -> Line:
+        key = {"id": request.id, "turn": request.turn, "sample": request.sample, "category": request.category}
         if isinstance(reply, Skipped):
-            return place | {"dropped": reply.why}
-        return place | {
-            "tokens": [*asked.tokens, *reply.tokens],
-            "mask": [0] * len(asked.tokens) + [1] * len(reply.tokens),
+            return key | {"dropped": reply.reason}
+        return key | {
+            "tokens": [*request.tokens, *reply.tokens],
+            "mask": [0] * len(request.tokens) + [1] * len(reply.tokens),
             "ended": reply.tokens[-1] in self.base.stop_token_ids,
-            "cut": asked.cut,
+            "cut": request.cut,
             "ids": reply.ids,
         }
 

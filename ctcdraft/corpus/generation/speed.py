@@ -40,7 +40,7 @@ class GenerationSpeed:
         reading, saying = (share * one / 3600 for one in (read * self.read_seconds, steps * self.step_seconds))
         return reading / times + saying, reading + saying * times
 
-    def spelled(self, hours: tuple[float, float], each: str) -> str:
+    def describe(self, hours: tuple[float, float], each: str) -> str:
         """Return the hours in words; each: whose they are, behind the number."""
         least, most = map(hardware.format_hours, hours)
         if self.rows == self.batch:
@@ -75,7 +75,9 @@ def repeat_to_length(prompts: Sequence[Sequence[int]], rows: int, length: int) -
     return [[*islice(cycle(prompt), max(1, length))] for prompt in islice(cycle(prompts), rows)]
 
 
-def measure_speed(say: Callable[[list[list[int]], int], object], prompts: Sequence[Sequence[int]], context: int) -> GenerationSpeed:
+def measure_speed(
+    say: Callable[[list[list[int]], int], object], prompts: Sequence[Sequence[int]], context: int
+) -> GenerationSpeed:
     """Return the pace of `say(prompts, n)`, which generates n tokens after each prompt as one batch.
 
     prompts: one for each row of a real batch. Batches of fewer rows come first, and the largest that is affordable

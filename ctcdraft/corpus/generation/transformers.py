@@ -38,33 +38,38 @@ class TransformersAnswers(ResponseGenerator):
         return partial(self.answer, base)
 
     def pace(self, base: BaseLM, prompts: Sequence[list[int]]) -> GenerationSpeed:
-        word = next(word for word in range(base.vocabulary) if word not in base.stop_token_ids)
+        token = next(token for token in range(base.vocabulary) if token not in base.stop_token_ids)
 
         def always(logits_BV: Tensor, rows: list[int], step: int) -> Tensor:
             """A word that ends no answer: the batch stays whole."""
-            return torch.full((len(rows),), word, device=base.device)
+            return torch.full((len(rows),), token, device=base.device)
 
-        def say(batch: list[list[int]], words: int) -> object:
-            return generate_batch(base, batch, [words] * len(batch), always)
+        def say(batch: list[list[int]], tokens: int) -> object:
+            return generate_batch(base, batch, [tokens] * len(batch), always)
 
         return measure_speed(say, prompts, base.context_length)
 
-    def answer(self, base: BaseLM, asked: Sequence[Request]) -> list[Response]:
+    def answer(self, base: BaseLM, requests: Sequence[Request]) -> list[Response]:
         """Answer one batch: each row says what it would say alone, but for the rounding of a batched sum."""
-        rooms = [self.room(base, question) for question in asked]
-        said = generate_batch(base, [list(question.tokens) for question in asked], rooms, self._choice(base, asked, max(rooms)))
-        return [Response(tokens) for tokens in said]
+        budgets = [self.max_response_tokens(base, question) for question in requests]
+        responses = generate_batch(
+            base,
+            [list(question.tokens) for question in requests],
+            budgets,
+            self._token_selector(base, requests, max(budgets)),
+        )
+        return [Response(tokens) for tokens in responses]
 
-    def _choice(self, base: BaseLM, asked: Sequence[Request], room: int) -> TokenSelector:
+    def _token_selector(self, base: BaseLM, requests: Sequence[Request], budget: int) -> TokenSelector:
         if self.temperature == 0:
             return lambda logits_BV, rows, step: logits_BV.argmax(dim=-1)
-        positions = torch.arange(room)
-        keys = [question.key(self.seed) for question in asked]
-        coins_BL = torch.cat([GumbelNoise(key).uniform(positions, 1) for key in keys], dim=1).T.to(base.device)
-        return lambda logits_BV, rows, step: sample_tokens(logits_BV, self.temperature, coins_BL[rows, step])
+        positions = torch.arange(budget)
+        keys = [question.random_key(self.seed) for question in requests]
+        uniform_BL = torch.cat([GumbelNoise(key).uniform(positions, 1) for key in keys], dim=1).T.to(base.device)
+        return lambda logits_BV, rows, step: sample_tokens(logits_BV, self.temperature, uniform_BL[rows, step])
 
 
-def sample_tokens(logits_BV: Tensor, temperature: float, coins_B: Tensor) -> Tensor:
+def sample_tokens(logits_BV: Tensor, temperature: float, uniform_B: Tensor) -> Tensor:
     """Words_B from the law at this temperature: the word at which the summed probabilities pass the coin.
 
     probabilities .5 .3 .2, coin .6      ->      word 1
@@ -72,16 +77,18 @@ def sample_tokens(logits_BV: Tensor, temperature: float, coins_B: Tensor) -> Ten
     In float64: in float32 the sum over 128k words is off by more than a rare word weighs.
     """
     sums_BV = (logits_BV.double() / temperature).softmax(dim=-1).cumsum(dim=-1)
-    return torch.searchsorted(sums_BV, coins_B[:, None] * sums_BV[:, -1:], right=True)[:, 0]
+    return torch.searchsorted(sums_BV, uniform_B[:, None] * sums_BV[:, -1:], right=True)[:, 0]
 
 
 @torch.inference_mode()
-def generate_batch(base: BaseLM, prompts: list[list[int]], rooms: Sequence[int], choose: TokenSelector) -> list[list[int]]:
+def generate_batch(
+    base: BaseLM, prompts: list[list[int]], budgets: Sequence[int], choose: TokenSelector
+) -> list[list[int]]:
     """What follows each prompt, up to its first stop token or the end of its room."""
     width = max(len(prompt) for prompt in prompts)
     tokens_BL, mask_BL = (tensor.to(base.device) for tensor in left_pad(prompts, width))
     positions_BL = (mask_BL.cumsum(dim=-1) - 1).clamp(min=0)
-    cache = base.batch_cache(width + max(rooms))
+    cache = base.batch_cache(width + max(budgets))
     output = base.lm.base_model(
         input_ids=tokens_BL, attention_mask=mask_BL, position_ids=positions_BL, past_key_values=cache, use_cache=True
     )
@@ -91,34 +98,34 @@ def generate_batch(base: BaseLM, prompts: list[list[int]], rooms: Sequence[int],
     hidden_BM = torch.zeros(len(prompts), cache.capacity, dtype=base.dtype, device=base.device)
     hidden_BM[:, :width].masked_fill_(mask_BL == 0, torch.finfo(base.dtype).min)
 
-    said: list[list[int]] = [[] for _ in prompts]
+    responses: list[list[int]] = [[] for _ in prompts]
     rows = list(range(len(prompts)))  # which prompt each row of the batch belongs to
     open_rows = set(rows)
-    for step in range(max(rooms)):
-        words_B = choose(logits_BV, rows, step)
-        for row, word in zip(rows, words_B.tolist(), strict=True):
+    for step in range(max(budgets)):
+        tokens_B = choose(logits_BV, rows, step)
+        for row, token in zip(rows, tokens_B.tolist(), strict=True):
             if row in open_rows:
-                said[row].append(word)
-                if word in base.stop_token_ids or len(said[row]) == rooms[row]:
+                responses[row].append(token)
+                if token in base.stop_token_ids or len(responses[row]) == budgets[row]:
                     open_rows.discard(row)
         if not open_rows:
             break
         if len(open_rows) <= SHRINK_THRESHOLD * len(rows):
-            kept_B = torch.tensor([n for n, row in enumerate(rows) if row in open_rows], device=base.device)
+            open_B = torch.tensor([n for n, row in enumerate(rows) if row in open_rows], device=base.device)
             rows = [row for row in rows if row in open_rows]
-            words_B, position_B, hidden_BM = words_B[kept_B], position_B[kept_B], hidden_BM[kept_B]
-            cache.batch_select(kept_B)
+            tokens_B, position_B, hidden_BM = tokens_B[open_B], position_B[open_B], hidden_BM[open_B]
+            cache.batch_select(open_B)
         # A row that is finished and not yet gone must not run beyond the last position a base knows.
         position_B = (position_B + 1).clamp(max=base.context_length - 1)
         output = base.lm.base_model(
-            input_ids=words_B[:, None],
+            input_ids=tokens_B[:, None],
             attention_mask=base.layer_masks(hidden_BM[:, None, None, : cache.length + 1]),
             position_ids=position_B[:, None],
             past_key_values=cache,
             use_cache=True,
         )
         logits_BV = base.head(output.last_hidden_state[:, -1])
-    return said
+    return responses
 
 
 def left_pad(prompts: list[list[int]], width: int) -> tuple[Tensor, Tensor]:

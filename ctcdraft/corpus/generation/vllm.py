@@ -38,16 +38,16 @@ class VllmAnswers(ResponseGenerator):
             max_model_len=base.context_length,
             generation_config="vllm",  # not the model's own, with its top-k and penalties
         )
-        return partial(self._ask, base, llm, vllm.SamplingParams)
+        return partial(self._generate, base, llm, vllm.SamplingParams)
 
-    def _ask(self, base: BaseLM, llm: Any, settings: Any, asked: Sequence[Request]) -> list[Response | Skipped]:
+    def _generate(self, base: BaseLM, llm: Any, settings: Any, asked: Sequence[Request]) -> list[Response | Skipped]:
         prompts = [{"prompt_token_ids": list(question.tokens)} for question in asked]
         each = [
             settings(
                 temperature=self.temperature,
                 top_p=1.0,
-                seed=question.key(self.seed) % 2**31,
-                max_tokens=self.room(base, question),
+                seed=question.random_key(self.seed) % 2**31,
+                max_tokens=self.max_response_tokens(base, question),
                 stop_token_ids=sorted(base.stop_token_ids),
                 detokenize=False,
             )

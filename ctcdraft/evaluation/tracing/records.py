@@ -23,11 +23,11 @@ class TraceFrames:
     heard: tuple[tuple[tuple[float, ...], ...], ...]
 
     @property
-    def listen(self) -> bool:
+    def is_conditioned(self) -> bool:
         return len(self.heard) > 1
 
     @property
-    def count(self) -> int:
+    def frame_count(self) -> int:
         """T."""
         return len(self.heard[0])
 
@@ -53,7 +53,7 @@ class TraceStep:
         return tuple(self.tokens[node] for node in self.path[1:])
 
     @property
-    def said(self) -> tuple[int, ...]:
+    def committed_tokens(self) -> tuple[int, ...]:
         """What the answer got of it, the base's own word last if the answer had not ended by then."""
         return (*self.accepted, self.bonus)[: self.committed]
 
@@ -85,13 +85,13 @@ class Trace:
     answers: tuple[TraceAnswer, ...]
 
     @classmethod
-    def merged(cls, parts: Iterable[Self]) -> Self | None:
+    def merge_shards(cls, parts: Iterable[Self]) -> Self | None:
         """Of all shards; None where there are none."""
         parts = list(parts)
         if not parts:
             return None
-        words = {word: text for part in parts for word, text in part.words.items()}
-        return cls(words, tuple(answer for part in parts for answer in part.answers))
+        texts = {token: text for part in parts for token, text in part.words.items()}
+        return cls(texts, tuple(answer for part in parts for answer in part.answers))
 
 
 def trace_to_json(seen: Trace) -> str:
@@ -100,8 +100,8 @@ def trace_to_json(seen: Trace) -> str:
 
 def trace_from_json(text: str) -> Trace:
     fields = json.loads(text)
-    words = {int(word): said for word, said in fields["words"].items()}
-    return Trace(words, tuple(parse_trace_answer(one) for one in fields["answers"]))
+    texts = {int(token): text_of_token for token, text_of_token in fields["words"].items()}
+    return Trace(texts, tuple(parse_trace_answer(one) for one in fields["answers"]))
 
 
 def parse_trace_answer(fields: dict[str, Any]) -> TraceAnswer:

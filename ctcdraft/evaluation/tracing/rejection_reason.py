@@ -43,13 +43,16 @@ class Forecast:
     """What the frames foresee behind the accepted text: the words' probabilities (REST: of all that were not
     recorded) and that of the end."""
 
-    words: dict[int | None, float]
+    token_probs: dict[int | None, float]
     end: float
 
     @property
     def best(self) -> int:
         """The likeliest single word; the rest is many, and none of them is among any frame's best."""
-        return max((word for word in self.words if word is not OTHER_TOKENS), key=lambda word: self.words[word])
+        return max(
+            (token for token in self.token_probs if token is not OTHER_TOKENS),
+            key=lambda token: self.token_probs[token],
+        )
 
 
 def rejection_reason(one: TraceStep) -> str:
@@ -62,16 +65,16 @@ def rejection_reason(one: TraceStep) -> str:
     if one.bonus in below:
         return REJECTED_BY_VERIFIER
     depth, frames = len(one.accepted), one.frames
-    if depth >= one.depth or (frames is not None and depth >= frames.count):
+    if depth >= one.depth or (frames is not None and depth >= frames.frame_count):
         return ALL_ACCEPTED
     if frames is None:
         return reason_without_frames(one, below)
     if is_merged_repeat(one, frames):
         return MERGED_REPEAT
-    foreseen = forecast(frames, one.accepted)
-    if foreseen.end > foreseen.words[foreseen.best]:
+    predicted = forecast(frames, one.accepted)
+    if predicted.end > predicted.token_probs[predicted.best]:
         return EARLY_BLANK
-    return NOT_IN_TREE if foreseen.best == one.bonus else WRONG_TOKEN
+    return NOT_IN_TREE if predicted.best == one.bonus else WRONG_TOKEN
 
 
 def reason_without_frames(one: TraceStep, below: set[int]) -> str:
@@ -96,32 +99,32 @@ def is_merged_repeat(one: TraceStep, frames: TraceFrames) -> bool:
     return bool(best) and spans_several_frames(best[0][1], one.bonus)
 
 
-def spans_several_frames(frames: Sequence[int | None], word: int) -> bool:
+def spans_several_frames(frames: Sequence[int | None], token: int) -> bool:
     """Whether the last run of this word is longer than one frame.   5 5 blank -> yes,  5 blank 5 -> no"""
-    last = max(place for place, one in enumerate(frames) if one == word)
-    return last > 0 and frames[last - 1] == word
+    last = max(index for index, one in enumerate(frames) if one == token)
+    return last > 0 and frames[last - 1] == token
 
 
-def forecast(frames: TraceFrames, said: Sequence[int]) -> Forecast:
-    """Behind the words `said`, which were accepted."""
+def forecast(frames: TraceFrames, accepted: Sequence[int]) -> Forecast:
+    """Behind the words `accepted`, which were accepted."""
     if frames.reads == "words":
-        row = frames.heard[min(len(said), len(frames.heard) - 1)][len(said)]
+        row = frames.heard[min(len(accepted), len(frames.heard) - 1)][len(accepted)]
         words = 1 - row[-1] or 1.0  # the blank's share goes to them
-        return Forecast({word: p / words for word, p in zip(frames.words, row, strict=False)}, 0.0)
+        return Forecast({token: p / words for token, p in zip(frames.words, row, strict=False)}, 0.0)
     tables = [recorded_probs(frames, known) for known in range(len(frames.heard))]
-    place = {word: index for index, word in enumerate(frames.words)}
+    column = {token: index for index, token in enumerate(frames.words)}
     topology = CTC_TOPOLOGY if merges_repeats(frames) else TRANSDUCER_TOPOLOGY
     labels = PrefixBatch.empty(tables[0], tables[0].shape[1] - 1, 1, topology)
-    for known, word in enumerate(said, 1):
-        heard_1TC = tables[min(known, len(tables) - 1)][None]
-        labels = labels.extend(torch.tensor([place[word]]), heard_1TC if frames.listen else None)
+    for known, token in enumerate(accepted, 1):
+        probs_1TC = tables[min(known, len(tables) - 1)][None]
+        labels = labels.extend(torch.tensor([column[token]]), probs_1TC if frames.is_conditioned else None)
     words_1V, end_1 = labels.next_distribution()
     return Forecast(dict(zip((*frames.words, OTHER_TOKENS), words_1V[0].tolist(), strict=True)), float(end_1))
 
 
-def recorded_probs(frames: TraceFrames, known: int) -> Tensor:
+def recorded_probs(frames: TraceFrames, benchmark_hashes: int) -> Tensor:
     """Probabilities_TC: the recorded words, all others as one class, and the blank last."""
-    recorded_TW = torch.tensor(frames.heard[known], dtype=torch.float64)
+    recorded_TW = torch.tensor(frames.heard[benchmark_hashes], dtype=torch.float64)
     rest_T1 = (1 - recorded_TW.sum(1, keepdim=True)).clamp(min=0)
     return torch.cat([recorded_TW[:, :-1], rest_T1, recorded_TW[:, -1:]], dim=1)
 
@@ -132,19 +135,23 @@ AlignmentList = list[tuple[float, list[int | None]]]  # probabilities, and word 
 def exact_alignments(frames: TraceFrames, text: Sequence[int], count: int) -> AlignmentList:
     """The likeliest frame sequences that collapse to just this text. Frames that listen give a fixed law to the
     accepted text alone."""
-    return with_token_ids(frames, best_alignments(*alignment_inputs(frames, text), count, merging=merges_repeats(frames)))
+    return with_token_ids(
+        frames, best_alignments(*alignment_inputs(frames, text), count, merging=merges_repeats(frames))
+    )
 
 
 def prefix_alignments(frames: TraceFrames, text: Sequence[int], count: int) -> tuple[float, AlignmentList]:
     """The probability that what the frames say begins with this text, and the likeliest ways to begin so."""
     ways = best_prefix_alignments(*alignment_inputs(frames, text), count, merging=merges_repeats(frames))
-    return prefix_probability(*alignment_inputs(frames, text), merging=merges_repeats(frames)), with_token_ids(frames, ways)
+    return prefix_probability(*alignment_inputs(frames, text), merging=merges_repeats(frames)), with_token_ids(
+        frames, ways
+    )
 
 
 def alignment_inputs(frames: TraceFrames, text: Sequence[int]) -> tuple[FrameTables, list[int], int]:
     """The tables, the text by their columns, and the column of the blank."""
-    place = {word: index for index, word in enumerate(frames.words)}
-    return frames.heard, [place[word] for word in text], len(frames.words)
+    column = {token: index for index, token in enumerate(frames.words)}
+    return frames.heard, [column[token] for token in text], len(frames.words)
 
 
 def merges_repeats(frames: TraceFrames) -> bool:

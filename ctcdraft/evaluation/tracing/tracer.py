@@ -39,37 +39,41 @@ class TraceSettings:
 
     questions: int
     tokens: int
-    words: int
+    top_k: int
 
     def __post_init__(self) -> None:
         check_int(self.questions, "explorer.questions", least=0)
         check_int(self.tokens, "explorer.tokens", least=2)
-        check_int(self.words, "explorer.words")
+        check_int(self.top_k, "explorer.words")
 
-    def look(self, arena: EvaluationSetup, prompts: Mapping[int, Prompt], progress: Progress | None = None) -> Trace:
+    def trace_answers(
+        self, setup: EvaluationSetup, prompts: Mapping[int, Prompt], progress: Progress | None = None
+    ) -> Trace:
         """Every contestant's answers to these questions; those that decode outside our loop cannot be looked into."""
-        spelling = TokenText(arena.base.tokenizer)
+        spelling = TokenText(setup.base.tokenizer)
         answers = []
         for index, prompt in prompts.items():
-            prompt_L, _ = turn_prompt(arena.base, prompt, [])
-            for name, drafter in arena.contestants.items():
+            prompt_L, _ = turn_prompt(setup.base, prompt, [])
+            for name, drafter in setup.contestants.items():
                 if isinstance(drafter, StockGenerate):
                     continue
-                settings = arena.settings_of(name)
+                settings = setup.settings_of(name)
                 settings = replace(settings, max_new_tokens=min(self.tokens, settings.max_new_tokens))
-                watch = Tracer(drafter, settings.verify, self.words)
-                tokens, passes, noise = watch.answer(arena.base, prompt_L, settings, turn_seed(arena.seed, index, 0))
-                said = token_pieces(arena.base.tokenizer, tokens)
+                tracer = Tracer(drafter, settings.verify, self.top_k)
+                tokens, passes, noise = tracer.answer(setup.base, prompt_L, settings, turn_seed(setup.seed, index, 0))
+                token_texts = token_pieces(setup.base.tokenizer, tokens)
                 if progress is not None:
                     progress.advance()
-                answers.append(TraceAnswer(prompt.id, prompt.category, name, prompt.turns[0], said, passes, noise))
+                answers.append(
+                    TraceAnswer(prompt.id, prompt.category, name, prompt.turns[0], token_texts, passes, noise)
+                )
         return Trace({word: spelling(word) for word in sorted(token_ids_of(answers))}, tuple(answers))
 
 
 def token_ids_of(answers: Sequence[TraceAnswer]) -> set[int]:
     passes = [one for answer in answers for one in answer.passes]
-    framed = {word for one in passes if one.frames is not None for word in one.frames.words}
-    return framed | {word for one in passes for word in (*one.tokens, one.bonus, *(best for best, _ in one.base))}
+    framed = {token for one in passes if one.frames is not None for token in one.frames.words}
+    return framed | {token for one in passes for token in (*one.tokens, one.bonus, *(best for best, _ in one.base))}
 
 
 class Tracer:
@@ -78,37 +82,37 @@ class Tracer:
     rows: by the position they stand at, the base's two best words as a pass read them, with their scores.
     """
 
-    def __init__(self, drafter: Any, verify: Any, words: int) -> None:
-        self.words = words
+    def __init__(self, drafter: Any, verify: Any, top_k: int) -> None:
+        self.top_k = top_k
         self.passes: list[TraceStep] = []
-        self.rows: dict[int, tuple[Tensor, Tensor]] = {}
+        self.base_top2: dict[int, tuple[Tensor, Tensor]] = {}
         self._verify = verify
-        self._paths: Any = getattr(drafter, "paths", None)
-        if self._paths is not None:
+        self._tree_builder: Any = getattr(drafter, "paths", None)
+        if self._tree_builder is not None:
             drafter = copy.copy(drafter)  # shallow: the weights are shared, the original keeps its own paths
             drafter.__dict__["paths"] = self.paths
         self._drafter = drafter
-        self._frames: tuple[Tensor, ConditionedFrames | None] | None = None
-        self._depth = 0
+        self._last_frames: tuple[Tensor, ConditionedFrames | None] | None = None
+        self._last_depth = 0
 
     def answer(
         self, base: BaseLM, prompt_L: Tensor, settings: DecodingSettings, seed: int
     ) -> tuple[tuple[int, ...], tuple[TraceStep, ...], float | None]:
         """The answer's tokens, its passes, and the noise of the base's margins."""
-        said = generate(base, self, prompt_L, replace(settings, verify=self.verify), base.stop_token_ids, seed)
-        counts = [step.committed for step in said.passes]
+        generation = generate(base, self, prompt_L, replace(settings, verify=self.verify), base.stop_token_ids, seed)
+        counts = [step.committed for step in generation.passes]
         # The prefill has its verdict too, and is no pass.
         passes = tuple(replace(one, committed=count) for one, count in zip(self.passes[1:], counts, strict=True))
-        return said.tokens, passes, self.noise(base, prompt_L, said.tokens, settings)
+        return generation.tokens, passes, self.margin_noise(base, prompt_L, generation.tokens, settings)
 
     def draft(self, context: Context, memory: Any, rng: torch.Generator) -> tuple[TokenTree, Any]:
-        self._frames, self._depth = None, context.depth
+        self._last_frames, self._last_depth = None, context.depth
         return self._drafter.draft(context, memory, rng)
 
-    def paths(self, log_probs_TC: Tensor, *heard: Any) -> TokenTree:
-        listening = next((one for one in heard if isinstance(one, ConditionedFrames)), None)
-        self._frames = log_probs_TC, listening
-        return self._paths(log_probs_TC, *heard)
+    def paths(self, log_probs_TC: Tensor, *arguments: Any) -> TokenTree:
+        conditioned = next((one for one in arguments if isinstance(one, ConditionedFrames)), None)
+        self._last_frames = log_probs_TC, conditioned
+        return self._tree_builder(log_probs_TC, *arguments)
 
     def verify(
         self, tree: TokenTree, log_probs_NV: Tensor, noise: GumbelNoise | None, root_position: int
@@ -118,64 +122,69 @@ class Tracer:
         if self.passes:  # behind the prefill
             for depth, node in enumerate(path):
                 best = log_probs_NV[node].double().topk(min(2, log_probs_NV.shape[1]))
-                self.rows[root_position + depth] = best.indices, best.values
-        self.passes.append(self.seen(tree, path, int(verdict.bonus), log_probs_NV[path[-1]]))
+                self.base_top2[root_position + depth] = best.indices, best.values
+        self.passes.append(self.trace_step(tree, path, int(verdict.bonus), log_probs_NV[path[-1]]))
         return verdict
 
-    def seen(self, tree: TokenTree, path: list[int], bonus: int, law_V: Tensor) -> TraceStep:
+    def trace_step(self, tree: TokenTree, path: list[int], bonus: int, log_probs_V: Tensor) -> TraceStep:
         tokens = tuple(tree.tokens_N.tolist())
         accepted = [tokens[node] for node in path[1:]]
-        best = law_V.double().softmax(0).topk(min(self.words, len(law_V)))
-        frames = self._frames and trace_frames(*self._frames, accepted, {*tokens[1:], bonus}, self.words)
+        best = log_probs_V.double().softmax(0).topk(min(self.top_k, len(log_probs_V)))
+        frames = self._last_frames and trace_frames(*self._last_frames, accepted, {*tokens[1:], bonus}, self.top_k)
         if frames is not None:
-            frames = replace(frames, reads=getattr(self._paths, "interprets_as", "words"))
+            frames = replace(frames, reads=getattr(self._tree_builder, "interprets_as", "words"))
         return TraceStep(
             tokens=tokens,
             parents=tuple(tree.parents_N.tolist()),
             path=tuple(path),
             bonus=bonus,
             committed=0,
-            depth=self._depth,
-            base=tuple((word, round_significant(p)) for word, p in zip(best.indices.tolist(), best.values.tolist(), strict=True)),
+            depth=self._last_depth,
+            base=tuple(
+                (token, round_significant(p))
+                for token, p in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+            ),
             frames=frames,
         )
 
-    def noise(self, base: BaseLM, prompt_L: Tensor, tokens: Sequence[int], settings: DecodingSettings) -> float | None:
+    def margin_noise(
+        self, base: BaseLM, prompt_L: Tensor, tokens: Sequence[int], settings: DecodingSettings
+    ) -> float | None:
         """The greatest difference between a margin as a pass read it and as one reading of the whole text does."""
         text_L = torch.cat([prompt_L, torch.tensor(tokens, device=prompt_L.device)])
-        places = [place for place in self.rows if place < len(text_L)]
-        if not places or not len(self.rows[places[0]][0]) > 1:
+        places = [place for place in self.base_top2 if place < len(text_L)]
+        if not places or not len(self.base_top2[places[0]][0]) > 1:
             return None
         states_LD = base.hidden_states(text_L[None], torch.ones_like(text_L)[None])[0]
         worst = 0.0
         for part in (places[first : first + CHUNK_ROWS] for first in range(0, len(places), CHUNK_ROWS)):
             whole_RV = settings.process_logits(base.head(states_LD[part][:, : base.width])).double()
-            words_R2, scores_R2 = (torch.stack([self.rows[place][which] for place in part]) for which in (0, 1))
-            apart_R = (whole_RV.gather(1, words_R2) - scores_R2).diff(dim=1).abs()
-            apart_R = apart_R[apart_R.isfinite()]  # a word that top-k cut has no score to compare
-            worst = max(worst, float(apart_R.max()) if len(apart_R) else 0.0)
+            tokens_R2, scores_R2 = (torch.stack([self.base_top2[place][which] for place in part]) for which in (0, 1))
+            difference_R = (whole_RV.gather(1, tokens_R2) - scores_R2).diff(dim=1).abs()
+            difference_R = difference_R[difference_R.isfinite()]  # a word that top-k cut has no score to compare
+            worst = max(worst, float(difference_R.max()) if len(difference_R) else 0.0)
         return worst
 
 
 def trace_frames(
-    log_probs_TC: Tensor, listening: ConditionedFrames | None, accepted: Sequence[int], matter: set[int], words: int
+    log_probs_TC: Tensor, conditioned: ConditionedFrames | None, accepted: Sequence[int], matter: set[int], top_k: int
 ) -> TraceFrames:
     """The frames, of each frame's best words and of those that matter. accepted: what listening frames have heard."""
-    if listening is None:
-        heard_KTC = log_probs_TC.double().exp()[None]
+    if conditioned is None:
+        probs_KTC = log_probs_TC.double().exp()[None]
     else:
-        tables = [conditioned_probs(listening)]
-        for word in accepted:
-            word_1 = torch.tensor([word], device=log_probs_TC.device)
-            listening = listening.extend(word_1, torch.zeros_like(word_1))
-            tables.append(conditioned_probs(listening))
-        heard_KTC = torch.cat(tables).double()
-    best = heard_KTC[..., :-1].topk(min(words, heard_KTC.shape[-1] - 1), dim=-1).indices.unique().tolist()
+        tables = [conditioned_probs(conditioned)]
+        for token in accepted:
+            token_1 = torch.tensor([token], device=log_probs_TC.device)
+            conditioned = conditioned.extend(token_1, torch.zeros_like(token_1))
+            tables.append(conditioned_probs(conditioned))
+        probs_KTC = torch.cat(tables).double()
+    best = probs_KTC[..., :-1].topk(min(top_k, probs_KTC.shape[-1] - 1), dim=-1).indices.unique().tolist()
     chosen = sorted(matter.union(best))
-    columns = torch.tensor([*chosen, heard_KTC.shape[-1] - 1], device=heard_KTC.device)
-    tables_KTW = heard_KTC[..., columns].tolist()
-    heard = tuple(tuple(tuple(map(round_significant, row)) for row in table) for table in tables_KTW)
-    return TraceFrames("", tuple(chosen), heard)
+    columns = torch.tensor([*chosen, probs_KTC.shape[-1] - 1], device=probs_KTC.device)
+    tables_KTW = probs_KTC[..., columns].tolist()
+    frame_probs = tuple(tuple(tuple(map(round_significant, row)) for row in table) for table in tables_KTW)
+    return TraceFrames("", tuple(chosen), frame_probs)
 
 
 def round_significant(probability: float) -> float:
@@ -195,9 +204,9 @@ class TokenText:
         self.before = tokenizer.encode("a", add_special_tokens=False)[-1:]
         self.skip = tokenizer.decode(self.before)
 
-    def __call__(self, word: int) -> str:
-        both = self.tokenizer.decode([*self.before, word])
-        return both[len(self.skip) :] if both.startswith(self.skip) else self.tokenizer.decode([word])
+    def __call__(self, token: int) -> str:
+        both = self.tokenizer.decode([*self.before, token])
+        return both[len(self.skip) :] if both.startswith(self.skip) else self.tokenizer.decode([token])
 
 
 def token_pieces(tokenizer: Any, tokens: Sequence[int]) -> tuple[str, ...]:

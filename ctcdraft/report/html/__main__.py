@@ -16,7 +16,9 @@ def main(words: list[str]) -> None:
         return print(__doc__)
     folders = [Path(word) for word in words if word != PNG_OPTION]
     if not folders:
-        raise InputError(f"no evaluation named; give folders with a report.json in each, and {PNG_OPTION} for PNG files")
+        raise InputError(
+            f"no evaluation named; give folders with a report.json in each, and {PNG_OPTION} for PNG files"
+        )
     for folder in folders:
         print(rebuild_page(folder))
         for picture in export_png(folder / FIGURES_FOLDER) if PNG_OPTION in words else []:

@@ -17,9 +17,9 @@ PREFILL, BONUS = "prefill", "bonus"
 def explorer_section(seen: Trace | None) -> Html:
     if seen is None or not seen.answers:
         return join_html([tag("p", "No answer was looked into here; explorer.questions=3 looks into three.")])
-    words, answers = TokenLabels(seen.words), sorted_answers(seen)
+    labels, answers = TokenLabels(seen.words), sorted_answers(seen)
     chosen = most_informative(answers)
-    panels = [answer_panel(number, one, words, number == chosen) for number, one in enumerate(answers)]
+    panels = [answer_panel(number, one, labels, number == chosen) for number, one in enumerate(answers)]
     return join_html([introduction(), reasons_table(seen.answers), *panels])
 
 
@@ -36,7 +36,9 @@ def most_informative(answers: Sequence[TraceAnswer]) -> int:
 def initial_step(passes: Sequence[TraceStep]) -> int | None:
     """Return the place of the pass to show before a token is chosen: one with a rejected draft token if there is any,
     and of those the first one that accepted most."""
-    return max(range(len(passes)), key=lambda at: (has_rejected_token(passes[at]), len(passes[at].accepted)), default=None)
+    return max(
+        range(len(passes)), key=lambda at: (has_rejected_token(passes[at]), len(passes[at].accepted)), default=None
+    )
 
 
 def has_rejected_token(step: TraceStep) -> bool:
@@ -89,17 +91,18 @@ def reasons_table(answers: Sequence[TraceAnswer]) -> Html:
     return join_html([tag("h3", "What drafts died of"), html_table(["drafter", "passes", *kinds], rows), meaning])
 
 
-def answer_panel(number: int, answer: TraceAnswer, words: TokenLabels, open_: bool) -> Html:
+def answer_panel(number: int, answer: TraceAnswer, labels: TokenLabels, open_: bool) -> Html:
     """One answer: its tokens to the left, to the right the chosen pass, or else the one it opens with."""
     tau = "" if answer.tau is None else f", tau {answer.tau:.2f}"
     title = f"{answer.contestant} on {answer.id} ({answer.category}): {len(answer.passes)} passes{tau}"
     first = initial_step(answer.passes)
     panels = [
-        step_panel(f"a{number}p{place}", place, step, words, place == first) for place, step in enumerate(answer.passes)
+        step_panel(f"a{number}p{place}", place, step, labels, place == first)
+        for place, step in enumerate(answer.passes)
     ] or [tag("p", "The prefill gave the whole answer.")]
     prompt = tag("details", tag("summary", "the question"), tag("p", answer.prompt, class_="said"))
-    said = tag("p", *token_links(number, answer), class_="said answer")
-    both = tag("div", tag("div", prompt, said), tag("div", *panels, class_="passes"), class_="two")
+    answer_text = tag("p", *token_links(number, answer), class_="said answer")
+    both = tag("div", tag("div", prompt, answer_text), tag("div", *panels, class_="passes"), class_="two")
     return tag("details", tag("summary", title), both, class_="explored", open=open_)
 
 
@@ -109,8 +112,10 @@ def token_links(number: int, answer: TraceAnswer) -> list[Html]:
     place = 1
     for index, step in enumerate(answer.passes):
         for depth in range(1, step.committed + 1):
-            came = str(depth) if depth <= len(step.accepted) else BONUS
-            made.append(tag("a", visible_piece(answer.pieces[place]), href=f"#a{number}p{index}", **token_attributes(came)))
+            origin = str(depth) if depth <= len(step.accepted) else BONUS
+            made.append(
+                tag("a", visible_piece(answer.pieces[place]), href=f"#a{number}p{index}", **token_attributes(origin))
+            )
             place += 1
     return made
 

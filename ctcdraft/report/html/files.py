@@ -47,7 +47,7 @@ def write_files(out: Path, text: str, figures: Mapping[str, Figure]) -> None:
 
 def read_traces(folder: Path) -> Trace | None:
     """Of all shards."""
-    return Trace.merged(parse_trace(file) for file in sorted(folder.glob(TRACE_FILES)))
+    return Trace.merge_shards(parse_trace(file) for file in sorted(folder.glob(TRACE_FILES)))
 
 
 def parse_trace(file: Path) -> Trace:
@@ -61,9 +61,9 @@ def rebuild_page(folder: Path) -> Path:
     """The page of a finished evaluation, or of recorded runs, once more; returns where it is."""
     file = folder / "report.json"
     try:
-        said = json.loads(file.read_text())
-        rows, environment = said["rows"], said["environment"]
-        notes = None if all("alpha" in row for row in rows) else [Note(**note) for note in said["notes"]]
+        report = json.loads(file.read_text())
+        rows, environment = report["rows"], report["environment"]
+        notes = None if all("alpha" in row for row in rows) else [Note(**note) for note in report["notes"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{file} is no report.json of evaluate.py; name the folder of an evaluation") from error
     if notes is None:
@@ -104,7 +104,9 @@ def render_png(browser: str, svg: Path) -> bytes:
         png = Path(place) / "picture.png"  # by its name the browser knows what it is to make
         words = [f"--window-size={size[1]},{size[2]}", f"--screenshot={png}", svg.resolve().as_uri()]
         try:
-            subprocess.run([browser, *sandbox, *looks, *words], capture_output=True, timeout=BROWSER_TIMEOUT, check=False)
+            subprocess.run(
+                [browser, *sandbox, *looks, *words], capture_output=True, timeout=BROWSER_TIMEOUT, check=False
+            )
             return png.read_bytes()
         except (OSError, subprocess.TimeoutExpired) as error:
             raise InputError(f"{browser} drew nothing of {svg}; take the SVG file") from error

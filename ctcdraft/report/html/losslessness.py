@@ -26,7 +26,11 @@ def losslessness_section(rows: Sequence[Row], environment: Mapping[str, Any], se
     ]
     fitted = [row for row in rows if row["lossless"]["tokens"] is not None]
     if fitted:
-        parts += [tag("h3", "Law: how the words fit what the base would draw"), distribution_table(fitted), tag("p", NULL_NOTE)]
+        parts += [
+            tag("h3", "Law: how the words fit what the base would draw"),
+            distribution_table(fitted),
+            tag("p", NULL_NOTE),
+        ]
     return join_html([*parts, tag("h3", "Circumstances"), environment_table(rows, environment)])
 
 
@@ -69,12 +73,14 @@ def rounding_note(rows: Sequence[Row], noise: Mapping[str, float]) -> str:
     dtype = rows[0]["dtype"]
     if any(str(half) == f"torch.{dtype}" for half in HALF_PRECISION_ROUNDING):
         bound = (
-            f"In {dtype} a divergence at a margin below {MAX_ROUNDINGS} roundings of the top logit is undecided, a greater "
+            f"In {dtype} a divergence at a margin below {MAX_ROUNDINGS} roundings of the top logit is undecided, a "
+            "greater "
             "one wrong."
         )
     else:
         bound = (
-            f"A divergence at a margin below {TIE_MARGIN:g} is decoded again in float64, where it must vanish; a greater one "
+            f"A divergence at a margin below {TIE_MARGIN:g} is decoded again in float64, where it must vanish; a "
+            "greater one "
             "is wrong."
         )
     if not noise:

@@ -14,8 +14,8 @@ class Html(str):
 
 def tag(name: str, *inside: str, **attributes: str | bool) -> Html:
     """An element. class_="a" is class="a", data_depth="2" is data-depth="2"; True is an attribute without a value."""
-    said = "".join(attribute(key.rstrip("_").replace("_", "-"), value) for key, value in attributes.items())
-    return Html(f"<{name}{said}>{join_html(inside)}</{name}>")
+    rendered = "".join(attribute(key.rstrip("_").replace("_", "-"), value) for key, value in attributes.items())
+    return Html(f"<{name}{rendered}>{join_html(inside)}</{name}>")
 
 
 def attribute(key: str, value: str | bool) -> str:
@@ -36,13 +36,13 @@ def html_table(header: Sequence[str], rows: Iterable[Sequence[str]], class_: str
 
 
 def bullets(lines: Iterable[str]) -> Html:
-    return tag("ul", *(tag("li", said) for said in lines))
+    return tag("ul", *(tag("li", item) for item in lines))
 
 
-def visible_whitespace(word: str) -> str:
+def visible_whitespace(text: str) -> str:
     """A word by itself, with its spaces and line ends to be seen."""
     return (
-        word.replace(" ", "\N{OPEN BOX}")
+        text.replace(" ", "\N{OPEN BOX}")
         .replace("\n", "\N{RETURN SYMBOL}")
         .replace("\t", "\N{RIGHTWARDS ARROW TO BAR}")
     )

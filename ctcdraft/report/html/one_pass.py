@@ -27,33 +27,36 @@ MAX_TOKENS_SHOWN, MAX_TEXTS, MAX_ALIGNMENTS = 4, 6, 2  # words of a frame, texts
 class TokenLabels:
     """What ids look like in a page; a word without an entry is its number."""
 
-    def __init__(self, words: Mapping[int, str]) -> None:
-        self.words = words
+    def __init__(self, texts: Mapping[int, str]) -> None:
+        self.texts = texts
 
-    def __call__(self, word: int | None) -> str:
-        if word is None:
+    def __call__(self, token: int | None) -> str:
+        if token is None:
             return BLANK_SIGN
-        return visible_whitespace(self.words.get(word, "")) or f"#{word}"
+        return visible_whitespace(self.texts.get(token, "")) or f"#{token}"
 
-    def quoted(self, words: Sequence[int]) -> str:
-        return "\N{LEFT DOUBLE QUOTATION MARK}" + "".join(map(self, words)) + "\N{RIGHT DOUBLE QUOTATION MARK}"
+    def quote(self, tokens: Sequence[int]) -> str:
+        return "\N{LEFT DOUBLE QUOTATION MARK}" + "".join(map(self, tokens)) + "\N{RIGHT DOUBLE QUOTATION MARK}"
 
 
-def step_panel(name: str, place: int, step: TraceStep, words: TokenLabels, opening: bool = False) -> Html:
+def step_panel(name: str, place: int, step: TraceStep, labels: TokenLabels, opening: bool = False) -> Html:
     """Return what is hidden until a token that links to it is chosen. name: its id in the page. opening: shown as long
     as no other pass of its answer is chosen."""
-    why = rejection_reason(step)
+    reason_name = rejection_reason(step)
     parts = [
-        tag("h4", f"Pass {place + 1}: {describe_accepted(step)}; {why}"),
-        tag("p", explain_rejection(step, why, words)),
+        tag("h4", f"Pass {place + 1}: {describe_accepted(step)}; {reason_name}"),
+        tag("p", explain_rejection(step, reason_name, labels)),
     ]
     if step.frames is not None:
-        parts += [tag("h5", "Frames"), frames_table(step.frames, step, words)]
+        parts += [tag("h5", "Frames"), frames_table(step.frames, step, labels)]
         if step.frames.reads != "words":
-            parts += [tag("h5", "Texts, and alignments that collapse to them"), alignments_table(step.frames, step, words)]
+            parts += [
+                tag("h5", "Texts, and alignments that collapse to them"),
+                alignments_table(step.frames, step, labels),
+            ]
     if len(step.tokens) > 1:
-        parts += [tag("h5", "Tree"), tree_list(step, words)]
-    parts += [tag("h5", "The base"), base_predictions(step, words)]
+        parts += [tag("h5", "Tree"), tree_list(step, labels)]
+    parts += [tag("h5", "The base"), base_predictions(step, labels)]
     return tag("section", *parts, id=name, class_="pass opening" if opening else "pass")
 
 
@@ -63,54 +66,59 @@ def describe_accepted(step: TraceStep) -> str:
     return f"{count} guess{'' if count == 1 else 'es'} stood, of a tree {tree_depth(step)} deep"
 
 
-def explain_rejection(step: TraceStep, why: str, words: TokenLabels) -> str:
+def explain_rejection(step: TraceStep, reason_name: str, labels: TokenLabels) -> str:
     """Where the draft died and why, in a sentence with its numbers."""
-    own = words.quoted([step.bonus])
-    if why == NO_DRAFT:
+    own = labels.quote([step.bonus])
+    if reason_name == NO_DRAFT:
         return f"Nothing was guessed; the base said {own}."
-    if why == ENDED:
-        return f"The answer ended with {words.quoted(step.accepted)}, which was guessed."
-    behind = f"Behind {words.quoted(step.accepted or step.tokens[:1])} "
-    if why == ALL_ACCEPTED:
+    if reason_name == ENDED:
+        return f"The answer ended with {labels.quote(step.accepted)}, which was guessed."
+    behind = f"Behind {labels.quote(step.accepted or step.tokens[:1])} "
+    if reason_name == ALL_ACCEPTED:
         return f"{behind}no more could be guessed; the base added {own}."
-    if why == REJECTED_BY_VERIFIER:
+    if reason_name == REJECTED_BY_VERIFIER:
         return f"{behind}the tree held {own}, but its coin was refused and the base drew the same word itself."
     frames = step.frames
     if frames is None:
         offered = [step.tokens[node] for node in child_nodes(step, step.path[-1])]
-        said = ", ".join(words.quoted([word]) for word in offered[:MAX_TOKENS_SHOWN]) if offered else "nothing"
-        return f"{behind}the tree held {said}; the base said {own}."
-    foreseen = forecast(frames, step.accepted)
-    gave = f"to {own}, which the base said, the frames gave {format_percent(foreseen.words.get(step.bonus, 0.0))}"
-    if why == MERGED_REPEAT:
+        offered_text = (
+            ", ".join(labels.quote([token]) for token in offered[:MAX_TOKENS_SHOWN]) if offered else "nothing"
+        )
+        return f"{behind}the tree held {offered_text}; the base said {own}."
+    predicted = forecast(frames, step.accepted)
+    gave = (
+        f"to {own}, which the base said, the frames gave {format_percent(predicted.token_probs.get(step.bonus, 0.0))}"
+    )
+    if reason_name == MERGED_REPEAT:
         return (
             f"{behind}the base said {own} once more; the frames said it in a row, which merges; {gave} as a new word."
         )
-    if why == EARLY_BLANK:
-        return f"{behind}the frames ended the text with {format_percent(foreseen.end)}; {gave}."
-    if why == NOT_IN_TREE:
+    if reason_name == EARLY_BLANK:
+        return f"{behind}the frames ended the text with {format_percent(predicted.end)}; {gave}."
+    if reason_name == NOT_IN_TREE:
         return (
-            f"{behind}the frames foresaw {own} with {format_percent(foreseen.words[step.bonus])}, but no node was left for it."
+            f"{"
+            f"behind}the frames foresaw {own} with {format_percent(predicted.token_probs[step.bonus])}, but no node was left for it."
         )
-    best = words.quoted([foreseen.best])
-    return f"{behind}the frames foresaw {best} with {format_percent(foreseen.words[foreseen.best])}; {gave}."
+    best = labels.quote([predicted.best])
+    return f"{behind}the frames foresaw {best} with {format_percent(predicted.token_probs[predicted.best])}; {gave}."
 
 
-def frames_table(frames: TraceFrames, step: TraceStep, words: TokenLabels) -> Html:
+def frames_table(frames: TraceFrames, step: TraceStep, labels: TokenLabels) -> Html:
     """A column a frame: its best words, and where a blank means anything its mass. Frames that listen are shown once
     more, behind the accepted text."""
-    made = [frame_table(frames, 0, words)]
-    if frames.listen:
-        made += [tag("p", f"and behind {words.quoted(step.accepted)}:"), frame_table(frames, -1, words)]
+    made = [frame_table(frames, 0, labels)]
+    if frames.is_conditioned:
+        made += [tag("p", f"and behind {labels.quote(step.accepted)}:"), frame_table(frames, -1, labels)]
     return join_html(made)
 
 
-def frame_table(frames: TraceFrames, known: int, words: TokenLabels) -> Html:
-    rows = frames.heard[known]
+def frame_table(frames: TraceFrames, benchmark_hashes: int, labels: TokenLabels) -> Html:
+    rows = frames.heard[benchmark_hashes]
     columns = []
     for row in rows:
         ranked = sorted(zip(row, frames.words, strict=False), reverse=True)[:MAX_TOKENS_SHOWN]
-        columns.append([probability_cell(words(word), p) for p, word in ranked])
+        columns.append([probability_cell(labels(token), p) for p, token in ranked])
     depth = max(map(len, columns))
     body = [[column[rank] if rank < len(column) else "" for column in columns] for rank in range(depth)]
     blanks = [probability_cell(BLANK_SIGN, row[-1]) for row in rows]
@@ -119,39 +127,41 @@ def frame_table(frames: TraceFrames, known: int, words: TokenLabels) -> Html:
     return html_table([f"frame {number}" for number in range(1, len(rows) + 1)], [*body, *last], looks)
 
 
-def probability_cell(said: str, share: float) -> Html:
+def probability_cell(label: str, share: float) -> Html:
     """A cell as dark as the share is great."""
-    return tag("span", join_html([tag("b", said), " ", format_percent(share)]), class_="mass", style=f"--mass:{share:.3g}")
+    return tag(
+        "span", join_html([tag("b", label), " ", format_percent(share)]), class_="mass", style=f"--mass:{share:.3g}"
+    )
 
 
-def alignments_table(frames: TraceFrames, step: TraceStep, words: TokenLabels) -> Html:
+def alignments_table(frames: TraceFrames, step: TraceStep, labels: TokenLabels) -> Html:
     """Texts of the tree with the likeliest alignments that say just them: the accepted text first, then leaves."""
     texts = [step.accepted] if step.accepted else []
-    if not frames.listen:  # else only the accepted text has heard frames
+    if not frames.is_conditioned:  # else only the accepted text has heard frames
         texts += [text for text in leaf_paths(step) if text not in texts][: MAX_TEXTS - len(texts)]
     if not texts:
         return tag("p", "The tree held no text.")
     return html_table(
         ["text", "the frames begin with it", "and say no more"],
-        [alignment_row(frames, step, text, words) for text in texts],
+        [alignment_row(frames, step, text, labels) for text in texts],
     )
 
 
-def alignment_row(frames: TraceFrames, step: TraceStep, text: tuple[int, ...], words: TokenLabels) -> list[Html | str]:
+def alignment_row(frames: TraceFrames, step: TraceStep, text: tuple[int, ...], labels: TokenLabels) -> list[Html | str]:
     share, ways = prefix_alignments(frames, text, MAX_ALIGNMENTS)
     mark = " \N{CHECK MARK}" if text == step.accepted else ""
     whole = exact_alignments(frames, text, MAX_ALIGNMENTS)
-    begins = join_html([tag("b", format_percent(share)), *(alignment_boxes(way, p, frames, words) for p, way in ways)])
+    begins = join_html([tag("b", format_percent(share)), *(alignment_boxes(way, p, frames, labels) for p, way in ways)])
     return [
-        words.quoted(text) + mark,
+        labels.quote(text) + mark,
         begins,
-        join_html(alignment_boxes(way, p, frames, words) for p, way in whole) or "impossible",
+        join_html(alignment_boxes(way, p, frames, labels) for p, way in whole) or "impossible",
     ]
 
 
-def alignment_boxes(way: Sequence[int | None], share: float, frames: TraceFrames, words: TokenLabels) -> Html:
+def alignment_boxes(alignment: Sequence[int | None], share: float, frames: TraceFrames, labels: TokenLabels) -> Html:
     """A box a frame, and the probability; frames that are free to say anything are dotted."""
-    boxes = [tag("i", words(word)) for word in way] + [tag("i", DOT)] * (frames.count - len(way))
+    boxes = [tag("i", labels(token)) for token in alignment] + [tag("i", DOT)] * (frames.frame_count - len(alignment))
     return tag("span", *boxes, " ", format_percent(share), class_="way")
 
 
@@ -177,19 +187,19 @@ def child_nodes(step: TraceStep, node: int) -> list[int]:
     return [child for child, parent in enumerate(step.parents) if parent == node]
 
 
-def tree_list(step: TraceStep, words: TokenLabels) -> Html:
-    return tag("ul", tree_branch(step, 0, words), class_="tree")
+def tree_list(step: TraceStep, labels: TokenLabels) -> Html:
+    return tag("ul", tree_branch(step, 0, labels), class_="tree")
 
 
-def tree_branch(step: TraceStep, node: int, words: TokenLabels) -> Html:
+def tree_branch(step: TraceStep, node: int, labels: TokenLabels) -> Html:
     stood = node in step.path
-    below = [tree_branch(step, child, words) for child in child_nodes(step, node)]
+    below = [tree_branch(step, child, labels) for child in child_nodes(step, node)]
     if node == step.path[-1] and step.committed == len(step.path):
-        below.append(tag("li", tag("b", words(step.bonus)), " \N{LEFTWARDS ARROW} the base's own word", class_="own"))
-    said = words(step.tokens[node]) + (" \N{CHECK MARK}" if stood and node else "")
-    return tag("li", tag("b" if stood else "span", said), *([tag("ul", *below)] if below else []))
+        below.append(tag("li", tag("b", labels(step.bonus)), " \N{LEFTWARDS ARROW} the base's own word", class_="own"))
+    label = labels(step.tokens[node]) + (" \N{CHECK MARK}" if stood and node else "")
+    return tag("li", tag("b" if stood else "span", label), *([tag("ul", *below)] if below else []))
 
 
-def base_predictions(step: TraceStep, words: TokenLabels) -> Html:
-    best = ", ".join(f"{words.quoted([word])} {format_percent(p)}" for word, p in step.base)
-    return tag("p", f"said {words.quoted([step.bonus])} there; its best words were {best}.")
+def base_predictions(step: TraceStep, labels: TokenLabels) -> Html:
+    best = ", ".join(f"{labels.quote([token])} {format_percent(p)}" for token, p in step.base)
+    return tag("p", f"said {labels.quote([step.bonus])} there; its best words were {best}.")

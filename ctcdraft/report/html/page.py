@@ -21,7 +21,9 @@ RESULT_COLUMNS = {name: cell for name, cell in tables.FULL_COLUMNS.items() if na
 TEXT_COLUMNS = {name: tables.FULL_COLUMNS[name] for name in ("drafter", *TEXT_COLUMN_NAMES)}
 
 
-def evaluation_page(rows: Sequence[Row], environment: Mapping[str, Any], figures: Mapping[str, Figure], seen: Trace | None) -> Html:
+def evaluation_page(
+    rows: Sequence[Row], environment: Mapping[str, Any], figures: Mapping[str, Figure], seen: Trace | None
+) -> Html:
     first = rows[0]
     title = f"{first['benchmark']}, {first['decoding']} decoding, base {environment['base']}"
     sections = {
