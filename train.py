@@ -293,10 +293,8 @@ def plan_without_base(config: DictConfig, paper: MetaBase) -> str:
         corpus, answers = instantiate(config.corpus, path=source), instantiate(config.answers)
         planned = corpus_plan.plan_corpus_dry_run(paper, corpus, answers, rate, prepared.SINGLE_SHARD)
         corpus_plan_text, corpus_stats = str(planned), CorpusStats.from_work(planned.work)
-    return (
-        f"{corpus_plan_text}\n"
-        ""
-        f"{paper_plan(paper.base, drafter, objective, corpus_stats, config.trainer, rate, from_environment().world_size)}"
+    return f"{corpus_plan_text}\n" + paper_plan(
+        paper.base, drafter, objective, corpus_stats, config.trainer, rate, from_environment().world_size
     )
 
 

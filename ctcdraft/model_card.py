@@ -30,7 +30,10 @@ def model_card(run: Path, config: Mapping[str, Any], fingerprint: Mapping[str, A
             "    ids = model.generate(**inputs, custom_generate=head.generate)\n\n"
             "with `from ctcdraft.hub import PublishedHead`.",
             "## What it is",
-            markdown_table(head_facts(config, fingerprint, trained), {"what": lambda row: row["what"], "": lambda row: row["value"]}),
+            markdown_table(
+                head_facts(config, fingerprint, trained),
+                {"what": lambda row: row["what"], "": lambda row: row["value"]},
+            ),
             "## What was measured",
             *measured,
         ]

@@ -82,8 +82,8 @@ def test_a_multirun_numbers_its_jobs(world, monkeypatch):
 def test_a_cell_that_cannot_be_is_in_the_table_and_the_other_cells_are_trained(world, monkeypatch, capsys):
     """Two frames cannot say three labels; mended, the same command forgets it."""
     monkeypatch.chdir(world)
-    said = expect_error(monkeypatch, capsys, "train.py", "-m", *train_args("run=cells", "drafter.frames=2,4", "seed=0,1",
-                                                                    "data_seed=0"))  # fmt: skip
+    cells = train_args("run=cells", "drafter.frames=2,4", "seed=0,1", "data_seed=0")
+    said = expect_error(monkeypatch, capsys, "train.py", "-m", *cells)
     assert said.splitlines()[0].startswith("train.py: job 0: 2 frames cannot say 3 labels")
     assert said.splitlines()[-1] == (
         "train.py: jobs of the sweep failed, as said above; the same command tries them again"

@@ -213,8 +213,8 @@ class Batches:
             rows, answers = rows + len(packs), answers + sum(map(len, packs))
             tokens, padded_tokens = tokens + sum(lengths), padded_tokens + len(packs) * max(lengths)
         return (
-            f"{"
-            f"answers / rows:.1f} answers and {tokens / rows:,.0f} tokens a row, {1 - tokens / padded_tokens:.1%} padding"
+            f"{answers / rows:.1f} answers and {tokens / rows:,.0f} tokens a row, "
+            f"{1 - tokens / padded_tokens:.1%} padding"
         )
 
     def close(self) -> None:

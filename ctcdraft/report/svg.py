@@ -29,7 +29,8 @@ class Figure:
     def file(self) -> str:
         """For a paper: on white."""
         return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{self.width}" height="{self.height}" {self._svg_attributes()} '
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{self.width}" height="{self.height}" '
+            f"{self._svg_attributes()} "
             'color="#222">\n'
             f'<rect width="{self.width}" height="{self.height}" fill="white"/>\n'
             + "\n".join(self.shapes)

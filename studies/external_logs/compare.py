@@ -89,7 +89,8 @@ def arm_notes(run: LoggedRun) -> list[Note]:
     """Of one file alone."""
     notes = []
     if run.repeated:
-        text = f"{len(run.repeated)} questions stand there more than once ({abbreviate_ids(run.repeated)}); the last line counts"
+        repeated = abbreviate_ids(run.repeated)
+        text = f"{len(run.repeated)} questions stand there more than once ({repeated}); the last line counts"
         notes.append(Note(run.name, ("prompts",), text))
     if run.choices > 1:
         text = f"there are up to {run.choices} answers to a question; only the first counts"
@@ -131,7 +132,8 @@ def pair_notes(run: LoggedRun, baseline: LoggedRun) -> list[Note]:
     for one, other in ((run, baseline), (baseline, run)):
         missing = [question for question in one.answers if question not in other.answers]
         if missing:
-            text = f"{len(missing)} questions are in {one.name} alone ({abbreviate_ids(missing)}): only the rest is compared"
+            ids = abbreviate_ids(missing)
+            text = f"{len(missing)} questions are in {one.name} alone ({ids}): only the rest is compared"
             notes.append(Note("", (*SPEEDUP_MEASURES, "equal"), text))
     off = sum(turn.token_count != turn.pass_count for turn in baseline.turns())
     if off:

@@ -97,8 +97,8 @@ def explain_rejection(step: TraceStep, reason_name: str, labels: TokenLabels) ->
         return f"{behind}the frames ended the text with {format_percent(predicted.end)}; {gave}."
     if reason_name == NOT_IN_TREE:
         return (
-            f"{"
-            f"behind}the frames foresaw {own} with {format_percent(predicted.token_probs[step.bonus])}, but no node was left for it."
+            f"{behind}the frames foresaw {own} with {format_percent(predicted.token_probs[step.bonus])}, "
+            "but no node was left for it."
         )
     best = labels.quote([predicted.best])
     return f"{behind}the frames foresaw {best} with {format_percent(predicted.token_probs[predicted.best])}; {gave}."
