@@ -1,14 +1,13 @@
-"""The processes that train one head together. It knows numbers and flags that they share; not what is trained.
+"""Processes that train one head together, started by torchrun, and shards of work that need no communication.
 
-Every process takes its own batches of a step; gradients are averaged in one exchange, so all of them hold the same
-weights and process 0 writes them down for all.
+Every process takes its own batches of a step; gradients are averaged in one collective, so that all hold the same
+weights, and rank 0 writes them.
 
-How a process that has met others over gloo ends. It knows no run and no work, only that both are done.
+gloo's worker threads release the tensors of a collective shortly after it and need the interpreter for that. If the
+interpreter is already finalizing, the process aborts and torchrun reports a finished run as failed
+(pytorch/pytorch#190489); so the process group is destroyed at exit.
 
-gloo's threads let go of an exchange's tensors a moment after it, and for that they ask for the interpreter. Who asks
-when it is going down aborts the process, and torchrun calls a finished run failed (pytorch/pytorch#190489).
-
-One of N processes that share a piece of work. It knows numbers and names, not what is shared.
+torch is imported in the functions that communicate: a command line is checked before torch is imported.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Self
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Self
 
 from ctcdraft.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Distributed:
@@ -41,6 +40,8 @@ class Distributed:
 
     def all_reduce_mean(self, tensors: Sequence[Tensor]) -> None:
         """Every tensor becomes its mean over the processes, in place and in one exchange a dtype."""
+        import torch
+
         if self.world_size == 1:
             return
         for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):  # in the same order everywhere
@@ -57,6 +58,8 @@ class Distributed:
 
     def all_gather_object(self, value: Any) -> list[Any]:
         """What every process has here, by rank."""
+        import torch
+
         gathered = [value]
         if self.world_size > 1:
             gathered = [None] * self.world_size
@@ -75,6 +78,8 @@ def from_environment() -> Distributed:
 
 def init_distributed(device: str) -> Distributed:
     """The processes that torchrun started together, or this one alone."""
+    import torch
+
     world = int(os.environ.get("WORLD_SIZE", 1))
     if world == 1:
         return Distributed()
@@ -131,6 +136,8 @@ def shut_down_gloo_at_exit(backend: str) -> None:
 def shut_down_gloo() -> None:
     """End the threads while the interpreter is there to be asked. Those of a group that somebody still holds, as
     DeepSpeed does, go on: they are given a moment."""
+    import torch
+
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
         time.sleep(THREAD_EXIT_SECONDS)

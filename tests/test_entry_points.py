@@ -131,7 +131,7 @@ def test_a_crossing_is_marked_in_the_report(world, monkeypatch):
         "out=crossed", "decoding.max_new_tokens=8", "warm_up_tokens=4", "timing.questions=0",
     )  # fmt: skip
     rows = json.loads((world / "crossed" / "report.json").read_text())["rows"]
-    said = "taught alignments but read as words by SparseTree: a crossing, as in Table 2 of the paper"
+    said = "taught alignments but read as words by StaticPerFrameTree: a crossing, as in Table 2 of the paper"
     assert [row["crossing"] for row in rows] == [None, said]
     shown = (world / "crossed" / "report.md").read_text()
     assert "| ctc@sparse (crossing) |" in shown

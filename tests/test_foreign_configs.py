@@ -20,9 +20,9 @@ from ctcdraft.models.loading import load_base
 SHORT = ["benchmark.path=prompts.jsonl", "benchmark.limit=1", "decoding.max_new_tokens=6", "timing.questions=0"]
 MODULE = """
 from ctcdraft.drafters.autoregressive import Autoregressive
-from ctcdraft.drafters.parallel import BlockDrafter
+from ctcdraft.drafters.parallel import ParallelDrafter
 
-class Own(BlockDrafter):
+class Own(ParallelDrafter):
     pass
 
 class Parrot(Autoregressive):

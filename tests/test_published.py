@@ -36,7 +36,7 @@ ctcdraft.hub.generate = lambda *given: made.append(loop(*given)) or made[-1]  # 
 """
 AFTER = """
 import hashlib, json
-weights = [(name, value.tolist()) for name, value in sorted(head.drafter.own_state().items())]
+weights = [(name, value.tolist()) for name, value in sorted(head.drafter.trainable_state_dict().items())]
 (one,) = made
 print(json.dumps({
     "ids": ids.tolist(), "said": one.tokens, "passes": len(one.passes), "nodes": [step.nodes for step in one.passes],

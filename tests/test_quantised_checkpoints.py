@@ -171,7 +171,7 @@ def test_tied_heads_and_integer_buffers_are_no_fault(tmp_path):
 def test_quantising_what_is_quantised_is_refused(tmp_path, monkeypatch):
     fp8_checkpoint(tmp_path)
     described = {"dtype": "auto", "quantization_config": object()}
-    monkeypatch.setattr("ctcdraft.models.loading.stored", lambda *told: described)
+    monkeypatch.setattr("ctcdraft.models.loading.weight_options", lambda *told: described)
     with pytest.raises(InputError, match=r"base\.quantised= would quantise .* already \(fp8\); leave it out"):
         load_base(str(tmp_path), "float32", "cpu", quantised="torchao_int8")
 
@@ -235,5 +235,5 @@ def test_the_check_runs_when_a_base_is_loaded(tmp_path, monkeypatch):
     monkeypatch.setattr(BaseLM, "to", lossy)
     with pytest.raises(InputError, match="is not what transformers loaded"):
         load_base(folder, "float32", "cpu")
-    monkeypatch.setattr("ctcdraft.models.loading.refuse_changed", lambda base, reference: None)
+    monkeypatch.setattr("ctcdraft.models.loading.refuse_changed_logits", lambda base, reference: None)
     compatibility.refuse_inexact_tree_attention(load_base(folder, "float32", "cpu"))

@@ -225,7 +225,9 @@ def test_prompts_to_draft_for_are_spread_over_the_corpus(bench, monkeypatch):
         return Row(f"p{number}", 0, "chat", torch.arange(number, number + 4 + said, dtype=torch.int32), mask_L, True)
 
     rows = [row(number, 6 if number % 2 else 5) for number in range(20)]  # the even ones are too short
-    monkeypatch.setattr("studies.comparison.matching.prepared.read", lambda path, fingerprint: PreparedCorpus({}, rows))
+    monkeypatch.setattr(
+        "studies.comparison.matching.prepared.read_corpus", lambda path, fingerprint: PreparedCorpus({}, rows)
+    )
     monkeypatch.delitem(bench.__dict__, "prompts")
     assert [prompt_L.tolist() for prompt_L in bench.prompts] == [[1, 2, 3, 4], [11, 12, 13, 14]]
     monkeypatch.delitem(bench.__dict__, "prompts")

@@ -238,9 +238,9 @@ def test_a_size_without_a_certificate_is_in_no_verdict(held, tmp_path):
 def test_a_grid_whose_rules_name_its_last_cell_alone_tells_of_every_cell(held):
     rules, book = held
     last = replace(rules, entrants={"medusa": rules.entrants["medusa"]})
-    found = page.Found.of(book)
-    assert page.seeds(last, found) == page.seeds(rules, found)
-    assert [tuple(line.split(" | ")[:2]) for line in page.seeds(last, found)[1].splitlines()[2:]] == [
+    found = page.ComparisonData.of(book)
+    assert page.seeds_section(last, found) == page.seeds_section(rules, found)
+    assert [tuple(line.split(" | ")[:2]) for line in page.seeds_section(last, found)[1].splitlines()[2:]] == [
         ("| steps", "ctc_gru"),
         ("| time", "ctc_gru"),
     ]
@@ -257,7 +257,7 @@ def test_who_could_not_be_matched_is_named(held):
     one = {"key": "", "value": None, "interval": None, "how": ""}
     told = {"latency": {"medusa": one | {"ratio": 1.0}}, "parameters": {"medusa": one | {"ratio": 0.56}}}
     told["latency, once trained"] = {"ctc_gru": one | {"ratio": 1.0}, "medusa": one | {"ratio": 1.3}}
-    found = replace(page.Found.of(book), matching=told)
+    found = replace(page.ComparisonData.of(book), matching=told)
     arms = replace(rules, arms=("steps", "parameters", "latency"))
     text = page.conditions_section(arms, found)
     assert "Not matched within 5% in the arm of parameters: medusa, 0.56." in text

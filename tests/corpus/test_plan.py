@@ -83,9 +83,9 @@ def test_the_plan_says_how_much_and_where(base, tmp_path):
 
 
 def test_stored_states_are_planned_for_every_precision_and_tap():
-    size = planning_corpus.Size.of(random_base())
+    size = planning_corpus.ModelStats.of(random_base())
     assert planning_corpus.hidden_state_bytes(10, size) == {"float32": 1280, "bfloat16": 640, "int8": 360}
-    taps = planning_corpus.Size.of(prepared_base(taps=["last", 1]))
+    taps = planning_corpus.ModelStats.of(prepared_base(taps=["last", 1]))
     assert planning_corpus.hidden_state_bytes(10, taps) == {"float32": 2560, "bfloat16": 1280, "int8": 680}
 
 
@@ -95,7 +95,7 @@ def prepared_base(taps):
 
 def test_memory_is_the_weights_alone_where_others_answer(base):
     work = CorpusTokenCounts.from_prompts(PROMPTS, GREEDY, base.tokenizer, base.context_length)
-    size = planning_corpus.Size.of(base)
+    size = planning_corpus.ModelStats.of(base)
     here = planning_corpus.memory_parts(work, size, GREEDY)
     assert here["cache"] == 3 * 256 * size.kv_bytes * 11 / 8
     assert here["logits"] == 3 * base.vocabulary * 4

@@ -112,8 +112,8 @@ def test_siblings_write_side_by_side_and_leave_each_others_drafts_alone(base, tm
 
 def test_the_lock_of_a_dead_process_stops_nobody(base, tmp_path):
     held = (
-        "import os, sys; from pathlib import Path; from ctcdraft.corpus.part_files import writing; "
-        "from ctcdraft.distributed import Shard; lock = writing(Path(sys.argv[1]), Shard(1, 2)); lock.__enter__(); "
+        "import os, sys; from pathlib import Path; from ctcdraft.corpus.part_files import writer_lock; "
+        "from ctcdraft.distributed import Shard; lock = writer_lock(Path(sys.argv[1]), Shard(1, 2)); lock.__enter__(); "
         "print('held', flush=True); os.kill(os.getpid(), 9)"
     )
     done = subprocess.run([sys.executable, "-c", held, str(tmp_path)], capture_output=True, text=True, timeout=200)

@@ -187,7 +187,7 @@ def test_identity_is_weights_and_yaml(entry, run_directory, base, tmp_path, monk
     OmegaConf.save(config, wider / "config.yaml")
     assert entry.contestant(entry.looked_up(str(wider)), base).identity != one.identity
 
-    shutil.copytree(contestants.DRAFTERS / "paths", tmp_path / "drafter" / "paths")
+    shutil.copytree(contestants.DRAFTER_CONFIGS / "paths", tmp_path / "drafter" / "paths")
     monkeypatch.setattr(contestants, "DRAFTER_CONFIGS", tmp_path / "drafter")
     word = f"{run_directory}@collapse"
     before = entry.contestant(entry.looked_up(word), base).identity

@@ -116,7 +116,7 @@ def test_everyone_is_warm_before_anything_is_timed(tmp_path, monkeypatch):
     """Also where every question was answered by an earlier process, and only the instrumented pass is left."""
     here, said = make_setup(), []
     names = {drafter: name for name, drafter in here.contestants.items()}
-    generate, instrument = runner.generate, sessions.instrument
+    generate, instrument = runner.generate_answer, sessions.profile_answer
 
     def heard(base, drafter, prompt_L, settings, *rest):
         said.append((names[drafter], settings.max_new_tokens))

@@ -113,7 +113,7 @@ def test_what_cannot_be_learned_is_one_sentence(base, tmp_path):
         Eagle(1, 1.0, 0.1)(narrow, batch)
     # The block drafter's frames are as wide as states, so that a loss would come out; but they are read otherwise.
     for objective in (Eagle(1, 1.0, 0.1), EagleCTC(3, 6, 1.0, 0.1, 0.1)):
-        with pytest.raises(InputError, match=r"BlockDrafter does not guess; .* are for drafter=eagle"):
+        with pytest.raises(InputError, match=r"ParallelDrafter does not guess; .* are for drafter=eagle"):
             describe_reading(objective, ctc_head(base), 6)
         assert (
             describe_reading(objective, make_sequential_drafter("eagle", base, tmp_path, 6), 6)

@@ -106,5 +106,5 @@ def failing(graph, inputs):
 )
 def test_what_cannot_be_compiled_is_said_before_any_corpus(base, fresh, backend, said):
     one = make_trainer(None, base, 3)
-    with pytest.raises(InputError, match=rf"trainer\.compile=.* BlockDrafter here \(.*{said}.*inductor.*or null"):
+    with pytest.raises(InputError, match=rf"trainer\.compile=.* ParallelDrafter here \(.*{said}.*inductor.*or null"):
         compile_forward(one.drafter, backend, partial(smoke_step, base, one.drafter, one.objective, one.engine))

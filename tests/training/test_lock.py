@@ -16,8 +16,8 @@ from ctcdraft.training.lock import LOCK_FILE, InUseError, run_lock
 HOLDS = """
 import sys, time
 from pathlib import Path
-from ctcdraft.training.lock import exclusive
-with exclusive(Path(sys.argv[1])):
+from ctcdraft.training.lock import run_lock
+with run_lock(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(600)
 """

@@ -139,7 +139,7 @@ def test_a_damaged_state_falls_back_to_the_one_before(base, whole, tmp_path, cap
 
 def full_disk(monkeypatch, times):
     """So many states meet a full disk half-way."""
-    real, left = run_directory.write_whole, [times]
+    real, left = run_directory.atomic_write, [times]
 
     def write_whole(path, write):
         def half(draft):

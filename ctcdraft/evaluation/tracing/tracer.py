@@ -39,12 +39,12 @@ class TraceSettings:
 
     questions: int
     tokens: int
-    top_k: int
+    words: int
 
     def __post_init__(self) -> None:
         check_int(self.questions, "explorer.questions", least=0)
         check_int(self.tokens, "explorer.tokens", least=2)
-        check_int(self.top_k, "explorer.words")
+        check_int(self.words, "explorer.words")
 
     def trace_answers(
         self, setup: EvaluationSetup, prompts: Mapping[int, Prompt], progress: Progress | None = None
@@ -59,7 +59,7 @@ class TraceSettings:
                     continue
                 settings = setup.settings_of(name)
                 settings = replace(settings, max_new_tokens=min(self.tokens, settings.max_new_tokens))
-                tracer = Tracer(drafter, settings.verify, self.top_k)
+                tracer = Tracer(drafter, settings.verify, self.words)
                 tokens, passes, noise = tracer.answer(setup.base, prompt_L, settings, turn_seed(setup.seed, index, 0))
                 token_texts = token_pieces(setup.base.tokenizer, tokens)
                 if progress is not None:
