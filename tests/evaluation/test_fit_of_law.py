@@ -107,14 +107,14 @@ def mixed_stop(p_NV, q_NV, words_NK, coins_NK):
     return multi_round(p_NV, torch.where(total_N1 > 0, q_NV / total_N1, 0.0), words_NK, coins_NK)
 
 
-def told_apart(rule, stop=0.0, samples_drafts=3, places=4000, words=48):
+def told_apart(rule, stop=0.0, draws=3, places=4000, words=48):
     """p-values, by p and by q / p, of words that a rule lets through: drafts near the base, a new pair of laws each."""
     rng = torch.Generator().manual_seed(0)
     log_NV = (2 * torch.randn(places, words, generator=rng, dtype=torch.float64)).log_softmax(-1)
     p_NV = log_NV.exp()
     q_NV = (log_NV + 0.7 * torch.randn(places, words, generator=rng, dtype=torch.float64)).softmax(-1) * (1 - stop)
     full_NV = torch.cat([q_NV, 1 - q_NV.sum(1, keepdim=True).clamp(max=1)], 1)
-    words_NK = torch.multinomial(full_NV, samples_drafts, replacement=True, generator=rng)
+    words_NK = torch.multinomial(full_NV, draws, replacement=True, generator=rng)
     words_NK = torch.where(words_NK == words, NO_TOKEN, words_NK)
     coins_NK = torch.rand(words_NK.shape, generator=rng, dtype=torch.float64)
     stands_N, rest_NV = rule(p_NV, q_NV, words_NK, coins_NK)
@@ -135,25 +135,25 @@ def test_exact_rules_fit_in_both_orders(rule, stop):
 @pytest.mark.parametrize(
     ("rule", "stop", "draws"), [(own_coins, 0.0, 3), (mixed_stop, 0.25, 1)], ids=["own coins", "mixed stop"]
 )
-def test_biased_rules_are_seen_in_the_order_of_what_the_draft_favours(rule, stop, samples_drafts):
-    by_base, by_draft = told_apart(rule, stop, samples_drafts)
+def test_biased_rules_are_seen_in_the_order_of_what_the_draft_favours(rule, stop, draws):
+    by_base, by_draft = told_apart(rule, stop, draws)
     assert by_draft < 1e-6
     assert by_base > 1e-4  # which is why the other order alone would call them honest
 
 
-def marks_of(base, drafter, verify, samples_drafts, temperature=1.0, lossless=True):
+def marks_of(base, drafter, verify, draws, temperature=1.0, lossless=True):
     how = DecodingSettings(24, 12, temperature, 0, 1.0, verify, lossless, token_for_token=False)
     prompt, found = torch.tensor([0, 7, 9]), PITHistogram.empty()
-    for seed in range(samples_drafts):
+    for seed in range(draws):
         said = generate(base, drafter, prompt, how, frozenset(), seed)
         drafts = draft_distributions(base, drafter, prompt, how, seed, said.tokens) if said.drawn else {}
         found += pit_histogram(base, prompt, said.tokens, how, seed, drafts)
     return found
 
 
-def fits_of(base, drafter, verify, samples_drafts=30):
-    found = marks_of(base, drafter, verify, samples_drafts)
-    assert sum(found.by_base) == 24 * samples_drafts
+def fits_of(base, drafter, verify, draws=30):
+    found = marks_of(base, drafter, verify, draws)
+    assert sum(found.by_base) == 24 * draws
     return [
         fit and fit.p_value
         for fit in (ChiSquareFit.from_counts(found.by_base), ChiSquareFit.from_counts(found.by_draft))
