@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from ctcdraft.config.early_checks import check_before_imports
+
+if __name__ == "__main__":
+    check_before_imports("evaluate")  # above the imports below, which take seconds
+
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from ctcdraft.config.allowed import parse_trust
 from ctcdraft.config.cli import entry_point, run_hydra_main
 from ctcdraft.config.contestants import ContestantConfig, build_contestant, resolve
-from ctcdraft.config.early_checks import check_before_imports
+from ctcdraft.config.schema import as_list, check_config
 from ctcdraft.distributed import Shard
 from ctcdraft.errors import InputError
 from ctcdraft.evaluation.differences import comparison_pairs
@@ -27,7 +32,6 @@ from ctcdraft.evaluation.latency import LatencyBenchmark
 from ctcdraft.evaluation.output_dir import OutputDir
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
 from ctcdraft.evaluation.runner import EvaluationSetup
-from ctcdraft.evaluation.settings import as_list, refuse_impossible
 from ctcdraft.evaluation.tree_size import load_or_choose_sizes
 from ctcdraft.io import refuse_unwritable
 from ctcdraft.report import latency, markdown
@@ -40,14 +44,11 @@ from studies.external_logs.read import read_log
 from studies.paper import export
 from studies.paper.tables import read_table
 
-if __name__ == "__main__":
-    check_before_imports("evaluate")  # above the imports below, which take seconds
-
 
 @hydra.main(version_base=None, config_path="configs", config_name="evaluate")
 @entry_point
 def main(config: DictConfig) -> None:
-    refuse_impossible(config)
+    check_config(config)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     if config.arena is not None:

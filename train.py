@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from ctcdraft.config.early_checks import check_before_imports
+
+if __name__ == "__main__":
+    check_before_imports("train")  # above the imports below, which take seconds
+
 import shlex
 from contextlib import closing, nullcontext
 from pathlib import Path
@@ -16,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from ctcdraft.config.allowed import parse_trust, printable, read_resumed_config
 from ctcdraft.config.build import build_drafter, meta_base, portable_config
 from ctcdraft.config.cli import entry_point, error_sentence, run_hydra_main
-from ctcdraft.config.early_checks import check_before_imports
+from ctcdraft.config.schema import check_config
 from ctcdraft.config.sweep_jobs import run_directory, run_title, sweep_directory, track_job
 from ctcdraft.corpus import part_files, prepared, template_warnings
 from ctcdraft.corpus.answer_mask import refuse_wrong_masks
@@ -38,12 +43,8 @@ from ctcdraft.training.lock import run_lock
 from ctcdraft.training.loggers import JsonlLogger, refuse_absent
 from ctcdraft.training.lora import KLRegularizedObjective, LoRAAdapter
 from ctcdraft.training.run_directory import RunDirectory
-from ctcdraft.training.settings import refuse_impossible
 from ctcdraft.training.trainer import CheckpointPolicy, Trainer
 from ctcdraft.training.validation import DecodingValidation, split_held_out
-
-if __name__ == "__main__":
-    check_before_imports("train")  # above the imports below, which take seconds
 
 
 @hydra.main(version_base=None, config_path="configs", config_name="train")
@@ -124,7 +125,7 @@ def train_exclusively(config: DictConfig, run: RunDirectory, resuming: bool, swe
 
 def refuse_before_loading(config: DictConfig) -> None:
     """What is wrong with the config alone."""
-    refuse_impossible(config.trainer, config.seed)
+    check_config(config)
     local_batches(config.trainer.accumulate, from_environment())
     refuse_untrainable(config.drafter)
     refuse_missing_objective(config)

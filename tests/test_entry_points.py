@@ -163,7 +163,7 @@ def test_a_base_that_is_not_here_is_planned_on_paper(world, monkeypatch, capsys)
     there = ["corpus.path=prompts.jsonl", "dtype=bfloat16", "plan_only=true"]
     run_script(monkeypatch, "data/prepare.py", "base=vicuna_7b", "out=never", *there)
     said = capsys.readouterr().out
-    assert said.startswith("ON PAPER: vicuna_7b is not loaded, for no weights of lmsys/vicuna-7b-v1.3 are on this")
+    assert said.startswith("DRY RUN: vicuna_7b is not loaded, because no weights of lmsys/vicuna-7b-v1.3 are on this")
     assert "6.74 B parameters, 13.5 GB as bfloat16 (27.0 GB as float32)" in said
     assert "as characters / 4: no tokenizer is here" in said
     assert "hours" not in said.split("time", 1)[1].split("plan.flops=")[0]
@@ -173,7 +173,7 @@ def test_a_base_that_is_not_here_is_planned_on_paper(world, monkeypatch, capsys)
     words = train_args("run=x", "prepared=never", "base.path=shape", "plan_only=true")
     run_script(monkeypatch, "train.py", *words, "plan.flops=1e12", "device=cuda", "dtype=bfloat16")
     said = capsys.readouterr().out
-    assert "ON PAPER: shape is not loaded" in said
+    assert "DRY RUN: shape is not loaded" in said
     assert "seconds with states=live" in said.split("time  ")[-1]
-    assert "at 1e+12 operations a second, memory taken to keep up, which is assumed" in said
+    assert "at 1e+12 FLOP/s, not limited by memory bandwidth, which is assumed" in said
     assert not [name for name in ("x", "never") if Path(name).exists()]

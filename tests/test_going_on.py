@@ -109,7 +109,7 @@ def test_an_evaluation_that_cannot_be_leaves_the_others_of_its_sweep(world, monk
     words = ["checkpoint=run", "benchmark.path=prompts.jsonl", "benchmark.limit=1", "decoding.max_new_tokens=8",
              "warm_up_tokens=4", "timing.questions=0", "decoding.nodes=0,6", "out=of_${decoding.nodes}"]  # fmt: skip
     said = expect_error(monkeypatch, capsys, "evaluate.py", "-m", *words)
-    assert said.startswith("evaluate.py: job 0: decoding.nodes=0 is impossible")
+    assert said.startswith("evaluate.py: job 0: decoding.nodes must be an integer >= 1, got 0")
     assert (world / "of_6" / "1" / "report.json").is_file()
     assert not (world / "of_0").exists()
 

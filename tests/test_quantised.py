@@ -21,7 +21,7 @@ from ctcdraft.models.values import QUANTIZATION_PACKAGES, weight_options
 
 
 def test_what_is_not_there_is_one_sentence():
-    with pytest.raises(InputError, match="quantised=no_bits is none of bitsandbytes_4bit, torchao_int8"):
+    with pytest.raises(InputError, match="quantised must be one of bitsandbytes_4bit, torchao_int8 or null, got no_"):
         weight_options("float32", "cpu", "no_bits")
     for name in [name for name, package in QUANTIZATION_PACKAGES.items() if find_spec(package) is None]:
         with pytest.raises(InputError, match=f"needs the package {QUANTIZATION_PACKAGES[name]}"):
@@ -30,7 +30,7 @@ def test_what_is_not_there_is_one_sentence():
 
 def test_llm_int8_is_refused_with_its_reason():
     """It looks for outlier columns over all rows of a batch: the siblings of a node change the node's own logits."""
-    with pytest.raises(InputError, match=r"bitsandbytes_8bit is refused: LLM\.int8 looks for outlier.* take bitsandb"):
+    with pytest.raises(InputError, match=r"bitsandbytes_8bit is refused: LLM\.int8 looks for outlier.* use bitsandb"):
         weight_options("float32", "cpu", "bitsandbytes_8bit")
 
 

@@ -18,11 +18,9 @@ from typing import Any
 from ctcdraft.config.cli import compose_config, entry_point, run_hydra_main
 from ctcdraft.config.command_line import MULTIRUN_FLAGS, parse_override, quote_paths
 from ctcdraft.config.contestant_files import refuse_unknown_contestants
-from ctcdraft.corpus import settings as preparing
+from ctcdraft.config.schema import as_list, check_config
 from ctcdraft.errors import InputError
-from ctcdraft.evaluation import settings as evaluating
 from ctcdraft.io import has_complete_corpus, refuse_existing_run, refuse_missing_run, refuse_unwritable
-from ctcdraft.training import settings as training
 
 
 def check_before_imports(verb: str) -> None:
@@ -113,21 +111,21 @@ def refuse_wrong_train_config(config: Any) -> None:
         refuse_missing_run(Path(config.resume))
     elif (Path(config.run) / "config.yaml").exists() and not config.overwrite:
         refuse_existing_run(Path(config.run))
-    training.refuse_impossible(config.trainer, config.seed)
+    check_config(config)
 
 
 def refuse_wrong_evaluate_config(config: Any) -> None:
     """Raise InputError for what is wrong with a config of evaluate.py."""
-    evaluating.refuse_impossible(config)
+    check_config(config)
     elsewhere = (config.arena, config.recorded.path, config.recorded.baseline, config.table.name)
     if all(one is None for one in elsewhere):
         run = [] if config.checkpoint is None else [config.checkpoint]
-        refuse_unknown_contestants([*run, *evaluating.as_list(config.contestants, "contestants")])
+        refuse_unknown_contestants([*run, *as_list(config.contestants, "contestants")])
 
 
 CHECKS = {
     "train": refuse_wrong_train_config,
     "evaluate": refuse_wrong_evaluate_config,
-    "prepare": preparing.refuse_impossible,
+    "prepare": check_config,
 }
 SCRIPTS = {verb: f"{verb}.py" for verb in CHECKS} | {"prepare": "data/prepare.py"}

@@ -14,8 +14,6 @@ from statistics import mean
 from time import perf_counter, process_time
 from typing import Any
 
-import torch
-
 from ctcdraft.progress import Progress, format_minutes, write_line
 
 MACHINE_METRICS = (
@@ -40,6 +38,8 @@ class StepTimer:
 
 
 def peak_memory() -> int:
+    import torch  # sweep.py and refusals of train.py start without it
+
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         return torch.cuda.max_memory_allocated()
     unit = 1 if sys.platform == "darwin" else 1024

@@ -242,7 +242,7 @@ def test_a_trial_that_falls_behind_is_stopped(tmp_path, monkeypatch):
     ("words", "sentence"),
     [
         (["trials=3"], "nothing is searched; give a key a range"),
-        (["trials=0", "a=range(1,3)"], "trials=0 is impossible"),
+        (["trials=0", "a=range(1,3)"], "trials must be an integer >= 1, got 0"),
         (["a=range(0.5,1)"], "a: range(..) of a search goes over whole numbers"),
         (["nonsense"], "nonsense is no key=value"),
         (["a=range(9,4)"], "a: nothing lies from 9 to 3; give its range upwards"),
