@@ -85,9 +85,7 @@ def test_a_cell_that_cannot_be_is_in_the_table_and_the_other_cells_are_trained(w
     cells = train_args("run=cells", "drafter.frames=2,4", "seed=0,1", "data_seed=0")
     said = expect_error(monkeypatch, capsys, "train.py", "-m", *cells)
     assert said.splitlines()[0].startswith("train.py: job 0: 2 frames cannot say 3 labels")
-    assert said.splitlines()[-1] == (
-        "train.py: jobs of the sweep failed, as said above; the same command tries them again"
-    )
+    assert said.splitlines()[-1] == ("train.py: jobs of the sweep failed, see above; the same command tries them again")
     cells = world / "cells"
     assert [(cells / job / "drafter.safetensors").is_file() for job in "0123"] == [False, False, True, True]
     with (cells / "sweep.csv").open() as file:

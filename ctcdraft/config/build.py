@@ -1,4 +1,4 @@
-"""The front door: where config becomes plain values, and a bad input one sentence. No room behind imports it."""
+"""Objects from config nodes: the base of a dry run, and untrained or trained drafters."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from ctcdraft.errors import InputError
 
 
 def meta_base(config: Any) -> Any:
-    """The base of a `base` node on paper, where it cannot be loaded on this machine; else None. Only what `load_base`
-    loads has a config that a plan can be made from."""
+    """Return the base of a `base` node on the meta device if it cannot be loaded on this machine, else None.
+
+    Only bases that `load_base` loads can be planned for without weights.
+    """
     from hydra.utils import instantiate
     from omegaconf import OmegaConf
 
@@ -24,33 +26,43 @@ def meta_base(config: Any) -> Any:
 
 
 def portable_config(node: Any) -> Any:
-    """The values of a node for a file that others read: places in this repository by their way from its root, so that
-    it says the same wherever the repository lies."""
+    """Return the plain values of a node, with paths inside this repository relative to its root.
+
+    So files that are written into run directories do not depend on where the repository is.
+    """
     from omegaconf import OmegaConf
 
     def portable(value: Any) -> Any:
         if isinstance(value, dict):
-            return {key: portable(one) for key, one in value.items()}
+            return {key: portable(item) for key, item in value.items()}
         if isinstance(value, list):
-            return [portable(one) for one in value]
+            return [portable(item) for item in value]
         return value.removeprefix(f"{REPOSITORY}/") if isinstance(value, str) else value
 
     return portable(OmegaConf.to_container(node, resolve=True))
 
 
 def build_drafter(config: Any, base: Any, **parts: Any) -> Any:
-    """The drafter of a `drafter` node, for this base; its YAML's `name` is for rows and files, not for it.
-    parts: the drafters that a composite is made of."""
+    """Return the drafter of a `drafter` node for this base.
+
+    Args:
+        parts: the drafters that a composite drafter combines, by role.
+    """
     from hydra.utils import instantiate
     from omegaconf import OmegaConf
 
     values: Any = OmegaConf.to_container(config, resolve=True)
-    values.pop("name", None)
+    values.pop("name", None)  # names report rows and files; no constructor takes it
     return instantiate(values, base=base, **parts)
 
 
 def load_drafter(run: Path, base: Any, paths: Any | None, trust: Collection[str] = ()) -> Any:
-    """Return the trained drafter of a run; `paths` builds its trees in another way, `trust`: see allowed.py."""
+    """Return the trained drafter of a run.
+
+    Args:
+        paths: a node that builds token trees in another way than the run's own; None for the run's.
+        trust: further classes that the run's config may call (allowed.py).
+    """
     from hydra.errors import InstantiationException
 
     from ctcdraft.config.allowed import read_run_config
