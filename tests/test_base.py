@@ -147,7 +147,7 @@ def test_impossible_places_and_types_are_one_sentence(tmp_path):
     with pytest.raises(InputError, match=r"dtype must be a floating-point type of torch .*, got float23"):
         load_base(folder, "float23", "cpu")
     if not torch.cuda.is_available():
-        with pytest.raises(InputError, match="finds no CUDA device"):
+        with pytest.raises(InputError, match="torch finds none"):
             load_base(folder, "float32", "cuda")
 
 
