@@ -164,19 +164,22 @@ def read_resumed_config(file: Path, trust: Collection[str] = ()) -> Any:
 
 def read_drafter_config(file: Path, trust: Collection[str] = ()) -> Any:
     """Return the config of a YAML file that holds a drafter."""
-    config, values = read_yaml(file)
+    config, values = read_yaml(file, "drafter")
     refuse_foreign(values, file, ALLOWED_TARGETS["drafter"], trust)
     return config
 
 
-def read_yaml(file: Path) -> tuple[Any, dict[str, Any]]:
-    """Return the config in a YAML file and its plain values, in which interpolations are the text that they are."""
+def read_yaml(file: Path, place: str = "") -> tuple[Any, dict[str, Any]]:
+    """Return the config in a YAML file and its plain values, in which interpolations are the text that they are.
+
+    place: the key under which the file's content belongs in a whole config.
+    """
     import yaml
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     try:
-        values: Any = current(OmegaConf.to_container(OmegaConf.load(file), resolve=False))
+        values: Any = current(OmegaConf.to_container(OmegaConf.load(file), resolve=False), place)
         config = OmegaConf.create(values)
     except (OSError, ValueError, RecursionError, yaml.YAMLError, OmegaConfBaseException) as error:
         raise InputError(f"cannot read {file} ({first_line(error)}); it is no YAML file of keys and values") from error

@@ -49,8 +49,8 @@ def build_drafter(config: Any, base: Any, **parts: Any) -> Any:
     return instantiate(values, base=base, **parts)
 
 
-def load_drafter(run: Path, base: Any, paths: Any | None, trust: Collection[str] = ()) -> Any:
-    """Return the trained drafter of a run; `paths` builds its trees in another way, `trust`: see allowed.py."""
+def load_drafter(run: Path, base: Any, tree: Any | None, trust: Collection[str] = ()) -> Any:
+    """Return the trained drafter of a run; `tree`: config of another tree builder, `trust`: see allowed.py."""
     from hydra.errors import InstantiationException
 
     from ctcdraft.config.allowed import read_run_config
@@ -60,8 +60,8 @@ def load_drafter(run: Path, base: Any, paths: Any | None, trust: Collection[str]
     directory.require()
     directory.refuse_other_base(base.fingerprint())
     config = read_run_config(directory.config, trust).drafter
-    if paths is not None:
-        config["growth" if "growth" in config else "paths"] = paths
+    if tree is not None:
+        config.tree = tree
     try:
         drafter = build_drafter(config, base)
     except InstantiationException as error:

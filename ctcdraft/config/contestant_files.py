@@ -18,13 +18,13 @@ OUTSIDE_CONFIGS = CONFIGS / "outside"
 
 
 def split_reading(word: str) -> tuple[str, str]:
-    """Return the place and the paths of RUN@PATHS; the paths are empty where none are named."""
-    place, at, paths = word.rpartition("@")
-    return (place, paths) if at and not Path(word).is_dir() else (word, "")
+    """Return the place and the tree of RUN@TREE; the tree is empty where none is named."""
+    place, at, tree = word.rpartition("@")
+    return (place, tree) if at and not Path(word).is_dir() else (word, "")
 
 
 def drafter_file(word: str, run: Path) -> Path:
-    """Return the YAML of a drafter that is not a run. run: the name without @PATHS."""
+    """Return the YAML of a drafter that is not a run. run: the name without @TREE."""
     candidates = (DRAFTER_CONFIGS / f"{word}.yaml", OUTSIDE_CONFIGS / f"{word}.yaml", Path(word))
     for file in candidates:
         if file.suffix == ".yaml" and file.is_file() and not run.is_dir():

@@ -26,6 +26,7 @@ from ctcdraft.evaluation.evaluation import Contestant
 from ctcdraft.evaluation.stock_generate import StockGenerate
 from ctcdraft.models.fingerprint import weights_hash
 from ctcdraft.objectives.compatibility import mismatch, refuse_incompatible
+from ctcdraft.renamed import current, current_option
 from ctcdraft.training.run_directory import RunDirectory
 
 
@@ -37,7 +38,7 @@ class ContestantConfig:
     name: str
     run: Path | None
     config: Any
-    paths: str | None
+    tree: str | None
     parts: dict[str, ContestantConfig] = field(default_factory=dict)
     trust: Collection[str] = ()
 
@@ -49,21 +50,23 @@ class ContestantConfig:
 
 
 def resolve(name_or_mapping: Any, untrained: bool = False, trust: Collection[str] = ()) -> ContestantConfig:
-    """A run directory (`RUN`, or `RUN@PATHS`), a drafter of configs/drafter or configs/outside or of a YAML file;
+    """A run directory (`RUN`, or `RUN@TREE`), a drafter of configs/drafter or configs/outside or of a YAML file;
     `{draft_model:{path:FOLDER}}` is a drafter with values of its own. untrained: one that has weights may be named
     as it is, to be timed with random ones. trust: names that a run, or a YAML that is not of configs/, may call beside
     ctcdraft's own."""
     name_or_mapping, values = (
         next(iter(name_or_mapping.items())) if isinstance(name_or_mapping, Mapping) else (str(name_or_mapping), {})
     )
-    place, paths = split_reading(name_or_mapping)
+    values = current(OmegaConf.to_container(values) if OmegaConf.is_config(values) else values, "drafter")
+    place, tree = split_reading(name_or_mapping)
     run = RunDirectory(Path(place))
     if run.config.is_file():
         if values:
             raise InputError(f"{place} is a run and has its own values; of {dict(values)} none can be given")
         config = read_run_config(run.config, trust)
-        name = f"{config.drafter.name}{paths and f'@{paths}'}"
-        return ContestantConfig(name, run.path, config, paths or None, trust=trust)
+        tree = current_tree(config.drafter, tree)
+        name = f"{config.drafter.name}{tree and f'@{tree}'}"
+        return ContestantConfig(name, run.path, config, tree or None, trust=trust)
     config = compose_drafter_config(drafter_file(name_or_mapping, run.path), values or {}, trust)
     for key in [key for key in values or {} if key not in config]:
         raise InputError(f"drafter {name_or_mapping} has no value {key}; it has {', '.join(map(str, config))}")
@@ -82,7 +85,7 @@ def resolve(name_or_mapping: Any, untrained: bool = False, trust: Collection[str
 
 
 def compose_drafter_config(file: Path, chosen: Mapping[str, Any], trust: Collection[str] = ()) -> Any:
-    """A drafter's YAML with the options its defaults name, or `chosen` names instead: {growth: chain}. A file that is
+    """A drafter's YAML with the options its defaults name, or `chosen` names instead: {tree: chain}. A file that is
     not of configs/ is read as one that others may have made."""
     ours = file.resolve().is_relative_to(CONFIGS.resolve())
     config: Any = OmegaConf.load(file) if ours else read_drafter_config(file, trust)
@@ -162,13 +165,13 @@ def load_contestant(entry: ContestantConfig, base: Any) -> Contestant:
     from hydra.utils import instantiate
 
     assert entry.run is not None
-    paths = reading_config(entry)
-    drafter = load_drafter(entry.run, base, paths, entry.trust)
+    tree = tree_config(entry)
+    drafter = load_drafter(entry.run, base, tree, entry.trust)
     parameters = sum(weight.numel() for weight in drafter.trainable_parameters())
     run = RunDirectory(entry.run)
     config: Any = OmegaConf.to_container(entry.config.drafter, resolve=True)
-    if paths is not None:
-        config["growth" if "growth" in config else "paths"] = OmegaConf.to_container(paths, resolve=True)
+    if tree is not None:
+        config["tree"] = OmegaConf.to_container(tree, resolve=True)
     # Weights and YAML: another beam over the same weights is another contestant.
     identity = (
         f"config {short_hash(json.dumps(config, sort_keys=True).encode())}, weights {short_hash(run.head.read_bytes())}"
@@ -176,9 +179,9 @@ def load_contestant(entry: ContestantConfig, base: Any) -> Contestant:
     identity += identity_suffix(drafter)
     fingerprint = json.loads((run.path / "fingerprint.json").read_text())
     objective = instantiate(entry.config.objective) if "objective" in entry.config else None
-    read_by = getattr(drafter, "paths", None)
-    refuse_incompatible(objective, read_by)
-    crossed = mismatch(objective, read_by)
+    frame_tree = getattr(drafter, "frame_tree", None)
+    refuse_incompatible(objective, frame_tree)
+    crossed = mismatch(objective, frame_tree)
     return Contestant(drafter, identity, parameters, fingerprint, crossed)
 
 
@@ -186,12 +189,17 @@ def short_hash(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
 
 
-def reading_config(entry: ContestantConfig) -> Any | None:
-    """RUN@NAME: a way to read frames, or for a drafter of several steps a way to grow."""
-    if entry.paths is None:
+def current_tree(drafter: Any, option: str) -> str:
+    """Return the option of drafter/tree that RUN@OPTION names; heads of one group had `chain` and `drawn` as others."""
+    return current_option("drafter/paths" if "body" in drafter else "drafter/growth", option)
+
+
+def tree_config(entry: ContestantConfig) -> Any | None:
+    """Return the config of the tree builder that RUN@TREE names; None for the run's own."""
+    if entry.tree is None:
         return None
-    file = DRAFTER_CONFIGS / ("growth" if "growth" in entry.config.drafter else "paths") / f"{entry.paths}.yaml"
+    file = DRAFTER_CONFIGS / "tree" / f"{entry.tree}.yaml"
     if not file.is_file():
-        there = ", ".join(sorted(file.stem for file in file.parent.glob("*.yaml")))
-        raise InputError(f"@{entry.paths} is no way to read a head; there are {there}")
+        options = ", ".join(sorted(file.stem for file in file.parent.glob("*.yaml")))
+        raise InputError(f"@{entry.tree} is not an option of drafter/tree; the options are {options}")
     return compose_drafter_config(file, {}, entry.trust)
