@@ -126,7 +126,7 @@ def test_a_draft_model_off_the_shelf_alone_staged_and_in_a_cascade(outsiders, mo
     [
         ("hydra", ["objective=cross_entropy", "drafter.frames=3"]),
         ("eagle", ["objective=eagle"]),
-        ("eagle", ["objective=eagle_ctc", "drafter.frames=6", "drafter/growth=along_the_best63"]),
+        ("eagle", ["objective=eagle_ctc", "drafter.frames=6", "drafter/tree=greedy_path63"]),
         ("draft_model", ["objective=distill", "drafter.path=small"]),
         ("draft_model", ["objective=cross_entropy", "drafter.path=twin", "drafter.lora_rank=2"]),
     ],
@@ -140,7 +140,7 @@ def test_drafters_of_several_steps_train_and_are_read_in_other_ways(outsiders, m
     rows = evaluated(monkeypatch, outsiders, "steps", "steps@chain", "steps@medusa63")
     assert list(rows) == ["autoregressive", drafter, f"{drafter}@chain", f"{drafter}@medusa63"]
     saved = load_file(outsiders / "steps" / "drafter.safetensors")
-    there = load_drafter(outsiders / "steps", load_base("base", "float32", "cpu"), paths=None).trainable_state_dict()
+    there = load_drafter(outsiders / "steps", load_base("base", "float32", "cpu"), tree=None).trainable_state_dict()
     assert set(saved) == set(there)
     assert all(torch.equal(saved[name], value) for name, value in there.items())
 

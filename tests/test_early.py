@@ -105,7 +105,7 @@ def test_a_prepared_corpus_need_not_be_writable(world, monkeypatch, capsys):
     [
         ("evaluate.py", "drafter.body.blocks=2", "contestants=[{NAME:{body:{blocks:2}}}]"),
         ("evaluate.py", "drafter=oracle", "contestants=[RUN,prompt_lookup]"),
-        ("evaluate.py", "drafter/paths=direct", "contestants=[RUN@direct]"),
+        ("evaluate.py", "drafter/tree=per_frame", "contestants=[RUN@per_frame]"),
         ("evaluate.py", "trainer.steps=3", "trainer.steps= is a key of train.py, not of evaluate.py"),
         ("train.py", "checkpoint=run", "checkpoint= is a key of evaluate.py, not of train.py"),
         ("data/prepare.py", "benchmark=tiny", "benchmark= is a key of evaluate.py, not of data/prepare.py"),

@@ -112,7 +112,7 @@ def test_every_cell_of_table_2_trains_and_says_whether_it_is_a_crossing(world, m
     words = [word for word in train_args() if not word.startswith(("drafter.frames", "objective.labels"))]
     run_script(monkeypatch, "train.py", *words, f"experiment={preset}", f"run={preset}", "trainer.steps=3")
     assert len((world / preset / "metrics.jsonl").read_text().splitlines()) == 3
-    assert ("a crossing, as in Table 2" in capsys.readouterr().out) == (preset in CROSSINGS)
+    assert ("a mismatch, as in Table 2" in capsys.readouterr().out) == (preset in CROSSINGS)
 
 
 def test_the_cells_of_table_2_are_one_sweep(world, monkeypatch, capsys):
@@ -120,7 +120,7 @@ def test_the_cells_of_table_2_are_one_sweep(world, monkeypatch, capsys):
     monkeypatch.chdir(world)
     run_script(monkeypatch, "train.py", "-m", *train_args("experiment=glob(ablation_*_ce_direct)", "plan_only=true",
                                                         "drafter.frames=4", "objective.labels=4"))  # fmt: skip
-    assert capsys.readouterr().out.count("taught words, read as words") == 2
+    assert capsys.readouterr().out.count("trained as words, read as words") == 2
 
 
 def test_a_crossing_is_marked_in_the_report(world, monkeypatch):
@@ -131,7 +131,7 @@ def test_a_crossing_is_marked_in_the_report(world, monkeypatch):
         "out=crossed", "decoding.max_new_tokens=8", "warm_up_tokens=4", "timing.questions=0",
     )  # fmt: skip
     rows = json.loads((world / "crossed" / "report.json").read_text())["rows"]
-    said = "taught alignments but read as words by StaticPerFrameTree: a crossing, as in Table 2 of the paper"
+    said = "trained as alignments but read as words by StaticPerFrameTree: a mismatch, as in Table 2 of the paper"
     assert [row["crossing"] for row in rows] == [None, said]
     shown = (world / "crossed" / "report.md").read_text()
     assert "| ctc@sparse (crossing) |" in shown
@@ -141,7 +141,7 @@ def test_a_crossing_is_marked_in_the_report(world, monkeypatch):
 
 def test_a_head_that_never_learned_the_blank_is_not_read_over_blanks(world, monkeypatch, capsys):
     monkeypatch.chdir(world)
-    run_script(monkeypatch, "train.py", *train_args("run=words", "objective=cross_entropy", "drafter/paths=direct",
+    run_script(monkeypatch, "train.py", *train_args("run=words", "objective=cross_entropy", "drafter/tree=per_frame",
                                                   "objective.labels=5", "trainer.steps=2"))  # fmt: skip
     capsys.readouterr()
     words = ["contestants=[words@prefix_search]", "benchmark.path=prompts.jsonl", "out=never"]

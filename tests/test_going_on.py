@@ -46,20 +46,20 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again(world, monkeypatc
 def test_a_run_directory_gives_its_weights_back(world, monkeypatch):
     monkeypatch.chdir(world)
     base = load_base("base", "float32", "cpu")
-    drafter = load_drafter(world / "run", base, paths=None)
+    drafter = load_drafter(world / "run", base, tree=None)
     saved = load_file(world / "run" / "drafter.safetensors")
     assert set(saved) == set(drafter.trainable_state_dict())
     for name, value in drafter.trainable_state_dict().items():
         assert torch.equal(value, saved[name]), name
-    other = OmegaConf.load(REPOSITORY / "configs" / "drafter" / "paths" / "collapse.yaml")
-    assert type(load_drafter(world / "run", base, paths=other).paths).__name__ == "Collapse"
+    other = OmegaConf.load(REPOSITORY / "configs" / "drafter" / "tree" / "collapse.yaml")
+    assert type(load_drafter(world / "run", base, tree=other).frame_tree).__name__ == "Collapse"
 
 
 def test_a_run_of_another_version_is_told_by_the_value_that_is_unknown(world, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(world)
     shutil.copytree("run", tmp_path / "old")
     config = OmegaConf.load(tmp_path / "old" / "config.yaml")
-    config.drafter.paths["listening_words"] = 64
+    config.drafter.tree["listening_words"] = 64
     OmegaConf.save(config, tmp_path / "old" / "config.yaml")
     said = expect_error(monkeypatch, capsys, "evaluate.py", f"checkpoint={tmp_path / 'old'}", "benchmark.limit=1")
     assert "names listening_words, which no part of a drafter has in this version" in said

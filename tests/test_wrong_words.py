@@ -32,21 +32,13 @@ from tiny_models import random_lm, tiny_tokenizer
             "no base LLM at gone.json",
         ),
         ("train.py", train_args("run=x", "objective.labels=9"), "5 frames cannot say 9 labels"),
-        (
-            "train.py",
-            train_args("run=x", "objective.labels must be an integer >= 1, got 0"),
-            "objective.labels must be an integer >= 1, got 0",
-        ),
-        (
-            "train.py",
-            train_args("run=x", "drafter.frames must be an integer >= 1, got 0"),
-            "drafter.frames must be an integer >= 1, got 0",
-        ),
-        ("train.py", train_args("run=x", "objective=cross_entropy"), "drafter/paths=direct"),
-        ("train.py", train_args("run=x", "objective=cross_entropy", "drafter/paths=direct"), "objective.labels=5"),
+        ("train.py", train_args("run=x", "objective.labels=0"), "objective.labels must be an integer >= 1, got 0"),
+        ("train.py", train_args("run=x", "drafter.frames=0"), "drafter.frames must be an integer >= 1, got 0"),
+        ("train.py", train_args("run=x", "objective=cross_entropy"), "drafter/tree=per_frame"),
+        ("train.py", train_args("run=x", "objective=cross_entropy", "drafter/tree=per_frame"), "objective.labels=5"),
         ("train.py", train_args("run=x", "drafter=transducer", "objective=ctc"), "objective=transducer or prefix_tr"),
         ("train.py", ["base=local"], "base.path= is missing"),
-        ("train.py", ["drafter/paths=colapse"], "did you mean drafter/paths/collapse"),
+        ("train.py", ["drafter/tree=colapse"], "did you mean drafter/tree/collapse"),
         ("evaluate.py", ["experiment=arena_real", "real.dat=x"], "did you mean real.data"),
         ("train.py", train_args("run=x", "objective=prefix_ctc", "objective.decay=2"), "objective.decay=2"),
         (
@@ -105,7 +97,7 @@ from tiny_models import random_lm, tiny_tokenizer
         (
             "train.py",
             train_args("run=x", "prepared=never", "plan_only=true", "objective=cross_entropy"),
-            "paths=direct",
+            "tree=per_frame",
         ),
         ("train.py", train_args("run=x", "prepared=never", "drafter=eagle", "objective=ctc"), "has no blank"),
         (

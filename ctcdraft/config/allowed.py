@@ -165,19 +165,23 @@ def read_resumed_config(file: Path, trust: Collection[str] = ()) -> Any:
 
 def read_drafter_config(file: Path, trust: Collection[str] = ()) -> Any:
     """Return the config of a YAML file that describes a drafter, checked."""
-    config, values = read_yaml(file)
+    config, values = read_yaml(file, "drafter")
     refuse_foreign(values, file, ALLOWED_TARGETS["drafter"], trust)
     return config
 
 
-def read_yaml(file: Path) -> tuple[Any, dict[str, Any]]:
-    """Return the config in a YAML file, and its plain values with interpolations unresolved."""
+def read_yaml(file: Path, place: str = "") -> tuple[Any, dict[str, Any]]:
+    """Return the config in a YAML file, and its plain values with interpolations unresolved.
+
+    Args:
+        place: the key that the file's content has in a whole config, for the lookup of renamed keys.
+    """
     import yaml
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     try:
-        values: Any = current(OmegaConf.to_container(OmegaConf.load(file), resolve=False))
+        values: Any = current(OmegaConf.to_container(OmegaConf.load(file), resolve=False), place)
         config = OmegaConf.create(values)
     except (OSError, ValueError, RecursionError, yaml.YAMLError, OmegaConfBaseException) as error:
         raise InputError(f"cannot read {file} ({first_line(error)}); give a YAML file of keys and values") from error

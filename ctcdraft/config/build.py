@@ -56,11 +56,11 @@ def build_drafter(config: Any, base: Any, **parts: Any) -> Any:
     return instantiate(values, base=base, **parts)
 
 
-def load_drafter(run: Path, base: Any, paths: Any | None, trust: Collection[str] = ()) -> Any:
+def load_drafter(run: Path, base: Any, tree: Any | None, trust: Collection[str] = ()) -> Any:
     """Return the trained drafter of a run.
 
     Args:
-        paths: a node that builds token trees in another way than the run's own; None for the run's.
+        tree: config of another tree builder; None for the run's own.
         trust: further classes that the run's config may call (allowed.py).
     """
     from hydra.errors import InstantiationException
@@ -72,8 +72,8 @@ def load_drafter(run: Path, base: Any, paths: Any | None, trust: Collection[str]
     directory.require()
     directory.refuse_other_base(base.fingerprint())
     config = read_run_config(directory.config, trust).drafter
-    if paths is not None:
-        config["growth" if "growth" in config else "paths"] = paths
+    if tree is not None:
+        config.tree = tree
     try:
         drafter = build_drafter(config, base)
     except InstantiationException as error:

@@ -24,6 +24,7 @@ from ctcdraft.evaluation.evaluation import Contestant
 from ctcdraft.evaluation.stock_generate import StockGenerate
 from ctcdraft.models.fingerprint import weights_hash
 from ctcdraft.objectives.compatibility import mismatch, refuse_incompatible
+from ctcdraft.renamed import current, current_option
 from ctcdraft.training.run_directory import RunDirectory
 
 
@@ -32,7 +33,7 @@ class ContestantConfig:
     """One item of contestants=, resolved.
 
     run: the run directory, or None for a drafter without one.
-    paths: the tree option of RUN@TREE that replaces the run's own.
+    tree: the tree option of RUN@TREE that replaces the run's own.
     parts: the drafters of a composite, by role.
     trust: further classes that the run's config may call.
     """
@@ -40,7 +41,7 @@ class ContestantConfig:
     name: str
     run: Path | None
     config: Any
-    paths: str | None
+    tree: str | None
     parts: dict[str, ContestantConfig] = field(default_factory=dict)
     trust: Collection[str] = ()
 
@@ -61,20 +62,20 @@ def resolve(name_or_mapping: Any, untrained: bool = False, trust: Collection[str
         untrained: accept drafters that have weights but no run, to be timed with random weights.
         trust: further classes that a run, or a YAML file outside configs/, may call.
     """
+    values: dict[str, Any] = {}
+    name = str(name_or_mapping)
     if isinstance(name_or_mapping, Mapping):
         name, values = next(iter(name_or_mapping.items()))
-        values = values or {}
-    else:
-        name, values = str(name_or_mapping), {}
+        values = current(OmegaConf.to_container(values) if OmegaConf.is_config(values) else values or {}, "drafter")
     path, tree = split_reading(name)
     run = RunDirectory(Path(path))
     if run.config.is_file():
         if values:
             raise InputError(f"{path} is a run and has its own values; {dict(values)} cannot be given")
         config = read_run_config(run.config, trust)
-        return ContestantConfig(
-            f"{config.drafter.name}{tree and f'@{tree}'}", run.path, config, tree or None, trust=trust
-        )
+        tree = current_tree(config.drafter, tree)
+        row_name = f"{config.drafter.name}{tree and f'@{tree}'}"
+        return ContestantConfig(row_name, run.path, config, tree or None, trust=trust)
     config = compose_drafter_config(drafter_file(name, run.path), values, trust)
     for key in values:
         if key not in config:
@@ -98,7 +99,7 @@ def compose_drafter_config(file: Path, chosen: Mapping[str, Any], trust: Collect
     """Return a drafter's YAML with its defaults list resolved; a file outside configs/ is checked as a foreign one.
 
     Args:
-        chosen: options that replace those of the defaults list, by group: {growth: chain}.
+        chosen: options that replace those of the defaults list, by group: {tree: chain}.
     """
     ours = file.resolve().is_relative_to(CONFIGS.resolve())
     config: Any = OmegaConf.load(file) if ours else read_drafter_config(file, trust)
@@ -166,13 +167,13 @@ def identity_suffix(drafter: Any) -> str:
 
 def load_contestant(entry: ContestantConfig, base: Any) -> Contestant:
     assert entry.run is not None
-    paths = reading_config(entry)
-    drafter = load_drafter(entry.run, base, paths, entry.trust)
+    tree = tree_config(entry)
+    drafter = load_drafter(entry.run, base, tree, entry.trust)
     parameters = sum(weight.numel() for weight in drafter.trainable_parameters())
     run = RunDirectory(entry.run)
     config: Any = OmegaConf.to_container(entry.config.drafter, resolve=True)
-    if paths is not None:
-        config["growth" if "growth" in config else "paths"] = OmegaConf.to_container(paths, resolve=True)
+    if tree is not None:
+        config["tree"] = OmegaConf.to_container(tree, resolve=True)
     # The config too: the same weights with another beam width are another contestant.
     identity = (
         f"config {short_hash(json.dumps(config, sort_keys=True).encode())}, weights {short_hash(run.head.read_bytes())}"
@@ -180,21 +181,26 @@ def load_contestant(entry: ContestantConfig, base: Any) -> Contestant:
     identity += identity_suffix(drafter)
     fingerprint = json.loads((run.path / "fingerprint.json").read_text())
     objective = instantiate(entry.config.objective) if "objective" in entry.config else None
-    tree = getattr(drafter, "paths", None)
-    refuse_incompatible(objective, tree)
-    return Contestant(drafter, identity, parameters, fingerprint, mismatch(objective, tree))
+    frame_tree = getattr(drafter, "frame_tree", None)
+    refuse_incompatible(objective, frame_tree)
+    return Contestant(drafter, identity, parameters, fingerprint, mismatch(objective, frame_tree))
 
 
 def short_hash(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
 
 
-def reading_config(entry: ContestantConfig) -> Any | None:
-    """Return the config of the tree builder in RUN@TREE, or None for the run's own."""
-    if entry.paths is None:
+def current_tree(drafter: Any, option: str) -> str:
+    """Return the present option of drafter/tree for RUN@OPTION, which may be an old name of one of two groups."""
+    return current_option("drafter/paths" if "body" in drafter else "drafter/growth", option)
+
+
+def tree_config(entry: ContestantConfig) -> Any | None:
+    """Return the config of the tree builder that RUN@TREE names; None for the run's own."""
+    if entry.tree is None:
         return None
-    file = DRAFTER_CONFIGS / ("growth" if "growth" in entry.config.drafter else "paths") / f"{entry.paths}.yaml"
+    file = DRAFTER_CONFIGS / "tree" / f"{entry.tree}.yaml"
     if not file.is_file():
         options = ", ".join(sorted(file.stem for file in file.parent.glob("*.yaml")))
-        raise InputError(f"@{entry.paths} names no option of {file.parent.name}; choose one of {options}")
+        raise InputError(f"@{entry.tree} is not an option of drafter/tree; the options are {options}")
     return compose_drafter_config(file, {}, entry.trust)

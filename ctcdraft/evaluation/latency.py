@@ -141,7 +141,7 @@ def measure_contexts(
         spent, nodes = median_full_passes(base, drafters, settings, text_L, latency, timer.measure)
         reads.append(timer.row(machine, spent[AUTOREGRESSIVE].seconds_per_pass))
         for name, drafter in drafters.items():
-            searches = hasattr(drafter, "paths")
+            searches = hasattr(drafter, "frame_tree")
             rows.append(drafter_row(name, context, spent, nodes[name], searches, latency.tau.get(name), machine))
     return {"machine": vars(machine), "reads": reads, "drafters": rows}
 

@@ -135,12 +135,12 @@ class TimedBase(TimedProxy):
 
 
 class TimedDrafter:
-    """A drafter whose paths, where it has some, are clocked as `tree` and taken off `draft`."""
+    """A drafter whose tree builder of frames, where it has one, is timed as `tree` and not as `draft`."""
 
     def __init__(self, drafter: Any, watch: Stopwatch) -> None:
-        if hasattr(drafter, "paths"):
-            drafter = copy.copy(drafter)  # shallow: the weights are shared, the original keeps its own paths
-            drafter.__dict__["paths"] = watch.timed("tree", drafter.paths)
+        if hasattr(drafter, "frame_tree"):
+            drafter = copy.copy(drafter)  # shallow: the weights are shared, the original keeps its own tree builder
+            drafter.__dict__["frame_tree"] = watch.timed("tree", drafter.frame_tree)
         self.draft = watch.timed("draft", drafter.draft, starts=True)
 
 

@@ -172,27 +172,27 @@ def test_a_contestant_has_the_weights_of_its_run(entry, run_directory, base, tmp
 
 def test_a_head_may_be_read_another_way(entry, run_directory, base):
     plain, collapsed = (entry.contestant(entry.looked_up(f"{run_directory}{at}"), base) for at in ("", "@collapse"))
-    assert isinstance(plain.drafter.paths, PrefixSearch)
-    assert isinstance(collapsed.drafter.paths, Collapse)
+    assert isinstance(plain.drafter.frame_tree, PrefixSearch)
+    assert isinstance(collapsed.drafter.frame_tree, Collapse)
     assert plain.identity != collapsed.identity
 
 
 def test_identity_is_weights_and_yaml(entry, run_directory, base, tmp_path, monkeypatch):
-    """A wider beam over the same weights is another contestant, whether the run or @PATHS says so."""
+    """A wider beam over the same weights is another contestant, whether the run or @TREE says so."""
     one = entry.contestant(entry.looked_up(str(run_directory)), base)
     assert one.identity == entry.contestant(entry.looked_up(str(run_directory)), base).identity
     wider = tmp_path / "wider"
     shutil.copytree(run_directory, wider)
     config = OmegaConf.load(wider / "config.yaml")
-    config.drafter.paths.words_per_frame += 1
+    config.drafter.tree.words_per_frame += 1
     OmegaConf.save(config, wider / "config.yaml")
     assert entry.contestant(entry.looked_up(str(wider)), base).identity != one.identity
 
-    shutil.copytree(contestants.DRAFTER_CONFIGS / "paths", tmp_path / "drafter" / "paths")
+    shutil.copytree(contestants.DRAFTER_CONFIGS / "tree", tmp_path / "drafter" / "tree")
     monkeypatch.setattr(contestants, "DRAFTER_CONFIGS", tmp_path / "drafter")
     word = f"{run_directory}@collapse"
     before = entry.contestant(entry.looked_up(word), base).identity
-    file = tmp_path / "drafter" / "paths" / "collapse.yaml"
+    file = tmp_path / "drafter" / "tree" / "collapse.yaml"
     file.write_text(file.read_text().replace("raw_paths: 42", "raw_paths: 41"))
     assert entry.contestant(entry.looked_up(word), base).identity != before
 

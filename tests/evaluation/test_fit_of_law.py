@@ -20,7 +20,7 @@ from ctcdraft.distributed import Shard
 from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.drafters.draft_model import DraftModel
 from ctcdraft.drafters.trees import sampled_chains as growths
-from ctcdraft.drafters.trees.draft_sampling import DraftSampling
+from ctcdraft.drafters.trees.request import TreeRequest
 from ctcdraft.drafters.trees.sampled_labels import SampledLabels
 from ctcdraft.evaluation.distribution_test import (
     HISTOGRAM_CELLS,
@@ -43,15 +43,13 @@ class Drawn:
     """Frames that depend on the root, over the whole vocabulary."""
 
     def __init__(self, chains: int, words: int) -> None:
-        self.paths = SampledLabels(chains)
+        self.frame_tree = SampledLabels(chains)
         self.words = words
 
     def draft(self, context, memory, rng):
         seeded = torch.Generator().manual_seed(int(context.root))
         log_probs_TC = (3 * torch.randn(4, self.words + 1, generator=seeded)).log_softmax(-1)
-        return self.paths(
-            log_probs_TC, context.root, context.depth, context.nodes, (), DraftSampling(rng, context.logits_processor)
-        ), None
+        return self.frame_tree(log_probs_TC, TreeRequest.of(context, (), rng)), None
 
 
 class Biased(Drawn):

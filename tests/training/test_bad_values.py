@@ -27,9 +27,9 @@ PART_VALUES = [
     "objective.labels=abc", "objective.labels=2.5", "objective=prefix_ctc objective.decay=abc",
     "objective=sum objective.weights.distill=abc", "objective=eagle objective.states=abc",
     "objective=eagle_ctc objective.frames=abc", "drafter.body.blocks=abc", "drafter=medusa drafter.body.blocks=0",
-    "drafter=blockwise drafter.body.inner=abc", "drafter=blockwise drafter.paths.words=0",
+    "drafter=blockwise drafter.body.inner=abc", "drafter=blockwise drafter.tree.words=0",
     "drafter=ctc_gru drafter.correction.rank=2.5", "drafter=eagle drafter.noise=abc",
-    "drafter=hydra drafter.layers=abc", "drafter=eagle drafter.growth.width=abc",
+    "drafter=hydra drafter.layers=abc", "drafter=eagle drafter.tree.width=abc",
     "states=stored states.limit_gb=abc", "states=stored states.limit_gb=0", "states=stored states.rows=2.5",
     "states=stored states.precision=float8",
 ]  # fmt: skip

@@ -21,6 +21,7 @@ from ctcdraft.decoding.sampling import GumbelNoise
 from ctcdraft.decoding.settings import DecodingSettings
 from ctcdraft.decoding.tree import TokenTree, VerifyResult
 from ctcdraft.drafters.conditioning import ConditionedFrames
+from ctcdraft.drafters.trees.request import TreeRequest
 from ctcdraft.drafters.trees.sampled_labels import conditioned_probs
 from ctcdraft.errors import check_int
 from ctcdraft.evaluation.runner import EvaluationSetup, turn_prompt, turn_seed
@@ -87,10 +88,10 @@ class Tracer:
         self.passes: list[TraceStep] = []
         self.base_top2: dict[int, tuple[Tensor, Tensor]] = {}
         self._verify = verify
-        self._tree_builder: Any = getattr(drafter, "paths", None)
+        self._tree_builder: Any = getattr(drafter, "frame_tree", None)
         if self._tree_builder is not None:
-            drafter = copy.copy(drafter)  # shallow: the weights are shared, the original keeps its own paths
-            drafter.__dict__["paths"] = self.paths
+            drafter = copy.copy(drafter)  # shallow: the weights are shared, the original keeps its own tree builder
+            drafter.__dict__["frame_tree"] = self.frame_tree
         self._drafter = drafter
         self._last_frames: tuple[Tensor, ConditionedFrames | None] | None = None
         self._last_depth = 0
@@ -109,10 +110,11 @@ class Tracer:
         self._last_frames, self._last_depth = None, context.depth
         return self._drafter.draft(context, memory, rng)
 
-    def paths(self, log_probs_TC: Tensor, *arguments: Any) -> TokenTree:
-        conditioned = next((one for one in arguments if isinstance(one, ConditionedFrames)), None)
+    def frame_tree(
+        self, log_probs_TC: Tensor, request: TreeRequest, conditioned: ConditionedFrames | None = None
+    ) -> TokenTree:
         self._last_frames = log_probs_TC, conditioned
-        return self._tree_builder(log_probs_TC, *arguments)
+        return self._tree_builder(log_probs_TC, request, conditioned)
 
     def verify(
         self, tree: TokenTree, log_probs_NV: Tensor, noise: GumbelNoise | None, root_position: int
