@@ -38,8 +38,8 @@ from ctcdraft.training.lock import run_lock
 from ctcdraft.training.loggers import JsonlLogger, refuse_absent
 from ctcdraft.training.lora import KLRegularizedObjective, LoRAAdapter
 from ctcdraft.training.run_directory import RunDirectory
-from ctcdraft.training.settings import refuse_impossible
-from ctcdraft.training.trainer import CheckpointPolicy, Trainer
+from ctcdraft.training.settings import CheckpointPolicy, OptimizerSettings, refuse_impossible
+from ctcdraft.training.trainer import Trainer
 from ctcdraft.training.validation import DecodingValidation, split_held_out
 
 if __name__ == "__main__":
@@ -148,7 +148,7 @@ def assemble(config: DictConfig, peers: Distributed) -> tuple[Any, ...]:
 
 
 def make_trainer(settings: DictConfig, run: RunDirectory, *parts: Any) -> Trainer:
-    care = CheckpointPolicy(settings.checkpoint_every, settings.checkpoint_minutes, settings.keep, settings.patience)
+    care = CheckpointPolicy.from_config(settings)
     drafter, objective, batches, engine, probe, adapter = parts
     rhythm = (settings.steps, settings.accumulate, settings.probe_every)
     return Trainer(run, drafter, objective, batches, engine, probe, *rhythm, care, adapter)
@@ -333,18 +333,7 @@ def make_batches(
 def make_engine(config: DictConfig, drafter: DraftHead, peers: Distributed) -> Any:
     settings = config.trainer
     return instantiate(config.engine)(
-        drafter,
-        drafter.trainable_parameters(),
-        steps=settings.steps,
-        learning_rate=settings.learning_rate,
-        warmup=settings.warmup,
-        final_share=settings.final_share,
-        betas=tuple(settings.betas),
-        weight_decay=settings.weight_decay,
-        clip_norm=settings.clip_norm,
-        clip_value=settings.clip_value,
-        autocast=settings.autocast,
-        peers=peers,
+        drafter, drafter.trainable_parameters(), OptimizerSettings.from_config(settings), peers
     )
 
 

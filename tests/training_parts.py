@@ -20,7 +20,8 @@ from ctcdraft.nn.logit_correction import GRUCorrection, MarkovCorrection
 from ctcdraft.objectives.ctc import CTC
 from ctcdraft.training.engine import TorchEngine
 from ctcdraft.training.progress import MACHINE_METRICS
-from ctcdraft.training.trainer import CheckpointPolicy, Trainer
+from ctcdraft.training.settings import CheckpointPolicy, OptimizerSettings
+from ctcdraft.training.trainer import Trainer
 from ctcdraft.training.validation import DecodingValidation
 
 DECODING = DecodingSettings(
@@ -69,6 +70,7 @@ def logged_metrics(run) -> list[dict]:
     return [{name: value for name, value in line.items() if name not in MACHINE_METRICS} for line in lines]
 
 
+SINGLE_PROCESS = Distributed()
 CHECKPOINT_POLICY = CheckpointPolicy(checkpoint_every=5, checkpoint_minutes=None, keep=2, patience=3)
 
 
@@ -82,6 +84,8 @@ def make_trainer(
     accumulate=1,
     care=CHECKPOINT_POLICY,
     engine=TorchEngine,
+    engine_options=None,
+    distributed=SINGLE_PROCESS,
     **changes,
 ) -> Trainer:
     drafter = (drafter or ctc_head(base)).train()
@@ -96,11 +100,10 @@ def make_trainer(
         "clip_norm": 1.0,
         "clip_value": None,
         "autocast": False,
-        "peers": Distributed(),
-        **changes,
     }
-    made = engine(drafter, drafter.trainable_parameters(), steps=steps, **values)
+    optimizer = OptimizerSettings(steps=steps, **values | changes)
+    one = engine(drafter, drafter.trainable_parameters(), optimizer, distributed, **engine_options or {})
     probe = DecodingValidation(base, [torch.arange(10, 16)], DECODING)
     return Trainer(
-        run, drafter, objective, batches, made, probe, steps, accumulate, probe_every=6, checkpoint_policy=care
+        run, drafter, objective, batches, one, probe, steps, accumulate, probe_every=6, checkpoint_policy=care
     )

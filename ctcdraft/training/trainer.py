@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from signal import SIGTERM
 from time import monotonic
@@ -26,22 +25,9 @@ from ctcdraft.training.loggers import Logger
 from ctcdraft.training.lora import LoRAAdapter
 from ctcdraft.training.progress import ProgressLines, StepTimer
 from ctcdraft.training.run_directory import RunDirectory, load_trainable_state
+from ctcdraft.training.settings import CheckpointPolicy
 from ctcdraft.training.shutdown import ShutdownRequest, catch_signals
 from ctcdraft.training.validation import DecodingValidation
-
-
-@dataclass(frozen=True)
-class CheckpointPolicy:
-    """What is done for a run that goes wrong.
-
-    Its state is saved every so many steps, and every so many minutes if they are given; the last `keep` states stay.
-    A step whose gradient is not finite is not taken; after `patience` of them in a row the run stops.
-    """
-
-    checkpoint_every: int
-    checkpoint_minutes: float | None
-    keep: int
-    patience: int
 
 
 class Trainer:
@@ -72,8 +58,8 @@ class Trainer:
         self.probe = probe
         self.steps = steps
         self.accumulate = accumulate
-        self.peers = engine.peers
-        self.local_batches = local_batches(accumulate, self.peers)
+        self.distributed = engine.distributed
+        self.local_batches = local_batches(accumulate, self.distributed)
         self.probe_every = probe_every
         self.checkpoint_policy = checkpoint_policy
         self.adapter = adapter  # of the base, where that learns too
@@ -86,10 +72,10 @@ class Trainer:
 
     def fit(self, loggers: Sequence[Logger], clock: Callable[[], float] = monotonic) -> float:
         """Train to the last step; returns the best tau a probe measured, which a sweep maximises."""
-        main_process_first(self.peers, self.batches.hidden_states.precompute)
+        main_process_first(self.distributed, self.batches.hidden_states.precompute)
         saved_at = monotonic()
         last = stopped = False
-        quiet = None if self.peers.is_main else True  # None: where nobody watches
+        quiet = None if self.distributed.is_main else True  # None: where nobody watches
         lines = ProgressLines(self.step, self.steps, clock)
         bar = tqdm(total=self.steps, initial=self.step, unit="step", desc="training", disable=quiet)
         with contextlib.ExitStack() as closing, bar, catch_signals() as request:
@@ -101,17 +87,17 @@ class Trainer:
                 self.step += 1
                 metrics |= pace.metrics(self.tokens)
                 last = self.step == self.steps
-                if self.peers.is_main and (self.step % self.probe_every == 0 or last):
+                if self.distributed.is_main and (self.step % self.probe_every == 0 or last):
                     metrics |= self.validate()
                     tqdm.write(f"step {self.step:>6}   loss {metrics['loss']:.3f}   tau {metrics['tau']:.3f}")
                 for logger in loggers:
                     logger.log(self.step, metrics)
                 bar.set_postfix(loss=f"{metrics['loss']:.3f}", tau=f"{self.best_tau:.2f}", refresh=False)
                 bar.update()
-                if self.peers.is_main:
+                if self.distributed.is_main:
                     lines.run_ended(metrics)
                 # Processes agree, or one would wait for the others for ever.
-                stopped, due = self.peers.any_process(
+                stopped, due = self.distributed.any_process(
                     request.received_signal is not None, self.is_checkpoint_due(saved_at)
                 )
                 if last or stopped:
@@ -140,7 +126,7 @@ class Trainer:
         norm = self.engine.step([partial(loss, first + number) for number in self.local_batches])
         self.count_skipped(norm, losses)
         means = {name: torch.stack([one.metrics[name].float() for one in losses]).mean() for name in losses[0].metrics}
-        self.peers.all_reduce_mean(list(means.values()))
+        self.distributed.all_reduce_mean(list(means.values()))
         metrics: dict[str, Any] = {name: float(mean) for name, mean in means.items()}
         metrics |= {"gradient_norm": norm, "learning_rate": learning_rate}
         return metrics | ({"skipped": self.skipped} if self.skipped else {})
@@ -190,7 +176,7 @@ class Trainer:
 
     def exit_interrupted(self, request: ShutdownRequest) -> None:
         requested_signal = request.received_signal or SIGTERM  # by a peer
-        if self.peers.is_main:
+        if self.distributed.is_main:
             print(f"{requested_signal.name} after step {self.step:,}: all is saved; go on with resume={self.run.path}")
         raise SystemExit(128 + requested_signal)
 
@@ -201,7 +187,7 @@ class Trainer:
         random state is kept: a step draws nothing from torch's global stream (held by tests/training).
         """
         engine = self.engine.state_dict()
-        if not self.peers.is_main:
+        if not self.distributed.is_main:
             return
         if self.best_tau == 0 or not self.run.head.is_file():
             self.save_head()
