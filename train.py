@@ -33,13 +33,13 @@ from ctcdraft.planning.dry_run import CorpusStats
 from ctcdraft.planning.dry_run import plan_dry_run as paper_plan
 from ctcdraft.planning.training import plan_training, smoke_step
 from ctcdraft.training.deepspeed import DeepSpeedEngine
-from ctcdraft.training.engine import compile_forward
+from ctcdraft.training.engine import OptimizerSettings, compile_forward
 from ctcdraft.training.lock import run_lock
 from ctcdraft.training.loggers import JsonlLogger, refuse_absent
 from ctcdraft.training.lora import KLRegularizedObjective, LoRAAdapter
 from ctcdraft.training.run_directory import RunDirectory
-from ctcdraft.training.settings import CheckpointPolicy, OptimizerSettings, refuse_impossible
-from ctcdraft.training.trainer import Trainer
+from ctcdraft.training.settings import refuse_impossible
+from ctcdraft.training.trainer import CheckpointPolicy, Trainer
 from ctcdraft.training.validation import DecodingValidation, split_held_out
 
 if __name__ == "__main__":

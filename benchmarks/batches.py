@@ -25,9 +25,9 @@ from ctcdraft.corpus import prepared
 from ctcdraft.corpus.batches import Batches, PackingFunction, TokenSequences, first_fit_packing, one_per_row
 from ctcdraft.corpus.prefetch import PrefetchingBatches
 from ctcdraft.distributed import Distributed
+from ctcdraft.training.engine import OptimizerSettings
 from ctcdraft.training.run_directory import RunDirectory
-from ctcdraft.training.settings import CheckpointPolicy, OptimizerSettings
-from ctcdraft.training.trainer import Trainer
+from ctcdraft.training.trainer import CheckpointPolicy, Trainer
 from ctcdraft.training.validation import DecodingValidation, split_held_out
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"

@@ -35,8 +35,7 @@ from ctcdraft.models.base_model import BaseLM
 from ctcdraft.nn.bodies import AttentionBody
 from ctcdraft.nn.heads import AlignmentScores, Emissions
 from ctcdraft.objectives.ctc import ctc_window_likelihoods
-from ctcdraft.training.engine import TorchEngine
-from ctcdraft.training.settings import OptimizerSettings
+from ctcdraft.training.engine import OptimizerSettings, TorchEngine
 
 # How emissions are projected, and the loss of what comes out.
 Way = tuple[Callable[[Emissions, Batch], Any], Callable[[Any, Batch], Tensor]]

@@ -18,10 +18,9 @@ from ctcdraft.drafters.trees.transducer import TransducerSearch
 from ctcdraft.nn.bodies import AttentionBody, FeedForwardBody, ResidualBody
 from ctcdraft.nn.logit_correction import GRUCorrection, MarkovCorrection
 from ctcdraft.objectives.ctc import CTC
-from ctcdraft.training.engine import TorchEngine
+from ctcdraft.training.engine import OptimizerSettings, TorchEngine
 from ctcdraft.training.progress import MACHINE_METRICS
-from ctcdraft.training.settings import CheckpointPolicy, OptimizerSettings
-from ctcdraft.training.trainer import Trainer
+from ctcdraft.training.trainer import CheckpointPolicy, Trainer
 from ctcdraft.training.validation import DecodingValidation
 
 DECODING = DecodingSettings(

@@ -8,8 +8,9 @@ forward pass is compiled: inductor's C++ code for the objective's alignment recu
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from math import cos, isfinite, pi
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,38 @@ from torch.optim.lr_scheduler import LambdaLR
 from ctcdraft.distributed import Distributed
 from ctcdraft.drafters.base import DraftHead
 from ctcdraft.errors import InputError
-from ctcdraft.training.settings import OptimizerSettings
+
+
+@dataclass(frozen=True)
+class OptimizerSettings:
+    """Learning-rate schedule, weight decay, clipping and precision of an engine.
+
+    Args:
+        steps: optimiser steps of the whole run, over which the learning rate decays.
+        learning_rate: highest learning rate, reached after `warmup` steps.
+        final_share: learning rate of the last step, as a share of the highest.
+        betas: of AdamW; Muon takes the second as its momentum.
+        weight_decay: of matrices; norms, biases and embeddings are not decayed.
+        clip_norm: largest norm of the whole gradient.
+        clip_value: where set, largest absolute value of each gradient entry, in place of `clip_norm`.
+        autocast: run matrix products in bfloat16; weights stay float32.
+    """
+
+    steps: int
+    learning_rate: float
+    warmup: int
+    final_share: float
+    betas: tuple[float, float]
+    weight_decay: float
+    clip_norm: float
+    clip_value: float | None
+    autocast: bool
+
+    @classmethod
+    def from_config(cls, trainer: Any) -> Self:
+        """Return the settings of a `trainer` node."""
+        values = {field.name: trainer[field.name] for field in fields(cls)}
+        return cls(**values | {"betas": tuple(trainer["betas"])})
 
 
 class TorchEngine:

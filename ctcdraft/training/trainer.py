@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from functools import partial
 from signal import SIGTERM
 from time import monotonic
-from typing import Any
+from typing import Any, Self
 
 import torch
 from tqdm import tqdm
@@ -25,9 +26,30 @@ from ctcdraft.training.loggers import Logger
 from ctcdraft.training.lora import LoRAAdapter
 from ctcdraft.training.progress import ProgressLines, StepTimer
 from ctcdraft.training.run_directory import RunDirectory, load_trainable_state
-from ctcdraft.training.settings import CheckpointPolicy
 from ctcdraft.training.shutdown import ShutdownRequest, catch_signals
 from ctcdraft.training.validation import DecodingValidation
+
+
+@dataclass(frozen=True)
+class CheckpointPolicy:
+    """When the state of a run is saved, and when a run that diverges stops.
+
+    Args:
+        checkpoint_every: steps between two saved states.
+        checkpoint_minutes: save also after so many minutes; None: by steps alone.
+        keep: number of the newest states that stay on disk.
+        patience: consecutive steps with a gradient that is not finite after which the run stops. None of them is taken.
+    """
+
+    checkpoint_every: int
+    checkpoint_minutes: float | None
+    keep: int
+    patience: int
+
+    @classmethod
+    def from_config(cls, trainer: Any) -> Self:
+        """Return the policy of a `trainer` node."""
+        return cls(**{field.name: trainer[field.name] for field in fields(cls)})
 
 
 class Trainer:

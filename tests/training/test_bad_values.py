@@ -1,8 +1,6 @@
-"""A value that no run can be trained with is refused in one sentence that names its key, before anything is loaded."""
+"""Values that nobody can train with are one sentence that names the key, before anything is loaded or measured."""
 
 from __future__ import annotations
-
-import re
 
 import pytest
 from hydra import compose, initialize_config_dir
@@ -16,13 +14,13 @@ from ctcdraft.config.cli import CONFIGS, find_input_error, register_resolvers
 from ctcdraft.errors import InputError
 from ctcdraft.training.settings import refuse_impossible
 
-TRAINER_VALUES = [
+OF_TRAINER = [
     "betas=[0.9]", "betas=0.9", "betas=[2,3]", "betas=[a,b]", "clip_norm=abc", "clip_norm=-1", "clip_norm=0",
     "clip_norm=null", "clip_value=-1", "clip_value=abc", "weight_decay=-1", "weight_decay=abc", "final_share=abc",
     "final_share=-2", "threads=-1", "threads=abc", "autocast=abc", "prefetch=abc", "pack=abc", "steps=null",
     "compile=true",
 ]  # fmt: skip
-PART_VALUES = [
+OF_PARTS = [
     "objective.labels=abc", "objective.labels=2.5", "objective=prefix_ctc objective.decay=abc",
     "objective=sum objective.weights.distill=abc", "objective=eagle objective.states=abc",
     "objective=eagle_ctc objective.frames=abc", "drafter.body.blocks=abc", "drafter=medusa drafter.body.blocks=0",
@@ -39,57 +37,57 @@ def base():
     return random_base(context=64)
 
 
-def compose_train(*overrides):
+def composed(*words):
     register_resolvers()
     with initialize_config_dir(str(CONFIGS), version_base=None):
-        return compose("train", overrides=["device=cpu", *overrides])
+        return compose("train", overrides=["device=cpu", *words])
 
 
-def refusal(call, *arguments):
-    """Return the message of the InputError that a call must raise, also where Hydra wraps it."""
+def said(call, *words):
+    """The sentence of a call that must end in one, whoever has wrapped it."""
     with pytest.raises((InputError, InstantiationException)) as raised:
-        call(*arguments)
-    error = find_input_error(raised.value)
-    assert error is not None, raised.value
-    return str(error)
+        call(*words)
+    sentence = find_input_error(raised.value)
+    assert sentence is not None, raised.value
+    return str(sentence)
 
 
 @pytest.fixture(scope="module")
 def shipped():
-    return compose_train()
+    return composed()
 
 
-@pytest.mark.parametrize("override", TRAINER_VALUES)
-def test_a_wrong_trainer_value_is_refused_by_its_key(shipped, override):
-    settings = OmegaConf.merge(shipped.trainer, OmegaConf.from_dotlist([override]))
-    assert re.match(rf"trainer\.{override.split('=')[0]}\b", refusal(refuse_impossible, settings, 0))
+@pytest.mark.parametrize("word", OF_TRAINER)
+def test_of_the_trainer(shipped, word):
+    settings = OmegaConf.merge(shipped.trainer, OmegaConf.from_dotlist([word]))
+    assert said(refuse_impossible, settings, 0).startswith(f"trainer.{word.split('=')[0]}=")
 
 
 @pytest.mark.parametrize("seed", ["abc", -1, 1.5, None])
-def test_a_wrong_seed_is_refused(shipped, seed):
-    assert re.match(r"seed\b", refusal(refuse_impossible, shipped.trainer, seed))
+def test_of_the_dice(shipped, seed):
+    assert said(refuse_impossible, shipped.trainer, seed).startswith("seed=")
 
 
-def test_the_shipped_configs_are_accepted(shipped):
+def test_what_ships_is_possible(shipped):
     presets = ["demo", "eagle_ctc", *(file.stem for file in (CONFIGS / "experiment").glob("ablation_*.yaml"))]
-    errors = {}
-    for config in (shipped, *(compose_train(f"experiment={preset}") for preset in presets)):
+    sentences = {}
+    for config in (shipped, *(composed(f"experiment={preset}") for preset in presets)):
         try:
             refuse_impossible(config.trainer, config.seed)
         except InputError as error:
-            errors[config.run] = str(error)
+            sentences[config.run] = str(error)
     assert len(presets) == 10
-    assert errors == {}
+    assert sentences == {}
 
 
-@pytest.mark.parametrize("overrides", PART_VALUES)
-def test_a_wrong_value_of_another_part_is_refused_by_its_key(base, overrides):
-    config = compose_train(*overrides.split())
-    key = overrides.split()[-1].split("=")[0]
+@pytest.mark.parametrize("words", OF_PARTS)
+def test_of_what_the_trainer_is_made_of(base, words):
+    config = composed(*words.split())
+    key = words.split()[-1].split("=")[0]
     part = key.split(".")[0]
     make = {
         "objective": lambda: instantiate(config.objective),
         "drafter": lambda: build_drafter(config.drafter, base),
         "states": lambda: instantiate(config.states)(base, []),
     }
-    assert re.match(rf"{re.escape(key)}\b", refusal(make[part]))
+    assert said(make[part]).startswith(f"{key}=")

@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from ctcdraft.distributed import Distributed
-from ctcdraft.training.engine import MuonEngine, TorchEngine
-from ctcdraft.training.settings import OptimizerSettings
+from ctcdraft.training.engine import MuonEngine, OptimizerSettings, TorchEngine
 
 
 def engine(kind):
