@@ -27,7 +27,7 @@ from ctcdraft.corpus.prefetch import PrefetchingBatches
 from ctcdraft.distributed import Distributed
 from ctcdraft.training.engine import OptimizerSettings
 from ctcdraft.training.run_directory import RunDirectory
-from ctcdraft.training.trainer import CheckpointPolicy, Trainer
+from ctcdraft.training.trainer import Trainer, TrainerSettings
 from ctcdraft.training.validation import DecodingValidation, split_held_out
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
@@ -70,8 +70,11 @@ def way(config: DictConfig, base: Any, rows: TokenSequences, pack: int | None, s
     engine = instantiate(config.engine)(drafter, drafter.trainable_parameters(), optimizer, Distributed())
     feed = PrefetchingBatches(batches, steps) if pending else batches
     nowhere, silent = RunDirectory(Path()), DecodingValidation(base, [], instantiate(config.decoding))
-    never = CheckpointPolicy(checkpoint_every=steps, checkpoint_minutes=None, keep=1, patience=steps)
-    return Trainer(nowhere, drafter, objective, feed, engine, silent, steps, 1, steps, never)
+    once = TrainerSettings(
+        steps=steps, accumulate=1, probe_every=steps, checkpoint_every=steps, checkpoint_minutes=None, keep=1,
+        patience=steps,
+    )  # fmt: skip
+    return Trainer(nowhere, drafter, objective, feed, engine, silent, once)
 
 
 def measure(request_formats: dict[str, Trainer], steps: int, repeats: int) -> None:

@@ -20,7 +20,7 @@ from ctcdraft.nn.logit_correction import GRUCorrection, MarkovCorrection
 from ctcdraft.objectives.ctc import CTC
 from ctcdraft.training.engine import OptimizerSettings, TorchEngine
 from ctcdraft.training.progress import MACHINE_METRICS
-from ctcdraft.training.trainer import CheckpointPolicy, Trainer
+from ctcdraft.training.trainer import Trainer, TrainerSettings
 from ctcdraft.training.validation import DecodingValidation
 
 DECODING = DecodingSettings(
@@ -70,7 +70,6 @@ def logged_metrics(run) -> list[dict]:
 
 
 SINGLE_PROCESS = Distributed()
-CHECKPOINT_POLICY = CheckpointPolicy(checkpoint_every=5, checkpoint_minutes=None, keep=2, patience=3)
 
 
 def make_trainer(
@@ -81,7 +80,10 @@ def make_trainer(
     drafter=None,
     objective=None,
     accumulate=1,
-    care=CHECKPOINT_POLICY,
+    checkpoint_every=5,
+    checkpoint_minutes=None,
+    keep=2,
+    patience=3,
     engine=TorchEngine,
     engine_options=None,
     distributed=SINGLE_PROCESS,
@@ -101,8 +103,10 @@ def make_trainer(
         "autocast": False,
     }
     optimizer = OptimizerSettings(steps=steps, **values | changes)
-    one = engine(drafter, drafter.trainable_parameters(), optimizer, distributed, **engine_options or {})
-    probe = DecodingValidation(base, [torch.arange(10, 16)], DECODING)
-    return Trainer(
-        run, drafter, objective, batches, one, probe, steps, accumulate, probe_every=6, checkpoint_policy=care
-    )
+    engine = engine(drafter, drafter.trainable_parameters(), optimizer, distributed, **engine_options or {})
+    validation = DecodingValidation(base, [torch.arange(10, 16)], DECODING)
+    settings = TrainerSettings(
+        steps=steps, accumulate=accumulate, probe_every=6, checkpoint_every=checkpoint_every,
+        checkpoint_minutes=checkpoint_minutes, keep=keep, patience=patience,
+    )  # fmt: skip
+    return Trainer(run, drafter, objective, batches, engine, validation, settings)

@@ -21,7 +21,7 @@ from ctcdraft.objectives.base import Objective
 from ctcdraft.objectives.compatibility import describe_reading, describe_unused_layers
 from ctcdraft.planning.corpus import hidden_state_bytes
 from ctcdraft.planning.memory import count_saved_bytes, describe_disk, describe_memory
-from ctcdraft.training.engine import TorchEngine
+from ctcdraft.training.engine import TorchEngine, compile_forward
 
 
 def plan_training(
@@ -102,6 +102,15 @@ def describe_draft_vocab(drafter: DraftHead, rows: TokenSequences, vocabulary_si
         return []
     share = drafter.vocab_coverage(rows.token_counts(vocabulary_size))
     return [f"vocabulary  the commonest words: {share:.1%} of what the answers say; no other word is drafted"]
+
+
+def smoke_test(
+    base: BaseLM, drafter: DraftHead, objective: Objective, engine: TorchEngine, backend: str | None
+) -> None:
+    """Try a forward and a backward pass; then compile the drafter with a backend of torch.compile, and try again."""
+    smoke_step(base, drafter, objective, engine)
+    if backend is not None:
+        compile_forward(drafter, backend, lambda: smoke_step(base, drafter, objective, engine))
 
 
 def smoke_step(base: BaseLM, drafter: DraftHead, objective: Objective, engine: TorchEngine) -> None:

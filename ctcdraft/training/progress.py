@@ -80,7 +80,7 @@ class ProgressLines:
         # No estimate before the first minute: the plan has just told one.
         self._progress = Progress(steps - first, "steps", first=steps + 1, before=first, clock=clock, write=self._write)
 
-    def run_ended(self, figures: Mapping[str, Any]) -> None:
+    def step_done(self, figures: Mapping[str, Any]) -> None:
         """Count a step, with its figures; write a line if a minute has passed since the last."""
         self._figures = figures
         self._progress.advance()
