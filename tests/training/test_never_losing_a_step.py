@@ -227,11 +227,10 @@ def test_a_skipped_step_leaves_weights_and_gradients_alone(base, tmp_path):
 
 def test_what_keeps_happening_stops_the_run(base, tmp_path):
     with pytest.raises(
-        InputError, match=r"step 6 is nan.*2 other skipped steps in a row.*trainer\.patience=3.*lower trainer\.lear"
+        InputError, match=r"step 6 is nan.*2 other skipped steps.*trainer\.patience=3.*lower trainer\.lear"
     ):
         trained(base, tmp_path, objective=Sometimes(2, *range(4, 100)))
     assert RunDirectory(tmp_path).load_state()["step"] == 5
-    assert one.settings.patience == 3
 
 
 def test_accumulated_batches_are_one_step_along_their_mean(base, tmp_path):
