@@ -125,14 +125,14 @@ def test_a_damaged_state_falls_back_to_the_one_before(base, whole, tmp_path, cap
     spoilt[len(spoilt) // 2] ^= 1
     newest.write_bytes(spoilt)
     again = trained(base, tmp_path)
-    assert f"{newest.name} in {tmp_path} is damaged; going on from {before.name} instead" in capsys.readouterr().out
+    assert f"{newest.name} in {tmp_path} is damaged; resuming from {before.name} instead" in capsys.readouterr().out
     assert_same(whole, again)
     assert not newest.exists()
     RunDirectory(tmp_path).save_state(37, {}, keep=1)  # step 40 would be a damaged one: the run had to go back
     assert [file.stem for file in RunDirectory(tmp_path).resume_files] == ["resume-000000037"]
     for file in RunDirectory(tmp_path).resume_files:
         file.write_bytes(file.read_bytes()[:-1])
-    with pytest.raises(InputError, match="has no whole state"):
+    with pytest.raises(InputError, match="has no intact state"):
         trained(base, tmp_path)
 
 

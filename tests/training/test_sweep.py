@@ -248,7 +248,7 @@ def test_a_trial_that_falls_behind_is_stopped(tmp_path, monkeypatch):
         (["a=range(9,4)"], "a: the range from 9 to 3 is empty; give it in ascending order"),
         (
             ["a=tag(log,interval(0,1))"],
-            "a: the range from 0.0 to 1.0 is empty; give it in ascending order and, on a log",
+            "a: the range from 0.0 to 1.0 is empty; give it in ascending order and, on",
         ),
         (["trails=2", "drafter.frames=range(4,9)"], "'trails'"),
         (["trails=2", "drafter.frames=range(4,9)"], "did you mean trials"),

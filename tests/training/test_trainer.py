@@ -139,7 +139,7 @@ def test_refusals_are_one_sentence_with_the_way_out(base, tmp_path):
     assert run.load_state() is None
     torn = run.path / "resume-000000005.pt"
     torn.write_bytes(b"torn")
-    with pytest.raises(InputError, match=r"no whole state \(resume-000000005\.pt: damaged\); remove what is damaged"):
+    with pytest.raises(InputError, match=r"no intact state \(resume-000000005\.pt: damaged\); remove these files"):
         run.load_state()
     torn.unlink()
     run.head.write_bytes(b"torn")
