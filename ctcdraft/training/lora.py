@@ -80,7 +80,7 @@ class LoRAAdapter:
         return base.hidden_states_with_grad(tokens_BL, torch.ones_like(tokens_BL), position_ids_BL)
 
     def divergence(self, batch: Batch) -> Tensor:
-        """Return KL(unchanged || adapted) of the next-token distributions, mean over the anchors of non-empty windows."""
+        """Return KL(unchanged || adapted) of next-token distributions, mean over the anchors of non-empty windows."""
         with torch.no_grad(), self.model.disable_adapter():
             before_BLD = self.read(self.base, batch.tokens_BL, batch.position_ids_BL)
         before_BAV, now_BAV = (

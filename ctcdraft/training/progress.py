@@ -33,7 +33,7 @@ class StepTimer:
     def metrics(self, tokens: int) -> dict[str, float]:
         """Return MACHINE_METRICS since the start. tokens: that the step read, padding included.
 
-        processor_seconds is the time of all threads; memory_bytes is the peak of the process, on its GPU if it uses one.
+        processor_seconds is the time of all threads; memory_bytes is the peak of the process, on a GPU if it uses one.
         """
         wall, processor = perf_counter() - self.began[0], process_time() - self.began[1]
         return dict(zip(MACHINE_METRICS, (tokens / wall, wall, processor, peak_memory()), strict=True))

@@ -49,7 +49,7 @@ def test_the_table_says_who_wins_and_by_how_much(tmp_path):
     page = (tmp_path / "sweep.md").read_text()
     assert "| 6 | 0.001 | 2.100 | 0.141 | 2 | 7.000 | 1 2 |" in page
     # 2.1 over two seeds, 1.9 over one; the seeds' spread is sqrt(0.02), of the difference it is sqrt(0.02 * 3/2).
-    assert "ahead of the second by 0.200 in tau; seeds alone spread it by 0.141, and that difference by 0.173" in page
+    assert "ahead of the second by 0.200 in tau; standard deviation over seeds 0.141, of that difference 0.173" in page
     assert "not decided" in page
     assert page.rstrip().endswith(f"python train.py drafter.frames=6 run={tmp_path / '1'}-again")
     drawing = ET.parse(tmp_path / "sweep.svg").getroot()
@@ -91,7 +91,7 @@ def test_a_seed_that_was_run_twice_is_one_seed(tmp_path):
     assert "| 6 | 2.200 | 0.283 | 2 | 6.867 | 0 1 2 |" in page
     assert "| 4 | 1.000 |  | 1 | 8.000 | 3 4 |" in page
     # Over two seeds and one: 0.2828 * sqrt(1/2 + 1).
-    assert "seeds alone spread it by 0.283, and that difference by 0.346" in page
+    assert "standard deviation over seeds 0.283, of that difference 0.346" in page
 
 
 def test_a_job_that_failed_has_its_reason_in_the_table(tmp_path):
