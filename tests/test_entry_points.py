@@ -48,7 +48,7 @@ def test_a_corpus_that_is_there_is_taken_unless_another_is_asked_for(world, monk
     ]
     run_script(monkeypatch, "train.py", *words)
     assert (
-        "prepared is taken as it is, made with answers.max_new_tokens=20 (now 512), 24 prompts"
+        "prepared is used as it is; it was made with answers.max_new_tokens=20 (now 512), 24 prompts"
         in capsys.readouterr().out
     )
     said = expect_error(monkeypatch, capsys, "train.py", *words, "run=other", "answers.max_new_tokens=30")

@@ -85,3 +85,68 @@ def load_drafter(run: Path, base: Any, tree: Any | None, trust: Collection[str] 
         raise
     directory.load_head(drafter)
     return drafter.for_inference(base)
+
+
+def build_engine(config: Any, drafter: Any, distributed: Any) -> Any:
+    """Return the engine of a training config, which takes the optimiser steps of a drafter."""
+    from hydra.utils import instantiate
+
+    from ctcdraft.training.engine import OptimizerSettings
+
+    settings = OptimizerSettings.from_config(config.trainer)
+    return instantiate(config.engine)(drafter, drafter.trainable_parameters(), settings, distributed)
+
+
+def build_adapter(config: Any, base: Any, drafter: Any, engine: Any) -> Any:
+    """Return the LoRA adapter of the base model, which the engine then trains too; None with adapt=none.
+
+    Call it after the drafter is built, whose weights may be initialised from the unchanged base model.
+    """
+    from hydra.utils import instantiate
+
+    if config.adapt is None:
+        return None
+    adapter = instantiate(config.adapt)(base, drafter)
+    engine.add_param_group(list(adapter.parameters.values()), adapter.learning_rate)
+    return adapter
+
+
+def split_corpus(config: Any, corpus: Any, base: Any, drafter: Any) -> tuple[Any, Any]:
+    """Return the rows to train on and the validation prompts; choose the drafter's draft vocabulary from the rows."""
+    from ctcdraft.corpus.answer_mask import refuse_wrong_masks
+    from ctcdraft.training.validation import split_held_out
+
+    refuse_wrong_masks(corpus.rows, base.tokenizer, base.stop_token_ids)
+    max_length = min(config.trainer.max_length, base.context_length)
+    rows, prompts = split_held_out(corpus.rows, config.trainer.probe_prompts, max_length)
+    if drafter.has_draft_vocab:
+        drafter.set_draft_vocab(rows.token_counts(base.vocabulary), base.stop_token_ids)
+    return rows, prompts
+
+
+def build_batches(config: Any, rows: Any, base: Any, states: Any, labels: int, adapter: Any) -> Any:
+    """Return the training batches of the rows of a corpus; raise InputError where there are too few rows."""
+    from ctcdraft.corpus.batches import Batches, first_fit_packing, one_per_row
+    from ctcdraft.corpus.hidden_states import compute_hidden_states
+
+    settings = config.trainer
+    if not rows:
+        key = "trainer.max_length" if settings.max_length <= base.context_length else "base.context_length"
+        length = min(settings.max_length, base.context_length)
+        raise InputError(f"no response of the corpus begins within {length} tokens; raise {key}")
+    if settings.rows > len(rows):
+        raise InputError(
+            f"trainer.rows must be <= {len(rows)}, the responses to train on, got {settings.rows}; lower it, or "
+            "prepare more prompts (corpus.limit=)"
+        )
+    packing = first_fit_packing(settings.pack) if settings.pack is not None else one_per_row
+    reading = compute_hidden_states if adapter is None else adapter.read
+    return Batches(rows, base, settings.rows, settings.anchors, labels, config.seed, states, packing, reading)
+
+
+def build_feed(config: Any, batches: Any, distributed: Any) -> Any:
+    """Return the batches themselves, or with trainer.prefetch their prefetching by a thread; close it after use."""
+    from ctcdraft.corpus.prefetch import PrefetchingBatches
+
+    total = config.trainer.steps * config.trainer.accumulate
+    return PrefetchingBatches(batches, total, distributed.world_size) if config.trainer.prefetch else batches
