@@ -22,8 +22,8 @@ from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.evaluation.benchmarks import project_prompts
 from ctcdraft.evaluation.environment import hardware_name
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
+from ctcdraft.evaluation.replay.tree_size import TreeSizeSearch, choose_sizes
 from ctcdraft.evaluation.runner import turn_prompt
-from ctcdraft.evaluation.tree_size import TreeSizeSearch, choose_sizes
 from ctcdraft.models.loading import load_base
 
 # Of the answers; on a machine that others work on too, the processor's own time does not count their turns.

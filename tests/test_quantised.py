@@ -13,7 +13,7 @@ from training_parts import ctc_head
 from ctcdraft.decoding.loop import generate
 from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.errors import InputError
-from ctcdraft.evaluation.bandwidth import count_matmul_weights, weight_bytes
+from ctcdraft.evaluation.environment import count_matmul_weights, weight_bytes
 from ctcdraft.evaluation.losslessness import LosslessnessChecker
 from ctcdraft.models.fingerprint import was_quantized_since
 from ctcdraft.models.loading import load_base

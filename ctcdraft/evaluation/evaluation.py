@@ -10,10 +10,17 @@ from typing import Any
 from ctcdraft.corpus.types import Prompt
 from ctcdraft.decoding.settings import DecodingSettings, Drafter
 from ctcdraft.distributed import Shard
-from ctcdraft.evaluation import bandwidth, metrics
+from ctcdraft.evaluation import metrics
 from ctcdraft.evaluation.benchmarks import Benchmark
-from ctcdraft.evaluation.differences import paired_differences
-from ctcdraft.evaluation.environment import code_hash, code_version, environment, hardware_name
+from ctcdraft.evaluation.bootstrap import paired_differences
+from ctcdraft.evaluation.environment import (
+    code_hash,
+    code_version,
+    copy_bandwidth,
+    environment,
+    hardware_name,
+    weight_bytes,
+)
 from ctcdraft.evaluation.losslessness import other_kernels_null
 from ctcdraft.evaluation.metrics import paired_answers
 from ctcdraft.evaluation.output_dir import OutputDir
@@ -23,19 +30,18 @@ from ctcdraft.evaluation.runner import (
     EvaluationSetup,
     ShapeWarmup,
     prepare_oracle,
+    remaining_progress,
     run_questions,
+    sample_evenly,
     shuffled_names,
     turn_prompt,
     turn_seed,
     warm_up,
 )
 from ctcdraft.evaluation.stock_generate import StockGenerate
-from ctcdraft.evaluation.time_left import remaining_progress, sample_evenly
 from ctcdraft.evaluation.tracing.tracer import TraceSettings
 from ctcdraft.models.fingerprint import was_quantized_since
 from ctcdraft.progress import Progress
-from ctcdraft.report import markdown
-from ctcdraft.report.html import files
 
 
 @dataclass(frozen=True)
@@ -117,7 +123,7 @@ class Evaluation:
     def run(
         self, folder: OutputDir, overwrite: bool, warm_up_tokens: int, timing_questions: int, explorer: TraceSettings
     ) -> dict[str, Any]:
-        """Go on where the folder stands, then write the report of all that is in it; returns the report."""
+        """Answer what the folder does not hold yet; return the content of report.json for all it holds."""
         folder.open(self.settings(warm_up_tokens), len(self.benchmark.prompts), overwrite)
         if self.sizes is not None:
             folder.write_sizes(self.sizes)  # not before: a folder that refuses this evaluation keeps its own
@@ -137,14 +143,11 @@ class Evaluation:
         rows, circumstances = self.rows(records, Profile.merge_shards(folder.timings()), answered)
         nodes = self.setup.settings.nodes
         difference_rows = paired_differences(self.pairs, lambda name: paired_answers(name, records)[0], self.setup.seed)
-        made: dict[str, Any] = {
+        return {
             "rows": rows,
             "environment": circumstances,
             "differences": [{"nodes": nodes, **one} for one in difference_rows],
         }
-        markdown.write(folder, **made)
-        files.write_page(folder.path, rows, circumstances)
-        return made
 
     def profile_questions(self, records: list[Record], warm_up_tokens: int, progress: Progress) -> Profile | None:
         """A few questions again, with clocks, in another order. None without questions."""
@@ -168,7 +171,7 @@ class Evaluation:
                     one = profile_answer(setup.base, setup.contestants[name], prompt_L, setup.settings_of(name), seed)
                     spent[name] = spent[name] + one if name in spent else one
                     progress.advance()
-        return Profile(spent, bandwidth.weight_bytes(setup.base), bandwidth.copy_bandwidth(setup.base.device))
+        return Profile(spent, weight_bytes(setup.base), copy_bandwidth(setup.base.device))
 
     def rows(
         self, records: list[Record], timing: Profile | None, answered: int

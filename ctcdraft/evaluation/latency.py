@@ -20,7 +20,7 @@ from ctcdraft.decoding.settings import DecodingSettings, Drafter
 from ctcdraft.decoding.tree import TokenTree, VerifyResult
 from ctcdraft.decoding.verification import Verifier
 from ctcdraft.errors import InputError, check_float, check_int
-from ctcdraft.evaluation import bandwidth as evaluation_bandwidth
+from ctcdraft.evaluation import environment as machine_measures
 from ctcdraft.evaluation.environment import environment, hardware_name
 from ctcdraft.evaluation.evaluation import Contestant
 from ctcdraft.evaluation.profiling import PASS_PARTS, PhaseTimes, profile_answer, relative_costs
@@ -117,10 +117,8 @@ class HardwareLimits:
 
     @classmethod
     def measure_on(cls, base: BaseLM) -> HardwareLimits:
-        bandwidth, rate = evaluation_bandwidth.copy_bandwidth(base.device), evaluation_bandwidth.matmul_rate(base)
-        return cls(
-            evaluation_bandwidth.weight_bytes(base), evaluation_bandwidth.count_matmul_weights(base), bandwidth, rate
-        )
+        bandwidth, rate = machine_measures.copy_bandwidth(base.device), machine_measures.matmul_rate(base)
+        return cls(machine_measures.weight_bytes(base), machine_measures.count_matmul_weights(base), bandwidth, rate)
 
     def min_seconds(self, kv_bytes: float, nodes: float) -> float:
         """Seconds below which no read of `nodes` nodes can come: it streams, or it multiplies, whichever is longer."""

@@ -15,11 +15,11 @@ from decimal import Decimal
 from typing import Any
 
 from ctcdraft.decoding.settings import DecodeStep, conditional_acceptance_rates
-from ctcdraft.evaluation.bandwidth import bandwidth_utilization
 from ctcdraft.evaluation.bootstrap import bootstrap_interval, ratio_interval
+from ctcdraft.evaluation.environment import bandwidth_utilization
 from ctcdraft.evaluation.losslessness import losslessness_metrics
 from ctcdraft.evaluation.profiling import PASS_PARTS, Profile, relative_costs
-from ctcdraft.evaluation.records import AUTOREGRESSIVE, Answer, Record
+from ctcdraft.evaluation.records import AUTOREGRESSIVE, Answer, Questions, Record
 
 DEFINITIONS = {
     "pass": "one reading of the base after the prefill; autoregression does one per token",
@@ -166,9 +166,6 @@ def report_row(
         "repeated_4gram_share": repeated_4gram_share(ours),
         "categories": category_metrics(name, records),
     }
-
-
-Questions = Sequence[Sequence[Answer]]
 
 
 def ratio(numerator: float, denominator: float) -> float | None:

@@ -18,9 +18,9 @@ from typing import Any
 
 from ctcdraft.distributed import Shard
 from ctcdraft.errors import InputError
-from ctcdraft.evaluation.finished import OVERWRITE_ADVICE, refuse_smaller_evaluation
 from ctcdraft.evaluation.profiling import Profile
 from ctcdraft.evaluation.records import Record, from_json, to_json
+from ctcdraft.evaluation.settings import OVERWRITE_ADVICE, refuse_smaller_evaluation
 from ctcdraft.evaluation.tracing.records import Trace
 from ctcdraft.evaluation.tracing.records import trace_to_json as seen_json
 from ctcdraft.io import write_text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +35,9 @@ class Answer:
     @property
     def seconds(self) -> float:
         return self.seconds_prefill + self.seconds_decode
+
+
+Questions = Sequence[Sequence[Answer]]  # the answers of one contestant: by question, by turn
 
 
 @dataclass(frozen=True)

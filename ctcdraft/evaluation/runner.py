@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from ctcdraft.evaluation.distribution_test import PITHistogram, draft_distributi
 from ctcdraft.evaluation.losslessness import LosslessnessChecker
 from ctcdraft.evaluation.output_dir import OutputDir
 from ctcdraft.evaluation.records import AUTOREGRESSIVE, Answer, Divergence, Record, Turn
-from ctcdraft.evaluation.stock_generate import generate_answer
+from ctcdraft.evaluation.stock_generate import StockGenerate, generate_answer
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.progress import Progress
 
@@ -202,3 +203,37 @@ def timed_answer(setup: EvaluationSetup, name: str, prompt_L: Tensor, seed: int)
         peak,
         generation.drawn,
     )
+
+
+T = TypeVar("T")
+
+
+def remaining_progress(
+    setup: EvaluationSetup, prompts: Mapping[int, Prompt], folder: OutputDir, profiled: int, traced: int
+) -> Progress:
+    """Return the count of the answers to come; its first line is due when all contestants have answered a question.
+
+    Args:
+        prompts: this shard's questions, the finished ones included.
+        profiled: questions asked again with clocks inside the loop.
+        traced: questions of which the first turn is decoded once more for the page.
+    """
+    done = {record.index for record in folder.records(max(prompts, default=-1) + 1)}
+    todo = [prompt for index, prompt in prompts.items() if index not in done]
+    again = [] if folder.profile_file.is_file() else sample_evenly([*prompts.values()], profiled)
+    shown = [] if folder.trace_file.is_file() else sample_evenly([*prompts.values()], traced)
+    contestants = len(setup.contestants)
+    own_loop = contestants - sum(isinstance(one, StockGenerate) for one in setup.contestants.values())
+    first = contestants * count_turns(todo[:1]) or own_loop * count_turns(again[:1]) or own_loop
+    return Progress(
+        contestants * count_turns(todo) + own_loop * (count_turns(again) + len(shown)), "answers", first=first
+    )
+
+
+def count_turns(prompts: Iterable[Prompt]) -> int:
+    return sum(len(prompt.turns) for prompt in prompts)
+
+
+def sample_evenly(questions: Sequence[T], count: int) -> list[T]:
+    """Return `count` of them, drawn with a fixed seed by their places: the first ones are often all of one category."""
+    return random.Random(0).sample(questions, min(count, len(questions)))

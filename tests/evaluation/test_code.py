@@ -5,16 +5,14 @@ import shutil
 from pathlib import Path
 
 import pytest
-from sessions import NO_TRACE, PROMPTS, make_evaluation, make_setup
+from sessions import PROMPTS, evaluate_to, make_evaluation, make_setup
 
 import ctcdraft
-from ctcdraft.distributed import Shard
 from ctcdraft.errors import InputError
 from ctcdraft.evaluation import environment
 from ctcdraft.evaluation import evaluation as sessions
 from ctcdraft.evaluation.environment import HASHED_SOURCES, code_hash
-from ctcdraft.evaluation.output_dir import OutputDir
-from ctcdraft.evaluation.tree_size import load_or_choose_sizes
+from ctcdraft.evaluation.replay.tree_size import load_or_choose_sizes
 
 PACKAGE = Path(ctcdraft.__file__).parent
 COUNTED = (
@@ -85,7 +83,7 @@ def now(monkeypatch):
 
 def run(path, count, **changes):
     here = make_evaluation(make_setup(max_new_tokens=4, **changes), PROMPTS[:count])
-    return here.run(OutputDir(path, Shard(1, 1)), False, 1, 0, NO_TRACE)
+    return evaluate_to(path, here, warm_up_tokens=1, profiled=0)
 
 
 def test_an_evaluation_goes_on_at_another_commit_where_nothing_that_counts_changed(now, tmp_path):

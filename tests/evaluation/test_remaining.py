@@ -3,13 +3,15 @@
 from functools import partial
 
 import pytest
-from sessions import NO_TRACE, PROMPTS, make_evaluation, make_setup
+from sessions import NO_TRACE, PROMPTS, evaluate_to, make_evaluation, make_setup
 
 from ctcdraft.distributed import Shard
 from ctcdraft.evaluation import evaluation as sessions
-from ctcdraft.evaluation import replay_evaluation, runner, time_left, tree_size
+from ctcdraft.evaluation import runner
 from ctcdraft.evaluation.output_dir import OutputDir
-from ctcdraft.evaluation.replay_evaluation import ReplayEvaluation
+from ctcdraft.evaluation.replay import evaluation as replay_evaluation
+from ctcdraft.evaluation.replay import tree_size
+from ctcdraft.evaluation.replay.evaluation import ReplayEvaluation
 from ctcdraft.evaluation.tracing.tracer import Tracer, TraceSettings
 from ctcdraft.progress import Progress
 
@@ -20,9 +22,9 @@ class Slow:
     """Every answer takes so many seconds; warm-ups take an hour. lines: what was written; counts: every count made."""
 
     def __init__(self, monkeypatch, seconds):
-        self.now, self.questions_file, self.counts = 0.0, [], []
+        self.now, self.lines, self.counts = 0.0, [], []
         self.patch = monkeypatch
-        for module in (time_left, replay_evaluation, tree_size):
+        for module in (runner, replay_evaluation, tree_size):
             monkeypatch.setattr(module, "Progress", self.progress)
         self.takes(seconds, runner, "timed_answer")
         self.takes(seconds, sessions, "profile_answer")
@@ -39,7 +41,7 @@ class Slow:
         self.patch.setattr(owner, name, working)
 
     def progress(self, *args, **more):
-        made = Progress(*args, **more, clock=lambda: self.now, write=self.questions_file.append, redirected=True)
+        made = Progress(*args, **more, clock=lambda: self.now, write=self.lines.append, redirected=True)
         self.counts.append(made)
         return made
 
@@ -51,7 +53,7 @@ def slow(monkeypatch):
 
 def run(path, prompts, timing_questions=0, explorer=NO_TRACE, shard=None):
     now = make_evaluation(make_setup(max_new_tokens=4), prompts, shard)
-    return now.run(OutputDir(path, now.shard), False, 1, timing_questions, explorer)
+    return evaluate_to(path, now, warm_up_tokens=1, profiled=timing_questions, trace=explorer)
 
 
 def test_minutes_are_said_after_the_first_question_of_all_contestants(tmp_path, capsys):

@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from sessions import NO_TRACE, PROMPTS, Corrupt, make_evaluation, make_setup
+from sessions import NO_TRACE, PROMPTS, Corrupt, make_evaluation, make_setup, replay_to
 from tiny_models import random_base
 from training_parts import block_head
 
@@ -13,10 +13,10 @@ from ctcdraft.decoding.settings import DecodeStep
 from ctcdraft.drafters.prompt_lookup import PromptLookup
 from ctcdraft.drafters.trees.sampled_labels import SampledTokens
 from ctcdraft.errors import InputError
-from ctcdraft.evaluation.differences import QuestionSums, comparison_pairs, paired_difference, pool_sums
+from ctcdraft.evaluation.bootstrap import QuestionSums, comparison_pairs, paired_difference, pool_sums
 from ctcdraft.evaluation.output_dir import OutputDir
 from ctcdraft.evaluation.records import Answer
-from ctcdraft.evaluation.replay_evaluation import ReplayEvaluation
+from ctcdraft.evaluation.replay.evaluation import ReplayEvaluation
 from ctcdraft.evaluation.stock_generate import StockGenerate
 from ctcdraft.nn.bodies import ResidualBody
 from ctcdraft.report import markdown
@@ -32,7 +32,7 @@ def with_lookups(corrupt=None):
 
 def replayed(path, here, checked=1, how=None, pairs=(("prompt_lookup", "shorter"),)):
     one = replace(make_evaluation(here, PROMPTS[:3]), pairs=pairs)
-    return (how or ReplayEvaluation(SIZES, checked)).run(one, OutputDir(path, one.shard), overwrite=False)
+    return replay_to(path, one, how or ReplayEvaluation(SIZES, checked))
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from sessions import NO_TRACE, PROMPTS, SETTINGS, Corrupt, interrupt_at, make_evaluation, make_setup
+from sessions import NO_TRACE, PROMPTS, SETTINGS, Corrupt, evaluate_to, interrupt_at, make_evaluation, make_setup
 from tiny_models import random_base
 
 from ctcdraft.corpus.chat_template import chat_messages, prompt_tokens
@@ -33,13 +33,7 @@ COUNTED = ("drafter", "prompts", "tokens", "passes", "tau", "tau_ci", "tau_paper
 
 
 def run(session, path, overwrite=False, timing_questions=2):
-    return session.run(
-        OutputDir(path, session.shard),
-        overwrite,
-        warm_up_tokens=4,
-        timing_questions=timing_questions,
-        explorer=NO_TRACE,
-    )
+    return evaluate_to(path, session, overwrite, profiled=timing_questions)
 
 
 def lines(path):

@@ -18,7 +18,7 @@ from ctcdraft.drafters.prompt_lookup import PromptLookup
 from ctcdraft.drafters.trees.sampled_labels import SampledLabels
 from ctcdraft.errors import InputError
 from ctcdraft.evaluation.output_dir import OutputDir
-from ctcdraft.evaluation.tree_size import (
+from ctcdraft.evaluation.replay.tree_size import (
     SizeChoice,
     SizeResult,
     TreeSizeSearch,

@@ -22,12 +22,12 @@ from ctcdraft.decoding.sampling import GumbelNoise
 from ctcdraft.decoding.settings import DecodingSettings, Drafter
 from ctcdraft.errors import InputError, check_int
 from ctcdraft.evaluation.benchmarks import project_prompts
-from ctcdraft.evaluation.finished import OVERWRITE_ADVICE
 from ctcdraft.evaluation.output_dir import describe_differences, describe_resume
 from ctcdraft.evaluation.profiling import profile_answer
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
-from ctcdraft.evaluation.replay import TokenIds, record_base_answer, refuse_unreplayable, replay_drafts
+from ctcdraft.evaluation.replay.drafts import TokenIds, record_base_answer, refuse_unreplayable, replay_drafts
 from ctcdraft.evaluation.runner import EvaluationSetup, turn_prompt
+from ctcdraft.evaluation.settings import OVERWRITE_ADVICE
 from ctcdraft.evaluation.stock_generate import StockGenerate
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.progress import Progress

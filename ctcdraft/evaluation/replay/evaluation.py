@@ -18,16 +18,15 @@ from ctcdraft.decoding.loop import generate
 from ctcdraft.decoding.settings import GenerationResult
 from ctcdraft.errors import InputError, check_int
 from ctcdraft.evaluation import metrics
-from ctcdraft.evaluation.differences import paired_differences
+from ctcdraft.evaluation.bootstrap import paired_differences
 from ctcdraft.evaluation.evaluation import Evaluation
 from ctcdraft.evaluation.losslessness import LosslessnessChecker, losslessness_metrics
 from ctcdraft.evaluation.output_dir import OutputDir
 from ctcdraft.evaluation.records import AUTOREGRESSIVE, Answer, Divergence, Record, Turn
-from ctcdraft.evaluation.replay import BaseAnswer, record_base_answer, refuse_unreplayable, replay_drafts
+from ctcdraft.evaluation.replay.drafts import BaseAnswer, record_base_answer, refuse_unreplayable, replay_drafts
 from ctcdraft.evaluation.runner import EvaluationSetup, turn_prompt, turn_seed
 from ctcdraft.evaluation.stock_generate import StockGenerate
 from ctcdraft.progress import Progress
-from ctcdraft.report import markdown
 
 REPLAYED, DECODED = "replayed", "looped"
 
@@ -46,7 +45,7 @@ class ReplayEvaluation:
         check_int(self.checked, "measure.checked")  # without any, there is no certificate
 
     def run(self, session: Evaluation, folder: OutputDir, overwrite: bool) -> dict[str, Any]:
-        """Go on where the folder stands, then write the report of all that is in it; returns the report."""
+        """Answer what the folder does not hold yet; return the content of report.json for all it holds."""
         refuse_unreplayable(session.setup.settings)
         outside = [name for name, one in session.setup.contestants.items() if isinstance(one, StockGenerate)]
         if outside:
@@ -62,9 +61,7 @@ class ReplayEvaluation:
         progress = Progress(sum(each), "answers", first=sum(each[:1]))
         for index, prompt in tqdm(todo.items(), desc="questions", disable=None):
             folder.append(self.run_question(session.setup, index, prompt, progress))
-        made = self.report(session, folder.records(len(session.benchmark.prompts)), len(todo))
-        markdown.write(folder, **made)
-        return made
+        return self.report(session, folder.records(len(session.benchmark.prompts)), len(todo))
 
     def answers(self, setup: EvaluationSetup, index: int, prompt: Prompt) -> int:
         """Return how many answers a question takes: the base's own, a replay of each rival, and those of the loop."""
