@@ -1,4 +1,8 @@
-"""Intervals by drawing questions anew, with replacement. It knows sums of columns, not what they count."""
+"""Bootstrap intervals over questions, and paired differences between contestants.
+
+All contestants are resampled with the same questions. The interval of a paired difference is therefore narrower than
+the two single intervals suggest, because a hard question is hard for both contestants.
+"""
 
 from __future__ import annotations
 
@@ -19,21 +23,23 @@ COVERAGE = 0.95
 def bootstrap_interval(
     statistic: Callable[..., np.ndarray], columns: Sequence[Sequence[float]], seed: int
 ) -> list[float] | None:
-    """[low, high] of a statistic of column totals; one entry of each column a question.
+    """Return the 95 % interval [low, high] of a statistic of column totals, or None for fewer than two questions.
 
-    The same seed draws the same questions for every contestant, and one draw serves all columns: intervals
-    are paired. Fewer than two questions have none.
+    Args:
+        statistic: of one array of resampled totals per column.
+        columns: one value per question each.
+        seed: equal seeds resample the same questions, so that intervals are paired.
     """
     table_CQ = np.asarray(columns, dtype=float)
     questions = table_CQ.shape[1]
     if questions < 2:
         return None
     rng = np.random.default_rng(seed)
-    drawn_RQ = rng.multinomial(questions, np.full(questions, 1 / questions), size=RESAMPLES)
-    totals_CR = table_CQ @ drawn_RQ.T
+    counts_RQ = rng.multinomial(questions, np.full(questions, 1 / questions), size=RESAMPLES)
+    totals_CR = table_CQ @ counts_RQ.T
     with np.errstate(divide="ignore", invalid="ignore"):
         values_R = statistic(*totals_CR)
-    values_R = values_R[np.isfinite(values_R)]  # a draw of questions without passes has no ratio
+    values_R = values_R[np.isfinite(values_R)]  # resampled questions may have no forward pass at all
     if not len(values_R):
         return None
     tail = (1 - COVERAGE) / 2
@@ -41,18 +47,18 @@ def bootstrap_interval(
 
 
 def ratio_interval(numerators: Sequence[float], denominators: Sequence[float], seed: int) -> list[float] | None:
-    """Of a ratio of totals."""
+    """Return the bootstrap interval of a ratio of totals."""
     return bootstrap_interval(lambda top, bottom: top / bottom, [numerators, denominators], seed)
 
 
 def difference_interval(
     value: float, value_interval: Sequence[float] | None, other: float, other_interval: Sequence[float] | None
 ) -> list[float] | None:
-    """[low, high] of ours less theirs from the interval of each, taken as independent; None where one is not known.
+    """Return the interval of `value - other` from the interval of each, or None if one of them is unknown.
 
-    Distances to the bounds add up as squares do, each side of an interval by itself (MOVER, Zou and Donner 2008): what
-    is left to do where the questions' own numbers are not at hand. Where both sides were asked the same questions the
-    true interval is narrower, because a hard question is hard for both: `differences.py` draws those in pairs.
+    For numbers without per-question values. The distances to the bounds are combined by their squares, for each side
+    separately (MOVER, Zou and Donner 2008), as if the two were independent. If both were measured on the same
+    questions, the true interval is narrower; see `paired_difference`.
 
         3.0 [2.6, 3.4]  less  2.0 [1.7, 2.3]   ->   1.0 [0.5, 1.5]
     """
@@ -63,11 +69,11 @@ def difference_interval(
     return [value - other - below, value - other + above]
 
 
-AnswersByName = Callable[[str], Questions]  # a contestant's answers, question by question
+AnswersByName = Callable[[str], Questions]  # returns the answers of a contestant
 
 
 def comparison_pairs(names: Sequence[str], wanted: Sequence[Sequence[str]] | None) -> list[tuple[str, str]]:
-    """Who is compared with whom: as wanted, or the first but autoregression less every other."""
+    """Return the pairs (A, B) whose difference A - B is reported; by default the first drafter against every other."""
     rivals = [name for name in names if name != AUTOREGRESSIVE]
     if wanted is None:
         return [(rivals[0], other) for other in rivals[1:]]
@@ -75,15 +81,20 @@ def comparison_pairs(names: Sequence[str], wanted: Sequence[Sequence[str]] | Non
         unknown = [name for name in pair if name not in names]
         if len(pair) != 2 or unknown:
             raise InputError(
-                f"differences={[list(pair) for pair in wanted]}: a pair is two of the rows {', '.join(names)}"
+                f"differences must be pairs of the rows {', '.join(names)}, got {[list(pair) for pair in wanted]}"
             )
     return [(more, less) for more, less in wanted]
 
 
 @dataclass(frozen=True)
 class QuestionSums:
-    """Of every question, over its turns. committed: tokens that passes committed. said: all tokens, the prefill's
-    included. seconds: prefill included; they and `said` are empty where nothing was timed."""
+    """Totals per question, over its turns.
+
+    Args:
+        committed: tokens committed by decoding steps, as tau counts them.
+        said: all tokens, including the prefill's; empty if nothing was timed.
+        seconds: including the prefill; empty if nothing was timed.
+    """
 
     committed: Sequence[float]
     passes: Sequence[float]
@@ -104,30 +115,29 @@ class QuestionSums:
 
 
 def pool_sums(several: Sequence[QuestionSums]) -> QuestionSums:
-    """Question by question the sums of all, who answered the same questions."""
-    if len(many := {len(one.passes) for one in several}) > 1:
+    """Return the sums over several contestants, question by question; raise InputError if their counts differ."""
+    if len(counts := {len(sums.passes) for sums in several}) > 1:
         raise InputError(
-            f"{' and '.join(map(str, sorted(many)))} questions cannot be set against each other; measure all with one "
-            "benchmark.limit="
+            f"evaluations of {' and '.join(map(str, sorted(counts)))} questions cannot be compared; measure all with "
+            "one benchmark.limit="
         )
-    columns = (zip(*column, strict=True) for column in zip(*(vars(one).values() for one in several), strict=True))
+    columns = (zip(*column, strict=True) for column in zip(*(vars(sums).values() for sums in several), strict=True))
     return QuestionSums(*([sum(cell) for cell in column] for column in columns))
 
 
 def paired_differences(pairs: Sequence[tuple[str, str]], sides: AnswersByName, seed: int) -> Iterator[dict[str, Any]]:
-    """One row a pair; `speedup` is null where nothing was timed."""
+    """Yield one row of report.json per pair; `speedup` is None if nothing was timed."""
     base = QuestionSums.from_questions(sides(AUTOREGRESSIVE))
     for more, less in pairs:
-        metrics = paired_difference(
-            QuestionSums.from_questions(sides(more)), QuestionSums.from_questions(sides(less)), base, seed
-        )
-        yield {"more": more, "less": less, **metrics}
+        sums = [QuestionSums.from_questions(sides(name)) for name in (more, less)]
+        yield {"more": more, "less": less, **paired_difference(*sums, base, seed)}
 
 
 def paired_difference(more: QuestionSums, less: QuestionSums, base: QuestionSums, seed: int) -> dict[str, Any]:
-    """tau and speed-up of `more` less those of `less`, each a ratio of totals, over the same draws of questions.
+    """Return tau and speed-up of `more` minus those of `less`, with paired intervals.
 
-    base: autoregression's answers to these questions.
+    Args:
+        base: autoregression on the same questions, the unit of speed-up.
     """
     tau = [more.committed, more.passes, less.committed, less.passes]
     speed = [column for side in (more, less, base) for column in (side.said, side.seconds)]
@@ -147,7 +157,7 @@ def ratio_difference(a: Any, b: Any, c: Any, d: Any) -> Any:
 
 
 def speedup_difference(a: Any, b: Any, c: Any, d: Any, e: Any, f: Any) -> Any:
-    """(a / b - c / d) / (e / f): tokens a second, in units of the base's own."""
+    """(a / b - c / d) / (e / f): tokens per second, relative to autoregression"""
     return (a / b - c / d) / (e / f)
 
 

@@ -1,4 +1,7 @@
-"""Values of evaluate.py that are refused before anything is loaded."""
+"""Checks of evaluate.py before a base model is loaded: values of the config, and a finished report in the way.
+
+Only fast imports here: these checks run before torch is imported.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from ctcdraft.errors import InputError, check_int
 
 
 def refuse_impossible(config: Any) -> None:
-    """Raise InputError for the first value with which nothing can be measured. config: as in configs/evaluate.yaml."""
+    """Raise InputError for the first value of configs/evaluate.yaml that is out of range."""
     check_int(config.seed, "seed", least=0)
     check_int(config.timing.questions, "timing.questions", least=0)
     check_int(config.warm_up_tokens, "warm_up_tokens", least=0)
@@ -21,21 +24,26 @@ def refuse_impossible(config: Any) -> None:
 
 
 def as_list(value: Any, key: str) -> list[Any]:
-    """Return a list, or of one string the list of it."""
+    """Return a value as a list; a string becomes a list of one."""
     if isinstance(value, str):
         return [value]
     if not isinstance(value, Sequence):
-        raise InputError(f"{key}={value} is no list; give one such as {key}=[A,B]")
+        raise InputError(f"{key} must be a list such as {key}=[A,B], got {value}")
     return list(value)
 
 
-NO_BENCHMARK = "something else than questions"  # latencies, or the answer files of others
+NO_BENCHMARK = "something other than a benchmark"  # latencies, or external logs
 OVERWRITE_ADVICE = "choose another out=, or add overwrite=true to replace it"
 
 
 @dataclass(frozen=True)
 class FinishedReport:
-    """asked: questions of the benchmark under its limit. finished: those that the report counts, of all shards."""
+    """What a report.json covers, read from the file alone.
+
+    Args:
+        question_count: questions of the benchmark under its limit.
+        finished: those that the report counts, of all shards.
+    """
 
     benchmark: str
     contestants: tuple[str, ...]
@@ -44,14 +52,14 @@ class FinishedReport:
 
     @classmethod
     def read(cls, file: Path) -> Self | None:
-        """Return what a report holds; None where there is none, or one that cannot be read and is made again."""
+        """Return what a report covers; None if there is none, or if it is unreadable and will be written again."""
         try:
             report = json.loads(file.read_text())
             rows, environment = report["rows"], report["environment"]
             finished = max(row.get("prompts", 0) for row in rows)
-            asked = environment.get("questions", {}).get("asked", finished)
+            question_count = environment.get("questions", {}).get("asked", finished)
             drafters = dict.fromkeys(row.get("drafter", "") for row in rows)
-            return cls(rows[0].get("benchmark", NO_BENCHMARK), tuple(drafters), asked, finished)
+            return cls(rows[0].get("benchmark", NO_BENCHMARK), tuple(drafters), question_count, finished)
         except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError):
             return None
 
@@ -73,10 +81,7 @@ def refuse_existing_report(out: Path, overwrite: bool) -> None:
 
 
 def refuse_smaller_evaluation(out: Path, benchmark: str, questions: int, contestants: Iterable[str]) -> None:
-    """Raise InputError where the folder holds a report that this evaluation would replace by less.
-
-    Fewer questions are less, so is another benchmark, and so are contestants left out. More questions go on.
-    """
+    """Raise InputError if the folder holds a report of more questions, other contestants or another benchmark."""
     report = FinishedReport.read(out / "report.json")
     if report is None:
         return
@@ -85,7 +90,7 @@ def refuse_smaller_evaluation(out: Path, benchmark: str, questions: int, contest
     if report.question_count > questions:
         raise InputError(
             f"{out} holds {report}, and this evaluation asks {describe_count(questions)}; give benchmark.limit="
-            f"{report.question_count} or more to go on, {OVERWRITE_ADVICE}"
+            f"{report.question_count} or more to resume, {OVERWRITE_ADVICE}"
         )
     if missing := [name for name in report.contestants if name not in set(contestants)]:
         raise InputError(

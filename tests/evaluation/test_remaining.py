@@ -70,19 +70,19 @@ def test_the_estimate_is_of_the_remaining_questions_only(slow, tmp_path):
     at = slow(15.0)
     run(tmp_path, PROMPTS[:3])
     assert at.lines == ["4 of 6 answers, 1.0 minutes so far; about 0.5 minutes for the remaining 2"]
-    assert [(one.done, one.items) for one in at.counts] == [(6, 6)]
+    assert [(one.done, one.total) for one in at.counts] == [(6, 6)]
     at.lines.clear()
     run(tmp_path, PROMPTS[:3])
     assert at.lines == []
-    assert at.counts[-1].items == 0
+    assert at.counts[-1].total == 0
 
 
 def test_clocked_answers_and_those_for_the_page_are_work_too(slow, tmp_path):
     at = slow(120.0)
     run(tmp_path, PROMPTS[:3], timing_questions=2, explorer=EXPLORER)
     (count,) = at.counts
-    assert count.done == count.items in (8 + 4 + 2, 8 + 6 + 2)  # one of three questions has two turns
-    assert len(at.lines) == count.items - 1  # an answer takes two minutes, so every one has its line
+    assert count.done == count.total in (8 + 4 + 2, 8 + 6 + 2)  # one of three questions has two turns
+    assert len(at.lines) == count.total - 1  # an answer takes two minutes, so every one has its line
     assert at.lines[1].startswith("2 of ")
     assert "4.0 minutes so far" in at.lines[1]
 
@@ -90,7 +90,7 @@ def test_clocked_answers_and_those_for_the_page_are_work_too(slow, tmp_path):
 def test_a_shard_counts_its_own_questions(slow, tmp_path):
     at = slow(1.0)
     run(tmp_path, PROMPTS, shard=Shard(2, 2))
-    assert [one.items for one in at.counts] == [(2 + 1) * 2]
+    assert [one.total for one in at.counts] == [(2 + 1) * 2]
 
 
 def test_a_minute_has_one_line_however_many_answers_it_has(slow, tmp_path):
@@ -108,7 +108,7 @@ def test_the_choice_of_tree_sizes_counts_what_it_decodes(timed_tokens, slow):
     tree_size.choose_sizes(here.base, here.contestants, here.settings, how, [PROMPTS[0], PROMPTS[2]], 0)
     # Two texts of four tokens, replayed for the one drafter; and timed: one text, twice, autoregression and two sizes.
     count = 8 + 8 + 2 * 3 * min(timed_tokens, 4)
-    assert [(one.done, one.items) for one in at.counts] == [(count, count)]
+    assert [(one.done, one.total) for one in at.counts] == [(count, count)]
     assert at.lines[0].startswith(f"8 of {count} tokens (at most) for tree sizes, 1.0 minutes so far; about ")
 
 
@@ -118,5 +118,5 @@ def test_a_replay_counts_what_the_loop_checks(slow, tmp_path):
     now = make_evaluation(make_setup(max_new_tokens=4), PROMPTS[:3])
     ReplayEvaluation([2, 4], checked=1).run(now, OutputDir(tmp_path, now.shard), False)
     # Of the base and of one rival; the first question is decoded at both sizes, too; the second has two turns.
-    assert [(one.done, one.items) for one in at.counts] == [(4 + 4 + 2, 4 + 4 + 2)]
+    assert [(one.done, one.total) for one in at.counts] == [(4 + 4 + 2, 4 + 4 + 2)]
     assert at.lines[0] == "4 of 10 answers, 0.5 minutes so far; about 0.8 minutes for the remaining 6"
