@@ -29,8 +29,8 @@ from ctcdraft.evaluation.latency import LatencyBenchmark
 from ctcdraft.evaluation.output_dir import OutputDir
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
 from ctcdraft.evaluation.replay.tree_size import load_or_choose_sizes
-from ctcdraft.evaluation.runner import EvaluationSetup
 from ctcdraft.evaluation.settings import as_list, refuse_existing_report, refuse_impossible, refuse_smaller_evaluation
+from ctcdraft.evaluation.setup import EvaluationSetup
 from ctcdraft.io import refuse_unwritable
 from ctcdraft.report import latency, markdown
 from ctcdraft.report.html import files

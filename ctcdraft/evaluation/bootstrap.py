@@ -129,8 +129,8 @@ def paired_differences(pairs: Sequence[tuple[str, str]], sides: AnswersByName, s
     """Yield one row of report.json per pair; `speedup` is None if nothing was timed."""
     base = QuestionSums.from_questions(sides(AUTOREGRESSIVE))
     for more, less in pairs:
-        sums = [QuestionSums.from_questions(sides(name)) for name in (more, less)]
-        yield {"more": more, "less": less, **paired_difference(*sums, base, seed)}
+        ours, theirs = (QuestionSums.from_questions(sides(name)) for name in (more, less))
+        yield {"more": more, "less": less, **paired_difference(ours, theirs, base, seed)}
 
 
 def paired_difference(more: QuestionSums, less: QuestionSums, base: QuestionSums, seed: int) -> dict[str, Any]:

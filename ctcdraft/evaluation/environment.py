@@ -1,4 +1,4 @@
-"""Under which circumstances something was measured: command, code, versions, machine. It measures nothing itself."""
+"""Environment of a measurement: command, code, versions and device, and what the device could achieve at best."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter
@@ -20,16 +22,16 @@ from ctcdraft.models.base_model import BaseLM
 from ctcdraft.models.fingerprint import storage_tensors
 
 CPUINFO_FILE = Path("/proc/cpuinfo")
-# Folders and files of this package that tokens, forward passes and their times come from. An evaluation cannot go on
-# after a change in one of them; it can after a change elsewhere: reports and pages are made again from its lines.
+# Sources that tokens, forward passes and their times depend on. An evaluation cannot be resumed after a change in one
+# of them; after any other change it can, as reports are computed again from its records.
 HASHED_SOURCES = (
     *("models/base_model.py", "models/loading.py", "models/values.py", "models/checkpoints.py", "models/adapters.py"),
     *("models/device_map.py", "models/zero3.py"),
     *("ctc", "decoding", "drafters", "nn"),
-    *("corpus/chat_template.py", "corpus/types.py"),  # how a prompt is rendered
-    *("evaluation/runner.py", "evaluation/stock_generate.py", "evaluation/profiling.py"),
+    *("corpus/chat_template.py", "corpus/types.py"),  # rendering of prompts
+    *("evaluation/setup.py", "evaluation/runner.py", "evaluation/stock_generate.py", "evaluation/profiling.py"),
     *("evaluation/replay/drafts.py", "evaluation/replay/evaluation.py"),
-    *("evaluation/losslessness.py", "evaluation/distribution_test.py"),  # what a line says about its tokens
+    *("evaluation/losslessness.py", "evaluation/distribution_test.py"),  # the checks stored in a record
 )
 
 
@@ -44,23 +46,23 @@ def environment() -> dict[str, Any]:
 
 
 def code_hash(package: Path = Path(__file__).parents[1]) -> str:
-    """Return a hash of the sources in DECIDING: it tells apart what is not committed yet, or not under git at all."""
+    """Return a hash of HASHED_SOURCES, which also distinguishes code that is not committed."""
     digest = hashlib.sha256()
     for part in HASHED_SOURCES:
-        place = package / part
-        for file in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
+        path = package / part
+        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
             digest.update(f"{file.relative_to(package)}\n".encode() + file.read_bytes())
     return digest.hexdigest()[:16]
 
 
 def code_version(circumstances: dict[str, Any]) -> dict[str, Any]:
-    """Return under which name the version of this package is found again; `dirty` where it is in no commit."""
+    """Return version, commit, and whether there were uncommitted changes (`dirty`)."""
     git = circumstances["git"] or {"commit": None, "dirty": None}
     return {"version": circumstances["versions"]["ctcdraft"], **git}
 
 
 def hardware_name(device: torch.device) -> str:
-    """The accelerator's name, or the processor's and the threads used: what speeds may be compared on."""
+    """Return the accelerator's name, or the processor's and its threads; speeds are comparable on equal ones only."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     threads = torch.get_num_threads()
@@ -68,7 +70,7 @@ def hardware_name(device: torch.device) -> str:
 
 
 def processor_name() -> str:
-    """Linux knows the model; elsewhere the architecture must do."""
+    """Return the processor's model on Linux, elsewhere its architecture."""
     if CPUINFO_FILE.is_file():
         for line in CPUINFO_FILE.read_text().splitlines():
             key, _, value = line.partition(":")
@@ -78,43 +80,43 @@ def processor_name() -> str:
 
 
 def git_state(repository: Path) -> dict[str, Any] | None:
-    """Commit, and whether the tree differed from it; None where the code is not under git."""
+    """Return the commit, and whether the working tree differs from it; None if the code is not under git."""
 
-    def ask(*arguments: str) -> str:
+    def git(*arguments: str) -> str:
         run = subprocess.run(["git", "-C", str(repository), *arguments], capture_output=True, text=True, check=True)
         return run.stdout.strip()
 
     try:
-        return {"commit": ask("rev-parse", "HEAD"), "dirty": bool(ask("status", "--porcelain"))}
+        return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain"))}
     except (OSError, subprocess.CalledProcessError):
         return None
 
 
-COPY_BYTES = {"cpu": 2**28, "cuda": 2**30}  # bytes: far beyond any cache, and milliseconds to copy
+COPY_BYTES = {"cpu": 2**28, "cuda": 2**30}  # far larger than any cache, copied in milliseconds
 
-MATMUL_SIZE = {"cpu": 1024, "cuda": 8192}  # rows and columns: a fraction of a second on either
+MATMUL_SIZE = {"cpu": 1024, "cuda": 8192}  # rows and columns; a fraction of a second on either
 
 
 def weight_bytes(base: BaseLM) -> int:
-    """Every parameter once a pass, but not the input embeddings, of which a pass reads N rows.
+    """Return the bytes of weights that a forward pass reads: all parameters except the input embeddings.
 
-    Where head and embeddings are tied they are one parameter, and the head reads it whole.
+    Of the embeddings only N rows are read, unless they are tied to the lm_head, which reads all of them.
     """
     parameters = {id(weight): weight for weight in base.lm.parameters()}
     head = base.head.weight
-    looked_up = base.embedding.weight
-    return sum(storage_bytes(weight) for weight in parameters.values() if weight is head or weight is not looked_up)
+    embedding = base.embedding.weight
+    return sum(storage_bytes(weight) for weight in parameters.values() if weight is head or weight is not embedding)
 
 
 def storage_bytes(weight: Any) -> int:
-    """Of a quantised weight the bytes of what it is made of: by its face, torchao's int8 is as wide as bfloat16."""
+    """Return the bytes of a weight's storage; a torchao int8 weight reports the element size of bfloat16."""
     return sum(part.numel() * part.element_size() for part in storage_tensors(weight))
 
 
 def count_matmul_weights(base: BaseLM) -> int:
-    """Weights that every node read is multiplied by: all but the embeddings, unless they are the head too.
+    """Return the number of weights each tree node is multiplied by: all except the embeddings, unless tied.
 
-    Counted by what a layer takes and gives, because quantised weights are packed, two and more in a byte.
+    Linear layers are counted by their features, because quantised weights are packed, two or more per byte.
     """
     count = 0
     for module in base.lm.modules():
@@ -128,37 +130,37 @@ def count_matmul_weights(base: BaseLM) -> int:
 
 
 def copy_bandwidth(device: torch.device, rounds: int = 5) -> float:
-    """Bytes a second of a large copy, read and written both counted: the best of some rounds after a first."""
+    """Return the bytes per second, read plus written, of a large copy: the best round after a warm-up."""
     source = torch.ones(COPY_BYTES.get(device.type, 2**28), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    seconds = []
-    for _ in range(rounds + 1):
-        began = perf_counter()
-        target.copy_(source)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        seconds.append(perf_counter() - began)
-    return 2 * source.numel() / min(seconds[1:])
+    return 2 * source.numel() / fastest_seconds(lambda: target.copy_(source), device, rounds)
 
 
 def matmul_rate(base: BaseLM, rounds: int = 5) -> float:
-    """Operations a second of a square product in the base's dtype, an addition and a product each: the best of some."""
-    device = base.device
-    size = MATMUL_SIZE.get(device.type, 1024)
-    left, right = torch.ones(2, size, size, dtype=base.dtype, device=device)
-    seconds = []
-    for _ in range(rounds + 1):
-        began = perf_counter()
-        left @ right
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        seconds.append(perf_counter() - began)
-    return 2 * size**3 / min(seconds[1:])
+    """Return the FLOP/s of a square matrix product in the base model's dtype: the best round after a warm-up."""
+    size = MATMUL_SIZE.get(base.device.type, 1024)
+    left, right = torch.ones(2, size, size, dtype=base.dtype, device=base.device)
+    return 2 * size**3 / fastest_seconds(lambda: left @ right, base.device, rounds)
+
+
+def fastest_seconds(call: Callable[[], object], device: torch.device, rounds: int) -> float:
+    """Return the least time of a call over some rounds; the first one, a warm-up, does not count."""
+    return min([time_call(device, call) for _ in range(rounds + 1)][1:])
+
+
+def time_call(device: torch.device, call: Callable[[], object]) -> float:
+    """Return the seconds of a call, including the work it queues on a CUDA device."""
+    wait: Callable[[], object] = partial(torch.cuda.synchronize, device) if device.type == "cuda" else int
+    wait()
+    began = perf_counter()
+    call()
+    wait()
+    return perf_counter() - began
 
 
 def bandwidth_utilization(spent: PhaseTimes, weight_bytes: int, bandwidth: float) -> float | None:
-    """How near the reads come to the memory's limit: the least possible time of a read / its measured time."""
+    """Return the memory-bandwidth utilization: the least possible time of the forward passes / their measured time."""
     if not spent.passes or not spent.seconds["read"]:
         return None
-    least = (weight_bytes * spent.passes + spent.kv_bytes) / bandwidth
-    return least / spent.seconds["read"]
+    least_seconds = (weight_bytes * spent.passes + spent.kv_bytes) / bandwidth
+    return least_seconds / spent.seconds["read"]

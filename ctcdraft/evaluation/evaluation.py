@@ -7,12 +7,10 @@ so that an interrupted evaluation resumes and shards merge.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ctcdraft.corpus.types import Prompt
-from ctcdraft.decoding.settings import DecodingSettings, Drafter
 from ctcdraft.distributed import Shard
 from ctcdraft.evaluation import metrics
 from ctcdraft.evaluation.benchmarks import Benchmark
@@ -31,7 +29,6 @@ from ctcdraft.evaluation.output_dir import OutputDir
 from ctcdraft.evaluation.profiling import PhaseTimes, Profile, profile_answer
 from ctcdraft.evaluation.records import AUTOREGRESSIVE, Answer, Record
 from ctcdraft.evaluation.runner import (
-    EvaluationSetup,
     ShapeWarmup,
     prepare_oracle,
     remaining_progress,
@@ -42,28 +39,11 @@ from ctcdraft.evaluation.runner import (
     turn_seed,
     warm_up,
 )
+from ctcdraft.evaluation.setup import Contestant, EvaluationSetup, dtype_name, guarantee, qualified_name
 from ctcdraft.evaluation.stock_generate import StockGenerate
 from ctcdraft.evaluation.tracing.tracer import TraceSettings
 from ctcdraft.models.fingerprint import was_quantized_since
 from ctcdraft.progress import Progress
-
-
-@dataclass(frozen=True)
-class Contestant:
-    """A drafter under comparison.
-
-    Args:
-        identity: hash of config and weights; an evaluation resumes only with equal ones.
-        parameters: number of weights of the draft head.
-        fingerprint: of the base model that the head was trained for; empty for drafters without weights.
-        crossing: a sentence if the tree reads the frames otherwise than the objective trained them, else None.
-    """
-
-    drafter: Drafter
-    identity: str
-    parameters: int
-    fingerprint: dict[str, Any]
-    crossing: str | None = None
 
 
 @dataclass(frozen=True)
@@ -112,7 +92,7 @@ class Evaluation:
         return ", ".join(chosen) or str(self.setup.settings.nodes)
 
     def settings(self, warm_up_tokens: int) -> dict[str, Any]:
-        """Return what all records of an output directory must share; a higher benchmark.limit may resume, so it is absent."""
+        """Return what all records of an output directory must share; a higher benchmark.limit may resume."""
         setup, settings = self.setup, self.setup.settings
         current = environment()
         return {
@@ -251,27 +231,3 @@ class Evaluation:
             },
             "cut": {"turns": len(cuts), "tokens": sum(cuts)},
         }
-
-
-def guarantee(settings: DecodingSettings, answers: Iterable[Answer]) -> str:
-    """Return what decoding promises relative to autoregression, as the `owes` field of report.json.
-
-    `words`: identical tokens. `law`: tokens from the same distribution. `nothing`: the verifier is lossy.
-    """
-    if all(settings.owes_token_identity(answer.drawn) for answer in answers):
-        return "words"
-    return "law" if settings.lossless else "nothing"
-
-
-def qualified_name(value: Any) -> str:
-    """Return a description of a verifier that is equal in every process: its import path and its field values."""
-    if isinstance(value, partial):
-        return qualified_name(value.func)
-    if is_dataclass(value):
-        arguments = ", ".join(f"{field.name}={qualified_name(getattr(value, field.name))}" for field in fields(value))
-        return f"{type(value).__module__}.{type(value).__qualname__}({arguments})"
-    return f"{value.__module__}.{value.__qualname__}" if callable(value) else repr(value)
-
-
-def dtype_name(setup: EvaluationSetup) -> str:
-    return str(setup.base.dtype).removeprefix("torch.")

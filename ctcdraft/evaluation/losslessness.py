@@ -18,11 +18,9 @@ import torch
 from torch import Tensor
 
 from ctcdraft.decoding.sampling import GumbelNoise
-from ctcdraft.decoding.settings import DecodingSettings, Drafter
 from ctcdraft.evaluation.distribution_test import ChiSquareFit, PITHistogram
 from ctcdraft.evaluation.records import AUTOREGRESSIVE, Divergence, Record
-from ctcdraft.evaluation.stock_generate import generate_answer
-from ctcdraft.models.base_model import BaseLM
+from ctcdraft.evaluation.setup import EvaluationSetup
 
 TIE_MARGIN = 1e-4  # of logits in float32: a larger margin is never explained by rounding
 MAX_ROUNDINGS = 8  # rounding errors of the top logit that a margin may consist of in half precision
@@ -33,17 +31,8 @@ HALF_PRECISION_ROUNDING = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 class LosslessnessChecker:
     """Finds the first divergence of an answer, and decides whether rounding explains it."""
 
-    def __init__(
-        self,
-        base: BaseLM,
-        contestants: Mapping[str, Drafter],
-        settings: DecodingSettings,
-        nodes: Mapping[str, int] | None = None,
-    ) -> None:
-        self.nodes = nodes or {}  # tree sizes of single contestants
-        self.base = base
-        self.contestants = contestants
-        self.settings = settings
+    def __init__(self, setup: EvaluationSetup) -> None:
+        self.setup, self.base, self.settings = setup, setup.base, setup.settings
 
     def compare(
         self,
@@ -97,30 +86,21 @@ class LosslessnessChecker:
             return False
         if self.base.dtype in HALF_PRECISION_ROUNDING:
             return None
-        base, contestants = self._float64_copies
-        exact_answers = [
-            generate_answer(
-                base, contestants[each], prompt_L, self._settings_for(each), base.stop_token_ids, seed
-            ).tokens
-            for each in (name, AUTOREGRESSIVE)
-        ]
-        return exact_answers[0] == exact_answers[1]
+        exact = self._float64_copy()
+        ours, theirs = (exact.answer(each, prompt_L, seed).tokens for each in (name, AUTOREGRESSIVE))
+        return ours == theirs
 
-    def _settings_for(self, name: str) -> DecodingSettings:
-        return replace(self.settings, nodes=self.nodes.get(name, self.settings.nodes))
+    def _float64_copy(self) -> EvaluationSetup:
+        """Return a copy of base model and drafters in float64.
 
-    @property
-    def _float64_copies(self) -> tuple[BaseLM, dict[str, Any]]:
-        """Return copies of base model and drafters in float64.
-
-        They are not kept, because they take twice the memory, which would count as the peak memory of the contestants
-        that run later. Both are copied together, because drafters share the base model's lm_head and embedding.
+        It is not kept, because it takes twice the memory, which would count as the peak memory of the contestants that
+        run later. All are copied together, because drafters share the base model's lm_head and embedding.
         """
-        base, contestants = copy.deepcopy((self.base, dict(self.contestants)))
+        base, contestants = copy.deepcopy((self.base, dict(self.setup.contestants)))
         for copied in (base, *contestants.values()):
             if isinstance(copied, torch.nn.Module):
                 copied.double()
-        return base, contestants
+        return replace(self.setup, base=base, contestants=contestants)
 
 
 def rounding_bound(logits_1V: Tensor) -> float:

@@ -67,8 +67,8 @@ class OutputDir:
             existing = None
         if foreign_files and not overwrite:
             raise InputError(
-                f"{self.path} holds {foreign_files[0].name}, which is no part of shard={self.shard.number}/{self.shard.of}"
-                f"; resume with the split it was started with, {OVERWRITE_ADVICE}"
+                f"{self.path} holds {foreign_files[0].name}, which is no part of shard="
+                f"{self.shard.number}/{self.shard.of}; resume with the split it was started with, {OVERWRITE_ADVICE}"
             )
         if existing is None:  # otherwise settings.json keeps the version that started the evaluation
             write_text(self.path / "settings.json", json.dumps(settings, indent=1) + "\n")

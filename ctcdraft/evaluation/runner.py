@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
@@ -18,7 +18,6 @@ from tqdm import tqdm
 from ctcdraft.corpus.chat_template import answer_text, chat_messages, fit_to_context, prompt_tokens
 from ctcdraft.corpus.types import Prompt
 from ctcdraft.decoding.loop import cache_rows_needed
-from ctcdraft.decoding.settings import DecodingSettings, Drafter, GenerationResult
 from ctcdraft.decoding.static_shapes import padded_sizes_up_to
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.controls import Oracle, give_oracle_text
@@ -26,31 +25,10 @@ from ctcdraft.evaluation.distribution_test import PITHistogram, draft_distributi
 from ctcdraft.evaluation.losslessness import LosslessnessChecker
 from ctcdraft.evaluation.output_dir import OutputDir
 from ctcdraft.evaluation.records import AUTOREGRESSIVE, Answer, Divergence, Record, Turn
+from ctcdraft.evaluation.setup import EvaluationSetup
 from ctcdraft.evaluation.stock_generate import StockGenerate, generate_answer
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.progress import Progress
-
-
-@dataclass(frozen=True)
-class EvaluationSetup:
-    """Base model, drafters and decoding settings under comparison; `autoregressive` is always among the drafters.
-
-    Args:
-        nodes: tree sizes of single contestants, where they differ from the settings'.
-    """
-
-    base: BaseLM
-    contestants: Mapping[str, Drafter]
-    settings: DecodingSettings
-    seed: int
-    nodes: Mapping[str, int] = field(default_factory=dict)
-
-    def settings_of(self, contestant: str) -> DecodingSettings:
-        return replace(self.settings, nodes=self.nodes.get(contestant, self.settings.nodes))
-
-    def answer(self, contestant: str, prompt_L: Tensor, seed: int) -> GenerationResult:
-        drafter, base = self.contestants[contestant], self.base
-        return generate_answer(base, drafter, prompt_L, self.settings_of(contestant), base.stop_token_ids, seed)
 
 
 def run_questions(
@@ -62,7 +40,7 @@ def run_questions(
     if not todo:
         return 0
     warm_up(setup, next(iter(todo.values())), warm_up_tokens)
-    checker = LosslessnessChecker(setup.base, setup.contestants, setup.settings, setup.nodes)
+    checker = LosslessnessChecker(setup)
     warmup = ShapeWarmup(setup)
     progress.begin()
     for index, prompt in tqdm(todo.items(), desc="questions", disable=None):

@@ -70,7 +70,7 @@ class StockGenerate(torch.nn.Module):
 
     @property
     def uses_other_kernels(self) -> bool:
-        """Return whether this is plain autoregression with other attention kernels, which shows the effect of rounding."""
+        """Return whether this is plain autoregression with other attention kernels, a control for rounding."""
         return self.attention is not None and self.assistant is None and not self.options
 
     @torch.inference_mode()

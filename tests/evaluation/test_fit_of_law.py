@@ -32,7 +32,7 @@ from ctcdraft.evaluation.distribution_test import (
     pit_histogram,
     pit_interval,
 )
-from ctcdraft.evaluation.evaluation import qualified_name
+from ctcdraft.evaluation.setup import qualified_name
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.report import markdown as report_markdown
 

@@ -103,7 +103,7 @@ def test_the_least_time_by_pencil():
     [
         ({"contexts": []}, r"benchmark.contexts=\[\]"),
         ({"nodes": [0]}, "benchmark.nodes"),
-        ({"tau": {"ctc": 0.5}}, "at least one token"),
+        ({"tau": {"ctc": 0.5}}, "must be >= 1"),
         ({"tau": 3}, "give it by drafter"),
     ],
 )

@@ -114,7 +114,7 @@ def test_lookup_guesses_what_theirs_guesses_where_the_match_is_one():
 
 def test_what_it_cannot_do_is_one_sentence(tmp_path):
     base = random_base(context=128)
-    with pytest.raises(InputError, match="leave the outside rows to greedy decoding"):
+    with pytest.raises(InputError, match="must be 0 for rows of transformers' generate"):
         generate_answer(base, StockGenerate(base, {}, None, None), REPEATS, settings(1.0), frozenset(), 0)
     with pytest.raises(InputError, match="no assistant"):
         StockGenerate(base, {}, None, 5)
@@ -225,5 +225,5 @@ def test_the_bases_own_attention_is_no_other_kernel():
     base = random_base()
     assert not StockGenerate(base, {}, None, None, "sdpa").uses_other_kernels
     assert not StockGenerate(base, LOOKUP, None, None, "eager").uses_other_kernels
-    with pytest.raises(InputError, match="attention: triangles is none"):
+    with pytest.raises(InputError, match="attention=triangles is not available"):
         StockGenerate(base, {}, None, None, "triangles")

@@ -105,7 +105,7 @@ def test_the_choice_of_tree_sizes_counts_what_it_decodes(timed_tokens, slow):
     at.takes(30.0, tree_size, "record_base_answer")
     here = make_setup(max_new_tokens=4)
     how = tree_size.TreeSizeSearch([2, 4], "unused", prompts=2, timed=1, timed_tokens=timed_tokens, repeats=1)
-    tree_size.choose_sizes(here.base, here.contestants, here.settings, how, [PROMPTS[0], PROMPTS[2]], 0)
+    tree_size.choose_sizes(here, how, [PROMPTS[0], PROMPTS[2]])
     # Two texts of four tokens, replayed for the one drafter; and timed: one text, twice, autoregression and two sizes.
     count = 8 + 8 + 2 * 3 * min(timed_tokens, 4)
     assert [(one.done, one.total) for one in at.counts] == [(count, count)]

@@ -96,10 +96,10 @@ def test_what_cannot_be_replayed_is_refused(tmp_path):
             ReplayEvaluation(**{"nodes": [4], "checked": 1, **wrong})
     here = with_lookups()
     outside = {**here.contestants, "outside": StockGenerate(here.base, {}, None, None)}
-    with pytest.raises(InputError, match="outside drafts outside of our loop"):
+    with pytest.raises(InputError, match="outside does not decode with our loop"):
         replayed(tmp_path, replace(here, contestants=outside))
     head = block_head(here.base, partial(ResidualBody, blocks=1), SampledTokens(1))
-    with pytest.raises(InputError, match="draws its guesses"):
+    with pytest.raises(InputError, match="samples its draft tokens"):
         replayed(tmp_path / "drawn", replace(here, contestants={**here.contestants, "drawn": head}))
 
 
@@ -131,5 +131,5 @@ def test_who_is_compared_with_whom():
     assert comparison_pairs(names[:1] + names[1:2], None) == comparison_pairs(names[:1], None) == []
     assert comparison_pairs(names, [["hydra", "medusa"]]) == [("hydra", "medusa")]
     for wrong in ([["ctc"]], [["ctc", "eagle"]]):
-        with pytest.raises(InputError, match="a pair is two of the rows"):
+        with pytest.raises(InputError, match="must be pairs of the rows"):
             comparison_pairs(names, wrong)

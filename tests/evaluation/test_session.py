@@ -326,7 +326,7 @@ def test_impossible_settings(changes):
 def test_damaged_settings_can_be_overwritten(tmp_path):
     run(make_evaluation(make_setup(), PROMPTS[:1]), tmp_path)
     (tmp_path / "settings.json").write_text("{")
-    with pytest.raises(InputError, match=r"settings\.json was unreadable"):
+    with pytest.raises(InputError, match=r"settings\.json is unreadable"):
         run(make_evaluation(make_setup(), PROMPTS[:1]), tmp_path)
     run(make_evaluation(make_setup(), PROMPTS[:1]), tmp_path, overwrite=True)
 

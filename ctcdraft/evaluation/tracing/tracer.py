@@ -23,7 +23,8 @@ from ctcdraft.decoding.tree import TokenTree, VerifyResult
 from ctcdraft.drafters.conditioning import ConditionedFrames
 from ctcdraft.drafters.trees.sampled_labels import conditioned_probs
 from ctcdraft.errors import check_int
-from ctcdraft.evaluation.runner import EvaluationSetup, turn_prompt, turn_seed
+from ctcdraft.evaluation.runner import turn_prompt, turn_seed
+from ctcdraft.evaluation.setup import EvaluationSetup
 from ctcdraft.evaluation.stock_generate import StockGenerate
 from ctcdraft.evaluation.tracing.records import Trace, TraceAnswer, TraceFrames, TraceStep
 from ctcdraft.models.base_model import BaseLM
