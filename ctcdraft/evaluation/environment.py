@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
@@ -164,3 +165,22 @@ def bandwidth_utilization(spent: PhaseTimes, weight_bytes: int, bandwidth: float
         return None
     least_seconds = (weight_bytes * spent.passes + spent.kv_bytes) / bandwidth
     return least_seconds / spent.seconds["read"]
+
+
+@dataclass(frozen=True)
+class HardwareLimits:
+    """What bounds a forward pass: bytes and number of weights, bytes per second of a copy, FLOP/s of a product."""
+
+    weight_bytes: int
+    weights: int
+    bandwidth: float
+    rate: float
+
+    @classmethod
+    def measure_on(cls, base: BaseLM) -> HardwareLimits:
+        weights = weight_bytes(base), count_matmul_weights(base)
+        return cls(*weights, copy_bandwidth(base.device), matmul_rate(base))
+
+    def min_seconds(self, kv_bytes: float, nodes: float) -> float:
+        """Return the least seconds of a forward pass: of streaming its bytes or of its products, the longer one."""
+        return max((self.weight_bytes + kv_bytes) / self.bandwidth, 2 * self.weights * nodes / self.rate)

@@ -21,6 +21,7 @@ from ctcdraft.decoding.tree import TokenTree, VerifyResult
 from ctcdraft.decoding.verification import Verifier
 from ctcdraft.errors import InputError, check_float, check_int
 from ctcdraft.evaluation import environment as machine
+from ctcdraft.evaluation.environment import HardwareLimits
 from ctcdraft.evaluation.profiling import PASS_PARTS, PhaseTimes, profile_answer, relative_costs
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
 from ctcdraft.evaluation.setup import Contestant
@@ -104,25 +105,6 @@ class LatencyBenchmark:
             "contexts_left_out": [context for context in self.contexts if context not in usable],
         }
         return {"rows": rows, **measured, "environment": {**machine.environment(), **circumstances}}
-
-
-@dataclass(frozen=True)
-class HardwareLimits:
-    """What bounds a forward pass: bytes and number of weights, bytes per second of a copy, FLOP/s of a product."""
-
-    weight_bytes: int
-    weights: int
-    bandwidth: float
-    rate: float
-
-    @classmethod
-    def measure_on(cls, base: BaseLM) -> HardwareLimits:
-        weights = machine.weight_bytes(base), machine.count_matmul_weights(base)
-        return cls(*weights, machine.copy_bandwidth(base.device), machine.matmul_rate(base))
-
-    def min_seconds(self, kv_bytes: float, nodes: float) -> float:
-        """Return the least seconds of a forward pass: of streaming its bytes or of its products, the longer one."""
-        return max((self.weight_bytes + kv_bytes) / self.bandwidth, 2 * self.weights * nodes / self.rate)
 
 
 def measure_contexts(

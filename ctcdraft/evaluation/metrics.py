@@ -74,16 +74,13 @@ def decode_tokens_per_second(questions: Questions) -> float | None:
     return ratio(sum(answer.committed for answer in answers), sum(answer.seconds_decode for answer in answers))
 
 
-def mean_tokens_per_second(questions: Questions) -> float | None:
-    return mean_of_known([tokens_per_second([question]) for question in questions])
-
-
 def speedups(ours: Questions, theirs: Questions) -> dict[str, Any]:
     """Return speed relative to autoregression, `theirs`, and our tokens per second."""
+    mean_ours, mean_theirs = (mean_of_known([tokens_per_second([one]) for one in side]) for side in (ours, theirs))
     return {
         "speedup": optional_ratio(tokens_per_second(ours), tokens_per_second(theirs)),
         "speedup_decode": optional_ratio(decode_tokens_per_second(ours), decode_tokens_per_second(theirs)),
-        "speedup_paper": optional_ratio(mean_tokens_per_second(ours), mean_tokens_per_second(theirs)),
+        "speedup_paper": optional_ratio(mean_ours, mean_theirs),
         "tokens_per_second": tokens_per_second(ours),
     }
 

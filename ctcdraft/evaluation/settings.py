@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from ctcdraft.errors import InputError, check_int
 
@@ -36,42 +35,8 @@ NO_BENCHMARK = "something other than a benchmark"  # latencies, or external logs
 OVERWRITE_ADVICE = "choose another out=, or add overwrite=true to replace it"
 
 
-@dataclass(frozen=True)
-class FinishedReport:
-    """What a report.json covers, read from the file alone.
-
-    Args:
-        question_count: questions of the benchmark under its limit.
-        finished: those that the report counts, of all shards.
-    """
-
-    benchmark: str
-    contestants: tuple[str, ...]
-    question_count: int
-    finished: int
-
-    @classmethod
-    def read(cls, file: Path) -> Self | None:
-        """Return what a report covers; None if there is none, or if it is unreadable and will be written again."""
-        try:
-            report = json.loads(file.read_text())
-            rows, environment = report["rows"], report["environment"]
-            finished = max(row.get("prompts", 0) for row in rows)
-            question_count = environment.get("questions", {}).get("asked", finished)
-            drafters = dict.fromkeys(row.get("drafter", "") for row in rows)
-            return cls(rows[0].get("benchmark", NO_BENCHMARK), tuple(drafters), question_count, finished)
-        except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError):
-            return None
-
-    def __str__(self) -> str:
-        if self.benchmark == NO_BENCHMARK:
-            return f"a report of {NO_BENCHMARK}"
-        part = f"{self.finished:,} of " if self.finished < self.question_count else ""
-        return f"a report of {part}{describe_count(self.question_count)} of {self.benchmark}"
-
-
-def describe_count(questions: int) -> str:
-    return f"{questions:,} question{'' if questions == 1 else 's'}"
+def count_questions(count: int) -> str:
+    return f"{count:,} question{'' if count == 1 else 's'}"
 
 
 def refuse_existing_report(out: Path, overwrite: bool) -> None:
@@ -82,18 +47,26 @@ def refuse_existing_report(out: Path, overwrite: bool) -> None:
 
 def refuse_smaller_evaluation(out: Path, benchmark: str, questions: int, contestants: Iterable[str]) -> None:
     """Raise InputError if the folder holds a report of more questions, other contestants or another benchmark."""
-    report = FinishedReport.read(out / "report.json")
-    if report is None:
-        return
-    if report.benchmark != benchmark:
-        raise InputError(f"{out} holds {report}, and this evaluation is of {benchmark}; {OVERWRITE_ADVICE}")
-    if report.question_count > questions:
+    try:
+        report = json.loads((out / "report.json").read_text())
+        rows, counts = report["rows"], report["environment"].get("questions", {})
+        finished = max(row.get("prompts", 0) for row in rows)
+        asked, stored_benchmark = counts.get("asked", finished), rows[0].get("benchmark")
+        drafters = dict.fromkeys(row.get("drafter", "") for row in rows)
+    except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError):
+        return  # there is none, or it is unreadable and will be written again
+    share = f"{finished:,} of " if finished < asked else ""
+    held = f"{share}{count_questions(asked)} of {stored_benchmark}" if stored_benchmark else NO_BENCHMARK
+    held = f"{out} holds a report of {held}"
+    if stored_benchmark != benchmark:
+        raise InputError(f"{held}, and this evaluation is of {benchmark}; {OVERWRITE_ADVICE}")
+    if asked > questions:
         raise InputError(
-            f"{out} holds {report}, and this evaluation asks {describe_count(questions)}; give benchmark.limit="
-            f"{report.question_count} or more to resume, {OVERWRITE_ADVICE}"
+            f"{held}, and this evaluation asks {count_questions(questions)}; give benchmark.limit={asked} or more to "
+            f"resume, {OVERWRITE_ADVICE}"
         )
-    if missing := [name for name in report.contestants if name not in set(contestants)]:
+    if missing := [name for name in drafters if name not in set(contestants)]:
         raise InputError(
-            f"{out} holds {report} with {len(report.contestants)} contestants, and this evaluation leaves out "
-            f"{', '.join(missing)}; name all of them, {OVERWRITE_ADVICE}"
+            f"{held} with {len(drafters)} contestants, and this evaluation leaves out {', '.join(missing)}; name all "
+            f"of them, {OVERWRITE_ADVICE}"
         )

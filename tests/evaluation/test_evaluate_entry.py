@@ -100,7 +100,7 @@ def test_a_report_of_more_questions_is_refused_before_the_base_is_loaded(run_dir
     assert done.returncode == 1
     assert done.stderr == (
         "evaluate.py: out holds a report of 120 questions of tiny, and this evaluation asks 2 questions; give "
-        "benchmark.limit=120 or more to go on, choose another out=, or add overwrite=true to replace it\n"
+        "benchmark.limit=120 or more to resume, choose another out=, or add overwrite=true to replace it\n"
     )
     assert [file.name for file in (tmp_path / "out").iterdir()] == ["report.json"]
     assert "absent" in evaluate(*words, "overwrite=true", cwd=tmp_path).stderr  # that is what comes next

@@ -90,7 +90,7 @@ def test_a_replay_does_not_shrink_either(tmp_path):
     ("report", "benchmark", "sentence"),
     [
         ({"rows": [{"drafter": "ctc", "benchmark": "gsm8k", "prompts": 120}]}, "mt_bench", "of 120 questions of gsm8k"),
-        ({"rows": [{"drafter": "ctc"}]}, "gsm8k", "a report of something else than questions"),
+        ({"rows": [{"drafter": "ctc"}]}, "gsm8k", "a report of something other than a benchmark"),
         ({"rows": [{"drafter": "ctc", "benchmark": "gsm8k", "prompts": 1}]}, "tiny", "of 1 question of gsm8k"),
     ],
 )
