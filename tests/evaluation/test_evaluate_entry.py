@@ -129,7 +129,7 @@ def test_who_is_compared(entry, run_directory):
         ({"contestants": ["ctc"]}, "has weights: train it"),
         ({"checkpoint": "absent"}, "neither a run directory"),
         ({"contestants": "nobody"}, "contestant nobody is neither"),
-        ({"contestants": 5}, "contestants=5 is no list"),
+        ({"contestants": 5}, "contestants must be a list"),
     ],
 )
 def test_contestants_that_are_none(entry, given, sentence):
