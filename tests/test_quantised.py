@@ -13,8 +13,9 @@ from training_parts import ctc_head
 from ctcdraft.decoding.loop import generate
 from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.errors import InputError
-from ctcdraft.evaluation.bandwidth import count_matmul_weights, weight_bytes
+from ctcdraft.evaluation.environment import count_matmul_weights, weight_bytes
 from ctcdraft.evaluation.losslessness import LosslessnessChecker
+from ctcdraft.evaluation.setup import EvaluationSetup
 from ctcdraft.models.fingerprint import was_quantized_since
 from ctcdraft.models.loading import load_base
 from ctcdraft.models.values import QUANTIZATION_PACKAGES, weight_options
@@ -55,5 +56,5 @@ def test_torchao_on_a_cpu(tmp_path):
     for prompt in PROMPTS:
         truth = generate(base, Autoregressive(base), prompt, how, frozenset(), 0).tokens
         assert generate(base, head, prompt, how, frozenset(), 0).tokens == truth
-    again = LosslessnessChecker(base, {"autoregressive": Autoregressive(base), "ctc": head}, how)
+    again = LosslessnessChecker(EvaluationSetup(base, {"autoregressive": Autoregressive(base), "ctc": head}, how, 0))
     assert again._explained_by_rounding("ctc", 0.0, 1e-4, PROMPTS[0], 0) is True

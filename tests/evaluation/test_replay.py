@@ -21,7 +21,7 @@ from ctcdraft.drafters.trees.ctc import Collapse
 from ctcdraft.drafters.trees.dynamic import DynamicTree
 from ctcdraft.drafters.trees.per_frame import StaticPerFrameTree
 from ctcdraft.errors import InputError
-from ctcdraft.evaluation.replay import (
+from ctcdraft.evaluation.replay.drafts import (
     DraftReplayer,
     DraftTree,
     record_base_answer,

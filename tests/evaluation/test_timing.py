@@ -13,7 +13,7 @@ from ctcdraft.decoding.settings import DecodeStep, GenerationResult
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.decoding.verification import match
 from ctcdraft.evaluation import profiling
-from ctcdraft.evaluation.bandwidth import bandwidth_utilization, copy_bandwidth, count_matmul_weights, weight_bytes
+from ctcdraft.evaluation.environment import bandwidth_utilization, copy_bandwidth, count_matmul_weights, weight_bytes
 from ctcdraft.evaluation.profiling import (
     PhaseTimes,
     Profile,
