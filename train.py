@@ -18,9 +18,10 @@ from ctcdraft.config.build import build_drafter, meta_base, portable_config
 from ctcdraft.config.cli import entry_point, error_sentence, run_hydra_main
 from ctcdraft.config.early_checks import check_before_imports
 from ctcdraft.config.sweep_jobs import run_directory, run_title, sweep_directory, track_job
-from ctcdraft.corpus import part_files, prepared, template_warnings
+from ctcdraft.corpus import part_files, prepared
 from ctcdraft.corpus.answer_mask import refuse_wrong_masks
 from ctcdraft.corpus.batches import Batches, TokenSequences, first_fit_packing, one_per_row
+from ctcdraft.corpus.chat_template import corpus_warnings
 from ctcdraft.corpus.hidden_states import OnlineHiddenStates, compute_hidden_states
 from ctcdraft.corpus.prefetch import PrefetchingBatches
 from ctcdraft.distributed import Distributed, from_environment, init_distributed, local_batches, main_process_first
@@ -100,7 +101,7 @@ def train_exclusively(config: DictConfig, run: RunDirectory, resuming: bool, swe
         base, drafter, objective, batches, engine, config.trainer.steps, config.trainer.accumulate, done
     )
     if peers.is_main:
-        print(*template_warnings.corpus_warnings(corpus.manifest), costs, sep="\n")
+        print(*corpus_warnings(corpus.manifest), costs, sep="\n")
     if config.plan_only:
         return 0.0
     config_text = OmegaConf.to_yaml(config, resolve=True)

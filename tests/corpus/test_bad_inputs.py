@@ -154,7 +154,7 @@ WORDS: dict[str, tuple[list[str], str]] = {
     "a step that does not exist": ([f"+{STEPS}.rhymes._target_=ctcdraft.corpus.filters.Rhymes"], "Rhymes"),
     "a step taken out that is not there": ([f"~{STEPS}.rhymes"], "rhymes"),
     "an unknown language": (["corpus=sharegpt", "corpus.path=talk.jsonl", KLINGON], "=klingon is not among"),
-    "a sequence of no words": (["corpus.leakage.words=0"], "words=0 is no length"),
+    "a sequence of no words": (["corpus.leakage.words=0"], "corpus.leakage.words must be an integer >= 1, got 0"),
     "a benchmark that is not there": (["+corpus.leakage.benchmarks.mine=gone.npz"], "gone.npz"),
     "a benchmark of numbers that is damaged": (["+corpus.leakage.benchmarks.mine=bad.npz"], "bad.npz"),
     "a chat template that is not there": (["base.chat_template_file=gone.jinja"], "cannot read the chat template"),
@@ -241,7 +241,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "a part gone": (lambda folder: part_files.part_path(folder, 1).unlink(), "part-00001.jsonl is missing or damaged"),
     "a mask of ones": (ones, "is all ones"),
     "a mask of zeros": (zeros, "is all zeros"),
-    "a mask of other length": (uneven, r"has \d+ places for \d+ tokens"),
+    "a mask of other length": (uneven, r"has \d+ entries for \d+ tokens"),
 }  # fmt: skip
 
 
@@ -317,7 +317,7 @@ def test_a_disk_that_fills_up_keeps_what_is_finished(world, monkeypatch, capsys)
 def test_stored_states_that_cannot_be_are_one_sentence(world, monkeypatch, capsys):
     stored = ["corpus.path=done", "states=stored", "states.path=store"]
     for words, sentence in (
-        (["states.precision=float8"], "it is one of float32, bfloat16, int8"),
-        (["states.limit_gb=1e-6"], "holds not even one shard"),
+        (["states.precision=float8"], "must be one of float32, bfloat16, int8, got float8"),
+        (["states.limit_gb=1e-6"], "is not enough for one shard"),
     ):
         assert sentence in refused(world, monkeypatch, capsys, "train.py", *TRAIN, *stored, *words)

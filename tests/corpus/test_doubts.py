@@ -9,7 +9,7 @@ import pytest
 from entry_parts import run_script, train_args
 from tiny_models import random_base, tiny_tokenizer
 
-from ctcdraft.corpus import prepared, template_warnings
+from ctcdraft.corpus import chat_template, prepared
 from ctcdraft.corpus.generation.transformers import TransformersAnswers
 from ctcdraft.corpus.types import Corpus, Prompt
 from ctcdraft.hardware import HardwareSpec
@@ -43,7 +43,7 @@ def test_a_plan_warns_of_raw_prompts_and_names_the_ways_out(tmp_path):
     for way in ("base.chat_template_file=vicuna_v1_1, llama2_chat, chatml or FILE", "instruct version", "show=3"):
         assert way in warned
     made = prepared.prepare(base, CORPUS, GREEDY, tmp_path, {})
-    assert RAW in template_warnings.corpus_warnings(made)[0]
+    assert RAW in chat_template.corpus_warnings(made)[0]
     done = str(corpus.plan_corpus(base, CORPUS, GREEDY, tmp_path, prepared.SINGLE_SHARD))
     assert RAW not in done  # nothing is left to be answered; who trains on it is warned by `of_corpus`
 
@@ -62,10 +62,10 @@ def test_a_plan_on_paper_warns_where_a_tokenizer_is_here():
 def test_a_long_prompt_is_shown_by_both_ends():
     tokenizer = tiny_tokenizer()
     text = "a" * 150 + "\n" + "b" * 200 + "z" * 79
-    shown = template_warnings.describe_prompt(tokenizer, tokenizer(text)["input_ids"])
+    shown = chat_template.describe_prompt(tokenizer, tokenizer(text)["input_ids"])
     assert shown == f"'{'a' * 150}\\n{'b' * 9}' ... 'b{'z' * 79}' (430 characters)"
     short = "a" * 240
-    assert template_warnings.describe_prompt(tokenizer, tokenizer(short)["input_ids"]) == f"'{short}'"
+    assert chat_template.describe_prompt(tokenizer, tokenizer(short)["input_ids"]) == f"'{short}'"
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_a_long_prompt_is_shown_by_both_ends():
 )
 def test_answers_that_are_hardly_there_are_doubtful_unless_they_were_cut_off(tokens, ended, doubtful):
     counts = {"answers": 10, "answer_tokens": tokens, "ended_share": ended}
-    warned = template_warnings.corpus_warnings({"base": {"base": "b", "chat_template": "c2ab"}, "counts": counts})
+    warned = chat_template.corpus_warnings({"base": {"base": "b", "chat_template": "c2ab"}, "counts": counts})
     assert len(warned) == doubtful
     if doubtful:
         assert f"ANSWERS HAVE {tokens / 10:.1f} TOKENS on average" in warned[0]

@@ -34,7 +34,7 @@ def test_answers_with_a_few_near_ties_are_the_base_s_own(base, others):
 @pytest.mark.parametrize("others", [3, 5, 12])
 def test_answers_of_which_more_than_a_tenth_is_another_choice_are_refused(base, others):
     """A model that shares most greedy tokens is still another model: 17 of 20, 15 of 20 and 8 of 20."""
-    sentence = rf"of 20 words that it said greedily the base would say {20 - others};"
+    sentence = f"of 20 greedy tokens {20 - others} are the base's argmax;"
     with pytest.raises(InputError, match=f"^it does not answer as random-llama: {sentence}"):
         refuse_mismatched_responses(base, [(PROMPT, greedy_but_for(base, others))], 0.0, "it")
 
@@ -43,7 +43,7 @@ def test_the_share_is_of_all_answers_together(base):
     """One answer in ten may be off altogether where the nine others agree to the last token."""
     own, off = greedy_but_for(base, 0), greedy_but_for(base, 20)
     refuse_mismatched_responses(base, [(PROMPT, own)] * 9 + [(PROMPT, off)], 0.0, "it")
-    with pytest.raises(InputError, match="of 180 words that it said greedily the base would say 140"):
+    with pytest.raises(InputError, match="of 180 greedy tokens 140 are the base's argmax"):
         refuse_mismatched_responses(base, [(PROMPT, own)] * 7 + [(PROMPT, off)] * 2, 0.0, "it")
 
 

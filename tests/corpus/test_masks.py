@@ -173,7 +173,7 @@ def test_a_system_message_has_its_place():
 def test_a_template_that_refuses_a_conversation_is_one_sentence():
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
-    with pytest.raises(InputError, match=r"cannot say a conversation of user \(roles must alternate\)"):
+    with pytest.raises(InputError, match=r"cannot render a conversation of user \(roles must alternate\)"):
         prompt_tokens(tokenizer, TALK[:1])
     with pytest.raises(InputError, match=r"cannot read the chat template gone.jinja .* chatml, llama2_chat, vicuna"):
         read_chat_template("gone.jinja")
@@ -214,7 +214,7 @@ def test_masks_of_nothing_and_of_everything_refuse_to_train():
     for value, sentence in ((0, "is all zeros"), (1, "is all ones")):
         with pytest.raises(InputError, match=sentence):
             refuse(row(mask_L=torch.full_like(right.mask_L, value)))
-    with pytest.raises(InputError, match="places for"):
+    with pytest.raises(InputError, match="entries for"):
         refuse(row(mask_L=right.mask_L[:-1]))
 
 
@@ -225,5 +225,5 @@ def test_a_mask_that_leaves_out_the_end_or_goes_behind_it_refuses_to_train():
         refuse(short)
     longer, ones = torch.cat([right.tokens_L, right.tokens_L[-2:]]), torch.ones(2, dtype=torch.int64)
     behind = row(tokens_L=longer, mask_L=torch.cat([right.mask_L, ones]))
-    with pytest.raises(InputError, match="goes on behind its end token"):
+    with pytest.raises(InputError, match="continues after its end token"):
         refuse(behind)

@@ -95,7 +95,7 @@ def test_a_killed_preparation_resumed_equals_one_never_stopped(base, tmp_path, m
             prepare(base, tmp_path / "killed", answers)
     assert len(part_files.list_parts(tmp_path / "killed")) == batches
     assert not prepared.is_complete(tmp_path / "killed")
-    with pytest.raises(InputError, match=r"is not complete; run data/prepare.py again, it goes on"):
+    with pytest.raises(InputError, match=r"is not complete; run data/prepare.py again to resume it"):
         prepared.read_corpus(tmp_path / "killed", base.fingerprint())
     prepare(base, tmp_path / "killed", answers)
     assert content(tmp_path / "killed") == content(tmp_path / "whole")

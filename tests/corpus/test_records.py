@@ -52,7 +52,7 @@ PACKED = gzip.compress(b'{"a": "b"}\n' * 5000)
         ("a.json", b'[{"a": 1}, {"a": ]', "entry 2 of .* is not JSON"),
         ("a.json", b'[{"a": 1}, {"a": 2}', "entry 2 of .* is not JSON"),
         ("a.json", b'[{"a": 1} {"a": 2}]', "entry 1 of .* is not JSON"),
-        ("a.json", b'[{"a": 1}] {"a": 2}', "goes on after the end of its array"),
+        ("a.json", b'[{"a": 1}] {"a": 2}', "continues after the end of its array"),
         ("a.json", b'[{"a": "never closed}]', "entry 1 of .* is not JSON"),
         ("a.json", b"[", "entry 1 of .* is not JSON"),
     ],

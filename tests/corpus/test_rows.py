@@ -53,5 +53,5 @@ def test_a_column_is_made_of_the_rows_that_are_kept():
 
 def test_a_mask_of_another_length_is_one_sentence():
     line = next(some_lines()) | {"mask": [1]}
-    with pytest.raises(InputError, match=r"the answer mask of p0 has 1 places for \d+ tokens; prepare"):
+    with pytest.raises(InputError, match=r"the answer mask of p0 has 1 entries for \d+ tokens; prepare"):
         TokenStore([line])

@@ -113,7 +113,7 @@ def test_several_corpora_are_one_with_one_account(tmp_path):
     )
     with pytest.raises(InputError, match=r"2 different prompts of corpus both \(a, b\) have the id gsm8k-00000"):
         mixture(None, "both", {"a": lambda: problems, "b": lambda: others})
-    with pytest.raises(InputError, match=r"say corpus\.parts\.a\.path=FILE corpus\.parts\.b\.path=FILE"):
+    with pytest.raises(InputError, match=r"give corpus\.parts\.a\.path=FILE corpus\.parts\.b\.path=FILE"):
         mixture("x.jsonl", "both", {"a": lambda: 1 / 0, "b": lambda: talks})  # before anything is read
     with pytest.raises(InputError, match=r"as corpus\.parts\.a\.path="):
         mixture(None, "both", {"a": partial(read_corpus, "absent.jsonl")})

@@ -12,8 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 from training_parts import make_trainer, random_sequences
 
 from ctcdraft.corpus.batches import Batches
-from ctcdraft.corpus.hidden_states import OfflineHiddenStates, OnlineHiddenStates, compute_hidden_states
-from ctcdraft.corpus.state_precision import PRECISIONS
+from ctcdraft.corpus.hidden_states import PRECISIONS, OfflineHiddenStates, OnlineHiddenStates, compute_hidden_states
 from ctcdraft.errors import InputError
 
 # The largest error of a value, as a share of the largest value of its token.
@@ -120,9 +119,9 @@ def test_a_shard_evicted_by_another_run_is_written_again(base, tmp_path):
 
 
 def test_a_store_that_holds_nothing_is_refused(base, tmp_path):
-    with pytest.raises(InputError, match=r"states\.precision=int4 .* one of float32, bfloat16, int8"):
+    with pytest.raises(InputError, match=r"states\.precision must be one of float32, bfloat16, int8, got int4"):
         stored(base, random_sequences().tokens, tmp_path, "int4")
-    with pytest.raises(InputError, match="not even one shard"):
+    with pytest.raises(InputError, match="not enough for one shard"):
         stored(base, random_sequences().tokens, tmp_path, limit_gb=1e-9).precompute()
 
 

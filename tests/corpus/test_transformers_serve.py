@@ -111,7 +111,7 @@ def test_a_real_server_that_dies_or_hangs_half_way_loses_nothing(server, base, t
 
     whole = prepare("whole")["counts"]
     threading.Thread(target=end_it_half_way, daemon=True).start()
-    with pytest.raises(InputError, match=rf"at one question \(last: .*({sentence}).*finished batches are kept"):
+    with pytest.raises(InputError, match=rf"at one request \(last: .*({sentence}).*finished batches are kept"):
         prepare("cut", timeout=10.0 if end == signal.SIGSTOP else 60.0)
     kept = {file.name: file.stat().st_mtime_ns for file in tmp_path.glob("cut/part-*.jsonl")}
     assert 2 <= len(kept) < 6
