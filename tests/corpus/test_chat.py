@@ -1,4 +1,4 @@
-"""Text becomes a prompt by the template or raw, and is cut from the left alone."""
+"""Prompts through the chat template or as raw text, truncated on the left only."""
 
 from tiny_models import EOS_ID, random_base, tiny_tokenizer
 
@@ -25,14 +25,14 @@ def test_a_template_is_applied_with_its_generation_prompt():
     assert prompt_tokens(tokenizer, TALK) == tokenizer(expected, add_special_tokens=False)["input_ids"]
 
 
-def test_without_a_template_the_base_goes_on_where_the_user_stops():
+def test_without_a_template_the_prompt_is_the_raw_text():
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = None
     assert tokenizer.decode(prompt_tokens(tokenizer, TALK)) == "ab\n\nc"
     assert tokenizer.decode(prompt_tokens(tokenizer, TALK[:1])) == "a"
 
 
-def test_a_raw_prompt_has_the_tokenizers_own_start_but_not_its_end():
+def test_a_raw_prompt_has_bos_but_not_eos():
     from tokenizers.processors import TemplateProcessing
 
     tokenizer = tiny_tokenizer()

@@ -21,7 +21,7 @@ KILLS = 20
 
 
 class Nursery:
-    """Starts data/prepare.py in `folder`, by a fork of a process that has its packages in memory."""
+    """Starts data/prepare.py in `folder` by forking a process that has imported its packages."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -33,12 +33,12 @@ class Nursery:
         )  # fmt: skip
 
     def started(self, out: str) -> int:
-        """The pid of a process that has begun to write."""
-        words = [
+        """Start a run and return its pid once it holds the lock."""
+        arguments = [
             "base=local", "base.path=base", "corpus.path=prompts.jsonl", f"out={out}", "device=cpu",
             "answers.max_new_tokens=24", "answers.batch_size=2", "answers.temperature=1", "answers.samples=2",
         ]  # fmt: skip
-        self.process.stdin.write(json.dumps(words) + "\n")
+        self.process.stdin.write(json.dumps(arguments) + "\n")
         self.process.stdin.flush()
         pid = json.loads(self.process.stdout.readline())["pid"]
         lock = self.folder / out / "writer.lock"
@@ -48,7 +48,7 @@ class Nursery:
         return pid
 
     def ended(self) -> int:
-        """The exit status of what was started; below 0: which signal ended it."""
+        """Return the exit status of the run; below 0 it is the signal that ended it."""
         return json.loads(self.process.stdout.readline())["status"]
 
 
@@ -70,7 +70,7 @@ def nursery(tmp_path):
 
 
 def content(folder):
-    """All but how fast the machine was: the manifest too is to be the same to the byte."""
+    """Return the content of all files but plan.json; the manifest too must be byte-identical."""
     return {file.name: file.read_bytes() for file in folder.iterdir() if file.name != PLAN_FILE}
 
 

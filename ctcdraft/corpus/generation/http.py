@@ -84,7 +84,7 @@ class JSONClient:
             except httpx.TimeoutException:
                 failures.append(f"no response within {self.timeout_s:g} s")
             except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
-                failures.append(" ".join(str(error).split()) or type(error).__name__)
+                failures.append(" ".join(str(error).split()).rstrip(".") or type(error).__name__)
         raise InputError(
             f"the server at {self.url} failed {len(failures)} times at one request (last: {failures[-1]}); check the "
             "server and run again: finished batches are kept"
