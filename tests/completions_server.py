@@ -18,7 +18,7 @@ from ctcdraft.models.base_model import BaseLM
 
 
 class CompletionsServer(ThreadingHTTPServer):
-    """A server that accepts and returns token ids, as vLLM does, or (without `with_ids`) text only and no unknown fields.
+    """A server of token ids, as vLLM is, or (without `with_ids`) of text only, which refuses unknown fields.
 
     `trouble(number)` is the failure of request `number`, counted from 0: "500", "hang", "die", "nonsense" or None.
     """

@@ -57,7 +57,5 @@ if __name__ == "__main__":
     folder, base, *files = sys.argv[1:]
     known = [question for file in files for question in read_questions(file)]
     users, answers = recount(Path(folder), transformers.AutoTokenizer.from_pretrained(base), known)
-    print(
-        f"{len(known):,} questions: {len(users):,} of them among the prompts, {len(answers):,} in responses of the base model"
-    )
+    print(f"{len(known):,} questions: {len(users):,} of them among the prompts, {len(answers):,} in responses")
     sys.exit(bool(users))

@@ -11,31 +11,19 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterable
 from itertools import groupby, takewhile
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ctcdraft.corpus.chat_template import prompt_tokens
+from ctcdraft.corpus.token_store import Row
 from ctcdraft.corpus.windows import label_windows, valid_anchors
 from ctcdraft.errors import InputError
 
 PROBE_PROMPTS = ("x", "Two words", "3 + 4 =", "Why?\n")  # user turns without a common ending
 # ANSI codes: dim, green, reversed, yellow, magenta
 COLOURS = {"prompt": "2", "answer": "32", "anchor": "7", "root": "1;33", "labels": "1;35"}
-
-
-class MaskedRow(Protocol):
-    """A prompt with its response, as training reads it."""
-
-    @property
-    def id(self) -> str: ...
-    @property
-    def tokens_L(self) -> Tensor: ...
-    @property
-    def mask_L(self) -> Tensor: ...
-    @property
-    def ended(self) -> bool: ...
 
 
 def generation_prompt_tokens(tokenizer: Any) -> list[int]:
@@ -47,7 +35,7 @@ def generation_prompt_tokens(tokenizer: Any) -> list[int]:
     return [tokens[0] for tokens in same][::-1]
 
 
-def refuse_wrong_masks(rows: Iterable[MaskedRow], tokenizer: Any, stop_token_ids: Collection[int]) -> None:
+def refuse_wrong_masks(rows: Iterable[Row], tokenizer: Any, stop_token_ids: Collection[int]) -> None:
     """Raise InputError unless every response follows the generation prompt and ends at its first stop token."""
     opening_K = torch.tensor(generation_prompt_tokens(tokenizer), dtype=torch.int64)
     stops_E = torch.tensor(sorted(stop_token_ids), dtype=torch.int64)
@@ -60,7 +48,7 @@ def refuse_wrong_masks(rows: Iterable[MaskedRow], tokenizer: Any, stop_token_ids
             )
 
 
-def mask_fault(row: MaskedRow, opening_K: Tensor, stops_E: Tensor) -> str:
+def mask_fault(row: Row, opening_K: Tensor, stops_E: Tensor) -> str:
     """Return what is wrong with the mask of a row, or an empty string."""
     tokens_L, mask_L = row.tokens_L.long(), row.mask_L.int()
     if len(tokens_L) != len(mask_L):
@@ -89,7 +77,7 @@ def legend() -> str:
     return " ".join(paint(name, name) for name in COLOURS)
 
 
-def render_row(row: MaskedRow, tokenizer: Any, labels: int) -> str:
+def render_row(row: Row, tokenizer: Any, labels: int) -> str:
     """Return one prompt and response in colour, and the window of its middle anchor, cut by `label_windows`.
 
     Args:

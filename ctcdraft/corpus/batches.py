@@ -181,8 +181,7 @@ class Batches:
 
     def prepare(self, step: int) -> PreparedBatch:
         """Return the part of the batch that needs no forward pass, on the base model's device."""
-        packs = self.packs(step)
-        rows = self.rows.pad_packs(packs)
+        rows = self.rows.pad_packs(packs := self.packs(step))
         anchors_BA = sample_anchors(rows.mask_BL, self.anchors, self._rng(step, 1))
         roots_BA, labels_BAS, lengths_BA = label_windows(
             rows.tokens_BL, rows.mask_BL, anchors_BA, self.labels, rows.ended_BL

@@ -10,9 +10,8 @@ import copy
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from ctcdraft.corpus.types import ASSISTANT, USER, Conversation, normalize_text
 from ctcdraft.errors import InputError
@@ -21,9 +20,7 @@ LETTER_RUN = re.compile(r"[^\W\d_]+")
 SURROGATE = re.compile("[\ud800-\udfff]")
 LATIN_END = "\u0250"  # first character after the block Latin Extended-B
 
-
-class FilterStep(Protocol):
-    def __call__(self, conversation: Conversation) -> Conversation | None: ...
+FilterStep = Callable[[Conversation], Conversation | None]
 
 
 @dataclass(frozen=True)

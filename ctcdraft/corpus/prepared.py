@@ -48,12 +48,6 @@ class PreparedCorpus:
     rows: Sequence[Row]
 
 
-@dataclass(frozen=True)
-class FinishedPart:
-    checksum: str
-    counts: Counter[str]
-
-
 def prepare(
     base: BaseLM,
     corpus: Corpus,
@@ -85,7 +79,7 @@ def prepare(
         known: dict[str, str] = manifest.get("parts", {})
         batches = batch_samples(base.tokenizer, corpus.prompts, answers)
         own = [number for number in range(len(batches)) if shard.takes(number)]
-        finished: dict[int, FinishedPart] = {}
+        finished: dict[int, tuple[str, Counter[str]]] = {}  # (checksum, counts) by number of the part
         generator = MultiTurnGenerator(base, answers)
         turns = sum(len(sample.prompt.turns) for number in own for sample in batches[number])
         # smoothing=0 shows the mean rate of the whole run: the longest prompts come first, so it only gets faster.
@@ -102,7 +96,7 @@ def prepare(
                     bar.update(len(lines))
                 elif lines is None:
                     return manifest  # left to the sibling shard
-                finished[number] = FinishedPart(file_checksum(file), count_lines(lines))
+                finished[number] = file_checksum(file), count_lines(lines)
         return complete_manifest(out, manifest, [finished[n] for n in range(len(batches))], len(corpus.prompts))
 
 
@@ -186,8 +180,11 @@ def changed_settings(existing: Manifest, wanted: Manifest) -> list[str]:
     return changed
 
 
-def complete_manifest(out: Path, manifest: Manifest, finished: Sequence[FinishedPart], prompts: int) -> Manifest:
-    counts: Counter[str] = sum((one.counts for one in finished), Counter())
+def complete_manifest(
+    out: Path, manifest: Manifest, finished: Sequence[tuple[str, Counter[str]]], prompts: int
+) -> Manifest:
+    checksums = [checksum for checksum, _ in finished]
+    counts: Counter[str] = sum((part_counts for _, part_counts in finished), Counter())
     complete = manifest | {
         "complete": True,
         "counts": {
@@ -195,8 +192,8 @@ def complete_manifest(out: Path, manifest: Manifest, finished: Sequence[Finished
             **{key: counts[key] for key in COUNT_KEYS},
             "ended_share": counts["ended"] / max(1, counts["answers"]),
         },
-        "hash": hashlib.sha256("".join(one.checksum for one in finished).encode()).hexdigest()[:16],
-        "parts": {part_files.part_path(out, number).name: one.checksum for number, one in enumerate(finished)},
+        "hash": hashlib.sha256("".join(checksums).encode()).hexdigest()[:16],
+        "parts": {part_files.part_path(out, number).name: checksum for number, checksum in enumerate(checksums)},
     }
     part_files.write_manifest(out, complete)
     return complete

@@ -14,7 +14,6 @@ import heapq
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
 from typing import Any
 
 from ctcdraft.corpus.decontamination import Decontamination
@@ -139,15 +138,15 @@ def build_corpus(
     """
     if limit is not None and not (isinstance(limit, int) and limit >= 1):
         raise InputError(f"corpus.limit={limit} leaves nothing of {source}; give an integer >= 1, or null")
-    dropped, shortened, leaked, speakers = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
+    dropped, shortened, leaked = Counter[str](), Counter[str](), Counter[str]()
     read, clean = CountingIterator(), CountingIterator()
-    cleaned = cleaning.clean(count_speakers(read(conversations), speakers), dropped, shortened)
+    cleaned = cleaning.clean(read(conversations), dropped, shortened)
     prompts = to_prompts(clean(leakage.drop_leaked(cleaned, leaked)), name, format_turn, source)
     kept = list(sample_prompts(prompts, limit, seed))
     if not kept:
         reasons = {**dropped, **{f"in benchmark {benchmark}": count for benchmark, count in leaked.items()}}
         reasons_text = ", ".join(f"{reason} {count:,}" for reason, count in reasons.items() if count)
-        speaker_counts = ", ".join(f"{speaker} {count:,}" for speaker, count in speakers.most_common(4))
+        speaker_counts = ", ".join(f"{speaker} {count:,}" for speaker, count in read.speakers.most_common(4))
         raise InputError(
             f"{source} holds no prompt with a user turn that passes cleaning ({read.count:,} conversations read"
             + (f"; dropped: {reasons_text}" if reasons_text else "")
@@ -166,24 +165,18 @@ def build_corpus(
 
 
 class CountingIterator:
-    """Passes conversations through and counts them."""
+    """Passes conversations through and counts them, and the speakers of the first thousand."""
 
     def __init__(self) -> None:
         self.count = 0
+        self.speakers: Counter[str] = Counter()
 
     def __call__(self, conversations: Iterable[Conversation]) -> Iterator[Conversation]:
         for conversation in conversations:
+            if self.count < 1000:
+                self.speakers.update(speaker for speaker, _ in conversation.turns)
             self.count += 1
             yield conversation
-
-
-def count_speakers(conversations: Iterable[Conversation], speakers: Counter[str]) -> Iterator[Conversation]:
-    """Pass conversations through and count the speakers of the first thousand, for the error on an empty corpus."""
-    conversations = iter(conversations)
-    for conversation in islice(conversations, 1000):
-        speakers.update(speaker for speaker, _ in conversation.turns)
-        yield conversation
-    yield from conversations
 
 
 def to_prompts(
