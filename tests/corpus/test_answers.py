@@ -21,7 +21,7 @@ def prompts_of(*texts):
 
 
 def alone(base, prompt, new_tokens):
-    """The slow truth: one greedy token at a time, without batch, padding or cache."""
+    """Return greedy tokens generated one at a time, without batch, padding or cache."""
     generated = []
     while len(generated) < new_tokens and (not generated or generated[-1] not in base.stop_token_ids):
         logits_V = base.lm(torch.tensor([[*prompt, *generated]])).logits[0, -1]
@@ -53,7 +53,7 @@ def test_a_tokenizer_without_a_pad_token_gives_the_same_responses():
     assert generated_tokens(GREEDY, base, prompts_of(*TEXTS)) == padded
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt2"])  # gpt2 has no position beyond its context
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])  # gpt2 has no position ids beyond its context
 def test_a_row_near_the_end_of_the_context_does_not_shorten_the_others(kind):
     base = random_base(kind, context=80)
     base.stop_token_ids = frozenset()

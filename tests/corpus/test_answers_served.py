@@ -78,7 +78,7 @@ def test_a_corpus_from_a_server_equals_one_generated_in_this_process(base, tmp_p
     assert (counts["answers"], counts["dropped"]) == (15, 0)
     assert counts["reencoded"] == (0 if with_ids else 15)
     assert manifest["answers"]["model"] == "served"
-    assert "url" not in manifest["answers"]  # it may move
+    assert "url" not in manifest["answers"]  # the server may move to another address
 
 
 def test_responses_that_change_in_reencoding_are_dropped_with_their_later_turns(tmp_path):

@@ -34,7 +34,7 @@ def lines(*records: object) -> bytes:
 
 
 def run(patch: pytest.MonkeyPatch, script: str, *arguments: str) -> int:
-    """The exit status of a script as a user calls it."""
+    """Return the exit status of a script as a user calls it."""
     patch.setattr(sys, "argv", [script, "base=local", "base.path=base", "device=cpu", *arguments])
     try:
         runpy.run_path(str(ROOT / script), run_name="__main__")
@@ -53,7 +53,7 @@ TRAIN = [
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    """A base, another one, good prompts, and a corpus that is finished."""
+    """A folder with two base models, valid prompts and a complete corpus."""
     home = tmp_path_factory.mktemp("world")
     for name, seed in (("base", 0), ("other", 1)):
         random_lm(seed=seed, context=128).save_pretrained(home / name)
@@ -111,7 +111,7 @@ FILES: dict[str, tuple[str, bytes, str]] = {
 
 @pytest.fixture(scope="module")
 def sharegpt():
-    """What corpus=sharegpt is, for a path: composing a config takes longer than reading a bad file."""
+    """corpus=sharegpt as a function of its path, composed once: composing takes longer than reading a bad file."""
     register_resolvers()
     with initialize_config_dir(str(CONFIGS), version_base=None):
         config = compose("prepare", ["corpus=sharegpt"])
@@ -187,7 +187,7 @@ def test_a_bad_argument_is_one_sentence(world, monkeypatch, capsys, kind):
     assert (world / "good.jsonl").read_bytes() == before
 
 
-# --- a prepared corpus that is not what it was --------------------------------------------------------------
+# --- a damaged prepared corpus ------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

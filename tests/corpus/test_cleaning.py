@@ -52,7 +52,7 @@ def test_controls(steps):
     step = steps["controls"]
     assert step(talk("What is <b> in HTML?")) is not None
     assert step(talk("Hi</s> there")) is None
-    assert step(talk("Hi", "an answer may</s>", "bye")) is not None  # the base will give another one
+    assert step(talk("Hi", "an answer may</s>", "bye")) is not None  # responses of the source are not used
 
 
 ENGLISH = [

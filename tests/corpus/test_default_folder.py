@@ -67,7 +67,7 @@ def test_responses_in_a_folder_of_the_older_name_are_used(tmp_path):
 
 
 def default_out(monkeypatch, world):
-    """Folders by default below the world instead of below the repository."""
+    """Put default folders below the test folder instead of below the repository."""
     monkeypatch.chdir(world)
     monkeypatch.setattr("ctcdraft.config.cli.register_resolvers", lambda: register_in(world))
 
@@ -81,7 +81,7 @@ def register_in(world):
 
 
 def test_a_second_file_is_neither_refused_nor_taken_for_the_first(world, monkeypatch, capsys):
-    """data/prepare.py, then train.py: both with the folder that they choose themselves."""
+    """data/prepare.py, then train.py, both with the default folder."""
     default_out(monkeypatch, world)
     talks(world / "first.jsonl", *(f"say {n}" for n in range(6)))
     talks(world / "second.jsonl", *(f"tell {n}" for n in range(6)))
@@ -101,7 +101,7 @@ def test_a_second_file_is_neither_refused_nor_taken_for_the_first(world, monkeyp
     }
     assert manifests["first"] != manifests["second"]
     assert json.loads((world / "second" / "fingerprint.json").read_text())["corpus"] == manifests["second"]
-    assert "answering" not in capsys.readouterr().err  # what data/prepare.py made is found
+    assert "answering" not in capsys.readouterr().err  # the corpus of data/prepare.py is used
 
 
 def test_the_error_distinguishes_files_of_one_name(world, monkeypatch, capsys):

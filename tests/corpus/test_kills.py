@@ -84,20 +84,20 @@ def test_a_corpus_killed_at_twenty_random_moments_is_the_same_byte_for_byte(nurs
     rng, finished, written = random.Random(0), [0], {}
     for _ in range(KILLS):
         pid = nursery.started("killed")
-        time.sleep(rng.uniform(0, seconds / KILLS))  # all of them together: about half of the work
+        time.sleep(rng.uniform(0, seconds / KILLS))  # the sum is about half of the work
         os.kill(pid, signal.SIGKILL)
-        assert nursery.ended() == -signal.SIGKILL  # it was alive until then,
-        assert not is_complete(tmp_path / "killed")  # and not done
+        assert nursery.ended() == -signal.SIGKILL  # it was still running
+        assert not is_complete(tmp_path / "killed")  # and had not finished
         parts = {file.name: file.stat().st_mtime_ns for file in tmp_path.glob("killed/part-*.jsonl")}
-        assert written.items() <= parts.items()  # what was finished is there, and was not written a second time
+        assert written.items() <= parts.items()  # finished parts exist and were not written again
         written = parts
         finished.append(len(parts))
     print(f"{KILLS} kills; parts of {len(whole) - 1} after each of them: {finished[1:]}; unkilled {seconds:.1f} s")
-    assert finished == sorted(finished)  # nothing that was finished is lost
-    assert len(set(finished)) > KILLS // 2  # the moments were spread over the work
+    assert finished == sorted(finished)  # no finished part is lost
+    assert len(set(finished)) > KILLS // 2  # the kills were spread over the work
     assert finished[-1] < len(whole) - 1
 
     nursery.started("killed")
     assert nursery.ended() == 0
-    assert content(tmp_path / "killed") == whole  # manifest.json too: every file there is
+    assert content(tmp_path / "killed") == whole  # every file, manifest.json included
     assert all((tmp_path / "killed" / name).stat().st_mtime_ns == when for name, when in written.items())

@@ -31,7 +31,7 @@ CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
 
 def leaking(texts, leakage):
-    """Which of the texts leak, and the counts by benchmark."""
+    """Return which of the texts are contaminated, and the counts by benchmark."""
     leaked: Counter[str] = Counter()
     talks = [Conversation(((USER, text),), str(index)) for index, text in enumerate(texts)]
     kept = {conversation.id for conversation in leakage.drop_leaked(talks, leaked)}

@@ -59,7 +59,7 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def thousand():
-    """A thousand real conversations, of several turns first."""
+    """Return a thousand real conversations, those of several turns first."""
     folder, talks = require_data("CTCDRAFT_DATA", "sharegpt"), []
     for name in ("mt_bench_101.jsonl", "taskmaster4.jsonl", "oasst_model_eval.jsonl.gz", "lima.jsonl"):
         opened = gzip.open if name.endswith("gz") else open
@@ -107,7 +107,7 @@ class Script(ResponseGenerator):
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_rows_of_prepare_have_the_mask_of_the_characters(name, thousand):
-    """Each row marks its own response; earlier ones belong to the prompt. Text without tokens is skipped."""
+    """Each row marks its own response; earlier ones belong to the prompt. Text that encoding changes is skipped."""
     make, end, space = CASES[name]
     tokenizer = make()
     base = SimpleNamespace(
@@ -125,7 +125,7 @@ def test_the_rows_of_prepare_have_the_mask_of_the_characters(name, thousand):
         for line, (ids, mask) in zip(lines, truths, strict=True):
             last = len(mask) - mask[::-1].index(1)
             if line["turn"] and line["tokens"] != ids[:last]:
-                continue  # an answer before this one came back as another text
+                continue  # encoding changed an earlier response
             assert line["tokens"] == ids[:last]
             own = last - mask[:last][::-1].index(0) if 0 in mask[:last] else 0
             assert line["mask"] == [0] * own + [1] * (last - own)
@@ -183,7 +183,7 @@ def test_a_template_that_raises_is_one_sentence():
 
 
 def row(mask_change=0, ended=True, **changes):
-    """A prompt and the answer `yes<|end|>` through the random template; the mask moved by so many places."""
+    """Return a prompt and the response `yes<|end|>` through the random template; the mask shifted by so many tokens."""
     tokenizer = tiny_tokenizer()
     prompt = prompt_tokens(tokenizer, TALK[:1])
     answer = tokenizer("yes<|end|>" if ended else "yes", add_special_tokens=False)["input_ids"]

@@ -101,7 +101,7 @@ def test_planned_hours_equal_the_time_of_the_corpus(run_on, machine, count, answ
 
 @pytest.mark.parametrize("slow", [Machine(weights=2.0), Machine(row=2.0)], ids=["weights", "arithmetic"])
 def test_a_trial_of_fewer_rows_gives_bounds_that_hold(run_on, slow, base):
-    """On a slow machine the whole batch would take long: both ends are printed, and each is right for one machine."""
+    """On a slow machine the whole batch would take long: both bounds are printed, and each is exact for one machine."""
     prompts = prompts_of(320)
     plan, seconds = run_on(slow, prompts, GREEDY)
     trial = plan.measured["trial"]

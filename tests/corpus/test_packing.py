@@ -57,7 +57,7 @@ def test_every_response_exactly_once_per_epoch(base):
         orders.append(seen)
         step += steps
     assert len(set(map(tuple, orders))) == 6  # a new order every time
-    assert len({len(packed.epoch(epoch)) for epoch in range(6)}) > 1  # and not always as many steps
+    assert len({len(packed.epoch(epoch)) for epoch in range(6)}) > 1  # and the number of steps varies
 
 
 def test_unpacked_rows_are_those_of_a_permutation(base):

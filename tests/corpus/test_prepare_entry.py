@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    """A folder with a base, a config that names it, and eight prompts."""
+    """A folder with a base model, its config and eight prompts."""
     folder = tmp_path_factory.mktemp("world")
     random_lm().save_pretrained(folder / "lm")
     tiny_tokenizer().save_pretrained(folder / "lm")
@@ -85,7 +85,7 @@ def test_prepare_plans_prepares_resumes_and_overwrites(world):
     assert manifest["complete"]
     assert manifest["settings"]["corpus"]["path"] == "prompts.jsonl"
     assert manifest["settings"]["corpus"]["seed"] == 0
-    assert str(ROOT) not in json.dumps(manifest["settings"])  # wherever it lies on this machine
+    assert str(ROOT) not in json.dumps(manifest["settings"])  # no path of this machine
     assert manifest["plan"]["measured"] == "plan.json"
     measured = json.loads((world / "there" / "plan.json").read_text())
     assert measured["hours_at_most"] > 0

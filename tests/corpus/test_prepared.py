@@ -19,7 +19,7 @@ PROMPTS = [
 TURNS = sum(len(prompt.turns) for prompt in PROMPTS)
 GREEDY = TransformersAnswers(3, 12, 0.0, 0, 1)
 SAMPLED = TransformersAnswers(3, 12, 1.0, 0, 2)
-BATCHES = 4  # of GREEDY: 11 dialogues in threes
+BATCHES = 4  # of GREEDY: 11 samples in batches of 3
 
 
 class KilledError(Exception):
@@ -40,7 +40,7 @@ def content(out):
 
 
 def killed_after(monkeypatch, batches):
-    """The base dies in the last turn of batch number `batches`, counted from 0."""
+    """Raise KilledError in the last turn of batch number `batches`, counted from 0."""
     generate, asked = requests.MultiTurnGenerator.__call__, []
 
     def dying(self, batch):
@@ -64,7 +64,7 @@ def test_rows_hold_the_prompt_the_answer_and_an_exact_mask(base, tmp_path):
         text = base.tokenizer.decode(row.tokens_L[~row.mask_L].tolist())
         assert text.endswith(asked[row.id].turns[row.turn] + "<|end|><|assistant|>")
         start = int((~row.mask_L).sum())
-        assert row.mask_L[start:].all()  # one answer, at the end
+        assert row.mask_L[start:].all()  # one response, at the end
         answer = row.tokens_L[start:].tolist()
         assert [answer] == generated_tokens(GREEDY, base, [row.tokens_L[:start].tolist()])
         assert row.ended == (answer[-1] in base.stop_token_ids)
@@ -137,7 +137,7 @@ def test_the_order_of_the_prompts_does_not_matter(base, tmp_path):
 def test_a_complete_corpus_is_left_as_it_is(base, tmp_path, monkeypatch):
     prepare(base, tmp_path)
     before = content(tmp_path)
-    killed_after(monkeypatch, 0)  # asking the base at all would raise
+    killed_after(monkeypatch, 0)  # any generation would raise
     prepare(base, tmp_path)
     assert content(tmp_path) == before
     assert prepared.is_complete(tmp_path)
@@ -228,7 +228,7 @@ def test_a_full_disk_loses_no_finished_part(base, tmp_path, monkeypatch):
         patch.setattr(os, "fsync", full)
         with pytest.raises(InputError, match=r"part-00002.jsonl .*No space left on device.*; make room"):
             prepare(base, tmp_path / "full")
-    assert len(content(tmp_path / "full")) == 3  # the manifest and two parts, no draft of a third, no lock
+    assert len(content(tmp_path / "full")) == 3  # the manifest and two parts, no partial file of a third, no lock
     prepare(base, tmp_path / "full")
     assert content(tmp_path / "full") == content(tmp_path / "whole")
 

@@ -27,6 +27,14 @@ def test_an_array_is_the_same_in_any_chunks(tmp_path, monkeypatch, chunk, layout
     assert records[2][0] == f"entry 3 of {tmp_path / 'a.json'}"
 
 
+def test_an_array_keeps_unpaired_surrogates_long_integers_and_nan(tmp_path):
+    """Empties drops texts with unpaired surrogates; a parser that replaces them, as yajl does, would hide them."""
+    (tmp_path / "a.json").write_text('[{"a": "half \\ud83d"}, {"a": 123456789012345678901234567890}, {"a": NaN}]')
+    half, long, nan = (entry["a"] for _, entry in read_records(str(tmp_path / "a.json")))
+    assert (half, long) == ("half \ud83d", 123456789012345678901234567890)
+    assert nan != nan
+
+
 def test_a_byte_order_mark_and_a_missing_gz_ending_do_not_matter(tmp_path):
     (tmp_path / "marked.json").write_bytes(b"\xef\xbb\xbf" + json.dumps(ENTRIES).encode())
     (tmp_path / "packed.jsonl").write_bytes(gzip.compress(b'{"a": 1}\n\n{"a": 2}'))

@@ -18,7 +18,7 @@ from ctcdraft.errors import InputError
 PROMPTS = [
     Prompt(f"p{n}", "test", tuple(f"turn {turn}" + "!" * n for turn in range(1, 2 + n % 3)), None) for n in range(1, 12)
 ]
-DRAWING = TransformersAnswers(4, 10, 1.0, 0, 2)  # 22 dialogues: 6 batches
+SAMPLED = TransformersAnswers(4, 10, 1.0, 0, 2)  # 22 samples: 6 batches
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def base():
 
 
 def prepare(base, out, shard=prepared.SINGLE_SHARD):
-    return prepared.prepare(base, Corpus.from_prompts(PROMPTS), DRAWING, out, {}, shard)
+    return prepared.prepare(base, Corpus.from_prompts(PROMPTS), SAMPLED, out, {}, shard)
 
 
 def content(out):

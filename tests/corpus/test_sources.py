@@ -136,7 +136,7 @@ def test_a_prompt_of_two_parts_is_in_the_corpus_once_and_counted(tmp_path):
     assert (account["read"], account["kept"], account["dropped"]["in an earlier part"]) == (6, 4, 2)
     assert account["read"] == account["kept"] + account["not_asked"] + sum(account["dropped"].values())
     assert mixed.summary() == "4 prompts of 6 conversations (without 2 in an earlier part)"
-    assert first.account["kept"] == 2  # a part's own account is left alone
+    assert first.account["kept"] == 2  # the account of a part is unchanged
 
 
 def test_a_limited_sample_grows_with_the_limit_and_ignores_the_order(tmp_path):

@@ -96,7 +96,7 @@ def test_the_least_recently_used_shard_is_evicted_first(base, tmp_path):
     every = stored(base, tokens, tmp_path)
     every.precompute()
     sizes = [file.stat().st_size for file in every.files]
-    for age, file in enumerate(every.files):  # the last shard was used longest ago
+    for age, file in enumerate(every.files):  # the last shard is the least recently used
         os.utime(file, (1_000_000 - age, 1_000_000 - age))
     every.files[0].unlink()
     small = stored(base, tokens, tmp_path, limit_gb=sum(sizes[:-1]) / 1e9)
@@ -138,4 +138,4 @@ def test_offline_and_online_states_train_alike(base, tmp_path, precision):
     kept = losses(partial(OfflineHiddenStates, path=str(tmp_path), precision=precision, rows=4, limit_gb=1.0), "stored")
     apart = {"float32": 1e-5, "bfloat16": 2e-2, "int8": 2e-2}[precision]
     assert torch.allclose(torch.tensor(live), torch.tensor(kept), rtol=apart)
-    assert live != sorted(live)  # it learns: the losses are not constant
+    assert live != sorted(live)  # the head is trained: the losses are not constant
