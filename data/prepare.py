@@ -5,6 +5,11 @@ An interrupted run is resumed by running the same command again.
 
 from __future__ import annotations
 
+from ctcdraft.config.early_checks import check_before_imports
+
+if __name__ == "__main__":
+    check_before_imports("prepare")  # above the imports below, which take seconds
+
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -15,7 +20,6 @@ from omegaconf import DictConfig
 
 from ctcdraft.config.build import meta_base, portable_config
 from ctcdraft.config.cli import entry_point, run_hydra_main
-from ctcdraft.config.early_checks import check_before_imports
 from ctcdraft.corpus import part_files, prepared
 from ctcdraft.corpus.answer_mask import legend, render_row
 from ctcdraft.corpus.chat_template import corpus_warnings
@@ -28,9 +32,6 @@ from ctcdraft.errors import InputError
 from ctcdraft.hardware import HardwareSpec
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.planning import corpus as planning_corpus
-
-if __name__ == "__main__":
-    check_before_imports("prepare")  # above the imports below, which take seconds
 
 
 def preview_rows(base: BaseLM, corpus: Corpus, answers: ResponseGenerator, out: Path) -> Iterator[Row]:

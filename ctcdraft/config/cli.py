@@ -24,7 +24,7 @@ def register_resolvers() -> None:
     """`${repo:data/tiny}`: a path inside this repository, whatever the working directory; `${auto_device:}`."""
     from omegaconf import OmegaConf
 
-    from ctcdraft.corpus.settings import default_folder
+    from ctcdraft.corpus.default_folder import default_folder
 
     OmegaConf.register_new_resolver("repo", lambda path: str(REPOSITORY / path), replace=True)
     OmegaConf.register_new_resolver("prepared_in", default_folder, replace=True)
