@@ -164,9 +164,9 @@ def write_hashes(records: Iterable[Record], words: int, out: Path) -> None:
     """Write the n-gram hashes of a benchmark; tests/ship_benchmarks.py made those of data/tiny/leakage with it."""
     texts = [turn for where, record in records for turn in question_turns(where, record)]
     ngram_N = np.unique(ngram_hashes(texts, words, WordHashes())[0])
-    atomic_write(out, lambda draft: save_hashes(draft, words, ngram_N))
 
+    def save(draft: Path) -> None:
+        with draft.open("wb") as stream:  # np.savez appends .npz to a path
+            np.savez(stream, words=np.int64(words), sequences=ngram_N)
 
-def save_hashes(draft: Path, words: int, ngram_N: HashArray) -> None:
-    with draft.open("wb") as stream:  # np.savez appends .npz to a path
-        np.savez(stream, words=np.int64(words), sequences=ngram_N)
+    atomic_write(out, save)

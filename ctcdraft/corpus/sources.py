@@ -19,7 +19,7 @@ from typing import Any
 from ctcdraft.corpus.decontamination import Decontamination
 from ctcdraft.corpus.filters import Cleaning
 from ctcdraft.corpus.readers import Paths, Record, get_column, read_hub_records, read_records
-from ctcdraft.corpus.types import USER, Conversation, Corpus, Prompt, normalize_text, prompt_id
+from ctcdraft.corpus.types import USER, Conversation, Corpus, Prompt, drop_reasons, normalize_text, prompt_id
 from ctcdraft.errors import InputError
 
 EARLIER_PART = "in an earlier part"  # reason in the account of a mixture
@@ -144,8 +144,7 @@ def build_corpus(
     prompts = to_prompts(clean(leakage.drop_leaked(cleaned, leaked)), name, format_turn, source)
     kept = list(sample_prompts(prompts, limit, seed))
     if not kept:
-        reasons = {**dropped, **{f"in benchmark {benchmark}": count for benchmark, count in leaked.items()}}
-        reasons_text = ", ".join(f"{reason} {count:,}" for reason, count in reasons.items() if count)
+        reasons_text = ", ".join(f"{reason} {count:,}" for reason, count in drop_reasons(dropped, leaked).items())
         speaker_counts = ", ".join(f"{speaker} {count:,}" for speaker, count in read.speakers.most_common(4))
         raise InputError(
             f"{source} holds no prompt with a user turn that passes cleaning ({read.count:,} conversations read"

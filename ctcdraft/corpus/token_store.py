@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -63,11 +63,7 @@ class TokenStore(Sequence[Row]):
     def __len__(self) -> int:
         return len(self._row_fields)
 
-    @overload
-    def __getitem__(self, index: int) -> Row: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Row]: ...
-    def __getitem__(self, index: int | slice) -> Row | Sequence[Row]:
+    def __getitem__(self, index: Any) -> Any:  # a Row, or a list of them for a slice
         if isinstance(index, slice):
             return [self[n] for n in range(*index.indices(len(self)))]
         index = range(len(self))[index]
@@ -87,11 +83,7 @@ class TensorColumn(Sequence[Tensor]):
     def __len__(self) -> int:
         return len(self._indices)
 
-    @overload
-    def __getitem__(self, index: int) -> Tensor: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Tensor]: ...
-    def __getitem__(self, index: int | slice) -> Tensor | Sequence[Tensor]:
+    def __getitem__(self, index: Any) -> Any:  # a tensor, or a list of them for a slice
         if isinstance(index, slice):
             return [self[n] for n in range(*index.indices(len(self)))]
         return self._tensor_of(self._rows[self._indices[index]])

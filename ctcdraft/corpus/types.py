@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,10 +56,8 @@ class Corpus:
 
     def summary(self) -> str:
         """Return the account in one line, without reasons that dropped nothing."""
-        reasons = self.account.get("dropped", {}) | {
-            f"in benchmark {name}": count for name, count in self.account.get("leaked", {}).items()
-        }
-        dropped = [f"{count:,} {reason}" for reason, count in reasons.items() if count]
+        reasons = drop_reasons(self.account.get("dropped", {}), self.account.get("leaked", {}))
+        dropped = [f"{count:,} {reason}" for reason, count in reasons.items()]
         dropped += [f"{self.account['not_asked']:,} not asked"] if self.account.get("not_asked") else []
         without = f" (without {', '.join(dropped)})" if dropped else ""
         return f"{self.account['kept']:,} prompts of {self.account['read']:,} conversations{without}"
@@ -72,6 +70,12 @@ class Corpus:
             for prompt in self.prompts
         )
         return hashlib.sha256(b"".join(digests)).hexdigest()[:16]
+
+
+def drop_reasons(dropped: Mapping[str, int], leaked: Mapping[str, int]) -> dict[str, int]:
+    """Return the counts above 0 of both, by cleaning step and by benchmark."""
+    reasons = {**dropped, **{f"in benchmark {name}": count for name, count in leaked.items()}}
+    return {reason: count for reason, count in reasons.items() if count}
 
 
 def normalize_text(text: str) -> str:
