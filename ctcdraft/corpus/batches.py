@@ -206,7 +206,7 @@ class Batches:
             rows, responses = rows + len(packs), responses + sum(map(len, packs))
             tokens, padded_tokens = tokens + sum(lengths), padded_tokens + len(packs) * max(lengths)
         return (
-            f"{responses / rows:.1f} answers and {tokens / rows:,.0f} tokens a row, "
+            f"{responses / rows:.1f} answers and {tokens / rows:,.0f} tokens per row, "
             f"{1 - tokens / padded_tokens:.1%} padding"
         )
 

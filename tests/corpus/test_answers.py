@@ -167,7 +167,7 @@ def test_a_long_history_is_cut_from_the_left():
     assert request.tokens[-2:].tolist() == [EOS_ID, 3]
 
 
-@pytest.mark.parametrize("wrong", [(0, 24, 0.0, 0, 1), (8, 0, 0.0, 0, 1), (8, 24, -1.0, 0, 1), (8, 24, 0.0, 0, 0)])
+@pytest.mark.parametrize("settings", [(0, 24, 0.0, 0, 1), (8, 0, 0.0, 0, 1), (8, 24, -1.0, 0, 1), (8, 24, 0.0, 0, 0)])
 def test_settings_out_of_range_are_one_sentence(settings):
     with pytest.raises(InputError, match=r"answers.(batch_size=0|max_new_tokens=0|temperature=-1.0|samples=0) is "):
         TransformersAnswers(*settings)

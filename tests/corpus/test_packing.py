@@ -90,5 +90,5 @@ def test_describe_counts_responses_tokens_and_padding(base):
     lengths = [30 - i for i in range(10)]
     packed = batches(base, one_per_row, rows_per_step=5)
     held = sum(5 * max(lengths[i] for (i,) in packs) for packs in packed.epoch(0))
-    assert packed.describe() == f"1.0 answers and 26 tokens a row, {1 - sum(lengths) / held:.1%} padding"
-    assert batches(base, first_fit_packing(1000)).describe() == "10.0 answers and 255 tokens a row, 0.0% padding"
+    assert packed.describe() == f"1.0 answers and 26 tokens per row, {1 - sum(lengths) / held:.1%} padding"
+    assert batches(base, first_fit_packing(1000)).describe() == "10.0 answers and 255 tokens per row, 0.0% padding"

@@ -151,7 +151,7 @@ def test_show_generates_where_nothing_is_prepared_and_writes_nothing(world):
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("arguments", "sentence"),
     [
         (["corpus.path=gone.jsonl"], "gone.jsonl is not there; give a file"),
         (["corpus=gsm8k"], "has no column `question` (found: id, category, turns)"),

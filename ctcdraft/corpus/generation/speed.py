@@ -56,8 +56,8 @@ class GenerationSpeed:
     def __str__(self) -> str:
         of = "" if self.rows == self.batch else f" of {self.batch}"
         return (
-            f"a trial of {self.rows}{of} rows of {self.length:,} tokens: {self.read_seconds * 1e3:.3g} ms a prompt "
-            f"token, {self.step_seconds * 1e3:.3g} ms for a token in every row"
+            f"a trial of {self.rows}{of} rows of {self.length:,} tokens: {self.read_seconds * 1e3:.3g} ms per prompt "
+            f"token, {self.step_seconds * 1e3:.3g} ms per decoding step of all rows"
         )
 
 
