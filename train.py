@@ -24,7 +24,7 @@ from ctcdraft.config.sweep_jobs import track_job
 from ctcdraft.config.training_checks import refuse_wrong_training
 from ctcdraft.config.training_corpus import load_corpus, plan_without_base
 from ctcdraft.config.training_run import TrainingRun
-from ctcdraft.corpus.template_warnings import corpus_warnings
+from ctcdraft.corpus.chat_template import corpus_warnings
 from ctcdraft.distributed import from_environment, init_distributed, main_process_first
 from ctcdraft.planning.training import plan_training, smoke_test
 from ctcdraft.training.lora import KLRegularizedObjective

@@ -33,8 +33,8 @@ def main() -> None:
     asked = questions(base, options.prompts, options.batch)
     batch = TransformersAnswers(options.batch, options.max_new_tokens, 0.0, 0, 1)
     ways: dict[str, Callable[[], list[list[int]]]] = {
-        "in a batch": lambda: [reply.tokens for reply in batch.answer(base, asked)],
-        "one by one": lambda: [batch.answer(base, [question])[0].tokens for question in asked],
+        "in a batch": lambda: [reply.tokens for reply in batch.generate(base, asked)],
+        "one by one": lambda: [batch.generate(base, [question])[0].tokens for question in asked],
         "generate": lambda: [generated(base, question, options.max_new_tokens) for question in asked],
     }
     seconds: dict[str, list[float]] = {name: [] for name in ways}

@@ -1,4 +1,7 @@
-"""From prompts to the base's own answers: `python data/prepare.py base=tiny corpus=tiny`. It can be resumed."""
+"""Entry point that generates the base model's responses to a corpus: `python data/prepare.py base=tiny corpus=tiny`.
+
+An interrupted run is resumed by running the same command again.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,10 @@ from omegaconf import DictConfig
 from ctcdraft.config.build import meta_base, portable_config
 from ctcdraft.config.cli import entry_point, run_hydra_main
 from ctcdraft.config.schema import check_config
-from ctcdraft.corpus import part_files, prepared, template_warnings
+from ctcdraft.corpus import part_files, prepared
+from ctcdraft.corpus.answer_mask import legend, render_row
+from ctcdraft.corpus.chat_template import corpus_warnings
 from ctcdraft.corpus.generation.requests import MultiTurnGenerator, ResponseGenerator, Sample
-from ctcdraft.corpus.part_files import writer_lock
-from ctcdraft.corpus.preview import legend, render_row
 from ctcdraft.corpus.token_store import Row, row_from_line
 from ctcdraft.corpus.types import Corpus
 from ctcdraft.distributed import Shard
@@ -32,16 +35,12 @@ from ctcdraft.planning import corpus as planning_corpus
 
 
 def preview_rows(base: BaseLM, corpus: Corpus, answers: ResponseGenerator, out: Path) -> Iterator[Row]:
-    """What is in `out` already, or else what the base says now to the first prompts; nothing is written."""
-    for file in part_files.list_parts(out):
-        yield from (row_from_line(line) for line in part_files.read_part(file) or [] if "dropped" not in line)
-    if part_files.list_parts(out):
-        return
-    interview = MultiTurnGenerator(base, answers)
-    for prompt in corpus.prompts:
-        for line in interview([Sample(prompt, 0)]):
-            if "dropped" not in line:
-                yield row_from_line(line)
+    """Yield the rows in `out`, or responses generated now if it is empty; nothing is written."""
+    parts = part_files.list_parts(out)
+    generator = MultiTurnGenerator(base, answers)
+    generated = (generator([Sample(prompt, 0)]) for prompt in corpus.prompts)
+    for lines in (part_files.read_part(file) or [] for file in parts) if parts else generated:
+        yield from (row_from_line(line) for line in lines if "dropped" not in line)
 
 
 @hydra.main(version_base=None, config_path="../configs", config_name="prepare")
@@ -51,9 +50,10 @@ def main(config: DictConfig) -> None:
     shard = Shard.parse(config.shard)
     corpus = instantiate(config.corpus)
     answers = instantiate(config.answers)
-    paper = meta_base(config.base) if config.plan_only and not config.show else None
-    if paper is not None:
-        print(planning_corpus.plan_corpus_dry_run(paper, corpus, answers, HardwareSpec.of(config.plan), shard))
+    dry_run_base = meta_base(config.base) if config.plan_only and not config.show else None
+    if dry_run_base is not None:
+        hardware = HardwareSpec.of(config.plan)
+        print(planning_corpus.plan_corpus_dry_run(dry_run_base, corpus, answers, hardware, shard))
         return
     base = instantiate(config.base)
     out = Path(config.out)
@@ -61,8 +61,8 @@ def main(config: DictConfig) -> None:
         discard_previous(out, shard)
     if config.show:
         print(legend())
-        for one in islice(preview_rows(base, corpus, answers, out), config.show):
-            print(f"\n{render_row(one, base.tokenizer, config.show_labels)}")
+        for row in islice(preview_rows(base, corpus, answers, out), config.show):
+            print(f"\n{render_row(row, base.tokenizer, config.show_labels)}")
         return
     planned = planning_corpus.plan_corpus(base, corpus, answers, out, shard)
     print(planned)
@@ -79,7 +79,7 @@ def discard_previous(out: Path, shard: Shard) -> None:
             f"overwrite=true with shard={shard.number}/{shard.of} would throw away what the other shards have made; "
             f"remove {out} once, then start all shards without it"
         )
-    with writer_lock(out, shard):
+    with part_files.writer_lock(out, shard):
         part_files.delete_corpus(out)
 
 
@@ -97,7 +97,7 @@ def describe_result(manifest: part_files.Manifest, shard: Shard, out: Path) -> s
     )
     if counts["reencoded"] or counts["dropped"]:
         text += f"\n{counts['reencoded']:,} answers re-encoded from text, {counts['dropped']:,} dropped"
-    return "\n".join([text, *template_warnings.corpus_warnings(manifest)])
+    return "\n".join([text, *corpus_warnings(manifest)])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Questions made of bare ids, and what an engine says to them: for tests that are not about prompts or files."""
+"""Requests from bare token ids, and the responses of an engine: for tests that are not about prompts or files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ctcdraft.models.base_model import BaseLM
 def make_requests(
     prompts: Sequence[Sequence[int]], names: Sequence[str] | None = None, turn: int = 0, sample: int = 0
 ) -> list[Request]:
-    """One question a prompt, called q0, q1, ... or as `names` says."""
+    """Return one request per prompt, with the ids q0, q1, ... or `names`."""
     names = names or [f"q{number}" for number in range(len(prompts))]
     return [
         Request(name, turn, sample, "test", array("i", tokens), 0) for name, tokens in zip(names, prompts, strict=True)

@@ -1,4 +1,4 @@
-"""A server of completions for tests: answers with a base of ours, on loopback, and misbehaves when it is told to."""
+"""A completions server for tests, on loopback, with a base model of ours and failures on demand."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from ctcdraft.models.base_model import BaseLM
 
 
 class CompletionsServer(ThreadingHTTPServer):
-    """`with_ids`: takes and gives ids, as vLLM does; otherwise text alone, and unknown fields are refused.
+    """A server of token ids, as vLLM is, or (without `with_ids`) of text only, which refuses unknown fields.
 
-    `trouble(number)` names what happens to request `number`, counted from 0: "500", "hang", "die" or nothing.
+    `trouble(number)` is the failure of request `number`, counted from 0: "500", "hang", "die", "nonsense" or None.
     """
 
     daemon_threads = True
@@ -34,7 +34,7 @@ class CompletionsServer(ThreadingHTTPServer):
         self.requests: list[dict[str, Any]] = []
         self.in_flight = self.max_in_flight = 0
         self.lock = threading.Lock()
-        self.extra_tokens = 0  # read beside the prompt, as a server does that adds a begin token
+        self.extra_tokens = 0  # reported beside the prompt, as by a server that adds BOS
         self.temperature_factor = 1.0
 
     @property
@@ -45,12 +45,12 @@ class CompletionsServer(ThreadingHTTPServer):
         tokenizer = self.base.tokenizer
         ids = body["prompt"] if self.with_ids else tokenizer(body["prompt"])["input_ids"]
         temperature = body["temperature"] * self.temperature_factor
-        coins_L = torch.rand(512, generator=torch.Generator().manual_seed(body["seed"]), dtype=torch.float64)
+        uniform_L = torch.rand(512, generator=torch.Generator().manual_seed(body["seed"]), dtype=torch.float64)
 
         def choose(logits_BV, rows, step):
             if temperature == 0:
                 return logits_BV.argmax(dim=-1)
-            return sample_tokens(logits_BV, temperature, coins_L[step : step + 1])
+            return sample_tokens(logits_BV, temperature, uniform_L[step : step + 1])
 
         (answer,) = generate_batch(self.base, [list(ids)], [body["max_tokens"]], choose)
         ended = answer[-1] in self.base.stop_token_ids
@@ -83,28 +83,28 @@ class Handler(BaseHTTPRequestHandler):
         elif trouble == "500":
             self.reply(500, {"error": "out of memory"})
         elif trouble == "nonsense":
-            self.reply(200, {"said": "hello"})
+            self.reply(200, {"text": "hello"})
         elif not self.server.with_ids and set(body) - self.server.plain:
             self.reply(422, {"detail": "unexpected fields"})
         elif body["model"] != "served":
             self.reply(404, {"detail": "no such model"})
         else:
-            with self.server.lock:  # one base, one reading at a time
-                said = self.server.complete(body)
-            self.reply(200, said)
+            with self.server.lock:  # one forward pass at a time
+                completion = self.server.complete(body)
+            self.reply(200, completion)
 
-    def reply(self, status: int, said: dict[str, Any]) -> None:
-        data = json.dumps(said).encode()
-        with self.server.lock:  # before the client knows and asks the next one
+    def reply(self, status: int, body: dict[str, Any]) -> None:
+        data = json.dumps(body).encode()
+        with self.server.lock:  # before the client can send its next request
             self.server.in_flight -= 1
         self.send_response(status)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
-        with contextlib.suppress(ConnectionError):  # a client that has given up does not listen
+        with contextlib.suppress(ConnectionError):  # the client may have closed the connection
             self.wfile.write(data)
 
     def log_message(self, *_: Any) -> None:
-        """Quiet."""
+        """Log nothing."""
 
 
 @contextmanager

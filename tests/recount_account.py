@@ -1,9 +1,9 @@
-"""Whether a manifest accounts for every conversation, counted again from the files and from the parts.
+"""An independent recount of a manifest from the conversation files and from the parts.
 
     python tests/recount_account.py PREPARED FILE ...
 
-It shares no code with what it doubts: lines are counted as lines, duplicates by the texts themselves, prompts and
-answers by what stands in the parts. It ends with status 1 at the first count that does not agree.
+It shares no code with the package: lines are counted as lines, duplicates by the texts themselves, prompts and
+responses by the lines of the parts. It ends with status 1 at the first count that differs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def records(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def user_text(record: dict[str, Any]) -> str:
-    """What the user says in all turns, without regard to case and white space."""
+    """Return the user turns with case and white space normalised."""
     if "question" in record:
         return " ".join(record["question"].lower().split())
     turns = (turn["value"] for turn in record["conversations"] if turn["from"] in ("human", "user"))
@@ -32,13 +32,13 @@ def user_text(record: dict[str, Any]) -> str:
 
 
 def recount(folder: Path, files: Iterable[Path]) -> list[tuple[str, int, int]]:
-    """What is counted, here and in the manifest."""
+    """Return (name, count here, count in the manifest)."""
     texts = [user_text(record) for file in files for record in records(file)]
     manifest = json.loads((folder / "manifest.json").read_text())
     account, counts = manifest["conversations"], manifest["counts"]
     foreign = account["dropped"].get("language", 0)
     different = account["read"] - account["dropped"]["duplicates"]
-    # Texts in another language are not looked at for duplicates, so they may be fewer than their conversations.
+    # Texts in another language are dropped before duplicates are, so their conversations may repeat texts.
     different -= min(foreign, max(0, different - len(set(texts))))
     gone = sum(account["dropped"].values()) + sum(account["leaked"].values())
     lines = [json.loads(line) for part in sorted(folder.glob("part-*.jsonl")) for line in part.open()]
@@ -61,7 +61,7 @@ def recount(folder: Path, files: Iterable[Path]) -> list[tuple[str, int, int]]:
 
 if __name__ == "__main__":
     compared = recount(Path(sys.argv[1]), map(Path, sys.argv[2:]))
-    for name, here, there in compared:
-        print(f"{name:52} {here:10,} {there:10,}")
-    for name, here, there in compared:
-        assert here == there, name
+    for name, recounted, recorded in compared:
+        print(f"{name:52} {recounted:10,} {recorded:10,}")
+    for name, recounted, recorded in compared:
+        assert recounted == recorded, name

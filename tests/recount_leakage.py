@@ -1,8 +1,8 @@
-"""Whether a prepared corpus holds a benchmark's questions, counted again from its tokens alone.
+"""An independent count of benchmark questions in a prepared corpus, from its tokens alone.
 
     python tests/recount_leakage.py PREPARED TOKENIZER QUESTIONS.jsonl ...
 
-It shares no code with the check it doubts: parts are decoded, cut at special tokens, and compared word with word. A
+It shares no code with decontamination.py: parts are decoded, split at special tokens, and compared word by word. A
 question shorter than 13 words is found where special tokens surround each turn; longer ones are found anywhere.
 """
 
@@ -19,7 +19,7 @@ from truths_corpus import slow_runs
 
 
 def text_pieces(tokenizer: Any, ids: Iterable[int]) -> Iterator[str]:
-    """What stands between special tokens, as text."""
+    """Yield the texts between special tokens."""
     special = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
     for is_special, run in groupby(ids, lambda token: token in special):
         if not is_special:
@@ -27,9 +27,9 @@ def text_pieces(tokenizer: Any, ids: Iterable[int]) -> Iterator[str]:
 
 
 def recount(folder: Path, tokenizer: Any, questions: Iterable[str], words: int = 13) -> tuple[set[str], set[str]]:
-    """Texts of users, and answers of the base, that share a run of words with a question.
+    """Return the user texts and the responses that share a run of words with a question.
 
-    What the base answered stands in the prompts of later turns too; it counts as an answer there.
+    Responses recur in the prompts of later turns; they count as responses there.
     """
     user_texts: set[str] = set()
     base_texts: set[str] = set()
@@ -39,10 +39,10 @@ def recount(folder: Path, tokenizer: Any, questions: Iterable[str], words: int =
                 ids = [token for token, mask in zip(line["tokens"], line["mask"], strict=True) if mask == inside]
                 text.update(text_pieces(tokenizer, ids))
     known = slow_runs(questions, words)
-    found = [
+    contaminated = [
         {text for text in texts if slow_runs([text], words) & known} for texts in (user_texts - base_texts, base_texts)
     ]
-    return found[0], found[1]
+    return contaminated[0], contaminated[1]
 
 
 def read_questions(path: str) -> Iterator[str]:
@@ -57,7 +57,5 @@ if __name__ == "__main__":
     folder, base, *files = sys.argv[1:]
     known = [question for file in files for question in read_questions(file)]
     users, answers = recount(Path(folder), transformers.AutoTokenizer.from_pretrained(base), known)
-    print(
-        f"{len(known):,} questions: {len(users):,} of them among the prompts, {len(answers):,} in answers of the base"
-    )
+    print(f"{len(known):,} questions: {len(users):,} of them among the prompts, {len(answers):,} in responses")
     sys.exit(bool(users))

@@ -1,1 +1,1 @@
-"""From conversations to training windows: prompts, the base's own answers, what is kept of them."""
+"""From conversations to training windows: prompts, responses of the base model, filters and batches."""

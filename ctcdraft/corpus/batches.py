@@ -1,8 +1,8 @@
-"""From prepared answers to batches. A batch is a function of (corpus, seed, step), so resuming needs no iterator state.
+"""Training batches cut from prepared responses.
 
-It knows rows and windows; not the drafter, and not the objective beyond how many labels it wants.
-
-Which answers a step takes, and which of them share a row. It knows an order and lengths; no tokens.
+A batch is a pure function of (corpus, seed, step): the epoch's permutation and the anchors come from generators seeded
+by them. So a resumed run needs no iterator state. With `first_fit_packing` several responses share a row (packed
+sequences): less padding, at the price of rows that hold a varying number of responses.
 """
 
 from __future__ import annotations
@@ -22,62 +22,74 @@ from ctcdraft.corpus.windows import label_windows, sample_anchors
 from ctcdraft.ctc.alignment import frames_needed
 from ctcdraft.models.base_model import BaseLM
 
-MAX_OPEN_PACKS = (
-    64  # packs that may still be filled: more of them leave less padding, and cost as many comparisons an answer
-)
+MAX_OPEN_PACKS = 64  # more open packs leave less padding, at as many comparisons per response
+FEASIBILITY_CHUNK = 64  # rows per call in feasible_share: one by one, a million responses took six minutes
 
-Pack = list[int]  # answers, by index
-# (the answers in the order of an epoch, all lengths, rows a step) -> the epoch's steps, each a list of rows
+Pack = list[int]  # indices of the responses in one row
+# (response indices in epoch order, lengths of all responses, rows per step) -> steps of the epoch, each a list of rows
 PackingFunction = Callable[[Sequence[int], Sequence[int], int], list[list[Pack]]]
 
 
 def one_per_row(order: Sequence[int], lengths: Sequence[int], rows: int) -> list[list[Pack]]:
-    """Every answer in a row of its own, whole steps only: what is left over comes in another epoch's order."""
-    return [[[index] for index in order[at : at + rows]] for at in range(0, len(order) - rows + 1, rows)]
+    """Return full steps with one response per row; the remainder is left to another epoch's permutation."""
+    return [[[index] for index in order[start : start + rows]] for start in range(0, len(order) - rows + 1, rows)]
 
 
 def first_fit_packing(size: int) -> PackingFunction:
-    """Packs of up to `size` tokens, and every answer exactly once: an epoch's last step may have fewer rows."""
+    """Return a packing into rows of up to `size` tokens. It uses every response once; the last step may be smaller."""
 
-    def fill(order: Sequence[int], lengths: Sequence[int], rows: int) -> list[list[Pack]]:
+    def pack_epoch(order: Sequence[int], lengths: Sequence[int], rows: int) -> list[list[Pack]]:
         packs = first_fit(order, lengths, size)
-        return [packs[at : at + rows] for at in range(0, len(packs), rows)]
+        return [packs[start : start + rows] for start in range(0, len(packs), rows)]
 
-    return fill
+    return pack_epoch
 
 
 def first_fit(order: Sequence[int], lengths: Sequence[int], size: int, most_open: int = MAX_OPEN_PACKS) -> list[Pack]:
-    """Each answer into the oldest open pack that has room; where none has, into a new one. Of more than `most_open`
-    the fullest is closed. The order of packs is that in which they were begun. An answer longer than `size` is a
-    pack by itself.
+    """Return packs, in the order in which they were opened, by first fit.
 
-    size 10, answers of 6 5 4 5 tokens   ->   [6 4] [5 5]
+    Each response goes into the oldest open pack with enough free tokens, else into a new pack. When more than
+    `most_open` packs are open the fullest is closed. A response longer than `size` is a pack by itself.
+
+    size 10, responses of 6 5 4 5 tokens   ->   [6 4] [5 5]
     """
     packs: list[Pack] = []
-    room: list[tuple[int, Pack]] = []  # of the open ones
+    open_packs: list[tuple[int, Pack]] = []  # (free tokens, pack)
     for index in order:
         length = lengths[index]
-        at = next((at for at, (left, _) in enumerate(room) if left >= length), None)
-        if at is None:
+        slot = next((slot for slot, (free, _) in enumerate(open_packs) if free >= length), None)
+        if slot is None:
             packs.append([index])
-            room.append((size - length, packs[-1]))
-            if len(room) > most_open:
-                room.remove(min(room, key=lambda pack: pack[0]))
+            open_packs.append((size - length, packs[-1]))
+            if len(open_packs) > most_open:
+                open_packs.remove(min(open_packs, key=lambda pack: pack[0]))
         else:
-            left, pack = room[at]
+            free, pack = open_packs[slot]
             pack.append(index)
-            room[at] = (left - length, pack)
+            open_packs[slot] = (free - length, pack)
     return packs
 
 
-FEASIBILITY_CHUNK = 64  # at a time, for the plan: row by row a million answers took six minutes
+@dataclass(frozen=True)
+class PaddedRows:
+    """Rows of packed sequences, right-padded with token 0 and mask 0.
+
+    mask_BL: 1 on response tokens, but never on the first token of a sequence, so that no window crosses into the next
+    sequence. ended_BL: whether the sequence of a position ended by itself. position_ids_BL: restart at 0 in every
+    sequence (nn/packing.py).
+    """
+
+    tokens_BL: Tensor
+    mask_BL: Tensor
+    ended_BL: Tensor
+    position_ids_BL: Tensor
 
 
 @dataclass(frozen=True)
 class TokenSequences:
-    """Answers as token ids and answer masks, one tensor each a row, cut to the longest length wanted.
+    """Prompts with their responses as token ids and answer masks, one tensor each, cut to the longest wanted length.
 
-    ended: whether the row reaches to the answer's own end, and was cut by nobody.
+    ended: whether a sequence reaches the response's own end (neither truncated in generation nor cut here).
     """
 
     tokens: Sequence[Tensor]
@@ -88,47 +100,33 @@ class TokenSequences:
         return len(self.tokens)
 
     def token_counts(self, vocabulary: int) -> Tensor:
-        """How often the answers say each word, counts_V."""
+        """Return counts_V: how often each token occurs in the responses."""
         counts_V = torch.zeros(vocabulary, dtype=torch.int64)
         for tokens_L, mask_L in zip(self.tokens, self.masks, strict=True):
             counts_V += torch.bincount(tokens_L[mask_L.bool()], minlength=vocabulary)
         return counts_V
 
     def pad_packs(self, packs: Sequence[Pack]) -> PaddedRows:
-        """The answers of every pack behind one another."""
+        """Concatenate the sequences of every pack and pad the rows."""
         tokens_BL = pad_sequence([torch.cat([self.tokens[i] for i in pack]) for pack in packs], batch_first=True)
         mask_BL = pad_sequence([torch.cat([self.masks[i] for i in pack]) for pack in packs], batch_first=True)
         width = tokens_BL.shape[1]
         longest = max(len(self.tokens[i]) for pack in packs for i in pack)
-        ended, begins = [], []
+        ended, starts = [], []
         for pack in packs:
             lengths = torch.tensor([len(self.tokens[i]) for i in pack])
-            begin = lengths.cumsum(0) - lengths
-            lengths[-1] = width - begin[-1]  # padding counts as the end of the last
+            start = lengths.cumsum(0) - lengths
+            lengths[-1] = width - start[-1]  # padding belongs to the last sequence
             ended.append(torch.tensor([self.ended[i] for i in pack]).repeat_interleave(lengths))
-            begins.append(begin.repeat_interleave(lengths))
-        # Clamped, so that padding stands at no place that a base might not have.
-        places_BL = (torch.arange(width) - torch.stack(begins)).clamp(max=longest - 1)
-        return PaddedRows(tokens_BL, mask_BL.masked_fill(places_BL == 0, 0), torch.stack(ended), places_BL)
-
-
-@dataclass(frozen=True)
-class PaddedRows:
-    """Rows of text, padded on the right with token 0 and mask 0.
-
-    mask_BL: which tokens are answer; never the first of a text, which nobody says, so that no window reaches from
-    one text into the next. ended_BL: whether the text of a position ended by itself. places_BL: see nn/packs.py.
-    """
-
-    tokens_BL: Tensor
-    mask_BL: Tensor
-    ended_BL: Tensor
-    position_ids_BL: Tensor
+            starts.append(start.repeat_interleave(lengths))
+        # Clamped, so that padding gets no position id beyond those the base model has.
+        position_ids_BL = (torch.arange(width) - torch.stack(starts)).clamp(max=longest - 1)
+        return PaddedRows(tokens_BL, mask_BL.masked_fill(position_ids_BL == 0, 0), torch.stack(ended), position_ids_BL)
 
 
 @dataclass(frozen=True)
 class PreparedBatch:
-    """What of a batch can be had beside a running step: all else, and the states if they are stored."""
+    """The part of a batch that needs no forward pass of the base model; hidden states only if they are stored."""
 
     windows: dict[str, Tensor]
     states_BLD: Tensor | None
@@ -138,9 +136,13 @@ class PreparedBatch:
 
 
 class Batches:
-    """Answers in a new random order every epoch, laid into rows by `filling`; anchors drawn anew every step.
+    """Responses in a new permutation every epoch, arranged in rows by `packing`; anchors resampled every step.
 
-    rows_a_step: rows, be they one answer or a pack of several. anchors: windows drawn from each row.
+    Args:
+        rows_per_step: batch size in rows, each of one response or of a pack.
+        anchors: windows sampled from each row.
+        labels: labels per window, at most.
+        compute_states: computes the hidden states that are not stored.
     """
 
     def __init__(
@@ -161,67 +163,58 @@ class Batches:
         self.hidden_states = hidden_states(base, rows.tokens)
         self.rows_per_step = min(rows_per_step, len(rows))
         self.packing = packing
-        self.compute_states = compute_states  # of states that are not kept
+        self.compute_states = compute_states
         self.anchors = anchors
         self.labels = labels
         self.seed = seed
         self.epoch = lru_cache(maxsize=2)(self._epoch_steps)
-        self._epoch_starts = [0]  # the first steps of the epochs looked at so far: packs are not as many in each
+        self._epoch_starts = [0]  # first step of every epoch seen so far: packed epochs differ in length
 
     @property
     def steps_per_epoch(self) -> int:
-        """Those of the first."""
+        """Steps of the first epoch."""
         return len(self.epoch(0))
 
     def batch(self, step: int) -> Batch:
-        """The batch of a step, with the base's states, on the base's device."""
+        """Return the batch of a step on the base model's device, hidden states included."""
         return self.complete(self.prepare(step))
 
     def prepare(self, step: int) -> PreparedBatch:
-        """What of a batch needs no base, on the base's device."""
-        packs = self.packs(step)
-        laid = self.rows.pad_packs(packs)
-        anchors_BA = sample_anchors(laid.mask_BL, self.anchors, self._rng(step, 1))
+        """Return the part of the batch that needs no forward pass, on the base model's device."""
+        rows = self.rows.pad_packs(packs := self.packs(step))
+        anchors_BA = sample_anchors(rows.mask_BL, self.anchors, self._rng(step, 1))
         roots_BA, labels_BAS, lengths_BA = label_windows(
-            laid.tokens_BL, laid.mask_BL, anchors_BA, self.labels, laid.ended_BL
+            rows.tokens_BL, rows.mask_BL, anchors_BA, self.labels, rows.ended_BL
         )
-        windows = {
-            "tokens_BL": laid.tokens_BL,
-            "anchors_BA": anchors_BA,
-            "roots_BA": roots_BA,
-            "labels_BAS": labels_BAS,
-            "lengths_BA": lengths_BA,
-            "position_ids_BL": laid.position_ids_BL,
-        }
+        windows = dict(tokens_BL=rows.tokens_BL, position_ids_BL=rows.position_ids_BL, anchors_BA=anchors_BA)
+        windows |= dict(roots_BA=roots_BA, labels_BAS=labels_BAS, lengths_BA=lengths_BA)
         windows = {name: value.to(self.device) for name, value in windows.items()}
         return PreparedBatch(windows, self.hidden_states.stored_states(packs))
 
     def complete(self, prepared: PreparedBatch) -> Batch:
-        """The batch; where states are not stored the base reads the text now."""
-        states_BLD = prepared.states_BLD
+        """Return the whole batch; hidden states that are not stored are computed now."""
+        states_BLD, windows = prepared.states_BLD, prepared.windows
         if states_BLD is None:
-            states_BLD = self.compute_states(
-                self.base, prepared.windows["tokens_BL"], prepared.windows["position_ids_BL"]
-            )
-        return Batch(states_BLD=states_BLD, **prepared.windows)
+            states_BLD = self.compute_states(self.base, windows["tokens_BL"], windows["position_ids_BL"])
+        return Batch(states_BLD=states_BLD, **windows)
 
     def describe(self) -> str:
-        """How the first epoch fills its rows, in words."""
-        rows = answers = tokens = padded_tokens = 0
+        """Return how full the rows of the first epoch are, for the plan."""
+        rows = responses = tokens = padded_tokens = 0
         for packs in self.epoch(0):
             lengths = [sum(len(self.rows.tokens[i]) for i in pack) for pack in packs]
-            rows, answers = rows + len(packs), answers + sum(map(len, packs))
+            rows, responses = rows + len(packs), responses + sum(map(len, packs))
             tokens, padded_tokens = tokens + sum(lengths), padded_tokens + len(packs) * max(lengths)
         return (
-            f"{answers / rows:.1f} answers and {tokens / rows:,.0f} tokens a row, "
+            f"{responses / rows:.1f} answers and {tokens / rows:,.0f} tokens per row, "
             f"{1 - tokens / padded_tokens:.1%} padding"
         )
 
     def close(self) -> None:
-        """Nothing is open; see Prefetched."""
+        """Do nothing; PrefetchingBatches has a thread to end."""
 
     def packs(self, step: int) -> list[Pack]:
-        """The answers of a step, row by row."""
+        """Return the response indices of a step, row by row."""
         epoch = bisect_right(self._epoch_starts, step) - 1
         while step >= (end := self._epoch_starts[epoch] + len(self.epoch(epoch))):
             epoch += 1
@@ -230,7 +223,6 @@ class Batches:
         return self.epoch(epoch)[step - self._epoch_starts[epoch]]
 
     def _epoch_steps(self, epoch: int) -> list[list[Pack]]:
-        """The steps of an epoch, each a list of packs."""
         order = torch.randperm(len(self.rows), generator=self._rng(epoch, 0)).tolist()
         return self.packing(order, [len(tokens_L) for tokens_L in self.rows.tokens], self.rows_per_step)
 
@@ -241,13 +233,17 @@ class Batches:
 def feasible_share(
     rows: TokenSequences, labels: int, frames: int, needed: Callable[..., Tensor] = frames_needed
 ) -> tuple[int, float]:
-    """Windows in the corpus, and the share that `frames` frames can say: for the plan, before step 0. needed: how many
-    frames labels need, where that is not CTC's."""
+    """Return the number of windows in the corpus and the share whose labels fit into `frames` frames.
+
+    Args:
+        needed: (labels_BAS, lengths_BA) -> frames that the labels need, by default S plus adjacent repeats as in CTC.
+    """
     windows = feasible = 0
     for start in range(0, len(rows), FEASIBILITY_CHUNK):
-        laid = rows.pad_packs([[index] for index in range(start, min(start + FEASIBILITY_CHUNK, len(rows)))])
-        every_BA = torch.arange(laid.tokens_BL.shape[1]).expand_as(laid.tokens_BL)  # what is no anchor has no labels
-        _, labels_BAS, lengths_BA = label_windows(laid.tokens_BL, laid.mask_BL, every_BA, labels, laid.ended_BL)
+        padded = rows.pad_packs([[index] for index in range(start, min(start + FEASIBILITY_CHUNK, len(rows)))])
+        # Every position is tried as an anchor: invalid ones get length 0.
+        anchors_BA = torch.arange(padded.tokens_BL.shape[1]).expand_as(padded.tokens_BL)
+        _, labels_BAS, lengths_BA = label_windows(padded.tokens_BL, padded.mask_BL, anchors_BA, labels, padded.ended_BL)
         windows += int((lengths_BA > 0).sum())
         feasible += int(((lengths_BA > 0) & (needed(labels_BAS, lengths_BA) <= frames)).sum())
     return windows, feasible / max(windows, 1)

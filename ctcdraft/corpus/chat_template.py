@@ -1,17 +1,27 @@
-"""Where text becomes a prompt, for training and evaluation alike. It knows no model and no file."""
+"""Conversations as token ids through the base model's chat template, for training and evaluation alike.
+
+A base model without a chat template gets raw text: it continues the user's text, often with EOS at once. A draft head
+learns nothing useful from such responses while every count looks right. It can be intended (a model of stories), so it
+is a warning and no error: in the plan, beside a prompt as the base model reads it, and again before training.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from ctcdraft.errors import InputError
+from ctcdraft.errors import InputError, first_line
+from ctcdraft.models.fingerprint import text_hash
+
+SHORT_RESPONSE = 8  # mean tokens per response below which there is hardly a window to learn from
+PROMPT_HEAD, PROMPT_TAIL = 160, 80  # characters of a long prompt that are printed: a template shows at both ends
+WARNING_PREFIX = "WARNING   "
 
 Message = dict[str, str]
 
 
 def chat_messages(turns: Sequence[str], answers: Sequence[str]) -> list[Message]:
-    """The conversation up to the turn that is to be answered next.
+    """Return the conversation up to the user turn that is to be answered next.
 
     turns a, b, c with answers A      ->      user a, assistant A, user b
     """
@@ -22,10 +32,10 @@ def chat_messages(turns: Sequence[str], answers: Sequence[str]) -> list[Message]
 
 
 def prompt_tokens(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
-    """The ids after which the base begins its answer.
+    """Return the token ids after which the base model generates its response.
 
-    With a chat template: the template and its generation prompt. Without one the base is prompted raw: it
-    goes on where the user stops, and a later turn starts after an empty line.
+    With a chat template: the rendered template with its generation prompt. Without one: the raw texts, an empty line
+    before each later user turn.
 
     user a, assistant A, user b      ->      a A \\n\\n b
     """
@@ -35,35 +45,33 @@ def prompt_tokens(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
     for message in messages:
         text += ("\n\n" if text and message["role"] == "user" else "") + message["content"]
     ids = list(tokenizer(text, verbose=False)["input_ids"])
-    # A tokenizer that closes its text would end the prompt before the base has said a word.
+    # Some tokenizers append EOS, which would end the response before its first token.
     return ids[:-1] if len(ids) > 1 and ids[-1] == tokenizer.eos_token_id else ids
 
 
 def template_tokens(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
-    """The ids through the template and its generation prompt; what the template itself refuses is one sentence."""
+    """Return the token ids of the rendered chat template; raise InputError where the template raises."""
     import jinja2
 
     try:
         encoding = tokenizer.apply_chat_template(
-            list(messages),
-            add_generation_prompt=True,
-            return_dict=True,
-            tokenizer_kwargs={"verbose": False},
+            list(messages), add_generation_prompt=True, return_dict=True, tokenizer_kwargs={"verbose": False}
         )
     except (jinja2.TemplateError, ValueError, TypeError) as error:
-        reason = str(error).strip().splitlines()[0]
+        roles = ", ".join(message["role"] for message in messages[:4])
         raise InputError(
-            f"the chat template cannot say a conversation of {', '.join(message['role'] for message in messages[:4])} "
-            f"({reason}); choose another base.chat_template_file="
+            f"the chat template cannot render a conversation of {roles} ({first_line(error)}); choose another "
+            "base.chat_template_file="
         ) from error
     return list(encoding["input_ids"])
 
 
 def fit_to_context(tokens: list[int], context_length: int, begin: int | None) -> tuple[list[int], int]:
-    """Cut from the left until a quarter of the context is free for the answer; says how many tokens went.
+    """Return the prompt truncated on the left to three quarters of the context, and how many tokens were cut.
 
-    begin: the id a text of this base begins with, if it has one. It stays: a base that has never seen a text without
-    it says other things.
+    Args:
+        begin: id of the BOS token, if the base model has one. It is kept: models trained with BOS generate different
+            text without it.
 
     fit([1, 2, 3, 4, 5], context_length=4, begin=None)      ->      [3, 4, 5], 2
     fit([1, 2, 3, 4, 5], context_length=4, begin=1)         ->      [1, 4, 5], 2
@@ -74,6 +82,45 @@ def fit_to_context(tokens: list[int], context_length: int, begin: int | None) ->
 
 
 def answer_text(tokenizer: Any, ids: Sequence[int], stop_token_ids: Collection[int]) -> str:
-    """What was said before the first stop token."""
+    """Return the text before the first stop token."""
     end = next((n for n, token in enumerate(ids) if token in stop_token_ids), len(ids))
     return tokenizer.decode(list(ids[:end]), skip_special_tokens=True)
+
+
+def describe_prompt(tokenizer: Any, tokens: Sequence[int]) -> str:
+    """Return the text of a prompt in one line, without its middle where it is long."""
+    text = tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False)
+    if len(text) <= PROMPT_HEAD + PROMPT_TAIL:
+        return repr(text)
+    return f"{text[:PROMPT_HEAD]!r} ... {text[-PROMPT_TAIL:]!r} ({len(text):,} characters)"
+
+
+def missing_template_warnings(name: str) -> list[str]:
+    """Return the lines of the warning about a base model without a chat template."""
+    lines = (
+        f"{name} HAS NO CHAT TEMPLATE: prompts are given to it as raw text, which it continues",
+        "it may respond with nothing or continue the question; a draft head learns from that output all the same",
+        "for a chat model: base.chat_template_file=vicuna_v1_1, llama2_chat, chatml or FILE, as it was trained,",
+        "or its instruct version as base.path=; data/prepare.py show=3 prints responses",
+    )
+    return [WARNING_PREFIX + line for line in lines]
+
+
+def prompt_preview_and_warnings(name: str, tokenizer: Any, tokens: Sequence[int]) -> list[str]:
+    """Return the line of the plan that shows a prompt, and the warning where the template is missing."""
+    warnings = [] if getattr(tokenizer, "chat_template", None) else missing_template_warnings(name)
+    return [f"prompt    {describe_prompt(tokenizer, tokens)}", *warnings]
+
+
+def corpus_warnings(manifest: dict[str, Any]) -> list[str]:
+    """Return the warnings about a complete prepared corpus: no chat template, very short responses."""
+    base, counts = manifest["base"], manifest["counts"]
+    warnings = missing_template_warnings(base["base"]) if base["chat_template"] == text_hash("") else []
+    mean = counts["answer_tokens"] / max(1, counts["answers"])
+    if mean < SHORT_RESPONSE and counts["ended_share"] > 0.5:
+        warnings.append(
+            f"{WARNING_PREFIX}ANSWERS HAVE {mean:.1f} TOKENS on average, EOS included, and {counts['ended_share']:.1%} "
+            "of them ended by themselves: there is hardly a window to learn from; look at some with data/prepare.py "
+            "show=3"
+        )
+    return warnings

@@ -1,7 +1,7 @@
-"""Cleaning in named, counted steps. Each looks at one conversation; none knows files, tokens or the other steps.
+"""Cleaning of conversations in named, counted filter steps: targets of configs/corpus/cleaning.
 
-A step hands back the conversation, without the turns it cuts off, or None, and then it is counted under the
-name that the step has in configs/corpus/cleaning. So every conversation goes by exactly one name, or is kept.
+A step takes one conversation and returns it, perhaps with turns cut off, or None to drop it. A dropped conversation is
+counted under the name of the step in the config, so each is kept or counted under exactly one name.
 """
 
 from __future__ import annotations
@@ -10,24 +10,22 @@ import copy
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from ctcdraft.corpus.types import ASSISTANT, USER, Conversation, normalize_text
 from ctcdraft.errors import InputError
 
 LETTER_RUN = re.compile(r"[^\W\d_]+")
 SURROGATE = re.compile("[\ud800-\udfff]")
+LATIN_END = "\u0250"  # first character after the block Latin Extended-B
 
-
-class FilterStep(Protocol):
-    def __call__(self, conversation: Conversation) -> Conversation | None: ...
+FilterStep = Callable[[Conversation], Conversation | None]
 
 
 @dataclass(frozen=True)
 class Cleaning:
-    """Steps by name, in the order in which they are taken."""
+    """Filter steps by name, in the order in which they are applied."""
 
     steps: Mapping[str, FilterStep]
 
@@ -40,12 +38,12 @@ class Cleaning:
                 )
 
     def clean(
-        self, found: Iterable[Conversation], dropped: Counter[str], shortened: Counter[str]
+        self, conversations: Iterable[Conversation], dropped: Counter[str], shortened: Counter[str]
     ) -> Iterator[Conversation]:
-        """What passes all steps. The counters take up, by name of step, who was dropped and who lost turns."""
-        steps = copy.deepcopy(dict(self.steps))  # a step may remember what it saw, and this may not be the first time
+        """Yield what passes all steps; count by step name which conversations were dropped and which lost turns."""
+        steps = copy.deepcopy(dict(self.steps))  # Duplicates has state, and one Cleaning may be used twice
         dropped.update(dict.fromkeys(steps, 0))
-        for conversation in found:
+        for conversation in conversations:
             for name, step in steps.items():
                 passed = step(conversation)
                 if passed is None:
@@ -59,7 +57,7 @@ class Cleaning:
 
 @dataclass(frozen=True)
 class Roles:
-    """Many names for two speakers. Who is left out (system) goes without his turns; a third speaker ends it.
+    """Maps speaker names to user and assistant. Turns of `left_out` (system) are removed; another speaker drops it.
 
     human, gpt      ->      user, assistant
     """
@@ -82,22 +80,22 @@ class Roles:
 
 @dataclass(frozen=True)
 class Alternation:
-    """User, assistant, user, ...: an assistant who begins is cut off, two turns of one speaker in a row end it.
+    """Cuts off assistant turns before the first user turn; drops two turns of one speaker in a row.
 
-    (ShareGPT's files split long conversations, so that many begin in the middle, with an answer.)
+    (ShareGPT's files split long conversations, so many begin with a response.)
     """
 
     def __call__(self, conversation: Conversation) -> Conversation | None:
         turns = conversation.turns
-        start = next((place for place, (speaker, _) in enumerate(turns) if speaker == USER), len(turns))
+        start = next((n for n, (speaker, _) in enumerate(turns) if speaker == USER), len(turns))
         turns = turns[start:]
-        alternate = all(speaker == (USER, ASSISTANT)[place % 2] for place, (speaker, _) in enumerate(turns))
+        alternate = all(speaker == (USER, ASSISTANT)[n % 2] for n, (speaker, _) in enumerate(turns))
         return replace(conversation, turns=turns) if turns and alternate else None
 
 
 @dataclass(frozen=True)
 class Empties:
-    """A turn of nothing, of white space or of no text ends it; white space around the others goes."""
+    """Strips white space around turns; drops a conversation with an empty turn or one that is not valid text."""
 
     def __call__(self, conversation: Conversation) -> Conversation | None:
         turns = tuple((speaker, valid_text(content)) for speaker, content in conversation.turns)
@@ -105,13 +103,13 @@ class Empties:
 
 
 def valid_text(content: str | None) -> str:
-    """What was said, or nothing where no tokenizer could read it: JSON allows halves of a character."""
+    """Return the stripped text, or "" for an unpaired surrogate: JSON allows it, tokenizers cannot encode it."""
     return "" if content is None or SURROGATE.search(content) else content.strip()
 
 
 @dataclass(frozen=True)
 class ControlTokens:
-    """Text that a tokenizer would take for the end of a turn, or for another speaker, ends it."""
+    """Drops user texts that contain what a tokenizer would encode as an end of turn or as another speaker."""
 
     texts: Sequence[str]
 
@@ -121,62 +119,63 @@ class ControlTokens:
 
 
 class Language:
-    """Whether the user speaks the wanted language, by his script and by the little words he uses.
+    """Drops user texts of another language, by script and by function words.
 
-    letters: the share of letters that must be Latin ones.
-    words: little words by language. Another language has to show `least` different ones, and more than the wanted
-    one does, so that a short text, a list, a song (la la la) or code passes.
+    Args:
+        wanted: key of `words`.
+        letters: least share of Latin letters.
+        least: distinct function words of another language that drop a text, if they are also more than those of the
+            wanted one. So a short text, a list, a song (la la la) or code passes.
+        words: space-separated function words by language.
     """
 
     def __init__(self, wanted: str, letters: float, least: int, words: Mapping[str, str]) -> None:
         if wanted not in words:
             raise InputError(
-                f"corpus.cleaning.steps.language.wanted={wanted} is not among {', '.join(words)}; give its little "
-                f"words as +corpus.cleaning.steps.language.words.{wanted}=..., or take the step out"
+                f"corpus.cleaning.steps.language.wanted={wanted} is not among {', '.join(words)}; give its function "
+                f"words as +corpus.cleaning.steps.language.words.{wanted}=..., or remove the step"
             )
         self.letters = letters
         self.least = least
         self.wanted = frozenset(words[wanted].split())
-        self.others = [frozenset(little.split()) for name, little in words.items() if name != wanted]
+        self.others = [frozenset(some.split()) for name, some in words.items() if name != wanted]
 
     def __call__(self, conversation: Conversation) -> Conversation | None:
         text = " ".join(conversation.user_turns).lower()
         if not text.isascii():
             letters = [letter for letter in text if letter.isalpha()]
-            if sum(letter < "\u0250" for letter in letters) < self.letters * len(letters):  # behind Latin Extended-B
+            if sum(letter < LATIN_END for letter in letters) < self.letters * len(letters):
                 return None
-        spoken_words = set(LETTER_RUN.findall(text))
-        other = max(len(spoken_words & little) for little in self.others)
-        return None if other >= self.least and other > len(spoken_words & self.wanted) else conversation
+        present = set(LETTER_RUN.findall(text))
+        other = max(len(present & words) for words in self.others)
+        return None if other >= self.least and other > len(present & self.wanted) else conversation
 
 
 @dataclass(frozen=True)
 class Length:
-    """At most so many turns of the user, and so many characters in each of them."""
+    """Drops conversations with more user turns, or more characters in one of them, than given."""
 
     turns: int
     characters: int
 
     def __call__(self, conversation: Conversation) -> Conversation | None:
-        asked = conversation.user_turns
-        fits = len(asked) <= self.turns and max(map(len, asked)) <= self.characters
+        turns = conversation.user_turns
+        fits = len(turns) <= self.turns and max(map(len, turns)) <= self.characters
         return conversation if fits else None
 
 
 class Duplicates:
-    """The first of those whose users say the same, but for case and white space; answers do not count.
+    """Drops conversations whose normalised user turns were seen before; assistant turns do not count.
 
-    It remembers eight bytes of each, so a million conversations cost under 100 MB.
+    Eight bytes of hash are kept for each, so a million conversations take less than 100 MB.
     """
 
     def __init__(self) -> None:
         self.seen: set[int] = set()
 
     def __call__(self, conversation: Conversation) -> Conversation | None:
-        joined_turns = "\0".join(map(normalize_text, conversation.user_turns))
-        key = int.from_bytes(
-            hashlib.blake2b(joined_turns.encode(errors="surrogatepass"), digest_size=8).digest(), "big"
-        )
+        text = "\0".join(map(normalize_text, conversation.user_turns)).encode(errors="surrogatepass")
+        key = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
         if key in self.seen:
             return None
         self.seen.add(key)

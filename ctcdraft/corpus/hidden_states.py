@@ -1,8 +1,8 @@
-"""The base's states of the corpus: computed as they are needed, or stored once and read. It knows answers, no windows.
+"""Hidden states of the corpus: computed in every step (online), or stored once and read (offline).
 
-Two sources with one question: `kept(packs)`, the states of rows that hold one answer or several. What is stored is
-found by its content (the base, its taps, the tokens, the precision), so runs that share a corpus share the store and a
-changed base never meets old states.
+A stored shard is named by a hash of its content (the base model's fingerprint with its auxiliary hidden-state layers,
+the dtype, the tokens, the precision). So runs that share a corpus share the store, and a changed base model never meets
+old hidden states.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
-from ctcdraft.corpus.state_precision import PRECISIONS, Precision
 from ctcdraft.errors import InputError, check_float, check_int
 from ctcdraft.io import atomic_write
 from ctcdraft.models.base_model import BaseLM
@@ -29,22 +28,23 @@ from ctcdraft.models.base_model import BaseLM
 
 class HiddenStates(Protocol):
     def stored_states(self, packs: Sequence[Sequence[int]]) -> Tensor | None:
-        """States_BLD of rows, each of the answers of a pack behind one another, padded on the right; on the base's
-        device. None where nothing is kept and the base is to `read` them: files can be read beside a step that
-        runs, a base on the same device cannot."""
+        """Return states_BLD of rows of packed sequences, right-padded, on the base model's device.
+
+        None if they are not stored: then the step runs the base model, which a prefetching thread must not do.
+        """
         ...
 
     def precompute(self) -> None:
-        """Do beforehand what can be done beforehand."""
+        """Store all hidden states before the first step, where they are stored at all."""
         ...
 
     def describe(self) -> str:
-        """What they cost, in words."""
+        """Return where they come from and what they cost, for the plan."""
         ...
 
 
 class OnlineHiddenStates:
-    """The base reads every batch anew: no disk, and the base's forward pass in every step."""
+    """One forward pass of the base model in every step, and nothing on disk."""
 
     def __init__(self, base: BaseLM, tokens: Sequence[Tensor]) -> None:
         pass
@@ -59,37 +59,82 @@ class OnlineHiddenStates:
         return "computed as they are needed, 0 bytes on disk"
 
 
-class OfflineHiddenStates:
-    """Shards of `rows` answers in `path`, written when first needed; at most `limit_gb` of them are kept.
+class FloatPrecision:
+    """Storage of hidden states in a torch floating-point dtype. parts: names of the tensors stored per row."""
 
-    Every tensor is checked against its shard's checksum when a run first opens it; a damaged shard is named and
-    written again. Where room runs out the shard used longest ago goes first, whichever run wrote it.
+    parts: tuple[str, ...] = ("states",)
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.name = str(dtype).removeprefix("torch.")
+        self.dtype = dtype
+
+    def pack(self, states_LD: Tensor) -> dict[str, Tensor]:
+        return {"states": states_LD.to(self.dtype)}
+
+    def unpack(self, parts: dict[str, Tensor]) -> Tensor:
+        """Return states_LD in float32."""
+        return parts["states"].float()
+
+    def bytes_per_token(self, width: int) -> int:
+        return width * self.dtype.itemsize
+
+
+class Int8Precision:
+    """int8 with one float32 scale per token (its largest absolute value / 127): half the bytes of bfloat16.
+
+    The error of a value is at most half the scale of its token. A few dimensions of hidden states are many times
+    larger than the rest, and these set the scale.
+    """
+
+    name = "int8"
+    parts: tuple[str, ...] = ("states", "scales")
+
+    def pack(self, states_LD: Tensor) -> dict[str, Tensor]:
+        states_LD = states_LD.float()
+        scales_L1 = (states_LD.abs().amax(dim=-1, keepdim=True) / 127).clamp(min=torch.finfo(torch.float32).tiny)
+        return {"states": (states_LD / scales_L1).round().to(torch.int8), "scales": scales_L1}
+
+    def unpack(self, parts: dict[str, Tensor]) -> Tensor:
+        return parts["states"].float() * parts["scales"]
+
+    def bytes_per_token(self, width: int) -> int:
+        return width + 4
+
+
+PRECISIONS: dict[str, FloatPrecision | Int8Precision] = {
+    "float32": FloatPrecision(torch.float32),
+    "bfloat16": FloatPrecision(torch.bfloat16),
+    "int8": Int8Precision(),
+}
+
+
+class OfflineHiddenStates:
+    """Shards of `rows` responses in `path`, written when first needed, at most `limit_gb` of them in total.
+
+    Every shard is compared with its checksum when a run first opens it; a damaged shard is reported and written again.
+    At the limit the least recently used shard is evicted, whichever run wrote it.
     """
 
     def __init__(
         self, base: BaseLM, tokens: Sequence[Tensor], path: str, precision: str, rows: int, limit_gb: float
     ) -> None:
         if precision not in PRECISIONS:
-            raise InputError(f"states.precision={precision} is impossible; it is one of {', '.join(PRECISIONS)}")
+            raise InputError(f"states.precision must be one of {', '.join(PRECISIONS)}, got {precision}")
         check_int(rows, "states.rows")
         if not check_float(limit_gb, "states.limit_gb") > 0:
-            raise InputError(f"states.limit_gb={limit_gb} holds no state; it lies above 0")
+            raise InputError(f"states.limit_gb must be > 0, got {limit_gb}")
         self.base = base
         self.tokens = tokens
         self.folder = Path(path)
-        self.precision: Precision = PRECISIONS[precision]
+        self.precision = PRECISIONS[precision]
         self.limit = int(limit_gb * 1e9)
-        # Rows of like length side by side: a shard is one batch for the base, with little padding.
+        # Sorted by length: a shard is one batch of a forward pass, and needs little padding.
         order = sorted(range(len(tokens)), key=lambda index: (len(tokens[index]), index))
         self.shard_rows = [order[start : start + rows] for start in range(0, len(order), rows)]
-        self.shard_and_index_of = {
-            index: (shard, place)
-            for shard, indices in enumerate(self.shard_rows)
-            for place, index in enumerate(indices)
-        }
-        made_of = json.dumps([base.fingerprint(), str(base.dtype), precision], sort_keys=True).encode()
+        self.location = {index: (n, k) for n, indices in enumerate(self.shard_rows) for k, index in enumerate(indices)}
+        source = json.dumps([base.fingerprint(), str(base.dtype), precision], sort_keys=True).encode()
         self.files = [
-            self.folder / f"{content_key(made_of, self._shard_tokens(shard))}.safetensors" for shard in self.shard_rows
+            self.folder / f"{content_key(source, self._shard_tokens(shard))}.safetensors" for shard in self.shard_rows
         ]
         self.intact_files: set[Path] = set()
 
@@ -98,16 +143,16 @@ class OfflineHiddenStates:
         return pad_sequence(states, batch_first=True)
 
     def row(self, index: int) -> Tensor:
-        """States_LD of one row, in float32."""
-        shard, place = self.shard_and_index_of[index]
+        """Return states_LD of one row, in float32."""
+        shard, position = self.location[index]
         file = self.files[shard]
         if file not in self.intact_files or not file.exists():
             self._ensure_shard(shard)
         with safe_open(file, framework="pt") as stored:
-            return self.precision.unpack({part: stored.get_tensor(f"{place}.{part}") for part in self.precision.parts})
+            parts = self.precision.parts
+            return self.precision.unpack({part: stored.get_tensor(f"{position}.{part}") for part in parts})
 
     def precompute(self) -> None:
-        """Store whatever is not there yet, so that no step waits for it."""
         for shard in tqdm(range(len(self.shard_rows)), desc="storing states", unit=" shards", disable=None):
             if self.files[shard] not in self.intact_files:
                 self._ensure_shard(shard)
@@ -130,26 +175,29 @@ class OfflineHiddenStates:
             file.unlink()
         if not file.exists():
             self._write(shard)
-        file.touch()  # used now: the last to be evicted
+        file.touch()  # eviction goes by the modification time
         self.intact_files.add(file)
 
     def _write(self, shard: int) -> None:
         rows = self._shard_tokens(self.shard_rows[shard])
-        with torch.autocast(self.base.device.type, enabled=False):  # one store, however a run multiplies matrices
+        with torch.autocast(self.base.device.type, enabled=False):  # runs with and without autocast share the store
             states_BLD = compute_hidden_states(self.base, pad_sequence(rows, batch_first=True))
         tensors = {
-            f"{place}.{part}": value.contiguous().cpu()
-            for place, (tokens_L, states_LD) in enumerate(zip(rows, states_BLD, strict=True))
+            f"{position}.{part}": value.contiguous().cpu()
+            for position, (tokens_L, states_LD) in enumerate(zip(rows, states_BLD, strict=True))
             for part, value in self.precision.pack(states_LD[: len(tokens_L)]).items()
         }
         self._evict(sum(value.nbytes for value in tensors.values()))
-        atomic_write(
-            self.files[shard], lambda draft: save_file(tensors, draft, {"checksum": tensors_checksum(tensors)})
-        )
+        metadata = {"checksum": tensors_checksum(tensors)}
+        atomic_write(self.files[shard], lambda draft: save_file(tensors, draft, metadata))
 
     def _evict(self, size: int) -> None:
+        """Remove the least recently used shards until `size` more bytes fit."""
         if size > self.limit:
-            raise InputError(f"states.limit_gb={self.limit / 1e9} holds not even one shard of {size / 1e9:.2g} GB")
+            raise InputError(
+                f"states.limit_gb={self.limit / 1e9} is not enough for one shard of {size / 1e9:.2g} GB; raise it, or "
+                "lower states.rows"
+            )
         stored_files = sorted(self.folder.glob("*.safetensors"), key=lambda file: file.stat().st_mtime)
         stored_bytes = sum(file.stat().st_size for file in stored_files)
         for file in stored_files:
@@ -157,19 +205,19 @@ class OfflineHiddenStates:
                 return
             stored_bytes -= file.stat().st_size
             self.intact_files.discard(file)
-            with contextlib.suppress(FileNotFoundError):  # another run was faster
+            with contextlib.suppress(FileNotFoundError):  # another run has removed it first
                 file.unlink()
 
 
 @torch.no_grad()
-def compute_hidden_states(base: BaseLM, tokens_BL: Tensor, places_BL: Tensor | None = None) -> Tensor:
-    """States_BLD of right-padded rows, read now; places_BL where a row may hold several texts."""
+def compute_hidden_states(base: BaseLM, tokens_BL: Tensor, position_ids_BL: Tensor | None = None) -> Tensor:
+    """Return states_BLD of right-padded rows by a forward pass; position_ids_BL for packed sequences."""
     tokens_BL = tokens_BL.to(base.device)
-    return base.hidden_states(tokens_BL, torch.ones_like(tokens_BL), places_BL)
+    return base.hidden_states(tokens_BL, torch.ones_like(tokens_BL), position_ids_BL)
 
 
-def content_key(source_weights: bytes, tokens: Sequence[Tensor]) -> str:
-    digest = hashlib.sha256(source_weights)
+def content_key(source: bytes, tokens: Sequence[Tensor]) -> str:
+    digest = hashlib.sha256(source)
     for tokens_L in tokens:
         digest.update(tokens_L.to(torch.int32).numpy().tobytes() + b"\n")
     return digest.hexdigest()[:24]
@@ -183,7 +231,7 @@ def tensors_checksum(tensors: dict[str, Tensor]) -> str:
 
 
 def is_intact(file: Path) -> bool:
-    """Whether a shard can be read and holds what was written."""
+    """Return whether a shard can be read and has its checksum."""
     try:
         with safe_open(file, framework="pt") as stored:
             tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118

@@ -1,4 +1,9 @@
-"""The next batch, prepared in a thread while a step runs. It knows that steps follow each other; no loss."""
+"""Batches prepared one step ahead in a thread.
+
+The thread cuts windows, reads stored hidden states and copies both to the device, on a CUDA stream of its own where
+there is one (not yet tried on an accelerator). Forward passes of the base model stay in the step: on a CPU both would
+compete for the same cores. An exception in the thread is raised by the `batch` call that needed its result.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +17,11 @@ from ctcdraft.corpus.hidden_states import HiddenStates
 
 
 class PrefetchingBatches:
-    """The batches of another, one ahead of whoever asks; `close` it, and no thread is left.
+    """The same batches as `batches`, each begun one request ahead; `close` ends the thread.
 
-    total: batches there will be; stride: from one that is asked for to the next, which is how many processes share
-    them.
-
-    The thread cuts windows, reads what is stored and copies both to the device, there on a stream of its own (not
-    tried on an accelerator yet). What a base must read stays with the step: on a CPU both would want the same
-    cores. What goes wrong in the thread is raised by the `batch` that would have needed it.
+    Args:
+        total: number of batches of the run.
+        stride: from one requested step to the next, which is the number of processes that share the batches.
     """
 
     def __init__(self, batches: Batches, total: int, stride: int = 1) -> None:
@@ -35,27 +37,27 @@ class PrefetchingBatches:
         return self.batches.hidden_states
 
     def batch(self, step: int) -> Batch:
-        """The batch of a step, the same as without a thread; the next one is begun."""
-        expected, self.pending = self.pending, None
-        if expected is None or expected[0] != step:  # the first step, or one that nobody foresaw
-            expected = (step, self.worker.submit(self.prepare, step))
-        ready = expected[1].result()
+        """Return the batch of a step, and start preparing the next one."""
+        pending, self.pending = self.pending, None
+        if pending is None or pending[0] != step:  # the first step, or one out of order
+            pending = (step, self.worker.submit(self.prepare, step))
+        prepared = pending[1].result()
         following = step + self.stride
         if following < self.total:
             self.pending = (following, self.worker.submit(self.prepare, following))
         if self.stream is not None:
-            # Made on the other stream: until this one has used them, that memory is not given out again.
-            for part in ready.tensors():
-                part.record_stream(torch.cuda.current_stream(self.batches.device))
-        return self.batches.complete(ready)
+            # Allocated on the other stream: the allocator must not reuse the memory before this stream has read it.
+            for tensor in prepared.tensors():
+                tensor.record_stream(torch.cuda.current_stream(self.batches.device))
+        return self.batches.complete(prepared)
 
     def prepare(self, step: int) -> PreparedBatch:
-        with torch.cuda.stream(self.stream):  # nothing, where there is none
-            ready = self.batches.prepare(step)
+        with torch.cuda.stream(self.stream):  # does nothing for None
+            prepared = self.batches.prepare(step)
         if self.stream is not None:
             self.stream.synchronize()
-        return ready
+        return prepared
 
     def close(self) -> None:
-        """Wait for what is under way, and end the thread."""
+        """Wait for the batch in preparation and end the thread."""
         self.worker.shutdown(wait=True, cancel_futures=True)

@@ -1,8 +1,8 @@
-"""The prepared corpus: made once, resumed after a kill, refused by another base. It knows no training.
+"""Preparation of a corpus: responses of the base model to all prompts, resumable and bound to that base model.
 
-Every batch of answers becomes one part file, whole or not there at all, and batches depend on the prompts
-alone. So running again goes on where it was, and the parts come out equal whether it was stopped or not, and
-whether one process made them or many.
+Each batch of responses becomes one part file, written whole or not at all, and batches depend on the prompts only. So a
+killed run resumes where it was, and the parts are byte-identical whether the run was interrupted or not, and whether
+one process wrote them or several shards.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from ctcdraft.corpus import part_files
 from ctcdraft.corpus.default_folder import describe_path_changes
-from ctcdraft.corpus.generation.requests import MultiTurnGenerator, ResponseGenerator, Sample, batch_samples
+from ctcdraft.corpus.generation.requests import MultiTurnGenerator, ResponseGenerator, batch_samples
 from ctcdraft.corpus.part_files import Line, Manifest, file_checksum, writer_lock
 from ctcdraft.corpus.token_store import Row, TokenStore
 from ctcdraft.corpus.types import Corpus
@@ -28,23 +28,24 @@ from ctcdraft.models.base_model import BaseLM
 
 SINGLE_SHARD = Shard(1, 1)
 COUNT_KEYS = ("answers", "tokens", "answer_tokens", "ended", "cut_prompts", "reencoded", "dropped")
-BASE_KEYS = ("weights", "tokenizer", "chat_template")  # one base may go by two names
+BASE_KEYS = ("weights", "tokenizer", "chat_template")  # not the name: one base model can have two names
+
+
+class PlanRecord(Protocol):
+    """What is kept of a plan: an entry of the manifest, and the measurements of plan.json."""
+
+    @property
+    def manifest_entry(self) -> dict[str, Any]: ...
+    @property
+    def measured(self) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True)
 class PreparedCorpus:
-    """A whole corpus, checked; `manifest["hash"]` stands for its content."""
+    """A complete corpus whose checksums are right; `manifest["hash"]` identifies its content."""
 
     manifest: Manifest
     rows: Sequence[Row]
-
-
-@dataclass(frozen=True)
-class FinishedPart:
-    """What the manifest says of one finished batch."""
-
-    checksum: str
-    counts: Counter[str]
 
 
 class CorpusPlan(Protocol):
@@ -64,58 +65,49 @@ def prepare(
     out: Path,
     settings: dict[str, Any],
     shard: Shard = SINGLE_SHARD,
-    planned: CorpusPlan | None = None,
+    planned: PlanRecord | None = None,
 ) -> Manifest:
-    """Ask the base every turn of every prompt and keep its answers in `out`; run again, it goes on.
+    """Generate the base model's response to every turn of every prompt into `out`, or resume, and return the manifest.
 
-    `settings` and `planned` are written down for the reader. What must agree in order to go on is the base, the prompts
-    themselves and how answers are made. A shard asks its own batches; whoever finds them all finished, its
-    siblings' included, completes the manifest. So shards on machines without a disk in common are merged by
-    laying their parts into one folder and running once more.
+    A shard generates its own batches. The shard that finds all parts finished completes the manifest; so shards
+    from machines without a shared disk are merged by copying their parts into one folder and running once more.
+
+    Args:
+        settings, planned: recorded in the manifest for information. To resume, only the base model, the prompts and
+            the generation settings must be the same.
     """
     existing = part_files.read_manifest(out)
     if existing is not None and existing["complete"] and has_all_parts(out, existing):
-        # No lock: trainings that start side by side read one corpus, perhaps on a disk they may not write to.
+        # No lock: trainings may share a corpus on a read-only disk.
         return begin_manifest(base, corpus, answers, out, settings, planned)
     with writer_lock(out, shard):
         if shard == SINGLE_SHARD and not part_files.list_parts(out):
-            part_files.delete_corpus(out)  # begun, perhaps otherwise, by someone who got nowhere
+            part_files.delete_corpus(out)  # a manifest of an attempt, perhaps with other settings, that wrote no part
         manifest = begin_manifest(base, corpus, answers, out, settings, planned)
         if planned is not None:
             part_files.write_plan(out, planned.measured)
         known: dict[str, str] = manifest.get("parts", {})
-        sample_batches = batch_samples(base.tokenizer, corpus.prompts, answers)
-        finished: dict[int, FinishedPart] = {}
-        own_numbers = [number for number in range(len(sample_batches)) if shard.takes(number)]
-        interview = MultiTurnGenerator(base, answers)
-        # smoothing=0 is answers/s over the whole run: the longest come first, so it only gets faster.
-        with tqdm(
-            total=count_turns(sample_batches, own_numbers), unit=" answers", desc="answering", smoothing=0
-        ) as bar:
-            for number in own_numbers:
-                file, batch = part_files.part_path(out, number), sample_batches[number]
-                lines = part_files.read_finished_part(file, batch, known.get(file.name))
-                if lines is None:
-                    lines = interview(batch)
-                    part_files.write_part(file, lines)
-                else:
-                    bar.initial += len(lines)  # answers/s is about this run
-                finished[number] = FinishedPart(file_checksum(file), count_lines(lines))
-                bar.update(len(lines))
-        for number in range(len(sample_batches)):
-            if number not in finished:
+        batches = batch_samples(base.tokenizer, corpus.prompts, answers)
+        own = [number for number in range(len(batches)) if shard.takes(number)]
+        finished: dict[int, tuple[str, Counter[str]]] = {}  # (checksum, counts) by number of the part
+        generator = MultiTurnGenerator(base, answers)
+        turns = sum(len(sample.prompt.turns) for number in own for sample in batches[number])
+        # smoothing=0 shows the mean rate of the whole run: the longest prompts come first, so it only gets faster.
+        with tqdm(total=turns, unit=" answers", desc="answering", smoothing=0) as bar:
+            for number in [*own, *(number for number in range(len(batches)) if not shard.takes(number))]:
                 file = part_files.part_path(out, number)
-                lines = part_files.read_finished_part(file, sample_batches[number], known.get(file.name))
-                if lines is None:
-                    return manifest  # a sibling is at work on it, or will be
-                finished[number] = FinishedPart(file_checksum(file), count_lines(lines))
-        return complete_manifest(
-            out, manifest, [finished[number] for number in range(len(sample_batches))], len(corpus.prompts)
-        )
-
-
-def count_turns(sample_batches: Sequence[Sequence[Sample]], numbers: Sequence[int]) -> int:
-    return sum(len(one.prompt.turns) for number in numbers for one in sample_batches[number])
+                lines = part_files.read_finished_part(file, batches[number], known.get(file.name))
+                if shard.takes(number):
+                    if lines is None:
+                        lines = generator(batches[number])
+                        part_files.write_part(file, lines)
+                    else:
+                        bar.initial += len(lines)  # the rate is that of this run only
+                    bar.update(len(lines))
+                elif lines is None:
+                    return manifest  # left to the sibling shard
+                finished[number] = file_checksum(file), count_lines(lines)
+        return complete_manifest(out, manifest, [finished[n] for n in range(len(batches))], len(corpus.prompts))
 
 
 def count_lines(lines: Sequence[Line]) -> Counter[str]:
@@ -141,9 +133,9 @@ def begin_manifest(
     answers: ResponseGenerator,
     out: Path,
     settings: dict[str, Any],
-    planned: CorpusPlan | None,
+    planned: PlanRecord | None,
 ) -> Manifest:
-    """The manifest of the corpus in `out`, begun now or earlier; refuses one that was made otherwise."""
+    """Return the manifest in `out`, written now if absent; raise InputError if it records other settings."""
     wanted = initial_manifest(base, corpus, answers) | {"settings": settings}
     if planned is not None:
         wanted["plan"] = planned.manifest_entry | {"measured": part_files.PLAN_FILE}
@@ -157,27 +149,26 @@ def begin_manifest(
     changed = changed_settings(existing, wanted)
     if changed:
         raise InputError(
-            f"{out} holds a corpus that was made with {', '.join(changed)}; "
-            "repeat those settings (data_seed= where only seed= changed), choose another place (out= of "
-            "data/prepare.py, prepared= of train.py), or have "
+            f"{out} holds a corpus that was made with {', '.join(changed)}; repeat those settings (data_seed= where "
+            "only seed= changed), choose another place (out= of data/prepare.py, prepared= of train.py), or have "
             "data/prepare.py replace it with overwrite=true"
         )
     return existing
 
 
 def initial_manifest(base: BaseLM, corpus: Corpus, answers: ResponseGenerator) -> Manifest:
-    """What a manifest says from the beginning."""
+    dtype = str(base.dtype).removeprefix("torch.")
     return {
         "complete": False,
         "base": base.fingerprint(),
         "prompts": corpus.hash,
         "conversations": corpus.account,
-        "answers": {"by": type(answers).__name__, "dtype": dtype_name(base), **answers.generation_settings()},
+        "answers": {"by": type(answers).__name__, "dtype": dtype, **answers.generation_settings()},
     }
 
 
 def differing_settings(base: BaseLM, corpus: Corpus, answers: ResponseGenerator, out: Path) -> list[str]:
-    """What the corpus in `out`, of this base, was made with that is asked for otherwise now."""
+    """Return the settings in which the corpus in `out` differs from the wanted one; raise for another base model."""
     existing = part_files.read_manifest(out)
     if existing is None:
         return []
@@ -186,7 +177,7 @@ def differing_settings(base: BaseLM, corpus: Corpus, answers: ResponseGenerator,
 
 
 def changed_settings(existing: Manifest, wanted: Manifest) -> list[str]:
-    """What a corpus was made with that is asked for otherwise now."""
+    """Return KEY=OLD (now NEW) for generation settings, prompts and paths that differ."""
     changed = [
         f"answers.{key}={existing['answers'].get(key)} (now {value})"
         for key, value in wanted["answers"].items()
@@ -199,48 +190,55 @@ def changed_settings(existing: Manifest, wanted: Manifest) -> list[str]:
     return changed
 
 
-def complete_manifest(out: Path, manifest: Manifest, finished: Sequence[FinishedPart], prompts: int) -> Manifest:
-    counts: Counter[str] = sum((one.counts for one in finished), Counter())
-    whole = manifest | {
+def complete_manifest(
+    out: Path, manifest: Manifest, finished: Sequence[tuple[str, Counter[str]]], prompts: int
+) -> Manifest:
+    checksums = [checksum for checksum, _ in finished]
+    counts: Counter[str] = sum((part_counts for _, part_counts in finished), Counter())
+    complete = manifest | {
         "complete": True,
         "counts": {
             "prompts": prompts,
             **{key: counts[key] for key in COUNT_KEYS},
             "ended_share": counts["ended"] / max(1, counts["answers"]),
         },
-        "hash": hashlib.sha256("".join(one.checksum for one in finished).encode()).hexdigest()[:16],
-        "parts": {part_files.part_path(out, number).name: one.checksum for number, one in enumerate(finished)},
+        "hash": hashlib.sha256("".join(checksums).encode()).hexdigest()[:16],
+        "parts": {part_files.part_path(out, number).name: checksum for number, checksum in enumerate(checksums)},
     }
-    part_files.write_manifest(out, whole)
-    return whole
+    part_files.write_manifest(out, complete)
+    return complete
 
 
 def is_complete(path: Path) -> bool:
-    """Whether `path` holds a corpus that was prepared to its end; `read` checks that it is still whole."""
+    """Return whether the manifest of `path` is complete; `read_corpus` checks that the parts still are."""
     manifest = part_files.read_manifest(path)
     return manifest is not None and manifest["complete"]
 
 
 def has_all_parts(out: Path, manifest: Manifest) -> bool:
-    """Whether every part is there as it was written."""
+    """Return whether every part exists and has its checksum."""
     return all(
         (out / name).is_file() and file_checksum(out / name) == expected for name, expected in manifest["parts"].items()
     )
 
 
 def read_corpus(path: Path, fingerprint: dict[str, Any]) -> PreparedCorpus:
-    """The whole corpus, or one sentence on why not: absent, incomplete, damaged, or made for another base."""
+    """Return the corpus; raise InputError if it is absent, incomplete, damaged, or made for another base model.
+
+    Args:
+        fingerprint: of the base model that the corpus is read for.
+    """
     manifest = part_files.read_manifest(path)
     if manifest is None:
         raise InputError(f"no prepared corpus at {path}; make one with data/prepare.py out={path}")
     if not manifest["complete"]:
-        raise InputError(f"the corpus at {path} is not complete; run data/prepare.py again, it goes on")
+        raise InputError(f"the corpus at {path} is not complete; run data/prepare.py again to resume it")
     refuse_other_base(manifest, fingerprint, path)
     return PreparedCorpus(manifest, TokenStore(answer_lines(path, manifest)))
 
 
 def answer_lines(path: Path, manifest: Manifest) -> Iterator[Line]:
-    """The lines of all parts that hold an answer; one part is in memory at a time."""
+    """Yield the lines of all parts that hold a response; one part is in memory at a time."""
     for name, expected in manifest["parts"].items():
         lines = part_files.read_part(path / name)
         if lines is None or file_checksum(path / name) != expected:
@@ -257,7 +255,3 @@ def refuse_other_base(manifest: Manifest, fingerprint: dict[str, Any], path: Pat
             f"{fingerprint['base']} (another {', '.join(differing)}); run data/prepare.py for this base with "
             "another out=, or with overwrite=true to replace them"
         )
-
-
-def dtype_name(base: BaseLM) -> str:
-    return str(base.dtype).removeprefix("torch.")

@@ -1,6 +1,10 @@
-"""From files or the hub to a corpus: each source reads one shape, all go through the same cleaning and the same count.
+"""Corpora of prompts from ShareGPT, GSM8K and this project's own files: targets of configs/corpus.
 
-It knows shapes, and which key of the config to name in a sentence; not what a step does, nor any token.
+Each source reads one format; then all take the same way through `build_corpus`:
+
+    conversations -> cleaning (filters.py) -> decontamination -> prompts with unique ids -> optional subset
+
+Every conversation that was read is counted as kept or under exactly one reason for dropping it.
 """
 
 from __future__ import annotations
@@ -10,16 +14,15 @@ import heapq
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
 from typing import Any
 
 from ctcdraft.corpus.decontamination import Decontamination
 from ctcdraft.corpus.filters import Cleaning
 from ctcdraft.corpus.readers import Paths, Record, get_column, read_hub_records, read_records
-from ctcdraft.corpus.types import USER, Conversation, Corpus, Prompt, normalize_text, prompt_id
+from ctcdraft.corpus.types import USER, Conversation, Corpus, Prompt, drop_reasons, normalize_text, prompt_id
 from ctcdraft.errors import InputError
 
-EARLIER_PART = "in an earlier part"  # of a corpus of several: the reason under which the account has a prompt dropped
+EARLIER_PART = "in an earlier part"  # reason in the account of a mixture
 
 
 def sharegpt(
@@ -32,12 +35,10 @@ def sharegpt(
     limit: int | None,
     seed: int,
 ) -> Corpus:
-    """ShareGPT conversations or OpenAI `messages`: what their users say, turn by turn."""
-    found = read_records(path) if path is not None else read_hub_records(hub, data_files=hub_file)
-    talks = (Conversation(parse_messages(record, where)) for where, record in found)
-    return build_corpus(
-        talks, f"corpus {name}: {path or hub}", name, cleaning, leakage, limit, seed, with_instruction(None)
-    )
+    """Return the user turns of ShareGPT conversations or OpenAI `messages`."""
+    records = read_records(path) if path is not None else read_hub_records(hub, data_files=hub_file)
+    conversations = (Conversation(parse_messages(record, where)) for where, record in records)
+    return build_corpus(conversations, f"corpus {name}: {path or hub}", name, cleaning, leakage, limit, seed)
 
 
 def gsm8k(
@@ -52,46 +53,44 @@ def gsm8k(
     limit: int | None,
     seed: int,
 ) -> Corpus:
-    """Grade-school problems; `instruction` follows each question, after what cleaning and leakage look at."""
-    found = read_records(path) if path is not None else read_hub_records(hub, name=hub_config, split=split)
-    place = f"corpus {name}: {path or hub}"
-    asked = with_instruction(instruction)
-    return build_corpus(word_problems(found, name), place, name, cleaning, leakage, limit, seed, asked)
+    """Return grade-school problems. `instruction` is appended to each question after cleaning and decontamination."""
+    records = read_records(path) if path is not None else read_hub_records(hub, name=hub_config, split=split)
+    source, format_turn = f"corpus {name}: {path or hub}", with_instruction(instruction)
+    return build_corpus(word_problems(records, name), source, name, cleaning, leakage, limit, seed, format_turn)
 
 
 def project_prompts(
     path: Paths, name: str, cleaning: Cleaning, leakage: Decontamination, limit: int | None, seed: int
 ) -> Corpus:
-    """Prompts as this project writes them: {"id", "category", "turns": [...], "reference"?} on every line."""
-    place = f"corpus {name}: {path}"
-    found = project_conversations(read_records(path))
-    return build_corpus(found, place, name, cleaning, leakage, limit, seed, with_instruction(None))
+    """Return prompts of this project's format: {"id", "category", "turns": [...], "reference"?} on every line."""
+    conversations = project_conversations(read_records(path))
+    return build_corpus(conversations, f"corpus {name}: {path}", name, cleaning, leakage, limit, seed)
 
 
 def mixture(path: None, name: str, parts: Mapping[str, Callable[[], Corpus]]) -> Corpus:
-    """Return corpora behind one another, their accounts added up; each has cleaned its own and chosen among its own.
+    """Return the concatenation of several corpora, each cleaned and limited by itself, with their accounts added up.
 
-    A prompt that several parts have is kept in the first of them and counted as dropped. Raises InputError where one
-    id stands for different prompts.
+    A prompt that several parts have is kept in the first of them and counted as dropped. Raise InputError where one id
+    stands for different prompts.
     """
     if path is not None:
-        files = " ".join(f"corpus.parts.{part}.path=FILE" for part in parts)
-        raise InputError(f"corpus.path={path}, but corpus {name} has several; say {files}")
-    found = [load_part(part, read) for part, read in parts.items()]
-    prompts = drop_repeated_prompts([corpus.prompts for corpus in found])
-    (twice, count), *_ = Counter(prompt.id for prompt in prompts).most_common(1)
+        keys = " ".join(f"corpus.parts.{part}.path=FILE" for part in parts)
+        raise InputError(f"corpus.path={path}, but corpus {name} has several; give {keys}")
+    corpora = [load_part(part, load) for part, load in parts.items()]
+    prompts = drop_repeated_prompts([corpus.prompts for corpus in corpora])
+    (repeated, count), *_ = Counter(prompt.id for prompt in prompts).most_common(1)
     if count > 1:
         raise InputError(
-            f"{count} different prompts of corpus {name} ({', '.join(parts)}) have the id {twice}; give each an id of "
-            "its own, or leave one part out"
+            f"{count} different prompts of corpus {name} ({', '.join(parts)}) have the id {repeated}; give each an id "
+            "of its own, or leave one part out"
         )
-    account = sum_accounts([corpus.account for corpus in found])
+    account = sum_accounts([corpus.account for corpus in corpora])
     dropped = account.get("dropped", {}) | {EARLIER_PART: account["kept"] - len(prompts)}
     return Corpus(prompts, account | {"kept": len(prompts), "dropped": dropped})
 
 
 def drop_repeated_prompts(parts: Sequence[Sequence[Prompt]]) -> list[Prompt]:
-    """Return the prompts of all parts without those whose turns, case and white space aside, an earlier part has."""
+    """Return the prompts of all parts without those whose normalised turns an earlier part has."""
     unique: list[Prompt] = []
     earlier: set[tuple[str, ...]] = set()
     for prompts in parts:
@@ -101,10 +100,10 @@ def drop_repeated_prompts(parts: Sequence[Sequence[Prompt]]) -> list[Prompt]:
     return unique
 
 
-def load_part(name: str, read: Callable[[], Corpus]) -> Corpus:
-    """What is wrong with a part names the part's own keys."""
+def load_part(name: str, load: Callable[[], Corpus]) -> Corpus:
+    """Return load(); its errors name the keys of this part."""
     try:
-        return read()
+        return load()
     except InputError as error:
         raise InputError(str(error).replace("corpus.", f"corpus.parts.{name}.")) from error
 
@@ -116,101 +115,88 @@ def sum_accounts(accounts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {key: sum_accounts(some) if isinstance(some[0], Mapping) else sum(some) for key, some in values.items()}
 
 
+def with_instruction(instruction: str | None) -> Callable[[str], str]:
+    """Return a function that appends the instruction to a question."""
+    return lambda turn: f"{turn}\n{instruction}" if instruction else turn
+
+
 def build_corpus(
-    found: Iterable[Conversation],
+    conversations: Iterable[Conversation],
     source: str,
     name: str,
     cleaning: Cleaning,
     leakage: Decontamination,
     limit: int | None,
     seed: int,
-    format_turn: Callable[[str], str],
+    format_turn: Callable[[str], str] = str,
 ) -> Corpus:
-    """The corpus of what was found, and the account: every conversation is kept, or is under one reason.
+    """Clean, decontaminate and sample conversations; raise InputError if no prompt is left.
 
-    source: of the prompts, for the error sentences. format_turn: what a user's turn becomes when it is asked.
+    Args:
+        source: where the conversations come from, for error messages.
+        format_turn: applied to every user turn after cleaning and decontamination.
     """
     if limit is not None and not (isinstance(limit, int) and limit >= 1):
-        raise InputError(f"corpus.limit={limit} leaves nothing of {source}; give a whole number from 1, or null")
-    dropped: Counter[str] = Counter()
-    shortened: Counter[str] = Counter()
-    leaked: Counter[str] = Counter()
-    read, passed = CountingIterator(), CountingIterator()
-    speakers: Counter[str] = Counter()
-    clean = passed(
-        leakage.drop_leaked(cleaning.clean(count_speakers(read(found), speakers), dropped, shortened), leaked)
-    )
-    prompts = list(sample_prompts(to_prompts(clean, name, format_turn, source), limit, seed))
-    account = {
-        "read": read.count,
-        "kept": len(prompts),
-        "not_asked": passed.count - len(prompts),
-        "dropped": dict(dropped),
-        "leaked": dict(leaked),
-        "shortened": {step: count for step, count in shortened.items() if count},
-    }
-    if not prompts:
-        reasons = {**dropped, **{f"in benchmark {benchmark}": count for benchmark, count in leaked.items()}}
-        reasons_text = ", ".join(f"{reason} {count:,}" for reason, count in reasons.items() if count)
-        speaker_counts = ", ".join(f"{speaker} {count:,}" for speaker, count in speakers.most_common(4))
+        raise InputError(f"corpus.limit={limit} leaves nothing of {source}; give an integer >= 1, or null")
+    dropped, shortened, leaked = Counter[str](), Counter[str](), Counter[str]()
+    read, clean = CountingIterator(), CountingIterator()
+    cleaned = cleaning.clean(read(conversations), dropped, shortened)
+    prompts = to_prompts(clean(leakage.drop_leaked(cleaned, leaked)), name, format_turn, source)
+    kept = list(sample_prompts(prompts, limit, seed))
+    if not kept:
+        reasons_text = ", ".join(f"{reason} {count:,}" for reason, count in drop_reasons(dropped, leaked).items())
+        speaker_counts = ", ".join(f"{speaker} {count:,}" for speaker, count in read.speakers.most_common(4))
         raise InputError(
             f"{source} holds no prompt with a user turn that passes cleaning ({read.count:,} conversations read"
             + (f"; dropped: {reasons_text}" if reasons_text else "")
             + (f"; speakers: {speaker_counts}" if speaker_counts else "")
             + "); check corpus.path= and corpus.cleaning"
         )
-    return Corpus(prompts, account)
-
-
-def with_instruction(instruction: str | None) -> Callable[[str], str]:
-    """A question as it will be asked: the instruction follows it."""
-    return lambda turn: f"{turn}\n{instruction}" if instruction else turn
+    account = {
+        "read": read.count,
+        "kept": len(kept),
+        "not_asked": clean.count - len(kept),
+        "dropped": dict(dropped),
+        "leaked": dict(leaked),
+        "shortened": {step: count for step, count in shortened.items() if count},
+    }
+    return Corpus(kept, account)
 
 
 class CountingIterator:
-    """Counts what goes by."""
+    """Passes conversations through and counts them, and the speakers of the first thousand."""
 
     def __init__(self) -> None:
         self.count = 0
+        self.speakers: Counter[str] = Counter()
 
-    def __call__(self, found: Iterable[Conversation]) -> Iterator[Conversation]:
-        for conversation in found:
+    def __call__(self, conversations: Iterable[Conversation]) -> Iterator[Conversation]:
+        for conversation in conversations:
+            if self.count < 1000:
+                self.speakers.update(speaker for speaker, _ in conversation.turns)
             self.count += 1
             yield conversation
 
 
-def count_speakers(found: Iterable[Conversation], speakers: Counter[str]) -> Iterator[Conversation]:
-    """The same conversations; who speaks in the first thousand of them goes into the sentence on an empty corpus."""
-    found = iter(found)
-    for conversation in islice(found, 1000):
-        speakers.update(speaker for speaker, _ in conversation.turns)
-        yield conversation
-    yield from found
-
-
 def to_prompts(
-    found: Iterable[Conversation], name: str, format_turn: Callable[[str], str], source: str
+    conversations: Iterable[Conversation], name: str, format_turn: Callable[[str], str], source: str
 ) -> Iterator[Prompt]:
-    """Conversations as prompts; an id that a source gives must be one prompt's only."""
+    """Yield conversations as prompts; raise InputError if two have the same id in the source."""
     seen: set[str] = set()
-    for conversation in found:
+    for conversation in conversations:
         if conversation.id is not None:
             if conversation.id in seen:
                 raise InputError(f"{source} holds two prompts with the id {conversation.id}; give each its own id")
             seen.add(conversation.id)
-        turns = tuple(format_turn(turn) for turn in conversation.user_turns)
-        yield Prompt(
-            conversation.id or prompt_id(conversation.user_turns),
-            conversation.category or name,
-            turns,
-            conversation.reference,
-        )
+        turns = conversation.user_turns
+        key, category = conversation.id or prompt_id(turns), conversation.category or name
+        yield Prompt(key, category, tuple(map(format_turn, turns)), conversation.reference)
 
 
 def sample_prompts(prompts: Iterator[Prompt], limit: int | None, seed: int) -> Iterable[Prompt]:
-    """All prompts, or `limit` of them, picked by a hash of seed and id; only those are held in memory.
+    """Return all prompts, or the `limit` of them with the smallest hash of seed and id.
 
-    So a choice of 50 is part of the choice of 100, and the order of the file does not matter.
+    So the sample of 50 is a subset of the sample of 100, and does not depend on the order of the file.
     """
     if limit is None:
         return prompts
@@ -218,14 +204,14 @@ def sample_prompts(prompts: Iterator[Prompt], limit: int | None, seed: int) -> I
 
 
 def parse_messages(record: dict[str, Any], where: str) -> tuple[tuple[str, str | None], ...]:
-    """Who spoke, and what, in ShareGPT's words (from, value) or OpenAI's (role, content)."""
-    shape = "messages" if "messages" in record else "conversations"
+    """Return (speaker, text) turns from ShareGPT's keys (from, value) or OpenAI's (role, content)."""
+    key = "messages" if "messages" in record else "conversations"
     turns = []
-    for message in get_column(record, shape, list, where):
+    for message in get_column(record, key, list, where):
         speaker = message.get("from", message.get("role")) if isinstance(message, dict) else None
         if not isinstance(speaker, str):
             raise InputError(
-                f"{where} has a message {json.dumps(message)[:60]} in `{shape}` without a speaker; "
+                f"{where} has a message {json.dumps(message)[:60]} in `{key}` without a speaker; "
                 "each needs from and value, or role and content"
             )
         turns.append((speaker, message_text(message.get("value", message.get("content")))))
@@ -233,26 +219,27 @@ def parse_messages(record: dict[str, Any], where: str) -> tuple[tuple[str, str |
 
 
 def message_text(value: Any) -> str | None:
-    """Text, or OpenAI's list of parts where all of them are text; None for a picture, a number or nothing."""
+    """Return a text, or OpenAI's list of text parts joined; None for an image, a number or nothing."""
     if isinstance(value, list) and all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in value):
         return "\n".join(part["text"] for part in value)
     return value if isinstance(value, str) else None
 
 
-def word_problems(found: Iterable[Record], name: str) -> Iterator[Conversation]:
-    """GSM8K's questions; the number after `####` is the reference."""
-    for number, (where, record) in enumerate(found):
+def word_problems(records: Iterable[Record], name: str) -> Iterator[Conversation]:
+    """Yield GSM8K's questions; the number after `####` is the reference."""
+    for number, (where, record) in enumerate(records):
         question = get_column(record, "question", str, where)
         _, mark, result = str(record.get("answer", "")).rpartition("####")
         reference = result.strip().replace(",", "") if mark else None
         yield Conversation(((USER, question),), f"{name}-{number:05d}", name, reference)
 
 
-def project_conversations(found: Iterable[Record]) -> Iterator[Conversation]:
-    for where, record in found:
+def project_conversations(records: Iterable[Record]) -> Iterator[Conversation]:
+    """Yield the prompts of this project's format; raise InputError for an empty turn."""
+    for where, record in records:
         turns = get_column(record, "turns", list, where)
         if not turns or not all(isinstance(turn, str) and turn.strip() for turn in turns):
             raise InputError(f"{where} has an empty turn or one that is not text; correct or remove it")
+        key = str(get_column(record, "id", None, where))
         user_turns = tuple((USER, turn) for turn in turns)
-        category = record.get("category")
-        yield Conversation(user_turns, str(get_column(record, "id", None, where)), category, record.get("reference"))
+        yield Conversation(user_turns, key, record.get("category"), record.get("reference"))

@@ -1,7 +1,7 @@
-"""Prepared answers in memory, a million of them if need be. It knows no file and no base.
+"""Prepared responses in memory, up to a million of them.
 
-A tensor costs five hundred bytes beside its values, and an answer has two. So all tokens lie behind one another, and
-an answer is looked at through a slice that is made when somebody asks for it.
+A tensor costs five hundred bytes beside its values and a row has two of them. So the tokens of all rows share one
+buffer and their masks another, and a row's tensors are views that are created on access.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,26 +20,26 @@ from ctcdraft.errors import InputError
 
 @dataclass(frozen=True)
 class Row:
-    """One answer after its prompt; the mask is true on the answer, its end token included."""
+    """One prompt with its response; the mask is true on the response, EOS included."""
 
     id: str
     turn: int
     category: str
-    tokens_L: Tensor  # int32, to keep a corpus of a hundred million tokens in memory
+    tokens_L: Tensor  # int32: a corpus of a hundred million tokens has to fit in memory
     mask_L: Tensor
     ended: bool
     sample: int = 0
 
 
 def row_from_line(line: dict[str, Any]) -> Row:
-    """A line of a part."""
+    """Return the row of one line of a part file."""
     tokens_L = torch.tensor(line["tokens"], dtype=torch.int32)
     mask_L = torch.tensor(line["mask"], dtype=torch.bool)
     return Row(line["id"], line["turn"], line["category"], tokens_L, mask_L, line["ended"], line["sample"])
 
 
 class TokenStore(Sequence[Row]):
-    """The rows of many lines; a row's tensors are views of what all share, and are not to be written to."""
+    """The rows of many lines; their tensors are views of shared buffers and must not be written to."""
 
     def __init__(self, lines: Iterable[dict[str, Any]]) -> None:
         tokens, masks, lengths = array("i"), bytearray(), array("q")
@@ -48,13 +48,13 @@ class TokenStore(Sequence[Row]):
         for line in lines:
             if len(line["tokens"]) != len(line["mask"]):
                 raise InputError(
-                    f"the answer mask of {line['id']} has {len(line['mask'])} places for {len(line['tokens'])} tokens; "
-                    "prepare the corpus again with data/prepare.py overwrite=true"
+                    f"the answer mask of {line['id']} has {len(line['mask'])} entries for {len(line['tokens'])} "
+                    "tokens; prepare the corpus again with data/prepare.py overwrite=true"
                 )
             tokens.extend(line["tokens"])
             masks.extend(map(bool, line["mask"]))
             lengths.append(len(line["tokens"]))
-            category = shared.setdefault(line["category"], line["category"])
+            category = shared.setdefault(line["category"], line["category"])  # one string object per category
             self._row_fields.append((line["id"], line["turn"], category, line["ended"], line["sample"]))
         self._ends = array("q", accumulate(lengths, initial=0))
         self._tokens_N = torch.frombuffer(tokens, dtype=torch.int32) if tokens else torch.empty(0, dtype=torch.int32)
@@ -63,13 +63,9 @@ class TokenStore(Sequence[Row]):
     def __len__(self) -> int:
         return len(self._row_fields)
 
-    @overload
-    def __getitem__(self, index: int) -> Row: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Row]: ...
-    def __getitem__(self, index: int | slice) -> Row | Sequence[Row]:
+    def __getitem__(self, index: Any) -> Any:  # a Row, or a list of them for a slice
         if isinstance(index, slice):
-            return [self[place] for place in range(*index.indices(len(self)))]
+            return [self[n] for n in range(*index.indices(len(self)))]
         index = range(len(self))[index]
         name, turn, category, ended, sample = self._row_fields[index]
         inside = slice(self._ends[index], self._ends[index + 1])
@@ -77,7 +73,7 @@ class TokenStore(Sequence[Row]):
 
 
 class TensorColumn(Sequence[Tensor]):
-    """One tensor of some of the rows, made anew whenever it is asked for."""
+    """One tensor of some of the rows, created anew on every access."""
 
     def __init__(self, rows: Sequence[Row], kept: Iterable[int], tensor_of: Callable[[Row], Tensor]) -> None:
         self._rows = rows
@@ -87,11 +83,7 @@ class TensorColumn(Sequence[Tensor]):
     def __len__(self) -> int:
         return len(self._indices)
 
-    @overload
-    def __getitem__(self, index: int) -> Tensor: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Tensor]: ...
-    def __getitem__(self, index: int | slice) -> Tensor | Sequence[Tensor]:
+    def __getitem__(self, index: Any) -> Any:  # a tensor, or a list of them for a slice
         if isinstance(index, slice):
-            return [self[place] for place in range(*index.indices(len(self)))]
+            return [self[n] for n in range(*index.indices(len(self)))]
         return self._tensor_of(self._rows[self._indices[index]])

@@ -1,13 +1,10 @@
-"""What passes between the rooms of a corpus: conversations as they were found, prompts as they are asked.
-
-It knows no file, no step of cleaning and no token.
-"""
+"""Conversations as read from a file, prompts as sent to the base model, and corpora of prompts."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +13,9 @@ USER, ASSISTANT = "user", "assistant"
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """One conversation: who spoke and what was said, None where that was no text.
+    """One conversation: (role, text) turns, with None for a turn that is not text.
 
-    id: its own where the source has one, else None: it will be named by what its user says.
+    id: that of the source, or None; then the prompt gets an id hashed from the user turns.
     """
 
     turns: tuple[tuple[str, str | None], ...]
@@ -28,13 +25,12 @@ class Conversation:
 
     @property
     def user_turns(self) -> tuple[str, ...]:
-        """What the user said, turn by turn."""
-        return tuple(content for speaker, content in self.turns if speaker == USER and content)
+        return tuple(content for role, content in self.turns if role == USER and content)
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What a user says, turn by turn; the answers in between are the base's own."""
+    """User turns; the base model generates the responses between them."""
 
     id: str
     category: str
@@ -44,9 +40,9 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Corpus:
-    """The prompts to be asked, and the account of every conversation that was read on the way to them.
+    """Prompts, and the account of all conversations that were read.
 
-    account: read, kept, and every reason for which the others are not among the prompts; they add up.
+    account: counts of read and kept conversations and of every reason for dropping one; they add up.
     """
 
     prompts: list[Prompt]
@@ -54,23 +50,21 @@ class Corpus:
 
     @classmethod
     def from_prompts(cls, prompts: Iterable[Prompt]) -> Corpus:
-        """Prompts that come from nowhere, all of them kept."""
+        """Return a corpus that keeps all of the given prompts."""
         kept = list(prompts)
         return cls(kept, {"read": len(kept), "kept": len(kept)})
 
     def summary(self) -> str:
-        """The account in one line; reasons that nobody fell under are left out."""
-        reasons = self.account.get("dropped", {}) | {
-            f"in benchmark {name}": count for name, count in self.account.get("leaked", {}).items()
-        }
-        dropped = [f"{count:,} {reason}" for reason, count in reasons.items() if count]
+        """Return the account in one line, without reasons that dropped nothing."""
+        reasons = drop_reasons(self.account.get("dropped", {}), self.account.get("leaked", {}))
+        dropped = [f"{count:,} {reason}" for reason, count in reasons.items()]
         dropped += [f"{self.account['not_asked']:,} not asked"] if self.account.get("not_asked") else []
         without = f" (without {', '.join(dropped)})" if dropped else ""
         return f"{self.account['kept']:,} prompts of {self.account['read']:,} conversations{without}"
 
     @property
     def hash(self) -> str:
-        """Stands for the prompts, whatever their order."""
+        """Content hash of the prompts, independent of their order."""
         digests = sorted(
             hashlib.sha256(json.dumps([prompt.id, prompt.category, prompt.turns]).encode()).digest()
             for prompt in self.prompts
@@ -78,15 +72,21 @@ class Corpus:
         return hashlib.sha256(b"".join(digests)).hexdigest()[:16]
 
 
+def drop_reasons(dropped: Mapping[str, int], leaked: Mapping[str, int]) -> dict[str, int]:
+    """Return the counts above 0 of both, by cleaning step and by benchmark."""
+    reasons = {**dropped, **{f"in benchmark {name}": count for name, count in leaked.items()}}
+    return {reason: count for reason, count in reasons.items() if count}
+
+
 def normalize_text(text: str) -> str:
-    """Texts that differ in case or in white space only are one:   Hi  THERE  ->  hi there"""
+    """Return the text with case and white space normalised:   Hi  THERE  ->  hi there"""
     return " ".join(text.casefold().split())
 
 
 def prompt_id(turns: Iterable[str]) -> str:
-    """An id from what is asked: one half stands for the first turn, the other for all of them.
+    """Return an id hashed from user turns: FIRST/ALL, one half from the first turn and one from all turns.
 
-    Ids in the wild repeat, and one prompt answered by ten models is ten conversations but only one prompt.
+    Ids in public data sets repeat, and one prompt with ten models' responses is ten conversations but one prompt.
     """
     normalized = [normalize_text(turn) for turn in turns]
     first, whole = (
@@ -97,7 +97,7 @@ def prompt_id(turns: Iterable[str]) -> str:
 
 
 def first_turn_key(name: str) -> str:
-    """The part of an id that all prompts with the same first turn share: what is split must be split by it.
+    """Return the part of an id shared by prompts with the same first turn; held-out splits must split by it.
 
     ab12/ff03  ->  ab12        p7  ->  p7
     """

@@ -1,6 +1,14 @@
-"""THE shift: which state, which root, which labels. Every training window is cut here, and nowhere else.
+"""The label shift: which hidden state, which root and which labels make one training window.
 
-It knows tokens and answer masks; not who drafts, nor what is done with the labels.
+    position       0    1    2    3    4    5
+    tokens_BL     x0   x1   x2   x3   x4   x5
+    hidden state        h1                         anchor 1: the last position the base model has read
+    root                     x2                    anchor + 1: the next token, already committed when drafting
+    labels                        x3   x4   x5     anchor + 2 ...: the tokens the draft head must propose
+
+This is the situation of decoding: after a verification step the base model has hidden states up to the anchor and has
+already emitted one more token (the root), and the drafter proposes what follows the root. The offsets +1 and +2 are
+written in this file and nowhere else, because a shift by one still trains and only shows in the acceptance length.
 """
 
 from __future__ import annotations
@@ -12,39 +20,41 @@ from torch import Tensor
 def label_windows(
     tokens_BL: Tensor, mask_BL: Tensor, anchors_BA: Tensor, label_length: int, ended_BL: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What each anchor is asked to guess.
+    """Return the roots, the labels and the number of labels of every anchor (picture above).
 
-    tokens     x0  x1  x2  x3  x4  x5
-    anchor 1       h1                     last position the base has read
-    root               x2                 its next token, already certain
-    labels                 x3  x4  x5     what the draft must say
+    Root and labels are inside one response. Near the end of a response that ended with EOS the window is shorter and
+    includes EOS. Where a response was truncated its continuation is unknown, so only full windows count there:
+    otherwise the draft head would learn to stop.
 
-    Root and labels lie inside one answer (mask_BL is 1 there); near its end the window is shorter and runs
-    to the answer's last token, EOS included. That holds where the text of the anchor ended by itself (ended_BL);
-    one that was cut off goes on, unknown to us, so there only full windows count: nothing may learn to fall
-    silent. Several texts in a row are kept apart by the mask, which is 0 on the first token of each.
+    Args:
+        mask_BL: 1 on response tokens. It is 0 on the first token of every packed sequence, which keeps windows from
+            reaching into the next sequence.
+        ended_BL: true where the sequence of that position ended by itself.
 
-    Returns roots_BA, labels_BAS (free slots hold -1) and lengths_BA, 0 where an anchor is not valid.
+    Returns:
+        roots_BA, labels_BAS (-1 in unused slots) and lengths_BA (0 where an anchor is invalid).
     """
     length = tokens_BL.shape[1]
-    steps_S = torch.arange(label_length, device=tokens_BL.device)
-    at_BAS = anchors_BA[..., None] + 2 + steps_S
-    answer_BL = mask_BL.bool()
-    root_BA = (anchors_BA + 1).clamp(max=length - 1)
-    roots_in_answer_BA = answer_BL.gather(1, root_BA) & (anchors_BA + 1 < length)
-    flat = at_BAS.clamp(max=length - 1).flatten(1)
-    inside_BAS = answer_BL.gather(1, flat).view_as(at_BAS) & (at_BAS < length) & roots_in_answer_BA[..., None]
-    reached_BAS = inside_BAS.long().cumprod(dim=-1)
+    offsets_S = torch.arange(label_length, device=tokens_BL.device)
+    root_positions_BA = anchors_BA + 1
+    label_positions_BAS = anchors_BA[..., None] + 2 + offsets_S
+    is_response_BL = mask_BL.bool()
+    safe_positions_BA = root_positions_BA.clamp(max=length - 1)
+    valid_root_BA = is_response_BL.gather(1, safe_positions_BA) & (root_positions_BA < length)
+    flat = label_positions_BAS.clamp(max=length - 1).flatten(1)
+    valid_BAS = is_response_BL.gather(1, flat).view_as(label_positions_BAS) & (label_positions_BAS < length)
+    # The product is 1 up to the first position that is not part of the response, and 0 from there on.
+    prefix_BAS = (valid_BAS & valid_root_BA[..., None]).long().cumprod(dim=-1)
     ended_BA = ended_BL.gather(1, anchors_BA)
-    reached_BAS = reached_BAS * (ended_BA | (reached_BAS.sum(dim=-1) == label_length))[..., None]
-    labels_BAS = tokens_BL.gather(1, flat).view_as(at_BAS)
-    labels_BAS = torch.where(reached_BAS.bool(), labels_BAS, -1)
-    return tokens_BL.gather(1, root_BA), labels_BAS, reached_BAS.sum(dim=-1)
+    prefix_BAS = prefix_BAS * (ended_BA | (prefix_BAS.sum(dim=-1) == label_length))[..., None]
+    labels_BAS = torch.where(prefix_BAS.bool(), tokens_BL.gather(1, flat).view_as(prefix_BAS), -1)
+    return tokens_BL.gather(1, safe_positions_BA), labels_BAS, prefix_BAS.sum(dim=-1)
 
 
 def valid_anchors(mask_BL: Tensor) -> Tensor:
-    """Where a window of at least one label fits: root and label are answer tokens. The anchor may be the last
-    prompt token, because every generation's first draft starts there.
+    """Return a bool mask of the positions after which a root and at least one label are response tokens.
+
+    The last prompt token is a valid anchor: the first draft of every generation starts there.
 
     mask     0 0 1 1 1 0      anchors  0 1 1 0 0 0
     """
@@ -54,9 +64,9 @@ def valid_anchors(mask_BL: Tensor) -> Tensor:
 
 
 def sample_anchors(mask_BL: Tensor, anchors: int, rng: torch.Generator) -> Tensor:
-    """Up to `anchors` valid positions a row without replacement, in random order.
+    """Return anchors_BA: up to `anchors` valid positions per row, without replacement, in random order.
 
-    Rows with fewer get position L - 1 in the free slots, which `label_windows` finds to be no anchor.
+    Rows with fewer valid positions are filled with position L - 1, which `label_windows` gives length 0.
     """
     valid_BL = valid_anchors(mask_BL)
     keys_BL = torch.rand(valid_BL.shape, generator=rng).to(mask_BL.device).masked_fill(~valid_BL, -1.0)

@@ -14,11 +14,10 @@ import torch
 
 from ctcdraft import hardware
 from ctcdraft.corpus import part_files
-from ctcdraft.corpus.chat_template import chat_messages, prompt_tokens
+from ctcdraft.corpus.chat_template import chat_messages, prompt_preview_and_warnings, prompt_tokens
 from ctcdraft.corpus.generation.requests import ResponseGenerator
 from ctcdraft.corpus.generation.speed import GenerationSpeed, repeat_to_length, turns_of_all_batches
-from ctcdraft.corpus.state_precision import PRECISIONS
-from ctcdraft.corpus.template_warnings import prompt_preview_and_warnings
+from ctcdraft.corpus.hidden_states import PRECISIONS
 from ctcdraft.corpus.types import Corpus, Prompt
 from ctcdraft.decoding.kv_cache import ALLOCATION_STEP
 from ctcdraft.distributed import Shard

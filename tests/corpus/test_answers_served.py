@@ -1,4 +1,4 @@
-"""A server's answers are those of the base in this process, or they are refused; its failures lose nothing."""
+"""Responses of a server equal those of the base model in this process or are refused; server failures lose nothing."""
 
 import json
 
@@ -22,7 +22,7 @@ TEXTS = ["a", "How are you today?", "Tell me a story.", "7", "b" * 60]
 
 
 def lettered_base(seed=0):
-    """A random base that says letters, spaces and its end: what most random bases say is not UTF-8."""
+    """A random base model of letters, spaces and EOS: the bytes of most random models are not UTF-8."""
     base = random_base(seed=seed)
     letters = base.tokenizer("abcdefghijklmnopqrstuvwxyz ", add_special_tokens=False)["input_ids"]
     others = sorted(set(range(base.vocabulary)) - {*letters, EOS_ID})
@@ -57,7 +57,7 @@ def prompts_of(*texts):
 
 
 @pytest.mark.parametrize("with_ids", [True, False])
-def test_a_server_answers_what_the_base_answers_here(base, with_ids):
+def test_a_server_gives_the_responses_of_the_base_model_in_this_process(base, with_ids):
     with serving(base, with_ids) as server:
         replies = served(server).start(base)(make_requests(prompts_of(*TEXTS)))
         assert [reply.tokens for reply in replies] == generated_tokens(HERE, base, prompts_of(*TEXTS))
@@ -69,7 +69,7 @@ def test_a_server_answers_what_the_base_answers_here(base, with_ids):
 
 
 @pytest.mark.parametrize("with_ids", [True, False])
-def test_a_corpus_from_a_server_is_the_one_made_here(base, tmp_path, with_ids):
+def test_a_corpus_from_a_server_equals_one_generated_in_this_process(base, tmp_path, with_ids):
     prepare(base, HERE, tmp_path / "here")
     with serving(base, with_ids) as server:
         manifest = prepare(base, served(server), tmp_path / "served")
@@ -78,11 +78,11 @@ def test_a_corpus_from_a_server_is_the_one_made_here(base, tmp_path, with_ids):
     assert (counts["answers"], counts["dropped"]) == (15, 0)
     assert counts["reencoded"] == (0 if with_ids else 15)
     assert manifest["answers"]["model"] == "served"
-    assert "url" not in manifest["answers"]  # it may move
+    assert "url" not in manifest["answers"]  # the server may move to another address
 
 
-def test_answers_that_do_not_survive_as_text_are_dropped_with_their_later_turns(tmp_path):
-    base = random_base()  # says bytes
+def test_responses_that_change_in_reencoding_are_dropped_with_their_later_turns(tmp_path):
+    base = random_base()  # its tokens are bytes
     here = prepare(base, HERE, tmp_path / "here")["counts"]
     with serving(base, with_ids=False) as server:
         counts = prepare(base, served(server), tmp_path / "served")["counts"]
@@ -96,13 +96,13 @@ def test_answers_that_do_not_survive_as_text_are_dropped_with_their_later_turns(
         assert rows[row.id, row.turn] == row.tokens_L.tolist()
 
 
-def test_no_more_questions_are_under_way_than_allowed(base):
+def test_at_most_concurrency_requests_run_at_a_time(base):
     with serving(base, True) as server:
         served(server, concurrency=3).start(base)(make_requests(prompts_of(*TEXTS * 4)))
         assert 2 <= server.max_in_flight <= 3
 
 
-def test_draws_have_a_seed_of_their_own_and_fit_the_law(base):
+def test_sampled_responses_have_their_own_seed_and_fit_the_distribution(base):
     with serving(base, True) as server:
         drawing = served(server, temperature=1.0, samples=2, batch_size=20)
         questions = make_requests(prompts_of(*TEXTS * 4))
@@ -112,7 +112,7 @@ def test_draws_have_a_seed_of_their_own_and_fit_the_law(base):
 
 
 @pytest.mark.parametrize("trouble", ["500", "hang", "die"])
-def test_a_passing_trouble_is_survived(base, tmp_path, trouble):
+def test_a_transient_failure_is_retried(base, tmp_path, trouble):
     prepare(base, HERE, tmp_path / "here")
     with serving(base, True) as server:
         server.trouble = lambda number: trouble if number in (2, 7) else None
@@ -121,21 +121,25 @@ def test_a_passing_trouble_is_survived(base, tmp_path, trouble):
         (row.id, row.turn): row.tokens_L.tolist()
         for row in prepared.read_corpus(tmp_path / "here", base.fingerprint()).rows
     }
-    there = prepared.read_corpus(tmp_path / "served", base.fingerprint()).rows
-    assert {(row.id, row.turn): row.tokens_L.tolist() for row in there} == here
+    served_rows = prepared.read_corpus(tmp_path / "served", base.fingerprint()).rows
+    assert {(row.id, row.turn): row.tokens_L.tolist() for row in served_rows} == here
     assert manifest["counts"]["answers"] == len(server.requests) - 2
 
 
 @pytest.mark.parametrize(
     ("trouble", "sentence"),
-    [("500", "500: .*out of memory"), ("hang", "no answer within 3 s"), ("die", "Remote end closed|reset|aborted")],
+    [
+        ("500", "500: .*out of memory"),
+        ("hang", "no response within 3 s"),
+        ("die", "Server disconnected|.*reset|.*aborted"),
+    ],
 )
-def test_a_lasting_trouble_loses_nothing_that_was_finished(base, tmp_path, trouble, sentence):
+def test_a_lasting_failure_loses_no_finished_part(base, tmp_path, trouble, sentence):
     with serving(base, True) as server:
         prepare(base, served(server), tmp_path / "whole")
         server.requests.clear()
         server.trouble = lambda number: trouble if number >= 9 else None
-        with pytest.raises(InputError, match=f"at one question .last: ({sentence}).*run again: finished"):
+        with pytest.raises(InputError, match=f"at one request .last: ({sentence}).*run again: finished"):
             prepare(base, served(server, timeout_s=3.0, retries=0), tmp_path / "cut")
         finished = sorted(tmp_path.glob("cut/part-*"))
         assert len(finished) == 1
@@ -151,11 +155,11 @@ def test_a_lasting_trouble_loses_nothing_that_was_finished(base, tmp_path, troub
     }
 
 
-def test_nobody_there_is_one_sentence(base):
+def test_no_server_at_the_address_is_one_sentence(base):
     with serving(base, True) as server:
         answers = served(server, retries=1)
     with pytest.raises(
-        InputError, match=r"server at http://127.0.0.1:\d+/v1 failed 2 times .*refused.*; see to it and run"
+        InputError, match=r"server at http://127.0.0.1:\d+/v1 failed 2 times .*refused.*; check the server and run"
     ):
         answers.start(base)(make_requests(prompts_of("a")))
 
@@ -164,40 +168,38 @@ def test_nobody_there_is_one_sentence(base):
 def test_a_model_that_is_not_served_is_one_sentence(base, with_ids):
     with serving(base, with_ids) as server:
         answers = served(server, model="other")
-        with pytest.raises(InputError, match=r"refuses a question .404: .*no such model.*; check answers.url= and"):
+        with pytest.raises(InputError, match=r"refuses a request .404: .*no such model.*; check answers.url= and"):
             answers.start(base)(make_requests(prompts_of("a")))
 
 
-def test_a_server_of_something_else_is_one_sentence(base):
+def test_a_server_of_another_api_is_one_sentence(base):
     with serving(base, True) as server:
         server.trouble = lambda number: "nonsense"
         with pytest.raises(InputError, match="answers without choices and a text"):
             served(server).start(base)(make_requests(prompts_of("a")))
 
 
-def test_a_server_of_another_base_is_found_out(base):
+def test_a_server_of_another_base_model_is_refused(base):
     other = lettered_base(seed=3)
     for temperature in (0.0, 1.0):
         with serving(other, True) as server:
             answers = served(server, temperature=temperature, max_new_tokens=40)
-            with pytest.raises(InputError, match=r"the server at .* does not (answer as random-llama: of|draw as)"):
+            with pytest.raises(InputError, match=r"the server at .* does not (answer as random-llama: of|sample as)"):
                 answers.start(base)(make_requests(prompts_of(*TEXTS)))
 
 
 @pytest.mark.parametrize("factor", [0.0, 0.3])
-def test_a_server_that_bends_the_law_is_found_out(base, factor):
-    """Greedy whatever is asked (as `transformers serve` is without do_sample), or colder than asked."""
+def test_a_server_that_changes_the_distribution_is_refused(base, factor):
+    """Greedy at any temperature (as `transformers serve` is without do_sample), or at a lower temperature."""
     with serving(base, True) as server:
         server.temperature_factor = factor
         answers = served(server, temperature=4.0, max_new_tokens=100, concurrency=1)
-        with pytest.raises(
-            InputError, match=r"does not draw as random-llama does at temperature 4.0: .* nats more each"
-        ):
+        with pytest.raises(InputError, match=r"does not sample as random-llama does at temperature 4.0: .* nats off"):
             answers.start(base)(make_requests(prompts_of(*TEXTS)))
         served(server, temperature=4.0, max_new_tokens=100, checked=0).start(base)(make_requests(prompts_of(*TEXTS)))
 
 
-def test_a_server_that_reads_other_tokens_is_found_out(base):
+def test_a_server_that_reads_other_tokens_is_refused(base):
     with serving(base, False) as server:
         server.extra_tokens = 1
         with pytest.raises(
@@ -206,21 +208,21 @@ def test_a_server_that_reads_other_tokens_is_found_out(base):
             served(server).start(base)(make_requests(prompts_of("a")))
 
 
-def test_a_text_is_taken_for_its_ids_only_if_it_can_be(base):
+def test_a_text_is_reencoded_only_if_its_ids_can_be_the_generated_ones(base):
     ids = base.tokenizer("ab c", add_special_tokens=False)["input_ids"]
     assert reencode_text(base, "ab c", "length", 4) == Response(ids, "reencoded")
     assert reencode_text(base, "ab c", "stop", 5) == Response([*ids, EOS_ID], "reencoded")  # the server counts the end
     assert reencode_text(base, "ab c", "stop", 4) == Response([*ids, EOS_ID], "reencoded")  # or does not
     assert reencode_text(base, "ab c", "stop", None) == Response([*ids, EOS_ID], "reencoded")
-    assert isinstance(reencode_text(base, "ab c", "length", 5), Skipped)  # other words of the same text
+    assert isinstance(reencode_text(base, "ab c", "length", 5), Skipped)  # other tokens of the same text
     assert isinstance(reencode_text(base, "ab \N{REPLACEMENT CHARACTER}", "length", 4), Skipped)
-    assert isinstance(reencode_text(base, "ab <|end|>", "length", 4), Skipped)  # a text that spells a special word
+    assert isinstance(reencode_text(base, "ab <|end|>", "length", 4), Skipped)  # a text that spells a special token
     assert isinstance(reencode_text(base, "", "length", 1), Skipped)
     assert reencode_text(base, "", "stop", 1) == Response([EOS_ID], "reencoded")
     assert with_stop_token(base, [*ids, EOS_ID], "stop", "generated") == Response([*ids, EOS_ID])
 
 
-def test_a_key_is_taken_from_the_environment_and_sent(base, monkeypatch):
+def test_the_api_key_is_read_from_the_environment_and_sent(base, monkeypatch):
     monkeypatch.setenv("MY_SERVER", "open sesame")
     with serving(base, True) as server:
         served(server, key_from="MY_SERVER").start(base)(make_requests(prompts_of("a")))
@@ -228,12 +230,12 @@ def test_a_key_is_taken_from_the_environment_and_sent(base, monkeypatch):
         assert "sesame" not in str(served(server, key_from="MY_SERVER").generation_settings())
         with pytest.raises(InputError, match="key_from=NO_KEY names no variable"):
             served(server, key_from="NO_KEY")
-        for wrong in (
+        for settings in (
             {"url": "localhost:8000"},
             {"timeout_s": 0},
             {"retries": -1},
             {"concurrency": 0},
             {"checked": -1},
         ):
-            with pytest.raises(InputError, match=str(next(iter(wrong.values())))):
-                served(server, **wrong)
+            with pytest.raises(InputError, match=str(next(iter(settings.values())))):
+                served(server, **settings)

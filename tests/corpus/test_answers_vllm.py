@@ -1,4 +1,4 @@
-"""What is asked of vLLM's LLM class, with one of ours in its place: the real one was never here."""
+"""The calls of vLLM's LLM class, checked with a stand-in: no real vLLM is installed."""
 
 import sys
 import types
@@ -17,14 +17,14 @@ OFFLINE = VllmAnswers(8, 100, 0.0, 5, 1, "somewhere", "auto", 0.5)
 
 def stand_in(base):
     """A module with the two names that are used, answering with `base`."""
-    made = []
+    calls = []
 
     class LLM:
         def __init__(self, **settings):
-            made.append(settings)
+            calls.append(settings)
 
         def generate(self, prompts, each, use_tqdm):
-            made.extend(each)
+            calls.extend(each)
             outputs = []
             for prompt, settings in zip(prompts, each, strict=True):
                 one = TransformersAnswers(1, settings["max_tokens"], settings["temperature"], 0, 1)
@@ -32,25 +32,25 @@ def stand_in(base):
                 outputs.append(types.SimpleNamespace(outputs=[types.SimpleNamespace(token_ids=tuple(ids))]))
             return outputs
 
-    return types.SimpleNamespace(LLM=LLM, SamplingParams=dict), made
+    return types.SimpleNamespace(LLM=LLM, SamplingParams=dict), calls
 
 
-def test_ids_go_in_and_come_out_with_room_seed_and_stops_of_each_question(monkeypatch):
+def test_every_request_has_its_ids_budget_seed_and_stop_tokens(monkeypatch):
     base = random_base()
-    module, made = stand_in(base)
+    module, calls = stand_in(base)
     monkeypatch.setitem(sys.modules, "vllm", module)
     replies = OFFLINE.start(base)(make_requests(PROMPTS))
     assert [reply.tokens for reply in replies] == generated_tokens(
         TransformersAnswers(8, 100, 0.0, 5, 1), base, PROMPTS
     )
-    llm, *each = made
+    llm, *each = calls
     assert (llm["model"], llm["generation_config"]) == ("somewhere", "vllm")
     assert [settings["max_tokens"] for settings in each] == [100, 100, 56]  # a context of 256
     assert {tuple(settings["stop_token_ids"]) for settings in each} == {(EOS_ID,)}
     assert len({settings["seed"] for settings in each}) == 3
 
 
-def test_without_vllm_one_sentence_says_what_to_install(monkeypatch):
+def test_without_vllm_one_sentence_names_the_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(InputError, match=r"answers=vllm needs the package vllm .*; pip install 'ctcdraft\[vllm\]'"):
         OFFLINE.start(random_base())

@@ -1,4 +1,4 @@
-"""Bad input at data/prepare.py and train.py: one sentence, exit status 1, and what was finished stays as it was."""
+"""Bad input to data/prepare.py and train.py: one sentence, exit status 1, and finished files stay untouched."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def lines(*records: object) -> bytes:
     return "".join(json.dumps(record) + "\n" for record in records).encode()
 
 
-def run(patch: pytest.MonkeyPatch, script: str, *words: str) -> int:
-    """The exit status of a script as a user calls it."""
-    patch.setattr(sys, "argv", [script, "base=local", "base.path=base", "device=cpu", *words])
+def run(patch: pytest.MonkeyPatch, script: str, *arguments: str) -> int:
+    """Return the exit status of a script as a user calls it."""
+    patch.setattr(sys, "argv", [script, "base=local", "base.path=base", "device=cpu", *arguments])
     try:
         runpy.run_path(str(ROOT / script), run_name="__main__")
     except SystemExit as end:
@@ -53,7 +53,7 @@ TRAIN = [
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    """A base, another one, good prompts, and a corpus that is finished."""
+    """A folder with two base models, valid prompts and a complete corpus."""
     home = tmp_path_factory.mktemp("world")
     for name, seed in (("base", 0), ("other", 1)):
         random_lm(seed=seed, context=128).save_pretrained(home / name)
@@ -66,21 +66,21 @@ def world(tmp_path_factory):
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    """All but how fast the machine was."""
+    """Return the content of all files but plan.json, which holds the speed of the machine."""
     return {file.name: file.read_bytes() for file in sorted(folder.iterdir()) if file.name != PLAN_FILE}
 
 
-def refused(world: Path, patch: pytest.MonkeyPatch, capsys, script: str, *words: str) -> str:
-    """What a call says that must end in one sentence and status 1, and must leave the finished corpus alone."""
+def error_of(world: Path, patch: pytest.MonkeyPatch, capsys, script: str, *arguments: str) -> str:
+    """Return the error of a call that must fail with one sentence and status 1 and leave the finished corpus alone."""
     patch.chdir(world)
     before = content(world / "done")
     capsys.readouterr()
-    assert run(patch, script, *words) == 1
-    said = [line for line in capsys.readouterr().err.split("\n") if line and "answering:" not in line]
-    assert len(said) == 1, said
-    assert said[0].startswith(f"{Path(script).name}: ")
+    assert run(patch, script, *arguments) == 1
+    message = [line for line in capsys.readouterr().err.split("\n") if line and "answering:" not in line]
+    assert len(message) == 1, message
+    assert message[0].startswith(f"{Path(script).name}: ")
     assert content(world / "done") == before
-    return said[0]
+    return message[0]
 
 
 # --- files of conversations ---------------------------------------------------------------------------------
@@ -111,7 +111,7 @@ FILES: dict[str, tuple[str, bytes, str]] = {
 
 @pytest.fixture(scope="module")
 def sharegpt():
-    """What corpus=sharegpt is, for a path: composing a config takes longer than reading a bad file."""
+    """corpus=sharegpt as a function of its path, composed once: composing takes longer than reading a bad file."""
     register_resolvers()
     with initialize_config_dir(str(CONFIGS), version_base=None):
         config = compose("prepare", ["corpus=sharegpt"])
@@ -124,22 +124,22 @@ def test_a_bad_file_is_one_sentence(sharegpt, tmp_path, kind):
     (tmp_path / name).write_bytes(data)
     with pytest.raises(InstantiationException) as refusal:
         sharegpt(tmp_path / name)
-    said = str(find_input_error(refusal.value))
-    assert sentence in said
-    assert name in said
-    assert "\n" not in said
+    message = str(find_input_error(refusal.value))
+    assert sentence in message
+    assert name in message
+    assert "\n" not in message
 
 
 @pytest.mark.parametrize("kind", ["a truncated gzip", "wrong roles"])
 def test_a_bad_file_ends_with_status_one(world, monkeypatch, capsys, kind):
     name, data, sentence = FILES[kind]
     (world / name).write_bytes(data)
-    words = [*PREPARE, "corpus=sharegpt", f"corpus.path={name}", "out=new"]
-    assert sentence in refused(world, monkeypatch, capsys, "data/prepare.py", *words)
+    arguments = [*PREPARE, "corpus=sharegpt", f"corpus.path={name}", "out=new"]
+    assert sentence in error_of(world, monkeypatch, capsys, "data/prepare.py", *arguments)
     assert not (world / "new").exists()
 
 
-# --- words on the command line ------------------------------------------------------------------------------
+# --- command-line arguments ----------------------------------------------------------------------------------
 
 STEPS = "corpus.cleaning.steps"
 KLINGON = f"{STEPS}.language.wanted=klingon"
@@ -154,12 +154,12 @@ WORDS: dict[str, tuple[list[str], str]] = {
     "a step that does not exist": ([f"+{STEPS}.rhymes._target_=ctcdraft.corpus.filters.Rhymes"], "Rhymes"),
     "a step taken out that is not there": ([f"~{STEPS}.rhymes"], "rhymes"),
     "an unknown language": (["corpus=sharegpt", "corpus.path=talk.jsonl", KLINGON], "=klingon is not among"),
-    "a sequence of no words": (["corpus.leakage.words=0"], "words=0 is no length"),
+    "a sequence of no words": (["corpus.leakage.words=0"], "corpus.leakage.words must be an integer >= 1, got 0"),
     "a benchmark that is not there": (["+corpus.leakage.benchmarks.mine=gone.npz"], "gone.npz"),
     "a benchmark of numbers that is damaged": (["+corpus.leakage.benchmarks.mine=bad.npz"], "bad.npz"),
     "a chat template that is not there": (["base.chat_template_file=gone.jinja"], "cannot read the chat template"),
     "a chat template that is no template": (["base.chat_template_file=broken.jinja"], "template"),
-    "answers of no words": (["answers.max_new_tokens=0"], "answers.max_new_tokens must be an integer >= 1, got 0"),
+    "answers of no tokens": (["answers.max_new_tokens=0"], "answers.max_new_tokens must be an integer >= 1, got 0"),
     "an engine that does not exist": (["answers=oracle"], "oracle"),
     "a temperature that is none": (["answers.temperature=nan"], "temperature"),
     "a batch that is no number": (["answers.batch_size=few"], "batch_size"),
@@ -174,20 +174,20 @@ WORDS: dict[str, tuple[list[str], str]] = {
 
 
 @pytest.mark.parametrize("kind", WORDS)
-def test_a_bad_word_is_one_sentence(world, monkeypatch, capsys, kind):
-    words, sentence = WORDS[kind]
+def test_a_bad_argument_is_one_sentence(world, monkeypatch, capsys, kind):
+    arguments, sentence = WORDS[kind]
     (world / "hollow").mkdir(exist_ok=True)
     (world / "talk.jsonl").write_bytes(lines({"conversations": TALK}))
     (world / "bad.npz").write_bytes(b"PK no archive")
     (world / "broken.jinja").write_text("{% for message in %}")
     before = (world / "good.jsonl").read_bytes()
-    out = [] if any(word.startswith("out=") for word in words) else ["out=new2"]
-    assert sentence in refused(world, monkeypatch, capsys, "data/prepare.py", *TINY, *words, *out)
+    out = [] if any(argument.startswith("out=") for argument in arguments) else ["out=new2"]
+    assert sentence in error_of(world, monkeypatch, capsys, "data/prepare.py", *TINY, *arguments, *out)
     assert not list(world.glob("new2/part-*"))
     assert (world / "good.jsonl").read_bytes() == before
 
 
-# --- a prepared corpus that is not what it was --------------------------------------------------------------
+# --- a damaged prepared corpus ------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -210,7 +210,7 @@ def zeros(folder: Path) -> None:
 
 
 def change_lines(folder: Path, change: Callable[[part_files.Line], part_files.Line]) -> None:
-    """With right checksums: only what the lines say is wrong."""
+    """Change lines and correct their checksums, so that only the content is wrong."""
     manifest = json.loads((folder / "manifest.json").read_text())
     for file in part_files.list_parts(folder):
         part_files.write_part(file, [change(line) for line in part_files.read_part(file) or []])
@@ -241,7 +241,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "a part gone": (lambda folder: part_files.part_path(folder, 1).unlink(), "part-00001.jsonl is missing or damaged"),
     "a mask of ones": (ones, "is all ones"),
     "a mask of zeros": (zeros, "is all zeros"),
-    "a mask of other length": (uneven, r"has \d+ places for \d+ tokens"),
+    "a mask of other length": (uneven, r"has \d+ entries for \d+ tokens"),
 }  # fmt: skip
 
 
@@ -259,41 +259,41 @@ def test_a_damaged_corpus_is_not_read(world, base, kind, tmp_path):
 def test_a_damaged_corpus_is_not_trained_on(world, monkeypatch, capsys, kind, tmp_path):
     damage, sentence = DAMAGES[kind]
     damage(copied(world, tmp_path))
-    assert sentence in refused(world, monkeypatch, capsys, "train.py", *TRAIN, f"corpus.path={tmp_path}")
+    assert sentence in error_of(world, monkeypatch, capsys, "train.py", *TRAIN, f"corpus.path={tmp_path}")
     assert not (world / "trained").exists()
 
 
 def test_a_corpus_of_another_base_is_not_trained_on(world, monkeypatch, capsys):
-    said = refused(world, monkeypatch, capsys, "train.py", *TRAIN, "corpus.path=done", "base.path=other")
-    assert "holds answers of base, but this run's base is other (another weights)" in said
+    message = error_of(world, monkeypatch, capsys, "train.py", *TRAIN, "corpus.path=done", "base.path=other")
+    assert "holds answers of base, but this run's base is other (another weights)" in message
 
 
-def test_a_corpus_of_another_tokenizer_is_neither_gone_on_with_nor_trained_on(world, monkeypatch, capsys):
+def test_a_corpus_of_another_tokenizer_is_neither_resumed_nor_trained_on(world, monkeypatch, capsys):
     tokenizer = tiny_tokenizer()
     tokenizer.add_tokens(["word"])
     for file in (world / "base").iterdir():
         (world / "retokenized").mkdir(exist_ok=True)
         (world / "retokenized" / file.name).write_bytes(file.read_bytes())
     tokenizer.save_pretrained(world / "retokenized")
-    for script, words in (("train.py", [*TRAIN, "corpus.path=done"]), ("data/prepare.py", [*TINY, "out=done"])):
-        said = refused(world, monkeypatch, capsys, script, *words, "base.path=retokenized")
-        assert "another tokenizer" in said
+    for script, arguments in (("train.py", [*TRAIN, "corpus.path=done"]), ("data/prepare.py", [*TINY, "out=done"])):
+        message = error_of(world, monkeypatch, capsys, script, *arguments, "base.path=retokenized")
+        assert "another tokenizer" in message
 
 
-def test_other_settings_do_not_touch_what_is_finished(world, monkeypatch, capsys):
-    said = refused(world, monkeypatch, capsys, "data/prepare.py", *TINY, "answers.max_new_tokens=9", "out=done")
-    assert "answers.max_new_tokens=8 (now 9)" in said
+def test_other_settings_leave_finished_files_untouched(world, monkeypatch, capsys):
+    message = error_of(world, monkeypatch, capsys, "data/prepare.py", *TINY, "answers.max_new_tokens=9", "out=done")
+    assert "answers.max_new_tokens=8 (now 9)" in message
 
 
 def test_a_second_writer_is_refused(world, monkeypatch, capsys):
     with writer_lock(world / "taken", Shard(1, 1)):
-        said = refused(world, monkeypatch, capsys, "data/prepare.py", *TINY, "out=taken")
-    assert f"process {os.getpid()} on" in said
-    assert "is writing into taken" in said
+        message = error_of(world, monkeypatch, capsys, "data/prepare.py", *TINY, "out=taken")
+    assert f"process {os.getpid()} on" in message
+    assert "is writing into taken" in message
 
 
-def test_a_disk_that_fills_up_keeps_what_is_finished(world, monkeypatch, capsys):
-    """Played here; test_full_disk.py has a disk that is really full."""
+def test_a_disk_that_fills_up_keeps_finished_files(world, monkeypatch, capsys):
+    """Simulated; test_full_disk.py has a disk that is really full."""
     synced, fsync = [], os.fsync
 
     def full(number: int) -> None:
@@ -304,9 +304,9 @@ def test_a_disk_that_fills_up_keeps_what_is_finished(world, monkeypatch, capsys)
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
-        said = refused(world, monkeypatch, capsys, "data/prepare.py", *TINY, "out=full")
-    assert "No space left on device" in said
-    assert said.endswith("make room or choose another place, then run again: what was finished is kept")
+        message = error_of(world, monkeypatch, capsys, "data/prepare.py", *TINY, "out=full")
+    assert "No space left on device" in message
+    assert message.endswith("make room or choose another place, then run again: what was finished is kept")
     assert sorted(content(world / "full")) == ["manifest.json", "part-00000.jsonl", "part-00001.jsonl"]
     kept = {name: (world / "full" / name).stat().st_mtime_ns for name in ("part-00000.jsonl", "part-00001.jsonl")}
     assert run(monkeypatch, "data/prepare.py", *TINY, "out=full") == 0
@@ -314,10 +314,10 @@ def test_a_disk_that_fills_up_keeps_what_is_finished(world, monkeypatch, capsys)
     assert kept == {name: (world / "full" / name).stat().st_mtime_ns for name in kept}
 
 
-def test_stored_states_that_cannot_be_are_one_sentence(world, monkeypatch, capsys):
+def test_wrong_settings_of_stored_states_are_one_sentence(world, monkeypatch, capsys):
     stored = ["corpus.path=done", "states=stored", "states.path=store"]
-    for words, sentence in (
-        (["states.precision=float8"], "it is one of float32, bfloat16, int8"),
-        (["states.limit_gb=1e-6"], "holds not even one shard"),
+    for arguments, sentence in (
+        (["states.precision=float8"], "must be one of float32, bfloat16, int8, got float8"),
+        (["states.limit_gb=1e-6"], "is not enough for one shard"),
     ):
-        assert sentence in refused(world, monkeypatch, capsys, "train.py", *TRAIN, *stored, *words)
+        assert sentence in error_of(world, monkeypatch, capsys, "train.py", *TRAIN, *stored, *arguments)

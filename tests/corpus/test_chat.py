@@ -1,4 +1,4 @@
-"""Text becomes a prompt by the template or raw, and is cut from the left alone."""
+"""Prompts through the chat template or as raw text, truncated on the left only."""
 
 from tiny_models import EOS_ID, random_base, tiny_tokenizer
 
@@ -25,14 +25,14 @@ def test_a_template_is_applied_with_its_generation_prompt():
     assert prompt_tokens(tokenizer, TALK) == tokenizer(expected, add_special_tokens=False)["input_ids"]
 
 
-def test_without_a_template_the_base_goes_on_where_the_user_stops():
+def test_without_a_template_the_prompt_is_the_raw_text():
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = None
     assert tokenizer.decode(prompt_tokens(tokenizer, TALK)) == "ab\n\nc"
     assert tokenizer.decode(prompt_tokens(tokenizer, TALK[:1])) == "a"
 
 
-def test_a_raw_prompt_has_the_tokenizers_own_start_but_not_its_end():
+def test_a_raw_prompt_has_bos_but_not_eos():
     from tokenizers.processors import TemplateProcessing
 
     tokenizer = tiny_tokenizer()
@@ -53,7 +53,7 @@ def test_fit_cuts_from_the_left_and_leaves_a_quarter_free():
 
 def test_fit_keeps_the_begin_token_and_counts_it():
     assert fit_to_context([1, 2, 3, 4, 5], 4, 1) == ([1, 4, 5], 2)
-    assert fit_to_context([1, 2, 3, 4, 5], 4, 2) == ([3, 4, 5], 2)  # no text of this one begins with it
+    assert fit_to_context([1, 2, 3, 4, 5], 4, 2) == ([3, 4, 5], 2)  # the prompt does not begin with BOS
     assert fit_to_context([1, 2, 3], 4, 1) == ([1, 2, 3], 0)
     base = random_base(context=64)
     one = build_request(base, Sample(Prompt("p", "test", ("a" * 100,), None), 0), [])
@@ -61,7 +61,7 @@ def test_fit_keeps_the_begin_token_and_counts_it():
     assert base.tokenizer.decode(list(one.tokens)) == "<bos>" + "a" * 45 + "<|end|><|assistant|>"
     assert one.cut == 100 - 45 + len(["<|user|>"])
     prompt_L, cut = turn_prompt(base, Prompt("p", "test", ("a" * 100,), None), [])
-    assert (prompt_L.tolist(), cut) == (list(one.tokens), one.cut)  # evaluation asks what training asked
+    assert (prompt_L.tolist(), cut) == (list(one.tokens), one.cut)  # evaluation and preparation build the same prompt
 
 
 def test_an_answer_ends_before_its_first_stop_token():

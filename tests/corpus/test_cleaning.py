@@ -1,4 +1,4 @@
-"""Each step by itself, in the words of its configuration."""
+"""Each cleaning step by itself, with the values of its configuration."""
 
 from pathlib import Path
 
@@ -16,29 +16,29 @@ def steps():
     return instantiate(OmegaConf.load(CONFIG)).steps
 
 
-def talk(*said, first="user"):
+def talk(*texts, first="user"):
     speakers = ("user", "assistant") if first == "user" else ("assistant", "user")
-    return Conversation(tuple((speakers[n % 2], text) for n, text in enumerate(said)))
+    return Conversation(tuple((speakers[n % 2], text) for n, text in enumerate(texts)))
 
 
-def spoken(*turns):
+def conversation(*turns):
     return Conversation(turns)
 
 
 def test_roles(steps):
     step = steps["roles"]
-    assert step(spoken(("human", "a"), ("gpt", "b"))) == talk("a", "b")
-    assert step(spoken(("system", "s"), ("user", "a"))) == talk("a")
-    assert step(spoken(("human", "a"), ("function", "f"))) is None
+    assert step(conversation(("human", "a"), ("gpt", "b"))) == talk("a", "b")
+    assert step(conversation(("system", "s"), ("user", "a"))) == talk("a")
+    assert step(conversation(("human", "a"), ("function", "f"))) is None
 
 
 def test_alternation(steps):
     step = steps["alternation"]
     assert step(talk("a", "b", "c")) == talk("a", "b", "c")
     assert step(talk("z", "a", "b", first="assistant")) == talk("a", "b")
-    assert step(spoken(("user", "a"), ("user", "b"))) is None
+    assert step(conversation(("user", "a"), ("user", "b"))) is None
     assert step(talk("a", first="assistant")) is None
-    assert step(spoken()) is None
+    assert step(conversation()) is None
 
 
 def test_empties(steps):
@@ -52,7 +52,7 @@ def test_controls(steps):
     step = steps["controls"]
     assert step(talk("What is <b> in HTML?")) is not None
     assert step(talk("Hi</s> there")) is None
-    assert step(talk("Hi", "an answer may</s>", "bye")) is not None  # the base will give another one
+    assert step(talk("Hi", "an answer may</s>", "bye")) is not None  # responses of the source are not used
 
 
 ENGLISH = [
@@ -94,7 +94,7 @@ def test_length(steps):
     assert step(talk(*["a"] * (2 * step.turns + 1))) is None
 
 
-def test_duplicates_and_that_a_second_cleaning_starts_afresh(steps):
+def test_duplicates_and_a_second_cleaning_without_memory_of_the_first(steps):
     from collections import Counter
 
     from ctcdraft.corpus.filters import Cleaning

@@ -1,4 +1,4 @@
-"""The folder of answers where none is named: one for each file of prompts, and the old one where that has them."""
+"""The default folder of a prepared corpus: one for each prompt file, and the older name where it holds that file."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ctcdraft.config.cli import CONFIGS, register_resolvers
 from ctcdraft.corpus.default_folder import default_folder, file_names
 
 
-def talks(file, *said):
-    file.write_text("".join(json.dumps({"conversations": [{"from": "human", "value": one}]}) + "\n" for one in said))
+def talks(file, *texts):
+    file.write_text("".join(json.dumps({"conversations": [{"from": "human", "value": one}]}) + "\n" for one in texts))
 
 
 @pytest.mark.parametrize(
@@ -41,16 +41,16 @@ def test_both_entry_points_look_in_the_same_folder(verb):
     register_resolvers()
     key = {"prepare": "out", "train": "prepared"}[verb]
     with initialize_config_dir(str(CONFIGS), version_base=None):
-        for words, folder in (
+        for arguments, folder in (
             (["corpus=tiny"], "tiny-tiny"),
             (["corpus=sharegpt"], "tiny-sharegpt"),
             (["corpus=sharegpt", "corpus.path=lima.jsonl"], "tiny-sharegpt-lima"),
             (["corpus=sharegpt_gsm8k", "corpus.parts.gsm8k.path=train.jsonl"], "tiny-sharegpt_gsm8k-train"),
         ):
-            assert compose(verb, words)[key] == str(REPOSITORY / "data" / "prepared" / folder)
+            assert compose(verb, arguments)[key] == str(REPOSITORY / "data" / "prepared" / folder)
 
 
-def test_answers_that_are_in_the_old_folder_are_found_there(tmp_path):
+def test_responses_in_a_folder_of_the_older_name_are_used(tmp_path):
     def corpus_of(path):
         return {"name": "sharegpt", "path": path}
 
@@ -67,7 +67,7 @@ def test_answers_that_are_in_the_old_folder_are_found_there(tmp_path):
 
 
 def default_out(monkeypatch, world):
-    """Folders by default below the world instead of below the repository."""
+    """Put default folders below the test folder instead of below the repository."""
     monkeypatch.chdir(world)
     monkeypatch.setattr("ctcdraft.config.cli.register_resolvers", lambda: register_in(world))
 
@@ -81,34 +81,38 @@ def register_in(world):
 
 
 def test_a_second_file_is_neither_refused_nor_taken_for_the_first(world, monkeypatch, capsys):
-    """data/prepare.py, then train.py: both with the folder that they choose themselves."""
+    """data/prepare.py, then train.py, both with the default folder."""
     default_out(monkeypatch, world)
     talks(world / "first.jsonl", *(f"say {n}" for n in range(6)))
     talks(world / "second.jsonl", *(f"tell {n}" for n in range(6)))
-    words = ["base=local", "base.path=base", "corpus=sharegpt", "answers.max_new_tokens=8", "device=cpu"]
+    arguments = ["base=local", "base.path=base", "corpus=sharegpt", "answers.max_new_tokens=8", "device=cpu"]
     for file in ("first", "second"):
-        run_script(monkeypatch, "data/prepare.py", *words, f"corpus.path={file}.jsonl")
+        run_script(monkeypatch, "data/prepare.py", *arguments, f"corpus.path={file}.jsonl")
         assert f"6 answers to 6 prompts in {world}/data/prepared/base-sharegpt-{file}" in capsys.readouterr().out
-    more = [word for word in train_args("run=second", "trainer.steps=1", "trainer.rows=2") if "prepared" not in word]
-    run_script(monkeypatch, "train.py", *more, *words, "corpus.path=second.jsonl")
+    more = [
+        argument
+        for argument in train_args("run=second", "trainer.steps=1", "trainer.rows=2")
+        if "prepared" not in argument
+    ]
+    run_script(monkeypatch, "train.py", *more, *arguments, "corpus.path=second.jsonl")
     manifests = {
         file: json.loads((world / f"data/prepared/base-sharegpt-{file}/manifest.json").read_text())["hash"]
         for file in ("first", "second")
     }
     assert manifests["first"] != manifests["second"]
     assert json.loads((world / "second" / "fingerprint.json").read_text())["corpus"] == manifests["second"]
-    assert "answering" not in capsys.readouterr().err  # what data/prepare.py made is found
+    assert "answering" not in capsys.readouterr().err  # the corpus of data/prepare.py is used
 
 
-def test_files_of_one_name_are_told_apart_in_the_refusal(world, monkeypatch, capsys):
+def test_the_error_distinguishes_files_of_one_name(world, monkeypatch, capsys):
     default_out(monkeypatch, world)
-    for home, said in (("one", "walk"), ("two", "run")):
+    for home, verb in (("one", "walk"), ("two", "run")):
         (world / home).mkdir()
-        talks(world / home / "chats.jsonl", *(f"{said} {n}" for n in range(4)))
-    words = ["base=local", "base.path=base", "corpus=sharegpt", "answers.max_new_tokens=8", "device=cpu"]
-    run_script(monkeypatch, "data/prepare.py", *words, "corpus.path=one/chats.jsonl")
+        talks(world / home / "chats.jsonl", *(f"{verb} {n}" for n in range(4)))
+    arguments = ["base=local", "base.path=base", "corpus=sharegpt", "answers.max_new_tokens=8", "device=cpu"]
+    run_script(monkeypatch, "data/prepare.py", *arguments, "corpus.path=one/chats.jsonl")
     capsys.readouterr()
-    said = expect_error(monkeypatch, capsys, "data/prepare.py", *words, "corpus.path=two/chats.jsonl")
-    assert "base-sharegpt-chats holds a corpus that was made with other prompts, " in said
-    assert "corpus.path=one/chats.jsonl (now two/chats.jsonl); repeat those settings" in said
-    assert "choose another place (out= of data/prepare.py, prepared= of train.py)" in said
+    message = expect_error(monkeypatch, capsys, "data/prepare.py", *arguments, "corpus.path=two/chats.jsonl")
+    assert "base-sharegpt-chats holds a corpus that was made with other prompts, " in message
+    assert "corpus.path=one/chats.jsonl (now two/chats.jsonl); repeat those settings" in message
+    assert "choose another place (out= of data/prepare.py, prepared= of train.py)" in message

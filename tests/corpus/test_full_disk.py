@@ -31,7 +31,7 @@ diff -r -x plan.json small whole && echo equal
 
 @pytest.mark.slow
 @pytest.mark.skipif(not may_mount(), reason="may not mount a small disk here")
-def test_a_full_disk_is_one_sentence_and_the_rest_is_done_later(tmp_path):
+def test_a_full_disk_is_one_sentence_and_the_run_can_be_resumed(tmp_path):
     random_lm().save_pretrained(tmp_path / "base")
     tiny_tokenizer().save_pretrained(tmp_path / "base")
     prompts = [{"id": n, "category": "test", "turns": [f"prompt {n}"]} for n in range(60)]
@@ -44,12 +44,12 @@ def test_a_full_disk_is_one_sentence_and_the_rest_is_done_later(tmp_path):
         ["unshare", "-rm", "sh", "-c", SCRIPT, "sh", *command],
         cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=280,
     )  # fmt: skip
-    said = done.stdout.split()
+    printed = done.stdout.split()
     assert "first 1" in done.stdout, done.stderr
-    assert "part-00000.jsonl" in said
-    assert "part-00014.jsonl" not in said
-    for word in ("tidy", "equal"):
-        assert word in said
+    assert "part-00000.jsonl" in printed
+    assert "part-00014.jsonl" not in printed
+    for line in ("tidy", "equal"):
+        assert line in printed
     assert "second 0" in done.stdout
     sentence = [line for line in done.stderr.splitlines() if "cannot write" in line]
     assert len(sentence) == 1

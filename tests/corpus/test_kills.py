@@ -21,7 +21,7 @@ KILLS = 20
 
 
 class Nursery:
-    """Starts data/prepare.py in `folder`, by a fork of a process that has its packages in memory."""
+    """Starts data/prepare.py in `folder` by forking a process that has imported its packages."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -33,12 +33,12 @@ class Nursery:
         )  # fmt: skip
 
     def started(self, out: str) -> int:
-        """The pid of a process that has begun to write."""
-        words = [
+        """Start a run and return its pid once it holds the lock."""
+        arguments = [
             "base=local", "base.path=base", "corpus.path=prompts.jsonl", f"out={out}", "device=cpu",
             "answers.max_new_tokens=24", "answers.batch_size=2", "answers.temperature=1", "answers.samples=2",
         ]  # fmt: skip
-        self.process.stdin.write(json.dumps(words) + "\n")
+        self.process.stdin.write(json.dumps(arguments) + "\n")
         self.process.stdin.flush()
         pid = json.loads(self.process.stdout.readline())["pid"]
         lock = self.folder / out / "writer.lock"
@@ -48,7 +48,7 @@ class Nursery:
         return pid
 
     def ended(self) -> int:
-        """The exit status of what was started; below 0: which signal ended it."""
+        """Return the exit status of the run; below 0 it is the signal that ended it."""
         return json.loads(self.process.stdout.readline())["status"]
 
 
@@ -70,7 +70,7 @@ def nursery(tmp_path):
 
 
 def content(folder):
-    """All but how fast the machine was: the manifest too is to be the same to the byte."""
+    """Return the content of all files but plan.json; the manifest too must be byte-identical."""
     return {file.name: file.read_bytes() for file in folder.iterdir() if file.name != PLAN_FILE}
 
 
@@ -84,20 +84,20 @@ def test_a_corpus_killed_at_twenty_random_moments_is_the_same_byte_for_byte(nurs
     rng, finished, written = random.Random(0), [0], {}
     for _ in range(KILLS):
         pid = nursery.started("killed")
-        time.sleep(rng.uniform(0, seconds / KILLS))  # all of them together: about half of the work
+        time.sleep(rng.uniform(0, seconds / KILLS))  # the sum is about half of the work
         os.kill(pid, signal.SIGKILL)
-        assert nursery.ended() == -signal.SIGKILL  # it was alive until then,
-        assert not is_complete(tmp_path / "killed")  # and not done
+        assert nursery.ended() == -signal.SIGKILL  # it was still running
+        assert not is_complete(tmp_path / "killed")  # and had not finished
         parts = {file.name: file.stat().st_mtime_ns for file in tmp_path.glob("killed/part-*.jsonl")}
-        assert written.items() <= parts.items()  # what was finished is there, and was not written a second time
+        assert written.items() <= parts.items()  # finished parts exist and were not written again
         written = parts
         finished.append(len(parts))
     print(f"{KILLS} kills; parts of {len(whole) - 1} after each of them: {finished[1:]}; unkilled {seconds:.1f} s")
-    assert finished == sorted(finished)  # nothing that was finished is lost
-    assert len(set(finished)) > KILLS // 2  # the moments were spread over the work
+    assert finished == sorted(finished)  # no finished part is lost
+    assert len(set(finished)) > KILLS // 2  # the kills were spread over the work
     assert finished[-1] < len(whole) - 1
 
     nursery.started("killed")
     assert nursery.ended() == 0
-    assert content(tmp_path / "killed") == whole  # manifest.json too: every file there is
+    assert content(tmp_path / "killed") == whole  # every file, manifest.json included
     assert all((tmp_path / "killed" / name).stat().st_mtime_ns == when for name, when in written.items())

@@ -1,4 +1,4 @@
-"""Leaks are those that a slow comparison of words finds, and nothing of a benchmark is in a corpus that was made."""
+"""Decontamination finds what a slow comparison of words finds, and prepared corpora hold no benchmark question."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
 
 def leaking(texts, leakage):
-    """Which of the texts leak, and the counts by benchmark."""
+    """Return which of the texts are contaminated, and the counts by benchmark."""
     leaked: Counter[str] = Counter()
     talks = [Conversation(((USER, text),), str(index)) for index, text in enumerate(texts)]
     kept = {conversation.id for conversation in leakage.drop_leaked(talks, leaked)}
@@ -44,7 +44,7 @@ def questions_file(tmp_path, texts, name="bench.jsonl"):
 
 
 def random_texts(rng, count, vocabulary, longest):
-    """Texts of few words, so that some share a run; in mixed case, with something between the words."""
+    """Return texts of few words, so that some share a run, in mixed case and with punctuation between words."""
     words = [f"w{n}" for n in range(vocabulary)]
     texts = []
     for _ in range(count):
@@ -87,7 +87,7 @@ def test_all_turns_are_looked_at_and_a_leak_is_counted_once(tmp_path):
     assert leaked == {"first": 1, "second": 0}
 
 
-def test_numbers_are_the_same_together_and_alone():
+def test_vectorised_hashes_equal_single_ones():
     numbers = WordHashes()
     texts = ["a b c d", "", "b c", "d a b c"]
     sequence_N, text_N = ngram_hashes(texts, 3, numbers)
@@ -97,11 +97,11 @@ def test_numbers_are_the_same_together_and_alone():
 
 
 @pytest.mark.parametrize("text", ["Don't STOP, 3.5!", "naïve café_x — ﬁne ½", "", "日本語 text"])
-def test_words_are_those_of_the_slow_reading(text):
+def test_split_words_equals_its_slow_twin(text):
     assert split_words(text) == slow_words(text)
 
 
-def test_benchmarks_as_numbers_say_the_same_as_their_questions(tmp_path):
+def test_benchmarks_as_hashes_equal_their_questions(tmp_path):
     path = questions_file(tmp_path, ["a b c d e", "f g"])
     write_hashes(read_records(path), 3, tmp_path / "bench.npz")
     texts = ["x a b c", "f g", "f g h", "c d"]
@@ -131,7 +131,7 @@ def benchmark_questions():
     return {"gsm8k": gsm8k, "mt_bench": mt_bench}
 
 
-def test_what_ships_is_made_of_the_benchmarks_themselves():
+def test_bundled_hashes_are_those_of_the_benchmarks():
     shipped = instantiate(corpus_of().leakage).benchmark_hashes()
     for name, questions in benchmark_questions().items():
         assert np.array_equal(shipped[name], np.unique(ngram_hashes(questions, 13, WordHashes())[0])), name
@@ -139,14 +139,14 @@ def test_what_ships_is_made_of_the_benchmarks_themselves():
 
 
 @pytest.mark.parametrize("name", ["gsm8k", "mt_bench"])
-def test_a_benchmark_itself_is_all_leak(name):
+def test_every_question_of_a_benchmark_is_contaminated(name):
     questions = benchmark_questions()[name]
     leakage = instantiate(corpus_of().leakage)
     assert leaking(questions, leakage)[0] == list(range(len(questions)))
 
 
 def test_a_recount_finds_no_question_among_the_prompts_of_gsm8k():
-    """The recount knows nothing of numbers: it compares words. Before, there are four; after, none."""
+    """The recount compares words, not hashes: four questions without decontamination, none with it."""
     path = require_data("CTCDRAFT_DATA", "gsm8k") / "train.jsonl"
     corpus = instantiate(corpus_of("corpus=gsm8k", f"corpus.path={path}"))
     questions = [turn for turns in benchmark_questions().values() for turn in turns]

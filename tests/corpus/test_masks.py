@@ -1,4 +1,4 @@
-"""Answer masks agree with the characters of the text, for every template; a wrong one refuses to train."""
+"""Answer masks agree with the characters of the text for every template; training with a wrong mask is refused."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def thousand():
-    """A thousand real conversations, of several turns first."""
+    """Return a thousand real conversations, those of several turns first."""
     folder, talks = require_data("CTCDRAFT_DATA", "sharegpt"), []
     for name in ("mt_bench_101.jsonl", "taskmaster4.jsonl", "oasst_model_eval.jsonl.gz", "lima.jsonl"):
         opened = gzip.open if name.endswith("gz") else open
@@ -72,25 +72,25 @@ def thousand():
     ]
 
 
-def test_all_templates_that_ship_are_tested():
+def test_all_bundled_templates_are_tested():
     assert {file.stem for file in TEMPLATE_FOLDER.glob("*.jinja")} == set(CASES) - {"tiny"}
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_markers_of_the_templates_mark_the_answers(name, thousand):
-    """Nothing here reads them: they are for whoever takes a template from here to another trainer."""
+    """ctcdraft does not use the markers; they are for those who take a template to another trainer."""
     make, end, space = CASES[name]
     tokenizer = make()
-    for spoken in thousand[::10]:
+    for messages in thousand[::10]:
         marked = tokenizer.apply_chat_template(
-            spoken, return_dict=True, return_assistant_tokens_mask=True, tokenizer_kwargs={"verbose": False}
+            messages, return_dict=True, return_assistant_tokens_mask=True, tokenizer_kwargs={"verbose": False}
         )
-        assert (marked["input_ids"], marked["assistant_masks"]) == slow_answer_mask(tokenizer, spoken, end, space)
+        assert (marked["input_ids"], marked["assistant_masks"]) == slow_answer_mask(tokenizer, messages, end, space)
 
 
 @dataclass(frozen=True)
 class Script(ResponseGenerator):
-    """Says what the conversation says: the ids between a question's own and the first end token behind them."""
+    """An engine whose responses are those of the conversation, up to the first stop token."""
 
     written: Mapping[tuple[str, int], Sequence[int]]
 
@@ -100,32 +100,32 @@ class Script(ResponseGenerator):
 
         return ask
 
-    def said(self, asked, stops):
-        after = self.written[asked.id, asked.turn][len(asked.tokens) :]
-        return after[: next(place for place, token in enumerate(after) if token in stops) + 1]
+    def response(self, request, stops):
+        after = self.written[request.id, request.turn][len(request.tokens) :]
+        return after[: next(position for position, token in enumerate(after) if token in stops) + 1]
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_rows_of_prepare_have_the_mask_of_the_characters(name, thousand):
-    """Of a row's own answer: the answers before it belong to its prompt. What the tokenizer cannot say is left out."""
+    """Each row marks its own response; earlier ones belong to the prompt. Text that encoding changes is skipped."""
     make, end, space = CASES[name]
     tokenizer = make()
     base = SimpleNamespace(
         tokenizer=tokenizer, stop_token_ids={tokenizer.convert_tokens_to_ids(end)}, context_length=1 << 20
     )
     compared = set()
-    for number, spoken in enumerate(thousand):
-        pairs = [pair for pair in zip(spoken[::2], spoken[1::2], strict=False) if pair[1]["role"] == "assistant"]
-        if [message for pair in pairs for message in pair] != spoken[: 2 * len(pairs)] or not pairs:
+    for number, messages in enumerate(thousand):
+        pairs = [pair for pair in zip(messages[::2], messages[1::2], strict=False) if pair[1]["role"] == "assistant"]
+        if [message for pair in pairs for message in pair] != messages[: 2 * len(pairs)] or not pairs:
             continue
-        truths = [slow_answer_mask(tokenizer, spoken[: 2 * n + 2], end, space) for n in range(len(pairs))]
+        truths = [slow_answer_mask(tokenizer, messages[: 2 * n + 2], end, space) for n in range(len(pairs))]
         written = {(str(number), turn): ids for turn, (ids, _) in enumerate(truths)}
         prompt = Prompt(str(number), "test", tuple(user["content"] for user, _ in pairs), None)
         lines = MultiTurnGenerator(base, Script(1, 1, 0.0, 0, 1, written))([Sample(prompt, 0)])
         for line, (ids, mask) in zip(lines, truths, strict=True):
             last = len(mask) - mask[::-1].index(1)
             if line["turn"] and line["tokens"] != ids[:last]:
-                continue  # an answer before this one came back as another text
+                continue  # encoding changed an earlier response
             assert line["tokens"] == ids[:last]
             own = last - mask[:last][::-1].index(0) if 0 in mask[:last] else 0
             assert line["mask"] == [0] * own + [1] * (last - own)
@@ -149,7 +149,7 @@ def test_the_rows_of_prepare_have_the_mask_of_the_characters(name, thousand):
         ),
     ],
 )
-def test_templates_say_what_their_models_were_trained_on(name, text):
+def test_templates_render_what_their_models_were_trained_on(name, text):
     tokenizer = tiny(name)
     tokenizer.bos_token, tokenizer.eos_token = "<s>", "</s>"
     begin = "<s>" if name == "vicuna_v1_1" else ""
@@ -170,10 +170,10 @@ def test_a_system_message_has_its_place():
     assert tokenizer.apply_chat_template(system, tokenize=False) == "<s>Be kind. USER: a ASSISTANT: b c</s>"
 
 
-def test_a_template_that_refuses_a_conversation_is_one_sentence():
+def test_a_template_that_raises_is_one_sentence():
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
-    with pytest.raises(InputError, match=r"cannot say a conversation of user \(roles must alternate\)"):
+    with pytest.raises(InputError, match=r"cannot render a conversation of user \(roles must alternate\)"):
         prompt_tokens(tokenizer, TALK[:1])
     with pytest.raises(InputError, match=r"cannot read the chat template gone.jinja .* chatml, llama2_chat, vicuna"):
         read_chat_template("gone.jinja")
@@ -183,7 +183,7 @@ def test_a_template_that_refuses_a_conversation_is_one_sentence():
 
 
 def row(mask_change=0, ended=True, **changes):
-    """A prompt and the answer `yes<|end|>` through the random template; the mask moved by so many places."""
+    """Return a prompt and the response `yes<|end|>` through the random template; the mask shifted by so many tokens."""
     tokenizer = tiny_tokenizer()
     prompt = prompt_tokens(tokenizer, TALK[:1])
     answer = tokenizer("yes<|end|>" if ended else "yes", add_special_tokens=False)["input_ids"]
@@ -197,33 +197,33 @@ def refuse(*rows):
     refuse_wrong_masks(rows, tiny_tokenizer(), {EOS_ID})
 
 
-def test_right_masks_train():
+def test_right_masks_are_accepted():
     assert tiny_tokenizer().decode(generation_prompt_tokens(tiny_tokenizer())) == "<|end|><|assistant|>"
     refuse(row(), row(ended=False))
 
 
 @pytest.mark.parametrize("ended", [True, False])
 @pytest.mark.parametrize("shift", [-2, -1, 1, 2])
-def test_a_shifted_mask_refuses_to_train(shift, ended):
+def test_a_shifted_mask_is_refused(shift, ended):
     with pytest.raises(InputError, match="answer mask of p1 is shifted"):
         refuse(row(), row(shift, ended))
 
 
-def test_masks_of_nothing_and_of_everything_refuse_to_train():
+def test_masks_of_zeros_and_of_ones_are_refused():
     right = row()
     for value, sentence in ((0, "is all zeros"), (1, "is all ones")):
         with pytest.raises(InputError, match=sentence):
             refuse(row(mask_L=torch.full_like(right.mask_L, value)))
-    with pytest.raises(InputError, match="places for"):
+    with pytest.raises(InputError, match="entries for"):
         refuse(row(mask_L=right.mask_L[:-1]))
 
 
-def test_a_mask_that_leaves_out_the_end_or_goes_behind_it_refuses_to_train():
+def test_a_mask_that_ends_before_or_after_eos_is_refused():
     short, right = row(), row()
     short.mask_L[-1] = 0
     with pytest.raises(InputError, match="stops before its end token"):
         refuse(short)
     longer, ones = torch.cat([right.tokens_L, right.tokens_L[-2:]]), torch.ones(2, dtype=torch.int64)
     behind = row(tokens_L=longer, mask_L=torch.cat([right.mask_L, ones]))
-    with pytest.raises(InputError, match="goes on behind its end token"):
+    with pytest.raises(InputError, match="continues after its end token"):
         refuse(behind)

@@ -1,4 +1,4 @@
-"""The time of answers: what the trial of a made-up machine says is what that machine takes for the whole corpus."""
+"""Generation speed: the plan's hours from a trial on a simulated machine equal that machine's time for the corpus."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ from ctcdraft.planning import corpus
 
 @dataclass
 class Machine:
-    """Seconds of a made-up machine, and the clock that it moves. a_step: of one more token in every row, which is read
-    in `weights` seconds and computed in `row` seconds a row; `attended` seconds for every token before it."""
+    """A simulated machine and its clock.
+
+    A decoding step of a batch takes `weights` seconds, and per row `row` seconds and `attended` for every token before.
+    """
 
     weights: float = 0.0
     row: float = 0.0
@@ -31,7 +33,7 @@ class Machine:
     now: float = 0.0
     batches: tuple[int, ...] = ()
 
-    def say(self, batch, tokens):
+    def generate(self, batch, tokens):
         self.now += self.cold if not self.batches else 0.0
         self.batches += (len(batch),)
         length = max(map(len, batch))
@@ -47,17 +49,21 @@ def base():
 
 @pytest.fixture
 def run_on(monkeypatch, base):
-    """Plans and answers a corpus on a made-up machine: what the plan says, and the seconds of the whole corpus."""
+    """Plan a corpus on a simulated machine; return the plan and the seconds of the whole corpus."""
 
     def run(machine, prompts, answers):
         monkeypatch.setattr(speed, "perf_counter", lambda: machine.now)
-        monkeypatch.setattr(answering, "generate_batch", lambda base, told, rooms, choose: machine.say(told, rooms[0]))
-        said = corpus.plan_corpus(base, Corpus.from_prompts(prompts), answers, Path("never"), prepared.SINGLE_SHARD)
+        monkeypatch.setattr(
+            answering,
+            "generate_batch",
+            lambda base, batch_prompts, budgets, choose: machine.generate(batch_prompts, budgets[0]),
+        )
+        plan = corpus.plan_corpus(base, Corpus.from_prompts(prompts), answers, Path("never"), prepared.SINGLE_SHARD)
         spent = machine.now
         for batch in batch_samples(base.tokenizer, prompts, answers):
-            told = [prompt_tokens(base.tokenizer, chat_messages(one.prompt.turns, [])) for one in batch]
-            machine.say(told, answers.max_new_tokens)
-        return said, machine.now - spent
+            batch_prompts = [prompt_tokens(base.tokenizer, chat_messages(one.prompt.turns, [])) for one in batch]
+            machine.generate(batch_prompts, answers.max_new_tokens)
+        return plan, machine.now - spent
 
     return run
 
@@ -73,62 +79,66 @@ SAMPLED = TransformersAnswers(32, 64, 1.0, 0, 8)
 @pytest.mark.parametrize(
     ("machine", "count", "answers"),
     [
-        (Machine(weights=0.1, row=0.001, cold=30.0), 320, GREEDY),  # weights set the pace, and come from a slow disk
-        (Machine(row=0.002), 320, GREEDY),  # arithmetic does
+        (
+            Machine(weights=0.1, row=0.001, cold=30.0),
+            320,
+            GREEDY,
+        ),  # limited by memory bandwidth, weights on a slow disk
+        (Machine(row=0.002), 320, GREEDY),  # limited by arithmetic
         (Machine(weights=0.01, attended=1e-4), 320, GREEDY),  # long texts cost as much as the weights
-        (Machine(weights=0.01, row=0.001), 5, GREEDY),  # less than a batch
+        (Machine(weights=0.01, row=0.001), 5, GREEDY),  # fewer than a batch
         (Machine(weights=0.1, row=1e-4), 33, GREEDY),  # one row more than a batch, which lasts as long
         (Machine(weights=0.01, row=0.001), 12, SAMPLED),
     ],
     ids=["weights", "arithmetic", "long texts", "few prompts", "a batch and one", "samples"],
 )
-def test_a_plan_is_what_the_job_then_takes(run_on, machine, count, answers):
-    said, seconds = run_on(machine, prompts_of(count), answers)
-    assert said.measured["hours_at_most"] * 3600 == pytest.approx(seconds, rel=0.1)
-    assert said.measured["trial"]["rows"] == min(32, count * answers.samples)
-    assert " if they " not in str(said)
+def test_planned_hours_equal_the_time_of_the_corpus(run_on, machine, count, answers):
+    plan, seconds = run_on(machine, prompts_of(count), answers)
+    assert plan.measured["hours_at_most"] * 3600 == pytest.approx(seconds, rel=0.1)
+    assert plan.measured["trial"]["rows"] == min(32, count * answers.samples)
+    assert " if they " not in str(plan)
 
 
 @pytest.mark.parametrize("slow", [Machine(weights=2.0), Machine(row=2.0)], ids=["weights", "arithmetic"])
-def test_a_trial_of_fewer_rows_gives_a_range_that_the_job_is_in(run_on, slow, base):
-    """On a slow machine the whole batch would take long: both ends are printed, and each is right for one machine."""
+def test_a_trial_of_fewer_rows_gives_bounds_that_hold(run_on, slow, base):
+    """On a slow machine the whole batch would take long: both bounds are printed, and each is exact for one machine."""
     prompts = prompts_of(320)
-    said, seconds = run_on(slow, prompts, GREEDY)
-    trial = said.measured["trial"]
+    plan, seconds = run_on(slow, prompts, GREEDY)
+    trial = plan.measured["trial"]
     assert (trial["rows"], trial["batch"]) == (1, 32)
     steps = GREEDY.max_new_tokens * 10
-    bounds = [3600 * hours for hours in speed.GenerationSpeed(**trial).hours(said.work.read, steps)]
-    assert bounds[1] == said.measured["hours_at_most"] * 3600
+    bounds = [3600 * hours for hours in speed.GenerationSpeed(**trial).hours(plan.work.prompt_tokens, steps)]
+    assert bounds[1] == plan.measured["hours_at_most"] * 3600
     assert seconds == pytest.approx(bounds[1 if slow.row else 0], rel=0.1)
     assert bounds[1] == pytest.approx(32 * bounds[0], rel=0.1)
     assert "at most about 0.36 hours if 32 rows take no longer than 1, and 11.5 hours if they take 32 times as long (" \
-        "a trial of 1 of 32 rows" in str(said)  # fmt: skip
+        "a trial of 1 of 32 rows" in str(plan)  # fmt: skip
 
 
-def test_a_trial_grows_to_the_whole_batch_and_throws_the_first_call_of_each_size_away():
+def test_a_trial_grows_to_the_whole_batch_and_warms_up_every_size():
     machine = Machine(weights=1e-3, row=1e-4, cold=100.0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(speed, "perf_counter", lambda: machine.now)
-        found = speed.measure_speed(machine.say, [[7] * 40] * 10, context=1000)
+        measured_speed = speed.measure_speed(machine.generate, [[7] * 40] * 10, context=1000)
     assert machine.batches == (1, 1, 1, 4, 4, 4, 10, 10, 10)
-    assert (found.rows, found.batch, found.length) == (10, 10, 40)
-    assert found.step_seconds == pytest.approx(1e-3 + 10 * 1e-4)
-    assert found.read_seconds == pytest.approx((400 * 1e-6 + 2e-3) / 400)
+    assert (measured_speed.rows, measured_speed.batch, measured_speed.length) == (10, 10, 40)
+    assert measured_speed.step_seconds == pytest.approx(1e-3 + 10 * 1e-4)
+    assert measured_speed.read_seconds == pytest.approx((400 * 1e-6 + 2e-3) / 400)
 
 
-def test_a_slow_machine_is_not_kept_busy():
-    """No trial is begun that could take longer than PATIENCE, should rows add up."""
+def test_a_slow_machine_gets_a_short_trial():
+    """No trial is begun that could take longer than MAX_TRIAL_SECONDS if time is proportional to rows."""
     machine = Machine(row=0.05, read=1e-9)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(speed, "perf_counter", lambda: machine.now)
-        found = speed.measure_speed(machine.say, [[7] * 40] * 64, context=1000)
-    assert (found.rows, found.batch) == (16, 64)
+        measured_speed = speed.measure_speed(machine.generate, [[7] * 40] * 64, context=1000)
+    assert (measured_speed.rows, measured_speed.batch) == (16, 64)
     assert machine.now < 2 * speed.MAX_TRIAL_SECONDS
-    long = speed.measure_speed(Machine(row=1.0).say, [[7] * 2000] * 64, context=1000)
-    assert long.length == 1000 - 1 - speed.TRIAL_STEPS  # what is said has room behind it
+    long = speed.measure_speed(Machine(row=1.0).generate, [[7] * 2000] * 64, context=1000)
+    assert long.length == 1000 - 1 - speed.TRIAL_STEPS  # leaves space for the generated tokens
 
 
-def test_rounds_and_rows_of_a_trial():
+def test_turns_and_rows_of_a_trial():
     assert speed.turns_of_all_batches([1, 3, 1], rows=2) == 3 + 1
     assert speed.turns_of_all_batches([2] * 5, rows=2) == 6
     assert speed.repeat_to_length([[1, 2, 3], [4]], rows=3, length=4) == [[1, 2, 3, 1], [4, 4, 4, 4], [1, 2, 3, 1]]

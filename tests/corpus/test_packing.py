@@ -1,4 +1,4 @@
-"""Which answers share a row: every one once an epoch, within the size, the same whenever it is asked."""
+"""Packing: every response once per epoch, packs within their size, batches a function of seed and step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def shuffled(count, seed):
     return rng.sample(range(count), count), [rng.randint(1, 40) for _ in range(count)]
 
 
-def test_the_drawing():
+def test_the_example_of_the_docstring():
     assert first_fit([0, 1, 2, 3], [6, 5, 4, 5], 10) == [[0, 2], [1, 3]]
 
 
@@ -29,13 +29,13 @@ def test_first_fit_equals_its_slow_twin(seed):
 
 
 @pytest.mark.parametrize("most_open", [1, 4, 64])
-def test_packs_keep_to_their_size_and_hold_every_answer_once(most_open):
+def test_packs_keep_to_their_size_and_hold_every_response_once(most_open):
     order, lengths = shuffled(300, 7)
     packs = first_fit(order, lengths, 30, most_open)
     assert sorted(i for pack in packs for i in pack) == list(range(300))
     for pack in packs:
         assert sum(lengths[i] for i in pack) <= 30 or len(pack) == 1
-    assert any(len(pack) == 1 and lengths[pack[0]] > 30 for pack in packs)  # longer than a pack may be
+    assert any(len(pack) == 1 and lengths[pack[0]] > 30 for pack in packs)  # longer than the size of a pack
     assert len(packs) < 0.9 * 300
 
 
@@ -44,33 +44,33 @@ def base():
     return random_base(context=64)
 
 
-def batches(base, filling, rows_per_step=2, seed=0):
-    return Batches(random_sequences(), base, rows_per_step, anchors=8, labels=3, seed=seed, filling=filling)
+def batches(base, packing, rows_per_step=2, seed=0):
+    return Batches(random_sequences(), base, rows_per_step, anchors=8, labels=3, seed=seed, packing=packing)
 
 
-def test_every_answer_exactly_once_an_epoch(base):
-    made, step, orders = batches(base, first_fit_packing(53), rows_per_step=1), 0, []
+def test_every_response_exactly_once_per_epoch(base):
+    packed, step, orders = batches(base, first_fit_packing(53), rows_per_step=1), 0, []
     for epoch in range(6):
-        steps = len(made.epoch(epoch))
-        seen = [i for at in range(step, step + steps) for pack in made.packs(at) for i in pack]
+        steps = len(packed.epoch(epoch))
+        seen = [i for at in range(step, step + steps) for pack in packed.packs(at) for i in pack]
         assert sorted(seen) == list(range(10))
         orders.append(seen)
         step += steps
     assert len(set(map(tuple, orders))) == 6  # a new order every time
-    assert len({len(made.epoch(epoch)) for epoch in range(6)}) > 1  # and not always as many steps
+    assert len({len(packed.epoch(epoch)) for epoch in range(6)}) > 1  # and the number of steps varies
 
 
-def test_rows_of_one_answer_are_those_of_a_plain_shuffle(base):
-    """What runs without packs see, step by step: whole steps of a permutation drawn from (seed, epoch)."""
-    made = batches(base, one_per_row, rows_per_step=4, seed=3)
+def test_unpacked_rows_are_those_of_a_permutation(base):
+    """Without packing a batch is a slice of the permutation seeded by (seed, epoch)."""
+    packed = batches(base, one_per_row, rows_per_step=4, seed=3)
     for step in range(6):
-        epoch, place = divmod(step, 2)
+        epoch, number = divmod(step, 2)
         rng = torch.Generator().manual_seed((3 * 1_000_003 + epoch) * 2)
-        chosen = torch.randperm(10, generator=rng).tolist()[4 * place : 4 * place + 4]
-        assert made.packs(step) == [[index] for index in chosen]
-        batch = made.batch(step)
+        chosen = torch.randperm(10, generator=rng).tolist()[4 * number : 4 * number + 4]
+        assert packed.packs(step) == [[index] for index in chosen]
+        batch = packed.batch(step)
         for row, index in enumerate(chosen):
-            tokens = made.rows.tokens[index]
+            tokens = packed.rows.tokens[index]
             assert torch.equal(batch.tokens_BL[row, : len(tokens)], tokens)
         assert torch.equal(batch.position_ids_BL[0], torch.arange(batch.tokens_BL.shape[1]))
 
@@ -85,10 +85,10 @@ def test_a_batch_depends_on_seed_and_step_alone(base):
     assert [other.packs(step) for step in range(14)] != [whole.packs(step) for step in range(14)]
 
 
-def test_the_plan_counts_what_the_rows_hold(base):
-    """Ten answers of 30 down to 21 tokens: in whole steps of five, padded to the longest of their step."""
+def test_describe_counts_responses_tokens_and_padding(base):
+    """Ten responses of 30 down to 21 tokens, in steps of five, padded to the longest of the step."""
     lengths = [30 - i for i in range(10)]
-    made = batches(base, one_per_row, rows_per_step=5)
-    held = sum(5 * max(lengths[i] for (i,) in packs) for packs in made.epoch(0))
-    assert made.describe() == f"1.0 answers and 26 tokens a row, {1 - sum(lengths) / held:.1%} padding"
-    assert batches(base, first_fit_packing(1000)).describe() == "10.0 answers and 255 tokens a row, 0.0% padding"
+    packed = batches(base, one_per_row, rows_per_step=5)
+    held = sum(5 * max(lengths[i] for (i,) in packs) for packs in packed.epoch(0))
+    assert packed.describe() == f"1.0 answers and 26 tokens per row, {1 - sum(lengths) / held:.1%} padding"
+    assert batches(base, first_fit_packing(1000)).describe() == "10.0 answers and 255 tokens per row, 0.0% padding"

@@ -1,4 +1,4 @@
-"""A batch prepared in a thread is the batch; what goes wrong there is raised here; no thread outlives the run."""
+"""Prefetched batches equal plain ones, exceptions of the thread are raised by the step, no thread outlives the run."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def test_the_same_batches_bit_for_bit(base, tmp_path, filling, states):
     source = OnlineHiddenStates if states == "live" else stored(tmp_path)
     plain = batches(base, filling, source)
     with closing(PrefetchingBatches(batches(base, filling, source), STEPS)) as ahead:
-        for step in [*range(STEPS), 2, 3, 7]:  # forwards, and steps that nobody foresaw
+        for step in [*range(STEPS), 2, 3, 7]:  # forwards, then out of order
             one, other = plain.batch(step), ahead.batch(step)
             for name, value in vars(one).items():
                 assert torch.equal(value, getattr(other, name)), (step, name)
 
 
 def where_it_ran(base, monkeypatch, source, folder=None):
-    """The threads in which states were read from disk, and by the base."""
+    """Return the threads that read hidden states from disk, and those that ran the base model."""
     disk, read = [], []
     row, states = OfflineHiddenStates.row, type(base).hidden_states
     monkeypatch.setattr(
@@ -64,31 +64,31 @@ def where_it_ran(base, monkeypatch, source, folder=None):
             ahead.batch(step)
         assert ahead.pending is not None
         assert ahead.pending[0] == 3
-        ahead.pending[1].result()  # the fourth is there before anybody asks
+        ahead.pending[1].result()  # the fourth is prepared before it is requested
     return {name.split("_")[0] for name in disk}, {name.split("_")[0] for name in read}
 
 
-def test_files_are_read_beside_the_step_and_the_base_is_not(base, monkeypatch, tmp_path):
+def test_files_are_read_in_the_thread_and_the_base_model_runs_in_the_step(base, monkeypatch, tmp_path):
     main = threading.current_thread().name
     assert where_it_ran(base, monkeypatch, stored(tmp_path)) == ({"prefetch"}, set())
     assert where_it_ran(base, monkeypatch, OnlineHiddenStates) == (set(), {main})
 
 
-def begun(folder, base) -> RunDirectory:
+def new_run(folder, base) -> RunDirectory:
     run = RunDirectory(folder)
     run.create("drafter: {}\n", base.fingerprint(), overwrite=False)
     return run
 
 
-def test_resuming_with_packs_and_a_thread_equals_not_having_stopped(base, tmp_path):
-    """Killed after step 7, gone on from the checkpoint of step 5: the same batches and the same head, bit for bit,
-    as a run without a thread that was never stopped."""
+def test_resuming_with_packs_and_prefetching_equals_an_uninterrupted_run(base, tmp_path):
+    """Killed after step 7 and resumed from the checkpoint of step 5: batches and head are bit-identical to those of an
+    uninterrupted run without prefetching."""
     source, steps = stored(tmp_path / "states"), 13
-    whole = make_trainer(begun(tmp_path / "whole", base), base, steps)
+    whole = make_trainer(new_run(tmp_path / "whole", base), base, steps)
     whole.batches = batches(base, first_fit_packing(70), source)
     whole.fit([])
 
-    run = begun(tmp_path / "killed", base)
+    run = new_run(tmp_path / "killed", base)
     first = make_trainer(run, base, steps)
     with closing(PrefetchingBatches(batches(base, first_fit_packing(70), source), steps)) as first.batches:
         for first.step in range(7):
@@ -116,17 +116,17 @@ def threads() -> set[str]:
 
 
 class Failing(OnlineHiddenStates):
-    """States whose fourth batch cannot be had."""
+    """Hidden states whose fourth batch cannot be read."""
 
-    asked = 0
+    requests = 0
 
-    def kept(self, packs):
+    def stored_states(self, packs):
         self.requests += 1
         if self.requests == 4:
             raise InputError("the disk is full; make room and resume")
 
 
-def test_what_fails_in_the_thread_is_raised_by_the_step_that_needs_it(base):
+def test_an_exception_in_the_thread_is_raised_by_the_step_that_needs_the_batch(base):
     one = make_trainer(None, base, steps=STEPS)
     with closing(PrefetchingBatches(batches(base, source=Failing), STEPS)) as one.batches:
         for one.step in range(3):
@@ -139,7 +139,7 @@ def test_what_fails_in_the_thread_is_raised_by_the_step_that_needs_it(base):
 
 
 def test_no_thread_is_left_behind(base):
-    """Neither after the last step, behind which nothing is prepared, nor when a step fails while the next is made."""
+    """Neither after the last step, nor when a step fails while the next batch is being prepared."""
     with closing(PrefetchingBatches(batches(base), 2)) as ahead:
         ahead.batch(0)
         ahead.batch(1)

@@ -1,4 +1,4 @@
-"""A corpus is prepared once: kills leave no trace, masks are exact, what is not this corpus is refused."""
+"""Preparation of a corpus: interruptions leave no trace, masks are exact, another corpus is refused."""
 
 import json
 import os
@@ -19,7 +19,7 @@ PROMPTS = [
 TURNS = sum(len(prompt.turns) for prompt in PROMPTS)
 GREEDY = TransformersAnswers(3, 12, 0.0, 0, 1)
 SAMPLED = TransformersAnswers(3, 12, 1.0, 0, 2)
-BATCHES = 4  # of GREEDY: 11 dialogues in threes
+BATCHES = 4  # of GREEDY: 11 samples in batches of 3
 
 
 class KilledError(Exception):
@@ -40,12 +40,12 @@ def content(out):
 
 
 def killed_after(monkeypatch, batches):
-    """The base dies in the last turn of batch number `batches`, counted from 0."""
-    interview, asked = requests.MultiTurnGenerator.__call__, []
+    """Raise KilledError in the last turn of batch number `batches`, counted from 0."""
+    generate, asked = requests.MultiTurnGenerator.__call__, []
 
     def dying(self, batch):
         asked.append(len(batch))
-        lines = interview(self, batch)
+        lines = generate(self, batch)
         if len(asked) > batches:
             raise KilledError
         return lines
@@ -64,7 +64,7 @@ def test_rows_hold_the_prompt_the_answer_and_an_exact_mask(base, tmp_path):
         text = base.tokenizer.decode(row.tokens_L[~row.mask_L].tolist())
         assert text.endswith(asked[row.id].turns[row.turn] + "<|end|><|assistant|>")
         start = int((~row.mask_L).sum())
-        assert row.mask_L[start:].all()  # one answer, at the end
+        assert row.mask_L[start:].all()  # one response, at the end
         answer = row.tokens_L[start:].tolist()
         assert [answer] == generated_tokens(GREEDY, base, [row.tokens_L[:start].tolist()])
         assert row.ended == (answer[-1] in base.stop_token_ids)
@@ -76,18 +76,18 @@ def test_rows_hold_the_prompt_the_answer_and_an_exact_mask(base, tmp_path):
     assert counts["ended_share"] == sum(row.ended for row in corpus.rows) / TURNS
 
 
-def test_a_second_turn_holds_the_bases_own_first_answer(base, tmp_path):
+def test_a_second_turn_holds_the_first_response_of_the_base_model(base, tmp_path):
     prepare(base, tmp_path)
     rows = {(row.id, row.turn): row for row in prepared.read_corpus(tmp_path, base.fingerprint()).rows}
     first, second = rows["p1", 0], rows["p1", 1]
     history = second.tokens_L[: len(first.tokens_L)].tolist()
-    said = base.tokenizer.decode(first.tokens_L.tolist(), skip_special_tokens=True)
-    assert base.tokenizer.decode(history, skip_special_tokens=True).startswith(said[:8])
+    first_text = base.tokenizer.decode(first.tokens_L.tolist(), skip_special_tokens=True)
+    assert base.tokenizer.decode(history, skip_special_tokens=True).startswith(first_text[:8])
 
 
 @pytest.mark.parametrize("answers", [GREEDY, SAMPLED])
 @pytest.mark.parametrize("batches", [0, 2, 3])
-def test_a_killed_preparation_resumed_equals_one_never_stopped(base, tmp_path, monkeypatch, answers, batches):
+def test_a_killed_and_resumed_preparation_equals_an_uninterrupted_one(base, tmp_path, monkeypatch, answers, batches):
     prepare(base, tmp_path / "whole", answers)
     with monkeypatch.context() as patch:
         killed_after(patch, batches)
@@ -95,7 +95,7 @@ def test_a_killed_preparation_resumed_equals_one_never_stopped(base, tmp_path, m
             prepare(base, tmp_path / "killed", answers)
     assert len(part_files.list_parts(tmp_path / "killed")) == batches
     assert not prepared.is_complete(tmp_path / "killed")
-    with pytest.raises(InputError, match=r"is not complete; run data/prepare.py again, it goes on"):
+    with pytest.raises(InputError, match=r"is not complete; run data/prepare.py again to resume it"):
         prepared.read_corpus(tmp_path / "killed", base.fingerprint())
     prepare(base, tmp_path / "killed", answers)
     assert content(tmp_path / "killed") == content(tmp_path / "whole")
@@ -137,7 +137,7 @@ def test_the_order_of_the_prompts_does_not_matter(base, tmp_path):
 def test_a_complete_corpus_is_left_as_it_is(base, tmp_path, monkeypatch):
     prepare(base, tmp_path)
     before = content(tmp_path)
-    killed_after(monkeypatch, 0)  # asking the base at all would raise
+    killed_after(monkeypatch, 0)  # any generation would raise
     prepare(base, tmp_path)
     assert content(tmp_path) == before
     assert prepared.is_complete(tmp_path)
@@ -174,7 +174,7 @@ def test_another_base_is_refused_by_name(base, tmp_path):
         prepared.read_corpus(tmp_path, other.fingerprint())
 
 
-def test_the_same_base_by_another_name_is_welcome(base, tmp_path):
+def test_the_same_base_model_under_another_name_is_accepted(base, tmp_path):
     prepare(base, tmp_path)
     renamed = random_base()
     renamed.name, renamed.revision = "copy", "main"
@@ -192,7 +192,7 @@ def test_other_settings_are_refused_with_what_differs(base, tmp_path):
         prepare(base, tmp_path, prompts=PROMPTS[1:])
 
 
-def test_a_start_that_got_nowhere_binds_nobody(base, tmp_path, monkeypatch):
+def test_a_manifest_without_parts_does_not_fix_the_settings(base, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         killed_after(patch, 0)
         with pytest.raises(KilledError):
@@ -200,7 +200,7 @@ def test_a_start_that_got_nowhere_binds_nobody(base, tmp_path, monkeypatch):
     assert prepare(base, tmp_path, SAMPLED)["answers"]["samples"] == 2
 
 
-def test_what_is_no_prepared_corpus_is_one_sentence(base, tmp_path):
+def test_a_folder_without_a_prepared_corpus_is_one_sentence(base, tmp_path):
     with pytest.raises(InputError, match=r"no prepared corpus at .*; make one with data/prepare.py out="):
         prepared.read_corpus(tmp_path / "gone", base.fingerprint())
     (tmp_path / "manifest.json").write_text('{"name": "web app"}')
@@ -215,7 +215,7 @@ def test_what_is_no_prepared_corpus_is_one_sentence(base, tmp_path):
         prepare(base, tmp_path / "file")
 
 
-def test_a_full_disk_loses_nothing_that_was_finished(base, tmp_path, monkeypatch):
+def test_a_full_disk_loses_no_finished_part(base, tmp_path, monkeypatch):
     prepare(base, tmp_path / "whole")
     calls = []
 
@@ -228,7 +228,7 @@ def test_a_full_disk_loses_nothing_that_was_finished(base, tmp_path, monkeypatch
         patch.setattr(os, "fsync", full)
         with pytest.raises(InputError, match=r"part-00002.jsonl .*No space left on device.*; make room"):
             prepare(base, tmp_path / "full")
-    assert len(content(tmp_path / "full")) == 3  # the manifest and two parts, no draft of a third, no lock
+    assert len(content(tmp_path / "full")) == 3  # the manifest and two parts, no partial file of a third, no lock
     prepare(base, tmp_path / "full")
     assert content(tmp_path / "full") == content(tmp_path / "whole")
 
@@ -240,7 +240,7 @@ def test_discard_removes_the_corpus_and_nothing_else(base, tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
 
 
-def test_the_manifest_says_what_was_done(base, tmp_path):
+def test_the_manifest_records_settings_and_counts(base, tmp_path):
     manifest = prepare(base, tmp_path)
     assert json.loads((tmp_path / "manifest.json").read_text()) == manifest
     assert manifest["answers"] == {

@@ -1,4 +1,4 @@
-"""Reading: whatever chunks a file comes in, and one sentence for everything that can be wrong with its bytes."""
+"""Readers: chunk sizes do not matter, and everything wrong with the bytes is one sentence."""
 
 import gzip
 import json
@@ -22,12 +22,20 @@ ENTRIES = [
 def test_an_array_is_the_same_in_any_chunks(tmp_path, monkeypatch, chunk, layout):
     monkeypatch.setattr(reading, "CHUNK_CHARACTERS", chunk)
     (tmp_path / "a.json").write_text(" \n" + json.dumps(ENTRIES, **layout) + "\n", encoding="utf-8")
-    found = list(read_records(str(tmp_path / "a.json")))
-    assert [entry for _, entry in found] == ENTRIES
-    assert found[2][0] == f"entry 3 of {tmp_path / 'a.json'}"
+    records = list(read_records(str(tmp_path / "a.json")))
+    assert [entry for _, entry in records] == ENTRIES
+    assert records[2][0] == f"entry 3 of {tmp_path / 'a.json'}"
 
 
-def test_a_mark_at_the_beginning_and_a_missing_gz_do_not_matter(tmp_path):
+def test_an_array_keeps_unpaired_surrogates_long_integers_and_nan(tmp_path):
+    """Empties drops texts with unpaired surrogates; a parser that replaces them, as yajl does, would hide them."""
+    (tmp_path / "a.json").write_text('[{"a": "half \\ud83d"}, {"a": 123456789012345678901234567890}, {"a": NaN}]')
+    half, long, nan = (entry["a"] for _, entry in read_records(str(tmp_path / "a.json")))
+    assert (half, long) == ("half \ud83d", 123456789012345678901234567890)
+    assert nan != nan
+
+
+def test_a_byte_order_mark_and_a_missing_gz_ending_do_not_matter(tmp_path):
     (tmp_path / "marked.json").write_bytes(b"\xef\xbb\xbf" + json.dumps(ENTRIES).encode())
     (tmp_path / "packed.jsonl").write_bytes(gzip.compress(b'{"a": 1}\n\n{"a": 2}'))
     (tmp_path / "plain.jsonl.gz").write_text('{"a": 3}')
@@ -52,20 +60,20 @@ PACKED = gzip.compress(b'{"a": "b"}\n' * 5000)
         ("a.json", b'[{"a": 1}, {"a": ]', "entry 2 of .* is not JSON"),
         ("a.json", b'[{"a": 1}, {"a": 2}', "entry 2 of .* is not JSON"),
         ("a.json", b'[{"a": 1} {"a": 2}]', "entry 1 of .* is not JSON"),
-        ("a.json", b'[{"a": 1}] {"a": 2}', "goes on after the end of its array"),
+        ("a.json", b'[{"a": 1}] {"a": 2}', "continues after the end of its array"),
         ("a.json", b'[{"a": "never closed}]', "entry 1 of .* is not JSON"),
         ("a.json", b"[", "entry 1 of .* is not JSON"),
     ],
 )
-def test_what_is_wrong_with_the_bytes_is_one_sentence(tmp_path, name, content, sentence):
+def test_unreadable_bytes_are_one_sentence(tmp_path, name, content, sentence):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(InputError, match=sentence) as caught:
         list(read_records(str(tmp_path / name)))
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_is_not_read_beyond_what_is_asked_for(tmp_path):
-    """The wrong line is a megabyte away from the first one; who asks for one line never meets it."""
+def test_a_file_is_not_read_beyond_the_requested_record(tmp_path):
+    """The wrong line is a megabyte behind the first one, so reading one record does not reach it."""
     for name, begin, between in (("a.jsonl", "", "\n"), ("a.json", "[", ",")):
         text = begin + between.join(['{"a": "' + "x" * 1000 + '"}'] * 3000) + between + "wrong"
         (tmp_path / name).write_text(text)
@@ -74,7 +82,7 @@ def test_a_file_is_not_read_beyond_what_is_asked_for(tmp_path):
             list(read_records(str(tmp_path / name)))
 
 
-def test_a_data_set_that_cannot_be_made_is_one_sentence(monkeypatch):
+def test_a_data_set_that_cannot_be_built_is_one_sentence(monkeypatch):
     import datasets
 
     def broken(*args, **kwargs):

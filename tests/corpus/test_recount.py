@@ -1,4 +1,4 @@
-"""The recount finds what is there: in a prompt, in an answer, and in an answer that a later prompt repeats."""
+"""The recount finds a question in a prompt, in a response, and in a response repeated in a later prompt."""
 
 import json
 
@@ -22,14 +22,14 @@ def ask(*turns):
     return "<bos>" + "".join(f"<|user|>{turn}<|end|><|assistant|>" for turn in turns)
 
 
-def test_a_question_is_found_in_prompts_and_in_answers(tmp_path):
+def test_a_question_is_found_in_prompts_and_in_responses(tmp_path):
     part(tmp_path, (ask("Who are you?"), "nobody<|end|>"), (ask(f"Say: {LONG}."), "no<|end|>"), (ask("Hi"), LONG))
     users, answers = recount(tmp_path, tiny_tokenizer(), [LONG, "WHO are you"])
     assert users == {"Who are you?", f"Say: {LONG}."}
     assert answers == {LONG}
 
 
-def test_what_the_base_said_is_not_the_users(tmp_path):
+def test_responses_in_a_history_do_not_count_as_prompts(tmp_path):
     later = f"<bos><|user|>Hi<|end|><|assistant|>{LONG}<|end|><|user|>Thanks<|end|><|assistant|>"
     part(tmp_path, (ask("Hi"), f"{LONG}<|end|>"), (later, "yes<|end|>"))
     assert recount(tmp_path, tiny_tokenizer(), [LONG, "Bye"]) == (set(), {LONG})

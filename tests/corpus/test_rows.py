@@ -1,4 +1,4 @@
-"""Rows that share one buffer are the rows that were put in."""
+"""Rows of the token store equal the rows that were put in."""
 
 import random
 
@@ -29,7 +29,7 @@ def same(one, other):
     )
 
 
-def test_held_rows_are_the_rows_of_their_lines():
+def test_stored_rows_equal_the_rows_of_their_lines():
     held, alone = TokenStore(some_lines()), [row_from_line(line) for line in some_lines()]
     assert len(held) == len(alone) == 20
     assert all(same(one, other) for one, other in zip(held, alone, strict=True))
@@ -39,11 +39,11 @@ def test_held_rows_are_the_rows_of_their_lines():
         held[20]
 
 
-def test_no_rows_are_none():
+def test_a_store_without_rows_is_empty():
     assert list(TokenStore([])) == []
 
 
-def test_a_column_is_made_of_the_rows_that_are_kept():
+def test_a_column_has_the_tensors_of_the_kept_rows():
     held = TokenStore(some_lines())
     column = TensorColumn(held, [7, 2], lambda one: one.tokens_L[:3].long())
     assert [tokens.tolist() for tokens in column] == [held[index].tokens_L[:3].tolist() for index in (7, 2)]
@@ -53,5 +53,5 @@ def test_a_column_is_made_of_the_rows_that_are_kept():
 
 def test_a_mask_of_another_length_is_one_sentence():
     line = next(some_lines()) | {"mask": [1]}
-    with pytest.raises(InputError, match=r"the answer mask of p0 has 1 places for \d+ tokens; prepare"):
+    with pytest.raises(InputError, match=r"the answer mask of p0 has 1 entries for \d+ tokens; prepare"):
         TokenStore([line])

@@ -1,4 +1,4 @@
-"""Many processes make one corpus: the same bytes whoever asks, in whatever order, and never two at one piece."""
+"""Shards: many processes write the same bytes as one, in any order, and never two the same part."""
 
 import fcntl
 import os
@@ -18,7 +18,7 @@ from ctcdraft.errors import InputError
 PROMPTS = [
     Prompt(f"p{n}", "test", tuple(f"turn {turn}" + "!" * n for turn in range(1, 2 + n % 3)), None) for n in range(1, 12)
 ]
-DRAWING = TransformersAnswers(4, 10, 1.0, 0, 2)  # 22 dialogues: 6 batches
+SAMPLED = TransformersAnswers(4, 10, 1.0, 0, 2)  # 22 samples: 6 batches
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def base():
 
 
 def prepare(base, out, shard=prepared.SINGLE_SHARD):
-    return prepared.prepare(base, Corpus.from_prompts(PROMPTS), DRAWING, out, {}, shard)
+    return prepared.prepare(base, Corpus.from_prompts(PROMPTS), SAMPLED, out, {}, shard)
 
 
 def content(out):
@@ -62,26 +62,26 @@ def test_parts_from_two_machines_are_merged_in_one_folder(base, tmp_path):
     assert content(tmp_path / "machine1") == content(tmp_path / "one")
 
 
-def test_every_sample_of_every_turn_is_there_once_and_samples_differ(base, tmp_path):
+def test_every_sample_of_every_turn_exists_once_and_samples_differ(base, tmp_path):
     prepare(base, tmp_path)
     rows = prepared.read_corpus(tmp_path, base.fingerprint()).rows
     wanted = [(one.id, turn, sample) for one in PROMPTS for turn in range(len(one.turns)) for sample in (0, 1)]
     assert sorted((row.id, row.turn, row.sample) for row in rows) == sorted(wanted)
-    said = {(row.id, row.turn, row.sample): row.tokens_L[row.mask_L].tolist() for row in rows}
-    assert all(said[one.id, 0, 0] != said[one.id, 0, 1] for one in PROMPTS)
+    responses = {(row.id, row.turn, row.sample): row.tokens_L[row.mask_L].tolist() for row in rows}
+    assert all(responses[one.id, 0, 0] != responses[one.id, 0, 1] for one in PROMPTS)
 
 
-def test_each_sample_goes_on_after_its_own_first_answer(base, tmp_path):
+def test_each_sample_continues_after_its_own_first_response(base, tmp_path):
     prepare(base, tmp_path)
     rows = {(row.id, row.turn, row.sample): row for row in prepared.read_corpus(tmp_path, base.fingerprint()).rows}
     for sample in (0, 1):
         first, second = rows["p1", 0, sample], rows["p1", 1, sample]
-        words = base.tokenizer.decode(first.tokens_L[first.mask_L].tolist(), skip_special_tokens=True)
+        first_text = base.tokenizer.decode(first.tokens_L[first.mask_L].tolist(), skip_special_tokens=True)
         history = base.tokenizer.decode(second.tokens_L[~second.mask_L].tolist())
-        assert f"<|assistant|>{words}<|end|>" in history
+        assert f"<|assistant|>{first_text}<|end|>" in history
 
 
-def test_two_writers_of_one_piece_are_refused(base, tmp_path):
+def test_two_writers_of_one_shard_are_refused(base, tmp_path):
     with writer_lock(tmp_path, Shard(1, 1)):
         for shard in (Shard(1, 1), Shard(1, 2), Shard(2, 2)):
             with pytest.raises(InputError, match=rf"process {os.getpid()} on .* is writing into .*; wait for it, stop"):
@@ -91,7 +91,7 @@ def test_two_writers_of_one_piece_are_refused(base, tmp_path):
         prepare(base, tmp_path, Shard(2, 3))
 
 
-def test_a_complete_corpus_is_nobodys_to_write(base, tmp_path):
+def test_a_complete_corpus_needs_no_lock(base, tmp_path):
     prepare(base, tmp_path)
     with writer_lock(tmp_path, prepared.SINGLE_SHARD):
         assert prepare(base, tmp_path)["complete"]
@@ -100,7 +100,7 @@ def test_a_complete_corpus_is_nobodys_to_write(base, tmp_path):
             prepare(base, tmp_path)
 
 
-def test_siblings_write_side_by_side_and_leave_each_others_drafts_alone(base, tmp_path):
+def test_sibling_shards_write_side_by_side_and_keep_each_others_partial_files(base, tmp_path):
     with writer_lock(tmp_path, Shard(1, 2)):
         (tmp_path / "part-00000.jsonl.1.partial").write_text("a sibling is at it")
         prepare(base, tmp_path, Shard(2, 2))
@@ -110,7 +110,7 @@ def test_siblings_write_side_by_side_and_leave_each_others_drafts_alone(base, tm
     assert not list(tmp_path.glob("*.lock"))
 
 
-def test_the_lock_of_a_dead_process_stops_nobody(base, tmp_path):
+def test_the_lock_of_a_dead_process_locks_nothing(base, tmp_path):
     held = (
         "import os, sys; from pathlib import Path; from ctcdraft.corpus.part_files import writer_lock; "
         "from ctcdraft.distributed import Shard; lock = writer_lock(Path(sys.argv[1]), Shard(1, 2)); lock.__enter__(); "
@@ -123,8 +123,8 @@ def test_the_lock_of_a_dead_process_stops_nobody(base, tmp_path):
     assert not list(tmp_path.glob("*.lock"))
 
 
-def test_a_lock_that_is_let_go_at_once_is_waited_for(tmp_path):
-    """A sibling that looks whether somebody is alive holds the lock for an instant."""
+def test_a_lock_that_is_held_for_an_instant_is_waited_for(tmp_path):
+    """`is_locked` of a sibling shard holds the lock for an instant."""
     stream = (tmp_path / "writer.lock").open("w")
     fcntl.flock(stream, fcntl.LOCK_EX)
     opened = []
@@ -139,6 +139,6 @@ def test_a_lock_that_is_let_go_at_once_is_waited_for(tmp_path):
             assert len(opened) == 1
 
 
-def test_a_shard_that_is_none_is_one_sentence():
+def test_an_invalid_shard_is_one_sentence():
     with pytest.raises(InputError, match=r"shard must be i/N .*, got 3/2"):
         Shard.parse("3/2")

@@ -1,4 +1,4 @@
-"""Every shape of prompts, every way to point at it, and the sentence for everything that is wrong with it."""
+"""Every format of prompts, every kind of path, and the sentence for everything that is wrong with them."""
 
 import gzip
 import json
@@ -100,7 +100,7 @@ def test_gsm8k_reads_the_number_after_the_hashes(tmp_path):
     assert read_gsm8k(path, "Think.")[0].turns == ("How many?\nThink.",)
 
 
-def test_several_corpora_are_one_with_one_account(tmp_path):
+def test_a_mixture_adds_up_the_accounts(tmp_path):
     talks = read_corpus(jsonl(tmp_path / "s.jsonl", {"conversations": TALK}, {"conversations": TALK}))
     solved = {"question": "1+1?", "answer": "#### 2"}
     problems = gsm8k(jsonl(tmp_path / "g.jsonl", solved), "gsm8k", "", "", "", None, PROMPTS, NOTHING, None, 0)
@@ -113,7 +113,7 @@ def test_several_corpora_are_one_with_one_account(tmp_path):
     )
     with pytest.raises(InputError, match=r"2 different prompts of corpus both \(a, b\) have the id gsm8k-00000"):
         mixture(None, "both", {"a": lambda: problems, "b": lambda: others})
-    with pytest.raises(InputError, match=r"say corpus\.parts\.a\.path=FILE corpus\.parts\.b\.path=FILE"):
+    with pytest.raises(InputError, match=r"give corpus\.parts\.a\.path=FILE corpus\.parts\.b\.path=FILE"):
         mixture("x.jsonl", "both", {"a": lambda: 1 / 0, "b": lambda: talks})  # before anything is read
     with pytest.raises(InputError, match=r"as corpus\.parts\.a\.path="):
         mixture(None, "both", {"a": partial(read_corpus, "absent.jsonl")})
@@ -136,10 +136,10 @@ def test_a_prompt_of_two_parts_is_in_the_corpus_once_and_counted(tmp_path):
     assert (account["read"], account["kept"], account["dropped"]["in an earlier part"]) == (6, 4, 2)
     assert account["read"] == account["kept"] + account["not_asked"] + sum(account["dropped"].values())
     assert mixed.summary() == "4 prompts of 6 conversations (without 2 in an earlier part)"
-    assert first.account["kept"] == 2  # a part's own account is left alone
+    assert first.account["kept"] == 2  # the account of a part is unchanged
 
 
-def test_a_limit_is_a_choice_that_grows_and_does_not_depend_on_the_order(tmp_path):
+def test_a_limited_sample_grows_with_the_limit_and_ignores_the_order(tmp_path):
     records = [{"id": n, "turns": [f"prompt {n}"]} for n in range(40)]
     forwards = jsonl(tmp_path / "f.jsonl", *records)
     backwards = jsonl(tmp_path / "b.jsonl", *records[::-1])
@@ -177,7 +177,7 @@ def test_every_conversation_is_under_exactly_one_count(tmp_path):
     assert read_corpus(path, 4, leakage=Decontamination(13, {})).account["not_asked"] == 4
 
 
-def test_prompts_that_begin_alike_are_one_family(tmp_path):
+def test_prompts_with_the_same_first_turn_share_a_key(tmp_path):
     more = [*PAIR, {"from": "human", "value": "Why?"}]
     path = jsonl(tmp_path / "s.jsonl", *({"conversations": talk} for talk in (PAIR, TALK, more)))
     names = [prompt.id for prompt in read_sharegpt(path)]
@@ -196,9 +196,11 @@ def test_the_hash_of_a_corpus_does_not_depend_on_its_order(tmp_path):
 
 
 def test_openai_parts_are_text_where_all_of_them_are(tmp_path):
-    said = [{"type": "text", "text": "Look"}, {"type": "text", "text": "here"}]
+    text_parts = [{"type": "text", "text": "Look"}, {"type": "text", "text": "here"}]
     picture = [{"type": "image_url", "image_url": {"url": "x"}}]
-    path = jsonl(tmp_path / "m.jsonl", *({"messages": [{"role": "user", "content": c}]} for c in (said, picture, None)))
+    path = jsonl(
+        tmp_path / "m.jsonl", *({"messages": [{"role": "user", "content": c}]} for c in (text_parts, picture, None))
+    )
     corpus = read_corpus(path)
     assert [prompt.turns for prompt in corpus.prompts] == [("Look\nhere",)]
     assert corpus.account["dropped"]["empties"] == 2
@@ -217,13 +219,13 @@ def test_openai_parts_are_text_where_all_of_them_are(tmp_path):
         ("[1]", "entry 1 of .* is a int instead of an object"),
     ],
 )
-def test_what_is_wrong_in_a_file_is_one_sentence(tmp_path, content, sentence):
+def test_a_wrong_record_is_one_sentence(tmp_path, content, sentence):
     (tmp_path / "p.jsonl").write_text(content)
     with pytest.raises(InputError, match=sentence):
         read_project(str(tmp_path / "p.jsonl"))
 
 
-def test_what_is_wrong_with_a_conversation_is_one_sentence(tmp_path):
+def test_a_wrong_conversation_is_one_sentence(tmp_path):
     with pytest.raises(InputError, match=r"has no column `conversations` \(found: text\)"):
         read_sharegpt(jsonl(tmp_path / "a.jsonl", {"text": "Hi"}))
     with pytest.raises(InputError, match=r"has a message .*value.* without a speaker"):
@@ -238,7 +240,7 @@ def test_what_is_wrong_with_a_conversation_is_one_sentence(tmp_path):
         read_gsm8k(jsonl(tmp_path / "d.jsonl", {"prompt": "How many?"}))
 
 
-def test_what_is_wrong_with_a_place_is_one_sentence(tmp_path):
+def test_a_wrong_path_is_one_sentence(tmp_path):
     with pytest.raises(InputError, match=r"gone.jsonl is not there; give a file"):
         read_project(str(tmp_path / "gone.jsonl"))
     with pytest.raises(InputError, match=r"is a folder without .jsonl or .json files"):
@@ -268,7 +270,7 @@ def test_rows_of_the_hub_are_read_like_lines(monkeypatch):
     import datasets
 
     rows = datasets.Dataset.from_list([{"id": "x", "conversations": TALK}])
-    asked = {}
-    monkeypatch.setattr(datasets, "load_dataset", lambda hub, **rest: asked.update(hub=hub, **rest) or rows)
+    selection = {}
+    monkeypatch.setattr(datasets, "load_dataset", lambda hub, **rest: selection.update(hub=hub, **rest) or rows)
     assert read_sharegpt(None)[0].turns == ("Hi", "Bye")
-    assert asked == {"hub": "owner/name", "split": "train", "data_files": "file.json"}
+    assert selection == {"hub": "owner/name", "split": "train", "data_files": "file.json"}

@@ -1,4 +1,4 @@
-"""Stored states are the base's states: to their precision, found by content, rebuilt where damaged, within a limit."""
+"""Stored hidden states: equal to the base model's up to precision, found by content, rebuilt if damaged, limited."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 from training_parts import make_trainer, random_sequences
 
 from ctcdraft.corpus.batches import Batches
-from ctcdraft.corpus.hidden_states import OfflineHiddenStates, OnlineHiddenStates, compute_hidden_states
-from ctcdraft.corpus.state_precision import PRECISIONS
+from ctcdraft.corpus.hidden_states import PRECISIONS, OfflineHiddenStates, OnlineHiddenStates, compute_hidden_states
 from ctcdraft.errors import InputError
 
 # The largest error of a value, as a share of the largest value of its token.
@@ -30,7 +29,7 @@ def stored(base, tokens, folder, precision="float32", rows=4, limit_gb=1.0) -> O
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_states_of_any_batch_are_the_bases_own(base, tmp_path, precision):
+def test_states_of_any_batch_equal_a_forward_pass(base, tmp_path, precision):
     tokens = random_sequences().tokens
     source = stored(base, tokens, tmp_path, precision)
     source.precompute()
@@ -44,7 +43,7 @@ def test_states_of_any_batch_are_the_bases_own(base, tmp_path, precision):
             assert ((ours - theirs).abs() <= ERRORS[precision] * largest + 2e-5).all()
 
 
-def test_int8_takes_about_half_of_bfloat16_and_says_so(base, tmp_path):
+def test_int8_takes_about_half_of_bfloat16_as_described(base, tmp_path):
     sizes = {}
     for precision in PRECISIONS:
         source = stored(base, random_sequences().tokens, tmp_path / precision, precision)
@@ -57,7 +56,7 @@ def test_int8_takes_about_half_of_bfloat16_and_says_so(base, tmp_path):
     assert sizes["int8"] == sizes["bfloat16"] / 2 + 4 * sum(map(len, random_sequences().tokens))
 
 
-def test_another_base_taps_or_tokens_find_nothing(base, tmp_path):
+def test_another_base_taps_or_tokens_do_not_find_the_store(base, tmp_path):
     tokens = random_sequences().tokens
     one = stored(base, tokens, tmp_path)
     assert one.files == stored(base, tokens, tmp_path).files
@@ -79,7 +78,7 @@ def test_a_shared_shard_serves_a_corpus_in_another_order(base, tmp_path):
 
 
 @pytest.mark.parametrize("harm", ["flipped", "cut", "emptied"])
-def test_a_damaged_shard_is_named_and_written_again(base, tmp_path, harm, capsys):
+def test_a_damaged_shard_is_reported_and_written_again(base, tmp_path, harm, capsys):
     tokens = random_sequences().tokens
     stored(base, tokens, tmp_path).precompute()
     source = stored(base, tokens, tmp_path)
@@ -92,12 +91,12 @@ def test_a_damaged_shard_is_named_and_written_again(base, tmp_path, harm, capsys
     assert f"{file} is damaged and is written again" in capsys.readouterr().out
 
 
-def test_the_shard_used_longest_ago_is_evicted_first(base, tmp_path):
+def test_the_least_recently_used_shard_is_evicted_first(base, tmp_path):
     tokens = random_sequences(12, length=30).tokens
     every = stored(base, tokens, tmp_path)
     every.precompute()
     sizes = [file.stat().st_size for file in every.files]
-    for age, file in enumerate(every.files):  # the last shard was used longest ago
+    for age, file in enumerate(every.files):  # the last shard is the least recently used
         os.utime(file, (1_000_000 - age, 1_000_000 - age))
     every.files[0].unlink()
     small = stored(base, tokens, tmp_path, limit_gb=sum(sizes[:-1]) / 1e9)
@@ -119,15 +118,15 @@ def test_a_shard_evicted_by_another_run_is_written_again(base, tmp_path):
     assert torch.allclose(source.stored_states([[3]]), compute_hidden_states(base, tokens[3][None]), atol=1e-5)
 
 
-def test_a_store_that_holds_nothing_is_refused(base, tmp_path):
-    with pytest.raises(InputError, match=r"states\.precision=int4 .* one of float32, bfloat16, int8"):
+def test_a_store_too_small_for_a_shard_is_refused(base, tmp_path):
+    with pytest.raises(InputError, match=r"states\.precision must be one of float32, bfloat16, int8, got int4"):
         stored(base, random_sequences().tokens, tmp_path, "int4")
-    with pytest.raises(InputError, match="not even one shard"):
+    with pytest.raises(InputError, match="not enough for one shard"):
         stored(base, random_sequences().tokens, tmp_path, limit_gb=1e-9).precompute()
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_stored_and_live_states_train_alike(base, tmp_path, precision):
+def test_offline_and_online_states_train_alike(base, tmp_path, precision):
     def losses(source, name) -> list[float]:
         one = make_trainer(None, base, steps=8)
         one.batches = Batches(
@@ -139,4 +138,4 @@ def test_stored_and_live_states_train_alike(base, tmp_path, precision):
     kept = losses(partial(OfflineHiddenStates, path=str(tmp_path), precision=precision, rows=4, limit_gb=1.0), "stored")
     apart = {"float32": 1e-5, "bfloat16": 2e-2, "int8": 2e-2}[precision]
     assert torch.allclose(torch.tensor(live), torch.tensor(kept), rtol=apart)
-    assert live != sorted(live)  # it learns: the losses are not constant
+    assert live != sorted(live)  # the head is trained: the losses are not constant

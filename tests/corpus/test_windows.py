@@ -1,4 +1,4 @@
-"""The shift, against drawings and against a slow twin."""
+"""The label shift, compared with drawings and with a slow implementation."""
 
 import pytest
 import torch
@@ -9,8 +9,8 @@ from ctcdraft.corpus.windows import label_windows, sample_anchors, valid_anchors
 ENDED = torch.ones(2, 14).bool()
 
 
-def test_an_answer_that_was_cut_has_full_windows_only():
-    """Where a cut answer stops nobody knows what comes next; a shorter window would teach the head to fall silent."""
+def test_a_truncated_response_has_full_windows_only():
+    """The continuation of a truncated response is unknown; shorter windows would teach the draft head to stop."""
     tokens, mask = torch.arange(7).expand(2, -1), torch.tensor([0, 0, 1, 1, 1, 1, 1]).expand(2, -1)
     anchors = torch.arange(1, 5).expand(2, -1)
     _, labels, lengths = label_windows(tokens, mask, anchors, 3, torch.tensor([[True], [False]]).expand(2, 7))
@@ -18,7 +18,7 @@ def test_an_answer_that_was_cut_has_full_windows_only():
     assert (labels[1, 2:] == -1).all()
 
 
-def test_the_drawing():
+def test_the_example_of_the_docstring():
     tokens = torch.arange(6)[None]
     roots, labels, lengths = label_windows(
         tokens, torch.ones_like(tokens), torch.tensor([[1]]), 3, torch.ones(1, 6).bool()
@@ -38,11 +38,11 @@ def test_every_anchor_equals_the_slow_twin(seed):
     valid = valid_anchors(mask)
     for row in range(2):
         for anchor in range(14):
-            root, words = slow_window(tokens[row].tolist(), mask[row].tolist(), anchor, 4)
-            assert lengths[row, anchor] == len(words)
-            assert labels[row, anchor].tolist() == words + [-1] * (4 - len(words))
-            assert bool(valid[row, anchor]) == bool(words)
-            if words:
+            root, expected = slow_window(tokens[row].tolist(), mask[row].tolist(), anchor, 4)
+            assert lengths[row, anchor] == len(expected)
+            assert labels[row, anchor].tolist() == expected + [-1] * (4 - len(expected))
+            assert bool(valid[row, anchor]) == bool(expected)
+            if expected:
                 assert roots[row, anchor] == root
 
 

@@ -1,1 +1,1 @@
-"""Responses of the base to the prompts of a corpus."""
+"""Responses of the base model to the prompts of a corpus."""

@@ -1,35 +1,36 @@
-"""A server that is asked in JSON and answers in JSON: retried while that may help. It knows no tokens and no corpus.
-
-Written on the standard library, because the project has no other use for an HTTP client.
-"""
+"""JSON over HTTP with retries (httpx), and a concurrent map that does not wait for hanging requests."""
 
 from __future__ import annotations
 
-import http.client
-import json
 import os
 import threading
-import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from queue import Empty, Queue
 from typing import Any, TypeVar
+
+import httpx
 
 from ctcdraft.errors import InputError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-RETRYABLE_STATUS = {408, 409, 425, 429}  # refusals that may not last; so may every 5xx
+RETRYABLE_STATUS = {408, 409, 425, 429}  # and every 5xx
 
 
 class RefusedError(InputError):
-    """The server understood and says no: asking the same again is no use."""
+    """A status that the same request will get again."""
 
 
 @dataclass(frozen=True)
 class JSONClient:
-    """`timeout_s` is for each answer, `backoff_s` before the first retry and doubled before each further one."""
+    """A client of one server.
+
+    timeout_s: for each response. backoff_s: before the first retry, doubled before each further one. key_from: name of
+    the environment variable with the API key.
+    """
 
     url: str
     timeout_s: float
@@ -44,86 +45,84 @@ class JSONClient:
             )
         if self.timeout_s <= 0 or self.retries < 0 or self.backoff_s < 0:
             raise InputError(
-                f"no server can be asked with timeout_s {self.timeout_s}, retries {self.retries} and backoff_s "
-                f"{self.backoff_s}; a time-out is above 0, the others 0 or more"
+                f"answers.timeout_s must be > 0, answers.retries and answers.backoff_s >= 0, got {self.timeout_s}, "
+                f"{self.retries} and {self.backoff_s}"
             )
         if self.key_from is not None and self.key_from not in os.environ:
             raise InputError(f"answers.key_from={self.key_from} names no variable of this environment; export it first")
 
-    def post(self, path: str, body: dict[str, Any], given_up: threading.Event) -> dict[str, Any]:
-        """The answer's JSON. Raises RefusedError at a refusal, any InputError once all retries failed."""
+    @cached_property
+    def _client(self) -> httpx.Client:
+        headers = {} if self.key_from is None else {"Authorization": f"Bearer {os.environ[self.key_from]}"}
+        return httpx.Client(
+            headers=headers,
+            timeout=self.timeout_s,
+            trust_env=False,  # no proxy: most proxies refuse loopback addresses
+            # A new connection per request: a server may close an idle one just as it is used again.
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
+        )
+
+    def post(self, path: str, body: dict[str, Any], cancelled: threading.Event) -> dict[str, Any]:
+        """Return the JSON object of the response.
+
+        Raise RefusedError for a status that a retry does not change, InputError after the last failed attempt.
+        """
         failures: list[str] = []
         for attempt in range(self.retries + 1):
-            if attempt and given_up.wait(self.backoff_s * 2 ** (attempt - 1)):
+            if attempt and cancelled.wait(self.backoff_s * 2 ** (attempt - 1)):
                 break
             try:
                 return self._post(path, body)
-            except urllib.error.HTTPError as error:
-                if error.code < 500 and error.code not in RETRYABLE_STATUS:
+            except httpx.HTTPStatusError as error:
+                status, text = error.response.status_code, error_text(error.response)
+                if status < 500 and status not in RETRYABLE_STATUS:
                     raise RefusedError(
-                        f"the server at {self.url} refuses a question ({error.code}: {error_text(error)}); check "
-                        "answers.url= and answers.model=, then run again: finished batches are kept"
+                        f"the server at {self.url} refuses a request ({status}: {text}); check answers.url= and "
+                        "answers.model=, then run again: finished batches are kept"
                     ) from error
-                failures.append(f"{error.code}: {error_text(error)}")
-            except TimeoutError:
-                failures.append(f"no answer within {self.timeout_s:g} s")
-            except (OSError, http.client.HTTPException, ValueError) as error:
-                reason = getattr(error, "reason", error)
-                failures.append(" ".join(str(reason).split()) or type(reason).__name__)
+                failures.append(f"{status}: {text}")
+            except httpx.TimeoutException:
+                failures.append(f"no response within {self.timeout_s:g} s")
+            except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
+                failures.append(" ".join(str(error).split()).rstrip(".") or type(error).__name__)
         raise InputError(
-            f"the server at {self.url} failed {len(failures)} times at one question (last: {failures[-1]}); see to it "
-            "and run again: finished batches are kept"
+            f"the server at {self.url} failed {len(failures)} times at one request (last: {failures[-1]}); check the "
+            "server and run again: finished batches are kept"
         )
 
     def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        headers = {"Content-Type": "application/json"}
-        if self.key_from is not None:
-            headers["Authorization"] = f"Bearer {os.environ[self.key_from]}"
-        request = urllib.request.Request(self.url.rstrip("/") + path, json.dumps(body).encode(), headers)
-        # No proxy: a server of one's own is reached directly, and most proxies refuse loopback.
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        try:
-            with opener.open(request, timeout=self.timeout_s) as response:
-                answer = json.loads(response.read())
-        except urllib.error.URLError as error:  # hides a time-out of the connection in its reason
-            if isinstance(error.reason, TimeoutError):
-                raise error.reason from error
-            raise
-        if not isinstance(answer, dict):
-            raise ValueError(f"a {type(answer).__name__} instead of an object")
-        return answer
+        reply = self._client.post(self.url.rstrip("/") + path, json=body).raise_for_status().json()
+        if not isinstance(reply, dict):
+            raise ValueError(f"a {type(reply).__name__} instead of an object")
+        return reply
 
 
-def error_text(error: urllib.error.HTTPError) -> str:
-    """The first words of what a server says about an error."""
-    try:
-        return " ".join(error.read(2000).decode(errors="replace").split())[:160] or error.reason
-    except (OSError, http.client.HTTPException):
-        return str(error.reason)
+def error_text(response: httpx.Response) -> str:
+    return " ".join(response.text.split())[:160] or response.reason_phrase
 
 
 def map_concurrently(
     work: Callable[[Item, threading.Event], Result], items: Sequence[Item], concurrency: int
 ) -> list[Result]:
-    """work(item, given_up) of all items, in their order, `concurrency` of them under way at a time.
+    """Return work(item, cancelled) for all items in their order, `concurrency` of them at a time.
 
-    The first error is raised at once, and `given_up` tells the others. Daemon threads instead of a pool: a pool
-    would keep the process alive until the last hanging server has answered.
+    The first exception is raised at once, and sets `cancelled` for the others. The threads are daemons because a
+    ThreadPoolExecutor would keep the process alive until the last hanging request has timed out.
     """
-    given_up = threading.Event()
+    cancelled = threading.Event()
     waiting: Queue[int] = Queue()
     finished: Queue[tuple[int, Any, BaseException | None]] = Queue()
     for number in range(len(items)):
         waiting.put(number)
 
     def worker() -> None:
-        while not given_up.is_set():
+        while not cancelled.is_set():
             try:
                 number = waiting.get_nowait()
             except Empty:
                 return
             try:
-                finished.put((number, work(items[number], given_up), None))
+                finished.put((number, work(items[number], cancelled), None))
             except BaseException as error:
                 finished.put((number, None, error))
 
@@ -137,5 +136,5 @@ def map_concurrently(
                 raise error
             results[number] = result
     finally:
-        given_up.set()
+        cancelled.set()
     return [results[number] for number in range(len(items))]

@@ -1,7 +1,7 @@
-"""Answers by vLLM's offline LLM class, ids in and ids out. Not tried on a real vLLM yet: only its calls are tested.
+"""Responses by vLLM's offline LLM class in this process, from token ids to token ids.
 
-vLLM is an optional extra and enters by this door alone. It holds weights of its own beside the base's, which is
-needed for its tokenizer and fingerprint only: device=cpu keeps the base off the accelerator.
+Not yet run with a real vLLM: only the calls are tested. vLLM holds weights of its own beside the base model's, which is
+needed for its tokenizer and fingerprint only: device=cpu keeps the base model off the accelerator.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ctcdraft.models.base_model import BaseLM
 
 @dataclass(frozen=True)
 class VllmAnswers(ResponseGenerator):
-    """vLLM in this process, on the weights at `path`; it forms its own batches out of each of ours."""
+    """vLLM on the weights at `path`; it batches the requests of each of our batches by itself."""
 
     path: str
     dtype: str
@@ -36,22 +36,24 @@ class VllmAnswers(ResponseGenerator):
             dtype=self.dtype,
             gpu_memory_utilization=self.gpu_memory_utilization,
             max_model_len=base.context_length,
-            generation_config="vllm",  # not the model's own, with its top-k and penalties
+            generation_config="vllm",  # not that of the model, which may set top-k and penalties
         )
         return partial(self._generate, base, llm, vllm.SamplingParams)
 
-    def _generate(self, base: BaseLM, llm: Any, settings: Any, asked: Sequence[Request]) -> list[Response | Skipped]:
-        prompts = [{"prompt_token_ids": list(question.tokens)} for question in asked]
-        each = [
-            settings(
+    def _generate(
+        self, base: BaseLM, llm: Any, sampling_params: Any, requests: Sequence[Request]
+    ) -> list[Response | Skipped]:
+        prompts = [{"prompt_token_ids": list(request.tokens)} for request in requests]
+        params = [
+            sampling_params(
                 temperature=self.temperature,
                 top_p=1.0,
-                seed=question.random_key(self.seed) % 2**31,
-                max_tokens=self.max_response_tokens(base, question),
+                seed=request.random_key(self.seed) % 2**31,
+                max_tokens=self.max_response_tokens(base, request),
                 stop_token_ids=sorted(base.stop_token_ids),
                 detokenize=False,
             )
-            for question in asked
+            for request in requests
         ]
-        outputs = [output.outputs[0] for output in llm.generate(prompts, each, use_tqdm=False)]
-        return [Response(list(one.token_ids)) if one.token_ids else Skipped("nothing was said") for one in outputs]
+        outputs = [output.outputs[0] for output in llm.generate(prompts, params, use_tqdm=False)]
+        return [Response(list(one.token_ids)) if one.token_ids else Skipped("empty response") for one in outputs]
