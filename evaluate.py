@@ -35,6 +35,7 @@ from ctcdraft.report.html import files
 from ctcdraft.training.run_directory import RunDirectory
 from studies.comparison.run import run_comparison
 from studies.external_logs import compare as external_logs_compare
+from studies.external_logs import page as external_logs_page
 from studies.external_logs.compare import compare_logs
 from studies.external_logs.read import read_log
 from studies.paper import export
@@ -131,7 +132,7 @@ def compare_external_logs(config: DictConfig) -> None:
     refuse_report(out, config.overwrite)
     circumstances = environment()
     external_logs_compare.write(out, made, circumstances)
-    files.write_log_page(out, made, circumstances)
+    external_logs_page.write_page(out, made, circumstances)
     print(external_logs_compare.terminal(made))
     print(f"the report is {out / 'report.md'}, and to look at: {out / files.PAGE_FILE}")
 
