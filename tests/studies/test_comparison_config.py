@@ -1,7 +1,7 @@
-"""The rules that ship are rules, and one that makes no sense is one sentence."""
+"""The shipped comparison configs are valid, and impossible ones are refused in one sentence."""
 
 import pytest
-from arenas import load_comparison_config
+from comparison_parts import load_comparison_config
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
@@ -11,7 +11,7 @@ from ctcdraft.errors import InputError
 from studies.comparison.config import SizeKey
 
 
-def test_the_arena_compares_everyone_that_can_be_trained():
+def test_the_shipped_comparison_has_all_trainable_methods():
     made = load_comparison_config("arena")
     assert set(made.entrants) >= {"ctc_gru", "ctc", "ctc_paper", "medusa", "medusa_gru", "hydra", "eagle"}
     assert made.arms == ("steps", "parameters", "latency", "time")
@@ -26,21 +26,21 @@ def test_the_arena_compares_everyone_that_can_be_trained():
 
 
 @pytest.mark.parametrize("experiment", ["arena", "grid", "grid_weights"])
-def test_words_of_every_entrant_compose_and_its_readings_exist(experiment):
+def test_the_overrides_of_every_method_compose_and_its_trees_exist(experiment):
     register_resolvers()
     made = load_comparison_config(experiment)
     with initialize_config_dir(str(CONFIGS), version_base=None):
         for entrant in made.entrants.values():
             dials = [f"{dial.key}={dial.least}" for dial in entrant.dials.values()]
-            config = compose("train", [*made.work, *entrant.words, *dials])
+            config = compose("train", [*made.shared_overrides, *entrant.words, *dials])
             kind = "growth" if "growth" in config.drafter else "paths"
-            there = {file.stem for file in (CONFIGS / "drafter" / kind).glob("*.yaml")}
-            assert {reading for reading in entrant.readings if reading} <= there
+            trees = {file.stem for file in (CONFIGS / "drafter" / kind).glob("*.yaml")}
+            assert {reading for reading in entrant.readings if reading} <= trees
     for other in made.timing.others:
         assert resolve(OmegaConf.create(other.replace(":", ": ")) if "{" in other else other).name
 
 
-def test_the_grid_is_one_line_over_all_cells():
+def test_one_command_sweeps_all_cells_of_the_grid():
     with initialize_config_dir(str(CONFIGS), version_base=None):
         sweep = compose("evaluate", ["experiment=grid"], return_hydra_config=True).hydra.sweeper.params
     levels = {key: str(values).split(",") for key, values in sweep.items()}
@@ -64,19 +64,22 @@ def test_the_grid_is_one_line_over_all_cells():
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ("arena.reference=nobody", "arena.reference names nobody"),
-        ("arena.arms=[time]", "the first is `steps`"),
-        ("arena.arms=[steps,speed]", "arena.arms names speed"),
-        ("arena.replay.sampled=[speed]", "arena.replay.sampled names speed"),
-        ("arena.rates.share=1.5", "the share of the steps lies between 0 and 1"),
-        ("arena.rates.values=[]", "give at least one"),
+        ("arena.reference=unknown", "arena.reference must name some of "),
+        ("arena.arms=[time]", "arena.arms must begin with `steps`"),
+        ("arena.arms=[steps,speed]", "parameters, latency, time, got speed"),
+        (
+            "arena.replay.sampled=[speed]",
+            "arena.replay.sampled must name some of steps, ",
+        ),
+        ("arena.rates.share=1.5", "arena.rates.share must be between 0 and 1, got 1.5"),
+        ("arena.rates.values=[]", "arena.rates.values must hold at least one learning rate"),
         ("arena.replay.checked=0", "arena.replay.checked=0"),
-        ("arena.pairs=[[ctc,nobody]]", "arena.pairs names nobody"),
-        ("arena.stages=[paint]", "arena.stages names paint"),
-        ("arena.clock=sun", "arena.clock names sun"),
+        ("arena.pairs=[[ctc,unknown]]", "got unknown"),
+        ("arena.stages=[paint]", "arena.stages must name some of train, measure, page, got paint"),
+        ("arena.clock=sun", "arena.clock must name some of processor, wall, got sun"),
     ],
 )
-def test_rules_that_make_no_sense(given, sentence):
+def test_impossible_configs_are_refused(given, sentence):
     with pytest.raises(Exception, match=r"(?s).*") as caught:
         load_comparison_config("arena", given)
     cause = caught.value if isinstance(caught.value, InputError) else caught.value.__cause__
