@@ -13,7 +13,7 @@ from ctcdraft.report.html.files import PAGE_FILE, write_page_files
 from ctcdraft.report.html.render import render, render_page
 from ctcdraft.report.svg import Figure
 from ctcdraft.report.tables import Row
-from studies.external_logs.compare import COLUMNS, LogComparison, Note, numbered_notes, row_cells
+from studies.external_logs.compare import COLUMNS, LogComparison, Note, arm_cells, category_cells, numbered_notes
 from studies.external_logs.metrics import DEFINITIONS
 
 
@@ -43,20 +43,12 @@ def log_figures(rows: Sequence[Row]) -> dict[str, Figure]:
 
 
 def log_page(comparison: LogComparison, environment: Mapping[str, Any], figures: Mapping[str, Figure]) -> str:
-    run, notes = comparison.rows[0], comparison.notes
-    arms = [[row["drafter"], *row_cells(row, row["drafter"], notes)] for row in comparison.rows]
-    categories = [[name, *row_cells(row, run["drafter"], notes)] for name, row in run["categories"].items()]
-    arms_table = {
-        "date": environment["date"],
-        "command": environment["command"],
-        "header": ["arm", *COLUMNS],
-        "rows": arms,
-        "notes": numbered_notes(notes),
-    }
+    about, notes = {key: environment[key] for key in ("date", "command")}, numbered_notes(comparison.notes)
+    categories = category_cells(comparison)
     sections = {
-        "Results": render("external_logs", **arms_table),
+        "Results": render("external_logs", **about, header=["arm", *COLUMNS], rows=arm_cells(comparison), notes=notes),
         "Figures": render("figures", figures=figures, empty="Nothing to draw: the file holds no categories."),
         "Categories": render("table", header=["category", *COLUMNS], rows=categories, empty="The file holds none."),
         "Definitions": render("definitions", definitions=DEFINITIONS),
     }
-    return render_page(f"Recorded: {run['drafter']}", sections)
+    return render_page(f"Recorded: {comparison.rows[0]['drafter']}", sections)
