@@ -4,8 +4,8 @@ python -m studies.results unpack STUDY [FOLDER]   unpack the raw reports, by def
 python -m studies.results rebuild [STUDY...]      write summary.csv, differences.csv and figures from raw.tar.gz
 python -m studies.results readme                  write the tables of README.md, results/**/README.md, docs/*.md
 
-results.yaml lists columns and figures, results_tables.yaml the tables. A row of summary.csv is one method on one benchmark
-at one temperature, tree size and seed.
+results.yaml lists columns and figures, results_tables.yaml the tables. A row of summary.csv is one method on one
+benchmark at one temperature, tree size and seed.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def of_report(raw: Path, file: Path) -> Iterator[Row]:
 
 
 def trained(raw: Path, place: Path) -> dict[str, Row]:
-    """Return the columns on training of each head, by its name in a report, from training.json in the nearest folder above.
+    """Return the training of each head, by its name in a report, from training.json in the nearest folder above.
 
     The column `arms` joins the arms (equal steps, equal training time, ...) that share the head.
     """
