@@ -31,9 +31,9 @@ def row_name(run: str, reading: str | None) -> str:
     return run if reading is None else f"{run}@{reading}"
 
 
-def draft_seconds(row: Row) -> float | None:
+def draft_milliseconds(row: Row) -> float | None:
     """Return the time of a draft with its tree building; None where nothing was timed."""
-    return None if row["time"]["draft"] is None else row["time"]["draft"] + row["time"]["tree"]
+    return None if row["time"]["draft"] is None else 1e3 * (row["time"]["draft"] + row["time"]["tree"])
 
 
 def evaluation_rows(store: ResultStore, evaluation: str) -> list[Row]:

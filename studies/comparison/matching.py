@@ -35,6 +35,7 @@ from studies.comparison.store import MATCHING, TRAINING, Entry, ResultStore
 
 AFTER_TRAINING = "latency, once trained"  # beside the arms in matching.json
 CANDIDATE_SIZES = 6  # sizes that are timed before one between them is chosen
+DRAFT_TIME = "draft time, medians of interleaved repeats"
 REFERENCE, OWN, UNTRAINED = "the reference", "its own", "its own, untrained"
 
 
@@ -88,8 +89,7 @@ def measure_trained_heads(config: ComparisonConfig, store: ResultStore) -> None:
     seconds, results = meter.draft_seconds(heads), {}
     for name, entry in entries.items():
         ratio, interval = ratio_of_medians(seconds[name], seconds[config.reference], config.seed)
-        how = "draft time of the trained head, medians of interleaved repeats"
-        match = SizeMatch(sizes[name].key, sizes[name].value, ratio, interval, how)
+        match = SizeMatch(sizes[name].key, sizes[name].value, ratio, interval, DRAFT_TIME)
         results[name] = asdict(match) | {"run": entry["run"], "words": entry["words"]}
     store.add(MATCHING, AFTER_TRAINING, results)
 
@@ -165,24 +165,19 @@ class CostMeter:
             ratio, interval = ratio_of_medians(seconds[OWN], seconds[REFERENCE], self.config.seed)
             return SizeMatch("", None, ratio, interval, "timed as it is: it has no size to change")
         heads[UNTRAINED] = self.build(method)
-        value, ratio, interval = self.match_draft_time(method, size_key, heads)
-        return SizeMatch(size_key.key, value, ratio, interval, "draft time, medians of interleaved repeats")
+        return self.match_draft_time(method, size_key, heads)
 
     def match_parameters(self, method: MethodSpec, size_key: SizeKey | None, target: float) -> SizeMatch:
-        how = "parameters counted"
+        def ratio(size: int | None = None) -> float:
+            return count_parameters(self.build(method, size_key, size)) / target
+
         if size_key is None:
-            return SizeMatch("", None, count_parameters(self.build(method)) / target, None, f"{how}; it has no size")
+            return SizeMatch("", None, ratio(), None, "parameters counted; it has no size to change")
+        value = nearest_size(ratio, 1.0, size_key.least, size_key.most)
+        return SizeMatch(size_key.key, value, ratio(value), None, "parameters counted")
 
-        def cost(size: int) -> float:
-            return count_parameters(self.build(method, size_key, size))
-
-        value = nearest_size(cost, target, size_key.least, size_key.most)
-        return SizeMatch(size_key.key, value, cost(value) / target, None, how)
-
-    def match_draft_time(
-        self, method: MethodSpec, size_key: SizeKey, heads: Mapping[str, Any]
-    ) -> tuple[int, float, tuple[float, float]]:
-        """Return the size whose draft takes as long as the reference's, interpolated between timed sizes, and the
+    def match_draft_time(self, method: MethodSpec, size_key: SizeKey, heads: Mapping[str, Any]) -> SizeMatch:
+        """Return the size whose draft takes as long as the reference's, interpolated between timed sizes, with the
         ratio of its draft time, timed again, to the reference's."""
         values = geometric_sizes(size_key.least, size_key.most, CANDIDATE_SIZES)
         seconds = self.draft_seconds({**heads, **{str(size): self.build(method, size_key, size) for size in values}})
@@ -190,7 +185,8 @@ class CostMeter:
         value = interpolate_size(values, isotonic(medians), statistics.median(seconds[REFERENCE]))
         seconds = self.draft_seconds({**heads, str(value): self.build(method, size_key, value)})
         own = extrapolated_seconds(seconds, str(value))
-        return value, *ratio_of_medians(own, seconds[REFERENCE], self.config.seed)
+        ratio, interval = ratio_of_medians(own, seconds[REFERENCE], self.config.seed)
+        return SizeMatch(size_key.key, value, ratio, interval, DRAFT_TIME)
 
     def draft_seconds(self, drafters: Mapping[str, Any]) -> dict[str, list[float]]:
         """Return the seconds of a draft, tree building included, one value per repeat.

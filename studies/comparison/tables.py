@@ -23,7 +23,7 @@ from ctcdraft.report.tables import (
 )
 from ctcdraft.training.sweep import Job
 from studies.comparison.config import ComparisonConfig
-from studies.comparison.evaluate import Row, all_rows, draft_seconds, passed_check, row_name
+from studies.comparison.evaluate import Row, all_rows, draft_milliseconds, passed_check, row_name
 from studies.comparison.statistics import factor_cells, row_names
 from studies.comparison.store import MATCHING, TRAINING, VERDICT, Entry, ResultStore
 
@@ -41,8 +41,7 @@ class ComparisonData:
     @classmethod
     def of(cls, store: ResultStore) -> ComparisonData:
         rows = all_rows(store)
-        passed = [row for row in rows if passed_check(row)]
-        refused = [row for row in rows if not passed_check(row)]
+        passed, refused = ([row for row in rows if passed_check(row) == wanted] for wanted in (True, False))
         return cls(store.read(TRAINING), store.read(MATCHING), store.read(VERDICT), passed, refused)
 
     def row(self, kind: str, benchmark: str, temperature: float, drafter: str, nodes: int) -> Row | None:
@@ -121,9 +120,8 @@ def tau_by_draft_time(config: ComparisonConfig, data: ComparisonData) -> list[tu
     for arm in config.timing.arms if config.timing.nodes else ():
         for line in trained_lines(config, data, arm, benchmark):
             row = line["loop"][config.timing.nodes[0]]
-            seconds = None if row is None else draft_seconds(row)
-            if row is not None and seconds is not None:
-                points[line["drafter"], 1e3 * seconds, row["tau"]] = None
+            if row is not None and (milliseconds := draft_milliseconds(row)) is not None:
+                points[line["drafter"], milliseconds, row["tau"]] = None
     return list(points)
 
 
@@ -155,7 +153,7 @@ def arm_columns(config: ComparisonConfig) -> Columns:
     for nodes in config.timing.nodes:
         columns |= {
             f"speedup, {nodes}": timed(nodes, lambda row: format_with_interval(row["speedup"], row["speedup_ci"])),
-            f"draft ms, {nodes}": timed(nodes, draft_milliseconds),
+            f"draft ms, {nodes}": timed(nodes, lambda row: format_number(draft_milliseconds(row))),
             f"c + v + o, {nodes}": timed(nodes, lambda row: " + ".join(format_number(row[part]) for part in "cvo")),
             f"equal, {nodes}": timed(nodes, equal_cell),
         }
@@ -164,11 +162,6 @@ def arm_columns(config: ComparisonConfig) -> Columns:
         sorted({row["evaluation"] for kind in ("replay", "loop") for row in line[kind].values() if row is not None})
     )
     return columns
-
-
-def draft_milliseconds(row: Row) -> str:
-    seconds = draft_seconds(row)
-    return "-" if seconds is None else format_number(1e3 * seconds, 2)
 
 
 def replay_equal(line: Row) -> str:
