@@ -38,27 +38,27 @@ def test_the_hours_are_those_that_train_plans(planner, cells):
     """To the digit that train.py plan_only=true prints at the same rate for the same corpus."""
     import torch
 
-    found = planner.hours(cells["ctc", "vicuna_7b"])
+    hours = planner.hours(cells["ctc", "vicuna_7b"])
     config = compose_config("train", "base=vicuna_7b", "drafter=ctc", "device=cpu", "dtype=bfloat16")
     base = build_meta_base(**node_values(config.base))
     with torch.device("meta"):
         drafter = build_drafter(config.drafter, base).eval()
     rate, stats = HardwareSpec(3e14, 3e12), dry_run.CorpusStats.from_work(planner.counts)
     plan = dry_run.plan_dry_run(base, drafter, instantiate(config.objective), stats, config.trainer, rate)
-    assert f"about {hardware.format_hours(found.training)} with states=live" in plan
-    assert f"at most about {format_bytes(found.peaks['training'])} at the peak" in plan
+    assert f"about {hardware.format_hours(hours.training)} with states=live" in plan
+    assert f"at most about {format_bytes(hours.peaks['training'])} at the peak" in plan
     assert planner.counts.said == 512 * planner.counts.turns == 512 * 185_787
     parts = memory_parts(planner.counts, ModelStats.of(base), instantiate(config.answers))
-    assert found.peaks["answers"] == sum(parts.values())
-    assert found.answers == dry_run_hours(planner.counts, ModelStats.of(base), config.answers.batch_size, rate)
+    assert hours.peaks["answers"] == sum(parts.values())
+    assert hours.answers == dry_run_hours(planner.counts, ModelStats.of(base), config.answers.batch_size, rate)
 
 
 def test_an_evaluation_reads_the_weights_once_per_token_and_method(planner, cells):
     """80 questions of two turns, at most 1,024 tokens each, three methods: 491,520 forward passes, each as long as
     13.5 GB take at 3 TB/s, and no longer than with a KV cache of 2,048 tokens."""
     passes, a_read = 3 * 80 * 2 * 1024, 2 * 6.738e9 / 3e12
-    found = planner.hours(cells["ctc", "vicuna_7b"]).evaluation
-    assert passes * a_read / 3600 < found < passes * (a_read + 2048 * 524_288 / 3e12) / 3600 * 1.02
+    hours = planner.hours(cells["ctc", "vicuna_7b"]).evaluation
+    assert passes * a_read / 3600 < hours < passes * (a_read + 2048 * 524_288 / 3e12) / 3600 * 1.02
 
 
 def test_without_a_rate_there_are_no_hours_but_a_sentence(cells):
@@ -72,12 +72,12 @@ def test_without_a_rate_there_are_no_hours_but_a_sentence(cells):
 
 def test_what_does_not_fit_the_gpu_is_named_beside_the_hours(planner, cells):
     """32 sequences of 2,048 tokens of a 13 B model take 107 GB, a training step of its head 40 GB."""
-    found = planner.hours(cells["ctc", "vicuna_13b"])
-    assert "; DOES NOT FIT a card of 80.0 GB: answers 107.5 GB" in str(found)
-    assert "training" not in str(found).partition("FIT")[2]
-    assert "a card of 40.0 GB: answers 107.5 GB, training 40.5 GB" in str(replace(found, memory=4e10))
-    assert "FIT" not in str(replace(found, memory=1.6e11))
-    assert "FIT" not in str(replace(found, memory=None))
+    hours = planner.hours(cells["ctc", "vicuna_13b"])
+    assert "; DOES NOT FIT a card of 80.0 GB: answers 107.5 GB" in str(hours)
+    assert "training" not in str(hours).partition("FIT")[2]
+    assert "a card of 40.0 GB: answers 107.5 GB, training 40.5 GB" in str(replace(hours, memory=4e10))
+    assert "FIT" not in str(replace(hours, memory=1.6e11))
+    assert "FIT" not in str(replace(hours, memory=None))
     assert "where the peak exceeds the 80.0 GB of a GPU" in planner.assumptions()[-1]
     plan = node_values(compose_config("evaluate").table.plan)
     with pytest.raises(InputError, match=r"table\.plan\.memory must be bytes > 0, .* got 0"):

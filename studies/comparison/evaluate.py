@@ -191,10 +191,10 @@ def contestant_names(
     """Return the run directories of the arms' heads with every reading of each; shared heads stand once."""
     names: dict[str, None] = {}
     for name, entry in store.read(TRAINING).items():
-        entrant = config.entrants.get(entry["entrant"])
-        if entrant is None or entry["arm"] not in arms or (first_seed and entry["seed"] != config.seed):
+        method = config.entrants.get(entry["entrant"])
+        if method is None or entry["arm"] not in arms or (first_seed and entry["seed"] != config.seed):
             continue
-        for reading in entrant.readings:
+        for reading in method.readings:
             names[row_name(str(store.run_folder(entry["same_as"] or name)), reading)] = None
     return list(names)
 

@@ -81,7 +81,7 @@ def factor_effects(
     for factor in dict.fromkeys(key for cell in cells for key, _ in cell):
         first, *others = levels_of_factor(cells, factor)
         for level, within in product(others, (None, *(config.readings_as if factor != READING_FACTOR else ()))):
-            twins = [  # only seeds that both sides have
+            matched = [  # only seeds that both sides have
                 (cell, seed, answers[ours, nodes], answers[cells[twin][seed], nodes])
                 for cell, twin in matched_cells(cells, factor, level, first)
                 for seed, ours in cells[cell].items()
@@ -89,8 +89,8 @@ def factor_effects(
                 and (ours, nodes) in answers
                 and (cells[twin].get(seed), nodes) in answers
             ]
-            if twins:
-                pairs, seeds, more, less = zip(*twins, strict=True)
+            if matched:
+                pairs, seeds, more, less = zip(*matched, strict=True)
                 difference = paired_difference(pool_sums(more), pool_sums(less), base, config.seed)
                 counts = {"twins": len(set(pairs)), "seeds": len(set(seeds))}
                 yield {"factor": factor, "more": level, "less": first, "within": within, **counts, **difference}

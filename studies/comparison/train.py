@@ -24,12 +24,12 @@ from studies.comparison.store import TRAINING, Entry, ResultStore, run_script
 class TrainingSpec:
     """A head to train: a method in an arm with a seed, and its size where the arm changes it."""
 
-    entrant: MethodSpec
+    method: MethodSpec
     arm: str
     seed: int
     steps: int
     rate: float
-    dial: tuple[str, int] | None = None
+    size: tuple[str, int] | None = None
 
 
 def run_name(config: ComparisonConfig, method: str, arm: str, seed: int) -> str:
@@ -40,8 +40,8 @@ def run_name(config: ComparisonConfig, method: str, arm: str, seed: int) -> str:
 
 def train_overrides(config: ComparisonConfig, name: str, store: ResultStore, spec: TrainingSpec) -> list[str]:
     return [
-        *config.shared_overrides, *spec.entrant.words,
-        *([f"{spec.dial[0]}={spec.dial[1]}"] if spec.dial is not None else []),
+        *config.shared_overrides, *spec.method.words,
+        *([f"{spec.size[0]}={spec.size[1]}"] if spec.size is not None else []),
         f"trainer.learning_rate={spec.rate:g}", f"trainer.steps={spec.steps}", f"trainer.probe_every={spec.steps}",
         f"trainer.probe_prompts={config.rates.prompts}", f"seed={spec.seed}", f"drafter.name={name}",
         f"run={store.run_folder(name)}", "overwrite=true",
@@ -121,18 +121,18 @@ def train_in_arm(
 ) -> None:
     """Train a head of an arm; a head that the arm does not change is not trained again: its entry names the head of
     equal steps."""
-    equal_steps = run_name(config, spec.entrant.name, STEPS, spec.seed)
-    name = run_name(config, spec.entrant.name, spec.arm, spec.seed)
+    equal_steps = run_name(config, spec.method.name, STEPS, spec.seed)
+    name = run_name(config, spec.method.name, spec.arm, spec.seed)
     size = (match.key, match.value) if match is not None and match.value is not None else None
     if size is None and spec.steps == config.steps:
         entry = {**store.read(TRAINING)[equal_steps], "arm": spec.arm, "same_as": equal_steps}
         store.add(TRAINING, name, entry)
     else:
-        trained_entry(config, store, name, replace(spec, dial=size))
+        trained_entry(config, store, name, replace(spec, size=size))
 
 
 def train_head(config: ComparisonConfig, store: ResultStore, spec: TrainingSpec) -> Entry:
-    return trained_entry(config, store, run_name(config, spec.entrant.name, spec.arm, spec.seed), spec)
+    return trained_entry(config, store, run_name(config, spec.method.name, spec.arm, spec.seed), spec)
 
 
 def trained_entry(
@@ -156,9 +156,9 @@ def train_and_record(store: ResultStore, name: str, overrides: Sequence[str], sp
     if job is None:
         raise InputError(f"{store.run_folder(name)} has no validation by decoding; arena.rates.prompts must be >= 1")
     return {
-        "entrant": spec.entrant.name, "arm": spec.arm, "seed": spec.seed, "words": list(overrides),
-        "steps": spec.steps, "learning_rate": spec.rate, "dial": spec.dial, "factors": dict(spec.entrant.factors),
-        "readings": list(spec.entrant.readings), "parameters": count_head_parameters(store, name), "tau": job.tau,
+        "entrant": spec.method.name, "arm": spec.arm, "seed": spec.seed, "words": list(overrides),
+        "steps": spec.steps, "learning_rate": spec.rate, "dial": spec.size, "factors": dict(spec.method.factors),
+        "readings": list(spec.method.readings), "parameters": count_head_parameters(store, name), "tau": job.tau,
         "loss": job.loss, "same_as": None,
         "seconds": {clock: round(seconds, 2) for clock, seconds in job.seconds_by_clock.items()},
     }  # fmt: skip
@@ -200,7 +200,7 @@ def steps_in_time(config: ComparisonConfig, store: ResultStore, method: str) -> 
 def methods_with_extra_seeds(config: ComparisonConfig, store: ResultStore) -> list[str]:
     """Return the methods trained with more seeds: those named, and the rival with the best held-out tau."""
     names, training = config.again.entrants, store.read(TRAINING)
-    rivals = [name for name, entrant in config.entrants.items() if entrant.rival and name not in names]
+    rivals = [name for name, method in config.entrants.items() if method.rival and name not in names]
     tau = partial(held_out_tau, training, config)
     best = [max(rivals, key=tau)] if config.again.best_rival and rivals else []
     return [*names, *best]

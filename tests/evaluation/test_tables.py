@@ -34,8 +34,8 @@ def report(tmp_path, name="report", made="2026-11-20T10:00:00+00:00", **changes)
 
 def cell(table, measure, base="vicuna_7b", benchmark="mt_bench", drafter="ctc"):
     wanted = (drafter, benchmark, base, measure)
-    (found,) = [one for one in table.cells if (one.drafter, one.benchmark, one.base, one.measure) == wanted]
-    return found
+    (cells,) = [one for one in table.cells if (one.drafter, one.benchmark, one.base, one.measure) == wanted]
+    return cells
 
 
 def test_there_is_an_experiment_for_every_table():
@@ -141,8 +141,8 @@ def test_the_interval_of_a_difference_has_the_widths_of_both_sides(tmp_path):
     rng = np.random.default_rng(0)
     ours, theirs = (rng.normal(middle, width, size=100_000) for middle, width in ((3.0, 0.3), (2.0, 0.4)))
     around = [np.quantile(one, [0.025, 0.975]).tolist() for one in (ours, theirs)]
-    made = difference_interval(3.0, around[0], 2.0, around[1])
-    assert made == pytest.approx(np.quantile(ours - theirs, [0.025, 0.975]).tolist(), abs=0.02)
+    interval = difference_interval(3.0, around[0], 2.0, around[1])
+    assert interval == pytest.approx(np.quantile(ours - theirs, [0.025, 0.975]).tolist(), abs=0.02)
     assert difference_interval(3.0, [2.6, 3.4], 2.0, [2.0, 2.0]) == pytest.approx([0.6, 1.4])
     assert difference_interval(3.0, None, 2.0, [2.0, 2.0]) is None
 
@@ -191,8 +191,8 @@ def test_the_cells_that_the_paper_leaves_out_can_be_filled_too(tmp_path):
         assert (REPOSITORY / "configs" / "experiment" / f"ablation_{one.drafter}.yaml").is_file()
         assert f"base=vicuna_7b experiment=ablation_{one.drafter} " in one.fill_command
     if TRACES.is_dir():  # the authors' own drafter is one of the cells
-        found = read_table("table_ablation", str(TRACES), []).cells
-        assert {one.drafter for one in found if one.recomputed is not None} == {"transformer_ctc_collapse"}
+        cells = read_table("table_ablation", str(TRACES), []).cells
+        assert {one.drafter for one in cells if one.recomputed is not None} == {"transformer_ctc_collapse"}
 
 
 def test_shares_of_a_step_are_those_of_the_figure(tmp_path):

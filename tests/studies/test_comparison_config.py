@@ -12,31 +12,31 @@ from studies.comparison.config import SizeKey
 
 
 def test_the_shipped_comparison_has_all_trainable_methods():
-    made = load_comparison_config("arena")
-    assert set(made.entrants) >= {"ctc_gru", "ctc", "ctc_paper", "medusa", "medusa_gru", "hydra", "eagle"}
-    assert made.arms == ("steps", "parameters", "latency", "time")
-    assert len(made.rates.values) == 3
-    assert made.trial_steps == 600
-    assert made.entrants["ctc_paper"].dials == made.entrants["ctc"].dials
-    assert made.entrants["medusa"].dials["parameters"] == SizeKey("drafter.body.inner", 8, 16384)
+    config = load_comparison_config("arena")
+    assert set(config.entrants) >= {"ctc_gru", "ctc", "ctc_paper", "medusa", "medusa_gru", "hydra", "eagle"}
+    assert config.arms == ("steps", "parameters", "latency", "time")
+    assert len(config.rates.values) == 3
+    assert config.trial_steps == 600
+    assert config.entrants["ctc_paper"].dials == config.entrants["ctc"].dials
+    assert config.entrants["medusa"].dials["parameters"] == SizeKey("drafter.body.inner", 8, 16384)
     small = load_comparison_config("arena_small")
     assert "draft_model" not in small.entrants
-    assert small.entrants["medusa"] == made.entrants["medusa"]
-    assert small.steps < made.steps
+    assert small.entrants["medusa"] == config.entrants["medusa"]
+    assert small.steps < config.steps
 
 
 @pytest.mark.parametrize("experiment", ["arena", "grid", "grid_weights"])
 def test_the_overrides_of_every_method_compose_and_its_trees_exist(experiment):
     register_resolvers()
-    made = load_comparison_config(experiment)
+    config = load_comparison_config(experiment)
     with initialize_config_dir(str(CONFIGS), version_base=None):
-        for entrant in made.entrants.values():
-            dials = [f"{dial.key}={dial.least}" for dial in entrant.dials.values()]
-            config = compose("train", [*made.shared_overrides, *entrant.words, *dials])
-            kind = "growth" if "growth" in config.drafter else "paths"
+        for method in config.entrants.values():
+            dials = [f"{dial.key}={dial.least}" for dial in method.dials.values()]
+            composed = compose("train", [*config.shared_overrides, *method.words, *dials])
+            kind = "growth" if "growth" in composed.drafter else "paths"
             trees = {file.stem for file in (CONFIGS / "drafter" / kind).glob("*.yaml")}
-            assert {reading for reading in entrant.readings if reading} <= trees
-    for other in made.timing.others:
+            assert {reading for reading in method.readings if reading} <= trees
+    for other in config.timing.others:
         assert resolve(OmegaConf.create(other.replace(":", ": ")) if "{" in other else other).name
 
 
@@ -47,18 +47,18 @@ def test_one_command_sweeps_all_cells_of_the_grid():
     assert [len(values) for values in levels.values()] == [2, 3, 3]
     # Every level of every factor once.
     for number in range(3):
-        made = load_comparison_config(
+        config = load_comparison_config(
             "grid", *(f"{key}={values[number % len(values)]}" for key, values in levels.items())
         )
-        [entrant] = made.entrants.values()
-        assert made.group == "-".join(values[number % len(values)] for values in levels.values())
-        assert list(entrant.factors.values()) == made.group.split("-")
-        words = entrant.factors["loss"] == "cross_entropy"
-        assert entrant.readings == (("sparse_likely", "direct") if words else ("collapse", "prefix_search"))
+        [method] = config.entrants.values()
+        assert config.group == "-".join(values[number % len(values)] for values in levels.values())
+        assert list(method.factors.values()) == config.group.split("-")
+        words = method.factors["loss"] == "cross_entropy"
+        assert method.readings == (("sparse_likely", "direct") if words else ("collapse", "prefix_search"))
     weights = load_comparison_config("grid_weights", "grid.weight=1e-4")
-    [entrant] = weights.entrants.values()
-    assert entrant.factors == {"weight": 1e-4}
-    assert "objective.ctc=0.0001" in entrant.words
+    [method] = weights.entrants.values()
+    assert method.factors == {"weight": 1e-4}
+    assert "objective.ctc=0.0001" in method.words
 
 
 @pytest.mark.parametrize(

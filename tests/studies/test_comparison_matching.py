@@ -38,14 +38,14 @@ def meter(tmp_path_factory):
     with initialize_config_dir(str(CONFIGS), version_base=None):
         words = f"arena.base=['base=local','base.path={folder}','device=cpu']"
         matching = "arena.matching={tolerance:0.05,prompts:2,tokens:6,repeats:2}"
-        made = CostMeter(load_comparison_config("arena", words, matching), ResultStore(folder / "arena"))
-        made.prompts = [torch.arange(5, 21), torch.arange(9, 15)]
+        cost_meter = CostMeter(load_comparison_config("arena", words, matching), ResultStore(folder / "arena"))
+        cost_meter.prompts = [torch.arange(5, 21), torch.arange(9, 15)]
         for name in ("ctc_gru", "medusa", "eagle"):
-            head = made.build(made.config.entrants[name])
+            head = cost_meter.build(cost_meter.config.entrants[name])
             with torch.no_grad():
                 next(iter(head.trainable_parameters())).add_(0.5)  # as if trained: untrained ones are equal
-            RunDirectory(made.store.run_folder(name)).save_head(head)
-        yield made
+            RunDirectory(cost_meter.store.run_folder(name)).save_head(head)
+        yield cost_meter
 
 
 @pytest.mark.parametrize("name", ["medusa", "hydra", "medusa_gru"])

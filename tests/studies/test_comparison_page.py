@@ -28,26 +28,28 @@ LOOKUPS = {"ctc_gru": (3, 6), "ctc_gru.s1": (3, 5), "medusa": (1, 2), "medusa@di
 
 def entry(entrant, arm="steps", seed=0, **changes):
     """A line of training.json."""
-    made = {
+    values = {
         "entrant": entrant, "arm": arm, "seed": seed, "words": [], "steps": 9, "learning_rate": 0.006, "dial": None,
         "factors": {}, "readings": [None], "parameters": 1000, "seconds": {"processor": 3.0, "wall": 4.0},
         "tau": 2.0, "loss": 1.0, "same_as": None,
     }  # fmt: skip
-    return made | changes
+    return values | changes
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """A store whose heads are really prompt lookups, replayed and timed; one more method is corrupt."""
     out = tmp_path_factory.mktemp("arena")
-    made = load_comparison_config("arena", f"arena.out={out}", "arena.pairs=[[ctc_gru,medusa],[medusa,medusa@direct]]")
+    shipped = load_comparison_config(
+        "arena", f"arena.out={out}", "arena.pairs=[[ctc_gru,medusa],[medusa,medusa@direct]]"
+    )
     names = ("ctc_gru", "medusa")
     config = replace(
-        made,
-        entrants={name: made.entrants[name] for name in names},
+        shipped,
+        entrants={name: shipped.entrants[name] for name in names},
         arms=("steps", "time"),
-        replay=replace(made.replay, nodes=(4, 8), temperatures=(0.0,), checked=2),
-        timing=replace(made.timing, nodes=(8,), arms=("steps",), others=("corrupt", "transformers_greedy")),
+        replay=replace(shipped.replay, nodes=(4, 8), temperatures=(0.0,), checked=2),
+        timing=replace(shipped.timing, nodes=(8,), arms=("steps",), others=("corrupt", "transformers_greedy")),
         benchmarks={"made_up": ("benchmark=tiny",)},
     )
     store = ResultStore(out)
@@ -73,12 +75,12 @@ def finished(tmp_path_factory):
 def evaluate(store, setup, name, replay):
     one = make_evaluation(setup, PROMPTS[:3])
     folder = OutputDir(store.evaluation_folder(name), one.shard)
-    made = one.run(folder, False, 4, 1, NO_TRACE) if replay is None else replay.run(one, folder, overwrite=False)
+    report = one.run(folder, False, 4, 1, NO_TRACE) if replay is None else replay.run(one, folder, overwrite=False)
     nodes = [8] if replay is None else list(replay.nodes)
     kind = "loop" if replay is None else "replay"
     entry = {"words": [], "kind": kind, "benchmark": "made_up", "temperature": 0.0, "nodes": nodes, "group": "all"}
     write_counts(store, name, store.add(EVALUATIONS, name, entry))
-    return made
+    return report
 
 
 def rows(store, evaluation):
@@ -111,21 +113,21 @@ def test_the_overrides_of_the_evaluations(finished):
 
 def test_seeds_are_pooled_and_differences_are_those_of_the_reports(finished):
     store = finished[1]
-    found = {
+    differences = {
         (one["kind"], one["nodes"], one["arm"], one["more"], one["less"]): one
         for one in store.read(VERDICT)["differences"]
     }
     by_name = {(row["drafter"], row["nodes"]): row for row in rows(store, "all-made_up-replay-T0")}
     tokens, passes = (sum(by_name[name, 8][key] for name in ("ctc_gru", "ctc_gru.s1")) for key in ("tokens", "passes"))
-    one = found["replay", 8, "steps", "ctc_gru", "medusa"]
+    one = differences["replay", 8, "steps", "ctc_gru", "medusa"]
     assert one["seeds"] == [2, 1]
     assert one["tau"] == pytest.approx(tokens / passes - by_name["medusa", 8]["tau"])
     assert one["tau_ci"][0] <= one["tau"] <= one["tau_ci"][1]
-    in_time = found["replay", 8, "time", "ctc_gru", "medusa"]
+    in_time = differences["replay", 8, "time", "ctc_gru", "medusa"]
     assert in_time["tau"] == pytest.approx(by_name["ctc_gru", 8]["tau"] - by_name["medusa.time", 8]["tau"])
-    assert found["loop", 8, "steps", "ctc_gru", "medusa"]["speedup"] is not None
+    assert differences["loop", 8, "steps", "ctc_gru", "medusa"]["speedup"] is not None
     assert one["speedup"] is None
-    assert found["replay", 4, "steps", "medusa", "medusa@direct"]["questions"] == 3
+    assert differences["replay", 4, "steps", "medusa", "medusa@direct"]["questions"] == 3
 
 
 def test_the_page_names_rows_that_failed_the_losslessness_check_instead_of_printing_them(finished):
@@ -228,13 +230,13 @@ def test_a_size_that_failed_the_losslessness_check_is_in_no_statistics(finished,
     row["lossless"]["owed"]["wrong"] = 1
     file.write_text(json.dumps(report))
     write_statistics(replace(config, out=tmp_path), bad)
-    found = {
+    differences = {
         (one["nodes"], one["more"], one["less"])
         for one in bad.read(VERDICT)["differences"]
         if (one["kind"], one["arm"]) == ("replay", "steps")
     }
-    assert (4, "ctc_gru", "medusa") in found
-    assert (8, "ctc_gru", "medusa") not in found
+    assert (4, "ctc_gru", "medusa") in differences
+    assert (8, "ctc_gru", "medusa") not in differences
 
 
 def test_the_page_of_a_grid_shows_every_cell_though_its_config_names_the_last_alone(finished):
@@ -250,16 +252,16 @@ def test_the_page_of_a_grid_shows_every_cell_though_its_config_names_the_last_al
     training = dict(data.training)
     own = ["drafter=eagle", "trainer.anchors=128", "trainer.learning_rate=0.1", "trainer.steps=9"]
     training["ctc_gru"] = {**training["ctc_gru"], "words": [*config.shared_overrides, *own]}
-    found = page.equal_conditions(last, replace(data, training=training))
-    assert found.splitlines()[3:] == ["- not equal: ctc_gru trains with `trainer.anchors=128`"]
+    text = page.equal_conditions(last, replace(data, training=training))
+    assert text.splitlines()[3:] == ["- not equal: ctc_gru trains with `trainer.anchors=128`"]
 
 
 def test_unmatched_methods_are_named(finished):
     config, store = finished
     one = {"key": "", "value": None, "interval": None, "how": ""}
-    found = {"latency": {"medusa": one | {"ratio": 1.0}}, "parameters": {"medusa": one | {"ratio": 0.56}}}
-    found["latency, once trained"] = {"ctc_gru": one | {"ratio": 1.0}, "medusa": one | {"ratio": 1.3}}
-    data = replace(page.ComparisonData.of(store), matching=found)
+    matching = {"latency": {"medusa": one | {"ratio": 1.0}}, "parameters": {"medusa": one | {"ratio": 0.56}}}
+    matching["latency, once trained"] = {"ctc_gru": one | {"ratio": 1.0}, "medusa": one | {"ratio": 1.3}}
+    data = replace(page.ComparisonData.of(store), matching=matching)
     arms = replace(config, arms=("steps", "parameters", "latency"))
     text = page.conditions_section(arms, data)
     assert "Not matched within 5% in the arm of parameters: medusa, 0.56." in text
@@ -274,17 +276,17 @@ def test_seeds_of_a_cell_are_pooled(finished, tmp_path):
     grid = ResultStore(tmp_path)
     shutil.copytree(store.out / "evaluations", tmp_path / "evaluations")
     grid.write(EVALUATIONS, store.read(EVALUATIONS))
-    made = {name: entry(name, seed=seed, factors={"loss": loss}) for name, (loss, seed) in cells.items()}
-    grid.write(TRAINING, made | lone)
+    training = {name: entry(name, seed=seed, factors={"loss": loss}) for name, (loss, seed) in cells.items()}
+    grid.write(TRAINING, training | lone)
     write_statistics(replace(config, entrants={"x": MethodSpec("x", ())}, pairs=(), arms=("steps",)), grid)
-    [found] = [one for one in grid.read(VERDICT)["effects"] if one["nodes"] == 8]
+    [effects] = [one for one in grid.read(VERDICT)["effects"] if one["nodes"] == 8]
     by_name = {(row["drafter"], row["nodes"]): row for row in rows(store, "all-made_up-replay-T0")}
 
     def tau(*names):
         return sum(by_name[n, 8]["tokens"] for n in names) / sum(by_name[n, 8]["passes"] for n in names)
 
-    assert (found["more"], found["less"], found["twins"], found["seeds"]) == ("y", "x", 1, 2)
-    assert found["tau"] == pytest.approx(tau("medusa", "medusa.time") - tau("ctc_gru", "ctc_gru.s1"))
+    assert (effects["more"], effects["less"], effects["twins"], effects["seeds"]) == ("y", "x", 1, 2)
+    assert effects["tau"] == pytest.approx(tau("medusa", "medusa.time") - tau("ctc_gru", "ctc_gru.s1"))
 
 
 def test_the_effect_of_a_factor_is_over_cells_that_differ_in_it_alone(finished, tmp_path):
@@ -292,22 +294,22 @@ def test_the_effect_of_a_factor_is_over_cells_that_differ_in_it_alone(finished, 
     config, store = finished
     cells = {"ctc_gru": ("a", "x"), "ctc_gru.s1": ("b", "x"), "medusa": ("a", "y"), "medusa.time": ("b", "y")}
     lone = {"medusa@direct": entry("lone", factors={"body": "c", "loss": "z"})}
-    made = {name: entry(name, factors={"body": body, "loss": loss}) for name, (body, loss) in cells.items()}
+    training = {name: entry(name, factors={"body": body, "loss": loss}) for name, (body, loss) in cells.items()}
     grid = ResultStore(tmp_path)
     shutil.copytree(store.out / "evaluations", tmp_path / "evaluations")
     grid.write(EVALUATIONS, store.read(EVALUATIONS))
-    grid.write(TRAINING, made | lone)
+    grid.write(TRAINING, training | lone)
     write_statistics(replace(config, entrants={"x": MethodSpec("x", ())}, pairs=(), arms=("steps",)), grid)
-    found = {(one["factor"], one["nodes"]): one for one in grid.read(VERDICT)["effects"] if one["nodes"] == 8}
-    assert set(found) == {("body", 8), ("loss", 8)}
+    effects = {(one["factor"], one["nodes"]): one for one in grid.read(VERDICT)["effects"] if one["nodes"] == 8}
+    assert set(effects) == {("body", 8), ("loss", 8)}
     by_name = {(row["drafter"], row["nodes"]): row for row in rows(store, "all-made_up-replay-T0")}
 
     def tau(*names):
         return sum(by_name[n, 8]["tokens"] for n in names) / sum(by_name[n, 8]["passes"] for n in names)
 
-    assert (found["loss", 8]["more"], found["loss", 8]["less"], found["loss", 8]["twins"]) == ("y", "x", 2)
+    assert (effects["loss", 8]["more"], effects["loss", 8]["less"], effects["loss", 8]["twins"]) == ("y", "x", 2)
     wanted = tau("medusa", "medusa.time") - tau("ctc_gru", "ctc_gru.s1")
-    assert found["loss", 8]["tau"] == pytest.approx(wanted)
+    assert effects["loss", 8]["tau"] == pytest.approx(wanted)
     page.write_page(replace(config, entrants={"x": MethodSpec("x", ())}, pairs=(), arms=("steps",)), grid)
     text = (tmp_path / "page.md").read_text()
     assert "| loss | y minus x | all | made_up | 0 | steps | 8 | replay | 2 | 1 |" in text
@@ -321,8 +323,8 @@ def test_the_effect_of_a_factor_is_also_computed_for_each_tree(finished):
     training = {name: entry(name, factors={"loss": name}, readings=["raw", "best"]) for name in ("x", "y")}
     passes = {"x@raw": 10, "x@best": 20, "y@raw": 20, "y@best": 10, AUTOREGRESSIVE: 40}
     answers = {(name, 8): QuestionSums([40, 40], [count, count]) for name, count in passes.items()}
-    found = {(one["factor"], one["within"]): one for one in factor_effects(config, training, answers, "steps", 8)}
-    assert {key: (one["twins"], one["tau"]) for key, one in found.items()} == {
+    effects = {(one["factor"], one["within"]): one for one in factor_effects(config, training, answers, "steps", 8)}
+    assert {key: (one["twins"], one["tau"]) for key, one in effects.items()} == {
         ("loss", None): (2, 0.0),
         ("loss", "raw tree"): (1, -2.0),
         ("loss", "probable texts"): (1, 2.0),

@@ -22,19 +22,19 @@ def test_a_comparison_trains_measures_and_writes_its_page(tmp_path):
         "prepared=corpus", "answers.max_new_tokens=20", "trainer.autocast=false",
         "trainer.warmup=1", "trainer.threads=1", "decoding.max_new_tokens=10", "decoding.nodes=8",
     ]  # fmt: skip
-    asked = ["benchmark=tiny", "benchmark.path=prompts.jsonl", "benchmark.limit=3", "decoding.max_new_tokens=12"]
+    benchmark = ["benchmark=tiny", "benchmark.path=prompts.jsonl", "benchmark.limit=3", "decoding.max_new_tokens=12"]
     words = [
         "experiment=arena", "arena.out=out", "arena.base=['base=local','base.path=base','device=cpu']",
         "arena.corpus=['corpus.path=prompts.jsonl']", f"arena.train={quoted(train)}",
         "arena.evaluate=['timing.questions=1','warm_up_tokens=4']",
         "arena.steps=4", "arena.small=null", "arena.rates={values:[0.003],share:0.25,prompts:2}",
         "arena.arms=[steps,parameters]", "arena.again={seeds:[1],entrants:[medusa],best_rival:false}",
-        f"arena.benchmarks.tiny={quoted(asked)}", "arena.replay={nodes:[4,8],temperatures:[0.0],checked:1}",
+        f"arena.benchmarks.tiny={quoted(benchmark)}", "arena.replay={nodes:[4,8],temperatures:[0.0],checked:1}",
         "arena.timing={nodes:[8],arms:[steps],others:[oracle,junk],words:['decoding=greedy']}",
         "arena.pairs=[[ctc_gru,medusa]]", *(f"arena.entrants.{name}=null" for name in LEFT_OUT),
     ]  # fmt: skip
-    done = run_comparison(tmp_path, words)
-    assert done.returncode == 0, done.stderr
+    finished = run_comparison(tmp_path, words)
+    assert finished.returncode == 0, finished.stderr
     page = (tmp_path / "out" / "page.md").read_text()
     assert "ctc_gru minus medusa" in page
     assert "| oracle |" in page
