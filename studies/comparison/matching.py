@@ -14,7 +14,7 @@ from __future__ import annotations
 import random
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from ctcdraft.evaluation.profiling import profile_answer
 from ctcdraft.evaluation.tree_size import isotonic
 from ctcdraft.training.run_directory import RunDirectory
 from studies.comparison.config import LATENCY, PARAMETERS, ComparisonConfig, MethodSpec, SizeKey
-from studies.comparison.store import MATCHING, TRAINING, Entry, ResultStore
+from studies.comparison.store import MATCHING, TRAINING, ResultStore
 
 AFTER_TRAINING = "latency, once trained"  # beside the arms in matching.json
 CANDIDATE_SIZES = 6  # sizes that are timed before one between them is chosen
@@ -41,23 +41,14 @@ REFERENCE, OWN, UNTRAINED = "the reference", "its own", "its own, untrained"
 
 @dataclass(frozen=True)
 class SizeMatch:
-    """The matched size of a method.
-
-    Args:
-        value: of the config key; None where the method keeps its own size.
-        ratio: its cost over the reference's; interval: of the ratio, where it was timed.
-        how: what the ratio is of.
-    """
+    """The matched size of a method (None: its own), and the ratio of its cost to the reference's, with an interval where
+    it was timed; `how` names what was measured."""
 
     key: str
     value: int | None
     ratio: float
     interval: tuple[float, float] | None
     how: str
-
-    @classmethod
-    def from_entry(cls, entry: Entry) -> SizeMatch:
-        return cls(*(entry[key] for key in ("key", "value", "ratio", "interval", "how")))
 
 
 def match_sizes(config: ComparisonConfig, store: ResultStore, arm: str) -> dict[str, SizeMatch]:
@@ -68,7 +59,8 @@ def match_sizes(config: ComparisonConfig, store: ResultStore, arm: str) -> dict[
         meter = CostMeter(config, store)
         for name in missing:  # minutes each, so each is stored at once
             stored = store.add(MATCHING, arm, {**stored, name: asdict(meter.match_method(config.entrants[name], arm))})
-    return {name: SizeMatch.from_entry(stored[name]) for name in config.entrants}
+    keys = [field.name for field in fields(SizeMatch)]  # entries of earlier versions have more
+    return {name: SizeMatch(**{key: stored[name][key] for key in keys}) for name in config.entrants}
 
 
 def measure_trained_heads(config: ComparisonConfig, store: ResultStore) -> None:

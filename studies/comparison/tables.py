@@ -175,6 +175,11 @@ def replay_equal(line: Row) -> str:
     return f"{texts[0]}/{texts[1]}, steps {steps[0]}/{steps[1]}"
 
 
+def plain(*keys: str) -> Columns:
+    """Return columns that show fields as they are."""
+    return {key: lambda row, key=key: str(row[key]) for key in keys}  # type: ignore[misc]
+
+
 def titled_table(title: str, lines: Sequence[Row], columns: Columns) -> list[str]:
     """Return a heading and a table; nothing without lines."""
     return [f"## {title}", markdown_table(lines, columns)] if lines else []
@@ -185,8 +190,7 @@ def sampled_section(config: ComparisonConfig, data: ComparisonData) -> list[str]
     hot = [temperature for temperature in config.replay.temperatures if temperature > 0]
     rows = [row for row in data.rows if row["kind"] == "replay" and row["temperature"] in hot]
     columns: Columns = {
-        "drafter": itemgetter("drafter"),
-        "benchmark": itemgetter("benchmark"),
+        **plain("drafter", "benchmark"),
         "T": lambda row: f"{row['temperature']:g}",
         "nodes": lambda row: str(row["nodes"]),
         "tau": lambda row: format_with_interval(row["tau"], row["tau_ci"]),
@@ -198,8 +202,7 @@ def sampled_section(config: ComparisonConfig, data: ComparisonData) -> list[str]
 def matching_section(data: ComparisonData) -> list[str]:
     lines = [{"arm": arm, "method": name, **one} for arm, part in data.matching.items() for name, one in part.items()]
     columns: Columns = {
-        "arm": itemgetter("arm"),
-        "method": itemgetter("method"),
+        **plain("arm", "method"),
         "size": lambda one: f"{one['key']}={one['value']}" if one["value"] is not None else "-",
         "of reference": lambda one: format_with_interval(one["ratio"], one["interval"]),
         "matched by": itemgetter("how"),
@@ -220,10 +223,7 @@ def seeds_section(config: ComparisonConfig, data: ComparisonData) -> list[str]:
                 if len(taus) > 1:
                     lines.append({"arm": arm, "method": side, "benchmark": benchmark, "nodes": nodes, "taus": taus})
     columns: Columns = {
-        "arm": itemgetter("arm"),
-        "method": itemgetter("method"),
-        "benchmark": itemgetter("benchmark"),
-        "nodes": lambda one: str(one["nodes"]),
+        **plain("arm", "method", "benchmark", "nodes"),
         "tau of each seed": lambda one: " ".join(f"{tau:.3f}" for tau in one["taus"]),
         "mean": lambda one: format_number(statistics.mean(one["taus"]), 3),
         "standard deviation": lambda one: format_number(statistics.stdev(one["taus"]), 3),
@@ -232,10 +232,9 @@ def seeds_section(config: ComparisonConfig, data: ComparisonData) -> list[str]:
 
 
 TASK_COLUMNS: Columns = {
-    "benchmark": itemgetter("benchmark"),
+    **plain("benchmark"),
     "T": lambda one: f"{one['temperature']:g}",
-    "arm": itemgetter("arm"),
-    "nodes": lambda one: str(one["nodes"]),
+    **plain("arm", "nodes"),
     "by": itemgetter("kind"),
 }
 TAU_COLUMN: Columns = {"tau": lambda one: format_difference(one["tau"], one["tau_ci"])}
