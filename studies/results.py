@@ -1,11 +1,11 @@
-"""Unpack, rebuild and quote the studies in results/.
+"""Archives, summaries and tables of the studies in results/.
 
-python -m studies.results unpack STUDY [FOLDER]   the raw reports, into runs/results/STUDY unless FOLDER is named
-python -m studies.results rebuild [STUDY...]      summary.csv, differences.csv and figures from raw.tar.gz
-python -m studies.results readme                  the tables of README.md, results/**/README.md and docs/*.md
+python -m studies.results unpack STUDY [FOLDER]   unpack the raw reports, by default into runs/results/STUDY
+python -m studies.results rebuild [STUDY...]      write summary.csv, differences.csv and figures from raw.tar.gz
+python -m studies.results readme                  write the tables of README.md, results/**/README.md, docs/*.md
 
-results.yaml lists columns and figures, results_tables.yaml tables. A row of summary.csv is one method on one benchmark
-at one temperature, tree size and seed.
+results.yaml lists columns and figures, results_tables.yaml the tables. A row of summary.csv is one method on one
+benchmark at one temperature, tree size and seed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MARKED = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- /table -->)", re.DOTALL)
 
 def unpack(study: str, folder: Path) -> Path:
     if study not in STUDIES:
-        raise InputError(f"no study is called {study}; there are {', '.join(STUDIES)}")
+        raise InputError(f"there is no study {study}; there are {', '.join(STUDIES)}")
     with tarfile.open(RESULTS / study / "raw.tar.gz") as archive:
         archive.extractall(folder, filter="data")
     return folder
@@ -51,7 +51,7 @@ def rebuild(study: str, out: Path | None = None) -> None:
     with TemporaryDirectory() as place:
         raw, out = unpack(study, Path(place)), out or RESULTS / study
         figures, texts = (STUDIES[study].get(key, {}) for key in ("figures", "text"))
-        rebuild_pages([str(file.parent) for file in sorted(raw.rglob("rules.json"))])  # verdicts and figures
+        rebuild_pages([str(file.parent) for file in sorted(raw.rglob("rules.json"))])
         for folder in {(raw / file).parent for file in figures.values()}:
             if folder.name == "figures":
                 files.rebuild_page(folder.parent)
@@ -60,9 +60,9 @@ def rebuild(study: str, out: Path | None = None) -> None:
         rows = [row for file in sorted(raw.rglob("report.json")) for row in of_report(raw, file)]
         rows += [row for name, patterns in texts.items() for row in of_text(raw / name, patterns)]
         pairs = [row for file in sorted(raw.rglob("verdict.json")) for row in of_verdict(raw, file)]
-        for name, made in {"summary": rows, "differences": pairs}.items():
-            frame = pd.DataFrame(made).dropna(axis="columns", how="all").convert_dtypes()
-            if made:
+        for name, lines in {"summary": rows, "differences": pairs}.items():
+            frame = pd.DataFrame(lines).dropna(axis="columns", how="all").convert_dtypes()
+            if lines:
                 frame.to_csv(out / f"{name}.csv", index=False, float_format="%.8g", lineterminator="\n")
         for name, file in figures.items():
             shutil.copyfile(raw / file, out / name)
@@ -84,40 +84,41 @@ def at(row: Any, path: str) -> Any:
 def of_report(raw: Path, file: Path) -> Iterator[Row]:
     report, heads = load(file), trained(raw, file.parent)
     for row in report["rows"]:
-        made: Row = {"run": str(file.parent.relative_to(raw))}
-        made |= {key: at(row, path) for key, path in CONFIG["columns"].items()}
+        line: Row = {"run": str(file.parent.relative_to(raw))}
+        line |= {key: at(row, path) for key, path in CONFIG["columns"].items()}
         draft = [at(row, "time.draft"), at(row, "time.tree")]
-        made |= {"draft_ms": None if None in draft else 1e3 * sum(draft), "replayed": "replay" in row or None}
+        line |= {"draft_ms": None if None in draft else 1e3 * sum(draft), "replayed": "replay" in row or None}
         head = heads.get(row["drafter"]) or heads.get(row["drafter"].partition("@")[0], {})
-        yield {**made, **head, "commit": report["environment"]["git"]["commit"][:7]}
+        yield {**line, **head, "commit": report["environment"]["git"]["commit"][:7]}
 
 
 def trained(raw: Path, place: Path) -> dict[str, Row]:
-    """Return what training.json, in the nearest folder above, has on each head, by the head's name in a report.
+    """Return the training of each head, by its name in a report, from training.json in the nearest folder above.
 
-    arms: the comparisons (equal steps, equal training time, ...) in which the head stands with the same weights.
+    The column `arms` joins the arms (equal steps, equal training time, ...) that share the head.
     """
     above = (parent for parent in place.parents if parent.is_relative_to(raw) and (parent / "training.json").is_file())
-    top, found = next(above, place), dict[str, Row]()
+    top, heads = next(above, place), dict[str, Row]()
     labels = load(top / "rules.json").get("readings_as")
     for key, entry in load(top / "training.json").items():
         if "arm" not in entry:  # of benchmarks/methods.py
-            found[key] = {"steps": entry["steps"]}
-            found[key]["train_seconds"] = entry["processor_seconds"] - entry["of_which_start"]
+            heads[key] = {"steps": entry["steps"]}
+            heads[key]["train_seconds"] = entry["processor_seconds"] - entry["of_which_start"]
         for number, reading in enumerate(entry["readings"]) if entry.get("arm") in ARMS else ():
             name = row_name(entry["same_as"] or key, reading)
-            made = {"method": row_name(entry["entrant"], reading), "tree": labels[number] if labels else None}
-            made |= {one: entry[one] for one in ("seed", "steps", "learning_rate")} | entry["factors"]
-            made["arms"] = "+".join(filter(None, [found.get(name, {}).get("arms"), entry["arm"]]))
-            found[name] = {**made, "train_seconds": entry["seconds"].get("processor")}
-    return found
+            line = {"method": row_name(entry["entrant"], reading), "tree": labels[number] if labels else None}
+            line |= {one: entry[one] for one in ("seed", "steps", "learning_rate")} | entry["factors"]
+            line["arms"] = "+".join(filter(None, [heads.get(name, {}).get("arms"), entry["arm"]]))
+            heads[name] = {**line, "train_seconds": entry["seconds"].get("processor")}
+    return heads
 
 
 def of_text(file: Path, patterns: Mapping[str, str]) -> Iterator[Row]:
-    """Search the lines of a script's output. A match without the group `value` belongs to the rows that follow."""
+    """Yield a row per match with the group `value` in a script's output; other matches add columns to later rows."""
     carried: Row = {"run": file.name}
     for line in file.read_text().splitlines():
-        for measure, match in ((measure, re.search(pattern, line)) for measure, pattern in patterns.items()):
+        for measure, pattern in patterns.items():
+            match = re.search(pattern, line)
             groups = {key: number(text) for key, text in match.groupdict().items() if text} if match else {}
             if "value" in groups:
                 yield {**carried, "measure": measure, **groups}
@@ -132,7 +133,7 @@ def number(text: str) -> float | str:
 
 
 def of_verdict(raw: Path, file: Path) -> Iterator[Row]:
-    """Paired differences (`more` less `less`) and effects of factors, with the ratio of draft times where matched."""
+    """Yield paired differences (`more` minus `less`) and effects of factors, with the ratio of matched draft times."""
     ratios = load(file.parent / "matching.json").get("latency, once trained", {})
     for row in [one for part in load(file).values() for one in part]:
         row["run"] = str(file.parent.relative_to(raw))
@@ -156,14 +157,16 @@ def selected(spec: Row, root: Path) -> pd.DataFrame:
 def table(name: str, root: Path = REPOSITORY) -> str:
     """Return a table as Markdown; a cell without a value is a dash."""
     if name not in CONFIG["tables"]:
-        raise InputError(f"no table is called {name}; there are {', '.join(CONFIG['tables'])}")
+        raise InputError(f"there is no table {name}; there are {', '.join(CONFIG['tables'])}")
     spec, lines = CONFIG["tables"][name], dict[tuple[str, ...], dict[str, str]]()
     for row in selected(spec, root).to_dict("records"):
         line = lines.setdefault(tuple(cell(form, row) for form in spec["rows"].values()), {})
         for header, form in spec["cells"].items():
             title, text = header.format(**row), cell(form, row)
             if line.setdefault(title, text) != text:
-                raise InputError(f"table {name}: {line[title]} and {text} are both {title}; narrow `where`: {row}")
+                raise InputError(
+                    f"table {name}: {line[title]} and {text} are both in column {title}; narrow `where`: {row}"
+                )
     titles = list(dict.fromkeys(title for line in lines.values() for title in line))
     body = [[*key, *(line.get(title, "-") for title in titles)] for key, line in lines.items()]
     head = [*spec["rows"], *titles]
@@ -178,8 +181,11 @@ def rewritten(root: Path = REPOSITORY) -> dict[Path, str]:
     """Return the pages whose tables differ from the CSV files, each with its text as it should be."""
     pages = [root / "README.md", *root.glob("results/**/README.md"), *root.glob("docs/*.md")]
     texts = {page: page.read_text() for page in sorted(pages)}
-    made = {page: MARKED.sub(lambda found: found[1] + table(found[2], root) + found[3], texts[page]) for page in texts}
-    return {page: text for page, text in made.items() if text != texts[page]}
+    pages_now = {
+        page: MARKED.sub(lambda match: match[1] + table(match[2], root) + match[3], text)
+        for page, text in texts.items()
+    }
+    return {page: text for page, text in pages_now.items() if text != texts[page]}
 
 
 def main(arguments: list[str]) -> None:
@@ -191,7 +197,7 @@ def main(arguments: list[str]) -> None:
         case ["readme"]:
             for page, text in rewritten().items():
                 write_text(page, text)
-                print(f"{page} is rewritten")
+                print(f"wrote {page}")
         case _:
             raise InputError(f"unknown command\n{__doc__}")
 

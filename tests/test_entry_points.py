@@ -134,9 +134,9 @@ def test_a_crossing_is_marked_in_the_report(world, monkeypatch):
     said = "trained as alignments but read as words by StaticPerFrameTree: a mismatch, as in Table 2 of the paper"
     assert [row["crossing"] for row in rows] == [None, said]
     shown = (world / "crossed" / "report.md").read_text()
-    assert "| ctc@sparse (crossing) |" in shown
+    assert "| ctc@sparse (mismatch) |" in shown
     assert f"- ctc@sparse is {said}" in shown
-    assert "autoregressive (crossing)" not in shown
+    assert "autoregressive (mismatch)" not in shown
 
 
 def test_a_head_that_never_learned_the_blank_is_not_read_over_blanks(world, monkeypatch, capsys):

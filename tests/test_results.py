@@ -1,4 +1,4 @@
-"""results/ is what its archives say: summaries, figures and tables are rebuilt byte for byte."""
+"""results/: summaries, figures and tables are rebuilt from the archives byte for byte."""
 
 import json
 import re
@@ -17,7 +17,7 @@ REBUILT = {".csv", ".svg"}
 
 
 def rebuilt(study, root):
-    """The study and the root README, below another root, with everything rebuilt that can be."""
+    """Return a copy of the study below another root, rebuilt from its archive."""
     out = root / "results" / study
     out.mkdir(parents=True)
     shutil.copy(RESULTS / study / "README.md", out)
@@ -28,12 +28,12 @@ def rebuilt(study, root):
 
 def check(study, root):
     out = rebuilt(study, root)
-    made, committed = (
+    rebuilt_files, committed = (
         {file.name: file.read_bytes() for file in folder.iterdir() if file.suffix in REBUILT}
         for folder in (out, RESULTS / study)
     )
-    assert made.keys() == committed.keys()
-    assert [name for name in made if made[name] != committed[name]] == []
+    assert rebuilt_files.keys() == committed.keys()
+    assert [name for name in rebuilt_files if rebuilt_files[name] != committed[name]] == []
     if study == SMALL:  # the tables of the root README are of this study
         assert rewritten(root) == {}
 
@@ -48,8 +48,8 @@ def test_every_study_is_rebuilt_from_its_archive(study, tmp_path):
     check(study, tmp_path)
 
 
-def test_every_table_says_what_its_csv_file_says():
-    """Where one does not, `python -m studies.results readme` writes it anew."""
+def test_every_table_matches_its_csv_file():
+    """`python -m studies.results readme` rewrites those that do not."""
     assert [str(page) for page in rewritten()] == []
 
 
@@ -73,7 +73,7 @@ def test_a_changed_number_is_found(tmp_path):
     assert all("9.88" in text for text in stale.values())
 
 
-def test_a_changed_cell_is_mended(tmp_path):
+def test_a_changed_cell_is_rewritten(tmp_path):
     page = tmp_path / "README.md"
     shutil.copytree(RESULTS / SMALL, tmp_path / "results" / SMALL)
     right = (RESULTS.parent / "README.md").read_text()
@@ -111,7 +111,9 @@ def test_an_archive_is_reproducible_and_names_no_machine(folder):
     }
     for name, text in texts.items():
         assert not re.search(r"[\s=\"'\[,:](/[\w.-]+){2,}", text), name
-        assert "answers" not in name or name == "answers.txt", "responses to other people's prompts are other people's"
+        assert "answers" not in name or name == "answers.txt", (
+            "responses to other people's prompts may not be published"
+        )
         if name.endswith("report.json"):
             report = json.loads(text)
             environment = report["environment"]
@@ -134,17 +136,17 @@ def test_output_of_scripts_becomes_rows(tmp_path):
 def test_a_cell_has_one_value(monkeypatch):
     spec = {"file": f"{SMALL}/summary.csv", "rows": {"method": "{method}"}, "cells": {"tau": "{tau:.2f}"}}
     monkeypatch.setitem(results.CONFIG["tables"], "ambiguous", spec)
-    with pytest.raises(InputError, match=r"table ambiguous: .* are both tau; narrow `where`"):
+    with pytest.raises(InputError, match=r"table ambiguous: .* are both in column tau; narrow `where`"):
         table("ambiguous")
 
 
-def test_what_is_not_there_is_one_sentence(tmp_path):
-    with pytest.raises(InputError, match="no study is called nothing; there are demo, "):
+def test_unknown_names_are_refused_in_one_sentence(tmp_path):
+    with pytest.raises(InputError, match="there is no study nothing; there are demo, "):
         main(["rebuild", "nothing"])
     with pytest.raises(InputError, match="unknown command"):
         main(["print"])
     (tmp_path / "README.md").write_text("<!-- table: nothing -->\n<!-- /table -->\n")
-    with pytest.raises(InputError, match="no table is called nothing; there are demo, "):
+    with pytest.raises(InputError, match="there is no table nothing; there are demo, "):
         rewritten(tmp_path)
 
 

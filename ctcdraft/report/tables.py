@@ -1,4 +1,8 @@
-"""report.json and report.md of one evaluation, and the table on the terminal. It prints what it is given."""
+"""Columns and cell formats of the tables in an evaluation's reports.
+
+A column is a header and a function from a row of report.json to text, so that report.md, report.html, the terminal and
+the model card print the same cells.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +11,13 @@ from typing import Any
 
 from ctcdraft.evaluation.distribution_test import HISTOGRAM_CELLS, MIN_TOKENS_FOR_P_VALUE
 
-GUARANTEES = {
-    "law": "the base's law, not the same words, because its guesses are drawn",
-    "nothing": "nothing, but this is how its words fit the base's law",
+GUARANTEES = {  # by the field `owes` of report.json
+    "words": "token-identical",
+    "law": "same distribution",
+    "nothing": "none (LOSSY)",
 }
 BREAKDOWN_FILE = "breakdown.svg"
-TREE_SIZE_NOTE = (
-    "Chosen before the first question, on prompts that are none: tau of every size is replayed from one run that "
-    "drafts the largest tree behind every token, the cost of a pass is measured, and tau / cost is greatest at the "
-    "size chosen."
-)
-MIN_P_VALUE = 1e-4  # of a fit no better by chance: one honest row in ten thousand falls below it
+MIN_P_VALUE = 1e-4  # a lossless method falls below it in one of ten thousand rows
 
 Row = dict[str, Any]
 Columns = dict[str, Callable[[Row], str]]
@@ -45,21 +45,21 @@ def format_difference(value: float | None, bounds: Sequence[float] | None) -> st
 def describe_difference(pair: Row) -> str:
     speed = "" if pair["speedup"] is None else f", speed-up {format_difference(pair['speedup'], pair['speedup_ci'])}"
     tau = format_difference(pair["tau"], pair["tau_ci"])
-    return f"{pair['more']} less {pair['less']}, {pair['nodes']} nodes: tau {tau}{speed}"
+    return f"{pair['more']} minus {pair['less']}, {pair['nodes']} nodes: tau {tau}{speed}"
 
 
 def drafter_label(row: Row) -> str:
-    """The drafter's name, with a mark in every table where its text is not the base's, or its frames are read
-    otherwise than they were taught."""
+    """Return the drafter's name, marked where decoding is lossy or objective and tree do not fit each other."""
     lossy = " (LOSSY)" if row["lossless"]["owes"] == "nothing" else ""
-    return f"{row['drafter']}{' (crossing)' if row.get('crossing') else ''}{lossy}"
+    return f"{row['drafter']}{' (mismatch)' if row.get('crossing') else ''}{lossy}"
 
 
 def equal_cell(row: Row) -> str:
-    """118+2/120: equal, + those that rounding explains, of all. Where no words are owed, how well the law fits."""
+    """Return `118+2/120`: equal questions, + those that differ by rounding, of all; a p value where the guarantee is
+    the distribution alone."""
     lossless = row["lossless"]
     if lossless["owes"] != "words":
-        return f"law p={format_number(distribution_p_value(row), 3)}"
+        return f"p={format_number(distribution_p_value(row), 3)}"
     rounding = f"+{lossless['rounding']}" if lossless["rounding"] else ""
     return f"{lossless['equal']}{rounding}/{lossless['prompts']}"
 
@@ -93,11 +93,11 @@ FULL_COLUMNS: Columns = {
 REPLAY_COLUMNS: Columns = {
     **{name: FULL_COLUMNS[name] for name in ("drafter", "nodes", "prompts", "tau", "alpha")},
     "equal": equal_cell,
-    "passes alike": lambda row: "{alike}/{answers}".format(**row["replay"]),
+    "identical steps": lambda row: "{alike}/{answers}".format(**row["replay"]),
 }
 DIFFERENCE_COLUMNS: Columns = {
-    "more": lambda pair: pair["more"],
-    "less": lambda pair: pair["less"],
+    "method": lambda pair: pair["more"],
+    "minus": lambda pair: pair["less"],
     "nodes": lambda pair: str(pair["nodes"]),
     "tau": lambda pair: format_difference(pair["tau"], pair["tau_ci"]),
     "speedup": lambda pair: format_difference(pair["speedup"], pair["speedup_ci"]),
@@ -109,7 +109,7 @@ DETAIL_COLUMNS: Columns = {
     "speedup_paper": lambda row: format_number(row["speedup_paper"]),
     "acceptance_rate": lambda row: format_number(row["acceptance_rate"], 3),
     "tokens": lambda row: f"{row['tokens']:,}",
-    "passes": lambda row: f"{row['passes']:,}",
+    "forward passes": lambda row: f"{row['passes']:,}",
     "parameters": lambda row: f"{row['draft_parameters']:,}",
     "roof_share": lambda row: format_share(row["roof_share"]),
     "peak memory": lambda row: "-" if row["peak_memory_bytes"] is None else f"{row['peak_memory_bytes'] / 1e9:.2f} GB",
@@ -121,30 +121,46 @@ def markdown_table(rows: Sequence[Row], columns: Columns) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
+def markdown_definitions(definitions: dict[str, str]) -> str:
+    """Return the last section of a report: what its columns mean."""
+    return "## Definitions\n\n" + "\n".join(f"- **{term}**: {meaning}" for term, meaning in definitions.items())
+
+
+def aligned_lines(cells: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows of cells as lines for the terminal, every column as wide as its widest cell."""
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in cells]
+
+
+def millisecond_columns(parts: Sequence[str]) -> Columns:
+    """Return a column per phase of row["time"], seconds shown as milliseconds."""
+
+    def milliseconds(part: str) -> Callable[[Row], str]:
+        return lambda row: "-" if row["time"][part] is None else format_number(row["time"][part] * 1e3, 3)
+
+    return {part: milliseconds(part) for part in parts}
+
+
 def describe_null(row: Row) -> str:
-    """How often other kernels alone make autoregression differ from itself; nothing for the row that shows it."""
-    found = row["lossless"].get("null")
-    if found is not None:
-        return f"; autoregression by other kernels ({found['drafter']}) differs from itself on {found['different']}"
-    return (
-        ""
-        if row.get("other_kernels")
-        else "; how often autoregression does, contestants=[...,transformers_eager] tells"
-    )
+    """Return how often other kernels alone change the baseline's tokens; nothing for the row that measures it."""
+    null = row["lossless"].get("null")
+    if null is not None:
+        return f"; autoregression by other kernels ({null['drafter']}) differs from itself on {null['different']}"
+    if row.get("other_kernels"):
+        return ""
+    return "; add transformers_eager to contestants= to measure how often other kernels alone change the tokens"
 
 
-def format_fit(metrics: dict[str, Any]) -> str:
-    tokens = f"{metrics['tokens']:,} tokens"
-    if metrics["p_value"] is None:
-        return f"{tokens} are too few to tell (it takes {MIN_TOKENS_FOR_P_VALUE})"
-    return (
-        f"c"
-        f"hi-square {metrics['chi_square']:.1f} in {HISTOGRAM_CELLS} cells over {tokens} (p = {metrics['p_value']:.2g})"
-    )
+def format_fit(fit: Row) -> str:
+    """Return the chi-square fit of one PIT histogram in words."""
+    tokens = f"{fit['tokens']:,} tokens"
+    if fit["p_value"] is None:
+        return f"{tokens} are too few for a test (it needs {MIN_TOKENS_FOR_P_VALUE})"
+    return f"chi-square {fit['chi_square']:.1f} in {HISTOGRAM_CELLS} cells over {tokens} (p = {fit['p_value']:.2g})"
 
 
 def distribution_p_value(row: Row) -> float | None:
-    """The worse of the two fits; with two of them chance has two tries, so it counts twice."""
-    both = [row["lossless"], row["lossless"]["by_draft"] or {"p_value": None}]
-    p_values = [one["p_value"] for one in both if one["p_value"] is not None]
+    """Return the smaller p value of the two token orders, times their number (Bonferroni)."""
+    fits = [row["lossless"], row["lossless"]["by_draft"] or {"p_value": None}]
+    p_values = [fit["p_value"] for fit in fits if fit["p_value"] is not None]
     return min(1.0, len(p_values) * min(p_values)) if p_values else None

@@ -1,4 +1,7 @@
-"""The rules of a comparison, from its YAML: who enters, what is equal, what is asked. It knows words, no objects."""
+"""The `arena` node of a config as checked dataclasses: methods, budgets, evaluations and pairs to compare.
+
+Field names are the keys of configs/experiment/arena.yaml. "Overrides" are arguments of train.py or evaluate.py.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,12 @@ from ctcdraft.errors import InputError, check_float, check_int
 
 STEPS, PARAMETERS, LATENCY, TIME = ARMS = ("steps", "parameters", "latency", "time")
 STAGES = ("train", "measure", "page")
+CLOCKS = ("processor", "wall")
 
 
 @dataclass(frozen=True)
 class SizeKey:
-    """What widens or narrows an entrant: a key of train.py over whole numbers."""
+    """An integer config key of train.py that widens or deepens a head, and the range it is searched in."""
 
     key: str
     least: int
@@ -25,9 +29,15 @@ class SizeKey:
 
 @dataclass(frozen=True)
 class MethodSpec:
-    """Somebody to train. words: of train.py. readings: other ways to read the head, RUN@READING; null is its own.
-    dials: by arm; an arm without one leaves the entrant as it is. rival: whether it counts when a best rival is
-    looked for. factors: what this entrant stands for in a grid."""
+    """A method to train.
+
+    Args:
+        words: overrides of train.py.
+        readings: ways to build a tree from its draft, as in RUN@READING; null is the head's own.
+        dials: the size to match, by arm; an arm without one leaves the head as it is.
+        rival: whether it may be the best rival, which is trained with more seeds.
+        factors: its levels of the factors of a grid.
+    """
 
     name: str
     words: tuple[str, ...]
@@ -39,11 +49,14 @@ class MethodSpec:
 
 @dataclass(frozen=True)
 class LearningRateGrid:
-    """Learning rates to choose from, each tried for `share` of the steps and judged by tau on `prompts` prompts that
-    are trained on by nobody. beyond: how many more may be tried past an edge that is the best.
+    """Learning rates, each tried for `share` of the steps and ranked by tau on `prompts` held-out prompts.
 
-    A small share is short-sighted: after a tenth of the steps Medusa's heads liked four times the rate that was best
-    for all of them (1.43 tokens a pass in place of 1.64), and EAGLE's rates could not be told apart."""
+    A small share misleads: after a tenth of the steps Medusa's heads preferred four times the rate that was best for
+    all of them (tau 1.43 instead of 1.64), and EAGLE's rates could not be distinguished.
+
+    Args:
+        beyond: how many more rates are tried while the best one is at an edge of the grid.
+    """
 
     values: tuple[float, ...]
     share: float
@@ -53,8 +66,12 @@ class LearningRateGrid:
 
 @dataclass(frozen=True)
 class ReplayConfig:
-    """tau of every tree size, on `benchmarks`: greedy in all arms, above temperature 0 in those of `sampled`.
-    checked: questions that the loop decodes as well."""
+    """tau of every tree size, replayed along the baseline's responses.
+
+    Args:
+        temperatures: 0 for the heads of all arms, others for those of the arms in `sampled`.
+        checked: number of questions that the decoding loop checks.
+    """
 
     nodes: tuple[int, ...]
     temperatures: tuple[float, ...]
@@ -64,8 +81,8 @@ class ReplayConfig:
 
 @dataclass(frozen=True)
 class TimingConfig:
-    """Greedy evaluations with clocks. arms: whose heads are timed. others: contestants without training. outside: rows
-    of other people's code. words: of evaluate.py, in these evaluations alone."""
+    """Timed greedy evaluations of the heads of `arms` and of `others`, methods without training. `words` are further
+    overrides of evaluate.py."""
 
     nodes: tuple[int, ...]
     arms: tuple[str, ...]
@@ -75,8 +92,8 @@ class TimingConfig:
 
 @dataclass(frozen=True)
 class MatchingConfig:
-    """How budgets are matched. While drafts are timed, so many prompts of the corpus are answered with so many tokens
-    each, all of it `repeats` times."""
+    """How draft times are matched: `prompts` prompts of the corpus are decoded with `tokens` tokens each, all of it
+    `repeats` times; ratios within `tolerance` count as equal."""
 
     tolerance: float
     prompts: int
@@ -86,8 +103,8 @@ class MatchingConfig:
 
 @dataclass(frozen=True)
 class ExtraSeeds:
-    """More seeds, at equal steps: for these entrants and, where best_rival is set, for whoever that is. in_time: at
-    equal training time, too, where that is an arm. They are replayed, not timed."""
+    """More seeds at equal steps for `entrants` and, with `best_rival`, for the rival with the best held-out tau; with
+    `in_time` also at equal training time. Heads of further seeds are replayed and not timed."""
 
     seeds: tuple[int, ...]
     entrants: tuple[str, ...]
@@ -97,12 +114,19 @@ class ExtraSeeds:
 
 @dataclass(frozen=True)
 class ComparisonConfig:
-    """base: its words, for train.py and evaluate.py alike. corpus, train, evaluate: words for all.
-    reference: the entrant that the others are matched to. seconds: of training in the arm of equal time; None: as
-    long as the reference took. small: layers of the base that a draft model begins with; None where nobody needs one.
-    pairs: whose differences are told. readings_as: in a grid, what the entrants' readings are, in their order.
-    group: names this part of the evaluations, in a grid the cell. clock: which seconds of training count.
-    said: all of this as the config says it: `rules(**said)` are these rules."""
+    """A whole comparison.
+
+    Args:
+        base: overrides of train.py and evaluate.py; corpus, train, evaluate: overrides of one of them, for all methods.
+        reference: the method whose budget the others are matched to.
+        seconds: training time in the arm of equal training time; None: that of the reference.
+        small: number of base layers that the draft model starts from; None where no method needs one.
+        pairs: (method, baseline) pairs whose differences are reported.
+        readings_as: in a grid, the labels of the readings, in their order.
+        group: prefix of the names of evaluations; the cell in a grid.
+        clock: which seconds of training count.
+        raw_config: the YAML node: `comparison_config(**raw_config)` is this comparison.
+    """
 
     title: str
     out: Path
@@ -133,12 +157,12 @@ class ComparisonConfig:
 
     @property
     def shared_overrides(self) -> tuple[str, ...]:
-        """Words of train.py that are the same for all: base, corpus, optimiser, schedule."""
+        """Overrides of train.py that all methods share: base, corpus, optimizer, schedule."""
         return (*self.base, *self.corpus, *self.train)
 
     @property
     def reported_sizes(self) -> tuple[int, ...]:
-        """Of trees, where not all that were replayed are told: those that were timed, if any were."""
+        """Tree sizes of the tables that do not show all replayed ones: the timed sizes, if any were timed."""
         return self.timing.nodes or self.replay.nodes
 
     @property
@@ -147,30 +171,21 @@ class ComparisonConfig:
 
 
 def comparison_config(**raw: Any) -> ComparisonConfig:
-    """The `arena` node of a config, checked. Raises InputError."""
-    raw_copy = deepcopy(raw)
-    entrants = {}
-    for key, node in raw.pop("entrants").items():
-        if node is None:  # left out of a preset
-            continue
-        one = method_spec(str(node.pop("name", key)), node)
-        entrants[one.name] = one
-    values: Any = {
-        **lists_to_tuples(raw),
-        "out": Path(raw["out"]),
-        "entrants": entrants,
-        "again": ExtraSeeds(**lists_to_tuples(raw["again"])),
-        "rates": LearningRateGrid(**lists_to_tuples(raw["rates"])),
-        "matching": MatchingConfig(**lists_to_tuples(raw["matching"])),
-        "replay": ReplayConfig(**lists_to_tuples(raw["replay"])),
-        "timing": TimingConfig(**lists_to_tuples(raw["timing"])),
-        "benchmarks": {name: tuple(words) for name, words in raw["benchmarks"].items() if words is not None},
-        "pairs": tuple((more, less) for more, less in raw["pairs"]),
-        "said": raw_copy,
-    }
-    made = ComparisonConfig(**values)
-    refuse_impossible(made)
-    return made
+    """Return the `arena` node of a config as a checked ComparisonConfig. Raises InputError."""
+    original, node = deepcopy(raw), lists_to_tuples(raw)
+    methods = [  # null removes a method from a preset
+        method_spec(str(spec.pop("name", key)), spec) for key, spec in node["entrants"].items() if spec is not None
+    ]
+    parts = {"again": ExtraSeeds, "rates": LearningRateGrid, "matching": MatchingConfig}
+    parts |= {"replay": ReplayConfig, "timing": TimingConfig}
+    node |= {key: kind(**lists_to_tuples(raw[key])) for key, kind in parts.items()}
+    node["out"] = Path(raw["out"])
+    node["entrants"] = {method.name: method for method in methods}
+    node["benchmarks"] = {name: tuple(words) for name, words in raw["benchmarks"].items() if words is not None}
+    node["pairs"] = tuple(map(tuple, raw["pairs"]))
+    config = ComparisonConfig(**node, raw_config=original)
+    refuse_impossible(config)
+    return config
 
 
 def method_spec(name: str, node: Mapping[str, Any]) -> MethodSpec:
@@ -184,27 +199,29 @@ def lists_to_tuples(node: Mapping[str, Any]) -> dict[str, Any]:
     return {key: tuple(value) if isinstance(value, list) else value for key, value in node.items()}
 
 
-def refuse_impossible(made: ComparisonConfig) -> None:
-    check_int(made.steps, "arena.steps")
-    check_int(made.replay.checked, "arena.replay.checked")
-    if not 0 < check_float(made.rates.share, "arena.rates.share") < 1:
-        raise InputError(f"arena.rates.share={made.rates.share}: the share of the steps lies between 0 and 1")
-    if not made.rates.values:
-        raise InputError("arena.rates.values=[]: there is no learning rate to train with; give at least one")
-    refuse_unknown("stages", made.stages, STAGES)
-    refuse_unknown("arms", (*made.arms, *made.timing.arms), ARMS)
-    refuse_unknown("clock", (made.clock,), ("processor", "wall"))
-    names = tuple(made.entrants)
-    refuse_unknown("again.entrants", made.again.entrants, names)
-    refuse_unknown("pairs", tuple(side.partition("@")[0] for pair in made.pairs for side in pair), names)
-    if made.seconds is None or {PARAMETERS, LATENCY} & set(made.arms):
-        refuse_unknown("reference", (made.reference,), names)
-    if made.arms[:1] != (STEPS,):
-        raise InputError(f"arena.arms={list(made.arms)}: the first is `steps`, which the others are matched to")
-    refuse_unknown("replay.sampled", made.replay.sampled, made.arms)
+def refuse_impossible(config: ComparisonConfig) -> None:
+    check_int(config.steps, "arena.steps")
+    check_int(config.replay.checked, "arena.replay.checked")
+    if not 0 < check_float(config.rates.share, "arena.rates.share") < 1:
+        raise InputError(f"arena.rates.share must be between 0 and 1, got {config.rates.share}")
+    if not config.rates.values:
+        raise InputError("arena.rates.values must hold at least one learning rate, got []")
+    refuse_unknown("stages", config.stages, STAGES)
+    refuse_unknown("arms", (*config.arms, *config.timing.arms), ARMS)
+    refuse_unknown("clock", (config.clock,), CLOCKS)
+    names = tuple(config.entrants)
+    refuse_unknown("again.entrants", config.again.entrants, names)
+    refuse_unknown("pairs", tuple(side.partition("@")[0] for pair in config.pairs for side in pair), names)
+    if config.seconds is None or {PARAMETERS, LATENCY} & set(config.arms):
+        refuse_unknown("reference", (config.reference,), names)
+    if config.arms[:1] != (STEPS,):
+        raise InputError(
+            f"arena.arms must begin with `steps`, to which the others are matched, got {list(config.arms)}"
+        )
+    refuse_unknown("replay.sampled", config.replay.sampled, config.arms)
 
 
-def refuse_unknown(key: str, named: Sequence[str], benchmark_hashes: Sequence[str]) -> None:
-    strangers = [name for name in named if name not in benchmark_hashes]
-    if strangers:
-        raise InputError(f"arena.{key} names {strangers[0]}, which is none of {', '.join(benchmark_hashes)}")
+def refuse_unknown(key: str, values: Sequence[str], known: Sequence[str]) -> None:
+    unknown = [value for value in values if value not in known]
+    if unknown:
+        raise InputError(f"arena.{key} must name some of {', '.join(known)}, got {unknown[0]}")

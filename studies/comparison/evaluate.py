@@ -1,12 +1,8 @@
-"""The evaluations of a comparison, by evaluate.py: passes replayed at every size, and the loop timed at a few. It knows
-words and places; what comes out it leaves to evaluate.py's own reports.
+"""The evaluations of a comparison by evaluate.py, their rows, and the counts behind them.
 
-evaluations/NAME/counts.json: tokens, passes and seconds of every row, question by question. It judges nobody.
-
-All that a verdict rests on, in a hundredth of the room that the answers take, and without a word of them: it is kept
-where prompts and answers, being other people's, are not.
-
-The rows of finished evaluations, those that may be printed. It knows report.json, nothing of how it came about.
+An evaluation is either a replay (tau of every tree size) or a timed loop at a few sizes. evaluations/NAME/counts.json
+holds tokens, steps and seconds of every row by question: what paired intervals need, in a hundredth of the size of the
+responses and without their text, which may not be published with other people's prompts.
 """
 
 from __future__ import annotations
@@ -31,13 +27,13 @@ Row = dict[str, Any]
 
 
 def row_name(run: str, reading: str | None) -> str:
-    """What a run is called that is read in another way than its own: ctc@collapse"""
+    """Return the drafter name of a head with another tree than its own: ctc@collapse"""
     return run if reading is None else f"{run}@{reading}"
 
 
-def draft_seconds(row: Row) -> float | None:
-    """Of a draft and the building of its tree; None where nothing was timed."""
-    return None if row["time"]["draft"] is None else row["time"]["draft"] + row["time"]["tree"]
+def draft_milliseconds(row: Row) -> float | None:
+    """Return the time of a draft with its tree building; None where nothing was timed."""
+    return None if row["time"]["draft"] is None else 1e3 * (row["time"]["draft"] + row["time"]["tree"])
 
 
 def evaluation_rows(store: ResultStore, evaluation: str) -> list[Row]:
@@ -45,17 +41,17 @@ def evaluation_rows(store: ResultStore, evaluation: str) -> list[Row]:
     try:
         return json.loads(file.read_text())["rows"]
     except (OSError, ValueError, KeyError) as error:
-        raise InputError(f"{file} is no report of evaluate.py; remove its folder, and it is measured again") from error
+        raise InputError(f"{file} is not a report of evaluate.py; remove its folder to measure it again") from error
 
 
 def passed_check(row: Row) -> bool:
-    """Whether its text was compared with autoregression's, and nothing in it is wrong."""
+    """Return whether the row's tokens were compared with the baseline's and none of them is wrong."""
     lossless = row["lossless"]
     return bool(lossless["prompts"]) and lossless["equal"] is not None and not lossless["owed"]["wrong"]
 
 
 def all_rows(store: ResultStore) -> list[Row]:
-    """With the evaluation's own name and kind in each."""
+    """Return the rows of all evaluations, each with the name and kind of its evaluation."""
     return [
         {**row, "evaluation": name, "kind": entry["kind"]}
         for name, entry in store.read(EVALUATIONS).items()
@@ -64,43 +60,41 @@ def all_rows(store: ResultStore) -> list[Row]:
 
 
 COUNTS_FILE = "counts.json"
-ALL_QUESTIONS = 10**9  # questions
+ALL_QUESTIONS = 10**9
 SumsByRow = dict[str, dict[int, QuestionSums]]  # by row name and nodes
 
 
 def write_counts(store: ResultStore, name: str, entry: Entry) -> None:
-    """Writes the counts of a finished evaluation, where they are not there or are those of an earlier one."""
+    """Write the counts of a finished evaluation, unless the file already holds them."""
     rows = evaluation_rows(store, name)
     if counts_match(rows, read_counts(store, name)):
         return
-    made: SumsByRow = {}
+    counts: SumsByRow = {}
     for drafter, nodes, sums in sums_of_answers(store, name, entry, rows):
-        made.setdefault(drafter, {})[nodes] = sums
-    if not counts_match(rows, made):
+        counts.setdefault(drafter, {})[nodes] = sums
+    if not counts_match(rows, counts):
         raise InputError(
-            f"{store.evaluation_folder(name)} holds other answers than its report.json tells of; remove it, and it "
-            "is measured "
-            "again"
+            f"the responses in {store.evaluation_folder(name)} are not those of its report.json; remove the folder to "
+            "have it measured again"
         )
-    plain = {drafter: {nodes: plain_sums(sums) for nodes, sums in sizes.items()} for drafter, sizes in made.items()}
+    plain = {drafter: {nodes: plain_sums(sums) for nodes, sums in sizes.items()} for drafter, sizes in counts.items()}
     write_text(store.evaluation_folder(name) / COUNTS_FILE, json.dumps(plain, separators=(",", ":")) + "\n")
 
 
 def counts_match(rows: Sequence[Row], counts: SumsByRow) -> bool:
-    """Whether these are what the rows of the report say in sum."""
+    """Return whether the counts sum to the totals in the rows of the report."""
 
-    def right(row: Row) -> bool:
-        several = [counts[row["drafter"]][size] for size in row_sizes(row, counts)]
-        told = [row[key] for key in ("prompts", "tokens", "passes")]
-        return all([len(one.passes), sum(one.committed), sum(one.passes)] == told for one in several)
+    def matches(row: Row) -> bool:
+        totals = [row[key] for key in ("prompts", "tokens", "passes")]
+        sums = [counts[row["drafter"]][size] for size in row_sizes(row, counts)]
+        return bool(sums) and all([len(one.passes), sum(one.committed), sum(one.passes)] == totals for one in sums)
 
-    return all(row_sizes(row, counts) and right(row) for row in rows)
+    return all(map(matches, rows))
 
 
 def row_sizes(row: Row, counts: SumsByRow) -> list[int]:
-    """Those that this row counts for: autoregression runs beside every size, and is the yardstick of each."""
-    there = counts.get(row["drafter"], {})
-    return [size for size in there if row["drafter"] == AUTOREGRESSIVE or size == row["nodes"]]
+    """Return the tree sizes that a row counts for; the autoregressive baseline counts for every size."""
+    return [size for size in counts.get(row["drafter"], {}) if row["drafter"] == AUTOREGRESSIVE or size == row["nodes"]]
 
 
 def sums_of_answers(
@@ -109,30 +103,29 @@ def sums_of_answers(
     records = OutputDir(store.evaluation_folder(name), Shard(1, 1)).records(ALL_QUESTIONS)
     for row in rows:
         drafter, nodes = row["drafter"], row["nodes"]
-        seen = records_at_size(records, drafter, nodes) if entry["kind"] == "replay" else records
+        own = records_at_size(records, drafter, nodes) if entry["kind"] == "replay" else records
         for size in entry["nodes"] if drafter == AUTOREGRESSIVE else [nodes]:
-            yield drafter, size, QuestionSums.from_questions(paired_answers(drafter, seen)[0])
+            yield drafter, size, QuestionSums.from_questions(paired_answers(drafter, own)[0])
 
 
 def plain_sums(sums: QuestionSums) -> dict[str, list[float]]:
-    """The columns there are; seconds to the microsecond."""
+    """Return the non-empty columns, seconds to the microsecond."""
     return {key: [round(cell, 6) for cell in column] for key, column in vars(sums).items() if column}
 
 
 def checked_counts(store: ResultStore, name: str, rows: Sequence[Row]) -> SumsByRow:
-    """What `count` wrote; raises InputError where it does not belong to these rows of the report beside it."""
+    """Return the stored counts. Raises InputError if they are not those of the report beside them."""
     counts = read_counts(store, name)
     if not counts_match(rows, counts):
         raise InputError(
-            f"{store.evaluation_folder(name) / COUNTS_FILE} does not hold what its report.json tells of; count again "
-            "with "
+            f"{store.evaluation_folder(name) / COUNTS_FILE} does not match the report.json beside it; count again with "
             "arena.stages=[measure,page]"
         )
     return counts
 
 
 def read_counts(store: ResultStore, name: str) -> SumsByRow:
-    """Empty where there are none that can be read."""
+    """Return the stored counts; nothing where the file is missing or damaged."""
     try:
         plain = json.loads((store.evaluation_folder(name) / COUNTS_FILE).read_text())
         return {row: {int(size): QuestionSums(**sums) for size, sums in sizes.items()} for row, sizes in plain.items()}
@@ -142,7 +135,7 @@ def read_counts(store: ResultStore, name: str) -> SumsByRow:
 
 @dataclass(frozen=True)
 class EvaluationSpec:
-    """name: of its folder. words: of evaluate.py, all but where it goes to."""
+    """An evaluation to run: the name of its folder, and the overrides of evaluate.py except `out=`."""
 
     name: str
     kind: str  # replay or loop
@@ -153,20 +146,20 @@ class EvaluationSpec:
 
 
 def run_evaluations(config: ComparisonConfig, store: ResultStore) -> None:
-    """Every evaluation that is not there yet; one that was interrupted goes on."""
+    """Run every missing evaluation; an interrupted one continues."""
     for one in evaluation_specs(config, store):
         overrides = [*one.words, f"out={store.evaluation_folder(one.name)}"]
         if not store.is_evaluated(one.name, overrides):
-            took = run_script("evaluate.py", overrides, store.log_file(one.name))
+            run_time = run_script("evaluate.py", overrides, store.log_file(one.name))
             entry = {"words": overrides, "kind": one.kind, "benchmark": one.benchmark, "temperature": one.temperature}
-            entry |= {"nodes": list(one.nodes), "group": config.group, "wall_seconds": round(took.wall, 1)}
+            entry |= {"nodes": list(one.nodes), "group": config.group, "wall_seconds": round(run_time.wall, 1)}
             store.add(EVALUATIONS, one.name, entry)
         write_counts(store, one.name, store.read(EVALUATIONS)[one.name])
 
 
 def evaluation_specs(config: ComparisonConfig, store: ResultStore) -> Iterator[EvaluationSpec]:
-    """Greedy, the heads of all arms; at other temperatures and with clocks those of the arms that the rules name, and
-    with clocks the first seed's alone."""
+    """Yield greedy replays of the heads of all arms, sampled replays and timed loops of those in the arms that the
+    config names; of the timed heads only the first seed."""
     timed = [*contestant_names(config, store, config.timing.arms, first_seed=True), *config.timing.others]
     for benchmark, benchmark_overrides in config.benchmarks.items():
         for temperature in config.replay.temperatures:
@@ -195,19 +188,19 @@ def evaluation_specs(config: ComparisonConfig, store: ResultStore) -> Iterator[E
 def contestant_names(
     config: ComparisonConfig, store: ResultStore, arms: Sequence[str], first_seed: bool = False
 ) -> list[str]:
-    """Run directories, with every reading of each; a head that two arms share is asked once."""
-    found: dict[str, None] = {}
+    """Return the run directories of the arms' heads with every reading of each; shared heads stand once."""
+    names: dict[str, None] = {}
     for name, entry in store.read(TRAINING).items():
-        entrant = config.entrants.get(entry["entrant"])
-        if entrant is None or entry["arm"] not in arms or (first_seed and entry["seed"] != config.seed):
+        method = config.entrants.get(entry["entrant"])
+        if method is None or entry["arm"] not in arms or (first_seed and entry["seed"] != config.seed):
             continue
-        for reading in entrant.readings:
-            found[row_name(str(store.run_folder(entry["same_as"] or name)), reading)] = None
-    return list(found)
+        for reading in method.readings:
+            names[row_name(str(store.run_folder(entry["same_as"] or name)), reading)] = None
+    return list(names)
 
 
 def replayable(others: Sequence[str]) -> list[str]:
-    """Those that our loop drafts for: other people's code cannot be replayed."""
+    """Return the methods that run in our decoding loop; transformers' own generation cannot be replayed."""
     return [one for one in others if "transformers_" not in one]
 
 

@@ -1,25 +1,23 @@
-"""One page of a comparison, rebuilt from its files alone: page.md, page.csv and figures. It measures nothing.
+"""page.md, page.csv and figures of a comparison, written from its files alone.
 
-A row whose text was not compared with autoregression's, or differs from it, is not printed but named.
-
-Two drawings in SVG: lines of tau by nodes, dots of tau by draft time. It knows numbers, colours and no clock.
+Rows that failed the losslessness check are named and not printed.
 """
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from io import StringIO
 from itertools import takewhile
 from math import log2
 
 from ctcdraft.evaluation.metrics import DEFINITIONS
 from ctcdraft.io import write_text
-from ctcdraft.report.svg import Figure, dot, line, rectangle, text
-from ctcdraft.report.tables import markdown_table
+from ctcdraft.report.svg import Axes, Figure, Point, assign_colours, axis_ticks, dot, line, numeric_ticks
+from ctcdraft.report.tables import markdown_definitions, markdown_table
 from ctcdraft.training.sweep import svg_plot
 from studies.comparison.config import LATENCY, PARAMETERS, STEPS, TIME, ComparisonConfig
-from studies.comparison.rematch import AFTER_TRAINING
+from studies.comparison.matching import AFTER_TRAINING
 from studies.comparison.store import Entry, ResultStore
 from studies.comparison.tables import (
     DIFFERENCE_COLUMNS,
@@ -28,145 +26,165 @@ from studies.comparison.tables import (
     arm_columns,
     grid_jobs,
     matching_section,
-    pairs_section,
     runs_by_method,
     sampled_section,
     seeds_section,
     tau_by_draft_time,
     tau_by_nodes,
+    titled_table,
     trained_lines,
     untrained_lines,
 )
 
 ARM_TITLES = {
-    STEPS: "Equal steps: every head as its authors shaped it, the same batches, optimiser and schedule",
-    PARAMETERS: "Arm P: equal steps, trainable parameters matched to the reference",
-    LATENCY: "Arm L: equal steps, draft time matched to the reference",
-    TIME: "Arm T: equal training time",
+    STEPS: "Equal steps: every head in its published size, the same batches, optimizer and schedule",
+    PARAMETERS: "Equal parameters: equal steps, trainable parameters matched to the reference",
+    LATENCY: "Equal draft time: equal steps, draft time matched to the reference",
+    TIME: "Equal training time",
 }
 DEFINED_TERMS = ("tau", "c, v, o", "speedup", "ci", "equal")
+CSV_KEYS = (
+    *("evaluation", "kind", "benchmark", "temperature", "drafter", "nodes", "prompts", "tokens", "passes", "tau"),
+    *("speedup", "speedup_decode", "c", "v", "o", "predicted_speedup", "draft_parameters", "peak_memory_bytes"),
+)
 
 
 def write_page(config: ComparisonConfig, store: ResultStore) -> None:
-    found = ComparisonData.of(store)
-    drawn = draw_figures(config, found)
-    write_text(store.out / "page.md", page_markdown(config, found, list(drawn)))
-    write_text(store.out / "page.csv", page_csv(found))
-    for name, svg in drawn.items():
+    data = ComparisonData.of(store)
+    figures = draw_figures(config, data)
+    write_text(store.out / "page.md", page_markdown(config, data, list(figures)))
+    write_text(store.out / "page.csv", page_csv(data))
+    for name, svg in figures.items():
         write_text(store.out / name, svg)
 
 
-def draw_figures(config: ComparisonConfig, found: ComparisonData) -> dict[str, str]:
-    """SVG by the name of its file, of what there is to draw."""
-    made = {}
-    if lines := tau_by_nodes(config, found):
-        made["nodes.svg"] = tau_by_nodes_svg(lines, "tau by nodes, greedy")
-    if dots := tau_by_draft_time(config, found):
-        made["costs.svg"] = tau_by_cost_svg(dots, "tau by draft time, greedy")
-    if cells := grid_jobs(config, found):
-        made["factors.svg"] = svg_plot(cells, list(cells[0].values))
-    return made
+def draw_figures(config: ComparisonConfig, data: ComparisonData) -> dict[str, str]:
+    """Return SVG by file name, of what there are numbers for."""
+    figures = {}
+    if curves := tau_by_nodes(config, data):
+        figures["nodes.svg"] = nodes_figure(curves).file()
+    if dots := tau_by_draft_time(config, data):
+        figures["costs.svg"] = draft_time_figure(dots).file()
+    if cells := grid_jobs(config, data):
+        figures["factors.svg"] = svg_plot(cells, list(cells[0].values))
+    return figures
 
 
-def page_markdown(config: ComparisonConfig, found: ComparisonData, figures: Sequence[str]) -> str:
-    parts = [
-        f"# {config.title}",
-        conditions_section(config, found),
-        "## What was equal",
-        equal_conditions(config, found),
-    ]
+def nodes_figure(curves: Mapping[str, Sequence[Point]]) -> Figure:
+    """Draw (nodes, tau) of each drafter, best first in the legend; the axis of nodes is logarithmic."""
+    ordered = sorted(curves.items(), key=lambda item: -item[1][-1][1])
+    sizes = sorted({nodes for curve in curves.values() for nodes, _ in curve})
+    most = max(tau for curve in curves.values() for _, tau in curve)
+    axes = Axes(log2(sizes[-1]), axis_ticks(most)[-1], min_x=log2(sizes[0]))
+    shapes = axes.frame("tau by nodes, greedy", "nodes", "tau", [(log2(nodes), f"{nodes:g}") for nodes in sizes])
+    colours = assign_colours(f"{name}  {curve[-1][1]:.2f}" for name, curve in ordered)
+    for (name, curve), colour in zip(ordered, colours.values(), strict=True):
+        points = [axes.at(log2(nodes), tau) for nodes, tau in curve]
+        shapes.append(line(points, colour))
+        shapes += [dot(*point, colour, f"{name}: {tau:.2f}") for point, (_, tau) in zip(points, curve, strict=True)]
+    return axes.figure("tau by nodes, greedy", shapes, colours)
+
+
+def draft_time_figure(dots: Sequence[tuple[str, float, float]]) -> Figure:
+    """Draw tau against the milliseconds of a draft."""
+    ordered = sorted(dots, key=lambda one: -one[2])
+    longest, most = max(cost for _, cost, _ in dots), ordered[0][2]
+    axes = Axes(axis_ticks(longest)[-1], axis_ticks(most)[-1])
+    title = "tau by draft time, greedy"
+    shapes = axes.frame(title, "milliseconds per draft", "tau", numeric_ticks(longest))
+    colours = assign_colours(f"{name}, {cost:.2f} ms  {tau:.2f}" for name, cost, tau in ordered)
+    for (label, colour), (_, cost, tau) in zip(colours.items(), ordered, strict=True):
+        shapes.append(dot(*axes.at(cost, tau), colour, label))
+    return axes.figure(title, shapes, colours)
+
+
+def page_markdown(config: ComparisonConfig, data: ComparisonData, figures: Sequence[str]) -> str:
+    parts = [f"# {config.title}", conditions_section(config, data), "## What was equal", equal_conditions(config, data)]
     for benchmark in config.benchmarks:
         for arm in config.arms:
-            heads = list(trained_lines(config, found, arm, benchmark))
-            if heads:
-                parts += [f"## {ARM_TITLES[arm]} ({benchmark})", markdown_table(heads, arm_columns(config))]
-        others = list(untrained_lines(config, found, benchmark))
-        if others:
-            parts += [f"## Controls and referees ({benchmark})", markdown_table(others, arm_columns(config))]
-    parts += [f"![]({name})" for name in figures]
-    parts += [*sampled_section(config, found), *matching_section(found), *seeds_section(config, found)]
+            if lines := list(trained_lines(config, data, arm, benchmark)):
+                parts += [f"## {ARM_TITLES[arm]} ({benchmark})", markdown_table(lines, arm_columns(config))]
+        if lines := list(untrained_lines(config, data, benchmark)):
+            parts += [f"## Methods without training ({benchmark})", markdown_table(lines, arm_columns(config))]
+    difference_title = "Differences, paired over questions, seeds pooled (intervals are over questions alone)"
+    effect_title = "Effect of each factor, all else equal, pairs and seeds pooled (intervals are over questions alone)"
     parts += [
-        *pairs_section(
-            found,
-            "differences",
-            DIFFERENCE_COLUMNS,
-            "Differences, paired over questions, seeds pooled (intervals are over questions alone)",
-        )
+        *(f"![]({name})" for name in figures),
+        *sampled_section(config, data),
+        *matching_section(data),
+        *seeds_section(config, data),
+        *titled_table(difference_title, data.verdict.get("differences", []), DIFFERENCE_COLUMNS),
+        *titled_table(effect_title, data.verdict.get("effects", []), EFFECT_COLUMNS),
+        markdown_definitions({term: DEFINITIONS[term] for term in DEFINED_TERMS}),
+        f"## Reproduce\n\n    {config.command}\n\nThe page alone, from these files:",
+        "    python -m studies.comparison THIS_FOLDER",
     ]
-    parts += [
-        *pairs_section(
-            found,
-            "effects",
-            EFFECT_COLUMNS,
-            "What each factor contributes, all else being equal, twins and seeds pooled (intervals are over questions "
-            "alone)",
-        )
-    ]
-    parts += ["## What the words mean", "\n".join(f"- **{word}**: {DEFINITIONS[word]}" for word in DEFINED_TERMS)]
-    parts += ["## The same again", f"    {config.command}", "The page alone, from these files:"]
-    parts += ["    python -m studies.comparison THIS_FOLDER"]
     return "\n\n".join(parts) + "\n"
 
 
-def conditions_section(config: ComparisonConfig, found: ComparisonData) -> str:
-    machines = sorted({f"{row['hardware']}, {row['dtype']}" for row in found.rows})
+def conditions_section(config: ComparisonConfig, data: ComparisonData) -> str:
+    """Return hardware and precision, refused rows, learning rates at an edge of the grid, and unmatched methods."""
+    machines = sorted({f"{row['hardware']}, {row['dtype']}" for row in data.rows})
     sentences = [f"{'; '.join(machines) or 'nothing is measured yet'}."]
-    for row in found.refused:
-        sentences.append(f"Not printed, because it has no certificate: {row['drafter']} in {row['evaluation']}.")
-    rates = [entry for entry in found.training.values() if entry["arm"] == STEPS and entry["seed"] == config.seed]
-    tried = [(entry["entrant"], entry["learning_rate"]) for entry in found.training.values() if entry["arm"] == "rate"]
+    for row in data.refused:
+        sentences.append(f"Not printed, as it failed the losslessness check: {row['drafter']}, {row['evaluation']}.")
+    entries = list(data.training.values())
+    tried: dict[str, list[float]] = {}
+    for entry in entries:
+        if entry["arm"] == "rate":
+            tried.setdefault(entry["entrant"], []).append(entry["learning_rate"])
     edges = [
-        one for one in rates if is_at_edge(one["learning_rate"], [r for name, r in tried if name == one["entrant"]])
+        f"{entry['entrant']} {entry['learning_rate']:g}"
+        for entry in entries
+        if (entry["arm"], entry["seed"]) == (STEPS, config.seed)
+        and is_at_edge(entry["learning_rate"], tried.get(entry["entrant"], []))
     ]
     if edges:
-        named = ", ".join(f"{one['entrant']} {one['learning_rate']:g}" for one in edges)
-        sentences.append(
-            f"Best at an edge of the learning rates that were tried, so perhaps better still beyond it: {named}."
-        )
-    for arm, name, ratio in unmatched_methods(config, found):
+        sentences.append(f"Best learning rate at an edge of those tried, perhaps better beyond it: {', '.join(edges)}.")
+    for arm, name, ratio in unmatched_methods(config, data):
         sentences.append(
             f"Not matched within {config.matching.tolerance:.0%} in the arm of {arm}: {name}, {ratio:.2f}."
         )
     return "\n".join(sentences)
 
 
-def unmatched_methods(config: ComparisonConfig, found: ComparisonData) -> Iterator[tuple[str, str, float]]:
-    """(arm, entrant, its cost over the reference's) where they are too far apart: by the trained heads' own clocks
-    where there are any."""
-    told = {PARAMETERS: PARAMETERS, LATENCY: AFTER_TRAINING if AFTER_TRAINING in found.matching else LATENCY}
-    for arm, part in told.items():
-        for name, one in found.matching.get(part, {}).items() if arm in config.arms else ():
-            if abs(one["ratio"] - 1) > config.matching.tolerance:
-                yield arm, name, one["ratio"]
+def unmatched_methods(config: ComparisonConfig, data: ComparisonData) -> Iterator[tuple[str, str, float]]:
+    """Yield (arm, method, its cost over the reference's) outside the tolerance; draft times are of the trained heads
+    where those were timed."""
+    parts = {PARAMETERS: PARAMETERS, LATENCY: AFTER_TRAINING if AFTER_TRAINING in data.matching else LATENCY}
+    for arm, part in parts.items():
+        for name, match in data.matching.get(part, {}).items() if arm in config.arms else ():
+            if abs(match["ratio"] - 1) > config.matching.tolerance:
+                yield arm, name, match["ratio"]
 
 
 def is_at_edge(rate: float, tried: Sequence[float]) -> bool:
     return len(set(tried)) > 1 and rate in (min(tried), max(tried))
 
 
-def equal_conditions(config: ComparisonConfig, found: ComparisonData) -> str:
+def equal_conditions(config: ComparisonConfig, data: ComparisonData) -> str:
     overrides = " ".join(config.shared_overrides).replace(str(config.raw_config["out"]), "OUT")
     own = {
-        name: own_overrides(config, found.training[runs[0]])
-        for name, runs in runs_by_method(found, config.arms[0]).items()
+        name: own_overrides(config, data.training[runs[0]])
+        for name, runs in runs_by_method(data, config.arms[0]).items()
     }
-    shared = [word for word in next(iter(own.values()), []) if all(word in some for some in own.values())]
-    own = {name: [word for word in some if word not in shared] for name, some in own.items()}
+    shared = [word for word in next(iter(own.values()), []) if all(word in words for words in own.values())]
+    own = {name: [word for word in words if word not in shared] for name, words in own.items()}
     return "\n".join(
         [
-            f"- corpus, tokens, batches, optimiser, schedule: `{' '.join([overrides, *shared])}`",
+            f"- corpus, tokens, batches, optimizer, schedule: `{' '.join([overrides, *shared])}`",
             f"- learning rate: {describe_learning_rate(config)}",
-            f"- {config.steps:,} steps; seconds are {config.clock} seconds of these steps, without starts and probes",
-            *(f"- not equal: {name} trains with `{' '.join(some)}`" for name, some in own.items() if some),
+            f"- {config.steps:,} steps; seconds are {config.clock} seconds of these steps, without start-up and "
+            "validation",
+            *(f"- not equal: {name} trains with `{' '.join(words)}`" for name, words in own.items() if words),
         ]
     )
 
 
 def own_overrides(config: ComparisonConfig, entry: Entry) -> list[str]:
-    """What a head's trainer was told beyond the work: between that and the rate."""
-    own = takewhile(
-        lambda word: not word.startswith("trainer.learning_rate="), entry["words"][len(config.shared_overrides) :]
-    )
+    """Return the overrides of the trainer that the method itself sets: those before the learning rate."""
+    own = entry["words"][len(config.shared_overrides) :]
+    own = takewhile(lambda word: not word.startswith("trainer.learning_rate="), own)
     return [word for word in own if word.startswith("trainer.")]
 
 
@@ -174,86 +192,19 @@ def describe_learning_rate(config: ComparisonConfig) -> str:
     rates = ", ".join(f"{rate:g}" for rate in config.rates.values)
     if len(config.rates.values) == 1:
         return f"{rates} for all"
-    beyond = f" and, past an edge that is the best, up to {config.rates.beyond} more" if config.rates.beyond else ""
+    beyond = f" and up to {config.rates.beyond} more beyond an edge" if config.rates.beyond else ""
     return (
-        f"the best of {rates}{beyond} for each entrant, tried for {config.trial_steps:,} steps and judged by tau on "
-        f"{config.rates.prompts} prompts that nobody trains on and no result is from"
+        f"the best of {rates}{beyond} for each method, tried for {config.trial_steps:,} steps and ranked by tau on "
+        f"{config.rates.prompts} held-out prompts, which no method trains on and no result is from"
     )
 
 
-def page_csv(found: ComparisonData) -> str:
-    keys = ["evaluation", "kind", "benchmark", "temperature", "drafter", "nodes", "prompts", "tokens", "passes", "tau"]
-    keys += ["speedup", "speedup_decode", "c", "v", "o", "predicted_speedup", "draft_parameters", "peak_memory_bytes"]
+def page_csv(data: ComparisonData) -> str:
     text = StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*keys, "tau_low", "tau_high", "equal", "compared"])
-    for row in found.rows:
-        low_high = row["tau_ci"] or [None, None]
-        lossless = [row["lossless"][key] for key in ("equal", "prompts")]
-        writer.writerow([*(row[key] for key in keys), *low_high, *lossless])
+    writer.writerow([*CSV_KEYS, "tau_low", "tau_high", "equal", "compared"])
+    for row in data.rows:
+        lossless = row["lossless"]
+        interval = row["tau_ci"] or [None, None]
+        writer.writerow([*(row[key] for key in CSV_KEYS), *interval, lossless["equal"], lossless["prompts"]])
     return text.getvalue()
-
-
-# Told apart in grey print, too: light and dark take turns.
-SERIES_COLOURS = ("#1f5a8a", "#f2b872", "#3c7a3c", "#9ec9e8", "#8c4a1f", "#cc99cc", "#444444", "#99bb55")
-FIGURE_WIDTH, FIGURE_HEIGHT, MARGIN, LEGEND_WIDTH, LINE_HEIGHT = 420, 300, 50, 240, 15
-
-Point = tuple[float, float]
-Projection = Callable[[Point], Point]
-
-
-def tau_by_nodes_svg(lines: Mapping[str, Sequence[Point]], title: str) -> str:
-    """(nodes, tau) of each drafter, joined; nodes on a logarithmic axis."""
-    logarithmic = {name: [(log2(nodes), tau) for nodes, tau in points] for name, points in lines.items()}
-    place = fit_projection([point for points in logarithmic.values() for point in points])
-    parts, ordered = [], sorted(logarithmic.items(), key=lambda item: -item[1][-1][1])
-    for number, (name, points) in enumerate(ordered):
-        colour = SERIES_COLOURS[number % len(SERIES_COLOURS)]
-        parts.append(line([place(point) for point in points], colour))
-        parts += legend_entry(number, name, colour, points[-1][1])
-    ticks = {round(2**x): x for points in logarithmic.values() for x, _ in points}
-    parts += [
-        text(place((x, 0.0))[0], FIGURE_HEIGHT - MARGIN + 16, str(nodes), anchor="middle") for nodes, x in ticks.items()
-    ]
-    return figure_svg(
-        parts, title, [tau for points in lines.values() for _, tau in points], "nodes", place, len(ordered)
-    )
-
-
-def tau_by_cost_svg(dots: Sequence[tuple[str, float, float]], title: str) -> str:
-    """(name, milliseconds, tau): what a draft is worth against what it takes."""
-    place = fit_projection([(0.0, 1.0), *((cost, tau) for _, cost, tau in dots)])
-    parts, ordered = [], sorted(dots, key=lambda dot: -dot[2])
-    for number, (name, cost, tau) in enumerate(ordered):
-        colour = SERIES_COLOURS[number % len(SERIES_COLOURS)]
-        parts.append(dot(*place((cost, tau)), colour))
-        parts += legend_entry(number, f"{name}, {cost:.2f} ms", colour, tau)
-    return figure_svg(parts, title, [1.0, *(tau for _, _, tau in dots)], "milliseconds of a draft", place, len(ordered))
-
-
-def fit_projection(points: Sequence[Point]) -> Projection:
-    """From values to places on the drawing; what is drawn fills it."""
-    xs, ys = ([point[axis] for point in points] or [0.0] for axis in (0, 1))
-    left, bottom = min(xs), min(ys)
-    width, height = max(xs) - left or 1.0, max(ys) - bottom or 1.0
-
-    def place(point: Point) -> Point:
-        x = MARGIN + (FIGURE_WIDTH - 2 * MARGIN) * (point[0] - left) / width
-        return x, FIGURE_HEIGHT - MARGIN - (FIGURE_HEIGHT - 2 * MARGIN) * (point[1] - bottom) / height
-
-    return place
-
-
-def legend_entry(number: int, name: str, colour: str, tau: float) -> list[str]:
-    y = MARGIN + LINE_HEIGHT * number
-    return [rectangle(FIGURE_WIDTH, y - 9, 10, 10, colour), text(FIGURE_WIDTH + 16, y, f"{name}  {tau:.2f}")]
-
-
-def figure_svg(
-    parts: Sequence[str], title: str, taus: Sequence[float], below: str, place: Projection, lines: int
-) -> str:
-    ends = sorted({min(taus), max(taus)}) if taus else []
-    axis = [text(MARGIN - 8, place((0.0, tau))[1] + 4, f"{tau:.2f}", anchor="end") for tau in ends]
-    axis += [text(MARGIN, 22, title, bold=True), text(FIGURE_WIDTH / 2, FIGURE_HEIGHT - 12, below, anchor="middle")]
-    high = max(FIGURE_HEIGHT, MARGIN + LINE_HEIGHT * (lines + 1))
-    return Figure(title, FIGURE_WIDTH + LEGEND_WIDTH, high, [*axis, *parts]).file()

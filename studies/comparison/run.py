@@ -1,4 +1,4 @@
-"""A comparison from its rules to its page, stage by stage; every stage goes on where it stood."""
+"""A comparison from its config to its page; every stage continues where it was interrupted."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from studies.comparison.train import train_all
 
 
 def run_comparison(config: ComparisonConfig) -> None:
-    """train: rates, arms and seeds. measure: evaluations, counted. page: verdict and page, from small files alone."""
-    book = ResultStore(config.out)
+    """Run the configured stages: train heads; measure them; compute statistics and write the page."""
+    store = ResultStore(config.out)
     if "train" in config.stages:
-        train_all(config, book)
+        train_all(config, store)
     if "measure" in config.stages:
-        run_evaluations(config, book)
+        run_evaluations(config, store)
     if {"train", "measure"} & set(config.stages):
-        book.write(RULES, config.raw_config)  # not before all that is there was made by these
+        store.write(RULES, config.raw_config)  # last, so that all stored results were made by this config
     if "page" in config.stages:
-        write_results(config, book)
+        write_results(config, store)
 
 
 def write_results(config: ComparisonConfig, store: ResultStore) -> None:
@@ -35,14 +35,14 @@ def write_results(config: ComparisonConfig, store: ResultStore) -> None:
 
 
 def rebuild_pages(folders: Sequence[str]) -> None:
-    """Verdict, page and figures of finished comparisons, from what stands in their folders."""
+    """Write statistics, page and figures of finished comparisons again, from their JSON files alone."""
     for folder in folders:
-        book = ResultStore(Path(folder))
-        write_results(stored_config(book), book)
+        store = ResultStore(Path(folder))
+        write_results(stored_config(store), store)
 
 
 def stored_config(store: ResultStore) -> ComparisonConfig:
-    """Those that a finished comparison was held by, wherever its folder is now."""
+    """Return the config of a finished comparison, wherever its folder is now."""
     stored = store.read(RULES)
     if not stored:
         raise InputError(f"{store.out} holds no finished comparison: there is no {RULES}.json")
@@ -50,5 +50,5 @@ def stored_config(store: ResultStore) -> ComparisonConfig:
         return replace(comparison_config(**stored), out=store.out)
     except (TypeError, KeyError, AttributeError, ValueError) as error:
         raise InputError(
-            f"{store.out / RULES}.json is of another version ({' '.join(str(error).split())}); print it with that one"
+            f"{store.out / RULES}.json is of another version ({' '.join(str(error).split())}); use that version"
         ) from error

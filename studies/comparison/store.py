@@ -1,8 +1,7 @@
-"""What has been made so far, on disk: trained heads and finished evaluations, with the words that made them.
+"""The files of a comparison (trained heads, finished evaluations, matched sizes), and the commands that make them.
 
-What is there is not made again. It knows files and words, and runs nothing.
-
-Command lines of this repository's scripts, run one after the other; what each took. It knows no method.
+What is recorded is not made again. Every entry keeps the overrides it was made with, so that a changed config is
+refused instead of mixing results.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ RULES, TRAINING, MATCHING, EVALUATIONS, VERDICT = "rules", "training", "matching
 
 @dataclass(frozen=True)
 class ResultStore:
-    """out/rules.json, training.json, matching.json, evaluations.json, verdict.json: names and what is known of each."""
+    """out/rules.json, training.json, matching.json, evaluations.json and verdict.json: entries by name."""
 
     out: Path
 
@@ -38,7 +37,7 @@ class ResultStore:
         try:
             return json.loads(file.read_text()) if file.is_file() else {}
         except ValueError as error:
-            raise InputError(f"{file} is damaged ({error}); remove it, and what it told of is made again") from error
+            raise InputError(f"{file} is damaged ({error}); remove it to have its results made again") from error
 
     def write(self, part: str, content: Mapping[str, Any]) -> None:
         write_text(self.out / f"{part}.json", json.dumps(content, indent=1) + "\n")
@@ -57,40 +56,43 @@ class ResultStore:
         return self.out / "evaluations" / name
 
     def find_trained(self, name: str, overrides: Sequence[str]) -> Entry | None:
-        """What is known of a head that is there; None if it has to be trained."""
-        found = self.read(TRAINING).get(name)
-        if found is None or not RunDirectory(self.run_folder(name)).head.is_file():
+        """Return the entry of a trained head; None if it has to be trained."""
+        entry = self.read(TRAINING).get(name)
+        if entry is None or not RunDirectory(self.run_folder(name)).head.is_file():
             return None
-        self.refuse_changed_overrides(name, found["words"], overrides)
-        return found
+        self.refuse_changed_overrides(name, entry["words"], overrides)
+        return entry
 
     def is_evaluated(self, name: str, overrides: Sequence[str]) -> bool:
-        found = self.read(EVALUATIONS).get(name)
-        if found is None or not (self.evaluation_folder(name) / "report.json").is_file():
+        entry = self.read(EVALUATIONS).get(name)
+        if entry is None or not (self.evaluation_folder(name) / "report.json").is_file():
             return False
-        self.refuse_changed_overrides(name, found["words"], overrides)
+        self.refuse_changed_overrides(name, entry["words"], overrides)
         return True
 
-    def refuse_changed_overrides(self, name: str, there: Sequence[str], now: Sequence[str]) -> None:
-        """Raise InputError where something of that name was made with other words."""
-        if list(there) != list(now):
-            gone, new = ([word for word in one if word not in other] for one, other in ((there, now), (now, there)))
+    def refuse_changed_overrides(self, name: str, before: Sequence[str], now: Sequence[str]) -> None:
+        """Raise InputError if a result of this name was made with other overrides."""
+        if list(before) != list(now):
+            old, new = (
+                " ".join(word for word in one if word not in other) or "fewer overrides"
+                for one, other in ((before, now), (now, before))
+            )
             raise InputError(
-                f"{name} in {self.out} was made with {' '.join(gone) or 'fewer words'} and would now be made with "
-                f"{' '.join(new) or 'fewer'}; give another arena.out=, or remove it there to have it made again"
+                f"{name} in {self.out} was made with {old} and would now be made with {new}; choose another "
+                "arena.out=, or remove it there to have it made again"
             )
 
 
 @dataclass(frozen=True)
 class RunTime:
-    """Seconds of a command. processor: of all its threads; a machine that is shared does not lengthen it much."""
+    """Seconds of a command. Processor time (of all threads) hardly grows on a machine that others use as well."""
 
     processor: float
     wall: float
 
 
 def run_script(script: str, overrides: Sequence[str], log: Path | None = None) -> RunTime:
-    """`python SCRIPT WORDS`; what it says goes to `log`, else to the terminal. Raises InputError if it fails."""
+    """Run `python SCRIPT OVERRIDES`, with its output in `log` or on the terminal. Raises InputError if it fails."""
     print(shlex.join(["python", script, *overrides]), flush=True)
     command = [sys.executable, str(REPOSITORY / script), *overrides]
     before, began = os.times(), perf_counter()
@@ -108,9 +110,8 @@ def run_script(script: str, overrides: Sequence[str], log: Path | None = None) -
 
 
 def failure_message(script: str, status: int, log: Path | None) -> str:
-    log_lines = (
-        [line for line in log.read_text(errors="replace").splitlines() if line.strip()] if log is not None else []
-    )
-    last = f": {log_lines[-1].strip()}" if log_lines else ""
+    """Return the exit status with the last line of the log."""
+    lines = [] if log is None else [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    last = f": {lines[-1].strip()}" if lines else ""
     where = f" (see {log})" if log is not None else ""
-    return f"{script} ended with status {status}{last}{where}; what was finished is kept, so mend it and run again"
+    return f"{script} ended with status {status}{last}{where}; finished results are kept, so fix it and run again"

@@ -1,7 +1,7 @@
-"""What the files of a comparison hold, line by line: certified rows, what a head's training took and what became of it,
-points of figures. It measures and prints nothing.
+"""Tables of a comparison's page, from the rows of its evaluations, its trained heads and its statistics.
 
-Tables of a comparison's page: which columns, in which words. It knows no files.
+A line of a table is a method with its replayed rows by tree size and its timed rows; rows whose tokens are not the
+baseline's are left out.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from operator import itemgetter
 from typing import Any
 
 from ctcdraft.report.tables import (
@@ -22,14 +23,14 @@ from ctcdraft.report.tables import (
 )
 from ctcdraft.training.sweep import Job
 from studies.comparison.config import ComparisonConfig
-from studies.comparison.evaluate import Row, all_rows, draft_seconds, passed_check, row_name
+from studies.comparison.evaluate import Row, all_rows, draft_milliseconds, passed_check, row_name
 from studies.comparison.statistics import factor_cells, row_names
 from studies.comparison.store import MATCHING, TRAINING, VERDICT, Entry, ResultStore
 
 
 @dataclass(frozen=True)
 class ComparisonData:
-    """All that is known when a page is written. rows: certified ones."""
+    """Everything a page is made of; `refused` are the rows that failed the losslessness check."""
 
     training: Mapping[str, Entry]
     matching: Mapping[str, Any]
@@ -40,9 +41,8 @@ class ComparisonData:
     @classmethod
     def of(cls, store: ResultStore) -> ComparisonData:
         rows = all_rows(store)
-        good = [row for row in rows if passed_check(row)]
-        bad = [row for row in rows if not passed_check(row)]
-        return cls(store.read(TRAINING), store.read(MATCHING), store.read(VERDICT), good, bad)
+        passed, refused = ([row for row in rows if passed_check(row) == wanted] for wanted in (True, False))
+        return cls(store.read(TRAINING), store.read(MATCHING), store.read(VERDICT), passed, refused)
 
     def row(self, kind: str, benchmark: str, temperature: float, drafter: str, nodes: int) -> Row | None:
         wanted = (kind, benchmark, temperature, drafter, nodes)
@@ -50,86 +50,83 @@ class ComparisonData:
         return next((row for row in self.rows if tuple(row[key] for key in keys) == wanted), None)
 
 
-def trained_lines(config: ComparisonConfig, found: ComparisonData, arm: str, benchmark: str) -> Iterator[Row]:
-    """One line a head and reading: what its training took, and what became of it at every size."""
-    reference = found.training.get(config.reference)
-    for name, entry in found.training.items():
+def trained_lines(config: ComparisonConfig, data: ComparisonData, arm: str, benchmark: str) -> Iterator[Row]:
+    """Yield a line per head of an arm's first seed and reading."""
+    reference = data.training.get(config.reference)
+    for name, entry in data.training.items():
         if entry["arm"] != arm or entry["seed"] != config.seed:
             continue
         ratio = entry["parameters"] / reference["parameters"] if reference else None
         for reading in entry["readings"]:
-            line = measured_rows(config, found, benchmark, row_name(entry["same_as"] or name, reading))
+            line = measured_rows(config, data, benchmark, row_name(entry["same_as"] or name, reading))
             if line is not None:
                 yield {**line, "drafter": row_name(name, reading), "entry": entry, "ratio": ratio}
 
 
-def untrained_lines(config: ComparisonConfig, found: ComparisonData, benchmark: str) -> Iterator[Row]:
-    heads = {entry["same_as"] or name for name, entry in found.training.items()}
-    names = dict.fromkeys(row["drafter"] for row in found.rows if row["drafter"].partition("@")[0] not in heads)
+def untrained_lines(config: ComparisonConfig, data: ComparisonData, benchmark: str) -> Iterator[Row]:
+    """Yield a line per method without training: the baseline, prompt lookup, transformers' own generation."""
+    heads = {entry["same_as"] or name for name, entry in data.training.items()}
+    names = dict.fromkeys(row["drafter"] for row in data.rows if row["drafter"].partition("@")[0] not in heads)
     for name in names:
-        line = measured_rows(config, found, benchmark, name)
+        line = measured_rows(config, data, benchmark, name)
         if line is not None:
             yield {**line, "drafter": name, "entry": None, "ratio": None}
 
 
-def runs_by_method(found: ComparisonData, arm: str) -> dict[str, list[str]]:
-    """Runs of an arm, a seed each, by entrant; in a grid the rules name the last cell alone."""
+def runs_by_method(data: ComparisonData, arm: str) -> dict[str, list[str]]:
+    """Return the runs of an arm, one per seed, by method; read from the files, because the config of a grid names its
+    last cell alone."""
     runs: dict[str, list[str]] = {}
-    for name, entry in found.training.items():
+    for name, entry in data.training.items():
         if entry["arm"] == arm:
             runs.setdefault(entry["entrant"], []).append(name)
     return runs
 
 
-def measured_rows(
-    config: ComparisonConfig, found: ComparisonData, benchmark: str, drafter: str
-) -> dict[str, Any] | None:
-    """Its replayed rows by nodes and its timed ones; None where there are neither."""
-    replays = {nodes: found.row("replay", benchmark, 0.0, drafter, nodes) for nodes in config.replay.nodes}
-    loops = {nodes: found.row("loop", benchmark, 0.0, drafter, nodes) for nodes in config.timing.nodes}
+def measured_rows(config: ComparisonConfig, data: ComparisonData, benchmark: str, drafter: str) -> Row | None:
+    """Return a drafter's greedy rows, replayed and timed, by tree size; None where there are none."""
+    replays = {nodes: data.row("replay", benchmark, 0.0, drafter, nodes) for nodes in config.replay.nodes}
+    loops = {nodes: data.row("loop", benchmark, 0.0, drafter, nodes) for nodes in config.timing.nodes}
     return {"replay": replays, "loop": loops} if any([*replays.values(), *loops.values()]) else None
 
 
-def grid_jobs(config: ComparisonConfig, found: ComparisonData) -> list[Job]:
-    """Of a grid, the cells of the first arm: levels, and the first seed's tau at the first size that is told."""
+def grid_jobs(config: ComparisonConfig, data: ComparisonData) -> list[Job]:
+    """Return a grid's cells in the first arm: factor levels, and tau of the first seed at the first reported size."""
     benchmark, nodes = next(iter(config.benchmarks)), config.reported_sizes[0]
     jobs = []
-    for cell, seeds in factor_cells(config, found.training, config.arms[0]).items():
+    for cell, seeds in factor_cells(config, data.training, config.arms[0]).items():
         name = seeds[min(seeds)]
-        row = found.row("replay", benchmark, 0.0, name, nodes)
+        row = data.row("replay", benchmark, 0.0, name, nodes)
         if row is not None and row["tau"] is not None:
             jobs.append(Job(name, dict(cell), "", 0, row["tau"], None))
     return jobs
 
 
-def tau_by_nodes(config: ComparisonConfig, found: ComparisonData) -> dict[str, list[tuple[float, float]]]:
-    """(nodes, tau) of every line of the first benchmark's first arm."""
+def tau_by_nodes(config: ComparisonConfig, data: ComparisonData) -> dict[str, list[tuple[float, float]]]:
+    """Return (nodes, tau) of every line of the first arm on the first benchmark."""
     benchmark = next(iter(config.benchmarks))
-    lines = [*trained_lines(config, found, config.arms[0], benchmark), *untrained_lines(config, found, benchmark)]
+    lines = [*trained_lines(config, data, config.arms[0], benchmark), *untrained_lines(config, data, benchmark)]
     points = {
-        line["drafter"]: [
-            (nodes, row["tau"]) for nodes, row in line["replay"].items() if row is not None and row["tau"]
-        ]
+        line["drafter"]: [(nodes, row["tau"]) for nodes, row in line["replay"].items() if row and row["tau"]]
         for line in lines
     }
-    return {name: some for name, some in points.items() if some}
+    return {name: curve for name, curve in points.items() if curve}
 
 
-def tau_by_draft_time(config: ComparisonConfig, found: ComparisonData) -> list[tuple[str, float, float]]:
-    """(name, milliseconds of a draft, tau) of every timed line, at the first size."""
-    points = []
-    for benchmark in list(config.benchmarks)[:1]:
-        for arm in config.timing.arms if config.timing.nodes else ():
-            for line in trained_lines(config, found, arm, benchmark):
-                row = line["loop"][config.timing.nodes[0]]
-                seconds = None if row is None else draft_seconds(row)
-                if row is not None and seconds is not None:
-                    points.append((line["drafter"], 1e3 * seconds, row["tau"]))
-    return list(dict.fromkeys(points))
+def tau_by_draft_time(config: ComparisonConfig, data: ComparisonData) -> list[tuple[str, float, float]]:
+    """Return (name, milliseconds of a draft, tau) of every timed line at the first timed size."""
+    benchmark = next(iter(config.benchmarks))
+    points: dict[tuple[str, float, float], None] = {}  # a head that two arms share is drawn once
+    for arm in config.timing.arms if config.timing.nodes else ():
+        for line in trained_lines(config, data, arm, benchmark):
+            row = line["loop"][config.timing.nodes[0]]
+            if row is not None and (milliseconds := draft_milliseconds(row)) is not None:
+                points[line["drafter"], milliseconds, row["tau"]] = None
+    return list(points)
 
 
 def arm_columns(config: ComparisonConfig) -> Columns:
-    """Of the tables of arms: tau by nodes, then what the clock said at the sizes that were timed."""
+    """Return the columns of an arm's table: training, tau by tree size, then what was timed."""
 
     def entry(key: str, form: Callable[[Any], str]) -> Callable[[Row], str]:
         return lambda line: "-" if line["entry"] is None or line["entry"][key] is None else form(line["entry"][key])
@@ -141,128 +138,119 @@ def arm_columns(config: ComparisonConfig) -> Columns:
 
         return cell
 
-    def clocked(nodes: int, form: Callable[[Row], str]) -> Callable[[Row], str]:
+    def timed(nodes: int, form: Callable[[Row], str]) -> Callable[[Row], str]:
         return lambda line: "-" if line["loop"][nodes] is None else form(line["loop"][nodes])
 
-    made: Columns = {
-        "drafter": lambda line: line["drafter"],
+    columns: Columns = {
+        "drafter": itemgetter("drafter"),
         "parameters": entry("parameters", lambda value: f"{value:,}"),
         "of reference": lambda line: format_number(line["ratio"]),
         "steps": entry("steps", lambda value: f"{value:,}"),
         "train s": entry("seconds", lambda value: f"{value[config.clock]:.0f}" if config.clock in value else "-"),
-        "rate": entry("learning_rate", lambda value: f"{value:g}"),
+        "learning rate": entry("learning_rate", lambda value: f"{value:g}"),
     }
-    made |= {f"tau, {nodes}": tau(nodes) for nodes in dict.fromkeys((*config.replay.nodes, *config.timing.nodes))}
+    columns |= {f"tau, {nodes}": tau(nodes) for nodes in dict.fromkeys((*config.replay.nodes, *config.timing.nodes))}
     for nodes in config.timing.nodes:
-        made[f"speedup, {nodes}"] = clocked(nodes, lambda row: format_with_interval(row["speedup"], row["speedup_ci"]))
-        made[f"draft ms, {nodes}"] = clocked(nodes, draft_milliseconds)
-        made[f"c + v + o, {nodes}"] = clocked(nodes, lambda row: " + ".join(format_number(row[part]) for part in "cvo"))
-        made[f"equal, {nodes}"] = clocked(nodes, equal_cell)
-    made["replay equal"] = replay_equal
-    made["evaluations"] = lambda line: ", ".join(sorted({row["evaluation"] for row in line_rows(line)}))
-    return made
-
-
-def draft_milliseconds(row: Row) -> str:
-    seconds = draft_seconds(row)
-    return "-" if seconds is None else format_number(1e3 * seconds, 2)
+        columns |= {
+            f"speedup, {nodes}": timed(nodes, lambda row: format_with_interval(row["speedup"], row["speedup_ci"])),
+            f"draft ms, {nodes}": timed(nodes, lambda row: format_number(draft_milliseconds(row))),
+            f"c + v + o, {nodes}": timed(nodes, lambda row: " + ".join(format_number(row[part]) for part in "cvo")),
+            f"equal, {nodes}": timed(nodes, equal_cell),
+        }
+    columns["replay equal"] = replay_equal
+    columns["evaluations"] = lambda line: ", ".join(
+        sorted({row["evaluation"] for kind in ("replay", "loop") for row in line[kind].values() if row is not None})
+    )
+    return columns
 
 
 def replay_equal(line: Row) -> str:
-    """Texts of the loop that are autoregression's, at all sizes; and answers that took the passes replayed."""
+    """Return the questions on which the loop gives the baseline's tokens, over all tree sizes, and the responses that
+    took exactly the replayed steps."""
     rows = [row for row in line["replay"].values() if row is not None]
     if not rows:
         return "-"
     texts = [sum(row["lossless"][key] for row in rows) for key in ("equal", "prompts")]
-    passes = [sum(row["replay"][key] for row in rows) for key in ("alike", "answers")]
-    return f"{texts[0]}/{texts[1]}, passes {passes[0]}/{passes[1]}"
+    steps = [sum(row["replay"][key] for row in rows) for key in ("alike", "answers")]
+    return f"{texts[0]}/{texts[1]}, steps {steps[0]}/{steps[1]}"
 
 
-def line_rows(line: Row) -> list[Row]:
-    return [row for kind in ("replay", "loop") for row in line[kind].values() if row is not None]
+def plain(*keys: str) -> Columns:
+    """Return columns that show fields as they are."""
+    return {key: lambda row, key=key: str(row[key]) for key in keys}  # type: ignore[misc]
 
 
-def sampled_section(config: ComparisonConfig, found: ComparisonData) -> list[str]:
-    """tau at the other temperatures, at the sizes that are told."""
+def titled_table(title: str, lines: Sequence[Row], columns: Columns) -> list[str]:
+    """Return a heading and a table; nothing without lines."""
+    return [f"## {title}", markdown_table(lines, columns)] if lines else []
+
+
+def sampled_section(config: ComparisonConfig, data: ComparisonData) -> list[str]:
+    """tau above temperature 0, at the reported tree sizes."""
     hot = [temperature for temperature in config.replay.temperatures if temperature > 0]
-    rows = [row for row in found.rows if row["kind"] == "replay" and row["temperature"] in hot]
-    if not rows:
-        return []
-    made: Columns = {
-        "drafter": lambda row: row["drafter"],
-        "benchmark": lambda row: row["benchmark"],
+    rows = [row for row in data.rows if row["kind"] == "replay" and row["temperature"] in hot]
+    columns: Columns = {
+        **plain("drafter", "benchmark"),
         "T": lambda row: f"{row['temperature']:g}",
         "nodes": lambda row: str(row["nodes"]),
         "tau": lambda row: format_with_interval(row["tau"], row["tau_ci"]),
         "equal": equal_cell,
     }
-    return ["## Sampled", markdown_table([row for row in rows if row["nodes"] in config.reported_sizes], made)]
+    return titled_table("Sampled", [row for row in rows if row["nodes"] in config.reported_sizes], columns)
 
 
-def matching_section(found: ComparisonData) -> list[str]:
-    lines = [{"arm": arm, "entrant": name, **one} for arm, all_ in found.matching.items() for name, one in all_.items()]
-    made: Columns = {
-        "arm": lambda one: one["arm"],
-        "entrant": lambda one: one["entrant"],
-        "dial": lambda one: f"{one['key']}={one['value']}" if one["value"] is not None else "-",
+def matching_section(data: ComparisonData) -> list[str]:
+    lines = [{"arm": arm, "method": name, **one} for arm, part in data.matching.items() for name, one in part.items()]
+    columns: Columns = {
+        **plain("arm", "method"),
+        "size": lambda one: f"{one['key']}={one['value']}" if one["value"] is not None else "-",
         "of reference": lambda one: format_with_interval(one["ratio"], one["interval"]),
-        "matched by": lambda one: one["how"],
+        "matched by": itemgetter("how"),
     }
-    return ["## How budgets were matched", markdown_table(lines, made)] if lines else []
+    return titled_table("How budgets were matched", lines, columns)
 
 
-def seeds_section(config: ComparisonConfig, found: ComparisonData) -> list[str]:
-    """Heads that were trained more than once: tau of each seed, at the sizes that are told."""
+def seeds_section(config: ComparisonConfig, data: ComparisonData) -> list[str]:
+    """tau of each seed of heads that were trained more than once, at the reported tree sizes."""
     lines = []
     for arm in config.arms:
-        for entrant, same in runs_by_method(found, arm).items():
-            sides = [row_name(entrant, reading) for reading in found.training[same[0]]["readings"]]
-            heads = {side: row_names(found.training, side, arm) for side in sides}
+        for method, runs in runs_by_method(data, arm).items():
+            sides = [row_name(method, reading) for reading in data.training[runs[0]]["readings"]]
+            heads = {side: row_names(data.training, side, arm) for side in sides}
             for side, benchmark, nodes in product(sides, config.benchmarks, config.reported_sizes):
-                rows = [found.row("replay", benchmark, 0.0, head, nodes) for head in heads[side]]
+                rows = [data.row("replay", benchmark, 0.0, head, nodes) for head in heads[side]]
                 taus = [row["tau"] for row in rows if row is not None]
                 if len(taus) > 1:
-                    lines.append({"arm": arm, "entrant": side, "benchmark": benchmark, "nodes": nodes, "taus": taus})
-    made: Columns = {
-        "arm": lambda one: one["arm"],
-        "entrant": lambda one: one["entrant"],
-        "benchmark": lambda one: one["benchmark"],
-        "nodes": lambda one: str(one["nodes"]),
+                    lines.append({"arm": arm, "method": side, "benchmark": benchmark, "nodes": nodes, "taus": taus})
+    columns: Columns = {
+        **plain("arm", "method", "benchmark", "nodes"),
         "tau of each seed": lambda one: " ".join(f"{tau:.3f}" for tau in one["taus"]),
         "mean": lambda one: format_number(statistics.mean(one["taus"]), 3),
         "standard deviation": lambda one: format_number(statistics.stdev(one["taus"]), 3),
     }
-    return ["## Seeds", markdown_table(lines, made)] if lines else []
+    return titled_table("Seeds", lines, columns)
 
 
-PLACE_COLUMNS: Columns = {
-    "benchmark": lambda one: one["benchmark"],
+TASK_COLUMNS: Columns = {
+    **plain("benchmark"),
     "T": lambda one: f"{one['temperature']:g}",
-    "arm": lambda one: one["arm"],
-    "nodes": lambda one: str(one["nodes"]),
-    "by": lambda one: one["kind"],
+    **plain("arm", "nodes"),
+    "by": itemgetter("kind"),
 }
-GAIN_COLUMNS: Columns = {
-    "tau": lambda one: format_difference(one["tau"], one["tau_ci"]),
+TAU_COLUMN: Columns = {"tau": lambda one: format_difference(one["tau"], one["tau_ci"])}
+DIFFERENCE_COLUMNS: Columns = {
+    "difference": lambda one: f"{one['more']} minus {one['less']}",
+    **TASK_COLUMNS,
+    "seeds": lambda one: "{} and {}".format(*one["seeds"]),
+    **TAU_COLUMN,
     "speedup": lambda one: format_difference(one["speedup"], one["speedup_ci"]),
 }
-DIFFERENCE_COLUMNS: Columns = {
-    "more": lambda one: f"{one['more']} less {one['less']}",
-    **PLACE_COLUMNS,
-    "seeds": lambda one: "{} and {}".format(*one["seeds"]),
-    **GAIN_COLUMNS,
-}
 EFFECT_COLUMNS: Columns = {
-    "factor": lambda one: one["factor"],
-    "more": lambda one: f"{one['more']} less {one['less']}",
-    "read as": lambda one: one["within"] or "all",
-    **PLACE_COLUMNS,
-    "twins": lambda one: str(one["twins"]),
+    "factor": itemgetter("factor"),
+    "difference": lambda one: f"{one['more']} minus {one['less']}",
+    "tree": lambda one: one["within"] or "all",
+    **TASK_COLUMNS,
+    "pairs": lambda one: str(one["twins"]),
     "seeds": lambda one: str(one["seeds"]),
-    "tau": GAIN_COLUMNS["tau"],
+    **TAU_COLUMN,
 }
-
-
-def pairs_section(found: ComparisonData, part: str, made: Columns, title: str) -> list[str]:
-    lines = found.verdict.get(part, [])
-    return [f"## {title}", markdown_table(lines, made)] if lines else []

@@ -1,1 +1,1 @@
-"""Answer files that other code bases recorded, measured as ours are."""
+"""Answer files of other code bases (Medusa, EAGLE, CTC-drafter, Spec-Bench), measured as our own runs are."""

@@ -14,7 +14,7 @@ from ctcdraft.evaluation.environment import environment
 from ctcdraft.evaluation.existing_report import refuse_existing_report
 from ctcdraft.report.html import files
 from studies.command_line import run_overrides
-from studies.external_logs import compare
+from studies.external_logs import compare, page
 from studies.external_logs.read import read_log
 
 
@@ -29,7 +29,7 @@ def run(config: Any) -> None:
     refuse_existing_report(out, config.overwrite)
     circumstances = environment()
     compare.write(out, comparison, circumstances)
-    files.write_log_page(out, comparison, circumstances)
+    page.write_page(out, comparison, circumstances)
     print(compare.terminal(comparison))
     print(f"the report is {out / 'report.md'}, and as a page: {out / files.PAGE_FILE}")
 

@@ -1,4 +1,4 @@
-"""Recorded arms measured by the functions that measure our own runs. Pure: it knows numbers, not their faults."""
+"""Acceptance and speed-up of answer files, by the functions that measure our own runs."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ ACCEPTANCE_MEASURES = ("tau", "tau_mean", "tau_paper")
 SPEEDUP_MEASURES = ("speedup", "speedup_paper", "speedup_turns")
 
 DEFINITIONS = {
-    "pass": "one reading of the base: idxs + 1 of a turn, or Spec-Bench's decoding_steps",
-    "tau": "tokens / passes, a ratio of totals",
-    "tau_mean": "mean over questions of tokens / passes",
-    "tau_paper": "the paper's beta: mean over questions of tokens / idxs, which counts one pass a turn too few",
+    "forward pass": "idxs + 1 of a turn, or Spec-Bench's decoding_steps",
+    "tau": "tokens / forward passes, a ratio of totals",
+    "tau_mean": "mean over questions of tokens / forward passes",
+    "tau_paper": "the paper's beta: mean over questions of tokens / idxs, one forward pass per turn too few",
     "speedup": "tokens/s over the baseline's, a ratio of totals",
     "speedup_paper": "ratio of the means over questions of tokens/s: the paper's gamma",
     "speedup_turns": "ratio of the means over turns of tokens/s",
     "ci": "95 % paired bootstrap over questions",
-    "equal": "questions all of whose turns have the baseline's very text",
-    "doubled": "words of letters that stand twice in a row, per 1,000 words: `the the`",
+    "equal": "questions with the baseline's text in all turns",
+    "doubled": "alphabetic words that occur twice in a row, per 1,000 words: `the the`",
 }
 
 LoggedAnswer = tuple[LoggedTurn, ...]
@@ -33,7 +33,7 @@ LoggedAnswers = Sequence[LoggedAnswer]
 
 
 def timed_in_both(run: LoggedRun, baseline: LoggedRun) -> list[str]:
-    """The questions in both, with a time for every turn in both."""
+    """Return the questions of both arms that both timed in every turn. Raises InputError if they share none."""
     both = [one for one in run.answers if one in baseline.answers]
     if not both:
         raise InputError(f"{run.name} and {baseline.name} have no question in common; give two runs of one benchmark")
@@ -46,41 +46,39 @@ def has_times(answer: LoggedAnswer) -> bool:
 
 def log_row(run: LoggedRun, baseline: LoggedRun | None, seed: int) -> dict[str, Any]:
     ids = list(run.answers)
-    named = [name for name in dict.fromkeys(run.categories.get(one) for one in ids) if name is not None]
+    names = [name for name in dict.fromkeys(run.categories.get(one) for one in ids) if name is not None]
     return {
         "drafter": run.name,
         "models": list(run.models),
         **log_measures(run, baseline, ids, seed),
         "categories": {
             name: log_measures(run, baseline, [one for one in ids if run.categories.get(one) == name], seed)
-            for name in named
+            for name in names
         },
     }
 
 
 def log_measures(run: LoggedRun, baseline: LoggedRun | None, ids: Sequence[str], seed: int) -> dict[str, Any]:
-    """Of the questions `ids`; speed-ups of those among them that both arms hold and timed."""
+    """Return the measures of the questions `ids`; the speed-ups are of those that both arms hold and timed."""
     ours: Any = [run.answers[one] for one in ids]
-    counted = metrics.acceptance_metrics(ours)
     texts = [turn.text for answer in ours for turn in answer]
-    made: dict[str, Any] = {
+    measures: dict[str, Any] = {
         "prompts": len(ids),
-        **counted,
+        **metrics.acceptance_metrics(ours),
         **acceptance_intervals(ours, seed),
         "tokens_per_second": metrics.tokens_per_second([answer for answer in ours if has_times(answer)]),
         "doubled_per_1000": doubled_words_per_1000(texts),
     }
     if baseline is None:
         return {
-            **made,
+            **measures,
             **dict.fromkeys((*SPEEDUP_MEASURES, *(f"{name}_ci" for name in SPEEDUP_MEASURES), "equal", "compared")),
         }
-    wanted = set(ids)
-    chosen = [one for one in timed_in_both(run, baseline) if one in wanted]
+    timed = [one for one in timed_in_both(run, baseline) if one in ids]
     both = [one for one in ids if one in baseline.answers]
     equal = sum(turn_texts(run.answers[one]) == turn_texts(baseline.answers[one]) for one in both)
-    sides = [run.answers[one] for one in chosen], [baseline.answers[one] for one in chosen]
-    return {**made, **log_speedups(*sides, seed), "equal": equal, "compared": len(chosen)}
+    sides = [run.answers[one] for one in timed], [baseline.answers[one] for one in timed]
+    return {**measures, **log_speedups(*sides, seed), "equal": equal, "compared": len(timed)}
 
 
 def acceptance_intervals(ours: Any, seed: int) -> dict[str, Any]:
@@ -95,12 +93,12 @@ def acceptance_intervals(ours: Any, seed: int) -> dict[str, Any]:
 
 
 def mean_interval(values: Sequence[float | None], seed: int) -> list[float] | None:
-    there = [value for value in values if value is not None]
-    return ratio_interval(there, [1.0] * len(there), seed)
+    known = [value for value in values if value is not None]
+    return ratio_interval(known, [1.0] * len(known), seed)
 
 
 def log_speedups(ours: Any, theirs: Any, seed: int) -> dict[str, Any]:
-    """Three ways to say how much faster, of the same questions in both arms."""
+    """Return three speed-ups over the same questions in both arms, with their intervals."""
     sums = [[[sum(turn.token_count for turn in answer) for answer in side], [sum(turn.seconds for turn in answer)
             for answer in side]] for side in (ours, theirs)]  # fmt: skip
     questions = [[metrics.tokens_per_second([answer]) or 0.0 for answer in side] for side in (ours, theirs)]
@@ -126,7 +124,7 @@ def turn_texts(answer: LoggedAnswer) -> list[str]:
 
 
 def doubled_words_per_1000(texts: Sequence[str]) -> float | None:
-    """Words of letters that repeat the one before, per 1,000 words.
+    """Return how many of 1,000 words repeat the alphabetic word before them.
 
     `He took the the dog`   ->   1 of 5: 200
     """

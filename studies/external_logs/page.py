@@ -1,49 +1,54 @@
-"""The page of recorded runs: both arms, what their files do not hold, acceptance by category. It knows no passes."""
+"""report.html of a run measured from answer files: both arms, the notes on their files, and tau by category."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from ctcdraft.errors import InputError
 from ctcdraft.report.figures import acceptance_by_category
-from ctcdraft.report.html.markup import Html, bullets, html_table, join_html, tag
-from ctcdraft.report.html.page import assemble_page
+from ctcdraft.report.html.files import PAGE_FILE, write_page_files
+from ctcdraft.report.html.render import render, render_page
 from ctcdraft.report.svg import Figure
-from studies.external_logs.compare import COLUMNS, LogComparison, numbered_notes, row_cells
+from ctcdraft.report.tables import Row
+from studies.external_logs.compare import COLUMNS, LogComparison, Note, arm_cells, category_cells, numbered_notes
 from studies.external_logs.metrics import DEFINITIONS
 
-LogRow = Mapping[str, Any]
+
+def write_page(out: Path, comparison: LogComparison, environment: Mapping[str, Any]) -> None:
+    """Write report.html and its figure, an SVG file."""
+    figures = log_figures(comparison.rows)
+    write_page_files(out, log_page(comparison, environment, figures), figures)
 
 
-def log_figures(rows: Sequence[LogRow]) -> dict[str, Figure]:
-    """An answer file holds no passes one by one and no times within a turn: of it there is but one figure, and the
-    baseline is in none: one token a pass."""
+def rebuild_page(folder: Path) -> Path:
+    """Render the page of a finished comparison again from its report.json; return the path of the page."""
+    file = folder / "report.json"
+    try:
+        report = json.loads(file.read_text())
+        comparison = LogComparison(report["rows"], [Note(**note) for note in report["notes"]])
+        write_page(folder, comparison, report["environment"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{file} is not a report.json of answer files; name the folder of recorded.path=") from error
+    return folder / PAGE_FILE
+
+
+def log_figures(rows: Sequence[Row]) -> dict[str, Figure]:
+    """Return tau by category of the run alone: the baseline has one token per forward pass, and an answer file holds
+    nothing else to draw."""
     figure = acceptance_by_category(rows[:1])
     return {} if figure is None else {"acceptance_by_category": figure}
 
 
-def log_page(made: LogComparison, environment: Mapping[str, Any], figures: Mapping[str, Figure]) -> Html:
-    run = made.rows[0]
-    parts = {
-        "Results": join_html([tag("p", environment["date"]), tag("pre", environment["command"]), arms_section(made)]),
-        "Figures": join_html(tag("figure", Html(figure.inline()), id=name) for name, figure in figures.items())
-        or tag("p", "Nothing to draw: the file holds no categories."),
-        "Categories": arms_html_table(made, "category", [(name, row, run) for name, row in run["categories"].items()])
-        if run["categories"]
-        else tag("p", "The file holds none."),
-        "Words": bullets(join_html([tag("b", word), f": {meaning}"]) for word, meaning in DEFINITIONS.items()),
+def log_page(comparison: LogComparison, environment: Mapping[str, Any], figures: Mapping[str, Figure]) -> str:
+    about, notes = {key: environment[key] for key in ("date", "command")}, numbered_notes(comparison.notes)
+    categories = category_cells(comparison)
+    sections = {
+        "Results": render("external_logs", **about, header=["arm", *COLUMNS], rows=arm_cells(comparison), notes=notes),
+        "Figures": render("figures", figures=figures, empty="Nothing to draw: the file holds no categories."),
+        "Categories": render("table", header=["category", *COLUMNS], rows=categories, empty="The file holds none."),
+        "Definitions": render("definitions", definitions=DEFINITIONS),
     }
-    return assemble_page(f"Recorded: {run['drafter']}", parts)
-
-
-def arms_section(made: LogComparison) -> Html:
-    both = arms_html_table(made, "arm", [(row["drafter"], row, row) for row in made.rows])
-    return join_html(
-        [both, tag("p", "The numbers in brackets are those of these notes."), bullets(numbered_notes(made.notes))]
-    )
-
-
-def arms_html_table(made: LogComparison, first: str, rows: Sequence[tuple[str, LogRow, LogRow]]) -> Html:
-    """rows: the first cell, the row, and the arm it is of."""
-    cells_of_rows = [[name, *row_cells(dict(row), arm["drafter"], made.notes)] for name, row, arm in rows]
-    return html_table([first, *COLUMNS], cells_of_rows)
+    return render_page(f"Recorded: {comparison.rows[0]['drafter']}", sections)

@@ -1,7 +1,7 @@
-"""Runs that others recorded: answer files of FastChat's kin (Medusa, EAGLE, CTC-drafter, Spec-Bench). It only reads.
+"""Answer files in FastChat's format, as Medusa, EAGLE, CTC-drafter and Spec-Bench write them.
 
-One JSON object a line, one line a question. Medusa, EAGLE and CTC-drafter write `idxs`, the 0-based index of a turn's
-last pass; Spec-Bench writes `decoding_steps`, their number, and a `category`.
+One JSON object per line and question. Medusa, EAGLE and CTC-drafter write `idxs`, the 0-based index of a turn's last
+forward pass; Spec-Bench writes `decoding_steps`, their number, and a `category`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from ctcdraft.errors import InputError
 
-# FastChat's question ids of MT-Bench, ten a category; only Spec-Bench writes categories down.
+# FastChat numbers MT-Bench's questions by category, ten in each; only Spec-Bench names the category.
 MT_BENCH_FIRST_ID = 81
 MT_BENCH_CATEGORIES = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 NUMBER_FIELDS = {"new_tokens": "tokens", "wall_time": "seconds"}
@@ -23,9 +23,11 @@ NUMBER_FIELDS = {"new_tokens": "tokens", "wall_time": "seconds"}
 
 @dataclass(frozen=True)
 class LoggedTurn:
-    """What a file says of one turn; counted as our own answers are, so that the same functions measure it.
+    """One turn, with the fields by which the metrics of our own responses measure it.
 
-    counted: its tokens, 0 where the file does not hold them. steps: passes.
+    Args:
+        token_count: 0 where the file does not hold it.
+        pass_count: forward passes.
     """
 
     text: str
@@ -43,7 +45,7 @@ class LoggedTurn:
 
     @property
     def committed(self) -> int:
-        """All of them: a file does not tell the prefill's token from those of the passes."""
+        """All tokens, because a file does not distinguish the prefill's token from the others."""
         return self.token_count
 
     @property
@@ -53,7 +55,7 @@ class LoggedTurn:
 
 @dataclass(frozen=True)
 class LoggedRun:
-    """One arm. answers: by question id, in the order of the file. repeated: ids that stand there more than once."""
+    """One file: turns by question id in the order of the file; `repeated` are ids that occur more than once."""
 
     name: str
     models: tuple[str, ...]
@@ -68,8 +70,11 @@ class LoggedRun:
 
 
 def read_log(path: str) -> LoggedRun:
-    """An answer file, gzipped or not. Of a question that stands there twice the last line counts: these programs add
-    lines to the file of an earlier try, and FastChat's own cleaning keeps the last."""
+    """Return an answer file, gzipped or not. Raises InputError.
+
+    Of a repeated question the last line counts: these programs append to the file of an earlier attempt, and
+    FastChat's own clean-up keeps the last line.
+    """
     answers: dict[str, tuple[LoggedTurn, ...]] = {}
     categories: dict[str, str] = {}
     repeated, models, stamps, choices = [], [], [], 0
@@ -77,11 +82,11 @@ def read_log(path: str) -> LoggedRun:
         question = str(checked_field(row, "question_id", (int, str), where))
         if question in answers:
             repeated.append(question)
-        several = checked_field(row, "choices", (list,), where)
-        if not several:
+        responses = checked_field(row, "choices", (list,), where)
+        if not responses:
             raise InputError(f"{where} has no answer in `choices`; record that question again or remove the line")
-        choices = max(choices, len(several))
-        answers[question] = parse_turns(several[0], where)
+        choices = max(choices, len(responses))
+        answers[question] = parse_turns(responses[0], where)
         models.append(str(row.get("model_id", "unnamed")))
         if "category" in row:
             categories[question] = str(row["category"])
@@ -95,7 +100,7 @@ def read_log(path: str) -> LoggedRun:
 
 
 def read_rows(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every line with the place it stands at."""
+    """Yield every line with its location for error messages."""
     try:
         with gzip.open(path, "rt") if path.endswith(".gz") else open(path) as stream:
             for number, line in enumerate(stream, 1):
@@ -105,9 +110,9 @@ def read_rows(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
                 try:
                     row = json.loads(line)
                 except ValueError:
-                    raise InputError(f"{where} is no JSON; if it was cut short, remove it") from None
+                    raise InputError(f"{where} is not JSON; if it is truncated, remove it") from None
                 if not isinstance(row, dict):
-                    raise InputError(f"{where} is no JSON object; give one question a line")
+                    raise InputError(f"{where} is not a JSON object; give one question per line")
                 yield where, row
     except (OSError, EOFError, UnicodeDecodeError) as error:
         raise InputError(
@@ -118,7 +123,7 @@ def read_rows(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def parse_turns(choice: Any, where: str) -> tuple[LoggedTurn, ...]:
     if not isinstance(choice, dict):
-        raise InputError(f"{where}: `choices` holds no object; an answer is one with turns, new_tokens and wall_time")
+        raise InputError(f"{where}: `choices` must hold objects with turns, new_tokens and wall_time")
     texts = checked_field(choice, "turns", (list,), where)
     columns = [checked_numbers(choice, name, len(texts), where) for name in NUMBER_FIELDS]
     if "decoding_steps" in choice:
@@ -126,7 +131,7 @@ def parse_turns(choice: Any, where: str) -> tuple[LoggedTurn, ...]:
     elif "idxs" in choice:
         steps = [index + 1 for index in checked_numbers(choice, "idxs", len(texts), where)]
     else:
-        raise InputError(f"{where} has neither `idxs` nor `decoding_steps`: there are no passes to divide by")
+        raise InputError(f"{where} has neither `idxs` nor `decoding_steps`, so its forward passes are unknown")
     return tuple(
         LoggedTurn(str(text), int(tokens), int(passes), float(seconds))
         for text, tokens, seconds, passes in zip(texts, *columns, steps, strict=True)
@@ -139,22 +144,20 @@ def checked_numbers(choice: dict[str, Any], name: str, turns: int, where: str) -
         raise InputError(f"{where} has {turns} turns but {len(values)} values in `{name}`; remove the line")
     for value in values:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
-            raise InputError(f"{where} has {value!r} in `{name}`, which is no count or time; mend or remove the line")
+            raise InputError(f"{where} has {value!r} in `{name}`, which is not a count or time; fix or remove the line")
     return values
 
 
-def checked_field(row: dict[str, Any], name: str, layer_types: tuple[type, ...], where: str) -> Any:
+def checked_field(row: dict[str, Any], name: str, types: tuple[type, ...], where: str) -> Any:
     if name not in row:
         raise InputError(f"{where} has no `{name}`; it has {', '.join(sorted(row)) or 'nothing'}")
-    if not isinstance(row[name], layer_types):
-        raise InputError(
-            f"{where}: `{name}` is {row[name]!r}, not {' or '.join(kind.__name__ for kind in layer_types)}"
-        )
+    if not isinstance(row[name], types):
+        raise InputError(f"{where}: `{name}` is {row[name]!r}, not {' or '.join(kind.__name__ for kind in types)}")
     return row[name]
 
 
 def mt_bench_categories(ids: Sequence[str] | Mapping[str, Any]) -> dict[str, str]:
-    """MT-Bench's categories, where all ids are of MT-Bench; nothing else has ids that tell."""
+    """Return the category of every id if all ids are MT-Bench's; nothing otherwise."""
     last = MT_BENCH_FIRST_ID + 10 * len(MT_BENCH_CATEGORIES) - 1
     if not all(one.isdigit() and MT_BENCH_FIRST_ID <= int(one) <= last for one in ids):
         return {}

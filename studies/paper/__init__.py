@@ -1,1 +1,1 @@
-"""The paper's tables, filled from our reports."""
+"""Published tables of a paper beside the authors' answer files and our own reports."""

@@ -1,7 +1,6 @@
-"""What it would take to fill an empty cell of a table, in GPU hours by the plan on paper. It measures nothing.
+"""GPU hours of the command that fills an empty cell of a published table, by the dry run of train.py.
 
-The hours are those of the command beside the cell: the base answers the corpus, the head is trained, and all arms of
-the evaluation say their answers. Like the entry points this is where config ends: no room behind imports it.
+The hours cover the base model's responses to the corpus, the training of the head, and the evaluation of all methods.
 """
 
 from __future__ import annotations
@@ -30,9 +29,13 @@ EVALUATED_ARMS = 3  # checkpoint=RUN compares autoregression, the run and prompt
 
 @dataclass(frozen=True)
 class GpuHours:
-    """answers and evaluation: at most, because answers are taken to be as long as they may be, and every arm to be as
-    slow as autoregression. training: without probes. peaks: bytes that each of the three holds at its peak; memory:
-    those of the card, None where nobody said."""
+    """Hours of a command.
+
+    Args:
+        answers, evaluation: upper bounds: responses as long as allowed, every method as slow as autoregression.
+        training: without validation.
+        peaks: peak memory of each of the three in bytes; memory: that of the GPU, None if it is not known.
+    """
 
     answers: float
     training: float
@@ -43,13 +46,13 @@ class GpuHours:
     def __str__(self) -> str:
         whole = hardware.format_hours(self.answers + self.training + self.evaluation, "GPU ")
         return (
-            f"about {whole}, planned: at most {hardware.format_hours(self.answers)} for the base's answers, "
+            f"about {whole}, planned: at most {hardware.format_hours(self.answers)} for the base's responses, "
             f"{hardware.format_hours(self.training)} for training, "
             f"at most {hardware.format_hours(self.evaluation)} for the evaluation{self.describe_shortage()}"
         )
 
     def describe_shortage(self) -> str:
-        """What the card has not the memory for, in words; nothing where all of it fits."""
+        """Return what does not fit the GPU's memory, in words; nothing where all of it fits."""
         if self.memory is None:
             return ""
         larger = [f"{name} {format_bytes(peak)}" for name, peak in self.peaks.items() if peak > self.memory]
@@ -57,8 +60,13 @@ class GpuHours:
 
 
 class GpuHoursPlanner:
-    """The values of `table.plan`. corpus: the fields of a `Work`, the corpus that heads are trained on. benchmarks: by
-    name, questions and turns of each."""
+    """Plans the hours of a cell, once for each base, training command and benchmark.
+
+    Args:
+        flops, bandwidth, memory: of one GPU, in FLOP/s, bytes/s and bytes.
+        corpus: the fields of CorpusTokenCounts of the corpus that heads are trained on.
+        benchmarks: questions and turns by benchmark.
+    """
 
     def __init__(
         self,
@@ -70,28 +78,28 @@ class GpuHoursPlanner:
     ) -> None:
         self.rate = HardwareSpec.of({"flops": flops, "bandwidth": bandwidth})
         if memory is not None and not check_float(memory, "table.plan.memory") > 0:
-            raise InputError(f"table.plan.memory={memory} is no card's memory; it is bytes, as in 8e10, or null")
+            raise InputError(f"table.plan.memory must be bytes > 0, as in 8e10, or null, got {memory}")
         self.memory = memory
-        self.work = CorpusTokenCounts(**corpus)
+        self.counts = CorpusTokenCounts(**corpus)
         self.benchmarks = benchmarks
         self.plan_hours = lru_cache(maxsize=None)(self._plan_hours)
 
     def hours(self, cell: TableCell) -> GpuHours | None:
-        """None where no rate was given."""
+        """Return the hours that fill a cell; None without a rate."""
         if self.rate.flops is None:
             return None
         return self.plan_hours(cell.base, cell.training, cell.benchmark.partition("/")[0])
 
     def _plan_hours(self, base: str, training: str, benchmark: str) -> GpuHours | None:
-        alone = "trainer.accumulate=1"  # its default is the WORLD_SIZE of the process that prints the table
-        config = compose_config("train", f"base={base}", alone, *training.split(), "device=cpu", "dtype=bfloat16")
+        one_process = "trainer.accumulate=1"  # its default follows WORLD_SIZE of the process that writes the table
+        config = compose_config("train", f"base={base}", one_process, *training.split(), "device=cpu", "dtype=bfloat16")
         sizes = build_meta_base(**node_values(config.base))
         with torch.device("meta"):
             drafter = build_drafter(config.drafter, sizes).eval()
-        objective, corpus_stats = instantiate_node(config.objective), CorpusStats.from_work(self.work)
-        needed = count_operations(sizes, drafter, objective, corpus_stats, config.trainer)
-        seconds = needed.seconds(config.trainer.steps * config.trainer.accumulate, self.rate)
-        answers = dry_run_hours(self.work, ModelStats.of(sizes), config.answers.batch_size, self.rate)
+        objective, corpus_stats = instantiate_node(config.objective), CorpusStats.from_work(self.counts)
+        operations = count_operations(sizes, drafter, objective, corpus_stats, config.trainer)
+        seconds = operations.seconds(config.trainer.steps * config.trainer.accumulate, self.rate)
+        answers = dry_run_hours(self.counts, ModelStats.of(sizes), config.answers.batch_size, self.rate)
         evaluation_counts = self.evaluation_counts(
             benchmark, compose_config("evaluate", f"benchmark={benchmark}").decoding.max_new_tokens
         )
@@ -100,15 +108,15 @@ class GpuHoursPlanner:
             return None
         size = ModelStats.of(sizes)
         peaks = {
-            "answers": sum(memory_parts(self.work, size, instantiate_node(config.answers)).values()),
+            "answers": sum(memory_parts(self.counts, size, instantiate_node(config.answers)).values()),
             "training": peak_training_bytes(sizes, drafter, objective, corpus_stats, config.trainer),
             "evaluation": size.weight_bytes
-            + evaluation_counts.longest * size.kv_bytes,  # and a head, which is small beside them
+            + evaluation_counts.longest * size.kv_bytes,  # the head is small beside them
         }
         return GpuHours(answers, seconds[0] / 3600, evaluation, peaks, self.memory)
 
     def evaluation_counts(self, benchmark: str, most: int) -> CorpusTokenCounts:
-        """What all arms read and say: of the questions themselves, which are short, only earlier answers are read."""
+        """Return the tokens that all methods read and generate; the prompts, which are short, are not counted."""
         questions, turns = (self.benchmarks[benchmark][key] for key in ("questions", "turns"))
         recalled = questions * most * turns * (turns - 1) // 2
         return CorpusTokenCounts(
@@ -123,29 +131,28 @@ class GpuHoursPlanner:
         )
 
     def assumptions(self) -> Sequence[str]:
-        """What the hours take for granted, in sentences."""
+        """Return the assumptions behind the hours, in sentences."""
         if self.rate.flops is None:
             return [f"GPU hours are {UNKNOWN_RATE} (here table.plan.flops= and table.plan.bandwidth=)"]
         return [
-            f"GPU hours are planned on paper and not measured: one GPU, bfloat16, {self.rate}; answers as long as they "
-            "may be, so most of it is a bound",
-            f"the corpus is taken to be {self.work.prompts:,} prompts with {self.work.turns:,} turns, "
-            f"{self.work.counted}; a base's answers are paid for once and serve all of its heads",
-            "training is as long as the command's trainer.steps=, which may be far less than an epoch",
-            "the memory of none of it is compared with a card's (table.plan.memory=)"
+            f"GPU hours are of a dry run and not measured: one GPU, bfloat16, {self.rate}; responses as long as "
+            "allowed, so most of it is an upper bound",
+            f"the corpus has {self.counts.prompts:,} prompts with {self.counts.turns:,} turns, {self.counts.counted}; "
+            "a base's responses are generated once and serve all of its heads",
+            "training takes the command's trainer.steps=, which may be far less than an epoch",
+            "peak memory is not compared with a GPU's (table.plan.memory=null)"
             if self.memory is None
-            else f"what is planned to hold more at its peak than a card of {format_bytes(self.memory)} "
-            "(table.plan.memory=) "
-            "is said not to fit; unless the weights alone are too much, fewer rows at once help (answers.batch_size=, "
-            "trainer.rows=, trainer.max_length=)",
+            else f"where the peak exceeds the {format_bytes(self.memory)} of a GPU (table.plan.memory=) it does not "
+            "fit; unless the weights alone are too large, smaller batches help (answers.batch_size=, trainer.rows=, "
+            "trainer.max_length=)",
         ]
 
 
 def node_values(node: Any) -> dict[str, Any]:
     from omegaconf import OmegaConf
 
-    found: Any = OmegaConf.to_container(node, resolve=True)
-    return {key: value for key, value in found.items() if key != "_target_"}
+    values: Any = OmegaConf.to_container(node, resolve=True)
+    return {key: value for key, value in values.items() if key != "_target_"}
 
 
 def instantiate_node(node: Any) -> Any:

@@ -1,7 +1,6 @@
-"""A paper's table beside what its authors' logs say and what we measured. It measures nothing, and fills no gap.
+"""A published table beside the values recomputed from the authors' answer files and those of our reports.
 
-Every value is named (drafter, benchmark, base, measure); what was not run is an empty cell with the command that
-would fill it.
+A cell is a drafter, benchmark, base and measure; what was not run is an empty cell with the command that fills it.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from studies.paper.reports import CellKey, MeasuredRow, read_reports, select_row
 
 Row = Mapping[str, Any]
 PUBLISHED_FOLDER = Path(__file__).parent / "published"
-OUR_MEASURE = {"speedup_paper": "speedup", "tau_paper": "tau"}  # the measure we stand by, for each of the paper's
-# Shares of a pass, in percent, and the parts of ours that make them up.
+OUR_MEASURE = {"speedup_paper": "speedup", "tau_paper": "tau"}  # our measure for each of the paper's
+# Shares of a step, in percent, and the phases of row["time"] that they consist of.
 TIME_SHARES = {
     "share_read": ("read",),
     "share_draft": ("draft",),
@@ -32,7 +31,7 @@ TIME_SHARES = {
 
 @dataclass(frozen=True)
 class MeasuredValue:
-    """A measured value and its 95 % interval, where there is one."""
+    """A value and its 95 % interval, where there is one."""
 
     value: float
     interval: Sequence[float] | None = None
@@ -40,12 +39,15 @@ class MeasuredValue:
 
 @dataclass(frozen=True)
 class TableCell:
-    """One value of a published table, and what else is known of it.
+    """One value of a published table and its counterparts.
 
-    measure: the paper's word, gamma or beta. paper: as printed, None where the paper leaves the cell out. recomputed:
-    by the paper's convention from the authors' logs; corrected: by ours, from the same logs. ours: measured here, by
-    our convention. training: the words on train.py's command line that make this drafter. measured: of which report
-    ours is, on how many questions, which machine and in which precision.
+    Args:
+        measure: the paper's symbol, gamma or beta.
+        paper: as printed; None where the paper leaves the cell out.
+        recomputed: from the authors' answer files by the paper's convention; corrected: by ours.
+        ours: measured here, by our convention.
+        training: overrides of train.py that train this drafter.
+        measured: the report, number of questions, hardware and precision of ours.
     """
 
     drafter: str
@@ -61,11 +63,10 @@ class TableCell:
 
     @property
     def difference(self) -> MeasuredValue | None:
-        """Ours less the corrected value of the logs: one convention on both sides.
+        """Ours minus the corrected value of the answer files, both by the same convention.
 
-        The printed value is a constant, but what the logs say is a sample of questions like ours, with a width of its
-        own. A report holds intervals and not its questions' numbers, so both widths are joined as independent ones;
-        there is none where either side has none.
+        Both are samples of questions with an interval of their own. A report does not hold the numbers of its
+        questions, so the widths are added as independent ones; there is no interval where either side has none.
         """
         if self.ours is None or self.corrected is None:
             return None
@@ -74,7 +75,7 @@ class TableCell:
 
     @property
     def fill_command(self) -> str:
-        """The commands that would measure this cell."""
+        """The commands that measure this cell."""
         run, benchmark = f"runs/{self.drafter}-{self.base}", self.benchmark.partition("/")[0]
         return (
             f"python train.py base={self.base} {self.training} corpus=sharegpt corpus.path=FILES run={run} && "
@@ -84,8 +85,8 @@ class TableCell:
 
 @dataclass(frozen=True)
 class PaperTable:
-    """bases: what to call each of them. notes: what the paper and its authors' files do not hold, and what that does to
-    a number. left_out: which rows of our reports stand in no cell, and why."""
+    """A published table: labels of the bases, cells, notes on what the paper and its files do not hold, and sentences
+    on the rows of our reports that fill no cell."""
 
     title: str
     bases: Mapping[str, str]
@@ -95,12 +96,18 @@ class PaperTable:
 
     @property
     def measured(self) -> list[str]:
-        """Behind which values of ours there is what, in the order of the cells: a footnote each."""
+        """How our values were measured, in the order of the cells: one numbered note each."""
         return list(dict.fromkeys(cell.measured for cell in self.cells if cell.measured is not None))
 
 
 def read_table(name: str, recorded: str | None, reports: Sequence[str]) -> PaperTable:
-    """name: a file of published values; recorded: a folder of the authors' answer files; reports: our report.json."""
+    """Return a published table, filled as far as possible. Raises InputError.
+
+    Args:
+        name: of a file of published values.
+        recorded: a folder of the authors' answer files.
+        reports: our report.json files.
+    """
     file = PUBLISHED_FOLDER / f"{name}.yaml"
     if not file.is_file():
         names = ", ".join(sorted(one.stem for one in PUBLISHED_FOLDER.glob("*.yaml")))
@@ -109,22 +116,22 @@ def read_table(name: str, recorded: str | None, reports: Sequence[str]) -> Paper
 
     published: Any = OmegaConf.to_container(OmegaConf.load(file))
     logs = dict(read_log_pairs(Path(recorded), published)) if recorded is not None else {}
-    measured, uncertified = read_reports(reports)
-    taken, strangers = select_rows(measured, list(cell_keys(published)))
-    made = list(build_cells(published, logs, taken))
-    notes = [*published.get("notes", []), *describe_swapped_values(made), *log_notes(logs, published["bases"])]
-    return PaperTable(published["title"], published["bases"], made, notes, [*uncertified, *strangers])
+    measured, excluded = read_reports(reports)
+    taken, unused = select_rows(measured, list(cell_keys(published)))
+    cells = list(build_cells(published, logs, taken))
+    notes = [*published.get("notes", []), *describe_swapped_values(cells), *log_notes(logs, published["bases"])]
+    return PaperTable(published["title"], published["bases"], cells, notes, [*excluded, *unused])
 
 
 def cell_keys(published: Mapping[str, Any]) -> Iterator[CellKey]:
-    """Whose cells there are; a benchmark is one, its categories are not."""
+    """Yield (drafter, benchmark, base) of every cell; categories belong to their benchmark."""
     for drafter, benchmarks in published["values"].items():
         for place, bases in benchmarks.items():
             yield from ((drafter, place.partition("/")[0], base) for base in bases)
 
 
 def log_notes(logs: Mapping[tuple[str, str], LogComparison], bases: Mapping[str, str]) -> Iterator[str]:
-    """What the authors' files do not hold, once, with every benchmark and base of which it is true."""
+    """Yield each note on the authors' files once, with the benchmarks and bases that it is about."""
     where: dict[tuple[str, str], list[str]] = {}
     for (benchmark, base), pair in logs.items():
         for note in pair.notes:
@@ -136,7 +143,7 @@ def log_notes(logs: Mapping[tuple[str, str], LogComparison], bases: Mapping[str,
 def build_cells(
     published: Mapping[str, Any], logs: Mapping[tuple[str, str], LogComparison], taken: Mapping[CellKey, MeasuredRow]
 ) -> Iterator[TableCell]:
-    published_runs = published.get("logged", "ctc")  # of the one drafter whose answer files there are
+    published_runs = published.get("logged", "ctc")  # the drafter of the answer files
     for drafter, benchmarks in published["values"].items():
         training = published.get("training", "drafter={drafter}").format(drafter=drafter)
         for place, bases in benchmarks.items():
@@ -154,10 +161,10 @@ def build_cells(
                     yield TableCell(drafter, place, base, printed_name, paper, *known, training, measured)
 
 
-def describe_swapped_values(made: Sequence[TableCell]) -> Iterator[str]:
-    """A sentence for every two values that the paper prints in each other's place."""
-    several = len({cell.base for cell in made}) > 1
-    for one, other in combinations([cell for cell in made if cell.recomputed], 2):
+def describe_swapped_values(cells: Sequence[TableCell]) -> Iterator[str]:
+    """Yield a sentence for every two values that the paper prints in each other's place."""
+    several = len({cell.base for cell in cells}) > 1
+    for one, other in combinations([cell for cell in cells if cell.recomputed], 2):
         same = (one.drafter, one.base, one.measure) == (other.drafter, other.base, other.measure)
         if same and not matches_printed(one, one) and matches_printed(one, other) and matches_printed(other, one):
             yield (
@@ -167,19 +174,19 @@ def describe_swapped_values(made: Sequence[TableCell]) -> Iterator[str]:
 
 
 def matches_printed(one: TableCell, other: TableCell) -> bool:
-    """Whether the paper's value of the one is what the files say of the other, to the printed digit."""
+    """Return whether the paper's value of one cell is the recomputed value of the other, to the printed digit."""
     if one.paper is None or other.recomputed is None:
         return False
     return f"{one.paper:.2f}" == f"{other.recomputed.value:.2f}"
 
 
 def category_row(row: Row, category: str) -> Row | None:
-    """The row itself, or that of one of its categories."""
+    """Return the row, or that of one of its categories."""
     return row if not category else row["categories"].get(category)
 
 
 def measured_value(row: Row | None, measure: str) -> MeasuredValue | None:
-    """A row's measure; nothing where it was not timed, and of answer files no share of the time: they hold none."""
+    """Return a measure of a row; None where it was not measured (answer files hold no times of phases)."""
     if row is None:
         return None
     if measure not in TIME_SHARES:
@@ -192,7 +199,7 @@ def measured_value(row: Row | None, measure: str) -> MeasuredValue | None:
 
 
 def read_log_pairs(folder: Path, published: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], LogComparison]]:
-    """Every pair of answer files that is there: BENCHMARK-BASE.jsonl.gz and BENCHMARK-BASE_baseline.jsonl.gz."""
+    """Yield every pair of answer files BENCHMARK-BASE.jsonl.gz and BENCHMARK-BASE_baseline.jsonl.gz in the folder."""
     if not folder.is_dir():
         raise InputError(f"no folder of answer files at {folder}; give one as table.recorded=, or leave it out")
     for benchmark in sorted({place.partition("/")[0] for places in published["values"].values() for place in places}):

@@ -1,15 +1,15 @@
-"""A browser for the tests that look at pages as a reader does."""
+"""A headless browser for the tests that look at rendered pages."""
 
 import shutil
 
 import pytest
 
-from ctcdraft.report.html.files import BROWSERS
+BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 
 
 @pytest.fixture(scope="session")
 def browser():
-    found = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if found is None:
+    command = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if command is None:
         pytest.skip("no Chromium here; apt-get install chromium-headless-shell")
-    return [found, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=4000"]
+    return [command, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=4000"]

@@ -239,8 +239,8 @@ def test_the_report_says_who_owes_what(tmp_path):
     assert MIN_TOKENS_FOR_P_VALUE < rows["drawn"]["by_draft"]["tokens"] < rows["drawn"]["tokens"]
     assert rows["autoregressive"]["by_draft"] is None
     for shown in ((tmp_path / "report.md").read_text(), report_markdown.terminal(**made)):
-        assert "drawn owes the base's law" in shown
-        assert "by what the draft favours" in shown
+        assert "drawn must follow the base model's distribution" in shown
+        assert "in the order of q/p" in shown
         assert "LOSS" not in shown.replace("LOSSY: not even", "")
     again = run(here, tmp_path)  # from the lines on disk
     assert again["rows"][-1]["lossless"] == rows["drawn"] | {"owes": "law"}
@@ -248,7 +248,7 @@ def test_the_report_says_who_owes_what(tmp_path):
 
 def test_a_biased_verifier_is_called_what_it_is(tmp_path):
     made = run(with_drawn(Biased(1, 261), verify=Rejection(multi_round)), tmp_path)
-    assert "NOT LOSSLESS: drawn owes the base's law" in report_markdown.terminal(**made)
+    assert "NOT LOSSLESS: drawn must follow the base model's distribution" in report_markdown.terminal(**made)
 
 
 class DrawnOrCorrupt(Drawn):
@@ -268,14 +268,14 @@ def test_who_owes_the_law_still_owes_words_where_nothing_was_drawn(tmp_path):
     assert lossless["owes"] == "law"
     assert lossless["p_value"] is None or lossless["owed"]["wrong"] == 1
     said = report_markdown.terminal(**made)
-    assert "NOT LOSSLESS: drawn differs on 1 of 2 questions in answers for which nothing was drawn" in said
+    assert "NOT LOSSLESS: drawn differs on 1 of 2 questions in responses without sampled draft tokens" in said
 
 
 def test_a_handful_of_tokens_is_not_judged(tmp_path):
     here = with_drawn(Biased(1, 261), verify=Rejection(multi_round))
     made = run(replace(here, settings=replace(here.settings, max_new_tokens=12)), tmp_path)
     shown = report_markdown.terminal(**made)
-    assert "too few to tell" in shown
+    assert "too few for a test" in shown
     assert "NOT LOSSLESS" not in shown
 
 

@@ -163,7 +163,7 @@ def test_the_entry_point_measures_a_shape(tmp_path):
     text = (tmp_path / "report.md").read_text()
     assert "random weights" in text
     assert "breakdown-16.svg" in text
-    assert "| 16 |" in text.partition("roof(4)")[2]
+    assert "| 16 |" in text.partition("utilization(4)")[2]
     assert "leave no room: 90." in text
     assert (tmp_path / "breakdown-16.svg").is_file()
-    assert "behind 16 tokens: v(4) = " in (tmp_path / "reading_by_nodes.svg").read_text()
+    assert "after 16 tokens: v(4) = " in (tmp_path / "reading_by_nodes.svg").read_text()

@@ -1,4 +1,4 @@
-"""What a reader of the page finds before anything is clicked: a pass worth looking at, and no column cut."""
+"""What report.html shows before anything is clicked: an informative step, and no table column cut off."""
 
 import json
 import re
@@ -26,7 +26,7 @@ def demo(tmp_path_factory):
     return unpack("demo", tmp_path_factory.mktemp("demo")) / "held_out"
 
 
-def one_pass(accepted, drafted, stopped=False):
+def make_step(accepted, drafted, stopped=False):
     """A chain of `drafted` draft tokens of which the first ones are accepted. stopped: the answer ends inside it."""
     tokens = tuple(range(drafted + 1))
     path = tokens[: accepted + 1]
@@ -34,8 +34,8 @@ def one_pass(accepted, drafted, stopped=False):
     return TraceStep(tokens, tuple(range(-1, drafted)), path, 99, committed, drafted, ((99, 0.5),), None)
 
 
-NOTHING, STOOD, REJECTED = one_pass(0, 0), one_pass(3, 3), one_pass(0, 3)
-PARTLY, MOSTLY, ENDED = one_pass(1, 3), one_pass(2, 4), one_pass(3, 4, stopped=True)
+UNDRAFTED, ACCEPTED, REJECTED = make_step(0, 0), make_step(3, 3), make_step(0, 3)
+PARTLY, MOSTLY, ENDED = make_step(1, 3), make_step(2, 4), make_step(3, 4, stopped=True)
 
 
 def answer(contestant, *passes):
@@ -46,32 +46,32 @@ def answer(contestant, *passes):
     ("passes", "place"),
     [
         (
-            (NOTHING, STOOD, REJECTED, PARTLY, MOSTLY, MOSTLY),
+            (UNDRAFTED, ACCEPTED, REJECTED, PARTLY, MOSTLY, MOSTLY),
             4,
         ),  # the first of those that accepted most before a rejection
-        ((STOOD, REJECTED), 1),  # a rejection rather than many accepted
-        ((NOTHING, PARTLY, STOOD, PARTLY), 1),
-        ((NOTHING, one_pass(1, 1), STOOD), 2),  # none was rejected: the most accepted
-        ((PARTLY, ENDED), 0),  # the base was not asked about what stood behind the end
-        ((NOTHING, NOTHING), 0),
+        ((ACCEPTED, REJECTED), 1),  # a rejection rather than many accepted
+        ((UNDRAFTED, PARTLY, ACCEPTED, PARTLY), 1),
+        ((UNDRAFTED, make_step(1, 1), ACCEPTED), 2),  # none was rejected: the most accepted
+        ((PARTLY, ENDED), 0),  # tokens after the end were not verified
+        ((UNDRAFTED, UNDRAFTED), 0),
     ],
 )
-def test_an_answer_opens_with_its_most_telling_pass(passes, place):
+def test_a_response_opens_with_its_most_informative_step(passes, place):
     assert initial_step(passes) == place
 
 
-def test_an_answer_without_a_pass_says_so():
+def test_a_response_without_steps_is_named():
     assert initial_step(()) is None
     page = explorer_section(Trace({}, (answer("ctc"),)))
-    assert "The prefill gave the whole answer." in page
+    assert "The prefill gave the whole response." in page
 
 
 def test_the_page_opens_the_first_drafter_with_a_rejected_token():
-    """Every answer shows one pass at first; the unfolded answer is not the first where that has nothing to tell."""
+    """Every response shows one step at first; the unfolded response is the first with a rejected token."""
     answers = (
-        answer("autoregressive", NOTHING, NOTHING),
-        answer("lookup", NOTHING, STOOD),
-        answer("ctc", STOOD, PARTLY),
+        answer("autoregressive", UNDRAFTED, UNDRAFTED),
+        answer("lookup", UNDRAFTED, ACCEPTED),
+        answer("ctc", ACCEPTED, PARTLY),
         answer("medusa", PARTLY),
     )
     page = explorer_section(Trace({}, answers))
@@ -89,20 +89,20 @@ const cut = () => boxes().filter((one) => one.scrollWidth > one.clientWidth).map
 addEventListener("load", () => {
   const shown = [...document.querySelectorAll("details[open] .pass")].filter((one) =>
     one.getBoundingClientRect().height > 100);
-  const told = { width: innerWidth, opens: shown.map((one) => one.id) };
+  const recorded = { width: innerWidth, opens: shown.map((one) => one.id) };
   document.dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowRight" }));
   setTimeout(() => {
-    told.next = location.hash;
+    recorded.next = location.hash;
     for (const one of document.querySelectorAll("details")) one.open = true;
     for (const one of document.querySelectorAll(".pass")) one.style.display = "block";
-    document.title = JSON.stringify({ ...told, boxes: boxes().length, cut: cut() });
+    document.title = JSON.stringify({ ...recorded, boxes: boxes().length, cut: cut() });
   }, 100);
 });
 """
 
 
 def measured(page, browser, tmp_path):
-    """What a browser 1,280 pixels wide finds in a page all of whose passes are unfolded."""
+    """Return what a browser 1,280 pixels wide measures in a page with all steps unfolded."""
     copy = tmp_path / "page.html"
     copy.write_text(page.read_text().replace("</body>", f"<script>{MEASURE}</script></body>"))
     command = [*browser, "--window-size=1280,1000", "--dump-dom", copy.as_uri()]
@@ -111,16 +111,16 @@ def measured(page, browser, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_demo_opens_on_a_pass_and_no_column_is_cut_at_1280_pixels(browser, demo, tmp_path):
+def test_the_demo_opens_on_a_step_and_no_column_is_cut_at_1280_pixels(browser, demo, tmp_path):
     for name in ("report.json", "explorer.json"):
         (tmp_path / name).write_text((demo / name).read_text())
-    found = measured(rebuild_page(tmp_path), browser, tmp_path)
-    assert found["width"] == 1280
-    (opened,) = found["opens"]
+    layout = measured(rebuild_page(tmp_path), browser, tmp_path)
+    assert layout["width"] == 1280
+    (opened,) = layout["opens"]
     answer, step = map(int, re.fullmatch(r"a(\d+)p(\d+)", opened).groups())
-    assert found["next"] == f"#a{answer}p{step + 1}"  # the arrows go on from what is shown
-    assert found["boxes"] > 1000
-    assert found["cut"] == []
+    assert layout["next"] == f"#a{answer}p{step + 1}"  # the arrows go on from what is shown
+    assert layout["boxes"] > 1000
+    assert layout["cut"] == []
 
 
 @pytest.mark.slow
@@ -142,7 +142,7 @@ def test_long_values_wrap(browser, demo, tmp_path):
 
 
 def widened(step: TraceStep) -> TraceStep:
-    """With ten frames in place of fewer."""
+    """Return the step with ten frames in place of fewer."""
     if step.frames is None:
         return step
     heard = tuple((table * 10)[:10] for table in step.frames.heard)

@@ -1,8 +1,7 @@
-"""The page of an evaluation: made by itself, from two files, and every token of an answer is in it once."""
+"""report.html: rendered from two files, self-contained, and every token of a traced response is in it once."""
 
 import json
 import re
-import shutil
 import subprocess
 from dataclasses import replace
 from functools import partial
@@ -25,13 +24,12 @@ from ctcdraft.nn.logit_correction import MarkovCorrection
 from ctcdraft.report.figures import evaluation_figures
 from ctcdraft.report.html import files
 from ctcdraft.report.html.explorer import initial_step, most_informative, sorted_answers
-from ctcdraft.report.html.files import export_png
-from ctcdraft.report.html.markup import format_percent, join_html, tag
-from ctcdraft.report.html.one_pass import TokenLabels, frame_table
+from ctcdraft.report.html.render import format_percent, render
+from ctcdraft.report.html.steps import TokenLabels, frame_rows
 
 EXPLORER = TraceSettings(questions=2, tokens=12, words=3)
 VOID = ("meta", "br")
-# What a reader does, and what is there to be seen after each step, as JSON in the page's title.
+# Clicks and key presses of a reader, and what is visible after each, as JSON in the page's title.
 VISIT = """
 const seen = (one) => { const box = one.getBoundingClientRect(); return box.width > 50 && box.height > 50; };
 const unfolded = (one) => one.closest("details.explored").open;
@@ -51,14 +49,14 @@ const steps = [
   () => { document.querySelectorAll("details.explored")[1].open = true;
           document.querySelector('a.token[href="#a1p0"]').click(); },
   () => press("ArrowLeft"),
-  () => document.querySelector('nav a[href="#certificate"]').click(),
+  () => document.querySelector('nav a[href="#losslessness"]').click(),
 ];
-const told = { figures: [...document.querySelectorAll("figure")].filter((one) => seen(one.querySelector("svg")) &&
+const recorded = { figures: [...document.querySelectorAll("figure")].filter((one) => seen(one.querySelector("svg")) &&
   one.querySelectorAll("circle, rect, polyline").length > 3).map((one) => one.id), states: [state()] };
 const go_on = () => {
-  if (!steps.length) { document.title = JSON.stringify({ ...told, hash: location.hash }); return; }
+  if (!steps.length) { document.title = JSON.stringify({ ...recorded, hash: location.hash }); return; }
   steps.shift()();
-  setTimeout(() => { told.states.push(state()); go_on(); }, 50);
+  setTimeout(() => { recorded.states.push(state()); go_on(); }, 50);
 };
 addEventListener("load", go_on);
 """
@@ -71,19 +69,18 @@ def head(base, paths, correction=None):
 
 @pytest.fixture(scope="module")
 def evaluated(tmp_path_factory):
-    """An evaluation of heads with frames of every kind and of a drafter without."""
-    here = make_setup(base := random_base())
-    listening = head(base, PrefixSearch(16), partial(MarkovCorrection, rank=4))
-    torch.nn.init.normal_(listening.correction.out.weight)
-    here.contestants.update(ctc=head(base, PrefixSearch(16)), listening=listening, raw=head(base, Collapse(8, 3, 0.4)))
+    """An evaluation of heads with frames of every kind and of a drafter without frames."""
+    setup = make_setup(base := random_base())
+    markov = head(base, PrefixSearch(16), partial(MarkovCorrection, rank=4))
+    torch.nn.init.normal_(markov.correction.out.weight)
+    setup.contestants.update(ctc=head(base, PrefixSearch(16)), markov=markov, raw=head(base, Collapse(8, 3, 0.4)))
     path = tmp_path_factory.mktemp("pages")
-    made = make_evaluation(here, PROMPTS[:2])
-    evaluate_to(path, made, trace=EXPLORER)
+    evaluate_to(path, make_evaluation(setup, PROMPTS[:2]), trace=EXPLORER)
     return path
 
 
 class Reader(HTMLParser):
-    """Elements in order, each with its attributes and the text right in it; complains of what is not closed."""
+    """Elements in order, each with its attributes and its direct text; asserts that every element is closed."""
 
     def __init__(self, page):
         super().__init__()
@@ -103,9 +100,9 @@ class Reader(HTMLParser):
     def handle_endtag(self, name):
         assert self.open.pop()[0] == name
 
-    def handle_data(self, said):
+    def handle_data(self, text):
         if self.open:
-            self.open[-1][2].append(said)
+            self.open[-1][2].append(text)
 
 
 @pytest.fixture(scope="module")
@@ -113,53 +110,52 @@ def page(evaluated):
     return Reader((evaluated / files.PAGE_FILE).read_text())
 
 
-def seen_in(evaluated):
+def read_trace(evaluated):
     return trace_from_json((evaluated / "explorer.json").read_text())
 
 
-def test_every_token_is_in_the_page_once_with_how_it_came(evaluated, page):
-    seen = seen_in(evaluated)
-    assert {one.contestant for one in seen.answers} == {"autoregressive", "prompt_lookup", "ctc", "listening", "raw"}
-    assert len(seen.answers) == 10
-    for number, answer in enumerate(sorted_answers(seen)):
+def test_every_token_is_in_the_page_once_with_its_origin(evaluated, page):
+    trace = read_trace(evaluated)
+    assert {one.contestant for one in trace.answers} == {"autoregressive", "prompt_lookup", "ctc", "markov", "raw"}
+    assert len(trace.answers) == 10
+    for number, answer in enumerate(sorted_answers(trace)):
         links = [e for e in page.elements if e[0] == "a" and e[1].get("href", "").startswith(f"#a{number}p")]
-        came = [(attributes["href"], attributes["data-depth"]) for _, attributes, _ in links]
+        shown = [(attributes["href"], attributes["data-depth"]) for _, attributes, _ in links]
         expected = []
         for index, step in enumerate(answer.passes):
-            ways = [*map(str, range(1, len(step.path))), "bonus"][: step.committed]
-            expected += [(f"#a{number}p{index}", way) for way in ways]
-        assert came == expected
-        assert len(came) + 1 == len(answer.pieces) == 1 + sum(step.committed for step in answer.passes)
-        assert [said or ["\N{DOTTED CIRCLE}"] for _, _, said in links] == [
+            origins = [*map(str, range(1, len(step.path))), "bonus"][: step.committed]
+            expected += [(f"#a{number}p{index}", origin) for origin in origins]
+        assert shown == expected
+        assert len(shown) + 1 == len(answer.pieces) == 1 + sum(step.committed for step in answer.passes)
+        assert [text or ["\N{DOTTED CIRCLE}"] for _, _, text in links] == [
             [piece or "\N{DOTTED CIRCLE}"] for piece in answer.pieces[1:]
         ]
     assert sum(e[1].get("data-depth") == "prefill" for e in page.elements if "style" not in e[1]) == 10 + 1  # a legend
 
 
-def test_all_contestants_said_the_same_words_and_frames_are_where_there_are_some(evaluated):
-    seen = seen_in(evaluated)
+def test_all_methods_give_the_same_tokens_and_frames_are_traced_where_a_drafter_has_them(evaluated):
+    seen = read_trace(evaluated)
     for question in {one.id for one in seen.answers}:
-        said = {one.pieces for one in seen.answers if one.id == question}
-        assert len(said) == 1
+        assert len({one.pieces for one in seen.answers if one.id == question}) == 1
     kinds = {one.contestant: {step.frames and step.frames.reads for step in one.passes} for one in seen.answers}
     assert kinds == {
-        "autoregressive": {None}, "prompt_lookup": {None}, "ctc": {"alignments"}, "listening": {"alignments"},
+        "autoregressive": {None}, "prompt_lookup": {None}, "ctc": {"alignments"}, "markov": {"alignments"},
         "raw": {"raw frames"},
     }  # fmt: skip
-    listening = [step for one in seen.answers if one.contestant == "listening" for step in one.passes]
-    assert all(len(step.frames.heard) == len(step.path) for step in listening)
-    for step in listening:
+    conditioned = [step for one in seen.answers if one.contestant == "markov" for step in one.passes]
+    assert all(len(step.frames.heard) == len(step.path) for step in conditioned)
+    for step in conditioned:
         for row in (row for table in step.frames.heard for row in table):
             assert 0 < sum(row) <= 1.01
 
 
 def test_the_noise_of_margins_is_that_of_rounding(evaluated):
-    """One reading of the whole text sees what trees and steps saw; a tree that is read wrongly would be far off."""
-    for answer in seen_in(evaluated).answers:
+    """A forward pass over the whole text gives the logits of the steps; a wrong tree mask would be far off."""
+    for answer in read_trace(evaluated).answers:
         assert 0 <= answer.noise < 1e-3
 
 
-def test_the_page_needs_nothing_from_elsewhere(evaluated, page):
+def test_the_page_loads_nothing(evaluated, page):
     ids = [attributes["id"] for _, attributes, _ in page.elements if "id" in attributes]
     assert len(ids) == len(set(ids))
     for name, attributes, _ in page.elements:
@@ -182,7 +178,7 @@ def test_every_figure_is_in_the_page_and_a_file(evaluated, page):
 
 
 def test_no_two_of_ten_drafters_share_a_colour_and_a_value_stands_beside_its_name(evaluated):
-    """Where dots of one size lie upon one another, the legend still tells them apart."""
+    """Where dots of one size cover each other, the legend still names them."""
     row = json.loads((evaluated / "report.json").read_text())["rows"][2]
     rows = [row | {"drafter": f"drafter {number}", "v": 1 + number / 8} for number in range(10)]
     figures = evaluation_figures(rows, None)
@@ -192,7 +188,7 @@ def test_no_two_of_ten_drafters_share_a_colour_and_a_value_stands_beside_its_nam
 
 
 def test_a_long_name_is_not_cut(evaluated):
-    """As where values are part of it: draft_model:path=FOLDER,growth=chain,frames=5."""
+    """As of a drafter with options: draft_model:path=FOLDER,growth=chain,frames=5."""
     row = json.loads((evaluated / "report.json").read_text())["rows"][2]
     usual = evaluation_figures([row], None)
     for name, figure in evaluation_figures([row | {"drafter": "x" * 60}], None).items():
@@ -200,25 +196,23 @@ def test_a_long_name_is_not_cut(evaluated):
 
 
 @pytest.mark.slow
-def test_in_a_browser_every_figure_is_there_and_one_can_go_from_pass_to_pass(evaluated, browser, tmp_path):
-    """A token's click shows its pass and hides the others of its answer, the arrows go on and back and stop at an
-    answer's ends. An answer in which nothing is chosen shows the pass it opens with."""
+def test_in_a_browser_every_figure_is_visible_and_tokens_and_arrows_select_steps(evaluated, browser, tmp_path):
+    """A click on a token shows its step and hides the others of its response; the arrows stop at a response's ends. A
+    response in which nothing is chosen shows its initial step."""
     copy = tmp_path / "page.html"
     copy.write_text((evaluated / files.PAGE_FILE).read_text().replace("</body>", f"<script>{VISIT}</script></body>"))
     done = subprocess.run([*browser, "--dump-dom", copy.as_uri()], capture_output=True, text=True, timeout=120)
-    (title,) = [
-        "".join(said) for name, _, said in Reader(done.stdout).elements if name == "title" and said[0][0] == "{"
-    ]
-    told = json.loads(title)
-    assert told["figures"] == [file.stem for file in drawn_files(evaluated)]
-    answers = sorted_answers(seen_in(evaluated))
+    titles = ["".join(text) for name, _, text in Reader(done.stdout).elements if name == "title"]
+    (recorded,) = [json.loads(title) for title in titles if title[0] == "{"]
+    assert recorded["figures"] == [file.stem for file in drawn_files(evaluated)]
+    answers = sorted_answers(read_trace(evaluated))
     assert most_informative(answers) == 0
     alone = f"a0p{initial_step(answers[0].passes)}"
-    assert [state["passes"] for state in told["states"][:-1]] == [
+    assert [state["passes"] for state in recorded["states"][:-1]] == [
         [alone], ["a0p1"], ["a0p2"], ["a0p1"], ["a0p1"], [alone, "a1p0"], [alone, "a1p0"],
     ]  # fmt: skip
-    assert told["hash"] == "#certificate"
-    for state in told["states"][:-1]:
+    assert recorded["hash"] == "#losslessness"
+    for state in recorded["states"][:-1]:
         shown = [(name, *map(int, re.fullmatch(r"a(\d+)p(\d+)", name).groups())) for name in state["passes"]]
         steps = {name: answers[answer].passes[step] for name, answer, step in shown}
         assert state["marked"] == [f"#{name}" for name, one in steps.items() for _ in range(one.committed)]
@@ -238,91 +232,65 @@ def test_a_browser_makes_a_picture_of_it(evaluated, browser, tmp_path):
     assert len(content) > 50_000  # an empty one of this size has 15,000
 
 
-@pytest.mark.slow
-def test_figures_are_png_too_where_a_browser_draws_them(evaluated, browser, tmp_path):
-    for file in (evaluated / files.FIGURES_FOLDER).glob("*.svg"):
-        shutil.copy(file, tmp_path)
-    made = export_png(tmp_path)
-    assert [file.stem for file in made] == sorted(file.stem for file in drawn_files(evaluated))
-    for file in made:
-        wide, high = re.search(r'width="(\d+)" height="(\d+)"', file.with_suffix(".svg").read_text()).groups()
-        content = file.read_bytes()
-        assert content.startswith(b"\x89PNG")
-        size = int.from_bytes(content[16:20]), int.from_bytes(content[20:24])
-        assert size == (2 * int(wide), 2 * int(high))
-    assert len({file.read_bytes() for file in made}) == len(made)
-
-
-def test_without_a_browser_there_is_a_sentence(tmp_path, monkeypatch):
-    monkeypatch.setattr(shutil, "which", lambda name: None)
-    with pytest.raises(InputError, match=r"no browser is here .* take the SVG files"):
-        export_png(tmp_path)
-
-
-def test_a_browser_that_draws_nothing_is_one_sentence_too(tmp_path, monkeypatch):
-    (tmp_path / "one.svg").write_text('<svg width="10" height="10"/>')
-    monkeypatch.setattr(shutil, "which", lambda name: "true")
-    with pytest.raises(InputError, match=r"true drew nothing of .*one\.svg"):
-        export_png(tmp_path)
-
-
 def drawn_files(evaluated):
-    """In the order of the page."""
+    """Return the figures in the order of the page."""
     page = (evaluated / files.PAGE_FILE).read_text()
     return sorted((evaluated / files.FIGURES_FOLDER).glob("*.svg"), key=lambda file: page.index(f'id="{file.stem}"'))
 
 
-def test_a_page_is_made_again_from_its_two_files(evaluated, tmp_path):
+def test_a_page_is_rendered_again_from_its_two_files(evaluated, tmp_path):
     for name in ("report.json", "explorer.json"):
         (tmp_path / name).write_text((evaluated / name).read_text())
     assert files.rebuild_page(tmp_path).read_text() == (evaluated / files.PAGE_FILE).read_text()
     (tmp_path / "explorer.json").unlink()
     without = files.rebuild_page(tmp_path).read_text()
-    assert "No answer was looked into here" in without
+    assert "No response was traced here" in without
     assert "was not measured here" in without
 
 
-def test_json_goes_and_comes_back(evaluated):
+def test_a_trace_survives_json(evaluated):
     text = (evaluated / "explorer.json").read_text()
     assert trace_to_json(trace_from_json(text)) == text
     assert trace_from_json(text) == trace_from_json(trace_to_json(trace_from_json(text)))
     assert hash(trace_from_json(text).answers[0].passes)  # tuples all the way down
 
 
-def test_the_certificate_says_what_was_found_and_where(evaluated):
+def test_the_losslessness_section_names_result_and_environment(evaluated):
     text = (evaluated / files.PAGE_FILE).read_text()
-    certificate = text[text.index('id="certificate"') : text.index('id="words"')]
-    assert "all contestants say what autoregression says on all 2 questions" in certificate
+    section = text[text.index('id="losslessness"') : text.index('id="definitions"')]
+    assert "every method&#39;s tokens equal the baseline&#39;s on all 2 questions" in section
     environment = json.loads((evaluated / "report.json").read_text())["environment"]
-    for said in (environment["hardware"], environment["versions"]["torch"], environment["date"]):
-        assert said in certificate
-    assert certificate.count("is the yardstick") == 1
-    assert certificate.count("every word") == 4
+    for value in (environment["hardware"], environment["versions"]["torch"], environment["date"]):
+        assert value in section
+    assert section.count("<td>baseline</td>") == 1
+    assert section.count("<td>token-identical</td>") == 4
 
 
-def test_where_guesses_are_drawn_the_law_is_shown(evaluated, tmp_path):
-    said = json.loads((evaluated / "report.json").read_text())
+def test_the_distribution_test_is_shown_where_draft_tokens_are_sampled(evaluated, tmp_path):
+    report = json.loads((evaluated / "report.json").read_text())
     fit = {"tokens": 5000, "chi_square": 20.5, "p_value": 0.4, "tv": 0.031, "null_tv": 0.029, "owes": "law"}
-    said["rows"][2]["lossless"] |= fit
-    (tmp_path / "report.json").write_text(json.dumps(said))
+    report["rows"][2]["lossless"] |= fit
+    (tmp_path / "report.json").write_text(json.dumps(report))
     text = files.rebuild_page(tmp_path).read_text()
     for cell in ("5,000", "20.5", "0.400", "0.0310", "0.0290"):
         assert f"<td>{cell}</td>" in text
 
 
 def test_text_is_never_markup(evaluated, tmp_path):
-    """Whatever a prompt, a word or a command says, it is shown and not obeyed."""
+    """Markup in a prompt, a token or a command is shown and not interpreted."""
     evil = '</script><script>alert("1")</script><img src=x>&amp;'
-    seen, said = seen_in(evaluated), json.loads((evaluated / "report.json").read_text())
+    seen, report = read_trace(evaluated), json.loads((evaluated / "report.json").read_text())
     answers = tuple(replace(one, prompt=evil, id=evil, pieces=(evil,) * len(one.pieces)) for one in seen.answers)
     seen = replace(seen, answers=answers, words=dict.fromkeys(seen.words, evil))
-    said["environment"] |= {"command": evil, "base": evil}
-    (tmp_path / "report.json").write_text(json.dumps(said))
+    report["environment"] |= {"command": evil, "base": evil}
+    for number, row in enumerate(report["rows"]):
+        row["drafter"] = f"{evil}{number}"
+    (tmp_path / "report.json").write_text(json.dumps(report))
     (tmp_path / "explorer.json").write_text(trace_to_json(seen))
     page = Reader(files.rebuild_page(tmp_path).read_text())
     assert sum(name == "script" for name, *_ in page.elements) == 1
     assert not any(name == "img" for name, *_ in page.elements)
-    assert [evil] in [said for _, _, said in page.elements]
+    assert [evil] in [text for _, _, text in page.elements]
 
 
 EVIL = (
@@ -336,13 +304,13 @@ EVIL = (
 
 @pytest.fixture(scope="module")
 def evil(tmp_path_factory):
-    """A page of drafters, prompts and answers that are all markup. The first two are so when they are evaluated; what
-    a random base answers is no markup, so its tokens are replaced."""
+    """A page whose drafter names, prompts and responses are markup. A random base does not respond with markup, so its
+    tokens are replaced in the trace."""
     path = tmp_path_factory.mktemp("evil")
-    here = make_setup(base := random_base(context=1024))
-    here.contestants.update({name: head(base, PrefixSearch(16)) for name in EVIL})
+    setup = make_setup(base := random_base(context=1024))
+    setup.contestants.update({name: head(base, PrefixSearch(16)) for name in EVIL})
     prompts = [Prompt(f"{word}{number}", word, (word, word), word) for number, word in enumerate(EVIL[:2])]
-    evaluate_to(path, make_evaluation(here, prompts), trace=EXPLORER)
+    evaluate_to(path, make_evaluation(setup, prompts), trace=EXPLORER)
     seen = trace_from_json((path / "explorer.json").read_text())
     answers = tuple(
         replace(one, pieces=tuple(EVIL[index % len(EVIL)] for index in range(len(one.pieces)))) for one in seen.answers
@@ -353,70 +321,71 @@ def evil(tmp_path_factory):
 
 
 def dumped(browser, page):
-    """The page as it stands in the browser once its scripts have run; an error in one of them is reported."""
+    """Return the document after its scripts have run."""
     done = subprocess.run([*browser, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 
 
 @pytest.mark.parametrize("word", EVIL)
-def test_in_a_browser_this_markup_does_run_where_it_may(browser, tmp_path, word):
-    """Or the next test would show nothing."""
+def test_in_a_browser_this_markup_runs_where_nothing_escapes_it(browser, tmp_path, word):
+    """Otherwise the next test would prove nothing."""
     (tmp_path / "page.html").write_text(f'<title>mine</title><p title="{word}">{word.removeprefix("<!--")}</p>')
     assert "owned</title>" in dumped(browser, tmp_path / "page.html")
 
 
 def test_in_a_browser_names_prompts_and_answers_stay_text(evil, browser):
-    there = dumped(browser, evil)
-    title = re.search("<title>(.*?)</title>", there)[1]
+    document = dumped(browser, evil)
+    title = re.search("<title>(.*?)</title>", document)[1]
     assert title == re.search("<title>(.*?)</title>", evil.read_text())[1]
     assert "owned" not in title
-    page = Reader(there)
+    page = Reader(document)
     assert sum(name == "script" for name, *_ in page.elements) == 1
     assert not {name for name, *_ in page.elements} & {"img", "iframe", "object", "embed"}
     assert not [key for _, attributes, _ in page.elements for key in attributes if key.startswith("on")]
-    shown = [" ".join(said) for _, _, said in page.elements]
-    assert all(any(word in said for said in shown) for word in EVIL)
+    shown = [" ".join(text) for _, _, text in page.elements]
+    assert all(any(word in text for text in shown) for word in EVIL)
 
 
-def test_markup_escapes_text_and_attributes():
-    assert tag("p", "a < b", class_='"x"') == '<p class="&quot;x&quot;">a &lt; b</p>'
-    assert join_html([tag("b", "x"), "<i>"], "<br>") == "<b>x</b><br>&lt;i&gt;"
-    assert tag("details", open=True) == "<details open></details>"
-    assert tag("details", open=False) == "<details></details>"
+def test_templates_escape_text():
+    assert "<td>a &lt; b</td>" in render("table", header=["<i>"], rows=[["a < b"]], empty="")
+    assert "<i>" not in render("table", header=["<i>"], rows=[["a < b"]], empty="")
+    assert render("table", header=[], rows=[], empty="none <b>").strip() == "<p>none &lt;b&gt;</p>"
 
 
-def test_shares_are_said_as_people_read_them():
+def test_shares_are_formatted_as_percentages():
     assert [format_percent(share) for share in (1, 0.5, 0.019, 3e-5, 4e-12, 0)] == [
         "100 %", "50 %", "1.9 %", "0.003 %", "< 0.001 %", "0.0 %",
     ]  # fmt: skip
 
 
-def test_a_blank_is_shown_where_it_means_something(evaluated):
-    """Frames that are read word by word have none; the others end with it."""
-    frames = next(step.frames for one in seen_in(evaluated).answers for step in one.passes if step.frames is not None)
-    words = TokenLabels({})
-    assert frame_table(frames, 0, words).frame_count("\N{GREEK SMALL LETTER EPSILON}") == frames.frame_count
-    assert "\N{GREEK SMALL LETTER EPSILON}" not in frame_table(replace(frames, reads="words"), 0, words)
+def test_the_blank_is_shown_of_ctc_frames_alone(evaluated):
+    """Frames that are read token by token have no blank; the others show it below their tokens."""
+    frames = next(
+        step.frames for one in read_trace(evaluated).answers for step in one.passes if step.frames is not None
+    )
+    *rows, last = frame_rows(frames, 0, TokenLabels({}))
+    assert [label for label, _ in last] == ["\N{GREEK SMALL LETTER EPSILON}"] * frames.frame_count
+    assert frame_rows(replace(frames, reads="words"), 0, TokenLabels({})) == rows
 
 
-def test_drawn_guesses_can_be_looked_into(tmp_path):
-    here = make_setup(base := random_base(), temperature=1.0)
-    here.contestants.update(drawn=head(base, SampledTokens(2)))
-    (answer,) = [one for one in EXPLORER.trace_answers(here, {0: PROMPTS[0]}).answers if one.contestant == "drawn"]
+def test_sampled_drafts_can_be_traced(tmp_path):
+    setup = make_setup(base := random_base(), temperature=1.0)
+    setup.contestants.update(sampled=head(base, SampledTokens(2)))
+    (answer,) = [one for one in EXPLORER.trace_answers(setup, {0: PROMPTS[0]}).answers if one.contestant == "sampled"]
     assert {step.frames.reads for step in answer.passes} == {"words"}
 
 
 def test_a_folder_without_a_report_is_one_sentence(tmp_path):
-    with pytest.raises(InputError, match=r"is no report\.json"):
+    with pytest.raises(InputError, match=r"is not a report\.json"):
         files.rebuild_page(tmp_path)
     (tmp_path / "report.json").write_text('{"rows": [], "environment": {}}')
     (tmp_path / "explorer.json").write_text("{}")
-    with pytest.raises(InputError, match="is no file of the explorer"):
+    with pytest.raises(InputError, match="is not a trace of the explorer"):
         files.rebuild_page(tmp_path)
 
 
 @pytest.mark.parametrize("values", [(-1, 12, 3), (1, 1, 3), (1, 12, 0)])
-def test_an_explorer_that_is_none(values):
+def test_impossible_trace_settings_are_refused(values):
     with pytest.raises(InputError, match=r"explorer\."):
         TraceSettings(*values)

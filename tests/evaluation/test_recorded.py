@@ -1,4 +1,4 @@
-"""Recorded answer files: hand-made ones by pencil, broken ones in a sentence, the authors' own to the printed digit."""
+"""Answer files: measures by hand, broken files refused in one sentence, the authors' files to the printed digit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ctcdraft.errors import InputError
-from ctcdraft.report.html import files
+from studies.external_logs import page as log_page
 from studies.external_logs.compare import compare_logs, terminal
 from studies.external_logs.metrics import doubled_words_per_1000
 from studies.external_logs.read import read_log
@@ -45,11 +45,11 @@ def pair(tmp_path, ours=OURS, theirs=THEIRS):
     return compare_logs(read_log(files[0]), read_log(files[1]), 0)
 
 
-def said(made):
-    return "\n".join(note.text for note in made.notes)
+def note_text(comparison):
+    return "\n".join(note.text for note in comparison.notes)
 
 
-def test_every_measure_by_pencil(tmp_path):
+def test_every_measure_by_hand(tmp_path):
     """Question 81: 12 tokens, passes 4 + 2, last indices 3 + 1, 4 s against 12 in 8 s. 91: 9 / 5 / 4, 1 s; 6 in 2 s."""
     ours, theirs = pair(tmp_path).rows
     assert (ours["tokens"], ours["passes"]) == (21, 11)
@@ -73,54 +73,54 @@ def test_spec_bench_counts_passes_and_names_categories(tmp_path):
     row = line(1, category="translation")
     row["choices"][0]["decoding_steps"] = row["choices"][0].pop("idxs")
     row["choices"][0]["accept_lengths"] = [3, 3, 2]
-    made = compare_logs(read_log(file(tmp_path, "spec.jsonl", [row])), None, 0)
-    assert made.rows[0]["passes"] == 3
-    assert list(made.rows[0]["categories"]) == ["translation"]
-    assert made.rows[0]["speedup"] is None
-    assert "no baseline was given" in said(made)
+    comparison = compare_logs(read_log(file(tmp_path, "spec.jsonl", [row])), None, 0)
+    assert comparison.rows[0]["passes"] == 3
+    assert list(comparison.rows[0]["categories"]) == ["translation"]
+    assert comparison.rows[0]["speedup"] is None
+    assert "no baseline was given" in note_text(comparison)
 
 
-def test_gzip_is_read_too(tmp_path):
+def test_gzipped_files_are_read(tmp_path):
     path = tmp_path / "a.jsonl.gz"
     path.write_bytes(gzip.compress(json.dumps(line(5)).encode()))
     assert list(read_log(str(path)).answers) == ["5"]
 
 
-def test_missing_counts_of_the_baseline_are_stood_in_for_and_said(tmp_path):
-    """8 + 4 and 6 passes stand in; with idxs it would be 10 and 5 tokens: ratio 6 / ((10/8 + 5/2) / 2) = 3.2."""
+def test_missing_token_counts_of_the_baseline_are_replaced_and_noted(tmp_path):
+    """8 + 4 and 6 forward passes replace them; idxs would give 10 and 5 tokens: ratio 6 / ((10/8 + 5/2) / 2) = 3.2."""
     theirs = [line(81, ("a b", "c"), (7, 3), (0, 0), (4.0, 4.0)), line(91, ("e",), (5,), (0,), (2.0,))]
-    made = pair(tmp_path, theirs=theirs)
-    assert made.rows[0]["speedup"] == pytest.approx((21 / 5) / (18 / 10))
-    assert made.rows[1]["tau"] is made.rows[1]["tau_paper"] is None
-    assert "3 of 3 turns hold a token count of zero; passes (idxs + 1) stand in" in said(made)
-    assert "speedup_paper would be 3.20" in said(made)
-    shown = terminal(made)
-    place = next(place for place, note in enumerate(made.notes, 1) if "stand in" in note.text)
+    comparison = pair(tmp_path, theirs=theirs)
+    assert comparison.rows[0]["speedup"] == pytest.approx((21 / 5) / (18 / 10))
+    assert comparison.rows[1]["tau"] is comparison.rows[1]["tau_paper"] is None
+    assert "3 of 3 turns hold a token count of zero; forward passes (idxs + 1) replace it" in note_text(comparison)
+    assert "speedup_paper would be 3.20" in note_text(comparison)
+    shown = terminal(comparison)
+    place = next(place for place, note in enumerate(comparison.notes, 1) if "replace it" in note.text)
     (speeds,) = [text for text in shown.split("\n") if text.startswith("speedup_paper ")]
     assert speeds.count(f"{place}") >= 2  # beside both numbers
 
 
-def test_what_a_file_lacks_is_said_and_never_divided(tmp_path):
+def test_missing_values_are_noted_and_never_divided(tmp_path):
     ours = [*OURS, line(92, tokens=(0,)), line(93, seconds=(0.0,)), line(94), line(94, tokens=(5,))]
     theirs = [*THEIRS, line(93, idxs=(7,)), line(99, idxs=(7,), tstamp=1.1e9)]
     for one in theirs:
         one["tstamp"] = one["tstamp"] + 30 * 86400
-    made = pair(tmp_path, ours, theirs)
-    assert made.rows[0]["prompts"] == 4  # 92 has no count
-    assert made.rows[0]["tokens"] == 21 + 8 + 5  # the last line of 94 counts
-    assert made.rows[0]["compared"] == 2  # 93 has no time, 94 no partner
-    assert made.rows[0]["speedup"] == pytest.approx((21 / 5) / (18 / 10))
+    comparison = pair(tmp_path, ours, theirs)
+    assert comparison.rows[0]["prompts"] == 4  # 92 has no count
+    assert comparison.rows[0]["tokens"] == 21 + 8 + 5  # the last line of 94 counts
+    assert comparison.rows[0]["compared"] == 2  # 93 has no time, 94 no partner
+    assert comparison.rows[0]["speedup"] == pytest.approx((21 / 5) / (18 / 10))
     for words in (
         "1 of 5 questions lack a token count", "1 of 5 questions have a time of zero",
-        "1 questions stand there more than once (94)", "1 questions are in ours.jsonl alone (94)",
+        "1 questions occur more than once (94)", "1 questions are in ours.jsonl alone (94)",
         "1 questions are in theirs.jsonl alone (99)", "recorded 30 days apart (run 2001-09-09, baseline 2001-10-09)",
         "1 of 3 questions have another text",
     ):  # fmt: skip
-        assert words in said(made), words
+        assert words in note_text(comparison), words
 
 
-def test_an_arm_that_is_no_autoregression_is_said_to_be_none(tmp_path):
-    assert "tokens and passes differ in 3 of 3 turns" in said(pair(tmp_path, theirs=OURS))
+def test_a_baseline_that_is_not_autoregression_is_noted(tmp_path):
+    assert "tokens and forward passes differ in 3 of 3 turns" in note_text(pair(tmp_path, theirs=OURS))
 
 
 def test_doubled_words():
@@ -129,12 +129,12 @@ def test_doubled_words():
 
 
 BROKEN = {
-    "cut short": ('{"question_id": 1, "choi', "line 1 of .* is no JSON; if it was cut short"),
-    "a list": ("[1]", "no JSON object"),
+    "cut short": ('{"question_id": 1, "choi', "line 1 of .* is not JSON; if it is truncated"),
+    "a list": ("[1]", "not a JSON object"),
     "no choices": (json.dumps({"question_id": 1}), "has no `choices`; it has question_id"),
     "no answer": (json.dumps({"question_id": 1, "choices": []}), "no answer in `choices`"),
     "no question": (json.dumps({"choices": []}), "has no `question_id`"),
-    "odd answer": (json.dumps({"question_id": 1, "choices": [3]}), "`choices` holds no object"),
+    "odd answer": (json.dumps({"question_id": 1, "choices": [3]}), "`choices` must hold objects"),
     "turns of text": (json.dumps({"question_id": 1, "choices": [{"turns": "a"}]}), "`turns` is 'a', not list"),
     "two lengths": (json.dumps(line(1, seconds=(1.0, 2.0))), "1 turns but 2 values in `wall_time`"),
     "a word": (json.dumps(line(1, tokens=("many",))), "'many' in `new_tokens`"),
@@ -144,14 +144,14 @@ BROKEN = {
 
 
 @pytest.mark.parametrize(("content", "sentence"), BROKEN.values(), ids=BROKEN.keys())
-def test_a_broken_file_gets_a_sentence(tmp_path, content, sentence):
+def test_a_broken_file_is_refused_in_one_sentence(tmp_path, content, sentence):
     path = tmp_path / "broken.jsonl"
     path.write_text(content)
     with pytest.raises(InputError, match=sentence):
         read_log(str(path))
 
 
-def test_without_passes_there_is_nothing_to_divide_by(tmp_path):
+def test_a_file_without_forward_passes_is_refused(tmp_path):
     row = line(1)
     del row["choices"][0]["idxs"]
     with pytest.raises(InputError, match="neither `idxs` nor `decoding_steps`"):
@@ -163,28 +163,33 @@ def test_two_benchmarks_are_not_compared(tmp_path):
         pair(tmp_path, theirs=[line(7)])
 
 
-def test_a_missing_file_gets_a_sentence():
+def test_a_missing_file_is_refused_in_one_sentence():
     with pytest.raises(InputError, match=r"cannot read nowhere.jsonl .*recorded.path="):
         read_log("nowhere.jsonl")
 
 
-def test_run_and_baseline_the_wrong_way_round_are_asked_about(tmp_path):
-    """Autoregressive arms are published without token counts, which stand in for a baseline and never for a run."""
+def test_exchanged_run_and_baseline_are_refused(tmp_path):
+    """Baselines are published without token counts; forward passes replace them in a baseline, never in a run."""
     uncounted = [line(81, tokens=(0,)), line(91, tokens=(0,))]
     with pytest.raises(InputError, match=r"no question of .* has token counts; were run and baseline exchanged"):
         pair(tmp_path, ours=uncounted)
 
 
-def test_another_number_of_turns_is_pointed_out(tmp_path):
+def test_another_number_of_turns_is_noted(tmp_path):
     """Ids of two benchmarks may be the same numbers."""
-    assert "1 of 2 questions have another number of turns" in said(pair(tmp_path, ours=[line(81), OURS[1]]))
-    assert "another number of turns" not in said(pair(tmp_path))
+    assert "1 of 2 questions have another number of turns" in note_text(pair(tmp_path, ours=[line(81), OURS[1]]))
+    assert "another number of turns" not in note_text(pair(tmp_path))
 
 
 def test_times_of_zero_throughout_leave_no_speed(tmp_path):
-    made = pair(tmp_path, ours=[line(81, seconds=(0,)), line(91, seconds=(0,))])
-    assert made.rows[0]["speedup"] is made.rows[0]["tokens_per_second"] is made.rows[0]["speedup_paper_ci"] is None
-    assert made.rows[0]["tau"] == 2
+    comparison = pair(tmp_path, ours=[line(81, seconds=(0,)), line(91, seconds=(0,))])
+    assert (
+        comparison.rows[0]["speedup"]
+        is comparison.rows[0]["tokens_per_second"]
+        is comparison.rows[0]["speedup_paper_ci"]
+        is None
+    )
+    assert comparison.rows[0]["tau"] == 2
 
 
 def evaluate(*arguments):
@@ -203,11 +208,11 @@ def test_the_command(tmp_path):
     assert "another text" in (tmp_path / "out" / "report.md").read_text()
     page = (tmp_path / "out" / "report.html").read_text()
     assert "another text" in page
-    assert "<td>1.91 [1.80, 2.00] (1)</td>" in page  # tau, and the note of what the files do not hold
+    assert "<td>1.91 [1.80, 2.00] (1)</td>" in page  # tau with the number of its note
     svg = (tmp_path / "out" / "figures" / "acceptance_by_category.svg").read_text()
     assert "ours.jsonl, writing: 2.00" in svg
-    assert "theirs.jsonl" not in svg  # one token a pass is no acceptance
-    assert files.rebuild_page(tmp_path / "out").read_text() == page
+    assert "theirs.jsonl" not in svg  # the baseline has one token per forward pass
+    assert log_page.rebuild_page(tmp_path / "out").read_text() == page
     again = evaluate(*command)
     assert again.returncode == 1
     assert "holds a report" in again.stderr
@@ -239,16 +244,16 @@ def recorded(name):
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_the_papers_table_to_the_printed_digit(name):
-    """beta as tau_paper; gamma as speedup_paper, with idxs + 1 in the place of token counts that are zero."""
+    """beta as tau_paper; gamma as speedup_paper, with idxs + 1 for token counts of zero."""
     row = recorded(name)
     shown = tuple(f"{row[key]:.2f}" for key in ("speedup_paper", "tau_paper", "tau_mean", "tau"))
     assert shown == PUBLISHED[name]
 
 
 @pytest.mark.parametrize(("name", "with_indices"), [("mt_bench-vicuna-13b", "2.54"), ("mt_bench-vicuna-33b", "2.21")])
-def test_what_the_last_indices_would_give_in_the_place_of_missing_counts_is_said(name, with_indices):
-    text = said(compared(name))
-    assert "160 of 160 turns hold a token count of zero; passes (idxs + 1) stand in" in text
+def test_the_speedup_with_idxs_instead_of_forward_passes_is_noted(name, with_indices):
+    text = note_text(compared(name))
+    assert "160 of 160 turns hold a token count of zero; forward passes (idxs + 1) replace it" in text
     assert f"speedup_paper would be {with_indices}" in text
 
 

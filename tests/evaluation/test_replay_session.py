@@ -65,9 +65,9 @@ def test_rows_and_differences_are_those_of_the_loop(finished, tmp_path):
 def test_the_report_says_what_was_replayed_and_what_was_checked(finished):
     path, made = finished
     for shown in ((path / "report.md").read_text(), markdown.terminal(**made)):
-        assert "the loop decoded 1 of them as well, at every size, and 6 of 6 answers took exactly" in shown
-        assert "all contestants say what autoregression says on all 1 questions" in shown
-    assert "prompt_lookup less shorter, 8 nodes: tau +" in markdown.terminal(**made)
+        assert "the loop decoded 1 of them as well, at every size, and 6 of 6 responses took exactly" in shown
+        assert "every method's tokens equal the baseline's on all 1 questions" in shown
+    assert "prompt_lookup minus shorter, 8 nodes: tau +" in markdown.terminal(**made)
     assert json.loads((path / "report.json").read_text()) == json.loads(json.dumps(made))
 
 

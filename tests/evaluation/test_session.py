@@ -199,7 +199,7 @@ def test_running_again_goes_on_where_it_was(tmp_path, monkeypatch):
     made = run(make_evaluation(here), tmp_path / "again")
     assert asked == [2, 3]
     for shown in ((tmp_path / "again" / "report.md").read_text(), markdown.terminal(**made)):
-        assert "the answers to 4 of 4 questions are reused: an earlier start" in shown
+        assert "the responses to 4 of 4 questions are reused from an earlier start" in shown
 
 
 def counted(made):
@@ -223,7 +223,7 @@ def test_a_shard_without_questions_reports_nothing(tmp_path):
     assert made["rows"][0]["tau"] is made["rows"][1]["speedup_ci"] is made["rows"][1]["c"] is None
     for shown in ((tmp_path / "report.md").read_text(), markdown.terminal(**made)):
         assert "no question is finished here" in shown
-        assert "all contestants say" not in shown
+        assert "every method" not in shown
 
 
 def test_other_settings_are_refused_in_one_sentence(tmp_path):

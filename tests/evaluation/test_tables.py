@@ -1,4 +1,4 @@
-"""The paper's tables beside its authors' files and our reports: no value invented, every gap named."""
+"""The paper's tables beside its authors' answer files and our reports."""
 
 import csv
 import json
@@ -34,8 +34,8 @@ def report(tmp_path, name="report", made="2026-11-20T10:00:00+00:00", **changes)
 
 def cell(table, measure, base="vicuna_7b", benchmark="mt_bench", drafter="ctc"):
     wanted = (drafter, benchmark, base, measure)
-    (found,) = [one for one in table.cells if (one.drafter, one.benchmark, one.base, one.measure) == wanted]
-    return found
+    (cells,) = [one for one in table.cells if (one.drafter, one.benchmark, one.base, one.measure) == wanted]
+    return cells
 
 
 def test_there_is_an_experiment_for_every_table():
@@ -44,7 +44,7 @@ def test_there_is_an_experiment_for_every_table():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_cell_that_was_not_run_is_empty_and_says_what_would_fill_it(name):
+def test_a_cell_that_was_not_run_is_empty_and_has_the_command_that_fills_it(name):
     table = read_table(name, None, [])
     assert all(one.ours is one.recomputed is one.difference is None for one in table.cells)
     rows = list(csv.DictReader(StringIO(table_csv(table))))
@@ -57,12 +57,12 @@ def test_a_cell_that_was_not_run_is_empty_and_says_what_would_fill_it(name):
     assert markdown(table).count("python train.py") == len({one.fill_command for one in table.cells})
 
 
-def test_ours_stands_in_its_cell_and_nowhere_else(tmp_path):
+def test_our_value_fills_its_cell_alone(tmp_path):
     table = read_table("table_mt_bench", None, [report(tmp_path)])
     assert cell(table, "beta").ours.value == 3.0
     assert cell(table, "gamma").ours.value == 2.0
     assert sum(one.ours is not None for one in table.cells) == 2
-    assert cell(table, "beta").difference is None  # nothing to take it from
+    assert cell(table, "beta").difference is None  # there is no corrected value
     assert "| mt_bench | ctc | 7B | beta | 3.56 |  |  | 3.00 [2.90, 3.10] (1) |  |" in markdown(table)
     assert (
         cell(read_table("figure_categories", None, [report(tmp_path)]), "beta", benchmark="mt_bench/writing").ours.value
@@ -76,16 +76,16 @@ def test_ours_stands_in_its_cell_and_nowhere_else(tmp_path):
         ({"temperature": 1.0}, "ctc left out, sampled at temperature 1, where the table is greedy"),
         (
             {"lossless": {"equal": 79, "owed": {"wrong": 1, "undecided": 0, "explained": 0}}},
-            "ctc left out, not certified (on 1 of 80 questions its words are not autoregression's)",
+            "ctc left out, not lossless (on 1 of 80 questions its tokens are not the baseline's)",
         ),
         ({"prompts": 0}, "ctc left out, no question is finished"),
         ({"drafter": "eagle"}, "eagle left out, no row is of that drafter"),
         ({"fingerprint": {"base": "tiny"}}, "ctc left out, base tiny is in no row"),
         ({"benchmark": "gsm8k"}, "ctc left out, benchmark gsm8k is in no row"),
-        ({"drafter": "autoregressive"}, "left out, it holds nobody but autoregression"),
+        ({"drafter": "autoregressive"}, "left out, it holds autoregression alone"),
     ],
 )
-def test_a_row_that_stands_in_no_cell_is_named_with_the_reason_in_every_file(tmp_path, changes, why):
+def test_a_row_that_fills_no_cell_is_named_with_the_reason_in_every_file(tmp_path, changes, why):
     file = report(tmp_path, **changes)
     table = read_table("table_mt_bench", None, [file])
     assert all(one.ours is None for one in table.cells)
@@ -95,7 +95,7 @@ def test_a_row_that_stands_in_no_cell_is_named_with_the_reason_in_every_file(tmp
     assert [row["note"] for row in csv.DictReader(StringIO(notes_csv(table)))] == [f"{file}: {why}"]
 
 
-def test_what_was_measured_on_part_or_elsewhere_is_marked_behind_its_value(tmp_path):
+def test_a_value_has_a_note_on_its_questions_hardware_and_precision(tmp_path):
     whole = report(tmp_path, "whole", hardware="NVIDIA H200")
     small = report(
         tmp_path, "small", prompts=20, drafter="medusa", hardware="AMD EPYC, 1 thread", dtype="float32",
@@ -105,19 +105,19 @@ def test_what_was_measured_on_part_or_elsewhere_is_marked_behind_its_value(tmp_p
     medusa, ctc = table.measured  # in the order of the rows
     assert ctc == f"{whole} (2026-11-20T10:00:00+00:00, 64 nodes): 80 questions; NVIDIA H200; float16"
     assert medusa.partition(": ")[2] == (
-        "only 20 of 80 questions; on 2 of them words differ at a close call, which is undecided; AMD EPYC, 1 thread; "
+        "only 20 of 80 questions; on 2 of them tokens differ at a near tie, which is undecided; AMD EPYC, 1 thread; "
         "float32"
     )
-    said = markdown(table)
-    assert "| mt_bench | medusa | 7B | beta | 2.58 |  |  | 3.00 [2.90, 3.10] (1) |  |" in said
-    assert "| mt_bench | ctc | 7B | beta | 3.56 |  |  | 3.00 [2.90, 3.10] (2) |  |" in said
-    assert f"- (1) {medusa}\n- (2) {ctc}\n" in said
+    text = markdown(table)
+    assert "| mt_bench | medusa | 7B | beta | 2.58 |  |  | 3.00 [2.90, 3.10] (1) |  |" in text
+    assert "| mt_bench | ctc | 7B | beta | 3.56 |  |  | 3.00 [2.90, 3.10] (2) |  |" in text
+    assert f"- (1) {medusa}\n- (2) {ctc}\n" in text
     rows = {row["drafter"]: row for row in csv.DictReader(StringIO(table_csv(table))) if row["ours"]}
     assert (rows["medusa"]["ours"], rows["medusa"]["ours_measured"]) == ("3.00 [2.90, 3.10]", medusa)
 
 
-def test_of_several_reports_the_newest_is_taken_and_said(tmp_path):
-    """In whatever order they are named."""
+def test_the_newest_of_several_reports_is_taken_and_the_others_are_named(tmp_path):
+    """In whatever order they are given."""
     new = report(tmp_path, "new", made="2026-11-21T10:00:00+00:00", tau=3.3)
     files = [report(tmp_path, "old", tau=3.1), new, report(tmp_path, "older", made="2026-10-01", tau=3.2)]
     table = read_table("table_mt_bench", None, files)
@@ -128,7 +128,7 @@ def test_of_several_reports_the_newest_is_taken_and_said(tmp_path):
     ]
 
 
-def test_a_measure_that_a_report_lacks_leaves_its_cell_to_be_filled(tmp_path):
+def test_a_measure_that_a_report_lacks_leaves_its_cell_empty(tmp_path):
     """measure=replay times nothing."""
     table = read_table("table_mt_bench", None, [report(tmp_path, speedup=None)])
     assert cell(table, "gamma").ours is cell(table, "gamma").measured is None
@@ -136,13 +136,13 @@ def test_a_measure_that_a_report_lacks_leaves_its_cell_to_be_filled(tmp_path):
     assert cell(table, "gamma").fill_command in markdown(table)
 
 
-def test_both_sides_widths_are_in_a_difference(tmp_path):
-    """As far as two samples of Gaussians, drawn independently, lie apart; a constant on one side adds nothing."""
+def test_the_interval_of_a_difference_has_the_widths_of_both_sides(tmp_path):
+    """It is that of two independent Gaussians; a constant on one side adds nothing."""
     rng = np.random.default_rng(0)
     ours, theirs = (rng.normal(middle, width, size=100_000) for middle, width in ((3.0, 0.3), (2.0, 0.4)))
     around = [np.quantile(one, [0.025, 0.975]).tolist() for one in (ours, theirs)]
-    made = difference_interval(3.0, around[0], 2.0, around[1])
-    assert made == pytest.approx(np.quantile(ours - theirs, [0.025, 0.975]).tolist(), abs=0.02)
+    interval = difference_interval(3.0, around[0], 2.0, around[1])
+    assert interval == pytest.approx(np.quantile(ours - theirs, [0.025, 0.975]).tolist(), abs=0.02)
     assert difference_interval(3.0, [2.6, 3.4], 2.0, [2.0, 2.0]) == pytest.approx([0.6, 1.4])
     assert difference_interval(3.0, None, 2.0, [2.0, 2.0]) is None
 
@@ -168,16 +168,16 @@ def test_the_authors_files_give_the_papers_values_and_the_swap(tmp_path):
     )
 
 
-def test_what_is_not_there_is_one_sentence(tmp_path):
+def test_missing_files_are_refused_in_one_sentence(tmp_path):
     with pytest.raises(InputError, match=r"no published table table_9; there are .*figure_time, table_ablation"):
         read_table("table_9", None, [])
     with pytest.raises(InputError, match="no folder of answer files at nowhere"):
         read_table("table_gsm8k", "nowhere", [])
     (tmp_path / "odd.json").write_text("[]")
-    with pytest.raises(InputError, match=r"odd.json is no report.json"):
+    with pytest.raises(InputError, match=r"odd.json is not a report.json"):
         read_table("table_gsm8k", None, [str(tmp_path / "odd.json")])
     (tmp_path / "latency.json").write_text(json.dumps({"rows": [{"drafter": "ctc", "temperature": 0.0, "tau": None}]}))
-    with pytest.raises(InputError, match=r"latency.json is no report.json of questions"):
+    with pytest.raises(InputError, match=r"latency.json is not a report.json of a benchmark"):
         read_table("table_gsm8k", None, [str(tmp_path / "latency.json")])
 
 
@@ -191,11 +191,11 @@ def test_the_cells_that_the_paper_leaves_out_can_be_filled_too(tmp_path):
         assert (REPOSITORY / "configs" / "experiment" / f"ablation_{one.drafter}.yaml").is_file()
         assert f"base=vicuna_7b experiment=ablation_{one.drafter} " in one.fill_command
     if TRACES.is_dir():  # the authors' own drafter is one of the cells
-        found = read_table("table_ablation", str(TRACES), []).cells
-        assert {one.drafter for one in found if one.recomputed is not None} == {"transformer_ctc_collapse"}
+        cells = read_table("table_ablation", str(TRACES), []).cells
+        assert {one.drafter for one in cells if one.recomputed is not None} == {"transformer_ctc_collapse"}
 
 
-def test_shares_of_a_pass_are_those_of_the_figure(tmp_path):
+def test_shares_of_a_step_are_those_of_the_figure(tmp_path):
     time = {"draft": 2.0, "tree": 1.0, "read": 5.0, "verify": 0.5, "keep": 0.5, "other": 1.0, "prefill": 9.0}
     table = read_table("figure_time", None, [report(tmp_path, time=time)])
     ours = [one.ours.value for one in table.cells if one.drafter == "ctc"]

@@ -1,1 +1,1 @@
-"""report.html, built from report.json and explorer.json alone, so that it can be built again."""
+"""report.html, rendered by jinja2 from report.json and explorer.json alone, so that it can be rendered again."""

@@ -1,28 +1,20 @@
-"""python -m ctcdraft.report.html FOLDER ...: the pages of finished evaluations, made again; with png=true their
-figures as PNG too."""
+"""`python -m ctcdraft.report.html FOLDER ...`: render the pages and figures of finished evaluations again."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from ctcdraft.errors import InputError, run_cli
-from ctcdraft.report.html.files import FIGURES_FOLDER, export_png, rebuild_page
-
-PNG_OPTION = "png=true"
+from ctcdraft.report.html.files import rebuild_page
 
 
-def main(words: list[str]) -> None:
-    if {"-h", "--help"} & set(words):
+def main(arguments: list[str]) -> None:
+    if {"-h", "--help"} & set(arguments):
         return print(__doc__)
-    folders = [Path(word) for word in words if word != PNG_OPTION]
-    if not folders:
-        raise InputError(
-            f"no evaluation named; give folders with a report.json in each, and {PNG_OPTION} for PNG files"
-        )
-    for folder in folders:
+    if not arguments:
+        raise InputError("no evaluation named; give folders with a report.json in each")
+    for folder in map(Path, arguments):
         print(rebuild_page(folder))
-        for picture in export_png(folder / FIGURES_FOLDER) if PNG_OPTION in words else []:
-            print(picture)
 
 
 if __name__ == "__main__":

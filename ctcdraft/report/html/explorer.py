@@ -1,125 +1,96 @@
-"""The alignment explorer: answers whose every token says how it came, and behind each token the pass it came from."""
+"""The alignment explorer: traced responses in which every token links to the step that committed it.
+
+A token is coloured by its origin: the prefill, the draft (by depth) or the base model (bonus token).
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
+
+from markupsafe import Markup
 
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
 from ctcdraft.evaluation.tracing.records import Trace, TraceAnswer, TraceStep
-from ctcdraft.evaluation.tracing.rejection_reason import REASONS, rejection_reason
-from ctcdraft.report.html.markup import Html, bullets, html_table, join_html, tag
-from ctcdraft.report.html.one_pass import TokenLabels, step_panel
+from ctcdraft.evaluation.tracing.rejection_reason import ALL_ACCEPTED, NO_DRAFT, REASONS, rejection_reason
+from ctcdraft.report.html.render import render
+from ctcdraft.report.html.steps import TokenLabels, step_view
 
 PREFILL, BONUS = "prefill", "bonus"
+EMPTY_TOKEN = "\N{DOTTED CIRCLE}"  # for a token that holds only part of a character
 
 
-def explorer_section(seen: Trace | None) -> Html:
-    if seen is None or not seen.answers:
-        return join_html([tag("p", "No answer was looked into here; explorer.questions=3 looks into three.")])
-    labels, answers = TokenLabels(seen.words), sorted_answers(seen)
-    chosen = most_informative(answers)
-    panels = [answer_panel(number, one, labels, number == chosen) for number, one in enumerate(answers)]
-    return join_html([introduction(), reasons_table(seen.answers), *panels])
+def explorer_section(trace: Trace | None) -> Markup:
+    """Return the section; the first response with a rejected draft token is unfolded."""
+    answers = sorted_answers(trace) if trace is not None else []
+    labels = TokenLabels(trace.words if trace is not None else {})
+    shown = most_informative(answers) if answers else 0
+    views = [answer_view(number, answer, labels, number == shown) for number, answer in enumerate(answers)]
+    kinds, counts = reason_table(answers)
+    return render("explorer", answers=views, kinds={kind: REASONS[kind] for kind in kinds}, counts=counts)
 
 
-def sorted_answers(seen: Trace) -> list[TraceAnswer]:
-    """Autoregression's own come last: they hold no draft to look at."""
-    return sorted(seen.answers, key=lambda one: one.contestant == AUTOREGRESSIVE)
+def sorted_answers(trace: Trace) -> list[TraceAnswer]:
+    """Return the baseline's responses last: they hold no draft to look at."""
+    return sorted(trace.answers, key=lambda answer: answer.contestant == AUTOREGRESSIVE)
 
 
 def most_informative(answers: Sequence[TraceAnswer]) -> int:
-    """Return the place of the first answer in which a draft token was rejected; of the first one where none was."""
+    """Return the index of the first response with a rejected draft token; 0 where no token was rejected."""
     return max(range(len(answers)), key=lambda number: any(map(has_rejected_token, answers[number].passes)))
 
 
-def initial_step(passes: Sequence[TraceStep]) -> int | None:
-    """Return the place of the pass to show before a token is chosen: one with a rejected draft token if there is any,
-    and of those the first one that accepted most."""
+def initial_step(steps: Sequence[TraceStep]) -> int | None:
+    """Return the index of the step to show first: of those with a rejected draft token, if there are any, the first
+    that accepted most."""
     return max(
-        range(len(passes)), key=lambda at: (has_rejected_token(passes[at]), len(passes[at].accepted)), default=None
+        range(len(steps)),
+        key=lambda index: (has_rejected_token(steps[index]), len(steps[index].accepted)),
+        default=None,
     )
 
 
 def has_rejected_token(step: TraceStep) -> bool:
-    """Whether a draft token stood behind the last accepted node, and the base's token was another."""
+    """Return whether the last accepted node had a child and the base model's token was another one."""
     return step.path[-1] in step.parents and step.committed == len(step.path)
 
 
-def introduction() -> Html:
-    legend = join_html(
-        [
-            tag("span", "first word, said by the prefill", class_="token", data_depth=PREFILL),
-            tag("span", "the base's own word (bonus)", class_="token", data_depth=BONUS),
-            *(tag("span", f"drafted at depth {k}", **token_attributes(str(k))) for k in (1, 2, 3, 4)),
-        ],
-        " ",
-    )
-    return join_html(
-        [
-            tag(
-                "p",
-                "Choose a token to see the pass it came from: what the frames said, the texts they were read as, the "
-                "tree, what the base said, and why the draft died. \N{GREEK SMALL LETTER EPSILON} is the blank, "
-                "\N{OPEN BOX} a space within a word, \N{MIDDLE DOT} a frame that may say anything, \N{CHECK MARK} a "
-                "guess that stood. The arrow keys go from pass to pass. These answers were decoded once more, untimed, "
-                "after all that was measured: the first turns of a few questions, and of long answers the beginning.",
-            ),
-            tag("p", legend, class_="legend"),
-        ]
-    )
+def reason_table(answers: Sequence[TraceAnswer]) -> tuple[list[str], list[list[str]]]:
+    """Return the rejection reasons that occur, and per drafter its name, its steps and how often each reason occurs.
+    Drafters that never drafted are left out."""
+    counts: dict[str, Counter[str]] = {}
+    for answer in answers:
+        counts.setdefault(answer.contestant, Counter()).update(map(rejection_reason, answer.passes))
+    drafted = {name: counter for name, counter in counts.items() if set(counter) - {NO_DRAFT, ALL_ACCEPTED}}
+    kinds = [kind for kind in REASONS if any(counter[kind] for counter in drafted.values())]
+    return kinds, [
+        [name, str(counter.total()), *(str(counter[kind]) for kind in kinds)] for name, counter in drafted.items()
+    ]
 
 
-def token_attributes(depth: str) -> dict[str, str]:
-    """How a token is coloured: by its depth, the deeper the stronger."""
-    looks = {"class_": "token", "data_depth": depth}
-    return looks | ({"style": f"--depth:{min(int(depth), 8)}"} if depth.isdigit() else {})
-
-
-def reasons_table(answers: Sequence[TraceAnswer]) -> Html:
-    """How often drafts died of what, a row a contestant."""
-    counts = {
-        name: Counter(rejection_reason(step) for one in answers if one.contestant == name for step in one.passes)
-        for name in dict.fromkeys(one.contestant for one in answers)
-    }
-    drafted = {name: found for name, found in counts.items() if set(found) - {"no draft", "all accepted"}}
-    if not drafted:
-        return Html("")
-    kinds = [kind for kind in REASONS if any(found[kind] for found in drafted.values())]
-    rows = [[name, str(found.total()), *(str(found[kind]) for kind in kinds)] for name, found in drafted.items()]
-    meaning = bullets(join_html([tag("b", kind), f": {REASONS[kind]}"]) for kind in kinds)
-    return join_html([tag("h3", "What drafts died of"), html_table(["drafter", "passes", *kinds], rows), meaning])
-
-
-def answer_panel(number: int, answer: TraceAnswer, labels: TokenLabels, open_: bool) -> Html:
-    """One answer: its tokens to the left, to the right the chosen pass, or else the one it opens with."""
+def answer_view(number: int, answer: TraceAnswer, labels: TokenLabels, unfolded: bool) -> dict[str, Any]:
+    """Return what the template shows of one response: its tokens, and a panel per step of which one is visible."""
     tau = "" if answer.tau is None else f", tau {answer.tau:.2f}"
-    title = f"{answer.contestant} on {answer.id} ({answer.category}): {len(answer.passes)} passes{tau}"
     first = initial_step(answer.passes)
-    panels = [
-        step_panel(f"a{number}p{place}", place, step, labels, place == first)
-        for place, step in enumerate(answer.passes)
-    ] or [tag("p", "The prefill gave the whole answer.")]
-    prompt = tag("details", tag("summary", "the question"), tag("p", answer.prompt, class_="said"))
-    answer_text = tag("p", *token_links(number, answer), class_="said answer")
-    both = tag("div", tag("div", prompt, answer_text), tag("div", *panels, class_="passes"), class_="two")
-    return tag("details", tag("summary", title), both, class_="explored", open=open_)
+    return {
+        "title": f"{answer.contestant} on {answer.id} ({answer.category}): {len(answer.passes)} steps{tau}",
+        "prompt": answer.prompt,
+        "tokens": token_links(number, answer),
+        "steps": [
+            step_view(f"a{number}p{index}", index, step, labels, index == first)
+            for index, step in enumerate(answer.passes)
+        ],
+        "unfolded": unfolded,
+    }
 
 
-def token_links(number: int, answer: TraceAnswer) -> list[Html]:
-    """Every token of the answer once, with how it came and a link to its pass."""
-    made = [tag("span", visible_piece(answer.pieces[0]), **token_attributes(PREFILL))]
-    place = 1
+def token_links(number: int, answer: TraceAnswer) -> list[tuple[str, str, str | None]]:
+    """Return every token of the response once: its text, its origin, and the link to its step."""
+    pieces = iter(piece or EMPTY_TOKEN for piece in answer.pieces)
+    links: list[tuple[str, str, str | None]] = [(next(pieces), PREFILL, None)]
     for index, step in enumerate(answer.passes):
         for depth in range(1, step.committed + 1):
             origin = str(depth) if depth <= len(step.accepted) else BONUS
-            made.append(
-                tag("a", visible_piece(answer.pieces[place]), href=f"#a{number}p{index}", **token_attributes(origin))
-            )
-            place += 1
-    return made
-
-
-def visible_piece(text: str) -> str:
-    """What a token shows; one that holds a part of a character only, or nothing to see, shows a mark."""
-    return text or "\N{DOTTED CIRCLE}"
+            links.append((next(pieces), origin, f"#a{number}p{index}"))
+    return links

@@ -1,4 +1,4 @@
-"""From the command line to the page, everything real but the size: a random base, a few steps, two entrants."""
+"""A whole comparison from the command line, at a small size: a random base, a few steps, two methods."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ LEFT_OUT = ("ctc", "ctc_paper", "medusa_gru", "hydra", "eagle", "blockwise", "dr
 
 
 @pytest.mark.slow
-def test_the_arena_trains_measures_and_writes_its_page(tmp_path):
+def test_a_comparison_trains_measures_and_writes_its_page(tmp_path):
     random_lm(context=128).save_pretrained(tmp_path / "base")
     tiny_tokenizer().save_pretrained(tmp_path / "base")
     prompts = [{"id": f"p{n}", "category": "chat", "turns": [f"say {n}"], "reference": None} for n in range(24)]
@@ -22,34 +22,34 @@ def test_the_arena_trains_measures_and_writes_its_page(tmp_path):
         "prepared=corpus", "answers.max_new_tokens=20", "trainer.autocast=false",
         "trainer.warmup=1", "trainer.threads=1", "decoding.max_new_tokens=10", "decoding.nodes=8",
     ]  # fmt: skip
-    asked = ["benchmark=tiny", "benchmark.path=prompts.jsonl", "benchmark.limit=3", "decoding.max_new_tokens=12"]
+    benchmark = ["benchmark=tiny", "benchmark.path=prompts.jsonl", "benchmark.limit=3", "decoding.max_new_tokens=12"]
     words = [
         "experiment=arena", "arena.out=out", "arena.base=['base=local','base.path=base','device=cpu']",
         "arena.corpus=['corpus.path=prompts.jsonl']", f"arena.train={quoted(train)}",
         "arena.evaluate=['timing.questions=1','warm_up_tokens=4']",
         "arena.steps=4", "arena.small=null", "arena.rates={values:[0.003],share:0.25,prompts:2}",
         "arena.arms=[steps,parameters]", "arena.again={seeds:[1],entrants:[medusa],best_rival:false}",
-        f"arena.benchmarks.tiny={quoted(asked)}", "arena.replay={nodes:[4,8],temperatures:[0.0],checked:1}",
+        f"arena.benchmarks.tiny={quoted(benchmark)}", "arena.replay={nodes:[4,8],temperatures:[0.0],checked:1}",
         "arena.timing={nodes:[8],arms:[steps],others:[oracle,junk],words:['decoding=greedy']}",
         "arena.pairs=[[ctc_gru,medusa]]", *(f"arena.entrants.{name}=null" for name in LEFT_OUT),
     ]  # fmt: skip
-    done = held(tmp_path, words)
-    assert done.returncode == 0, done.stderr
+    finished = run_comparison(tmp_path, words)
+    assert finished.returncode == 0, finished.stderr
     page = (tmp_path / "out" / "page.md").read_text()
-    assert "ctc_gru less medusa" in page
+    assert "ctc_gru minus medusa" in page
     assert "| oracle |" in page
     trained = json.loads((tmp_path / "out" / "training.json").read_text())
     reference, medusa = trained["ctc_gru"], trained["medusa.parameters"]
     assert abs(medusa["parameters"] / reference["parameters"] - 1) < 0.05
     assert reference["seconds"]["processor"] > 0
-    assert trained["medusa.s1"]["tau"], "another seed learns from the same corpus"
-    again = held(tmp_path, words)
+    assert trained["medusa.s1"]["tau"], "another seed trains on the same corpus"
+    again = run_comparison(tmp_path, words)
     assert "python train.py" not in again.stdout
     assert "python evaluate.py" not in again.stdout
     assert (tmp_path / "out" / "page.md").read_text() == page
 
 
-def held(folder, words):
+def run_comparison(folder, words):
     command = [sys.executable, str(REPOSITORY / "evaluate.py"), *words]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280)
 

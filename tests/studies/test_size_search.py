@@ -1,9 +1,9 @@
-"""Where a dial has to stand, by pencil."""
+"""The search of a size by its cost, by hand."""
 
 from studies.comparison.matching import geometric_sizes, interpolate_size, nearest_size, ratio_of_medians
 
 
-def test_turning_a_dial_by_pencil():
+def test_sizes_by_hand():
     assert nearest_size(lambda n: 10.0 * n, 44.0, 1, 64) == 4
     assert nearest_size(lambda n: 10.0 * n, 46.0, 1, 64) == 5
     assert nearest_size(lambda n: 10.0 * n, 1e9, 1, 64) == 64
@@ -13,12 +13,12 @@ def test_turning_a_dial_by_pencil():
     assert interpolate_size([1, 4], [10.0, 16.0], 12.0) == 2
     assert interpolate_size([1, 4], [10.0, 16.0], 99.0) == 4
     assert interpolate_size([1, 4, 16], [10.0, 10.0, 16.0], 9.9) == 4, (
-        "too dear by itself is not cut to the floor for nothing"
+        "a head that is too slow at any size keeps the largest of its cheapest sizes"
     )
 
 
-def test_a_ratio_of_medians_and_how_sure_it_is():
-    """A disturbance that both sides share does not widen it; one of their own does."""
+def test_a_ratio_of_medians_and_its_interval():
+    """A disturbance that both sides share does not widen the interval; one of a single side does."""
     noise = [1.0, 5.0, 2.0, 1.5, 3.0, 1.1, 2.2]
     ratio, (low, high) = ratio_of_medians([2 * one for one in noise], noise, seed=0)
     assert ratio == low == high == 2.0

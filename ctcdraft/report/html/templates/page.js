@@ -1,5 +1,5 @@
-// The page works without this: tokens are links to their passes. This keeps the place, marks the tokens of the passes
-// that are shown, and lets the arrow keys go from pass to pass.
+// The page works without this script: tokens are links to their steps. The script keeps the scroll position, marks
+// the tokens of the steps that are shown, and lets the arrow keys move from step to step.
 "use strict";
 function mark() {
   const shown = [...document.querySelectorAll(".pass")].filter((pass) => getComputedStyle(pass).display !== "none");

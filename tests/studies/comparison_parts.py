@@ -1,4 +1,4 @@
-"""Rules for tests: the shipped ones on another base, with the values a test cares about."""
+"""Comparison configs for tests: a shipped experiment with overrides."""
 
 from __future__ import annotations
 

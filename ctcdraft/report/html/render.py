@@ -1,0 +1,56 @@
+"""jinja2 templates with autoescape: prompts, responses and drafter names stay text whatever markup they hold.
+
+A section is rendered to `Markup` by its own template and handed to the page, which inserts it unescaped. The page
+holds its style and script, so that the file opens without a network or other files beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+
+def render(template: str, **values: Any) -> Markup:
+    """Return templates/TEMPLATE.html.jinja with these values."""
+    return Markup(templates().get_template(f"{template}.html.jinja").render(values))
+
+
+def render_page(title: str, sections: Mapping[str, Markup]) -> str:
+    """Return a page of these sections, by heading, with a link to each."""
+    return render("page", title=title, sections=sections)
+
+
+@cache
+def templates() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("ctcdraft.report.html"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["percent"] = format_percent
+    return environment
+
+
+def visible_whitespace(text: str) -> str:
+    """Return a token's text with its spaces, line ends and tabs made visible."""
+    return (
+        text.replace(" ", "\N{OPEN BOX}")
+        .replace("\n", "\N{RETURN SYMBOL}")
+        .replace("\t", "\N{RIGHTWARDS ARROW TO BAR}")
+    )
+
+
+def format_percent(share: float) -> str:
+    """Return 0.5 as `50 %`; small shares keep one significant digit (`0.003 %`) down to `< 0.001 %`."""
+    if 0 < share < 1e-5:
+        return "< 0.001 %"
+    if 0 < share < 5e-4:
+        return f"{100 * share:.1g} %"
+    return f"{100 * share:.1f} %" if share < 0.0995 else f"{100 * share:.0f} %"
