@@ -48,7 +48,7 @@ def slow_prefix_search(
     blank: int,
     nodes: int,
     words: Collection[int] | None = None,
-    stop_words: Collection[int] = (),
+    stop_token_ids: Collection[int] = (),
     depth: int | None = None,
 ) -> list[tuple[Text, float]]:
     """Rank every prefix there is and take the first ones: (prefix, probability), best first.
@@ -64,7 +64,7 @@ def slow_prefix_search(
         return (
             masses[prefix] > 0
             and (words is None or set(prefix) <= set(words))
-            and not set(prefix[:-1]) & set(stop_words)
+            and not set(prefix[:-1]) & set(stop_token_ids)
             and (depth is None or len(prefix) <= depth)
         )
 

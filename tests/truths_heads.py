@@ -44,7 +44,7 @@ def beginnings(texts: dict[Text, float]) -> dict[Text, float]:
 
 
 def slow_best(
-    masses: dict[Text, float], nodes: int, stop_words: Collection[int] = (), depth: int = 99, words=None
+    masses: dict[Text, float], nodes: int, stop_token_ids: Collection[int] = (), depth: int = 99, words=None
 ) -> list[tuple[Text, float]]:
     """The first `nodes` beginnings in prefix_search's order: (text, mass), best first."""
     place: dict[Text, int] = {(): 0}
@@ -52,7 +52,7 @@ def slow_best(
     for length in range(1, max(map(len, masses), default=0) + 1):
         level = [
             text for text, mass in masses.items()
-            if len(text) == length and mass > 0 and length <= depth and not set(text[:-1]) & set(stop_words)
+            if len(text) == length and mass > 0 and length <= depth and not set(text[:-1]) & set(stop_token_ids)
             and (words is None or set(text) <= set(words))
         ]  # fmt: skip
         level.sort(key=lambda text: (-significant(masses[text]), place[text[:-1]], text[-1]))

@@ -34,7 +34,7 @@ def test_by_pencil():
     pencil_TC = torch.tensor([[1 / 2, 1 / 4, 1 / 4]] * 2, dtype=torch.float64).log()  # a, b, blank
     assert best_first_search(pencil_TC, 2, 3, 2) == ([0, 1, 1], [-1, -1, 0])
     assert best_first_search(pencil_TC, 2, 0, 2) == best_first_search(pencil_TC, 2, 3, 2, depth=0) == ([], [])
-    assert best_first_search(pencil_TC, 2, 9, 2, stop_words=(0,)) == ([0, 1, 0], [-1, -1, 1])
+    assert best_first_search(pencil_TC, 2, 9, 2, stop_token_ids=(0,)) == ([0, 1, 0], [-1, -1, 1])
 
 
 @pytest.mark.parametrize("nodes", [1, 4, 13, 400])
@@ -45,7 +45,7 @@ def test_every_alignment(seed, nodes):
     log_probs_TC = frames(seed, count, classes, zeros=(seed % 4) / 5)
     probs_TC = log_probs_TC.exp().tolist()
     for stops, depth in [((), None), ((classes - 1,), None), ((), 2), ((0,), 3)]:
-        truth = slow_prefix_search(probs_TC, blank, nodes, stop_words=stops, depth=depth)
+        truth = slow_prefix_search(probs_TC, blank, nodes, stop_token_ids=stops, depth=depth)
         found = best_first_search(log_probs_TC, blank, nodes, classes + 3, stops, depth)
         assert texts_of(*found) == [text for text, _ in truth]
 

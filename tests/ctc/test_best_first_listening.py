@@ -34,7 +34,7 @@ def test_by_pencil():
     assert best_first_conditioned_search(frames_TC, Forbids([-1]), 9) == ([0, 1, 0], [-1, -1, 1])
     assert best_first_conditioned_search(frames_TC, Forbids([-1]), 0) == ([], [])
     assert best_first_conditioned_search(frames_TC, Forbids([-1]), 9, depth=0) == ([], [])
-    assert best_first_conditioned_search(frames_TC, Forbids([-1]), 9, stop_words=(1,)) == ([0, 1], [-1, -1])
+    assert best_first_conditioned_search(frames_TC, Forbids([-1]), 9, stop_token_ids=(1,)) == ([0, 1], [-1, -1])
 
 
 @pytest.mark.parametrize("topology", LAWS, ids=["merging", "anew"])

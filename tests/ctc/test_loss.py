@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from ctcdraft.ctc import loss
-from ctcdraft.ctc.loss import ctc_losses
+from benchmarks import ctc_loss as loss
+from benchmarks.ctc_loss import ctc_losses
 
 BLANK = 6
 

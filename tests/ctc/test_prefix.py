@@ -99,22 +99,22 @@ def test_fixed_shapes_find_the_same(seed):
     """Words that several frames choose are searched once; and what is impossible is no node, however many are asked."""
     for classes, words, zeros in ((300, 16, 0.0), (6, 4, 0.5), (20, 3, 0.9)):
         log_probs_TC = random_frames(seed, frames=6, classes=classes, zeros=zeros)
-        for stop_words, depth, nodes in (((), 6, 64), ((0, 2), 4, 9), ((1,), 1, 200)):
-            stops_S = torch.tensor(stop_words, dtype=torch.int64)
+        for stop_token_ids, depth, nodes in (((), 6, 64), ((0, 2), 4, 9), ((1,), 1, 200)):
+            stops_S = torch.tensor(stop_token_ids, dtype=torch.int64)
             ranked = static_prefix_search(log_probs_TC, classes - 1, nodes, words, stops_S, depth)
-            truth = prefix_search(log_probs_TC, classes - 1, nodes, words, stop_words, depth)
+            truth = prefix_search(log_probs_TC, classes - 1, nodes, words, stop_token_ids, depth)
             found = drop_impossible(ranked)
             assert texts_of(found) == texts_of(truth)
             torch.testing.assert_close(found.log_probs_N, truth.log_probs_N)
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_stop_words_and_depth(seed):
+def test_stop_token_ids_and_depth(seed):
     log_probs_TC = random_frames(seed, frames=5, classes=4, sharp=1.0)
     probs_TC = log_probs_TC.exp().tolist()
-    for stop_words, depth in [((0,), None), ((0, 2), None), ((), 2), ((1,), 3), ((), 0), ((), 99)]:
-        prefixes = prefix_search(log_probs_TC, 3, 40, 3, stop_words=stop_words, depth=depth)
-        assert_same(prefixes, slow_prefix_search(probs_TC, 3, 40, stop_words=stop_words, depth=depth))
+    for stop_token_ids, depth in [((0,), None), ((0, 2), None), ((), 2), ((1,), 3), ((), 0), ((), 99)]:
+        prefixes = prefix_search(log_probs_TC, 3, 40, 3, stop_token_ids=stop_token_ids, depth=depth)
+        assert_same(prefixes, slow_prefix_search(probs_TC, 3, 40, stop_token_ids=stop_token_ids, depth=depth))
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -170,7 +170,7 @@ def test_bad_requests_are_refused_in_a_sentence():
         prefix_search(PENCIL_TC, 3, 4, 2)
     with pytest.raises(ValueError, match="blank is class -1, but the frames have classes 0 to 2"):
         exact_next_label_distribution(PENCIL_TC, -1, [0])
-    with pytest.raises(ValueError, match="words_per_frame is 0"):
+    with pytest.raises(ValueError, match="words_per_frame must be >= 1, got 0"):
         prefix_search(PENCIL_TC, 2, 4, 0)
     with pytest.raises(ValueError, match="lower nodes or words_per_frame"):
         prefix_search(PENCIL_TC, 2, 1 << 24, 2)

@@ -248,4 +248,4 @@ def test_a_head_of_a_base_without_weights_can_be_planned():
         base = random_base("qwen3", rope_parameters=LLAMA3, context=64)
         drafter = head(base, "drafter=ctc")
     assert all(value.is_meta for value in drafter.trainable_parameters())
-    assert drafter.initialised.startswith("as the weights of the base decide, which are not here")
+    assert drafter.initialised.startswith("from the base's last layer if the outputs agree")

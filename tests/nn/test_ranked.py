@@ -80,13 +80,13 @@ def test_the_commonest_words_and_those_that_must_be():
         1,
         2,
     ]  # 9 lies beyond the head's rows
-    with pytest.raises(InputError, match=r"drafter\.vocabulary=1 has no room for the 2 words"):
+    with pytest.raises(InputError, match=r"drafter\.vocabulary must be >= 2, the number of stop tokens, got 1"):
         most_frequent_tokens(torch.tensor([5, 0, 7, 5]), 1, [1, 2])
     assert random_sequences(count=2, length=9).token_counts(50).sum() == 3 + 2  # of the answers alone
 
 
 def test_more_words_than_there_are_is_a_sentence():
-    with pytest.raises(InputError, match=r"drafter\.vocabulary=12 of 11 words"):
+    with pytest.raises(InputError, match=r"drafter\.vocabulary must be <= 11 .*, got 12"):
         DraftVocabHead(nn.Linear(WIDTH, WORDS), 12)
 
 
