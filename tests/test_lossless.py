@@ -50,7 +50,7 @@ def test_autoregression_equals_transformers_generate(base, prompt):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.6])
-def test_every_drafter_says_what_autoregression_says(base, temperature):
+def test_every_drafter_gives_what_autoregression_gives(base, temperature):
     """Oracle, Junk and Stutter in turn over all prompts, so that one prompt's leftovers would spoil the next."""
     how, heads = settings(temperature), block_heads(base)
     for round_ in range(2):
@@ -65,12 +65,12 @@ def test_every_drafter_says_what_autoregression_says(base, temperature):
                 *heads,
             ]
             for drafter in drafters[round_:] + drafters[:round_]:
-                made = generate(base, drafter, prompt, how, frozenset(), number)
-                assert made.tokens == truth, type(drafter).__name__
+                generation = generate(base, drafter, prompt, how, frozenset(), number)
+                assert generation.tokens == truth, type(drafter).__name__
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_drafters_that_read_their_own_guesses_too(base, temperature, tmp_path):
+def test_drafters_that_read_their_own_draft_tokens_too(base, temperature, tmp_path):
     """Each over all prompts, and up to the last position of the context."""
     drafters = [make_sequential_drafter(kind, base, tmp_path) for kind in KINDS_OF_STEPS]
     drafters += [Cascade(base, PromptLookup(base, 3, 4), drafters[-1], 4), Staged(base, drafters[-1], drafters[-2], 6)]
@@ -81,29 +81,31 @@ def test_drafters_that_read_their_own_guesses_too(base, temperature, tmp_path):
             assert generate(base, drafter, prompt, how, frozenset(), number).tokens == truth, type(drafter).__name__
 
 
-def test_an_oracle_commits_depth_and_one_in_every_pass_but_the_last(base):
+def test_an_oracle_commits_depth_and_one_in_every_step_but_the_last(base):
     how = settings(tokens=41)
     truth = autoregression(base, PROMPTS[0], how).tokens
-    made = generate(
+    generation = generate(
         base, oracle_drafter(torch.cat([PROMPTS[0], torch.tensor(truth)]), 4), PROMPTS[0], how, frozenset(), 0
     )
-    assert [step.committed for step in made.passes] == [5] * 8  # 41 = 1 of the prefill + 8 passes of 5
+    assert [step.committed for step in generation.passes] == [5] * 8  # 41 = 1 of the prefill + 8 steps of 5
 
 
 def test_junk_is_worth_about_nothing(base):
     how = settings(tokens=60)
-    made = generate(base, random_drafter(base.vocabulary, 12), PROMPTS[0], how, frozenset(), 0)
-    assert 1.0 <= sum(step.committed for step in made.passes) / len(made.passes) < 1.3
+    generation = generate(base, random_drafter(base.vocabulary, 12), PROMPTS[0], how, frozenset(), 0)
+    assert 1.0 <= sum(step.committed for step in generation.passes) / len(generation.passes) < 1.3
 
 
 def test_a_stutter_is_read_as_the_text_it_means(base):
-    """Its true reading is among the paths, so every pass but the last commits as many as an oracle's."""
+    """Its true reading is among the paths, so every step but the last commits as many as an oracle's."""
     how = settings(nodes=64, tokens=41)
     truth = autoregression(base, PROMPTS[1], how).tokens
-    made = generate(base, Stutter(torch.cat([PROMPTS[1], torch.tensor(truth)]), 4), PROMPTS[1], how, frozenset(), 0)
-    assert made.tokens == truth
-    # A repeat in the text itself needs the blank between: `spoken` has one, so no word is ever lost.
-    assert [step.committed for step in made.passes] == [5] * 8
+    generation = generate(
+        base, Stutter(torch.cat([PROMPTS[1], torch.tensor(truth)]), 4), PROMPTS[1], how, frozenset(), 0
+    )
+    assert generation.tokens == truth
+    # A repeat in the text itself needs the blank between: `spoken` has one, so no token is ever lost.
+    assert [step.committed for step in generation.passes] == [5] * 8
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -121,15 +123,15 @@ def test_up_to_the_last_position_of_the_context(base, temperature):
 def test_a_stop_inside_a_draft_ends_the_answer_there(base):
     how = settings(tokens=40)
     free = autoregression(base, PROMPTS[0], how).tokens
-    for place in (0, 1, 7, 12):
-        stops = frozenset([free[place]])
-        first = free.index(free[place])
+    for position in (0, 1, 7, 12):
+        stops = frozenset([free[position]])
+        first = free.index(free[position])
         text = torch.cat([PROMPTS[0], torch.tensor(free)])
         for drafter in (Autoregressive(base), oracle_drafter(text, 6), Stutter(text, 4)):
-            made = generate(base, drafter, PROMPTS[0], how, stops, 0)
-            assert made.tokens == free[: first + 1]
-            assert made.ended
-            assert sum(step.committed for step in made.passes) == first  # the prefill said one; no tail counts
+            generation = generate(base, drafter, PROMPTS[0], how, stops, 0)
+            assert generation.tokens == free[: first + 1]
+            assert generation.ended
+            assert sum(step.committed for step in generation.passes) == first  # the prefill said one; no tail counts
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 3])
@@ -166,7 +168,7 @@ def test_the_cache_forgets_what_was_rejected(base):
 
     tree = TokenTree.from_paths(torch.tensor(33), torch.tensor([[7, 8], [9, 10]]), torch.full((2,), 2), limit=9)
     with torch.inference_mode():
-        cache = base.new_cache(1)  # grows: capacity is only a first guess
+        cache = base.new_cache(1)  # grows: capacity is only a first draft token
         base.read(PROMPTS[3].repeat(5)[: base.context_length - 30], cache)
         start = cache.length
         base.read_tree(tree, cache)

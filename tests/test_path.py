@@ -1,4 +1,4 @@
-"""Training equals decoding: at every pass the drafter's emissions are those of the training forward at that anchor.
+"""Training equals decoding: at every step the drafter's emissions are those of the training forward at that anchor.
 
 No other test would see a shift by one that training and decoding share, nor one that only decoding has.
 """
@@ -50,7 +50,7 @@ def block_drafter(base, body="both ways", paths=None, correction=None) -> Parall
 
 
 class Witness:
-    """Keeps the emissions of every pass; now and then it hangs the truth into the tree, so that passes differ."""
+    """Keeps the emissions of every step; now and then it hangs the truth into the tree, so that steps differ."""
 
     def __init__(self, drafter: ParallelDrafter, text: torch.Tensor) -> None:
         self.drafter = drafter
@@ -82,8 +82,10 @@ def training_forward(base, drafter, tokens, anchors, shift=0):
     roots_BA = tokens[anchors_BA + 1 + shift]
     labels_BAS = torch.zeros(1, len(anchors), 1, dtype=torch.int64)
     states_BLD = base.hidden_states(tokens[None], torch.ones_like(tokens)[None])
-    places_BL = torch.arange(len(tokens))[None]
-    batch = Batch(tokens[None], states_BLD, anchors_BA, roots_BA, labels_BAS, torch.ones_like(anchors_BA), places_BL)
+    position_ids_BL = torch.arange(len(tokens))[None]
+    batch = Batch(
+        tokens[None], states_BLD, anchors_BA, roots_BA, labels_BAS, torch.ones_like(anchors_BA), position_ids_BL
+    )
     return drafter(batch)
 
 
@@ -95,15 +97,15 @@ def training_emissions(base, drafter, tokens, anchors, shift=0):
 @pytest.mark.parametrize("body", BODIES)
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 @torch.inference_mode()
-def test_every_pass_emits_what_training_emits(kind, body):
+def test_every_step_emits_what_training_emits(kind, body):
     base = random_base(kind)
     drafter = block_drafter(base, body)
     answer = generate(base, Autoregressive(base), PROMPT, HOW, frozenset(), 0).tokens
     text = torch.cat([PROMPT, torch.tensor(answer)])
     witness = Witness(drafter, text)
-    made = generate(base, witness, PROMPT, HOW, frozenset(), 0)
-    assert made.tokens == answer
-    assert len({step.committed for step in made.passes}) > 2  # passes of different lengths were tried
+    generation = generate(base, witness, PROMPT, HOW, frozenset(), 0)
+    assert generation.tokens == answer
+    assert len({step.committed for step in generation.passes}) > 2  # steps of different lengths were tried
 
     anchors = [anchor for anchor, _ in witness.seen]
     decoded = torch.stack([logits for _, logits in witness.seen])
@@ -139,7 +141,7 @@ def test_several_taps_are_seen_in_decoding_as_in_training():
 @pytest.mark.parametrize("correction", [MarkovCorrection, GRUCorrection])
 @torch.inference_mode()
 def test_a_correction_starts_where_training_starts_it(correction):
-    """Its memory at the root, at every pass; Markov's and GRU's steps from there are one code for both."""
+    """Its memory at the root, at every step; Markov's and GRU's steps from there are one code for both."""
     base = random_base()
     drafter = block_drafter(base, correction=partial(correction, rank=8))
     answer = generate(base, Autoregressive(base), PROMPT, HOW, frozenset(), 0).tokens
@@ -162,13 +164,13 @@ def test_an_anchor_sees_no_later_text(body):
     tokens = torch.arange(20, 50)
     anchors = [3, 8, 15]
     before = training_forward(base, drafter, tokens, anchors).logits()[0]
-    for place, anchor in enumerate(anchors):
+    for index, anchor in enumerate(anchors):
         other = tokens.clone()
         other[anchor + 2 :] = 77
-        assert torch.allclose(training_forward(base, drafter, other, [anchor]).logits()[0, 0], before[place], atol=1e-5)
+        assert torch.allclose(training_forward(base, drafter, other, [anchor]).logits()[0, 0], before[index], atol=1e-5)
         other[anchor] = 78  # and the text before it does matter
         assert not torch.allclose(
-            training_forward(base, drafter, other, [anchor]).logits()[0, 0], before[place], atol=1e-3
+            training_forward(base, drafter, other, [anchor]).logits()[0, 0], before[index], atol=1e-3
         )
 
 
@@ -187,20 +189,20 @@ def test_the_batches_that_train_hold_what_decoding_sees():
     batch = Batches(rows, base, rows_per_step=1, anchors=len(text), labels=3, seed=0).batch(0)
     logits = drafter(batch).logits()[0]
     compared = 0
-    for place, anchor in enumerate(batch.anchors_BA[0].tolist()):
-        length = int(batch.lengths_BA[0, place])
+    for index, anchor in enumerate(batch.anchors_BA[0].tolist()):
+        length = int(batch.lengths_BA[0, index])
         if not length:
             continue
-        assert batch.roots_BA[0, place] == text[anchor + 1]
-        assert batch.labels_BAS[0, place, :length].tolist() == text[anchor + 2 : anchor + 2 + length].tolist()
+        assert batch.roots_BA[0, index] == text[anchor + 1]
+        assert batch.labels_BAS[0, index, :length].tolist() == text[anchor + 2 : anchor + 2 + length].tolist()
         if anchor in decoded:
-            assert (logits[place] - decoded[anchor]).abs().max() < 1e-4
+            assert (logits[index] - decoded[anchor]).abs().max() < 1e-4
             compared += 1
     assert compared > 10
 
 
 def test_labels_are_what_decoding_must_say():
-    """The windows of a finished text hold the very words that follow each anchor's root."""
+    """The windows of a finished text hold the very tokens that follow each anchor's root."""
     tokens = torch.arange(100, 112)
     mask = torch.zeros(12, dtype=torch.int64)
     mask[4:11] = 1
@@ -226,9 +228,9 @@ PATHS = [
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_an_untrained_head_is_lossless_too(paths, correction, temperature):
     base = random_base()
-    how = replace(HOW, temperature=temperature)
+    settings = replace(HOW, temperature=temperature)
     drafter = block_drafter(base, paths=paths, correction=correction and partial(correction, rank=8))
     for seed in range(3):
         prompt = PROMPT + seed
-        truth = generate(base, Autoregressive(base), prompt, how, base.stop_token_ids, seed).tokens
-        assert generate(base, drafter, prompt, how, base.stop_token_ids, seed).tokens == truth
+        truth = generate(base, Autoregressive(base), prompt, settings, base.stop_token_ids, seed).tokens
+        assert generate(base, drafter, prompt, settings, base.stop_token_ids, seed).tokens == truth

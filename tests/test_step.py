@@ -35,22 +35,22 @@ BODIES = [*ATTENTION, partial(ResidualBody, blocks=2), partial(FeedForwardBody, 
 def test_steps_over_a_text_are_the_forward_over_it(body, shape):
     """The first draft reads many states at once, later ones a few; the slots of none of them are remembered."""
     torch.manual_seed(3)
-    made = body(shape, FRAMES)
-    for value in made.parameters():
+    body_instance = body(shape, FRAMES)
+    for value in body_instance.parameters():
         value += 0.2 * torch.randn_like(value)
     states_BLD, roots_BLD = torch.randn(2, 1, TEXT, SHAPE.width)
-    memory = KVCache(made.layers, capacity=TEXT) if made.layers else None
+    memory = KVCache(body_instance.layers, capacity=TEXT) if body_instance.layers else None
     stops, stepped, start = [9, 10, 12, 13, 17, TEXT], [], 0
     for stop in stops:
-        stepped.append(made.step(states_BLD[:, start:stop], roots_BLD[:, stop - 1 : stop], memory))
+        stepped.append(body_instance.step(states_BLD[:, start:stop], roots_BLD[:, stop - 1 : stop], memory))
         assert memory is None or memory.length == stop
         start = stop
     anchors_BA, positions_L = torch.tensor(stops)[None] - 1, torch.arange(TEXT)
-    forward_BATD = made(
+    forward_BATD = body_instance(
         anchor_BAD=states_BLD[:, anchors_BA[0]],
         root_BAD=roots_BLD[:, anchors_BA[0]],
         anchors_BA=anchors_BA,
-        text=made.text_keys_values(states_BLD, positions_L[None]),
+        text=body_instance.text_keys_values(states_BLD, positions_L[None]),
         visible_BAL=positions_L <= anchors_BA[..., None],
     )
     torch.testing.assert_close(torch.cat(stepped, dim=1), forward_BATD, rtol=0, atol=1e-4)

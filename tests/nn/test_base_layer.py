@@ -66,9 +66,9 @@ def varied_base(kind, **changes):
     return base
 
 
-def head(base, *words):
+def head(base, *overrides):
     torch.manual_seed(5)
-    return build_drafter(compose_config("train", "base=tiny", *words).drafter, base).eval()
+    return build_drafter(compose_config("train", "base=tiny", *overrides).drafter, base).eval()
 
 
 @torch.no_grad()
@@ -87,10 +87,10 @@ def layer_of(base, number):
     return seen["in"], seen["out"], torch.arange(90, 120)
 
 
-def as_text(body, x_BLD, places_L):
+def as_text(body, x_BLD, position_ids_L):
     """Every position a slot of its own behind the text before it: what a decoder layer computes."""
-    before_BLL = torch.ones(1, len(places_L), len(places_L), dtype=torch.bool).tril(-1)
-    cos, sin = body.rotary(places_L)
+    before_BLL = torch.ones(1, len(position_ids_L), len(position_ids_L), dtype=torch.bool).tril(-1)
+    cos, sin = body.rotary(position_ids_L)
     text = body.block.keys_values(x_BLD, (cos, sin))
     return body.block(x_BLD[:, :, None], (cos[None, :, None], sin[None, :, None]), text, before_BLL)[:, :, 0]
 
@@ -99,12 +99,12 @@ def as_text(body, x_BLD, places_L):
 def test_heads_turn_by_the_angles_of_the_base(case):
     kind, changes = SCALED[case]
     base = varied_base(kind, **changes)
-    places_L = torch.tensor([0, 1, 5, 40, 127])
-    cos, sin = base.lm.base_model.rotary_emb(torch.zeros(1), places_L[None])
+    position_ids_L = torch.tensor([0, 1, 5, 40, 127])
+    cos, sin = base.lm.base_model.rotary_emb(torch.zeros(1), position_ids_L[None])
     turned = cos.shape[-1] // 2  # pairs of dimensions
     drafters = head(base, "drafter=ctc"), head(base, "drafter=eagle"), head(base, "drafter=hydra", PREFIX)
     for rotary in (drafters[0].body.rotary, drafters[1].block.rotary, drafters[2].prefix.rotary):
-        ours_cos, ours_sin = (table.chunk(2, dim=-1)[1] for table in rotary(places_L))  # right halves
+        ours_cos, ours_sin = (table.chunk(2, dim=-1)[1] for table in rotary(position_ids_L))  # right halves
         torch.testing.assert_close(ours_cos[:, :turned], cos[0, :, :turned], rtol=0, atol=2e-5)
         torch.testing.assert_close(ours_sin[:, :turned], sin[0, :, :turned], rtol=0, atol=2e-5)
         assert torch.equal(ours_cos[:, turned:], torch.ones_like(ours_cos[:, turned:]))  # what the base leaves as it is
@@ -118,29 +118,29 @@ def test_a_copied_layer_gives_the_outputs_of_the_base(case, dtype):
     kind, changes = COPIED[case]
     base = varied_base(kind, **changes)
     base.lm.load_state_dict({name: value.to(dtype) for name, value in base.lm.state_dict().items()})  # rounded alike
-    x_BLD, expected_BLD, places_L = layer_of(base, -1)
+    x_BLD, expected_BLD, position_ids_L = layer_of(base, -1)
     for value in base.lm.parameters():
         value.data = value.data.to(dtype)
     ctc, prefixed = head(base, "drafter=ctc"), head(base, "drafter=hydra", PREFIX)
     assert ctc.initialised == "from the base's last layer (outputs agree), final norm from the base"
     assert prefixed.initialised == "as the identity, prefix layer from the base's last layer (outputs agree)"
     assert head(base, "drafter=eagle").initialised == "from the base's last layer (outputs agree)"
-    for ours_BLD in (as_text(ctc.body, x_BLD, places_L), prefixed.prefix(x_BLD, places_L)):
+    for ours_BLD in (as_text(ctc.body, x_BLD, position_ids_L), prefixed.prefix(x_BLD, position_ids_L)):
         assert (ours_BLD - expected_BLD).norm() < 1e-3 * (expected_BLD - x_BLD).norm()
 
 
 @torch.no_grad()
 def test_the_layer_before_is_copied_where_the_last_has_no_rotary_positions():
     base = varied_base("smollm3", num_hidden_layers=4)  # every fourth layer has none
-    x_BLD, expected_BLD, places_L = layer_of(base, -2)
+    x_BLD, expected_BLD, position_ids_L = layer_of(base, -2)
     ctc = head(base, "drafter=ctc")
     assert ctc.initialised.startswith("from the base's layer 3 of 4 (outputs agree; its last layer computes something")
-    assert (as_text(ctc.body, x_BLD, places_L) - expected_BLD).norm() < 1e-3 * (expected_BLD - x_BLD).norm()
+    assert (as_text(ctc.body, x_BLD, position_ids_L) - expected_BLD).norm() < 1e-3 * (expected_BLD - x_BLD).norm()
 
 
 @pytest.mark.parametrize("case", RANDOM)
 @torch.no_grad()
-def test_a_layer_that_cannot_be_copied_starts_at_random_and_says_why(case):
+def test_a_layer_that_cannot_be_copied_starts_at_random_and_gives_why(case):
     kind, changes, why, normed = RANDOM[case]
     base = varied_base(kind, **changes)
     ctc, eagle = head(base, "drafter=ctc"), head(base, "drafter=eagle")
@@ -177,13 +177,13 @@ def test_a_gemma_as_it_is_made_gives_frames():
     assert (frames_of(head(base, "drafter=ctc"), base).std(dim=-1) > 0.1).all()
 
 
-def test_the_plan_says_what_was_copied():
+def test_the_plan_gives_what_was_copied():
     for kind in ("qwen3", "mixtral"):
         base = random_base(kind, context=64)
         drafter = head(base, "drafter=medusa", "drafter/body=attention").train()
         one = make_trainer(None, base, 3, drafter=drafter, objective=CrossEntropy(4, 0.8))
-        said = plan_training(base, drafter, one.objective, one.batches, one.engine, 3, 1)
-        assert f"block initialised {drafter.initialised}\n" in said
+        plan = plan_training(base, drafter, one.objective, one.batches, one.engine, 3, 1)
+        assert f"block initialised {drafter.initialised}\n" in plan
         assert drafter.initialised.startswith("from the base's" if kind == "qwen3" else "at random (its last layer has")
 
 
@@ -199,7 +199,7 @@ def test_comparing_draws_nothing_that_others_draw_from(kind):
 @pytest.mark.parametrize("scaled", ["everywhere", "far off"])
 @torch.no_grad()
 def test_a_layer_of_the_right_names_is_refused_by_its_outputs(scaled):
-    """Frequencies that the head does not share, some of which show far from the start alone; it stays as drawn."""
+    """Frequencies that the head does not share, some of which show far from the start alone; it stays as sampled."""
     far = {"rope_theta": 5e6, "original_max_position_embeddings": 1024}
     rope = LLAMA3 | (far | {"high_freq_factor": 1.5} if scaled == "far off" else {})
     base = random_base("llama", context=2048, rope_parameters=rope)

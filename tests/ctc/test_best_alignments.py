@@ -1,4 +1,4 @@
-"""The likeliest ways to say a text, held to a list of all of them."""
+"""The most probable alignments of a text against a list of all of them."""
 
 import math
 
@@ -17,12 +17,12 @@ def frames(seed, count=5):
     return (2 * torch.randn(count, BLANK + 1, generator=rng)).softmax(-1).double().tolist()
 
 
-def said_by(way, merging):
+def collapsed(way, merging):
     return slow_collapse(way, BLANK) if merging else tuple(one for one in way if one != BLANK)
 
 
 def slow_best(probs_TC, count, wanted, lengths):
-    """All frame sequences of these lengths that are wanted, best first."""
+    """All frame sequences of these lengths that satisfy `wanted`, best first."""
     ways = [way for length in lengths for way in all_alignments(length, BLANK + 1) if wanted(way)]
     scored = [(math.prod(row[one] for row, one in zip(probs_TC, way, strict=False)), way) for way in ways]
     return sorted(scored, reverse=True)[:count]
@@ -30,34 +30,34 @@ def slow_best(probs_TC, count, wanted, lengths):
 
 @pytest.mark.parametrize("merging", [True, False])
 @pytest.mark.parametrize("text", TEXTS)
-def test_they_are_the_best_of_all(text, merging):
-    def says_it(way):
-        return said_by(way, merging) == text
+def test_they_are_the_most_probable_of_all(text, merging):
+    def is_text(way):
+        return collapsed(way, merging) == text
 
-    def just_says_it(way):
-        return says_it(way) and said_by(way[:-1], merging) == text[:-1]
+    def begins_last_token(way):
+        return is_text(way) and collapsed(way[:-1], merging) == text[:-1]
 
     for seed in range(3):
         probs_TC = frames(seed)
-        for found, truth in (
-            (best_alignments([probs_TC], text, BLANK, 4, merging), slow_best(probs_TC, 4, says_it, [5])),
+        for alignments, truth in (
+            (best_alignments([probs_TC], text, BLANK, 4, merging), slow_best(probs_TC, 4, is_text, [5])),
             (
                 best_prefix_alignments([probs_TC], text, BLANK, 4, merging),
-                slow_best(probs_TC, 4, just_says_it, range(1, 6)),
+                slow_best(probs_TC, 4, begins_last_token, range(1, 6)),
             ),
         ):
-            assert [way for _, way in found] == [way for _, way in truth]
-            assert [p for p, _ in found] == pytest.approx([p for p, _ in truth])
+            assert [way for _, way in alignments] == [way for _, way in truth]
+            assert [p for p, _ in alignments] == pytest.approx([p for p, _ in truth])
 
 
 @pytest.mark.parametrize("text", [(), *TEXTS])
-def test_all_beginnings_make_the_probability_of_the_prefix(text):
+def test_prefix_probability_sums_all_alignments(text):
     assert prefix_probability([frames(0)], text, BLANK) == pytest.approx(
         slow_prefix_probability(frames(0), text, BLANK)
     )
 
 
-def test_the_examples_of_the_docstrings_and_what_cannot_be_said():
+def test_docstring_examples_and_impossible_texts():
     same = [[0.5, 0.25, 0.25]] * 3
     assert (
         best_alignments([same], (0, 0), 2, 3) == best_prefix_alignments([same], (0, 0), 2, 3) == [(0.0625, (0, 2, 0))]
@@ -67,9 +67,9 @@ def test_the_examples_of_the_docstrings_and_what_cannot_be_said():
     assert best_alignments([[[0.0, 0.5, 0.5]]], (0,), 2, 3) == []
 
 
-def test_frames_that_listen_change_once_a_word_is_said():
-    """Before any word only `a` is likely, behind it only the blank."""
+def test_label_conditioned_frames_change_after_a_token():
+    """Before any token only `a` is probable, after it only the blank."""
     before, behind = [[0.9, 0.0, 0.1]] * 2, [[0.2, 0.0, 0.8]] * 2
-    found = best_alignments([before, behind], (0,), 2, 3)
-    assert [way for _, way in found] == [(0, 2), (0, 0), (2, 0)]
-    assert [p for p, _ in found] == pytest.approx([0.72, 0.18, 0.09])
+    alignments = best_alignments([before, behind], (0,), 2, 3)
+    assert [way for _, way in alignments] == [(0, 2), (0, 0), (2, 0)]
+    assert [p for p, _ in alignments] == pytest.approx([0.72, 0.18, 0.09])

@@ -25,23 +25,23 @@ class Model(nn.Module):
         self.head = nn.Linear(4, 9, bias=False)
         self.head.weight = self.words.weight
 
-    def forward(self, words_L):
-        return self.head(self.down(self.up(self.words(words_L)).relu()))
+    def forward(self, tokens_L):
+        return self.head(self.down(self.up(self.words(tokens_L)).relu()))
 
 
 def column_by_column(layer):
     return layer.weight.T.is_contiguous() and not layer.weight.is_contiguous()
 
 
-def test_a_laid_model_says_the_same():
-    model, words_L = Model(), torch.arange(9)
-    before, values = model(words_L), {name: value.clone() for name, value in model.state_dict().items()}
+def test_a_laid_model_gives_the_same():
+    model, tokens_L = Model(), torch.arange(9)
+    before, values = model(tokens_L), {name: value.clone() for name, value in model.state_dict().items()}
     to_column_major_(model)
     assert column_by_column(model.up)
     assert column_by_column(model.down)
     assert model.head.weight is model.words.weight
     assert model.words.weight.is_contiguous()
-    assert torch.allclose(model(words_L), before, atol=1e-6)
+    assert torch.allclose(model(tokens_L), before, atol=1e-6)
     assert all(torch.equal(value, values[name]) for name, value in model.state_dict().items())
 
 
@@ -85,12 +85,12 @@ def test_large_matrices_stay(monkeypatch):
 
 
 def test_a_laid_model_is_loaded_and_learns_as_any_other():
-    laid, plain, words_L = Model(), Model(), torch.arange(9)
+    laid, plain, tokens_L = Model(), Model(), torch.arange(9)
     to_column_major_(laid)
     laid.load_state_dict(plain.state_dict())
     assert column_by_column(laid.up)
     for model in (laid, plain):
-        model(words_L).square().sum().backward()
+        model(tokens_L).square().sum().backward()
     assert torch.allclose(laid.up.weight.grad, plain.up.weight.grad, atol=1e-5)
 
 

@@ -11,20 +11,20 @@ from torch import nn
 from ctcdraft.nn import logit_correction as module
 from ctcdraft.nn.logit_correction import GRUCorrection, MarkovCorrection
 
-WORDS, WIDTH, RANK = 40, 12, 5
+VOCABULARY, WIDTH, RANK = 40, 12, 5
 
 
 @pytest.fixture(params=[GRUCorrection, MarkovCorrection], ids=["gru", "markov"])
 def correction(request):
     torch.manual_seed(1)
-    one = request.param(nn.Embedding(WORDS, WIDTH).requires_grad_(False), RANK, 1e-6)
+    one = request.param(nn.Embedding(VOCABULARY, WIDTH).requires_grad_(False), RANK, 1e-6)
     for weight in one.parameters():
         nn.init.normal_(weight)
     return one.eval()
 
 
 def answers(one):
-    """Scores behind two words, six texts in two rows."""
+    """Scores behind two tokens, six texts in two rows."""
     texts_XS = torch.arange(12).view(2, 3, 2) * 3
     memory_XR = one.start(torch.linspace(-1, 1, 6 * WIDTH).view(2, 3, WIDTH), texts_XS[..., 0])
     return one(one.step(memory_XR, texts_XS[..., 1]))
@@ -89,7 +89,7 @@ def test_who_learns_has_no_tables(correction):
 @pytest.mark.parametrize("all_of_it", [True, False], ids=["all", "the embedding alone"])
 def test_weights_of_inference_mode_have_no_tables(all_of_it):
     with torch.inference_mode():
-        embedding = nn.Embedding(WORDS, WIDTH)
+        embedding = nn.Embedding(VOCABULARY, WIDTH)
     with torch.inference_mode(all_of_it), torch.no_grad():
         one = GRUCorrection(embedding, RANK, 1e-6).eval()
         nn.init.normal_(one.out.weight)
