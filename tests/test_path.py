@@ -1,6 +1,6 @@
 """Training equals decoding: at every step the drafter's emissions are those of the training forward at that anchor.
 
-No other test would see a shift by one that training and decoding share, nor one that only decoding has.
+No other test would detect a shift by one that training and decoding share, or one in decoding alone.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ctcdraft.nn.logit_correction import GRUCorrection, MarkovCorrection
 PROMPT = torch.tensor([0, 7, 9, 9, 9, 30])
 BODIES = {
     "both ways": partial(AttentionBody, root_input=True, causal=False),
-    "to the letter": partial(AttentionBody, root_input=False, causal=False),
+    "as in the paper": partial(AttentionBody, root_input=False, causal=False),
     "causal": partial(AttentionBody, root_input=True, causal=True),
     "two blocks": partial(AttentionBody, root_input=True, causal=False, blocks=2),
     "residual": partial(ResidualBody, blocks=2),
@@ -44,13 +44,13 @@ HOW = DecodingSettings(max_new_tokens=50, nodes=12, temperature=0.0, top_k=0, to
 def block_drafter(base, body="both ways", paths=None, correction=None) -> ParallelDrafter:
     torch.manual_seed(5)
     drafter = ParallelDrafter(base, 6, BODIES[body], paths or PrefixSearch(16), correction).eval()
-    for value in drafter.trainable_parameters():  # away from the identities it starts with
+    for value in drafter.trainable_parameters():  # away from the identity initialisation
         value.data += 0.2 * torch.randn_like(value)
     return drafter
 
 
-class Witness:
-    """Keeps the emissions of every step; now and then it hangs the truth into the tree, so that steps differ."""
+class RecordingDrafter:
+    """Records the emissions of every step, and adds true tokens to some trees so that accepted lengths vary."""
 
     def __init__(self, drafter: ParallelDrafter, text: torch.Tensor) -> None:
         self.drafter = drafter
@@ -60,7 +60,7 @@ class Witness:
 
     def draft(self, context: Context, memory, rng):
         tree, memory = self.drafter.draft(context, memory, rng)
-        # `draft` has remembered the fresh states; emitting again from what it remembers must not need them twice.
+        # `draft` has cached the new states; remove them so that `emit` can append them again.
         if memory is not None:
             memory.keep_path(memory.length - len(context.new_states_KD), torch.arange(0))
         emissions = self.drafter.emit(context, memory)
@@ -77,7 +77,7 @@ class Witness:
 
 
 def training_forward(base, drafter, tokens, anchors, shift=0):
-    """The training forward over the finished text, the root moved by `shift`."""
+    """Run the training forward over the finished text, with the root moved by `shift`."""
     anchors_BA = torch.tensor(anchors)[None]
     roots_BA = tokens[anchors_BA + 1 + shift]
     labels_BAS = torch.zeros(1, len(anchors), 1, dtype=torch.int64)
@@ -90,7 +90,7 @@ def training_forward(base, drafter, tokens, anchors, shift=0):
 
 
 def training_emissions(base, drafter, tokens, anchors, shift=0):
-    """Its logits_ATC."""
+    """Return logits_ATC of the training forward."""
     return training_forward(base, drafter, tokens, anchors, shift).logits()[0]
 
 
@@ -102,13 +102,13 @@ def test_every_step_emits_what_training_emits(kind, body):
     drafter = block_drafter(base, body)
     answer = generate(base, Autoregressive(base), PROMPT, HOW, frozenset(), 0).tokens
     text = torch.cat([PROMPT, torch.tensor(answer)])
-    witness = Witness(drafter, text)
-    generation = generate(base, witness, PROMPT, HOW, frozenset(), 0)
+    recorder = RecordingDrafter(drafter, text)
+    generation = generate(base, recorder, PROMPT, HOW, frozenset(), 0)
     assert generation.tokens == answer
     assert len({step.committed for step in generation.passes}) > 2  # steps of different lengths were tried
 
-    anchors = [anchor for anchor, _ in witness.seen]
-    decoded = torch.stack([logits for _, logits in witness.seen])
+    anchors = [anchor for anchor, _ in recorder.seen]
+    decoded = torch.stack([logits for _, logits in recorder.seen])
     trained = training_forward(base, drafter, text, anchors).logits()[0]
     assert (decoded - trained).abs().max() < 1e-4
     if body in SEES_THE_ROOT:
@@ -117,17 +117,17 @@ def test_every_step_emits_what_training_emits(kind, body):
 
 
 @torch.inference_mode()
-def test_several_taps_are_seen_in_decoding_as_in_training():
-    """And the inner tap is layer 1's own output, of the text up to the anchor and no further."""
+def test_auxiliary_layers_are_used_in_decoding_as_in_training():
+    """Also: the auxiliary state is the output of that layer, and a zero mix equals a drafter of one layer."""
     base = random_base()
     tapped = BaseLM(base.lm, base.tokenizer, base.name, taps=["last", 1, 0])
     drafter = block_drafter(tapped)
     answer = generate(base, Autoregressive(base), PROMPT, HOW, frozenset(), 0).tokens
     text = torch.cat([PROMPT, torch.tensor(answer)])
-    witness = Witness(drafter, text)
-    assert generate(tapped, witness, PROMPT, HOW, frozenset(), 0).tokens == answer
-    trained = training_forward(tapped, drafter, text, [anchor for anchor, _ in witness.seen]).logits()[0]
-    assert (torch.stack([logits for _, logits in witness.seen]) - trained).abs().max() < 1e-4
+    recorder = RecordingDrafter(drafter, text)
+    assert generate(tapped, recorder, PROMPT, HOW, frozenset(), 0).tokens == answer
+    trained = training_forward(tapped, drafter, text, [anchor for anchor, _ in recorder.seen]).logits()[0]
+    assert (torch.stack([logits for _, logits in recorder.seen]) - trained).abs().max() < 1e-4
     states_BLD = tapped.hidden_states(text[None], torch.ones_like(text)[None])
     assert torch.equal(states_BLD[..., : base.width], base.hidden_states(text[None], torch.ones_like(text)[None]))
     assert torch.equal(states_BLD[..., 2 * base.width :], base.embedding(text[None]))
@@ -141,18 +141,18 @@ def test_several_taps_are_seen_in_decoding_as_in_training():
 @pytest.mark.parametrize("correction", [MarkovCorrection, GRUCorrection])
 @torch.inference_mode()
 def test_a_correction_starts_where_training_starts_it(correction):
-    """Its memory at the root, at every step; Markov's and GRU's steps from there are one code for both."""
+    """Its memory at the root is equal at every step; from there on both run the same code."""
     base = random_base()
     drafter = block_drafter(base, correction=partial(correction, rank=8))
     answer = generate(base, Autoregressive(base), PROMPT, HOW, frozenset(), 0).tokens
     text = torch.cat([PROMPT, torch.tensor(answer)])
-    witness = Witness(drafter, text)
-    assert generate(base, witness, PROMPT, HOW, frozenset(), 0).tokens == answer
-    anchors = [anchor for anchor, _ in witness.seen]
+    recorder = RecordingDrafter(drafter, text)
+    assert generate(base, recorder, PROMPT, HOW, frozenset(), 0).tokens == answer
+    anchors = [anchor for anchor, _ in recorder.seen]
     trained = training_forward(base, drafter, text, anchors).start_BAR[0]
-    assert (torch.stack(witness.starts) - trained).abs().max() < 1e-4
+    assert (torch.stack(recorder.starts) - trained).abs().max() < 1e-4
     shifted = training_forward(base, drafter, text, anchors[:-1], shift=1).start_BAR[0]
-    assert (torch.stack(witness.starts)[:-1] - shifted).abs().max() > 1e-2
+    assert (torch.stack(recorder.starts)[:-1] - shifted).abs().max() > 1e-2
 
 
 @pytest.mark.parametrize("body", BODIES)
@@ -168,22 +168,22 @@ def test_an_anchor_sees_no_later_text(body):
         other = tokens.clone()
         other[anchor + 2 :] = 77
         assert torch.allclose(training_forward(base, drafter, other, [anchor]).logits()[0, 0], before[index], atol=1e-5)
-        other[anchor] = 78  # and the text before it does matter
+        other[anchor] = 78  # while the text before it does matter
         assert not torch.allclose(
             training_forward(base, drafter, other, [anchor]).logits()[0, 0], before[index], atol=1e-3
         )
 
 
 @torch.inference_mode()
-def test_the_batches_that_train_hold_what_decoding_sees():
-    """Not a batch made by hand: the production batches of a one-answer corpus, against decoding that answer."""
+def test_training_batches_equal_what_decoding_sees():
+    """The production batches of a corpus of one response, against decoding this response."""
     base = random_base()
     drafter = block_drafter(base)
     answer = generate(base, Autoregressive(base), PROMPT, HOW, frozenset(), 0).tokens
     text = torch.cat([PROMPT, torch.tensor(answer)])
-    witness = Witness(drafter, text)
-    generate(base, witness, PROMPT, HOW, frozenset(), 0)
-    decoded = dict(witness.seen)
+    recorder = RecordingDrafter(drafter, text)
+    generate(base, recorder, PROMPT, HOW, frozenset(), 0)
+    decoded = dict(recorder.seen)
 
     rows = TokenSequences([text], [(torch.arange(len(text)) >= len(PROMPT)).int()], [True])
     batch = Batches(rows, base, rows_per_step=1, anchors=len(text), labels=3, seed=0).batch(0)
@@ -201,8 +201,8 @@ def test_the_batches_that_train_hold_what_decoding_sees():
     assert compared > 10
 
 
-def test_labels_are_what_decoding_must_say():
-    """The windows of a finished text hold the very tokens that follow each anchor's root."""
+def test_labels_are_the_tokens_after_the_root():
+    """The windows of a finished text hold the tokens after each anchor's root."""
     tokens = torch.arange(100, 112)
     mask = torch.zeros(12, dtype=torch.int64)
     mask[4:11] = 1

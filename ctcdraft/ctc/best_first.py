@@ -23,23 +23,14 @@ FrameMasses = Sequence[float]  # one per frame
 
 @dataclass(frozen=True, slots=True)
 class PrefixNode:
-    """A prefix and its forward masses: the probability that the frames before t collapse to exactly it, for every t.
+    """A prefix and its forward masses: the probability that the frames before t collapse to exactly it, for every t."""
 
-    Args:
-        ends_in_blank_T: the last frame is a blank (or there is none).
-        any_ending_T: the last frame is a blank or the last token.
-        token: the last token.
-        max_mass: probability as a prefix.
-        rank_key: compares as its rank among prefixes of equal length.
-        number: of the node; -1 for the empty prefix.
-    """
-
-    ends_in_blank_T: FrameMasses
-    any_ending_T: FrameMasses
-    token: int | None
-    max_mass: float
-    rank_key: tuple
-    number: int
+    ends_in_blank_T: FrameMasses  # and the last of them is a blank (or there is none)
+    any_ending_T: FrameMasses  # and the last of them is a blank or the last token
+    token: int | None  # the last token
+    max_mass: float  # probability as a prefix
+    rank_key: tuple  # compares as its rank among prefixes of equal length
+    number: int  # of the node; -1 for the empty prefix
 
 
 def best_first_search(

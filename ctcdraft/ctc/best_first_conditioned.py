@@ -26,43 +26,29 @@ EXPANSION_BATCH = 8
 
 @dataclass(frozen=True, slots=True)
 class ExpandedPrefix:
-    """A prefix, its forward masses before each frame t, and its conditioning of the frames.
+    """A prefix whose frames were computed, and its forward masses before each frame t."""
 
-    Args:
-        rank_key: compares as its rank among prefixes of equal length.
-        number: in the order of expansion.
-        candidate_index: its index among the candidates, -1 for the empty prefix.
-        ends_in_blank_T, ends_in_label_T: as in `prefix_search`.
-        scale_T: see PrefixStates.factors.
-    """
-
-    rank_key: tuple
-    number: int
-    candidate_index: int
-    token: int | None
-    max_mass: float
+    rank_key: tuple  # compares as its rank among prefixes of equal length
+    number: int  # in the order of expansion
+    candidate_index: int  # among the candidates; -1 for the empty prefix
+    token: int | None  # the last token
+    max_mass: float  # probability as a prefix
     ends_in_blank_T: FrameMasses
     ends_in_label_T: FrameMasses
-    scale_T: FrameMasses
+    scale_T: FrameMasses  # see PrefixStates.factors
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixCandidate:
-    """A prefix that may be selected.
-
-    Args:
-        probs_T: unconditioned probability of its last token.
-        begin_masses_T: mass with which each frame begins that token after the parent.
-        mass: probability as a prefix.
-    """
+    """A prefix that may be selected."""
 
     rank_key: tuple
     parent: ExpandedPrefix
     depth: int
     token: int
-    probs_T: FrameMasses
-    begin_masses_T: FrameMasses
-    mass: float
+    probs_T: FrameMasses  # unconditioned probability of its last token
+    begin_masses_T: FrameMasses  # mass with which each frame begins that token after the parent
+    mass: float  # probability as a prefix
 
 
 def best_first_conditioned_search(

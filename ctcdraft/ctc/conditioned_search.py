@@ -65,7 +65,6 @@ def conditioned_prefix_search(
     stops_V = torch.zeros_like(log_probs_TC[0, :-1], dtype=torch.bool)
     stops_V[[token for token in stop_token_ids if token < len(stops_V)]] = True  # a stop id may exceed the lm_head
     probs_TV = log_probs_TC[:, :-1].exp()
-    just_begun_TT = torch.ones_like(blank_T[1:]).diag(1)
     factor_KV, scale_KT = states.factors()
     ends_in_blank_KT, ends_in_label_KT = empty_prefix_masses(run_products(blank_T * scale_KT[0].double()))
     last_K, max_mass_K = stops_V.new_full((1,), -1, dtype=torch.int64), blank_T.new_ones(1)
@@ -98,18 +97,29 @@ def conditioned_prefix_search(
 
         states = states.extend(token_K, parent_K)
         factor_KV, scale_KT = states.factors()
-        repeat_KT = topology.repeat_mass(probs_RT[best_K] * factor_KV.gather(1, token_K[:, None]))
-        probs_2KT = torch.stack([repeat_KT, blank_T.expand_as(repeat_KT)]) * scale_KT
-        repeat_runs_KTT, blank_runs_KTT = run_products(probs_2KT)
-        # Repeats start in the frame after the one that begins the token.
-        repeat_runs_KTT = F.pad(repeat_runs_KTT[:, 1:], (0, 0, 0, 1)) + just_begun_TT
         begins_KT = begins_RT[best_K].masked_fill(stops_V[token_K][:, None], 0)
-        ends_in_label_KT = torch.bmm(begins_KT[:, None], repeat_runs_KTT)[:, 0]
-        ends_in_blank_KT = torch.bmm(ends_in_label_KT[:, None], blank_runs_KTT)[:, 0]
+        repeat_KT = topology.repeat_mass(probs_RT[best_K] * factor_KV.gather(1, token_K[:, None]))
+        ends_in_blank_KT, ends_in_label_KT = continue_prefixes(begins_KT, repeat_KT * scale_KT, blank_T * scale_KT)
         last_K, max_mass_K = token_K, mass_K
 
     tokens_R, rows_R, mass_R = (torch.cat(parts) for parts in zip(*levels, strict=True))
     return drop_impossible(select_nodes(tokens_R, rows_R, mass_R, nodes))
+
+
+def continue_prefixes(begins_KT: Tensor, repeat_KT: Tensor, blank_KT: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the masses before each frame of prefixes that end in a blank, and in their last token.
+
+    Args:
+        begins_KT: mass with which each frame begins the last token.
+        repeat_KT, blank_KT: probability that a frame repeats it / is a blank.
+    """
+    repeat_runs_KTT, blank_runs_KTT = run_products(torch.stack([repeat_KT, blank_KT]))
+    # Repeats start in the frame after the one that begins the token; right after that one there are none yet.
+    no_repeat_TT = torch.ones_like(begins_KT[0, 1:]).diag(1)
+    repeat_runs_KTT = F.pad(repeat_runs_KTT[:, 1:], (0, 0, 0, 1)) + no_repeat_TT
+    ends_in_label_KT = torch.bmm(begins_KT[:, None], repeat_runs_KTT)[:, 0]
+    ends_in_blank_KT = torch.bmm(ends_in_label_KT[:, None], blank_runs_KTT)[:, 0]
+    return ends_in_blank_KT, ends_in_label_KT
 
 
 def select_candidates(bound_KV: Tensor, nodes: int, least: Tensor | float | None) -> tuple[Tensor, Tensor]:

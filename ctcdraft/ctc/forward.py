@@ -29,15 +29,10 @@ LOG_ZERO = -1e30
 
 @dataclass(frozen=True)
 class Likelihoods:
-    """Log-likelihoods of labels; -inf where no alignment exists.
+    """Log-likelihoods of labels; -inf where no alignment exists."""
 
-    Args:
-        text_X: log P(the frames collapse to exactly the labels).
-        prefix_XS: at s, log P(they collapse to a text that begins with the first s + 1 labels).
-    """
-
-    text_X: Tensor
-    prefix_XS: Tensor
+    text_X: Tensor  # log P(the frames collapse to exactly the labels)
+    prefix_XS: Tensor  # at s, log P(they collapse to a text that begins with the first s + 1 labels)
 
 
 def log_likelihood(label_XTS: Tensor, blank_XT: Tensor, labels_XS: Tensor, lengths_X: Tensor) -> Tensor:

@@ -119,36 +119,25 @@ class Drafter(Protocol):
 
 @dataclass(frozen=True)
 class DecodeStep:
-    """Counts of one decoding step, that is of one forward pass of the base over a tree.
+    """Counts of one decoding step, that is of one forward pass of the base over a tree."""
 
-    Args:
-        committed: new tokens, after the cut at the first stop token.
-        accepted: accepted draft tokens.
-        rejected_child: the last accepted node had a child and the text went on, so a draft token was rejected.
-        nodes: size of the tree, the root counted.
-        drafted: depth of the tree.
-    """
-
-    committed: int
-    accepted: int
-    rejected_child: bool
-    nodes: int
-    drafted: int
+    committed: int  # new tokens, after the cut at the first stop token
+    accepted: int  # accepted draft tokens
+    rejected_child: bool  # the last accepted node had a child and the text went on: a draft token was rejected
+    nodes: int  # of the tree, the root counted
+    drafted: int  # depth of the tree
 
 
 @dataclass(frozen=True)
 class GenerationResult:
-    """A response's tokens (the first stop token included), the steps that made it, and its times in seconds.
+    """A response and how it was decoded."""
 
-    ended: whether it ended with a stop token. drawn: whether any of its draft tokens were sampled.
-    """
-
-    tokens: tuple[int, ...]
+    tokens: tuple[int, ...]  # up to and including the first stop token
     passes: tuple[DecodeStep, ...]
-    ended: bool
+    ended: bool  # with a stop token
     seconds_prefill: float
     seconds_decode: float
-    drawn: bool = False
+    drawn: bool = False  # whether any draft tokens were sampled
 
 
 def conditional_acceptance_rates(steps: Sequence[DecodeStep]) -> list[float | None]:

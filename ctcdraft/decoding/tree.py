@@ -116,37 +116,22 @@ class TokenTree:
 
 @dataclass(frozen=True)
 class VerifyResult:
-    """The accepted nodes of a tree, root first, and the bonus token.
+    """The accepted nodes of a tree and the bonus token, on the device."""
 
-    Args:
-        path_K: of the fixed size height + 1, -1 in unused slots.
-        length: scalar tensor, the number of accepted nodes.
-        bonus: scalar tensor, the base's own next token.
-    """
-
-    path_K: Tensor
-    length: Tensor
-    bonus: Tensor
+    path_K: Tensor  # root first; of the fixed size height + 1, -1 in unused slots
+    length: Tensor  # scalar: the number of accepted nodes
+    bonus: Tensor  # scalar: the base's own next token
 
 
 @dataclass(frozen=True)
 class AcceptedPath:
-    """A verification result on the host, with exact sizes.
+    """A verification result on the host, with exact sizes."""
 
-    Args:
-        path_K: accepted nodes, on the device.
-        tokens: the new tokens, the bonus token last.
-        tokens_K: the same, on the device.
-        has_rejected_child: the last accepted node has a child, so acceptance stopped at a wrong draft token and not
-            for want of one.
-        drafted: depth of the deepest draft token.
-    """
-
-    path_K: Tensor
-    tokens: tuple[int, ...]
-    tokens_K: Tensor
-    has_rejected_child: bool
-    drafted: int
+    path_K: Tensor  # accepted nodes, on the device
+    tokens: tuple[int, ...]  # the new tokens, the bonus token last
+    tokens_K: Tensor  # the same, on the device
+    has_rejected_child: bool  # the last accepted node has a child: acceptance stopped at a wrong draft token
+    drafted: int  # depth of the deepest draft token
 
     @classmethod
     def of(cls, tree: TokenTree, result: VerifyResult) -> Self:

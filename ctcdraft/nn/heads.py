@@ -71,16 +71,12 @@ class BlankHead(TokenHead):
 class AlignmentScores:
     """Log-probabilities over all C classes, float32: what objectives that sum over alignments need.
 
-    Args:
-        label_BATS: of label s in frame t, after the s labels before it.
-        hold_BATS: of label s again, right after it.
-        blank_BATP: of the blank after p labels, P = S + 1; or P = 1 for frames that are not label-conditioned, and
-            then hold_BATS is label_BATS.
+    P = S + 1; or P = 1 for frames that are not label-conditioned, and then hold_BATS is label_BATS.
     """
 
-    label_BATS: Tensor
-    hold_BATS: Tensor
-    blank_BATP: Tensor
+    label_BATS: Tensor  # of label s in frame t, after the s labels before it
+    hold_BATS: Tensor  # of label s again, right after it
+    blank_BATP: Tensor  # of the blank after p labels
 
 
 @dataclass(frozen=True)

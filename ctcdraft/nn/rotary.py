@@ -83,18 +83,12 @@ def last_layer_type(config: Any) -> str:
 
 
 class BaseRotary(NamedTuple):
-    """A copy of a base's rotary module, and its parameters for the last layer.
-
-    Args:
-        layer_type: of the last layer, where the module has several.
-        frequencies: fewer than head_width / 2 where only the first dimensions are rotated.
-        scale: factor on cosines and sines.
-    """
+    """A copy of a base's rotary module, and its parameters for the last layer."""
 
     module: nn.Module
-    layer_type: str | None
-    frequencies: tuple[float, ...]
-    scale: float
+    layer_type: str | None  # of the last layer, where the module has several
+    frequencies: tuple[float, ...]  # fewer than head_width / 2 where only the first dimensions are rotated
+    scale: float  # factor on cosines and sines
 
     @classmethod
     def of(cls, lm: Any) -> BaseRotary | None:

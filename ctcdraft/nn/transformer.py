@@ -17,32 +17,21 @@ from ctcdraft.nn.rotary import apply_rotary, config_rope_theta, default_frequenc
 
 @dataclass(frozen=True)
 class BlockConfig:
-    """The sizes of a block, and where it differs from Llama's; the defaults are a plain Llama layer.
-
-    Args:
-        width, heads, kv_heads, head_width: D, H, G and the columns of one head.
-        inner: width of the MLP.
-        positions: number of position ids.
-        frequencies: head_width / 2 rotary frequencies, 0 for dimensions that are not rotated.
-        rotary_scale: factor on cosines and sines (YaRN).
-        qk_norm: a norm of every head's queries and keys (Qwen3).
-        qkv_bias: biases of queries, keys and values (Qwen2).
-        activation: the MLP's, of ACTIVATIONS.
-    """
+    """The sizes of a block, and where it differs from Llama's; the defaults are a plain Llama layer."""
 
     width: int
     heads: int
     kv_heads: int
     head_width: int
-    inner: int
+    inner: int  # width of the MLP
     epsilon: float
     rope_theta: float
-    positions: int
-    frequencies: tuple[float, ...]
-    rotary_scale: float = 1.0
-    qk_norm: bool = False
-    qkv_bias: bool = False
-    activation: str = "silu"
+    positions: int  # number of position ids
+    frequencies: tuple[float, ...]  # head_width / 2 rotary ones, 0 for dimensions that are not rotated
+    rotary_scale: float = 1.0  # factor on cosines and sines (YaRN)
+    qk_norm: bool = False  # a norm of every head's queries and keys (Qwen3)
+    qkv_bias: bool = False  # biases of queries, keys and values (Qwen2)
+    activation: str = "silu"  # of ACTIVATIONS
 
     @classmethod
     def of(cls, config: Any, context_length: int) -> Self:

@@ -57,7 +57,7 @@ def emissions(corrected: bool) -> tuple[Emissions, Emissions]:
 
 
 @pytest.mark.parametrize("corrected", [False, True])
-def test_scores_and_gradients_are_those_of_a_head_without_the_other_tokens(corrected):
+def test_scores_and_gradients_are_those_of_a_head_restricted_to_these_tokens(corrected):
     some, every = emissions(corrected)
     labels = torch.tensor(SELECTED)[torch.randint(len(SELECTED), (2, 3, 2))]
     labels[0, 0, 1] = 7  # outside the draft vocabulary
@@ -86,7 +86,7 @@ def test_the_most_frequent_tokens_and_the_required_ones():
     assert most_frequent_tokens(torch.tensor([5, 0, 7, 5]), 2, [1, 9]).tolist() == [
         1,
         2,
-    ]  # 9 lies beyond the head's rows
+    ]  # 9 exceeds the lm_head's rows
     with pytest.raises(InputError, match=r"drafter\.vocabulary must be >= 2, the number of stop tokens, got 1"):
         most_frequent_tokens(torch.tensor([5, 0, 7, 5]), 1, [1, 2])
     assert random_sequences(count=2, length=9).token_counts(50).sum() == 3 + 2  # of the responses alone
@@ -98,7 +98,7 @@ def test_more_tokens_than_the_base_has_are_refused():
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_it_learns_decodes_and_comes_back(tmp_path, name):
+def test_it_trains_decodes_and_reloads(tmp_path, name):
     """Half of the labels are outside it, which is counted and gives no gradient; the output stays the base's."""
     base, objective = random_base(context=64), OBJECTIVES[name]
     aligned = objective.supervises == "alignments"
