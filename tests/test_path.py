@@ -55,7 +55,7 @@ class RecordingDrafter:
     def __init__(self, drafter: ParallelDrafter, text: torch.Tensor) -> None:
         self.drafter = drafter
         self.text = text
-        self.seen: list[tuple[int, torch.Tensor]] = []
+        self.emissions: list[tuple[int, torch.Tensor]] = []
         self.starts: list[torch.Tensor] = []
 
     def draft(self, context: Context, memory, rng):
@@ -64,11 +64,11 @@ class RecordingDrafter:
         if memory is not None:
             memory.keep_path(memory.length - len(context.new_states_KD), torch.arange(0))
         emissions = self.drafter.emit(context, memory)
-        here = len(context.tokens_L)
-        self.seen.append((here - 2, emissions.logits()[0, 0]))
+        length = len(context.tokens_L)
+        self.emissions.append((length - 2, emissions.logits()[0, 0]))
         if emissions.start_BAR is not None:
             self.starts.append(emissions.start_BAR[0, 0])
-        truth = self.text[here : here + min(len(self.seen) % 4, context.depth)]
+        truth = self.text[length : length + min(len(self.emissions) % 4, context.depth)]
         paths = [truth.tolist(), tree.tokens_N[1:2].tolist()]
         width = max(map(len, paths), default=1) or 1
         padded = torch.tensor([path + [-1] * (width - len(path)) for path in paths])
@@ -100,15 +100,15 @@ def training_emissions(base, drafter, tokens, anchors, shift=0):
 def test_every_step_emits_what_training_emits(kind, body):
     base = random_base(kind)
     drafter = block_drafter(base, body)
-    answer = generate(base, Autoregressive(base), PROMPT, HOW, frozenset(), 0).tokens
-    text = torch.cat([PROMPT, torch.tensor(answer)])
+    response = generate(base, Autoregressive(base), PROMPT, HOW, frozenset(), 0).tokens
+    text = torch.cat([PROMPT, torch.tensor(response)])
     recorder = RecordingDrafter(drafter, text)
     generation = generate(base, recorder, PROMPT, HOW, frozenset(), 0)
-    assert generation.tokens == answer
+    assert generation.tokens == response
     assert len({step.committed for step in generation.passes}) > 2  # steps of different lengths were tried
 
-    anchors = [anchor for anchor, _ in recorder.seen]
-    decoded = torch.stack([logits for _, logits in recorder.seen])
+    anchors = [anchor for anchor, _ in recorder.emissions]
+    decoded = torch.stack([logits for _, logits in recorder.emissions])
     trained = training_forward(base, drafter, text, anchors).logits()[0]
     assert (decoded - trained).abs().max() < 1e-4
     if body in SEES_THE_ROOT:
@@ -122,12 +122,12 @@ def test_auxiliary_layers_are_used_in_decoding_as_in_training():
     base = random_base()
     tapped = BaseLM(base.lm, base.tokenizer, base.name, taps=["last", 1, 0])
     drafter = block_drafter(tapped)
-    answer = generate(base, Autoregressive(base), PROMPT, HOW, frozenset(), 0).tokens
-    text = torch.cat([PROMPT, torch.tensor(answer)])
+    response = generate(base, Autoregressive(base), PROMPT, HOW, frozenset(), 0).tokens
+    text = torch.cat([PROMPT, torch.tensor(response)])
     recorder = RecordingDrafter(drafter, text)
-    assert generate(tapped, recorder, PROMPT, HOW, frozenset(), 0).tokens == answer
-    trained = training_forward(tapped, drafter, text, [anchor for anchor, _ in recorder.seen]).logits()[0]
-    assert (torch.stack([logits for _, logits in recorder.seen]) - trained).abs().max() < 1e-4
+    assert generate(tapped, recorder, PROMPT, HOW, frozenset(), 0).tokens == response
+    trained = training_forward(tapped, drafter, text, [anchor for anchor, _ in recorder.emissions]).logits()[0]
+    assert (torch.stack([logits for _, logits in recorder.emissions]) - trained).abs().max() < 1e-4
     states_BLD = tapped.hidden_states(text[None], torch.ones_like(text)[None])
     assert torch.equal(states_BLD[..., : base.width], base.hidden_states(text[None], torch.ones_like(text)[None]))
     assert torch.equal(states_BLD[..., 2 * base.width :], base.embedding(text[None]))
@@ -144,11 +144,11 @@ def test_a_correction_starts_where_training_starts_it(correction):
     """Its memory at the root is equal at every step; from there on both run the same code."""
     base = random_base()
     drafter = block_drafter(base, correction=partial(correction, rank=8))
-    answer = generate(base, Autoregressive(base), PROMPT, HOW, frozenset(), 0).tokens
-    text = torch.cat([PROMPT, torch.tensor(answer)])
+    response = generate(base, Autoregressive(base), PROMPT, HOW, frozenset(), 0).tokens
+    text = torch.cat([PROMPT, torch.tensor(response)])
     recorder = RecordingDrafter(drafter, text)
-    assert generate(base, recorder, PROMPT, HOW, frozenset(), 0).tokens == answer
-    anchors = [anchor for anchor, _ in recorder.seen]
+    assert generate(base, recorder, PROMPT, HOW, frozenset(), 0).tokens == response
+    anchors = [anchor for anchor, _ in recorder.emissions]
     trained = training_forward(base, drafter, text, anchors).start_BAR[0]
     assert (torch.stack(recorder.starts) - trained).abs().max() < 1e-4
     shifted = training_forward(base, drafter, text, anchors[:-1], shift=1).start_BAR[0]
@@ -179,11 +179,11 @@ def test_training_batches_equal_what_decoding_sees():
     """The production batches of a corpus of one response, against decoding this response."""
     base = random_base()
     drafter = block_drafter(base)
-    answer = generate(base, Autoregressive(base), PROMPT, HOW, frozenset(), 0).tokens
-    text = torch.cat([PROMPT, torch.tensor(answer)])
+    response = generate(base, Autoregressive(base), PROMPT, HOW, frozenset(), 0).tokens
+    text = torch.cat([PROMPT, torch.tensor(response)])
     recorder = RecordingDrafter(drafter, text)
     generate(base, recorder, PROMPT, HOW, frozenset(), 0)
-    decoded = dict(recorder.seen)
+    decoded = dict(recorder.emissions)
 
     rows = TokenSequences([text], [(torch.arange(len(text)) >= len(PROMPT)).int()], [True])
     batch = Batches(rows, base, rows_per_step=1, anchors=len(text), labels=3, seed=0).batch(0)

@@ -51,7 +51,7 @@ def slow_prefix_search(
     stop_token_ids: Collection[int] = (),
     depth: int | None = None,
 ) -> list[tuple[Text, float]]:
-    """Rank every prefix there is and take the first ones: (prefix, probability), best first.
+    """Rank all prefixes and take the first ones: (prefix, probability), best first.
 
     Equally probable (in 29 significant bits): shallower first, then the better parent, then the smaller id.
     """

@@ -56,7 +56,7 @@ def slow_answer_mask(tokenizer, spoken, end, space):
     encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     mask = []
     for start, stop in encoding["offset_mapping"]:
-        assert len(set(inside[start:stop])) == 1, "a token is half an answer"
+        assert len(set(inside[start:stop])) == 1, "a token is partly a response"
         mask.append(int(inside[start]))
     return encoding["input_ids"], mask
 

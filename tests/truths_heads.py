@@ -39,7 +39,7 @@ def slow_conditioned_texts(
 
 
 def beginnings(texts: dict[Text, float]) -> dict[Text, float]:
-    """P(the text begins with it), for every non-empty beginning there is."""
+    """P(the text begins with it), for every non-empty prefix."""
     masses: defaultdict[Text, float] = defaultdict(float)
     for text, probability in texts.items():
         for length in range(1, len(text) + 1):

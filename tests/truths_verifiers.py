@@ -1,6 +1,6 @@
 """Slow reference implementations of the rejection rules, and biased rules known from other projects.
 
-Plain Python; Fractions go in where exactness is asked for. A draw is (token or STOP, threshold).
+Plain Python, so Fractions give exact results. A sample is (token or STOP, threshold).
 """
 
 import itertools

@@ -137,16 +137,16 @@ class AuxStateFusion(nn.Module):
     The map starts at zero, so that training starts from a drafter that uses the last layer alone.
     """
 
-    def __init__(self, width: int, taps: int, epsilon: float) -> None:
+    def __init__(self, width: int, layers: int, epsilon: float) -> None:
         super().__init__()
         self.width = width
-        self.norms = nn.ModuleList([RMSNorm(width, eps=epsilon) for _ in range(taps - 1)])
-        self.mix = nn.Linear((taps - 1) * width, width, bias=False)
+        self.norms = nn.ModuleList([RMSNorm(width, eps=epsilon) for _ in range(layers - 1)])
+        self.mix = nn.Linear((layers - 1) * width, width, bias=False)
         nn.init.zeros_(self.mix.weight)
 
-    def forward(self, taps_BLD: Tensor) -> Tensor:
-        last_BLD, *others = taps_BLD.split(self.width, dim=-1)
-        normed = [norm(tap_BLD) for norm, tap_BLD in zip(self.norms, others, strict=True)]
+    def forward(self, states_BLD: Tensor) -> Tensor:
+        last_BLD, *others = states_BLD.split(self.width, dim=-1)
+        normed = [norm(state_BLD) for norm, state_BLD in zip(self.norms, others, strict=True)]
         return last_BLD + self.mix(torch.cat(normed, dim=-1))
 
 

@@ -12,33 +12,34 @@ BLANK = 3
 TEXTS = [(0,), (0, 0), (0, 1, 0), (1, 1, 2), (2, 2, 2)]
 
 
-def frames(seed, count=5):
+def random_frames(seed, count=5):
     rng = torch.Generator().manual_seed(seed)
     return (2 * torch.randn(count, BLANK + 1, generator=rng)).softmax(-1).double().tolist()
 
 
-def collapsed(way, merging):
-    return slow_collapse(way, BLANK) if merging else tuple(one for one in way if one != BLANK)
+def collapsed(alignment, merging):
+    return slow_collapse(alignment, BLANK) if merging else tuple(one for one in alignment if one != BLANK)
 
 
 def slow_best(probs_TC, count, wanted, lengths):
     """All frame sequences of these lengths that satisfy `wanted`, best first."""
-    ways = [way for length in lengths for way in all_alignments(length, BLANK + 1) if wanted(way)]
-    scored = [(math.prod(row[one] for row, one in zip(probs_TC, way, strict=False)), way) for way in ways]
+    scored = []
+    for frames in (frames for length in lengths for frames in all_alignments(length, BLANK + 1) if wanted(frames)):
+        scored.append((math.prod(row[one] for row, one in zip(probs_TC, frames, strict=False)), frames))
     return sorted(scored, reverse=True)[:count]
 
 
 @pytest.mark.parametrize("merging", [True, False])
 @pytest.mark.parametrize("text", TEXTS)
 def test_they_are_the_most_probable_of_all(text, merging):
-    def is_text(way):
-        return collapsed(way, merging) == text
+    def is_text(alignment):
+        return collapsed(alignment, merging) == text
 
-    def begins_last_token(way):
-        return is_text(way) and collapsed(way[:-1], merging) == text[:-1]
+    def begins_last_token(alignment):
+        return is_text(alignment) and collapsed(alignment[:-1], merging) == text[:-1]
 
     for seed in range(3):
-        probs_TC = frames(seed)
+        probs_TC = random_frames(seed)
         for alignments, truth in (
             (best_alignments([probs_TC], text, BLANK, 4, merging), slow_best(probs_TC, 4, is_text, [5])),
             (
@@ -46,14 +47,14 @@ def test_they_are_the_most_probable_of_all(text, merging):
                 slow_best(probs_TC, 4, begins_last_token, range(1, 6)),
             ),
         ):
-            assert [way for _, way in alignments] == [way for _, way in truth]
+            assert [frames for _, frames in alignments] == [frames for _, frames in truth]
             assert [p for p, _ in alignments] == pytest.approx([p for p, _ in truth])
 
 
 @pytest.mark.parametrize("text", [(), *TEXTS])
 def test_prefix_probability_sums_all_alignments(text):
-    assert prefix_probability([frames(0)], text, BLANK) == pytest.approx(
-        slow_prefix_probability(frames(0), text, BLANK)
+    assert prefix_probability([random_frames(0)], text, BLANK) == pytest.approx(
+        slow_prefix_probability(random_frames(0), text, BLANK)
     )
 
 
@@ -69,7 +70,7 @@ def test_docstring_examples_and_impossible_texts():
 
 def test_label_conditioned_frames_change_after_a_token():
     """Before any token only `a` is probable, after it only the blank."""
-    before, behind = [[0.9, 0.0, 0.1]] * 2, [[0.2, 0.0, 0.8]] * 2
-    alignments = best_alignments([before, behind], (0,), 2, 3)
-    assert [way for _, way in alignments] == [(0, 2), (0, 0), (2, 0)]
+    before, after = [[0.9, 0.0, 0.1]] * 2, [[0.2, 0.0, 0.8]] * 2
+    alignments = best_alignments([before, after], (0,), 2, 3)
+    assert [frames for _, frames in alignments] == [(0, 2), (0, 0), (2, 0)]
     assert [p for p, _ in alignments] == pytest.approx([0.72, 0.18, 0.09])

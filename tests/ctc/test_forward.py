@@ -76,7 +76,7 @@ def test_torch_value_and_gradient(frames, labels, classes, blank):
 
 
 def test_gradient_by_finite_differences():
-    """torch's own gradient is right only behind a log_softmax; ours is the gradient of the scores."""
+    """torch's own gradient is right only after a log_softmax; ours is the gradient of the scores."""
     logits_XTC, labels_XS, lengths_X = random_windows(3, 5, 5, 3, 3, 2)
     label_XTS, blank_XT = gather(logits_XTC.log_softmax(-1), 2, labels_XS)
     lengths_X = torch.minimum(lengths_X, torch.tensor(2))

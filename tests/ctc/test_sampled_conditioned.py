@@ -22,7 +22,7 @@ def test_a_correction_composes_with_the_exact_distribution(kind, chains):
     conditioned = begin(kind, log_probs_TC)
     texts = slow_conditioned_texts(frame_distribution_of(conditioned), 4, 4, 3)
     masses = beginnings(texts)
-    seen = dict.fromkeys(sorted(texts), 0)
+    counts = dict.fromkeys(sorted(texts), 0)
 
     def distribution(text):
         return [masses.get((*text, token), 0) / (masses[text] if text else 1) for token in range(3)]
@@ -37,8 +37,8 @@ def test_a_correction_composes_with_the_exact_distribution(kind, chains):
         samples_NK, node = sampling_order(tree), 0
         while (child := int(samples_NK[node, 0])) >= 0:
             node = child
-        seen[path_tokens(tree, node)] += 1
-    assert p_value(list(seen.values()), [texts[text] for text in seen]) > MIN_P_VALUE
+        counts[path_tokens(tree, node)] += 1
+    assert p_value(list(counts.values()), [texts[text] for text in counts]) > MIN_P_VALUE
 
 
 @pytest.mark.parametrize("chains", [1, 3])

@@ -146,7 +146,7 @@ def test_sampled_chains_carry_their_distribution_and_stop_as_often(kind, chains)
     frame_distribution = frame_distribution_of(conditioned) if conditioned else independent(log_probs_TC.exp().tolist())
     texts = texts_by_enumeration(frame_distribution, 4)
     masses = beginnings(texts)
-    seen = dict.fromkeys(sorted(texts), 0)
+    counts = dict.fromkeys(sorted(texts), 0)
 
     def distribution(text):
         return [masses.get((*text, token), 0) / (masses[text] if text else 1) for token in range(VOCABULARY)]
@@ -160,8 +160,8 @@ def test_sampled_chains_carry_their_distribution_and_stop_as_often(kind, chains)
         samples_NK, node = sampling_order(tree), 0
         while (child := int(samples_NK[node, 0])) >= 0:
             node = child
-        seen[path_tokens(tree, node)] += 1
-    assert p_value(list(seen.values()), [texts[text] for text in seen]) > MIN_P_VALUE
+        counts[path_tokens(tree, node)] += 1
+    assert p_value(list(counts.values()), [texts[text] for text in counts]) > MIN_P_VALUE
 
 
 def test_equal_tokens_need_no_blank_between_them():

@@ -55,7 +55,7 @@ def test_a_hundred_thousand_draws_follow_the_base(rule, k, q_V):
 
 @pytest.mark.parametrize("rule", [separate_thresholds, mixed_stop, kept_softmax])
 def test_the_same_test_refuses_the_biased_rules(rule):
-    """Each comes out by enumeration as another distribution than the base's, and 10^5 draws from it are refused."""
+    """Each comes out by enumeration as a distribution other than the base's, and 10^5 samples from it are refused."""
     k, q_V = (3, Q) if rule is separate_thresholds else (1, SHORT if rule is mixed_stop else Q)
     biased_V = torch.tensor(outcome_distribution(rule, P.tolist(), q_V.tolist(), k), dtype=torch.float64)
     assert biased_V.sum() == pytest.approx(1)
@@ -106,7 +106,7 @@ def test_specinfer_by_hand():
 
 
 def test_spectr_by_hand():
-    """p = 1 0, q = 1/2 1/2, two draws. b = min(1/2, 1/rho); up to rho = 2 it is 1/2, so 3/4 <= rho / 2 first holds at
+    """p = 1 0, q = 1/2 1/2, two samples. b = min(1/2, 1/rho); up to rho = 2 it is 1/2, so 3/4 <= rho / 2 first holds at
     rho = 3/2. The token is then always accepted (1 / (3/4) > 1): with probability 3/4 it is one of two samples."""
     p = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
     q = torch.tensor([[1 / 2, 1 / 2]], dtype=torch.float64)
