@@ -20,10 +20,10 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from ctc_loss import ctc_losses
 from torch import Tensor
 
 from ctcdraft.ctc.forward import log_likelihood
-from ctcdraft.ctc.loss import ctc_losses
 from ctcdraft.nn.linear_logsumexp import label_and_blank_log_probs
 
 WIDTHS = (64, 256, 1024)

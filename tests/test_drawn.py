@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 import torch
-from laws import MIN_P_VALUE, p_value, path_tokens
+from chi_square import MIN_P_VALUE, p_value, path_tokens
 from tiny_models import random_lm, tiny_tokenizer
 from truths import slow_next_label_distribution, slow_texts
 

@@ -1,4 +1,4 @@
-"""Nothing changes in the output: every drafter, every temperature, several prompts through one reused engine."""
+"""Losslessness: every drafter gives autoregression's tokens, greedy and sampled, over several prompts."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def test_autoregression_equals_transformers_generate(base, prompt):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.6])
-def test_every_drafter_says_what_autoregression_says(base, temperature):
-    """Oracle, Junk and Stutter in turn over all prompts, so that one prompt's leftovers would spoil the next."""
+def test_every_drafter_gives_what_autoregression_gives(base, temperature):
+    """All drafters over all prompts, twice, so that state left over from one prompt would show in the next."""
     how, heads = settings(temperature), block_heads(base)
     for round_ in range(2):
         for number, prompt in enumerate(PROMPTS):
@@ -65,12 +65,12 @@ def test_every_drafter_says_what_autoregression_says(base, temperature):
                 *heads,
             ]
             for drafter in drafters[round_:] + drafters[:round_]:
-                made = generate(base, drafter, prompt, how, frozenset(), number)
-                assert made.tokens == truth, type(drafter).__name__
+                generation = generate(base, drafter, prompt, how, frozenset(), number)
+                assert generation.tokens == truth, type(drafter).__name__
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_drafters_that_read_their_own_guesses_too(base, temperature, tmp_path):
+def test_drafters_that_read_their_own_draft_tokens_too(base, temperature, tmp_path):
     """Each over all prompts, and up to the last position of the context."""
     drafters = [make_sequential_drafter(kind, base, tmp_path) for kind in KINDS_OF_STEPS]
     drafters += [Cascade(base, PromptLookup(base, 3, 4), drafters[-1], 4), Staged(base, drafters[-1], drafters[-2], 6)]
@@ -81,34 +81,36 @@ def test_drafters_that_read_their_own_guesses_too(base, temperature, tmp_path):
             assert generate(base, drafter, prompt, how, frozenset(), number).tokens == truth, type(drafter).__name__
 
 
-def test_an_oracle_commits_depth_and_one_in_every_pass_but_the_last(base):
+def test_an_oracle_commits_depth_and_one_in_every_step_but_the_last(base):
     how = settings(tokens=41)
     truth = autoregression(base, PROMPTS[0], how).tokens
-    made = generate(
+    generation = generate(
         base, oracle_drafter(torch.cat([PROMPTS[0], torch.tensor(truth)]), 4), PROMPTS[0], how, frozenset(), 0
     )
-    assert [step.committed for step in made.passes] == [5] * 8  # 41 = 1 of the prefill + 8 passes of 5
+    assert [step.committed for step in generation.passes] == [5] * 8  # 41 = 1 of the prefill + 8 steps of 5
 
 
-def test_junk_is_worth_about_nothing(base):
+def test_random_draft_tokens_are_hardly_ever_accepted(base):
     how = settings(tokens=60)
-    made = generate(base, random_drafter(base.vocabulary, 12), PROMPTS[0], how, frozenset(), 0)
-    assert 1.0 <= sum(step.committed for step in made.passes) / len(made.passes) < 1.3
+    generation = generate(base, random_drafter(base.vocabulary, 12), PROMPTS[0], how, frozenset(), 0)
+    assert 1.0 <= sum(step.committed for step in generation.passes) / len(generation.passes) < 1.3
 
 
-def test_a_stutter_is_read_as_the_text_it_means(base):
-    """Its true reading is among the paths, so every pass but the last commits as many as an oracle's."""
+def test_repeated_frames_and_blanks_collapse_to_the_text(base):
+    """The true text is among the paths, so every step but the last commits as many tokens as an oracle's."""
     how = settings(nodes=64, tokens=41)
     truth = autoregression(base, PROMPTS[1], how).tokens
-    made = generate(base, Stutter(torch.cat([PROMPTS[1], torch.tensor(truth)]), 4), PROMPTS[1], how, frozenset(), 0)
-    assert made.tokens == truth
-    # A repeat in the text itself needs the blank between: `spoken` has one, so no word is ever lost.
-    assert [step.committed for step in made.passes] == [5] * 8
+    generation = generate(
+        base, Stutter(torch.cat([PROMPTS[1], torch.tensor(truth)]), 4), PROMPTS[1], how, frozenset(), 0
+    )
+    assert generation.tokens == truth
+    # Equal tokens in the text have a blank between them in the frames, so none is lost.
+    assert [step.committed for step in generation.passes] == [5] * 8
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_up_to_the_last_position_of_the_context(base, temperature):
-    """A generation that fills the context exactly; no node may ever stand beyond its last position."""
+    """A generation that fills the context exactly; no node may be beyond its last position."""
     prompt = torch.arange(30, 30 + 100)
     how = settings(temperature, tokens=1000)
     truth = autoregression(base, prompt, how)
@@ -118,22 +120,24 @@ def test_up_to_the_last_position_of_the_context(base, temperature):
         assert generate(base, drafter, prompt, how, frozenset(), 0).tokens == truth.tokens
 
 
-def test_a_stop_inside_a_draft_ends_the_answer_there(base):
+def test_a_stop_token_inside_a_draft_ends_the_response(base):
     how = settings(tokens=40)
     free = autoregression(base, PROMPTS[0], how).tokens
-    for place in (0, 1, 7, 12):
-        stops = frozenset([free[place]])
-        first = free.index(free[place])
+    for position in (0, 1, 7, 12):
+        stops = frozenset([free[position]])
+        first = free.index(free[position])
         text = torch.cat([PROMPTS[0], torch.tensor(free)])
         for drafter in (Autoregressive(base), oracle_drafter(text, 6), Stutter(text, 4)):
-            made = generate(base, drafter, PROMPTS[0], how, stops, 0)
-            assert made.tokens == free[: first + 1]
-            assert made.ended
-            assert sum(step.committed for step in made.passes) == first  # the prefill said one; no tail counts
+            generation = generate(base, drafter, PROMPTS[0], how, stops, 0)
+            assert generation.tokens == free[: first + 1]
+            assert generation.ended
+            assert (
+                sum(step.committed for step in generation.passes) == first
+            )  # the prefill gave one; tokens after the stop do not count
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 3])
-def test_very_short_answers(base, tokens):
+def test_very_short_responses(base, tokens):
     how = settings(tokens=tokens)
     truth = autoregression(base, PROMPTS[0], settings(tokens=9)).tokens
     text = torch.cat([PROMPTS[0], torch.tensor(truth)])
@@ -142,7 +146,7 @@ def test_very_short_answers(base, tokens):
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_tree_logits_equal_step_logits(base, attention):
-    """Reading a forked tree gives every node the logits that its own text gives when read alone."""
+    """Every node of a forked tree has the logits of its own text read alone."""
     base.lm.set_attn_implementation(attention)
     prompt = PROMPTS[3]
     paths = torch.tensor([[7, 8, 9], [7, 8, 10], [11, 7, 7]])
@@ -160,13 +164,13 @@ def test_tree_logits_equal_step_logits(base, attention):
     base.lm.set_attn_implementation("sdpa")
 
 
-def test_the_cache_forgets_what_was_rejected(base):
-    """Rows kept are those of the path, in order: reading on gives the logits of the accepted text."""
+def test_the_cache_drops_rejected_rows(base):
+    """The next read after keep_path gives the logits of the accepted text."""
     from ctcdraft.decoding.tree import TokenTree
 
     tree = TokenTree.from_paths(torch.tensor(33), torch.tensor([[7, 8], [9, 10]]), torch.full((2,), 2), limit=9)
     with torch.inference_mode():
-        cache = base.new_cache(1)  # grows: capacity is only a first guess
+        cache = base.new_cache(1)  # the buffers grow on demand
         base.read(PROMPTS[3].repeat(5)[: base.context_length - 30], cache)
         start = cache.length
         base.read_tree(tree, cache)
@@ -178,8 +182,8 @@ def test_the_cache_forgets_what_was_rejected(base):
         assert torch.allclose(logits, base.lm(text[None]).logits[0, -1], atol=2e-4, rtol=1e-4)
 
 
-class Greedy:
-    """Keeps neither to the nodes nor to the depth that it may have."""
+class Oversized:
+    """A drafter that exceeds its node and depth limits."""
 
     def __init__(self, nodes, depth):
         self.shape = (nodes, depth)
@@ -192,9 +196,9 @@ class Greedy:
 
 @pytest.mark.parametrize(
     ("shape", "sentence"),
-    [((30, 1), r"Greedy drafted a tree of nodes 31 where context\.nodes allows 8"), ((1, 5), r"depth 5 where")],
+    [((30, 1), r"Oversized drafted a tree of nodes 31 where context\.nodes allows 8"), ((1, 5), r"depth 5 where")],
 )
 def test_a_tree_beyond_its_budget_is_refused(shape, sentence):
     how = replace(settings(tokens=4), nodes=8)
     with pytest.raises(InputError, match=sentence):
-        generate(random_base(), Greedy(*shape), PROMPTS[0], how, frozenset(), 0)
+        generate(random_base(), Oversized(*shape), PROMPTS[0], how, frozenset(), 0)

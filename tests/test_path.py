@@ -1,6 +1,6 @@
-"""Training equals decoding: at every pass the drafter's emissions are those of the training forward at that anchor.
+"""Training equals decoding: at every step the drafter's emissions are those of the training forward at that anchor.
 
-No other test would see a shift by one that training and decoding share, nor one that only decoding has.
+No other test would detect a shift by one that training and decoding share, or one in decoding alone.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ctcdraft.nn.logit_correction import GRUCorrection, MarkovCorrection
 PROMPT = torch.tensor([0, 7, 9, 9, 9, 30])
 BODIES = {
     "both ways": partial(AttentionBody, root_input=True, causal=False),
-    "to the letter": partial(AttentionBody, root_input=False, causal=False),
+    "as in the paper": partial(AttentionBody, root_input=False, causal=False),
     "causal": partial(AttentionBody, root_input=True, causal=True),
     "two blocks": partial(AttentionBody, root_input=True, causal=False, blocks=2),
     "residual": partial(ResidualBody, blocks=2),
@@ -44,31 +44,31 @@ HOW = DecodingSettings(max_new_tokens=50, nodes=12, temperature=0.0, top_k=0, to
 def block_drafter(base, body="both ways", paths=None, correction=None) -> ParallelDrafter:
     torch.manual_seed(5)
     drafter = ParallelDrafter(base, 6, BODIES[body], paths or PrefixSearch(16), correction).eval()
-    for value in drafter.trainable_parameters():  # away from the identities it starts with
+    for value in drafter.trainable_parameters():  # away from the identity initialisation
         value.data += 0.2 * torch.randn_like(value)
     return drafter
 
 
-class Witness:
-    """Keeps the emissions of every pass; now and then it hangs the truth into the tree, so that passes differ."""
+class RecordingDrafter:
+    """Records the emissions of every step, and adds true tokens to some trees so that accepted lengths vary."""
 
     def __init__(self, drafter: ParallelDrafter, text: torch.Tensor) -> None:
         self.drafter = drafter
         self.text = text
-        self.seen: list[tuple[int, torch.Tensor]] = []
+        self.emissions: list[tuple[int, torch.Tensor]] = []
         self.starts: list[torch.Tensor] = []
 
     def draft(self, context: Context, memory, rng):
         tree, memory = self.drafter.draft(context, memory, rng)
-        # `draft` has remembered the fresh states; emitting again from what it remembers must not need them twice.
+        # `draft` has cached the new states; remove them so that `emit` can append them again.
         if memory is not None:
             memory.keep_path(memory.length - len(context.new_states_KD), torch.arange(0))
         emissions = self.drafter.emit(context, memory)
-        here = len(context.tokens_L)
-        self.seen.append((here - 2, emissions.logits()[0, 0]))
+        length = len(context.tokens_L)
+        self.emissions.append((length - 2, emissions.logits()[0, 0]))
         if emissions.start_BAR is not None:
             self.starts.append(emissions.start_BAR[0, 0])
-        truth = self.text[here : here + min(len(self.seen) % 4, context.depth)]
+        truth = self.text[length : length + min(len(self.emissions) % 4, context.depth)]
         paths = [truth.tolist(), tree.tokens_N[1:2].tolist()]
         width = max(map(len, paths), default=1) or 1
         padded = torch.tensor([path + [-1] * (width - len(path)) for path in paths])
@@ -77,36 +77,38 @@ class Witness:
 
 
 def training_forward(base, drafter, tokens, anchors, shift=0):
-    """The training forward over the finished text, the root moved by `shift`."""
+    """Run the training forward over the finished text, with the root moved by `shift`."""
     anchors_BA = torch.tensor(anchors)[None]
     roots_BA = tokens[anchors_BA + 1 + shift]
     labels_BAS = torch.zeros(1, len(anchors), 1, dtype=torch.int64)
     states_BLD = base.hidden_states(tokens[None], torch.ones_like(tokens)[None])
-    places_BL = torch.arange(len(tokens))[None]
-    batch = Batch(tokens[None], states_BLD, anchors_BA, roots_BA, labels_BAS, torch.ones_like(anchors_BA), places_BL)
+    position_ids_BL = torch.arange(len(tokens))[None]
+    batch = Batch(
+        tokens[None], states_BLD, anchors_BA, roots_BA, labels_BAS, torch.ones_like(anchors_BA), position_ids_BL
+    )
     return drafter(batch)
 
 
 def training_emissions(base, drafter, tokens, anchors, shift=0):
-    """Its logits_ATC."""
+    """Return logits_ATC of the training forward."""
     return training_forward(base, drafter, tokens, anchors, shift).logits()[0]
 
 
 @pytest.mark.parametrize("body", BODIES)
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 @torch.inference_mode()
-def test_every_pass_emits_what_training_emits(kind, body):
+def test_every_step_emits_what_training_emits(kind, body):
     base = random_base(kind)
     drafter = block_drafter(base, body)
-    answer = generate(base, Autoregressive(base), PROMPT, HOW, frozenset(), 0).tokens
-    text = torch.cat([PROMPT, torch.tensor(answer)])
-    witness = Witness(drafter, text)
-    made = generate(base, witness, PROMPT, HOW, frozenset(), 0)
-    assert made.tokens == answer
-    assert len({step.committed for step in made.passes}) > 2  # passes of different lengths were tried
+    response = generate(base, Autoregressive(base), PROMPT, HOW, frozenset(), 0).tokens
+    text = torch.cat([PROMPT, torch.tensor(response)])
+    recorder = RecordingDrafter(drafter, text)
+    generation = generate(base, recorder, PROMPT, HOW, frozenset(), 0)
+    assert generation.tokens == response
+    assert len({step.committed for step in generation.passes}) > 2  # steps of different lengths were tried
 
-    anchors = [anchor for anchor, _ in witness.seen]
-    decoded = torch.stack([logits for _, logits in witness.seen])
+    anchors = [anchor for anchor, _ in recorder.emissions]
+    decoded = torch.stack([logits for _, logits in recorder.emissions])
     trained = training_forward(base, drafter, text, anchors).logits()[0]
     assert (decoded - trained).abs().max() < 1e-4
     if body in SEES_THE_ROOT:
@@ -115,17 +117,17 @@ def test_every_pass_emits_what_training_emits(kind, body):
 
 
 @torch.inference_mode()
-def test_several_taps_are_seen_in_decoding_as_in_training():
-    """And the inner tap is layer 1's own output, of the text up to the anchor and no further."""
+def test_auxiliary_layers_are_used_in_decoding_as_in_training():
+    """Also: the auxiliary state is the output of that layer, and a zero mix equals a drafter of one layer."""
     base = random_base()
     tapped = BaseLM(base.lm, base.tokenizer, base.name, taps=["last", 1, 0])
     drafter = block_drafter(tapped)
-    answer = generate(base, Autoregressive(base), PROMPT, HOW, frozenset(), 0).tokens
-    text = torch.cat([PROMPT, torch.tensor(answer)])
-    witness = Witness(drafter, text)
-    assert generate(tapped, witness, PROMPT, HOW, frozenset(), 0).tokens == answer
-    trained = training_forward(tapped, drafter, text, [anchor for anchor, _ in witness.seen]).logits()[0]
-    assert (torch.stack([logits for _, logits in witness.seen]) - trained).abs().max() < 1e-4
+    response = generate(base, Autoregressive(base), PROMPT, HOW, frozenset(), 0).tokens
+    text = torch.cat([PROMPT, torch.tensor(response)])
+    recorder = RecordingDrafter(drafter, text)
+    assert generate(tapped, recorder, PROMPT, HOW, frozenset(), 0).tokens == response
+    trained = training_forward(tapped, drafter, text, [anchor for anchor, _ in recorder.emissions]).logits()[0]
+    assert (torch.stack([logits for _, logits in recorder.emissions]) - trained).abs().max() < 1e-4
     states_BLD = tapped.hidden_states(text[None], torch.ones_like(text)[None])
     assert torch.equal(states_BLD[..., : base.width], base.hidden_states(text[None], torch.ones_like(text)[None]))
     assert torch.equal(states_BLD[..., 2 * base.width :], base.embedding(text[None]))
@@ -139,18 +141,18 @@ def test_several_taps_are_seen_in_decoding_as_in_training():
 @pytest.mark.parametrize("correction", [MarkovCorrection, GRUCorrection])
 @torch.inference_mode()
 def test_a_correction_starts_where_training_starts_it(correction):
-    """Its memory at the root, at every pass; Markov's and GRU's steps from there are one code for both."""
+    """Its memory at the root is equal at every step; from there on both run the same code."""
     base = random_base()
     drafter = block_drafter(base, correction=partial(correction, rank=8))
-    answer = generate(base, Autoregressive(base), PROMPT, HOW, frozenset(), 0).tokens
-    text = torch.cat([PROMPT, torch.tensor(answer)])
-    witness = Witness(drafter, text)
-    assert generate(base, witness, PROMPT, HOW, frozenset(), 0).tokens == answer
-    anchors = [anchor for anchor, _ in witness.seen]
+    response = generate(base, Autoregressive(base), PROMPT, HOW, frozenset(), 0).tokens
+    text = torch.cat([PROMPT, torch.tensor(response)])
+    recorder = RecordingDrafter(drafter, text)
+    assert generate(base, recorder, PROMPT, HOW, frozenset(), 0).tokens == response
+    anchors = [anchor for anchor, _ in recorder.emissions]
     trained = training_forward(base, drafter, text, anchors).start_BAR[0]
-    assert (torch.stack(witness.starts) - trained).abs().max() < 1e-4
+    assert (torch.stack(recorder.starts) - trained).abs().max() < 1e-4
     shifted = training_forward(base, drafter, text, anchors[:-1], shift=1).start_BAR[0]
-    assert (torch.stack(witness.starts)[:-1] - shifted).abs().max() > 1e-2
+    assert (torch.stack(recorder.starts)[:-1] - shifted).abs().max() > 1e-2
 
 
 @pytest.mark.parametrize("body", BODIES)
@@ -162,45 +164,45 @@ def test_an_anchor_sees_no_later_text(body):
     tokens = torch.arange(20, 50)
     anchors = [3, 8, 15]
     before = training_forward(base, drafter, tokens, anchors).logits()[0]
-    for place, anchor in enumerate(anchors):
+    for index, anchor in enumerate(anchors):
         other = tokens.clone()
         other[anchor + 2 :] = 77
-        assert torch.allclose(training_forward(base, drafter, other, [anchor]).logits()[0, 0], before[place], atol=1e-5)
-        other[anchor] = 78  # and the text before it does matter
+        assert torch.allclose(training_forward(base, drafter, other, [anchor]).logits()[0, 0], before[index], atol=1e-5)
+        other[anchor] = 78  # while the text before it does matter
         assert not torch.allclose(
-            training_forward(base, drafter, other, [anchor]).logits()[0, 0], before[place], atol=1e-3
+            training_forward(base, drafter, other, [anchor]).logits()[0, 0], before[index], atol=1e-3
         )
 
 
 @torch.inference_mode()
-def test_the_batches_that_train_hold_what_decoding_sees():
-    """Not a batch made by hand: the production batches of a one-answer corpus, against decoding that answer."""
+def test_training_batches_equal_what_decoding_sees():
+    """The production batches of a corpus of one response, against decoding this response."""
     base = random_base()
     drafter = block_drafter(base)
-    answer = generate(base, Autoregressive(base), PROMPT, HOW, frozenset(), 0).tokens
-    text = torch.cat([PROMPT, torch.tensor(answer)])
-    witness = Witness(drafter, text)
-    generate(base, witness, PROMPT, HOW, frozenset(), 0)
-    decoded = dict(witness.seen)
+    response = generate(base, Autoregressive(base), PROMPT, HOW, frozenset(), 0).tokens
+    text = torch.cat([PROMPT, torch.tensor(response)])
+    recorder = RecordingDrafter(drafter, text)
+    generate(base, recorder, PROMPT, HOW, frozenset(), 0)
+    decoded = dict(recorder.emissions)
 
     rows = TokenSequences([text], [(torch.arange(len(text)) >= len(PROMPT)).int()], [True])
     batch = Batches(rows, base, rows_per_step=1, anchors=len(text), labels=3, seed=0).batch(0)
     logits = drafter(batch).logits()[0]
     compared = 0
-    for place, anchor in enumerate(batch.anchors_BA[0].tolist()):
-        length = int(batch.lengths_BA[0, place])
+    for index, anchor in enumerate(batch.anchors_BA[0].tolist()):
+        length = int(batch.lengths_BA[0, index])
         if not length:
             continue
-        assert batch.roots_BA[0, place] == text[anchor + 1]
-        assert batch.labels_BAS[0, place, :length].tolist() == text[anchor + 2 : anchor + 2 + length].tolist()
+        assert batch.roots_BA[0, index] == text[anchor + 1]
+        assert batch.labels_BAS[0, index, :length].tolist() == text[anchor + 2 : anchor + 2 + length].tolist()
         if anchor in decoded:
-            assert (logits[place] - decoded[anchor]).abs().max() < 1e-4
+            assert (logits[index] - decoded[anchor]).abs().max() < 1e-4
             compared += 1
     assert compared > 10
 
 
-def test_labels_are_what_decoding_must_say():
-    """The windows of a finished text hold the very words that follow each anchor's root."""
+def test_labels_are_the_tokens_after_the_root():
+    """The windows of a finished text hold the tokens after each anchor's root."""
     tokens = torch.arange(100, 112)
     mask = torch.zeros(12, dtype=torch.int64)
     mask[4:11] = 1
@@ -226,9 +228,9 @@ PATHS = [
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_an_untrained_head_is_lossless_too(paths, correction, temperature):
     base = random_base()
-    how = replace(HOW, temperature=temperature)
+    settings = replace(HOW, temperature=temperature)
     drafter = block_drafter(base, paths=paths, correction=correction and partial(correction, rank=8))
     for seed in range(3):
         prompt = PROMPT + seed
-        truth = generate(base, Autoregressive(base), prompt, how, base.stop_token_ids, seed).tokens
-        assert generate(base, drafter, prompt, how, base.stop_token_ids, seed).tokens == truth
+        truth = generate(base, Autoregressive(base), prompt, settings, base.stop_token_ids, seed).tokens
+        assert generate(base, drafter, prompt, settings, base.stop_token_ids, seed).tokens == truth

@@ -1,4 +1,4 @@
-"""A body's step, which decodes, against its forward, which trains: the same states on the same text."""
+"""A body's `step` (decoding) against its `forward` (training): the same hidden states on the same text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ATTENTION = [
     partial(AttentionBody, root_input=root_input, causal=causal, blocks=blocks)
     for root_input, causal, blocks in product((True, False), (True, False), (1, 2))
 ]
-OTHERWISE = replace(  # what layers of other bases have: see nn/base_layer.py
+FULL_SHAPE = replace(  # features of other bases' layers: see nn/base_layer.py
     SHAPE, frequencies=(0.9, 0.1, 0.0, 0.0), rotary_scale=1.2, qk_norm=True, qkv_bias=True, activation="gelu"
 )
 BODIES = [*ATTENTION, partial(ResidualBody, blocks=2), partial(FeedForwardBody, inner=None)]
@@ -29,34 +29,34 @@ BODIES = [*ATTENTION, partial(ResidualBody, blocks=2), partial(FeedForwardBody, 
 
 @pytest.mark.parametrize(
     ("body", "shape"),
-    [*((body, SHAPE) for body in BODIES), *((partial(body, like_base=True), OTHERWISE) for body in ATTENTION)],
+    [*((body, SHAPE) for body in BODIES), *((partial(body, like_base=True), FULL_SHAPE) for body in ATTENTION)],
 )
 @torch.inference_mode()
 def test_steps_over_a_text_are_the_forward_over_it(body, shape):
-    """The first draft reads many states at once, later ones a few; the slots of none of them are remembered."""
+    """The first draft reads many states at once, later ones a few; slots are never kept in the cache."""
     torch.manual_seed(3)
-    made = body(shape, FRAMES)
-    for value in made.parameters():
+    module = body(shape, FRAMES)
+    for value in module.parameters():
         value += 0.2 * torch.randn_like(value)
     states_BLD, roots_BLD = torch.randn(2, 1, TEXT, SHAPE.width)
-    memory = KVCache(made.layers, capacity=TEXT) if made.layers else None
+    memory = KVCache(module.layers, capacity=TEXT) if module.layers else None
     stops, stepped, start = [9, 10, 12, 13, 17, TEXT], [], 0
     for stop in stops:
-        stepped.append(made.step(states_BLD[:, start:stop], roots_BLD[:, stop - 1 : stop], memory))
+        stepped.append(module.step(states_BLD[:, start:stop], roots_BLD[:, stop - 1 : stop], memory))
         assert memory is None or memory.length == stop
         start = stop
     anchors_BA, positions_L = torch.tensor(stops)[None] - 1, torch.arange(TEXT)
-    forward_BATD = made(
+    forward_BATD = module(
         anchor_BAD=states_BLD[:, anchors_BA[0]],
         root_BAD=roots_BLD[:, anchors_BA[0]],
         anchors_BA=anchors_BA,
-        text=made.text_keys_values(states_BLD, positions_L[None]),
+        text=module.text_keys_values(states_BLD, positions_L[None]),
         visible_BAL=positions_L <= anchors_BA[..., None],
     )
     torch.testing.assert_close(torch.cat(stepped, dim=1), forward_BATD, rtol=0, atol=1e-4)
 
 
-def test_a_turn_is_a_rotation_by_the_positions_angle():
+def test_apply_rotary_is_a_complex_rotation():
     """As complex numbers: the left half is real, the right half imaginary."""
     rotary, x_LE = (
         Rotary(default_frequencies(6, 100.0), 30),
@@ -64,7 +64,7 @@ def test_a_turn_is_a_rotation_by_the_positions_angle():
     )
     positions_L = torch.tensor([11, 12, 13, 14])
     angles_LF = positions_L[:, None] * 100.0 ** (-torch.arange(3) / 3)
-    turned_LF = torch.complex(x_LE[:, :3], x_LE[:, 3:]) * torch.polar(torch.ones(4, 3), angles_LF)
+    rotated_LF = torch.complex(x_LE[:, :3], x_LE[:, 3:]) * torch.polar(torch.ones(4, 3), angles_LF)
     ours_LE = apply_rotary(x_LE, rotary(positions_L))
-    torch.testing.assert_close(ours_LE, torch.cat([turned_LF.real, turned_LF.imag], dim=1), rtol=0, atol=1e-5)
+    torch.testing.assert_close(ours_LE, torch.cat([rotated_LF.real, rotated_LF.imag], dim=1), rtol=0, atol=1e-5)
     assert torch.equal(apply_rotary(x_LE, rotary.span(11, 15, x_LE.device)), ours_LE)

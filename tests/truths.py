@@ -1,4 +1,4 @@
-"""The slow, obvious truths that fast code is held to. Python floats and loops; nothing here knows a tensor.
+"""Slow reference implementations of what the package computes fast: Python floats and loops, no tensors.
 
 Probabilities are lists, probs_TC[t][c], not logarithms. Everything about CTC enumerates all C ** T
 alignments, so keep T and C tiny.
@@ -18,7 +18,7 @@ def all_alignments(frames: int, classes: int) -> Iterator[Text]:
 
 
 def slow_collapse(frames: Sequence[int], blank: int) -> Text:
-    """Merge repeats, drop blanks. A frame of -1 says nothing, like a blank."""
+    """Merge repeats, drop blanks. A frame of -1 counts as a blank."""
     merged = [frame for frame, _ in itertools.groupby(frames)]
     return tuple(frame for frame in merged if frame not in (blank, -1))
 
@@ -47,11 +47,11 @@ def slow_prefix_search(
     probs_TC: Probs,
     blank: int,
     nodes: int,
-    words: Collection[int] | None = None,
-    stop_words: Collection[int] = (),
+    allowed_tokens: Collection[int] | None = None,
+    stop_token_ids: Collection[int] = (),
     depth: int | None = None,
 ) -> list[tuple[Text, float]]:
-    """Rank every prefix there is and take the first ones: (prefix, probability), best first.
+    """Rank all prefixes and take the first ones: (prefix, probability), best first.
 
     Equally probable (in 29 significant bits): shallower first, then the better parent, then the smaller id.
     """
@@ -63,30 +63,30 @@ def slow_prefix_search(
     def allowed(prefix: Text) -> bool:
         return (
             masses[prefix] > 0
-            and (words is None or set(prefix) <= set(words))
-            and not set(prefix[:-1]) & set(stop_words)
+            and (allowed_tokens is None or set(prefix) <= set(allowed_tokens))
+            and not set(prefix[:-1]) & set(stop_token_ids)
             and (depth is None or len(prefix) <= depth)
         )
 
-    place: dict[Text, int] = {(): 0}  # within its own depth
+    position: dict[Text, int] = {(): 0}  # within its own depth
     ranked: list[Text] = []
     for length in range(1, len(probs_TC) + 1):
         level = [prefix for prefix in masses if len(prefix) == length and allowed(prefix)]
-        level.sort(key=lambda prefix: (-significant(masses[prefix]), place[prefix[:-1]], prefix[-1]))
-        place.update({prefix: at for at, prefix in enumerate(level)})
+        level.sort(key=lambda prefix: (-significant(masses[prefix]), position[prefix[:-1]], prefix[-1]))
+        position.update({prefix: at for at, prefix in enumerate(level)})
         ranked += level
-    ranked.sort(key=lambda prefix: (-significant(masses[prefix]), len(prefix), place[prefix]))
+    ranked.sort(key=lambda prefix: (-significant(masses[prefix]), len(prefix), position[prefix]))
     return [(prefix, masses[prefix]) for prefix in ranked[:nodes]]
 
 
 def slow_next_label_distribution(probs_TC: Probs, blank: int, prefix: Sequence[int]) -> tuple[dict[int, float], float]:
-    """For each word, and for the end: its probability given that the text begins with the prefix."""
+    """For each token, and for the end: its probability given that the text begins with the prefix."""
     prefix = tuple(prefix)
     texts = slow_texts(probs_TC, blank)
     whole = slow_prefix_probability(probs_TC, prefix, blank)
-    words = [c for c in range(len(probs_TC[0])) if c != blank]
-    law = {word: slow_prefix_probability(probs_TC, (*prefix, word), blank) / whole for word in words}
-    return law, texts.get(prefix, 0.0) / whole
+    tokens = [c for c in range(len(probs_TC[0])) if c != blank]
+    distribution = {token: slow_prefix_probability(probs_TC, (*prefix, token), blank) / whole for token in tokens}
+    return distribution, texts.get(prefix, 0.0) / whole
 
 
 def significant(value: float, bits: int = 29) -> float:
@@ -95,7 +95,7 @@ def significant(value: float, bits: int = 29) -> float:
     return math.ldexp(round(math.ldexp(mantissa, bits)), exponent - bits)
 
 
-# --- trees and verdicts -----------------------------------------------------------------------------------
+# --- trees and results -----------------------------------------------------------------------------------
 
 
 def slow_tree_from_paths(root, paths, lengths, limit):
@@ -115,7 +115,7 @@ def slow_tree_from_paths(root, paths, lengths, limit):
 
 
 def slow_match(tokens, parents, base_tokens):
-    """Walk from the root: while a child says what the base said, step on it. Returns path and bonus."""
+    """Descend from the root while a child has the base's token. Returns path and bonus."""
     path = [0]
     while True:
         token = base_tokens[path[-1]]
@@ -128,27 +128,27 @@ def slow_match(tokens, parents, base_tokens):
 def slow_warp(logits, temperature, top_k, top_p):
     """One row of logits to probabilities in plain floats: temperature, then top-k, then top-p."""
     if temperature == 0:
-        best = max(range(len(logits)), key=lambda word: logits[word])
-        return [float(word == best) for word in range(len(logits))]
+        best = max(range(len(logits)), key=lambda token: logits[token])
+        return [float(token == best) for token in range(len(logits))]
     weights = [math.exp((x - max(logits)) / temperature) for x in logits]
-    order = sorted(range(len(logits)), key=lambda word: -weights[word])
+    order = sorted(range(len(logits)), key=lambda token: -weights[token])
     kept = order[:top_k] if top_k else order
-    total, mass, nucleus = sum(weights[word] for word in kept), 0.0, []
-    for word in kept:
+    total, mass, nucleus = sum(weights[token] for token in kept), 0.0, []
+    for token in kept:
         if nucleus and mass / total >= top_p:
             break
-        nucleus.append(word)
-        mass += weights[word]
-    return [weights[word] / mass if word in nucleus else 0.0 for word in range(len(logits))]
+        nucleus.append(token)
+        mass += weights[token]
+    return [weights[token] / mass if token in nucleus else 0.0 for token in range(len(logits))]
 
 
 def slow_window(tokens, mask, anchor, label_length):
-    """Root and labels of one anchor: the root and every label must be answer tokens, without a gap."""
+    """Root and labels of one anchor: the root and every label must be response tokens, without a gap."""
     if anchor + 1 >= len(tokens) or not mask[anchor + 1]:
         return None, []
-    words = []
-    for place in range(anchor + 2, min(anchor + 2 + label_length, len(tokens))):
-        if not mask[place]:
+    labels = []
+    for position in range(anchor + 2, min(anchor + 2 + label_length, len(tokens))):
+        if not mask[position]:
             break
-        words.append(tokens[place])
-    return tokens[anchor + 1], words
+        labels.append(tokens[position])
+    return tokens[anchor + 1], labels

@@ -1,4 +1,4 @@
-"""The slow, obvious truths of a corpus: leaks by comparing word with word, masks by walking over the characters."""
+"""Slow reference implementations for the corpus: leaks word by word, masks character by character."""
 
 from __future__ import annotations
 
@@ -37,26 +37,26 @@ def slow_leaks(texts: Sequence[str], questions: Iterable[str], length: int) -> l
 def slow_answer_mask(tokenizer, spoken, end, space):
     """Ids and mask of a conversation, from the characters of its text alone.
 
-    Walk through the rendered text: behind every earlier message look for the next one; an answer's characters are
-    `space` (what the template puts before it on the base's behalf), what was said, and all up to the end of `end`.
-    A token is answer if its characters are.
+    Walk through the rendered text: after every earlier message look for the next one; a response's characters are
+    `space` (what the template puts before it on the base's behalf), its content, and all up to the end of `end`.
+    A token belongs to a response if its characters do.
     """
     text = tokenizer.apply_chat_template(spoken, tokenize=False)
     inside = [False] * len(text)
     at = 0
     for message in spoken:
-        said = message["content"].strip()
-        at = text.index(said, at)
-        stop = at + len(said)
+        content = message["content"].strip()
+        at = text.index(content, at)
+        stop = at + len(content)
         if message["role"] == "assistant":
             stop = text.index(end, stop) + len(end)
-            for place in range(at - len(space), stop):
-                inside[place] = True
+            for position in range(at - len(space), stop):
+                inside[position] = True
         at = stop
     encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     mask = []
     for start, stop in encoding["offset_mapping"]:
-        assert len(set(inside[start:stop])) == 1, "a token is half an answer"
+        assert len(set(inside[start:stop])) == 1, "a token is partly a response"
         mask.append(int(inside[start]))
     return encoding["input_ids"], mask
 

@@ -1,6 +1,6 @@
-"""Slow truths for frames that listen to the text said so far. Python floats and loops, as in truths.py.
+"""Slow reference implementations for label-conditioned frames, in Python floats and loops as in truths.py.
 
-A law is a function (frame, text collapsed from the frames before it) -> the probabilities of all classes.
+A distribution is a function (frame, text collapsed from the frames before it) -> the probabilities of all classes.
 """
 
 from __future__ import annotations
@@ -24,18 +24,22 @@ def independent(probs_TC) -> FrameDistribution:
 
 
 def slow_conditioned_texts(
-    law: FrameDistribution, frames: int, classes: int, blank: int, read: Callable[[Text, int], Text] = slow_collapse
+    distribution: FrameDistribution,
+    frames: int,
+    classes: int,
+    blank: int,
+    read: Callable[[Text, int], Text] = slow_collapse,
 ) -> dict[Text, float]:
     """The probability of every text: every alignment, each frame given what those before it say."""
     texts: defaultdict[Text, float] = defaultdict(float)
     for alignment in all_alignments(frames, classes):
-        steps = (law(t, read(alignment[:t], blank))[word] for t, word in enumerate(alignment))
+        steps = (distribution(t, read(alignment[:t], blank))[token] for t, token in enumerate(alignment))
         texts[read(alignment, blank)] += math.prod(steps)
     return dict(texts)
 
 
 def beginnings(texts: dict[Text, float]) -> dict[Text, float]:
-    """P(the text begins with it), for every non-empty beginning there is."""
+    """P(the text begins with it), for every non-empty prefix."""
     masses: defaultdict[Text, float] = defaultdict(float)
     for text, probability in texts.items():
         for length in range(1, len(text) + 1):
@@ -44,31 +48,31 @@ def beginnings(texts: dict[Text, float]) -> dict[Text, float]:
 
 
 def slow_best(
-    masses: dict[Text, float], nodes: int, stop_words: Collection[int] = (), depth: int = 99, words=None
+    masses: dict[Text, float], nodes: int, stop_token_ids: Collection[int] = (), depth: int = 99, allowed_tokens=None
 ) -> list[tuple[Text, float]]:
     """The first `nodes` beginnings in prefix_search's order: (text, mass), best first."""
-    place: dict[Text, int] = {(): 0}
+    rank: dict[Text, int] = {(): 0}
     ranked: list[Text] = []
     for length in range(1, max(map(len, masses), default=0) + 1):
         level = [
             text for text, mass in masses.items()
-            if len(text) == length and mass > 0 and length <= depth and not set(text[:-1]) & set(stop_words)
-            and (words is None or set(text) <= set(words))
+            if len(text) == length and mass > 0 and length <= depth and not set(text[:-1]) & set(stop_token_ids)
+            and (allowed_tokens is None or set(text) <= set(allowed_tokens))
         ]  # fmt: skip
-        level.sort(key=lambda text: (-significant(masses[text]), place[text[:-1]], text[-1]))
-        place.update({text: at for at, text in enumerate(level)})
+        level.sort(key=lambda text: (-significant(masses[text]), rank[text[:-1]], text[-1]))
+        rank.update({text: at for at, text in enumerate(level)})
         ranked += level
-    ranked.sort(key=lambda text: (-significant(masses[text]), len(text), place[text]))
+    ranked.sort(key=lambda text: (-significant(masses[text]), len(text), rank[text]))
     return [(text, masses[text]) for text in ranked[:nodes]]
 
 
-def slow_products(law: FrameDistribution, frames: int, words: int) -> dict[Text, float]:
-    """Frame k says word k: every text of 1 to `frames` words and the product of its words' probabilities."""
+def slow_products(distribution: FrameDistribution, frames: int, vocabulary: int) -> dict[Text, float]:
+    """Frame k says token k: every text of 1 to `frames` tokens and the product of its tokens' probabilities."""
     masses: dict[Text, float] = {(): 1.0}
     for frame in range(frames):
         longer = {text: mass for text, mass in masses.items() if len(text) == frame}
         for text, mass in longer.items():
-            probs = law(frame, text)
-            masses |= {(*text, word): mass * probs[word] for word in range(words)}
+            probs = distribution(frame, text)
+            masses |= {(*text, token): mass * probs[token] for token in range(vocabulary)}
     del masses[()]
     return masses

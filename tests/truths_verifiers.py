@@ -1,6 +1,6 @@
-"""Slow, obvious twins of the rejection rules, and the biased rules of the field.
+"""Slow reference implementations of the rejection rules, and biased rules known from other projects.
 
-Plain Python; Fractions go in where exactness is asked for. A draw is (word or STOP, coin).
+Plain Python, so Fractions give exact results. A sample is (token or STOP, threshold).
 """
 
 import itertools
@@ -15,10 +15,10 @@ def slow_residual(p, q):
     return [x / sum(left) for x in left] if sum(left) else list(p)
 
 
-def slow_multi_round(p, q, words, coins):
-    """Which draw stands (None for none), and the law of the base's own word."""
-    for number, (word, coin) in enumerate(zip(words, coins, strict=True)):
-        if word >= 0 and coin * q[word] < p[word]:
+def slow_multi_round(p, q, tokens, uniforms):
+    """Which sample is accepted (None for none), and the distribution of the base's token."""
+    for number, (token, uniform) in enumerate(zip(tokens, uniforms, strict=True)):
+        if token >= 0 and uniform * q[token] < p[token]:
             return number, p
         p = slow_residual(p, q)
     return None, p
@@ -35,67 +35,67 @@ def slow_rho(p, q, k):
     raise AssertionError("k itself always satisfies it")
 
 
-def slow_k_sequential(p, q, words, coins, rho):
+def slow_k_sequential(p, q, tokens, uniforms, rho):
     common = [min(b, a / rho) for a, b in zip(p, q, strict=True)]
-    for number, (word, coin) in enumerate(zip(words, coins, strict=True)):
-        if word >= 0 and coin * rho * q[word] < p[word]:
+    for number, (token, uniform) in enumerate(zip(tokens, uniforms, strict=True)):
+        if token >= 0 and uniform * rho * q[token] < p[token]:
             return number, None
     b = sum(common)
-    some = 1 - (1 - b) ** len(words)
+    some = 1 - (1 - b) ** len(tokens)
     left = [a - c * some / b for a, c in zip(p, common, strict=True)] if b else list(p)
     return None, [max(x, 0) / sum(max(y, 0) for y in left) if sum(max(y, 0) for y in left) else 0 for x in left]
 
 
 def outcome_distribution(rule, p, q, k):
-    """What comes out of a rule, exactly: every sequence of k draws, each coin by the probability that it stands.
+    """The exact output distribution of a rule, by enumerating every sequence of k samples.
 
-    rule(p, q, words) -> ([probability that draw i stands, given that none before it did], the law if none does).
+    rule(p, q, tokens) -> ([probability that sample i is accepted if none before it was], the distribution if none is).
     """
     out = [0 * p[0]] * len(p)
     stop = 1 - sum(q)
-    for words in itertools.product([*range(len(p)), STOP], repeat=k):
-        reach = math.prod(stop if word == STOP else q[word] for word in words)
+    for tokens in itertools.product([*range(len(p)), STOP], repeat=k):
+        reach = math.prod(stop if token == STOP else q[token] for token in tokens)
         if not reach:
             continue
-        stands, law = rule(p, q, words)
-        for word, chance in zip(words, stands, strict=True):
-            if word != STOP:
-                out[word] += reach * chance
-            reach *= 1 - chance
-        out = [x + reach * y for x, y in zip(out, law, strict=True)]
+        accepted, distribution = rule(p, q, tokens)
+        for token, probability in zip(tokens, accepted, strict=True):
+            if token != STOP:
+                out[token] += reach * probability
+            reach *= 1 - probability
+        out = [x + reach * y for x, y in zip(out, distribution, strict=True)]
     return out
 
 
-def multi_round_chances(p, q, words):
-    """SpecInfer's rule for `law_of`."""
-    stands = []
-    for word in words:
-        stands.append(min(1, p[word] / q[word]) if word != STOP else 0)
+def multi_round_acceptance(p, q, tokens):
+    """SpecInfer's rule for `outcome_distribution`."""
+    accepted = []
+    for token in tokens:
+        accepted.append(min(1, p[token] / q[token]) if token != STOP else 0)
         p = slow_residual(p, q)
-    return stands, p
+    return accepted, p
 
 
 # --- known to be biased ------------------------------------------------------------------------------------
 
 
-def own_coins_chances(p, q, words):
-    """Best of several rows: every row is judged with its own coin against the whole p; the first that stands wins."""
-    return [min(1, p[word] / q[word]) if word != STOP else 0 for word in words], slow_residual(p, q)
+def separate_thresholds(p, q, tokens):
+    """Every sample has its own threshold against the whole p; the first accepted one wins."""
+    return [min(1, p[token] / q[token]) if token != STOP else 0 for token in tokens], slow_residual(p, q)
 
 
-def mixed_stop_chances(p, q, words):
-    """Words are judged by the law conditional on not stopping, and a stop draws from what that law leaves of p."""
-    said = sum(q)
-    conditional = [x / said for x in q]
-    (word,) = words
-    return [min(1, p[word] / conditional[word]) if word != STOP else 0], slow_residual(p, conditional)
+def mixed_stop(p, q, tokens):
+    """Tokens are tested against q conditional on not stopping, and a stop samples from p minus that."""
+    mass = sum(q)
+    conditional = [x / mass for x in q]
+    (token,) = tokens
+    return [min(1, p[token] / conditional[token]) if token != STOP else 0], slow_residual(p, conditional)
 
 
-def kept_softmax_chances(p, q, words):
-    """The guess is the argmax of q, whatever was drawn, and is judged as if it had been drawn from q."""
-    best = max(range(len(q)), key=lambda word: q[word])
-    assert len(words) == 1
-    chance = min(1, p[best] / q[best])
-    # `law_of` gives a standing draw to the word drawn, so the whole outcome goes into the law here.
+def kept_softmax(p, q, tokens):
+    """The draft token is the argmax of q, whatever was sampled, and is judged as if it had been sampled from q."""
+    best = max(range(len(q)), key=lambda token: q[token])
+    assert len(tokens) == 1
+    probability = min(1, p[best] / q[best])
+    # `outcome_distribution` would emit the sampled token on acceptance, so the whole outcome is put into the residual.
     left = slow_residual(p, q)
-    return [0], [chance * (word == best) + (1 - chance) * left[word] for word in range(len(p))]
+    return [0], [probability * (token == best) + (1 - probability) * left[token] for token in range(len(p))]

@@ -1,1 +1,1 @@
-"""CTC as pure mathematics: tensors in, tensors out; it has never heard of a model, a tree or a text."""
+"""CTC as pure mathematics on tensors of log-probabilities: nothing here depends on a model, a tree or text."""

@@ -1,12 +1,11 @@
-"""From frames to labels, and how many frames labels need. It knows class ids, and no probability.
+"""The CTC collapse, the number of frames that labels need, and the most probable alignments of one text.
 
-The map from frames to labels is B of Graves et al. 2006, "Connectionist temporal classification",
-section 3.1.
+The map from frames to labels is B of Graves et al. 2006, "Connectionist temporal classification", section 3.1. The
+alignments serve displays only: distributions and searches sum over all of them instead.
 
-The likeliest ways to say one text, frame by frame. For the eye: laws and searches sum over all of them instead.
-
-heard[k]: a table of probabilities by frame and class, once k words are said; the last one also serves for more, so
-that one is enough where frames do not listen. merging: equal neighbours are one word, as in CTC; a transducer has none.
+`frame_tables[k][t][c]` is the probability of class c in frame t once k tokens have been emitted. The last table also
+serves all larger k, so one is enough for frames that are not label-conditioned. `merging`: equal neighbours are one
+token, as in CTC; in a transducer they are two.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ def collapse(frames_PT: Tensor, blank: int) -> tuple[Tensor, Tensor]:
 
     With blank = 0:   5 5 0 5 7  ->  5 5 7      0 0 0 0 0  ->  (nothing)
 
-    A frame of -1 is a free slot, for paths of unequal length: it says nothing, as a blank does.
-    Returns labels_PT (free slots hold -1) and lengths_P.
+    A frame of -1 is an unused slot, for paths of unequal length, and counts as a blank.
+    Returns labels_PT (unused slots hold -1) and lengths_P.
     """
     is_label_PT = (frames_PT != blank) & (frames_PT != -1)
     starts_PT = is_label_PT.clone()
     starts_PT[:, 1:] &= frames_PT[:, 1:] != frames_PT[:, :-1]
 
-    # What is dropped goes to one column too many, so that no shape depends on the data.
+    # Dropped frames go to one extra column, so that no shape depends on the data.
     paths, frames = frames_PT.shape
     slots_PT = torch.where(starts_PT, starts_PT.cumsum(1) - 1, frames)
     labels_PT = frames_PT.new_full((paths, frames + 1), -1)
@@ -40,12 +39,11 @@ def collapse(frames_PT: Tensor, blank: int) -> tuple[Tensor, Tensor]:
 
 
 def frames_needed(labels_XS: Tensor, lengths_X: Tensor) -> Tensor:
-    """The fewest frames that can say the labels: one each, and a blank between equal neighbours.
+    """Return the fewest frames_X that can align with the labels: one each, and a blank between equal neighbours.
 
     5 5 7  ->  4 (5 0 5 7)      5 6 7  ->  3      (nothing)  ->  0
 
     Labels from lengths on are padding and may hold anything. X is any number of leading axes.
-    Returns needed_X.
     """
     later_S = torch.arange(1, max(labels_XS.shape[-1], 1), device=labels_XS.device)
     repeats_XS = (labels_XS[..., 1:] == labels_XS[..., :-1]) & (later_S < lengths_X[..., None])
@@ -54,14 +52,15 @@ def frames_needed(labels_XS: Tensor, lengths_X: Tensor) -> Tensor:
 
 Alignment = tuple[float, tuple[int, ...]]  # its probability, and the class of every frame
 FrameTables = Sequence[Sequence[Sequence[float]]]
-AlignmentState = tuple[int, bool]  # how many words are said, and whether the last frame said the last of them
+AlignmentState = tuple[int, bool]  # tokens emitted so far, and whether the last frame is the last of these tokens
+PartialAlignments = dict[AlignmentState, list[Alignment]]
 START_STATE: AlignmentState = (0, False)
 
 
 def next_states(
     state: AlignmentState, text: Sequence[int], blank: int, merging: bool
 ) -> Iterator[tuple[int, AlignmentState]]:
-    """What the next frame may say if the text is to come out, and the state after it."""
+    """Yield each class that the next frame may have in an alignment of the text, and the state after it."""
     emitted, ends_in_label = state
     yield blank, (emitted, False)
     if ends_in_label and merging:
@@ -73,11 +72,11 @@ def next_states(
 def best_alignments(
     frame_tables: FrameTables, text: Sequence[int], blank: int, count: int, merging: bool = True
 ) -> list[Alignment]:
-    """The `count` most probable alignments that collapse to just this text, best first; impossible ones are left out.
+    """Return the `count` most probable alignments that collapse to exactly this text, best first; possible ones only.
 
     Three frames, each p(a) = 1/2, p(b) = 1/4, p(blank) = 1/4, text "a a"   ->   a blank a (1/16), and no other
     """
-    partial: dict[AlignmentState, list[Alignment]] = {START_STATE: [(1.0, ())]}
+    partial: PartialAlignments = {START_STATE: [(1.0, ())]}
     for frame in range(len(frame_tables[0])):
         partial = advance_frame(partial, frame_tables, frame, text, blank, count, merging)
     return nlargest(count, [*partial.get((len(text), False), ()), *partial.get((len(text), True), ())])
@@ -86,48 +85,50 @@ def best_alignments(
 def best_prefix_alignments(
     frame_tables: FrameTables, text: Sequence[int], blank: int, count: int, merging: bool = True
 ) -> list[Alignment]:
-    """The same of all that begin with this text (a word at least): up to the frame that begins its last word, for the
-    later ones are free.
+    """Return the same for all texts that begin with this one (of at least one token).
+
+    An alignment ends with the frame that begins the text's last token, because later frames are free.
 
     The frames above, text "a a"   ->   a blank a (1/16)        text "a"   ->   a (1/2), blank a (1/8), ...
     """
-    partial: dict[AlignmentState, list[Alignment]] = {START_STATE: [(1.0, ())]}
-    found: list[Alignment] = []
+    partial: PartialAlignments = {START_STATE: [(1.0, ())]}
+    complete: list[Alignment] = []
     for frame in range(len(frame_tables[0])):
         partial = advance_frame(partial, frame_tables, frame, text, blank, count, merging)
-        found += partial.pop((len(text), True), [])
-    return nlargest(count, found)
+        complete += partial.pop((len(text), True), [])
+    return nlargest(count, complete)
 
 
 def advance_frame(
-    partial: dict[AlignmentState, list[Alignment]],
+    partial: PartialAlignments,
     frame_tables: FrameTables,
     frame: int,
     text: Sequence[int],
     blank: int,
     count: int,
     merging: bool,
-) -> dict[AlignmentState, list[Alignment]]:
-    """One frame more: the best ways to get to every state."""
-    reached: dict[AlignmentState, list[Alignment]] = defaultdict(list)
-    for state, here in partial.items():
+) -> PartialAlignments:
+    """Extend the best partial alignments by one frame; keep `count` per state."""
+    reached: PartialAlignments = defaultdict(list)
+    for state, alignments in partial.items():
         row = frame_tables[min(state[0], len(frame_tables) - 1)][frame]
         for chosen, next_state in next_states(state, text, blank, merging):
-            reached[next_state] += [(p * row[chosen], (*way, chosen)) for p, way in here if p * row[chosen] > 0]
-    return {state: nlargest(count, found) for state, found in reached.items()}
+            p = row[chosen]
+            reached[next_state] += [(mass * p, (*path, chosen)) for mass, path in alignments if mass * p > 0]
+    return {state: nlargest(count, alignments) for state, alignments in reached.items()}
 
 
 def prefix_probability(frame_tables: FrameTables, text: Sequence[int], blank: int, merging: bool = True) -> float:
-    """The probability of all alignments that begin with this text: what a tree ranks its nodes by."""
+    """Return the probability of all alignments that begin with this text: the score of a tree's node."""
     if not text:
         return 1.0
-    masses, begun = {START_STATE: 1.0}, 0.0
+    masses, complete = {START_STATE: 1.0}, 0.0
     for frame in range(len(frame_tables[0])):
         reached: dict[AlignmentState, float] = defaultdict(float)
         for state, mass in masses.items():
             row = frame_tables[min(state[0], len(frame_tables) - 1)][frame]
             for chosen, next_state in next_states(state, text, blank, merging):
                 reached[next_state] += mass * row[chosen]
-        begun += reached.pop((len(text), True), 0.0)
+        complete += reached.pop((len(text), True), 0.0)
         masses = dict(reached)
-    return begun
+    return complete

@@ -1,6 +1,6 @@
-"""The search of `prefix.py` one prefix at a time, in plain Python: for few nodes on a CPU. It knows no tree.
+"""Prefix search one prefix at a time in plain Python: the faster form of `prefix_search.py` for few nodes on a CPU.
 
-There a vectorised level costs its twenty operations however little is in them, and a few hundred additions cost less.
+A vectorised level costs its twenty operations however small the tensors are; a few hundred additions cost less.
 """
 
 from __future__ import annotations
@@ -14,27 +14,23 @@ from torch import Tensor
 
 from ctcdraft.ctc.prefix_search import check_blank
 
-# The ranking's precision: masses that agree in 29 significant bits count as equal, as in `prefix.py`.
+# The ranking's precision: masses that agree in 29 significant bits count as equal, as in `prefix_search.py`.
 VELTKAMP_FACTOR = 2.0**24 + 1
-TIE_TOLERANCE = 1 + 1e-8  # more than that rounding, so that a bound cuts nothing that could still tie
+TIE_TOLERANCE = 1 + 1e-8  # larger than that rounding, so that a bound cuts nothing that could still tie
 
-FrameMasses = Sequence[float]  # one a frame
+FrameMasses = Sequence[float]  # one per frame
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixNode:
-    """A text, and how probable it is that the frames before t collapse to just it, for every t.
+    """A prefix and its forward masses: the probability that the frames before t collapse to exactly it, for every t."""
 
-    blanked_T: the last of them is a blank, or there is none. either_T: that, or its own word. room: its probability
-    as a prefix. place: compares as its place in line among equally long ones; number: of the node, -1 for no text.
-    """
-
-    ends_in_blank_T: FrameMasses
-    any_ending_T: FrameMasses
-    token: int | None
-    max_mass: float
-    rank_key: tuple
-    number: int
+    ends_in_blank_T: FrameMasses  # and the last of them is a blank (or there is none)
+    any_ending_T: FrameMasses  # and the last of them is a blank or the last token
+    token: int | None  # the last token
+    max_mass: float  # probability as a prefix
+    rank_key: tuple  # compares as its rank among prefixes of equal length
+    number: int  # of the node; -1 for the empty prefix
 
 
 def best_first_search(
@@ -42,12 +38,12 @@ def best_first_search(
     blank: int,
     nodes: int,
     words_per_frame: int,
-    stop_words: Collection[int] = (),
+    stop_token_ids: Collection[int] = (),
     depth: int | None = None,
 ) -> tuple[list[int], list[int]]:
-    """What `prefix_search` finds, ties included, as lists: words_N, and parents_N with -1 below the empty prefix.
+    """Return the result of `prefix_search`, ties included, as lists: tokens, and parents with -1 for the empty prefix.
 
-    No prefix is more probable than its parent, so the next best of all is always a child of one found already:
+    No prefix is more probable than its parent, so the next best of all is always a child of one expanded already:
 
         frames a 1/2 b 1/4 blank 1/4, twice       candidates            taken
                                                   a 5/8    b 5/16       a
@@ -57,32 +53,31 @@ def best_first_search(
     probs = token_probabilities(log_probs_TC, blank, words_per_frame)
     blank_T = probs.pop(blank)
     by_total_mass = sorted(((sum(probs_T), token, probs_T) for token, probs_T in probs.items()), reverse=True)
-    frames = len(blank_T)
-    depth = frames if depth is None else min(depth, frames)
+    depth = len(blank_T) if depth is None else min(depth, len(blank_T))
     tokens: list[int] = []
     parents: list[int] = []
-    best_masses = [0.0] * nodes  # of all candidates so far, as a heap: below the least of them nothing can come in
+    best_masses = [0.0] * nodes  # of all candidates so far, as a heap: nothing below its least can be selected
     queue: list[tuple] = []
-    silence_T = [1.0]
+    all_blank_T = [1.0]
     for p in blank_T[:-1]:
-        silence_T.append(silence_T[-1] * p)
-    parent = PrefixNode(silence_T, silence_T, None, 1.0, (), -1)
+        all_blank_T.append(all_blank_T[-1] * p)
+    parent = PrefixNode(all_blank_T, all_blank_T, None, 1.0, (), -1)
     level = 1
     while nodes > 0 and depth > 0:
-        if level <= depth and parent.token not in stop_words:
+        if level <= depth and parent.token not in stop_token_ids:
             for total, token, probs_T in by_total_mass:
                 if total * parent.max_mass * TIE_TOLERANCE < best_masses[0]:
-                    break  # a frame begins a word only behind the parent: its room times what all frames give the word
-                opens_T = parent.ends_in_blank_T if token == parent.token else parent.any_ending_T
-                # Rounding must not lift a child above its parent: it would come first.
-                mass = min(sum(map(mul, opens_T, probs_T)), parent.max_mass)
+                    break  # a child's mass is at most the parent's times the token's sum over all frames
+                begin_T = parent.ends_in_blank_T if token == parent.token else parent.any_ending_T
+                # Rounding must not lift a child above its parent: it would be taken first.
+                mass = min(sum(map(mul, begin_T, probs_T)), parent.max_mass)
                 if mass > 0 and mass * TIE_TOLERANCE >= best_masses[0]:
                     heapq.heappushpop(best_masses, mass)
                     heapq.heappush(queue, (-round_mantissa(mass), level, parent.rank_key, token, mass, parent))
         if not queue or len(tokens) == nodes:
             break
-        rank, level, place, token, mass, above = heapq.heappop(queue)
-        parent = extend_prefix(above, token, probs[token], blank_T, mass, (rank, place, token), len(tokens))
+        rank, level, parent_rank, token, mass, above = heapq.heappop(queue)
+        parent = extend_prefix(above, token, probs[token], blank_T, mass, (rank, parent_rank, token), len(tokens))
         tokens.append(token)
         parents.append(above.number)
         level += 1
@@ -98,21 +93,22 @@ def extend_prefix(
     rank_key: tuple,
     number: int,
 ) -> PrefixNode:
-    """The text with one word more: a frame begins the word, frames hold it, blanks follow."""
+    """Return the prefix with one more token: a frame begins the token, frames repeat it, blanks follow."""
     ends_in_blank, ends_in_label = 0.0, 0.0
-    blanked_T, either_T = [], []
+    blank_mass_T, any_mass_T = [], []
     begin_T = parent.ends_in_blank_T if token == parent.token else parent.any_ending_T
-    for opens, p, silent in zip(begin_T, probs_T, blank_T, strict=True):
-        blanked_T.append(ends_in_blank)
-        either_T.append(ends_in_blank + ends_in_label)
-        ends_in_blank, ends_in_label = (ends_in_blank + ends_in_label) * silent, (opens + ends_in_label) * p
-    return PrefixNode(blanked_T, either_T, token, mass, rank_key, number)
+    for begin, p, p_blank in zip(begin_T, probs_T, blank_T, strict=True):
+        either = ends_in_blank + ends_in_label
+        blank_mass_T.append(ends_in_blank)
+        any_mass_T.append(either)
+        ends_in_blank, ends_in_label = either * p_blank, (begin + ends_in_label) * p
+    return PrefixNode(blank_mass_T, any_mass_T, token, mass, rank_key, number)
 
 
 def token_probabilities(log_probs_TC: Tensor, blank: int, words_per_frame: int) -> dict[int, list[float]]:
-    """probs_T, float64, of every frame's best words and of the blank: two transfers, whatever the number of frames."""
+    """Return float64 probabilities_T of the blank and of every frame's best tokens, in two transfers to the host."""
     check_blank(log_probs_TC, blank)
-    size = min(words_per_frame + 1, log_probs_TC.shape[1])  # one more than asked for, in the blank's place
+    size = min(words_per_frame + 1, log_probs_TC.shape[1])  # one more class replaces the blank
     chosen = {blank}
     for best in log_probs_TC.topk(size, dim=1).indices.tolist():
         chosen.update([token for token in best if token != blank][:words_per_frame])
@@ -122,6 +118,6 @@ def token_probabilities(log_probs_TC: Tensor, blank: int, words_per_frame: int) 
 
 
 def round_mantissa(mass: float) -> float:
-    """The 29 leading bits, by what is lost in a sum (Veltkamp 1968)."""
+    """Round to the 29 leading bits, by what is lost in a sum (Veltkamp 1968)."""
     high = mass * VELTKAMP_FACTOR
     return high - (high - mass)

@@ -1,12 +1,12 @@
-"""The most probable beginnings of the collapsed text. It knows frames and class ids, not who scored them.
+"""Prefix search: the most probable prefixes of the collapsed text, level by level in batched tensor operations.
 
-A prefix is a beginning of the collapsed text; its probability sums over every alignment whose collapse
-begins so, whatever the later frames say (prefix search decoding, Graves 2012, "Supervised sequence labelling
-with recurrent neural networks", section 7.5; that a prefix's mass is split by whether its last frame is a
-blank is from Hannun et al. 2014, "First-pass large vocabulary continuous speech recognition").
+A prefix is a beginning of the collapsed text; its probability sums over every alignment whose collapse begins so,
+whatever the later frames are (prefix search decoding, Graves 2012, "Supervised sequence labelling with recurrent
+neural networks", section 7.5). Its mass is split by whether the last frame is a blank (Hannun et al. 2014,
+"First-pass large vocabulary continuous speech recognition").
 
-All of it is float64 in linear space: with a few tens of frames a prefix worth keeping is far above 1e-300,
-and sums of products then are plain matrix products. What underflows counts as impossible.
+All of it is float64 in linear space: with a few tens of frames a prefix worth keeping is far above 1e-300, and sums
+of products then are plain matrix products. What underflows counts as impossible.
 """
 
 from collections.abc import Collection
@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-# Ranking replaces the low bits of a float64 by the place in line, so that no two children tie and one topk is
-# deterministic. The price: probabilities within 2e-9 of each other (29 significant bits) count as equal.
+# Ranking replaces the low bits of a float64 by the index, so that no two children tie and one topk is deterministic.
+# The price: probabilities within 2e-9 of each other (29 significant bits) count as equal.
 INDEX_BITS = 24
 MAX_CHILDREN = 1 << INDEX_BITS
 
@@ -40,10 +40,10 @@ def prefix_search(
     blank: int,
     nodes: int,
     words_per_frame: int,
-    stop_words: Collection[int] = (),
+    stop_token_ids: Collection[int] = (),
     depth: int | None = None,
 ) -> Prefixes:
-    """The `nodes` most probable prefixes of at most `depth` words, over each frame's best words.
+    """Return the `nodes` most probable prefixes of at most `depth` tokens.
 
     Two frames, each p(a) = 1/2, p(b) = 1/4, p(blank) = 1/4, and nodes = 3:
 
@@ -51,25 +51,29 @@ def prefix_search(
         b    1/4           + 1/16            =  5/16
         a b  1/8                                        (b a is as likely, but b ranks below a)
 
-    Level by level: no prefix is more probable than its parent, so the best n of all are among the best n of
-    each depth, and these among the children of the best n one depth up. The words are the union of every
-    frame's `words_per_frame` best; the probabilities are those of the full law all the same. Nothing hangs
-    below a stop word, nothing impossible is a node, and fewer come back where fewer are possible.
+    No prefix is more probable than its parent, so the best n of all are among the best n of each depth, and these
+    among the children of the best n one depth up. Nothing is placed below a stop token, impossible prefixes are left
+    out, and fewer come back where fewer are possible. Equally probable prefixes (see INDEX_BITS) are ordered by depth,
+    then by their parents, then by token id.
 
-    Equally probable (see PLACE_BITS): shallower first, then the better parent, then the smaller token id.
-    log_probs_TC is normalised over C.
+    Args:
+        log_probs_TC: normalised over C.
+        words_per_frame: candidate tokens are the union of every frame's best so many; their probabilities are those
+            of the full distribution all the same.
     """
     tokens_W = _candidate_tokens(log_probs_TC, blank, words_per_frame)
-    stops_S = tokens_W.new_tensor(list(stop_words))
+    stops_S = tokens_W.new_tensor(list(stop_token_ids))
     return drop_impossible(_search_levels(log_probs_TC, blank, nodes, tokens_W, stops_S, depth))
 
 
 def static_prefix_search(
     log_probs_TC: Tensor, blank: int, nodes: int, words_per_frame: int, stops_S: Tensor, depth: int
 ) -> RankedNodes:
-    """`prefix_search` without a shape that depends on the frames, and without a question to the host, so that it can be
-    captured: a word that several frames choose stays as often as they do, and all but one of it are impossible.
-    `prefixes_of` asks how many nodes there are."""
+    """Do a `prefix_search` of static shapes and without host synchronisation, for a CUDA graph.
+
+    A token that several frames choose is a candidate several times, all but the first with mass 0. `drop_impossible`
+    then asks for the number of nodes.
+    """
     check_blank(log_probs_TC, blank)
     few = min(words_per_frame, log_probs_TC.shape[1] - 1)
     tokens_W = _top_tokens(log_probs_TC, blank, few).flatten().sort().values
@@ -77,9 +81,9 @@ def static_prefix_search(
     return _search_levels(log_probs_TC, blank, nodes, tokens_W, stops_S, depth, duplicate_W)
 
 
-def drop_impossible(found: RankedNodes) -> Prefixes:
-    """Those that are possible at all; they come first."""
-    tokens_N, parents_N, mass_N = found
+def drop_impossible(ranked: RankedNodes) -> Prefixes:
+    """Return the nodes with a positive mass, which come first."""
+    tokens_N, parents_N, mass_N = ranked
     count = int((mass_N > 0).sum())
     return Prefixes(tokens_N[:count], parents_N[:count], mass_N[:count].log())
 
@@ -93,52 +97,54 @@ def _search_levels(
     depth: int | None,
     duplicate_W: Tensor | None = None,
 ) -> RankedNodes:
-    """The search over these words. duplicate_W: those that are there already."""
+    """Search over these candidate tokens. duplicate_W: true for those that are listed before already."""
     frames, width = len(log_probs_TC), len(tokens_W)
     if nodes * width > MAX_CHILDREN:
         raise ValueError(
-            f"{nodes} nodes times {width} words are more than the {MAX_CHILDREN} children a level can rank; "
+            f"{nodes} nodes times {width} tokens are more than the {MAX_CHILDREN} children a level can rank; "
             "lower nodes or words_per_frame"
         )
     probs_TW = log_probs_TC[:, tokens_W].double().exp()
     if duplicate_W is not None:
         probs_TW = probs_TW.masked_fill(duplicate_W, 0)
     stops_W = (tokens_W[:, None] == stops_S).any(1)
-    runs_WTT, blank_runs_TT = _run_products(probs_TW.T), _run_products(log_probs_TC[:, blank].double().exp())
+    runs_WTT, blank_runs_TT = run_products(probs_TW.T), run_products(log_probs_TC[:, blank].double().exp())
 
-    # Row 0 is the empty prefix. Any word may pass for its last one: it never ends in a word, so the masses
-    # for "again" and for any other word are the same.
-    ends_in_blank_KT, ends_in_label_KT = _empty_prefix_masses(blank_runs_TT)
+    # Row 0 is the empty prefix. Any candidate serves as its last token: no mass ends in a token, so a repeat is like
+    # any other token.
+    ends_in_blank_KT, ends_in_label_KT = empty_prefix_masses(blank_runs_TT)
     last_K, max_mass_K = tokens_W.new_zeros(1), probs_TW.new_ones(1)
     levels = [(tokens_W[:0], tokens_W[:0], max_mass_K[:0])]
     parent_row, best_of_all_N = 0, max_mass_K[:0]
     for _ in range(frames if depth is None else min(depth, frames)):
         either_KT = ends_in_blank_KT + ends_in_label_KT
         children_KW = either_KT @ probs_TW
-        again_K = (ends_in_blank_KT * probs_TW.T[last_K]).sum(1)
-        children_KW.scatter_(1, last_K[:, None], again_K[:, None])
+        repeat_K = (ends_in_blank_KT * probs_TW.T[last_K]).sum(1)
+        children_KW.scatter_(1, last_K[:, None], repeat_K[:, None])
         # Rounding must not lift a child above its parent: the parent could be cut and the child kept.
         children_R = torch.minimum(children_KW, max_mass_K[:, None]).flatten()
 
-        best_K = _top_masses(children_R, nodes)
+        best_K = top_masses(children_R, nodes)
         parent_K, token_K, mass_K = best_K // width, best_K % width, children_R[best_K]
         levels.append((tokens_W[token_K], parent_K + parent_row, mass_K))
         parent_row += len(last_K)
         if mass_K.is_cpu and len(best_of_all_N) == nodes and mass_K[0] <= best_of_all_N[-1]:
-            break  # nothing below can come in any more; asking is free here, on a GPU it would stall every level
+            break  # no deeper node can be among the best; on a GPU this question would stall every level
         best_of_all_N = torch.cat([best_of_all_N, mass_K]).topk(min(nodes, len(best_of_all_N) + len(mass_K))).values
 
         repeats_K1 = (token_K == last_K[parent_K])[:, None]
-        opens_KT = torch.where(repeats_K1, ends_in_blank_KT[parent_K], either_KT[parent_K])
-        ends_in_blank_KT, ends_in_label_KT = _extend_prefixes(opens_KT, runs_WTT[token_K], blank_runs_TT)
+        begin_KT = torch.where(repeats_K1, ends_in_blank_KT[parent_K], either_KT[parent_K])
+        # Both masses are first-order recurrences in t, hence products with a triangular matrix.
+        ends_in_label_KT = (begin_KT[:, :, None] * runs_WTT[token_K]).sum(1)
+        ends_in_blank_KT = ends_in_label_KT @ blank_runs_TT
         last_K, max_mass_K = token_K, mass_K.masked_fill(stops_W[token_K], 0)
 
     tokens_R, rows_R, mass_R = (torch.cat(parts) for parts in zip(*levels, strict=True))
-    return _select_nodes(tokens_R, rows_R, mass_R, nodes)
+    return select_nodes(tokens_R, rows_R, mass_R, nodes)
 
 
 def pruned_mass(log_probs_TC: Tensor, blank: int, words_per_frame: int) -> Tensor:
-    """The probability that an alignment uses a word outside prefix_search's choice: what it cannot see.
+    """Return the probability that an alignment uses a token that is no candidate of prefix_search.
 
     One frame, p(a) = 1/2, p(b) = 1/4, p(blank) = 1/4, words_per_frame = 1  ->  1/4
     """
@@ -147,10 +153,10 @@ def pruned_mass(log_probs_TC: Tensor, blank: int, words_per_frame: int) -> Tenso
 
 
 def _candidate_tokens(log_probs_TC: Tensor, blank: int, words_per_frame: int) -> Tensor:
-    """The union of every frame's best words, ascending, without the blank."""
+    """Return the union of every frame's best tokens, ascending, without the blank."""
     check_blank(log_probs_TC, blank)
     if words_per_frame < 1:
-        raise ValueError(f"words_per_frame is {words_per_frame}; a prefix needs at least 1")
+        raise ValueError(f"words_per_frame must be >= 1, got {words_per_frame}")
     classes = log_probs_TC.shape[1]
     if words_per_frame >= classes - 1:
         all_C = torch.arange(classes, device=log_probs_TC.device)
@@ -159,7 +165,7 @@ def _candidate_tokens(log_probs_TC: Tensor, blank: int, words_per_frame: int) ->
 
 
 def _top_tokens(log_probs_TC: Tensor, blank: int, words_per_frame: int) -> Tensor:
-    """Of every frame, without the blank: one class more than asked for takes its place where it is among the best."""
+    """Return every frame's best tokens: where the blank is among the best classes, one more class replaces it."""
     best_TW = log_probs_TC.topk(words_per_frame + 1, dim=1).indices
     return torch.where(best_TW[:, :-1] == blank, best_TW[:, -1:], best_TW[:, :-1])
 
@@ -170,12 +176,12 @@ def check_blank(log_probs_TC: Tensor, blank: int) -> None:
         raise ValueError(f"blank is class {blank}, but the frames have classes 0 to {classes - 1}")
 
 
-def _run_products(probs_XT: Tensor) -> Tensor:
-    """How probable it is to go on saying one class: runs[i, j] is the product over frames i .. j-1, or 0.
+def run_products(probs_XT: Tensor) -> Tensor:
+    """Return the probability of a run of one class: runs[i, j] is the product over frames i .. j-1, 0 for j <= i.
 
     p = 1/2 1/4 1/8  ->  0  1/2  1/8
                          0   0   1/4
-                         0   0    0      column j is what holds *before* frame j
+                         0   0    0      column j is the state *before* frame j
     """
     frames = probs_XT.shape[-1]
     later_TT = torch.ones(frames, frames, dtype=torch.bool, device=probs_XT.device).triu(1)
@@ -183,34 +189,24 @@ def _run_products(probs_XT: Tensor) -> Tensor:
     return torch.where(later_TT, before_X1T, 1).cumprod(-1) * later_TT
 
 
-def _empty_prefix_masses(blank_runs_TT: Tensor) -> tuple[Tensor, Tensor]:
-    """Masses of the empty prefix before each frame: all blanks so far, and never a word."""
-    blanked_1T = blank_runs_TT[:1].clone()
-    blanked_1T[:, 0] = 1
-    return blanked_1T, torch.zeros_like(blanked_1T)
+def empty_prefix_masses(blank_runs_TT: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the masses of the empty prefix before each frame: of blanks only so far, and 0 for ending in a token."""
+    blank_1T = blank_runs_TT[:1].clone()
+    blank_1T[:, 0] = 1
+    return blank_1T, torch.zeros_like(blank_1T)
 
 
-def _extend_prefixes(opens_KT: Tensor, runs_KTT: Tensor, blank_runs_TT: Tensor) -> tuple[Tensor, Tensor]:
-    """Say one word more: opens[t] is the mass that frame t may begin it from, runs how it is held.
-
-    Returns blanked_KT and ends_in_label_KT: the frames before t collapse to just this prefix, and the last of them
-    is a blank / is the new word. Both are first-order recurrences in t, hence products with a triangle.
-    """
-    ends_in_label_KT = (opens_KT[:, :, None] * runs_KTT).sum(1)
-    return ends_in_label_KT @ blank_runs_TT, ends_in_label_KT
-
-
-def _top_masses(mass_R: Tensor, count: int) -> Tensor:
-    """Indices of the largest, in order; the earlier one wins where 29 significant bits are equal."""
+def top_masses(mass_R: Tensor, count: int) -> Tensor:
+    """Return indices of the largest masses, in order; the earlier one wins where 29 significant bits are equal."""
     tie_break_R = MAX_CHILDREN - 1 - torch.arange(len(mass_R), device=mass_R.device)
     # The bits of a non-negative float, read as an integer, are in the order of the floats.
     rounded_R = (mass_R.view(torch.int64) + MAX_CHILDREN // 2) & -MAX_CHILDREN
     return (rounded_R | tie_break_R).topk(min(count, len(mass_R))).indices
 
 
-def _select_nodes(tokens_R: Tensor, rows_R: Tensor, mass_R: Tensor, nodes: int) -> RankedNodes:
-    """The best of all levels. Parents are rows: 0 is the empty prefix and becomes -1, r + 1 is entry r."""
-    best_N = _top_masses(mass_R, nodes)
+def select_nodes(tokens_R: Tensor, rows_R: Tensor, mass_R: Tensor, nodes: int) -> RankedNodes:
+    """Return the best nodes of all levels. Parents are rows: 0 is the empty prefix and becomes -1, r + 1 is entry r."""
+    best_N = top_masses(mass_R, nodes)
     node_R = tokens_R.new_full((len(tokens_R) + 1,), -1)
     node_R[best_N + 1] = torch.arange(len(best_N), device=best_N.device)
     return tokens_R[best_N], node_R[rows_R[best_N]], mass_R[best_N]

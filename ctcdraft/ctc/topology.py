@@ -1,6 +1,7 @@
-"""How a frame goes on from a text: what it may begin a word from, and whether it may hold one. It knows masses alone.
+"""The alignment topology: how a frame continues a text, in CTC and in a transducer.
 
-This is all in which CTC and a transducer differ once frames are summed over; the searches and laws take it as a value.
+Once frames are summed over, the two differ in nothing else; searches and next-label distributions take the topology
+as an argument.
 """
 
 from __future__ import annotations
@@ -12,24 +13,30 @@ from torch import Tensor
 
 
 class Topology(Protocol):
-    """merges: whether frames hold a word; the same in one word, for who counts text by text."""
+    """merges_repeats: whether a frame that repeats the one before it belongs to the same token."""
 
     merges_repeats: bool
 
     def begin_mass(self, ends_in_blank_X: Tensor, ends_in_label_X: Tensor, repeats_X: Tensor) -> Tensor:
-        """Mass_X from which a frame may begin a word, of texts whose last frame was a blank / their last word.
+        """Return the mass_X from which a frame may begin a token.
 
-        repeats_X: true where the word to begin is the text's last one.
+        Args:
+            ends_in_blank_X, ends_in_label_X: masses of texts whose last frame was a blank / their last token.
+            repeats_X: true where the new token equals the text's last one.
         """
 
     def repeat_mass(self, token_prob_X: Tensor) -> Tensor:
-        """What a frame that says the text's last word right behind it leaves the text as it is with, given what
-        the frame gives to that word."""
+        """Return the probability that a frame right after a token's frame repeats it without a new token.
+
+        token_prob_X: probability of this token in the frame.
+        """
 
 
 class CTCTopology:
-    """CTC (Graves et al. 2006): a frame that repeats the one before it holds its word, so that only a blank between
-    two equal words keeps both.   5 5 0 5  ->  5 5"""
+    """CTC (Graves et al. 2006): a repeated frame extends its token; only a blank separates equal tokens.
+
+    5 5 0 5  ->  5 5
+    """
 
     merges_repeats = True
 
@@ -41,7 +48,7 @@ class CTCTopology:
 
 
 class TransducerTopology:
-    """A transducer: whatever a frame says is said anew, so that nothing is ever held.   5 5 0 5  ->  5 5 5"""
+    """A transducer: every frame that is not blank emits a new token.   5 5 0 5  ->  5 5 5"""
 
     merges_repeats = False
 

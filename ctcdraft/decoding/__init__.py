@@ -1,1 +1,1 @@
-"""Trees, verdicts, the loop. This room never imports a drafter and has never heard of CTC."""
+"""Decoding: token trees, verification and the loop. Nothing here imports a drafter or depends on CTC."""

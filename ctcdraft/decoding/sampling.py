@@ -1,4 +1,4 @@
-"""From logits to the law a word is drawn from, and the noise that draws it. It knows no trees and no models."""
+"""From logits to probabilities (temperature, top-k, top-p), and counter-based noise to sample tokens with."""
 
 from __future__ import annotations
 
@@ -7,79 +7,79 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# SplitMix64 (Steele, Lea, Flood 2014): its increment and the two multipliers of its finaliser, as signed words.
+# SplitMix64 (Steele, Lea, Flood 2014): its increment and the two multipliers of its finaliser, as signed integers.
 SPLITMIX_INCREMENT = 0x9E3779B97F4A7C15 - 2**64
 SPLITMIX_MULTIPLIER_1 = 0xBF58476D1CE4E5B9 - 2**64
 SPLITMIX_MULTIPLIER_2 = 0x94D049BB133111EB - 2**64
 
 
 def warp(logits_NV: Tensor, temperature: float, top_k: int = 0, top_p: float = 1.0) -> Tensor:
-    """Log-probabilities_NV in float32 or wider after temperature, then top-k, then top-p.
+    """Return log-probabilities_NV in float32 or wider after temperature, then top-k, then top-p.
 
-    Temperature 0 is the one-hot law of the most probable word, so greedy decoding needs no code of its own.
-    top_k = 0 and top_p = 1 keep every word; a word that is cut has log-probability -inf.
+    Temperature 0 gives the one-hot distribution of the argmax, so that greedy decoding needs no code of its own.
+    top_k = 0 and top_p = 1 keep every token; a removed token has log-probability -inf.
     """
     if temperature == 0:
         best_N1 = logits_NV.argmax(dim=-1, keepdim=True)
         return torch.full_like(logits_NV, -torch.inf).scatter_(-1, best_N1, 0.0)
     scores_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32)) / temperature
     if 0 < top_k < scores_NV.shape[-1]:
-        least_N1 = scores_NV.topk(top_k, dim=-1).values[..., -1:]
-        scores_NV = scores_NV.masked_fill(scores_NV < least_N1, -torch.inf)
+        threshold_N1 = scores_NV.topk(top_k, dim=-1).values[..., -1:]
+        scores_NV = scores_NV.masked_fill(scores_NV < threshold_N1, -torch.inf)
     if top_p < 1.0:
         scores_NV = top_p_filter(scores_NV, top_p)
     return scores_NV.log_softmax(dim=-1)
 
 
 def unwarped_log_probs(logits_NV: Tensor) -> Tensor:
-    """The law of logits as they are: temperature 1, every word."""
+    """Return the log-softmax: temperature 1, all tokens."""
     return warp(logits_NV, 1.0)
 
 
 def top_p_filter(scores_NV: Tensor, top_p: float) -> Tensor:
-    """The fewest words whose probabilities reach top_p; the most probable one always stays."""
+    """Keep the fewest tokens whose probabilities reach top_p; the most probable one always stays."""
     sorted_NV, order_NV = scores_NV.sort(dim=-1, descending=True)
     probs_NV = sorted_NV.softmax(dim=-1)
-    outside_NV = probs_NV.cumsum(dim=-1) - probs_NV >= top_p  # mass *before* the word already suffices
+    outside_NV = probs_NV.cumsum(dim=-1) - probs_NV >= top_p  # the mass *before* the token already suffices
     outside_NV[..., 0] = False
     return scores_NV.masked_fill(outside_NV.gather(-1, order_NV.argsort(dim=-1)), -torch.inf)
 
 
 @dataclass(frozen=True)
 class GumbelNoise:
-    """Random numbers that depend on (seed, absolute position, word) and on nothing else.
+    """Random numbers that depend on (seed, absolute position, token id) only.
 
-    Autoregression and every drafter therefore draw the same word wherever they ask for the same position of
-    the same text: sampled decoding can be compared token for token. The generator is counter-based
-    (SplitMix64 on 64-bit words), so any device gives the same bits and no state is carried.
+    Autoregression and every drafter therefore sample the same token at the same position of the same text, so sampled
+    decoding can be compared token for token. The generator is counter-based (SplitMix64 on 64-bit integers): it gives
+    the same bits on every device and has no state.
     """
 
     seed: int
 
     def gumbel(self, positions_N: Tensor, vocabulary: int) -> Tensor:
-        """Standard Gumbel noise_NV: argmax(log p + noise) is a draw from p."""
+        """Return standard Gumbel noise_NV: argmax(log p + noise) is a sample from p."""
         return -torch.log(-torch.log(self.uniform(positions_N, vocabulary)))
 
     def uniform(self, positions_N: Tensor, count: int, after: int = 0) -> Tensor:
-        """Uniforms_NV strictly between 0 and 1, float64: float32 would never draw a word below 6e-8.
+        """Return uniform numbers_NV strictly between 0 and 1, float64: float32 could never sample a token below 6e-8.
 
-        after: how many to leave out. With after=V they are coins that no word's noise is made of.
+        after: how many numbers of each position to skip. With after=V they are independent of the tokens' noise.
         """
         key = splitmix64_finalise(torch.tensor(self.seed * 2 + 1, dtype=torch.int64, device=positions_N.device))
         keys_N1 = splitmix64_finalise(positions_N.to(torch.int64) + key)[:, None]
         counters_V = torch.arange(after + 1, after + count + 1, device=positions_N.device) * SPLITMIX_INCREMENT
         bits_NV = splitmix64_finalise(keys_N1 + counters_V)
-        # 52 bits and a half: with 53 the largest would round to 1.
+        # 52 bits plus one half: with 53 bits the largest number would round to 1.
         return logical_shift_right(bits_NV, 12).double().add_(0.5).mul_(2.0**-52)
 
 
 def splitmix64_finalise(x: Tensor) -> Tensor:
-    """The finaliser of SplitMix64 on int64 words, elementwise; products wrap around as intended."""
+    """Apply the finaliser of SplitMix64 to int64 values; products wrap around as intended."""
     x = (x ^ logical_shift_right(x, 30)) * SPLITMIX_MULTIPLIER_1
     x = (x ^ logical_shift_right(x, 27)) * SPLITMIX_MULTIPLIER_2
     return x ^ logical_shift_right(x, 31)
 
 
 def logical_shift_right(x: Tensor, bits: int) -> Tensor:
-    """Logical shift right; torch's own is arithmetic and would smear the sign."""
+    """Shift in zeros; torch's own shift is arithmetic and would repeat the sign bit."""
     return (x >> bits) & (2 ** (64 - bits) - 1)

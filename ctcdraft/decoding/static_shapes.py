@@ -1,10 +1,8 @@
-"""Reads whose shape never changes, so that a GPU can replay them as one graph. It knows trees and cache rows, no model.
+"""Tree reads of static shape: padded trees and whole cache buffers, so that a GPU can replay a read as one CUDA graph.
 
-A tree is padded to the next size there is, and attention sees every row of the cache's buffers, most of them masked.
-On a CPU the same reads run eagerly, slower than exact ones and the proof that padding changes nothing; or compiled,
-which a shape that never changes pays for once. On a GPU what is compiled is captured like all else.
-
-A read that torch compiles once for every number of nodes. It knows the sizes of tensors, no model and no tree.
+A tree is padded to the next of a few sizes, and attention sees every row of the cache's buffers, most of them masked.
+On a CPU the same reads run eagerly, slower than exact ones, as a proof that padding changes nothing; or compiled by
+torch, once per number of nodes. On a GPU compiled code is captured like eager code.
 """
 
 from __future__ import annotations
@@ -23,16 +21,17 @@ from ctcdraft.decoding.kv_cache import ALLOCATION_STEP, KVCache, StaticCacheView
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.errors import InputError, first_line
 
-# (tokens_N, positions_N, mask_NM, cache) -> states_ND and logits_NV
+# (tokens_N, position_ids_N, mask_NM, cache) -> hidden states_ND and logits_NV
 ForwardFunction = Callable[[Tensor, Tensor, Tensor, StaticCacheView], tuple[Tensor, Tensor]]
 StatesAndLogits = tuple[Tensor, Tensor]
 CapturedOutputs = TypeVar("CapturedOutputs", bound=tuple[Tensor, ...])
-PADDED_SIZES = (1, 8, 16, 32, 64, 128, 256)  # nodes; beyond the last, multiples of it
+PADDED_SIZES = (1, 8, 16, 32, 64, 128, 256)  # nodes; beyond the last, multiples of ALLOCATION_STEP
+RECOMPILE_LIMIT = 1024  # sizes and bases that one process may compile; torch's default is 8
 
 
 @dataclass(frozen=True)
 class StaticInputs:
-    """What a read of N nodes is told: words, their positions, the rows they are written to and those they see."""
+    """The inputs of a forward pass over N nodes: tokens, position ids, cache rows to write, and the attention mask."""
 
     tokens_N: Tensor
     positions_N: Tensor
@@ -41,7 +40,9 @@ class StaticInputs:
 
     @classmethod
     def of(cls, tree: TokenTree, start: int, capacity: int, dtype: torch.dtype) -> Self:
-        """The tree behind `start` rows, padded. A padding node sees itself alone: a node that sees nothing is NaN.
+        """Return the padded inputs of a tree behind `start` rows of a cache with `capacity` rows.
+
+        A padding node sees itself alone, because a softmax over nothing is NaN.
 
         start 2, capacity 6, a root and its child, size 3:     rows 0 1 root child - -
             root     x x x                                      child    x x x x
@@ -49,9 +50,8 @@ class StaticInputs:
         """
         size = padded_size(len(tree))
         missing = size - len(tree)
-        seen_NN = torch.block_diag(
-            tree.ancestors_NN.long(), torch.eye(missing, dtype=torch.int64, device=tree.tokens_N.device)
-        ).bool()
+        padding_NN = torch.eye(missing, dtype=torch.int64, device=tree.tokens_N.device)
+        seen_NN = torch.block_diag(tree.ancestors_NN.long(), padding_NN).bool()
         allowed_NM = F.pad(seen_NN, (start, capacity - start - size))
         allowed_NM[: len(tree), :start] = True
         mask_NM = torch.zeros(size, capacity, dtype=dtype, device=seen_NN.device)
@@ -68,22 +68,22 @@ class StaticInputs:
 
 
 class StaticShapeForward:
-    """All graphs of one base, by size and capacity, and the one set of buffers that they were captured over.
+    """The CUDA graphs of one base, by size and capacity, and the cache buffers that they were captured with.
 
-    compiled: torch compiles a read of every size before it is run or captured.
+    compiled: compile the forward pass of every size with torch before it is run or captured.
     """
 
     def __init__(self, compiled: bool = False) -> None:
         self.compiled = compiled
-        self.capture_error: str | None = None  # why nothing more is captured
+        self.capture_error: str | None = None  # set when a capture failed; from then on all reads are eager
         self._run: Callable[..., StatesAndLogits] = CompiledForward(run_forward) if compiled else run_forward
         self._buffers: dict[int, tuple[Any, Any]] = {}  # keys and values, by capacity
-        self._users: dict[int, Any] = {}  # who holds them now, weakly
+        self._users: dict[int, Any] = {}  # weak references to the caches that use them now, by capacity
         self._graphs: dict[tuple[int, int], tuple[Any, StaticInputs, StatesAndLogits]] = {}
 
     @classmethod
     def of(cls, fixed: bool, compiled: bool) -> StaticShapeForward | None:
-        """What the values base.fixed and base.compiled ask for; None: reads of exact shapes."""
+        """Return what the settings base.fixed and base.compiled ask for; None for reads of exact shapes."""
         if compiled and not fixed:
             raise InputError(
                 "base.compiled=true without base.fixed=true would compile anew for nearly every tree and text; add "
@@ -92,11 +92,13 @@ class StaticShapeForward:
         return cls(compiled) if fixed else None
 
     def __deepcopy__(self, memo: dict) -> StaticShapeForward:
-        return StaticShapeForward()  # graphs and code belong to the weights, and their type, that they were made for
+        return StaticShapeForward()  # graphs and compiled code belong to the weights they were made for
 
     def new_cache(self, layers: int, capacity: int) -> KVCache:
-        """A cache over the buffers of its capacity; where another text still holds them, one of its own, which is
-        read eagerly."""
+        """Return a cache that uses the shared buffers of its capacity.
+
+        While another cache uses these buffers it gets its own, and its reads are eager.
+        """
         cache = KVCache(layers, capacity + PADDED_SIZES[-1], zeroed=True)
         if self._users.get(cache.capacity, lambda: None)() is None:
             cache.use_buffers(self._buffers.get(cache.capacity))
@@ -106,7 +108,7 @@ class StaticShapeForward:
     def __call__(
         self, forward: ForwardFunction, tree: TokenTree, cache: KVCache, dtype: torch.dtype
     ) -> StatesAndLogits:
-        """States and logits of the tree's own nodes; its rows are appended to the cache."""
+        """Return hidden states and logits of the tree's nodes without the padding; append its rows to the cache."""
         start, nodes = cache.length, len(tree)
         cache.reserve(start + padded_size(nodes))
         inputs = StaticInputs.of(tree, start, cache.capacity, dtype)
@@ -118,7 +120,7 @@ class StaticShapeForward:
         return states_ND[:nodes], logits_NV[:nodes]
 
     def _owns_buffers(self, cache: KVCache) -> bool:
-        """Whether this cache's rows lie where graphs expect them."""
+        """Return whether this cache uses the buffers that graphs were captured with."""
         user = self._users.get(cache.capacity)
         if user is None or user() is not cache:
             return False
@@ -126,8 +128,10 @@ class StaticShapeForward:
         return self._buffers[cache.capacity][0] is cache.buffers[0]
 
     def _replay(self, forward: ForwardFunction, inputs: StaticInputs, cache: KVCache) -> StatesAndLogits:
-        """The graph of this shape, captured when it is first asked for. What it gives out is overwritten by the next
-        read of its shape; the loop has indexed what it keeps by then."""
+        """Replay the graph of this shape, after capturing it on first use.
+
+        The outputs are overwritten by the next replay of the shape; by then the loop has copied what it keeps.
+        """
         key = (len(inputs.tokens_N), cache.capacity)
         if key not in self._graphs:
             static_inputs = inputs.clone()
@@ -137,7 +141,7 @@ class StaticShapeForward:
                 )
             except torch.OutOfMemoryError:
                 raise
-            except RuntimeError as error:  # a base that asks the host something while it reads
+            except RuntimeError as error:  # a base that synchronises with the host cannot be captured
                 self.capture_error = first_line(error)
                 return self._run(forward, inputs, cache.static_view(inputs.rows_N))
             self._graphs[key] = graph, static_inputs, out
@@ -152,7 +156,7 @@ def run_forward(forward: ForwardFunction, inputs: StaticInputs, cache: StaticCac
 
 
 def capture_cuda_graph(run: Callable[[], CapturedOutputs]) -> tuple[Any, CapturedOutputs]:
-    """A CUDA graph of `run` and the tensors it fills, after the calls that kernels need before they can be captured."""
+    """Return a CUDA graph of `run` and the tensors it fills, after the warm-up calls that kernels need."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -171,22 +175,22 @@ def padded_size(nodes: int) -> int:
 
 
 def padded_sizes_up_to(nodes: int) -> list[int]:
-    """All sizes that trees of so many nodes, or fewer, are padded to:   12 -> 1 8 16"""
+    """Return all sizes that trees of at most so many nodes are padded to:   12 -> 1 8 16"""
     return sorted({padded_size(fewer) for fewer in range(1, nodes + 1)})
 
 
-RECOMPILE_LIMIT = 1024  # sizes and bases that one process may meet; torch gives up at eight
-
-
 class CompiledForward:
-    """`run` as one piece of compiled code for every number of nodes. How many rows the cache's buffers have stays
-    open: attention is a kernel that takes any number, and half a minute of compiling buys nothing there."""
+    """A forward pass compiled once per number of nodes, for cache buffers of any capacity.
 
-    def __init__(self, run: Callable[[ForwardFunction, StaticInputs, StaticCacheView], tuple[Tensor, Tensor]]) -> None:
+    The capacity stays dynamic because attention runs in a kernel that takes any number of rows, and half a minute of
+    compiling per capacity would gain nothing.
+    """
+
+    def __init__(self, run: Callable[[ForwardFunction, StaticInputs, StaticCacheView], StatesAndLogits]) -> None:
         self._run: Any = torch.compile(run, dynamic=False, fullgraph=True)
         self._sizes: set[int] = set()
 
-    def __call__(self, forward: ForwardFunction, inputs: StaticInputs, cache: StaticCacheView) -> tuple[Tensor, Tensor]:
+    def __call__(self, forward: ForwardFunction, inputs: StaticInputs, cache: StaticCacheView) -> StatesAndLogits:
         size = len(inputs.tokens_N)
         if size in self._sizes:
             return self._run(forward, inputs, cache)
@@ -194,20 +198,22 @@ class CompiledForward:
         self._sizes.add(size)
         return outputs
 
-    def _compile(self, forward: ForwardFunction, inputs: StaticInputs, cache: StaticCacheView) -> tuple[Tensor, Tensor]:
-        """Compile this size and read. InputError where that is impossible: a read that would quietly be an eager one
-        were a figure under a wrong name."""
+    def _compile(self, forward: ForwardFunction, inputs: StaticInputs, cache: StaticCacheView) -> StatesAndLogits:
+        """Compile this size and run it.
+
+        Raises InputError where that is impossible: an eager fallback would be measured under a wrong name.
+        """
         torch._dynamo.maybe_mark_dynamic(inputs.mask_NM, 1)
         for buffer in (buffer for layer in cache.layer_buffers for buffer in layer):
             torch._dynamo.maybe_mark_dynamic(buffer, 2)
         try:
-            # What torch has to say of itself while it compiles is nothing that a user could mend.
+            # Warnings of the compiler concern torch itself; a user can do nothing about them.
             with warnings.catch_warnings(), torch._dynamo.config.patch(recompile_limit=RECOMPILE_LIMIT):
                 warnings.simplefilter("ignore")
                 return self._run(forward, inputs, cache)
         except torch._dynamo.exc.TorchDynamoException as error:
             raise InputError(
-                f"base.compiled=true: this base cannot be compiled here ({first_line(error)}); it takes a C++ "
-                "compiler, on a GPU also triton, and a model without turns that depend on its values; install what "
-                "is missing, or leave base.compiled=false"
+                f"base.compiled=true: this base cannot be compiled here ({first_line(error)}); compiling needs a C++ "
+                "compiler, on a GPU also triton, and a model without control flow that depends on values; install "
+                "what is missing, or set base.compiled=false"
             ) from error

@@ -1,7 +1,4 @@
-"""Which guesses stand. It knows a tree and the base's law at every node; not how the guesses were made.
-
-Guesses that the base finds typical enough (Cai et al. 2024, Medusa, section 3.3.1). It changes the text: LOSSY.
-"""
+"""Verification of token trees: exact matching with sampled base tokens, and Medusa's typical acceptance (LOSSY)."""
 
 from __future__ import annotations
 
@@ -15,37 +12,42 @@ from ctcdraft.decoding.sampling import GumbelNoise
 from ctcdraft.decoding.tree import TokenTree, VerifyResult
 from ctcdraft.errors import InputError, check_float
 
-# (tree, the base's log-probabilities_NV after each node, noise, position of the root). Without noise the law is
-# one-hot: only the best word of each row counts, and rows need not be normalised.
+# (tree, the base's log-probabilities_NV after each node, noise, position of the root). Without noise the distribution
+# is one-hot: only the argmax of each row counts, and rows need not be normalised.
 Verifier = Callable[[TokenTree, Tensor, GumbelNoise | None, int], VerifyResult]
 
 
 def match(tree: TokenTree, log_probs_NV: Tensor, noise: GumbelNoise | None, root_position: int) -> VerifyResult:
-    """Let the base speak at every node; walk on while a child says the same; the first other word is the bonus.
+    """Sample the base's token at every node; descend while a child has that token; the first other is the bonus.
 
         root the          base after `the`: cat     cat is a child: accepted
-        |- cat            base after `cat`: sat     no child says sat: bonus sat
+        |- cat            base after `cat`: sat     no child is sat: bonus sat
         |   |- is
         |- dog            commits: cat sat
 
-    Exact for any deterministic tree and any law, greedy or sampled, and needs no draft probabilities: the
-    words that come out are the base's own draws, whatever was guessed. Where noise is keyed by position they
-    are the very draws autoregression makes. (A drawn chain is read the same way, at a lower acceptance than
-    `rejection` gives it.)
+    Exact for any deterministic tree and any distribution, greedy or sampled, without draft probabilities: all
+    committed tokens are the base's own samples. As the noise is keyed by position, they are the very samples that
+    autoregression draws. (A sampled chain may be verified this way too; `rejection` accepts more of it.)
     """
     base_tokens_N = sample_base_tokens(log_probs_NV, noise, root_position, tree)
-    if len(tree) == 1:  # nothing to walk along; what follows would cost autoregression ten operations a pass
+    if len(tree) == 1:  # autoregression: the rest would cost it ten operations per step
         return VerifyResult(tree.depths_N, base_tokens_N.new_ones(()), base_tokens_N[0])
     agrees_N = tree.tokens_N == base_tokens_N[tree.parents_N]
     agrees_N[0] = True
-    accepted_N = (tree.ancestors_NN <= agrees_N).all(dim=1)  # <= of truths is "implies": who is above it, agrees
-    last = (tree.depths_N * accepted_N).argmax()
+    last = (tree.depths_N * connected_to_root(tree, agrees_N)).argmax()
     return VerifyResult(path_to(tree, last), tree.depths_N[last] + 1, base_tokens_N[last])
 
 
+def connected_to_root(tree: TokenTree, accepted_alone_N: Tensor) -> Tensor:
+    """Return true_N where the node and all its ancestors are accepted."""
+    return (tree.ancestors_NN <= accepted_alone_N).all(dim=1)  # <= of truth values is "implies"
+
+
 def sample_base_tokens(log_probs_NV: Tensor, noise: GumbelNoise | None, root_position: int, tree: TokenTree) -> Tensor:
-    """The base's word after each node, by Gumbel-max with noise keyed by the word's position; without noise the
-    most probable one. Siblings share one row of noise."""
+    """Return the base's token_N after each node by Gumbel-max with noise keyed by position; without noise the argmax.
+
+    Siblings share one row of noise.
+    """
     if noise is None:
         return log_probs_NV.argmax(dim=-1)
     first = root_position + 1
@@ -55,20 +57,19 @@ def sample_base_tokens(log_probs_NV: Tensor, noise: GumbelNoise | None, root_pos
 
 
 def path_to(tree: TokenTree, node: Tensor) -> Tensor:
-    """The nodes from the root to `node` as path_K (K = height + 1), -1 in free slots."""
-    size = len(tree)
+    """Return the nodes from the root to `node` as path_K (K = height + 1), -1 in unused slots."""
     slots_N = torch.where(tree.ancestors_NN[node], tree.depths_N, tree.height + 1)
     path = torch.full((tree.height + 2,), -1, dtype=torch.int64, device=slots_N.device)
-    return path.scatter_(0, slots_N, torch.arange(size, device=slots_N.device))[:-1]
+    return path.scatter_(0, slots_N, torch.arange(len(tree), device=slots_N.device))[:-1]
 
 
 @dataclass(frozen=True)
 class TypicalAcceptance:
-    """A guess x stands where p(x) > min(epsilon, delta exp(-H(p))), H the entropy of the base's law p there.
+    """Accept a draft token x if p(x) > min(epsilon, delta exp(-H(p))), H the entropy of the base's distribution p.
 
-    Of the longest paths that stand the one is taken which the base finds most probable; the bonus is its own
-    draw. No random number decides about a guess, so what comes out has not the base's law: likely guesses stand
-    too often, and what is nobody's guess comes too seldom. At temperature 0 only the base's own word stands.
+    Cai et al. 2024 (Medusa), section 3.3.1. Of the longest accepted paths the base's most probable one is taken; the
+    bonus is a sample of the base. The decision does not depend on a random number, so the output does not follow the
+    base's distribution: probable draft tokens come too often. At temperature 0 only the base's argmax is accepted.
     """
 
     epsilon: float
@@ -79,8 +80,8 @@ class TypicalAcceptance:
         check_float(self.delta, "decoding.verify.delta")
         if not (0 < self.epsilon < 1 and self.delta > 0):
             raise InputError(
-                f"decoding.verify.epsilon={self.epsilon} and delta={self.delta}: epsilon lies between 0 and 1, delta "
-                "above 0"
+                f"decoding.verify.epsilon must be in (0, 1) and decoding.verify.delta > 0, got epsilon={self.epsilon} "
+                f"and delta={self.delta}"
             )
 
     def __call__(
@@ -89,13 +90,13 @@ class TypicalAcceptance:
         if noise is None:
             return match(tree, log_probs_NV, noise, root_position)
         probs_NV = log_probs_NV.exp()
-        entropy_N = -(probs_NV * log_probs_NV).nan_to_num(0.0).sum(-1)  # 0 log 0 is nothing
+        entropy_N = -(probs_NV * log_probs_NV).nan_to_num(0.0).sum(-1)  # 0 log 0 is 0
         threshold_N = (self.delta * (-entropy_N).exp()).clamp(max=self.epsilon)
         draft_log_probs_N = log_probs_NV[tree.parents_N, tree.tokens_N]
         draft_log_probs_N[0] = 0.0
         accepted_alone_N = draft_log_probs_N.exp() > threshold_N[tree.parents_N]
         accepted_alone_N[0] = True
-        accepted_N = (accepted_alone_N | ~tree.ancestors_NN).all(dim=1)
+        accepted_N = connected_to_root(tree, accepted_alone_N)
         deepest_N = accepted_N & (tree.depths_N == (tree.depths_N * accepted_N).max())
         likelihood_N = draft_log_probs_N.masked_fill(~accepted_N, 0.0) @ tree.ancestors_NN.T.to(draft_log_probs_N.dtype)
         last = likelihood_N.masked_fill(~deepest_N, -float("inf")).argmax()

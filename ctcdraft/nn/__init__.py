@@ -1,1 +1,1 @@
-"""The layers drafters are made of. They know shapes; not what is drafted, trained or decoded with them."""
+"""The layers that drafters are made of; nothing here depends on how they are trained or decoded with."""

@@ -1,11 +1,10 @@
-"""Layers of a head that begin as copies of the base's last one, accepted only where their outputs agree.
+"""Initialisation of a draft head's layers from the base's last layer, accepted only if the outputs agree.
 
-Names and shapes do not tell what a layer computes: a norm may scale by 1 + w, rotary pairs may be neighbours, a layer
-may have no rotary positions or multiply what it adds. So the weights are brought into the order of a plain layer, in
-each of a few ways (`request_formats`), and the first whose outputs on random text are those of the base's own layer
-is kept. The
-base's layer is run as a float32 twin without the hooks that devices and shards hang on it. Where no way agrees the
-head's layer keeps its random weights, and a reason for the plan is returned.
+Names and shapes do not determine what a layer computes: a norm may scale by 1 + w, rotary pairs may be neighbours, a
+layer may have no rotary positions or multiply its residuals. So the weights are converted to a plain layer under each
+of a few conventions (`weight_conventions`), and the first whose outputs on random inputs equal those of the base's own
+layer is kept. The base's layer is run as a float32 copy without the hooks of device maps and shards. If no convention
+agrees the head's layer keeps its random weights, and the reason is returned for the plan.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from torch import Tensor, nn
 from ctcdraft.nn.rotary import BaseRotary, half_split_rows
 from ctcdraft.nn.transformer import ACTIVATIONS, BlockConfig, RMSNorm
 
-COPY_TOLERANCE = 2e-3  # of what a layer adds to its input, root mean square; both sides compute in float32
-SAMPLE_LENGTH = 12  # positions, spread out: scaled frequencies turn alike near the start
-MAX_SAMPLE_POSITION = 512  # the base's angles are rounded to float32, which shows the more the farther
+COPY_TOLERANCE = 2e-3  # relative to the norm of what the layer adds to its input; both sides compute in float32
+SAMPLE_LENGTH = 12  # positions, spread out: near the start scaled frequencies give nearly the same angles
+MAX_SAMPLE_POSITION = 512  # the float32 rounding of the base's angles grows with the position
 
-# Our parameter <- the parameter of a base's layer that plays the same part.
+# Our parameter -> the corresponding parameter of a base's layer.
 BASE_PARAMETER_NAMES = {
     "attention_norm.weight": "input_layernorm.weight",
     "attention.query.weight": "self_attn.q_proj.weight",
@@ -49,11 +48,11 @@ ROTATED_PARAMETERS = [name for name in BASE_PARAMETER_NAMES if name.startswith((
 
 INPUT_NORM = "attention_norm.weight"  # EAGLE's layer has none
 
-BlockForward = Callable[[Tensor, Tensor], Tensor]  # text [1, L, D] and positions [L] through a layer, causally
+BlockForward = Callable[[Tensor, Tensor], Tensor]  # hidden states [1, L, D], position ids [L] -> causal layer output
 
 
 def base_block_config(lm: Any, context_length: int) -> BlockConfig:
-    """Return the shape of the base's own layers: sizes, rotary frequencies, norms of heads, biases and activation."""
+    """Return the shape of the base's own layers: sizes, rotary frequencies, head norms, biases and activation."""
     plain, config = BlockConfig.of(lm.config, context_length), lm.config
     layers = decoder_layers(lm)
     parameters = dict(layers[-1].named_parameters()) if layers else {}
@@ -68,49 +67,49 @@ def base_block_config(lm: Any, context_length: int) -> BlockConfig:
     rotary = BaseRotary.of(lm)
     if rotary is None or 2 * len(rotary.frequencies) > plain.head_width:
         return shape
-    still = plain.head_width // 2 - len(rotary.frequencies)
-    return replace(shape, frequencies=(*rotary.frequencies, *[0.0] * still), rotary_scale=rotary.scale)
+    unrotated = plain.head_width // 2 - len(rotary.frequencies)
+    return replace(shape, frequencies=(*rotary.frequencies, *[0.0] * unrotated), rotary_scale=rotary.scale)
 
 
 def decoder_layers(lm: Any) -> list[nn.Module]:
     return list(getattr(lm.base_model, "layers", []))
 
 
-def init_from_base_layer(block: nn.Module, shape: BlockConfig, read: BlockForward, lm: Any) -> tuple[bool, str]:
+def init_from_base_layer(block: nn.Module, shape: BlockConfig, forward: BlockForward, lm: Any) -> tuple[bool, str]:
     """Copy the base's last layer, or the one before, into the block if the outputs agree; else leave it as it is.
 
-    Returns whether it was copied, and the line for the plan. read: runs text through the block. A head of random
-    weights costs many steps of training, so SmolLM3's last layer, which has no rotary positions, is not the end.
+    The layer before is tried because random weights cost many training steps: the last layer of SmolLM3, for example,
+    has no rotary positions. forward: runs the block. Returns whether it was copied, and the line for the plan.
     """
     layers = decoder_layers(lm)
     if not layers:
         return False, f"at random (the base has no list of decoder layers{missing_rotary_note(lm, shape)})"
     if any(value.is_meta for value in (*layers[-1].parameters(), *block.parameters())):
-        return False, "as the weights of the base decide, which are not here"
+        return False, "from the base's last layer if the outputs agree (its weights are not loaded)"
     reasons: list[str] = []
     for number in range(len(layers) - 1, max(-1, len(layers) - 3), -1):
-        refused = try_copy_layer(block, shape, read, lm, number)
-        if refused is None:
+        reason = try_copy_layer(block, shape, forward, lm, number)
+        if reason is None:
             which = "last layer" if not reasons else f"layer {number + 1} of {len(layers)}"
             return True, f"from the base's {which} ({'; '.join(['outputs agree', *reasons])})"
-        reasons.append(f"its last layer {refused}")
+        reasons.append(f"its last layer {reason}")
     return False, f"at random ({reasons[0]}{missing_rotary_note(lm, shape)})"
 
 
 def missing_rotary_note(lm: Any, shape: BlockConfig) -> str:
-    """Return the plan's note on the head's positions where the base has no rotary ones."""
+    """Return the plan's note on the head's rotary positions where the base has none."""
     known = getattr(lm.base_model, "rotary_emb", None) is not None
     return "" if known else f"; no rotary embedding of the base is known, the head's has theta {shape.rope_theta:,.0f}"
 
 
 @torch.no_grad()
-def try_copy_layer(block: nn.Module, shape: BlockConfig, read: BlockForward, lm: Any, number: int) -> str | None:
-    """Copy this layer of the base into the block; None where the outputs agree, else the reason."""
+def try_copy_layer(block: nn.Module, shape: BlockConfig, forward: BlockForward, lm: Any, number: int) -> str | None:
+    """Copy this layer of the base into the block if the outputs agree and return None; else return the reason."""
     original = {name: value.clone() for name, value in block.state_dict().items()}
     layer = decoder_layers(lm)[number]
     base_weights = {name: dequantized_weight(value) for name, value in layer.state_dict().items()}
-    if refused := unmatched_parameters(base_weights, original, shape):
-        return refused
+    if reason := unmatched_parameters(base_weights, original, shape):
+        return reason
     device = next(block.parameters()).device
     x_BLD, position_ids_L = random_hidden_states(shape, device)
     try:
@@ -121,7 +120,7 @@ def try_copy_layer(block: nn.Module, shape: BlockConfig, read: BlockForward, lm:
     errors = []
     for convention in weight_conventions(float32_copy, shape):
         block.load_state_dict(convention.convert(base_weights, set(original), shape))
-        errors.append(float((read(x_BLD, position_ids_L) - expected_BLD).norm() / (expected_BLD - x_BLD).norm()))
+        errors.append(float((forward(x_BLD, position_ids_L) - expected_BLD).norm() / (expected_BLD - x_BLD).norm()))
         if errors[-1] < COPY_TOLERANCE:
             return None
     block.load_state_dict(original)
@@ -129,7 +128,7 @@ def try_copy_layer(block: nn.Module, shape: BlockConfig, read: BlockForward, lm:
 
 
 def unmatched_parameters(theirs: dict[str, Tensor], ours: dict[str, Tensor], shape: BlockConfig) -> str | None:
-    """Split fused weights, and return what of the base's layer has no place in ours; None where all has."""
+    """Split fused weights of the base's layer in place; return how its parameters differ, None if they match."""
     widths = [heads * shape.head_width for heads in (shape.heads, shape.kv_heads, shape.kv_heads)]
     fused = (("self_attn", "qkv", tuple("qkv"), widths), ("mlp", "gate_up", ("gate", "up"), [shape.inner] * 2))
     for part, name, pieces, rows in fused:
@@ -151,7 +150,7 @@ def unmatched_parameters(theirs: dict[str, Tensor], ours: dict[str, Tensor], sha
 
 @dataclass(frozen=True)
 class WeightConvention:
-    """How weights of the base's layer become ours: what is added to norms, the order of pairs, and two factors."""
+    """How to convert the weights of a base's layer: offset of norm weights, order of rotary pairs, and two factors."""
 
     offset: float
     interleaved: bool
@@ -159,7 +158,7 @@ class WeightConvention:
     output_scale: float
 
     def convert(self, theirs: dict[str, Tensor], names: set[str], shape: BlockConfig) -> dict[str, Tensor]:
-        """Return the weights by our names."""
+        """Return the converted weights under our names."""
         ours = {name: theirs[BASE_PARAMETER_NAMES[name]] for name in names}
         for name in names & set(NORM_PARAMETERS) if self.offset else ():
             ours[name] = ours[name].float() + self.offset
@@ -176,17 +175,18 @@ class WeightConvention:
         return ours
 
 
-def weight_conventions(twin: Any, shape: BlockConfig) -> Iterator[WeightConvention]:
-    """Yield how the layer may be meant, the plainest first. The factors are said by the layer itself (Granite)."""
-    usual = shape.head_width**-0.5
-    scaling = float(getattr(twin.self_attn, "scaling", usual))
-    sharpened, multiplied = 1.0 if scaling == usual else scaling / usual, float(getattr(twin, "residual_multiplier", 1))
+def weight_conventions(layer: Any, shape: BlockConfig) -> Iterator[WeightConvention]:
+    """Yield the conventions to try, the plainest first. The factors are attributes of the base's layer (Granite)."""
+    default = shape.head_width**-0.5
+    scaling = float(getattr(layer.self_attn, "scaling", default))
+    query_scale = 1.0 if scaling == default else scaling / default
+    output_scale = float(getattr(layer, "residual_multiplier", 1))
     for offset, interleaved in product((0.0, 1.0), (False, True)):
-        yield WeightConvention(offset, interleaved, sharpened, multiplied)
+        yield WeightConvention(offset, interleaved, query_scale, output_scale)
 
 
 def random_hidden_states(shape: BlockConfig, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return random text [1, L, D], not centred at 0 so that a norm that centres shows, and its positions [L]."""
+    """Return random inputs [1, L, D], with mean 0.5 to expose norms that subtract the mean, and position ids [L]."""
     rng = torch.Generator().manual_seed(0)
     x_BLD = torch.randn(1, SAMPLE_LENGTH, shape.width, generator=rng) + 0.5
     last = min(shape.positions, MAX_SAMPLE_POSITION) - 1
@@ -195,28 +195,25 @@ def random_hidden_states(shape: BlockConfig, device: torch.device) -> tuple[Tens
 
 
 def float32_layer(layer: nn.Module, number: int, config: Any, device: torch.device, identity: bool) -> Any:
-    """Return the base's layer in float32 by itself: no hooks, no shards. identity: without its first norm."""
+    """Return a float32 copy of the base's layer without hooks and shards. identity: without its first norm."""
     config = copy.deepcopy(config)
     config._attn_implementation = "eager"
-    with torch.device("meta"):  # where initialising draws no random numbers: heads begin with the same ones as ever
-        twin: Any = type(layer)(config, number)
+    with torch.device("meta"):  # initialisation here must not advance the random state that heads are drawn from
+        copied: Any = type(layer)(config, number)
     for name, value in [*layer.state_dict().items(), *layer.named_buffers()]:
         owner, _, leaf = name.rpartition(".")
-        part = twin.get_submodule(owner)
-        value = (
-            dequantized_weight(value).to(device, torch.float32, copy=True)
-            if value.is_floating_point()
-            else value.to(device)
-        )
-        delattr(part, leaf)  # a name that the class does not have is refused, not added
+        part = copied.get_submodule(owner)
+        is_float = value.is_floating_point()
+        value = dequantized_weight(value).to(device, torch.float32, copy=True) if is_float else value.to(device)
+        delattr(part, leaf)  # raises for a name that the class does not have
         part.register_buffer(leaf, value)
     if identity:
-        twin.input_layernorm = nn.Identity()
-    return twin.eval()
+        copied.input_layernorm = nn.Identity()
+    return copied.eval()
 
 
 def run_base_layer(layer: Any, lm: Any, x_BLD: Tensor, position_ids_L: Tensor) -> Tensor:
-    """Return what the twin makes of text, with the base's position embeddings and a causal mask."""
+    """Return the layer's output with the base's position embeddings and a causal mask."""
     length = len(position_ids_L)
     masked_LL = torch.ones(length, length, dtype=torch.bool, device=x_BLD.device).triu(1)
     mask_BHLM = torch.zeros(1, 1, length, length, device=x_BLD.device)
@@ -229,15 +226,15 @@ def run_base_layer(layer: Any, lm: Any, x_BLD: Tensor, position_ids_L: Tensor) -
 
 @torch.no_grad()
 def copy_final_norm(norm: RMSNorm, lm: Any) -> bool:
-    """Start a norm as the base's final one if that scales root mean squares, by w or by 1 + w; say whether it does."""
-    theirs: Any = getattr(lm.base_model, "norm", None)
-    weight = getattr(theirs, "weight", None)
+    """Copy the base's final norm if it is an RMS norm with weight w or 1 + w; return whether it is."""
+    base_norm: Any = getattr(lm.base_model, "norm", None)
+    weight = getattr(base_norm, "weight", None)
     if weight is None or weight.shape != norm.weight.shape or weight.is_meta:
         return False
     rng = torch.Generator().manual_seed(0)
     x_LD = (torch.randn(SAMPLE_LENGTH, len(weight), generator=rng) + 0.5).to(weight.device)
     try:
-        expected_LD = theirs.forward(x_LD)  # not a call: hooks that move or shard weights are not for this
+        expected_LD = base_norm.forward(x_LD)  # no __call__, to bypass the hooks of device maps and shards
     except RuntimeError:  # such as a LayerNorm in half precision
         return False
     for scale_D in (weight, weight.float() + 1):
@@ -249,5 +246,5 @@ def copy_final_norm(norm: RMSNorm, lm: Any) -> bool:
 
 
 def dequantized_weight(value: Any) -> Tensor:
-    """Return a weight's values, where a package for quantising holds them as codes and scales."""
+    """Return the values of a weight, also of a quantised tensor subclass, which stores codes and scales."""
     return value.dequantize() if hasattr(value, "__tensor_flatten__") else value

@@ -1,11 +1,11 @@
-"""Bodies that attend: base states in, one state a frame out. They know no words and no blank.
+"""Bodies: how a parallel drafter computes the hidden states of all frames from the base's hidden states.
 
-Every body has `layers`, in how many it keeps keys and values of the text (0: it looks at the anchor alone),
-`init_from_base`, `text_keys_values` and `forward`, which is for training and says what is computed, and `step`, which
-is
-`forward` for decoding: one anchor, behind text that is remembered. As here.
-
-Bodies that look at the anchor alone: base state in, one state a frame out. They know no text, words or blank.
+Every body has
+    layers              the number of layers whose keys and values of the text it keeps (0: it uses the anchor alone)
+    init_from_base      initialise from the base's weights
+    text_keys_values    keys and values of the text, for `forward`
+    forward             all anchors of a batch, for training: the definition of what is computed
+    step                `forward` for one anchor in decoding, with a KV cache of the text
 """
 
 from __future__ import annotations
@@ -23,19 +23,21 @@ from ctcdraft.nn.transformer import BlockConfig, RMSNorm, SlotBlock
 
 
 class AttentionBody(nn.Module):
-    """The paper's draft module: T learned slots appended at an anchor, one Llama-style block (Wen et al. 2024,
-    section 3; Figure 1).
+    """The draft module of Wen et al. 2024 (section 3, Figure 1): T learned slots after an anchor, Llama-style blocks.
 
-        text    h0  h1  h2  h3*          * the anchor: the newest state the base has
+        text    h0  h1  h2  h3*          * the anchor: the newest hidden state of the base
         slots                s1  s2  s3  s4      at positions anchor + 1, + 2, ...
-                             |___ each other, and all text up to the anchor
+                             |___ attend to each other, and to all text up to the anchor
 
-    A slot starts as the projected anchor state plus its own embedding, plus (root_input) the projected
-    embedding of the root, which is certain by then; without it the body is the paper's to the letter.
-    causal: slots see only earlier slots; the default is both ways. blocks: how many (runs that do not say have
-    one). Each of them sees the same text, projected base states: text passes through no block.
-    like_base: rotary frequencies, norms of heads, biases and activation of the base's layers; runs that do not say so
-    have a plain Llama layer.
+    A slot starts as the projected anchor state plus its own embedding. All blocks see the same text, projected hidden
+    states of the base: text passes through no block.
+
+    Args:
+        root_input: add the projected embedding of the root; without it the body is exactly the paper's.
+        causal: slots attend only to earlier slots instead of to all.
+        blocks: number of blocks.
+        like_base: rotary frequencies, head norms, biases and activation of the base's layers instead of plain Llama's
+            (the default for older checkpoints, which do not name it).
     """
 
     def __init__(
@@ -62,23 +64,23 @@ class AttentionBody(nn.Module):
         self.norm = RMSNorm(shape.width, eps=shape.epsilon)
 
     def init_from_base(self, lm: Any) -> str:
-        """Copy the base's last layer where outputs agree, and its final norm; return in words what was done."""
+        """Copy the base's last layer if outputs agree, and its final norm; return a description of what was done."""
 
-        def read(x_BLD: Tensor, places_L: Tensor) -> Tensor:
-            return self.block.forward_text(x_BLD, self.rotary(places_L))
+        def run_block(x_BLD: Tensor, position_ids_L: Tensor) -> Tensor:
+            return self.block.forward_text(x_BLD, self.rotary(position_ids_L))
 
-        copied, description = init_from_base_layer(self.block, self.shape, read, lm)
+        copied, description = init_from_base_layer(self.block, self.shape, run_block, lm)
         deeper: list[Any] = [*self.deeper] if copied else []
-        for block in deeper:  # a second reading of what is there already: it starts by adding nothing
+        for block in deeper:  # further copies start with zero output, or the layer would be applied several times
             block.load_state_dict(self.block.state_dict())
             nn.init.zeros_(block.attention.out.weight)
             nn.init.zeros_(block.mlp.down.weight)
         return f"{description}, final norm {'from the base' if copy_final_norm(self.norm, lm) else 'of ones'}"
 
     def text_keys_values(self, states_BLD: Tensor, position_ids_BL: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values [B, G, L, d] of the text for every block, each a function of its own state and place."""
-        text_BLD, turn = self.project(states_BLD), self.rotary(position_ids_BL[:, None])  # the same for every head
-        return [block.keys_values(text_BLD, turn) for block in (self.block, *self.deeper)]
+        """Return keys and values [B, G, L, d] of the text for every block; each depends on its own token alone."""
+        text_BLD, rotation = self.project(states_BLD), self.rotary(position_ids_BL[:, None])  # the same for all heads
+        return [block.keys_values(text_BLD, rotation) for block in (self.block, *self.deeper)]
 
     def forward(
         self,
@@ -88,34 +90,39 @@ class AttentionBody(nn.Module):
         text: list[tuple[Tensor, Tensor]],
         visible_BAL: Tensor | None,
     ) -> Tensor:
-        """States_BATD of every frame, ready for the head.
+        """Return hidden states_BATD of every frame, ready for the head.
 
-        anchor_BAD: base states at the anchors; root_BAD: embeddings of the roots; anchors_BA: their places.
+        Args:
+            anchor_BAD: the base's hidden states at the anchors.
+            root_BAD: embeddings of the roots.
+            anchors_BA: position ids of the anchors.
+            text: from `text_keys_values`.
+            visible_BAL: the text that an anchor may see (None: all).
         """
         start_BAD = self.with_root(self.project(anchor_BAD), root_BAD)
         slots_BATD = start_BAD[:, :, None] + self.slots_TD
         steps_T = torch.arange(1, self.frames + 1, device=anchors_BA.device)
-        turn = self.rotary(anchors_BA[..., None] + steps_T)
+        rotation = self.rotary(anchors_BA[..., None] + steps_T)
         for block, keys_values in zip((self.block, *self.deeper), text, strict=True):
-            slots_BATD = block(slots_BATD, turn, keys_values, visible_BAL)
+            slots_BATD = block(slots_BATD, rotation, keys_values, visible_BAL)
         return self.norm(slots_BATD)
 
     def step(self, states_BKD: Tensor, root_BAD: Tensor, memory: Any) -> Tensor:
-        """States_BATD behind the newest of the fresh base states; B = A = 1.
+        """Return hidden states_BATD for an anchor at the newest of the new states; B = A = 1.
 
-        memory: the KVCache of the text so far, which the fresh states join. The slots' rows lie in it too while
-        they are needed:
+        memory: the KVCache of the text so far, to which the new states are appended. The slots' rows are in it only
+        during this call:
 
-            a b c | d e | s1 s2 s3        remembered, fresh, slots: positions 0 .. 7 in one piece
+            a b c | d e | s1 s2 s3        cached, new, slots: contiguous positions 0 .. 7
         """
         text_BKD = self.project(states_BKD)
         start = memory.length
-        read = start + text_BKD.shape[1]
-        turn = self.rotary.span(start, read + self.frames, text_BKD.device)
+        end = start + text_BKD.shape[1]
+        rotation = self.rotary.span(start, end + self.frames, text_BKD.device)
         slots_BTD = self.with_root(text_BKD[:, -1:], root_BAD) + self.slots_TD
         for layer, block in enumerate((self.block, *self.deeper)):
-            slots_BTD = block.step(text_BKD, slots_BTD, turn, memory, layer)
-        memory.crop(read)
+            slots_BTD = block.step(text_BKD, slots_BTD, rotation, memory, layer)
+        memory.crop(end)
         return self.norm(slots_BTD)[:, None]
 
     def with_root(self, start_BAD: Tensor, root_BAD: Tensor) -> Tensor:
@@ -125,24 +132,26 @@ class AttentionBody(nn.Module):
 
 
 class AuxStateFusion(nn.Module):
-    """States of several taps, side by side, into one: the last layer's as it is, plus a map of the others, normed,
-    which starts at zero. It starts as a drafter of one tap."""
+    """Fusion of auxiliary hidden-state layers: the last layer's state plus a linear map of the others, normalised.
 
-    def __init__(self, width: int, taps: int, epsilon: float) -> None:
+    The map starts at zero, so that training starts from a drafter that uses the last layer alone.
+    """
+
+    def __init__(self, width: int, layers: int, epsilon: float) -> None:
         super().__init__()
         self.width = width
-        self.norms = nn.ModuleList([RMSNorm(width, eps=epsilon) for _ in range(taps - 1)])
-        self.mix = nn.Linear((taps - 1) * width, width, bias=False)
+        self.norms = nn.ModuleList([RMSNorm(width, eps=epsilon) for _ in range(layers - 1)])
+        self.mix = nn.Linear((layers - 1) * width, width, bias=False)
         nn.init.zeros_(self.mix.weight)
 
-    def forward(self, taps_BLD: Tensor) -> Tensor:
-        last_BLD, *others = taps_BLD.split(self.width, dim=-1)
-        normed = [norm(tap_BLD) for norm, tap_BLD in zip(self.norms, others, strict=True)]
+    def forward(self, states_BLD: Tensor) -> Tensor:
+        last_BLD, *others = states_BLD.split(self.width, dim=-1)
+        normed = [norm(state_BLD) for norm, state_BLD in zip(self.norms, others, strict=True)]
         return last_BLD + self.mix(torch.cat(normed, dim=-1))
 
 
 class AnchorBody(nn.Module):
-    """What bodies without attention share: they keep nothing of the text, and start as the identity."""
+    """Base class of bodies without attention: they use the anchor's hidden state alone and start as the identity."""
 
     layers = 0
 
@@ -157,45 +166,42 @@ class AnchorBody(nn.Module):
 
 
 class SiLULinear(nn.Linear):
-    """SiLU(W x): what is added to a state."""
+    """SiLU(W x + b), a residual branch."""
 
     def forward(self, x_XE: Tensor) -> Tensor:
         return F.silu(super().forward(x_XE))
 
 
 class SiLUBottleneck(nn.Module):
-    """U SiLU(W x), as wide within as is asked for: a residue of any size, so that budgets can be matched."""
+    """U SiLU(W x + b), a residual branch of any size, so that parameter budgets can be matched."""
 
-    def __init__(self, came: int, inner: int, went: int) -> None:
+    def __init__(self, in_features: int, inner: int, out_features: int) -> None:
         super().__init__()
-        self.up = SiLULinear(came, inner)
-        self.down = nn.Linear(inner, went, bias=False)
+        self.up = SiLULinear(in_features, inner)
+        self.down = nn.Linear(inner, out_features, bias=False)
 
     def forward(self, x_XE: Tensor) -> Tensor:
         return self.down(self.up(x_XE))
 
 
 def residual_branch(in_features: int, out_features: int, inner: int | None, key: str) -> nn.Module:
-    """From `in_features` columns to `out_features`; inner: columns within, None for none. key: what the user types."""
-    return (
-        SiLULinear(in_features, out_features)
-        if inner is None
-        else SiLUBottleneck(in_features, check_int(inner, key), out_features)
-    )
+    """Return a SiLUBottleneck of `inner` columns, or a SiLULinear for None. key: the config key of `inner`."""
+    if inner is None:
+        return SiLULinear(in_features, out_features)
+    return SiLUBottleneck(in_features, check_int(inner, key), out_features)
 
 
 def zero_init_(block: nn.Module) -> None:
-    """What it adds is zero at first, and learns from the first step on."""
+    """Initialise a residual branch so that its output is zero and its gradients are not."""
     for parameter in (block.down if isinstance(block, SiLUBottleneck) else block).parameters():
         nn.init.zeros_(parameter)
 
 
 class ResidualBody(AnchorBody):
-    """Medusa's heads (Cai et al. 2024, section 2.1): for every frame `blocks` times s + SiLU(W s), from the
-    anchor's state. The head behind is the base's own, frozen, where Medusa gives each head a copy of its own to train.
+    """Medusa's heads (Cai et al. 2024, section 2.1): for every frame, `blocks` times s + SiLU(W s), s the state.
 
-    The root is no input: its word is certain by then, yet Medusa's heads do not see it.
-    inner: s + U SiLU(W s) with that many columns within instead, which is no longer Medusa's; None is.
+    The lm_head after it is the base's, frozen; Medusa trains a copy for each head. As in Medusa the root is no input.
+    inner: s + U SiLU(W s) with so many columns instead, which is no longer Medusa's; None for Medusa's.
     """
 
     def __init__(self, shape: BlockConfig, frames: int, blocks: int, inner: int | None = None) -> None:
@@ -203,13 +209,13 @@ class ResidualBody(AnchorBody):
         check_int(blocks, "drafter.body.blocks")
         self.heads = nn.ModuleList()
         for _ in range(frames):
-            made = [residual_branch(shape.width, shape.width, inner, "drafter.body.inner") for _ in range(blocks)]
-            for block in made:
-                zero_init_(block)
-            self.heads.append(nn.ModuleList(made))
+            branches = [residual_branch(shape.width, shape.width, inner, "drafter.body.inner") for _ in range(blocks)]
+            for branch in branches:
+                zero_init_(branch)
+            self.heads.append(nn.ModuleList(branches))
 
     def forward(self, anchor_BAD: Tensor, **unused: Any) -> Tensor:
-        """States_BATD of every frame, ready for the head."""
+        """Return hidden states_BATD of every frame, ready for the head."""
         return torch.stack([self.apply_blocks(blocks, anchor_BAD) for blocks in self.heads], dim=2)
 
     @staticmethod
@@ -220,8 +226,10 @@ class ResidualBody(AnchorBody):
 
 
 class FeedForwardBody(AnchorBody):
-    """Blockwise parallel decoding (Stern et al. 2018, section 6): one feed-forward layer for all frames, T times
-    as wide within and without, and the anchor's state added to every frame. Its second map starts at zero."""
+    """Blockwise parallel decoding (Stern et al. 2018, section 6): one feed-forward layer of T outputs for all frames.
+
+    The anchor's hidden state is added to every frame; the second linear map starts at zero.
+    """
 
     def __init__(self, shape: BlockConfig, frames: int, inner: int | None) -> None:
         super().__init__()
@@ -233,6 +241,6 @@ class FeedForwardBody(AnchorBody):
         nn.init.zeros_(self.down.bias)
 
     def forward(self, anchor_BAD: Tensor, **unused: Any) -> Tensor:
-        """States_BATD of every frame, ready for the head."""
+        """Return hidden states_BATD of every frame, ready for the head."""
         frames_BATD = self.down(F.relu(self.up(anchor_BAD))).unflatten(-1, (self.frames, -1))
         return anchor_BAD[:, :, None] + frames_BATD

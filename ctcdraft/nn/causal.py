@@ -1,4 +1,4 @@
-"""One Llama-style block that reads a text from left to right, or a tree of guesses behind it. It knows no words."""
+"""A Llama-style decoder block over text from left to right, or over a tree of draft tokens after it."""
 
 from __future__ import annotations
 
@@ -6,33 +6,17 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from einops import rearrange
 from torch import Tensor, nn
 
-from ctcdraft.nn.rotary import Rotary, apply_rotary
-from ctcdraft.nn.transformer import BlockConfig, GatedMLP, RMSNorm, apply_norm, head_norm
+from ctcdraft.nn.rotary import Rotary
+from ctcdraft.nn.transformer import AttentionProjections, BlockConfig, GatedMLP, RMSNorm
 
 
-class CausalAttention(nn.Module):
-    """Every row sees the rows up to itself, those in the cache included, or what `seen` says."""
+class CausalAttention(AttentionProjections):
+    """Causal attention over new and cached rows, or attention under the mask `seen`."""
 
-    def __init__(self, shape: BlockConfig) -> None:
-        super().__init__()
-        self.shape = shape
-        self.query = nn.Linear(shape.width, shape.heads * shape.head_width, bias=shape.qkv_bias)
-        self.key = nn.Linear(shape.width, shape.kv_heads * shape.head_width, bias=shape.qkv_bias)
-        self.value = nn.Linear(shape.width, shape.kv_heads * shape.head_width, bias=shape.qkv_bias)
-        self.out = nn.Linear(shape.heads * shape.head_width, shape.width, bias=False)
-        self.query_norm, self.key_norm = head_norm(shape), head_norm(shape)
-
-    def forward(self, x_BLD: Tensor, turn: tuple[Tensor, Tensor], cache: Any, seen: Tensor | None) -> Tensor:
-        query = rearrange(self.query(x_BLD), "b l (h d) -> b h l d", h=self.shape.heads)
-        keys = rearrange(self.key(x_BLD), "b l (g d) -> b g l d", g=self.shape.kv_heads)
-        query, keys = (
-            apply_rotary(apply_norm(self.query_norm, query), turn),
-            apply_rotary(apply_norm(self.key_norm, keys), turn),
-        )
-        values = rearrange(self.value(x_BLD), "b l (g d) -> b g l d", g=self.shape.kv_heads)
+    def forward(self, x_BLD: Tensor, rotation: tuple[Tensor, Tensor], cache: Any, seen: Tensor | None) -> Tensor:
+        query, (keys, values) = self.queries(x_BLD, rotation), self.keys_values(x_BLD, rotation)
         if cache is not None:
             past = cache.length
             keys, values = cache.update(keys, values, 0)
@@ -42,13 +26,13 @@ class CausalAttention(nn.Module):
         mixed = F.scaled_dot_product_attention(
             query, keys, values, attn_mask=seen, is_causal=seen is None, enable_gqa=True
         )
-        return self.out(rearrange(mixed, "b h l d -> b l (h d)"))
+        return self.out(mixed.transpose(1, 2).flatten(2))
 
 
 class CausalBlock(nn.Module):
-    """Norm, attention, norm, MLP, each added to the residual. input_norm: EAGLE's layer has no first norm.
+    """Norm, attention, norm, MLP, with residual connections. input_norm: False for EAGLE's layer.
 
-    Parameters are named as in SlotBlock, so that nn/base_layer.py fills either.
+    Parameters are named as in SlotBlock, so that nn/base_layer.py initialises either.
     """
 
     def __init__(self, shape: BlockConfig, input_norm: bool) -> None:
@@ -60,8 +44,13 @@ class CausalBlock(nn.Module):
         self.mlp = GatedMLP(shape.width, shape.inner, shape.activation)
 
     def forward(self, x_BLD: Tensor, position_ids: Tensor, cache: Any = None, seen: Tensor | None = None) -> Tensor:
-        """places: [L], or [B, L] where rows differ. cache: rows read before, to which these are added. seen: which
-        rows each may see, its own included: [L, M] or [B, 1, L, M]; None: all up to itself."""
+        """Return the block's output [B, L, D].
+
+        Args:
+            position_ids: [L], or [B, L] where sequences differ.
+            cache: a KVCache of earlier rows, to which these are appended.
+            seen: true where a row may attend, [L, M] or [B, 1, L, M]; None: to all rows up to itself.
+        """
         normed_BLD = x_BLD if self.attention_norm is None else self.attention_norm(x_BLD)
         x_BLD = x_BLD + self.attention(normed_BLD, self.rotary(position_ids[..., None, :]), cache, seen)
         return x_BLD + self.mlp(self.mlp_norm(x_BLD))

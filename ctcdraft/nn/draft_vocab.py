@@ -1,8 +1,8 @@
-"""A frozen head cut down to the words a corpus says most: less to read, to multiply, to sum up. It knows no blank.
+"""A frozen lm_head restricted to a draft vocabulary: the tokens that are most frequent in a corpus.
 
-A draft's head reads V rows of weights for words of which most are never said; the rows of the N commonest are enough
-(frequency-ranked drafts, Zhao et al. 2025, "FR-Spec"). Every class keeps its number: the words that were left out have
-probability 0, so trees, searches and verification see no difference, and labels among them cannot be said.
+A draft head reads V rows of weights for tokens of which most are hardly ever drafted; the rows of the N most frequent
+ones suffice (Zhao et al. 2025, "FR-Spec"). Class ids do not change: tokens outside the draft vocabulary have
+probability 0, so trees, searches and verification are unaffected, and labels among them have likelihood 0.
 """
 
 from __future__ import annotations
@@ -17,66 +17,65 @@ from ctcdraft.errors import InputError, check_int
 
 
 class DraftVocabHead(nn.Module):
-    """`count` words of a head. Until `choose` says which, they are the first ones."""
+    """`count` rows of an lm_head: the first ones until `set_tokens` selects others."""
 
-    def __init__(self, words: Any, count: int) -> None:
+    def __init__(self, lm_head: Any, count: int) -> None:
         super().__init__()
-        if check_int(count, "drafter.vocabulary") > len(words.weight):
-            raise InputError(f"drafter.vocabulary={count} of {len(words.weight)} words; lower it, or null for all")
-        self.all = words
+        if check_int(count, "drafter.vocabulary") > len(lm_head.weight):
+            raise InputError(
+                f"drafter.vocabulary must be <= {len(lm_head.weight)} (the base's vocabulary) or null, got {count}"
+            )
+        self.all = lm_head
         self.words_N: Tensor
-        self.register_buffer("words_N", torch.arange(count, device=words.weight.device))
+        self.register_buffer("words_N", torch.arange(count, device=lm_head.weight.device))
         self.refresh()
 
     def set_tokens(self, tokens_N: Tensor) -> None:
-        """Which words, in ascending order."""
+        """Select these tokens. tokens_N: ids in ascending order."""
         self.words_N.copy_(tokens_N)
         self.refresh()
 
     def refresh(self) -> None:
-        """A copy of their rows, in one place; to be made anew after words_N was written to."""
+        """Copy the selected rows into one tensor; to be called after words_N was written to."""
         self.weight = self.all.weight[self.words_N]
         self.bias = None if getattr(self.all, "bias", None) is None else self.all.bias[self.words_N]
         self.row_of_token_V = torch.full((len(self.all.weight),), -1, device=self.words_N.device)
         self.row_of_token_V[self.words_N] = torch.arange(len(self.words_N), device=self.words_N.device)
 
     def forward(self, states_XD: Tensor) -> Tensor:
-        """Logits_XV, -inf of the words that were left out."""
+        """Return logits_XV, -inf outside the draft vocabulary."""
         logits_XN = nn.functional.linear(states_XD, self.weight, self.bias)
         logits_XV = logits_XN.new_full((*logits_XN.shape[:-1], len(self.row_of_token_V)), -torch.inf)
         return logits_XV.index_copy(-1, self.words_N, logits_XN)
 
 
 def most_frequent_tokens(counts_V: Tensor, count: int, always: Collection[int]) -> Tensor:
-    """The `count` words that were counted most, `always` among them, in ascending order; of equal ones the first.
+    """Return the `count` tokens with the largest counts, `always` among them, ascending; of equal ones the first.
 
     counts 5 0 7 5, two of them, always 1   ->   1 2
     """
-    required = [token for token in always if token < len(counts_V)]  # an end token may lie beyond the head's rows
+    required = [token for token in always if token < len(counts_V)]  # a stop token id may exceed the lm_head's rows
     if count < len(required):
-        raise InputError(
-            f"drafter.vocabulary={count} has no room for the {len(required)} words that end a text; raise it"
-        )
+        raise InputError(f"drafter.vocabulary must be >= {len(required)}, the number of stop tokens, got {count}")
     ranked_V = counts_V.double()
     ranked_V[required] = torch.inf
     return ranked_V.sort(descending=True, stable=True).indices[:count].sort().values
 
 
-def head_rows(head: Any, labels_XS: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Rows of the head `head` for these labels (of free slots any), and true_XS where it cannot say a label; None if
-    it can say all."""
+def head_rows(lm_head: Any, labels_XS: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Return the lm_head's rows_XS of these labels (any for padding), and true_XS for labels without one, or None."""
     tokens_XS = labels_XS.clamp(min=0)
-    if not isinstance(head, DraftVocabHead):
+    if not isinstance(lm_head, DraftVocabHead):
         return tokens_XS, None
-    rows_XS = head.row_of_token_V[tokens_XS]
+    rows_XS = lm_head.row_of_token_V[tokens_XS]
     return rows_XS.clamp(min=0), rows_XS < 0
 
 
-def restrict_rows(head: Any, table_VR: Tensor) -> Tensor:
-    """The rows of another table for the words that this head can say."""
-    return table_VR[head.words_N] if isinstance(head, DraftVocabHead) else table_VR
+def restrict_rows(lm_head: Any, table_VR: Tensor) -> Tensor:
+    """Return the rows of another table that belong to the lm_head's rows."""
+    return table_VR[lm_head.words_N] if isinstance(lm_head, DraftVocabHead) else table_VR
 
 
 def mask_absent_labels(scores_XTS: Tensor, absent_XS: Tensor | None) -> Tensor:
-    """-inf at every frame for labels that cannot be said."""
+    """Set the scores of labels outside the draft vocabulary to -inf."""
     return scores_XTS if absent_XS is None else scores_XTS.masked_fill(absent_XS[:, None], -torch.inf)

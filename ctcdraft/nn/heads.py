@@ -1,6 +1,7 @@
-"""From states to words and blank. It knows which class is the blank; not what is learned from the frames.
+"""Heads from hidden states to token and blank logits, and emissions: the output of a drafter's training forward.
 
-Words without a blank: what a drafter emits that is told the words before. It knows no alignment.
+Emissions keep hidden states; objectives ask them for the few scores they need, so that full logits
+[B, A, T, V + 1] never exist in memory.
 """
 
 from __future__ import annotations
@@ -20,21 +21,40 @@ from ctcdraft.nn.linear_logsumexp import blank_logits, fused_linear_logsumexp, l
 from ctcdraft.nn.logit_correction import LogitCorrection
 from ctcdraft.nn.pairwise_logsumexp import pairwise_logsumexp
 
-CHUNK_BYTES = 256 * 2**20  # of logits alive at once while labels are scored
+CHUNK_BYTES = 256 * 2**20  # of logits in memory at once while labels are scored
 
 
-class BlankHead(nn.Module):
-    """The base's frozen head with one learned row more: class V is the blank, so no word is stolen for it.
+class TokenHead(nn.Module):
+    """A head over tokens without a blank, computed in the lm_head's dtype."""
 
-    Only the blank's row and bias are trained. vocabulary: how many of the base's words it can say; None: all.
+    def __init__(self, lm_head: nn.Module) -> None:
+        super().__init__()
+        self.words: Any = lm_head
+
+    @property
+    def blank(self) -> int:
+        """V: here only the number of classes."""
+        return self.words.weight.shape[0]
+
+    def forward(self, states_XD: Tensor) -> Tensor:
+        return self.token_logits(states_XD)
+
+    def token_logits(self, states_XD: Tensor) -> Tensor:
+        """Return logits_XV. For hidden states of the base and the base's lm_head these are the base's own."""
+        return self.words(states_XD.to(self.words.weight.dtype))
+
+
+class BlankHead(TokenHead):
+    """The base's frozen lm_head with one learned row and bias for class V, the blank.
+
+    vocabulary: size of the draft vocabulary; None for all tokens of the base.
     """
 
-    def __init__(self, words: Any, width: int, vocabulary: int | None = None) -> None:
-        super().__init__()
-        self.classes: int = words.weight.shape[0]
-        self.words: Any = words if vocabulary is None else DraftVocabHead(words, vocabulary)
+    def __init__(self, lm_head: Any, width: int, vocabulary: int | None = None) -> None:
+        super().__init__(lm_head if vocabulary is None else DraftVocabHead(lm_head, vocabulary))
+        self.classes: int = lm_head.weight.shape[0]
         self.blank_D = nn.Parameter(torch.randn(width) * 0.02)
-        self.blank_bias = nn.Parameter(torch.zeros(1))  # no scalar: DeepSpeed cannot broadcast one
+        self.blank_bias = nn.Parameter(torch.zeros(1))  # not a scalar: DeepSpeed cannot broadcast one
 
     @property
     def blank(self) -> int:
@@ -42,59 +62,56 @@ class BlankHead(nn.Module):
         return self.classes
 
     def forward(self, states_XD: Tensor) -> Tensor:
-        """Logits_XC, C = V + 1. The words' part is computed in the base's dtype, the blank's in its own."""
+        """Return logits_XC, C = V + 1. Token logits are computed in the base's dtype, the blank's in its own."""
         blank_X = states_XD @ self.blank_D + self.blank_bias
         return torch.cat([self.token_logits(states_XD), blank_X[..., None]], dim=-1)
-
-    def token_logits(self, states_XD: Tensor) -> Tensor:
-        """Logits_XV, computed in the base's dtype. For a state of the base itself these are the base's own."""
-        return self.words(states_XD.to(self.words.weight.dtype))
 
 
 @dataclass(frozen=True)
 class AlignmentScores:
-    """Log-probabilities over all C classes, float32: all that an objective which aligns may ask of emissions.
+    """Log-probabilities over all C classes, float32: what objectives that sum over alignments need.
 
-    label_BATS: of label s at frame t, where the s labels before it have been said. hold_BATS: of label s
-    again, where it has just been said. blank_BATP: of the blank where p labels have been said, P = S + 1; or
-    P = 1 where what has been said makes no difference, and then hold_BATS is label_BATS.
+    P = S + 1; or P = 1 for frames that are not label-conditioned, and then hold_BATS is label_BATS.
     """
 
-    label_BATS: Tensor
-    hold_BATS: Tensor
-    blank_BATP: Tensor
+    label_BATS: Tensor  # of label s in frame t, after the s labels before it
+    hold_BATS: Tensor  # of label s again, right after it
+    blank_BATP: Tensor  # of the blank after p labels
 
 
 @dataclass(frozen=True)
 class Emissions:
-    """What every frame of every anchor says, kept as states until somebody asks for scores."""
+    """The frames of all anchors as hidden states, which are turned into scores on demand.
+
+    start_BAR: the correction's state at the root.
+    """
 
     states_BATD: Tensor
-    head: BlankHead
+    head: Any
     correction: LogitCorrection | None = None
-    start_BAR: Any = None  # the correction's memory at the root
+    start_BAR: Any = None
 
     @property
     def blank(self) -> int:
         return self.head.blank
 
     def logits(self) -> Tensor:
-        """Logits_BATC, whole and uncorrected: for decoding and tests only."""
+        """Return the full, uncorrected logits_BATC: for decoding and tests only."""
         return self.head(self.states_BATD)
 
     def memories(self, labels_BAS: Tensor) -> Tensor | None:
-        """The correction's memories_BAPR behind the first 0 .. S labels; None without a correction."""
+        """Return the correction's states_BAPR after the first 0 .. S labels; None without a correction."""
         return None if self.correction is None else self.correction.memories_along(self.start_BAR, labels_BAS)
 
     def scores(self, labels_BAS: Tensor) -> AlignmentScores:
-        """Scores of the labels at every frame (free slots of labels_BAS are -1 and score class 0)."""
+        """Return the scores of the labels in every frame (padding in labels_BAS is -1 and scored as class 0)."""
         if self.correction is None:
             label_BATS, blank_BAT = self._uncorrected_scores(labels_BAS)
             return AlignmentScores(label_BATS, label_BATS, blank_BAT[..., None])
         return AlignmentScores(*self._corrected_scores(self.correction, labels_BAS))
 
     def label_log_probs(self, labels_BAS: Tensor) -> Tensor:
-        """Log-probability_BAS of label s at frame s, among the words alone, the labels before it having been said."""
+        """Return log-probability_BAS of label s in frame s given the labels before it, over tokens without blank."""
         lm_head = self.head.words
         if type(lm_head) not in (nn.Linear, DraftVocabHead) or lm_head.weight.requires_grad:
             return self.map_label_frames(gather_label_log_probs, labels_BAS)
@@ -111,30 +128,30 @@ class Emissions:
         return mask_absent_labels(token_logits_Y11 - normaliser_Y11, absent_Y1).view(labels_BAS.shape)
 
     def map_label_frames(self, measure: Callable[..., Tensor], labels_BAS: Tensor, *more_BA: Tensor) -> Tensor:
-        """measure(words_XSV, labels_XS, *more_X) over all windows X: for objectives that say label s at frame s.
+        """Return measure(log_probs_XSV, labels_XS, *more_X) of all windows X: for objectives with label s in frame s.
 
-        log_probs_XSV: log-probabilities of frame s among the words alone, float32, where the labels before it have been
-        said. measure returns one tensor_X.
+        log_probs_XSV: float32 log-probabilities of frame s over tokens without the blank, given the labels before it.
+        measure returns one tensor_X.
         """
         labels = labels_BAS.shape[2]
         memories_BAPR = self.memories(labels_BAS)
         corrections = () if memories_BAPR is None else (memories_BAPR[:, :, :-1],)
 
-        def measured(states_XSD: Tensor, labels_XS: Tensor, *more_X: Tensor) -> tuple[Tensor]:
-            log_probs_XSV = self.head.token_logits(states_XSD).float()
+        def measure_chunk(states_XSD: Tensor, labels_XS: Tensor, *more_X: Tensor) -> tuple[Tensor]:
+            logits_XSV = self.head.token_logits(states_XSD).float()
             if self.correction is not None:
-                log_probs_XSV = log_probs_XSV + self.correction(more_X[0]).float()
-            return (measure(log_probs_XSV.log_softmax(dim=-1), labels_XS, *more_X[len(corrections) :]),)
+                logits_XSV = logits_XSV + self.correction(more_X[0]).float()
+            return (measure(logits_XSV.log_softmax(dim=-1), labels_XS, *more_X[len(corrections) :]),)
 
-        # As many logits again for what `more` may be turned into.
+        # Twice the rows, because `measure` may compute as many logits again (of a teacher).
         columns = (self.states_BATD[:, :, :labels], labels_BAS, *corrections, *more_BA)
-        return self._chunked(measured, 2 * labels, *columns)[0]
+        return self._chunked(measure_chunk, 2 * labels, *columns)[0]
 
     def _chunked(self, score: Callable[..., tuple[Tensor, ...]], rows: int, *columns_BA: Tensor) -> list[Tensor]:
-        """score(*columns_X) of all windows, with `rows` rows of logits a window, in chunks.
+        """Return score(*columns_X) of all windows, computed in chunks. rows: rows of logits per window.
 
-        A row of 256 anchors x 8 frames x 32,001 classes is 262 MB, so logits live one chunk at a time and
-        are computed again in the backward pass; where one chunk holds them all they are simply kept.
+        A sequence with 256 anchors x 8 frames x 32,001 classes has 262 MB of logits. Therefore the logits of one chunk
+        exist at a time and are recomputed in the backward pass; if everything fits into one chunk they are kept.
         """
         batch, anchors = columns_BA[0].shape[:2]
         size = max(1, CHUNK_BYTES // (4 * rows * (self.blank + 1)))
@@ -148,17 +165,15 @@ class Emissions:
     def _uncorrected_scores(self, labels_BAS: Tensor) -> tuple[Tensor, ...]:
         head, lm_head = self.head, self.head.words
         rows_XS, absent_XS = head_rows(lm_head, labels_BAS.flatten(0, 1))
+        states_XTD, bias = self.states_BATD.flatten(0, 1), getattr(lm_head, "bias", None)
         label_XTS, blank_XT = label_and_blank_log_probs(
-            self.states_BATD.flatten(0, 1), lm_head.weight, getattr(lm_head, "bias", None), head.blank_D,
-            head.blank_bias,
-            rows_XS,
-        )  # fmt: skip
-        return tuple(
-            score.unflatten(0, labels_BAS.shape[:2]) for score in (mask_absent_labels(label_XTS, absent_XS), blank_XT)
+            states_XTD, lm_head.weight, bias, head.blank_D, head.blank_bias, rows_XS
         )
+        scores = mask_absent_labels(label_XTS, absent_XS), blank_XT
+        return tuple(score.unflatten(0, labels_BAS.shape[:2]) for score in scores)
 
     def _corrected_scores(self, correction: LogitCorrection, labels_BAS: Tensor) -> tuple[Tensor, ...]:
-        """With a correction a frame's words depend on how many labels have been said before it."""
+        """Return scores of label-conditioned frames, whose normaliser depends on the number of labels before them."""
         lm_head_weight, bias = self.head.words.weight, getattr(self.head.words, "bias", None)
         table = restrict_rows(self.head.words, correction.out.weight)
         states_XTD = self.states_BATD.flatten(0, 1)
@@ -180,53 +195,32 @@ class Emissions:
 
 
 def gather_label_log_probs(log_probs_XSV: Tensor, labels_XS: Tensor) -> Tensor:
-    """A measure for `map_label_frames`: the log-probability of the label itself."""
+    """Return the labels' own log-probabilities: a measure for `map_label_frames`."""
     return log_probs_XSV.gather(-1, labels_XS.clamp(min=0)[..., None])[..., 0]
-
-
-class TokenHead(nn.Module):
-    """A head over the words alone, computed in its own dtype."""
-
-    def __init__(self, words: nn.Module) -> None:
-        super().__init__()
-        self.words: Any = words
-
-    @property
-    def blank(self) -> int:
-        """V: no class of this head, only the number of them."""
-        return self.words.weight.shape[0]
-
-    def forward(self, states_XD: Tensor) -> Tensor:
-        return self.token_logits(states_XD)
-
-    def token_logits(self, states_XD: Tensor) -> Tensor:
-        """Logits_XV. For a state of the base itself, and the base's head, these are the base's own."""
-        return self.words(states_XD.to(self.words.weight.dtype))
 
 
 @dataclass(frozen=True)
 class TokenEmissions(Emissions):
-    """Frame t says word t, given the root and the true words before it: there is nothing to align.
+    """Emissions of a sequential drafter, whose frame t predicts token t given the root and the true tokens before it.
 
-    head: the base's, which the base's own states may be put through. own: the one these states belong to.
+    head: the base's, for distillation from the base's hidden states. own: the head these hidden states belong to.
     """
 
-    head: Any
     own: Any = None
 
     def logits(self) -> Tensor:
-        """Logits_BATV."""
+        """Return logits_BATV."""
         return self.own(self.states_BATD)
 
     def scores(self, labels_BAS: Tensor) -> NoReturn:
         raise InputError(
-            "this objective aligns labels with frames and blanks, but every frame of this drafter is told the words "
-            "before it and has no blank; use objective=cross_entropy or distill, for drafter=eagle eagle or eagle_ctc"
+            "this objective aligns labels with frames and blanks, but every frame of this drafter is conditioned on "
+            "the tokens before it and has no blank; use objective=cross_entropy or distill, for drafter=eagle eagle "
+            "or eagle_ctc"
         )
 
     def label_log_probs(self, labels_BAS: Tensor) -> Tensor:
         return Emissions(self.states_BATD, self.own).label_log_probs(labels_BAS)
 
     def map_label_frames(self, measure: Callable[..., Tensor], labels_BAS: Tensor, *more_BA: Tensor) -> Tensor:
-        """As that of Emissions, by the head these states belong to."""
         return Emissions(self.states_BATD, self.own).map_label_frames(measure, labels_BAS, *more_BA)

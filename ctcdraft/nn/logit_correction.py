@@ -1,8 +1,7 @@
-"""What the words said so far add to the scores of the next one: dependence between draft words at almost no cost.
+"""Logit corrections: dependence between draft tokens, added to the token logits of independently computed frames.
 
-It knows words and a small memory of them; no frames, no blank and no tree.
-
-A table made of weights that are at rest: what every draft would compute again. It knows no draft.
+A small memory of the tokens so far gives a low-rank correction of the next token's logits, at almost no cost. In
+decoding the projection of all tokens is cached, because every draft would compute it again.
 """
 
 from __future__ import annotations
@@ -19,19 +18,27 @@ from torch.nn import functional as F
 from ctcdraft.errors import check_int
 from ctcdraft.nn.transformer import RMSNorm
 
+EMBEDDING_CHUNK = 8192  # tokens projected at once, so that no second copy of all embeddings is in memory
+
 
 @dataclass(frozen=True)
 class CachedTable:
-    """Values, and the weights that they were made of: kept, so that no other can come to lie where they lay."""
+    """A cached tensor and the weights it was computed from.
+
+    The weights are kept alive so that a new tensor cannot reuse their address and make a stale cache look valid.
+    """
 
     values: Tensor
     source_weights: tuple[Tensor, ...]
-    state: tuple[tuple[int, int], ...]
+    state: tuple[tuple[int, int], ...]  # address and version of every weight
 
 
 class CachedProjection(nn.Module):
-    """A module whose table is made once and used until its weights change: by a step, a file, another device. What
-    writes past torch's count of changes (`weight.data`) does so in training, behind which the table is made anew."""
+    """A module with a cached table that is recomputed when its weights change: by a step, a file, another device.
+
+    Writing to `weight.data` does not change torch's version counter; that happens only in training mode, and switching
+    the mode drops the cache.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,29 +49,29 @@ class CachedProjection(nn.Module):
         return super().train(mode)
 
     def is_cacheable(self, *weights: Tensor) -> bool:
-        """Whether a table may be made of these now. On a CPU alone: there a row that is read saves a product. Weights
-        made in inference mode are left out, because torch does not count what changes them."""
+        """Return whether a table of these weights may be used now.
+
+        On a CPU only, where reading a row is cheaper than a product. Inference tensors are excluded because torch
+        does not count their versions.
+        """
         if self.training or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
             return False
         return all(weight.is_cpu and not weight.is_inference() for weight in weights)
 
-    def cached(self, make: Callable[[], Tensor], *weights: Tensor) -> Tensor:
-        """What `make` made of these weights, or makes of them now."""
+    def cached(self, compute: Callable[[], Tensor], *weights: Tensor) -> Tensor:
+        """Return compute(), from the cache while these weights have not changed."""
         state = tuple((weight.data_ptr(), weight._version) for weight in weights)
         if self._table is None or self._table.state != state:
-            self._table = CachedTable(make(), tuple(weight.detach() for weight in weights), state)
+            self._table = CachedTable(compute(), tuple(weight.detach() for weight in weights), state)
         return self._table.values
 
 
-EMBEDDING_CHUNK = 8192  # words at once while a table of all is made, or all embeddings would be there once more
-
-
 class LogitCorrection(CachedProjection):
-    """From a memory_XR of the words said, scores_XV that are added to every frame's words.
+    """From a memory_XR of the tokens so far to logits_XV that are added to those of every frame.
 
-    The words come in through the base's frozen embedding, normalised, and leave through a table of `rank` columns
-    that starts at zero: a new drafter is the uncorrected one. `start` is the memory at the root, which is certain
-    and the previous word of the first label.
+    Tokens enter through the base's frozen embedding, normalised; the memory leaves through a matrix of `rank` columns
+    that starts at zero, so an untrained correction changes nothing. `start` is the memory at the root, the token before
+    the first label.
     """
 
     def __init__(self, embedding: Any, rank: int, epsilon: float) -> None:
@@ -78,49 +85,49 @@ class LogitCorrection(CachedProjection):
 
     @abstractmethod
     def start(self, anchor_XD: Tensor, root_X: Tensor) -> Tensor:
-        """Memory_XR behind the root, at an anchor with this state."""
+        """Return memory_XR at the root, given the hidden state at the anchor."""
 
     @abstractmethod
     def step(self, memory_XR: Tensor, tokens_X: Tensor) -> Tensor:
-        """Memory_XR behind one word more."""
+        """Return memory_XR after one more token."""
 
     @abstractmethod
     def input_projection(self) -> tuple[Tensor, Tensor | None]:
-        """Weights and bias through which a word comes in."""
+        """Return weight and bias of the projection of token embeddings."""
 
     def forward(self, memory_XR: Tensor) -> Tensor:
-        """Scores_XV to add."""
+        """Return the logits_XV to add."""
         return self.out(memory_XR)
 
     def memories_along(self, start_XR: Tensor, labels_XS: Tensor) -> Tensor:
-        """Memories_XPR behind the first 0, 1, .. S labels (P = S + 1); free slots of labels_XS are -1."""
+        """Return memories_XPR after the first 0, 1, .. S labels (P = S + 1); padding in labels_XS is -1."""
         memories = [start_XR]
         for tokens_X in labels_XS.clamp(min=0).unbind(-1):
             memories.append(self.step(memories[-1], tokens_X))
         return torch.stack(memories, dim=-2)
 
     def project_tokens(self, tokens_X: Tensor) -> Tensor:
-        """The words, looked up and through their entrance; at rest from a table of them all."""
+        """Return the projected embeddings of tokens, from the cached table of all tokens where it may be used."""
         weight, bias = self.input_projection()
-        made_of = (self.embedding.weight, self.norm.weight, weight, *(() if bias is None else (bias,)))
-        if not self.is_cacheable(*made_of):
+        sources = (self.embedding.weight, self.norm.weight, weight, *(() if bias is None else (bias,)))
+        if not self.is_cacheable(*sources):
             return F.linear(self.embed_tokens(tokens_X), weight, bias)
-        return self.cached(self._project_all_tokens, *made_of)[tokens_X]
+        return self.cached(self._project_all_tokens, *sources)[tokens_X]
 
     def _project_all_tokens(self) -> Tensor:
         weight, bias = self.input_projection()
-        entered_VG = weight.new_empty(len(self.embedding.weight), len(weight))
-        for start in range(0, len(entered_VG), EMBEDDING_CHUNK):
-            some_XG = entered_VG[start : start + EMBEDDING_CHUNK]
-            some_XG[:] = F.linear(self.embed_tokens(torch.arange(start, start + len(some_XG))), weight, bias)
-        return entered_VG
+        projected_VG = weight.new_empty(len(self.embedding.weight), len(weight))
+        for start in range(0, len(projected_VG), EMBEDDING_CHUNK):
+            chunk_XG = projected_VG[start : start + EMBEDDING_CHUNK]
+            chunk_XG[:] = F.linear(self.embed_tokens(torch.arange(start, start + len(chunk_XG))), weight, bias)
+        return projected_VG
 
     def embed_tokens(self, tokens_X: Tensor) -> Tensor:
         return self.norm(self.embedding(tokens_X).to(self.out.weight.dtype))
 
 
 class MarkovCorrection(LogitCorrection):
-    """The previous word alone: a map from words to words of low rank."""
+    """A correction by the previous token alone: a low-rank matrix from tokens to tokens."""
 
     def __init__(self, embedding: Any, rank: int, epsilon: float) -> None:
         super().__init__(embedding, rank, epsilon)
@@ -137,7 +144,7 @@ class MarkovCorrection(LogitCorrection):
 
 
 class GRUCorrection(LogitCorrection):
-    """All words since the root, and the anchor's state, through a gated recurrent cell (Cho et al. 2014)."""
+    """A correction by all tokens since the root and the anchor's hidden state, through a GRU cell (Cho et al. 2014)."""
 
     def __init__(self, embedding: Any, rank: int, epsilon: float) -> None:
         super().__init__(embedding, rank, epsilon)
@@ -158,11 +165,11 @@ class GRUCorrection(LogitCorrection):
         memory_YR = self.cell(self.embed_tokens(tokens_X).flatten(0, -2), memory_XR.flatten(0, -2))
         return memory_YR.view(memory_XR.shape)
 
-    def gru_cell(self, memory_XR: Tensor, entered_XG: Tensor) -> Tensor:
-        """What the cell does once its words have entered; G = 3 R: reset, update, new."""
+    def gru_cell(self, memory_XR: Tensor, projected_XG: Tensor) -> Tensor:
+        """Return the output of the cell for inputs that are projected already; G = 3 R: reset, update, new."""
         rank, cell = memory_XR.shape[-1], self.cell
         recurrent_XG = F.linear(memory_XR, cell.weight_hh, cell.bias_hh)
-        gates_XG = (entered_XG[..., : 2 * rank] + recurrent_XG[..., : 2 * rank]).sigmoid_()
+        gates_XG = (projected_XG[..., : 2 * rank] + recurrent_XG[..., : 2 * rank]).sigmoid_()
         reset_XR, update_XR = gates_XG[..., :rank], gates_XG[..., rank:]
-        new_XR = torch.addcmul(entered_XG[..., 2 * rank :], reset_XR, recurrent_XG[..., 2 * rank :]).tanh_()
+        new_XR = torch.addcmul(projected_XG[..., 2 * rank :], reset_XR, recurrent_XG[..., 2 * rank :]).tanh_()
         return new_XR.lerp_(memory_XR, update_XR)

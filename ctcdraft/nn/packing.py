@@ -1,10 +1,10 @@
-"""Several texts behind one another in one row: who sees whom, and where a text ends. It knows places, no words.
+"""Packed sequences: attention masks and lookups for several texts concatenated in one sequence.
 
-    row        a0 a1 a2 b0 b1 c0 c1 c2      three texts in a pack
-    places      0  1  2  0  1  0  1  2      of every position in its own text
+    tokens         a0 a1 a2 b0 b1 c0 c1 c2      three texts in a pack
+    position ids    0  1  2  0  1  0  1  2      of every token in its own text
 
-A row of one text is a pack of one. What pads a row on the right counts as the end of its last text: it stands
-behind all that is real, so nothing real sees it.
+A sequence of one text is a pack of one. Padding on the right counts as the end of the last text: under a causal mask
+no real token sees it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from torch import Tensor
 
 
 def visible_mask(at_BQ: Tensor, position_ids_BL: Tensor) -> Tensor:
-    """True_BQL where what stands at a position may see another: its own text, up to itself.
+    """Return true_BQL where the token at index at_BQ may attend: to its own text, up to itself.
 
-    places 0 1 2 0 1, at 4   ->   0 0 0 1 1
+    position ids 0 1 2 0 1, at 4   ->   0 0 0 1 1
     """
     positions_L = torch.arange(position_ids_BL.shape[1], device=position_ids_BL.device)
     begin_BQ = at_BQ - position_ids_BL.gather(1, at_BQ)
@@ -24,10 +24,10 @@ def visible_mask(at_BQ: Tensor, position_ids_BL: Tensor) -> Tensor:
 
 
 def packed_causal_mask(position_ids_BL: Tensor) -> Tensor | None:
-    """`visible` of every position, with an axis for heads: True_B1LL; None where no row holds a second text.
+    """Return `visible_mask` of every position with an axis for heads, true_B1LL; None if no sequence is packed.
 
-    None, because rows of one text need no mask and then run through the fastest kernels; to know it costs a CUDA
-    device one wait. On paper (tensors without values) a row is one text.
+    Sequences of one text need no mask and run in the fastest kernels. Finding out costs one host synchronisation on a
+    CUDA device; on the meta device (dry run) sequences count as not packed.
     """
     if position_ids_BL.is_meta:
         return None
@@ -38,14 +38,14 @@ def packed_causal_mask(position_ids_BL: Tensor) -> Tensor | None:
 
 
 def gather_following(x_BLD: Tensor, at_BA: Tensor, position_ids_BL: Tensor, steps: int) -> Tensor:
-    """What stands at a position and behind it, x_BASD for S = `steps`; past the end of its text the text's last.
+    """Return the entries at and after at_BA, x_BASD for S = `steps`; past the end of a text its last one is repeated.
 
-    places 0 1 2 0 1, at 1, 4 steps   ->   x1 x2 x2 x2
+    position ids 0 1 2 0 1, at 1, 4 steps   ->   x1 x2 x2 x2
     """
     steps_S = torch.arange(steps, device=at_BA.device)
     reached_BAS = (at_BA[..., None] + steps_S).clamp(max=position_ids_BL.shape[1] - 1)
     position_ids_BAS = position_ids_BL.gather(1, reached_BAS.flatten(1)).view_as(reached_BAS)
-    # A later text starts to count anew, so its places never catch up with those expected here.
+    # Position ids restart in a later text, so they never equal those expected here.
     own_BAS = position_ids_BAS - position_ids_BAS[..., :1] == reached_BAS - at_BA[..., None]
     last_BA1 = (reached_BAS * own_BAS).amax(dim=-1, keepdim=True)
     index_BRD = reached_BAS.minimum(last_BA1).flatten(1)[..., None].expand(-1, -1, x_BLD.shape[-1])

@@ -1,13 +1,13 @@
-"""How weights lie in memory where few rows are multiplied, as decoding does. It knows no model.
+"""Column-major memory layout of linear weights, for the small products of decoding on a CPU.
 
-A linear layer's weights [out, in] lie row by row, and a CPU multiplies a handful of inputs faster where they lie
-column by column. One thread of an Intel Xeon, float32, in parts of the time that it takes row by row:
+A linear layer's weights [out, in] are row-major; a CPU multiplies a handful of inputs faster if they are column-major.
+Time relative to row-major, float32, one thread of an Intel Xeon:
 
     384 -> 160     16 rows 0.30    32 rows 0.69
     896 -> 4864    1 row 1.00    2 rows 1.08    8 rows 0.49    16 rows 0.70    32 rows 0.75
     5632 -> 2048   1 row 1.02    2 rows 1.32    8 rows 0.94    16 rows 1.21    32 rows 1.15
 
-so matrices larger than LARGEST stay as they are.
+so matrices larger than MAX_COLUMN_MAJOR_WEIGHTS are left row-major.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ MAX_COLUMN_MAJOR_WEIGHTS = 5 * 2**20  # weights
 
 
 def to_column_major_(module: nn.Module, but: Iterable[Tensor] = ()) -> None:
-    """Lay the weights of its linear layers column by column, on a CPU and in float32. Shapes, names and values stay.
+    """Make the weights of a module's linear layers column-major, on a CPU and in float32; shapes and values stay.
 
-    Embeddings, and layers that share an embedding's weights, stay as they are: looking up a word reads a row. So do
-    weights in types of their own, such as quantised ones. but: weights that are not the module's to change.
+    Embeddings, and layers that share an embedding's weights, stay row-major, because a lookup reads a row. So do
+    tensor subclasses such as quantised weights. but: weights to leave alone.
     """
-    theirs = {id(weight) for weight in but}
-    theirs |= {id(each.weight) for each in module.modules() if isinstance(each, nn.Embedding)}
+    excluded = {id(weight) for weight in but}
+    excluded |= {id(each.weight) for each in module.modules() if isinstance(each, nn.Embedding)}
     for layer in module.modules():
         if (
             type(layer) is nn.Linear
-            and id(layer.weight) not in theirs
+            and id(layer.weight) not in excluded
             and benefits_from_column_major(layer.weight.data)
         ):
             layer.weight.data = layer.weight.data.T.contiguous().T

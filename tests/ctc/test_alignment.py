@@ -1,4 +1,4 @@
-"""Collapse and its price in frames, by pencil and by enumerating every alignment."""
+"""The collapse and the number of frames labels need, by hand and against every alignment."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ def texts_of(labels_PT, lengths_P):
     return [tuple(row[:length]) for row, length in zip(labels_PT.tolist(), lengths_P.tolist(), strict=True)]
 
 
-def test_collapse_by_pencil():
+def test_collapse_by_hand():
     frames_PT = torch.tensor([[5, 5, 0, 5, 7], [0, 0, 0, 0, 0], [1, 2, 1, 1, 2], [0, 0, 9, 9, 9]])
     labels_PT, lengths_P = collapse(frames_PT, blank=0)
     assert labels_PT.tolist() == [
@@ -34,7 +34,7 @@ def test_collapse_every_alignment(frames, blank):
 
 
 def test_free_slots_are_no_labels():
-    """Every alignment over {free, blank, word, word}: ids shifted by one make -1 of the first class."""
+    """Every alignment over {free, blank, token, token}: ids shifted by one make -1 of the first class."""
     alignments = [tuple(c - 1 for c in alignment) for alignment in all_alignments(4, 4)]
     labels_PT, lengths_P = collapse(torch.tensor(alignments), blank=0)
     assert texts_of(labels_PT, lengths_P) == [slow_collapse(alignment, 0) for alignment in alignments]
@@ -52,7 +52,7 @@ def test_no_paths_and_no_frames():
     assert [part.tolist() for part in collapse(torch.empty(1, 0, dtype=torch.int64), blank=0)] == [[[]], [0]]
 
 
-def test_frames_needed_by_pencil():
+def test_frames_needed_by_hand():
     labels_XS = torch.tensor([[5, 5, 7], [5, 6, 7], [5, 5, 5], [5, 5, 5], [5, 6, 6], [-1, -1, -1]])
     lengths_X = torch.tensor([3, 3, 3, 2, 2, 0])
     assert frames_needed(labels_XS, lengths_X).tolist() == [4, 3, 5, 3, 2, 0]
@@ -65,9 +65,9 @@ def test_frames_needed_is_the_shortest_alignment():
     labels = list(all_alignments(3, 2))
     needed_X = frames_needed(torch.tensor(labels), torch.full((len(labels),), 3)).tolist()
     for text, needed in zip(labels, needed_X, strict=True):
-        sayable = [
+        possible = [
             frames
             for frames in range(1, 6)
             if any(slow_collapse(a, blank=2) == text for a in all_alignments(frames, 3))
         ]
-        assert min(sayable) == needed
+        assert min(possible) == needed

@@ -1,4 +1,4 @@
-"""The search for few nodes against its vectorised twin and every alignment: the same nodes in the same order."""
+"""Best-first search against its vectorised twin and every alignment: the same nodes in the same order."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ctcdraft.drafters.trees.ctc import MAX_BEST_FIRST_NODES, PrefixSearch
 from ctcdraft.drafters.trees.request import TreeRequest
 
 
-def texts_of(words, parents):
+def texts_of(tokens, parents):
     texts: list[tuple[int, ...]] = []
-    for word, parent in zip(words, parents, strict=True):
+    for token, parent in zip(tokens, parents, strict=True):
         assert -1 <= parent < len(texts)
-        texts.append((*(texts[parent] if parent >= 0 else ()), word))
+        texts.append((*(texts[parent] if parent >= 0 else ()), token))
     return texts
 
 
@@ -31,24 +31,24 @@ def frames(seed: int, count: int, classes: int, sharp: float = 2.0, zeros: float
     return logits_TC.masked_fill(dead_TC, -torch.inf).log_softmax(-1)
 
 
-def test_by_pencil():
-    pencil_TC = torch.tensor([[1 / 2, 1 / 4, 1 / 4]] * 2, dtype=torch.float64).log()  # a, b, blank
-    assert best_first_search(pencil_TC, 2, 3, 2) == ([0, 1, 1], [-1, -1, 0])
-    assert best_first_search(pencil_TC, 2, 0, 2) == best_first_search(pencil_TC, 2, 3, 2, depth=0) == ([], [])
-    assert best_first_search(pencil_TC, 2, 9, 2, stop_words=(0,)) == ([0, 1, 0], [-1, -1, 1])
+def test_by_hand():
+    example_TC = torch.tensor([[1 / 2, 1 / 4, 1 / 4]] * 2, dtype=torch.float64).log()  # a, b, blank
+    assert best_first_search(example_TC, 2, 3, 2) == ([0, 1, 1], [-1, -1, 0])
+    assert best_first_search(example_TC, 2, 0, 2) == best_first_search(example_TC, 2, 3, 2, depth=0) == ([], [])
+    assert best_first_search(example_TC, 2, 9, 2, stop_token_ids=(0,)) == ([0, 1, 0], [-1, -1, 1])
 
 
 @pytest.mark.parametrize("nodes", [1, 4, 13, 400])
 @pytest.mark.parametrize("seed", range(12))
 def test_every_alignment(seed, nodes):
-    """All words, wherever the blank sits and whatever is impossible; with stop words and a depth, too."""
+    """All tokens, wherever the blank sits and whatever is impossible; with stop tokens and a depth, too."""
     count, classes, blank = 1 + seed % 5, 2 + seed % 3, seed % 2
     log_probs_TC = frames(seed, count, classes, zeros=(seed % 4) / 5)
     probs_TC = log_probs_TC.exp().tolist()
     for stops, depth in [((), None), ((classes - 1,), None), ((), 2), ((0,), 3)]:
-        truth = slow_prefix_search(probs_TC, blank, nodes, stop_words=stops, depth=depth)
-        found = best_first_search(log_probs_TC, blank, nodes, classes + 3, stops, depth)
-        assert texts_of(*found) == [text for text, _ in truth]
+        truth = slow_prefix_search(probs_TC, blank, nodes, stop_token_ids=stops, depth=depth)
+        nodes_found = best_first_search(log_probs_TC, blank, nodes, classes + 3, stops, depth)
+        assert texts_of(*nodes_found) == [text for text, _ in truth]
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -61,13 +61,13 @@ def test_ties_are_broken_as_the_truth_breaks_them(seed):
     thirds_TC = torch.tensor([[1 / 3, 1 / 3, 0, 1 / 3]] * 4, dtype=torch.float64)
     for probs_TC, nodes in itertools.product((uniform_TC, eighths_TC, thirds_TC), (2, 5, 11)):
         truth = slow_prefix_search(probs_TC.tolist(), seed % 4, nodes)
-        found = best_first_search(probs_TC.log(), seed % 4, nodes, 3)
-        assert texts_of(*found) == [text for text, _ in truth]
+        nodes_found = best_first_search(probs_TC.log(), seed % 4, nodes, 3)
+        assert texts_of(*nodes_found) == [text for text, _ in truth]
 
 
 @pytest.mark.parametrize("seed", range(30))
 def test_the_vectorised_twin(seed):
-    """Frames as wide as real ones: flat and sharp, ties and none, few words a frame, in the drafter's float32."""
+    """Frames as wide as real ones: flat and sharp, with and without ties, few tokens per frame, in float32."""
     log_probs_TC = frames(seed, 1 + seed % 8, 60, sharp=(0.0, 1.0, 3.0, 6.0)[seed % 4], zeros=(seed % 3) / 5).float()
     for nodes, words_per_frame, stops, depth in [(7, 16, (3, 8), None), (15, 4, (), 3), (31, 16, (5,), None)]:
         twin = prefix_search(log_probs_TC, 59, nodes, words_per_frame, stops, depth)

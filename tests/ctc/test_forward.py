@@ -1,4 +1,4 @@
-"""The forward recursion against a pencil, against every alignment, and against torch's own CTC loss."""
+"""The forward recursion against a hand calculation, against every alignment, and against torch's own CTC loss."""
 
 import math
 
@@ -12,7 +12,7 @@ from ctcdraft.ctc.forward import log_likelihood
 
 
 def gather(log_probs_XTC, blank, labels_XS):
-    """The scores an objective would hand over; padding (-1) is gathered as class 0, that is, as junk."""
+    """The scores of an objective; padding (-1) is gathered as class 0, that is, as junk."""
     at_XTS = labels_XS.clamp(min=0)[..., None, :].expand(*log_probs_XTC.shape[:-1], labels_XS.shape[-1])
     return log_probs_XTC.gather(-1, at_XTS), log_probs_XTC[..., blank]
 
@@ -25,13 +25,13 @@ def random_windows(seed, windows, frames, labels, classes, blank):
     """Logits, labels with many repeats, lengths from 0 to labels, and -1 in the padding."""
     rng = torch.Generator().manual_seed(seed)
     logits_XTC = 2 * torch.randn(windows, frames, classes, dtype=torch.float64, generator=rng)
-    words = torch.tensor([c for c in range(classes) if c != blank])
-    labels_XS = words[torch.randint(len(words), (windows, labels), generator=rng)]
+    tokens = torch.tensor([c for c in range(classes) if c != blank])
+    labels_XS = tokens[torch.randint(len(tokens), (windows, labels), generator=rng)]
     lengths_X = torch.randint(labels + 1, (windows,), generator=rng)
     return logits_XTC, labels_XS.masked_fill(torch.arange(labels) >= lengths_X[:, None], -1), lengths_X
 
 
-def test_by_pencil():
+def test_by_hand():
     log_probs_TC = torch.tensor([[1 / 2, 1 / 2], [1 / 4, 3 / 4]], dtype=torch.float64).log()
     labels_S = torch.tensor([0])
     assert score(log_probs_TC, 1, labels_S, torch.tensor(1)).exp().item() == pytest.approx(5 / 8)
@@ -76,7 +76,7 @@ def test_torch_value_and_gradient(frames, labels, classes, blank):
 
 
 def test_gradient_by_finite_differences():
-    """torch's own gradient is right only behind a log_softmax; ours is the gradient of the scores."""
+    """torch's own gradient is right only after a log_softmax; ours is the gradient of the scores."""
     logits_XTC, labels_XS, lengths_X = random_windows(3, 5, 5, 3, 3, 2)
     label_XTS, blank_XT = gather(logits_XTC.log_softmax(-1), 2, labels_XS)
     lengths_X = torch.minimum(lengths_X, torch.tensor(2))

@@ -1,17 +1,17 @@
-"""The closed form against torch's own loss, against finite differences, and where nothing can be said."""
+"""The benchmark's CTC loss in closed form, against torch's own and finite differences, and for impossible labels."""
 
 import pytest
 import torch
 from torch.nn import functional as F
 
-from ctcdraft.ctc import loss
-from ctcdraft.ctc.loss import ctc_losses
+from benchmarks import ctc_loss as loss
+from benchmarks.ctc_loss import ctc_losses
 
 BLANK = 6
 
 
 def windows(dtype, frames=5, count=30):
-    """Every third window says one word three times, which needs five frames."""
+    """Every third window has one label three times, which needs five frames."""
     rng = torch.Generator().manual_seed(0)
     logits_XTC = 2 * torch.randn(count, frames, BLANK + 1, generator=rng, dtype=torch.float64)
     labels_XS = torch.randint(BLANK, (count, 3), generator=rng)

@@ -1,4 +1,4 @@
-"""Compiled reads: what eager ones say, one piece of code a size, and a sentence where nothing can be compiled."""
+"""Compiled reads: equal to eager ones, compiled once per size, and one sentence where compiling is impossible."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from drafters import oracle_drafter, random_drafter
 from sessions import NO_TRACE, make_evaluation, make_setup
-from test_fixed import HOW, PROMPTS
+from test_static_shapes import HOW, PROMPTS
 from tiny_models import random_base
 
 from ctcdraft.decoding.loop import generate
@@ -16,12 +16,12 @@ from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.errors import InputError
 from ctcdraft.evaluation.output_dir import OutputDir
 
-pytestmark = pytest.mark.slow  # half a minute a test
+pytestmark = pytest.mark.slow  # half a minute per test
 
 
 @pytest.fixture(autouse=True)
 def nothing_compiled_yet():
-    """One base's code serves another of its shapes."""
+    """Compiled code is reused for another base of the same shapes."""
     torch._dynamo.reset()
 
 
@@ -35,25 +35,25 @@ def read(base, tree, length):
 
 
 @pytest.mark.parametrize(("kind", "taps"), [("llama", ["last"]), ("qwen3", ["last", 1]), ("gpt2", ["last"])])
-def test_compiled_says_what_eager_says(kind, taps):
-    """States, logits and whole texts; of two numbers of nodes, and behind texts of three lengths of buffers."""
+def test_compiled_gives_what_eager_gives(kind, taps):
+    """Hidden states, logits and whole texts, for two tree sizes and three buffer capacities."""
     from torch._dynamo.utils import counters  # seconds
 
-    base, truths = random_base(kind, context=900), {}
+    base, expected = random_base(kind, context=900), {}
     base.taps = taps
     trees = (TokenTree.only_root(torch.tensor(3)), BUSH)
     for length in (5, 300, 600):
-        truths |= {(tree, length): read(base, tree, length) for tree in trees}
-    said = [generate(base, Autoregressive(base), prompt, HOW, base.stop_token_ids, 3).tokens for prompt in PROMPTS]
+        expected |= {(tree, length): read(base, tree, length) for tree in trees}
+    responses = [generate(base, Autoregressive(base), prompt, HOW, base.stop_token_ids, 3).tokens for prompt in PROMPTS]
     base.fixed = StaticShapeForward(compiled=True)
     assert base.execution_mode == "compiled, fixed shapes"
     before = counters["stats"]["unique_graphs"]
-    for (tree, length), truth in truths.items():
-        made = read(base, tree, length)
-        torch.testing.assert_close(made.logits_NV, truth.logits_NV, rtol=0, atol=1e-4)
-        torch.testing.assert_close(made.states_ND, truth.states_ND, rtol=0, atol=1e-4)
+    for (tree, length), truth in expected.items():
+        output = read(base, tree, length)
+        torch.testing.assert_close(output.logits_NV, truth.logits_NV, rtol=0, atol=1e-4)
+        torch.testing.assert_close(output.states_ND, truth.states_ND, rtol=0, atol=1e-4)
     assert counters["stats"]["unique_graphs"] == before + 2
-    for prompt, truth in zip(PROMPTS, said, strict=True):
+    for prompt, truth in zip(PROMPTS, responses, strict=True):
         for drafter in (
             Autoregressive(base),
             random_drafter(base.vocabulary, 8),
@@ -62,7 +62,7 @@ def test_compiled_says_what_eager_says(kind, taps):
             assert generate(base, drafter, prompt, HOW, base.stop_token_ids, 3).tokens == truth
 
 
-def test_an_evaluation_is_lossless_and_says_how_it_read(tmp_path):
+def test_an_evaluation_is_lossless_and_reports_how_it_read(tmp_path):
     base = random_base()
     base.fixed = StaticShapeForward(compiled=True)
     one = make_evaluation(make_setup(base))
@@ -76,7 +76,7 @@ def test_without_a_compiler_it_is_one_sentence():
 
     base = random_base()
     base.fixed = StaticShapeForward(compiled=True)
-    # Code that another run left needs no compiler. (Their own patch: pytest's would lose a value that has two names.)
+    # Code cached by another run needs no compiler. (Their own patch: pytest's would lose a value that has two names.)
     with (
         config.patch({"cpp.cxx": ("no-such-compiler",), "force_disable_caches": True}),
         pytest.raises(InputError, match=r"cannot be compiled here .*C\+\+ compiler"),

@@ -1,4 +1,4 @@
-"""warp against plain floats, and the noise: uniform, independent of batch shape, keyed by seed and position."""
+"""`warp` against plain floats, and the noise: uniform, independent of batch shape, keyed by seed and position."""
 
 import math
 
@@ -18,7 +18,7 @@ def test_warp_equals_the_slow_twin(temperature, top_k, top_p):
     assert torch.allclose(warp(logits, temperature, top_k, top_p).exp(), expected.double(), atol=1e-12)
 
 
-def test_noise_depends_on_seed_position_and_word_only():
+def test_noise_depends_on_seed_position_and_token_only():
     noise = GumbelNoise(7)
     positions = torch.tensor([3, 900, 4])
     together = noise.gumbel(positions, 50)

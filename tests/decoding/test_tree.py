@@ -1,4 +1,4 @@
-"""TokenTree: merging paths, ancestors, masks; commits. Held to pencil pictures and to a slow twin."""
+"""TokenTree: merged paths, ancestors, masks; accepted paths. Against worked examples and a slow twin."""
 
 import pytest
 import torch
@@ -60,18 +60,18 @@ def test_merging_equals_the_slow_twin(seed):
     assert bool((tree.parents_N[1:] < torch.arange(1, len(tree))).all())
 
 
-def test_what_lies_beyond_a_paths_length_is_ignored():
+def test_tokens_beyond_a_paths_length_are_ignored():
     junk = torch.tensor([[5, 99], [5, 6]])
     tree = TokenTree.from_paths(torch.tensor(1), junk, torch.tensor([1, 2]), limit=9)
     assert tree.tokens_N.tolist() == [1, 5, 6]
 
 
-def test_a_commit_brings_the_accepted_words_and_the_bonus():
-    verdict = VerifyResult(torch.tensor([0, 1, -1, -1, -1]), torch.tensor(2), torch.tensor(4))
-    commit = AcceptedPath.of(FORK, verdict)
-    assert commit.tokens == (5, 4)
-    assert commit.path_K.tolist() == [0, 1]
-    assert commit.has_rejected_child  # node 3 hung below node 1
-    assert commit.drafted == 3
+def test_an_accepted_path_holds_the_accepted_tokens_and_the_bonus():
+    result = VerifyResult(torch.tensor([0, 1, -1, -1, -1]), torch.tensor(2), torch.tensor(4))
+    path = AcceptedPath.of(FORK, result)
+    assert path.tokens == (5, 4)
+    assert path.path_K.tolist() == [0, 1]
+    assert path.has_rejected_child  # node 3 is a child of node 1
+    assert path.drafted == 3
     leaf = VerifyResult(torch.tensor([0, 2, -1, -1, -1]), torch.tensor(2), torch.tensor(4))
     assert not AcceptedPath.of(FORK, leaf).has_rejected_child

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from laws import assert_draft_probs
+from chi_square import assert_draft_probs
 from test_grow import TableLaws, random_law
 
 from ctcdraft.decoding.rejection import sampling_order

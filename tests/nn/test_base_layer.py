@@ -1,6 +1,6 @@
-"""Layers of a head against the base's own: the same rotary angles, and weights that are copied where outputs agree.
+"""Layers of a draft head against the base's own: the same rotary angles, and weights copied where outputs agree.
 
-The truth is the base itself, run on tokens: what goes into one of its layers and what comes out.
+The reference is the base itself, run on tokens: the input and the output of one of its layers.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ COPIED = SCALED | {  # all of the layer, to the last weight
     "ernie": ("ernie4_5", {}),  # pairs of neighbours
     "glm": ("glm", {}),  # pairs of neighbours in half of a head
 }
-RANDOM = {  # why, and whether the final norm can be copied all the same
+RANDOM = {  # reason, and whether the final norm can be copied nevertheless
     "no rotary": ("smollm3", {"no_rope_layers": [0, 0]}, "its last layer computes something else", True),
     "output bias": ("llama", {"attention_bias": True}, "its last layer has self_attn.o_proj.bias, which", True),
     "norms behind": ("olmo2", {}, "has post_feedforward_layernorm.weight, self_attn.k_norm.weight and more", True),
@@ -57,7 +57,7 @@ RANDOM = {  # why, and whether the final norm can be copied all the same
 
 
 def varied_base(kind, **changes):
-    """A random base whose norms and biases are no constants, as they are in one that was trained."""
+    """A random base whose norms and biases vary, as in a trained one."""
     base = random_base(kind, context=128, **changes)
     rng = torch.Generator().manual_seed(3)
     for name, value in base.lm.named_parameters():
@@ -66,14 +66,14 @@ def varied_base(kind, **changes):
     return base
 
 
-def head(base, *words):
+def head(base, *overrides):
     torch.manual_seed(5)
-    return build_drafter(compose_config("train", "base=tiny", *words).drafter, base).eval()
+    return build_drafter(compose_config("train", "base=tiny", *overrides).drafter, base).eval()
 
 
 @torch.no_grad()
 def layer_of(base, number):
-    """What goes into one of the base's layers, and what comes out; random text, not from its first position."""
+    """Input, output and position ids of one of the base's layers, on random tokens at later positions."""
     seen = {}
 
     def keep(module, given, kwargs, output):
@@ -87,28 +87,30 @@ def layer_of(base, number):
     return seen["in"], seen["out"], torch.arange(90, 120)
 
 
-def as_text(body, x_BLD, places_L):
-    """Every position a slot of its own behind the text before it: what a decoder layer computes."""
-    before_BLL = torch.ones(1, len(places_L), len(places_L), dtype=torch.bool).tril(-1)
-    cos, sin = body.rotary(places_L)
+def as_text(body, x_BLD, position_ids_L):
+    """Every position as a slot after the text before it: the output of a decoder layer."""
+    before_BLL = torch.ones(1, len(position_ids_L), len(position_ids_L), dtype=torch.bool).tril(-1)
+    cos, sin = body.rotary(position_ids_L)
     text = body.block.keys_values(x_BLD, (cos, sin))
     return body.block(x_BLD[:, :, None], (cos[None, :, None], sin[None, :, None]), text, before_BLL)[:, :, 0]
 
 
 @pytest.mark.parametrize("case", SCALED)
-def test_heads_turn_by_the_angles_of_the_base(case):
+def test_heads_use_the_rotary_angles_of_the_base(case):
     kind, changes = SCALED[case]
     base = varied_base(kind, **changes)
-    places_L = torch.tensor([0, 1, 5, 40, 127])
-    cos, sin = base.lm.base_model.rotary_emb(torch.zeros(1), places_L[None])
-    turned = cos.shape[-1] // 2  # pairs of dimensions
+    position_ids_L = torch.tensor([0, 1, 5, 40, 127])
+    cos, sin = base.lm.base_model.rotary_emb(torch.zeros(1), position_ids_L[None])
+    rotated = cos.shape[-1] // 2  # pairs of dimensions
     drafters = head(base, "drafter=ctc"), head(base, "drafter=eagle"), head(base, "drafter=hydra", PREFIX)
     for rotary in (drafters[0].body.rotary, drafters[1].block.rotary, drafters[2].prefix.rotary):
-        ours_cos, ours_sin = (table.chunk(2, dim=-1)[1] for table in rotary(places_L))  # right halves
-        torch.testing.assert_close(ours_cos[:, :turned], cos[0, :, :turned], rtol=0, atol=2e-5)
-        torch.testing.assert_close(ours_sin[:, :turned], sin[0, :, :turned], rtol=0, atol=2e-5)
-        assert torch.equal(ours_cos[:, turned:], torch.ones_like(ours_cos[:, turned:]))  # what the base leaves as it is
-        assert not ours_sin[:, turned:].any()
+        ours_cos, ours_sin = (table.chunk(2, dim=-1)[1] for table in rotary(position_ids_L))  # right halves
+        torch.testing.assert_close(ours_cos[:, :rotated], cos[0, :, :rotated], rtol=0, atol=2e-5)
+        torch.testing.assert_close(ours_sin[:, :rotated], sin[0, :, :rotated], rtol=0, atol=2e-5)
+        assert torch.equal(
+            ours_cos[:, rotated:], torch.ones_like(ours_cos[:, rotated:])
+        )  # dimensions that the base does not rotate
+        assert not ours_sin[:, rotated:].any()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
@@ -117,30 +119,32 @@ def test_heads_turn_by_the_angles_of_the_base(case):
 def test_a_copied_layer_gives_the_outputs_of_the_base(case, dtype):
     kind, changes = COPIED[case]
     base = varied_base(kind, **changes)
-    base.lm.load_state_dict({name: value.to(dtype) for name, value in base.lm.state_dict().items()})  # rounded alike
-    x_BLD, expected_BLD, places_L = layer_of(base, -1)
+    base.lm.load_state_dict(
+        {name: value.to(dtype) for name, value in base.lm.state_dict().items()}
+    )  # the same rounding on both sides
+    x_BLD, expected_BLD, position_ids_L = layer_of(base, -1)
     for value in base.lm.parameters():
         value.data = value.data.to(dtype)
     ctc, prefixed = head(base, "drafter=ctc"), head(base, "drafter=hydra", PREFIX)
     assert ctc.initialised == "from the base's last layer (outputs agree), final norm from the base"
     assert prefixed.initialised == "as the identity, prefix layer from the base's last layer (outputs agree)"
     assert head(base, "drafter=eagle").initialised == "from the base's last layer (outputs agree)"
-    for ours_BLD in (as_text(ctc.body, x_BLD, places_L), prefixed.prefix(x_BLD, places_L)):
+    for ours_BLD in (as_text(ctc.body, x_BLD, position_ids_L), prefixed.prefix(x_BLD, position_ids_L)):
         assert (ours_BLD - expected_BLD).norm() < 1e-3 * (expected_BLD - x_BLD).norm()
 
 
 @torch.no_grad()
 def test_the_layer_before_is_copied_where_the_last_has_no_rotary_positions():
     base = varied_base("smollm3", num_hidden_layers=4)  # every fourth layer has none
-    x_BLD, expected_BLD, places_L = layer_of(base, -2)
+    x_BLD, expected_BLD, position_ids_L = layer_of(base, -2)
     ctc = head(base, "drafter=ctc")
     assert ctc.initialised.startswith("from the base's layer 3 of 4 (outputs agree; its last layer computes something")
-    assert (as_text(ctc.body, x_BLD, places_L) - expected_BLD).norm() < 1e-3 * (expected_BLD - x_BLD).norm()
+    assert (as_text(ctc.body, x_BLD, position_ids_L) - expected_BLD).norm() < 1e-3 * (expected_BLD - x_BLD).norm()
 
 
 @pytest.mark.parametrize("case", RANDOM)
 @torch.no_grad()
-def test_a_layer_that_cannot_be_copied_starts_at_random_and_says_why(case):
+def test_a_layer_that_cannot_be_copied_starts_at_random_and_reports_why(case):
     kind, changes, why, normed = RANDOM[case]
     base = varied_base(kind, **changes)
     ctc, eagle = head(base, "drafter=ctc"), head(base, "drafter=eagle")
@@ -151,7 +155,7 @@ def test_a_layer_that_cannot_be_copied_starts_at_random_and_says_why(case):
 
 
 def frames_of(drafter, base):
-    """Of a text: states_BATD at two anchors."""
+    """Hidden states_BATD at two anchors of a random text."""
     x_BLD, anchors_BA = torch.randn(1, 20, base.width), torch.tensor([[5, 9]])
     text = drafter.body.text_keys_values(x_BLD, torch.arange(20)[None])
     roots_BAD = base.embedding(torch.tensor([[7, 8]])).float()
@@ -170,25 +174,25 @@ def test_the_final_norm_is_the_bases_and_no_frame_is_zero(case):
     assert (frames_of(drafter, base).std(dim=-1) > 0.1).all()
 
 
-def test_a_gemma_as_it_is_made_gives_frames():
-    """Its norms' weights are zeros, for 1 + w: taken for w they make every frame zero."""
+def test_an_untrained_gemma_gives_nonzero_frames():
+    """Its norm weights are zeros and mean 1 + w: copied as w they would make every frame zero."""
     base = random_base("gemma", context=128)
     assert not any(value.any() for name, value in base.lm.named_parameters() if "norm" in name)
     assert (frames_of(head(base, "drafter=ctc"), base).std(dim=-1) > 0.1).all()
 
 
-def test_the_plan_says_what_was_copied():
+def test_the_plan_reports_what_was_copied():
     for kind in ("qwen3", "mixtral"):
         base = random_base(kind, context=64)
         drafter = head(base, "drafter=medusa", "drafter/body=attention").train()
         one = make_trainer(None, base, 3, drafter=drafter, objective=CrossEntropy(4, 0.8))
-        said = plan_training(base, drafter, one.objective, one.batches, one.engine, 3, 1)
-        assert f"block initialised {drafter.initialised}\n" in said
+        plan = plan_training(base, drafter, one.objective, one.batches, one.engine, 3, 1)
+        assert f"block initialised {drafter.initialised}\n" in plan
         assert drafter.initialised.startswith("from the base's" if kind == "qwen3" else "at random (its last layer has")
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "mixtral"])
-def test_comparing_draws_nothing_that_others_draw_from(kind):
+def test_comparing_outputs_does_not_advance_the_random_state(kind):
     base = varied_base(kind)
     drafter = head(base, "drafter=ctc")
     before = torch.get_rng_state()
@@ -199,7 +203,7 @@ def test_comparing_draws_nothing_that_others_draw_from(kind):
 @pytest.mark.parametrize("scaled", ["everywhere", "far off"])
 @torch.no_grad()
 def test_a_layer_of_the_right_names_is_refused_by_its_outputs(scaled):
-    """Frequencies that the head does not share, some of which show far from the start alone; it stays as drawn."""
+    """Frequencies that the head does not have, some visible at late positions only; it keeps its random weights."""
     far = {"rope_theta": 5e6, "original_max_position_embeddings": 1024}
     rope = LLAMA3 | (far | {"high_freq_factor": 1.5} if scaled == "far off" else {})
     base = random_base("llama", context=2048, rope_parameters=rope)
@@ -209,7 +213,7 @@ def test_a_layer_of_the_right_names_is_refused_by_its_outputs(scaled):
         assert not torch.equal(drafter.body.block.mlp.up.weight, layer.mlp.up_proj.weight)
 
 
-def test_runs_that_name_no_like_base_have_the_layer_they_were_trained_with():
+def test_older_configs_without_like_base_have_the_layer_they_were_trained_with():
     base = varied_base("qwen3", rope_parameters={"rope_type": "linear", "rope_theta": 100.0, "factor": 4.0})
     config = compose_config("train", "base=tiny", "drafter=ctc").drafter
     del config.body.like_base
@@ -220,8 +224,8 @@ def test_runs_that_name_no_like_base_have_the_layer_they_were_trained_with():
     torch.testing.assert_close(cos[0, :4], torch.cos(3 * 100.0 ** (-torch.arange(4) / 4)), rtol=0, atol=1e-6)
 
 
-def test_a_head_of_the_embedded_base_begins_as_it_always_did():
-    """Its weights are those of the last layer, bit for bit; its angles come from float64, as published heads' do."""
+def test_the_initialisation_from_the_embedded_base_does_not_change():
+    """Weights equal those of the last layer bit for bit; angles are computed in float64, as in published heads."""
     from hydra.utils import instantiate
 
     base = instantiate(compose_config("train", "base=tiny").base, _convert_="all")
@@ -248,4 +252,4 @@ def test_a_head_of_a_base_without_weights_can_be_planned():
         base = random_base("qwen3", rope_parameters=LLAMA3, context=64)
         drafter = head(base, "drafter=ctc")
     assert all(value.is_meta for value in drafter.trainable_parameters())
-    assert drafter.initialised.startswith("as the weights of the base decide, which are not here")
+    assert drafter.initialised.startswith("from the base's last layer if the outputs agree")

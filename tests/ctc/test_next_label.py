@@ -1,4 +1,4 @@
-"""The batched law of the next label against every alignment, with frames that know the last label and without."""
+"""The batched next-label distribution against every alignment, with and without label-conditioned frames."""
 
 import itertools
 
@@ -20,29 +20,29 @@ def random_frames(seed, *shape, zeros=0.0):
 
 @pytest.mark.parametrize("seed", range(12))
 def test_a_batch_of_prefixes_against_every_alignment(seed):
-    """All prefixes of one to three words at once, repeats and impossible ones among them."""
+    """All prefixes of one to three tokens at once, repeats and impossible ones among them."""
     frames, classes = 2 + seed % 4, 3 + seed % 2
     blank = classes - 1 if seed % 3 else 0
     probs_TC = random_frames(seed, frames, classes, zeros=(seed % 3) / 6)
-    words = [c for c in range(classes) if c != blank]
+    tokens = [c for c in range(classes) if c != blank]
     for length in (0, 1, 2, 3):
-        prefixes = list(itertools.product(words, repeat=length))
+        prefixes = list(itertools.product(tokens, repeat=length))
         labels = PrefixBatch.empty(probs_TC, blank, len(prefixes))
         for column in torch.tensor(prefixes, dtype=torch.int64).reshape(len(prefixes), length).T:
             labels = labels.extend(column)
-        law_KV, stop_K = labels.next_distribution()
+        probs_KV, stop_K = labels.next_distribution()
         for row, prefix in enumerate(prefixes):
             if slow_prefix_probability(probs_TC.tolist(), prefix, blank) == 0:
-                assert law_KV[row].sum() == stop_K[row] == 0
+                assert probs_KV[row].sum() == stop_K[row] == 0
                 continue
             truth, stop = slow_next_label_distribution(probs_TC.tolist(), blank, prefix)
-            assert law_KV[row].tolist() == pytest.approx([truth[word] for word in words], abs=1e-10, rel=0)
+            assert probs_KV[row].tolist() == pytest.approx([truth[token] for token in tokens], abs=1e-10, rel=0)
             assert abs(stop_K[row] - stop) < 1e-10
-            assert abs(law_KV[row].sum() + stop_K[row] - 1) < 1e-14
+            assert abs(probs_KV[row].sum() + stop_K[row] - 1) < 1e-14
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_frames_that_know_the_last_label(seed):
+def test_frames_conditioned_on_the_last_label(seed):
     """A correction in a general form: each last label has frames of its own."""
     frames, classes, blank = 4, 4, 3
     known = dict(zip((None, 0, 1, 2), random_frames(seed, 4, frames, classes), strict=True))
@@ -54,24 +54,24 @@ def test_frames_that_know_the_last_label(seed):
         labels = PrefixBatch.empty(known[None], blank, len(prefixes))
         for column in torch.tensor(prefixes).T:
             labels = labels.extend(column, torch.stack([known[int(label)] for label in column]))
-        law_KV, stop_K = labels.next_distribution()
+        probs_KV, stop_K = labels.next_distribution()
         for row, prefix in enumerate(prefixes):
             whole = masses.get(prefix, 0)
             if whole == 0:  # a a a needs five frames
-                assert law_KV[row].sum() + stop_K[row] == 0
+                assert probs_KV[row].sum() + stop_K[row] == 0
                 continue
-            truth = [masses.get((*prefix, word), 0) / whole for word in range(3)]
-            assert law_KV[row].tolist() == pytest.approx(truth, abs=1e-10, rel=0)
+            truth = [masses.get((*prefix, token), 0) / whole for token in range(3)]
+            assert probs_KV[row].tolist() == pytest.approx(truth, abs=1e-10, rel=0)
             assert abs(stop_K[row] - texts[prefix] / whole) < 1e-10
 
 
-def test_children_and_stop_are_the_parent_however_long_the_text():
-    """Masses are conditional: behind nine labels of 2,000 words the law still sums to one, in float32 frames too."""
+def test_children_and_stop_sum_to_the_parent_for_long_texts():
+    """Masses are conditional: after nine of 2,000 labels the distribution still sums to one, in float32 frames too."""
     probs_TC = random_frames(3, 12, 2001).float()
     labels = PrefixBatch.empty(probs_TC, 2000, 4)
-    words = torch.randint(2000, (9, 4), generator=torch.Generator().manual_seed(1))
-    for words_K in words:
-        labels = labels.extend(words_K)
-        law_KV, stop_K = labels.next_distribution()
-        assert ((law_KV.sum(1) + stop_K) - 1).abs().max() < 1e-14
-        assert (law_KV >= 0).all()
+    tokens = torch.randint(2000, (9, 4), generator=torch.Generator().manual_seed(1))
+    for tokens_K in tokens:
+        labels = labels.extend(tokens_K)
+        probs_KV, stop_K = labels.next_distribution()
+        assert ((probs_KV.sum(1) + stop_K) - 1).abs().max() < 1e-14
+        assert (probs_KV >= 0).all()

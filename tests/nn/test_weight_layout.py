@@ -1,4 +1,4 @@
-"""Weights laid for few rows are the same weights: what they say, their names, and who shares them."""
+"""Column-major weights: the same values, names, outputs and sharing."""
 
 from __future__ import annotations
 
@@ -25,35 +25,35 @@ class Model(nn.Module):
         self.head = nn.Linear(4, 9, bias=False)
         self.head.weight = self.words.weight
 
-    def forward(self, words_L):
-        return self.head(self.down(self.up(self.words(words_L)).relu()))
+    def forward(self, tokens_L):
+        return self.head(self.down(self.up(self.words(tokens_L)).relu()))
 
 
-def column_by_column(layer):
+def is_column_major(layer):
     return layer.weight.T.is_contiguous() and not layer.weight.is_contiguous()
 
 
-def test_a_laid_model_says_the_same():
-    model, words_L = Model(), torch.arange(9)
-    before, values = model(words_L), {name: value.clone() for name, value in model.state_dict().items()}
+def test_outputs_and_values_do_not_change():
+    model, tokens_L = Model(), torch.arange(9)
+    before, values = model(tokens_L), {name: value.clone() for name, value in model.state_dict().items()}
     to_column_major_(model)
-    assert column_by_column(model.up)
-    assert column_by_column(model.down)
+    assert is_column_major(model.up)
+    assert is_column_major(model.down)
     assert model.head.weight is model.words.weight
     assert model.words.weight.is_contiguous()
-    assert torch.allclose(model(words_L), before, atol=1e-6)
+    assert torch.allclose(model(tokens_L), before, atol=1e-6)
     assert all(torch.equal(value, values[name]) for name, value in model.state_dict().items())
 
 
-def test_what_is_not_its_own_stays():
+def test_excluded_weights_stay_row_major():
     model = Model()
     to_column_major_(model, but=[model.up.weight])
     assert model.up.weight.is_contiguous()
-    assert column_by_column(model.down)
+    assert is_column_major(model.down)
 
 
-class Own(torch.Tensor):
-    """A type of weights that brings its own products, as quantised ones do, and cannot be turned."""
+class Subclass(torch.Tensor):
+    """A tensor subclass that cannot be transposed, like some quantised weights."""
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
@@ -61,17 +61,17 @@ class Own(torch.Tensor):
         return super().__torch_function__(func, types, args, kwargs or {})
 
 
-def with_own_type(model):
-    model.up.weight = nn.Parameter(model.up.weight.data.as_subclass(Own))
+def with_subclass(model):
+    model.up.weight = nn.Parameter(model.up.weight.data.as_subclass(Subclass))
     return model
 
 
 @pytest.mark.parametrize(
     "change",
-    [lambda model: model.bfloat16(), lambda model: model.to("meta"), with_own_type],
-    ids=["bf16", "meta", "of a type of its own"],
+    [lambda model: model.bfloat16(), lambda model: model.to("meta"), with_subclass],
+    ids=["bf16", "meta", "subclass"],
 )
-def test_other_types_and_devices_stay(change):
+def test_other_dtypes_devices_and_subclasses_stay(change):
     model = change(Model())
     to_column_major_(model)
     assert model.up.weight.is_contiguous()
@@ -84,34 +84,34 @@ def test_large_matrices_stay(monkeypatch):
     assert model.up.weight.is_contiguous()
 
 
-def test_a_laid_model_is_loaded_and_learns_as_any_other():
-    laid, plain, words_L = Model(), Model(), torch.arange(9)
-    to_column_major_(laid)
-    laid.load_state_dict(plain.state_dict())
-    assert column_by_column(laid.up)
-    for model in (laid, plain):
-        model(words_L).square().sum().backward()
-    assert torch.allclose(laid.up.weight.grad, plain.up.weight.grad, atol=1e-5)
+def test_loading_and_training_work_as_before():
+    changed, plain, tokens_L = Model(), Model(), torch.arange(9)
+    to_column_major_(changed)
+    changed.load_state_dict(plain.state_dict())
+    assert is_column_major(changed.up)
+    for model in (changed, plain):
+        model(tokens_L).square().sum().backward()
+    assert torch.allclose(changed.up.weight.grad, plain.up.weight.grad, atol=1e-5)
 
 
 def layers_of(base):
     return [layer for layer in base.lm.modules() if type(layer) is nn.Linear and layer is not base.head]
 
 
-def test_a_base_is_laid_to_decode_and_is_the_same_base(tmp_path):
+def test_a_base_is_column_major_for_inference_and_keeps_its_fingerprint(tmp_path):
     for folder in (tmp_path, tmp_path / "again"):
         tiny_tokenizer().save_pretrained(folder)
     random_lm().save_pretrained(tmp_path)
     base = load_base(str(tmp_path), "float32", "cpu")
-    assert all(layer.weight.is_contiguous() for layer in layers_of(base))  # what trains or saves it finds it as it was
-    assert all(map(column_by_column, layers_of(base.for_inference())))
+    assert all(layer.weight.is_contiguous() for layer in layers_of(base))  # unchanged for training and saving
+    assert all(map(is_column_major, layers_of(base.for_inference())))
     base.lm.save_pretrained(tmp_path / "again")
     assert load_base(str(tmp_path / "again"), "float32", "cpu").weights_hash == base.weights_hash
 
 
-def test_evaluate_decodes_with_a_laid_base():
+def test_evaluate_decodes_with_a_column_major_base():
     register_resolvers()
     with initialize_config_dir(str(CONFIGS), version_base=None):
         base = evaluate.load_base(compose("evaluate", ["base=tiny"]), {})
     assert layers_of(base)
-    assert all(map(column_by_column, layers_of(base)))
+    assert all(map(is_column_major, layers_of(base)))

@@ -1,4 +1,4 @@
-"""Residues of any size: they start by adding nothing, learn from the first step, and cost what the width says."""
+"""Residual bodies of any size: identity at first, gradients from the first step, parameters as the width determines."""
 
 from types import SimpleNamespace
 
@@ -26,11 +26,11 @@ def test_a_body_starts_as_the_identity_and_learns(inner):
     assert all(any(value.grad.abs().sum() > 0 for value in blocks.parameters()) for blocks in body.heads)
 
 
-def test_the_width_within_is_the_budget():
+def test_the_inner_width_determines_the_parameters():
     sizes = [size(ResidualBody(SHAPE, 2, blocks=1, inner=inner)) for inner in (1, 2, 3)]
     assert sizes[1] - sizes[0] == sizes[2] - sizes[1] == 2 * (8 + 1 + 8)
     assert size(ResidualBody(SHAPE, 2, blocks=1)) == 2 * (8 * 8 + 8)  # Medusa's own
     names = set(ResidualBody(SHAPE, 1, blocks=1).state_dict())
-    assert names == {"heads.0.0.weight", "heads.0.0.bias"}  # those of heads trained before there was a width
-    with pytest.raises(InputError, match=r"drafter\.body\.inner=0"):
+    assert names == {"heads.0.0.weight", "heads.0.0.bias"}  # as in checkpoints without an inner width
+    with pytest.raises(InputError, match=r"drafter\.body\.inner.*0"):
         ResidualBody(SHAPE, 2, blocks=1, inner=0)

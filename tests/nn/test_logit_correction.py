@@ -1,4 +1,4 @@
-"""Corrections at rest answer from tables as they would without them, whatever has been written to since."""
+"""Logit corrections give the same result from cached tables as without, whatever changes the weights."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ from torch import nn
 from ctcdraft.nn import logit_correction as module
 from ctcdraft.nn.logit_correction import GRUCorrection, MarkovCorrection
 
-WORDS, WIDTH, RANK = 40, 12, 5
+VOCABULARY, WIDTH, RANK = 40, 12, 5
 
 
 @pytest.fixture(params=[GRUCorrection, MarkovCorrection], ids=["gru", "markov"])
 def correction(request):
     torch.manual_seed(1)
-    one = request.param(nn.Embedding(WORDS, WIDTH).requires_grad_(False), RANK, 1e-6)
+    one = request.param(nn.Embedding(VOCABULARY, WIDTH).requires_grad_(False), RANK, 1e-6)
     for weight in one.parameters():
         nn.init.normal_(weight)
     return one.eval()
 
 
-def answers(one):
-    """Scores behind two words, six texts in two rows."""
+def scores(one):
+    """Added logits after two tokens, for texts in shape [2, 3]."""
     texts_XS = torch.arange(12).view(2, 3, 2) * 3
     memory_XR = one.start(torch.linspace(-1, 1, 6 * WIDTH).view(2, 3, WIDTH), texts_XS[..., 0])
     return one(one.step(memory_XR, texts_XS[..., 1]))
 
 
-def agree(one):
+def check_against_reference(one):
     with torch.no_grad():
-        assert torch.allclose(answers(one), truth(one), atol=1e-4)
+        assert torch.allclose(scores(one), reference(one), atol=1e-4)
 
 
-def truth(one):
-    """Without a table: one that has just been made, in training."""
-    return answers(deepcopy(one).train())
+def reference(one):
+    """The result without a table: of a fresh copy in training mode."""
+    return scores(deepcopy(one).train())
 
 
-def test_tables_say_what_weights_say(correction, monkeypatch):
+def test_tables_equal_the_weights(correction, monkeypatch):
     monkeypatch.setattr(module, "EMBEDDING_CHUNK", 7)
-    agree(correction)
+    check_against_reference(correction)
     assert correction._table is not None
 
 
@@ -56,57 +56,57 @@ def load(one):
     one.load_state_dict({name: value.flip(0) for name, value in one.state_dict().items()})
 
 
-def write_past_the_count(one):
+def write_without_version(one):
     one.train()
     for weight in one.parameters():
         weight.data.copy_(weight.data.flip(0))
     one.eval()
 
 
-def turn_embedding(one):
+def change_embedding(one):
     with torch.no_grad():
         one.embedding.weight.copy_(one.embedding.weight.flip(0))
 
 
-@pytest.mark.parametrize("change", [change_in_place, load, write_past_the_count, turn_embedding])
+@pytest.mark.parametrize("change", [change_in_place, load, write_without_version, change_embedding])
 def test_tables_follow_the_weights(correction, change):
     with torch.no_grad():
-        before = answers(correction)
+        before = scores(correction)
     change(correction)
-    agree(correction)
+    check_against_reference(correction)
     with torch.no_grad():
-        assert not torch.allclose(answers(correction), before, atol=1e-2)
+        assert not torch.allclose(scores(correction), before, atol=1e-2)
 
 
-def test_who_learns_has_no_tables(correction):
-    assert answers(correction).requires_grad
+def test_training_uses_no_tables(correction):
+    assert scores(correction).requires_grad
     correction.train()
     with torch.no_grad():
-        answers(correction)
+        scores(correction)
     assert correction._table is None
 
 
 @pytest.mark.parametrize("all_of_it", [True, False], ids=["all", "the embedding alone"])
-def test_weights_of_inference_mode_have_no_tables(all_of_it):
+def test_inference_tensors_have_no_tables(all_of_it):
     with torch.inference_mode():
-        embedding = nn.Embedding(WORDS, WIDTH)
+        embedding = nn.Embedding(VOCABULARY, WIDTH)
     with torch.inference_mode(all_of_it), torch.no_grad():
         one = GRUCorrection(embedding, RANK, 1e-6).eval()
         nn.init.normal_(one.out.weight)
     with torch.inference_mode():
-        assert torch.allclose(answers(one), truth(one), atol=1e-4)
+        assert torch.allclose(scores(one), reference(one), atol=1e-4)
     assert one._table is None
 
 
-def test_autocast_has_no_tables(correction):
+def test_autocast_uses_no_tables(correction):
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        answers(correction)
+        scores(correction)
     assert correction._table is None
 
 
-def test_a_table_holds_what_it_was_made_of(correction):
-    """Or others could come to lie in the same place, with as many changes behind them."""
+def test_a_table_keeps_its_source_weights_alive(correction):
+    """Otherwise new weights could reuse their address and version."""
     with torch.no_grad():
-        answers(correction)
+        scores(correction)
     held = {weight.data_ptr() for weight in correction._table.source_weights}
     assert held >= {correction.embedding.weight.data_ptr(), correction.norm.weight.data_ptr()}

@@ -1,4 +1,4 @@
-"""Normalisers of frames behind texts: against whole tables of sums, in value, in gradient and in what they keep."""
+"""Pairwise log-sum-exp of frames and prefixes against full tables: values, gradients and saved tensors."""
 
 from __future__ import annotations
 
@@ -11,20 +11,26 @@ from ctcdraft.nn import linear_logsumexp
 from ctcdraft.nn.linear_logsumexp import token_logits
 from ctcdraft.nn.pairwise_logsumexp import pairwise_logsumexp
 
-WINDOWS, FRAMES, TEXTS, WIDTH, RANK, WORDS = 5, 4, 3, 3, 2, 11
+WINDOWS, FRAMES, PREFIXES, WIDTH, RANK, VOCABULARY = 5, 4, 3, 3, 2, 11
 
 
 def parts(dtype: torch.dtype, bias: bool = True) -> list[Tensor | None]:
-    """States, memories and table, which are learned; head and its bias, which are not."""
+    """Trained states, memories and table; frozen lm_head and bias."""
     rng = torch.Generator().manual_seed(3)
-    shapes = ((WINDOWS, FRAMES, WIDTH), (WINDOWS, TEXTS, RANK), (WORDS, RANK), (WORDS, WIDTH), (WORDS,))
-    made: list[Tensor | None] = [torch.randn(shape, generator=rng, dtype=torch.float64).to(dtype) for shape in shapes]
-    return [*(one.requires_grad_() for one in made[:3]), made[3], made[4] if bias else None]
+    shapes = (
+        (WINDOWS, FRAMES, WIDTH),
+        (WINDOWS, PREFIXES, RANK),
+        (VOCABULARY, RANK),
+        (VOCABULARY, WIDTH),
+        (VOCABULARY,),
+    )
+    values: list[Tensor | None] = [torch.randn(shape, generator=rng, dtype=torch.float64).to(dtype) for shape in shapes]
+    return [*(one.requires_grad_() for one in values[:3]), values[3], values[4] if bias else None]
 
 
-def whole(states, memories, table, words, bias) -> Tensor:
-    """The obvious twin: every sum, all words."""
-    return (F.linear(states, words, bias)[:, :, None] + F.linear(memories, table)[:, None]).logsumexp(-1)
+def full(states, memories, table, lm_head, bias) -> Tensor:
+    """The reference: every sum over all tokens."""
+    return (F.linear(states, lm_head, bias)[:, :, None] + F.linear(memories, table)[:, None]).logsumexp(-1)
 
 
 @pytest.mark.parametrize("block", [linear_logsumexp.BLOCKS["cpu"], (14, 4), (1, 1)])
@@ -32,7 +38,7 @@ def whole(states, memories, table, words, bias) -> Tensor:
 def test_values_and_gradients_are_those_of_all_sums(bias, block, monkeypatch):
     monkeypatch.setitem(linear_logsumexp.BLOCKS, "cpu", block)
     given = parts(torch.float64, bias)
-    ours, theirs = pairwise_logsumexp(*given), whole(*given)
+    ours, theirs = pairwise_logsumexp(*given), full(*given)
     assert torch.allclose(ours, theirs, rtol=0, atol=1e-12)
     weights = torch.randn(ours.shape, dtype=ours.dtype)  # any loss
     for a, b in zip(*(torch.autograd.grad((weights * one).sum(), given[:3]) for one in (ours, theirs)), strict=True):
@@ -45,8 +51,8 @@ def test_gradcheck(monkeypatch):
 
 
 @pytest.mark.parametrize("block", [linear_logsumexp.BLOCKS["cpu"], (1, 1)])
-def test_words_that_disagree_beyond_float32_leave_a_finite_gradient(block, monkeypatch):
-    """The frame wants one word by e^200, the text the other: in truth log 2 above 200."""
+def test_tokens_that_disagree_beyond_float32_leave_a_finite_gradient(block, monkeypatch):
+    """The frame favours one token by e^200, the prefix the other; the exact value is 200 + log 2."""
     monkeypatch.setitem(linear_logsumexp.BLOCKS, "cpu", block)
     learned = [torch.ones(1, 1, 1), torch.ones(1, 1, 1), torch.tensor([[0.0], [200.0]])]
     value = pairwise_logsumexp(*(one.requires_grad_() for one in learned), torch.tensor([[200.0], [0.0]]), None)
@@ -59,32 +65,32 @@ def test_words_that_disagree_beyond_float32_leave_a_finite_gradient(block, monke
 def test_half_precision_rounds_logits_and_no_sums(autocast):
     """In bfloat16 a sum of 500 exponentials is off by up to 1 in 256, which no label's own score would be."""
     rng = torch.Generator().manual_seed(4)
-    states, memories, table, words = (
+    states, memories, table, lm_head = (
         torch.randn(shape, generator=rng) for shape in ((2, 4, 8), (2, 3, 5), (500, 5), (500, 8))
     )
-    given = words if autocast else words.bfloat16()
-    rounded = F.linear(states.bfloat16(), words.bfloat16()).double()
-    kind = torch.bfloat16 if autocast else torch.float32  # without autocast the table is not rounded
-    added = F.linear(memories.to(kind), table.to(kind)).double()
+    given = lm_head if autocast else lm_head.bfloat16()
+    rounded = F.linear(states.bfloat16(), lm_head.bfloat16()).double()
+    table_dtype = torch.bfloat16 if autocast else torch.float32  # without autocast the table is not rounded
+    added = F.linear(memories.to(table_dtype), table.to(table_dtype)).double()
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        made = pairwise_logsumexp(states, memories, table, given, None)
-    assert made.dtype == torch.float32
-    assert (made - (rounded[:, :, None] + added[:, None]).logsumexp(-1)).abs().max() < 1e-5
+        values = pairwise_logsumexp(states, memories, table, given, None)
+    assert values.dtype == torch.float32
+    assert (values - (rounded[:, :, None] + added[:, None]).logsumexp(-1)).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("autocast", [False, True])
-def test_a_word_that_is_certain_is_no_more_than_that_in_half_precision(autocast):
+def test_probabilities_do_not_exceed_one_in_half_precision(autocast):
     rng = torch.Generator().manual_seed(5)
-    words = torch.randn(300, 256, generator=rng).bfloat16()
+    lm_head = torch.randn(300, 256, generator=rng).bfloat16()
     labels = torch.arange(60)[:, None]
-    states = (0.13 * words[labels].float()).requires_grad_()  # logits of about 33, the next ones far below
+    states = (0.13 * lm_head[labels].float()).requires_grad_()  # logits of about 33, the next ones far below
     memories, table = torch.ones(60, 1, 2), torch.zeros(300, 2)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        given = words.float() if autocast else words
+        given = lm_head.float() if autocast else lm_head
         score = token_logits(states, given, None, labels) - pairwise_logsumexp(states, memories, table, given, None)
     assert score.abs().max() < 1e-5
     (gradient,) = torch.autograd.grad(score.sum(), states)
-    assert gradient.abs().max() < 1e-3  # nothing is left to learn
+    assert gradient.abs().max() < 1e-3  # the label is certain already
 
 
 def test_nothing_of_the_size_of_the_vocabulary_is_kept_but_the_weights():
@@ -94,10 +100,10 @@ def test_nothing_of_the_size_of_the_vocabulary_is_kept_but_the_weights():
         pairwise_logsumexp(*given)
     weights = [one.data_ptr() for one in given[2:]]
     assert kept
-    assert not [tensor.shape for tensor in kept if WORDS in tensor.shape and tensor.data_ptr() not in weights]
+    assert not [tensor.shape for tensor in kept if VOCABULARY in tensor.shape and tensor.data_ptr() not in weights]
 
 
-def test_a_head_that_is_to_be_learned_is_refused():
-    states, memories, table, words, bias = parts(torch.float32)
+def test_a_trainable_lm_head_is_refused():
+    states, memories, table, lm_head, bias = parts(torch.float32)
     with pytest.raises(ValueError, match="freeze it"):
-        pairwise_logsumexp(states, memories, table, words.requires_grad_(), bias)
+        pairwise_logsumexp(states, memories, table, lm_head.requires_grad_(), bias)

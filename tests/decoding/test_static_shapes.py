@@ -1,4 +1,4 @@
-"""Reads of a fixed shape: padding changes nothing, buffers may be lent, and a captured graph says what eager says."""
+"""Reads of static shape: padding changes nothing, buffers are shared safely, captured graphs equal eager reads."""
 
 import copy
 from dataclasses import replace
@@ -30,7 +30,7 @@ HOW = DecodingSettings(max_new_tokens=24, nodes=12, temperature=0.0, top_k=0, to
 PROMPTS = [torch.tensor([0, 7, 9, 9, 30]), torch.arange(40, 60)]
 
 
-def test_padding_by_pencil():
+def test_padding_by_hand():
     tree = TokenTree.from_lists(torch.tensor(7), [5], [-1])
     inputs = StaticInputs.of(tree, start=2, capacity=16, dtype=torch.float32)
     assert inputs.tokens_N.tolist() == [7, 5, 0, 0, 0, 0, 0, 0]
@@ -50,17 +50,19 @@ def test_padding_by_pencil():
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gpt2"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_the_text_is_the_same(kind, temperature):
-    base, how = random_base(kind), replace(HOW, temperature=temperature)
-    truths = [generate(base, Autoregressive(base), prompt, how, base.stop_token_ids, 3).tokens for prompt in PROMPTS]
+    base, settings = random_base(kind), replace(HOW, temperature=temperature)
+    expected = [
+        generate(base, Autoregressive(base), prompt, settings, base.stop_token_ids, 3).tokens for prompt in PROMPTS
+    ]
     base.fixed = StaticShapeForward()
-    for prompt, truth in zip(PROMPTS, truths, strict=True):
+    for prompt, truth in zip(PROMPTS, expected, strict=True):
         text = torch.cat([prompt, torch.tensor(truth)])
         for drafter in (Autoregressive(base), random_drafter(base.vocabulary, 12), oracle_drafter(text, 5)):
-            assert generate(base, drafter, prompt, how, base.stop_token_ids, 3).tokens == truth
+            assert generate(base, drafter, prompt, settings, base.stop_token_ids, 3).tokens == truth
 
 
 def test_reads_are_those_of_the_exact_shape():
-    """Behind lent rows full of another text, up to a cache that must grow."""
+    """In buffers that hold rows of another text, and in a cache that must grow."""
     base = random_base(context=600)
     tree = TokenTree.from_lists(torch.tensor(7), [5, 6, 8, 9], [-1, 0, -1, 2])
     for length in (5, 250, 400):
@@ -71,13 +73,13 @@ def test_reads_are_those_of_the_exact_shape():
         base.fixed = base.fixed or StaticShapeForward()
         cache = base.new_cache(20)
         base.read(text_L, cache)
-        made, base.fixed = base.read_tree(tree, cache), None
-        torch.testing.assert_close(made.logits_NV, truth.logits_NV, rtol=0, atol=1e-4)
-        torch.testing.assert_close(made.states_ND, truth.states_ND, rtol=0, atol=1e-4)
+        output, base.fixed = base.read_tree(tree, cache), None
+        torch.testing.assert_close(output.logits_NV, truth.logits_NV, rtol=0, atol=1e-4)
+        torch.testing.assert_close(output.states_ND, truth.states_ND, rtol=0, atol=1e-4)
         assert cache.length == exact.length == length + 5
 
 
-def test_two_texts_at_once_have_rows_of_their_own():
+def test_two_simultaneous_texts_do_not_share_buffers():
     base = random_base()
     base.fixed = StaticShapeForward()
     one, other = base.new_cache(20), None
@@ -89,23 +91,23 @@ def test_two_texts_at_once_have_rows_of_their_own():
     assert copy.deepcopy(base).fixed is not base.fixed
 
 
-def test_a_batch_of_answers_is_not_lent_the_rows_of_one_text():
+def test_a_batch_of_responses_does_not_share_the_buffers_of_one_text():
     base = random_base()
     prompts = [prompt.tolist() for prompt in PROMPTS]
 
-    def said():
+    def responses():
         return generate_batch(base, prompts, [9, 9], lambda logits_BV, rows, step: logits_BV.argmax(dim=-1))
 
-    truth = said()
+    truth = responses()
     base.fixed = StaticShapeForward()
-    before = base.new_cache(len(prompts[1]) + 9)  # of the batch's own capacity, and done with
+    before = base.new_cache(len(prompts[1]) + 9)  # of the batch's capacity, and released
     base.read(PROMPTS[0], before)
-    assert base.fixed._owns_buffers(before)  # as a graph does that is captured over it
+    assert base.fixed._owns_buffers(before)  # as a graph captured with it would
     del before
-    assert said() == truth
+    assert responses() == truth
 
 
-def test_compiling_takes_fixed_shapes():
+def test_compiling_requires_static_shapes():
     for load in (partial(load_base, "nowhere"), partial(random_weights_base, {}, "none")):
         with pytest.raises(InputError, match=r"add base\.fixed=true"):
             load(dtype="float32", device="cpu", compiled=True)
@@ -114,13 +116,13 @@ def test_compiling_takes_fixed_shapes():
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="captures CUDA graphs, and there is no CUDA device here")
 @pytest.mark.parametrize("compiled", [False, True])
-def test_a_captured_read_says_what_an_eager_one_says(compiled):
+def test_a_captured_read_gives_what_an_eager_one_gives(compiled):
     base = random_base().to("cuda")
     prompts = [prompt.cuda() for prompt in PROMPTS]
-    truths = [generate(base, Autoregressive(base), prompt, HOW, base.stop_token_ids, 3).tokens for prompt in prompts]
+    expected = [generate(base, Autoregressive(base), prompt, HOW, base.stop_token_ids, 3).tokens for prompt in prompts]
     base.fixed = StaticShapeForward(compiled)
     for _ in range(2):  # the second time every graph is there
-        for prompt, truth in zip(prompts, truths, strict=True):
+        for prompt, truth in zip(prompts, expected, strict=True):
             text = torch.cat([prompt, torch.tensor(truth, device="cuda")])
             for drafter in (Autoregressive(base), oracle_drafter(text, 5)):
                 assert generate(base, drafter, prompt, HOW, base.stop_token_ids, 3).tokens == truth
@@ -129,7 +131,7 @@ def test_a_captured_read_says_what_an_eager_one_says(compiled):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="captures CUDA graphs, and there is no CUDA device here")
-def test_what_cannot_be_captured_is_read_eagerly_and_says_so():
+def test_what_cannot_be_captured_is_read_eagerly_and_reported():
     base = random_base().to("cuda")
     truth = generate(base, Autoregressive(base), PROMPTS[0].cuda(), HOW, base.stop_token_ids, 3).tokens
 

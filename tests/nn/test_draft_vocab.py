@@ -1,4 +1,4 @@
-"""A head of some words: the same law as the whole one's over those words, for scores, searches and checkpoints."""
+"""A draft vocabulary: the full head's distribution over these tokens, in scores, searches and checkpoints."""
 
 from __future__ import annotations
 
@@ -27,35 +27,40 @@ from ctcdraft.objectives.distillation import Distill, kl
 from ctcdraft.training.loggers import JsonlLogger
 from ctcdraft.training.run_directory import RunDirectory, load_trainable_state
 
-WIDTH, WORDS, SAID = 6, 11, [1, 4, 5, 9]
+WIDTH, VOCABULARY, SELECTED = 6, 11, [1, 4, 5, 9]
 NEVER = -1e4
-OBJECTIVES = {"ctc": CTC(3), "prefix": PrefixCTC(3, 0.8), "words": CrossEntropy(3, 0.8), "kl": Distill(3, 0.8, kl)}
+OBJECTIVES = {
+    "ctc": CTC(3),
+    "prefix": PrefixCTC(3, 0.8),
+    "cross_entropy": CrossEntropy(3, 0.8),
+    "kl": Distill(3, 0.8, kl),
+}
 
 
 def emissions(corrected: bool) -> tuple[Emissions, Emissions]:
-    """The same states before a head of four words, and before a whole one that is told never to say the others."""
+    """The same states under a head of four tokens, and under a full one whose biases exclude the others."""
     torch.manual_seed(0)
-    words = nn.Linear(WIDTH, WORDS).requires_grad_(False)
-    some, every = BlankHead(words, WIDTH, len(SAID)), BlankHead(words, WIDTH)
-    some.words.set_tokens(torch.tensor(SAID))
-    every.words = nn.Linear(WIDTH, WORDS).requires_grad_(False)
-    every.words.weight.copy_(words.weight)
-    every.words.bias.fill_(NEVER).index_copy_(0, torch.tensor(SAID), words.bias[SAID])
+    lm_head = nn.Linear(WIDTH, VOCABULARY).requires_grad_(False)
+    some, every = BlankHead(lm_head, WIDTH, len(SELECTED)), BlankHead(lm_head, WIDTH)
+    some.words.set_tokens(torch.tensor(SELECTED))
+    every.words = nn.Linear(WIDTH, VOCABULARY).requires_grad_(False)
+    every.words.weight.copy_(lm_head.weight)
+    every.words.bias.fill_(NEVER).index_copy_(0, torch.tensor(SELECTED), lm_head.bias[SELECTED])
     every.load_state_dict({"blank_D": some.blank_D, "blank_bias": some.blank_bias}, strict=False)
     states = torch.randn(2, 3, 4, WIDTH, requires_grad=True)
     if not corrected:
         return Emissions(states, some), Emissions(states, every)
-    correction = GRUCorrection(nn.Embedding(WORDS, WIDTH).requires_grad_(False), 5, 1e-6)
+    correction = GRUCorrection(nn.Embedding(VOCABULARY, WIDTH).requires_grad_(False), 5, 1e-6)
     nn.init.normal_(correction.out.weight)
     start = correction.start(states[:, :, 0].detach(), torch.zeros(2, 3, dtype=torch.long))
     return Emissions(states, some, correction, start), Emissions(states, every, correction, start)
 
 
 @pytest.mark.parametrize("corrected", [False, True])
-def test_scores_and_gradients_are_those_of_a_head_without_the_other_words(corrected):
+def test_scores_and_gradients_are_those_of_a_head_restricted_to_these_tokens(corrected):
     some, every = emissions(corrected)
-    labels = torch.tensor(SAID)[torch.randint(len(SAID), (2, 3, 2))]
-    labels[0, 0, 1] = 7  # no word of these
+    labels = torch.tensor(SELECTED)[torch.randint(len(SELECTED), (2, 3, 2))]
+    labels[0, 0, 1] = 7  # outside the draft vocabulary
     ours, theirs = some.scores(labels), every.scores(labels)
     assert ours.label_BATS[0, 0, :, 1].isneginf().all()
     assert ours.hold_BATS[0, 0, :, 1].isneginf().all()
@@ -70,29 +75,31 @@ def test_scores_and_gradients_are_those_of_a_head_without_the_other_words(correc
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
     logits = every.logits()
     torch.testing.assert_close(some.logits(), logits.where(logits > NEVER / 2, -torch.inf))
-    assert not [word for word in range(WORDS) if some.logits()[..., word].isfinite().all() != (word in SAID)]
+    assert not [
+        token for token in range(VOCABULARY) if some.logits()[..., token].isfinite().all() != (token in SELECTED)
+    ]
 
 
-def test_the_commonest_words_and_those_that_must_be():
+def test_the_most_frequent_tokens_and_the_required_ones():
     assert most_frequent_tokens(torch.tensor([5, 0, 7, 5]), 2, [1]).tolist() == [1, 2]
     assert most_frequent_tokens(torch.tensor([5, 0, 7, 5]), 2, []).tolist() == [0, 2]
     assert most_frequent_tokens(torch.tensor([5, 0, 7, 5]), 2, [1, 9]).tolist() == [
         1,
         2,
-    ]  # 9 lies beyond the head's rows
-    with pytest.raises(InputError, match=r"drafter\.vocabulary=1 has no room for the 2 words"):
+    ]  # 9 exceeds the lm_head's rows
+    with pytest.raises(InputError, match=r"drafter\.vocabulary must be >= 2, the number of stop tokens, got 1"):
         most_frequent_tokens(torch.tensor([5, 0, 7, 5]), 1, [1, 2])
-    assert random_sequences(count=2, length=9).token_counts(50).sum() == 3 + 2  # of the answers alone
+    assert random_sequences(count=2, length=9).token_counts(50).sum() == 3 + 2  # of the responses alone
 
 
-def test_more_words_than_there_are_is_a_sentence():
-    with pytest.raises(InputError, match=r"drafter\.vocabulary=12 of 11 words"):
-        DraftVocabHead(nn.Linear(WIDTH, WORDS), 12)
+def test_more_tokens_than_the_base_has_are_refused():
+    with pytest.raises(InputError, match=r"drafter\.vocabulary must be <= 11 .*, got 12"):
+        DraftVocabHead(nn.Linear(WIDTH, VOCABULARY), 12)
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_it_learns_decodes_and_comes_back(tmp_path, name):
-    """Half of what is to be said is beyond it, which is counted and teaches nothing; the text stays the base's."""
+def test_it_trains_decodes_and_reloads(tmp_path, name):
+    """Half of the labels are outside it, which is counted and gives no gradient; the output stays the base's."""
     base, objective = random_base(context=64), OBJECTIVES[name]
     aligned = objective.supervises == "alignments"
 
@@ -105,11 +112,11 @@ def test_it_learns_decodes_and_comes_back(tmp_path, name):
 
     drafter = head()
     drafter.set_draft_vocab(random_sequences().token_counts(base.vocabulary), base.stop_token_ids)
-    said = drafter.head.words.words_N.tolist()
-    assert said != list(range(20))
+    selected = drafter.head.words.words_N.tolist()
+    assert selected != list(range(20))
     counts = random_sequences().token_counts(base.vocabulary)
     assert drafter.vocab_coverage(counts) == pytest.approx(
-        sum(counts.tolist()[word] for word in said) / int(counts.sum())
+        sum(counts.tolist()[token] for token in selected) / int(counts.sum())
     )
     run = RunDirectory(tmp_path)
     run.create("drafter: {}\n", base.fingerprint(), overwrite=False)
