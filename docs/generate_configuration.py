@@ -15,11 +15,11 @@ HEADER = """# Configuration
 
 Every key and its default, copied from `configs/` by `docs/generate_configuration.py`. Do not edit this page.
 
-A config group is a folder and an option a file in it: `drafter=medusa` chooses `configs/drafter/medusa.yaml`. A single
-value is set by its path: `drafter.frames=8`, `trainer.steps=500`. `python train.py --cfg job` prints the composed config,
-and an unknown key is refused with the nearest known one. `${...}` is computed: from another key, or by a resolver of
+A config group is a folder and an option a file in it: `drafter=medusa` chooses `configs/drafter/medusa.yaml`. A value
+is set by its path: `drafter.frames=8`, `trainer.steps=500`. `python train.py --cfg job` prints the composed config, and
+an unknown key is refused with the nearest known one. `${...}` is computed: from another key, or by a resolver of
 `ctcdraft/config/cli.py`. Where an option has `defaults`, it starts from those options; `/` separates nested groups
-(`drafter/body=residual` sets `drafter.body`). `# @package _global_` at the top: the file also sets keys of other groups.
+(`drafter/body=residual` sets `drafter.body`). With `# @package _global_` a file also sets keys of other groups.
 """
 
 
@@ -31,7 +31,9 @@ def generate_page() -> str:
         group = folder.relative_to(CONFIGS).as_posix()
         entries.append(f"## {group}")
         entries += [section(f"### {group}={file.stem}", file) for file in sorted(folder.glob("*.yaml"))]
-    rows = [f"| `experiment={file.stem}` | {first_comment(file)} |" for file in sorted(CONFIGS.glob("experiment/*.yaml"))]
+    rows = [
+        f"| `experiment={file.stem}` | {first_comment(file)} |" for file in sorted(CONFIGS.glob("experiment/*.yaml"))
+    ]
     experiments = ["## experiment\n\nPresets: options and values of the groups above, by one name.", "\n".join(rows)]
     experiments[1] = "| option | purpose |\n|---|---|\n" + experiments[1]
     return "\n\n".join([HEADER.strip(), *entries, *experiments]) + "\n"
