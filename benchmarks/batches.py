@@ -10,6 +10,7 @@ import argparse
 import statistics
 import time
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,9 @@ from ctcdraft.corpus import prepared
 from ctcdraft.corpus.batches import Batches, PackingFunction, TokenSequences, first_fit_packing, one_per_row
 from ctcdraft.corpus.prefetch import PrefetchingBatches
 from ctcdraft.distributed import Distributed
+from ctcdraft.training.engine import OptimizerSettings
 from ctcdraft.training.run_directory import RunDirectory
-from ctcdraft.training.trainer import CheckpointPolicy, Trainer
+from ctcdraft.training.trainer import Trainer, TrainerSettings
 from ctcdraft.training.validation import DecodingValidation, split_held_out
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
@@ -64,18 +66,15 @@ def way(config: DictConfig, base: Any, rows: TokenSequences, pack: int | None, s
     batches.hidden_states.precompute()
     torch.manual_seed(0)
     drafter = build_drafter(config.drafter, base).train()
-    figures = ("learning_rate", "warmup", "final_share", "betas", "weight_decay", "clip_norm", "clip_value", "autocast")
-    engine = instantiate(config.engine)(
-        drafter,
-        drafter.trainable_parameters(),
-        steps=steps,
-        peers=Distributed(),
-        **{name: settings[name] for name in figures},
-    )
+    optimizer = replace(OptimizerSettings.from_config(settings), steps=steps)
+    engine = instantiate(config.engine)(drafter, drafter.trainable_parameters(), optimizer, Distributed())
     feed = PrefetchingBatches(batches, steps) if pending else batches
     nowhere, silent = RunDirectory(Path()), DecodingValidation(base, [], instantiate(config.decoding))
-    never = CheckpointPolicy(checkpoint_every=steps, checkpoint_minutes=None, keep=1, patience=steps)
-    return Trainer(nowhere, drafter, objective, feed, engine, silent, steps, 1, steps, never)
+    once = TrainerSettings(
+        steps=steps, accumulate=1, probe_every=steps, checkpoint_every=steps, checkpoint_minutes=None, keep=1,
+        patience=steps,
+    )  # fmt: skip
+    return Trainer(nowhere, drafter, objective, feed, engine, silent, once)
 
 
 def measure(ways: dict[str, Trainer], steps: int, repeats: int) -> None:

@@ -206,9 +206,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--frames", type=int, default=8)
     parser.add_argument("--classes", type=int, default=32001)
-    parser.add_argument(
-        "--words-per-frame", type=int, default=16, help="as in configs/drafter/paths/prefix_search.yaml"
-    )
+    parser.add_argument("--words-per-frame", type=int, default=16, help="as in configs/drafter/tree/prefix_search.yaml")
     parser.add_argument("--compiled", action="store_true", help="reads of fixed shapes, eager and compiled, as well")
     parser.add_argument("--clock", choices=sorted(CLOCKS), default="wall")
     parser.add_argument("--device", default="cpu")

@@ -23,8 +23,9 @@ from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.evaluation.benchmarks import project_prompts
 from ctcdraft.evaluation.environment import hardware_name
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
+from ctcdraft.evaluation.replay.tree_size import TreeSizeSearch, choose_sizes
 from ctcdraft.evaluation.runner import turn_prompt
-from ctcdraft.evaluation.tree_size import TreeSizeSearch, choose_sizes
+from ctcdraft.evaluation.setup import EvaluationSetup
 from ctcdraft.models.loading import load_base
 
 # Of the answers; on a machine that others work on too, the processor's own time does not count their turns.
@@ -44,7 +45,9 @@ def main() -> None:
     sizing = TreeSizeSearch(options.nodes, path, options.prompts, timed=2, timed_tokens=48, repeats=5)
     how = DecodingSettings(options.max_new_tokens, sizing.nodes[-1], 0.0, 0, 1.0, match, lossless=True)
     drafters = {word: build_contestant(resolve(word), base).drafter for word in options.contestants}
-    found = choose_sizes(base, {AUTOREGRESSIVE: Autoregressive(base), **drafters}, how, sizing, for_choice, 0)
+    found = choose_sizes(
+        EvaluationSetup(base, {AUTOREGRESSIVE: Autoregressive(base), **drafters}, how, 0), sizing, for_choice
+    )
     print(f"{hardware_name(base.device)}, {options.dtype}, base {base.name}, {options.clock} time")
     for name, choice in found.items():
         chosen = choice.best.nodes

@@ -36,7 +36,7 @@ from ctcdraft.models.base_model import BaseLM
 from ctcdraft.nn.bodies import AttentionBody
 from ctcdraft.nn.heads import AlignmentScores, Emissions
 from ctcdraft.objectives.ctc import ctc_window_likelihoods
-from ctcdraft.training.engine import TorchEngine
+from ctcdraft.training.engine import OptimizerSettings, TorchEngine
 
 # A way: how emissions are projected, and the loss of the result.
 Way = tuple[Callable[[Emissions, Batch], Any], Callable[[Any, Batch], Tensor]]
@@ -109,11 +109,11 @@ def measured(options: argparse.Namespace, way: Way) -> dict[str, float]:
     tokens = [torch.randint(options.words, (options.length,), generator=rng) for _ in range(options.rows)]
     rows = TokenSequences(tokens, [torch.ones(options.length, dtype=torch.int)] * options.rows, [True] * options.rows)
     batches = Batches(rows, base, options.rows, options.anchors, options.labels, 0)
-    engine = TorchEngine(
-        drafter, drafter.trainable_parameters(), steps=100, learning_rate=1e-4, warmup=1, final_share=0.1, betas=(0.9,
-        0.95),
-        weight_decay=0.0, clip_norm=1.0, clip_value=None, autocast=False, peers=Distributed(),
+    optimizer = OptimizerSettings(
+        steps=100, learning_rate=1e-4, warmup=1, final_share=0.1, betas=(0.9, 0.95), weight_decay=0.0, clip_norm=1.0,
+        clip_value=None, autocast=False,
     )  # fmt: skip
+    engine = TorchEngine(drafter, drafter.trainable_parameters(), optimizer, Distributed())
     parts = [one_step(base, drafter, way, batches, engine, number) for number in range(options.repeats + 1)]
     medians = {part: statistics.median(one[part] for one in parts[1:]) for part in parts[0]}  # the first warms up
     held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10

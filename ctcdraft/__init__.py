@@ -1,44 +1,38 @@
-"""ctcdraft: CTC draft heads that make a frozen LLM decode faster without changing a single token.
+"""ctcdraft: CTC draft heads for lossless speculative decoding of a frozen LLM, from training to serving.
 
-The way of a guess, and the room each step lives in:
+One decoding step; every drafter, from autoregression to EAGLE and CTC, runs in the same loop:
 
-    text ──► base.py ──► states ──► nn/ + drafters/ ──► frames ──► ctc/ ──► decoding/tree.py ──► decoding/verify.py
-             frozen LLM             one parallel pass   T x C      collapse, then a tree        the base's own word
-                ▲                                                                                     │
-                └──────────────── decoding/loop.py: draft, read, verify, keep, extend ◄───────────────┘
+    text ──► models/ ──► hidden states ──► drafters/ + nn/ ──► emissions ──► ctc/ ──► token tree ──► verification
+             base LLM                      one forward pass     T x C        collapse    N nodes     one forward pass
+                ▲                                                                                         │
+                └───────────── decoding/loop.py: draft, read tree, verify, keep path, extend ◄────────────┘
 
-    base.py          the frozen LLM: tokens in, states and logits out; readable.py: which LLMs can be one;
-                     fingerprints.py: how one is known again; base_values.py: its values;
-                     adapters.py: peft adapters merged into it;
-                     placing.py, sharding.py: one on several devices;
-                     deepspeed_door.py: the one way in to DeepSpeed; leaving.py: how processes part
-    paper.py         a base that is not here, from its config alone; size.py, machine.py, rate.py and
-                     duration.py: what plans count
-    decoding/        loop, tree, verify, sampling, KV cache; has never heard of CTC
-    ctc/             pure mathematics: collapse, the forward recursion, prefix search, the next-label law
-    nn/              the block, the body that makes frames, the head with a blank; few_rows.py: how weights lie
-    drafters/        whatever guesses: one file and one YAML each
-    objectives/      what is learned from emissions
-    corpus/          prompts, chat templates, the base's own answers, windows (THE shift), batches
-    training/        trainer, engine, checkpoint, logger, probe, plan
-    evaluation/      benchmarks, interleaved measurement, metrics, certificate, report
-    front_door.py    config becomes objects; a bad input becomes one sentence
-    allowed.py       what a config file from elsewhere may have instantiated
-    command_line.py  paths as a shell hands them over; early.py: what is refused before the slow imports;
-                     folders.py: where runs and reports are written
-    contestants.py   a word on evaluate.py's command line becomes a drafter; contestant_files.py: the file it names
-    published.py     a head in other hands: the hub's layout, a model card, `generate`
-    arena/           whole comparisons at equal budget: it writes command lines of the entry points and reads reports
+    config/       Hydra command line, checks of values, objects from configs, allow-list for foreign files
+    models/       the frozen base: loading, compatibility checks, device maps, ZeRO-3, meta device, fingerprints
+    decoding/     the loop, token trees, verification, sampling, KV cache, static shapes
+    ctc/          pure mathematics: collapse, forward recursion, prefix search, next-label distribution
+    nn/           transformer block, bodies that compute frames, heads with a blank, logit correction
+    drafters/     every draft method, one file and one YAML each; trees/: from frames to a token tree
+    objectives/   training losses on emissions
+    corpus/       prompts, filters, responses of the base (generation/), windows (THE label shift), batches
+    training/     trainer, engines, run directories, loggers, sweeps
+    planning/     parameters, memory, tokens and hours before the first step
+    evaluation/   interleaved measurement, metrics, losslessness check, distribution test, replay
+    report/       Markdown and HTML pages of an evaluation (html/)
+    errors.py     InputError, one sentence about wrong input     io.py           atomic files, folder checks
+    batch.py      the batch that data and drafters share         distributed.py  torchrun processes, shards i/N
+    hardware.py   speed and memory of devices                    progress.py     progress lines
+    renamed.py    old names of classes and keys                  hub.py, model_card.py  published heads
 
-Who may look at whom, downwards only: entry points -> training, evaluation, corpus -> drafters, objectives ->
-decoding, ctc, nn -> torch.
+Imports go downwards: entry points -> hub -> config -> planning, report -> training, evaluation -> corpus, objectives
+-> drafters -> models -> decoding, ctc, nn -> the modules of this folder (tests/test_layers.py).
 
-The letters of shape suffixes (`states_BATD` is a tensor [B, A, T, D]):
+Shape suffixes (`states_BATD` is a tensor [B, A, T, D]):
 
-    B rows        L sequence    A anchors    T frames       S labels
-    V words       C = V + 1, with blank      D width        H heads    G key-value heads
-    N tree nodes  M keys attended (past + N) K accepted path           P paths
-    W chosen words               R rows of scratch          X any leading axes
+    B batch       L sequence            A anchors      T frames        S labels
+    V vocabulary  C = V + 1 with blank  D width        H heads         G key-value heads
+    N tree nodes  M keys attended       K accepted path                P paths
+    W chosen tokens                     R scratch rows                 X any leading axes
 """
 
 __version__ = "0.1.0"

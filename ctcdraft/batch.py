@@ -1,4 +1,4 @@
-"""What a trainable drafter owes: emissions for a batch of windows, a tree for a context. It computes no loss."""
+"""A training batch: sequences with the base's hidden states, and the windows that a drafter is trained on."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows of text with the base's states, and the windows a drafter is asked about.
+    """Sequences with hidden states, and A windows per sequence.
 
-    tokens_BL, states_BLD: the text, right-padded. anchors_BA: positions with a known state to draft from.
-    roots_BA: the certain word after each. labels_BAS: what the draft must say after the root, -1 in free
-    slots; lengths_BA: how many labels there are, 0 where a row has fewer anchors than A.
-    places_BL: a row may be a pack of several texts; the place of every position in its own one, which is all that
-    a drafter may look at from there (nn/packs.py).
+    Args:
+        tokens_BL, states_BLD: the texts and their hidden states, right-padded.
+        anchors_BA: positions with a known hidden state to draft from.
+        roots_BA: the token after each anchor, which the base has computed already.
+        labels_BAS: the tokens to draft after the root, -1 in free slots.
+        lengths_BA: number of labels; 0 where a sequence has fewer anchors than A.
+        position_ids_BL: position of every token in its own text. Packed sequences hold several texts, and a drafter
+            may read the anchor's own text only (nn/packing.py).
     """
 
     tokens_BL: Tensor

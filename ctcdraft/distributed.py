@@ -1,7 +1,7 @@
-"""Processes that train one head together, started by torchrun, and shards of work that need no communication.
+"""Data-parallel training under torchrun, and shards of work that need no communication.
 
-Every process takes its own batches of a step; gradients are averaged in one collective, so that all hold the same
-weights, and rank 0 writes them.
+Every process computes its own batches of a step; gradients are averaged in one all-reduce, so that all processes hold
+the same weights, and rank 0 writes them.
 
 gloo's worker threads release the tensors of a collective shortly after it and need the interpreter for that. If the
 interpreter is already finalizing, the process aborts and torchrun reports a finished run as failed
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Distributed:
-    """`world` processes, of which this is number `rank`; one process alone exchanges nothing."""
+    """Rank and world size of this process, and the collective operations; with one process these do nothing."""
 
     def __init__(self, rank: int = 0, world_size: int = 1) -> None:
         self.rank = rank
@@ -35,29 +35,29 @@ class Distributed:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the process that writes, prints and probes."""
+        """Whether this process writes files, prints and validates."""
         return self.rank == 0
 
     def all_reduce_mean(self, tensors: Sequence[Tensor]) -> None:
-        """Every tensor becomes its mean over the processes, in place and in one exchange a dtype."""
+        """Replace every tensor by its mean over the processes, in place, with one all-reduce per dtype."""
         import torch
 
         if self.world_size == 1:
             return
-        for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):  # in the same order everywhere
-            same = [tensor for tensor in tensors if tensor.dtype == dtype]
-            flat = torch.cat([tensor.flatten() for tensor in same])
+        for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):  # in the same order in every process
+            group = [tensor for tensor in tensors if tensor.dtype == dtype]
+            flat = torch.cat([tensor.flatten() for tensor in group])
             torch.distributed.all_reduce(flat)
             flat /= self.world_size
-            for tensor, mean in zip(same, flat.split([tensor.numel() for tensor in same]), strict=True):
+            for tensor, mean in zip(group, flat.split([tensor.numel() for tensor in group]), strict=True):
                 tensor.copy_(mean.view_as(tensor))
 
     def any_process(self, *flags: bool) -> list[bool]:
-        """Whether a flag is raised by any process."""
+        """Return for each flag whether it is True in any process."""
         return [any(column) for column in zip(*self.all_gather_object(flags), strict=True)]
 
     def all_gather_object(self, value: Any) -> list[Any]:
-        """What every process has here, by rank."""
+        """Return the `value` of every process, by rank."""
         import torch
 
         gathered = [value]
@@ -67,54 +67,50 @@ class Distributed:
         return gathered
 
     def barrier(self) -> None:
-        """Until all are here."""
+        """Wait until every process has called this."""
         self.all_gather_object(None)
 
 
 def from_environment() -> Distributed:
-    """Return this process among those that torchrun started together, not joined: a plan exchanges nothing."""
+    """Return rank and world size as torchrun set them, without joining a process group."""
     return Distributed(int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)))
 
 
 def init_distributed(device: str) -> Distributed:
-    """The processes that torchrun started together, or this one alone."""
+    """Join the process group of torchrun, if this process was started by it, and return it."""
     import torch
 
-    world = int(os.environ.get("WORLD_SIZE", 1))
-    if world == 1:
+    world_size = int(os.environ.get("WORLD_SIZE", 1))
+    if world_size == 1:
         return Distributed()
     if device == "cuda":
-        raise InputError(f"device=cuda is one device for {world} processes; leave it out, and each takes its own")
+        raise InputError(f"device=cuda is one device for {world_size} processes; leave it out to give each its own")
     backend = "nccl" if device.startswith("cuda") else "gloo"
-    where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+    address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
     if device.startswith("cuda"):
         torch.cuda.set_device(device)
     try:
         if not torch.distributed.is_initialized():
-            # Process 0 may answer a whole corpus before the others go on.
+            # The others wait while process 0 generates the responses of a whole corpus.
             torch.distributed.init_process_group(backend, timeout=timedelta(days=2))
             shut_down_gloo_at_exit(backend)
     except (RuntimeError, ValueError) as error:  # a port in use is a DistNetworkError, which is a RuntimeError
         raise InputError(
-            f"{world} processes cannot meet at {where} ({str(error).strip().splitlines()[0]}); choose a free port with "
-            "torchrun --master-port"
+            f"{world_size} processes cannot connect at {address} ({str(error).strip().splitlines()[0]}); choose a free "
+            "port with torchrun --master-port"
         ) from error
-    return Distributed(int(os.environ["RANK"]), world)
+    return Distributed(int(os.environ["RANK"]), world_size)
 
 
 def local_batches(batches: int, peers: Distributed) -> list[int]:
-    """Which batches of a step are this process's: 4 over 2   ->   0 2 and 1 3."""
+    """Return the indices of the batches of a step that this process computes: 4 over 2   ->   0 2 and 1 3."""
     if batches % peers.world_size:
-        raise InputError(
-            f"trainer.accumulate={batches} batches a step cannot be shared equally by {peers.world_size} processes; "
-            "make it "
-            f"a multiple of {peers.world_size}"
-        )
+        raise InputError(f"trainer.accumulate must be a multiple of the {peers.world_size} processes, got {batches}")
     return list(range(peers.rank, batches, peers.world_size))
 
 
 def main_process_first(peers: Distributed, work: Callable[[], Any]) -> Any:
-    """Process 0 first, and what it has written down is there for the others."""
+    """Call `work` in process 0, then in the others, which find the files that process 0 wrote."""
     if not peers.is_main:
         peers.barrier()
     result = work()
@@ -123,19 +119,21 @@ def main_process_first(peers: Distributed, work: Callable[[], Any]) -> Any:
     return result
 
 
-THREAD_EXIT_SECONDS = 0.2  # seconds; what a thread needs is microseconds
+THREAD_EXIT_SECONDS = 0.2  # a thread needs microseconds
 
 
 def shut_down_gloo_at_exit(backend: str) -> None:
-    """Of NCCL nothing is asked: its threads hold no tensors."""
+    """Destroy a gloo process group when the interpreter exits; the threads of NCCL hold no tensors."""
     if backend == "gloo":
         atexit.unregister(shut_down_gloo)
         atexit.register(shut_down_gloo)
 
 
 def shut_down_gloo() -> None:
-    """End the threads while the interpreter is there to be asked. Those of a group that somebody still holds, as
-    DeepSpeed does, go on: they are given a moment."""
+    """Destroy the process group, which ends its threads while the interpreter still runs.
+
+    Threads of a group that DeepSpeed still references go on, so they get a moment to release their tensors.
+    """
     import torch
 
     if torch.distributed.is_initialized():
@@ -145,7 +143,7 @@ def shut_down_gloo() -> None:
 
 @dataclass(frozen=True)
 class Shard:
-    """Every `of`-th piece, starting with the `number`-th: 1/4, 2/4, 3/4 and 4/4 together take all."""
+    """Every `of`-th piece of work, starting with the `number`-th; 1/4, 2/4, 3/4 and 4/4 together cover all."""
 
     number: int
     of: int
@@ -154,7 +152,7 @@ class Shard:
     def parse(cls, text: str) -> Self:
         number, _, of = str(text).partition("/")
         if not (number.isdigit() and of.isdigit() and 1 <= int(number) <= int(of)):
-            raise InputError(f"shard={text} is not i/N with i from 1 to N; for the first of four say shard=1/4")
+            raise InputError(f"shard must be i/N with i from 1 to N, as in shard=1/4, got {text}")
         return cls(int(number), int(of))
 
     def __str__(self) -> str:
@@ -162,9 +160,9 @@ class Shard:
 
     @property
     def siblings(self) -> str:
-        """A pattern for the names of all shards of this split."""
+        """A glob pattern for the file names of all shards of this split."""
         return f"-*-of-{self.of}" if self.of > 1 else ""
 
     def takes(self, piece: int) -> bool:
-        """Whether piece number `piece`, counted from 0, is this shard's."""
+        """Return whether piece number `piece`, counted from 0, belongs to this shard."""
         return piece % self.of == self.number - 1

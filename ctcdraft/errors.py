@@ -1,4 +1,4 @@
-"""The one exception that means "the input was wrong", and its two commonest reasons. It knows no keys of its own."""
+"""InputError, the exception for wrong input, and the checks of single values that raise it."""
 
 from __future__ import annotations
 
@@ -9,29 +9,61 @@ from typing import Any
 
 
 class InputError(ValueError):
-    """One sentence: what was found, with its values, and what to do about it.
+    """One sentence: what is wrong, with the values, and what to do about it.
 
-    The entry points print it and exit with status 1, without a traceback. Any other exception is a bug of
-    ours and keeps its traceback.
+    The entry points print it and exit with status 1, without a traceback. Any other exception is a bug and keeps its
+    traceback.
     """
 
 
-def check_int(value: Any, key: str, least: int = 1) -> int:
-    """`value`, if it is a whole number from `least`; key: what the user types, as in drafter.frames."""
+def check_int(value: Any, key: str, least: int = 1, *, null: bool = False) -> Any:
+    """Return `value` if it is an integer >= `least`, or None where `null` allows it; raise InputError otherwise.
+
+    Args:
+        key: the config key that the sentence names, such as drafter.frames.
+    """
+    if value is None and null:
+        return value
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise InputError(f"{key}={value} is impossible; it is a whole number from {least}")
+        raise InputError(f"{key} must be an integer >= {least}{' or null' * null}, got {value}")
     return value
 
 
-def check_float(value: Any, key: str) -> float:
-    """`value`, if it is a finite number."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
-        raise InputError(f"{key}={value} is no number; give one such as {key}=0.5")
+def check_float(
+    value: Any,
+    key: str,
+    *,
+    above: float | None = None,
+    least: float | None = None,
+    below: float | None = None,
+    most: float | None = None,
+    null: bool = False,
+) -> Any:
+    """Return `value` if it is a finite number within the bounds, or None where `null` allows it.
+
+    Raises InputError otherwise, such as "decoding.top_p must be a number > 0 and <= 1, got 2".
+    """
+    if value is None and null:
+        return value
+    number = not isinstance(value, bool) and isinstance(value, int | float) and isfinite(value)
+    if (
+        not number
+        or (above is not None and value <= above)
+        or (least is not None and value < least)
+        or (below is not None and value >= below)
+        or (most is not None and value > most)
+    ):
+        bounds = {">": above, ">=": least, "<": below, "<=": most}
+        given = " and ".join(f"{sign} {bound}" for sign, bound in bounds.items() if bound is not None)
+        raise InputError(f"{key} must be a number{given and f' {given}'}{' or null' * null}, got {value}")
     return value
 
 
 def unsafe_pickle_error(location: str, key: str) -> InputError:
-    """Return the error for a .bin file that torch refuses to unpickle; torch itself advises weights_only=False."""
+    """Return the error for a .bin file that torch refuses to unpickle.
+
+    torch itself would advise weights_only=False, which runs whatever code the file contains.
+    """
     return InputError(
         f"{location} holds weights pickled with other objects, which could run code and are not loaded; give {key}= a "
         "place with .safetensors files"
@@ -43,7 +75,7 @@ def first_line(error: Exception) -> str:
 
 
 def run_cli(name: str, main: Callable[[list[str]], object]) -> None:
-    """Run a small command on its words; what is wrong with them is one sentence and exit status 1."""
+    """Run a small command with the command-line arguments; print an InputError and exit with status 1."""
     try:
         main(sys.argv[1:])
     except InputError as error:

@@ -1,8 +1,6 @@
-"""Files that are whole or not there at all. It knows paths; not what is written.
+"""Atomic writing of files, and checks of the folders that a command reads or writes.
 
-Folders that a command reads or writes, judged before anything is loaded.
-
-Only the file system is asked, and no torch is imported, so that a command that cannot end well ends at once.
+torch is not imported here, so that a command with a wrong folder ends at once.
 """
 
 from __future__ import annotations
@@ -23,21 +21,24 @@ from ctcdraft.errors import InputError
 
 
 def atomic_write(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a draft beside the path, then move it there: a kill leaves the old file or the new one."""
+    """Let `write` fill a temporary file beside `path`, then rename it: a kill leaves the old file or the new one.
+
+    Raises InputError where the file cannot be written, such as on a full disk.
+    """
     # Sibling shards, and parallel trials of a search in one process, may write the same report.
-    draft = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.partial")
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        mode = create_empty_file(draft)
-        write(draft)
-        if stat.S_IMODE(draft.stat().st_mode) != mode:
-            draft.chmod(mode)  # safetensors moves a file of mode 600 over the draft: colleagues could not read it
-        with draft.open("rb") as stream:
+        mode = create_empty_file(temporary)
+        write(temporary)
+        if stat.S_IMODE(temporary.stat().st_mode) != mode:
+            temporary.chmod(mode)  # safetensors creates files of mode 600, which colleagues could not read
+        with temporary.open("rb") as stream:
             os.fsync(stream.fileno())
-        draft.replace(path)
-    except (OSError, RuntimeError, SafetensorError) as error:  # a full disk has a name of its own in each library
+        temporary.replace(path)
+    except (OSError, RuntimeError, SafetensorError) as error:  # each library has its own error for a full disk
         with contextlib.suppress(OSError):
-            draft.unlink()  # half a file would keep a full disk full
+            temporary.unlink()  # frees the space on a full disk
         raise InputError(
             f"cannot write {path} ({' '.join(str(error).split())}); make room or choose another place, then run "
             "again: what was finished is kept"
@@ -45,9 +46,9 @@ def atomic_write(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def create_empty_file(path: Path) -> int:
-    """Create an empty file, and return the permission bits it got from the umask and the folder.
+    """Create an empty file and return the permission bits that it got from the umask and the folder.
 
-    os.umask tells only by setting another one, which a file that another thread creates meanwhile would get.
+    os.umask cannot be read without setting it, which would affect files that other threads create meanwhile.
     """
     path.unlink(missing_ok=True)
     path.touch()
@@ -55,7 +56,7 @@ def create_empty_file(path: Path) -> int:
 
 
 def apply_default_mode(folder: Path) -> None:
-    """Give a folder's tensors the permission bits of a new file: safetensors keeps what it writes to its owner."""
+    """Give the .safetensors files of a folder the permission bits of a new file instead of mode 600."""
     probe = folder / f"mode.{os.getpid()}.{threading.get_ident()}.partial"
     mode = create_empty_file(probe)
     probe.unlink()
@@ -64,43 +65,45 @@ def apply_default_mode(folder: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """The text, whole or not at all."""
-    atomic_write(path, lambda draft: draft.write_text(text))
+    """Write a text file atomically."""
+    atomic_write(path, lambda temporary: temporary.write_text(text))
 
 
 def refuse_unwritable(folder: Path, key: str) -> None:
-    """Raise InputError unless files can be made in a folder, or in the nearest one above it that is there.
+    """Raise InputError unless a file can be created in a folder, or in the nearest existing one above it.
 
-    A file is really made, and gone again: permissions do not tell of a read-only or full disk, and the superuser has
-    them everywhere. key: what the user types, as in run.
+    A temporary file is created, because permission bits show neither a read-only nor a full disk and do not bind root.
+
+    Args:
+        key: the config key for the message, such as run.
     """
-    there = folder.absolute()
+    existing = folder.absolute()
     try:
-        while not there.exists():
-            there = there.parent
-        with tempfile.TemporaryFile(dir=there):
+        while not existing.exists():
+            existing = existing.parent
+        with tempfile.TemporaryFile(dir=existing):
             pass
     except OSError as error:
-        why = f"{there} is a file" if there.is_file() else f"{there}: {error.strerror}"
-        raise InputError(f"{key}={folder} cannot be written ({why}); choose another {key}=") from error
+        reason = f"{existing} is a file" if existing.is_file() else f"{existing}: {error.strerror}"
+        raise InputError(f"{key}={folder} cannot be written ({reason}); choose another {key}=") from error
 
 
 def refuse_existing_run(run: Path) -> NoReturn:
     raise InputError(
-        f"{run} holds a run already; continue it with resume={run}, choose another run=, "
-        "or throw it away with overwrite=true"
+        f"{run} holds a run already; continue it with resume={run}, choose another run=, or replace it with "
+        "overwrite=true"
     )
 
 
 def refuse_missing_run(run: Path) -> None:
     """Raise InputError unless a folder holds a run."""
     if not (run / "config.yaml").is_file():
-        raise InputError(f"{run} holds no run: there is no config.yaml; give a directory that train.py made")
+        raise InputError(f"{run} holds no run: there is no config.yaml; give a run directory of train.py")
 
 
 def has_complete_corpus(folder: Path) -> bool:
-    """Return whether a folder holds a prepared corpus that is complete, so that it is only read."""
+    """Return whether a folder holds a complete prepared corpus, which is only read."""
     try:
         return bool(json.loads((folder / "manifest.json").read_text())["complete"])
-    except (OSError, ValueError, KeyError, TypeError):  # another program's manifest.json is no corpus
+    except (OSError, ValueError, KeyError, TypeError):  # absent, or a manifest.json of another program
         return False

@@ -1,7 +1,8 @@
 """Old names of classes and config keys, understood in files and on command lines written before they were renamed.
 
 Run directories, published heads and commands outlive the layout of the package. Whatever reads one of them passes its
-values through `current`, or its arguments through `current_argument`, before anything is looked up.
+values through `current`, or its arguments through `current_argument`, before anything is looked up. A rename is one
+entry of `TARGETS` (a class or function), `KEYS` (a key, with all keys below it) or `OPTIONS` (an option of a group).
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ TARGETS = {  # what a `_target_` named -> what it names now
     "ctcdraft.drafters.transducer.TransducerSearch": "ctcdraft.drafters.trees.transducer.TransducerSearch",
     "ctcdraft.evaluation.latency.Latency": "ctcdraft.evaluation.latency.LatencyBenchmark",
     "ctcdraft.evaluation.outside.StockGenerate": "ctcdraft.evaluation.stock_generate.StockGenerate",
-    "ctcdraft.evaluation.replay_session.Replay": "ctcdraft.evaluation.replay_evaluation.ReplayEvaluation",
-    "ctcdraft.evaluation.sizing.Sizing": "ctcdraft.evaluation.tree_size.TreeSizeSearch",
+    "ctcdraft.evaluation.replay_session.Replay": "ctcdraft.evaluation.replay.evaluation.ReplayEvaluation",
+    "ctcdraft.evaluation.sizing.Sizing": "ctcdraft.evaluation.replay.tree_size.TreeSizeSearch",
     "ctcdraft.evaluation.watching.Explorer": "ctcdraft.evaluation.tracing.tracer.TraceSettings",
     "ctcdraft.nn.correction.GRU": "ctcdraft.nn.logit_correction.GRUCorrection",
     "ctcdraft.nn.correction.Markov": "ctcdraft.nn.logit_correction.MarkovCorrection",
@@ -69,18 +70,81 @@ TARGETS = {  # what a `_target_` named -> what it names now
 }
 
 
-def current(values: Any) -> Any:
-    """Return plain values in which every old `_target_` (and `path` of a called function) has its present name."""
-    if isinstance(values, dict):
-        return {
-            key: TARGETS.get(value, value) if key in ("_target_", "path") and isinstance(value, str) else current(value)
-            for key, value in values.items()
-        }
+KEYS = {  # old dotted key -> its present one, under the same parent
+    "drafter.paths": "drafter.tree",
+    "drafter.growth": "drafter.tree",
+}
+OPTIONS = {  # old config group -> its old options -> their present names; the group itself is renamed by KEYS
+    "drafter/paths": {
+        "chain": "per_frame_chain",
+        "direct": "per_frame",
+        "drawn": "sampled",
+        "drawn_chains": "sampled3",
+        "drawn_transductions": "sampled_transducer",
+        "drawn_words": "sampled_per_frame",
+    },
+    "drafter/growth": {
+        "along_the_best63": "greedy_path63",
+        "best": "dynamic",
+        "drawn": "sampled_sequential",
+        "exact": "top_n",
+    },
+}
+ARGUMENT_PATTERN = re.compile(r"([+~]*)([\w./]+)(=.*)?", re.DOTALL)  # prefix, key, value of a Hydra override
+
+
+def current(values: Any, place: str = "") -> Any:
+    """Return plain values in which old keys, and what `_target_` (and `path` of a called function) name, are present.
+
+    Args:
+        values: the content of a file, or of one of its nodes.
+        place: dotted key of that node: a YAML that holds a drafter alone is read with `place="drafter"`.
+    """
     if isinstance(values, list):
-        return [current(value) for value in values]
-    return values
+        return [current(value, place) for value in values]
+    if not isinstance(values, dict):
+        return values
+    renamed: dict[Any, Any] = {}
+    for key, value in values.items():
+        if key == "defaults":  # of a drafter's YAML: its groups lie beside the list, not below it
+            renamed[key] = current(value, place)
+            continue
+        override, name = ("override ", key[9:]) if str(key).startswith("override ") else ("", str(key))
+        dotted = f"{place}.{name}" if place else name
+        if key in ("_target_", "path") and isinstance(value, str):
+            value = TARGETS.get(value, value)
+        if dotted in KEYS:
+            if isinstance(value, str):  # the name of an option instead of its content
+                value = current_option(dotted.replace(".", "/"), value)
+            dotted = KEYS[dotted]
+            key = override + dotted.rpartition(".")[2]
+        renamed[key] = current(value, dotted)
+    return renamed
 
 
 def current_argument(argument: str) -> str:
-    """Return a command-line argument in which an old class name has its present name."""
-    return re.sub(r"\bctcdraft(?:\.\w+)+", lambda found: TARGETS.get(found[0], found[0]), argument)
+    """Return a command-line argument in which an old key, option or class name has its present name.
+
+    drafter/paths=direct   ->   drafter/tree=per_frame          +drafter.growth.width=3   ->   +drafter.tree.width=3
+    """
+    if override := ARGUMENT_PATTERN.fullmatch(argument):
+        prefix, key, value = override[1], override[2], override[3] or ""
+        options = value[1:].split(",")  # several in a sweep
+        value = value[:1] + ",".join(current_option(key, option) for option in options)
+        argument = f"{prefix}{current_key(key)}{value}"
+    return re.sub(r"\bctcdraft(?:\.\w+)+", lambda name: TARGETS.get(name[0], name[0]), argument)
+
+
+def current_key(key: str) -> str:
+    """Return a dotted key, or a config group, by its present name; the longest known beginning decides."""
+    parts = re.split(r"([./])", key)  # names at even places, separators between them
+    for size in range(len(parts), 0, -2):
+        if new := KEYS.get(".".join(parts[:size:2])):
+            separators = iter([*parts[1:size:2], ""])
+            return "".join(name + next(separators) for name in new.split(".")) + "".join(parts[size:])
+    return key
+
+
+def current_option(group: str, option: str) -> str:
+    """Return an option of a group (by its old or present name) as it is called now."""
+    return OPTIONS.get(group, {}).get(option, option)

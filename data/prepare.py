@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from ctcdraft.config.early_checks import check_before_imports
+
+if __name__ == "__main__":
+    check_before_imports("prepare")  # above the imports below, which take seconds
+
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -12,12 +17,11 @@ from omegaconf import DictConfig
 
 from ctcdraft.config.build import meta_base, portable_config
 from ctcdraft.config.cli import entry_point, run_hydra_main
-from ctcdraft.config.early_checks import check_before_imports
+from ctcdraft.config.schema import check_config
 from ctcdraft.corpus import part_files, prepared, template_warnings
 from ctcdraft.corpus.generation.requests import MultiTurnGenerator, ResponseGenerator, Sample
 from ctcdraft.corpus.part_files import writer_lock
 from ctcdraft.corpus.preview import legend, render_row
-from ctcdraft.corpus.settings import refuse_impossible
 from ctcdraft.corpus.token_store import Row, row_from_line
 from ctcdraft.corpus.types import Corpus
 from ctcdraft.distributed import Shard
@@ -25,9 +29,6 @@ from ctcdraft.errors import InputError
 from ctcdraft.hardware import HardwareSpec
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.planning import corpus as planning_corpus
-
-if __name__ == "__main__":
-    check_before_imports("prepare")  # above the imports below, which take seconds
 
 
 def preview_rows(base: BaseLM, corpus: Corpus, answers: ResponseGenerator, out: Path) -> Iterator[Row]:
@@ -46,7 +47,7 @@ def preview_rows(base: BaseLM, corpus: Corpus, answers: ResponseGenerator, out: 
 @hydra.main(version_base=None, config_path="../configs", config_name="prepare")
 @entry_point
 def main(config: DictConfig) -> None:
-    refuse_impossible(config)
+    check_config(config)
     shard = Shard.parse(config.shard)
     corpus = instantiate(config.corpus)
     answers = instantiate(config.answers)

@@ -73,9 +73,9 @@ REFUSED = {
     "Mamba": ("mamba", {"attention": "eager"}, "no attention heads"),
     "GPT-Neo": (
         "gpt_neo", {"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]], "window_size": 8,
-                    "attention": "eager"}, "reads a tree otherwise"
+                    "attention": "eager"}, "computes other logits"
     ),
-    "BLOOM": ("bloom", {"n_layer": 2, "n_head": 4, "attention": "eager"}, "cannot read a tree|reads a tree otherwise"),
+    "BLOOM": ("bloom", {"n_layer": 2, "n_head": 4, "attention": "eager"}, "read a token tree|computes other logits"),
 }  # fmt: skip
 # Names that these configs do not have, or that mean something else there.
 UNKNOWN = {

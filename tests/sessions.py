@@ -19,11 +19,14 @@ from ctcdraft.distributed import Shard
 from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.drafters.prompt_lookup import PromptLookup
 from ctcdraft.evaluation.benchmarks import Benchmark
-from ctcdraft.evaluation.evaluation import Contestant, Evaluation
+from ctcdraft.evaluation.evaluation import Evaluation
 from ctcdraft.evaluation.output_dir import OutputDir
-from ctcdraft.evaluation.runner import EvaluationSetup
+from ctcdraft.evaluation.replay.evaluation import ReplayEvaluation
+from ctcdraft.evaluation.setup import Contestant, EvaluationSetup
 from ctcdraft.evaluation.tracing.tracer import TraceSettings
 from ctcdraft.models.base_model import BaseLM
+from ctcdraft.report import markdown
+from ctcdraft.report.html import files
 
 SETTINGS = DecodingSettings(
     max_new_tokens=12, nodes=8, temperature=0.0, top_k=0, top_p=1.0, verify=match, lossless=True
@@ -74,6 +77,23 @@ def make_setup(base: BaseLM | None = None, seed: int = 0, corrupt: Corrupt | Non
     return EvaluationSetup(base, contestants, replace(SETTINGS, **changes), seed)
 
 
-def make_evaluation(arena: EvaluationSetup, prompts=PROMPTS, shard: Shard | None = None) -> Evaluation:
-    contestants = {name: Contestant(drafter, name, 0, {}) for name, drafter in arena.contestants.items()}
-    return Evaluation(arena, contestants, Benchmark("made_up", tuple(prompts), "hash"), "greedy", shard or Shard(1, 1))
+def evaluate_to(path, evaluation: Evaluation, overwrite=False, *, warm_up_tokens=4, profiled=1, trace=NO_TRACE):
+    """Run an evaluation and write its report as evaluate.py does; return the content of report.json."""
+    folder = OutputDir(path, evaluation.shard)
+    content = evaluation.run(folder, overwrite, warm_up_tokens, profiled, trace)
+    markdown.write(folder, **content)
+    files.write_page(path, content["rows"], content["environment"])
+    return content
+
+
+def replay_to(path, evaluation: Evaluation, replay: ReplayEvaluation, overwrite=False):
+    """Run an evaluation by replay and write its report as evaluate.py does; return the content of report.json."""
+    folder = OutputDir(path, evaluation.shard)
+    content = replay.run(evaluation, folder, overwrite)
+    markdown.write(folder, **content)
+    return content
+
+
+def make_evaluation(setup: EvaluationSetup, prompts=PROMPTS, shard: Shard | None = None) -> Evaluation:
+    contestants = {name: Contestant(drafter, name, 0, {}) for name, drafter in setup.contestants.items()}
+    return Evaluation(setup, contestants, Benchmark("made_up", tuple(prompts), "hash"), "greedy", shard or Shard(1, 1))

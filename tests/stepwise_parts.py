@@ -21,19 +21,19 @@ def saved_lm(folder, kind="llama", seed=7, words=lambda: tiny_tokenizer(), **cha
     return str(folder)
 
 
-def make_sequential_drafter(kind, base, folder, frames=4, growth=None):
-    growth = growth or DynamicTree(3, 4)
+def make_sequential_drafter(kind, base, folder, frames=4, tree=None):
+    tree = tree or DynamicTree(3, 4)
     torch.manual_seed(5)
     if kind.startswith("draft_model"):
         lm = "gpt2" if kind.endswith("gpt2") else "llama"
         width = {} if lm == "gpt2" else {"hidden_size": 16, "head_dim": 4}
-        return DraftModel(base, saved_lm(folder / lm, lm, **width), None, frames, growth).eval()
-    drafter = Eagle(base, frames, growth) if kind == "eagle" else make_hydra(kind, base, frames, growth)
+        return DraftModel(base, saved_lm(folder / lm, lm, **width), None, frames, tree).eval()
+    drafter = Eagle(base, frames, tree) if kind == "eagle" else make_hydra(kind, base, frames, tree)
     for value in drafter.trainable_parameters():
         value.data += 0.05 * torch.randn_like(value)
     return drafter.eval()
 
 
-def make_hydra(kind, base, frames, growth):
+def make_hydra(kind, base, frames, tree):
     many = kind == "hydra++"
-    return Hydra(base, frames, layers=4 if many else 1, prefix_layer=many, growth=growth)
+    return Hydra(base, frames, layers=4 if many else 1, prefix_layer=many, tree=tree)

@@ -85,8 +85,8 @@ FORBIDDEN = {
     "a function of Python": ({"_target_": "os.system"}, r"wants to call os\.system .*trust=\[os\.system\]"),
     "a part of another node": ({"_target_": "ctcdraft.corpus.sources.gsm8k"}, "wants to call"),
     "a name looked up": ({"_target_": GET_METHOD, "path": "os.system"}, "wants to call"),
-    "a name that is none": ({"_target_": ["os.system"]}, "no name of a class"),
-    "an empty name": ({"_target_": None}, "no name of a class"),
+    "a name that is none": ({"_target_": ["os.system"]}, "not the name of a class"),
+    "an empty name": ({"_target_": None}, "not the name of a class"),
     "the environment": ("${oc.env:HOME}", "interpolates"),
     "an interpolation within": (["a", {"b": "x${oc.env:HOME}"}], "interpolates"),
     "an interpolated key": ({"${oc.env:HOME}": 1}, "interpolates"),
@@ -103,7 +103,7 @@ FORBIDDEN = {
     "remote code": ({"trust_remote_code": True}, "trust_remote_code"),
     "a generate of its own": ({"options": {"custom_generate": "folder"}}, "custom_generate"),
     "a module by name": ({"torch_autocast": {"lower_precision_safe_modules": ["a.B"]}}, "lower_precision"),
-    "kernels from a hub": ({"attention": "someone/kernels"}, "asks by"),
+    "kernels from a hub": ({"attention": "someone/kernels"}, "sets .*attention"),
     "a class of a model": ({"auto_map": {"AutoModelForCausalLM": "folder--code.Model"}}, "auto_map"),
 }
 
@@ -140,5 +140,5 @@ def test_trust_is_a_list_of_names():
     assert parse_trust(None) == parse_trust([]) == ()
     assert parse_trust("mine.Drafter") == parse_trust(["mine.Drafter"]) == ("mine.Drafter",)
     for nonsense in (["Drafter"], ["mine."], [3], ["mine.*"], ["a b.c"]):
-        with pytest.raises(InputError, match=r"trust=.* names no class"):
+        with pytest.raises(InputError, match=r"trust must list classes"):
             parse_trust(nonsense)

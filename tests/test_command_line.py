@@ -87,11 +87,11 @@ def test_every_key_of_a_config_that_names_a_place_is_known():
 @pytest.mark.parametrize(
     ("words", "why", "corrected"),
     [
-        (["run=my", "new", "run", "seed=1"], "new is no key=value", [["run=my new run", "seed=1"]]),
+        (["run=my", "new", "run", "seed=1"], "new is not key=value", [["run=my new run", "seed=1"]]),
         (["contestants=a,b"], "takes several paths as a list", [["contestants=[a,b]"]]),
         (
             ["seed=1", "corpus.path=a.json,b.json"],
-            "names 2 paths that are there",
+            "may be 2 existing paths or one",
             [["seed=1", 'corpus.path="a.json,b.json"'], ["seed=1", "corpus.path=[a.json,b.json]"]],
         ),
         (["base.name=ünï"], "cannot be read without quotes", [['base.name="ünï"']]),

@@ -82,11 +82,16 @@ def has_weights(drafter: str) -> bool:
     return issubclass(get_class(OmegaConf.load(CONFIGS / f"drafter/{drafter}.yaml")._target_), DraftHead)
 
 
+FRAME_TREES = [
+    option
+    for option in options("drafter/tree")
+    if hasattr(get_class(OmegaConf.load(CONFIGS / f"drafter/tree/{option}.yaml")._target_), "interprets_as")
+]
 GROUPS = [
     ("train", group, option)
     for group in ("base", "corpus", "corpus/cleaning", "corpus/leakage",
-                  "drafter", "drafter/body", "drafter/paths", "drafter/correction",
-                  "drafter/growth", "objective",
+                  "drafter", "drafter/body", "drafter/tree", "drafter/correction",
+                  "objective",
                   "decoding", "engine", "logger", "experiment", "answers")
     for option in options(group)
     if group != "drafter" or has_weights(option)
@@ -98,7 +103,7 @@ GROUPS += [("evaluate", group, option) for group in OF_EVALUATE for option in op
 @pytest.mark.parametrize(("verb", "group", "option"), GROUPS)
 def test_every_option_composes_and_names_real_code(verb, group, option):
     extra = ["base.path=somewhere"] if group == "base" and option == "local" else []
-    extra += ["drafter=hydra"] if group == "drafter/growth" else []
+    extra += ["drafter=hydra"] if group == "drafter/tree" and option not in FRAME_TREES else []
     config = composed(verb, f"{group}={option}", *extra)
     for target in targets(OmegaConf.to_container(config, resolve=True)):
         assert callable(found(target)), target
@@ -143,27 +148,23 @@ def dials(drafter: str) -> set[str]:
     return found
 
 
-CASES = [
-    (name, paths)
-    for name in options("drafter")
-    for paths in (options("drafter/paths") if "paths" in dials(name) else [None])
-]
+CASES = [(name, tree) for name in options("drafter") for tree in (FRAME_TREES if "body" in dials(name) else [None])]
 
 
 def test_the_cases_are_all_there():
-    """Whoever has paths meets each of them; whoever has none is there once."""
-    with_paths = {name for name, paths in CASES if paths is not None}
-    assert {"ctc", "ctc_gru", "transducer", "medusa", "blockwise"} <= with_paths
-    assert {"hydra", "eagle", "draft_model", "autoregressive", "cascade"}.isdisjoint(with_paths)
+    """Every drafter that computes frames with every tree of frames; the others once."""
+    with_frames = {name for name, tree in CASES if tree is not None}
+    assert {"ctc", "ctc_gru", "transducer", "medusa", "blockwise"} <= with_frames
+    assert {"hydra", "eagle", "draft_model", "autoregressive", "cascade"}.isdisjoint(with_frames)
     assert {name for name, _ in CASES} == set(options("drafter"))
 
 
-@pytest.mark.parametrize(("name", "paths"), CASES)
-def test_every_drafter_decodes_losslessly(base, truths, name, paths, tmp_path):
+@pytest.mark.parametrize(("name", "tree"), CASES)
+def test_every_drafter_decodes_losslessly(base, truths, name, tree, tmp_path):
     """Untrained heads say junk, which is the harder case: nothing they propose may leak into the text."""
     node = OmegaConf.load(CONFIGS / f"drafter/{name}.yaml")
     if "defaults" in node:
-        chosen = [f"drafter/paths={paths}"] if paths is not None else []
+        chosen = [f"drafter/tree={tree}"] if tree is not None else []
         chosen += [f"drafter.path={saved_lm(tmp_path)}"] if "path" in node else []
         node = composed("train", f"drafter={name}", *chosen).drafter
     torch.manual_seed(0)
@@ -180,7 +181,7 @@ def test_every_drafter_decodes_losslessly(base, truths, name, paths, tmp_path):
 @pytest.mark.parametrize("decoding", options("decoding"))
 def test_every_verifier_says_the_bases_words_at_temperature_0(base, decoding):
     """Drawn and computed guesses alike; the lossy one too, because a one-hot law leaves it no choice."""
-    node = composed("train", "drafter=ctc", "drafter/paths=drawn_chains").drafter
+    node = composed("train", "drafter=ctc", "drafter/tree=sampled3").drafter
     how = instantiate(composed("train", f"decoding={decoding}", "decoding.temperature=0").decoding)
     torch.manual_seed(0)
     drafter = build_drafter(node, base)

@@ -126,7 +126,7 @@ def test_a_draft_model_off_the_shelf_alone_staged_and_in_a_cascade(outsiders, mo
     [
         ("hydra", ["objective=cross_entropy", "drafter.frames=3"]),
         ("eagle", ["objective=eagle"]),
-        ("eagle", ["objective=eagle_ctc", "drafter.frames=6", "drafter/growth=along_the_best63"]),
+        ("eagle", ["objective=eagle_ctc", "drafter.frames=6", "drafter/tree=greedy_path63"]),
         ("draft_model", ["objective=distill", "drafter.path=small"]),
         ("draft_model", ["objective=cross_entropy", "drafter.path=twin", "drafter.lora_rank=2"]),
     ],
@@ -140,7 +140,7 @@ def test_drafters_of_several_steps_train_and_are_read_in_other_ways(outsiders, m
     rows = evaluated(monkeypatch, outsiders, "steps", "steps@chain", "steps@medusa63")
     assert list(rows) == ["autoregressive", drafter, f"{drafter}@chain", f"{drafter}@medusa63"]
     saved = load_file(outsiders / "steps" / "drafter.safetensors")
-    there = load_drafter(outsiders / "steps", load_base("base", "float32", "cpu"), paths=None).trainable_state_dict()
+    there = load_drafter(outsiders / "steps", load_base("base", "float32", "cpu"), tree=None).trainable_state_dict()
     assert set(saved) == set(there)
     assert all(torch.equal(saved[name], value) for name, value in there.items())
 
@@ -175,7 +175,7 @@ def test_identity_is_also_what_lies_in_a_draft_models_folder_and_in_a_module_of_
         ("cascade", r"drafter cascade needs its part second: contestants=\[\{cascade"),
         ({"echo": {"frames": 3}}, "echo is a run and has its own values"),
         ("nobody", "neither a run directory .* nor one of the drafters autoregressive"),
-        ("echo@nothing", "@nothing is no way to read a head"),
+        ("echo@nothing", "@nothing names no option of"),
     ],
 )
 def test_a_wrong_word_is_one_sentence(outsiders, monkeypatch, word, sentence):

@@ -10,6 +10,7 @@ from tiny_models import random_base
 from truths_heads import independent, slow_products
 
 from ctcdraft.drafters.trees.per_frame import PerFrameTree, StaticPerFrameTree, likely_choices
+from ctcdraft.drafters.trees.request import TreeRequest
 from ctcdraft.errors import InputError
 from ctcdraft.nn.bodies import FeedForwardBody, ResidualBody
 from ctcdraft.nn.transformer import BlockConfig
@@ -37,14 +38,14 @@ def test_direct_names_exactly_the_best_products(seed, nodes):
     probs_TV = log_probs_TC[:, :-1].softmax(-1).double().tolist()
     masses = slow_products(independent(probs_TV), 3, 4)
     best = sorted(masses, key=lambda text: -masses[text])[: nodes - 1]
-    texts = texts_of(PerFrameTree(None)(log_probs_TC, ROOT, depth=3, nodes=nodes, stops=()))
+    texts = texts_of(PerFrameTree(None)(log_probs_TC, TreeRequest(ROOT, 3, nodes)))
     assert set(texts) == set(best)
     assert len(texts) == len(best)
 
 
 def test_direct_with_one_word_is_the_chain_of_best_words():
     log_probs_TC = frames(0)
-    tree = PerFrameTree(1)(log_probs_TC, ROOT, depth=3, nodes=9, stops=())
+    tree = PerFrameTree(1)(log_probs_TC, TreeRequest(ROOT, 3, 9))
     assert tree.tokens_N.tolist() == [1, *log_probs_TC[:, :-1].argmax(-1).tolist()]
     assert tree.parents_N.tolist() == [-1, 0, 1, 2]
 
@@ -53,22 +54,22 @@ def test_the_sparse_tree_by_hand():
     """Ranks of the two frames: 2 0 1 and 1 2 0; the blank is best everywhere and never named."""
     log_probs_TC = torch.tensor([[0.1, 0.0, 0.3, 9.0], [0.2, 0.5, 0.3, 9.0]])
     paths = StaticPerFrameTree([[0], [1], [0, 0], [0, 2], [1, 1]])
-    tree = paths(log_probs_TC, ROOT, depth=2, nodes=6, stops=())
+    tree = paths(log_probs_TC, TreeRequest(ROOT, 2, 6))
     assert tree.tokens_N.tolist() == [1, 2, 0, 1, 0, 2]
     assert tree.parents_N.tolist() == [-1, 0, 0, 1, 1, 2]
     assert tree.depths_N.tolist() == [0, 1, 1, 2, 2, 2]
-    small = paths(log_probs_TC, ROOT, depth=1, nodes=6, stops=())
+    small = paths(log_probs_TC, TreeRequest(ROOT, 1, 6))
     assert small.tokens_N.tolist() == [1, 2, 0]  # choices that are too deep make room for others
-    assert paths(log_probs_TC, ROOT, depth=2, nodes=3, stops=()).tokens_N.tolist() == [1, 2, 0]
-    assert paths(log_probs_TC, ROOT, depth=2, nodes=6, stops=(2,)).tokens_N.tolist() == [1, 2, 0, 2]
-    assert len(paths(log_probs_TC, ROOT, depth=0, nodes=6, stops=())) == 1
-    assert len(paths(log_probs_TC, torch.tensor(2), depth=2, nodes=6, stops=(2,))) == 4  # the root may end a text
+    assert paths(log_probs_TC, TreeRequest(ROOT, 2, 3)).tokens_N.tolist() == [1, 2, 0]
+    assert paths(log_probs_TC, TreeRequest(ROOT, 2, 6, (2,))).tokens_N.tolist() == [1, 2, 0, 2]
+    assert len(paths(log_probs_TC, TreeRequest(ROOT, 0, 6))) == 1
+    assert len(paths(log_probs_TC, TreeRequest(torch.tensor(2), 2, 6, (2,)))) == 4  # the root may end a text
 
 
 def test_medusas_buffers_for_a_small_tree():
     """What the published code calls tree indices, positions and mask, for choices 0 / 0 0 / 0 1 / 1, top two ranks."""
     log_probs_TC = torch.tensor([[0.4, 0.3, 0.2, 0.1, 0.0], [0.1, 0.2, 0.3, 0.4, 0.0]]).log_softmax(-1)
-    tree = StaticPerFrameTree([[0], [1], [0, 0], [0, 1]])(log_probs_TC, ROOT, depth=2, nodes=9, stops=())
+    tree = StaticPerFrameTree([[0], [1], [0, 0], [0, 1]])(log_probs_TC, TreeRequest(ROOT, 2, 9))
     assert tree.tokens_N.tolist() == [1, 0, 1, 3, 2]
     assert tree.depths_N.tolist() == [0, 1, 1, 2, 2]
     assert tree.ancestors_NN.int().tolist() == [
@@ -93,9 +94,9 @@ def test_likely_choices_are_the_greatest_products():
 
 
 def test_a_choice_without_the_one_it_continues_is_refused():
-    with pytest.raises(InputError, match=r"\[0, 0\] before what it hangs from"):
+    with pytest.raises(InputError, match=r"\[0, 0\] before the choice that it continues"):
         StaticPerFrameTree([[1], [0, 0], [0]])
-    with pytest.raises(InputError, match=r"\[-1\], which is none"):
+    with pytest.raises(InputError, match=r"ranks >= 0, got \[-1\]"):
         StaticPerFrameTree([[-1]])
 
 

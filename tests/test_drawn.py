@@ -17,7 +17,7 @@ from ctcdraft.decoding.settings import DecodingSettings
 from ctcdraft.decoding.tree import NO_TOKEN, TokenTree
 from ctcdraft.decoding.verification import TypicalAcceptance, match
 from ctcdraft.drafters.autoregressive import Autoregressive
-from ctcdraft.drafters.trees.draft_sampling import DraftSampling
+from ctcdraft.drafters.trees.request import DraftSampling, TreeRequest
 from ctcdraft.drafters.trees.sampled_chains import merge_chains
 from ctcdraft.drafters.trees.sampled_labels import SampledLabels
 from ctcdraft.errors import InputError
@@ -39,13 +39,11 @@ class DrawnFrames:
     """Chains from frames that depend on the root alone: a head without a model."""
 
     def __init__(self, chains: int) -> None:
-        self.paths = SampledLabels(chains)
+        self.frame_tree = SampledLabels(chains)
 
     def draft(self, context: Context, memory: None, rng: torch.Generator) -> tuple[TokenTree, None]:
         log_probs_TC = frames(int(context.root))
-        return self.paths(
-            log_probs_TC, context.root, context.depth, context.nodes, (), DraftSampling(rng, context.logits_processor)
-        ), None
+        return self.frame_tree(log_probs_TC, TreeRequest.of(context, (), rng)), None
 
 
 class ArgmaxKeptAsDrawn(DrawnFrames):
@@ -134,7 +132,7 @@ def test_drawn_chains_read_by_match_say_what_autoregression_says(base, chains):
 
 def drawn(seed, chains, log_probs_TC, depth=9, nodes=64, stops=()):
     rng = torch.Generator().manual_seed(seed)
-    return SampledLabels(chains)(log_probs_TC, torch.tensor(0), depth, nodes, stops, DraftSampling(rng))
+    return SampledLabels(chains)(log_probs_TC, TreeRequest(torch.tensor(0), depth, nodes, stops, DraftSampling(rng)))
 
 
 @pytest.mark.parametrize("chains", [1, 2, 4])

@@ -16,16 +16,16 @@ from ctcdraft.decoding.rejection import Rejection, multi_round
 from ctcdraft.decoding.settings import DecodingSettings
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.draft_model import DraftModel
-from ctcdraft.drafters.trees.draft_sampling import DraftSampling
+from ctcdraft.drafters.trees.request import DraftSampling
 from ctcdraft.drafters.trees.sampled_chains import SampledChains
 from ctcdraft.models.base_model import BaseLM
 
 
-def drafter_of(kind, base, folder, growth):  # noqa: F811
+def drafter_of(kind, base, folder, tree):  # noqa: F811
     if kind == "draft_model":
         path = saved_lm(folder, "llama", seed=7, vocabulary=WORDS, context=32, eos_token_id=3)
-        return DraftModel(base, path, None, 4, growth).eval()
-    return make_sequential_drafter(kind, base, folder, 4, growth)
+        return DraftModel(base, path, None, 4, tree).eval()
+    return make_sequential_drafter(kind, base, folder, 4, tree)
 
 
 @pytest.mark.parametrize(("verify", "chains"), VERIFIERS, ids=["leviathan", "specinfer", "spectr"])

@@ -25,7 +25,7 @@ except SystemExit as ending:
     [
         ("train.py", ["trainer.stepz=3"], "did you mean trainer.steps"),
         ("train.py", ["-m", "trainer.stepz=3,4"], "did you mean trainer.steps"),
-        ("train.py", ["trainer.steps=0", "run=x"], "trainer.steps=0 is impossible"),
+        ("train.py", ["trainer.steps=0", "run=x"], "trainer.steps must be an integer >= 1, got 0"),
         ("train.py", ["run=held"], "held holds a run already; continue it with resume=held"),
         ("train.py", ["resume=nowhere"], "nowhere holds no run"),
         ("train.py", ["run=held/config.yaml/x"], "run=held/config.yaml/x cannot be written"),
@@ -33,10 +33,10 @@ except SystemExit as ending:
         ("evaluate.py", ["checkpoint=nowhere"], "contestant nowhere is neither a run directory"),
         ("evaluate.py", ["contestants=[nowhere@direct]"], "contestant nowhere@direct is neither a run directory"),
         ("evaluate.py", ["drafter.frames=99"], "contestants=[{NAME:{frames:99}}]"),
-        ("evaluate.py", ["timing.questions=-1"], "timing.questions=-1 is impossible"),
+        ("evaluate.py", ["timing.questions=-1"], "timing.questions must be an integer >= 0, got -1"),
         ("data/prepare.py", ["corpuss=tiny"], "corpuss"),
-        ("data/prepare.py", ["show=-1"], "show=-1 is impossible"),
-        ("sweep.py", ["drafter.frames=range(4,9)", "trials=0"], "trials=0 is impossible"),
+        ("data/prepare.py", ["show=-1"], "show must be an integer >= 0, got -1"),
+        ("sweep.py", ["drafter.frames=range(4,9)", "trials=0"], "trials must be an integer >= 1, got 0"),
         ("sweep.py", ["trials=2"], "nothing is searched"),
     ],
 )
@@ -105,7 +105,7 @@ def test_a_prepared_corpus_need_not_be_writable(world, monkeypatch, capsys):
     [
         ("evaluate.py", "drafter.body.blocks=2", "contestants=[{NAME:{body:{blocks:2}}}]"),
         ("evaluate.py", "drafter=oracle", "contestants=[RUN,prompt_lookup]"),
-        ("evaluate.py", "drafter/paths=direct", "contestants=[RUN@direct]"),
+        ("evaluate.py", "drafter/tree=per_frame", "contestants=[RUN@per_frame]"),
         ("evaluate.py", "trainer.steps=3", "trainer.steps= is a key of train.py, not of evaluate.py"),
         ("train.py", "checkpoint=run", "checkpoint= is a key of evaluate.py, not of train.py"),
         ("data/prepare.py", "benchmark=tiny", "benchmark= is a key of evaluate.py, not of data/prepare.py"),

@@ -48,7 +48,7 @@ def test_a_corpus_that_is_there_is_taken_unless_another_is_asked_for(world, monk
     ]
     run_script(monkeypatch, "train.py", *words)
     assert (
-        "prepared is taken as it is, made with answers.max_new_tokens=20 (now 512), 24 prompts"
+        "prepared is used as it is; it was made with answers.max_new_tokens=20 (now 512), 24 prompts"
         in capsys.readouterr().out
     )
     said = expect_error(monkeypatch, capsys, "train.py", *words, "run=other", "answers.max_new_tokens=30")
@@ -112,7 +112,7 @@ def test_every_cell_of_table_2_trains_and_says_whether_it_is_a_crossing(world, m
     words = [word for word in train_args() if not word.startswith(("drafter.frames", "objective.labels"))]
     run_script(monkeypatch, "train.py", *words, f"experiment={preset}", f"run={preset}", "trainer.steps=3")
     assert len((world / preset / "metrics.jsonl").read_text().splitlines()) == 3
-    assert ("a crossing, as in Table 2" in capsys.readouterr().out) == (preset in CROSSINGS)
+    assert ("a mismatch, as in Table 2" in capsys.readouterr().out) == (preset in CROSSINGS)
 
 
 def test_the_cells_of_table_2_are_one_sweep(world, monkeypatch, capsys):
@@ -120,7 +120,7 @@ def test_the_cells_of_table_2_are_one_sweep(world, monkeypatch, capsys):
     monkeypatch.chdir(world)
     run_script(monkeypatch, "train.py", "-m", *train_args("experiment=glob(ablation_*_ce_direct)", "plan_only=true",
                                                         "drafter.frames=4", "objective.labels=4"))  # fmt: skip
-    assert capsys.readouterr().out.count("taught words, read as words") == 2
+    assert capsys.readouterr().out.count("trained as words, read as words") == 2
 
 
 def test_a_crossing_is_marked_in_the_report(world, monkeypatch):
@@ -131,7 +131,7 @@ def test_a_crossing_is_marked_in_the_report(world, monkeypatch):
         "out=crossed", "decoding.max_new_tokens=8", "warm_up_tokens=4", "timing.questions=0",
     )  # fmt: skip
     rows = json.loads((world / "crossed" / "report.json").read_text())["rows"]
-    said = "taught alignments but read as words by StaticPerFrameTree: a crossing, as in Table 2 of the paper"
+    said = "trained as alignments but read as words by StaticPerFrameTree: a mismatch, as in Table 2 of the paper"
     assert [row["crossing"] for row in rows] == [None, said]
     shown = (world / "crossed" / "report.md").read_text()
     assert "| ctc@sparse (crossing) |" in shown
@@ -141,7 +141,7 @@ def test_a_crossing_is_marked_in_the_report(world, monkeypatch):
 
 def test_a_head_that_never_learned_the_blank_is_not_read_over_blanks(world, monkeypatch, capsys):
     monkeypatch.chdir(world)
-    run_script(monkeypatch, "train.py", *train_args("run=words", "objective=cross_entropy", "drafter/paths=direct",
+    run_script(monkeypatch, "train.py", *train_args("run=words", "objective=cross_entropy", "drafter/tree=per_frame",
                                                   "objective.labels=5", "trainer.steps=2"))  # fmt: skip
     capsys.readouterr()
     words = ["contestants=[words@prefix_search]", "benchmark.path=prompts.jsonl", "out=never"]
@@ -163,7 +163,7 @@ def test_a_base_that_is_not_here_is_planned_on_paper(world, monkeypatch, capsys)
     there = ["corpus.path=prompts.jsonl", "dtype=bfloat16", "plan_only=true"]
     run_script(monkeypatch, "data/prepare.py", "base=vicuna_7b", "out=never", *there)
     said = capsys.readouterr().out
-    assert said.startswith("ON PAPER: vicuna_7b is not loaded, for no weights of lmsys/vicuna-7b-v1.3 are on this")
+    assert said.startswith("DRY RUN: vicuna_7b is not loaded, because no weights of lmsys/vicuna-7b-v1.3 are on this")
     assert "6.74 B parameters, 13.5 GB as bfloat16 (27.0 GB as float32)" in said
     assert "as characters / 4: no tokenizer is here" in said
     assert "hours" not in said.split("time", 1)[1].split("plan.flops=")[0]
@@ -173,7 +173,7 @@ def test_a_base_that_is_not_here_is_planned_on_paper(world, monkeypatch, capsys)
     words = train_args("run=x", "prepared=never", "base.path=shape", "plan_only=true")
     run_script(monkeypatch, "train.py", *words, "plan.flops=1e12", "device=cuda", "dtype=bfloat16")
     said = capsys.readouterr().out
-    assert "ON PAPER: shape is not loaded" in said
+    assert "DRY RUN: shape is not loaded" in said
     assert "seconds with states=live" in said.split("time  ")[-1]
-    assert "at 1e+12 operations a second, memory taken to keep up, which is assumed" in said
+    assert "at 1e+12 FLOP/s, not limited by memory bandwidth, which is assumed" in said
     assert not [name for name in ("x", "never") if Path(name).exists()]

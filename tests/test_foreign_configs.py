@@ -56,7 +56,7 @@ def changed(run: Path, *keys_and_values) -> str:
     return str(run)
 
 
-@pytest.mark.parametrize("node", ["drafter.frames", "drafter.body", "drafter.paths", "base.name", "base", "objective"])
+@pytest.mark.parametrize("node", ["drafter.frames", "drafter.body", "drafter.tree", "base.name", "base", "objective"])
 def test_no_code_runs_from_a_run_that_is_evaluated(here, monkeypatch, capsys, node):
     run = changed(here / "run", (node, command(here / "marker")))
     for words in ([f"checkpoint={run}"], [f"contestants=[{{cascade:{{parts:{{second:{run}}}}}}}]"]):

@@ -46,20 +46,20 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again(world, monkeypatc
 def test_a_run_directory_gives_its_weights_back(world, monkeypatch):
     monkeypatch.chdir(world)
     base = load_base("base", "float32", "cpu")
-    drafter = load_drafter(world / "run", base, paths=None)
+    drafter = load_drafter(world / "run", base, tree=None)
     saved = load_file(world / "run" / "drafter.safetensors")
     assert set(saved) == set(drafter.trainable_state_dict())
     for name, value in drafter.trainable_state_dict().items():
         assert torch.equal(value, saved[name]), name
-    other = OmegaConf.load(REPOSITORY / "configs" / "drafter" / "paths" / "collapse.yaml")
-    assert type(load_drafter(world / "run", base, paths=other).paths).__name__ == "Collapse"
+    other = OmegaConf.load(REPOSITORY / "configs" / "drafter" / "tree" / "collapse.yaml")
+    assert type(load_drafter(world / "run", base, tree=other).frame_tree).__name__ == "Collapse"
 
 
 def test_a_run_of_another_version_is_told_by_the_value_that_is_unknown(world, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(world)
     shutil.copytree("run", tmp_path / "old")
     config = OmegaConf.load(tmp_path / "old" / "config.yaml")
-    config.drafter.paths["listening_words"] = 64
+    config.drafter.tree["listening_words"] = 64
     OmegaConf.save(config, tmp_path / "old" / "config.yaml")
     said = expect_error(monkeypatch, capsys, "evaluate.py", f"checkpoint={tmp_path / 'old'}", "benchmark.limit=1")
     assert "names listening_words, which no part of a drafter has in this version" in said
@@ -85,9 +85,7 @@ def test_a_cell_that_cannot_be_is_in_the_table_and_the_other_cells_are_trained(w
     cells = train_args("run=cells", "drafter.frames=2,4", "seed=0,1", "data_seed=0")
     said = expect_error(monkeypatch, capsys, "train.py", "-m", *cells)
     assert said.splitlines()[0].startswith("train.py: job 0: 2 frames cannot say 3 labels")
-    assert said.splitlines()[-1] == (
-        "train.py: jobs of the sweep failed, as said above; the same command tries them again"
-    )
+    assert said.splitlines()[-1] == ("train.py: jobs of the sweep failed, see above; the same command tries them again")
     cells = world / "cells"
     assert [(cells / job / "drafter.safetensors").is_file() for job in "0123"] == [False, False, True, True]
     with (cells / "sweep.csv").open() as file:
@@ -109,7 +107,7 @@ def test_an_evaluation_that_cannot_be_leaves_the_others_of_its_sweep(world, monk
     words = ["checkpoint=run", "benchmark.path=prompts.jsonl", "benchmark.limit=1", "decoding.max_new_tokens=8",
              "warm_up_tokens=4", "timing.questions=0", "decoding.nodes=0,6", "out=of_${decoding.nodes}"]  # fmt: skip
     said = expect_error(monkeypatch, capsys, "evaluate.py", "-m", *words)
-    assert said.startswith("evaluate.py: job 0: decoding.nodes=0 is impossible")
+    assert said.startswith("evaluate.py: job 0: decoding.nodes must be an integer >= 1, got 0")
     assert (world / "of_6" / "1" / "report.json").is_file()
     assert not (world / "of_0").exists()
 

@@ -96,7 +96,7 @@ def poisoned(run: Path, marker: Path, written) -> str:
 def test_a_state_to_resume_from_runs_no_code(world, monkeypatch, capsys, tmp_path, written):
     monkeypatch.chdir(world)
     run = poisoned(shutil.copytree("run", tmp_path / "run"), tmp_path / "marker", written)
-    assert "has no whole state" in expect_error(monkeypatch, capsys, "train.py", f"resume={run}", "trainer.steps=6")
+    assert "has no intact state" in expect_error(monkeypatch, capsys, "train.py", f"resume={run}", "trainer.steps=6")
     assert not (tmp_path / "marker").exists()
 
 
@@ -111,7 +111,7 @@ def test_a_state_to_resume_from_runs_no_code_with_deepspeed(world, tmp_path):
     words = [sys.executable, str(REPOSITORY / "train.py"), f"resume={run}", "trainer.steps=6"]
     done = subprocess.run(words, cwd=world, capture_output=True, text=True, timeout=240)
     assert done.returncode == 1, done.stderr[-2000:]
-    assert "has no whole state" in done.stderr
+    assert "has no intact state" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "marker").exists()
 

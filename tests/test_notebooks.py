@@ -105,7 +105,7 @@ def test_quickstart_trains_a_head_that_saves_passes_and_changes_no_token(tmp_pat
 def test_alignment_explorer_shows_a_pass_and_the_whole_page(tmp_path):
     outputs = executed("alignment_explorer", tmp_path)
     said = shown(outputs)
-    for words in ("wrong word:", "frame 6", "✓", "the base's own word:"):
+    for words in ("wrong token:", "frame 6", "✓", "the base's own word:"):
         assert words in said
     page = shown(outputs, "text/html")
     assert page.count("<iframe srcdoc=") == 1

@@ -12,6 +12,7 @@ from training_parts import ctc_head
 from ctcdraft.decoding.static_shapes import StaticShapeForward
 from ctcdraft.drafters.trees.ctc import MAX_BEST_FIRST_NODES, Collapse, PrefixSearch, rank_sequences
 from ctcdraft.drafters.trees.per_frame import PerFrameStepFunction, likely_choices
+from ctcdraft.drafters.trees.request import TreeRequest
 from ctcdraft.errors import InputError
 
 BLANK, STOP = 6, 4
@@ -25,7 +26,7 @@ def frames(seed: int, count: int = 5) -> torch.Tensor:
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("paths", [PrefixSearch(6), Collapse(30, 4, 0.4)], ids=lambda paths: type(paths).__name__)
 def test_every_tree_is_a_tree_of_words(paths, seed):
-    tree = paths(frames(seed), torch.tensor(1), depth=4, nodes=10, stops=(STOP,))
+    tree = paths(frames(seed), TreeRequest(torch.tensor(1), 4, 10, (STOP,)))
     assert 1 < len(tree) <= 10
     assert tree.tokens_N[0] == 1
     assert BLANK not in tree.tokens_N.tolist()
@@ -36,8 +37,8 @@ def test_every_tree_is_a_tree_of_words(paths, seed):
 
 
 def test_stops_do_occur_in_these_trees():
-    trees = [PrefixSearch(6)(frames(seed), torch.tensor(1), 4, 10, (STOP,)) for seed in range(20)]
-    free = [PrefixSearch(6)(frames(seed), torch.tensor(1), 4, 10, ()) for seed in range(20)]
+    trees = [PrefixSearch(6)(frames(seed), TreeRequest(torch.tensor(1), 4, 10, (STOP,))) for seed in range(20)]
+    free = [PrefixSearch(6)(frames(seed), TreeRequest(torch.tensor(1), 4, 10)) for seed in range(20)]
     assert any(STOP in tree.tokens_N[1:].tolist() for tree in trees)
     assert any(tree.parents_N.tolist() != other.parents_N.tolist() for tree, other in zip(trees, free, strict=True))
 
@@ -47,7 +48,7 @@ def test_frames_that_are_sure_say_their_text():
     sure = torch.full((5, BLANK + 1), -20.0)
     sure[torch.arange(5), torch.tensor(said)] = 0.0
     for paths in (PrefixSearch(6), Collapse(10, 3, 0.4)):
-        tree = paths(sure.log_softmax(-1), torch.tensor(1), depth=5, nodes=4, stops=(STOP,))
+        tree = paths(sure.log_softmax(-1), TreeRequest(torch.tensor(1), 5, 4, (STOP,)))
         assert tree.tokens_N.tolist() == [1, 2, 2, 5]
         assert tree.parents_N.tolist() == [-1, 0, 1, 2]
 
@@ -58,34 +59,34 @@ def same(one, other) -> bool:
 
 def test_a_search_of_fixed_shapes_makes_the_same_trees():
     """Of drafters on a base whose reads are of fixed shapes; a search that is captured is a graph of this one."""
-    plain, fixed = PrefixSearch(4), PrefixSearch(4).fixed()
+    plain, fixed = PrefixSearch(4), PrefixSearch(4).with_static_shapes()
     for seed in range(10):
         for depth in (2, 5):
-            asked = (frames(seed), torch.tensor(1), depth, MAX_BEST_FIRST_NODES + 20, (STOP,))
-            assert same(fixed(*asked), plain(*asked))
+            arguments = frames(seed), TreeRequest(torch.tensor(1), depth, MAX_BEST_FIRST_NODES + 20, (STOP,))
+            assert same(fixed(*arguments), plain(*arguments))
     base = random_base()
-    assert ctc_head(base).paths.graph_search is None
+    assert ctc_head(base).frame_tree.graph_search is None
     base.fixed = StaticShapeForward()
     head = ctc_head(base)
-    assert head.paths.graph_search is not None
-    assert copy.deepcopy(head).paths.graph_search is not head.paths.graph_search
+    assert head.frame_tree.graph_search is not None
+    assert copy.deepcopy(head).frame_tree.graph_search is not head.frame_tree.graph_search
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="captures CUDA graphs, and there is no CUDA device here")
 def test_a_captured_search_makes_the_trees_of_an_eager_one():
-    plain, fixed = PrefixSearch(4), PrefixSearch(4).fixed()
+    plain, fixed = PrefixSearch(4), PrefixSearch(4).with_static_shapes()
     with torch.inference_mode():
         for seed in range(10):
             for nodes in (10, 64):
-                asked = (frames(seed).cuda(), torch.tensor(1, device="cuda"), 5, nodes, (STOP,))
-                assert same(fixed(*asked), plain(*asked))
+                arguments = frames(seed).cuda(), TreeRequest(torch.tensor(1, device="cuda"), 5, nodes, (STOP,))
+                assert same(fixed(*arguments), plain(*arguments))
     assert len(fixed.graph_search._graphs) == 2
 
 
 def test_no_room_no_guesses():
     for paths in (PrefixSearch(6), Collapse(10, 3, 0.4)):
-        assert len(paths(frames(0), torch.tensor(1), depth=0, nodes=8, stops=())) == 1
+        assert len(paths(frames(0), TreeRequest(torch.tensor(1), 0, 8))) == 1
 
 
 def test_fixed_ranks_begin_with_the_best_of_every_frame():
@@ -97,13 +98,13 @@ def test_fixed_ranks_begin_with_the_best_of_every_frame():
 
 @pytest.mark.parametrize("values", [(0, 10, 0.35), (42, 0, 0.35), (42, 10, 0.0), (42, 10, 1.5), (42, 10, "abc")])
 def test_raw_paths_that_are_none(values):
-    with pytest.raises(InputError, match=r"drafter\.paths\.r"):
+    with pytest.raises(InputError, match=r"drafter\.tree\.r"):
         Collapse(*values)
 
 
 @pytest.mark.parametrize("values", [(0.0, 0.3, 0.9), (1.0, 0.3, 0.9), (0.6, 0.0, 0.9), (0.6, 0.3, 1.1)])
 def test_choices_of_no_probability(values):
-    with pytest.raises(InputError, match="are no probabilities"):
+    with pytest.raises(InputError, match="0 < first < 1"):
         likely_choices(5, 4, 3, *values)
 
 

@@ -108,12 +108,12 @@ def test_a_cache_over_two_devices_holds_what_one_holds():
 
 
 def test_what_cannot_be_done_is_said(folder, monkeypatch):
-    with pytest.raises(InputError, match=r"base\.fixed= is for a base on one device"):
+    with pytest.raises(InputError, match=r"base\.fixed= needs a base on one device"):
         load_base(folder, "float32", "cpu", device_map="auto", fixed=True)
     with pytest.raises(InputError, match=r"cannot load the base .*device_map"):
         load_base(folder, "float32", "cpu", device_map="wide")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(InputError, match=r"device_map=auto lays one base over .* and 2 were started"):
+    with pytest.raises(InputError, match=r"device_map=auto distributes one base over .* and 2 were started"):
         DeviceMapOptions("auto").from_pretrained_options("float32")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InputError, match="needs accelerate, which is not installed; pip install accelerate"):

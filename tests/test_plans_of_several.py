@@ -48,7 +48,7 @@ def test_batches_that_cannot_be_shared_are_refused_on_paper_too(planned, monkeyp
     monkeypatch.setenv("WORLD_SIZE", "4")
     words = train_args("run=x", "prepared=never", "base.path=shape", "trainer.accumulate=6", "plan_only=true")
     said = expect_error(monkeypatch, capsys, "train.py", *words)
-    assert "trainer.accumulate=6 batches a step cannot be shared equally by 4 processes" in said
+    assert "trainer.accumulate must be a multiple of the 4 processes, got 6" in said
 
 
 def test_answers_on_paper_are_shared_by_shards(planned):

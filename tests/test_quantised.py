@@ -13,15 +13,16 @@ from training_parts import ctc_head
 from ctcdraft.decoding.loop import generate
 from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.errors import InputError
-from ctcdraft.evaluation.bandwidth import count_matmul_weights, weight_bytes
+from ctcdraft.evaluation.environment import count_matmul_weights, weight_bytes
 from ctcdraft.evaluation.losslessness import LosslessnessChecker
+from ctcdraft.evaluation.setup import EvaluationSetup
 from ctcdraft.models.fingerprint import was_quantized_since
 from ctcdraft.models.loading import load_base
 from ctcdraft.models.values import QUANTIZATION_PACKAGES, weight_options
 
 
 def test_what_is_not_there_is_one_sentence():
-    with pytest.raises(InputError, match="quantised=no_bits is none of bitsandbytes_4bit, torchao_int8"):
+    with pytest.raises(InputError, match="quantised must be one of bitsandbytes_4bit, torchao_int8 or null, got no_"):
         weight_options("float32", "cpu", "no_bits")
     for name in [name for name, package in QUANTIZATION_PACKAGES.items() if find_spec(package) is None]:
         with pytest.raises(InputError, match=f"needs the package {QUANTIZATION_PACKAGES[name]}"):
@@ -30,7 +31,7 @@ def test_what_is_not_there_is_one_sentence():
 
 def test_llm_int8_is_refused_with_its_reason():
     """It looks for outlier columns over all rows of a batch: the siblings of a node change the node's own logits."""
-    with pytest.raises(InputError, match=r"bitsandbytes_8bit is refused: LLM\.int8 looks for outlier.* take bitsandb"):
+    with pytest.raises(InputError, match=r"bitsandbytes_8bit is refused: LLM\.int8 looks for outlier.* use bitsandb"):
         weight_options("float32", "cpu", "bitsandbytes_8bit")
 
 
@@ -55,5 +56,5 @@ def test_torchao_on_a_cpu(tmp_path):
     for prompt in PROMPTS:
         truth = generate(base, Autoregressive(base), prompt, how, frozenset(), 0).tokens
         assert generate(base, head, prompt, how, frozenset(), 0).tokens == truth
-    again = LosslessnessChecker(base, {"autoregressive": Autoregressive(base), "ctc": head}, how)
+    again = LosslessnessChecker(EvaluationSetup(base, {"autoregressive": Autoregressive(base), "ctc": head}, how, 0))
     assert again._explained_by_rounding("ctc", 0.0, 1e-4, PROMPTS[0], 0) is True

@@ -112,8 +112,8 @@ def test_every_other_method_is_refused_before_its_weights_are_read(tmp_path, met
     [
         ({"config": None}, "holds .* as F8_E4M3 and no quantization_config says how"),
         ({"scaled": "{}_scale"}, "holds .* as F8_E4M3 without .*_scale_inv"),
-        ({"config": FP8 | {"weight_block_size": [8, 8]}}, r"are no blocks of \[8, 8\]"),
-        ({"config": FP8 | {"scale_fmt": "ue8m0"}}, "fp8 and scale_fmt=ue8m0, which is not served"),
+        ({"config": FP8 | {"weight_block_size": [8, 8]}}, r"are not blocks of \[8, 8\]"),
+        ({"config": FP8 | {"scale_fmt": "ue8m0"}}, "fp8 and scale_fmt=ue8m0, which is not supported"),
         ({"config": {"load_in_8bit": True}}, "is quantised with bitsandbytes"),
     ],
 )
@@ -200,7 +200,9 @@ def test_a_model_that_somebody_hands_over_quantised_is_refused(tmp_path, acceler
     fp8_checkpoint(tmp_path)
     lm = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
     assert lm.model.layers[0].mlp.up_proj.weight.dtype == torch.float8_e4m3fn
-    with pytest.raises(InputError, match=r"the model of base mine is quantised \(fp8\), which is not served; load it"):
+    with pytest.raises(
+        InputError, match=r"the model of base mine is quantised \(fp8\), which is not supported; load it"
+    ):
         BaseLM(lm, tiny_tokenizer(), "mine")
 
 

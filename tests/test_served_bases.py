@@ -141,7 +141,7 @@ def test_a_window_laid_out_wrongly_is_refused(tmp_path, monkeypatch):
         return SlidingWindow(found.window + 1, found.layer_types)
 
     monkeypatch.setattr("ctcdraft.models.base_model.SlidingWindow.of", longer)
-    with pytest.raises(InputError, match="reads a tree otherwise"):
+    with pytest.raises(InputError, match="computes other logits"):
         load_base(folder, "float32", "cpu")
 
 

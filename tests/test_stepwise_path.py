@@ -19,6 +19,7 @@ from ctcdraft.decoding.loop import Context, generate
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.drafters.trees.dynamic import DynamicTree
+from ctcdraft.drafters.trees.request import TreeRequest
 
 ONE = torch.zeros(1, dtype=torch.int64)
 
@@ -119,7 +120,7 @@ def test_a_branching_tree_is_read_as_the_texts_in_it(kind, tmp_path):
     states = base.hidden_states(tokens[None, :-1], torch.ones(1, 22, dtype=torch.int64))[0]
     context = Context(tokens, states, 30, 30)
     recorder = Recorder(drafter.step_function(context, None))
-    DynamicTree(5, 3)(recorder, context.root, 4, 30, ())
+    DynamicTree(5, 3)(recorder, TreeRequest(context.root, 4, 30))
     memory = recorder.step_function.release()
     assert len(recorder.found) == 1 + 3 + 5 + 5
     for text, law in recorder.found.items():

@@ -18,9 +18,9 @@ from ctcdraft.drafters.trees.transducer import TransducerSearch
 from ctcdraft.nn.bodies import AttentionBody, FeedForwardBody, ResidualBody
 from ctcdraft.nn.logit_correction import GRUCorrection, MarkovCorrection
 from ctcdraft.objectives.ctc import CTC
-from ctcdraft.training.engine import TorchEngine
+from ctcdraft.training.engine import OptimizerSettings, TorchEngine
 from ctcdraft.training.progress import MACHINE_METRICS
-from ctcdraft.training.trainer import CheckpointPolicy, Trainer
+from ctcdraft.training.trainer import Trainer, TrainerSettings
 from ctcdraft.training.validation import DecodingValidation
 
 DECODING = DecodingSettings(
@@ -69,7 +69,7 @@ def logged_metrics(run) -> list[dict]:
     return [{name: value for name, value in line.items() if name not in MACHINE_METRICS} for line in lines]
 
 
-CHECKPOINT_POLICY = CheckpointPolicy(checkpoint_every=5, checkpoint_minutes=None, keep=2, patience=3)
+SINGLE_PROCESS = Distributed()
 
 
 def make_trainer(
@@ -80,8 +80,13 @@ def make_trainer(
     drafter=None,
     objective=None,
     accumulate=1,
-    care=CHECKPOINT_POLICY,
+    checkpoint_every=5,
+    checkpoint_minutes=None,
+    keep=2,
+    patience=3,
     engine=TorchEngine,
+    engine_options=None,
+    distributed=SINGLE_PROCESS,
     **changes,
 ) -> Trainer:
     drafter = (drafter or ctc_head(base)).train()
@@ -96,11 +101,12 @@ def make_trainer(
         "clip_norm": 1.0,
         "clip_value": None,
         "autocast": False,
-        "peers": Distributed(),
-        **changes,
     }
-    made = engine(drafter, drafter.trainable_parameters(), steps=steps, **values)
-    probe = DecodingValidation(base, [torch.arange(10, 16)], DECODING)
-    return Trainer(
-        run, drafter, objective, batches, made, probe, steps, accumulate, probe_every=6, checkpoint_policy=care
-    )
+    optimizer = OptimizerSettings(steps=steps, **values | changes)
+    engine = engine(drafter, drafter.trainable_parameters(), optimizer, distributed, **engine_options or {})
+    validation = DecodingValidation(base, [torch.arange(10, 16)], DECODING)
+    settings = TrainerSettings(
+        steps=steps, accumulate=accumulate, probe_every=6, checkpoint_every=checkpoint_every,
+        checkpoint_minutes=checkpoint_minutes, keep=keep, patience=patience,
+    )  # fmt: skip
+    return Trainer(run, drafter, objective, batches, engine, validation, settings)

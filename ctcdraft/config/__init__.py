@@ -1,1 +1,1 @@
-"""Configs become objects; what the command line and config files may contain."""
+"""The command line and config files: composition, checks of values, and construction of objects from them."""

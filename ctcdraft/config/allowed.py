@@ -1,10 +1,10 @@
-"""The allow-list of what a config file from elsewhere may have instantiated: run directories, published heads, YAMLs.
+"""Allow-list of the classes that a config file from elsewhere may instantiate: run directories, published heads, YAMLs.
 
-Hydra calls whatever a `_target_` names, and importing the module that a name lies in already runs code. A file that may
-have been made by others is therefore read as plain values and checked here, at every depth, before Hydra sees it: the
-names are on the list of the node they lie in, nothing is interpolated (`${oc.env:...}` would read the environment), and
-no key opens a way to code that the names do not show. `trust` is a list of further names that the command line or the
-caller gives; `trust` in a file is ignored.
+Hydra calls whatever a `_target_` names, and importing its module already runs code. A file that others may have written
+is therefore read as plain values and checked here, at every depth, before Hydra sees it: each name must be on the list
+of its config node, interpolations are refused (`${oc.env:...}` would read the environment), and so are keys by which
+other libraries load code. `trust` lists further names, given on the command line or by the caller; `trust` in a file is
+ignored.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from typing import Any
 from ctcdraft.errors import InputError, first_line
 from ctcdraft.renamed import current
 
-GET_METHOD = (
-    "hydra.utils.get_method"  # configs/objective/distill.yaml looks its distance up by name: `path` is checked too
-)
+# configs/objective/distill.yaml looks its distance up by name, so `path` beside this target is checked too.
+GET_METHOD = "hydra.utils.get_method"
 CORPUS_TARGETS = {
     "ctcdraft.corpus.filters.Alternation",
     "ctcdraft.corpus.filters.Cleaning",
@@ -34,7 +33,7 @@ CORPUS_TARGETS = {
     "ctcdraft.corpus.sources.mixture",
     "ctcdraft.corpus.sources.sharegpt",
 }
-ALLOWED_TARGETS: Mapping[str, Collection[str]] = {  # by the node of a run's config
+ALLOWED_TARGETS: Mapping[str, Collection[str]] = {  # by node of a run's config
     "base": {"ctcdraft.models.loading.load_base", "ctcdraft.models.meta.random_weights_base"},
     "drafter": {
         "ctcdraft.drafters.autoregressive.Autoregressive",
@@ -106,7 +105,7 @@ ALLOWED_TARGETS: Mapping[str, Collection[str]] = {  # by the node of a run's con
     "logger": {"ctcdraft.training.loggers.TensorBoardLogger", "ctcdraft.training.loggers.WandbLogger"},
 }
 EVALUATED_NODES = ("base", "drafter", "objective")  # the nodes of a run's config that an evaluation instantiates
-PARTIAL_TARGETS = {  # what configs/ ship with _partial_: true; all others are called on the spot
+PARTIAL_TARGETS = {  # targets that configs/ use with _partial_: true
     *ALLOWED_TARGETS["adapt"],
     *ALLOWED_TARGETS["engine"],
     *ALLOWED_TARGETS["logger"],
@@ -122,7 +121,7 @@ PARTIAL_TARGETS = {  # what configs/ ship with _partial_: true; all others are c
     "ctcdraft.nn.bodies.FeedForwardBody",
     "ctcdraft.nn.bodies.ResidualBody",
 }
-# By these transformers, vLLM or DeepSpeed are asked to import code from a folder, a hub or a module of any name.
+# Keys that make transformers, vLLM or DeepSpeed import code from a folder, a hub or an arbitrary module.
 CODE_LOADING_KEYS = {
     "allow_all_kernels",
     "auto_map",
@@ -132,63 +131,71 @@ CODE_LOADING_KEYS = {
     "trust_remote_code",
     "use_kernels",
 }
-# Any other attention is the name of a repository whose compiled kernels transformers downloads and loads.
+# transformers takes any other value as a repository, whose compiled kernels it downloads and loads.
 ALLOWED_ATTENTIONS = (None, "eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
 ATTENTION_KEYS = {"attention", "attn_implementation", "_attn_implementation"}
 
 
 def parse_trust(value: Any) -> tuple[str, ...]:
-    """Return the names of `trust=[module.Class, ...]` as a user gives them; None and [] are no names."""
+    """Return the class names of `trust=[module.Class, ...]`; none for None and []."""
     names = [value] if isinstance(value, str) else list(value or ())
     for name in names:
         if not isinstance(name, str) or "." not in name or not all(map(str.isidentifier, name.split("."))):
-            raise InputError(f"trust={name} names no class; give classes by their modules, as in trust=[module.Class]")
+            raise InputError(f"trust must list classes with their modules, as in trust=[module.Class], got {name}")
     return tuple(names)
 
 
-def read_run_config(file: Path, trust: Collection[str] = (), nodes: Collection[str] = EVALUATED_NODES) -> Any:
-    """Return the config.yaml of a run directory. nodes: those that are instantiated, and whose names are checked."""
+def read_run_config(file: Path, trust: Collection[str] = (), nodes: Collection[str] | None = EVALUATED_NODES) -> Any:
+    """Return the config.yaml of a run directory, checked.
+
+    Args:
+        nodes: the nodes that will be instantiated, whose names are checked; None for all.
+    """
     config, values = read_yaml(file)
     for node, value in values.items():
-        refuse_foreign({node: value}, file, ALLOWED_TARGETS.get(node, ()) if node in nodes else None, trust)
+        instantiated = nodes is None or node in nodes
+        refuse_foreign({node: value}, file, ALLOWED_TARGETS.get(node, ()) if instantiated else None, trust)
     return config
 
 
 def read_resumed_config(file: Path, trust: Collection[str] = ()) -> Any:
-    """Return the config.yaml of a run directory, every name in it checked: a run that goes on instantiates it all."""
-    config, values = read_yaml(file)
-    for node, value in values.items():
-        refuse_foreign({node: value}, file, ALLOWED_TARGETS.get(node, ()), trust)
-    return config
+    """Return the config.yaml of a run directory with all names checked: resuming instantiates every node."""
+    return read_run_config(file, trust, nodes=None)
 
 
 def read_drafter_config(file: Path, trust: Collection[str] = ()) -> Any:
-    """Return the config of a YAML file that holds a drafter."""
-    config, values = read_yaml(file)
+    """Return the config of a YAML file that describes a drafter, checked."""
+    config, values = read_yaml(file, "drafter")
     refuse_foreign(values, file, ALLOWED_TARGETS["drafter"], trust)
     return config
 
 
-def read_yaml(file: Path) -> tuple[Any, dict[str, Any]]:
-    """Return the config in a YAML file and its plain values, in which interpolations are the text that they are."""
+def read_yaml(file: Path, place: str = "") -> tuple[Any, dict[str, Any]]:
+    """Return the config in a YAML file, and its plain values with interpolations unresolved.
+
+    Args:
+        place: the key that the file's content has in a whole config, for the lookup of renamed keys.
+    """
     import yaml
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     try:
-        values: Any = current(OmegaConf.to_container(OmegaConf.load(file), resolve=False))
+        values: Any = current(OmegaConf.to_container(OmegaConf.load(file), resolve=False), place)
         config = OmegaConf.create(values)
     except (OSError, ValueError, RecursionError, yaml.YAMLError, OmegaConfBaseException) as error:
-        raise InputError(f"cannot read {file} ({first_line(error)}); it is no YAML file of keys and values") from error
+        raise InputError(f"cannot read {file} ({first_line(error)}); give a YAML file of keys and values") from error
     if not isinstance(values, dict):
         raise InputError(f"{file} holds a list; give a YAML file of keys and values")
     return config, values
 
 
 def refuse_foreign(values: Any, file: Path, allowed: Collection[str] | None, trust: Collection[str]) -> None:
-    """Raise InputError for the first thing in plain values that could run code which is neither ours nor trusted.
+    """Raise InputError for the first value that could run code which is neither on the allow-list nor trusted.
 
-    allowed: the names that may be called; None where nothing below is instantiated, so that only the rest is checked.
+    Args:
+        values: plain values, without interpolations resolved.
+        allowed: the names that may be called; None where nothing here is instantiated, so that names do not matter.
     """
     for where, key, value in walk_values(values):
         if not isinstance(value, str | int | float | bool | None | dict | list):
@@ -196,7 +203,7 @@ def refuse_foreign(values: Any, file: Path, allowed: Collection[str] | None, tru
         if any("${" in text for text in (key, value) if isinstance(text, str)):
             raise InputError(f"{file} interpolates {printable(value)} ({where}); write the value itself into the file")
         if key in CODE_LOADING_KEYS or (key in ATTENTION_KEYS and value not in ALLOWED_ATTENTIONS):
-            raise InputError(f"{file} asks by {where} for code that is not in this package; leave it out")
+            raise InputError(f"{file} sets {where}, which loads code from outside this package; leave it out")
         if isinstance(value, dict):
             refuse_directives(value, where, file, trust)
             if "_target_" in value and allowed is not None:
@@ -206,7 +213,7 @@ def refuse_foreign(values: Any, file: Path, allowed: Collection[str] | None, tru
 
 
 def refuse_directives(node: dict[Any, Any], where: str, file: Path, trust: Collection[str]) -> None:
-    """Raise InputError for an order to Hydra, such as _args_, that no config of ours gives at this place."""
+    """Raise InputError for a Hydra directive, such as _args_, that no shipped config uses at this place."""
     for key in [key for key in node if isinstance(key, str) and key.startswith("_") and key.endswith("_")]:
         value = node[key]
         may_be_partial = node.get("_target_") in (*PARTIAL_TARGETS, *trust)
@@ -214,26 +221,25 @@ def refuse_directives(node: dict[Any, Any], where: str, file: Path, trust: Colle
             continue
         if key != "_partial_" or not (value is False or (value is True and may_be_partial)):
             raise InputError(
-                f"{file} has {where}.{key}: {printable(value)}, as no config of ctcdraft's has; leave it out"
+                f"{file} has {where}.{key}: {printable(value)}, which no config of ctcdraft uses; leave it out"
             )
 
 
 def refuse_name(name: Any, where: str, file: Path, allowed: Collection[str], trust: Collection[str]) -> None:
-    """Raise InputError for a name that is called and is neither on the list nor trusted."""
+    """Raise InputError for a name to be called that is neither allowed nor trusted."""
     if not isinstance(name, str):
         raise InputError(
-            f"{file} has {where}: {printable(name)}, which is no name of a class; give one as module.Class"
+            f"{file} has {where}: {printable(name)}, which is not the name of a class; give one as module.Class"
         )
     if name not in allowed and name not in trust:
         raise InputError(
-            f"{file} wants to call {printable(name)} ({where}), and from a file only ctcdraft's own parts are "
-            "called; if "
-            f"it is a class of your own, add trust=[{printable(name)}]"
+            f"{file} wants to call {printable(name)} ({where}), and a file may only call classes of ctcdraft; if it is "
+            f"a class of your own, add trust=[{printable(name)}]"
         )
 
 
 def walk_values(node: Any, where: str = "", key: Any = None) -> Iterator[tuple[str, Any, Any]]:
-    """Yield every value with its dotted place and its key, the outermost first; what lies in a list has no key."""
+    """Yield every value with its dotted path and its key, the outermost first; items of a list have no key."""
     yield where, key, node
     if isinstance(node, Mapping):
         for name, value in node.items():
@@ -244,6 +250,6 @@ def walk_values(node: Any, where: str = "", key: Any = None) -> Iterator[tuple[s
 
 
 def printable(value: Any) -> str:
-    """Return a value for a sentence, in which a name from a file can neither break the line nor colour the terminal."""
+    """Return a value from a file as text that can neither break a line nor send escape codes to the terminal."""
     text = str(value)
     return text if text.isprintable() and len(text) < 200 else repr(text[:200])

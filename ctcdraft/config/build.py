@@ -1,4 +1,4 @@
-"""The front door: where config becomes plain values, and a bad input one sentence. No room behind imports it."""
+"""Objects from config nodes: the base of a dry run, and untrained or trained drafters."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from ctcdraft.errors import InputError
 
 
 def meta_base(config: Any) -> Any:
-    """The base of a `base` node on paper, where it cannot be loaded on this machine; else None. Only what `load_base`
-    loads has a config that a plan can be made from."""
+    """Return the base of a `base` node on the meta device if it cannot be loaded on this machine, else None.
+
+    Only bases that `load_base` loads can be planned for without weights.
+    """
     from hydra.utils import instantiate
     from omegaconf import OmegaConf
 
@@ -24,33 +26,43 @@ def meta_base(config: Any) -> Any:
 
 
 def portable_config(node: Any) -> Any:
-    """The values of a node for a file that others read: places in this repository by their way from its root, so that
-    it says the same wherever the repository lies."""
+    """Return the plain values of a node, with paths inside this repository relative to its root.
+
+    So files that are written into run directories do not depend on where the repository is.
+    """
     from omegaconf import OmegaConf
 
     def portable(value: Any) -> Any:
         if isinstance(value, dict):
-            return {key: portable(one) for key, one in value.items()}
+            return {key: portable(item) for key, item in value.items()}
         if isinstance(value, list):
-            return [portable(one) for one in value]
+            return [portable(item) for item in value]
         return value.removeprefix(f"{REPOSITORY}/") if isinstance(value, str) else value
 
     return portable(OmegaConf.to_container(node, resolve=True))
 
 
 def build_drafter(config: Any, base: Any, **parts: Any) -> Any:
-    """The drafter of a `drafter` node, for this base; its YAML's `name` is for rows and files, not for it.
-    parts: the drafters that a composite is made of."""
+    """Return the drafter of a `drafter` node for this base.
+
+    Args:
+        parts: the drafters that a composite drafter combines, by role.
+    """
     from hydra.utils import instantiate
     from omegaconf import OmegaConf
 
     values: Any = OmegaConf.to_container(config, resolve=True)
-    values.pop("name", None)
+    values.pop("name", None)  # names report rows and files; no constructor takes it
     return instantiate(values, base=base, **parts)
 
 
-def load_drafter(run: Path, base: Any, paths: Any | None, trust: Collection[str] = ()) -> Any:
-    """Return the trained drafter of a run; `paths` builds its trees in another way, `trust`: see allowed.py."""
+def load_drafter(run: Path, base: Any, tree: Any | None, trust: Collection[str] = ()) -> Any:
+    """Return the trained drafter of a run.
+
+    Args:
+        tree: config of another tree builder; None for the run's own.
+        trust: further classes that the run's config may call (allowed.py).
+    """
     from hydra.errors import InstantiationException
 
     from ctcdraft.config.allowed import read_run_config
@@ -60,8 +72,8 @@ def load_drafter(run: Path, base: Any, paths: Any | None, trust: Collection[str]
     directory.require()
     directory.refuse_other_base(base.fingerprint())
     config = read_run_config(directory.config, trust).drafter
-    if paths is not None:
-        config["growth" if "growth" in config else "paths"] = paths
+    if tree is not None:
+        config.tree = tree
     try:
         drafter = build_drafter(config, base)
     except InstantiationException as error:
@@ -73,3 +85,68 @@ def load_drafter(run: Path, base: Any, paths: Any | None, trust: Collection[str]
         raise
     directory.load_head(drafter)
     return drafter.for_inference(base)
+
+
+def build_engine(config: Any, drafter: Any, distributed: Any) -> Any:
+    """Return the engine of a training config, which takes the optimiser steps of a drafter."""
+    from hydra.utils import instantiate
+
+    from ctcdraft.training.engine import OptimizerSettings
+
+    settings = OptimizerSettings.from_config(config.trainer)
+    return instantiate(config.engine)(drafter, drafter.trainable_parameters(), settings, distributed)
+
+
+def build_adapter(config: Any, base: Any, drafter: Any, engine: Any) -> Any:
+    """Return the LoRA adapter of the base model, which the engine then trains too; None with adapt=none.
+
+    Call it after the drafter is built, whose weights may be initialised from the unchanged base model.
+    """
+    from hydra.utils import instantiate
+
+    if config.adapt is None:
+        return None
+    adapter = instantiate(config.adapt)(base, drafter)
+    engine.add_param_group(list(adapter.parameters.values()), adapter.learning_rate)
+    return adapter
+
+
+def split_corpus(config: Any, corpus: Any, base: Any, drafter: Any) -> tuple[Any, Any]:
+    """Return the rows to train on and the validation prompts; choose the drafter's draft vocabulary from the rows."""
+    from ctcdraft.corpus.answer_mask import refuse_wrong_masks
+    from ctcdraft.training.validation import split_held_out
+
+    refuse_wrong_masks(corpus.rows, base.tokenizer, base.stop_token_ids)
+    max_length = min(config.trainer.max_length, base.context_length)
+    rows, prompts = split_held_out(corpus.rows, config.trainer.probe_prompts, max_length)
+    if drafter.has_draft_vocab:
+        drafter.set_draft_vocab(rows.token_counts(base.vocabulary), base.stop_token_ids)
+    return rows, prompts
+
+
+def build_batches(config: Any, rows: Any, base: Any, states: Any, labels: int, adapter: Any) -> Any:
+    """Return the training batches of the rows of a corpus; raise InputError where there are too few rows."""
+    from ctcdraft.corpus.batches import Batches, first_fit_packing, one_per_row
+    from ctcdraft.corpus.hidden_states import compute_hidden_states
+
+    settings = config.trainer
+    if not rows:
+        key = "trainer.max_length" if settings.max_length <= base.context_length else "base.context_length"
+        length = min(settings.max_length, base.context_length)
+        raise InputError(f"no response of the corpus begins within {length} tokens; raise {key}")
+    if settings.rows > len(rows):
+        raise InputError(
+            f"trainer.rows must be <= {len(rows)}, the responses to train on, got {settings.rows}; lower it, or "
+            "prepare more prompts (corpus.limit=)"
+        )
+    packing = first_fit_packing(settings.pack) if settings.pack is not None else one_per_row
+    reading = compute_hidden_states if adapter is None else adapter.read
+    return Batches(rows, base, settings.rows, settings.anchors, labels, config.seed, states, packing, reading)
+
+
+def build_feed(config: Any, batches: Any, distributed: Any) -> Any:
+    """Return the batches themselves, or with trainer.prefetch their prefetching by a thread; close it after use."""
+    from ctcdraft.corpus.prefetch import PrefetchingBatches
+
+    total = config.trainer.steps * config.trainer.accumulate
+    return PrefetchingBatches(batches, total, distributed.world_size) if config.trainer.prefetch else batches

@@ -1,7 +1,7 @@
-"""Files behind the names in contestants=, found without reading any of them.
+"""Lookup of the files that the names in contestants= stand for.
 
-Apart from contestants.py, which builds what it finds and needs torch for that: a name that is neither a run nor a
-drafter is refused before torch is imported.
+Separate from contestants.py, which builds drafters and imports torch: a name that is neither a run directory nor a
+drafter is refused before that.
 """
 
 from __future__ import annotations
@@ -17,31 +17,32 @@ DRAFTER_CONFIGS = CONFIGS / "drafter"
 OUTSIDE_CONFIGS = CONFIGS / "outside"
 
 
-def split_reading(word: str) -> tuple[str, str]:
-    """Return the place and the paths of RUN@PATHS; the paths are empty where none are named."""
-    place, at, paths = word.rpartition("@")
-    return (place, paths) if at and not Path(word).is_dir() else (word, "")
+def split_reading(name: str) -> tuple[str, str]:
+    """Return run directory and tree option of RUN@TREE; the option is empty where none is named."""
+    run, at, tree = name.rpartition("@")
+    return (run, tree) if at and not Path(name).is_dir() else (name, "")
 
 
-def drafter_file(word: str, run: Path) -> Path:
-    """Return the YAML of a drafter that is not a run. run: the name without @PATHS."""
-    candidates = (DRAFTER_CONFIGS / f"{word}.yaml", OUTSIDE_CONFIGS / f"{word}.yaml", Path(word))
-    for file in candidates:
+def drafter_file(name: str, run: Path) -> Path:
+    """Return the YAML file of a drafter; raise InputError if there is none.
+
+    Args:
+        run: the name without @TREE, for the message.
+    """
+    for file in (DRAFTER_CONFIGS / f"{name}.yaml", OUTSIDE_CONFIGS / f"{name}.yaml", Path(name)):
         if file.suffix == ".yaml" and file.is_file() and not run.is_dir():
             return file
-    there = ", ".join(
-        sorted(file.stem for folder in (DRAFTER_CONFIGS, OUTSIDE_CONFIGS) for file in folder.glob("*.yaml"))
-    )
+    drafters = sorted(file.stem for folder in (DRAFTER_CONFIGS, OUTSIDE_CONFIGS) for file in folder.glob("*.yaml"))
     raise InputError(
-        f"contestant {word} is neither a run directory (there is no {run / 'config.yaml'}) nor one of the drafters "
-        f"{there}"
+        f"contestant {name} is neither a run directory (there is no {run / 'config.yaml'}) nor one of the drafters "
+        f"{', '.join(drafters)}"
     )
 
 
-def refuse_unknown_contestants(words: list[Any]) -> None:
-    """Raise InputError for the first contestant that is neither a run nor a drafter."""
-    for word in words:
-        name = str(next(iter(word)) if isinstance(word, Mapping) else word)
-        place = Path(split_reading(name)[0])
-        if not (place / "config.yaml").is_file():
-            drafter_file(name, place)
+def refuse_unknown_contestants(contestants: list[Any]) -> None:
+    """Raise InputError for the first contestant that is neither a run directory nor a drafter."""
+    for contestant in contestants:
+        name = str(next(iter(contestant)) if isinstance(contestant, Mapping) else contestant)
+        run = Path(split_reading(name)[0])
+        if not (run / "config.yaml").is_file():
+            drafter_file(name, run)

@@ -1,7 +1,4 @@
-"""From a word on the command line to a contestant: a run, a drafter as it is, one made of others, or an outside row.
-
-Like the front door this is where config ends: no room behind imports it.
-"""
+"""Drafters to compare, from the items of contestants=: trained runs, drafters without weights, and composites."""
 
 from __future__ import annotations
 
@@ -14,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from hydra.utils import get_object, instantiate
 from omegaconf import OmegaConf
 
 from ctcdraft.config.allowed import ALLOWED_TARGETS, read_drafter_config, read_run_config, refuse_foreign
@@ -22,68 +20,87 @@ from ctcdraft.config.cli import CONFIGS
 from ctcdraft.config.contestant_files import DRAFTER_CONFIGS, drafter_file, split_reading
 from ctcdraft.drafters.base import DraftHead
 from ctcdraft.errors import InputError
-from ctcdraft.evaluation.evaluation import Contestant
+from ctcdraft.evaluation.setup import Contestant
 from ctcdraft.evaluation.stock_generate import StockGenerate
 from ctcdraft.models.fingerprint import weights_hash
 from ctcdraft.objectives.compatibility import mismatch, refuse_incompatible
+from ctcdraft.renamed import current, current_option
 from ctcdraft.training.run_directory import RunDirectory
 
 
 @dataclass(frozen=True)
 class ContestantConfig:
-    """A name on the command line, looked up. run: None for a drafter as it is. parts: what a composite is made of.
-    trust: what the run's config may call beside ctcdraft's own."""
+    """One item of contestants=, resolved.
+
+    run: the run directory, or None for a drafter without one.
+    tree: the tree option of RUN@TREE that replaces the run's own.
+    parts: the drafters of a composite, by role.
+    trust: further classes that the run's config may call.
+    """
 
     name: str
     run: Path | None
     config: Any
-    paths: str | None
+    tree: str | None
     parts: dict[str, ContestantConfig] = field(default_factory=dict)
     trust: Collection[str] = ()
 
     def runs(self) -> Iterator[ContestantConfig]:
-        """Itself and its parts, those of them that are runs."""
+        """Yield those of this contestant and its parts that are runs."""
         for entry in (self, *(run for part in self.parts.values() for run in part.runs())):
             if entry.run is not None:
                 yield entry
 
 
 def resolve(name_or_mapping: Any, untrained: bool = False, trust: Collection[str] = ()) -> ContestantConfig:
-    """A run directory (`RUN`, or `RUN@PATHS`), a drafter of configs/drafter or configs/outside or of a YAML file;
-    `{draft_model:{path:FOLDER}}` is a drafter with values of its own. untrained: one that has weights may be named
-    as it is, to be timed with random ones. trust: names that a run, or a YAML that is not of configs/, may call beside
-    ctcdraft's own."""
-    name_or_mapping, values = (
-        next(iter(name_or_mapping.items())) if isinstance(name_or_mapping, Mapping) else (str(name_or_mapping), {})
-    )
-    place, paths = split_reading(name_or_mapping)
-    run = RunDirectory(Path(place))
+    """Return the contestant of one item of contestants=.
+
+    An item is a run directory (RUN or RUN@TREE), a drafter of configs/drafter or configs/outside, or a YAML file;
+    {draft_model:{path:FOLDER}} is a drafter with values of its own.
+
+    Args:
+        untrained: accept drafters that have weights but no run, to be timed with random weights.
+        trust: further classes that a run, or a YAML file outside configs/, may call.
+    """
+    values: dict[str, Any] = {}
+    name = str(name_or_mapping)
+    if isinstance(name_or_mapping, Mapping):
+        name, values = next(iter(name_or_mapping.items()))
+        values = current(OmegaConf.to_container(values) if OmegaConf.is_config(values) else values or {}, "drafter")
+    path, tree = split_reading(name)
+    run = RunDirectory(Path(path))
     if run.config.is_file():
         if values:
-            raise InputError(f"{place} is a run and has its own values; of {dict(values)} none can be given")
+            raise InputError(f"{path} is a run and has its own values; {dict(values)} cannot be given")
         config = read_run_config(run.config, trust)
-        name = f"{config.drafter.name}{paths and f'@{paths}'}"
-        return ContestantConfig(name, run.path, config, paths or None, trust=trust)
-    config = compose_drafter_config(drafter_file(name_or_mapping, run.path), values or {}, trust)
-    for key in [key for key in values or {} if key not in config]:
-        raise InputError(f"drafter {name_or_mapping} has no value {key}; it has {', '.join(map(str, config))}")
+        tree = current_tree(config.drafter, tree)
+        row_name = f"{config.drafter.name}{tree and f'@{tree}'}"
+        return ContestantConfig(row_name, run.path, config, tree or None, trust=trust)
+    config = compose_drafter_config(drafter_file(name, run.path), values, trust)
+    for key in values:
+        if key not in config:
+            raise InputError(f"drafter {name} has no value {key}; it has {', '.join(map(str, config))}")
     roles = list(config.get("parts", {}))
-    for role in [role for role in (values or {}).get("parts", {}) if role not in roles]:
-        raise InputError(f"drafter {name_or_mapping} has no part {role}; it has {', '.join(map(str, roles))}")
-    plain = {key: value for key, value in (values or {}).items() if not is_option(config[key], value)}
+    for role in values.get("parts", {}):
+        if role not in roles:
+            raise InputError(f"drafter {name} has no part {role}; it has {', '.join(map(str, roles))}")
+    # A text for a mapping is the name of an option, which compose_drafter_config has merged already.
+    plain = {
+        key: value for key, value in values.items() if not (OmegaConf.is_dict(config[key]) and isinstance(value, str))
+    }
     config = OmegaConf.merge(config, plain)
-    found = target_object(config)
-    if not untrained and isinstance(found, type) and issubclass(found, DraftHead) and not found.usable_untrained:
-        raise InputError(
-            f"drafter {name_or_mapping} has weights: train it (train.py drafter={name_or_mapping}) and name its run "
-            "directory"
-        )
-    return ContestantConfig(config.name, None, config, None, resolve_parts(name_or_mapping, config, trust), trust)
+    target = get_object(config._target_)
+    if not untrained and isinstance(target, type) and issubclass(target, DraftHead) and not target.usable_untrained:
+        raise InputError(f"drafter {name} has weights: train it (train.py drafter={name}) and name its run directory")
+    return ContestantConfig(config.name, None, config, None, resolve_parts(name, config, trust), trust)
 
 
 def compose_drafter_config(file: Path, chosen: Mapping[str, Any], trust: Collection[str] = ()) -> Any:
-    """A drafter's YAML with the options its defaults name, or `chosen` names instead: {growth: chain}. A file that is
-    not of configs/ is read as one that others may have made."""
+    """Return a drafter's YAML with its defaults list resolved; a file outside configs/ is checked as a foreign one.
+
+    Args:
+        chosen: options that replace those of the defaults list, by group: {tree: chain}.
+    """
     ours = file.resolve().is_relative_to(CONFIGS.resolve())
     config: Any = OmegaConf.load(file) if ours else read_drafter_config(file, trust)
     merged: Any = OmegaConf.create({})
@@ -97,59 +114,49 @@ def compose_drafter_config(file: Path, chosen: Mapping[str, Any], trust: Collect
                 above, _, named = named.removesuffix("@_here_")[1:].rpartition("/")
                 folder = CONFIGS / above
             if isinstance(named, str):
-                there = sorted(one.stem for one in folder.glob("*.yaml"))
-                if named not in there:
-                    raise InputError(f"{group}: {named} is none of {', '.join(there)}")
+                options = sorted(option.stem for option in folder.glob("*.yaml"))
+                if named not in options:
+                    raise InputError(f"{group}: {named} is none of {', '.join(options)}")
                 named = compose_drafter_config(folder / f"{named}.yaml", {}, trust)
-            beside = group is None or group in named  # `empty` says so itself: # @package drafter
-            merged = OmegaConf.merge(merged, named if beside else {group: named})
+            same_level = group is None or group in named  # an option with `# @package drafter` contains its group
+            merged = OmegaConf.merge(merged, named if same_level else {group: named})
     merged = OmegaConf.merge(merged, config)
-    if not ours:  # a value of the file may have come under a name of configs/, as `path` under hydra.utils.get_method
+    if not ours:  # merged with a file of configs/, a value may have become the `path` of hydra.utils.get_method
         refuse_foreign(OmegaConf.to_container(merged, resolve=False), file, ALLOWED_TARGETS["drafter"], trust)
     return merged
 
 
-def is_option(node: Any, value: Any) -> bool:
-    """Whether a value is the name of an option, which `with_options` has put in already."""
-    return OmegaConf.is_dict(node) and isinstance(value, str)
-
-
-def target_object(config: Any) -> Any:
-    from hydra.utils import get_object
-
-    return get_object(config._target_)
-
-
-def resolve_parts(word: str, config: Any, trust: Collection[str] = ()) -> dict[str, ContestantConfig]:
-    """The parts of a composite, each looked up like any contestant."""
-    named = config.pop("parts", {})
-    missing = [role for role, part in named.items() if part is None]
-    if missing:
-        raise InputError(
-            f"drafter {word} needs its part {missing[0]}: contestants=[{{{word}:{{parts:{{{missing[0]}:...}}}}}}] with "
-            "a run or a drafter"
-        )
-    return {str(role): resolve(part, trust=trust) for role, part in named.items()}
+def resolve_parts(name: str, config: Any, trust: Collection[str] = ()) -> dict[str, ContestantConfig]:
+    """Resolve the parts of a composite drafter, each like any item of contestants=."""
+    parts = config.pop("parts", {})
+    for role, part in parts.items():
+        if part is None:
+            raise InputError(
+                f"drafter {name} needs its part {role}: contestants=[{{{name}:{{parts:{{{role}:...}}}}}}] with a run "
+                "or a drafter"
+            )
+    return {str(role): resolve(part, trust=trust) for role, part in parts.items()}
 
 
 def build_contestant(entry: ContestantConfig, base: Any) -> Contestant:
+    """Return the contestant with its drafter built, or loaded from its run, for this base."""
     if entry.run is not None:
         return load_contestant(entry, base)
-    made = {role: build_contestant(part, base) for role, part in entry.parts.items()}
-    drafter = build_drafter(entry.config, base, **{role: part.drafter for role, part in made.items()})
-    parameters = sum(part.parameters for part in made.values())
-    if isinstance(drafter, DraftHead):  # off the shelf
+    parts = {role: build_contestant(part, base) for role, part in entry.parts.items()}
+    drafter = build_drafter(entry.config, base, **{role: part.drafter for role, part in parts.items()})
+    parameters = sum(part.parameters for part in parts.values())
+    if isinstance(drafter, DraftHead):  # usable without training, or timed with random weights
         drafter = drafter.for_inference(base)
         parameters = sum(weight.numel() for weight in drafter.trainable_parameters())
     elif isinstance(drafter, StockGenerate):
-        parameters = sum(weight.numel() for weight in drafter.parameters())  # the assistant's
+        parameters = sum(weight.numel() for weight in drafter.parameters())  # of the assistant model
     identity = json.dumps(OmegaConf.to_container(entry.config)) + identity_suffix(drafter)
-    identity += "".join(f", {role}: {part.identity}" for role, part in made.items())
+    identity += "".join(f", {role}: {part.identity}" for role, part in parts.items())
     return Contestant(drafter, identity, parameters, base.fingerprint())
 
 
 def identity_suffix(drafter: Any) -> str:
-    """What a drafter is made of that its values do not say: weights that lie in a folder, code from outside."""
+    """Return hashes of what a drafter's config does not determine: weights in a folder, code outside the package."""
     weights = weights_hash(drafter) if isinstance(drafter, torch.nn.Module) else ""
     suffix = f", weights {weights}" if weights else ""
     module = sys.modules[type(drafter).__module__]
@@ -159,39 +166,41 @@ def identity_suffix(drafter: Any) -> str:
 
 
 def load_contestant(entry: ContestantConfig, base: Any) -> Contestant:
-    from hydra.utils import instantiate
-
     assert entry.run is not None
-    paths = reading_config(entry)
-    drafter = load_drafter(entry.run, base, paths, entry.trust)
+    tree = tree_config(entry)
+    drafter = load_drafter(entry.run, base, tree, entry.trust)
     parameters = sum(weight.numel() for weight in drafter.trainable_parameters())
     run = RunDirectory(entry.run)
     config: Any = OmegaConf.to_container(entry.config.drafter, resolve=True)
-    if paths is not None:
-        config["growth" if "growth" in config else "paths"] = OmegaConf.to_container(paths, resolve=True)
-    # Weights and YAML: another beam over the same weights is another contestant.
+    if tree is not None:
+        config["tree"] = OmegaConf.to_container(tree, resolve=True)
+    # The config too: the same weights with another beam width are another contestant.
     identity = (
         f"config {short_hash(json.dumps(config, sort_keys=True).encode())}, weights {short_hash(run.head.read_bytes())}"
     )
     identity += identity_suffix(drafter)
     fingerprint = json.loads((run.path / "fingerprint.json").read_text())
     objective = instantiate(entry.config.objective) if "objective" in entry.config else None
-    read_by = getattr(drafter, "paths", None)
-    refuse_incompatible(objective, read_by)
-    crossed = mismatch(objective, read_by)
-    return Contestant(drafter, identity, parameters, fingerprint, crossed)
+    frame_tree = getattr(drafter, "frame_tree", None)
+    refuse_incompatible(objective, frame_tree)
+    return Contestant(drafter, identity, parameters, fingerprint, mismatch(objective, frame_tree))
 
 
 def short_hash(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
 
 
-def reading_config(entry: ContestantConfig) -> Any | None:
-    """RUN@NAME: a way to read frames, or for a drafter of several steps a way to grow."""
-    if entry.paths is None:
+def current_tree(drafter: Any, option: str) -> str:
+    """Return the present option of drafter/tree for RUN@OPTION, which may be an old name of one of two groups."""
+    return current_option("drafter/paths" if "body" in drafter else "drafter/growth", option)
+
+
+def tree_config(entry: ContestantConfig) -> Any | None:
+    """Return the config of the tree builder that RUN@TREE names; None for the run's own."""
+    if entry.tree is None:
         return None
-    file = DRAFTER_CONFIGS / ("growth" if "growth" in entry.config.drafter else "paths") / f"{entry.paths}.yaml"
+    file = DRAFTER_CONFIGS / "tree" / f"{entry.tree}.yaml"
     if not file.is_file():
-        there = ", ".join(sorted(file.stem for file in file.parent.glob("*.yaml")))
-        raise InputError(f"@{entry.paths} is no way to read a head; there are {there}")
+        options = ", ".join(sorted(file.stem for file in file.parent.glob("*.yaml")))
+        raise InputError(f"@{entry.tree} is not an option of drafter/tree; the options are {options}")
     return compose_drafter_config(file, {}, entry.trust)

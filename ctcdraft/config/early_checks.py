@@ -1,9 +1,8 @@
-"""Checks of an entry point that need its config and the file system alone, made before its imports.
+"""Checks of an entry point that need only its config and the file system, made before its imports.
 
-torch, transformers and DeepSpeed take 3 to 13 s to import, and the usual mistake is a misspelt key or a path. So an
-entry point calls `begin` above those imports: it composes the config once more (0.1 s of every start) and refuses what
-that shows. Jobs of a multirun check their values themselves, as one of them may be wrong where others are right; of
-them only keys and folders are looked at here.
+torch, transformers and DeepSpeed take 3 to 13 s to import, and the usual mistake is a misspelt key or path. So an entry
+point calls `check_before_imports` above those imports; composing the config twice costs 0.1 s of every start. In a
+multirun only keys and folders are checked here: each job checks its own values, so that a wrong one fails alone.
 """
 
 from __future__ import annotations
@@ -18,54 +17,57 @@ from typing import Any
 from ctcdraft.config.cli import compose_config, entry_point, run_hydra_main
 from ctcdraft.config.command_line import MULTIRUN_FLAGS, parse_override, quote_paths
 from ctcdraft.config.contestant_files import refuse_unknown_contestants
-from ctcdraft.corpus import settings as preparing
+from ctcdraft.config.schema import as_list, check_config
 from ctcdraft.errors import InputError
-from ctcdraft.evaluation import settings as evaluating
 from ctcdraft.io import has_complete_corpus, refuse_existing_run, refuse_missing_run, refuse_unwritable
-from ctcdraft.training import settings as training
 
 
 def check_before_imports(verb: str) -> None:
-    """Put the command line into words that Hydra takes, and refuse what is wrong with it. verb: train, evaluate, ..."""
+    """Quote the paths in sys.argv for Hydra, and exit with one sentence if the command is wrong.
+
+    Args:
+        verb: name of the entry point's config: train, evaluate or prepare.
+    """
     run_hydra_main(lambda: entry_point(partial(check_command_line, verb))(sys.argv[1:]))
 
 
-def check_command_line(verb: str, typed: Sequence[str]) -> None:
-    """Rewrite sys.argv, then raise InputError for what the config shows to be wrong."""
+def check_command_line(verb: str, arguments: Sequence[str]) -> None:
+    """Rewrite sys.argv, then raise InputError for a wrong key, value or folder."""
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    sys.argv[1:] = words = quote_paths(typed)
-    sweeping = not MULTIRUN_FLAGS.isdisjoint(words)
-    if any(word.startswith("-") and word not in MULTIRUN_FLAGS for word in words):
-        return  # --help, --cfg job, --config-dir and others: the config is not what is run, or not the whole of it
-    words = list(first_job_words(word for word in words if word not in MULTIRUN_FLAGS)) if sweeping else words
+    sys.argv[1:] = overrides = quote_paths(arguments)
+    multirun = not MULTIRUN_FLAGS.isdisjoint(overrides)
+    if any(override.startswith("-") and override not in MULTIRUN_FLAGS for override in overrides):
+        return  # --help, --cfg job, --config-dir and others: nothing is run, or the config is composed differently
+    if multirun:
+        overrides = list(first_job_overrides(each for each in overrides if each not in MULTIRUN_FLAGS))
     try:
-        config = compose_config(verb, *words)
+        config = compose_config(verb, *overrides)
     except (HydraException, OmegaConfBaseException):
-        refuse_foreign_keys(verb, words)
+        refuse_foreign_keys(verb, overrides)
         raise
     for key, folder in output_folders(verb, config).items():
         refuse_unwritable(Path(folder), key)
-    if not sweeping:
+    if not multirun:
         CHECKS[verb](config)
 
 
-def first_job_words(words: Iterator[str]) -> Iterator[str]:
-    """Yield the words of a multirun's first job; what only a sweeper or the config's folder can count is left out."""
-    for word in words:
-        override = parse_override(word)
+def first_job_overrides(arguments: Iterator[str]) -> Iterator[str]:
+    """Yield the overrides of the first job of a multirun, without those that need the sweeper or glob()."""
+    for argument in arguments:
+        override = parse_override(argument)
         if override is None or not override.is_sweep_override():
-            yield word
-        elif override.is_discrete_sweep() and "glob(" not in word:
+            yield argument
+        elif override.is_discrete_sweep() and "glob(" not in argument:
             yield f"{override.get_key_element()}={next(override.sweep_string_iterator())}"
 
 
-def refuse_foreign_keys(verb: str, words: Sequence[str]) -> None:
-    """Raise InputError for a key that another entry point has."""
+def refuse_foreign_keys(verb: str, overrides: Sequence[str]) -> None:
+    """Raise InputError for a key that only another entry point has."""
     own = compose_config(verb)
-    for word in words:
-        key, _, value = word.partition("=")
+    for override in overrides:
+        key, _, value = override.partition("=")
         root = re.split(r"[./@]", key.lstrip("+~"))[0]
         others = [other for other in CHECKS if other != verb and root not in own and root in compose_config(other)]
         if not others:
@@ -82,18 +84,18 @@ def refuse_foreign_keys(verb: str, words: Sequence[str]) -> None:
 
 
 def drafter_advice(key: str, value: str) -> str:
-    """Return how evaluate.py takes what was meant by drafter=, drafter/GROUP= or drafter.KEY=."""
+    """Return the argument of evaluate.py that replaces drafter=, drafter/GROUP= or drafter.KEY=."""
     if key == "drafter":
         return "name runs, and drafters without weights, as contestants=[RUN,prompt_lookup]"
     if key.startswith("drafter/"):
-        return f"to read its frames, or grow its tree, in another way: contestants=[RUN@{value}]"
+        return f"to build its token trees in another way: contestants=[RUN@{value}]"
     for part in reversed(key.split(".")[1:]):
         value = f"{{{part}:{value}}}"
-    return f"values are for drafters without weights: contestants=[{{NAME:{value}}}]; or train another run with them"
+    return f"for a drafter without weights give contestants=[{{NAME:{value}}}]; otherwise train another run"
 
 
 def output_folders(verb: str, config: Any) -> dict[str, Any]:
-    """Return the folders that a command is going to write, by their keys."""
+    """Return the folders that a command will write, by config key."""
     if config.plan_only or (verb == "prepare" and config.show):
         return {}
     if verb != "train":
@@ -101,8 +103,8 @@ def output_folders(verb: str, config: Any) -> dict[str, Any]:
     if config.resume is not None:
         return {"resume": config.resume}
     folders = {"run": config.run}
-    given = config.corpus.path  # prompts, or a prepared corpus, which is only read
-    if not any(has_complete_corpus(Path(str(place))) for place in (given, config.prepared)):
+    # corpus.path= names prompts, or a prepared corpus, which is only read.
+    if not any(has_complete_corpus(Path(str(path))) for path in (config.corpus.path, config.prepared)):
         folders["prepared"] = config.prepared
     return folders | ({"states.path": config.states.path} if "path" in config.states else {})
 
@@ -113,21 +115,21 @@ def refuse_wrong_train_config(config: Any) -> None:
         refuse_missing_run(Path(config.resume))
     elif (Path(config.run) / "config.yaml").exists() and not config.overwrite:
         refuse_existing_run(Path(config.run))
-    training.refuse_impossible(config.trainer, config.seed)
+    check_config(config)
 
 
 def refuse_wrong_evaluate_config(config: Any) -> None:
     """Raise InputError for what is wrong with a config of evaluate.py."""
-    evaluating.refuse_impossible(config)
-    elsewhere = (config.arena, config.recorded.path, config.recorded.baseline, config.table.name)
-    if all(one is None for one in elsewhere):
+    check_config(config)
+    other_studies = (config.arena, config.recorded.path, config.recorded.baseline, config.table.name)
+    if all(value is None for value in other_studies):
         run = [] if config.checkpoint is None else [config.checkpoint]
-        refuse_unknown_contestants([*run, *evaluating.as_list(config.contestants, "contestants")])
+        refuse_unknown_contestants([*run, *as_list(config.contestants, "contestants")])
 
 
 CHECKS = {
     "train": refuse_wrong_train_config,
     "evaluate": refuse_wrong_evaluate_config,
-    "prepare": preparing.refuse_impossible,
+    "prepare": check_config,
 }
 SCRIPTS = {verb: f"{verb}.py" for verb in CHECKS} | {"prepare": "data/prepare.py"}

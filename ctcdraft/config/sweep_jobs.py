@@ -1,7 +1,7 @@
-"""Jobs of a Hydra sweep of train.py: what each is called, why one failed, and the minutes the others will take.
+"""Jobs of a Hydra sweep (`train.py -m`): their run directories and titles, recorded failures, and the remaining time.
 
-Hydra runs the jobs of `train.py -m` one after another in this process and tells a job its number alone. How many there
-are is read from the command line with Hydra's own parser; a sweeper or launcher of another kind has no estimate.
+Hydra's basic launcher runs the jobs one after another in this process, and a job knows only its number. The number of
+jobs is computed from the command line with Hydra's parser; with another sweeper or launcher there is no estimate.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from ctcdraft.distributed import from_environment
 from ctcdraft.errors import first_line
 from ctcdraft.renamed import current
 from ctcdraft.training.lock import InUseError
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from ctcdraft.training.run_directory import RunDirectory
 
 BASIC_PLUGINS = tuple(f"hydra._internal.core_plugins.basic_{kind}" for kind in ("sweeper", "launcher"))
-_remaining_by_sweep: dict[Path, RemainingTime] = {}  # of the sweep that runs in this process
+_remaining_by_sweep: dict[Path, RemainingTime] = {}  # of the sweep in this process
 
 
 def job_number() -> int | None:
@@ -43,13 +44,13 @@ def job_number() -> int | None:
 
 
 def sweep_directory(config: DictConfig) -> Path | None:
-    """Return where the jobs of a sweep are beside one another; None for a single run."""
+    """Return the parent folder of the run directories of a sweep; None for a single run."""
     return Path(config.run) if job_number() is not None and config.resume is None else None
 
 
 def run_directory(config: DictConfig) -> RunDirectory:
     """Return `run=DIR`, or `<run>/<job number>` in a multirun, or the run that is resumed."""
-    from ctcdraft.training.run_directory import RunDirectory  # torch, for which no refusal is to wait
+    from ctcdraft.training.run_directory import RunDirectory  # imports torch
 
     if config.resume is not None:
         directory = RunDirectory(Path(config.resume))
@@ -60,14 +61,14 @@ def run_directory(config: DictConfig) -> RunDirectory:
 
 
 def run_title(run: Path, sweep: Path | None) -> tuple[str, str | None]:
-    """Return what a run is called beside others, and the group it belongs to.
+    """Return the name of a run for loggers, and the group it belongs to.
 
     runs/mine -> mine, None    job 1 of runs/sweep -> "sweep/1 drafter.frames=8", sweep
     """
     if sweep is None:
         return run.name, None
     swept = {override.get_key_element() for override in typed_overrides() if override.is_sweep_override()}
-    chosen = [word for word in HydraConfig.get().overrides.task if word.partition("=")[0] in swept]
+    chosen = [override for override in HydraConfig.get().overrides.task if override.partition("=")[0] in swept]
     return " ".join([f"{sweep.name}/{run.name}", *chosen]), sweep.name
 
 
@@ -75,35 +76,38 @@ def run_title(run: Path, sweep: Path | None) -> tuple[str, str | None]:
 def track_job(
     config: DictConfig, sentence_of: Callable[[Exception], str | None], clock: Callable[[], float] = monotonic
 ) -> Iterator[None]:
-    """Around the work of one job: write down why it failed, the table anew, and the minutes left. Around a single run
-    this does nothing. sentence_of: an error of the input in words; None for a bug."""
-    from ctcdraft.distributed import from_environment  # torch, as above
+    """Record a failure of a job of a sweep, rewrite the sweep's table and print the remaining time.
 
+    For a single run this does nothing.
+
+    Args:
+        sentence_of: returns the sentence of an input error, None for a bug.
+    """
     sweep = sweep_directory(config)
     if sweep is None or config.plan_only or not from_environment().is_main:
         yield
         return
     run, remaining = run_directory(config), sweep_remaining(sweep)
-    began, before = clock(), logged_bytes(run)
+    start, logged_before = clock(), logged_bytes(run)
     seconds = None
     try:
         yield
         forget_failure(run.path)
-        if logged_bytes(run) != before:
-            seconds = clock() - began  # not of one that had all its steps
+        if logged_bytes(run) != logged_before:  # a run that was complete already takes no time
+            seconds = clock() - start
     except Exception as error:
         if not isinstance(error, InUseError) and not holds_other_run(run, config):
             reason = sentence_of(error) or f"{type(error).__name__}: {first_line(error)}"
             write_failure(run.path, flat_values(config), reason)
         raise
     finally:
-        write_table(sweep)  # anew after every job
+        write_table(sweep)
         if remaining is not None:
             print(f"sweep {sweep}: {remaining.run_ended(seconds)}", flush=True)
 
 
 def sweep_remaining(sweep: Path) -> RemainingTime | None:
-    """Return the estimate of the sweep that this job belongs to; the first job begins it."""
+    """Return the estimate of the sweep that this job belongs to; the first job creates it."""
     if job_number() == 0 or sweep not in _remaining_by_sweep:
         jobs = count_jobs()
         if jobs is None:
@@ -113,39 +117,39 @@ def sweep_remaining(sweep: Path) -> RemainingTime | None:
 
 
 def count_jobs() -> int | None:
-    """Return how many jobs the command line asks for; None where another sweeper or launcher decides."""
-    chosen = HydraConfig.get()
-    if not (chosen.sweeper._target_.startswith(BASIC_PLUGINS) and chosen.launcher._target_.startswith(BASIC_PLUGINS)):
+    """Return the number of jobs of the command line; None with another sweeper or launcher."""
+    hydra = HydraConfig.get()
+    if not (hydra.sweeper._target_.startswith(BASIC_PLUGINS) and hydra.launcher._target_.startswith(BASIC_PLUGINS)):
         return None
     return len(BasicSweeper.split_arguments(typed_overrides(), None)[0])
 
 
 def typed_overrides() -> list[Override]:
-    """Return the words of the command line, and those of hydra.sweeper.params, as Hydra's sweeper reads them."""
-    words = [f"{key}={value}" for key, value in (HydraConfig.get().sweeper.get("params") or {}).items()]
-    words += [word for word in sys.argv[1:] if "=" in word and not word.startswith("-")]
+    """Return the overrides of the command line and of hydra.sweeper.params, parsed as Hydra's sweeper does."""
+    arguments = [f"{key}={value}" for key, value in (HydraConfig.get().sweeper.get("params") or {}).items()]
+    arguments += [argument for argument in sys.argv[1:] if "=" in argument and not argument.startswith("-")]
     hydra = GlobalHydra.instance()
     parser = OverridesParser.create(hydra.config_loader() if hydra.is_initialized() else None)
-    return parser.parse_overrides(words)
+    return parser.parse_overrides(arguments)
 
 
 def logged_bytes(run: RunDirectory) -> int:
-    """Return the size of what is logged of the run, which every step changes."""
+    """Return the size of metrics.jsonl, to which every step appends."""
     return run.metrics.stat().st_size if run.metrics.is_file() else 0
 
 
 def holds_other_run(run: RunDirectory, config: DictConfig) -> bool:
-    """Return whether the directory holds a run of other values, which did not fail with this job."""
+    """Return whether the directory holds a run with another config, which this job's failure does not concern."""
     if not run.config.is_file():
         return False
-    there, here = flatten_config(current(yaml.safe_load(run.config.read_text()))), flat_values(config)
-    return any(there.get(key) != here.get(key) for key in {**there, **here} if key not in LOCATION_KEYS)
+    existing, own = flatten_config(current(yaml.safe_load(run.config.read_text()))), flat_values(config)
+    return any(existing.get(key) != own.get(key) for key in {**existing, **own} if key not in LOCATION_KEYS)
 
 
 def flat_values(config: DictConfig) -> dict[str, object]:
-    """Return the whole config, flat, as a finished run's is read."""
+    """Return the whole config with dotted keys, as that of a finished run is read."""
     try:
         text = OmegaConf.to_yaml(config, resolve=True)
-    except OmegaConfBaseException:  # which may be why the job failed
+    except OmegaConfBaseException:  # an interpolation that cannot be resolved may be why the job failed
         text = OmegaConf.to_yaml(config)
     return flatten_config(yaml.safe_load(text))

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from tqdm import tqdm
 
@@ -25,7 +25,6 @@ from ctcdraft.corpus.types import Corpus
 from ctcdraft.distributed import Shard
 from ctcdraft.errors import InputError
 from ctcdraft.models.base_model import BaseLM
-from ctcdraft.planning.corpus import CorpusPlan
 
 SINGLE_SHARD = Shard(1, 1)
 COUNT_KEYS = ("answers", "tokens", "answer_tokens", "ended", "cut_prompts", "reencoded", "dropped")
@@ -46,6 +45,16 @@ class FinishedPart:
 
     checksum: str
     counts: Counter[str]
+
+
+class CorpusPlan(Protocol):
+    """What is stored of a `ctcdraft.planning.corpus.CorpusPlan`; planning imports this package."""
+
+    @property
+    def manifest_entry(self) -> dict[str, Any]: ...
+
+    @property
+    def measured(self) -> dict[str, Any]: ...
 
 
 def prepare(

@@ -1,1 +1,1 @@
-"""Whatever guesses: one file, one YAML. Drafters know trees and states; they never compute a loss."""
+"""Drafters: each proposes a token tree for a context. One file and one YAML per method; none computes a loss."""

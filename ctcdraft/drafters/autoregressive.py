@@ -1,4 +1,4 @@
-"""The drafter that guesses nothing. The baseline thus runs through the same loop, clock and counter as every method."""
+"""The baseline: a drafter without draft tokens, so that it runs through the loop, clock and counter of every method."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from ctcdraft.models.base_model import BaseLM
 
 
 class Autoregressive:
-    """A one-node tree every pass. Like every drafter it is made with the base first; it needs nothing of it."""
+    """A tree with one node, the root. Every drafter is constructed with the base as first argument; this one ignores
+    it."""
 
     uses_hidden_states = False
 
@@ -19,7 +20,7 @@ class Autoregressive:
         pass
 
     def draft(self, context: Context, memory: Tensor | None, rng: torch.Generator) -> tuple[TokenTree, Tensor]:
-        """memory: the parents of a root, which are the same in every pass."""
+        """Return the root alone. memory: its parents_N, reused because they are the same in every step."""
         if memory is None:
             memory = TokenTree.only_root(context.root).parents_N
         return TokenTree(context.tokens_L[-1:], memory, height=0), memory

@@ -1,4 +1,4 @@
-"""What a trainable drafter owes: emissions for a batch of windows, a tree for a context. It computes no loss."""
+"""Trainable drafters: emissions for a batch of windows in training, a token tree for a context in decoding."""
 
 from __future__ import annotations
 
@@ -21,50 +21,54 @@ if TYPE_CHECKING:
 
 
 class DraftHead(nn.Module):
-    """A drafter with weights. Its frozen parts belong to the base; what requires a gradient is its own."""
+    """A drafter with weights. Parameters that require a gradient are its own, the others are the base's.
 
-    initialised: str  # in words, for the plan
-    usable_untrained = False  # whether it drafts before it is trained
-    predicts_hidden_states = False  # whether its frames guess the base's next states, not words alone
-    per_frame_weights = False  # whether every frame has weights of its own, which no other frame teaches
-    uses_aux_hidden_states = (
-        True  # whether it sees the states of all the layers in base.taps, and not the last one's alone
-    )
+    initialised: how the weights start, for the plan. usable_untrained: whether it can draft before training.
+    predicts_hidden_states: whether its frames predict the base's next hidden states. per_frame_weights: whether every
+    frame has weights of its own, which training of other frames does not change. uses_aux_hidden_states: whether it
+    reads the hidden states of all layers in base.taps, not of the last layer alone.
+    """
+
+    initialised: str
+    usable_untrained = False
+    predicts_hidden_states = False
+    per_frame_weights = False
+    uses_aux_hidden_states = True
 
     @abstractmethod
     def forward(self, batch: Batch) -> Emissions:
-        """Emissions of every anchor, from text up to that anchor only: what `draft` would see there."""
+        """Return the emissions of every anchor, from the text up to that anchor: those that `draft` computes there."""
 
     @abstractmethod
     def draft(self, context: Context, memory: Any, rng: torch.Generator) -> tuple[TokenTree, Any]:
-        """The tree for a context, and what to remember of it; see decoding.loop.Drafter."""
+        """Return the tree for a context and the memory for the next call; see decoding.settings.Drafter."""
 
     def metrics(self, batch: Batch) -> dict[str, float]:
-        """What is worth watching beside the loss whenever the run is probed, by name."""
+        """Return measures, by name, that are logged beside the loss at every validation."""
         return {}
 
     @property
     def has_draft_vocab(self) -> bool:
-        """Whether it is to say some of the base's words only: the commonest of a corpus."""
+        """Whether its head has the most frequent tokens of a corpus only."""
         return bool(self._draft_vocab_heads())
 
     def set_draft_vocab(self, counts_V: Tensor, always: Collection[int]) -> None:
-        """Take the words that are to be said from how often a corpus says each."""
+        """Choose the draft vocabulary: the most frequent tokens by counts_V, and the token ids in `always`."""
         for _, head in self._draft_vocab_heads():
             head.set_tokens(most_frequent_tokens(counts_V, len(head.words_N), always))
 
     def vocab_coverage(self, counts_V: Tensor) -> float:
-        """Of all that a corpus says, the share in words that this drafter can say."""
+        """Return the share of a corpus's tokens, counted by counts_V, that are in the draft vocabulary."""
         covered = [counts_V[head.words_N.cpu()].sum() for _, head in self._draft_vocab_heads()] or [counts_V.sum()]
         return float(min(covered)) / max(int(counts_V.sum()), 1)
 
     def trainable_state_dict(self) -> dict[str, Tensor]:
-        """The trained tensors, by name, and which words are said where not all are: what a checkpoint holds."""
+        """Return the content of a checkpoint: trained tensors by name, and the token ids of a draft vocabulary."""
         trained = {name: value for name, value in self.named_parameters() if value.requires_grad}
         return trained | {f"{name}.words_N": head.words_N for name, head in self._draft_vocab_heads()}
 
     def after_load(self) -> None:
-        """Make anew what follows from `trainable_state_dict`, after it was written to."""
+        """Recompute what is derived from the tensors of `trainable_state_dict`, after they were written to."""
         for _, head in self._draft_vocab_heads():
             head.refresh()
 
@@ -72,7 +76,7 @@ class DraftHead(nn.Module):
         return [(name, part) for name, part in self.named_modules() if isinstance(part, DraftVocabHead)]
 
     def for_inference(self, base: Any) -> Self:
-        """To draft with: in the base's type, without noise, its own weights laid for what drafts multiply."""
+        """Return itself in evaluation mode and the base's dtype, its weights in the layout of small batches."""
         to_column_major_(self.to(base.dtype).eval(), but=base.lm.parameters())
         return self
 
@@ -81,24 +85,37 @@ class DraftHead(nn.Module):
 
 
 def uses_hidden_states(drafter: Any) -> bool:
-    """Whether it needs the base's states, which guesses do not have. What does not say so is taken to need them."""
+    """Return whether a drafter reads hidden states of the base, which draft tokens do not have; True if unknown."""
     return getattr(drafter, "uses_hidden_states", True)
 
 
 def refuse_non_drafter(part: Any) -> None:
-    """Raise InputError for what has a loop of its own, such as stock `generate`, as a part of a drafter."""
+    """Raise InputError for a part that has a decoding loop of its own, such as stock `generate`."""
     if not hasattr(part, "draft"):
-        raise InputError(f"{type(part).__name__} decodes outside our loop and drafts for nobody; name a drafter")
+        raise InputError(f"{type(part).__name__} has a decoding loop of its own and cannot draft; name a drafter")
+
+
+def refuse_other_tree(drafter: nn.Module, tree: Any, from_frames: bool) -> None:
+    """Raise InputError for a tree builder of the other kind: of frames, or of distributions computed step by step."""
+    if hasattr(tree, "interprets_as") != from_frames:
+        names = "prefix_search, per_frame, sparse or sampled" if from_frames else "dynamic, top_n, chain or medusa63"
+        raise InputError(
+            f"drafter/tree: {type(drafter).__name__} computes {'all frames at once' if from_frames else 'step by step'}"
+            f", and {type(tree).__name__} does not build a tree from that; choose for example {names}"
+        )
+
+
+def drafter_and_tree(drafter: Any) -> list[Any]:
+    """Return a drafter and its tree builder, where it has one."""
+    parts = (drafter, getattr(drafter, "frame_tree", None), getattr(drafter, "step_tree", None))
+    return [part for part in parts if part is not None]
 
 
 def samples_drafts(drafter: Any) -> bool:
-    """Whether it says that its guesses are drawn, so that a tree of them comes with their law."""
-    parts = (drafter, getattr(drafter, "growth", None), getattr(drafter, "paths", None))
-    return any(getattr(part, "samples_drafts", False) for part in parts)
+    """Return whether draft tokens are sampled, so that the trees hold the distributions they were sampled from."""
+    return any(getattr(part, "samples_drafts", False) for part in drafter_and_tree(drafter))
 
 
 def has_nested_trees(drafter: Any) -> bool:
-    """Whether its tree of n nodes is the first n nodes of its larger ones; its way to grow or to read frames has a say.
-    What does not say otherwise promises it."""
-    parts = (drafter, getattr(drafter, "growth", None), getattr(drafter, "paths", None))
-    return all(getattr(part, "has_nested_trees", True) for part in parts)
+    """Return whether the tree of n nodes is always the first n nodes of a larger tree; True unless declared."""
+    return all(getattr(part, "has_nested_trees", True) for part in drafter_and_tree(drafter))

@@ -1,7 +1,4 @@
-"""Two drafters in a row: the second goes on where the first ends. It knows trees, contexts and who reads states.
-
-A draft model that another drafter drafts for. It knows the decoding loop, which serves it as it serves the base.
-"""
+"""Compositions of drafters: two in a row, and a draft model that is itself decoded speculatively."""
 
 from __future__ import annotations
 
@@ -18,13 +15,14 @@ from ctcdraft.decoding.verification import match
 from ctcdraft.drafters.base import refuse_non_drafter, samples_drafts, uses_hidden_states
 from ctcdraft.drafters.draft_model import DraftModel, DraftModelMemory
 from ctcdraft.drafters.trees.dynamic import build_dynamic_tree
+from ctcdraft.drafters.trees.request import TreeRequest
 from ctcdraft.errors import InputError
 from ctcdraft.models.base_model import BaseLM
 
 
 @dataclass(frozen=True)
 class CascadeMemory:
-    """What each part remembers; waiting_KD: base states that the second has not been shown yet."""
+    """Memories of both parts, and hidden states that the second drafter has not been given yet."""
 
     first: Any
     second: Any
@@ -32,24 +30,27 @@ class CascadeMemory:
 
 
 class Cascade(nn.Module):
-    """The horizontal cascade of Cascade Speculative Drafting (Chen et al. 2024): the first drafter takes the
-    nearer positions, where a wrong guess costs most, and the second goes on below its deepest guess.
+    """The horizontal cascade of Cascade Speculative Drafting (Chen et al. 2024).
 
-    later: nodes kept for the second. It must read words alone to go on below a guess; one that reads states
-    takes over only where the first has nothing to say at all.
+    The first drafter takes the nearer positions, where a rejected token costs most, and the second continues below its
+    deepest node. Draft tokens have no hidden states: a second drafter that reads them is used only where the first
+    drafts nothing.
+
+    Args:
+        later: nodes kept for the second drafter, at least 1.
     """
+
+    has_nested_trees = False  # the second drafter has its share of nodes whatever the size
 
     def __init__(self, base: BaseLM, first: Drafter, second: Drafter, later: int) -> None:
         super().__init__()
         if later < 1:
-            raise InputError(f"drafter.later={later}: the second drafter of a cascade needs at least one node")
+            raise InputError(f"drafter.later must be >= 1, got {later}: it is the second drafter's number of nodes")
         for role, part in (("first", first), ("second", second)):
             refuse_unfit_part(role, part)
         self.first, self.second = first, second
         self.later = later
         self.stops = torch.tensor(sorted(base.stop_token_ids), device=base.device)
-
-    has_nested_trees = False  # the second drafter has its share of nodes whatever the size
 
     @property
     def uses_hidden_states(self) -> bool:
@@ -58,81 +59,87 @@ class Cascade(nn.Module):
     def draft(
         self, context: Context, memory: CascadeMemory | None, rng: torch.Generator
     ) -> tuple[TokenTree, CascadeMemory]:
-        before = memory or CascadeMemory(None, None, context.new_states_KD[:0])
-        waiting_KD = torch.cat([before.pending_states_KD, context.new_states_KD])
-        nearer = replace(context, nodes=max(context.nodes - self.later, 1))
-        tree, first = self.first.draft(nearer, before.first, rng)
+        memory = memory or CascadeMemory(None, None, context.new_states_KD[:0])
+        pending_KD = torch.cat([memory.pending_states_KD, context.new_states_KD])
+        smaller = replace(context, nodes=max(context.nodes - self.later, 1))
+        tree, first = self.first.draft(smaller, memory.first, rng)
         if len(tree) == 1:
-            tree, second = self.second.draft(replace(context, new_states_KD=waiting_KD), before.second, rng)
-            return tree, CascadeMemory(first, second, waiting_KD[:0])
+            tree, second = self.second.draft(replace(context, new_states_KD=pending_KD), memory.second, rng)
+            return tree, CascadeMemory(first, second, pending_KD[:0])
         if uses_hidden_states(self.second):
-            return tree, CascadeMemory(first, before.second, waiting_KD)
-        tree, second = self.extend_tree(context, tree, before.second, rng)
-        return tree, CascadeMemory(first, second, waiting_KD[:0])
+            return tree, CascadeMemory(first, memory.second, pending_KD)
+        tree, second = self.extend_tree(context, tree, memory.second, rng)
+        return tree, CascadeMemory(first, second, pending_KD[:0])
 
     def extend_tree(
         self, context: Context, tree: TokenTree, memory: Any, rng: torch.Generator
     ) -> tuple[TokenTree, Any]:
-        """The second drafter below the deepest guess; the first of these is the one its drafter listed first."""
+        """Return the tree continued by the second drafter below its deepest node, the first of equally deep ones."""
         deepest = tree.depths_N.argmax()
         path_K = tree.ancestors_NN[deepest].nonzero()[1:, 0]
         draft_tokens_K = tree.tokens_N[path_K]
         if torch.isin(draft_tokens_K[-1], self.stops):
             return tree, memory
         tokens_L = torch.cat([context.tokens_L, draft_tokens_K])
-        remaining, nodes = context.remaining_tokens - len(path_K), context.nodes - len(tree) + 1
-        later = replace(
-            context, tokens_L=tokens_L, new_states_KD=context.new_states_KD[:0], remaining_tokens=remaining, nodes=nodes
+        extended = replace(
+            context,
+            tokens_L=tokens_L,
+            new_states_KD=context.new_states_KD[:0],
+            remaining_tokens=context.remaining_tokens - len(path_K),
+            nodes=context.nodes - len(tree) + 1,
         )
-        below, memory = self.second.draft(later, memory, rng)
-        return attach_subtree(tree, deepest, below), memory
+        subtree, memory = self.second.draft(extended, memory, rng)
+        return attach_subtree(tree, deepest, subtree), memory
 
 
 def refuse_unfit_part(role: str, part: Any) -> None:
-    """What could not go on in a cascade, before anything is asked. Where a first one draws to say nothing and a second
-    speaks in its place, words would come out by no law at all."""
+    """Raise InputError for a drafter that cannot be part of a cascade.
+
+    A sampled draft may end by chance; if the second drafter continued there, its tokens would have no distribution that
+    rejection sampling could use.
+    """
     refuse_non_drafter(part)
     if samples_drafts(part):
         raise InputError(
-            f"the {role} part of a cascade draws its guesses, and a cascade has no law of its own for drawn ones; let "
-            "both its parts draft without chance (RUN@prefix_search, RUN@best)"
+            f"the {role} part of a cascade samples its draft tokens, and a cascade has no distribution for them; "
+            "give both parts a tree that is not sampled (RUN@prefix_search, RUN@dynamic)"
         )
 
 
-def attach_subtree(tree: TokenTree, node: Tensor, below: TokenTree) -> TokenTree:
-    """`below` hung into the tree, its root being the node.
+def attach_subtree(tree: TokenTree, node: Tensor, subtree: TokenTree) -> TokenTree:
+    """Return the tree with a subtree whose root is an existing node.
 
     a - b  with  b - c - d  at b   ->   a - b - c - d          (parents -1 0, and -1 0 1   ->   -1 0 1 2)
     """
-    if tree.draft_probs_NV is not None or below.draft_probs_NV is not None:
-        raise InputError("a cascade has no law of its own for drawn guesses; let both its parts draft without chance")
-    shifted_N = torch.where(below.parents_N[1:] == 0, node, below.parents_N[1:] + len(tree) - 1)
-    tokens_N = torch.cat([tree.tokens_N, below.tokens_N[1:]])
-    return TokenTree(tokens_N, torch.cat([tree.parents_N, shifted_N]), tree.height + below.height)
+    if tree.draft_probs_NV is not None or subtree.draft_probs_NV is not None:
+        raise InputError("a cascade has no distribution for sampled draft tokens; give both parts another tree")
+    shifted_N = torch.where(subtree.parents_N[1:] == 0, node, subtree.parents_N[1:] + len(tree) - 1)
+    tokens_N = torch.cat([tree.tokens_N, subtree.tokens_N[1:]])
+    return TokenTree(tokens_N, torch.cat([tree.parents_N, shifted_N]), tree.height + subtree.height)
 
 
 class Staged(nn.Module):
-    """A draft model that is itself drafted for (Spector and Re 2023; the vertical cascade of Chen et al. 2024).
+    """A draft model decoded speculatively (Spector and Re 2023; the vertical cascade of Chen et al. 2024).
 
-    The first drafter guesses what the model will say, the model reads that in one pass and keeps its own words,
-    and so on to its depth: the very chain it would have said alone, in fewer of its passes. Beside the chain
-    stand the next best words of every position, as far as there are nodes.
+    The first drafter drafts for the model, which verifies in one forward pass and keeps its own tokens, and so on to
+    its depth: the greedy chain of the model alone in fewer of its forward passes. The remaining nodes are the next
+    best tokens at every position of the chain.
     """
+
+    uses_hidden_states = False
 
     def __init__(self, base: BaseLM, model: DraftModel, first: Drafter, first_nodes: int) -> None:
         super().__init__()
         if not isinstance(model, DraftModel):
-            raise InputError(f"the model of a staged drafter is a draft_model; {type(model).__name__} reads no words")
+            raise InputError(f"the model of a staged drafter must be a draft_model, got {type(model).__name__}")
         refuse_non_drafter(first)
         if uses_hidden_states(first):
             raise InputError(
-                f"{type(first).__name__} reads the base's states, and the draft model has other ones; stage it with a "
-                "drafter that reads words alone: prompt_lookup, a smaller draft_model, or a staged one"
+                f"{type(first).__name__} reads the base's hidden states, and the draft model has others; take a first "
+                "drafter that reads tokens alone: prompt_lookup, a smaller draft_model, or a staged one"
             )
         self.model, self.first = model, first
         self.first_nodes = first_nodes
-
-    uses_hidden_states = False
 
     def draft(
         self, context: Context, memory: tuple[DraftModelMemory, Any] | None, rng: torch.Generator
@@ -140,35 +147,43 @@ class Staged(nn.Module):
         depth = min(context.depth, self.model.frames, self.model.lm.context_length - len(context.tokens_L))
         if depth < 1:
             return TokenTree.only_root(context.root), memory
-        reading, first = memory or (self.model.empty_memory(context), None)
-        chain_K, laws_KV, reading, first = self.decode_chain(context.tokens_L, depth, reading, first, rng)
-        step_function = KnownChainStepFunction(chain_K, laws_KV)
-        tree = build_dynamic_tree(step_function, context.root, depth, context.nodes, 1, context.nodes, self.model.stops)
-        return tree, (reading, first)
+        model_memory, first = memory or (self.model.empty_memory(context), None)
+        chain_K, log_probs_KV, model_memory, first = self.decode_chain(
+            context.tokens_L, depth, model_memory, first, rng
+        )
+        request = TreeRequest(context.root, depth, context.nodes, self.model.stops)
+        tree = build_dynamic_tree(
+            KnownChainStepFunction(chain_K, log_probs_KV), request, width=1, children=context.nodes
+        )
+        return tree, (model_memory, first)
 
     def decode_chain(
-        self, tokens_L: Tensor, depth: int, reading: DraftModelMemory, first: Any, rng: torch.Generator
+        self, tokens_L: Tensor, depth: int, memory: DraftModelMemory, first: Any, rng: torch.Generator
     ) -> tuple[Tensor, Tensor, DraftModelMemory, Any]:
-        """The model's next `depth` words and the laws they came from: the decoding loop, the model as its base."""
-        lm, cache, text_L, log_probs = self.model.lm, reading.cache, tokens_L, []
-        cache.crop(reading.common_length(tokens_L))
+        """Return the model's next `depth` tokens, their log_probs_KV and both memories.
+
+        This is the decoding loop with the draft model as base.
+        """
+        lm, cache, text_L, log_probs = self.model.lm, memory.cache, tokens_L, []
+        cache.crop(memory.common_length(tokens_L))
         if cache.length < len(tokens_L) - 1:
             lm.read(tokens_L[cache.length : -1], cache)
-        nothing_KD = torch.empty(0, lm.width, device=tokens_L.device)
+        no_states_KD = torch.empty(0, lm.width, device=tokens_L.device)
         while (remaining := depth - len(text_L) + len(tokens_L)) > 0:
-            tree, first = self.first.draft(Context(text_L, nothing_KD, remaining, self.first_nodes), first, rng)
+            tree, first = self.first.draft(Context(text_L, no_states_KD, remaining, self.first_nodes), first, rng)
             start = cache.length
             logits_NV = lm.read_tree(tree, cache).logits_NV[:, : self.model.vocabulary].float()
             commit = AcceptedPath.of(tree, match(tree, logits_NV, None, start))
             cache.keep_path(start, commit.path_K)
             log_probs.append(logits_NV[commit.path_K].log_softmax(dim=-1))
             text_L = torch.cat([text_L, torch.tensor(commit.tokens, device=text_L.device)])
-        # The last word has not been read; what the base rejects of the others is forgotten at the next draft.
+        # The last token is not in the cache; of the others those that the base rejects are cropped by the next draft.
         return text_L[len(tokens_L) :], torch.cat(log_probs), DraftModelMemory(text_L[:-1], cache), first
 
 
 class KnownChainStepFunction:
-    """The laws along a chain that has been said; off the chain, behind a stop, nothing is possible."""
+    """The distributions along a decoded chain. A row that left the chain, because a stop token was not continued, has
+    probability zero for every token."""
 
     def __init__(self, chain_K: Tensor, log_probs_KV: Tensor) -> None:
         self.chain_K = chain_K

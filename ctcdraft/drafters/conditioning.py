@@ -1,4 +1,4 @@
-"""Frames that listen: what they say once a text has been said. It knows a correction, not how paths are searched."""
+"""Label-conditioned frames: the frames of one anchor after K different draft prefixes."""
 
 from __future__ import annotations
 
@@ -11,22 +11,25 @@ from torch import Tensor
 
 from ctcdraft.nn.logit_correction import LogitCorrection
 
-# Scores so large that they leave float32 would rank words as certain or impossible, which they then are.
+# exp of a correction outside this range overflows or vanishes in float32; such a token is certain or impossible anyway.
 LOGIT_RANGE = (-80, 80)
 
 
 @dataclass(frozen=True)
 class ConditionedFrames:
-    """One draft's frames and K texts after its root, all that a correction needs of them.
+    """The frames of one anchor, conditioned on K draft prefixes by a logit correction.
 
-    The law: a frame's words get the correction's scores for the text collapsed from the frames before it, the
-    blank's score stays, and the frame is normalised anew over all classes:
+    The correction of a prefix is added to the token logits of every frame, the blank's logit stays, and the frame is
+    normalised again over all classes:
 
-        p_t(w | text) = p_t(w) exp(c_text(w)) / Z_t(text)        p_t(blank | text) = p_t(blank) / Z_t(text)
+        p_t(w | prefix) = p_t(w) exp(c_prefix(w)) / Z_t(prefix)        p_t(blank | prefix) = p_t(blank) / Z_t(prefix)
 
-    A frame that repeats the text's last word is no exception: that word has been said, so it is part of the text.
-    log_probs_TC: the uncorrected frames, the blank last. probs_TV, blank_T: what their words and their blanks are
-    said with.
+    This includes frames that repeat the last token of the prefix, because that token is part of the prefix.
+
+    Args:
+        log_probs_TC: frames without correction, the blank as last class.
+        token_probs_TV, blank_T: the same as probabilities.
+        memory_KR: state of the correction after each prefix.
     """
 
     log_probs_TC: Tensor
@@ -37,15 +40,15 @@ class ConditionedFrames:
 
     @classmethod
     def empty(cls, log_probs_TC: Tensor, correction: LogitCorrection, memory_1R: Tensor) -> Self:
-        """The empty text."""
+        """Return the frames after the empty prefix."""
         return cls(log_probs_TC, log_probs_TC[:, :-1].exp(), log_probs_TC[:, -1].exp(), correction, memory_1R)
 
     def extend(self, tokens_K: Tensor, rows_K: Tensor) -> Self:
-        """The texts of these rows (of the present ones), each with one word more."""
+        """Return the prefixes in these rows, each with one more token."""
         return replace(self, memory_KR=self.correction.step(self.memory_KR[rows_K], tokens_K))
 
     def concat(self, others: Self) -> Self:
-        """These texts, and behind them the others, which hear the same frames."""
+        """Return these prefixes followed by others of the same frames."""
         return replace(self, memory_KR=torch.cat([self.memory_KR, others.memory_KR]))
 
     @cached_property
@@ -53,34 +56,34 @@ class ConditionedFrames:
         return self.correction(self.memory_KR).to(self.log_probs_TC.dtype)
 
     def factors(self) -> tuple[Tensor, Tensor]:
-        """What the texts make of the frames: a factor_KV for the words and a scale_KT for all classes.
+        """Return what the prefixes multiply the frames with: factor_KV of the tokens and scale_KT of all classes.
 
-        p_t(w | text) = p_t(w) * factor * scale,   p_t(blank | text) = p_t(blank) * scale
+        p_t(w | prefix) = p_t(w) * factor * scale,   p_t(blank | prefix) = p_t(blank) * scale
         """
         factor_KV = self.correction_KV.clamp(*LOGIT_RANGE).exp_()
         normaliser_KT = (factor_KV @ self.token_probs_TV.T).add_(self.blank_T)
         return factor_KV, normaliser_KT.reciprocal_()
 
     def token_log_probs(self, frame: int) -> Tensor:
-        """Log-probabilities_KV of the words of one frame among themselves."""
+        """Return log-probabilities_KV of one frame without its blank, normalised over the tokens."""
         return (self.log_probs_TC[frame, :-1] + self.correction_KV).log_softmax(dim=-1)
 
     def class_scores(self, frame: int) -> Tensor:
-        """Scores_KC of one frame; not normalised, which makes no difference to their order."""
+        """Return logits_KC of one frame, which rank the classes; they are not normalised."""
         blank_K1 = self.log_probs_TC[frame, -1:].expand(len(self.memory_KR), 1)
         return torch.cat([self.log_probs_TC[frame, :-1] + self.correction_KV, blank_K1], dim=1)
 
 
 @dataclass(frozen=True)
 class UnconditionedFrames:
-    """K texts and frames that say the same behind all of them. like_KV, like_KT: the shares' shapes, all ones."""
+    """The same interface for K prefixes that do not change the frames: all factors are one."""
 
     ones_KV: Tensor
     ones_KT: Tensor
 
     @classmethod
     def empty(cls, log_probs_TC: Tensor) -> Self:
-        """The empty text."""
+        """Return the empty prefix."""
         return cls(torch.ones_like(log_probs_TC[:1, :-1]), torch.ones_like(log_probs_TC[None, :, 0]))
 
     def extend(self, tokens_K: Tensor, rows_K: Tensor) -> Self:

@@ -1,7 +1,7 @@
-"""A small language model that drafts for a large one (Leviathan et al. 2023; trees as in SpecInfer, Miao et al. 2024).
+"""A small language model as drafter (Leviathan et al. 2023; trees as in SpecInfer, Miao et al. 2024).
 
-It reads words only, no states of any tap: of the base it knows the tokenizer, and in training the head that says what
-to imitate.
+It reads tokens and no hidden states. Of the base it needs the tokenizer, and in training the lm_head, which gives the
+distributions to distil.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ctcdraft.batch import Batch
@@ -19,7 +20,7 @@ from ctcdraft.decoding.kv_cache import KVCache
 from ctcdraft.decoding.loop import Context
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.sequential import SequentialDrafter, extend_visibility
-from ctcdraft.drafters.trees.dynamic import TreeBuilder
+from ctcdraft.drafters.trees.request import StepTreeBuilder
 from ctcdraft.errors import InputError, check_int
 from ctcdraft.io import apply_default_mode
 from ctcdraft.models.base_model import BaseLM
@@ -32,31 +33,36 @@ from ctcdraft.nn.packing import gather_following
 
 @dataclass(frozen=True)
 class DraftModelMemory:
-    """What the small model has read: the words and their keys and values."""
+    """The tokens that the draft model has read, and their keys and values."""
 
     tokens_L: Tensor
     cache: KVCache
 
     def common_length(self, tokens_L: Tensor) -> int:
-        """How many words, from the first on, are those of another text, its last one not counted."""
+        """Return the length of the common prefix with another text, at most its length - 1."""
         size = min(len(self.tokens_L), len(tokens_L) - 1)
         return int((self.tokens_L[:size] == tokens_L[:size]).cumprod(dim=0).sum())
 
 
 class DraftModel(SequentialDrafter):
-    """path: a Hugging Face folder or hub id with the base's tokenizer. Off the shelf it drafts as it is.
+    """A causal language model with the base's tokenizer, used as it is or distilled from the base.
 
-    Trained (train.py drafter=draft_model objective=distill) it learns to say what the base says, as DistillSpec
-    does: all of it, or with lora_rank only low-rank updates of its layers.
+    `train.py drafter=draft_model objective=distill` trains it as DistillSpec does (Zhou et al. 2024).
+
+    Args:
+        path: a Hugging Face folder or hub id.
+        lora_rank: rank of the trained low-rank updates of its layers; None trains all weights.
     """
 
     usable_untrained = True
     uses_hidden_states = False
 
-    def __init__(self, base: BaseLM, path: str | None, lora_rank: int | None, frames: int, growth: TreeBuilder) -> None:
-        super().__init__(frames, growth, base.stop_token_ids)
+    def __init__(
+        self, base: BaseLM, path: str | None, lora_rank: int | None, frames: int, tree: StepTreeBuilder
+    ) -> None:
+        super().__init__(frames, tree, base.stop_token_ids)
         if path is None:
-            raise InputError("no draft model: give a Hugging Face folder with the base's tokenizer as drafter.path=")
+            raise InputError("drafter.path= is missing; give a Hugging Face folder or hub id with the base's tokenizer")
         self.lm = load_draft_model(path, base)
         self.vocabulary = base.vocabulary
         self.teacher = TokenHead(base.head)
@@ -69,7 +75,7 @@ class DraftModel(SequentialDrafter):
             self.initialised += f" with LoRA of rank {lora_rank}"
 
     def train(self, mode: bool = True) -> Self:
-        # Never with dropout: its draws are in no checkpoint, and resuming must equal not having stopped.
+        # Never with dropout: its random numbers are in no checkpoint, and resuming must equal not having stopped.
         super().train(mode)
         self.lm.eval()
         return self
@@ -79,10 +85,10 @@ class DraftModel(SequentialDrafter):
         longest = int(batch.position_ids_BL.max()) + 1
         if longest > self.lm.context_length:
             raise InputError(
-                f"a text of {longest} tokens is longer than the {self.lm.context_length} that the draft "
-                f"model {self.lm.name} reads; lower trainer.max_length"
+                f"a text of {longest} tokens exceeds the context length {self.lm.context_length} of the draft model "
+                f"{self.lm.name}; lower trainer.max_length"
             )
-        # The root enters as the drafter is told it; in a real batch it is the text's own.
+        # roots_BA equal the text in a real batch; they are written over it so that a shifted root changes the output.
         tokens_BL = tokens_BL.scatter(1, (batch.anchors_BA + 1).clamp(max=tokens_BL.shape[1] - 1), batch.roots_BA)
         output = self.lm.lm.base_model(
             input_ids=tokens_BL, use_cache=False, **self.lm.packed_inputs(batch.position_ids_BL)
@@ -103,14 +109,14 @@ class DraftModel(SequentialDrafter):
         return DraftModelMemory(context.tokens_L[:0], self.lm.new_cache(rows))
 
     def draft(self, context: Context, memory: DraftModelMemory | None, rng: torch.Generator) -> Any:
-        # The deepest guess is not read, but its parent is, at a position the small model must have.
+        # The deepest draft token is not read, but its parent is, at a position within the model's context.
         if len(context.tokens_L) + min(context.depth, self.frames) > self.lm.context_length + 1:
             return TokenTree.only_root(context.root), memory
         return super().draft(context, memory, rng)
 
 
 class DraftModelStepFunction:
-    """Reads what is new in the text, then level by level the guesses; of these it keeps nothing."""
+    """Reads the new tokens of the text, then draft tokens level by level; `release` drops the latter from the cache."""
 
     def __init__(self, drafter: DraftModel, tokens_L: Tensor, cache: KVCache) -> None:
         self.drafter = drafter
@@ -121,18 +127,16 @@ class DraftModelStepFunction:
         self.seen_KR = torch.ones(1, 0, dtype=torch.bool, device=tokens_L.device)
 
     def __call__(self, tokens_K: Tensor, rows_K: Tensor) -> Tensor:
-        if self.level > 0:  # the root has been read with the text
-            text = len(self.tokens_L)
+        if self.level > 0:  # the root was read with the text
+            length = len(self.tokens_L)
             self.seen_KR = extend_visibility(self.seen_KR, rows_K)
-            seen_KM = torch.nn.functional.pad(self.seen_KR, (text, 0), value=True)
-            positions_K = torch.full_like(tokens_K, text - 1 + self.level)
+            seen_KM = F.pad(self.seen_KR, (length, 0), value=True)
+            positions_K = torch.full_like(tokens_K, length - 1 + self.level)
             self.logits_KV = self.drafter.lm.read_tree_level(tokens_K, positions_K, seen_KM, self.cache).logits_NV
         self.level += 1
-        # Rows of a head that the other has not are padding: no tokenizer has such words.
+        # Models of one tokenizer may pad their lm_head to different sizes; no token has those rows.
         log_probs_KV = self.logits_KV[:, : self.drafter.vocabulary].float().log_softmax(dim=-1)
-        return torch.nn.functional.pad(
-            log_probs_KV, (0, self.drafter.vocabulary - log_probs_KV.shape[1]), value=-torch.inf
-        )
+        return F.pad(log_probs_KV, (0, self.drafter.vocabulary - log_probs_KV.shape[1]), value=-torch.inf)
 
     def release(self) -> DraftModelMemory:
         self.cache.crop(len(self.tokens_L))
@@ -140,37 +144,39 @@ class DraftModelStepFunction:
 
 
 def load_draft_model(path: str, base: BaseLM) -> BaseLM:
-    """In float32, beside the base. Words are handed over as ids, so both must mean the same by each."""
+    """Return the draft model in float32 on the base's device; both must have the same tokenizer."""
     lm = load_base(path, "float32", str(base.device))
     if tokenizer_hash(lm.tokenizer) != tokenizer_hash(base.tokenizer):
         raise InputError(
-            f"the draft model {lm.name} has another tokenizer ({len(lm.tokenizer)} words) than the base {base.name} "
-            f"({len(base.tokenizer)}), so its guesses would mean other words; take a model of the base's own family"
+            f"the draft model {lm.name} has another tokenizer ({len(lm.tokenizer)} tokens) than the base {base.name} "
+            f"({len(base.tokenizer)}), so its token ids have other meanings; take a model of the base's own family"
         )
     return lm
 
 
 def add_lora(lm: Any, rank: int) -> None:
-    """Freeze the model and put trainable low-rank updates, zero at first, beside all its linear layers."""
+    """Freeze the model and add trainable low-rank updates, zero at first, to all its linear layers."""
     import peft
 
-    check_int(rank, "drafter.lora_rank")  # null trains all weights
+    check_int(rank, "drafter.lora_rank")
     settings = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
     peft.get_peft_model(lm, settings)
 
 
 def save_first_layers(path: str, layers: int, folder: Path) -> None:
-    """A draft model for a base that has no small sister, to be distilled: its own first layers, with its tokenizer.
-    One that is there stays."""
+    """Write a draft model, to be distilled, for a base without smaller models of its family: its own first layers.
+
+    A model that is already in the folder is kept.
+    """
     import transformers
 
     if (folder / "config.json").is_file():
         return
     lm, tokenizer = load_pretrained(path, None, "sdpa", {"dtype": torch.float32})
-    config = copy.deepcopy(lm.config)  # not the file's: what was dequantised must not be called quantised
+    config = copy.deepcopy(lm.config)  # not read from the file: dequantised weights must not be declared quantised
     config.num_hidden_layers = layers
     small = transformers.AutoModelForCausalLM.from_config(config)
     small.load_state_dict(lm.state_dict(), strict=False)
     tokenizer.save_pretrained(folder)
-    small.save_pretrained(folder)  # the config comes last, and says that all is there
+    small.save_pretrained(folder)  # config.json is written last, so its presence shows that the folder is complete
     apply_default_mode(folder)

@@ -1,4 +1,4 @@
-"""Hydra: heads that are told each other's words (Ankner et al. 2024). It knows states, words and no loss."""
+"""Hydra: one head per position, conditioned on the draft tokens before it (Ankner et al. 2024)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ctcdraft.batch import Batch
 from ctcdraft.decoding.kv_cache import KVCache
 from ctcdraft.decoding.loop import Context
 from ctcdraft.drafters.sequential import SequentialDrafter, teacher_forced_tokens
-from ctcdraft.drafters.trees.dynamic import TreeBuilder
+from ctcdraft.drafters.trees.request import StepTreeBuilder
 from ctcdraft.errors import check_int
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.nn.base_layer import base_block_config, init_from_base_layer
@@ -24,17 +24,18 @@ from ctcdraft.nn.packing import packed_causal_mask
 
 
 class HydraHead(nn.Module):
-    """The state and the embeddings of all words told so far, concatenated; then residual layers. Starts as identity."""
+    """A hidden state and the embeddings of `tokens` tokens, concatenated and projected to the width, then residual
+    layers. It starts as the identity of the hidden state."""
 
-    def __init__(self, width: int, words: int, layers: int, inner: int | None) -> None:
+    def __init__(self, width: int, tokens: int, layers: int, inner: int | None) -> None:
         super().__init__()
-        self.condense = nn.Linear((1 + words) * width, width)
+        self.condense = nn.Linear((1 + tokens) * width, width)
         nn.init.zeros_(self.condense.weight)
         nn.init.eye_(self.condense.weight[:, :width])
         nn.init.zeros_(self.condense.bias)
-        # Small, not zero: gradients must reach the condensing layer's words from the first step.
+        # Small, not zero: with zeros the embeddings' part of `condense` would get no gradient in the first step.
         self.layers = nn.ModuleList(
-            residual_branch((1 + words) * width if n == 0 else width, width, inner, "drafter.inner")
+            residual_branch((1 + tokens) * width if n == 0 else width, width, inner, "drafter.inner")
             for n in range(layers)
         )
         for layer in self.layers.modules():
@@ -52,12 +53,16 @@ class HydraHead(nn.Module):
 
 
 class Hydra(SequentialDrafter):
-    """Head k says word k from the anchor's state, the root and the k - 1 words guessed before it.
+    """Head k predicts draft token k from the anchor's hidden state, the root and the k - 1 draft tokens before it.
 
-    layers: of each head's MLP, 1 in Hydra and 4 in Hydra++. inner: columns within a layer, None in both.
-    prefix_layer: Hydra++'s extra decoder layer, which lets a draft look at all states of the text and not at the
-    newest alone. like_base: that layer has the rotary frequencies, norms of heads, biases and activation of the base;
-    runs that do not say so have a plain Llama layer. With several taps (base.taps) it reads the last layer only.
+    With several auxiliary layers (base.taps) it reads the last layer's hidden states alone.
+
+    Args:
+        layers: layers of each head's MLP, 1 in Hydra and 4 in Hydra++.
+        prefix_layer: Hydra++'s extra decoder layer, through which a draft depends on all hidden states of the text.
+        inner: width of a bottleneck within each layer; None, as in both papers, for none.
+        like_base: the prefix layer has the base's rotary frequencies, head norms, biases and activation; False, which
+            older run directories mean by leaving it out, is a plain Llama layer.
     """
 
     per_frame_weights = True
@@ -68,32 +73,31 @@ class Hydra(SequentialDrafter):
         frames: int,
         layers: int,
         prefix_layer: bool,
-        growth: TreeBuilder,
+        tree: StepTreeBuilder,
         inner: int | None = None,
         like_base: bool = False,
     ) -> None:
-        super().__init__(frames, growth, base.stop_token_ids)
+        super().__init__(frames, tree, base.stop_token_ids)
         check_int(layers, "drafter.layers")
         self.heads = nn.ModuleList(HydraHead(base.width, k + 1, layers, inner) for k in range(frames)).to(base.device)
         self.head = TokenHead(base.head)
         self.embedding = base.embedding
-        self.width = base.width  # of several taps the last layer's, which comes first
+        self.width = base.width  # of several layers the last one comes first
         self.prefix: Any = None
         self.initialised = "as the identity"
         if prefix_layer:
-            shape = base_block_config(base.lm, base.context_length)
-            shape = shape if like_base else shape.as_plain_llama()
-            self.prefix = CausalBlock(shape, input_norm=True).to(base.device)
-            self.initialised += f", prefix layer {init_from_base_layer(self.prefix, shape, self.prefix, base.lm)[1]}"
+            config = base_block_config(base.lm, base.context_length)
+            config = config if like_base else config.as_plain_llama()
+            self.prefix = CausalBlock(config, input_norm=True).to(base.device)
+            self.initialised += f", prefix layer {init_from_base_layer(self.prefix, config, self.prefix, base.lm)[1]}"
 
     @property
     def dtype(self) -> torch.dtype:
         return self.trainable_parameters()[0].dtype
 
     def forward(self, batch: Batch) -> TokenEmissions:
-        states_BLD = self.context_states(
-            batch.states_BLD, batch.position_ids_BL, None, packed_causal_mask(batch.position_ids_BL)
-        )
+        seen = packed_causal_mask(batch.position_ids_BL)
+        states_BLD = self.context_states(batch.states_BLD, batch.position_ids_BL, None, seen)
         index_BAD = batch.anchors_BA[..., None].expand(-1, -1, states_BLD.shape[-1])
         inputs_BAD = states_BLD.gather(1, index_BAD)
         embedded_BATD = self.embedding(teacher_forced_tokens(batch, self.frames)).to(self.dtype)
@@ -106,7 +110,7 @@ class Hydra(SequentialDrafter):
     def context_states(
         self, states_BLD: Tensor, position_ids: Tensor, memory: KVCache | None, seen: Tensor | None = None
     ) -> Tensor:
-        """What heads are told of the text: its last states, through the prefix layer where there is one."""
+        """Return the hidden states that the heads read, passed through the prefix layer where there is one."""
         states_BLD = states_BLD[..., : self.width].to(self.dtype)
         return states_BLD if self.prefix is None else self.prefix(states_BLD, position_ids, memory, seen)
 
@@ -120,7 +124,7 @@ class Hydra(SequentialDrafter):
 
 @dataclass
 class HydraStepFunction:
-    """told_KE: for the rows of the last level, the anchor's state and the embeddings of all words up to there."""
+    """inputs_KE: per row of the last level, the anchor's hidden state and the embeddings of all tokens since."""
 
     drafter: Hydra
     memory: KVCache

@@ -1,4 +1,4 @@
-"""Guessing that the text repeats itself. It reads only tokens and has no weights (Saxena 2023, prompt lookup)."""
+"""Prompt lookup: draft tokens copied from an earlier part of the text (Saxena 2023). It has no weights."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from ctcdraft.models.base_model import BaseLM
 
 
 class PromptLookup:
-    """Propose what followed the last occurrence of the newest words.
+    """Proposes what followed the last earlier occurrence of the newest tokens.
 
-    ngram: the longest run of newest words to look for; shorter ones are tried in turn, down to one word.
-    span: the most words to propose.
+    Args:
+        ngram: longest run of newest tokens to look for; shorter ones are tried in turn, down to one token.
+        span: maximal number of draft tokens.
     """
 
     uses_hidden_states = False
@@ -30,9 +31,9 @@ class PromptLookup:
 
 
 def find_continuation(tokens_L: Tensor, ngram: int) -> Tensor:
-    """What followed the latest earlier occurrence of the longest matching suffix; nothing if there is none.
+    """Return what followed the latest earlier occurrence of the longest matching suffix; empty if there is none.
 
-    ngram 2:   3 1 4 1 5 3 1   ->   4 1 5 3 1      (the suffix 3 1 stood at the start)
+    ngram 2:   3 1 4 1 5 3 1   ->   4 1 5 3 1      (the suffix 3 1 occurs at the start)
     """
     for size in range(min(ngram, len(tokens_L) - 1), 0, -1):
         windows_LG = tokens_L[:-1].unfold(0, size, 1)

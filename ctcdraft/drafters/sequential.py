@@ -1,4 +1,4 @@
-"""What drafters share that read their own guesses: one law a level, and a growth that makes a tree of them."""
+"""Sequential drafters: each level of the tree is computed from the draft tokens above it."""
 
 from __future__ import annotations
 
@@ -12,64 +12,60 @@ from torch import Tensor
 from ctcdraft.batch import Batch
 from ctcdraft.decoding.loop import Context
 from ctcdraft.decoding.tree import TokenTree
-from ctcdraft.drafters.base import DraftHead
-from ctcdraft.drafters.trees.draft_sampling import DraftSampling
-from ctcdraft.drafters.trees.dynamic import StepFunction, TreeBuilder
+from ctcdraft.drafters.base import DraftHead, refuse_other_tree
+from ctcdraft.drafters.trees.request import StepFunction, StepTreeBuilder, TreeRequest
 from ctcdraft.errors import check_int
 from ctcdraft.nn.packing import gather_following
 
 
 class ReleasableStepFunction(StepFunction, Protocol):
-    """Laws that have kept rows of their own for the guesses, and forget them when the tree is grown."""
+    """A step function that caches keys and values of draft tokens while the tree is built."""
 
     def release(self) -> Any:
-        """What to remember of the text; of the guesses nothing."""
+        """Drop the cache rows of draft tokens and return the memory of the text."""
 
 
 class SequentialDrafter(DraftHead):
-    """A drafter of several dependent steps: `laws` says what comes after a text, `growth` asks it for a tree.
+    """A drafter of several dependent steps: `step_function` gives next-token distributions, `tree` asks for them.
 
-    frames: how deep it guesses, and how many teacher-forced frames an anchor has in training: frame t is what
-    is said of label t when the root and the labels before t are known.
+    Frame t is the distribution of label t given the root and the labels before it, all teacher-forced in training. As
+    published, these drafters read one hidden state per position: with several auxiliary layers the last layer's, or
+    none.
 
-    Where the base has several taps it reads the last layer's states alone, or none: as published, each of these
-    drafters has one place for one state.
+    Args:
+        frames: maximal depth of the tree, and the number of frames per anchor in training.
     """
 
     uses_aux_hidden_states = False
 
-    def __init__(self, frames: int, growth: TreeBuilder, stops: Collection[int]) -> None:
+    def __init__(self, frames: int, tree: StepTreeBuilder, stops: Collection[int]) -> None:
         super().__init__()
         self.frames = check_int(frames, "drafter.frames")
-        self.growth = growth
+        refuse_other_tree(self, tree, from_frames=False)
+        self.step_tree = tree
         self.stops = tuple(sorted(stops))
 
     @abstractmethod
     def step_function(self, context: Context, memory: Any | None) -> ReleasableStepFunction:
-        """The laws of what follows the context; reads what is new in it and drops what `memory` holds beyond it."""
+        """Return the distributions after a context, its new tokens read and cache rows beyond it dropped."""
 
     def draft(self, context: Context, memory: Any | None, rng: torch.Generator) -> tuple[TokenTree, Any]:
         step_function = self.step_function(context, memory)
-        depth = min(context.depth, self.frames)
-        tree = self.growth(
-            step_function, context.root, depth, context.nodes, self.stops, DraftSampling.of(context, rng)
-        )
+        tree = self.step_tree(step_function, TreeRequest.of(context, self.stops, rng).limit_depth(self.frames))
         return tree, step_function.release()
 
 
 def teacher_forced_tokens(batch: Batch, frames: int) -> Tensor:
-    """The newest word that each frame is told, tokens_BAT: the root, then the labels before it.
+    """Return the newest input token of each frame, tokens_BAT: the root, then the labels before it.
 
-    anchor a, root x[a+1]   ->   x[a+1]  x[a+2]  x[a+3] ...        (past the end of a text: its last word)
+    anchor a, root x[a+1]   ->   x[a+1]  x[a+2]  x[a+3] ...        (past the end of a text: its last token)
     """
-    tokens_BAT = gather_following(batch.tokens_BL[..., None], batch.anchors_BA, batch.position_ids_BL, frames + 1)[
-        :, :, 1:, 0
-    ]
-    return torch.cat([batch.roots_BA[..., None], tokens_BAT[..., 1:]], dim=-1)
+    following_BAT1 = gather_following(batch.tokens_BL[..., None], batch.anchors_BA, batch.position_ids_BL, frames + 1)
+    return torch.cat([batch.roots_BA[..., None], following_BAT1[:, :, 2:, 0]], dim=-1)
 
 
 def extend_visibility(seen_KR: Tensor, rows_K: Tensor) -> Tensor:
-    """Which guessed rows a new level sees: what the rows it continues saw, and itself.
+    """Return which draft tokens a new level attends to: those of the rows it continues, and each token itself.
 
     level 1: a b          level 2, one below b, one below a:        a b | c d
              1 0                                                    0 1 | 1 0

@@ -1,4 +1,6 @@
-"""Who is faster, by how much, why, and whether the text stayed the same. This room trains nothing and changes nothing.
+"""Measurement of speed, acceptance length and losslessness; it trains nothing and writes no report.
 
-benchmarks -> measure -> records in a folder -> metrics -> report; certificate and timing stand beside measure.
+benchmarks -> runner -> records in an output directory -> metrics -> rows, which ctcdraft/report prints. Beside the
+runner: losslessness and distribution_test check the text, profiling and tracing look inside the decoding loop, replay
+counts acceptance without decoding, latency times the parts of a step without a benchmark.
 """

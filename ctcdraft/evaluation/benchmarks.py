@@ -1,28 +1,32 @@
-"""The questions of a benchmark, from a file or from the hub. It knows no model and no measure.
+"""Benchmarks: the questions of MT-Bench, GSM8K and our own prompts, from files or from the Hugging Face hub.
 
-The readers are the corpus's where the shape is the same: what training and evaluation share has one home.
+A folder of a data set often holds several files of one format: training problems beside the test set, the same
+questions with other solutions, answers of models. Together they are no published benchmark, and may hold questions a
+head was trained on. So a single file is read as it is, while files of a folder or pattern are refused if their names
+show that they are not the test set, or if two of them share a question.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from ctcdraft.corpus.readers import Record, get_column, read_hub_records
+from ctcdraft.corpus.readers import Paths, Record, find_files, get_column, read_hub_records, read_records
 from ctcdraft.corpus.sources import project_conversations, to_prompts, with_instruction, word_problems
-from ctcdraft.corpus.types import Prompt
+from ctcdraft.corpus.types import Prompt, normalize_text
 from ctcdraft.errors import InputError, check_int
-from ctcdraft.evaluation.benchmark_files import question_files, read_questions
 
 PUBLISHED_SIZES = {"mt_bench": 80, "gsm8k": 1319}  # questions of the published sets
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """prompts: the first `limit` questions. hash: of all questions, so that a higher limit may go on later."""
+    """The first `limit` questions, and a hash of all of them, so that a higher limit can resume an evaluation."""
 
     name: str
     prompts: tuple[Prompt, ...]
@@ -34,18 +38,18 @@ class Benchmark:
 
 
 def mt_bench(path: str | None, name: str, hub: str, limit: int | None) -> Benchmark:
-    """MT-Bench: 80 questions in 8 categories, two turns each; FastChat's question.jsonl, or the hub's copy.
+    """Return MT-Bench: 80 questions in 8 categories, two turns each; from FastChat's question.jsonl or the hub.
 
-    FastChat says question_id and turns where the hub says prompt_id and prompt. Its references are whole
-    sample answers for a judge, which nothing here compares with.
+    FastChat's fields question_id and turns are prompt_id and prompt on the hub. Its references are sample answers for
+    a judge and are not used.
     """
     with benchmark_error_advice():
         prompts = load_questions(path, lambda: read_hub_records(hub), mt_bench_prompts)
     return make_benchmark(prompts, name, limit, path or hub)
 
 
-def mt_bench_prompts(found: Iterator[Record]) -> Iterator[Prompt]:
-    return (mt_bench_prompt(where, record) for where, record in found)
+def mt_bench_prompts(records: Iterator[Record]) -> Iterator[Prompt]:
+    return (mt_bench_prompt(where, record) for where, record in records)
 
 
 def mt_bench_prompt(where: str, record: dict[str, Any]) -> Prompt:
@@ -59,38 +63,38 @@ def mt_bench_prompt(where: str, record: dict[str, Any]) -> Prompt:
 def gsm8k(
     path: str | None, name: str, hub: str, hub_config: str, split: str, instruction: str | None, limit: int | None
 ) -> Benchmark:
-    """Grade-school problems with a number as reference; `instruction` follows each question."""
+    """Return GSM8K: grade-school problems with a number as reference; `instruction` follows each question."""
     with benchmark_error_advice():
-        asked, place = with_instruction(instruction), f"benchmark {name}: {path or hub}"
+        instruct, source = with_instruction(instruction), f"benchmark {name}: {path or hub}"
         prompts = load_questions(
             path,
             lambda: read_hub_records(hub, name=hub_config, split=split),
-            lambda found: to_prompts(word_problems(found, name), name, asked, place),
+            lambda records: to_prompts(word_problems(records, name), name, instruct, source),
         )
     return make_benchmark(prompts, name, limit, path or hub)
 
 
 def project_prompts(path: str, name: str, limit: int | None) -> Benchmark:
-    """Prompts as this project writes them, some with a reference."""
+    """Return prompts in this project's format, some with a reference."""
     with benchmark_error_advice():
-        asked, place = with_instruction(None), f"benchmark {name}: {path}"
+        instruct, source = with_instruction(None), f"benchmark {name}: {path}"
         prompts = read_questions(
-            question_files(path), lambda found: to_prompts(project_conversations(found), name, asked, place)
+            question_files(path), lambda records: to_prompts(project_conversations(records), name, instruct, source)
         )
     return make_benchmark(prompts, name, limit, path)
 
 
 def load_questions(
-    path: str | None, hub: Callable[[], Iterator[Record]], shaped: Callable[[Iterator[Record]], Iterator[Prompt]]
+    path: str | None, hub: Callable[[], Iterator[Record]], parse: Callable[[Iterator[Record]], Iterator[Prompt]]
 ) -> list[Prompt]:
-    """Return the questions of a path, or of the hub where there is none."""
-    return list(shaped(hub())) if path is None else read_questions(question_files(path), shaped)
+    """Return the questions of a path, or of the hub if path is None."""
+    return list(parse(hub())) if path is None else read_questions(question_files(path), parse)
 
 
 def make_benchmark(prompts: list[Prompt], name: str, limit: int | None, source: str) -> Benchmark:
-    """The first `limit` questions, or all."""
+    """Return a benchmark of the first `limit` questions, or of all; raise InputError if there are none."""
     if not prompts:
-        raise InputError(f"benchmark {name}: {source} holds no question; check benchmark.path=")
+        raise InputError(f"benchmark {name}: {source} holds no questions; check benchmark.path=")
     if limit is not None:
         check_int(limit, "benchmark.limit")
     text = "\n".join(f"{prompt.id}\t{prompt.turns}\t{prompt.reference}" for prompt in prompts)
@@ -99,11 +103,68 @@ def make_benchmark(prompts: list[Prompt], name: str, limit: int | None, source: 
 
 @contextmanager
 def benchmark_error_advice() -> Iterator[None]:
-    """The readers advise about corpora; here the same keys are called benchmark."""
+    """Rename keys in errors of the corpus readers, which advise about corpus.path=, to those of the benchmark."""
     try:
         yield
     except InputError as error:
         message = str(error)
-        for ours in ("corpus.path=", "corpus="):
-            message = message.replace(ours, ours.replace("corpus", "benchmark"))
+        for key in ("corpus.path=", "corpus="):
+            message = message.replace(key, key.replace("corpus", "benchmark"))
         raise InputError(message) from error
+
+
+NON_TEST_NAMES = re.compile(
+    r"(?<![a-z])(train(ing)?|valid(ation)?|val|dev|answers?|reference(s|_answers?)?|judge?ments?|solutions?)(?![a-z])"
+)
+DATASET_DICT_FILE = "dataset_dict.json"  # written by datasets.DatasetDict.save_to_disk
+
+
+def question_files(path: Paths) -> list[Path]:
+    """Return the files to read; raise InputError if several match and some are not a test set by their names."""
+    if isinstance(path, str) and (Path(path).expanduser() / DATASET_DICT_FILE).is_file():
+        raise InputError(
+            f"{path} holds the splits of a data set saved by the package datasets; write the test split to a file "
+            "of JSON lines (to_json) and give that as benchmark.path="
+        )
+    matching = find_files(path)
+    if isinstance(path, str) and Path(path).expanduser().is_file():
+        return matching
+    others = [file for file in matching if NON_TEST_NAMES.search(file.name.lower())]
+    if others:
+        rest = [file for file in matching if file not in others]
+        beside = f", beside {join_names(rest)}" if rest else ""
+        instead = f"={rest[0]}" if len(rest) == 1 else "=FILE with the file of the test set"
+        raise InputError(
+            f"{path} holds {join_names(others)}, which by the name is no test set{beside}; give benchmark.path{instead}"
+        )
+    return matching
+
+
+def join_names(paths: list[Path]) -> str:
+    return ", ".join(path.name for path in paths[:3]) + (", ..." if len(paths) > 3 else "")
+
+
+def read_questions(paths: list[Path], parse: Callable[[Iterator[Record]], Iterator[Prompt]]) -> list[Prompt]:
+    """Return the questions of all files in order; raise InputError if two files share one.
+
+    Args:
+        parse: from records of one format to prompts; called once for all files, as it may number the records.
+    """
+    sources: list[Path] = []  # the file of each record
+
+    def read_all() -> Iterator[Record]:
+        for path in paths:
+            for record in read_records(str(path)):
+                sources.append(path)
+                yield record
+
+    prompts = list(parse(read_all()))
+    first: dict[tuple[str, ...], Path] = {}  # the first file that holds a question
+    for prompt, source in zip(prompts, sources, strict=len(paths) > 1):
+        question = tuple(map(normalize_text, prompt.turns))
+        if first.setdefault(question, source) != source:
+            raise InputError(
+                f"{first[question]} and {source.name} beside it both ask {prompt.turns[0][:60]!r}; give one of them "
+                "as benchmark.path="
+            )
+    return prompts

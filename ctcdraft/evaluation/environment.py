@@ -1,4 +1,4 @@
-"""Under which circumstances something was measured: command, code, versions, machine. It measures nothing itself."""
+"""Environment of a measurement: command, code, versions and device, and what the device could achieve at best."""
 
 from __future__ import annotations
 
@@ -7,24 +7,32 @@ import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import torch
 
+from ctcdraft.evaluation.profiling import PhaseTimes
+from ctcdraft.models.base_model import BaseLM
+from ctcdraft.models.fingerprint import storage_tensors
+
 CPUINFO_FILE = Path("/proc/cpuinfo")
-# Folders and files of this package that tokens, forward passes and their times come from. An evaluation cannot go on
-# after a change in one of them; it can after a change elsewhere: reports and pages are made again from its lines.
+# Sources that tokens, forward passes and their times depend on. An evaluation cannot be resumed after a change in one
+# of them; after any other change it can, as reports are computed again from its records.
 HASHED_SOURCES = (
     *("models/base_model.py", "models/loading.py", "models/values.py", "models/checkpoints.py", "models/adapters.py"),
     *("models/device_map.py", "models/zero3.py"),
     *("ctc", "decoding", "drafters", "nn"),
-    *("corpus/chat_template.py", "corpus/types.py"),  # how a prompt is rendered
-    *("evaluation/runner.py", "evaluation/stock_generate.py", "evaluation/profiling.py"),
-    *("evaluation/replay.py", "evaluation/replay_evaluation.py"),
-    *("evaluation/losslessness.py", "evaluation/distribution_test.py"),  # what a line says about its tokens
+    *("corpus/chat_template.py", "corpus/types.py"),  # rendering of prompts
+    *("evaluation/setup.py", "evaluation/runner.py", "evaluation/stock_generate.py", "evaluation/profiling.py"),
+    *("evaluation/replay/drafts.py", "evaluation/replay/evaluation.py"),
+    *("evaluation/losslessness.py", "evaluation/distribution_test.py"),  # the checks stored in a record
 )
 
 
@@ -39,23 +47,23 @@ def environment() -> dict[str, Any]:
 
 
 def code_hash(package: Path = Path(__file__).parents[1]) -> str:
-    """Return a hash of the sources in DECIDING: it tells apart what is not committed yet, or not under git at all."""
+    """Return a hash of HASHED_SOURCES, which also distinguishes code that is not committed."""
     digest = hashlib.sha256()
     for part in HASHED_SOURCES:
-        place = package / part
-        for file in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
+        path = package / part
+        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
             digest.update(f"{file.relative_to(package)}\n".encode() + file.read_bytes())
     return digest.hexdigest()[:16]
 
 
 def code_version(circumstances: dict[str, Any]) -> dict[str, Any]:
-    """Return under which name the version of this package is found again; `dirty` where it is in no commit."""
+    """Return version, commit, and whether there were uncommitted changes (`dirty`)."""
     git = circumstances["git"] or {"commit": None, "dirty": None}
     return {"version": circumstances["versions"]["ctcdraft"], **git}
 
 
 def hardware_name(device: torch.device) -> str:
-    """The accelerator's name, or the processor's and the threads used: what speeds may be compared on."""
+    """Return the accelerator's name, or the processor's and its threads; speeds are comparable on equal ones only."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     threads = torch.get_num_threads()
@@ -63,7 +71,7 @@ def hardware_name(device: torch.device) -> str:
 
 
 def processor_name() -> str:
-    """Linux knows the model; elsewhere the architecture must do."""
+    """Return the processor's model on Linux, elsewhere its architecture."""
     if CPUINFO_FILE.is_file():
         for line in CPUINFO_FILE.read_text().splitlines():
             key, _, value = line.partition(":")
@@ -73,13 +81,106 @@ def processor_name() -> str:
 
 
 def git_state(repository: Path) -> dict[str, Any] | None:
-    """Commit, and whether the tree differed from it; None where the code is not under git."""
+    """Return the commit, and whether the working tree differs from it; None if the code is not under git."""
 
-    def ask(*arguments: str) -> str:
+    def git(*arguments: str) -> str:
         run = subprocess.run(["git", "-C", str(repository), *arguments], capture_output=True, text=True, check=True)
         return run.stdout.strip()
 
     try:
-        return {"commit": ask("rev-parse", "HEAD"), "dirty": bool(ask("status", "--porcelain"))}
+        return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain"))}
     except (OSError, subprocess.CalledProcessError):
         return None
+
+
+COPY_BYTES = {"cpu": 2**28, "cuda": 2**30}  # far larger than any cache, copied in milliseconds
+
+MATMUL_SIZE = {"cpu": 1024, "cuda": 8192}  # rows and columns; a fraction of a second on either
+
+
+def weight_bytes(base: BaseLM) -> int:
+    """Return the bytes of weights that a forward pass reads: all parameters except the input embeddings.
+
+    Of the embeddings only N rows are read, unless they are tied to the lm_head, which reads all of them.
+    """
+    parameters = {id(weight): weight for weight in base.lm.parameters()}
+    head = base.head.weight
+    embedding = base.embedding.weight
+    return sum(storage_bytes(weight) for weight in parameters.values() if weight is head or weight is not embedding)
+
+
+def storage_bytes(weight: Any) -> int:
+    """Return the bytes of a weight's storage; a torchao int8 weight reports the element size of bfloat16."""
+    return sum(part.numel() * part.element_size() for part in storage_tensors(weight))
+
+
+def count_matmul_weights(base: BaseLM) -> int:
+    """Return the number of weights each tree node is multiplied by: all except the embeddings, unless tied.
+
+    Linear layers are counted by their features, because quantised weights are packed, two or more per byte.
+    """
+    count = 0
+    for module in base.lm.modules():
+        own = dict(module.named_parameters(recurse=False))
+        if hasattr(module, "in_features"):
+            own.pop("weight", None)
+            count += module.in_features * module.out_features
+        if module is not base.embedding:
+            count += sum(weight.numel() for weight in own.values())
+    return count
+
+
+def copy_bandwidth(device: torch.device, rounds: int = 5) -> float:
+    """Return the bytes per second, read plus written, of a large copy: the best round after a warm-up."""
+    source = torch.ones(COPY_BYTES.get(device.type, 2**28), dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return 2 * source.numel() / fastest_seconds(lambda: target.copy_(source), device, rounds)
+
+
+def matmul_rate(base: BaseLM, rounds: int = 5) -> float:
+    """Return the FLOP/s of a square matrix product in the base model's dtype: the best round after a warm-up."""
+    size = MATMUL_SIZE.get(base.device.type, 1024)
+    left, right = torch.ones(2, size, size, dtype=base.dtype, device=base.device)
+    return 2 * size**3 / fastest_seconds(lambda: left @ right, base.device, rounds)
+
+
+def fastest_seconds(call: Callable[[], object], device: torch.device, rounds: int) -> float:
+    """Return the least time of a call over some rounds; the first one, a warm-up, does not count."""
+    return min([time_call(device, call) for _ in range(rounds + 1)][1:])
+
+
+def time_call(device: torch.device, call: Callable[[], object]) -> float:
+    """Return the seconds of a call, including the work it queues on a CUDA device."""
+    wait: Callable[[], object] = partial(torch.cuda.synchronize, device) if device.type == "cuda" else int
+    wait()
+    began = perf_counter()
+    call()
+    wait()
+    return perf_counter() - began
+
+
+def bandwidth_utilization(spent: PhaseTimes, weight_bytes: int, bandwidth: float) -> float | None:
+    """Return the memory-bandwidth utilization: the least possible time of the forward passes / their measured time."""
+    if not spent.passes or not spent.seconds["read"]:
+        return None
+    least_seconds = (weight_bytes * spent.passes + spent.kv_bytes) / bandwidth
+    return least_seconds / spent.seconds["read"]
+
+
+@dataclass(frozen=True)
+class HardwareLimits:
+    """What bounds a forward pass: bytes and number of weights, bytes per second of a copy, FLOP/s of a product."""
+
+    weight_bytes: int
+    weights: int
+    bandwidth: float
+    rate: float
+
+    @classmethod
+    def measure_on(cls, base: BaseLM) -> HardwareLimits:
+        weights = weight_bytes(base), count_matmul_weights(base)
+        return cls(*weights, copy_bandwidth(base.device), matmul_rate(base))
+
+    def min_seconds(self, kv_bytes: float, nodes: float) -> float:
+        """Return the least seconds of a forward pass: of streaming its bytes or of its products, the longer one."""
+        return max((self.weight_bytes + kv_bytes) / self.bandwidth, 2 * self.weights * nodes / self.rate)

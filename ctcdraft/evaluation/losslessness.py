@@ -1,8 +1,9 @@
-"""Did the text stay the same? Answers against autoregression's, token for token. It knows no clock.
+"""Losslessness check: answers compared with autoregression's, token for token.
 
-Tree and step logits differ by about 1e-5 even in float32, so where the base all but tosses a coin its word
-can flip. Such a flip is told from a bug by decoding both again in float64, where it must vanish. In half precision
-that proves nothing, because the two texts were never to be equal in it; but there too a margin may be too great.
+Logits of a tree forward pass and of a one-token forward pass differ by about 1e-5 even in float32, so a token can
+change where the base model's two best scores are nearly equal. To tell such a near tie from a bug, both answers are
+decoded again in float64, where the difference must vanish. In half precision that proves nothing, because rounding
+differences are expected there; but a margin can be too large to be explained by rounding.
 """
 
 from __future__ import annotations
@@ -17,32 +18,21 @@ import torch
 from torch import Tensor
 
 from ctcdraft.decoding.sampling import GumbelNoise
-from ctcdraft.decoding.settings import DecodingSettings, Drafter
 from ctcdraft.evaluation.distribution_test import ChiSquareFit, PITHistogram
 from ctcdraft.evaluation.records import AUTOREGRESSIVE, Divergence, Record
-from ctcdraft.evaluation.stock_generate import generate_answer
-from ctcdraft.models.base_model import BaseLM
+from ctcdraft.evaluation.setup import EvaluationSetup
 
-TIE_MARGIN = 1e-4  # of logits: a smaller margin may be rounding; a larger one never is
-MAX_ROUNDINGS = 8  # of the top logit
-# What rounding a number of size 1 to these types may cost.
+TIE_MARGIN = 1e-4  # of logits in float32: a larger margin is never explained by rounding
+MAX_ROUNDINGS = 8  # rounding errors of the top logit that a margin may consist of in half precision
+# Largest relative rounding error of these types.
 HALF_PRECISION_ROUNDING = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 
 
 class LosslessnessChecker:
-    """Finds the first divergence of an answer, and says whether rounding explains it."""
+    """Finds the first divergence of an answer, and decides whether rounding explains it."""
 
-    def __init__(
-        self,
-        base: BaseLM,
-        contestants: Mapping[str, Drafter],
-        settings: DecodingSettings,
-        nodes: Mapping[str, int] | None = None,
-    ) -> None:
-        self.nodes = nodes or {}  # of those whose trees have a size of their own
-        self.base = base
-        self.contestants = contestants
-        self.settings = settings
+    def __init__(self, setup: EvaluationSetup) -> None:
+        self.setup, self.base, self.settings = setup, setup.base, setup.settings
 
     def compare(
         self,
@@ -54,11 +44,15 @@ class LosslessnessChecker:
         seed: int,
         sampled: bool = False,
     ) -> Divergence | None:
-        """None where `tokens` equal autoregression's, `truth`. sampled: they may owe its law alone."""
+        """Return where `tokens` first differ from autoregression's, `truth`; None if they are equal.
+
+        Args:
+            sampled: whether the draft tokens were sampled, so that only the distribution may be promised.
+        """
         if tuple(tokens) == tuple(truth):
             return None
         pairs = enumerate(zip(tokens, truth, strict=False))
-        # One may be the beginning of the other; then they part where the shorter one ends.
+        # If one is a prefix of the other, they differ where the shorter one ends.
         position = next((n for n, (a, b) in pairs if a != b), min(len(tokens), len(truth)))
         if not self.settings.owes_token_identity(sampled):
             return Divergence(turn, position, None, None, owed=False)
@@ -66,8 +60,10 @@ class LosslessnessChecker:
         return Divergence(turn, position, margin, self._explained_by_rounding(name, margin, least, prompt_L, seed))
 
     def _top2_margin(self, prompt_L: Tensor, agreed: Sequence[int], seed: int) -> tuple[float | None, float]:
-        """The base's best word less its second best after the agreed text: logits, or perturbed scores at T > 0. And
-        the least margin, of logits, that no rounding bridges."""
+        """Return the margin between the base model's two best tokens after the common text, and the rounding bound.
+
+        The margin is of logits, or at a temperature above 0 of scores with Gumbel noise; None if only one is finite.
+        """
         text_L = torch.cat([prompt_L, torch.tensor(agreed, dtype=prompt_L.dtype, device=prompt_L.device)])
         scores_1V = self.base.read(text_L, self.base.new_cache(len(text_L))).logits_NV
         least = rounding_bound(scores_1V)
@@ -81,89 +77,78 @@ class LosslessnessChecker:
     def _explained_by_rounding(
         self, name: str, margin: float | None, least: float, prompt_L: Tensor, seed: int
     ) -> bool | None:
-        # top-k and top-p have an edge of their own: a word on it comes or goes whatever the two best differ by.
-        on_an_edge = self.settings.top_k > 0 or self.settings.top_p < 1
-        # Scores at a low temperature are logits / T plus noise: the rounding of the logits grows with them.
+        # Rounding can move a token across the top-k or top-p cut, however large the margin of the two best is.
+        truncated = self.settings.top_k > 0 or self.settings.top_p < 1
+        # Scores are logits / T plus noise, so at T < 1 the rounding error of the logits is magnified by 1 / T.
         temperature = self.settings.temperature
         scale = min(temperature, 1.0) if temperature > 0 else 1.0
-        if not on_an_edge and (margin is None or margin * scale >= least):
+        if not truncated and (margin is None or margin * scale >= least):
             return False
         if self.base.dtype in HALF_PRECISION_ROUNDING:
             return None
-        base, contestants = self._float64_copies
-        exact_answers = [
-            generate_answer(base, contestants[one], prompt_L, self._settings_for(one), base.stop_token_ids, seed).tokens
-            for one in (name, AUTOREGRESSIVE)
-        ]
-        return exact_answers[0] == exact_answers[1]
+        exact = self._float64_copy()
+        ours, theirs = (exact.answer(each, prompt_L, seed).tokens for each in (name, AUTOREGRESSIVE))
+        return ours == theirs
 
-    def _settings_for(self, name: str) -> DecodingSettings:
-        return replace(self.settings, nodes=self.nodes.get(name, self.settings.nodes))
+    def _float64_copy(self) -> EvaluationSetup:
+        """Return a copy of base model and drafters in float64.
 
-    @property
-    def _float64_copies(self) -> tuple[BaseLM, dict[str, Any]]:
-        """Base and drafters in float64, made anew and kept by nobody: twice the memory, which contestants that are
-        asked later would find taken, and would be charged for.
-
-        Copied together, because drafters hold on to the base's head and embedding.
+        It is not kept, because it takes twice the memory, which would count as the peak memory of the contestants that
+        run later. All are copied together, because drafters share the base model's lm_head and embedding.
         """
-        base, contestants = copy.deepcopy((self.base, dict(self.contestants)))
+        base, contestants = copy.deepcopy((self.base, dict(self.setup.contestants)))
         for copied in (base, *contestants.values()):
             if isinstance(copied, torch.nn.Module):
                 copied.double()
-        return base, contestants
+        return replace(self.setup, base=base, contestants=contestants)
 
 
 def rounding_bound(logits_1V: Tensor) -> float:
-    """The least margin between two logits that is no rounding error, by their type and the size of the greatest.
+    """Return the smallest margin between two logits that rounding cannot explain, by their dtype and size.
 
-    In half precision what 8 roundings of the top logit may cost: where that is 16, 0.5 in bfloat16 and 0.06 in
-    float16. That is generous on purpose. States are rounded in every layer, which a tree and a step do in different
-    orders, and what is left of it in the logits is one or two such roundings, growing with the root of the depth; a
-    wrong mask, position or cache row costs whole units of logits. A fault that is hidden below stays undecided.
+    In half precision it is 8 rounding errors of the top logit: for a logit of 16, 0.5 in bfloat16 and 0.06 in float16.
+    That is generous on purpose. Hidden states are rounded in every layer, in different orders for a tree and for one
+    token, which leaves one or two such errors in the logits, growing with the square root of the depth; a wrong mask,
+    position id or cache row changes logits by whole units. A bug with a smaller effect remains undecided.
     """
     unit = HALF_PRECISION_ROUNDING.get(logits_1V.dtype)
     if unit is None:
         return TIE_MARGIN
     logits_1V = logits_1V.double()
     top = logits_1V.max()
-    # The mean counts because logits may lie around any value: a top one of 0 does not round exactly.
+    # Logits may be shifted by a constant, so a top logit near 0 does not mean small rounding errors: use the spread.
     size = max(float(top.abs()), float(top - logits_1V.mean()))
     return MAX_ROUNDINGS * unit * size
 
 
 def losslessness_metrics(name: str, records: Sequence[Record]) -> dict[str, Any]:
-    """Counts over questions: a question is equal when all its turns are, and `rounding` is not among the equal.
+    """Return the `lossless` field of a report row. The unit is a question, which is equal if all its turns are.
 
-    owed: the questions that differ where words are owed: wrong, which no rounding explains, undecided, because in half
-    precision nobody can tell, and explained by rounding.
+    `rounding`: questions that differ by rounding only. `owed`: questions that differ although token identity is
+    promised, as wrong, undecided (half precision) or explained by rounding.
 
-    chi_square, p_value and tv tell how the words that were said fit the base's law, at temperatures above 0; where
-    guesses were drawn that is all they owe (see law.py). null_tv is autoregression's own tv, which chance alone makes.
-    by_draft: the same of words that a draft was drawn for, in the order of what its law favours; null where there were
-    none.
+    At temperatures above 0, `chi_square`, `p_value` and `tv` (total variation) measure how well the tokens fit the
+    base model's distribution; for sampled drafts nothing more is promised (see distribution_test.py). `null_tv` is
+    autoregression's own tv, which is due to chance. `by_draft`: the same for tokens that a draft was sampled for, in
+    the order of draft over base probability; None if there are none.
     """
-    unequal = [found for record in records if (found := record.divergences.get(name, ()))]
-    owed = [of_one for found in unequal if (of_one := [one.rounding for one in found if one.owed])]
-    wrong = sum(False in of_one for of_one in owed)
-    undecided = sum(None in of_one and False not in of_one for of_one in owed)
+    unequal = [divergences for record in records if (divergences := record.divergences.get(name, ()))]
+    owed = [roundings for question in unequal if (roundings := [each.rounding for each in question if each.owed])]
+    wrong = sum(False in roundings for roundings in owed)
+    undecided = sum(None in roundings and False not in roundings for roundings in owed)
     explained = len(owed) - wrong - undecided
     ours, theirs = (
-        sum((record.marks[one] for record in records if one in record.marks), PITHistogram.empty())
-        for one in (name, AUTOREGRESSIVE)
+        sum((record.marks[each] for record in records if each in record.marks), PITHistogram.empty())
+        for each in (name, AUTOREGRESSIVE)
     )
-    fit, null, by_draft = (
-        ChiSquareFit.from_counts(ours.by_base),
-        ChiSquareFit.from_counts(theirs.by_base),
-        ChiSquareFit.from_counts(ours.by_draft),
-    )
+    fit, null, by_draft = map(ChiSquareFit.from_counts, (ours.by_base, theirs.by_base, ours.by_draft))
     return {
         "unit": "question",
         "prompts": len(records),
         "equal": len(records) - len(unequal),
-        "rounding": None if any(one.rounding is None for found in unequal for one in found) else explained,
+        "rounding": None if any(each.rounding is None for question in unequal for each in question) else explained,
         "owed": {"wrong": wrong, "undecided": undecided, "explained": explained},
-        "first_divergence_margins": [one.margin for found in unequal for one in found],
+        "first_divergence_margins": [each.margin for question in unequal for each in question],
         "chi_square": fit and fit.chi_square,
         "p_value": fit and fit.p_value,
         "tv": fit and fit.tv,
@@ -174,8 +159,10 @@ def losslessness_metrics(name: str, records: Sequence[Record]) -> dict[str, Any]
 
 
 def other_kernels_null(rows: Sequence[Mapping[str, Any]], row: Mapping[str, Any]) -> dict[str, Any] | None:
-    """How often autoregression by other kernels leaves autoregression's text too, in half precision: what may be
-    expected of `row` where nothing is wrong. None without such a row, for that row itself, and where words are a law.
+    """Return how often autoregression with other kernels differs from autoregression, in half precision.
+
+    That is the number of differences to expect in `row` if nothing is wrong. None if no such row was measured, for
+    that row itself, for autoregression, and in float32.
     """
     if (
         row["drafter"] == AUTOREGRESSIVE
@@ -186,6 +173,6 @@ def other_kernels_null(rows: Sequence[Mapping[str, Any]], row: Mapping[str, Any]
     others = [other for other in rows if other["other_kernels"]]
     if not others:
         return None
-    found = others[0]["lossless"]
-    margins = found["first_divergence_margins"]
-    return {"drafter": others[0]["drafter"], "different": sum(found["owed"].values()), "margins": margins}
+    lossless = others[0]["lossless"]
+    margins = lossless["first_divergence_margins"]
+    return {"drafter": others[0]["drafter"], "different": sum(lossless["owed"].values()), "margins": margins}

@@ -1,10 +1,6 @@
-"""From records to a row of the table. Pure: the same records always give the same row; nothing is measured here.
+"""Metrics of a report row, as pure functions of records: acceptance length, speed-up, cost and quality of the text.
 
-How long the accepted drafts are, from the counts of passes. Pure functions; they know no seconds and no text.
-
-A question is the list of its answers, one a turn. None stands for a ratio without a denominator.
-
-What became of the text: right or wrong, ended or cut off, stuttering or not. Pure functions of answers.
+`Questions` are the answers of one contestant, by question and turn. None stands for a ratio whose denominator is 0.
 """
 
 from __future__ import annotations
@@ -15,43 +11,44 @@ from decimal import Decimal
 from typing import Any
 
 from ctcdraft.decoding.settings import DecodeStep, conditional_acceptance_rates
-from ctcdraft.evaluation.bandwidth import bandwidth_utilization
 from ctcdraft.evaluation.bootstrap import bootstrap_interval, ratio_interval
+from ctcdraft.evaluation.environment import bandwidth_utilization
 from ctcdraft.evaluation.losslessness import losslessness_metrics
 from ctcdraft.evaluation.profiling import PASS_PARTS, Profile, relative_costs
-from ctcdraft.evaluation.records import AUTOREGRESSIVE, Answer, Record
+from ctcdraft.evaluation.records import AUTOREGRESSIVE, Answer, Questions, Record
 
 DEFINITIONS = {
-    "pass": "one reading of the base after the prefill; autoregression does one per token",
-    "tokens": "tokens committed by passes; the first token of an answer is the prefill's and does not count, "
-    "nor do tokens after the first EOS or beyond max_new_tokens",
-    "tau": "acceptance length: tokens / passes, a ratio of totals; the base's own token (bonus) counts, so "
-    "autoregression has 1 and accepted drafts are tau - 1",
+    "pass": "one forward pass of the base model after the prefill; autoregression takes one per token",
+    "tokens": "tokens committed by forward passes; the first token of an answer comes from the prefill and does not "
+    "count, nor do tokens after the first EOS or beyond max_new_tokens",
+    "tau": "mean acceptance length: tokens / passes, a ratio of totals; the bonus token counts, so autoregression "
+    "has 1 and the mean number of accepted draft tokens is tau - 1",
     "tau_mean": "mean over questions of tokens / passes",
     "tau_paper": "the paper's beta: divides by the last 0-based loop index of each turn; for cross-checks only",
-    "alpha": "from depth 1: passes that accepted depth k / passes that accepted depth k-1 and had a node below it",
+    "alpha": "conditional acceptance rate at depth k, from 1: passes that accepted depth k / passes that accepted "
+    "depth k-1 and had a node below it",
     "acceptance_rate": "accepted depth / drafted depth",
     "speedup": "tokens/s over autoregression: same prompts, same process, interleaved, prefill and first token "
     "included; a ratio of totals",
-    "speedup_decode": "the same without prefill and first token",
+    "speedup_decode": "speedup without prefill and first token",
     "speedup_paper": "the paper's gamma: mean per-question tokens/s over autoregression's",
     "ci": "95 % paired bootstrap over questions",
-    "c, v, o": "drafting (with tree building), reading the tree, and all else (verify, keep, other) per pass, in "
-    "whole autoregressive passes of the same separate instrumented session; autoregression's sum is 1",
-    "time": "seconds per pass in the instrumented session; prefill: seconds per answer",
+    "c, v, o": "time of drafting (with tree building), of reading the tree, and of all else (verify, keep, other) per "
+    "pass, in units of one autoregressive step of the same profiling run; autoregression's sum is 1",
+    "time": "seconds per pass in the profiling run; prefill: seconds per answer",
     "predicted": "tau / (c + v + o), to be compared with speedup_decode",
-    "roof_share": "(bytes of weights and of KV really used per pass) / measured copy bandwidth / measured seconds of "
-    "the read; above 1 where the weights fit into the processor's cache",
-    "equal": "questions all of whose turns are autoregression's, token for token; `rounding` counts those that "
+    "roof_share": "memory-bandwidth utilization: bytes of weights and KV read per pass / measured copy bandwidth / "
+    "measured seconds of the forward pass; above 1 if the weights fit into the processor's cache",
+    "equal": "questions whose turns all equal autoregression's, token for token; `rounding` counts those that "
     "differ at a margin below 1e-4 (when sampling: margin times min(T, 1)) and are equal in float64",
-    "law": "where guesses are drawn, or the verifier is lossy, no words are owed: the words said are marked in the "
-    "base's law and counted in equal cells, laid out by the base's probabilities and by what the draft favours; p: "
-    "the chance of fits no better; LOSSY: not even the law is owed",
-    "ended": "answers that ended by themselves",
-    "repeated 4-grams": "of all answers' 4-grams of token ids, the share that stood earlier in the same answer: "
-    "looping text is easy to guess",
-    "accuracy": "last number of the last answer equals the reference",
-    "peak_memory_bytes": "on CUDA: the most that was allocated while this contestant answered; the base and all "
+    "law": "if draft tokens are sampled, or the verifier is lossy, tokens need not equal autoregression's: a "
+    "chi-square test of probability integral transform values, in two token orders (base probability; draft over "
+    "base), checks that they follow the base model's distribution; p: its p-value; LOSSY: not even that is promised",
+    "ended": "share of answers that end with an EOS token",
+    "repeated 4-grams": "share of the answers' 4-grams of token ids that occurred earlier in the same answer: "
+    "repetitive text is easy to draft",
+    "accuracy": "share of questions whose last answer ends with the reference's number",
+    "peak_memory_bytes": "on CUDA: the most memory allocated while this contestant decoded; the base model and all "
     "contestants are in memory",
 }
 
@@ -67,7 +64,7 @@ def acceptance_metrics(questions: Questions) -> dict[str, Any]:
 
 
 def tokens_per_second(questions: Questions) -> float | None:
-    """Tokens a second, prefill and first token included."""
+    """Return tokens per second, prefill and first token included."""
     answers = [answer for question in questions for answer in question]
     return ratio(sum(len(answer.tokens) for answer in answers), sum(answer.seconds for answer in answers))
 
@@ -77,16 +74,13 @@ def decode_tokens_per_second(questions: Questions) -> float | None:
     return ratio(sum(answer.committed for answer in answers), sum(answer.seconds_decode for answer in answers))
 
 
-def mean_tokens_per_second(questions: Questions) -> float | None:
-    return mean_of_known([tokens_per_second([question]) for question in questions])
-
-
 def speedups(ours: Questions, theirs: Questions) -> dict[str, Any]:
-    """Ours over autoregression's."""
+    """Return speed relative to autoregression, `theirs`, and our tokens per second."""
+    mean_ours, mean_theirs = (mean_of_known([tokens_per_second([one]) for one in side]) for side in (ours, theirs))
     return {
         "speedup": optional_ratio(tokens_per_second(ours), tokens_per_second(theirs)),
         "speedup_decode": optional_ratio(decode_tokens_per_second(ours), decode_tokens_per_second(theirs)),
-        "speedup_paper": optional_ratio(mean_tokens_per_second(ours), mean_tokens_per_second(theirs)),
+        "speedup_paper": optional_ratio(mean_ours, mean_theirs),
         "tokens_per_second": tokens_per_second(ours),
     }
 
@@ -96,10 +90,10 @@ def optional_ratio(ours: float | None, theirs: float | None) -> float | None:
 
 
 def metric_intervals(ours: Questions, theirs: Questions, seed: int) -> dict[str, Any]:
-    """Of tau and of the speed-up, over the same draws of questions."""
-    count = [[sum(len(answer.tokens) for answer in question) for question in side] for side in (ours, theirs)]
-    spent = [[sum(answer.seconds for answer in question) for question in side] for side in (ours, theirs)]
-    columns: list[Sequence[float]] = [count[0], spent[0], count[1], spent[1]]
+    """Return the intervals of tau and speed-up, over the same resampled questions."""
+    tokens = [[sum(len(answer.tokens) for answer in question) for question in side] for side in (ours, theirs)]
+    seconds = [[sum(answer.seconds for answer in question) for question in side] for side in (ours, theirs)]
+    columns: list[Sequence[float]] = [tokens[0], seconds[0], tokens[1], seconds[1]]
     return {
         "tau_ci": ratio_interval([*map(committed_tokens, ours)], [*map(count_passes, ours)], seed),
         "speedup_ci": bootstrap_interval(lambda a, b, c, d: (a / b) / (c / d), columns, seed),
@@ -107,26 +101,28 @@ def metric_intervals(ours: Questions, theirs: Questions, seed: int) -> dict[str,
 
 
 def category_metrics(name: str, records: Sequence[Record]) -> dict[str, dict[str, Any]]:
-    parts = {}
+    """Return the metrics of each category of the benchmark."""
+    by_category = {}
     for category in dict.fromkeys(record.category for record in records):
-        here = [record for record in records if record.category == category]
-        ours, theirs = paired_answers(name, here)
-        parts[category] = {
-            "prompts": len(here),
+        members = [record for record in records if record.category == category]
+        ours, theirs = paired_answers(name, members)
+        by_category[category] = {
+            "prompts": len(members),
             **acceptance_metrics(ours),
             **speedups(ours, theirs),
-            "equal": losslessness_metrics(name, here)["equal"],
-            "accuracy": accuracy(ours, [record.reference for record in here]),
+            "equal": losslessness_metrics(name, members)["equal"],
+            "accuracy": accuracy(ours, [record.reference for record in members]),
         }
-    return parts
+    return by_category
 
 
 def paired_answers(name: str, records: Sequence[Record]) -> tuple[list[list[Answer]], list[list[Answer]]]:
+    """Return the answers of a contestant and of autoregression to the same questions."""
     return [record.answers(name) for record in records], [record.answers(AUTOREGRESSIVE) for record in records]
 
 
 def cost_metrics(name: str, timing: Profile | None, tau: float | None) -> dict[str, Any]:
-    """What a pass costs and hence what tau should buy; all null where no pass was instrumented."""
+    """Return the profiled costs per step and the speed-up they predict; all None if nothing was profiled."""
     shares = relative_costs(timing.spent, name) if timing else None
     if timing is None or shares is None:
         unknown = dict.fromkeys((*PASS_PARTS, "prefill"))
@@ -144,7 +140,7 @@ def cost_metrics(name: str, timing: Profile | None, tau: float | None) -> dict[s
 def report_row(
     name: str, records: Sequence[Record], timing: Profile | None, labels: dict[str, Any], seed: int
 ) -> dict[str, Any]:
-    """All fields of the contract for one contestant. labels: what is known without measuring (base, decoding, ...)."""
+    """Return one row of report.json. labels: the fields that need no measurement (benchmark, decoding, ...)."""
     ours, theirs = paired_answers(name, records)
     counted = acceptance_metrics(ours)
     peaks = [answer.peak_memory_bytes for question in ours for answer in question]
@@ -168,15 +164,12 @@ def report_row(
     }
 
 
-Questions = Sequence[Sequence[Answer]]
-
-
 def ratio(numerator: float, denominator: float) -> float | None:
     return numerator / denominator if denominator else None
 
 
 def mean_of_known(values: Sequence[float | None]) -> float | None:
-    """Of the values there are."""
+    """Return the mean of the values that are not None."""
     known = [value for value in values if value is not None]
     return ratio(sum(known), len(known))
 
@@ -190,22 +183,22 @@ def count_passes(question: Sequence[Answer]) -> int:
 
 
 def tau(questions: Questions) -> float | None:
-    """Tokens committed by passes / passes, a ratio of totals.
+    """Return committed tokens / forward passes, a ratio of totals.
 
-    4 tokens in 2 passes, 6 tokens in 2   ->   10 / 4 = 2.5
+    4 tokens in 2 forward passes, 6 tokens in 2   ->   10 / 4 = 2.5
     """
     return ratio(sum(map(committed_tokens, questions)), sum(map(count_passes, questions)))
 
 
 def tau_mean(questions: Questions) -> float | None:
-    """Mean over questions of tokens / passes."""
+    """Return the mean over questions of tokens / forward passes."""
     return mean_of_known([ratio(committed_tokens(question), count_passes(question)) for question in questions])
 
 
 def tau_paper(questions: Questions) -> float | None:
-    """The paper's beta: each turn counts its last loop index, which starts at 0, so one pass is missing.
+    """Return the paper's beta, which divides by the last 0-based loop index of each turn: one forward pass less.
 
-    4 tokens in 2 passes, 6 tokens in 2   ->   mean of 4 / 1 and 6 / 1 = 5
+    4 tokens in 2 forward passes, 6 tokens in 2   ->   mean of 4 / 1 and 6 / 1 = 5
     """
     last = [sum(max(len(answer.passes) - 1, 0) for answer in question) for question in questions]
     return mean_of_known(
@@ -218,28 +211,28 @@ def all_decode_steps(questions: Questions) -> list[DecodeStep]:
 
 
 def alpha(questions: Questions) -> list[float | None]:
-    """From depth 1; see `alpha_of`."""
+    """Return the conditional acceptance rate at each depth, from 1; see `conditional_acceptance_rates`."""
     return conditional_acceptance_rates(all_decode_steps(questions))
 
 
 def acceptance_rate(questions: Questions) -> float | None:
-    """Accepted guesses / depth of what was drafted."""
+    """Return accepted depth / drafted depth."""
     steps = all_decode_steps(questions)
     return ratio(sum(step.accepted for step in steps), sum(step.drafted for step in steps))
 
 
-# A minus belongs to the number only where nothing stands to its left that could be subtracted from: not in 5-3.
+# A minus is a sign only if no number or bracket precedes it: 5-3 holds 5 and 3.
 NUMBER = re.compile(r"(?:(?<![\w)])-)?\d[\d,]*(?:\.\d+)?")
 
 
 def last_number(text: str) -> Decimal | None:
     """`so 5-3 = $1,002.50.`   ->   1002.50"""
-    found = NUMBER.findall(text)
-    return Decimal(found[-1].replace(",", "")) if found else None
+    numbers = NUMBER.findall(text)
+    return Decimal(numbers[-1].replace(",", "")) if numbers else None
 
 
 def accuracy(questions: Questions, references: Sequence[str | None]) -> float | None:
-    """Share of the questions with a number as reference whose last answer ends on that number."""
+    """Return the share of correct last numbers, over the questions whose reference holds a number."""
     correct = [
         float(last_number(question[-1].text) == wanted)
         for question, reference in zip(questions, references, strict=True)
@@ -249,12 +242,12 @@ def accuracy(questions: Questions, references: Sequence[str | None]) -> float | 
 
 
 def ended_share(questions: Questions) -> float | None:
-    """Answers that ended by themselves, not by running out of room."""
+    """Return the share of answers that end with an EOS token."""
     return mean_of_known([float(answer.ended) for question in questions for answer in question])
 
 
 def repeated_4gram_share(questions: Questions) -> float | None:
-    """4-grams of token ids that stood in the same answer before: a text that loops is easy to guess.
+    """Return the share of 4-grams of token ids that occurred earlier in the same answer.
 
     1 2 1 2 1 2   ->   1212 2121 1212: one of three
     """

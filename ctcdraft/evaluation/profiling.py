@@ -1,7 +1,7 @@
-"""Where a pass spends its time: the same loop again, with stand-ins that carry a stopwatch. It never times a headline.
+"""Profiling of a decoding step by phase: drafting, tree building, reading, verification, cache update.
 
-The loop itself has no clocks inside. Each object it talks to is replaced by a double that takes the time of
-some of its methods; what no double saw is `other`.
+The decoding loop contains no clocks. For profiling, each object it calls is replaced by a proxy that times some of its
+methods; time outside of them is `other`. Reported speeds never come from profiled runs, which synchronise more often.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PASS_PARTS = ("draft", "tree", "read", "verify", "keep", "other")
 
 @dataclass(frozen=True)
 class PhaseTimes:
-    """Totals of one contestant. seconds: by part, and `prefill`. kv_bytes: keys and values its passes read."""
+    """Totals of one contestant: seconds by part and of the prefill, and the bytes of keys and values it read."""
 
     seconds: dict[str, float]
     passes: int
@@ -40,13 +40,13 @@ class PhaseTimes:
 
     @property
     def seconds_per_pass(self) -> float:
-        """Seconds of one whole pass; without the prefill, which is none."""
+        """Return the mean seconds of one decoding step, without the prefill."""
         return sum(self.seconds[part] for part in PASS_PARTS) / self.passes
 
 
 @dataclass(frozen=True)
 class Profile:
-    """One instrumented pass: by contestant, with what the roof needs to know of base and machine."""
+    """Phase times by contestant, and what memory-bandwidth utilization needs of base model and device."""
 
     spent: dict[str, PhaseTimes]
     weight_bytes: int
@@ -54,7 +54,7 @@ class Profile:
 
     @classmethod
     def merge_shards(cls, timings: Iterable[Profile]) -> Profile | None:
-        """Of all shards: totals add up, the bandwidth is their mean."""
+        """Return the sum of the shards' profiles, with their mean bandwidth; None if there are none."""
         timings = list(timings)
         if not timings:
             return None
@@ -73,8 +73,10 @@ class Profile:
 
 
 class Stopwatch:
-    """Seconds by part. A part within a part stops the outer one. Nothing counts before the first draft: what
-    comes earlier is the prefill, which the loop times as a whole."""
+    """Seconds by part; a nested part pauses the outer one.
+
+    Nothing counts before the first draft: until then it is the prefill, which the loop times as a whole.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -84,6 +86,8 @@ class Stopwatch:
         self._started = False
 
     def timed(self, part: str, function: Callable, starts: bool = False) -> Callable:
+        """Return `function` with its time counted for `part`. starts: whether its first call starts the stopwatch."""
+
         def clocked(*args: Any, **kwargs: Any) -> Any:
             self._started |= starts
             if not self._started:
@@ -99,7 +103,7 @@ class Stopwatch:
         return clocked
 
     def _book_time(self) -> None:
-        """Book the time since the last switch to the part that was running."""
+        """Add the time since the last switch to the part that was running."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         now = perf_counter()
@@ -109,7 +113,7 @@ class Stopwatch:
 
 
 class TimedProxy:
-    """Stands in for an object: the named methods are clocked, all else is the object's own."""
+    """An object with some methods timed; all other attributes are the object's own."""
 
     def __init__(self, original: Any, watch: Stopwatch, **parts: str) -> None:
         self._wrapped = original
@@ -121,7 +125,7 @@ class TimedProxy:
 
 
 class TimedBase(TimedProxy):
-    """A base whose caches carry the stopwatch too, and which remembers the last one it gave away."""
+    """A base model whose caches are timed too; the last cache is kept as `cache`."""
 
     def __init__(self, base: Any, watch: Stopwatch) -> None:
         super().__init__(base, watch, read_tree="read")
@@ -129,18 +133,18 @@ class TimedBase(TimedProxy):
 
     def new_cache(self, capacity: int) -> Any:
         self.cache = self._wrapped.new_cache(capacity)
-        # On the cache itself: transformers wants a Cache of its own, not a stand-in.
+        # On the cache itself: transformers accepts only its own Cache classes, not a proxy.
         self.cache.keep_path = self._watch.timed("keep", self.cache.keep_path)
         return self.cache
 
 
 class TimedDrafter:
-    """A drafter whose paths, where it has some, are clocked as `tree` and taken off `draft`."""
+    """A drafter whose tree builder, if it has one, is timed as `tree` and not as `draft`."""
 
     def __init__(self, drafter: Any, watch: Stopwatch) -> None:
-        if hasattr(drafter, "paths"):
-            drafter = copy.copy(drafter)  # shallow: the weights are shared, the original keeps its own paths
-            drafter.__dict__["paths"] = watch.timed("tree", drafter.paths)
+        if hasattr(drafter, "frame_tree"):
+            drafter = copy.copy(drafter)  # shallow: weights are shared, the original keeps its tree builder
+            drafter.__dict__["frame_tree"] = watch.timed("tree", drafter.frame_tree)
         self.draft = watch.timed("draft", drafter.draft, starts=True)
 
 
@@ -152,7 +156,7 @@ def profile_answer(
     seed: int,
     stops: Collection[int] | None = None,
 ) -> PhaseTimes:
-    """Answer one prompt with a stopwatch in every joint. stops: None for the base's own."""
+    """Decode one answer with every phase timed. stops: None for the base model's EOS tokens."""
     stopwatch = Stopwatch(base.device)
     timed_base = TimedBase(base, stopwatch)
     timed_settings: Any = TimedProxy(settings, stopwatch, process_logits="verify", verify="verify")
@@ -162,14 +166,14 @@ def profile_answer(
     seconds["other"] = generation.seconds_decode - sum(seconds.values())
     seconds["prefill"] = generation.seconds_prefill
     row_bytes = timed_base.cache.bytes_held() // timed_base.cache.length
-    del timed_base.cache.keep_path  # it holds on to its own cache, whose rows the next text may be waiting for
+    del timed_base.cache.keep_path  # a reference cycle that would keep the cache rows, which the next text may need
     return PhaseTimes(seconds, len(generation.passes), 1, row_bytes * kv_rows_read(len(prompt_L), generation))
 
 
 def kv_rows_read(prompt: int, generation: GenerationResult) -> int:
-    """Rows of keys and values that the passes of a generation read: the text so far and the tree, each time.
+    """Return the rows of keys and values that the decoding steps read: the text so far and the tree, each time.
 
-    A prompt of 3; passes of 1 node, then of 4 of which 2 stand, then of 1   ->   (3 + 1) + (4 + 4) + (7 + 1)
+    A prompt of 3; trees of 1 node, then of 4 with 2 accepted, then of 1   ->   (3 + 1) + (4 + 4) + (7 + 1)
     """
     rows, past = 0, prompt
     for step in generation.passes:
@@ -179,11 +183,11 @@ def kv_rows_read(prompt: int, generation: GenerationResult) -> int:
 
 
 def relative_costs(spent: Mapping[str, PhaseTimes], name: str) -> dict[str, float] | None:
-    """c, v and o: drafting, reading and all else, in whole autoregressive passes of the same session."""
+    """Return c, v and o: drafting, reading and all else, in units of one autoregressive step of the same profile."""
     unit, ours = spent[AUTOREGRESSIVE], spent.get(name)
     if ours is None or not unit.passes or not ours.passes:
         return None
-    whole = unit.seconds_per_pass
-    c = (ours.seconds["draft"] + ours.seconds["tree"]) / ours.passes / whole
-    v = ours.seconds["read"] / ours.passes / whole
-    return {"c": c, "v": v, "o": ours.seconds_per_pass / whole - c - v}
+    step = unit.seconds_per_pass
+    c = (ours.seconds["draft"] + ours.seconds["tree"]) / ours.passes / step
+    v = ours.seconds["read"] / ours.passes / step
+    return {"c": c, "v": v, "o": ours.seconds_per_pass / step - c - v}

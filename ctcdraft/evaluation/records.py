@@ -1,21 +1,29 @@
-"""What was measured, question by question, and its JSON. Records know no clock, no model and no statistics."""
+"""Records of an evaluation, one per question, and their JSON lines."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ctcdraft.decoding.settings import DecodeStep
 from ctcdraft.evaluation.distribution_test import PITHistogram
 
-AUTOREGRESSIVE = "autoregressive"  # the contestant everything is measured against
+AUTOREGRESSIVE = "autoregressive"  # the baseline
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One contestant's answer to one turn. tokens: the first one, which the prefill says, included. drawn: its
-    guesses were drawn, so that it may owe autoregression its law and not its words."""
+    """One contestant's answer to one turn.
+
+    Args:
+        tokens: all token ids, the first of which comes from the prefill.
+        passes: one entry per decoding step after the prefill.
+        ended: whether the answer ends with an EOS token rather than at max_new_tokens.
+        drawn: whether draft tokens were sampled; then the answer need only follow the same distribution as
+            autoregression's.
+    """
 
     tokens: tuple[int, ...]
     text: str
@@ -28,7 +36,7 @@ class Answer:
 
     @property
     def committed(self) -> int:
-        """Tokens that passes committed: what tau counts."""
+        """Return the tokens committed by decoding steps, which is what tau counts."""
         return sum(step.committed for step in self.passes)
 
     @property
@@ -36,14 +44,21 @@ class Answer:
         return self.seconds_prefill + self.seconds_decode
 
 
+Questions = Sequence[Sequence[Answer]]  # the answers of one contestant: by question, by turn
+
+
 @dataclass(frozen=True)
 class Divergence:
-    """Where an answer first leaves autoregression's, and by how little the base preferred its word there.
+    """The first token at which an answer differs from autoregression's.
 
-    margin: between the base's two best words; None where only one was possible, or where another word was due.
-    rounding: True: equal when both were decoded again in float64. False: not so, or the margin is too great to ask.
-    None: nobody can tell, because the base runs in half precision and the margin is small there. owed: whether the
-    answer owes autoregression its words at all; where it does not, rounding is None too.
+    Args:
+        position: index of the token in the answer.
+        margin: difference between the base model's two best scores there; None if only one token was possible, or if
+            token identity is not promised.
+        rounding: True if both answers are equal when decoded again in float64. False if they are not, or if the margin
+            is too large for a rounding error. None if it cannot be decided: the base model runs in half precision and
+            the margin is small, or token identity is not promised.
+        owed: whether token identity is promised.
     """
 
     turn: int
@@ -55,7 +70,7 @@ class Divergence:
 
 @dataclass(frozen=True)
 class Turn:
-    """answers: in the order they were made, which is shuffled. cut: prompt tokens that did not fit."""
+    """One turn: answers by contestant in the order they were decoded; `cut` prompt tokens did not fit the context."""
 
     prompt_tokens: int
     cut: int
@@ -64,8 +79,13 @@ class Turn:
 
 @dataclass(frozen=True)
 class Record:
-    """One finished question. index: its place in the benchmark. divergences: by contestant, unequal turns only.
-    marks: by contestant, empty where every answer owes its words."""
+    """One finished question.
+
+    Args:
+        index: of the question in the benchmark.
+        divergences: by contestant, of the turns that differ from autoregression's.
+        marks: PIT histograms by contestant; empty at temperature 0.
+    """
 
     index: int
     id: str
@@ -80,7 +100,7 @@ class Record:
 
 
 def to_json(record: Record) -> str:
-    """One line. A pass is a list of its five numbers: there are hundreds an answer."""
+    """Return a record as one line of JSON; a decoding step is a list of five numbers, as an answer has hundreds."""
 
     def plain(value: Any) -> Any:
         return list(vars(value).values()) if isinstance(value, DecodeStep) else vars(value)
@@ -95,7 +115,7 @@ def from_json(line: str) -> Record:
         for turn in record["turns"]
     )
     record["divergences"] = {
-        name: tuple(Divergence(**one) for one in found) for name, found in record["divergences"].items()
+        name: tuple(Divergence(**fields) for fields in unequal) for name, unequal in record["divergences"].items()
     }
     record["marks"] = {name: PITHistogram(**cells) for name, cells in record["marks"].items()}
     return Record(**record)

@@ -1,10 +1,15 @@
-"""All contestants answer the same questions, in turns, in one process. It takes times and counts; it judges nothing."""
+"""Interleaved decoding: all contestants answer the same questions in turn, in one process.
+
+Each turn is decoded by every contestant in an order that is shuffled anew, so that no contestant always runs on a
+machine that another one has warmed up. Every answer is timed, counted and compared with autoregression's.
+"""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -13,7 +18,6 @@ from tqdm import tqdm
 from ctcdraft.corpus.chat_template import answer_text, chat_messages, fit_to_context, prompt_tokens
 from ctcdraft.corpus.types import Prompt
 from ctcdraft.decoding.loop import cache_rows_needed
-from ctcdraft.decoding.settings import DecodingSettings, Drafter, GenerationResult
 from ctcdraft.decoding.static_shapes import padded_sizes_up_to
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.controls import Oracle, give_oracle_text
@@ -21,45 +25,23 @@ from ctcdraft.evaluation.distribution_test import PITHistogram, draft_distributi
 from ctcdraft.evaluation.losslessness import LosslessnessChecker
 from ctcdraft.evaluation.output_dir import OutputDir
 from ctcdraft.evaluation.records import AUTOREGRESSIVE, Answer, Divergence, Record, Turn
-from ctcdraft.evaluation.stock_generate import generate_answer
+from ctcdraft.evaluation.setup import EvaluationSetup
+from ctcdraft.evaluation.stock_generate import StockGenerate, generate_answer
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.progress import Progress
-
-
-@dataclass(frozen=True)
-class EvaluationSetup:
-    """Who is compared, on which base, decoding how. `autoregressive` is always among the contestants.
-
-    nodes: of those who have a tree size of their own, instead of the settings'.
-    """
-
-    base: BaseLM
-    contestants: Mapping[str, Drafter]
-    settings: DecodingSettings
-    seed: int
-    nodes: Mapping[str, int] = field(default_factory=dict)
-
-    def settings_of(self, contestant: str) -> DecodingSettings:
-        return replace(self.settings, nodes=self.nodes.get(contestant, self.settings.nodes))
-
-    def answer(self, contestant: str, prompt_L: Tensor, seed: int) -> GenerationResult:
-        drafter, base = self.contestants[contestant], self.base
-        return generate_answer(base, drafter, prompt_L, self.settings_of(contestant), base.stop_token_ids, seed)
 
 
 def run_questions(
     setup: EvaluationSetup, prompts: Mapping[int, Prompt], folder: OutputDir, warm_up_tokens: int, progress: Progress
 ) -> int:
-    """Ask what is not in the folder yet; every finished question is a line on disk at once. Returns how many."""
+    """Answer the questions the folder does not hold, writing each record at once; return how many they were."""
     done = {record.index for record in folder.records(max(prompts, default=-1) + 1)}
     todo = {index: prompt for index, prompt in prompts.items() if index not in done}
     if not todo:
         return 0
     warm_up(setup, next(iter(todo.values())), warm_up_tokens)
-    checker, warmup = (
-        LosslessnessChecker(setup.base, setup.contestants, setup.settings, setup.nodes),
-        ShapeWarmup(setup),
-    )
+    checker = LosslessnessChecker(setup)
+    warmup = ShapeWarmup(setup)
     progress.begin()
     for index, prompt in tqdm(todo.items(), desc="questions", disable=None):
         folder.append(run_question(setup, checker, index, prompt, warmup, progress))
@@ -67,23 +49,27 @@ def run_questions(
 
 
 def warm_up(setup: EvaluationSetup, prompt: Prompt, tokens: int) -> None:
-    """The first calls load kernels and fill caches; nobody shall pay for that."""
-    most = min(max(tokens, 1), setup.settings.max_new_tokens)
+    """Decode a few tokens with every contestant: the first calls load kernels and fill caches."""
+    max_new_tokens = min(max(tokens, 1), setup.settings.max_new_tokens)
     prompt_L, _ = turn_prompt(setup.base, prompt, [])
     for name, drafter in setup.contestants.items():
-        settings = replace(setup.settings_of(name), max_new_tokens=most)
+        settings = replace(setup.settings_of(name), max_new_tokens=max_new_tokens)
         generate_answer(setup.base, drafter, prompt_L, settings, setup.base.stop_token_ids, setup.seed)
 
 
 class ShapeWarmup:
-    """Which shapes the base has read before. Where these are fixed, a shape is captured, or compiled, when it is first
-    asked for, which takes as long as many passes, or thousands: what a timed answer may ask for is read before it."""
+    """The tree shapes that the base model has read, where shapes are static.
+
+    A static shape is captured or compiled when it is first read, which takes as long as up to thousands of forward
+    passes. So every shape that a timed answer can need is read before the clock starts.
+    """
 
     def __init__(self, setup: EvaluationSetup) -> None:
         self.setup = setup
         self.shapes: set[tuple[int, int]] = set()
 
     def capture_shapes(self, prompt_L: Tensor) -> None:
+        """Read a tree of every padded size that an answer to this prompt can need and that was not read before."""
         base = self.setup.base
         for name in self.setup.contestants if base.fixed is not None else ():
             settings = self.setup.settings_of(name)
@@ -94,7 +80,7 @@ class ShapeWarmup:
                     self.shapes.add((size, cache.capacity))
                     base.read_tree(TokenTree.from_lists(prompt_L[0], [0] * (size - 1), [-1] * (size - 1)), cache)
                     cache.crop(1)
-            del cache  # the rows that graphs are captured over are lent to one text at a time
+            del cache  # captured graphs share one buffer of cache rows; free it for the next text
 
 
 def run_question(
@@ -105,8 +91,10 @@ def run_question(
     warmup: ShapeWarmup,
     progress: Progress | None = None,
 ) -> Record:
-    """One question, all turns, all contestants. Every turn is asked with autoregression's earlier answers as
-    history, whoever is asked: otherwise a contestant would be measured on other work."""
+    """Return the record of one question: all its turns, answered by all contestants.
+
+    The history of every turn is autoregression's earlier answers, for all contestants, so that all do the same work.
+    """
     progress = progress or Progress(0, "answers")
     turns: list[Turn] = []
     divergences_by_name: dict[str, list[Divergence]] = {
@@ -127,10 +115,10 @@ def run_question(
             divergence = checker.compare(name, *pair, prompt_L, number, seed, answers[name].drawn)
             unequal += [divergence] if divergence else []
         if setup.settings.temperature > 0:
-            for name, these in all_pit_histograms(setup, prompt_L, seed, answers):
-                histograms[name] = histograms.get(name, PITHistogram.empty()) + these
+            for name, histogram in all_pit_histograms(setup, prompt_L, seed, answers):
+                histograms[name] = histograms.get(name, PITHistogram.empty()) + histogram
         turns.append(Turn(len(prompt_L), cut, answers))
-        progress.advance()  # the last of them only now: judging takes time, too
+        progress.advance()  # of the turn's last answer: comparing takes time, too
     divergences = {name: tuple(unequal) for name, unequal in divergences_by_name.items()}
     return Record(index, prompt.id, prompt.category, prompt.reference, tuple(turns), divergences, histograms)
 
@@ -138,7 +126,10 @@ def run_question(
 def all_pit_histograms(
     setup: EvaluationSetup, prompt_L: Tensor, seed: int, answers: Mapping[str, Answer]
 ) -> Iterator[tuple[str, PITHistogram]]:
-    """Of every contestant; autoregression's own is the yardstick, and that of whoever says its very words unasked."""
+    """Yield the PIT histogram of every contestant's answer.
+
+    A contestant whose tokens equal the baseline's, and whose drafts were not sampled, reuses the baseline's histogram.
+    """
     baseline = answer_pit_histogram(setup, AUTOREGRESSIVE, prompt_L, seed, answers[AUTOREGRESSIVE])
     for name, answer in answers.items():
         same_tokens = answer.tokens == answers[AUTOREGRESSIVE].tokens and not answer.drawn
@@ -148,8 +139,11 @@ def all_pit_histograms(
 def answer_pit_histogram(
     setup: EvaluationSetup, name: str, prompt_L: Tensor, seed: int, answer: Answer
 ) -> PITHistogram:
-    """Where its words lie in the base's law. What was drawn is said once more, off the clock, for the laws it was
-    drawn from: to keep them would cost the timed passes."""
+    """Return the PIT histogram of one answer under the base model's distribution.
+
+    An answer with sampled drafts is decoded once more, untimed, to record the distributions they were sampled from:
+    recording them in the timed run would slow it down.
+    """
     base, settings = setup.base, setup.settings_of(name)
     drafts: dict[int, Tensor] = {}
     if answer.drawn:
@@ -158,37 +152,38 @@ def answer_pit_histogram(
 
 
 def turn_prompt(base: BaseLM, prompt: Prompt, responses: Sequence[str]) -> tuple[Tensor, int]:
-    """The next turn's prompt_L after what was said, and how many of its tokens did not fit."""
+    """Return the tokens of the next turn's prompt after these responses, and how many were cut to fit the context."""
     whole = prompt_tokens(base.tokenizer, chat_messages(prompt.turns, responses))
     tokens, cut = fit_to_context(whole, base.context_length, base.tokenizer.bos_token_id)
     return torch.tensor(tokens, device=base.device), cut
 
 
 def shuffled_names(setup: EvaluationSetup, seed: int) -> Iterable[str]:
-    """Shuffled anew for every turn, so that no one always runs on a machine that another has warmed."""
+    """Return the contestants in the order of this turn."""
     names = sorted(setup.contestants)
     random.Random(seed).shuffle(names)
     return names
 
 
 def turn_seed(seed: int, index: int, turn: int) -> int:
-    """One stream of randomness a turn, the same for all contestants, whichever shard asks."""
+    """Return the seed of a turn, which is the same for all contestants and in every shard."""
     return random.Random(f"{seed} {index} {turn}").getrandbits(48)
 
 
 def prepare_oracle(setup: EvaluationSetup, name: str, prompt_L: Tensor, seed: int) -> None:
-    """Who is to know the answer beforehand, hears it from autoregression, off the clock."""
+    """Give the oracle drafter autoregression's answer; untimed."""
     if isinstance(setup.contestants[name], Oracle):
         answer = setup.answer(AUTOREGRESSIVE, prompt_L, seed).tokens
         give_oracle_text(setup.contestants[name], torch.cat([prompt_L, prompt_L.new_tensor(answer)]))
 
 
 def timed_answer(setup: EvaluationSetup, name: str, prompt_L: Tensor, seed: int) -> Answer:
+    """Decode one answer with one contestant; on CUDA also measure its peak memory, in bytes."""
     device = setup.base.device
     prepare_oracle(setup, name, prompt_L, seed)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-        torch.cuda.synchronize(device)  # what another contestant left on the queue is not ours to wait for
+        torch.cuda.synchronize(device)  # kernels queued by the contestant before
     generation = setup.answer(name, prompt_L, seed)
     peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
     text = answer_text(setup.base.tokenizer, generation.tokens, setup.base.stop_token_ids)
@@ -202,3 +197,40 @@ def timed_answer(setup: EvaluationSetup, name: str, prompt_L: Tensor, seed: int)
         peak,
         generation.drawn,
     )
+
+
+T = TypeVar("T")
+
+
+def remaining_progress(
+    setup: EvaluationSetup, prompts: Mapping[int, Prompt], folder: OutputDir, profiled: int, traced: int
+) -> Progress:
+    """Return the progress over the answers to come: questions, profiled answers and traced answers.
+
+    The unit is one answer of one contestant to one turn. The first line is due when all contestants have answered a
+    question; warm-up is not counted.
+
+    Args:
+        prompts: the questions of this shard, the finished ones included.
+        profiled: number of questions decoded again with a stopwatch.
+        traced: number of questions whose first turn is decoded again for report.html.
+    """
+    done = {record.index for record in folder.records(max(prompts, default=-1) + 1)}
+    todo = [prompt for index, prompt in prompts.items() if index not in done]
+    to_profile = [] if folder.profile_file.is_file() else sample_evenly([*prompts.values()], profiled)
+    to_trace = [] if folder.trace_file.is_file() else sample_evenly([*prompts.values()], traced)
+    contestants = len(setup.contestants)
+    own_loop = contestants - sum(isinstance(one, StockGenerate) for one in setup.contestants.values())
+    first = contestants * count_turns(todo[:1]) or own_loop * count_turns(to_profile[:1]) or own_loop
+    return Progress(
+        contestants * count_turns(todo) + own_loop * (count_turns(to_profile) + len(to_trace)), "answers", first=first
+    )
+
+
+def count_turns(prompts: Iterable[Prompt]) -> int:
+    return sum(len(prompt.turns) for prompt in prompts)
+
+
+def sample_evenly(questions: Sequence[T], count: int) -> list[T]:
+    """Return a random sample with a fixed seed; the first questions are often all of one category."""
+    return random.Random(0).sample(questions, min(count, len(questions)))

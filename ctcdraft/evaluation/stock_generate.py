@@ -1,6 +1,6 @@
-"""Outside rows: transformers' own `generate` on the same base, so that nobody need take our loop's word for it.
+"""Rows of transformers' own `generate` on the same base model, as an independent check of our decoding loop.
 
-Its text must be ours and its clock is ours; how it drafts and verifies is its own business.
+Its tokens must equal ours, and it is timed by the same clock; it drafts and verifies in its own way.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ctcdraft.models.loading import without_generation_config
 def generate_answer(
     base: BaseLM, contestant: Any, prompt_L: Tensor, settings: DecodingSettings, stops: Collection[int], seed: int
 ) -> GenerationResult:
-    """One answer of any contestant: through our loop, or as an outside row does it."""
+    """Decode one answer with any contestant: by our loop, or by transformers' `generate`."""
     if isinstance(contestant, StockGenerate):
         return contestant.answer(base, prompt_L, settings, stops)
     drafter: Drafter = contestant
@@ -33,12 +33,15 @@ def generate_answer(
 
 
 class StockGenerate(torch.nn.Module):
-    """`lm.generate(**options)`, greedy; with assistant a small LM's folder, assisted by it; with attention another
-    implementation of it than the base's own (eager, sdpa, ...), and so with other kernels.
+    """Greedy `lm.generate(**options)`.
 
-    What it reads first is its prefill, as ours is, although it verifies a draft there already: the tokens of
-    that reading count in no tau. Nodes are the tokens read in a pass. It has no c, v and o: no clock of ours
-    runs inside it.
+    Its first forward pass counts as the prefill, as ours does, although it may already verify a draft: the tokens of
+    that forward pass do not count in tau. Nodes are the tokens of a forward pass. c, v and o are not measured, as it
+    does not run our loop.
+
+    Args:
+        assistant: folder of a small LM for assisted generation.
+        attention: attention implementation (eager, sdpa, ...) to use instead of the base model's, hence other kernels.
     """
 
     def __init__(
@@ -52,7 +55,7 @@ class StockGenerate(torch.nn.Module):
         super().__init__()
         self.options = dict(options)
         self.attention = None if attention == base.lm.config._attn_implementation else attention
-        with attention_implementation(base.lm, self.attention):  # refused here, if it is
+        with attention_implementation(base.lm, self.attention):  # raises if it is not available
             pass
         self.assistant: Any = None
         if assistant is not None:
@@ -63,23 +66,24 @@ class StockGenerate(torch.nn.Module):
             self.assistant.generation_config.num_assistant_tokens_schedule = "constant"
             self.assistant.generation_config.assistant_confidence_threshold = 0.0
         elif assistant_tokens is not None:
-            raise InputError("no assistant: give a Hugging Face folder with the base's tokenizer as assistant:")
+            raise InputError("assistant must be a Hugging Face folder with the base's tokenizer, got null")
 
     @property
     def uses_other_kernels(self) -> bool:
-        """Whether it is autoregression once more, its attention computed otherwise: what rounding alone does."""
+        """Return whether this is plain autoregression with other attention kernels, a control for rounding."""
         return self.attention is not None and self.assistant is None and not self.options
 
     @torch.inference_mode()
     def answer(
         self, base: BaseLM, prompt_L: Tensor, settings: DecodingSettings, stops: Collection[int]
     ) -> GenerationResult:
+        """Decode one answer; raise InputError at temperatures above 0."""
         if settings.temperature > 0:
             raise InputError(
-                f"decoding.temperature={settings.temperature}: transformers' generate draws with noise of its own, so "
-                "its text cannot be compared token for token; leave the outside rows to greedy decoding"
+                f"decoding.temperature must be 0 for rows of transformers' generate, got {settings.temperature}: they "
+                "sample with other noise, so that tokens cannot be compared; leave them out, or use decoding=greedy"
             )
-        helped = {} if self.assistant is None else {"assistant_model": self.assistant}
+        assisted = {} if self.assistant is None else {"assistant_model": self.assistant}
         streamer = TimingStreamer()
         lm = without_generation_config(base.lm)
         handle = lm.register_forward_pre_hook(streamer.record_input, with_kwargs=True)
@@ -94,7 +98,7 @@ class StockGenerate(torch.nn.Module):
                     pad_token_id=unused_pad_token(prompt_L, stops),
                     streamer=streamer,
                     **self.options,
-                    **helped,
+                    **assisted,
                 )
         finally:
             handle.remove()
@@ -103,7 +107,7 @@ class StockGenerate(torch.nn.Module):
 
 @contextmanager
 def attention_implementation(lm: Any, attention: str | None) -> Iterator[None]:
-    """Meanwhile the LM computes attention so, by transformers' own switch; None: as it does."""
+    """Switch the attention implementation of an LM within the context; None leaves it."""
     if attention is None:
         yield
         return
@@ -111,7 +115,7 @@ def attention_implementation(lm: Any, attention: str | None) -> Iterator[None]:
     try:
         lm.set_attn_implementation(attention)
     except (ValueError, ImportError) as error:
-        raise InputError(f"attention: {attention} is none that can be had here: {first_line(error)}") from error
+        raise InputError(f"attention={attention} is not available here: {first_line(error)}") from error
     try:
         yield
     finally:
@@ -119,8 +123,11 @@ def attention_implementation(lm: Any, attention: str | None) -> Iterator[None]:
 
 
 def unused_pad_token(prompt_L: Tensor, stops: Collection[int]) -> int:
-    """An id that nothing is padded with, but that must be named: an assistant takes any other word that equals it
-    for padding and does not see it, and then guesses badly. A stop word is safe by transformers' own rule."""
+    """Return a pad token id that does not occur in the text.
+
+    `generate` requires one although nothing is padded here, and an assistant masks every token that equals it, which
+    makes its drafts worse. A stop token is safe: transformers infers no mask from a pad token that is an EOS token.
+    """
     if stops:
         return min(stops)
     prompt_tokens = set(prompt_L.tolist())
@@ -129,7 +136,7 @@ def unused_pad_token(prompt_L: Tensor, stops: Collection[int]) -> int:
 
 @dataclass
 class TimingStreamer:
-    """Stands where `generate` expects a streamer, and at the door of the model: who said how much, and when."""
+    """A streamer for `generate` that records the tokens and time of every forward pass, and a hook for its input."""
 
     began: float = field(default_factory=perf_counter)
     committed: list[list[int]] = field(default_factory=list)
@@ -141,7 +148,7 @@ class TimingStreamer:
         self.input_lengths.append(input_ids.shape[-1])
 
     def put(self, tokens: Tensor) -> None:
-        """The prompt comes first, then what each reading committed; both are on the host already."""
+        """Record the prompt, on the first call, then the tokens each forward pass committed; they are on the host."""
         self.committed.append(tokens.flatten().tolist())
         self.times.append(perf_counter())
 
@@ -149,6 +156,7 @@ class TimingStreamer:
         self.times.append(perf_counter())
 
     def to_generation(self, stops: Collection[int]) -> GenerationResult:
+        """Return what was recorded in the form of our loop's result."""
         answer = [token for tokens in self.committed[1:] for token in tokens]
         passes = tuple(
             DecodeStep(len(new), len(new) - 1, len(new) < nodes, nodes, nodes - 1)

@@ -1,1 +1,1 @@
-"""The frozen base model: loading, checks, fingerprints, several devices."""
+"""The frozen base model: loading, compatibility checks, fingerprints, several devices."""

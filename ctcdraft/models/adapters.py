@@ -1,7 +1,7 @@
-"""A peft adapter from a folder or a hub id, loaded for the base it was made for.
+"""Loading of peft adapters (LoRA) from a folder or a hub id.
 
 peft reads adapter_model.safetensors, and only where that is absent adapter_model.bin, a pickle, with weights_only=True.
-What is no adapter, or a pickle that would call something, is one sentence here.
+A damaged adapter, or a pickle that would execute code, becomes an InputError.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ctcdraft.errors import InputError, first_line, unsafe_pickle_error
 
 
 def attach_adapter(lm: Any, adapter: str) -> Any:
-    """Return the peft model of the base with its adapter, not yet merged into the weights."""
+    """Return the peft model of `lm` with its adapter, not yet merged into the weights."""
     import peft
 
     try:
@@ -30,6 +30,6 @@ def attach_adapter(lm: Any, adapter: str) -> Any:
 
 
 def refuse_import(config: Any, adapter: str) -> None:
-    """Raise InputError for an adapter_config.json by which peft imports a module that it names."""
+    """Raise InputError for an adapter_config.json that makes peft import a module named in it (megatron_core)."""
     if getattr(config, "megatron_config", None):
         raise InputError(f"the adapter {adapter} has a megatron_config, for which peft imports code; give another one")

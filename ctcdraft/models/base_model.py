@@ -1,8 +1,12 @@
-"""The base LLM: tokens in, states and logits out. Frozen, never patched; it knows nothing of drafts or text tasks."""
+"""The frozen base model: token ids in, hidden states and logits out.
+
+It wraps a stock transformers model without patching it: a custom KV cache and a 4-D additive attention mask are enough
+to read a token tree in one forward pass, so every architecture whose attention obeys its mask can be used as it is.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Self
@@ -13,11 +17,10 @@ from torch import Tensor, nn
 from ctcdraft.decoding.kv_cache import KVCache, StaticCacheView
 from ctcdraft.decoding.static_shapes import StaticShapeForward
 from ctcdraft.decoding.tree import TokenTree
-from ctcdraft.errors import InputError
-from ctcdraft.models.checkpoints import refuse_quantized
-from ctcdraft.models.compatibility import checked_context_length, refuse_unsupported_config
+from ctcdraft.models.checkpoints import eos_token_ids, refuse_quantized
+from ctcdraft.models.compatibility import checked_context_length, refuse_taps, refuse_unsupported_config
 from ctcdraft.models.device_map import MultiDeviceCache
-from ctcdraft.models.fingerprint import text_hash, tokenizer_hash, weights_hash
+from ctcdraft.models.fingerprint import base_fingerprint, weights_hash
 from ctcdraft.nn.packing import packed_causal_mask
 from ctcdraft.nn.sliding import SlidingWindow
 from ctcdraft.nn.weight_layout import to_column_major_
@@ -25,11 +28,11 @@ from ctcdraft.nn.weight_layout import to_column_major_
 
 @dataclass(frozen=True)
 class ModelOutput:
-    """What one reading of the base gives back.
+    """The result of one forward pass of the base.
 
-    states_ND: the base's last hidden states (after its final norm), one row a token read; behind them, where the
-    base has more taps than "last", the states of those layers.
-    logits_NV: the scores of the word after each of them; `BaseLM.read` keeps the last row only.
+    states_ND: the hidden states after the final norm, one row for each token; with auxiliary layers (`base.taps`), the
+        hidden states of those layers are concatenated behind them.
+    logits_NV: the logits of the next token after each row; `BaseLM.read` computes them for the last row only.
     """
 
     states_ND: Tensor
@@ -37,9 +40,9 @@ class ModelOutput:
 
 
 class BaseLM(nn.Module):
-    """A frozen causal LM of stock transformers, read one sequence at a time.
+    """A frozen causal LM of stock transformers that decodes one sequence at a time.
 
-    Decoding has no batch axis: the setting is latency. Only `states`, which is for training, has one.
+    Decoding has no batch axis because the library measures latency. Only `hidden_states`, for training, has one.
     """
 
     def __init__(
@@ -59,10 +62,10 @@ class BaseLM(nn.Module):
             refuse_quantized(lm, name)
         refuse_taps(taps, lm.config.num_hidden_layers)
         self.taps = list(taps)
-        self.fixed: StaticShapeForward | None = None  # None: every read has the shape of its tree
+        self.fixed: StaticShapeForward | None = None  # None: each forward pass has the shape of its tree
         self.quantised = quantised
-        self.adapted: str | None = None  # the hash of what was trained along with a head, and changes what it says
-        self.layer_devices: list[torch.device] | None = None  # of every layer; None: all on one device
+        self.adapted: str | None = None  # hash of the LoRA trained together with a draft head and merged into lm
+        self.layer_devices: list[torch.device] | None = None  # one per layer; None: all layers on one device
         self.lm = lm.eval().requires_grad_(False)
         self.tokenizer = tokenizer
         self.name = name
@@ -71,7 +74,7 @@ class BaseLM(nn.Module):
         self.embedding: Any = lm.get_input_embeddings()
         self.context_length = checked_context_length(context_length, lm.config, name)
         self.window = SlidingWindow.of(lm.config, self.context_length)
-        self.stop_token_ids = stop_token_ids(lm, tokenizer)
+        self.stop_token_ids = eos_token_ids(lm, tokenizer)
         self.weights_hash = weights_hash(lm)
         if chat_template is not None and tokenizer is not None:
             tokenizer.chat_template = chat_template
@@ -79,8 +82,8 @@ class BaseLM(nn.Module):
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         """Apply `fn` as nn.Module does, except that buffers keep their dtype.
 
-        The buffers are rotary frequencies in float32. Rounded to bfloat16 they turn positions by wrong angles, by more
-        the longer the text is; stock transformers keeps them in float32, too.
+        The buffers are rotary frequencies in float32. Rounded to bfloat16 they rotate by wrong angles, and the error
+        grows with the position; stock transformers keeps them in float32, too.
         """
         buffers = [(module, *named) for module in self.modules() for named in module.named_buffers("", False)]
         super()._apply(fn, recurse)
@@ -89,22 +92,22 @@ class BaseLM(nn.Module):
         return self
 
     def gathered_parameters(self) -> AbstractContextManager[Any]:
-        """Within, drafters find the weights that they begin with whole."""
+        """Return a context in which the weights that drafters copy are complete; only a ZeRO-3 base has to gather."""
         return nullcontext()
 
     def for_inference(self) -> Self:
-        """To decode with: weights laid for the few rows of a tree. Nothing that is trained or saved needs it."""
+        """Store the weights in the memory layout that is fast for the few rows of a tree; not needed for training."""
         to_column_major_(self.lm)
         return self
 
     @property
     def vocabulary(self) -> int:
-        """V: rows of the head, which may be more than the tokenizer has words."""
+        """V, the rows of the lm_head; may be more than the tokens of the tokenizer."""
         return self.head.weight.shape[0]
 
     @property
     def width(self) -> int:
-        """D: the width of a state."""
+        """D, the width of a hidden state."""
         return self.head.weight.shape[1]
 
     @property
@@ -117,40 +120,34 @@ class BaseLM(nn.Module):
 
     @property
     def execution_mode(self) -> str:
-        """In words, for a report: how it reads a tree."""
-        shape = "exact shapes" if self.fixed is None else "fixed shapes"
-        ways = [
-            " and ".join(self._execution_modes()) or "eager",
-            shape,
-            self.quantised,
-            "changed by LoRA" if self.adapted else None,
-        ]
-        return ", ".join(one for one in ways if one)
-
-    def _execution_modes(self) -> Iterator[str]:
+        """How a tree is read, for a report: "compiled and captured, fixed shapes, torchao_int8"."""
+        modes = []
         if self.fixed is not None and self.fixed.compiled:
-            yield "compiled"
+            modes.append("compiled")
         if self.fixed is not None and self.device.type == "cuda":
-            why = self.fixed.capture_error
-            yield "captured" if why is None else f"not captured ({why})"
+            error = self.fixed.capture_error
+            modes.append("captured" if error is None else f"not captured ({error})")
+        shapes = "exact shapes" if self.fixed is None else "fixed shapes"
+        parts = [" and ".join(modes) or "eager", shapes, self.quantised, "changed by LoRA" if self.adapted else None]
+        return ", ".join(part for part in parts if part)
 
     def new_cache(self, capacity: int) -> Any:
-        """Keys and values of one text, room for `capacity` rows: a KVCache, or what does as it does."""
+        """Return an empty KV cache for one text, with room for `capacity` tokens."""
         if self.fixed is None:
             return self.batch_cache(capacity)
         return self.fixed.new_cache(self.lm.config.num_hidden_layers, capacity)
 
     def batch_cache(self, capacity: int) -> Any:
-        """Of several texts side by side: the rows that reads of a fixed shape lend are those of one."""
+        """Return an empty KV cache for a batch of texts; static shapes serve one text only and are not used."""
         if self.layer_devices is not None:
             return MultiDeviceCache(self.layer_devices, capacity)
         return KVCache(self.lm.config.num_hidden_layers, capacity)
 
     @torch.inference_mode()
     def read(self, tokens_L: Tensor, cache: KVCache) -> ModelOutput:
-        """Read a run of tokens after what the cache holds; logits come back for the last of them only.
+        """Run the base on tokens that follow the cached ones, and return logits for the last token only.
 
-        Only the last, because the logits of a 2k prompt over 32k words would be 262 MB nobody looks at.
+        The logits of all positions of a 2k prompt over 32k tokens would be 262 MB that no caller uses.
         """
         start = cache.length
         positions_L = torch.arange(start, start + len(tokens_L), device=self.device)
@@ -159,22 +156,26 @@ class BaseLM(nn.Module):
 
     @torch.inference_mode()
     def read_tree(self, tree: TokenTree, cache: KVCache) -> ModelOutput:
-        """Read a tree of guesses in one pass; a node sees the committed text, its ancestors and itself.
+        """Run the base on a token tree in one forward pass.
 
-        Node n stands at position cache.length + depth(n), so that the root takes the next free position.
+        A node attends to the cached text, its ancestors and itself. Node n has position id cache.length + depth(n), so
+        that the root takes the next free position.
         """
         if self.fixed is not None:
             return ModelOutput(*self.fixed(self._states_and_logits, tree, cache, self.dtype))
         start = cache.length
-        # A single node sees all there is: without a mask it reads as stock decoding does, by the fastest kernel.
+        # A single node attends to all that is cached; without a mask it takes the fastest kernel, as in stock decoding.
         mask_NM = tree.attention_mask(start, self.dtype) if len(tree) > 1 else None
         states_ND = self._forward(tree.tokens_N, start + tree.depths_N, mask_NM, cache)
         return ModelOutput(states_ND, self._logits(states_ND))
 
     @torch.inference_mode()
     def read_tree_level(self, tokens_K: Tensor, positions_K: Tensor, seen_KM: Tensor, cache: KVCache) -> ModelOutput:
-        """Read words side by side behind what the cache holds, guesses included; seen_KM (True) says which of its
-        rows, and which of the new ones, each word may see. For drafters that grow a tree level by level."""
+        """Run the base on one level of a token tree that a drafter grows level by level.
+
+        Args:
+            seen_KM: True where a new token attends to a cached row or to one of the K new rows.
+        """
         states_KD = self._forward(tokens_K, positions_K, self._additive_mask(seen_KM), cache)
         return ModelOutput(states_KD, self.head(states_KD))
 
@@ -191,7 +192,7 @@ class BaseLM(nn.Module):
         output = self.lm.base_model(
             input_ids=tokens_N[None],
             position_ids=positions_N[None],
-            # 4-D and additive: eager attention would silently *add* a bool mask as 0 and 1.
+            # 4-D and additive: eager attention would silently add a boolean mask as 0 and 1.
             attention_mask=None if mask_NM is None else self.layer_masks(mask_NM[None, None]),
             past_key_values=cache,
             use_cache=True,
@@ -201,17 +202,18 @@ class BaseLM(nn.Module):
 
     @torch.no_grad()
     def hidden_states(self, tokens_BL: Tensor, mask_BL: Tensor, position_ids_BL: Tensor | None = None) -> Tensor:
-        """As `hidden_states_with_grad`; nothing learns from them."""
+        """Return `hidden_states_with_grad` without a gradient."""
         return self.hidden_states_with_grad(tokens_BL, mask_BL, position_ids_BL)
 
     def hidden_states_with_grad(
         self, tokens_BL: Tensor, mask_BL: Tensor, position_ids_BL: Tensor | None = None
     ) -> Tensor:
-        """States_BLD of right-padded rows, without a cache, for training; mask_BL is 1 on real tokens.
+        """Return the hidden states [B, L, D] of right-padded sequences, without a KV cache, for training.
 
-        position_ids_BL: of every position in its own text (nn/packs.py), where a row may hold several: each is read
-        as if
-        it stood alone.
+        Args:
+            mask_BL: 1 on tokens, 0 on padding.
+            position_ids_BL: positions within each text where a row packs several (nn/packing.py); texts of one row do
+                not attend to each other.
         """
         inputs = {"attention_mask": mask_BL} | ({} if position_ids_BL is None else self.packed_inputs(position_ids_BL))
         output = self.lm.base_model(
@@ -220,59 +222,27 @@ class BaseLM(nn.Module):
         return self._select_layers(output)
 
     def layer_masks(self, mask_B1QM: Tensor) -> Tensor | dict[str, Tensor]:
-        """Return the additive mask as the layers take it: one, or one per layer type for sliding windows."""
+        """Return the additive mask in the form the layers take: one, or one per layer type with sliding windows."""
         return mask_B1QM if self.window is None else self.window(mask_B1QM)
 
     def packed_inputs(self, position_ids_BL: Tensor) -> dict[str, Any]:
-        """What stock transformers must be told to read packs of texts; nothing where every row is one text."""
+        """Return the extra inputs of stock transformers for packed sequences; none where every row is one text."""
         seen_B1LL = packed_causal_mask(position_ids_BL)
         if seen_B1LL is None:
             return {}
         return {"attention_mask": self.layer_masks(self._additive_mask(seen_B1LL)), "position_ids": position_ids_BL}
 
     def _additive_mask(self, seen_X: Tensor) -> Tensor:
-        """A mask as stock transformers take it: 0 where seen, the least number elsewhere."""
+        """Return 0 where `seen_X` is True and the lowest number of the dtype elsewhere."""
         mask_X = torch.zeros(seen_X.shape, dtype=self.dtype, device=self.device)
         return mask_X.masked_fill_(~seen_X, torch.finfo(self.dtype).min)
 
     def _select_layers(self, output: Any) -> Tensor:
-        """The states of all taps, side by side."""
+        """Return the last hidden states, with those of the auxiliary layers concatenated behind them."""
         if len(self.taps) == 1:
             return output.last_hidden_state
         return torch.cat([output.last_hidden_state, *(output.hidden_states[tap] for tap in self.taps[1:])], dim=-1)
 
     def fingerprint(self) -> dict[str, Any]:
-        """What a drafter depends on: made for one base, it must refuse another.
-
-        The weights enter by a sample of every tensor as it was stored, so that two bases in one folder name are
-        told apart in milliseconds, and one base in float32 and in float16 is the same.
-        """
-        return {
-            "base": self.name,
-            "revision": self.revision,
-            "weights": self.weights_hash,
-            **({"quantised": self.quantised} if self.quantised else {}),
-            "width": self.width,
-            "vocabulary": self.vocabulary,
-            "taps": self.taps,
-            "tokenizer": tokenizer_hash(self.tokenizer),
-            "chat_template": text_hash(getattr(self.tokenizer, "chat_template", None) or ""),
-            **({"adapter": self.adapted} if self.adapted else {}),
-        }
-
-
-def refuse_taps(taps: Sequence[str | int], layers: int) -> None:
-    inner = taps[1:]
-    if list(taps[:1]) != ["last"] or any(not isinstance(tap, int) or not 0 <= tap < layers for tap in inner):
-        raise InputError(
-            f'base.taps={list(taps)} must be "last" and then layers from 0 to {layers - 1}, as in [last,{layers // 2}]'
-        )
-
-
-def stop_token_ids(lm: Any, tokenizer: Any) -> frozenset[int]:
-    """The ids that end an answer: the generation config's, else the config's, else the tokenizer's."""
-    for source in (getattr(lm, "generation_config", None), lm.config, tokenizer):
-        found = getattr(source, "eos_token_id", None)
-        if found is not None:
-            return frozenset(found if isinstance(found, Sequence) else [found])
-    return frozenset()
+        """Return the identity of this base, which draft heads and corpora made for it are checked against."""
+        return base_fingerprint(self)

@@ -1,14 +1,14 @@
-"""The model and tokenizer of a checkpoint, as stock transformers loads them.
+"""Loading of a checkpoint's model and tokenizer by stock transformers, with checks for quantised weights.
 
-The config and the headers of the weight files are looked at before any weight is read: FP8 goes through transformers'
-own dequantisation, every other quantised checkpoint is refused. Casting codes to another dtype drops their scales
-without an error, and transformers itself loads a quantisation that it does not know as if there were none.
+The config and the headers of the weight files are inspected before any weight is read: FP8 is dequantised by
+transformers, every other quantised checkpoint is refused. Casting quantised codes to another dtype drops their scales
+without an error, and transformers loads an unknown quantization as if there were none.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pickle import UnpicklingError
 from typing import Any
 
@@ -19,10 +19,10 @@ from ctcdraft.errors import InputError, first_line, unsafe_pickle_error
 from ctcdraft.models.compatibility import refuse_unsupported_config
 
 INDEX_FILE, WEIGHTS_FILE = "model.safetensors.index.json", "model.safetensors"
-QUANTIZED_NAMES = ("weight", "weight_packed", "qweight")  # names of integer tensors that hold a quantised matrix
+QUANTIZED_NAMES = ("weight", "weight_packed", "qweight")  # integer tensors of these names are quantised matrices
 SCALE_SUFFIXES = ("scale", "scales", "scale_inv", "absmax", "qzeros", "zero_point", "qweight")
 UNQUANTIZED_ADVICE = "give the checkpoint whose weights are not quantised as base.path="
-# Of a config of quant_method fp8: what a test has run. Anything else would be dequantised by code nothing here checks.
+# Values of a quantization_config with quant_method fp8 that a test covers; any other one is refused.
 TESTED_FP8_OPTIONS = {"scale_fmt": (None, "float"), "expert_dtype": (None, "fp8"), "modules_to_convert": (None,)}
 
 
@@ -33,11 +33,11 @@ def load_pretrained(
     weight_options: Mapping[str, Any],
     dequantises: bool = True,
 ) -> tuple[Any, Any]:
-    """Return model and tokenizer of a folder or hub id; raise InputError where its weights cannot be had as they are.
+    """Return the model and the tokenizer of a folder or hub id; raise InputError where they cannot be loaded exactly.
 
     Args:
-        weight_options: how the weights are held, as keyword arguments of `from_pretrained`.
-        dequantises: whether FP8 may be dequantised; DeepSpeed's ZeRO-3 loads shards past that step of transformers.
+        weight_options: dtype, quantization and device map, as keyword arguments of `from_pretrained`.
+        dequantises: whether FP8 may be dequantised; loading into ZeRO-3 shards skips that step of transformers.
     """
     import transformers
 
@@ -69,10 +69,9 @@ def load_pretrained(
 def dequantization_options(
     config: Any, path: str, revision: str | None, weight_options: Mapping[str, Any], dequantises: bool
 ) -> dict[str, Any]:
-    """Return what `from_pretrained` needs besides `weight_options` to dequantise this checkpoint; nothing if it is
-    whole."""
-    found = find_quantization_config(config)
-    if found is None:
+    """Return the further arguments of `from_pretrained` that dequantise the checkpoint; none if it is unquantised."""
+    quantization = find_quantization_config(config)
+    if quantization is None:
         for name, dtype, _ in safetensors_entries(path, revision):
             if is_quantized_tensor(name, dtype):
                 raise InputError(
@@ -82,51 +81,52 @@ def dequantization_options(
         return {}
     if "quantization_config" in weight_options:
         raise InputError(
-            f"base.quantised= would quantise {path}, which is quantised already ({quantization_method(found)}); "
+            f"base.quantised= would quantise {path}, which is quantised already ({quantization_method(quantization)}); "
             "leave it out"
         )
-    refuse_untested_quantization(found, path)
+    refuse_untested_quantization(quantization, path)
     if not dequantises:
         raise InputError(
             f"base.zero3=true loads no quantised checkpoint, and {path} is one (fp8); {UNQUANTIZED_ADVICE}"
         )
-    refuse_misaligned_scales(path, revision, found.get("weight_block_size", (128, 128)))
+    refuse_misaligned_scales(path, revision, quantization.get("weight_block_size", (128, 128)))
     import transformers
 
-    # The list of layers that stay as they are must be given anew: what is given here replaces the checkpoint's own.
-    skipped = found.get("modules_to_not_convert") or found.get("ignored_layers")
-    whole = transformers.FineGrainedFP8Config(dequantize=True, modules_to_not_convert=skipped)
+    # The config given here replaces the checkpoint's own, so its list of unquantised layers has to be repeated.
+    skipped = quantization.get("modules_to_not_convert") or quantization.get("ignored_layers")
+    dequantize = transformers.FineGrainedFP8Config(dequantize=True, modules_to_not_convert=skipped)
     # "auto" would take the dtype of the first tensor where the config names none, and that may be float8.
-    meant = getattr(config, "dtype", None) or torch.bfloat16
-    return {"quantization_config": whole} | ({"dtype": meant} if weight_options.get("dtype") == "auto" else {})
+    fallback = getattr(config, "dtype", None) or torch.bfloat16
+    return {"quantization_config": dequantize} | ({"dtype": fallback} if weight_options.get("dtype") == "auto" else {})
 
 
 def cast_parameters_(lm: Any, dtype: Any) -> None:
-    """Cast what was not dequantised, which transformers 5.23 leaves as it is stored, whatever dtype was asked for."""
+    """Cast all parameters; transformers 5.23 leaves those that were not dequantised in the dtype they are stored in."""
     for value in lm.parameters():
-        if not value.is_meta:  # on disk
+        if not value.is_meta:  # offloaded to a disk
             value.data = value.data.to(dtype)
 
 
-def refuse_untested_quantization(found: Mapping[str, Any], path: str) -> None:
-    """Raise InputError for a quantization_config that no test has run."""
-    if (method := quantization_method(found)) != "fp8":
+def refuse_untested_quantization(quantization: Mapping[str, Any], path: str) -> None:
+    """Raise InputError for a quantization_config that no test covers."""
+    if (method := quantization_method(quantization)) != "fp8":
         raise InputError(
             f"base {path} is quantised with {method}, and only fp8 is dequantised here; {UNQUANTIZED_ADVICE}"
         )
-    for key, tried in TESTED_FP8_OPTIONS.items():
-        if found.get(key) not in tried:
+    for key, tested in TESTED_FP8_OPTIONS.items():
+        if quantization.get(key) not in tested:
             raise InputError(
-                f"base {path} is quantised with fp8 and {key}={found[key]}, which is not served; {UNQUANTIZED_ADVICE}"
+                f"base {path} is quantised with fp8 and {key}={quantization[key]}, which is not supported; "
+                f"{UNQUANTIZED_ADVICE}"
             )
 
 
 def dequantized_config(config: Any, path: str) -> Any:
-    """Return the config of a checkpoint as it is once loaded, for plans that load nothing."""
-    found = find_quantization_config(config)
-    if found is None:
+    """Return the config that a checkpoint has after loading, for plans that load nothing."""
+    quantization = find_quantization_config(config)
+    if quantization is None:
         return config
-    refuse_untested_quantization(found, path)
+    refuse_untested_quantization(quantization, path)
     config = copy.deepcopy(config)
     for one in (config, config.get_text_config(decoder=True)):
         if hasattr(one, "quantization_config"):
@@ -138,28 +138,27 @@ def find_quantization_config(config: Any) -> dict[str, Any] | None:
     """Return the quantization_config of a model's config, or of the language model in it, as a dict."""
     for one in (config, config.get_text_config(decoder=True)):
         for key in ("quantization_config", "compression_config"):  # the second: old files of compressed-tensors
-            found = getattr(one, key, None)
-            if found:
-                return dict(found) if isinstance(found, Mapping) else found.to_dict()
+            quantization = getattr(one, key, None)
+            if quantization:
+                return dict(quantization) if isinstance(quantization, Mapping) else quantization.to_dict()
     return None
 
 
-def quantization_method(found: Mapping[str, Any]) -> str:
+def quantization_method(quantization: Mapping[str, Any]) -> str:
     """Return the quant_method; old files of bitsandbytes have flags in its place."""
-    method = found.get("quant_method")
-    if method is None and (found.get("load_in_8bit") or found.get("load_in_4bit")):
+    method = quantization.get("quant_method")
+    if method is None and (quantization.get("load_in_8bit") or quantization.get("load_in_4bit")):
         return "bitsandbytes"
     return str(getattr(method, "value", method))
 
 
 def refuse_quantized(lm: Any, name: str) -> None:
-    """Raise InputError for a model whose weights are codes: heads read its weights, and codes are not values."""
-    found = find_quantization_config(lm.config)
-    if found is not None:
+    """Raise InputError for a quantised model: draft heads use its weights as numbers, and codes are not."""
+    quantization = find_quantization_config(lm.config)
+    if quantization is not None:
         raise InputError(
-            f"the model of base {name} is quantised ({quantization_method(found)}), which is not served; load it "
-            "whole (fp8: "
-            "from_pretrained(..., quantization_config=FineGrainedFP8Config(dequantize=True)))"
+            f"the model of base {name} is quantised ({quantization_method(quantization)}), which is not supported; "
+            "load it dequantised (fp8: from_pretrained(..., quantization_config=FineGrainedFP8Config(dequantize=True)))"
         )
 
 
@@ -185,9 +184,9 @@ def safetensors_entries(path: str, revision: str | None) -> Iterator[tuple[str, 
 
 
 def is_quantized_tensor(name: str, dtype: str) -> bool:
-    """Return whether a tensor holds codes: floats of a byte or less, or integers where a matrix is expected.
+    """Return whether a tensor holds quantised codes: floats of a byte or less, or an integer matrix.
 
-    Buffers of integers (position ids, masks) are no codes.
+    Integer buffers (position ids, masks) are not codes.
     """
     return dtype.startswith(("F8", "F6", "F4")) or (
         dtype.startswith(("I", "U")) and name.rpartition(".")[2] in QUANTIZED_NAMES
@@ -197,8 +196,8 @@ def is_quantized_tensor(name: str, dtype: str) -> bool:
 def refuse_misaligned_scales(path: str, revision: str | None, block: Any) -> None:
     """Raise InputError unless every FP8 matrix has scales of the config's block size.
 
-    transformers divides the shape of a matrix by that of its scales: 192 rows with 2 scales are taken for blocks of
-    96 where they were blocks of 128 and 64, without an error. A matrix without scales is taken as it is.
+    transformers divides the shape of a matrix by that of its scales: 192 rows with 2 scales become blocks of 96 where
+    they were blocks of 128 and 64, without an error. A matrix without scales is loaded as bare codes.
     """
     shapes = {name: (dtype, shape) for name, dtype, shape in safetensors_entries(path, revision)}
     for name, (dtype, shape) in shapes.items():
@@ -208,24 +207,23 @@ def refuse_misaligned_scales(path: str, revision: str | None, block: Any) -> Non
         if not dtype.startswith("F8") or not name.endswith(".weight") or scales is None:
             raise InputError(f"base {path} holds {name} as {dtype} without {name}_scale_inv; {UNQUANTIZED_ADVICE}")
         grid = scales[1] if len(scales[1]) == 2 else [1, 1]
-        most = block or shape
-        if any(
-            parts not in (1, size) and size != parts * rows for size, parts, rows in zip(shape, grid, most, strict=True)
-        ):
+        block_shape = block or shape
+        sizes = zip(shape, grid, block_shape, strict=True)
+        if any(blocks not in (1, size) and size != blocks * length for size, blocks, length in sizes):
             raise InputError(
-                f"base {path} holds {name} of shape {shape} with scales of shape {grid}, which are no blocks of "
-                f"{list(most)}; {UNQUANTIZED_ADVICE}"
+                f"base {path} holds {name} of shape {shape} with scales of shape {grid}, which are not blocks of "
+                f"{list(block_shape)}; {UNQUANTIZED_ADVICE}"
             )
 
 
 def refuse_incomplete(lm: Any, report: Mapping[str, Any], path: str) -> None:
-    """Raise InputError where weights were left at random, or scales of weights were left over."""
+    """Raise InputError where the checkpoint lacked weights, or had scales that the model did not use."""
     tied = set(getattr(lm, "all_tied_weights_keys", None) or ())
     missing = sorted(set(report["missing_keys"]) - tied)
     if missing:
         raise InputError(
             f"base {path} has no {missing[0]} ({len(missing)} tensors are missing), which would be random; give a "
-            "whole checkpoint as base.path="
+            "complete checkpoint as base.path="
         )
     scales = sorted(key for key in report["unexpected_keys"] if key.endswith(SCALE_SUFFIXES))
     if scales:
@@ -235,3 +233,12 @@ def refuse_incomplete(lm: Any, report: Mapping[str, Any], path: str) -> None:
     codes = [name for name, value in lm.named_parameters() if value.is_floating_point() and value.dtype.itemsize == 1]
     if codes and find_quantization_config(lm.config) is None:
         raise InputError(f"base {path} was loaded with {codes[0]} in float8, without its scales; {UNQUANTIZED_ADVICE}")
+
+
+def eos_token_ids(lm: Any, tokenizer: Any) -> frozenset[int]:
+    """Return the EOS token ids of the generation config, else of the model config, else of the tokenizer."""
+    for source in (getattr(lm, "generation_config", None), lm.config, tokenizer):
+        eos = getattr(source, "eos_token_id", None)
+        if eos is not None:
+            return frozenset(eos if isinstance(eos, Sequence) else [eos])
+    return frozenset()

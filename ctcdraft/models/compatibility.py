@@ -1,13 +1,14 @@
-"""Which bases read a tree exactly: what a config tells, and what only a forward pass shows.
+"""Checks that a base model computes the logits of a token tree exactly.
 
-Before a loaded model is cast, moved, merged or spread, transformers' own forward pass over a short text is kept; the
-base must give the same logits afterwards, and must read a forked tree as it reads the two texts in it.
+Some architectures are refused by their config, others only by forward passes. The logits that transformers computes for
+a short text right after loading are kept; after casting, merging, quantising or distribution over devices the base must
+still compute them, and it must give the paths of a forked tree the logits that the two texts have by themselves.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,73 +22,71 @@ from ctcdraft.errors import InputError, first_line
 if TYPE_CHECKING:
     from ctcdraft.models.base_model import BaseLM
 
-LENGTH_DEPENDENT_ROPE = (
-    "dynamic",
-    "longrope",
-)  # by the length of what is read: a tree reaches further than its first word
-SUPPORTED_LAYER_TYPES = {"full_attention", "sliding_attention"}  # layer types
-# What a config does to logits after the head, and the value that does nothing. In half precision a cap is too small a
-# difference for a forward pass to tell from rounding, but the distribution is another one.
+# Frequencies that depend on the length of the forward pass: a tree is longer than the single tokens of stock decoding.
+LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
+SUPPORTED_LAYER_TYPES = {"full_attention", "sliding_attention"}
+# Config keys that change logits after the lm_head, with the value that has no effect. They are refused by the config
+# because in half precision a forward pass cannot distinguish a soft cap from rounding.
 LOGIT_TRANSFORMS = {"final_logit_softcapping": None, "logits_scaling": 1, "logit_scale": 1}
 FULL_PRECISION = (torch.float32, torch.float64)
-MIN_CONTEXT_LENGTH = 5  # tokens of a context: `refuse_unfaithful` reads four behind a text
+MIN_CONTEXT_LENGTH = 5  # tokens: `refuse_inexact_tree_attention` reads four after a prefix
 
 
 def checked_context_length(context_length: int | None, config: Any, name: str) -> int:
-    """Return the context to use, None for the config's own; raise InputError for a length that it cannot have.
+    """Return `context_length`, or the longest context of the config for None; raise InputError for an impossible one.
 
-    The most is max_position_embeddings, which with rotary scaling is the scaled length. Bases whose positions are no
-    embeddings have none.
+    The longest is max_position_embeddings, which with rotary scaling is the scaled length; some configs have none.
     """
     most = getattr(config, "max_position_embeddings", None)
-    wanted = most if context_length is None else context_length
-    if (
-        isinstance(wanted, bool)
-        or not isinstance(wanted, int)
-        or wanted < MIN_CONTEXT_LENGTH
-        or (most and wanted > most)
-    ):
-        bounds = (
-            f"an integer from {MIN_CONTEXT_LENGTH} to {most}, the context of base {name}"
-            if most
-            else "given as an integer"
-        )
-        raise InputError(f"base.context_length must be {bounds}, got {wanted}")
-    return wanted
+    length: Any = most if context_length is None else context_length
+    valid = isinstance(length, int) and not isinstance(length, bool) and length >= MIN_CONTEXT_LENGTH
+    if not valid or (most and length > most):
+        bounds = f"from {MIN_CONTEXT_LENGTH} to {most}, the context of base {name}" if most else ">= 5"
+        raise InputError(f"base.context_length must be an integer {bounds}, got {length}")
+    return length
 
 
 def refuse_unsupported_config(config: Any, name: str) -> None:
-    """Raise InputError for a base whose attention cannot read a tree through masks, token for token the same."""
-    kinds = set(getattr(config, "layer_types", None) or []) - SUPPORTED_LAYER_TYPES
-    if not getattr(config, "num_attention_heads", None):
-        kinds.add("no attention heads")
-    kinds |= {
-        f"{one} rotary positions, whose angles change as the text grows" for one in length_dependent_rope_types(config)
-    }
-    changed = {key: getattr(config, key, None) for key in LOGIT_TRANSFORMS}
-    for key, value in changed.items():
-        if value not in (None, LOGIT_TRANSFORMS[key]):
+    """Raise InputError for a config whose architecture cannot verify a token tree exactly through attention masks."""
+    for key, neutral in LOGIT_TRANSFORMS.items():
+        value = getattr(config, key, None)
+        if value not in (None, neutral):
             raise InputError(
                 f"base {name} has {key}={value}: its logits are scaled after the lm_head, which drafters and trees "
-                "read by itself; use another base"
+                "apply alone; use another base"
             )
-    if kinds:
+    reasons = set(getattr(config, "layer_types", None) or []) - SUPPORTED_LAYER_TYPES
+    if not getattr(config, "num_attention_heads", None):
+        reasons.add("no attention heads")
+    for rope in length_dependent_rope_types(config):
+        reasons.add(f"{rope} rotary positions, whose angles change as the text grows")
+    if reasons:
         raise InputError(
-            f"base {name} has {', '.join(sorted(kinds))}: a tree of guesses cannot be read and rolled back "
-            "exactly there; use a base with full or sliding attention in every layer"
+            f"base {name} has {', '.join(sorted(reasons))}: a token tree cannot be verified and rolled back exactly; "
+            "use a base with full or sliding attention in every layer"
         )
 
 
 def length_dependent_rope_types(config: Any) -> set[str]:
-    """Return the rotary types that depend on the length of the text; some configs have one for each layer type."""
+    """Return the rope types of the config, which may be one per layer type, that depend on the length of the text."""
     rope = getattr(config, "rope_parameters", None) or {}
-    each = [rope, *(value for value in rope.values() if isinstance(value, dict))]
-    return {str(one.get("rope_type")) for one in each} & set(LENGTH_DEPENDENT_ROPE)
+    parameters = [rope, *(value for value in rope.values() if isinstance(value, dict))]
+    return {str(each.get("rope_type")) for each in parameters} & set(LENGTH_DEPENDENT_ROPE)
+
+
+def refuse_taps(taps: Sequence[str | int], layers: int) -> None:
+    """Raise InputError for values of base.taps that name no layers of the base."""
+    inner = taps[1:]
+    if list(taps[:1]) != ["last"] or any(not isinstance(tap, int) or not 0 <= tap < layers for tap in inner):
+        raise InputError(
+            f'base.taps must be "last" and then layers from 0 to {layers - 1}, as in [last,{layers // 2}], '
+            f"got {list(taps)}"
+        )
 
 
 @dataclass(frozen=True)
 class ReferenceLogits:
-    """What transformers computes with a model as it was loaded. logits_LV: of every token, in float32 on the host."""
+    """The logits that transformers computes with a model as it was loaded. logits_LV: in float32 on the host."""
 
     tokens_L: Tensor
     logits_LV: Tensor
@@ -96,11 +95,11 @@ class ReferenceLogits:
     @classmethod
     @torch.inference_mode()
     def of(cls, lm: Any, name: str, length: int = 16) -> ReferenceLogits:
-        """Run one short forward pass, where the model is and as it is: at most seconds of the minutes of loading."""
+        """Run one short forward pass on the device and in the dtype of the loaded model."""
         length = min(length, int(getattr(lm.config, "max_position_embeddings", length)))
         vocabulary = lm.get_input_embeddings().weight.shape[0]
         tokens_L = torch.randint(vocabulary, (length,), generator=torch.Generator().manual_seed(1))
-        # What is offloaded has no device of its own; accelerate's hooks take tokens from the host.
+        # An offloaded model has no device; accelerate's hooks take tokens from the host.
         device = lm.device if lm.device.type != "meta" else torch.device("cpu")
         try:
             with attention_available_on(lm, device):
@@ -115,20 +114,20 @@ class ReferenceLogits:
 
 @contextmanager
 def attention_available_on(lm: Any, device: torch.device) -> Iterator[None]:
-    """Within, attention runs on this device: flash attention has no kernels for the CPU, where models are loaded."""
-    before = lm.config._attn_implementation
-    if device.type == "cpu" and "flash" in str(before):
+    """Replace flash attention by sdpa within the context on a CPU, where models are loaded and it has no kernels."""
+    original = lm.config._attn_implementation
+    if device.type == "cpu" and "flash" in str(original):
         lm.set_attn_implementation("sdpa")
     try:
         yield
     finally:
-        if lm.config._attn_implementation != before:
-            lm.set_attn_implementation(before)
+        if lm.config._attn_implementation != original:
+            lm.set_attn_implementation(original)
 
 
 @torch.inference_mode()
 def refuse_changed_logits(base: BaseLM, reference: ReferenceLogits) -> None:
-    """Raise InputError unless the model gives the logits that it gave before it was cast, merged or spread."""
+    """Raise InputError unless the base still computes the reference logits, up to the rounding of its dtype."""
     ours_LV = base.lm(reference.tokens_L[None].to(base.device)).logits[0].float().cpu()
     theirs_LV = reference.logits_LV
     difference = (ours_LV - theirs_LV).square().mean().sqrt() / theirs_LV.std()
@@ -141,10 +140,10 @@ def refuse_changed_logits(base: BaseLM, reference: ReferenceLogits) -> None:
 
 @torch.inference_mode()
 def refuse_inexact_tree_attention(base: BaseLM, length: int = 320) -> None:
-    """Raise InputError unless this base reads a forked tree as it reads the two texts in it.
+    """Raise InputError unless the paths of a forked tree have the logits of the two texts read one by one.
 
-    A config does not tell whether attention is local, positions enter as biases or logits are scaled after
-    the head; a forward pass does. The text is longer than the windows in use, where the context allows.
+    This finds local attention, position biases and scaled logits that no config key states. The prefix is longer than
+    the sliding windows in use, where the context allows.
     """
     rng = torch.Generator().manual_seed(0)
     if base.window is not None:
@@ -159,21 +158,23 @@ def refuse_inexact_tree_attention(base: BaseLM, length: int = 320) -> None:
         forked_NV = base.read_tree(tree, cache).logits_NV[-2:].float()
         paths = (torch.stack([root, left, below]), torch.stack([root, right]))
         alone_NV = torch.stack([last_logits(base.lm, torch.cat([prefix, path])) for path in paths])
-    except InputError:  # such as that it cannot be compiled, which says what to do
+    except InputError:  # such as a failed compilation
         raise
     except (ValueError, TypeError, RuntimeError, AttributeError, KeyError) as error:
         raise InputError(
-            f"base {base.name} cannot read a tree through a plain mask ({first_line(error)}); use another base"
+            f"base {base.name} cannot read a token tree through an attention mask ({first_line(error)}); use "
+            "another base"
         ) from error
     difference = (forked_NV - alone_NV).abs().max() / alone_NV.std()
     if not difference < (1e-2 if base.dtype in FULL_PRECISION else 0.5):
         raise InputError(
-            f"base {base.name} reads a tree otherwise than the texts in it (logits differ by {difference:.2g} of their "
-            "spread): its attention is local or biased by distance, or its logits are scaled; use another base"
+            f"base {base.name} computes other logits for a token tree than for the texts in it (they differ by "
+            f"{difference:.2g} of their spread): its attention is local or biased by distance, or its logits are "
+            "scaled; use another base"
         )
 
 
 def last_logits(lm: Any, tokens_L: Tensor) -> Tensor:
-    """Return the logits_V after a text. All of a long one over 256k tokens would be gigabytes."""
+    """Return logits_V after a text; the logits of all its positions over a vocabulary of 256k would be gigabytes."""
     options = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(lm.forward).parameters else {}
     return lm(tokens_L[None], **options).logits[0, -1].float()

@@ -1,6 +1,6 @@
-"""The one way in to DeepSpeed: the package, loaded when it is wanted, and the weights it holds in shards, made whole.
+"""Import and initialisation of DeepSpeed, and gathering of weights that its ZeRO-3 keeps in shards.
 
-It knows no base, no head and no run. Loading it is slow, so nothing of it is imported before it is asked for.
+No other module imports deepspeed. It is imported inside functions because that takes seconds.
 """
 
 from __future__ import annotations
@@ -28,39 +28,40 @@ NOT_INSTALLED = "engine=deepspeed needs deepspeed, which is not installed; pip i
 
 
 def refuse_missing_deepspeed() -> None:
-    """InputError where the package is not installed, without loading it."""
+    """Raise InputError where deepspeed is not installed, without importing it."""
     if importlib.util.find_spec("deepspeed") is None:
         raise InputError(NOT_INSTALLED)
 
 
 def load_deepspeed(device: str) -> Any:
-    """The package, which has met the other processes; alone it believes to be one of one."""
-    deepspeed, backend = import_deepspeed(device), "gloo" if device == "cpu" else "nccl"
+    """Return the deepspeed module with its process group initialised; without torchrun the group has one process."""
+    deepspeed = import_deepspeed(device)
+    backend = "gloo" if device == "cpu" else "nccl"
     deepspeed.init_distributed(backend, verbose=False)
     shut_down_gloo_at_exit(backend)
     return deepspeed
 
 
 def import_deepspeed(device: str) -> Any:
-    """The package, told what this machine is."""
+    """Import deepspeed with the environment variables and switches that this device needs."""
     if device == "cpu":
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     for name, value in SINGLE_PROCESS_ENV.items():
         os.environ.setdefault(name, value)
-    # Its loaders unpickle with weights_only=False, which executes a hostile file; this switch of torch overrules them.
+    # Its loaders unpickle with weights_only=False, which executes a hostile file; this switch of torch overrides them.
     os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
     try:
         import deepspeed
     except ImportError as error:
         raise InputError(NOT_INSTALLED) from error
     if device == "cpu":
-        # Else it builds an operator for half a minute, and fails where there is no compiler.
+        # Otherwise it compiles an operator for half a minute, and fails where there is no compiler.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     return deepspeed
 
 
 def gathered_parameters(weights: Iterable[Tensor]) -> AbstractContextManager[Any]:
-    """Within, these are whole in every process: a call that all processes make together."""
+    """Return a context in which these sharded weights are complete in every process; a collective call."""
     import deepspeed
 
     return deepspeed.zero.GatheredParameters(list(weights))
@@ -70,7 +71,7 @@ def is_sharded(value: Any) -> bool:
     return hasattr(value, "ds_id")
 
 
-def gather_copy(shard: Tensor) -> Tensor:
-    """A copy of all its values: a call that all processes make together."""
-    with gathered_parameters([shard]):
-        return shard.detach().clone()
+def gather_copy(parameter: Tensor) -> Tensor:
+    """Return a complete copy of a sharded parameter; a collective call."""
+    with gathered_parameters([parameter]):
+        return parameter.detach().clone()

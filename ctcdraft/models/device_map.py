@@ -1,9 +1,7 @@
-"""A base that lies over several devices of one process, as accelerate puts it. It knows modules and devices, no drafts.
+"""A base whose layers accelerate distributes over several devices of one process, and its KV cache.
 
-What drafters share or begin with (embedding, head, final norm, last layer) is brought to one device, and states arrive
-there; all else stays where it was put, be that another card, the memory of the host or a disk.
-
-The cache of a base whose layers lie on several devices: one for each of them. It knows which layer is where.
+The modules that drafters share or copy (embedding, lm_head, final norm, last layer) are moved to one device, where the
+hidden states arrive too; all other layers stay where the device map puts them: another GPU, host memory or a disk.
 """
 
 from __future__ import annotations
@@ -24,24 +22,28 @@ from ctcdraft.errors import InputError
 
 @dataclass(frozen=True)
 class DeviceMapOptions:
-    """Values of transformers' from_pretrained. device_map: auto, balanced, ..., or devices by module. max_memory: of
-    each device, where it is not all there is. offload_folder: for layers that fit nowhere else."""
+    """Options of transformers' from_pretrained.
+
+    device_map: auto, balanced, ..., or a device for each module name.
+    max_memory: by device; None for all of it.
+    offload_folder: for layers that fit on no device.
+    """
 
     device_map: Any
     max_memory: Any = None
     offload_folder: str | None = None
 
     def from_pretrained_options(self, dtype: str) -> dict[str, Any]:
-        """In the words of from_pretrained; InputError where it cannot be done here."""
+        """Return keyword arguments of from_pretrained; raise InputError without accelerate or under torchrun."""
         if importlib.util.find_spec("accelerate") is None:
             raise InputError(
                 f"base.device_map={self.device_map} needs accelerate, which is not installed; pip install accelerate"
             )
-        world = int(os.environ.get("WORLD_SIZE", 1))
-        if world > 1:
+        world_size = int(os.environ.get("WORLD_SIZE", 1))
+        if world_size > 1:
             raise InputError(
-                f"base.device_map={self.device_map} lays one base over the devices of one process, and {world} were "
-                "started; start one, or leave it out so that each has a base of its own"
+                f"base.device_map={self.device_map} distributes one base over the devices of one process, and "
+                f"{world_size} were started; start one, or leave out device_map so that each process has its own base"
             )
         return {
             "dtype": getattr(torch, dtype),
@@ -56,9 +58,9 @@ def as_plain_dict(value: Any) -> Any:
 
 
 def gather_shared_modules(lm: Any, device: str) -> None:
-    """Bring to `device` what drafters touch, and have the states of all layers arrive there."""
+    """Move the modules that drafters use to `device`, and let the hidden states of all layers arrive there."""
     inner = lm.base_model
-    home = torch.empty(0, device=device).device  # "cuda" -> cuda:0, as weights say it
+    home = torch.empty(0, device=device).device  # "cuda" -> cuda:0, to compare equal with the device of a weight
     embedding, head = lm.get_input_embeddings(), lm.get_output_embeddings()
     tied = head.weight is embedding.weight
     layers = getattr(inner, "layers", None)
@@ -71,34 +73,34 @@ def gather_shared_modules(lm: Any, device: str) -> None:
 
 
 def pin_to_device(module: nn.Module, device: torch.device) -> None:
-    """Hold all of its weights on this device from now on, and move there what it is told."""
+    """Move all weights of a module to this device for good; its inputs are moved there by a hook."""
     from accelerate.hooks import AlignDevicesHook, add_hook_to_module, remove_hook_from_module
     from accelerate.utils import set_module_tensor_to_device
 
     values = [
-        (part, name, materialized(part, name, tensor))
-        for part in module.modules()
-        for name, tensor in [*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)]
+        (owner, name, materialized(owner, name, tensor))
+        for owner in module.modules()
+        for name, tensor in [*owner.named_parameters(recurse=False), *owner.named_buffers(recurse=False)]
     ]
-    remove_hook_from_module(module, recurse=True)  # first: a hook that goes puts weights back where it found them
-    for part, name, value in values:
-        set_module_tensor_to_device(part, name, device, value=value)
+    remove_hook_from_module(module, recurse=True)  # before moving: a removed hook puts the weights back
+    for owner, name, value in values:
+        set_module_tensor_to_device(owner, name, device, value=value)
     if device.type != "cpu":
         add_hook_to_module(module, AlignDevicesHook(execution_device=device, skip_keys="past_key_values"))
 
 
 def materialized(module: nn.Module | None, name: str, tensor: Tensor) -> Tensor:
-    """A weight of this module itself, in memory or on disk; of no module: as it is."""
+    """Return a weight of this module with its values, loaded from accelerate's offload storage where it is there."""
     if tensor.is_meta:
         hook: Any = getattr(module, "_hf_hook", None)
-        for each in getattr(hook, "hooks", [hook]):  # several in a row are one hook
+        for each in getattr(hook, "hooks", [hook]):  # a SequentialHook holds several
             if getattr(each, "weights_map", None) is not None:
                 return each.weights_map[name]
     return tensor
 
 
 def output_on_device(output: Any, device: torch.device) -> Any:
-    """The output of stock modelling code with its states on this device."""
+    """Move the hidden states in the output of a transformers model to this device."""
     output.last_hidden_state = output.last_hidden_state.to(device)
     if output.hidden_states is not None:
         output.hidden_states = tuple(states.to(device) for states in output.hidden_states)
@@ -106,7 +108,7 @@ def output_on_device(output: Any, device: torch.device) -> Any:
 
 
 class CacheProbe(KVCache):
-    """A cache that only looks where each layer writes."""
+    """A cache that records the device on which each layer writes, and stores nothing."""
 
     def __init__(self, layers: int) -> None:
         super().__init__(layers, 1)
@@ -121,23 +123,23 @@ class CacheProbe(KVCache):
 
 @torch.inference_mode()
 def layer_devices(lm: Any, device: torch.device) -> list[torch.device]:
-    """The device on which each layer computes, by having it read one word."""
+    """Return the device on which each layer computes, found by a forward pass over one token."""
     cache = CacheProbe(lm.config.num_hidden_layers)
     lm.base_model(input_ids=torch.zeros(1, 1, dtype=torch.int64, device=device), past_key_values=cache, use_cache=True)
     return cache.devices
 
 
 class MultiDeviceCache(transformers.Cache):
-    """As KVCache, its rows on the device of the layer that wrote them.
+    """A KV cache made of one KVCache per device, each for the layers on that device.
 
     layers a b c d on devices 0 0 1 1   ->   two caches of two layers
     """
 
-    def __init__(self, places: Sequence[Hashable], capacity: int) -> None:
+    def __init__(self, devices: Sequence[Hashable], capacity: int) -> None:
         super().__init__(layers=[])
-        self.parts = {device: KVCache(list(places).count(device), capacity) for device in dict.fromkeys(places)}
-        # Of every layer: the cache, and the layer's number in there.
-        self._of = [(self.parts[device], list(places[:n]).count(device)) for n, device in enumerate(places)]
+        self.parts = {device: KVCache(list(devices).count(device), capacity) for device in dict.fromkeys(devices)}
+        # For every layer its cache, and its index there.
+        self._of = [(self.parts[device], list(devices[:n]).count(device)) for n, device in enumerate(devices)]
 
     @property
     def length(self) -> int:
@@ -150,8 +152,8 @@ class MultiDeviceCache(transformers.Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        part, number = self._of[layer_idx]
-        return part.update(key_states, value_states, number)
+        part, index = self._of[layer_idx]
+        return part.update(key_states, value_states, index)
 
     def keep_path(self, start: int, path_K: Tensor) -> None:
         for part in self.parts.values():
@@ -169,12 +171,12 @@ class MultiDeviceCache(transformers.Cache):
         return sum(part.bytes_held() for part in self.parts.values())
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        part, number = self._of[layer_idx]
-        return part.get_seq_length(number)
+        part, index = self._of[layer_idx]
+        return part.get_seq_length(index)
 
     def get_mask_sizes(self, query_length: int | Tensor, layer_idx: int = 0) -> tuple[int, int]:
-        part, number = self._of[layer_idx]
-        return part.get_mask_sizes(query_length, number)
+        part, index = self._of[layer_idx]
+        return part.get_mask_sizes(query_length, index)
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
         return self.get_seq_length(layer_idx)

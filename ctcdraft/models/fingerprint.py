@@ -1,4 +1,4 @@
-"""Short hashes by which a base is known again: of words, texts, weights. It knows nothing of what they mean."""
+"""Fingerprints of base models: short hashes of the weights, the tokenizer and the chat template."""
 
 from __future__ import annotations
 
@@ -13,6 +13,22 @@ from ctcdraft.models.deepspeed_loading import gather_copy, is_sharded
 from ctcdraft.models.device_map import materialized
 
 
+def base_fingerprint(base: Any) -> dict[str, Any]:
+    """Return the identity of a base that is written beside everything made for it (fingerprint.json, manifest.json)."""
+    return {
+        "base": base.name,
+        "revision": base.revision,
+        "weights": base.weights_hash,
+        **({"quantised": base.quantised} if base.quantised else {}),
+        "width": base.width,
+        "vocabulary": base.vocabulary,
+        "taps": base.taps,
+        "tokenizer": tokenizer_hash(base.tokenizer),
+        "chat_template": text_hash(getattr(base.tokenizer, "chat_template", None) or ""),
+        **({"adapter": base.adapted} if base.adapted else {}),
+    }
+
+
 def text_hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -22,17 +38,17 @@ def tokenizer_hash(tokenizer: Any) -> str:
 
 
 def weights_hash(lm: nn.Module, samples: int = 64) -> str:
-    """A hash of up to `samples` evenly spaced values of every tensor, rounded to bfloat16.
+    """Return a hash of up to `samples` evenly spaced values of every tensor, which takes milliseconds.
 
-    Rounded, so that one checkpoint read as float32 and as bfloat16 is the same base. A base on paper has no values
-    and no hash, so nothing can be made for it.
+    The values are rounded to bfloat16, so that one checkpoint loaded as float32 and as bfloat16 has one hash. A model
+    on the meta device has no values, and its hash is the empty string.
     """
     digest = hashlib.sha256()
     owners = dict(lm.named_modules(remove_duplicate=False))
     for name, tensor in sorted(lm.state_dict().items()):
-        module_name, _, own = name.rpartition(".")
-        # Some layers write more than they own (`weight.absmax`, of four bits), under names that are no module's.
-        for part in storage_tensors(materialized_tensor(owners.get(module_name), own, tensor)):
+        module_name, _, tensor_name = name.rpartition(".")
+        # Quantised layers write entries (`weight.absmax`) below a name that is no module, so the owner may be None.
+        for part in storage_tensors(materialized_tensor(owners.get(module_name), tensor_name, tensor)):
             if part.is_meta:
                 return ""
             stride = max(1, part.numel() // samples)
@@ -42,13 +58,13 @@ def weights_hash(lm: nn.Module, samples: int = 64) -> str:
 
 
 def materialized_tensor(owner: nn.Module | None, name: str, tensor: Tensor) -> Tensor:
-    """A tensor of a state with its values, wherever they lie."""
-    own: Any = getattr(owner, name, None)
-    return gather_copy(own) if is_sharded(own) else materialized(owner, name, tensor)
+    """Return an entry of a state dict with its values, gathered from ZeRO-3 shards or loaded from offload storage."""
+    parameter: Any = getattr(owner, name, None)
+    return gather_copy(parameter) if is_sharded(parameter) else materialized(owner, name, tensor)
 
 
 def tensors_hash(tensors: Mapping[str, Tensor]) -> str:
-    """Of every byte: for what is small, and must be exactly this."""
+    """Return a hash of every byte, for small weights that have to be identical."""
     digest = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         digest.update(name.encode() + tensor.contiguous().cpu().view(torch.uint8).numpy().tobytes())
@@ -56,7 +72,7 @@ def tensors_hash(tensors: Mapping[str, Tensor]) -> str:
 
 
 def storage_tensors(tensor: Any) -> Iterator[Tensor]:
-    """What a tensor is made of in memory: itself, or codes and scales where a package for quantising wraps them."""
+    """Yield the plain tensors in memory: the tensor itself, or codes and scales of a quantised tensor subclass."""
     if hasattr(tensor, "__tensor_flatten__"):
         for name in tensor.__tensor_flatten__()[0]:
             yield from storage_tensors(getattr(tensor, name))
@@ -65,7 +81,9 @@ def storage_tensors(tensor: Any) -> Iterator[Tensor]:
 
 
 def was_quantized_since(base_fingerprint: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> bool:
-    """Whether this is the base that something was made for, but quantised since: its weights are no longer comparable,
-    so its name must do."""
+    """Return whether `fingerprint` is the base of `base_fingerprint` after quantisation.
+
+    The weights of both cannot be compared, so the name decides.
+    """
     name = base_fingerprint.get("base")
     return bool(fingerprint.get("quantised")) and not base_fingerprint.get("quantised") and name == fingerprint["base"]

@@ -1,4 +1,8 @@
-"""The base LLM: tokens in, states and logits out. Frozen, never patched; it knows nothing of drafts or text tasks."""
+"""Loading of base models: `base` in the config becomes a BaseLM.
+
+A base is loaded by transformers, merged with its adapters, moved and cast, and then checked: it must still compute the
+logits that transformers computed (compatibility.py) and read token trees exactly.
+"""
 
 from __future__ import annotations
 
@@ -48,33 +52,37 @@ def load_base(
     zero3: bool = False,
     compiled: bool = False,
 ) -> BaseLM:
-    """Load a base from a folder or a hub id; `adapter` is a peft LoRA folder that is merged before freezing.
+    """Load a base from a folder or a hub id; the parameters are the keys of configs/base/local.yaml.
 
-    taps: "last", then the layers whose states drafters see too (0: the embeddings, k: what layer k gives out).
-    config: for plans without the weights (paper.py); what is loaded brings its own.
-    quantised: one of QUANTISED, which needs its package. fixed: trees
-    are padded to few shapes, and on a GPU each of these is captured as a graph. compiled: by torch, once a shape.
-    device_map and what follows it: the layers lie over several devices (placing.py); states and logits are on `device`
-    all the same. adapted: the folder of what a run has trained along with its head (RUN/adapter), merged like
-    `adapter`; with it the base is another one, and says so. zero3: in shards over the processes of torchrun
-    (sharding.py).
+    Args:
+        adapter: a peft LoRA folder that is merged before freezing.
+        taps: "last", then the auxiliary layers whose hidden states drafters read (0: the embeddings, k: layer k).
+        config: ignored here; meta.py reads it for plans without weights.
+        quantised: a key of values.QUANTIZATION_PACKAGES.
+        fixed: pad trees to a few static shapes, each of which a GPU captures as a CUDA graph.
+        compiled: compile each static shape with torch.compile.
+        device_map, max_memory, offload_folder: distribute the layers (device_map.py); hidden states and logits are on
+            `device` all the same.
+        adapted: the adapter that a run trained together with its draft head (RUN/adapter). The merged base generates
+            other text, which its name and its fingerprint state.
+        zero3: shard the weights over the processes of torchrun (zero3.py).
     """
     import transformers
 
     refuse_unknown_dtype(dtype)
     refuse_absent_device(device)
-    reads = StaticShapeForward.of(fixed, compiled)
+    static_shapes = StaticShapeForward.of(fixed, compiled)
     transformers.utils.logging.disable_progress_bar()
     placing = DeviceMapOptions(device_map, max_memory, offload_folder) if device_map is not None else None
     changes = {"fixed": fixed, "adapter": adapter, "adapted": adapted}
-    refuse_spread(placing is not None, zero3, bool(quantised), changes)
+    refuse_unsupported_combination(placing is not None, zero3, bool(quantised), changes)
     if looks_like_folder(path) and not (Path(path) / "config.json").is_file():
         raise InputError(f"no base LLM at {path}: there is no config.json; give a Hugging Face folder as base.path=")
     if zero3:
         from ctcdraft.models.zero3 import load_sharded
 
-        named = name or Path(path).name
-        return load_sharded(path, dtype, device, named, revision, attention, context_length, chat_template_file, taps)
+        name = name or Path(path).name
+        return load_sharded(path, dtype, device, name, revision, attention, context_length, chat_template_file, taps)
     lm, tokenizer = load_pretrained(path, revision, attention, weight_options(dtype, device, quantised, placing))
     if adapter is not None:
         lm = attach_adapter(lm, adapter)
@@ -88,27 +96,33 @@ def load_base(
     if placing is not None:
         devices = layer_devices(lm, base.device)
         base.layer_devices = devices if len(set(devices)) > 1 else None
-    elif quantised is None:  # what is quantised was loaded where it stays, and has a type of its own
+    elif quantised is None:  # quantised weights were loaded on their device and keep their dtype
         base = base.to(device, getattr(torch, dtype))
     refuse_changed_logits(base, reference)
     if adapted is not None:
         merge_trained_adapter(base, Path(adapted))
-    base.fixed = reads
+    base.fixed = static_shapes
     refuse_inexact_tree_attention(base)
     return base
 
 
-def refuse_spread(placed: bool, sharded: bool, quantised: bool, changes: Mapping[str, Any]) -> None:
-    """Raise InputError where a base over several devices or processes is to be changed, too, by values of `changes`."""
-    changed = [key for key, value in changes.items() if value]
-    if placed and changed:
-        raise InputError(f"base.{changed[0]}= is for a base on one device; leave it out, or base.device_map=")
-    if sharded and (placed or quantised or changed):
-        raise InputError("base.zero3=true takes the base as it is; leave out its device_map, quantised, fixed, adapter")
+def refuse_unsupported_combination(
+    device_map: bool, zero3: bool, quantised: bool, single_device: Mapping[str, Any]
+) -> None:
+    """Raise InputError where a distributed base has other options that it does not support.
+
+    Args:
+        single_device: values of the keys that only a base on one device supports.
+    """
+    given = [key for key, value in single_device.items() if value]
+    if device_map and given:
+        raise InputError(f"base.{given[0]}= needs a base on one device; leave out base.{given[0]} or base.device_map")
+    if zero3 and (device_map or quantised or given):
+        raise InputError("base.zero3=true supports no device_map, quantised, fixed or adapter; leave them out")
 
 
 def merge_trained_adapter(base: BaseLM, folder: Path) -> None:
-    """Merge what a run has trained along with its head into the base that it began with."""
+    """Merge the adapter that a run trained together with its draft head into the base it started from."""
     import peft
     from safetensors.torch import load_file
 
@@ -126,8 +140,11 @@ def merge_trained_adapter(base: BaseLM, folder: Path) -> None:
 
 
 def without_generation_config(lm: Any) -> Any:
-    """A second handle on the same weights with an empty generation config: `generate` fills what it is not told from
-    the model's own, such as top_p or a repetition penalty, and would then say other words than its logits do."""
-    handle = copy.copy(lm)
-    handle.generation_config = type(lm.generation_config)()
-    return handle
+    """Return a shallow copy of the model, sharing its weights, with an empty generation config.
+
+    `generate` takes parameters that the caller leaves out, such as top_p or a repetition penalty, from the model's
+    generation config, and would then generate other tokens than the logits alone determine.
+    """
+    copied = copy.copy(lm)
+    copied.generation_config = type(lm.generation_config)()
+    return copied

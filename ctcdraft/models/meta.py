@@ -1,9 +1,7 @@
-"""A base on paper: its shape from a config alone, on torch's meta device, which holds sizes and no values.
+"""Base models without their trained weights: on the meta device for dry runs, or random for latency measurements.
 
-Plans need no more, so a base that this machine does not have, or cannot hold, can be planned for. It fetches no
-weights, and of what is named in configs/base not even a config.
-
-A base that is only a shape: a stock architecture with random weights. It knows no language, and no text names it.
+A tensor on torch's meta device has a shape and no values, which is all that a plan of memory and time needs. So a base
+that is not on this machine, or does not fit into its memory, can be planned for without downloading weights.
 """
 
 from __future__ import annotations
@@ -28,54 +26,38 @@ WEIGHT_PATTERNS = ("*.safetensors", "*.bin")
 
 @dataclass(frozen=True)
 class MetaBase:
-    """base: all of its tensors on the meta device, and no tokenizer (None) where there is none here. why: it is not
-    loaded, in words."""
+    """A base with all tensors on the meta device; its tokenizer is None where none is on this machine.
+
+    reason: why the weights are not loaded, for the printed plan.
+    """
 
     base: BaseLM
-    why: str
+    reason: str
 
     def __str__(self) -> str:
         size, config, dtype = ModelStats.of(self.base), self.base.lm.config, str(self.base.dtype).removeprefix("torch.")
         others = {torch.float32, torch.bfloat16} - {self.base.dtype}
-        halves = ", ".join(f"{format_bytes(size.parameters * one.itemsize)} as {str(one)[6:]}" for one in others)
+        alternatives = ", ".join(f"{format_bytes(size.parameters * one.itemsize)} as {str(one)[6:]}" for one in others)
         return (
-            f"ON PAPER: {self.base.name} is not loaded, for {self.why}; what follows is arithmetic from its config\n"
+            f"DRY RUN: {self.base.name} is not loaded, because {self.reason}; its config gives all numbers\n"
             f"base      {size.parameters / 1e9:,.2f} B parameters, "
-            f"{format_bytes(size.weight_bytes)} as {dtype} ({halves}); "
+            f"{format_bytes(size.weight_bytes)} as {dtype} ({alternatives}); "
             f"{size.layers} layers of width {size.width:,}, MLP {size.inner:,}, {config.num_attention_heads} heads, "
-            f"{self.base.vocabulary:,} words, context {self.base.context_length:,}\n"
-            f"cache     {format_bytes(size.kv_bytes)} of keys and values a token as {dtype}"
+            f"vocabulary {self.base.vocabulary:,}, context {self.base.context_length:,}\n"
+            f"cache     {format_bytes(size.kv_bytes)} of keys and values per token as {dtype}"
         )
 
 
 def meta_base_if_absent(
-    path: str,
-    dtype: str,
-    device: str,
-    name: str | None = None,
-    revision: str | None = None,
-    attention: str = "sdpa",
-    context_length: int | None = None,
-    chat_template_file: str | None = None,
-    adapter: str | None = None,
-    taps: Sequence[str | int] = ("last",),
-    config: Any = None,
-    quantised: str | None = None,
-    fixed: bool = False,
-    device_map: Any = None,
-    max_memory: Any = None,
-    offload_folder: str | None = None,
-    adapted: str | None = None,
-    zero3: bool = False,
-    compiled: bool = False,
+    path: str, dtype: str, device: str, device_map: Any = None, zero3: bool = False, **values: Any
 ) -> MetaBase | None:
-    """The values of `load_base`; None where the weights are on this machine and fit, so that it can be loaded.
+    """Return the base on the meta device if it cannot be loaded here, or None if its weights are present and fit.
 
-    quantised, fixed, compiled, adapted: change no plan. device_map, zero3: what does not
-    fit one device may fit several, and is loaded.
-    config: a base's sizes as Hugging Face names them, or the place of a config.json; without it, that of `path`.
+    A base that is larger than `device` may fit with device_map or zero3, and is then loaded. The arguments are those of
+    `load_base`.
     """
-    base = build_meta_base(path, dtype, name, revision, attention, context_length, chat_template_file, taps, config)
+    base = build_meta_base(path, dtype, **values)
+    revision = values.get("revision")
     if not has_local_weights(path, revision):
         return MetaBase(base, f"no weights of {path} are on this machine")
     needed, available = ModelStats.of(base).weight_bytes, device_memory_bytes(device)
@@ -96,17 +78,22 @@ def build_meta_base(
     chat_template_file: str | None = None,
     taps: Sequence[str | int] = ("last",),
     config: Any = None,
-    **changes_no_size: Any,
+    **irrelevant_to_size: Any,
 ) -> BaseLM:
-    """The base of these values with all of its tensors on the meta device, wherever its weights may be."""
+    """Return the base of a `base` config with all tensors on the meta device.
+
+    Args:
+        config: sizes as in a config.json of transformers, or the path of one; None for the config of `path`.
+        irrelevant_to_size: other arguments of `load_base`, which a plan does not depend on.
+    """
     import transformers
 
     refuse_unknown_dtype(dtype)
-    found = dequantized_config(model_config(path, revision, config), path)
+    loaded_config = dequantized_config(model_config(path, revision, config), path)
     try:
         with torch.device("meta"):
             lm = transformers.AutoModelForCausalLM.from_config(
-                found, attn_implementation=attention, trust_remote_code=False
+                loaded_config, attn_implementation=attention, trust_remote_code=False
             )
     except (ValueError, ImportError, TypeError) as error:
         raise InputError(f"no base can be made from the config of {path} ({first_line(error)})") from error
@@ -118,7 +105,7 @@ def build_meta_base(
 
 
 def model_config(path: str, revision: str | None, given: Any) -> Any:
-    """The config: of a file that is named, else of the base's own folder, else the sizes given, else the hub's."""
+    """Return the config of the file given, else of the folder of the base, else of the sizes given, else of the hub."""
     import transformers
 
     folder = looks_like_folder(path) and (Path(path) / "config.json").is_file()
@@ -133,32 +120,31 @@ def model_config(path: str, revision: str | None, given: Any) -> Any:
     if looks_like_folder(source) and not (Path(source) / "config.json").is_file() and not Path(source).is_file():
         raise InputError(
             f"no base LLM at {source}: there is no config.json; give a Hugging Face folder as base.path=, or a "
-            "config.json as base.config= for a plan on paper"
+            "config.json as base.config= for a dry run"
         )
     try:
         return transformers.AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise InputError(
             f"cannot read the config of the base {source}: {first_line(error)}; check base.path=, or give a "
-            "config.json "
-            "as base.config="
+            "config.json as base.config="
         ) from error
 
 
 def local_tokenizer(path: str, revision: str | None) -> Any:
-    """The tokenizer, where it lies on this machine; else None."""
+    """Return the tokenizer if its files are on this machine, else None."""
     import transformers
 
     try:
         return transformers.AutoTokenizer.from_pretrained(
             path, revision=revision, local_files_only=True, trust_remote_code=False
         )
-    except (OSError, ValueError, ImportError, TypeError):  # each kind of tokenizer has its own for "not there"
+    except (OSError, ValueError, ImportError, TypeError):  # missing files raise differently for each tokenizer class
         return None
 
 
 def has_local_weights(path: str, revision: str | None) -> bool:
-    """Whether a folder, or what the hub's cache holds of a hub id, has files of weights."""
+    """Return whether a folder, or the local hub cache of a hub id, contains weight files."""
     folder = Path(path)
     if not looks_like_folder(path):
         import huggingface_hub
@@ -171,7 +157,7 @@ def has_local_weights(path: str, revision: str | None) -> bool:
 
 
 class NullTokenizer:
-    """The tokenizer of a shape: no words, no template, no stop."""
+    """The tokenizer of a base with random weights: no tokens, no chat template, no EOS."""
 
     chat_template: str | None = None
     eos_token_id = None
@@ -189,20 +175,20 @@ def random_weights_base(
     fixed: bool = False,
     compiled: bool = False,
 ) -> BaseLM:
-    """A base of random weights from the values of a transformers config; `of.model_type` is its architecture.
+    """Return a base with random weights, for measuring latency only.
 
-    What it takes is what the real one takes, a read's time and memory; what it says means nothing, so it is good
-    for latency alone. The embedding counts as the real one's does: looked up, unless it is the head too.
+    A forward pass takes the time and memory of the real model; the generated text is meaningless.
+
+    Args:
+        of: values of a transformers config; `model_type` selects the architecture.
     """
     import transformers
 
     refuse_absent_device(device)
     refuse_unknown_dtype(dtype)
-    reads = StaticShapeForward.of(fixed, compiled)
-    values = {**of}
-    kind = values.pop("model_type", None)
+    static_shapes = StaticShapeForward.of(fixed, compiled)
     try:
-        config = transformers.AutoConfig.for_model(kind, **values)
+        config = transformers.AutoConfig.for_model(**{"model_type": None, **of})
         with torch.device("meta"):
             parameters = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False).num_parameters()
         refuse_out_of_memory(name, parameters * getattr(torch, dtype).itemsize, dtype, device)
@@ -214,21 +200,20 @@ def random_weights_base(
     except InputError:
         raise
     except (ValueError, TypeError, KeyError, torch.OutOfMemoryError) as error:
-        raise InputError(f"base.of={dict(of)} is no shape of a base here: {first_line(error)}") from error
-    lm.generation_config = type(lm.generation_config)()  # no stop word: every answer is as long as it may be
+        raise InputError(f"base.of={dict(of)} is no valid model config: {first_line(error)}") from error
+    lm.generation_config = type(lm.generation_config)()  # no EOS: every response has the maximal length
     for key in ("eos_token_id", "bos_token_id"):
         setattr(lm.config, key, None)
     base = BaseLM(lm, NullTokenizer(), name)
-    base.fixed = reads
+    base.fixed = static_shapes
     return base
 
 
 def refuse_out_of_memory(name: str, needed: int, dtype: str, device: str) -> None:
-    """Before anything is allocated: a process that takes more than there is would be killed without a word."""
+    """Raise InputError before anything is allocated; a process that exceeds the memory is killed without a message."""
     available = device_memory_bytes(device)
     if available is not None and needed > available:
         raise InputError(
-            f"the weights of shape {name} take {format_bytes(needed)} as {dtype}, and {device} has "
-            f"{format_bytes(available)}; take a "
-            "smaller shape, a smaller dtype=, or another device="
+            f"the weights of {name} take {format_bytes(needed)} as {dtype}, and {device} has "
+            f"{format_bytes(available)}; choose a smaller base.of=, a smaller dtype=, or another device="
         )

@@ -1,4 +1,4 @@
-"""What a base costs by its shape: parameters, bytes, operations. It reads sizes of tensors and never their values."""
+"""Parameters, bytes and FLOPs of a base model, from the sizes of its tensors alone."""
 
 from __future__ import annotations
 
@@ -13,11 +13,15 @@ from ctcdraft.nn.transformer import BlockConfig
 
 @dataclass(frozen=True)
 class ModelStats:
-    """A base in numbers, whether it is in memory or on torch's meta device.
+    """Sizes of a base, in memory or on the meta device.
 
-    body: parameters that every token read is multiplied by, all but embeddings and head. head: the head's.
-    attended: heads x width of a head. itemsize: bytes of a value in the base's dtype. kv_bytes: keys and values of one
-    token in all layers. taps: how many states a token has.
+    body: parameters that every token is multiplied with, all but the embedding and the lm_head.
+    head: parameters of the lm_head.
+    inner: width of the MLP.
+    attention_width: number of heads x width of a head.
+    itemsize: bytes of a value in the dtype of the base.
+    kv_bytes: bytes of the keys and values of one token in all layers.
+    taps: number of hidden states per token, the last layer's and the auxiliary ones.
     """
 
     parameters: int
@@ -36,11 +40,11 @@ class ModelStats:
     def of(cls, base: BaseLM) -> Self:
         shape = BlockConfig.of(base.lm.config, base.context_length)
         layers = int(base.lm.config.num_hidden_layers)
-        parameters = sum(count_elements(weight) for weight in base.lm.parameters())  # a tied head is one of them, once
-        looked_up, head = base.embedding.weight, base.head.weight
+        parameters = sum(count_elements(weight) for weight in base.lm.parameters())  # a tied lm_head is counted once
+        embedding, head = base.embedding.weight, base.head.weight
         return cls(
             parameters=parameters,
-            body=parameters - head.numel() - (0 if looked_up is head else looked_up.numel()),
+            body=parameters - head.numel() - (0 if embedding is head else embedding.numel()),
             head=head.numel(),
             layers=layers,
             width=base.width,
@@ -54,28 +58,33 @@ class ModelStats:
 
     @property
     def state_width(self) -> int:
-        """Values a token of all taps' states."""
+        """Values per token in the hidden states that drafters read."""
         return self.width * self.taps
 
     def prefill_flops(self, tokens: float, context: float) -> float:
-        """Operations to read tokens up to their states; `context` tokens are attended to by each, on average.
+        """Return the FLOPs of a forward pass up to the hidden states.
 
-        A multiplication and an addition a parameter and token; the same for scores and for sums of values.
+        Two per parameter and token; attention adds two per attended value for the scores and two for the weighted sums.
+
+        Args:
+            context: tokens that each token attends to, on average.
         """
         return tokens * (2.0 * self.body + 4.0 * self.layers * self.attention_width * context)
 
     def decode_flops(self, tokens: float, context: float) -> float:
-        """The same and the head, for tokens that are said one by one."""
+        """Return `prefill_flops` plus those of the lm_head, for tokens that are generated one by one."""
         return self.prefill_flops(tokens, context) + tokens * 2.0 * self.head
 
     def activation_bytes(self, rows: int, length: int) -> int:
-        """Values of one layer that are alive at once while rows of text are read; where there are more taps, the
-        states of all layers are kept too."""
+        """Return the peak bytes of activations in a forward pass over `rows` sequences of `length` tokens.
+
+        That is one layer at a time; with auxiliary layers transformers keeps the hidden states of all layers too.
+        """
         values = 4 * self.width + 3 * self.inner + 3 * self.attention_width
         saved = (self.layers + 1) * self.width if self.taps > 1 else 0
         return rows * length * (values + saved) * self.itemsize
 
 
 def count_elements(weight: Tensor) -> int:
-    """How many a weight has, wherever its shards are."""
+    """Return the number of elements of a weight, ZeRO-3 shards of other processes included."""
     return int(getattr(weight, "ds_numel", weight.numel()))

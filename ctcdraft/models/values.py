@@ -1,4 +1,4 @@
-"""What the values under `base` may be, and what each stands for. It loads no base and knows none."""
+"""Interpretation and checks of single config values below `base`: dtype, device, quantization, chat template."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 from ctcdraft.errors import InputError, first_line
 from ctcdraft.models.device_map import DeviceMapOptions
 
-QUANTIZATION_PACKAGES = {  # of base.quantised: the package that does it
+QUANTIZATION_PACKAGES = {  # value of base.quantised: the package that implements it
     "bitsandbytes_4bit": "bitsandbytes",
     "torchao_int8": "torchao",
 }
-INEXACT_QUANTIZATIONS = {  # why a value of base.quantised is refused
+INEXACT_QUANTIZATIONS = {  # value of base.quantised: why it is refused
     "bitsandbytes_8bit": "LLM.int8 looks for outlier columns over all tokens of a forward pass, so that the logits of "
     "a tree's node depend on its siblings",
 }
@@ -23,21 +23,21 @@ TEMPLATE_FOLDER = Path(__file__).parents[1] / "corpus" / "templates"
 
 
 def looks_like_folder(path: str) -> bool:
-    """A hub id is `owner/name`; everything that starts like a path or exists is meant as a folder."""
+    """Return whether `path` is a folder and not a hub id, which has the form owner/name."""
     return path.startswith((".", "/", "~")) or path.count("/") != 1 or Path(path).exists()
 
 
 def refuse_unknown_dtype(dtype: str) -> None:
-    found = getattr(torch, dtype, None)
-    if not isinstance(found, torch.dtype) or not found.is_floating_point:
-        raise InputError(f"dtype={dtype} is no type of torch; try float32, bfloat16 or float16")
+    value = getattr(torch, dtype, None)
+    if not isinstance(value, torch.dtype) or not value.is_floating_point:
+        raise InputError(f"dtype must be a floating-point type of torch (float32, bfloat16, float16), got {dtype}")
 
 
 def refuse_absent_device(device: str) -> None:
     if not is_device(device):
-        raise InputError(f"device={device} is no device of torch; try cpu, cuda or cuda:1")
+        raise InputError(f"device must be a device of torch (cpu, cuda, cuda:1), got {device}")
     if torch.device(device).type == "cuda" and not torch.cuda.is_available():
-        raise InputError(f"device={device}, but torch finds no CUDA device here; try device=cpu")
+        raise InputError(f"device={device} needs a CUDA device, and torch finds none; use device=cpu")
 
 
 def is_device(name: str) -> bool:
@@ -51,32 +51,30 @@ def is_device(name: str) -> bool:
 def weight_options(
     dtype: str, device: str, quantised: str | None, placing: DeviceMapOptions | None = None
 ) -> dict[str, Any]:
-    """How weights are held, in the words of `from_pretrained`. InputError where a package for it is absent."""
-    options_of_placing = {"dtype": "auto"} if placing is None else placing.from_pretrained_options(dtype)
+    """Return the keyword arguments of `from_pretrained` for dtype, quantization and device map.
+
+    Raises InputError for an unknown or inexact quantization, or one whose package is not installed.
+    """
+    options = {"dtype": "auto"} if placing is None else placing.from_pretrained_options(dtype)
     if quantised is None:
-        return options_of_placing
+        return options
     if quantised in INEXACT_QUANTIZATIONS:
         raise InputError(
-            f"base.quantised={quantised} is refused: {INEXACT_QUANTIZATIONS[quantised]}; take "
-            f"{', '.join(QUANTIZATION_PACKAGES)}"
+            f"base.quantised={quantised} is refused: {INEXACT_QUANTIZATIONS[quantised]}; use "
+            f"{' or '.join(QUANTIZATION_PACKAGES)}"
         )
     if quantised not in QUANTIZATION_PACKAGES:
-        raise InputError(
-            f"base.quantised={quantised} is none of {', '.join(QUANTIZATION_PACKAGES)}; null leaves the weights whole"
-        )
+        raise InputError(f"base.quantised must be one of {', '.join(QUANTIZATION_PACKAGES)} or null, got {quantised}")
     package = QUANTIZATION_PACKAGES[quantised]
     if importlib.util.find_spec(package) is None:
-        raise InputError(f"base.quantised={quantised} needs the package {package}, which is not installed here")
-    options = {
-        "dtype": getattr(torch, dtype),
-        "device_map": device,
-        "quantization_config": make_quantization_config(quantised),
-    }
-    return options | (options_of_placing if placing is not None else {})
+        raise InputError(f"base.quantised={quantised} needs the package {package}, which is not installed")
+    if placing is None:
+        options = {"dtype": getattr(torch, dtype), "device_map": device}
+    return options | {"quantization_config": make_quantization_config(quantised)}
 
 
 def make_quantization_config(quantised: str) -> Any:
-    """The config of transformers for one of QUANTISED."""
+    """Return the quantization_config of transformers for a value of base.quantised."""
     import transformers
 
     if quantised == "torchao_int8":
@@ -87,7 +85,7 @@ def make_quantization_config(quantised: str) -> Any:
 
 
 def read_chat_template(name: str) -> str:
-    """The Jinja text of a file, or of one that ships: vicuna_v1_1, llama2_chat, chatml."""
+    """Return the Jinja template in a file, or a shipped one by name: vicuna_v1_1, llama2_chat, chatml."""
     shipped = {file.stem: file for file in TEMPLATE_FOLDER.glob("*.jinja")}
     file = shipped.get(name, Path(name).expanduser())
     try:

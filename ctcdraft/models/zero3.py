@@ -1,7 +1,7 @@
-"""A base whose weights lie in shards over the processes of torchrun (DeepSpeed's ZeRO-3), for training alone.
+"""A frozen base sharded over the processes of torchrun with DeepSpeed ZeRO-3, for training only.
 
-Every layer is gathered when it is read and let go again, by all processes together: what one of them does alone, such
-as probing or answering a corpus, would wait for the others for ever, and is refused. It knows no drafts.
+Every layer is gathered for its part of the forward pass and released again, collectively: work of a single process,
+such as validation by decoding or generating responses, would wait forever for the others and is refused elsewhere.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ctcdraft.models.compatibility import refuse_inexact_tree_attention
 from ctcdraft.models.deepspeed_loading import gathered_parameters, load_deepspeed
 from ctcdraft.models.values import read_chat_template
 
-# DeepSpeed keeps small weights whole; here nothing is, so that what works on a test's base works on a large one.
+# By default DeepSpeed does not shard small weights; threshold 0 shards all, so that tests cover what large bases do.
 ZERO3_CONFIG = {
     "train_micro_batch_size_per_gpu": 1,
     "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0},
@@ -29,13 +29,13 @@ ZERO3_CONFIG = {
 
 
 class ShardedBase(BaseLM):
-    """As BaseLM. Embedding and head, which drafters share, are whole in every process."""
+    """A BaseLM with sharded layers; the embedding and the lm_head, which drafters share, are complete everywhere."""
 
     def gathered_parameters(self) -> AbstractContextManager[Any]:
-        """Within, the last layer and the norm are whole too: drafters begin with copies of them."""
+        """Return a context in which the last layer and the final norm, which drafters copy, are complete."""
         inner = self.lm.base_model
-        parts = [part for part in (getattr(inner, "norm", None), *list(getattr(inner, "layers", []))[-1:]) if part]
-        return gathered_parameters(value for part in parts for value in part.parameters())
+        modules = [each for each in (getattr(inner, "norm", None), *list(getattr(inner, "layers", []))[-1:]) if each]
+        return gathered_parameters(value for module in modules for value in module.parameters())
 
 
 def load_sharded(
@@ -49,15 +49,15 @@ def load_sharded(
     chat_template_file: str | None,
     taps: Sequence[str | int],
 ) -> ShardedBase:
-    """The values of `load_base`, under torchrun. No process ever holds more than its shard and a layer."""
+    """Load a sharded base under torchrun (arguments: `load_base`). A process holds at most its shard and one layer."""
     from transformers.integrations import HfDeepSpeedConfig
 
     if int(os.environ.get("WORLD_SIZE", 1)) == 1:
         raise InputError(
-            "base.zero3=true is for the processes of torchrun, and this is one alone; base.device_map=auto"
+            "base.zero3=true needs several processes of torchrun, and this is one; use base.device_map=auto"
         )
     deepspeed = load_deepspeed(device.partition(":")[0])
-    deepspeed_config = HfDeepSpeedConfig(ZERO3_CONFIG)  # as long as it lives, transformers loads in shards
+    deepspeed_config = HfDeepSpeedConfig(ZERO3_CONFIG)  # while it exists, transformers loads in shards
     try:
         lm, tokenizer = load_pretrained(path, revision, attention, {"dtype": getattr(torch, dtype)}, dequantises=False)
     finally:
@@ -65,7 +65,7 @@ def load_sharded(
     embedding, head = unsharded_embeddings(lm)
     lm.set_output_embeddings(head)
     lm.eval().requires_grad_(False)
-    deepspeed.initialize(model=lm.base_model, config=ZERO3_CONFIG, dist_init_required=False)  # leaves its hooks there
+    deepspeed.initialize(model=lm.base_model, config=ZERO3_CONFIG, dist_init_required=False)  # installs its hooks
     lm.base_model.eval()
     template = read_chat_template(chat_template_file) if chat_template_file else None
     base = ShardedBase(lm, tokenizer, name, revision, context_length, template, taps)
@@ -75,10 +75,10 @@ def load_sharded(
 
 
 def unsharded_embeddings(lm: Any) -> tuple[nn.Module, nn.Module]:
-    """The embedding and the head by themselves, whole, and one matrix still where they were.
+    """Return complete copies of the embedding and the lm_head, sharing one matrix where they were tied.
 
-    Raises InputError where the embedding is more than a look-up (Gemma's multiplies): a head would learn from other
-    inputs than it drafts from.
+    Raises InputError where the embedding is more than a lookup (Gemma scales it): a draft head would be trained on
+    other inputs than it drafts from.
     """
     inner, outer = lm.get_input_embeddings(), lm.get_output_embeddings()
     tied = inner.weight is outer.weight
@@ -87,8 +87,8 @@ def unsharded_embeddings(lm: Any) -> tuple[nn.Module, nn.Module]:
         rows = torch.arange(min(8, len(embedding.weight)), device=embedding.weight.device)
         if not torch.equal(embedding(rows), inner(rows)):
             raise InputError(
-                f"base.zero3=true looks embeddings up as they are, and {type(inner).__name__} changes them; leave out "
-                "base.zero3, or spread the base with base.device_map=auto"
+                f"base.zero3=true supports plain embeddings, and {type(inner).__name__} scales them; leave out "
+                "base.zero3, or distribute the base with base.device_map=auto"
             )
         lm_head_weight = embedding.weight if tied else nn.Parameter(outer.weight.detach().clone(), requires_grad=False)
     head = nn.Linear(lm_head_weight.shape[1], lm_head_weight.shape[0], bias=False, device="meta")

@@ -1,1 +1,1 @@
-"""What is learned from emissions. An objective knows scores, labels and lengths; not the network they came from."""
+"""Training objectives: a loss from emissions and labels, whatever network computed the emissions."""

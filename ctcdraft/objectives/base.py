@@ -1,4 +1,4 @@
-"""What every objective owes: a value to minimise and the figures worth watching. It knows no optimiser."""
+"""What objectives share: the loss with its metrics, checks of their settings, and means over windows."""
 
 from __future__ import annotations
 
@@ -15,16 +15,20 @@ from ctcdraft.nn.heads import Emissions
 
 @dataclass(frozen=True)
 class Loss:
-    """value: a scalar with a gradient. metrics: detached scalars, by name."""
+    """value: scalar with a gradient, to minimise. metrics: detached scalars, by name."""
 
     value: Tensor
     metrics: dict[str, Tensor]
 
 
 class Objective(Protocol):
-    """labels: S, how many labels a window should have. teaches: "alignments" where a label may fall on any frame,
-    with blanks between; "transductions" where it may too, but no two frames say it together; "words" where label k
-    is said by frame k and the blank learns nothing; "states" where the first frame is to be the base's next state."""
+    """Computes a loss from the emissions of a batch.
+
+    labels: S, the maximal number of labels of a window. An objective may also have `supervises`: "alignments" where a
+    label may be at any frame, with blanks and repeats (CTC); "transductions" the same without merging of repeats;
+    "words" where label k is at frame k and the blank is not trained; "states" where the first frame predicts the
+    base's next hidden state.
+    """
 
     labels: int
 
@@ -37,30 +41,30 @@ def check_labels(labels: int) -> int:
 
 def check_decay(decay: float) -> float:
     if not 0 < check_float(decay, "objective.decay") <= 1:
-        raise InputError(
-            f"objective.decay={decay}: a label's weight is decay^k, so decay lies above 0 and reaches to 1"
-        )
+        raise InputError(f"objective.decay must be > 0 and <= 1, got {decay}: label k has the weight decay^(k-1)")
     return decay
 
 
 def check_frames(emissions: Emissions, labels: int) -> int:
-    """The number of frames, which must be able to say so many labels at all."""
+    """Return the number of frames; raise InputError if there are fewer than labels."""
     if not isinstance(emissions, Emissions):
         raise InputError(
-            f"this objective scores labels at frames, but the drafter gives {type(emissions).__name__} instead; "
-            "use the objective that is made for this drafter"
+            f"this objective scores labels at frames, but the drafter returns {type(emissions).__name__}; "
+            "use an objective for this kind of drafter"
         )
     frames = emissions.states_BATD.shape[2]
     if frames < labels:
         raise InputError(
-            f"{frames} frames cannot say {labels} labels: every window would be infeasible; "
+            f"{frames} frames cannot emit {labels} labels, so every window would be infeasible; "
             f"raise drafter.frames to at least {labels} or lower objective.labels"
         )
     return frames
 
 
 def decayed_masked_mean(values_BAS: Tensor, real_BAS: Tensor, decay: float) -> Tensor:
-    """Mean of the real values, the k-th of a window (from 0) weighing decay^k: what comes first decides most.
+    """Return the mean of the real values, the k-th of a window (from 0) with weight decay^k.
+
+    A draft is accepted from its beginning, so early labels decide most.
 
     values 3 1, decay 1/2   ->   (3 + 1/2) / (1 + 1/2) = 7/3
     """
@@ -69,10 +73,10 @@ def decayed_masked_mean(values_BAS: Tensor, real_BAS: Tensor, decay: float) -> T
 
 
 def label_mask(batch: Batch) -> Tensor:
-    """True_BAS where a window has a label."""
+    """Return True_BAS where a window has a label."""
     return torch.arange(batch.labels_BAS.shape[-1], device=batch.lengths_BA.device) < batch.lengths_BA[..., None]
 
 
 def masked_mean(values_BA: Tensor, real_BA: Tensor) -> Tensor:
-    """Mean of the real values; 0 where there is none."""
+    """Return the mean of the real values; 0 where there is none."""
     return values_BA.where(real_BA, 0).sum() / real_BA.sum().clamp(min=1)

@@ -1,4 +1,4 @@
-"""What a run is going to cost, said before its first step. It measures one step and multiplies."""
+"""Compatibility of an objective with a drafter and its tree builder, checked before the first training step."""
 
 from __future__ import annotations
 
@@ -11,65 +11,65 @@ from ctcdraft.objectives.base import Objective
 
 
 def describe_reading(objective: Objective, drafter: DraftHead, frames: int) -> str:
-    """How the frames will be read, in words; refused where that could only be nonsense.
+    """Return a phrase on how the trained frames become a tree; raise InputError where they cannot.
 
-    The paper's Table 2 has the two crossings: cross-entropy read by collapse, and CTC read directly.
+    The two mismatches of the paper's Table 2 are allowed: cross-entropy with collapse, and CTC without.
     """
-    paths = getattr(drafter, "paths", None)
-    taught, reads = getattr(objective, "supervises", None), getattr(paths, "interprets_as", None)
-    if taught == "states" and not drafter.predicts_hidden_states:
+    frame_tree = getattr(drafter, "frame_tree", None)
+    supervises, interprets_as = getattr(objective, "supervises", None), getattr(frame_tree, "interprets_as", None)
+    if supervises == "states" and not drafter.predicts_hidden_states:
         raise InputError(
-            f"the objective teaches the base's next states, which {type(drafter).__name__} does not guess; "
-            "objective=eagle and eagle_ctc are for drafter=eagle"
+            f"the objective trains predictions of the base's next hidden states, which {type(drafter).__name__} does "
+            "not make; objective=eagle and eagle_ctc are for drafter=eagle"
         )
-    refuse_incompatible(objective, paths)
-    if taught == "words" and frames > objective.labels and drafter.per_frame_weights:
+    refuse_incompatible(objective, frame_tree)
+    if supervises == "words" and frames > objective.labels and drafter.per_frame_weights:
         raise InputError(
-            f"the objective teaches frame k to say label k, so {frames - objective.labels} of {frames} frames would "
+            f"the objective trains frame k on label k, so {frames - objective.labels} of {frames} frames would "
             f"learn nothing; set objective.labels={frames} or drafter.frames={objective.labels}"
         )
-    if taught is None or reads is None:
+    if supervises is None or interprets_as is None:
         return "in the drafter's own way"
-    return mismatch(objective, paths) or f"taught {taught}, read as {reads}"
+    return mismatch(objective, frame_tree) or f"trained as {supervises}, read as {interprets_as}"
 
 
 def describe_unused_layers(base: BaseLM, drafter: DraftHead) -> str:
-    """What is computed and stored of the base's states and read by nobody, in words; nothing where all of it is."""
+    """Return a phrase on auxiliary layers that the drafter does not read; empty where it reads all."""
     if len(base.taps) == 1 or getattr(drafter, "uses_aux_hidden_states", True):
         return ""
-    return (
-        f"; of the {len(base.taps)} taps base.taps={base.taps} {type(drafter).__name__} reads the last layer's at most"
-    )
+    return f"; of the {len(base.taps)} layers base.taps={base.taps} {type(drafter).__name__} reads the last one at most"
 
 
-def refuse_incompatible(objective: Any, paths: Any) -> None:
-    """Raise InputError where frames so taught, so read, say nothing."""
-    taught, reads = getattr(objective, "supervises", None), getattr(paths, "interprets_as", None)
-    if reads is None:
+def refuse_incompatible(objective: Any, frame_tree: Any) -> None:
+    """Raise InputError where a tree builder interprets frames as something they were not trained for."""
+    supervises, interprets_as = getattr(objective, "supervises", None), getattr(frame_tree, "interprets_as", None)
+    if interprets_as is None:
         return
-    name = type(paths).__name__
-    if taught == "transductions" and reads != taught:
+    name = type(frame_tree).__name__
+    if supervises == "transductions" and interprets_as != supervises:
         raise InputError(
-            f"the objective teaches frames of which no two say one word together, but {name} reads them as {reads}; "
-            "use drafter/paths=transducer_search"
+            f"the objective trains frames that never merge, but {name} reads them as {interprets_as}; "
+            "use drafter/tree=transducer_search"
         )
-    if taught == "alignments" and reads == "transductions":
+    if supervises == "alignments" and interprets_as == "transductions":
         raise InputError(
-            f"the objective lets repeated frames merge into one word, but {name} takes each for a word of its own; "
-            "use objective=transducer or prefix_transducer (or drafter/paths=prefix_search)"
+            f"the objective lets repeated frames merge into one token, but {name} takes each for a token of its own; "
+            "use objective=transducer or prefix_transducer (or drafter/tree=prefix_search)"
         )
-    if taught == "words" and reads in ("alignments", "transductions"):
+    if supervises == "words" and interprets_as in ("alignments", "transductions"):
         raise InputError(
-            f"the objective teaches frame k to say label k and leaves the blank untrained, but {name} sums over "
-            "alignments with blanks; use drafter/paths=direct (or collapse, for Table 2's row)"
+            f"the objective trains frame k on label k and leaves the blank untrained, but {name} sums over "
+            "alignments with blanks; use drafter/tree=per_frame (or collapse, for Table 2's row)"
         )
 
 
-def mismatch(objective: Any, paths: Any) -> str | None:
-    """In words, where frames are read otherwise than they are taught; None where they are not, or nobody can say."""
-    taught, reads = getattr(objective, "supervises", None), getattr(paths, "interprets_as", None)
-    if None in (taught, reads) or taught == reads or {taught, reads} == {"alignments", "raw frames"}:
+def mismatch(objective: Any, frame_tree: Any) -> str | None:
+    """Return a phrase where frames are read otherwise than they were trained; None where not, or if unknown."""
+    supervises, interprets_as = getattr(objective, "supervises", None), getattr(frame_tree, "interprets_as", None)
+    if None in (supervises, interprets_as) or supervises == interprets_as:
         return None
-    published = (taught, reads) in (("words", "raw frames"), ("alignments", "words"))
+    if (supervises, interprets_as) == ("alignments", "raw frames"):
+        return None
+    published = (supervises, interprets_as) in (("words", "raw frames"), ("alignments", "words"))
     as_in = ", as in Table 2 of the paper" if published else ""
-    return f"taught {taught} but read as {reads} by {type(paths).__name__}: a crossing{as_in}"
+    return f"trained as {supervises} but read as {interprets_as} by {type(frame_tree).__name__}: a mismatch{as_in}"

@@ -1,4 +1,4 @@
-"""A weighted sum of objectives. It knows their names and weights, not what they learn."""
+"""A weighted sum of objectives."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from ctcdraft.objectives.base import Loss, Objective, check_labels
 
 
 class WeightedSum:
-    """parts: objectives by name. weights: one number each, 0 to leave a part out without computing it.
+    """The sum of weight * value over named objectives, which share their windows and hence `labels`.
 
-    Every part sees the same windows and must want as many labels as the sum does.
+    Args:
+        parts: objectives by name.
+        weights: one number >= 0 per part; a part of weight 0 is not computed.
     """
 
     def __init__(self, labels: int, parts: Mapping[str, Objective], weights: Mapping[str, float]) -> None:
@@ -24,26 +26,24 @@ class WeightedSum:
             check_float(weight, f"objective.weights.{name}")
         if set(parts) != set(weights) or not any(weights.values()) or min(weights.values(), default=0) < 0:
             raise InputError(
-                f"objective.weights={dict(weights)} must give each of {', '.join(parts)} a weight from 0, one above it"
+                f"objective.weights must be >= 0 for each of {', '.join(parts)} and > 0 for one, got {dict(weights)}"
             )
-        other = [f"{name} wants {part.labels}" for name, part in parts.items() if part.labels != labels]
+        other = [f"{name} has {part.labels}" for name, part in parts.items() if part.labels != labels]
         if other:
-            raise InputError(
-                f"objective.labels={labels}, but {', '.join(other)}; the parts of a sum share their windows"
-            )
+            raise InputError(f"objective.labels={labels}, but {', '.join(other)}; set them equal in all parts of a sum")
         if {"alignments", "transductions"} <= {getattr(part, "supervises", "words") for part in parts.values()}:
             raise InputError(
-                f"objective.parts={', '.join(parts)} disagree: in some of them repeated frames merge, in others every "
-                "frame says a word of its own; sum ctc and prefix_ctc, or transducer and prefix_transducer"
+                f"objective.parts={', '.join(parts)} disagree: in some of them repeated frames merge, in others "
+                "they do not; sum ctc and prefix_ctc, or transducer and prefix_transducer"
             )
         self.parts = {name: part for name, part in parts.items() if weights[name]}
         self.weights = dict(weights)
 
     @property
     def supervises(self) -> str:
-        """Blanks are learned as soon as one part aligns; states bind the drafter more than anything else."""
-        taught = {getattr(part, "supervises", "words") for part in self.parts.values()}
-        return next(kind for kind in ("states", "transductions", "alignments", "words") if kind in taught)
+        """What the strictest part supervises: hidden states need an EAGLE drafter, alignments train the blank."""
+        kinds = {getattr(part, "supervises", "words") for part in self.parts.values()}
+        return next(kind for kind in ("states", "transductions", "alignments", "words") if kind in kinds)
 
     def __call__(self, emissions: Emissions, batch: Batch) -> Loss:
         losses = {name: part(emissions, batch) for name, part in self.parts.items()}

@@ -1,1 +1,1 @@
-"""Costs of corpora and training runs, planned before anything is begun."""
+"""Cost of corpora and training runs, planned before they begin."""

@@ -21,7 +21,7 @@ from ctcdraft.objectives.base import Objective
 from ctcdraft.objectives.compatibility import describe_reading, describe_unused_layers
 from ctcdraft.planning.corpus import hidden_state_bytes
 from ctcdraft.planning.memory import count_saved_bytes, describe_disk, describe_memory
-from ctcdraft.training.engine import TorchEngine
+from ctcdraft.training.engine import TorchEngine, compile_forward
 
 
 def plan_training(
@@ -70,6 +70,7 @@ def plan_training(
     trained, own = sum(p.numel() for p in engine.parameters), sum(p.numel() for p in drafter.trainable_parameters())
     emission_bytes = rows * anchors * frames * (emissions.blank + 1) * 4
     size, left = ModelStats.of(base), max(steps - done, 0)
+    hours = seconds * left * accumulate / engine.distributed.world_size / 3600
     sizes = ", ".join(f"{format_bytes(count)} as {name}" for name, count in hidden_state_bytes(tokens, size).items())
     beside = f" (and {trained - own:,} of the base)" if trained > own else ""
     return "\n".join(
@@ -88,7 +89,7 @@ def plan_training(
             f"disk        {describe_disk(trained)}; states of this corpus, where they are stored: {sizes}",
             f"memory      {describe_memory(size, trained, batch, saved_bytes, emission_bytes)}; this process has held "
             f"{format_bytes(peak_process_bytes(base.device))} so far",
-            f"time        about {hardware.format_hours(seconds * left * accumulate / engine.peers.world_size / 3600)} "
+            f"time        about {hardware.format_hours(hours)} "
             f"{f'for the remaining {left:,} steps ' if done else ''}"
             f"({seconds:.2f} s for the first batch), probes not counted",
         ]
@@ -101,6 +102,15 @@ def describe_draft_vocab(drafter: DraftHead, rows: TokenSequences, vocabulary_si
         return []
     share = drafter.vocab_coverage(rows.token_counts(vocabulary_size))
     return [f"vocabulary  the commonest words: {share:.1%} of what the answers say; no other word is drafted"]
+
+
+def smoke_test(
+    base: BaseLM, drafter: DraftHead, objective: Objective, engine: TorchEngine, backend: str | None
+) -> None:
+    """Try a forward and a backward pass; then compile the drafter with a backend of torch.compile, and try again."""
+    smoke_step(base, drafter, objective, engine)
+    if backend is not None:
+        compile_forward(drafter, backend, lambda: smoke_step(base, drafter, objective, engine))
 
 
 def smoke_step(base: BaseLM, drafter: DraftHead, objective: Objective, engine: TorchEngine) -> None:

@@ -1,1 +1,1 @@
-"""Training: steps, checkpoints, figures. It knows drafters and objectives by their contracts only."""
+"""Training: optimiser steps, checkpoints, metrics, sweeps."""

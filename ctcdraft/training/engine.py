@@ -1,87 +1,121 @@
-"""How a step is taken: optimiser, schedule, clipping, precision. It knows parameters and a loss, not what they mean.
+"""Optimiser steps: AdamW or Muon, learning-rate schedule, clipping, precision, and the compiled forward pass.
 
-A drafter's forward pass compiled, and tried before any corpus. It knows torch.compile, and nothing of the pass.
-
-The objective stays as it is: inductor's C++ for its recursion does not compile on a CPU (torch 2.13), and the words'
-projection, which is most of it, is matrix products that nothing makes faster.
+An engine takes one step along the mean loss of several batches, which the processes of a run share. Only the drafter's
+forward pass is compiled: inductor's C++ code for the objective's alignment recursion does not compile on a CPU
+(torch 2.13), and the lm_head projection, which costs most, is matrix products that compiling makes no faster.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from math import cos, isfinite, pi
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
 
 from ctcdraft.distributed import Distributed
 from ctcdraft.drafters.base import DraftHead
 from ctcdraft.errors import InputError
 
 
-class TorchEngine:
-    """AdamW, on one device or, under torchrun, on one a process, with linear warm-up, cosine decay and clipping.
+@dataclass(frozen=True)
+class OptimizerSettings:
+    """Learning-rate schedule, weight decay, clipping and precision of an engine.
 
-    clip_norm bounds the norm of the whole gradient; clip_value, where it is set, bounds every entry instead
-    (the paper's 0.5). autocast: bfloat16 in matrix products; the weights stay float32.
+    Args:
+        steps: optimiser steps of the whole run, over which the learning rate decays.
+        learning_rate: highest learning rate, reached after `warmup` steps.
+        final_share: learning rate of the last step, as a share of the highest.
+        betas: of AdamW; Muon takes the second as its momentum.
+        weight_decay: of matrices; norms, biases and embeddings are not decayed.
+        clip_norm: largest norm of the whole gradient.
+        clip_value: where set, largest absolute value of each gradient entry, in place of `clip_norm`.
+        autocast: run matrix products in bfloat16; weights stay float32.
+    """
+
+    steps: int
+    learning_rate: float
+    warmup: int
+    final_share: float
+    betas: tuple[float, float]
+    weight_decay: float
+    clip_norm: float
+    clip_value: float | None
+    autocast: bool
+
+    @classmethod
+    def from_config(cls, trainer: Any) -> Self:
+        """Return the settings of a `trainer` node."""
+        values = {field.name: trainer[field.name] for field in fields(cls)}
+        return cls(**values | {"betas": tuple(trainer["betas"])})
+
+
+class TorchEngine:
+    """AdamW with linear warm-up, cosine decay and clipping, on one device or, under torchrun, one device per process.
+
+    Args:
+        module: the draft head.
+        parameters: its trained parameters.
+        settings: values of the optimiser, the schedule and clipping.
+        distributed: the processes whose gradients are averaged.
     """
 
     def __init__(
-        self,
-        module: nn.Module,
-        parameters: list[nn.Parameter],
-        steps: int,
-        learning_rate: float,
-        warmup: int,
-        final_share: float,
-        betas: tuple[float, float],
-        weight_decay: float,
-        clip_norm: float,
-        clip_value: float | None,
-        autocast: bool,
-        peers: Distributed,
+        self, module: nn.Module, parameters: list[nn.Parameter], settings: OptimizerSettings, distributed: Distributed
     ) -> None:
         self.module = module
         self.parameters = parameters
-        self.clip_norm = clip_norm
-        self.clip_value = clip_value
-        self.autocast = autocast
-        self.peers = peers
+        self.settings = settings
+        self.distributed = distributed
         matrices, others = split_by_weight_decay(parameters)
         self.optimisers: list[torch.optim.Optimizer] = []
         if matrices:
-            self.optimisers.append(self.for_matrices(matrices, learning_rate, betas, weight_decay))
-        if others:  # all there is where only low-rank updates are trained
-            self.optimisers.append(torch.optim.AdamW(others, lr=learning_rate, betas=betas, weight_decay=0.0))
-        self.lr_lambda = lambda step: warmup_cosine(step, steps, warmup, final_share)
-        self.betas = betas
-        self.schedules = [torch.optim.lr_scheduler.LambdaLR(one, self.lr_lambda) for one in self.optimisers]
+            self.optimisers.append(self.matrix_optimizer(matrices))
+        if others:
+            self.optimisers.append(self.adamw(others, settings.learning_rate))
+        self.lr_factor = lambda step: warmup_cosine(step, settings)
+        self.schedules = [LambdaLR(optimizer, self.lr_factor) for optimizer in self.optimisers]
 
-    def for_matrices(
-        self, matrices: list[nn.Parameter], learning_rate: float, betas: tuple[float, float], weight_decay: float
+    def matrix_optimizer(self, matrices: list[nn.Parameter]) -> torch.optim.Optimizer:
+        """Return the optimiser of weight matrices."""
+        return self.adamw(matrices, self.settings.learning_rate, self.settings.weight_decay)
+
+    def adamw(
+        self, parameters: list[nn.Parameter], learning_rate: float, weight_decay: float = 0.0
     ) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(matrices, lr=learning_rate, betas=betas, weight_decay=weight_decay)
+        return torch.optim.AdamW(parameters, lr=learning_rate, betas=self.settings.betas, weight_decay=weight_decay)
 
     def add_param_group(self, parameters: list[nn.Parameter], learning_rate: float) -> None:
-        """Train these too, by AdamW at a rate of their own; clipped and averaged with all others."""
+        """Train more parameters, by AdamW at a learning rate of their own; clipped and averaged with all others."""
         self.parameters = [*self.parameters, *parameters]
-        self.optimisers.append(torch.optim.AdamW(parameters, lr=learning_rate, betas=self.betas, weight_decay=0.0))
-        self.schedules.append(torch.optim.lr_scheduler.LambdaLR(self.optimisers[-1], self.lr_lambda))
+        self.optimisers.append(self.adamw(parameters, learning_rate))
+        self.schedules.append(LambdaLR(self.optimisers[-1], self.lr_factor))
 
     def zero_grad(self) -> None:
         for parameter in self.parameters:
             parameter.grad = None
 
     def step(self, losses: Sequence[Callable[[], Tensor]]) -> float:
-        """One optimiser step along the mean of the losses, this process's and its peers', of which one is alive at a
-        time; returns the gradient's norm before clipping. If that is not finite, no step is taken, by nobody."""
+        """Take one optimiser step along the mean of the losses of all processes.
+
+        Where the gradient is not finite no process takes the step.
+
+        Args:
+            losses: this process's losses, computed one at a time so that one graph is in memory.
+
+        Returns:
+            Norm of the gradient before clipping.
+        """
         for loss in losses:
             with self.precision():
                 value = loss() / len(losses)
             value.backward()
-        self.peers.all_reduce_mean([p.grad for p in self.parameters if p.grad is not None])
-        norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        self.distributed.all_reduce_mean(gradients)
+        norm = torch.nn.utils.get_total_norm(gradients)
         if isfinite(norm):
             self.clip(norm)
             for optimiser, schedule in zip(self.optimisers, self.schedules, strict=True):
@@ -91,14 +125,15 @@ class TorchEngine:
         return float(norm)
 
     def clip(self, norm: Tensor) -> None:
-        if self.clip_value is not None:
-            torch.nn.utils.clip_grad_value_(self.parameters, self.clip_value)
+        """Clip the gradients in place. norm: of the whole gradient."""
+        if self.settings.clip_value is not None:
+            torch.nn.utils.clip_grad_value_(self.parameters, self.settings.clip_value)
         else:
-            torch.nn.utils.clip_grads_with_norm_(self.parameters, self.clip_norm, norm)
+            torch.nn.utils.clip_grads_with_norm_(self.parameters, self.settings.clip_norm, norm)
 
     def precision(self) -> torch.autocast:
-        """The precision of forward passes, the base's included: `with engine.precision(): ...`"""
-        return torch.autocast(self.parameters[0].device.type, torch.bfloat16, enabled=self.autocast)
+        """Return the context of forward passes, the base model's included: `with engine.precision(): ...`"""
+        return torch.autocast(self.parameters[0].device.type, torch.bfloat16, enabled=self.settings.autocast)
 
     @property
     def learning_rate(self) -> float:
@@ -117,39 +152,50 @@ class TorchEngine:
 
 
 class MuonEngine(TorchEngine):
-    """Muon (Jordan et al. 2024) for the matrices, AdamW for the rest: a head learns from fewer steps, which cost
-    a little more each. The learning rate means what it means to AdamW: updates are scaled to its size."""
+    """Muon (Jordan et al. 2024) for weight matrices, AdamW for the rest.
 
-    def for_matrices(
-        self, matrices: list[nn.Parameter], learning_rate: float, betas: tuple[float, float], weight_decay: float
-    ) -> torch.optim.Optimizer:
+    A head needs fewer steps, each of which costs a little more. Updates are scaled to the size of AdamW's, so that
+    learning rates mean the same for both.
+    """
+
+    def matrix_optimizer(self, matrices: list[nn.Parameter]) -> torch.optim.Optimizer:
         return torch.optim.Muon(
-            matrices, lr=learning_rate, momentum=betas[1], weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw"
+            matrices,
+            lr=self.settings.learning_rate,
+            momentum=self.settings.betas[1],
+            weight_decay=self.settings.weight_decay,
+            adjust_lr_fn="match_rms_adamw",
         )
 
 
 def split_by_weight_decay(parameters: Sequence[nn.Parameter]) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """Matrices, and the rest. Norms, biases and embeddings of slots are not decayed: they are scales and places."""
+    """Return weight matrices, which are decayed, and the rest: norms, biases and the embeddings of frame positions."""
     matrices = [p for p in parameters if p.ndim == 2 and min(p.shape) >= 32]
     others = [p for p in parameters if not (p.ndim == 2 and min(p.shape) >= 32)]
     return matrices, others
 
 
-def warmup_cosine(step: int, steps: int, warmup: int, final_share: float) -> float:
-    """The share of the learning rate at a step: up linearly, then down a half cosine to final_share."""
-    if step < warmup:
-        return (step + 1) / warmup
-    progress = min((step - warmup) / max(steps - warmup, 1), 1.0)
-    return final_share + (1 - final_share) * 0.5 * (1 + cos(pi * progress))
+def warmup_cosine(step: int, settings: OptimizerSettings) -> float:
+    """Return the learning rate of a step as a share of the highest: linear warm-up, then half a cosine period."""
+    if step < settings.warmup:
+        return (step + 1) / settings.warmup
+    progress = min((step - settings.warmup) / max(settings.steps - settings.warmup, 1), 1.0)
+    return settings.final_share + (1 - settings.final_share) * 0.5 * (1 + cos(pi * progress))
 
 
 def compile_forward(drafter: DraftHead, backend: str, rehearsal: Callable[[], None]) -> None:
-    """From now on `drafter(batch)` is compiled; names of weights, decoding and what is saved stay what they were.
+    """Compile `drafter(batch)` in place; weight names, decoding and saved files do not change.
 
-    backend: one of torch.compile's. rehearsal: a forward and a backward pass, which went well before. In place, and
-    for any sizes: batches differ in length, and each length would be compiled anew. InputError where it cannot be.
+    Compiled for dynamic shapes: batches differ in length, and each length would be compiled anew.
+
+    Args:
+        backend: one of torch.compile's.
+        rehearsal: a forward and a backward pass that succeeded without compiling.
+
+    Raises:
+        InputError: the backend cannot compile this drafter.
     """
-    import torch._dynamo  # seconds, for those alone who want it
+    import torch._dynamo  # takes seconds, so only where it is needed
 
     try:
         drafter.compile(backend=backend, dynamic=True)
@@ -164,6 +210,6 @@ def compile_forward(drafter: DraftHead, backend: str, rehearsal: Callable[[], No
 
 
 def compile_error_reason(error: RuntimeError) -> str:
-    """backend='inductor' raised:, and what in the next line -> both; else the first line."""
+    """Return the first line of an error, and the second where the first is only "backend='inductor' raised:"."""
     lines = str(error).strip().splitlines()
     return " ".join(lines[: 2 if lines[0].endswith("raised:") else 1]).rstrip(".")

@@ -1,8 +1,8 @@
-"""One process at a time in a run directory.
+"""Lock on a run directory, so that one process at a time trains in it.
 
 The lock is the operating system's, on DIR/run.lock (filelock). It ends with the process that holds it, however that
-process ends, so a killed run can be resumed at once. The file holds the pid and the host of the process for the
-sentence that refuses a second one, and is removed with the lock.
+process ends, so a killed run can be resumed at once. The file holds the pid and the host of the process, for the
+message that refuses a second one, and is removed with the lock.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class InUseError(InputError):
 
 @contextlib.contextmanager
 def run_lock(directory: Path) -> Iterator[None]:
-    """Hold the directory, which is made where it is absent; raise InUseError if another process holds it.
+    """Hold the lock on a directory, created if absent; raise InUseError if another process holds it.
 
-    A directory that was made here and is empty at the end is removed: the start was refused before its run began.
+    A directory that was created here and is still empty at the end is removed: the run was refused before it began.
     """
-    file, made = directory / LOCK_FILE, not directory.exists()
+    file, created = directory / LOCK_FILE, not directory.exists()
     lock = FileLock(file)
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -43,23 +43,23 @@ def run_lock(directory: Path) -> Iterator[None]:
         ) from None
     except OSError as error:
         raise InputError(f"cannot lock {file} ({error.strerror or error}); choose another place with run=") from error
-    native = isinstance(lock, FileLock)  # else filelock has put a marker of its own there: no flock on this disk
+    native = isinstance(lock, FileLock)  # else the disk has no flock, and the file is filelock's own marker
     try:
         if native:
-            with contextlib.suppress(OSError):  # a full disk; only the sentence loses by it
+            with contextlib.suppress(OSError):  # on a full disk the message of a second process names no pid
                 file.write_text(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
         yield
     finally:
         with contextlib.suppress(OSError):
             if native:
-                file.unlink()  # while it is held: a process that has opened it meanwhile sees that it has no name
-            if made:
-                directory.rmdir()  # which fails where something is in it
+                file.unlink()  # while locked: a process that has opened it meanwhile sees that it is unlinked
+            if created:
+                directory.rmdir()  # fails unless it is empty
         lock.release()
 
 
 def describe_lock_holder(file: Path) -> str:
-    """Return who holds the lock, as far as the file tells."""
+    """Return the process and host in the lock file, or "another process" where it names none."""
     try:
         owner = json.loads(file.read_text())
         return f"process {owner['pid']} on {owner['host']}"

@@ -1,4 +1,4 @@
-"""Where the figures of a step go. It knows names and numbers only."""
+"""Loggers of step metrics: JSON lines, TensorBoard, Weights & Biases."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from typing import Any, Protocol
 from ctcdraft.errors import InputError
 from ctcdraft.io import write_text
 
-WANDB_FILE = "wandb.json"  # in a run directory: what the run is called in W&B
-MAX_NAME_LENGTH, MAX_TAG_LENGTH = 128, 64  # characters that W&B takes
+WANDB_FILE = "wandb.json"  # in a run directory: id, name and group of the run in W&B
+MAX_NAME_LENGTH, MAX_TAG_LENGTH = 128, 64  # characters, limits of W&B
 
 
 class Logger(Protocol):
-    def log(self, step: int, figures: dict[str, Any]) -> None: ...
+    def log(self, step: int, metrics: dict[str, Any]) -> None: ...
 
     def close(self) -> None: ...
 
 
 class JsonlLogger:
-    """One line per optimiser step; the record of the run, whatever else is logged to.
+    """One JSON line per optimiser step, written by every run.
 
-    Lines that a full disk does not take are kept, and written before the next one.
+    Lines that do not fit on a full disk are kept in memory, and written before the next one.
     """
 
     def __init__(self, path: Path, first_step: int) -> None:
@@ -37,9 +37,9 @@ class JsonlLogger:
         self._file = path.open("ab", buffering=0)
         self._unwritten = b""
 
-    def log(self, step: int, figures: dict[str, Any]) -> None:
+    def log(self, step: int, metrics: dict[str, Any]) -> None:
         record = {name: None if isinstance(value, float) and not isfinite(value) else value
-                for name, value in figures.items()}  # fmt: skip
+                for name, value in metrics.items()}  # fmt: skip
         self._unwritten += (json.dumps({"step": step, **record}) + "\n").encode()
         with contextlib.suppress(OSError):
             while self._unwritten:
@@ -49,30 +49,33 @@ class JsonlLogger:
         self._file.close()
         if self._unwritten:
             lines = len(self._unwritten.splitlines())
-            raise InputError(f"{self.path} lacks its last {lines} lines: the disk is full; make room")
+            raise InputError(f"{self.path} lacks its last {lines} lines because the disk is full; make room")
 
 
 def lines_up_to(path: Path, first_step: int) -> str:
-    """The lines of the steps up to here. A killed run may have logged past its checkpoint, or half a line; by their
-    numbers, because lines that a full disk did not take are missing."""
-    lines = path.read_text().splitlines() if path.exists() else []
-    found = []
-    for line in lines:
+    """Return the lines of the steps up to `first_step`; a killed run may have logged further, or half a line.
+
+    Lines are chosen by their step and not counted, because a full disk may have lost some.
+    """
+    kept = []
+    for line in path.read_text().splitlines() if path.exists() else []:
         with contextlib.suppress(ValueError):
-            found += [line + "\n"] if json.loads(line)["step"] <= first_step else []
-    return "".join(found)
+            kept += [line + "\n"] if json.loads(line)["step"] <= first_step else []
+    return "".join(kept)
 
 
 def refuse_absent(loggers: Iterable[Any]) -> None:
-    """Raise InputError for the first logger whose package is not here: a run makes its loggers only when its corpus,
-    an hour of answers perhaps, is there."""
-    for package, way in (one.needs for one in loggers if hasattr(one, "needs")):
+    """Raise InputError for a logger whose package is not installed.
+
+    Loggers are created after the corpus, whose responses may take hours, so this is checked before.
+    """
+    for package, requirement in (one.needs for one in loggers if hasattr(one, "needs")):
         if importlib.util.find_spec(package) is None:
-            raise InputError(f"logger={package} needs {package}, which is not installed; pip install {way}")
+            raise InputError(f"logger={package} needs {package}, which is not installed; pip install {requirement}")
 
 
 class TensorBoardLogger:
-    """TensorBoard's event files, in the run's own folder: `tensorboard --logdir runs`."""
+    """TensorBoard event files in the run directory: `tensorboard --logdir runs`."""
 
     needs = ("tensorboard", "'ctcdraft[tensorboard]'")
 
@@ -82,20 +85,20 @@ class TensorBoardLogger:
         self._writer: Any = SummaryWriter(str(directory))
         self._writer.add_text("config", f"```\n{json.dumps(config, indent=2)}\n```")
 
-    def log(self, step: int, figures: dict[str, Any]) -> None:
-        for figure, value in figures.items():
+    def log(self, step: int, metrics: dict[str, Any]) -> None:
+        for name, value in metrics.items():
             if value is not None:
-                self._writer.add_scalar(figure, value, step)
+                self._writer.add_scalar(name, value, step)
 
     def close(self) -> None:
         self._writer.close()
 
 
 class WandbLogger:
-    """Weights & Biases; offline unless told otherwise, so that neither an account nor a network is needed.
+    """Weights & Biases; offline by default, so that neither an account nor a network is needed.
 
-    A resumed run goes on with the id, name and group that its directory keeps (wandb.json). Steps past the checkpoint
-    that a killed run had logged already are the same again, and W&B keeps the first.
+    A resumed run keeps the id, name and group stored in its directory (wandb.json). Steps that a killed run had logged
+    after its checkpoint are logged again with the same values, and W&B keeps the first.
     """
 
     needs = ("wandb", "wandb")
@@ -124,21 +127,21 @@ class WandbLogger:
             allow_val_change=True,  # trainer.steps may be raised
         )
 
-    def log(self, step: int, figures: dict[str, Any]) -> None:
-        self._run.log(figures, step=step)
+    def log(self, step: int, metrics: dict[str, Any]) -> None:
+        self._run.log(metrics, step=step)
 
     def close(self) -> None:
         self._run.finish()
 
 
 def wandb_identity(file: Path, name: str, group: str | None) -> dict[str, Any]:
-    """Return id, name and group of the run in W&B: those in the file, or new ones, which are written there.
+    """Return id, name and group of the run in W&B: those in the file, or new ones, which are written to it.
 
-    A search names its trials by W&B's own variables, WANDB_NAME and WANDB_RUN_GROUP; so may a user.
+    The environment variables WANDB_NAME and WANDB_RUN_GROUP take precedence; a search names its trials by them.
     """
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         stored = json.loads(file.read_text())
-        # Nothing else from a file: wandb.init takes the address to send its key to, in settings=, too.
+        # No other key is taken from the file: wandb.init's settings= could send the API key to another address.
         return {key: stored[key] for key in ("id", "name", "group")}
     identity = {
         "id": secrets.token_hex(4),
@@ -150,7 +153,7 @@ def wandb_identity(file: Path, name: str, group: str | None) -> dict[str, Any]:
 
 
 def wandb_tags(config: Mapping[str, Any]) -> list[str]:
-    """Return what a run is found by: its drafter, the class of its objective, its base."""
+    """Return drafter, class of the objective, and base model of a run."""
     objective = config["objective"]["_target_"].rpartition(".")[2]
-    found = (config["drafter"]["name"], objective, config["base"]["name"])
-    return [tag[:MAX_TAG_LENGTH] for tag in dict.fromkeys(map(str, found))]
+    names = (config["drafter"]["name"], objective, config["base"]["name"])
+    return [tag[:MAX_TAG_LENGTH] for tag in dict.fromkeys(map(str, names))]

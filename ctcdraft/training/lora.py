@@ -1,9 +1,9 @@
-"""Low-rank updates of the base, trained along with a head: what follows changes what the base says. It knows no CTC.
+"""LoRA of the base model, trained together with a draft head (Medusa-2, Cai et al. 2024); it changes the base's output.
 
-The head's objective sends its gradient on through the states. What holds the base back is the divergence of its law
-from the one it had, at the same anchors, as in Medusa-2's self-distillation (Cai et al. 2024): the corpus is the
-base's own answers, and cross-entropy on them would teach it to be surer than it was, which shows above temperature 0.
-The law it had is that of the same weights with the updates left out, so there is no second base in memory.
+The objective's gradient reaches the LoRA weights through the hidden states. A KL term keeps the next-token distribution
+near that of the unchanged base at the same anchors. Cross-entropy on the corpus would not do: the responses are the
+base's own, so it would sharpen the distribution, which shows at temperatures above 0. The unchanged base is the same
+model with the adapter disabled, so no second copy is in memory.
 """
 
 from __future__ import annotations
@@ -23,13 +23,16 @@ from ctcdraft.models.base_model import BaseLM
 from ctcdraft.models.fingerprint import tensors_hash
 from ctcdraft.objectives.base import Loss, Objective, masked_mean
 
-ADAPTER_WEIGHTS = "adapter_model.safetensors"  # beside adapter_config.json: peft's layout
+ADAPTER_WEIGHTS = "adapter_model.safetensors"  # with adapter_config.json: peft's layout
 
 
 class LoRAAdapter:
-    """A peft LoRA inside the base, without effect at first. targets: the ends of the names of its linear layers.
+    """A peft LoRA inside the base model, initialised without effect.
 
-    weight: of the divergence, in the loss. learning_rate: its own, warmed up and lowered as the head's is.
+    Args:
+        targets: ends of the names of linear layers, as in q_proj.
+        learning_rate: of the LoRA weights, with the schedule of the head's.
+        weight: of the KL term in the loss.
     """
 
     def __init__(
@@ -46,9 +49,11 @@ class LoRAAdapter:
 
         self.learning_rate = checked_positive(learning_rate, "adapt.learning_rate")
         if check_float(weight, "adapt.weight") < 0:
-            raise InputError(f"adapt.weight={weight} would drive the base away from itself; it is 0 or above")
+            raise InputError(f"adapt.weight must be >= 0, got {weight}")
         if not uses_hidden_states(drafter):
-            raise InputError(f"{type(drafter).__name__} reads no states, so it teaches a base nothing; adapt=none")
+            raise InputError(
+                f"{type(drafter).__name__} uses no hidden states, so the base model gets no gradient; give adapt=none"
+            )
         self.base = base
         self.weight = weight
         self.config = peft.LoraConfig(
@@ -60,22 +65,22 @@ class LoRAAdapter:
             raise InputError(f"adapt.targets={list(targets)} do not fit {base.name}: {first_line(error)}") from error
         if (base.lm.get_output_embeddings(), base.lm.get_input_embeddings()) != (base.head, base.embedding):
             raise InputError(
-                f"adapt.targets={list(targets)} name the head or the embedding of {base.name}, which the drafter "
+                f"adapt.targets={list(targets)} include the lm_head or the embedding of {base.name}, which the drafter "
                 "shares and which stay frozen; leave them out"
             )
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
-        """What is trained, by its name in the base."""
+        """Return the trained parameters by their names in the base model."""
         return {name: value for name, value in self.base.lm.named_parameters() if value.requires_grad}
 
     def read(self, base: BaseLM, tokens_BL: Tensor, position_ids_BL: Tensor | None = None) -> Tensor:
-        """States_BLD of right-padded rows, with a gradient; for Batches, instead of corpus.states.read."""
+        """Return hidden states_BLD of right-padded rows, with a gradient; replaces compute_hidden_states in Batches."""
         tokens_BL = tokens_BL.to(base.device)
         return base.hidden_states_with_grad(tokens_BL, torch.ones_like(tokens_BL), position_ids_BL)
 
     def divergence(self, batch: Batch) -> Tensor:
-        """Kullback-Leibler divergence of the base's law from the one it had, mean over the anchors of real windows."""
+        """Return KL(unchanged || adapted) of next-token distributions, mean over the anchors of non-empty windows."""
         with torch.no_grad(), self.model.disable_adapter():
             before_BLD = self.read(self.base, batch.tokens_BL, batch.position_ids_BL)
         before_BAV, now_BAV = (
@@ -85,14 +90,14 @@ class LoRAAdapter:
         return masked_mean(kl_BA, batch.lengths_BA > 0)
 
     def next_token_log_probs(self, states_BLD: Tensor, anchors_BA: Tensor) -> Tensor:
-        """Log-probabilities_BAV of the word after each anchor."""
-        states_BLD = states_BLD[..., : self.base.width]  # the last tap comes first
+        """Return log-probabilities_BAV of the token after each anchor."""
+        states_BLD = states_BLD[..., : self.base.width]  # the last layer; auxiliary layers follow it
         states_BAD = states_BLD.gather(1, anchors_BA[..., None].expand(-1, -1, states_BLD.shape[-1]))
         accumulate_dtype = torch.promote_types(self.base.dtype, torch.float32)
         return self.base.head(states_BAD.to(self.base.dtype)).log_softmax(dim=-1, dtype=accumulate_dtype)
 
     def state(self) -> dict[str, Tensor]:
-        """What a checkpoint holds."""
+        """Return the tensors of a checkpoint."""
         return {name: value.detach() for name, value in self.parameters.items()}
 
     @torch.no_grad()
@@ -104,7 +109,7 @@ class LoRAAdapter:
             value.copy_(state[name])
 
     def save(self, folder: Path) -> str:
-        """As peft lays it out; returns the hash by which the adapted base is known."""
+        """Write the adapter in peft's layout; return the hash that identifies the adapted base model."""
         import peft
 
         tensors = {
@@ -121,7 +126,7 @@ class LoRAAdapter:
 
 
 class KLRegularizedObjective:
-    """An objective and, beside it, what holds the base to what it said. The loss that is logged is the objective's."""
+    """An objective plus the weighted KL term; the logged loss is the objective's alone."""
 
     def __init__(self, objective: Objective, adapter: LoRAAdapter) -> None:
         self.objective = objective
@@ -139,5 +144,5 @@ class KLRegularizedObjective:
 
 def checked_positive(value: float, key: str) -> float:
     if not check_float(value, key) > 0:
-        raise InputError(f"{key}={value} would change nothing; it lies above 0")
+        raise InputError(f"{key} must be > 0, got {value}")
     return value

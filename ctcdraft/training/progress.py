@@ -1,8 +1,6 @@
-"""How fast a run goes and what it holds. It knows a clock and a meter; figures of one machine, never of the method.
+"""Progress of training: time and memory of a step, one line per minute, remaining time of a sweep.
 
-Time that the unfinished runs of a sweep or a search will take: their number times the mean of those that ran.
-
-One line a minute of a training run whose output is redirected; a terminal has tqdm's bar.
+Lines are for redirected output; a terminal has tqdm's bar.
 """
 
 from __future__ import annotations
@@ -14,8 +12,6 @@ from statistics import mean
 from time import perf_counter, process_time
 from typing import Any
 
-import torch
-
 from ctcdraft.progress import Progress, format_minutes, write_line
 
 MACHINE_METRICS = (
@@ -23,23 +19,27 @@ MACHINE_METRICS = (
     "wall_seconds",
     "processor_seconds",
     "memory_bytes",
-)  # in which equal runs may differ
+)  # equal runs may differ in these
 
 
 class StepTimer:
-    """Figures of one step, without the probes and checkpoints around it."""
+    """Time of one step, without the validation and checkpoint after it."""
 
     def __init__(self) -> None:
         self.began = perf_counter(), process_time()
 
     def metrics(self, tokens: int) -> dict[str, float]:
-        """tokens_per_second: of text read, padding included. processor_seconds: of all threads of this process.
-        memory_bytes: the most it ever held, on its device, or else at all."""
+        """Return MACHINE_METRICS since the start. tokens: that the step read, padding included.
+
+        processor_seconds is the time of all threads; memory_bytes is the peak of the process, on a GPU if it uses one.
+        """
         wall, processor = perf_counter() - self.began[0], process_time() - self.began[1]
         return dict(zip(MACHINE_METRICS, (tokens / wall, wall, processor, peak_memory()), strict=True))
 
 
 def peak_memory() -> int:
+    import torch  # sweep.py and refusals of train.py start without it
+
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         return torch.cuda.max_memory_allocated()
     unit = 1 if sys.platform == "darwin" else 1024
@@ -47,11 +47,11 @@ def peak_memory() -> int:
 
 
 class RemainingTime:
-    """Counts runs of about the same length.
+    """Remaining time of a sweep: the number of unfinished runs times the mean time of those that ran.
 
     Args:
-        runs: how many there are in all.
-        jobs: how many of them run side by side.
+        runs: of the whole sweep.
+        jobs: runs at the same time.
     """
 
     def __init__(self, runs: int, jobs: int = 1) -> None:
@@ -59,7 +59,7 @@ class RemainingTime:
         self._ended: list[float | None] = []  # an append is atomic: trials end in threads
 
     def run_ended(self, seconds: float | None) -> str:
-        """Return what is left after one more run; seconds: None of one that failed or had nothing to do."""
+        """Count a run and describe the rest. seconds: None for a run that failed or had nothing to do."""
         self._ended.append(seconds)
         ended = list(self._ended)
         measured, left = [each for each in ended if each is not None], self.runs - len(ended)
@@ -70,20 +70,20 @@ class RemainingTime:
 
 
 class ProgressLines:
-    """The steps of this process, with the loss and the tokens a second of the newest.
+    """One line per minute on the steps taken, the remaining time, and the loss and speed of the newest step.
 
     "120 of 2,000 steps, 1.0 minutes so far; about 15.7 minutes for the remaining 1,880; loss 3.210, 812 tokens/s"
     """
 
     def __init__(self, first: int, steps: int, clock: Callable[[], float]) -> None:
-        self._figures: Mapping[str, Any] = {}
-        # No estimate before the first minute: the plan has just told one.
+        self._metrics: Mapping[str, Any] = {}
+        # No estimate in the first minute: the plan has just printed one.
         self._progress = Progress(steps - first, "steps", first=steps + 1, before=first, clock=clock, write=self._write)
 
-    def run_ended(self, figures: Mapping[str, Any]) -> None:
-        """Count a step, with its figures; write a line if a minute has passed since the last."""
-        self._figures = figures
+    def step_done(self, metrics: Mapping[str, Any]) -> None:
+        """Count a step; write a line if a minute has passed since the last one."""
+        self._metrics = metrics
         self._progress.advance()
 
     def _write(self, line: str) -> None:
-        write_line(f"{line}; loss {self._figures['loss']:.3f}, {self._figures['tokens_per_second']:,.0f} tokens/s")
+        write_line(f"{line}; loss {self._metrics['loss']:.3f}, {self._metrics['tokens_per_second']:,.0f} tokens/s")

@@ -1,4 +1,7 @@
-"""A run directory is a checkpoint. It knows files and fingerprints; not what a drafter does."""
+"""Run directory: config, draft head, metrics, and the states to resume from.
+
+Every file is written whole or not at all, so a run that is killed at any moment can be resumed and evaluated.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ MATCHING_FIELDS = ("weights", "width", "vocabulary", "taps", "tokenizer", "chat_
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """config.yaml, fingerprint.json, drafter.safetensors, metrics.jsonl; to go on from, also resume-STEP.pt."""
+    """config.yaml, fingerprint.json, drafter.safetensors, metrics.jsonl, command.txt and resume-STEP.pt in a folder."""
 
     path: Path
 
@@ -46,7 +49,7 @@ class RunDirectory:
 
     @property
     def adapter(self) -> Path:
-        """A folder, of runs that change their base (training/adapting.py)."""
+        """The folder of the LoRA of runs that adapt the base model (training/lora.py)."""
         return self.path / "adapter"
 
     @property
@@ -55,12 +58,12 @@ class RunDirectory:
 
     @property
     def resume_files(self) -> list[Path]:
-        """The files to go on from, the newest first."""
+        """The saved states, newest first."""
         return sorted(self.path.glob("resume-*.pt"), reverse=True)
 
     @property
     def last_step(self) -> int:
-        """The step of the newest state, by its name; 0 without one."""
+        """The step in the name of the newest state; 0 without one."""
         return int(self.resume_files[0].stem.removeprefix("resume-")) if self.resume_files else 0
 
     @property
@@ -68,8 +71,11 @@ class RunDirectory:
         return self.path / "fingerprint.json"
 
     def create(self, config: str, fingerprint: dict[str, Any], overwrite: bool) -> None:
-        """Claim the directory for a new run, or refuse because it holds one. Overwriting removes the old run's
-        own files and nothing else that may lie there."""
+        """Write fingerprint and config of a new run; raise InputError where the directory holds one.
+
+        Args:
+            overwrite: remove the files of an old run first, and no other file.
+        """
         if self.config.exists():
             if not (overwrite and self.fingerprint.exists()):
                 self.refuse_to_overwrite()
@@ -78,17 +84,17 @@ class RunDirectory:
             for file in own:
                 file.unlink(missing_ok=True)
         write_text(self.fingerprint, json.dumps(fingerprint, indent=2) + "\n")
-        self.write_config(config)  # last: it is what makes the directory a run
+        self.write_config(config)  # last: config.yaml marks the directory as a run
 
     def set_adapter(self, adapter: str) -> None:
-        """From now on the head is that of the base with this adapter."""
+        """Write into the fingerprint that the head belongs to the base model with this adapter (a hash)."""
         write_text(self.fingerprint, json.dumps(self.base_fingerprint() | {"adapter": adapter}, indent=2) + "\n")
 
     def write_config(self, config: str) -> None:
         write_text(self.config, config)
 
     def write_command(self, command: str) -> None:
-        """What to type for the same run again, for people and for tables."""
+        """Write the command that repeats the run; tables print it."""
         write_text(self.command, command + "\n")
 
     def refuse_to_overwrite(self) -> NoReturn:
@@ -98,13 +104,13 @@ class RunDirectory:
         refuse_missing_run(self.path)
 
     def save_head(self, drafter: DraftHead, adapter: str | None = None) -> None:
-        """adapter: the hash of what the base was changed by, which the head belongs to."""
+        """Write the head's trained tensors. adapter: hash of the base model's LoRA, which the head depends on."""
         tensors = {name: value.detach().cpu().contiguous() for name, value in drafter.trainable_state_dict().items()}
         metadata = None if adapter is None else {"adapter": adapter}
         atomic_write(self.head, lambda path: save_file(tensors, path, metadata=metadata))
 
     def load_head(self, drafter: DraftHead) -> None:
-        """Fill the drafter's own tensors; every one of them must be there and have its shape."""
+        """Load the drafter's trained tensors; raise InputError where one is missing or has another shape."""
         if not self.head.is_file():
             raise InputError(f"{self.head} is missing; the run stopped before its first checkpoint: resume={self.path}")
         try:
@@ -113,16 +119,15 @@ class RunDirectory:
                 adapter = (file.metadata() or {}).get("adapter")
         except SafetensorError as error:
             raise InputError(f"{self.head} is damaged ({error}); resume={self.path} writes it again") from error
-        if self.fingerprint.is_file() and adapter != self.base_fingerprint().get(
-            "adapter"
-        ):  # a kill or a full disk between both
+        # They differ where a kill or a full disk came between the two files.
+        if self.fingerprint.is_file() and adapter != self.base_fingerprint().get("adapter"):
             raise InputError(
                 f"{self.head} and {self.adapter} are of different steps; resume={self.path} writes both again"
             )
         load_trainable_state(drafter, tensors, self.head)
 
     def save_state(self, step: int, state: dict[str, Any], keep: int) -> None:
-        """The newest state joins the others, of which the last `keep` stay; nothing goes before it is whole."""
+        """Write a state, then remove all but the newest `keep`."""
         stream = io.BytesIO()
         torch.save(state, stream)
         payload = stream.getbuffer()
@@ -134,33 +139,37 @@ class RunDirectory:
 
         newest = self.path / f"resume-{step:09}.pt"
         atomic_write(newest, write)
-        # A state beyond this step is a damaged one that the run had to go back behind.
-        beyond = [file for file in self.resume_files if file.name > newest.name]
-        for old in [*beyond, *self.resume_files[len(beyond) + keep :]]:
+        # A state of a later step is damaged: the run has resumed from an earlier one.
+        damaged = [file for file in self.resume_files if file.name > newest.name]
+        for old in [*damaged, *self.resume_files[len(damaged) + keep :]]:
             with contextlib.suppress(OSError):
                 old.unlink()
 
     def load_state(self) -> dict[str, Any] | None:
-        """Everything needed to go on, of the newest state that is whole; None if there was no checkpoint yet."""
-        for file in self.path.glob("resume-*.partial"):  # of a process that was killed while it wrote
+        """Return the newest intact state; None before the first checkpoint.
+
+        Raises:
+            InputError: there are states, and all of them are damaged.
+        """
+        for file in self.path.glob("resume-*.partial"):  # left by a process killed while writing
             file.unlink(missing_ok=True)
         damaged: list[str] = []
         for file in self.resume_files:
             state = load_verified_state(file)
             if state is not None:
                 if damaged:
-                    print(f"{', '.join(damaged)} in {self.path} is damaged; going on from {file.name} instead")
+                    print(f"{', '.join(damaged)} in {self.path} is damaged; resuming from {file.name} instead")
                 return state
             damaged.append(file.name)
         if damaged:
             raise InputError(
-                f"{self.path} has no whole state ({', '.join(damaged)}: damaged); remove what is damaged to begin "
-                "again from step 0"
+                f"{self.path} has no intact state ({', '.join(damaged)}: damaged); remove these files to start again "
+                "from step 0"
             )
         return None
 
     def base_fingerprint(self) -> dict[str, Any]:
-        """The fingerprint of the base and the corpus that the run was begun with."""
+        """Return the fingerprint of the base model and the corpus that the run was started with."""
         try:
             return json.loads(self.fingerprint.read_text())
         except (OSError, ValueError) as error:
@@ -169,16 +178,16 @@ class RunDirectory:
             ) from error
 
     def refuse_other_base(self, fingerprint: dict[str, Any]) -> None:
-        """One sentence if the head was trained for another base than the one with this fingerprint."""
+        """Raise InputError if the head was trained for another base model than the one with this fingerprint."""
         refuse_other_base(self.base_fingerprint(), fingerprint, self.path)
 
     def refuse_other_corpus(self, corpus: str) -> None:
-        """One sentence if this is not the corpus that the run's steps were counted in: its batches would be others."""
-        begun = self.base_fingerprint().get("corpus", corpus)
-        if begun != corpus:
+        """Raise InputError if the run was trained on another corpus, whose batches would differ. corpus: its hash."""
+        trained_on = self.base_fingerprint().get("corpus", corpus)
+        if trained_on != corpus:
             raise InputError(
-                f"{self.path} was trained on another corpus ({begun}) than is prepared now ({corpus}), so it cannot go "
-                "on where it stopped; bring that corpus back, or begin a new run with run="
+                f"{self.path} was trained on another corpus ({trained_on}) than is prepared now ({corpus}), so it "
+                "cannot resume; bring that corpus back, or start a new run with run="
             )
 
 
@@ -188,26 +197,29 @@ def refuse_other_base(
     source: Path,
     must_agree: Sequence[str] = MATCHING_FIELDS,
 ) -> None:
-    """Raise InputError if the head at `source` was made for another base than the one with this fingerprint. For the
-    same base quantised it may guess: what it says is verified, and the report tells."""
+    """Raise InputError if the head at `source` was trained for another base model.
+
+    The same base, quantised, is accepted: draft tokens are verified anyway, and the report names the quantisation.
+
+    Args:
+        base_fingerprint: of the base that the head was trained for.
+        fingerprint: of the base that is loaded.
+        must_agree: fields that are compared.
+    """
     differing = [key for key in must_agree if base_fingerprint.get(key) != fingerprint.get(key)]
     if differing == ["adapter"]:
-        trained = (
-            "along with its base, which adapt=lora changed"
-            if "adapter" in base_fingerprint
-            else "for the base as it is"
-        )
-        here = "changed by a LoRA that was trained with another head" if "adapter" in fingerprint else "not changed"
+        trained = "together with a LoRA of its base" if "adapter" in base_fingerprint else "for the unchanged base"
+        here = "has the LoRA of another head" if "adapter" in fingerprint else "is unchanged"
         raise InputError(
-            f"the head in {source} was trained {trained}, and this base is {here}; evaluate it by itself, with "
+            f"the head in {source} was trained {trained}, and this base {here}; evaluate it alone, with "
             f"checkpoint={source} and no base="
         )
     if differing and not (differing == ["weights"] and was_quantized_since(base_fingerprint, fingerprint)):
         apart = "; ".join(f"{key} {base_fingerprint.get(key)} there, {fingerprint.get(key)} here" for key in differing)
-        names = [base_fingerprint.get("base"), fingerprint.get("base")]
-        here = f"base {names[1]}" if names[0] != names[1] else "another base of that name"
+        trained_for, name = base_fingerprint.get("base"), fingerprint.get("base")
+        here = f"base {name}" if trained_for != name else "another base of that name"
         raise InputError(
-            f"the head in {source} was trained for base {names[0]}, and this is {here} (they differ in "
+            f"the head in {source} was trained for base {trained_for}, and this is {here} (they differ in "
             f"{', '.join(differing)}: {apart}); evaluate it with its own base"
         )
 
@@ -217,13 +229,16 @@ def checksum(payload: bytes | memoryview) -> bytes:
 
 
 def load_verified_state(file: Path) -> dict[str, Any] | None:
-    """The state in a file that begins with its own checksum (torch would not notice a changed bit); None if damaged."""
+    """Return the state in a file, or None if it is damaged.
+
+    The file begins with a checksum of the rest, because torch.load does not notice a changed bit.
+    """
     try:
-        written = file.read_bytes()
-        if written[:CHECKSUM_BYTES] != checksum(memoryview(written)[CHECKSUM_BYTES:]):
+        content = file.read_bytes()
+        if content[:CHECKSUM_BYTES] != checksum(memoryview(content)[CHECKSUM_BYTES:]):
             return None
-        return torch.load(io.BytesIO(written[CHECKSUM_BYTES:]), weights_only=True, map_location="cpu")
-    except Exception:  # a torn file raises whatever its first broken byte means
+        return torch.load(io.BytesIO(content[CHECKSUM_BYTES:]), weights_only=True, map_location="cpu")
+    except Exception:  # a truncated file may raise almost anything
         return None
 
 
@@ -239,5 +254,5 @@ def load_trainable_state(drafter: DraftHead, tensors: dict[str, Tensor], source:
 
 
 def shapes_match(own: Tensor, stored: Tensor) -> bool:
-    """Whether it has its shape, or is a number where this is a row of one: the blank's bias in older runs."""
+    """Return whether shapes agree; (1,) and () do, because older runs stored the blank's bias as a number."""
     return own.shape == stored.shape or own.numel() == stored.numel() == 1

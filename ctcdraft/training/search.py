@@ -1,7 +1,7 @@
-"""A search for the best tau: what a trial learns decides what is tried next. It knows command lines; no config.
+"""Bayesian search for the run with the best acceptance length, by optuna.
 
-Every trial is train.py in a process of its own. A trial that falls behind the others is asked to stop as any run may
-be, by SIGTERM, so its state stays and resume= could go on with it.
+Every trial is train.py in a process of its own. A trial that falls behind the median of the others is stopped by
+SIGTERM, which any run answers by saving its state, so that resume= could continue it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ POLL_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class Interval:
-    """Numbers from least to most; whole ones, or any."""
+    """Numbers from `least` to `most`, both included; whole: integers only."""
 
     least: float
     most: float
@@ -49,11 +49,15 @@ def run_search(
     log: Callable[[str], None] = print,
     clock: Callable[[], float] = time.monotonic,
 ) -> float:
-    """Run `trials` trials, `jobs` side by side, into run/0, run/1, ...; returns the best tau.
+    """Run `trials` trials, `jobs` at a time, into run/0, run/1, ...; return the best tau.
 
-    command: what trains, without what is searched. What was tried is in run/study.log: called again, the search goes
-    on from there. tau of every probe is reported, and a trial below the median of the others at that step is stopped.
-    Values that were tried before by the same command are not tried again: their tau is known.
+    All trials are kept in run/study.log, so that the same call continues a search. The tau of every validation is
+    reported to optuna, and a trial below the median of the others at that step is stopped. Values that the same command
+    tried before are not run again: their tau is known.
+
+    Args:
+        command: the training command, without the searched keys.
+        space: values of each searched key.
     """
     optuna = load_optuna()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -63,89 +67,87 @@ def run_search(
         study_name="ctcdraft", storage=storage, load_if_exists=True, direction="maximize",
         sampler=optuna.samplers.TPESampler(seed=seed), pruner=optuna.pruners.MedianPruner(n_startup_trials=4),
     )  # fmt: skip
+    remaining, registry, states = RemainingTime(trials, jobs), TrialRegistry(study, command), optuna.trial.TrialState
 
-    remaining, tries = RemainingTime(trials, jobs), TrialRegistry(study, command)
-
-    def one(number: int) -> None:
+    def run_one(number: int) -> None:
         trial = study.ask()
-        try:
-            overrides = [f"{key}={suggest_value(trial, key, space[key])}" for key in space]
-        except ValueError as error:
-            raise InputError(
-                f"{run / 'study.log'} holds a search among other values ({error}); choose another run="
-            ) from error
-        folder, began = run / str(trial.number), clock()
-        state = optuna.trial.TrialState
-        with tries.of(trial) as before:
-            if before is not None:
-                study.tell(trial, before.value if before.state == state.COMPLETE else None, state=before.state)
-                line = f"trial {trial.number}: {' '.join(overrides)}  is trial {before.number} again and was not run"
-                log(f"{line}; {remaining.run_ended(None)}")
-                return
+        overrides = choose_values(trial, space, run)
+        name, folder, began = f"trial {trial.number}", run / str(trial.number), clock()
+        chosen = " ".join(overrides)
+        with registry.exclusive(trial) as equal:
+            if equal is not None:
+                study.tell(trial, equal.value if equal.state == states.COMPLETE else None, state=equal.state)
+                line = f"{name}: {chosen}  is trial {equal.number} again and was not run"
+                return log(f"{line}; {remaining.run_ended(None)}")
             status, tau, pruned = run_trial([*command, *overrides, f"run={folder}"], folder, trial, overrides)
             if tau is None or (status != 0 and not pruned):
-                study.tell(trial, state=state.FAIL)
-                line = f"trial {trial.number} failed with status {status}: {' '.join(overrides)}; see {folder}.log"
-                log(f"{line}; {remaining.run_ended(None)}")
-                return
-            study.tell(trial, state=state.PRUNED) if pruned else study.tell(trial, tau)
-        line = f"trial {trial.number}: {' '.join(overrides)}  tau {tau:.3f}{' (stopped early)' if pruned else ''}"
+                study.tell(trial, state=states.FAIL)
+                line = f"{name} failed with status {status}: {chosen}; see {folder}.log"
+                return log(f"{line}; {remaining.run_ended(None)}")
+            study.tell(trial, state=states.PRUNED) if pruned else study.tell(trial, tau)
+        line = f"{name}: {chosen}  tau {tau:.3f}{' (stopped early)' if pruned else ''}"
         log(f"{line}; {remaining.run_ended(clock() - began)}")
         write_table(run)
 
     with ThreadPoolExecutor(jobs) as pool:
-        list(pool.map(one, range(trials)))
-    done = [trial.value for trial in study.get_trials(states=[optuna.trial.TrialState.COMPLETE])]
-    if not done:
-        raise InputError(f"none of {trials} trials came to its end; the first log is {run / '0.log'}")
-    return max(done)
+        list(pool.map(run_one, range(trials)))
+    taus = [trial.value for trial in study.get_trials(states=[states.COMPLETE])]
+    if not taus:
+        raise InputError(f"none of {trials} trials finished; the first log is {run / '0.log'}")
+    return max(taus)
 
 
 class TrialRegistry:
-    """The trials of a study by what they tried: a command and values. Equal trials run one after another."""
+    """Trials of a study by command and values. Equal trials run one after another, so the second finds the first."""
 
     def __init__(self, study: Any, command: Sequence[str]) -> None:
         self.study = study
         self.command = shlex.join(command)
-        self.here: set[int] = set()  # of this search: what failed in an earlier one may have been mended
+        self.started: set[int] = set()  # trials of this call: the cause of an earlier failure may be gone
         self._locks: dict[str, threading.Lock] = {}
 
     @contextlib.contextmanager
-    def of(self, trial: Any) -> Iterator[Any]:
-        """Within, no equal trial runs; yields the one that ended before, or None."""
+    def exclusive(self, trial: Any) -> Iterator[Any]:
+        """Within, no equal trial runs; yield the equal one whose result is known, or None."""
         with self._locks.setdefault(repr(sorted(trial.params.items())), threading.Lock()):
-            before = next(
-                (one for one in self.study.get_trials(deepcopy=False) if self.has_known_outcome(one, trial)), None
-            )
-            if before is None:  # so that what is known names the trial that ran
+            others = self.study.get_trials(deepcopy=False)
+            equal = next((other for other in others if self.predicts(other, trial)), None)
+            if equal is None:  # a trial that is not run gets no command, so later ones refer to the one that ran
                 trial.set_user_attr("command", self.command)
-                self.here.add(trial.number)
-            yield before
+                self.started.add(trial.number)
+            yield equal
 
-    def has_known_outcome(self, one: Any, trial: Any) -> bool:
-        """Return whether what came of one says what would come of the other."""
-        usable = one.state.name in ("COMPLETE", "PRUNED") or (one.state.name == "FAIL" and one.number in self.here)
-        equal = one.params == trial.params and one.user_attrs.get("command") == self.command
-        return usable and equal and one.number != trial.number
+    def predicts(self, other: Any, trial: Any) -> bool:
+        """Return whether another trial is equal to this one and has ended with a result that would repeat."""
+        ended = other.state.name in ("COMPLETE", "PRUNED") or (
+            other.state.name == "FAIL" and other.number in self.started
+        )
+        equal = other.params == trial.params and other.user_attrs.get("command") == self.command
+        return ended and equal and other.number != trial.number
 
 
 def run_trial(
     command: Sequence[str], folder: Path, trial: Any, overrides: Sequence[str] = ()
 ) -> tuple[int, float | None, bool]:
-    """One trial to its end, or to where the pruner ends it: exit status, best tau, whether it was stopped. overrides:
-    what
-    the search chose, by which W&B calls it."""
+    """Run a trial to its end, or until the pruner stops it.
+
+    Args:
+        overrides: the values that the search chose, which become the run's name in W&B.
+
+    Returns:
+        Exit status, best tau (None without a validation), and whether the trial was stopped early.
+    """
     group = folder.parent.name
-    named = {"WANDB_RUN_GROUP": group, **os.environ, "WANDB_NAME": " ".join([f"{group}/{folder.name}", *overrides])}
+    names = {"WANDB_RUN_GROUP": group, **os.environ, "WANDB_NAME": " ".join([f"{group}/{folder.name}", *overrides])}
     reported, pruned = 0, False
     with Path(f"{folder}.log").open("w") as log:
         log.write(shlex.join(command) + "\n")
         log.flush()
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=named)
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=names)
         try:
             while process.poll() is None:
                 time.sleep(POLL_SECONDS)
-                for step, tau in read_probes(folder)[reported:]:
+                for step, tau in read_validations(folder)[reported:]:
                     reported += 1
                     trial.report(tau, step)
                     if not pruned and trial.should_prune():
@@ -153,29 +155,37 @@ def run_trial(
                         process.terminate()
         finally:
             process.terminate()
-    taus = [tau for _, tau in read_probes(folder)]
-    # It may have come to its end before it heard that it should stop.
+    taus = [tau for _, tau in read_validations(folder)]
+    # Status 0: the run ended before the signal reached it, and its tau is final.
     return process.wait(), max(taus, default=None), pruned and process.returncode != 0
 
 
-def read_probes(folder: Path) -> list[tuple[int, float]]:
-    """(step, tau) of every probe so far."""
-    found = []
+def read_validations(folder: Path) -> list[tuple[int, float]]:
+    """Return (step, tau) of every validation logged so far."""
+    validations = []
     with contextlib.suppress(OSError):
         for line in (folder / "metrics.jsonl").read_text().splitlines():
             with contextlib.suppress(ValueError):  # the last line may be half written
-                figures = json.loads(line)
-                if "tau" in figures:
-                    found.append((figures["step"], figures["tau"]))
-    return found
+                metrics = json.loads(line)
+                if "tau" in metrics:
+                    validations.append((metrics["step"], metrics["tau"]))
+    return validations
 
 
-def suggest_value(trial: Any, key: str, choice: Interval | Sequence[Any]) -> Any:
-    if not isinstance(choice, Interval):
-        return trial.suggest_categorical(key, list(choice))
-    if choice.whole:
-        return trial.suggest_int(key, int(choice.least), int(choice.most), log=choice.logarithmic)
-    return trial.suggest_float(key, choice.least, choice.most, log=choice.logarithmic)
+def choose_values(trial: Any, space: SearchSpace, run: Path) -> list[str]:
+    """Return the overrides of a trial; raise InputError where the study holds other values of the same keys."""
+    try:
+        return [f"{key}={suggest_value(trial, key, values)}" for key, values in space.items()]
+    except ValueError as error:
+        raise InputError(f"{run / 'study.log'} is a search over other values ({error}); choose another run=") from error
+
+
+def suggest_value(trial: Any, key: str, values: Interval | Sequence[Any]) -> Any:
+    if not isinstance(values, Interval):
+        return trial.suggest_categorical(key, list(values))
+    if values.whole:
+        return trial.suggest_int(key, int(values.least), int(values.most), log=values.logarithmic)
+    return trial.suggest_float(key, values.least, values.most, log=values.logarithmic)
 
 
 def load_optuna() -> Any:

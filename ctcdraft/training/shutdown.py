@@ -1,4 +1,4 @@
-"""A stop that was asked for, noticed between two steps. It knows signals; not what there is to save."""
+"""Graceful shutdown: SIGTERM and Ctrl-C are recorded, and the training loop saves its state between two steps."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ SHUTDOWN_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class ShutdownRequest:
-    """asked: the signal that asked for it, None as long as nobody has."""
+    """The first signal received; None before one arrives."""
 
     received_signal: signal.Signals | None = None
 
 
 @contextlib.contextmanager
 def catch_signals() -> Iterator[ShutdownRequest]:
-    """Within, SIGTERM and Ctrl-C only set `asked`; a second one, for the impatient, does what it always does."""
+    """Within, the first SIGTERM or Ctrl-C is only recorded; a second one has its usual effect."""
     request = ShutdownRequest()
     if threading.current_thread() is not threading.main_thread():  # Python handles signals nowhere else
         yield request
         return
     before = {number: signal.getsignal(number) for number in SHUTDOWN_SIGNALS}
 
-    def ask(number: int, frame: object) -> None:
+    def record(number: int, frame: object) -> None:
         request.received_signal = signal.Signals(number)
         restore()
 
@@ -34,7 +34,7 @@ def catch_signals() -> Iterator[ShutdownRequest]:
             signal.signal(number, handler)
 
     for number in SHUTDOWN_SIGNALS:
-        signal.signal(number, ask)
+        signal.signal(number, record)
     try:
         yield request
     finally:

@@ -1,4 +1,4 @@
-"""Many runs side by side: one table, one plot, one sentence on who wins. It knows runs by their files only."""
+"""Comparison of the runs of a sweep: a table, a plot, and whether the best setting is ahead by more than seed noise."""
 
 from __future__ import annotations
 
@@ -18,13 +18,21 @@ from ctcdraft.io import write_text
 from ctcdraft.renamed import current
 
 FAILURE_FILE = "failed.json"
-LOCATION_KEYS = ("run", "resume", "overwrite", "plan_only")  # where a run lies is no part of what it is
+LOCATION_KEYS = ("run", "resume", "overwrite", "plan_only")  # keys that do not change what is trained
 
 
 @dataclass(frozen=True)
 class Job:
-    """values: its whole config, flat. tau: of its best probe. loss: of its last step. clocks:
-    seconds of all its steps, `processor` and `wall`; empty for a run from before they were kept."""
+    """A run that has been validated.
+
+    Args:
+        values: the whole config, with dotted keys.
+        command: that repeats the run; empty for runs that did not store it.
+        steps: steps taken so far.
+        tau: of the best validation.
+        loss: of the last step.
+        seconds_by_clock: time of all steps, `processor` and `wall`; empty for runs that did not log it.
+    """
 
     name: str
     values: Mapping[str, Any]
@@ -40,7 +48,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Failure:
-    """A job that did not come to its end; values: its whole config, flat. reason: one sentence."""
+    """A job that failed. values: the whole config, with dotted keys; reason: one sentence."""
 
     name: str
     values: Mapping[str, Any]
@@ -51,19 +59,19 @@ class Failure:
 
 
 def write_failure(folder: Path, values: Mapping[str, Any], reason: str) -> None:
-    """Write down in a job's folder why it failed, for the table."""
+    """Write into a job's folder why it failed."""
     write_text(
         folder / FAILURE_FILE, json.dumps({"reason": " ".join(reason.split()), "values": values}, indent=1) + "\n"
     )
 
 
 def forget_failure(folder: Path) -> None:
-    """Remove what an earlier attempt at the job left."""
+    """Remove the failure of an earlier attempt at the job."""
     (folder / FAILURE_FILE).unlink(missing_ok=True)
 
 
 def read_failure(folder: Path) -> Failure | None:
-    """Return why the job in a folder failed; None where it did not."""
+    """Return the failure of the job in a folder; None where it did not fail."""
     try:
         content = json.loads((folder / FAILURE_FILE).read_text())
         return Failure(folder.name, content["values"], content["reason"])
@@ -72,7 +80,7 @@ def read_failure(folder: Path) -> Failure | None:
 
 
 def read_job(folder: Path) -> Job | None:
-    """A run that has been probed at least once, else None."""
+    """Return the run in a folder; None if there is none, or it was never validated."""
     try:
         values = flatten_config(current(yaml.safe_load((folder / "config.yaml").read_text())))
         lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -89,7 +97,10 @@ def read_job(folder: Path) -> Job | None:
 
 
 def flatten_config(node: Any, above: str = "") -> dict[str, Any]:
-    """{"trainer": {"steps": 3}}   ->   {"trainer.steps": 3}"""
+    """Return a config with dotted keys; lists become text.
+
+    {"trainer": {"steps": 3}}   ->   {"trainer.steps": 3}
+    """
     if not isinstance(node, Mapping):
         return {above: str(node) if isinstance(node, list) else node}
     return {
@@ -98,7 +109,7 @@ def flatten_config(node: Any, above: str = "") -> dict[str, Any]:
 
 
 def swept_keys(jobs: Sequence[Job | Failure]) -> list[str]:
-    """The keys in which jobs differ; of several that say the same thing, the one with the shortest name."""
+    """Return the keys in which jobs differ; of keys that determine each other, the one with the shortest name."""
     differing: list[str] = []
     for key in sorted({key for job in jobs for key in job.values}, key=lambda key: (len(key), key)):
         column = [job.values.get(key) for job in jobs]
@@ -109,17 +120,19 @@ def swept_keys(jobs: Sequence[Job | Failure]) -> list[str]:
 
 
 def determine_each_other(one: Sequence[Any], other: Sequence[Any]) -> bool:
-    """Whether either column follows from the other."""
+    """Return whether each of two columns follows from the other."""
     return len(set(zip(one, other, strict=True))) == len(set(one)) == len(set(other))
 
 
 def write_table(folder: Path) -> list[Job]:
-    """sweep.csv, sweep.md and sweep.svg of all jobs in the folder, best first, and last those that failed, with the
-    reason; nothing if there are none yet. Returns the jobs that ran."""
+    """Write sweep.csv, sweep.md and sweep.svg of all jobs in a folder, the failed ones last; return the validated jobs.
+
+    No file is written before there is a job.
+    """
     failures = [failure for path in sorted(folder.glob(f"*/{FAILURE_FILE}")) if (failure := read_failure(path.parent))]
     failed = {failure.name for failure in failures}
-    found = (read_job(path.parent) for path in folder.glob("*/config.yaml") if path.parent.name not in failed)
-    jobs = sorted((job for job in found if job is not None), key=lambda job: (-job.tau, job.name))
+    candidates = (read_job(path.parent) for path in folder.glob("*/config.yaml") if path.parent.name not in failed)
+    jobs = sorted((job for job in candidates if job is not None), key=lambda job: (-job.tau, job.name))
     if jobs or failures:
         keys = swept_keys([*jobs, *failures])
         write_text(folder / "sweep.csv", csv_table(jobs, keys, failures))
@@ -130,7 +143,7 @@ def write_table(folder: Path) -> list[Job]:
 
 
 def csv_table(jobs: Sequence[Job], keys: Sequence[str], failures: Sequence[Failure] = ()) -> str:
-    """Return the rows of all jobs; the column `failed` is there where a job did."""
+    """Return one row per job; the column `failed` exists only if a job failed."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["job", *keys, "tau", "loss", "steps", *(["failed"] if failures else [])])
@@ -143,7 +156,7 @@ def csv_table(jobs: Sequence[Job], keys: Sequence[str], failures: Sequence[Failu
 
 
 def tau_by_seed(same: Sequence[Job]) -> list[float]:
-    """Return the tau of each seed of one setting: a seed that was run twice is one, and its noise counts once."""
+    """Return the tau of each seed of one setting; runs with the same seed are averaged, as they share its noise."""
     seeds: dict[Any, list[float]] = {}
     for job in same:
         seeds.setdefault(job.values.get("seed"), []).append(job.tau)
@@ -151,14 +164,14 @@ def tau_by_seed(same: Sequence[Job]) -> list[float]:
 
 
 def markdown_page(jobs: Sequence[Job], keys: Sequence[str], failures: Sequence[Failure] = ()) -> str:
-    """One line a setting, its seeds together; then one a job that failed."""
+    """Return a table with one row per setting over its seeds, then one per failed job."""
     named = [key for key in keys if key != "seed"]
     settings: dict[tuple[Any, ...], list[Job]] = {}
     for job in jobs:
         settings.setdefault(job.setting(named), []).append(job)
     ranked = sorted(settings.items(), key=lambda item: -statistics.mean(tau_by_seed(item[1])))
     lines = [
-        "tau: tokens committed by passes / passes over the held-out prompts, of each run's best probe; spread: "
+        "tau: tokens committed per forward pass over the held-out prompts, in each run's best validation; spread: "
         "standard deviation over seeds.",
         "",
         "| " + " | ".join([*named, "tau", "spread", "seeds", "last loss", "jobs"]) + " |",
@@ -182,27 +195,28 @@ def markdown_page(jobs: Sequence[Job], keys: Sequence[str], failures: Sequence[F
 
 
 def describe_best_setting(ranked: Sequence[tuple[Any, Sequence[float]]]) -> str:
-    """By how much the first setting is ahead, in units of the noise of seeds where that is known; of every setting its
-    taus, one a seed."""
+    """Return by how much the best setting is ahead, compared with the noise over seeds.
+
+    Args:
+        ranked: settings, best first, each with one tau per seed. The noise is their pooled standard deviation.
+    """
     if len(ranked) == 1:
-        return "There is one setting only."
+        return "There is only one setting."
     first, second = (statistics.mean(taus) for _, taus in ranked[:2])
     conclusion = f"The first setting is ahead of the second by {first - second:.3f} in tau"
     repeated = [taus for _, taus in ranked if len(taus) > 1]
     freedom = sum(len(taus) - 1 for taus in repeated)
     if not freedom:
-        return (
-            f"{conclusion}; no setting was run with two seeds, so its noise is not known: add seed=0,1,2 data_seed=0."
-        )
+        return f"{conclusion}; no setting was run with two seeds, so its noise is unknown: add seed=0,1,2 data_seed=0."
     noise = (sum(statistics.variance(taus) * (len(taus) - 1) for taus in repeated) / freedom) ** 0.5
-    # Of a difference of two means, each over its own number of seeds.
+    # Standard deviation of the difference of two means, each over its own number of seeds.
     error = noise * sum(1 / len(taus) for _, taus in ranked[:2]) ** 0.5
-    sure = "more than two of them" if first - second > 2 * error else "within two of them: not decided"
-    return f"{conclusion}; seeds alone spread it by {noise:.3f}, and that difference by {error:.3f}: {sure}."
+    verdict = "more than two deviations" if first - second > 2 * error else "within two: not decided"
+    return f"{conclusion}; standard deviation over seeds {noise:.3f}, of that difference {error:.3f}: {verdict}."
 
 
 def svg_plot(jobs: Sequence[Job], keys: Sequence[str]) -> str:
-    """tau against every swept key, a panel each; a dot is a job, the line joins the means."""
+    """Return a plot of tau against every swept key, one panel each; dots are jobs, the line joins their means."""
     width, height, edge = 220, 160, 34
     taus = [job.tau for job in jobs]
     low, high = min(taus), max(max(taus), min(taus) + 1e-3)

@@ -1,15 +1,19 @@
-"""Training a drafter: batch, loss, step, probe, checkpoint. It knows contracts; it has never heard of CTC or Hydra."""
+"""Training loop of a draft head: batch, loss, optimiser step, validation by decoding, checkpoint.
+
+A batch is a function of the step number, so a run that resumes at a checkpoint takes the same steps as one that never
+stopped.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from signal import SIGTERM
 from time import monotonic
-from typing import Any
+from typing import Any, Self
 
 import torch
 from tqdm import tqdm
@@ -31,23 +35,37 @@ from ctcdraft.training.validation import DecodingValidation
 
 
 @dataclass(frozen=True)
-class CheckpointPolicy:
-    """What is done for a run that goes wrong.
+class TrainerSettings:
+    """Length of a run, and when it validates, saves and gives up.
 
-    Its state is saved every so many steps, and every so many minutes if they are given; the last `keep` states stay.
-    A step whose gradient is not finite is not taken; after `patience` of them in a row the run stops.
+    Args:
+        steps: optimiser steps of the run.
+        accumulate: batches per step, shared by all processes.
+        probe_every: steps between two validations; the last step is always validated.
+        checkpoint_every: steps between two saved states.
+        checkpoint_minutes: minutes after which a state is saved too; None: by steps alone.
+        keep: number of the newest states that stay on disk.
+        patience: consecutive steps with a gradient that is not finite after which the run stops. None of them is taken.
     """
 
+    steps: int
+    accumulate: int
+    probe_every: int
     checkpoint_every: int
     checkpoint_minutes: float | None
     keep: int
     patience: int
 
+    @classmethod
+    def from_config(cls, trainer: Any) -> Self:
+        """Return the settings of a `trainer` node."""
+        return cls(**{field.name: trainer[field.name] for field in fields(cls)})
+
 
 class Trainer:
-    """Steps from where the run stands to `steps`, each of `accumulate` batches that peers share; a probe now and then.
+    """Takes the steps of a run, from its newest checkpoint to the last.
 
-    The run's head is that of the best probe, whose tau `fit` returns; without probes it is the last one.
+    The saved head is that of the best validation, or the last one where there are no validation prompts.
     """
 
     def __init__(
@@ -57,11 +75,8 @@ class Trainer:
         objective: Objective,
         batches: Batches | PrefetchingBatches,
         engine: TorchEngine,
-        probe: DecodingValidation,
-        steps: int,
-        accumulate: int,
-        probe_every: int,
-        checkpoint_policy: CheckpointPolicy,
+        validation: DecodingValidation,
+        settings: TrainerSettings,
         adapter: LoRAAdapter | None = None,
     ) -> None:
         self.run = run
@@ -69,49 +84,46 @@ class Trainer:
         self.objective = objective
         self.batches = batches
         self.engine = engine
-        self.probe = probe
-        self.steps = steps
-        self.accumulate = accumulate
-        self.peers = engine.peers
-        self.local_batches = local_batches(accumulate, self.peers)
-        self.probe_every = probe_every
-        self.checkpoint_policy = checkpoint_policy
-        self.adapter = adapter  # of the base, where that learns too
+        self.validation = validation
+        self.settings = settings
+        self.adapter = adapter
+        self.distributed = engine.distributed
+        self.local_batches = local_batches(settings.accumulate, self.distributed)
         self.step = 0
-        self.tokens = 0  # of the step: what this process read
-        self.first_batch: Batch | None = None  # the first of the step
+        self.tokens = 0  # read by this process in the newest step, padding included
+        self.first_batch: Batch | None = None  # of the newest step
         self.best_tau = 0.0
-        self.skipped = 0  # in all
-        self.skipped_in_a_row = 0  # in a row
+        self.skipped = 0
+        self.skipped_in_a_row = 0
 
     def fit(self, loggers: Sequence[Logger], clock: Callable[[], float] = monotonic) -> float:
-        """Train to the last step; returns the best tau a probe measured, which a sweep maximises."""
-        main_process_first(self.peers, self.batches.hidden_states.precompute)
-        saved_at = monotonic()
+        """Train to the last step; return the best mean acceptance length (tau) of all validations."""
+        main_process_first(self.distributed, self.batches.hidden_states.precompute)
+        saved_at, steps = monotonic(), self.settings.steps
         last = stopped = False
-        quiet = None if self.peers.is_main else True  # None: where nobody watches
-        lines = ProgressLines(self.step, self.steps, clock)
-        bar = tqdm(total=self.steps, initial=self.step, unit="step", desc="training", disable=quiet)
+        disable = None if self.distributed.is_main else True  # None: tqdm shows no bar unless stderr is a terminal
+        lines = ProgressLines(self.step, steps, clock)
+        bar = tqdm(total=steps, initial=self.step, unit="step", desc="training", disable=disable)
         with contextlib.ExitStack() as closing, bar, catch_signals() as request:
             for logger in loggers:
                 closing.callback(logger.close)
-            while self.step < self.steps and not stopped:
-                pace = StepTimer()
+            while self.step < steps and not stopped:
+                timer = StepTimer()
                 metrics = self.train_step()
                 self.step += 1
-                metrics |= pace.metrics(self.tokens)
-                last = self.step == self.steps
-                if self.peers.is_main and (self.step % self.probe_every == 0 or last):
+                metrics |= timer.metrics(self.tokens)
+                last = self.step == steps
+                if self.distributed.is_main and (self.step % self.settings.probe_every == 0 or last):
                     metrics |= self.validate()
                     tqdm.write(f"step {self.step:>6}   loss {metrics['loss']:.3f}   tau {metrics['tau']:.3f}")
                 for logger in loggers:
                     logger.log(self.step, metrics)
                 bar.set_postfix(loss=f"{metrics['loss']:.3f}", tau=f"{self.best_tau:.2f}", refresh=False)
                 bar.update()
-                if self.peers.is_main:
-                    lines.run_ended(metrics)
-                # Processes agree, or one would wait for the others for ever.
-                stopped, due = self.peers.any_process(
+                if self.distributed.is_main:
+                    lines.step_done(metrics)
+                # The decision is shared: if one process stopped alone, the others would wait in the next collective.
+                stopped, due = self.distributed.any_process(
                     request.received_signal is not None, self.is_checkpoint_due(saved_at)
                 )
                 if last or stopped:
@@ -124,7 +136,7 @@ class Trainer:
         return self.best_tau
 
     def train_step(self) -> dict[str, Any]:
-        """`accumulate` batches, one optimiser step; the figures of the step as plain numbers."""
+        """Take one optimiser step along the mean loss of its batches; return the metrics of the step."""
         losses: list[Loss] = []
 
         def loss(number: int) -> torch.Tensor:
@@ -136,94 +148,95 @@ class Trainer:
             return losses[-1].value
 
         learning_rate, self.tokens = self.engine.learning_rate, 0
-        first = self.step * self.accumulate
+        first = self.step * self.settings.accumulate
         norm = self.engine.step([partial(loss, first + number) for number in self.local_batches])
         self.count_skipped(norm, losses)
         means = {name: torch.stack([one.metrics[name].float() for one in losses]).mean() for name in losses[0].metrics}
-        self.peers.all_reduce_mean(list(means.values()))
+        self.distributed.all_reduce_mean(list(means.values()))
         metrics: dict[str, Any] = {name: float(mean) for name, mean in means.items()}
         metrics |= {"gradient_norm": norm, "learning_rate": learning_rate}
         return metrics | ({"skipped": self.skipped} if self.skipped else {})
 
     def count_skipped(self, norm: float, losses: Sequence[Loss]) -> None:
-        """The engine has not taken a step along a gradient that is not finite; what keeps happening will not pass."""
+        """Count a step that the engine skipped; raise InputError after `patience` of them in a row."""
         if math.isfinite(norm):
             self.skipped_in_a_row = 0
             return
         self.skipped += 1
         self.skipped_in_a_row += 1
-        if self.skipped_in_a_row >= self.checkpoint_policy.patience:
+        if self.skipped_in_a_row >= self.settings.patience:
             raise InputError(
-                f"the gradient of step {self.step + 1} is {norm} (loss {float(losses[0].value.detach()):.4g}), and so "
-                f"were those of {self.skipped_in_a_row - 1} steps before it, none of which was taken (trainer.patience="
-                f"{self.checkpoint_policy.patience}); begin again with a lower trainer.learning_rate, the weights of "
-                "before are in "
-                f"{self.run.path}"
+                f"the gradient norm of step {self.step + 1} is {norm} (loss {float(losses[0].value.detach()):.4g}), "
+                f"after {self.skipped_in_a_row - 1} other skipped steps in a row (trainer.patience="
+                f"{self.settings.patience}); start again with a lower trainer.learning_rate, the weights before these "
+                f"steps are in {self.run.path}"
             )
 
     def validate(self) -> dict[str, Any]:
-        """What the probe saw, tau above all, and what the drafter says of the newest batch; the best head is kept."""
+        """Return metrics of decoding and of the newest batch; save the head where its tau is the best so far."""
         self.drafter.eval()
-        metrics = self.probe.metrics(self.drafter) | (
-            self.drafter.metrics(self.first_batch) if self.first_batch else {}
-        )
+        metrics: dict[str, Any] = dict(self.validation.metrics(self.drafter))
+        if self.first_batch is not None:
+            metrics |= self.drafter.metrics(self.first_batch)
         self.drafter.train()
-        tau = metrics["tau"]
-        if tau > self.best_tau and self.try_write(self.save_head):
-            self.best_tau = tau
+        if metrics["tau"] > self.best_tau and self.try_write(self.save_head):
+            self.best_tau = metrics["tau"]
         return metrics
 
     def is_checkpoint_due(self, saved_at: float) -> bool:
-        minutes = self.checkpoint_policy.checkpoint_minutes
+        minutes = self.settings.checkpoint_minutes
         late = minutes is not None and monotonic() - saved_at >= 60 * minutes
-        return late or self.step % self.checkpoint_policy.checkpoint_every == 0
+        return late or self.step % self.settings.checkpoint_every == 0
 
     def try_write(self, write: Callable[[], None]) -> bool:
-        """Whether it was written. A full disk in the middle of a run is said, and tried again with the next checkpoint:
-        to stop would lose what has been learned since the last one."""
+        """Return whether a file was written.
+
+        A full disk in the middle of a run is reported, not raised: stopping would lose all steps since the checkpoint.
+        """
         try:
             write()
             return True
         except InputError as error:
-            tqdm.write(f"step {self.step}: {error} (training goes on, and tries again at the next checkpoint)")
+            tqdm.write(f"step {self.step}: {error} (training continues, and the next checkpoint tries again)")
             return False
 
     def exit_interrupted(self, request: ShutdownRequest) -> None:
-        requested_signal = request.received_signal or SIGTERM  # by a peer
-        if self.peers.is_main:
-            print(f"{requested_signal.name} after step {self.step:,}: all is saved; go on with resume={self.run.path}")
-        raise SystemExit(128 + requested_signal)
+        """Exit with the status of a process that a signal ended."""
+        received = request.received_signal or SIGTERM  # None where another process received it
+        if self.distributed.is_main:
+            print(f"{received.name} after step {self.step:,}: the state is saved; continue with resume={self.run.path}")
+        raise SystemExit(128 + received)
 
     def save(self) -> None:
-        """Everything needed to go on as if nothing had happened; and the head, where no probe has chosen one yet.
+        """Write the state to resume from, and the head where no validation has saved one yet.
 
-        Of the corpus that is the step alone: what a batch holds follows from it, the run's config and its corpus. No
-        random state is kept: a step draws nothing from torch's global stream (held by tests/training).
+        Neither a position in the corpus nor a random state is saved: batches follow from the step and the seed, and a
+        step draws nothing from torch's global generator (tested in tests/training/test_random_stream.py).
         """
         engine = self.engine.state_dict()
-        if not self.peers.is_main:
+        if not self.distributed.is_main:
             return
         if self.best_tau == 0 or not self.run.head.is_file():
             self.save_head()
         state = {
-            "step": self.step,  # batches are a function of it and the seed: it is their place, too
+            "step": self.step,
             "best_tau": self.best_tau,
             "skipped": [self.skipped, self.skipped_in_a_row],
             "head": {name: value.detach() for name, value in self.drafter.trainable_state_dict().items()},
             "engine": engine,
             **({} if self.adapter is None else {"adapter": self.adapter.state()}),
         }
-        self.run.save_state(self.step, state, self.checkpoint_policy.keep)
+        self.run.save_state(self.step, state, self.settings.keep)
 
     def save_head(self) -> None:
-        """And the base's adapter as it is now: of another step it would be another base than this head's."""
+        """Write the head, and the base model's adapter of the same step, which the head depends on."""
         adapter = None if self.adapter is None else self.adapter.save(self.run.adapter)
         if adapter is not None:
             self.run.set_adapter(adapter)
         self.run.save_head(self.drafter, adapter)
 
     def restore(self) -> None:
-        """Stand where the last whole checkpoint stood; a run without one begins at step 0."""
+        """Load the newest intact checkpoint; a run without one begins at step 0."""
         state = self.run.load_state()
         if state is None:
             return

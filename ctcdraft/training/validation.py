@@ -1,4 +1,4 @@
-"""tau by decoding: held-out prompts through the real loop. What a sweep maximises is what evaluation reports."""
+"""Validation by decoding: mean acceptance length (tau) on held-out prompts, measured by the evaluation's own loop."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ctcdraft.models.base_model import BaseLM
 
 
 class DecodingValidation:
-    """Decodes a few prompts that are never trained on."""
+    """Decodes a few prompts that are not trained on."""
 
     def __init__(self, base: BaseLM, prompts: Sequence[Tensor], settings: DecodingSettings) -> None:
         self.base = base
@@ -25,34 +25,34 @@ class DecodingValidation:
         self.settings = settings
 
     def tau(self, drafter: Drafter) -> float:
-        """Tokens committed by passes / passes, as a ratio of totals over all prompts."""
+        """Return tokens committed per forward pass, a ratio of totals over all prompts."""
         return self.metrics(drafter)["tau"]
 
     def metrics(self, drafter: Drafter) -> dict[str, float]:
-        """tau, and alpha of every depth that was reached: alpha/1, alpha/2, ..."""
-        passes: list[DecodeStep] = []
+        """Return tau, and as alpha/1, alpha/2, ... the conditional acceptance rate of every depth reached."""
+        steps: list[DecodeStep] = []
         for index, prompt_L in enumerate(self.prompts):
-            generation = generate(
+            result = generate(
                 self.base, drafter, prompt_L.to(self.base.device), self.settings, self.base.stop_token_ids, index
             )
-            passes += generation.passes
-        tau = sum(step.committed for step in passes) / len(passes) if passes else 0.0
-        rates = enumerate(conditional_acceptance_rates(passes), 1)
+            steps += result.passes
+        tau = sum(step.committed for step in steps) / len(steps) if steps else 0.0
+        rates = enumerate(conditional_acceptance_rates(steps), 1)
         return {"tau": tau} | {f"alpha/{depth}": rate for depth, rate in rates if rate is not None}
 
 
 def split_held_out(rows: Sequence[Row], prompts: int, max_length: int) -> tuple[TokenSequences, list[Tensor]]:
-    """Rows to train on, and the prompts (as tokens) of those held out.
+    """Return rows to train on, and the prompts (token ids) of held-out conversations.
 
-    Split by prompt, never by line: conversations whose first turns are the same are held out together. A row whose
-    prompt alone is as long as max_length is left out.
+    Conversations with the same first turn are held out together. A row with fewer than two response
+    tokens within max_length is left out.
     """
     ids = sorted({first_turn_key(row.id) for row in rows}, key=lambda name: hashlib.sha256(name.encode()).digest())
     held_out = set(ids[: min(prompts, len(ids) // 2)])
     kept, whole, first_turns = [], [], {}
     for index, row in enumerate(rows):
         if first_turn_key(row.id) not in held_out:
-            if int(row.mask_L[:max_length].sum()) >= 2:  # a root and a label, or there is nothing to learn
+            if int(row.mask_L[:max_length].sum()) >= 2:  # a window needs a root and a label
                 kept.append(index)
                 whole.append(row.ended and len(row.tokens_L) <= max_length)
         elif row.turn == 0:

@@ -18,11 +18,11 @@ from typing import Any
 
 from ctcdraft.distributed import Shard
 from ctcdraft.errors import InputError
-from ctcdraft.evaluation.differences import QuestionSums
+from ctcdraft.evaluation.bootstrap import QuestionSums
 from ctcdraft.evaluation.metrics import paired_answers
 from ctcdraft.evaluation.output_dir import OutputDir
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
-from ctcdraft.evaluation.replay_evaluation import records_at_size
+from ctcdraft.evaluation.replay.evaluation import records_at_size
 from ctcdraft.io import write_text
 from studies.comparison.config import ComparisonConfig
 from studies.comparison.store import EVALUATIONS, TRAINING, Entry, ResultStore, run_script

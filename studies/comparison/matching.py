@@ -31,7 +31,7 @@ from ctcdraft.decoding.loop import generate
 from ctcdraft.decoding.settings import DecodingSettings
 from ctcdraft.errors import InputError
 from ctcdraft.evaluation.profiling import profile_answer
-from ctcdraft.evaluation.tree_size import isotonic
+from ctcdraft.evaluation.replay.tree_size import isotonic
 from ctcdraft.training.run_directory import RunDirectory
 from studies.comparison.config import LATENCY, PARAMETERS, ComparisonConfig, MethodSpec, SizeKey
 from studies.comparison.draft_cost import CountedDrafter, geometric_mean

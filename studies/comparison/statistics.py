@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
 from typing import Any
 
-from ctcdraft.evaluation.differences import QuestionSums, paired_difference, pool_sums
+from ctcdraft.evaluation.bootstrap import QuestionSums, paired_difference, pool_sums
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
 from studies.comparison.config import ComparisonConfig
 from studies.comparison.evaluate import checked_counts, evaluation_rows, passed_check, row_name, row_sizes

@@ -7,15 +7,14 @@ from dataclasses import replace
 
 import pytest
 from arenas import load_comparison_config
-from sessions import NO_TRACE, PROMPTS, Corrupt, make_evaluation, make_setup
+from sessions import PROMPTS, Corrupt, evaluate_to, make_evaluation, make_setup, replay_to
 from tiny_models import random_base
 
 from ctcdraft.drafters.prompt_lookup import PromptLookup
 from ctcdraft.errors import InputError
-from ctcdraft.evaluation.differences import QuestionSums
-from ctcdraft.evaluation.output_dir import OutputDir
+from ctcdraft.evaluation.bootstrap import QuestionSums
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
-from ctcdraft.evaluation.replay_evaluation import ReplayEvaluation
+from ctcdraft.evaluation.replay.evaluation import ReplayEvaluation
 from studies.comparison import page
 from studies.comparison.config import MethodSpec
 from studies.comparison.evaluate import checked_counts, evaluation_specs, write_counts
@@ -72,8 +71,8 @@ def held(tmp_path_factory):
 
 def evaluate(book, here, name, replay):
     one = make_evaluation(here, PROMPTS[:3])
-    folder = OutputDir(book.evaluation_folder(name), one.shard)
-    made = one.run(folder, False, 4, 1, NO_TRACE) if replay is None else replay.run(one, folder, overwrite=False)
+    folder = book.evaluation_folder(name)
+    made = evaluate_to(folder, one) if replay is None else replay_to(folder, one, replay)
     nodes = [8] if replay is None else list(replay.nodes)
     kind = "loop" if replay is None else "replay"
     entry = {"words": [], "kind": kind, "benchmark": "made_up", "temperature": 0.0, "nodes": nodes, "group": "all"}

@@ -33,8 +33,8 @@ def test_words_of_every_entrant_compose_and_its_readings_exist(experiment):
         for entrant in made.entrants.values():
             dials = [f"{dial.key}={dial.least}" for dial in entrant.dials.values()]
             config = compose("train", [*made.work, *entrant.words, *dials])
-            kind = "growth" if "growth" in config.drafter else "paths"
-            there = {file.stem for file in (CONFIGS / "drafter" / kind).glob("*.yaml")}
+            assert "tree" in config.drafter
+            there = {file.stem for file in (CONFIGS / "drafter" / "tree").glob("*.yaml")}
             assert {reading for reading in entrant.readings if reading} <= there
     for other in made.timing.others:
         assert resolve(OmegaConf.create(other.replace(":", ": ")) if "{" in other else other).name

@@ -118,7 +118,7 @@ def test_on_paper_the_work_is_the_same_and_tokens_are_characters_without_a_token
     )
     assert said.work.asked == sum(count_prompt_tokens([-(-len(t) // 4) for t in p.turns], 12, 192)[0] for p in PROMPTS)
     assert said.work.said == TURNS * 12
-    assert "ON PAPER: name is not loaded" in str(said)
+    assert "DRY RUN: name is not loaded" in str(said)
     assert "time      not known without a rate" in str(said)
     assert said.measured["hours_at_most"] is None
     reading, saying = (said.metrics["flops_at_most"][key] for key in ("prompts", "answers"))
@@ -130,7 +130,7 @@ def test_on_paper_the_work_is_the_same_and_tokens_are_characters_without_a_token
         sheet, Corpus.from_prompts(PROMPTS), GREEDY, HardwareSpec(1e6, None), Shard(1, 4)
     )
     assert shared.measured["hours_at_most"] * 4 == pytest.approx(timed.measured["hours_at_most"])
-    assert "for each of 4 shards at 1e+06 operations a second" in str(shared)
+    assert "for each of 4 shards at 1e+06 FLOP/s" in str(shared)
     sheet.base.tokenizer = base.tokenizer
     whole = planning_corpus.plan_corpus_dry_run(
         sheet, Corpus.from_prompts(PROMPTS), GREEDY, HardwareSpec(None, None), prepared.SINGLE_SHARD

@@ -12,6 +12,7 @@ from ctcdraft.ctc.best_first import best_first_search
 from ctcdraft.ctc.prefix_search import prefix_search
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.trees.ctc import MAX_BEST_FIRST_NODES, PrefixSearch
+from ctcdraft.drafters.trees.request import TreeRequest
 
 
 def texts_of(words, parents):
@@ -77,8 +78,8 @@ def test_the_vectorised_twin(seed):
 @pytest.mark.parametrize("seed", range(6))
 def test_a_drafter_gets_one_tree_from_either(seed):
     log_probs_TC, root = frames(seed, 6, 40), torch.tensor(7)
-    few = PrefixSearch(16)(log_probs_TC, root, depth=5, nodes=MAX_BEST_FIRST_NODES, stops=(2,))
-    many = PrefixSearch(16)(log_probs_TC, root, depth=5, nodes=MAX_BEST_FIRST_NODES + 1, stops=(2,))
+    few = PrefixSearch(16)(log_probs_TC, TreeRequest(root, 5, MAX_BEST_FIRST_NODES, (2,)))
+    many = PrefixSearch(16)(log_probs_TC, TreeRequest(root, 5, MAX_BEST_FIRST_NODES + 1, (2,)))
     assert len(few) == len(many) - 1 == MAX_BEST_FIRST_NODES
     assert torch.equal(few.tokens_N, many.tokens_N[:-1])
     assert torch.equal(few.parents_N, many.parents_N[:-1])

@@ -16,6 +16,7 @@ from ctcdraft.ctc.conditioned_search import conditioned_prefix_search
 from ctcdraft.ctc.topology import CTC_TOPOLOGY, TRANSDUCER_TOPOLOGY
 from ctcdraft.drafters.conditioning import ConditionedFrames, UnconditionedFrames
 from ctcdraft.drafters.trees.ctc import MAX_BEST_FIRST_NODES, PrefixSearch
+from ctcdraft.drafters.trees.request import TreeRequest
 from ctcdraft.nn.logit_correction import GRUCorrection, MarkovCorrection
 
 LAWS = {
@@ -142,7 +143,7 @@ def test_trees_of_few_nodes_are_those_of_many(monkeypatch):
     for most in (MAX_BEST_FIRST_NODES, 1):
         monkeypatch.setattr("ctcdraft.drafters.trees.ctc.MAX_BEST_FIRST_NODES", most)
         trees.append(
-            PrefixSearch(10)(log_probs_TC, torch.tensor(1), 5, MAX_BEST_FIRST_NODES, (2,), listening=listening)
+            PrefixSearch(10)(log_probs_TC, TreeRequest(torch.tensor(1), 5, MAX_BEST_FIRST_NODES, (2,)), listening)
         )
     assert torch.equal(trees[0].tokens_N, trees[1].tokens_N)
     assert torch.equal(trees[0].parents_N, trees[1].parents_N)

@@ -9,7 +9,7 @@ from test_listening import begin, frames, law_of
 from truths_heads import beginnings, slow_conditioned_texts
 
 from ctcdraft.decoding.rejection import sampling_order
-from ctcdraft.drafters.trees.draft_sampling import DraftSampling
+from ctcdraft.drafters.trees.request import DraftSampling, TreeRequest
 from ctcdraft.drafters.trees.sampled_labels import SampledLabels, SampledTokens
 from ctcdraft.nn.logit_correction import GRUCorrection, MarkovCorrection
 
@@ -30,7 +30,7 @@ def test_a_correction_composes_with_the_exact_law(kind, chains):
     for seed in range(200):
         rng = torch.Generator().manual_seed(seed)
         tree = SampledLabels(chains)(
-            log_probs_TC, torch.tensor(1), 4, 1 + 4 * chains, (), DraftSampling(rng), listening
+            log_probs_TC, TreeRequest(torch.tensor(1), 4, 1 + 4 * chains, (), DraftSampling(rng)), listening
         )
         if seed < 20:
             assert_draft_probs(tree, law, 4)
@@ -57,7 +57,7 @@ def test_words_drawn_frame_by_frame_carry_their_law(kind, chains):
     for seed in range(20):
         rng = torch.Generator().manual_seed(seed)
         tree = SampledTokens(chains)(
-            log_probs_TC, torch.tensor(1), 9, 1 + 3 * chains, (), DraftSampling(rng), listening
+            log_probs_TC, TreeRequest(torch.tensor(1), 9, 1 + 3 * chains, (), DraftSampling(rng)), listening
         )
         assert len(tree) > 3  # words never stop
         assert_draft_probs(tree, law, 3)

@@ -15,6 +15,7 @@ from ctcdraft.drafters.conditioning import ConditionedFrames
 from ctcdraft.drafters.trees.ctc import Collapse, PrefixSearch
 from ctcdraft.drafters.trees.dynamic import build_dynamic_tree
 from ctcdraft.drafters.trees.per_frame import PerFrameStepFunction, PerFrameTree, StaticPerFrameTree
+from ctcdraft.drafters.trees.request import TreeRequest
 from ctcdraft.nn.heads import BlankHead, Emissions
 from ctcdraft.nn.logit_correction import GRUCorrection, LogitCorrection, MarkovCorrection
 
@@ -130,13 +131,15 @@ def test_direct_names_the_best_products_of_what_listens(kind, nodes):
         return [p / sum(probs) for p in probs]
 
     masses = slow_products(law, 3, WORDS)
-    tree = PerFrameTree(None)(log_probs_TC, ROOT, depth=3, nodes=nodes, stops=(), listening=listening)
+    tree = PerFrameTree(None)(log_probs_TC, TreeRequest(ROOT, 3, nodes), listening)
     texts: list[tuple[int, ...]] = [()]
     for token, parent in zip(tree.tokens_N[1:].tolist(), tree.parents_N[1:].tolist(), strict=True):
         texts.append((*texts[parent], token))
     assert set(texts[1:]) == set(sorted(masses, key=lambda text: -masses[text])[: nodes - 1])
-    wide = build_dynamic_tree(PerFrameStepFunction(log_probs_TC, listening), ROOT, 3, nodes, nodes, nodes, stops=(0,))
-    ours = PerFrameTree(None)(log_probs_TC, ROOT, depth=3, nodes=nodes, stops=(0,), listening=listening)
+    wide = build_dynamic_tree(
+        PerFrameStepFunction(log_probs_TC, listening), TreeRequest(ROOT, 3, nodes, (0,)), nodes, nodes
+    )
+    ours = PerFrameTree(None)(log_probs_TC, TreeRequest(ROOT, 3, nodes, (0,)), listening)
     assert torch.equal(ours.tokens_N, wide.tokens_N)
     assert torch.equal(ours.parents_N, wide.parents_N)
 
@@ -158,15 +161,15 @@ def test_fixed_ranks_listen_to_their_own_path():
             probs = law(frame, slow_collapse(said, WORDS))
             said.append(sorted(range(WORDS + 1), key=lambda c: -probs[c])[rank])
         paths.append(slow_collapse(said, WORDS))
-    tree = Collapse(12, 3, 0.4)(log_probs_TC, ROOT, depth=4, nodes=20, stops=(), listening=listening)
+    tree = Collapse(12, 3, 0.4)(log_probs_TC, TreeRequest(ROOT, 4, 20), listening)
     tokens, parents = slow_tree_from_paths(1, paths, [len(path) for path in paths], 20)
     assert (tree.tokens_N.tolist(), tree.parents_N.tolist()) == (tokens, parents)
 
     sparse = StaticPerFrameTree([[0], [1], [0, 0], [1, 1], [0, 0, 1]])
-    tree = sparse(log_probs_TC, ROOT, depth=4, nodes=9, stops=(), listening=listening)
+    tree = sparse(log_probs_TC, TreeRequest(ROOT, 4, 9), listening)
     texts: list[tuple[int, ...]] = [()]
     for choice, token, parent in zip(
-        sparse.growth.choices, tree.tokens_N[1:].tolist(), tree.parents_N[1:].tolist(), strict=True
+        sparse.static_tree.choices, tree.tokens_N[1:].tolist(), tree.parents_N[1:].tolist(), strict=True
     ):
         probs = law(len(choice) - 1, texts[parent])[:WORDS]
         assert token == sorted(range(WORDS), key=lambda c: -probs[c])[choice[-1]]
@@ -208,7 +211,7 @@ def test_every_tree_is_distinct_and_ends_at_stops(seed):
         PerFrameTree(None),
         StaticPerFrameTree([[0], [1], [0, 0], [0, 1]]),
     ):
-        tree = paths(log_probs_TC, ROOT, depth=4, nodes=9, stops=(2, 4), listening=listening)
+        tree = paths(log_probs_TC, TreeRequest(ROOT, 4, 9, (2, 4)), listening)
         assert 6 not in tree.tokens_N.tolist()
         below_stop = torch.isin(tree.parents_N[1:], torch.isin(tree.tokens_N[1:], torch.tensor([2, 4])).nonzero() + 1)
         assert not below_stop.any()

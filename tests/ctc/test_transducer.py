@@ -15,7 +15,7 @@ from ctcdraft.ctc.forward import transducer_likelihoods
 from ctcdraft.ctc.topology import TRANSDUCER_TOPOLOGY
 from ctcdraft.decoding.rejection import sampling_order
 from ctcdraft.drafters.conditioning import ConditionedFrames, UnconditionedFrames
-from ctcdraft.drafters.trees.draft_sampling import DraftSampling
+from ctcdraft.drafters.trees.request import DraftSampling, TreeRequest
 from ctcdraft.drafters.trees.transducer import SampledTransductions, TransducerSearch
 from ctcdraft.nn.heads import BlankHead, Emissions
 from ctcdraft.nn.logit_correction import GRUCorrection, MarkovCorrection
@@ -152,7 +152,7 @@ def test_drawn_chains_carry_their_law_and_stop_as_often(kind, chains):
     for seed in range(200):
         rng = torch.Generator().manual_seed(seed)
         paths = SampledTransductions(chains)
-        tree = paths(log_probs_TC, ROOT, 4, 1 + 4 * chains, (), DraftSampling(rng), listening)
+        tree = paths(log_probs_TC, TreeRequest(ROOT, 4, 1 + 4 * chains, (), DraftSampling(rng)), listening)
         if seed < 20:
             assert_draft_probs(tree, law, 4)
         draws_NK, node = sampling_order(tree), 0
@@ -166,6 +166,6 @@ def test_equal_words_need_no_blank_between_them():
     said = [2, 2, 6, 5, 5]  # CTC reads 2 5
     sure = torch.full((5, 7), -20.0)
     sure[torch.arange(5), torch.tensor(said)] = 0.0
-    tree = TransducerSearch()(sure.log_softmax(-1), ROOT, depth=5, nodes=5, stops=())
+    tree = TransducerSearch()(sure.log_softmax(-1), TreeRequest(ROOT, 5, 5))
     assert tree.tokens_N.tolist() == [1, 2, 2, 5, 5]
-    assert len(TransducerSearch()(sure.log_softmax(-1), ROOT, depth=0, nodes=5, stops=())) == 1
+    assert len(TransducerSearch()(sure.log_softmax(-1), TreeRequest(ROOT, 0, 5))) == 1

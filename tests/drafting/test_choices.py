@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,11 +10,12 @@ from omegaconf import OmegaConf
 from test_grow import ROOT, TableLaws, random_law
 from truths_trees import texts
 
+from ctcdraft.config.cli import CONFIGS
+from ctcdraft.drafters.trees.request import TreeRequest
 from ctcdraft.drafters.trees.static import GreedyPathTree, StaticTree
 from ctcdraft.errors import InputError
 
-GROWTH = Path(__file__).resolve().parents[2] / "configs" / "drafter" / "growth"
-MEDUSA63 = OmegaConf.to_container(OmegaConf.load(GROWTH / "medusa63.yaml"))["choices"]
+MEDUSA63 = OmegaConf.to_container(OmegaConf.load(CONFIGS / "drafter" / "tree" / "medusa63.yaml"))["choices"]
 
 
 def slow_choices(law, choices, depth, stops, along_the_best):
@@ -43,7 +43,7 @@ def test_every_choice_finds_its_word(kind, nodes, seed):
     law, stops = random_law(seed, words=12, zeros=4 * (seed % 2)), (3,) if seed > 1 else ()
     for depth in (1, 3, 6):
         laws = TableLaws(law)
-        tree = kind(MEDUSA63)(laws, ROOT, depth, nodes, stops)
+        tree = kind(MEDUSA63)(laws, TreeRequest(ROOT, depth, nodes, stops))
         fitting = [choice for choice in MEDUSA63 if len(choice) <= depth]  # too deep ones make room for others
         truth = slow_choices(law, fitting[: nodes - 1], depth, stops, kind is GreedyPathTree)
         assert texts(tree) == truth
@@ -58,7 +58,7 @@ def test_medusas_63_choices():
     above = {tuple(choice[:-1]) for choice in MEDUSA63}
     assert sum(tuple(choice) not in above for choice in MEDUSA63) == 42  # leaves: the rows of Medusa's buffers
     law = torch.arange(20, 0, -1.0).log_softmax(dim=0)  # word w has rank w, whatever the text
-    tree = StaticTree(MEDUSA63)(lambda tokens_K, rows_K: law.expand(len(tokens_K), -1), ROOT, 4, 64, ())
+    tree = StaticTree(MEDUSA63)(lambda tokens_K, rows_K: law.expand(len(tokens_K), -1), TreeRequest(ROOT, 4, 64))
     #                    root  0  0-0  1  0-1  2  0-0-0  1-0  0-2
     assert tree.tokens_N[:9].tolist() == [99, 0, 0, 1, 1, 2, 0, 0, 2]
     assert tree.parents_N[:9].tolist() == [-1, 0, 1, 0, 1, 0, 2, 3, 1]
@@ -67,11 +67,11 @@ def test_medusas_63_choices():
 
 def test_no_room_is_no_guess():
     for depth, nodes in ((0, 9), (3, 1)):
-        assert StaticTree(MEDUSA63)(TableLaws(random_law(0)), ROOT, depth, nodes, ()).tokens_N.tolist() == [99]
+        assert StaticTree(MEDUSA63)(TableLaws(random_law(0)), TreeRequest(ROOT, depth, nodes)).tokens_N.tolist() == [99]
 
 
 def test_a_choice_without_its_parent_is_refused():
-    with pytest.raises(InputError, match=r"\[1, 0\] before what it hangs from"):
+    with pytest.raises(InputError, match=r"\[1, 0\] before the choice that it continues"):
         StaticTree([[0], [1, 0]])
-    with pytest.raises(InputError, match=r"\[1, 0\] before what it hangs from"):
+    with pytest.raises(InputError, match=r"\[1, 0\] before the choice that it continues"):
         GreedyPathTree([[1], [1, 0]])  # the greedy chain itself must be in the tree

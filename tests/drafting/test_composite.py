@@ -46,19 +46,19 @@ def test_a_cascade_with_a_drawn_part_is_refused_before_anything_is_asked(base, r
     """Also where the tree would never be joined, because the second reads states."""
     head = block_drafter(base)
     model = make_sequential_drafter("draft_model", base, tmp_path)
-    for part, how in ((head, "paths"), (model, "growth")):
-        for drawn in (SampledLabels(2), SampledTokens(2)) if how == "paths" else (SampledChains(1),):
+    for part, how in ((head, "frame_tree"), (model, "step_tree")):
+        for drawn in (SampledLabels(2), SampledTokens(2)) if how == "frame_tree" else (SampledChains(1),):
             setattr(part, how, drawn)
             parts = [lookup(base), part] if role else [part, lookup(base)]
-            with pytest.raises(InputError, match=f"the {['first', 'second'][role]} part of a cascade draws"):
+            with pytest.raises(InputError, match=f"the {['first', 'second'][role]} part of a cascade samples"):
                 Cascade(base, *parts, 2)
 
 
 def test_a_part_that_drafts_for_nobody_is_refused(base, tmp_path):
     stock = StockGenerate(base, {}, None, None)
-    with pytest.raises(InputError, match="StockGenerate decodes outside our loop"):
+    with pytest.raises(InputError, match="StockGenerate has a decoding loop of its own"):
         Cascade(base, lookup(base), stock, 2)
-    with pytest.raises(InputError, match="StockGenerate decodes outside our loop"):
+    with pytest.raises(InputError, match="StockGenerate has a decoding loop of its own"):
         Staged(base, make_sequential_drafter("draft_model", base, tmp_path), stock, 4)
 
 
@@ -140,7 +140,7 @@ def test_a_second_that_reads_states_takes_over_where_the_first_is_silent(base):
 @pytest.mark.parametrize("nodes", [4, 12, 40])
 def test_a_staged_model_says_what_it_says_alone(base, nodes, tmp_path):
     """Whoever drafts for it, and in fewer of its passes if that one is right."""
-    model = make_sequential_drafter("draft_model", base, tmp_path, frames=6, growth=DynamicTree(1, None))
+    model = make_sequential_drafter("draft_model", base, tmp_path, frames=6, tree=DynamicTree(1, None))
     model.stops = ()
     text, rng = LOOP, torch.Generator().manual_seed(0)
     alone, chains = None, []
@@ -158,7 +158,7 @@ def test_a_staged_model_says_what_it_says_alone(base, nodes, tmp_path):
 
 @torch.inference_mode()
 def test_a_staged_model_reads_less_often(base, tmp_path):
-    model = make_sequential_drafter("draft_model", base, tmp_path, frames=6, growth=DynamicTree(1, 1))
+    model = make_sequential_drafter("draft_model", base, tmp_path, frames=6, tree=DynamicTree(1, 1))
     context = Context(LOOP, torch.zeros(0, 32), 60, 12)
     said = model.draft(context, None, torch.Generator())[0].tokens_N
     passes = []
@@ -180,14 +180,14 @@ def test_a_graft_by_hand():
     assert grown.tokens_N.tolist() == [1, 2, 3, 5, 6, 7]
     assert grown.parents_N.tolist() == [-1, 0, 0, 1, 1, 3]
     assert grown.depths_N.tolist() == [0, 1, 1, 2, 2, 3]
-    with pytest.raises(InputError, match="no law of its own"):
+    with pytest.raises(InputError, match="no distribution for sampled"):
         attach_subtree(replace(tree, draft_probs_NV=torch.ones(3, 9)), torch.tensor(1), below)
 
 
 def test_what_cannot_be_composed_is_one_sentence(base, tmp_path):
-    with pytest.raises(InputError, match=r"later=0"):
+    with pytest.raises(InputError, match=r"later must be >= 1, got 0"):
         Cascade(base, lookup(base), lookup(base), 0)
-    with pytest.raises(InputError, match="Hydra reads the base's states"):
+    with pytest.raises(InputError, match="Hydra reads the base's hidden states"):
         Staged(base, own_twin(base, tmp_path), make_sequential_drafter("hydra", base, tmp_path), 8)
-    with pytest.raises(InputError, match="is a draft_model"):
+    with pytest.raises(InputError, match="must be a draft_model"):
         Staged(base, lookup(base), lookup(base), 8)

@@ -8,7 +8,7 @@ from laws import assert_draft_probs
 from test_grow import TableLaws, random_law
 
 from ctcdraft.decoding.rejection import sampling_order
-from ctcdraft.drafters.trees.draft_sampling import DraftSampling
+from ctcdraft.drafters.trees.request import DraftSampling, TreeRequest
 from ctcdraft.drafters.trees.sampled_chains import SampledChains, chains_and_depth
 from ctcdraft.errors import InputError
 
@@ -19,7 +19,9 @@ def test_chains_drawn_from_laws_that_are_asked(chains):
     law = random_law(3)
     for seed in range(20):
         rng = torch.Generator().manual_seed(seed)
-        tree = SampledChains(chains)(TableLaws(law), torch.tensor(99), 3, 1 + 3 * chains, (), DraftSampling(rng))
+        tree = SampledChains(chains)(
+            TableLaws(law), TreeRequest(torch.tensor(99), 3, 1 + 3 * chains, (), DraftSampling(rng))
+        )
         assert_draft_probs(tree, law, 3)
         draws_NK = sampling_order(tree)
         assert int((draws_NK != -1).sum()) == 3 * chains
@@ -33,5 +35,5 @@ def test_nodes_are_shared_by_pencil():
 
 
 def test_no_chain_is_refused():
-    with pytest.raises(InputError, match=r"drafter.growth.chains=0"):
+    with pytest.raises(InputError, match=r"drafter.tree.chains=0"):
         SampledChains(0)

@@ -7,6 +7,7 @@ import torch
 from truths_trees import slow_best_first, slow_eagle2, texts
 
 from ctcdraft.drafters.trees.dynamic import DynamicTree, build_dynamic_tree
+from ctcdraft.drafters.trees.request import TreeRequest
 from ctcdraft.errors import InputError
 
 ROOT = torch.tensor(99)
@@ -47,7 +48,7 @@ def random_law(seed, words=6, zeros=0):
 @pytest.mark.parametrize(("count", "depth"), [(1, 4), (5, 3), (17, 4), (400, 3)])
 def test_the_best_texts_are_those_of_a_best_first_search(seed, count, depth):
     law, stops = random_law(seed, zeros=seed % 3), (2,) if seed % 2 else ()
-    tree = DynamicTree(None, None)(TableLaws(law), ROOT, depth, count + 1, stops)
+    tree = DynamicTree(None, None)(TableLaws(law), TreeRequest(ROOT, depth, count + 1, stops))
     truth = slow_best_first(law, depth, count, stops)
     assert texts(tree) == list(truth)  # probabilities are distinct, so the order is one too
     assert int(tree.depths_N.max()) <= tree.height
@@ -58,7 +59,7 @@ def test_the_best_texts_are_those_of_a_best_first_search(seed, count, depth):
 def test_a_narrow_tree_is_that_of_eagle_2(seed, width, words):
     law, stops = random_law(seed, zeros=seed % 2), (1,) if seed % 2 else ()
     laws = TableLaws(law)
-    tree = DynamicTree(width, words)(laws, ROOT, 4, 12, stops)
+    tree = DynamicTree(width, words)(laws, TreeRequest(ROOT, 4, 12, stops))
     # A dead end keeps its rows (shapes are fixed), but never more than `width` of them are asked about.
     assert laws.rows <= 1 + 3 * width
     assert texts(tree) == list(slow_eagle2(law, 4, 11, width, words, stops))
@@ -74,21 +75,27 @@ def test_a_pencil_can_check_it():
         (0, 2): [0.2, 0.2, 0.2, 0.2, 0.2],
     }
     laws = TableLaws(lambda text: table[text])
-    tree = build_dynamic_tree(laws, ROOT, 3, 7, width=2, words=5, stops=())
+    tree = build_dynamic_tree(laws, TreeRequest(ROOT, 3, 7), width=2, children=5)
     #                 a     b     b e     b e a    a c     a d   at  .6 .4 .36 .36 .30 .27
     assert texts(tree) == [(0,), (1,), (1, 4), (1, 4, 0), (0, 2), (0, 3)]
     assert tree.parents_N.tolist() == [-1, 0, 0, 2, 3, 1, 1]
     assert laws.rows == 1 + 2 + 2
     # The reranking of EAGLE-2: with 3 guesses the depth-3 node falls, with a stop at e it never was.
-    assert texts(build_dynamic_tree(TableLaws(lambda text: table[text]), ROOT, 3, 4, 2, 5, ())) == [(0,), (1,), (1, 4)]
-    stopped = texts(build_dynamic_tree(TableLaws(lambda text: table.get(text, [0.2] * 5)), ROOT, 3, 7, 2, 5, (4,)))
+    assert texts(build_dynamic_tree(TableLaws(lambda text: table[text]), TreeRequest(ROOT, 3, 4), 2, 5)) == [
+        (0,),
+        (1,),
+        (1, 4),
+    ]
+    stopped = texts(
+        build_dynamic_tree(TableLaws(lambda text: table.get(text, [0.2] * 5)), TreeRequest(ROOT, 3, 7, (4,)), 2, 5)
+    )
     assert (1, 4) in stopped
     assert not any(text[:2] == (1, 4) and len(text) > 2 for text in stopped)
 
 
 def test_no_room_is_no_guess():
     for depth, nodes in ((0, 9), (3, 1)):
-        tree = DynamicTree(None, None)(TableLaws(random_law(0)), ROOT, depth, nodes, ())
+        tree = DynamicTree(None, None)(TableLaws(random_law(0)), TreeRequest(ROOT, depth, nodes))
         assert tree.tokens_N.tolist() == [99]
 
 
@@ -96,10 +103,10 @@ def test_a_law_that_rounds_above_one_keeps_parents_first():
     def laws(tokens_K, rows_K):
         return torch.tensor([[2e-7, -20.0, -30.0]]).expand(len(tokens_K), -1)
 
-    tree = build_dynamic_tree(laws, ROOT, 5, 6, width=2, words=3, stops=())
+    tree = build_dynamic_tree(laws, TreeRequest(ROOT, 5, 6), width=2, children=3)
     assert texts(tree) == [(0,) * n for n in range(1, 6)]
 
 
 def test_an_impossible_width_is_refused():
-    with pytest.raises(InputError, match=r"growth\.width=-1"):
+    with pytest.raises(InputError, match=r"tree\.width must be an integer >= 1, got -1"):
         DynamicTree(-1, None)

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from ctcdraft.evaluation import metrics
-from ctcdraft.evaluation.bootstrap import bootstrap_interval, ratio_interval
-from ctcdraft.evaluation.differences import QuestionSums, paired_difference
+from ctcdraft.evaluation.bootstrap import QuestionSums, bootstrap_interval, paired_difference, ratio_interval
 from studies.external_logs import metrics as external_logs_metrics
 
 QUESTIONS, SEED = 12, 3

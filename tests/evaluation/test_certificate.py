@@ -12,14 +12,8 @@ from ctcdraft.evaluation.losslessness import LosslessnessChecker
 from ctcdraft.evaluation.runner import ShapeWarmup, run_question, turn_prompt
 
 
-def question(arena, index=0):
-    return run_question(
-        arena,
-        LosslessnessChecker(arena.base, arena.contestants, arena.settings),
-        index,
-        PROMPTS[index],
-        ShapeWarmup(arena),
-    )
+def question(setup, index=0):
+    return run_question(setup, LosslessnessChecker(setup), index, PROMPTS[index], ShapeWarmup(setup))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -37,14 +31,14 @@ def test_a_faithful_contestant_is_equal_and_a_corrupt_one_is_not(temperature):
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_the_margin_is_the_bases_own(temperature):
     """The word autoregression said leads at the divergence, by the margin, by plain recomputation."""
-    here = make_setup(corrupt=Corrupt(), temperature=temperature)
-    record = question(here)
+    setup = make_setup(corrupt=Corrupt(), temperature=temperature)
+    record = question(setup)
     (found,) = record.divergences["corrupt"]
     said = record.turns[0].answers["autoregressive"].tokens
-    prompt_L, _ = turn_prompt(here.base, PROMPTS[0], [])
+    prompt_L, _ = turn_prompt(setup.base, PROMPTS[0], [])
     text = [*prompt_L.tolist(), *said[: found.position]]
     with torch.no_grad():
-        scores_V = here.base.lm(torch.tensor([text])).logits[0, -1].double()
+        scores_V = setup.base.lm(torch.tensor([text])).logits[0, -1].double()
     if temperature > 0:
         from ctcdraft.decoding.sampling import GumbelNoise
         from ctcdraft.evaluation.runner import turn_seed
@@ -67,49 +61,49 @@ def test_near_a_tie_float64_decides(monkeypatch):
 @pytest.mark.parametrize(("temperature", "scale"), [(0.0, 1.0), (0.01, 0.01), (0.5, 0.5), (1.0, 1.0), (2.0, 1.0)])
 def test_near_is_measured_in_logits(temperature, scale, monkeypatch):
     """Perturbed scores are logits / T: at a low temperature one rounding error is a large margin of theirs."""
-    here = make_setup(corrupt=Corrupt(only=torch.float32), temperature=temperature)
-    (far,) = question(here).divergences["corrupt"]
+    setup = make_setup(corrupt=Corrupt(only=torch.float32), temperature=temperature)
+    (far,) = question(setup).divergences["corrupt"]
     assert far.rounding is False
     for tie, rounding in ((0.9, False), (1.1, True)):
         monkeypatch.setattr(losslessness, "TIE_MARGIN", tie * scale * far.margin)
-        (found,) = question(here).divergences["corrupt"]
+        (found,) = question(setup).divergences["corrupt"]
         assert found.rounding is rounding
         assert found.margin == far.margin  # as measured, whatever it was compared with
 
 
 def test_the_float64_copy_shares_nothing_with_the_original():
-    here = make_setup()
-    base, contestants = LosslessnessChecker(here.base, here.contestants, here.settings)._float64_copies
-    assert base.dtype == torch.float64
-    assert here.base.dtype == torch.float32
-    assert set(contestants) == set(here.contestants)
+    setup = make_setup()
+    copied = LosslessnessChecker(setup)._float64_copy()
+    assert copied.base.dtype == torch.float64
+    assert setup.base.dtype == torch.float32
+    assert set(copied.contestants) == set(setup.contestants)
 
 
 def test_the_float64_copy_is_not_kept(monkeypatch):
-    """On a GPU it would be charged to whoever is asked after the first close call."""
+    """On a GPU it would count as peak memory of the contestants that run after the first near tie."""
     monkeypatch.setattr(losslessness, "TIE_MARGIN", float("inf"))
-    copies, make = [], LosslessnessChecker._float64_copies.fget
+    copies, make = [], LosslessnessChecker._float64_copy
 
-    def watched(judge):
-        made = make(judge)
-        copies.append(weakref.ref(made[0]))
-        return made
+    def watched(checker):
+        copied = make(checker)
+        copies.append(weakref.ref(copied.base))
+        return copied
 
-    monkeypatch.setattr(LosslessnessChecker, "_float64_copies", property(watched))
-    here = make_setup(corrupt=Corrupt(only=torch.float32))
-    judge = LosslessnessChecker(here.base, here.contestants, here.settings)
-    run_question(here, judge, 0, PROMPTS[0], ShapeWarmup(here))
+    monkeypatch.setattr(LosslessnessChecker, "_float64_copy", watched)
+    setup = make_setup(corrupt=Corrupt(only=torch.float32))
+    checker = LosslessnessChecker(setup)
+    run_question(setup, checker, 0, PROMPTS[0], ShapeWarmup(setup))
     assert len(copies) == 1
     assert copies[0]() is None
 
 
 @pytest.mark.parametrize(("dtype", "temperature"), [(torch.bfloat16, 0.0), (torch.float16, 0.0), (torch.float16, 1.0)])
 def test_in_half_precision_a_great_margin_is_a_bug_and_a_close_call_is_no_verdict(dtype, temperature, monkeypatch):
-    here = make_setup(random_base().to(dtype), corrupt=Corrupt(), temperature=temperature)
-    (found,) = question(here).divergences["corrupt"]
+    setup = make_setup(random_base().to(dtype), corrupt=Corrupt(), temperature=temperature)
+    (found,) = question(setup).divergences["corrupt"]
     assert found.rounding is False
     monkeypatch.setattr(losslessness, "MAX_ROUNDINGS", 1e9)  # any margin is near enough
-    (close,) = question(here).divergences["corrupt"]
+    (close,) = question(setup).divergences["corrupt"]
     assert close.rounding is None
     assert close.margin == found.margin
 
@@ -123,14 +117,14 @@ def test_where_rounding_ends_by_pencil():
 
 
 def test_on_an_edge_of_top_p_half_precision_proves_nothing():
-    here = make_setup(random_base().to(torch.bfloat16), corrupt=Corrupt(), temperature=1.0, top_p=0.9)
-    (found,) = question(here).divergences["corrupt"]
+    setup = make_setup(random_base().to(torch.bfloat16), corrupt=Corrupt(), temperature=1.0, top_p=0.9)
+    (found,) = question(setup).divergences["corrupt"]
     assert found.rounding is None
 
 
 def test_an_answer_that_stops_early_diverges_where_it_stops():
-    here = make_setup()
-    judge = LosslessnessChecker(here.base, here.contestants, here.settings)
-    prompt_L, _ = turn_prompt(here.base, PROMPTS[0], [])
-    assert judge.compare("prompt_lookup", (5, 6), (5, 6, 7), prompt_L, 0, 0).position == 2
-    assert judge.compare("prompt_lookup", (5, 6), (5, 6), prompt_L, 0, 0) is None
+    setup = make_setup()
+    checker = LosslessnessChecker(setup)
+    prompt_L, _ = turn_prompt(setup.base, PROMPTS[0], [])
+    assert checker.compare("prompt_lookup", (5, 6), (5, 6, 7), prompt_L, 0, 0).position == 2
+    assert checker.compare("prompt_lookup", (5, 6), (5, 6), prompt_L, 0, 0) is None

@@ -5,16 +5,14 @@ import shutil
 from pathlib import Path
 
 import pytest
-from sessions import NO_TRACE, PROMPTS, make_evaluation, make_setup
+from sessions import PROMPTS, evaluate_to, make_evaluation, make_setup
 
 import ctcdraft
-from ctcdraft.distributed import Shard
 from ctcdraft.errors import InputError
 from ctcdraft.evaluation import environment
 from ctcdraft.evaluation import evaluation as sessions
 from ctcdraft.evaluation.environment import HASHED_SOURCES, code_hash
-from ctcdraft.evaluation.output_dir import OutputDir
-from ctcdraft.evaluation.tree_size import load_or_choose_sizes
+from ctcdraft.evaluation.replay.tree_size import load_or_choose_sizes
 
 PACKAGE = Path(ctcdraft.__file__).parent
 COUNTED = (
@@ -85,7 +83,7 @@ def now(monkeypatch):
 
 def run(path, count, **changes):
     here = make_evaluation(make_setup(max_new_tokens=4, **changes), PROMPTS[:count])
-    return here.run(OutputDir(path, Shard(1, 1)), False, 1, 0, NO_TRACE)
+    return evaluate_to(path, here, warm_up_tokens=1, profiled=0)
 
 
 def test_an_evaluation_goes_on_at_another_commit_where_nothing_that_counts_changed(now, tmp_path):
@@ -95,14 +93,14 @@ def test_an_evaluation_goes_on_at_another_commit_where_nothing_that_counts_chang
     now.at(None, None)
     assert run(tmp_path, 3)["environment"]["questions"]["reused"] == 2
     settings = json.loads((tmp_path / "settings.json").read_text())
-    assert (settings["commit"], settings["dirty"]) == ("0123456789", False)  # of the version that began it
+    assert (settings["commit"], settings["dirty"]) == ("0123456789", False)  # of the version that started it
 
 
 @pytest.mark.parametrize(
     ("commit", "dirty", "said"),
     [
         ("0123456789", False, " at commit 0123456 ("),
-        ("0123456789", True, " at commit 0123456 with changes that were not committed ("),
+        ("0123456789", True, " at commit 0123456 with uncommitted changes ("),
         (None, None, " ("),
     ],
 )
@@ -113,8 +111,8 @@ def test_other_code_is_refused_with_the_version_that_began_and_the_ways_out(comm
     with pytest.raises(InputError) as caught:
         run(tmp_path, 2)
     assert str(caught.value) == (
-        f"{tmp_path} holds an evaluation in which the code was ctcdraft {ctcdraft.__version__}{said}now other in files "
-        "that tokens or times come from); go on with the version that began it, choose another out=, or add "
+        f"{tmp_path} holds an evaluation in which the code was ctcdraft {ctcdraft.__version__}{said}now different in "
+        "files that tokens or times depend on); resume with the version that started it, choose another out=, or add "
         "overwrite=true to replace it"
     )
 
@@ -122,7 +120,7 @@ def test_other_code_is_refused_with_the_version_that_began_and_the_ways_out(comm
 def test_other_code_and_other_settings_are_said_together(now, tmp_path):
     run(tmp_path, 1)
     now.hash = "306c"
-    ways = "repeat those settings and go on with the version that began it, choose another out="
+    ways = "repeat those settings and resume with the version that started it, choose another out="
     with pytest.raises(InputError, match=rf"in which decoding\.nodes was 8 \(now 4\), and the code was .*; {ways}"):
         run(tmp_path, 2, nodes=4)
 
@@ -133,7 +131,7 @@ def test_an_evaluation_of_before_the_hash_was_of_what_counts_is_refused(now, tmp
     for key in ("version", "dirty", "code"):
         del settings[key]
     (tmp_path / "settings.json").write_text(json.dumps(settings))
-    with pytest.raises(InputError, match=r"the code was ctcdraft at commit 0123456 .*; go on with the version that"):
+    with pytest.raises(InputError, match=r"the code was ctcdraft at commit 0123456 .*; resume with the version that"):
         run(tmp_path, 1)
 
 
@@ -151,6 +149,6 @@ def test_tree_sizes_are_kept_at_another_commit_and_refused_for_other_code(now):
     assert load_or_choose_sizes(kept, None, Chosen(), (), of()) == kept
     now.hash = "306c"
     with pytest.raises(
-        InputError, match=r"were chosen where the code was .* at commit 0123456 .*; go on with the vers"
+        InputError, match=r"were chosen where the code was .* at commit 0123456 .*; resume with the vers"
     ):
         load_or_choose_sizes(kept, None, Chosen(), (), of())

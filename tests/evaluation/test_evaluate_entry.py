@@ -17,6 +17,7 @@ from tiny_models import random_base, random_lm, tiny_tokenizer
 from ctcdraft.config import contestants
 from ctcdraft.config.build import build_drafter
 from ctcdraft.config.cli import REPOSITORY, register_resolvers
+from ctcdraft.config.contestants import build_contestant, resolve
 from ctcdraft.drafters.trees.ctc import Collapse, PrefixSearch
 from ctcdraft.errors import InputError
 from ctcdraft.models.loading import load_base
@@ -99,7 +100,7 @@ def test_a_report_of_more_questions_is_refused_before_the_base_is_loaded(run_dir
     assert done.returncode == 1
     assert done.stderr == (
         "evaluate.py: out holds a report of 120 questions of tiny, and this evaluation asks 2 questions; give "
-        "benchmark.limit=120 or more to go on, choose another out=, or add overwrite=true to replace it\n"
+        "benchmark.limit=120 or more to resume, choose another out=, or add overwrite=true to replace it\n"
     )
     assert [file.name for file in (tmp_path / "out").iterdir()] == ["report.json"]
     assert "absent" in evaluate(*words, "overwrite=true", cwd=tmp_path).stderr  # that is what comes next
@@ -107,7 +108,7 @@ def test_a_report_of_more_questions_is_refused_before_the_base_is_loaded(run_dir
 
 
 def names(entry, **given):
-    return list(entry.named(OmegaConf.create({"checkpoint": None, "contestants": [], **given})))
+    return list(entry.resolve_contestants(OmegaConf.create({"checkpoint": None, "contestants": [], **given})))
 
 
 def test_who_is_compared(entry, run_directory):
@@ -123,12 +124,12 @@ def test_who_is_compared(entry, run_directory):
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({}, "nobody to compare"),
+        ({}, "leaves nothing to compare"),
         ({"contestants": ["nobody"]}, "neither a run directory"),
         ({"contestants": ["ctc"]}, "has weights: train it"),
         ({"checkpoint": "absent"}, "neither a run directory"),
         ({"contestants": "nobody"}, "contestant nobody is neither"),
-        ({"contestants": 5}, "contestants=5 is no list"),
+        ({"contestants": 5}, "contestants must be a list"),
     ],
 )
 def test_contestants_that_are_none(entry, given, sentence):
@@ -142,13 +143,14 @@ def test_contestants_that_are_none(entry, given, sentence):
 def test_values_that_torch_or_numpy_would_choke_on(entry, wrong):
     with hydra.initialize_config_dir(str(REPOSITORY / "configs"), version_base=None):
         config = hydra.compose("evaluate", [wrong])
-    with pytest.raises(InputError, match=f"^{wrong} is impossible"):
-        entry.refuse_impossible(config)
+    key, value = wrong.split("=")
+    with pytest.raises(InputError, match=f"^{key} must be an integer >= .*, got {value}$"):
+        entry.check_config(config)
 
 
 def test_a_head_read_in_an_unknown_way(entry, run_directory, base):
     with pytest.raises(InputError, match=r"there are .*collapse"):
-        entry.contestant(entry.looked_up(f"{run_directory}@sideways"), base)
+        build_contestant(resolve(f"{run_directory}@sideways"), base)
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +163,7 @@ def test_a_contestant_has_the_weights_of_its_run(entry, run_directory, base, tmp
     shutil.copytree(run_directory, trained)
     head = RunDirectory(trained).head
     save_file({name: value + 1 for name, value in load_file(head).items()}, head)
-    before, after = (entry.contestant(entry.looked_up(str(run)), base) for run in (run_directory, trained))
+    before, after = (build_contestant(resolve(str(run)), base) for run in (run_directory, trained))
     for run, one in ((run_directory, before), (trained, after)):
         saved, own = load_file(RunDirectory(run).head), one.drafter.trainable_state_dict()
         assert set(own) == set(saved)
@@ -170,35 +172,35 @@ def test_a_contestant_has_the_weights_of_its_run(entry, run_directory, base, tmp
 
 
 def test_a_head_may_be_read_another_way(entry, run_directory, base):
-    plain, collapsed = (entry.contestant(entry.looked_up(f"{run_directory}{at}"), base) for at in ("", "@collapse"))
-    assert isinstance(plain.drafter.paths, PrefixSearch)
-    assert isinstance(collapsed.drafter.paths, Collapse)
+    plain, collapsed = (build_contestant(resolve(f"{run_directory}{at}"), base) for at in ("", "@collapse"))
+    assert isinstance(plain.drafter.frame_tree, PrefixSearch)
+    assert isinstance(collapsed.drafter.frame_tree, Collapse)
     assert plain.identity != collapsed.identity
 
 
 def test_identity_is_weights_and_yaml(entry, run_directory, base, tmp_path, monkeypatch):
-    """A wider beam over the same weights is another contestant, whether the run or @PATHS says so."""
-    one = entry.contestant(entry.looked_up(str(run_directory)), base)
-    assert one.identity == entry.contestant(entry.looked_up(str(run_directory)), base).identity
+    """A wider beam over the same weights is another contestant, whether the run or @TREE says so."""
+    one = build_contestant(resolve(str(run_directory)), base)
+    assert one.identity == build_contestant(resolve(str(run_directory)), base).identity
     wider = tmp_path / "wider"
     shutil.copytree(run_directory, wider)
     config = OmegaConf.load(wider / "config.yaml")
-    config.drafter.paths.words_per_frame += 1
+    config.drafter.tree.words_per_frame += 1
     OmegaConf.save(config, wider / "config.yaml")
-    assert entry.contestant(entry.looked_up(str(wider)), base).identity != one.identity
+    assert build_contestant(resolve(str(wider)), base).identity != one.identity
 
-    shutil.copytree(contestants.DRAFTER_CONFIGS / "paths", tmp_path / "drafter" / "paths")
+    shutil.copytree(contestants.DRAFTER_CONFIGS / "tree", tmp_path / "drafter" / "tree")
     monkeypatch.setattr(contestants, "DRAFTER_CONFIGS", tmp_path / "drafter")
     word = f"{run_directory}@collapse"
-    before = entry.contestant(entry.looked_up(word), base).identity
-    file = tmp_path / "drafter" / "paths" / "collapse.yaml"
+    before = build_contestant(resolve(word), base).identity
+    file = tmp_path / "drafter" / "tree" / "collapse.yaml"
     file.write_text(file.read_text().replace("raw_paths: 42", "raw_paths: 41"))
-    assert entry.contestant(entry.looked_up(word), base).identity != before
+    assert build_contestant(resolve(word), base).identity != before
 
 
 def test_another_base_is_refused_in_one_sentence(entry, run_directory):
     with pytest.raises(InputError, match="was trained for base") as caught:
-        entry.contestant(entry.looked_up(str(run_directory)), random_base(seed=1))
+        build_contestant(resolve(str(run_directory)), random_base(seed=1))
     assert "\n" not in str(caught.value)
 
 
@@ -209,7 +211,7 @@ def test_no_base(entry):
 
 def test_the_base_of_the_run_may_have_moved(entry, run_directory, base_folder):
     config = {"base": {"path": str(base_folder)}, "device": "cpu", "dtype": "float64"}
-    base = entry.load_base(OmegaConf.create(config), {"ctc": entry.looked_up(str(run_directory))})
+    base = entry.load_base(OmegaConf.create(config), {"ctc": resolve(str(run_directory))})
     assert base.dtype == torch.float64
 
 

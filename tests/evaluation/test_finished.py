@@ -4,22 +4,21 @@ import json
 from functools import partial
 
 import pytest
-from sessions import NO_TRACE, PROMPTS, interrupt_at, make_evaluation, make_setup
+from sessions import PROMPTS, evaluate_to, interrupt_at, make_evaluation, make_setup, replay_to
 
 from ctcdraft.distributed import Shard
 from ctcdraft.drafters.prompt_lookup import PromptLookup
 from ctcdraft.errors import InputError
 from ctcdraft.evaluation import runner
-from ctcdraft.evaluation.finished import refuse_smaller_evaluation
-from ctcdraft.evaluation.output_dir import OutputDir
-from ctcdraft.evaluation.replay_evaluation import ReplayEvaluation
+from ctcdraft.evaluation.existing_report import refuse_smaller_evaluation
+from ctcdraft.evaluation.replay.evaluation import ReplayEvaluation
 
 WAYS = "choose another out=, or add overwrite=true to replace it"
 
 
 def run(path, count, overwrite=False, shard=None, here=None):
     now = make_evaluation(here or make_setup(max_new_tokens=4), PROMPTS[:count], shard)
-    return now.run(OutputDir(path, now.shard), overwrite, 1, 0, NO_TRACE)
+    return evaluate_to(path, now, overwrite, warm_up_tokens=1, profiled=0)
 
 
 def files_of(path):
@@ -81,7 +80,7 @@ def test_a_contestant_less_is_refused_by_name(tmp_path):
 def test_a_replay_does_not_shrink_either(tmp_path):
     def replay(count):
         now = make_evaluation(make_setup(max_new_tokens=4), PROMPTS[:count])
-        return ReplayEvaluation([2], 1).run(now, OutputDir(tmp_path, now.shard), False)
+        return replay_to(tmp_path, now, ReplayEvaluation([2], 1))
 
     assert replay(3)["rows"][0]["prompts"] == 3
     refused(tmp_path, "a report of 3 questions of made_up, and this evaluation asks 1 question;", lambda: replay(1))
@@ -91,7 +90,7 @@ def test_a_replay_does_not_shrink_either(tmp_path):
     ("report", "benchmark", "sentence"),
     [
         ({"rows": [{"drafter": "ctc", "benchmark": "gsm8k", "prompts": 120}]}, "mt_bench", "of 120 questions of gsm8k"),
-        ({"rows": [{"drafter": "ctc"}]}, "gsm8k", "a report of something else than questions"),
+        ({"rows": [{"drafter": "ctc"}]}, "gsm8k", "a report of something other than a benchmark"),
         ({"rows": [{"drafter": "ctc", "benchmark": "gsm8k", "prompts": 1}]}, "tiny", "of 1 question of gsm8k"),
     ],
 )

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from sessions import NO_TRACE, PROMPTS, Corrupt, make_evaluation, make_setup
+from sessions import PROMPTS, Corrupt, evaluate_to, make_evaluation, make_setup
 from tiny_models import random_base, random_lm, tiny_tokenizer
 
 from ctcdraft.decoding.loop import generate
@@ -16,11 +16,10 @@ from ctcdraft.decoding.rejection import Rejection, k_sequential, multi_round, re
 from ctcdraft.decoding.settings import DecodingSettings
 from ctcdraft.decoding.tree import NO_TOKEN, TokenTree
 from ctcdraft.decoding.verification import TypicalAcceptance, match
-from ctcdraft.distributed import Shard
 from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.drafters.draft_model import DraftModel
 from ctcdraft.drafters.trees import sampled_chains as growths
-from ctcdraft.drafters.trees.draft_sampling import DraftSampling
+from ctcdraft.drafters.trees.request import TreeRequest
 from ctcdraft.drafters.trees.sampled_labels import SampledLabels
 from ctcdraft.evaluation.distribution_test import (
     HISTOGRAM_CELLS,
@@ -33,8 +32,7 @@ from ctcdraft.evaluation.distribution_test import (
     pit_histogram,
     pit_interval,
 )
-from ctcdraft.evaluation.evaluation import qualified_name
-from ctcdraft.evaluation.output_dir import OutputDir
+from ctcdraft.evaluation.setup import qualified_name
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.report import markdown as report_markdown
 
@@ -43,15 +41,13 @@ class Drawn:
     """Frames that depend on the root, over the whole vocabulary."""
 
     def __init__(self, chains: int, words: int) -> None:
-        self.paths = SampledLabels(chains)
+        self.frame_tree = SampledLabels(chains)
         self.words = words
 
     def draft(self, context, memory, rng):
         seeded = torch.Generator().manual_seed(int(context.root))
         log_probs_TC = (3 * torch.randn(4, self.words + 1, generator=seeded)).log_softmax(-1)
-        return self.paths(
-            log_probs_TC, context.root, context.depth, context.nodes, (), DraftSampling(rng, context.logits_processor)
-        ), None
+        return self.frame_tree(log_probs_TC, TreeRequest.of(context, (), rng)), None
 
 
 class Biased(Drawn):
@@ -220,7 +216,7 @@ def test_a_base_with_several_taps_is_marked_as_one_with_the_last_alone():
 
 
 def run(here, path):
-    return make_evaluation(here, PROMPTS[:2]).run(OutputDir(path, Shard(1, 1)), False, 4, 1, NO_TRACE)
+    return evaluate_to(path, make_evaluation(here, PROMPTS[:2]))
 
 
 def with_drawn(drafter, **changes):

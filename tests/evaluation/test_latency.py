@@ -16,7 +16,8 @@ from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.drafters.prompt_lookup import PromptLookup
 from ctcdraft.errors import InputError
-from ctcdraft.evaluation.latency import HardwareLimits, LatencyBenchmark, measure_contexts, median_full_passes
+from ctcdraft.evaluation.environment import HardwareLimits
+from ctcdraft.evaluation.latency import LatencyBenchmark, measure_contexts, median_full_passes
 from ctcdraft.models.meta import random_weights_base
 from ctcdraft.report import figures
 
@@ -103,7 +104,7 @@ def test_the_least_time_by_pencil():
     [
         ({"contexts": []}, r"benchmark.contexts=\[\]"),
         ({"nodes": [0]}, "benchmark.nodes"),
-        ({"tau": {"ctc": 0.5}}, "at least one token"),
+        ({"tau": {"ctc": 0.5}}, "must be >= 1"),
         ({"tau": 3}, "give it by drafter"),
     ],
 )

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from sessions import NO_TRACE, Corrupt, make_evaluation, make_setup
+from sessions import Corrupt, evaluate_to, make_evaluation, make_setup
 from stepwise_parts import saved_lm
 from test_lossless import PROMPTS, settings
 from tiny_models import random_base
@@ -21,7 +21,6 @@ from ctcdraft.drafters.prompt_lookup import PromptLookup, find_continuation
 from ctcdraft.drafters.trees.dynamic import DynamicTree
 from ctcdraft.errors import InputError
 from ctcdraft.evaluation.losslessness import other_kernels_null
-from ctcdraft.evaluation.output_dir import OutputDir
 from ctcdraft.evaluation.stock_generate import StockGenerate, generate_answer
 from ctcdraft.report.markdown import describe_divergence
 
@@ -115,7 +114,7 @@ def test_lookup_guesses_what_theirs_guesses_where_the_match_is_one():
 
 def test_what_it_cannot_do_is_one_sentence(tmp_path):
     base = random_base(context=128)
-    with pytest.raises(InputError, match="leave the outside rows to greedy decoding"):
+    with pytest.raises(InputError, match="must be 0 for rows of transformers' generate"):
         generate_answer(base, StockGenerate(base, {}, None, None), REPEATS, settings(1.0), frozenset(), 0)
     with pytest.raises(InputError, match="no assistant"):
         StockGenerate(base, {}, None, 5)
@@ -141,7 +140,7 @@ def test_a_report_holds_an_outside_row_and_its_certificate(tmp_path):
     made = make_setup()
     made.contestants["transformers_prompt_lookup"] = StockGenerate(made.base, LOOKUP, None, None)
     one = make_evaluation(made)
-    report = one.run(OutputDir(tmp_path, one.shard), False, warm_up_tokens=4, timing_questions=1, explorer=NO_TRACE)
+    report = evaluate_to(tmp_path, one)
     row = report["rows"][-1]
     assert row["drafter"] == "transformers_prompt_lookup"
     assert row["lossless"]["equal"] == row["prompts"] == 4
@@ -193,7 +192,7 @@ def test_in_half_precision_autoregression_by_other_kernels_is_the_yardstick(tmp_
     assert set(heads) == {"eager"}
     assert base.lm.config._attn_implementation == "sdpa"
     one = make_evaluation(made)
-    rows = one.run(OutputDir(tmp_path, one.shard), False, 4, 1, NO_TRACE)["rows"]
+    rows = evaluate_to(tmp_path, one)["rows"]
     lossless = {row["drafter"]: row["lossless"] for row in rows}
     theirs = lossless["transformers_eager"]
     told = {
@@ -226,5 +225,5 @@ def test_the_bases_own_attention_is_no_other_kernel():
     base = random_base()
     assert not StockGenerate(base, {}, None, None, "sdpa").uses_other_kernels
     assert not StockGenerate(base, LOOKUP, None, None, "eager").uses_other_kernels
-    with pytest.raises(InputError, match="attention: triangles is none"):
+    with pytest.raises(InputError, match="attention=triangles is not available"):
         StockGenerate(base, {}, None, None, "triangles")

@@ -10,16 +10,14 @@ from html.parser import HTMLParser
 
 import pytest
 import torch
-from sessions import PROMPTS, make_evaluation, make_setup
+from sessions import PROMPTS, evaluate_to, make_evaluation, make_setup
 from tiny_models import random_base
 
 from ctcdraft.corpus.types import Prompt
-from ctcdraft.distributed import Shard
 from ctcdraft.drafters.parallel import ParallelDrafter
 from ctcdraft.drafters.trees.ctc import Collapse, PrefixSearch
 from ctcdraft.drafters.trees.sampled_labels import SampledTokens
 from ctcdraft.errors import InputError
-from ctcdraft.evaluation.output_dir import OutputDir
 from ctcdraft.evaluation.tracing.records import trace_from_json, trace_to_json
 from ctcdraft.evaluation.tracing.tracer import TraceSettings
 from ctcdraft.nn.bodies import AttentionBody
@@ -80,7 +78,7 @@ def evaluated(tmp_path_factory):
     here.contestants.update(ctc=head(base, PrefixSearch(16)), listening=listening, raw=head(base, Collapse(8, 3, 0.4)))
     path = tmp_path_factory.mktemp("pages")
     made = make_evaluation(here, PROMPTS[:2])
-    made.run(OutputDir(path, Shard(1, 1)), False, 4, 1, EXPLORER)
+    evaluate_to(path, made, trace=EXPLORER)
     return path
 
 
@@ -344,7 +342,7 @@ def evil(tmp_path_factory):
     here = make_setup(base := random_base(context=1024))
     here.contestants.update({name: head(base, PrefixSearch(16)) for name in EVIL})
     prompts = [Prompt(f"{word}{number}", word, (word, word), word) for number, word in enumerate(EVIL[:2])]
-    make_evaluation(here, prompts).run(OutputDir(path, Shard(1, 1)), False, 4, 1, EXPLORER)
+    evaluate_to(path, make_evaluation(here, prompts), trace=EXPLORER)
     seen = trace_from_json((path / "explorer.json").read_text())
     answers = tuple(
         replace(one, pieces=tuple(EVIL[index % len(EVIL)] for index in range(len(one.pieces)))) for one in seen.answers

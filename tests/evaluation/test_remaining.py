@@ -3,13 +3,15 @@
 from functools import partial
 
 import pytest
-from sessions import NO_TRACE, PROMPTS, make_evaluation, make_setup
+from sessions import NO_TRACE, PROMPTS, evaluate_to, make_evaluation, make_setup
 
 from ctcdraft.distributed import Shard
 from ctcdraft.evaluation import evaluation as sessions
-from ctcdraft.evaluation import replay_evaluation, runner, time_left, tree_size
+from ctcdraft.evaluation import runner
 from ctcdraft.evaluation.output_dir import OutputDir
-from ctcdraft.evaluation.replay_evaluation import ReplayEvaluation
+from ctcdraft.evaluation.replay import evaluation as replay_evaluation
+from ctcdraft.evaluation.replay import tree_size
+from ctcdraft.evaluation.replay.evaluation import ReplayEvaluation
 from ctcdraft.evaluation.tracing.tracer import Tracer, TraceSettings
 from ctcdraft.progress import Progress
 
@@ -20,9 +22,9 @@ class Slow:
     """Every answer takes so many seconds; warm-ups take an hour. lines: what was written; counts: every count made."""
 
     def __init__(self, monkeypatch, seconds):
-        self.now, self.questions_file, self.counts = 0.0, [], []
+        self.now, self.lines, self.counts = 0.0, [], []
         self.patch = monkeypatch
-        for module in (time_left, replay_evaluation, tree_size):
+        for module in (runner, replay_evaluation, tree_size):
             monkeypatch.setattr(module, "Progress", self.progress)
         self.takes(seconds, runner, "timed_answer")
         self.takes(seconds, sessions, "profile_answer")
@@ -39,7 +41,7 @@ class Slow:
         self.patch.setattr(owner, name, working)
 
     def progress(self, *args, **more):
-        made = Progress(*args, **more, clock=lambda: self.now, write=self.questions_file.append, redirected=True)
+        made = Progress(*args, **more, clock=lambda: self.now, write=self.lines.append, redirected=True)
         self.counts.append(made)
         return made
 
@@ -51,7 +53,7 @@ def slow(monkeypatch):
 
 def run(path, prompts, timing_questions=0, explorer=NO_TRACE, shard=None):
     now = make_evaluation(make_setup(max_new_tokens=4), prompts, shard)
-    return now.run(OutputDir(path, now.shard), False, 1, timing_questions, explorer)
+    return evaluate_to(path, now, warm_up_tokens=1, profiled=timing_questions, trace=explorer)
 
 
 def test_minutes_are_said_after_the_first_question_of_all_contestants(tmp_path, capsys):
@@ -68,19 +70,19 @@ def test_the_estimate_is_of_the_remaining_questions_only(slow, tmp_path):
     at = slow(15.0)
     run(tmp_path, PROMPTS[:3])
     assert at.lines == ["4 of 6 answers, 1.0 minutes so far; about 0.5 minutes for the remaining 2"]
-    assert [(one.done, one.items) for one in at.counts] == [(6, 6)]
+    assert [(one.done, one.total) for one in at.counts] == [(6, 6)]
     at.lines.clear()
     run(tmp_path, PROMPTS[:3])
     assert at.lines == []
-    assert at.counts[-1].items == 0
+    assert at.counts[-1].total == 0
 
 
 def test_clocked_answers_and_those_for_the_page_are_work_too(slow, tmp_path):
     at = slow(120.0)
     run(tmp_path, PROMPTS[:3], timing_questions=2, explorer=EXPLORER)
     (count,) = at.counts
-    assert count.done == count.items in (8 + 4 + 2, 8 + 6 + 2)  # one of three questions has two turns
-    assert len(at.lines) == count.items - 1  # an answer takes two minutes, so every one has its line
+    assert count.done == count.total in (8 + 4 + 2, 8 + 6 + 2)  # one of three questions has two turns
+    assert len(at.lines) == count.total - 1  # an answer takes two minutes, so every one has its line
     assert at.lines[1].startswith("2 of ")
     assert "4.0 minutes so far" in at.lines[1]
 
@@ -88,7 +90,7 @@ def test_clocked_answers_and_those_for_the_page_are_work_too(slow, tmp_path):
 def test_a_shard_counts_its_own_questions(slow, tmp_path):
     at = slow(1.0)
     run(tmp_path, PROMPTS, shard=Shard(2, 2))
-    assert [one.items for one in at.counts] == [(2 + 1) * 2]
+    assert [one.total for one in at.counts] == [(2 + 1) * 2]
 
 
 def test_a_minute_has_one_line_however_many_answers_it_has(slow, tmp_path):
@@ -103,10 +105,10 @@ def test_the_choice_of_tree_sizes_counts_what_it_decodes(timed_tokens, slow):
     at.takes(30.0, tree_size, "record_base_answer")
     here = make_setup(max_new_tokens=4)
     how = tree_size.TreeSizeSearch([2, 4], "unused", prompts=2, timed=1, timed_tokens=timed_tokens, repeats=1)
-    tree_size.choose_sizes(here.base, here.contestants, here.settings, how, [PROMPTS[0], PROMPTS[2]], 0)
+    tree_size.choose_sizes(here, how, [PROMPTS[0], PROMPTS[2]])
     # Two texts of four tokens, replayed for the one drafter; and timed: one text, twice, autoregression and two sizes.
     count = 8 + 8 + 2 * 3 * min(timed_tokens, 4)
-    assert [(one.done, one.items) for one in at.counts] == [(count, count)]
+    assert [(one.done, one.total) for one in at.counts] == [(count, count)]
     assert at.lines[0].startswith(f"8 of {count} tokens (at most) for tree sizes, 1.0 minutes so far; about ")
 
 
@@ -116,5 +118,5 @@ def test_a_replay_counts_what_the_loop_checks(slow, tmp_path):
     now = make_evaluation(make_setup(max_new_tokens=4), PROMPTS[:3])
     ReplayEvaluation([2, 4], checked=1).run(now, OutputDir(tmp_path, now.shard), False)
     # Of the base and of one rival; the first question is decoded at both sizes, too; the second has two turns.
-    assert [(one.done, one.items) for one in at.counts] == [(4 + 4 + 2, 4 + 4 + 2)]
+    assert [(one.done, one.total) for one in at.counts] == [(4 + 4 + 2, 4 + 4 + 2)]
     assert at.lines[0] == "4 of 10 answers, 0.5 minutes so far; about 0.8 minutes for the remaining 6"

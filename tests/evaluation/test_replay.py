@@ -21,7 +21,7 @@ from ctcdraft.drafters.trees.ctc import Collapse
 from ctcdraft.drafters.trees.dynamic import DynamicTree
 from ctcdraft.drafters.trees.per_frame import StaticPerFrameTree
 from ctcdraft.errors import InputError
-from ctcdraft.evaluation.replay import (
+from ctcdraft.evaluation.replay.drafts import (
     DraftReplayer,
     DraftTree,
     record_base_answer,
@@ -50,7 +50,7 @@ def drafters(base, folder):
     for value in (value for head in heads for value in head.trainable_parameters()):
         value.data += 0.2 * torch.randn_like(value)
     steps = [
-        make_sequential_drafter(kind, base, folder, growth=DynamicTree(width, words)) for kind, width, words in GROWTHS
+        make_sequential_drafter(kind, base, folder, tree=DynamicTree(width, words)) for kind, width, words in GROWTHS
     ]
     cascade = Cascade(base, PromptLookup(base, 3, 4), PromptLookup(base, 1, 2), 4)
     others = [PromptLookup(base, 2, 6), random_drafter(base.vocabulary, 12), cascade]

@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from sessions import NO_TRACE, PROMPTS, Corrupt, make_evaluation, make_setup
+from sessions import NO_TRACE, PROMPTS, Corrupt, make_evaluation, make_setup, replay_to
 from tiny_models import random_base
 from training_parts import block_head
 
@@ -13,10 +13,10 @@ from ctcdraft.decoding.settings import DecodeStep
 from ctcdraft.drafters.prompt_lookup import PromptLookup
 from ctcdraft.drafters.trees.sampled_labels import SampledTokens
 from ctcdraft.errors import InputError
-from ctcdraft.evaluation.differences import QuestionSums, comparison_pairs, paired_difference, pool_sums
+from ctcdraft.evaluation.bootstrap import QuestionSums, comparison_pairs, paired_difference, pool_sums
 from ctcdraft.evaluation.output_dir import OutputDir
 from ctcdraft.evaluation.records import Answer
-from ctcdraft.evaluation.replay_evaluation import ReplayEvaluation
+from ctcdraft.evaluation.replay.evaluation import ReplayEvaluation
 from ctcdraft.evaluation.stock_generate import StockGenerate
 from ctcdraft.nn.bodies import ResidualBody
 from ctcdraft.report import markdown
@@ -32,7 +32,7 @@ def with_lookups(corrupt=None):
 
 def replayed(path, here, checked=1, how=None, pairs=(("prompt_lookup", "shorter"),)):
     one = replace(make_evaluation(here, PROMPTS[:3]), pairs=pairs)
-    return (how or ReplayEvaluation(SIZES, checked)).run(one, OutputDir(path, one.shard), overwrite=False)
+    return replay_to(path, one, how or ReplayEvaluation(SIZES, checked))
 
 
 @pytest.fixture(scope="module")
@@ -96,10 +96,10 @@ def test_what_cannot_be_replayed_is_refused(tmp_path):
             ReplayEvaluation(**{"nodes": [4], "checked": 1, **wrong})
     here = with_lookups()
     outside = {**here.contestants, "outside": StockGenerate(here.base, {}, None, None)}
-    with pytest.raises(InputError, match="outside drafts outside of our loop"):
+    with pytest.raises(InputError, match="outside does not decode with our loop"):
         replayed(tmp_path, replace(here, contestants=outside))
     head = block_head(here.base, partial(ResidualBody, blocks=1), SampledTokens(1))
-    with pytest.raises(InputError, match="draws its guesses"):
+    with pytest.raises(InputError, match="samples its draft tokens"):
         replayed(tmp_path / "drawn", replace(here, contestants={**here.contestants, "drawn": head}))
 
 
@@ -131,5 +131,5 @@ def test_who_is_compared_with_whom():
     assert comparison_pairs(names[:1] + names[1:2], None) == comparison_pairs(names[:1], None) == []
     assert comparison_pairs(names, [["hydra", "medusa"]]) == [("hydra", "medusa")]
     for wrong in ([["ctc"]], [["ctc", "eagle"]]):
-        with pytest.raises(InputError, match="a pair is two of the rows"):
+        with pytest.raises(InputError, match="must be pairs of the rows"):
             comparison_pairs(names, wrong)

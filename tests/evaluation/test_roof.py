@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny_models import random_base
 
-from ctcdraft.evaluation import bandwidth
+from ctcdraft.evaluation import environment
 
 ROUNDS = (0.5, 4.0, 2.0, 8.0)  # seconds: the first is not counted, and would be the best
 
@@ -15,17 +15,17 @@ ROUNDS = (0.5, 4.0, 2.0, 8.0)  # seconds: the first is not counted, and would be
 def clock(monkeypatch):
     """Each round takes its own time, and a while passes between two."""
     moments = accumulate(chain.from_iterable((100.0, seconds) for seconds in ROUNDS))
-    monkeypatch.setattr(bandwidth, "perf_counter", lambda: next(moments))
+    monkeypatch.setattr(environment, "perf_counter", lambda: next(moments))
     return moments
 
 
 def test_a_copy_reads_and_writes_every_byte(clock, monkeypatch):
-    monkeypatch.setattr(bandwidth, "COPY_BYTES", {"cpu": 1000})
-    assert bandwidth.copy_bandwidth(torch.device("cpu"), rounds=3) == (1000 + 1000) / 2.0
+    monkeypatch.setattr(environment, "COPY_BYTES", {"cpu": 1000})
+    assert environment.copy_bandwidth(torch.device("cpu"), rounds=3) == (1000 + 1000) / 2.0
     assert next(clock, None) is None  # all rounds were made
 
 
 def test_a_product_multiplies_and_adds(clock, monkeypatch):
-    monkeypatch.setattr(bandwidth, "MATMUL_SIZE", {"cpu": 10})
-    assert bandwidth.matmul_rate(random_base(), rounds=3) == 10 * 10 * (10 + 10) / 2.0
+    monkeypatch.setattr(environment, "MATMUL_SIZE", {"cpu": 10})
+    assert environment.matmul_rate(random_base(), rounds=3) == 10 * 10 * (10 + 10) / 2.0
     assert next(clock, None) is None

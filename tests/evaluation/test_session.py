@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from sessions import NO_TRACE, PROMPTS, SETTINGS, Corrupt, interrupt_at, make_evaluation, make_setup
+from sessions import NO_TRACE, PROMPTS, SETTINGS, Corrupt, evaluate_to, interrupt_at, make_evaluation, make_setup
 from tiny_models import random_base
 
 from ctcdraft.corpus.chat_template import chat_messages, prompt_tokens
@@ -33,13 +33,7 @@ COUNTED = ("drafter", "prompts", "tokens", "passes", "tau", "tau_ci", "tau_paper
 
 
 def run(session, path, overwrite=False, timing_questions=2):
-    return session.run(
-        OutputDir(path, session.shard),
-        overwrite,
-        warm_up_tokens=4,
-        timing_questions=timing_questions,
-        explorer=NO_TRACE,
-    )
+    return evaluate_to(path, session, overwrite, profiled=timing_questions)
 
 
 def lines(path):
@@ -332,7 +326,7 @@ def test_impossible_settings(changes):
 def test_damaged_settings_can_be_overwritten(tmp_path):
     run(make_evaluation(make_setup(), PROMPTS[:1]), tmp_path)
     (tmp_path / "settings.json").write_text("{")
-    with pytest.raises(InputError, match=r"settings\.json was unreadable"):
+    with pytest.raises(InputError, match=r"settings\.json is unreadable"):
         run(make_evaluation(make_setup(), PROMPTS[:1]), tmp_path)
     run(make_evaluation(make_setup(), PROMPTS[:1]), tmp_path, overwrite=True)
 

@@ -18,7 +18,7 @@ from ctcdraft.drafters.prompt_lookup import PromptLookup
 from ctcdraft.drafters.trees.sampled_labels import SampledLabels
 from ctcdraft.errors import InputError
 from ctcdraft.evaluation.output_dir import OutputDir
-from ctcdraft.evaluation.tree_size import (
+from ctcdraft.evaluation.replay.tree_size import (
     SizeChoice,
     SizeResult,
     TreeSizeSearch,
@@ -27,6 +27,7 @@ from ctcdraft.evaluation.tree_size import (
     load_or_choose_sizes,
     refuse_unnested_trees,
 )
+from ctcdraft.evaluation.setup import EvaluationSetup
 from ctcdraft.nn.bodies import ResidualBody
 from ctcdraft.report.markdown import markdown
 
@@ -100,14 +101,14 @@ def test_trees_that_are_not_cut_out_of_one_another_are_refused():
 
     def refuse(drafter, temperature=0.0):
         how = replace(SETTINGS, temperature=temperature)
-        refuse_unnested_trees(base, "x", drafter, text, how, [2, 5, 8, 16], 0)
+        refuse_unnested_trees(EvaluationSetup(base, {"x": drafter}, how, 0), "x", text, [2, 5, 8, 16])
 
     for drafter in (PromptLookup(base, 2, 6), ctc_head(base), *block_heads(base)):
         refuse(drafter)
     refuse(one, temperature=1.0)
     refuse(three)  # at temperature 0 all chains say the same
     for drafter, temperature in ((three, 1.0), (Cascade(base, ctc_head(base), PromptLookup(base, 2, 6), 2), 0.0)):
-        with pytest.raises(InputError, match="is not the beginning of its tree of 16"):
+        with pytest.raises(InputError, match="is not part of its tree of 16"):
             refuse(drafter, temperature)
 
 
@@ -128,4 +129,4 @@ def test_refusals_are_one_sentence(tmp_path):
     base = random_base()
     drawn = replace(SETTINGS, temperature=1.0, verify=Rejection(multi_round), token_for_token=False)
     with pytest.raises(InputError, match="which this decoding does not promise"):
-        choose_sizes(base, {"prompt_lookup": PromptLookup(base, 2, 4)}, drawn, sizing(), [], 0)
+        choose_sizes(EvaluationSetup(base, {"prompt_lookup": PromptLookup(base, 2, 4)}, drawn, 0), sizing(), [])

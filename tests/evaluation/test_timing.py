@@ -13,7 +13,7 @@ from ctcdraft.decoding.settings import DecodeStep, GenerationResult
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.decoding.verification import match
 from ctcdraft.evaluation import profiling
-from ctcdraft.evaluation.bandwidth import bandwidth_utilization, copy_bandwidth, count_matmul_weights, weight_bytes
+from ctcdraft.evaluation.environment import bandwidth_utilization, copy_bandwidth, count_matmul_weights, weight_bytes
 from ctcdraft.evaluation.profiling import (
     PhaseTimes,
     Profile,
@@ -44,15 +44,15 @@ class Work:
 
 
 class WithPaths:
-    """Drafts in 2 seconds, of which its paths take none; they take 1 more."""
+    """Drafts in 2 seconds without the tree, which takes 1 more."""
 
     def __init__(self, work):
         self.work = work
-        self.paths = work.takes(1.0, TokenTree.only_root)
+        self.frame_tree = work.takes(1.0, TokenTree.only_root)
 
     def draft(self, context, memory, rng):
         self.work.now += 2.0
-        return self.paths(context.root), None
+        return self.frame_tree(context.root), None
 
 
 def test_parts_are_exclusive_and_add_up(monkeypatch):
@@ -65,9 +65,9 @@ def test_parts_are_exclusive_and_add_up(monkeypatch):
     base.read_tree = work.takes(4.0, base.read_tree)
     settings = replace(SETTINGS, verify=work.takes(0.5, match))
     drafter = WithPaths(work)
-    paths = drafter.paths
+    frame_tree = drafter.frame_tree
     spent = profile_answer(base, drafter, prompt_L, settings, seed=0)
-    assert drafter.paths is paths
+    assert drafter.frame_tree is frame_tree
     a_pass = {part: seconds / spent.passes for part, seconds in spent.seconds.items() if part != "prefill"}
     assert a_pass == {"draft": 2.0, "tree": 1.0, "read": 4.0, "verify": 0.5, "keep": 0.0, "other": 0.0}
     assert spent.seconds["prefill"] == 100.5  # its verify included
@@ -76,10 +76,10 @@ def test_parts_are_exclusive_and_add_up(monkeypatch):
 
 def test_a_drafter_that_is_a_module_keeps_its_own_paths():
     drafter = torch.nn.Module()
-    drafter.paths = torch.nn.Identity()
+    drafter.frame_tree = torch.nn.Identity()
     drafter.draft = lambda *args: None
     TimedDrafter(drafter, Stopwatch(torch.device("cpu")))
-    assert isinstance(drafter.paths, torch.nn.Identity)
+    assert isinstance(drafter.frame_tree, torch.nn.Identity)
 
 
 def test_clocks_do_not_change_the_text(monkeypatch):

@@ -54,7 +54,7 @@ def main(*stages: str) -> None:
     assert [isfinite(norm) for norm in norms] == [True, False, True, True, False, True]
     for stage in stages:
         settings = {"zero_optimization": {"stage": int(stage)}}
-        theirs = trained(base, engine=DeepSpeedEngine, deepspeed=settings)
+        theirs = trained(base, engine=DeepSpeedEngine, engine_options={"deepspeed": settings})
         for ours, norm in zip(norms, theirs[0], strict=True):
             assert isfinite(norm) == isfinite(ours), (stage, norms, theirs[0])
             assert not isfinite(norm) or abs(norm - ours) < 1e-4 * ours, (stage, norms, theirs[0])

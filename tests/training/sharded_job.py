@@ -19,7 +19,7 @@ from ctcdraft.training.run_directory import RunDirectory
 def trained(base, peers):
     with base.gathered_parameters():
         drafter = ctc_head(base)
-    one = make_trainer(RunDirectory(Path("nowhere")), base, 6, drafter=drafter, accumulate=2, peers=peers)
+    one = make_trainer(RunDirectory(Path("nowhere")), base, 6, drafter=drafter, accumulate=2, distributed=peers)
     losses = []
     for one.step in range(6):
         losses.append(one.train_step()["loss"])

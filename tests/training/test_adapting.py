@@ -153,7 +153,7 @@ def test_the_divergence_is_that_of_two_bases_written_out():
         ({"learning_rate": 0}, r"adapt\.learning_rate=0"),
         ({"weight": -1}, r"adapt\.weight=-1"),
         ({"targets": ["nowhere"]}, r"adapt\.targets=\['nowhere'\] do not fit"),
-        ({"targets": ["lm_head"]}, "name the head or the embedding .* leave them out"),
+        ({"targets": ["lm_head"]}, "include the lm_head or the embedding .* leave them out"),
     ],
 )
 def test_what_makes_no_sense_is_said(changes, said):
@@ -188,4 +188,4 @@ def test_as_a_user_types_it(world, monkeypatch, capsys):
         monkeypatch, capsys, "evaluate.py", "checkpoint=adapted", *asked, *own
     )
     both = ["contestants=[adapted,run]", "out=both"]
-    assert "was trained for the base as it is" in expect_error(monkeypatch, capsys, "evaluate.py", *asked, *both)
+    assert "was trained for the unchanged base" in expect_error(monkeypatch, capsys, "evaluate.py", *asked, *both)

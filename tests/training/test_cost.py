@@ -106,7 +106,7 @@ def test_processes_that_share_the_batches_of_a_step_take_the_time_of_their_own()
     )
     assert [time_of(said) for said in (shared, alone)] == [time_of(alone)] * 2
     assert time_of(unshared)[0] == pytest.approx(8 * time_of(alone)[0], rel=0.01)
-    assert "with stored, shared by 8 processes, at 1e+06 operations a second" in shared
+    assert "with stored, shared by 8 processes, at 1e+06 FLOP/s" in shared
     assert "100 of 8 x 4 rows x 8 anchors, 64.0 epochs" in shared  # of all processes together
 
 

@@ -7,17 +7,17 @@ import torch
 from torch import nn
 
 from ctcdraft.distributed import Distributed
-from ctcdraft.training.engine import MuonEngine, TorchEngine
+from ctcdraft.training.engine import MuonEngine, OptimizerSettings, TorchEngine
 
 
 def engine(kind):
     torch.manual_seed(0)
     module = nn.Linear(32, 32).double()
-    values = {"learning_rate": 1e-3, "warmup": 1, "final_share": 0.1, "betas": (0.9, 0.95), "weight_decay": 0.0}
-    return module, kind(
-        module, list(module.parameters()), steps=10, **values, clip_norm=1e9, clip_value=None, autocast=False,
-        peers=Distributed(),
+    settings = OptimizerSettings(
+        steps=10, learning_rate=1e-3, warmup=1, final_share=0.1, betas=(0.9, 0.95), weight_decay=0.0, clip_norm=1e9,
+        clip_value=None, autocast=False,
     )  # fmt: skip
+    return module, kind(module, list(module.parameters()), settings, Distributed())
 
 
 def stepped(kind, inputs, batches):

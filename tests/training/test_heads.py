@@ -134,7 +134,7 @@ def test_what_is_read_otherwise_than_taught_is_refused_or_marked(base):
     sparse_tree = StaticPerFrameTree(likely_choices(9, 3, 3, 0.6, 0.4, 1))
     all_paths = (PrefixSearch(16), Collapse(9, 3, 0.4), PerFrameTree(None), sparse_tree)
     search, collapse, direct, sparse = (block_head(base, body, paths) for paths in all_paths)
-    with pytest.raises(InputError, match=r"leaves the blank untrained, but PrefixSearch.*drafter/paths=direct"):
+    with pytest.raises(InputError, match=r"leaves the blank untrained, but PrefixSearch.*drafter/tree=per_frame"):
         describe_reading(OBJECTIVES["cross_entropy"], search, 3)
     with pytest.raises(InputError, match=r"3 of 6 frames would learn nothing; set objective\.labels=6 or drafter\.f"):
         describe_reading(OBJECTIVES["cross_entropy"], direct, 6)
@@ -142,9 +142,11 @@ def test_what_is_read_otherwise_than_taught_is_refused_or_marked(base):
         describe_reading(OBJECTIVES["cross_entropy"], transducer, 3)
     with pytest.raises(InputError, match=r"no two say one word together, but PrefixSearch.*transducer_search"):
         describe_reading(OBJECTIVES["transducer"], search, 3)
-    with pytest.raises(InputError, match=r"merge into one word, but TransducerSearch.*objective=transducer"):
+    with pytest.raises(InputError, match=r"merge into one token, but TransducerSearch.*objective=transducer"):
         describe_reading(OBJECTIVES["ctc"], transducer, 3)
-    assert describe_reading(OBJECTIVES["transducer"], transducer, 3) == "taught transductions, read as transductions"
+    assert (
+        describe_reading(OBJECTIVES["transducer"], transducer, 3) == "trained as transductions, read as transductions"
+    )
     assert "Table 2" in describe_reading(OBJECTIVES["cross_entropy"], collapse, 3)
     assert "Table 2" in describe_reading(OBJECTIVES["ctc"], direct, 6)
     for objective, head in [("ctc", search), ("ctc", collapse), ("distill", direct), ("cross_entropy", sparse)]:

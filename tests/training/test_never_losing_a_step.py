@@ -12,7 +12,7 @@ import time
 import pytest
 import torch
 from tiny_models import random_base
-from training_parts import CHECKPOINT_POLICY, logged_metrics, make_trainer
+from training_parts import logged_metrics, make_trainer
 
 from ctcdraft.errors import InputError
 from ctcdraft.objectives.base import Loss
@@ -20,7 +20,6 @@ from ctcdraft.objectives.ctc import CTC
 from ctcdraft.training import run_directory
 from ctcdraft.training.loggers import JsonlLogger
 from ctcdraft.training.run_directory import RunDirectory
-from ctcdraft.training.trainer import CheckpointPolicy
 
 STEPS = 40
 
@@ -110,7 +109,7 @@ def test_asked_to_stop_it_saves_and_says_how_to_go_on(base, whole, tmp_path, cap
     with pytest.raises(SystemExit) as left:
         trained(base, tmp_path, [Asks(7, number)])
     assert left.value.code == 128 + number
-    assert f"{number.name} after step 7: all is saved; go on with resume={tmp_path}" in capsys.readouterr().out
+    assert f"{number.name} after step 7: the state is saved; continue with resume={tmp_path}" in capsys.readouterr().out
     assert signal.getsignal(number) is before
     assert RunDirectory(tmp_path).load_state()["step"] == 7
     assert_same(whole, trained(base, tmp_path))
@@ -126,14 +125,14 @@ def test_a_damaged_state_falls_back_to_the_one_before(base, whole, tmp_path, cap
     spoilt[len(spoilt) // 2] ^= 1
     newest.write_bytes(spoilt)
     again = trained(base, tmp_path)
-    assert f"{newest.name} in {tmp_path} is damaged; going on from {before.name} instead" in capsys.readouterr().out
+    assert f"{newest.name} in {tmp_path} is damaged; resuming from {before.name} instead" in capsys.readouterr().out
     assert_same(whole, again)
     assert not newest.exists()
     RunDirectory(tmp_path).save_state(37, {}, keep=1)  # step 40 would be a damaged one: the run had to go back
     assert [file.stem for file in RunDirectory(tmp_path).resume_files] == ["resume-000000037"]
     for file in RunDirectory(tmp_path).resume_files:
         file.write_bytes(file.read_bytes()[:-1])
-    with pytest.raises(InputError, match="has no whole state"):
+    with pytest.raises(InputError, match="has no intact state"):
         trained(base, tmp_path)
 
 
@@ -158,7 +157,7 @@ def test_a_full_disk_at_a_checkpoint_is_one_sentence_and_training_goes_on(base, 
     assert_same(whole, trained(base, tmp_path))
     said = [line for line in capsys.readouterr().out.splitlines() if "No space left" in line]
     assert [line.split(":")[0] for line in said] == ["step 5", "step 10"]
-    assert said[0].endswith("(training goes on, and tries again at the next checkpoint)")
+    assert said[0].endswith("(training continues, and the next checkpoint tries again)")
 
 
 def test_a_disk_that_stays_full_keeps_what_was_written(base, whole, tmp_path, monkeypatch):
@@ -191,7 +190,7 @@ def test_a_metrics_line_that_a_full_disk_refused_is_written_later(tmp_path):
 
 
 def test_a_checkpoint_is_due_by_minutes_too(base, tmp_path):
-    trained(base, tmp_path, steps=7, care=CheckpointPolicy(1000, 1e-9, 3, 1))
+    trained(base, tmp_path, steps=7, checkpoint_every=1000, checkpoint_minutes=1e-9, keep=3, patience=1)
     assert [int(file.stem[-2:]) for file in RunDirectory(tmp_path).resume_files] == [7, 6, 5]
 
 
@@ -227,10 +226,11 @@ def test_a_skipped_step_leaves_weights_and_gradients_alone(base, tmp_path):
 
 
 def test_what_keeps_happening_stops_the_run(base, tmp_path):
-    with pytest.raises(InputError, match=r"step 6 is nan.*2 steps before it.*trainer\.patience=3.*lower trainer\.lear"):
+    with pytest.raises(
+        InputError, match=r"step 6 is nan.*2 other skipped steps.*trainer\.patience=3.*lower trainer\.lear"
+    ):
         trained(base, tmp_path, objective=Sometimes(2, *range(4, 100)))
     assert RunDirectory(tmp_path).load_state()["step"] == 5
-    assert CHECKPOINT_POLICY.patience == 3
 
 
 def test_accumulated_batches_are_one_step_along_their_mean(base, tmp_path):

@@ -28,7 +28,7 @@ PATHS = os.pathsep.join([str(JOB.parents[2]), str(JOB.parents[1])])
 
 def test_batches_are_shared_or_refused():
     assert [local_batches(4, Distributed(rank, 2)) for rank in range(2)] == [[0, 2], [1, 3]]
-    with pytest.raises(InputError, match=r"trainer\.accumulate=3 .* by 2 processes; make it a multiple of 2"):
+    with pytest.raises(InputError, match=r"trainer\.accumulate must be a multiple of the 2 processes, got 3"):
         local_batches(3, Distributed(0, 2))
 
 
@@ -77,7 +77,7 @@ def test_a_port_in_use_is_one_sentence(monkeypatch):
         values = {"WORLD_SIZE": 2, "RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         for name, value in values.items():
             monkeypatch.setenv(name, str(value))
-        with pytest.raises(InputError, match=rf"2 processes cannot meet at 127\.0\.0\.1:{port} .*--master-port"):
+        with pytest.raises(InputError, match=rf"2 processes cannot connect at 127\.0\.0\.1:{port} .*--master-port"):
             init_distributed("cpu")
 
 

@@ -55,7 +55,7 @@ def test_time_is_that_of_one_process_s_share(base, monkeypatch):
     drafter = block_head(base, partial(AttentionBody, root_input=True, causal=False), PrefixSearch(16), frames=6)
 
     def time_of(accumulate, world):
-        one = make_trainer(None, base, 36, drafter=drafter, peers=Distributed(0, world), accumulate=accumulate)
+        one = make_trainer(None, base, 36, drafter=drafter, distributed=Distributed(0, world), accumulate=accumulate)
         said = plan_training(base, drafter, CTC(3), Batches(rows, base, 2, 8, 3, 0), one.engine, 36, accumulate)
         return said.split("time        about ")[1].split(" (")[0]
 

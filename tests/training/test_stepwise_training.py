@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -51,7 +52,7 @@ def test_the_loss_falls_and_every_parameter_learns(case, tmp_path):
     run = RunDirectory(tmp_path / "run")
     run.create("drafter: {}\n", base.fingerprint(), overwrite=False)
     one = make_trainer(run, base, steps=30, drafter=drafter, objective=objective)
-    one.probe_every = 30  # once, at the end: the head that is kept is the last one
+    one.settings = replace(one.settings, probe_every=30)  # validated once, so the saved head is the last one
     assert f"initialised {drafter.initialised}" in plan_training(
         base, drafter, objective, one.batches, one.engine, 30, 1
     )

@@ -86,13 +86,13 @@ class Scripted:
 def test_the_head_of_the_best_probe_is_kept(base, tmp_path, taus, kept):
     """Probes after steps 6 and 8, checkpoints after 5 and 8; without any tau the last head stays."""
     one = make_trainer(begun(tmp_path / "run", base), base, steps=8)
-    one.probe = Scripted(*taus)
+    one.validation = Scripted(*taus)
     assert fit(one.run, one) == max(taus)
     saved, state = load_file(one.run.head), one.run.load_state()
-    for name, value in one.probe.shown[kept].items():
+    for name, value in one.validation.shown[kept].items():
         assert torch.equal(saved[name], value), name
-        assert torch.equal(state["head"][name], one.probe.shown[-1][name])  # to go on from
-    assert any(not torch.equal(one.probe.shown[0][name], one.probe.shown[1][name]) for name in saved)
+        assert torch.equal(state["head"][name], one.validation.shown[-1][name])  # to go on from
+    assert any(not torch.equal(one.validation.shown[0][name], one.validation.shown[1][name]) for name in saved)
 
 
 class Slow(Scripted):
@@ -105,7 +105,7 @@ class Slow(Scripted):
 
 def test_a_steps_clocks_leave_out_the_probes(base, tmp_path):
     one = make_trainer(begun(tmp_path / "run", base), base, steps=8)
-    one.probe, began = Slow(1.0, 2.0), perf_counter()
+    one.validation, began = Slow(1.0, 2.0), perf_counter()
     fit(one.run, one)
     lines = [json.loads(line) for line in one.run.metrics.read_text().splitlines()]
     assert all(line["processor_seconds"] > 0 for line in lines)
@@ -139,7 +139,7 @@ def test_refusals_are_one_sentence_with_the_way_out(base, tmp_path):
     assert run.load_state() is None
     torn = run.path / "resume-000000005.pt"
     torn.write_bytes(b"torn")
-    with pytest.raises(InputError, match=r"no whole state \(resume-000000005\.pt: damaged\); remove what is damaged"):
+    with pytest.raises(InputError, match=r"no intact state \(resume-000000005\.pt: damaged\); remove these files"):
         run.load_state()
     torn.unlink()
     run.head.write_bytes(b"torn")

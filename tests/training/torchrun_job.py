@@ -26,8 +26,8 @@ def main(folder: Path, steps: int, *stage: str) -> None:
     how = {}
     if stage:
         settings = {"zero_optimization": {"stage": int(stage[0])}}
-        how = {"engine": DeepSpeedEngine, "deepspeed": settings}
-    one = make_trainer(run, base, steps, accumulate=2, peers=peers, **how)
+        how = {"engine": DeepSpeedEngine, "engine_options": {"deepspeed": settings}}
+    one = make_trainer(run, base, steps, accumulate=2, distributed=peers, **how)
     one.restore()
     peers.barrier()
     if peers.is_main and not run.config.exists():

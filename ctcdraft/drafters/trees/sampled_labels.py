@@ -1,8 +1,7 @@
-"""From frames to drawn chains: of labels, every alignment summed, or of the frames' own words. It knows no model."""
+"""Chains of draft tokens sampled from frames: CTC labels summed over alignments, or one token per frame."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -13,15 +12,17 @@ from ctcdraft.ctc.next_label import PrefixBatch
 from ctcdraft.ctc.topology import CTC_TOPOLOGY, Topology
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.conditioning import ConditionedFrames
-from ctcdraft.drafters.trees.draft_sampling import DraftSampling
 from ctcdraft.drafters.trees.per_frame import PerFrameStepFunction
-from ctcdraft.drafters.trees.sampled_chains import StepwiseChainSampler, chains_and_depth, checked_chains, sample_tree
+from ctcdraft.drafters.trees.request import TreeRequest
+from ctcdraft.drafters.trees.sampled_chains import ChainSampler, StepwiseChainSampler, sample_tree
+from ctcdraft.errors import check_int
 
 
 class SampledLabels:
-    """Chains of labels from the exact CTC law: every alignment summed, and the end of the text a draw like others.
+    """Chains of labels sampled from the exact CTC distribution, in which the end of the text is one outcome.
 
-    chains: how many are drawn; each has its share of the nodes, and those that begin alike are merged.
+    Args:
+        chains: number of chains; they share the nodes evenly, and equal prefixes are merged.
     """
 
     interprets_as = "alignments"
@@ -29,30 +30,25 @@ class SampledLabels:
     topology: Topology = CTC_TOPOLOGY
 
     def __init__(self, chains: int) -> None:
-        self.chains = checked_chains(chains, "drafter.paths")
+        self.chains = check_int(chains, "drafter.tree.chains")
 
     def __call__(
-        self,
-        log_probs_TC: Tensor,
-        root: Tensor,
-        depth: int,
-        nodes: int,
-        stops: Sequence[int],
-        sampling: DraftSampling,
-        listening: ConditionedFrames | None = None,
+        self, log_probs_TC: Tensor, request: TreeRequest, conditioned: ConditionedFrames | None = None
     ) -> TokenTree:
-        chains, depth = chains_and_depth(self.chains, min(depth, len(log_probs_TC)), nodes)
         blank = log_probs_TC.shape[-1] - 1
-        if listening is None:
-            sampler = PrefixBatch.empty(log_probs_TC.double().exp(), blank, chains, self.topology)
-            return sample_tree(root, sampler, chains, depth, stops, sampling)
-        labels = PrefixBatch.empty(conditioned_probs(listening)[0], blank, chains, self.topology)
-        return sample_tree(root, ConditionedChainSampler(labels, listening), chains, depth, stops, sampling)
+
+        def sampler(chains: int) -> ChainSampler:
+            if conditioned is None:
+                return PrefixBatch.empty(log_probs_TC.double().exp(), blank, chains, self.topology)
+            labels = PrefixBatch.empty(conditioned_probs(conditioned)[0], blank, chains, self.topology)
+            return ConditionedChainSampler(labels, conditioned)
+
+        return sample_tree(sampler, self.chains, request.limit_depth(len(log_probs_TC)))
 
 
 @dataclass(frozen=True)
 class ConditionedChainSampler:
-    """Labels whose frames listen to them: a correction composed with the exact law."""
+    """Label distributions from frames that are conditioned on the labels of their own chain."""
 
     labels: PrefixBatch
     conditioned: ConditionedFrames
@@ -62,14 +58,14 @@ class ConditionedChainSampler:
 
     def extend(self, tokens_K: Tensor) -> Self:
         rows_K = torch.arange(len(tokens_K), device=tokens_K.device)
-        if len(self.conditioned.memory_KR) == 1:  # the empty text, which all chains begin from
+        if len(self.conditioned.memory_KR) == 1:  # the empty prefix, from which all chains start
             rows_K = torch.zeros_like(rows_K)
         conditioned = self.conditioned.extend(tokens_K, rows_K)
         return type(self)(self.labels.extend(tokens_K, conditioned_probs(conditioned)), conditioned)
 
 
 def conditioned_probs(conditioned: ConditionedFrames) -> Tensor:
-    """What K texts make of the frames: probabilities_KTC, the blank last."""
+    """Return the frames conditioned on K prefixes: probabilities_KTC with the blank as last class."""
     factor_KV, scale_KT = conditioned.factors()
     token_probs_KTV = conditioned.token_probs_TV * factor_KV[:, None] * scale_KT[..., None]
     blank_KT = conditioned.log_probs_TC[:, -1].exp() * scale_KT
@@ -77,24 +73,20 @@ def conditioned_probs(conditioned: ConditionedFrames) -> Tensor:
 
 
 class SampledTokens:
-    """Chains of the frames' own words, one a frame, for heads that are read directly."""
+    """Chains of one token per frame, for heads whose frame k is draft token k."""
 
     interprets_as = "words"
     samples_drafts = True
 
     def __init__(self, chains: int) -> None:
-        self.chains = checked_chains(chains, "drafter.paths")
+        self.chains = check_int(chains, "drafter.tree.chains")
 
     def __call__(
-        self,
-        log_probs_TC: Tensor,
-        root: Tensor,
-        depth: int,
-        nodes: int,
-        stops: Sequence[int],
-        sampling: DraftSampling,
-        listening: ConditionedFrames | None = None,
+        self, log_probs_TC: Tensor, request: TreeRequest, conditioned: ConditionedFrames | None = None
     ) -> TokenTree:
-        chains, depth = chains_and_depth(self.chains, min(depth, len(log_probs_TC)), nodes)
-        sampler = StepwiseChainSampler(PerFrameStepFunction(log_probs_TC, listening), root, chains)
-        return sample_tree(root, sampler, chains, depth, stops, sampling)
+        step_function = PerFrameStepFunction(log_probs_TC, conditioned)
+        return sample_tree(
+            lambda chains: StepwiseChainSampler(step_function, request.root, chains),
+            self.chains,
+            request.limit_depth(len(log_probs_TC)),
+        )

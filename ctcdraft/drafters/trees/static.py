@@ -1,59 +1,54 @@
-"""Fixed trees: which ranks to guess is settled beforehand, as in Medusa and EAGLE-1. It knows laws and no model."""
+"""Static trees: which ranks are drafted is fixed beforehand, as in Medusa and EAGLE-1."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ctcdraft.decoding.tree import TokenTree
-from ctcdraft.drafters.trees.dynamic import StepFunction
+from ctcdraft.drafters.trees.request import StepFunction, TreeRequest
 from ctcdraft.errors import InputError
 
 Choice = tuple[int, ...]
 
 
 class StaticTree:
-    """choices: paths of ranks, the most promising first; [0, 2] is the third best word after the best one.
+    """A fixed list of choices: paths of ranks, [0, 2] being the third most probable token after the most probable.
 
-    Every node asks the law behind its own text. Of the choices that are not too deep the first ones stay, as many as
-    there are nodes for; a word of probability zero and whatever would hang below a stop are left out.
+    The children of a node are ranked by the distribution behind its own text. Of the choices within the depth the
+    first ones are kept, as many as there are nodes for. Tokens of probability zero and descendants of a stop token are
+    left out.
+
+    Args:
+        choices: the most promising first, each after the one it continues.
     """
 
-    has_nested_trees = (
-        False  # what is left out is not made up for, so a larger tree may have more of the same first choices
-    )
+    # What is left out is not replaced, so a larger tree may lose other choices and keep fewer of the first ones.
+    has_nested_trees = False
 
     def __init__(self, choices: Sequence[Sequence[int]]) -> None:
         self.choices = tuple(tuple(choice) for choice in choices)
         known: set[Choice] = {()}
         for choice in self.choices:
             if not choice or min(choice) < 0:
-                raise InputError(f"choices holds {list(choice)}, which is none; a choice holds ranks from 0")
+                raise InputError(f"choices must be lists of ranks >= 0, got {list(choice)}")
             if choice[:-1] not in known or self.conditioning_path(choice[:-1]) not in known:
-                raise InputError(f"choices holds {list(choice)} before what it hangs from; list that first")
+                raise InputError(f"choices has {list(choice)} before the choice that it continues; list that first")
             known.add(choice)
 
     def conditioning_path(self, parent: Choice) -> Choice:
-        """Behind whose text the children of a node are asked for."""
+        """Return the path whose next-token distribution ranks the children of a node."""
         return parent
 
-    def __call__(
-        self,
-        step_function: StepFunction,
-        root: Tensor,
-        depth: int,
-        nodes: int,
-        stops: Sequence[int],
-        sampling: Any = None,
-    ) -> TokenTree:
-        choices = tuple(choice for choice in self.choices if len(choice) <= depth)[: nodes - 1]
+    def __call__(self, step_function: StepFunction, request: TreeRequest) -> TokenTree:
+        root = request.root
+        choices = tuple(choice for choice in self.choices if len(choice) <= request.depth)[: request.nodes - 1]
         conditioning_paths = tuple(self.conditioning_path(choice[:-1]) for choice in choices)
-        stop_words = torch.tensor(stops, dtype=root.dtype, device=root.device)
+        stop_ids = request.stop_ids_S()
         tokens_N = root.repeat(len(choices) + 1)
         parents_N, levels = plan_levels(choices, conditioning_paths, root.device)
         real_N = torch.ones_like(tokens_N, dtype=torch.bool)
@@ -61,17 +56,17 @@ class StaticTree:
             log_probs_KV = step_function(tokens_N[level.query_nodes_K], level.rows_K)
             best_KR, tokens_KR = log_probs_KV.topk(min(level.ranks, log_probs_KV.shape[1]), dim=1)
             in_range_J = level.ranks_J < best_KR.shape[1]
-            at = level.query_rows_J, level.ranks_J.clamp(max=best_KR.shape[1] - 1)
-            above_J = parents_N[level.nodes_J]
-            extendable_J = real_N[above_J] & ((above_J == 0) | ~torch.isin(tokens_N[above_J], stop_words))
-            tokens_N[level.nodes_J] = tokens_KR[at]
-            real_N[level.nodes_J] = in_range_J & extendable_J & (best_KR[at] > -torch.inf)
+            entry = level.query_rows_J, level.ranks_J.clamp(max=best_KR.shape[1] - 1)
+            parents_J = parents_N[level.nodes_J]
+            extendable_J = real_N[parents_J] & ((parents_J == 0) | ~torch.isin(tokens_N[parents_J], stop_ids))
+            tokens_N[level.nodes_J] = tokens_KR[entry]
+            real_N[level.nodes_J] = in_range_J & extendable_J & (best_KR[entry] > -torch.inf)
         return keep_real_nodes(tokens_N, parents_N, real_N, len(levels))
 
 
 class GreedyPathTree(StaticTree):
-    """As the CTC paper's released code drafts: one greedy chain is followed, and all nodes of a depth take their
-    words from the law behind it, whatever their own parents say. It asks for one row a level."""
+    """The tree of the CTC paper's released code: all nodes of a level are ranked by one distribution, the one behind
+    the greedy path, whatever their own parents are. The step function has one row per level."""
 
     def conditioning_path(self, parent: Choice) -> Choice:
         return (0,) * len(parent)
@@ -79,8 +74,11 @@ class GreedyPathTree(StaticTree):
 
 @dataclass(frozen=True)
 class TreeLevel:
-    """asked_K: nodes whose law is asked; rows_K: what they continue in the previous call. The new nodes_J take rank
-    ranks_J of row from_J; ranks: how many ranks are needed at most."""
+    """One call of the step function and the new nodes it gives.
+
+    query_nodes_K: nodes whose next-token distributions are computed. rows_K: rows of the previous call that these
+    continue. nodes_J: the new nodes; node j has rank ranks_J[j] in row query_rows_J[j]. ranks: how many are needed.
+    """
 
     query_nodes_K: Tensor
     rows_K: Tensor
@@ -94,29 +92,29 @@ class TreeLevel:
 def plan_levels(
     choices: tuple[Choice, ...], conditioning_paths: tuple[Choice, ...], device: torch.device
 ) -> tuple[Tensor, list[TreeLevel]]:
-    """parents_N of the tree, and level by level who is asked for what. Node n + 1 is choice n."""
+    """Return parents_N of the whole tree and its levels. Node n + 1 is choice n."""
     node = {(): 0} | {choice: n + 1 for n, choice in enumerate(choices)}
     parents_N = torch.tensor([-1, *(node[choice[:-1]] for choice in choices)], device=device)
     levels: list[TreeLevel] = []
-    before: list[Choice] = [()]
+    previous: list[Choice] = [()]
     for depth in range(max(map(len, choices), default=0)):
         new = [n for n, choice in enumerate(choices) if len(choice) == depth + 1]
         queried = sorted({conditioning_paths[n] for n in new}, key=node.__getitem__)
         columns = (
             [node[choice] for choice in queried],
-            [before.index(choice[:-1]) if choice else 0 for choice in queried],
+            [previous.index(choice[:-1]) if choice else 0 for choice in queried],
             [n + 1 for n in new],
             [queried.index(conditioning_paths[n]) for n in new],
             [choices[n][-1] for n in new],
         )
-        asked_K, rows_K, nodes_J, from_J, ranks_J = (torch.tensor(one, device=device) for one in columns)
-        levels.append(TreeLevel(asked_K, rows_K, nodes_J, from_J, ranks_J, max(columns[-1]) + 1))
-        before = queried
+        queries_K, rows_K, nodes_J, query_rows_J, ranks_J = (torch.tensor(one, device=device) for one in columns)
+        levels.append(TreeLevel(queries_K, rows_K, nodes_J, query_rows_J, ranks_J, max(columns[-1]) + 1))
+        previous = queried
     return parents_N, levels
 
 
 def keep_real_nodes(tokens_N: Tensor, parents_N: Tensor, real_N: Tensor, height: int) -> TokenTree:
-    """The tree without the nodes that are not real; what hangs from one of those is none either."""
+    """Return the tree without the nodes that are not real; descendants of such a node must not be real either."""
     new_index_N = real_N.cumsum(0) - 1
     parents_N = torch.where(parents_N < 0, -1, new_index_N[parents_N.clamp(min=0)])
     return TokenTree(tokens_N[real_N], parents_N[real_N], height)

@@ -1,9 +1,6 @@
-"""From a transducer's frames to trees: every text summed over the frames that may say it, and none of them merges."""
+"""Trees from the frames of a transducer: each frame emits one token or none, and repeated tokens never merge."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-from typing import Any
 
 from torch import Tensor
 
@@ -11,33 +8,27 @@ from ctcdraft.ctc.topology import TRANSDUCER_TOPOLOGY
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.conditioning import ConditionedFrames, UnconditionedFrames
 from ctcdraft.drafters.trees.ctc import conditioned_tree
+from ctcdraft.drafters.trees.request import TreeRequest
 from ctcdraft.drafters.trees.sampled_labels import SampledLabels
 
 
 class TransducerSearch:
-    """The n most probable beginnings of the text."""
+    """The most probable prefixes, each summed over all alignments that emit it."""
 
     interprets_as = "transductions"
 
     def __call__(
-        self,
-        log_probs_TC: Tensor,
-        root: Tensor,
-        depth: int,
-        nodes: int,
-        stops: Sequence[int],
-        sampling: Any = None,
-        listening: ConditionedFrames | None = None,
+        self, log_probs_TC: Tensor, request: TreeRequest, conditioned: ConditionedFrames | None = None
     ) -> TokenTree:
-        depth = min(depth, len(log_probs_TC))
-        if depth < 1:
-            return TokenTree.only_root(root)
-        states = UnconditionedFrames.empty(log_probs_TC) if listening is None else listening
-        return conditioned_tree(log_probs_TC, states, root, depth, nodes, stops, TRANSDUCER_TOPOLOGY)
+        request = request.limit_depth(len(log_probs_TC))
+        if request.depth < 1:
+            return TokenTree.only_root(request.root)
+        states = UnconditionedFrames.empty(log_probs_TC) if conditioned is None else conditioned
+        return conditioned_tree(log_probs_TC, states, request, TRANSDUCER_TOPOLOGY)
 
 
 class SampledTransductions(SampledLabels):
-    """Chains drawn from the exact law of the next word, and of the end, behind every text."""
+    """Chains sampled from the exact next-token distribution of a transducer, summed over all alignments."""
 
     interprets_as = "transductions"
     topology = TRANSDUCER_TOPOLOGY

@@ -1,4 +1,4 @@
-"""A few answers pass by pass, as they were seen from outside, and their JSON. It knows words and numbers, no model."""
+"""Trace records: every decoding step of a few answers, and their JSON, from which report.html is drawn."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from typing import Any, Self
 
 @dataclass(frozen=True)
 class TraceFrames:
-    """What the frames of a pass said, of the words that matter and of the blank.
+    """Frame probabilities of one decoding step, for a few tokens and the blank.
 
-    reads: how the drafter's paths make texts of them: `alignments`, `raw frames`, `transductions`, or `words`, where
-    frame k says word k and the blank means nothing. words: W ids. heard: K tables of T rows, each with the
-    probabilities of these words and, last, of the blank; table k holds once k accepted words are said, and there is
-    but one where frames do not listen.
+    Args:
+        reads: how the tree builder interprets frames: `alignments`, `raw frames`, `transductions`, or `words`, where
+            frame k proposes token k and the blank means nothing.
+        words: the W token ids.
+        heard: K tables of T rows with the probabilities of these tokens and, last, of the blank. Table k is that of
+            label-conditioned frames after k accepted tokens; unconditioned frames have one table.
     """
 
     reads: str
@@ -28,15 +30,21 @@ class TraceFrames:
 
     @property
     def frame_count(self) -> int:
-        """T."""
+        """Return T."""
         return len(self.heard[0])
 
 
 @dataclass(frozen=True)
 class TraceStep:
-    """One pass. tokens, parents: of the tree, the root first (its parent is -1). path: the accepted nodes, root first.
-    bonus: the base's own next word. committed: tokens of the answer that came of it. depth: how deep the tree might
-    have been. base: the base's best words after the last accepted node, each with its probability."""
+    """One decoding step.
+
+    Args:
+        tokens, parents: of the tree, root first; the root's parent is -1.
+        path: the accepted nodes, root first.
+        committed: number of tokens that the answer got from the step.
+        depth: greatest depth the tree could have had.
+        base: the base model's most probable tokens after the last accepted node, with their probabilities.
+    """
 
     tokens: tuple[int, ...]
     parents: tuple[int, ...]
@@ -49,20 +57,24 @@ class TraceStep:
 
     @property
     def accepted(self) -> tuple[int, ...]:
-        """The guesses that stood."""
+        """Return the accepted draft tokens."""
         return tuple(self.tokens[node] for node in self.path[1:])
 
     @property
     def committed_tokens(self) -> tuple[int, ...]:
-        """What the answer got of it, the base's own word last if the answer had not ended by then."""
+        """Return the tokens the answer got from the step, the bonus token last unless the answer ended before it."""
         return (*self.accepted, self.bonus)[: self.committed]
 
 
 @dataclass(frozen=True)
 class TraceAnswer:
-    """One contestant's answer to the first turn of a question. pieces: its text token by token, first the one that
-    the prefill says. noise: how far the base's top-2 margins in its passes lay, at most, from those of one reading of
-    the finished text; None where there was no pass."""
+    """One contestant's answer to the first turn of a question.
+
+    Args:
+        pieces: its text token by token; the first token comes from the prefill.
+        noise: largest difference between the base model's top-2 margins in the decoding steps and in one forward pass
+            over the finished text; None if there were no steps.
+    """
 
     id: str
     category: str
@@ -74,19 +86,19 @@ class TraceAnswer:
 
     @property
     def tau(self) -> float | None:
-        return sum(one.committed for one in self.passes) / len(self.passes) if self.passes else None
+        return sum(step.committed for step in self.passes) / len(self.passes) if self.passes else None
 
 
 @dataclass(frozen=True)
 class Trace:
-    """words: what every id that occurs looks like."""
+    """The traced answers, and the text of every token id in them (`words`)."""
 
     words: dict[int, str]
     answers: tuple[TraceAnswer, ...]
 
     @classmethod
     def merge_shards(cls, parts: Iterable[Self]) -> Self | None:
-        """Of all shards; None where there are none."""
+        """Return the traces of all shards as one, or None if there are none."""
         parts = list(parts)
         if not parts:
             return None
@@ -94,18 +106,18 @@ class Trace:
         return cls(texts, tuple(answer for part in parts for answer in part.answers))
 
 
-def trace_to_json(seen: Trace) -> str:
-    return json.dumps(seen, default=vars, separators=(",", ":"), allow_nan=False) + "\n"
+def trace_to_json(trace: Trace) -> str:
+    return json.dumps(trace, default=vars, separators=(",", ":"), allow_nan=False) + "\n"
 
 
 def trace_from_json(text: str) -> Trace:
     fields = json.loads(text)
-    texts = {int(token): text_of_token for token, text_of_token in fields["words"].items()}
-    return Trace(texts, tuple(parse_trace_answer(one) for one in fields["answers"]))
+    texts = {int(token): piece for token, piece in fields["words"].items()}
+    return Trace(texts, tuple(parse_trace_answer(answer) for answer in fields["answers"]))
 
 
 def parse_trace_answer(fields: dict[str, Any]) -> TraceAnswer:
-    passes = tuple(parse_trace_step(one) for one in fields["passes"])
+    passes = tuple(parse_trace_step(step) for step in fields["passes"])
     return TraceAnswer(**{**fields, "pieces": tuple(fields["pieces"]), "passes": passes})
 
 
@@ -115,5 +127,5 @@ def parse_trace_step(fields: dict[str, Any]) -> TraceStep:
 
 
 def to_tuples(value: Any) -> Any:
-    """Lists of lists as tuples of tuples."""
+    """Return nested lists as nested tuples."""
     return tuple(map(to_tuples, value)) if isinstance(value, Sequence) and not isinstance(value, str) else value

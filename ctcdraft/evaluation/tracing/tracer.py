@@ -1,8 +1,6 @@
-"""A few questions once more, untimed, to see inside the passes: frames, tree, verdict, and why the draft died there.
+"""Tracing: a few questions decoded once more, untimed, recording frames, tree and verification of every step.
 
-As with the stopwatch nothing of this is in the loop: a double stands where the loop expects a drafter and a verifier.
-
-What token ids look like, one by one. It knows a tokenizer; a text is never decoded here for anybody's use.
+As in profiling, the decoding loop has no hooks: a Tracer takes the position of the drafter and of the verifier.
 """
 
 from __future__ import annotations
@@ -21,21 +19,28 @@ from ctcdraft.decoding.sampling import GumbelNoise
 from ctcdraft.decoding.settings import DecodingSettings
 from ctcdraft.decoding.tree import TokenTree, VerifyResult
 from ctcdraft.drafters.conditioning import ConditionedFrames
+from ctcdraft.drafters.trees.request import TreeRequest
 from ctcdraft.drafters.trees.sampled_labels import conditioned_probs
 from ctcdraft.errors import check_int
-from ctcdraft.evaluation.runner import EvaluationSetup, turn_prompt, turn_seed
+from ctcdraft.evaluation.runner import turn_prompt, turn_seed
+from ctcdraft.evaluation.setup import EvaluationSetup
 from ctcdraft.evaluation.stock_generate import StockGenerate
 from ctcdraft.evaluation.tracing.records import Trace, TraceAnswer, TraceFrames, TraceStep
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.progress import Progress
 
-CHUNK_ROWS = 64  # read from states to laws at once
+CHUNK_ROWS = 64  # hidden states to logits at once
 
 
 @dataclass(frozen=True)
 class TraceSettings:
-    """How much is looked at. questions: their first turns, 0 for none. tokens: of an answer, at most. words: of every
-    frame, and of the base, the most probable ones."""
+    """How much is traced, the config's `explorer`.
+
+    Args:
+        questions: number of questions, of which the first turn is traced.
+        tokens: most tokens of an answer.
+        words: most probable tokens to record of every frame and of the base model.
+    """
 
     questions: int
     tokens: int
@@ -49,8 +54,8 @@ class TraceSettings:
     def trace_answers(
         self, setup: EvaluationSetup, prompts: Mapping[int, Prompt], progress: Progress | None = None
     ) -> Trace:
-        """Every contestant's answers to these questions; those that decode outside our loop cannot be looked into."""
-        spelling = TokenText(setup.base.tokenizer)
+        """Return the traces of these questions for every contestant that decodes with our loop."""
+        token_text = TokenText(setup.base.tokenizer)
         answers = []
         for index, prompt in prompts.items():
             prompt_L, _ = turn_prompt(setup.base, prompt, [])
@@ -67,19 +72,19 @@ class TraceSettings:
                 answers.append(
                     TraceAnswer(prompt.id, prompt.category, name, prompt.turns[0], token_texts, passes, noise)
                 )
-        return Trace({word: spelling(word) for word in sorted(token_ids_of(answers))}, tuple(answers))
+        return Trace({token: token_text(token) for token in sorted(token_ids_of(answers))}, tuple(answers))
 
 
 def token_ids_of(answers: Sequence[TraceAnswer]) -> set[int]:
-    passes = [one for answer in answers for one in answer.passes]
-    framed = {token for one in passes if one.frames is not None for token in one.frames.words}
-    return framed | {token for one in passes for token in (*one.tokens, one.bonus, *(best for best, _ in one.base))}
+    steps = [step for answer in answers for step in answer.passes]
+    framed = {token for step in steps if step.frames is not None for token in step.frames.words}
+    return framed | {token for step in steps for token in (*step.tokens, step.bonus, *(best for best, _ in step.base))}
 
 
 class Tracer:
-    """Stands in for one drafter and its verifier while they answer one prompt.
+    """A drafter and a verifier that record every decoding step of one answer.
 
-    rows: by the position they stand at, the base's two best words as a pass read them, with their scores.
+    `base_top2` holds the base model's two best tokens and their scores, by position in the text.
     """
 
     def __init__(self, drafter: Any, verify: Any, top_k: int) -> None:
@@ -87,10 +92,10 @@ class Tracer:
         self.passes: list[TraceStep] = []
         self.base_top2: dict[int, tuple[Tensor, Tensor]] = {}
         self._verify = verify
-        self._tree_builder: Any = getattr(drafter, "paths", None)
+        self._tree_builder: Any = getattr(drafter, "frame_tree", None)
         if self._tree_builder is not None:
-            drafter = copy.copy(drafter)  # shallow: the weights are shared, the original keeps its own paths
-            drafter.__dict__["paths"] = self.paths
+            drafter = copy.copy(drafter)  # shallow: weights are shared, the original keeps its tree builder
+            drafter.__dict__["frame_tree"] = self.frame_tree
         self._drafter = drafter
         self._last_frames: tuple[Tensor, ConditionedFrames | None] | None = None
         self._last_depth = 0
@@ -98,33 +103,34 @@ class Tracer:
     def answer(
         self, base: BaseLM, prompt_L: Tensor, settings: DecodingSettings, seed: int
     ) -> tuple[tuple[int, ...], tuple[TraceStep, ...], float | None]:
-        """The answer's tokens, its passes, and the noise of the base's margins."""
+        """Return the answer's tokens, its steps, and the noise of the base model's margins."""
         generation = generate(base, self, prompt_L, replace(settings, verify=self.verify), base.stop_token_ids, seed)
         counts = [step.committed for step in generation.passes]
-        # The prefill has its verdict too, and is no pass.
-        passes = tuple(replace(one, committed=count) for one, count in zip(self.passes[1:], counts, strict=True))
+        # The first verification belongs to the prefill, which is no decoding step.
+        passes = tuple(replace(step, committed=count) for step, count in zip(self.passes[1:], counts, strict=True))
         return generation.tokens, passes, self.margin_noise(base, prompt_L, generation.tokens, settings)
 
     def draft(self, context: Context, memory: Any, rng: torch.Generator) -> tuple[TokenTree, Any]:
         self._last_frames, self._last_depth = None, context.depth
         return self._drafter.draft(context, memory, rng)
 
-    def paths(self, log_probs_TC: Tensor, *arguments: Any) -> TokenTree:
-        conditioned = next((one for one in arguments if isinstance(one, ConditionedFrames)), None)
+    def frame_tree(
+        self, log_probs_TC: Tensor, request: TreeRequest, conditioned: ConditionedFrames | None = None
+    ) -> TokenTree:
         self._last_frames = log_probs_TC, conditioned
-        return self._tree_builder(log_probs_TC, *arguments)
+        return self._tree_builder(log_probs_TC, request, conditioned)
 
     def verify(
         self, tree: TokenTree, log_probs_NV: Tensor, noise: GumbelNoise | None, root_position: int
     ) -> VerifyResult:
-        verdict = self._verify(tree, log_probs_NV, noise, root_position)
-        path = verdict.path_K[: int(verdict.length)].tolist()
-        if self.passes:  # behind the prefill
+        result = self._verify(tree, log_probs_NV, noise, root_position)
+        path = result.path_K[: int(result.length)].tolist()
+        if self.passes:  # not for the prefill
             for depth, node in enumerate(path):
                 best = log_probs_NV[node].double().topk(min(2, log_probs_NV.shape[1]))
                 self.base_top2[root_position + depth] = best.indices, best.values
-        self.passes.append(self.trace_step(tree, path, int(verdict.bonus), log_probs_NV[path[-1]]))
-        return verdict
+        self.passes.append(self.trace_step(tree, path, int(result.bonus), log_probs_NV[path[-1]]))
+        return result
 
     def trace_step(self, tree: TokenTree, path: list[int], bonus: int, log_probs_V: Tensor) -> TraceStep:
         tokens = tuple(tree.tokens_N.tolist())
@@ -150,18 +156,20 @@ class Tracer:
     def margin_noise(
         self, base: BaseLM, prompt_L: Tensor, tokens: Sequence[int], settings: DecodingSettings
     ) -> float | None:
-        """The greatest difference between a margin as a pass read it and as one reading of the whole text does."""
+        """Return the largest difference between a margin in the steps and in one forward pass over the whole text."""
         text_L = torch.cat([prompt_L, torch.tensor(tokens, device=prompt_L.device)])
-        places = [place for place in self.base_top2 if place < len(text_L)]
-        if not places or not len(self.base_top2[places[0]][0]) > 1:
+        positions = [position for position in self.base_top2 if position < len(text_L)]
+        if not positions or not len(self.base_top2[positions[0]][0]) > 1:
             return None
         states_LD = base.hidden_states(text_L[None], torch.ones_like(text_L)[None])[0]
         worst = 0.0
-        for part in (places[first : first + CHUNK_ROWS] for first in range(0, len(places), CHUNK_ROWS)):
+        for part in (positions[first : first + CHUNK_ROWS] for first in range(0, len(positions), CHUNK_ROWS)):
             whole_RV = settings.process_logits(base.head(states_LD[part][:, : base.width])).double()
-            tokens_R2, scores_R2 = (torch.stack([self.base_top2[place][which] for place in part]) for which in (0, 1))
+            tokens_R2, scores_R2 = (
+                torch.stack([self.base_top2[position][which] for position in part]) for which in (0, 1)
+            )
             difference_R = (whole_RV.gather(1, tokens_R2) - scores_R2).diff(dim=1).abs()
-            difference_R = difference_R[difference_R.isfinite()]  # a word that top-k cut has no score to compare
+            difference_R = difference_R[difference_R.isfinite()]  # tokens cut by top-k have no finite score
             worst = max(worst, float(difference_R.max()) if len(difference_R) else 0.0)
         return worst
 
@@ -169,7 +177,11 @@ class Tracer:
 def trace_frames(
     log_probs_TC: Tensor, conditioned: ConditionedFrames | None, accepted: Sequence[int], matter: set[int], top_k: int
 ) -> TraceFrames:
-    """The frames, of each frame's best words and of those that matter. accepted: what listening frames have heard."""
+    """Return the frames' probabilities of each frame's best tokens and of those in `matter`.
+
+    Args:
+        accepted: tokens that label-conditioned frames are conditioned on, one more per table.
+    """
     if conditioned is None:
         probs_KTC = log_probs_TC.double().exp()[None]
     else:
@@ -188,16 +200,18 @@ def trace_frames(
 
 
 def round_significant(probability: float) -> float:
-    """To three significant digits: a page shows no more, and the file is a third as long."""
+    """Return three significant digits: the page shows no more, and the file is a third as long."""
     return float(f"{probability:.3g}")
 
 
-REPLACEMENT_CHARACTER = "\ufffd"  # what half a character decodes to
+REPLACEMENT_CHARACTER = "\ufffd"  # what an incomplete character decodes to
 
 
 class TokenText:
-    """One word by itself, with the space it begins with: some tokenizers drop it at the beginning of a text, so every
-    word is decoded behind another."""
+    """The text of single tokens, with their leading space.
+
+    Some tokenizers drop the space at the beginning of a text, so every token is decoded after another one.
+    """
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
@@ -210,13 +224,13 @@ class TokenText:
 
 
 def token_pieces(tokenizer: Any, tokens: Sequence[int]) -> tuple[str, ...]:
-    """A text in as many pieces as it has tokens; a character that several make belongs to the last of them."""
-    made, before = [], ""
-    for place in range(len(tokens)):
-        text = tokenizer.decode(list(tokens[: place + 1]))
-        if text.endswith(REPLACEMENT_CHARACTER) and place + 1 < len(tokens):
-            made.append("")
+    """Return a piece of text per token; a character of several tokens belongs to the last of them."""
+    pieces, before = [], ""
+    for position in range(len(tokens)):
+        text = tokenizer.decode(list(tokens[: position + 1]))
+        if text.endswith(REPLACEMENT_CHARACTER) and position + 1 < len(tokens):
+            pieces.append("")
             continue
-        made.append(text[len(before) :])
+        pieces.append(text[len(before) :])
         before = text
-    return tuple(made)
+    return tuple(pieces)

@@ -82,7 +82,7 @@ def reasons_table(answers: Sequence[TraceAnswer]) -> Html:
         name: Counter(rejection_reason(step) for one in answers if one.contestant == name for step in one.passes)
         for name in dict.fromkeys(one.contestant for one in answers)
     }
-    drafted = {name: found for name, found in counts.items() if set(found) - {"no draft", "all stood"}}
+    drafted = {name: found for name, found in counts.items() if set(found) - {"no draft", "all accepted"}}
     if not drafted:
         return Html("")
     kinds = [kind for kind in REASONS if any(found[kind] for found in drafted.values())]

@@ -1,0 +1,134 @@
+"""A run directory as train.py uses it: new, resumed, or one job of a sweep that goes on."""
+
+from __future__ import annotations
+
+import shlex
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+
+from ctcdraft.config.allowed import parse_trust, printable, read_resumed_config
+from ctcdraft.config.sweep_jobs import run_directory, run_title, sweep_directory
+from ctcdraft.config.training_corpus import resolve_corpus_paths
+from ctcdraft.corpus import prepared
+from ctcdraft.distributed import from_environment
+from ctcdraft.errors import InputError, check_int
+from ctcdraft.models.base_model import BaseLM
+from ctcdraft.training.lock import run_lock
+from ctcdraft.training.loggers import JsonlLogger, Logger
+from ctcdraft.training.run_directory import RunDirectory
+from ctcdraft.training.trainer import Trainer
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    """Directory and config of a run.
+
+    Args:
+        config: of the command line, or the run's own where it is resumed.
+        resuming: whether the run goes on from its newest checkpoint.
+        sweep: directory of the sweep whose job this is; None for a single run.
+    """
+
+    directory: RunDirectory
+    config: DictConfig
+    resuming: bool
+    sweep: Path | None
+
+    @classmethod
+    def of(cls, config: DictConfig) -> Self:
+        """Return the run that a command line asks for; raise InputError where its directory holds another one."""
+        directory, sweep = run_directory(config), sweep_directory(config)
+        if config.resume is not None:
+            return cls(directory, resumed_config(directory, config), True, sweep)
+        if not directory.config.exists() or config.overwrite:
+            return cls(directory, config, False, sweep)
+        if sweep is None or directory.config.read_text() != OmegaConf.to_yaml(config, resolve=True):
+            directory.refuse_to_overwrite()
+        return cls(directory, config, True, sweep)  # the same sweep again: its jobs go on where they stopped
+
+    @property
+    def finished_steps(self) -> int:
+        return self.directory.last_step if self.resuming else 0
+
+    def lock(self) -> AbstractContextManager[None]:
+        """Return the lock on the directory, held by rank 0; a plan writes nothing and needs none."""
+        if self.config.plan_only or not from_environment().is_main:
+            return nullcontext()
+        return run_lock(self.directory.path)
+
+    def begin(self, trainer: Trainer, base: BaseLM, corpus_hash: str) -> None:
+        """Create the directory, or restore the trainer from its newest checkpoint."""
+        config_text = OmegaConf.to_yaml(self.config, resolve=True)
+        if self.resuming:
+            self.directory.refuse_other_corpus(corpus_hash)
+            trainer.restore()
+            if trainer.step >= trainer.settings.steps:
+                print(f"{self.directory.path} already has its {trainer.step:,} steps; trainer.steps= may be raised")
+        trainer.distributed.barrier()  # rank 0 changes the directory only after every process has read it
+        if trainer.distributed.is_main and self.resuming:
+            self.directory.write_config(config_text)  # trainer.steps may have been raised
+        elif trainer.distributed.is_main:
+            fingerprint = base.fingerprint() | {"corpus": corpus_hash}
+            self.directory.create(config_text, fingerprint, self.config.overwrite)
+            self.directory.write_command(self.rerun_command())
+
+    def rerun_command(self) -> str:
+        """Return the command that repeats this run, or this job of a sweep, in a directory beside it."""
+        overrides = [text for text in HydraConfig.get().overrides.task if not text.startswith(("run=", "overwrite="))]
+        return shlex.join(["python", "train.py", *overrides, f"run={self.directory.path}-again"])
+
+    def loggers(self, trainer: Trainer) -> list[Logger]:
+        """Return metrics.jsonl and the configured loggers, for rank 0; no logger for other ranks."""
+        if not trainer.distributed.is_main:
+            return []
+        values = OmegaConf.to_container(self.config, resolve=True)
+        name, group = run_title(self.directory.path, self.sweep)
+        others = [instantiate(part) for part in self.config.logger.values() if part is not None]
+        return [
+            JsonlLogger(self.directory.metrics, trainer.step),
+            *(other(self.directory.path, name=name, config=values, group=group) for other in others),
+        ]
+
+
+def resumed_config(run: RunDirectory, config: DictConfig) -> Any:
+    """Return the run's own config; of the command line only resume=, trust= and a raised trainer.steps= count."""
+    overrides = HydraConfig.get().overrides.task
+    others = [text for text in overrides if not text.startswith(("resume=", "trainer.steps=", "trust="))]
+    if others:
+        raise InputError(
+            f"resume={run.path} uses that run's own config, and only trainer.steps= may be raised; "
+            f"leave out {', '.join(others)}"
+        )
+    own: Any = read_resumed_config(run.config, parse_trust(config.trust))
+    # Keys that are newer than the run get their defaults.
+    own.trainer = OmegaConf.merge(config.trainer, own.trainer)
+    own.adapt = own.get("adapt")
+    refuse_server(own, run)
+    if any(text.startswith("trainer.steps=") for text in overrides):
+        if check_int(config.trainer.steps, "trainer.steps") < own.trainer.steps:
+            raise InputError(
+                f"trainer.steps must be >= the {own.trainer.steps} of {run.path}, got {config.trainer.steps}"
+            )
+        own.trainer.steps = config.trainer.steps
+    return own
+
+
+def refuse_server(own: Any, run: RunDirectory) -> None:
+    """Raise InputError where a resumed run would send requests to a server.
+
+    Its config may come from elsewhere and may name any address, any prompts, and any environment variable as the key to
+    send there. A run has had its whole corpus when it began, so it needs no server.
+    """
+    url = (own.get("answers") or {}).get("url")
+    if url is not None and not prepared.is_complete(folder := resolve_corpus_paths(own)[1]):
+        raise InputError(
+            f"{run.config} would request responses from the server at {printable(url)}, and there is no complete "
+            f"corpus in {folder}; bring that corpus back, or prepare it with data/prepare.py, where you name the "
+            "server yourself"
+        )

@@ -1,0 +1,158 @@
+"""Replay of a drafter along a known text: the decoding steps that trees of any size would have taken.
+
+With one seed the text is the same for every drafter, greedy or sampled. So the base model decodes it once; a drafter is
+then run behind its tokens, and decoding steps follow from comparing its trees with the text, without reading any tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ctcdraft.decoding.loop import Context, generate, refuse_over_budget
+from ctcdraft.decoding.settings import DecodeStep, DecodingSettings, Drafter
+from ctcdraft.decoding.tree import TokenTree
+from ctcdraft.drafters.base import has_nested_trees
+from ctcdraft.drafters.controls import give_oracle_text
+from ctcdraft.errors import InputError
+from ctcdraft.models.base_model import BaseLM
+
+TokenIds = Sequence[int]
+
+
+@dataclass(frozen=True)
+class BaseAnswer:
+    """An answer of the base model, with the context a drafter gets after each of its tokens but the last."""
+
+    tokens: tuple[int, ...]
+    ended: bool
+    contexts: tuple[Context, ...]
+
+
+class ContextRecorder:
+    """A drafter without draft tokens that records every context."""
+
+    def __init__(self) -> None:
+        self.contexts: list[Context] = []
+
+    def draft(self, context: Context, memory: None, rng: torch.Generator) -> tuple[TokenTree, None]:
+        # Cloned: with static shapes the next forward pass overwrites the hidden states.
+        self.contexts.append(replace(context, new_states_KD=context.new_states_KD.clone()))
+        return TokenTree.only_root(context.root), None
+
+
+def record_base_answer(base: BaseLM, prompt_L: Tensor, settings: DecodingSettings, seed: int) -> BaseAnswer:
+    """Decode the base model's answer and record its contexts."""
+    recorder = ContextRecorder()
+    generation = generate(base, recorder, prompt_L, settings, base.stop_token_ids, seed)
+    return BaseAnswer(generation.tokens, generation.ended, tuple(recorder.contexts))
+
+
+def refuse_unreplayable(settings: DecodingSettings) -> None:
+    """Raise InputError if the text would depend on the drafter."""
+    if settings.temperature > 0 and not settings.token_for_token:
+        raise InputError(
+            "replay needs a text that does not depend on the drafter, which this decoding does not promise; use "
+            "decoding=greedy or decoding=sampling, or leave out measure=replay and give a number as decoding.nodes="
+        )
+
+
+@dataclass(frozen=True)
+class DraftTree:
+    """A tree on the host. depths: of every node, 0 at the root."""
+
+    tokens: TokenIds
+    parents: TokenIds
+    depths: TokenIds
+
+    @classmethod
+    def of(cls, tree: TokenTree) -> DraftTree:
+        parents = tree.parents_N.tolist()
+        depths = [0]
+        for parent in parents[1:]:
+            depths.append(depths[parent] + 1)
+        return cls(tree.tokens_N.tolist(), parents, depths)
+
+    def first_nodes(self, nodes: int) -> DraftTree:
+        """Return the tree of that size, for a drafter whose smaller trees are the first nodes of larger ones."""
+        return DraftTree(self.tokens[:nodes], self.parents[:nodes], self.depths[:nodes])
+
+
+class DraftReplayer:
+    """Drafts trees after tokens of a known text, in the order of the text; tokens in between may be skipped."""
+
+    def __init__(self, drafter: Drafter, answer: BaseAnswer, nodes: int, seed: int) -> None:
+        self.contexts = [replace(context, nodes=nodes) for context in answer.contexts]
+        device = self.contexts[0].tokens_L.device
+        self.drafter, self.memory, self.next_position = drafter, None, 0
+        self.rng = torch.Generator(device).manual_seed(seed)
+        give_oracle_text(
+            drafter, torch.cat([self.contexts[0].tokens_L[:-1], torch.tensor(answer.tokens, device=device)])
+        )
+        along = getattr(drafter, "draft_many", None)
+        self.draft_at: Callable[[int], TokenTree] | None = None if along is None else along(self.contexts, self.rng)
+
+    def draft(self, at: int) -> TokenTree:
+        """Draft as in the loop: the new hidden states are those since the last draft."""
+        fresh_KD = torch.cat([context.new_states_KD for context in self.contexts[self.next_position : at + 1]])
+        context = replace(self.contexts[at], new_states_KD=fresh_KD)
+        tree, self.memory = self.drafter.draft(context, self.memory, self.rng)
+        self.next_position = at + 1
+        return tree
+
+    @torch.inference_mode()
+    def __call__(self, at: int) -> DraftTree:
+        tree = self.draft(at) if self.draft_at is None else self.draft_at(at)
+        draft, context = DraftTree.of(tree), self.contexts[at]
+        refuse_over_budget(self.drafter, context.nodes, "nodes", len(draft.tokens))
+        refuse_over_budget(self.drafter, context.depth, "depth", max(draft.depths))
+        return draft
+
+
+def replay_drafts(
+    drafter: Any, answer: BaseAnswer, sizes: Sequence[int], seed: int
+) -> dict[int, tuple[DecodeStep, ...]]:
+    """Return the decoding steps for every tree size; nested trees of all sizes are drafted once."""
+    if not answer.contexts:
+        return dict.fromkeys(sizes, ())
+    together = [sizes] if has_nested_trees(drafter) else [[nodes] for nodes in sizes]
+    steps: dict[int, tuple[DecodeStep, ...]] = {}
+    for group in together:
+        steps |= replay_passes(answer.tokens, group, DraftReplayer(drafter, answer, max(group), seed))
+    return steps
+
+
+def replay_passes(
+    answer: TokenIds, sizes: Sequence[int], draft: Callable[[int], DraftTree]
+) -> dict[int, tuple[DecodeStep, ...]]:
+    """Return the decoding steps in which the loop would have decoded the answer, for trees of each size.
+
+    answer 5 6 7 8; the tree after 5 holds 6 7, those after 6 and 7 nothing   ->   one step, 2 accepted: 6 7, then 8
+
+    Args:
+        draft: returns the largest tree after the token at an index; called in the order of the text, once per token,
+            and only where a step of some size begins.
+    """
+    positions = dict.fromkeys(sizes, 0)
+    passes: dict[int, list[DecodeStep]] = {nodes: [] for nodes in sizes}
+    while (at := min(positions.values())) < len(answer) - 1:
+        largest = draft(at)
+        for nodes in (nodes for nodes in sizes if positions[nodes] == at):
+            passes[nodes].append(replay_pass(answer, at, largest.first_nodes(nodes)))
+            positions[nodes] += passes[nodes][-1].committed
+    return {nodes: tuple(steps) for nodes, steps in passes.items()}
+
+
+def replay_pass(answer: TokenIds, at: int, tree: DraftTree) -> DecodeStep:
+    """Return the decoding step of this tree after token `at` of the answer."""
+    children = {(tree.parents[n], tree.tokens[n]): n for n in reversed(range(1, len(tree.tokens)))}
+    node, depth = 0, 0
+    while at + depth + 1 < len(answer) and (node, answer[at + depth + 1]) in children:
+        node, depth = children[node, answer[at + depth + 1]], depth + 1
+    ended = at + depth + 1 == len(answer)  # with a draft token: there is no bonus token, and nothing was rejected
+    is_open = not ended and node in tree.parents
+    return DecodeStep(depth if ended else depth + 1, depth, is_open, len(tree.tokens), max(tree.depths))

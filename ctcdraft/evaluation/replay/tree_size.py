@@ -1,0 +1,236 @@
+"""Choice of the tree size (decoding.nodes=auto): replayed acceptance length over measured cost of a decoding step.
+
+Acceptance: the base model decodes calibration prompts once, the largest tree is drafted after every token, and the
+decoding steps of all sizes are replayed (replay/drafts.py). Cost: the profiled loop, sizes in turn. No question of the
+benchmark is used.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ctcdraft.corpus.types import Prompt
+from ctcdraft.decoding.loop import prefill
+from ctcdraft.decoding.sampling import GumbelNoise
+from ctcdraft.errors import InputError, check_int
+from ctcdraft.evaluation.benchmarks import project_prompts
+from ctcdraft.evaluation.existing_report import OVERWRITE_ADVICE
+from ctcdraft.evaluation.output_dir import describe_differences, describe_resume
+from ctcdraft.evaluation.profiling import profile_answer
+from ctcdraft.evaluation.records import AUTOREGRESSIVE
+from ctcdraft.evaluation.replay.drafts import TokenIds, record_base_answer, refuse_unreplayable, replay_drafts
+from ctcdraft.evaluation.runner import turn_prompt
+from ctcdraft.evaluation.setup import EvaluationSetup
+from ctcdraft.evaluation.stock_generate import StockGenerate
+from ctcdraft.progress import Progress
+
+
+@dataclass(frozen=True)
+class TreeSizeSearch:
+    """Settings of the search, the config's `sizing`.
+
+    Args:
+        nodes: candidate sizes, ascending.
+        path: prompts in this project's format; those that are questions of the benchmark are not used.
+        prompts: number of prompts for acceptance, of which `timed` are timed, for at most `timed_tokens` tokens each.
+        repeats: of each timed answer.
+    """
+
+    nodes: Sequence[int]
+    path: str
+    prompts: int
+    timed: int
+    timed_tokens: int
+    repeats: int
+
+    def __post_init__(self) -> None:
+        for key in ("prompts", "timed", "timed_tokens", "repeats"):
+            check_int(getattr(self, key), f"sizing.{key}")
+        if not self.nodes or sorted({check_int(n, "sizing.nodes", least=2) for n in self.nodes}) != list(self.nodes):
+            raise InputError(f"sizing.nodes must be ascending sizes >= 2, each once, got {list(self.nodes)}")
+
+    def max_timed_tokens(self, most: int) -> int:
+        """Return the most tokens of a timed answer, if other answers have at most `most`."""
+        return max(2, min(most, self.timed_tokens))
+
+    def max_tokens(self, texts: int, drafters: int, most: int) -> int:
+        """Return the most tokens a search decodes, over the base model's, the replayed and the timed answers."""
+        timed = min(self.timed, texts) * (self.repeats + 1) * (1 + len(self.nodes))
+        return texts * most + drafters * (texts * most + timed * self.max_timed_tokens(most))
+
+    def calibration_prompts(self, benchmark: Sequence[Prompt]) -> list[Prompt]:
+        """Return the prompts to calibrate on, none of which is a question of the benchmark."""
+        questions = {prompt.turns for prompt in benchmark}
+        usable = [
+            prompt for prompt in project_prompts(self.path, "sizing", None).prompts if prompt.turns not in questions
+        ]
+        if not usable:
+            raise InputError(
+                f"decoding.nodes=auto: all prompts of {self.path} are questions of the benchmark; lower "
+                "benchmark.limit=, give others as sizing.path=, or a number as decoding.nodes="
+            )
+        # At random: the first prompts of a file are often all of one category.
+        return random.Random(0).sample(usable, min(self.prompts, len(usable)))
+
+
+@dataclass(frozen=True)
+class SizeResult:
+    """One size of one drafter: tau on the calibration texts, and the cost of a step in autoregressive steps.
+
+    Costs are made monotonic in the size, because a larger tree that takes less time is noise.
+    """
+
+    nodes: int
+    tau: float
+    cost: float
+
+    @property
+    def predicted_speedup(self) -> float:
+        return self.tau / self.cost
+
+
+@dataclass(frozen=True)
+class SizeChoice:
+    """All sizes of one drafter."""
+
+    sizes: tuple[SizeResult, ...]
+
+    @property
+    def best(self) -> SizeResult:
+        return max(self.sizes, key=lambda size: size.predicted_speedup)
+
+    def to_json(self) -> dict[str, Any]:
+        table = [{**vars(size), "predicted_speedup": size.predicted_speedup} for size in self.sizes]
+        return {"chosen": self.best.nodes, "sizes": table}
+
+
+def choose_sizes(setup: EvaluationSetup, sizing: TreeSizeSearch, prompts: Sequence[Prompt]) -> dict[str, SizeChoice]:
+    """Return the choice for every drafter whose tree size can be chosen."""
+    settings, seed, max_tokens = setup.settings, setup.seed, setup.settings.max_new_tokens
+    refuse_unreplayable(settings)
+    texts = [turn_prompt(setup.base, prompt, [])[0] for prompt in prompts]
+    names = [name for name, drafter in setup.contestants.items() if has_tree_size(name, drafter)]
+    for name in names:
+        for prompt_L in texts:
+            refuse_unnested_trees(setup, name, prompt_L, sizing.nodes)
+    total = sizing.max_tokens(len(texts), len(names), max_tokens)
+    progress = Progress(total, "tokens (at most) for tree sizes", first=len(texts) * max_tokens)
+    answers = []
+    for number, prompt_L in enumerate(texts):
+        answers.append(record_base_answer(setup.base, prompt_L, settings, seed + number))
+        progress.advance(max_tokens)
+    choices = {}
+    for name in names:
+        replayed = []
+        for number, answer in enumerate(answers):
+            replayed.append(replay_drafts(setup.contestants[name], answer, sizing.nodes, seed + number))
+            progress.advance(max_tokens)
+        steps_by_size = [[step for by_size in replayed for step in by_size[nodes]] for nodes in sizing.nodes]
+        taus = [sum(step.committed for step in steps) / len(steps) if steps else 1.0 for steps in steps_by_size]
+        costs = measure_costs(setup, name, texts[: sizing.timed], sizing, progress)
+        choices[name] = SizeChoice(tuple(map(SizeResult, sizing.nodes, taus, costs)))
+    return choices
+
+
+def load_or_choose_sizes(
+    stored: Mapping[str, Any] | None,
+    setup: EvaluationSetup,
+    sizing: TreeSizeSearch,
+    benchmark: Sequence[Prompt],
+    of: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return the stored sizes, or choose them and return them with the settings they were chosen for.
+
+    A resumed evaluation, and other shards, must use the stored sizes; sizes of other settings are refused.
+
+    Args:
+        of: the settings of the evaluation.
+    """
+    of = {**of, "sizing": {key: value for key, value in vars(sizing).items() if key != "path"}}
+    if stored is not None:
+        if changes := describe_differences(stored["of"], of):
+            raise InputError(
+                f"the tree sizes here were chosen where {changes}; {describe_resume(stored['of'], of)}, "
+                f"{OVERWRITE_ADVICE}"
+            )
+        return dict(stored)
+    prompts = sizing.calibration_prompts(benchmark)
+    choices = choose_sizes(setup, sizing, prompts)
+    return {"of": of, "sizes": {name: choice.to_json() for name, choice in choices.items()}}
+
+
+def has_tree_size(name: str, drafter: Any) -> bool:
+    """Return whether a size can be chosen: not for autoregression, and not for transformers' `generate`."""
+    return name != AUTOREGRESSIVE and not isinstance(drafter, StockGenerate)
+
+
+def node_paths(tokens: TokenIds, parents: TokenIds) -> list[TokenIds]:
+    """Return the tokens from the root to every node:   tokens 5 6 7, parents -1 0 1   ->   (), 6, 6 7"""
+    paths: list[TokenIds] = [()]
+    for token, parent in zip(tokens[1:], parents[1:], strict=True):
+        paths.append((*paths[parent], token))
+    return paths
+
+
+@torch.inference_mode()
+def refuse_unnested_trees(setup: EvaluationSetup, name: str, prompt_L: Tensor, sizes: Sequence[int]) -> None:
+    """Raise InputError if a smaller tree after this text is not the first nodes of the largest one.
+
+    What it would have accepted cannot be replayed then. Examples are chains that share the node budget, and cascades.
+    """
+    base, settings = setup.base, setup.settings
+    noise = GumbelNoise(setup.seed) if settings.temperature > 0 else None
+    context = prefill(base, base.new_cache(len(prompt_L) + 1), prompt_L, settings, noise)
+    trees = []
+    for nodes in sizes if context.remaining_tokens > 0 else ():
+        rng = torch.Generator(prompt_L.device).manual_seed(setup.seed)
+        tree, _ = setup.contestants[name].draft(replace(context, nodes=nodes), None, rng)
+        trees.append(node_paths(tree.tokens_N.tolist(), tree.parents_N.tolist()))
+    for nodes, paths in zip(sizes, trees, strict=False):
+        if not set(paths) <= set(trees[-1][:nodes]):
+            raise InputError(
+                f"decoding.nodes=auto: the tree of {nodes} nodes that {name} drafts is not part of its tree of "
+                f"{sizes[-1]}, so its acceptance cannot be replayed; give a number as decoding.nodes="
+            )
+
+
+def measure_costs(
+    setup: EvaluationSetup, name: str, texts: Sequence[Tensor], sizing: TreeSizeSearch, progress: Progress
+) -> list[float]:
+    """Return the cost of a decoding step by size, in autoregressive steps.
+
+    Sizes alternate, and the fastest repeat of each text counts: disturbances only add time, and a median of few
+    repeats would still contain some.
+    """
+    max_tokens = sizing.max_timed_tokens(setup.settings.max_new_tokens)
+    arms = [(AUTOREGRESSIVE, 1), *((name, nodes) for nodes in sizing.nodes)]
+    seconds = [0.0] * len(arms)
+    for prompt_L in texts:
+        best = [inf] * len(arms)
+        for _ in range(sizing.repeats + 1):  # the first one warms up and is seldom the fastest
+            for arm, (each, nodes) in enumerate(arms):
+                settings = replace(setup.settings, nodes=nodes, max_new_tokens=max_tokens)
+                drafter = setup.contestants[each]
+                times = profile_answer(setup.base, drafter, prompt_L, settings, setup.seed, frozenset())
+                best[arm] = min(best[arm], times.seconds_per_pass)
+                progress.advance(max_tokens)
+        seconds = [total + least for total, least in zip(seconds, best, strict=True)]
+    return isotonic([total / seconds[0] for total in seconds[1:]])
+
+
+def isotonic(values: Sequence[float]) -> list[float]:
+    """Return the nearest non-decreasing values (pool adjacent violators):   1 3 2 4   ->   1 2.5 2.5 4"""
+    pools: list[tuple[float, int]] = []
+    for value in values:
+        pools.append((value, 1))
+        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
+            (left, m), (right, n) = pools[-2:]
+            pools[-2:] = [((left * m + right * n) / (m + n), m + n)]
+    return [value for value, count in pools for _ in range(count)]

@@ -1,0 +1,55 @@
+"""Names of classes, keys and options from before they were renamed: understood in files and on command lines."""
+
+import pytest
+
+from ctcdraft.config.allowed import ALLOWED_TARGETS
+from ctcdraft.config.cli import CONFIGS
+from ctcdraft.renamed import KEYS, OPTIONS, TARGETS, current, current_argument
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("drafter/paths=direct", "drafter/tree=per_frame"),
+        ("drafter/paths=direct,collapse", "drafter/tree=per_frame,collapse"),
+        ("+drafter/growth=best", "+drafter/tree=dynamic"),
+        ("drafter/paths=chain", "drafter/tree=per_frame_chain"),
+        ("drafter/growth=chain", "drafter/tree=chain"),
+        ("drafter.paths.words_per_frame=4", "drafter.tree.words_per_frame=4"),
+        ("++drafter.growth.width=3", "++drafter.tree.width=3"),
+        ("~drafter.growth", "~drafter.tree"),
+        ("drafter.paths._target_=ctcdraft.drafters.direct.Direct",
+         "drafter.tree._target_=ctcdraft.drafters.trees.per_frame.PerFrameTree"),
+        ("drafter/tree=chain", "drafter/tree=chain"),
+        ("drafter.pathsfinder=1", "drafter.pathsfinder=1"),
+        ("contestants=[drafter/paths=direct]", "contestants=[drafter/paths=direct]"),
+        ("-m", "-m"),
+    ],
+)  # fmt: skip
+def test_an_old_argument_has_its_present_name(old, new):
+    assert current_argument(old) == new
+    assert current_argument(new) == new
+
+
+def test_old_keys_of_a_run_directory_have_their_present_names():
+    old = {"drafter": {"frames": 4, "paths": {"_target_": "ctcdraft.drafters.direct.Direct", "words": 1}}, "paths": 3}
+    tree = {"_target_": "ctcdraft.drafters.trees.per_frame.PerFrameTree", "words": 1}
+    assert current(old) == {"drafter": {"frames": 4, "tree": tree}, "paths": 3}
+    assert current(current(old)) == current(old)
+
+
+def test_old_keys_of_a_file_that_holds_a_drafter_have_their_present_names():
+    old = {"defaults": ["ctc", {"override paths": "direct"}, {"growth": "best"}], "growth": {"width": 2}}
+    new = {"defaults": ["ctc", {"override tree": "per_frame"}, {"tree": "dynamic"}], "tree": {"width": 2}}
+    assert current(old, "drafter") == new
+    assert current({"growth": "exact"}, "drafter") == {"tree": "top_n"}
+
+
+def test_every_rename_ends_at_a_name_that_exists():
+    allowed = set().union(*ALLOWED_TARGETS.values())
+    assert {new for new in TARGETS.values() if new.startswith("ctcdraft.drafters")} <= allowed
+    assert not set(KEYS) & set(KEYS.values())
+    assert all(old.rpartition(".")[0] == new.rpartition(".")[0] for old, new in KEYS.items())
+    for group, options in OPTIONS.items():
+        folder = KEYS.get(group.replace("/", "."), group.replace("/", ".")).replace(".", "/")
+        assert all((CONFIGS / folder / f"{option}.yaml").is_file() for option in options.values()), group
