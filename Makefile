@@ -1,12 +1,12 @@
 # Everything a fresh machine needs: `make demo` and `make test`. Both set up .venv first (a minute, 2 GB).
 PYTHON ?= python3
 BIN := .venv/bin
-# On a machine that is shared, threads that spin while they wait are many times slower.
+# Threads that spin while they wait are many times slower on a shared machine.
 export OMP_WAIT_POLICY := passive
 export HF_HUB_OFFLINE ?= 1
 export WANDB_MODE ?= offline
 
-.PHONY: setup demo test test-slow lint
+.PHONY: setup demo test test-slow lint docs
 
 setup: .venv/ready
 
@@ -26,10 +26,14 @@ demo: setup
 test: setup
 	$(BIN)/python -m pytest -n 2
 
-# The same laws with many times the draws.
+# The slow tests: statistical ones with many more samples, notebooks, whole studies.
 test-slow: setup
 	$(BIN)/python -m pytest -n 2 -m slow
 
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+# The site, into site/; without a network. Broken links fail.
+docs: setup
+	$(BIN)/zensical build --strict --clean

@@ -1,7 +1,7 @@
-"""How much faster a batch is answered than one prompt after another: `python benchmarks/answers.py`.
+"""Speed of responses in a batch against one prompt after another: `python benchmarks/answers.py`.
 
 Both ways answer the same prompts in one process, in turns, with the same loop; the ratio is the median over the
-repeats. `generate`, called once a prompt, is what one would write without this project.
+repeats. `generate`, called once per prompt, is what one would write without this project.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def questions(base: BaseLM, path: str, count: int) -> list[Request]:
-    """`count` prompts of a file, next to each other by length, as a batch of a corpus is."""
+    """Return `count` prompts of a file that are neighbours by length, like a batch of a corpus."""
     prompts = project_prompts(path, "benchmark", count * 20).prompts
     tokens = [prompt_tokens(base.tokenizer, [{"role": "user", "content": prompt.turns[0]}]) for prompt in prompts]
     middle = sorted(tokens, key=len)[len(tokens) // 2 :][:count]

@@ -1,7 +1,7 @@
-"""What packs and the thread that prepares batches are worth: `python benchmarks/batches.py --prepared FOLDER`.
+"""Speed-up from packed sequences and from prefetching: `python benchmarks/batches.py --prepared FOLDER`.
 
-Every way trains a drafter of its own on the same corpus, in turns within one process, `--steps` steps a turn. A step
-of packs takes as many answers and windows as one of padded rows, or as near as whole packs allow. Medians over turns.
+Every way trains a drafter of its own on the same corpus, in turns within one process, `--steps` steps per turn. A step
+of packed rows takes as many responses and windows as one of padded rows, up to whole packs. Medians over turns.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def way(config: DictConfig, base: Any, rows: TokenSequences, pack: int | None, steps: int, pending: bool) -> Trainer:
-    """A trainer whose steps take `trainer.rows` answers, or so many packs of them, and as many windows."""
+    """Return a trainer whose steps take `trainer.rows` responses, or as many packs, and equally many windows."""
     objective, settings = instantiate(config.objective), config.trainer
     per_step, anchors = settings.rows, settings.anchors
     filling: PackingFunction = one_per_row
@@ -77,10 +77,10 @@ def way(config: DictConfig, base: Any, rows: TokenSequences, pack: int | None, s
     return Trainer(nowhere, drafter, objective, feed, engine, silent, once)
 
 
-def measure(request_formats: dict[str, Trainer], steps: int, repeats: int) -> None:
-    found: dict[str, list[tuple[float, float, float, float]]] = {name: [] for name in request_formats}
+def measure(ways: dict[str, Trainer], steps: int, repeats: int) -> None:
+    found: dict[str, list[tuple[float, float, float, float]]] = {name: [] for name in ways}
     for turn in range(repeats + 1):
-        for name, trainer in request_formats.items():
+        for name, trainer in ways.items():
             feed = trainer.batches
             batches = feed.batches if isinstance(feed, PrefetchingBatches) else feed
             first, began = trainer.step, time.perf_counter()
@@ -88,7 +88,7 @@ def measure(request_formats: dict[str, Trainer], steps: int, repeats: int) -> No
                 trainer.train_step()
                 trainer.step += 1
             seconds = time.perf_counter() - began
-            if turn:  # the first is for warming up
+            if turn:  # the first turn is a warm-up
                 found[name].append((seconds / steps, *held(batches, range(first, first + steps))))
     for name, turns in found.items():
         seconds, tokens, windows, padding = map(statistics.median, zip(*turns, strict=True))
@@ -99,7 +99,7 @@ def measure(request_formats: dict[str, Trainer], steps: int, repeats: int) -> No
 
 
 def held(batches: Batches, steps: range) -> tuple[float, float, float]:
-    """Of a step on average: the answers' tokens and the windows; and the share of padding in all of them."""
+    """Return the mean per step of response tokens and of windows, and the share of padding in all steps."""
     tokens = cells = windows = 0
     for step in steps:
         lengths = [sum(len(batches.rows.tokens[i]) for i in pack) for pack in batches.packs(step)]

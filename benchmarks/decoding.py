@@ -1,10 +1,10 @@
-"""How fast the loop itself is: `python benchmarks/decoding.py`. It measures time alone, never acceptance.
+"""Speed of the decoding loop: `python benchmarks/decoding.py`. It measures time alone, never acceptance.
 
-Three things, each a median over interleaved repeats in one process:
+Three parts, each a median over interleaved repeats in one process:
 
-    generate   autoregression through our loop against `model.generate`, as it comes and helped, the same words said
-    overhead   o: what a pass spends outside draft and read, in whole autoregressive passes
-    search     prefix search over T frames of C classes, both ways, by nodes
+    generate   autoregression in our loop against `model.generate`, as called and under inference mode; equal tokens
+    overhead   o: time of a step outside draft and read, in whole autoregressive steps
+    search     prefix search over T frames of C classes, both implementations, by nodes
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from ctcdraft.models.loading import load_base, without_generation_config
 
 TINY = Path(__file__).resolve().parent.parent / "data" / "tiny"
 Clock = Callable[[], float]
-# On a machine that others work on too, with one thread: the processor's own time, which does not count their turns.
+# Processor time does not count other processes; it is meaningful with one thread on a shared machine.
 CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "processor": time.process_time}
-NEVER: frozenset[int] = frozenset()  # no word ends an answer: both sides say equally many
+NEVER: frozenset[int] = frozenset()  # no stop token: both sides generate equally many tokens
 
 
 def main() -> None:
@@ -60,8 +60,9 @@ def main() -> None:
 
 
 def against_generate(base: BaseLM, reads: Sequence[StaticShapeForward | None], options: argparse.Namespace) -> None:
-    """Tokens/s of both, prefill included; answer by answer, so that what else the machine does meets both alike. And
-    ours with other reads, where there are any."""
+    """Print tokens/s of both, prefill included, alternating per response, so that other load on the machine affects
+    both. With `reads`, also those of our loop with static shapes.
+    """
     prompts, clock = asked(base, options), CLOCKS[options.clock]
     how = settings(1, options.max_new_tokens)
 
@@ -97,14 +98,14 @@ def against_generate(base: BaseLM, reads: Sequence[StaticShapeForward | None], o
 
 
 def interval(ratios: Sequence[float], resamples: int = 2000) -> tuple[float, float]:
-    """Of the median, 95 %: by drawing the pairs anew."""
+    """Return a 95 % bootstrap interval of the median; pairs are resampled."""
     rng = random.Random(0)
     medians = sorted(statistics.median(rng.choices(ratios, k=len(ratios))) for _ in range(resamples))
     return medians[resamples // 40], medians[-resamples // 40 - 1]
 
 
 class Bush:
-    """A random tree of the full budget, three children a node, for nothing: what is left is the loop's own time."""
+    """A random tree of the full budget, three children per node, at no cost: the rest is the loop's own time."""
 
     def __init__(self, vocabulary: int) -> None:
         self.words_N = torch.randint(vocabulary, (256,), generator=torch.Generator().manual_seed(0)).tolist()
@@ -116,7 +117,7 @@ class Bush:
 
 
 def overhead(base: BaseLM, options: argparse.Namespace) -> None:
-    """o of autoregression and of trees of several sizes that are drafted for nothing and hardly ever right."""
+    """Print o of autoregression and of several tree sizes whose drafts cost nothing and are almost always rejected."""
     prompt_L = asked(base, options)[0]
     sizes: dict[int, Drafter] = {1: Autoregressive(base)} | {nodes: Bush(base.vocabulary) for nodes in (16, 64)}
     spent: dict[int, list[PhaseTimes]] = {nodes: [] for nodes in sizes}
@@ -138,7 +139,7 @@ def overhead(base: BaseLM, options: argparse.Namespace) -> None:
 
 
 def search(options: argparse.Namespace) -> None:
-    """Both prefix searches on frames that are as sharp as a trained head's, flatter, and flat."""
+    """Time both prefix searches on frames as peaked as a trained head's, flatter, and uniform."""
     for sharp in (6.0, 3.0, 1.0):
         frames_TC = frames(options.frames, options.classes, sharp)
         blank = options.classes - 1
@@ -153,18 +154,18 @@ def search(options: argparse.Namespace) -> None:
 
 
 def frames(count: int, classes: int, sharp: float) -> Tensor:
-    """Log-probabilities_TC; the greater `sharp`, the fewer words share the mass."""
+    """Return log-probabilities_TC; the greater `sharp`, the fewer tokens share the mass."""
     rng = torch.Generator().manual_seed(0)
     return (sharp * torch.randn(count, classes, generator=rng)).log_softmax(-1)
 
 
-def interleaved(request_formats: dict[str, Callable[[], object]], repeats: int, clock: Clock) -> dict[str, list[float]]:
-    """Seconds of every repeat of every way, in turns, after one that is not counted; who begins changes."""
-    seconds: dict[str, list[float]] = {name: [] for name in request_formats}
+def interleaved(ways: dict[str, Callable[[], object]], repeats: int, clock: Clock) -> dict[str, list[float]]:
+    """Return the seconds of every repeat of every way, in turns, after a warm-up; the order alternates."""
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
     for repeat in range(repeats + 1):
-        for name in list(request_formats)[:: 1 if repeat % 2 else -1]:
+        for name in list(ways)[:: 1 if repeat % 2 else -1]:
             began = clock()
-            request_formats[name]()
+            ways[name]()
             seconds[name].append(clock() - began)
     return {name: taken[1:] for name, taken in seconds.items()}
 
@@ -180,7 +181,7 @@ def settings(nodes: int, new_tokens: int) -> DecodingSettings:
 
 
 def stock(base: BaseLM, prompt_L: Tensor, new_tokens: int) -> list[int]:
-    """`model.generate` as it comes."""
+    """Call `model.generate` with its defaults."""
     config = transformers.GenerationConfig(
         max_new_tokens=new_tokens, do_sample=False, eos_token_id=None, pad_token_id=0
     )
@@ -192,7 +193,7 @@ def stock(base: BaseLM, prompt_L: Tensor, new_tokens: int) -> list[int]:
 
 @torch.inference_mode()
 def helped(base: BaseLM, prompt_L: Tensor, new_tokens: int) -> list[int]:
-    """The same without autograd's bookkeeping, which our loop spares itself and `generate` does not."""
+    """The same under inference mode, as our loop runs; `generate` itself uses no_grad only."""
     return stock(base, prompt_L, new_tokens)
 
 

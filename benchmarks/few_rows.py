@@ -1,8 +1,8 @@
-"""What it is worth that weights lie for few rows: `python benchmarks/few_rows.py runs/demo prompt_lookup`.
+"""Speed-up from column-major weights on a CPU: `python benchmarks/few_rows.py runs/demo prompt_lookup`.
 
-Two copies of a base and of every drafter, one laid as evaluate.py does it (nn/few_rows.py), one as it lies in its
-files, answer the same prompts in one process, in an order that is drawn anew for every prompt. Time alone; the words
-are counted equal.
+Two copies of a base model and of every drafter, one with the memory layout of evaluate.py (nn/weight_layout.py) and one
+as loaded, answer the same prompts in one process, in an order that is shuffled for every prompt. Time alone; the tokens
+are counted as equal or not.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def side(options: argparse.Namespace, stored: bool) -> tuple[Any, dict[str, Any]]:
-    """A base and its drafters."""
+    """Return a base model and its drafters."""
     base = load_base(options.base, "float32", "cpu").for_inference()
     drafters: dict[str, Any] = {AUTOREGRESSIVE: Autoregressive(base)}
     drafters |= {Path(word).name: build_contestant(resolve(word), base).drafter for word in options.contestants}

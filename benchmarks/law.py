@@ -1,7 +1,7 @@
-"""The exact CTC law on the frames of a trained head, held to enumeration: `python benchmarks/law.py RUN --base FOLDER`.
+"""Exact next-label distribution of a trained CTC head against enumeration: `python benchmarks/law.py RUN`.
 
-A random head's frames are nearly even; a trained one's are sharp, and rounding and underflow show there if anywhere.
-The enumeration here is Python alone: all alignments of T frames, collapsed one by one.
+The frames of a random head are nearly uniform; those of a trained one are peaked, where rounding and underflow would
+show. The enumeration is plain Python: all alignments of T frames, collapsed one by one.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ def main() -> None:
         f"greatest |children + stop - 1|                  {worst_sum:.1e}"
     )
     if max(worst_child, worst_stop, worst_sum) > 1e-10:
-        raise SystemExit("the law is not exact to 1e-10")
+        raise SystemExit("the distribution is not exact to 1e-10")
 
 
 def frames(base: BaseLM, drafter: torch.nn.Module, prompts: int, anchors: int) -> Iterator[Tensor]:
-    """Probabilities_TC, float64, at evenly spaced anchors of the base's own answers to held-out prompts."""
+    """Yield probabilities_TC, float64, at evenly spaced anchors of the base model's responses to held-out prompts."""
     for prompt in project_prompts(str(TINY / "prompts" / "held_out.jsonl"), "benchmark", prompts).prompts:
         asked_L = torch.tensor(prompt_tokens(base.tokenizer, [{"role": "user", "content": prompt.turns[0]}]))
         said = generate(base, Autoregressive(base), asked_L, GREEDY, base.stop_token_ids, 0).tokens
@@ -74,14 +74,16 @@ def frames(base: BaseLM, drafter: torch.nn.Module, prompts: int, anchors: int) -
             anchors_BA = torch.linspace(first, last, anchors).long()[None]
             nothing_BA = torch.zeros_like(anchors_BA)
             roots_BA = tokens_BL.gather(1, anchors_BA + 1)
-            places_BL = torch.arange(tokens_BL.shape[1])[None]  # one text
-            batch = Batch(tokens_BL, states_BLD, anchors_BA, roots_BA, nothing_BA[..., None], nothing_BA, places_BL)
+            position_ids_BL = torch.arange(tokens_BL.shape[1])[None]  # one text
+            batch = Batch(
+                tokens_BL, states_BLD, anchors_BA, roots_BA, nothing_BA[..., None], nothing_BA, position_ids_BL
+            )
             frames_ATC = drafter(batch).logits()[0].double().softmax(dim=-1)
         yield from frames_ATC
 
 
 def likely_texts(frames_TC: Tensor, words: int) -> list[tuple[int, ...]]:
-    """The empty text, then the likeliest word, and again, and once more the same word said twice."""
+    """Return the empty text, extensions of it by the most probable token, and one with a repeated token."""
     texts: list[tuple[int, ...]] = [()]
     for _ in range(words - 1):
         words_V, _ = law(frames_TC, texts[-1])
@@ -98,10 +100,10 @@ def law(frames_TC: Tensor, text: Sequence[int]) -> tuple[Tensor, Tensor]:
 
 
 def enumerated(frames_TC: Tensor, text: Sequence[int]) -> tuple[float, float]:
-    """P(the collapsed text begins with these words), P(it is just these), every alignment one by one.
+    """Return P(the collapsed text begins with `text`) and P(it is exactly `text`), by enumeration of all alignments.
 
-    Words that are not in the text share a class, "another": an alignment that says one of them before the text is
-    complete does not begin with it, whichever it is; behind it nothing matters, except that the text goes on.
+    Tokens that are not in the text share one class, "another": an alignment that emits one of them before the text is
+    complete does not begin with it, whichever token it is; after the text it only matters that the text continues.
     """
     blank = frames_TC.shape[1] - 1
     known = [blank, *dict.fromkeys(text)]

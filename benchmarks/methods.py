@@ -1,8 +1,8 @@
-"""Every drafter trained on one base for the same time, then compared: `python benchmarks/methods.py all --out DIR`.
+"""Every method trained on one base model for the same time, and evaluated: `python benchmarks/methods.py all`.
 
-It only writes command lines of train.py and evaluate.py and runs them one after the other; what is there is not made
-again. The steps of a drafter follow from the processor time that a step of it takes here: two short runs are timed,
-whose difference is free of what a start costs.
+It runs train.py and evaluate.py one after the other; what exists is not made again. The number of steps of a drafter
+follows from the processor time of its step on this machine: two short runs are timed, and their difference does not
+contain the start-up.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ SHORT, LONG = 10, 40  # steps of the two timed runs
 
 @dataclass(frozen=True)
 class Method:
-    """words: of train.py. common: how RUN@... reads it under the builder that all share, the n most probable texts."""
+    """words: overrides of train.py. common: the name in RUN@NAME of the tree of the n most probable texts."""
 
     words: tuple[str, ...]
     common: str | None
 
 
-# Heads that learn words learn as many as they have frames; the others as in the demo.
+# Heads with one label per frame get as many labels as frames; the others as in the demo.
 METHODS = {
     "ctc": Method(("drafter=ctc", "drafter.frames=6", "objective=prefix_ctc", "objective.labels=5"), None),
     "ctc_gru": Method(("drafter=ctc_gru", "drafter.frames=6", "objective=prefix_ctc", "objective.labels=5"), None),
@@ -42,7 +42,7 @@ METHODS = {
     "blockwise": Method(("drafter=blockwise", "objective=cross_entropy"), "direct"),
     "draft_model": Method(("drafter=draft_model", "objective=distill"), "exact"),
 }
-# What the demo trains with, the same for all; probes would take time that is not training.
+# The demo's settings, the same for all; validation by decoding would take time that is not training.
 COMMON = (
     "states=stored", "engine=muon", "trainer.rows=12", "trainer.anchors=32", "trainer.learning_rate=6.0e-3",
     "trainer.warmup=20", "trainer.probe_prompts=0", "trainer.threads=1", "answers.batch_size=64", "overwrite=true",
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def train_all(options: argparse.Namespace, out: Path) -> None:
-    """Runs into out/NAME, and out/training.json: the steps of each, and its processor seconds."""
+    """Train every method into out/NAME, and write out/training.json: steps and processor seconds of each."""
     figures_file = out / "training.json"
     figures = json.loads(figures_file.read_text()) if figures_file.is_file() else {}
     save_first_layers(options.base, options.small_layers, out / "small")
@@ -68,7 +68,7 @@ def train_all(options: argparse.Namespace, out: Path) -> None:
             continue
         words = [*place(options, out), *COMMON, *METHODS[name].words, *options.more]
         words += [f"drafter.path={out / 'small'}"] if name == "draft_model" else []
-        if not (out / "timed").exists():  # corpus and states are made here, and not timed
+        if not (out / "timed").exists():  # corpus and hidden states are made here, outside the timed runs
             run("train.py", *words, "trainer.steps=1", f"run={out / 'timed'}")
         steps, start = options.steps, None
         if steps is None:
@@ -85,7 +85,7 @@ def train_all(options: argparse.Namespace, out: Path) -> None:
 
 
 def table(options: argparse.Namespace, out: Path) -> None:
-    """Greedy, trees of 16 nodes: every run as its method would have it, and under the builder that all share."""
+    """Evaluate greedily with trees of 16 nodes: each run with its method's tree and with the shared one."""
     native = [str(out / name) for name in options.drafters] + ["prompt_lookup"]
     common = [f"{out / name}@{METHODS[name].common}" for name in options.drafters if METHODS[name].common]
     words = ["decoding.nodes=16", "decoding.max_new_tokens=128", "threads=1"]
@@ -96,7 +96,7 @@ def table(options: argparse.Namespace, out: Path) -> None:
 
 
 def short_table(out: Path) -> str:
-    """What both reports say of each row, and what its training took; 0 parameters are those of nobody."""
+    """Return both reports' rows with the cost of training; methods without weights have 0 parameters."""
     trained = json.loads((out / "training.json").read_text())
     reports = [json.loads((out / name / "report.json").read_text())["rows"] for name in ("tiny", "gsm8k")]
     there = {row["drafter"]: row for row in reports[1]}
@@ -119,7 +119,7 @@ def tau(row: dict[str, Any]) -> str:
 
 
 def lossless(options: argparse.Namespace, out: Path) -> None:
-    """Every drafter, and two made of others, at temperatures 0 and 1 on MT-Bench and GSM8K."""
+    """Evaluate every drafter, and two composed ones, at temperatures 0 and 1 on MT-Bench and GSM8K."""
     model = f"{{draft_model:{{path:{out / 'small'}}}}}"
     contestants = [str(out / name) for name in options.drafters]
     contestants += [
@@ -154,7 +154,7 @@ def gsm8k(options: argparse.Namespace) -> tuple[str, ...]:
 
 
 def run(script: str, *words: str) -> float:
-    """A command of ours, and the processor seconds it took."""
+    """Run a script of this repository and return its processor seconds."""
     return store.run_script(script, words).processor
 
 

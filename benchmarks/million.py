@@ -1,13 +1,13 @@
-"""How much memory a corpus of a million lines takes: `python benchmarks/million.py`.
+"""Peak memory for a corpus of a million conversations: `python benchmarks/million.py`.
 
-It writes conversations in ShareGPT's form into a temporary folder and runs the commands that a user runs on them,
-each in a process of its own, whose peak of resident memory the system reports when it ends:
+Conversations in ShareGPT's form are written into a temporary folder, and the commands of a user are run on them, each
+in a process of its own, whose peak resident memory the system reports when it ends:
 
-    plan       data/prepare.py plan_only=true     sources, cleaning, leakage, what it will cost
-    prepare    data/prepare.py                    the same, and a part file for every batch of answers
+    plan       data/prepare.py plan_only=true     reading, cleaning, decontamination, cost
+    prepare    data/prepare.py                    the same, and a part file for every batch of responses
     read       train.py plan_only=true            the prepared corpus as training reads it, masks checked
 
-Nobody answers a million prompts for a benchmark: `prepare` is given the stand-in below, who says the same to all.
+`prepare` uses a stand-in for the base model, defined below, that gives the same response to every prompt.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ much before go good new write our used me man too any day same right look think 
 
 @dataclass(frozen=True)
 class StandIn(ResponseGenerator):
-    """Says forty words to everybody, without a model."""
+    """Gives the same response of forty words to every prompt, without running a model."""
 
     def start(self, base: BaseLM) -> GenerateFn:
         said = base.tokenizer(" ".join(WORDS[:40]), add_special_tokens=False)["input_ids"]
@@ -51,7 +51,9 @@ class StandIn(ResponseGenerator):
 
 
 def write_conversations(file: Path, lines: int, exchanges: int) -> None:
-    """Lines that no two users say alike; every answer is there too, and is longer than what was asked."""
+    """Write conversations in which no two users write the same text; responses are present and longer than the
+    prompts.
+    """
     rng = random.Random(0)
     with file.open("w") as stream:
         for number in range(lines):
@@ -63,7 +65,7 @@ def write_conversations(file: Path, lines: int, exchanges: int) -> None:
 
 
 def measured(name: str, words: Sequence[str], folder: Path) -> None:
-    """Run a command, print what it said last, how long it took and how much memory it held at its peak."""
+    """Run a command; print its last lines, its seconds and its peak memory."""
     start = time.perf_counter()
     path = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "benchmarks")])
     with (folder / f"{name}.log").open("w+") as log:

@@ -1,6 +1,7 @@
-"""Does decoding.nodes=auto lose to the best fixed size? `python benchmarks/nodes.py runs/demo ...`, several runs or
-drafters. The size is chosen on one half of the held-out prompts; then all sizes and the chosen one answer the other
-half in one process, in turns, in an order that is drawn anew for every prompt.
+"""`decoding.nodes=auto` against every fixed tree size: `python benchmarks/nodes.py runs/demo ...`.
+
+The size is chosen on one half of the held-out prompts; then all sizes and the chosen one answer the other half in one
+process, in turns, in an order that is shuffled for every prompt. Several runs or drafters may be named.
 """
 
 from __future__ import annotations

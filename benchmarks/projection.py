@@ -1,9 +1,9 @@
 """Our CTC loss against `F.ctc_loss` on full emissions: `python benchmarks/projection.py`.
 
-Forward and backward, in turns in one process, medians; the head is frozen and the gradient goes to the states (with
-logits given: to the logits). Native is given the shortest way there is, one matrix of words and blank, of which
-nothing is learned; ours learns the blank besides. Peak memory is the growth of the resident set of a child process
-that takes one step, over what it held when inputs and weights were there; --large takes one step of ours alone.
+Forward and backward, in turns in one process, medians; the head is frozen and the gradient goes to the hidden states
+(with logits given: to the logits). `native` is the shortest implementation: one matrix of tokens and blank, none of it
+trained; ours also trains the blank. Peak memory is the growth of the resident set of a child process that takes one
+step, over its size with inputs and weights; --large takes one step of ours alone.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ WIDTHS = (64, 256, 1024)
 
 
 class Problem:
-    """Random states, weights and labels; in one window of sixteen all labels are one word, which needs more frames
-    than labels and, with frames < 2 labels - 1, cannot be said at all."""
+    """Random hidden states, weights and labels.
+
+    In one window of sixteen all labels are the same token, which needs more frames than labels and is infeasible with
+    frames < 2 labels - 1."""
 
     def __init__(self, options: argparse.Namespace, width: int, windows: int) -> None:
         rng = torch.Generator().manual_seed(0)
@@ -73,7 +75,7 @@ class Problem:
 
 
 def step(loss: Callable[[], Tensor], leaf: Tensor) -> tuple[float, Tensor]:
-    """Seconds of one forward and backward pass, and the leaf's gradient."""
+    """Return the seconds of one forward and backward pass, and the leaf's gradient."""
     synchronise(leaf)
     since = time.perf_counter()
     loss().backward()
@@ -89,16 +91,14 @@ def synchronise(tensor: Tensor) -> None:
         torch.cuda.synchronize()
 
 
-def compared(request_formats: dict[str, Callable[[], Tensor]], leaf: Tensor, repeats: int) -> dict[str, float]:
-    """Median seconds of both, in turns; their ratio, and the gradients' relative difference in norm."""
-    seconds: dict[str, list[float]] = {name: [] for name in request_formats}
-    gradients = {
-        name: step(way, leaf)[1] for name, way in request_formats.items()
-    }  # the first time is not like the others
+def compared(ways: dict[str, Callable[[], Tensor]], leaf: Tensor, repeats: int) -> dict[str, float]:
+    """Return median seconds of both, in turns, their ratio, and the relative difference in norm of the gradients."""
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    gradients = {name: step(way, leaf)[1] for name, way in ways.items()}  # the first call is a warm-up
     apart = float((gradients["ours"] - gradients["native"]).norm() / gradients["native"].norm())
     del gradients
     for _ in range(repeats):
-        for name, way in request_formats.items():
+        for name, way in ways.items():
             seconds[name].append(step(way, leaf)[0])
     medians = {name: statistics.median(several) for name, several in seconds.items()}
     ratios = sorted(n / o for n, o in zip(seconds["native"], seconds["ours"], strict=True))
@@ -108,7 +108,7 @@ def compared(request_formats: dict[str, Callable[[], Tensor]], leaf: Tensor, rep
 
 
 def given(options: argparse.Namespace) -> dict[str, float]:
-    """Logits are there, and they are the leaf."""
+    """Compare with logits given, which are the leaf."""
     problem = Problem(options, 8, options.windows)
     logits = problem.logits()
     ways = {"native": lambda: problem.native_of(logits), "ours": lambda: problem.ours_of(logits)}
@@ -116,7 +116,7 @@ def given(options: argparse.Namespace) -> dict[str, float]:
 
 
 def peak_in_child(options: argparse.Namespace, way: str, width: int, windows: int) -> dict[str, float]:
-    """Seconds, and the growth of a child's peak memory over one step of one way, in bytes."""
+    """Return seconds and the growth of a child's peak memory (bytes) over one step of one way."""
     words = [sys.executable, __file__, "--child", way, "--width", str(width), "--windows", str(windows)]
     for name in ("frames", "labels", "classes", "device"):
         words += [f"--{name}", str(getattr(options, name))]
@@ -128,7 +128,7 @@ def peak_in_child(options: argparse.Namespace, way: str, width: int, windows: in
 def child(options: argparse.Namespace) -> dict[str, float]:
     problem = Problem(options, options.width, options.windows)
     small = Problem(options, options.width, 1)
-    for way in (small.native, small.ours):  # libraries make room for themselves on the first call
+    for way in (small.native, small.ours):  # libraries allocate their own buffers on the first call
         step(way, small.states_XTD)
     forget_peak(options.device)
     before = peak(options.device)
@@ -137,7 +137,7 @@ def child(options: argparse.Namespace) -> dict[str, float]:
 
 
 def forget_peak(device: str) -> None:
-    """What was held while weights were made is no part of a step."""
+    """Reset the peak: what was held while weights were made is not part of a step."""
     if device.startswith("cuda"):
         torch.cuda.reset_peak_memory_stats()
     else:
@@ -148,7 +148,7 @@ def forget_peak(device: str) -> None:
 def peak(device: str) -> int:
     if device.startswith("cuda"):
         return torch.cuda.max_memory_allocated()
-    # Of this program alone, where ru_maxrss would begin with what the parent held at its own peak.
+    # ru_maxrss of a child would begin with the parent's peak; VmHWM does not.
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return int(status["VmHWM"].split()[0]) * 1024
 

@@ -1,8 +1,8 @@
-"""What stored states cost and what they change: `python benchmarks/states.py --corpus PREPARED`.
+"""Cost of stored hidden states and their effect on the loss: `python benchmarks/states.py --corpus PREPARED`.
 
-The same training run with live states and with each precision of the store: how far the losses lie apart, the bytes
-a token takes, and how fast rows come back. A run of other seed is there as a ruler: so far apart are two runs that
-differ in what they see. The store was written a moment ago, so it is read from the page cache, not from the disk.
+The same training run with online hidden states and with each precision of the store: differences of the losses, bytes
+per token, and read speed. A run with another seed shows how far two runs on different data lie apart. The store has
+just been written, so it is read from the page cache, not from the disk.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ctcdraft.training.validation import split_held_out
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 BASE = REPOSITORY / "data" / "tiny" / "base"
-ROWS = 12  # of a batch, as in the demo
+ROWS = 12  # batch size, as in the demo
 
 
 def main() -> None:
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def losses(options: argparse.Namespace, run: Path, words: list[str]) -> list[float]:
-    """The loss of every step of a run of train.py."""
+    """Return the loss of every step of a run of train.py."""
     command = [
         sys.executable, str(REPOSITORY / "train.py"), "experiment=demo", f"corpus.path={options.corpus}", f"run={run}",
         f"trainer.steps={options.steps}", f"trainer.threads={options.threads}", "trainer.probe_prompts=1",
@@ -73,7 +73,7 @@ def compare(name: str, live: list[float], other: list[float]) -> None:
 
 
 def read(options: argparse.Namespace, store: Path) -> None:
-    """Bytes a token and rate of every precision, over the rows that the runs trained on."""
+    """Print bytes per token and read speed of every precision, over the rows that the runs trained on."""
     base = load_base(str(BASE), "float32", "cpu", "tiny")
     rows, _ = split_held_out(
         prepared.read_corpus(Path(options.corpus), base.fingerprint()).rows, 1, base.context_length
@@ -109,13 +109,13 @@ def stored_rows(states: OfflineHiddenStates, batch: Sequence[int]) -> None:
         states.row(index)
 
 
-def rate(trace_answers: Callable[[Sequence[int]], None], rows: TokenSequences, seed: int, limit: int | None) -> float:
-    """Tokens a second, through all rows in random batches, or through so many batches."""
+def rate(read_rows: Callable[[Sequence[int]], None], rows: TokenSequences, seed: int, limit: int | None) -> float:
+    """Return tokens per second, through all rows in random batches, or through `limit` batches."""
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed)).tolist()
     batches = [order[start : start + ROWS] for start in range(0, len(order), ROWS)][:limit]
     start = time.perf_counter()
     for batch in batches:
-        trace_answers(batch)
+        read_rows(batch)
     seconds = time.perf_counter() - start
     return sum(len(rows.tokens[index]) for batch in batches for index in batch) / seconds
 

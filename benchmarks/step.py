@@ -1,8 +1,9 @@
-"""Where the time of a training step goes, and its memory: `python benchmarks/step.py`; other shapes by --words --width.
+"""Time and memory of a training step by part: `python benchmarks/step.py`; other sizes by --words --width.
 
-data: choosing rows, cutting windows. base: its states of the text. head: the body's forward pass. projection: scores
-of labels and blank, the vocabulary's gradient included, which is formed there. loss: the alignment recursion.
-backward: through loss and body. optimiser: clipping and the update. A random base; medians, in seconds.
+data: choosing sequences, cutting windows. base: hidden states of the text. head: the body's forward pass. projection:
+scores of labels and blank, including the gradient of the vocabulary matrix, which is formed there. loss: the alignment
+recursion. backward: through loss and body. optimiser: clipping and the update. A random base model; medians, in
+seconds.
 
 Two ways, in turns, each in a process of its own, so that both have a peak: `ours`, and `native`, which is what one
 would write without this project: all logits, their log-softmax, F.ctc_loss.
@@ -37,16 +38,16 @@ from ctcdraft.nn.heads import AlignmentScores, Emissions
 from ctcdraft.objectives.ctc import ctc_window_likelihoods
 from ctcdraft.training.engine import OptimizerSettings, TorchEngine
 
-# How emissions are projected, and the loss of what comes out.
+# A way: how emissions are projected, and the loss of the result.
 Way = tuple[Callable[[Emissions, Batch], Any], Callable[[Any, Batch], Tensor]]
 
 
 class Timed(BaseLM):
-    """A base that says how long its newest states took."""
+    """A base model that records the seconds of its last `hidden_states` call."""
 
     seconds = 0.0
 
-    def states(self, *given: Any) -> torch.Tensor:
+    def hidden_states(self, *given: Any) -> torch.Tensor:
         since = time.perf_counter()
         states_BLD = super().hidden_states(*given)
         self.seconds = time.perf_counter() - since
@@ -64,7 +65,7 @@ def base_of(options: argparse.Namespace) -> Timed:
 
 
 class Plain:
-    """All that a base asks of a tokenizer that is never used."""
+    """The attributes of a tokenizer that a base model reads; it is never called."""
 
     chat_template = None
     eos_token_id = None
