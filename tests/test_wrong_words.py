@@ -1,4 +1,4 @@
-"""Every wrong word on the command line is answered by one sentence and status 1, and leaves nothing behind."""
+"""Every wrong command line ends with one sentence and exit status 1, and creates no files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tiny_models import random_lm, tiny_tokenizer
 
 
 @pytest.mark.parametrize(
-    ("script", "words", "sentence"),
+    ("script", "arguments", "sentence"),
     [
         ("train.py", train_args("run=run"), "run holds a run already; continue it with resume=run"),
         ("train.py", train_args("drafter.framse=8"), "framse"),
@@ -135,7 +135,7 @@ from tiny_models import random_lm, tiny_tokenizer
         ("data/prepare.py", ["base=local", "base.path=base", "corpus.path=empty.jsonl", "out=o"], "empty.jsonl"),
     ],
 )
-def test_a_wrong_word_is_one_sentence(world, monkeypatch, capsys, script, words, sentence):
+def test_a_wrong_command_line_is_one_sentence(world, monkeypatch, capsys, script, arguments, sentence):
     monkeypatch.chdir(world)
     (world / "empty.jsonl").touch()
     if not (world / "mamba").exists():
@@ -143,7 +143,7 @@ def test_a_wrong_word_is_one_sentence(world, monkeypatch, capsys, script, words,
         random_lm(seed=1, context=128).save_pretrained(world / "other_base")
         tiny_tokenizer().save_pretrained(world / "other_base")
         random_lm().config.save_pretrained(world / "paper")
-    said = expect_error(monkeypatch, capsys, script, *words)
-    assert sentence in said
+    message = expect_error(monkeypatch, capsys, script, *arguments)
+    assert sentence in message
     assert not (world / "x").exists()
     assert not (world / "never").exists()
