@@ -17,7 +17,7 @@ from ctcdraft.corpus.generation.transformers import generate_batch
 from ctcdraft.decoding.loop import generate
 from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.errors import InputError
-from ctcdraft.models.device_map import DeviceMapOptions, pin_to_device
+from ctcdraft.models.device_map import device_map_options, pin_to_device
 from ctcdraft.models.loading import load_base
 
 SOME_ON_DISK = {"model.layers.0": "cpu", "model.layers.1": "disk", "model.norm": "disk", "model.rotary_emb": "cpu"}
@@ -118,7 +118,7 @@ def test_unsupported_combinations_are_input_errors(folder, monkeypatch):
         load_base(folder, "float32", "cpu", device_map="wide")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(InputError, match=r"device_map=auto distributes one base over .* and 2 were started"):
-        DeviceMapOptions("auto").from_pretrained_options("float32")
+        device_map_options("float32", "auto", None, None)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InputError, match="needs accelerate, which is not installed; pip install accelerate"):
-        DeviceMapOptions("auto").from_pretrained_options("float32")
+        device_map_options("float32", "auto", None, None)
