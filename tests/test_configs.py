@@ -17,6 +17,7 @@ from tiny_models import random_base
 from ctcdraft.config.build import build_drafter
 from ctcdraft.config.cli import register_resolvers
 from ctcdraft.config.contestants import build_contestant, resolve
+from ctcdraft.config.schema import check_config
 from ctcdraft.decoding.loop import generate
 from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.drafters.base import DraftHead
@@ -104,6 +105,7 @@ def test_every_option_composes_and_names_real_code(verb, group, option):
     extra = ["base.path=somewhere"] if group == "base" and option == "local" else []
     extra += ["drafter=hydra"] if group == "drafter/tree" and option not in FRAME_TREES else []
     config = composed(verb, f"{group}={option}", *extra)
+    check_config(config)
     for target in targets(OmegaConf.to_container(config, resolve=True)):
         assert callable(target_object(target)), target
 
