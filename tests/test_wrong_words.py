@@ -31,7 +31,7 @@ from tiny_models import random_lm, tiny_tokenizer
             ["base=vicuna_7b", "base.config=gone.json", "corpus.path=prompts.jsonl", "plan_only=true", "out=never"],
             "no base LLM at gone.json",
         ),
-        ("train.py", train_args("run=x", "objective.labels=9"), "5 frames cannot say 9 labels"),
+        ("train.py", train_args("run=x", "objective.labels=9"), "5 frames cannot emit 9 labels"),
         ("train.py", train_args("run=x", "objective.labels=0"), "objective.labels must be an integer >= 1, got 0"),
         ("train.py", train_args("run=x", "drafter.frames=0"), "drafter.frames must be an integer >= 1, got 0"),
         ("train.py", train_args("run=x", "objective=cross_entropy"), "drafter/tree=per_frame"),
@@ -40,7 +40,7 @@ from tiny_models import random_lm, tiny_tokenizer
         ("train.py", ["base=local"], "base.path= is missing"),
         ("train.py", ["drafter/tree=colapse"], "did you mean drafter/tree/collapse"),
         ("evaluate.py", ["experiment=arena_real", "real.dat=x"], "did you mean real.data"),
-        ("train.py", train_args("run=x", "objective=prefix_ctc", "objective.decay=2"), "objective.decay=2"),
+        ("train.py", train_args("run=x", "objective=prefix_ctc", "objective.decay=2"), "objective.decay must be > 0 and <= 1"),
         (
             "train.py",
             train_args("run=x", "drafter/correction=gru", "drafter.correction.rank=0"),
@@ -93,7 +93,7 @@ from tiny_models import random_lm, tiny_tokenizer
         ("train.py", train_args("run=x", "drafter.frames=abc"), "drafter.frames must be an integer >= 1, got abc"),
         ("train.py", train_args("run=x", "decoding.nodes=abc"), "decoding.nodes must be an integer >= 1, got abc"),
         ("train.py", train_args("run=x", "objective=eagle"), "are for drafter=eagle"),
-        ("train.py", train_args("run=x", "prepared=never", "objective.labels=9"), "5 frames cannot say 9 labels"),
+        ("train.py", train_args("run=x", "prepared=never", "objective.labels=9"), "5 frames cannot emit 9 labels"),
         (
             "train.py",
             train_args("run=x", "prepared=never", "plan_only=true", "objective=cross_entropy"),
