@@ -179,13 +179,13 @@ def test_the_identity_covers_the_weights_of_a_draft_model_and_the_code_of_a_cust
     ("item", "sentence"),
     [
         ("hydra", "drafter hydra has weights: train it"),
-        ("draft_model", r"no draft model: .* drafter\.path="),
+        ("draft_model", r"drafter\.path= is missing"),
         ({"draft_model": {"paht": "x"}}, "drafter draft_model has no value paht"),
-        ({"draft_model": {"path": "small", "growth": "bset"}}, "growth: bset is none of along_the_best63, best, chain"),
+        ({"draft_model": {"path": "small", "growth": "bset"}}, "tree: bset is none of chain, collapse, dynamic"),
         ("cascade", r"drafter cascade needs its part second: contestants=\[\{cascade"),
         ({"echo": {"frames": 3}}, "echo is a run and has its own values"),
         ("nobody", "neither a run directory .* nor one of the drafters autoregressive"),
-        ("echo@nothing", "@nothing names no option of"),
+        ("echo@nothing", "@nothing is not an option of drafter/tree"),
     ],
 )
 def test_a_wrong_contestant_is_an_input_error(outsiders, monkeypatch, item, sentence):

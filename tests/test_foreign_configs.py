@@ -77,7 +77,7 @@ def test_no_code_runs_from_a_run_that_is_resumed(folder, monkeypatch, capsys, no
 
 def test_no_code_runs_from_a_run_that_is_published(folder):
     run = changed(folder / "run", ("drafter.frames", command(folder / "marker")))
-    with pytest.raises(InputError, match=r"wants to call ctcdraft\.training\.search\.train"):
+    with pytest.raises(InputError, match=r"wants to call ctcdraft\.training\.search\.run_trial"):
         PublishedHead.from_run(run, load_base("base", "float32", "cpu"))
     assert not list(folder.glob("marker*"))
 
@@ -141,7 +141,7 @@ def test_no_code_runs_from_a_published_head(folder):
     message["drafter"]["frames"] = command(folder / "marker")
     message["trust"] = ["ctcdraft.training.search.run_trial"]
     (folder / "head" / "config.json").write_text(json.dumps(message))
-    with pytest.raises(InputError, match=r"config\.json wants to call ctcdraft\.training\.search\.train \(drafter\.fr"):
+    with pytest.raises(InputError, match=r"config\.json wants to call ctcdraft\.training\.search\.run_trial \(draf"):
         PublishedHead.from_pretrained(folder / "head", model=random_lm(context=128), tokenizer=tiny_tokenizer())
     assert not list(folder.glob("marker*"))
 
