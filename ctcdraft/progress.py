@@ -1,7 +1,7 @@
-"""Progress of a long task in plain lines: the minutes left, and one line a minute where the output is redirected.
+"""Progress lines of a long task: an estimate of the remaining minutes, and one line per minute in redirected output.
 
-A terminal shows tqdm's bar, which draws over itself. In a file every line stays, so one is written at most once a
-minute, and only when an item has been finished: a timer of its own would run beside work whose time is measured.
+A terminal shows the progress bar of tqdm. In a file a line is written at most once per minute, and only when an item is
+finished: a timer thread would disturb work whose time is measured.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ LINE_INTERVAL = 60.0  # seconds between two lines
 
 
 class Progress:
-    """Counts finished items and writes how long the remaining ones will take at the rate seen so far.
+    """A count of finished items that writes how long the remaining ones will take at the rate so far.
 
     Args:
-        items: how many are left to do in this process.
-        unit: what they are, in the plural: "answers".
-        first: the estimate comes after so many items, on a terminal too.
-        before: how many an earlier process has finished; they are counted in the lines, not in the rate.
-        clock: seconds that never fall.
-        write: takes a line without its end.
-        redirected: whether a line is due every minute; None: where stdout or stderr is no terminal.
+        total: items left to do in this process.
+        unit: their name in the plural, such as "answers".
+        first: number of items after which the first estimate is written, on a terminal too.
+        before: items that an earlier process finished; they count in the lines, not in the rate.
+        clock: monotonic seconds.
+        write: prints one line.
+        redirected: whether to write a line every minute; None: if stdout or stderr is not a terminal.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Progress:
         self._estimated = False
 
     def begin(self) -> None:
-        """Start the clock anew, after a warm-up that will not come again."""
+        """Restart the clock, after a warm-up that does not count."""
         self._started_at = self._last_line_at = self._clock()
 
     def advance(self, items: int = 1) -> None:
@@ -61,17 +61,16 @@ class Progress:
             self._write(self.line(now - self._started_at))
 
     def line(self, seconds: float) -> str:
-        """Return the line of this state, `seconds` after the beginning."""
+        """Return the progress line, `seconds` after the start."""
         remaining = self.total - self.done
         return (
             f"{self.before + self.done:,} of {self.before + self.total:,} {self.unit}, {format_minutes(seconds)} so "
-            "far; "
-            f"about {format_minutes(seconds / self.done * remaining)} for the remaining {remaining:,}"
+            f"far; about {format_minutes(seconds / self.done * remaining)} for the remaining {remaining:,}"
         )
 
 
 def format_minutes(seconds: float) -> str:
-    """Return a duration as people read it.
+    """Return a duration in minutes.
 
     3 -> 0.1 minutes    473 -> 7.9 minutes    7200 -> 120 minutes
     """
@@ -80,7 +79,7 @@ def format_minutes(seconds: float) -> str:
 
 
 def write_line(line: str) -> None:
-    """Print above a bar, and at once: a redirected output is buffered."""
+    """Print a line above the progress bar, flushed because redirected output is buffered."""
     tqdm.write(line)
     sys.stdout.flush()
 

@@ -1,4 +1,4 @@
-"""Checkpoints of FP8 codes and scales, written as a hub has them, and the models that they stand for."""
+"""FP8 checkpoints with scales in the format of the hub, and the models that dequantisation should give."""
 
 from __future__ import annotations
 
@@ -13,25 +13,27 @@ FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size
 
 
 def quantize_blocks(weight, block=16):
-    """Codes of a matrix, a scale for each block, and the matrix that they stand for."""
+    """Return the codes of a matrix, one scale per block, and the matrix that dequantisation gives."""
     rows, columns = weight.shape
     blocks = weight.view(rows // block, block, columns // block, block)
     scales = blocks.abs().amax(dim=(1, 3)) / 448
     codes = (blocks / scales[:, None, :, None]).to(torch.float8_e4m3fn)
-    meant = (codes.float() * scales[:, None, :, None]).view(rows, columns)
-    return codes.view(rows, columns), scales, meant
+    dequantised = (codes.float() * scales[:, None, :, None]).view(rows, columns)
+    return codes.view(rows, columns), scales, dequantised
 
 
-def fp8_checkpoint(folder, chosen=lambda name: True, config=FP8, scaled="{}_scale_inv", lm=None, words=tiny_tokenizer):
-    """A Llama whose chosen linear layers are stored in FP8; returns the model that transformers should make of it."""
+def fp8_checkpoint(
+    folder, chosen=lambda name: True, config=FP8, scaled="{}_scale_inv", lm=None, tokenizer=tiny_tokenizer
+):
+    """Save a Llama with the chosen linear layers in FP8; return the model that loading it should give."""
     lm = lm or random_lm()
     tensors = {}
     for name, weight in lm.state_dict().items():
         tensors[name] = weight.contiguous()
         if name.endswith("_proj.weight") and chosen(name):
-            codes, scales, meant = quantize_blocks(weight)
+            codes, scales, dequantised = quantize_blocks(weight)
             tensors |= {name: codes, scaled.format(name): scales}
-            weight.copy_(meant)
+            weight.copy_(dequantised)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
@@ -39,5 +41,5 @@ def fp8_checkpoint(folder, chosen=lambda name: True, config=FP8, scaled="{}_scal
     if config is None:
         del stored["quantization_config"]
     (folder / "config.json").write_text(json.dumps(stored))
-    words().save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
     return lm

@@ -1,9 +1,9 @@
-"""A process that has imported everything and loaded a base, and forks a child for every command line it reads.
+"""Fork server: a process with all imports done and a base loaded that forks a child for every command line.
 
-    python tests/nursery.py SCRIPT BASE      stdin: one JSON list of words a line
-                                             stdout: {"pid"}, then {"status"} when it has ended; < 0: by a signal
+    python tests/nursery.py SCRIPT BASE      stdin: one JSON list of arguments per line
+                                             stdout: {"pid"}, then the exit {"status"}; < 0: killed by a signal
 
-For tests that start a script twenty times: from nothing each start takes many seconds.
+For tests that start a script twenty times; a fresh start takes many seconds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def main(script: str, folder: str) -> None:
     from ctcdraft.models.loading import load_base
 
     base = load_base(folder, "float32", "cpu")
-    # What is imported late is imported now.
+    # Trigger the imports that happen on first use.
     MultiTurnGenerator(base, TransformersAnswers(1, 2, 1.0, 0, 1))([Sample(Prompt("p", "test", ("Hi",), None), 0)])
     out = os.dup(1)
     for line in sys.stdin:

@@ -1,4 +1,4 @@
-"""Where real data and small models lie beside the repository; a test that needs them skips where they do not."""
+"""Folders of real data and small models beside the repository; tests that need them skip where they are absent."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ DATA_FOLDERS = {
 
 
 def require_data(variable: str, name: str) -> Path:
-    """PLACES[variable] / name, or the test is skipped."""
-    place = DATA_FOLDERS[variable] / name
-    if not place.exists():
-        pytest.skip(f"no {name} at {place.parent}; {variable}= names the folder that holds it")
-    return place
+    """Return DATA_FOLDERS[variable] / name, or skip the test."""
+    path = DATA_FOLDERS[variable] / name
+    if not path.exists():
+        pytest.skip(f"no {name} at {path.parent}; set {variable}= to the folder that contains it")
+    return path

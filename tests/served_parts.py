@@ -1,4 +1,4 @@
-"""Tiny random models of every architecture that docs/served_bases.md lists, served or refused."""
+"""Tiny random models of every architecture in docs/served_bases.md, supported or refused."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LLAMA3 = ROPE | {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "
 YARN = ROPE | {"rope_type": "yarn", "factor": 4.0}
 LONG = ROPE | {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
 
-# Row of the page -> model_type and what its tiny config says besides `shape`. "attention": not sdpa, which it lacks.
+# Row of the page -> model_type and values of its tiny config; "attention" where the architecture has no sdpa.
 SERVED = {
     "Llama 1, 2": ("llama", {}),
     "Llama 3.1 and later (scaled rotary positions)": ("llama", {"rope_parameters": LLAMA3}),
@@ -56,7 +56,7 @@ SERVED = {
     "Seed-OSS": ("seed_oss", {}),
     "OPT": ("opt", {"ffn_dim": 48, "word_embed_proj_dim": 32}),
 }  # fmt: skip
-# Row of the page -> model_type, config, and a part of the sentence.
+# Row of the page -> model_type, config, and a part of the error message.
 REFUSED = {
     "Gemma 2": ("gemma2", {"attention": "eager"}, "final_logit_softcapping=30.0: its logits are scaled"),
     "Granite, any other logits_scaling": ("granite", {"logits_scaling": 8.0}, "logits_scaling=8.0: its logits are"),
@@ -77,7 +77,7 @@ REFUSED = {
     ),
     "BLOOM": ("bloom", {"n_layer": 2, "n_head": 4, "attention": "eager"}, "read a token tree|computes other logits"),
 }  # fmt: skip
-# Names that these configs do not have, or that mean something else there.
+# Sizes that these configs lack, or that mean something else there.
 UNKNOWN = {
     "gpt2": ("intermediate_size", "num_key_value_heads", "head_dim"),
     "opt": ("intermediate_size", "num_key_value_heads", "head_dim"),
@@ -92,7 +92,7 @@ UNKNOWN = {
 
 
 def tiny_checkpoint(folder, kind, changes):
-    """Save a random model of this architecture; returns its folder and the attention to load it with."""
+    """Save a random model of this architecture; return its folder and the attention to load it with."""
     changes = {"tie_word_embeddings": False, **({"num_key_value_heads": 4} if kind == "deepseek_v3" else {}), **changes}
     attention = changes.pop("attention", "sdpa")
     without = (*UNKNOWN.get(kind, ()), *(name for name, value in changes.items() if value is None))

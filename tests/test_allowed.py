@@ -1,4 +1,4 @@
-"""The allow-list of what a config file may have instantiated: it is whole, and what is not on it is refused."""
+"""The allow-list of classes that a config file may instantiate: it is complete, and other names are refused."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from ctcdraft.errors import InputError
 
 ROLES = {"outside": "drafter"} | {
     role: role for role in ALLOWED_TARGETS if role != "prompts"
-}  # folder of configs/: its node
+}  # folder of configs/ -> node of a config
 
 
 def targets(node):
-    """Every (_target_, _partial_) of plain values, and every name that is looked up by another."""
+    """Yield every (_target_, _partial_) of plain values, and every `path` of hydra.utils.get_method."""
     if isinstance(node, dict):
         if "_target_" in node:
             yield node["_target_"], node.get("_partial_", False)
@@ -38,17 +38,17 @@ def targets(node):
 
 def shipped(folder: str) -> set[tuple[str, bool]]:
     files = (CONFIGS / folder).rglob("*.yaml")
-    return {found for file in files for found in targets(OmegaConf.to_container(OmegaConf.load(file), resolve=False))}
+    return {target for file in files for target in targets(OmegaConf.to_container(OmegaConf.load(file), resolve=False))}
 
 
 @pytest.mark.parametrize("folder", ROLES)
-def test_what_configs_ship_is_on_the_list(folder):
-    found = {name for name, _ in shipped(folder)}
-    assert found
-    assert found <= set(ALLOWED_TARGETS[ROLES[folder]])
+def test_every_target_of_the_shipped_configs_is_allowed(folder):
+    names = {name for name, _ in shipped(folder)}
+    assert names
+    assert names <= set(ALLOWED_TARGETS[ROLES[folder]])
 
 
-def test_every_folder_of_configs_that_a_run_contains_is_one_of_the_list():
+def test_every_node_of_a_run_has_a_list():
     config = compose_config("train", "drafter=ctc")
     nodes = {node for node in config if list(targets(OmegaConf.to_container(config[node], resolve=True) if
              OmegaConf.is_config(config[node]) else None))}  # fmt: skip
@@ -56,16 +56,16 @@ def test_every_folder_of_configs_that_a_run_contains_is_one_of_the_list():
     assert {"base", "drafter", "objective", "corpus", "prompts", "answers", "states", "engine", "decoding"} <= nodes
 
 
-def test_what_is_on_the_list_is_there_and_partial_where_configs_say_so():
+def test_every_allowed_name_exists_and_is_partial_where_configs_use_it_so():
     names = {name for allowed in ALLOWED_TARGETS.values() for name in allowed}
     assert all(callable(get_object(name)) for name in names)
     assert {name for folder in ROLES for name, partial in shipped(folder) if partial} <= PARTIAL_TARGETS <= names
-    nothing = {"ctcdraft.training.search.run_trial", "ctcdraft.evaluation.benchmarks.gsm8k"}
-    assert not nothing & names
+    others = {"ctcdraft.training.search.run_trial", "ctcdraft.evaluation.benchmarks.gsm8k"}
+    assert not others & names
 
 
 @pytest.mark.parametrize(
-    "words",
+    "overrides",
     [
         ["corpus=sharegpt_gsm8k", "drafter=medusa", "objective=sum", "engine=deepspeed", "adapt=lora"],
         ["corpus=sharegpt", "drafter=transducer", "decoding=k_sequential", "answers=vllm", "logger=wandb"],
@@ -73,25 +73,25 @@ def test_what_is_on_the_list_is_there_and_partial_where_configs_say_so():
         ["drafter=hydra", "engine=muon", "answers=openai"],
     ],
 )
-def test_a_run_of_ours_is_read_as_it_was_written(tmp_path, words):
+def test_the_config_of_a_run_is_read_as_it_was_written(tmp_path, overrides):
     file = tmp_path / "config.yaml"
-    config = compose_config("train", "device=cpu", *words)
+    config = compose_config("train", "device=cpu", *overrides)
     file.write_text(OmegaConf.to_yaml(config, resolve=True))
     assert read_resumed_config(file) == read_run_config(file) == OmegaConf.load(file)
 
 
 FORBIDDEN = {
-    "a function of ours": ({"_target_": "ctcdraft.training.search.run_trial"}, r"wants to call ctcdraft\.training"),
+    "a function of ctcdraft": ({"_target_": "ctcdraft.training.search.run_trial"}, r"wants to call ctcdraft\.training"),
     "a function of Python": ({"_target_": "os.system"}, r"wants to call os\.system .*trust=\[os\.system\]"),
-    "a part of another node": ({"_target_": "ctcdraft.corpus.sources.gsm8k"}, "wants to call"),
+    "a class of another node": ({"_target_": "ctcdraft.corpus.sources.gsm8k"}, "wants to call"),
     "a name looked up": ({"_target_": GET_METHOD, "path": "os.system"}, "wants to call"),
-    "a name that is none": ({"_target_": ["os.system"]}, "not the name of a class"),
+    "a name that is a list": ({"_target_": ["os.system"]}, "not the name of a class"),
     "an empty name": ({"_target_": None}, "not the name of a class"),
     "the environment": ("${oc.env:HOME}", "interpolates"),
     "an interpolation within": (["a", {"b": "x${oc.env:HOME}"}], "interpolates"),
     "an interpolated key": ({"${oc.env:HOME}": 1}, "interpolates"),
     "positional arguments": ({"_target_": "ctcdraft.drafters.trees.dynamic.DynamicTree", "_args_": [1, 2]}, "_args_"),
-    "a partial of no use": (
+    "an unused _partial_": (
         {"_target_": "ctcdraft.drafters.trees.dynamic.DynamicTree", "_partial_": True},
         "_partial_",
     ),
@@ -109,7 +109,7 @@ FORBIDDEN = {
 
 
 @pytest.mark.parametrize("case", FORBIDDEN)
-def test_what_a_file_must_not_say_is_one_sentence(tmp_path, case):
+def test_forbidden_content_of_a_file_is_an_input_error(tmp_path, case):
     value, sentence = FORBIDDEN[case]
     for read, values in (
         (read_run_config, {"drafter": {"frames": value}}),
@@ -121,16 +121,16 @@ def test_what_a_file_must_not_say_is_one_sentence(tmp_path, case):
     ):
         file = tmp_path / "config.yaml"
         OmegaConf.save(OmegaConf.create(values), file)
-        with pytest.raises(InputError, match=sentence) as said:
+        with pytest.raises(InputError, match=sentence) as error:
             read(file)
-        assert "\n" not in str(said.value)
-        assert str(file) in str(said.value)
+        assert "\n" not in str(error.value)
+        assert str(file) in str(error.value)
 
 
 @pytest.mark.parametrize(
     "text", ["a: [", "- 1", "a: &a [*a]", "a: !!python/object/apply:os.getcwd []", "a: !!binary aGk="]
 )
-def test_a_file_that_is_no_plain_yaml_is_one_sentence(tmp_path, text):
+def test_a_file_that_is_not_plain_yaml_is_an_input_error(tmp_path, text):
     (tmp_path / "config.yaml").write_text(text)
     with pytest.raises(InputError, match=r"config\.yaml"):
         read_run_config(tmp_path / "config.yaml")
@@ -139,6 +139,6 @@ def test_a_file_that_is_no_plain_yaml_is_one_sentence(tmp_path, text):
 def test_trust_is_a_list_of_names():
     assert parse_trust(None) == parse_trust([]) == ()
     assert parse_trust("mine.Drafter") == parse_trust(["mine.Drafter"]) == ("mine.Drafter",)
-    for nonsense in (["Drafter"], ["mine."], [3], ["mine.*"], ["a b.c"]):
+    for wrong in (["Drafter"], ["mine."], [3], ["mine.*"], ["a b.c"]):
         with pytest.raises(InputError, match=r"trust must list classes"):
-            parse_trust(nonsense)
+            parse_trust(wrong)

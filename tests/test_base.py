@@ -1,4 +1,4 @@
-"""The base: which it reads, which it refuses, and what tells one from another."""
+"""Base models: loading, refused architectures, and fingerprints."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def test_a_folder_loads_and_is_frozen(tmp_path):
     assert not any(value.requires_grad for value in base.parameters())
 
 
-def test_states_are_what_the_head_reads():
-    """The tap is the state after the final norm: head(state) is the model's own logits, to the bit."""
+def test_lm_head_of_the_hidden_states_gives_the_logits():
+    """The hidden states are those after the final norm: the lm_head computes exactly the model's logits from them."""
     base = random_base()
     tokens = torch.arange(20, 40)[None]
     states = base.hidden_states(tokens, torch.ones_like(tokens))
@@ -42,15 +42,15 @@ def test_rotary_frequencies_are_those_of_stock_transformers(tmp_path, dtype):
     stock = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
     base = load_base(folder, dtype, "cpu")
     assert base.dtype == getattr(torch, dtype)
-    found = base.lm.model.rotary_emb.inv_freq
-    assert found.dtype == torch.float32
-    assert torch.equal(found, stock.model.rotary_emb.inv_freq)
+    frequencies = base.lm.model.rotary_emb.inv_freq
+    assert frequencies.dtype == torch.float32
+    assert torch.equal(frequencies, stock.model.rotary_emb.inv_freq)
     tokens = torch.arange(20, 60)[None]
     with torch.no_grad():
         assert torch.equal(base.lm(tokens).logits, stock(tokens).logits)
 
 
-def test_padding_on_the_right_changes_no_state():
+def test_right_padding_changes_no_hidden_state():
     base = random_base()
     tokens = torch.arange(20, 40)[None]
     padded = torch.nn.functional.pad(tokens, (0, 9))
@@ -60,7 +60,7 @@ def test_padding_on_the_right_changes_no_state():
 
 
 @pytest.mark.parametrize(
-    ("kind", "changes", "found"),
+    ("kind", "changes", "reason"),
     [
         (
             "llama4_text",
@@ -71,29 +71,29 @@ def test_padding_on_the_right_changes_no_state():
         ("llama", {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic rotary positions"),
     ],
 )
-def test_bases_that_cannot_be_rolled_back_are_refused(kind, changes, found):
+def test_architectures_that_cannot_verify_a_tree_are_refused(kind, changes, reason):
     config = transformers.AutoConfig.for_model(kind, **changes)
-    with pytest.raises(InputError, match=f"{found}.*use a base with full or sliding attention"):
+    with pytest.raises(InputError, match=f"{reason}.*use a base with full or sliding attention"):
         refuse_unsupported_config(config, kind)
 
 
-def test_an_unreadable_base_on_disk_is_refused_before_its_weights_are_read(tmp_path):
+def test_an_unsupported_base_is_refused_before_its_weights_are_read(tmp_path):
     transformers.MambaConfig().save_pretrained(tmp_path)
     with pytest.raises(InputError, match="no attention heads"):
         load_base(str(tmp_path), "float32", "cpu")
 
 
-def test_an_attention_that_is_not_installed_is_one_sentence(tmp_path):
+def test_an_attention_that_is_not_installed_is_an_input_error(tmp_path):
     with pytest.raises(InputError, match=r"cannot load the base .*base\.attention=flash_attention_2"):
         load_base(saved(tmp_path / "base"), "float32", "cpu", attention="flash_attention_2")
 
 
-def test_a_missing_folder_is_one_sentence(tmp_path):
+def test_a_missing_folder_is_an_input_error(tmp_path):
     with pytest.raises(InputError, match=r"no base LLM at .*base\.path="):
         load_base(str(tmp_path / "nowhere"), "float32", "cpu")
 
 
-def test_the_fingerprint_knows_weights_tokenizer_and_template_not_dtype():
+def test_the_fingerprint_depends_on_weights_tokenizer_and_template_but_not_on_dtype():
     one, other = random_base().fingerprint(), random_base(seed=1).fingerprint()
     assert one == random_base().fingerprint()
     assert one["weights"] != other["weights"]
@@ -128,8 +128,8 @@ def test_an_adapter_is_merged_before_freezing(tmp_path):
         ("bloom", {"n_layer": 2, "n_head": 4}),
     ],
 )
-def test_what_only_a_reading_tells_is_refused_too(tmp_path, kind, changes):
-    """Local attention, logits scaled after the head, positions as biases: no config says so in one place."""
+def test_what_only_a_forward_pass_shows_is_refused_too(tmp_path, kind, changes):
+    """Local attention, logits scaled after the lm_head, positions as biases: no single config key states these."""
     config = transformers.AutoConfig.for_model(
         kind, hidden_size=32, vocab_size=261, initializer_range=0.3, bos_token_id=0, eos_token_id=EOS_ID,
         **({} if kind != "granite" else {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -142,7 +142,7 @@ def test_what_only_a_reading_tells_is_refused_too(tmp_path, kind, changes):
         load_base(str(tmp_path), "float32", "cpu", context_length=64, attention="eager")
 
 
-def test_impossible_places_and_types_are_one_sentence(tmp_path):
+def test_unknown_devices_and_dtypes_are_input_errors(tmp_path):
     folder = saved(tmp_path)
     with pytest.raises(InputError, match=r"dtype must be a floating-point type of torch .*, got float23"):
         load_base(folder, "float23", "cpu")
@@ -151,32 +151,32 @@ def test_impossible_places_and_types_are_one_sentence(tmp_path):
             load_base(folder, "float32", "cuda")
 
 
-def test_one_checkpoint_is_one_base_in_every_dtype(tmp_path):
+def test_one_checkpoint_has_one_fingerprint_in_every_dtype(tmp_path):
     folder = saved(tmp_path)
-    prints = [load_base(folder, dtype, "cpu").fingerprint() for dtype in ("float32", "float16", "bfloat16")]
-    assert prints[0] == prints[1] == prints[2]
+    fingerprints = [load_base(folder, dtype, "cpu").fingerprint() for dtype in ("float32", "float16", "bfloat16")]
+    assert fingerprints[0] == fingerprints[1] == fingerprints[2]
 
 
 @pytest.mark.parametrize("length", [257, 4, 0, 64.5, True])
-def test_a_context_is_no_longer_than_the_base_was_made_for(length):
+def test_a_context_beyond_the_supported_length_is_refused(length):
     lm = random_lm()
     with pytest.raises(InputError, match=rf"must be an integer from 5 to 256, the context of base x, got {length}$"):
         BaseLM(lm, tiny_tokenizer(), "x", context_length=length)
     assert BaseLM(lm, tiny_tokenizer(), "x", context_length=256).context_length == 256
-    stretched = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0,
+    rope = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0,
                  "high_freq_factor": 4.0, "original_max_position_embeddings": 64}  # fmt: skip
-    scaled = random_lm(context=512, rope_parameters=stretched)
+    scaled = random_lm(context=512, rope_parameters=rope)
     assert BaseLM(scaled, tiny_tokenizer(), "x", context_length=512).context_length == 512
 
 
 @pytest.mark.parametrize("taps", [[], ["first"], [1], ["last", "last"], ["last", 2], ["last", -1]])
-def test_impossible_taps_are_one_sentence(taps):
+def test_wrong_auxiliary_layers_are_input_errors(taps):
     base = random_base()
     with pytest.raises(InputError, match=r"base\.taps must be .*layers from 0 to 1, as in \[last,1\], got"):
         BaseLM(base.lm, base.tokenizer, "x", taps=taps)
 
 
-def test_taps_are_part_of_the_fingerprint():
+def test_auxiliary_layers_are_part_of_the_fingerprint():
     base = random_base()
     assert base.fingerprint()["taps"] == ["last"]
     assert BaseLM(base.lm, base.tokenizer, "x", taps=["last", 1]).fingerprint()["taps"] == ["last", 1]

@@ -1,4 +1,4 @@
-"""Paths on the command line: `~`, spaces, commas, `=` and letters beyond ASCII, through every entry point."""
+"""Paths on the command line: `~`, spaces, commas, `=` and non-ASCII letters, through every entry point."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from ctcdraft.training import search
 ODD = "my run, n=1 (ünï) it's"
 
 
-def read(word: str):
-    return OverridesParser.create().parse_override(word).value()
+def read(argument: str):
+    return OverridesParser.create().parse_override(argument).value()
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def home(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("word", "value"),
+    ("argument", "value"),
     [
         ("run=~/x", "/home/me/x"),
         ("run=~", "/home/me"),
@@ -53,15 +53,21 @@ def home(monkeypatch):
         ("base.config={model_type:llama}", {"model_type": "llama"}),
     ],
 )
-def test_a_path_is_what_was_typed(home, word, value):
-    (said,) = quote_paths([word])
-    assert read(said) == value
-    assert quote_paths([said]) == [said]  # sweep.py hands its words on to train.py
+def test_hydra_reads_the_path_that_was_typed(home, argument, value):
+    (quoted,) = quote_paths([argument])
+    assert read(quoted) == value
+    assert quote_paths([quoted]) == [quoted]  # sweep.py passes its arguments on to train.py
 
 
-def test_what_hydra_takes_anyway_and_what_is_no_path_stay_as_typed(home):
-    words = ["run=runs/a b", "base.path=owner/name", "trainer.betas=[0.9,0.95]", "drafter.frames=8", "checkpoint=r@x"]
-    assert quote_paths(words) == words
+def test_arguments_that_need_no_quotes_stay_as_typed(home):
+    arguments = [
+        "run=runs/a b",
+        "base.path=owner/name",
+        "trainer.betas=[0.9,0.95]",
+        "drafter.frames=8",
+        "checkpoint=r@x",
+    ]
+    assert quote_paths(arguments) == arguments
 
 
 def test_with_m_a_comma_is_a_sweep(home):
@@ -72,8 +78,7 @@ def test_with_m_a_comma_is_a_sweep(home):
     assert list(swept.sweep_string_iterator()) == ["/home/me/a", "/home/me/b"]
 
 
-def test_every_key_of_a_config_that_names_a_place_is_known():
-    """Those that say so themselves: a folder of this repository, or a name that ends as names of paths do."""
+def test_every_key_named_like_a_path_is_known_as_one():
     for verb, groups in (("train", ["states=stored", "answers=vllm"]), ("evaluate", []), ("prepare", [])):
         for key in dotted_keys(compose_config(verb, *groups)):
             name = key.rpartition(".")[2]
@@ -85,7 +90,7 @@ def test_every_key_of_a_config_that_names_a_place_is_known():
 
 
 @pytest.mark.parametrize(
-    ("words", "why", "corrected"),
+    ("arguments", "reason", "corrected"),
     [
         (["run=my", "new", "run", "seed=1"], "new is not key=value", [["run=my new run", "seed=1"]]),
         (["contestants=a,b"], "takes several paths as a list", [["contestants=[a,b]"]]),
@@ -98,19 +103,19 @@ def test_every_key_of_a_config_that_names_a_place_is_known():
         (["benchmark.instruction=Say: a=b!"], "cannot be read without quotes", [['benchmark.instruction="Say: a=b!"']]),
     ],
 )
-def test_what_has_two_readings_is_answered_with_the_command(world, monkeypatch, capsys, words, why, corrected):
+def test_an_ambiguous_argument_is_refused_with_a_correction(world, monkeypatch, capsys, arguments, reason, corrected):
     monkeypatch.chdir(world)
     for name in ("a.json", "b.json"):
         Path(name).touch()
-    said = expect_error(monkeypatch, capsys, "train.py", *words)
-    assert why in said
-    assert said.count("\n") == 1
+    message = expect_error(monkeypatch, capsys, "train.py", *arguments)
+    assert reason in message
+    assert message.count("\n") == 1
     for command in corrected:
-        assert shlex.join(["python", str(REPOSITORY / "train.py"), *command]) in said
-        quote_paths(command)  # which is no longer refused
+        assert shlex.join(["python", str(REPOSITORY / "train.py"), *command]) in message
+        quote_paths(command)  # no longer refused
 
 
-def test_a_path_with_a_comma_that_is_there_is_one(world, monkeypatch):
+def test_an_existing_path_with_a_comma_is_one_path(world, monkeypatch):
     monkeypatch.chdir(world)
     for name in ("a.json", "b.json", "a.json,b.json"):
         Path(name).touch()
@@ -123,11 +128,11 @@ def test_odd_paths_go_through_every_entry_point(world, monkeypatch):
     monkeypatch.setenv("HOME", str(world / "home"))
     shutil.copytree("base", world / "home" / f"base {ODD}")
     shutil.copy("prompts.jsonl", world / "home" / "prompts, ü=1.jsonl")
-    there = [f"base.path=~/base {ODD}", "corpus.path=~/prompts, ü=1.jsonl"]
+    sources = [f"base.path=~/base {ODD}", "corpus.path=~/prompts, ü=1.jsonl"]
     run_script(
-        monkeypatch, "data/prepare.py", "base=local", *there, "answers.max_new_tokens=20", f"out=~/answers {ODD}"
+        monkeypatch, "data/prepare.py", "base=local", *sources, "answers.max_new_tokens=20", f"out=~/answers {ODD}"
     )
-    odd = [*there, f"prepared=~/answers {ODD}", "trainer.steps=2"]
+    odd = [*sources, f"prepared=~/answers {ODD}", "trainer.steps=2"]
     run_script(monkeypatch, "train.py", *train_args(*odd, f"run=~/{ODD}"))
     run = world / "home" / ODD
     assert (run / "drafter.safetensors").is_file()
@@ -142,17 +147,17 @@ def test_odd_paths_go_through_every_entry_point(world, monkeypatch):
     assert not (world / "~").exists()
 
 
-def test_a_search_has_odd_paths_too(tmp_path, monkeypatch, capsys):
-    made = []
-    monkeypatch.setattr(search, "run_search", lambda *given: made.append(given) or 1.0)
+def test_odd_paths_go_through_a_search(tmp_path, monkeypatch, capsys):
+    searches = []
+    monkeypatch.setattr(search, "run_search", lambda *values: searches.append(values) or 1.0)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    words = ["run=~/a,b", "base.path=~/c=d", "corpus.path=~/e,~/f", "drafter.frames=range(4,9)"]
-    run_script(monkeypatch, "sweep.py", *words)
-    ((command, run, space, *_),) = made
+    arguments = ["run=~/a,b", "base.path=~/c=d", "corpus.path=~/e,~/f", "drafter.frames=range(4,9)"]
+    run_script(monkeypatch, "sweep.py", *arguments)
+    ((command, run, space, *_),) = searches
     assert run == tmp_path / "a,b"
     assert read(command[-1]) == f"{tmp_path}/c=d"
     assert space["corpus.path"] == [f"{tmp_path}/e", f"{tmp_path}/f"]
     Path("file").touch()
-    said = expect_error(monkeypatch, capsys, "sweep.py", "run=file/x", "drafter.frames=range(4,9)")
-    assert said.startswith("sweep.py: run=file/x cannot be written")
+    message = expect_error(monkeypatch, capsys, "sweep.py", "run=file/x", "drafter.frames=range(4,9)")
+    assert message.startswith("sweep.py: run=file/x cannot be written")

@@ -1,4 +1,4 @@
-"""Configs are code: every YAML composes, every drafter is made on a random base and decodes losslessly."""
+"""Configs: every YAML composes and names existing code, and every drafter decodes losslessly on a random base."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from tiny_models import random_base
 from ctcdraft.config.build import build_drafter
 from ctcdraft.config.cli import register_resolvers
 from ctcdraft.config.contestants import build_contestant, resolve
+from ctcdraft.config.schema import check_config
 from ctcdraft.decoding.loop import generate
 from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.drafters.base import DraftHead
@@ -45,17 +46,16 @@ def base():
 
 
 @pytest.fixture(scope="module", params=[0.0, 0.8])
-def truths(base, request):
-    """Settings of one temperature, and what autoregression says to the prompts."""
-    words = (f"decoding.temperature={request.param}", "decoding.max_new_tokens=30")
-    how = instantiate(composed("train", *words).decoding)
-    said = [answer(base, Autoregressive(base), seed, how) for seed in range(len(PROMPTS))]
-    return how, said
+def references(base, request):
+    """Return decoding settings of one temperature and the autoregressive responses to the prompts."""
+    overrides = (f"decoding.temperature={request.param}", "decoding.max_new_tokens=30")
+    settings = instantiate(composed("train", *overrides).decoding)
+    return settings, [response(base, Autoregressive(base), seed, settings) for seed in range(len(PROMPTS))]
 
 
-def answer(base, drafter, seed: int, how) -> tuple[int, ...]:
-    """Tokens of the seed's own prompt."""
-    return generate(base, drafter, PROMPTS[seed], how, base.stop_token_ids, seed).tokens
+def response(base, drafter, seed: int, settings) -> tuple[int, ...]:
+    """Return the tokens generated for the prompt number `seed`."""
+    return generate(base, drafter, PROMPTS[seed], settings, base.stop_token_ids, seed).tokens
 
 
 def composed(verb: str, *overrides: str):
@@ -63,18 +63,18 @@ def composed(verb: str, *overrides: str):
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_the_verbs_compose_and_resolve(verb):
+def test_the_entry_points_compose_and_resolve(verb):
     values = OmegaConf.to_container(composed(verb), resolve=True)
     assert values["device"] in ("cpu", "cuda")
-    assert "${" not in str(values)  # nothing is left to be filled in
+    assert "${" not in str(values)  # every interpolation is resolved
 
 
 @pytest.mark.parametrize("verb", ["train", "prepare"])
 def test_a_corpus_follows_the_seed_unless_it_has_its_own(verb):
-    """As where heads of several seeds learn from one corpus."""
+    """data_seed= lets heads of several seeds be trained on one corpus."""
     for corpus, place in (("tiny", "corpus"), ("sharegpt_gsm8k", "corpus.parts.gsm8k")):
-        for words, seed in ((["seed=3"], 3), (["seed=3", "data_seed=0"], 0)):
-            config = composed(verb, f"corpus={corpus}", *words)
+        for overrides, seed in ((["seed=3"], 3), (["seed=3", "data_seed=0"], 0)):
+            config = composed(verb, f"corpus={corpus}", *overrides)
             assert OmegaConf.select(config, place).seed == config.answers.seed == seed
 
 
@@ -96,8 +96,8 @@ GROUPS = [
     for option in options(group)
     if group != "drafter" or has_weights(option)
 ]  # fmt: skip
-OF_EVALUATE = ("benchmark", "decoding", "base", "measure")
-GROUPS += [("evaluate", group, option) for group in OF_EVALUATE for option in options(group)]
+EVALUATE_GROUPS = ("benchmark", "decoding", "base", "measure")
+GROUPS += [("evaluate", group, option) for group in EVALUATE_GROUPS for option in options(group)]
 
 
 @pytest.mark.parametrize(("verb", "group", "option"), GROUPS)
@@ -105,13 +105,13 @@ def test_every_option_composes_and_names_real_code(verb, group, option):
     extra = ["base.path=somewhere"] if group == "base" and option == "local" else []
     extra += ["drafter=hydra"] if group == "drafter/tree" and option not in FRAME_TREES else []
     config = composed(verb, f"{group}={option}", *extra)
+    check_config(config)
     for target in targets(OmegaConf.to_container(config, resolve=True)):
-        assert callable(found(target)), target
+        assert callable(target_object(target)), target
 
 
 @pytest.mark.parametrize("drafter", [name for name in options("drafter") if has_weights(name)])
-def test_every_drafter_is_taught_what_it_was_published_with(drafter):
-    """And only where nothing else is asked for."""
+def test_every_drafter_has_its_published_objective_by_default(drafter):
     target = composed("train", f"drafter={drafter}").objective._target_
     assert (CONFIGS / f"objective/of_{drafter}.yaml").is_file()
     assert target.startswith("ctcdraft.objectives.")
@@ -127,7 +127,7 @@ def targets(node):
             yield from targets(value)
 
 
-def found(target: str):
+def target_object(target: str):
     try:
         return get_class(target)
     except ValueError:
@@ -140,18 +140,20 @@ def test_a_misspelt_key_is_refused(key):
         composed("train", key)
 
 
-def dials(drafter: str) -> set[str]:
-    """The config groups a drafter's YAML chooses from, those of the drafter it builds on included."""
-    found = set()
+def option_groups(drafter: str) -> set[str]:
+    """Return the config groups in a drafter's defaults list, those of the drafter it builds on included."""
+    groups = set()
     for entry in OmegaConf.load(CONFIGS / f"drafter/{drafter}.yaml").get("defaults", []):
-        found |= dials(entry) if isinstance(entry, str) else {str(group).split()[-1] for group in entry}
-    return found
+        groups |= option_groups(entry) if isinstance(entry, str) else {str(group).split()[-1] for group in entry}
+    return groups
 
 
-CASES = [(name, tree) for name in options("drafter") for tree in (FRAME_TREES if "body" in dials(name) else [None])]
+CASES = [
+    (name, tree) for name in options("drafter") for tree in (FRAME_TREES if "body" in option_groups(name) else [None])
+]
 
 
-def test_the_cases_are_all_there():
+def test_the_cases_cover_every_drafter():
     """Every drafter that computes frames with every tree of frames; the others once."""
     with_frames = {name for name, tree in CASES if tree is not None}
     assert {"ctc", "ctc_gru", "transducer", "medusa", "blockwise"} <= with_frames
@@ -160,8 +162,8 @@ def test_the_cases_are_all_there():
 
 
 @pytest.mark.parametrize(("name", "tree"), CASES)
-def test_every_drafter_decodes_losslessly(base, truths, name, tree, tmp_path):
-    """Untrained heads say junk, which is the harder case: nothing they propose may leak into the text."""
+def test_every_drafter_decodes_losslessly(base, references, name, tree, tmp_path):
+    """Untrained heads propose random tokens: nothing of it may leak into the text."""
     node = OmegaConf.load(CONFIGS / f"drafter/{name}.yaml")
     if "defaults" in node:
         chosen = [f"drafter/tree={tree}"] if tree is not None else []
@@ -174,25 +176,25 @@ def test_every_drafter_decodes_losslessly(base, truths, name, tree, tmp_path):
         drafter = build_contestant(resolve({name: {"parts": needed}}), base).drafter
     else:
         drafter = build_drafter(node, base)
-    how, said = truths
-    assert [answer(base, drafter, seed, how) for seed in range(len(PROMPTS))] == said
+    settings, expected = references
+    assert [response(base, drafter, seed, settings) for seed in range(len(PROMPTS))] == expected
 
 
 @pytest.mark.parametrize("decoding", options("decoding"))
-def test_every_verifier_says_the_bases_words_at_temperature_0(base, decoding):
-    """Drawn and computed guesses alike; the lossy one too, because a one-hot law leaves it no choice."""
+def test_every_verifier_gives_the_autoregressive_tokens_at_temperature_0(base, decoding):
+    """For sampled draft tokens too, and for lossy verifiers: a one-hot distribution leaves one token to accept."""
     node = composed("train", "drafter=ctc", "drafter/tree=sampled3").drafter
-    how = instantiate(composed("train", f"decoding={decoding}", "decoding.temperature=0").decoding)
+    settings = instantiate(composed("train", f"decoding={decoding}", "decoding.temperature=0").decoding)
     torch.manual_seed(0)
     drafter = build_drafter(node, base)
     for seed in range(len(PROMPTS)):
-        assert answer(base, drafter, seed, how) == answer(base, Autoregressive(base), seed, how)
+        assert response(base, drafter, seed, settings) == response(base, Autoregressive(base), seed, settings)
 
 
-def test_whatever_is_read_beside_the_code_is_installed_with_it():
-    """From a clone everything is there; a wheel holds only what is named."""
+def test_every_data_file_of_the_package_is_installed_with_it():
+    """A wheel contains only the data files named in pyproject.toml."""
     named = tomllib.loads((CONFIGS.parent / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
     folders = {package: CONFIGS.parent.joinpath(*package.split(".")) for package in named}
     installed = {file for package, kinds in named.items() for kind in kinds for file in folders[package].glob(kind)}
-    there = {file for file in (CONFIGS.parent / "ctcdraft").rglob("*.*") if file.is_file()}
-    assert {file for file in there if file.suffix not in (".py", ".pyc")} == installed
+    files = {file for file in (CONFIGS.parent / "ctcdraft").rglob("*.*") if file.is_file()}
+    assert {file for file in files if file.suffix not in (".py", ".pyc")} == installed

@@ -1,4 +1,4 @@
-"""What the command line can name: drafters from outside the package, with values, made of others. All are lossless."""
+"""Items of contestants=: drafters from outside the package, with values, and composites. All are lossless."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ctcdraft.models.loading import load_base
 
 TRUST = ["parrots.Parrot", "parrots.Echo"]
 MODULE = '''
-"""Two drafters that are no part of the package: one without weights, one that is trained."""
+"""Two drafters outside the package: one without weights, one that is trained."""
 
 import torch
 from torch import nn
@@ -49,22 +49,22 @@ class Echo(DraftHead):
         self.embedding = base.embedding
 
     def emit(self, states_BAD, roots_BA):
-        told = torch.cat([states_BAD, self.embedding(roots_BA)], dim=-1)
-        return Emissions(self.turn(told).unflatten(-1, (self.frames, -1)), self.head)
+        inputs = torch.cat([states_BAD, self.embedding(roots_BA)], dim=-1)
+        return Emissions(self.turn(inputs).unflatten(-1, (self.frames, -1)), self.head)
 
     def forward(self, batch):
         index = batch.anchors_BA[..., None].expand(-1, -1, batch.states_BLD.shape[-1])
         return self.emit(batch.states_BLD.gather(1, index), batch.roots_BA)
 
     def draft(self, context, memory, rng):
-        said = self.emit(context.new_states_KD[None, -1:], context.root.reshape(1, 1)).logits()[0, 0, :, :-1]
-        return TokenTree.chain(context.root, said.argmax(dim=-1)[: context.depth]), memory
+        logits = self.emit(context.new_states_KD[None, -1:], context.root.reshape(1, 1)).logits()[0, 0, :, :-1]
+        return TokenTree.chain(context.root, logits.argmax(dim=-1)[: context.depth]), memory
 '''
 
 
 @pytest.fixture(scope="module")
 def outsiders(world):
-    """The world of the entry points with a module, two YAMLs and a trained Echo in it, and small LMs."""
+    """Return the folder of `world` with a module, two YAMLs, a trained Echo and small LMs in it."""
     (world / "parrots.py").write_text(MODULE)
     folder = world / "mine" / "drafter"
     folder.mkdir(parents=True)
@@ -75,15 +75,21 @@ def outsiders(world):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(world)
         patch.syspath_prepend(world)
-        words = train_args("run=echo", "drafter=echo", "objective=cross_entropy", "objective.labels=3")
-        run_script(patch, "train.py", "--config-dir", "mine", *words)
+        arguments = train_args("run=echo", "drafter=echo", "objective=cross_entropy", "objective.labels=3")
+        run_script(patch, "train.py", "--config-dir", "mine", *arguments)
         yield world
 
 
 def evaluated(patch, world, *contestants: str, more=()):
-    words = ["base=local", "base.path=base", "benchmark.path=prompts.jsonl", "benchmark.limit=2", "out=seen"]
-    words += ["decoding.max_new_tokens=12", "overwrite=true", "timing.questions=1", f"trust=[{','.join(TRUST)}]", *more]
-    run_script(patch, "evaluate.py", f"contestants=[{','.join(contestants)}]", *words)
+    arguments = ["base=local", "base.path=base", "benchmark.path=prompts.jsonl", "benchmark.limit=2", "out=seen"]
+    arguments += [
+        "decoding.max_new_tokens=12",
+        "overwrite=true",
+        "timing.questions=1",
+        f"trust=[{','.join(TRUST)}]",
+        *more,
+    ]
+    run_script(patch, "evaluate.py", f"contestants=[{','.join(contestants)}]", *arguments)
     rows = json.loads((world / "seen" / "report.json").read_text())["rows"]
     for row in rows:
         assert row["lossless"]["equal"] == row["prompts"] == 2, row["drafter"]
@@ -107,7 +113,7 @@ def test_a_drafter_from_outside_trains_is_evaluated_and_is_lossless(outsiders, m
     assert [row["temperature"] for row in drawn.values()] == [1.0, 1.0, 1.0]
 
 
-def test_a_draft_model_off_the_shelf_alone_staged_and_in_a_cascade(outsiders, monkeypatch):
+def test_an_untrained_draft_model_alone_staged_and_in_a_cascade(outsiders, monkeypatch):
     monkeypatch.chdir(outsiders)
     rows = evaluated(
         monkeypatch, outsiders, "{draft_model:{path:small}}", "{draft_model:{path:twin,growth:chain,frames:5}}",
@@ -116,7 +122,7 @@ def test_a_draft_model_off_the_shelf_alone_staged_and_in_a_cascade(outsiders, mo
         "{transformers_assisted:{assistant:twin}}", "transformers_prompt_lookup",
     )  # fmt: skip
     twin = rows["draft_model:path=twin,growth=chain,frames=5"]
-    assert twin["tau"] > 3  # it is the base itself
+    assert twin["tau"] > 3  # the draft model is the base itself
     assert twin["alpha"][0] == rows["transformers_assisted"]["alpha"][0] == 1
     assert rows["draft_model"]["draft_parameters"] > 0
 
@@ -131,7 +137,7 @@ def test_a_draft_model_off_the_shelf_alone_staged_and_in_a_cascade(outsiders, mo
         ("draft_model", ["objective=cross_entropy", "drafter.path=twin", "drafter.lora_rank=2"]),
     ],
 )
-def test_drafters_of_several_steps_train_and_are_read_in_other_ways(outsiders, monkeypatch, drafter, more):
+def test_sequential_drafters_train_and_decode_with_other_trees(outsiders, monkeypatch, drafter, more):
     monkeypatch.chdir(outsiders)
     labels = ["objective.labels=1"] if "objective=eagle" in more else []
     run_script(
@@ -140,24 +146,28 @@ def test_drafters_of_several_steps_train_and_are_read_in_other_ways(outsiders, m
     rows = evaluated(monkeypatch, outsiders, "steps", "steps@chain", "steps@medusa63")
     assert list(rows) == ["autoregressive", drafter, f"{drafter}@chain", f"{drafter}@medusa63"]
     saved = load_file(outsiders / "steps" / "drafter.safetensors")
-    there = load_drafter(outsiders / "steps", load_base("base", "float32", "cpu"), tree=None).trainable_state_dict()
-    assert set(saved) == set(there)
-    assert all(torch.equal(saved[name], value) for name, value in there.items())
+    loaded = load_drafter(outsiders / "steps", load_base("base", "float32", "cpu"), tree=None).trainable_state_dict()
+    assert set(saved) == set(loaded)
+    assert all(torch.equal(saved[name], value) for name, value in loaded.items())
 
 
-def test_identity_is_also_what_lies_in_a_draft_models_folder_and_in_a_module_of_ones_own(outsiders, monkeypatch):
-    """Answers of the one would stand for answers of the other: the word on the command line is the same."""
+def test_the_identity_covers_the_weights_of_a_draft_model_and_the_code_of_a_custom_module(outsiders, monkeypatch):
+    """The item of contestants= is the same, so results of one would otherwise be reused for the other."""
     monkeypatch.chdir(outsiders)
     base = load_base("base", "float32", "cpu")
 
     def identities():
-        words = ({"draft_model": {"path": "twin"}}, "parrot.yaml", {"cascade": {"parts": {"second": "parrot.yaml"}}})
-        return [build_contestant(resolve(word, trust=TRUST), base).identity for word in words]
+        arguments = (
+            {"draft_model": {"path": "twin"}},
+            "parrot.yaml",
+            {"cascade": {"parts": {"second": "parrot.yaml"}}},
+        )
+        return [build_contestant(resolve(item, trust=TRUST), base).identity for item in arguments]
 
     before = identities()
     assert identities() == before
     saved_lm(outsiders / "twin", seed=1)
-    (outsiders / "parrots.py").write_text(f"{MODULE}# another day\n")
+    (outsiders / "parrots.py").write_text(f"{MODULE}# changed\n")
     try:
         assert all(one != other for one, other in zip(identities(), before, strict=True))
     finally:
@@ -166,34 +176,34 @@ def test_identity_is_also_what_lies_in_a_draft_models_folder_and_in_a_module_of_
 
 
 @pytest.mark.parametrize(
-    ("word", "sentence"),
+    ("item", "sentence"),
     [
         ("hydra", "drafter hydra has weights: train it"),
-        ("draft_model", r"no draft model: .* drafter\.path="),
+        ("draft_model", r"drafter\.path= is missing"),
         ({"draft_model": {"paht": "x"}}, "drafter draft_model has no value paht"),
-        ({"draft_model": {"path": "small", "growth": "bset"}}, "growth: bset is none of along_the_best63, best, chain"),
+        ({"draft_model": {"path": "small", "growth": "bset"}}, "tree: bset is none of chain, collapse, dynamic"),
         ("cascade", r"drafter cascade needs its part second: contestants=\[\{cascade"),
         ({"echo": {"frames": 3}}, "echo is a run and has its own values"),
         ("nobody", "neither a run directory .* nor one of the drafters autoregressive"),
-        ("echo@nothing", "@nothing names no option of"),
+        ("echo@nothing", "@nothing is not an option of drafter/tree"),
     ],
 )
-def test_a_wrong_word_is_one_sentence(outsiders, monkeypatch, word, sentence):
+def test_a_wrong_contestant_is_an_input_error(outsiders, monkeypatch, item, sentence):
     monkeypatch.chdir(outsiders)
-    with pytest.raises(Exception, match=sentence) as said:
-        build_contestant(resolve(word, trust=TRUST), load_base("base", "float32", "cpu"))
-    error = said.value
+    with pytest.raises(Exception, match=sentence) as raised:
+        build_contestant(resolve(item, trust=TRUST), load_base("base", "float32", "cpu"))
+    error = raised.value
     while not isinstance(error, InputError):
         error = error.__cause__
         assert error is not None
 
 
 @pytest.mark.parametrize("drafter", ["prompt_lookup", "staged"])
-def test_what_has_no_weights_is_not_trained(outsiders, monkeypatch, capsys, drafter):
+def test_a_drafter_without_weights_is_not_trained(outsiders, monkeypatch, capsys, drafter):
     monkeypatch.chdir(outsiders)
-    words = [
-        word
-        for word in train_args("run=x", f"drafter={drafter}")
-        if not word.startswith(("drafter.frames", "objective."))
+    arguments = [
+        item
+        for item in train_args("run=x", f"drafter={drafter}")
+        if not item.startswith(("drafter.frames", "objective."))
     ]
-    assert f"drafter={drafter} has no weights to train" in expect_error(monkeypatch, capsys, "train.py", *words)
+    assert f"drafter={drafter} has no weights to train" in expect_error(monkeypatch, capsys, "train.py", *arguments)

@@ -1,4 +1,4 @@
-"""What the config alone shows to be wrong is refused before torch is imported, and what cannot be written at once."""
+"""Checks before the heavy imports: wrong keys and values, and folders that cannot be written."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ except SystemExit as ending:
 
 
 @pytest.mark.parametrize(
-    ("script", "words", "sentence"),
+    ("script", "arguments", "sentence"),
     [
         ("train.py", ["trainer.stepz=3"], "did you mean trainer.steps"),
         ("train.py", ["-m", "trainer.stepz=3,4"], "did you mean trainer.steps"),
@@ -40,21 +40,21 @@ except SystemExit as ending:
         ("sweep.py", ["trials=2"], "nothing is searched"),
     ],
 )
-def test_a_refusal_waits_for_no_import(tmp_path, script, words, sentence):
+def test_a_wrong_command_is_refused_before_heavy_imports(tmp_path, script, arguments, sentence):
     (tmp_path / "held").mkdir()
     (tmp_path / "held" / "config.yaml").touch()
-    done = subprocess.run(
-        [sys.executable, "-c", REPORTED, str(REPOSITORY / script), *words],
+    process = subprocess.run(
+        [sys.executable, "-c", REPORTED, str(REPOSITORY / script), *arguments],
         cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(REPOSITORY)}, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
-    assert sentence in done.stderr
-    assert "Traceback" not in done.stderr
-    assert done.stdout.splitlines()[-1:] == ["1"]  # the exit status, and none of HEAVY
+    assert sentence in process.stderr
+    assert "Traceback" not in process.stderr
+    assert process.stdout.splitlines()[-1:] == ["1"]  # the exit status, and no module of HEAVY
     assert [file.name for file in tmp_path.iterdir()] == ["held"]
 
 
 @pytest.mark.parametrize(
-    ("script", "words", "key"),
+    ("script", "arguments", "key"),
     [
         ("train.py", ["run=prompts.jsonl/x"], "run"),
         ("train.py", ["-m", "run=prompts.jsonl/x", "seed=1,2"], "run"),
@@ -66,42 +66,42 @@ def test_a_refusal_waits_for_no_import(tmp_path, script, words, sentence):
     ],
 )
 def test_a_folder_that_cannot_be_written_is_found_before_anything_is_loaded(
-    world, monkeypatch, capsys, script, words, key
+    world, monkeypatch, capsys, script, arguments, key
 ):
-    """The base that is named is not there, which would be found first if it were looked for."""
+    """The base does not exist either, which would be reported first if anything were loaded."""
     monkeypatch.chdir(world)
     base = ["base=local", "base.path=nowhere"]
-    words = [*words, *base] if script == "evaluate.py" else [*train_args(*words), "base.path=nowhere"]
+    arguments = [*arguments, *base] if script == "evaluate.py" else [*train_args(*arguments), "base.path=nowhere"]
     if script == "data/prepare.py":
-        words = [word for word in words if word.startswith(("base", "out", "corpus"))]
-    said = expect_error(monkeypatch, capsys, script, *words)
-    assert f"{script.rpartition('/')[2]}: {key}=" in said
-    assert "cannot be written" in said
-    assert f"choose another {key}=" in said
+        arguments = [argument for argument in arguments if argument.startswith(("base", "out", "corpus"))]
+    message = expect_error(monkeypatch, capsys, script, *arguments)
+    assert f"{script.rpartition('/')[2]}: {key}=" in message
+    assert "cannot be written" in message
+    assert f"choose another {key}=" in message
     assert not (world / "x").exists()
 
 
-def test_the_default_out_is_looked_at_before_the_base(world, monkeypatch, capsys):
-    """In the run's own folder, as where a colleague's run is evaluated."""
+def test_the_default_out_is_checked_before_the_base(world, monkeypatch, capsys):
+    """The default is inside the run directory, which may belong to someone else."""
     monkeypatch.chdir(world)
     (world / "run" / "evaluation").touch()
-    said = expect_error(monkeypatch, capsys, "evaluate.py", "checkpoint=run", "base=local", "base.path=nowhere")
+    message = expect_error(monkeypatch, capsys, "evaluate.py", "checkpoint=run", "base=local", "base.path=nowhere")
     (world / "run" / "evaluation").unlink()
-    assert "out=run/evaluation/tiny-greedy cannot be written" in said
+    assert "out=run/evaluation/tiny-greedy cannot be written" in message
 
 
 def test_a_prepared_corpus_need_not_be_writable(world, monkeypatch, capsys):
-    """It is only read once it is complete: the next thing that is wrong is what is told."""
+    """A complete corpus is only read."""
     monkeypatch.chdir(world)
-    tried = []
-    monkeypatch.setattr("ctcdraft.config.early_checks.refuse_unwritable", lambda folder, key: tried.append(key))
+    checked = []
+    monkeypatch.setattr("ctcdraft.config.early_checks.refuse_unwritable", lambda folder, key: checked.append(key))
     expect_error(monkeypatch, capsys, "train.py", *train_args("run=x", "base.path=nowhere"))
     expect_error(monkeypatch, capsys, "train.py", *train_args("run=x", "prepared=never", "base.path=nowhere"))
-    assert tried == ["run", "run", "prepared"]
+    assert checked == ["run", "run", "prepared"]
 
 
 @pytest.mark.parametrize(
-    ("script", "word", "sentence"),
+    ("script", "argument", "sentence"),
     [
         ("evaluate.py", "drafter.body.blocks=2", "contestants=[{NAME:{body:{blocks:2}}}]"),
         ("evaluate.py", "drafter=oracle", "contestants=[RUN,prompt_lookup]"),
@@ -111,8 +111,8 @@ def test_a_prepared_corpus_need_not_be_writable(world, monkeypatch, capsys):
         ("data/prepare.py", "benchmark=tiny", "benchmark= is a key of evaluate.py, not of data/prepare.py"),
     ],
 )
-def test_a_key_of_another_entry_point_is_called_that(world, monkeypatch, capsys, script, word, sentence):
+def test_a_key_of_another_entry_point_is_named_as_such(world, monkeypatch, capsys, script, argument, sentence):
     monkeypatch.chdir(world)
-    said = expect_error(monkeypatch, capsys, script, word)
-    assert sentence in said
-    assert "did you mean" not in said
+    message = expect_error(monkeypatch, capsys, script, argument)
+    assert sentence in message
+    assert "did you mean" not in message

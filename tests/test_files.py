@@ -1,4 +1,4 @@
-"""Files that several people share: what is written has the permission bits that the umask leaves, tensors included."""
+"""Permission bits of written files: those of the umask, for tensors too, so that colleagues can read a run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ctcdraft.training.run_directory import RunDirectory
 
 @pytest.fixture(params=[0o022, 0o002, 0o077], ids=["022", "002", "077"])
 def mode(request):
-    """The mode of a new file under each umask."""
+    """Return the mode of a new file, under each of several umasks."""
     before = os.umask(request.param)
     yield 0o666 & ~request.param
     os.umask(before)
@@ -41,21 +41,21 @@ def test_every_file_of_a_run_has_the_mode_of_the_umask(tmp_path, mode):
     base = random_base(context=64)
     run = RunDirectory(tmp_path)
     run.create("drafter: {}\n", base.fingerprint(), overwrite=False)
-    one = make_trainer(run, base, steps=5)
-    one.fit([JsonlLogger(run.metrics, 0)])
+    trainer = make_trainer(run, base, steps=5)
+    trainer.fit([JsonlLogger(run.metrics, 0)])
     assert {"drafter.safetensors", "resume-000000005.pt", "config.yaml", "metrics.jsonl"} <= set(modes(tmp_path))
     assert set(modes(tmp_path).values()) == {mode}
 
 
-def test_a_draft_model_made_of_first_layers_has_it_too(tmp_path, mode):
+def test_a_draft_model_of_first_layers_has_the_mode_of_the_umask(tmp_path, mode):
     random_lm(context=64).save_pretrained(tmp_path / "base")
     tiny_tokenizer().save_pretrained(tmp_path / "base")
     save_first_layers(str(tmp_path / "base"), 1, tmp_path / "small")
-    found = modes(tmp_path / "small")
-    assert found["model.safetensors"] == found["config.json"] == mode
+    by_name = modes(tmp_path / "small")
+    assert by_name["model.safetensors"] == by_name["config.json"] == mode
 
 
-def test_so_has_a_published_head(tmp_path, mode):
+def test_a_published_head_has_the_mode_of_the_umask(tmp_path, mode):
     head = SimpleNamespace(drafter=ctc_head(random_base(context=64)), config_values={}, card="")
     PublishedHead._save_pretrained(head, tmp_path)
     assert len(modes(tmp_path)) == 3

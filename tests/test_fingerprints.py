@@ -1,4 +1,4 @@
-"""A base is known again by its weights, however its modules write them down."""
+"""Hashes of weights, for modules that write extra entries, offload their weights or share names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ctcdraft.models.fingerprint import weights_hash
 
 
 class WithScales(nn.Linear):
-    """Writes more under a weight's name than the weight, as linear layers in four bits do."""
+    """A layer that writes an entry below the name of its weight, as 4-bit linear layers do."""
 
     def __init__(self, scale):
         super().__init__(3, 2, bias=False)
@@ -22,13 +22,13 @@ class WithScales(nn.Linear):
         destination[f"{prefix}weight.absmax"] = torch.full((1,), self.scale)
 
 
-def test_what_is_written_under_a_weight_counts():
+def test_entries_below_a_weight_are_hashed():
     one, same, other = (weights_hash(nn.Sequential(WithScales(scale))) for scale in (1.0, 1.0, 2.0))
     assert one == same != other
 
 
-def test_a_hash_stays_what_it_was():
-    """Runs and corpora are held to hashes that were written long ago. One module may stand under two names."""
+def test_the_hash_of_a_module_never_changes():
+    """Existing runs and corpora store these hashes. The module is registered under two names."""
     layer = nn.Linear(3, 2)
     with torch.no_grad():
         layer.weight.copy_(torch.arange(6).view(2, 3))

@@ -1,6 +1,6 @@
-"""Bases that nobody here wrote: real weights of other people, read to the last position of their context.
+"""Losslessness on real pretrained models, to the last position of their context.
 
-They lie beside the repository where there are any: CTCDRAFT_MODELS=FOLDER names another place.
+The models are expected in a folder beside the repository, or in CTCDRAFT_MODELS=FOLDER; without them the tests skip.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NAMES = ("stories260K", "tinystories-656K", "tinytalk-3M")
 def base(request):
     folder = MODELS / request.param
     if not folder.is_dir():
-        pytest.skip(f"no base at {folder}; CTCDRAFT_MODELS= names the folder that holds {request.param}")
+        pytest.skip(f"no base at {folder}; set CTCDRAFT_MODELS= to the folder that contains {request.param}")
     return load_base(str(folder), "float32", "cpu")
 
 
@@ -38,18 +38,18 @@ def base(request):
 def test_lossless_to_the_last_position(base, temperature, tmp_path):
     from dataclasses import replace
 
-    how = replace(DECODING, max_new_tokens=10_000, nodes=16, temperature=temperature)
+    settings = replace(DECODING, max_new_tokens=10_000, nodes=16, temperature=temperature)
     prompt = torch.tensor(base.tokenizer("Once upon a time there was a little dog").input_ids)
     prompt = prompt.repeat(base.context_length // len(prompt))[: base.context_length - 70]
-    truth = generate(base, Autoregressive(base), prompt, how, frozenset(), 1).tokens
-    assert len(truth) == 70
+    expected = generate(base, Autoregressive(base), prompt, settings, frozenset(), 1).tokens
+    assert len(expected) == 70
     if temperature == 0:
-        out = base.lm.generate(
+        output = base.lm.generate(
             prompt[None], attention_mask=torch.ones_like(prompt)[None], max_new_tokens=70, do_sample=False,
             eos_token_id=None, pad_token_id=0,
         )  # fmt: skip
-        assert truth == tuple(out[0, len(prompt) :].tolist())
-    text = torch.cat([prompt, torch.tensor(truth)])
+        assert expected == tuple(output[0, len(prompt) :].tolist())
+    text = torch.cat([prompt, torch.tensor(expected)])
     drafters = [
         oracle_drafter(text, 6),
         Stutter(text, 4),
@@ -58,9 +58,13 @@ def test_lossless_to_the_last_position(base, temperature, tmp_path):
         ctc_head(base),
     ]
     drafters += [make_sequential_drafter(kind, base, tmp_path) for kind in ("hydra", "hydra++", "eagle")]
-    myself = DraftModel(
+    own_draft_model = DraftModel(
         base, str(MODELS / base.name), None, 5, DynamicTree(4, 4)
     ).eval()  # the base as its own draft model
-    drafters += [myself, Staged(base, myself, PromptLookup(base, 3, 10), 8), Cascade(base, drafters[3], myself, 6)]
+    drafters += [
+        own_draft_model,
+        Staged(base, own_draft_model, PromptLookup(base, 3, 10), 8),
+        Cascade(base, drafters[3], own_draft_model, 6),
+    ]
     for drafter in drafters + block_heads(base):
-        assert generate(base, drafter, prompt, how, frozenset(), 1).tokens == truth, type(drafter).__name__
+        assert generate(base, drafter, prompt, settings, frozenset(), 1).tokens == expected, type(drafter).__name__

@@ -1,4 +1,4 @@
-"""Config files from elsewhere given to every entry point that instantiates them: nothing that they name is run."""
+"""Foreign config files given to every entry point that instantiates them: no code that they name is run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Parrot(Autoregressive):
 
 
 def command(marker) -> dict:
-    """The runner of a search's trials, which starts a process: it is one of ctcdraft's functions."""
+    """Return a node that calls a function of ctcdraft which starts a process and leaves a marker file."""
     return {
         "_target_": "ctcdraft.training.search.run_trial",
         "command": ["touch", str(marker)],
@@ -41,8 +41,8 @@ def command(marker) -> dict:
 
 
 @pytest.fixture
-def here(world, monkeypatch, tmp_path):
-    """The world of the entry points, in a copy of its run that a test may change."""
+def folder(world, monkeypatch, tmp_path):
+    """Return a folder with a copy of the run of `world`, which a test may change."""
     monkeypatch.chdir(world)
     shutil.copytree("run", tmp_path / "run")
     return tmp_path
@@ -57,149 +57,151 @@ def changed(run: Path, *keys_and_values) -> str:
 
 
 @pytest.mark.parametrize("node", ["drafter.frames", "drafter.body", "drafter.tree", "base.name", "base", "objective"])
-def test_no_code_runs_from_a_run_that_is_evaluated(here, monkeypatch, capsys, node):
-    run = changed(here / "run", (node, command(here / "marker")))
-    for words in ([f"checkpoint={run}"], [f"contestants=[{{cascade:{{parts:{{second:{run}}}}}}}]"]):
-        said = expect_error(monkeypatch, capsys, "evaluate.py", *words, f"out={here}/out", *SHORT)
-        assert f"{run}/config.yaml wants to call ctcdraft.training.search.run_trial ({node}" in said
-        assert not list(here.glob("marker*"))
+def test_no_code_runs_from_a_run_that_is_evaluated(folder, monkeypatch, capsys, node):
+    run = changed(folder / "run", (node, command(folder / "marker")))
+    for arguments in ([f"checkpoint={run}"], [f"contestants=[{{cascade:{{parts:{{second:{run}}}}}}}]"]):
+        message = expect_error(monkeypatch, capsys, "evaluate.py", *arguments, f"out={folder}/out", *SHORT)
+        assert f"{run}/config.yaml wants to call ctcdraft.training.search.run_trial ({node}" in message
+        assert not list(folder.glob("marker*"))
 
 
 @pytest.mark.parametrize(
     "node", ["drafter.frames", "base", "engine", "logger.mine", "corpus.cleaning.steps.mine", "states"]
 )
-def test_no_code_runs_from_a_run_that_goes_on(here, monkeypatch, capsys, node):
-    run = changed(here / "run", (node, command(here / "marker")), ("trust", ["ctcdraft.training.search.run_trial"]))
-    said = expect_error(monkeypatch, capsys, "train.py", f"resume={run}", "trainer.steps=6")
-    assert f"{run}/config.yaml wants to call ctcdraft.training.search.run_trial ({node}" in said
-    assert not list(here.glob("marker*"))
+def test_no_code_runs_from_a_run_that_is_resumed(folder, monkeypatch, capsys, node):
+    run = changed(folder / "run", (node, command(folder / "marker")), ("trust", ["ctcdraft.training.search.run_trial"]))
+    message = expect_error(monkeypatch, capsys, "train.py", f"resume={run}", "trainer.steps=6")
+    assert f"{run}/config.yaml wants to call ctcdraft.training.search.run_trial ({node}" in message
+    assert not list(folder.glob("marker*"))
 
 
-def test_no_code_runs_from_a_run_that_is_published(here):
-    run = changed(here / "run", ("drafter.frames", command(here / "marker")))
-    with pytest.raises(InputError, match=r"wants to call ctcdraft\.training\.search\.train"):
+def test_no_code_runs_from_a_run_that_is_published(folder):
+    run = changed(folder / "run", ("drafter.frames", command(folder / "marker")))
+    with pytest.raises(InputError, match=r"wants to call ctcdraft\.training\.search\.run_trial"):
         PublishedHead.from_run(run, load_base("base", "float32", "cpu"))
-    assert not list(here.glob("marker*"))
+    assert not list(folder.glob("marker*"))
 
 
-def test_no_code_runs_from_a_yaml_among_the_contestants(here, monkeypatch, capsys):
+def test_no_code_runs_from_a_yaml_among_the_contestants(folder, monkeypatch, capsys):
     drafter = {
         "_target_": "ctcdraft.drafters.prompt_lookup.PromptLookup",
         "name": "x",
-        "ngram": command(here / "marker"),
+        "ngram": command(folder / "marker"),
     }
     files = {"plain.yaml": {**drafter, "span": 10}, "options.yaml": {"defaults": ["plain"]}}
     files["composite.yaml"] = {
         **OmegaConf.load(CONFIGS / "drafter" / "cascade.yaml"),
         "parts": {"first": "prompt_lookup"},
     }
-    files["composite.yaml"]["parts"]["second"] = str(here / "plain.yaml")
+    files["composite.yaml"]["parts"]["second"] = str(folder / "plain.yaml")
     for name, values in files.items():
-        OmegaConf.save(OmegaConf.create(values), here / name)
+        OmegaConf.save(OmegaConf.create(values), folder / name)
     for name in files:
-        words = [f"contestants=[{here / name}]", "base=local", "base.path=base", f"out={here}/out", *SHORT]
-        said = expect_error(monkeypatch, capsys, "evaluate.py", *words)
-        assert f"{here}/plain.yaml wants to call ctcdraft.training.search.run_trial (ngram._target_)" in said
-        assert not list(here.glob("marker*"))
+        arguments = [f"contestants=[{folder / name}]", "base=local", "base.path=base", f"out={folder}/out", *SHORT]
+        message = expect_error(monkeypatch, capsys, "evaluate.py", *arguments)
+        assert f"{folder}/plain.yaml wants to call ctcdraft.training.search.run_trial (ngram._target_)" in message
+        assert not list(folder.glob("marker*"))
 
 
-def test_a_value_does_not_come_under_a_name_of_configs(here, monkeypatch, capsys):
-    """configs/objective/distill.yaml looks a function up by its path, which imports what the path begins with."""
-    (here / "evil.py").write_text(f"open({str(here / 'marker')!r}, 'w').close()\ndef run():\n    pass\n")
-    monkeypatch.syspath_prepend(here)
+def test_a_value_merged_below_a_shipped_target_is_checked(folder, monkeypatch, capsys):
+    """configs/objective/distill.yaml looks a function up by its path, which imports the module in the path."""
+    (folder / "evil.py").write_text(f"open({str(folder / 'marker')!r}, 'w').close()\ndef run():\n    pass\n")
+    monkeypatch.syspath_prepend(folder)
     drafter = {"defaults": ["/objective/distill"], "name": "x", "distance": {"path": "evil.run"}}
     drafter["_target_"] = "ctcdraft.drafters.prompt_lookup.PromptLookup"
-    OmegaConf.save(OmegaConf.create(drafter), here / "merged.yaml")
-    words = [f"contestants=[{here / 'merged.yaml'}]", "base=local", "base.path=base", f"out={here}/out", *SHORT]
-    said = expect_error(monkeypatch, capsys, "evaluate.py", *words)
-    assert not (here / "marker").exists()
-    assert f"{here}/merged.yaml wants to call hydra.utils.get_method (distance._target_)" in said
+    OmegaConf.save(OmegaConf.create(drafter), folder / "merged.yaml")
+    arguments = [f"contestants=[{folder / 'merged.yaml'}]", "base=local", "base.path=base", f"out={folder}/out", *SHORT]
+    message = expect_error(monkeypatch, capsys, "evaluate.py", *arguments)
+    assert not (folder / "marker").exists()
+    assert f"{folder}/merged.yaml wants to call hydra.utils.get_method (distance._target_)" in message
 
 
-def test_a_run_that_goes_on_sends_no_key_to_a_server(here, monkeypatch, capsys):
+def test_a_resumed_run_sends_no_key_to_a_server(folder, monkeypatch, capsys):
     sent = []
     monkeypatch.setenv("SECRET", "open sesame")
     monkeypatch.setattr(
-        "ctcdraft.corpus.generation.http.JSONClient._post", lambda server, *said: sent.append(server) or {}
+        "ctcdraft.corpus.generation.http.JSONClient._post", lambda server, *message: sent.append(server) or {}
     )
     given = {"url": "http://far.example/v1", "key_from": "SECRET", "model": "m", "seed": 0, "retries": 0}
     answers = compose_config(
         "train", "answers=openai", *[f"answers.{key}={value}" for key, value in given.items()]
     ).answers
-    run = changed(here / "run", ("answers", answers), ("prepared", str(here / "gone")))
-    said = expect_error(monkeypatch, capsys, "train.py", f"resume={run}", "trainer.steps=6")
+    run = changed(folder / "run", ("answers", answers), ("prepared", str(folder / "gone")))
+    message = expect_error(monkeypatch, capsys, "train.py", f"resume={run}", "trainer.steps=6")
     assert not sent
-    assert f"asks the server at http://far.example/v1 for answers, and there is no complete corpus in {here}" in said
-    changed(here / "run", ("prepared", "prepared"))  # which is complete: no server is asked
+    assert f"server at http://far.example/v1 for answers, and there is no complete corpus in {folder}" in message
+    changed(folder / "run", ("prepared", "prepared"))  # complete, so no server is asked
     run_script(monkeypatch, "train.py", f"resume={run}", "trainer.steps=6")
     assert not sent
 
 
-def test_no_code_runs_from_a_published_head(here):
-    PublishedHead.from_run(here / "run", load_base("base", "float32", "cpu")).save_pretrained(here / "head")
-    said = json.loads((here / "head" / "config.json").read_text())
-    said["drafter"]["frames"] = command(here / "marker")
-    said["trust"] = ["ctcdraft.training.search.run_trial"]
-    (here / "head" / "config.json").write_text(json.dumps(said))
-    with pytest.raises(InputError, match=r"config\.json wants to call ctcdraft\.training\.search\.train \(drafter\.fr"):
-        PublishedHead.from_pretrained(here / "head", model=random_lm(context=128), tokenizer=tiny_tokenizer())
-    assert not list(here.glob("marker*"))
+def test_no_code_runs_from_a_published_head(folder):
+    PublishedHead.from_run(folder / "run", load_base("base", "float32", "cpu")).save_pretrained(folder / "head")
+    message = json.loads((folder / "head" / "config.json").read_text())
+    message["drafter"]["frames"] = command(folder / "marker")
+    message["trust"] = ["ctcdraft.training.search.run_trial"]
+    (folder / "head" / "config.json").write_text(json.dumps(message))
+    with pytest.raises(InputError, match=r"config\.json wants to call ctcdraft\.training\.search\.run_trial \(draf"):
+        PublishedHead.from_pretrained(folder / "head", model=random_lm(context=128), tokenizer=tiny_tokenizer())
+    assert not list(folder.glob("marker*"))
 
 
-def test_a_secret_of_the_environment_is_not_read(here, monkeypatch, capsys):
+def test_a_secret_of_the_environment_is_not_read(folder, monkeypatch, capsys):
     monkeypatch.setenv("SECRET", "open sesame")
-    run = changed(here / "run", ("drafter.name", "${oc.env:SECRET}"))
-    said = expect_error(monkeypatch, capsys, "evaluate.py", f"checkpoint={run}", *SHORT)
-    assert "interpolates ${oc.env:SECRET} (drafter.name)" in said
+    run = changed(folder / "run", ("drafter.name", "${oc.env:SECRET}"))
+    message = expect_error(monkeypatch, capsys, "evaluate.py", f"checkpoint={run}", *SHORT)
+    assert "interpolates ${oc.env:SECRET} (drafter.name)" in message
 
 
-def test_a_class_of_ones_own_needs_trust_on_the_command_line(here, monkeypatch, capsys):
-    """And imports nothing without: the module would have said so."""
-    (here / "mine.py").write_text(f"open({str(here / 'imported')!r}, 'w').close()\n{MODULE}")
-    monkeypatch.syspath_prepend(here)
-    OmegaConf.save(OmegaConf.create({"_target_": "mine.Parrot", "name": "parrot"}), here / "parrot.yaml")
-    run = changed(here / "run", ("drafter._target_", "mine.Own"), ("trust", ["mine.Own"]))
-    asked = ["evaluate.py", f"contestants=[{run},{here}/parrot.yaml]", f"out={here}/out", *SHORT]
-    assert "add trust=[mine.Own]" in expect_error(monkeypatch, capsys, *asked)
-    assert "add trust=[mine.Parrot]" in expect_error(monkeypatch, capsys, *asked, "trust=[mine.Own]")
+def test_a_custom_class_needs_trust_on_the_command_line(folder, monkeypatch, capsys):
+    """Without trust the module is not imported either, or it would have created the file."""
+    (folder / "mine.py").write_text(f"open({str(folder / 'imported')!r}, 'w').close()\n{MODULE}")
+    monkeypatch.syspath_prepend(folder)
+    OmegaConf.save(OmegaConf.create({"_target_": "mine.Parrot", "name": "parrot"}), folder / "parrot.yaml")
+    run = changed(folder / "run", ("drafter._target_", "mine.Own"), ("trust", ["mine.Own"]))
+    command_line = ["evaluate.py", f"contestants=[{run},{folder}/parrot.yaml]", f"out={folder}/out", *SHORT]
+    assert "add trust=[mine.Own]" in expect_error(monkeypatch, capsys, *command_line)
+    assert "add trust=[mine.Parrot]" in expect_error(monkeypatch, capsys, *command_line, "trust=[mine.Own]")
     assert "add trust=[mine.Own]" in expect_error(monkeypatch, capsys, "train.py", f"resume={run}", "trainer.steps=5")
-    assert not (here / "imported").exists()
-    run_script(monkeypatch, *asked, "trust=[mine.Own,mine.Parrot]")
-    rows = json.loads((here / "out" / "report.json").read_text())["rows"]
+    assert not (folder / "imported").exists()
+    run_script(monkeypatch, *command_line, "trust=[mine.Own,mine.Parrot]")
+    rows = json.loads((folder / "out" / "report.json").read_text())["rows"]
     assert [row["drafter"] for row in rows] == ["autoregressive", "ctc", "parrot"]
     run_script(monkeypatch, "train.py", f"resume={run}", "trainer.steps=5", "trust=[mine.Own]")
-    assert len((here / "run" / "metrics.jsonl").read_text().splitlines()) == 5
+    assert len((folder / "run" / "metrics.jsonl").read_text().splitlines()) == 5
 
 
-def test_a_head_of_ones_own_class_is_loaded_where_its_reader_trusts_it(here, monkeypatch):
-    (here / "ours.py").write_text(MODULE)
-    monkeypatch.syspath_prepend(here)
-    run = changed(here / "run", ("drafter._target_", "ours.Own"))
-    PublishedHead.from_run(run, load_base("base", "float32", "cpu"), trust=["ours.Own"]).save_pretrained(here / "head")
+def test_a_published_head_of_a_custom_class_is_loaded_if_the_caller_trusts_it(folder, monkeypatch):
+    (folder / "ours.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(folder)
+    run = changed(folder / "run", ("drafter._target_", "ours.Own"))
+    PublishedHead.from_run(run, load_base("base", "float32", "cpu"), trust=["ours.Own"]).save_pretrained(
+        folder / "head"
+    )
     given = {"model": random_lm(context=128), "tokenizer": tiny_tokenizer()}
     with pytest.raises(InputError, match=r"add trust=\[ours\.Own\]"):
-        PublishedHead.from_pretrained(here / "head", **given)
-    head = PublishedHead.from_pretrained(here / "head", **given, trust=["ours.Own"])
-    saved = load_file(here / "run" / "drafter.safetensors")
+        PublishedHead.from_pretrained(folder / "head", **given)
+    head = PublishedHead.from_pretrained(folder / "head", **given, trust=["ours.Own"])
+    saved = load_file(folder / "run" / "drafter.safetensors")
     assert type(head.drafter).__name__ == "Own"
     assert all((value == saved[name]).all() for name, value in head.drafter.trainable_state_dict().items())
 
 
-def test_a_drafter_without_weights_is_no_head(here):
-    PublishedHead.from_run(here / "run", load_base("base", "float32", "cpu")).save_pretrained(here / "head")
-    said = json.loads((here / "head" / "config.json").read_text())
+def test_a_drafter_without_weights_is_not_a_published_head(folder):
+    PublishedHead.from_run(folder / "run", load_base("base", "float32", "cpu")).save_pretrained(folder / "head")
+    message = json.loads((folder / "head" / "config.json").read_text())
     for drafter, sentence in (
         ({"_target_": "ctcdraft.drafters.autoregressive.Autoregressive"}, "a drafter that is no head"),
         ("ctc", "missing or damaged"),
     ):
-        (here / "head" / "config.json").write_text(json.dumps(said | {"drafter": drafter}))
+        (folder / "head" / "config.json").write_text(json.dumps(message | {"drafter": drafter}))
         with pytest.raises(InputError, match=sentence):
-            PublishedHead.from_pretrained(here / "head", model=random_lm(context=128), tokenizer=tiny_tokenizer())
+            PublishedHead.from_pretrained(folder / "head", model=random_lm(context=128), tokenizer=tiny_tokenizer())
 
 
-def test_training_with_ones_own_class_needs_no_trust(here, monkeypatch):
-    """What the command line composes is the user's own word."""
-    (here / "yours.py").write_text(MODULE)
-    monkeypatch.syspath_prepend(here)
-    run_script(monkeypatch, "train.py", *train_args(f"run={here}/own", "drafter._target_=yours.Own"))
-    assert (here / "own" / "drafter.safetensors").is_file()
+def test_training_with_a_custom_class_needs_no_trust(folder, monkeypatch):
+    """The command line is written by the user, so it is trusted."""
+    (folder / "yours.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(folder)
+    run_script(monkeypatch, "train.py", *train_args(f"run={folder}/own", "drafter._target_=yours.Own"))
+    assert (folder / "own" / "drafter.safetensors").is_file()

@@ -1,4 +1,4 @@
-"""Files that bring code along, where tensors or models are expected: one sentence, and nothing of it is run."""
+"""Files that contain code where tensors or models are expected: an InputError, and the code is not run."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ NAMES = {
 
 
 class Hostile:
-    """An object whose unpickling makes a folder."""
+    """An object whose unpickling creates a folder."""
 
     def __init__(self, marker: Path) -> None:
         self.marker = marker
@@ -76,14 +76,14 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.parametrize("written", [zipped, old])
-def test_the_files_of_these_tests_do_run_code_where_they_may(tmp_path, written):
+def test_the_hostile_files_do_run_code_without_protection(tmp_path, written):
     written(Hostile(tmp_path / "marker"), tmp_path / "file")
     torch.load(tmp_path / "file", weights_only=False)
     assert (tmp_path / "marker").exists()
 
 
 def poisoned(run: Path, marker: Path, written) -> str:
-    """All states of a run, with right checksums: whoever made them could count these, too."""
+    """Replace all training states of a run, with valid checksums, which an attacker could compute."""
     states = list(run.glob("resume-*.pt"))
     assert len(states) == 2
     for state in states:
@@ -108,17 +108,17 @@ def test_a_state_to_resume_from_runs_no_code_with_deepspeed(world, tmp_path):
     config = OmegaConf.load(Path(run) / "config.yaml")
     config.engine = OmegaConf.load(CONFIGS / "engine" / "deepspeed.yaml")
     OmegaConf.save(config, Path(run) / "config.yaml")
-    words = [sys.executable, str(REPOSITORY / "train.py"), f"resume={run}", "trainer.steps=6"]
-    done = subprocess.run(words, cwd=world, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 1, done.stderr[-2000:]
-    assert "has no intact state" in done.stderr
-    assert "Traceback" not in done.stderr
+    command = [sys.executable, str(REPOSITORY / "train.py"), f"resume={run}", "trainer.steps=6"]
+    process = subprocess.run(command, cwd=world, capture_output=True, text=True, timeout=240)
+    assert process.returncode == 1, process.stderr[-2000:]
+    assert "has no intact state" in process.stderr
+    assert "Traceback" not in process.stderr
     assert not (tmp_path / "marker").exists()
 
 
 @pytest.mark.deepspeed
 def test_what_deepspeed_loads_runs_no_code(tmp_path):
-    """Its own loaders ask for weights_only=False; behind our import of it torch overrules them."""
+    """Its loaders pass weights_only=False; the switch set by our import makes torch override that."""
     pytest.importorskip("deepspeed")
     zipped(Hostile(tmp_path / "marker"), tmp_path / "mp_rank_00_model_states.pt")
     script = (
@@ -128,10 +128,10 @@ def test_what_deepspeed_loads_runs_no_code(tmp_path):
         "from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchCheckpointEngine\n"
         "TorchCheckpointEngine().load(sys.argv[1])\n"
     )
-    words = [sys.executable, "-c", script, str(tmp_path / "mp_rank_00_model_states.pt")]
-    done = subprocess.run(words, cwd=REPOSITORY, capture_output=True, text=True, timeout=240)
+    command = [sys.executable, "-c", script, str(tmp_path / "mp_rank_00_model_states.pt")]
+    process = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=240)
     assert not (tmp_path / "marker").exists()
-    assert "UnpicklingError" in done.stderr
+    assert "UnpicklingError" in process.stderr
 
 
 @pytest.mark.parametrize("written", [zipped, old])
@@ -139,9 +139,9 @@ def test_weights_of_a_base_run_no_code(folder, tmp_path, written):
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         shutil.copy(folder / name, tmp_path)
     written(Hostile(tmp_path / "marker"), tmp_path / "pytorch_model.bin")
-    with pytest.raises(InputError, match=r"holds weights pickled with other objects.*give base\.path=") as said:
+    with pytest.raises(InputError, match=r"holds weights pickled with other objects.*give base\.path=") as raised:
         load_base(str(tmp_path), "float32", "cpu")
-    assert "\n" not in str(said.value)
+    assert "\n" not in str(raised.value)
     assert not (tmp_path / "marker").exists()
 
 
@@ -150,9 +150,9 @@ def test_weights_of_a_base_run_no_code(folder, tmp_path, written):
 def test_weights_of_an_adapter_run_no_code(folder, tmp_path, written, key, sentence):
     peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM").save_pretrained(str(tmp_path))
     written(Hostile(tmp_path / "marker"), tmp_path / "adapter_model.bin")
-    with pytest.raises(InputError, match=sentence) as said:
+    with pytest.raises(InputError, match=sentence) as raised:
         load_base(str(folder), "float32", "cpu", **{key: str(tmp_path)})
-    assert "\n" not in str(said.value)
+    assert "\n" not in str(raised.value)
     assert not (tmp_path / "marker").exists()
 
 
@@ -166,16 +166,16 @@ def test_an_adapter_imports_no_module(folder, tmp_path, key):
         load_base(str(folder), "float32", "cpu", **{key: str(tmp_path)})
 
 
-def test_numbers_of_a_benchmark_run_no_code(tmp_path):
-    np.savez(tmp_path / "bad.npz", words=13, sequences=np.array([Hostile(tmp_path / "marker")], dtype=object))
+def test_hashes_of_a_benchmark_run_no_code(tmp_path):
+    np.savez(tmp_path / "bad.npz", command=13, sequences=np.array([Hostile(tmp_path / "marker")], dtype=object))
     with pytest.raises(InputError, match="cannot read the benchmark mine"):
         Decontamination(13, {"mine": str(tmp_path / "bad.npz")}).benchmark_hashes()
     assert not (tmp_path / "marker").exists()
 
 
 @pytest.mark.parametrize("kind", NAMES)
-def test_a_base_that_brings_code_is_refused_and_nobody_is_asked(folder, tmp_path, monkeypatch, kind):
-    """transformers would ask at the terminal, where a run directory of others should not get a yes."""
+def test_a_base_with_code_is_refused_without_a_prompt(folder, tmp_path, monkeypatch, kind):
+    """transformers would ask at the terminal whether to run the code."""
     copy = shutil.copytree(folder, tmp_path / "base")
     file = copy / ("tokenizer_config.json" if kind == "tokenizer" else "config.json")
     values = json.loads(file.read_text()) | {"auto_map": NAMES[kind]}
@@ -188,7 +188,7 @@ def test_a_base_that_brings_code_is_refused_and_nobody_is_asked(folder, tmp_path
     })  # fmt: skip
     with pytest.raises(InputError, match="cannot load the base"):
         load_base(str(copy), "float32", "cpu")
-    for weights in copy.glob("*.safetensors"):  # now it is planned on paper
+    for weights in copy.glob("*.safetensors"):  # now only a dry run is possible
         weights.unlink()
     if kind == "tokenizer":
         assert meta_base(config).base.tokenizer is None
@@ -199,7 +199,7 @@ def test_a_base_that_brings_code_is_refused_and_nobody_is_asked(folder, tmp_path
 
 
 def test_no_module_unpickles():
-    """torch.load says weights_only=True each time, numpy is never allowed to, and nothing else that can is imported."""
+    """torch.load always has weights_only=True, numpy never allow_pickle, and no other unpickler is imported."""
     unpicklers = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
     files = [*(REPOSITORY / "ctcdraft").rglob("*.py"), *REPOSITORY.glob("*.py"), *(REPOSITORY / "data").glob("*.py")]
     loads = 0

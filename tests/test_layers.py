@@ -1,4 +1,4 @@
-"""Imports go downwards only, and each heavy package is imported in one module."""
+"""Import rules: downwards through the layers only, and each heavy package in one module."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import ctcdraft
 
 ROOT = Path(ctcdraft.__file__).parent
-LAYERS = (  # the lowest first; modules of one layer do not import each other's folders
+LAYERS = (  # lowest first; folders of one layer do not import each other
     ("errors", "io", "batch", "distributed", "progress", "hardware", "renamed"),
     ("decoding", "ctc", "nn"),
     ("models",),
@@ -33,7 +33,7 @@ LEVEL = {folder: number for number, folders in enumerate(LAYERS) for folder in f
 IMPORTS = {
     (path.relative_to(ROOT).as_posix(), f"{node.module}.{each.name}" if isinstance(node, ast.ImportFrom) else each.name)
     for path in ROOT.rglob("*.py")
-    for node in ast.walk(ast.parse(path.read_text()))  # within functions and for types alone, too
+    for node in ast.walk(ast.parse(path.read_text()))  # also inside functions and under TYPE_CHECKING
     if isinstance(node, ast.Import | ast.ImportFrom)
     for each in node.names
 }
@@ -44,15 +44,15 @@ def folder_of(path: str) -> str:
 
 
 def upwards() -> set[tuple[str, str]]:
-    found = set()
+    imports = set()
     for path, name in IMPORTS:
         parts = name.split(".")
         if parts[0] != "ctcdraft" or path == "__init__.py" or len(parts) < 2:
             continue
         importer, imported = folder_of(path), parts[1]
         if importer != imported and LEVEL[importer] <= LEVEL.get(imported, 0) and imported not in LAYERS[0]:
-            found.add((path, name))
-    return found
+            imports.add((path, name))
+    return imports
 
 
 def test_every_folder_has_a_layer():

@@ -1,4 +1,4 @@
-"""Lines of progress by an injected clock: what is estimated, and when a line is due."""
+"""Progress lines with an injected clock: the estimate, and when a line is written."""
 
 import io
 import sys
@@ -17,7 +17,7 @@ class Clock:
 
 
 def lines_of(seconds, **given):
-    """What is written where item after item takes so many seconds."""
+    """Return the lines written where the items take these seconds."""
     clock, lines = Clock(), []
     progress = Progress(len(seconds), "answers", clock=clock, write=lines.append, **given)
     for taken in seconds:
@@ -62,7 +62,7 @@ def test_a_warm_up_is_no_part_of_the_rate():
 
 
 class Output(io.StringIO):
-    """A file, or a terminal; counts how often it was flushed."""
+    """A file or a terminal that counts how often it was flushed."""
 
     def __init__(self, terminal):
         super().__init__()
@@ -85,9 +85,11 @@ def test_lines_follow_where_the_output_goes(stdout, stderr, lines, monkeypatch):
         clock.now += 61
         progress.advance()
     assert len(output.getvalue().splitlines()) == lines
-    assert output.flushed >= lines  # a buffered line would come minutes late
+    assert output.flushed >= lines  # a buffered line would appear minutes late
 
 
-@pytest.mark.parametrize(("seconds", "said"), [(0, "0.1"), (3, "0.1"), (473, "7.9"), (7200, "120"), (90000, "1,500")])
-def test_minutes(seconds, said):
-    assert format_minutes(seconds) == f"{said} minutes"
+@pytest.mark.parametrize(
+    ("seconds", "minutes"), [(0, "0.1"), (3, "0.1"), (473, "7.9"), (7200, "120"), (90000, "1,500")]
+)
+def test_minutes(seconds, minutes):
+    assert format_minutes(seconds) == f"{minutes} minutes"

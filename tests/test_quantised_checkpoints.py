@@ -1,4 +1,4 @@
-"""Checkpoints that are quantised already: dequantised to the model that was meant, or refused before they are read."""
+"""Quantised checkpoints: FP8 is dequantised exactly, every other one is refused before its weights are read."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ONE = "model.layers.1.mlp.up_proj.weight"
 
 @pytest.fixture
 def accelerator(monkeypatch):
-    """A GPU with FP8 for transformers' eyes: without one it dequantises of its own accord, and hides the fault."""
+    """Simulate a GPU with FP8, where transformers keeps the codes; without one it dequantises by itself."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *device: (9, 0))
 
@@ -41,15 +41,18 @@ def logits(lm):
 @pytest.mark.parametrize("chosen", [lambda name: name == ONE, lambda name: True], ids=["one layer", "all layers"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_fp8_is_dequantised(tmp_path, accelerator, chosen, dtype):
-    """Before, codes were cast without their scales: weights up to 448, logits that correlated 0.4 to 0.6."""
-    meant = fp8_checkpoint(tmp_path, chosen)
+    """Codes cast without their scales would give weights up to 448, and logits that correlate 0.4 to 0.6."""
+    expected = fp8_checkpoint(tmp_path, chosen)
     base = load_base(str(tmp_path), dtype, "cpu")
     weights = dict(base.lm.named_parameters())
     assert max(float(value.detach().abs().max()) for value in weights.values()) < 2
-    for name, value in meant.named_parameters():  # not meant.to(dtype), which would round rotary frequencies, too
+    for (
+        name,
+        value,
+    ) in expected.named_parameters():  # not expected.to(dtype), which would round the rotary frequencies too
         value.data = value.data.to(getattr(torch, dtype))
         assert torch.equal(weights[name], value), name
-    assert torch.equal(logits(base.lm), logits(meant))
+    assert torch.equal(logits(base.lm), logits(expected))
 
 
 def test_a_checkpoint_that_names_no_dtype_is_not_loaded_as_float8(tmp_path, accelerator):
@@ -62,37 +65,37 @@ def test_a_checkpoint_that_names_no_dtype_is_not_loaded_as_float8(tmp_path, acce
 
 
 def test_fp8_with_layers_on_disk(tmp_path):
-    meant = fp8_checkpoint(tmp_path / "base")
-    places = {"model.layers.0": "cpu", "model.layers.1": "disk", "model.norm": "cpu", "model.rotary_emb": "cpu"}
-    places |= {"model.embed_tokens": "cpu", "lm_head": "cpu"}
+    expected = fp8_checkpoint(tmp_path / "base")
+    device_map = {"model.layers.0": "cpu", "model.layers.1": "disk", "model.norm": "cpu", "model.rotary_emb": "cpu"}
+    device_map |= {"model.embed_tokens": "cpu", "lm_head": "cpu"}
     folder = str(tmp_path / "offloaded")
-    base = load_base(str(tmp_path / "base"), "float32", "cpu", device_map=places, offload_folder=folder)
+    base = load_base(str(tmp_path / "base"), "float32", "cpu", device_map=device_map, offload_folder=folder)
     states = base.hidden_states(TOKENS, torch.ones_like(TOKENS))
-    assert torch.allclose(base.head(states), logits(meant), atol=1e-5)
+    assert torch.allclose(base.head(states), logits(expected), atol=1e-5)
 
 
 def test_experts_in_fp8_are_dequantised(tmp_path, accelerator):
-    """A mixture of experts in one file per expert, as the hub has them, merged by transformers after dequantising."""
+    """Experts are stored one by one, as on the hub, and merged by transformers after dequantisation."""
     changes = {"moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2}
     lm = random_lm("qwen3_moe", **changes)
     lm.save_pretrained(tmp_path)
     tiny_tokenizer().save_pretrained(tmp_path)
-    tensors, meant = load_file(tmp_path / "model.safetensors"), {}
+    tensors, expected = load_file(tmp_path / "model.safetensors"), {}
     for name in [name for name in tensors if ".experts." in name]:
         codes, scales, value = quantize_blocks(tensors[name])
-        meant[name] = value
+        expected[name] = value
         tensors |= {name: codes, f"{name}_scale_inv": scales}
-    assert len(meant) == 2 * 4 * 3
+    assert len(expected) == 2 * 4 * 3
     (tmp_path / "meant").mkdir()
-    whole = {name: value for name, value in tensors.items() if not name.endswith("_scale_inv")} | meant
+    whole = {name: value for name, value in tensors.items() if not name.endswith("_scale_inv")} | expected
     save_file(whole, tmp_path / "meant" / "model.safetensors", metadata={"format": "pt"})
     lm.config.save_pretrained(tmp_path / "meant")
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((tmp_path / "config.json").read_text()) | {"quantization_config": FP8}
     (tmp_path / "config.json").write_text(json.dumps(config))
     base = load_base(str(tmp_path), "float32", "cpu")
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "meant").eval()
-    assert torch.allclose(logits(base.lm), logits(theirs), atol=1e-4)
+    reference_lm = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "meant").eval()
+    assert torch.allclose(logits(base.lm), logits(reference_lm), atol=1e-4)
 
 
 @pytest.mark.parametrize("method", ["gptq", "awq", "bitsandbytes", "compressed-tensors", "mxfp4", "torchao", "new"])
@@ -100,15 +103,15 @@ def test_every_other_method_is_refused_before_its_weights_are_read(tmp_path, met
     (tmp_path / "config.json").write_text(
         json.dumps(random_lm().config.to_dict() | {"quantization_config": {"quant_method": method}})
     )
-    said = f"is quantised with {method}, and only fp8 is dequantised here; give the checkpoint"
-    with pytest.raises(InputError, match=said):
+    message = f"is quantised with {method}, and only fp8 is dequantised here; give the checkpoint"
+    with pytest.raises(InputError, match=message):
         load_base(str(tmp_path), "float32", "cpu")
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         build_meta_base(str(tmp_path), "float32")
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"config": None}, "holds .* as F8_E4M3 and no quantization_config says how"),
         ({"scaled": "{}_scale"}, "holds .* as F8_E4M3 without .*_scale_inv"),
@@ -117,13 +120,13 @@ def test_every_other_method_is_refused_before_its_weights_are_read(tmp_path, met
         ({"config": {"load_in_8bit": True}}, "is quantised with bitsandbytes"),
     ],
 )
-def test_codes_whose_scales_would_be_lost_are_refused(tmp_path, changes, said):
+def test_codes_whose_scales_would_be_lost_are_refused(tmp_path, changes, message):
     fp8_checkpoint(tmp_path, **changes)
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         load_base(str(tmp_path), "float32", "cpu")
 
 
-def test_codes_in_shards_of_a_checkpoint_are_found(tmp_path):
+def test_codes_in_sharded_checkpoints_are_refused(tmp_path):
     fp8_checkpoint(tmp_path, config=None)
     tensors = load_file(tmp_path / "model.safetensors")
     (tmp_path / "model.safetensors").unlink()
@@ -140,7 +143,7 @@ def test_codes_in_shards_of_a_checkpoint_are_found(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["model.layers.0.mlp.up_proj.weight", "model.norm.weight"])
-def test_missing_weights_are_not_drawn_at_random(tmp_path, name):
+def test_missing_weights_are_not_initialised_at_random(tmp_path, name):
     folder = saved(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     del tensors[name]
@@ -149,8 +152,8 @@ def test_missing_weights_are_not_drawn_at_random(tmp_path, name):
         load_base(folder, "float32", "cpu")
 
 
-def test_a_pickled_checkpoint_whose_scales_nobody_reads_is_refused(tmp_path):
-    """There is no header to look at: what transformers reports as left over tells."""
+def test_a_pickled_checkpoint_with_unused_scales_is_refused(tmp_path):
+    """A pickle has no header to inspect; the unexpected keys that transformers reports show the scales."""
     folder = saved(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     (tmp_path / "model.safetensors").unlink()
@@ -160,7 +163,7 @@ def test_a_pickled_checkpoint_whose_scales_nobody_reads_is_refused(tmp_path):
         load_base(folder, "float32", "cpu")
 
 
-def test_tied_heads_and_integer_buffers_are_no_fault(tmp_path):
+def test_tied_lm_heads_and_integer_buffers_are_accepted(tmp_path):
     folder = saved(tmp_path, tie_word_embeddings=True)
     tensors = load_file(tmp_path / "model.safetensors")
     assert "lm_head.weight" not in tensors
@@ -168,10 +171,10 @@ def test_tied_heads_and_integer_buffers_are_no_fault(tmp_path):
     assert load_base(folder, "float32", "cpu").vocabulary == 261
 
 
-def test_quantising_what_is_quantised_is_refused(tmp_path, monkeypatch):
+def test_quantising_a_quantised_checkpoint_is_refused(tmp_path, monkeypatch):
     fp8_checkpoint(tmp_path)
     described = {"dtype": "auto", "quantization_config": object()}
-    monkeypatch.setattr("ctcdraft.models.loading.weight_options", lambda *told: described)
+    monkeypatch.setattr("ctcdraft.models.loading.weight_options", lambda *arguments: described)
     with pytest.raises(InputError, match=r"base\.quantised= would quantise .* already \(fp8\); leave it out"):
         load_base(str(tmp_path), "float32", "cpu", quantised="torchao_int8")
 
@@ -185,18 +188,18 @@ def test_shards_of_zero3_are_not_dequantised(tmp_path):
 
 
 def test_draft_models_and_assistants_are_dequantised_too(tmp_path, accelerator):
-    meant = fp8_checkpoint(tmp_path)
+    expected = fp8_checkpoint(tmp_path)
     base = BaseLM(random_lm(seed=3), tiny_tokenizer(), "large")
-    assert torch.equal(logits(load_draft_model(str(tmp_path), base).lm), logits(meant))
+    assert torch.equal(logits(load_draft_model(str(tmp_path), base).lm), logits(expected))
     stock = StockGenerate(base, {}, str(tmp_path), 3)
-    assert torch.allclose(logits(stock.assistant), logits(meant), atol=1e-5)
+    assert torch.allclose(logits(stock.assistant), logits(expected), atol=1e-5)
     save_first_layers(str(tmp_path), 1, tmp_path / "small")
     small = load_base(str(tmp_path / "small"), "float32", "cpu")
-    assert torch.equal(small.lm.model.layers[0].mlp.up_proj.weight, meant.model.layers[0].mlp.up_proj.weight)
+    assert torch.equal(small.lm.model.layers[0].mlp.up_proj.weight, expected.model.layers[0].mlp.up_proj.weight)
 
 
-def test_a_model_that_somebody_hands_over_quantised_is_refused(tmp_path, accelerator):
-    """As to PublishedHead.from_pretrained: transformers keeps FP8 as codes where it finds a GPU for it."""
+def test_a_quantised_model_given_by_the_caller_is_refused(tmp_path, accelerator):
+    """For example to PublishedHead.from_pretrained: transformers keeps FP8 codes where a GPU supports them."""
     fp8_checkpoint(tmp_path)
     lm = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
     assert lm.model.layers[0].mlp.up_proj.weight.dtype == torch.float8_e4m3fn
@@ -206,16 +209,16 @@ def test_a_model_that_somebody_hands_over_quantised_is_refused(tmp_path, acceler
         BaseLM(lm, tiny_tokenizer(), "mine")
 
 
-def test_fp8_is_planned_for_as_what_it_becomes(tmp_path):
-    meant = fp8_checkpoint(tmp_path)
+def test_fp8_is_planned_for_as_dequantised(tmp_path):
+    expected = fp8_checkpoint(tmp_path)
     base = build_meta_base(str(tmp_path), "bfloat16")
     assert {name: value.shape for name, value in base.lm.named_parameters()} == {
-        name: value.shape for name, value in meant.named_parameters()
+        name: value.shape for name, value in expected.named_parameters()
     }
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_base_is_held_to_what_transformers_computed_before_it_was_touched(dtype):
+def test_a_base_must_compute_the_reference_logits(dtype):
     base = BaseLM(random_lm(), tiny_tokenizer(), "mine")
     reference = ReferenceLogits.of(base.lm, "mine")
     refuse_changed_logits(base.to(dtype), reference)
@@ -226,13 +229,13 @@ def test_a_base_is_held_to_what_transformers_computed_before_it_was_touched(dtyp
 
 
 def test_the_check_runs_when_a_base_is_loaded(tmp_path, monkeypatch):
-    """The check of trees compares a base with itself, and passes whatever its weights have become."""
-    folder, to = saved(tmp_path), BaseLM.to
+    """The tree check compares a base with itself, so it passes with wrong weights too."""
+    folder, original_to = saved(tmp_path), BaseLM.to
 
-    def lossy(base, *told):
+    def lossy(base, *arguments):
         for layer in base.lm.model.layers:
             layer.mlp.up_proj.weight.data.mul_(100)
-        return to(base, *told)
+        return original_to(base, *arguments)
 
     monkeypatch.setattr(BaseLM, "to", lossy)
     with pytest.raises(InputError, match="is not what transformers loaded"):

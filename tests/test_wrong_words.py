@@ -1,4 +1,4 @@
-"""Every wrong word on the command line is answered by one sentence and status 1, and leaves nothing behind."""
+"""Every wrong command line ends with one sentence and exit status 1, and creates no files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tiny_models import random_lm, tiny_tokenizer
 
 
 @pytest.mark.parametrize(
-    ("script", "words", "sentence"),
+    ("script", "arguments", "sentence"),
     [
         ("train.py", train_args("run=run"), "run holds a run already; continue it with resume=run"),
         ("train.py", train_args("drafter.framse=8"), "framse"),
@@ -31,7 +31,7 @@ from tiny_models import random_lm, tiny_tokenizer
             ["base=vicuna_7b", "base.config=gone.json", "corpus.path=prompts.jsonl", "plan_only=true", "out=never"],
             "no base LLM at gone.json",
         ),
-        ("train.py", train_args("run=x", "objective.labels=9"), "5 frames cannot say 9 labels"),
+        ("train.py", train_args("run=x", "objective.labels=9"), "5 frames cannot emit 9 labels"),
         ("train.py", train_args("run=x", "objective.labels=0"), "objective.labels must be an integer >= 1, got 0"),
         ("train.py", train_args("run=x", "drafter.frames=0"), "drafter.frames must be an integer >= 1, got 0"),
         ("train.py", train_args("run=x", "objective=cross_entropy"), "drafter/tree=per_frame"),
@@ -40,7 +40,7 @@ from tiny_models import random_lm, tiny_tokenizer
         ("train.py", ["base=local"], "base.path= is missing"),
         ("train.py", ["drafter/tree=colapse"], "did you mean drafter/tree/collapse"),
         ("evaluate.py", ["experiment=arena_real", "real.dat=x"], "did you mean real.data"),
-        ("train.py", train_args("run=x", "objective=prefix_ctc", "objective.decay=2"), "objective.decay=2"),
+        ("train.py", train_args("run=x", "objective=prefix_ctc", "objective.decay=2"), "objective.decay must be > 0"),
         (
             "train.py",
             train_args("run=x", "drafter/correction=gru", "drafter.correction.rank=0"),
@@ -93,7 +93,7 @@ from tiny_models import random_lm, tiny_tokenizer
         ("train.py", train_args("run=x", "drafter.frames=abc"), "drafter.frames must be an integer >= 1, got abc"),
         ("train.py", train_args("run=x", "decoding.nodes=abc"), "decoding.nodes must be an integer >= 1, got abc"),
         ("train.py", train_args("run=x", "objective=eagle"), "are for drafter=eagle"),
-        ("train.py", train_args("run=x", "prepared=never", "objective.labels=9"), "5 frames cannot say 9 labels"),
+        ("train.py", train_args("run=x", "prepared=never", "objective.labels=9"), "5 frames cannot emit 9 labels"),
         (
             "train.py",
             train_args("run=x", "prepared=never", "plan_only=true", "objective=cross_entropy"),
@@ -135,7 +135,7 @@ from tiny_models import random_lm, tiny_tokenizer
         ("data/prepare.py", ["base=local", "base.path=base", "corpus.path=empty.jsonl", "out=o"], "empty.jsonl"),
     ],
 )
-def test_a_wrong_word_is_one_sentence(world, monkeypatch, capsys, script, words, sentence):
+def test_a_wrong_command_line_is_one_sentence(world, monkeypatch, capsys, script, arguments, sentence):
     monkeypatch.chdir(world)
     (world / "empty.jsonl").touch()
     if not (world / "mamba").exists():
@@ -143,7 +143,7 @@ def test_a_wrong_word_is_one_sentence(world, monkeypatch, capsys, script, words,
         random_lm(seed=1, context=128).save_pretrained(world / "other_base")
         tiny_tokenizer().save_pretrained(world / "other_base")
         random_lm().config.save_pretrained(world / "paper")
-    said = expect_error(monkeypatch, capsys, script, *words)
-    assert sentence in said
+    message = expect_error(monkeypatch, capsys, script, *arguments)
+    assert sentence in message
     assert not (world / "x").exists()
     assert not (world / "never").exists()

@@ -1,4 +1,4 @@
-"""Bases small enough for a test: random weights, seconds to build, no network and no files. They know no language."""
+"""Tiny base models with random weights and a byte-level tokenizer, built in seconds without network or files."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ CHAT_TEMPLATE = (
 
 
 def tiny_tokenizer() -> transformers.PreTrainedTokenizerFast:
-    """A byte-level tokenizer without merges: 5 special words and 256 bytes, with a chat template."""
+    """Return a byte-level tokenizer without merges: 5 special tokens and 256 bytes, with a chat template."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {word: index for index, word in enumerate(SPECIAL_TOKENS + alphabet)}
+    vocabulary = {token: index for index, token in enumerate(SPECIAL_TOKENS + alphabet)}
     tokenizer = Tokenizer(models.BPE(vocabulary, [], unk_token=None))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -44,9 +44,13 @@ def random_lm(
     without: Collection[str] = (),
     **changes,
 ):
-    """A random causal LM of a stock architecture, width 32, two layers. without: names that its config lacks.
+    """Return a random causal LM of a stock architecture with two layers of width 32.
 
-    Weights are drawn wide, so that the top-2 margin of a random model is far above rounding noise.
+    Its weights have a large spread, so that the top-2 margin of the logits is far above rounding errors.
+
+    Args:
+        without: sizes that the config of this architecture lacks.
+        changes: other values of the config.
     """
     shape = {
         "hidden_size": 32,

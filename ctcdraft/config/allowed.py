@@ -18,108 +18,68 @@ from ctcdraft.renamed import current
 
 # configs/objective/distill.yaml looks its distance up by name, so `path` beside this target is checked too.
 GET_METHOD = "hydra.utils.get_method"
+
+
+def _targets(package: str, names: str) -> set[str]:
+    """Return the full names of `module.Class` in a package of ctcdraft: ("nn", "bodies.AttentionBody") and so on."""
+    return {f"ctcdraft.{package}.{name}" for name in names.split()}
+
+
+BODIES = _targets("nn", "bodies.AttentionBody bodies.FeedForwardBody bodies.ResidualBody")
+CORRECTIONS = _targets("nn", "logit_correction.GRUCorrection logit_correction.MarkovCorrection")
+DATASETS = _targets("corpus.sources", "gsm8k sharegpt")
+VERIFIERS = _targets("decoding", "rejection.k_sequential rejection.multi_round verification.match")
 CORPUS_TARGETS = {
-    "ctcdraft.corpus.filters.Alternation",
-    "ctcdraft.corpus.filters.Cleaning",
-    "ctcdraft.corpus.filters.ControlTokens",
-    "ctcdraft.corpus.filters.Duplicates",
-    "ctcdraft.corpus.filters.Empties",
-    "ctcdraft.corpus.filters.Language",
-    "ctcdraft.corpus.filters.Length",
-    "ctcdraft.corpus.filters.Roles",
-    "ctcdraft.corpus.decontamination.Decontamination",
-    "ctcdraft.corpus.sources.gsm8k",
-    "ctcdraft.corpus.sources.project_prompts",
-    "ctcdraft.corpus.sources.mixture",
-    "ctcdraft.corpus.sources.sharegpt",
+    *DATASETS,
+    *_targets("corpus", "sources.mixture sources.project_prompts decontamination.Decontamination"),
+    *_targets("corpus.filters", "Alternation Cleaning ControlTokens Duplicates Empties Language Length Roles"),
 }
 ALLOWED_TARGETS: Mapping[str, Collection[str]] = {  # by node of a run's config
-    "base": {"ctcdraft.models.loading.load_base", "ctcdraft.models.meta.random_weights_base"},
+    "base": _targets("models", "loading.load_base meta.random_weights_base"),
     "drafter": {
-        "ctcdraft.drafters.autoregressive.Autoregressive",
-        "ctcdraft.drafters.parallel.ParallelDrafter",
-        "ctcdraft.drafters.cascade.Cascade",
-        "ctcdraft.drafters.trees.static.GreedyPathTree",
-        "ctcdraft.drafters.trees.static.StaticTree",
-        "ctcdraft.drafters.controls.RandomDrafter",
-        "ctcdraft.drafters.controls.Oracle",
-        "ctcdraft.drafters.trees.per_frame.PerFrameTree",
-        "ctcdraft.drafters.trees.per_frame.StaticPerFrameTree",
-        "ctcdraft.drafters.trees.per_frame.likely_choices",
-        "ctcdraft.drafters.draft_model.DraftModel",
-        "ctcdraft.drafters.trees.sampled_chains.SampledChains",
-        "ctcdraft.drafters.trees.sampled_labels.SampledLabels",
-        "ctcdraft.drafters.trees.sampled_labels.SampledTokens",
-        "ctcdraft.drafters.eagle.Eagle",
-        "ctcdraft.drafters.trees.dynamic.DynamicTree",
-        "ctcdraft.drafters.hydra.Hydra",
-        "ctcdraft.drafters.trees.ctc.Collapse",
-        "ctcdraft.drafters.trees.ctc.PrefixSearch",
-        "ctcdraft.drafters.prompt_lookup.PromptLookup",
-        "ctcdraft.drafters.cascade.Staged",
-        "ctcdraft.drafters.trees.transducer.SampledTransductions",
-        "ctcdraft.drafters.trees.transducer.TransducerSearch",
+        *BODIES,
+        *CORRECTIONS,
+        *_targets(
+            "drafters",
+            "autoregressive.Autoregressive cascade.Cascade cascade.Staged controls.Oracle controls.RandomDrafter "
+            "draft_model.DraftModel eagle.Eagle hydra.Hydra parallel.ParallelDrafter prompt_lookup.PromptLookup",
+        ),
+        *_targets(
+            "drafters.trees",
+            "ctc.Collapse ctc.PrefixSearch dynamic.DynamicTree per_frame.PerFrameTree per_frame.StaticPerFrameTree "
+            "per_frame.likely_choices sampled_chains.SampledChains sampled_labels.SampledLabels "
+            "sampled_labels.SampledTokens static.GreedyPathTree static.StaticTree transducer.SampledTransductions "
+            "transducer.TransducerSearch",
+        ),
         "ctcdraft.evaluation.stock_generate.StockGenerate",
-        "ctcdraft.nn.bodies.AttentionBody",
-        "ctcdraft.nn.logit_correction.GRUCorrection",
-        "ctcdraft.nn.logit_correction.MarkovCorrection",
-        "ctcdraft.nn.bodies.FeedForwardBody",
-        "ctcdraft.nn.bodies.ResidualBody",
     },
     "objective": {
         GET_METHOD,
-        "ctcdraft.objectives.cross_entropy.CrossEntropy",
-        "ctcdraft.objectives.ctc.CTC",
-        "ctcdraft.objectives.distillation.Distill",
-        "ctcdraft.objectives.distillation.kl",
-        "ctcdraft.objectives.distillation.total_variation",
-        "ctcdraft.objectives.eagle.Eagle",
-        "ctcdraft.objectives.eagle.EagleCTC",
-        "ctcdraft.objectives.ctc.PrefixCTC",
-        "ctcdraft.objectives.ctc.PrefixTransducer",
-        "ctcdraft.objectives.ctc.Transducer",
-        "ctcdraft.objectives.weighted_sum.WeightedSum",
+        *_targets(
+            "objectives",
+            "cross_entropy.CrossEntropy ctc.CTC ctc.PrefixCTC ctc.PrefixTransducer ctc.Transducer distillation.Distill "
+            "distillation.kl distillation.total_variation eagle.Eagle eagle.EagleCTC weighted_sum.WeightedSum",
+        ),
     },
     "decoding": {
-        "ctcdraft.decoding.settings.DecodingSettings",
-        "ctcdraft.decoding.rejection.Rejection",
-        "ctcdraft.decoding.rejection.k_sequential",
-        "ctcdraft.decoding.rejection.multi_round",
-        "ctcdraft.decoding.verification.TypicalAcceptance",
-        "ctcdraft.decoding.verification.match",
+        *VERIFIERS,
+        *_targets("decoding", "settings.DecodingSettings rejection.Rejection verification.TypicalAcceptance"),
     },
     "corpus": CORPUS_TARGETS,
     "prompts": CORPUS_TARGETS,
-    "answers": {
-        "ctcdraft.corpus.generation.transformers.TransformersAnswers",
-        "ctcdraft.corpus.generation.openai.ServedAnswers",
-        "ctcdraft.corpus.generation.vllm.VllmAnswers",
-    },
-    "states": {"ctcdraft.corpus.hidden_states.OnlineHiddenStates", "ctcdraft.corpus.hidden_states.OfflineHiddenStates"},
-    "engine": {
-        "ctcdraft.training.engine.MuonEngine",
-        "ctcdraft.training.engine.TorchEngine",
-        "ctcdraft.training.deepspeed.DeepSpeedEngine",
-    },
-    "adapt": {"ctcdraft.training.lora.LoRAAdapter"},
-    "logger": {"ctcdraft.training.loggers.TensorBoardLogger", "ctcdraft.training.loggers.WandbLogger"},
+    "answers": _targets("corpus.generation", "openai.ServedAnswers transformers.TransformersAnswers vllm.VllmAnswers"),
+    "states": _targets("corpus.hidden_states", "OfflineHiddenStates OnlineHiddenStates"),
+    "engine": _targets("training", "deepspeed.DeepSpeedEngine engine.MuonEngine engine.TorchEngine"),
+    "adapt": _targets("training", "lora.LoRAAdapter"),
+    "logger": _targets("training", "loggers.TensorBoardLogger loggers.WandbLogger"),
 }
 EVALUATED_NODES = ("base", "drafter", "objective")  # the nodes of a run's config that an evaluation instantiates
 PARTIAL_TARGETS = {  # targets that configs/ use with _partial_: true
-    *ALLOWED_TARGETS["adapt"],
-    *ALLOWED_TARGETS["engine"],
-    *ALLOWED_TARGETS["logger"],
-    *ALLOWED_TARGETS["states"],
-    "ctcdraft.corpus.sources.gsm8k",
-    "ctcdraft.corpus.sources.sharegpt",
-    "ctcdraft.decoding.rejection.k_sequential",
-    "ctcdraft.decoding.rejection.multi_round",
-    "ctcdraft.decoding.verification.match",
-    "ctcdraft.nn.bodies.AttentionBody",
-    "ctcdraft.nn.logit_correction.GRUCorrection",
-    "ctcdraft.nn.logit_correction.MarkovCorrection",
-    "ctcdraft.nn.bodies.FeedForwardBody",
-    "ctcdraft.nn.bodies.ResidualBody",
+    *(name for node in ("adapt", "engine", "logger", "states") for name in ALLOWED_TARGETS[node]),
+    *BODIES,
+    *CORRECTIONS,
+    *DATASETS,
+    *VERIFIERS,
 }
 # Keys that make transformers, vLLM or DeepSpeed import code from a folder, a hub or an arbitrary module.
 CODE_LOADING_KEYS = {

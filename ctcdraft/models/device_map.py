@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,41 +19,28 @@ from ctcdraft.decoding.kv_cache import KVCache
 from ctcdraft.errors import InputError
 
 
-@dataclass(frozen=True)
-class DeviceMapOptions:
-    """Options of transformers' from_pretrained.
+def device_map_options(dtype: str, device_map: Any, max_memory: Any, offload_folder: str | None) -> dict[str, Any]:
+    """Return the keyword arguments of from_pretrained; raise InputError without accelerate or under torchrun.
 
-    device_map: auto, balanced, ..., or a device for each module name.
-    max_memory: by device; None for all of it.
-    offload_folder: for layers that fit on no device.
+    Args:
+        device_map: auto, balanced, sequential, or a device for each module name.
+        max_memory: by device; None for all of it.
+        offload_folder: for layers that fit on no device.
     """
-
-    device_map: Any
-    max_memory: Any = None
-    offload_folder: str | None = None
-
-    def from_pretrained_options(self, dtype: str) -> dict[str, Any]:
-        """Return keyword arguments of from_pretrained; raise InputError without accelerate or under torchrun."""
-        if importlib.util.find_spec("accelerate") is None:
-            raise InputError(
-                f"base.device_map={self.device_map} needs accelerate, which is not installed; pip install accelerate"
-            )
-        world_size = int(os.environ.get("WORLD_SIZE", 1))
-        if world_size > 1:
-            raise InputError(
-                f"base.device_map={self.device_map} distributes one base over the devices of one process, and "
-                f"{world_size} were started; start one, or leave out device_map so that each process has its own base"
-            )
-        return {
-            "dtype": getattr(torch, dtype),
-            "device_map": as_plain_dict(self.device_map),
-            "max_memory": as_plain_dict(self.max_memory),
-            "offload_folder": self.offload_folder,
-        }
-
-
-def as_plain_dict(value: Any) -> Any:
-    return dict(value) if isinstance(value, Mapping) else value
+    if importlib.util.find_spec("accelerate") is None:
+        raise InputError(
+            f"base.device_map={device_map} needs accelerate, which is not installed; pip install accelerate"
+        )
+    world_size = int(os.environ.get("WORLD_SIZE", 1))
+    if world_size > 1:
+        raise InputError(
+            f"base.device_map={device_map} distributes one base over the devices of one process, and {world_size} were "
+            "started; start one, or leave out device_map so that each process has its own base"
+        )
+    # Hydra passes mappings of its own, which transformers does not accept.
+    device_map, max_memory = (dict(each) if isinstance(each, Mapping) else each for each in (device_map, max_memory))
+    options = {"device_map": device_map, "max_memory": max_memory, "offload_folder": offload_folder}
+    return {"dtype": getattr(torch, dtype), **options}
 
 
 def gather_shared_modules(lm: Any, device: str) -> None:

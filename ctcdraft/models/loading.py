@@ -12,16 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 
 from ctcdraft.decoding.static_shapes import StaticShapeForward
-from ctcdraft.errors import InputError, first_line
-from ctcdraft.models.adapters import attach_adapter, refuse_import
+from ctcdraft.errors import InputError
+from ctcdraft.models.adapters import attach_adapter, merge_trained_adapter
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.models.checkpoints import load_pretrained
 from ctcdraft.models.compatibility import ReferenceLogits, refuse_changed_logits, refuse_inexact_tree_attention
-from ctcdraft.models.device_map import DeviceMapOptions, gather_shared_modules, layer_devices
-from ctcdraft.models.fingerprint import tensors_hash
+from ctcdraft.models.device_map import device_map_options, gather_shared_modules, layer_devices
 from ctcdraft.models.values import (
     looks_like_folder,
     read_chat_template,
@@ -73,27 +71,32 @@ def load_base(
     refuse_absent_device(device)
     static_shapes = StaticShapeForward.of(fixed, compiled)
     transformers.utils.logging.disable_progress_bar()
-    placing = DeviceMapOptions(device_map, max_memory, offload_folder) if device_map is not None else None
-    changes = {"fixed": fixed, "adapter": adapter, "adapted": adapted}
-    refuse_unsupported_combination(placing is not None, zero3, bool(quantised), changes)
+    single_device = {"fixed": fixed, "adapter": adapter, "adapted": adapted}
+    refuse_unsupported_combination(device_map is not None, zero3, bool(quantised), single_device)
     if looks_like_folder(path) and not (Path(path) / "config.json").is_file():
         raise InputError(f"no base LLM at {path}: there is no config.json; give a Hugging Face folder as base.path=")
+    identity: dict[str, Any] = {
+        "name": name or Path(path).name,
+        "revision": revision,
+        "context_length": context_length,
+        "chat_template": read_chat_template(chat_template_file) if chat_template_file else None,
+        "taps": taps,
+    }
     if zero3:
         from ctcdraft.models.zero3 import load_sharded
 
-        name = name or Path(path).name
-        return load_sharded(path, dtype, device, name, revision, attention, context_length, chat_template_file, taps)
-    lm, tokenizer = load_pretrained(path, revision, attention, weight_options(dtype, device, quantised, placing))
+        return load_sharded(path, dtype, device, attention, identity)
+    map_options = None if device_map is None else device_map_options(dtype, device_map, max_memory, offload_folder)
+    lm, tokenizer = load_pretrained(path, revision, attention, weight_options(dtype, device, quantised, map_options))
     if adapter is not None:
         lm = attach_adapter(lm, adapter)
     reference = ReferenceLogits.of(lm, path)
     if adapter is not None:
         lm = lm.merge_and_unload()
-    if placing is not None:
+    if device_map is not None:
         gather_shared_modules(lm, device)
-    template = read_chat_template(chat_template_file) if chat_template_file else None
-    base = BaseLM(lm, tokenizer, name or Path(path).name, revision, context_length, template, taps, quantised)
-    if placing is not None:
+    base = BaseLM(lm, tokenizer, **identity, quantised=quantised)
+    if device_map is not None:
         devices = layer_devices(lm, base.device)
         base.layer_devices = devices if len(set(devices)) > 1 else None
     elif quantised is None:  # quantised weights were loaded on their device and keep their dtype
@@ -119,24 +122,6 @@ def refuse_unsupported_combination(
         raise InputError(f"base.{given[0]}= needs a base on one device; leave out base.{given[0]} or base.device_map")
     if zero3 and (device_map or quantised or given):
         raise InputError("base.zero3=true supports no device_map, quantised, fixed or adapter; leave them out")
-
-
-def merge_trained_adapter(base: BaseLM, folder: Path) -> None:
-    """Merge the adapter that a run trained together with its draft head into the base it started from."""
-    import peft
-    from safetensors.torch import load_file
-
-    weights = folder / "adapter_model.safetensors"
-    if not weights.is_file():
-        raise InputError(f"there is no {weights}; give the adapter/ of a run of adapt=lora as base.adapted=")
-    try:
-        base.adapted = tensors_hash(load_file(weights))
-        refuse_import(peft.PeftConfig.from_pretrained(str(folder)), str(folder))
-        peft.PeftModel.from_pretrained(base.lm, str(folder)).merge_and_unload()
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise InputError(f"cannot merge {folder} into {base.name}: {first_line(error)}; check base.adapted=") from error
-    base.lm.eval().requires_grad_(False)
-    base.name += ", changed by LoRA"
 
 
 def without_generation_config(lm: Any) -> Any:

@@ -57,8 +57,7 @@ def meta_base_if_absent(
     `load_base`.
     """
     base = build_meta_base(path, dtype, **values)
-    revision = values.get("revision")
-    if not has_local_weights(path, revision):
+    if not has_local_weights(path, values.get("revision")):
         return MetaBase(base, f"no weights of {path} are on this machine")
     needed, available = ModelStats.of(base).weight_bytes, device_memory_bytes(device)
     if available is not None and needed > available and device_map is None and not zero3:

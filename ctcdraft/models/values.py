@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from ctcdraft.errors import InputError, first_line
-from ctcdraft.models.device_map import DeviceMapOptions
 
 QUANTIZATION_PACKAGES = {  # value of base.quantised: the package that implements it
     "bitsandbytes_4bit": "bitsandbytes",
@@ -34,28 +33,22 @@ def refuse_unknown_dtype(dtype: str) -> None:
 
 
 def refuse_absent_device(device: str) -> None:
-    if not is_device(device):
-        raise InputError(f"device must be a device of torch (cpu, cuda, cuda:1), got {device}")
-    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
+    try:
+        kind = torch.device(device).type
+    except RuntimeError as error:
+        raise InputError(f"device must be a device of torch (cpu, cuda, cuda:1), got {device}") from error
+    if kind == "cuda" and not torch.cuda.is_available():
         raise InputError(f"device={device} needs a CUDA device, and torch finds none; use device=cpu")
 
 
-def is_device(name: str) -> bool:
-    try:
-        torch.device(name)
-    except RuntimeError:
-        return False
-    return True
-
-
 def weight_options(
-    dtype: str, device: str, quantised: str | None, placing: DeviceMapOptions | None = None
+    dtype: str, device: str, quantised: str | None, map_options: dict[str, Any] | None = None
 ) -> dict[str, Any]:
     """Return the keyword arguments of `from_pretrained` for dtype, quantization and device map.
 
     Raises InputError for an unknown or inexact quantization, or one whose package is not installed.
     """
-    options = {"dtype": "auto"} if placing is None else placing.from_pretrained_options(dtype)
+    options = map_options or {"dtype": "auto"}
     if quantised is None:
         return options
     if quantised in INEXACT_QUANTIZATIONS:
@@ -68,7 +61,7 @@ def weight_options(
     package = QUANTIZATION_PACKAGES[quantised]
     if importlib.util.find_spec(package) is None:
         raise InputError(f"base.quantised={quantised} needs the package {package}, which is not installed")
-    if placing is None:
+    if map_options is None:
         options = {"dtype": getattr(torch, dtype), "device_map": device}
     return options | {"quantization_config": make_quantization_config(quantised)}
 

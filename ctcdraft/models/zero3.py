@@ -7,7 +7,7 @@ such as validation by decoding or generating responses, would wait forever for t
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -19,7 +19,6 @@ from ctcdraft.models.base_model import BaseLM
 from ctcdraft.models.checkpoints import load_pretrained
 from ctcdraft.models.compatibility import refuse_inexact_tree_attention
 from ctcdraft.models.deepspeed_loading import gathered_parameters, load_deepspeed
-from ctcdraft.models.values import read_chat_template
 
 # By default DeepSpeed does not shard small weights; threshold 0 shards all, so that tests cover what large bases do.
 ZERO3_CONFIG = {
@@ -38,18 +37,12 @@ class ShardedBase(BaseLM):
         return gathered_parameters(value for module in modules for value in module.parameters())
 
 
-def load_sharded(
-    path: str,
-    dtype: str,
-    device: str,
-    name: str,
-    revision: str | None,
-    attention: str,
-    context_length: int | None,
-    chat_template_file: str | None,
-    taps: Sequence[str | int],
-) -> ShardedBase:
-    """Load a sharded base under torchrun (arguments: `load_base`). A process holds at most its shard and one layer."""
+def load_sharded(path: str, dtype: str, device: str, attention: str, identity: Mapping[str, Any]) -> ShardedBase:
+    """Load a sharded base under torchrun; a process holds at most its shard and one complete layer.
+
+    Args:
+        identity: the remaining arguments of BaseLM: name, revision, context_length, chat_template, taps.
+    """
     from transformers.integrations import HfDeepSpeedConfig
 
     if int(os.environ.get("WORLD_SIZE", 1)) == 1:
@@ -59,7 +52,9 @@ def load_sharded(
     deepspeed = load_deepspeed(device.partition(":")[0])
     deepspeed_config = HfDeepSpeedConfig(ZERO3_CONFIG)  # while it exists, transformers loads in shards
     try:
-        lm, tokenizer = load_pretrained(path, revision, attention, {"dtype": getattr(torch, dtype)}, dequantises=False)
+        lm, tokenizer = load_pretrained(
+            path, identity["revision"], attention, {"dtype": getattr(torch, dtype)}, dequantises=False
+        )
     finally:
         del deepspeed_config
     embedding, head = unsharded_embeddings(lm)
@@ -67,8 +62,7 @@ def load_sharded(
     lm.eval().requires_grad_(False)
     deepspeed.initialize(model=lm.base_model, config=ZERO3_CONFIG, dist_init_required=False)  # installs its hooks
     lm.base_model.eval()
-    template = read_chat_template(chat_template_file) if chat_template_file else None
-    base = ShardedBase(lm, tokenizer, name, revision, context_length, template, taps)
+    base = ShardedBase(lm, tokenizer, **identity)
     base.embedding = embedding
     refuse_inexact_tree_attention(base)
     return base
