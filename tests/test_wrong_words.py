@@ -53,7 +53,7 @@ from tiny_models import random_lm, tiny_tokenizer
         ("train.py", train_args("run=x", "trainer.max_length=9"), "within 9 tokens; raise trainer.max_length"),
         ("train.py", train_args("run=x", "trainer.max_length=12"), "of at most 12 tokens; raise trainer.max_length"),
         ("train.py", train_args("run=x", "trainer.anchors=0"), "trainer.anchors=0 is impossible"),
-        ("train.py", train_args("run=x", "trainer.rows=99"), "trainer.rows=99 is more than the 22 answers"),
+        ("train.py", train_args("run=x", "trainer.rows=99"), "trainer.rows=99 is more than the 22 responses"),
         ("train.py", train_args("run=x", "trainer.probe_every=0"), "trainer.probe_every=0 is impossible"),
         ("train.py", train_args("run=x", "decoding.temperature=-1"), "decoding.temperature=-1"),
         ("train.py", train_args("run=x", "trainer.probe_prompts=-3"), "trainer.probe_prompts=-3 is impossible"),

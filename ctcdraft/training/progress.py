@@ -12,8 +12,6 @@ from statistics import mean
 from time import perf_counter, process_time
 from typing import Any
 
-import torch
-
 from ctcdraft.progress import Progress, format_minutes, write_line
 
 MACHINE_METRICS = (
@@ -40,6 +38,9 @@ class StepTimer:
 
 
 def peak_memory() -> int:
+    """Return the most bytes this process has held: allocated on its GPU if it uses one, else resident."""
+    import torch  # here, because a command line is checked before torch is imported
+
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         return torch.cuda.max_memory_allocated()
     unit = 1 if sys.platform == "darwin" else 1024

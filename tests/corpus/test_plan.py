@@ -59,12 +59,12 @@ def test_the_manifest_holds_what_is_planned_and_a_file_beside_it_what_was_measur
         planning_corpus.plan_corpus(base, Corpus.from_prompts(PROMPTS), GREEDY, tmp_path, prepared.SINGLE_SHARD)
         for _ in range(2)
     )
-    assert first.figures == again.figures
+    assert first.manifest_entry == again.manifest_entry
     assert first.measured["hours_at_most"] != again.measured["hours_at_most"]
     prepared.prepare(base, Corpus.from_prompts(PROMPTS), GREEDY, tmp_path, {}, Shard(2, 2), first)
     prepared.prepare(base, Corpus.from_prompts(PROMPTS), GREEDY, tmp_path, {}, Shard(1, 2), again)
     there = json.loads((tmp_path / "manifest.json").read_text())
-    assert there["plan"] == first.figures | {"measured": "plan.json"}
+    assert there["plan"] == first.manifest_entry | {"measured": "plan.json"}
     assert json.loads((tmp_path / "plan.json").read_text()) == first.measured
     finished = planning_corpus.plan_corpus(base, Corpus.from_prompts(PROMPTS), GREEDY, tmp_path, prepared.SINGLE_SHARD)
     assert "time      none: every batch is there" in str(finished)
@@ -121,7 +121,7 @@ def test_on_paper_the_work_is_the_same_and_tokens_are_characters_without_a_token
     assert "ON PAPER: name is not loaded" in str(said)
     assert "time      not known without a rate" in str(said)
     assert said.measured["hours_at_most"] is None
-    reading, saying = (said.metrics["flops_at_most"][key] for key in ("prompts", "answers"))
+    reading, saying = (said.manifest_entry["flops_at_most"][key] for key in ("prompts", "answers"))
     timed = planning_corpus.plan_corpus_dry_run(
         sheet, Corpus.from_prompts(PROMPTS), GREEDY, HardwareSpec(1e6, None), prepared.SINGLE_SHARD
     )
