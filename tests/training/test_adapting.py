@@ -28,7 +28,7 @@ def adapting(run, base, steps=6, **changes):
     one = make_trainer(run, base, steps, drafter=drafter)
     one.adapter = LoRAAdapter(base, drafter, **{**HOW, **changes})
     one.engine.add_param_group(list(one.adapter.parameters.values()), one.adapter.learning_rate)
-    one.batches.reading = one.adapter.read
+    one.batches.compute_states = one.adapter.read
     one.objective = KLRegularizedObjective(one.objective, one.adapter)
     return one
 

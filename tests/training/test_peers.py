@@ -72,7 +72,7 @@ def test_without_deepspeed_it_says_what_to_install(monkeypatch):
 def test_a_port_in_use_is_one_sentence(monkeypatch):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        taken.is_conditioned()
+        taken.listen()
         port = taken.getsockname()[1]
         values = {"WORLD_SIZE": 2, "RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         for name, value in values.items():
