@@ -1,4 +1,4 @@
-"""The plan of a corpus: its bounds hold for the corpus that is then made, and its clock is read as it should be."""
+"""The plan of a corpus: its bounds hold for the generated corpus, and its hours follow from the trial or the rates."""
 
 import json
 from dataclasses import dataclass, replace
@@ -25,10 +25,10 @@ GREEDY = TransformersAnswers(3, 12, 0.0, 0, 1)
 
 @dataclass(frozen=True)
 class Elsewhere(ResponseGenerator):
-    """Of somebody else's machine, which cannot be tried."""
+    """A generator on another machine, which cannot be timed."""
 
     def start(self, base):
-        raise AssertionError("nobody asks here")
+        raise AssertionError("no response is generated here")
 
 
 ELSEWHERE = Elsewhere(3, 12, 0.0, 0, 1)
@@ -41,20 +41,20 @@ def base():
 
 
 @pytest.mark.parametrize("samples", [1, 2])
-def test_prompts_are_what_was_planned_and_answers_never_more(base, tmp_path, samples):
-    """One turn each: what a random base says in a history is other bytes when it is read again."""
+def test_prompt_tokens_equal_the_plan_and_response_tokens_do_not_exceed_it(base, tmp_path, samples):
+    """One turn each, because random responses tokenize differently in a history."""
     answers = TransformersAnswers(4, 12, float(samples - 1), 0, samples)
     corpus = Corpus.from_prompts(replace(prompt, turns=prompt.turns[:1]) for prompt in PROMPTS)
-    said = planning_corpus.plan_corpus(base, corpus, answers, tmp_path, prepared.SINGLE_SHARD)
-    made, work = prepared.prepare(base, corpus, answers, tmp_path, {}, planned=said)["counts"], said.work
-    assert made["tokens"] - made["answer_tokens"] == work.asked
-    assert 0 < made["answer_tokens"] <= work.said == len(PROMPTS) * samples * 12
+    plan = planning_corpus.plan_corpus(base, corpus, answers, tmp_path, prepared.SINGLE_SHARD)
+    counts, work = prepared.prepare(base, corpus, answers, tmp_path, {}, planned=plan)["counts"], plan.work
+    assert counts["tokens"] - counts["answer_tokens"] == work.asked
+    assert 0 < counts["answer_tokens"] <= work.said == len(PROMPTS) * samples * 12
     rows = prepared.read_corpus(tmp_path, base.fingerprint()).rows
     assert max(len(row.tokens_L) for row in rows) <= work.longest
     assert max(int((~row.mask_L).sum()) for row in rows) <= work.longest_prompt
 
 
-def test_the_manifest_holds_what_is_planned_and_a_file_beside_it_what_was_measured(base, tmp_path):
+def test_the_manifest_has_the_plan_and_plan_json_the_measurements(base, tmp_path):
     first, again = (
         planning_corpus.plan_corpus(base, Corpus.from_prompts(PROMPTS), GREEDY, tmp_path, prepared.SINGLE_SHARD)
         for _ in range(2)
@@ -63,26 +63,26 @@ def test_the_manifest_holds_what_is_planned_and_a_file_beside_it_what_was_measur
     assert first.measured["hours_at_most"] != again.measured["hours_at_most"]
     prepared.prepare(base, Corpus.from_prompts(PROMPTS), GREEDY, tmp_path, {}, Shard(2, 2), first)
     prepared.prepare(base, Corpus.from_prompts(PROMPTS), GREEDY, tmp_path, {}, Shard(1, 2), again)
-    there = json.loads((tmp_path / "manifest.json").read_text())
-    assert there["plan"] == first.manifest_entry | {"measured": "plan.json"}
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    assert manifest["plan"] == first.manifest_entry | {"measured": "plan.json"}
     assert json.loads((tmp_path / "plan.json").read_text()) == first.measured
     finished = planning_corpus.plan_corpus(base, Corpus.from_prompts(PROMPTS), GREEDY, tmp_path, prepared.SINGLE_SHARD)
-    assert "time      none: every batch is there" in str(finished)
+    assert "time      none: every batch is finished" in str(finished)
     assert finished.measured["trial"] is None
     part_files.delete_corpus(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_plan_says_how_much_and_where(base, tmp_path):
-    said = str(planning_corpus.plan_corpus(base, Corpus.from_prompts(PROMPTS), GREEDY, tmp_path / "out", Shard(1, 4)))
-    assert f"answers 11 prompts, {TURNS} turns" in said
-    assert f"at most {TURNS * 12} of answers (12 each)" in said
-    assert f"MB into {tmp_path / 'out'}" in said.replace("kB into", "MB into")
-    assert "seconds for each of 4 shards (a trial of" in said
+def test_the_plan_names_tokens_and_folder(base, tmp_path):
+    plan = str(planning_corpus.plan_corpus(base, Corpus.from_prompts(PROMPTS), GREEDY, tmp_path / "out", Shard(1, 4)))
+    assert f"answers 11 prompts, {TURNS} turns" in plan
+    assert f"at most {TURNS * 12} of responses (12 each)" in plan
+    assert f"MB into {tmp_path / 'out'}" in plan.replace("kB into", "MB into")
+    assert "seconds for each of 4 shards (a trial of" in plan
     assert not (tmp_path / "out").exists()
 
 
-def test_stored_states_are_planned_for_every_precision_and_tap():
+def test_stored_hidden_states_are_planned_for_every_precision_and_layer():
     size = planning_corpus.ModelStats.of(random_base())
     assert planning_corpus.hidden_state_bytes(10, size) == {"float32": 1280, "bfloat16": 640, "int8": 360}
     taps = planning_corpus.ModelStats.of(prepared_base(taps=["last", 1]))
@@ -93,7 +93,7 @@ def prepared_base(taps):
     return meta_base_if_absent("owner/name", "float32", "cpu", taps=taps, config=SHAPE).base
 
 
-def test_memory_is_the_weights_alone_where_others_answer(base):
+def test_memory_is_only_weights_where_a_server_generates(base):
     work = CorpusTokenCounts.from_prompts(PROMPTS, GREEDY, base.tokenizer, base.context_length)
     size = planning_corpus.ModelStats.of(base)
     here = planning_corpus.memory_parts(work, size, GREEDY)
@@ -105,34 +105,34 @@ def test_memory_is_the_weights_alone_where_others_answer(base):
     ).startswith("not known")
 
 
-def test_histories_are_counted_and_cut_where_prompts_are():
+def test_histories_are_counted_and_cut_to_the_prompt_limit():
     assert count_prompt_tokens([3, 4], most=5, limit=10) == (3 + 7, 3)
     assert count_prompt_tokens([3, 4, 2], most=5, limit=100) == (3 + 7 + 9, 5 + 10)
     assert count_prompt_tokens([30], most=5, limit=10) == (10, 0)
 
 
-def test_on_paper_the_work_is_the_same_and_tokens_are_characters_without_a_tokenizer(base):
-    sheet = meta_base_if_absent("owner/name", "float32", "cpu", config=SHAPE)
-    said = planning_corpus.plan_corpus_dry_run(
-        sheet, Corpus.from_prompts(PROMPTS), GREEDY, HardwareSpec(None, None), prepared.SINGLE_SHARD
+def test_a_dry_run_counts_the_same_and_estimates_tokens_without_a_tokenizer(base):
+    meta = meta_base_if_absent("owner/name", "float32", "cpu", config=SHAPE)
+    plan = planning_corpus.plan_corpus_dry_run(
+        meta, Corpus.from_prompts(PROMPTS), GREEDY, HardwareSpec(None, None), prepared.SINGLE_SHARD
     )
-    assert said.work.asked == sum(count_prompt_tokens([-(-len(t) // 4) for t in p.turns], 12, 192)[0] for p in PROMPTS)
-    assert said.work.said == TURNS * 12
-    assert "ON PAPER: name is not loaded" in str(said)
-    assert "time      not known without a rate" in str(said)
-    assert said.measured["hours_at_most"] is None
-    reading, saying = (said.manifest_entry["flops_at_most"][key] for key in ("prompts", "answers"))
+    assert plan.work.asked == sum(count_prompt_tokens([-(-len(t) // 4) for t in p.turns], 12, 192)[0] for p in PROMPTS)
+    assert plan.work.said == TURNS * 12
+    assert "ON PAPER: name is not loaded" in str(plan)
+    assert "time      not known without a rate" in str(plan)
+    assert plan.measured["hours_at_most"] is None
+    prefill, decoding = (plan.manifest_entry["flops_at_most"][key] for key in ("prompts", "answers"))
     timed = planning_corpus.plan_corpus_dry_run(
-        sheet, Corpus.from_prompts(PROMPTS), GREEDY, HardwareSpec(1e6, None), prepared.SINGLE_SHARD
+        meta, Corpus.from_prompts(PROMPTS), GREEDY, HardwareSpec(1e6, None), prepared.SINGLE_SHARD
     )
-    assert timed.measured["hours_at_most"] * 3600 == pytest.approx((reading + saying) / 1e6)
+    assert timed.measured["hours_at_most"] * 3600 == pytest.approx((prefill + decoding) / 1e6)
     shared = planning_corpus.plan_corpus_dry_run(
-        sheet, Corpus.from_prompts(PROMPTS), GREEDY, HardwareSpec(1e6, None), Shard(1, 4)
+        meta, Corpus.from_prompts(PROMPTS), GREEDY, HardwareSpec(1e6, None), Shard(1, 4)
     )
     assert shared.measured["hours_at_most"] * 4 == pytest.approx(timed.measured["hours_at_most"])
     assert "for each of 4 shards at 1e+06 operations a second" in str(shared)
-    sheet.base.tokenizer = base.tokenizer
+    meta.base.tokenizer = base.tokenizer
     whole = planning_corpus.plan_corpus_dry_run(
-        sheet, Corpus.from_prompts(PROMPTS), GREEDY, HardwareSpec(None, None), prepared.SINGLE_SHARD
+        meta, Corpus.from_prompts(PROMPTS), GREEDY, HardwareSpec(None, None), prepared.SINGLE_SHARD
     )
     assert whole.work == CorpusTokenCounts.from_prompts(PROMPTS, GREEDY, base.tokenizer, base.context_length)

@@ -1,4 +1,4 @@
-"""What a step is plan to cost is what it costs: counted on real tensors and on none, and added up by hand."""
+"""The planned cost of a step is the real one: counted on real and on meta tensors, and added up by hand."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def meta_head(frames=6):
         return base, ctc_head(base, frames).eval()
 
 
-def test_what_is_kept_is_every_tensor_once_and_no_parameter():
+def test_saved_bytes_count_every_tensor_once_and_no_parameter():
     weight, x = nn.Parameter(torch.ones(4, 4)), torch.ones(3, 4)
 
     def forward():
-        y = x @ weight  # keeps x, and the weight
-        return (y * y).exp()  # keeps y once, and what exp gives
+        y = x @ weight  # saves x, and the weight
+        return (y * y).exp()  # saves y once, and the result of exp
 
     result, saved = count_saved_bytes(forward)
     assert saved == 3 * x.nbytes
@@ -47,14 +47,14 @@ def test_a_step_on_the_meta_device_is_the_real_step():
     batches = Batches(random_sequences(), base, rows_per_step=4, anchors=8, labels=3, seed=0)
     real = batches.batch(0)
     meta_base, head = meta_head()
-    paper = meta_batch(meta_base, *real.tokens_BL.shape, anchors=8, labels=3)
-    for name, tensor in vars(paper).items():
+    meta = meta_batch(meta_base, *real.tokens_BL.shape, anchors=8, labels=3)
+    for name, tensor in vars(meta).items():
         assert tensor.is_meta
         assert tensor.shape == getattr(real, name).shape, name
     flops, saved, shape = step_flops_and_bytes(ctc_head(base).eval(), CTC(3), real)
-    assert step_flops_and_bytes(head, CTC(3), paper) == (flops, saved, shape)
+    assert step_flops_and_bytes(head, CTC(3), meta) == (flops, saved, shape)
     assert shape == (4, 8, 6, 32)
-    # The frozen head alone: logits, and the expected row that gives the gradient.
+    # The frozen lm_head alone: logits, and the expected embedding for the gradient.
     assert flops > 2 * 2 * 4 * 8 * 6 * base.vocabulary * base.width
 
 
@@ -80,7 +80,7 @@ def test_the_plan_adds_up():
     )
 
 
-def test_a_step_of_several_batches_costs_them_all_and_a_pack_holds_several_answers():
+def test_accumulated_batches_and_packs_are_counted():
     base, head = meta_head()
     stats, once = CorpusStats(answers=50, tokens=1500, longest=60, source="counted"), HardwareSpec(1e6, None)
     alone = plan_dry_run(base, head, CTC(3), stats, Trainer, once)
@@ -89,13 +89,13 @@ def test_a_step_of_several_batches_costs_them_all_and_a_pack_holds_several_answe
     hours = [float(plan.split("time        about ")[1].split(" hours ")[0]) for plan in (alone, thrice)]
     assert hours[1] == pytest.approx(3 * hours[0], abs=0.1)
     packs = plan_dry_run(base, head, CTC(3), stats, type("Trainer", (Trainer,), {"pack": 100}), once)
-    assert "100 of 4 rows x 8 anchors, 24.0 epochs" in packs  # three answers of 30 tokens each
+    assert "100 of 4 rows x 8 anchors, 24.0 epochs" in packs  # three responses of 30 tokens each
     assert " for 4 rows of 90 tokens with states=live" in packs
     assert "(4 rows of 100 tokens)" in packs
 
 
-def test_processes_that_share_the_batches_of_a_step_take_the_time_of_their_own():
-    """Eight batches a step of eight processes last as long as one of one; the corpus is read once, by one of them."""
+def test_hours_are_those_of_the_batches_of_one_process():
+    """Eight processes with eight batches per step take as long as one with one; one process reads the corpus."""
     base, head = meta_head()
     stats, rate = CorpusStats(answers=50, tokens=1500, longest=60, source="counted"), HardwareSpec(1e6, None)
     alone = plan_dry_run(base, head, CTC(3), stats, Trainer, rate)
@@ -117,14 +117,14 @@ def time_of(plan):
     return float(words[0]), float(words[4])
 
 
-def test_what_drafter_and_objective_refuse_of_each_other_is_refused_on_the_meta_device_too():
+def test_incompatible_drafter_and_objective_are_refused_on_the_meta_device_too():
     base, head = meta_head(frames=3)
     with pytest.raises(InputError, match="3 frames cannot say 4 labels"):
         plan_dry_run(base, head, CTC(4), CorpusStats(50, 1500, 60, "counted"), Trainer, HardwareSpec(None, None))
 
 
-def test_taps_that_nobody_reads_are_said():
-    """A block drafter fuses them; what guesses word by word has one place for one state."""
+def test_unused_auxiliary_layers_are_named():
+    """A parallel drafter fuses auxiliary layers; a sequential one takes one hidden state."""
     base = random_base()
     tapped = BaseLM(base.lm, base.tokenizer, base.name, taps=["last", 1])
     eagle, block = Eagle(tapped, 3, DynamicTree(1, None)), ctc_head(tapped)
