@@ -1,7 +1,7 @@
 """Process started by torchrun in test_peers.py: one collective, then exit while gloo's threads wait for the GIL.
 
-torchrun --nproc-per-node 4 tests/training/leaving_job.py [held]      held: somebody goes on holding the group; who is
-left is not said then, for printing lets threads have the interpreter
+torchrun --nproc-per-node 4 tests/training/leaving_job.py [held]      held: a reference to the process group is
+kept, and the number of threads is not printed, because printing releases the GIL to them
 """
 
 from __future__ import annotations

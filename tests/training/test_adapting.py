@@ -173,7 +173,7 @@ def test_parts_that_need_an_unchanged_base_are_refused_before_loading(tmp_path, 
 
 @pytest.mark.slow
 def test_train_resume_and_evaluate_from_the_command_line(world, monkeypatch, capsys):
-    """The head is evaluated with its own base and refused with others; a head of the unchanged base is refused with it."""
+    """The head is evaluated with its own base only, and a head of the unchanged base is refused with it."""
     monkeypatch.chdir(world)
     how = ["adapt=lora", "adapt.rank=2", "adapt.learning_rate=0.01"]
     run_script(monkeypatch, "train.py", *train_args(*how, "run=adapted"))

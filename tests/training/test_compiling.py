@@ -1,4 +1,4 @@
-"""A compiled drafter trains to the same weights under the same names; a failing compilation is refused in a sentence."""
+"""A compiled drafter trains to the same weights under the same names; a failing compilation is refused."""
 
 from __future__ import annotations
 
