@@ -20,9 +20,9 @@ from ctcdraft.planning import training as planning_training
 def test_resuming_raises_the_steps_only(world, monkeypatch, capsys):
     monkeypatch.chdir(world)
     run_script(monkeypatch, "train.py", *train_args("run=again"))
-    said = expect_error(monkeypatch, capsys, "train.py", "resume=again", "trainer.rows=2")
-    assert "trainer.rows=2" in said
-    assert "only trainer.steps= may be raised" in said
+    message = expect_error(monkeypatch, capsys, "train.py", "resume=again", "trainer.rows=2")
+    assert "trainer.rows=2" in message
+    assert "only trainer.steps= may be raised" in message
     assert "must be >= the 4 of again" in expect_error(
         monkeypatch, capsys, "train.py", "resume=again", "trainer.steps=3"
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from time import perf_counter
 
 import torch
@@ -26,16 +25,6 @@ from ctcdraft.planning.memory import StepMemory, count_saved_bytes, describe_dis
 from ctcdraft.training.engine import TorchEngine, compile_forward
 
 
-@dataclass(frozen=True)
-class TimedStep:
-    """One forward and backward pass of a batch. saved_bytes: kept by the forward pass for the backward pass."""
-
-    batch: Batch
-    emissions: Emissions
-    saved_bytes: int
-    seconds: float
-
-
 def plan_training(
     base: BaseLM,
     drafter: DraftHead,
@@ -56,16 +45,16 @@ def plan_training(
     Raises:
         InputError: objective and tree builder do not fit, or the corpus has no window to train on.
     """
-    step = time_step(drafter, objective, batches, engine)
-    rows, anchors, frames, _ = step.emissions.states_BATD.shape
+    batch, emissions, saved_bytes, seconds = time_step(drafter, objective, batches, engine)
+    rows, anchors, frames, _ = emissions.states_BATD.shape
     reading = describe_reading(objective, drafter, frames)
     windows, feasible = count_windows(base, objective, batches, frames)
     tokens = sum(len(tokens_L) for tokens_L in batches.rows.tokens)
     trained, own = sum(p.numel() for p in engine.parameters), sum(p.numel() for p in drafter.trainable_parameters())
-    emission_bytes = rows * anchors * frames * (step.emissions.blank + 1) * 4
+    emission_bytes = rows * anchors * frames * (emissions.blank + 1) * 4
     size, left = ModelStats.of(base), max(steps - done, 0)
-    hours = step.seconds * left * accumulate / engine.distributed.world_size / 3600
-    memory = StepMemory(size, trained, step.batch, step.saved_bytes, emission_bytes)
+    hours = seconds * left * accumulate / engine.distributed.world_size / 3600
+    memory = StepMemory(size, trained, batch, saved_bytes, emission_bytes)
     of_base = f" (and {trained - own:,} of the base)" if trained > own else ""
     return "\n".join(
         [
@@ -84,13 +73,15 @@ def plan_training(
             f"{describe_hidden_states(tokens, size)}",
             f"memory      {memory}; this process has held {format_bytes(peak_process_bytes(base.device))} so far",
             f"time        about {hardware.format_hours(hours)} {f'for the remaining {left:,} steps ' if done else ''}"
-            f"({step.seconds:.2f} s for the first batch), without validation",
+            f"({seconds:.2f} s for the first batch), without validation",
         ]
     )
 
 
-def time_step(drafter: DraftHead, objective: Objective, batches: Batches, engine: TorchEngine) -> TimedStep:
-    """Return a timed forward and backward pass of the first batch; its gradients are dropped."""
+def time_step(
+    drafter: DraftHead, objective: Objective, batches: Batches, engine: TorchEngine
+) -> tuple[Batch, Emissions, int, float]:
+    """Return the first batch, its emissions, bytes saved for the backward pass, and seconds of both passes."""
     engine.zero_grad()
     with engine.precision():
         batches.batch(0)  # not timed: the first call chooses kernels and writes stored hidden states
@@ -108,7 +99,7 @@ def time_step(drafter: DraftHead, objective: Objective, batches: Batches, engine
         torch.cuda.synchronize()
     seconds = perf_counter() - started
     engine.zero_grad()
-    return TimedStep(batch, emissions, saved_bytes, seconds)
+    return batch, emissions, saved_bytes, seconds
 
 
 def count_windows(base: BaseLM, objective: Objective, batches: Batches, frames: int) -> tuple[int, float]:

@@ -10,7 +10,6 @@ import hashlib
 import io
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -29,32 +28,17 @@ CHECKSUM_BYTES = 16
 MATCHING_FIELDS = ("weights", "width", "vocabulary", "taps", "tokenizer", "chat_template", "adapter")
 
 
-@dataclass(frozen=True)
 class RunDirectory:
-    """config.yaml, fingerprint.json, drafter.safetensors, metrics.jsonl, command.txt and resume-STEP.pt in a folder."""
+    """Files of a run: config, draft head, metrics, fingerprint of base and corpus, LoRA, and states to resume from."""
 
-    path: Path
-
-    @property
-    def config(self) -> Path:
-        return self.path / "config.yaml"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def head(self) -> Path:
-        return self.path / "drafter.safetensors"
-
-    @property
-    def adapter(self) -> Path:
-        """The folder of the LoRA of runs that adapt the base model (training/lora.py)."""
-        return self.path / "adapter"
-
-    @property
-    def command(self) -> Path:
-        return self.path / "command.txt"
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.yaml"
+        self.metrics = path / "metrics.jsonl"
+        self.head = path / "drafter.safetensors"
+        self.fingerprint = path / "fingerprint.json"
+        self.command = path / "command.txt"
+        self.adapter = path / "adapter"  # a folder, of runs with a LoRA of the base model (training/lora.py)
 
     @property
     def resume_files(self) -> list[Path]:
@@ -65,10 +49,6 @@ class RunDirectory:
     def last_step(self) -> int:
         """The step in the name of the newest state; 0 without one."""
         return int(self.resume_files[0].stem.removeprefix("resume-")) if self.resume_files else 0
-
-    @property
-    def fingerprint(self) -> Path:
-        return self.path / "fingerprint.json"
 
     def create(self, config: str, fingerprint: dict[str, Any], overwrite: bool) -> None:
         """Write fingerprint and config of a new run; raise InputError where the directory holds one.

@@ -167,8 +167,8 @@ def test_a_wrong_value_is_refused(changes, message):
 )
 def test_parts_that_need_an_unchanged_base_are_refused_before_loading(tmp_path, monkeypatch, capsys, words):
     monkeypatch.chdir(tmp_path)
-    said = expect_error(monkeypatch, capsys, "train.py", *train_args("adapt=lora", "base.path=nowhere", words))
-    assert "adapt=lora" in said
+    message = expect_error(monkeypatch, capsys, "train.py", *train_args("adapt=lora", "base.path=nowhere", words))
+    assert "adapt=lora" in message
 
 
 @pytest.mark.slow

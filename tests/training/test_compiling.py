@@ -101,10 +101,10 @@ def failing(graph, inputs):
 
 
 @pytest.mark.parametrize(
-    ("backend", "said"),
+    ("backend", "reason"),
     [("nonsense", "Invalid backend"), pytest.param(failing, "no compiler is here", marks=pytest.mark.slow)],
 )
-def test_a_failing_compilation_is_refused_before_the_corpus(base, fresh, backend, said):
+def test_a_failing_compilation_is_refused_before_the_corpus(base, fresh, backend, reason):
     one = make_trainer(None, base, 3)
-    with pytest.raises(InputError, match=rf"trainer\.compile=.* ParallelDrafter here \(.*{said}.*inductor.*or null"):
+    with pytest.raises(InputError, match=rf"trainer\.compile=.* ParallelDrafter here \(.*{reason}.*inductor.*or null"):
         compile_forward(one.drafter, backend, partial(smoke_step, base, one.drafter, one.objective, one.engine))

@@ -181,8 +181,8 @@ def test_the_repeat_rate_of_frames(base, monkeypatch):
     """Best classes a a - a b: one of four frames repeats a token; a repeated blank does not count."""
     head = BlankHead(nn.Linear(3, 2, bias=False), 3)
     head.words.weight.data, head.blank_D.data = torch.eye(3)[:2], torch.eye(3)[2]
-    said = {"a a - a b": ([0, 0, 2, 0, 1], 1 / 4), "- - b b b": ([2, 2, 1, 1, 1], 2 / 4)}
-    for best, rate in said.values():
+    cases = {"a a - a b": ([0, 0, 2, 0, 1], 1 / 4), "- - b b b": ([2, 2, 1, 1, 1], 2 / 4)}
+    for best, rate in cases.values():
         drafter, windows = ctc_head(base), SimpleNamespace(lengths_BA=torch.ones(1, 1))
         drafter.head = head
         monkeypatch.setattr(drafter, "forward", lambda _, best=best: Emissions(torch.eye(3)[best][None, None], head))

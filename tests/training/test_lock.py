@@ -81,9 +81,9 @@ def test_neither_a_resume_nor_a_start_runs_in_a_locked_directory(world, monkeypa
     child = held(world / place)
     before = {file.name: file.read_bytes() for file in place.iterdir()}
     capsys.readouterr()
-    said = expect_error(monkeypatch, capsys, "train.py", *words)
-    assert f"{place} is being trained by process {child.pid} on " in said
-    assert said.count("\n") == 1
+    message = expect_error(monkeypatch, capsys, "train.py", *words)
+    assert f"{place} is being trained by process {child.pid} on " in message
+    assert message.count("\n") == 1
     assert {file.name: file.read_bytes() for file in place.iterdir()} == before
     child.kill()
     child.wait()

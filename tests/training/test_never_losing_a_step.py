@@ -155,9 +155,9 @@ def full_disk(monkeypatch, times):
 def test_training_continues_after_a_full_disk_at_a_checkpoint(base, whole, tmp_path, monkeypatch, capsys):
     full_disk(monkeypatch, 2)
     assert_same(whole, trained(base, tmp_path))
-    said = [line for line in capsys.readouterr().out.splitlines() if "No space left" in line]
-    assert [line.split(":")[0] for line in said] == ["step 5", "step 10"]
-    assert said[0].endswith("(training continues, and the next checkpoint tries again)")
+    lines = [line for line in capsys.readouterr().out.splitlines() if "No space left" in line]
+    assert [line.split(":")[0] for line in lines] == ["step 5", "step 10"]
+    assert lines[0].endswith("(training continues, and the next checkpoint tries again)")
 
 
 def test_a_disk_that_stays_full_keeps_what_was_written(base, whole, tmp_path, monkeypatch):
@@ -185,8 +185,8 @@ def test_a_metrics_line_that_a_full_disk_refused_is_written_later(tmp_path):
     logger._file = real
     logger.log(3, {"loss": 3.0})
     logger.close()
-    said = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert said == [{"step": 1, "loss": 1.0}, {"step": 2, "loss": None}, {"step": 3, "loss": 3.0}]
+    records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert records == [{"step": 1, "loss": 1.0}, {"step": 2, "loss": None}, {"step": 3, "loss": 3.0}]
 
 
 def test_a_checkpoint_is_due_by_minutes_too(base, tmp_path):

@@ -117,7 +117,7 @@ def test_two_processes_train_like_one(tmp_path, stage):
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are counted in /proc, which is not here")
-@pytest.mark.parametrize(("words", "said"), [([], ["0 threads left"] * 4), (["held"], [])])
+@pytest.mark.parametrize(("words", "output"), [([], ["0 threads left"] * 4), (["held"], [])])
 def test_processes_that_exit_right_after_a_collective_do_not_abort(words, output):
     """No gloo thread is left that could abort the process; where the group is referenced, they stay and do no harm."""
     done = subprocess.run(
@@ -126,7 +126,7 @@ def test_processes_that_exit_right_after_a_collective_do_not_abort(words, output
         env={**os.environ, "PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=240,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.splitlines() == said
+    assert done.stdout.splitlines() == output
 
 
 @pytest.mark.slow

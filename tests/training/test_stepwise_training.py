@@ -100,8 +100,8 @@ def test_lora_trains_little_and_starts_as_the_model_is(tmp_path):
     tokens = torch.arange(20, 30)
     plain = DraftModel(base, saved_lm(tmp_path), None, 3, DynamicTree(3, 4))
     with torch.inference_mode():
-        said = [one.lm.read(tokens, one.lm.new_cache(16)).logits_NV for one in (part.eval(), plain.eval())]
-    assert torch.equal(*said)
+        logits = [one.lm.read(tokens, one.lm.new_cache(16)).logits_NV for one in (part.eval(), plain.eval())]
+    assert torch.equal(*logits)
 
 
 def test_a_draft_model_that_cannot_serve_is_refused_in_one_sentence(tmp_path):
