@@ -11,7 +11,7 @@ import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -58,27 +58,17 @@ class RunDirectory:
         """
         if self.config.exists():
             if not (overwrite and self.fingerprint.exists()):
-                self.refuse_to_overwrite()
+                refuse_existing_run(self.path)
             own = [self.config, self.head, *self.resume_files, self.metrics, self.fingerprint, self.command]
             own += [self.path / WANDB_FILE, *self.adapter.glob("adapter_*")]
             for file in own:
                 file.unlink(missing_ok=True)
         write_text(self.fingerprint, json.dumps(fingerprint, indent=2) + "\n")
-        self.write_config(config)  # last: config.yaml marks the directory as a run
+        write_text(self.config, config)  # last: config.yaml marks the directory as a run
 
     def set_adapter(self, adapter: str) -> None:
         """Write into the fingerprint that the head belongs to the base model with this adapter (a hash)."""
         write_text(self.fingerprint, json.dumps(self.base_fingerprint() | {"adapter": adapter}, indent=2) + "\n")
-
-    def write_config(self, config: str) -> None:
-        write_text(self.config, config)
-
-    def write_command(self, command: str) -> None:
-        """Write the command that repeats the run; tables print it."""
-        write_text(self.command, command + "\n")
-
-    def refuse_to_overwrite(self) -> NoReturn:
-        refuse_existing_run(self.path)
 
     def require(self) -> None:
         refuse_missing_run(self.path)
