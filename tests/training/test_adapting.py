@@ -150,8 +150,8 @@ def test_the_divergence_equals_that_of_two_separate_models():
     [
         ({"rank": 0}, r"adapt\.rank=0"),
         ({"alpha": "a"}, r"adapt\.alpha=a"),
-        ({"learning_rate": 0}, r"adapt\.learning_rate=0"),
-        ({"weight": -1}, r"adapt\.weight=-1"),
+        ({"learning_rate": 0}, r"adapt\.learning_rate must be > 0, got 0"),
+        ({"weight": -1}, r"adapt\.weight must be >= 0, got -1"),
         ({"targets": ["nowhere"]}, r"adapt\.targets=\['nowhere'\] do not fit"),
         ({"targets": ["lm_head"]}, "include the lm_head or the embedding .* leave them out"),
     ],
