@@ -99,7 +99,7 @@ def test_the_saved_adapter_gives_the_base_the_head_was_trained_with(folder, whol
     assert torch.allclose(states[1], states[2], atol=1e-4)
     assert not torch.allclose(states[1], states[0], atol=1e-2)
     with pytest.raises(
-        InputError, match=r"trained along with its base, .* and this base is not changed; .*checkpoint="
+        InputError, match=r"trained together with a LoRA of its base, and this base is unchanged; .*checkpoint="
     ):
         whole.run.refuse_other_base(plain.fingerprint())
 

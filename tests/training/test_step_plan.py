@@ -65,7 +65,7 @@ def test_time_is_that_of_the_batches_of_one_process(base, monkeypatch):
 
 def test_a_corpus_without_a_window_is_refused(base):
     """As where every prompt is longer than trainer.max_length; every gradient would be zero."""
-    with pytest.raises(InputError, match=r"none of the 4 answers has a window.*raise trainer\.max_length"):
+    with pytest.raises(InputError, match=r"none of the 4 responses has a window.*raise trainer\.max_length"):
         planned(base, CTC(3), PrefixSearch(16), torch.zeros(20).int())
 
 
