@@ -129,7 +129,10 @@ def test_a_run_that_goes_on_sends_no_key_to_a_server(here, monkeypatch, capsys):
     run = changed(here / "run", ("answers", answers), ("prepared", str(here / "gone")))
     said = expect_error(monkeypatch, capsys, "train.py", f"resume={run}", "trainer.steps=6")
     assert not sent
-    assert f"asks the server at http://far.example/v1 for answers, and there is no complete corpus in {here}" in said
+    assert (
+        f"would request responses from the server at http://far.example/v1, and there is no complete corpus in {here}"
+        in said
+    )
     changed(here / "run", ("prepared", "prepared"))  # which is complete: no server is asked
     run_script(monkeypatch, "train.py", f"resume={run}", "trainer.steps=6")
     assert not sent
