@@ -68,8 +68,9 @@ def train(run: TrainingRun) -> float:
     batches = build_batches(config, rows, base, states, objective.labels, adapter)
     if adapter is not None:
         objective = KLRegularizedObjective(objective, adapter)
-    length = settings.steps, settings.accumulate, run.finished_steps
-    plan = plan_training(base, drafter, objective, batches, engine, *length)
+    plan = plan_training(
+        base, drafter, objective, batches, engine, settings.steps, settings.accumulate, run.finished_steps
+    )
     if distributed.is_main:
         print(*corpus_warnings(corpus.manifest), plan, sep="\n")
     if config.plan_only:

@@ -129,7 +129,8 @@ def test_a_resumed_run_sends_no_key_to_a_server(folder, monkeypatch, capsys):
     run = changed(folder / "run", ("answers", answers), ("prepared", str(folder / "gone")))
     message = expect_error(monkeypatch, capsys, "train.py", f"resume={run}", "trainer.steps=6")
     assert not sent
-    assert f"server at http://far.example/v1 for answers, and there is no complete corpus in {folder}" in message
+    server = "would request responses from the server at http://far.example/v1"
+    assert f"{server}, and there is no complete corpus in {folder}" in message
     changed(folder / "run", ("prepared", "prepared"))  # complete, so no server is asked
     run_script(monkeypatch, "train.py", f"resume={run}", "trainer.steps=6")
     assert not sent

@@ -1,4 +1,4 @@
-"""What is there already: resuming, overwriting, sweeps that go on, and a stop by Ctrl-C."""
+"""Existing runs: resuming, overwriting, continued sweeps, and a stop by Ctrl-C."""
 
 from __future__ import annotations
 
@@ -20,20 +20,22 @@ from ctcdraft.planning import training as planning_training
 def test_resuming_raises_the_steps_only(world, monkeypatch, capsys):
     monkeypatch.chdir(world)
     run_script(monkeypatch, "train.py", *train_args("run=again"))
-    said = expect_error(monkeypatch, capsys, "train.py", "resume=again", "trainer.rows=2")
-    assert "trainer.rows=2" in said
-    assert "only trainer.steps= may be raised" in said
-    assert "may only be raised" in expect_error(monkeypatch, capsys, "train.py", "resume=again", "trainer.steps=3")
+    message = expect_error(monkeypatch, capsys, "train.py", "resume=again", "trainer.rows=2")
+    assert "trainer.rows=2" in message
+    assert "only trainer.steps= may be raised" in message
+    assert "must be >= the 4 of again" in expect_error(
+        monkeypatch, capsys, "train.py", "resume=again", "trainer.steps=3"
+    )
     before = (world / "again" / "metrics.jsonl").read_text()
     run_script(monkeypatch, "train.py", "resume=again", "trainer.steps=6")
     after = (world / "again" / "metrics.jsonl").read_text()
-    # From scratch the longer schedule would give steps 2 to 4 other learning rates: they were not taken again.
+    # Started again, the longer schedule would have changed the learning rates of steps 2 to 4.
     assert after.startswith(before)
     assert len(after.splitlines()) == 6
     assert OmegaConf.load(world / "again" / "config.yaml").trainer.steps == 6
 
 
-def test_a_run_killed_before_its_first_checkpoint_begins_again(world, monkeypatch):
+def test_a_run_killed_before_its_first_checkpoint_starts_again(world, monkeypatch):
     monkeypatch.chdir(world)
     run_script(monkeypatch, "train.py", *train_args("run=early"))
     trained = (world / "early" / "drafter.safetensors").read_bytes()
@@ -43,7 +45,7 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again(world, monkeypatc
     assert (world / "early" / "drafter.safetensors").read_bytes() == trained
 
 
-def test_a_run_directory_gives_its_weights_back(world, monkeypatch):
+def test_load_drafter_restores_the_weights(world, monkeypatch):
     monkeypatch.chdir(world)
     base = load_base("base", "float32", "cpu")
     drafter = load_drafter(world / "run", base, tree=None)
@@ -65,7 +67,7 @@ def test_a_run_of_another_version_is_told_by_the_value_that_is_unknown(world, mo
     assert "names listening_words, which no part of a drafter has in this version" in said
 
 
-def test_overwriting_a_run_spares_what_is_not_its_own(world, monkeypatch):
+def test_overwriting_a_run_keeps_other_files(world, monkeypatch):
     monkeypatch.chdir(world)
     run_script(monkeypatch, "train.py", *train_args("run=mine"))
     (world / "mine" / "thesis.txt").write_text("years of work")
@@ -79,8 +81,8 @@ def test_a_multirun_numbers_its_jobs(world, monkeypatch):
     assert [(world / "sweep" / job / "drafter.safetensors").is_file() for job in "01"] == [True, True]
 
 
-def test_a_cell_that_cannot_be_is_in_the_table_and_the_other_cells_are_trained(world, monkeypatch, capsys):
-    """Two frames cannot say three labels; mended, the same command forgets it."""
+def test_a_failed_job_is_in_the_table_and_the_others_are_trained(world, monkeypatch, capsys):
+    """Two frames cannot emit three labels; a corrected command clears the failure."""
     monkeypatch.chdir(world)
     cells = train_args("run=cells", "drafter.frames=2,4", "seed=0,1", "data_seed=0")
     said = expect_error(monkeypatch, capsys, "train.py", "-m", *cells)
@@ -112,9 +114,8 @@ def test_an_evaluation_that_cannot_be_leaves_the_others_of_its_sweep(world, monk
     assert not (world / "of_0").exists()
 
 
-def test_a_sweep_says_how_long_it_will_take(world, monkeypatch, capsys):
-    """By a clock that jobs.py looks at twice a job, and that is ten minutes further each time; of four jobs the first
-    is there already, and the second cannot be."""
+def test_a_sweep_prints_the_remaining_time(world, monkeypatch, capsys):
+    """The clock, read twice per job, advances by ten minutes; of four jobs the first is finished, the second fails."""
     monkeypatch.chdir(world)
     ticks = iter(range(0, 10**6, 600))
     words = ["-m", *train_args("run=timed", "data_seed=0", "drafter.frames=4")]
@@ -138,13 +139,13 @@ def test_a_resumed_run_plans_the_steps_that_remain(world, monkeypatch, capsys):
     assert "for the remaining" not in capsys.readouterr().out
     monkeypatch.setattr(planning_training, "perf_counter", iter([0.0, 36.0]).__next__)
     run_script(monkeypatch, "train.py", "resume=planned_again", "trainer.steps=14")
-    said = capsys.readouterr().out
-    assert "steps       14 of 8 rows x " in said
-    assert "epochs; 4 of them are done" in said
-    assert "time        about 0.10 hours for the remaining 10 steps (36.00 s for the first batch)" in said
+    plan = capsys.readouterr().out
+    assert "steps       14 of 8 rows x " in plan
+    assert "epochs; 4 of them are done" in plan
+    assert "time        about 0.10 hours for the remaining 10 steps (36.00 s for the first batch)" in plan
 
 
-def test_a_sweep_that_was_stopped_goes_on(world, monkeypatch, capsys):
+def test_a_stopped_sweep_continues(world, monkeypatch, capsys):
     monkeypatch.chdir(world)
     words = ["-m", *train_args("run=swept", "drafter.frames=3,4")]
     run_script(monkeypatch, "train.py", *words)
@@ -153,13 +154,13 @@ def test_a_sweep_that_was_stopped_goes_on(world, monkeypatch, capsys):
     shutil.rmtree(world / "swept" / "1")
     capsys.readouterr()
     run_script(monkeypatch, "train.py", *words)
-    assert "swept/0 has its 4 steps already" in capsys.readouterr().out
+    assert "swept/0 already has its 4 steps" in capsys.readouterr().out
     assert (world / "swept" / "sweep.csv").read_text() == whole
     said = expect_error(monkeypatch, capsys, "train.py", "-m", *train_args("run=swept", "drafter.frames=3,4", "seed=1"))
     assert "swept/0 holds a run already" in said
 
 
-def test_prompts_beside_a_manifest_of_their_own_are_prompts(world, monkeypatch, capsys):
+def test_downloaded_prompts_may_have_a_manifest_of_their_own(world, monkeypatch, capsys):
     monkeypatch.chdir(world)
     (world / "downloaded").mkdir()
     shutil.copy(world / "prompts.jsonl", world / "downloaded")
@@ -171,7 +172,7 @@ def test_prompts_beside_a_manifest_of_their_own_are_prompts(world, monkeypatch, 
     assert "24 prompts of 24 conversations" in capsys.readouterr().out
 
 
-def test_ctrl_c_is_one_sentence(world, monkeypatch, capsys):
+def test_ctrl_c_prints_one_sentence(world, monkeypatch, capsys):
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 

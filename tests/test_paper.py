@@ -1,4 +1,4 @@
-"""A base on paper is as large as its name says, and costs what the real one costs."""
+"""A base model on the meta device has the size of its name and the costs of the real one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def on_paper(path, config=None, dtype="float32", **more):
     return meta.meta_base_if_absent(str(path), dtype, "cpu", config=config, **more)
 
 
-def test_every_named_base_is_as_large_as_its_name_says():
+def test_every_named_base_has_its_parameter_count():
     register_resolvers()
     with initialize_config_dir(str(CONFIGS), version_base=None):
         for name, billions in BILLIONS.items():
@@ -44,7 +44,7 @@ def test_every_named_base_is_as_large_as_its_name_says():
 
 
 @pytest.mark.parametrize("changes", [{}, {"tie_word_embeddings": True}, {"num_key_value_heads": 4}], ids=str)
-def test_operations_and_bytes_are_those_of_a_real_reading(changes):
+def test_operations_and_bytes_equal_those_of_a_real_forward_pass(changes):
     base = random_base(**changes)
     size, tokens_L = ModelStats.of(base), torch.arange(5, 45)
     cache = base.new_cache(len(tokens_L))
@@ -55,21 +55,21 @@ def test_operations_and_bytes_are_those_of_a_real_reading(changes):
         body = counter.get_total_flops()
         base.head(torch.zeros(len(tokens_L), base.width))
         whole = counter.get_total_flops()
-    # A kernel multiplies all pairs of tokens, and the norms' few weights are no matrices.
+    # The kernel multiplies all pairs of tokens, and norms are not matrix products.
     assert size.prefill_flops(len(tokens_L), len(tokens_L)) == pytest.approx(body, rel=0.02)
     assert size.decode_flops(len(tokens_L), len(tokens_L)) == pytest.approx(whole, rel=0.02)
 
 
-def test_a_folder_with_a_config_alone_is_planned_with_its_tokenizer_where_that_is_there(tmp_path):
+def test_a_folder_with_only_a_config_uses_its_tokenizer_if_present(tmp_path):
     random_lm(hidden_size=64).config.save_pretrained(tmp_path)
-    found = on_paper(tmp_path, config=SHAPE)  # the folder's own says more than a name's
+    found = on_paper(tmp_path, config=SHAPE)  # the folder's config comes before that of a name
     assert (found.base.width, found.base.tokenizer) == (64, None)
     assert "no weights of" in found.reason
     tiny_tokenizer().save_pretrained(tmp_path)
     assert on_paper(tmp_path).base.tokenizer("a")["input_ids"] == tiny_tokenizer()("a")["input_ids"]
 
 
-def test_a_base_that_is_here_and_fits_is_no_case_for_paper(tmp_path, monkeypatch):
+def test_a_base_that_is_present_and_fits_is_loaded(tmp_path, monkeypatch):
     random_lm().save_pretrained(tmp_path)
     assert on_paper(tmp_path) is None
     held = ModelStats.of(random_base()).weight_bytes
@@ -78,7 +78,7 @@ def test_a_base_that_is_here_and_fits_is_no_case_for_paper(tmp_path, monkeypatch
     assert on_paper(tmp_path, dtype="bfloat16") is None
 
 
-def test_sizes_that_are_none_are_one_sentence(tmp_path):
+def test_impossible_sizes_are_refused(tmp_path):
     with pytest.raises(InputError, match=r"base\.config is no config"):
         on_paper("owner/name", config={"hidden_size": 32})
     with pytest.raises(InputError, match="logits_scaling=8"):
@@ -87,7 +87,7 @@ def test_sizes_that_are_none_are_one_sentence(tmp_path):
         on_paper("owner/name", config=SHAPE, dtype="int7")
 
 
-def test_a_rate_is_what_is_given_and_nothing_else():
+def test_seconds_follow_from_the_given_rates_only():
     assert HardwareSpec.of({"flops": None, "bandwidth": 1e9}).seconds(1e9) is None
     assert HardwareSpec.of({"flops": 1e9, "bandwidth": None}).seconds(2e9, streamed=1e12) == 2
     assert HardwareSpec.of({"flops": 1e9, "bandwidth": 1e8}).seconds(2e9, streamed=5e8) == 5
@@ -96,7 +96,7 @@ def test_a_rate_is_what_is_given_and_nothing_else():
             HardwareSpec.of({"flops": 1e9, "bandwidth": wrong})
 
 
-def test_this_machine_has_memory_and_bytes_are_spelled_as_people_say_them():
+def test_device_memory_and_format_bytes():
     there = device_memory_bytes("cpu")
     assert there is not None
     assert 2**28 < there <= int(Path("/proc/meminfo").read_text().split()[1]) * 1024 * 1.01

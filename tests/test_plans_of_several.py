@@ -14,7 +14,7 @@ RATE = ["plan.flops=1e5", "device=cpu", "dtype=bfloat16", "plan_only=true"]
 
 @pytest.fixture
 def planned(world, monkeypatch, capsys):
-    """What an entry point prints of a base that is a config alone, in one process of several."""
+    """A function that returns what an entry point prints in a dry run, in one process of several."""
     monkeypatch.chdir(world)
     Path("shape").mkdir(exist_ok=True)
     shutil.copy("base/config.json", "shape")
@@ -29,31 +29,31 @@ def planned(world, monkeypatch, capsys):
     return plan
 
 
-def training_time(said):
-    return re.findall(r"^time +about (.+) with states=live, (.+) with stored", said, re.MULTILINE)
+def training_time(plan):
+    return re.findall(r"^time +about (.+) with states=live, (.+) with stored", plan, re.MULTILINE)
 
 
-def test_a_training_of_eight_processes_is_planned_to_last_as_long_as_one_process_s_share(planned):
-    """trainer.accumulate follows WORLD_SIZE: eight times the batches, in as many processes."""
+def test_training_time_is_that_of_the_batches_of_one_process(planned):
+    """trainer.accumulate defaults to WORLD_SIZE: eight times the batches in eight processes."""
     words = train_args("run=x", "prepared=never", "base.path=shape")
     alone, eight = planned("train.py", *words), planned("train.py", *words, processes=8)
     assert "steps       4 of 8 x 8 rows" in eight
     assert training_time(eight) == training_time(alone)
     assert len(training_time(alone)) == 1
     assert "shared by 8 processes" in eight
-    assert planned("train.py", *words, processes=8, rank=3) == ""  # one of them prints
+    assert planned("train.py", *words, processes=8, rank=3) == ""  # only rank 0 prints
 
 
-def test_batches_that_cannot_be_shared_are_refused_on_paper_too(planned, monkeypatch, capsys):
+def test_batches_that_cannot_be_shared_are_refused_in_a_dry_run_too(planned, monkeypatch, capsys):
     monkeypatch.setenv("WORLD_SIZE", "4")
     words = train_args("run=x", "prepared=never", "base.path=shape", "trainer.accumulate=6", "plan_only=true")
     said = expect_error(monkeypatch, capsys, "train.py", *words)
     assert "trainer.accumulate must be a multiple of the 4 processes, got 6" in said
 
 
-def test_answers_on_paper_are_shared_by_shards(planned):
+def test_response_hours_are_divided_by_shards(planned):
     words = ["base=local", "base.path=shape", "corpus.path=prompts.jsonl", "out=never"]
     alone, four = planned("data/prepare.py", *words), planned("data/prepare.py", *words, processes=4)
-    hours = [float(re.search(r"^time +at most about ([\d.]+) hours", said, re.MULTILINE)[1]) for said in (alone, four)]
+    hours = [float(re.search(r"^time +at most about ([\d.]+) hours", plan, re.MULTILINE)[1]) for plan in (alone, four)]
     assert hours[0] == pytest.approx(4 * hours[1], rel=0.02)
     assert "for each of 4 shards" in four

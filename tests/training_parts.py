@@ -1,4 +1,4 @@
-"""A run small enough for a test: random base, random text as corpus, a CTC head of six frames."""
+"""A run small enough for a test: random base model, random token ids as corpus, a CTC head of six frames."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ DECODING = DecodingSettings(
 )
 
 
-def random_sequences(count: int = 10, length: int = 30, words: int = 40) -> TokenSequences:
+def random_sequences(count: int = 10, length: int = 30, vocabulary: int = 40) -> TokenSequences:
     rng = torch.Generator().manual_seed(1)
-    tokens = [torch.randint(5, 5 + words, (length - i,), generator=rng) for i in range(count)]
+    tokens = [torch.randint(5, 5 + vocabulary, (length - i,), generator=rng) for i in range(count)]
     masks = [(torch.arange(len(row)) >= 6).int() for row in tokens]
     return TokenSequences(tokens, masks, [True] * count)
 
@@ -45,7 +45,7 @@ def block_head(base, body, paths, correction=None, frames: int = 6) -> ParallelD
 
 
 def block_heads(base) -> list[ParallelDrafter]:
-    """The other corners of the block drafter, each away from the identity it starts with."""
+    """Return parallel drafters of other parts, perturbed because they are initialised to the identity."""
     attention = partial(AttentionBody, root_input=True, causal=False, blocks=2)
     choices = likely_choices(20, frames=6, ranks=5, first=0.6, rank_decay=0.4, frame_decay=0.9)
     heads = [
@@ -63,7 +63,7 @@ def block_heads(base) -> list[ParallelDrafter]:
 
 
 def logged_metrics(run) -> list[dict]:
-    """What was logged of every step, without what the machine had to do with it."""
+    """Return the logged metrics of every step, without those of the machine."""
     lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
     assert all(line[name] >= 0 for line in lines for name in MACHINE_METRICS)
     return [{name: value for name, value in line.items() if name not in MACHINE_METRICS} for line in lines]

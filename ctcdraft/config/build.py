@@ -136,8 +136,8 @@ def build_batches(config: Any, rows: Any, base: Any, states: Any, labels: int, a
         raise InputError(f"no response of the corpus begins within {length} tokens; raise {key}")
     if settings.rows > len(rows):
         raise InputError(
-            f"trainer.rows must be <= {len(rows)}, the responses to train on, got {settings.rows}; lower it, or "
-            "prepare more prompts (corpus.limit=)"
+            f"trainer.rows={settings.rows} is more than the {len(rows)} responses to train on; lower it, or prepare "
+            "more prompts (corpus.limit=)"
         )
     packing = first_fit_packing(settings.pack) if settings.pack is not None else one_per_row
     reading = compute_hidden_states if adapter is None else adapter.read

@@ -71,7 +71,7 @@ def plan_without_base(config: DictConfig) -> str | None:
     drafter_class: Any = get_class(config.drafter._target_)
     if drafter_class.usable_untrained:
         raise InputError(
-            f"drafter={config.drafter.name} brings its own weights, which a dry run has not; plan it where "
+            f"drafter={config.drafter.name} brings weights of its own, which a dry run does not have; plan it where "
             f"{meta.base.name} can be loaded"
         )
     if config.adapt is not None:

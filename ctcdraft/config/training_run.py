@@ -18,6 +18,7 @@ from ctcdraft.config.training_corpus import resolve_corpus_paths
 from ctcdraft.corpus import prepared
 from ctcdraft.distributed import from_environment
 from ctcdraft.errors import InputError, check_int
+from ctcdraft.io import refuse_existing_run, write_text
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.training.lock import run_lock
 from ctcdraft.training.loggers import JsonlLogger, Logger
@@ -49,7 +50,7 @@ class TrainingRun:
         if not directory.config.exists() or config.overwrite:
             return cls(directory, config, False, sweep)
         if sweep is None or directory.config.read_text() != OmegaConf.to_yaml(config, resolve=True):
-            directory.refuse_to_overwrite()
+            refuse_existing_run(directory.path)
         return cls(directory, config, True, sweep)  # the same sweep again: its jobs go on where they stopped
 
     @property
@@ -72,11 +73,11 @@ class TrainingRun:
                 print(f"{self.directory.path} already has its {trainer.step:,} steps; trainer.steps= may be raised")
         trainer.distributed.barrier()  # rank 0 changes the directory only after every process has read it
         if trainer.distributed.is_main and self.resuming:
-            self.directory.write_config(config_text)  # trainer.steps may have been raised
+            write_text(self.directory.config, config_text)  # trainer.steps may have been raised
         elif trainer.distributed.is_main:
             fingerprint = base.fingerprint() | {"corpus": corpus_hash}
             self.directory.create(config_text, fingerprint, self.config.overwrite)
-            self.directory.write_command(self.rerun_command())
+            write_text(self.directory.command, self.rerun_command() + "\n")
 
     def rerun_command(self) -> str:
         """Return the command that repeats this run, or this job of a sweep, in a directory beside it."""

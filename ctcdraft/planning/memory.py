@@ -1,8 +1,12 @@
-"""What a training step costs, counted and not timed. It knows a drafter and an objective by their operations alone."""
+"""Operations and memory of a training step, counted on real or meta tensors rather than timed.
+
+On the meta device the code of a real step runs on shapes and computes nothing.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -19,17 +23,20 @@ from ctcdraft.nn.heads import CHUNK_BYTES
 from ctcdraft.objectives.base import Objective
 
 ForwardResult = TypeVar("ForwardResult")
-BYTES_PER_TRAINED_PARAMETER = 16  # bytes: weight, gradient and AdamW's two moments, in float32; Muon has one moment
+BYTES_PER_TRAINED_PARAMETER = 16  # weight, gradient and AdamW's two moments in float32; Muon has one moment
 
 
 def count_saved_bytes(forward: Callable[[], ForwardResult]) -> tuple[ForwardResult, int]:
-    """What `forward` makes, and the bytes it keeps for its backward pass: every tensor once, parameters not at all."""
+    """Return the result of `forward`, and the bytes autograd saves for its backward pass.
+
+    A tensor that is saved twice counts once; parameters do not count.
+    """
     saved: dict[int, Tensor] = {}
 
     def pack(tensor: Tensor) -> Tensor:
         owner = tensor if tensor._base is None else tensor._base
         if not isinstance(owner, nn.Parameter):
-            saved[id(owner)] = owner  # held, so that no other tensor can come to have its id
+            saved[id(owner)] = owner  # kept alive, so that no other tensor can get its id
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
@@ -38,12 +45,9 @@ def count_saved_bytes(forward: Callable[[], ForwardResult]) -> tuple[ForwardResu
 
 
 def step_flops_and_bytes(drafter: DraftHead, objective: Objective, batch: Batch) -> tuple[float, int, tuple[int, ...]]:
-    """Operations of one step, bytes its forward pass keeps, and the shape of the frames' states_BATD.
-
-    Tensors on the meta device do: the code of a real step runs, and computes nothing.
-    """
+    """Return operations of one step, bytes saved by its forward pass, and the shape of its frame states_BATD."""
     drafter.zero_grad(set_to_none=True)
-    # Attention written out: not every fused kernel is counted, and each keeps what it likes.
+    # Unfused attention: not every fused kernel is counted, and they save different tensors.
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
 
         def forward() -> tuple[Any, Tensor]:
@@ -57,7 +61,7 @@ def step_flops_and_bytes(drafter: DraftHead, objective: Objective, batch: Batch)
 
 
 def meta_batch(base: BaseLM, rows: int, length: int, anchors: int, labels: int) -> Batch:
-    """The sizes of a batch; its tensors hold nothing."""
+    """Return a batch of meta tensors, which has shapes and no values."""
     with torch.device("meta"):
         tokens_BL = torch.empty(rows, length, dtype=torch.long)
         states_BLD = torch.empty(rows, length, base.width * len(base.taps), dtype=base.dtype)
@@ -66,27 +70,42 @@ def meta_batch(base: BaseLM, rows: int, length: int, anchors: int, labels: int) 
     return Batch(tokens_BL, states_BLD, windows_BA, windows_BA, labels_BAS, windows_BA, position_ids_BL=tokens_BL)
 
 
-def peak_memory_parts(size: ModelStats, trained: int, batch: Batch, kept: int, emission_bytes: int) -> dict[str, int]:
-    """Bytes at the peak, by what they are for. The base reads before the head steps, so their sum is a bound."""
-    rows, length = batch.tokens_BL.shape
-    return {
-        "weights": size.weight_bytes,
-        "head with gradients and moments": trained * BYTES_PER_TRAINED_PARAMETER,
-        "reading": size.activation_bytes(rows, length),
-        "states": batch.states_BLD.nbytes,
-        "step": kept,
-        "logits": min(emission_bytes, CHUNK_BYTES),
-    }
+@dataclass(frozen=True)
+class StepMemory:
+    """Memory of a training step; str() describes it.
 
+    Args:
+        size: of the base model.
+        trained: number of trained parameters.
+        batch: what the step reads.
+        saved_bytes: saved by the head's forward pass for the backward pass.
+        emission_bytes: of all emissions of the batch, which are computed in chunks.
+    """
 
-def describe_memory(size: ModelStats, trained: int, batch: Batch, kept: int, emission_bytes: int) -> str:
-    """The same in words."""
-    rows, length = batch.tokens_BL.shape
-    parts = peak_memory_parts(size, trained, batch, kept, emission_bytes)
-    what = ", ".join(f"{name} {format_bytes(count)}" for name, count in parts.items())
-    return f"at most about {format_bytes(sum(parts.values()))} at the peak: {what} ({rows} rows of {length:,} tokens)"
+    size: ModelStats
+    trained: int
+    batch: Batch
+    saved_bytes: int
+    emission_bytes: int
+
+    def parts(self) -> dict[str, int]:
+        """Return bytes by purpose; their sum is a bound, as the base model's activations are freed before the step."""
+        return {
+            "weights": self.size.weight_bytes,
+            "head with gradients and moments": self.trained * BYTES_PER_TRAINED_PARAMETER,
+            "reading": self.size.activation_bytes(*self.batch.tokens_BL.shape),
+            "states": self.batch.states_BLD.nbytes,
+            "step": self.saved_bytes,
+            "logits": min(self.emission_bytes, CHUNK_BYTES),
+        }
+
+    def __str__(self) -> str:
+        (rows, length), parts = self.batch.tokens_BL.shape, self.parts()
+        by_purpose = ", ".join(f"{name} {format_bytes(count)}" for name, count in parts.items())
+        total = format_bytes(sum(parts.values()))
+        return f"at most about {total} at the peak: {by_purpose} ({rows} rows of {length:,} tokens)"
 
 
 def describe_disk(trained: int) -> str:
-    """Of a run: the head, and the state to resume from, which is the head again and its two moments."""
+    """Return the disk space of a run: the head, and a saved state with the head again and its two moments."""
     return f"about {format_bytes(trained * BYTES_PER_TRAINED_PARAMETER)} for the run"

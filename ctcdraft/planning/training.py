@@ -1,4 +1,4 @@
-"""What a run is going to cost, said before its first step. It measures one step and multiplies."""
+"""Plan of a training run, printed before its first step: parameters, tokens, bytes, and hours from one timed step."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ctcdraft import hardware
+from ctcdraft.batch import Batch
 from ctcdraft.corpus.batches import Batches, TokenSequences, feasible_share
 from ctcdraft.ctc import forward as ctc_forward
 from ctcdraft.ctc.alignment import frames_needed
@@ -19,8 +20,8 @@ from ctcdraft.models.stats import ModelStats
 from ctcdraft.nn.heads import Emissions
 from ctcdraft.objectives.base import Objective
 from ctcdraft.objectives.compatibility import describe_reading, describe_unused_layers
-from ctcdraft.planning.corpus import hidden_state_bytes
-from ctcdraft.planning.memory import count_saved_bytes, describe_disk, describe_memory
+from ctcdraft.planning.corpus import describe_hidden_states
+from ctcdraft.planning.memory import StepMemory, count_saved_bytes, describe_disk
 from ctcdraft.training.engine import TorchEngine, compile_forward
 
 
@@ -34,12 +35,57 @@ def plan_training(
     accumulate: int,
     done: int = 0,
 ) -> str:
-    """The plan in words. One forward and backward pass is timed, so what can fail fails here. done: the steps that a
-    resumed run has already, which take no time again."""
+    """Return the plan of a run; one forward and backward pass is timed, so an error in it is raised here.
+
+    Args:
+        steps: optimiser steps of the whole run.
+        accumulate: batches per step, shared by all processes.
+        done: steps that a resumed run has taken already.
+
+    Raises:
+        InputError: objective and tree builder do not fit, or the corpus has no window to train on.
+    """
+    batch, emissions, saved_bytes, seconds = time_step(drafter, objective, batches, engine)
+    rows, anchors, frames, _ = emissions.states_BATD.shape
+    reading = describe_reading(objective, drafter, frames)
+    windows, feasible = count_windows(base, objective, batches, frames)
+    tokens = sum(len(tokens_L) for tokens_L in batches.rows.tokens)
+    trained, own = sum(p.numel() for p in engine.parameters), sum(p.numel() for p in drafter.trainable_parameters())
+    emission_bytes = rows * anchors * frames * (emissions.blank + 1) * 4
+    size, left = ModelStats.of(base), max(steps - done, 0)
+    hours = seconds * left * accumulate / engine.distributed.world_size / 3600
+    memory = StepMemory(size, trained, batch, saved_bytes, emission_bytes)
+    of_base = f" (and {trained - own:,} of the base)" if trained > own else ""
+    return "\n".join(
+        [
+            f"drafter     {own:,} trainable parameters{of_base}, block initialised {drafter.initialised}",
+            *describe_draft_vocab(drafter, batches.rows, base.vocabulary),
+            f"corpus      {len(batches.rows):,} responses, {tokens:,} tokens, {windows:,} windows, "
+            f"{feasible:.2%} of them feasible ({frames} frames, {batches.labels} labels)",
+            f"steps       {steps:,} of {'' if accumulate == 1 else f'{accumulate} x '}{rows} rows x {anchors} anchors, "
+            f"{steps * accumulate / batches.steps_per_epoch:.1f} epochs"
+            f"{f'; {done:,} of them are done' if done else ''}",
+            f"emissions   {emission_bytes / 2**20:,.0f} MiB per batch if they were kept whole (they are not)",
+            f"frames      {reading}",
+            f"rows        {batches.describe()}",
+            f"states      {batches.hidden_states.describe()}{describe_unused_layers(base, drafter)}",
+            f"disk        {describe_disk(trained)}; hidden states of this corpus, where they are stored: "
+            f"{describe_hidden_states(tokens, size)}",
+            f"memory      {memory}; this process has held {format_bytes(peak_process_bytes(base.device))} so far",
+            f"time        about {hardware.format_hours(hours)} {f'for the remaining {left:,} steps ' if done else ''}"
+            f"({seconds:.2f} s for the first batch), without validation",
+        ]
+    )
+
+
+def time_step(
+    drafter: DraftHead, objective: Objective, batches: Batches, engine: TorchEngine
+) -> tuple[Batch, Emissions, int, float]:
+    """Return the first batch, its emissions, bytes saved for the backward pass, and seconds of both passes."""
     engine.zero_grad()
     with engine.precision():
-        batches.batch(0)  # the first time is not like the others: kernels are chosen, stored states are written
-    began = perf_counter()
+        batches.batch(0)  # not timed: the first call chooses kernels and writes stored hidden states
+    started = perf_counter()
     with engine.precision():
         batch = batches.batch(0)
 
@@ -51,57 +97,33 @@ def plan_training(
     value.backward()
     if batch.states_BLD.is_cuda:
         torch.cuda.synchronize()
-    seconds = perf_counter() - began
+    seconds = perf_counter() - started
     engine.zero_grad()
-    rows, anchors, frames, _ = emissions.states_BATD.shape
-    read = describe_reading(objective, drafter, frames)
-    # Only where frames merge do equal neighbours need a frame more.
-    one_each = getattr(objective, "supervises", None) in ("transductions", "words")
-    needed = ctc_forward.transducer_frames_needed if one_each else frames_needed
+    return batch, emissions, saved_bytes, seconds
+
+
+def count_windows(base: BaseLM, objective: Objective, batches: Batches, frames: int) -> tuple[int, float]:
+    """Return the number of windows and the share whose labels fit the frames; raise InputError if there is none."""
+    # Where frames do not merge, equal neighbouring labels need no blank between them.
+    unmerged = getattr(objective, "supervises", None) in ("transductions", "words")
+    needed = ctc_forward.transducer_frames_needed if unmerged else frames_needed
     windows, feasible = feasible_share(batches.rows, batches.labels, frames, needed)
     if not windows:
         longest = max(len(tokens_L) for tokens_L in batches.rows.tokens)
-        cut_by = "base.context_length" if longest >= base.context_length else "trainer.max_length"
+        key = "base.context_length" if longest >= base.context_length else "trainer.max_length"
         raise InputError(
-            f"none of the {len(batches.rows):,} answers has a window to learn from in texts of at most {longest} "
-            f"tokens; raise {cut_by}, or lower objective.labels={batches.labels} where all answers were cut off"
+            f"none of the {len(batches.rows):,} responses has a window to train on in at most {longest} tokens; raise "
+            f"{key}, or lower objective.labels={batches.labels} where all responses were cut off"
         )
-    tokens = sum(len(tokens_L) for tokens_L in batches.rows.tokens)
-    trained, own = sum(p.numel() for p in engine.parameters), sum(p.numel() for p in drafter.trainable_parameters())
-    emission_bytes = rows * anchors * frames * (emissions.blank + 1) * 4
-    size, left = ModelStats.of(base), max(steps - done, 0)
-    hours = seconds * left * accumulate / engine.distributed.world_size / 3600
-    sizes = ", ".join(f"{format_bytes(count)} as {name}" for name, count in hidden_state_bytes(tokens, size).items())
-    beside = f" (and {trained - own:,} of the base)" if trained > own else ""
-    return "\n".join(
-        [
-            f"drafter     {own:,} trainable parameters{beside}, block initialised {drafter.initialised}",
-            *describe_draft_vocab(drafter, batches.rows, base.vocabulary),
-            f"corpus      {len(batches.rows):,} answers, {tokens:,} tokens, {windows:,} windows, "
-            f"{feasible:.2%} of them feasible ({frames} frames, {batches.labels} labels)",
-            f"steps       {steps:,} of {'' if accumulate == 1 else f'{accumulate} x '}{rows} rows x {anchors} anchors, "
-            f"{steps * accumulate / batches.steps_per_epoch:.1f} epochs"
-            f"{f'; {done:,} of them are done' if done else ''}",
-            f"emissions   {emission_bytes / 2**20:,.0f} MiB a step if they were kept whole (they are not)",
-            f"frames      {read}",
-            f"rows        {batches.describe()}",
-            f"states      {batches.hidden_states.describe()}{describe_unused_layers(base, drafter)}",
-            f"disk        {describe_disk(trained)}; states of this corpus, where they are stored: {sizes}",
-            f"memory      {describe_memory(size, trained, batch, saved_bytes, emission_bytes)}; this process has held "
-            f"{format_bytes(peak_process_bytes(base.device))} so far",
-            f"time        about {hardware.format_hours(hours)} "
-            f"{f'for the remaining {left:,} steps ' if done else ''}"
-            f"({seconds:.2f} s for the first batch), probes not counted",
-        ]
-    )
+    return windows, feasible
 
 
 def describe_draft_vocab(drafter: DraftHead, rows: TokenSequences, vocabulary_size: int) -> list[str]:
-    """A line on what a head of some words can say; none of one that has all."""
+    """Return a line on the draft vocabulary of a head that has one."""
     if not drafter.has_draft_vocab:
         return []
     share = drafter.vocab_coverage(rows.token_counts(vocabulary_size))
-    return [f"vocabulary  the commonest words: {share:.1%} of what the answers say; no other word is drafted"]
+    return [f"vocabulary  the most frequent tokens: {share:.1%} of the tokens of responses; no other token is drafted"]
 
 
 def smoke_test(
@@ -114,8 +136,10 @@ def smoke_test(
 
 
 def smoke_step(base: BaseLM, drafter: DraftHead, objective: Objective, engine: TorchEngine) -> None:
-    """A few made-up windows through drafter and objective and back: what they refuse of each other is known before any
-    corpus. Two rows of three windows: sizes of 1 or alike would be compiled as that for ever."""
+    """Run a forward and a backward pass on artificial windows, so that incompatible parts fail before a corpus exists.
+
+    Two rows of three windows: torch.compile would specialise a size of 1, or two equal sizes.
+    """
     length = min(objective.labels + 8, base.context_length)
     rows = TokenSequences(
         [torch.arange(length) % base.vocabulary] * 2, [(torch.arange(length) >= 2).int()] * 2, [True] * 2

@@ -23,17 +23,10 @@ from ctcdraft.errors import InputError
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """Learning-rate schedule, weight decay, clipping and precision of an engine.
+    """Schedule, weight decay, clipping and precision of an engine: keys of `trainer`, documented in configs/train.yaml.
 
-    Args:
-        steps: optimiser steps of the whole run, over which the learning rate decays.
-        learning_rate: highest learning rate, reached after `warmup` steps.
-        final_share: learning rate of the last step, as a share of the highest.
-        betas: of AdamW; Muon takes the second as its momentum.
-        weight_decay: of matrices; norms, biases and embeddings are not decayed.
-        clip_norm: largest norm of the whole gradient.
-        clip_value: where set, largest absolute value of each gradient entry, in place of `clip_norm`.
-        autocast: run matrix products in bfloat16; weights stay float32.
+    `clip_value`, where set, bounds each gradient entry in place of `clip_norm`. Muon uses the second of `betas` as its
+    momentum. Norms, biases and embeddings are not decayed.
     """
 
     steps: int

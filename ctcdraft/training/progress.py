@@ -38,7 +38,8 @@ class StepTimer:
 
 
 def peak_memory() -> int:
-    import torch  # sweep.py and refusals of train.py start without it
+    """Return the most bytes this process has held: allocated on its GPU if it uses one, else resident."""
+    import torch  # here, because a command line is checked before torch is imported
 
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         return torch.cuda.max_memory_allocated()

@@ -10,9 +10,8 @@ import hashlib
 import io
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -29,32 +28,17 @@ CHECKSUM_BYTES = 16
 MATCHING_FIELDS = ("weights", "width", "vocabulary", "taps", "tokenizer", "chat_template", "adapter")
 
 
-@dataclass(frozen=True)
 class RunDirectory:
-    """config.yaml, fingerprint.json, drafter.safetensors, metrics.jsonl, command.txt and resume-STEP.pt in a folder."""
+    """Files of a run: config, draft head, metrics, fingerprint of base and corpus, LoRA, and states to resume from."""
 
-    path: Path
-
-    @property
-    def config(self) -> Path:
-        return self.path / "config.yaml"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def head(self) -> Path:
-        return self.path / "drafter.safetensors"
-
-    @property
-    def adapter(self) -> Path:
-        """The folder of the LoRA of runs that adapt the base model (training/lora.py)."""
-        return self.path / "adapter"
-
-    @property
-    def command(self) -> Path:
-        return self.path / "command.txt"
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.yaml"
+        self.metrics = path / "metrics.jsonl"
+        self.head = path / "drafter.safetensors"
+        self.fingerprint = path / "fingerprint.json"
+        self.command = path / "command.txt"
+        self.adapter = path / "adapter"  # a folder, of runs with a LoRA of the base model (training/lora.py)
 
     @property
     def resume_files(self) -> list[Path]:
@@ -66,10 +50,6 @@ class RunDirectory:
         """The step in the name of the newest state; 0 without one."""
         return int(self.resume_files[0].stem.removeprefix("resume-")) if self.resume_files else 0
 
-    @property
-    def fingerprint(self) -> Path:
-        return self.path / "fingerprint.json"
-
     def create(self, config: str, fingerprint: dict[str, Any], overwrite: bool) -> None:
         """Write fingerprint and config of a new run; raise InputError where the directory holds one.
 
@@ -78,27 +58,17 @@ class RunDirectory:
         """
         if self.config.exists():
             if not (overwrite and self.fingerprint.exists()):
-                self.refuse_to_overwrite()
+                refuse_existing_run(self.path)
             own = [self.config, self.head, *self.resume_files, self.metrics, self.fingerprint, self.command]
             own += [self.path / WANDB_FILE, *self.adapter.glob("adapter_*")]
             for file in own:
                 file.unlink(missing_ok=True)
         write_text(self.fingerprint, json.dumps(fingerprint, indent=2) + "\n")
-        self.write_config(config)  # last: config.yaml marks the directory as a run
+        write_text(self.config, config)  # last: config.yaml marks the directory as a run
 
     def set_adapter(self, adapter: str) -> None:
         """Write into the fingerprint that the head belongs to the base model with this adapter (a hash)."""
         write_text(self.fingerprint, json.dumps(self.base_fingerprint() | {"adapter": adapter}, indent=2) + "\n")
-
-    def write_config(self, config: str) -> None:
-        write_text(self.config, config)
-
-    def write_command(self, command: str) -> None:
-        """Write the command that repeats the run; tables print it."""
-        write_text(self.command, command + "\n")
-
-    def refuse_to_overwrite(self) -> NoReturn:
-        refuse_existing_run(self.path)
 
     def require(self) -> None:
         refuse_missing_run(self.path)

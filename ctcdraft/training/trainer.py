@@ -36,17 +36,7 @@ from ctcdraft.training.validation import DecodingValidation
 
 @dataclass(frozen=True)
 class TrainerSettings:
-    """Length of a run, and when it validates, saves and gives up.
-
-    Args:
-        steps: optimiser steps of the run.
-        accumulate: batches per step, shared by all processes.
-        probe_every: steps between two validations; the last step is always validated.
-        checkpoint_every: steps between two saved states.
-        checkpoint_minutes: minutes after which a state is saved too; None: by steps alone.
-        keep: number of the newest states that stay on disk.
-        patience: consecutive steps with a gradient that is not finite after which the run stops. None of them is taken.
-    """
+    """Length of a run, and when it validates, saves and stops: keys of `trainer`, documented in configs/train.yaml."""
 
     steps: int
     accumulate: int

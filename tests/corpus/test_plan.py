@@ -67,7 +67,7 @@ def test_the_manifest_holds_the_plan_and_plan_json_the_measurements(base, tmp_pa
     assert manifest["plan"] == first.manifest_entry | {"measured": "plan.json"}
     assert json.loads((tmp_path / "plan.json").read_text()) == first.measured
     finished = planning_corpus.plan_corpus(base, Corpus.from_prompts(PROMPTS), GREEDY, tmp_path, prepared.SINGLE_SHARD)
-    assert "time      none: every batch is there" in str(finished)
+    assert "time      none: every batch is finished" in str(finished)
     assert finished.measured["trial"] is None
     part_files.delete_corpus(tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -76,13 +76,13 @@ def test_the_manifest_holds_the_plan_and_plan_json_the_measurements(base, tmp_pa
 def test_the_plan_prints_amounts_and_folder(base, tmp_path):
     plan = str(planning_corpus.plan_corpus(base, Corpus.from_prompts(PROMPTS), GREEDY, tmp_path / "out", Shard(1, 4)))
     assert f"answers 11 prompts, {TURNS} turns" in plan
-    assert f"at most {TURNS * 12} of answers (12 each)" in plan
+    assert f"at most {TURNS * 12} of responses (12 each)" in plan
     assert f"MB into {tmp_path / 'out'}" in plan.replace("kB into", "MB into")
     assert "seconds for each of 4 shards (a trial of" in plan
     assert not (tmp_path / "out").exists()
 
 
-def test_stored_states_are_planned_for_every_precision_and_tap():
+def test_stored_hidden_states_are_planned_for_every_precision_and_layer():
     size = planning_corpus.ModelStats.of(random_base())
     assert planning_corpus.hidden_state_bytes(10, size) == {"float32": 1280, "bfloat16": 640, "int8": 360}
     taps = planning_corpus.ModelStats.of(prepared_base(taps=["last", 1]))
@@ -105,7 +105,7 @@ def test_memory_is_the_weights_alone_with_another_engine(base):
     ).startswith("not known")
 
 
-def test_histories_are_counted_and_cut_where_prompts_are():
+def test_histories_are_counted_and_cut_to_the_prompt_limit():
     assert count_prompt_tokens([3, 4], most=5, limit=10) == (3 + 7, 3)
     assert count_prompt_tokens([3, 4, 2], most=5, limit=100) == (3 + 7 + 9, 5 + 10)
     assert count_prompt_tokens([30], most=5, limit=10) == (10, 0)
@@ -121,11 +121,11 @@ def test_a_dry_run_counts_the_same_and_estimates_tokens_without_a_tokenizer(base
     assert "DRY RUN: name is not loaded" in str(plan)
     assert "time      not known without a rate" in str(plan)
     assert plan.measured["hours_at_most"] is None
-    reading, saying = (plan.manifest_entry["flops_at_most"][key] for key in ("prompts", "answers"))
+    prefill, decoding = (plan.manifest_entry["flops_at_most"][key] for key in ("prompts", "answers"))
     timed = planning_corpus.plan_corpus_dry_run(
         dry_run, Corpus.from_prompts(PROMPTS), GREEDY, HardwareSpec(1e6, None), prepared.SINGLE_SHARD
     )
-    assert timed.measured["hours_at_most"] * 3600 == pytest.approx((reading + saying) / 1e6)
+    assert timed.measured["hours_at_most"] * 3600 == pytest.approx((prefill + decoding) / 1e6)
     shared = planning_corpus.plan_corpus_dry_run(
         dry_run, Corpus.from_prompts(PROMPTS), GREEDY, HardwareSpec(1e6, None), Shard(1, 4)
     )

@@ -1,4 +1,4 @@
-"""What several tests of training need: a base that lies in a folder."""
+"""Fixtures of the training tests: a base model saved in a folder."""
 
 import pytest
 from tiny_models import random_lm, tiny_tokenizer

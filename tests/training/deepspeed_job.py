@@ -1,4 +1,4 @@
-"""What test_peers.py has done in a process of its own: DeepSpeed meets gradients that are not finite, as torch does.
+"""Process started by test_peers.py: DeepSpeed skips gradients that are not finite exactly as the torch engine does.
 
 python tests/training/deepspeed_job.py STAGE...      of ZeRO
 """
@@ -20,7 +20,7 @@ from ctcdraft.training.run_directory import RunDirectory
 
 
 class Sometimes:
-    """The CTC objective; its fourth value is not a number, and the gradient of its ninth is not, while the value is."""
+    """The CTC objective, with NaN as its fourth value, and a finite ninth value whose gradient is NaN."""
 
     labels, teaches = 3, "alignments"
 
@@ -38,12 +38,12 @@ class Sometimes:
 
 
 def trained(base, **how):
-    """Six steps of two batches: the norms of their gradients, the learning rates, and the weights behind them."""
+    """Return gradient norms and learning rates of six steps of two batches, and the weights after them."""
     one = make_trainer(RunDirectory(Path("nowhere")), base, 6, objective=Sometimes(), accumulate=2, **how)
-    figures = []
+    metrics = []
     for one.step in range(6):
-        figures.append(one.train_step())
-    norms, rates = ([line[name] for line in figures] for name in ("gradient_norm", "learning_rate"))
+        metrics.append(one.train_step())
+    norms, rates = ([line[name] for line in metrics] for name in ("gradient_norm", "learning_rate"))
     return norms, rates, torch.cat([value.detach().flatten() for value in one.drafter.trainable_parameters()])
 
 

@@ -1,7 +1,7 @@
-"""What every process of a torchrun does in test_peers.py: exchange something and end at once, its threads kept waiting.
+"""Process started by torchrun in test_peers.py: one collective, then exit while gloo's threads wait for the GIL.
 
-torchrun --nproc-per-node 4 tests/training/leaving_job.py [held]      held: somebody goes on holding the group; who is
-left is not said then, for printing lets threads have the interpreter
+torchrun --nproc-per-node 4 tests/training/leaving_job.py [held]      held: a reference to the process group is
+kept, and the number of threads is not printed, because printing releases the GIL to them
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ def print_remaining_threads() -> None:
 
 
 if "held" not in sys.argv:
-    atexit.register(print_remaining_threads)  # the first told is the last asked
+    atexit.register(print_remaining_threads)  # registered first, so it runs last
 peers = init_distributed("cpu")
 held = torch.distributed.group.WORLD if "held" in sys.argv else None
-sys.setswitchinterval(1000)  # seconds: who asks for the interpreter gets it only where it is given away
+sys.setswitchinterval(1000)  # seconds: other threads get the GIL only where it is released
 peers.all_gather_object([torch.ones(10)])

@@ -1,4 +1,4 @@
-"""What every process of a torchrun does in test_sharding.py: train on a base in shards, and hold it to a whole one.
+"""Process started by torchrun in test_sharding.py: train with a sharded base model and compare with an unsharded one.
 
 torchrun --nproc-per-node 2 tests/training/sharded_job.py BASE
 """

@@ -1,4 +1,4 @@
-"""The base learns along with its head: the right gradient, nothing lost by a stop, and nobody takes it for another."""
+"""LoRA of the base model: gradients, resuming, and refusal of a head with another base model."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ HOW = {"rank": 2, "alpha": 4, "targets": ["q_proj", "v_proj"], "learning_rate": 
 
 
 def adapting(run, base, steps=6, **changes):
-    """A trainer whose base learns too."""
+    """Return a trainer that trains a LoRA of the base model too."""
     drafter = ctc_head(base)
     one = make_trainer(run, base, steps, drafter=drafter)
     one.adapter = LoRAAdapter(base, drafter, **{**HOW, **changes})
     one.engine.add_param_group(list(one.adapter.parameters.values()), one.adapter.learning_rate)
-    one.batches.reading = one.adapter.read
+    one.batches.compute_states = one.adapter.read
     one.objective = KLRegularizedObjective(one.objective, one.adapter)
     return one
 
@@ -39,7 +39,7 @@ def shaken(adapter):
 
 
 def begun(folder, path):
-    """A trainer that stands where the run at `path` stands, with a base of its own."""
+    """Return a trainer restored from the run at `path`, with its own copy of the base model."""
     run, base = RunDirectory(path), load_base(folder, "float32", "cpu")
     if not run.config.exists():
         run.create("drafter: {}\n", base.fingerprint(), overwrite=False)
@@ -58,7 +58,7 @@ def whole(folder, tmp_path_factory):
     return to_its_end(begun(folder, tmp_path_factory.mktemp("runs") / "whole"))
 
 
-def test_going_on_is_the_same_as_not_having_stopped(folder, whole, tmp_path):
+def test_resuming_equals_not_having_stopped(folder, whole, tmp_path):
     stopped = begun(folder, tmp_path / "run")
     while stopped.step < 3:
         stopped.train_step()
@@ -77,16 +77,16 @@ def test_going_on_is_the_same_as_not_having_stopped(folder, whole, tmp_path):
     assert logged_metrics(whole.run)[-1]["base_divergence"] > 1e-3
 
 
-def test_a_head_and_an_adapter_of_different_steps_are_not_taken_for_one(folder, whole, tmp_path):
+def test_a_head_and_an_adapter_of_different_steps_are_refused(folder, whole, tmp_path):
     run = RunDirectory(Path(shutil.copytree(whole.run.path, tmp_path / "run")))
     run.load_head(ctc_head(load_base(folder, "float32", "cpu")))
-    run.set_adapter("another adapter")  # and no room was left for its head
+    run.set_adapter("another adapter")  # as if the disk was full before the head was written
     with pytest.raises(InputError, match=r"are of different steps; resume="):
         run.load_head(ctc_head(load_base(folder, "float32", "cpu")))
 
 
-def test_the_base_of_a_run_is_the_one_its_head_was_trained_with(folder, whole):
-    """Loaded from the folder that peft's layout is written to, and known again; its states are those of training."""
+def test_the_saved_adapter_gives_the_base_the_head_was_trained_with(folder, whole):
+    """Loaded in peft's layout, it has the same fingerprint and the hidden states of training."""
     plain = load_base(folder, "float32", "cpu")
     adapted = load_base(folder, "float32", "cpu", adapted=str(whole.run.adapter))
     whole.run.refuse_other_base(adapted.fingerprint())
@@ -99,13 +99,13 @@ def test_the_base_of_a_run_is_the_one_its_head_was_trained_with(folder, whole):
     assert torch.allclose(states[1], states[2], atol=1e-4)
     assert not torch.allclose(states[1], states[0], atol=1e-2)
     with pytest.raises(
-        InputError, match=r"trained along with its base, .* and this base is not changed; .*checkpoint="
+        InputError, match=r"trained together with a LoRA of its base, and this base is unchanged; .*checkpoint="
     ):
         whole.run.refuse_other_base(plain.fingerprint())
 
 
-def test_gradients_go_on_into_the_base():
-    """Of the whole loss, against differences of it: no small ones, for the base norms in float32."""
+def test_gradients_reach_the_lora_weights():
+    """Compared with finite differences of the loss, with a large step because the base normalises in float32."""
     base = random_base(context=64).double()
     one = adapting(None, base)
     one.drafter.double()
@@ -127,7 +127,7 @@ def test_gradients_go_on_into_the_base():
         assert float((above - below) / (2 * step)) == pytest.approx(float(value.grad.view(-1)[place]), rel=1e-2), name
 
 
-def test_the_divergence_is_that_of_two_bases_written_out():
+def test_the_divergence_equals_that_of_two_separate_models():
     base = random_base(context=64)
     before = copy.deepcopy(base.lm)
     one = adapting(None, base)
@@ -146,34 +146,34 @@ def test_the_divergence_is_that_of_two_bases_written_out():
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"rank": 0}, r"adapt\.rank=0"),
         ({"alpha": "a"}, r"adapt\.alpha=a"),
-        ({"learning_rate": 0}, r"adapt\.learning_rate=0"),
-        ({"weight": -1}, r"adapt\.weight=-1"),
+        ({"learning_rate": 0}, r"adapt\.learning_rate must be > 0, got 0"),
+        ({"weight": -1}, r"adapt\.weight must be >= 0, got -1"),
         ({"targets": ["nowhere"]}, r"adapt\.targets=\['nowhere'\] do not fit"),
         ({"targets": ["lm_head"]}, "include the lm_head or the embedding .* leave them out"),
     ],
 )
-def test_what_makes_no_sense_is_said(changes, said):
+def test_a_wrong_value_is_refused(changes, message):
     base = random_base(context=64)
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         LoRAAdapter(base, ctc_head(base), **{**HOW, **changes})
 
 
 @pytest.mark.parametrize(
     "words", ["states=stored", "engine=deepspeed", "base.quantised=torchao_int8", "base.device_map=auto"]
 )
-def test_what_needs_the_base_as_it_was_is_said_at_the_front_door(tmp_path, monkeypatch, capsys, words):
+def test_parts_that_need_an_unchanged_base_are_refused_before_loading(tmp_path, monkeypatch, capsys, words):
     monkeypatch.chdir(tmp_path)
-    said = expect_error(monkeypatch, capsys, "train.py", *train_args("adapt=lora", "base.path=nowhere", words))
-    assert "adapt=lora" in said
+    message = expect_error(monkeypatch, capsys, "train.py", *train_args("adapt=lora", "base.path=nowhere", words))
+    assert "adapt=lora" in message
 
 
 @pytest.mark.slow
-def test_as_a_user_types_it(world, monkeypatch, capsys):
-    """Trained, resumed, evaluated with its own base and refused with any other; a plain head is refused beside it."""
+def test_train_resume_and_evaluate_from_the_command_line(world, monkeypatch, capsys):
+    """The head is evaluated with its own base only, and a head of the unchanged base is refused with it."""
     monkeypatch.chdir(world)
     how = ["adapt=lora", "adapt.rank=2", "adapt.learning_rate=0.01"]
     run_script(monkeypatch, "train.py", *train_args(*how, "run=adapted"))

@@ -1,4 +1,4 @@
-"""Compiled, a drafter learns what it learns without, under the same names; what cannot be compiled is a sentence."""
+"""A compiled drafter trains to the same weights under the same names; a failing compilation is refused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def base():
 
 
 def trained(base, path, backend, drafter=None, stop=STEPS):
-    """Of a run from where it stands: its trainer and the losses."""
+    """Continue a run from its checkpoint; return the trainer and the losses."""
     run = RunDirectory(path)
     if not run.config.exists():
         run.create("drafter: {}\n", base.fingerprint(), overwrite=False)
@@ -50,8 +50,8 @@ def fresh():
     torch.compiler.reset()
 
 
-def test_the_curve_is_that_of_a_run_that_is_not_compiled(base, tmp_path, fresh, whole):
-    """Begun without and gone on with, by one compilation: the batches of a run differ in length."""
+def test_the_losses_equal_those_without_compiling(base, tmp_path, fresh, whole):
+    """Started without and continued with compiling; one compilation serves batches of several lengths."""
     graphs = []
 
     def counting(graph, inputs):
@@ -65,13 +65,13 @@ def test_the_curve_is_that_of_a_run_that_is_not_compiled(base, tmp_path, fresh, 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # of inductor's own imports
-def test_the_curve_of_inductor(base, tmp_path, fresh, whole):
+def test_inductor_gives_the_same_losses(base, tmp_path, fresh, whole):
     trained(base, tmp_path, "inductor", stop=3)
     assert_same(base, *trained(base, tmp_path, "inductor"), *whole)
 
 
 def assert_same(base, one, rest, plain, losses):
-    """That what went on at step 3 stands where the plain run does; its head is read by one that is not compiled."""
+    """Assert that a run continued at step 3 equals the plain run, and that an uncompiled drafter loads its head."""
     assert len(rest) == 3
     assert rest == pytest.approx(losses[3:], rel=1e-4)
     state = plain.drafter.trainable_state_dict()
@@ -101,10 +101,10 @@ def failing(graph, inputs):
 
 
 @pytest.mark.parametrize(
-    ("backend", "said"),
+    ("backend", "reason"),
     [("nonsense", "Invalid backend"), pytest.param(failing, "no compiler is here", marks=pytest.mark.slow)],
 )
-def test_what_cannot_be_compiled_is_said_before_any_corpus(base, fresh, backend, said):
+def test_a_failing_compilation_is_refused_before_the_corpus(base, fresh, backend, reason):
     one = make_trainer(None, base, 3)
-    with pytest.raises(InputError, match=rf"trainer\.compile=.* ParallelDrafter here \(.*{said}.*inductor.*or null"):
+    with pytest.raises(InputError, match=rf"trainer\.compile=.* ParallelDrafter here \(.*{reason}.*inductor.*or null"):
         compile_forward(one.drafter, backend, partial(smoke_step, base, one.drafter, one.objective, one.engine))

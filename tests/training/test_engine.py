@@ -1,4 +1,4 @@
-"""One optimiser step of several batches: its gradient is that of their mean, whatever their number."""
+"""One optimiser step of several batches follows the gradient of their mean."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def engine(kind):
 
 
 def stepped(kind, inputs, batches):
-    """The gradient's norm and the gradients of a step along the squares of the outputs, in so many batches."""
+    """Return gradient norm and gradients of a step on the mean square of the outputs, split into so many batches."""
     module, one = engine(kind)
-    seen = []
-    one.clip = lambda norm: seen.extend(p.grad.clone() for p in one.parameters)
+    gradients = []
+    one.clip = lambda norm: gradients.extend(p.grad.clone() for p in one.parameters)
     norm = one.step([lambda part=part: module(part).square().mean() for part in inputs.chunk(batches)])
-    return norm, seen
+    return norm, gradients
 
 
 @pytest.mark.parametrize("batches", [2, 3, 6])

@@ -1,4 +1,4 @@
-"""Every body, correction and objective of the block drafter through one trainer: all learn, all decode losslessly."""
+"""Every body, correction and objective of the parallel drafter: each trains, and each decodes losslessly."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def base():
 
 
 @pytest.mark.parametrize(("body", "objective", "correction"), CELLS)
-def test_every_part_learns_and_the_text_stays(base, tmp_path, body, objective, correction):
+def test_every_parameter_trains_and_decoding_stays_lossless(base, tmp_path, body, objective, correction):
     objective = OBJECTIVES[objective]
     paths, frames = READ[objective.supervises]
     drafter = block_head(base, BODIES[body], paths, CORRECTIONS[correction], frames)
@@ -98,7 +98,7 @@ def test_a_float32_head_beside_a_bfloat16_base(tmp_path, objective, correction, 
 @pytest.mark.parametrize("correction", CORRECTIONS)
 @pytest.mark.parametrize("body", BODIES)
 def test_a_bfloat16_head_decodes_beside_a_bfloat16_base(body, correction):
-    """What evaluation does on an accelerator: the head is cast to the base's own type."""
+    """As in evaluation on an accelerator, where the head is cast to the dtype of the base model."""
     base = random_base(context=64)
     base.lm.to(torch.bfloat16)
     sparse = StaticPerFrameTree(likely_choices(9, 3, 3, 0.6, 0.4, 1.0))
@@ -112,7 +112,7 @@ def test_a_bfloat16_head_decodes_beside_a_bfloat16_base(body, correction):
 
 @pytest.mark.parametrize("correction", CORRECTIONS)
 def test_a_new_correction_changes_no_loss(base, correction):
-    """It starts at zero: the drafter is the uncorrected one until it has learned."""
+    """It is initialised to zero."""
     batch = make_trainer(None, base, steps=1).batches.batch(0)
     plain = CTC(3)(block_head(base, BODIES["attention"], PrefixSearch(16))(batch), batch).value
     corrected = block_head(base, BODIES["attention"], PrefixSearch(16), CORRECTIONS[correction])
@@ -121,14 +121,14 @@ def test_a_new_correction_changes_no_loss(base, correction):
 
 
 def test_two_blocks_start_as_one(base):
-    """The second block adds nothing until it has learned, so deeper is never worse to begin with."""
+    """The second block is initialised to add nothing."""
     batch = make_trainer(None, base, steps=1).batches.batch(0)
     one, two = (block_head(base, BODIES[body], PrefixSearch(16)) for body in ("attention", "two blocks"))
     two.load_state_dict(one.state_dict(), strict=False)
     assert torch.equal(one(batch).states_BATD, two(batch).states_BATD)
 
 
-def test_what_is_read_otherwise_than_taught_is_refused_or_marked(base):
+def test_an_objective_and_a_tree_that_differ_are_refused_or_named(base):
     body = BODIES["attention"]
     transducer = block_head(base, body, TransducerSearch())
     sparse_tree = StaticPerFrameTree(likely_choices(9, 3, 3, 0.6, 0.4, 1))
@@ -153,8 +153,8 @@ def test_what_is_read_otherwise_than_taught_is_refused_or_marked(base):
         assert "Table 2" not in describe_reading(OBJECTIVES[objective], head, 3)
 
 
-def test_what_steps_cannot_be_taught_is_refused(base, tmp_path):
-    """Hydra's heads have weights of their own and guess words; EAGLE's layer is one and guesses states."""
+def test_an_objective_that_a_sequential_drafter_cannot_train_is_refused(base, tmp_path):
+    """Hydra's heads have separate weights and predict tokens; EAGLE has one layer, which predicts hidden states."""
     hydra, eagle = (make_sequential_drafter(kind, base, tmp_path) for kind in ("hydra", "eagle"))
     for objective in (Eagle(1, 1.0, 0.1), EagleCTC(3, 6, 1.0, 0.1, 0.01)):
         with pytest.raises(InputError, match=r"next states, which Hydra does not guess; .* are for drafter=eagle"):
@@ -165,26 +165,26 @@ def test_what_steps_cannot_be_taught_is_refused(base, tmp_path):
     assert describe_reading(CrossEntropy(2, 0.8), eagle, 4) == "in the drafter's own way"
 
 
-def test_runs_from_before_there_was_a_choice_still_load(base):
-    """Their config names neither correction nor blocks, and their tensors are all there is."""
+def test_runs_older_than_correction_and_blocks_still_load(base):
+    """Their config has neither key, and their tensors are those of the defaults."""
     old = ctc_head(base)
     assert {name.split(".")[0] for name in old.trainable_state_dict()} == {"body", "head"}
     assert not [name for name in old.trainable_state_dict() if "deeper" in name or "correction" in name]
     tensors = {name: value.detach().clone() for name, value in old.trainable_state_dict().items()}
     load_trainable_state(
         old, tensors | {"head.blank_bias": torch.tensor(0.25)}, Path("run")
-    )  # it was a number, not a row of one
+    )  # it was stored as a number, not as one row
     assert old.head.blank_bias.tolist() == [0.25]
     with pytest.raises(InputError, match=r"first difference: head\.blank_D"):
         load_trainable_state(old, tensors | {"head.blank_D": torch.zeros(1)}, Path("run"))
 
 
-def test_how_often_a_frame_repeats_the_word_before(base, monkeypatch):
-    """Frames a a - a b, whose best classes are given: one of four repeats its word, the blank's own repeat is none."""
+def test_the_repeat_rate_of_frames(base, monkeypatch):
+    """Best classes a a - a b: one of four frames repeats a token; a repeated blank does not count."""
     head = BlankHead(nn.Linear(3, 2, bias=False), 3)
     head.words.weight.data, head.blank_D.data = torch.eye(3)[:2], torch.eye(3)[2]
-    said = {"a a - a b": ([0, 0, 2, 0, 1], 1 / 4), "- - b b b": ([2, 2, 1, 1, 1], 2 / 4)}
-    for best, rate in said.values():
+    cases = {"a a - a b": ([0, 0, 2, 0, 1], 1 / 4), "- - b b b": ([2, 2, 1, 1, 1], 2 / 4)}
+    for best, rate in cases.values():
         drafter, windows = ctc_head(base), SimpleNamespace(lengths_BA=torch.ones(1, 1))
         drafter.head = head
         monkeypatch.setattr(drafter, "forward", lambda _, best=best: Emissions(torch.eye(3)[best][None, None], head))

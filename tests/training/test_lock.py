@@ -1,4 +1,4 @@
-"""Two processes never write one run directory; a killed one leaves nothing that a resume would wait for."""
+"""Two processes never train in one run directory; a killed process leaves no lock behind."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ with run_lock(Path(sys.argv[1])):
 
 @pytest.fixture
 def held():
-    """A function that has another process hold a directory, and returns that process."""
+    """A function that starts a process which locks a directory."""
     children = []
 
     def hold(directory):
@@ -43,7 +43,7 @@ def held():
         child.stdout.close()
 
 
-def test_a_second_process_is_refused_by_name_until_the_first_is_killed(tmp_path, held):
+def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path, held):
     child = held(tmp_path / "run")
     with pytest.raises(InUseError) as refusal, run_lock(tmp_path / "run"):
         pass
@@ -59,7 +59,7 @@ def test_a_second_process_is_refused_by_name_until_the_first_is_killed(tmp_path,
         run_lock(tmp_path / "run").__enter__()
 
 
-def test_what_it_leaves(tmp_path):
+def test_the_lock_leaves_no_file(tmp_path):
     with run_lock(tmp_path / "refused"):
         assert (tmp_path / "refused" / LOCK_FILE).exists()
     assert not (tmp_path / "refused").exists()
@@ -72,8 +72,8 @@ def test_what_it_leaves(tmp_path):
     "words", [["resume=busy"], train_args("run=busy", "overwrite=true"), train_args("run=fresh")],
     ids=["resume", "overwrite", "fresh start"],
 )  # fmt: skip
-def test_neither_a_resume_nor_a_start_goes_beside_a_run(world, monkeypatch, capsys, held, words):
-    """fresh start: the other one has not begun its run yet, for it still prepares its corpus."""
+def test_neither_a_resume_nor_a_start_runs_in_a_locked_directory(world, monkeypatch, capsys, held, words):
+    """Fresh start: the other process is still preparing its corpus."""
     monkeypatch.chdir(world)
     place = Path("fresh" if "run=fresh" in words else "busy")
     if place.name == "busy" and not place.exists():
@@ -81,12 +81,12 @@ def test_neither_a_resume_nor_a_start_goes_beside_a_run(world, monkeypatch, caps
     child = held(world / place)
     before = {file.name: file.read_bytes() for file in place.iterdir()}
     capsys.readouterr()
-    said = expect_error(monkeypatch, capsys, "train.py", *words)
-    assert f"{place} is being trained by process {child.pid} on " in said
-    assert said.count("\n") == 1
+    message = expect_error(monkeypatch, capsys, "train.py", *words)
+    assert f"{place} is being trained by process {child.pid} on " in message
+    assert message.count("\n") == 1
     assert {file.name: file.read_bytes() for file in place.iterdir()} == before
     child.kill()
     child.wait()
-    run_script(monkeypatch, "train.py", *words)  # which nothing blocks
+    run_script(monkeypatch, "train.py", *words)  # the lock is free now
     assert not (place / LOCK_FILE).exists()
     assert (place / "drafter.safetensors").is_file()

@@ -1,4 +1,4 @@
-"""Loggers besides the record: what they wrote can be read back, and a package that is missing is one sentence."""
+"""Optional loggers: their files can be read back, and a missing package is refused in one sentence."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from ctcdraft.errors import InputError
 from ctcdraft.training.loggers import JsonlLogger, TensorBoardLogger, WandbLogger, refuse_absent
 
 
-@pytest.mark.parametrize(("package", "way"), [("tensorboard", r"'ctcdraft\[tensorboard\]'"), ("wandb", "wandb")])
-def test_without_its_package_a_logger_says_what_to_install(monkeypatch, package, way):
+@pytest.mark.parametrize(
+    ("package", "requirement"), [("tensorboard", r"'ctcdraft\[tensorboard\]'"), ("wandb", "wandb")]
+)
+def test_a_missing_package_is_refused_with_what_to_install(monkeypatch, package, requirement):
     monkeypatch.setitem(sys.modules, package, None)
     refuse_absent([WandbLogger if package == "tensorboard" else TensorBoardLogger])
-    with pytest.raises(InputError, match=f"logger={package} needs {package}.*pip install {way}$"):
+    with pytest.raises(InputError, match=f"logger={package} needs {package}.*pip install {requirement}$"):
         refuse_absent([TensorBoardLogger, WandbLogger])
 
 
 @pytest.mark.parametrize("package", ["tensorboard", "wandb"])
-def test_it_is_said_before_any_corpus_work(tmp_path, monkeypatch, capsys, package):
-    """Before the base is loaded, even: there is none at this place."""
+def test_a_missing_package_is_refused_before_the_corpus(tmp_path, monkeypatch, capsys, package):
+    """Even before the base model is loaded, which does not exist here."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, package, None)
     words = train_args(f"logger={package}", "run=unlogged", "base.path=nowhere", "prepared=nowhere")
@@ -30,7 +32,7 @@ def test_it_is_said_before_any_corpus_work(tmp_path, monkeypatch, capsys, packag
     assert list(tmp_path.iterdir()) == []
 
 
-def test_tensorboard_holds_every_figure(tmp_path):
+def test_tensorboard_has_every_metric(tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -45,8 +47,8 @@ def test_tensorboard_holds_every_figure(tmp_path):
     assert "gradient_norm" not in events.Tags()["scalars"]
 
 
-def test_what_a_resumed_run_keeps_goes_by_the_numbers_of_its_lines(tmp_path):
-    """Step 2 was lost to a full disk, steps 5 and half of 6 lie past the checkpoint of step 4."""
+def test_a_resumed_run_keeps_lines_by_their_step(tmp_path):
+    """Step 2 was lost to a full disk; steps 5 and half of 6 are past the checkpoint of step 4."""
     path = tmp_path / "metrics.jsonl"
     lines = [json.dumps({"step": step, "loss": 1.0}) for step in (1, 3, 4, 5)]
     path.write_text("\n".join([*lines, '{"step": 6, "lo']))

@@ -1,4 +1,4 @@
-"""Kills, stops, damage, a full disk, gradients that are not finite: the run ends with the weights it would have."""
+"""Kills, signals, damaged files, a full disk, gradients that are not finite: the final weights do not change."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def base():
 
 @pytest.fixture(scope="module")
 def whole(base, tmp_path_factory):
-    """A run that nothing happened to."""
+    """An undisturbed run."""
     return trained(base, tmp_path_factory.mktemp("whole"))
 
 
 def trained(base, path, loggers=(), steps=STEPS, **changes):
-    """A run from where it stands to its end; returns its trainer."""
+    """Continue a run from its checkpoint to its end; return the trainer."""
     run = RunDirectory(path)
     if not run.config.exists():
         run.create("drafter: {}\n", base.fingerprint(), overwrite=False)
@@ -58,7 +58,7 @@ def lines(run):
 
 
 def killed_at(base, path, step, jitter):
-    """A child trains until it has logged `step` steps, and is killed a moment later."""
+    """Train in a child process, and kill it a moment after it has logged `step` steps."""
     child = os.fork()
     if child == 0:
         try:
@@ -66,7 +66,7 @@ def killed_at(base, path, step, jitter):
         finally:
             os._exit(1)
     while lines(RunDirectory(path)) < step:
-        assert os.waitpid(child, os.WNOHANG) == (0, 0), "the child ended by itself"
+        assert os.waitpid(child, os.WNOHANG) == (0, 0), "the child ended before it was killed"
         time.sleep(0.0005)
     time.sleep(jitter)
     os.kill(child, signal.SIGKILL)
@@ -89,8 +89,8 @@ def test_killed_at_random_moments_the_weights_are_the_same(base, whole, tmp_path
     assert not list(tmp_path.glob("resume*.partial"))
 
 
-class Asks:
-    """A logger that has the process asked to stop when a step is logged."""
+class SignalAt:
+    """A logger that sends the process a signal when a step is logged."""
 
     def __init__(self, step, number):
         self.step, self.number = step, number
@@ -104,10 +104,10 @@ class Asks:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_asked_to_stop_it_saves_and_says_how_to_go_on(base, whole, tmp_path, capsys, number):
+def test_a_signal_saves_the_state_and_prints_how_to_resume(base, whole, tmp_path, capsys, number):
     before = signal.getsignal(number)
     with pytest.raises(SystemExit) as left:
-        trained(base, tmp_path, [Asks(7, number)])
+        trained(base, tmp_path, [SignalAt(7, number)])
     assert left.value.code == 128 + number
     assert f"{number.name} after step 7: the state is saved; continue with resume={tmp_path}" in capsys.readouterr().out
     assert signal.getsignal(number) is before
@@ -116,9 +116,9 @@ def test_asked_to_stop_it_saves_and_says_how_to_go_on(base, whole, tmp_path, cap
 
 
 def test_a_damaged_state_falls_back_to_the_one_before(base, whole, tmp_path, capsys):
-    """One changed bit, which torch alone would load without a word; then a file cut short."""
+    """One flipped bit, which torch.load would not notice; then a truncated file."""
     with pytest.raises(SystemExit):
-        trained(base, tmp_path, [Asks(33, signal.SIGTERM)])
+        trained(base, tmp_path, [SignalAt(33, signal.SIGTERM)])
     newest, before = RunDirectory(tmp_path).resume_files
     assert [newest.stem, before.stem] == ["resume-000000033", "resume-000000030"]
     spoilt = bytearray(newest.read_bytes())
@@ -128,7 +128,7 @@ def test_a_damaged_state_falls_back_to_the_one_before(base, whole, tmp_path, cap
     assert f"{newest.name} in {tmp_path} is damaged; resuming from {before.name} instead" in capsys.readouterr().out
     assert_same(whole, again)
     assert not newest.exists()
-    RunDirectory(tmp_path).save_state(37, {}, keep=1)  # step 40 would be a damaged one: the run had to go back
+    RunDirectory(tmp_path).save_state(37, {}, keep=1)  # a state of step 40 would be a damaged one
     assert [file.stem for file in RunDirectory(tmp_path).resume_files] == ["resume-000000037"]
     for file in RunDirectory(tmp_path).resume_files:
         file.write_bytes(file.read_bytes()[:-1])
@@ -137,7 +137,7 @@ def test_a_damaged_state_falls_back_to_the_one_before(base, whole, tmp_path, cap
 
 
 def full_disk(monkeypatch, times):
-    """So many states meet a full disk half-way."""
+    """Let writing fail in the middle of so many states."""
     real, left = run_directory.atomic_write, [times]
 
     def write_whole(path, write):
@@ -152,17 +152,17 @@ def full_disk(monkeypatch, times):
     monkeypatch.setattr(run_directory, "atomic_write", write_whole)
 
 
-def test_a_full_disk_at_a_checkpoint_is_one_sentence_and_training_goes_on(base, whole, tmp_path, monkeypatch, capsys):
+def test_training_continues_after_a_full_disk_at_a_checkpoint(base, whole, tmp_path, monkeypatch, capsys):
     full_disk(monkeypatch, 2)
     assert_same(whole, trained(base, tmp_path))
-    said = [line for line in capsys.readouterr().out.splitlines() if "No space left" in line]
-    assert [line.split(":")[0] for line in said] == ["step 5", "step 10"]
-    assert said[0].endswith("(training continues, and the next checkpoint tries again)")
+    lines = [line for line in capsys.readouterr().out.splitlines() if "No space left" in line]
+    assert [line.split(":")[0] for line in lines] == ["step 5", "step 10"]
+    assert lines[0].endswith("(training continues, and the next checkpoint tries again)")
 
 
 def test_a_disk_that_stays_full_keeps_what_was_written(base, whole, tmp_path, monkeypatch):
     with pytest.raises(SystemExit):
-        trained(base, tmp_path, [Asks(33, signal.SIGTERM)])
+        trained(base, tmp_path, [SignalAt(33, signal.SIGTERM)])
     full_disk(monkeypatch, -1)
     with pytest.raises(InputError, match=r"cannot write .*resume-000000040\.pt.*No space left.*make room"):
         trained(base, tmp_path)
@@ -185,8 +185,8 @@ def test_a_metrics_line_that_a_full_disk_refused_is_written_later(tmp_path):
     logger._file = real
     logger.log(3, {"loss": 3.0})
     logger.close()
-    said = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert said == [{"step": 1, "loss": 1.0}, {"step": 2, "loss": None}, {"step": 3, "loss": 3.0}]
+    records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert records == [{"step": 1, "loss": 1.0}, {"step": 2, "loss": None}, {"step": 3, "loss": 3.0}]
 
 
 def test_a_checkpoint_is_due_by_minutes_too(base, tmp_path):
@@ -195,7 +195,7 @@ def test_a_checkpoint_is_due_by_minutes_too(base, tmp_path):
 
 
 class Sometimes:
-    """The CTC objective, whose value is not a number the times it is told to."""
+    """The CTC objective, with NaN as its value in the given calls."""
 
     labels, teaches = 3, "alignments"
 
@@ -208,7 +208,7 @@ class Sometimes:
         return Loss(loss.value * torch.nan, loss.metrics) if self.calls in self.bad else loss
 
 
-def test_steps_that_are_no_number_are_skipped_and_counted(base, tmp_path):
+def test_steps_with_nan_are_skipped_and_counted(base, tmp_path):
     one = trained(base, tmp_path, steps=12, objective=Sometimes(3, 4, 7))
     figures = [json.loads(line) for line in one.run.metrics.read_text().splitlines()]
     assert [line.get("skipped", 0) for line in figures] == [0, 0, 1, 2, 2, 2, 3, 3, 3, 3, 3, 3]
@@ -225,7 +225,7 @@ def test_a_skipped_step_leaves_weights_and_gradients_alone(base, tmp_path):
         assert value.grad is None
 
 
-def test_what_keeps_happening_stops_the_run(base, tmp_path):
+def test_too_many_skipped_steps_stop_the_run(base, tmp_path):
     with pytest.raises(
         InputError, match=r"step 6 is nan.*2 other skipped steps.*trainer\.patience=3.*lower trainer\.lear"
     ):

@@ -1,4 +1,4 @@
-"""Two processes on one step's batches are one process that accumulates them: the same losses, the same weights."""
+"""Two processes that share the batches of a step equal one process that accumulates them."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def test_one_process_exchanges_nothing():
     assert alone.all_gather_object("x") == ["x"]
 
 
-def test_an_average_is_the_sum_over_the_processes_divided_by_their_number(monkeypatch):
-    """Two dtypes are two exchanges; the other process has the same tensors plus 4."""
+def test_all_reduce_mean_divides_the_sum_by_the_world_size(monkeypatch):
+    """Two dtypes need two collectives; the other process has the same tensors plus 4."""
     sums = []
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda flat: sums.append(flat.mul_(2).add_(4)))
     here = [torch.tensor([1.0, 2.0]), torch.tensor([[3.0]], dtype=torch.float64), torch.tensor([5.0])]
@@ -50,7 +50,7 @@ def test_an_average_is_the_sum_over_the_processes_divided_by_their_number(monkey
     assert [flat.dtype for flat in sums] == [torch.float32, torch.float64]
 
 
-def test_process_0_works_first_and_the_others_find_what_it_made():
+def test_rank_0_works_first():
     def order(rank):
         done, peers = [], Distributed(rank, 2)
         peers.barrier = lambda: done.append("barrier")
@@ -60,7 +60,7 @@ def test_process_0_works_first_and_the_others_find_what_it_made():
     assert [order(rank) for rank in range(2)] == [["work", "barrier"], ["barrier", "work"]]
 
 
-def test_without_deepspeed_it_says_what_to_install(monkeypatch):
+def test_a_missing_deepspeed_is_refused_with_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "deepspeed", None)
     for name in SINGLE_PROCESS_ENV:
         monkeypatch.setenv(name, SINGLE_PROCESS_ENV[name])
@@ -72,7 +72,7 @@ def test_without_deepspeed_it_says_what_to_install(monkeypatch):
 def test_a_port_in_use_is_one_sentence(monkeypatch):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        taken.is_conditioned()
+        taken.listen()
         port = taken.getsockname()[1]
         values = {"WORLD_SIZE": 2, "RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         for name, value in values.items():
@@ -96,7 +96,7 @@ def test_one_device_for_all_is_refused(monkeypatch):
         pytest.param(["2"], id="zero 2", marks=pytest.mark.slow),
     ],
 )
-def test_two_processes_reach_the_curve_of_one(tmp_path, stage):
+def test_two_processes_train_like_one(tmp_path, stage):
     base = random_base(context=64)
     run = RunDirectory(tmp_path / "one")
     run.create("drafter: {}\n", base.fingerprint(), overwrite=False)
@@ -117,22 +117,22 @@ def test_two_processes_reach_the_curve_of_one(tmp_path, stage):
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are counted in /proc, which is not here")
-@pytest.mark.parametrize(("words", "said"), [([], ["0 threads left"] * 4), (["held"], [])])
-def test_who_ends_at_once_ends_well(words, said):
-    """No thread is left to abort the process; where somebody holds the group, they are left and do not."""
+@pytest.mark.parametrize(("words", "output"), [([], ["0 threads left"] * 4), (["held"], [])])
+def test_processes_that_exit_right_after_a_collective_do_not_abort(words, output):
+    """No gloo thread is left that could abort the process; where the group is referenced, they stay and do no harm."""
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4", "--master-port", str(free_port()),
          str(LEAVING_JOB), *words],
         env={**os.environ, "PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=240,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.splitlines() == said
+    assert done.stdout.splitlines() == output
 
 
 @pytest.mark.slow
 @pytest.mark.deepspeed
-def test_deepspeed_leaves_out_what_is_not_finite_and_nothing_of_it_stays():
-    """Neither in the next step's gradient nor in the schedule; with shards and without."""
+def test_deepspeed_skips_gradients_that_are_not_finite():
+    """They affect neither the next gradient nor the schedule, with shards and without."""
     done = subprocess.run(
         [sys.executable, str(ALONE_JOB), "0", "2"], capture_output=True, text=True, timeout=240,
         env={**os.environ, "PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1", "MASTER_PORT": str(free_port())},

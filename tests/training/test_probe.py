@@ -1,4 +1,4 @@
-"""What the probe decodes is never trained on, and its tau is the measure's own."""
+"""Validation prompts are not trained on, and its tau is that of the evaluation."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.training.validation import DecodingValidation, split_held_out
 
 
-def answer(name: str, turn: int, words: int = 12, ended: bool = True) -> Row:
-    tokens = torch.arange(words, dtype=torch.int32) + 10 * sum(map(ord, name)) + turn
-    return Row(name, turn, "chat", tokens, torch.arange(words) >= 4, ended)
+def answer(name: str, turn: int, length: int = 12, ended: bool = True) -> Row:
+    tokens = torch.arange(length, dtype=torch.int32) + 10 * sum(map(ord, name)) + turn
+    return Row(name, turn, "chat", tokens, torch.arange(length) >= 4, ended)
 
 
 def test_held_out_prompts_are_not_trained_on_in_any_of_their_turns():
@@ -39,24 +39,28 @@ def test_prompts_that_begin_alike_are_held_out_together():
     assert len(begins) == 2
 
 
-def test_a_row_that_was_cut_or_never_ended_says_so():
-    answers = [answer("a", 0), answer("b", 0, words=30), answer("c", 0, ended=False), answer("d", 0)]
+def test_cut_and_unfinished_rows_are_marked():
+    answers = [answer("a", 0), answer("b", 0, length=30), answer("c", 0, ended=False), answer("d", 0)]
     rows, _ = split_held_out(answers, prompts=0, max_length=20)
     assert rows.ended == [True, False, False, True]
     assert max(map(len, rows.tokens)) == 20
 
 
 def test_a_row_that_is_all_prompt_when_cut_is_left_out():
-    """Its windows would be none; in a row of a batch it would take the place of one that has some."""
-    answers = [answer("a", 0), answer("b", 0, words=5), answer("c", 0, words=6)]  # of which four are the prompt's
+    """It has no window, and would waste a row of a batch."""
+    answers = [
+        answer("a", 0),
+        answer("b", 0, length=5),
+        answer("c", 0, length=6),
+    ]  # the first four tokens are the prompt
     assert [list(map(len, split_held_out(answers, 0, most)[0].tokens)) for most in (100, 5, 6)] == [[12, 6], [], [6, 6]]
 
 
-def test_tau_counts_what_passes_commit_and_nothing_else():
+def test_tau_counts_only_tokens_committed_by_verification():
     base = random_base(context=64)
     prompt = torch.arange(10, 16)
-    probe = DecodingValidation(base, [prompt], DECODING)
-    assert probe.tau(Autoregressive(base)) == 1.0  # the prefill's word would make it more
+    validation = DecodingValidation(base, [prompt], DECODING)
+    assert validation.tau(Autoregressive(base)) == 1.0  # the token of the prefill does not count
     truth = generate(base, Autoregressive(base), prompt, DECODING, frozenset(), 0).tokens
     assert (
         DecodingValidation(base, [prompt], DECODING).tau(oracle_drafter(torch.cat([prompt, torch.tensor(truth)]), 4))
@@ -64,14 +68,14 @@ def test_tau_counts_what_passes_commit_and_nothing_else():
     )
 
 
-def test_alpha_is_that_of_the_passes():
-    """What always says what the base will say is accepted at every depth it reaches."""
+def test_alpha_of_an_oracle_is_one_at_every_depth():
+    """alpha of depths that no draft reaches is absent."""
     base = random_base(context=64)
     prompt = torch.arange(10, 16)
     truth = generate(base, Autoregressive(base), prompt, DECODING, frozenset(), 0).tokens
-    figures = DecodingValidation(base, [prompt], DECODING).metrics(
+    metrics = DecodingValidation(base, [prompt], DECODING).metrics(
         oracle_drafter(torch.cat([prompt, torch.tensor(truth)]), 4)
     )
-    assert figures["alpha/1"] == figures["alpha/4"] == 1.0
-    assert "alpha/5" not in figures
+    assert metrics["alpha/1"] == metrics["alpha/4"] == 1.0
+    assert "alpha/5" not in metrics
     assert set(DecodingValidation(base, [prompt], DECODING).metrics(Autoregressive(base))) == {"tau"}

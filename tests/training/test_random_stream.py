@@ -40,7 +40,7 @@ CASES = [
 
 
 def unmoved(one) -> bool:
-    """Whether two training steps with a probe leave the stream as it is."""
+    """Return whether two training steps and a validation leave the generator unchanged."""
     before = torch.get_rng_state()
     for _ in range(2):
         assert isfinite(one.train_step()["loss"])

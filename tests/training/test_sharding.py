@@ -1,4 +1,4 @@
-"""A base in shards over two processes trains the head that a whole one trains; what one process cannot do is said."""
+"""A base model sharded over two processes trains the same head; what one process cannot do is refused."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def test_two_processes_with_half_the_base_each_train_the_same_head(folder):
 
 @pytest.mark.deepspeed
 def test_an_embedding_that_is_more_than_a_look_up_is_refused():
-    """Gemma's multiplies by the root of its width, which a copy of its weights alone does not."""
+    """Gemma's embedding scales by the root of the width, which a copy of its weights would not."""
     with pytest.raises(InputError, match=r"GemmaTextScaledWordEmbedding changes them; leave out base\.zero3"):
         unsharded_embeddings(random_lm("gemma"))
     embedding, head = unsharded_embeddings(random_lm("llama"))
     assert embedding.weight.shape == head.weight.shape
 
 
-def test_one_process_alone_is_told_so(folder):
+def test_one_process_alone_is_refused(folder):
     with pytest.raises(InputError, match=r"base\.zero3=true is for the processes of torchrun"):
         load_base(folder, "float32", "cpu", zero3=True)
     with pytest.raises(InputError, match="takes the base as it is"):
@@ -48,7 +48,7 @@ def test_one_process_alone_is_told_so(folder):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ([], "trainer.probe_prompts=0"),
         (["trainer.probe_prompts=0", "states=stored"], "states=live"),
@@ -56,8 +56,8 @@ def test_one_process_alone_is_told_so(folder):
         (["trainer.probe_prompts=0", "adapt=lora"], "leave out base.zero3="),
     ],
 )
-def test_what_one_process_would_do_alone_is_said_at_the_front_door(tmp_path, monkeypatch, capsys, words, said):
+def test_work_of_one_process_alone_is_refused_before_loading(tmp_path, monkeypatch, capsys, words, message):
     monkeypatch.chdir(tmp_path)
-    assert said in expect_error(
+    assert message in expect_error(
         monkeypatch, capsys, "train.py", *train_args("base.path=nowhere", "base.zero3=true", *words)
     )

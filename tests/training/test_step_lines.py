@@ -1,4 +1,4 @@
-"""A redirected training run: one line a minute, with the loss, the speed and the minutes left."""
+"""A training run with redirected output prints one line per minute: loss, speed and remaining time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ctcdraft.training.run_directory import RunDirectory
 
 
 def lines_of(one, seconds, capsys):
-    """What `fit` prints where every step takes so many seconds by its clock."""
+    """Return the lines that `fit` prints where every step takes so many seconds."""
     clock = iter(range(0, 10**6, seconds))
     capsys.readouterr()
     one.fit([], clock=lambda: next(clock))
@@ -20,7 +20,7 @@ def lines_of(one, seconds, capsys):
 
 
 def test_one_line_a_minute_of_the_remaining_steps(tmp_path, capsys):
-    """20 seconds a step. Resumed, the steps that are done count in the lines and not in the time."""
+    """Steps of 20 seconds. After a resume, finished steps count in the lines but not in the time."""
     base = random_base(context=64)
     lines = lines_of(make_trainer(RunDirectory(tmp_path), base, 8), 20, capsys)
     assert [re.sub(r"\d+\.\d{3}, [\d,]+ tokens", "L, N tokens", line) for line in lines] == [
@@ -33,7 +33,7 @@ def test_one_line_a_minute_of_the_remaining_steps(tmp_path, capsys):
     assert line.startswith("11 of 12 steps, 1.0 minutes so far; about 0.3 minutes for the remaining 1; loss ")
 
 
-def test_a_terminal_has_the_bar_alone(tmp_path, capsys, monkeypatch):
+def test_a_terminal_gets_no_lines(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     assert lines_of(make_trainer(RunDirectory(tmp_path), random_base(context=64), 8), 61, capsys) == []

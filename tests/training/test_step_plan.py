@@ -1,4 +1,4 @@
-"""The plan before the first step: what it says of windows is what the objective can learn of them."""
+"""The plan before the first step: feasible windows, and the time of the remaining steps."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def base():
 
 
 def planned(base, objective, paths, mask):
-    """Of four answers that say one word over and over, with a frame for every label and no more."""
+    """Return the plan for four responses that repeat one token, with as many frames as labels."""
     drafter = block_head(base, partial(AttentionBody, root_input=True, causal=False), paths, frames=3)
     one = make_trainer(None, base, 3, drafter=drafter, objective=objective)
     rows = TokenSequences([torch.full((20,), 7)] * 4, [mask] * 4, [True] * 4)
@@ -36,19 +36,19 @@ def planned(base, objective, paths, mask):
     return plan_training(base, drafter, objective, batches, one.engine, 3, 1)
 
 
-def test_feasible_is_what_this_objective_can_learn(base):
-    """CTC needs a blank between equal words; label k at frame k needs none."""
+def test_feasible_windows_depend_on_the_objective(base):
+    """CTC needs a blank between equal tokens; cross-entropy, with label k at frame k, needs none."""
     mask = (torch.arange(20) >= 6).int()
     assert "100.00% of them feasible (3 frames, 3 labels)" in planned(
         base, CrossEntropy(3, 0.8), PerFrameTree(None), mask
     )
-    said = planned(base, CTC(3), PrefixSearch(16), mask)
-    assert "52 windows" in said
-    assert f"{2 / 13:.2%} of them feasible" in said  # of one label, and of two with the blank between them
+    plan = planned(base, CTC(3), PrefixSearch(16), mask)
+    assert "52 windows" in plan
+    assert f"{2 / 13:.2%} of them feasible" in plan  # one label, or two with a blank between them
 
 
-def test_time_is_that_of_one_process_s_share(base, monkeypatch):
-    """A batch takes ten seconds by a clock of its own; of eight batches a step eight processes take one each."""
+def test_time_is_that_of_the_batches_of_one_process(base, monkeypatch):
+    """Batches of ten seconds by a patched clock; eight processes share eight batches per step."""
     seconds = iter(range(0, 1000, 10))
     monkeypatch.setattr("ctcdraft.planning.training.perf_counter", lambda: float(next(seconds)))
     rows = TokenSequences([torch.full((20,), 7)] * 4, [(torch.arange(20) >= 6).int()] * 4, [True] * 4)
@@ -56,21 +56,21 @@ def test_time_is_that_of_one_process_s_share(base, monkeypatch):
 
     def time_of(accumulate, world):
         one = make_trainer(None, base, 36, drafter=drafter, distributed=Distributed(0, world), accumulate=accumulate)
-        said = plan_training(base, drafter, CTC(3), Batches(rows, base, 2, 8, 3, 0), one.engine, 36, accumulate)
-        return said.split("time        about ")[1].split(" (")[0]
+        plan = plan_training(base, drafter, CTC(3), Batches(rows, base, 2, 8, 3, 0), one.engine, 36, accumulate)
+        return plan.split("time        about ")[1].split(" (")[0]
 
     assert time_of(1, 1) == time_of(8, 8) == "0.10 hours"
     assert time_of(8, 1) == time_of(16, 2) == "0.80 hours"
 
 
 def test_a_corpus_without_a_window_is_refused(base):
-    """As where every prompt is longer than trainer.max_length: all steps would be along a gradient of zero."""
-    with pytest.raises(InputError, match=r"none of the 4 answers has a window.*raise trainer\.max_length"):
+    """As where every prompt is longer than trainer.max_length; every gradient would be zero."""
+    with pytest.raises(InputError, match=r"none of the 4 responses has a window.*raise trainer\.max_length"):
         planned(base, CTC(3), PrefixSearch(16), torch.zeros(20).int())
 
 
 def test_windows_are_counted_as_they_are_cut():
-    """Seventy answers of unlike lengths, some cut off, none of it in the order of lengths: by the slow twin."""
+    """Compared with a slow implementation, on seventy unsorted responses, some of them cut off."""
     rng = torch.Generator().manual_seed(3)
     lengths = torch.randint(2, 12, (70,), generator=rng).tolist()
     tokens = [torch.randint(5, 8, (length,), generator=rng) for length in lengths]
@@ -78,7 +78,7 @@ def test_windows_are_counted_as_they_are_cut():
     ended = [index % 3 != 0 for index in range(70)]
     windows = feasible = 0
     for text, mask, whole in zip(tokens, masks, ended, strict=True):
-        mask[0] = 0  # nobody says a text's first token
+        mask[0] = 0  # the first token of a text is never a label
         for place in range(len(text) - 1):
             _, words = slow_window(text.tolist(), mask.tolist(), place, 3)
             if words and (whole or len(words) == 3):

@@ -1,4 +1,4 @@
-"""Drafters of several steps learn: every parameter moves, the base stays, and a checkpoint gives the drafter back."""
+"""Sequential drafters: every parameter trains, the base model stays frozen, and a checkpoint restores the drafter."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_it_trains_and_decodes_in_float32_beside_a_bfloat16_base(case, tmp_path)
 
 
 def test_a_draft_model_trains_without_dropout(tmp_path):
-    """gpt2 has some; what it draws is in no checkpoint, so a resumed run would be another."""
+    """gpt2 has dropout; no checkpoint holds its random state, so a resumed run would differ."""
     base = random_base(context=64)
     drafter = make_sequential_drafter("draft_model_gpt2", base, tmp_path, 3).train()
     batch = make_trainer(None, base, steps=1, drafter=drafter, objective=CrossEntropy(3, 1.0)).batches.batch(0)
@@ -100,8 +100,8 @@ def test_lora_trains_little_and_starts_as_the_model_is(tmp_path):
     tokens = torch.arange(20, 30)
     plain = DraftModel(base, saved_lm(tmp_path), None, 3, DynamicTree(3, 4))
     with torch.inference_mode():
-        said = [one.lm.read(tokens, one.lm.new_cache(16)).logits_NV for one in (part.eval(), plain.eval())]
-    assert torch.equal(*said)
+        logits = [one.lm.read(tokens, one.lm.new_cache(16)).logits_NV for one in (part.eval(), plain.eval())]
+    assert torch.equal(*logits)
 
 
 def test_a_draft_model_that_cannot_serve_is_refused_in_one_sentence(tmp_path):
@@ -125,7 +125,7 @@ def test_a_draft_model_that_cannot_serve_is_refused_in_one_sentence(tmp_path):
         make_trainer(None, base, steps=1, drafter=short, objective=CrossEntropy(3, 1.0)).train_step()
 
 
-def test_eagles_noise_is_for_training_alone_and_the_same_for_the_same_batch(tmp_path):
+def test_eagles_noise_is_added_in_training_only_and_follows_from_the_batch(tmp_path):
     base = random_base(context=64)
     drafter = make_sequential_drafter("eagle", base, tmp_path, 3)
     batches = make_trainer(None, base, steps=1).batches

@@ -1,4 +1,4 @@
-"""The table of a sweep by pencil, and a search whose trials are small scripts that write what train.py would."""
+"""Tables of sweeps, computed by hand, and searches whose trials are small scripts with the output of train.py."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ctcdraft.training.sweep import flatten_config, forget_failure, read_job, sw
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
-def made(folder, name, taus, frames, rate, seed=0, extra=""):
+def write_run(folder, name, taus, frames, rate, seed=0, extra=""):
     run = folder / name
     run.mkdir(parents=True)
     (run / "config.yaml").write_text(
@@ -33,12 +33,12 @@ def made(folder, name, taus, frames, rate, seed=0, extra=""):
     (run / "command.txt").write_text(f"python train.py drafter.frames={frames} run={run}-again\n")
 
 
-def test_the_table_says_who_wins_and_by_how_much(tmp_path):
-    made(tmp_path, "0", [1.0, 1.5], 4, 0.001)
-    made(tmp_path, "1", [2.2, 2.0], 6, 0.001)  # the best probe counts, not the last
-    made(tmp_path, "2", [2.0], 6, 0.001, seed=1)
-    made(tmp_path, "3", [1.9], 8, 0.003)
-    (tmp_path / "4").mkdir()  # a job that has only begun
+def test_the_table_ranks_settings_and_gives_the_noise(tmp_path):
+    write_run(tmp_path, "0", [1.0, 1.5], 4, 0.001)
+    write_run(tmp_path, "1", [2.2, 2.0], 6, 0.001)  # the best validation counts, not the last
+    write_run(tmp_path, "2", [2.0], 6, 0.001, seed=1)
+    write_run(tmp_path, "3", [1.9], 8, 0.003)
+    (tmp_path / "4").mkdir()  # a job that has just started
     (tmp_path / "4" / "config.yaml").write_text("seed: 0\n")
     jobs = write_table(tmp_path)
     assert [job.name for job in jobs] == ["1", "2", "3", "0"]
@@ -48,7 +48,7 @@ def test_the_table_says_who_wins_and_by_how_much(tmp_path):
     assert rows[0] | {"tau": "2.2"} == rows[0]
     page = (tmp_path / "sweep.md").read_text()
     assert "| 6 | 0.001 | 2.100 | 0.141 | 2 | 7.000 | 1 2 |" in page
-    # 2.1 over two seeds, 1.9 over one; the seeds' spread is sqrt(0.02), of the difference it is sqrt(0.02 * 3/2).
+    # Means 2.1 over two seeds and 1.9 over one; the deviation over seeds is sqrt(0.02), of the difference sqrt(0.03).
     assert "ahead of the second by 0.200 in tau; standard deviation over seeds 0.141, of that difference 0.173" in page
     assert "not decided" in page
     assert page.rstrip().endswith(f"python train.py drafter.frames=6 run={tmp_path / '1'}-again")
@@ -57,7 +57,7 @@ def test_the_table_says_who_wins_and_by_how_much(tmp_path):
 
 
 def test_seconds_of_a_run_are_those_of_its_steps(tmp_path):
-    made(tmp_path, "0", [1.0, 1.5, 1.2], 4, 0.001)
+    write_run(tmp_path, "0", [1.0, 1.5, 1.2], 4, 0.001)
     assert read_job(tmp_path / "0").seconds_by_clock == {}, "a run from before they were kept"
     lines = [{"tau": 1.0, "processor_seconds": 0.5, "wall_seconds": seconds} for seconds in (1.0, 2.0)]
     (tmp_path / "0" / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -66,7 +66,7 @@ def test_seconds_of_a_run_are_those_of_its_steps(tmp_path):
 
 def test_keys_that_follow_from_each_other_are_one_column(tmp_path):
     for number, frames in enumerate((4, 6, 6)):
-        made(tmp_path, str(number), [1.0], frames, 0.001, seed=number, extra=f"prepared: place{frames}\n")
+        write_run(tmp_path, str(number), [1.0], frames, 0.001, seed=number, extra=f"prepared: place{frames}\n")
     assert swept_keys(write_table(tmp_path)) == ["prepared", "seed"]
     assert flatten_config({"a": {"b": 1, "c": [1, 2]}, "d": None}) == {"a.b": 1, "a.c": "[1, 2]", "d": None}
 
@@ -74,7 +74,7 @@ def test_keys_that_follow_from_each_other_are_one_column(tmp_path):
 def test_a_value_is_text_in_the_plot_and_no_markup(tmp_path):
     evil = "</text><script>alert(1)</script>"
     for number, name in enumerate(("plain", evil)):
-        made(tmp_path, str(number), [1.0], 4, 0.001, extra=f'"{evil}": "{name}"\n')
+        write_run(tmp_path, str(number), [1.0], 4, 0.001, extra=f'"{evil}": "{name}"\n')
     write_table(tmp_path)
     drawing = ET.parse(tmp_path / "sweep.svg").getroot()
     assert not [node for node in drawing.iter() if node.tag.endswith("script")]
@@ -85,7 +85,7 @@ def test_a_seed_that_was_run_twice_is_one_seed(tmp_path):
     """Frames 6: seed 0 twice and seed 1 once are two seeds, of 2.0 and 2.4; frames 4: one seed, whose noise is unknown
     however often it was run."""
     for number, (frames, seed, tau) in enumerate([(6, 0, 2.0), (6, 0, 2.0), (6, 1, 2.4), (4, 0, 1.0), (4, 0, 1.0)]):
-        made(tmp_path, str(number), [tau], frames, 0.001, seed=seed)
+        write_run(tmp_path, str(number), [tau], frames, 0.001, seed=seed)
     write_table(tmp_path)
     page = (tmp_path / "sweep.md").read_text()
     assert "| 6 | 2.200 | 0.283 | 2 | 6.867 | 0 1 2 |" in page
@@ -95,10 +95,10 @@ def test_a_seed_that_was_run_twice_is_one_seed(tmp_path):
 
 
 def test_a_job_that_failed_has_its_reason_in_the_table(tmp_path):
-    made(tmp_path, "0", [1.5], 4, 0.001)
+    write_run(tmp_path, "0", [1.5], 4, 0.001)
     values = read_job(tmp_path / "0").values
     write_failure(tmp_path / "1", {**values, "drafter.frames": 2, "drafter.body.slots": 2}, "2 frames | 3\nlabels")
-    made(tmp_path, "2", [9.0], 8, 0.001)  # it stopped after a probe
+    write_run(tmp_path, "2", [9.0], 8, 0.001)  # it stopped after a validation
     write_failure(tmp_path / "2", read_job(tmp_path / "2").values, "the gradient is nan")
     assert [job.name for job in write_table(tmp_path)] == ["0"]
     page = (tmp_path / "sweep.md").read_text()
@@ -119,9 +119,9 @@ def test_a_sweep_of_failures_alone_has_a_table_too(tmp_path):
     assert "| failed: no base |  | 0 |  | 0 |" in (tmp_path / "sweep.md").read_text()
 
 
-def test_what_remains_is_the_mean_of_what_ran_times_what_is_left_over_the_jobs():
+def test_remaining_time_is_the_mean_of_finished_runs_times_the_rest_over_jobs():
     remaining = RemainingTime(8, jobs=2)
-    assert remaining.run_ended(None) == "1 of 8 done", "one that failed tells nothing"
+    assert remaining.run_ended(None) == "1 of 8 done", "a failed run gives no time"
     assert remaining.run_ended(600.0) == "2 of 8 done, about 30 minutes for the remaining 6"
     assert remaining.run_ended(1200.0) == "3 of 8 done, about 38 minutes for the remaining 5"
     assert [remaining.run_ended(900.0) for _ in range(5)][-2:] == [
@@ -149,57 +149,57 @@ if "slow" in given: time.sleep(60)
 """
 
 
-def test_a_search_finds_the_best_value_and_goes_on_where_it_was(tmp_path, monkeypatch):
+def test_a_search_finds_the_best_value_and_continues(tmp_path, monkeypatch):
     pytest.importorskip("optuna")
     monkeypatch.setattr(searching, "POLL_SECONDS", 0.01)
     (tmp_path / "trial.py").write_text(TRIAL)
     command, space = [sys.executable, str(tmp_path / "trial.py")], {"x": Interval(0, 4, False, whole=True)}
-    said = []
-    first = run_search(command, tmp_path / "run", space, trials=3, jobs=1, seed=0, log=said.append)
-    second = run_search(command, tmp_path / "run", space, trials=5, jobs=2, seed=0, log=said.append)
+    lines = []
+    first = run_search(command, tmp_path / "run", space, trials=3, jobs=1, seed=0, log=lines.append)
+    second = run_search(command, tmp_path / "run", space, trials=5, jobs=2, seed=0, log=lines.append)
     assert first <= second == 3.0
-    assert len(said) == 8
-    again = [re.fullmatch(r"trial \d: x=(\d)  is trial (\d) again and was not run; .*", line) for line in said]
-    ran = {re.match(r"trial (\d): (x=\d)  tau", line)[1]: line for line in said if "tau" in line}
+    assert len(lines) == 8
+    again = [re.fullmatch(r"trial \d: x=(\d)  is trial (\d) again and was not run; .*", line) for line in lines]
+    ran = {re.match(r"trial (\d): (x=\d)  tau", line)[1]: line for line in lines if "tau" in line}
     assert sum(match is not None for match in again) == 8 - len(ran) >= 3, "there are five values"
-    assert all(f"x={match[1]}  tau" in ran[match[2]] for match in again if match), "each names the one that ran"
+    assert all(f"x={match[1]}  tau" in ran[match[2]] for match in again if match), "each names the trial that ran"
     assert sorted(path.name for path in (tmp_path / "run").iterdir() if path.is_dir()) == sorted(ran)
     assert "x" in (tmp_path / "run" / "sweep.csv").read_text().splitlines()[0]
     with pytest.raises(InputError, match=r"study\.log is a search over other values .*; choose another run="):
         run_search(command, tmp_path / "run", {"x": [1, 2]}, trials=1, jobs=1, seed=0)
 
 
-def test_a_search_says_how_long_it_will_take(tmp_path, monkeypatch):
-    """By a clock that is 300 s further at every look: every trial takes five minutes."""
+def test_a_search_prints_the_remaining_time(tmp_path, monkeypatch):
+    """A patched clock gives every trial five minutes."""
     pytest.importorskip("optuna")
     monkeypatch.setattr(searching, "POLL_SECONDS", 0.01)
     (tmp_path / "trial.py").write_text(TRIAL)
     command, space = [sys.executable, str(tmp_path / "trial.py")], {"x": Interval(0, 4, False, whole=False)}
-    ticks, said = iter(range(0, 10**6, 300)), []
-    run_search(command, tmp_path / "run", space, 3, jobs=1, seed=0, log=said.append, clock=lambda: next(ticks))
-    assert [line.split("; ")[1] for line in said] == [
+    ticks, lines = iter(range(0, 10**6, 300)), []
+    run_search(command, tmp_path / "run", space, 3, jobs=1, seed=0, log=lines.append, clock=lambda: next(ticks))
+    assert [line.split("; ")[1] for line in lines] == [
         "1 of 3 done, about 10 minutes for the remaining 2", "2 of 3 done, about 5.0 minutes for the remaining 1",
         "3 of 3 done",
     ]  # fmt: skip
 
 
-def test_values_are_tried_again_by_another_command_only(tmp_path, monkeypatch):
-    """Side by side, too: of four trials of one value, one runs. One that fails is not tried again in this search."""
+def test_values_are_repeated_only_by_another_command(tmp_path, monkeypatch):
+    """Of four concurrent trials of one value, one runs. A failed one is not repeated in the same search."""
     pytest.importorskip("optuna")
     monkeypatch.setattr(searching, "POLL_SECONDS", 0.01)
     (tmp_path / "trial.py").write_text(TRIAL + "\nPath(given['count']).open('a').write(given['run'] + '\\n')")
-    command, said = [sys.executable, str(tmp_path / "trial.py"), f"count={tmp_path / 'count'}"], []
-    run_search(command, tmp_path / "run", {"x": [2]}, trials=4, jobs=4, seed=0, log=said.append)
-    run_search([*command, "more=1"], tmp_path / "run", {"x": [2]}, trials=1, jobs=1, seed=0, log=said.append)
+    command, lines = [sys.executable, str(tmp_path / "trial.py"), f"count={tmp_path / 'count'}"], []
+    run_search(command, tmp_path / "run", {"x": [2]}, trials=4, jobs=4, seed=0, log=lines.append)
+    run_search([*command, "more=1"], tmp_path / "run", {"x": [2]}, trials=1, jobs=1, seed=0, log=lines.append)
     assert len((tmp_path / "count").read_text().splitlines()) == 2
-    assert sum("again and was not run" in line for line in said) == 3
+    assert sum("again and was not run" in line for line in lines) == 3
     fails = [sys.executable, "-c", f"open({str(tmp_path / 'fails')!r}, 'a').write('x'); raise SystemExit(1)"]
     with pytest.raises(InputError, match="none of 3 trials finished"):
-        run_search(fails, tmp_path / "failing", {"x": [2]}, trials=3, jobs=1, seed=0, log=said.append)
+        run_search(fails, tmp_path / "failing", {"x": [2]}, trials=3, jobs=1, seed=0, log=lines.append)
     assert (tmp_path / "fails").read_text() == "x"
 
 
-def test_a_trial_is_called_by_its_values_in_wandb(tmp_path, monkeypatch):
+def test_a_trial_is_named_by_its_values_in_wandb(tmp_path, monkeypatch):
     pytest.importorskip("optuna")
     monkeypatch.delenv("WANDB_RUN_GROUP", raising=False)
     monkeypatch.setattr(searching, "POLL_SECONDS", 0.01)
@@ -212,7 +212,7 @@ def test_a_trial_is_called_by_its_values_in_wandb(tmp_path, monkeypatch):
 
 
 def test_a_key_that_is_added_keeps_its_plus(monkeypatch):
-    """As objective=sum wants it: '+objective.weights.ctc=0.1,0.2'."""
+    """As for objective=sum: '+objective.weights.ctc=0.1,0.2'."""
     spaces = []
     monkeypatch.setattr(searching, "run_search", lambda command, run, space, *rest: spaces.append(space) or 1.0)
     monkeypatch.setattr(sys, "argv", ["sweep.py", "+objective.weights.ctc=0.1,0.2", "drafter.frames=range(4,9)"])
@@ -223,7 +223,7 @@ def test_a_key_that_is_added_keeps_its_plus(monkeypatch):
 
 
 def test_a_trial_that_falls_behind_is_stopped(tmp_path, monkeypatch):
-    """Behind the median of four others at the first probe, it would sleep for a minute."""
+    """It is below the median of four others at its first validation; unstopped it would sleep for a minute."""
     optuna = pytest.importorskip("optuna")
     monkeypatch.setattr(searching, "POLL_SECONDS", 0.01)
     (tmp_path / "trial.py").write_text(TRIAL)
@@ -239,7 +239,7 @@ def test_a_trial_that_falls_behind_is_stopped(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("arguments", "sentence"),
     [
         (["trials=3"], "nothing is searched; give a key a range"),
         (["trials=0", "a=range(1,3)"], "trials must be an integer >= 1, got 0"),
@@ -257,21 +257,21 @@ def test_a_trial_that_falls_behind_is_stopped(tmp_path, monkeypatch):
         (["drafter=ctc,medusaa"], "did you mean drafter/medusa"),
     ],
 )
-def test_a_wrong_word_is_one_sentence(words, sentence, monkeypatch, capsys, tmp_path):
+def test_a_wrong_argument_is_refused_in_one_sentence(arguments, sentence, monkeypatch, capsys, tmp_path):
     """Before the first trial: nothing is written, and no trial starts."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(searching, "run_trial", None)
-    monkeypatch.setattr(sys, "argv", ["sweep.py", *words])
+    monkeypatch.setattr(sys, "argv", ["sweep.py", *arguments])
     with pytest.raises(SystemExit) as left:
         runpy.run_path(str(REPOSITORY / "sweep.py"), run_name="__main__")
-    said = capsys.readouterr().err
+    message = capsys.readouterr().err
     assert left.value.code == 1
-    assert sentence in said
-    assert said.count("\n") == 1
+    assert sentence in message
+    assert message.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_optuna_it_says_what_to_install(monkeypatch, tmp_path):
+def test_a_missing_optuna_is_refused_with_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(InputError, match=re.escape("pip install 'ctcdraft[sweep]'")):
         run_search(["true"], tmp_path, {"x": [1]}, 1, 1, 0)

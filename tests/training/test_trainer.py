@@ -1,4 +1,4 @@
-"""Training: it learns, resumes bit for bit, leaves the base alone, and its directory is a checkpoint."""
+"""Training lowers the loss, resumes bit for bit, leaves the base model unchanged, and its directory is a checkpoint."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_resuming_equals_not_having_stopped(base, tmp_path):
     run = begun(tmp_path / "killed", base)
     first = make_trainer(run, base, steps=13)
     log = JsonlLogger(run.metrics, 0)
-    for _ in range(7):  # the last checkpoint is that of step 5: steps 6 and 7 are lost and done again
+    for _ in range(7):  # the last checkpoint is of step 5: steps 6 and 7 are repeated
         figures = first.train_step() | dict.fromkeys(MACHINE_METRICS, 0)
         first.step += 1
         log.log(first.step, figures)
@@ -72,7 +72,7 @@ def test_the_loss_falls_and_every_parameter_learns(base, tmp_path):
 
 
 class Scripted:
-    """A probe that says what it was told to, and remembers the heads it was shown."""
+    """A validation with given results, which records the heads it gets."""
 
     def __init__(self, *taus):
         self.taus, self.shown = list(taus), []
@@ -83,27 +83,27 @@ class Scripted:
 
 
 @pytest.mark.parametrize(("taus", "kept"), [((2.0, 1.0), 0), ((1.0, 2.0), 1), ((0.0, 0.0), 1)])
-def test_the_head_of_the_best_probe_is_kept(base, tmp_path, taus, kept):
-    """Probes after steps 6 and 8, checkpoints after 5 and 8; without any tau the last head stays."""
+def test_the_head_of_the_best_validation_is_saved(base, tmp_path, taus, kept):
+    """Validations after steps 6 and 8, checkpoints after 5 and 8; without any tau the last head is saved."""
     one = make_trainer(begun(tmp_path / "run", base), base, steps=8)
     one.validation = Scripted(*taus)
     assert fit(one.run, one) == max(taus)
     saved, state = load_file(one.run.head), one.run.load_state()
     for name, value in one.validation.shown[kept].items():
         assert torch.equal(saved[name], value), name
-        assert torch.equal(state["head"][name], one.validation.shown[-1][name])  # to go on from
+        assert torch.equal(state["head"][name], one.validation.shown[-1][name])  # the state to resume from
     assert any(not torch.equal(one.validation.shown[0][name], one.validation.shown[1][name]) for name in saved)
 
 
 class Slow(Scripted):
-    """A probe that takes its time."""
+    """A validation that takes long."""
 
     def metrics(self, drafter):
         sleep(0.3)
         return super().metrics(drafter)
 
 
-def test_a_steps_clocks_leave_out_the_probes(base, tmp_path):
+def test_the_time_of_a_step_excludes_validation(base, tmp_path):
     one = make_trainer(begun(tmp_path / "run", base), base, steps=8)
     one.validation, began = Slow(1.0, 2.0), perf_counter()
     fit(one.run, one)
@@ -112,7 +112,7 @@ def test_a_steps_clocks_leave_out_the_probes(base, tmp_path):
     assert 0 < sum(line["wall_seconds"] for line in lines) < perf_counter() - began - 2 * 0.3
 
 
-def test_a_processor_that_waits_is_not_at_work():
+def test_processor_seconds_exclude_waiting():
     pace = StepTimer()
     sleep(0.2)
     figures = pace.metrics(10)
@@ -156,11 +156,11 @@ def test_refusals_are_one_sentence_with_the_way_out(base, tmp_path):
     with pytest.raises(InputError, match=apart):
         run.refuse_other_base(base.fingerprint() | {"base": "another", "width": 5, "taps": ["last", 1]})
     quantised = base.fingerprint() | {"weights": "packed", "quantised": "torchao_int8"}
-    run.refuse_other_base(quantised)  # the same base, and its weights cannot be compared any more
+    run.refuse_other_base(quantised)  # the same base, whose weights cannot be compared any more
     for other in ({"base": "another"}, {"width": 5}, {"quantised": None}):
         with pytest.raises(InputError, match="trained for base random-llama"):
             run.refuse_other_base(quantised | other)
-    run.refuse_other_corpus("any")  # it was begun by hand, on none
+    run.refuse_other_corpus("any")  # a run that was made by hand has no corpus
     run.fingerprint.write_text(json.dumps(base.fingerprint() | {"corpus": "abc"}))
     run.refuse_other_corpus("abc")
     with pytest.raises(InputError, match=r"on another corpus \(abc\) than is prepared now \(def\)"):
@@ -192,7 +192,7 @@ def test_clipping_by_value_bounds_every_entry(base, tmp_path):
 
 
 def test_a_float32_head_trains_and_decodes_beside_a_bfloat16_base(tmp_path):
-    """What an accelerator does by default; with autocast and without."""
+    """The default on an accelerator, with and without autocast."""
     base = random_base(context=64)
     base.lm.to(torch.bfloat16)
     for autocast in (False, True):

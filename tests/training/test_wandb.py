@@ -1,4 +1,4 @@
-"""What Weights & Biases is told: a resumed run is the same run, and the jobs of a sweep have names and a group."""
+"""Weights & Biases: a resumed run keeps its identity, and the jobs of a sweep have names and a group."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ CONFIG = {"drafter": {"name": "ctc"}, "objective": {"_target_": "ctcdraft.object
 
 
 @pytest.fixture
-def told(monkeypatch):
-    """Every call of wandb.init, by its keywords; `logged` holds the steps of that run."""
+def init_calls(monkeypatch):
+    """Keyword arguments of every call of wandb.init; `logged` holds the steps of that run."""
     calls = []
 
-    def init(**how):
+    def init(**keywords):
         logged = []
-        calls.append(how | {"logged": logged})
-        return SimpleNamespace(log=lambda figures, step: logged.append(step), finish=lambda: None)
+        calls.append(keywords | {"logged": logged})
+        return SimpleNamespace(log=lambda metrics, step: logged.append(step), finish=lambda: None)
 
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init, __spec__=SimpleNamespace(name="wandb")))
     for name in ("WANDB_MODE", "WANDB_NAME", "WANDB_RUN_GROUP"):
@@ -30,11 +30,11 @@ def told(monkeypatch):
     return calls
 
 
-def test_a_resumed_run_is_the_same_run(world, monkeypatch, told):
+def test_a_resumed_run_is_the_same_run(world, monkeypatch, init_calls):
     monkeypatch.chdir(world)
     run_script(monkeypatch, "train.py", *train_args("run=curves", "logger=wandb"))
     run_script(monkeypatch, "train.py", "resume=curves", "trainer.steps=6")
-    first, second = told
+    first, second = init_calls
     assert (first["logged"], second["logged"]) == ([1, 2, 3, 4], [5, 6])
     assert first["id"] == second["id"]
     assert first["resume"] == second["resume"] == "allow"
@@ -44,20 +44,20 @@ def test_a_resumed_run_is_the_same_run(world, monkeypatch, told):
     assert first["mode"] == "offline"
     assert first["dir"] == "curves"
     run_script(monkeypatch, "train.py", *train_args("run=curves", "logger=wandb", "overwrite=true"))
-    assert told[2]["id"] != first["id"], "a new run in the place of the old"
+    assert init_calls[2]["id"] != first["id"], "an overwritten run is a new run"
 
 
-def test_the_jobs_of_a_sweep_have_names_and_a_group(world, monkeypatch, told):
+def test_the_jobs_of_a_sweep_have_names_and_a_group(world, monkeypatch, init_calls):
     monkeypatch.chdir(world)
     run_script(monkeypatch, "train.py", "-m", *train_args("run=curves_of", "logger=wandb"), "seed=0,1", "data_seed=0")
     run_script(monkeypatch, "train.py", "resume=curves_of/1", "trainer.steps=5")
-    assert [call["name"] for call in told] == ["curves_of/0 seed=0", "curves_of/1 seed=1", "curves_of/1 seed=1"]
-    assert {call["group"] for call in told} == {"curves_of"}
-    assert told[0]["id"] != told[1]["id"] == told[2]["id"]
+    assert [call["name"] for call in init_calls] == ["curves_of/0 seed=0", "curves_of/1 seed=1", "curves_of/1 seed=1"]
+    assert {call["group"] for call in init_calls} == {"curves_of"}
+    assert init_calls[0]["id"] != init_calls[1]["id"] == init_calls[2]["id"]
 
 
-def test_modes_names_and_groups_of_the_environment(tmp_path, monkeypatch, told):
-    """WANDB_MODE may be another at the resume; name and group, which a search gives its trials, stay."""
+def test_modes_names_and_groups_of_the_environment(tmp_path, monkeypatch, init_calls):
+    """WANDB_MODE may change on resume; name and group, which a search sets for its trials, do not."""
     monkeypatch.setenv("WANDB_NAME", "search/3 drafter.frames=6")
     monkeypatch.setenv("WANDB_RUN_GROUP", "search")
     monkeypatch.setenv("WANDB_MODE", "online")
@@ -67,26 +67,26 @@ def test_modes_names_and_groups_of_the_environment(tmp_path, monkeypatch, told):
     monkeypatch.setenv("WANDB_MODE", "disabled")
     WandbLogger(tmp_path, "p", None, "3", CONFIG).close()
     WandbLogger(tmp_path, "p", "offline", "3", CONFIG).close()
-    assert [call["mode"] for call in told] == ["online", "disabled", "offline"]
-    assert {(call["name"], call["group"]) for call in told} == {("search/3 drafter.frames=6", "search")}
-    assert json.loads((tmp_path / "wandb.json").read_text())["id"] == told[0]["id"]
+    assert [call["mode"] for call in init_calls] == ["online", "disabled", "offline"]
+    assert {(call["name"], call["group"]) for call in init_calls} == {("search/3 drafter.frames=6", "search")}
+    assert json.loads((tmp_path / "wandb.json").read_text())["id"] == init_calls[0]["id"]
 
 
-def test_a_file_gives_an_identity_and_nothing_else(tmp_path, told):
+def test_a_file_gives_an_identity_and_nothing_else(tmp_path, init_calls):
     """wandb.init(settings=...) names the server that the user's key is sent to."""
     (tmp_path / "wandb.json").write_text(
         json.dumps({"id": "1", "name": "n", "group": None, "settings": {"base_url": "http://far.example"}})
     )
     WandbLogger(tmp_path, "p", None, "3", CONFIG).close()
-    assert "settings" not in told[0]
-    assert (told[0]["id"], told[0]["name"]) == ("1", "n")
+    assert "settings" not in init_calls[0]
+    assert (init_calls[0]["id"], init_calls[0]["name"]) == ("1", "n")
     (tmp_path / "wandb.json").write_text("[]")
     WandbLogger(tmp_path, "p", None, "3", CONFIG).close()
-    assert told[1]["name"] == "3"
+    assert init_calls[1]["name"] == "3"
 
 
-def test_wandb_itself_takes_it(tmp_path, monkeypatch):
-    """Offline; the second start is of the same id."""
+def test_wandb_accepts_a_resumed_run(tmp_path, monkeypatch):
+    """Offline, with the same id at the second start."""
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")

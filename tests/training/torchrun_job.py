@@ -1,4 +1,4 @@
-"""What every process of a torchrun does in test_peers.py: train the small run of training_parts, write what came out.
+"""Process started by torchrun in test_peers.py: train the small run of training_parts and write its results.
 
 torchrun --nproc-per-node 2 tests/training/torchrun_job.py FOLDER STEPS [STAGE]      STAGE: of DeepSpeed's ZeRO
 """
