@@ -56,7 +56,7 @@ def test_a_folder_with_training_problems_is_no_benchmark(tmp_path):
     assert [prompt.turns for prompt in grade_school(str(folder)).prompts] == [("1 + 1?",)]
     written(folder / "train.jsonl", problem("2 + 2?"))
     sentence = (
-        f"{folder} holds train.jsonl, which by the name is no test, beside test.jsonl; give benchmark.path={test}"
+        f"{folder} holds train.jsonl, which by the name is no test set, beside test.jsonl; give benchmark.path={test}"
     )
     for path in (str(folder), f"{folder}/*.jsonl", [test, str(folder / "train.jsonl")]):
         with pytest.raises(InputError) as caught:
@@ -65,7 +65,7 @@ def test_a_folder_with_training_problems_is_no_benchmark(tmp_path):
     assert grade_school(test).hash != grade_school(str(folder / "train.jsonl")).hash  # a file that is named is read
     (folder / "test.jsonl").unlink()
     with pytest.raises(
-        InputError, match=r"holds train\.jsonl, which by the name is no test; give benchmark\.path=FILE"
+        InputError, match=r"holds train\.jsonl, which by the name is no test set; give benchmark\.path=FILE"
     ):
         grade_school(str(folder))
 
@@ -112,7 +112,7 @@ def test_a_folder_of_mt_bench_is_its_questions_alone(tmp_path):
     written(tmp_path / "gpt-4_judgment.jsonl", asked | {"score": 9})
     with pytest.raises(InputError, match=rf"gpt-4_judgment\.jsonl.*; give benchmark\.path={path}"):
         mt_bench(str(tmp_path), "mt_bench", "nowhere/hub", None)
-    with pytest.raises(InputError, match=r"holds train\.jsonl, which by the name is no test"):
+    with pytest.raises(InputError, match=r"holds train\.jsonl, which by the name is no test set"):
         project_prompts(written_folder(tmp_path / "own"), "tiny", None)
 
 

@@ -77,7 +77,7 @@ class Version:
 
 
 @pytest.fixture
-def now(monkeypatch):
+def installed(monkeypatch):
     return Version(monkeypatch)
 
 
@@ -86,11 +86,11 @@ def run(path, count, **changes):
     return evaluate_to(path, here, warm_up_tokens=1, profiled=0)
 
 
-def test_an_evaluation_goes_on_at_another_commit_where_nothing_that_counts_changed(now, tmp_path):
+def test_an_evaluation_goes_on_at_another_commit_where_nothing_that_counts_changed(installed, tmp_path):
     run(tmp_path, 1)
-    now.at("fedcba9876", dirty=True)
+    installed.at("fedcba9876", dirty=True)
     assert run(tmp_path, 2)["environment"]["questions"] == {"asked": 2, "finished": 2, "reused": 1}
-    now.at(None, None)
+    installed.at(None, None)
     assert run(tmp_path, 3)["environment"]["questions"]["reused"] == 2
     settings = json.loads((tmp_path / "settings.json").read_text())
     assert (settings["commit"], settings["dirty"]) == ("0123456789", False)  # of the version that started it
@@ -104,10 +104,10 @@ def test_an_evaluation_goes_on_at_another_commit_where_nothing_that_counts_chang
         (None, None, " ("),
     ],
 )
-def test_other_code_is_refused_with_the_version_that_began_and_the_ways_out(commit, dirty, said, now, tmp_path):
-    now.at(commit, dirty)
+def test_other_code_is_refused_with_the_version_that_began_and_the_ways_out(commit, dirty, said, installed, tmp_path):
+    installed.at(commit, dirty)
     run(tmp_path, 1)
-    now.hash = "306c"
+    installed.hash = "306c"
     with pytest.raises(InputError) as caught:
         run(tmp_path, 2)
     assert str(caught.value) == (
@@ -117,15 +117,15 @@ def test_other_code_is_refused_with_the_version_that_began_and_the_ways_out(comm
     )
 
 
-def test_other_code_and_other_settings_are_said_together(now, tmp_path):
+def test_other_code_and_other_settings_are_said_together(installed, tmp_path):
     run(tmp_path, 1)
-    now.hash = "306c"
+    installed.hash = "306c"
     ways = "repeat those settings and resume with the version that started it, choose another out="
     with pytest.raises(InputError, match=rf"in which decoding\.nodes was 8 \(now 4\), and the code was .*; {ways}"):
         run(tmp_path, 2, nodes=4)
 
 
-def test_an_evaluation_of_before_the_hash_was_of_what_counts_is_refused(now, tmp_path):
+def test_an_evaluation_of_before_the_hash_was_of_what_counts_is_refused(installed, tmp_path):
     run(tmp_path, 1)
     settings = json.loads((tmp_path / "settings.json").read_text())
     for key in ("version", "dirty", "code"):
@@ -135,7 +135,7 @@ def test_an_evaluation_of_before_the_hash_was_of_what_counts_is_refused(now, tmp
         run(tmp_path, 1)
 
 
-def test_tree_sizes_are_kept_at_another_commit_and_refused_for_other_code(now):
+def test_tree_sizes_are_kept_at_another_commit_and_refused_for_other_code(installed):
     def of():
         return make_evaluation(make_setup()).settings(0)
 
@@ -145,9 +145,9 @@ def test_tree_sizes_are_kept_at_another_commit_and_refused_for_other_code(now):
         nodes = (4,)
 
     kept = {"of": {**of(), "sizing": {}}, "sizes": {}}
-    now.at("fedcba9876", dirty=True)
+    installed.at("fedcba9876", dirty=True)
     assert load_or_choose_sizes(kept, None, Chosen(), (), of()) == kept
-    now.hash = "306c"
+    installed.hash = "306c"
     with pytest.raises(
         InputError, match=r"were chosen where the code was .* at commit 0123456 .*; resume with the vers"
     ):
