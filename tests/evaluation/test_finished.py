@@ -1,4 +1,4 @@
-"""A finished report is not replaced by one that holds less: fewer questions, fewer contestants, another benchmark."""
+"""A finished report is not replaced by one of fewer questions, fewer contestants or another benchmark."""
 
 import json
 from functools import partial
@@ -34,7 +34,7 @@ def refused(path, sentence, attempt):
 
 
 def no_work(monkeypatch):
-    """From here on, nothing may be decoded."""
+    """Make any further decoding fail the test."""
 
     def worked(*_):
         raise AssertionError("something was decoded")
@@ -77,7 +77,7 @@ def test_a_missing_contestant_is_refused_by_name(tmp_path):
     refused(tmp_path, sentence, lambda: run(tmp_path, 2))
 
 
-def test_a_replay_does_not_shrink_either(tmp_path):
+def test_a_replay_is_not_replaced_by_a_smaller_one(tmp_path):
     def replay(count):
         evaluation = make_evaluation(make_setup(max_new_tokens=4), PROMPTS[:count])
         return replay_to(tmp_path, evaluation, ReplayEvaluation([2], 1))
@@ -100,7 +100,7 @@ def test_a_report_of_something_else_is_not_replaced(report, benchmark, sentence,
         refuse_smaller_evaluation(tmp_path, benchmark, 1000, ["autoregressive", "ctc"])
 
 
-def test_a_report_that_cannot_be_read_is_made_again(tmp_path):
+def test_an_unreadable_report_is_written_again(tmp_path):
     run(tmp_path, 2)
     whole = json.loads((tmp_path / "report.json").read_text())
     (tmp_path / "report.json").write_text("{")

@@ -1,4 +1,4 @@
-"""Progress of whole evaluations: how much is left, and what is written about it, by a clock that only answers move."""
+"""Progress of evaluations: the remaining work and the lines about it, with a clock that only answers advance."""
 
 from functools import partial
 
@@ -19,7 +19,7 @@ EXPLORER = TraceSettings(questions=1, tokens=4, words=2)
 
 
 class Slow:
-    """Every answer takes so many seconds; warm-ups take an hour. lines: what was written; counts: every count made."""
+    """Every answer takes `seconds`, warm-up an hour; `lines` holds what was printed, `counts` every Progress."""
 
     def __init__(self, monkeypatch, seconds):
         self.now, self.lines, self.counts = 0.0, [], []
@@ -56,7 +56,7 @@ def run(path, prompts, timing_questions=0, explorer=NO_TRACE, shard=None):
     return evaluate_to(path, evaluation, warm_up_tokens=1, profiled=timing_questions, trace=explorer)
 
 
-def test_minutes_are_said_after_the_first_question_of_all_contestants(tmp_path, capsys):
+def test_minutes_are_printed_after_the_first_question_of_all_contestants(tmp_path, capsys):
     run(tmp_path, PROMPTS[:3])
     lines = [line for line in capsys.readouterr().out.splitlines() if "minutes" in line]
     assert len(lines) == 1
@@ -77,7 +77,7 @@ def test_the_estimate_is_of_the_remaining_questions_only(slow, tmp_path):
     assert timeline.counts[-1].total == 0
 
 
-def test_clocked_answers_and_those_for_the_page_are_work_too(slow, tmp_path):
+def test_profiled_and_traced_answers_are_counted(slow, tmp_path):
     timeline = slow(120.0)
     run(tmp_path, PROMPTS[:3], timing_questions=2, explorer=EXPLORER)
     (count,) = timeline.counts
@@ -117,6 +117,6 @@ def test_a_replay_counts_what_the_loop_checks(slow, tmp_path):
     timeline.takes(30.0, replay_evaluation, "record_base_answer")
     evaluation = make_evaluation(make_setup(max_new_tokens=4), PROMPTS[:3])
     ReplayEvaluation([2, 4], checked=1).run(evaluation, OutputDir(tmp_path, evaluation.shard), False)
-    # Of the base and of one rival; the first question is decoded at both sizes, too; the second has two turns.
+    # One base answer and one replay per turn; the first question is decoded at both sizes; the second has two turns.
     assert [(one.done, one.total) for one in timeline.counts] == [(4 + 4 + 2, 4 + 4 + 2)]
     assert timeline.lines[0] == "4 of 10 answers, 0.5 minutes so far; about 0.8 minutes for the remaining 6"
