@@ -34,15 +34,15 @@ def train_args(*more: str) -> list[str]:
     ]  # fmt: skip
 
 
-def run_script(patch: pytest.MonkeyPatch, script: str, *words: str) -> None:
-    patch.setattr(sys, "argv", [script, *words])
+def run_script(patch: pytest.MonkeyPatch, script: str, *arguments: str) -> None:
+    patch.setattr(sys, "argv", [script, *arguments])
     runpy.run_path(str(REPOSITORY / script), run_name="__main__")
 
 
-def expect_error(patch, capsys, script: str, *words: str) -> str:
+def expect_error(patch, capsys, script: str, *arguments: str) -> str:
     """Run a command that must fail with exit status 1 and without a traceback; return its stderr."""
     with pytest.raises(SystemExit) as exit_:
-        run_script(patch, script, *words)
+        run_script(patch, script, *arguments)
     assert exit_.value.code == 1
     stderr = capsys.readouterr().err
     assert "Traceback" not in stderr

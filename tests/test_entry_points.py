@@ -43,15 +43,17 @@ def test_a_corpus_with_shifted_masks_refuses_to_train(world, monkeypatch, capsys
 def test_an_existing_corpus_is_used_unless_another_is_requested(world, monkeypatch, capsys):
     """The README's second command trains with a preset on a corpus that was prepared without one."""
     monkeypatch.chdir(world)
-    words = [
-        word for word in train_args("run=as_it_is", "trainer.steps=1") if not word.startswith(("corpus", "answers"))
+    arguments = [
+        argument
+        for argument in train_args("run=as_it_is", "trainer.steps=1")
+        if not argument.startswith(("corpus", "answers"))
     ]
-    run_script(monkeypatch, "train.py", *words)
+    run_script(monkeypatch, "train.py", *arguments)
     assert (
         "prepared is taken as it is, made with answers.max_new_tokens=20 (now 512), 24 prompts"
         in capsys.readouterr().out
     )
-    message = expect_error(monkeypatch, capsys, "train.py", *words, "run=other", "answers.max_new_tokens=30")
+    message = expect_error(monkeypatch, capsys, "train.py", *arguments, "run=other", "answers.max_new_tokens=30")
     assert "was made with answers.max_new_tokens=20 (now 30)" in message
     assert "prepared= of train.py" in message
 
@@ -71,7 +73,7 @@ def test_evaluate_reports_identical_tokens(world, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     [
         ["drafter=medusa", "objective=cross_entropy", "drafter.frames=3"],
         ["drafter=blockwise", "objective=distill", "drafter.frames=3"],
@@ -89,10 +91,10 @@ def test_evaluate_reports_identical_tokens(world, monkeypatch):
     ],
     ids=["medusa", "blockwise", "all options"],
 )
-def test_every_option_works_in_train_and_evaluate(world, monkeypatch, words, request):
+def test_every_option_works_in_train_and_evaluate(world, monkeypatch, arguments, request):
     monkeypatch.chdir(world)
     run = f"run={request.node.callspec.id.replace(' ', '_')}"
-    run_script(monkeypatch, "train.py", *train_args(run, *words))
+    run_script(monkeypatch, "train.py", *train_args(run, *arguments))
     out = run.replace("run=", "out=evaluated_")
     run_script(
         monkeypatch, "evaluate.py", run.replace("run=", "checkpoint="), out, "benchmark.path=prompts.jsonl",
@@ -109,8 +111,10 @@ CROSSINGS = {f"ablation_{body}_{cell}" for body in ("linear", "transformer") for
 @pytest.mark.parametrize("preset", ABLATION)
 def test_every_cell_of_table_2_trains_and_reports_a_crossing(world, monkeypatch, capsys, preset):
     monkeypatch.chdir(world)
-    words = [word for word in train_args() if not word.startswith(("drafter.frames", "objective.labels"))]
-    run_script(monkeypatch, "train.py", *words, f"experiment={preset}", f"run={preset}", "trainer.steps=3")
+    arguments = [
+        argument for argument in train_args() if not argument.startswith(("drafter.frames", "objective.labels"))
+    ]
+    run_script(monkeypatch, "train.py", *arguments, f"experiment={preset}", f"run={preset}", "trainer.steps=3")
     assert len((world / preset / "metrics.jsonl").read_text().splitlines()) == 3
     assert ("a crossing, as in Table 2" in capsys.readouterr().out) == (preset in CROSSINGS)
 
@@ -144,8 +148,8 @@ def test_a_head_with_an_untrained_blank_is_refused_by_ctc_trees(world, monkeypat
     run_script(monkeypatch, "train.py", *train_args("run=words", "objective=cross_entropy", "drafter/paths=direct",
                                                   "objective.labels=5", "trainer.steps=2"))  # fmt: skip
     capsys.readouterr()
-    words = ["contestants=[words@prefix_search]", "benchmark.path=prompts.jsonl", "out=never"]
-    assert "leaves the blank untrained" in expect_error(monkeypatch, capsys, "evaluate.py", *words)
+    arguments = ["contestants=[words@prefix_search]", "benchmark.path=prompts.jsonl", "out=never"]
+    assert "leaves the blank untrained" in expect_error(monkeypatch, capsys, "evaluate.py", *arguments)
 
 
 def test_plan_only_writes_nothing(world, monkeypatch, capsys):
@@ -170,8 +174,8 @@ def test_a_base_without_weights_is_planned_in_a_dry_run(world, monkeypatch, caps
 
     Path("shape").mkdir(exist_ok=True)
     shutil.copy("base/config.json", "shape")
-    words = train_args("run=x", "prepared=never", "base.path=shape", "plan_only=true")
-    run_script(monkeypatch, "train.py", *words, "plan.flops=1e12", "device=cuda", "dtype=bfloat16")
+    arguments = train_args("run=x", "prepared=never", "base.path=shape", "plan_only=true")
+    run_script(monkeypatch, "train.py", *arguments, "plan.flops=1e12", "device=cuda", "dtype=bfloat16")
     message = capsys.readouterr().out
     assert "ON PAPER: shape is not loaded" in message
     assert "seconds with states=live" in message.split("time  ")[-1]

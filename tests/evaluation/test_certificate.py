@@ -30,7 +30,7 @@ def test_a_faithful_contestant_is_equal_and_a_corrupt_one_is_not(temperature):
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_the_margin_is_the_bases_own(temperature):
-    """The word autoregression said leads at the divergence, by the margin, by plain recomputation."""
+    """Plain recomputation: autoregression's token has the best score at the divergence, by the margin."""
     setup = make_setup(corrupt=Corrupt(), temperature=temperature)
     record = question(setup)
     (divergence,) = record.divergences["corrupt"]

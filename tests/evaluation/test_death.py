@@ -21,12 +21,12 @@ from ctcdraft.evaluation.tracing.rejection_reason import (
     rejection_reason,
 )
 
-A, B, C = 11, 12, 13  # words; the root is 7
+A, B, C = 11, 12, 13  # token ids; the root is 7
 _ = None
 
 
 def frames(*labels, reads="alignments", sure=0.9):
-    """Frames that say these words, or the blank (_), and leave what they lack to be sure to the others alike."""
+    """Frames with probability `sure` for these tokens, or the blank (_), and the rest shared equally."""
     tokens, rows = (A, B, C), []
     for step in labels:
         row = [(1 - sure) / 3] * 4
@@ -36,7 +36,7 @@ def frames(*labels, reads="alignments", sure=0.9):
 
 
 def make_step(drafts, bonus, trace=None, accepted=None, depth=6, committed=None, parents=None):
-    """A chain of guesses below the root 7, all of which stood unless said otherwise."""
+    """A decoding step with a chain of draft tokens below the root 7, all accepted by default."""
     accepted = len(drafts) if accepted is None else accepted
     path = tuple(range(accepted + 1))
     parents = tuple(range(-1, len(drafts))) if parents is None else parents
@@ -84,7 +84,7 @@ def test_the_reason(step, reason):
 
 
 def test_the_forecast_is_the_exact_next_label_distribution():
-    """Held to every alignment there is; C was not recorded, and is in the rest."""
+    """Compared with all alignments; C was not recorded and counts as OTHER_TOKENS."""
     probs = [[0.5, 0.2, 0.1, 0.2], [0.1, 0.3, 0.2, 0.4], [0.25, 0.25, 0.25, 0.25]]
     recorded = tuple((a, b, blank) for a, b, _c, blank in probs)
     trace = TraceFrames("alignments", (A, B), (recorded,))
@@ -97,7 +97,7 @@ def test_the_forecast_is_the_exact_next_label_distribution():
 
 
 def test_label_conditioned_frames_are_read_after_the_text():
-    """Before a word is said the frames mean A, behind it B, whatever they were before."""
+    """Before any token is accepted the frames propose A, afterwards B."""
     mean_a, mean_b = frames(A, A).heard[0], frames(B, B).heard[0]
     trace = TraceFrames("alignments", (A, B, C), (mean_a, mean_b))
     assert forecast(trace, ()).best == A
@@ -116,7 +116,7 @@ def test_alignments_are_in_tokens_and_blanks():
 
 
 def test_unrecorded_tokens_are_not_one_token():
-    """A hundred unlikely words together outweigh A, which is likelier than each of them."""
+    """Many improbable tokens together outweigh A, which is more probable than each of them."""
     trace = TraceFrames("alignments", (A, B), (((0.3, 0.1, 0.05), (0.3, 0.1, 0.05)),))
     assert forecast(trace, ()).token_probs[OTHER_TOKENS] > forecast(trace, ()).token_probs[A]
     assert rejection_reason(make_step([B], A, trace, accepted=0)) == NOT_IN_TREE

@@ -52,8 +52,8 @@ def run_directory(tmp_path_factory, base_folder):
     return run.path
 
 
-def evaluate(*words, cwd):
-    command = [sys.executable, str(REPOSITORY / "evaluate.py"), *map(str, words)]
+def evaluate(*arguments, cwd):
+    command = [sys.executable, str(REPOSITORY / "evaluate.py"), *map(str, arguments)]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120)
 
 
@@ -95,15 +95,15 @@ def test_a_report_of_more_questions_is_refused_before_the_base_is_loaded(run_dir
     written = json.dumps({"rows": [row], "environment": {"questions": {"asked": 120, "finished": 120}}})
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "report.json").write_text(written)
-    words = [f"checkpoint={run_directory}", "base.path=absent", "out=out", "benchmark.limit=2"]
-    process = evaluate(*words, cwd=tmp_path)
+    arguments = [f"checkpoint={run_directory}", "base.path=absent", "out=out", "benchmark.limit=2"]
+    process = evaluate(*arguments, cwd=tmp_path)
     assert process.returncode == 1
     assert process.stderr == (
         "evaluate.py: out holds a report of 120 questions of tiny, and this evaluation asks 2 questions; give "
         "benchmark.limit=120 or more to resume, choose another out=, or add overwrite=true to replace it\n"
     )
     assert [file.name for file in (tmp_path / "out").iterdir()] == ["report.json"]
-    assert "absent" in evaluate(*words, "overwrite=true", cwd=tmp_path).stderr  # the base model is loaded next
+    assert "absent" in evaluate(*arguments, "overwrite=true", cwd=tmp_path).stderr  # the base model is loaded next
     assert (tmp_path / "out" / "report.json").read_text() == written
 
 
@@ -190,11 +190,11 @@ def test_identity_is_weights_and_yaml(entry, run_directory, base, tmp_path, monk
 
     shutil.copytree(contestants.DRAFTER_CONFIGS / "paths", tmp_path / "drafter" / "paths")
     monkeypatch.setattr(contestants, "DRAFTER_CONFIGS", tmp_path / "drafter")
-    word = f"{run_directory}@collapse"
-    before = build_contestant(resolve(word), base).identity
+    contestant = f"{run_directory}@collapse"
+    before = build_contestant(resolve(contestant), base).identity
     file = tmp_path / "drafter" / "paths" / "collapse.yaml"
     file.write_text(file.read_text().replace("raw_paths: 42", "raw_paths: 41"))
-    assert build_contestant(resolve(word), base).identity != before
+    assert build_contestant(resolve(contestant), base).identity != before
 
 
 def test_another_base_is_refused_in_one_sentence(entry, run_directory):

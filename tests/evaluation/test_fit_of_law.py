@@ -42,11 +42,11 @@ class Sampled:
 
     def __init__(self, chains: int, vocabulary: int) -> None:
         self.paths = SampledLabels(chains)
-        self.words = vocabulary
+        self.vocabulary = vocabulary
 
     def draft(self, context, memory, rng):
         seeded = torch.Generator().manual_seed(int(context.root))
-        log_probs_TC = (3 * torch.randn(4, self.words + 1, generator=seeded)).log_softmax(-1)
+        log_probs_TC = (3 * torch.randn(4, self.vocabulary + 1, generator=seeded)).log_softmax(-1)
         return self.paths(
             log_probs_TC, context.root, context.depth, context.nodes, (), DraftSampling(rng, context.logits_processor)
         ), None

@@ -151,8 +151,16 @@ def test_bars_are_proportional_to_times():
 def test_the_entry_point_measures_a_shape(tmp_path):
     small = [f"base.of.{key}={value}" for key, value in SMALL.items()]
     benchmark = ["benchmark.contexts=[16,90]", "benchmark.nodes=[1,4]", "benchmark.passes=2", "benchmark.repeats=1"]
-    words = ["base=shape", "base.name=small", *small, "benchmark=latency", *benchmark, "decoding.nodes=8", "device=cpu"]
-    command = [sys.executable, str(REPOSITORY / "evaluate.py"), *words, f"out={tmp_path}"]
+    arguments = [
+        "base=shape",
+        "base.name=small",
+        *small,
+        "benchmark=latency",
+        *benchmark,
+        "decoding.nodes=8",
+        "device=cpu",
+    ]
+    command = [sys.executable, str(REPOSITORY / "evaluate.py"), *arguments, f"out={tmp_path}"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "report.json").read_text())

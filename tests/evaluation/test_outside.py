@@ -172,8 +172,8 @@ def test_parameters_of_the_assistant_are_counted(tmp_path):
     base = random_base(context=128)
     path = saved_lm(tmp_path / "small")
     alone, assisted = (
-        build_contestant(resolve({word: values}), base)
-        for word, values in (("transformers_greedy", {}), ("transformers_assisted", {"assistant": path}))
+        build_contestant(resolve({name: values}), base)
+        for name, values in (("transformers_greedy", {}), ("transformers_assisted", {"assistant": path}))
     )
     assert alone.parameters == 0
     assert assisted.parameters == sum(weight.numel() for weight in assisted.drafter.assistant.parameters()) > 0

@@ -50,7 +50,8 @@ def drafters(base, folder):
     for value in (value for head in heads for value in head.trainable_parameters()):
         value.data += 0.2 * torch.randn_like(value)
     steps = [
-        make_sequential_drafter(kind, base, folder, growth=DynamicTree(width, words)) for kind, width, words in GROWTHS
+        make_sequential_drafter(kind, base, folder, growth=DynamicTree(width, tokens))
+        for kind, width, tokens in GROWTHS
     ]
     cascade = Cascade(base, PromptLookup(base, 3, 4), PromptLookup(base, 1, 2), 4)
     others = [PromptLookup(base, 2, 6), random_drafter(base.vocabulary, 12), cascade]
@@ -70,11 +71,11 @@ def draft_all(drafter, answer, nodes):
 GROWTHS = [("hydra", None, None), ("eagle", 10, 10), ("eagle", 3, 4), ("draft_model", 1, 1)]
 
 
-def draft_tree(words, parents):
+def draft_tree(tokens, parents):
     depths = [0]
     for parent in parents[1:]:
         depths.append(depths[parent] + 1)
-    return DraftTree(words, parents, depths)
+    return DraftTree(tokens, parents, depths)
 
 
 def test_replayed_steps_by_hand():
