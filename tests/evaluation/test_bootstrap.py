@@ -34,7 +34,7 @@ def speed(side, sample):
 def answers(side):
     """Return one answer per question, with the fields of our records and of external logs."""
     pairs = zip(TOKENS[side].tolist(), SECONDS[side].tolist(), strict=True)
-    same = [{"seconds": s, "seconds_decode": s, "tokens": range(n), "counted": n, "committed": n} for n, s in pairs]
+    same = [{"seconds": s, "seconds_decode": s, "tokens": range(n), "token_count": n, "committed": n} for n, s in pairs]
     return [[SimpleNamespace(**fields, passes=[])] for fields in same]
 
 
