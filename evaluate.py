@@ -79,7 +79,7 @@ def evaluate(config: DictConfig) -> None:
 
     sizing = instantiate(config.sizing, _convert_="all")
     auto_sized = config.decoding.nodes == "auto" and replay is None
-    # The loop and the caches are set up for the largest tree size that is measured.
+    # `auto` and replay try several tree sizes; the settings of the evaluation hold the largest.
     largest = replay.nodes[-1] if replay is not None else sizing.nodes[-1] if auto_sized else config.decoding.nodes
     settings = instantiate(config.decoding, nodes=largest)
     folder, pairs = OutputDir(out, shard), comparison_pairs(list(entries), config.differences)
@@ -102,9 +102,11 @@ def evaluate(config: DictConfig) -> None:
     else:
         trace = instantiate(config.explorer)
         content = evaluation.run(folder, config.overwrite, config.warm_up_tokens, config.timing.questions, trace)
-        files.write_page(out, content["rows"], content["environment"])
     markdown.write(folder, **content)
-    page = f", and as a page: {out / files.PAGE_FILE}" if replay is None else ""
+    page = ""
+    if replay is None:
+        files.write_page(out, content["rows"], content["environment"])
+        page = f", and as a page: {out / files.PAGE_FILE}"
     print(f"\n{markdown.terminal(**content)}\nthe report is {out / 'report.md'}{page}")
 
 

@@ -1,4 +1,4 @@
-"""A small world in which the entry points can be called as a user calls them. It knows no test."""
+"""A workspace in which tests call the entry points as a user does."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 
 def make_workspace(home: Path) -> Path:
-    """A random base, prompts, and a run trained on its answers through the command line."""
+    """Write a random base model and prompts to `home`, and train a run on its responses by the command line."""
     random_lm(context=128).save_pretrained(home / "base")
     tiny_tokenizer().save_pretrained(home / "base")
     prompts = [{"id": f"p{n}", "category": "chat", "turns": [f"say {n}"]} for n in range(24)]
@@ -34,15 +34,15 @@ def train_args(*more: str) -> list[str]:
     ]  # fmt: skip
 
 
-def run_script(patch: pytest.MonkeyPatch, script: str, *words: str) -> None:
-    patch.setattr(sys, "argv", [script, *words])
+def run_script(patch: pytest.MonkeyPatch, script: str, *arguments: str) -> None:
+    patch.setattr(sys, "argv", [script, *arguments])
     runpy.run_path(str(REPOSITORY / script), run_name="__main__")
 
 
-def expect_error(patch, capsys, script: str, *words: str) -> str:
-    """The one line on stderr of a call that must end with status 1 and without a traceback."""
+def expect_error(patch, capsys, script: str, *arguments: str) -> str:
+    """Run a command that must fail with exit status 1 and without a traceback; return its stderr."""
     with pytest.raises(SystemExit) as exit_:
-        run_script(patch, script, *words)
+        run_script(patch, script, *arguments)
     assert exit_.value.code == 1
     stderr = capsys.readouterr().err
     assert "Traceback" not in stderr

@@ -1,4 +1,4 @@
-"""Evaluations of a second or two: a random base, byte-level prompts, contestants with a known flaw."""
+"""Evaluations of a second or two: a random base model, byte-level prompts, contestants with a known bug."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ PROMPTS = (
 
 @contextmanager
 def interrupt_at(index: int) -> Iterator[None]:
-    """Expect the evaluation within to be interrupted as it is about to write the answers to this question."""
+    """Interrupt the evaluation in this context before it writes the record of this question."""
     append = OutputDir.append
 
     def interrupted(folder, record):
@@ -57,7 +57,7 @@ def interrupt_at(index: int) -> Iterator[None]:
 
 
 class Corrupt:
-    """Has the base read another word than the committed one after every third token: a bug in the loop would."""
+    """A drafter with a bug: after every third token the base model reads another token than the committed one."""
 
     def __init__(self, only: torch.dtype | None = None) -> None:
         self.only = only

@@ -1,4 +1,4 @@
-"""What a user types: the whole path on a random base, from prompts to a report."""
+"""The entry points as a user calls them, on a random base model: from prompts to a report."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def test_train_leaves_a_checkpoint(world):
     lines = [json.loads(line) for line in (world / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
     assert lines[-1]["tau"] >= 1.0
-    assert 0 < lines[-1]["words_lost"] < 1  # whenever it is probed, what prefix search does not see
+    assert 0 < lines[-1]["words_lost"] < 1  # at every validation by decoding: probability mass that prefix search drops
     assert "words_lost" not in lines[0]
     assert json.loads((world / "run" / "fingerprint.json").read_text())["corpus"]
 
 
 def test_a_corpus_with_shifted_masks_refuses_to_train(world, monkeypatch, capsys):
-    """Everything else is right with it: its checksums were made after the shift."""
+    """Everything else is valid: the checksums were computed after the shift."""
     monkeypatch.chdir(world)
     shutil.copytree("prepared", "shifted")
     manifest = json.loads(Path("shifted/manifest.json").read_text())
@@ -35,28 +35,30 @@ def test_a_corpus_with_shifted_masks_refuses_to_train(world, monkeypatch, capsys
         part_files.write_part(part, [line | {"mask": [0, *line["mask"][:-1]]} for line in lines])
         manifest["parts"][name] = part_files.file_checksum(part)
     Path("shifted/manifest.json").write_text(json.dumps(manifest))
-    said = expect_error(monkeypatch, capsys, "train.py", *train_args("run=shifted_run", "prepared=shifted"))
-    assert "is shifted: the answer at token" in said
+    message = expect_error(monkeypatch, capsys, "train.py", *train_args("run=shifted_run", "prepared=shifted"))
+    assert "is shifted: the answer at token" in message
     assert not Path("shifted_run").exists()
 
 
-def test_a_corpus_that_is_there_is_taken_unless_another_is_asked_for(world, monkeypatch, capsys):
-    """The README's second command trains with a preset on what its first one prepared without."""
+def test_an_existing_corpus_is_used_unless_another_is_requested(world, monkeypatch, capsys):
+    """The README's second command trains with a preset on a corpus that was prepared without one."""
     monkeypatch.chdir(world)
-    words = [
-        word for word in train_args("run=as_it_is", "trainer.steps=1") if not word.startswith(("corpus", "answers"))
+    arguments = [
+        argument
+        for argument in train_args("run=as_it_is", "trainer.steps=1")
+        if not argument.startswith(("corpus", "answers"))
     ]
-    run_script(monkeypatch, "train.py", *words)
+    run_script(monkeypatch, "train.py", *arguments)
     assert (
         "prepared is used as it is; it was made with answers.max_new_tokens=20 (now 512), 24 prompts"
         in capsys.readouterr().out
     )
-    said = expect_error(monkeypatch, capsys, "train.py", *words, "run=other", "answers.max_new_tokens=30")
-    assert "was made with answers.max_new_tokens=20 (now 30)" in said
-    assert "prepared= of train.py" in said
+    message = expect_error(monkeypatch, capsys, "train.py", *arguments, "run=other", "answers.max_new_tokens=30")
+    assert "was made with answers.max_new_tokens=20 (now 30)" in message
+    assert "prepared= of train.py" in message
 
 
-def test_evaluate_reports_an_identical_text(world, monkeypatch):
+def test_evaluate_reports_identical_tokens(world, monkeypatch):
     monkeypatch.chdir(world)
     run_script(
         monkeypatch, "evaluate.py", "checkpoint=run", "benchmark.path=prompts.jsonl", "benchmark.limit=3", "out=out",
@@ -71,7 +73,7 @@ def test_evaluate_reports_an_identical_text(world, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     [
         ["drafter=medusa", "objective=cross_entropy", "drafter.frames=3"],
         ["drafter=blockwise", "objective=distill", "drafter.frames=3"],
@@ -87,12 +89,12 @@ def test_evaluate_reports_an_identical_text(world, monkeypatch):
             "trainer.rows=2",
         ],
     ],
-    ids=["medusa", "blockwise", "all dials"],
+    ids=["medusa", "blockwise", "all options"],
 )
-def test_every_dial_goes_through_train_and_evaluate(world, monkeypatch, words, request):
+def test_every_option_works_in_train_and_evaluate(world, monkeypatch, arguments, request):
     monkeypatch.chdir(world)
     run = f"run={request.node.callspec.id.replace(' ', '_')}"
-    run_script(monkeypatch, "train.py", *train_args(run, *words))
+    run_script(monkeypatch, "train.py", *train_args(run, *arguments))
     out = run.replace("run=", "out=evaluated_")
     run_script(
         monkeypatch, "evaluate.py", run.replace("run=", "checkpoint="), out, "benchmark.path=prompts.jsonl",
@@ -107,10 +109,12 @@ CROSSINGS = {f"ablation_{body}_{cell}" for body in ("linear", "transformer") for
 
 
 @pytest.mark.parametrize("preset", ABLATION)
-def test_every_cell_of_table_2_trains_and_says_whether_it_is_a_crossing(world, monkeypatch, capsys, preset):
+def test_every_cell_of_table_2_trains_and_reports_a_crossing(world, monkeypatch, capsys, preset):
     monkeypatch.chdir(world)
-    words = [word for word in train_args() if not word.startswith(("drafter.frames", "objective.labels"))]
-    run_script(monkeypatch, "train.py", *words, f"experiment={preset}", f"run={preset}", "trainer.steps=3")
+    arguments = [
+        argument for argument in train_args() if not argument.startswith(("drafter.frames", "objective.labels"))
+    ]
+    run_script(monkeypatch, "train.py", *arguments, f"experiment={preset}", f"run={preset}", "trainer.steps=3")
     assert len((world / preset / "metrics.jsonl").read_text().splitlines()) == 3
     assert ("a mismatch, as in Table 2" in capsys.readouterr().out) == (preset in CROSSINGS)
 
@@ -124,56 +128,58 @@ def test_the_cells_of_table_2_are_one_sweep(world, monkeypatch, capsys):
 
 
 def test_a_crossing_is_marked_in_the_report(world, monkeypatch):
-    """A head taught by CTC and read directly: Table 2's "Medusa verify" of the paper's own drafter."""
+    """A head trained by CTC and read per frame: "Medusa verify" of the paper's drafter in Table 2."""
     monkeypatch.chdir(world)
     run_script(
         monkeypatch, "evaluate.py", "contestants=[run@sparse]", "benchmark.path=prompts.jsonl", "benchmark.limit=1",
         "out=crossed", "decoding.max_new_tokens=8", "warm_up_tokens=4", "timing.questions=0",
     )  # fmt: skip
     rows = json.loads((world / "crossed" / "report.json").read_text())["rows"]
-    said = "trained as alignments but read as words by StaticPerFrameTree: a mismatch, as in Table 2 of the paper"
-    assert [row["crossing"] for row in rows] == [None, said]
-    shown = (world / "crossed" / "report.md").read_text()
-    assert "| ctc@sparse (mismatch) |" in shown
-    assert f"- ctc@sparse is {said}" in shown
-    assert "autoregressive (mismatch)" not in shown
+    message = "trained as alignments but read as words by StaticPerFrameTree: a mismatch, as in Table 2 of the paper"
+    assert [row["crossing"] for row in rows] == [None, message]
+    markdown = (world / "crossed" / "report.md").read_text()
+    assert "| ctc@sparse (mismatch) |" in markdown
+    assert f"- ctc@sparse is {message}" in markdown
+    assert "autoregressive (mismatch)" not in markdown
 
 
-def test_a_head_that_never_learned_the_blank_is_not_read_over_blanks(world, monkeypatch, capsys):
+def test_a_head_with_an_untrained_blank_is_refused_by_ctc_trees(world, monkeypatch, capsys):
     monkeypatch.chdir(world)
     run_script(monkeypatch, "train.py", *train_args("run=words", "objective=cross_entropy", "drafter/tree=per_frame",
                                                   "objective.labels=5", "trainer.steps=2"))  # fmt: skip
     capsys.readouterr()
-    words = ["contestants=[words@prefix_search]", "benchmark.path=prompts.jsonl", "out=never"]
-    assert "leaves the blank untrained" in expect_error(monkeypatch, capsys, "evaluate.py", *words)
+    arguments = ["contestants=[words@prefix_search]", "benchmark.path=prompts.jsonl", "out=never"]
+    assert "leaves the blank untrained" in expect_error(monkeypatch, capsys, "evaluate.py", *arguments)
 
 
-def test_plan_only_leaves_nothing(world, monkeypatch, capsys):
+def test_plan_only_writes_nothing(world, monkeypatch, capsys):
     monkeypatch.chdir(world)
     run_script(monkeypatch, "train.py", *train_args("run=planned", "plan_only=true"))
-    said = capsys.readouterr().out
-    assert "trainable parameters" in said
-    assert "feasible" in said
+    message = capsys.readouterr().out
+    assert "trainable parameters" in message
+    assert "feasible" in message
     assert not (world / "planned").exists()
 
 
-def test_a_base_that_is_not_here_is_planned_on_paper(world, monkeypatch, capsys):
-    """By its own config, by that of a folder, and for a card that is not here; without plan_only it is refused."""
+def test_a_base_without_weights_is_planned_in_a_dry_run(world, monkeypatch, capsys):
+    """By its preset, by the config of a folder, and for an accelerator that is not present."""
     monkeypatch.chdir(world)
-    there = ["corpus.path=prompts.jsonl", "dtype=bfloat16", "plan_only=true"]
-    run_script(monkeypatch, "data/prepare.py", "base=vicuna_7b", "out=never", *there)
-    said = capsys.readouterr().out
-    assert said.startswith("DRY RUN: vicuna_7b is not loaded, because no weights of lmsys/vicuna-7b-v1.3 are on this")
-    assert "6.74 B parameters, 13.5 GB as bfloat16 (27.0 GB as float32)" in said
-    assert "as characters / 4: no tokenizer is here" in said
-    assert "hours" not in said.split("time", 1)[1].split("plan.flops=")[0]
+    options = ["corpus.path=prompts.jsonl", "dtype=bfloat16", "plan_only=true"]
+    run_script(monkeypatch, "data/prepare.py", "base=vicuna_7b", "out=never", *options)
+    message = capsys.readouterr().out
+    assert message.startswith(
+        "DRY RUN: vicuna_7b is not loaded, because no weights of lmsys/vicuna-7b-v1.3 are on this"
+    )
+    assert "6.74 B parameters, 13.5 GB as bfloat16 (27.0 GB as float32)" in message
+    assert "as characters / 4: no tokenizer is here" in message
+    assert "hours" not in message.split("time", 1)[1].split("plan.flops=")[0]
 
     Path("shape").mkdir(exist_ok=True)
     shutil.copy("base/config.json", "shape")
-    words = train_args("run=x", "prepared=never", "base.path=shape", "plan_only=true")
-    run_script(monkeypatch, "train.py", *words, "plan.flops=1e12", "device=cuda", "dtype=bfloat16")
-    said = capsys.readouterr().out
-    assert "DRY RUN: shape is not loaded" in said
-    assert "seconds with states=live" in said.split("time  ")[-1]
-    assert "at 1e+12 FLOP/s, not limited by memory bandwidth, which is assumed" in said
+    arguments = train_args("run=x", "prepared=never", "base.path=shape", "plan_only=true")
+    run_script(monkeypatch, "train.py", *arguments, "plan.flops=1e12", "device=cuda", "dtype=bfloat16")
+    message = capsys.readouterr().out
+    assert "DRY RUN: shape is not loaded" in message
+    assert "seconds with states=live" in message.split("time  ")[-1]
+    assert "at 1e+12 FLOP/s, not limited by memory bandwidth, which is assumed" in message
     assert not [name for name in ("x", "never") if Path(name).exists()]

@@ -95,8 +95,8 @@ class LatencyBenchmark:
         rows = []
         for row in measured.pop("drafters"):
             contestant = contestants[row["drafter"]]
-            draft = {"draft_parameters": contestant.parameters, "fingerprint": contestant.fingerprint}
-            rows.append({**row, **labels, **draft})
+            labels |= {"draft_parameters": contestant.parameters, "fingerprint": contestant.fingerprint}
+            rows.append({**row, **labels})
         circumstances = {
             "hardware": hardware,
             "base": base.name,
@@ -137,8 +137,7 @@ def median_full_passes(
     """Return the median repeat of every drafter, by seconds per step, and its trees' mean number of nodes.
 
     A whole repeat, so that its parts add up. The answer has room for a whole tree after the last step, because trees
-    are cut at the end of an answer, and a few steps would be little else. Trees of prompt lookup are small here, as
-    random text has few repetitions.
+    are cut at the end of an answer, and most of a few steps would be cut.
     """
     roomy = replace(settings, max_new_tokens=latency.passes + settings.nodes)
     runs: dict[str, list[PhaseTimes]] = {name: [] for name in drafters}
@@ -223,8 +222,7 @@ def drafter_row(
     """Return the costs of one drafter at one context; `tau` is null, as acceptance on random tokens means nothing.
 
     Args:
-        searches: whether a tree is built from the frames after the head has run. A drafter that extends a tree token
-            by token runs its head for every token, so that its c_search is null.
+        searches: whether a tree is built from frames after the head has run; else c_search is null.
     """
     ours, step = times[name], times[AUTOREGRESSIVE].seconds_per_pass
     costs = relative_costs(times, name) or {}

@@ -21,20 +21,18 @@ DEFINITIONS = {
     "pass": "one forward pass of the base model after the prefill; autoregression takes one per token",
     "tokens": "tokens committed by forward passes; the first token of an answer comes from the prefill and does not "
     "count, nor do tokens after the first EOS or beyond max_new_tokens",
-    "tau": "mean acceptance length: tokens / passes, a ratio of totals; the bonus token counts, so autoregression "
-    "has 1 and the mean number of accepted draft tokens is tau - 1",
+    "tau": "mean acceptance length: tokens / passes, a ratio of totals; the bonus token counts: autoregression has 1",
     "tau_mean": "mean over questions of tokens / passes",
     "tau_paper": "the paper's beta: divides by the last 0-based loop index of each turn; for cross-checks only",
     "alpha": "conditional acceptance rate at depth k, from 1: passes that accepted depth k / passes that accepted "
     "depth k-1 and had a node below it",
     "acceptance_rate": "accepted depth / drafted depth",
-    "speedup": "tokens/s over autoregression: same prompts, same process, interleaved, prefill and first token "
-    "included; a ratio of totals",
+    "speedup": "tokens/s over autoregression's, prefill included; same prompts, interleaved; a ratio of totals",
     "speedup_decode": "speedup without prefill and first token",
     "speedup_paper": "the paper's gamma: mean per-question tokens/s over autoregression's",
     "ci": "95 % paired bootstrap over questions",
-    "c, v, o": "time of drafting (with tree building), of reading the tree, and of all else (verify, keep, other) per "
-    "pass, in units of one autoregressive step of the same profiling run; autoregression's sum is 1",
+    "c, v, o": "time per pass of drafting (with tree building), of reading the tree, and of all else (verify, keep, "
+    "other), in units of one autoregressive step of the same profiling run",
     "time": "seconds per pass in the profiling run; prefill: seconds per answer",
     "predicted": "tau / (c + v + o), to be compared with speedup_decode",
     "roof_share": "memory-bandwidth utilization: bytes of weights and KV read per pass / measured copy bandwidth / "
@@ -42,14 +40,12 @@ DEFINITIONS = {
     "equal": "questions whose turns all equal autoregression's, token for token; `rounding` counts those that "
     "differ at a margin below 1e-4 (when sampling: margin times min(T, 1)) and are equal in float64",
     "law": "if draft tokens are sampled, or the verifier is lossy, tokens need not equal autoregression's: a "
-    "chi-square test of probability integral transform values, in two token orders (base probability; draft over "
-    "base), checks that they follow the base model's distribution; p: its p-value; LOSSY: not even that is promised",
+    "chi-square test in two token orders (base probability; draft over base) checks that they follow the base model's "
+    "distribution; p: its p-value; LOSSY: not even that is promised",
     "ended": "share of answers that end with an EOS token",
-    "repeated 4-grams": "share of the answers' 4-grams of token ids that occurred earlier in the same answer: "
-    "repetitive text is easy to draft",
+    "repeated 4-grams": "share of 4-grams of tokens seen earlier in the same answer; such text is easy to draft",
     "accuracy": "share of questions whose last answer ends with the reference's number",
-    "peak_memory_bytes": "on CUDA: the most memory allocated while this contestant decoded; the base model and all "
-    "contestants are in memory",
+    "peak_memory_bytes": "on CUDA: most memory allocated while this contestant decoded, with all contestants loaded",
 }
 
 
@@ -78,15 +74,11 @@ def speedups(ours: Questions, theirs: Questions) -> dict[str, Any]:
     """Return speed relative to autoregression, `theirs`, and our tokens per second."""
     mean_ours, mean_theirs = (mean_of_known([tokens_per_second([one]) for one in side]) for side in (ours, theirs))
     return {
-        "speedup": optional_ratio(tokens_per_second(ours), tokens_per_second(theirs)),
-        "speedup_decode": optional_ratio(decode_tokens_per_second(ours), decode_tokens_per_second(theirs)),
-        "speedup_paper": optional_ratio(mean_ours, mean_theirs),
+        "speedup": ratio(tokens_per_second(ours), tokens_per_second(theirs)),
+        "speedup_decode": ratio(decode_tokens_per_second(ours), decode_tokens_per_second(theirs)),
+        "speedup_paper": ratio(mean_ours, mean_theirs),
         "tokens_per_second": tokens_per_second(ours),
     }
-
-
-def optional_ratio(ours: float | None, theirs: float | None) -> float | None:
-    return None if ours is None or theirs is None else ratio(ours, theirs)
 
 
 def metric_intervals(ours: Questions, theirs: Questions, seed: int) -> dict[str, Any]:
@@ -132,7 +124,7 @@ def cost_metrics(name: str, timing: Profile | None, tau: float | None) -> dict[s
     return {
         "time": {**per_pass, "prefill": spent.seconds["prefill"] / spent.answers},
         **shares,
-        "predicted_speedup": None if tau is None else ratio(tau, sum(shares.values())),
+        "predicted_speedup": ratio(tau, sum(shares.values())),
         "roof_share": bandwidth_utilization(spent, timing.weight_bytes, timing.bandwidth),
     }
 
@@ -164,8 +156,8 @@ def report_row(
     }
 
 
-def ratio(numerator: float, denominator: float) -> float | None:
-    return numerator / denominator if denominator else None
+def ratio(numerator: float | None, denominator: float | None) -> float | None:
+    return numerator / denominator if numerator is not None and denominator else None
 
 
 def mean_of_known(values: Sequence[float | None]) -> float | None:
@@ -200,10 +192,8 @@ def tau_paper(questions: Questions) -> float | None:
 
     4 tokens in 2 forward passes, 6 tokens in 2   ->   mean of 4 / 1 and 6 / 1 = 5
     """
-    last = [sum(max(len(answer.passes) - 1, 0) for answer in question) for question in questions]
-    return mean_of_known(
-        [ratio(committed_tokens(question), index) for question, index in zip(questions, last, strict=True)]
-    )
+    last_indices = [sum(max(len(answer.passes) - 1, 0) for answer in question) for question in questions]
+    return mean_of_known(list(map(ratio, map(committed_tokens, questions), last_indices)))
 
 
 def all_decode_steps(questions: Questions) -> list[DecodeStep]:

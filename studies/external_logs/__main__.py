@@ -21,7 +21,9 @@ from studies.external_logs.read import read_log
 def run(config: Any) -> None:
     """Measure `recorded.path=`, against `recorded.baseline=` where it is given, and write the report."""
     if config.recorded.path is None:
-        raise InputError("recorded.baseline= alone measures nothing; give the run itself as recorded.path=")
+        raise InputError(
+            "recorded.path= is missing; give the answer file of the run, as recorded.baseline= alone is not enough"
+        )
     log = read_log(config.recorded.path)
     baseline = read_log(config.recorded.baseline) if config.recorded.baseline is not None else None
     comparison = compare.compare_logs(log, baseline, config.seed)

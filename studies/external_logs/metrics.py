@@ -110,9 +110,9 @@ def log_speedups(ours: Any, theirs: Any, seed: int) -> dict[str, Any]:
         per_turn += [[sum(speeds) for speeds in side], [len(speeds) for speeds in side]]
     flat = [[speed for speeds in side for speed in speeds] for side in turns]
     return {
-        "speedup": metrics.optional_ratio(metrics.tokens_per_second(ours), metrics.tokens_per_second(theirs)),
-        "speedup_paper": metrics.optional_ratio(mean_of_known(questions[0]), mean_of_known(questions[1])),
-        "speedup_turns": metrics.optional_ratio(mean_of_known(flat[0]), mean_of_known(flat[1])),
+        "speedup": ratio(metrics.tokens_per_second(ours), metrics.tokens_per_second(theirs)),
+        "speedup_paper": ratio(mean_of_known(questions[0]), mean_of_known(questions[1])),
+        "speedup_turns": ratio(mean_of_known(flat[0]), mean_of_known(flat[1])),
         "speedup_ci": bootstrap_interval(lambda a, b, c, d: (a / b) / (c / d), [*sums[0], *sums[1]], seed),
         "speedup_paper_ci": ratio_interval(questions[0], questions[1], seed),
         "speedup_turns_ci": bootstrap_interval(lambda a, b, c, d: (a / b) / (c / d), per_turn, seed),

@@ -1,4 +1,4 @@
-"""Benchmarks from local files: first N, both spellings of MT-Bench, and one sentence for what is wrong."""
+"""Benchmarks from local files: the first N questions, both formats of MT-Bench, and one sentence per mistake."""
 
 import json
 
@@ -8,7 +8,7 @@ from ctcdraft.errors import InputError
 from ctcdraft.evaluation.benchmarks import gsm8k, mt_bench, project_prompts
 
 
-def written(path, *records):
+def write_lines(path, *records):
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     return str(path)
 
@@ -20,18 +20,18 @@ def grade_school(path, limit=None, instruction=None):
 def test_mt_bench(tmp_path):
     ours = {"question_id": 81, "category": "writing", "turns": ["Compose", "Rewrite"]}
     hubs = {"prompt_id": 82, "category": "maths", "prompt": ["x + 4 = 7", "and 2x?"], "reference": ["3", "6"]}
-    made = mt_bench(written(tmp_path / "q.jsonl", ours, hubs), "mt_bench", "nowhere/hub", None)
-    assert [(prompt.id, prompt.category, len(prompt.turns)) for prompt in made.prompts] == [
+    benchmark = mt_bench(write_lines(tmp_path / "q.jsonl", ours, hubs), "mt_bench", "nowhere/hub", None)
+    assert [(prompt.id, prompt.category, len(prompt.turns)) for prompt in benchmark.prompts] == [
         ("81", "writing", 2),
         ("82", "maths", 2),
     ]
-    assert made.turns == 4
-    assert {prompt.reference for prompt in made.prompts} == {None}
+    assert benchmark.turns == 4
+    assert {prompt.reference for prompt in benchmark.prompts} == {None}
 
 
 def test_gsm8k_takes_the_first_and_keeps_its_name(tmp_path):
     problems = [{"question": f"{n} + 1?", "answer": f"easy\n#### {n + 1}"} for n in range(5)]
-    path = written(tmp_path / "test.jsonl", *problems)
+    path = write_lines(tmp_path / "test.jsonl", *problems)
     whole, few = grade_school(path), grade_school(path, limit=2)
     assert [prompt.turns[0] for prompt in few.prompts] == ["0 + 1?", "1 + 1?"]
     assert few.prompts[1].reference == "2"
@@ -40,7 +40,7 @@ def test_gsm8k_takes_the_first_and_keeps_its_name(tmp_path):
 
 
 def test_project_prompts(tmp_path):
-    path = written(tmp_path / "p.jsonl", {"id": "a", "category": "sums", "turns": ["1 + 1?"], "reference": "2"})
+    path = write_lines(tmp_path / "p.jsonl", {"id": "a", "category": "sums", "turns": ["1 + 1?"], "reference": "2"})
     assert project_prompts(path, "tiny", None).prompts[0].reference == "2"
 
 
@@ -49,23 +49,23 @@ def problem(question):
 
 
 def test_a_folder_with_training_problems_is_no_benchmark(tmp_path):
-    """GSM8K as it is published: train and test side by side, in one shape."""
+    """GSM8K as published: train and test side by side, in one format."""
     folder = tmp_path / "gsm8k"
     folder.mkdir()
-    test = written(folder / "test.jsonl", problem("1 + 1?"))
+    test = write_lines(folder / "test.jsonl", problem("1 + 1?"))
     assert [prompt.turns for prompt in grade_school(str(folder)).prompts] == [("1 + 1?",)]
-    written(folder / "train.jsonl", problem("2 + 2?"))
+    write_lines(folder / "train.jsonl", problem("2 + 2?"))
     sentence = (
-        f"{folder} holds train.jsonl, which by the name is no test, beside test.jsonl; give benchmark.path={test}"
+        f"{folder} holds train.jsonl, which by the name is no test set, beside test.jsonl; give benchmark.path={test}"
     )
     for path in (str(folder), f"{folder}/*.jsonl", [test, str(folder / "train.jsonl")]):
         with pytest.raises(InputError) as caught:
             grade_school(path)
         assert str(caught.value) == sentence.replace(str(folder), str(path), 1)
-    assert grade_school(test).hash != grade_school(str(folder / "train.jsonl")).hash  # a file that is named is read
+    assert grade_school(test).hash != grade_school(str(folder / "train.jsonl")).hash  # a file given by name is read
     (folder / "test.jsonl").unlink()
     with pytest.raises(
-        InputError, match=r"holds train\.jsonl, which by the name is no test; give benchmark\.path=FILE"
+        InputError, match=r"holds train\.jsonl, which by the name is no test set; give benchmark\.path=FILE"
     ):
         grade_school(str(folder))
 
@@ -75,26 +75,26 @@ def test_a_folder_with_training_problems_is_no_benchmark(tmp_path):
     ["train-00000-of-00001.jsonl", "gsm8k_train.jsonl", "train_socratic.jsonl", "validation.jsonl", "dev.json.jsonl",
      "Train.jsonl.gz", "training.jsonl", "reference_answer.jsonl", "gpt-4_judgments.jsonl", "model_solutions.jsonl"],
 )  # fmt: skip
-def test_what_a_name_says_is_no_test_is_refused(tmp_path, other):
-    written(tmp_path / "questions.jsonl", problem("1 + 1?"))
-    written(tmp_path / other, problem("2 + 2?"))
+def test_files_that_are_no_test_set_by_name_are_refused(tmp_path, other):
+    write_lines(tmp_path / "questions.jsonl", problem("1 + 1?"))
+    write_lines(tmp_path / other, problem("2 + 2?"))
     with pytest.raises(InputError, match=r"benchmark\.path=.*questions\.jsonl$") as caught:
         grade_school(str(tmp_path))
     assert other in str(caught.value)
 
 
 def test_a_test_in_several_files_is_one_benchmark(tmp_path):
-    """Such as constraints, latest and trained: names in which a word of another kind is a part of a longer one."""
+    """Such as constraints, latest and trained: names that contain train or test within a longer word."""
     for number, name in enumerate(("constraints", "latest", "trained", "test-00000-of-00002", "devices")):
-        written(tmp_path / f"{name}.jsonl", problem(f"{number} + 1?"))
+        write_lines(tmp_path / f"{name}.jsonl", problem(f"{number} + 1?"))
     assert len(grade_school(str(tmp_path)).prompts) == 5
 
 
 def test_two_files_with_one_question_are_refused(tmp_path):
-    """As the same problems with other solutions, which GSM8K has beside the test."""
-    written(tmp_path / "test.jsonl", problem("1 + 1?"), problem("2 + 2?"), problem("1 + 1?"))
-    assert len(grade_school(str(tmp_path)).prompts) == 3  # what one file repeats is its own affair
-    written(tmp_path / "test_socratic.jsonl", problem("3 + 3?"), problem("2 +  2?"))
+    """Such as the same problems with other solutions, which GSM8K has beside the test set."""
+    write_lines(tmp_path / "test.jsonl", problem("1 + 1?"), problem("2 + 2?"), problem("1 + 1?"))
+    assert len(grade_school(str(tmp_path)).prompts) == 3  # repeated questions within one file are kept
+    write_lines(tmp_path / "test_socratic.jsonl", problem("3 + 3?"), problem("2 +  2?"))
     with pytest.raises(
         InputError, match=r"test\.jsonl and test_socratic\.jsonl beside it both ask '2 \+  2\?'; give one"
     ):
@@ -102,24 +102,24 @@ def test_two_files_with_one_question_are_refused(tmp_path):
 
 
 def test_a_folder_of_mt_bench_is_its_questions_alone(tmp_path):
-    asked = {"question_id": 81, "category": "writing", "turns": ["Compose", "Rewrite"]}
-    path = written(tmp_path / "question.jsonl", asked)
-    (tmp_path / "model_answer").mkdir()  # as FastChat lays it out
-    written(tmp_path / "model_answer" / "gpt-4.jsonl", {"question_id": 81, "choices": []})
-    made = mt_bench(str(tmp_path), "mt_bench", "nowhere/hub", None)
-    assert made == mt_bench(path, "mt_bench", "nowhere/hub", None)
-    assert made.turns == 2
-    written(tmp_path / "gpt-4_judgment.jsonl", asked | {"score": 9})
+    question = {"question_id": 81, "category": "writing", "turns": ["Compose", "Rewrite"]}
+    path = write_lines(tmp_path / "question.jsonl", question)
+    (tmp_path / "model_answer").mkdir()  # as FastChat stores answers
+    write_lines(tmp_path / "model_answer" / "gpt-4.jsonl", {"question_id": 81, "choices": []})
+    benchmark = mt_bench(str(tmp_path), "mt_bench", "nowhere/hub", None)
+    assert benchmark == mt_bench(path, "mt_bench", "nowhere/hub", None)
+    assert benchmark.turns == 2
+    write_lines(tmp_path / "gpt-4_judgment.jsonl", question | {"score": 9})
     with pytest.raises(InputError, match=rf"gpt-4_judgment\.jsonl.*; give benchmark\.path={path}"):
         mt_bench(str(tmp_path), "mt_bench", "nowhere/hub", None)
-    with pytest.raises(InputError, match=r"holds train\.jsonl, which by the name is no test"):
-        project_prompts(written_folder(tmp_path / "own"), "tiny", None)
+    with pytest.raises(InputError, match=r"holds train\.jsonl, which by the name is no test set"):
+        project_prompts(write_folder(tmp_path / "own"), "tiny", None)
 
 
-def written_folder(folder):
+def write_folder(folder):
     folder.mkdir()
     for name in ("train", "held_out"):
-        written(folder / f"{name}.jsonl", {"id": name, "turns": [name]})
+        write_lines(folder / f"{name}.jsonl", {"id": name, "turns": [name]})
     return str(folder)
 
 
@@ -136,15 +136,18 @@ def test_a_saved_dictionary_of_splits_is_one_sentence(tmp_path):
     ("make", "sentence"),
     [
         (lambda path: grade_school("absent.jsonl"), "benchmark.path="),
-        (lambda path: grade_school(written(path, {"turns": ["a"]})), "no column `question`.*benchmark="),
-        (lambda path: grade_school(written(path)), "benchmark.path="),
-        (lambda path: mt_bench(written(path), "mt_bench", "", None), "holds no question"),
-        (lambda path: mt_bench(written(path, {"question_id": 1, "turns": [], "category": ""}), "", "", None), "empty"),
-        (lambda path: grade_school(written(path, {"question": "a", "answer": "#### 1"}), limit=0), "limit=0"),
-        (lambda path: grade_school(written(path, {"question": "a", "answer": "#### 1"}), limit="few"), "limit=few"),
+        (lambda path: grade_school(write_lines(path, {"turns": ["a"]})), "no column `question`.*benchmark="),
+        (lambda path: grade_school(write_lines(path)), "benchmark.path="),
+        (lambda path: mt_bench(write_lines(path), "mt_bench", "", None), "holds no question"),
+        (
+            lambda path: mt_bench(write_lines(path, {"question_id": 1, "turns": [], "category": ""}), "", "", None),
+            "empty",
+        ),
+        (lambda path: grade_school(write_lines(path, {"question": "a", "answer": "#### 1"}), limit=0), "limit=0"),
+        (lambda path: grade_school(write_lines(path, {"question": "a", "answer": "#### 1"}), limit="few"), "limit=few"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_sentence(make, sentence, tmp_path):
+def test_every_mistake_is_one_sentence(make, sentence, tmp_path):
     with pytest.raises(InputError, match=sentence) as caught:
         make(tmp_path / "file.jsonl")
     assert "corpus" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""Intervals against draws of questions made here, question by question, and against theory."""
+"""Bootstrap intervals against resampling question by question, and against theory."""
 
 from types import SimpleNamespace
 
@@ -15,32 +15,32 @@ TOKENS = {side: rng.integers(20, 400, QUESTIONS) for side in ("ours", "theirs", 
 SECONDS = {side: rng.gamma(4.0, 2.0, QUESTIONS) for side in ("ours", "theirs", "base")}
 
 
-def drawn():
-    """2,000 draws of as many questions as there are, with replacement, each as a list of questions."""
+def resamples():
+    """Return 2,000 resamples of the questions, with replacement, each as a list of questions."""
     counts = np.random.default_rng(SEED).multinomial(QUESTIONS, [1 / QUESTIONS] * QUESTIONS, size=2000)
     return [np.repeat(np.arange(QUESTIONS), count) for count in counts]
 
 
-def middle(statistic):
-    """The bounds between which 95 of 100 draws lie."""
-    return pytest.approx(np.percentile([statistic(draw) for draw in drawn()], [2.5, 97.5]).tolist(), rel=1e-12)
+def central_95(statistic):
+    """Return the bounds of the central 95 % of resamples."""
+    return pytest.approx(np.percentile([statistic(sample) for sample in resamples()], [2.5, 97.5]).tolist(), rel=1e-12)
 
 
-def speed(side, draw):
-    """Tokens a second of the questions drawn."""
-    return TOKENS[side][draw].sum() / SECONDS[side][draw].sum()
+def speed(side, sample):
+    """Return the tokens per second of the resampled questions."""
+    return TOKENS[side][sample].sum() / SECONDS[side][sample].sum()
 
 
 def answers(side):
-    """One answer a question, as our records and the answer files of others hold them."""
+    """Return one answer per question, with the fields of our records and of external logs."""
     pairs = zip(TOKENS[side].tolist(), SECONDS[side].tolist(), strict=True)
-    same = [{"seconds": s, "seconds_decode": s, "tokens": range(n), "counted": n, "committed": n} for n, s in pairs]
+    same = [{"seconds": s, "seconds_decode": s, "tokens": range(n), "token_count": n, "committed": n} for n, s in pairs]
     return [[SimpleNamespace(**fields, passes=[])] for fields in same]
 
 
-def test_an_interval_holds_95_of_100_draws():
-    found = ratio_interval(TOKENS["ours"], SECONDS["ours"], SEED)
-    assert found == middle(lambda draw: speed("ours", draw))
+def test_an_interval_is_the_central_95_percent():
+    interval = ratio_interval(TOKENS["ours"], SECONDS["ours"], SEED)
+    assert interval == central_95(lambda sample: speed("ours", sample))
 
 
 def test_an_interval_of_a_mean_is_as_wide_as_theory_says():
@@ -53,31 +53,31 @@ def test_an_interval_of_a_mean_is_as_wide_as_theory_says():
 
 
 def test_the_interval_of_a_speedup_is_in_units_of_the_bases_own_speed():
-    """Each draw divides by autoregression's tokens a second over the same questions."""
-    found = metrics.metric_intervals(answers("ours"), answers("base"), SEED)["speedup_ci"]
-    assert found == middle(lambda draw: speed("ours", draw) / speed("base", draw))
-    assert found[0] < metrics.speedups(answers("ours"), answers("base"))["speedup"] < found[1]
+    """Each resample divides by autoregression's tokens per second over the same questions."""
+    interval = metrics.metric_intervals(answers("ours"), answers("base"), SEED)["speedup_ci"]
+    assert interval == central_95(lambda sample: speed("ours", sample) / speed("base", sample))
+    assert interval[0] < metrics.speedups(answers("ours"), answers("base"))["speedup"] < interval[1]
 
 
-def test_so_is_that_of_a_difference():
+def test_the_interval_of_a_difference_is_in_the_same_units():
     sides = {side: QuestionSums(TOKENS[side], TOKENS[side], TOKENS[side], SECONDS[side]) for side in TOKENS}
-    found = paired_difference(sides["ours"], sides["theirs"], sides["base"], SEED)
-    every = np.arange(QUESTIONS)
+    interval = paired_difference(sides["ours"], sides["theirs"], sides["base"], SEED)
+    all_questions = np.arange(QUESTIONS)
 
-    def gained(draw):
-        return (speed("ours", draw) - speed("theirs", draw)) / speed("base", draw)
+    def gained(sample):
+        return (speed("ours", sample) - speed("theirs", sample)) / speed("base", sample)
 
-    assert found["speedup"] == pytest.approx(gained(every))
-    assert found["speedup_ci"] == middle(gained)
+    assert interval["speedup"] == pytest.approx(gained(all_questions))
+    assert interval["speedup_ci"] == central_95(gained)
 
 
-def test_and_those_of_answer_files():
-    found = external_logs_metrics.log_speedups(answers("ours"), answers("base"), SEED)
-    assert found["speedup_ci"] == middle(lambda draw: speed("ours", draw) / speed("base", draw))
+def test_intervals_of_external_logs():
+    interval = external_logs_metrics.log_speedups(answers("ours"), answers("base"), SEED)
+    assert interval["speedup_ci"] == central_95(lambda sample: speed("ours", sample) / speed("base", sample))
 
-    def mean_speed(side, draw):
-        return (TOKENS[side][draw] / SECONDS[side][draw]).mean()
+    def mean_speed(side, sample):
+        return (TOKENS[side][sample] / SECONDS[side][sample]).mean()
 
-    by_turn = middle(lambda draw: mean_speed("ours", draw) / mean_speed("base", draw))
-    assert found["speedup_turns_ci"] == by_turn  # a question has one turn here, so the paper's is the same
-    assert found["speedup_paper_ci"] == by_turn
+    by_turn = central_95(lambda sample: mean_speed("ours", sample) / mean_speed("base", sample))
+    assert interval["speedup_turns_ci"] == by_turn  # a question has one turn here, so the paper's is the same
+    assert interval["speedup_paper_ci"] == by_turn

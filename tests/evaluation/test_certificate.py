@@ -20,23 +20,23 @@ def question(setup, index=0):
 def test_a_faithful_contestant_is_equal_and_a_corrupt_one_is_not(temperature):
     record = question(make_setup(corrupt=Corrupt(), temperature=temperature))
     assert record.divergences["prompt_lookup"] == ()
-    (found,) = record.divergences["corrupt"]
+    (divergence,) = record.divergences["corrupt"]
     ours, theirs = record.turns[0].answers["corrupt"].tokens, record.turns[0].answers["autoregressive"].tokens
-    assert ours[: found.position] == theirs[: found.position]
-    assert ours[found.position] != theirs[found.position]
-    assert found.rounding is False
-    assert found.margin > 1e-4
+    assert ours[: divergence.position] == theirs[: divergence.position]
+    assert ours[divergence.position] != theirs[divergence.position]
+    assert divergence.rounding is False
+    assert divergence.margin > 1e-4
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_the_margin_is_the_bases_own(temperature):
-    """The word autoregression said leads at the divergence, by the margin, by plain recomputation."""
+    """Plain recomputation: autoregression's token has the best score at the divergence, by the margin."""
     setup = make_setup(corrupt=Corrupt(), temperature=temperature)
     record = question(setup)
-    (found,) = record.divergences["corrupt"]
+    (divergence,) = record.divergences["corrupt"]
     said = record.turns[0].answers["autoregressive"].tokens
     prompt_L, _ = turn_prompt(setup.base, PROMPTS[0], [])
-    text = [*prompt_L.tolist(), *said[: found.position]]
+    text = [*prompt_L.tolist(), *said[: divergence.position]]
     with torch.no_grad():
         scores_V = setup.base.lm(torch.tensor([text])).logits[0, -1].double()
     if temperature > 0:
@@ -46,8 +46,8 @@ def test_the_margin_is_the_bases_own(temperature):
         noise_V = GumbelNoise(turn_seed(0, 0, 0)).gumbel(torch.tensor([len(text)]), len(scores_V))[0]
         scores_V = (scores_V / temperature).log_softmax(-1) + noise_V
     best, second = scores_V.topk(2).values.tolist()
-    assert int(scores_V.argmax()) == said[found.position]
-    assert found.margin == pytest.approx(best - second, abs=1e-4)
+    assert int(scores_V.argmax()) == said[divergence.position]
+    assert divergence.margin == pytest.approx(best - second, abs=1e-4)
 
 
 def test_near_a_tie_float64_decides(monkeypatch):
@@ -66,9 +66,9 @@ def test_near_is_measured_in_logits(temperature, scale, monkeypatch):
     assert far.rounding is False
     for tie, rounding in ((0.9, False), (1.1, True)):
         monkeypatch.setattr(losslessness, "TIE_MARGIN", tie * scale * far.margin)
-        (found,) = question(setup).divergences["corrupt"]
-        assert found.rounding is rounding
-        assert found.margin == far.margin  # as measured, whatever it was compared with
+        (divergence,) = question(setup).divergences["corrupt"]
+        assert divergence.rounding is rounding
+        assert divergence.margin == far.margin  # as measured, whatever it was compared with
 
 
 def test_the_float64_copy_shares_nothing_with_the_original():
@@ -100,12 +100,12 @@ def test_the_float64_copy_is_not_kept(monkeypatch):
 @pytest.mark.parametrize(("dtype", "temperature"), [(torch.bfloat16, 0.0), (torch.float16, 0.0), (torch.float16, 1.0)])
 def test_in_half_precision_a_great_margin_is_a_bug_and_a_close_call_is_no_verdict(dtype, temperature, monkeypatch):
     setup = make_setup(random_base().to(dtype), corrupt=Corrupt(), temperature=temperature)
-    (found,) = question(setup).divergences["corrupt"]
-    assert found.rounding is False
+    (divergence,) = question(setup).divergences["corrupt"]
+    assert divergence.rounding is False
     monkeypatch.setattr(losslessness, "MAX_ROUNDINGS", 1e9)  # any margin is near enough
     (close,) = question(setup).divergences["corrupt"]
     assert close.rounding is None
-    assert close.margin == found.margin
+    assert close.margin == divergence.margin
 
 
 def test_where_rounding_ends_by_pencil():
@@ -118,8 +118,8 @@ def test_where_rounding_ends_by_pencil():
 
 def test_on_an_edge_of_top_p_half_precision_proves_nothing():
     setup = make_setup(random_base().to(torch.bfloat16), corrupt=Corrupt(), temperature=1.0, top_p=0.9)
-    (found,) = question(setup).divergences["corrupt"]
-    assert found.rounding is None
+    (divergence,) = question(setup).divergences["corrupt"]
+    assert divergence.rounding is None
 
 
 def test_an_answer_that_stops_early_diverges_where_it_stops():

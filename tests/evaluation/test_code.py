@@ -1,4 +1,4 @@
-"""Evaluations across versions of the package: which sources count, and what is said where they have changed."""
+"""Evaluations across versions of the package: which sources are hashed, and the errors when they changed."""
 
 import json
 import shutil
@@ -17,7 +17,7 @@ from ctcdraft.evaluation.replay.tree_size import load_or_choose_sizes
 PACKAGE = Path(ctcdraft.__file__).parent
 COUNTED = (
     *("decoding/loop.py", "drafters/trees/ctc.py", "ctc/prefix_search.py", "nn/heads.py", "corpus/chat_template.py"),
-    # Weights as they are read: dequantised, changed by an adapter.
+    # How weights are loaded: dequantised, changed by an adapter.
     *("models/base_model.py", "models/checkpoints.py", "models/adapters.py"),
 )
 ELSEWHERE = (
@@ -28,7 +28,7 @@ ELSEWHERE = (
 
 @pytest.fixture
 def package(tmp_path):
-    """A copy of the sources, to be changed."""
+    """A copy of the sources that tests may change."""
     return shutil.copytree(PACKAGE, tmp_path / "package", ignore=shutil.ignore_patterns("__pycache__"))
 
 
@@ -37,13 +37,13 @@ def change(file):
     file.write_text(file.read_text() + "# changed\n")
 
 
-def test_all_that_counts_is_there():
+def test_all_hashed_sources_exist():
     for part in HASHED_SOURCES:
         assert (PACKAGE / part).is_file() or list((PACKAGE / part).rglob("*.py")), part
 
 
 @pytest.mark.parametrize("name", COUNTED)
-def test_a_change_where_tokens_come_from_is_another_code(name, package):
+def test_a_change_in_a_hashed_source_changes_the_hash(name, package):
     assert code_hash(package) == code_hash()
     before = (package / name).read_text()
     change(package / name)
@@ -52,19 +52,19 @@ def test_a_change_where_tokens_come_from_is_another_code(name, package):
     assert code_hash(package) == code_hash()
 
 
-def test_a_new_file_where_tokens_come_from_is_another_code(package):
+def test_a_new_file_in_a_hashed_folder_changes_the_hash(package):
     (package / "drafters" / "another.py").write_text("")
     assert code_hash(package) != code_hash()
 
 
 @pytest.mark.parametrize("name", ELSEWHERE)
-def test_a_change_elsewhere_is_not(name, package):
+def test_a_change_elsewhere_does_not_change_the_hash(name, package):
     change(package / name)
     assert code_hash(package) == code_hash()
 
 
 class Version:
-    """Which commit and which sources the package is said to have."""
+    """Sets the commit and the hash of the sources that an evaluation sees."""
 
     def __init__(self, monkeypatch):
         self.circumstances, self.hash = environment.environment(), "4b86"
@@ -77,7 +77,7 @@ class Version:
 
 
 @pytest.fixture
-def now(monkeypatch):
+def installed(monkeypatch):
     return Version(monkeypatch)
 
 
@@ -86,11 +86,11 @@ def run(path, count, **changes):
     return evaluate_to(path, here, warm_up_tokens=1, profiled=0)
 
 
-def test_an_evaluation_goes_on_at_another_commit_where_nothing_that_counts_changed(now, tmp_path):
+def test_an_evaluation_resumes_at_another_commit_with_the_same_hash(installed, tmp_path):
     run(tmp_path, 1)
-    now.at("fedcba9876", dirty=True)
+    installed.at("fedcba9876", dirty=True)
     assert run(tmp_path, 2)["environment"]["questions"] == {"asked": 2, "finished": 2, "reused": 1}
-    now.at(None, None)
+    installed.at(None, None)
     assert run(tmp_path, 3)["environment"]["questions"]["reused"] == 2
     settings = json.loads((tmp_path / "settings.json").read_text())
     assert (settings["commit"], settings["dirty"]) == ("0123456789", False)  # of the version that started it
@@ -104,10 +104,10 @@ def test_an_evaluation_goes_on_at_another_commit_where_nothing_that_counts_chang
         (None, None, " ("),
     ],
 )
-def test_other_code_is_refused_with_the_version_that_began_and_the_ways_out(commit, dirty, said, now, tmp_path):
-    now.at(commit, dirty)
+def test_another_hash_is_refused_with_the_stored_version_and_the_ways_out(commit, dirty, said, installed, tmp_path):
+    installed.at(commit, dirty)
     run(tmp_path, 1)
-    now.hash = "306c"
+    installed.hash = "306c"
     with pytest.raises(InputError) as caught:
         run(tmp_path, 2)
     assert str(caught.value) == (
@@ -117,15 +117,15 @@ def test_other_code_is_refused_with_the_version_that_began_and_the_ways_out(comm
     )
 
 
-def test_other_code_and_other_settings_are_said_together(now, tmp_path):
+def test_another_hash_and_other_settings_are_reported_together(installed, tmp_path):
     run(tmp_path, 1)
-    now.hash = "306c"
+    installed.hash = "306c"
     ways = "repeat those settings and resume with the version that started it, choose another out="
     with pytest.raises(InputError, match=rf"in which decoding\.nodes was 8 \(now 4\), and the code was .*; {ways}"):
         run(tmp_path, 2, nodes=4)
 
 
-def test_an_evaluation_of_before_the_hash_was_of_what_counts_is_refused(now, tmp_path):
+def test_an_evaluation_without_a_hash_is_refused(installed, tmp_path):
     run(tmp_path, 1)
     settings = json.loads((tmp_path / "settings.json").read_text())
     for key in ("version", "dirty", "code"):
@@ -135,19 +135,19 @@ def test_an_evaluation_of_before_the_hash_was_of_what_counts_is_refused(now, tmp
         run(tmp_path, 1)
 
 
-def test_tree_sizes_are_kept_at_another_commit_and_refused_for_other_code(now):
+def test_tree_sizes_are_reused_at_another_commit_and_refused_for_another_hash(installed):
     def of():
         return make_evaluation(make_setup()).settings(0)
 
     class Chosen:
-        """Stands for the sizing whose choice is kept."""
+        """The search whose result is stored."""
 
         nodes = (4,)
 
     kept = {"of": {**of(), "sizing": {}}, "sizes": {}}
-    now.at("fedcba9876", dirty=True)
+    installed.at("fedcba9876", dirty=True)
     assert load_or_choose_sizes(kept, None, Chosen(), (), of()) == kept
-    now.hash = "306c"
+    installed.hash = "306c"
     with pytest.raises(
         InputError, match=r"were chosen where the code was .* at commit 0123456 .*; resume with the vers"
     ):

@@ -1,4 +1,4 @@
-"""The entry point: what a user types, from a run directory to report.json, and one sentence for each mistake."""
+"""The entry point evaluate.py: from a run directory to report.json, and one sentence for each mistake."""
 
 import importlib.util
 import json
@@ -52,14 +52,14 @@ def run_directory(tmp_path_factory, base_folder):
     return run.path
 
 
-def evaluate(*words, cwd):
-    command = [sys.executable, str(REPOSITORY / "evaluate.py"), *map(str, words)]
+def evaluate(*arguments, cwd):
+    command = [sys.executable, str(REPOSITORY / "evaluate.py"), *map(str, arguments)]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120)
 
 
 @pytest.fixture(scope="module")
 def entry():
-    """evaluate.py as a module, for what needs no process of its own."""
+    """evaluate.py as a module, for tests that need no process of their own."""
     spec = importlib.util.spec_from_file_location("evaluate_entry", REPOSITORY / "evaluate.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
@@ -70,8 +70,8 @@ def entry():
 
 def test_a_run_directory_becomes_a_report(run_directory, tmp_path):
     short = ["benchmark.limit=2", "decoding.max_new_tokens=6", "device=cpu", "timing.questions=1"]
-    done = evaluate(f"checkpoint={run_directory}", *short, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    process = evaluate(f"checkpoint={run_directory}", *short, cwd=tmp_path)
+    assert process.returncode == 0, process.stderr
     report = json.loads((run_directory / "evaluation" / "tiny-greedy" / "report.json").read_text())
     assert [row["drafter"] for row in report["rows"]] == ["autoregressive", "ctc", "prompt_lookup"]
     head = report["rows"][1]
@@ -79,15 +79,15 @@ def test_a_run_directory_becomes_a_report(run_directory, tmp_path):
     assert head["draft_parameters"] > 0
     assert head["time"]["tree"] > 0
     assert head["decoding"] == "greedy"
-    assert "prompt_lookup" in done.stdout
-    assert not list(tmp_path.iterdir())  # nothing is left where it was typed
+    assert "prompt_lookup" in process.stdout
+    assert not list(tmp_path.iterdir())  # nothing is written to the working directory
 
 
 def test_a_missing_benchmark_is_one_sentence_through_hydra_too(tmp_path):
-    done = evaluate("contestants=[prompt_lookup]", "base=tiny", "benchmark.path=absent.jsonl", cwd=tmp_path)
-    assert done.returncode == 1
-    assert done.stderr.startswith("evaluate.py: absent.jsonl")
-    assert done.stderr.count("\n") == 1
+    process = evaluate("contestants=[prompt_lookup]", "base=tiny", "benchmark.path=absent.jsonl", cwd=tmp_path)
+    assert process.returncode == 1
+    assert process.stderr.startswith("evaluate.py: absent.jsonl")
+    assert process.stderr.count("\n") == 1
 
 
 def test_a_report_of_more_questions_is_refused_before_the_base_is_loaded(run_directory, tmp_path):
@@ -95,15 +95,15 @@ def test_a_report_of_more_questions_is_refused_before_the_base_is_loaded(run_dir
     written = json.dumps({"rows": [row], "environment": {"questions": {"asked": 120, "finished": 120}}})
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "report.json").write_text(written)
-    words = [f"checkpoint={run_directory}", "base.path=absent", "out=out", "benchmark.limit=2"]
-    done = evaluate(*words, cwd=tmp_path)
-    assert done.returncode == 1
-    assert done.stderr == (
+    arguments = [f"checkpoint={run_directory}", "base.path=absent", "out=out", "benchmark.limit=2"]
+    process = evaluate(*arguments, cwd=tmp_path)
+    assert process.returncode == 1
+    assert process.stderr == (
         "evaluate.py: out holds a report of 120 questions of tiny, and this evaluation asks 2 questions; give "
         "benchmark.limit=120 or more to resume, choose another out=, or add overwrite=true to replace it\n"
     )
     assert [file.name for file in (tmp_path / "out").iterdir()] == ["report.json"]
-    assert "absent" in evaluate(*words, "overwrite=true", cwd=tmp_path).stderr  # that is what comes next
+    assert "absent" in evaluate(*arguments, "overwrite=true", cwd=tmp_path).stderr  # the base model is loaded next
     assert (tmp_path / "out" / "report.json").read_text() == written
 
 
@@ -111,7 +111,7 @@ def names(entry, **given):
     return list(entry.resolve_contestants(OmegaConf.create({"checkpoint": None, "contestants": [], **given})))
 
 
-def test_who_is_compared(entry, run_directory):
+def test_contestants_and_their_names(entry, run_directory):
     run = str(run_directory)
     assert names(entry, checkpoint=run) == ["autoregressive", "ctc", "prompt_lookup"]
     assert names(entry, contestants=["prompt_lookup", "autoregressive"]) == ["autoregressive", "prompt_lookup"]
@@ -132,7 +132,7 @@ def test_who_is_compared(entry, run_directory):
         ({"contestants": 5}, "contestants must be a list"),
     ],
 )
-def test_contestants_that_are_none(entry, given, sentence):
+def test_invalid_contestants_are_refused(entry, given, sentence):
     with pytest.raises(InputError, match=sentence):
         names(entry, **given)
 
@@ -140,7 +140,7 @@ def test_contestants_that_are_none(entry, given, sentence):
 @pytest.mark.parametrize(
     "wrong", ["seed=-1", "seed=abc", "threads=0", "threads=two", "warm_up_tokens=-1", "timing.questions=1.5"]
 )
-def test_values_that_torch_or_numpy_would_choke_on(entry, wrong):
+def test_values_out_of_range_are_refused(entry, wrong):
     with hydra.initialize_config_dir(str(REPOSITORY / "configs"), version_base=None):
         config = hydra.compose("evaluate", [wrong])
     key, value = wrong.split("=")
@@ -148,7 +148,7 @@ def test_values_that_torch_or_numpy_would_choke_on(entry, wrong):
         entry.check_config(config)
 
 
-def test_a_head_read_in_an_unknown_way(entry, run_directory, base):
+def test_an_unknown_tree_is_refused(entry, run_directory, base):
     with pytest.raises(InputError, match=r"there are .*collapse"):
         build_contestant(resolve(f"{run_directory}@sideways"), base)
 
@@ -171,7 +171,7 @@ def test_a_contestant_has_the_weights_of_its_run(entry, run_directory, base, tmp
     assert before.identity != after.identity
 
 
-def test_a_head_may_be_read_another_way(entry, run_directory, base):
+def test_a_head_with_another_tree(entry, run_directory, base):
     plain, collapsed = (build_contestant(resolve(f"{run_directory}{at}"), base) for at in ("", "@collapse"))
     assert isinstance(plain.drafter.frame_tree, PrefixSearch)
     assert isinstance(collapsed.drafter.frame_tree, Collapse)
@@ -179,7 +179,7 @@ def test_a_head_may_be_read_another_way(entry, run_directory, base):
 
 
 def test_identity_is_weights_and_yaml(entry, run_directory, base, tmp_path, monkeypatch):
-    """A wider beam over the same weights is another contestant, whether the run or @TREE says so."""
+    """A wider beam over the same weights is another contestant, whether set in the run or by @TREE."""
     one = build_contestant(resolve(str(run_directory)), base)
     assert one.identity == build_contestant(resolve(str(run_directory)), base).identity
     wider = tmp_path / "wider"
@@ -191,11 +191,11 @@ def test_identity_is_weights_and_yaml(entry, run_directory, base, tmp_path, monk
 
     shutil.copytree(contestants.DRAFTER_CONFIGS / "tree", tmp_path / "drafter" / "tree")
     monkeypatch.setattr(contestants, "DRAFTER_CONFIGS", tmp_path / "drafter")
-    word = f"{run_directory}@collapse"
-    before = build_contestant(resolve(word), base).identity
+    contestant = f"{run_directory}@collapse"
+    before = build_contestant(resolve(contestant), base).identity
     file = tmp_path / "drafter" / "tree" / "collapse.yaml"
     file.write_text(file.read_text().replace("raw_paths: 42", "raw_paths: 41"))
-    assert build_contestant(resolve(word), base).identity != before
+    assert build_contestant(resolve(contestant), base).identity != before
 
 
 def test_another_base_is_refused_in_one_sentence(entry, run_directory):

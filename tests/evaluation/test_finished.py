@@ -1,4 +1,4 @@
-"""A finished report is not replaced by one that holds less: fewer questions, fewer contestants, another benchmark."""
+"""A finished report is not replaced by one of fewer questions, fewer contestants or another benchmark."""
 
 import json
 from functools import partial
@@ -16,9 +16,9 @@ from ctcdraft.evaluation.replay.evaluation import ReplayEvaluation
 WAYS = "choose another out=, or add overwrite=true to replace it"
 
 
-def run(path, count, overwrite=False, shard=None, here=None):
-    now = make_evaluation(here or make_setup(max_new_tokens=4), PROMPTS[:count], shard)
-    return evaluate_to(path, now, overwrite, warm_up_tokens=1, profiled=0)
+def run(path, count, overwrite=False, shard=None, setup=None):
+    evaluation = make_evaluation(setup or make_setup(max_new_tokens=4), PROMPTS[:count], shard)
+    return evaluate_to(path, evaluation, overwrite, warm_up_tokens=1, profiled=0)
 
 
 def files_of(path):
@@ -34,7 +34,7 @@ def refused(path, sentence, attempt):
 
 
 def no_work(monkeypatch):
-    """From here on, nothing may be decoded."""
+    """Make any further decoding fail the test."""
 
     def worked(*_):
         raise AssertionError("something was decoded")
@@ -42,22 +42,22 @@ def no_work(monkeypatch):
     monkeypatch.setattr(runner, "generate_answer", worked)
 
 
-def test_a_higher_limit_goes_on_and_a_lower_one_is_refused(tmp_path, monkeypatch):
+def test_a_higher_limit_resumes_and_a_lower_one_is_refused(tmp_path, monkeypatch):
     assert run(tmp_path, 1)["rows"][0]["prompts"] == 1
-    made = run(tmp_path, 4)
-    assert made["environment"]["questions"] == {"asked": 4, "finished": 4, "reused": 1}
+    content = run(tmp_path, 4)
+    assert content["environment"]["questions"] == {"asked": 4, "finished": 4, "reused": 1}
     no_work(monkeypatch)
     sentence = rf"holds a report of 4 questions of made_up, and this evaluation asks 2 questions; .*=4 or more.*{WAYS}"
     refused(tmp_path, sentence, lambda: run(tmp_path, 2))
-    assert run(tmp_path, 4)["rows"][0]["prompts"] == 4  # nothing to do, and nothing lost
+    assert run(tmp_path, 4)["rows"][0]["prompts"] == 4  # nothing to do, and nothing is lost
 
 
-def test_overwriting_makes_a_smaller_one_and_a_stop_on_the_way_is_gone_on_from(tmp_path):
+def test_overwriting_with_a_smaller_one_can_be_interrupted_and_resumed(tmp_path):
     run(tmp_path, 4)
     with interrupt_at(1):
         run(tmp_path, 2, overwrite=True)
-    made = run(tmp_path, 2)
-    assert made["environment"]["questions"] == {"asked": 2, "finished": 2, "reused": 1}
+    content = run(tmp_path, 2)
+    assert content["environment"]["questions"] == {"asked": 2, "finished": 2, "reused": 1}
 
 
 def test_shards_do_not_shrink_the_report_of_all(tmp_path):
@@ -69,18 +69,18 @@ def test_shards_do_not_shrink_the_report_of_all(tmp_path):
     assert run(tmp_path, 4, shard=Shard(2, 2))["rows"][0]["prompts"] == 4
 
 
-def test_a_contestant_less_is_refused_by_name(tmp_path):
-    here = make_setup(max_new_tokens=4)
-    here.contestants["longer"] = PromptLookup(here.base, 3, 6)
-    run(tmp_path, 2, here=here)
+def test_a_missing_contestant_is_refused_by_name(tmp_path):
+    setup = make_setup(max_new_tokens=4)
+    setup.contestants["longer"] = PromptLookup(setup.base, 3, 6)
+    run(tmp_path, 2, here=setup)
     sentence = rf"holds a report of 2 questions of made_up with 3 contestants, .* leaves out longer; .*{WAYS}"
     refused(tmp_path, sentence, lambda: run(tmp_path, 2))
 
 
-def test_a_replay_does_not_shrink_either(tmp_path):
+def test_a_replay_is_not_replaced_by_a_smaller_one(tmp_path):
     def replay(count):
-        now = make_evaluation(make_setup(max_new_tokens=4), PROMPTS[:count])
-        return replay_to(tmp_path, now, ReplayEvaluation([2], 1))
+        evaluation = make_evaluation(make_setup(max_new_tokens=4), PROMPTS[:count])
+        return replay_to(tmp_path, evaluation, ReplayEvaluation([2], 1))
 
     assert replay(3)["rows"][0]["prompts"] == 3
     refused(tmp_path, "a report of 3 questions of made_up, and this evaluation asks 1 question;", lambda: replay(1))
@@ -100,7 +100,7 @@ def test_a_report_of_something_else_is_not_replaced(report, benchmark, sentence,
         refuse_smaller_evaluation(tmp_path, benchmark, 1000, ["autoregressive", "ctc"])
 
 
-def test_a_report_that_cannot_be_read_is_made_again(tmp_path):
+def test_an_unreadable_report_is_written_again(tmp_path):
     run(tmp_path, 2)
     whole = json.loads((tmp_path / "report.json").read_text())
     (tmp_path / "report.json").write_text("{")

@@ -1,4 +1,4 @@
-"""The test of the law passes draws from the base, refuses what only looks like them, and is said in the report."""
+"""The distribution test accepts samples of the base model, rejects biased ones, and appears in the report."""
 
 from __future__ import annotations
 
@@ -37,29 +37,29 @@ from ctcdraft.models.base_model import BaseLM
 from ctcdraft.report import markdown as report_markdown
 
 
-class Drawn:
+class Sampled:
     """Frames that depend on the root, over the whole vocabulary."""
 
-    def __init__(self, chains: int, words: int) -> None:
+    def __init__(self, chains: int, vocabulary: int) -> None:
         self.frame_tree = SampledLabels(chains)
-        self.words = words
+        self.vocabulary = vocabulary
 
     def draft(self, context, memory, rng):
         seeded = torch.Generator().manual_seed(int(context.root))
-        log_probs_TC = (3 * torch.randn(4, self.words + 1, generator=seeded)).log_softmax(-1)
+        log_probs_TC = (3 * torch.randn(4, self.vocabulary + 1, generator=seeded)).log_softmax(-1)
         return self.frame_tree(log_probs_TC, TreeRequest.of(context, (), rng)), None
 
 
-class Biased(Drawn):
-    """Says that what it drew was all but impossible, so that the verifier takes it every time."""
+class Biased(Sampled):
+    """Reports far too small probabilities for its draft tokens, so that the verifier always accepts them."""
 
     def draft(self, context, memory, rng):
         tree, _ = super().draft(context, memory, rng)
-        laws = tree.draft_probs_NV
-        return (tree if laws is None else TokenTree(tree.tokens_N, tree.parents_N, tree.height, laws * 1e-9)), None
+        probs = tree.draft_probs_NV
+        return (tree if probs is None else TokenTree(tree.tokens_N, tree.parents_N, tree.height, probs * 1e-9)), None
 
 
-def test_intervals_by_pencil():
+def test_intervals_by_hand():
     probs = torch.tensor([[0.2, 0.5, 0.3], [0.25, 0.5, 0.25]], dtype=torch.float64)
     before, own = pit_interval(probs, torch.tensor([0, 2]), probs)
     assert before.tolist() == pytest.approx([0.8, 0.75])
@@ -70,7 +70,7 @@ def test_intervals_by_pencil():
     assert own.tolist() == pytest.approx([0.2, 0.25])
 
 
-def test_the_fit_by_pencil():
+def test_the_fit_by_hand():
     fit = ChiSquareFit.from_counts([90, 60])
     assert (fit.tokens, fit.chi_square, fit.tv) == (150, 6, 0.1)
     assert fit.p_value == pytest.approx(0.0143059, abs=1e-7)  # of chi-square 6 at one degree of freedom
@@ -79,7 +79,7 @@ def test_the_fit_by_pencil():
 
 
 def test_a_few_tokens_have_no_p_value():
-    """Chi-square's law is a limit: 99 words prove nothing, however they lie."""
+    """The chi-square distribution is a limit for many tokens: 99 of them prove nothing."""
     few = ChiSquareFit.from_counts([MIN_TOKENS_FOR_P_VALUE - 1] + [0] * (HISTOGRAM_CELLS - 1))
     assert few.p_value is None
     assert few.chi_square > 1000
@@ -89,86 +89,90 @@ def test_a_few_tokens_have_no_p_value():
 # --- rules that are known to be biased, in the shape of decoding.rejection's --------------------------------------
 
 
-def own_coins(p_NV, q_NV, words_NK, coins_NK):
-    """Every draw is judged against the whole p; the first that stands wins."""
-    held_NK = (coins_NK * q_NV.gather(1, words_NK.clamp(min=0)) < p_NV.gather(1, words_NK.clamp(min=0))) & (
-        words_NK >= 0
+def independent_uniforms(p_NV, q_NV, tokens_NK, uniform_NK):
+    """Test every sample against the whole p; the first accepted one is taken."""
+    accepted_NK = (uniform_NK * q_NV.gather(1, tokens_NK.clamp(min=0)) < p_NV.gather(1, tokens_NK.clamp(min=0))) & (
+        tokens_NK >= 0
     )
-    return torch.where(held_NK.any(1), held_NK.int().argmax(1), -1), residual_distribution(p_NV, p_NV - q_NV)
+    return torch.where(accepted_NK.any(1), accepted_NK.int().argmax(1), -1), residual_distribution(p_NV, p_NV - q_NV)
 
 
-def mixed_stop(p_NV, q_NV, words_NK, coins_NK):
-    """Words are judged by the law conditional on going on, and an end draws from what that law leaves of p."""
+def mixed_stop(p_NV, q_NV, tokens_NK, uniform_NK):
+    """Test samples by the distribution without stopping, and sample from the residual of that one after a stop."""
     total_N1 = q_NV.sum(1, keepdim=True)
-    return multi_round(p_NV, torch.where(total_N1 > 0, q_NV / total_N1, 0.0), words_NK, coins_NK)
+    return multi_round(p_NV, torch.where(total_N1 > 0, q_NV / total_N1, 0.0), tokens_NK, uniform_NK)
 
 
-def told_apart(rule, stop=0.0, draws=3, places=4000, words=48):
-    """p-values, by p and by q / p, of words that a rule lets through: drafts near the base, a new pair of laws each."""
+def p_values(rule, stop=0.0, draws=3, positions=4000, vocabulary=48):
+    """Return the p-values, by p and by q / p, of the tokens a rule emits, for random pairs of similar distributions."""
     rng = torch.Generator().manual_seed(0)
-    log_NV = (2 * torch.randn(places, words, generator=rng, dtype=torch.float64)).log_softmax(-1)
+    log_NV = (2 * torch.randn(positions, vocabulary, generator=rng, dtype=torch.float64)).log_softmax(-1)
     p_NV = log_NV.exp()
-    q_NV = (log_NV + 0.7 * torch.randn(places, words, generator=rng, dtype=torch.float64)).softmax(-1) * (1 - stop)
+    q_NV = (log_NV + 0.7 * torch.randn(positions, vocabulary, generator=rng, dtype=torch.float64)).softmax(-1) * (
+        1 - stop
+    )
     full_NV = torch.cat([q_NV, 1 - q_NV.sum(1, keepdim=True).clamp(max=1)], 1)
-    words_NK = torch.multinomial(full_NV, draws, replacement=True, generator=rng)
-    words_NK = torch.where(words_NK == words, NO_TOKEN, words_NK)
-    coins_NK = torch.rand(words_NK.shape, generator=rng, dtype=torch.float64)
-    stands_N, rest_NV = rule(p_NV, q_NV, words_NK, coins_NK)
+    tokens_NK = torch.multinomial(full_NV, draws, replacement=True, generator=rng)
+    tokens_NK = torch.where(tokens_NK == vocabulary, NO_TOKEN, tokens_NK)
+    uniform_NK = torch.rand(tokens_NK.shape, generator=rng, dtype=torch.float64)
+    accepted_N, rest_NV = rule(p_NV, q_NV, tokens_NK, uniform_NK)
     own_N = torch.multinomial(rest_NV, 1, generator=rng)[:, 0]
-    said_N = torch.where(stands_N >= 0, words_NK.gather(1, stands_N.clamp(min=0)[:, None])[:, 0], own_N)
+    sampled_N = torch.where(accepted_N >= 0, tokens_NK.gather(1, accepted_N.clamp(min=0)[:, None])[:, 0], own_N)
     orders = (p_NV, draft_base_ratio(q_NV, p_NV))
     return [
-        ChiSquareFit.from_counts(count_pit_values(p_NV, said_N, keys_NV, random.Random(0))).p_value
+        ChiSquareFit.from_counts(count_pit_values(p_NV, sampled_N, keys_NV, random.Random(0))).p_value
         for keys_NV in orders
     ]
 
 
 @pytest.mark.parametrize(("rule", "stop"), [(multi_round, 0.0), (multi_round, 0.25), (k_sequential, 0.0)])
 def test_exact_rules_fit_in_both_orders(rule, stop):
-    assert min(told_apart(rule, stop)) > 1e-3
+    assert min(p_values(rule, stop)) > 1e-3
 
 
 @pytest.mark.parametrize(
-    ("rule", "stop", "draws"), [(own_coins, 0.0, 3), (mixed_stop, 0.25, 1)], ids=["own coins", "mixed stop"]
+    ("rule", "stop", "draws"),
+    [(independent_uniforms, 0.0, 3), (mixed_stop, 0.25, 1)],
+    ids=["uniforms", "stop"],
 )
-def test_biased_rules_are_seen_in_the_order_of_what_the_draft_favours(rule, stop, draws):
-    by_base, by_draft = told_apart(rule, stop, draws)
+def test_biased_rules_are_detected_in_the_order_of_draft_over_base(rule, stop, draws):
+    by_base, by_draft = p_values(rule, stop, draws)
     assert by_draft < 1e-6
-    assert by_base > 1e-4  # which is why the other order alone would call them honest
+    assert by_base > 1e-4  # this order alone does not detect the bias
 
 
-def marks_of(base, drafter, verify, draws, temperature=1.0, lossless=True):
-    how = DecodingSettings(24, 12, temperature, 0, 1.0, verify, lossless, token_for_token=False)
-    prompt, found = torch.tensor([0, 7, 9]), PITHistogram.empty()
+def histogram_of(base, drafter, verify, draws, temperature=1.0, lossless=True):
+    settings = DecodingSettings(24, 12, temperature, 0, 1.0, verify, lossless, token_for_token=False)
+    prompt, histogram = torch.tensor([0, 7, 9]), PITHistogram.empty()
     for seed in range(draws):
-        said = generate(base, drafter, prompt, how, frozenset(), seed)
-        drafts = draft_distributions(base, drafter, prompt, how, seed, said.tokens) if said.drawn else {}
-        found += pit_histogram(base, prompt, said.tokens, how, seed, drafts)
-    return found
+        result = generate(base, drafter, prompt, settings, frozenset(), seed)
+        drafts = draft_distributions(base, drafter, prompt, settings, seed, result.tokens) if result.drawn else {}
+        histogram += pit_histogram(base, prompt, result.tokens, settings, seed, drafts)
+    return histogram
 
 
-def fits_of(base, drafter, verify, draws=30):
-    found = marks_of(base, drafter, verify, draws)
-    assert sum(found.by_base) == 24 * draws
+def p_values_of(base, drafter, verify, draws=30):
+    histogram = histogram_of(base, drafter, verify, draws)
+    assert sum(histogram.by_base) == 24 * draws
     return [
         fit and fit.p_value
-        for fit in (ChiSquareFit.from_counts(found.by_base), ChiSquareFit.from_counts(found.by_draft))
+        for fit in (ChiSquareFit.from_counts(histogram.by_base), ChiSquareFit.from_counts(histogram.by_draft))
     ]
 
 
-def test_honest_draws_fit_and_dishonest_ones_do_not():
+def test_exact_samples_fit_and_biased_ones_do_not():
     base = random_base()
-    words = base.vocabulary
-    by_base, by_draft = fits_of(base, Autoregressive(base), match)
+    vocabulary = base.vocabulary
+    by_base, by_draft = p_values_of(base, Autoregressive(base), match)
     assert by_base > 1e-4
     assert by_draft is None
-    assert min(fits_of(base, Drawn(1, words), Rejection(multi_round))) > 1e-4
-    assert fits_of(base, Biased(1, words), Rejection(multi_round))[0] < 1e-12
+    assert min(p_values_of(base, Sampled(1, vocabulary), Rejection(multi_round))) > 1e-4
+    assert p_values_of(base, Biased(1, vocabulary), Rejection(multi_round))[0] < 1e-12
 
 
 @pytest.fixture(scope="module")
 def near(tmp_path_factory):
-    """A base and a draft model that is nearly it, so that rounds of draws matter."""
+    """A base model and a draft model close to it, so that several rounds of sampling matter."""
     lm = random_lm(seed=0, initializer_range=0.15)
     base = BaseLM(lm, tiny_tokenizer(), "base")
     folder = tmp_path_factory.mktemp("near")
@@ -181,78 +185,78 @@ def near(tmp_path_factory):
     return base, str(folder)
 
 
-def test_through_a_small_model_own_coins_are_seen_and_the_exact_rule_is_not(near):
+def test_a_biased_rule_is_detected_with_a_draft_model_and_the_exact_one_is_not(near):
     base, folder = near
     drafter = DraftModel(base, folder, None, 1, growths.SampledChains(3)).eval()
-    assert min(fits_of(base, drafter, Rejection(multi_round), 25)) > 1e-4
-    by_base, by_draft = fits_of(base, drafter, Rejection(own_coins), 25)
+    assert min(p_values_of(base, drafter, Rejection(multi_round), 25)) > 1e-4
+    by_base, by_draft = p_values_of(base, drafter, Rejection(independent_uniforms), 25)
     assert by_draft < 1e-6
     assert by_base > 1e-4
 
 
-def test_laws_are_those_the_words_were_drawn_for(near):
-    """Place by place: the draft model's own law behind the answer's beginning; none before the prefill's word."""
+def test_recorded_distributions_are_those_of_the_draft_model(near):
+    """Per position, the draft model's distribution given the text before it; none for the token of the prefill."""
     base, folder = near
     drafter = DraftModel(base, folder, None, 3, growths.SampledChains(1)).eval()
-    how = DecodingSettings(12, 12, 1.0, 0, 1.0, Rejection(multi_round), True, token_for_token=False)
+    settings = DecodingSettings(12, 12, 1.0, 0, 1.0, Rejection(multi_round), True, token_for_token=False)
     prompt = torch.tensor([0, 7, 9])
-    said = generate(base, drafter, prompt, how, base.stop_token_ids, 3).tokens
-    laws = draft_distributions(base, drafter, prompt, how, 3, said)
+    result = generate(base, drafter, prompt, settings, base.stop_token_ids, 3).tokens
+    probs = draft_distributions(base, drafter, prompt, settings, 3, result)
     with torch.inference_mode():
-        logits = drafter.lm.lm(torch.cat([prompt, torch.tensor(said)])[None]).logits[0]
-    assert 0 not in laws
-    assert len(laws) > 6
-    for place, law in laws.items():
-        assert law.tolist() == pytest.approx(logits[len(prompt) + place - 1].softmax(-1).tolist(), abs=1e-5)
+        logits = drafter.lm.lm(torch.cat([prompt, torch.tensor(result)])[None]).logits[0]
+    assert 0 not in probs
+    assert len(probs) > 6
+    for index, distribution in probs.items():
+        assert distribution.tolist() == pytest.approx(logits[len(prompt) + index - 1].softmax(-1).tolist(), abs=1e-5)
 
 
-def test_a_base_with_several_taps_is_marked_as_one_with_the_last_alone():
+def test_auxiliary_layers_do_not_change_the_histogram():
     base = random_base()
     tapped = BaseLM(base.lm, base.tokenizer, base.name, taps=["last", 1])
-    how = DecodingSettings(20, 8, 1.0, 0, 1.0, match, True)
-    ours, plain = (pit_histogram(one, torch.tensor([0, 7, 9]), (5, 6, 7, 8), how, 0, {}) for one in (tapped, base))
+    settings = DecodingSettings(20, 8, 1.0, 0, 1.0, match, True)
+    ours, plain = (pit_histogram(one, torch.tensor([0, 7, 9]), (5, 6, 7, 8), settings, 0, {}) for one in (tapped, base))
     assert ours == plain
     assert sum(ours.by_base) == 4
 
 
-def run(here, path):
-    return evaluate_to(path, make_evaluation(here, PROMPTS[:2]))
+def run(setup, path):
+    return evaluate_to(path, make_evaluation(setup, PROMPTS[:2]))
 
 
-def with_drawn(drafter, **changes):
-    here = make_setup(temperature=1.0, token_for_token=False, max_new_tokens=60, **changes)
-    here.contestants["drawn"] = drafter
-    return here
+def with_sampled(drafter, **changes):
+    setup = make_setup(temperature=1.0, token_for_token=False, max_new_tokens=60, **changes)
+    setup.contestants["drawn"] = drafter
+    return setup
 
 
-def test_the_report_says_who_owes_what(tmp_path):
-    here = with_drawn(Drawn(2, 261), verify=Rejection(multi_round))
-    made = run(here, tmp_path)
-    rows = {row["drafter"]: row["lossless"] for row in made["rows"]}
+def test_the_report_states_the_guarantee_of_each_row(tmp_path):
+    setup = with_sampled(Sampled(2, 261), verify=Rejection(multi_round))
+    content = run(setup, tmp_path)
+    rows = {row["drafter"]: row["lossless"] for row in content["rows"]}
     assert {name: lossless["owes"] for name, lossless in rows.items()} == {
         "autoregressive": "words", "prompt_lookup": "words", "drawn": "law",
     }  # fmt: skip
     assert rows["prompt_lookup"]["equal"] == 2
     assert rows["drawn"]["tv"] > 0
     assert rows["drawn"]["null_tv"] == rows["autoregressive"]["tv"]
-    assert rows["drawn"]["tokens"] == made["rows"][-1]["tokens"] + 3  # with the prefill's, in each of three turns
+    assert rows["drawn"]["tokens"] == content["rows"][-1]["tokens"] + 3  # with the prefill's, in each of three turns
     assert MIN_TOKENS_FOR_P_VALUE < rows["drawn"]["by_draft"]["tokens"] < rows["drawn"]["tokens"]
     assert rows["autoregressive"]["by_draft"] is None
-    for shown in ((tmp_path / "report.md").read_text(), report_markdown.terminal(**made)):
-        assert "drawn must follow the base model's distribution" in shown
-        assert "in the order of q/p" in shown
-        assert "LOSS" not in shown.replace("LOSSY: not even", "")
-    again = run(here, tmp_path)  # from the lines on disk
+    for text in ((tmp_path / "report.md").read_text(), report_markdown.terminal(**content)):
+        assert "drawn must follow the base model's distribution" in text
+        assert "in the order of q/p" in text
+        assert "LOSS" not in text.replace("LOSSY: not even", "")
+    again = run(setup, tmp_path)  # from the lines on disk
     assert again["rows"][-1]["lossless"] == rows["drawn"] | {"owes": "law"}
 
 
-def test_a_biased_verifier_is_called_what_it_is(tmp_path):
-    made = run(with_drawn(Biased(1, 261), verify=Rejection(multi_round)), tmp_path)
-    assert "NOT LOSSLESS: drawn must follow the base model's distribution" in report_markdown.terminal(**made)
+def test_a_biased_verifier_is_reported(tmp_path):
+    content = run(with_sampled(Biased(1, 261), verify=Rejection(multi_round)), tmp_path)
+    assert "NOT LOSSLESS: drawn must follow the base model's distribution" in report_markdown.terminal(**content)
 
 
-class DrawnOrCorrupt(Drawn):
-    """Draws in answers to short prompts; in the others it draws nothing, and has the base read other words."""
+class SampledOrCorrupt(Sampled):
+    """Samples in answers to short prompts; in others it drafts nothing and corrupts the tokens the base model reads."""
 
     def draft(self, context, memory, rng):
         memory = memory or len(context.tokens_L)
@@ -261,45 +265,45 @@ class DrawnOrCorrupt(Drawn):
         return Corrupt().draft(context, None, rng)[0], memory
 
 
-def test_who_owes_the_law_still_owes_words_where_nothing_was_drawn(tmp_path):
-    here = with_drawn(DrawnOrCorrupt(1, 261), verify=Rejection(multi_round))
-    made = run(here, tmp_path)
-    lossless = made["rows"][-1]["lossless"]
+def test_tokens_must_be_equal_in_answers_without_sampled_drafts(tmp_path):
+    setup = with_sampled(SampledOrCorrupt(1, 261), verify=Rejection(multi_round))
+    content = run(setup, tmp_path)
+    lossless = content["rows"][-1]["lossless"]
     assert lossless["owes"] == "law"
     assert lossless["p_value"] is None or lossless["owed"]["wrong"] == 1
-    said = report_markdown.terminal(**made)
-    assert "NOT LOSSLESS: drawn differs on 1 of 2 questions in responses without sampled draft tokens" in said
+    result = report_markdown.terminal(**content)
+    assert "NOT LOSSLESS: drawn differs on 1 of 2 questions in responses without sampled draft tokens" in result
 
 
-def test_a_handful_of_tokens_is_not_judged(tmp_path):
-    here = with_drawn(Biased(1, 261), verify=Rejection(multi_round))
-    made = run(replace(here, settings=replace(here.settings, max_new_tokens=12)), tmp_path)
-    shown = report_markdown.terminal(**made)
-    assert "too few for a test" in shown
-    assert "NOT LOSSLESS" not in shown
+def test_too_few_tokens_are_not_tested(tmp_path):
+    setup = with_sampled(Biased(1, 261), verify=Rejection(multi_round))
+    content = run(replace(setup, settings=replace(setup.settings, max_new_tokens=12)), tmp_path)
+    text = report_markdown.terminal(**content)
+    assert "too few for a test" in text
+    assert "NOT LOSSLESS" not in text
 
 
 def test_lossy_is_written_in_every_table(tmp_path):
-    made = run(with_drawn(Drawn(1, 261), verify=TypicalAcceptance(0.09, 0.3), lossless=False), tmp_path)
-    assert [row["lossless"]["owes"] for row in made["rows"]] == ["words", "nothing", "nothing"]
+    content = run(with_sampled(Sampled(1, 261), verify=TypicalAcceptance(0.09, 0.3), lossless=False), tmp_path)
+    assert [row["lossless"]["owes"] for row in content["rows"]] == ["words", "nothing", "nothing"]
     markdown = (tmp_path / "report.md").read_text()
     lines = [line for line in markdown.split("\n") if line.startswith("| ") and " drawn" in line]
     assert len(lines) >= 5
     assert all("drawn (LOSSY)" in line for line in lines)
-    assert "LOSSY: this verifier" in report_markdown.terminal(**made)
+    assert "LOSSY: this verifier" in report_markdown.terminal(**content)
 
 
-def test_at_temperature_0_everybody_owes_the_words(tmp_path):
-    here = with_drawn(Drawn(2, 261), verify=Rejection(multi_round))
-    made = run(make_setup(**{"verify": here.settings.verify, "token_for_token": False}), tmp_path)
-    assert {row["lossless"]["owes"] for row in made["rows"]} == {"words"}
-    assert {row["lossless"]["chi_square"] for row in made["rows"]} == {None}
+def test_at_temperature_0_tokens_must_be_equal(tmp_path):
+    setup = with_sampled(Sampled(2, 261), verify=Rejection(multi_round))
+    content = run(make_setup(**{"verify": setup.settings.verify, "token_for_token": False}), tmp_path)
+    assert {row["lossless"]["owes"] for row in content["rows"]} == {"words"}
+    assert {row["lossless"]["chi_square"] for row in content["rows"]} == {None}
 
 
-def test_above_temperature_0_the_law_is_looked_at_where_words_are_owed_too(tmp_path):
-    """And who says autoregression's words fits as well as it does; who says others in their place does not."""
-    made = run(make_setup(temperature=1.0, max_new_tokens=60), tmp_path)
-    rows = {row["drafter"]: row["lossless"] for row in made["rows"]}
+def test_above_temperature_0_the_distribution_is_tested_for_all_rows(tmp_path):
+    """A contestant whose tokens equal autoregression's fits exactly as well as it does."""
+    content = run(make_setup(temperature=1.0, max_new_tokens=60), tmp_path)
+    rows = {row["drafter"]: row["lossless"] for row in content["rows"]}
     assert {lossless["owes"] for lossless in rows.values()} == {"words"}
     assert rows["autoregressive"]["tokens"] > MIN_TOKENS_FOR_P_VALUE
     assert rows["prompt_lookup"]["tv"] == rows["prompt_lookup"]["null_tv"] == rows["autoregressive"]["tv"] > 0
@@ -307,7 +311,7 @@ def test_above_temperature_0_the_law_is_looked_at_where_words_are_owed_too(tmp_p
     assert page.count(f"<td>{rows['autoregressive']['null_tv']:.4f}</td>") == 2 * len(rows)
 
 
-def test_a_verifier_is_spelled_the_same_in_every_process():
+def test_the_name_of_a_verifier_does_not_depend_on_the_process():
     assert qualified_name(match) == "ctcdraft.decoding.verification.match"
     assert (
         qualified_name(TypicalAcceptance(0.1, 0.2))

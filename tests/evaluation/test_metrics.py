@@ -1,4 +1,4 @@
-"""Metrics of hand-made records: every number here was computed with a pencil."""
+"""Metrics of hand-made records: every expected number was computed by hand."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def answer(passes=(), seconds=(0.0, 1.0), tokens=None, text="", ended=True):
 
 
 def plain(tokens, seconds):
-    """Autoregression: one token a pass, after the prefill's."""
+    """Autoregression: one token per decoding step, after the prefill's."""
     return answer([(1, 0, False, 0)] * (tokens - 1), seconds)
 
 
@@ -59,25 +59,25 @@ def test_acceptance():
     assert metrics.acceptance_rate(OURS) == (2 + 0 + 1 + 0 + 2) / (3 + 2 + 1 + 0 + 2)
 
 
-def test_alpha_counts_only_passes_that_had_a_chance():
-    # Depth 1: accepted by 3 passes; refused by one with a node there, and by one without, which does not count.
-    # Depth 2: accepted by 2; the pass that accepted 1 had nothing below. Depth 3: two reached 2, both open.
+def test_alpha_counts_only_steps_with_a_node_at_that_depth():
+    # Depth 1: accepted in 3 steps; rejected in one with a node there, and in one without, which does not count.
+    # Depth 2: accepted in 2; the step that accepted 1 had no node below. Depth 3: two reached 2, both open.
     assert metrics.alpha(OURS) == [3 / 4, 2 / 2, 0 / 2]
     assert metrics.alpha([[answer([(1, 0, False, 2)])]]) == [None, None]
     assert metrics.alpha(THEIRS) == []
 
 
-def test_nothing_is_refused_below_an_end_that_was_accepted():
-    """The base's words are guessed up to the end, and another behind it: that one nobody was asked about."""
+def test_nothing_is_rejected_after_an_accepted_stop_token():
+    """The draft equals the answer up to the stop token and continues with another token, which is never verified."""
     base, prompt = random_base(), torch.tensor([0, 7, 9, 9, 30])
-    said = generate(base, Autoregressive(base), prompt, SETTINGS, (), 0).tokens
-    end = next(place for place in range(3, len(said) - 2) if said[place] not in said[:place])
-    wrong = [*said[: end + 1], (said[end + 1] + 1) % base.vocabulary, *said[end + 2 :]]
-    guessing = oracle_drafter(torch.cat([prompt, torch.tensor(wrong)]), 7)
-    made = generate(base, guessing, prompt, SETTINGS, {said[end]}, 0)
-    assert made.tokens == said[: end + 1]
-    assert made.passes[-1].drafted > made.passes[-1].accepted == made.passes[-1].committed
-    assert conditional_acceptance_rates(made.passes)[:end] == [1.0] * min(end, 7)
+    tokens = generate(base, Autoregressive(base), prompt, SETTINGS, (), 0).tokens
+    end = next(index for index in range(3, len(tokens) - 2) if tokens[index] not in tokens[:index])
+    wrong = [*tokens[: end + 1], (tokens[end + 1] + 1) % base.vocabulary, *tokens[end + 2 :]]
+    drafter = oracle_drafter(torch.cat([prompt, torch.tensor(wrong)]), 7)
+    result = generate(base, drafter, prompt, SETTINGS, {tokens[end]}, 0)
+    assert result.tokens == tokens[: end + 1]
+    assert result.passes[-1].drafted > result.passes[-1].accepted == result.passes[-1].committed
+    assert conditional_acceptance_rates(result.passes)[:end] == [1.0] * min(end, 7)
 
 
 def test_nothing_to_divide_by_is_none():
@@ -89,21 +89,21 @@ def test_nothing_to_divide_by_is_none():
 
 
 def test_speeds():
-    made = report_row("ctc", records(), None, {}, seed=0)
+    result = report_row("ctc", records(), None, {}, seed=0)
     # Ours: 5 tokens in 2 s, 7 + 1 in 2 s; theirs: 5 in 5 s, 8 in 2 s.
-    assert made["tokens_per_second"] == 13 / 4
-    assert made["speedup"] == pytest.approx((13 / 4) / (13 / 7))
-    assert made["speedup_paper"] == pytest.approx(((5 / 2 + 8 / 2) / 2) / ((5 / 5 + 8 / 2) / 2))
-    assert made["speedup_decode"] == pytest.approx((10 / 2) / (10 / 5))
+    assert result["tokens_per_second"] == 13 / 4
+    assert result["speedup"] == pytest.approx((13 / 4) / (13 / 7))
+    assert result["speedup_paper"] == pytest.approx(((5 / 2 + 8 / 2) / 2) / ((5 / 5 + 8 / 2) / 2))
+    assert result["speedup_decode"] == pytest.approx((10 / 2) / (10 / 5))
     assert report_row("autoregressive", records(), None, {}, seed=0)["speedup"] == 1
 
 
-def test_a_row_keeps_counts_and_says_null_for_what_was_not_measured():
-    made = report_row("ctc", records(), None, {}, seed=0)
-    assert (made["prompts"], made["tokens"], made["passes"]) == (2, 10, 5)
-    assert made["ended_share"] == 2 / 3
-    assert set(made["time"].values()) == {None}
-    assert made["c"] is made["predicted_speedup"] is made["roof_share"] is made["peak_memory_bytes"] is None
+def test_a_row_has_null_for_what_was_not_measured():
+    result = report_row("ctc", records(), None, {}, seed=0)
+    assert (result["prompts"], result["tokens"], result["passes"]) == (2, 10, 5)
+    assert result["ended_share"] == 2 / 3
+    assert set(result["time"].values()) == {None}
+    assert result["c"] is result["predicted_speedup"] is result["roof_share"] is result["peak_memory_bytes"] is None
 
 
 def test_categories_partition_the_questions():
@@ -114,9 +114,9 @@ def test_categories_partition_the_questions():
 
 def test_a_question_is_equal_when_all_its_turns_are():
     flip, bug = Divergence(0, 3, 1e-6, True), Divergence(1, 2, 0.5, False)
-    found = report_row("ctc", records(divergences=((flip,), (flip, bug))), None, {}, 0)["lossless"]
-    assert (found["prompts"], found["equal"], found["rounding"]) == (2, 0, 1)
-    assert found["first_divergence_margins"] == [1e-6, 1e-6, 0.5]
+    lossless = report_row("ctc", records(divergences=((flip,), (flip, bug))), None, {}, 0)["lossless"]
+    assert (lossless["prompts"], lossless["equal"], lossless["rounding"]) == (2, 0, 1)
+    assert lossless["first_divergence_margins"] == [1e-6, 1e-6, 0.5]
     half = report_row("ctc", records(divergences=((), (Divergence(0, 3, 0.01, None),))), None, {}, 0)["lossless"]
     assert (half["equal"], half["rounding"]) == (1, None)
 
@@ -142,7 +142,7 @@ def test_accuracy_looks_at_the_last_turn_of_questions_with_a_number():
     assert metrics.accuracy([[right]], ["a sample essay"]) is None
 
 
-def test_the_interval_covers_the_truth_about_as_often_as_it_says():
+def test_the_coverage_of_the_interval():
     rng = np.random.default_rng(0)
     hits = 0
     for trial in range(200):

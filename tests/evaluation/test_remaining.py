@@ -1,4 +1,4 @@
-"""Progress of whole evaluations: how much is left, and what is written about it, by a clock that only answers move."""
+"""Progress of evaluations: the remaining work and the lines about it, with a clock that only answers advance."""
 
 from functools import partial
 
@@ -19,7 +19,7 @@ EXPLORER = TraceSettings(questions=1, tokens=4, words=2)
 
 
 class Slow:
-    """Every answer takes so many seconds; warm-ups take an hour. lines: what was written; counts: every count made."""
+    """Every answer takes `seconds`, warm-up an hour; `lines` holds what was printed, `counts` every Progress."""
 
     def __init__(self, monkeypatch, seconds):
         self.now, self.lines, self.counts = 0.0, [], []
@@ -41,9 +41,9 @@ class Slow:
         self.patch.setattr(owner, name, working)
 
     def progress(self, *args, **more):
-        made = Progress(*args, **more, clock=lambda: self.now, write=self.lines.append, redirected=True)
-        self.counts.append(made)
-        return made
+        progress = Progress(*args, **more, clock=lambda: self.now, write=self.lines.append, redirected=True)
+        self.counts.append(progress)
+        return progress
 
 
 @pytest.fixture
@@ -52,71 +52,71 @@ def slow(monkeypatch):
 
 
 def run(path, prompts, timing_questions=0, explorer=NO_TRACE, shard=None):
-    now = make_evaluation(make_setup(max_new_tokens=4), prompts, shard)
-    return evaluate_to(path, now, warm_up_tokens=1, profiled=timing_questions, trace=explorer)
+    evaluation = make_evaluation(make_setup(max_new_tokens=4), prompts, shard)
+    return evaluate_to(path, evaluation, warm_up_tokens=1, profiled=timing_questions, trace=explorer)
 
 
-def test_minutes_are_said_after_the_first_question_of_all_contestants(tmp_path, capsys):
+def test_minutes_are_printed_after_the_first_question_of_all_contestants(tmp_path, capsys):
     run(tmp_path, PROMPTS[:3])
-    said = [line for line in capsys.readouterr().out.splitlines() if "minutes" in line]
-    assert len(said) == 1
-    assert said[0].startswith("2 of 8 answers, ")  # two contestants; questions of one turn, two turns and one turn
-    assert "about 0." in said[0]
-    assert said[0].endswith("minutes for the remaining 6")
+    lines = [line for line in capsys.readouterr().out.splitlines() if "minutes" in line]
+    assert len(lines) == 1
+    assert lines[0].startswith("2 of 8 answers, ")  # two contestants; questions of one turn, two turns and one turn
+    assert "about 0." in lines[0]
+    assert lines[0].endswith("minutes for the remaining 6")
 
 
 def test_the_estimate_is_of_the_remaining_questions_only(slow, tmp_path):
     run(tmp_path, PROMPTS[:1])
-    at = slow(15.0)
+    timeline = slow(15.0)
     run(tmp_path, PROMPTS[:3])
-    assert at.lines == ["4 of 6 answers, 1.0 minutes so far; about 0.5 minutes for the remaining 2"]
-    assert [(one.done, one.total) for one in at.counts] == [(6, 6)]
-    at.lines.clear()
+    assert timeline.lines == ["4 of 6 answers, 1.0 minutes so far; about 0.5 minutes for the remaining 2"]
+    assert [(one.done, one.total) for one in timeline.counts] == [(6, 6)]
+    timeline.lines.clear()
     run(tmp_path, PROMPTS[:3])
-    assert at.lines == []
-    assert at.counts[-1].total == 0
+    assert timeline.lines == []
+    assert timeline.counts[-1].total == 0
 
 
-def test_clocked_answers_and_those_for_the_page_are_work_too(slow, tmp_path):
-    at = slow(120.0)
+def test_profiled_and_traced_answers_are_counted(slow, tmp_path):
+    timeline = slow(120.0)
     run(tmp_path, PROMPTS[:3], timing_questions=2, explorer=EXPLORER)
-    (count,) = at.counts
+    (count,) = timeline.counts
     assert count.done == count.total in (8 + 4 + 2, 8 + 6 + 2)  # one of three questions has two turns
-    assert len(at.lines) == count.total - 1  # an answer takes two minutes, so every one has its line
-    assert at.lines[1].startswith("2 of ")
-    assert "4.0 minutes so far" in at.lines[1]
+    assert len(timeline.lines) == count.total - 1  # an answer takes two minutes, so every one has its line
+    assert timeline.lines[1].startswith("2 of ")
+    assert "4.0 minutes so far" in timeline.lines[1]
 
 
 def test_a_shard_counts_its_own_questions(slow, tmp_path):
-    at = slow(1.0)
+    timeline = slow(1.0)
     run(tmp_path, PROMPTS, shard=Shard(2, 2))
-    assert [one.total for one in at.counts] == [(2 + 1) * 2]
+    assert [one.total for one in timeline.counts] == [(2 + 1) * 2]
 
 
 def test_a_minute_has_one_line_however_many_answers_it_has(slow, tmp_path):
-    at = slow(25.0)
+    timeline = slow(25.0)
     run(tmp_path, PROMPTS)
-    assert [line.split(",")[0] for line in at.lines] == ["2 of 10 answers", "5 of 10 answers", "8 of 10 answers"]
+    assert [line.split(",")[0] for line in timeline.lines] == ["2 of 10 answers", "5 of 10 answers", "8 of 10 answers"]
 
 
 @pytest.mark.parametrize("timed_tokens", [2, 100])
 def test_the_choice_of_tree_sizes_counts_what_it_decodes(timed_tokens, slow):
-    at = slow(1.0)
-    at.takes(30.0, tree_size, "record_base_answer")
-    here = make_setup(max_new_tokens=4)
-    how = tree_size.TreeSizeSearch([2, 4], "unused", prompts=2, timed=1, timed_tokens=timed_tokens, repeats=1)
-    tree_size.choose_sizes(here, how, [PROMPTS[0], PROMPTS[2]])
+    timeline = slow(1.0)
+    timeline.takes(30.0, tree_size, "record_base_answer")
+    setup = make_setup(max_new_tokens=4)
+    search = tree_size.TreeSizeSearch([2, 4], "unused", prompts=2, timed=1, timed_tokens=timed_tokens, repeats=1)
+    tree_size.choose_sizes(setup, search, [PROMPTS[0], PROMPTS[2]])
     # Two texts of four tokens, replayed for the one drafter; and timed: one text, twice, autoregression and two sizes.
     count = 8 + 8 + 2 * 3 * min(timed_tokens, 4)
-    assert [(one.done, one.total) for one in at.counts] == [(count, count)]
-    assert at.lines[0].startswith(f"8 of {count} tokens (at most) for tree sizes, 1.0 minutes so far; about ")
+    assert [(one.done, one.total) for one in timeline.counts] == [(count, count)]
+    assert timeline.lines[0].startswith(f"8 of {count} tokens (at most) for tree sizes, 1.0 minutes so far; about ")
 
 
 def test_a_replay_counts_what_the_loop_checks(slow, tmp_path):
-    at = slow(1.0)
-    at.takes(30.0, replay_evaluation, "record_base_answer")
-    now = make_evaluation(make_setup(max_new_tokens=4), PROMPTS[:3])
-    ReplayEvaluation([2, 4], checked=1).run(now, OutputDir(tmp_path, now.shard), False)
-    # Of the base and of one rival; the first question is decoded at both sizes, too; the second has two turns.
-    assert [(one.done, one.total) for one in at.counts] == [(4 + 4 + 2, 4 + 4 + 2)]
-    assert at.lines[0] == "4 of 10 answers, 0.5 minutes so far; about 0.8 minutes for the remaining 6"
+    timeline = slow(1.0)
+    timeline.takes(30.0, replay_evaluation, "record_base_answer")
+    evaluation = make_evaluation(make_setup(max_new_tokens=4), PROMPTS[:3])
+    ReplayEvaluation([2, 4], checked=1).run(evaluation, OutputDir(tmp_path, evaluation.shard), False)
+    # One base answer and one replay per turn; the first question is decoded at both sizes; the second has two turns.
+    assert [(one.done, one.total) for one in timeline.counts] == [(4 + 4 + 2, 4 + 4 + 2)]
+    assert timeline.lines[0] == "4 of 10 answers, 0.5 minutes so far; about 0.8 minutes for the remaining 6"

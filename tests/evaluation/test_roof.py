@@ -1,4 +1,4 @@
-"""What the machine could do at best, by an injected clock: bytes and operations are counted with a pencil."""
+"""Copy bandwidth and FLOP/s with an injected clock: bytes and operations counted by hand."""
 
 from itertools import accumulate, chain
 
@@ -13,7 +13,7 @@ ROUNDS = (0.5, 4.0, 2.0, 8.0)  # seconds: the first is not counted, and would be
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Each round takes its own time, and a while passes between two."""
+    """Each round takes its own time, with a pause between rounds."""
     moments = accumulate(chain.from_iterable((100.0, seconds) for seconds in ROUNDS))
     monkeypatch.setattr(environment, "perf_counter", lambda: next(moments))
     return moments

@@ -14,7 +14,7 @@ from ctcdraft.decoding.static_shapes import StaticShapeForward, padded_size
 from ctcdraft.distributed import Shard
 from ctcdraft.errors import InputError
 from ctcdraft.evaluation import environment, runner
-from ctcdraft.evaluation import evaluation as sessions
+from ctcdraft.evaluation import evaluation as evaluation_module
 from ctcdraft.evaluation.output_dir import OutputDir
 from ctcdraft.evaluation.records import from_json
 from ctcdraft.report import markdown
@@ -32,8 +32,8 @@ LOSSLESS |= {"owes", "p_value", "tokens", "by_draft", "owed", "null"}
 COUNTED = ("drafter", "prompts", "tokens", "passes", "tau", "tau_ci", "tau_paper", "alpha", "lossless", "accuracy")
 
 
-def run(session, path, overwrite=False, timing_questions=2):
-    return evaluate_to(path, session, overwrite, profiled=timing_questions)
+def run(evaluation, path, overwrite=False, timing_questions=2):
+    return evaluate_to(path, evaluation, overwrite, profiled=timing_questions)
 
 
 def lines(path):
@@ -42,17 +42,17 @@ def lines(path):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """One evaluation with a corrupt contestant, for the tests that only look."""
+    """One evaluation with a corrupt contestant, shared by tests that only read it."""
     path = tmp_path_factory.mktemp("finished")
     return path, run(make_evaluation(make_setup(corrupt=Corrupt())), path)
 
 
 def test_the_report_has_exactly_the_fields_of_the_contract(finished):
-    path, made = finished
+    path, report = finished
     text = (path / "report.json").read_text()
-    assert text.count("\n") == 1  # compact: people read report.md
+    assert text.count("\n") == 1  # compact: report.md is the readable one
     written = json.loads(text)
-    assert written == json.loads(json.dumps(made))
+    assert written == json.loads(json.dumps(report))
     assert [row["drafter"] for row in written["rows"]] == ["autoregressive", "prompt_lookup", "corrupt"]
     for row in written["rows"]:
         assert set(row) == CONTRACT
@@ -68,72 +68,74 @@ def test_the_autoregressive_row_is_one(finished):
     assert row["predicted_speedup"] == pytest.approx(1, abs=1e-12)
 
 
-def test_a_corrupt_contestant_is_said_to_be_one(finished):
-    path, made = finished
-    faithful, corrupt = made["rows"][1:]
+def test_a_corrupt_contestant_is_reported(finished):
+    path, report = finished
+    faithful, corrupt = report["rows"][1:]
     assert faithful["lossless"]["equal"] == 4
     assert corrupt["lossless"]["equal"] + corrupt["lossless"]["rounding"] < 4
     assert len(corrupt["lossless"]["first_divergence_margins"]) >= 4 - corrupt["lossless"]["equal"]
-    for shown in ((path / "report.md").read_text(), markdown.terminal(**made)):
-        assert "NOT LOSSLESS: corrupt differs" in shown
-    assert max(map(len, markdown.terminal(**made).split("\n")[:4])) <= 110
+    for text in ((path / "report.md").read_text(), markdown.terminal(**report)):
+        assert "NOT LOSSLESS: corrupt differs" in text
+    assert max(map(len, markdown.terminal(**report).split("\n")[:4])) <= 110
 
 
-def test_a_corrupt_contestant_is_called_so_in_half_precision_too(tmp_path):
-    made = run(make_evaluation(make_setup(random_base().to(torch.bfloat16), corrupt=Corrupt()), PROMPTS[:2]), tmp_path)
-    assert "NOT LOSSLESS: corrupt differs on 2 of 2 questions" in markdown.terminal(**made)
+def test_a_corrupt_contestant_is_reported_in_half_precision(tmp_path):
+    report = run(
+        make_evaluation(make_setup(random_base().to(torch.bfloat16), corrupt=Corrupt()), PROMPTS[:2]), tmp_path
+    )
+    assert "NOT LOSSLESS: corrupt differs on 2 of 2 questions" in markdown.terminal(**report)
 
 
-def test_prompts_that_do_not_fit_are_counted_and_said(finished):
-    path, made = finished
+def test_prompts_that_do_not_fit_are_counted_and_reported(finished):
+    path, report = finished
     cut = next(record.turns[0].cut for record in lines(path) if record.id == "d")
-    assert made["environment"]["cut"] == {"turns": 1, "tokens": cut}
+    assert report["environment"]["cut"] == {"turns": 1, "tokens": cut}
     assert f"lost {cut} tokens" in (path / "report.md").read_text()
 
 
-def test_a_second_turn_follows_the_autoregressive_answer_for_everyone(finished):
+def test_a_second_turn_follows_the_autoregressive_answer_for_all_contestants(finished):
     record = next(record for record in lines(finished[0]) if record.id == "b")
     tokenizer = make_setup().base.tokenizer
-    said = record.turns[0].answers["autoregressive"].text
-    assert said != record.turns[0].answers["corrupt"].text
-    assert record.turns[1].prompt_tokens == len(prompt_tokens(tokenizer, chat_messages(PROMPTS[1].turns, [said])))
+    response = record.turns[0].answers["autoregressive"].text
+    assert response != record.turns[0].answers["corrupt"].text
+    assert record.turns[1].prompt_tokens == len(prompt_tokens(tokenizer, chat_messages(PROMPTS[1].turns, [response])))
 
 
-def test_the_order_is_shuffled_but_everyone_is_asked(finished):
+def test_the_order_is_shuffled_and_complete(finished):
     orders = [tuple(turn.answers) for record in lines(finished[0]) for turn in record.turns]
     assert len(set(orders)) > 1
     assert {frozenset(order) for order in orders} == {frozenset(orders[0])}
-    assert len({order.index("autoregressive") for order in orders}) > 1  # the yardstick takes its turn too
+    assert len({order.index("autoregressive") for order in orders}) > 1  # autoregression is shuffled as well
 
 
-def test_everyone_is_warm_before_anything_is_timed(tmp_path, monkeypatch):
-    """Also where every question was answered by an earlier process, and only the instrumented pass is left."""
-    here, said = make_setup(), []
-    names = {drafter: name for name, drafter in here.contestants.items()}
-    generate, instrument = runner.generate_answer, sessions.profile_answer
+def test_all_contestants_are_warmed_up_before_anything_is_timed(tmp_path, monkeypatch):
+    """Also if every question was answered by an earlier process, and only profiling is left."""
+    setup, calls = make_setup(), []
+    names = {drafter: name for name, drafter in setup.contestants.items()}
+    generate, instrument = runner.generate_answer, evaluation_module.profile_answer
 
-    def heard(base, drafter, prompt_L, settings, *rest):
-        said.append((names[drafter], settings.max_new_tokens))
+    def recorded(base, drafter, prompt_L, settings, *rest):
+        calls.append((names[drafter], settings.max_new_tokens))
         return generate(base, drafter, prompt_L, settings, *rest)
 
-    monkeypatch.setattr(runner, "generate_answer", heard)
-    monkeypatch.setattr(sessions, "profile_answer", lambda *args: said.append("clocks") or instrument(*args))
-    run(make_evaluation(here, PROMPTS[:1]), tmp_path, timing_questions=1)
+    monkeypatch.setattr(runner, "generate_answer", recorded)
+    monkeypatch.setattr(evaluation_module, "profile_answer", lambda *args: calls.append("clocks") or instrument(*args))
+    run(make_evaluation(setup, PROMPTS[:1]), tmp_path, timing_questions=1)
     warm_up = [("autoregressive", 4), ("prompt_lookup", 4)]
-    assert sorted(said[:2]) == warm_up
-    assert {tokens for _, tokens in said[2:4]} == {12}
-    assert sorted(said[4:6]) == warm_up
-    assert said[6:] == ["clocks", "clocks"]
+    assert sorted(calls[:2]) == warm_up
+    assert {tokens for _, tokens in calls[2:4]} == {12}
+    assert sorted(calls[4:6]) == warm_up
+    assert calls[6:] == ["clocks", "clocks"]
 
-    said.clear()
+    calls.clear()
     (tmp_path / "timing.json").unlink()
-    run(make_evaluation(here, PROMPTS[:1]), tmp_path, timing_questions=1)
-    assert sorted(said[:2]) == warm_up
-    assert said[2:] == ["clocks", "clocks"]
+    run(make_evaluation(setup, PROMPTS[:1]), tmp_path, timing_questions=1)
+    assert sorted(calls[:2]) == warm_up
+    assert calls[2:] == ["clocks", "clocks"]
 
 
-class Noting(StaticShapeForward):
-    """Notes every shape that is read, and the new ones that were met while a clock ran."""
+class RecordingShapes(StaticShapeForward):
+    """Records every shape that is read, and the new ones that were read while an answer was timed."""
 
     def __init__(self):
         super().__init__()
@@ -146,22 +148,22 @@ class Noting(StaticShapeForward):
         return super().__call__(forward, tree, cache, dtype)
 
 
-def test_no_shape_is_read_first_while_a_clock_runs(tmp_path, monkeypatch):
-    """Reads of a fixed shape are captured when that is first asked for; a prompt's length makes another one, and so
+def test_no_shape_is_read_for_the_first_time_while_an_answer_is_timed(tmp_path, monkeypatch):
+    """Reads of a fixed shape are captured when that is first answered for; a prompt's length makes another one, and so
     does a tree that happens to be small."""
     base = random_base(context=600)
-    base.fixed = reads = Noting()
+    base.fixed = reads = RecordingShapes()
     prompts = [Prompt(str(size), "x", ("x" * size,), None) for size in (5, 300, 310)]
     capacities = {padded_rows(base, prompt) for prompt in prompts}
     clocked = runner.timed_answer
 
-    def noted(*arguments):
+    def timed(*arguments):
         reads.clock_runs = True
         answer = clocked(*arguments)
         reads.clock_runs = False
         return answer
 
-    monkeypatch.setattr(runner, "timed_answer", noted)
+    monkeypatch.setattr(runner, "timed_answer", timed)
     run(make_evaluation(make_setup(base, nodes=12), prompts), tmp_path, timing_questions=0)
     assert len(capacities) == 2
     assert reads.shapes == {(size, capacity) for size in (1, 8, 16) for capacity in capacities}
@@ -177,53 +179,53 @@ def test_sampling_is_equal_token_for_token_too(tmp_path):
     assert [row["lossless"]["equal"] for row in rows] == [2, 2]
 
 
-def test_running_again_goes_on_where_it_was(tmp_path, monkeypatch):
-    here = make_setup()
-    whole = run(make_evaluation(here), tmp_path / "whole")
-    asked = []
+def test_running_again_resumes(tmp_path, monkeypatch):
+    setup = make_setup()
+    whole = run(make_evaluation(setup), tmp_path / "whole")
+    answered = []
     with interrupt_at(2):
-        run(make_evaluation(here), tmp_path / "again")
+        run(make_evaluation(setup), tmp_path / "again")
     file = tmp_path / "again" / "questions.jsonl"
     before = file.read_text()
-    file.write_text(before + before[:40])  # a torn last line
+    file.write_text(before + before[:40])  # an incomplete last line
 
-    ask = runner.run_question
-    monkeypatch.setattr(runner, "run_question", lambda *args: asked.append(args[2]) or ask(*args))
-    again = run(make_evaluation(here), tmp_path / "again")
-    assert asked == [2, 3]
+    answer_question = runner.run_question
+    monkeypatch.setattr(runner, "run_question", lambda *args: answered.append(args[2]) or answer_question(*args))
+    again = run(make_evaluation(setup), tmp_path / "again")
+    assert answered == [2, 3]
     assert file.read_text().startswith(before)
     assert [record.index for record in lines(tmp_path / "again")] == [0, 1, 2, 3]
     assert counted(again) == counted(whole)
     assert "reused" not in (tmp_path / "whole" / "report.md").read_text()
     assert again["environment"]["questions"] == {"asked": 4, "finished": 4, "reused": 2}
-    made = run(make_evaluation(here), tmp_path / "again")
-    assert asked == [2, 3]
-    for shown in ((tmp_path / "again" / "report.md").read_text(), markdown.terminal(**made)):
-        assert "the responses to 4 of 4 questions are reused from an earlier start" in shown
+    report = run(make_evaluation(setup), tmp_path / "again")
+    assert answered == [2, 3]
+    for text in ((tmp_path / "again" / "report.md").read_text(), markdown.terminal(**report)):
+        assert "the responses to 4 of 4 questions are reused from an earlier start" in text
 
 
-def counted(made):
-    """What does not depend on the clock."""
-    return [{key: row[key] for key in COUNTED} for row in made["rows"]]
+def counted(report):
+    """Return what does not depend on time."""
+    return [{key: row[key] for key in COUNTED} for row in report["rows"]]
 
 
 def test_shards_merge_to_the_report_of_one_run(tmp_path):
-    here = make_setup(corrupt=Corrupt())
-    whole = run(make_evaluation(here), tmp_path / "whole")
+    setup = make_setup(corrupt=Corrupt())
+    whole = run(make_evaluation(setup), tmp_path / "whole")
     for shard in (Shard(2, 2), Shard(1, 2)):
-        made = run(make_evaluation(here, shard=shard), tmp_path / "parts", timing_questions=1)
-    assert counted(made) == counted(whole)
+        report = run(make_evaluation(setup, shard=shard), tmp_path / "parts", timing_questions=1)
+    assert counted(report) == counted(whole)
     assert [record.index for record in lines(tmp_path / "parts")] == [0, 2, 1, 3]
     assert {file.name for file in (tmp_path / "parts").glob("timing*")} == {"timing-1-of-2.json", "timing-2-of-2.json"}
 
 
 def test_a_shard_without_questions_reports_nothing(tmp_path):
-    made = run(make_evaluation(make_setup(), PROMPTS[:1], shard=Shard(2, 2)), tmp_path)
-    assert made["rows"][0]["prompts"] == 0
-    assert made["rows"][0]["tau"] is made["rows"][1]["speedup_ci"] is made["rows"][1]["c"] is None
-    for shown in ((tmp_path / "report.md").read_text(), markdown.terminal(**made)):
-        assert "no question is finished here" in shown
-        assert "every method" not in shown
+    report = run(make_evaluation(make_setup(), PROMPTS[:1], shard=Shard(2, 2)), tmp_path)
+    assert report["rows"][0]["prompts"] == 0
+    assert report["rows"][0]["tau"] is report["rows"][1]["speedup_ci"] is report["rows"][1]["c"] is None
+    for text in ((tmp_path / "report.md").read_text(), markdown.terminal(**report)):
+        assert "no question is finished here" in text
+        assert "every method" not in text
 
 
 def test_other_settings_are_refused_in_one_sentence(tmp_path):
@@ -233,23 +235,23 @@ def test_other_settings_are_refused_in_one_sentence(tmp_path):
     with pytest.raises(InputError, match=r"contestants\.corrupt was None"):
         run(make_evaluation(make_setup(corrupt=Corrupt()), PROMPTS[:1]), tmp_path)
     (tmp_path / "mine.txt").write_text("not ours")
-    made = run(make_evaluation(make_setup(nodes=4), PROMPTS[:1]), tmp_path, overwrite=True)
-    assert made["rows"][0]["nodes"] == 4
+    report = run(make_evaluation(make_setup(nodes=4), PROMPTS[:1]), tmp_path, overwrite=True)
+    assert report["rows"][0]["nodes"] == 4
     assert (tmp_path / "mine.txt").exists()
 
 
-def test_whatever_may_change_speed_or_text_is_guarded(tmp_path, monkeypatch):
-    """One change at a time to base or libraries, each refused and named."""
+def test_changes_that_affect_speed_or_text_are_refused(tmp_path, monkeypatch):
+    """One change at a time to base model or libraries is refused by name."""
 
     def refused(key):
         with pytest.raises(InputError, match=rf"in which {key} was [^,]*; repeat") as caught:
-            run(make_evaluation(here, PROMPTS[:1]), tmp_path)
+            run(make_evaluation(setup, PROMPTS[:1]), tmp_path)
         assert "\n" not in str(caught.value)
 
-    here = make_setup()
-    monkeypatch.setattr(sessions, "environment", lambda: circumstances)
+    setup = make_setup()
+    monkeypatch.setattr(evaluation_module, "environment", lambda: circumstances)
     circumstances = environment.environment() | {"git": {"commit": "abc", "dirty": False}}
-    run(make_evaluation(here, PROMPTS[:1]), tmp_path)
+    run(make_evaluation(setup, PROMPTS[:1]), tmp_path)
     settings = json.loads((tmp_path / "settings.json").read_text())
     assert (settings["commit"], settings["attention"], settings["context_length"]) == ("abc", "sdpa", 256)
 
@@ -258,26 +260,26 @@ def test_whatever_may_change_speed_or_text_is_guarded(tmp_path, monkeypatch):
         circumstances = whole | {"versions": whole["versions"] | {package: "0.1"}}
         refused(rf"versions\.{package}")
     circumstances = whole | {"git": {"commit": "abc", "dirty": True}, "date": "later", "command": "another"}
-    run(make_evaluation(here, PROMPTS[:1]), tmp_path)
+    run(make_evaluation(setup, PROMPTS[:1]), tmp_path)
 
-    here.base.context_length = 255
+    setup.base.context_length = 255
     refused("context_length")
-    here.base.context_length = 256
-    here.base.lm.set_attn_implementation("eager")
+    setup.base.context_length = 256
+    setup.base.lm.set_attn_implementation("eager")
     refused("attention")
-    here.base.lm.set_attn_implementation("sdpa")
+    setup.base.lm.set_attn_implementation("sdpa")
     with pytest.raises(InputError, match=r"warm_up_tokens was 4 \(now 5\)"):
-        make_evaluation(here, PROMPTS[:1]).run(
+        make_evaluation(setup, PROMPTS[:1]).run(
             OutputDir(tmp_path, Shard(1, 1)), False, warm_up_tokens=5, timing_questions=1, explorer=NO_TRACE
         )
 
 
 def test_overwriting_one_shard_leaves_the_others(tmp_path):
-    here = make_setup()
+    setup = make_setup()
     for shard in (Shard(1, 2), Shard(2, 2)):
-        run(make_evaluation(here, shard=shard), tmp_path, timing_questions=1)
+        run(make_evaluation(setup, shard=shard), tmp_path, timing_questions=1)
     kept = (tmp_path / "questions-1-of-2.jsonl").read_text()
-    run(make_evaluation(here, shard=Shard(2, 2)), tmp_path, overwrite=True, timing_questions=1)
+    run(make_evaluation(setup, shard=Shard(2, 2)), tmp_path, overwrite=True, timing_questions=1)
     assert (tmp_path / "questions-1-of-2.jsonl").read_text() == kept
 
 
@@ -291,28 +293,28 @@ def test_overwriting_one_shard_leaves_the_others(tmp_path):
     ],
 )
 def test_another_split_of_the_questions_is_refused_or_replaced(before, after, tmp_path, monkeypatch):
-    """Lines of i/M would answer for i/N: nothing would be measured, and old numbers come out under a new command."""
-    here = make_setup()
+    """Records of i/M would count for i/N: nothing would be measured, and old numbers reported for a new command."""
+    setup = make_setup()
     for shard in before:
-        run(make_evaluation(here, shard=shard), tmp_path, timing_questions=1)
+        run(make_evaluation(setup, shard=shard), tmp_path, timing_questions=1)
     old = {file: file.read_text() for file in tmp_path.rglob("*") if file.is_file()}
     with pytest.raises(InputError, match=rf"is no part of shard={after.number}/{after.of}; .*overwrite=true") as caught:
-        run(make_evaluation(here, shard=after), tmp_path)
+        run(make_evaluation(setup, shard=after), tmp_path)
     assert "\n" not in str(caught.value)
     assert {file: file.read_text() for file in tmp_path.rglob("*") if file.is_file()} == old
 
-    asked, ask = [], runner.run_question
-    monkeypatch.setattr(runner, "run_question", lambda *args: asked.append(args[2]) or ask(*args))
-    now = make_evaluation(here, shard=after)
-    made = run(now, tmp_path, overwrite=True, timing_questions=1)
-    assert asked == list(now.prompts)
-    assert made["rows"][0]["prompts"] == len(asked)
+    answered, answer_question = [], runner.run_question
+    monkeypatch.setattr(runner, "run_question", lambda *args: answered.append(args[2]) or answer_question(*args))
+    now = make_evaluation(setup, shard=after)
+    report = run(now, tmp_path, overwrite=True, timing_questions=1)
+    assert answered == list(now.prompts)
+    assert report["rows"][0]["prompts"] == len(answered)
     measured = [file.name for file in tmp_path.iterdir() if file.name.startswith(("questions", "timing"))]
     assert sorted(measured) == [f"questions{after}.jsonl", f"timing{after}.json"]
 
 
 @pytest.mark.parametrize("text", ["0/2", "3/2", "2", "a/b", "1/0"])
-def test_a_shard_that_is_none(text):
+def test_invalid_shards_are_refused(text):
     with pytest.raises(InputError, match="i/N"):
         Shard.parse(text)
 

@@ -1,4 +1,4 @@
-"""decoding.nodes=auto: passes counted by replay are those of real runs, and the best size is the best."""
+"""decoding.nodes=auto: the choice of a tree size, how it is stored, and trees that cannot be replayed."""
 
 import json
 from dataclasses import replace
@@ -43,7 +43,7 @@ def test_costs_never_fall():
     assert isotonic([]) == []
 
 
-def test_the_best_size_promises_most():
+def test_the_best_size_has_the_greatest_predicted_speedup():
     choice = SizeChoice((SizeResult(2, 1.5, 1.2), SizeResult(4, 2.0, 1.25), SizeResult(8, 2.2, 1.6)))
     assert choice.best.nodes == choice.to_json()["chosen"] == 4
     assert [row["predicted_speedup"] for row in choice.to_json()["sizes"]] == [1.25, 1.6, pytest.approx(1.375)]
@@ -53,30 +53,30 @@ def test_a_choice_is_kept_and_reported(tmp_path):
     lines = [{"id": str(n), "category": "talk", "turns": [f"say {n}"], "reference": None} for n in range(5)]
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    asked = [Prompt("q", "talk", ("say 3",), None)]
-    how, here = sizing(prompts), make_setup()
-    assert {one.turns for one in how.calibration_prompts(asked)} <= {(f"say {n}",) for n in (0, 1, 2, 4)}
-    made = load_or_choose_sizes(None, here, how, asked, {"seed": 0})
-    found = made["sizes"]
-    assert list(found) == ["prompt_lookup"]
-    assert [size["nodes"] for size in found["prompt_lookup"]["sizes"]] == [2, 4, 8]
-    assert all(1 <= size["tau"] <= size["nodes"] for size in found["prompt_lookup"]["sizes"])
-    prompts.unlink()  # whoever goes on, measures nothing again
-    assert load_or_choose_sizes(json.loads(json.dumps(made)), here, how, asked, {"seed": 0}) == made
+    questions = [Prompt("q", "talk", ("say 3",), None)]
+    search, setup = sizing(prompts), make_setup()
+    assert {one.turns for one in search.calibration_prompts(questions)} <= {(f"say {n}",) for n in (0, 1, 2, 4)}
+    sizes_json = load_or_choose_sizes(None, setup, search, questions, {"seed": 0})
+    by_name = sizes_json["sizes"]
+    assert list(by_name) == ["prompt_lookup"]
+    assert [size["nodes"] for size in by_name["prompt_lookup"]["sizes"]] == [2, 4, 8]
+    assert all(1 <= size["tau"] <= size["nodes"] for size in by_name["prompt_lookup"]["sizes"])
+    prompts.unlink()  # resuming measures nothing again
+    assert load_or_choose_sizes(json.loads(json.dumps(sizes_json)), setup, search, questions, {"seed": 0}) == sizes_json
     with pytest.raises(InputError, match=r"chosen where seed was 0 \(now 1\)"):
-        load_or_choose_sizes(made, here, how, asked, {"seed": 1})
+        load_or_choose_sizes(sizes_json, setup, search, questions, {"seed": 1})
     with pytest.raises(InputError, match=r"chosen where sizing\.repeats was 1"):
-        load_or_choose_sizes(made, here, replace(how, repeats=2), asked, {"seed": 0})
+        load_or_choose_sizes(sizes_json, setup, replace(search, repeats=2), questions, {"seed": 0})
 
-    chosen = make_evaluation(here, PROMPTS[:0]).with_tree_sizes(
-        made | {"sizes": {"prompt_lookup": found["prompt_lookup"] | {"chosen": 2}}}
+    chosen = make_evaluation(setup, PROMPTS[:0]).with_tree_sizes(
+        sizes_json | {"sizes": {"prompt_lookup": by_name["prompt_lookup"] | {"chosen": 2}}}
     )
     rows, circumstances = chosen.rows([], None, 0)
     assert [row["nodes"] for row in rows] == [SETTINGS.nodes, 2]
     assert "prompt_lookup: 2 nodes" in markdown(rows, circumstances)
 
 
-def test_a_folder_that_refuses_an_evaluation_keeps_its_sizes_and_one_that_takes_it_keeps_the_new_ones(tmp_path):
+def test_a_refused_evaluation_does_not_change_the_stored_sizes(tmp_path):
     def sizes(nodes):
         return {"of": {}, "sizes": {"prompt_lookup": {"chosen": nodes, "sizes": []}}}
 
@@ -94,29 +94,29 @@ def test_a_folder_that_refuses_an_evaluation_keeps_its_sizes_and_one_that_takes_
         folder.sizes()
 
 
-def test_trees_that_are_not_cut_out_of_one_another_are_refused():
+def test_trees_that_are_not_nested_are_refused():
     base = random_base(context=96, initializer_range=0.1)
     one, three = (block_head(base, partial(ResidualBody, blocks=1), SampledLabels(chains)) for chains in (1, 3))
     text = torch.tensor([0, 7, 9, 7, 9, 7])
 
     def refuse(drafter, temperature=0.0):
-        how = replace(SETTINGS, temperature=temperature)
-        refuse_unnested_trees(EvaluationSetup(base, {"x": drafter}, how, 0), "x", text, [2, 5, 8, 16])
+        search = replace(SETTINGS, temperature=temperature)
+        refuse_unnested_trees(EvaluationSetup(base, {"x": drafter}, search, 0), "x", text, [2, 5, 8, 16])
 
     for drafter in (PromptLookup(base, 2, 6), ctc_head(base), *block_heads(base)):
         refuse(drafter)
     refuse(one, temperature=1.0)
-    refuse(three)  # at temperature 0 all chains say the same
+    refuse(three)  # at temperature 0 all chains are equal
     for drafter, temperature in ((three, 1.0), (Cascade(base, ctc_head(base), PromptLookup(base, 2, 6), 2), 0.0)):
         with pytest.raises(InputError, match="is not part of its tree of 16"):
             refuse(drafter, temperature)
 
 
-def test_a_size_of_ones_own_is_kept_to():
-    here = replace(make_setup(), nodes={"prompt_lookup": 3})
+def test_a_contestant_keeps_to_its_own_size():
+    setup = replace(make_setup(), nodes={"prompt_lookup": 3})
     prompt = torch.tensor([0, 7, 9, 7, 9, 7])
-    assert {step.nodes for step in here.answer("prompt_lookup", prompt, 0).passes} <= {1, 2, 3}
-    assert here.settings_of("autoregressive") == here.settings
+    assert {step.nodes for step in setup.answer("prompt_lookup", prompt, 0).passes} <= {1, 2, 3}
+    assert setup.settings_of("autoregressive") == setup.settings
 
 
 def test_refusals_are_one_sentence(tmp_path):
@@ -127,6 +127,6 @@ def test_refusals_are_one_sentence(tmp_path):
     with pytest.raises(InputError, match="are questions of the benchmark"):
         sizing(tmp_path / "one.jsonl").calibration_prompts([Prompt("b", "c", ("x",), None)])
     base = random_base()
-    drawn = replace(SETTINGS, temperature=1.0, verify=Rejection(multi_round), token_for_token=False)
+    sampled = replace(SETTINGS, temperature=1.0, verify=Rejection(multi_round), token_for_token=False)
     with pytest.raises(InputError, match="which this decoding does not promise"):
-        choose_sizes(EvaluationSetup(base, {"prompt_lookup": PromptLookup(base, 2, 4)}, drawn, 0), sizing(), [])
+        choose_sizes(EvaluationSetup(base, {"prompt_lookup": PromptLookup(base, 2, 4)}, sampled, 0), sizing(), [])

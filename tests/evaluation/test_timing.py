@@ -1,4 +1,4 @@
-"""The instrumented pass: parts that add up, the same text as without clocks, and a roof by pencil."""
+"""Profiling: parts that add up, the same tokens as without timing, and bandwidth utilization by hand."""
 
 from dataclasses import replace
 
@@ -27,7 +27,7 @@ from ctcdraft.evaluation.runner import turn_prompt
 
 
 class Work:
-    """A clock that only work moves: every part takes whole seconds, whatever else the machine does."""
+    """A clock that only advances with the work: all_bytes part takes a fixed number of seconds."""
 
     def __init__(self):
         self.now = 0.0
@@ -44,7 +44,7 @@ class Work:
 
 
 class WithPaths:
-    """Drafts in 2 seconds without the tree, which takes 1 more."""
+    """A drafter that takes 2 seconds, and 1 more for building the tree."""
 
     def __init__(self, work):
         self.work = work
@@ -68,13 +68,13 @@ def test_parts_are_exclusive_and_add_up(monkeypatch):
     frame_tree = drafter.frame_tree
     spent = profile_answer(base, drafter, prompt_L, settings, seed=0)
     assert drafter.frame_tree is frame_tree
-    a_pass = {part: seconds / spent.passes for part, seconds in spent.seconds.items() if part != "prefill"}
-    assert a_pass == {"draft": 2.0, "tree": 1.0, "read": 4.0, "verify": 0.5, "keep": 0.0, "other": 0.0}
-    assert spent.seconds["prefill"] == 100.5  # its verify included
+    per_step = {part: seconds / spent.passes for part, seconds in spent.seconds.items() if part != "prefill"}
+    assert per_step == {"draft": 2.0, "tree": 1.0, "read": 4.0, "verify": 0.5, "keep": 0.0, "other": 0.0}
+    assert spent.seconds["prefill"] == 100.5  # with its verification
     assert spent.seconds_per_pass == 7.5
 
 
-def test_a_drafter_that_is_a_module_keeps_its_own_paths():
+def test_a_module_drafter_keeps_its_tree_builder():
     drafter = torch.nn.Module()
     drafter.frame_tree = torch.nn.Identity()
     drafter.draft = lambda *args: None
@@ -82,15 +82,15 @@ def test_a_drafter_that_is_a_module_keeps_its_own_paths():
     assert isinstance(drafter.frame_tree, torch.nn.Identity)
 
 
-def test_clocks_do_not_change_the_text(monkeypatch):
-    here = make_setup()
-    prompt_L, _ = turn_prompt(here.base, PROMPTS[0], [])
-    plain = here.answer("prompt_lookup", prompt_L, 0)
-    made = []
+def test_profiling_does_not_change_the_tokens(monkeypatch):
+    setup = make_setup()
+    prompt_L, _ = turn_prompt(setup.base, PROMPTS[0], [])
+    plain = setup.answer("prompt_lookup", prompt_L, 0)
+    generations = []
     generate = profiling.generate
-    monkeypatch.setattr(profiling, "generate", lambda *args: made.append(generate(*args)) or made[-1])
-    profile_answer(here.base, here.contestants["prompt_lookup"], prompt_L, here.settings, 0)
-    assert (made[0].tokens, made[0].passes) == (plain.tokens, plain.passes)
+    monkeypatch.setattr(profiling, "generate", lambda *args: generations.append(generate(*args)) or generations[-1])
+    profile_answer(setup.base, setup.contestants["prompt_lookup"], prompt_L, setup.settings, 0)
+    assert (generations[0].tokens, generations[0].passes) == (plain.tokens, plain.passes)
 
 
 def test_nothing_counts_before_the_first_draft():
@@ -108,7 +108,7 @@ def spent(read, draft=0.0, passes=10):
     return PhaseTimes(seconds, passes, answers=1, kv_bytes=100)
 
 
-def test_costs_are_in_autoregressive_passes():
+def test_costs_are_in_autoregressive_steps():
     sides = {"autoregressive": spent(10.0), "ctc": spent(read=7.5, draft=2.5, passes=5)}
     assert relative_costs(sides, "autoregressive") == {"c": 0, "v": 1, "o": 0}
     assert relative_costs(sides, "ctc") == {"c": 0.5, "v": 1.5, "o": 0}
@@ -123,42 +123,42 @@ def test_shards_add_up():
     assert Profile.from_json(merged.to_json()) == merged
 
 
-def test_rows_read():
+def test_kv_rows_read_by_hand():
     passes = (DecodeStep(1, 0, False, 1, 0), DecodeStep(2, 1, True, 4, 3), DecodeStep(1, 0, False, 1, 0))
-    said = GenerationResult((0,) * 5, passes, False, 0.0, 0.0)
-    assert kv_rows_read(3, said) == (3 + 1) + (4 + 4) + (6 + 1)
+    answer = GenerationResult((0,) * 5, passes, False, 0.0, 0.0)
+    assert kv_rows_read(3, answer) == (3 + 1) + (4 + 4) + (6 + 1)
 
 
 def test_kv_bytes_are_those_of_the_rows_read():
     base = random_base()  # 2 layers, 2 heads of 8 wide, keys and values, 4 bytes
-    here = make_setup(base)
+    setup = make_setup(base)
     prompt_L, _ = turn_prompt(base, PROMPTS[0], [])
-    said = here.answer("prompt_lookup", prompt_L, 0)
-    measured = profile_answer(base, here.contestants["prompt_lookup"], prompt_L, here.settings, 0)
-    assert measured.kv_bytes == kv_rows_read(len(prompt_L), said) * 2 * 2 * 8 * 2 * 4
+    answer = setup.answer("prompt_lookup", prompt_L, 0)
+    measured = profile_answer(base, setup.contestants["prompt_lookup"], prompt_L, setup.settings, 0)
+    assert measured.kv_bytes == kv_rows_read(len(prompt_L), answer) * 2 * 2 * 8 * 2 * 4
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_weights_a_pass_reads(tied):
+def test_weights_read_per_forward_pass(tied):
     base = random_base(tie_word_embeddings=tied)
-    every = sum(weight.numel() for weight in base.lm.parameters()) * 4
+    all_bytes = sum(weight.numel() for weight in base.lm.parameters()) * 4
     embeddings = 261 * 32 * 4
-    assert weight_bytes(base) == (every if tied else every - embeddings)
-    assert count_matmul_weights(base) == weight_bytes(base) // 4  # float32, and every layer a plain product
+    assert weight_bytes(base) == (all_bytes if tied else all_bytes - embeddings)
+    assert count_matmul_weights(base) == weight_bytes(base) // 4  # float32, and all_bytes layer is a matrix product
 
 
-def test_the_roof():
+def test_bandwidth_utilization():
     # 10 passes of 50 bytes and 100 bytes of KV, at 60 bytes/s, cannot take less than 10 s; they took 20.
     assert bandwidth_utilization(spent(20.0), weight_bytes=50, bandwidth=60.0) == 0.5
     assert copy_bandwidth(torch.device("cpu"), rounds=1) > 1e8
 
 
-def test_controls_are_clocked_like_everyone():
-    """One that guesses what it was told, and one whose values must not be taken for ways to read frames."""
-    here = make_setup()
+def test_controls_are_profiled_like_other_drafters():
+    """The oracle drafter, and the random one, which has no tree builder."""
+    setup = make_setup()
     prompt, how = torch.arange(40, 50), replace(SETTINGS, max_new_tokens=8)
-    for drafter in (oracle_drafter(torch.arange(40, 90), 4), random_drafter(here.base.vocabulary, 12)):
-        spent = profile_answer(here.base, drafter, prompt, how, 0, frozenset())
+    for drafter in (oracle_drafter(torch.arange(40, 90), 4), random_drafter(setup.base.vocabulary, 12)):
+        spent = profile_answer(setup.base, drafter, prompt, how, 0, frozenset())
         assert 0 < spent.passes <= 7
         assert spent.seconds["draft"] > 0
         assert spent.seconds["tree"] == 0

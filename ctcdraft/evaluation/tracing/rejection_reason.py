@@ -89,7 +89,7 @@ def tree_depth(step: TraceStep) -> int:
 
 
 def is_merged_repeat(step: TraceStep, frames: TraceFrames) -> bool:
-    """Return whether the base model repeats a token that the best alignment of the accepted text spans frames with."""
+    """Return whether the base model repeats the last token, on which the best alignment spends several frames."""
     if not step.accepted or step.bonus != step.accepted[-1] or frames.reads == "words" or not merges_repeats(frames):
         return False
     best = exact_alignments(frames, step.accepted, count=1)

@@ -175,9 +175,9 @@ class Tracer:
 
 
 def trace_frames(
-    log_probs_TC: Tensor, conditioned: ConditionedFrames | None, accepted: Sequence[int], matter: set[int], top_k: int
+    log_probs_TC: Tensor, conditioned: ConditionedFrames | None, accepted: Sequence[int], required: set[int], top_k: int
 ) -> TraceFrames:
-    """Return the frames' probabilities of each frame's best tokens and of those in `matter`.
+    """Return the frames' probabilities of each frame's best tokens and of those in `required`.
 
     Args:
         accepted: tokens that label-conditioned frames are conditioned on, one more per table.
@@ -192,7 +192,7 @@ def trace_frames(
             tables.append(conditioned_probs(conditioned))
         probs_KTC = torch.cat(tables).double()
     best = probs_KTC[..., :-1].topk(min(top_k, probs_KTC.shape[-1] - 1), dim=-1).indices.unique().tolist()
-    chosen = sorted(matter.union(best))
+    chosen = sorted(required.union(best))
     columns = torch.tensor([*chosen, probs_KTC.shape[-1] - 1], device=probs_KTC.device)
     tables_KTW = probs_KTC[..., columns].tolist()
     frame_probs = tuple(tuple(tuple(map(round_significant, row)) for row in table) for table in tables_KTW)
