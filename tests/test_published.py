@@ -201,14 +201,14 @@ def test_the_card_says_what_was_measured_with_this_head_alone(home):
 @pytest.mark.parametrize(
     ("asked", "sentence"),
     [
-        ({"repetition_penalty": 1.3}, "RepetitionPenaltyLogitsProcessor is not served"),
-        ({"stop_strings": ["x"], "tokenizer": tiny_tokenizer()}, "stop_strings= is not served"),
-        ({"stop_strings": "x"}, "stop_strings= is not served"),
-        ({"return_dict_in_generate": True}, "return_dict_in_generate is not served"),
-        ({"stopping_criteria": [transformers.MaxTimeCriteria(5.0)]}, "MaxTimeCriteria is not served"),
-        ({"inputs": PROMPT.repeat(2, 1)}, "2 rows were asked for"),
-        ({"attention_mask": torch.tensor([[0, 0, 1, 1, 1, 1]])}, "2 places of the prompt are masked"),
-        ({"inputs": None, "inputs_embeds": torch.zeros(1, 3, 32)}, "a prompt of no ids"),
+        ({"repetition_penalty": 1.3}, "RepetitionPenaltyLogitsProcessor is not supported"),
+        ({"stop_strings": ["x"], "tokenizer": tiny_tokenizer()}, "stop_strings= is not supported"),
+        ({"stop_strings": "x"}, "stop_strings= is not supported"),
+        ({"return_dict_in_generate": True}, "return_dict_in_generate is not supported"),
+        ({"stopping_criteria": [transformers.MaxTimeCriteria(5.0)]}, "MaxTimeCriteria is not supported"),
+        ({"inputs": PROMPT.repeat(2, 1)}, "batch size must be 1, got 2"),
+        ({"attention_mask": torch.tensor([[0, 0, 1, 1, 1, 1]])}, "2 positions of the prompt are masked"),
+        ({"inputs": None, "inputs_embeds": torch.zeros(1, 3, 32)}, "an empty prompt"),
     ],
 )
 def test_what_it_would_do_otherwise_it_refuses(home, asked, sentence):
@@ -224,7 +224,7 @@ def test_another_model_is_refused_when_loaded_and_when_used(home):
     _, head = loaded(home)
     with pytest.raises(InputError, match="loaded for another model object"):
         random_lm().generate(PROMPT, **ASKED, custom_generate=head.generate)
-    with pytest.raises(InputError, match="give tokenizer="):
+    with pytest.raises(InputError, match="tokenizer= is missing"):
         PublishedHead.from_pretrained(home / "head", model=random_lm())
     with pytest.raises(InputError, match=r"no head at .*gone"):
         PublishedHead.from_pretrained(home / "gone", model=random_lm(), tokenizer=tiny_tokenizer())

@@ -82,7 +82,7 @@ def test_the_blank_rate_is_the_mean_probability_of_the_blank():
 
 
 def test_too_few_frames_are_refused_in_a_sentence():
-    with pytest.raises(InputError, match=r"5 frames cannot say 6 labels.*drafter\.frames.*objective\.labels"):
+    with pytest.raises(InputError, match=r"5 frames cannot emit 6 labels.*drafter\.frames.*objective\.labels"):
         CTC(labels=6)(emissions(), batch(*windows(most=6)))
 
 

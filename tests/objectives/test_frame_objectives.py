@@ -178,22 +178,22 @@ def test_padding_teaches_nothing(name):
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_what_does_not_fit_is_one_sentence(name):
-    with pytest.raises(InputError, match=r"2 frames cannot say 3 labels.*drafter\.frames"):
+    with pytest.raises(InputError, match=r"2 frames cannot emit 3 labels.*drafter\.frames"):
         OBJECTIVES[name](emissions(frames=2), batch())
-    with pytest.raises(InputError, match=r"the drafter gives tuple instead"):
+    with pytest.raises(InputError, match=r"the drafter returns tuple"):
         OBJECTIVES[name]((), batch())
 
 
 def test_impossible_values_are_one_sentence():
-    with pytest.raises(InputError, match=r"objective\.decay=0"):
+    with pytest.raises(InputError, match=r"objective\.decay must be > 0"):
         PrefixCTC(3, 0)
     with pytest.raises(InputError, match=r"objective\.labels=0"):
         CrossEntropy(0, 0.8)
-    with pytest.raises(InputError, match=r"objective\.weights=.*each of a, b"):
+    with pytest.raises(InputError, match=r"objective\.weights must be >= 0 for each of a, b"):
         WeightedSum(3, {"a": CTC(3), "b": CTC(3)}, {"a": 1.0})
     with pytest.raises(InputError, match=r"objective\.parts=a, b disagree"):
         WeightedSum(3, {"a": CTC(3), "b": Transducer(3)}, {"a": 1.0, "b": 1.0})
-    with pytest.raises(InputError, match=r"objective\.labels=3, but b wants 2"):
+    with pytest.raises(InputError, match=r"objective\.labels=3, but b has 2"):
         WeightedSum(3, {"a": CTC(3), "b": CTC(2)}, {"a": 1.0, "b": 1.0})
 
 
