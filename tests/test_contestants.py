@@ -110,12 +110,12 @@ def test_a_drafter_from_outside_trains_is_evaluated_and_is_lossless(outsiders, m
 def test_a_draft_model_off_the_shelf_alone_staged_and_in_a_cascade(outsiders, monkeypatch):
     monkeypatch.chdir(outsiders)
     rows = evaluated(
-        monkeypatch, outsiders, "{draft_model:{path:small}}", "{draft_model:{path:twin,growth:chain,frames:5}}",
+        monkeypatch, outsiders, "{draft_model:{path:small}}", "{draft_model:{path:twin,tree:chain,frames:5}}",
         "{staged:{parts:{model:{draft_model:{path:twin}}}}}",
         "{cascade:{parts:{first:prompt_lookup,second:{draft_model:{path:small}}}}}",
         "{transformers_assisted:{assistant:twin}}", "transformers_prompt_lookup",
     )  # fmt: skip
-    twin = rows["draft_model:path=twin,growth=chain,frames=5"]
+    twin = rows["draft_model:path=twin,tree=chain,frames=5"]
     assert twin["tau"] > 3  # it is the base itself
     assert twin["alpha"][0] == rows["transformers_assisted"]["alpha"][0] == 1
     assert rows["draft_model"]["draft_parameters"] > 0
@@ -169,13 +169,13 @@ def test_identity_is_also_what_lies_in_a_draft_models_folder_and_in_a_module_of_
     ("word", "sentence"),
     [
         ("hydra", "drafter hydra has weights: train it"),
-        ("draft_model", r"no draft model: .* drafter\.path="),
+        ("draft_model", r"drafter\.path= is missing"),
         ({"draft_model": {"paht": "x"}}, "drafter draft_model has no value paht"),
-        ({"draft_model": {"path": "small", "growth": "bset"}}, "growth: bset is none of along_the_best63, best, chain"),
+        ({"draft_model": {"path": "small", "tree": "bset"}}, "tree: bset is none of chain, collapse, dynamic"),
         ("cascade", r"drafter cascade needs its part second: contestants=\[\{cascade"),
         ({"echo": {"frames": 3}}, "echo is a run and has its own values"),
         ("nobody", "neither a run directory .* nor one of the drafters autoregressive"),
-        ("echo@nothing", "@nothing is no way to read a head"),
+        ("echo@nothing", "@nothing is not an option of drafter/tree"),
     ],
 )
 def test_a_wrong_word_is_one_sentence(outsiders, monkeypatch, word, sentence):

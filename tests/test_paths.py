@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import pytest
 import torch
+from stepwise_parts import make_sequential_drafter
 from tiny_models import random_base
-from training_parts import ctc_head
+from training_parts import block_head, ctc_head
 
 from ctcdraft.decoding.static_shapes import StaticShapeForward
 from ctcdraft.drafters.trees.ctc import MAX_BEST_FIRST_NODES, Collapse, PrefixSearch, rank_sequences
+from ctcdraft.drafters.trees.dynamic import DynamicTree
 from ctcdraft.drafters.trees.per_frame import PerFrameStepFunction, likely_choices
 from ctcdraft.drafters.trees.request import TreeRequest
+from ctcdraft.drafters.trees.sampled_chains import SampledChains
 from ctcdraft.errors import InputError
+from ctcdraft.nn.bodies import ResidualBody
 
 BLANK, STOP = 6, 4
 
@@ -82,6 +87,15 @@ def test_a_captured_search_makes_the_trees_of_an_eager_one():
                 arguments = frames(seed).cuda(), TreeRequest(torch.tensor(1, device="cuda"), 5, nodes, (STOP,))
                 assert same(fixed(*arguments), plain(*arguments))
     assert len(fixed.graph_search._graphs) == 2
+
+
+@pytest.mark.parametrize("tree", [DynamicTree(1, 1), SampledChains(1)], ids=lambda tree: type(tree).__name__)
+def test_a_tree_of_the_other_kind_is_refused(tree, tmp_path):
+    base = random_base()
+    with pytest.raises(InputError, match=rf"ParallelDrafter computes all frames at once, and {type(tree).__name__}"):
+        block_head(base, partial(ResidualBody, blocks=1), tree)
+    with pytest.raises(InputError, match=r"Eagle computes step by step, and PrefixSearch .* for example dynamic"):
+        make_sequential_drafter("eagle", base, tmp_path, tree=PrefixSearch(4))
 
 
 def test_no_room_no_guesses():

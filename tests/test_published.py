@@ -247,6 +247,20 @@ def test_a_damaged_or_foreign_folder_is_one_sentence(home, tmp_path, file, chang
         PublishedHead.from_pretrained(tmp_path, model=random_lm(), tokenizer=tiny_tokenizer())
 
 
+def test_a_head_with_old_keys_and_names_is_the_same_head(home, tmp_path):
+    """config.json as it was written when a tree builder was `paths` and drafters.parallel was drafters.block."""
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).write_bytes((home / "head" / name).read_bytes())
+    text = (tmp_path / "config.json").read_text().replace('"tree"', '"paths"')
+    text = text.replace("drafters.parallel.ParallelDrafter", "drafters.block.BlockDrafter")
+    text = text.replace("drafters.trees.ctc.PrefixSearch", "drafters.paths.PrefixSearch")
+    assert "drafters.paths.PrefixSearch" in text
+    (tmp_path / "config.json").write_text(text)
+    old = PublishedHead.from_pretrained(tmp_path, model=random_lm(), tokenizer=tiny_tokenizer())
+    _, head = loaded(home)
+    assert old.config_values == head.config_values
+
+
 def test_gpt2_too(tmp_path):
     """A base without Llama's layers, and a head whose run was never evaluated."""
     from functools import partial
