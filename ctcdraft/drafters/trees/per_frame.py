@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import log
 
 import torch
@@ -13,7 +12,7 @@ from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.conditioning import ConditionedFrames
 from ctcdraft.drafters.trees.dynamic import build_dynamic_tree, top_nodes_tree
 from ctcdraft.drafters.trees.request import TreeRequest
-from ctcdraft.drafters.trees.static import StaticTree
+from ctcdraft.drafters.trees.static import Choice, StaticTree, cheapest
 from ctcdraft.errors import InputError, check_int
 
 
@@ -122,17 +121,13 @@ def likely_choices(
             f"first={first}, rank_decay={rank_decay} and frame_decay={frame_decay}"
         )
 
-    def cost(choice: tuple[int, ...]) -> float:
+    def cost(choice: Choice) -> float:
         return -sum(log(first) + rank * log(rank_decay) + frame * log(frame_decay) for frame, rank in enumerate(choice))
 
-    heap: list[tuple[float, tuple[int, ...]]] = [(cost((0,)), (0,))]
-    chosen: list[list[int]] = []
-    while heap and len(chosen) < count:
-        _, choice = heapq.heappop(heap)
-        chosen.append(list(choice))
-        sibling, child = (*choice[:-1], choice[-1] + 1), (*choice, 0)
-        if sibling[-1] < ranks:
-            heapq.heappush(heap, (cost(sibling), sibling))
-        if len(child) <= frames:
-            heapq.heappush(heap, (cost(child), child))
-    return chosen
+    def successors(choice: Choice) -> Iterator[Choice]:
+        if choice[-1] + 1 < ranks:
+            yield (*choice[:-1], choice[-1] + 1)
+        if len(choice) < frames:
+            yield (*choice, 0)
+
+    return [list(choice) for choice in cheapest((0,), cost, successors, count)]

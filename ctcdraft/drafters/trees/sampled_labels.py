@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Self
 
 import torch
@@ -35,15 +36,28 @@ class SampledLabels:
     def __call__(
         self, log_probs_TC: Tensor, request: TreeRequest, conditioned: ConditionedFrames | None = None
     ) -> TokenTree:
+        request = request.limit_depth(len(log_probs_TC))
+        return sample_tree(partial(self.sampler, log_probs_TC, request.root, conditioned), self.chains, request)
+
+    def sampler(
+        self, log_probs_TC: Tensor, root: Tensor, conditioned: ConditionedFrames | None, chains: int
+    ) -> ChainSampler:
         blank = log_probs_TC.shape[-1] - 1
+        if conditioned is None:
+            return PrefixBatch.empty(log_probs_TC.double().exp(), blank, chains, self.topology)
+        labels = PrefixBatch.empty(conditioned_probs(conditioned)[0], blank, chains, self.topology)
+        return ConditionedChainSampler(labels, conditioned)
 
-        def sampler(chains: int) -> ChainSampler:
-            if conditioned is None:
-                return PrefixBatch.empty(log_probs_TC.double().exp(), blank, chains, self.topology)
-            labels = PrefixBatch.empty(conditioned_probs(conditioned)[0], blank, chains, self.topology)
-            return ConditionedChainSampler(labels, conditioned)
 
-        return sample_tree(sampler, self.chains, request.limit_depth(len(log_probs_TC)))
+class SampledTokens(SampledLabels):
+    """Chains of one token per frame, for heads whose frame k is draft token k."""
+
+    interprets_as = "words"
+
+    def sampler(
+        self, log_probs_TC: Tensor, root: Tensor, conditioned: ConditionedFrames | None, chains: int
+    ) -> ChainSampler:
+        return StepwiseChainSampler(PerFrameStepFunction(log_probs_TC, conditioned), root, chains)
 
 
 @dataclass(frozen=True)
@@ -70,23 +84,3 @@ def conditioned_probs(conditioned: ConditionedFrames) -> Tensor:
     token_probs_KTV = conditioned.token_probs_TV * factor_KV[:, None] * scale_KT[..., None]
     blank_KT = conditioned.log_probs_TC[:, -1].exp() * scale_KT
     return torch.cat([token_probs_KTV, blank_KT[..., None]], dim=-1)
-
-
-class SampledTokens:
-    """Chains of one token per frame, for heads whose frame k is draft token k."""
-
-    interprets_as = "words"
-    samples_drafts = True
-
-    def __init__(self, chains: int) -> None:
-        self.chains = check_int(chains, "drafter.tree.chains")
-
-    def __call__(
-        self, log_probs_TC: Tensor, request: TreeRequest, conditioned: ConditionedFrames | None = None
-    ) -> TokenTree:
-        step_function = PerFrameStepFunction(log_probs_TC, conditioned)
-        return sample_tree(
-            lambda chains: StepwiseChainSampler(step_function, request.root, chains),
-            self.chains,
-            request.limit_depth(len(log_probs_TC)),
-        )
