@@ -169,7 +169,7 @@ def test_fixed_ranks_listen_to_their_own_path():
     tree = sparse(log_probs_TC, TreeRequest(ROOT, 4, 9), listening)
     texts: list[tuple[int, ...]] = [()]
     for choice, token, parent in zip(
-        sparse.static_tree.choices, tree.tokens_N[1:].tolist(), tree.parents_N[1:].tolist(), strict=True
+        sparse.step_tree.choices, tree.tokens_N[1:].tolist(), tree.parents_N[1:].tolist(), strict=True
     ):
         probs = law(len(choice) - 1, texts[parent])[:WORDS]
         assert token == sorted(range(WORDS), key=lambda c: -probs[c])[choice[-1]]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Self
 
 import torch
@@ -13,9 +12,9 @@ from ctcdraft.ctc.next_label import PrefixBatch
 from ctcdraft.ctc.topology import CTC_TOPOLOGY, Topology
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.conditioning import ConditionedFrames
-from ctcdraft.drafters.trees.per_frame import PerFrameStepFunction
+from ctcdraft.drafters.trees.per_frame import PerFrameTree
 from ctcdraft.drafters.trees.request import TreeRequest
-from ctcdraft.drafters.trees.sampled_chains import ChainSampler, StepwiseChainSampler, sample_tree
+from ctcdraft.drafters.trees.sampled_chains import ChainSampler, SampledChains, sample_tree
 from ctcdraft.errors import check_int
 
 
@@ -36,28 +35,25 @@ class SampledLabels:
     def __call__(
         self, log_probs_TC: Tensor, request: TreeRequest, conditioned: ConditionedFrames | None = None
     ) -> TokenTree:
-        request = request.limit_depth(len(log_probs_TC))
-        return sample_tree(partial(self.sampler, log_probs_TC, request.root, conditioned), self.chains, request)
-
-    def sampler(
-        self, log_probs_TC: Tensor, root: Tensor, conditioned: ConditionedFrames | None, chains: int
-    ) -> ChainSampler:
         blank = log_probs_TC.shape[-1] - 1
-        if conditioned is None:
-            return PrefixBatch.empty(log_probs_TC.double().exp(), blank, chains, self.topology)
-        labels = PrefixBatch.empty(conditioned_probs(conditioned)[0], blank, chains, self.topology)
-        return ConditionedChainSampler(labels, conditioned)
+
+        def sampler(chains: int) -> ChainSampler:
+            if conditioned is None:
+                return PrefixBatch.empty(log_probs_TC.double().exp(), blank, chains, self.topology)
+            labels = PrefixBatch.empty(conditioned_probs(conditioned)[0], blank, chains, self.topology)
+            return ConditionedChainSampler(labels, conditioned)
+
+        return sample_tree(sampler, self.chains, request.limit_depth(len(log_probs_TC)))
 
 
-class SampledTokens(SampledLabels):
+class SampledTokens(PerFrameTree):
     """Chains of one token per frame, for heads whose frame k is draft token k."""
 
-    interprets_as = "words"
+    samples_drafts = True
 
-    def sampler(
-        self, log_probs_TC: Tensor, root: Tensor, conditioned: ConditionedFrames | None, chains: int
-    ) -> ChainSampler:
-        return StepwiseChainSampler(PerFrameStepFunction(log_probs_TC, conditioned), root, chains)
+    def __init__(self, chains: int) -> None:
+        self.step_tree = SampledChains(chains)
+        self.exact = False
 
 
 @dataclass(frozen=True)
