@@ -38,6 +38,7 @@ from ctcdraft.renamed import current
 from ctcdraft.training.run_directory import RunDirectory, load_trainable_state, refuse_other_base
 
 CONFIG_FILE, WEIGHTS_FILE, CARD_FILE = "config.json", "model.safetensors", "README.md"
+DOWNLOAD_OPTIONS = ("revision", "cache_dir", "force_download", "local_files_only", "token")  # of huggingface_hub
 SUPPORTED_WARPERS = ("TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper")  # done by DecodingSettings
 SUPPORTED_CRITERIA = ("MaxLengthCriteria", "EosTokenCriteria")
 MATCHING_FIELDS = (
@@ -80,14 +81,12 @@ class PublishedHead(ModelHubMixin):
             "nodes": config["decoding"]["nodes"],
             "fingerprint": json.loads(directory.fingerprint.read_text()),
         }
-        return cls(
-            drafter, base, config_values, model_card(directory.path, config, config_values["fingerprint"], drafter)
-        )
+        card = model_card(directory.path, config, config_values["fingerprint"], drafter)
+        return cls(drafter, base, config_values, card)
 
     def _save_pretrained(self, save_directory: Path) -> None:
-        tensors = {
-            name: value.detach().cpu().contiguous() for name, value in self.drafter.trainable_state_dict().items()
-        }
+        trained = self.drafter.trainable_state_dict()
+        tensors = {name: value.detach().cpu().contiguous() for name, value in trained.items()}
         atomic_write(save_directory / WEIGHTS_FILE, lambda temporary: save_file(tensors, temporary))
         (save_directory / CONFIG_FILE).write_text(json.dumps(self.config_values, indent=2) + "\n")
         (save_directory / CARD_FILE).write_text(self.card)
@@ -116,29 +115,14 @@ class PublishedHead(ModelHubMixin):
             raise damaged_file_error(Path(pretrained_model_name_or_path) / CONFIG_FILE) from error
 
     @classmethod
-    def _from_pretrained(
-        cls,
-        *,
-        model_id: str,
-        revision: str | None,
-        cache_dir: str | Path | None,
-        force_download: bool,
-        local_files_only: bool,
-        token: str | bool | None,
-        **options: Any,
-    ) -> Self:
+    def _from_pretrained(cls, *, model_id: str, **options: Any) -> Self:
         folder = Path(model_id)
         if not folder.is_dir():
-            download: Any = {"revision": revision, "cache_dir": cache_dir, "force_download": force_download}
-            folder = Path(snapshot_download(model_id, local_files_only=local_files_only, token=token, **download))
+            folder = Path(snapshot_download(model_id, **{key: options[key] for key in DOWNLOAD_OPTIONS}))
         config_values = read_head_config(folder, options["trust"])
-        base = BaseLM(
-            options["model"],
-            options["tokenizer"],
-            config_values["fingerprint"]["base"],
-            taps=config_values["fingerprint"]["taps"],
-        )
-        refuse_other_base(config_values["fingerprint"], base.fingerprint(), folder, MATCHING_FIELDS)
+        fingerprint = config_values["fingerprint"]
+        base = BaseLM(options["model"], options["tokenizer"], fingerprint["base"], taps=fingerprint["taps"])
+        refuse_other_base(fingerprint, base.fingerprint(), folder, MATCHING_FIELDS)
         refuse_inexact_tree_attention(base)
         drafter = build_drafter(OmegaConf.create(config_values["drafter"]), base)
         if not isinstance(drafter, DraftHead):

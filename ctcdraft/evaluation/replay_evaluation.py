@@ -112,7 +112,7 @@ class ReplayEvaluation:
         if generation.drawn:
             raise InputError(
                 f"contestant {name} draws its guesses, so no two runs of it take the same passes and none can be "
-                "replayed; read it another way (RUN@PATHS), or leave out measure=replay"
+                "replayed; read it another way (RUN@TREE), or leave out measure=replay"
             )
         return generation
 
