@@ -80,11 +80,11 @@ def test_a_multirun_numbers_its_jobs(world, monkeypatch):
 
 
 def test_a_cell_that_cannot_be_is_in_the_table_and_the_other_cells_are_trained(world, monkeypatch, capsys):
-    """Two frames cannot say three labels; mended, the same command forgets it."""
+    """Two frames cannot emit three labels; mended, the same command forgets it."""
     monkeypatch.chdir(world)
     cells = train_args("run=cells", "drafter.frames=2,4", "seed=0,1", "data_seed=0")
     said = expect_error(monkeypatch, capsys, "train.py", "-m", *cells)
-    assert said.splitlines()[0].startswith("train.py: job 0: 2 frames cannot say 3 labels")
+    assert said.splitlines()[0].startswith("train.py: job 0: 2 frames cannot emit 3 labels")
     assert said.splitlines()[-1] == (
         "train.py: jobs of the sweep failed, as said above; the same command tries them again"
     )
@@ -92,9 +92,9 @@ def test_a_cell_that_cannot_be_is_in_the_table_and_the_other_cells_are_trained(w
     assert [(cells / job / "drafter.safetensors").is_file() for job in "0123"] == [False, False, True, True]
     with (cells / "sweep.csv").open() as file:
         rows = {row["job"]: row for row in csv.DictReader(file)}
-    assert [rows[job]["failed"][:27] for job in "0123"] == ["2 frames cannot say 3 label"] * 2 + ["", ""]
+    assert [rows[job]["failed"][:27] for job in "0123"] == ["2 frames cannot emit 3 labe"] * 2 + ["", ""]
     assert [rows[job]["drafter.frames"] for job in "0123"] == ["2", "2", "4", "4"]
-    assert (cells / "sweep.md").read_text().count("| failed: 2 frames cannot say 3 labels") == 2
+    assert (cells / "sweep.md").read_text().count("| failed: 2 frames cannot emit 3 labels") == 2
     # Another sweep in its place is refused, and the runs that are there are no failures.
     before = (cells / "sweep.csv").read_text()
     expect_error(monkeypatch, capsys, "train.py", "-m", *train_args("run=cells", "drafter.frames=2,5", "seed=0,1",
