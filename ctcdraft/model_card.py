@@ -1,4 +1,4 @@
-"""The card of a published head, written from its run and from what was measured with it. It measures nothing."""
+"""Model cards of published heads, from the run directory and its evaluation reports."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ CARD_COLUMNS = ("benchmark", "T", "nodes", "prompts", "tau", "speedup", "equal")
 
 
 def model_card(run: Path, config: Mapping[str, Any], fingerprint: Mapping[str, Any], drafter: DraftHead) -> str:
-    """Markdown with the hub's front matter. Only rows that carry a certificate are printed."""
+    """Return Markdown with the hub's front matter. Only rows with a losslessness check are printed."""
     name, base = config["drafter"]["name"], fingerprint["base"]
     trained = sum(weight.numel() for weight in drafter.trainable_parameters())
     reports = list(largest_reports(run, name))
-    measured = [measurement_section(*found) for found in reports] or ["Nothing was measured with this head yet."]
+    measured = [measurement_section(*report) for report in reports] or ["This head has not been evaluated yet."]
     return "\n\n".join(
         [
             "---\nlibrary_name: ctcdraft\ntags:\n- speculative-decoding\n- draft-head\n- ctc\n---",
             f"# {name}: a draft head for {base}",
-            "It makes its base decode several tokens a pass and does not change one of them: what the base says, and "
-            "at which temperature, is up to the base alone. It works with this base only.",
+            "Its base decodes several tokens per forward pass with it, and the output does not change: greedy tokens "
+            "are the base's own, sampled ones follow the base's distribution. It works with this base only.",
             "    head = PublishedHead.from_pretrained(FOLDER, model=model, tokenizer=tokenizer)\n"
             "    ids = model.generate(**inputs, custom_generate=head.generate)\n\n"
             "with `from ctcdraft.hub import PublishedHead`.",
-            "## What it is",
+            "## The head",
             markdown_table(
                 head_facts(config, fingerprint, trained),
                 {"what": lambda row: row["what"], "": lambda row: row["value"]},
             ),
-            "## What was measured",
+            "## Measurements",
             *measured,
         ]
     ) + "\n"  # fmt: skip
@@ -43,24 +43,26 @@ def model_card(run: Path, config: Mapping[str, Any], fingerprint: Mapping[str, A
 def head_facts(config: Mapping[str, Any], fingerprint: Mapping[str, Any], trained: int) -> list[dict[str, str]]:
     drafter, trainer = config["drafter"], config["trainer"]
     values = {
-        "base": f"{fingerprint['base']}, weights {fingerprint['weights']}, taps {fingerprint['taps']}",
+        "base": f"{fingerprint['base']}, weights {fingerprint['weights']}, layers {fingerprint['taps']}",
         "trained parameters": f"{trained:,}",
         "frames": str(drafter.get("frames", "-")),
         "objective": str(config["objective"]["_target_"]).rsplit(".", 1)[-1],
-        "answers of the base to": f"{config['corpus']['name']} (corpus {fingerprint['corpus']})",
-        "steps": f"{trainer['steps']:,} of {trainer['rows']} answers x {trainer['anchors']} windows",
+        "prompts, with responses of the base": f"{config['corpus']['name']} (corpus {fingerprint['corpus']})",
+        "steps": f"{trainer['steps']:,} of {trainer['rows']} sequences x {trainer['anchors']} windows",
         "seed": str(config["seed"]),
     }
     return [{"what": what, "value": value} for what, value in values.items()]
 
 
 def largest_reports(run: Path, name: str) -> Iterator[tuple[list[dict[str, Any]], dict[str, Any]]]:
-    """Yield the rows of this head, and where they were measured: of each benchmark and temperature the report with
-    the most questions. A replay, which times nothing, does not stand in for an evaluation that does."""
+    """Yield rows and environment of this head's reports: per benchmark and temperature the one with most questions.
+
+    A replay, which measures no times, does not replace an evaluation that does.
+    """
     largest: dict[Any, tuple[list[dict[str, Any]], dict[str, Any]]] = {}
     for file in sorted(run.glob("evaluation/*/report.json")):
         report = json.loads(file.read_text())
-        # benchmark=latency asks nobody anything, and its rows have no verdict.
+        # benchmark=latency has no questions, and its rows have no losslessness check.
         rows = [row for row in report["rows"] if row["drafter"] == name and row.get("lossless", {}).get("prompts")]
         if not rows:
             continue
@@ -71,15 +73,15 @@ def largest_reports(run: Path, name: str) -> Iterator[tuple[list[dict[str, Any]]
 
 
 def report_rank(rows: list[dict[str, Any]], environment: dict[str, Any]) -> tuple[int, str]:
-    """Return what the larger of two reports has more of; of equally large ones the newer is taken."""
+    """Return the sort key of reports: number of questions, then date."""
     return rows[0]["prompts"], environment["date"]
 
 
 def describe_questions(row: dict[str, Any]) -> str:
-    """2 of 1,319 questions of gsm8k"""
-    all_of_them = PUBLISHED_SIZES.get(row["benchmark"], row["prompts"])
-    part = f"{row['prompts']:,} of " if row["prompts"] < all_of_them else ""
-    return f"{part}{all_of_them:,} questions of {row['benchmark']}"
+    """Return for example `2 of 1,319 questions of gsm8k`."""
+    total = PUBLISHED_SIZES.get(row["benchmark"], row["prompts"])
+    part = f"{row['prompts']:,} of " if row["prompts"] < total else ""
+    return f"{part}{total:,} questions of {row['benchmark']}"
 
 
 def measurement_section(rows: list[dict[str, Any]], environment: dict[str, Any]) -> str:

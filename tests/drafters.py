@@ -1,4 +1,4 @@
-"""Drafters that bracket the loop: one that always knows, one that never does, one that stutters. No weights."""
+"""Drafters without weights: one that always drafts the response, one at random, one with CTC-like repeats."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from ctcdraft.drafters import controls
 
 
 def oracle_drafter(text: torch.Tensor, depth: int) -> controls.Oracle:
-    """Says what the base will say: it is told the whole text (prompt and answer) at once."""
-    told = controls.Oracle(None, depth)
-    told.set_text(text)
-    return told
+    """Return an oracle that knows the whole text, prompt and response."""
+    oracle = controls.Oracle(None, depth)
+    oracle.set_text(text)
+    return oracle
 
 
 def random_drafter(words: int, size: int) -> controls.RandomDrafter:
-    """Random trees, some with guesses below the end of the text."""
+    """Return a drafter of random trees, some deeper than the rest of the text."""
     return controls.RandomDrafter(SimpleNamespace(vocabulary=words), size)
 
 
 class Stutter:
-    """An oracle's text said as frames with repeats, blanks and repeats of the root, then collapsed: what CTC emits.
+    """The response as frames with repeats, blanks and repeats of the root, then collapsed, as CTC emits it.
 
-    Beside the true reading it offers the wrong ones: the root again, each word doubled, a word left out.
+    Besides the true text the tree has wrong ones: the root again, every token twice, a token left out.
     """
 
     BLANK = -7
@@ -37,15 +37,15 @@ class Stutter:
         self.depth = depth
 
     def draft(self, context: Context, memory: None, rng: torch.Generator) -> tuple[TokenTree, None]:
-        here = len(context.tokens_L)
+        length = len(context.tokens_L)
         depth = min(self.depth, context.depth)
-        truth = self.text[here : here + depth].tolist()
+        truth = self.text[length : length + depth].tolist()
         if not truth:
             return TokenTree.only_root(context.root), None
         root = int(context.root)
-        spoken = [frame for word in truth for frame in (word, word, self.BLANK)]  # a a - b b - : also a-blank-a
+        frames_of_text = [frame for word in truth for frame in (word, word, self.BLANK)]  # a a - b b - : also a-blank-a
         doubled = [frame for word in truth for frame in (word, self.BLANK, word)]
-        readings = [[root, self.BLANK, *spoken], doubled, truth[1:], spoken]
+        readings = [[root, self.BLANK, *frames_of_text], doubled, truth[1:], frames_of_text]
         width = max(map(len, readings))
         frames = torch.tensor([reading + [self.BLANK] * (width - len(reading)) for reading in readings])
         labels, lengths = collapse(frames, self.BLANK)

@@ -1,4 +1,4 @@
-"""Drafters of several dependent steps on a random base: each with weights away from where it starts."""
+"""Sequential drafters on a random base, with weights moved away from their initial values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KINDS = ("hydra", "hydra++", "eagle", "draft_model", "draft_model_gpt2")
 
 
 def saved_lm(folder, kind="llama", seed=7, words=lambda: tiny_tokenizer(), **changes):
-    """A small LM beside its tokenizer in a folder, as a hub would give it."""
+    """Save a small LM and its tokenizer in a folder, as on a hub, and return the folder."""
     lm = random_lm(kind, seed, **{"context": 256, **changes})
     lm.save_pretrained(folder)
     words().save_pretrained(folder)

@@ -116,12 +116,12 @@ def test_a_drafter_from_outside_trains_is_evaluated_and_is_lossless(outsiders, m
 def test_an_untrained_draft_model_alone_staged_and_in_a_cascade(outsiders, monkeypatch):
     monkeypatch.chdir(outsiders)
     rows = evaluated(
-        monkeypatch, outsiders, "{draft_model:{path:small}}", "{draft_model:{path:twin,growth:chain,frames:5}}",
+        monkeypatch, outsiders, "{draft_model:{path:small}}", "{draft_model:{path:twin,tree:chain,frames:5}}",
         "{staged:{parts:{model:{draft_model:{path:twin}}}}}",
         "{cascade:{parts:{first:prompt_lookup,second:{draft_model:{path:small}}}}}",
         "{transformers_assisted:{assistant:twin}}", "transformers_prompt_lookup",
     )  # fmt: skip
-    twin = rows["draft_model:path=twin,growth=chain,frames=5"]
+    twin = rows["draft_model:path=twin,tree=chain,frames=5"]
     assert twin["tau"] > 3  # the draft model is the base itself
     assert twin["alpha"][0] == rows["transformers_assisted"]["alpha"][0] == 1
     assert rows["draft_model"]["draft_parameters"] > 0
@@ -181,7 +181,7 @@ def test_the_identity_covers_the_weights_of_a_draft_model_and_the_code_of_a_cust
         ("hydra", "drafter hydra has weights: train it"),
         ("draft_model", r"drafter\.path= is missing"),
         ({"draft_model": {"paht": "x"}}, "drafter draft_model has no value paht"),
-        ({"draft_model": {"path": "small", "growth": "bset"}}, "tree: bset is none of chain, collapse, dynamic"),
+        ({"draft_model": {"path": "small", "tree": "bset"}}, "tree: bset is none of chain, collapse, dynamic"),
         ("cascade", r"drafter cascade needs its part second: contestants=\[\{cascade"),
         ({"echo": {"frames": 3}}, "echo is a run and has its own values"),
         ("nobody", "neither a run directory .* nor one of the drafters autoregressive"),

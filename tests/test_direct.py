@@ -1,4 +1,4 @@
-"""Frames read directly: the n best products by enumeration, fixed trees by hand, nothing below a stop."""
+"""Per-frame trees: the n best products by enumeration, static trees by hand, nothing below a stop token."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def texts_of(tree) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("nodes", [2, 7, 30, 200])
-def test_direct_names_exactly_the_best_products(seed, nodes):
-    """The blank's share goes to the words; the tree is every text among the n best, each once."""
+def test_a_per_frame_tree_holds_exactly_the_best_products(seed, nodes):
+    """The blank's probability is shared out to the tokens; every text among the n best is in the tree once."""
     log_probs_TC = frames(seed)
     probs_TV = log_probs_TC[:, :-1].softmax(-1).double().tolist()
     masses = slow_products(independent(probs_TV), 3, 4)
@@ -43,7 +43,7 @@ def test_direct_names_exactly_the_best_products(seed, nodes):
     assert len(texts) == len(best)
 
 
-def test_direct_with_one_word_is_the_chain_of_best_words():
+def test_one_child_per_node_is_the_chain_of_best_tokens():
     log_probs_TC = frames(0)
     tree = PerFrameTree(1)(log_probs_TC, TreeRequest(ROOT, 3, 9))
     assert tree.tokens_N.tolist() == [1, *log_probs_TC[:, :-1].argmax(-1).tolist()]
@@ -51,19 +51,19 @@ def test_direct_with_one_word_is_the_chain_of_best_words():
 
 
 def test_the_sparse_tree_by_hand():
-    """Ranks of the two frames: 2 0 1 and 1 2 0; the blank is best everywhere and never named."""
+    """Ranks of the two frames: 2 0 1 and 1 2 0; the blank is best everywhere and never in the tree."""
     log_probs_TC = torch.tensor([[0.1, 0.0, 0.3, 9.0], [0.2, 0.5, 0.3, 9.0]])
-    paths = StaticPerFrameTree([[0], [1], [0, 0], [0, 2], [1, 1]])
-    tree = paths(log_probs_TC, TreeRequest(ROOT, 2, 6))
+    sparse = StaticPerFrameTree([[0], [1], [0, 0], [0, 2], [1, 1]])
+    tree = sparse(log_probs_TC, TreeRequest(ROOT, 2, 6))
     assert tree.tokens_N.tolist() == [1, 2, 0, 1, 0, 2]
     assert tree.parents_N.tolist() == [-1, 0, 0, 1, 1, 2]
     assert tree.depths_N.tolist() == [0, 1, 1, 2, 2, 2]
-    small = paths(log_probs_TC, TreeRequest(ROOT, 1, 6))
-    assert small.tokens_N.tolist() == [1, 2, 0]  # choices that are too deep make room for others
-    assert paths(log_probs_TC, TreeRequest(ROOT, 2, 3)).tokens_N.tolist() == [1, 2, 0]
-    assert paths(log_probs_TC, TreeRequest(ROOT, 2, 6, (2,))).tokens_N.tolist() == [1, 2, 0, 2]
-    assert len(paths(log_probs_TC, TreeRequest(ROOT, 0, 6))) == 1
-    assert len(paths(log_probs_TC, TreeRequest(torch.tensor(2), 2, 6, (2,)))) == 4  # the root may end a text
+    small = sparse(log_probs_TC, TreeRequest(ROOT, 1, 6))
+    assert small.tokens_N.tolist() == [1, 2, 0]  # choices that are too deep leave room for others
+    assert sparse(log_probs_TC, TreeRequest(ROOT, 2, 3)).tokens_N.tolist() == [1, 2, 0]
+    assert sparse(log_probs_TC, TreeRequest(ROOT, 2, 6, (2,))).tokens_N.tolist() == [1, 2, 0, 2]
+    assert len(sparse(log_probs_TC, TreeRequest(ROOT, 0, 6))) == 1
+    assert len(sparse(log_probs_TC, TreeRequest(torch.tensor(2), 2, 6, (2,)))) == 4  # the root may be a stop token
 
 
 def test_medusas_buffers_for_a_small_tree():
@@ -82,10 +82,10 @@ def test_likely_choices_are_the_greatest_products():
     assert chosen[:5] == [[0], [0, 0], [1], [0, 0, 0], [0, 1]]
 
     def product(choice):
-        chance = 1.0
+        probability = 1.0
         for frame, rank in enumerate(choice):
-            chance *= 0.6 * 0.35**rank * 0.9**frame
-        return chance
+            probability *= 0.6 * 0.35**rank * 0.9**frame
+        return probability
 
     every = [choice for size in (1, 2, 3) for choice in itertools.product(range(4), repeat=size)]
     best = sorted((product(choice) for choice in every), reverse=True)[:12]
@@ -109,10 +109,10 @@ def test_anchor_bodies_start_as_the_identity_and_every_part_learns(body):
     states_BATD = made(anchor_BAD=anchor_BAD)
     assert torch.equal(states_BATD, anchor_BAD[:, :, None].expand(-1, -1, 3, -1))
     optimiser = torch.optim.SGD(made.parameters(), lr=0.1)
-    for _ in range(2):  # what stands behind a zero learns from the second step on
+    for _ in range(2):  # what is multiplied by a zero has a gradient from the second step on
         optimiser.zero_grad()
         (made(anchor_BAD=anchor_BAD) * torch.randn(states_BATD.shape)).sum().backward()
         optimiser.step()
     assert all((parameter.grad != 0).any() for parameter in made.parameters())
-    said = made(anchor_BAD=anchor_BAD)
-    assert not torch.allclose(said[:, :, 0], said[:, :, 1])  # each frame has weights of its own
+    states_BATF = made(anchor_BAD=anchor_BAD)
+    assert not torch.allclose(states_BATF[:, :, 0], states_BATF[:, :, 1])  # each frame has weights of its own

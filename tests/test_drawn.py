@@ -1,4 +1,4 @@
-"""Drawn drafts: the chains follow the law they carry, and through a small model the text follows the base's."""
+"""Sampled drafts: chains follow the distributions in their tree, and the output follows the base's."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def settings(verify, temperature=1.0, tokens=3, lossless=True):
     return DecodingSettings(tokens, 12, temperature, 0, 1.0, verify, lossless, token_for_token=False)
 
 
-class DrawnFrames:
-    """Chains from frames that depend on the root alone: a head without a model."""
+class SampledFrames:
+    """Chains from frames that depend on the root alone."""
 
     def __init__(self, chains: int) -> None:
         self.frame_tree = SampledLabels(chains)
@@ -46,35 +46,35 @@ class DrawnFrames:
         return self.frame_tree(log_probs_TC, TreeRequest.of(context, (), rng)), None
 
 
-class ArgmaxKeptAsDrawn(DrawnFrames):
-    """The likeliest word with the law it was *not* drawn from: the field's commonest mistake."""
+class ArgmaxAsSampled(SampledFrames):
+    """The most probable token with a distribution that it was *not* sampled from: a common mistake."""
 
     def draft(self, context: Context, memory: None, rng: torch.Generator) -> tuple[TokenTree, None]:
         tree, _ = super().draft(context, memory, rng)
         if tree.draft_probs_NV is None:
             return tree, None
-        guess = tree.draft_probs_NV[0].argmax()[None]
-        laws_NV = torch.stack([tree.draft_probs_NV[0], torch.zeros(WORDS, dtype=torch.float64)])
-        return TokenTree(torch.cat([context.root[None], guess]), torch.tensor([-1, 0]), 1, laws_NV), None
+        token_1 = tree.draft_probs_NV[0].argmax()[None]
+        probs_NV = torch.stack([tree.draft_probs_NV[0], torch.zeros(WORDS, dtype=torch.float64)])
+        return TokenTree(torch.cat([context.root[None], token_1]), torch.tensor([-1, 0]), 1, probs_NV), None
 
 
 @pytest.fixture(scope="module")
 def base():
-    """Four words, hence 64 texts of three."""
+    """A vocabulary of four, hence 64 texts of three tokens."""
     return BaseLM(random_lm(vocabulary=WORDS, context=32, seed=2, eos_token_id=3), tiny_tokenizer(), "four-words")
 
 
 @pytest.fixture(scope="module")
 def exact(base):
-    """The law of three words after the prompt, by reading every text whole."""
-    law = []
+    """The distribution of three tokens after the prompt, from one forward pass per text."""
+    truth = []
     with torch.inference_mode():
         for text in itertools.product(range(WORDS), repeat=3):
             logits = base.lm(torch.tensor([[*PROMPT.tolist(), *text]])).logits[0].double()
             rows = (logits / TEMPERATURE).softmax(-1)[len(PROMPT) - 1 :]
-            law.append(float(torch.stack([rows[step, word] for step, word in enumerate(text)]).prod()))
-    assert sum(law) == pytest.approx(1)
-    return law
+            truth.append(float(torch.stack([rows[step, word] for step, word in enumerate(text)]).prod()))
+    assert sum(truth) == pytest.approx(1)
+    return truth
 
 
 TEMPERATURE = 2.0  # flat enough that most of the 64 texts occur
@@ -92,18 +92,18 @@ VERIFIERS = [(Rejection(multi_round), 1), (Rejection(multi_round), 3), (Rejectio
 
 
 @pytest.mark.parametrize(("verify", "chains"), VERIFIERS, ids=["rejection", "specinfer", "spectr"])
-def test_through_a_small_model_the_text_has_the_bases_law(base, exact, verify, chains):
-    assert p_value(texts(base, DrawnFrames(chains), verify, 400), exact) > MIN_P_VALUE
+def test_the_output_follows_the_bases_distribution(base, exact, verify, chains):
+    assert p_value(texts(base, SampledFrames(chains), verify, 400), exact) > MIN_P_VALUE
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("verify", "chains"), VERIFIERS, ids=["rejection", "specinfer", "spectr"])
-def test_through_a_small_model_many_times(base, exact, verify, chains):
-    assert p_value(texts(base, DrawnFrames(chains), verify, 10_000), exact) > MIN_P_VALUE
+def test_the_output_follows_the_bases_distribution_with_many_samples(base, exact, verify, chains):
+    assert p_value(texts(base, SampledFrames(chains), verify, 10_000), exact) > MIN_P_VALUE
 
 
-def test_through_a_small_model_a_softmax_kept_for_an_argmax_is_found_out(base, exact):
-    assert p_value(texts(base, ArgmaxKeptAsDrawn(1), Rejection(multi_round), 400), exact) < MIN_P_VALUE
+def test_the_chi_square_test_rejects_an_argmax_declared_as_sampled(base, exact):
+    assert p_value(texts(base, ArgmaxAsSampled(1), Rejection(multi_round), 400), exact) < MIN_P_VALUE
 
 
 @pytest.mark.parametrize(
@@ -112,60 +112,62 @@ def test_through_a_small_model_a_softmax_kept_for_an_argmax_is_found_out(base, e
     ids=["multi_round", "k_sequential", "typical"],
 )
 @pytest.mark.parametrize("chains", [1, 3])
-def test_at_temperature_0_every_verifier_says_the_bases_words(base, verify, chains):
+def test_at_temperature_0_every_verifier_returns_the_bases_tokens(base, verify, chains):
     for seed in range(6):
         how = settings(verify, 0.0, tokens=12)
         truth = generate(base, Autoregressive(base), PROMPT, settings(match, 0.0, tokens=12), frozenset(), seed).tokens
-        assert generate(base, DrawnFrames(chains), PROMPT, how, frozenset(), seed).tokens == truth
+        assert generate(base, SampledFrames(chains), PROMPT, how, frozenset(), seed).tokens == truth
 
 
 @pytest.mark.parametrize("chains", [1, 3])
-def test_drawn_chains_read_by_match_say_what_autoregression_says(base, chains):
+def test_sampled_chains_verified_by_match_equal_autoregression(base, chains):
     for seed in range(6):
         how = settings(match, 1.0, tokens=12)
         truth = generate(base, Autoregressive(base), PROMPT, how, frozenset(), seed).tokens
-        assert generate(base, DrawnFrames(chains), PROMPT, how, frozenset(), seed).tokens == truth
+        assert generate(base, SampledFrames(chains), PROMPT, how, frozenset(), seed).tokens == truth
 
 
 # --- what the tree carries ----------------------------------------------------------------------------------------
 
 
-def drawn(seed, chains, log_probs_TC, depth=9, nodes=64, stops=()):
+def sampled_tree(seed, chains, log_probs_TC, depth=9, nodes=64, stops=()):
     rng = torch.Generator().manual_seed(seed)
     return SampledLabels(chains)(log_probs_TC, TreeRequest(torch.tensor(0), depth, nodes, stops, DraftSampling(rng)))
 
 
 @pytest.mark.parametrize("chains", [1, 2, 4])
 @pytest.mark.parametrize("stops", [(), (1,)])
-def test_every_row_is_the_exact_law_behind_its_node(chains, stops):
-    """Against all alignments; below a stop word and at the depth that was asked for nothing is drawn."""
+def test_every_row_is_the_exact_distribution_behind_its_node(chains, stops):
+    """Against all alignments; below a stop token and at the maximal depth nothing is sampled."""
     log_probs_TC = frames(5).double().log_softmax(-1)
     probs = log_probs_TC.exp().tolist()
     for seed in range(15):
-        tree = drawn(seed, chains, log_probs_TC, depth=2, stops=stops)
-        draws_NK = sampling_order(tree)
+        tree = sampled_tree(seed, chains, log_probs_TC, depth=2, stops=stops)
+        sampled_NK = sampling_order(tree)
         for node in range(len(tree)):
             text = path_tokens(tree, node)
             if len(text) == 2 or set(text) & set(stops):
                 assert tree.draft_probs_NV[node].sum() == 0
-                assert (draws_NK[node] == -1).all()
+                assert (sampled_NK[node] == -1).all()
                 continue
-            law, _ = slow_next_label_distribution(probs, WORDS, text)
-            assert tree.draft_probs_NV[node].tolist() == pytest.approx([law[w] for w in range(WORDS)], abs=1e-10, rel=0)
+            truth, _ = slow_next_label_distribution(probs, WORDS, text)
+            assert tree.draft_probs_NV[node].tolist() == pytest.approx(
+                [truth[w] for w in range(WORDS)], abs=1e-10, rel=0
+            )
             children = set((tree.parents_N == node).nonzero()[:, 0].tolist())
-            assert {int(child) for child in draws_NK[node] if child >= 0} == children
-            through = chains if node == 0 else int((draws_NK == node).sum())
-            assert int((draws_NK[node] != -1).sum()) == through  # who comes this far draws once more
+            assert {int(child) for child in sampled_NK[node] if child >= 0} == children
+            through = chains if node == 0 else int((sampled_NK == node).sum())
+            assert int((sampled_NK[node] != -1).sum()) == through  # every chain that comes this far samples once more
 
 
 def test_chains_have_the_probability_of_their_texts():
-    """4,000 chains of up to four labels against the enumeration of every alignment: end and all."""
+    """4,000 chains of up to four labels against the enumeration of all alignments, the end included."""
     log_probs_TC = frames(6, classes=4).double().log_softmax(-1)
     truth = slow_texts(log_probs_TC.exp().tolist(), 3)
     names = sorted(truth)
     seen = dict.fromkeys(names, 0)
     for seed in range(1000):
-        tree = drawn(seed, 4, log_probs_TC)
+        tree = sampled_tree(seed, 4, log_probs_TC)
         paths = [[0] for _ in range(4)]
         for chain, path in enumerate(paths):
             while (child := int(tree.sampled_nodes_NK[path[-1], chain])) >= 0:
@@ -175,33 +177,33 @@ def test_chains_have_the_probability_of_their_texts():
 
 
 def test_chains_share_nodes_and_keep_their_order():
-    """Chains a b, a stop, c d: node 1 was drawn twice after the root, then node 3."""
+    """Chains a b, a end, c d: node 1 was sampled twice after the root, then node 3."""
     words = torch.tensor([[0, 1], [0, NO_TOKEN], [2, 3]])
-    laws = torch.arange(24, dtype=torch.float64).reshape(3, 2, 4) / 100
-    laws[1, 0] = laws[2, 0] = laws[0, 0]
-    laws[1, 1] = laws[0, 1]
-    tree = merge_chains(torch.tensor(9), words, laws, torch.ones(3, 2, dtype=torch.bool))
+    probs = torch.arange(24, dtype=torch.float64).reshape(3, 2, 4) / 100
+    probs[1, 0] = probs[2, 0] = probs[0, 0]
+    probs[1, 1] = probs[0, 1]
+    tree = merge_chains(torch.tensor(9), words, probs, torch.ones(3, 2, dtype=torch.bool))
     assert tree.tokens_N.tolist() == [9, 0, 1, 2, 3]
     assert tree.parents_N.tolist() == [-1, 0, 1, 0, 3]
     assert tree.sampled_nodes_NK.tolist() == [[1, 1, 3], [2, NO_TOKEN, -1], [-1] * 3, [-1, -1, 4], [-1] * 3]
-    assert torch.equal(tree.draft_probs_NV[[0, 1, 3]], torch.stack([laws[0, 0], laws[0, 1], laws[2, 1]]))
+    assert torch.equal(tree.draft_probs_NV[[0, 1, 3]], torch.stack([probs[0, 0], probs[0, 1], probs[2, 1]]))
     assert tree.draft_probs_NV[[2, 4]].sum() == 0
 
 
 @pytest.mark.parametrize(("nodes", "most"), [(1, 1), (2, 2), (3, 3), (4, 4), (12, 10)])
 def test_a_budget_is_shared_by_the_chains(nodes, most):
-    """Never more than `nodes`, and no chain is cut because of what another one says."""
-    sizes = {len(drawn(seed, 3, frames(seed, classes=60), depth=9, nodes=nodes)) for seed in range(40)}
+    """Never more than `nodes`, and no chain is cut because of another one's tokens."""
+    sizes = {len(sampled_tree(seed, 3, frames(seed, classes=60), depth=9, nodes=nodes)) for seed in range(40)}
     assert max(sizes) == most
 
 
-def test_without_a_record_of_draws_every_guess_is_one():
-    laws = torch.tensor([[0.5, 0.5], [0.5, 0.1], [0.0, 0.0], [0.3, 0.3]])
-    tree = TokenTree(torch.tensor([0, 1, 0, 1]), torch.tensor([-1, 0, 1, 2]), 3, laws)
+def test_without_recorded_samples_every_draft_token_is_one():
+    probs = torch.tensor([[0.5, 0.5], [0.5, 0.1], [0.0, 0.0], [0.3, 0.3]])
+    tree = TokenTree(torch.tensor([0, 1, 0, 1]), torch.tensor([-1, 0, 1, 2]), 3, probs)
     assert sampling_order(tree).tolist() == [[1], [2], [3], [NO_TOKEN]]
 
 
-def test_no_chain_is_refused():
+def test_zero_chains_are_refused():
     with pytest.raises(InputError, match="chains=0"):
         SampledLabels(0)
 
@@ -209,37 +211,37 @@ def test_no_chain_is_refused():
 # --- typical ------------------------------------------------------------------------------------------------------
 
 
-def test_typical_by_pencil():
-    """Uniform over four: H = log 4, threshold min(0.3, 0.5 / 4) = 1/8 < 1/4: every guess stands. Nearly sure: 0.3."""
+def test_typical_acceptance_by_hand():
+    """Uniform over four: H = log 4, threshold min(0.3, 0.5 / 4) = 1/8 < 1/4: all are accepted. Nearly certain: 0.3."""
     tree = TokenTree.from_paths(torch.tensor(0), torch.tensor([[1, 2], [3, 0]]), torch.tensor([2, 2]), 9)
-    laws = torch.tensor([[0.25] * 4, [0.1, 0.1, 0.2, 0.6], [0.25] * 4, [0.6, 0.1, 0.2, 0.1], [0.25] * 4])
-    verdict = TypicalAcceptance(0.3, 0.5)(tree, laws.log(), GumbelNoise(0), 5)
-    # Both first words stand. H(.6 .2 .1 .1) = 1.089, so min(0.3, 0.5 x 0.337) = 0.168: 2 (0.2) and 0 (0.6) stand too;
-    # of the two longest paths the base finds 3 0 the likelier.
+    probs = torch.tensor([[0.25] * 4, [0.1, 0.1, 0.2, 0.6], [0.25] * 4, [0.6, 0.1, 0.2, 0.1], [0.25] * 4])
+    verdict = TypicalAcceptance(0.3, 0.5)(tree, probs.log(), GumbelNoise(0), 5)
+    # Both first tokens are accepted. H(.6 .2 .1 .1) = 1.089, so min(0.3, 0.5 x 0.337) = 0.168: 2 (0.2) and 0 (0.6)
+    # are too; of the two longest paths 3 0 is more probable under the base.
     assert verdict.path_K[: verdict.length].tolist() == [0, 3, 4]
     verdict = TypicalAcceptance(0.22, 2.0)(
-        tree, laws.log(), GumbelNoise(0), 5
+        tree, probs.log(), GumbelNoise(0), 5
     )  # 0.22 everywhere, as without it 0.5 behind the root
     assert verdict.path_K[: verdict.length].tolist() == [0, 3, 4]
     verdict = TypicalAcceptance(0.3, 2.0)(
-        tree, laws.log(), GumbelNoise(0), 5
-    )  # 0.3 everywhere: not even the first words stand
+        tree, probs.log(), GumbelNoise(0), 5
+    )  # 0.3 everywhere: not even the first tokens are accepted
     assert verdict.path_K[: verdict.length].tolist() == [0]
 
 
-def test_typical_changes_the_text(base, exact):
-    """Why it is marked lossy: the same chi-square that passes the others refuses it."""
-    assert p_value(texts(base, DrawnFrames(1), TypicalAcceptance(0.09, 0.3), 400), exact) < MIN_P_VALUE
+def test_typical_acceptance_changes_the_output(base, exact):
+    """It is marked lossy: the chi-square test that the others pass rejects it."""
+    assert p_value(texts(base, SampledFrames(1), TypicalAcceptance(0.09, 0.3), 400), exact) < MIN_P_VALUE
 
 
-def test_typical_refuses_values_that_mean_nothing():
+def test_typical_acceptance_refuses_impossible_values():
     with pytest.raises(InputError, match="epsilon=1"):
         TypicalAcceptance(1.5, 0.3)
 
 
-def test_a_single_word_left_by_top_k_is_no_trouble():
-    """Where p is one-hot at T > 0 rejection agrees with the base's only word."""
-    tree = drawn(1, 3, frames(3))
+def test_a_single_token_left_by_top_k():
+    """Where p is one-hot at T > 0 rejection sampling returns the base's only token."""
+    tree = sampled_tree(1, 3, frames(3))
     log_probs = warp(torch.randn(len(tree), WORDS, generator=torch.Generator().manual_seed(0)), 1.0, top_k=1)
     for rule in (multi_round, k_sequential):
         verdict = Rejection(rule)(tree, log_probs, GumbelNoise(4), 2)

@@ -1,4 +1,4 @@
-"""Which reports the card of a published head quotes, of several that were made of one benchmark."""
+"""Which of several reports of one benchmark the card of a published head quotes."""
 
 import json
 
@@ -29,13 +29,13 @@ def test_the_largest_report_of_a_benchmark_is_quoted(sizes, tmp_path):
     assert quoted(tmp_path) == ["ab"[sizes.index(120)]]
 
 
-def test_of_two_as_large_the_newer_is_quoted(tmp_path):
+def test_of_equally_large_reports_the_newer_is_quoted(tmp_path):
     for name, date in (("a", "2026-02-01"), ("b", "2026-03-01"), ("c", "2026-01-01")):
         report(tmp_path, name, 80, date)
     assert quoted(tmp_path) == ["b"]
 
 
-def test_what_was_measured_otherwise_stays_beside_it(tmp_path):
+def test_other_settings_are_quoted_too(tmp_path):
     """Another benchmark, another temperature, and a replay of more questions, which has no speed-up."""
     report(tmp_path, "a", 120)
     report(tmp_path, "b", 2, benchmark="mt_bench")
@@ -47,7 +47,7 @@ def test_what_was_measured_otherwise_stays_beside_it(tmp_path):
 @pytest.mark.parametrize(
     ("prompts", "said"), [(2, "2 of 1,319 questions of gsm8k; a CPU"), (1319, "1,319 questions of gsm8k; a CPU")]
 )
-def test_the_card_says_how_many_questions(prompts, said, tmp_path):
+def test_the_card_has_the_number_of_questions(prompts, said, tmp_path):
     report(tmp_path, "a", prompts)
     ((rows, where),) = largest_reports(tmp_path, "ctc")
     assert measurement_section(rows, where).startswith(f"{said}, float32, commit 0123456")

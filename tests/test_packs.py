@@ -1,4 +1,4 @@
-"""Packs are texts that do not see each other: a packed batch is its answers in rows of their own, for every drafter."""
+"""Packed sequences: for every drafter a packed batch equals the same responses one per row."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from ctcdraft.objectives.ctc import CTC, PrefixCTC, Transducer
 from ctcdraft.objectives.distillation import Distill, kl
 from ctcdraft.objectives.eagle import Eagle, EagleCTC
 
-CONTEXT = 32  # shorter than a pack: a place that did not start anew would lie outside the base's positions
+CONTEXT = 32  # shorter than a pack: position ids that did not restart would exceed it
 SIZE = 80
 PLACES = torch.tensor([[0, 1, 2, 0, 1, 0, 1, 2], [0, 1, 2, 3, 4, 5, 5, 5]])
 
 
 def cut() -> TokenSequences:
-    """The rows of other tests; every third answer was cut off, and one begins with an answer token."""
+    """The sequences of other tests; every third response was cut off, and one text begins with a response token."""
     made = random_sequences()
     made.masks[4][:6] = 1
     return TokenSequences(made.tokens, made.masks, [index % 3 != 1 for index in range(len(made))])
@@ -42,7 +42,7 @@ def packs(base, labels, source=OnlineHiddenStates, anchors=30) -> Batches:
 
 
 def unpacked(base, made: Batches, step: int, batch: Batch) -> Batch:
-    """The same answers and anchors, an answer a row: windows by the slow twin, states of every answer alone."""
+    """Return the same responses and anchors, one response per row: windows by the slow twin, hidden states alone."""
     tokens, states, windows = [], [], []
     for row, pack in enumerate(made.packs(step)):
         begin = 0
@@ -113,8 +113,8 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_packed_batch_is_its_answers_in_rows_of_their_own(case, tmp_path):
-    """The same loss and the same gradient of everything that is trained."""
+def test_a_packed_batch_equals_its_responses_one_per_row(case, tmp_path):
+    """The same loss and the same gradient of every trained parameter."""
     base = random_base("gpt2" if case == "ctc_causal" else "llama", context=CONTEXT)
     make, objective = CASES[case]
     drafter = make(base, tmp_path)
@@ -124,19 +124,19 @@ def test_a_packed_batch_is_its_answers_in_rows_of_their_own(case, tmp_path):
     assert [len(pack) for pack in made.packs(0)] == [3, 3]
     alone = unpacked(base, made, 0, batch)
     assert int((alone.lengths_BA > 0).sum()) == int((batch.lengths_BA > 0).sum()) > 30
-    told = [gradients(drafter, objective, one) for one in (batch, alone)]
-    assert float(told[0][0]) == pytest.approx(float(told[1][0]), rel=1e-5, abs=1e-5)
-    for name, value in told[0][1].items():
+    results = [gradients(drafter, objective, one) for one in (batch, alone)]
+    assert float(results[0][0]) == pytest.approx(float(results[1][0]), rel=1e-5, abs=1e-5)
+    for name, value in results[0][1].items():
         scale = max(1.0, float(value.abs().max()))
-        assert (value - told[1][1][name]).abs().max() < 2e-5 * scale, name
-    # It could have failed: texts that see each other, and places that go on, make another loss.
+        assert (value - results[1][1][name]).abs().max() < 2e-5 * scale, name
+    # The test can fail: texts that attend to each other, with position ids that continue, have another loss.
     leaking = torch.arange(batch.tokens_BL.shape[1]).clamp(max=CONTEXT - 1).expand_as(batch.tokens_BL)
     if case not in SEES_ONE_STATE:
         blurred = objective(drafter(Batch(**vars(batch) | {"position_ids_BL": leaking})), batch).value
-        assert abs(float(blurred.detach() - told[1][0])) > 1e-4
+        assert abs(float(blurred.detach() - results[1][0])) > 1e-4
 
 
-SEES_ONE_STATE = ("residual", "feed_forward", "hydra")  # which is the base's, read below
+SEES_ONE_STATE = ("residual", "feed_forward", "hydra")  # of the base, whose packing is tested below
 
 
 def tapped_base(base):
@@ -153,30 +153,34 @@ def gradients(drafter, objective, batch):
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "gpt2"])
-def test_states_of_a_pack_are_those_of_every_text_alone(kind):
+def test_hidden_states_of_a_pack_are_those_of_every_text_alone(kind):
     base = random_base(kind, context=CONTEXT)
     rng = torch.Generator().manual_seed(2)
     texts = [torch.randint(5, 200, (length,), generator=rng) for length in (20, 9, 30, 3, 1, 17)]
     packed_rows = TokenSequences(texts, [torch.ones(len(text)).int() for text in texts], [True] * 6)
-    laid = packed_rows.pad_packs([[0, 1, 2, 3], [4, 5]])
-    states_BLD = base.hidden_states(laid.tokens_BL, torch.ones_like(laid.tokens_BL), laid.position_ids_BL)
+    padded_rows = packed_rows.pad_packs([[0, 1, 2, 3], [4, 5]])
+    states_BLD = base.hidden_states(
+        padded_rows.tokens_BL, torch.ones_like(padded_rows.tokens_BL), padded_rows.position_ids_BL
+    )
     at = {0: (0, 0), 1: (0, 20), 2: (0, 29), 3: (0, 59), 4: (1, 0), 5: (1, 1)}
     for index, (row, begin) in at.items():
         alone_LD = base.hidden_states(texts[index][None], torch.ones_like(texts[index])[None])[0]
-        there_LD = states_BLD[row, begin : begin + len(texts[index])]
-        assert torch.allclose(there_LD, alone_LD, atol=1e-4), index
-        # In a row that is read as one text, or at other places, it would not be so.
+        packed_LD = states_BLD[row, begin : begin + len(texts[index])]
+        assert torch.allclose(packed_LD, alone_LD, atol=1e-4), index
+        # As one text, or at other position ids, they differ.
         if begin and len(texts[index]) > 1:
-            whole_BLD = base.hidden_states(laid.tokens_BL[:, :CONTEXT], torch.ones_like(laid.tokens_BL[:, :CONTEXT]))
+            whole_BLD = base.hidden_states(
+                padded_rows.tokens_BL[:, :CONTEXT], torch.ones_like(padded_rows.tokens_BL[:, :CONTEXT])
+            )
             part_LD = whole_BLD[row, begin : begin + len(texts[index])]
             assert not torch.allclose(part_LD, alone_LD[: len(part_LD)], atol=1e-2) or not len(part_LD)
 
 
 @pytest.mark.parametrize("case", ["ctc", "gru", "residual", "hydra", "hydra++", "eagle_ctc", "draft_model"])
 @torch.no_grad()
-def test_a_neighbour_changes_nothing(case, tmp_path):
-    """Other tokens in the first and the last text of a pack: states and emissions of the middle one do not move,
-    not even those of frames that reach past its end."""
+def test_other_texts_of_a_pack_change_nothing(case, tmp_path):
+    """Other tokens in its first and last text: hidden states and emissions of the middle one do not change, not even
+    those of frames that reach past its end."""
     base = random_base(context=CONTEXT)
     make, objective = CASES[case]
     drafter = make(base, tmp_path)
@@ -201,22 +205,22 @@ def test_a_neighbour_changes_nothing(case, tmp_path):
 
 
 @pytest.mark.parametrize("precision", ["float32"])
-def test_stored_states_are_laid_into_the_pack(precision, tmp_path):
+def test_stored_hidden_states_are_packed(precision, tmp_path):
     base = random_base(context=CONTEXT)
-    kept = packs(base, 3, partial(OfflineHiddenStates, path=str(tmp_path), precision=precision, rows=4, limit_gb=1.0))
+    stored = packs(base, 3, partial(OfflineHiddenStates, path=str(tmp_path), precision=precision, rows=4, limit_gb=1.0))
     live = packs(base, 3)
     for step in range(4):
-        one, other = kept.batch(step), live.batch(step)
-        for row, pack in enumerate(kept.packs(step)):
-            real = sum(len(kept.rows.tokens[index]) for index in pack)
+        one, other = stored.batch(step), live.batch(step)
+        for row, pack in enumerate(stored.packs(step)):
+            real = sum(len(stored.rows.tokens[index]) for index in pack)
             assert torch.allclose(one.states_BLD[row, :real], other.states_BLD[row, :real], atol=1e-4)
 
 
 def test_no_window_reaches_into_the_next_text():
-    """Even where that begins with an answer token: the window ends where its own text does."""
+    """Even where that begins with a response token: the window ends where its own text does."""
     base = random_base(context=CONTEXT)
     made = packs(base, 4, anchors=SIZE)
-    met = 0
+    neighbours = 0
     for step in range(8):
         batch = made.batch(step)
         for row, pack in enumerate(made.packs(step)):
@@ -224,8 +228,8 @@ def test_no_window_reaches_into_the_next_text():
             for anchor, length in zip(batch.anchors_BA[row].tolist(), batch.lengths_BA[row].tolist(), strict=True):
                 end = next((end for end in ends if anchor < end), None)
                 assert not length or anchor + 1 + length < end
-            met += any(nxt == 4 for _, nxt in pairwise(pack))
-    assert met  # answer 4 begins with an answer token
+            neighbours += any(nxt == 4 for _, nxt in pairwise(pack))
+    assert neighbours  # response 4 begins with a response token
 
 
 def test_who_sees_whom_by_pencil():

@@ -1,19 +1,24 @@
-"""From frames to trees: no blank, no unmerged repeat, nothing below a stop, the likeliest paths first."""
+"""Trees of CTC frames: no blank, no unmerged repeat, nothing below a stop token, the most probable paths first."""
 
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import pytest
 import torch
+from stepwise_parts import make_sequential_drafter
 from tiny_models import random_base
-from training_parts import ctc_head
+from training_parts import block_head, ctc_head
 
 from ctcdraft.decoding.static_shapes import StaticShapeForward
 from ctcdraft.drafters.trees.ctc import MAX_BEST_FIRST_NODES, Collapse, PrefixSearch, rank_sequences
+from ctcdraft.drafters.trees.dynamic import DynamicTree
 from ctcdraft.drafters.trees.per_frame import PerFrameStepFunction, likely_choices
 from ctcdraft.drafters.trees.request import TreeRequest
+from ctcdraft.drafters.trees.sampled_chains import SampledChains
 from ctcdraft.errors import InputError
+from ctcdraft.nn.bodies import ResidualBody
 
 BLANK, STOP = 6, 4
 
@@ -24,9 +29,9 @@ def frames(seed: int, count: int = 5) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("seed", range(20))
-@pytest.mark.parametrize("paths", [PrefixSearch(6), Collapse(30, 4, 0.4)], ids=lambda paths: type(paths).__name__)
-def test_every_tree_is_a_tree_of_words(paths, seed):
-    tree = paths(frames(seed), TreeRequest(torch.tensor(1), 4, 10, (STOP,)))
+@pytest.mark.parametrize("frame_tree", [PrefixSearch(6), Collapse(30, 4, 0.4)], ids=lambda tree: type(tree).__name__)
+def test_every_tree_is_a_tree_of_tokens(frame_tree, seed):
+    tree = frame_tree(frames(seed), TreeRequest(torch.tensor(1), 4, 10, (STOP,)))
     assert 1 < len(tree) <= 10
     assert tree.tokens_N[0] == 1
     assert BLANK not in tree.tokens_N.tolist()
@@ -36,19 +41,19 @@ def test_every_tree_is_a_tree_of_words(paths, seed):
     assert len(set(siblings)) == len(siblings)
 
 
-def test_stops_do_occur_in_these_trees():
+def test_stop_tokens_occur_in_these_trees():
     trees = [PrefixSearch(6)(frames(seed), TreeRequest(torch.tensor(1), 4, 10, (STOP,))) for seed in range(20)]
     free = [PrefixSearch(6)(frames(seed), TreeRequest(torch.tensor(1), 4, 10)) for seed in range(20)]
     assert any(STOP in tree.tokens_N[1:].tolist() for tree in trees)
     assert any(tree.parents_N.tolist() != other.parents_N.tolist() for tree, other in zip(trees, free, strict=True))
 
 
-def test_frames_that_are_sure_say_their_text():
-    said = [2, 2, BLANK, 2, 5]  # 2 2 5: merge the repeat, keep what the blank parts
+def test_certain_frames_give_their_text():
+    classes = [2, 2, BLANK, 2, 5]  # collapses to 2 2 5: repeats merge unless a blank separates them
     sure = torch.full((5, BLANK + 1), -20.0)
-    sure[torch.arange(5), torch.tensor(said)] = 0.0
-    for paths in (PrefixSearch(6), Collapse(10, 3, 0.4)):
-        tree = paths(sure.log_softmax(-1), TreeRequest(torch.tensor(1), 5, 4, (STOP,)))
+    sure[torch.arange(5), torch.tensor(classes)] = 0.0
+    for frame_tree in (PrefixSearch(6), Collapse(10, 3, 0.4)):
+        tree = frame_tree(sure.log_softmax(-1), TreeRequest(torch.tensor(1), 5, 4, (STOP,)))
         assert tree.tokens_N.tolist() == [1, 2, 2, 5]
         assert tree.parents_N.tolist() == [-1, 0, 1, 2]
 
@@ -57,8 +62,8 @@ def same(one, other) -> bool:
     return torch.equal(one.tokens_N, other.tokens_N) and torch.equal(one.parents_N, other.parents_N)
 
 
-def test_a_search_of_fixed_shapes_makes_the_same_trees():
-    """Of drafters on a base whose reads are of fixed shapes; a search that is captured is a graph of this one."""
+def test_a_search_of_static_shapes_builds_the_same_trees():
+    """Used with a base of static shapes; the CUDA graph is a capture of this search."""
     plain, fixed = PrefixSearch(4), PrefixSearch(4).with_static_shapes()
     for seed in range(10):
         for depth in (2, 5):
@@ -74,7 +79,7 @@ def test_a_search_of_fixed_shapes_makes_the_same_trees():
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="captures CUDA graphs, and there is no CUDA device here")
-def test_a_captured_search_makes_the_trees_of_an_eager_one():
+def test_a_captured_search_builds_the_trees_of_an_eager_one():
     plain, fixed = PrefixSearch(4), PrefixSearch(4).with_static_shapes()
     with torch.inference_mode():
         for seed in range(10):
@@ -84,12 +89,21 @@ def test_a_captured_search_makes_the_trees_of_an_eager_one():
     assert len(fixed.graph_search._graphs) == 2
 
 
-def test_no_room_no_guesses():
-    for paths in (PrefixSearch(6), Collapse(10, 3, 0.4)):
-        assert len(paths(frames(0), TreeRequest(torch.tensor(1), 0, 8))) == 1
+@pytest.mark.parametrize("tree", [DynamicTree(1, 1), SampledChains(1)], ids=lambda tree: type(tree).__name__)
+def test_a_tree_of_the_other_kind_is_refused(tree, tmp_path):
+    base = random_base()
+    with pytest.raises(InputError, match=rf"ParallelDrafter computes all frames at once, and {type(tree).__name__}"):
+        block_head(base, partial(ResidualBody, blocks=1), tree)
+    with pytest.raises(InputError, match=r"Eagle computes step by step, and PrefixSearch .* for example dynamic"):
+        make_sequential_drafter("eagle", base, tmp_path, tree=PrefixSearch(4))
 
 
-def test_fixed_ranks_begin_with_the_best_of_every_frame():
+def test_without_room_the_tree_is_the_root():
+    for frame_tree in (PrefixSearch(6), Collapse(10, 3, 0.4)):
+        assert len(frame_tree(frames(0), TreeRequest(torch.tensor(1), 0, 8))) == 1
+
+
+def test_rank_sequences_begin_with_the_best_of_every_frame():
     assert rank_sequences(2, 3, 4, 0.35).tolist() == [[0, 0], [1, 0], [0, 1], [2, 0]]
     many = rank_sequences(4, 3, 50, 0.35).tolist()
     assert len({tuple(row) for row in many}) == 50
@@ -97,19 +111,19 @@ def test_fixed_ranks_begin_with_the_best_of_every_frame():
 
 
 @pytest.mark.parametrize("values", [(0, 10, 0.35), (42, 0, 0.35), (42, 10, 0.0), (42, 10, 1.5), (42, 10, "abc")])
-def test_raw_paths_that_are_none(values):
+def test_impossible_raw_paths_are_refused(values):
     with pytest.raises(InputError, match=r"drafter\.tree\.r"):
         Collapse(*values)
 
 
 @pytest.mark.parametrize("values", [(0.0, 0.3, 0.9), (1.0, 0.3, 0.9), (0.6, 0.0, 0.9), (0.6, 0.3, 1.1)])
-def test_choices_of_no_probability(values):
+def test_impossible_probabilities_of_choices_are_refused(values):
     with pytest.raises(InputError, match="0 < first < 1"):
         likely_choices(5, 4, 3, *values)
 
 
-def test_laws_of_frames_are_as_many_as_texts():
-    """A growth may hand over several texts and takes a row for each, also where all rows are one."""
-    laws = PerFrameStepFunction(torch.randn(3, 7).log_softmax(-1), None)
-    assert laws(torch.tensor([1]), torch.tensor([0])).shape == (1, 6)
-    assert laws(torch.tensor([2, 3]), torch.tensor([0, 0])).shape == (2, 6)
+def test_a_frame_has_one_row_per_text():
+    """Also where the rows are equal, because there is no logit correction."""
+    step_function = PerFrameStepFunction(torch.randn(3, 7).log_softmax(-1), None)
+    assert step_function(torch.tensor([1]), torch.tensor([0])).shape == (1, 6)
+    assert step_function(torch.tensor([2, 3]), torch.tensor([0, 0])).shape == (2, 6)

@@ -1,9 +1,11 @@
 """Names of classes, keys and options from before they were renamed: understood in files and on command lines."""
 
 import pytest
+from omegaconf import OmegaConf
 
 from ctcdraft.config.allowed import ALLOWED_TARGETS
 from ctcdraft.config.cli import CONFIGS
+from ctcdraft.config.contestants import resolve
 from ctcdraft.renamed import KEYS, OPTIONS, TARGETS, current, current_argument
 
 
@@ -43,6 +45,31 @@ def test_old_keys_of_a_file_that_holds_a_drafter_have_their_present_names():
     new = {"defaults": ["ctc", {"override tree": "per_frame"}, {"tree": "dynamic"}], "tree": {"width": 2}}
     assert current(old, "drafter") == new
     assert current({"growth": "exact"}, "drafter") == {"tree": "top_n"}
+
+
+@pytest.mark.parametrize(
+    ("drafter", "old", "new"),
+    [
+        ({"body": {}, "paths": {}}, "direct", "per_frame"),
+        ({"body": {}, "paths": {}}, "drawn", "sampled"),
+        ({"body": {}, "tree": {}}, "chain", "per_frame_chain"),
+        ({"growth": {}}, "drawn", "sampled_sequential"),
+        ({"growth": {}}, "chain", "chain"),
+        ({"tree": {}}, "top_n", "top_n"),
+    ],
+)
+def test_an_old_reading_of_a_run_has_its_present_name(drafter, old, new, tmp_path):
+    """`chain` and `drawn` were options of both groups, and mean what they meant for the run's own drafter."""
+    OmegaConf.save({"drafter": {"name": "head", **drafter}}, tmp_path / "config.yaml")
+    contestant = resolve(f"{tmp_path}@{old}")
+    assert (contestant.tree, contestant.name) == (new, f"head@{new}")
+
+
+def test_old_values_of_a_contestant_have_their_present_names():
+    """As in contestants=[{draft_model:{path:FOLDER,growth:best}}]."""
+    for values in ({"growth": "best"}, {"tree": "dynamic"}):
+        contestant = resolve(OmegaConf.create({"draft_model": {"path": "somewhere", **values}}))
+        assert contestant.config.tree == OmegaConf.load(CONFIGS / "drafter/tree/dynamic.yaml")
 
 
 def test_every_rename_ends_at_a_name_that_exists():

@@ -1,7 +1,7 @@
-"""Training equals decoding, for drafters of several steps: every law on the way is that of the training forward.
+"""Training equals decoding for sequential drafters: every distribution is that of the training forward pass.
 
-Along the true words all frames must agree. EAGLE's deeper frames are told its own states and not the base's, by
-design; these are held to a slow reading of their own.
+Along the true text all frames must agree. EAGLE's deeper frames read its own hidden states instead of the base's, by
+design; they are compared with a slow computation of their own.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from ctcdraft.drafters.trees.request import TreeRequest
 ONE = torch.zeros(1, dtype=torch.int64)
 
 
-class Witness:
-    """Asks for the laws along the true words at every pass; hangs truth of varying length into the tree."""
+class RecordingDrafter:
+    """Records the distributions along the true text at every step and drafts true tokens of varying number."""
 
     def __init__(self, drafter, text):
         self.drafter = drafter
@@ -34,14 +34,14 @@ class Witness:
         self.contexts: list[Context] = []
 
     def draft(self, context: Context, memory, rng):
-        here = len(context.tokens_L)
-        laws = self.drafter.step_function(context, memory)
-        words = self.text[here - 1 : here - 1 + self.drafter.frames]
-        law = torch.stack([laws(word[None], ONE)[0] for word in words])
-        self.seen.append((here - 2, law))
-        memory = laws.release()
-        truth = self.text[here : here + min(len(self.seen) % 4, context.depth)]
-        wrong = (law[0].argmax() + 1)[None]
+        length = len(context.tokens_L)
+        step_function = self.drafter.step_function(context, memory)
+        tokens = self.text[length - 1 : length - 1 + self.drafter.frames]
+        log_probs = torch.stack([step_function(token[None], ONE)[0] for token in tokens])
+        self.seen.append((length - 2, log_probs))
+        memory = step_function.release()
+        truth = self.text[length : length + min(len(self.seen) % 4, context.depth)]
+        wrong = (log_probs[0].argmax() + 1)[None]
         paths = [path.tolist() for path in (truth, wrong) if context.depth]
         width = max(map(len, paths), default=1) or 1
         padded = torch.tensor([path + [-1] * (width - len(path)) for path in paths] or [[-1]])
@@ -50,69 +50,71 @@ class Witness:
 
 
 def decoded(base, drafter):
-    answer = generate(base, Autoregressive(base), PROMPT, HOW, frozenset(), 0).tokens
-    text = torch.cat([PROMPT, torch.tensor(answer)])
-    witness = Witness(drafter, text)
-    made = generate(base, witness, PROMPT, HOW, frozenset(), 0)
-    assert made.tokens == answer
-    assert len({step.committed for step in made.passes}) > 2  # passes of different lengths were tried
+    response = generate(base, Autoregressive(base), PROMPT, HOW, frozenset(), 0).tokens
+    text = torch.cat([PROMPT, torch.tensor(response)])
+    witness = RecordingDrafter(drafter, text)
+    generation = generate(base, witness, PROMPT, HOW, frozenset(), 0)
+    assert generation.tokens == response
+    assert len({step.committed for step in generation.passes}) > 2  # steps of different lengths occurred
     return text, witness.seen
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("lm", ["llama", "gpt2"])
 @torch.inference_mode()
-def test_every_pass_says_what_training_says(lm, kind, tmp_path):
+def test_every_step_equals_training(lm, kind, tmp_path):
     base = random_base(lm)
     drafter = make_sequential_drafter(kind, base, tmp_path)
     text, seen = decoded(base, drafter)
     anchors = [anchor for anchor, _ in seen]
     trained = training_emissions(base, drafter, text, anchors).log_softmax(dim=-1)
     equal_frames = 1 if kind == "eagle" else drafter.frames
-    for (_, law), truth in zip(seen, trained, strict=True):
-        frames = min(len(law), equal_frames)
-        assert (law[:frames] - truth[:frames]).abs().max() < 1e-4
+    for (_, log_probs), truth in zip(seen, trained, strict=True):
+        frames = min(len(log_probs), equal_frames)
+        assert (log_probs[:frames] - truth[:frames]).abs().max() < 1e-4
     shifted = training_emissions(base, drafter, text, anchors[:-1], shift=1).log_softmax(dim=-1)
-    first = torch.stack([law[0] for _, law in seen[:-1]])
+    first = torch.stack([log_probs[0] for _, log_probs in seen[:-1]])
     assert (first - shifted[:, 0]).abs().max() > 1e-2
 
 
 @torch.inference_mode()
-def test_eagle_goes_on_from_its_own_states(tmp_path):
-    """The slow reading: no cache, one more row a level, each fed the state guessed for the row before it."""
+def test_eagle_continues_from_its_own_hidden_states(tmp_path):
+    """Compared without a cache: one more row per level, which reads the hidden state predicted before it."""
     base = random_base()
-    drafter = make_sequential_drafter("eagle", base, tmp_path).double()  # feeding a state back magnifies its rounding
+    drafter = make_sequential_drafter(
+        "eagle", base, tmp_path
+    ).double()  # feeding a hidden state back magnifies its rounding
     base.double()
     text, seen = decoded(base, drafter)
-    for anchor, law in seen[::5]:
+    for anchor, log_probs in seen[::5]:
         states = base.hidden_states(text[None, : anchor + 1], torch.ones(1, anchor + 1, dtype=torch.int64))
-        for level in range(len(law)):
+        for level in range(len(log_probs)):
             rows = anchor + 1 + level
-            said = drafter.block(drafter.fuse_inputs(text[None, 1 : rows + 1], states), torch.arange(rows))[:, -1:]
-            truth = drafter.head(said)[0, 0].log_softmax(dim=-1)
-            assert (law[level] - truth).abs().max() < 1e-4
-            states = torch.cat([states, said], dim=1)
+            outputs = drafter.block(drafter.fuse_inputs(text[None, 1 : rows + 1], states), torch.arange(rows))[:, -1:]
+            truth = drafter.head(outputs)[0, 0].log_softmax(dim=-1)
+            assert (log_probs[level] - truth).abs().max() < 1e-4
+            states = torch.cat([states, outputs], dim=1)
 
 
 class Recorder:
-    """Passes laws on and keeps every text's."""
+    """Records the distribution behind every text of a step function."""
 
-    def __init__(self, laws):
-        self.step_function = laws
+    def __init__(self, step_function):
+        self.step_function = step_function
         self.texts, self.found = [()], {}
 
     def __call__(self, tokens_K, rows_K):
         if self.found:
             self.texts = [(*self.texts[r], t) for r, t in zip(rows_K.tolist(), tokens_K.tolist(), strict=True)]
-        said = self.step_function(tokens_K, rows_K)
-        self.found |= dict(zip(self.texts, said, strict=True))
-        return said
+        outputs = self.step_function(tokens_K, rows_K)
+        self.found |= dict(zip(self.texts, outputs, strict=True))
+        return outputs
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @torch.inference_mode()
-def test_a_branching_tree_is_read_as_the_texts_in_it(kind, tmp_path):
-    """In float64: EAGLE's own states go from step to step, and on some processors float32 lets 3e-5 grow to 6e-4."""
+def test_a_branching_tree_has_the_distributions_of_its_texts(kind, tmp_path):
+    """In float64, because EAGLE feeds its hidden states back: on some processors float32 lets 3e-5 grow to 6e-4."""
     base = random_base()
     base.lm.double()
     drafter = make_sequential_drafter(kind, base, tmp_path).double()
@@ -123,15 +125,15 @@ def test_a_branching_tree_is_read_as_the_texts_in_it(kind, tmp_path):
     DynamicTree(5, 3)(recorder, TreeRequest(context.root, 4, 30))
     memory = recorder.step_function.release()
     assert len(recorder.found) == 1 + 3 + 5 + 5
-    for text, law in recorder.found.items():
-        laws = drafter.step_function(
+    for text, log_probs in recorder.found.items():
+        step_function = drafter.step_function(
             replace(context, new_states_KD=states[:0]) if kind == "draft_model" else context, None
         )
-        alone = laws(context.root[None], ONE)
-        for word in text:
-            alone = laws(torch.tensor([word]), ONE)
-        assert torch.allclose(law, alone[0], rtol=0, atol=1e-6), text
-    # What was guessed has left no trace: the same tree again from what is remembered.
+        alone = step_function(context.root[None], ONE)
+        for token in text:
+            alone = step_function(torch.tensor([token]), ONE)
+        assert torch.allclose(log_probs, alone[0], rtol=0, atol=1e-6), text
+    # Draft tokens leave nothing in the memory: the next distribution equals the one without it.
     more = torch.cat([tokens, torch.tensor([17, 18])])
     fresh = base.hidden_states(more[None, :-1], torch.ones(1, 24, dtype=torch.int64))[0]
     again = drafter.step_function(Context(more, fresh[22:], 30, 30), memory)(more[-1:], ONE)
@@ -141,25 +143,25 @@ def test_a_branching_tree_is_read_as_the_texts_in_it(kind, tmp_path):
 
 @pytest.mark.parametrize("kind", KINDS)
 @torch.inference_mode()
-def test_the_batches_that_train_hold_what_decoding_sees(kind, tmp_path):
+def test_training_batches_hold_what_decoding_sees(kind, tmp_path):
     base = random_base()
     drafter = make_sequential_drafter(kind, base, tmp_path)
     text, seen = decoded(base, drafter)
     rows = TokenSequences([text], [(torch.arange(len(text)) >= len(PROMPT)).int()], [True])
     batch = Batches(rows, base, rows_per_step=1, anchors=len(text), labels=3, seed=0).batch(0)
-    said = drafter(batch).logits()[0].log_softmax(dim=-1)
-    laws, compared = dict(seen), 0
+    outputs = drafter(batch).logits()[0].log_softmax(dim=-1)
+    seen_by_anchor, compared = dict(seen), 0
     for place, anchor in enumerate(batch.anchors_BA[0].tolist()):
-        if batch.lengths_BA[0, place] and anchor in laws:
-            frames = 1 if kind == "eagle" else min(int(batch.lengths_BA[0, place]), len(laws[anchor]))
-            assert (said[place, :frames] - laws[anchor][:frames]).abs().max() < 1e-4
+        if batch.lengths_BA[0, place] and anchor in seen_by_anchor:
+            frames = 1 if kind == "eagle" else min(int(batch.lengths_BA[0, place]), len(seen_by_anchor[anchor]))
+            assert (outputs[place, :frames] - seen_by_anchor[anchor][:frames]).abs().max() < 1e-4
             compared += 1
     assert compared > 10
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_it_is_lossless_untrained(kind, temperature, tmp_path):
+def test_an_untrained_drafter_is_lossless(kind, temperature, tmp_path):
     base = random_base()
     how = replace(HOW, temperature=temperature)
     drafter = make_sequential_drafter(kind, base, tmp_path)

@@ -19,7 +19,7 @@ from ctcdraft.batch import Batch
 from ctcdraft.decoding.kv_cache import KVCache
 from ctcdraft.decoding.loop import Context
 from ctcdraft.decoding.tree import TokenTree
-from ctcdraft.drafters.sequential import SequentialDrafter, extend_visibility
+from ctcdraft.drafters.sequential import LevelAttention, SequentialDrafter
 from ctcdraft.drafters.trees.request import StepTreeBuilder
 from ctcdraft.errors import InputError, check_int
 from ctcdraft.io import apply_default_mode
@@ -123,17 +123,14 @@ class DraftModelStepFunction:
         self.tokens_L = tokens_L
         self.cache = cache
         self.logits_KV = drafter.lm.read(tokens_L[cache.length :], cache).logits_NV
-        self.level = 0
-        self.seen_KR = torch.ones(1, 0, dtype=torch.bool, device=tokens_L.device)
+        self.levels: LevelAttention | None = None
 
     def __call__(self, tokens_K: Tensor, rows_K: Tensor) -> Tensor:
-        if self.level > 0:  # the root was read with the text
-            length = len(self.tokens_L)
-            self.seen_KR = extend_visibility(self.seen_KR, rows_K)
-            seen_KM = F.pad(self.seen_KR, (length, 0), value=True)
-            positions_K = torch.full_like(tokens_K, length - 1 + self.level)
-            self.logits_KV = self.drafter.lm.read_tree_level(tokens_K, positions_K, seen_KM, self.cache).logits_NV
-        self.level += 1
+        if self.levels is None:  # the root, which was read with the text
+            self.levels = LevelAttention(len(self.tokens_L), tokens_K.device)
+        else:
+            position_ids_K, seen_KM = self.levels.next_level(rows_K)
+            self.logits_KV = self.drafter.lm.read_tree_level(tokens_K, position_ids_K, seen_KM, self.cache).logits_NV
         # Models of one tokenizer may pad their lm_head to different sizes; no token has those rows.
         log_probs_KV = self.logits_KV[:, : self.drafter.vocabulary].float().log_softmax(dim=-1)
         return F.pad(log_probs_KV, (0, self.drafter.vocabulary - log_probs_KV.shape[1]), value=-torch.inf)

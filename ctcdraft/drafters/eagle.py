@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
 from ctcdraft.batch import Batch
 from ctcdraft.decoding.kv_cache import KVCache
 from ctcdraft.decoding.loop import Context
-from ctcdraft.drafters.sequential import SequentialDrafter, extend_visibility
+from ctcdraft.drafters.sequential import LevelAttention, SequentialDrafter
 from ctcdraft.drafters.trees.request import StepTreeBuilder
 from ctcdraft.errors import InputError, check_float
 from ctcdraft.models.base_model import BaseLM
@@ -110,17 +109,15 @@ class EagleStepFunction:
         self.memory = memory
         self.text_length = memory.length
         self.states_KD = states_KD
-        self.level = 0
-        self.seen_KR = torch.ones(1, 0, dtype=torch.bool, device=states_KD.device)
+        self.levels: LevelAttention | None = None
 
     def __call__(self, tokens_K: Tensor, rows_K: Tensor) -> Tensor:
-        if self.level > 0:  # the root was read with the text
-            self.seen_KR = extend_visibility(self.seen_KR, rows_K)
-            seen_KM = F.pad(self.seen_KR, (self.text_length, 0), value=True)
-            positions_K = torch.full_like(tokens_K, self.text_length - 1 + self.level)
+        if self.levels is None:  # the root, which was read with the text
+            self.levels = LevelAttention(self.text_length, tokens_K.device)
+        else:
+            position_ids_K, seen_KM = self.levels.next_level(rows_K)
             fused_BKD = self.drafter.fuse_inputs(tokens_K[None], self.states_KD[None, rows_K])
-            self.states_KD = self.drafter.block(fused_BKD, positions_K, self.memory, seen_KM)[0]
-        self.level += 1
+            self.states_KD = self.drafter.block(fused_BKD, position_ids_K, self.memory, seen_KM)[0]
         return self.drafter.head(self.states_KD).float().log_softmax(dim=-1)
 
     def release(self) -> KVCache:

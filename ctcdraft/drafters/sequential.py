@@ -7,6 +7,7 @@ from collections.abc import Collection
 from typing import Any, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ctcdraft.batch import Batch
@@ -64,12 +65,25 @@ def teacher_forced_tokens(batch: Batch, frames: int) -> Tensor:
     return torch.cat([batch.roots_BA[..., None], following_BAT1[:, :, 2:, 0]], dim=-1)
 
 
-def extend_visibility(seen_KR: Tensor, rows_K: Tensor) -> Tensor:
-    """Return which draft tokens a new level attends to: those of the rows it continues, and each token itself.
+class LevelAttention:
+    """Position ids and attention masks of the levels of a tree whose tokens are read into a KV cache.
+
+    A draft token attends to the text, to the draft tokens above it and to itself:
 
     level 1: a b          level 2, one below b, one below a:        a b | c d
              1 0                                                    0 1 | 1 0
              0 1                                                    1 0 | 0 1
     """
-    itself_KK = torch.eye(len(rows_K), dtype=torch.bool, device=rows_K.device)
-    return torch.cat([seen_KR[rows_K], itself_KK], dim=1)
+
+    def __init__(self, text_length: int, device: torch.device) -> None:
+        self.text_length = text_length
+        self.level = 0
+        self.seen_KR = torch.ones(1, 0, dtype=torch.bool, device=device)
+
+    def next_level(self, rows_K: Tensor) -> tuple[Tensor, Tensor]:
+        """Return position_ids_K and seen_KM of the next level, which continues these rows of the one before."""
+        self.level += 1
+        itself_KK = torch.eye(len(rows_K), dtype=torch.bool, device=rows_K.device)
+        self.seen_KR = torch.cat([self.seen_KR[rows_K], itself_KK], dim=1)
+        position_ids_K = torch.full_like(rows_K, self.text_length - 1 + self.level)
+        return position_ids_K, F.pad(self.seen_KR, (self.text_length, 0), value=True)

@@ -39,10 +39,22 @@ def check_labels(labels: int) -> int:
     return check_int(labels, "objective.labels")
 
 
-def check_decay(decay: float) -> float:
-    if not 0 < check_float(decay, "objective.decay") <= 1:
-        raise InputError(f"objective.decay must be > 0 and <= 1, got {decay}: label k has the weight decay^(k-1)")
-    return decay
+class DecayedObjective:
+    """An objective in which label k has the weight decay^(k-1), because a draft is accepted from its beginning."""
+
+    def __init__(self, labels: int, decay: float) -> None:
+        self.labels = check_labels(labels)
+        if not 0 < check_float(decay, "objective.decay") <= 1:
+            raise InputError(f"objective.decay must be > 0 and <= 1, got {decay}: label k has the weight decay^(k-1)")
+        self.decay = decay
+
+    def loss(self, log_probs_BAS: Tensor, batch: Batch, **metrics: Tensor) -> Loss:
+        """Return the mean of -log_probs_BAS. Labels of probability zero are left out, and their share is a metric."""
+        real_BAS = label_mask(batch)
+        feasible_BAS = real_BAS & ~log_probs_BAS.isneginf()  # nan is kept and shows in the loss
+        value = decayed_masked_mean(-log_probs_BAS, feasible_BAS, self.decay)
+        infeasible = 1 - feasible_BAS.sum() / real_BAS.sum().clamp(min=1)
+        return Loss(value, {"loss": value.detach(), **metrics, "infeasible_share": infeasible})
 
 
 def check_frames(emissions: Emissions, labels: int) -> int:
@@ -63,8 +75,6 @@ def check_frames(emissions: Emissions, labels: int) -> int:
 
 def decayed_masked_mean(values_BAS: Tensor, real_BAS: Tensor, decay: float) -> Tensor:
     """Return the mean of the real values, the k-th of a window (from 0) with weight decay^k.
-
-    A draft is accepted from its beginning, so early labels decide most.
 
     values 3 1, decay 1/2   ->   (3 + 1/2) / (1 + 1/2) = 7/3
     """

@@ -12,15 +12,7 @@ from ctcdraft.ctc import forward
 from ctcdraft.ctc.alignment import frames_needed
 from ctcdraft.ctc.forward import Likelihoods, likelihoods
 from ctcdraft.nn.heads import AlignmentScores, Emissions
-from ctcdraft.objectives.base import (
-    Loss,
-    check_decay,
-    check_frames,
-    check_labels,
-    decayed_masked_mean,
-    label_mask,
-    masked_mean,
-)
+from ctcdraft.objectives.base import DecayedObjective, Loss, check_frames, check_labels, masked_mean
 
 
 def ctc_window_likelihoods(scores: AlignmentScores, batch: Batch) -> Likelihoods:
@@ -68,7 +60,7 @@ def blank_rate(scores: AlignmentScores, batch: Batch) -> Tensor:
     return masked_mean(scores.blank_BATP[..., 0].detach().exp().mean(dim=-1), batch.lengths_BA > 0)
 
 
-class PrefixCTC:
+class PrefixCTC(DecayedObjective):
     """-log P(the text begins with x1 .. xk), for every k of a window, weighted by decay^(k-1).
 
     A draft is accepted up to its longest correct prefix, and what follows costs nothing; CTC also wants the text to end
@@ -79,20 +71,11 @@ class PrefixCTC:
     supervises = "alignments"
     likelihoods = staticmethod(ctc_window_likelihoods)
 
-    def __init__(self, labels: int, decay: float) -> None:
-        self.labels = check_labels(labels)
-        self.decay = check_decay(decay)
-
     def __call__(self, emissions: Emissions, batch: Batch) -> Loss:
         check_frames(emissions, self.labels)
         scores = emissions.scores(batch.labels_BAS)
         prefix_BAS = self.likelihoods(scores, batch).prefix_XS
-        real_BAS = label_mask(batch)
-        feasible_BAS = real_BAS & ~prefix_BAS.isneginf()  # nan is kept and shows in the loss
-        value = decayed_masked_mean(-prefix_BAS, feasible_BAS, self.decay)
-        infeasible = 1 - feasible_BAS.sum() / real_BAS.sum().clamp(min=1)
-        metrics = {"blank_rate": blank_rate(scores, batch), "infeasible_share": infeasible}
-        return Loss(value, {"loss": value.detach(), **metrics})
+        return self.loss(prefix_BAS, batch, blank_rate=blank_rate(scores, batch))
 
 
 class Transducer(CTC):

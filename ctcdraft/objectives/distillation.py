@@ -9,13 +9,13 @@ from torch import Tensor
 from ctcdraft.batch import Batch
 from ctcdraft.nn.heads import Emissions
 from ctcdraft.nn.packing import gather_following
-from ctcdraft.objectives.base import Loss, check_decay, check_frames, check_labels, decayed_masked_mean, label_mask
+from ctcdraft.objectives.base import DecayedObjective, Loss, check_frames, decayed_masked_mean, label_mask
 
 # (log-probabilities_XSV of the base, log-probabilities_XSV of the frames) -> distances_XS
 Distance = Callable[[Tensor, Tensor], Tensor]
 
 
-class Distill:
+class Distill(DecayedObjective):
     """Distance of frame k's distribution from the base's at label k, weighted by decay^(k-1).
 
     The base's distribution is its lm_head on its hidden state before the label, given the true text up to there. The
@@ -25,8 +25,7 @@ class Distill:
     supervises = "words"
 
     def __init__(self, labels: int, decay: float, distance: Distance) -> None:
-        self.labels = check_labels(labels)
-        self.decay = check_decay(decay)
+        super().__init__(labels, decay)
         self.distance = distance
 
     def __call__(self, emissions: Emissions, batch: Batch) -> Loss:

@@ -173,7 +173,7 @@ def test_fixed_ranks_are_conditioned_on_their_own_path():
     tree = sparse(log_probs_TC, TreeRequest(ROOT, 4, 9), conditioned)
     texts: list[tuple[int, ...]] = [()]
     for choice, token, parent in zip(
-        sparse.static_tree.choices, tree.tokens_N[1:].tolist(), tree.parents_N[1:].tolist(), strict=True
+        sparse.step_tree.choices, tree.tokens_N[1:].tolist(), tree.parents_N[1:].tolist(), strict=True
     ):
         probs = distribution(len(choice) - 1, texts[parent])[:VOCABULARY]
         assert token == sorted(range(VOCABULARY), key=lambda c: -probs[c])[choice[-1]]

@@ -1,4 +1,4 @@
-"""Two drafters as one: lossless, and each part does just what it would have done alone."""
+"""Compositions of two drafters: lossless, and each part drafts what it drafts alone."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ def lookup(base):
 
 
 def own_twin(base, folder, frames=5):
-    """The base itself as a draft model: all it says is accepted."""
+    """The base itself as a draft model: every draft token is accepted."""
     return DraftModel(base, saved_lm(folder / "twin", seed=0), None, frames, DynamicTree(1, None)).eval()
 
 
 @pytest.mark.parametrize("role", [0, 1])
-def test_a_cascade_with_a_drawn_part_is_refused_before_anything_is_asked(base, role, tmp_path):
-    """Also where the tree would never be joined, because the second reads states."""
+def test_a_cascade_with_a_sampled_part_is_refused_at_construction(base, role, tmp_path):
+    """Also where trees would never be joined, because the second drafter reads hidden states."""
     head = block_drafter(base)
     model = make_sequential_drafter("draft_model", base, tmp_path)
     for part, how in ((head, "frame_tree"), (model, "step_tree")):
-        for drawn in (SampledLabels(2), SampledTokens(2)) if how == "frame_tree" else (SampledChains(1),):
-            setattr(part, how, drawn)
+        for sampled_tree in (SampledLabels(2), SampledTokens(2)) if how == "frame_tree" else (SampledChains(1),):
+            setattr(part, how, sampled_tree)
             parts = [lookup(base), part] if role else [part, lookup(base)]
             with pytest.raises(InputError, match=f"the {['first', 'second'][role]} part of a cascade samples"):
                 Cascade(base, *parts, 2)
 
 
-def test_a_part_that_drafts_for_nobody_is_refused(base, tmp_path):
+def test_a_part_that_cannot_draft_is_refused(base, tmp_path):
     stock = StockGenerate(base, {}, None, None)
     with pytest.raises(InputError, match="StockGenerate has a decoding loop of its own"):
         Cascade(base, lookup(base), stock, 2)
@@ -63,7 +63,7 @@ def test_a_part_that_drafts_for_nobody_is_refused(base, tmp_path):
 
 
 class TokensOnly:
-    """A drafter of tests/drafters.py, which looks at no state."""
+    """A drafter of tests/drafters.py that declares that it reads no hidden states."""
 
     uses_hidden_states = False
 
@@ -86,7 +86,7 @@ def pairs(base, folder):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_any_two_are_lossless(base, temperature, tmp_path):
+def test_all_compositions_are_lossless(base, temperature, tmp_path):
     how = replace(HOW, temperature=temperature, max_new_tokens=30)
     for number, drafter in enumerate(pairs(base, tmp_path)):
         for prompt in (PROMPT, LOOP):
@@ -104,42 +104,42 @@ def test_up_to_the_last_position_of_the_context(tmp_path):
 
 
 @torch.inference_mode()
-def test_the_second_goes_on_below_the_deepest_guess_of_the_first(base, tmp_path):
+def test_the_second_continues_below_the_deepest_node_of_the_first(base, tmp_path):
     text = torch.arange(20, 60)
     cascade = Cascade(base, oracle_drafter(text, 3), TokensOnly(oracle_drafter(text, 9)), later=4)
     context = Context(text[:10], torch.zeros(9, 32), 30, 12)
     tree, _ = cascade.draft(context, None, torch.Generator())
-    # 3 of the first; then nodes 12 - 4 + 1 = 9 and hence 8 guesses of the second
+    # 3 draft tokens of the first; then 12 - 4 + 1 = 9 nodes and hence 8 draft tokens of the second
     assert tree.tokens_N.tolist() == text[9:21].tolist()
     assert int(tree.depths_N.max()) == 11
     near_the_end, _ = cascade.draft(replace(context, remaining_tokens=5), None, torch.Generator())
-    assert near_the_end.tokens_N.tolist() == text[9:14].tolist()  # never deeper than room - 1
+    assert near_the_end.tokens_N.tolist() == text[9:14].tolist()  # never deeper than remaining_tokens - 1
 
 
 @torch.inference_mode()
-def test_a_second_that_reads_states_takes_over_where_the_first_is_silent(base):
-    """It is shown every state since it was last asked, once: its tree is the one it makes alone."""
+def test_a_second_that_reads_hidden_states_drafts_where_the_first_drafts_nothing(base):
+    """It gets every hidden state since its last call exactly once: its tree is the one it builds alone."""
     head = block_drafter(base)
     cascade = Cascade(base, lookup(base), head, 4)
     tokens = torch.tensor([0, 7, 9, 30, 7, 9, 30, 50, 51, 52])
     states = base.hidden_states(tokens[None], torch.ones(1, 10, dtype=torch.int64))[0]
-    rng, memory, alone, asked = torch.Generator(), None, None, 0
+    rng, memory, alone, states_read = torch.Generator(), None, None, 0
     for end, read in ((6, 0), (7, 5), (8, 6), (10, 7)):
         context = Context(tokens[:end], states[read : end - 1], 20, 12)
         tree, memory = cascade.draft(context, memory, rng)
         if len(lookup(base).draft(context, None, rng)[0]) == 1:
-            truth, alone = head.draft(replace(context, new_states_KD=states[asked : end - 1]), alone, rng)
+            truth, alone = head.draft(replace(context, new_states_KD=states[states_read : end - 1]), alone, rng)
             assert texts(tree) == texts(truth)
-            asked = end - 1
+            states_read = end - 1
         else:
             assert texts(tree) == texts(lookup(base).draft(replace(context, nodes=8), None, rng)[0])
-    assert asked == 9
+    assert states_read == 9
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize("nodes", [4, 12, 40])
-def test_a_staged_model_says_what_it_says_alone(base, nodes, tmp_path):
-    """Whoever drafts for it, and in fewer of its passes if that one is right."""
+def test_a_staged_model_drafts_what_it_drafts_alone(base, nodes, tmp_path):
+    """With any first drafter."""
     model = make_sequential_drafter("draft_model", base, tmp_path, frames=6, tree=DynamicTree(1, None))
     model.stops = ()
     text, rng = LOOP, torch.Generator().manual_seed(0)
@@ -157,34 +157,34 @@ def test_a_staged_model_says_what_it_says_alone(base, nodes, tmp_path):
 
 
 @torch.inference_mode()
-def test_a_staged_model_reads_less_often(base, tmp_path):
+def test_a_staged_model_needs_fewer_forward_passes(base, tmp_path):
     model = make_sequential_drafter("draft_model", base, tmp_path, frames=6, tree=DynamicTree(1, 1))
     context = Context(LOOP, torch.zeros(0, 32), 60, 12)
-    said = model.draft(context, None, torch.Generator())[0].tokens_N
-    passes = []
+    tokens_N = model.draft(context, None, torch.Generator())[0].tokens_N
+    tree_sizes = []
     read_tree = model.lm.read_tree
-    model.lm.read_tree = lambda tree, cache: passes.append(len(tree)) or read_tree(tree, cache)
+    model.lm.read_tree = lambda tree, cache: tree_sizes.append(len(tree)) or read_tree(tree, cache)
     for first, least in (
-        (TokensOnly(oracle_drafter(torch.cat([LOOP, said[1:]]), 5)), [6]),
+        (TokensOnly(oracle_drafter(torch.cat([LOOP, tokens_N[1:]]), 5)), [6]),
         (Autoregressive(base), [1] * 6),
     ):
-        passes.clear()
+        tree_sizes.clear()
         Staged(base, model, first, 8).draft(context, None, torch.Generator())
-        assert passes == least
+        assert tree_sizes == least
 
 
-def test_a_graft_by_hand():
+def test_attaching_a_subtree_by_hand():
     tree = TokenTree(torch.tensor([1, 2, 3]), torch.tensor([-1, 0, 0]), 1)
-    below = TokenTree(torch.tensor([2, 5, 6, 7]), torch.tensor([-1, 0, 0, 1]), 2)
-    grown = attach_subtree(tree, torch.tensor(1), below)
+    subtree = TokenTree(torch.tensor([2, 5, 6, 7]), torch.tensor([-1, 0, 0, 1]), 2)
+    grown = attach_subtree(tree, torch.tensor(1), subtree)
     assert grown.tokens_N.tolist() == [1, 2, 3, 5, 6, 7]
     assert grown.parents_N.tolist() == [-1, 0, 0, 1, 1, 3]
     assert grown.depths_N.tolist() == [0, 1, 1, 2, 2, 3]
     with pytest.raises(InputError, match="no distribution for sampled"):
-        attach_subtree(replace(tree, draft_probs_NV=torch.ones(3, 9)), torch.tensor(1), below)
+        attach_subtree(replace(tree, draft_probs_NV=torch.ones(3, 9)), torch.tensor(1), subtree)
 
 
-def test_what_cannot_be_composed_is_one_sentence(base, tmp_path):
+def test_impossible_compositions_are_refused(base, tmp_path):
     with pytest.raises(InputError, match=r"later must be >= 1, got 0"):
         Cascade(base, lookup(base), lookup(base), 0)
     with pytest.raises(InputError, match="Hydra reads the base's hidden states"):

@@ -1,11 +1,11 @@
-"""Chains drawn from laws that are asked level by level, and how many there may be."""
+"""Chains sampled step by step, and how many there may be."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 from chi_square import assert_draft_probs
-from test_grow import TableLaws, random_law
+from test_grow import TableStepFunction, random_distributions
 
 from ctcdraft.decoding.rejection import sampling_order
 from ctcdraft.drafters.trees.request import DraftSampling, TreeRequest
@@ -14,26 +14,26 @@ from ctcdraft.errors import InputError
 
 
 @pytest.mark.parametrize("chains", [1, 4])
-def test_chains_drawn_from_laws_that_are_asked(chains):
-    """A growth for drafters that read their own guesses; each chain is handed its own row back."""
-    law = random_law(3)
+def test_chains_sampled_from_a_step_function(chains):
+    """Each chain continues its own row."""
+    distribution = random_distributions(3)
     for seed in range(20):
         rng = torch.Generator().manual_seed(seed)
         tree = SampledChains(chains)(
-            TableLaws(law), TreeRequest(torch.tensor(99), 3, 1 + 3 * chains, (), DraftSampling(rng))
+            TableStepFunction(distribution), TreeRequest(torch.tensor(99), 3, 1 + 3 * chains, (), DraftSampling(rng))
         )
-        assert_draft_probs(tree, law, 3)
-        draws_NK = sampling_order(tree)
-        assert int((draws_NK != -1).sum()) == 3 * chains
+        assert_draft_probs(tree, distribution, 3)
+        sampled_NK = sampling_order(tree)
+        assert int((sampled_NK != -1).sum()) == 3 * chains
 
 
-def test_nodes_are_shared_by_pencil():
+def test_nodes_are_shared_evenly():
     assert chains_and_depth(3, 9, 12) == (3, 3)
     assert chains_and_depth(3, 2, 12) == (3, 2)
     assert chains_and_depth(3, 9, 3) == (2, 1)
     assert chains_and_depth(3, 9, 1) == (1, 0)
 
 
-def test_no_chain_is_refused():
+def test_zero_chains_are_refused():
     with pytest.raises(InputError, match=r"drafter.tree.chains=0"):
         SampledChains(0)

@@ -1,4 +1,4 @@
-"""The CTC objective against torch's own loss over whole logits, and what it says of windows it cannot learn."""
+"""The CTC objective against torch's own loss over all logits, and its count of infeasible windows."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def windows(words: int = 9, most: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
     return labels.masked_fill(torch.arange(most) >= lengths[..., None], -1), lengths
 
 
-def torch_loss(said: Emissions, labels, lengths) -> torch.Tensor:
-    """Mean over real windows of the loss per label, by F.ctc_loss over all classes."""
-    log_probs = said.logits().log_softmax(-1).flatten(0, 1).transpose(0, 1)
-    frames = torch.full((labels.shape[0] * labels.shape[1],), said.states_BATD.shape[2])
+def torch_loss(outputs: Emissions, labels, lengths) -> torch.Tensor:
+    """Return the mean over real windows of the loss per label, by F.ctc_loss over all classes."""
+    log_probs = outputs.logits().log_softmax(-1).flatten(0, 1).transpose(0, 1)
+    frames = torch.full((labels.shape[0] * labels.shape[1],), outputs.states_BATD.shape[2])
     nll = F.ctc_loss(
-        log_probs, labels.flatten(0, 1).clamp(min=0), frames, lengths.flatten(), blank=said.blank, reduction="none"
+        log_probs, labels.flatten(0, 1).clamp(min=0), frames, lengths.flatten(), blank=outputs.blank, reduction="none"
     )
     real = lengths.flatten() > 0
     return (nll[real] / lengths.flatten()[real]).mean()
@@ -46,49 +46,49 @@ def torch_loss(said: Emissions, labels, lengths) -> torch.Tensor:
 
 @pytest.mark.parametrize("block", [linear_logsumexp.BLOCKS["cpu"], (2, 3)])
 def test_value_and_gradient_equal_torchs_own(block, monkeypatch):
-    monkeypatch.setitem(linear_logsumexp.BLOCKS, "cpu", block)  # (2, 3): two frames, three words at a time
-    said = emissions()
+    monkeypatch.setitem(linear_logsumexp.BLOCKS, "cpu", block)  # (2, 3): two frames, three tokens at a time
+    outputs = emissions()
     labels, lengths = windows()
-    loss = CTC(labels=3)(said, batch(labels, lengths))
-    assert torch.allclose(loss.value, torch_loss(said, labels, lengths), atol=1e-5)
-    ours = torch.autograd.grad(loss.value, [said.states_BATD, said.head.blank_D, said.head.blank_bias])
+    loss = CTC(labels=3)(outputs, batch(labels, lengths))
+    assert torch.allclose(loss.value, torch_loss(outputs, labels, lengths), atol=1e-5)
+    ours = torch.autograd.grad(loss.value, [outputs.states_BATD, outputs.head.blank_D, outputs.head.blank_bias])
     theirs = torch.autograd.grad(
-        torch_loss(said, labels, lengths), [said.states_BATD, said.head.blank_D, said.head.blank_bias]
+        torch_loss(outputs, labels, lengths), [outputs.states_BATD, outputs.head.blank_D, outputs.head.blank_bias]
     )
     for a, b in zip(ours, theirs, strict=True):
         assert torch.allclose(a, b, atol=1e-6)
 
 
-def test_infeasible_windows_are_counted_and_teach_nothing():
-    """Three equal labels need five frames; with four the window is left out, and its states get no gradient."""
-    said = emissions(frames=4)
+def test_infeasible_windows_are_counted_and_have_no_gradient():
+    """Three equal labels need five frames; with four the window is left out."""
+    outputs = emissions(frames=4)
     labels, lengths = torch.full((2, 7, 3), 4), torch.full((2, 7), 3)
     labels[0] = torch.tensor([1, 2, 3])
-    loss = CTC(labels=3)(said, batch(labels, lengths))
+    loss = CTC(labels=3)(outputs, batch(labels, lengths))
     assert loss.metrics["infeasible_share"] == pytest.approx(0.5)
     assert torch.isfinite(loss.value)
-    (gradient,) = torch.autograd.grad(loss.value, said.states_BATD)
+    (gradient,) = torch.autograd.grad(loss.value, outputs.states_BATD)
     assert (gradient[1] == 0).all()
     assert (gradient[0] != 0).any()
 
 
 def test_the_blank_rate_is_the_mean_probability_of_the_blank():
-    said = emissions()
+    outputs = emissions()
     labels, lengths = windows()
     lengths = lengths.clamp(min=1)
     labels = labels.clamp(min=0)
-    expected = said.logits().softmax(-1)[..., -1].mean()
-    assert torch.allclose(CTC(labels=3)(said, batch(labels, lengths)).metrics["blank_rate"], expected, atol=1e-6)
+    expected = outputs.logits().softmax(-1)[..., -1].mean()
+    assert torch.allclose(CTC(labels=3)(outputs, batch(labels, lengths)).metrics["blank_rate"], expected, atol=1e-6)
 
 
-def test_too_few_frames_are_refused_in_a_sentence():
-    with pytest.raises(InputError, match=r"5 frames cannot say 6 labels.*drafter\.frames.*objective\.labels"):
+def test_too_few_frames_are_refused():
+    with pytest.raises(InputError, match=r"5 frames cannot emit 6 labels.*drafter\.frames.*objective\.labels"):
         CTC(labels=6)(emissions(), batch(*windows(most=6)))
 
 
 def test_the_blank_is_a_class_of_its_own():
-    said = emissions()
-    logits = said.logits()
+    outputs = emissions()
+    logits = outputs.logits()
     assert logits.shape[-1] == 10
-    assert said.blank == 9
-    assert torch.equal(logits[..., :9], said.head.words(said.states_BATD))
+    assert outputs.blank == 9
+    assert torch.equal(logits[..., :9], outputs.head.words(outputs.states_BATD))

@@ -1,4 +1,4 @@
-"""EAGLE's objective and the released code's CTC term, held to loops over anchors."""
+"""EAGLE's objective and the released code's CTC term, compared with loops over anchors."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ def real_anchors(batch, least=1):
 
 
 @torch.no_grad()
-def test_states_and_words_are_those_of_a_loop(base, tmp_path):
+def test_both_terms_equal_a_loop(base, tmp_path):
     batch, emissions = emitted(base, tmp_path, labels=1)
     states, words, count = 0.0, 0.0, 0
     for row, place, anchor in real_anchors(batch):
-        guessed, true = emissions.states_BATD[row, place, 0], batch.states_BLD[row, anchor + 1]
-        apart = (guessed - true).abs()
-        states += float(torch.where(apart < 1, apart**2 / 2, apart - 0.5).mean())
-        law = base.head(true).softmax(dim=-1)
-        words -= float((law * base.head(guessed).log_softmax(dim=-1)).sum())
+        predicted, true = emissions.states_BATD[row, place, 0], batch.states_BLD[row, anchor + 1]
+        difference = (predicted - true).abs()
+        states += float(torch.where(difference < 1, difference**2 / 2, difference - 0.5).mean())
+        distribution = base.head(true).softmax(dim=-1)
+        words -= float((distribution * base.head(predicted).log_softmax(dim=-1)).sum())
         count += 1
     loss = Eagle(1, 1.0, 0.1)(emissions, batch)
     assert count > 20
@@ -57,14 +57,16 @@ def test_states_and_words_are_those_of_a_loop(base, tmp_path):
 
 @torch.no_grad()
 def test_the_ctc_term_is_that_of_all_alignments(base, tmp_path):
-    """Six teacher-forced frames, three labels, blank 0, whole windows only; each by enumerating 261^6 alignments'
-    few classes that matter: the blank, the labels, and all the rest in one."""
+    """Six teacher-forced frames, three labels, blank 0, whole windows only.
+
+    Alignments are enumerated over the blank, the labels and one class for all other tokens.
+    """
     objective = EagleCTC(3, 6, 1.0, 0.1, 0.5)
     batch, emissions = emitted(base, tmp_path, objective.labels)
     total, count = 0.0, 0
     probs = emissions.logits().softmax(dim=-1)
     for row, place, anchor in real_anchors(batch, least=5):
-        assert anchor + 6 < len(batch.tokens_BL[row])  # the last frame has been told a word of this row
+        assert anchor + 6 < len(batch.tokens_BL[row])  # the last frame has read a token of this sequence
         labels = batch.labels_BAS[row, place, :3].tolist()
         classes = [0, *sorted(set(labels))]
         few = [[float(frame[c]) for c in classes] for frame in probs[row, place]]
@@ -91,29 +93,29 @@ def test_a_label_that_is_the_blank_is_left_out_and_counted(base, tmp_path):
 
 
 @torch.no_grad()
-def test_what_is_not_a_number_is_not_hidden_as_infeasible(base, tmp_path):
+def test_nan_is_not_counted_as_infeasible(base, tmp_path):
     objective = EagleCTC(3, 6, 1.0, 0.1, 0.5)
     batch, emissions = emitted(base, tmp_path, objective.labels)
-    emissions.states_BATD[:, :, 1:] = torch.nan  # Eagle's own terms look at the first frame alone
+    emissions.states_BATD[:, :, 1:] = torch.nan  # Eagle's own terms read the first frame alone
     assert objective(emissions, batch).metrics["ctc"].isnan()
 
 
 @torch.no_grad()
-def test_what_cannot_be_learned_is_one_sentence(base, tmp_path):
+def test_impossible_combinations_are_refused(base, tmp_path):
     batch, emissions = emitted(base, tmp_path, labels=3)
     with pytest.raises(InputError, match=r"has no blank; use objective=cross_entropy or distill"):
         CTC(3)(emissions, batch)
-    with pytest.raises(InputError, match=r"objective\.frames=2 cannot say objective\.labels=3"):
+    with pytest.raises(InputError, match=r"objective\.frames must be >= objective\.labels=3, got 2"):
         EagleCTC(3, 2, 1.0, 0.1, 0.1)
     batch, short = emitted(base, tmp_path, labels=5, frames=4)
     with pytest.raises(InputError, match="4 frames"):
         EagleCTC(3, 6, 1.0, 0.1, 0.1)(short, batch)
     batch, narrow = emitted(base, tmp_path, labels=1, kind="draft_model")
-    with pytest.raises(InputError, match=r"16 wide and the base's 32.*drafter=eagle"):
+    with pytest.raises(InputError, match=r"width 16 and the base's 32.*drafter=eagle"):
         Eagle(1, 1.0, 0.1)(narrow, batch)
-    # The block drafter's frames are as wide as states, so that a loss would come out; but they are read otherwise.
+    # The parallel drafter's frames have the width of hidden states, so there would be a loss, but a meaningless one.
     for objective in (Eagle(1, 1.0, 0.1), EagleCTC(3, 6, 1.0, 0.1, 0.1)):
-        with pytest.raises(InputError, match=r"ParallelDrafter does not guess; .* are for drafter=eagle"):
+        with pytest.raises(InputError, match=r"ParallelDrafter does not make; .* are for drafter=eagle"):
             describe_reading(objective, ctc_head(base), 6)
         assert (
             describe_reading(objective, make_sequential_drafter("eagle", base, tmp_path, 6), 6)

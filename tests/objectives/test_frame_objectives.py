@@ -1,4 +1,4 @@
-"""Every objective that reads emissions: its value by another way, its gradient in chunks, its refusals."""
+"""Objectives of frames: values computed in another way, gradients in chunks, refused settings."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ OBJECTIVES = {
 
 
 def real_labels(windows: Batch):
-    """(row, anchor, k, the labels up to and with the k-th)"""
+    """Yield (row, anchor, k, labels up to the k-th, included)."""
     for row in range(2):
         for anchor in range(5):
             for k in range(int(windows.lengths_BA[row, anchor])):
@@ -69,8 +69,8 @@ def weighted(values: dict[int, list[float]], decay: float) -> float:
 
 
 def test_prefix_ctc_is_the_weighted_mean_over_all_possible_prefixes():
-    said, windows = emissions(), batch()
-    probs_BATC = said.logits().softmax(-1).double().tolist()
+    outputs, windows = emissions(), batch()
+    probs_BATC = outputs.logits().softmax(-1).double().tolist()
     values: dict[int, list[float]] = {0: [], 1: [], 2: []}
     impossible = 0
     for row, anchor, k, prefix in real_labels(windows):
@@ -79,43 +79,43 @@ def test_prefix_ctc_is_the_weighted_mean_over_all_possible_prefixes():
             values[k].append(-math.log(probability))
         else:
             impossible += 1
-    loss = PrefixCTC(3, 0.8)(said, windows)
+    loss = PrefixCTC(3, 0.8)(outputs, windows)
     assert loss.value.item() == pytest.approx(weighted(values, 0.8), abs=1e-5)
-    assert impossible > 0  # three equal words in four frames
+    assert impossible > 0  # three equal labels in four frames
     assert loss.metrics["infeasible_share"] == pytest.approx(impossible / (impossible + sum(map(len, values.values()))))
 
 
 def test_a_transducer_sums_over_frames_that_never_merge():
-    said, windows = emissions(), batch()
-    probs_BATC = said.logits().softmax(-1).double().tolist()
+    outputs, windows = emissions(), batch()
+    probs_BATC = outputs.logits().softmax(-1).double().tolist()
     texts, prefixes = [], {0: [], 1: [], 2: []}
     for row, anchor, k, prefix in real_labels(windows):
-        law = independent(probs_BATC[row][anchor])
-        every = slow_conditioned_texts(law, 4, WORDS + 1, WORDS, read=slow_transduce)
+        distributions = independent(probs_BATC[row][anchor])
+        every = slow_conditioned_texts(distributions, 4, WORDS + 1, WORDS, read=slow_transduce)
         prefixes[k].append(-math.log(beginnings(every)[tuple(prefix)]))
         if k + 1 == windows.lengths_BA[row, anchor]:
             texts.append(-math.log(every[tuple(prefix)]) / (k + 1))
-    whole, by_prefix = Transducer(3)(said, windows), PrefixTransducer(3, 0.8)(said, windows)
+    whole, by_prefix = Transducer(3)(outputs, windows), PrefixTransducer(3, 0.8)(outputs, windows)
     assert whole.value.item() == pytest.approx(sum(texts) / len(texts), abs=1e-5)
     assert by_prefix.value.item() == pytest.approx(weighted(prefixes, 0.8), abs=1e-5)
-    # Three equal words, which CTC cannot say in four frames, are as feasible as any.
+    # Three equal labels, which CTC cannot emit in four frames, are feasible here.
     assert whole.metrics["infeasible_share"] == by_prefix.metrics["infeasible_share"] == 0
 
 
-def test_cross_entropy_says_label_k_at_frame_k_among_the_words_alone():
-    said, windows = emissions(), batch()
-    probs_BATV = said.logits()[..., :WORDS].softmax(-1).tolist()
+def test_cross_entropy_is_that_of_label_k_at_frame_k_without_the_blank():
+    outputs, windows = emissions(), batch()
+    probs_BATV = outputs.logits()[..., :WORDS].softmax(-1).tolist()
     values: dict[int, list[float]] = {0: [], 1: [], 2: []}
     for row, anchor, k, prefix in real_labels(windows):
         values[k].append(-math.log(probs_BATV[row][anchor][k][prefix[-1]]))
-    assert CrossEntropy(3, 0.7)(said, windows).value.item() == pytest.approx(weighted(values, 0.7), abs=1e-5)
+    assert CrossEntropy(3, 0.7)(outputs, windows).value.item() == pytest.approx(weighted(values, 0.7), abs=1e-5)
 
 
 @pytest.mark.parametrize("distance", ["kl", "tv"])
-def test_distillation_compares_with_the_base_where_it_says_the_label(distance):
-    said, windows = emissions(), batch()
-    probs_BATV = said.logits()[..., :WORDS].softmax(-1).tolist()
-    base_BLV = said.head.words(windows.states_BLD).softmax(-1).tolist()
+def test_distillation_compares_with_the_base_at_the_label(distance):
+    outputs, windows = emissions(), batch()
+    probs_BATV = outputs.logits()[..., :WORDS].softmax(-1).tolist()
+    base_BLV = outputs.head.words(windows.states_BLD).softmax(-1).tolist()
     values: dict[int, list[float]] = {0: [], 1: [], 2: []}
     for row, anchor, k, _ in real_labels(windows):
         p = base_BLV[row][int(windows.anchors_BA[row, anchor]) + 1 + k]
@@ -124,41 +124,41 @@ def test_distillation_compares_with_the_base_where_it_says_the_label(distance):
         values[k].append(
             sum(a * math.log(a / b) for a, b in pairs) if distance == "kl" else sum(abs(a - b) for a, b in pairs) / 2
         )
-    loss = Distill(3, 0.8, kl if distance == "kl" else total_variation)(said, windows)
+    loss = Distill(3, 0.8, kl if distance == "kl" else total_variation)(outputs, windows)
     assert loss.value.item() == pytest.approx(weighted(values, 0.8), abs=1e-5)
 
 
-def test_kl_by_pencil():
+def test_kl_by_hand():
     p, q = torch.tensor([1 / 2, 1 / 2]).log(), torch.tensor([1 / 4, 3 / 4]).log()
     assert kl(p, q).item() == pytest.approx(math.log(2 / math.sqrt(3)))
     assert total_variation(p, q).item() == pytest.approx(1 / 4)
 
 
-def test_the_base_says_a_label_from_the_state_before_it():
+def test_the_base_predicts_a_label_from_the_hidden_state_before_it():
     states_BLD = torch.arange(9.0)[None, :, None]
     unused, labels_BAS = torch.zeros(1), torch.tensor([[[5, 6, 7]]])
     places_BL = torch.arange(9)[None]
     windows = Batch(unused, states_BLD, torch.tensor([[2]]), unused, labels_BAS, torch.tensor([[3]]), places_BL)
-    # Anchor 2, root 3, labels 4 5 6: said from 3 4 5.
+    # Anchor 2, root 3, labels 4 5 6: predicted from 3 4 5.
     assert base_states_at_labels(windows).flatten().tolist() == [3, 4, 5]
 
 
 def test_a_sum_is_the_sum():
-    said, windows = emissions(), batch()
-    whole = OBJECTIVES["sum"](said, windows)
-    parts = PrefixCTC(3, 0.8)(said, windows).value + 0.3 * CrossEntropy(3, 0.5)(said, windows).value
+    outputs, windows = emissions(), batch()
+    whole = OBJECTIVES["sum"](outputs, windows)
+    parts = PrefixCTC(3, 0.8)(outputs, windows).value + 0.3 * CrossEntropy(3, 0.5)(outputs, windows).value
     assert torch.allclose(whole.value, parts)
     assert {"loss", "a/loss", "b/first_label"} <= set(whole.metrics)
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_chunks_change_neither_value_nor_gradient(name, monkeypatch):
-    said, windows = emissions(), batch()
-    parameters = [said.states_BATD, said.head.blank_D]
-    whole = OBJECTIVES[name](said, windows)
+    outputs, windows = emissions(), batch()
+    parameters = [outputs.states_BATD, outputs.head.blank_D]
+    whole = OBJECTIVES[name](outputs, windows)
     gradients = torch.autograd.grad(whole.value, parameters, allow_unused=True)
     monkeypatch.setattr(heads, "CHUNK_BYTES", 1)  # every window is a chunk of its own
-    chunked = OBJECTIVES[name](said, windows)
+    chunked = OBJECTIVES[name](outputs, windows)
     assert torch.allclose(whole.value, chunked.value)
     for a, b in zip(gradients, torch.autograd.grad(chunked.value, parameters, allow_unused=True), strict=True):
         assert (a is None) == (b is None)
@@ -167,40 +167,39 @@ def test_chunks_change_neither_value_nor_gradient(name, monkeypatch):
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_padding_teaches_nothing(name):
-    """A window without labels gets no gradient, whatever stands in its place."""
-    said, windows = emissions(), batch()
-    (gradient,) = torch.autograd.grad(OBJECTIVES[name](said, windows).value, said.states_BATD)
+def test_windows_without_labels_have_no_gradient(name):
+    outputs, windows = emissions(), batch()
+    (gradient,) = torch.autograd.grad(OBJECTIVES[name](outputs, windows).value, outputs.states_BATD)
     empty_BA = windows.lengths_BA == 0
     assert empty_BA.any()
     assert (gradient[empty_BA] == 0).all()
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_what_does_not_fit_is_one_sentence(name):
-    with pytest.raises(InputError, match=r"2 frames cannot say 3 labels.*drafter\.frames"):
+def test_emissions_that_do_not_fit_are_refused(name):
+    with pytest.raises(InputError, match=r"2 frames cannot emit 3 labels.*drafter\.frames"):
         OBJECTIVES[name](emissions(frames=2), batch())
-    with pytest.raises(InputError, match=r"the drafter gives tuple instead"):
+    with pytest.raises(InputError, match=r"the drafter returns tuple"):
         OBJECTIVES[name]((), batch())
 
 
-def test_impossible_values_are_one_sentence():
-    with pytest.raises(InputError, match=r"objective\.decay=0"):
+def test_impossible_values_are_refused():
+    with pytest.raises(InputError, match=r"objective\.decay must be > 0"):
         PrefixCTC(3, 0)
     with pytest.raises(InputError, match=r"objective\.labels=0"):
         CrossEntropy(0, 0.8)
-    with pytest.raises(InputError, match=r"objective\.weights=.*each of a, b"):
+    with pytest.raises(InputError, match=r"objective\.weights must be >= 0 for each of a, b"):
         WeightedSum(3, {"a": CTC(3), "b": CTC(3)}, {"a": 1.0})
     with pytest.raises(InputError, match=r"objective\.parts=a, b disagree"):
         WeightedSum(3, {"a": CTC(3), "b": Transducer(3)}, {"a": 1.0, "b": 1.0})
-    with pytest.raises(InputError, match=r"objective\.labels=3, but b wants 2"):
+    with pytest.raises(InputError, match=r"objective\.labels=3, but b has 2"):
         WeightedSum(3, {"a": CTC(3), "b": CTC(2)}, {"a": 1.0, "b": 1.0})
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("rows", [WORDS - 1, WORDS + 2])
-def test_distillation_compares_the_words_that_two_heads_share(rows):
-    """A draft model whose head is padded otherwise than the base's: both laws are cut, then normalised."""
+def test_distillation_compares_the_tokens_that_two_heads_share(rows):
+    """A draft model whose lm_head is padded to another size: both distributions are cut, then normalised."""
     torch.manual_seed(1)
     base_head, own_head = (TokenHead(nn.Linear(WIDTH, size, bias=False)) for size in (WORDS, rows))
     one, common = batch(), min(WORDS, rows)
@@ -218,22 +217,22 @@ def test_distillation_compares_the_words_that_two_heads_share(rows):
 @pytest.mark.parametrize("some", [False, True])
 @pytest.mark.parametrize("corrected", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
-def test_cross_entropy_needs_no_wall_of_logits_and_says_the_same(bias, corrected, some):
-    """The log-normaliser's own way against the whole logits of by_label, in value and gradient."""
-    said, windows = emissions(), batch()
+def test_cross_entropy_without_all_logits_is_the_same(bias, corrected, some):
+    """The fused log-normaliser against map_label_frames, which has all logits, in value and gradient."""
+    outputs, windows = emissions(), batch()
     if bias:
-        said.head.words.bias = nn.Parameter(torch.randn(WORDS), requires_grad=False)
-    learned = [said.states_BATD]
+        outputs.head.words.bias = nn.Parameter(torch.randn(WORDS), requires_grad=False)
+    learned = [outputs.states_BATD]
     if some:
-        said.head.words = DraftVocabHead(said.head.words, 2)
+        outputs.head.words = DraftVocabHead(outputs.head.words, 2)
     if corrected:
         correction = MarkovCorrection(nn.Embedding(WORDS, WIDTH).requires_grad_(False), 4, 1e-6)
         learned.append(nn.init.normal_(correction.out.weight))
         start_BAR = correction.start(torch.zeros(2, 5, WIDTH), torch.zeros(2, 5, dtype=torch.long))
-        said = Emissions(said.states_BATD, said.head, correction, start_BAR)
+        outputs = Emissions(outputs.states_BATD, outputs.head, correction, start_BAR)
     short, whole = (
-        said.label_log_probs(windows.labels_BAS),
-        said.map_label_frames(heads.gather_label_log_probs, windows.labels_BAS),
+        outputs.label_log_probs(windows.labels_BAS),
+        outputs.map_label_frames(heads.gather_label_log_probs, windows.labels_BAS),
     )
     can_BAS = ~whole.isneginf()
     assert bool(can_BAS.all()) is not some
@@ -245,10 +244,10 @@ def test_cross_entropy_needs_no_wall_of_logits_and_says_the_same(bias, corrected
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_what_is_not_a_number_is_not_hidden(name):
-    """As infeasible it would be left out, and a head that has come apart would seem to have nothing left to learn."""
-    said = emissions()
+def test_nan_shows_in_the_loss(name):
+    """Left out as infeasible, it would hide that training has diverged."""
+    outputs = emissions()
     with torch.no_grad():
-        said.states_BATD[0, 2] = torch.nan
+        outputs.states_BATD[0, 2] = torch.nan
         assert int(batch().lengths_BA[0, 2]) > 0
-        assert OBJECTIVES[name](said, batch()).value.isnan()
+        assert OBJECTIVES[name](outputs, batch()).value.isnan()

@@ -119,7 +119,7 @@ def time_of(plan):
 
 def test_incompatible_drafter_and_objective_are_refused_on_the_meta_device_too():
     base, head = meta_head(frames=3)
-    with pytest.raises(InputError, match="3 frames cannot say 4 labels"):
+    with pytest.raises(InputError, match="3 frames cannot emit 4 labels"):
         plan_dry_run(base, head, CTC(4), CorpusStats(50, 1500, 60, "counted"), Trainer, HardwareSpec(None, None))
 
 
@@ -130,7 +130,7 @@ def test_unused_auxiliary_layers_are_named():
     eagle, block = Eagle(tapped, 3, DynamicTree(1, None)), ctc_head(tapped)
     assert (
         describe_unused_layers(tapped, eagle)
-        == "; of the 2 taps base.taps=['last', 1] Eagle reads the last layer's at most"
+        == "; of the 2 layers base.taps=['last', 1] Eagle reads the last one at most"
     )
     assert (
         describe_unused_layers(base, Eagle(base, 3, DynamicTree(1, None)))

@@ -140,7 +140,7 @@ def test_an_objective_and_a_tree_that_differ_are_refused_or_named(base):
         describe_reading(OBJECTIVES["cross_entropy"], direct, 6)
     with pytest.raises(InputError, match=r"sums over alignments with blanks"):
         describe_reading(OBJECTIVES["cross_entropy"], transducer, 3)
-    with pytest.raises(InputError, match=r"no two say one word together, but PrefixSearch.*transducer_search"):
+    with pytest.raises(InputError, match=r"never merge, but PrefixSearch.*transducer_search"):
         describe_reading(OBJECTIVES["transducer"], search, 3)
     with pytest.raises(InputError, match=r"merge into one token, but TransducerSearch.*objective=transducer"):
         describe_reading(OBJECTIVES["ctc"], transducer, 3)
@@ -157,7 +157,7 @@ def test_an_objective_that_a_sequential_drafter_cannot_train_is_refused(base, tm
     """Hydra's heads have separate weights and predict tokens; EAGLE has one layer, which predicts hidden states."""
     hydra, eagle = (make_sequential_drafter(kind, base, tmp_path) for kind in ("hydra", "eagle"))
     for objective in (Eagle(1, 1.0, 0.1), EagleCTC(3, 6, 1.0, 0.1, 0.01)):
-        with pytest.raises(InputError, match=r"next states, which Hydra does not guess; .* are for drafter=eagle"):
+        with pytest.raises(InputError, match=r"states, which Hydra does not make; .* are for drafter=eagle"):
             describe_reading(objective, hydra, 4)
         assert describe_reading(objective, eagle, 4) == "in the drafter's own way"
     with pytest.raises(InputError, match=r"2 of 4 frames would learn nothing"):

@@ -6,8 +6,7 @@ the paper does. Nothing after this module sees CTC.
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from math import log
@@ -33,6 +32,7 @@ from ctcdraft.decoding.static_shapes import capture_cuda_graph
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.conditioning import ConditionedFrames
 from ctcdraft.drafters.trees.request import TreeRequest
+from ctcdraft.drafters.trees.static import Choice, cheapest
 from ctcdraft.errors import InputError, check_float, check_int
 
 # Up to this many nodes the search of one prefix at a time is faster on a CPU. Measured by benchmarks/decoding.py with
@@ -208,20 +208,13 @@ def rank_sequences(frames: int, ranks: int, paths: int, decay: float) -> Tensor:
     The second term breaks ties in favour of changes in early frames, on which more of the text depends.
     Two frames, three ranks, four paths:   0 0   1 0   0 1   2 0
     """
-    step = -log(decay)
 
-    def cost(sequence: tuple[int, ...]) -> float:
-        return sum(rank * step + 1e-3 * frame for frame, rank in enumerate(sequence) if rank > 0)
+    def cost(sequence: Choice) -> float:
+        return sum(rank * -log(decay) + 1e-3 * frame for frame, rank in enumerate(sequence) if rank > 0)
 
-    start = (0,) * frames
-    heap, seen = [(0.0, start)], {start}
-    chosen: list[tuple[int, ...]] = []
-    while heap and len(chosen) < paths:
-        _, sequence = heapq.heappop(heap)
-        chosen.append(sequence)
-        for frame in range(frames):
-            longer = (*sequence[:frame], sequence[frame] + 1, *sequence[frame + 1 :])
-            if longer[frame] < ranks and longer not in seen:
-                seen.add(longer)
-                heapq.heappush(heap, (cost(longer), longer))
-    return torch.tensor(chosen)
+    def successors(sequence: Choice) -> Iterator[Choice]:
+        for frame, rank in enumerate(sequence):
+            if rank + 1 < ranks:
+                yield (*sequence[:frame], rank + 1, *sequence[frame + 1 :])
+
+    return torch.tensor(cheapest((0,) * frames, cost, successors, paths))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import log
 
 import torch
@@ -11,10 +10,10 @@ from torch import Tensor
 
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.conditioning import ConditionedFrames
-from ctcdraft.drafters.trees.dynamic import build_dynamic_tree, top_nodes_tree
-from ctcdraft.drafters.trees.request import TreeRequest
-from ctcdraft.drafters.trees.static import StaticTree
-from ctcdraft.errors import InputError, check_int
+from ctcdraft.drafters.trees.dynamic import DynamicTree, top_nodes_tree
+from ctcdraft.drafters.trees.request import StepTreeBuilder, TreeRequest
+from ctcdraft.drafters.trees.static import Choice, StaticTree, cheapest
+from ctcdraft.errors import InputError
 
 
 class PerFrameTree:
@@ -29,16 +28,26 @@ class PerFrameTree:
     interprets_as = "words"
 
     def __init__(self, words: int | None) -> None:
-        self.children = None if words is None else check_int(words, "drafter.tree.words")
+        self.step_tree: StepTreeBuilder = DynamicTree(None, words)
+        self.exact = words is None
 
     def __call__(
         self, log_probs_TC: Tensor, request: TreeRequest, conditioned: ConditionedFrames | None = None
     ) -> TokenTree:
         request = request.limit_depth(len(log_probs_TC))
-        if conditioned is not None and self.children is None:
+        if conditioned is not None and self.exact:
             return conditioned_product_tree(conditioned, request)
-        step_function = PerFrameStepFunction(log_probs_TC, conditioned)
-        return build_dynamic_tree(step_function, request, request.nodes, self.children or request.nodes)
+        return self.step_tree(PerFrameStepFunction(log_probs_TC, conditioned), request)
+
+
+class StaticPerFrameTree(PerFrameTree):
+    """Medusa's tree (Cai et al. 2024, section 2.3.3): a fixed list of choices, see StaticTree."""
+
+    has_nested_trees = StaticTree.has_nested_trees
+
+    def __init__(self, choices: Sequence[Sequence[int]]) -> None:
+        self.step_tree = StaticTree(choices)
+        self.exact = False
 
 
 def conditioned_product_tree(conditioned: ConditionedFrames, request: TreeRequest) -> TokenTree:
@@ -91,22 +100,6 @@ class PerFrameStepFunction:
         return self.conditioned.token_log_probs(self.frame)
 
 
-class StaticPerFrameTree:
-    """Medusa's tree (Cai et al. 2024, section 2.3.3): a fixed list of choices, see StaticTree."""
-
-    interprets_as = "words"
-    has_nested_trees = StaticTree.has_nested_trees
-
-    def __init__(self, choices: Sequence[Sequence[int]]) -> None:
-        self.static_tree = StaticTree(choices)
-
-    def __call__(
-        self, log_probs_TC: Tensor, request: TreeRequest, conditioned: ConditionedFrames | None = None
-    ) -> TokenTree:
-        step_function = PerFrameStepFunction(log_probs_TC, conditioned)
-        return self.static_tree(step_function, request.limit_depth(len(log_probs_TC)))
-
-
 def likely_choices(
     count: int, frames: int, ranks: int, first: float, rank_decay: float, frame_decay: float
 ) -> list[list[int]]:
@@ -122,17 +115,13 @@ def likely_choices(
             f"first={first}, rank_decay={rank_decay} and frame_decay={frame_decay}"
         )
 
-    def cost(choice: tuple[int, ...]) -> float:
+    def cost(choice: Choice) -> float:
         return -sum(log(first) + rank * log(rank_decay) + frame * log(frame_decay) for frame, rank in enumerate(choice))
 
-    heap: list[tuple[float, tuple[int, ...]]] = [(cost((0,)), (0,))]
-    chosen: list[list[int]] = []
-    while heap and len(chosen) < count:
-        _, choice = heapq.heappop(heap)
-        chosen.append(list(choice))
-        sibling, child = (*choice[:-1], choice[-1] + 1), (*choice, 0)
-        if sibling[-1] < ranks:
-            heapq.heappush(heap, (cost(sibling), sibling))
-        if len(child) <= frames:
-            heapq.heappush(heap, (cost(child), child))
-    return chosen
+    def successors(choice: Choice) -> Iterator[Choice]:
+        if choice[-1] + 1 < ranks:
+            yield (*choice[:-1], choice[-1] + 1)
+        if len(choice) < frames:
+            yield (*choice, 0)
+
+    return [list(choice) for choice in cheapest((0,), cost, successors, count)]

@@ -12,9 +12,9 @@ from ctcdraft.ctc.next_label import PrefixBatch
 from ctcdraft.ctc.topology import CTC_TOPOLOGY, Topology
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.conditioning import ConditionedFrames
-from ctcdraft.drafters.trees.per_frame import PerFrameStepFunction
+from ctcdraft.drafters.trees.per_frame import PerFrameTree
 from ctcdraft.drafters.trees.request import TreeRequest
-from ctcdraft.drafters.trees.sampled_chains import ChainSampler, StepwiseChainSampler, sample_tree
+from ctcdraft.drafters.trees.sampled_chains import ChainSampler, SampledChains, sample_tree
 from ctcdraft.errors import check_int
 
 
@@ -46,6 +46,16 @@ class SampledLabels:
         return sample_tree(sampler, self.chains, request.limit_depth(len(log_probs_TC)))
 
 
+class SampledTokens(PerFrameTree):
+    """Chains of one token per frame, for heads whose frame k is draft token k."""
+
+    samples_drafts = True
+
+    def __init__(self, chains: int) -> None:
+        self.step_tree = SampledChains(chains)
+        self.exact = False
+
+
 @dataclass(frozen=True)
 class ConditionedChainSampler:
     """Label distributions from frames that are conditioned on the labels of their own chain."""
@@ -70,23 +80,3 @@ def conditioned_probs(conditioned: ConditionedFrames) -> Tensor:
     token_probs_KTV = conditioned.token_probs_TV * factor_KV[:, None] * scale_KT[..., None]
     blank_KT = conditioned.log_probs_TC[:, -1].exp() * scale_KT
     return torch.cat([token_probs_KTV, blank_KT[..., None]], dim=-1)
-
-
-class SampledTokens:
-    """Chains of one token per frame, for heads whose frame k is draft token k."""
-
-    interprets_as = "words"
-    samples_drafts = True
-
-    def __init__(self, chains: int) -> None:
-        self.chains = check_int(chains, "drafter.tree.chains")
-
-    def __call__(
-        self, log_probs_TC: Tensor, request: TreeRequest, conditioned: ConditionedFrames | None = None
-    ) -> TokenTree:
-        step_function = PerFrameStepFunction(log_probs_TC, conditioned)
-        return sample_tree(
-            lambda chains: StepwiseChainSampler(step_function, request.root, chains),
-            self.chains,
-            request.limit_depth(len(log_probs_TC)),
-        )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import heapq
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -70,6 +71,21 @@ class GreedyPathTree(StaticTree):
 
     def conditioning_path(self, parent: Choice) -> Choice:
         return (0,) * len(parent)
+
+
+def cheapest(
+    start: Choice, cost: Callable[[Choice], float], successors: Callable[[Choice], Iterable[Choice]], count: int
+) -> list[Choice]:
+    """Return the `count` rank sequences of least cost, best first; a successor must not cost less than its origin."""
+    heap, seen = [(cost(start), start)], {start}
+    chosen: list[Choice] = []
+    while heap and len(chosen) < count:
+        chosen.append(heapq.heappop(heap)[1])
+        for other in successors(chosen[-1]):
+            if other not in seen:
+                seen.add(other)
+                heapq.heappush(heap, (cost(other), other))
+    return chosen
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,7 @@ class ReplayEvaluation:
         if generation.drawn:
             raise InputError(
                 f"contestant {name} samples its draft tokens, so its steps differ from run to run and cannot be "
-                "replayed; build its tree in another way (RUN@PATHS), or leave out measure=replay"
+                "replayed; build its trees in another way (RUN@TREE), or leave out measure=replay"
             )
         return generation
 
