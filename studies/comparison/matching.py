@@ -41,8 +41,8 @@ REFERENCE, OWN, UNTRAINED = "the reference", "its own", "its own, untrained"
 
 @dataclass(frozen=True)
 class SizeMatch:
-    """The matched size of a method (None: its own) and the ratio of its cost to the reference's, with an interval where it
-    was timed; `how` names what was measured."""
+    """The matched size of a method (None: its own), and the ratio of its cost to the reference's with an interval where
+    it was timed; `how` names what was measured."""
 
     key: str
     value: int | None
