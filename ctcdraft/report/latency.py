@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,13 @@ COLUMNS: Columns = {
     "breaks even": lambda row: format_number(row["tau_to_break_even"]),
     "given tau": lambda row: format_number(row["tau_given"]),
     "predicted": lambda row: format_number(row["predicted_speedup"]),
+}
+CONTEXT: Columns = {"context": lambda read: f"{read['context']:,}"}
+CONTEXT_COLUMNS: Columns = {
+    **CONTEXT,
+    "prefill ms": lambda read: format_number(1e3 * read["seconds_prefill"]),
+    "step ms": lambda read: format_number(1e3 * read["seconds_step"], 3),
+    "tokens/s": lambda read: format_number(1 / read["seconds_step"], 1),
 }
 TIME_COLUMNS: Columns = {
     "drafter": COLUMNS["drafter"],
@@ -98,8 +105,8 @@ def base_parts(report: Mapping[str, Any]) -> list[str]:
     parts = [
         f"a forward pass reads {hardware['weight_bytes'] / 1e9:.3f} GB of weights; copy bandwidth "
         f"{hardware['bandwidth'] / 1e9:.1f} GB/s; matrix rate {hardware['rate'] / 1e12:.3f} TFLOP/s",
-        markdown_table(reads, read_columns(reads[0])),
-        markdown_table(reads, utilization_columns(reads[0])),
+        markdown_table(reads, {**CONTEXT_COLUMNS, **columns_by_nodes("v({})", reads, "v", format_number)}),
+        markdown_table(reads, {**CONTEXT, **columns_by_nodes("utilization({})", reads, "roof_share", format_share)}),
     ]
     if skipped := report["environment"]["contexts_left_out"]:
         contexts = ", ".join(f"{context:,}" for context in skipped)
@@ -107,22 +114,10 @@ def base_parts(report: Mapping[str, Any]) -> list[str]:
     return parts
 
 
-def indexed_cell(key: str, nodes: str, cell: Any) -> Any:
-    return lambda read: cell(read[key][nodes])
+def columns_by_nodes(header: str, reads: Sequence[Row], key: str, form: Callable[[Any], str]) -> Columns:
+    """Return a column per tree size of a field that holds a value for each."""
 
+    def cell(nodes: str) -> Callable[[Row], str]:
+        return lambda read: form(read[key][nodes])
 
-def read_columns(first: Mapping[str, Any]) -> Columns:
-    return {
-        "context": lambda read: f"{read['context']:,}",
-        "prefill ms": lambda read: format_number(1e3 * read["seconds_prefill"]),
-        "step ms": lambda read: format_number(1e3 * read["seconds_step"], 3),
-        "tokens/s": lambda read: format_number(1 / read["seconds_step"], 1),
-        **{f"v({nodes})": indexed_cell("v", nodes, format_number) for nodes in first["v"]},
-    }
-
-
-def utilization_columns(first: Mapping[str, Any]) -> Columns:
-    return {
-        "context": lambda read: f"{read['context']:,}",
-        **{f"utilization({nodes})": indexed_cell("roof_share", nodes, format_share) for nodes in first["v"]},
-    }
+    return {header.format(nodes): cell(nodes) for nodes in reads[0]["v"]}

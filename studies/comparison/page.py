@@ -15,16 +15,16 @@ from ctcdraft.evaluation.metrics import DEFINITIONS
 from ctcdraft.io import write_text
 from ctcdraft.report.svg import Axes, Figure, Point, assign_colours, axis_ticks, dot, line, numeric_ticks
 from ctcdraft.report.tables import markdown_definitions, markdown_table
-from ctcdraft.training.sweep import svg_plot
+from ctcdraft.training.sweep import Job, svg_plot
 from studies.comparison.config import LATENCY, PARAMETERS, STEPS, TIME, ComparisonConfig
 from studies.comparison.matching import AFTER_TRAINING
+from studies.comparison.statistics import factor_cells
 from studies.comparison.store import Entry, ResultStore
 from studies.comparison.tables import (
     DIFFERENCE_COLUMNS,
     EFFECT_COLUMNS,
     ComparisonData,
     arm_columns,
-    grid_jobs,
     matching_section,
     runs_by_method,
     sampled_section,
@@ -68,6 +68,18 @@ def draw_figures(config: ComparisonConfig, data: ComparisonData) -> dict[str, st
     if cells := grid_jobs(config, data):
         figures["factors.svg"] = svg_plot(cells, list(cells[0].values))
     return figures
+
+
+def grid_jobs(config: ComparisonConfig, data: ComparisonData) -> list[Job]:
+    """Return a grid's cells in the first arm: factor levels, and tau of the first seed at the first reported size."""
+    benchmark, nodes = next(iter(config.benchmarks)), config.reported_sizes[0]
+    jobs = []
+    for cell, seeds in factor_cells(config, data.training, config.arms[0]).items():
+        name = seeds[min(seeds)]
+        row = data.row("replay", benchmark, 0.0, name, nodes)
+        if row is not None and row["tau"] is not None:
+            jobs.append(Job(name, dict(cell), "", 0, row["tau"], None))
+    return jobs
 
 
 def nodes_figure(curves: Mapping[str, Sequence[Point]]) -> Figure:

@@ -21,10 +21,9 @@ from ctcdraft.report.tables import (
     format_with_interval,
     markdown_table,
 )
-from ctcdraft.training.sweep import Job
 from studies.comparison.config import ComparisonConfig
 from studies.comparison.evaluate import Row, all_rows, draft_milliseconds, passed_check, row_name
-from studies.comparison.statistics import factor_cells, row_names
+from studies.comparison.statistics import row_names
 from studies.comparison.store import MATCHING, TRAINING, VERDICT, Entry, ResultStore
 
 
@@ -88,18 +87,6 @@ def measured_rows(config: ComparisonConfig, data: ComparisonData, benchmark: str
     replays = {nodes: data.row("replay", benchmark, 0.0, drafter, nodes) for nodes in config.replay.nodes}
     loops = {nodes: data.row("loop", benchmark, 0.0, drafter, nodes) for nodes in config.timing.nodes}
     return {"replay": replays, "loop": loops} if any([*replays.values(), *loops.values()]) else None
-
-
-def grid_jobs(config: ComparisonConfig, data: ComparisonData) -> list[Job]:
-    """Return a grid's cells in the first arm: factor levels, and tau of the first seed at the first reported size."""
-    benchmark, nodes = next(iter(config.benchmarks)), config.reported_sizes[0]
-    jobs = []
-    for cell, seeds in factor_cells(config, data.training, config.arms[0]).items():
-        name = seeds[min(seeds)]
-        row = data.row("replay", benchmark, 0.0, name, nodes)
-        if row is not None and row["tau"] is not None:
-            jobs.append(Job(name, dict(cell), "", 0, row["tau"], None))
-    return jobs
 
 
 def tau_by_nodes(config: ComparisonConfig, data: ComparisonData) -> dict[str, list[tuple[float, float]]]:

@@ -90,7 +90,7 @@ def test_prompts_that_do_not_fit_are_counted_and_reported(finished):
     path, report = finished
     cut = next(record.turns[0].cut for record in lines(path) if record.id == "d")
     assert report["environment"]["cut"] == {"turns": 1, "tokens": cut}
-    assert f"lost {cut} tokens" in (path / "report.md").read_text()
+    assert f"truncated on the left by {cut} tokens" in (path / "report.md").read_text()
 
 
 def test_a_second_turn_follows_the_autoregressive_answer_for_all_contestants(finished):

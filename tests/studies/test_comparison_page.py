@@ -176,10 +176,10 @@ def test_it_is_rebuilt_from_its_json_files_alone(finished, tmp_path, capsys):
     assert str(tmp_path / "page.md") in capsys.readouterr().out
     for name in ("verdict.json", "page.md", "page.csv", "nodes.svg", "costs.svg"):
         assert (tmp_path / name).read_text() == (store.out / name).read_text()
-    with pytest.raises(InputError, match=r"evaluations holds no finished comparison: there is no config\.json"):
+    with pytest.raises(InputError, match=r"evaluations holds no finished comparison: there is no rules\.json"):
         rebuild_pages([str(tmp_path / "evaluations")])
     ResultStore(tmp_path).write(RULES, {"title": "of tomorrow"})
-    with pytest.raises(InputError, match=r"config\.json is of another version"):
+    with pytest.raises(InputError, match=r"rules\.json is of another version"):
         rebuild_pages([str(tmp_path)])
 
 

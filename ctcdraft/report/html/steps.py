@@ -18,6 +18,7 @@ from ctcdraft.evaluation.tracing.rejection_reason import (
     forecast,
     prefix_alignments,
     rejection_reason,
+    tree_depth,
 )
 from ctcdraft.report.html.render import format_percent, visible_whitespace
 
@@ -168,10 +169,6 @@ def path_tokens(step: TraceStep, node: int) -> tuple[int, ...]:
         tokens.append(step.tokens[node])
         node = step.parents[node]
     return tuple(reversed(tokens))
-
-
-def tree_depth(step: TraceStep) -> int:
-    return max(len(path_tokens(step, node)) for node in range(len(step.tokens)))
 
 
 def child_nodes(step: TraceStep, node: int) -> list[int]:
