@@ -204,7 +204,7 @@ def test_without_recorded_samples_every_draft_token_is_one():
 
 
 def test_zero_chains_are_refused():
-    with pytest.raises(InputError, match="chains=0"):
+    with pytest.raises(InputError, match="chains must be an integer >= 1, got 0"):
         SampledLabels(0)
 
 

@@ -171,7 +171,7 @@ def test_a_base_without_weights_is_planned_in_a_dry_run(world, monkeypatch, caps
         "DRY RUN: vicuna_7b is not loaded, because no weights of lmsys/vicuna-7b-v1.3 are on this"
     )
     assert "6.74 B parameters, 13.5 GB as bfloat16 (27.0 GB as float32)" in message
-    assert "as characters / 4: no tokenizer is here" in message
+    assert "as characters / 4: there is no tokenizer" in message
     assert "hours" not in message.split("time", 1)[1].split("plan.flops=")[0]
 
     Path("shape").mkdir(exist_ok=True)

@@ -192,7 +192,7 @@ def test_a_drafter_without_weights_is_not_a_published_head(folder):
     PublishedHead.from_run(folder / "run", load_base("base", "float32", "cpu")).save_pretrained(folder / "head")
     message = json.loads((folder / "head" / "config.json").read_text())
     for drafter, sentence in (
-        ({"_target_": "ctcdraft.drafters.autoregressive.Autoregressive"}, "a drafter that is no head"),
+        ({"_target_": "ctcdraft.drafters.autoregressive.Autoregressive"}, "which is not a draft head"),
         ("ctc", "missing or damaged"),
     ):
         (folder / "head" / "config.json").write_text(json.dumps(message | {"drafter": drafter}))

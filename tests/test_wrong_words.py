@@ -55,7 +55,7 @@ from tiny_models import random_lm, tiny_tokenizer
         ("train.py", train_args("run=x", "prepared=other", "base.context_length=4"), "from 5 to 128"),
         ("train.py", train_args("run=x", "prepared=five", "base.context_length=5"), "at most 5 tokens; raise base.con"),
         ("train.py", train_args("run=x", "trainer.max_length=9"), "within 9 tokens; raise trainer.max_length"),
-        ("train.py", train_args("run=x", "trainer.max_length=12"), "of at most 12 tokens; raise trainer.max_length"),
+        ("train.py", train_args("run=x", "trainer.max_length=12"), "in at most 12 tokens; raise trainer.max_length"),
         ("train.py", train_args("run=x", "trainer.anchors=0"), "trainer.anchors must be an integer >= 1, got 0"),
         ("train.py", train_args("run=x", "trainer.rows=99"), "trainer.rows=99 is more than the 22 responses"),
         (

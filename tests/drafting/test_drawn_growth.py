@@ -35,5 +35,5 @@ def test_nodes_are_shared_evenly():
 
 
 def test_zero_chains_are_refused():
-    with pytest.raises(InputError, match=r"drafter.tree.chains=0"):
+    with pytest.raises(InputError, match=r"drafter.tree.chains must be an integer >= 1, got 0"):
         SampledChains(0)

@@ -143,8 +143,14 @@ def test_a_saved_dictionary_of_splits_is_one_sentence(tmp_path):
             lambda path: mt_bench(write_lines(path, {"question_id": 1, "turns": [], "category": ""}), "", "", None),
             "empty",
         ),
-        (lambda path: grade_school(write_lines(path, {"question": "a", "answer": "#### 1"}), limit=0), "limit=0"),
-        (lambda path: grade_school(write_lines(path, {"question": "a", "answer": "#### 1"}), limit="few"), "limit=few"),
+        (
+            lambda path: grade_school(write_lines(path, {"question": "a", "answer": "#### 1"}), limit=0),
+            "limit must be .*, got 0",
+        ),
+        (
+            lambda path: grade_school(write_lines(path, {"question": "a", "answer": "#### 1"}), limit="few"),
+            "limit must be .*, got few",
+        ),
     ],
 )
 def test_every_mistake_is_one_sentence(make, sentence, tmp_path):

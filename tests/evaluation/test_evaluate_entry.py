@@ -149,7 +149,7 @@ def test_values_out_of_range_are_refused(entry, wrong):
 
 
 def test_an_unknown_tree_is_refused(entry, run_directory, base):
-    with pytest.raises(InputError, match=r"there are .*collapse"):
+    with pytest.raises(InputError, match=r"@sideways is not an option of drafter/tree; the options are .*collapse"):
         build_contestant(resolve(f"{run_directory}@sideways"), base)
 
 

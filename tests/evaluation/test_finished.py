@@ -72,7 +72,7 @@ def test_shards_do_not_shrink_the_report_of_all(tmp_path):
 def test_a_missing_contestant_is_refused_by_name(tmp_path):
     setup = make_setup(max_new_tokens=4)
     setup.contestants["longer"] = PromptLookup(setup.base, 3, 6)
-    run(tmp_path, 2, here=setup)
+    run(tmp_path, 2, setup=setup)
     sentence = rf"holds a report of 2 questions of made_up with 3 contestants, .* leaves out longer; .*{WAYS}"
     refused(tmp_path, sentence, lambda: run(tmp_path, 2))
 

@@ -186,7 +186,7 @@ def test_emissions_that_do_not_fit_are_refused(name):
 def test_impossible_values_are_refused():
     with pytest.raises(InputError, match=r"objective\.decay must be > 0"):
         PrefixCTC(3, 0)
-    with pytest.raises(InputError, match=r"objective\.labels=0"):
+    with pytest.raises(InputError, match=r"objective\.labels must be an integer >= 1, got 0"):
         CrossEntropy(0, 0.8)
     with pytest.raises(InputError, match=r"objective\.weights must be >= 0 for each of a, b"):
         WeightedSum(3, {"a": CTC(3), "b": CTC(3)}, {"a": 1.0})

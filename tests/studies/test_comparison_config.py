@@ -54,7 +54,7 @@ def test_one_command_sweeps_all_cells_of_the_grid():
         assert config.group == "-".join(values[number % len(values)] for values in levels.values())
         assert list(method.factors.values()) == config.group.split("-")
         words = method.factors["loss"] == "cross_entropy"
-        assert method.readings == (("sparse_likely", "direct") if words else ("collapse", "prefix_search"))
+        assert method.readings == (("sparse_likely", "per_frame") if words else ("collapse", "prefix_search"))
     weights = load_comparison_config("grid_weights", "grid.weight=1e-4")
     [method] = weights.entrants.values()
     assert method.factors == {"weight": 1e-4}
@@ -73,7 +73,7 @@ def test_one_command_sweeps_all_cells_of_the_grid():
         ),
         ("arena.rates.share=1.5", "arena.rates.share must be between 0 and 1, got 1.5"),
         ("arena.rates.values=[]", "arena.rates.values must hold at least one learning rate"),
-        ("arena.replay.checked=0", "arena.replay.checked=0"),
+        ("arena.replay.checked=0", "arena.replay.checked must be an integer >= 1, got 0"),
         ("arena.pairs=[[ctc,unknown]]", "got unknown"),
         ("arena.stages=[paint]", "arena.stages must name some of train, measure, page, got paint"),
         ("arena.clock=sun", "arena.clock must name some of processor, wall, got sun"),

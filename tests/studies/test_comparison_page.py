@@ -22,7 +22,7 @@ from studies.comparison.run import rebuild_pages
 from studies.comparison.statistics import factor_effects, write_statistics
 from studies.comparison.store import EVALUATIONS, MATCHING, RULES, TRAINING, VERDICT, ResultStore
 
-LOOKUPS = {"ctc_gru": (3, 6), "ctc_gru.s1": (3, 5), "medusa": (1, 2), "medusa@direct": (1, 1), "medusa.time": (2, 3)}
+LOOKUPS = {"ctc_gru": (3, 6), "ctc_gru.s1": (3, 5), "medusa": (1, 2), "medusa@per_frame": (1, 1), "medusa.time": (2, 3)}
 
 
 def entry(entrant, arm="steps", seed=0, **changes):
@@ -40,7 +40,7 @@ def finished(tmp_path_factory):
     """A store whose heads are really prompt lookups, replayed and timed; one more method is corrupt."""
     out = tmp_path_factory.mktemp("arena")
     shipped = load_comparison_config(
-        "arena", f"arena.out={out}", "arena.pairs=[[ctc_gru,medusa],[medusa,medusa@direct]]"
+        "arena", f"arena.out={out}", "arena.pairs=[[ctc_gru,medusa],[medusa,medusa@per_frame]]"
     )
     names = ("ctc_gru", "medusa")
     config = replace(
@@ -52,7 +52,7 @@ def finished(tmp_path_factory):
         benchmarks={"made_up": ("benchmark=tiny",)},
     )
     store = ResultStore(out)
-    both = {"readings": [None, "direct"]}
+    both = {"readings": [None, "per_frame"]}
     store.write(TRAINING, {
         "ctc_gru": entry("ctc_gru"), "ctc_gru.s1": entry("ctc_gru", seed=1),
         "medusa": entry("medusa", parameters=900, **both), "ctc_gru.time": entry("ctc_gru", "time", same_as="ctc_gru"),
@@ -89,7 +89,9 @@ def rows(store, evaluation):
 def test_the_overrides_of_the_evaluations(finished):
     config, store = finished
     replayed, timed = evaluation_specs(config, store)
-    runs = [str(store.run_folder(name)) for name in ("ctc_gru", "ctc_gru.s1", "medusa", "medusa@direct", "medusa.time")]
+    runs = [
+        str(store.run_folder(name)) for name in ("ctc_gru", "ctc_gru.s1", "medusa", "medusa@per_frame", "medusa.time")
+    ]
     [contestants] = [word for word in replayed.words if word.startswith("contestants=")]
     # A head that two arms share is evaluated once; every head of a method with all its readings.
     assert contestants.removeprefix("contestants=[").split(",")[:4] == runs[:4]
@@ -106,7 +108,7 @@ def test_the_overrides_of_the_evaluations(finished):
     assert "medusa.time" not in sampled[-1], "sampled decoding is of the arm of equal steps alone"
     in_time = replace(hot, replay=replace(hot.replay, sampled=("time",)))
     # Both seeds of the head that equal steps and equal time share, and the one trained anew in both its readings.
-    contestants = ",".join([*runs[:2], runs[4], f"{runs[4]}@direct", "corrupt"])
+    contestants = ",".join([*runs[:2], runs[4], f"{runs[4]}@per_frame", "corrupt"])
     assert next(evaluation_specs(in_time, store)).words[-1] == f"contestants=[{contestants}]"
 
 
@@ -126,7 +128,7 @@ def test_seeds_are_pooled_and_differences_are_those_of_the_reports(finished):
     assert in_time["tau"] == pytest.approx(by_name["ctc_gru", 8]["tau"] - by_name["medusa.time", 8]["tau"])
     assert differences["loop", 8, "steps", "ctc_gru", "medusa"]["speedup"] is not None
     assert one["speedup"] is None
-    assert differences["replay", 4, "steps", "medusa", "medusa@direct"]["questions"] == 3
+    assert differences["replay", 4, "steps", "medusa", "medusa@per_frame"]["questions"] == 3
 
 
 def test_the_page_names_rows_that_failed_the_losslessness_check_instead_of_printing_them(finished):
@@ -136,7 +138,7 @@ def test_the_page_names_rows_that_failed_the_losslessness_check_instead_of_print
     assert "Not printed, as it failed the losslessness check: corrupt, all-made_up-loop-8." in text
     assert "| corrupt |" not in text
     assert "## Equal training time (made_up)" in text
-    assert "| medusa@direct | 900 | 0.90 | 9 | 3 | 0.006 |" in text
+    assert "| medusa@per_frame | 900 | 0.90 | 9 | 3 | 0.006 |" in text
     assert "4/4, steps 6/6" in text  # two questions of three turns, each at two sizes
     assert "| ctc_gru minus medusa | made_up | 0 | steps | 8 | replay | 2 and 1 |" in text
     assert "| parameters | medusa | drafter.body.inner=7 | 0.98 [0.90, 1.10] | parameters |" in text
@@ -271,7 +273,7 @@ def test_unmatched_methods_are_named(finished):
 def test_seeds_of_a_cell_are_pooled(finished, tmp_path):
     config, store = finished
     cells = {"ctc_gru": ("x", 0), "ctc_gru.s1": ("x", 1), "medusa": ("y", 0), "medusa.time": ("y", 1)}
-    lone = {"medusa@direct": entry("x", seed=2, factors={"loss": "y"})}  # x was not trained with that seed
+    lone = {"medusa@per_frame": entry("x", seed=2, factors={"loss": "y"})}  # x was not trained with that seed
     grid = ResultStore(tmp_path)
     shutil.copytree(store.out / "evaluations", tmp_path / "evaluations")
     grid.write(EVALUATIONS, store.read(EVALUATIONS))
@@ -292,7 +294,7 @@ def test_the_effect_of_a_factor_is_over_cells_that_differ_in_it_alone(finished, 
     """Four cells of two factors, two pairs for each, and a cell without a pair."""
     config, store = finished
     cells = {"ctc_gru": ("a", "x"), "ctc_gru.s1": ("b", "x"), "medusa": ("a", "y"), "medusa.time": ("b", "y")}
-    lone = {"medusa@direct": entry("lone", factors={"body": "c", "loss": "z"})}
+    lone = {"medusa@per_frame": entry("lone", factors={"body": "c", "loss": "z"})}
     training = {name: entry(name, factors={"body": body, "loss": loss}) for name, (body, loss) in cells.items()}
     grid = ResultStore(tmp_path)
     shutil.copytree(store.out / "evaluations", tmp_path / "evaluations")
