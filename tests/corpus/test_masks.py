@@ -96,7 +96,7 @@ class Script(ResponseGenerator):
 
     def start(self, base):
         def ask(questions):
-            return [Response(self.said(one, base.stop_token_ids), "generated") for one in questions]
+            return [Response(self.response(one, base.stop_token_ids), "generated") for one in questions]
 
         return ask
 
