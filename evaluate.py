@@ -100,7 +100,7 @@ def evaluate(config: DictConfig) -> None:
     if replay is not None:
         content = replay.run(evaluation, folder, config.overwrite)
     else:
-        trace = instantiate(config.explorer)
+        trace = instantiate(config.trace)
         content = evaluation.run(folder, config.overwrite, config.warm_up_tokens, config.timing.questions, trace)
     markdown.write(folder, **content)
     page = ""
@@ -179,7 +179,7 @@ def load_base(config: DictConfig, entries: dict[str, ContestantConfig]) -> Any:
     if node is None or not (node.path or "of" in node):
         raise InputError("no base: give a run directory as checkpoint=, or base=tiny, or base=local base.path=FOLDER")
     if node.path is None:  # base=shape has random weights and takes none of these
-        node = OmegaConf.masked_copy(node, [key for key in node if key not in ("path", "device_map", "quantised")])
+        node = OmegaConf.masked_copy(node, [key for key in node if key not in ("path", "device_map", "quantization")])
     return instantiate(node, device=config.device, dtype=config.dtype).for_inference()
 
 

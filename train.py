@@ -49,14 +49,14 @@ def main(config: DictConfig) -> float:
 def train(run: TrainingRun) -> float:
     """Train a run, or print its plan; return the best mean acceptance length (tau) of its validations."""
     config, settings = run.config, TrainerSettings.from_config(run.config.trainer)
-    if config.trainer.threads:
-        torch.set_num_threads(config.trainer.threads)
+    if config.trainer.num_threads:
+        torch.set_num_threads(config.trainer.num_threads)
     distributed = init_distributed(config.device)
     base = instantiate(config.base)
     torch.manual_seed(config.seed)
     with base.gathered_parameters():
         drafter = build_drafter(config.drafter, base).train()
-    objective, states, decoding = (instantiate(config[part]) for part in ("objective", "states", "decoding"))
+    objective, states, decoding = (instantiate(config[part]) for part in ("objective", "hidden_states", "decoding"))
     engine = build_engine(config, drafter, distributed)
     adapter = build_adapter(config, base, drafter, engine)
     smoke_test(base, drafter, objective, engine, config.trainer.compile)
@@ -69,7 +69,14 @@ def train(run: TrainingRun) -> float:
     if adapter is not None:
         objective = KLRegularizedObjective(objective, adapter)
     plan = plan_training(
-        base, drafter, objective, batches, engine, settings.steps, settings.accumulate, run.finished_steps
+        base,
+        drafter,
+        objective,
+        batches,
+        engine,
+        settings.steps,
+        settings.gradient_accumulation_steps,
+        run.finished_steps,
     )
     if distributed.is_main:
         print(*corpus_warnings(corpus.manifest), plan, sep="\n")

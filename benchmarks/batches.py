@@ -53,16 +53,16 @@ def main() -> None:
 
 
 def way(config: DictConfig, base: Any, rows: TokenSequences, pack: int | None, steps: int, pending: bool) -> Trainer:
-    """Return a trainer whose steps take `trainer.rows` responses, or as many packs, and equally many windows."""
+    """Return a trainer whose steps take `trainer.batch_size` responses, or as many packs, and equally many windows."""
     objective, settings = instantiate(config.objective), config.trainer
-    per_step, anchors = settings.rows, settings.anchors
+    per_step, anchors = settings.batch_size, settings.anchors_per_sequence
     filling: PackingFunction = one_per_row
     if pack is not None:
         tokens = per_step * statistics.mean(map(len, rows.tokens))
         filling = first_fit_packing(pack)
         per_step = max(1, round(tokens / pack))
-        anchors = round(anchors * settings.rows / per_step)
-    batches = Batches(rows, base, per_step, anchors, objective.labels, 0, instantiate(config.states), filling)
+        anchors = round(anchors * settings.batch_size / per_step)
+    batches = Batches(rows, base, per_step, anchors, objective.labels, 0, instantiate(config.hidden_states), filling)
     batches.hidden_states.precompute()
     torch.manual_seed(0)
     drafter = build_drafter(config.drafter, base).train()
@@ -71,8 +71,9 @@ def way(config: DictConfig, base: Any, rows: TokenSequences, pack: int | None, s
     feed = PrefetchingBatches(batches, steps) if pending else batches
     nowhere, silent = RunDirectory(Path()), DecodingValidation(base, [], instantiate(config.decoding))
     once = TrainerSettings(
-        steps=steps, accumulate=1, probe_every=steps, checkpoint_every=steps, checkpoint_minutes=None, keep=1,
-        patience=steps,
+        steps=steps, gradient_accumulation_steps=1, probe_every=steps, checkpoint_every=steps, checkpoint_minutes=None,
+        save_total_limit=1,
+        max_nonfinite_steps=steps,
     )  # fmt: skip
     return Trainer(nowhere, drafter, objective, feed, engine, silent, once)
 

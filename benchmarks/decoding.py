@@ -54,7 +54,7 @@ def main() -> None:
         base = load_base(folder, options.dtype, options.device).for_inference()
         reads = [None, StaticShapeForward(), StaticShapeForward(compiled=True)] if options.compiled else [None]
         against_generate(base, reads, options)
-        for base.fixed in reads:
+        for base.static_shapes in reads:
             overhead(base, options)
     search(options)
 
@@ -67,9 +67,9 @@ def against_generate(base: BaseLM, reads: Sequence[StaticShapeForward | None], o
     how = settings(1, options.max_new_tokens)
 
     def ours(prompt_L: Tensor, by: StaticShapeForward | None = None) -> list[int]:
-        base.fixed = by
+        base.static_shapes = by
         said = generate(base, Autoregressive(base), prompt_L, how, NEVER, 0)
-        base.fixed = None
+        base.static_shapes = None
         return list(said.tokens)
 
     others = {f"ours, {'compiled' if by.compiled else 'fixed'}": partial(ours, by=by) for by in reads if by is not None}

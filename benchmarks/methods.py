@@ -44,8 +44,10 @@ METHODS = {
 }
 # The demo's settings, the same for all; validation by decoding would take time that is not training.
 COMMON = (
-    "states=stored", "engine=muon", "trainer.rows=12", "trainer.anchors=32", "trainer.learning_rate=6.0e-3",
-    "trainer.warmup=20", "trainer.probe_prompts=0", "trainer.threads=1", "answers.batch_size=64", "overwrite=true",
+    "hidden_states=offline", "engine=muon", "trainer.batch_size=12", "trainer.anchors_per_sequence=32",
+    "trainer.learning_rate=6.0e-3",
+    "trainer.warmup_steps=20", "trainer.probe_prompts=0", "trainer.num_threads=1", "answers.batch_size=64",
+    "overwrite=true",
 )  # fmt: skip
 LOSSLESS = ("timing.questions=0", "warm_up_tokens=0", "decoding.max_new_tokens=64")
 
@@ -137,7 +139,7 @@ def place(options: argparse.Namespace, out: Path) -> list[str]:
     return [
         *base(options), "corpus=tiny", f"corpus.limit={options.prompts}",
         f"answers.max_new_tokens={options.answer_tokens}", f"prepared={options.prepared or out / 'prepared'}",
-        f"states.path={options.hidden_states or out / 'states'}",
+        f"hidden_states.path={options.hidden_states or out / 'states'}",
     ]  # fmt: skip
 
 

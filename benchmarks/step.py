@@ -110,7 +110,8 @@ def measured(options: argparse.Namespace, way: Way) -> dict[str, float]:
     rows = TokenSequences(tokens, [torch.ones(options.length, dtype=torch.int)] * options.rows, [True] * options.rows)
     batches = Batches(rows, base, options.rows, options.anchors, options.labels, 0)
     optimizer = OptimizerSettings(
-        steps=100, learning_rate=1e-4, warmup=1, final_share=0.1, betas=(0.9, 0.95), weight_decay=0.0, clip_norm=1.0,
+        steps=100, learning_rate=1e-4, warmup_steps=1, min_lr_ratio=0.1, betas=(0.9, 0.95), weight_decay=0.0,
+        max_grad_norm=1.0,
         clip_value=None, autocast=False,
     )  # fmt: skip
     engine = TorchEngine(drafter, drafter.trainable_parameters(), optimizer, Distributed())

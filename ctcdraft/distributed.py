@@ -105,7 +105,9 @@ def init_distributed(device: str) -> Distributed:
 def local_batches(batches: int, peers: Distributed) -> list[int]:
     """Return the indices of the batches of a step that this process computes: 4 over 2   ->   0 2 and 1 3."""
     if batches % peers.world_size:
-        raise InputError(f"trainer.accumulate must be a multiple of the {peers.world_size} processes, got {batches}")
+        raise InputError(
+            f"trainer.gradient_accumulation_steps must be a multiple of the {peers.world_size} processes, got {batches}"
+        )
     return list(range(peers.rank, batches, peers.world_size))
 
 

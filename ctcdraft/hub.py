@@ -121,7 +121,7 @@ class PublishedHead(ModelHubMixin):
             folder = Path(snapshot_download(model_id, **{key: options[key] for key in DOWNLOAD_OPTIONS}))
         config_values = read_head_config(folder, options["trust"])
         fingerprint = config_values["fingerprint"]
-        base = BaseLM(options["model"], options["tokenizer"], fingerprint["base"], taps=fingerprint["taps"])
+        base = BaseLM(options["model"], options["tokenizer"], fingerprint["base"], aux_layers=fingerprint["taps"])
         refuse_other_base(fingerprint, base.fingerprint(), folder, MATCHING_FIELDS)
         refuse_inexact_tree_attention(base)
         drafter = build_drafter(OmegaConf.create(config_values["drafter"]), base)

@@ -42,13 +42,14 @@ def model_card(run: Path, config: Mapping[str, Any], fingerprint: Mapping[str, A
 
 def head_facts(config: Mapping[str, Any], fingerprint: Mapping[str, Any], trained: int) -> list[dict[str, str]]:
     drafter, trainer = config["drafter"], config["trainer"]
+    batch = f"{trainer['batch_size']} sequences x {trainer['anchors_per_sequence']} windows"
     values = {
         "base": f"{fingerprint['base']}, weights {fingerprint['weights']}, layers {fingerprint['taps']}",
         "trained parameters": f"{trained:,}",
         "frames": str(drafter.get("frames", "-")),
         "objective": str(config["objective"]["_target_"]).rsplit(".", 1)[-1],
         "prompts, with responses of the base": f"{config['corpus']['name']} (corpus {fingerprint['corpus']})",
-        "steps": f"{trainer['steps']:,} of {trainer['rows']} sequences x {trainer['anchors']} windows",
+        "steps": f"{trainer['steps']:,} of {batch}",
         "seed": str(config["seed"]),
     }
     return [{"what": what, "value": value} for what, value in values.items()]

@@ -73,6 +73,22 @@ TARGETS = {  # what a `_target_` named -> what it names now
 KEYS = {  # old dotted key -> its present one, under the same parent
     "drafter.paths": "drafter.tree",
     "drafter.growth": "drafter.tree",
+    "states": "hidden_states",
+    "trainer.rows": "trainer.batch_size",
+    "trainer.anchors": "trainer.anchors_per_sequence",
+    "trainer.pack": "trainer.pack_length",
+    "trainer.accumulate": "trainer.gradient_accumulation_steps",
+    "trainer.warmup": "trainer.warmup_steps",
+    "trainer.final_share": "trainer.min_lr_ratio",
+    "trainer.clip_norm": "trainer.max_grad_norm",
+    "trainer.keep": "trainer.save_total_limit",
+    "trainer.patience": "trainer.max_nonfinite_steps",
+    "trainer.threads": "trainer.num_threads",
+    "base.taps": "base.aux_layers",
+    "base.fixed": "base.static_shapes",
+    "base.quantised": "base.quantization",
+    "explorer": "trace",
+    "table.plan": "table.gpu_hours",
 }
 OPTIONS = {  # old config group -> its old options -> their present names; the group itself is renamed by KEYS
     "drafter/paths": {
@@ -89,6 +105,7 @@ OPTIONS = {  # old config group -> its old options -> their present names; the g
         "drawn": "sampled_sequential",
         "exact": "top_n",
     },
+    "states": {"live": "online", "stored": "offline"},
 }
 ARGUMENT_PATTERN = re.compile(r"([+~]*)([\w./]+)(=.*)?", re.DOTALL)  # prefix, key, value of a Hydra override
 

@@ -29,7 +29,7 @@ def train_args(*more: str) -> list[str]:
     return [
         "base=local", "base.path=base", "corpus.path=prompts.jsonl", "prepared=prepared", "answers.max_new_tokens=20",
         "trainer.steps=4", "trainer.probe_prompts=2", "trainer.probe_every=4", "trainer.checkpoint_every=2",
-        "trainer.autocast=false", "trainer.warmup=1", "drafter.frames=5", "objective.labels=3",
+        "trainer.autocast=false", "trainer.warmup_steps=1", "drafter.frames=5", "objective.labels=3",
         "decoding.max_new_tokens=10", *more,
     ]  # fmt: skip
 

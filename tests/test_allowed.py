@@ -53,7 +53,17 @@ def test_every_node_of_a_run_has_a_list():
     nodes = {node for node in config if list(targets(OmegaConf.to_container(config[node], resolve=True) if
              OmegaConf.is_config(config[node]) else None))}  # fmt: skip
     assert nodes <= set(ALLOWED_TARGETS)
-    assert {"base", "drafter", "objective", "corpus", "prompts", "answers", "states", "engine", "decoding"} <= nodes
+    assert {
+        "base",
+        "drafter",
+        "objective",
+        "corpus",
+        "prompts",
+        "answers",
+        "hidden_states",
+        "engine",
+        "decoding",
+    } <= nodes
 
 
 def test_every_allowed_name_exists_and_is_partial_where_configs_use_it_so():
@@ -69,7 +79,13 @@ def test_every_allowed_name_exists_and_is_partial_where_configs_use_it_so():
     [
         ["corpus=sharegpt_gsm8k", "drafter=medusa", "objective=sum", "engine=deepspeed", "adapt=lora"],
         ["corpus=sharegpt", "drafter=transducer", "decoding=k_sequential", "answers=vllm", "logger=wandb"],
-        ["drafter=draft_model", "drafter.path=somewhere", "decoding=typical", "states=stored", "logger=tensorboard"],
+        [
+            "drafter=draft_model",
+            "drafter.path=somewhere",
+            "decoding=typical",
+            "hidden_states=offline",
+            "logger=tensorboard",
+        ],
         ["drafter=hydra", "engine=muon", "answers=openai"],
     ],
 )

@@ -169,14 +169,14 @@ def test_a_context_beyond_the_supported_length_is_refused(length):
     assert BaseLM(scaled, tiny_tokenizer(), "x", context_length=512).context_length == 512
 
 
-@pytest.mark.parametrize("taps", [[], ["first"], [1], ["last", "last"], ["last", 2], ["last", -1]])
-def test_wrong_auxiliary_layers_are_input_errors(taps):
+@pytest.mark.parametrize("aux_layers", [[], ["first"], [1], ["last", "last"], ["last", 2], ["last", -1]])
+def test_wrong_auxiliary_layers_are_input_errors(aux_layers):
     base = random_base()
-    with pytest.raises(InputError, match=r"base\.taps must be .*layers from 0 to 1, as in \[last,1\], got"):
-        BaseLM(base.lm, base.tokenizer, "x", taps=taps)
+    with pytest.raises(InputError, match=r"base\.aux_layers must be .*layers from 0 to 1, as in \[last,1\], got"):
+        BaseLM(base.lm, base.tokenizer, "x", aux_layers=aux_layers)
 
 
 def test_auxiliary_layers_are_part_of_the_fingerprint():
     base = random_base()
     assert base.fingerprint()["taps"] == ["last"]
-    assert BaseLM(base.lm, base.tokenizer, "x", taps=["last", 1]).fingerprint()["taps"] == ["last", 1]
+    assert BaseLM(base.lm, base.tokenizer, "x", aux_layers=["last", 1]).fingerprint()["taps"] == ["last", 1]

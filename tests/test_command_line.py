@@ -79,7 +79,7 @@ def test_with_m_a_comma_is_a_sweep(home):
 
 
 def test_every_key_named_like_a_path_is_known_as_one():
-    for verb, groups in (("train", ["states=stored", "answers=vllm"]), ("evaluate", []), ("prepare", [])):
+    for verb, groups in (("train", ["hidden_states=offline", "answers=vllm"]), ("evaluate", []), ("prepare", [])):
         for key in dotted_keys(compose_config(verb, *groups)):
             name = key.rpartition(".")[2]
             if name.endswith(("path", "folder", "_file")) and name != "hub_file":

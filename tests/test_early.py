@@ -59,7 +59,7 @@ def test_a_wrong_command_is_refused_before_heavy_imports(tmp_path, script, argum
         ("train.py", ["run=prompts.jsonl/x"], "run"),
         ("train.py", ["-m", "run=prompts.jsonl/x", "seed=1,2"], "run"),
         ("train.py", ["run=x", "prepared=/proc/never"], "prepared"),
-        ("train.py", ["run=x", "states=stored", "states.path=/proc/never"], "states.path"),
+        ("train.py", ["run=x", "hidden_states=offline", "hidden_states.path=/proc/never"], "hidden_states.path"),
         ("evaluate.py", ["checkpoint=run", "out=/proc/never"], "out"),
         ("evaluate.py", ["recorded.path=gone", "out=/proc/never"], "out"),
         ("data/prepare.py", ["out=/proc/never"], "out"),

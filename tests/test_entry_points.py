@@ -81,12 +81,12 @@ def test_evaluate_reports_identical_tokens(world, monkeypatch):
             "drafter/correction=gru",
             "objective=sum",
             "drafter.body.blocks=2",
-            "base.taps=[last,1]",
-            "states=stored",
-            "states.path=states",
-            "trainer.pack=200",
+            "base.aux_layers=[last,1]",
+            "hidden_states=offline",
+            "hidden_states.path=states",
+            "trainer.pack_length=200",
             "trainer.prefetch=true",
-            "trainer.rows=2",
+            "trainer.batch_size=2",
         ],
     ],
     ids=["medusa", "blockwise", "all options"],
@@ -180,6 +180,6 @@ def test_a_base_without_weights_is_planned_in_a_dry_run(world, monkeypatch, caps
     run_script(monkeypatch, "train.py", *arguments, "plan.flops=1e12", "device=cuda", "dtype=bfloat16")
     message = capsys.readouterr().out
     assert "DRY RUN: shape is not loaded" in message
-    assert "seconds with states=live" in message.split("time  ")[-1]
+    assert "seconds with hidden_states=online" in message.split("time  ")[-1]
     assert "at 1e+12 FLOP/s, not limited by memory bandwidth, which is assumed" in message
     assert not [name for name in ("x", "never") if Path(name).exists()]

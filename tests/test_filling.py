@@ -26,7 +26,7 @@ from studies.paper.tables import read_table
 @pytest.fixture(scope="module")
 def planner():
     """The planner of evaluate.yaml."""
-    return instantiate(compose_config("evaluate").table.plan, _convert_="all")
+    return instantiate(compose_config("evaluate").table.gpu_hours, _convert_="all")
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def test_the_hours_are_those_that_train_plans(planner, cells):
         drafter = build_drafter(config.drafter, base).eval()
     rate, stats = HardwareSpec(3e14, 3e12), dry_run.CorpusStats.from_work(planner.counts)
     plan = dry_run.plan_dry_run(base, drafter, instantiate(config.objective), stats, config.trainer, rate)
-    assert f"about {hardware.format_hours(hours.training)} with states=live" in plan
+    assert f"about {hardware.format_hours(hours.training)} with hidden_states=online" in plan
     assert f"at most about {format_bytes(hours.peaks['training'])} at the peak" in plan
     assert planner.counts.said == 512 * planner.counts.turns == 512 * 185_787
     parts = memory_parts(planner.counts, ModelStats.of(base), instantiate(config.answers))
@@ -62,7 +62,7 @@ def test_an_evaluation_reads_the_weights_once_per_token_and_method(planner, cell
 
 
 def test_without_a_rate_there_are_no_hours_but_a_sentence(cells):
-    plan = node_values(compose_config("evaluate").table.plan)
+    plan = node_values(compose_config("evaluate").table.gpu_hours)
     silent = GpuHoursPlanner(None, None, None, plan["corpus"], plan["benchmarks"])
     assert silent.hours(cells["medusa", "vicuna_7b"]) is None
     text = markdown(read_table("table_mt_bench", None, []), silent)
@@ -79,7 +79,7 @@ def test_what_does_not_fit_the_gpu_is_named_beside_the_hours(planner, cells):
     assert "FIT" not in str(replace(hours, memory=1.6e11))
     assert "FIT" not in str(replace(hours, memory=None))
     assert "where the peak exceeds the 80.0 GB of a GPU" in planner.assumptions()[-1]
-    plan = node_values(compose_config("evaluate").table.plan)
+    plan = node_values(compose_config("evaluate").table.gpu_hours)
     with pytest.raises(InputError, match=r"table\.plan\.memory must be bytes > 0, .* got 0"):
         GpuHoursPlanner(**{**plan, "memory": 0})
 

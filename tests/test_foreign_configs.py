@@ -66,7 +66,7 @@ def test_no_code_runs_from_a_run_that_is_evaluated(folder, monkeypatch, capsys, 
 
 
 @pytest.mark.parametrize(
-    "node", ["drafter.frames", "base", "engine", "logger.mine", "corpus.cleaning.steps.mine", "states"]
+    "node", ["drafter.frames", "base", "engine", "logger.mine", "corpus.cleaning.steps.mine", "hidden_states"]
 )
 def test_no_code_runs_from_a_run_that_is_resumed(folder, monkeypatch, capsys, node):
     run = changed(folder / "run", (node, command(folder / "marker")), ("trust", ["ctcdraft.training.search.run_trial"]))

@@ -20,8 +20,8 @@ from ctcdraft.planning import training as planning_training
 def test_resuming_raises_the_steps_only(world, monkeypatch, capsys):
     monkeypatch.chdir(world)
     run_script(monkeypatch, "train.py", *train_args("run=again"))
-    message = expect_error(monkeypatch, capsys, "train.py", "resume=again", "trainer.rows=2")
-    assert "trainer.rows=2" in message
+    message = expect_error(monkeypatch, capsys, "train.py", "resume=again", "trainer.batch_size=2")
+    assert "trainer.batch_size=2" in message
     assert "only trainer.steps= may be raised" in message
     assert "must be >= the 4 of again" in expect_error(
         monkeypatch, capsys, "train.py", "resume=again", "trainer.steps=3"

@@ -77,7 +77,7 @@ def padded(tokens, states, windows, labels) -> Batch:
 
 
 def tapped(base):
-    fused = ctc_head(BaseLM(base.lm, base.tokenizer, base.name, taps=["last", 1]))
+    fused = ctc_head(BaseLM(base.lm, base.tokenizer, base.name, aux_layers=["last", 1]))
     fused.fuse.mix.weight.data.normal_(std=0.2)
     return fused
 
@@ -140,7 +140,7 @@ SEES_ONE_STATE = ("residual", "feed_forward", "hydra")  # of the base, whose pac
 
 
 def tapped_base(base):
-    return BaseLM(base.lm, base.tokenizer, base.name, taps=["last", 1])
+    return BaseLM(base.lm, base.tokenizer, base.name, aux_layers=["last", 1])
 
 
 def gradients(drafter, objective, batch):

@@ -120,7 +120,7 @@ def test_every_step_emits_what_training_emits(kind, body):
 def test_auxiliary_layers_are_used_in_decoding_as_in_training():
     """Also: the auxiliary state is the output of that layer, and a zero mix equals a drafter of one layer."""
     base = random_base()
-    tapped = BaseLM(base.lm, base.tokenizer, base.name, taps=["last", 1, 0])
+    tapped = BaseLM(base.lm, base.tokenizer, base.name, aux_layers=["last", 1, 0])
     drafter = block_drafter(tapped)
     response = generate(base, Autoregressive(base), PROMPT, HOW, frozenset(), 0).tokens
     text = torch.cat([PROMPT, torch.tensor(response)])

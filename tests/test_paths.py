@@ -71,7 +71,7 @@ def test_a_search_of_static_shapes_builds_the_same_trees():
             assert same(fixed(*arguments), plain(*arguments))
     base = random_base()
     assert ctc_head(base).frame_tree.graph_search is None
-    base.fixed = StaticShapeForward()
+    base.static_shapes = StaticShapeForward()
     head = ctc_head(base)
     assert head.frame_tree.graph_search is not None
     assert copy.deepcopy(head).frame_tree.graph_search is not head.frame_tree.graph_search

@@ -34,7 +34,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def plain(folder):
-    return load_base(folder, "float32", "cpu", taps=["last", 1])
+    return load_base(folder, "float32", "cpu", aux_layers=["last", 1])
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def plain(folder):
     ids=["auto", "by hand", "one place"],
 )
 def test_a_distributed_base_computes_the_same(folder, plain, tmp_path, arguments):
-    placed = load_base(folder, "float32", "cpu", taps=["last", 1], offload_folder=str(tmp_path), **arguments)
+    placed = load_base(folder, "float32", "cpu", aux_layers=["last", 1], offload_folder=str(tmp_path), **arguments)
     offloaded = sum(weight.is_meta for weight in placed.lm.parameters())
     assert (offloaded > 0) == (arguments["device_map"] != {"": "cpu"})
     assert placed.fingerprint() == plain.fingerprint()
@@ -112,8 +112,8 @@ def test_a_cache_over_two_devices_equals_one_cache():
 
 
 def test_unsupported_combinations_are_input_errors(folder, monkeypatch):
-    with pytest.raises(InputError, match=r"base\.fixed= needs a base on one device"):
-        load_base(folder, "float32", "cpu", device_map="auto", fixed=True)
+    with pytest.raises(InputError, match=r"base\.static_shapes= needs a base on one device"):
+        load_base(folder, "float32", "cpu", device_map="auto", static_shapes=True)
     with pytest.raises(InputError, match=r"cannot load the base .*device_map"):
         load_base(folder, "float32", "cpu", device_map="wide")
     monkeypatch.setenv("WORLD_SIZE", "2")

@@ -30,11 +30,11 @@ def planned(world, monkeypatch, capsys):
 
 
 def training_time(plan):
-    return re.findall(r"^time +about (.+) with states=live, (.+) with stored", plan, re.MULTILINE)
+    return re.findall(r"^time +about (.+) with hidden_states=online, (.+) with offline", plan, re.MULTILINE)
 
 
 def test_training_time_is_that_of_the_batches_of_one_process(planned):
-    """trainer.accumulate defaults to WORLD_SIZE: eight times the batches in eight processes."""
+    """trainer.gradient_accumulation_steps defaults to WORLD_SIZE: eight times the batches in eight processes."""
     words = train_args("run=x", "prepared=never", "base.path=shape")
     alone, eight = planned("train.py", *words), planned("train.py", *words, processes=8)
     assert "steps       4 of 8 x 8 rows" in eight
@@ -46,9 +46,11 @@ def test_training_time_is_that_of_the_batches_of_one_process(planned):
 
 def test_batches_that_cannot_be_shared_are_refused_in_a_dry_run_too(planned, monkeypatch, capsys):
     monkeypatch.setenv("WORLD_SIZE", "4")
-    words = train_args("run=x", "prepared=never", "base.path=shape", "trainer.accumulate=6", "plan_only=true")
+    words = train_args(
+        "run=x", "prepared=never", "base.path=shape", "trainer.gradient_accumulation_steps=6", "plan_only=true"
+    )
     said = expect_error(monkeypatch, capsys, "train.py", *words)
-    assert "trainer.accumulate must be a multiple of the 4 processes, got 6" in said
+    assert "trainer.gradient_accumulation_steps must be a multiple of the 4 processes, got 6" in said
 
 
 def test_response_hours_are_divided_by_shards(planned):

@@ -22,7 +22,9 @@ from ctcdraft.models.values import QUANTIZATION_PACKAGES, weight_options
 
 
 def test_unknown_values_and_missing_packages_are_input_errors():
-    with pytest.raises(InputError, match="quantised must be one of bitsandbytes_4bit, torchao_int8 or null, got no_"):
+    with pytest.raises(
+        InputError, match="quantization must be one of bitsandbytes_4bit, torchao_int8 or null, got no_"
+    ):
         weight_options("float32", "cpu", "no_bits")
     for name in [name for name, package in QUANTIZATION_PACKAGES.items() if find_spec(package) is None]:
         with pytest.raises(InputError, match=f"needs the package {QUANTIZATION_PACKAGES[name]}"):
@@ -40,7 +42,7 @@ def test_llm_int8_is_refused_with_its_reason():
 def test_torchao_on_a_cpu(tmp_path):
     path = saved_lm(tmp_path / "base", hidden_size=64, head_dim=16)
     whole = load_base(path, "float32", "cpu")
-    base = load_base(path, "float32", "cpu", quantised="torchao_int8")
+    base = load_base(path, "float32", "cpu", quantization="torchao_int8")
     assert base.execution_mode == "eager, exact shapes, torchao_int8"
     assert count_matmul_weights(base) == count_matmul_weights(whole) == weight_bytes(whole) // 4
     # All but the lm_head and five norms take one byte each, and some scales.

@@ -175,8 +175,8 @@ def test_quantising_a_quantised_checkpoint_is_refused(tmp_path, monkeypatch):
     fp8_checkpoint(tmp_path)
     described = {"dtype": "auto", "quantization_config": object()}
     monkeypatch.setattr("ctcdraft.models.loading.weight_options", lambda *arguments: described)
-    with pytest.raises(InputError, match=r"base\.quantised= would quantise .* already \(fp8\); leave it out"):
-        load_base(str(tmp_path), "float32", "cpu", quantised="torchao_int8")
+    with pytest.raises(InputError, match=r"base\.quantization= would quantise .* already \(fp8\); leave it out"):
+        load_base(str(tmp_path), "float32", "cpu", quantization="torchao_int8")
 
 
 def test_shards_of_zero3_are_not_dequantised(tmp_path):

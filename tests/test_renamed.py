@@ -4,7 +4,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from ctcdraft.config.allowed import ALLOWED_TARGETS
-from ctcdraft.config.cli import CONFIGS
+from ctcdraft.config.cli import CONFIGS, compose_config
 from ctcdraft.config.contestants import resolve
 from ctcdraft.renamed import KEYS, OPTIONS, TARGETS, current, current_argument
 
@@ -22,6 +22,14 @@ from ctcdraft.renamed import KEYS, OPTIONS, TARGETS, current, current_argument
         ("~drafter.growth", "~drafter.tree"),
         ("drafter.paths._target_=ctcdraft.drafters.direct.Direct",
          "drafter.tree._target_=ctcdraft.drafters.trees.per_frame.PerFrameTree"),
+        ("trainer.rows=4", "trainer.batch_size=4"),
+        ("trainer.warmup=100,200", "trainer.warmup_steps=100,200"),
+        ("states=stored", "hidden_states=offline"),
+        ("states.path=FOLDER", "hidden_states.path=FOLDER"),
+        ("base.taps=[last,4]", "base.aux_layers=[last,4]"),
+        ("explorer.questions=0", "trace.questions=0"),
+        ("table.plan.flops=1e15", "table.gpu_hours.flops=1e15"),
+        ("objective.states=0.5", "objective.states=0.5"),
         ("drafter/tree=chain", "drafter/tree=chain"),
         ("drafter.pathsfinder=1", "drafter.pathsfinder=1"),
         ("contestants=[drafter/paths=direct]", "contestants=[drafter/paths=direct]"),
@@ -38,6 +46,22 @@ def test_old_keys_of_a_run_directory_have_their_present_names():
     tree = {"_target_": "ctcdraft.drafters.trees.per_frame.PerFrameTree", "words": 1}
     assert current(old) == {"drafter": {"frames": 4, "tree": tree}, "paths": 3}
     assert current(current(old)) == current(old)
+
+
+def test_a_config_of_before_the_renaming_composes_to_the_present_keys():
+    """Every key of such a run's trainer, base and hidden states is a key that train.py has today."""
+    old = {
+        "trainer": {"steps": 9, "rows": 8, "anchors": 64, "pack": None, "accumulate": 1, "warmup": 100,
+                    "final_share": 0.05, "clip_norm": 1.0, "keep": 2, "patience": 10, "threads": None},
+        "base": {"taps": ["last"], "fixed": False, "quantised": None},
+        "states": {"_target_": "ctcdraft.corpus.states.Stored", "rows": 64},
+    }  # fmt: skip
+    new = current(old)
+    composed = OmegaConf.to_container(compose_config("train", "base=local", "hidden_states=offline"), resolve=False)
+    for node in ("trainer", "base", "hidden_states"):
+        assert set(new[node]) <= set(composed[node])
+    assert list(new["trainer"].values()) == list(old["trainer"].values())
+    assert new["hidden_states"]["_target_"] == composed["hidden_states"]["_target_"]
 
 
 def test_old_keys_of_a_file_that_holds_a_drafter_have_their_present_names():

@@ -109,7 +109,7 @@ def test_a_window_counts_visible_tokens_only():
 def test_sliding_windows_in_every_mask(tmp_path, kind, changes):
     """Static shapes, left-padded batches, and a draft model that grows a tree level by level."""
     folder, _ = tiny_checkpoint(tmp_path / "base", kind, changes)
-    base = load_base(folder, "float32", "cpu", fixed=True)
+    base = load_base(folder, "float32", "cpu", static_shapes=True)
     expected_tokens = stock(base, PROMPT, 24)
     assert decoded(base, random_drafter(base.vocabulary, 12)) == expected_tokens
     prompts = [PROMPT, PROMPT[:40], PROMPT[7:60]]

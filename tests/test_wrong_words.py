@@ -46,7 +46,7 @@ from tiny_models import random_lm, tiny_tokenizer
             train_args("run=x", "drafter/correction=gru", "drafter.correction.rank=0"),
             "rank must be an integer >= 1, got 0",
         ),
-        ("train.py", train_args("run=x", "base.taps=[last,2]"), "layers from 0 to 1"),
+        ("train.py", train_args("run=x", "base.aux_layers=[last,2]"), "layers from 0 to 1"),
         (
             "train.py",
             train_args("run=x", "prepared=other", "base.context_length=100000"),
@@ -56,8 +56,16 @@ from tiny_models import random_lm, tiny_tokenizer
         ("train.py", train_args("run=x", "prepared=five", "base.context_length=5"), "at most 5 tokens; raise base.con"),
         ("train.py", train_args("run=x", "trainer.max_length=9"), "within 9 tokens; raise trainer.max_length"),
         ("train.py", train_args("run=x", "trainer.max_length=12"), "in at most 12 tokens; raise trainer.max_length"),
-        ("train.py", train_args("run=x", "trainer.anchors=0"), "trainer.anchors must be an integer >= 1, got 0"),
-        ("train.py", train_args("run=x", "trainer.rows=99"), "trainer.rows=99 is more than the 22 responses"),
+        (
+            "train.py",
+            train_args("run=x", "trainer.anchors_per_sequence=0"),
+            "trainer.anchors_per_sequence must be an integer >= 1, got 0",
+        ),
+        (
+            "train.py",
+            train_args("run=x", "trainer.batch_size=99"),
+            "trainer.batch_size=99 is more than the 22 responses",
+        ),
         (
             "train.py",
             train_args("run=x", "trainer.probe_every=0"),
@@ -73,8 +81,16 @@ from tiny_models import random_lm, tiny_tokenizer
             train_args("run=x", "trainer.probe_prompts=-3"),
             "trainer.probe_prompts must be an integer >= 0, got -3",
         ),
-        ("train.py", train_args("run=x", "trainer.patience=0"), "trainer.patience must be an integer >= 1, got 0"),
-        ("train.py", train_args("run=x", "trainer.accumulate=0"), "trainer.accumulate must be an integer >= 1, got 0"),
+        (
+            "train.py",
+            train_args("run=x", "trainer.max_nonfinite_steps=0"),
+            "trainer.max_nonfinite_steps must be an integer >= 1, got 0",
+        ),
+        (
+            "train.py",
+            train_args("run=x", "trainer.gradient_accumulation_steps=0"),
+            "trainer.gradient_accumulation_steps must be an integer >= 1, got 0",
+        ),
         (
             "train.py",
             train_args("run=x", "trainer.checkpoint_minutes=0"),

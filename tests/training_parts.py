@@ -94,11 +94,11 @@ def make_trainer(
     batches = Batches(random_sequences(), base, rows_per_step=4, anchors=8, labels=objective.labels, seed=0)
     values = {
         "learning_rate": 3e-3,
-        "warmup": 2,
-        "final_share": 0.1,
+        "warmup_steps": 2,
+        "min_lr_ratio": 0.1,
         "betas": (0.9, 0.95),
         "weight_decay": 0.01,
-        "clip_norm": 1.0,
+        "max_grad_norm": 1.0,
         "clip_value": None,
         "autocast": False,
     }
@@ -106,7 +106,7 @@ def make_trainer(
     engine = engine(drafter, drafter.trainable_parameters(), optimizer, distributed, **engine_options or {})
     validation = DecodingValidation(base, [torch.arange(10, 16)], DECODING)
     settings = TrainerSettings(
-        steps=steps, accumulate=accumulate, probe_every=6, checkpoint_every=checkpoint_every,
-        checkpoint_minutes=checkpoint_minutes, keep=keep, patience=patience,
+        steps=steps, gradient_accumulation_steps=accumulate, probe_every=6, checkpoint_every=checkpoint_every,
+        checkpoint_minutes=checkpoint_minutes, save_total_limit=keep, max_nonfinite_steps=patience,
     )  # fmt: skip
     return Trainer(run, drafter, objective, batches, engine, validation, settings)

@@ -68,14 +68,14 @@ ALLOWED_TARGETS: Mapping[str, Collection[str]] = {  # by node of a run's config
     "corpus": CORPUS_TARGETS,
     "prompts": CORPUS_TARGETS,
     "answers": _targets("corpus.generation", "openai.ServedAnswers transformers.TransformersAnswers vllm.VllmAnswers"),
-    "states": _targets("corpus.hidden_states", "OfflineHiddenStates OnlineHiddenStates"),
+    "hidden_states": _targets("corpus.hidden_states", "OfflineHiddenStates OnlineHiddenStates"),
     "engine": _targets("training", "deepspeed.DeepSpeedEngine engine.MuonEngine engine.TorchEngine"),
     "adapt": _targets("training", "lora.LoRAAdapter"),
     "logger": _targets("training", "loggers.TensorBoardLogger loggers.WandbLogger"),
 }
 EVALUATED_NODES = ("base", "drafter", "objective")  # the nodes of a run's config that an evaluation instantiates
 PARTIAL_TARGETS = {  # targets that configs/ use with _partial_: true
-    *(name for node in ("adapt", "engine", "logger", "states") for name in ALLOWED_TARGETS[node]),
+    *(name for node in ("adapt", "engine", "logger", "hidden_states") for name in ALLOWED_TARGETS[node]),
     *BODIES,
     *CORRECTIONS,
     *DATASETS,

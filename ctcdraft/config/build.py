@@ -134,19 +134,21 @@ def build_batches(config: Any, rows: Any, base: Any, states: Any, labels: int, a
         key = "trainer.max_length" if settings.max_length <= base.context_length else "base.context_length"
         length = min(settings.max_length, base.context_length)
         raise InputError(f"no response of the corpus begins within {length} tokens; raise {key}")
-    if settings.rows > len(rows):
+    if settings.batch_size > len(rows):
         raise InputError(
-            f"trainer.rows={settings.rows} is more than the {len(rows)} responses to train on; lower it, or prepare "
-            "more prompts (corpus.limit=)"
+            f"trainer.batch_size={settings.batch_size} is more than the {len(rows)} responses to train on; lower it, "
+            "or prepare more prompts (corpus.limit=)"
         )
-    packing = first_fit_packing(settings.pack) if settings.pack is not None else one_per_row
+    packing = first_fit_packing(settings.pack_length) if settings.pack_length is not None else one_per_row
     reading = compute_hidden_states if adapter is None else adapter.read
-    return Batches(rows, base, settings.rows, settings.anchors, labels, config.seed, states, packing, reading)
+    return Batches(
+        rows, base, settings.batch_size, settings.anchors_per_sequence, labels, config.seed, states, packing, reading
+    )
 
 
 def build_feed(config: Any, batches: Any, distributed: Any) -> Any:
     """Return the batches themselves, or with trainer.prefetch their prefetching by a thread; close it after use."""
     from ctcdraft.corpus.prefetch import PrefetchingBatches
 
-    total = config.trainer.steps * config.trainer.accumulate
+    total = config.trainer.steps * config.trainer.gradient_accumulation_steps
     return PrefetchingBatches(batches, total, distributed.world_size) if config.trainer.prefetch else batches

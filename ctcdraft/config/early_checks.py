@@ -106,7 +106,7 @@ def output_folders(verb: str, config: Any) -> dict[str, Any]:
     # corpus.path= names prompts, or a prepared corpus, which is only read.
     if not any(has_complete_corpus(Path(str(path))) for path in (config.corpus.path, config.prepared)):
         folders["prepared"] = config.prepared
-    return folders | ({"states.path": config.states.path} if "path" in config.states else {})
+    return folders | ({"hidden_states.path": config.hidden_states.path} if "path" in config.hidden_states else {})
 
 
 def refuse_wrong_train_config(config: Any) -> None:

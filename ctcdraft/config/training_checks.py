@@ -19,7 +19,7 @@ from ctcdraft.training.loggers import refuse_absent
 def refuse_wrong_training(config: DictConfig) -> None:
     """Raise InputError for what the config alone shows to be wrong."""
     check_config(config)
-    local_batches(config.trainer.accumulate, from_environment())
+    local_batches(config.trainer.gradient_accumulation_steps, from_environment())
     if not issubclass(get_class(config.drafter._target_), DraftHead):
         raise InputError(
             f"drafter={config.drafter.name} has no weights to train; give it as one of contestants= of evaluate.py"
@@ -37,12 +37,12 @@ def refuse_unadaptable(config: DictConfig) -> None:
     """Raise InputError where adapt=lora would change a base model that another part needs unchanged."""
     if config.adapt is None:
         return
-    for key in ("zero3", "quantised", "device_map"):
+    for key in ("zero3", "quantization", "device_map"):
         if config.base.get(key):
             raise InputError(f"adapt=lora needs the whole base model on one device; leave out base.{key}=")
-    if get_object(config.states._target_) is not OnlineHiddenStates:
+    if get_object(config.hidden_states._target_) is not OnlineHiddenStates:
         raise InputError(
-            "adapt=lora changes the hidden states at every step, so they cannot be stored; give states=live"
+            "adapt=lora changes the hidden states at every step, so they cannot be stored; give hidden_states=online"
         )
     if issubclass(get_class(config.engine._target_), DeepSpeedEngine):
         raise InputError("adapt=lora needs engine=torch or muon: engine=deepspeed trains the draft head alone")
@@ -55,8 +55,8 @@ def refuse_unsupported_zero3(config: DictConfig) -> None:
     together = "base.zero3=true runs the base model in all processes together"
     if config.trainer.probe_prompts != 0:
         raise InputError(f"{together}, and validation runs in one; give trainer.probe_prompts=0")
-    if get_object(config.states._target_) is not OnlineHiddenStates:
-        raise InputError(f"{together}, and hidden states are stored by one; give states=live")
+    if get_object(config.hidden_states._target_) is not OnlineHiddenStates:
+        raise InputError(f"{together}, and hidden states are stored by one; give hidden_states=online")
     folder = resolve_corpus_paths(config)[1]
     if not prepared.is_complete(folder):
         raise InputError(

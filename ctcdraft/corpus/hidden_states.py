@@ -119,10 +119,10 @@ class OfflineHiddenStates:
         self, base: BaseLM, tokens: Sequence[Tensor], path: str, precision: str, rows: int, limit_gb: float
     ) -> None:
         if precision not in PRECISIONS:
-            raise InputError(f"states.precision must be one of {', '.join(PRECISIONS)}, got {precision}")
-        check_int(rows, "states.rows")
-        if not check_float(limit_gb, "states.limit_gb") > 0:
-            raise InputError(f"states.limit_gb must be > 0, got {limit_gb}")
+            raise InputError(f"hidden_states.precision must be one of {', '.join(PRECISIONS)}, got {precision}")
+        check_int(rows, "hidden_states.rows")
+        if not check_float(limit_gb, "hidden_states.limit_gb") > 0:
+            raise InputError(f"hidden_states.limit_gb must be > 0, got {limit_gb}")
         self.base = base
         self.tokens = tokens
         self.folder = Path(path)
@@ -159,7 +159,7 @@ class OfflineHiddenStates:
 
     def describe(self) -> str:
         stored_shards = sum(file.exists() for file in self.files)
-        size = sum(map(len, self.tokens)) * self.precision.bytes_per_token(self.base.width * len(self.base.taps))
+        size = sum(map(len, self.tokens)) * self.precision.bytes_per_token(self.base.width * len(self.base.aux_layers))
         return (
             f"stored in {self.folder} as {self.precision.name}, {size / 1e6:,.1f} MB "
             f"({stored_shards:,} of {len(self.files):,} shards are there; limit {self.limit / 1e9:,.1f} GB)"
@@ -195,8 +195,8 @@ class OfflineHiddenStates:
         """Remove the least recently used shards until `size` more bytes fit."""
         if size > self.limit:
             raise InputError(
-                f"states.limit_gb={self.limit / 1e9} is not enough for one shard of {size / 1e9:.2g} GB; raise it, or "
-                "lower states.rows"
+                f"hidden_states.limit_gb={self.limit / 1e9} is not enough for one shard of {size / 1e9:.2g} GB; "
+                "raise it, or lower hidden_states.rows"
             )
         stored_files = sorted(self.folder.glob("*.safetensors"), key=lambda file: file.stat().st_mtime)
         stored_bytes = sum(file.stat().st_size for file in stored_files)

@@ -82,14 +82,14 @@ class StaticShapeForward:
         self._graphs: dict[tuple[int, int], tuple[Any, StaticInputs, StatesAndLogits]] = {}
 
     @classmethod
-    def of(cls, fixed: bool, compiled: bool) -> StaticShapeForward | None:
-        """Return what the settings base.fixed and base.compiled ask for; None for reads of exact shapes."""
-        if compiled and not fixed:
+    def of(cls, static_shapes: bool, compiled: bool) -> StaticShapeForward | None:
+        """Return what the settings base.static_shapes and base.compiled ask for; None for reads of exact shapes."""
+        if compiled and not static_shapes:
             raise InputError(
-                "base.compiled=true without base.fixed=true would compile anew for nearly every tree and text; add "
-                "base.fixed=true"
+                "base.compiled=true without base.static_shapes=true would compile anew for nearly every tree and text; "
+                "add base.static_shapes=true"
             )
-        return cls(compiled) if fixed else None
+        return cls(compiled) if static_shapes else None
 
     def __deepcopy__(self, memo: dict) -> StaticShapeForward:
         return StaticShapeForward()  # graphs and compiled code belong to the weights they were made for

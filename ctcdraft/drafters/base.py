@@ -26,7 +26,7 @@ class DraftHead(nn.Module):
     initialised: how the weights start, for the plan. usable_untrained: whether it can draft before training.
     predicts_hidden_states: whether its frames predict the base's next hidden states. per_frame_weights: whether every
     frame has weights of its own, which training of other frames does not change. uses_aux_hidden_states: whether it
-    reads the hidden states of all layers in base.taps, not of the last layer alone.
+    reads the hidden states of all layers in base.aux_layers, not of the last layer alone.
     """
 
     initialised: str

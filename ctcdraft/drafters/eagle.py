@@ -30,7 +30,7 @@ class Eagle(SequentialDrafter):
 
     In a draft its own predictions f replace the base's hidden states, which in training are all known: the first frame
     is the same in both, deeper ones are not. No norm before and after the layer, as published. With several auxiliary
-    layers (base.taps) it reads and predicts the hidden states of the last layer alone.
+    layers (base.aux_layers) it reads and predicts the hidden states of the last layer alone.
 
     Args:
         noise: half width of the uniform noise added to the hidden states in training, so that the layer tolerates its

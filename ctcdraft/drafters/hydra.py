@@ -55,7 +55,7 @@ class HydraHead(nn.Module):
 class Hydra(SequentialDrafter):
     """Head k predicts draft token k from the anchor's hidden state, the root and the k - 1 draft tokens before it.
 
-    With several auxiliary layers (base.taps) it reads the last layer's hidden states alone.
+    With several auxiliary layers (base.aux_layers) it reads the last layer's hidden states alone.
 
     Args:
         layers: layers of each head's MLP, 1 in Hydra and 4 in Hydra++.

@@ -63,14 +63,14 @@ class ParallelDrafter(DraftHead):
         self.head = BlankHead(base.head, base.width, vocabulary).to(base.device)
         self.embedding = base.embedding
         self.fuse: AuxStateFusion | None = None
-        if len(base.taps) > 1:
-            self.fuse = AuxStateFusion(base.width, len(base.taps), config.epsilon).to(base.device)
+        if len(base.aux_layers) > 1:
+            self.fuse = AuxStateFusion(base.width, len(base.aux_layers), config.epsilon).to(base.device)
         self.correction: LogitCorrection | None = None
         if correction is not None:
             self.correction = correction(base.embedding, epsilon=config.epsilon).to(base.device)
         self.initialised = self.body.init_from_base(base.lm)
         self.frame_tree = tree
-        if base.fixed is not None and isinstance(tree, PrefixSearch):
+        if base.static_shapes is not None and isinstance(tree, PrefixSearch):
             self.frame_tree = tree.with_static_shapes()
         self.stops = tuple(sorted(base.stop_token_ids))
 

@@ -117,7 +117,7 @@ class Evaluation:
         }
 
     def run(
-        self, folder: OutputDir, overwrite: bool, warm_up_tokens: int, timing_questions: int, explorer: TraceSettings
+        self, folder: OutputDir, overwrite: bool, warm_up_tokens: int, timing_questions: int, trace: TraceSettings
     ) -> dict[str, Any]:
         """Answer the questions that the folder does not hold yet; return the content of report.json for all it holds.
 
@@ -128,7 +128,7 @@ class Evaluation:
         folder.open(self.settings(warm_up_tokens), len(self.benchmark.prompts), overwrite)
         if self.sizes is not None:
             folder.write_sizes(self.sizes)  # after open(): a folder that refuses this evaluation keeps its sizes
-        progress = remaining_progress(self.setup, self.prompts, folder, timing_questions, explorer.questions)
+        progress = remaining_progress(self.setup, self.prompts, folder, timing_questions, trace.questions)
         answered = run_questions(self.setup, self.prompts, folder, warm_up_tokens, progress)
         records = folder.records(len(self.benchmark.prompts))
         own_records = [record for record in records if record.index in self.prompts]
@@ -136,10 +136,10 @@ class Evaluation:
             timing = self.profile_questions(sample_evenly(own_records, timing_questions), warm_up_tokens, progress)
             if timing is not None:
                 folder.write_timing(timing)
-        if explorer.questions and own_records and not folder.trace_file.is_file():
-            sampled = sample_evenly(own_records, explorer.questions)
+        if trace.questions and own_records and not folder.trace_file.is_file():
+            sampled = sample_evenly(own_records, trace.questions)
             traced = {record.index: self.prompts[record.index] for record in sampled}
-            folder.write_trace(explorer.trace_answers(self.setup, traced, progress))
+            folder.write_trace(trace.trace_answers(self.setup, traced, progress))
         rows, circumstances = self.rows(records, Profile.merge_shards(folder.timings()), answered)
         differences = paired_differences(self.pairs, lambda name: paired_answers(name, records)[0], self.setup.seed)
         nodes = self.setup.settings.nodes

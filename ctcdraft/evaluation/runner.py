@@ -71,7 +71,7 @@ class ShapeWarmup:
     def capture_shapes(self, prompt_L: Tensor) -> None:
         """Read a tree of every padded size that an answer to this prompt can need and that was not read before."""
         base = self.setup.base
-        for name in self.setup.contestants if base.fixed is not None else ():
+        for name in self.setup.contestants if base.static_shapes is not None else ():
             settings = self.setup.settings_of(name)
             cache = base.new_cache(cache_rows_needed(prompt_L, settings))
             base.read(prompt_L[:1], cache)

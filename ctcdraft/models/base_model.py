@@ -18,7 +18,7 @@ from ctcdraft.decoding.kv_cache import KVCache, StaticCacheView
 from ctcdraft.decoding.static_shapes import StaticShapeForward
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.models.checkpoints import eos_token_ids, refuse_quantized
-from ctcdraft.models.compatibility import checked_context_length, refuse_taps, refuse_unsupported_config
+from ctcdraft.models.compatibility import checked_context_length, refuse_aux_layers, refuse_unsupported_config
 from ctcdraft.models.device_map import MultiDeviceCache
 from ctcdraft.models.fingerprint import base_fingerprint, weights_hash
 from ctcdraft.nn.packing import packed_causal_mask
@@ -30,7 +30,7 @@ from ctcdraft.nn.weight_layout import to_column_major_
 class ModelOutput:
     """The result of one forward pass of the base.
 
-    states_ND: the hidden states after the final norm, one row for each token; with auxiliary layers (`base.taps`), the
+    states_ND: the hidden states after the final norm, one row for each token; with several `base.aux_layers`, the
         hidden states of those layers are concatenated behind them.
     logits_NV: the logits of the next token after each row; `BaseLM.read` computes them for the last row only.
     """
@@ -53,17 +53,17 @@ class BaseLM(nn.Module):
         revision: str | None = None,
         context_length: int | None = None,
         chat_template: str | None = None,
-        taps: Sequence[str | int] = ("last",),
-        quantised: str | None = None,
+        aux_layers: Sequence[str | int] = ("last",),
+        quantization: str | None = None,
     ) -> None:
         super().__init__()
         refuse_unsupported_config(lm.config, name)
-        if quantised is None:
+        if quantization is None:
             refuse_quantized(lm, name)
-        refuse_taps(taps, lm.config.num_hidden_layers)
-        self.taps = list(taps)
-        self.fixed: StaticShapeForward | None = None  # None: each forward pass has the shape of its tree
-        self.quantised = quantised
+        refuse_aux_layers(aux_layers, lm.config.num_hidden_layers)
+        self.aux_layers = list(aux_layers)
+        self.static_shapes: StaticShapeForward | None = None  # None: each forward pass has the shape of its tree
+        self.quantization = quantization
         self.adapted: str | None = None  # hash of the LoRA trained together with a draft head and merged into lm
         self.layer_devices: list[torch.device] | None = None  # one per layer; None: all layers on one device
         self.lm = lm.eval().requires_grad_(False)
@@ -122,20 +122,20 @@ class BaseLM(nn.Module):
     def execution_mode(self) -> str:
         """How a tree is read, for a report: "compiled and captured, fixed shapes, torchao_int8"."""
         modes = []
-        if self.fixed is not None and self.fixed.compiled:
+        if self.static_shapes is not None and self.static_shapes.compiled:
             modes.append("compiled")
-        if self.fixed is not None and self.device.type == "cuda":
-            error = self.fixed.capture_error
+        if self.static_shapes is not None and self.device.type == "cuda":
+            error = self.static_shapes.capture_error
             modes.append("captured" if error is None else f"not captured ({error})")
-        shapes = "exact shapes" if self.fixed is None else "fixed shapes"
-        parts = [" and ".join(modes) or "eager", shapes, self.quantised, "changed by LoRA" if self.adapted else None]
+        shapes = "exact shapes" if self.static_shapes is None else "fixed shapes"
+        parts = [" and ".join(modes) or "eager", shapes, self.quantization, "changed by LoRA" if self.adapted else None]
         return ", ".join(part for part in parts if part)
 
     def new_cache(self, capacity: int) -> Any:
         """Return an empty KV cache for one text, with room for `capacity` tokens."""
-        if self.fixed is None:
+        if self.static_shapes is None:
             return self.batch_cache(capacity)
-        return self.fixed.new_cache(self.lm.config.num_hidden_layers, capacity)
+        return self.static_shapes.new_cache(self.lm.config.num_hidden_layers, capacity)
 
     def batch_cache(self, capacity: int) -> Any:
         """Return an empty KV cache for a batch of texts; static shapes serve one text only and are not used."""
@@ -161,8 +161,8 @@ class BaseLM(nn.Module):
         A node attends to the cached text, its ancestors and itself. Node n has position id cache.length + depth(n), so
         that the root takes the next free position.
         """
-        if self.fixed is not None:
-            return ModelOutput(*self.fixed(self._states_and_logits, tree, cache, self.dtype))
+        if self.static_shapes is not None:
+            return ModelOutput(*self.static_shapes(self._states_and_logits, tree, cache, self.dtype))
         start = cache.length
         # A single node attends to all that is cached; without a mask it takes the fastest kernel, as in stock decoding.
         mask_NM = tree.attention_mask(start, self.dtype) if len(tree) > 1 else None
@@ -184,7 +184,7 @@ class BaseLM(nn.Module):
         return states_ND, self._logits(states_ND)
 
     def _logits(self, states_ND: Tensor) -> Tensor:
-        return self.head(states_ND if len(self.taps) == 1 else states_ND[:, : self.width])
+        return self.head(states_ND if len(self.aux_layers) == 1 else states_ND[:, : self.width])
 
     def _forward(
         self, tokens_N: Tensor, positions_N: Tensor, mask_NM: Tensor | None, cache: KVCache | StaticCacheView
@@ -196,7 +196,7 @@ class BaseLM(nn.Module):
             attention_mask=None if mask_NM is None else self.layer_masks(mask_NM[None, None]),
             past_key_values=cache,
             use_cache=True,
-            output_hidden_states=len(self.taps) > 1,
+            output_hidden_states=len(self.aux_layers) > 1,
         )
         return self._select_layers(output)[0]
 
@@ -217,7 +217,7 @@ class BaseLM(nn.Module):
         """
         inputs = {"attention_mask": mask_BL} | ({} if position_ids_BL is None else self.packed_inputs(position_ids_BL))
         output = self.lm.base_model(
-            input_ids=tokens_BL, use_cache=False, output_hidden_states=len(self.taps) > 1, **inputs
+            input_ids=tokens_BL, use_cache=False, output_hidden_states=len(self.aux_layers) > 1, **inputs
         )
         return self._select_layers(output)
 
@@ -239,9 +239,11 @@ class BaseLM(nn.Module):
 
     def _select_layers(self, output: Any) -> Tensor:
         """Return the last hidden states, with those of the auxiliary layers concatenated behind them."""
-        if len(self.taps) == 1:
+        if len(self.aux_layers) == 1:
             return output.last_hidden_state
-        return torch.cat([output.last_hidden_state, *(output.hidden_states[tap] for tap in self.taps[1:])], dim=-1)
+        return torch.cat(
+            [output.last_hidden_state, *(output.hidden_states[tap] for tap in self.aux_layers[1:])], dim=-1
+        )
 
     def fingerprint(self) -> dict[str, Any]:
         """Return the identity of this base, which draft heads and corpora made for it are checked against."""

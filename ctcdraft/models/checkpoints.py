@@ -81,8 +81,8 @@ def dequantization_options(
         return {}
     if "quantization_config" in weight_options:
         raise InputError(
-            f"base.quantised= would quantise {path}, which is quantised already ({quantization_method(quantization)}); "
-            "leave it out"
+            f"base.quantization= would quantise {path}, which is quantised already "
+            f"({quantization_method(quantization)}); leave it out"
         )
     refuse_untested_quantization(quantization, path)
     if not dequantises:

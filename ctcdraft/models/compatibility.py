@@ -74,13 +74,13 @@ def length_dependent_rope_types(config: Any) -> set[str]:
     return {str(each.get("rope_type")) for each in parameters} & set(LENGTH_DEPENDENT_ROPE)
 
 
-def refuse_taps(taps: Sequence[str | int], layers: int) -> None:
-    """Raise InputError for values of base.taps that name no layers of the base."""
-    inner = taps[1:]
-    if list(taps[:1]) != ["last"] or any(not isinstance(tap, int) or not 0 <= tap < layers for tap in inner):
+def refuse_aux_layers(aux_layers: Sequence[str | int], layers: int) -> None:
+    """Raise InputError for values of base.aux_layers that name no layers of the base."""
+    inner = aux_layers[1:]
+    if list(aux_layers[:1]) != ["last"] or any(not isinstance(tap, int) or not 0 <= tap < layers for tap in inner):
         raise InputError(
-            f'base.taps must be "last" and then layers from 0 to {layers - 1}, as in [last,{layers // 2}], '
-            f"got {list(taps)}"
+            f'base.aux_layers must be "last" and then layers from 0 to {layers - 1}, as in [last,{layers // 2}], '
+            f"got {list(aux_layers)}"
         )
 
 

@@ -39,10 +39,10 @@ def load_base(
     context_length: int | None = None,
     chat_template_file: str | None = None,
     adapter: str | None = None,
-    taps: Sequence[str | int] = ("last",),
+    aux_layers: Sequence[str | int] = ("last",),
     config: Any = None,
-    quantised: str | None = None,
-    fixed: bool = False,
+    quantization: str | None = None,
+    static_shapes: bool = False,
     device_map: Any = None,
     max_memory: Any = None,
     offload_folder: str | None = None,
@@ -54,10 +54,10 @@ def load_base(
 
     Args:
         adapter: a peft LoRA folder that is merged before freezing.
-        taps: "last", then the auxiliary layers whose hidden states drafters read (0: the embeddings, k: layer k).
+        aux_layers: "last", then the auxiliary layers whose hidden states drafters read (0: the embeddings, k: layer k).
         config: ignored here; meta.py reads it for plans without weights.
-        quantised: a key of values.QUANTIZATION_PACKAGES.
-        fixed: pad trees to a few static shapes, each of which a GPU captures as a CUDA graph.
+        quantization: a key of values.QUANTIZATION_PACKAGES.
+        static_shapes: pad trees to a few static shapes, each of which a GPU captures as a CUDA graph.
         compiled: compile each static shape with torch.compile.
         device_map, max_memory, offload_folder: distribute the layers (device_map.py); hidden states and logits are on
             `device` all the same.
@@ -69,10 +69,10 @@ def load_base(
 
     refuse_unknown_dtype(dtype)
     refuse_absent_device(device)
-    static_shapes = StaticShapeForward.of(fixed, compiled)
+    padded = StaticShapeForward.of(static_shapes, compiled)
     transformers.utils.logging.disable_progress_bar()
-    single_device = {"fixed": fixed, "adapter": adapter, "adapted": adapted}
-    refuse_unsupported_combination(device_map is not None, zero3, bool(quantised), single_device)
+    single_device = {"static_shapes": static_shapes, "adapter": adapter, "adapted": adapted}
+    refuse_unsupported_combination(device_map is not None, zero3, bool(quantization), single_device)
     if looks_like_folder(path) and not (Path(path) / "config.json").is_file():
         raise InputError(f"no base LLM at {path}: there is no config.json; give a Hugging Face folder as base.path=")
     identity: dict[str, Any] = {
@@ -80,14 +80,14 @@ def load_base(
         "revision": revision,
         "context_length": context_length,
         "chat_template": read_chat_template(chat_template_file) if chat_template_file else None,
-        "taps": taps,
+        "aux_layers": aux_layers,
     }
     if zero3:
         from ctcdraft.models.zero3 import load_sharded
 
         return load_sharded(path, dtype, device, attention, identity)
     map_options = None if device_map is None else device_map_options(dtype, device_map, max_memory, offload_folder)
-    lm, tokenizer = load_pretrained(path, revision, attention, weight_options(dtype, device, quantised, map_options))
+    lm, tokenizer = load_pretrained(path, revision, attention, weight_options(dtype, device, quantization, map_options))
     if adapter is not None:
         lm = attach_adapter(lm, adapter)
     reference = ReferenceLogits.of(lm, path)
@@ -95,22 +95,22 @@ def load_base(
         lm = lm.merge_and_unload()
     if device_map is not None:
         gather_shared_modules(lm, device)
-    base = BaseLM(lm, tokenizer, **identity, quantised=quantised)
+    base = BaseLM(lm, tokenizer, **identity, quantization=quantization)
     if device_map is not None:
         devices = layer_devices(lm, base.device)
         base.layer_devices = devices if len(set(devices)) > 1 else None
-    elif quantised is None:  # quantised weights were loaded on their device and keep their dtype
+    elif quantization is None:  # quantised weights were loaded on their device and keep their dtype
         base = base.to(device, getattr(torch, dtype))
     refuse_changed_logits(base, reference)
     if adapted is not None:
         merge_trained_adapter(base, Path(adapted))
-    base.fixed = static_shapes
+    base.static_shapes = padded
     refuse_inexact_tree_attention(base)
     return base
 
 
 def refuse_unsupported_combination(
-    device_map: bool, zero3: bool, quantised: bool, single_device: Mapping[str, Any]
+    device_map: bool, zero3: bool, quantized: bool, single_device: Mapping[str, Any]
 ) -> None:
     """Raise InputError where a distributed base has other options that it does not support.
 
@@ -120,8 +120,10 @@ def refuse_unsupported_combination(
     given = [key for key, value in single_device.items() if value]
     if device_map and given:
         raise InputError(f"base.{given[0]}= needs a base on one device; leave out base.{given[0]} or base.device_map")
-    if zero3 and (device_map or quantised or given):
-        raise InputError("base.zero3=true supports no device_map, quantised, fixed or adapter; leave them out")
+    if zero3 and (device_map or quantized or given):
+        raise InputError(
+            "base.zero3=true supports no device_map, quantization, static_shapes or adapter; leave them out"
+        )
 
 
 def without_generation_config(lm: Any) -> Any:

@@ -75,7 +75,7 @@ def build_meta_base(
     attention: str = "sdpa",
     context_length: int | None = None,
     chat_template_file: str | None = None,
-    taps: Sequence[str | int] = ("last",),
+    aux_layers: Sequence[str | int] = ("last",),
     config: Any = None,
     **irrelevant_to_size: Any,
 ) -> BaseLM:
@@ -98,7 +98,7 @@ def build_meta_base(
         raise InputError(f"no base can be made from the config of {path} ({first_line(error)})") from error
     template = read_chat_template(chat_template_file) if chat_template_file else None
     base = BaseLM(
-        lm, local_tokenizer(path, revision), name or Path(path).name, revision, context_length, template, taps
+        lm, local_tokenizer(path, revision), name or Path(path).name, revision, context_length, template, aux_layers
     )
     return base.to(getattr(torch, dtype))
 
@@ -171,7 +171,7 @@ def random_weights_base(
     dtype: str,
     device: str,
     attention: str = "sdpa",
-    fixed: bool = False,
+    static_shapes: bool = False,
     compiled: bool = False,
 ) -> BaseLM:
     """Return a base with random weights, for measuring latency only.
@@ -185,7 +185,7 @@ def random_weights_base(
 
     refuse_absent_device(device)
     refuse_unknown_dtype(dtype)
-    static_shapes = StaticShapeForward.of(fixed, compiled)
+    padded = StaticShapeForward.of(static_shapes, compiled)
     try:
         config = transformers.AutoConfig.for_model(**{"model_type": None, **of})
         with torch.device("meta"):
@@ -204,7 +204,7 @@ def random_weights_base(
     for key in ("eos_token_id", "bos_token_id"):
         setattr(lm.config, key, None)
     base = BaseLM(lm, NullTokenizer(), name)
-    base.fixed = static_shapes
+    base.static_shapes = padded
     return base
 
 

@@ -21,7 +21,7 @@ class ModelStats:
     attention_width: number of heads x width of a head.
     itemsize: bytes of a value in the dtype of the base.
     kv_bytes: bytes of the keys and values of one token in all layers.
-    taps: number of hidden states per token, the last layer's and the auxiliary ones.
+    states_per_token: number of hidden states per token, the last layer's and the auxiliary ones.
     """
 
     parameters: int
@@ -34,7 +34,7 @@ class ModelStats:
     itemsize: int
     weight_bytes: int
     kv_bytes: int
-    taps: int
+    states_per_token: int
 
     @classmethod
     def of(cls, base: BaseLM) -> Self:
@@ -53,13 +53,13 @@ class ModelStats:
             itemsize=base.dtype.itemsize,
             weight_bytes=sum(count_elements(weight) * weight.element_size() for weight in base.lm.parameters()),
             kv_bytes=2 * layers * shape.kv_heads * shape.head_width * base.dtype.itemsize,
-            taps=len(base.taps),
+            states_per_token=len(base.aux_layers),
         )
 
     @property
     def state_width(self) -> int:
         """Values per token in the hidden states that drafters read."""
-        return self.width * self.taps
+        return self.width * self.states_per_token
 
     def prefill_flops(self, tokens: float, context: float) -> float:
         """Return the FLOPs of a forward pass up to the hidden states.
@@ -81,7 +81,7 @@ class ModelStats:
         That is one layer at a time; with auxiliary layers transformers keeps the hidden states of all layers too.
         """
         values = 4 * self.width + 3 * self.inner + 3 * self.attention_width
-        saved = (self.layers + 1) * self.width if self.taps > 1 else 0
+        saved = (self.layers + 1) * self.width if self.states_per_token > 1 else 0
         return rows * length * (values + saved) * self.itemsize
 
 

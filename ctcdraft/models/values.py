@@ -10,11 +10,11 @@ import torch
 
 from ctcdraft.errors import InputError, first_line
 
-QUANTIZATION_PACKAGES = {  # value of base.quantised: the package that implements it
+QUANTIZATION_PACKAGES = {  # value of base.quantization: the package that implements it
     "bitsandbytes_4bit": "bitsandbytes",
     "torchao_int8": "torchao",
 }
-INEXACT_QUANTIZATIONS = {  # value of base.quantised: why it is refused
+INEXACT_QUANTIZATIONS = {  # value of base.quantization: why it is refused
     "bitsandbytes_8bit": "LLM.int8 looks for outlier columns over all tokens of a forward pass, so that the logits of "
     "a tree's node depend on its siblings",
 }
@@ -42,35 +42,37 @@ def refuse_absent_device(device: str) -> None:
 
 
 def weight_options(
-    dtype: str, device: str, quantised: str | None, map_options: dict[str, Any] | None = None
+    dtype: str, device: str, quantization: str | None, map_options: dict[str, Any] | None = None
 ) -> dict[str, Any]:
     """Return the keyword arguments of `from_pretrained` for dtype, quantization and device map.
 
     Raises InputError for an unknown or inexact quantization, or one whose package is not installed.
     """
     options = map_options or {"dtype": "auto"}
-    if quantised is None:
+    if quantization is None:
         return options
-    if quantised in INEXACT_QUANTIZATIONS:
+    if quantization in INEXACT_QUANTIZATIONS:
         raise InputError(
-            f"base.quantised={quantised} is refused: {INEXACT_QUANTIZATIONS[quantised]}; use "
+            f"base.quantization={quantization} is refused: {INEXACT_QUANTIZATIONS[quantization]}; use "
             f"{' or '.join(QUANTIZATION_PACKAGES)}"
         )
-    if quantised not in QUANTIZATION_PACKAGES:
-        raise InputError(f"base.quantised must be one of {', '.join(QUANTIZATION_PACKAGES)} or null, got {quantised}")
-    package = QUANTIZATION_PACKAGES[quantised]
+    if quantization not in QUANTIZATION_PACKAGES:
+        raise InputError(
+            f"base.quantization must be one of {', '.join(QUANTIZATION_PACKAGES)} or null, got {quantization}"
+        )
+    package = QUANTIZATION_PACKAGES[quantization]
     if importlib.util.find_spec(package) is None:
-        raise InputError(f"base.quantised={quantised} needs the package {package}, which is not installed")
+        raise InputError(f"base.quantization={quantization} needs the package {package}, which is not installed")
     if map_options is None:
         options = {"dtype": getattr(torch, dtype), "device_map": device}
-    return options | {"quantization_config": make_quantization_config(quantised)}
+    return options | {"quantization_config": make_quantization_config(quantization)}
 
 
-def make_quantization_config(quantised: str) -> Any:
-    """Return the quantization_config of transformers for a value of base.quantised."""
+def make_quantization_config(quantization: str) -> Any:
+    """Return the quantization_config of transformers for a value of base.quantization."""
     import transformers
 
-    if quantised == "torchao_int8":
+    if quantization == "torchao_int8":
         from torchao.quantization import Int8WeightOnlyConfig
 
         return transformers.TorchAoConfig(Int8WeightOnlyConfig())

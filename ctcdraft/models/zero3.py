@@ -41,7 +41,7 @@ def load_sharded(path: str, dtype: str, device: str, attention: str, identity: M
     """Load a sharded base under torchrun; a process holds at most its shard and one complete layer.
 
     Args:
-        identity: the remaining arguments of BaseLM: name, revision, context_length, chat_template, taps.
+        identity: the remaining arguments of BaseLM: name, revision, context_length, chat_template, aux_layers.
     """
     from transformers.integrations import HfDeepSpeedConfig
 

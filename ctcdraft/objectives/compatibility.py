@@ -35,9 +35,12 @@ def describe_reading(objective: Objective, drafter: DraftHead, frames: int) -> s
 
 def describe_unused_layers(base: BaseLM, drafter: DraftHead) -> str:
     """Return a phrase on auxiliary layers that the drafter does not read; empty where it reads all."""
-    if len(base.taps) == 1 or getattr(drafter, "uses_aux_hidden_states", True):
+    if len(base.aux_layers) == 1 or getattr(drafter, "uses_aux_hidden_states", True):
         return ""
-    return f"; of the {len(base.taps)} layers base.taps={base.taps} {type(drafter).__name__} reads the last one at most"
+    return (
+        f"; of the {len(base.aux_layers)} layers base.aux_layers={base.aux_layers} {type(drafter).__name__} reads the "
+        "last one at most"
+    )
 
 
 def refuse_incompatible(objective: Any, frame_tree: Any) -> None:

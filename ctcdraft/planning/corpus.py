@@ -172,7 +172,7 @@ def describe_size(work: CorpusTokenCounts, size: ModelStats, answers: ResponseGe
         f"at most {work.said:,} of responses ({answers.max_new_tokens:,} each)",
         f"at most {format_bytes(work.tokens * BYTES_PER_TOKEN)} {where}",
         f"states    at most {describe_hidden_states(work.tokens, size)} ({size.state_width:,} values per token) with "
-        "states=stored; none with states=live",
+        "hidden_states=offline; none with hidden_states=online",
     ]
 
 

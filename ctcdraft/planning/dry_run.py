@@ -72,11 +72,11 @@ class BatchShape:
         """Return the shape; a pack is assumed to hold as many mean responses as fit. settings: see plan_dry_run."""
         longest = min(settings.max_length, base.context_length, corpus.longest)
         mean = max(1, min(longest, corpus.tokens // corpus.answers))
-        answers_per_row = 1 if settings.pack is None else max(1, settings.pack // mean)
+        answers_per_row = 1 if settings.pack_length is None else max(1, settings.pack_length // mean)
         length = max(labels + 2, answers_per_row * mean)
-        longest = max(longest, settings.pack or 0, length)
-        rows = min(settings.rows, ceil(corpus.answers / answers_per_row))
-        return cls(rows, length, longest, min(settings.anchors, length), answers_per_row)
+        longest = max(longest, settings.pack_length or 0, length)
+        rows = min(settings.batch_size, ceil(corpus.answers / answers_per_row))
+        return cls(rows, length, longest, min(settings.anchors_per_sequence, length), answers_per_row)
 
     def meta_batch(self, base: BaseLM, labels: int, length: int) -> Batch:
         return meta_batch(base, self.rows, length, self.anchors, labels)
@@ -97,7 +97,7 @@ class Operations:
         return cls(step, online, size.prefill_flops(corpus.tokens, context))
 
     def seconds(self, batches: int, rate: HardwareSpec) -> tuple[float, float] | None:
-        """Return seconds of so many batches in one process with states=live and with stored; None without rates.
+        """Return seconds of so many batches in one process, with online and offline hidden states; None without rates.
 
         Processes share the batches, but one of them computes the stored hidden states for all.
         """
@@ -149,14 +149,14 @@ def plan_dry_run(
         world: processes that share the batches of a step. Memory is that of each process, hours those of the run.
     """
     shape = BatchShape.of(base, objective.labels, corpus, settings)
-    batches = settings.steps * settings.accumulate
+    batches = settings.steps * settings.gradient_accumulation_steps
     step, _, emissions_shape = step_flops_and_bytes(
         drafter, objective, shape.meta_batch(base, objective.labels, shape.length)
     )
     operations = Operations.of(base, corpus, shape, step)
     memory = step_memory(base, drafter, objective, shape)
     epochs = batches * shape.rows * shape.answers_per_row / corpus.answers
-    several = "" if settings.accumulate == 1 else f"{settings.accumulate} x "
+    several = "" if settings.gradient_accumulation_steps == 1 else f"{settings.gradient_accumulation_steps} x "
     return "\n".join(
         [
             f"drafter     {memory.trained:,} trainable parameters",
@@ -165,12 +165,12 @@ def plan_dry_run(
             f"{epochs:.1f} epochs",
             f"emissions   {memory.emission_bytes / 2**20:,.0f} MiB per batch if they were kept whole (they are not)",
             f"frames      {describe_reading(objective, drafter, emissions_shape[2])}",
-            f"states      0 bytes with states=live; {describe_hidden_states(corpus.tokens, memory.size)} with stored"
-            f"{describe_unused_layers(base, drafter)}",
+            "states      0 bytes with hidden_states=online; "
+            f"{describe_hidden_states(corpus.tokens, memory.size)} with offline{describe_unused_layers(base, drafter)}",
             f"disk        {describe_disk(memory.trained)}",
             f"work        {step:.3g} operations per batch of the head; of the base {operations.online_reading:.3g} for "
-            f"{shape.rows} rows of {shape.length:,} tokens with states=live, {operations.corpus_reading:.3g} for the "
-            "corpus once with stored",
+            f"{shape.rows} rows of {shape.length:,} tokens with hidden_states=online, "
+            f"{operations.corpus_reading:.3g} for the corpus once with offline",
             f"memory      {memory}",
             f"time        {describe_hours(operations.seconds(batches // world, rate), rate, world)}",
         ]
@@ -182,4 +182,4 @@ def describe_hours(seconds: tuple[float, float] | None, rate: HardwareSpec, worl
         return UNKNOWN_RATE
     live, stored = (hardware.format_hours(one / 3600) for one in seconds)
     shared = f", shared by {world} processes" if world > 1 else ""
-    return f"about {live} with states=live, {stored} with stored{shared}, {rate}; without validation"
+    return f"about {live} with hidden_states=online, {stored} with offline{shared}, {rate}; without validation"

@@ -64,7 +64,7 @@ def meta_batch(base: BaseLM, rows: int, length: int, anchors: int, labels: int) 
     """Return a batch of meta tensors, which has shapes and no values."""
     with torch.device("meta"):
         tokens_BL = torch.empty(rows, length, dtype=torch.long)
-        states_BLD = torch.empty(rows, length, base.width * len(base.taps), dtype=base.dtype)
+        states_BLD = torch.empty(rows, length, base.width * len(base.aux_layers), dtype=base.dtype)
         windows_BA = torch.empty(rows, anchors, dtype=torch.long)
         labels_BAS = torch.empty(rows, anchors, labels, dtype=torch.long)
     return Batch(tokens_BL, states_BLD, windows_BA, windows_BA, labels_BAS, windows_BA, position_ids_BL=tokens_BL)

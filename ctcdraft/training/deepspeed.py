@@ -19,11 +19,11 @@ from ctcdraft.models.deepspeed_loading import import_deepspeed, load_deepspeed, 
 from ctcdraft.training.engine import OptimizerSettings, TorchEngine, split_by_weight_decay, warmup_cosine
 
 SET_BY_TRAINER = {
-    "train_batch_size": "trainer.rows= and trainer.accumulate=",
-    "train_micro_batch_size_per_gpu": "trainer.rows=",
-    "gradient_accumulation_steps": "trainer.accumulate=",
+    "train_batch_size": "trainer.batch_size= and trainer.gradient_accumulation_steps=",
+    "train_micro_batch_size_per_gpu": "trainer.batch_size=",
+    "gradient_accumulation_steps": "trainer.gradient_accumulation_steps=",
     "optimizer": "trainer.learning_rate=, betas and weight_decay",
-    "scheduler": "trainer.warmup= and final_share",
+    "scheduler": "trainer.warmup_steps= and trainer.min_lr_ratio=",
 }
 
 
@@ -85,7 +85,7 @@ class DeepSpeedEngine(TorchEngine):
         return {
             "train_micro_batch_size_per_gpu": 1,
             "gradient_accumulation_steps": batches,
-            "gradient_clipping": self.settings.clip_norm,
+            "gradient_clipping": self.settings.max_grad_norm,
             "zero_allow_untested_optimizer": True,
         }
 

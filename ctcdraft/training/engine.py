@@ -25,17 +25,17 @@ from ctcdraft.errors import InputError
 class OptimizerSettings:
     """Schedule, weight decay, clipping and precision of an engine: keys of `trainer`, documented in configs/train.yaml.
 
-    `clip_value`, where set, bounds each gradient entry in place of `clip_norm`. Muon uses the second of `betas` as its
-    momentum. Norms, biases and embeddings are not decayed.
+    `clip_value`, where set, bounds each gradient entry in place of `max_grad_norm`. Muon uses the second of `betas` as
+    its momentum. Norms, biases and embeddings are not decayed.
     """
 
     steps: int
     learning_rate: float
-    warmup: int
-    final_share: float
+    warmup_steps: int
+    min_lr_ratio: float
     betas: tuple[float, float]
     weight_decay: float
-    clip_norm: float
+    max_grad_norm: float
     clip_value: float | None
     autocast: bool
 
@@ -122,7 +122,7 @@ class TorchEngine:
         if self.settings.clip_value is not None:
             torch.nn.utils.clip_grad_value_(self.parameters, self.settings.clip_value)
         else:
-            torch.nn.utils.clip_grads_with_norm_(self.parameters, self.settings.clip_norm, norm)
+            torch.nn.utils.clip_grads_with_norm_(self.parameters, self.settings.max_grad_norm, norm)
 
     def precision(self) -> torch.autocast:
         """Return the context of forward passes, the base model's included: `with engine.precision(): ...`"""
@@ -170,10 +170,10 @@ def split_by_weight_decay(parameters: Sequence[nn.Parameter]) -> tuple[list[nn.P
 
 def warmup_cosine(step: int, settings: OptimizerSettings) -> float:
     """Return the learning rate of a step as a share of the highest: linear warm-up, then half a cosine period."""
-    if step < settings.warmup:
-        return (step + 1) / settings.warmup
-    progress = min((step - settings.warmup) / max(settings.steps - settings.warmup, 1), 1.0)
-    return settings.final_share + (1 - settings.final_share) * 0.5 * (1 + cos(pi * progress))
+    if step < settings.warmup_steps:
+        return (step + 1) / settings.warmup_steps
+    progress = min((step - settings.warmup_steps) / max(settings.steps - settings.warmup_steps, 1), 1.0)
+    return settings.min_lr_ratio + (1 - settings.min_lr_ratio) * 0.5 * (1 + cos(pi * progress))
 
 
 def compile_forward(drafter: DraftHead, backend: str, rehearsal: Callable[[], None]) -> None:

@@ -39,12 +39,12 @@ class TrainerSettings:
     """Length of a run, and when it validates, saves and stops: keys of `trainer`, documented in configs/train.yaml."""
 
     steps: int
-    accumulate: int
+    gradient_accumulation_steps: int
     probe_every: int
     checkpoint_every: int
     checkpoint_minutes: float | None
-    keep: int
-    patience: int
+    save_total_limit: int
+    max_nonfinite_steps: int
 
     @classmethod
     def from_config(cls, trainer: Any) -> Self:
@@ -78,7 +78,7 @@ class Trainer:
         self.settings = settings
         self.adapter = adapter
         self.distributed = engine.distributed
-        self.local_batches = local_batches(settings.accumulate, self.distributed)
+        self.local_batches = local_batches(settings.gradient_accumulation_steps, self.distributed)
         self.step = 0
         self.tokens = 0  # read by this process in the newest step, padding included
         self.first_batch: Batch | None = None  # of the newest step
@@ -138,7 +138,7 @@ class Trainer:
             return losses[-1].value
 
         learning_rate, self.tokens = self.engine.learning_rate, 0
-        first = self.step * self.settings.accumulate
+        first = self.step * self.settings.gradient_accumulation_steps
         norm = self.engine.step([partial(loss, first + number) for number in self.local_batches])
         self.count_skipped(norm, losses)
         means = {name: torch.stack([one.metrics[name].float() for one in losses]).mean() for name in losses[0].metrics}
@@ -148,18 +148,18 @@ class Trainer:
         return metrics | ({"skipped": self.skipped} if self.skipped else {})
 
     def count_skipped(self, norm: float, losses: Sequence[Loss]) -> None:
-        """Count a step that the engine skipped; raise InputError after `patience` of them in a row."""
+        """Count a step that the engine skipped; raise InputError after `max_nonfinite_steps` of them in a row."""
         if math.isfinite(norm):
             self.skipped_in_a_row = 0
             return
         self.skipped += 1
         self.skipped_in_a_row += 1
-        if self.skipped_in_a_row >= self.settings.patience:
+        if self.skipped_in_a_row >= self.settings.max_nonfinite_steps:
             raise InputError(
                 f"the gradient norm of step {self.step + 1} is {norm} (loss {float(losses[0].value.detach()):.4g}), "
-                f"after {self.skipped_in_a_row - 1} other skipped steps in a row (trainer.patience="
-                f"{self.settings.patience}); start again with a lower trainer.learning_rate, the weights before these "
-                f"steps are in {self.run.path}"
+                f"after {self.skipped_in_a_row - 1} other skipped steps in a row (trainer.max_nonfinite_steps="
+                f"{self.settings.max_nonfinite_steps}); start again with a lower trainer.learning_rate, the weights "
+                f"before these steps are in {self.run.path}"
             )
 
     def validate(self) -> dict[str, Any]:
@@ -216,7 +216,7 @@ class Trainer:
             "engine": engine,
             **({} if self.adapter is None else {"adapter": self.adapter.state()}),
         }
-        self.run.save_state(self.step, state, self.settings.keep)
+        self.run.save_state(self.step, state, self.settings.save_total_limit)
 
     def save_head(self) -> None:
         """Write the head, and the base model's adapter of the same step, which the head depends on."""

@@ -102,8 +102,8 @@ class CostMeter:
         self.config, self.store = config, store
         train = train_config(config, ())
         self.configs: dict[str, Any] = {}  # by method: composing takes longer than building
-        if train.trainer.threads:
-            torch.set_num_threads(train.trainer.threads)
+        if train.trainer.num_threads:
+            torch.set_num_threads(train.trainer.num_threads)
         self.base = instantiate(train.base).for_inference()
         self.settings: DecodingSettings = replace(
             instantiate(train.decoding), nodes=config.reported_sizes[0], max_new_tokens=config.matching.tokens

@@ -26,7 +26,7 @@ def run(config: Any) -> None:
     out = Path(config.out) if config.out is not None else Path("runs") / "tables" / config.table.name
     if (out / "table.md").exists() and not config.overwrite:
         raise InputError(f"{out} holds a table; choose another out=, or add overwrite=true to replace it")
-    planner = instantiate(config.table.plan, _convert_="all")
+    planner = instantiate(config.table.gpu_hours, _convert_="all")
     export.write(out, table, planner)
     print(f"{export.markdown(table, planner)}\nthe table is {out / 'table.md'}, and beside it as LaTeX and CSV")
 

@@ -77,8 +77,8 @@ class GpuHoursPlanner:
         benchmarks: Mapping[str, Mapping[str, int]],
     ) -> None:
         self.rate = HardwareSpec.of({"flops": flops, "bandwidth": bandwidth})
-        if memory is not None and not check_float(memory, "table.plan.memory") > 0:
-            raise InputError(f"table.plan.memory must be bytes > 0, as in 8e10, or null, got {memory}")
+        if memory is not None and not check_float(memory, "table.gpu_hours.memory") > 0:
+            raise InputError(f"table.gpu_hours.memory must be bytes > 0, as in 8e10, or null, got {memory}")
         self.memory = memory
         self.counts = CorpusTokenCounts(**corpus)
         self.benchmarks = benchmarks
@@ -91,14 +91,15 @@ class GpuHoursPlanner:
         return self.plan_hours(cell.base, cell.training, cell.benchmark.partition("/")[0])
 
     def _plan_hours(self, base: str, training: str, benchmark: str) -> GpuHours | None:
-        one_process = "trainer.accumulate=1"  # its default follows WORLD_SIZE of the process that writes the table
+        # Its default follows WORLD_SIZE of the process that writes the table.
+        one_process = "trainer.gradient_accumulation_steps=1"
         config = compose_config("train", f"base={base}", one_process, *training.split(), "device=cpu", "dtype=bfloat16")
         sizes = build_meta_base(**node_values(config.base))
         with torch.device("meta"):
             drafter = build_drafter(config.drafter, sizes).eval()
         objective, corpus_stats = instantiate_node(config.objective), CorpusStats.from_work(self.counts)
         operations = count_operations(sizes, drafter, objective, corpus_stats, config.trainer)
-        seconds = operations.seconds(config.trainer.steps * config.trainer.accumulate, self.rate)
+        seconds = operations.seconds(config.trainer.steps * config.trainer.gradient_accumulation_steps, self.rate)
         answers = dry_run_hours(self.counts, ModelStats.of(sizes), config.answers.batch_size, self.rate)
         evaluation_counts = self.evaluation_counts(
             benchmark, compose_config("evaluate", f"benchmark={benchmark}").decoding.max_new_tokens
@@ -133,18 +134,18 @@ class GpuHoursPlanner:
     def assumptions(self) -> Sequence[str]:
         """Return the assumptions behind the hours, in sentences."""
         if self.rate.flops is None:
-            return [f"GPU hours are {UNKNOWN_RATE} (here table.plan.flops= and table.plan.bandwidth=)"]
+            return [f"GPU hours are {UNKNOWN_RATE} (here table.gpu_hours.flops= and table.gpu_hours.bandwidth=)"]
         return [
             f"GPU hours are of a dry run and not measured: one GPU, bfloat16, {self.rate}; responses as long as "
             "allowed, so most of it is an upper bound",
             f"the corpus has {self.counts.prompts:,} prompts with {self.counts.turns:,} turns, {self.counts.counted}; "
             "a base's responses are generated once and serve all of its heads",
             "training takes the command's trainer.steps=, which may be far less than an epoch",
-            "peak memory is not compared with a GPU's (table.plan.memory=null)"
+            "peak memory is not compared with a GPU's (table.gpu_hours.memory=null)"
             if self.memory is None
-            else f"where the peak exceeds the {format_bytes(self.memory)} of a GPU (table.plan.memory=) it does not "
-            "fit; unless the weights alone are too large, smaller batches help (answers.batch_size=, trainer.rows=, "
-            "trainer.max_length=)",
+            else f"where the peak exceeds the {format_bytes(self.memory)} of a GPU (table.gpu_hours.memory=) it does "
+            "not fit; unless the weights alone are too large, smaller batches help (answers.batch_size=, "
+            "trainer.batch_size=, trainer.max_length=)",
         ]
 
 

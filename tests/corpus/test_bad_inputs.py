@@ -46,7 +46,7 @@ def run(patch: pytest.MonkeyPatch, script: str, *arguments: str) -> int:
 PREPARE = ["answers.max_new_tokens=8", "answers.batch_size=2"]
 TINY = [*PREPARE, "corpus=tiny", "corpus.path=good.jsonl"]
 TRAIN = [
-    "trainer.steps=1", "trainer.rows=2", "trainer.probe_prompts=0", "drafter.frames=5", "objective.labels=3",
+    "trainer.steps=1", "trainer.batch_size=2", "trainer.probe_prompts=0", "drafter.frames=5", "objective.labels=3",
     "run=trained",
 ]  # fmt: skip
 
@@ -315,9 +315,9 @@ def test_a_disk_that_fills_up_keeps_finished_files(world, monkeypatch, capsys):
 
 
 def test_wrong_settings_of_stored_states_are_one_sentence(world, monkeypatch, capsys):
-    stored = ["corpus.path=done", "states=stored", "states.path=store"]
+    stored = ["corpus.path=done", "hidden_states=offline", "hidden_states.path=store"]
     for arguments, sentence in (
-        (["states.precision=float8"], "must be one of float32, bfloat16, int8, got float8"),
-        (["states.limit_gb=1e-6"], "is not enough for one shard"),
+        (["hidden_states.precision=float8"], "must be one of float32, bfloat16, int8, got float8"),
+        (["hidden_states.limit_gb=1e-6"], "is not enough for one shard"),
     ):
         assert sentence in error_of(world, monkeypatch, capsys, "train.py", *TRAIN, *stored, *arguments)

@@ -91,7 +91,7 @@ def test_a_second_file_is_neither_refused_nor_taken_for_the_first(world, monkeyp
         assert f"6 answers to 6 prompts in {world}/data/prepared/base-sharegpt-{file}" in capsys.readouterr().out
     more = [
         argument
-        for argument in train_args("run=second", "trainer.steps=1", "trainer.rows=2")
+        for argument in train_args("run=second", "trainer.steps=1", "trainer.batch_size=2")
         if "prepared" not in argument
     ]
     run_script(monkeypatch, "train.py", *more, *arguments, "corpus.path=second.jsonl")

@@ -85,12 +85,12 @@ def test_the_plan_prints_amounts_and_folder(base, tmp_path):
 def test_stored_hidden_states_are_planned_for_every_precision_and_layer():
     size = planning_corpus.ModelStats.of(random_base())
     assert planning_corpus.hidden_state_bytes(10, size) == {"float32": 1280, "bfloat16": 640, "int8": 360}
-    taps = planning_corpus.ModelStats.of(prepared_base(taps=["last", 1]))
-    assert planning_corpus.hidden_state_bytes(10, taps) == {"float32": 2560, "bfloat16": 1280, "int8": 680}
+    aux_layers = planning_corpus.ModelStats.of(prepared_base(aux_layers=["last", 1]))
+    assert planning_corpus.hidden_state_bytes(10, aux_layers) == {"float32": 2560, "bfloat16": 1280, "int8": 680}
 
 
-def prepared_base(taps):
-    return meta_base_if_absent("owner/name", "float32", "cpu", taps=taps, config=SHAPE).base
+def prepared_base(aux_layers):
+    return meta_base_if_absent("owner/name", "float32", "cpu", aux_layers=aux_layers, config=SHAPE).base
 
 
 def test_memory_is_the_weights_alone_with_another_engine(base):

@@ -34,18 +34,18 @@ def read(base, tree, length):
     return base.read_tree(tree, cache)
 
 
-@pytest.mark.parametrize(("kind", "taps"), [("llama", ["last"]), ("qwen3", ["last", 1]), ("gpt2", ["last"])])
-def test_compiled_gives_what_eager_gives(kind, taps):
+@pytest.mark.parametrize(("kind", "aux_layers"), [("llama", ["last"]), ("qwen3", ["last", 1]), ("gpt2", ["last"])])
+def test_compiled_gives_what_eager_gives(kind, aux_layers):
     """Hidden states, logits and whole texts, for two tree sizes and three buffer capacities."""
     from torch._dynamo.utils import counters  # seconds
 
     base, expected = random_base(kind, context=900), {}
-    base.taps = taps
+    base.aux_layers = aux_layers
     trees = (TokenTree.only_root(torch.tensor(3)), BUSH)
     for length in (5, 300, 600):
         expected |= {(tree, length): read(base, tree, length) for tree in trees}
     responses = [generate(base, Autoregressive(base), prompt, HOW, base.stop_token_ids, 3).tokens for prompt in PROMPTS]
-    base.fixed = StaticShapeForward(compiled=True)
+    base.static_shapes = StaticShapeForward(compiled=True)
     assert base.execution_mode == "compiled, fixed shapes"
     before = counters["stats"]["unique_graphs"]
     for (tree, length), truth in expected.items():
@@ -64,9 +64,9 @@ def test_compiled_gives_what_eager_gives(kind, taps):
 
 def test_an_evaluation_is_lossless_and_reports_how_it_read(tmp_path):
     base = random_base()
-    base.fixed = StaticShapeForward(compiled=True)
+    base.static_shapes = StaticShapeForward(compiled=True)
     one = make_evaluation(make_setup(base))
-    report = one.run(OutputDir(tmp_path, one.shard), False, warm_up_tokens=4, timing_questions=1, explorer=NO_TRACE)
+    report = one.run(OutputDir(tmp_path, one.shard), False, warm_up_tokens=4, timing_questions=1, trace=NO_TRACE)
     assert [row["lossless"]["equal"] for row in report["rows"]] == [4, 4]
     assert report["environment"]["reads"] == "compiled, fixed shapes"
 
@@ -75,7 +75,7 @@ def test_without_a_compiler_it_is_one_sentence():
     from torch._inductor import config
 
     base = random_base()
-    base.fixed = StaticShapeForward(compiled=True)
+    base.static_shapes = StaticShapeForward(compiled=True)
     # Code cached by another run needs no compiler. (Their own patch: pytest's would lose a value that has two names.)
     with (
         config.patch({"cpp.cxx": ("no-such-compiler",), "force_disable_caches": True}),

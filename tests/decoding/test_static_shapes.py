@@ -54,7 +54,7 @@ def test_the_text_is_the_same(kind, temperature):
     expected = [
         generate(base, Autoregressive(base), prompt, settings, base.stop_token_ids, 3).tokens for prompt in PROMPTS
     ]
-    base.fixed = StaticShapeForward()
+    base.static_shapes = StaticShapeForward()
     for prompt, truth in zip(PROMPTS, expected, strict=True):
         text = torch.cat([prompt, torch.tensor(truth)])
         for drafter in (Autoregressive(base), random_drafter(base.vocabulary, 12), oracle_drafter(text, 5)):
@@ -70,10 +70,10 @@ def test_reads_are_those_of_the_exact_shape():
         exact = base.new_cache(length + 8)
         base.read(text_L, exact)
         truth = base.read_tree(tree, exact)
-        base.fixed = base.fixed or StaticShapeForward()
+        base.static_shapes = base.static_shapes or StaticShapeForward()
         cache = base.new_cache(20)
         base.read(text_L, cache)
-        output, base.fixed = base.read_tree(tree, cache), None
+        output, base.static_shapes = base.read_tree(tree, cache), None
         torch.testing.assert_close(output.logits_NV, truth.logits_NV, rtol=0, atol=1e-4)
         torch.testing.assert_close(output.states_ND, truth.states_ND, rtol=0, atol=1e-4)
         assert cache.length == exact.length == length + 5
@@ -81,14 +81,14 @@ def test_reads_are_those_of_the_exact_shape():
 
 def test_two_simultaneous_texts_do_not_share_buffers():
     base = random_base()
-    base.fixed = StaticShapeForward()
+    base.static_shapes = StaticShapeForward()
     one, other = base.new_cache(20), None
     base.read(torch.arange(9), one)
     base.read_tree(TokenTree.only_root(torch.tensor(3)), one)
     other = base.new_cache(20)
     base.read(torch.arange(50, 60), other)
     assert one.buffers[0] is not other.buffers[0]
-    assert copy.deepcopy(base).fixed is not base.fixed
+    assert copy.deepcopy(base).static_shapes is not base.static_shapes
 
 
 def test_a_batch_of_responses_does_not_share_the_buffers_of_one_text():
@@ -99,17 +99,17 @@ def test_a_batch_of_responses_does_not_share_the_buffers_of_one_text():
         return generate_batch(base, prompts, [9, 9], lambda logits_BV, rows, step: logits_BV.argmax(dim=-1))
 
     truth = responses()
-    base.fixed = StaticShapeForward()
+    base.static_shapes = StaticShapeForward()
     before = base.new_cache(len(prompts[1]) + 9)  # of the batch's capacity, and released
     base.read(PROMPTS[0], before)
-    assert base.fixed._owns_buffers(before)  # as a graph captured with it would
+    assert base.static_shapes._owns_buffers(before)  # as a graph captured with it would
     del before
     assert responses() == truth
 
 
 def test_compiling_requires_static_shapes():
     for load in (partial(load_base, "nowhere"), partial(random_weights_base, {}, "none")):
-        with pytest.raises(InputError, match=r"add base\.fixed=true"):
+        with pytest.raises(InputError, match=r"add base\.static_shapes=true"):
             load(dtype="float32", device="cpu", compiled=True)
 
 
@@ -120,13 +120,13 @@ def test_a_captured_read_gives_what_an_eager_one_gives(compiled):
     base = random_base().to("cuda")
     prompts = [prompt.cuda() for prompt in PROMPTS]
     expected = [generate(base, Autoregressive(base), prompt, HOW, base.stop_token_ids, 3).tokens for prompt in prompts]
-    base.fixed = StaticShapeForward(compiled)
+    base.static_shapes = StaticShapeForward(compiled)
     for _ in range(2):  # the second time every graph is there
         for prompt, truth in zip(prompts, expected, strict=True):
             text = torch.cat([prompt, torch.tensor(truth, device="cuda")])
             for drafter in (Autoregressive(base), oracle_drafter(text, 5)):
                 assert generate(base, drafter, prompt, HOW, base.stop_token_ids, 3).tokens == truth
-    assert base.fixed._graphs
+    assert base.static_shapes._graphs
 
 
 @pytest.mark.gpu
@@ -139,7 +139,7 @@ def test_what_cannot_be_captured_is_read_eagerly_and_reported():
         out.last_hidden_state.sum().item()
 
     base.lm.base_model.register_forward_hook(asks)
-    base.fixed = StaticShapeForward()
+    base.static_shapes = StaticShapeForward()
     assert base.execution_mode == "captured, fixed shapes"
     assert generate(base, Autoregressive(base), PROMPTS[0].cuda(), HOW, base.stop_token_ids, 3).tokens == truth
     assert base.execution_mode.startswith("not captured (")

@@ -212,7 +212,7 @@ def test_recorded_distributions_are_those_of_the_draft_model(near):
 
 def test_auxiliary_layers_do_not_change_the_histogram():
     base = random_base()
-    tapped = BaseLM(base.lm, base.tokenizer, base.name, taps=["last", 1])
+    tapped = BaseLM(base.lm, base.tokenizer, base.name, aux_layers=["last", 1])
     settings = DecodingSettings(20, 8, 1.0, 0, 1.0, match, True)
     ours, plain = (pit_histogram(one, torch.tensor([0, 7, 9]), (5, 6, 7, 8), settings, 0, {}) for one in (tapped, base))
     assert ours == plain

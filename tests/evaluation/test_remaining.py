@@ -51,9 +51,9 @@ def slow(monkeypatch):
     return partial(Slow, monkeypatch)
 
 
-def run(path, prompts, timing_questions=0, explorer=NO_TRACE, shard=None):
+def run(path, prompts, timing_questions=0, trace=NO_TRACE, shard=None):
     evaluation = make_evaluation(make_setup(max_new_tokens=4), prompts, shard)
-    return evaluate_to(path, evaluation, warm_up_tokens=1, profiled=timing_questions, trace=explorer)
+    return evaluate_to(path, evaluation, warm_up_tokens=1, profiled=timing_questions, trace=trace)
 
 
 def test_minutes_are_printed_after_the_first_question_of_all_contestants(tmp_path, capsys):
@@ -79,7 +79,7 @@ def test_the_estimate_is_of_the_remaining_questions_only(slow, tmp_path):
 
 def test_profiled_and_traced_answers_are_counted(slow, tmp_path):
     timeline = slow(120.0)
-    run(tmp_path, PROMPTS[:3], timing_questions=2, explorer=EXPLORER)
+    run(tmp_path, PROMPTS[:3], timing_questions=2, trace=EXPLORER)
     (count,) = timeline.counts
     assert count.done == count.total in (8 + 4 + 2, 8 + 6 + 2)  # one of three questions has two turns
     assert len(timeline.lines) == count.total - 1  # an answer takes two minutes, so every one has its line

@@ -153,7 +153,7 @@ def test_no_shape_is_read_for_the_first_time_while_an_answer_is_timed(tmp_path, 
     """Reads of a fixed shape are captured when that is first answered for; a prompt's length makes another one, and so
     does a tree that happens to be small."""
     base = random_base(context=600)
-    base.fixed = reads = RecordingShapes()
+    base.static_shapes = reads = RecordingShapes()
     prompts = [Prompt(str(size), "x", ("x" * size,), None) for size in (5, 300, 310)]
     capacities = {padded_rows(base, prompt) for prompt in prompts}
     clocked = runner.timed_answer
@@ -271,7 +271,7 @@ def test_changes_that_affect_speed_or_text_are_refused(tmp_path, monkeypatch):
     setup.base.lm.set_attn_implementation("sdpa")
     with pytest.raises(InputError, match=r"warm_up_tokens was 4 \(now 5\)"):
         make_evaluation(setup, PROMPTS[:1]).run(
-            OutputDir(tmp_path, Shard(1, 1)), False, warm_up_tokens=5, timing_questions=1, explorer=NO_TRACE
+            OutputDir(tmp_path, Shard(1, 1)), False, warm_up_tokens=5, timing_questions=1, trace=NO_TRACE
         )
 
 

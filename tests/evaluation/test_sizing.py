@@ -81,13 +81,11 @@ def test_a_refused_evaluation_does_not_change_the_stored_sizes(tmp_path):
         return {"of": {}, "sizes": {"prompt_lookup": {"chosen": nodes, "sizes": []}}}
 
     folder, one = OutputDir(tmp_path, Shard(1, 1)), make_evaluation(make_setup(), PROMPTS[:1])
-    one.with_tree_sizes(sizes(2)).run(folder, overwrite=False, warm_up_tokens=1, timing_questions=0, explorer=NO_TRACE)
+    one.with_tree_sizes(sizes(2)).run(folder, overwrite=False, warm_up_tokens=1, timing_questions=0, trace=NO_TRACE)
     with pytest.raises(InputError, match=r"nodes\.prompt_lookup was 2"):
-        one.with_tree_sizes(sizes(4)).run(
-            folder, overwrite=False, warm_up_tokens=1, timing_questions=0, explorer=NO_TRACE
-        )
+        one.with_tree_sizes(sizes(4)).run(folder, overwrite=False, warm_up_tokens=1, timing_questions=0, trace=NO_TRACE)
     assert folder.sizes() == sizes(2)
-    one.with_tree_sizes(sizes(4)).run(folder, overwrite=True, warm_up_tokens=1, timing_questions=0, explorer=NO_TRACE)
+    one.with_tree_sizes(sizes(4)).run(folder, overwrite=True, warm_up_tokens=1, timing_questions=0, trace=NO_TRACE)
     assert folder.sizes() == sizes(4)
     (tmp_path / "sizes.json").write_text("{}")
     with pytest.raises(InputError, match="holds no tree sizes"):

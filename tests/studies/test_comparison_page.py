@@ -251,10 +251,10 @@ def test_the_page_of_a_grid_shows_every_cell_though_its_config_names_the_last_al
     ]
 
     training = dict(data.training)
-    own = ["drafter=eagle", "trainer.anchors=128", "trainer.learning_rate=0.1", "trainer.steps=9"]
+    own = ["drafter=eagle", "trainer.anchors_per_sequence=128", "trainer.learning_rate=0.1", "trainer.steps=9"]
     training["ctc_gru"] = {**training["ctc_gru"], "words": [*config.shared_overrides, *own]}
     text = page.equal_conditions(last, replace(data, training=training))
-    assert text.splitlines()[3:] == ["- not equal: ctc_gru trains with `trainer.anchors=128`"]
+    assert text.splitlines()[3:] == ["- not equal: ctc_gru trains with `trainer.anchors_per_sequence=128`"]
 
 
 def test_unmatched_methods_are_named(finished):

@@ -140,8 +140,10 @@ def test_trained_heads_are_not_trained_again(world):
     (store.run_folder("medusa.time") / "drafter.safetensors").unlink()
     train.train_all(config, store)
     assert ran == [*once, "medusa.time"]
-    words = tuple(word.replace("trainer.rows=12", "trainer.rows=13") for word in config.train)
-    with pytest.raises(InputError, match=r"was made with trainer\.rows=12 and would now be made with trainer\.rows=13"):
+    words = tuple(word.replace("trainer.batch_size=12", "trainer.batch_size=13") for word in config.train)
+    with pytest.raises(
+        InputError, match=r"was made with trainer\.batch_size=12 and would now be made with trainer\.batch_size=13"
+    ):
         train.train_all(replace(config, train=words), store)
 
 

@@ -20,7 +20,7 @@ def test_a_comparison_trains_measures_and_writes_its_page(tmp_path):
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts))
     train = [
         "prepared=corpus", "answers.max_new_tokens=20", "trainer.autocast=false",
-        "trainer.warmup=1", "trainer.threads=1", "decoding.max_new_tokens=10", "decoding.nodes=8",
+        "trainer.warmup_steps=1", "trainer.num_threads=1", "decoding.max_new_tokens=10", "decoding.nodes=8",
     ]  # fmt: skip
     benchmark = ["benchmark=tiny", "benchmark.path=prompts.jsonl", "benchmark.limit=3", "decoding.max_new_tokens=12"]
     words = [

@@ -29,8 +29,8 @@ def trained(base, peers):
 def main(folder: str) -> None:
     torch.set_num_threads(1)
     peers = init_distributed("cpu")
-    whole = load_base(folder, "float32", "cpu", taps=["last", 1])
-    sharded = load_base(folder, "float32", "cpu", taps=["last", 1], zero3=True)
+    whole = load_base(folder, "float32", "cpu", aux_layers=["last", 1])
+    sharded = load_base(folder, "float32", "cpu", aux_layers=["last", 1], zero3=True)
     held = sum(weight.ds_tensor.numel() for weight in sharded.lm.base_model.parameters())
     assert held <= 0.51 * sum(weight.numel() for weight in whole.lm.base_model.parameters())
     assert sharded.fingerprint() == whole.fingerprint()

@@ -163,7 +163,7 @@ def test_a_wrong_value_is_refused(changes, message):
 
 
 @pytest.mark.parametrize(
-    "words", ["states=stored", "engine=deepspeed", "base.quantised=torchao_int8", "base.device_map=auto"]
+    "words", ["hidden_states=offline", "engine=deepspeed", "base.quantization=torchao_int8", "base.device_map=auto"]
 )
 def test_parts_that_need_an_unchanged_base_are_refused_before_loading(tmp_path, monkeypatch, capsys, words):
     monkeypatch.chdir(tmp_path)

@@ -17,10 +17,11 @@ from ctcdraft.config.schema import check_config
 from ctcdraft.errors import InputError
 
 TRAINER_VALUES = [
-    "betas=[0.9]", "betas=0.9", "betas=[2,3]", "betas=[a,b]", "clip_norm=abc", "clip_norm=-1", "clip_norm=0",
-    "clip_norm=null", "clip_value=-1", "clip_value=abc", "weight_decay=-1", "weight_decay=abc", "final_share=abc",
-    "final_share=-2", "threads=-1", "threads=abc", "autocast=abc", "prefetch=abc", "pack=abc", "steps=null",
-    "compile=true",
+    "betas=[0.9]", "betas=0.9", "betas=[2,3]", "betas=[a,b]", "max_grad_norm=abc", "max_grad_norm=-1",
+    "max_grad_norm=0", "max_grad_norm=null",
+    "clip_value=-1", "clip_value=abc", "weight_decay=-1", "weight_decay=abc", "min_lr_ratio=abc",
+    "min_lr_ratio=-2", "num_threads=-1", "num_threads=abc", "autocast=abc", "prefetch=abc", "pack_length=abc",
+    "steps=null", "compile=true",
 ]  # fmt: skip
 OTHER_VALUES = ["seed=abc", "seed=-1", "seed=1.5", "seed=null", "decoding.top_p=2", "drafter.frames=0", "plan.flops=0"]
 PART_VALUES = [
@@ -30,8 +31,9 @@ PART_VALUES = [
     "drafter=blockwise drafter.body.inner=abc", "drafter=blockwise drafter.tree.words=0",
     "drafter=ctc_gru drafter.correction.rank=2.5", "drafter=eagle drafter.noise=abc",
     "drafter=hydra drafter.layers=abc", "drafter=eagle drafter.tree.width=abc",
-    "states=stored states.limit_gb=abc", "states=stored states.limit_gb=0", "states=stored states.rows=2.5",
-    "states=stored states.precision=float8",
+    "hidden_states=offline hidden_states.limit_gb=abc", 
+    "hidden_states=offline hidden_states.limit_gb=0", "hidden_states=offline hidden_states.rows=2.5",
+    "hidden_states=offline hidden_states.precision=float8",
 ]  # fmt: skip
 
 
@@ -86,6 +88,6 @@ def test_a_part_refuses_a_value_out_of_range(base, words):
     make = {
         "objective": lambda: instantiate(config.objective),
         "drafter": lambda: build_drafter(config.drafter, base),
-        "states": lambda: instantiate(config.states)(base, []),
+        "hidden_states": lambda: instantiate(config.hidden_states)(base, []),
     }
     assert re.match(rf"{re.escape(key)}( must be |=)", input_error(make[part]))

@@ -59,7 +59,8 @@ def test_a_step_on_the_meta_device_is_the_real_step():
 
 
 class Trainer:
-    steps, accumulate, rows, anchors, pack, max_length = 100, 1, 4, 8, None, 40
+    steps, gradient_accumulation_steps, batch_size = 100, 1, 4
+    anchors_per_sequence, pack_length, max_length = 8, None, 40
 
 
 def test_the_plan_adds_up():
@@ -69,12 +70,12 @@ def test_the_plan_adds_up():
     trained = sum(value.numel() for value in head.trainable_parameters())
     assert f"drafter     {trained:,} trainable parameters" in plan
     assert "100 of 4 rows x 8 anchors, 8.0 epochs" in plan
-    assert "192.0 kB as float32, 96.0 kB as bfloat16, 54.0 kB as int8 with stored" in plan
+    assert "192.0 kB as float32, 96.0 kB as bfloat16, 54.0 kB as int8 with offline" in plan
     assert "(4 rows of 40 tokens)" in plan  # no more than max_length
     step, _, _ = step_flops_and_bytes(head, CTC(3), meta_batch(base, 4, 30, 8, 3))
     live = ModelStats.of(base).prefill_flops(4 * 30, 15)
     assert f"{step:.3g} operations per batch of the head; of the base {live:.3g} for 4 rows of 30 tokens" in plan
-    assert f"about {hardware.format_hours(100 * (step + live) / 1e9 / 3600)} with states=live" in plan
+    assert f"about {hardware.format_hours(100 * (step + live) / 1e9 / 3600)} with hidden_states=online" in plan
     assert "time        not known without a rate" in plan_dry_run(
         base, head, CTC(3), stats, Trainer, HardwareSpec(None, None)
     )
@@ -84,13 +85,15 @@ def test_accumulated_batches_and_packs_are_counted():
     base, head = meta_head()
     stats, once = CorpusStats(answers=50, tokens=1500, longest=60, source="counted"), HardwareSpec(1e6, None)
     alone = plan_dry_run(base, head, CTC(3), stats, Trainer, once)
-    thrice = plan_dry_run(base, head, CTC(3), stats, type("Trainer", (Trainer,), {"accumulate": 3}), once)
+    thrice = plan_dry_run(
+        base, head, CTC(3), stats, type("Trainer", (Trainer,), {"gradient_accumulation_steps": 3}), once
+    )
     assert "100 of 3 x 4 rows x 8 anchors, 24.0 epochs" in thrice
     hours = [float(plan.split("time        about ")[1].split(" hours ")[0]) for plan in (alone, thrice)]
     assert hours[1] == pytest.approx(3 * hours[0], abs=0.1)
-    packs = plan_dry_run(base, head, CTC(3), stats, type("Trainer", (Trainer,), {"pack": 100}), once)
+    packs = plan_dry_run(base, head, CTC(3), stats, type("Trainer", (Trainer,), {"pack_length": 100}), once)
     assert "100 of 4 rows x 8 anchors, 24.0 epochs" in packs  # three responses of 30 tokens each
-    assert " for 4 rows of 90 tokens with states=live" in packs
+    assert " for 4 rows of 90 tokens with hidden_states=online" in packs
     assert "(4 rows of 100 tokens)" in packs
 
 
@@ -99,19 +102,19 @@ def test_hours_are_those_of_the_batches_of_one_process():
     base, head = meta_head()
     stats, rate = CorpusStats(answers=50, tokens=1500, longest=60, source="counted"), HardwareSpec(1e6, None)
     alone = plan_dry_run(base, head, CTC(3), stats, Trainer, rate)
-    eight = type("Trainer", (Trainer,), {"accumulate": 8})
+    eight = type("Trainer", (Trainer,), {"gradient_accumulation_steps": 8})
     shared, unshared = (
         plan_dry_run(base, head, CTC(3), stats, eight, rate, world=8),
         plan_dry_run(base, head, CTC(3), stats, eight, rate),
     )
     assert [time_of(plan) for plan in (shared, alone)] == [time_of(alone)] * 2
     assert time_of(unshared)[0] == pytest.approx(8 * time_of(alone)[0], rel=0.01)
-    assert "with stored, shared by 8 processes, at 1e+06 FLOP/s" in shared
+    assert "with offline, shared by 8 processes, at 1e+06 FLOP/s" in shared
     assert "100 of 8 x 4 rows x 8 anchors, 64.0 epochs" in shared  # of all processes together
 
 
 def time_of(plan):
-    """Hours with states=live and with stored."""
+    """Hours with hidden_states=online and with offline."""
     words = plan.split("time        about ")[1].replace(",", "").split()
     assert (words[1], words[5]) == ("hours", "hours")
     return float(words[0]), float(words[4])
@@ -126,11 +129,11 @@ def test_incompatible_drafter_and_objective_are_refused_on_the_meta_device_too()
 def test_unused_auxiliary_layers_are_named():
     """A parallel drafter fuses auxiliary layers; a sequential one takes one hidden state."""
     base = random_base()
-    tapped = BaseLM(base.lm, base.tokenizer, base.name, taps=["last", 1])
+    tapped = BaseLM(base.lm, base.tokenizer, base.name, aux_layers=["last", 1])
     eagle, block = Eagle(tapped, 3, DynamicTree(1, None)), ctc_head(tapped)
     assert (
         describe_unused_layers(tapped, eagle)
-        == "; of the 2 layers base.taps=['last', 1] Eagle reads the last one at most"
+        == "; of the 2 layers base.aux_layers=['last', 1] Eagle reads the last one at most"
     )
     assert (
         describe_unused_layers(base, Eagle(base, 3, DynamicTree(1, None)))

@@ -14,8 +14,8 @@ def engine(kind):
     torch.manual_seed(0)
     module = nn.Linear(32, 32).double()
     settings = OptimizerSettings(
-        steps=10, learning_rate=1e-3, warmup=1, final_share=0.1, betas=(0.9, 0.95), weight_decay=0.0, clip_norm=1e9,
-        clip_value=None, autocast=False,
+        steps=10, learning_rate=1e-3, warmup_steps=1, min_lr_ratio=0.1, betas=(0.9, 0.95), weight_decay=0.0,
+        max_grad_norm=1e9, clip_value=None, autocast=False,
     )  # fmt: skip
     return module, kind(module, list(module.parameters()), settings, Distributed())
 

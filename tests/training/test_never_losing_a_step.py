@@ -227,7 +227,7 @@ def test_a_skipped_step_leaves_weights_and_gradients_alone(base, tmp_path):
 
 def test_too_many_skipped_steps_stop_the_run(base, tmp_path):
     with pytest.raises(
-        InputError, match=r"step 6 is nan.*2 other skipped steps.*trainer\.patience=3.*lower trainer\.lear"
+        InputError, match=r"step 6 is nan.*2 other skipped steps.*trainer\.max_nonfinite_steps=3.*lower trainer\.lear"
     ):
         trained(base, tmp_path, objective=Sometimes(2, *range(4, 100)))
     assert RunDirectory(tmp_path).load_state()["step"] == 5

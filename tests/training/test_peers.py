@@ -28,7 +28,9 @@ PATHS = os.pathsep.join([str(JOB.parents[2]), str(JOB.parents[1])])
 
 def test_batches_are_shared_or_refused():
     assert [local_batches(4, Distributed(rank, 2)) for rank in range(2)] == [[0, 2], [1, 3]]
-    with pytest.raises(InputError, match=r"trainer\.accumulate must be a multiple of the 2 processes, got 3"):
+    with pytest.raises(
+        InputError, match=r"trainer\.gradient_accumulation_steps must be a multiple of the 2 processes, got 3"
+    ):
         local_batches(3, Distributed(0, 2))
 
 

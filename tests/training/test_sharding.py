@@ -43,15 +43,15 @@ def test_an_embedding_that_is_more_than_a_look_up_is_refused():
 def test_one_process_alone_is_refused(folder):
     with pytest.raises(InputError, match=r"base\.zero3=true needs several processes of torchrun"):
         load_base(folder, "float32", "cpu", zero3=True)
-    with pytest.raises(InputError, match="supports no device_map, quantised, fixed or adapter"):
-        load_base(folder, "float32", "cpu", zero3=True, fixed=True)
+    with pytest.raises(InputError, match="supports no device_map, quantization, static_shapes or adapter"):
+        load_base(folder, "float32", "cpu", zero3=True, static_shapes=True)
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         ([], "trainer.probe_prompts=0"),
-        (["trainer.probe_prompts=0", "states=stored"], "states=live"),
+        (["trainer.probe_prompts=0", "hidden_states=offline"], "hidden_states=online"),
         (["trainer.probe_prompts=0"], "there is no corpus in"),
         (["trainer.probe_prompts=0", "adapt=lora"], "leave out base.zero3="),
     ],

@@ -33,7 +33,10 @@ def deepspeed():
         ({"zero_optimization": {"stage": 7}}, "stage: Input should be 0, 1, 2"),
         ({"zero_optimization": {"offload_optimizer": {"device": "gpu"}}}, r"offload_optimizer\.device: Input should"),
         ({"zero_optimization": 2}, "must be a mapping"),
-        ({"gradient_accumulation_steps": 4}, r"is set by the trainer; leave it out, and give trainer\.accumulate="),
+        (
+            {"gradient_accumulation_steps": 4},
+            r"is set by the trainer; leave it out, and give trainer\.gradient_accumulation_steps=",
+        ),
         ({"optimizer": {"type": "Adam"}}, r"leave it out, and give trainer\.learning_rate="),
     ],
 )

@@ -47,9 +47,9 @@ class TraceSettings:
     words: int
 
     def __post_init__(self) -> None:
-        check_int(self.questions, "explorer.questions", least=0)
-        check_int(self.tokens, "explorer.tokens", least=2)
-        check_int(self.words, "explorer.words")
+        check_int(self.questions, "trace.questions", least=0)
+        check_int(self.tokens, "trace.tokens", least=2)
+        check_int(self.words, "trace.words")
 
     def trace_answers(
         self, setup: EvaluationSetup, prompts: Mapping[int, Prompt], progress: Progress | None = None

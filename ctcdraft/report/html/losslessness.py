@@ -79,7 +79,7 @@ def rounding_note(rows: Sequence[Row], noise: Mapping[str, float]) -> str:
             "agree; at a larger margin the divergence is wrong."
         )
     if not noise:
-        return f"{bound} The noise of margins was not measured here (explorer.questions=0)."
+        return f"{bound} The noise of margins was not measured here (trace.questions=0)."
     return (
         f"{bound} The noise of a margin is the largest difference between the base model's top-2 margin in a step and "
         f"in one forward pass over the finished text; here it is at most {max(noise.values()):.1e}."
