@@ -80,7 +80,7 @@ def test_what_does_not_fit_the_gpu_is_named_beside_the_hours(planner, cells):
     assert "FIT" not in str(replace(hours, memory=None))
     assert "where the peak exceeds the 80.0 GB of a GPU" in planner.assumptions()[-1]
     plan = node_values(compose_config("evaluate").table.gpu_hours)
-    with pytest.raises(InputError, match=r"table\.plan\.memory must be bytes > 0, .* got 0"):
+    with pytest.raises(InputError, match=r"table\.gpu_hours\.memory must be bytes > 0, .* got 0"):
         GpuHoursPlanner(**{**plan, "memory": 0})
 
 
