@@ -11,7 +11,7 @@ from hydra import compose, initialize_config_dir
 from hydra.errors import ConfigCompositionException, MissingConfigException
 from hydra.utils import get_class, get_method, instantiate
 from omegaconf import OmegaConf
-from stepwise_parts import saved_lm
+from sequential_parts import saved_lm
 from tiny_models import random_base
 
 from ctcdraft.config.build import build_drafter

@@ -9,7 +9,7 @@ import torch
 from entry_parts import expect_error, run_script, train_args
 from omegaconf import OmegaConf
 from safetensors.torch import load_file
-from stepwise_parts import saved_lm
+from sequential_parts import saved_lm
 
 from ctcdraft.config.build import load_drafter
 from ctcdraft.config.contestants import build_contestant, resolve

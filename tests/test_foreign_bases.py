@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from drafters import Stutter, oracle_drafter, random_drafter
-from stepwise_parts import make_sequential_drafter
+from sequential_parts import make_sequential_drafter
+from simple_drafters import Stutter, oracle_drafter, random_drafter
 from training_parts import DECODING, block_heads, ctc_head
 
 from ctcdraft.decoding.loop import generate

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from drafters import Stutter, oracle_drafter, random_drafter
-from stepwise_parts import KINDS as KINDS_OF_STEPS
-from stepwise_parts import make_sequential_drafter
+from sequential_parts import KINDS as KINDS_OF_STEPS
+from sequential_parts import make_sequential_drafter
+from simple_drafters import Stutter, oracle_drafter, random_drafter
 from tiny_models import random_base
 from training_parts import block_heads
 

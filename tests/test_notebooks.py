@@ -11,7 +11,7 @@ import tomllib
 from importlib.util import find_spec
 
 import pytest
-from places import DATA_FOLDERS
+from local_data import DATA_FOLDERS
 
 from ctcdraft.config.cli import REPOSITORY
 

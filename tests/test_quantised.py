@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 import pytest
 import torch
-from stepwise_parts import saved_lm
+from sequential_parts import saved_lm
 from test_lossless import PROMPTS, settings
 from training_parts import ctc_head
 

@@ -10,7 +10,7 @@ import torch
 import transformers
 from fp8_parts import FP8, fp8_checkpoint, quantize_blocks
 from safetensors.torch import load_file, save_file
-from test_base import saved
+from test_base_model import saved
 from tiny_models import random_lm, tiny_tokenizer
 
 from ctcdraft.drafters.draft_model import load_draft_model, save_first_layers

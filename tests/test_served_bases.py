@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from drafters import oracle_drafter, random_drafter
+from sequential_parts import make_sequential_drafter
 from served_parts import CONTEXT, REFUSED, SERVED, WINDOW, tiny_checkpoint
-from stepwise_parts import make_sequential_drafter
+from simple_drafters import oracle_drafter, random_drafter
 from training_parts import DECODING
 
 from ctcdraft.corpus.generation.transformers import generate_batch

@@ -20,14 +20,14 @@ TESTS = Path(__file__).resolve().parents[1]
 KILLS = 20
 
 
-class Nursery:
+class ForkServer:
     """Starts data/prepare.py in `folder` by forking a process that has imported its packages."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         script = str(TESTS.parent / "data" / "prepare.py")
         self.process = subprocess.Popen(
-            [sys.executable, str(TESTS / "nursery.py"), script, "base"],
+            [sys.executable, str(TESTS / "fork_server.py"), script, "base"],
             cwd=folder, env={**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
@@ -53,7 +53,7 @@ class Nursery:
 
 
 @pytest.fixture
-def nursery(tmp_path):
+def server(tmp_path):
     random_lm().save_pretrained(tmp_path / "base")
     tiny_tokenizer().save_pretrained(tmp_path / "base")
     prompts = [
@@ -61,12 +61,12 @@ def nursery(tmp_path):
         for n in range(80)
     ]
     (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)))
-    nursery = Nursery(tmp_path)
-    yield nursery
-    nursery.process.kill()
-    nursery.process.wait()
-    nursery.process.stdin.close()
-    nursery.process.stdout.close()
+    server = ForkServer(tmp_path)
+    yield server
+    server.process.kill()
+    server.process.wait()
+    server.process.stdin.close()
+    server.process.stdout.close()
 
 
 def content(folder):
@@ -74,19 +74,19 @@ def content(folder):
     return {file.name: file.read_bytes() for file in folder.iterdir() if file.name != PLAN_FILE}
 
 
-def test_a_corpus_killed_at_twenty_random_moments_is_the_same_byte_for_byte(nursery, tmp_path):
-    nursery.started("whole")
+def test_a_corpus_killed_at_twenty_random_moments_is_the_same_byte_for_byte(server, tmp_path):
+    server.started("whole")
     since = time.monotonic()
-    assert nursery.ended() == 0
+    assert server.ended() == 0
     seconds = time.monotonic() - since
     whole = content(tmp_path / "whole")
 
     rng, finished, written = random.Random(0), [0], {}
     for _ in range(KILLS):
-        pid = nursery.started("killed")
+        pid = server.started("killed")
         time.sleep(rng.uniform(0, seconds / KILLS))  # the sum is about half of the work
         os.kill(pid, signal.SIGKILL)
-        assert nursery.ended() == -signal.SIGKILL  # it was still running
+        assert server.ended() == -signal.SIGKILL  # it was still running
         assert not is_complete(tmp_path / "killed")  # and had not finished
         parts = {file.name: file.stat().st_mtime_ns for file in tmp_path.glob("killed/part-*.jsonl")}
         assert written.items() <= parts.items()  # finished parts exist and were not written again
@@ -97,7 +97,7 @@ def test_a_corpus_killed_at_twenty_random_moments_is_the_same_byte_for_byte(nurs
     assert len(set(finished)) > KILLS // 2  # the kills were spread over the work
     assert finished[-1] < len(whole) - 1
 
-    nursery.started("killed")
-    assert nursery.ended() == 0
+    server.started("killed")
+    assert server.ended() == 0
     assert content(tmp_path / "killed") == whole  # every file, manifest.json included
     assert all((tmp_path / "killed" / name).stat().st_mtime_ns == when for name, when in written.items())

@@ -4,7 +4,7 @@ import json
 import os
 
 import pytest
-from asking import generated_tokens
+from prompts import generated_tokens
 from tiny_models import random_base
 
 from ctcdraft.corpus import part_files, prepared

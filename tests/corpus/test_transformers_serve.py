@@ -10,7 +10,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from asking import make_requests
+from prompts import make_requests
 from transformers.utils.import_utils import is_serve_available
 
 from ctcdraft.corpus import prepared

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from drafters import oracle_drafter, random_drafter
-from sessions import NO_TRACE, make_evaluation, make_setup
+from simple_drafters import oracle_drafter, random_drafter
+from small_evaluations import NO_TRACE, make_evaluation, make_setup
 from test_static_shapes import HOW, PROMPTS
 from tiny_models import random_base
 

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from drafters import oracle_drafter, random_drafter
+from simple_drafters import oracle_drafter, random_drafter
 from tiny_models import random_base
 
 from ctcdraft.corpus.generation.transformers import generate_batch

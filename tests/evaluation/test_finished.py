@@ -4,7 +4,7 @@ import json
 from functools import partial
 
 import pytest
-from sessions import PROMPTS, evaluate_to, interrupt_at, make_evaluation, make_setup, replay_to
+from small_evaluations import PROMPTS, evaluate_to, interrupt_at, make_evaluation, make_setup, replay_to
 
 from ctcdraft.distributed import Shard
 from ctcdraft.drafters.prompt_lookup import PromptLookup

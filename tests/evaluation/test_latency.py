@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import torch
-from sessions import SETTINGS
+from small_evaluations import SETTINGS
 from tiny_models import random_base
 from training_parts import ctc_head
 

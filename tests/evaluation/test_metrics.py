@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from drafters import oracle_drafter
-from sessions import SETTINGS
+from simple_drafters import oracle_drafter
+from small_evaluations import SETTINGS
 from tiny_models import random_base
 
 from ctcdraft.decoding.loop import generate

@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 
 import pytest
 import torch
-from sessions import PROMPTS, evaluate_to, make_evaluation, make_setup
+from small_evaluations import PROMPTS, evaluate_to, make_evaluation, make_setup
 from tiny_models import random_base
 
 from ctcdraft.corpus.types import Prompt

@@ -5,9 +5,9 @@ from functools import partial
 
 import pytest
 import torch
-from drafters import oracle_drafter, random_drafter
-from sessions import SETTINGS
-from stepwise_parts import make_sequential_drafter
+from sequential_parts import make_sequential_drafter
+from simple_drafters import oracle_drafter, random_drafter
+from small_evaluations import SETTINGS
 from tiny_models import random_base
 from training_parts import block_head, block_heads, ctc_head
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from stepwise_parts import make_sequential_drafter
+from sequential_parts import make_sequential_drafter
 from tiny_models import random_base
 from training_parts import ctc_head
 from training_parts import random_sequences as some_rows

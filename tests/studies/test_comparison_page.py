@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from comparison_parts import load_comparison_config
-from sessions import PROMPTS, Corrupt, evaluate_to, make_evaluation, make_setup, replay_to
+from small_evaluations import PROMPTS, Corrupt, evaluate_to, make_evaluation, make_setup, replay_to
 from tiny_models import random_base
 
 from ctcdraft.drafters.prompt_lookup import PromptLookup

@@ -1,4 +1,4 @@
-"""Process started by test_peers.py: DeepSpeed skips gradients that are not finite exactly as the torch engine does.
+"""Process started by test_two_processes.py: DeepSpeed skips gradients that are not finite as the torch engine does.
 
 python tests/training/deepspeed_job.py STAGE...      of ZeRO
 """

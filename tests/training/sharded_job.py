@@ -1,4 +1,4 @@
-"""Process started by torchrun in test_sharding.py: train with a sharded base model and compare with an unsharded one.
+"""Process started by torchrun in test_zero3.py: train with a sharded base model and compare with an unsharded one.
 
 torchrun --nproc-per-node 2 tests/training/sharded_job.py BASE
 """

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from stepwise_parts import make_sequential_drafter
+from sequential_parts import make_sequential_drafter
 from tiny_models import random_base
 from torch import nn
 from training_parts import DECODING, block_head, ctc_head, make_trainer

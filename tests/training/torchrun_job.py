@@ -1,4 +1,4 @@
-"""Process started by torchrun in test_peers.py: train the small run of training_parts and write its results.
+"""Process started by torchrun in test_two_processes.py: train the small run of training_parts and write its results.
 
 torchrun --nproc-per-node 2 tests/training/torchrun_job.py FOLDER STEPS [STAGE]      STAGE: of DeepSpeed's ZeRO
 """

@@ -2,7 +2,7 @@
 
 import re
 
-from test_masks import row
+from test_answer_masks import row
 from tiny_models import tiny_tokenizer
 
 from ctcdraft.corpus.answer_mask import COLOURS, render_row

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from stepwise_parts import make_sequential_drafter
+from sequential_parts import make_sequential_drafter
 from tiny_models import random_base
 from training_parts import block_head, ctc_head
 

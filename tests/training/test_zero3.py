@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from entry_parts import expect_error, train_args
-from test_peers import PATHS, free_port
+from test_two_processes import PATHS, free_port
 from tiny_models import random_lm
 
 from ctcdraft.errors import InputError

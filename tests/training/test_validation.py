@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from drafters import oracle_drafter
+from simple_drafters import oracle_drafter
 from tiny_models import random_base
 from training_parts import DECODING
 

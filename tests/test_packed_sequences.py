@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from stepwise_parts import make_sequential_drafter
+from sequential_parts import make_sequential_drafter
 from tiny_models import random_base
 from torch.nn.utils.rnn import pad_sequence
 from training_parts import block_head, block_heads, ctc_head, random_sequences

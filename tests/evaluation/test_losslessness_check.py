@@ -4,7 +4,7 @@ import weakref
 
 import pytest
 import torch
-from sessions import PROMPTS, Corrupt, make_setup
+from small_evaluations import PROMPTS, Corrupt, make_setup
 from tiny_models import random_base
 
 from ctcdraft.evaluation import losslessness

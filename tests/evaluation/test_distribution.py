@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from sessions import PROMPTS, Corrupt, evaluate_to, make_evaluation, make_setup
+from small_evaluations import PROMPTS, Corrupt, evaluate_to, make_evaluation, make_setup
 from tiny_models import random_base, random_lm, tiny_tokenizer
 
 from ctcdraft.decoding.loop import generate

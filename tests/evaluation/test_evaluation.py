@@ -4,7 +4,16 @@ import json
 
 import pytest
 import torch
-from sessions import NO_TRACE, PROMPTS, SETTINGS, Corrupt, evaluate_to, interrupt_at, make_evaluation, make_setup
+from small_evaluations import (
+    NO_TRACE,
+    PROMPTS,
+    SETTINGS,
+    Corrupt,
+    evaluate_to,
+    interrupt_at,
+    make_evaluation,
+    make_setup,
+)
 from tiny_models import random_base
 
 from ctcdraft.corpus.chat_template import chat_messages, prompt_tokens

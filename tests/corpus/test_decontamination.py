@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
-from places import require_data
+from local_data import require_data
 from truths_corpus import slow_leaks, slow_words
 
 from ctcdraft.config.cli import register_resolvers

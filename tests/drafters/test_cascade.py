@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from drafters import oracle_drafter, random_drafter
-from stepwise_parts import make_sequential_drafter, saved_lm
-from test_path import HOW, PROMPT, block_drafter
+from sequential_parts import make_sequential_drafter, saved_lm
+from simple_drafters import oracle_drafter, random_drafter
+from test_training_equals_decoding import HOW, PROMPT, block_drafter
 from tiny_models import random_base
 from truths_trees import texts
 
@@ -63,7 +63,7 @@ def test_a_part_that_cannot_draft_is_refused(base, tmp_path):
 
 
 class TokensOnly:
-    """A drafter of tests/drafters.py that declares that it reads no hidden states."""
+    """A drafter of tests/simple_drafters.py that declares that it reads no hidden states."""
 
     uses_hidden_states = False
 

@@ -5,12 +5,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-from sessions import PROMPTS, evaluate_to, make_evaluation, make_setup
+from small_evaluations import PROMPTS, evaluate_to, make_evaluation, make_setup
 
 import ctcdraft
 from ctcdraft.errors import InputError
 from ctcdraft.evaluation import environment
-from ctcdraft.evaluation import evaluation as sessions
+from ctcdraft.evaluation import evaluation as evaluation_module
 from ctcdraft.evaluation.environment import HASHED_SOURCES, code_hash
 from ctcdraft.evaluation.replay.tree_size import load_or_choose_sizes
 
@@ -69,8 +69,8 @@ class Version:
     def __init__(self, monkeypatch):
         self.circumstances, self.hash = environment.environment(), "4b86"
         self.at("0123456789", dirty=False)
-        monkeypatch.setattr(sessions, "environment", lambda: self.circumstances)
-        monkeypatch.setattr(sessions, "code_hash", lambda: self.hash)
+        monkeypatch.setattr(evaluation_module, "environment", lambda: self.circumstances)
+        monkeypatch.setattr(evaluation_module, "code_hash", lambda: self.hash)
 
     def at(self, commit, dirty):
         self.circumstances = self.circumstances | {"git": commit and {"commit": commit, "dirty": dirty}}

@@ -21,7 +21,7 @@ from ctcdraft.training.loggers import JsonlLogger
 from ctcdraft.training.run_directory import RunDirectory
 
 JOB = Path(__file__).with_name("torchrun_job.py")
-LEAVING_JOB = Path(__file__).with_name("leaving_job.py")
+EXIT_JOB = Path(__file__).with_name("exit_job.py")
 ALONE_JOB = Path(__file__).with_name("deepspeed_job.py")
 PATHS = os.pathsep.join([str(JOB.parents[2]), str(JOB.parents[1])])
 
@@ -124,7 +124,7 @@ def test_processes_that_exit_right_after_a_collective_do_not_abort(words, output
     """No gloo thread is left that could abort the process; where the group is referenced, they stay and do no harm."""
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4", "--master-port", str(free_port()),
-         str(LEAVING_JOB), *words],
+         str(EXIT_JOB), *words],
         env={**os.environ, "PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=240,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]

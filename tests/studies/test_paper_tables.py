@@ -7,7 +7,7 @@ from math import hypot
 
 import numpy as np
 import pytest
-from test_recorded import REPOSITORY, TRACES
+from test_external_logs import REPOSITORY, TRACES
 
 from ctcdraft.errors import InputError
 from ctcdraft.evaluation.bootstrap import difference_interval

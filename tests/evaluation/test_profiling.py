@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from drafters import oracle_drafter, random_drafter
-from sessions import PROMPTS, SETTINGS, make_setup
+from simple_drafters import oracle_drafter, random_drafter
+from small_evaluations import PROMPTS, SETTINGS, make_setup
 from tiny_models import random_base
 
 from ctcdraft.decoding import loop

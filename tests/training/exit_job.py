@@ -1,6 +1,6 @@
-"""Process started by torchrun in test_peers.py: one collective, then exit while gloo's threads wait for the GIL.
+"""Process started by torchrun in test_two_processes.py: one collective, then exit while gloo threads wait for the GIL.
 
-torchrun --nproc-per-node 4 tests/training/leaving_job.py [held]      held: a reference to the process group is
+torchrun --nproc-per-node 4 tests/training/exit_job.py [held]      held: a reference to the process group is
 kept, and the number of threads is not printed, because printing releases the GIL to them
 """
 

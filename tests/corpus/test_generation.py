@@ -3,7 +3,7 @@
 import pytest
 import torch
 import transformers
-from asking import generated_tokens, make_requests
+from prompts import generated_tokens, make_requests
 from tiny_models import EOS_ID, random_base, tiny_tokenizer
 
 from ctcdraft.corpus.generation.requests import Sample, batch_samples, build_request

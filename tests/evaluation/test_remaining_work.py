@@ -3,10 +3,10 @@
 from functools import partial
 
 import pytest
-from sessions import NO_TRACE, PROMPTS, evaluate_to, make_evaluation, make_setup
+from small_evaluations import NO_TRACE, PROMPTS, evaluate_to, make_evaluation, make_setup
 
 from ctcdraft.distributed import Shard
-from ctcdraft.evaluation import evaluation as sessions
+from ctcdraft.evaluation import evaluation as evaluation_module
 from ctcdraft.evaluation import runner
 from ctcdraft.evaluation.output_dir import OutputDir
 from ctcdraft.evaluation.replay import evaluation as replay_evaluation
@@ -27,7 +27,7 @@ class Slow:
         for module in (runner, replay_evaluation, tree_size):
             monkeypatch.setattr(module, "Progress", self.progress)
         self.takes(seconds, runner, "timed_answer")
-        self.takes(seconds, sessions, "profile_answer")
+        self.takes(seconds, evaluation_module, "profile_answer")
         self.takes(seconds, Tracer, "answer")
         self.takes(3600, runner, "warm_up")
 

@@ -1,6 +1,6 @@
 """Fork server: a process with all imports done and a base loaded that forks a child for every command line.
 
-    python tests/nursery.py SCRIPT BASE      stdin: one JSON list of arguments per line
+    python tests/fork_server.py SCRIPT BASE      stdin: one JSON list of arguments per line
                                              stdout: {"pid"}, then the exit {"status"}; < 0: killed by a signal
 
 For tests that start a script twenty times; a fresh start takes many seconds.

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from sessions import NO_TRACE, PROMPTS, SETTINGS, make_evaluation, make_setup
+from small_evaluations import NO_TRACE, PROMPTS, SETTINGS, make_evaluation, make_setup
 from tiny_models import random_base
 from training_parts import block_head, block_heads, ctc_head
 

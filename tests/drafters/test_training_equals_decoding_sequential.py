@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from stepwise_parts import KINDS, make_sequential_drafter
-from test_path import HOW, PROMPT, training_emissions
+from sequential_parts import KINDS, make_sequential_drafter
+from test_training_equals_decoding import HOW, PROMPT, training_emissions
 from tiny_models import random_base
 
 from ctcdraft.corpus.batches import Batches, TokenSequences

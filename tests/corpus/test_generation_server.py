@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from asking import generated_tokens, make_requests
 from completions_server import serving
+from prompts import generated_tokens, make_requests
 from tiny_models import EOS_ID, random_base, tiny_tokenizer
 
 from ctcdraft.corpus import prepared

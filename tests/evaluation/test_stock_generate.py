@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from sessions import Corrupt, evaluate_to, make_evaluation, make_setup
-from stepwise_parts import saved_lm
+from sequential_parts import saved_lm
+from small_evaluations import Corrupt, evaluate_to, make_evaluation, make_setup
 from test_lossless import PROMPTS, settings
 from tiny_models import random_base
 from transformers import GenerationConfig

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from stepwise_parts import make_sequential_drafter, saved_lm
+from sequential_parts import make_sequential_drafter, saved_lm
 from tiny_models import random_base
 from training_parts import make_trainer
 

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import transformers
-from places import require_data
+from local_data import require_data
 from tiny_models import EOS_ID, tiny_tokenizer
 from truths_corpus import slow_answer_mask
 

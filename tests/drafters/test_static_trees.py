@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 import torch
 from omegaconf import OmegaConf
-from test_grow import ROOT, TableStepFunction, random_distributions
+from test_dynamic_trees import ROOT, TableStepFunction, random_distributions
 from truths_trees import texts
 
 from ctcdraft.config.cli import CONFIGS

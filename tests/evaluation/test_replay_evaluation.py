@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from sessions import NO_TRACE, PROMPTS, Corrupt, make_evaluation, make_setup, replay_to
+from small_evaluations import NO_TRACE, PROMPTS, Corrupt, make_evaluation, make_setup, replay_to
 from tiny_models import random_base
 from training_parts import block_head
 

@@ -4,7 +4,7 @@ import sys
 import types
 
 import pytest
-from asking import generated_tokens, make_requests
+from prompts import generated_tokens, make_requests
 from tiny_models import EOS_ID, random_base, tiny_tokenizer
 
 from ctcdraft.corpus.generation.transformers import TransformersAnswers

@@ -7,8 +7,8 @@ import itertools
 import pytest
 import torch
 from chi_square import MIN_P_VALUE, p_value
-from stepwise_parts import make_sequential_drafter, saved_lm
-from test_drawn import PROMPT, TEMPERATURE, VERIFIERS, WORDS, base, exact, texts  # noqa: F401
+from sequential_parts import make_sequential_drafter, saved_lm
+from test_sampled_drafts import PROMPT, TEMPERATURE, VERIFIERS, WORDS, base, exact, texts  # noqa: F401
 from tiny_models import random_lm, tiny_tokenizer
 
 from ctcdraft.decoding.loop import Context, generate

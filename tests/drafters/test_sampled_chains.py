@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from chi_square import assert_draft_probs
-from test_grow import TableStepFunction, random_distributions
+from test_dynamic_trees import TableStepFunction, random_distributions
 
 from ctcdraft.decoding.rejection import sampling_order
 from ctcdraft.drafters.trees.request import DraftSampling, TreeRequest
