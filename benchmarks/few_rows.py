@@ -53,21 +53,21 @@ def main() -> None:
                 said[how, name] = answered(*sides[how], name, prompt, options)
                 if round_:
                     seconds[how, name].append(time.perf_counter() - began)
-            same += sum(words == said[AS_STORED, AUTOREGRESSIVE] for words in said.values())
+            same += sum(tokens == said[AS_STORED, AUTOREGRESSIVE] for tokens in said.values())
             answers += len(said)
     for name in sides[LAID][1]:
         loaded, stored = seconds[LAID, name], seconds[AS_STORED, name]
         gain = statistics.median(old / new for old, new in zip(stored, loaded, strict=True))
         ups = [sum(seconds[how, AUTOREGRESSIVE]) / sum(seconds[how, name]) for how in (AS_STORED, LAID)]
         print(f"{name:20} {gain:.3f} times as fast; speed-up {ups[0]:.3f} {AS_STORED}, {ups[1]:.3f} {LAID}")
-    print(f"{same} of {answers} answers are equal, word for word")
+    print(f"{same} of {answers} answers are equal, token for token")
 
 
 def side(options: argparse.Namespace, stored: bool) -> tuple[Any, dict[str, Any]]:
     """Return a base model and its drafters."""
     base = load_base(options.base, "float32", "cpu").for_inference()
     drafters: dict[str, Any] = {AUTOREGRESSIVE: Autoregressive(base)}
-    drafters |= {Path(word).name: build_contestant(resolve(word), base).drafter for word in options.contestants}
+    drafters |= {Path(name).name: build_contestant(resolve(name), base).drafter for name in options.contestants}
     modules = [base.lm, *(each for each in drafters.values() if isinstance(each, nn.Module))]
     for weight in (weight for module in modules if stored for weight in module.parameters()):
         weight.data = weight.data.contiguous()

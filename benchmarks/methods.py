@@ -23,9 +23,9 @@ SHORT, LONG = 10, 40  # steps of the two timed runs
 
 @dataclass(frozen=True)
 class Method:
-    """words: overrides of train.py. common: the name in RUN@NAME of the tree of the n most probable texts."""
+    """overrides: arguments of train.py. common: the name in RUN@NAME of the tree of the n most probable texts."""
 
-    words: tuple[str, ...]
+    overrides: tuple[str, ...]
     common: str | None
 
 
@@ -68,16 +68,17 @@ def train_all(options: argparse.Namespace, out: Path) -> None:
     for name in options.drafters:
         if name in figures and (out / name / "drafter.safetensors").is_file():
             continue
-        words = [*place(options, out), *COMMON, *METHODS[name].words, *options.more]
-        words += [f"drafter.path={out / 'small'}"] if name == "draft_model" else []
+        overrides = [*place(options, out), *COMMON, *METHODS[name].overrides, *options.more]
+        overrides += [f"drafter.path={out / 'small'}"] if name == "draft_model" else []
         if not (out / "timed").exists():  # corpus and hidden states are made here, outside the timed runs
-            run("train.py", *words, "trainer.steps=1", f"run={out / 'timed'}")
+            run("train.py", *overrides, "trainer.steps=1", f"run={out / 'timed'}")
         steps, start = options.steps, None
         if steps is None:
-            short, long = (run("train.py", *words, f"trainer.steps={n}", f"run={out / 'timed'}") for n in (SHORT, LONG))
+            command = (*overrides, f"run={out / 'timed'}")
+            short, long = (run("train.py", *command, f"trainer.steps={n}") for n in (SHORT, LONG))
             a_step = (long - short) / (LONG - SHORT)
             steps, start = max(round(60 * options.minutes / a_step), 1), short - SHORT * a_step
-        took = run("train.py", *words, f"trainer.steps={steps}", f"run={out / name}")
+        took = run("train.py", *overrides, f"trainer.steps={steps}", f"run={out / name}")
         figures[name] = {
             "steps": steps,
             "processor_seconds": round(took, 1),
@@ -90,10 +91,10 @@ def table(options: argparse.Namespace, out: Path) -> None:
     """Evaluate greedily with trees of 16 nodes: each run with its method's tree and with the shared one."""
     native = [str(out / name) for name in options.drafters] + ["prompt_lookup"]
     common = [f"{out / name}@{METHODS[name].common}" for name in options.drafters if METHODS[name].common]
-    words = ["decoding.nodes=16", "decoding.max_new_tokens=128", "threads=1"]
+    overrides = ["decoding.nodes=16", "decoding.max_new_tokens=128", "threads=1"]
     tiny = f"benchmark.limit={options.held_out}"
-    run("evaluate.py", *asked(options, native + common), tiny, *words, f"out={out / 'tiny'}")
-    run("evaluate.py", *asked(options, native), *gsm8k(options), *words, f"out={out / 'gsm8k'}")
+    run("evaluate.py", *asked(options, native + common), tiny, *overrides, f"out={out / 'tiny'}")
+    run("evaluate.py", *asked(options, native), *gsm8k(options), *overrides, f"out={out / 'gsm8k'}")
     print(short_table(out))
 
 
@@ -128,11 +129,11 @@ def lossless(options: argparse.Namespace, out: Path) -> None:
         "prompt_lookup", model, f"{{staged:{{parts:{{model:{model}}}}}}}",
         f"{{cascade:{{parts:{{first:{out / 'ctc'},second:prompt_lookup}}}}}}",
     ]  # fmt: skip
-    words = [*asked(options, contestants), *LOSSLESS, "threads=1"]
+    overrides = [*asked(options, contestants), *LOSSLESS, "threads=1"]
     mt_bench = ("benchmark=mt_bench", f"benchmark.path={options.mt_bench_path}", f"benchmark.limit={options.mt}")
     for decoding in ("greedy", "sampling"):
         for name, where in (("mt_bench", mt_bench), ("gsm8k", gsm8k(options))):
-            run("evaluate.py", *words, *where, f"decoding={decoding}", f"out={out / f'{name}_{decoding}'}")
+            run("evaluate.py", *overrides, *where, f"decoding={decoding}", f"out={out / f'{name}_{decoding}'}")
 
 
 def place(options: argparse.Namespace, out: Path) -> list[str]:
@@ -155,9 +156,9 @@ def gsm8k(options: argparse.Namespace) -> tuple[str, ...]:
     return "benchmark=gsm8k", f"benchmark.path={options.gsm8k_path}", f"benchmark.limit={options.gsm8k}"
 
 
-def run(script: str, *words: str) -> float:
+def run(script: str, *overrides: str) -> float:
     """Run a script of this repository and return its processor seconds."""
-    return store.run_script(script, words).processor
+    return store.run_script(script, overrides).processor
 
 
 def arguments() -> argparse.Namespace:
@@ -178,7 +179,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--held-out", type=int, default=120, help="how many prompts of the tiny benchmark")
     parser.add_argument("--gsm8k", type=int, default=100, help="how many questions")
     parser.add_argument("--mt", type=int, default=20, help="how many questions")
-    parser.add_argument("--more", nargs="*", default=[], help="words for every train.py")
+    parser.add_argument("--more", nargs="*", default=[], help="overrides for every train.py")
     return parser.parse_args()
 
 

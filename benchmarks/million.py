@@ -64,13 +64,13 @@ def write_conversations(file: Path, lines: int, exchanges: int) -> None:
             stream.write(json.dumps({"id": f"c{number}", "conversations": talk}) + "\n")
 
 
-def measured(name: str, words: Sequence[str], folder: Path) -> None:
+def measured(name: str, command: Sequence[str], folder: Path) -> None:
     """Run a command; print its last lines, its seconds and its peak memory."""
     start = time.perf_counter()
     path = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "benchmarks")])
     with (folder / f"{name}.log").open("w+") as log:
         child = subprocess.Popen(
-            [sys.executable, *words], stdout=log, stderr=subprocess.STDOUT, env={**os.environ, "PYTHONPATH": path}
+            [sys.executable, *command], stdout=log, stderr=subprocess.STDOUT, env={**os.environ, "PYTHONPATH": path}
         )
         _, status, used = os.wait4(child.pid, 0)
         log.seek(0)

@@ -44,7 +44,7 @@ def main() -> None:
     for_choice, for_test = prompts[::2][: options.prompts], prompts[1::2][: options.prompts]
     sizing = TreeSizeSearch(options.nodes, path, options.prompts, timed=2, timed_tokens=48, repeats=5)
     how = DecodingSettings(options.max_new_tokens, sizing.nodes[-1], 0.0, 0, 1.0, match, lossless=True)
-    drafters = {word: build_contestant(resolve(word), base).drafter for word in options.contestants}
+    drafters = {name: build_contestant(resolve(name), base).drafter for name in options.contestants}
     found = choose_sizes(
         EvaluationSetup(base, {AUTOREGRESSIVE: Autoregressive(base), **drafters}, how, 0), sizing, for_choice
     )

@@ -37,11 +37,11 @@ class Problem:
 
     def __init__(self, options: argparse.Namespace, width: int, windows: int) -> None:
         rng = torch.Generator().manual_seed(0)
-        words = options.classes - 1
-        self.blank, self.frames = words, options.frames
+        blank = options.classes - 1
+        self.blank, self.frames = blank, options.frames
         self.states_XTD = torch.randn(windows, options.frames, width, generator=rng)
         self.rows_CD = torch.randn(options.classes, width, generator=rng) * 3 / width**0.5
-        self.labels_XS = torch.randint(words, (windows, options.labels), generator=rng)
+        self.labels_XS = torch.randint(blank, (windows, options.labels), generator=rng)
         self.labels_XS[::16] = self.labels_XS[::16, :1].clone()
         self.lengths_X = torch.full((windows,), options.labels)
         for name in ("states_XTD", "rows_CD", "labels_XS", "lengths_X"):
@@ -117,10 +117,10 @@ def given(options: argparse.Namespace) -> dict[str, float]:
 
 def peak_in_child(options: argparse.Namespace, way: str, width: int, windows: int) -> dict[str, float]:
     """Return seconds and the growth of a child's peak memory (bytes) over one step of one way."""
-    words = [sys.executable, __file__, "--child", way, "--width", str(width), "--windows", str(windows)]
+    command = [sys.executable, __file__, "--child", way, "--width", str(width), "--windows", str(windows)]
     for name in ("frames", "labels", "classes", "device"):
-        words += [f"--{name}", str(getattr(options, name))]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
+        command += [f"--{name}", str(getattr(options, name))]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     made: dict[str, float] = json.loads(done.stdout)
     return made
 
@@ -192,7 +192,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--frames", type=int, default=8)
     parser.add_argument("--labels", type=int, default=4)
-    parser.add_argument("--classes", type=int, default=32_001, help="words and the blank")
+    parser.add_argument("--classes", type=int, default=32_001, help="tokens and the blank")
     parser.add_argument("--windows", type=int, default=512)
     parser.add_argument("--large", type=int, default=8192, help="windows of the step that only ours can take")
     parser.add_argument("--repeats", type=int, default=5)

@@ -46,17 +46,17 @@ def main() -> None:
         }
         live = losses(options, Path(place) / "live", ["hidden_states=online"])
         print(f"{options.steps} steps of {ROWS} rows, float32; loss live {live[0]:.4f} to {live[-1]:.4f}")
-        for name, words in stored.items():
-            compare(name, live, losses(options, Path(place) / name, ["hidden_states=offline", *words]))
+        for name, overrides in stored.items():
+            compare(name, live, losses(options, Path(place) / name, ["hidden_states=offline", *overrides]))
         compare("live, seed 1", live, losses(options, Path(place) / "seed", ["hidden_states=online", "seed=1"]))
 
 
-def losses(options: argparse.Namespace, run: Path, words: list[str]) -> list[float]:
+def losses(options: argparse.Namespace, run: Path, overrides: list[str]) -> list[float]:
     """Return the loss of every step of a run of train.py."""
     command = [
         sys.executable, str(REPOSITORY / "train.py"), "experiment=demo", f"corpus.path={options.corpus}", f"run={run}",
         f"trainer.steps={options.steps}", f"trainer.num_threads={options.threads}", "trainer.probe_prompts=1",
-        f"trainer.probe_every={options.steps}", "trainer.autocast=false", "dtype=float32", "device=cpu", *words,
+        f"trainer.probe_every={options.steps}", "trainer.autocast=false", "dtype=float32", "device=cpu", *overrides,
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:

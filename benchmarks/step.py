@@ -1,4 +1,4 @@
-"""Time and memory of a training step by part: `python benchmarks/step.py`; other sizes by --words --width.
+"""Time and memory of a training step by part: `python benchmarks/step.py`; other sizes by --vocabulary --width.
 
 data: choosing sequences, cutting windows. base: hidden states of the text. head: the body's forward pass. projection:
 scores of labels and blank, including the gradient of the vocabulary matrix, which is formed there. loss: the alignment
@@ -56,7 +56,7 @@ class Timed(BaseLM):
 
 def base_of(options: argparse.Namespace) -> Timed:
     config = transformers.LlamaConfig(
-        vocab_size=options.words, hidden_size=options.width, intermediate_size=3 * options.width,
+        vocab_size=options.vocabulary, hidden_size=options.width, intermediate_size=3 * options.width,
         num_hidden_layers=options.layers, num_attention_heads=options.width // 64,
         max_position_embeddings=options.length,
     )  # fmt: skip
@@ -79,17 +79,18 @@ def main() -> None:
     if options.way:
         print(json.dumps(measured(options, WAYS[options.way])))
         return
-    told = [word for name, value in vars(options).items() if name != "way" for word in (f"--{name}", str(value))]
+    given = {name: value for name, value in vars(options).items() if name != "way"}
+    child_arguments = [part for name, value in given.items() for part in (f"--{name}", str(value))]
     found: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
     for _ in range(options.rounds):
         for way, several in found.items():
             said = subprocess.run(
-                [sys.executable, __file__, *told, "--way", way], capture_output=True, text=True, check=True
+                [sys.executable, __file__, *child_arguments, "--way", way], capture_output=True, text=True, check=True
             )
             several.append(json.loads(said.stdout))
     print(
         f"{options.rows} rows x {options.length} tokens, {options.anchors} anchors x {options.frames} frames, "
-        f"{options.words:,} words, width {options.width}, {options.layers} layers, {options.threads} thread"
+        f"{options.vocabulary:,} tokens, width {options.width}, {options.layers} layers, {options.threads} thread"
     )
     medians = {
         way: {part: statistics.median(one[part] for one in each) for part in each[0]} for way, each in found.items()
@@ -106,7 +107,7 @@ def measured(options: argparse.Namespace, way: Way) -> dict[str, float]:
     body = partial(AttentionBody, root_input=True, causal=False)
     drafter = ParallelDrafter(base, options.frames, body, PrefixSearch(16)).train()
     rng = torch.Generator().manual_seed(0)
-    tokens = [torch.randint(options.words, (options.length,), generator=rng) for _ in range(options.rows)]
+    tokens = [torch.randint(options.vocabulary, (options.length,), generator=rng) for _ in range(options.rows)]
     rows = TokenSequences(tokens, [torch.ones(options.length, dtype=torch.int)] * options.rows, [True] * options.rows)
     batches = Batches(rows, base, options.rows, options.anchors, options.labels, 0)
     optimizer = OptimizerSettings(
@@ -169,7 +170,8 @@ WAYS: dict[str, Way] = {
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     defaults = {
-        "words": 32_000, "width": 256, "layers": 8, "rows": 4, "length": 256, "anchors": 64, "frames": 8, "labels": 4,
+        "vocabulary": 32_000, "width": 256, "layers": 8, "rows": 4, "length": 256, "anchors": 64, "frames": 8,
+        "labels": 4,
         "repeats": 5, "rounds": 3, "threads": 1,
     }  # fmt: skip
     for name, value in defaults.items():
