@@ -89,6 +89,8 @@ KEYS = {  # old dotted key -> its present one, under the same parent
     "base.quantised": "base.quantization",
     "explorer": "trace",
     "table.plan": "table.gpu_hours",
+    "arena.again": "arena.extra_seeds",
+    "arena.rates": "arena.learning_rates",
 }
 OPTIONS = {  # old config group -> its old options -> their present names; the group itself is renamed by KEYS
     "drafter/paths": {

@@ -24,7 +24,7 @@ def run(config: Any) -> None:
 def main(folders: list[str]) -> None:
     if {"-h", "--help"} & set(folders):
         return print(__doc__)
-    if any("=" in word for word in folders):
+    if any("=" in folder for folder in folders):
         return run_overrides(run, folders)
     if not folders:
         raise InputError("give experiment=arena, or the folders of finished comparisons")

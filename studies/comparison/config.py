@@ -32,17 +32,17 @@ class MethodSpec:
     """A method to train.
 
     Args:
-        words: overrides of train.py.
+        overrides: arguments of train.py.
         readings: ways to build a tree from its draft, as in RUN@READING; null is the head's own.
-        dials: the size to match, by arm; an arm without one leaves the head as it is.
+        size_keys: the size to match, by arm; an arm without one leaves the head as it is.
         rival: whether it may be the best rival, which is trained with more seeds.
         factors: its levels of the factors of a grid.
     """
 
     name: str
-    words: tuple[str, ...]
+    overrides: tuple[str, ...]
     readings: tuple[str | None, ...] = (None,)
-    dials: Mapping[str, SizeKey] = field(default_factory=dict)
+    size_keys: Mapping[str, SizeKey] = field(default_factory=dict)
     rival: bool = False
     factors: Mapping[str, Any] = field(default_factory=dict)
 
@@ -81,13 +81,13 @@ class ReplayConfig:
 
 @dataclass(frozen=True)
 class TimingConfig:
-    """Timed greedy evaluations of the heads of `arms` and of `others`, methods without training. `words` are further
-    overrides of evaluate.py."""
+    """Timed greedy evaluations of the heads of `arms` and of `others`, methods without training. `overrides` are
+    further arguments of evaluate.py."""
 
     nodes: tuple[int, ...]
     arms: tuple[str, ...]
     others: tuple[str, ...]
-    words: tuple[str, ...]
+    overrides: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -137,13 +137,13 @@ class ComparisonConfig:
     evaluate: tuple[str, ...]
     steps: int
     seed: int
-    again: ExtraSeeds
+    extra_seeds: ExtraSeeds
     arms: tuple[str, ...]
     reference: str
     seconds: float | None
     small: int | None
     entrants: Mapping[str, MethodSpec]
-    rates: LearningRateGrid
+    learning_rates: LearningRateGrid
     matching: MatchingConfig
     benchmarks: Mapping[str, tuple[str, ...]]
     replay: ReplayConfig
@@ -167,7 +167,7 @@ class ComparisonConfig:
 
     @property
     def trial_steps(self) -> int:
-        return max(1, round(self.steps * self.rates.share))
+        return max(1, round(self.steps * self.learning_rates.share))
 
 
 def comparison_config(**raw: Any) -> ComparisonConfig:
@@ -176,12 +176,14 @@ def comparison_config(**raw: Any) -> ComparisonConfig:
     methods = [  # null removes a method from a preset
         method_spec(str(spec.pop("name", key)), spec) for key, spec in node["entrants"].items() if spec is not None
     ]
-    parts = {"again": ExtraSeeds, "rates": LearningRateGrid, "matching": MatchingConfig}
+    parts = {"extra_seeds": ExtraSeeds, "learning_rates": LearningRateGrid, "matching": MatchingConfig}
     parts |= {"replay": ReplayConfig, "timing": TimingConfig}
     node |= {key: kind(**lists_to_tuples(raw[key])) for key, kind in parts.items()}
     node["out"] = Path(raw["out"])
     node["entrants"] = {method.name: method for method in methods}
-    node["benchmarks"] = {name: tuple(words) for name, words in raw["benchmarks"].items() if words is not None}
+    node["benchmarks"] = {
+        name: tuple(overrides) for name, overrides in raw["benchmarks"].items() if overrides is not None
+    }
     node["pairs"] = tuple(map(tuple, raw["pairs"]))
     config = ComparisonConfig(**node, raw_config=original)
     refuse_impossible(config)
@@ -190,9 +192,9 @@ def comparison_config(**raw: Any) -> ComparisonConfig:
 
 def method_spec(name: str, node: Mapping[str, Any]) -> MethodSpec:
     node = dict(node)
-    dials = {arm: SizeKey(**dial) for arm, dial in (node.pop("dials", None) or {}).items() if dial is not None}
+    size_keys = {arm: SizeKey(**key) for arm, key in (node.pop("size_keys", None) or {}).items() if key is not None}
     factors = {key: level for key, level in (node.pop("factors", None) or {}).items() if level is not None}
-    return MethodSpec(name, dials=dials, factors=factors, **lists_to_tuples(node))
+    return MethodSpec(name, size_keys=size_keys, factors=factors, **lists_to_tuples(node))
 
 
 def lists_to_tuples(node: Mapping[str, Any]) -> dict[str, Any]:
@@ -202,15 +204,15 @@ def lists_to_tuples(node: Mapping[str, Any]) -> dict[str, Any]:
 def refuse_impossible(config: ComparisonConfig) -> None:
     check_int(config.steps, "arena.steps")
     check_int(config.replay.checked, "arena.replay.checked")
-    if not 0 < check_float(config.rates.share, "arena.rates.share") < 1:
-        raise InputError(f"arena.rates.share must be between 0 and 1, got {config.rates.share}")
-    if not config.rates.values:
-        raise InputError("arena.rates.values must hold at least one learning rate, got []")
+    if not 0 < check_float(config.learning_rates.share, "arena.learning_rates.share") < 1:
+        raise InputError(f"arena.learning_rates.share must be between 0 and 1, got {config.learning_rates.share}")
+    if not config.learning_rates.values:
+        raise InputError("arena.learning_rates.values must hold at least one learning rate, got []")
     refuse_unknown("stages", config.stages, STAGES)
     refuse_unknown("arms", (*config.arms, *config.timing.arms), ARMS)
     refuse_unknown("clock", (config.clock,), CLOCKS)
     names = tuple(config.entrants)
-    refuse_unknown("again.entrants", config.again.entrants, names)
+    refuse_unknown("extra_seeds.entrants", config.extra_seeds.entrants, names)
     refuse_unknown("pairs", tuple(side.partition("@")[0] for pair in config.pairs for side in pair), names)
     if config.seconds is None or {PARAMETERS, LATENCY} & set(config.arms):
         refuse_unknown("reference", (config.reference,), names)

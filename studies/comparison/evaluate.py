@@ -142,16 +142,21 @@ class EvaluationSpec:
     benchmark: str
     temperature: float
     nodes: tuple[int, ...]
-    words: tuple[str, ...]
+    overrides: tuple[str, ...]
 
 
 def run_evaluations(config: ComparisonConfig, store: ResultStore) -> None:
     """Run every missing evaluation; an interrupted one continues."""
     for one in evaluation_specs(config, store):
-        overrides = [*one.words, f"out={store.evaluation_folder(one.name)}"]
+        overrides = [*one.overrides, f"out={store.evaluation_folder(one.name)}"]
         if not store.is_evaluated(one.name, overrides):
             run_time = run_script("evaluate.py", overrides, store.log_file(one.name))
-            entry = {"words": overrides, "kind": one.kind, "benchmark": one.benchmark, "temperature": one.temperature}
+            entry = {
+                "overrides": overrides,
+                "kind": one.kind,
+                "benchmark": one.benchmark,
+                "temperature": one.temperature,
+            }
             entry |= {"nodes": list(one.nodes), "group": config.group, "wall_seconds": round(run_time.wall, 1)}
             store.add(EVALUATIONS, one.name, entry)
         write_counts(store, one.name, store.read(EVALUATIONS)[one.name])
@@ -178,7 +183,7 @@ def evaluation_specs(config: ComparisonConfig, store: ResultStore) -> Iterator[E
             name = f"{config.group}-{benchmark}-replay-T{temperature:g}"
             yield EvaluationSpec(name, "replay", benchmark, temperature, config.replay.nodes, overrides)
         for nodes in config.timing.nodes:
-            how = [f"decoding.nodes={nodes}", *config.timing.words]
+            how = [f"decoding.nodes={nodes}", *config.timing.overrides]
             overrides = (*config.base, *benchmark_overrides, *config.evaluate, *how, contestants_override(timed))
             yield EvaluationSpec(
                 f"{config.group}-{benchmark}-loop-{nodes}", "loop", benchmark, 0.0, (nodes,), overrides

@@ -72,17 +72,19 @@ def measure_trained_heads(config: ComparisonConfig, store: ResultStore) -> None:
         for name, entry in store.read(TRAINING).items()
         if (entry["arm"], entry["seed"]) == (LATENCY, config.seed) and entry["entrant"] in config.entrants
     }
-    if {name: one["words"] for name, one in timed.items()} == {name: one["words"] for name, one in entries.items()}:
+    if {name: one["overrides"] for name, one in timed.items()} == {
+        name: one["overrides"] for name, one in entries.items()
+    }:
         return
     meter, sizes, heads = CostMeter(config, store), match_sizes(config, store, LATENCY), {}
     for name, entry in entries.items():
-        size_key = config.entrants[name].dials.get(LATENCY) if sizes[name].value is not None else None
+        size_key = config.entrants[name].size_keys.get(LATENCY) if sizes[name].value is not None else None
         heads[name] = meter.load_head(config.entrants[name], entry["run"], size_key, sizes[name].value)
     seconds, results = meter.draft_seconds(heads), {}
     for name, entry in entries.items():
         ratio, interval = ratio_of_medians(seconds[name], seconds[config.reference], config.seed)
         match = SizeMatch(sizes[name].key, sizes[name].value, ratio, interval, DRAFT_TIME)
-        results[name] = asdict(match) | {"run": entry["run"], "words": entry["words"]}
+        results[name] = asdict(match) | {"run": entry["run"], "overrides": entry["overrides"]}
     store.add(MATCHING, AFTER_TRAINING, results)
 
 
@@ -115,7 +117,7 @@ class CostMeter:
         from omegaconf import OmegaConf
 
         if method.name not in self.configs:
-            self.configs[method.name] = train_config(self.config, method.words)
+            self.configs[method.name] = train_config(self.config, method.overrides)
         config = self.configs[method.name]
         if size_key is not None:
             config = config.copy()
@@ -148,7 +150,7 @@ class CostMeter:
     def match_method(self, method: MethodSpec, arm: str) -> SizeMatch:
         if method.name == self.config.reference:
             return SizeMatch("", None, 1.0, None, "the reference")
-        reference, size_key = self.config.entrants[self.config.reference], method.dials.get(arm)
+        reference, size_key = self.config.entrants[self.config.reference], method.size_keys.get(arm)
         if arm == PARAMETERS:
             return self.match_parameters(method, size_key, count_parameters(self.build(reference)))
         heads = {REFERENCE: self.load_head(reference), OWN: self.load_head(method)}

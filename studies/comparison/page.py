@@ -180,34 +180,34 @@ def equal_conditions(config: ComparisonConfig, data: ComparisonData) -> str:
         name: own_overrides(config, data.training[runs[0]])
         for name, runs in runs_by_method(data, config.arms[0]).items()
     }
-    shared = [word for word in next(iter(own.values()), []) if all(word in words for words in own.values())]
-    own = {name: [word for word in words if word not in shared] for name, words in own.items()}
+    shared = [one for one in next(iter(own.values()), []) if all(one in others for others in own.values())]
+    own = {name: [one for one in overrides if one not in shared] for name, overrides in own.items()}
     return "\n".join(
         [
             f"- corpus, tokens, batches, optimizer, schedule: `{' '.join([overrides, *shared])}`",
             f"- learning rate: {describe_learning_rate(config)}",
             f"- {config.steps:,} steps; seconds are {config.clock} seconds of these steps, without start-up and "
             "validation",
-            *(f"- not equal: {name} trains with `{' '.join(words)}`" for name, words in own.items() if words),
+            *(f"- not equal: {name} trains with `{' '.join(rest)}`" for name, rest in own.items() if rest),
         ]
     )
 
 
 def own_overrides(config: ComparisonConfig, entry: Entry) -> list[str]:
     """Return the overrides of the trainer that the method itself sets: those before the learning rate."""
-    own = entry["words"][len(config.shared_overrides) :]
-    own = takewhile(lambda word: not word.startswith("trainer.learning_rate="), own)
-    return [word for word in own if word.startswith("trainer.")]
+    own = entry["overrides"][len(config.shared_overrides) :]
+    own = takewhile(lambda one: not one.startswith("trainer.learning_rate="), own)
+    return [one for one in own if one.startswith("trainer.")]
 
 
 def describe_learning_rate(config: ComparisonConfig) -> str:
-    rates = ", ".join(f"{rate:g}" for rate in config.rates.values)
-    if len(config.rates.values) == 1:
+    rates = ", ".join(f"{rate:g}" for rate in config.learning_rates.values)
+    if len(config.learning_rates.values) == 1:
         return f"{rates} for all"
-    beyond = f" and up to {config.rates.beyond} more beyond an edge" if config.rates.beyond else ""
+    beyond = f" and up to {config.learning_rates.beyond} more beyond an edge" if config.learning_rates.beyond else ""
     return (
         f"the best of {rates}{beyond} for each method, tried for {config.trial_steps:,} steps and ranked by tau on "
-        f"{config.rates.prompts} held-out prompts, which no method trains on and no result is from"
+        f"{config.learning_rates.prompts} held-out prompts, which no method trains on and no result is from"
     )
 
 

@@ -24,6 +24,7 @@ from ctcdraft.training.run_directory import RunDirectory
 
 Entry = dict[str, Any]
 RULES, TRAINING, MATCHING, EVALUATIONS, VERDICT = "rules", "training", "matching", "evaluations", "verdict"
+OLD_KEYS = {"again": "extra_seeds", "dials": "size_keys", "rates": "learning_rates", "words": "overrides"}
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class ResultStore:
     def read(self, part: str) -> dict[str, Entry]:
         file = self.out / f"{part}.json"
         try:
-            return json.loads(file.read_text()) if file.is_file() else {}
+            return present_keys(json.loads(file.read_text())) if file.is_file() else {}
         except ValueError as error:
             raise InputError(f"{file} is damaged ({error}); remove it to have its results made again") from error
 
@@ -60,27 +61,36 @@ class ResultStore:
         entry = self.read(TRAINING).get(name)
         if entry is None or not RunDirectory(self.run_folder(name)).head.is_file():
             return None
-        self.refuse_changed_overrides(name, entry["words"], overrides)
+        self.refuse_changed_overrides(name, entry["overrides"], overrides)
         return entry
 
     def is_evaluated(self, name: str, overrides: Sequence[str]) -> bool:
         entry = self.read(EVALUATIONS).get(name)
         if entry is None or not (self.evaluation_folder(name) / "report.json").is_file():
             return False
-        self.refuse_changed_overrides(name, entry["words"], overrides)
+        self.refuse_changed_overrides(name, entry["overrides"], overrides)
         return True
 
     def refuse_changed_overrides(self, name: str, before: Sequence[str], now: Sequence[str]) -> None:
         """Raise InputError if a result of this name was made with other overrides."""
         if list(before) != list(now):
             old, new = (
-                " ".join(word for word in one if word not in other) or "fewer overrides"
+                " ".join(argument for argument in one if argument not in other) or "fewer overrides"
                 for one, other in ((before, now), (now, before))
             )
             raise InputError(
                 f"{name} in {self.out} was made with {old} and would now be made with {new}; choose another "
                 "arena.out=, or remove it there to have it made again"
             )
+
+
+def present_keys(node: Any) -> Any:
+    """Return the content of a file in which keys of earlier versions have their present names."""
+    if isinstance(node, list):
+        return list(map(present_keys, node))
+    return (
+        {OLD_KEYS.get(key, key): present_keys(value) for key, value in node.items()} if isinstance(node, dict) else node
+    )
 
 
 @dataclass(frozen=True)

@@ -40,10 +40,10 @@ def run_name(config: ComparisonConfig, method: str, arm: str, seed: int) -> str:
 
 def train_overrides(config: ComparisonConfig, name: str, store: ResultStore, spec: TrainingSpec) -> list[str]:
     return [
-        *config.shared_overrides, *spec.method.words,
+        *config.shared_overrides, *spec.method.overrides,
         *([f"{spec.size[0]}={spec.size[1]}"] if spec.size is not None else []),
         f"trainer.learning_rate={spec.rate:g}", f"trainer.steps={spec.steps}", f"trainer.probe_every={spec.steps}",
-        f"trainer.probe_prompts={config.rates.prompts}", f"seed={spec.seed}", f"drafter.name={name}",
+        f"trainer.probe_prompts={config.learning_rates.prompts}", f"seed={spec.seed}", f"drafter.name={name}",
         f"run={store.run_folder(name)}", "overwrite=true",
         *([f"data_seed={config.seed}"] if spec.seed != config.seed else []),  # or the corpus would be split anew
     ]  # fmt: skip
@@ -70,9 +70,9 @@ def train_all(config: ComparisonConfig, store: ResultStore) -> None:
         elif arm == TIME:
             for name in config.entrants:
                 train_in_arm(config, store, spec(name, arm, steps_in_time(config, store, name)))
-    for name, seed in product(methods_with_extra_seeds(config, store), config.again.seeds):
+    for name, seed in product(methods_with_extra_seeds(config, store), config.extra_seeds.seeds):
         train_head(config, store, spec(name, STEPS, seed=seed))
-        if config.again.in_time and TIME in config.arms:
+        if config.extra_seeds.in_time and TIME in config.arms:
             train_in_arm(config, store, spec(name, TIME, steps_in_time(config, store, name), seed))
 
 
@@ -80,15 +80,15 @@ def best_rate(config: ComparisonConfig, store: ResultStore, method: MethodSpec) 
     """Return the learning rate with the best held-out tau, of a tie the first. While the best one is at an edge of the
     rates tried, one more beyond it is tried. A single rate is not tried."""
     prepare_corpus_first(config, store, method)
-    if len(config.rates.values) == 1:
-        return config.rates.values[0]
+    if len(config.learning_rates.values) == 1:
+        return config.learning_rates.values[0]
 
     def trial_tau(rate: float) -> float:
         spec = TrainingSpec(method, "rate", config.seed, config.trial_steps, rate)
         return trained_entry(config, store, f"{method.name}.rate-{rate:g}", spec)["tau"]
 
-    taus = {rate: trial_tau(rate) for rate in config.rates.values}
-    for _ in range(config.rates.beyond):
+    taus = {rate: trial_tau(rate) for rate in config.learning_rates.values}
+    for _ in range(config.learning_rates.beyond):
         beyond = next_rate(taus)
         if beyond is None:
             break
@@ -112,7 +112,7 @@ def next_rate(taus: Mapping[float, float]) -> float | None:
 def prepare_corpus_first(config: ComparisonConfig, store: ResultStore, method: MethodSpec) -> None:
     """Train one step, which makes the corpus and the stored hidden states: their time counts for no method's
     training."""
-    spec = TrainingSpec(method, "prepare", config.seed, 1, config.rates.values[0])
+    spec = TrainingSpec(method, "prepare", config.seed, 1, config.learning_rates.values[0])
     trained_entry(config, store, "prepare", spec, any_method=True)
 
 
@@ -154,9 +154,11 @@ def train_and_record(store: ResultStore, name: str, overrides: Sequence[str], sp
     run_script("train.py", overrides, store.log_file(name))
     job = read_job(store.run_folder(name))
     if job is None:
-        raise InputError(f"{store.run_folder(name)} has no validation by decoding; arena.rates.prompts must be >= 1")
+        raise InputError(
+            f"{store.run_folder(name)} has no validation by decoding; arena.learning_rates.prompts must be >= 1"
+        )
     return {
-        "entrant": spec.method.name, "arm": spec.arm, "seed": spec.seed, "words": list(overrides),
+        "entrant": spec.method.name, "arm": spec.arm, "seed": spec.seed, "overrides": list(overrides),
         "steps": spec.steps, "learning_rate": spec.rate, "dial": spec.size, "factors": dict(spec.method.factors),
         "readings": list(spec.method.readings), "parameters": count_head_parameters(store, name), "tau": job.tau,
         "loss": job.loss, "same_as": None,
@@ -199,10 +201,10 @@ def steps_in_time(config: ComparisonConfig, store: ResultStore, method: str) -> 
 
 def methods_with_extra_seeds(config: ComparisonConfig, store: ResultStore) -> list[str]:
     """Return the methods trained with more seeds: those named, and the rival with the best held-out tau."""
-    names, training = config.again.entrants, store.read(TRAINING)
+    names, training = config.extra_seeds.entrants, store.read(TRAINING)
     rivals = [name for name, method in config.entrants.items() if method.rival and name not in names]
     tau = partial(held_out_tau, training, config)
-    best = [max(rivals, key=tau)] if config.again.best_rival and rivals else []
+    best = [max(rivals, key=tau)] if config.extra_seeds.best_rival and rivals else []
     return [*names, *best]
 
 

@@ -12,8 +12,8 @@ from studies.comparison.config import ComparisonConfig
 
 def load_comparison_config(experiment: str, *overrides: str) -> ComparisonConfig:
     register_resolvers()
-    words = [f"experiment={experiment}", *overrides]
+    arguments = [f"experiment={experiment}", *overrides]
     if GlobalHydra.instance().is_initialized():
-        return instantiate(compose("evaluate", words).arena, _convert_="all")
+        return instantiate(compose("evaluate", arguments).arena, _convert_="all")
     with initialize_config_dir(str(CONFIGS), version_base=None):
-        return instantiate(compose("evaluate", words).arena, _convert_="all")
+        return instantiate(compose("evaluate", arguments).arena, _convert_="all")

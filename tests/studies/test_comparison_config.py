@@ -15,10 +15,10 @@ def test_the_shipped_comparison_has_all_trainable_methods():
     config = load_comparison_config("arena")
     assert set(config.entrants) >= {"ctc_gru", "ctc", "ctc_paper", "medusa", "medusa_gru", "hydra", "eagle"}
     assert config.arms == ("steps", "parameters", "latency", "time")
-    assert len(config.rates.values) == 3
+    assert len(config.learning_rates.values) == 3
     assert config.trial_steps == 600
-    assert config.entrants["ctc_paper"].dials == config.entrants["ctc"].dials
-    assert config.entrants["medusa"].dials["parameters"] == SizeKey("drafter.body.inner", 8, 16384)
+    assert config.entrants["ctc_paper"].size_keys == config.entrants["ctc"].size_keys
+    assert config.entrants["medusa"].size_keys["parameters"] == SizeKey("drafter.body.inner", 8, 16384)
     small = load_comparison_config("arena_small")
     assert "draft_model" not in small.entrants
     assert small.entrants["medusa"] == config.entrants["medusa"]
@@ -31,8 +31,8 @@ def test_the_overrides_of_every_method_compose_and_its_trees_exist(experiment):
     config = load_comparison_config(experiment)
     with initialize_config_dir(str(CONFIGS), version_base=None):
         for method in config.entrants.values():
-            dials = [f"{dial.key}={dial.least}" for dial in method.dials.values()]
-            composed = compose("train", [*config.shared_overrides, *method.words, *dials])
+            size_keys = [f"{size.key}={size.least}" for size in method.size_keys.values()]
+            composed = compose("train", [*config.shared_overrides, *method.overrides, *size_keys])
             assert "tree" in composed.drafter
             trees = {file.stem for file in (CONFIGS / "drafter" / "tree").glob("*.yaml")}
             assert {reading for reading in method.readings if reading} <= trees
@@ -53,12 +53,12 @@ def test_one_command_sweeps_all_cells_of_the_grid():
         [method] = config.entrants.values()
         assert config.group == "-".join(values[number % len(values)] for values in levels.values())
         assert list(method.factors.values()) == config.group.split("-")
-        words = method.factors["loss"] == "cross_entropy"
-        assert method.readings == (("sparse_likely", "per_frame") if words else ("collapse", "prefix_search"))
+        cross_entropy = method.factors["loss"] == "cross_entropy"
+        assert method.readings == (("sparse_likely", "per_frame") if cross_entropy else ("collapse", "prefix_search"))
     weights = load_comparison_config("grid_weights", "grid.weight=1e-4")
     [method] = weights.entrants.values()
     assert method.factors == {"weight": 1e-4}
-    assert "objective.ctc=0.0001" in method.words
+    assert "objective.ctc=0.0001" in method.overrides
 
 
 @pytest.mark.parametrize(
@@ -71,8 +71,8 @@ def test_one_command_sweeps_all_cells_of_the_grid():
             "arena.replay.sampled=[speed]",
             "arena.replay.sampled must name some of steps, ",
         ),
-        ("arena.rates.share=1.5", "arena.rates.share must be between 0 and 1, got 1.5"),
-        ("arena.rates.values=[]", "arena.rates.values must hold at least one learning rate"),
+        ("arena.learning_rates.share=1.5", "arena.learning_rates.share must be between 0 and 1, got 1.5"),
+        ("arena.learning_rates.values=[]", "arena.learning_rates.values must hold at least one learning rate"),
         ("arena.replay.checked=0", "arena.replay.checked must be an integer >= 1, got 0"),
         ("arena.pairs=[[ctc,unknown]]", "got unknown"),
         ("arena.stages=[paint]", "arena.stages must name some of train, measure, page, got paint"),

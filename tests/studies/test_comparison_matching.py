@@ -36,9 +36,9 @@ def meter(tmp_path_factory):
     tiny_tokenizer().save_pretrained(folder)
     register_resolvers()
     with initialize_config_dir(str(CONFIGS), version_base=None):
-        words = f"arena.base=['base=local','base.path={folder}','device=cpu']"
+        arguments = f"arena.base=['base=local','base.path={folder}','device=cpu']"
         matching = "arena.matching={tolerance:0.05,prompts:2,tokens:6,repeats:2}"
-        cost_meter = CostMeter(load_comparison_config("arena", words, matching), ResultStore(folder / "arena"))
+        cost_meter = CostMeter(load_comparison_config("arena", arguments, matching), ResultStore(folder / "arena"))
         cost_meter.prompts = [torch.arange(5, 21), torch.arange(9, 15)]
         for name in ("ctc_gru", "medusa", "eagle"):
             head = cost_meter.build(cost_meter.config.entrants[name])
@@ -51,7 +51,7 @@ def meter(tmp_path_factory):
 @pytest.mark.parametrize("name", ["medusa", "hydra", "medusa_gru"])
 def test_heads_of_as_many_parameters(meter, name):
     match = meter.match_method(meter.config.entrants[name], "parameters")
-    size_key = meter.config.entrants[name].dials["parameters"]
+    size_key = meter.config.entrants[name].size_keys["parameters"]
     head = meter.build(meter.config.entrants[name], size_key, match.value)
     assert match.ratio == count_parameters(head) / count_parameters(meter.build(meter.config.entrants["ctc_gru"]))
     assert abs(match.ratio - 1) < 0.05
@@ -114,11 +114,15 @@ def test_trained_heads_of_equal_draft_time_are_timed(meter, monkeypatch):
     store.add(MATCHING, "latency", sizes)
     entries = {"ctc_gru.latency": ("ctc_gru", "ctc_gru"), "medusa.latency": ("medusa", None)}
     for name, (entrant, same_as) in entries.items():
-        store.add(TRAINING, name, {"entrant": entrant, "arm": "latency", "seed": 0, "same_as": same_as, "words": []})
+        store.add(
+            TRAINING, name, {"entrant": entrant, "arm": "latency", "seed": 0, "same_as": same_as, "overrides": []}
+        )
     store.add(
-        TRAINING, "medusa.latency.s1", {"entrant": "medusa", "arm": "latency", "seed": 1, "same_as": None, "words": []}
+        TRAINING,
+        "medusa.latency.s1",
+        {"entrant": "medusa", "arm": "latency", "seed": 1, "same_as": None, "overrides": []},
     )
-    wide = meter.build(config.entrants["medusa"], config.entrants["medusa"].dials["latency"], 24)
+    wide = meter.build(config.entrants["medusa"], config.entrants["medusa"].size_keys["latency"], 24)
     RunDirectory(store.run_folder("medusa.latency")).save_head(wide)
 
     def draft_seconds(self, heads):
@@ -134,7 +138,13 @@ def test_trained_heads_of_equal_draft_time_are_timed(meter, monkeypatch):
     timed.clear()
     measure_trained_heads(config, store)
     assert not timed, "timed heads are not timed again"
-    other = {"entrant": "medusa", "arm": "latency", "seed": 0, "same_as": None, "words": ["trainer.learning_rate=1"]}
+    other = {
+        "entrant": "medusa",
+        "arm": "latency",
+        "seed": 0,
+        "same_as": None,
+        "overrides": ["trainer.learning_rate=1"],
+    }
     store.add(TRAINING, "medusa.latency", other)
     measure_trained_heads(config, store)
     assert timed, "a head trained with other overrides is"

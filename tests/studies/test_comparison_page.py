@@ -20,7 +20,7 @@ from studies.comparison.config import MethodSpec
 from studies.comparison.evaluate import checked_counts, evaluation_specs, write_counts
 from studies.comparison.run import rebuild_pages
 from studies.comparison.statistics import factor_effects, write_statistics
-from studies.comparison.store import EVALUATIONS, MATCHING, RULES, TRAINING, VERDICT, ResultStore
+from studies.comparison.store import EVALUATIONS, MATCHING, OLD_KEYS, RULES, TRAINING, VERDICT, ResultStore
 
 LOOKUPS = {"ctc_gru": (3, 6), "ctc_gru.s1": (3, 5), "medusa": (1, 2), "medusa@per_frame": (1, 1), "medusa.time": (2, 3)}
 
@@ -28,7 +28,7 @@ LOOKUPS = {"ctc_gru": (3, 6), "ctc_gru.s1": (3, 5), "medusa": (1, 2), "medusa@pe
 def entry(entrant, arm="steps", seed=0, **changes):
     """A line of training.json."""
     values = {
-        "entrant": entrant, "arm": arm, "seed": seed, "words": [], "steps": 9, "learning_rate": 0.006, "dial": None,
+        "entrant": entrant, "arm": arm, "seed": seed, "overrides": [], "steps": 9, "learning_rate": 0.006, "dial": None,
         "factors": {}, "readings": [None], "parameters": 1000, "seconds": {"processor": 3.0, "wall": 4.0},
         "tau": 2.0, "loss": 1.0, "same_as": None,
     }  # fmt: skip
@@ -77,7 +77,7 @@ def evaluate(store, setup, name, replay):
     report = evaluate_to(folder, one) if replay is None else replay_to(folder, one, replay)
     nodes = [8] if replay is None else list(replay.nodes)
     kind = "loop" if replay is None else "replay"
-    entry = {"words": [], "kind": kind, "benchmark": "made_up", "temperature": 0.0, "nodes": nodes, "group": "all"}
+    entry = {"overrides": [], "kind": kind, "benchmark": "made_up", "temperature": 0.0, "nodes": nodes, "group": "all"}
     write_counts(store, name, store.add(EVALUATIONS, name, entry))
     return report
 
@@ -92,24 +92,24 @@ def test_the_overrides_of_the_evaluations(finished):
     runs = [
         str(store.run_folder(name)) for name in ("ctc_gru", "ctc_gru.s1", "medusa", "medusa@per_frame", "medusa.time")
     ]
-    [contestants] = [word for word in replayed.words if word.startswith("contestants=")]
+    [contestants] = [argument for argument in replayed.overrides if argument.startswith("contestants=")]
     # A head that two arms share is evaluated once; every head of a method with all its readings.
     assert contestants.removeprefix("contestants=[").split(",")[:4] == runs[:4]
     assert str(store.run_folder("ctc_gru.time")) not in contestants
     assert "transformers_greedy" not in contestants
-    assert {"measure=replay", "measure.nodes=[4,8]", "measure.checked=2"} <= set(replayed.words)
-    assert "transformers_greedy" in timed.words[-1]
-    assert "medusa.time" not in timed.words[-1]
-    assert "ctc_gru.s1" not in timed.words[-1], "more seeds are replayed alone"
+    assert {"measure=replay", "measure.nodes=[4,8]", "measure.checked=2"} <= set(replayed.overrides)
+    assert "transformers_greedy" in timed.overrides[-1]
+    assert "medusa.time" not in timed.overrides[-1]
+    assert "ctc_gru.s1" not in timed.overrides[-1], "more seeds are replayed alone"
     hot = replace(config, replay=replace(config.replay, temperatures=(0.5,)))
-    sampled = next(evaluation_specs(hot, store)).words
+    sampled = next(evaluation_specs(hot, store)).overrides
     assert {"decoding=sampling", "decoding.temperature=0.5"} <= set(sampled)
-    assert "medusa.time" in replayed.words[-1]
+    assert "medusa.time" in replayed.overrides[-1]
     assert "medusa.time" not in sampled[-1], "sampled decoding is of the arm of equal steps alone"
     in_time = replace(hot, replay=replace(hot.replay, sampled=("time",)))
     # Both seeds of the head that equal steps and equal time share, and the one trained anew in both its readings.
     contestants = ",".join([*runs[:2], runs[4], f"{runs[4]}@per_frame", "corrupt"])
-    assert next(evaluation_specs(in_time, store)).words[-1] == f"contestants=[{contestants}]"
+    assert next(evaluation_specs(in_time, store)).overrides[-1] == f"contestants=[{contestants}]"
 
 
 def test_seeds_are_pooled_and_differences_are_those_of_the_reports(finished):
@@ -163,9 +163,9 @@ def test_it_is_rebuilt_from_its_json_files_alone(finished, tmp_path, capsys):
     narrowed = {
         "arms": list(config.arms), "benchmarks": {"made_up": ["benchmark=tiny"], "tiny": None},
         "entrants": {name: config.raw_config["entrants"][name] for name in config.entrants},
-        "again": {"seeds": [1], "entrants": ["ctc_gru"], "best_rival": False},
+        "extra_seeds": {"seeds": [1], "entrants": ["ctc_gru"], "best_rival": False},
         "replay": {"nodes": [4, 8], "temperatures": [0.0], "checked": 2},
-        "timing": {"nodes": [8], "arms": ["steps"], "others": list(config.timing.others), "words": []},
+        "timing": {"nodes": [8], "arms": ["steps"], "others": list(config.timing.others), "overrides": []},
     }  # fmt: skip
     ResultStore(tmp_path).write(RULES, {**config.raw_config, **narrowed})
     for name in (TRAINING, MATCHING, EVALUATIONS):
@@ -178,6 +178,14 @@ def test_it_is_rebuilt_from_its_json_files_alone(finished, tmp_path, capsys):
     assert str(tmp_path / "page.md") in capsys.readouterr().out
     for name in ("verdict.json", "page.md", "page.csv", "nodes.svg", "costs.svg"):
         assert (tmp_path / name).read_text() == (store.out / name).read_text()
+    for file in tmp_path.glob("*.json"):  # as it was written before these keys were renamed
+        text = file.read_text()
+        for old, new in OLD_KEYS.items():
+            text = text.replace(f'"{new}":', f'"{old}":')
+        file.write_text(text)
+    assert '"words":' in (tmp_path / "training.json").read_text()
+    rebuild_pages([str(tmp_path)])
+    assert (tmp_path / "page.md").read_text() == (store.out / "page.md").read_text()
     with pytest.raises(InputError, match=r"evaluations holds no finished comparison: there is no rules\.json"):
         rebuild_pages([str(tmp_path / "evaluations")])
     ResultStore(tmp_path).write(RULES, {"title": "of tomorrow"})
@@ -252,7 +260,7 @@ def test_the_page_of_a_grid_shows_every_cell_though_its_config_names_the_last_al
 
     training = dict(data.training)
     own = ["drafter=eagle", "trainer.anchors_per_sequence=128", "trainer.learning_rate=0.1", "trainer.steps=9"]
-    training["ctc_gru"] = {**training["ctc_gru"], "words": [*config.shared_overrides, *own]}
+    training["ctc_gru"] = {**training["ctc_gru"], "overrides": [*config.shared_overrides, *own]}
     text = page.equal_conditions(last, replace(data, training=training))
     assert text.splitlines()[3:] == ["- not equal: ctc_gru trains with `trainer.anchors_per_sequence=128`"]
 
@@ -338,5 +346,5 @@ def test_the_choice_of_learning_rates_is_described():
     text = page.describe_learning_rate(several)
     assert text.startswith("the best of 0.002, 0.006, 0.012 and up to 2 more beyond an edge for each method")
     assert "tried for 600 steps" in text
-    one = replace(several, rates=replace(several.rates, values=(0.024,)))
+    one = replace(several, learning_rates=replace(several.learning_rates, values=(0.024,)))
     assert page.describe_learning_rate(one) == "0.024 for all"

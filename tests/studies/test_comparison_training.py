@@ -23,8 +23,8 @@ def world(tmp_path, monkeypatch):
     """Three methods, a store, and the names of the runs that were trained."""
     ran = []
 
-    def run_script(script, words, log):
-        overrides = dict(word.split("=", 1) for word in words)
+    def run_script(script, arguments, log):
+        overrides = dict(argument.split("=", 1) for argument in arguments)
         name = overrides["drafter.name"]
         method = "prepare" if name == "prepare" else name.partition(".")[0]
         steps, rate = int(overrides["trainer.steps"]), float(overrides["trainer.learning_rate"])
@@ -41,7 +41,7 @@ def world(tmp_path, monkeypatch):
     config = load_comparison_config("arena", f"arena.out={tmp_path}", "arena.steps=100", "arena.small=null")
     entrants = {name: config.entrants[name] for name in STEP_SECONDS}
     config = replace(config, entrants=entrants, arms=("steps", "parameters", "time"))
-    config = replace(config, again=ExtraSeeds((1,), ("ctc_gru",), best_rival=True))
+    config = replace(config, extra_seeds=ExtraSeeds((1,), ("ctc_gru",), best_rival=True))
     store = ResultStore(config.out)
     matched = {
         "ctc_gru": SizeMatch("", None, 1.0, None, "the reference"),
@@ -67,37 +67,39 @@ def test_rates_arms_time_and_seeds(world):
     assert [training[f"{name}.time"]["steps"] for name in STEP_SECONDS] == [100, 400, 200]
     assert training["ctc_gru.time"]["same_as"] == "ctc_gru"
     assert training["medusa.parameters"]["dial"] == ["drafter.body.inner", 77]
-    assert "drafter.body.inner=77" in training["medusa.parameters"]["words"]
+    assert "drafter.body.inner=77" in training["medusa.parameters"]["overrides"]
     assert training["hydra.parameters"]["same_as"] == "hydra"
     # The reference, and the rival with the best tau on held-out prompts.
     assert [name for name in ran if name.endswith(".s1")] == ["ctc_gru.s1", "hydra.s1"]
-    assert {"seed=1", "data_seed=0"} <= set(training["hydra.s1"]["words"])
-    assert not [word for word in training["hydra"]["words"] if word.startswith("data_seed")]
-    words = training["medusa"]["words"]
-    assert {"trainer.steps=100", "trainer.probe_every=100", "trainer.learning_rate=0.012"} <= set(words)
+    assert {"seed=1", "data_seed=0"} <= set(training["hydra.s1"]["overrides"])
+    assert not [argument for argument in training["hydra"]["overrides"] if argument.startswith("data_seed")]
+    arguments = training["medusa"]["overrides"]
+    assert {"trainer.steps=100", "trainer.probe_every=100", "trainer.learning_rate=0.012"} <= set(arguments)
     assert training["medusa"]["seconds"] == {"processor": 5.0, "wall": 10.0}
 
 
 def test_seeds_at_equal_training_time(world):
     """As many steps as the first seed's, on the same corpus; the reference shares its heads of equal steps."""
     config, store, ran = world
-    train.train_all(replace(config, again=replace(config.again, in_time=True)), store)
+    train.train_all(replace(config, extra_seeds=replace(config.extra_seeds, in_time=True)), store)
     training = store.read(TRAINING)
     assert [name for name in ran if name.endswith(".s1")] == ["ctc_gru.s1", "hydra.s1", "hydra.time.s1"]
     assert (training["hydra.time.s1"]["steps"], training["hydra.time.s1"]["seed"]) == (
         training["hydra.time"]["steps"],
         1,
     )
-    assert {"seed=1", "data_seed=0", "trainer.steps=200"} <= set(training["hydra.time.s1"]["words"])
+    assert {"seed=1", "data_seed=0", "trainer.steps=200"} <= set(training["hydra.time.s1"]["overrides"])
     assert (training["ctc_gru.time.s1"]["same_as"], training["ctc_gru.time.s1"]["arm"]) == ("ctc_gru.s1", "time")
     once = list(ran)
-    train.train_all(replace(config, arms=("steps",), again=replace(config.again, in_time=True)), store)
+    train.train_all(replace(config, arms=("steps",), extra_seeds=replace(config.extra_seeds, in_time=True)), store)
     assert ran == once, "without that arm no seeds are trained in it"
 
 
 def test_a_single_rate_is_not_tried(world):
     config, store, ran = world
-    train.train_all(replace(config, rates=replace(config.rates, values=(0.03,)), arms=("steps",)), store)
+    train.train_all(
+        replace(config, learning_rates=replace(config.learning_rates, values=(0.03,)), arms=("steps",)), store
+    )
     assert ran[:4] == ["prepare", *STEP_SECONDS]
     assert {store.read(TRAINING)[name]["learning_rate"] for name in STEP_SECONDS} == {0.03}
 
@@ -107,7 +109,7 @@ def test_heads_of_equal_draft_time_are_timed_once_all_are_trained(world, monkeyp
     timed = []
     monkeypatch.setattr(train, "measure_trained_heads", lambda config, store: timed.append(store.read(TRAINING)))
     arms = ("steps", "latency", "parameters")
-    train.train_all(replace(config, arms=arms, again=ExtraSeeds((), (), best_rival=False)), store)
+    train.train_all(replace(config, arms=arms, extra_seeds=ExtraSeeds((), (), best_rival=False)), store)
     [training] = timed
     assert {"ctc_gru.latency", "medusa.latency", "hydra.latency"} <= set(training)
     assert "medusa.parameters" not in training
@@ -140,11 +142,11 @@ def test_trained_heads_are_not_trained_again(world):
     (store.run_folder("medusa.time") / "drafter.safetensors").unlink()
     train.train_all(config, store)
     assert ran == [*once, "medusa.time"]
-    words = tuple(word.replace("trainer.batch_size=12", "trainer.batch_size=13") for word in config.train)
+    arguments = tuple(argument.replace("trainer.batch_size=12", "trainer.batch_size=13") for argument in config.train)
     with pytest.raises(
         InputError, match=r"was made with trainer\.batch_size=12 and would now be made with trainer\.batch_size=13"
     ):
-        train.train_all(replace(config, train=words), store)
+        train.train_all(replace(config, train=arguments), store)
 
 
 def test_wall_time_where_the_processor_waits(world):

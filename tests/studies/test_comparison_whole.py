@@ -23,17 +23,17 @@ def test_a_comparison_trains_measures_and_writes_its_page(tmp_path):
         "trainer.warmup_steps=1", "trainer.num_threads=1", "decoding.max_new_tokens=10", "decoding.nodes=8",
     ]  # fmt: skip
     benchmark = ["benchmark=tiny", "benchmark.path=prompts.jsonl", "benchmark.limit=3", "decoding.max_new_tokens=12"]
-    words = [
+    arguments = [
         "experiment=arena", "arena.out=out", "arena.base=['base=local','base.path=base','device=cpu']",
         "arena.corpus=['corpus.path=prompts.jsonl']", f"arena.train={quoted(train)}",
         "arena.evaluate=['timing.questions=1','warm_up_tokens=4']",
-        "arena.steps=4", "arena.small=null", "arena.rates={values:[0.003],share:0.25,prompts:2}",
-        "arena.arms=[steps,parameters]", "arena.again={seeds:[1],entrants:[medusa],best_rival:false}",
+        "arena.steps=4", "arena.small=null", "arena.learning_rates={values:[0.003],share:0.25,prompts:2}",
+        "arena.arms=[steps,parameters]", "arena.extra_seeds={seeds:[1],entrants:[medusa],best_rival:false}",
         f"arena.benchmarks.tiny={quoted(benchmark)}", "arena.replay={nodes:[4,8],temperatures:[0.0],checked:1}",
-        "arena.timing={nodes:[8],arms:[steps],others:[oracle,junk],words:['decoding=greedy']}",
+        "arena.timing={nodes:[8],arms:[steps],others:[oracle,junk],overrides:['decoding=greedy']}",
         "arena.pairs=[[ctc_gru,medusa]]", *(f"arena.entrants.{name}=null" for name in LEFT_OUT),
     ]  # fmt: skip
-    finished = run_comparison(tmp_path, words)
+    finished = run_comparison(tmp_path, arguments)
     assert finished.returncode == 0, finished.stderr
     page = (tmp_path / "out" / "page.md").read_text()
     assert "ctc_gru minus medusa" in page
@@ -43,16 +43,16 @@ def test_a_comparison_trains_measures_and_writes_its_page(tmp_path):
     assert abs(medusa["parameters"] / reference["parameters"] - 1) < 0.05
     assert reference["seconds"]["processor"] > 0
     assert trained["medusa.s1"]["tau"], "another seed trains on the same corpus"
-    again = run_comparison(tmp_path, words)
+    again = run_comparison(tmp_path, arguments)
     assert "python train.py" not in again.stdout
     assert "python evaluate.py" not in again.stdout
     assert (tmp_path / "out" / "page.md").read_text() == page
 
 
-def run_comparison(folder, words):
-    command = [sys.executable, str(REPOSITORY / "evaluate.py"), *words]
+def run_comparison(folder, arguments):
+    command = [sys.executable, str(REPOSITORY / "evaluate.py"), *arguments]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280)
 
 
-def quoted(words) -> str:
-    return "[" + ",".join(f"'{word}'" for word in words) + "]"
+def quoted(arguments) -> str:
+    return "[" + ",".join(f"'{argument}'" for argument in arguments) + "]"

@@ -110,13 +110,13 @@ def test_missing_values_are_noted_and_never_divided(tmp_path):
     assert comparison.rows[0]["tokens"] == 21 + 8 + 5  # the last line of 94 counts
     assert comparison.rows[0]["compared"] == 2  # 93 has no time, 94 no partner
     assert comparison.rows[0]["speedup"] == pytest.approx((21 / 5) / (18 / 10))
-    for words in (
+    for text in (
         "1 of 5 questions lack a token count", "1 of 5 questions have a time of zero",
         "1 questions occur more than once (94)", "1 questions are in ours.jsonl alone (94)",
         "1 questions are in theirs.jsonl alone (99)", "recorded 30 days apart (run 2001-09-09, baseline 2001-10-09)",
         "1 of 3 questions have another text",
     ):  # fmt: skip
-        assert words in note_text(comparison), words
+        assert text in note_text(comparison), text
 
 
 def test_a_baseline_that_is_not_autoregression_is_noted(tmp_path):
