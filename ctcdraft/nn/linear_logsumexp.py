@@ -138,7 +138,10 @@ def label_and_blank_log_probs(
 
     They are float32 (float64 for float64 states).
     """
+    # In this order: backward sums the three gradients of the states in the reverse order of these calls, and another
+    # order changes their last bits, so that a recorded run could not be reproduced bit for bit.
+    logsumexp_XT = fused_linear_logsumexp(states_XTD, lm_head_VD, bias_V)
     blank_XT = blank_logits(states_XTD, blank_D, blank_bias)
-    normaliser_XT = torch.logaddexp(fused_linear_logsumexp(states_XTD, lm_head_VD, bias_V), blank_XT)
+    normaliser_XT = torch.logaddexp(logsumexp_XT, blank_XT)
     labels_XTS = token_logits(states_XTD, lm_head_VD, bias_V, labels_XS)
     return labels_XTS - normaliser_XT[..., None], blank_XT - normaliser_XT
