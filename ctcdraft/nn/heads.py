@@ -17,9 +17,14 @@ from torch.utils.checkpoint import checkpoint
 
 from ctcdraft.errors import InputError
 from ctcdraft.nn.draft_vocab import DraftVocabHead, head_rows, mask_absent_labels, restrict_rows
-from ctcdraft.nn.linear_logsumexp import blank_logits, fused_linear_logsumexp, label_and_blank_log_probs, token_logits
+from ctcdraft.nn.linear_logsumexp import (
+    blank_logits,
+    fused_linear_logsumexp,
+    label_and_blank_log_probs,
+    pairwise_logsumexp,
+    token_logits,
+)
 from ctcdraft.nn.logit_correction import LogitCorrection
-from ctcdraft.nn.pairwise_logsumexp import pairwise_logsumexp
 
 CHUNK_BYTES = 256 * 2**20  # of logits in memory at once while labels are scored
 
