@@ -81,8 +81,7 @@ def fused_linear_logsumexp(states_XD: Tensor, lm_head_VD: Tensor, bias_V: Tensor
     Logits are computed in the dtype of lm_head_VD, which is frozen; the sum is float32 (float64 for float64 states).
     """
     refuse_trainable(lm_head_VD)
-    normaliser_R: Tensor = LinearLogSumExp.apply(states_XD.flatten(0, -2), lm_head_VD, bias_V)
-    return normaliser_R.view(states_XD.shape[:-1])
+    return LinearLogSumExp.apply(states_XD.flatten(0, -2), lm_head_VD, bias_V).view(states_XD.shape[:-1])
 
 
 def refuse_trainable(lm_head_VD: Tensor) -> None:
