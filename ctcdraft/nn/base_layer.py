@@ -153,7 +153,7 @@ def convert_weights(
         offset: added to norm weights.
         interleaved: the rotary pairs of the base are neighbours.
     """
-    converted = dict(weights)
+    converted: dict[str, Tensor] = {}
     rotated = 2 * sum(frequency != 0 for frequency in shape.frequencies)
     order = half_split_rows(shape.head_width, rotated, interleaved)
     reordered = not torch.equal(order, torch.arange(shape.head_width))
@@ -161,14 +161,13 @@ def convert_weights(
     query_scale = float(getattr(layer.self_attn, "scaling", default)) / default
     output_scale = float(getattr(layer, "residual_multiplier", 1))
     # Scores are scaled in the queries' norm where there is one, because it would undo a scale of the projection.
-    scaled = {name for name in weights if name.startswith("attention.query_norm")}
-    scaled = scaled or {"attention.query.weight", "attention.query.bias"}
+    scaled = "attention.query_norm" if "attention.query_norm.weight" in weights else "attention.query."
     for name, weight in weights.items():
         if offset and "norm" in name:
             weight = weight.float() + offset
         if reordered and name.startswith(("attention.query", "attention.key")):
             weight = weight.unflatten(0, (-1, shape.head_width))[:, order].flatten(0, 1)
-        if query_scale != 1 and name in scaled:
+        if query_scale != 1 and name.startswith(scaled):
             weight = weight.float() * query_scale
         if output_scale != 1 and name in ("attention.out.weight", "mlp.down.weight"):
             weight = weight.float() * output_scale
@@ -187,7 +186,7 @@ def random_hidden_states(shape: BlockConfig, device: torch.device) -> tuple[Tens
 
 
 def float32_layer(layer: nn.Module, number: int, config: Any, device: torch.device, identity: bool) -> Any:
-    """Return a float32 copy of the base's layer without hooks and shards. identity: without its first norm."""
+    """Return a float32 copy of the base's layer. identity: without its first norm."""
     # A copy, because calls of the original run the hooks of device maps and shards.
     config = copy.deepcopy(config)
     config._attn_implementation = "eager"

@@ -1,11 +1,7 @@
 """Bodies: how a parallel drafter computes the hidden states of all frames from the base's hidden states.
 
-Every body has
-    layers              the number of layers whose keys and values of the text it keeps (0: it uses the anchor alone)
-    init_from_base      initialise from the base's weights
-    text_keys_values    keys and values of the text, for `forward`
-    forward             all anchors of a batch, for training: the definition of what is computed
-    step                `forward` for one anchor in decoding, with a KV cache of the text
+Every body has the methods of AttentionBody, `forward` for all anchors of a batch in training and `step` for one anchor
+in decoding, and `layers`: how many keep keys and values of the text (0: it uses the anchor alone).
 """
 
 from __future__ import annotations
@@ -31,12 +27,11 @@ class AttentionBody(nn.Module):
                              |___ attend to each other, and to all text up to the anchor
 
     A slot starts as the projected anchor state plus its own embedding. All blocks see the same text, projected hidden
-    states of the base: text passes through no block.
+    states of the base.
 
     Args:
         root_input: add the projected embedding of the root; without it the body is exactly the paper's.
         causal: slots attend only to earlier slots instead of to all.
-        blocks: number of blocks.
         like_base: rotary frequencies, head norms, biases and activation of the base's layers instead of plain Llama's.
     """
 
@@ -63,8 +58,8 @@ class AttentionBody(nn.Module):
         copied, description = init_from_base_layer(
             self.block, self.shape, lambda x_BLD, ids_L: self.block.forward_text(x_BLD, self.rotary(ids_L)), lm
         )
-        deeper: list[Any] = [*self.deeper] if copied else []
-        for block in deeper:  # further copies start with zero output, or the layer would be applied several times
+        # Further copies start with zero output, or the layer would be applied several times.
+        for block in cast(list[Any], [*self.deeper] if copied else []):
             block.load_state_dict(self.block.state_dict())
             nn.init.zeros_(block.attention.out.weight)
             nn.init.zeros_(block.mlp.down.weight)
@@ -88,7 +83,6 @@ class AttentionBody(nn.Module):
         Args:
             anchor_BAD, root_BAD: the base's hidden states at the anchors, and embeddings of the roots.
             anchors_BA: position ids of the anchors.
-            text: from `text_keys_values`.
             visible_BAL: the text that an anchor may see (None: all).
         """
         start_BAD = self.with_root(self.project(anchor_BAD), root_BAD)

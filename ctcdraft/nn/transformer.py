@@ -70,9 +70,8 @@ class BlockConfig:
 
 
 class RMSNorm(nn.RMSNorm):
-    """RMS norm whose weight is cast to the input's dtype: under autocast torch would warn and take a slow path."""
-
     def forward(self, x: Tensor) -> Tensor:
+        # With weights in the input's dtype: under autocast torch would warn and take a slow path.
         return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
 
 
@@ -163,12 +162,12 @@ class SlotAttention(AttentionProjections):
 class GatedMLP(nn.Module):
     """Llama's SwiGLU: down(silu(gate x) * up x), or the same with another of ACTIVATIONS."""
 
-    def __init__(self, width: int, inner: int, activation: str = "silu") -> None:
+    def __init__(self, shape: BlockConfig) -> None:
         super().__init__()
-        self.activation = ACTIVATIONS[activation]
-        self.gate = nn.Linear(width, inner, bias=False)
-        self.up = nn.Linear(width, inner, bias=False)
-        self.down = nn.Linear(inner, width, bias=False)
+        self.activation = ACTIVATIONS[shape.activation]
+        self.gate = nn.Linear(shape.width, shape.inner, bias=False)
+        self.up = nn.Linear(shape.width, shape.inner, bias=False)
+        self.down = nn.Linear(shape.inner, shape.width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(self.activation(self.gate(x)) * self.up(x))
@@ -182,7 +181,7 @@ class LlamaBlock(nn.Module):
         self.attention_norm = optional_norm(shape.width, shape, input_norm)
         self.attention: Any = attention
         self.mlp_norm = RMSNorm(shape.width, eps=shape.epsilon)
-        self.mlp = GatedMLP(shape.width, shape.inner, shape.activation)
+        self.mlp = GatedMLP(shape)
 
 
 class SlotBlock(LlamaBlock):
@@ -223,9 +222,7 @@ class CausalAttention(AttentionProjections):
             if seen is None:  # `is_causal` would align the triangle with the first key, not with the last
                 size = x_BLD.shape[1], keys.shape[2]
                 seen = torch.ones(size, dtype=torch.bool, device=x_BLD.device).tril(past)
-        mixed = F.scaled_dot_product_attention(
-            query, keys, values, attn_mask=seen, is_causal=seen is None, enable_gqa=True
-        )
+        mixed = F.scaled_dot_product_attention(query, keys, values, seen, is_causal=seen is None, enable_gqa=True)
         return self.out(mixed.transpose(1, 2).flatten(2))
 
 
