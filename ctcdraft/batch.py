@@ -18,7 +18,7 @@ class Batch:
         labels_BAS: the tokens to draft after the root, -1 in free slots.
         lengths_BA: number of labels; 0 where a sequence has fewer anchors than A.
         position_ids_BL: position of every token in its own text. Packed sequences hold several texts, and a drafter
-            may read the anchor's own text only (nn/packing.py).
+            may read the anchor's own text only (nn/masks.py).
     """
 
     tokens_BL: Tensor

@@ -19,7 +19,7 @@ from ctcdraft.corpus.hidden_states import OfflineHiddenStates, OnlineHiddenState
 from ctcdraft.drafters.trees.ctc import PrefixSearch
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.nn.bodies import AttentionBody
-from ctcdraft.nn.packing import gather_following, packed_causal_mask, visible_mask
+from ctcdraft.nn.masks import gather_following, packed_causal_mask, visible_mask
 from ctcdraft.objectives.cross_entropy import CrossEntropy
 from ctcdraft.objectives.ctc import CTC, PrefixCTC, Transducer
 from ctcdraft.objectives.distillation import Distill, kl

@@ -22,7 +22,7 @@ from ctcdraft.drafters.trees.dynamic import DynamicTree
 from ctcdraft.errors import InputError
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.models.loading import load_base
-from ctcdraft.nn.sliding import SlidingWindow, keep_last_visible
+from ctcdraft.nn.masks import SlidingWindow, keep_last_visible
 
 PAGE = Path(__file__).parents[1] / "docs" / "served_bases.md"
 PROMPT = (torch.arange(CONTEXT - 24) * 37) % 250 + 5

@@ -76,7 +76,7 @@ class PaddedRows:
 
     mask_BL: 1 on response tokens, but never on the first token of a sequence, so that no window crosses into the next
     sequence. ended_BL: whether the sequence of a position ended by itself. position_ids_BL: restart at 0 in every
-    sequence (nn/packing.py).
+    sequence (nn/masks.py).
     """
 
     tokens_BL: Tensor

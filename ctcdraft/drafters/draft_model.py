@@ -28,7 +28,7 @@ from ctcdraft.models.checkpoints import load_pretrained
 from ctcdraft.models.fingerprint import tokenizer_hash
 from ctcdraft.models.loading import load_base
 from ctcdraft.nn.heads import TokenEmissions, TokenHead
-from ctcdraft.nn.packing import gather_following
+from ctcdraft.nn.masks import gather_following
 
 
 @dataclass(frozen=True)

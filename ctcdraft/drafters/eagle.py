@@ -14,9 +14,9 @@ from ctcdraft.drafters.trees.request import StepTreeBuilder
 from ctcdraft.errors import InputError, check_float
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.nn.base_layer import base_block_config, init_from_base_layer
-from ctcdraft.nn.causal import CausalBlock
 from ctcdraft.nn.heads import TokenEmissions, TokenHead
-from ctcdraft.nn.packing import gather_following, packed_causal_mask
+from ctcdraft.nn.masks import gather_following, packed_causal_mask
+from ctcdraft.nn.transformer import CausalBlock
 
 
 class Eagle(SequentialDrafter):

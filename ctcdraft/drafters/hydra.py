@@ -18,9 +18,9 @@ from ctcdraft.errors import check_int
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.nn.base_layer import base_block_config, init_from_base_layer
 from ctcdraft.nn.bodies import residual_branch
-from ctcdraft.nn.causal import CausalBlock
 from ctcdraft.nn.heads import TokenEmissions, TokenHead
-from ctcdraft.nn.packing import packed_causal_mask
+from ctcdraft.nn.masks import packed_causal_mask
+from ctcdraft.nn.transformer import CausalBlock
 
 
 class HydraHead(nn.Module):

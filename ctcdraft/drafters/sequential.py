@@ -16,7 +16,7 @@ from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.base import DraftHead, refuse_other_tree
 from ctcdraft.drafters.trees.request import StepFunction, StepTreeBuilder, TreeRequest
 from ctcdraft.errors import check_int
-from ctcdraft.nn.packing import gather_following
+from ctcdraft.nn.masks import gather_following
 
 
 class ReleasableStepFunction(StepFunction, Protocol):

@@ -2,16 +2,15 @@
 
 Names and shapes do not determine what a layer computes: a norm may scale by 1 + w, rotary pairs may be neighbours, a
 layer may have no rotary positions or multiply its residuals. So the weights are converted to a plain layer under each
-of a few conventions (`weight_conventions`), and the first whose outputs on random inputs equal those of the base's own
-layer is kept. The base's layer is run as a float32 copy without the hooks of device maps and shards. If no convention
+of a few conventions, and the first whose outputs on random inputs equal those of the base's own layer is kept. If none
 agrees the head's layer keeps its random weights, and the reason is returned for the plan.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -43,12 +42,10 @@ BASE_PARAMETER_NAMES = {
     "mlp.up.weight": "mlp.up_proj.weight",
     "mlp.down.weight": "mlp.down_proj.weight",
 }
-NORM_PARAMETERS = [name for name in BASE_PARAMETER_NAMES if "norm" in name]
-ROTATED_PARAMETERS = [name for name in BASE_PARAMETER_NAMES if name.startswith(("attention.query", "attention.key"))]
-
 INPUT_NORM = "attention_norm.weight"  # EAGLE's layer has none
 
-BlockForward = Callable[[Tensor, Tensor], Tensor]  # hidden states [1, L, D], position ids [L] -> causal layer output
+# The head's layer under a causal mask: hidden states [1, L, D], position ids [L] -> output.
+BlockForward = Callable[[Tensor, Tensor], Tensor]
 
 
 def base_block_config(lm: Any, context_length: int) -> BlockConfig:
@@ -78,28 +75,25 @@ def decoder_layers(lm: Any) -> list[nn.Module]:
 def init_from_base_layer(block: nn.Module, shape: BlockConfig, forward: BlockForward, lm: Any) -> tuple[bool, str]:
     """Copy the base's last layer, or the one before, into the block if the outputs agree; else leave it as it is.
 
-    The layer before is tried because random weights cost many training steps: the last layer of SmolLM3, for example,
-    has no rotary positions. forward: runs the block. Returns whether it was copied, and the line for the plan.
+    Return whether it was copied, and the line for the plan.
     """
-    layers = decoder_layers(lm)
+    layers, note = decoder_layers(lm), ""
+    if getattr(lm.base_model, "rotary_emb", None) is None:
+        note = f"; no rotary embedding of the base is known, the head's has theta {shape.rope_theta:,.0f}"
     if not layers:
-        return False, f"at random (the base has no list of decoder layers{missing_rotary_note(lm, shape)})"
+        return False, f"at random (the base has no list of decoder layers{note})"
     if any(value.is_meta for value in (*layers[-1].parameters(), *block.parameters())):
         return False, "from the base's last layer if the outputs agree (its weights are not loaded)"
     reasons: list[str] = []
+    # The layer before too, because random weights cost many training steps: the last layer of SmolLM3, for example, has
+    # no rotary positions.
     for number in range(len(layers) - 1, max(-1, len(layers) - 3), -1):
         reason = try_copy_layer(block, shape, forward, lm, number)
         if reason is None:
             which = "last layer" if not reasons else f"layer {number + 1} of {len(layers)}"
             return True, f"from the base's {which} ({'; '.join(['outputs agree', *reasons])})"
         reasons.append(f"its last layer {reason}")
-    return False, f"at random ({reasons[0]}{missing_rotary_note(lm, shape)})"
-
-
-def missing_rotary_note(lm: Any, shape: BlockConfig) -> str:
-    """Return the plan's note on the head's rotary positions where the base has none."""
-    known = getattr(lm.base_model, "rotary_emb", None) is not None
-    return "" if known else f"; no rotary embedding of the base is known, the head's has theta {shape.rope_theta:,.0f}"
+    return False, f"at random ({reasons[0]}{note})"
 
 
 @torch.no_grad()
@@ -118,8 +112,9 @@ def try_copy_layer(block: nn.Module, shape: BlockConfig, forward: BlockForward, 
     except (TypeError, ValueError, RuntimeError, AttributeError, KeyError, IndexError) as error:
         return f"cannot be run by itself: {type(error).__name__}"
     errors = []
-    for convention in weight_conventions(float32_copy, shape):
-        block.load_state_dict(convention.convert(base_weights, set(original), shape))
+    for offset, interleaved in product((0.0, 1.0), (False, True)):  # the plainest convention first
+        weights = {name: base_weights[BASE_PARAMETER_NAMES[name]] for name in original}
+        block.load_state_dict(convert_weights(weights, float32_copy, shape, offset, interleaved))
         errors.append(float((forward(x_BLD, position_ids_L) - expected_BLD).norm() / (expected_BLD - x_BLD).norm()))
         if errors[-1] < COPY_TOLERANCE:
             return None
@@ -148,46 +143,42 @@ def unmatched_parameters(theirs: dict[str, Tensor], ours: dict[str, Tensor], sha
     return f"has {other[0]} in another shape" if other else None
 
 
-@dataclass(frozen=True)
-class WeightConvention:
-    """How to convert the weights of a base's layer: offset of norm weights, order of rotary pairs, and two factors."""
+def convert_weights(
+    weights: dict[str, Tensor], layer: Any, shape: BlockConfig, offset: float, interleaved: bool
+) -> dict[str, Tensor]:
+    """Return a base's weights, under our names, as those of a plain layer.
 
-    offset: float
-    interleaved: bool
-    query_scale: float
-    output_scale: float
-
-    def convert(self, theirs: dict[str, Tensor], names: set[str], shape: BlockConfig) -> dict[str, Tensor]:
-        """Return the converted weights under our names."""
-        ours = {name: theirs[BASE_PARAMETER_NAMES[name]] for name in names}
-        for name in names & set(NORM_PARAMETERS) if self.offset else ():
-            ours[name] = ours[name].float() + self.offset
-        rotated = 2 * sum(frequency != 0 for frequency in shape.frequencies)
-        order = half_split_rows(shape.head_width, rotated, self.interleaved)
-        if not torch.equal(order, torch.arange(shape.head_width)):
-            for name in names & set(ROTATED_PARAMETERS):
-                ours[name] = ours[name].unflatten(0, (-1, shape.head_width))[:, order].flatten(0, 1)
-        scores = [name for name in names if name.startswith("attention.query_norm")]
-        for name in scores or names & {"attention.query.weight", "attention.query.bias"}:
-            ours[name] = ours[name] if self.query_scale == 1 else ours[name].float() * self.query_scale
-        for name in ("attention.out.weight", "mlp.down.weight"):
-            ours[name] = ours[name] if self.output_scale == 1 else ours[name].float() * self.output_scale
-        return ours
-
-
-def weight_conventions(layer: Any, shape: BlockConfig) -> Iterator[WeightConvention]:
-    """Yield the conventions to try, the plainest first. The factors are attributes of the base's layer (Granite)."""
+    Args:
+        layer: the base's, whose attributes are two factors (Granite): `scaling` of scores, `residual_multiplier`.
+        offset: added to norm weights.
+        interleaved: the rotary pairs of the base are neighbours.
+    """
+    converted: dict[str, Tensor] = {}
+    rotated = 2 * sum(frequency != 0 for frequency in shape.frequencies)
+    order = half_split_rows(shape.head_width, rotated, interleaved)
+    reordered = not torch.equal(order, torch.arange(shape.head_width))
     default = shape.head_width**-0.5
-    scaling = float(getattr(layer.self_attn, "scaling", default))
-    query_scale = 1.0 if scaling == default else scaling / default
+    query_scale = float(getattr(layer.self_attn, "scaling", default)) / default
     output_scale = float(getattr(layer, "residual_multiplier", 1))
-    for offset, interleaved in product((0.0, 1.0), (False, True)):
-        yield WeightConvention(offset, interleaved, query_scale, output_scale)
+    # Scores are scaled in the queries' norm where there is one, because it would undo a scale of the projection.
+    scaled = "attention.query_norm" if "attention.query_norm.weight" in weights else "attention.query."
+    for name, weight in weights.items():
+        if offset and "norm" in name:
+            weight = weight.float() + offset
+        if reordered and name.startswith(("attention.query", "attention.key")):
+            weight = weight.unflatten(0, (-1, shape.head_width))[:, order].flatten(0, 1)
+        if query_scale != 1 and name.startswith(scaled):
+            weight = weight.float() * query_scale
+        if output_scale != 1 and name in ("attention.out.weight", "mlp.down.weight"):
+            weight = weight.float() * output_scale
+        converted[name] = weight
+    return converted
 
 
 def random_hidden_states(shape: BlockConfig, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return random inputs [1, L, D], with mean 0.5 to expose norms that subtract the mean, and position ids [L]."""
+    """Return random inputs [1, L, D] and position ids [L]."""
     rng = torch.Generator().manual_seed(0)
+    # With mean 0.5 to expose norms that subtract the mean.
     x_BLD = torch.randn(1, SAMPLE_LENGTH, shape.width, generator=rng) + 0.5
     last = min(shape.positions, MAX_SAMPLE_POSITION) - 1
     position_ids_L = torch.linspace(0, 1, SAMPLE_LENGTH).square().mul(last).long()
@@ -195,7 +186,8 @@ def random_hidden_states(shape: BlockConfig, device: torch.device) -> tuple[Tens
 
 
 def float32_layer(layer: nn.Module, number: int, config: Any, device: torch.device, identity: bool) -> Any:
-    """Return a float32 copy of the base's layer without hooks and shards. identity: without its first norm."""
+    """Return a float32 copy of the base's layer. identity: without its first norm."""
+    # A copy, because calls of the original run the hooks of device maps and shards.
     config = copy.deepcopy(config)
     config._attn_implementation = "eager"
     with torch.device("meta"):  # initialisation here must not advance the random state that heads are drawn from
@@ -246,5 +238,5 @@ def copy_final_norm(norm: RMSNorm, lm: Any) -> bool:
 
 
 def dequantized_weight(value: Any) -> Tensor:
-    """Return the values of a weight, also of a quantised tensor subclass, which stores codes and scales."""
+    # Quantised tensor subclasses store codes and scales.
     return value.dequantize() if hasattr(value, "__tensor_flatten__") else value

@@ -1,16 +1,13 @@
 """Bodies: how a parallel drafter computes the hidden states of all frames from the base's hidden states.
 
-Every body has
-    layers              the number of layers whose keys and values of the text it keeps (0: it uses the anchor alone)
-    init_from_base      initialise from the base's weights
-    text_keys_values    keys and values of the text, for `forward`
-    forward             all anchors of a batch, for training: the definition of what is computed
-    step                `forward` for one anchor in decoding, with a KV cache of the text
+Every body has the methods of AttentionBody, `forward` for all anchors of a batch in training and `step` for one anchor
+in decoding, and `layers`: how many keep keys and values of the text (0: it uses the anchor alone).
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections import OrderedDict
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +16,7 @@ from torch import Tensor, nn
 from ctcdraft.errors import check_int
 from ctcdraft.nn.base_layer import copy_final_norm, init_from_base_layer
 from ctcdraft.nn.rotary import Rotary
-from ctcdraft.nn.transformer import BlockConfig, RMSNorm, SlotBlock
+from ctcdraft.nn.transformer import BlockConfig, RMSNorm, SlotBlock, TensorPair
 
 
 class AttentionBody(nn.Module):
@@ -30,24 +27,17 @@ class AttentionBody(nn.Module):
                              |___ attend to each other, and to all text up to the anchor
 
     A slot starts as the projected anchor state plus its own embedding. All blocks see the same text, projected hidden
-    states of the base: text passes through no block.
+    states of the base.
 
     Args:
         root_input: add the projected embedding of the root; without it the body is exactly the paper's.
         causal: slots attend only to earlier slots instead of to all.
-        blocks: number of blocks.
-        like_base: rotary frequencies, head norms, biases and activation of the base's layers instead of plain Llama's
-            (the default for older checkpoints, which do not name it).
+        like_base: rotary frequencies, head norms, biases and activation of the base's layers instead of plain Llama's.
     """
 
+    # The defaults are for older checkpoints, whose configs do not name the last two.
     def __init__(
-        self,
-        shape: BlockConfig,
-        frames: int,
-        root_input: bool,
-        causal: bool,
-        blocks: int = 1,
-        like_base: bool = False,
+        self, shape: BlockConfig, frames: int, root_input: bool, causal: bool, blocks: int = 1, like_base: bool = False
     ) -> None:
         super().__init__()
         self.shape = shape = shape if like_base else shape.as_plain_llama()
@@ -65,19 +55,17 @@ class AttentionBody(nn.Module):
 
     def init_from_base(self, lm: Any) -> str:
         """Copy the base's last layer if outputs agree, and its final norm; return a description of what was done."""
-
-        def run_block(x_BLD: Tensor, position_ids_L: Tensor) -> Tensor:
-            return self.block.forward_text(x_BLD, self.rotary(position_ids_L))
-
-        copied, description = init_from_base_layer(self.block, self.shape, run_block, lm)
-        deeper: list[Any] = [*self.deeper] if copied else []
-        for block in deeper:  # further copies start with zero output, or the layer would be applied several times
+        copied, description = init_from_base_layer(
+            self.block, self.shape, lambda x_BLD, ids_L: self.block.forward_text(x_BLD, self.rotary(ids_L)), lm
+        )
+        # Further copies start with zero output, or the layer would be applied several times.
+        for block in cast(list[Any], [*self.deeper] if copied else []):
             block.load_state_dict(self.block.state_dict())
             nn.init.zeros_(block.attention.out.weight)
             nn.init.zeros_(block.mlp.down.weight)
         return f"{description}, final norm {'from the base' if copy_final_norm(self.norm, lm) else 'of ones'}"
 
-    def text_keys_values(self, states_BLD: Tensor, position_ids_BL: Tensor) -> list[tuple[Tensor, Tensor]]:
+    def text_keys_values(self, states_BLD: Tensor, position_ids_BL: Tensor) -> list[TensorPair]:
         """Return keys and values [B, G, L, d] of the text for every block; each depends on its own token alone."""
         text_BLD, rotation = self.project(states_BLD), self.rotary(position_ids_BL[:, None])  # the same for all heads
         return [block.keys_values(text_BLD, rotation) for block in (self.block, *self.deeper)]
@@ -87,16 +75,14 @@ class AttentionBody(nn.Module):
         anchor_BAD: Tensor,
         root_BAD: Tensor,
         anchors_BA: Tensor,
-        text: list[tuple[Tensor, Tensor]],
+        text: list[TensorPair],
         visible_BAL: Tensor | None,
     ) -> Tensor:
         """Return hidden states_BATD of every frame, ready for the head.
 
         Args:
-            anchor_BAD: the base's hidden states at the anchors.
-            root_BAD: embeddings of the roots.
+            anchor_BAD, root_BAD: the base's hidden states at the anchors, and embeddings of the roots.
             anchors_BA: position ids of the anchors.
-            text: from `text_keys_values`.
             visible_BAL: the text that an anchor may see (None: all).
         """
         start_BAD = self.with_root(self.project(anchor_BAD), root_BAD)
@@ -110,19 +96,17 @@ class AttentionBody(nn.Module):
     def step(self, states_BKD: Tensor, root_BAD: Tensor, memory: Any) -> Tensor:
         """Return hidden states_BATD for an anchor at the newest of the new states; B = A = 1.
 
-        memory: the KVCache of the text so far, to which the new states are appended. The slots' rows are in it only
-        during this call:
+        memory: the KVCache of the text so far, to which the new states are appended.
 
             a b c | d e | s1 s2 s3        cached, new, slots: contiguous positions 0 .. 7
         """
-        text_BKD = self.project(states_BKD)
-        start = memory.length
+        text_BKD, start = self.project(states_BKD), memory.length
         end = start + text_BKD.shape[1]
         rotation = self.rotary.span(start, end + self.frames, text_BKD.device)
         slots_BTD = self.with_root(text_BKD[:, -1:], root_BAD) + self.slots_TD
         for layer, block in enumerate((self.block, *self.deeper)):
             slots_BTD = block.step(text_BKD, slots_BTD, rotation, memory, layer)
-        memory.crop(end)
+        memory.crop(end)  # drops the slots' rows: the next draft has other slots there
         return self.norm(slots_BTD)[:, None]
 
     def with_root(self, start_BAD: Tensor, root_BAD: Tensor) -> Tensor:
@@ -134,7 +118,7 @@ class AttentionBody(nn.Module):
 class AuxStateFusion(nn.Module):
     """Fusion of auxiliary hidden-state layers: the last layer's state plus a linear map of the others, normalised.
 
-    The map starts at zero, so that training starts from a drafter that uses the last layer alone.
+    states_BLD holds all layers of a token, the last layer first.
     """
 
     def __init__(self, width: int, layers: int, epsilon: float) -> None:
@@ -142,7 +126,7 @@ class AuxStateFusion(nn.Module):
         self.width = width
         self.norms = nn.ModuleList([RMSNorm(width, eps=epsilon) for _ in range(layers - 1)])
         self.mix = nn.Linear((layers - 1) * width, width, bias=False)
-        nn.init.zeros_(self.mix.weight)
+        nn.init.zeros_(self.mix.weight)  # training starts from a drafter that uses the last layer alone
 
     def forward(self, states_BLD: Tensor) -> Tensor:
         last_BLD, *others = states_BLD.split(self.width, dim=-1)
@@ -158,7 +142,7 @@ class AnchorBody(nn.Module):
     def init_from_base(self, lm: Any) -> str:
         return "as the identity"
 
-    def text_keys_values(self, states_BLD: Tensor, position_ids_BL: Tensor) -> list[tuple[Tensor, Tensor]]:
+    def text_keys_values(self, states_BLD: Tensor, position_ids_BL: Tensor) -> list[TensorPair]:
         return []
 
     def step(self, states_BKD: Tensor, root_BAD: Tensor, memory: None) -> Tensor:
@@ -172,29 +156,15 @@ class SiLULinear(nn.Linear):
         return F.silu(super().forward(x_XE))
 
 
-class SiLUBottleneck(nn.Module):
-    """U SiLU(W x + b), a residual branch of any size, so that parameter budgets can be matched."""
-
-    def __init__(self, in_features: int, inner: int, out_features: int) -> None:
-        super().__init__()
-        self.up = SiLULinear(in_features, inner)
-        self.down = nn.Linear(inner, out_features, bias=False)
-
-    def forward(self, x_XE: Tensor) -> Tensor:
-        return self.down(self.up(x_XE))
-
-
 def residual_branch(in_features: int, out_features: int, inner: int | None, key: str) -> nn.Module:
-    """Return a SiLUBottleneck of `inner` columns, or a SiLULinear for None. key: the config key of `inner`."""
+    """Return SiLU(W x + b), or U SiLU(W x + b) of `inner` columns, by which parameter budgets can be matched.
+
+    key: the config key of `inner`.
+    """
     if inner is None:
         return SiLULinear(in_features, out_features)
-    return SiLUBottleneck(in_features, check_int(inner, key), out_features)
-
-
-def zero_init_(block: nn.Module) -> None:
-    """Initialise a residual branch so that its output is zero and its gradients are not."""
-    for parameter in (block.down if isinstance(block, SiLUBottleneck) else block).parameters():
-        nn.init.zeros_(parameter)
+    up = SiLULinear(in_features, check_int(inner, key))
+    return nn.Sequential(OrderedDict(up=up, down=nn.Linear(inner, out_features, bias=False)))
 
 
 class ResidualBody(AnchorBody):
@@ -210,25 +180,26 @@ class ResidualBody(AnchorBody):
         self.heads = nn.ModuleList()
         for _ in range(frames):
             branches = [residual_branch(shape.width, shape.width, inner, "drafter.body.inner") for _ in range(blocks)]
-            for branch in branches:
-                zero_init_(branch)
+            for branch in branches:  # the last linear layer alone, so that the output is zero and the gradient is not
+                for parameter in getattr(branch, "down", branch).parameters():
+                    nn.init.zeros_(parameter)
             self.heads.append(nn.ModuleList(branches))
 
     def forward(self, anchor_BAD: Tensor, **unused: Any) -> Tensor:
         """Return hidden states_BATD of every frame, ready for the head."""
-        return torch.stack([self.apply_blocks(blocks, anchor_BAD) for blocks in self.heads], dim=2)
-
-    @staticmethod
-    def apply_blocks(blocks: Any, state_BAD: Tensor) -> Tensor:
-        for block in blocks:
-            state_BAD = state_BAD + block(state_BAD)
-        return state_BAD
+        frames: list[Tensor] = []
+        for branches in self.heads:
+            state_BAD = anchor_BAD
+            for branch in cast(nn.ModuleList, branches):
+                state_BAD = state_BAD + branch(state_BAD)
+            frames.append(state_BAD)
+        return torch.stack(frames, dim=2)
 
 
 class FeedForwardBody(AnchorBody):
     """Blockwise parallel decoding (Stern et al. 2018, section 6): one feed-forward layer of T outputs for all frames.
 
-    The anchor's hidden state is added to every frame; the second linear map starts at zero.
+    The anchor's hidden state is added to every frame.
     """
 
     def __init__(self, shape: BlockConfig, frames: int, inner: int | None) -> None:
@@ -237,6 +208,7 @@ class FeedForwardBody(AnchorBody):
         self.frames = frames
         self.up = nn.Linear(shape.width, frames * inner)
         self.down = nn.Linear(frames * inner, frames * shape.width)
+        # Zero output at first: every frame starts as the anchor's state.
         nn.init.zeros_(self.down.weight)
         nn.init.zeros_(self.down.bias)
 

@@ -21,22 +21,21 @@ class DraftVocabHead(nn.Module):
 
     def __init__(self, lm_head: Any, count: int) -> None:
         super().__init__()
-        if check_int(count, "drafter.vocabulary") > len(lm_head.weight):
-            raise InputError(
-                f"drafter.vocabulary must be <= {len(lm_head.weight)} (the base's vocabulary) or null, got {count}"
-            )
+        size = len(lm_head.weight)
+        if check_int(count, "drafter.vocabulary") > size:
+            raise InputError(f"drafter.vocabulary must be <= {size} (the base's vocabulary) or null, got {count}")
         self.all = lm_head
         self.words_N: Tensor
         self.register_buffer("words_N", torch.arange(count, device=lm_head.weight.device))
         self.refresh()
 
     def set_tokens(self, tokens_N: Tensor) -> None:
-        """Select these tokens. tokens_N: ids in ascending order."""
+        """Select these tokens, ids in ascending order."""
         self.words_N.copy_(tokens_N)
         self.refresh()
 
     def refresh(self) -> None:
-        """Copy the selected rows into one tensor; to be called after words_N was written to."""
+        """Copy the selected rows, contiguous for products; to be called after words_N was written to."""
         self.weight = self.all.weight[self.words_N]
         self.bias = None if getattr(self.all, "bias", None) is None else self.all.bias[self.words_N]
         self.row_of_token_V = torch.full((len(self.all.weight),), -1, device=self.words_N.device)

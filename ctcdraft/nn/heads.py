@@ -17,9 +17,14 @@ from torch.utils.checkpoint import checkpoint
 
 from ctcdraft.errors import InputError
 from ctcdraft.nn.draft_vocab import DraftVocabHead, head_rows, mask_absent_labels, restrict_rows
-from ctcdraft.nn.linear_logsumexp import blank_logits, fused_linear_logsumexp, label_and_blank_log_probs, token_logits
+from ctcdraft.nn.linear_logsumexp import (
+    blank_logits,
+    fused_linear_logsumexp,
+    label_and_blank_log_probs,
+    pairwise_logsumexp,
+    token_logits,
+)
 from ctcdraft.nn.logit_correction import LogitCorrection
-from ctcdraft.nn.pairwise_logsumexp import pairwise_logsumexp
 
 CHUNK_BYTES = 256 * 2**20  # of logits in memory at once while labels are scored
 
@@ -27,14 +32,10 @@ CHUNK_BYTES = 256 * 2**20  # of logits in memory at once while labels are scored
 class TokenHead(nn.Module):
     """A head over tokens without a blank, computed in the lm_head's dtype."""
 
-    def __init__(self, lm_head: nn.Module) -> None:
+    def __init__(self, lm_head: Any) -> None:
         super().__init__()
         self.words: Any = lm_head
-
-    @property
-    def blank(self) -> int:
-        """V: here only the number of classes."""
-        return self.words.weight.shape[0]
+        self.blank: int = lm_head.weight.shape[0]  # V, the class of the blank if there is one
 
     def forward(self, states_XD: Tensor) -> Tensor:
         return self.token_logits(states_XD)
@@ -52,14 +53,9 @@ class BlankHead(TokenHead):
 
     def __init__(self, lm_head: Any, width: int, vocabulary: int | None = None) -> None:
         super().__init__(lm_head if vocabulary is None else DraftVocabHead(lm_head, vocabulary))
-        self.classes: int = lm_head.weight.shape[0]
+        self.blank = lm_head.weight.shape[0]  # also with a draft vocabulary, so that class ids do not change
         self.blank_D = nn.Parameter(torch.randn(width) * 0.02)
         self.blank_bias = nn.Parameter(torch.zeros(1))  # not a scalar: DeepSpeed cannot broadcast one
-
-    @property
-    def blank(self) -> int:
-        """V, the index of the blank class."""
-        return self.classes
 
     def forward(self, states_XD: Tensor) -> Tensor:
         """Return logits_XC, C = V + 1. Token logits are computed in the base's dtype, the blank's in its own."""
@@ -81,15 +77,12 @@ class AlignmentScores:
 
 @dataclass(frozen=True)
 class Emissions:
-    """The frames of all anchors as hidden states, which are turned into scores on demand.
-
-    start_BAR: the correction's state at the root.
-    """
+    """The frames of all anchors as hidden states, which are turned into scores on demand."""
 
     states_BATD: Tensor
     head: Any
     correction: LogitCorrection | None = None
-    start_BAR: Any = None
+    start_BAR: Any = None  # the correction's memory at the root
 
     @property
     def blank(self) -> int:
@@ -99,16 +92,19 @@ class Emissions:
         """Return the full, uncorrected logits_BATC: for decoding and tests only."""
         return self.head(self.states_BATD)
 
-    def memories(self, labels_BAS: Tensor) -> Tensor | None:
-        """Return the correction's states_BAPR after the first 0 .. S labels; None without a correction."""
-        return None if self.correction is None else self.correction.memories_along(self.start_BAR, labels_BAS)
-
     def scores(self, labels_BAS: Tensor) -> AlignmentScores:
         """Return the scores of the labels in every frame (padding in labels_BAS is -1 and scored as class 0)."""
-        if self.correction is None:
-            label_BATS, blank_BAT = self._uncorrected_scores(labels_BAS)
-            return AlignmentScores(label_BATS, label_BATS, blank_BAT[..., None])
-        return AlignmentScores(*self._corrected_scores(self.correction, labels_BAS))
+        if self.correction is not None:
+            return AlignmentScores(*self._corrected_scores(self.correction, labels_BAS))
+        head, lm_head = self.head, self.head.words
+        rows_XS, absent_XS = head_rows(lm_head, labels_BAS.flatten(0, 1))
+        states_XTD, bias = self.states_BATD.flatten(0, 1), getattr(lm_head, "bias", None)
+        label_XTS, blank_XT = label_and_blank_log_probs(
+            states_XTD, lm_head.weight, bias, head.blank_D, head.blank_bias, rows_XS
+        )
+        label_BATS = mask_absent_labels(label_XTS, absent_XS).unflatten(0, labels_BAS.shape[:2])
+        # The same tensor twice: the forward recursion recognises it and transposes it once.
+        return AlignmentScores(label_BATS, label_BATS, blank_XT.unflatten(0, labels_BAS.shape[:2])[..., None])
 
     def label_log_probs(self, labels_BAS: Tensor) -> Tensor:
         """Return log-probability_BAS of label s in frame s given the labels before it, over tokens without blank."""
@@ -120,7 +116,7 @@ class Emissions:
         token_logits_Y11 = token_logits(states_Y1D, lm_head.weight, lm_head.bias, rows_Y1)
         if self.correction is None:
             normaliser_Y11 = fused_linear_logsumexp(states_Y1D, lm_head.weight, lm_head.bias)[..., None]
-        else:
+        else:  # a window is one label with its frame and its prefix: other pairs are not needed
             table = restrict_rows(lm_head, self.correction.out.weight)
             memories_Y1R = self.correction.memories_along(self.start_BAR, labels_BAS)[:, :, :-1].flatten(0, 2)[:, None]
             token_logits_Y11 = token_logits_Y11 + token_logits(memories_Y1R, table, None, rows_Y1)
@@ -134,43 +130,25 @@ class Emissions:
         measure returns one tensor_X.
         """
         labels = labels_BAS.shape[2]
-        memories_BAPR = self.memories(labels_BAS)
-        corrections = () if memories_BAPR is None else (memories_BAPR[:, :, :-1],)
+        corrections: tuple[Tensor, ...] = ()
+        if self.correction is not None:
+            corrections = (self.correction.memories_along(self.start_BAR, labels_BAS)[:, :, :-1],)
 
-        def measure_chunk(states_XSD: Tensor, labels_XS: Tensor, *more_X: Tensor) -> tuple[Tensor]:
+        def measure_chunk(states_XSD: Tensor, labels_XS: Tensor, *more_X: Tensor) -> Tensor:
             logits_XSV = self.head.token_logits(states_XSD).float()
             if self.correction is not None:
                 logits_XSV = logits_XSV + self.correction(more_X[0]).float()
-            return (measure(logits_XSV.log_softmax(dim=-1), labels_XS, *more_X[len(corrections) :]),)
+            return measure(logits_XSV.log_softmax(dim=-1), labels_XS, *more_X[len(corrections) :])
 
-        # Twice the rows, because `measure` may compute as many logits again (of a teacher).
+        # A sequence with 256 anchors x 8 frames x 32,001 classes has 262 MB of logits, and `measure` may compute as
+        # many again (of a teacher). So logits exist for one chunk at a time and are recomputed in the backward pass.
+        size = max(1, CHUNK_BYTES // (4 * 2 * labels * (self.blank + 1)))
         columns = (self.states_BATD[:, :, :labels], labels_BAS, *corrections, *more_BA)
-        return self._chunked(measure_chunk, 2 * labels, *columns)[0]
-
-    def _chunked(self, score: Callable[..., tuple[Tensor, ...]], rows: int, *columns_BA: Tensor) -> list[Tensor]:
-        """Return score(*columns_X) of all windows, computed in chunks. rows: rows of logits per window.
-
-        A sequence with 256 anchors x 8 frames x 32,001 classes has 262 MB of logits. Therefore the logits of one chunk
-        exist at a time and are recomputed in the backward pass; if everything fits into one chunk they are kept.
-        """
-        batch, anchors = columns_BA[0].shape[:2]
-        size = max(1, CHUNK_BYTES // (4 * rows * (self.blank + 1)))
-        chunks = list(zip(*(rearrange(c, "b a ... -> (b a) ...").split(size) for c in columns_BA), strict=True))
-        if len(chunks) == 1:
-            parts = [score(*chunks[0])]
-        else:
-            parts = [checkpoint(score, *chunk, use_reentrant=False) for chunk in chunks]
-        return [torch.cat(column).unflatten(0, (batch, anchors)) for column in zip(*parts, strict=True)]
-
-    def _uncorrected_scores(self, labels_BAS: Tensor) -> tuple[Tensor, ...]:
-        head, lm_head = self.head, self.head.words
-        rows_XS, absent_XS = head_rows(lm_head, labels_BAS.flatten(0, 1))
-        states_XTD, bias = self.states_BATD.flatten(0, 1), getattr(lm_head, "bias", None)
-        label_XTS, blank_XT = label_and_blank_log_probs(
-            states_XTD, lm_head.weight, bias, head.blank_D, head.blank_bias, rows_XS
-        )
-        scores = mask_absent_labels(label_XTS, absent_XS), blank_XT
-        return tuple(score.unflatten(0, labels_BAS.shape[:2]) for score in scores)
+        chunks = list(zip(*(rearrange(c, "b a ... -> (b a) ...").split(size) for c in columns), strict=True))
+        if len(chunks) == 1:  # what fits is kept
+            return measure_chunk(*chunks[0]).unflatten(0, labels_BAS.shape[:2])
+        parts = [checkpoint(measure_chunk, *chunk, use_reentrant=False) for chunk in chunks]
+        return torch.cat(parts).unflatten(0, labels_BAS.shape[:2])
 
     def _corrected_scores(self, correction: LogitCorrection, labels_BAS: Tensor) -> tuple[Tensor, ...]:
         """Return scores of label-conditioned frames, whose normaliser depends on the number of labels before them."""
@@ -184,6 +162,7 @@ class Emissions:
         normaliser_XTP = torch.logaddexp(logsumexp_XTP, blank_XT[..., None])
         label_XTS = token_logits(states_XTD, lm_head_weight, bias, rows_XS)
         added_XPS = token_logits(memories_XPR, table, None, rows_XS)
+        # Label s begins after s labels and repeats after s + 1, so its own correction is on these two diagonals.
         before_X1S = added_XPS.diagonal(dim1=-2, dim2=-1)[:, None]
         after_X1S = added_XPS.diagonal(-1, dim1=-2, dim2=-1)[:, None]
         scores = (
@@ -203,13 +182,12 @@ def gather_label_log_probs(log_probs_XSV: Tensor, labels_XS: Tensor) -> Tensor:
 class TokenEmissions(Emissions):
     """Emissions of a sequential drafter, whose frame t predicts token t given the root and the true tokens before it.
 
-    head: the base's, for distillation from the base's hidden states. own: the head these hidden states belong to.
+    `head` is the base's, for distillation from the base's hidden states.
     """
 
-    own: Any = None
+    own: Any = None  # the head that these hidden states belong to
 
     def logits(self) -> Tensor:
-        """Return logits_BATV."""
         return self.own(self.states_BATD)
 
     def scores(self, labels_BAS: Tensor) -> NoReturn:

@@ -7,9 +7,7 @@ decoding the projection of all tokens is cached, because every draft would compu
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,52 +19,16 @@ from ctcdraft.nn.transformer import RMSNorm
 EMBEDDING_CHUNK = 8192  # tokens projected at once, so that no second copy of all embeddings is in memory
 
 
-@dataclass(frozen=True)
-class CachedTable:
-    """A cached tensor and the weights it was computed from.
+class CachedTable(NamedTuple):
+    """The projected embeddings of all tokens, and the weights they were computed from."""
 
-    The weights are kept alive so that a new tensor cannot reuse their address and make a stale cache look valid.
-    """
-
-    values: Tensor
-    source_weights: tuple[Tensor, ...]
     state: tuple[tuple[int, int], ...]  # address and version of every weight
+    # Kept alive, or new weights could reuse their addresses and make a stale table look valid.
+    source_weights: tuple[Tensor, ...]
+    values_VG: Tensor
 
 
-class CachedProjection(nn.Module):
-    """A module with a cached table that is recomputed when its weights change: by a step, a file, another device.
-
-    Writing to `weight.data` does not change torch's version counter; that happens only in training mode, and switching
-    the mode drops the cache.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._table: CachedTable | None = None
-
-    def train(self, mode: bool = True) -> Any:
-        self._table = None
-        return super().train(mode)
-
-    def is_cacheable(self, *weights: Tensor) -> bool:
-        """Return whether a table of these weights may be used now.
-
-        On a CPU only, where reading a row is cheaper than a product. Inference tensors are excluded because torch
-        does not count their versions.
-        """
-        if self.training or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
-            return False
-        return all(weight.is_cpu and not weight.is_inference() for weight in weights)
-
-    def cached(self, compute: Callable[[], Tensor], *weights: Tensor) -> Tensor:
-        """Return compute(), from the cache while these weights have not changed."""
-        state = tuple((weight.data_ptr(), weight._version) for weight in weights)
-        if self._table is None or self._table.state != state:
-            self._table = CachedTable(compute(), tuple(weight.detach() for weight in weights), state)
-        return self._table.values
-
-
-class LogitCorrection(CachedProjection):
+class LogitCorrection(nn.Module):
     """From a memory_XR of the tokens so far to logits_XV that are added to those of every frame.
 
     Tokens enter through the base's frozen embedding, normalised; the memory leaves through a matrix of `rank` columns
@@ -82,6 +44,7 @@ class LogitCorrection(CachedProjection):
         self.norm = RMSNorm(width, eps=epsilon)
         self.out = nn.Linear(rank, vocabulary, bias=False)
         nn.init.zeros_(self.out.weight)
+        self._table: CachedTable | None = None
 
     @abstractmethod
     def start(self, anchor_XD: Tensor, root_X: Tensor) -> Tensor:
@@ -106,21 +69,33 @@ class LogitCorrection(CachedProjection):
             memories.append(self.step(memories[-1], tokens_X))
         return torch.stack(memories, dim=-2)
 
+    def train(self, mode: bool = True) -> Any:
+        # Training may write to `weight.data`, which torch's version counter does not count.
+        self._table = None
+        return super().train(mode)
+
+    def is_cacheable(self, *weights: Tensor) -> bool:
+        """Return whether a table of these weights may be used now."""
+        if self.training or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+            return False
+        # On a CPU only, where reading a row is cheaper than a product. Versions of inference tensors are not counted.
+        return all(weight.is_cpu and not weight.is_inference() for weight in weights)
+
     def project_tokens(self, tokens_X: Tensor) -> Tensor:
-        """Return the projected embeddings of tokens, from the cached table of all tokens where it may be used."""
+        """Return the projected embeddings_XG of tokens, from a table of all tokens where it may be used."""
         weight, bias = self.input_projection()
         sources = (self.embedding.weight, self.norm.weight, weight, *(() if bias is None else (bias,)))
         if not self.is_cacheable(*sources):
             return F.linear(self.embed_tokens(tokens_X), weight, bias)
-        return self.cached(self._project_all_tokens, *sources)[tokens_X]
-
-    def _project_all_tokens(self) -> Tensor:
-        weight, bias = self.input_projection()
-        projected_VG = weight.new_empty(len(self.embedding.weight), len(weight))
-        for start in range(0, len(projected_VG), EMBEDDING_CHUNK):
-            chunk_XG = projected_VG[start : start + EMBEDDING_CHUNK]
-            chunk_XG[:] = F.linear(self.embed_tokens(torch.arange(start, start + len(chunk_XG))), weight, bias)
-        return projected_VG
+        state = tuple((source.data_ptr(), source._version) for source in sources)
+        if self._table is None or self._table.state != state:  # changed by a step, a file or another device
+            values_VG = weight.new_empty(len(self.embedding.weight), len(weight))
+            for chunk_XG, ids_X in zip(
+                values_VG.split(EMBEDDING_CHUNK), torch.arange(len(values_VG)).split(EMBEDDING_CHUNK), strict=True
+            ):
+                chunk_XG[:] = F.linear(self.embed_tokens(ids_X), weight, bias)
+            self._table = CachedTable(state, tuple(source.detach() for source in sources), values_VG)
+        return self._table.values_VG[tokens_X]
 
     def embed_tokens(self, tokens_X: Tensor) -> Tensor:
         return self.norm(self.embedding(tokens_X).to(self.out.weight.dtype))
@@ -159,15 +134,12 @@ class GRUCorrection(LogitCorrection):
         return self.cell.weight_ih, self.cell.bias_ih
 
     def step(self, memory_XR: Tensor, tokens_X: Tensor) -> Tensor:
-        if self.is_cacheable(self.cell.weight_ih):
-            return self.gru_cell(memory_XR, self.project_tokens(tokens_X))
-        # The cell takes one leading axis.
-        memory_YR = self.cell(self.embed_tokens(tokens_X).flatten(0, -2), memory_XR.flatten(0, -2))
-        return memory_YR.view(memory_XR.shape)
-
-    def gru_cell(self, memory_XR: Tensor, projected_XG: Tensor) -> Tensor:
-        """Return the output of the cell for inputs that are projected already; G = 3 R: reset, update, new."""
-        rank, cell = memory_XR.shape[-1], self.cell
+        if not self.is_cacheable(self.cell.weight_ih):
+            # The cell takes one leading axis.
+            memory_YR = self.cell(self.embed_tokens(tokens_X).flatten(0, -2), memory_XR.flatten(0, -2))
+            return memory_YR.view(memory_XR.shape)
+        # The cell written out, for inputs that are projected already; G = 3 R: reset, update, new.
+        projected_XG, rank, cell = self.project_tokens(tokens_X), memory_XR.shape[-1], self.cell
         recurrent_XG = F.linear(memory_XR, cell.weight_hh, cell.bias_hh)
         gates_XG = (projected_XG[..., : 2 * rank] + recurrent_XG[..., : 2 * rank]).sigmoid_()
         reset_XR, update_XR = gates_XG[..., :rank], gates_XG[..., rank:]

@@ -3,10 +3,6 @@
 Our layers always pair dimension i with i + head_width / 2 (half-split). A base that pairs neighbours, or rotates only
 its first dimensions, is equivalent after a fixed reordering of the rows of its query and key weights
 (`half_split_rows`); a dimension that is not rotated has frequency 0. So one table of cosines and one of sines suffice.
-
-The frequencies come from the base's rotary module, built again from its config: only this module covers all ways of
-scaling them, and a float32 copy on the CPU can be built for a base on the meta device, in shards or in half precision
-(where `.to(bfloat16)` has rounded the frequencies of the module inside the base).
 """
 
 from __future__ import annotations
@@ -21,12 +17,19 @@ FREQUENCY_RTOL = 1e-5  # float32 rounds theta ** (-2i / width) by less, and a sc
 
 
 class Rotary(nn.Module):
-    """Cosines and sines of every position's angles, in float32 whatever the dtype of the module."""
+    """Cosines and sines of every position's angles, in float32 whatever the dtype of the module.
+
+    scale: factor on both (YaRN).
+    """
 
     def __init__(self, frequencies: tuple[float, ...], positions: int, scale: float = 1.0) -> None:
         super().__init__()
+        angles = torch.arange(positions)[:, None] * torch.tensor(frequencies, dtype=torch.float64)
+        cos, sin = angles.cos() * scale, angles.sin() * scale
+        # The left half's sines are negated, so that `apply_rotary` swaps the halves and negates no copy.
+        tables = torch.cat([cos, cos], dim=-1).float(), torch.cat([-sin, sin], dim=-1).float()
         # No buffers: `.to(bfloat16)` would round the tables, and decoding would differ from training.
-        self._tables = {torch.device("cpu"): rotary_tables(frequencies, positions, scale)}
+        self._tables = {torch.device("cpu"): tables}
 
     def forward(self, positions_X: Tensor) -> tuple[Tensor, Tensor]:
         """Return cosines and sines for `apply_rotary`, two tensors [*X, head_width]."""
@@ -45,28 +48,15 @@ class Rotary(nn.Module):
         return self._tables[device]
 
 
-def rotary_tables(frequencies: tuple[float, ...], positions: int, scale: float) -> tuple[Tensor, Tensor]:
-    """Return cosines and sines of every position's angles, [positions, head_width]; the left half's sines are negated.
-
-    scale: factor on both (YaRN).
-    """
-    angles = torch.arange(positions)[:, None] * torch.tensor(frequencies, dtype=torch.float64)
-    cos, sin = angles.cos() * scale, angles.sin() * scale
-    return torch.cat([cos, cos], dim=-1).float(), torch.cat([-sin, sin], dim=-1).float()
-
-
 def apply_rotary(x: Tensor, cos_sin: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotate x [..., head_width] by the angles of its position: (l, r) becomes (l cos - r sin, r cos + l sin).
-
-    The sign is in the table of sines, so that swapping the halves suffices: four operations and no negated copy.
-    """
+    """Rotate x [..., head_width] by the angles of its position: (l, r) becomes (l cos - r sin, r cos + l sin)."""
     cos, sin = cos_sin
     return (x * cos + x.roll(x.shape[-1] // 2, -1) * sin).to(x.dtype)
 
 
 def default_frequencies(width: int, theta: float) -> tuple[float, ...]:
     """Return the width / 2 unscaled frequencies theta ** (-2i / width), in float64."""
-    # Explicitly on the CPU: a dry run builds drafters under torch.device("meta"), where there are no values.
+    # On the CPU by name: a dry run builds drafters under torch.device("meta"), where there are no values.
     exponents = torch.arange(0, width, 2, dtype=torch.float64, device="cpu") / width
     return tuple((theta**-exponents).tolist())
 
@@ -96,6 +86,8 @@ class BaseRotary(NamedTuple):
 
         Return None where the base has no such module: its positions are learned, or encoded inside its layers.
         """
+        # Only this module covers all ways of scaling frequencies. The one inside the base may be on the meta device or
+        # in shards, and `.to(bfloat16)` has rounded its frequencies.
         original: Any = getattr(lm.base_model, "rotary_emb", None)
         if getattr(original, "config", None) is None:
             return None

@@ -1,4 +1,7 @@
-"""Llama-style layers, and the block of draft slots: T queries per anchor that attend to text and to each other."""
+"""Llama-style blocks: of draft slots, T queries per anchor that attend to text and to each other; and of causal text.
+
+Parameters of both blocks have the same names, by which nn/base_layer.py initialises them.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,15 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from ctcdraft.nn.rotary import apply_rotary, config_rope_theta, default_frequencies
+from ctcdraft.nn.rotary import Rotary, apply_rotary, config_rope_theta, default_frequencies
+
+TensorPair = tuple[Tensor, Tensor]  # cosines and sines of a rotation, or keys and values
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+}
 
 
 @dataclass(frozen=True)
@@ -35,10 +46,7 @@ class BlockConfig:
 
     @classmethod
     def of(cls, config: Any, context_length: int) -> Self:
-        """Return a plain Llama layer of a base's sizes, with Llama's defaults for what its config does not name.
-
-        `base_block_config` in nn/base_layer.py completes it with the features of the base's own layers.
-        """
+        """Return a plain Llama layer of a base's sizes, with Llama's defaults for what its config does not name."""
         width, heads = config.hidden_size, config.num_attention_heads
         head_width, theta = getattr(config, "head_dim", None) or width // heads, config_rope_theta(config)
         return cls(
@@ -62,14 +70,17 @@ class BlockConfig:
 
 
 class RMSNorm(nn.RMSNorm):
-    """RMS norm whose weight is cast to the input's dtype: under autocast torch would warn and take a slow path."""
-
     def forward(self, x: Tensor) -> Tensor:
+        # With weights in the input's dtype: under autocast torch would warn and take a slow path.
         return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
 
 
+def optional_norm(width: int, shape: BlockConfig, present: bool) -> nn.Module:
+    return RMSNorm(width, eps=shape.epsilon) if present else nn.Identity()
+
+
 class AttentionProjections(nn.Module):
-    """The projections of multi-head attention with grouped keys and values, named as nn/base_layer.py expects them."""
+    """The projections of multi-head attention with grouped keys and values."""
 
     def __init__(self, shape: BlockConfig) -> None:
         super().__init__()
@@ -78,19 +89,19 @@ class AttentionProjections(nn.Module):
         self.key = nn.Linear(shape.width, shape.kv_heads * shape.head_width, bias=shape.qkv_bias)
         self.value = nn.Linear(shape.width, shape.kv_heads * shape.head_width, bias=shape.qkv_bias)
         self.out = nn.Linear(shape.heads * shape.head_width, shape.width, bias=False)
-        self.query_norm, self.key_norm = head_norm(shape), head_norm(shape)
+        self.query_norm, self.key_norm = (optional_norm(shape.head_width, shape, shape.qk_norm) for _ in range(2))
 
-    def queries(self, x_BLD: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    def queries(self, x_BLD: Tensor, rotation: TensorPair) -> Tensor:
         """Return rotated queries [B, H, L, d]."""
-        return apply_rotary(apply_norm(self.query_norm, self.split_heads(self.query(x_BLD))), rotation)
+        return apply_rotary(self.query_norm(self.split_heads(self.query(x_BLD))), rotation)
 
-    def keys_values(self, x_BLD: Tensor, rotation: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    def keys_values(self, x_BLD: Tensor, rotation: TensorPair) -> TensorPair:
         """Return rotated keys, and values, [B, G, L, d]."""
-        keys = apply_norm(self.key_norm, self.split_heads(self.key(x_BLD)))
+        keys = self.key_norm(self.split_heads(self.key(x_BLD)))
         return apply_rotary(keys, rotation), self.split_heads(self.value(x_BLD))
 
     def split_heads(self, x_BLD: Tensor) -> Tensor:
-        """Return [B, heads, L, head_width]; two views, because einops takes longer than a small base's product."""
+        # [B, heads, L, d] by two views: einops takes longer than a small base's product.
         return x_BLD.unflatten(-1, (-1, self.shape.head_width)).transpose(1, 2)
 
 
@@ -105,21 +116,15 @@ class SlotAttention(AttentionProjections):
         super().__init__(shape)
         self.causal = causal
 
-    def forward(
-        self,
-        slots_BATD: Tensor,
-        rotation: tuple[Tensor, Tensor],
-        text: tuple[Tensor, Tensor],
-        visible_BAL: Tensor | None,
-    ) -> Tensor:
+    def forward(self, slots_BATD: Tensor, rotation: TensorPair, text: TensorPair, visible_BAL: Tensor | None) -> Tensor:
         """Return update_BATD. rotation: [B, A, T, d]; visible_BAL: the text that an anchor may see (None: all)."""
         kv_heads, frames = self.shape.kv_heads, slots_BATD.shape[2]
         query = rearrange(self.query(slots_BATD), "b a t (h d) -> b a h t d", h=self.shape.heads)
         rotation = rotation[0][:, :, None], rotation[1][:, :, None]  # the same angles for every head
-        query = apply_rotary(apply_norm(self.query_norm, query), rotation) * self.shape.head_width**-0.5
+        query = apply_rotary(self.query_norm(query), rotation) * self.shape.head_width**-0.5
         query = rearrange(query, "b a (g r) t d -> b g a (r t) d", g=kv_heads)
         own_key = rearrange(self.key(slots_BATD), "b a t (g d) -> b a g t d", g=kv_heads)
-        own_key = rearrange(apply_rotary(apply_norm(self.key_norm, own_key), rotation), "b a g t d -> b g a t d")
+        own_key = rearrange(apply_rotary(self.key_norm(own_key), rotation), "b a g t d -> b g a t d")
         own_value = rearrange(self.value(slots_BATD), "b a t (g d) -> b g a t d", g=kv_heads)
         text_keys, text_values = text
 
@@ -138,15 +143,14 @@ class SlotAttention(AttentionProjections):
         mixed = (on_text.flatten(2, 3) @ text_values).unflatten(2, rows) + on_slots @ own_value
         return self.out(rearrange(mixed, "b g a (r t) d -> b a t (g r d)", t=frames))
 
-    def step(self, x_BND: Tensor, slots: int, rotation: tuple[Tensor, Tensor], memory: Any, layer: int) -> Tensor:
+    def step(self, x_BND: Tensor, slots: int, rotation: TensorPair, memory: Any, layer: int) -> Tensor:
         """Return `forward` for one anchor, B = 1: update_BTD of the last T = `slots` rows; the others are new text.
 
-        rotation: [N, d]. The keys and values of all N rows are appended to the KVCache `memory`, so that one attention
-        call covers text and slots; the caller drops the slots' rows afterwards.
+        rotation: [N, d]. memory: the KVCache, to which all N rows are appended; the caller drops the slots' rows.
         """
+        # Slots beside the text in one cache, so that one attention call covers both.
         keys, values = memory.update(*self.keys_values(x_BND, rotation), layer)
-        cos, sin = rotation
-        query = self.queries(x_BND[:, -slots:], (cos[-slots:], sin[-slots:]))
+        query = self.queries(x_BND[:, -slots:], (rotation[0][-slots:], rotation[1][-slots:]))
         seen_TM = None
         if self.causal:
             size = slots, keys.shape[2]
@@ -155,71 +159,88 @@ class SlotAttention(AttentionProjections):
         return self.out(mixed.transpose(1, 2).flatten(2))
 
 
-def head_norm(shape: BlockConfig) -> RMSNorm | None:
-    """Return a norm over the columns of one head, if the shape has it."""
-    return RMSNorm(shape.head_width, eps=shape.epsilon) if shape.qk_norm else None
-
-
-def apply_norm(norm: RMSNorm | None, x: Tensor) -> Tensor:
-    return x if norm is None else norm(x)
-
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": F.silu,
-    "gelu": F.gelu,
-    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
-    "relu": F.relu,
-}
-
-
 class GatedMLP(nn.Module):
     """Llama's SwiGLU: down(silu(gate x) * up x), or the same with another of ACTIVATIONS."""
 
-    def __init__(self, width: int, inner: int, activation: str = "silu") -> None:
+    def __init__(self, shape: BlockConfig) -> None:
         super().__init__()
-        self.activation = ACTIVATIONS[activation]
-        self.gate = nn.Linear(width, inner, bias=False)
-        self.up = nn.Linear(width, inner, bias=False)
-        self.down = nn.Linear(inner, width, bias=False)
+        self.activation = ACTIVATIONS[shape.activation]
+        self.gate = nn.Linear(shape.width, shape.inner, bias=False)
+        self.up = nn.Linear(shape.width, shape.inner, bias=False)
+        self.down = nn.Linear(shape.inner, shape.width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(self.activation(self.gate(x)) * self.up(x))
 
 
-class SlotBlock(nn.Module):
-    """One Llama block for slots: norm, attention, norm, MLP, with residual connections."""
+class LlamaBlock(nn.Module):
+    """Norm, attention, norm, MLP, with residual connections. input_norm: False for EAGLE's layer."""
+
+    def __init__(self, shape: BlockConfig, attention: AttentionProjections, input_norm: bool = True) -> None:
+        super().__init__()
+        self.attention_norm = optional_norm(shape.width, shape, input_norm)
+        self.attention: Any = attention
+        self.mlp_norm = RMSNorm(shape.width, eps=shape.epsilon)
+        self.mlp = GatedMLP(shape)
+
+
+class SlotBlock(LlamaBlock):
+    """One block for slots."""
 
     def __init__(self, shape: BlockConfig, causal: bool) -> None:
-        super().__init__()
-        self.attention_norm = RMSNorm(shape.width, eps=shape.epsilon)
-        self.attention = SlotAttention(shape, causal)
-        self.mlp_norm = RMSNorm(shape.width, eps=shape.epsilon)
-        self.mlp = GatedMLP(shape.width, shape.inner, shape.activation)
+        super().__init__(shape, SlotAttention(shape, causal))
 
-    def keys_values(self, x_BLD: Tensor, rotation: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    def keys_values(self, x_BLD: Tensor, rotation: TensorPair) -> TensorPair:
         return self.attention.keys_values(self.attention_norm(x_BLD), rotation)
 
-    def forward(
-        self,
-        slots_BATD: Tensor,
-        rotation: tuple[Tensor, Tensor],
-        text: tuple[Tensor, Tensor],
-        visible_BAL: Tensor | None,
-    ) -> Tensor:
+    def forward(self, slots_BATD: Tensor, rotation: TensorPair, text: TensorPair, visible_BAL: Tensor | None) -> Tensor:
         slots_BATD = slots_BATD + self.attention(self.attention_norm(slots_BATD), rotation, text, visible_BAL)
         return slots_BATD + self.mlp(self.mlp_norm(slots_BATD))
 
-    def step(
-        self, text_BKD: Tensor, slots_BTD: Tensor, rotation: tuple[Tensor, Tensor], memory: Any, layer: int
-    ) -> Tensor:
+    def step(self, text_BKD: Tensor, slots_BTD: Tensor, rotation: TensorPair, memory: Any, layer: int) -> Tensor:
         """Return `forward` for one anchor, B = 1, the last of the new text rows; see SlotAttention.step."""
         rows_BND = self.attention_norm(torch.cat([text_BKD, slots_BTD], dim=1))
         slots_BTD = slots_BTD + self.attention.step(rows_BND, slots_BTD.shape[1], rotation, memory, layer)
         return slots_BTD + self.mlp(self.mlp_norm(slots_BTD))
 
-    def forward_text(self, x_BLD: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    def forward_text(self, x_BLD: Tensor, rotation: TensorPair) -> Tensor:
         """Return the output of the block as a decoder layer: every position is a slot after the text before it."""
         length = x_BLD.shape[1]
         before_BLL = torch.ones(length, length, dtype=torch.bool, device=x_BLD.device).tril(-1)[None]
         own = rotation[0][None, :, None], rotation[1][None, :, None]
         return self(x_BLD[:, :, None], own, self.keys_values(x_BLD, rotation), before_BLL)[:, :, 0]
+
+
+class CausalAttention(AttentionProjections):
+    """Causal attention over new and cached rows, or attention under the mask `seen`."""
+
+    def forward(self, x_BLD: Tensor, rotation: TensorPair, cache: Any, seen: Tensor | None) -> Tensor:
+        query, (keys, values) = self.queries(x_BLD, rotation), self.keys_values(x_BLD, rotation)
+        if cache is not None:
+            past = cache.length
+            keys, values = cache.update(keys, values, 0)
+            if seen is None:  # `is_causal` would align the triangle with the first key, not with the last
+                size = x_BLD.shape[1], keys.shape[2]
+                seen = torch.ones(size, dtype=torch.bool, device=x_BLD.device).tril(past)
+        mixed = F.scaled_dot_product_attention(query, keys, values, seen, is_causal=seen is None, enable_gqa=True)
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+
+class CausalBlock(LlamaBlock):
+    """One decoder block over text from left to right, or over a tree of draft tokens after it."""
+
+    def __init__(self, shape: BlockConfig, input_norm: bool) -> None:
+        super().__init__(shape, CausalAttention(shape), input_norm)
+        self.rotary = Rotary(shape.frequencies, shape.positions, shape.rotary_scale)
+
+    def forward(self, x_BLD: Tensor, position_ids: Tensor, cache: Any = None, seen: Tensor | None = None) -> Tensor:
+        """Return the block's output [B, L, D].
+
+        Args:
+            position_ids: [L], or [B, L] where sequences differ.
+            cache: a KVCache of earlier rows, to which these are appended.
+            seen: true where a row may attend, [L, M] or [B, 1, L, M]; None: to all rows up to itself.
+        """
+        rotation = self.rotary(position_ids[..., None, :])
+        x_BLD = x_BLD + self.attention(self.attention_norm(x_BLD), rotation, cache, seen)
+        return x_BLD + self.mlp(self.mlp_norm(x_BLD))

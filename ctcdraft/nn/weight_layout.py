@@ -23,20 +23,15 @@ MAX_COLUMN_MAJOR_WEIGHTS = 5 * 2**20  # weights
 def to_column_major_(module: nn.Module, but: Iterable[Tensor] = ()) -> None:
     """Make the weights of a module's linear layers column-major, on a CPU and in float32; shapes and values stay.
 
-    Embeddings, and layers that share an embedding's weights, stay row-major, because a lookup reads a row. So do
-    tensor subclasses such as quantised weights. but: weights to leave alone.
+    Tensor subclasses such as quantised weights stay row-major, and so do `but`.
     """
     excluded = {id(weight) for weight in but}
+    # Layers that share an embedding's weights too, because a lookup reads a row.
     excluded |= {id(each.weight) for each in module.modules() if isinstance(each, nn.Embedding)}
     for layer in module.modules():
-        if (
-            type(layer) is nn.Linear
-            and id(layer.weight) not in excluded
-            and benefits_from_column_major(layer.weight.data)
-        ):
-            layer.weight.data = layer.weight.data.T.contiguous().T
-
-
-def benefits_from_column_major(weight: Tensor) -> bool:
-    plain = type(weight) is Tensor and weight.device.type == "cpu" and weight.dtype == torch.float32
-    return plain and weight.numel() <= MAX_COLUMN_MAJOR_WEIGHTS
+        if type(layer) is not nn.Linear or id(layer.weight) in excluded:
+            continue
+        weight = layer.weight.data
+        plain = type(weight) is Tensor and weight.device.type == "cpu" and weight.dtype == torch.float32
+        if plain and weight.numel() <= MAX_COLUMN_MAJOR_WEIGHTS:
+            layer.weight.data = weight.T.contiguous().T

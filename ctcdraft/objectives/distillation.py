@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ctcdraft.batch import Batch
 from ctcdraft.nn.heads import Emissions
-from ctcdraft.nn.packing import gather_following
+from ctcdraft.nn.masks import gather_following
 from ctcdraft.objectives.base import DecayedObjective, Loss, check_frames, decayed_masked_mean, label_mask
 
 # (log-probabilities_XSV of the base, log-probabilities_XSV of the frames) -> distances_XS

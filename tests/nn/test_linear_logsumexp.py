@@ -9,7 +9,12 @@ from torch.nn import functional as F
 
 from ctcdraft.ctc.forward import log_likelihood
 from ctcdraft.nn import linear_logsumexp
-from ctcdraft.nn.linear_logsumexp import fused_linear_logsumexp, label_and_blank_log_probs
+from ctcdraft.nn.linear_logsumexp import (
+    blank_logits,
+    fused_linear_logsumexp,
+    label_and_blank_log_probs,
+    token_logits,
+)
 
 WINDOWS, FRAMES, WIDTH, VOCABULARY, LABELS = 5, 4, 3, 11, 2
 
@@ -109,6 +114,30 @@ def test_the_loss_and_its_gradient_are_those_of_full_emissions(dtype, bound):
     for a, b in zip(gradients(ours), gradients(native), strict=True):
         assert (a - b).norm() <= bound * b.norm()
     assert gradients(ours)[0][::3].count_nonzero() == 0
+
+
+def test_gradients_of_the_states_are_summed_in_the_order_of_recorded_runs():
+    """Labels, blank, log-sum-exp: another order changes the last bits, and with them the weights of every run."""
+    rng = torch.Generator().manual_seed(0)
+    states_XTD, lm_head_VD, blank_D = (torch.randn(size, generator=rng) for size in ((60, 5, 16), (200, 16), (16,)))
+    labels_XS, blank_bias = torch.randint(200, (60, 4), generator=rng), torch.zeros(1)
+    weights_XTS = torch.randn(60, 5, 4, generator=rng)
+
+    def loss(label_XTS: Tensor, blank_XT: Tensor) -> Tensor:
+        return (weights_XTS * label_XTS).sum() + blank_XT.square().sum()
+
+    copies = [states_XTD.clone().requires_grad_() for _ in range(3)]  # one for each way to the loss
+    logsumexp_XT = fused_linear_logsumexp(copies[2], lm_head_VD, None)
+    blank_XT = blank_logits(copies[1], blank_D, blank_bias)
+    label_XTS = token_logits(copies[0], lm_head_VD, None, labels_XS)
+    normaliser_XT = torch.logaddexp(logsumexp_XT, blank_XT)
+    loss(label_XTS - normaliser_XT[..., None], blank_XT - normaliser_XT).backward()
+    of_labels, of_blank, of_logsumexp = (copy.grad for copy in copies)
+
+    states_XTD.requires_grad_()
+    loss(*label_and_blank_log_probs(states_XTD, lm_head_VD, None, blank_D, blank_bias, labels_XS)).backward()
+    assert torch.equal(states_XTD.grad, of_labels + of_blank + of_logsumexp)
+    assert not torch.equal(states_XTD.grad, of_labels + of_logsumexp + of_blank)
 
 
 def test_a_bfloat16_head_gives_float32_scores_near_the_exact_ones():

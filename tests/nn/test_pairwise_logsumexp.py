@@ -8,8 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ctcdraft.nn import linear_logsumexp
-from ctcdraft.nn.linear_logsumexp import token_logits
-from ctcdraft.nn.pairwise_logsumexp import pairwise_logsumexp
+from ctcdraft.nn.linear_logsumexp import pairwise_logsumexp, token_logits
 
 WINDOWS, FRAMES, PREFIXES, WIDTH, RANK, VOCABULARY = 5, 4, 3, 3, 2, 11
 
