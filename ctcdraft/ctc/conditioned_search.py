@@ -59,7 +59,9 @@ def conditioned_prefix_search(
 
     log_probs_TC: the unconditioned frames, the blank last. states: of the empty prefix.
     """
-    frames = Frames.of(log_probs_TC, stop_token_ids, topology)
+    probs_TV, blank_T = log_probs_TC[:, :-1].exp(), log_probs_TC[:, -1].double().exp()
+    stops_S = torch.tensor(list(stop_token_ids), dtype=torch.int64, device=log_probs_TC.device)
+    frames = Frames(log_probs_TC, probs_TV, blank_T, stops_S, topology)
     depth = len(log_probs_TC) if depth is None else min(depth, len(log_probs_TC))
     level = Level.empty(frames, states)
     best_of_all_N = level.max_mass_K[:0]
@@ -93,14 +95,8 @@ class Frames:
     log_probs_TC: Tensor
     probs_TV: Tensor  # in the precision of the frames, for bounds
     blank_T: Tensor  # float64
-    stops_V: Tensor
+    stops_S: Tensor
     topology: Topology
-
-    @classmethod
-    def of(cls, log_probs_TC: Tensor, stop_token_ids: Collection[int], topology: Topology) -> Self:
-        stops_V = torch.zeros_like(log_probs_TC[0, :-1], dtype=torch.bool)
-        stops_V[[token for token in stop_token_ids if token < len(stops_V)]] = True  # a stop id may exceed the lm_head
-        return cls(log_probs_TC, log_probs_TC[:, :-1].exp(), log_probs_TC[:, -1].double().exp(), stops_V, topology)
 
 
 @dataclass(frozen=True)
@@ -155,7 +151,8 @@ class Level:
         """Return the next level: the frames of these children, and their masses."""
         states, token_K = self.states.extend(children.token_R, children.parent_R), children.token_R
         factor_KV, scale_KT = states.factors()
-        begins_KT = children.begins_RT.masked_fill(frames.stops_V[token_K][:, None], 0)  # nothing follows a stop token
+        stops_K1 = (token_K[:, None] == frames.stops_S).any(1, keepdim=True)
+        begins_KT = children.begins_RT.masked_fill(stops_K1, 0)  # nothing follows a stop token
         repeat_KT = frames.topology.repeat_mass(children.probs_RT * factor_KV.gather(1, token_K[:, None]))
         blank_KT, label_KT = continue_prefixes(begins_KT, repeat_KT * scale_KT, frames.blank_T * scale_KT)
         return Level(states, factor_KV, scale_KT, blank_KT, label_KT, token_K, children.mass_R)

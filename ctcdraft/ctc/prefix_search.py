@@ -184,7 +184,7 @@ def run_products(probs_XT: Tensor) -> Tensor:
 
 
 def empty_prefix_masses(blank_runs_TT: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the masses of the empty prefix before each frame: of blanks only so far, and 0 for ending in a token."""
+    """Return the masses of the empty prefix before each frame: of blanks only, and 0 for ending in a token."""
     blank_1T = blank_runs_TT[:1].clone()
     blank_1T[:, 0] = 1
     return blank_1T, torch.zeros_like(blank_1T)
@@ -192,6 +192,7 @@ def empty_prefix_masses(blank_runs_TT: Tensor) -> tuple[Tensor, Tensor]:
 
 def top_masses(mass_R: Tensor, count: int) -> Tensor:
     """Return indices of the largest masses, in order; the earlier one wins where 29 significant bits are equal."""
+    # Later children get smaller low bits.
     tie_break_R = MAX_CHILDREN - 1 - torch.arange(len(mass_R), device=mass_R.device)
     # The bits of a non-negative float, read as an integer, are in the order of the floats.
     rounded_R = (mass_R.view(torch.int64) + MAX_CHILDREN // 2) & -MAX_CHILDREN
