@@ -38,31 +38,40 @@ def generate(
     cache = base.new_cache(cache_rows_needed(prompt_L, settings))
     started = perf_counter()
     context = prefill(base, cache, prompt_L, settings, noise)
-    response = context.tokens_L[len(prompt_L) :].tolist()  # a GPU is waited for here, so the clock below is right
+    response = context.tokens_L[len(prompt_L) :].tolist()  # waits for a GPU, so that the next line clocks it
     prefilled = perf_counter()
 
     steps: list[DecodeStep] = []
     memory, sampled = None, False
     while context.remaining_tokens > 0 and response[-1] not in stop_token_ids:
+        # Draft. The root of the tree is the newest token, which the base has chosen but not read.
         tree, memory = drafter.draft(context, memory, draft_rng)
         refuse_over_budget(drafter, context.nodes, "nodes", len(tree))
 
-        # One forward pass over all nodes. Its time is that of reading the weights from memory, so it costs little more
-        # than one over a single token: this is where the speed-up comes from.
-        root_position = cache.length  # the root is committed but not read yet, so it has no row in the cache
+        # Read all nodes in one forward pass. Its time is that of reading the weights from memory, so it costs little
+        # more than one over a single token: this is where the speed-up comes from.
+        root_position = cache.length
         output = base.read_tree(tree, cache)  # appends the keys and values of all nodes
 
+        # Verify: the accepted path from the root, and the bonus token that the base samples after it.
         result = settings.verify(tree, settings.process_logits(output.logits_NV), noise, root_position)
-        path = AcceptedPath.of(tree, result)  # the only transfer to the host in a step
-        # Not before verification: the depth is on the device, and arrives with the path.
-        refuse_over_budget(drafter, context.depth, "depth", path.drafted)
+        path = AcceptedPath.of(tree, result)  # the loop's only transfer to the host in a step
+        refuse_over_budget(drafter, context.depth, "depth", path.drafted)  # on the device until that transfer
 
-        cache.keep_path(root_position, path.path_K)  # rejected nodes would be attended to as if they were text
+        # Commit. Rejected nodes leave the cache, or later tokens would attend to them.
+        cache.keep_path(root_position, path.path_K)
         context = context.extend(path, output.states_ND)
         steps.append(commit(path, len(tree), response, stop_token_ids))
         sampled |= tree.draft_probs_NV is not None
-    ended, finished = response[-1] in stop_token_ids, perf_counter()
-    return GenerationResult(tuple(response), tuple(steps), ended, prefilled - started, finished - prefilled, sampled)
+    finished = perf_counter()
+    return GenerationResult(
+        tokens=tuple(response),
+        passes=tuple(steps),
+        ended=response[-1] in stop_token_ids,
+        seconds_prefill=prefilled - started,
+        seconds_decode=finished - prefilled,
+        drawn=sampled,
+    )
 
 
 def prefill(base: Any, cache: Any, prompt_L: Tensor, settings: DecodingSettings, noise: GumbelNoise | None) -> Context:
@@ -93,7 +102,7 @@ def cache_rows_needed(prompt_L: Tensor, settings: DecodingSettings) -> int:
 
 
 def refuse_over_budget(drafter: Drafter, limit: int, name: str, size: int) -> None:
-    """Raise InputError for a tree beyond its budget: the cache and the counts have no room for it."""
+    """Raise InputError for a tree beyond its budget: the cache and the counts are sized for its budget."""
     if size > limit:
         raise InputError(
             f"{type(drafter).__name__} drafted a tree of {name} {size} where context.{name} allows {limit}; a drafter "

@@ -85,7 +85,7 @@ class StaticShapeForward:
 
     def new_cache(self, layers: int, capacity: int) -> KVCache:
         """Return a cache that uses the shared buffers of its capacity; its own ones while another cache uses these."""
-        # With room for the padding of the largest tree, so that the buffers do not grow, which would cost new graphs.
+        # Rows for the padding of a large tree too: buffers that grow need new graphs.
         cache = KVCache(layers, capacity + PADDED_SIZES[-1], zeroed=True)
         if self._users.get(cache.capacity, lambda: None)() is None:
             if cache.capacity in self._buffers:

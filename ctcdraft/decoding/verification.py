@@ -31,7 +31,7 @@ def match(tree: TokenTree, log_probs_NV: Tensor, noise: GumbelNoise | None, root
 
     Exact for any deterministic tree and any distribution, greedy or sampled, without draft probabilities: all
     committed tokens are the base's own samples. As the noise is keyed by position, they are the very samples that
-    autoregression draws. (A sampled chain may be verified this way too; `Rejection` accepts more of it.)
+    autoregression takes. (A sampled chain may be verified this way too; `Rejection` accepts more of it.)
     """
     base_tokens_N = sample_base_tokens(log_probs_NV, noise, root_position, tree)
     if len(tree) == 1:  # autoregression: the rest would cost it ten operations per step
