@@ -18,17 +18,16 @@ class KVCache(transformers.Cache):
     capacity: rows to allocate, rounded up to ALLOCATION_STEP; the buffers grow on demand.
     """
 
-    # All layers are in two buffers [LAYERS, 1, H, capacity, d], so that dropping the rows of rejected draft tokens
-    # takes two copies per step instead of two per layer.
-
     def __init__(self, layers: int, capacity: int, zeroed: bool = False) -> None:
         super().__init__(layers=[])
         # Static shapes need zeros: masked rows are still multiplied by 0, and uninitialised memory may hold NaN.
         self._zeroed = zeroed
         self.capacity = -(-capacity // ALLOCATION_STEP) * ALLOCATION_STEP
         self._rows = [0] * layers  # rows written per layer: all equal once a forward pass is over
-        self._keys: Any = None  # allocated at the first update, which knows heads, width and dtype
-        self._values: Any = None
+        # Keys and values [LAYERS, 1, H, capacity, d], allocated at the first update, which knows heads, width and dtype.
+        # All layers are in one buffer: dropping the rows of rejected draft tokens then takes two copies per step instead
+        # of two per layer.
+        self.buffers: tuple[Any, Any] = (None, None)
         self.layer_buffers: list[tuple[Tensor, Tensor]] = []  # views of the same buffers, one pair per layer
         self._span = (0, 0)  # the rows of the current forward pass
         self._views: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []  # per layer: views of these rows and of all rows
@@ -53,7 +52,7 @@ class KVCache(transformers.Cache):
         return keys, values
 
     def _slice_views(self, start: int, end: int, key_states: Tensor, value_states: Tensor) -> None:
-        if self._keys is None or end > self.capacity:
+        if self.buffers[0] is None or end > self.capacity:
             self.reserve(end, key_states, value_states)
         # All layers at once: layer by layer these views would cost a hundredth of a forward pass.
         new = [buffer.narrow(3, start, end - start).unbind() for buffer in self.buffers]
@@ -61,20 +60,16 @@ class KVCache(transformers.Cache):
         self._views = list(zip(*new, *seen, strict=True))
         self._span = (start, end)
 
-    @property
-    def buffers(self) -> tuple[Any, Any]:
-        return self._keys, self._values
-
     def use_buffers(self, keys: Tensor, values: Tensor) -> None:
         """Use these buffers from now on, and drop all views of earlier ones."""
-        self._keys, self._values = keys, values
+        self.buffers = keys, values
         self.layer_buffers = list(zip(keys.unbind(), values.unbind(), strict=True))
         self._span = (0, 0)
 
     def reserve(self, rows: int, keys: Tensor, values: Tensor) -> None:
         """Allocate the buffers, or grow them and keep their rows. keys, values: of one layer, for the shape."""
         self.capacity = max(self.capacity, -(-rows // ALLOCATION_STEP) * ALLOCATION_STEP)
-        self.use_buffers(self._enlarge(self._keys, keys), self._enlarge(self._values, values))
+        self.use_buffers(self._enlarge(self.buffers[0], keys), self._enlarge(self.buffers[1], values))
 
     def _enlarge(self, current: Any, like: Tensor) -> Tensor:
         batch, heads, _, width = like.shape
@@ -115,10 +110,11 @@ class KVCache(transformers.Cache):
 
     def bytes_held(self) -> int:
         """Return the bytes of the rows in use: what a forward pass must read besides the weights."""
-        if self._keys is None:
+        keys, values = self.buffers
+        if keys is None:
             return 0
-        row = self._keys[:, :, :, 0].numel() + self._values[:, :, :, 0].numel()
-        return row * self.length * self._keys.element_size()
+        row = keys[:, :, :, 0].numel() + values[:, :, :, 0].numel()
+        return row * self.length * keys.element_size()
 
     # The rest is the interface that stock modeling code expects of a cache.
 
