@@ -24,8 +24,8 @@ from torch import Tensor
 from ctcdraft.corpus.chat_template import prompt_tokens
 from ctcdraft.ctc.best_first import best_first_search
 from ctcdraft.ctc.prefix_search import prefix_search
-from ctcdraft.decoding.loop import Context, generate
-from ctcdraft.decoding.settings import DecodingSettings, Drafter
+from ctcdraft.decoding.loop import Context, Drafter, generate
+from ctcdraft.decoding.settings import DecodingSettings
 from ctcdraft.decoding.static_shapes import StaticShapeForward
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.decoding.verification import match

@@ -28,7 +28,7 @@ def _targets(package: str, names: str) -> set[str]:
 BODIES = _targets("nn", "bodies.AttentionBody bodies.FeedForwardBody bodies.ResidualBody")
 CORRECTIONS = _targets("nn", "logit_correction.GRUCorrection logit_correction.MarkovCorrection")
 DATASETS = _targets("corpus.sources", "gsm8k sharegpt")
-VERIFIERS = _targets("decoding", "rejection.k_sequential rejection.multi_round verification.match")
+VERIFIERS = _targets("decoding.verification", "k_sequential match multi_round")
 CORPUS_TARGETS = {
     *DATASETS,
     *_targets("corpus", "sources.mixture sources.project_prompts decontamination.Decontamination"),
@@ -63,7 +63,7 @@ ALLOWED_TARGETS: Mapping[str, Collection[str]] = {  # by node of a run's config
     },
     "decoding": {
         *VERIFIERS,
-        *_targets("decoding", "settings.DecodingSettings rejection.Rejection verification.TypicalAcceptance"),
+        *_targets("decoding", "settings.DecodingSettings verification.Rejection verification.TypicalAcceptance"),
     },
     "corpus": CORPUS_TARGETS,
     "prompts": CORPUS_TARGETS,

@@ -3,9 +3,9 @@
 The map from frames to labels is B of Graves et al. 2006, "Connectionist temporal classification", section 3.1. The
 alignments serve displays only: distributions and searches sum over all of them instead.
 
-`frame_tables[k][t][c]` is the probability of class c in frame t once k tokens have been emitted. The last table also
-serves all larger k, so one is enough for frames that are not label-conditioned. `merging`: equal neighbours are one
-token, as in CTC; in a transducer they are two.
+`frame_tables[k][t][c]` is the probability of class c in frame t once k tokens have been emitted; one table is enough
+for frames that are not label-conditioned. `merging`: equal neighbours are one token, as in CTC; in a transducer they
+are two.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ def frames_needed(labels_XS: Tensor, lengths_X: Tensor) -> Tensor:
 
 
 Alignment = tuple[float, tuple[int, ...]]  # its probability, and the class of every frame
-FrameTables = Sequence[Sequence[Sequence[float]]]
+FrameRows = Sequence[Sequence[float]]  # one frame after k tokens: the last row also serves all larger k
+FrameTables = Sequence[Sequence[Sequence[float]]]  # [k][t][c], see above
 AlignmentState = tuple[int, bool]  # tokens emitted so far, and whether the last frame is the last of these tokens
 PartialAlignments = dict[AlignmentState, list[Alignment]]
 START_STATE: AlignmentState = (0, False)
@@ -77,8 +78,8 @@ def best_alignments(
     Three frames, each p(a) = 1/2, p(b) = 1/4, p(blank) = 1/4, text "a a"   ->   a blank a (1/16), and no other
     """
     partial: PartialAlignments = {START_STATE: [(1.0, ())]}
-    for frame in range(len(frame_tables[0])):
-        partial = advance_frame(partial, frame_tables, frame, text, blank, count, merging)
+    for rows in zip(*frame_tables, strict=True):
+        partial = advance_frame(partial, rows, text, blank, count, merging)
     return nlargest(count, [*partial.get((len(text), False), ()), *partial.get((len(text), True), ())])
 
 
@@ -93,25 +94,19 @@ def best_prefix_alignments(
     """
     partial: PartialAlignments = {START_STATE: [(1.0, ())]}
     complete: list[Alignment] = []
-    for frame in range(len(frame_tables[0])):
-        partial = advance_frame(partial, frame_tables, frame, text, blank, count, merging)
+    for rows in zip(*frame_tables, strict=True):
+        partial = advance_frame(partial, rows, text, blank, count, merging)
         complete += partial.pop((len(text), True), [])
     return nlargest(count, complete)
 
 
 def advance_frame(
-    partial: PartialAlignments,
-    frame_tables: FrameTables,
-    frame: int,
-    text: Sequence[int],
-    blank: int,
-    count: int,
-    merging: bool,
+    partial: PartialAlignments, rows: FrameRows, text: Sequence[int], blank: int, count: int, merging: bool
 ) -> PartialAlignments:
     """Extend the best partial alignments by one frame; keep `count` per state."""
     reached: PartialAlignments = defaultdict(list)
     for state, alignments in partial.items():
-        row = frame_tables[min(state[0], len(frame_tables) - 1)][frame]
+        row = rows[min(state[0], len(rows) - 1)]
         for chosen, next_state in next_states(state, text, blank, merging):
             p = row[chosen]
             reached[next_state] += [(mass * p, (*path, chosen)) for mass, path in alignments if mass * p > 0]
@@ -123,10 +118,10 @@ def prefix_probability(frame_tables: FrameTables, text: Sequence[int], blank: in
     if not text:
         return 1.0
     masses, complete = {START_STATE: 1.0}, 0.0
-    for frame in range(len(frame_tables[0])):
+    for rows in zip(*frame_tables, strict=True):
         reached: dict[AlignmentState, float] = defaultdict(float)
         for state, mass in masses.items():
-            row = frame_tables[min(state[0], len(frame_tables) - 1)][frame]
+            row = rows[min(state[0], len(rows) - 1)]
             for chosen, next_state in next_states(state, text, blank, merging):
                 reached[next_state] += mass * row[chosen]
         complete += reached.pop((len(text), True), 0.0)

@@ -19,22 +19,15 @@ from ctcdraft.ctc.topology import CTC_TOPOLOGY, Topology
 
 @dataclass(frozen=True)
 class PrefixBatch:
-    """K prefixes of equal length and their forward variables.
+    """K prefixes of equal length and their forward variables."""
 
-    Args:
-        frames_KTC: probabilities, float64: one row for all prefixes, or one per prefix for label-conditioned frames.
-        blank: index of the blank class.
-        ends_in_blank_KJ, ends_in_label_KJ: share of the prefix's alignments in which the first j frames collapse to
-            exactly the prefix and the last of them is a blank / is its last token; J = T + 1.
-        last_K: the last token.
-        topology: CTC's or a transducer's.
-    """
-
-    frames_KTC: Tensor
+    frames_KTC: Tensor  # probabilities, float64: one row for all prefixes, or one per prefix (label-conditioned)
     blank: int
+    # Share of the prefix's alignments in which the first j frames collapse to exactly the prefix and the last of them
+    # is a blank / is its last token; J = T + 1.
     ends_in_blank_KJ: Tensor
     ends_in_label_KJ: Tensor
-    last_K: Tensor
+    last_K: Tensor  # the last token
     topology: Topology
 
     @classmethod
@@ -54,16 +47,18 @@ class PrefixBatch:
 
             a   0  (a a needs three frames)      b   1/8 / 5/8 = 1/5      stop   (1/4 + 1/8 + 1/8) / 5/8 = 4/5
 
-        They sum to 1 to float64 precision even if the frames do so only to float32, so that a sample from them follows
-        exactly this distribution. After an impossible prefix all are 0.
+        After an impossible prefix all are 0.
         """
         either_KJ = self.ends_in_blank_KJ + self.ends_in_label_KJ
         children_KC = (either_KJ[:, None, :-1] @ self.frames_KTC)[:, 0]
         is_repeat_1 = self.last_K.new_ones(1, dtype=torch.bool)
         begin_KJ = self.topology.begin_mass(self.ends_in_blank_KJ, self.ends_in_label_KJ, is_repeat_1)
         repeat_K = (begin_KJ[:, :-1] * gather_class(self.frames_KTC, self.last_K)).sum(1)
+        # The one child that repeats the last token begins from other masses than all others.
         children_KC = children_KC.scatter(1, self.last_K[:, None], repeat_K[:, None])
         token_mass_KV = torch.cat([children_KC[:, : self.blank], children_KC[:, self.blank + 1 :]], dim=1)
+        # Scaled to sum to 1 in float64 even if the frames do so only in float32: a sample then follows exactly the
+        # returned distribution.
         scale_K = safe_reciprocal(token_mass_KV.sum(1) + either_KJ[:, -1])
         return token_mass_KV * scale_K[:, None], either_KJ[:, -1] * scale_K
 
@@ -75,7 +70,7 @@ class PrefixBatch:
         repeats_K1 = (tokens_K == self.last_K)[:, None]
         begin_KJ = self.topology.begin_mass(self.ends_in_blank_KJ, self.ends_in_label_KJ, repeats_K1)
         begins_KT = begin_KJ[:, :-1] * gather_class(self.frames_KTC, tokens_K)
-        begins_KT = begins_KT * safe_reciprocal(begins_KT.sum(1, keepdim=True))
+        begins_KT = begins_KT * safe_reciprocal(begins_KT.sum(1, keepdim=True))  # conditional on the longer prefix
         frames_KTC = self.frames_KTC if frames_KTC is None else frames_KTC.double()
         # One extra frame with probability 0, so that the last column of a run covers all T frames.
         repeat_runs_KJJ = run_products(F.pad(self.topology.repeat_mass(gather_class(frames_KTC, tokens_K)), (0, 1)))

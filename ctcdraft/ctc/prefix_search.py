@@ -21,7 +21,6 @@ from torch.nn import functional as F
 INDEX_BITS = 24
 MAX_CHILDREN = 1 << INDEX_BITS
 
-
 # Tokens, parents and masses of nodes, the impossible ones (mass 0) last.
 RankedNodes = tuple[Tensor, Tensor, Tensor]
 
@@ -62,8 +61,10 @@ def prefix_search(
             of the full distribution all the same.
     """
     tokens_W = _candidate_tokens(log_probs_TC, blank, words_per_frame)
+    probs_TW, blank_T = log_probs_TC[:, tokens_W].double().exp(), log_probs_TC[:, blank].double().exp()
     stops_S = tokens_W.new_tensor(list(stop_token_ids))
-    return drop_impossible(_search_levels(log_probs_TC, blank, nodes, tokens_W, stops_S, depth))
+    depth = len(log_probs_TC) if depth is None else depth
+    return drop_impossible(_search_levels(probs_TW, blank_T, tokens_W, stops_S, nodes, depth))
 
 
 def static_prefix_search(
@@ -71,14 +72,16 @@ def static_prefix_search(
 ) -> RankedNodes:
     """Do a `prefix_search` of static shapes and without host synchronisation, for a CUDA graph.
 
-    A token that several frames choose is a candidate several times, all but the first with mass 0. `drop_impossible`
-    then asks for the number of nodes.
+    `drop_impossible` then asks for the number of nodes.
     """
     check_blank(log_probs_TC, blank)
     few = min(words_per_frame, log_probs_TC.shape[1] - 1)
     tokens_W = _top_tokens(log_probs_TC, blank, few).flatten().sort().values
+    # A token that several frames choose is a candidate several times, all but the first with mass 0: how many different
+    # ones there are is not known without asking the device.
     duplicate_W = F.pad(tokens_W[1:] == tokens_W[:-1], (1, 0))
-    return _search_levels(log_probs_TC, blank, nodes, tokens_W, stops_S, depth, duplicate_W)
+    probs_TW = log_probs_TC[:, tokens_W].double().exp().masked_fill(duplicate_W, 0)
+    return _search_levels(probs_TW, log_probs_TC[:, blank].double().exp(), tokens_W, stops_S, nodes, depth)
 
 
 def drop_impossible(ranked: RankedNodes) -> Prefixes:
@@ -89,26 +92,17 @@ def drop_impossible(ranked: RankedNodes) -> Prefixes:
 
 
 def _search_levels(
-    log_probs_TC: Tensor,
-    blank: int,
-    nodes: int,
-    tokens_W: Tensor,
-    stops_S: Tensor,
-    depth: int | None,
-    duplicate_W: Tensor | None = None,
+    probs_TW: Tensor, blank_T: Tensor, tokens_W: Tensor, stops_S: Tensor, nodes: int, depth: int
 ) -> RankedNodes:
-    """Search over these candidate tokens. duplicate_W: true for those that are listed before already."""
-    frames, width = len(log_probs_TC), len(tokens_W)
+    """Search over these candidate tokens."""
+    frames, width = probs_TW.shape
     if nodes * width > MAX_CHILDREN:
         raise ValueError(
             f"{nodes} nodes times {width} tokens are more than the {MAX_CHILDREN} children a level can rank; "
             "lower nodes or words_per_frame"
         )
-    probs_TW = log_probs_TC[:, tokens_W].double().exp()
-    if duplicate_W is not None:
-        probs_TW = probs_TW.masked_fill(duplicate_W, 0)
     stops_W = (tokens_W[:, None] == stops_S).any(1)
-    runs_WTT, blank_runs_TT = run_products(probs_TW.T), run_products(log_probs_TC[:, blank].double().exp())
+    runs_WTT, blank_runs_TT = run_products(probs_TW.T), run_products(blank_T)
 
     # Row 0 is the empty prefix. Any candidate serves as its last token: no mass ends in a token, so a repeat is like
     # any other token.
@@ -116,7 +110,7 @@ def _search_levels(
     last_K, max_mass_K = tokens_W.new_zeros(1), probs_TW.new_ones(1)
     levels = [(tokens_W[:0], tokens_W[:0], max_mass_K[:0])]
     parent_row, best_of_all_N = 0, max_mass_K[:0]
-    for _ in range(frames if depth is None else min(depth, frames)):
+    for _ in range(min(depth, frames)):
         either_KT = ends_in_blank_KT + ends_in_label_KT
         children_KW = either_KT @ probs_TW
         repeat_K = (ends_in_blank_KT * probs_TW.T[last_K]).sum(1)
@@ -153,7 +147,7 @@ def pruned_mass(log_probs_TC: Tensor, blank: int, words_per_frame: int) -> Tenso
 
 
 def _candidate_tokens(log_probs_TC: Tensor, blank: int, words_per_frame: int) -> Tensor:
-    """Return the union of every frame's best tokens, ascending, without the blank."""
+    """Return the union of every frame's best tokens, ascending."""
     check_blank(log_probs_TC, blank)
     if words_per_frame < 1:
         raise ValueError(f"words_per_frame must be >= 1, got {words_per_frame}")
@@ -190,7 +184,7 @@ def run_products(probs_XT: Tensor) -> Tensor:
 
 
 def empty_prefix_masses(blank_runs_TT: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the masses of the empty prefix before each frame: of blanks only so far, and 0 for ending in a token."""
+    """Return the masses of the empty prefix before each frame: of blanks only, and 0 for ending in a token."""
     blank_1T = blank_runs_TT[:1].clone()
     blank_1T[:, 0] = 1
     return blank_1T, torch.zeros_like(blank_1T)
@@ -198,6 +192,7 @@ def empty_prefix_masses(blank_runs_TT: Tensor) -> tuple[Tensor, Tensor]:
 
 def top_masses(mass_R: Tensor, count: int) -> Tensor:
     """Return indices of the largest masses, in order; the earlier one wins where 29 significant bits are equal."""
+    # Later children get smaller low bits.
     tie_break_R = MAX_CHILDREN - 1 - torch.arange(len(mass_R), device=mass_R.device)
     # The bits of a non-negative float, read as an integer, are in the order of the floats.
     rounded_R = (mass_R.view(torch.int64) + MAX_CHILDREN // 2) & -MAX_CHILDREN

@@ -1,8 +1,4 @@
-"""The KV cache of the base: keys and values of all tokens read, of which only the accepted path of a tree is kept.
-
-All layers live in two preallocated buffers [LAYERS, 1, H, capacity, d], so that dropping the rows of rejected draft
-tokens takes two copies per step instead of two per layer.
-"""
+"""The KV cache of the base: keys and values of all tokens read, of which only the accepted path of a tree is kept."""
 
 from __future__ import annotations
 
@@ -19,22 +15,20 @@ class KVCache(transformers.Cache):
     """Preallocated keys and values of one sequence.
 
     A forward pass appends its rows to every layer; `keep_path` then closes the gaps that rejected draft tokens leave.
-
-    Args:
-        layers: number of layers.
-        capacity: rows to allocate, rounded up to ALLOCATION_STEP; the buffers grow on demand.
-        zeroed: fill new buffers with zeros. Static shapes need it: masked rows are still multiplied by 0, and
-            uninitialised memory may hold NaN.
+    capacity: rows to allocate, rounded up to ALLOCATION_STEP; the buffers grow on demand.
     """
 
     def __init__(self, layers: int, capacity: int, zeroed: bool = False) -> None:
         super().__init__(layers=[])
+        # Static shapes need zeros: masked rows are still multiplied by 0, and uninitialised memory may hold NaN.
         self._zeroed = zeroed
         self.capacity = -(-capacity // ALLOCATION_STEP) * ALLOCATION_STEP
         self._rows = [0] * layers  # rows written per layer: all equal once a forward pass is over
-        self._keys: Any = None  # allocated at the first update, which knows heads, width and dtype
-        self._values: Any = None
-        self._layers: list[tuple[Tensor, Tensor]] = []  # views of the same buffers, one pair per layer
+        # Keys and values [LAYERS, 1, H, capacity, d], allocated at the first update, which knows heads, width and dtype.
+        # All layers are in one buffer: dropping the rows of rejected draft tokens then takes two copies per step instead
+        # of two per layer.
+        self.buffers: tuple[Any, Any] = (None, None)
+        self.layer_buffers: list[tuple[Tensor, Tensor]] = []  # views of the same buffers, one pair per layer
         self._span = (0, 0)  # the rows of the current forward pass
         self._views: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []  # per layer: views of these rows and of all rows
 
@@ -50,7 +44,7 @@ class KVCache(transformers.Cache):
         start = self._rows[layer_idx]
         end = start + key_states.shape[-2]
         if (start, end) != self._span:
-            self._slice_views(start, end, key_states, value_states)
+            self._slice_views(start, end, key_states, value_states)  # the first layer does it for all
         new_keys, new_values, keys, values = self._views[layer_idx]
         new_keys.copy_(key_states)
         new_values.copy_(value_states)
@@ -58,73 +52,24 @@ class KVCache(transformers.Cache):
         return keys, values
 
     def _slice_views(self, start: int, end: int, key_states: Tensor, value_states: Tensor) -> None:
-        """Slice the views of all layers at once: layer by layer they would cost a hundredth of a forward pass."""
-        if self._keys is None or end > self.capacity:
-            self._reserve(end, key_states, value_states)
+        if self.buffers[0] is None or end > self.capacity:
+            self.reserve(end, key_states, value_states)
+        # All layers at once: layer by layer these views would cost a hundredth of a forward pass.
         new = [buffer.narrow(3, start, end - start).unbind() for buffer in self.buffers]
         seen = [buffer.narrow(3, 0, end).unbind() for buffer in self.buffers]
         self._views = list(zip(*new, *seen, strict=True))
         self._span = (start, end)
 
-    def static_view(self, rows_N: Tensor) -> StaticCacheView:
-        """Return a view for one forward pass that writes to these rows, whose numbers stay on the device."""
-        return StaticCacheView(self._layers, rows_N)
-
-    @property
-    def buffers(self) -> tuple[Any, Any]:
-        return self._keys, self._values
-
-    def use_buffers(self, buffers: tuple[Any, Any] | None) -> None:
-        """Reuse the buffers of an earlier sequence instead of allocating."""
-        if buffers is not None:
-            self._set_buffers(*buffers)
-
-    def reserve(self, rows: int) -> None:
-        """Grow allocated buffers to this many rows."""
-        if rows > self.capacity:
-            self._reserve(rows, self._keys[0], self._values[0])
-
-    def keep_path(self, start: int, path_K: Tensor) -> None:
-        """Of the rows read since `start` keep those of the accepted path, in order, and drop the rest.
-
-        A forward pass over 5 nodes after 3 rows, path 0 2 4:
-
-            rows    a b c | 0 1 2 3 4   ->   a b c 0 2 4
-
-        path_K: node numbers, the root (0) first. Rows are moved in place: selecting whole caches would cost ten times
-        as much. For a path that is in order already (0 1 2 ...) this copies rows onto themselves, but finding that
-        out would cost a transfer to the host.
-        """
-        end = start + len(path_K)
-        self._rows = [end] * len(self._rows)
-        if len(path_K) == 1:
-            return  # the root alone is in its place already
-        for buffer in self.buffers:
-            buffer[:, :, :, start:end] = buffer[:, :, :, start + path_K]
-
-    def crop(self, length: int) -> None:
-        """Keep the first `length` rows: for drafters, which read draft tokens and drop all of them again."""
-        self._rows = [length] * len(self._rows)
-
-    def batch_select(self, indices_B: Tensor) -> None:
-        """Keep these sequences of a batch, in this order (decoding has batch size 1; response generation has more)."""
-        self._set_buffers(*(self._select_sequences(buffer, indices_B) for buffer in self.buffers))
-
-    def _select_sequences(self, buffer: Any, indices_B: Tensor) -> Tensor:
-        selected = buffer.new_empty(buffer.shape[0], len(indices_B), *buffer.shape[2:])
-        selected[:, :, :, : self.length] = buffer[:, indices_B, :, : self.length]
-        return selected
-
-    def _reserve(self, rows: int, keys: Tensor, values: Tensor) -> None:
-        """Allocate the buffers, or grow them and keep their rows. keys, values: tensors of one layer, for the shape."""
-        self.capacity = max(self.capacity, -(-rows // ALLOCATION_STEP) * ALLOCATION_STEP)
-        self._set_buffers(self._enlarge(self._keys, keys), self._enlarge(self._values, values))
-
-    def _set_buffers(self, keys: Tensor, values: Tensor) -> None:
+    def use_buffers(self, keys: Tensor, values: Tensor) -> None:
         """Use these buffers from now on, and drop all views of earlier ones."""
-        self._keys, self._values = keys, values
-        self._layers = list(zip(keys.unbind(), values.unbind(), strict=True))
+        self.buffers = keys, values
+        self.layer_buffers = list(zip(keys.unbind(), values.unbind(), strict=True))
         self._span = (0, 0)
+
+    def reserve(self, rows: int, keys: Tensor, values: Tensor) -> None:
+        """Allocate the buffers, or grow them and keep their rows. keys, values: of one layer, for the shape."""
+        self.capacity = max(self.capacity, -(-rows // ALLOCATION_STEP) * ALLOCATION_STEP)
+        self.use_buffers(self._enlarge(self.buffers[0], keys), self._enlarge(self.buffers[1], values))
 
     def _enlarge(self, current: Any, like: Tensor) -> Tensor:
         batch, heads, _, width = like.shape
@@ -134,14 +79,44 @@ class KVCache(transformers.Cache):
             buffer[:, :, :, : current.shape[3]] = current
         return buffer
 
+    def keep_path(self, start: int, path_K: Tensor) -> None:
+        """Of the rows read since `start` keep those of the accepted path, in order, and drop the rest.
+
+        A forward pass over 5 nodes after 3 rows, path 0 2 4:
+
+            rows    a b c | 0 1 2 3 4   ->   a b c 0 2 4
+
+        path_K: node numbers, the root (0) first.
+        """
+        end = start + len(path_K)
+        self._rows = [end] * len(self._rows)
+        if len(path_K) == 1:
+            return  # the root alone is in its place already
+        # In place: selecting whole caches would cost ten times as much. A path that is in order already (0 1 2 ...) has
+        # its rows copied onto themselves, but finding that out would cost a transfer to the host.
+        for buffer in self.buffers:
+            buffer[:, :, :, start:end] = buffer[:, :, :, start + path_K]
+
+    def crop(self, length: int) -> None:
+        """Keep the first `length` rows: for drafters, which read draft tokens and drop all of them again."""
+        self._rows = [length] * len(self._rows)
+
+    def batch_select(self, indices_B: Tensor) -> None:
+        """Keep these sequences of a batch, in this order (decoding has batch size 1; response generation has more)."""
+        selected = [one.new_empty(one.shape[0], len(indices_B), *one.shape[2:]) for one in self.buffers]
+        for new, old in zip(selected, self.buffers, strict=True):
+            new[:, :, :, : self.length] = old[:, indices_B, :, : self.length]
+        self.use_buffers(*selected)
+
     def bytes_held(self) -> int:
         """Return the bytes of the rows in use: what a forward pass must read besides the weights."""
-        if self._keys is None:
+        keys, values = self.buffers
+        if keys is None:
             return 0
-        row = self._keys[:, :, :, 0].numel() + self._values[:, :, :, 0].numel()
-        return row * self.length * self._keys.element_size()
+        row = keys[:, :, :, 0].numel() + values[:, :, :, 0].numel()
+        return row * self.length * keys.element_size()
 
-    # The interface that stock modeling code expects of a cache.
+    # The rest is the interface that stock modeling code expects of a cache.
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self._rows[layer_idx]
@@ -151,15 +126,13 @@ class KVCache(transformers.Cache):
         queries = query_length if isinstance(query_length, int) else len(query_length)
         return self._rows[layer_idx] + queries, 0
 
-    def get_query_offset(self, layer_idx: int = 0) -> int:
-        return self._rows[layer_idx]
+    get_query_offset = get_seq_length
 
 
 class StaticCacheView(transformers.Cache):
-    """A cache of static shape for one forward pass: rows are written where rows_N says, and attention sees all rows.
+    """A cache of static shape for one forward pass: it writes to rows_N, and attention sees all rows of the buffers."""
 
-    It holds nothing but tensors, so that one compiled graph serves texts of every length.
-    """
+    # Nothing but tensors, so that one compiled graph serves texts of every length; the row numbers stay on the device.
 
     def __init__(self, layers: Sequence[tuple[Tensor, Tensor]], rows_N: Tensor) -> None:
         super().__init__(layers=[])

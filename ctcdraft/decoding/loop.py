@@ -1,24 +1,24 @@
 """The decoding loop: draft a token tree, read it with the base model, verify it, keep the accepted path.
 
-Every method, autoregression included, runs through `generate`; only the drafter differs. Nothing is mutated but the
-KV cache: the drafter's state between steps is the `memory` it returns, and the text so far is the `Context`.
+Every method runs through `generate`, autoregression (a tree of one node) included; only the drafter differs. So all
+methods share one loop, one clock and one count of tokens. Nothing is mutated but the KV cache: the text so far is the
+`Context`, and a drafter's state between steps is the `memory` that it returns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
 
-from ctcdraft.decoding.sampling import GumbelNoise, splitmix64_finalise
-from ctcdraft.decoding.settings import Context, DecodeStep, DecodingSettings, Drafter, GenerationResult
+from ctcdraft.decoding.sampling import GumbelNoise, splitmix64_finalise, unwarped_log_probs
+from ctcdraft.decoding.settings import DecodeStep, DecodingSettings, GenerationResult, LogitsProcessor
 from ctcdraft.decoding.tree import AcceptedPath, TokenTree
 from ctcdraft.errors import InputError
-
-__all__ = ["Context", "cache_rows_needed", "generate", "prefill", "refuse_over_budget"]
 
 
 @torch.inference_mode()
@@ -30,39 +30,54 @@ def generate(
     stop_token_ids: Collection[int],
     seed: int,
 ) -> GenerationResult:
-    """Decode one response to prompt_L (at least one token, shorter than the base's context).
-
-    The drafter and the verifier use different random streams. The verifier's is keyed by (seed, position), hence it
-    is the same for every drafter.
-    """
+    """Decode one response to prompt_L (at least one token, shorter than the base's context)."""
+    # The verifier's random numbers are keyed by (seed, position), hence the same for every drafter; a drafter samples
+    # from a stream of its own. At temperature 0 the base's distribution is one-hot and needs no noise.
     noise = GumbelNoise(seed) if settings.temperature > 0 else None
     draft_rng = torch.Generator(prompt_L.device).manual_seed(int(splitmix64_finalise(torch.tensor(seed))))
     cache = base.new_cache(cache_rows_needed(prompt_L, settings))
     started = perf_counter()
     context = prefill(base, cache, prompt_L, settings, noise)
-    response = context.tokens_L[len(prompt_L) :].tolist()  # on a GPU this waits for the prefill
+    response = context.tokens_L[len(prompt_L) :].tolist()  # waits for a GPU, so that the next line clocks it
     prefilled = perf_counter()
+
     steps: list[DecodeStep] = []
     memory, sampled = None, False
     while context.remaining_tokens > 0 and response[-1] not in stop_token_ids:
+        # Draft. The root of the tree is the newest token, which the base has chosen but not read.
         tree, memory = drafter.draft(context, memory, draft_rng)
         refuse_over_budget(drafter, context.nodes, "nodes", len(tree))
-        start = cache.length
-        output = base.read_tree(tree, cache)
-        result = settings.verify(tree, settings.process_logits(output.logits_NV), noise, start)
-        path = AcceptedPath.of(tree, result)
-        refuse_over_budget(drafter, context.depth, "depth", path.drafted)
-        cache.keep_path(start, path.path_K)
+
+        # Read all nodes in one forward pass. Its time is that of reading the weights from memory, so it costs little
+        # more than one over a single token: this is where the speed-up comes from.
+        root_position = cache.length
+        output = base.read_tree(tree, cache)  # appends the keys and values of all nodes
+
+        # Verify: the accepted path from the root, and the bonus token that the base samples after it.
+        result = settings.verify(tree, settings.process_logits(output.logits_NV), noise, root_position)
+        path = AcceptedPath.of(tree, result)  # the loop's only transfer to the host in a step
+        refuse_over_budget(drafter, context.depth, "depth", path.drafted)  # on the device until that transfer
+
+        # Commit. Rejected nodes leave the cache, or later tokens would attend to them.
+        cache.keep_path(root_position, path.path_K)
         context = context.extend(path, output.states_ND)
         steps.append(commit(path, len(tree), response, stop_token_ids))
         sampled |= tree.draft_probs_NV is not None
-    ended, finished = response[-1] in stop_token_ids, perf_counter()
-    return GenerationResult(tuple(response), tuple(steps), ended, prefilled - started, finished - prefilled, sampled)
+    finished = perf_counter()
+    return GenerationResult(
+        tokens=tuple(response),
+        passes=tuple(steps),
+        ended=response[-1] in stop_token_ids,
+        seconds_prefill=prefilled - started,
+        seconds_decode=finished - prefilled,
+        drawn=sampled,
+    )
 
 
 def prefill(base: Any, cache: Any, prompt_L: Tensor, settings: DecodingSettings, noise: GumbelNoise | None) -> Context:
     """Read the prompt and sample the first token of the response; it is no decoding step and does not count in tau."""
     output = base.read(prompt_L, cache)
+    # The verification of a tree without draft tokens: the first token is sampled by the same code as all others.
     last_token = TokenTree.only_root(prompt_L[-1])
     result = settings.verify(last_token, settings.process_logits(output.logits_NV), noise, len(prompt_L) - 1)
     tokens_L = torch.cat([prompt_L, result.bonus.reshape(1)])
@@ -87,9 +102,45 @@ def cache_rows_needed(prompt_L: Tensor, settings: DecodingSettings) -> int:
 
 
 def refuse_over_budget(drafter: Drafter, limit: int, name: str, size: int) -> None:
-    """Raise InputError for a tree beyond its budget: the cache and the counts have no room for it."""
+    """Raise InputError for a tree beyond its budget: the cache and the counts are sized for its budget."""
     if size > limit:
         raise InputError(
             f"{type(drafter).__name__} drafted a tree of {name} {size} where context.{name} allows {limit}; a drafter "
             "must keep to its context"
         )
+
+
+@dataclass(frozen=True)
+class Context:
+    """All inputs of a draft: the committed tokens, new hidden states of the base, and the limits of the tree."""
+
+    tokens_L: Tensor  # the last one is the root
+    # Of the base, since the last draft (for the first draft: of the whole prompt). The last row is the anchor's, which
+    # is the token before the root: the root itself has not been read yet.
+    new_states_KD: Tensor
+    remaining_tokens: int  # how many more max_new_tokens and the base's context allow
+    nodes: int  # limit of the tree's nodes, the root counted
+    logits_processor: LogitsProcessor = unwarped_log_probs  # temperature, top-k and top-p of this decoding run
+
+    @property
+    def root(self) -> Tensor:
+        return self.tokens_L[-1]
+
+    @property
+    def depth(self) -> int:
+        """The depth limit of the tree: the base adds a bonus token below the deepest draft token."""
+        return min(self.remaining_tokens, self.nodes) - 1
+
+    def extend(self, path: AcceptedPath, states_ND: Tensor) -> Self:
+        """Return the context after committing the path. states_ND: hidden states of all nodes of the tree."""
+        tokens_L = torch.cat([self.tokens_L, path.tokens_K])
+        new_states_KD = states_ND if len(states_ND) == 1 else states_ND[path.path_K]
+        # Written out: `dataclasses.replace` would add a thousandth to a step of autoregression on a small base.
+        remaining = self.remaining_tokens - len(path.tokens)
+        return type(self)(tokens_L, new_states_KD, remaining, self.nodes, self.logits_processor)
+
+
+class Drafter(Protocol):
+    """A draft method. `memory` starts as None for every text; a drafter returns what it needs in the next step."""
+
+    def draft(self, context: Context, memory: Any, rng: torch.Generator) -> tuple[TokenTree, Any]: ...

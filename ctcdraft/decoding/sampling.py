@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,10 +17,9 @@ SPLITMIX_MULTIPLIER_2 = 0x94D049BB133111EB - 2**64
 def warp(logits_NV: Tensor, temperature: float, top_k: int = 0, top_p: float = 1.0) -> Tensor:
     """Return log-probabilities_NV in float32 or wider after temperature, then top-k, then top-p.
 
-    Temperature 0 gives the one-hot distribution of the argmax, so that greedy decoding needs no code of its own.
     top_k = 0 and top_p = 1 keep every token; a removed token has log-probability -inf.
     """
-    if temperature == 0:
+    if temperature == 0:  # one-hot at the argmax, so that greedy decoding needs no code of its own
         best_N1 = logits_NV.argmax(dim=-1, keepdim=True)
         return torch.full_like(logits_NV, -torch.inf).scatter_(-1, best_N1, 0.0)
     scores_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32)) / temperature
@@ -27,22 +27,15 @@ def warp(logits_NV: Tensor, temperature: float, top_k: int = 0, top_p: float = 1
         threshold_N1 = scores_NV.topk(top_k, dim=-1).values[..., -1:]
         scores_NV = scores_NV.masked_fill(scores_NV < threshold_N1, -torch.inf)
     if top_p < 1.0:
-        scores_NV = top_p_filter(scores_NV, top_p)
+        sorted_NV, order_NV = scores_NV.sort(dim=-1, descending=True)
+        probs_NV = sorted_NV.softmax(dim=-1)
+        outside_NV = probs_NV.cumsum(dim=-1) - probs_NV >= top_p  # the mass *before* the token already suffices
+        outside_NV[..., 0] = False  # however small top_p is
+        scores_NV = scores_NV.masked_fill(outside_NV.gather(-1, order_NV.argsort(dim=-1)), -torch.inf)
     return scores_NV.log_softmax(dim=-1)
 
 
-def unwarped_log_probs(logits_NV: Tensor) -> Tensor:
-    """Return the log-softmax: temperature 1, all tokens."""
-    return warp(logits_NV, 1.0)
-
-
-def top_p_filter(scores_NV: Tensor, top_p: float) -> Tensor:
-    """Keep the fewest tokens whose probabilities reach top_p; the most probable one always stays."""
-    sorted_NV, order_NV = scores_NV.sort(dim=-1, descending=True)
-    probs_NV = sorted_NV.softmax(dim=-1)
-    outside_NV = probs_NV.cumsum(dim=-1) - probs_NV >= top_p  # the mass *before* the token already suffices
-    outside_NV[..., 0] = False
-    return scores_NV.masked_fill(outside_NV.gather(-1, order_NV.argsort(dim=-1)), -torch.inf)
+unwarped_log_probs = partial(warp, temperature=1.0)
 
 
 @dataclass(frozen=True)
@@ -50,10 +43,10 @@ class GumbelNoise:
     """Random numbers that depend on (seed, absolute position, token id) only.
 
     Autoregression and every drafter therefore sample the same token at the same position of the same text, so sampled
-    decoding can be compared token for token. The generator is counter-based (SplitMix64 on 64-bit integers): it gives
-    the same bits on every device and has no state.
+    decoding can be compared token for token.
     """
 
+    # SplitMix64 on 64-bit integers is counter-based: it gives the same bits on every device and has no state.
     seed: int
 
     def gumbel(self, positions_N: Tensor, vocabulary: int) -> Tensor:
@@ -63,7 +56,7 @@ class GumbelNoise:
     def uniform(self, positions_N: Tensor, count: int, after: int = 0) -> Tensor:
         """Return uniform numbers_NV strictly between 0 and 1, float64: float32 could never sample a token below 6e-8.
 
-        after: how many numbers of each position to skip. With after=V they are independent of the tokens' noise.
+        after: numbers of each position to skip: with V they are independent of the tokens' noise.
         """
         key = splitmix64_finalise(torch.tensor(self.seed * 2 + 1, dtype=torch.int64, device=positions_N.device))
         keys_N1 = splitmix64_finalise(positions_N.to(torch.int64) + key)[:, None]

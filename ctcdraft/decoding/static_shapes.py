@@ -1,8 +1,8 @@
 """Tree reads of static shape: padded trees and whole cache buffers, so that a GPU can replay a read as one CUDA graph.
 
 A tree is padded to the next of a few sizes, and attention sees every row of the cache's buffers, most of them masked.
-On a CPU the same reads run eagerly, slower than exact ones, as a proof that padding changes nothing; or compiled by
-torch, once per number of nodes. On a GPU compiled code is captured like eager code.
+On a CPU the same reads run eagerly, slower than exact ones, as a proof that padding changes nothing. Either may be
+compiled by torch first.
 """
 
 from __future__ import annotations
@@ -31,18 +31,16 @@ RECOMPILE_LIMIT = 1024  # sizes and bases that one process may compile; torch's 
 
 @dataclass(frozen=True)
 class StaticInputs:
-    """The inputs of a forward pass over N nodes: tokens, position ids, cache rows to write, and the attention mask."""
+    """The inputs of a forward pass over N nodes."""
 
     tokens_N: Tensor
     positions_N: Tensor
-    rows_N: Tensor
-    mask_NM: Tensor
+    rows_N: Tensor  # of the cache, to write
+    mask_NM: Tensor  # additive
 
     @classmethod
     def of(cls, tree: TokenTree, start: int, capacity: int, dtype: torch.dtype) -> Self:
         """Return the padded inputs of a tree behind `start` rows of a cache with `capacity` rows.
-
-        A padding node sees itself alone, because a softmax over nothing is NaN.
 
         start 2, capacity 6, a root and its child, size 3:     rows 0 1 root child - -
             root     x x x                                      child    x x x x
@@ -50,6 +48,7 @@ class StaticInputs:
         """
         size = padded_size(len(tree))
         missing = size - len(tree)
+        # A padding node sees itself alone, because a softmax over nothing is NaN.
         padding_NN = torch.eye(missing, dtype=torch.int64, device=tree.tokens_N.device)
         seen_NN = torch.block_diag(tree.ancestors_NN.long(), padding_NN).bool()
         allowed_NM = F.pad(seen_NN, (start, capacity - start - size))
@@ -59,22 +58,12 @@ class StaticInputs:
         rows_N = torch.arange(start, start + size, device=seen_NN.device)
         return cls(F.pad(tree.tokens_N, (0, missing)), F.pad(tree.depths_N, (0, missing)) + start, rows_N, mask_NM)
 
-    def copy_(self, other: StaticInputs) -> None:
-        for name, tensor in vars(self).items():
-            tensor.copy_(getattr(other, name))
-
-    def clone(self) -> StaticInputs:
-        return StaticInputs(**{name: tensor.clone() for name, tensor in vars(self).items()})
-
 
 class StaticShapeForward:
-    """The CUDA graphs of one base, by size and capacity, and the cache buffers that they were captured with.
-
-    compiled: compile the forward pass of every size with torch before it is run or captured.
-    """
+    """The CUDA graphs of one base, by size and capacity, and the cache buffers that they were captured with."""
 
     def __init__(self, compiled: bool = False) -> None:
-        self.compiled = compiled
+        self.compiled = compiled  # by torch, once per size, before it is run or captured
         self.capture_error: str | None = None  # set when a capture failed; from then on all reads are eager
         self._run: Callable[..., StatesAndLogits] = CompiledForward(run_forward) if compiled else run_forward
         self._buffers: dict[int, tuple[Any, Any]] = {}  # keys and values, by capacity
@@ -95,13 +84,12 @@ class StaticShapeForward:
         return StaticShapeForward()  # graphs and compiled code belong to the weights they were made for
 
     def new_cache(self, layers: int, capacity: int) -> KVCache:
-        """Return a cache that uses the shared buffers of its capacity.
-
-        While another cache uses these buffers it gets its own, and its reads are eager.
-        """
+        """Return a cache that uses the shared buffers of its capacity; its own ones while another cache uses these."""
+        # Rows for the padding of a large tree too: buffers that grow need new graphs.
         cache = KVCache(layers, capacity + PADDED_SIZES[-1], zeroed=True)
         if self._users.get(cache.capacity, lambda: None)() is None:
-            cache.use_buffers(self._buffers.get(cache.capacity))
+            if cache.capacity in self._buffers:
+                cache.use_buffers(*self._buffers[cache.capacity])
             self._users[cache.capacity] = weakref.ref(cache)
         return cache
 
@@ -110,14 +98,17 @@ class StaticShapeForward:
     ) -> StatesAndLogits:
         """Return hidden states and logits of the tree's nodes without the padding; append its rows to the cache."""
         start, nodes = cache.length, len(tree)
-        cache.reserve(start + padded_size(nodes))
+        if start + padded_size(nodes) > cache.capacity:
+            cache.reserve(start + padded_size(nodes), *cache.layer_buffers[0])
         inputs = StaticInputs.of(tree, start, cache.capacity, dtype)
-        if tree.tokens_N.is_cuda and self._owns_buffers(cache) and self.capture_error is None:
-            states_ND, logits_NV = self._replay(forward, inputs, cache)
-        else:
-            states_ND, logits_NV = self._run(forward, inputs, cache.static_view(inputs.rows_N))
-        cache.crop(start + nodes)
+        # A cache with buffers of its own is read eagerly: no graph was captured with them.
+        replays = tree.tokens_N.is_cuda and self._owns_buffers(cache) and self.capture_error is None
+        states_ND, logits_NV = (self._replay if replays else self._read)(forward, inputs, cache)
+        cache.crop(start + nodes)  # the padding's rows are overwritten by the next tree
         return states_ND[:nodes], logits_NV[:nodes]
+
+    def _read(self, forward: ForwardFunction, inputs: StaticInputs, cache: KVCache) -> StatesAndLogits:
+        return self._run(forward, inputs, StaticCacheView(cache.layer_buffers, inputs.rows_N))
 
     def _owns_buffers(self, cache: KVCache) -> bool:
         """Return whether this cache uses the buffers that graphs were captured with."""
@@ -128,27 +119,23 @@ class StaticShapeForward:
         return self._buffers[cache.capacity][0] is cache.buffers[0]
 
     def _replay(self, forward: ForwardFunction, inputs: StaticInputs, cache: KVCache) -> StatesAndLogits:
-        """Replay the graph of this shape, after capturing it on first use.
-
-        The outputs are overwritten by the next replay of the shape; by then the loop has copied what it keeps.
-        """
+        """Replay the graph of this shape, after capturing it on first use."""
         key = (len(inputs.tokens_N), cache.capacity)
         if key not in self._graphs:
-            static_inputs = inputs.clone()
+            static_inputs = StaticInputs(**{name: tensor.clone() for name, tensor in vars(inputs).items()})
             try:
-                graph, out = capture_cuda_graph(
-                    lambda: self._run(forward, static_inputs, cache.static_view(static_inputs.rows_N))
-                )
+                graph, out = capture_cuda_graph(lambda: self._read(forward, static_inputs, cache))
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError as error:  # a base that synchronises with the host cannot be captured
                 self.capture_error = first_line(error)
-                return self._run(forward, inputs, cache.static_view(inputs.rows_N))
+                return self._read(forward, inputs, cache)
             self._graphs[key] = graph, static_inputs, out
         graph, static_inputs, out = self._graphs[key]
-        static_inputs.copy_(inputs)
+        for name, tensor in vars(static_inputs).items():
+            tensor.copy_(getattr(inputs, name))
         graph.replay()
-        return out
+        return out  # overwritten by the next replay of this shape; by then the loop has copied what it keeps
 
 
 def run_forward(forward: ForwardFunction, inputs: StaticInputs, cache: StaticCacheView) -> StatesAndLogits:
@@ -180,29 +167,19 @@ def padded_sizes_up_to(nodes: int) -> list[int]:
 
 
 class CompiledForward:
-    """A forward pass compiled once per number of nodes, for cache buffers of any capacity.
-
-    The capacity stays dynamic because attention runs in a kernel that takes any number of rows, and half a minute of
-    compiling per capacity would gain nothing.
-    """
+    """A forward pass compiled once per number of nodes, for cache buffers of any capacity."""
 
     def __init__(self, run: Callable[[ForwardFunction, StaticInputs, StaticCacheView], StatesAndLogits]) -> None:
         self._run: Any = torch.compile(run, dynamic=False, fullgraph=True)
         self._sizes: set[int] = set()
 
     def __call__(self, forward: ForwardFunction, inputs: StaticInputs, cache: StaticCacheView) -> StatesAndLogits:
+        """Run; compile first if the size is new. Raises InputError where that is impossible."""
         size = len(inputs.tokens_N)
         if size in self._sizes:
             return self._run(forward, inputs, cache)
-        outputs = self._compile(forward, inputs, cache)
-        self._sizes.add(size)
-        return outputs
-
-    def _compile(self, forward: ForwardFunction, inputs: StaticInputs, cache: StaticCacheView) -> StatesAndLogits:
-        """Compile this size and run it.
-
-        Raises InputError where that is impossible: an eager fallback would be measured under a wrong name.
-        """
+        # The capacity stays dynamic: attention runs in a kernel that takes any number of rows, and half a minute of
+        # compiling per capacity would gain nothing.
         torch._dynamo.maybe_mark_dynamic(inputs.mask_NM, 1)
         for buffer in (buffer for layer in cache.layer_buffers for buffer in layer):
             torch._dynamo.maybe_mark_dynamic(buffer, 2)
@@ -210,10 +187,13 @@ class CompiledForward:
             # Warnings of the compiler concern torch itself; a user can do nothing about them.
             with warnings.catch_warnings(), torch._dynamo.config.patch(recompile_limit=RECOMPILE_LIMIT):
                 warnings.simplefilter("ignore")
-                return self._run(forward, inputs, cache)
+                outputs = self._run(forward, inputs, cache)
+        # No fallback to eager code: it would be measured under a wrong name.
         except torch._dynamo.exc.TorchDynamoException as error:
             raise InputError(
                 f"base.compiled=true: this base cannot be compiled here ({first_line(error)}); compiling needs a C++ "
                 "compiler, on a GPU also triton, and a model without control flow that depends on values; install "
                 "what is missing, or set base.compiled=false"
             ) from error
+        self._sizes.add(size)
+        return outputs

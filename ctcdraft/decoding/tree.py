@@ -15,24 +15,18 @@ NO_TOKEN = -2  # among a node's samples: the draft sampled a stop
 
 @dataclass(frozen=True)
 class TokenTree:
-    """A tree of draft tokens. Node 0 is the root: committed, but not yet read by the base.
-
-    Args:
-        tokens_N: token ids.
-        parents_N: index of each node's parent, -1 at the root; a parent always comes before its children.
-        height: a bound on the depth that is known without asking the device.
-        draft_probs_NV: only if draft tokens were *sampled*: row n is the distribution that node n's children were
-            sampled from. What it lacks to 1 is the probability of a stop. A row of zeros was not sampled from, as
-            below the last token of a chain that was cut by a limit.
-        sampled_nodes_NK: the nodes sampled after node n, in the order of sampling, a node that was sampled twice
-            listed twice; NO_TOKEN for a stop, -1 in unused slots. Without it every draft token is one sample, and a
-            node with probabilities but without a child sampled a stop.
-    """
+    """A tree of draft tokens. Node 0 is the root: committed, but not yet read by the base."""
 
     tokens_N: Tensor
-    parents_N: Tensor
-    height: int
+    parents_N: Tensor  # -1 at the root; a parent always comes before its children
+    height: int  # a bound on the depth that is known without asking the device
+    # Only if draft tokens were *sampled*: row n is the distribution that node n's children were sampled from. What it
+    # lacks to 1 is the probability of a stop. A row of zeros was not sampled from, as below the last token of a chain
+    # that was cut by a limit.
     draft_probs_NV: Tensor | None = None
+    # The nodes sampled after node n, in the order of sampling, a node that was sampled twice listed twice; NO_TOKEN for
+    # a stop, -1 in unused slots. Without it every draft token is one sample, and a node with probabilities but without
+    # a child sampled a stop.
     sampled_nodes_NK: Tensor | None = None
 
     def __len__(self) -> int:
@@ -52,13 +46,11 @@ class TokenTree:
 
     @classmethod
     def from_lists(cls, root: Tensor, tokens: Sequence[int], parents: Sequence[int]) -> Self:
-        """Return the tree of draft tokens on the host, a parent before its children; parent -1 is the root.
-
-        Reading the root's token id is free on a CPU; on a GPU it would stall the draft.
-        """
+        """Return the tree of draft tokens on the host, a parent before its children; parent -1 is the root."""
         depths = [0]
         for parent in parents:
             depths.append(depths[parent + 1] + 1)
+        # Reading the root's token id is free on a CPU; on a GPU it would stall the draft.
         tokens_N = torch.tensor([int(root), *tokens], device=root.device)
         parents_N = torch.tensor([-1, *(parent + 1 for parent in parents)], device=root.device)
         return cls(tokens_N, parents_N, height=max(depths))
@@ -70,7 +62,7 @@ class TokenTree:
             root 7, paths  5 5 8    ->   7 - 5 - 5 - 8        nodes  7 5 5 8 9
                            5 9               \\- 9            parents -1 0 1 2 1
 
-        paths_PK: token ids; entries beyond lengths_P are ignored. Tensors in, tensors out.
+        paths_PK: token ids; entries beyond lengths_P are ignored.
         """
         paths, depth = paths_PK.shape
         columns_K = torch.arange(depth, device=paths_PK.device)
@@ -81,8 +73,7 @@ class TokenTree:
         first_path_PK = shared_prefix_PPK.to(torch.int8).argmax(dim=1)
         new_PK = real_PK & (first_path_PK == torch.arange(paths, device=paths_PK.device)[:, None])
         # Nodes are numbered path by path, so a parent precedes its children and the first paths win.
-        node_PK = new_PK.flatten().cumsum(0).reshape(paths, depth)
-        node_PK = node_PK.gather(0, first_path_PK)
+        node_PK = new_PK.flatten().cumsum(0).reshape(paths, depth).gather(0, first_path_PK)
         parent_PK = torch.nn.functional.pad(node_PK[:, :-1], (1, 0))
         taken_PK = new_PK & (node_PK < limit)
         tokens_N = torch.cat([root.reshape(1), masked_tokens_PK[taken_PK]])
@@ -102,7 +93,6 @@ class TokenTree:
 
     @cached_property
     def depths_N(self) -> Tensor:
-        """Edges between the root and the node: 0 at the root."""
         if len(self) == 1:  # the shortcut of autoregression, which needs depths in every step
             return torch.zeros_like(self.tokens_N)
         return self.ancestors_NN.sum(dim=1) - 1
@@ -135,13 +125,14 @@ class AcceptedPath:
 
     @classmethod
     def of(cls, tree: TokenTree, result: VerifyResult) -> Self:
-        """Transfer the result to the host, in one transfer per step."""
-        if tree.height == 0:
+        """Transfer the result to the host."""
+        if tree.height == 0:  # the shortcut of autoregression
             tokens_1 = result.bonus.reshape(1)
             return cls(result.path_K, (int(result.bonus),), tokens_1, has_rejected_child=False, drafted=0)
         path_tokens_K = tree.tokens_N[result.path_K.clamp(min=0)]
         last = result.path_K[result.length - 1]
         has_child = (tree.parents_N == last).any().to(path_tokens_K.dtype)
+        # One transfer per step: each of its own would wait for the device.
         counts = torch.stack([result.length, result.bonus, has_child, tree.depths_N.max()])
         length, bonus, rejected, drafted, *path_tokens = torch.cat([counts, path_tokens_K]).tolist()
         tokens = (*path_tokens[1:length], bonus)

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ctcdraft.decoding.loop import Context
-from ctcdraft.decoding.settings import Drafter
+from ctcdraft.decoding.loop import Context, Drafter
 from ctcdraft.decoding.tree import AcceptedPath, TokenTree
 from ctcdraft.decoding.verification import match
 from ctcdraft.drafters.base import refuse_non_drafter, samples_drafts, uses_hidden_states

@@ -22,9 +22,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from ctcdraft.decoding.loop import generate
+from ctcdraft.decoding.loop import Drafter, generate
 from ctcdraft.decoding.sampling import GumbelNoise
-from ctcdraft.decoding.settings import DecodingSettings, Drafter
+from ctcdraft.decoding.settings import DecodingSettings
 from ctcdraft.decoding.tree import TokenTree, VerifyResult
 from ctcdraft.decoding.verification import Verifier
 from ctcdraft.models.base_model import BaseLM

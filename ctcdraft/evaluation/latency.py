@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ctcdraft.decoding.loop import Drafter
 from ctcdraft.decoding.sampling import GumbelNoise
-from ctcdraft.decoding.settings import DecodingSettings, Drafter
+from ctcdraft.decoding.settings import DecodingSettings
 from ctcdraft.decoding.tree import TokenTree, VerifyResult
 from ctcdraft.decoding.verification import Verifier
 from ctcdraft.errors import InputError, check_float, check_int

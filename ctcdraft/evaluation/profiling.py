@@ -16,8 +16,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from ctcdraft.decoding.loop import generate
-from ctcdraft.decoding.settings import DecodingSettings, Drafter, GenerationResult
+from ctcdraft.decoding.loop import Drafter, generate
+from ctcdraft.decoding.settings import DecodingSettings, GenerationResult
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
 
 PASS_PARTS = ("draft", "tree", "read", "verify", "keep", "other")

@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ctcdraft.decoding.settings import DecodingSettings, Drafter, GenerationResult
+from ctcdraft.decoding.loop import Drafter
+from ctcdraft.decoding.settings import DecodingSettings, GenerationResult
 from ctcdraft.evaluation.records import Answer
 from ctcdraft.evaluation.stock_generate import generate_answer
 from ctcdraft.models.base_model import BaseLM

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from ctcdraft.decoding import loop
-from ctcdraft.decoding.settings import DecodeStep, DecodingSettings, Drafter, GenerationResult
+from ctcdraft.decoding.loop import Drafter
+from ctcdraft.decoding.settings import DecodeStep, DecodingSettings, GenerationResult
 from ctcdraft.drafters.draft_model import load_draft_model
 from ctcdraft.errors import InputError, first_line
 from ctcdraft.models.base_model import BaseLM

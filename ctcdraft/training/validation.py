@@ -11,8 +11,8 @@ from torch import Tensor
 from ctcdraft.corpus.batches import TokenSequences
 from ctcdraft.corpus.token_store import Row, TensorColumn
 from ctcdraft.corpus.types import first_turn_key
-from ctcdraft.decoding.loop import generate
-from ctcdraft.decoding.settings import DecodeStep, DecodingSettings, Drafter, conditional_acceptance_rates
+from ctcdraft.decoding.loop import Drafter, generate
+from ctcdraft.decoding.settings import DecodeStep, DecodingSettings, conditional_acceptance_rates
 from ctcdraft.models.base_model import BaseLM
 
 

@@ -8,7 +8,7 @@ from chi_square import MIN_P_VALUE, assert_draft_probs, p_value, path_tokens
 from test_conditioned_search import begin, frame_distribution_of, frames
 from truths_heads import beginnings, slow_conditioned_texts
 
-from ctcdraft.decoding.rejection import sampling_order
+from ctcdraft.decoding.verification import sampling_order
 from ctcdraft.drafters.trees.request import DraftSampling, TreeRequest
 from ctcdraft.drafters.trees.sampled_labels import SampledLabels, SampledTokens
 from ctcdraft.nn.logit_correction import GRUCorrection, MarkovCorrection

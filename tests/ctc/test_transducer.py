@@ -13,7 +13,7 @@ from truths_heads import beginnings, independent, slow_best, slow_conditioned_te
 from ctcdraft.ctc.conditioned_search import conditioned_prefix_search
 from ctcdraft.ctc.forward import transducer_likelihoods
 from ctcdraft.ctc.topology import TRANSDUCER_TOPOLOGY
-from ctcdraft.decoding.rejection import sampling_order
+from ctcdraft.decoding.verification import sampling_order
 from ctcdraft.drafters.conditioning import ConditionedFrames, UnconditionedFrames
 from ctcdraft.drafters.trees.request import DraftSampling, TreeRequest
 from ctcdraft.drafters.trees.transducer import SampledTransductions, TransducerSearch

@@ -20,10 +20,9 @@ from truths_verifiers import (
     slow_rho,
 )
 
-from ctcdraft.decoding.rejection import Rejection, k_sequential, multi_round, smallest_rho
 from ctcdraft.decoding.sampling import GumbelNoise, warp
 from ctcdraft.decoding.tree import AcceptedPath, TokenTree
-from ctcdraft.decoding.verification import match
+from ctcdraft.decoding.verification import Rejection, k_sequential, match, multi_round, smallest_rho
 
 SAMPLES = 100_000
 P = torch.tensor([0.30, 0.05, 0.25, 0.10, 0.20, 0.10], dtype=torch.float64)

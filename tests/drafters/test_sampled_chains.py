@@ -7,7 +7,7 @@ import torch
 from chi_square import assert_draft_probs
 from test_dynamic_trees import TableStepFunction, random_distributions
 
-from ctcdraft.decoding.rejection import sampling_order
+from ctcdraft.decoding.verification import sampling_order
 from ctcdraft.drafters.trees.request import DraftSampling, TreeRequest
 from ctcdraft.drafters.trees.sampled_chains import SampledChains, chains_and_depth
 from ctcdraft.errors import InputError

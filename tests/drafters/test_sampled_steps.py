@@ -12,9 +12,9 @@ from test_sampled_drafts import PROMPT, TEMPERATURE, VERIFIERS, WORDS, base, exa
 from tiny_models import random_lm, tiny_tokenizer
 
 from ctcdraft.decoding.loop import Context, generate
-from ctcdraft.decoding.rejection import Rejection, multi_round
 from ctcdraft.decoding.settings import DecodingSettings
 from ctcdraft.decoding.tree import TokenTree
+from ctcdraft.decoding.verification import Rejection, multi_round
 from ctcdraft.drafters.draft_model import DraftModel
 from ctcdraft.drafters.trees.request import DraftSampling
 from ctcdraft.drafters.trees.sampled_chains import SampledChains

@@ -12,10 +12,16 @@ from small_evaluations import PROMPTS, Corrupt, evaluate_to, make_evaluation, ma
 from tiny_models import random_base, random_lm, tiny_tokenizer
 
 from ctcdraft.decoding.loop import generate
-from ctcdraft.decoding.rejection import Rejection, k_sequential, multi_round, residual_distribution
 from ctcdraft.decoding.settings import DecodingSettings
 from ctcdraft.decoding.tree import NO_TOKEN, TokenTree
-from ctcdraft.decoding.verification import TypicalAcceptance, match
+from ctcdraft.decoding.verification import (
+    Rejection,
+    TypicalAcceptance,
+    k_sequential,
+    match,
+    multi_round,
+    residual_distribution,
+)
 from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.drafters.draft_model import DraftModel
 from ctcdraft.drafters.trees import sampled_chains as growths
@@ -86,7 +92,7 @@ def test_a_few_tokens_have_no_p_value():
     assert ChiSquareFit.from_counts([MIN_TOKENS_FOR_P_VALUE] + [0] * (HISTOGRAM_CELLS - 1)).p_value < 1e-100
 
 
-# --- rules that are known to be biased, in the shape of decoding.rejection's --------------------------------------
+# --- rules that are known to be biased, in the shape of verification.py's --------------------------------------
 
 
 def independent_uniforms(p_NV, q_NV, tokens_NK, uniform_NK):
@@ -317,5 +323,5 @@ def test_the_name_of_a_verifier_does_not_depend_on_the_process():
         qualified_name(TypicalAcceptance(0.1, 0.2))
         == "ctcdraft.decoding.verification.TypicalAcceptance(epsilon=0.1, delta=0.2)"
     )
-    inner = "ctcdraft.decoding.rejection.multi_round"
-    assert qualified_name(Rejection(multi_round)) == f"ctcdraft.decoding.rejection.Rejection(rule={inner})"
+    inner = "ctcdraft.decoding.verification.multi_round"
+    assert qualified_name(Rejection(multi_round)) == f"ctcdraft.decoding.verification.Rejection(rule={inner})"

@@ -12,8 +12,8 @@ from tiny_models import random_base
 from training_parts import block_head, block_heads, ctc_head
 
 from ctcdraft.decoding.loop import generate
-from ctcdraft.decoding.rejection import Rejection, multi_round
 from ctcdraft.decoding.settings import DecodeStep
+from ctcdraft.decoding.verification import Rejection, multi_round
 from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.drafters.cascade import Cascade
 from ctcdraft.drafters.prompt_lookup import PromptLookup

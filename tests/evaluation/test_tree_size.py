@@ -11,7 +11,7 @@ from tiny_models import random_base
 from training_parts import block_head, block_heads, ctc_head
 
 from ctcdraft.corpus.types import Prompt
-from ctcdraft.decoding.rejection import Rejection, multi_round
+from ctcdraft.decoding.verification import Rejection, multi_round
 from ctcdraft.distributed import Shard
 from ctcdraft.drafters.cascade import Cascade
 from ctcdraft.drafters.prompt_lookup import PromptLookup

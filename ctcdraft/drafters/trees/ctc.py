@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from ctcdraft.ctc.alignment import collapse
-from ctcdraft.ctc.best_first import best_first_search
-from ctcdraft.ctc.best_first_conditioned import best_first_conditioned_search
+from ctcdraft.ctc.best_first import best_first_conditioned_search, best_first_search
 from ctcdraft.ctc.conditioned_search import PrefixStates, conditioned_prefix_search
 from ctcdraft.ctc.prefix_search import (
     Prefixes,

@@ -1,8 +1,8 @@
 """Chains of sampled draft tokens, each with the distribution it was sampled from, for exact rejection sampling.
 
 A dynamic tree holds the most probable texts. Here the draft tokens are random, and the distributions go along in the
-tree: `decoding.rejection` then returns samples of the base's distribution at any temperature and accepts more draft
-tokens than `match`, which must reject whatever differs from its own sample.
+tree: `Rejection` then returns samples of the base's distribution at any temperature and accepts more draft tokens than
+`match`, which must reject whatever differs from its own sample.
 """
 
 from __future__ import annotations

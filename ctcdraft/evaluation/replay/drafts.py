@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ctcdraft.decoding.loop import Context, generate, refuse_over_budget
-from ctcdraft.decoding.settings import DecodeStep, DecodingSettings, Drafter
+from ctcdraft.decoding.loop import Context, Drafter, generate, refuse_over_budget
+from ctcdraft.decoding.settings import DecodeStep, DecodingSettings
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.base import has_nested_trees
 from ctcdraft.drafters.controls import give_oracle_text
