@@ -25,18 +25,13 @@ class ConditionedFrames:
         p_t(w | prefix) = p_t(w) exp(c_prefix(w)) / Z_t(prefix)        p_t(blank | prefix) = p_t(blank) / Z_t(prefix)
 
     This includes frames that repeat the last token of the prefix, because that token is part of the prefix.
-
-    Args:
-        log_probs_TC: frames without correction, the blank as last class.
-        token_probs_TV, blank_T: the same as probabilities.
-        memory_KR: state of the correction after each prefix.
     """
 
-    log_probs_TC: Tensor
-    token_probs_TV: Tensor
+    log_probs_TC: Tensor  # without correction, the blank as last class
+    token_probs_TV: Tensor  # the same as probabilities, kept because every level of a search multiplies them again
     blank_T: Tensor
     correction: LogitCorrection
-    memory_KR: Tensor
+    memory_KR: Tensor  # state of the correction after each prefix
 
     @classmethod
     def empty(cls, log_probs_TC: Tensor, correction: LogitCorrection, memory_1R: Tensor) -> Self:
@@ -48,7 +43,6 @@ class ConditionedFrames:
         return replace(self, memory_KR=self.correction.step(self.memory_KR[rows_K], tokens_K))
 
     def concat(self, others: Self) -> Self:
-        """Return these prefixes followed by others of the same frames."""
         return replace(self, memory_KR=torch.cat([self.memory_KR, others.memory_KR]))
 
     @cached_property
@@ -63,6 +57,12 @@ class ConditionedFrames:
         factor_KV = self.correction_KV.clamp(*LOGIT_RANGE).exp_()
         normaliser_KT = (factor_KV @ self.token_probs_TV.T).add_(self.blank_T)
         return factor_KV, normaliser_KT.reciprocal_()
+
+    def probs(self) -> Tensor:
+        """Return the frames after every prefix: probabilities_KTC with the blank as last class."""
+        factor_KV, scale_KT = self.factors()
+        token_probs_KTV = self.token_probs_TV * factor_KV[:, None] * scale_KT[..., None]
+        return torch.cat([token_probs_KTV, (self.blank_T * scale_KT)[..., None]], dim=-1)
 
     def token_log_probs(self, frame: int) -> Tensor:
         """Return log-probabilities_KV of one frame without its blank, normalised over the tokens."""
@@ -83,7 +83,6 @@ class UnconditionedFrames:
 
     @classmethod
     def empty(cls, log_probs_TC: Tensor) -> Self:
-        """Return the empty prefix."""
         return cls(torch.ones_like(log_probs_TC[:1, :-1]), torch.ones_like(log_probs_TC[None, :, 0]))
 
     def extend(self, tokens_K: Tensor, rows_K: Tensor) -> Self:

@@ -19,8 +19,7 @@ from ctcdraft.drafters.cascade import Cascade, Staged, attach_subtree
 from ctcdraft.drafters.draft_model import DraftModel
 from ctcdraft.drafters.prompt_lookup import PromptLookup
 from ctcdraft.drafters.trees.dynamic import DynamicTree
-from ctcdraft.drafters.trees.sampled_chains import SampledChains
-from ctcdraft.drafters.trees.sampled_labels import SampledLabels, SampledTokens
+from ctcdraft.drafters.trees.sampled import SampledChains, SampledLabels, SampledTokens
 from ctcdraft.errors import InputError
 from ctcdraft.evaluation.stock_generate import StockGenerate
 

@@ -16,9 +16,8 @@ from training_parts import DECODING, block_head, ctc_head, make_trainer
 
 from ctcdraft.decoding.loop import generate
 from ctcdraft.drafters.autoregressive import Autoregressive
-from ctcdraft.drafters.trees.ctc import Collapse, PrefixSearch
+from ctcdraft.drafters.trees.ctc import Collapse, PrefixSearch, TransducerSearch
 from ctcdraft.drafters.trees.per_frame import PerFrameTree, StaticPerFrameTree, likely_choices
-from ctcdraft.drafters.trees.transducer import TransducerSearch
 from ctcdraft.errors import InputError
 from ctcdraft.nn.bodies import AttentionBody, FeedForwardBody, ResidualBody
 from ctcdraft.nn.heads import BlankHead, Emissions

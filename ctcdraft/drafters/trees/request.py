@@ -15,6 +15,8 @@ from ctcdraft.decoding.settings import LogitsProcessor
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.conditioning import ConditionedFrames
 
+Conditioned = ConditionedFrames | None  # None: no logit correction, so the frames are the same after every prefix
+
 
 @dataclass(frozen=True)
 class DraftSampling:
@@ -41,21 +43,13 @@ class DraftSampling:
 
 @dataclass(frozen=True)
 class TreeRequest:
-    """Root and limits of one token tree.
+    """Root and limits of one token tree."""
 
-    Args:
-        root: newest committed token, a scalar tensor.
-        depth: maximal number of draft tokens on a path; without room for any the tree is the root alone.
-        nodes: maximal number of nodes, the root included.
-        stop_ids: tokens below which nothing is drafted.
-        sampling: needed by builders that sample their draft tokens; the others ignore it.
-    """
-
-    root: Tensor
-    depth: int
-    nodes: int
-    stop_ids: Sequence[int] = ()
-    sampling: DraftSampling | None = None
+    root: Tensor  # newest committed token, a scalar
+    depth: int  # maximal number of draft tokens on a path; below 1 the tree is the root alone
+    nodes: int  # maximal number of nodes, the root included
+    stop_ids: Sequence[int] = ()  # tokens below which nothing is drafted
+    sampling: DraftSampling | None = None  # needed by builders that sample their draft tokens
 
     @classmethod
     def of(cls, context: Context, stop_ids: Sequence[int], rng: torch.Generator) -> TreeRequest:
@@ -94,6 +88,4 @@ class FrameTreeBuilder(Protocol):
 
     interprets_as: str
 
-    def __call__(
-        self, log_probs_TC: Tensor, request: TreeRequest, conditioned: ConditionedFrames | None = None
-    ) -> TokenTree: ...
+    def __call__(self, log_probs_TC: Tensor, request: TreeRequest, conditioned: Conditioned = None) -> TokenTree: ...
