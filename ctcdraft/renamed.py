@@ -3,6 +3,7 @@
 Run directories, published heads and commands outlive the layout of the package. Whatever reads one of them passes its
 values through `current`, or its arguments through `current_argument`, before anything is looked up. A rename is one
 entry of `TARGETS` (a class or function), `KEYS` (a key, with all keys below it) or `OPTIONS` (an option of a group).
+Members that a drafter of one's own may use by a previous name are refused by the classes that have them.
 """
 
 from __future__ import annotations
@@ -94,6 +95,24 @@ OPTIONS = {  # old config group -> its old options -> their present names; the g
         "drawn": "sampled_sequential",
         "exact": "top_n",
     },
+}
+CONTEXT_MEMBERS = {"fresh_KD": "new_states_KD", "law": "logits_processor", "room": "remaining_tokens"}
+DRAFT_HEAD_MEMBERS = {  # what a draft head of one's own may have defined -> what it defines now
+    "choose_words": "set_draft_vocab",
+    "draws": "samples_drafts",
+    "figures": "metrics",
+    "frames_apart": "per_frame_weights",
+    "guesses_states": "predicts_hidden_states",
+    "nested": "has_nested_trees",
+    "off_the_shelf": "usable_untrained",
+    "own_parameters": "trainable_parameters",
+    "own_state": "trainable_state_dict",
+    "reads_states": "uses_hidden_states",
+    "reads_taps": "uses_aux_hidden_states",
+    "ready": "for_inference",
+    "says_some": "has_draft_vocab",
+    "settle": "after_load",
+    "share_said": "vocab_coverage",
 }
 ARGUMENT_PATTERN = re.compile(r"([+~]*)([\w./]+)(=.*)?", re.DOTALL)  # prefix, key, value of a Hydra override
 

@@ -13,6 +13,7 @@ from ctcdraft.decoding.sampling import unwarped_log_probs, warp
 from ctcdraft.decoding.tree import AcceptedPath, TokenTree
 from ctcdraft.decoding.verification import Verifier
 from ctcdraft.errors import InputError, check_float, check_int
+from ctcdraft.renamed import CONTEXT_MEMBERS
 
 LogitsProcessor = Callable[[Tensor], Tensor]  # logits_NV -> log-probabilities_NV
 
@@ -101,6 +102,10 @@ class Context:
     def depth(self) -> int:
         """The depth limit of the tree: the base adds a bonus token below the deepest draft token."""
         return min(self.remaining_tokens, self.nodes) - 1
+
+    def __getattr__(self, name: str) -> Any:  # called for names that do not exist
+        now = CONTEXT_MEMBERS.get(name)
+        raise AttributeError(f"Context has no {name}" + (f"; it is called {now} now" if now else ""))
 
     def extend(self, path: AcceptedPath, states_ND: Tensor) -> Self:
         """Return the context after committing the path. states_ND: hidden states of all nodes of the tree."""

@@ -38,9 +38,7 @@ class ParallelDrafter(DraftHead):
     Args:
         frames: T, frames per anchor. The root is not among what they predict: the base has computed it already.
         body: makes the module that computes frames from hidden states.
-        tree: builds the token tree from the frames.
-        correction: makes the logit correction; None for frames that do not depend on the draft tokens. Run directories
-            older than logit corrections do not have the key.
+        correction: makes the logit correction; None for frames that do not depend on the draft tokens.
         vocabulary: size of the draft vocabulary, the most frequent tokens of the corpus; None for the base's own.
     """
 
@@ -52,13 +50,13 @@ class ParallelDrafter(DraftHead):
         frames: int,
         body: Callable[[BlockConfig, int], Any],
         tree: FrameTreeBuilder,
-        correction: Callable[..., LogitCorrection] | None = None,
+        correction: Callable[..., LogitCorrection] | None = None,  # older run directories do not have these two
         vocabulary: int | None = None,
     ) -> None:
         super().__init__()
-        config = base_block_config(base.lm, base.context_length)
         self.frames = check_int(frames, "drafter.frames")
         refuse_other_tree(self, tree, from_frames=True)
+        config = base_block_config(base.lm, base.context_length)
         self.body: Any = body(config, frames).to(base.device)
         self.head = BlankHead(base.head, base.width, vocabulary).to(base.device)
         self.embedding = base.embedding
@@ -76,7 +74,7 @@ class ParallelDrafter(DraftHead):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of its own weights: float32 in training, whatever the dtype of the base's hidden states."""
+        # Of its own weights: float32 in training, whatever the dtype of the base's hidden states.
         return self.head.blank_D.dtype
 
     def input_states(self, states_BLD: Tensor) -> Tensor:
@@ -123,9 +121,7 @@ class ParallelDrafter(DraftHead):
             capacity = len(context.tokens_L) + context.remaining_tokens + self.frames
             memory = KVCache(self.body.layers, capacity=capacity)
         emissions = self.emit(context, memory)
-        start_BAR = emissions.start_BAR
-        start_1R = None if start_BAR is None else start_BAR.flatten(0, 1)
-        return self.build_tree(emissions.logits().flatten(0, 2), start_1R, context, rng), memory
+        return self.build_tree(emissions.logits(), emissions.start_BAR, 0, context, rng), memory
 
     def draft_many(self, contexts: Sequence[Context], rng: torch.Generator) -> Callable[[int], TokenTree]:
         """Return a function that gives the tree of context n, the same tree as `draft`.
@@ -141,23 +137,24 @@ class ParallelDrafter(DraftHead):
         def batch_logits(number: int) -> tuple[Tensor, Any]:
             first = number * WINDOWS_PER_FORWARD
             emissions = self(batch_of_contexts(contexts[first : first + WINDOWS_PER_FORWARD], states_LD))
-            return emissions.logits()[0], emissions.start_BAR
+            return emissions.logits(), emissions.start_BAR
 
         def tree(index: int) -> TokenTree:
-            logits_ATC, start_BAR = batch_logits(index // WINDOWS_PER_FORWARD)
-            row = index % WINDOWS_PER_FORWARD
-            start_1R = None if start_BAR is None else start_BAR[0, row : row + 1]
-            return self.build_tree(logits_ATC[row], start_1R, contexts[index], rng)
+            logits_BATC, start_BAR = batch_logits(index // WINDOWS_PER_FORWARD)
+            return self.build_tree(logits_BATC, start_BAR, index % WINDOWS_PER_FORWARD, contexts[index], rng)
 
         return tree
 
-    def build_tree(self, logits_TC: Tensor, start_1R: Any, context: Context, rng: torch.Generator) -> TokenTree:
-        """Return the tree of one context's frames. start_1R: initial state of the logit correction, if there is one."""
-        log_probs_TC = logits_TC.log_softmax(dim=-1, dtype=torch.float32)
+    def build_tree(
+        self, logits_BATC: Tensor, start_BAR: Any, anchor: int, context: Context, rng: torch.Generator
+    ) -> TokenTree:
+        """Return the tree of one anchor's frames. start_BAR: states of the logit correction after the roots, or None"""
+        log_probs_TC = logits_BATC[0, anchor].log_softmax(dim=-1, dtype=torch.float32)
         request = TreeRequest.of(context, self.stops, rng)
         if self.correction is None:
             return self.frame_tree(log_probs_TC, request)
-        return self.frame_tree(log_probs_TC, request, ConditionedFrames.empty(log_probs_TC, self.correction, start_1R))
+        conditioned = ConditionedFrames.empty(log_probs_TC, self.correction, start_BAR[0, anchor : anchor + 1])
+        return self.frame_tree(log_probs_TC, request, conditioned)
 
     def emit(self, context: Context, memory: Any) -> Emissions:
         """Return the emissions at the newest hidden state; appends the text's new keys and values to `memory`."""

@@ -184,7 +184,7 @@ def test_attaching_a_subtree_by_hand():
 
 
 def test_impossible_compositions_are_refused(base, tmp_path):
-    with pytest.raises(InputError, match=r"later must be >= 1, got 0"):
+    with pytest.raises(InputError, match=r"later must be an integer >= 1, got 0"):
         Cascade(base, lookup(base), lookup(base), 0)
     with pytest.raises(InputError, match="Hydra reads the base's hidden states"):
         Staged(base, own_twin(base, tmp_path), make_sequential_drafter("hydra", base, tmp_path), 8)
