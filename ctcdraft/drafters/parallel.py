@@ -14,9 +14,8 @@ from ctcdraft.decoding.kv_cache import KVCache
 from ctcdraft.decoding.loop import Context
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.base import DraftHead, refuse_other_tree
-from ctcdraft.drafters.conditioning import ConditionedFrames
 from ctcdraft.drafters.trees.ctc import PrefixSearch
-from ctcdraft.drafters.trees.request import FrameTreeBuilder, TreeRequest
+from ctcdraft.drafters.trees.request import ConditionedFrames, FrameTreeBuilder, TreeRequest
 from ctcdraft.errors import check_int
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.nn.base_layer import base_block_config

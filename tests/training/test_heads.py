@@ -22,12 +22,12 @@ from ctcdraft.errors import InputError
 from ctcdraft.nn.bodies import AttentionBody, FeedForwardBody, ResidualBody
 from ctcdraft.nn.heads import BlankHead, Emissions
 from ctcdraft.nn.logit_correction import GRUCorrection, MarkovCorrection
+from ctcdraft.objectives.base import WeightedSum
 from ctcdraft.objectives.compatibility import describe_reading
 from ctcdraft.objectives.cross_entropy import CrossEntropy
 from ctcdraft.objectives.ctc import CTC, PrefixCTC, PrefixTransducer, Transducer
 from ctcdraft.objectives.distillation import Distill, kl
 from ctcdraft.objectives.eagle import Eagle, EagleCTC
-from ctcdraft.objectives.weighted_sum import WeightedSum
 from ctcdraft.training.loggers import JsonlLogger
 from ctcdraft.training.run_directory import RunDirectory, load_trainable_state
 

@@ -30,8 +30,7 @@ from ctcdraft.ctc.prefix_search import (
 from ctcdraft.ctc.topology import CTC_TOPOLOGY, TRANSDUCER_TOPOLOGY, Topology
 from ctcdraft.decoding.static_shapes import capture_cuda_graph
 from ctcdraft.decoding.tree import TokenTree
-from ctcdraft.drafters.conditioning import ConditionedFrames, UnconditionedFrames
-from ctcdraft.drafters.trees.request import Conditioned, TreeRequest
+from ctcdraft.drafters.trees.request import Conditioned, ConditionedFrames, TreeRequest, UnconditionedFrames
 from ctcdraft.drafters.trees.static import Choice, cheapest
 from ctcdraft.errors import check_float, check_int
 

@@ -17,9 +17,8 @@ from torch import Tensor
 from ctcdraft.ctc.next_label import PrefixBatch
 from ctcdraft.ctc.topology import CTC_TOPOLOGY, TRANSDUCER_TOPOLOGY, Topology
 from ctcdraft.decoding.tree import NO_TOKEN, TokenTree
-from ctcdraft.drafters.conditioning import ConditionedFrames
 from ctcdraft.drafters.trees.per_frame import PerFrameTree
-from ctcdraft.drafters.trees.request import Conditioned, StepFunction, TreeRequest
+from ctcdraft.drafters.trees.request import Conditioned, ConditionedFrames, StepFunction, TreeRequest
 from ctcdraft.errors import check_int
 
 

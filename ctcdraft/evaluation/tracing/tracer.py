@@ -18,8 +18,7 @@ from ctcdraft.decoding.loop import Context, generate
 from ctcdraft.decoding.sampling import GumbelNoise
 from ctcdraft.decoding.settings import DecodingSettings
 from ctcdraft.decoding.tree import TokenTree, VerifyResult
-from ctcdraft.drafters.conditioning import ConditionedFrames
-from ctcdraft.drafters.trees.request import TreeRequest
+from ctcdraft.drafters.trees.request import ConditionedFrames, TreeRequest
 from ctcdraft.errors import check_int
 from ctcdraft.evaluation.runner import turn_prompt, turn_seed
 from ctcdraft.evaluation.setup import EvaluationSetup
