@@ -1,8 +1,4 @@
-"""A small language model as drafter (Leviathan et al. 2023; trees as in SpecInfer, Miao et al. 2024).
-
-It reads tokens and no hidden states. Of the base it needs the tokenizer, and in training the lm_head, which gives the
-distributions to distil.
-"""
+"""A small language model as drafter (Leviathan et al. 2023; trees as in SpecInfer, Miao et al. 2024)."""
 
 from __future__ import annotations
 
@@ -48,10 +44,8 @@ class DraftModelMemory:
 class DraftModel(SequentialDrafter):
     """A causal language model with the base's tokenizer, used as it is or distilled from the base.
 
-    `train.py drafter=draft_model objective=distill` trains it as DistillSpec does (Zhou et al. 2024).
-
-    Args:
-        lora_rank: rank of the trained low-rank updates of its layers; None trains all weights.
+    `train.py drafter=draft_model objective=distill` trains it as DistillSpec does (Zhou et al. 2024). lora_rank: rank
+    of the trained low-rank updates of its layers; None trains all weights.
     """
 
     usable_untrained = True
@@ -65,7 +59,7 @@ class DraftModel(SequentialDrafter):
             raise InputError("drafter.path= is missing; give a Hugging Face folder or hub id with the base's tokenizer")
         self.lm = load_draft_model(path, base)
         self.vocabulary = base.vocabulary
-        self.teacher = TokenHead(base.head)
+        self.teacher = TokenHead(base.head)  # of the base it needs no more: distributions to distil, in training
         self.head = TokenHead(self.lm.head)
         self.initialised = f"from {self.lm.name}"
         if lora_rank is None:
@@ -156,14 +150,11 @@ def add_lora(lm: Any, rank: int) -> None:
 
 
 def save_first_layers(path: str, layers: int, folder: Path) -> None:
-    """Write a draft model, to be distilled, for a base without smaller models of its family: its own first layers.
-
-    A model that is already in the folder is kept.
-    """
+    """Write a draft model, to be distilled, for a base without smaller models of its family: its own first layers."""
     import transformers
 
     if (folder / "config.json").is_file():
-        return
+        return  # it is complete already
     lm, tokenizer = load_pretrained(path, None, "sdpa", {"dtype": torch.float32})
     config = copy.deepcopy(lm.config)  # not read from the file: dequantised weights must not be declared quantised
     config.num_hidden_layers = layers

@@ -59,9 +59,8 @@ class ParallelDrafter(DraftHead):
         self.body: Any = body(config, frames).to(base.device)
         self.head = BlankHead(base.head, base.width, vocabulary).to(base.device)
         self.embedding = base.embedding
-        self.fuse: AuxStateFusion | None = None
-        if len(base.taps) > 1:
-            self.fuse = AuxStateFusion(base.width, len(base.taps), config.epsilon).to(base.device)
+        aux = len(base.taps) > 1
+        self.fuse = AuxStateFusion(base.width, len(base.taps), config.epsilon).to(base.device) if aux else None
         self.correction: LogitCorrection | None = None
         if correction is not None:
             self.correction = correction(base.embedding, epsilon=config.epsilon).to(base.device)
@@ -125,10 +124,8 @@ class ParallelDrafter(DraftHead):
     def draft_many(self, contexts: Sequence[Context], rng: torch.Generator) -> Callable[[int], TokenTree]:
         """Return a function that gives the tree of context n, the same tree as `draft`.
 
-        Frames are computed for WINDOWS_PER_FORWARD contexts per forward pass, so ask for the contexts in order.
-
-        Args:
-            contexts: contexts of one text, each one token longer than the one before.
+        The contexts are of one text, each one token longer than the one before. Frames are computed for
+        WINDOWS_PER_FORWARD of them per forward pass, so ask for them in order.
         """
         states_LD = torch.cat([context.new_states_KD for context in contexts])
 
@@ -144,10 +141,8 @@ class ParallelDrafter(DraftHead):
 
         return tree
 
-    def build_tree(
-        self, logits_BATC: Tensor, start_BAR: Any, anchor: int, context: Context, rng: torch.Generator
-    ) -> TokenTree:
-        """Return the tree of one anchor's frames. start_BAR: states of the logit correction after the roots, or None"""
+    def build_tree(self, logits_BATC: Tensor, start_BAR: Any, anchor: int, context: Context, rng: Any) -> TokenTree:
+        """Return the tree of one anchor's frames. start_BAR: states of the logit correction after the roots."""
         log_probs_TC = logits_BATC[0, anchor].log_softmax(dim=-1, dtype=torch.float32)
         request = TreeRequest.of(context, self.stops, rng)
         if self.correction is None:
@@ -162,9 +157,8 @@ class ParallelDrafter(DraftHead):
         return self.emissions(self.body.step(states_BKD, root_BAD, memory), states_BKD[:, -1:], root_BA)
 
     def emissions(self, states_BATD: Tensor, anchor_BAD: Tensor, roots_BA: Tensor) -> Emissions:
-        if self.correction is None:
-            return Emissions(states_BATD, self.head)
-        return Emissions(states_BATD, self.head, self.correction, self.correction.start(anchor_BAD, roots_BA))
+        start_BAR = None if self.correction is None else self.correction.start(anchor_BAD, roots_BA)
+        return Emissions(states_BATD, self.head, self.correction, start_BAR)
 
 
 def batch_of_contexts(contexts: Sequence[Context], states_LD: Tensor) -> Batch:

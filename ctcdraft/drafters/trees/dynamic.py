@@ -13,11 +13,11 @@ from ctcdraft.errors import check_int
 class DynamicTree:
     """EAGLE-2's dynamic tree (Li et al. 2024). With width and words None it holds exactly the most probable texts.
 
+    Width 1 is a chain whose nodes have siblings, width 1 with one child is a chain.
+
     Args:
         width: nodes of a level that are continued; None for as many as the tree may have.
-        words: children of one node; None for as many as the tree may have. Width 1 is a chain whose nodes have
-            siblings, width 1 with one child is a chain.
-        prune: see `build_dynamic_tree`.
+        words: children of one node; None for as many as the tree may have.
     """
 
     def __init__(self, width: int | None, words: int | None, prune: bool = False) -> None:

@@ -8,7 +8,7 @@ tokens than `match`, which must reject whatever differs from its own sample.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, Self
 
 import torch
@@ -44,7 +44,9 @@ class SampledChains:
         self.chains = check_int(chains, "drafter.tree.chains")
 
     def __call__(self, step_function: StepFunction, request: TreeRequest) -> TokenTree:
-        return sample_tree(lambda chains: StepSampler(step_function, request.root, chains), self.chains, request)
+        root_1 = request.root.reshape(1)
+        first_row_1 = torch.zeros_like(root_1)
+        return sample_tree(lambda chains: StepSampler(step_function, chains, root_1, first_row_1), self.chains, request)
 
 
 class SampledLabels:
@@ -82,14 +84,14 @@ class SampledTokens(PerFrameTree):
         self.step_tree = SampledChains(chains)
 
 
+@dataclass(frozen=True)
 class StepSampler:
     """A step function with a fixed number of chains; the probability that the draft ends is 0."""
 
-    def __init__(self, step_function: StepFunction, root: Tensor, chains: int) -> None:
-        self.step_function = step_function
-        self.chains = chains
-        self.tokens_K = root.reshape(1)
-        self.rows_K = torch.zeros_like(self.tokens_K)
+    step_function: StepFunction
+    chains: int
+    tokens_K: Tensor  # the root, then one token per chain
+    rows_K: Tensor
 
     def next_distribution(self) -> tuple[Tensor, Tensor]:
         # Normalised again in float64: rejection sampling needs the very distribution that was sampled from.
@@ -98,9 +100,8 @@ class StepSampler:
 
     def extend(self, tokens_K: Tensor) -> Self:
         one_row = len(self.tokens_K) == 1  # the root, or the only chain
-        self.rows_K = torch.zeros_like(tokens_K) if one_row else torch.arange(self.chains, device=tokens_K.device)
-        self.tokens_K = tokens_K
-        return self
+        rows_K = torch.zeros_like(tokens_K) if one_row else torch.arange(self.chains, device=tokens_K.device)
+        return replace(self, tokens_K=tokens_K, rows_K=rows_K)
 
 
 @dataclass(frozen=True)
