@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
+from ctcdraft.batch import Batch
 from ctcdraft.decoding.loop import Context
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.errors import InputError
@@ -16,9 +17,6 @@ from ctcdraft.nn.draft_vocab import DraftVocabHead, most_frequent_tokens
 from ctcdraft.nn.heads import Emissions
 from ctcdraft.nn.weight_layout import to_column_major_
 from ctcdraft.renamed import DRAFT_HEAD_MEMBERS
-
-if TYPE_CHECKING:
-    from ctcdraft.batch import Batch
 
 
 class DraftHead(nn.Module):

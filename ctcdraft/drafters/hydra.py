@@ -31,11 +31,11 @@ class HydraHead(nn.Module):
         nn.init.zeros_(self.condense.weight)
         nn.init.eye_(self.condense.weight[:, :width])
         nn.init.zeros_(self.condense.bias)
-        # Small, not zero: with zeros the embeddings' part of `condense` would get no gradient in the first step.
         self.layers = nn.ModuleList(
             residual_branch((1 + tokens) * width if n == 0 else width, width, inner, "drafter.inner")
             for n in range(layers)
         )
+        # Small, not zero: with zeros the embeddings' part of `condense` would get no gradient in the first step.
         for layer in self.layers.modules():
             if isinstance(layer, nn.Linear):
                 nn.init.normal_(layer.weight, std=0.01)

@@ -34,15 +34,11 @@ class Objective(Protocol):
     def __call__(self, emissions: Emissions, batch: Batch) -> Loss: ...
 
 
-def check_labels(labels: int) -> int:
-    return check_int(labels, "objective.labels")
-
-
 class DecayedObjective:
     """An objective in which label k has the weight decay^(k-1), because a draft is accepted from its beginning."""
 
     def __init__(self, labels: int, decay: float) -> None:
-        self.labels = check_labels(labels)
+        self.labels = check_int(labels, "objective.labels")
         self.decay = check_float(decay, "objective.decay", above=0, most=1)
 
     def loss(self, log_probs_BAS: Tensor, batch: Batch, **metrics: Tensor) -> Loss:
@@ -61,7 +57,7 @@ class WeightedSum:
     """
 
     def __init__(self, labels: int, parts: Mapping[str, Objective], weights: Mapping[str, float]) -> None:
-        self.labels = check_labels(labels)
+        self.labels = check_int(labels, "objective.labels")
         for name, weight in weights.items():
             check_float(weight, f"objective.weights.{name}")
         if set(parts) != set(weights) or not any(weights.values()) or min(weights.values(), default=0) < 0:

@@ -11,8 +11,9 @@ from ctcdraft.batch import Batch
 from ctcdraft.ctc import forward
 from ctcdraft.ctc.alignment import frames_needed
 from ctcdraft.ctc.forward import Likelihoods, likelihoods
+from ctcdraft.errors import check_int
 from ctcdraft.nn.heads import AlignmentScores, Emissions
-from ctcdraft.objectives.base import DecayedObjective, Loss, check_frames, check_labels, masked_mean
+from ctcdraft.objectives.base import DecayedObjective, Loss, check_frames, masked_mean
 
 
 def ctc_window_likelihoods(scores: AlignmentScores, batch: Batch) -> Likelihoods:
@@ -36,7 +37,7 @@ class CTC:
     likelihoods = staticmethod(ctc_window_likelihoods)
 
     def __init__(self, labels: int) -> None:
-        self.labels = check_labels(labels)
+        self.labels = check_int(labels, "objective.labels")
 
     def __call__(self, emissions: Emissions, batch: Batch) -> Loss:
         frames = check_frames(emissions, self.labels)

@@ -13,7 +13,7 @@ from ctcdraft.batch import Batch
 from ctcdraft.ctc.forward import log_likelihood
 from ctcdraft.errors import InputError, check_float, check_int
 from ctcdraft.nn.heads import Emissions
-from ctcdraft.objectives.base import Loss, check_frames, check_labels, masked_mean
+from ctcdraft.objectives.base import Loss, check_frames, masked_mean
 from ctcdraft.objectives.distillation import base_states_at_labels
 
 
@@ -28,7 +28,7 @@ class Eagle:
     supervises = "states"
 
     def __init__(self, labels: int, states: float, words: float) -> None:
-        self.labels = check_labels(labels)
+        self.labels = check_int(labels, "objective.labels")
         self.states = check_float(states, "objective.states")
         self.words = check_float(words, "objective.words")
 
@@ -70,7 +70,7 @@ class EagleCTC:
     BLANK = 0  # a token like any other in that code, so windows with it as a label are left out
 
     def __init__(self, labels: int, frames: int, states: float, words: float, ctc: float) -> None:
-        if check_labels(labels) > check_int(frames, "objective.frames"):
+        if check_int(labels, "objective.labels") > check_int(frames, "objective.frames"):
             raise InputError(f"objective.frames must be >= objective.labels={labels}, got {frames}")
         self.eagle = Eagle(1, states, words)
         self.labels = max(labels, frames - 1)  # the last frame has read frames - 1 labels
