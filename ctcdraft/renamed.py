@@ -3,6 +3,7 @@
 Run directories, published heads and commands outlive the layout of the package. Whatever reads one of them passes its
 values through `current`, or its arguments through `current_argument`, before anything is looked up. A rename is one
 entry of `TARGETS` (a class or function), `KEYS` (a key, with all keys below it) or `OPTIONS` (an option of a group).
+Members that a drafter of one's own may use by a previous name are refused by the classes that have them.
 """
 
 from __future__ import annotations
@@ -40,15 +41,20 @@ TARGETS = {  # what a `_target_` named -> what it names now
     "ctcdraft.drafters.direct.Direct": "ctcdraft.drafters.trees.per_frame.PerFrameTree",
     "ctcdraft.drafters.direct.SparseTree": "ctcdraft.drafters.trees.per_frame.StaticPerFrameTree",
     "ctcdraft.drafters.direct.likely_choices": "ctcdraft.drafters.trees.per_frame.likely_choices",
-    "ctcdraft.drafters.drawn.Drawn": "ctcdraft.drafters.trees.sampled_chains.SampledChains",
-    "ctcdraft.drafters.drawn_paths.DrawnLabels": "ctcdraft.drafters.trees.sampled_labels.SampledLabels",
-    "ctcdraft.drafters.drawn_paths.DrawnWords": "ctcdraft.drafters.trees.sampled_labels.SampledTokens",
+    "ctcdraft.drafters.drawn.Drawn": "ctcdraft.drafters.trees.sampled.SampledChains",
+    "ctcdraft.drafters.drawn_paths.DrawnLabels": "ctcdraft.drafters.trees.sampled.SampledLabels",
+    "ctcdraft.drafters.drawn_paths.DrawnWords": "ctcdraft.drafters.trees.sampled.SampledTokens",
     "ctcdraft.drafters.grow.Grow": "ctcdraft.drafters.trees.dynamic.DynamicTree",
     "ctcdraft.drafters.paths.Collapse": "ctcdraft.drafters.trees.ctc.Collapse",
     "ctcdraft.drafters.paths.PrefixSearch": "ctcdraft.drafters.trees.ctc.PrefixSearch",
     "ctcdraft.drafters.staged.Staged": "ctcdraft.drafters.cascade.Staged",
-    "ctcdraft.drafters.transducer.DrawnTransductions": "ctcdraft.drafters.trees.transducer.SampledTransductions",
-    "ctcdraft.drafters.transducer.TransducerSearch": "ctcdraft.drafters.trees.transducer.TransducerSearch",
+    "ctcdraft.drafters.transducer.DrawnTransductions": "ctcdraft.drafters.trees.sampled.SampledTransductions",
+    "ctcdraft.drafters.transducer.TransducerSearch": "ctcdraft.drafters.trees.ctc.TransducerSearch",
+    "ctcdraft.drafters.trees.sampled_chains.SampledChains": "ctcdraft.drafters.trees.sampled.SampledChains",
+    "ctcdraft.drafters.trees.sampled_labels.SampledLabels": "ctcdraft.drafters.trees.sampled.SampledLabels",
+    "ctcdraft.drafters.trees.sampled_labels.SampledTokens": "ctcdraft.drafters.trees.sampled.SampledTokens",
+    "ctcdraft.drafters.trees.transducer.SampledTransductions": "ctcdraft.drafters.trees.sampled.SampledTransductions",
+    "ctcdraft.drafters.trees.transducer.TransducerSearch": "ctcdraft.drafters.trees.ctc.TransducerSearch",
     "ctcdraft.evaluation.latency.Latency": "ctcdraft.evaluation.latency.LatencyBenchmark",
     "ctcdraft.evaluation.outside.StockGenerate": "ctcdraft.evaluation.stock_generate.StockGenerate",
     "ctcdraft.evaluation.replay_session.Replay": "ctcdraft.evaluation.replay.evaluation.ReplayEvaluation",
@@ -64,7 +70,8 @@ TARGETS = {  # what a `_target_` named -> what it names now
     "ctcdraft.objectives.prefix_ctc.PrefixCTC": "ctcdraft.objectives.ctc.PrefixCTC",
     "ctcdraft.objectives.transducer.PrefixTransducer": "ctcdraft.objectives.ctc.PrefixTransducer",
     "ctcdraft.objectives.transducer.Transducer": "ctcdraft.objectives.ctc.Transducer",
-    "ctcdraft.objectives.weighted.WeightedSum": "ctcdraft.objectives.weighted_sum.WeightedSum",
+    "ctcdraft.objectives.weighted.WeightedSum": "ctcdraft.objectives.base.WeightedSum",
+    "ctcdraft.objectives.weighted_sum.WeightedSum": "ctcdraft.objectives.base.WeightedSum",
     "ctcdraft.shape.shaped_base": "ctcdraft.models.meta.random_weights_base",
     "ctcdraft.training.adapting.Adapter": "ctcdraft.training.lora.LoRAAdapter",
     "ctcdraft.training.logger.TensorBoardLogger": "ctcdraft.training.loggers.TensorBoardLogger",
@@ -111,6 +118,24 @@ OPTIONS = {  # old config group -> its old options -> their present names; the g
         "exact": "top_n",
     },
     "states": {"live": "online", "stored": "offline"},
+}
+CONTEXT_MEMBERS = {"fresh_KD": "new_states_KD", "law": "logits_processor", "room": "remaining_tokens"}
+DRAFT_HEAD_MEMBERS = {  # what a draft head of one's own may have defined -> what it defines now
+    "choose_words": "set_draft_vocab",
+    "draws": "samples_drafts",
+    "figures": "metrics",
+    "frames_apart": "per_frame_weights",
+    "guesses_states": "predicts_hidden_states",
+    "nested": "has_nested_trees",
+    "off_the_shelf": "usable_untrained",
+    "own_parameters": "trainable_parameters",
+    "own_state": "trainable_state_dict",
+    "reads_states": "uses_hidden_states",
+    "reads_taps": "uses_aux_hidden_states",
+    "ready": "for_inference",
+    "says_some": "has_draft_vocab",
+    "settle": "after_load",
+    "share_said": "vocab_coverage",
 }
 ARGUMENT_PATTERN = re.compile(r"([+~]*)([\w./]+)(=.*)?", re.DOTALL)  # prefix, key, value of a Hydra override
 

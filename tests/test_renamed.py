@@ -1,12 +1,26 @@
 """Names of classes, keys and options from before they were renamed: understood in files and on command lines."""
 
+import copy
+
 import pytest
+import torch
 from omegaconf import OmegaConf
 
 from ctcdraft.config.allowed import ALLOWED_TARGETS
 from ctcdraft.config.cli import CONFIGS, compose_config
 from ctcdraft.config.contestants import resolve
-from ctcdraft.renamed import KEYS, OPTIONS, TARGETS, current, current_argument
+from ctcdraft.decoding.loop import Context
+from ctcdraft.drafters.base import DraftHead
+from ctcdraft.errors import InputError
+from ctcdraft.renamed import (
+    CONTEXT_MEMBERS,
+    DRAFT_HEAD_MEMBERS,
+    KEYS,
+    OPTIONS,
+    TARGETS,
+    current,
+    current_argument,
+)
 
 
 @pytest.mark.parametrize(
@@ -104,3 +118,22 @@ def test_every_rename_ends_at_a_name_that_exists():
     for group, options in OPTIONS.items():
         folder = KEYS.get(group.replace("/", "."), group.replace("/", ".")).replace(".", "/")
         assert all((CONFIGS / folder / f"{option}.yaml").is_file() for option in options.values()), group
+
+
+def test_a_previous_name_of_a_context_member_names_the_present_one():
+    context = Context(torch.tensor([1]), torch.zeros(0, 2), 3, 4)
+    for old, new in CONTEXT_MEMBERS.items():
+        with pytest.raises(AttributeError, match=f"Context has no {old}; it is called {new} now"):
+            getattr(context, old)
+        assert hasattr(context, new)
+    with pytest.raises(AttributeError, match=r"Context has no colour$"):
+        context.colour  # noqa: B018
+    assert copy.deepcopy(context).nodes == 4  # looks up members before there are fields
+
+
+def test_a_draft_head_that_overrides_a_previous_name_is_refused():
+    for old, new in DRAFT_HEAD_MEMBERS.items():
+        with pytest.raises(InputError, match=rf"Mine\.{old} is called {new} now"):
+            type("Mine", (DraftHead,), {old: lambda self: None})
+    declared = {"samples_drafts", "has_nested_trees", "uses_hidden_states"}  # read where a drafter declares them
+    assert all(hasattr(DraftHead, new) for new in set(DRAFT_HEAD_MEMBERS.values()) - declared)

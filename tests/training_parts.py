@@ -12,9 +12,8 @@ from ctcdraft.decoding.settings import DecodingSettings
 from ctcdraft.decoding.verification import match
 from ctcdraft.distributed import Distributed
 from ctcdraft.drafters.parallel import ParallelDrafter
-from ctcdraft.drafters.trees.ctc import Collapse, PrefixSearch
+from ctcdraft.drafters.trees.ctc import Collapse, PrefixSearch, TransducerSearch
 from ctcdraft.drafters.trees.per_frame import PerFrameTree, StaticPerFrameTree, likely_choices
-from ctcdraft.drafters.trees.transducer import TransducerSearch
 from ctcdraft.nn.bodies import AttentionBody, FeedForwardBody, ResidualBody
 from ctcdraft.nn.logit_correction import GRUCorrection, MarkovCorrection
 from ctcdraft.objectives.ctc import CTC

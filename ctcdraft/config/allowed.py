@@ -46,10 +46,9 @@ ALLOWED_TARGETS: Mapping[str, Collection[str]] = {  # by node of a run's config
         ),
         *_targets(
             "drafters.trees",
-            "ctc.Collapse ctc.PrefixSearch dynamic.DynamicTree per_frame.PerFrameTree per_frame.StaticPerFrameTree "
-            "per_frame.likely_choices sampled_chains.SampledChains sampled_labels.SampledLabels "
-            "sampled_labels.SampledTokens static.GreedyPathTree static.StaticTree transducer.SampledTransductions "
-            "transducer.TransducerSearch",
+            "ctc.Collapse ctc.PrefixSearch ctc.TransducerSearch dynamic.DynamicTree per_frame.PerFrameTree "
+            "per_frame.StaticPerFrameTree per_frame.likely_choices sampled.SampledChains sampled.SampledLabels "
+            "sampled.SampledTokens sampled.SampledTransductions static.GreedyPathTree static.StaticTree",
         ),
         "ctcdraft.evaluation.stock_generate.StockGenerate",
     },
@@ -58,7 +57,7 @@ ALLOWED_TARGETS: Mapping[str, Collection[str]] = {  # by node of a run's config
         *_targets(
             "objectives",
             "cross_entropy.CrossEntropy ctc.CTC ctc.PrefixCTC ctc.PrefixTransducer ctc.Transducer distillation.Distill "
-            "distillation.kl distillation.total_variation eagle.Eagle eagle.EagleCTC weighted_sum.WeightedSum",
+            "distillation.kl distillation.total_variation eagle.Eagle eagle.EagleCTC base.WeightedSum",
         ),
     },
     "decoding": {

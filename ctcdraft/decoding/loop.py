@@ -19,6 +19,7 @@ from ctcdraft.decoding.sampling import GumbelNoise, splitmix64_finalise, unwarpe
 from ctcdraft.decoding.settings import DecodeStep, DecodingSettings, GenerationResult, LogitsProcessor
 from ctcdraft.decoding.tree import AcceptedPath, TokenTree
 from ctcdraft.errors import InputError
+from ctcdraft.renamed import CONTEXT_MEMBERS
 
 
 @torch.inference_mode()
@@ -130,6 +131,10 @@ class Context:
     def depth(self) -> int:
         """The depth limit of the tree: the base adds a bonus token below the deepest draft token."""
         return min(self.remaining_tokens, self.nodes) - 1
+
+    def __getattr__(self, name: str) -> Any:  # called for names that do not exist
+        now = CONTEXT_MEMBERS.get(name)
+        raise AttributeError(f"Context has no {name}" + (f"; it is called {now} now" if now else ""))
 
     def extend(self, path: AcceptedPath, states_ND: Tensor) -> Self:
         """Return the context after committing the path. states_ND: hidden states of all nodes of the tree."""

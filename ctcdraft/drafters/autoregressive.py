@@ -11,16 +11,15 @@ from ctcdraft.models.base_model import BaseLM
 
 
 class Autoregressive:
-    """A tree with one node, the root. Every drafter is constructed with the base as first argument; this one ignores
-    it."""
+    """A tree with one node, the root."""
 
     uses_hidden_states = False
 
     def __init__(self, base: BaseLM) -> None:
-        pass
+        pass  # every drafter is constructed with the base as first argument
 
     def draft(self, context: Context, memory: Tensor | None, rng: torch.Generator) -> tuple[TokenTree, Tensor]:
-        """Return the root alone. memory: its parents_N, reused because they are the same in every step."""
+        # memory: the tree's parents_N, reused because they are the same in every step.
         if memory is None:
             memory = TokenTree.only_root(context.root).parents_N
         return TokenTree(context.tokens_L[-1:], memory, height=0), memory

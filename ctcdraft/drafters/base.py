@@ -4,36 +4,36 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
+from ctcdraft.batch import Batch
 from ctcdraft.decoding.loop import Context
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.errors import InputError
 from ctcdraft.nn.draft_vocab import DraftVocabHead, most_frequent_tokens
 from ctcdraft.nn.heads import Emissions
 from ctcdraft.nn.weight_layout import to_column_major_
-
-if TYPE_CHECKING:
-    from ctcdraft.batch import Batch
+from ctcdraft.renamed import DRAFT_HEAD_MEMBERS
 
 
 class DraftHead(nn.Module):
-    """A drafter with weights. Parameters that require a gradient are its own, the others are the base's.
+    """A drafter with weights. Parameters that require a gradient are its own, the others are the base's."""
 
-    initialised: how the weights start, for the plan. usable_untrained: whether it can draft before training.
-    predicts_hidden_states: whether its frames predict the base's next hidden states. per_frame_weights: whether every
-    frame has weights of its own, which training of other frames does not change. uses_aux_hidden_states: whether it
-    reads the hidden states of all layers in base.aux_layers, not of the last layer alone.
-    """
+    initialised: str  # how the weights start, for the plan
+    usable_untrained = False  # whether it can draft before training
+    predicts_hidden_states = False  # whether its frames predict the base's next hidden states
+    per_frame_weights = False  # whether every frame has weights of its own, which training of others does not change
+    uses_aux_hidden_states = True  # whether it reads all layers in base.aux_layers, not the last layer alone
 
-    initialised: str
-    usable_untrained = False
-    predicts_hidden_states = False
-    per_frame_weights = False
-    uses_aux_hidden_states = True
+    def __init_subclass__(cls) -> None:
+        # An override under a previous name would be ignored in silence, and the head trained or saved without it.
+        super().__init_subclass__()
+        for name in vars(cls):
+            if name in DRAFT_HEAD_MEMBERS:
+                raise InputError(f"{cls.__name__}.{name} is called {DRAFT_HEAD_MEMBERS[name]} now; rename it")
 
     @abstractmethod
     def forward(self, batch: Batch) -> Emissions:
@@ -77,6 +77,7 @@ class DraftHead(nn.Module):
 
     def for_inference(self, base: Any) -> Self:
         """Return itself in evaluation mode and the base's dtype, its weights in the layout of small batches."""
+        # The base's own weights, which the head shares, keep their layout.
         to_column_major_(self.to(base.dtype).eval(), but=base.lm.parameters())
         return self
 
@@ -98,17 +99,17 @@ def refuse_non_drafter(part: Any) -> None:
 def refuse_other_tree(drafter: nn.Module, tree: Any, from_frames: bool) -> None:
     """Raise InputError for a tree builder of the other kind: of frames, or of distributions computed step by step."""
     if hasattr(tree, "interprets_as") != from_frames:
-        names = "prefix_search, per_frame, sparse or sampled" if from_frames else "dynamic, top_n, chain or medusa63"
+        how, names = "step by step", "dynamic, top_n, chain or medusa63"
+        if from_frames:
+            how, names = "all frames at once", "prefix_search, per_frame, sparse or sampled"
         raise InputError(
-            f"drafter/tree: {type(drafter).__name__} computes {'all frames at once' if from_frames else 'step by step'}"
-            f", and {type(tree).__name__} does not build a tree from that; choose for example {names}"
+            f"drafter/tree: {type(drafter).__name__} computes {how}, and {type(tree).__name__} does not build a tree "
+            f"from that; choose for example {names}"
         )
 
 
-def drafter_and_tree(drafter: Any) -> list[Any]:
-    """Return a drafter and its tree builder, where it has one."""
-    parts = (drafter, getattr(drafter, "frame_tree", None), getattr(drafter, "step_tree", None))
-    return [part for part in parts if part is not None]
+def drafter_and_tree(drafter: Any) -> tuple[Any, Any, Any]:
+    return drafter, getattr(drafter, "frame_tree", None), getattr(drafter, "step_tree", None)
 
 
 def samples_drafts(drafter: Any) -> bool:

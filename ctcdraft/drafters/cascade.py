@@ -15,17 +15,15 @@ from ctcdraft.drafters.base import refuse_non_drafter, samples_drafts, uses_hidd
 from ctcdraft.drafters.draft_model import DraftModel, DraftModelMemory
 from ctcdraft.drafters.trees.dynamic import build_dynamic_tree
 from ctcdraft.drafters.trees.request import TreeRequest
-from ctcdraft.errors import InputError
+from ctcdraft.errors import InputError, check_int
 from ctcdraft.models.base_model import BaseLM
 
 
 @dataclass(frozen=True)
 class CascadeMemory:
-    """Memories of both parts, and hidden states that the second drafter has not been given yet."""
-
     first: Any
     second: Any
-    pending_states_KD: Tensor
+    pending_states_KD: Tensor  # hidden states that the second drafter has not been given yet
 
 
 class Cascade(nn.Module):
@@ -33,31 +31,24 @@ class Cascade(nn.Module):
 
     The first drafter takes the nearer positions, where a rejected token costs most, and the second continues below its
     deepest node. Draft tokens have no hidden states: a second drafter that reads them is used only where the first
-    drafts nothing.
-
-    Args:
-        later: nodes kept for the second drafter, at least 1.
+    drafts nothing. `later` nodes are kept for the second.
     """
 
     has_nested_trees = False  # the second drafter has its share of nodes whatever the size
 
     def __init__(self, base: BaseLM, first: Drafter, second: Drafter, later: int) -> None:
         super().__init__()
-        if later < 1:
-            raise InputError(f"drafter.later must be >= 1, got {later}: it is the second drafter's number of nodes")
         for role, part in (("first", first), ("second", second)):
             refuse_unfit_part(role, part)
         self.first, self.second = first, second
-        self.later = later
+        self.later = check_int(later, "drafter.later")
         self.stops = torch.tensor(sorted(base.stop_token_ids), device=base.device)
 
     @property
     def uses_hidden_states(self) -> bool:
         return uses_hidden_states(self.first) or uses_hidden_states(self.second)
 
-    def draft(
-        self, context: Context, memory: CascadeMemory | None, rng: torch.Generator
-    ) -> tuple[TokenTree, CascadeMemory]:
+    def draft(self, context: Context, memory: CascadeMemory | None, rng: torch.Generator) -> tuple[TokenTree, Any]:
         memory = memory or CascadeMemory(None, None, context.new_states_KD[:0])
         pending_KD = torch.cat([memory.pending_states_KD, context.new_states_KD])
         smaller = replace(context, nodes=max(context.nodes - self.later, 1))
@@ -75,29 +66,26 @@ class Cascade(nn.Module):
     ) -> tuple[TokenTree, Any]:
         """Return the tree continued by the second drafter below its deepest node, the first of equally deep ones."""
         deepest = tree.depths_N.argmax()
-        path_K = tree.ancestors_NN[deepest].nonzero()[1:, 0]
+        path_K = tree.ancestors_NN[deepest].nonzero()[1:, 0]  # without the root
         draft_tokens_K = tree.tokens_N[path_K]
         if torch.isin(draft_tokens_K[-1], self.stops):
             return tree, memory
-        tokens_L = torch.cat([context.tokens_L, draft_tokens_K])
         extended = replace(
             context,
-            tokens_L=tokens_L,
+            tokens_L=torch.cat([context.tokens_L, draft_tokens_K]),
             new_states_KD=context.new_states_KD[:0],
             remaining_tokens=context.remaining_tokens - len(path_K),
-            nodes=context.nodes - len(tree) + 1,
+            nodes=context.nodes - len(tree) + 1,  # the root of the subtree is a node already
         )
         subtree, memory = self.second.draft(extended, memory, rng)
         return attach_subtree(tree, deepest, subtree), memory
 
 
 def refuse_unfit_part(role: str, part: Any) -> None:
-    """Raise InputError for a drafter that cannot be part of a cascade.
-
-    A sampled draft may end by chance; if the second drafter continued there, its tokens would have no distribution that
-    rejection sampling could use.
-    """
+    """Raise InputError for a drafter that cannot be part of a cascade."""
     refuse_non_drafter(part)
+    # A sampled draft may end by chance; if the second drafter continued there, its tokens would have no distribution
+    # that rejection sampling could use.
     if samples_drafts(part):
         raise InputError(
             f"the {role} part of a cascade samples its draft tokens, and a cascade has no distribution for them; "
@@ -115,6 +103,9 @@ def attach_subtree(tree: TokenTree, node: Tensor, subtree: TokenTree) -> TokenTr
     shifted_N = torch.where(subtree.parents_N[1:] == 0, node, subtree.parents_N[1:] + len(tree) - 1)
     tokens_N = torch.cat([tree.tokens_N, subtree.tokens_N[1:]])
     return TokenTree(tokens_N, torch.cat([tree.parents_N, shifted_N]), tree.height + subtree.height)
+
+
+StagedMemory = tuple[DraftModelMemory, Any]  # of the draft model, and of its first drafter
 
 
 class Staged(nn.Module):
@@ -140,29 +131,20 @@ class Staged(nn.Module):
         self.model, self.first = model, first
         self.first_nodes = first_nodes
 
-    def draft(
-        self, context: Context, memory: tuple[DraftModelMemory, Any] | None, rng: torch.Generator
-    ) -> tuple[TokenTree, Any]:
+    def draft(self, context: Context, memory: StagedMemory | None, rng: torch.Generator) -> tuple[TokenTree, Any]:
         depth = min(context.depth, self.model.frames, self.model.lm.context_length - len(context.tokens_L))
         if depth < 1:
             return TokenTree.only_root(context.root), memory
-        model_memory, first = memory or (self.model.empty_memory(context), None)
-        chain_K, log_probs_KV, model_memory, first = self.decode_chain(
-            context.tokens_L, depth, model_memory, first, rng
-        )
+        memory = memory or (self.model.empty_memory(context), None)
+        step_function, memory = self.decode_chain(context.tokens_L, depth, memory, rng)
         request = TreeRequest(context.root, depth, context.nodes, self.model.stops)
-        tree = build_dynamic_tree(
-            KnownChainStepFunction(chain_K, log_probs_KV), request, width=1, children=context.nodes
-        )
-        return tree, (model_memory, first)
+        return build_dynamic_tree(step_function, request, width=1, children=context.nodes), memory
 
     def decode_chain(
-        self, tokens_L: Tensor, depth: int, memory: DraftModelMemory, first: Any, rng: torch.Generator
-    ) -> tuple[Tensor, Tensor, DraftModelMemory, Any]:
-        """Return the model's next `depth` tokens, their log_probs_KV and both memories.
-
-        This is the decoding loop with the draft model as base.
-        """
+        self, tokens_L: Tensor, depth: int, memories: StagedMemory, rng: torch.Generator
+    ) -> tuple[KnownChainStepFunction, StagedMemory]:
+        """Decode the model's next `depth` tokens: the decoding loop with the draft model as base."""
+        memory, first = memories
         lm, cache, text_L, log_probs = self.model.lm, memory.cache, tokens_L, []
         cache.crop(memory.common_length(tokens_L))
         if cache.length < len(tokens_L) - 1:
@@ -177,21 +159,22 @@ class Staged(nn.Module):
             log_probs.append(logits_NV[commit.path_K].log_softmax(dim=-1))
             text_L = torch.cat([text_L, torch.tensor(commit.tokens, device=text_L.device)])
         # The last token is not in the cache; of the others those that the base rejects are cropped by the next draft.
-        return text_L[len(tokens_L) :], torch.cat(log_probs), DraftModelMemory(text_L[:-1], cache), first
+        chain = KnownChainStepFunction(text_L[len(tokens_L) :], torch.cat(log_probs))
+        return chain, (DraftModelMemory(text_L[:-1], cache), first)
 
 
+@dataclass
 class KnownChainStepFunction:
-    """The distributions along a decoded chain. A row that left the chain, because a stop token was not continued, has
-    probability zero for every token."""
+    """The distributions along a decoded chain, as a step function."""
 
-    def __init__(self, chain_K: Tensor, log_probs_KV: Tensor) -> None:
-        self.chain_K = chain_K
-        self.log_probs_KV = log_probs_KV
-        self.level = 0
+    chain_K: Tensor
+    log_probs_KV: Tensor
+    level: int = 0
 
     def __call__(self, tokens_K: Tensor, rows_K: Tensor) -> Tensor:
         log_probs_KV = self.log_probs_KV[self.level, None]
         if self.level > 0:
+            # A row that left the chain, because a stop token is not continued, has no probable token.
             log_probs_KV = torch.where((tokens_K == self.chain_K[self.level - 1])[:, None], log_probs_KV, -torch.inf)
         self.level += 1
         return log_probs_KV

@@ -19,10 +19,7 @@ MAX_RANDOM_DEPTH = 12
 
 
 class Oracle:
-    """Drafts the next `depth` tokens of a text that the evaluation gave it beforehand, outside the timed part.
-
-    Where the context does not begin as that text does it drafts nothing.
-    """
+    """Drafts the next `depth` tokens of a text that the evaluation gave it beforehand, outside the timed part."""
 
     uses_hidden_states = False
 
@@ -31,22 +28,19 @@ class Oracle:
         self.text_L: Tensor | None = None
 
     def set_text(self, text_L: Tensor) -> None:
-        """Take a prompt with its response. No other drafter keeps state that is not in its memory."""
-        self.text_L = text_L
+        """Take a prompt with its response."""
+        self.text_L = text_L  # no other drafter keeps state that is not in its memory
 
     def draft(self, context: Context, memory: None, rng: torch.Generator) -> tuple[TokenTree, None]:
         length, text_L = len(context.tokens_L), self.text_L
+        # Decoding may have left the given text, for example in a near tie.
         if text_L is None or not torch.equal(context.tokens_L, text_L[:length]):
             return TokenTree.only_root(context.root), None
         return TokenTree.chain(context.root, text_L[length : length + min(self.depth, context.depth)]), None
 
 
 class RandomDrafter:
-    """Random tokens in random trees of `size` paths.
-
-    The random numbers depend on the length of the context alone, so repeated calls draft the same, and a small tree is
-    the beginning of a larger one.
-    """
+    """Random tokens in random trees of `size` paths."""
 
     uses_hidden_states = False
 
@@ -56,10 +50,10 @@ class RandomDrafter:
 
     def draft(self, context: Context, memory: None, rng: torch.Generator) -> tuple[TokenTree, None]:
         device, depth = context.tokens_L.device, max(context.depth, 0)
+        # Seeded by the length alone: repeated calls draft the same, and a small tree is the beginning of a larger one.
         own_rng = torch.Generator(device).manual_seed(len(context.tokens_L))
         paths_PK = torch.randint(self.vocabulary, (self.size, MAX_RANDOM_DEPTH), generator=own_rng, device=device)
-        lengths_P = torch.randint(MAX_RANDOM_DEPTH + 1, (self.size,), generator=own_rng, device=device)
-        lengths_P = lengths_P.clamp(max=depth)
+        lengths_P = torch.randint(MAX_RANDOM_DEPTH + 1, (self.size,), generator=own_rng, device=device).clamp(max=depth)
         return TokenTree.from_paths(context.root, paths_PK[:, : max(depth, 1)], lengths_P, limit=context.nodes), None
 
 

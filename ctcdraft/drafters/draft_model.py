@@ -1,8 +1,4 @@
-"""A small language model as drafter (Leviathan et al. 2023; trees as in SpecInfer, Miao et al. 2024).
-
-It reads tokens and no hidden states. Of the base it needs the tokenizer, and in training the lm_head, which gives the
-distributions to distil.
-"""
+"""A small language model as drafter (Leviathan et al. 2023; trees as in SpecInfer, Miao et al. 2024)."""
 
 from __future__ import annotations
 
@@ -40,6 +36,7 @@ class DraftModelMemory:
 
     def common_length(self, tokens_L: Tensor) -> int:
         """Return the length of the common prefix with another text, at most its length - 1."""
+        # One token at least is left to be read: the distributions come from the forward pass over the newest one.
         size = min(len(self.tokens_L), len(tokens_L) - 1)
         return int((self.tokens_L[:size] == tokens_L[:size]).cumprod(dim=0).sum())
 
@@ -47,11 +44,8 @@ class DraftModelMemory:
 class DraftModel(SequentialDrafter):
     """A causal language model with the base's tokenizer, used as it is or distilled from the base.
 
-    `train.py drafter=draft_model objective=distill` trains it as DistillSpec does (Zhou et al. 2024).
-
-    Args:
-        path: a Hugging Face folder or hub id.
-        lora_rank: rank of the trained low-rank updates of its layers; None trains all weights.
+    `train.py drafter=draft_model objective=distill` trains it as DistillSpec does (Zhou et al. 2024). lora_rank: rank
+    of the trained low-rank updates of its layers; None trains all weights.
     """
 
     usable_untrained = True
@@ -65,7 +59,7 @@ class DraftModel(SequentialDrafter):
             raise InputError("drafter.path= is missing; give a Hugging Face folder or hub id with the base's tokenizer")
         self.lm = load_draft_model(path, base)
         self.vocabulary = base.vocabulary
-        self.teacher = TokenHead(base.head)
+        self.teacher = TokenHead(base.head)  # of the base it needs no more: distributions to distil, in training
         self.head = TokenHead(self.lm.head)
         self.initialised = f"from {self.lm.name}"
         if lora_rank is None:
@@ -81,7 +75,6 @@ class DraftModel(SequentialDrafter):
         return self
 
     def forward(self, batch: Batch) -> TokenEmissions:
-        tokens_BL = batch.tokens_BL
         longest = int(batch.position_ids_BL.max()) + 1
         if longest > self.lm.context_length:
             raise InputError(
@@ -89,20 +82,18 @@ class DraftModel(SequentialDrafter):
                 f"{self.lm.name}; lower trainer.max_length"
             )
         # roots_BA equal the text in a real batch; they are written over it so that a shifted root changes the output.
-        tokens_BL = tokens_BL.scatter(1, (batch.anchors_BA + 1).clamp(max=tokens_BL.shape[1] - 1), batch.roots_BA)
-        output = self.lm.lm.base_model(
-            input_ids=tokens_BL, use_cache=False, **self.lm.packed_inputs(batch.position_ids_BL)
-        )
-        states_BATD = gather_following(
-            output.last_hidden_state, batch.anchors_BA, batch.position_ids_BL, self.frames + 1
-        )[:, :, 1:]
-        return TokenEmissions(states_BATD, self.teacher, own=self.head)
+        root_positions_BA = (batch.anchors_BA + 1).clamp(max=batch.tokens_BL.shape[1] - 1)
+        tokens_BL = batch.tokens_BL.scatter(1, root_positions_BA, batch.roots_BA)
+        packed = self.lm.packed_inputs(batch.position_ids_BL)
+        states_BLD = self.lm.lm.base_model(input_ids=tokens_BL, use_cache=False, **packed).last_hidden_state
+        states_BATD = gather_following(states_BLD, batch.anchors_BA, batch.position_ids_BL, self.frames + 1)
+        # It reads the root, not the base's hidden state at the anchor: frame t is at the position after the anchor's.
+        return TokenEmissions(states_BATD[:, :, 1:], self.teacher, own=self.head)
 
     def step_function(self, context: Context, memory: DraftModelMemory | None) -> DraftModelStepFunction:
-        tokens_L = context.tokens_L
         memory = memory or self.empty_memory(context)
-        memory.cache.crop(memory.common_length(tokens_L))
-        return DraftModelStepFunction(self, tokens_L, memory.cache)
+        memory.cache.crop(memory.common_length(context.tokens_L))
+        return DraftModelStepFunction(self, context.tokens_L, memory.cache)
 
     def empty_memory(self, context: Context) -> DraftModelMemory:
         rows = len(context.tokens_L) + context.remaining_tokens + context.nodes * self.frames
@@ -123,13 +114,11 @@ class DraftModelStepFunction:
         self.tokens_L = tokens_L
         self.cache = cache
         self.logits_KV = drafter.lm.read(tokens_L[cache.length :], cache).logits_NV
-        self.levels: LevelAttention | None = None
+        self.levels = LevelAttention(len(tokens_L), tokens_L.device)
 
     def __call__(self, tokens_K: Tensor, rows_K: Tensor) -> Tensor:
-        if self.levels is None:  # the root, which was read with the text
-            self.levels = LevelAttention(len(self.tokens_L), tokens_K.device)
-        else:
-            position_ids_K, seen_KM = self.levels.next_level(rows_K)
+        if level := self.levels.next_level(rows_K):
+            position_ids_K, seen_KM = level
             self.logits_KV = self.drafter.lm.read_tree_level(tokens_K, position_ids_K, seen_KM, self.cache).logits_NV
         # Models of one tokenizer may pad their lm_head to different sizes; no token has those rows.
         log_probs_KV = self.logits_KV[:, : self.drafter.vocabulary].float().log_softmax(dim=-1)
@@ -161,14 +150,11 @@ def add_lora(lm: Any, rank: int) -> None:
 
 
 def save_first_layers(path: str, layers: int, folder: Path) -> None:
-    """Write a draft model, to be distilled, for a base without smaller models of its family: its own first layers.
-
-    A model that is already in the folder is kept.
-    """
+    """Write a draft model, to be distilled, for a base without smaller models of its family: its own first layers."""
     import transformers
 
     if (folder / "config.json").is_file():
-        return
+        return  # it is complete already
     lm, tokenizer = load_pretrained(path, None, "sdpa", {"dtype": torch.float32})
     config = copy.deepcopy(lm.config)  # not read from the file: dequantised weights must not be declared quantised
     config.num_hidden_layers = layers

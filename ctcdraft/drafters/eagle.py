@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from einops import rearrange
 from torch import Tensor, nn
@@ -9,14 +11,12 @@ from torch import Tensor, nn
 from ctcdraft.batch import Batch
 from ctcdraft.decoding.kv_cache import KVCache
 from ctcdraft.decoding.loop import Context
-from ctcdraft.drafters.sequential import LevelAttention, SequentialDrafter
+from ctcdraft.drafters.sequential import LevelAttention, SequentialDrafter, decoder_layer
 from ctcdraft.drafters.trees.request import StepTreeBuilder
-from ctcdraft.errors import InputError, check_float
+from ctcdraft.errors import check_float
 from ctcdraft.models.base_model import BaseLM
-from ctcdraft.nn.base_layer import base_block_config, init_from_base_layer
 from ctcdraft.nn.heads import TokenEmissions, TokenHead
 from ctcdraft.nn.masks import gather_following, packed_causal_mask
-from ctcdraft.nn.transformer import CausalBlock
 
 
 class Eagle(SequentialDrafter):
@@ -29,14 +29,12 @@ class Eagle(SequentialDrafter):
         token       x[t+2]           x[t+3]
 
     In a draft its own predictions f replace the base's hidden states, which in training are all known: the first frame
-    is the same in both, deeper ones are not. No norm before and after the layer, as published. With several auxiliary
-    layers (base.aux_layers) it reads and predicts the hidden states of the last layer alone.
+    is the same in both, deeper ones are not. No norm before and after the layer, as published.
 
     Args:
         noise: half width of the uniform noise added to the hidden states in training, so that the layer tolerates its
             own errors. (The CTC paper's released code also scales it by 512 / the text's length; here it is constant.)
-        like_base: rotary frequencies, head norms, biases and activation of the base's layers; False, which older run
-            directories mean by leaving it out, is a plain Llama layer.
+        like_base: see `decoder_layer`.
     """
 
     predicts_hidden_states = True
@@ -45,16 +43,11 @@ class Eagle(SequentialDrafter):
         self, base: BaseLM, frames: int, tree: StepTreeBuilder, noise: float = 0.0, like_base: bool = False
     ) -> None:
         super().__init__(frames, tree, base.stop_token_ids)
-        if check_float(noise, "drafter.noise") < 0:
-            raise InputError(f"drafter.noise must be >= 0, got {noise}; EAGLE's own is 0.1")
-        self.noise = noise
+        self.noise = check_float(noise, "drafter.noise", least=0)
         self.fuse = nn.Linear(2 * base.width, base.width).to(base.device)
-        config = base_block_config(base.lm, base.context_length)
-        config = config if like_base else config.as_plain_llama()
-        self.block = CausalBlock(config, input_norm=False).to(base.device)
+        self.block, self.initialised = decoder_layer(base, like_base, input_norm=False)
         self.head = TokenHead(base.head)
         self.embedding = base.embedding
-        self.initialised = init_from_base_layer(self.block, config, self.block, base.lm)[1]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -66,19 +59,15 @@ class Eagle(SequentialDrafter):
         next_BL = batch.tokens_BL.roll(-1, dims=1).masked_fill(position_ids_BL.roll(-1, dims=1) == 0, 0)
         # roots_BA equal the text in a real batch; they are written over it so that a shifted root changes the output.
         next_BL = next_BL.scatter(1, batch.anchors_BA, batch.roots_BA)
-        states_BLD = self.block(
-            self.fuse_inputs(next_BL, self.noisy_states(batch)),
-            position_ids_BL,
-            seen=packed_causal_mask(position_ids_BL),
-        )
+        fused_BLD = self.fuse_inputs(next_BL, self.noisy_states(batch))
+        states_BLD = self.block(fused_BLD, position_ids_BL, seen=packed_causal_mask(position_ids_BL))
         states_BATD = gather_following(states_BLD, batch.anchors_BA, position_ids_BL, self.frames)
         return TokenEmissions(states_BATD, self.head, own=self.head)
 
     def noisy_states(self, batch: Batch) -> Tensor:
-        """Return the batch's hidden states, in training with noise that depends on the batch alone, so that a resumed
-        run repeats it."""
         if not self.training or self.noise == 0:
             return batch.states_BLD
+        # The noise depends on the batch alone, so that a resumed run repeats it.
         rng = torch.Generator(batch.states_BLD.device)
         rng.manual_seed(hash(tuple(batch.anchors_BA.flatten().tolist())) % 2**63)
         noise_BLD = torch.rand(batch.states_BLD.shape, generator=rng, device=batch.states_BLD.device) * 2 - 1
@@ -89,8 +78,7 @@ class Eagle(SequentialDrafter):
         return self.fuse(torch.cat([self.embedding(tokens_BL).to(self.dtype), last_BLD.to(self.dtype)], dim=-1))
 
     def step_function(self, context: Context, memory: KVCache | None) -> EagleStepFunction:
-        """Return the distributions after a context. Cache row t is computed from h[t] and x[t+1]; the newest row has
-        the root."""
+        # Cache row t is computed from h[t] and x[t+1]; the newest row has the root.
         if memory is None:
             capacity = len(context.tokens_L) + context.remaining_tokens + context.nodes * self.frames
             memory = KVCache(layers=1, capacity=capacity)
@@ -98,28 +86,25 @@ class Eagle(SequentialDrafter):
         tokens_BL = context.tokens_L[None, start + 1 : start + 1 + states_BLD.shape[1]]
         positions_L = torch.arange(start, start + states_BLD.shape[1], device=tokens_BL.device)
         states_BLD = self.block(self.fuse_inputs(tokens_BL, states_BLD), positions_L, memory)
-        return EagleStepFunction(self, memory, states_BLD[0, -1:])
+        return EagleStepFunction(self, memory, states_BLD[0, -1:], LevelAttention(memory.length, tokens_BL.device))
 
 
+@dataclass
 class EagleStepFunction:
     """Distributions from the predicted hidden states_KD of the last level."""
 
-    def __init__(self, drafter: Eagle, memory: KVCache, states_KD: Tensor) -> None:
-        self.drafter = drafter
-        self.memory = memory
-        self.text_length = memory.length
-        self.states_KD = states_KD
-        self.levels: LevelAttention | None = None
+    drafter: Eagle
+    memory: KVCache
+    states_KD: Tensor
+    levels: LevelAttention
 
     def __call__(self, tokens_K: Tensor, rows_K: Tensor) -> Tensor:
-        if self.levels is None:  # the root, which was read with the text
-            self.levels = LevelAttention(self.text_length, tokens_K.device)
-        else:
-            position_ids_K, seen_KM = self.levels.next_level(rows_K)
+        if level := self.levels.next_level(rows_K):
+            position_ids_K, seen_KM = level
             fused_BKD = self.drafter.fuse_inputs(tokens_K[None], self.states_KD[None, rows_K])
             self.states_KD = self.drafter.block(fused_BKD, position_ids_K, self.memory, seen_KM)[0]
         return self.drafter.head(self.states_KD).float().log_softmax(dim=-1)
 
     def release(self) -> KVCache:
-        self.memory.crop(self.text_length)
+        self.memory.crop(self.levels.text_length)
         return self.memory

@@ -12,15 +12,13 @@ from torch import Tensor, nn
 from ctcdraft.batch import Batch
 from ctcdraft.decoding.kv_cache import KVCache
 from ctcdraft.decoding.loop import Context
-from ctcdraft.drafters.sequential import SequentialDrafter, teacher_forced_tokens
+from ctcdraft.drafters.sequential import SequentialDrafter, decoder_layer, teacher_forced_tokens
 from ctcdraft.drafters.trees.request import StepTreeBuilder
 from ctcdraft.errors import check_int
 from ctcdraft.models.base_model import BaseLM
-from ctcdraft.nn.base_layer import base_block_config, init_from_base_layer
 from ctcdraft.nn.bodies import residual_branch
 from ctcdraft.nn.heads import TokenEmissions, TokenHead
 from ctcdraft.nn.masks import packed_causal_mask
-from ctcdraft.nn.transformer import CausalBlock
 
 
 class HydraHead(nn.Module):
@@ -33,11 +31,11 @@ class HydraHead(nn.Module):
         nn.init.zeros_(self.condense.weight)
         nn.init.eye_(self.condense.weight[:, :width])
         nn.init.zeros_(self.condense.bias)
-        # Small, not zero: with zeros the embeddings' part of `condense` would get no gradient in the first step.
         self.layers = nn.ModuleList(
             residual_branch((1 + tokens) * width if n == 0 else width, width, inner, "drafter.inner")
             for n in range(layers)
         )
+        # Small, not zero: with zeros the embeddings' part of `condense` would get no gradient in the first step.
         for layer in self.layers.modules():
             if isinstance(layer, nn.Linear):
                 nn.init.normal_(layer.weight, std=0.01)
@@ -55,14 +53,11 @@ class HydraHead(nn.Module):
 class Hydra(SequentialDrafter):
     """Head k predicts draft token k from the anchor's hidden state, the root and the k - 1 draft tokens before it.
 
-    With several auxiliary layers (base.aux_layers) it reads the last layer's hidden states alone.
-
     Args:
         layers: layers of each head's MLP, 1 in Hydra and 4 in Hydra++.
         prefix_layer: Hydra++'s extra decoder layer, through which a draft depends on all hidden states of the text.
         inner: width of a bottleneck within each layer; None, as in both papers, for none.
-        like_base: the prefix layer has the base's rotary frequencies, head norms, biases and activation; False, which
-            older run directories mean by leaving it out, is a plain Llama layer.
+        like_base: of the prefix layer; see `decoder_layer`.
     """
 
     per_frame_weights = True
@@ -86,10 +81,8 @@ class Hydra(SequentialDrafter):
         self.prefix: Any = None
         self.initialised = "as the identity"
         if prefix_layer:
-            config = base_block_config(base.lm, base.context_length)
-            config = config if like_base else config.as_plain_llama()
-            self.prefix = CausalBlock(config, input_norm=True).to(base.device)
-            self.initialised += f", prefix layer {init_from_base_layer(self.prefix, config, self.prefix, base.lm)[1]}"
+            self.prefix, initialised = decoder_layer(base, like_base, input_norm=True)
+            self.initialised += f", prefix layer {initialised}"
 
     @property
     def dtype(self) -> torch.dtype:
@@ -110,7 +103,7 @@ class Hydra(SequentialDrafter):
     def context_states(
         self, states_BLD: Tensor, position_ids: Tensor, memory: KVCache | None, seen: Tensor | None = None
     ) -> Tensor:
-        """Return the hidden states that the heads read, passed through the prefix layer where there is one."""
+        """Return the hidden states that the heads read: through the prefix layer where there is one."""
         states_BLD = states_BLD[..., : self.width].to(self.dtype)
         return states_BLD if self.prefix is None else self.prefix(states_BLD, position_ids, memory, seen)
 
@@ -124,11 +117,9 @@ class Hydra(SequentialDrafter):
 
 @dataclass
 class HydraStepFunction:
-    """inputs_KE: per row of the last level, the anchor's hidden state and the embeddings of all tokens since."""
-
     drafter: Hydra
     memory: KVCache
-    inputs_KE: Tensor
+    inputs_KE: Tensor  # per row of the last level, the anchor's hidden state and the embeddings of all tokens since
     level: int = 0
 
     def __call__(self, tokens_K: Tensor, rows_K: Tensor) -> Tensor:

@@ -14,9 +14,8 @@ from ctcdraft.decoding.kv_cache import KVCache
 from ctcdraft.decoding.loop import Context
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.base import DraftHead, refuse_other_tree
-from ctcdraft.drafters.conditioning import ConditionedFrames
 from ctcdraft.drafters.trees.ctc import PrefixSearch
-from ctcdraft.drafters.trees.request import FrameTreeBuilder, TreeRequest
+from ctcdraft.drafters.trees.request import ConditionedFrames, FrameTreeBuilder, TreeRequest
 from ctcdraft.errors import check_int
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.nn.base_layer import base_block_config
@@ -38,9 +37,7 @@ class ParallelDrafter(DraftHead):
     Args:
         frames: T, frames per anchor. The root is not among what they predict: the base has computed it already.
         body: makes the module that computes frames from hidden states.
-        tree: builds the token tree from the frames.
-        correction: makes the logit correction; None for frames that do not depend on the draft tokens. Run directories
-            older than logit corrections do not have the key.
+        correction: makes the logit correction; None for frames that do not depend on the draft tokens.
         vocabulary: size of the draft vocabulary, the most frequent tokens of the corpus; None for the base's own.
     """
 
@@ -52,19 +49,18 @@ class ParallelDrafter(DraftHead):
         frames: int,
         body: Callable[[BlockConfig, int], Any],
         tree: FrameTreeBuilder,
-        correction: Callable[..., LogitCorrection] | None = None,
+        correction: Callable[..., LogitCorrection] | None = None,  # older run directories do not have these two
         vocabulary: int | None = None,
     ) -> None:
         super().__init__()
-        config = base_block_config(base.lm, base.context_length)
         self.frames = check_int(frames, "drafter.frames")
         refuse_other_tree(self, tree, from_frames=True)
+        config = base_block_config(base.lm, base.context_length)
         self.body: Any = body(config, frames).to(base.device)
         self.head = BlankHead(base.head, base.width, vocabulary).to(base.device)
         self.embedding = base.embedding
-        self.fuse: AuxStateFusion | None = None
-        if len(base.aux_layers) > 1:
-            self.fuse = AuxStateFusion(base.width, len(base.aux_layers), config.epsilon).to(base.device)
+        aux = len(base.aux_layers) > 1
+        self.fuse = AuxStateFusion(base.width, len(base.aux_layers), config.epsilon).to(base.device) if aux else None
         self.correction: LogitCorrection | None = None
         if correction is not None:
             self.correction = correction(base.embedding, epsilon=config.epsilon).to(base.device)
@@ -76,7 +72,7 @@ class ParallelDrafter(DraftHead):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of its own weights: float32 in training, whatever the dtype of the base's hidden states."""
+        # Of its own weights: float32 in training, whatever the dtype of the base's hidden states.
         return self.head.blank_D.dtype
 
     def input_states(self, states_BLD: Tensor) -> Tensor:
@@ -123,17 +119,13 @@ class ParallelDrafter(DraftHead):
             capacity = len(context.tokens_L) + context.remaining_tokens + self.frames
             memory = KVCache(self.body.layers, capacity=capacity)
         emissions = self.emit(context, memory)
-        start_BAR = emissions.start_BAR
-        start_1R = None if start_BAR is None else start_BAR.flatten(0, 1)
-        return self.build_tree(emissions.logits().flatten(0, 2), start_1R, context, rng), memory
+        return self.build_tree(emissions.logits(), emissions.start_BAR, 0, context, rng), memory
 
     def draft_many(self, contexts: Sequence[Context], rng: torch.Generator) -> Callable[[int], TokenTree]:
         """Return a function that gives the tree of context n, the same tree as `draft`.
 
-        Frames are computed for WINDOWS_PER_FORWARD contexts per forward pass, so ask for the contexts in order.
-
-        Args:
-            contexts: contexts of one text, each one token longer than the one before.
+        The contexts are of one text, each one token longer than the one before. Frames are computed for
+        WINDOWS_PER_FORWARD of them per forward pass, so ask for them in order.
         """
         states_LD = torch.cat([context.new_states_KD for context in contexts])
 
@@ -141,23 +133,22 @@ class ParallelDrafter(DraftHead):
         def batch_logits(number: int) -> tuple[Tensor, Any]:
             first = number * WINDOWS_PER_FORWARD
             emissions = self(batch_of_contexts(contexts[first : first + WINDOWS_PER_FORWARD], states_LD))
-            return emissions.logits()[0], emissions.start_BAR
+            return emissions.logits(), emissions.start_BAR
 
         def tree(index: int) -> TokenTree:
-            logits_ATC, start_BAR = batch_logits(index // WINDOWS_PER_FORWARD)
-            row = index % WINDOWS_PER_FORWARD
-            start_1R = None if start_BAR is None else start_BAR[0, row : row + 1]
-            return self.build_tree(logits_ATC[row], start_1R, contexts[index], rng)
+            logits_BATC, start_BAR = batch_logits(index // WINDOWS_PER_FORWARD)
+            return self.build_tree(logits_BATC, start_BAR, index % WINDOWS_PER_FORWARD, contexts[index], rng)
 
         return tree
 
-    def build_tree(self, logits_TC: Tensor, start_1R: Any, context: Context, rng: torch.Generator) -> TokenTree:
-        """Return the tree of one context's frames. start_1R: initial state of the logit correction, if there is one."""
-        log_probs_TC = logits_TC.log_softmax(dim=-1, dtype=torch.float32)
+    def build_tree(self, logits_BATC: Tensor, start_BAR: Any, anchor: int, context: Context, rng: Any) -> TokenTree:
+        """Return the tree of one anchor's frames. start_BAR: states of the logit correction after the roots."""
+        log_probs_TC = logits_BATC[0, anchor].log_softmax(dim=-1, dtype=torch.float32)
         request = TreeRequest.of(context, self.stops, rng)
         if self.correction is None:
             return self.frame_tree(log_probs_TC, request)
-        return self.frame_tree(log_probs_TC, request, ConditionedFrames.empty(log_probs_TC, self.correction, start_1R))
+        conditioned = ConditionedFrames.empty(log_probs_TC, self.correction, start_BAR[0, anchor : anchor + 1])
+        return self.frame_tree(log_probs_TC, request, conditioned)
 
     def emit(self, context: Context, memory: Any) -> Emissions:
         """Return the emissions at the newest hidden state; appends the text's new keys and values to `memory`."""
@@ -166,9 +157,8 @@ class ParallelDrafter(DraftHead):
         return self.emissions(self.body.step(states_BKD, root_BAD, memory), states_BKD[:, -1:], root_BA)
 
     def emissions(self, states_BATD: Tensor, anchor_BAD: Tensor, roots_BA: Tensor) -> Emissions:
-        if self.correction is None:
-            return Emissions(states_BATD, self.head)
-        return Emissions(states_BATD, self.head, self.correction, self.correction.start(anchor_BAD, roots_BA))
+        start_BAR = None if self.correction is None else self.correction.start(anchor_BAD, roots_BA)
+        return Emissions(states_BATD, self.head, self.correction, start_BAR)
 
 
 def batch_of_contexts(contexts: Sequence[Context], states_LD: Tensor) -> Batch:

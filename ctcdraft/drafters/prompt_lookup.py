@@ -14,9 +14,8 @@ from ctcdraft.models.base_model import BaseLM
 class PromptLookup:
     """Proposes what followed the last earlier occurrence of the newest tokens.
 
-    Args:
-        ngram: longest run of newest tokens to look for; shorter ones are tried in turn, down to one token.
-        span: maximal number of draft tokens.
+    ngram: longest run of newest tokens to look for; shorter ones are tried in turn. span: maximal number of draft
+    tokens.
     """
 
     uses_hidden_states = False

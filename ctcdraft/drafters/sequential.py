@@ -16,7 +16,10 @@ from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.drafters.base import DraftHead, refuse_other_tree
 from ctcdraft.drafters.trees.request import StepFunction, StepTreeBuilder, TreeRequest
 from ctcdraft.errors import check_int
+from ctcdraft.models.base_model import BaseLM
+from ctcdraft.nn.base_layer import base_block_config, init_from_base_layer
 from ctcdraft.nn.masks import gather_following
+from ctcdraft.nn.transformer import CausalBlock
 
 
 class ReleasableStepFunction(StepFunction, Protocol):
@@ -29,15 +32,11 @@ class ReleasableStepFunction(StepFunction, Protocol):
 class SequentialDrafter(DraftHead):
     """A drafter of several dependent steps: `step_function` gives next-token distributions, `tree` asks for them.
 
-    Frame t is the distribution of label t given the root and the labels before it, all teacher-forced in training. As
-    published, these drafters read one hidden state per position: with several auxiliary layers the last layer's, or
-    none.
-
-    Args:
-        frames: maximal depth of the tree, and the number of frames per anchor in training.
+    Frame t is the distribution of label t given the root and the labels before it, all teacher-forced in training.
+    `frames` is the number of frames per anchor in training and the maximal depth of the tree.
     """
 
-    uses_aux_hidden_states = False
+    uses_aux_hidden_states = False  # as published: the last layer's hidden states, which come first of several, or none
 
     def __init__(self, frames: int, tree: StepTreeBuilder, stops: Collection[int]) -> None:
         super().__init__()
@@ -65,6 +64,18 @@ def teacher_forced_tokens(batch: Batch, frames: int) -> Tensor:
     return torch.cat([batch.roots_BA[..., None], following_BAT1[:, :, 2:, 0]], dim=-1)
 
 
+def decoder_layer(base: BaseLM, like_base: bool, input_norm: bool) -> tuple[CausalBlock, str]:
+    """Return a decoder layer, initialised from one of the base's where their outputs agree, and a phrase on how.
+
+    like_base: with the rotary frequencies, head norms, biases and activation of the base's layers. False, which older
+    run directories mean by leaving it out, is a plain Llama layer.
+    """
+    config = base_block_config(base.lm, base.context_length)
+    config = config if like_base else config.as_plain_llama()
+    block = CausalBlock(config, input_norm=input_norm).to(base.device)
+    return block, init_from_base_layer(block, config, block, base.lm)[1]
+
+
 class LevelAttention:
     """Position ids and attention masks of the levels of a tree whose tokens are read into a KV cache.
 
@@ -77,12 +88,17 @@ class LevelAttention:
 
     def __init__(self, text_length: int, device: torch.device) -> None:
         self.text_length = text_length
-        self.level = 0
+        self.level = -1
         self.seen_KR = torch.ones(1, 0, dtype=torch.bool, device=device)
 
-    def next_level(self, rows_K: Tensor) -> tuple[Tensor, Tensor]:
-        """Return position_ids_K and seen_KM of the next level, which continues these rows of the one before."""
+    def next_level(self, rows_K: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Return position_ids_K and seen_KM of the next level, which continues these rows of the one before.
+
+        The first level is the root, which is read with the text: None.
+        """
         self.level += 1
+        if self.level == 0:
+            return None
         itself_KK = torch.eye(len(rows_K), dtype=torch.bool, device=rows_K.device)
         self.seen_KR = torch.cat([self.seen_KR[rows_K], itself_KK], dim=1)
         position_ids_K = torch.full_like(rows_K, self.text_length - 1 + self.level)

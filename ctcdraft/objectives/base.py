@@ -1,7 +1,8 @@
-"""What objectives share: the loss with its metrics, checks of their settings, and means over windows."""
+"""What objectives share: the loss with its metrics, checks of their settings, weighted sums, means over windows."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,10 +16,8 @@ from ctcdraft.nn.heads import Emissions
 
 @dataclass(frozen=True)
 class Loss:
-    """value: scalar with a gradient, to minimise. metrics: detached scalars, by name."""
-
-    value: Tensor
-    metrics: dict[str, Tensor]
+    value: Tensor  # scalar with a gradient, to minimise
+    metrics: dict[str, Tensor]  # detached scalars, by name; tensors, because numbers would wait for the accelerator
 
 
 class Objective(Protocol):
@@ -35,18 +34,12 @@ class Objective(Protocol):
     def __call__(self, emissions: Emissions, batch: Batch) -> Loss: ...
 
 
-def check_labels(labels: int) -> int:
-    return check_int(labels, "objective.labels")
-
-
 class DecayedObjective:
     """An objective in which label k has the weight decay^(k-1), because a draft is accepted from its beginning."""
 
     def __init__(self, labels: int, decay: float) -> None:
-        self.labels = check_labels(labels)
-        if not 0 < check_float(decay, "objective.decay") <= 1:
-            raise InputError(f"objective.decay must be > 0 and <= 1, got {decay}: label k has the weight decay^(k-1)")
-        self.decay = decay
+        self.labels = check_int(labels, "objective.labels")
+        self.decay = check_float(decay, "objective.decay", above=0, most=1)
 
     def loss(self, log_probs_BAS: Tensor, batch: Batch, **metrics: Tensor) -> Loss:
         """Return the mean of -log_probs_BAS. Labels of probability zero are left out, and their share is a metric."""
@@ -55,6 +48,44 @@ class DecayedObjective:
         value = decayed_masked_mean(-log_probs_BAS, feasible_BAS, self.decay)
         infeasible = 1 - feasible_BAS.sum() / real_BAS.sum().clamp(min=1)
         return Loss(value, {"loss": value.detach(), **metrics, "infeasible_share": infeasible})
+
+
+class WeightedSum:
+    """The sum of weight * value over named objectives, which share their windows and hence `labels`.
+
+    weights: one number >= 0 per part; a part of weight 0 is not computed.
+    """
+
+    def __init__(self, labels: int, parts: Mapping[str, Objective], weights: Mapping[str, float]) -> None:
+        self.labels = check_int(labels, "objective.labels")
+        for name, weight in weights.items():
+            check_float(weight, f"objective.weights.{name}")
+        if set(parts) != set(weights) or not any(weights.values()) or min(weights.values(), default=0) < 0:
+            raise InputError(
+                f"objective.weights must be >= 0 for each of {', '.join(parts)} and > 0 for one, got {dict(weights)}"
+            )
+        other = [f"{name} has {part.labels}" for name, part in parts.items() if part.labels != labels]
+        if other:
+            raise InputError(f"objective.labels={labels}, but {', '.join(other)}; set them equal in all parts of a sum")
+        if {"alignments", "transductions"} <= {getattr(part, "supervises", "words") for part in parts.values()}:
+            raise InputError(
+                f"objective.parts={', '.join(parts)} disagree: in some of them repeated frames merge, in others "
+                "they do not; sum ctc and prefix_ctc, or transducer and prefix_transducer"
+            )
+        self.parts = {name: part for name, part in parts.items() if weights[name]}
+        self.weights = dict(weights)
+
+    @property
+    def supervises(self) -> str:
+        """What the strictest part supervises: hidden states need an EAGLE drafter, alignments train the blank."""
+        kinds = {getattr(part, "supervises", "words") for part in self.parts.values()}
+        return next(kind for kind in ("states", "transductions", "alignments", "words") if kind in kinds)
+
+    def __call__(self, emissions: Emissions, batch: Batch) -> Loss:
+        losses = {name: part(emissions, batch) for name, part in self.parts.items()}
+        value = torch.stack([self.weights[name] * loss.value for name, loss in losses.items()]).sum()
+        metrics = {f"{name}/{key}": number for name, loss in losses.items() for key, number in loss.metrics.items()}
+        return Loss(value, {"loss": value.detach(), **metrics})
 
 
 def check_frames(emissions: Emissions, labels: int) -> int:
@@ -79,6 +110,7 @@ def decayed_masked_mean(values_BAS: Tensor, real_BAS: Tensor, decay: float) -> T
     values 3 1, decay 1/2   ->   (3 + 1/2) / (1 + 1/2) = 7/3
     """
     weights_BAS = real_BAS * decay ** torch.arange(values_BAS.shape[-1], device=values_BAS.device)
+    # `where` before the product: inf or nan of a value that is left out, times 0, would be nan.
     return (values_BAS.where(real_BAS, 0) * weights_BAS).sum() / weights_BAS.sum().clamp(min=1e-30)
 
 

@@ -16,7 +16,7 @@ def describe_reading(objective: Objective, drafter: DraftHead, frames: int) -> s
     The two mismatches of the paper's Table 2 are allowed: cross-entropy with collapse, and CTC without.
     """
     frame_tree = getattr(drafter, "frame_tree", None)
-    supervises, interprets_as = getattr(objective, "supervises", None), getattr(frame_tree, "interprets_as", None)
+    supervises, interprets_as = kinds(objective, frame_tree)
     if supervises == "states" and not drafter.predicts_hidden_states:
         raise InputError(
             f"the objective trains predictions of the base's next hidden states, which {type(drafter).__name__} does "
@@ -45,11 +45,9 @@ def describe_unused_layers(base: BaseLM, drafter: DraftHead) -> str:
 
 def refuse_incompatible(objective: Any, frame_tree: Any) -> None:
     """Raise InputError where a tree builder interprets frames as something they were not trained for."""
-    supervises, interprets_as = getattr(objective, "supervises", None), getattr(frame_tree, "interprets_as", None)
-    if interprets_as is None:
-        return
+    supervises, interprets_as = kinds(objective, frame_tree)
     name = type(frame_tree).__name__
-    if supervises == "transductions" and interprets_as != supervises:
+    if supervises == "transductions" and interprets_as not in (None, supervises):
         raise InputError(
             f"the objective trains frames that never merge, but {name} reads them as {interprets_as}; "
             "use drafter/tree=transducer_search"
@@ -68,11 +66,19 @@ def refuse_incompatible(objective: Any, frame_tree: Any) -> None:
 
 def mismatch(objective: Any, frame_tree: Any) -> str | None:
     """Return a phrase where frames are read otherwise than they were trained; None where not, or if unknown."""
-    supervises, interprets_as = getattr(objective, "supervises", None), getattr(frame_tree, "interprets_as", None)
-    if None in (supervises, interprets_as) or supervises == interprets_as:
-        return None
-    if (supervises, interprets_as) == ("alignments", "raw frames"):
+    supervises, interprets_as = kinds(objective, frame_tree)
+    # Collapse takes fixed alignments instead of summing over all, but they are alignments: raw frames are CTC's own.
+    as_trained = supervises == interprets_as or (supervises, interprets_as) == ("alignments", "raw frames")
+    if None in (supervises, interprets_as) or as_trained:
         return None
     published = (supervises, interprets_as) in (("words", "raw frames"), ("alignments", "words"))
     as_in = ", as in Table 2 of the paper" if published else ""
     return f"trained as {supervises} but read as {interprets_as} by {type(frame_tree).__name__}: a mismatch{as_in}"
+
+
+def kinds(objective: Any, frame_tree: Any) -> tuple[str | None, str | None]:
+    """Return what frames are trained as and read as; None for an objective or a tree builder that does not declare it.
+
+    An objective of one's own need not, and sequential drafters have no frames to read.
+    """
+    return getattr(objective, "supervises", None), getattr(frame_tree, "interprets_as", None)

@@ -11,17 +11,16 @@ from ctcdraft.batch import Batch
 from ctcdraft.ctc import forward
 from ctcdraft.ctc.alignment import frames_needed
 from ctcdraft.ctc.forward import Likelihoods, likelihoods
+from ctcdraft.errors import check_int
 from ctcdraft.nn.heads import AlignmentScores, Emissions
-from ctcdraft.objectives.base import DecayedObjective, Loss, check_frames, check_labels, masked_mean
+from ctcdraft.objectives.base import DecayedObjective, Loss, check_frames, masked_mean
 
 
 def ctc_window_likelihoods(scores: AlignmentScores, batch: Batch) -> Likelihoods:
-    """Return the likelihoods of every window where repeated frames merge."""
     return likelihoods(scores.label_BATS, scores.hold_BATS, scores.blank_BATP, batch.labels_BAS, batch.lengths_BA)
 
 
 def transducer_window_likelihoods(scores: AlignmentScores, batch: Batch) -> Likelihoods:
-    """Return the likelihoods of every window where each frame emits one label or none."""
     return forward.transducer_likelihoods(scores.label_BATS, scores.blank_BATP, batch.lengths_BA)
 
 
@@ -29,8 +28,8 @@ class CTC:
     """-log P(labels | hidden states), summed over all alignments, per label, averaged over windows (Graves et al. 2006;
     Wen et al. 2024, equations 6 and 7).
 
-    S labels with r adjacent repeats need S + r frames. Windows with too few frames, or with a label outside the draft
-    vocabulary, are left out of the mean, and their share is a metric: silently left out they would lower the loss.
+    Windows with too few frames (`frames_needed`), or with a label outside the draft vocabulary, are left out of the
+    mean, and their share is a metric.
     """
 
     supervises = "alignments"
@@ -38,7 +37,7 @@ class CTC:
     likelihoods = staticmethod(ctc_window_likelihoods)
 
     def __init__(self, labels: int) -> None:
-        self.labels = check_labels(labels)
+        self.labels = check_int(labels, "objective.labels")
 
     def __call__(self, emissions: Emissions, batch: Batch) -> Loss:
         frames = check_frames(emissions, self.labels)
@@ -50,6 +49,7 @@ class CTC:
         feasible_BA &= ~log_likelihood_BA.isneginf()  # outside the draft vocabulary; nan is kept and shows in the loss
         per_label_BA = log_likelihood_BA / batch.lengths_BA.clamp(min=1)
         value = masked_mean(-per_label_BA, feasible_BA)
+        # Without this metric a run could lower its loss unseen, by windows that it cannot emit.
         infeasible = 1 - feasible_BA.sum() / real_BA.sum().clamp(min=1)
         metrics = {"blank_rate": blank_rate(scores, batch), "infeasible_share": infeasible}
         return Loss(value, {"loss": value.detach(), **metrics})
@@ -57,6 +57,7 @@ class CTC:
 
 def blank_rate(scores: AlignmentScores, batch: Batch) -> Tensor:
     """Return the mean probability of the blank over frames of real windows, before the first label is emitted."""
+    # P is 1 for frames that are not label-conditioned: index 0 exists in both.
     return masked_mean(scores.blank_BATP[..., 0].detach().exp().mean(dim=-1), batch.lengths_BA > 0)
 
 
@@ -64,8 +65,8 @@ class PrefixCTC(DecayedObjective):
     """-log P(the text begins with x1 .. xk), for every k of a window, weighted by decay^(k-1).
 
     A draft is accepted up to its longest correct prefix, and what follows costs nothing; CTC also wants the text to end
-    after the labels. All k come from one recursion. Prefixes that the frames cannot emit, because of adjacent repeats
-    or a draft vocabulary, are left out of the mean, and their share is a metric.
+    after the labels. Prefixes that the frames cannot emit, because of adjacent repeats or a draft vocabulary, are left
+    out of the mean, and their share is a metric.
     """
 
     supervises = "alignments"
@@ -74,15 +75,12 @@ class PrefixCTC(DecayedObjective):
     def __call__(self, emissions: Emissions, batch: Batch) -> Loss:
         check_frames(emissions, self.labels)
         scores = emissions.scores(batch.labels_BAS)
-        prefix_BAS = self.likelihoods(scores, batch).prefix_XS
+        prefix_BAS = self.likelihoods(scores, batch).prefix_XS  # all k from one recursion
         return self.loss(prefix_BAS, batch, blank_rate=blank_rate(scores, batch))
 
 
 class Transducer(CTC):
-    """-log P(labels | hidden states) per label (Graves 2012; here with at most one label per frame).
-
-    Every window with a frame for each label is feasible.
-    """
+    """-log P(labels | hidden states) per label (Graves 2012; here with at most one label per frame)."""
 
     supervises = "transductions"
     needed = staticmethod(forward.transducer_frames_needed)
@@ -90,7 +88,5 @@ class Transducer(CTC):
 
 
 class PrefixTransducer(PrefixCTC):
-    """-log P(the text begins with x1 .. xk) for every k of a window, weighted by decay^(k-1)."""
-
     supervises = "transductions"
     likelihoods = staticmethod(transducer_window_likelihoods)

@@ -34,7 +34,7 @@ class Distill(DecayedObjective):
 
         def label_distance(log_probs_XSV: Tensor, labels_XS: Tensor, states_XSD: Tensor) -> Tensor:
             base_XSV = emissions.head.token_logits(states_XSD[..., :width]).float()
-            # A draft model may pad its vocabulary to another size; both are normalised over the rows they share. With a
+            # A draft model may pad its lm_head to another size; both are normalised over the rows they share. With a
             # draft vocabulary both are distributions over that.
             common = min(base_XSV.shape[-1], log_probs_XSV.shape[-1])
             if log_probs_XSV.shape[-1] > common:
@@ -49,11 +49,10 @@ class Distill(DecayedObjective):
 def base_states_at_labels(batch: Batch) -> Tensor:
     """Return hidden states_BASD from which the base predicts the labels, of all layers; arbitrary ones in free slots.
 
-    They have no gradient: the teacher must not change, even where an adapter trains the base.
-
     anchor a, root at a + 1, labels at a + 2, a + 3, ...   ->   states a + 1, a + 2, ...
     """
     steps = batch.labels_BAS.shape[-1] + 1
+    # Without gradient: the teacher must not change, even where an adapter trains the base.
     return gather_following(batch.states_BLD.detach(), batch.anchors_BA, batch.position_ids_BL, steps)[:, :, 1:]
 
 

@@ -13,14 +13,12 @@ from ctcdraft.batch import Batch
 from ctcdraft.ctc.forward import log_likelihood
 from ctcdraft.errors import InputError, check_float, check_int
 from ctcdraft.nn.heads import Emissions
-from ctcdraft.objectives.base import Loss, check_frames, check_labels, masked_mean
+from ctcdraft.objectives.base import Loss, check_frames, masked_mean
 from ctcdraft.objectives.distillation import base_states_at_labels
 
 
 class Eagle:
     """Regression of hidden states and cross-entropy of tokens (Li et al. 2024, section 4.2).
-
-    Only the first frame of an anchor is trained: deeper frames are first frames of later anchors.
 
     Args:
         states: weight of the smooth L1 distance from the base's hidden state at the root.
@@ -30,7 +28,7 @@ class Eagle:
     supervises = "states"
 
     def __init__(self, labels: int, states: float, words: float) -> None:
-        self.labels = check_labels(labels)
+        self.labels = check_int(labels, "objective.labels")
         self.states = check_float(states, "objective.states")
         self.words = check_float(words, "objective.words")
 
@@ -48,6 +46,7 @@ class Eagle:
             base_X1V = emissions.head.token_logits(states_X1D).float().softmax(dim=-1)
             return -(base_X1V * log_probs_X1V).sum(dim=-1)
 
+        # Only the first frame of an anchor is trained: deeper frames are first frames of later anchors.
         real_BA = batch.lengths_BA > 0
         predicted_BAD, base_BAD = emissions.states_BATD[:, :, 0].float(), base_BA1D[:, :, 0].float()
         regression_BA = F.smooth_l1_loss(predicted_BAD, base_BAD, reduction="none").mean(dim=-1)
@@ -68,10 +67,10 @@ class EagleCTC:
     """
 
     supervises = "states"
-    BLANK = 0
+    BLANK = 0  # a token like any other in that code, so windows with it as a label are left out
 
     def __init__(self, labels: int, frames: int, states: float, words: float, ctc: float) -> None:
-        if check_labels(labels) > check_int(frames, "objective.frames"):
+        if check_int(labels, "objective.labels") > check_int(frames, "objective.frames"):
             raise InputError(f"objective.frames must be >= objective.labels={labels}, got {frames}")
         self.eagle = Eagle(1, states, words)
         self.labels = max(labels, frames - 1)  # the last frame has read frames - 1 labels
@@ -89,13 +88,14 @@ class EagleCTC:
             lengths_X = torch.full_like(labels_XS[:, 0], self.label_count)
             return -log_likelihood(label_XTS, log_probs_XTV[..., self.BLANK], labels_XS, lengths_X) / self.label_count
 
-        whole_BA = batch.lengths_BA >= self.labels
+        whole_BA = batch.lengths_BA >= self.labels  # the last frame reads so many labels
         without_blank_BA = whole_BA & (batch.labels_BAS[..., : self.label_count] != self.BLANK).all(dim=-1)
+        # As many label slots as frames, because map_label_frames pairs them.
         labels_BAT = F.pad(batch.labels_BAS, (0, max(self.frames - self.labels, 0)), value=-1)[..., : self.frames]
         loss_BA = emissions.map_label_frames(negative_log_likelihood, labels_BAT)
         feasible_BA = without_blank_BA & ~loss_BA.isposinf()  # nan is kept and shows in the loss
         ctc = masked_mean(loss_BA, feasible_BA)
-        infeasible = 1 - feasible_BA.sum() / whole_BA.sum().clamp(min=1)
         value = loss.value + self.ctc * ctc
+        infeasible = 1 - feasible_BA.sum() / whole_BA.sum().clamp(min=1)
         metrics = loss.metrics | {"loss": value.detach(), "ctc": ctc.detach(), "infeasible_share": infeasible}
         return Loss(value, metrics)

@@ -14,9 +14,8 @@ from ctcdraft.ctc import best_first as few
 from ctcdraft.ctc.best_first import best_first_conditioned_search
 from ctcdraft.ctc.conditioned_search import conditioned_prefix_search
 from ctcdraft.ctc.topology import CTC_TOPOLOGY, TRANSDUCER_TOPOLOGY
-from ctcdraft.drafters.conditioning import ConditionedFrames, UnconditionedFrames
 from ctcdraft.drafters.trees.ctc import MAX_BEST_FIRST_NODES, PrefixSearch
-from ctcdraft.drafters.trees.request import TreeRequest
+from ctcdraft.drafters.trees.request import ConditionedFrames, TreeRequest, UnconditionedFrames
 from ctcdraft.nn.logit_correction import GRUCorrection, MarkovCorrection
 
 READINGS = {

@@ -11,11 +11,10 @@ from truths_heads import beginnings, slow_best, slow_conditioned_texts, slow_pro
 from ctcdraft.ctc.conditioned_search import conditioned_prefix_search
 from ctcdraft.ctc.forward import likelihoods
 from ctcdraft.ctc.prefix_search import prefix_search
-from ctcdraft.drafters.conditioning import ConditionedFrames
 from ctcdraft.drafters.trees.ctc import Collapse, PrefixSearch
 from ctcdraft.drafters.trees.dynamic import build_dynamic_tree
 from ctcdraft.drafters.trees.per_frame import PerFrameStepFunction, PerFrameTree, StaticPerFrameTree
-from ctcdraft.drafters.trees.request import TreeRequest
+from ctcdraft.drafters.trees.request import ConditionedFrames, TreeRequest
 from ctcdraft.nn.heads import BlankHead, Emissions
 from ctcdraft.nn.logit_correction import GRUCorrection, LogitCorrection, MarkovCorrection
 

@@ -10,7 +10,7 @@ from truths_heads import beginnings, slow_conditioned_texts
 
 from ctcdraft.decoding.verification import sampling_order
 from ctcdraft.drafters.trees.request import DraftSampling, TreeRequest
-from ctcdraft.drafters.trees.sampled_labels import SampledLabels, SampledTokens
+from ctcdraft.drafters.trees.sampled import SampledLabels, SampledTokens
 from ctcdraft.nn.logit_correction import GRUCorrection, MarkovCorrection
 
 

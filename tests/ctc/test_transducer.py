@@ -14,9 +14,9 @@ from ctcdraft.ctc.conditioned_search import conditioned_prefix_search
 from ctcdraft.ctc.forward import transducer_likelihoods
 from ctcdraft.ctc.topology import TRANSDUCER_TOPOLOGY
 from ctcdraft.decoding.verification import sampling_order
-from ctcdraft.drafters.conditioning import ConditionedFrames, UnconditionedFrames
-from ctcdraft.drafters.trees.request import DraftSampling, TreeRequest
-from ctcdraft.drafters.trees.transducer import SampledTransductions, TransducerSearch
+from ctcdraft.drafters.trees.ctc import TransducerSearch
+from ctcdraft.drafters.trees.request import ConditionedFrames, DraftSampling, TreeRequest, UnconditionedFrames
+from ctcdraft.drafters.trees.sampled import SampledTransductions
 from ctcdraft.nn.heads import BlankHead, Emissions
 from ctcdraft.nn.logit_correction import GRUCorrection, MarkovCorrection
 

@@ -19,8 +19,7 @@ from ctcdraft.drafters.cascade import Cascade, Staged, attach_subtree
 from ctcdraft.drafters.draft_model import DraftModel
 from ctcdraft.drafters.prompt_lookup import PromptLookup
 from ctcdraft.drafters.trees.dynamic import DynamicTree
-from ctcdraft.drafters.trees.sampled_chains import SampledChains
-from ctcdraft.drafters.trees.sampled_labels import SampledLabels, SampledTokens
+from ctcdraft.drafters.trees.sampled import SampledChains, SampledLabels, SampledTokens
 from ctcdraft.errors import InputError
 from ctcdraft.evaluation.stock_generate import StockGenerate
 
@@ -185,7 +184,7 @@ def test_attaching_a_subtree_by_hand():
 
 
 def test_impossible_compositions_are_refused(base, tmp_path):
-    with pytest.raises(InputError, match=r"later must be >= 1, got 0"):
+    with pytest.raises(InputError, match=r"later must be an integer >= 1, got 0"):
         Cascade(base, lookup(base), lookup(base), 0)
     with pytest.raises(InputError, match="Hydra reads the base's hidden states"):
         Staged(base, own_twin(base, tmp_path), make_sequential_drafter("hydra", base, tmp_path), 8)

@@ -16,7 +16,7 @@ from ctcdraft.drafters.trees.ctc import MAX_BEST_FIRST_NODES, Collapse, PrefixSe
 from ctcdraft.drafters.trees.dynamic import DynamicTree
 from ctcdraft.drafters.trees.per_frame import PerFrameStepFunction, likely_choices
 from ctcdraft.drafters.trees.request import TreeRequest
-from ctcdraft.drafters.trees.sampled_chains import SampledChains
+from ctcdraft.drafters.trees.sampled import SampledChains
 from ctcdraft.errors import InputError
 from ctcdraft.nn.bodies import ResidualBody
 

@@ -110,5 +110,5 @@ def test_a_probability_that_rounds_above_one_keeps_parents_first():
 
 
 def test_an_impossible_width_is_refused():
-    with pytest.raises(InputError, match=r"tree\.width must be an integer >= 1, got -1"):
+    with pytest.raises(InputError, match=r"tree\.width must be an integer >= 1 or null, got -1"):
         DynamicTree(-1, None)

@@ -9,7 +9,7 @@ from test_dynamic_trees import TableStepFunction, random_distributions
 
 from ctcdraft.decoding.verification import sampling_order
 from ctcdraft.drafters.trees.request import DraftSampling, TreeRequest
-from ctcdraft.drafters.trees.sampled_chains import SampledChains, chains_and_depth
+from ctcdraft.drafters.trees.sampled import SampledChains, chains_and_depth
 from ctcdraft.errors import InputError
 
 

@@ -24,8 +24,7 @@ from ctcdraft.decoding.verification import (
 )
 from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.drafters.trees.request import DraftSampling, TreeRequest
-from ctcdraft.drafters.trees.sampled_chains import merge_chains
-from ctcdraft.drafters.trees.sampled_labels import SampledLabels
+from ctcdraft.drafters.trees.sampled import SampledLabels, merge_chains
 from ctcdraft.errors import InputError
 from ctcdraft.models.base_model import BaseLM
 

@@ -17,7 +17,7 @@ from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.decoding.verification import Rejection, multi_round
 from ctcdraft.drafters.draft_model import DraftModel
 from ctcdraft.drafters.trees.request import DraftSampling
-from ctcdraft.drafters.trees.sampled_chains import SampledChains
+from ctcdraft.drafters.trees.sampled import SampledChains
 from ctcdraft.models.base_model import BaseLM
 
 

@@ -21,9 +21,8 @@ from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.decoding.verification import match
 from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.drafters.parallel import ParallelDrafter
-from ctcdraft.drafters.trees.ctc import Collapse, PrefixSearch
+from ctcdraft.drafters.trees.ctc import Collapse, PrefixSearch, TransducerSearch
 from ctcdraft.drafters.trees.per_frame import PerFrameTree, StaticPerFrameTree, likely_choices
-from ctcdraft.drafters.trees.transducer import TransducerSearch
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.nn.bodies import AttentionBody, FeedForwardBody, ResidualBody
 from ctcdraft.nn.logit_correction import GRUCorrection, MarkovCorrection

@@ -24,9 +24,9 @@ from ctcdraft.decoding.verification import (
 )
 from ctcdraft.drafters.autoregressive import Autoregressive
 from ctcdraft.drafters.draft_model import DraftModel
-from ctcdraft.drafters.trees import sampled_chains as growths
+from ctcdraft.drafters.trees import sampled as growths
 from ctcdraft.drafters.trees.request import TreeRequest
-from ctcdraft.drafters.trees.sampled_labels import SampledLabels
+from ctcdraft.drafters.trees.sampled import SampledLabels
 from ctcdraft.evaluation.distribution_test import (
     HISTOGRAM_CELLS,
     MIN_TOKENS_FOR_P_VALUE,

@@ -15,7 +15,7 @@ from tiny_models import random_base
 from ctcdraft.corpus.types import Prompt
 from ctcdraft.drafters.parallel import ParallelDrafter
 from ctcdraft.drafters.trees.ctc import Collapse, PrefixSearch
-from ctcdraft.drafters.trees.sampled_labels import SampledTokens
+from ctcdraft.drafters.trees.sampled import SampledTokens
 from ctcdraft.errors import InputError
 from ctcdraft.evaluation.tracing.records import trace_from_json, trace_to_json
 from ctcdraft.evaluation.tracing.tracer import TraceSettings

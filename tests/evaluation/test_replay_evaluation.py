@@ -11,7 +11,7 @@ from training_parts import block_head
 
 from ctcdraft.decoding.settings import DecodeStep
 from ctcdraft.drafters.prompt_lookup import PromptLookup
-from ctcdraft.drafters.trees.sampled_labels import SampledTokens
+from ctcdraft.drafters.trees.sampled import SampledTokens
 from ctcdraft.errors import InputError
 from ctcdraft.evaluation.bootstrap import QuestionSums, comparison_pairs, paired_difference, pool_sums
 from ctcdraft.evaluation.output_dir import OutputDir

@@ -15,7 +15,7 @@ from ctcdraft.decoding.verification import Rejection, multi_round
 from ctcdraft.distributed import Shard
 from ctcdraft.drafters.cascade import Cascade
 from ctcdraft.drafters.prompt_lookup import PromptLookup
-from ctcdraft.drafters.trees.sampled_labels import SampledLabels
+from ctcdraft.drafters.trees.sampled import SampledLabels
 from ctcdraft.errors import InputError
 from ctcdraft.evaluation.output_dir import OutputDir
 from ctcdraft.evaluation.replay.tree_size import (

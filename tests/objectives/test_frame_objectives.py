@@ -16,10 +16,10 @@ from ctcdraft.nn import heads
 from ctcdraft.nn.draft_vocab import DraftVocabHead
 from ctcdraft.nn.heads import BlankHead, Emissions, TokenEmissions, TokenHead
 from ctcdraft.nn.logit_correction import MarkovCorrection
+from ctcdraft.objectives.base import WeightedSum
 from ctcdraft.objectives.cross_entropy import CrossEntropy
 from ctcdraft.objectives.ctc import CTC, PrefixCTC, PrefixTransducer, Transducer
 from ctcdraft.objectives.distillation import Distill, base_states_at_labels, kl, total_variation
-from ctcdraft.objectives.weighted_sum import WeightedSum
 
 WORDS, WIDTH = 3, 6
 
@@ -184,7 +184,7 @@ def test_emissions_that_do_not_fit_are_refused(name):
 
 
 def test_impossible_values_are_refused():
-    with pytest.raises(InputError, match=r"objective\.decay must be > 0"):
+    with pytest.raises(InputError, match=r"objective\.decay must be a number > 0"):
         PrefixCTC(3, 0)
     with pytest.raises(InputError, match=r"objective\.labels must be an integer >= 1, got 0"):
         CrossEntropy(0, 0.8)

@@ -16,19 +16,18 @@ from training_parts import DECODING, block_head, ctc_head, make_trainer
 
 from ctcdraft.decoding.loop import generate
 from ctcdraft.drafters.autoregressive import Autoregressive
-from ctcdraft.drafters.trees.ctc import Collapse, PrefixSearch
+from ctcdraft.drafters.trees.ctc import Collapse, PrefixSearch, TransducerSearch
 from ctcdraft.drafters.trees.per_frame import PerFrameTree, StaticPerFrameTree, likely_choices
-from ctcdraft.drafters.trees.transducer import TransducerSearch
 from ctcdraft.errors import InputError
 from ctcdraft.nn.bodies import AttentionBody, FeedForwardBody, ResidualBody
 from ctcdraft.nn.heads import BlankHead, Emissions
 from ctcdraft.nn.logit_correction import GRUCorrection, MarkovCorrection
+from ctcdraft.objectives.base import WeightedSum
 from ctcdraft.objectives.compatibility import describe_reading
 from ctcdraft.objectives.cross_entropy import CrossEntropy
 from ctcdraft.objectives.ctc import CTC, PrefixCTC, PrefixTransducer, Transducer
 from ctcdraft.objectives.distillation import Distill, kl
 from ctcdraft.objectives.eagle import Eagle, EagleCTC
-from ctcdraft.objectives.weighted_sum import WeightedSum
 from ctcdraft.training.loggers import JsonlLogger
 from ctcdraft.training.run_directory import RunDirectory, load_trainable_state
 

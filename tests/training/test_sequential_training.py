@@ -138,5 +138,5 @@ def test_eagles_noise_is_added_in_training_only_and_follows_from_the_batch(tmp_p
     assert 0.09 < float(off.abs().max()) <= 0.1 + 1e-6
     assert abs(float(off.mean())) < 0.01
     assert not torch.equal(off[0, 0], (drafter.noisy_states(other) - other.states_BLD)[0, 0])
-    with pytest.raises(InputError, match=r"drafter\.noise must be >= 0, got -1"):
+    with pytest.raises(InputError, match=r"drafter\.noise must be a number >= 0, got -1"):
         type(drafter)(base, 3, DynamicTree(3, 4), noise=-1)

@@ -1,4 +1,4 @@
-"""Trees from CTC frames: distinct texts without blanks and without unmerged repeats.
+"""Trees from frames of CTC or of a transducer: distinct texts without blanks and without unmerged repeats.
 
 Prefix search sums over the alignments of every text; `Collapse` takes a fixed set of alignments and collapses them, as
 the paper does. Nothing after this module sees CTC.
@@ -26,13 +26,12 @@ from ctcdraft.ctc.prefix_search import (
     pruned_mass,
     static_prefix_search,
 )
-from ctcdraft.ctc.topology import CTC_TOPOLOGY, Topology
+from ctcdraft.ctc.topology import CTC_TOPOLOGY, TRANSDUCER_TOPOLOGY, Topology
 from ctcdraft.decoding.static_shapes import capture_cuda_graph
 from ctcdraft.decoding.tree import TokenTree
-from ctcdraft.drafters.conditioning import ConditionedFrames
-from ctcdraft.drafters.trees.request import TreeRequest
+from ctcdraft.drafters.trees.request import Conditioned, ConditionedFrames, TreeRequest, UnconditionedFrames
 from ctcdraft.drafters.trees.static import Choice, cheapest
-from ctcdraft.errors import InputError, check_float, check_int
+from ctcdraft.errors import check_float, check_int
 
 # Up to this many nodes the search of one prefix at a time is faster on a CPU. Measured by benchmarks/decoding.py with
 # 8 frames of 32,001 classes, one thread, sharpness 3: 0.6 ms against 1.1 at 16 nodes, 1.27 against 1.45 at 64, 1.67
@@ -44,10 +43,10 @@ GraphKey = tuple[tuple[int, ...], int, int, tuple[int, ...], int]
 
 
 class CUDAGraphPrefixSearch:
-    """The prefix search as one CUDA graph per shape.
+    """The prefix search as one CUDA graph per shape; on a CPU the same search runs eagerly.
 
     Level by level the search is some two hundred small kernels, which take longer to launch than to run. One number is
-    copied to the host, the count of nodes. On a CPU the same search runs eagerly.
+    copied to the host, the count of nodes.
     """
 
     def __init__(self) -> None:
@@ -91,11 +90,7 @@ class PrefixSearch:
         self.graph_search: CUDAGraphPrefixSearch | None = None
 
     def with_static_shapes(self) -> PrefixSearch:
-        """Return the same search for a base whose forward passes are CUDA graphs.
-
-        Only full-depth trees are searched as a graph. Shallower ones occur at the end of a response alone, and each
-        depth would be a graph of its own.
-        """
+        """Return the same search for a base whose forward passes are CUDA graphs."""
         search = PrefixSearch(self.tokens_per_frame)
         search.graph_search = CUDAGraphPrefixSearch()
         return search
@@ -104,30 +99,42 @@ class PrefixSearch:
         """Return the probability of the alignments with a token that is not considered."""
         return pruned_mass(log_probs_TC, log_probs_TC.shape[-1] - 1, self.tokens_per_frame)
 
-    def __call__(
-        self, log_probs_TC: Tensor, request: TreeRequest, conditioned: ConditionedFrames | None = None
-    ) -> TokenTree:
-        request = request.limit_depth(len(log_probs_TC))
-        root, depth, count = request.root, request.depth, request.nodes - 1
-        if depth < 1:
-            return TokenTree.only_root(root)
+    def __call__(self, log_probs_TC: Tensor, request: TreeRequest, conditioned: Conditioned = None) -> TokenTree:
         if conditioned is not None:
             return conditioned_tree(log_probs_TC, conditioned, request, CTC_TOPOLOGY)
+        root, depth = request.root, min(request.depth, len(log_probs_TC))
+        if depth < 1:
+            return TokenTree.only_root(root)
         blank, stops = log_probs_TC.shape[-1] - 1, tuple(request.stop_ids)
-        arguments = log_probs_TC, blank, count, self.tokens_per_frame, stops, depth
+        arguments = log_probs_TC, blank, request.nodes - 1, self.tokens_per_frame, stops, depth
         if log_probs_TC.is_cpu and request.nodes <= MAX_BEST_FIRST_NODES:
             return TokenTree.from_lists(root, *best_first_search(*arguments))
+        # Shallower trees occur at the end of a response alone, and each depth would be a graph of its own.
         if self.graph_search is not None and depth == len(log_probs_TC):
             return tree_from_prefixes(self.graph_search(*arguments), root, depth)
         return tree_from_prefixes(prefix_search(*arguments), root, depth)
 
 
+class TransducerSearch:
+    """The most probable prefixes of a transducer, each summed over all alignments that emit it: a frame emits one token
+    or none, and repeated tokens never merge."""
+
+    interprets_as = "transductions"
+
+    def __call__(self, log_probs_TC: Tensor, request: TreeRequest, conditioned: Conditioned = None) -> TokenTree:
+        states = UnconditionedFrames.empty(log_probs_TC) if conditioned is None else conditioned
+        return conditioned_tree(log_probs_TC, states, request, TRANSDUCER_TOPOLOGY)
+
+
 def conditioned_tree(log_probs_TC: Tensor, states: PrefixStates, request: TreeRequest, topology: Topology) -> TokenTree:
-    """Return the most probable texts of frames that depend on the prefix; request.depth is at least 1."""
-    arguments = log_probs_TC, states, request.nodes - 1, request.stop_ids, request.depth, topology
+    """Return the most probable texts of frames that depend on the prefix."""
+    root, depth = request.root, min(request.depth, len(log_probs_TC))
+    if depth < 1:
+        return TokenTree.only_root(root)
+    arguments = log_probs_TC, states, request.nodes - 1, request.stop_ids, depth, topology
     if log_probs_TC.is_cpu and request.nodes <= MAX_BEST_FIRST_NODES:
-        return TokenTree.from_lists(request.root, *best_first_conditioned_search(*arguments))
-    return tree_from_prefixes(conditioned_prefix_search(*arguments), request.root, request.depth)
+        return TokenTree.from_lists(root, *best_first_conditioned_search(*arguments))
+    return tree_from_prefixes(conditioned_prefix_search(*arguments), root, depth)
 
 
 def tree_from_prefixes(prefixes: Prefixes, root: Tensor, depth: int) -> TokenTree:
@@ -149,24 +156,17 @@ class Collapse:
     def __init__(self, raw_paths: int, ranks: int, rank_decay: float) -> None:
         self.raw_paths = check_int(raw_paths, "drafter.tree.raw_paths")
         self.ranks = check_int(ranks, "drafter.tree.ranks")
-        self.rank_decay = check_float(rank_decay, "drafter.tree.rank_decay")
-        if not 0 < rank_decay <= 1:
-            raise InputError(
-                f"drafter.tree.rank_decay must be > 0 and <= 1, got {rank_decay}: it is the factor between the "
-                "probabilities of two neighbouring ranks"
-            )
+        self.rank_decay = check_float(rank_decay, "drafter.tree.rank_decay", above=0, most=1)
 
-    def __call__(
-        self, log_probs_TC: Tensor, request: TreeRequest, conditioned: ConditionedFrames | None = None
-    ) -> TokenTree:
+    def __call__(self, log_probs_TC: Tensor, request: TreeRequest, conditioned: Conditioned = None) -> TokenTree:
         depth = request.depth
         if depth < 1:
             return TokenTree.only_root(request.root)
         frames, classes = log_probs_TC.shape
-        ranks_PT = rank_sequences(frames, min(self.ranks, classes), self.raw_paths, self.rank_decay)
-        ranks_PT = ranks_PT.to(log_probs_TC.device)
+        ranks = min(self.ranks, classes)
+        ranks_PT = rank_sequences(frames, ranks, self.raw_paths, self.rank_decay).to(log_probs_TC.device)
         if conditioned is None:
-            best_TR = log_probs_TC.topk(min(self.ranks, classes), dim=-1).indices
+            best_TR = log_probs_TC.topk(ranks, dim=-1).indices
             classes_PT = best_TR[torch.arange(frames, device=best_TR.device), ranks_PT]
         else:
             classes_PT = conditioned_classes(conditioned, ranks_PT, classes - 1)
@@ -177,18 +177,18 @@ class Collapse:
 
 def conditioned_classes(conditioned: ConditionedFrames, ranks_PT: Tensor, blank: int) -> Tensor:
     """Return the classes_PT at these ranks, every frame conditioned on the labels of its own path before it."""
-    paths = len(ranks_PT)
-    rows_P, previous_P = ranks_PT.new_zeros(paths), ranks_PT.new_full((paths,), blank)
-    frames = []
+    rows_P = torch.zeros_like(ranks_PT[:, 0])  # all paths start from the one row of the empty prefix
+    previous_P, frames = torch.full_like(rows_P, blank), []
     for frame, ranks_P in enumerate(ranks_PT.T):
         best_KR = conditioned.class_scores(frame).topk(int(ranks_PT.max()) + 1, dim=1).indices
         classes_P = best_KR[rows_P, ranks_P]
         frames.append(classes_P)
         is_new_label_P = (classes_P != blank) & (classes_P != previous_P)
+        # A blank or a repeat leaves the text as it is; its row is extended by token 0 and then thrown away.
         extended = conditioned.extend(torch.where(is_new_label_P, classes_P, 0), rows_P)
         memory_PR = torch.where(is_new_label_P[:, None], extended.memory_KR, conditioned.memory_KR[rows_P])
         conditioned = replace(conditioned, memory_KR=memory_PR)
-        rows_P, previous_P = torch.arange(paths, device=rows_P.device), classes_P
+        rows_P, previous_P = torch.arange(len(ranks_PT), device=rows_P.device), classes_P
     return torch.stack(frames, dim=1)
 
 
@@ -198,7 +198,7 @@ def lengths_to_stop(labels_PT: Tensor, stops: Sequence[int]) -> Tensor:
     return (ends_PT.cumsum(dim=1) - ends_PT.long() == 0).sum(dim=1)
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=32)  # a search in Python whose arguments do not change between drafts
 def rank_sequences(frames: int, ranks: int, paths: int, decay: float) -> Tensor:
     """Return the `paths` rank sequences_PT of least cost, best first. Rank r in frame t (both from 0) costs
 

@@ -11,23 +11,28 @@ from ctcdraft.errors import check_int
 
 
 class DynamicTree:
-    """EAGLE-2's dynamic tree (Li et al. 2024). With both arguments None it holds exactly the most probable texts.
+    """EAGLE-2's dynamic tree (Li et al. 2024). With width and words None it holds exactly the most probable texts.
+
+    Width 1 is a chain whose nodes have siblings, width 1 with one child is a chain.
 
     Args:
         width: nodes of a level that are continued; None for as many as the tree may have.
-        words: children of one node; None for as many as the tree may have. Width 1 is a chain whose nodes have
-            siblings, width 1 with one child is a chain.
+        words: children of one node; None for as many as the tree may have.
     """
 
-    def __init__(self, width: int | None, words: int | None) -> None:
-        self.width = None if width is None else check_int(width, "drafter.tree.width")
-        self.children = None if words is None else check_int(words, "drafter.tree.words")
+    def __init__(self, width: int | None, words: int | None, prune: bool = False) -> None:
+        self.width = check_int(width, "drafter.tree.width", null=True)
+        self.children = check_int(words, "drafter.tree.words", null=True)
+        self.prune = prune
 
     def __call__(self, step_function: StepFunction, request: TreeRequest) -> TokenTree:
-        return build_dynamic_tree(step_function, request, self.width or request.nodes, self.children or request.nodes)
+        width, children = self.width or request.nodes, self.children or request.nodes
+        return build_dynamic_tree(step_function, request, width, children, self.prune)
 
 
-def build_dynamic_tree(step_function: StepFunction, request: TreeRequest, width: int, children: int) -> TokenTree:
+def build_dynamic_tree(
+    step_function: StepFunction, request: TreeRequest, width: int, children: int, prune: bool = False
+) -> TokenTree:
     """Keep the nodes - 1 most probable nodes of every level, continue `width` of them; then keep the best of all.
 
     A text is never more probable than its prefix, so no node is kept without its parent, and the n best of each level
@@ -35,6 +40,10 @@ def build_dynamic_tree(step_function: StepFunction, request: TreeRequest, width:
 
         p(a) = .6  p(b) = .4        p(c | a) = .5  p(d | a) = .5       p(e | b) = .9
         4 draft tokens:  a .6   b .4   e .36   c .3      (b e is better than a d; of equals the first)
+
+    Args:
+        prune: do not continue texts that cannot be in the tree, on a CPU. The tree is the same; it pays where every
+            prefix costs logits over the whole vocabulary.
     """
     root, count = request.root, request.nodes - 1
     if request.depth < 1 or count < 1:
@@ -43,7 +52,7 @@ def build_dynamic_tree(step_function: StepFunction, request: TreeRequest, width:
     tokens_K, rows_K = root.reshape(1), torch.zeros_like(root.reshape(1))
     nodes_K, log_probs_K = rows_K, torch.zeros(1, device=root.device)  # node 0 is the root, of probability 1
     levels: list[tuple[Tensor, Tensor, Tensor]] = []
-    first = 1
+    best_N, first = log_probs_K[:0], 1
     for _ in range(request.depth):
         # Rounding may leave a log-probability above 0; a child must never be more probable than its parent.
         joint_KV = log_probs_K[:, None] + step_function(tokens_K, rows_K).clamp(max=0)
@@ -54,6 +63,13 @@ def build_dynamic_tree(step_function: StepFunction, request: TreeRequest, width:
         levels.append((tokens_N, nodes_K[rows_N], joint_N))
         extendable_N = joint_N.masked_fill(torch.isin(tokens_N, stop_ids), -torch.inf)
         log_probs_K, continued_K = extendable_N.topk(min(width, len(extendable_N)))
+        if prune and root.is_cpu:  # on a GPU the number of live texts would be a host synchronisation per level
+            best_N = torch.cat([best_N, joint_N]).topk(min(count, len(best_N) + len(joint_N))).values
+            if len(best_N) == count:
+                live = int((log_probs_K > best_N[-1]).sum())  # sorted: the live texts come first
+                log_probs_K, continued_K = log_probs_K[:live], continued_K[:live]
+                if not live:
+                    break
         # Fewer than `width` nodes may be extendable; the others are continued with probability zero.
         tokens_K, rows_K, nodes_K = tokens_N[continued_K], rows_N[continued_K], first + continued_K
         first += len(tokens_N)
@@ -68,7 +84,7 @@ def top_nodes_tree(root: Tensor, levels: list[tuple[Tensor, Tensor, Tensor]], co
             levels, parent 0 is the root; a parent comes before its children.
     """
     tokens_R, parents_R, joint_R = (torch.cat(parts) for parts in zip(*levels, strict=True))
-    best_N = joint_R.argsort(descending=True, stable=True)[:count]
+    best_N = joint_R.argsort(descending=True, stable=True)[:count]  # stable: of equals the parent before its child
     best_N = best_N[joint_R[best_N] > -torch.inf]
     node_R = tokens_R.new_zeros(len(tokens_R) + 1)
     node_R[best_N + 1] = torch.arange(1, len(best_N) + 1, device=best_N.device)

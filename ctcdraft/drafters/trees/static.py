@@ -20,12 +20,9 @@ Choice = tuple[int, ...]
 class StaticTree:
     """A fixed list of choices: paths of ranks, [0, 2] being the third most probable token after the most probable.
 
-    The children of a node are ranked by the distribution behind its own text. Of the choices within the depth the
-    first ones are kept, as many as there are nodes for. Tokens of probability zero and descendants of a stop token are
-    left out.
-
-    Args:
-        choices: the most promising first, each after the one it continues.
+    The children of a node are ranked by the distribution behind its own text. The choices are listed with the most
+    promising first, each after the one it continues; of those within the depth the first ones are kept, as many as
+    there are nodes for. Tokens of probability zero and descendants of a stop token are left out.
     """
 
     # What is left out is not replaced, so a larger tree may lose other choices and keep fewer of the first ones.
@@ -49,9 +46,9 @@ class StaticTree:
         root = request.root
         choices = tuple(choice for choice in self.choices if len(choice) <= request.depth)[: request.nodes - 1]
         conditioning_paths = tuple(self.conditioning_path(choice[:-1]) for choice in choices)
-        stop_ids = request.stop_ids_S()
-        tokens_N = root.repeat(len(choices) + 1)
         parents_N, levels = plan_levels(choices, conditioning_paths, root.device)
+        stop_ids, tokens_N = request.stop_ids_S(), root.repeat(len(choices) + 1)
+        # All nodes are kept until the end: shapes that depended on the tokens would be host synchronisations.
         real_N = torch.ones_like(tokens_N, dtype=torch.bool)
         for level in levels:
             log_probs_KV = step_function(tokens_N[level.query_nodes_K], level.rows_K)
@@ -67,7 +64,7 @@ class StaticTree:
 
 class GreedyPathTree(StaticTree):
     """The tree of the CTC paper's released code: all nodes of a level are ranked by one distribution, the one behind
-    the greedy path, whatever their own parents are. The step function has one row per level."""
+    the greedy path, whatever their own parents are."""
 
     def conditioning_path(self, parent: Choice) -> Choice:
         return (0,) * len(parent)
@@ -90,21 +87,17 @@ def cheapest(
 
 @dataclass(frozen=True)
 class TreeLevel:
-    """One call of the step function and the new nodes it gives.
+    """One call of the step function and the new nodes it gives."""
 
-    query_nodes_K: nodes whose next-token distributions are computed. rows_K: rows of the previous call that these
-    continue. nodes_J: the new nodes; node j has rank ranks_J[j] in row query_rows_J[j]. ranks: how many are needed.
-    """
-
-    query_nodes_K: Tensor
-    rows_K: Tensor
-    nodes_J: Tensor
+    query_nodes_K: Tensor  # nodes whose next-token distributions are computed
+    rows_K: Tensor  # rows of the previous call that these continue
+    nodes_J: Tensor  # the new nodes; node j has rank ranks_J[j] in row query_rows_J[j]
     query_rows_J: Tensor
     ranks_J: Tensor
-    ranks: int
+    ranks: int  # how many are needed
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=64)  # plans are built in Python and copied to the device; depth and nodes rarely change
 def plan_levels(
     choices: tuple[Choice, ...], conditioning_paths: tuple[Choice, ...], device: torch.device
 ) -> tuple[Tensor, list[TreeLevel]]:
@@ -123,14 +116,15 @@ def plan_levels(
             [queried.index(conditioning_paths[n]) for n in new],
             [choices[n][-1] for n in new],
         )
-        queries_K, rows_K, nodes_J, query_rows_J, ranks_J = (torch.tensor(one, device=device) for one in columns)
-        levels.append(TreeLevel(queries_K, rows_K, nodes_J, query_rows_J, ranks_J, max(columns[-1]) + 1))
+        tensors = (torch.tensor(column, device=device) for column in columns)
+        levels.append(TreeLevel(*tensors, ranks=max(columns[-1]) + 1))
         previous = queried
     return parents_N, levels
 
 
 def keep_real_nodes(tokens_N: Tensor, parents_N: Tensor, real_N: Tensor, height: int) -> TokenTree:
     """Return the tree without the nodes that are not real; descendants of such a node must not be real either."""
+    # Masking waits for the number of nodes that are left: a host synchronisation, but one per tree.
     new_index_N = real_N.cumsum(0) - 1
     parents_N = torch.where(parents_N < 0, -1, new_index_N[parents_N.clamp(min=0)])
     return TokenTree(tokens_N[real_N], parents_N[real_N], height)

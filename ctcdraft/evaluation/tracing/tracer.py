@@ -18,9 +18,7 @@ from ctcdraft.decoding.loop import Context, generate
 from ctcdraft.decoding.sampling import GumbelNoise
 from ctcdraft.decoding.settings import DecodingSettings
 from ctcdraft.decoding.tree import TokenTree, VerifyResult
-from ctcdraft.drafters.conditioning import ConditionedFrames
-from ctcdraft.drafters.trees.request import TreeRequest
-from ctcdraft.drafters.trees.sampled_labels import conditioned_probs
+from ctcdraft.drafters.trees.request import ConditionedFrames, TreeRequest
 from ctcdraft.errors import check_int
 from ctcdraft.evaluation.runner import turn_prompt, turn_seed
 from ctcdraft.evaluation.setup import EvaluationSetup
@@ -185,11 +183,11 @@ def trace_frames(
     if conditioned is None:
         probs_KTC = log_probs_TC.double().exp()[None]
     else:
-        tables = [conditioned_probs(conditioned)]
+        tables = [conditioned.probs()]
         for token in accepted:
             token_1 = torch.tensor([token], device=log_probs_TC.device)
             conditioned = conditioned.extend(token_1, torch.zeros_like(token_1))
-            tables.append(conditioned_probs(conditioned))
+            tables.append(conditioned.probs())
         probs_KTC = torch.cat(tables).double()
     best = probs_KTC[..., :-1].topk(min(top_k, probs_KTC.shape[-1] - 1), dim=-1).indices.unique().tolist()
     chosen = sorted(required.union(best))

@@ -8,13 +8,17 @@ tree: `Rejection` then returns samples of the base's distribution at any tempera
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Protocol, Self
 
 import torch
 from torch import Tensor
 
+from ctcdraft.ctc.next_label import PrefixBatch
+from ctcdraft.ctc.topology import CTC_TOPOLOGY, TRANSDUCER_TOPOLOGY, Topology
 from ctcdraft.decoding.tree import NO_TOKEN, TokenTree
-from ctcdraft.drafters.trees.request import StepFunction, TreeRequest
+from ctcdraft.drafters.trees.per_frame import PerFrameTree
+from ctcdraft.drafters.trees.request import Conditioned, ConditionedFrames, StepFunction, TreeRequest
 from ctcdraft.errors import check_int
 
 
@@ -27,32 +31,11 @@ class ChainSampler(Protocol):
     def extend(self, tokens_K: Tensor) -> Self: ...
 
 
-class StepwiseChainSampler:
-    """A step function with a fixed number of chains; the probability that the draft ends is 0."""
-
-    def __init__(self, step_function: StepFunction, root: Tensor, chains: int) -> None:
-        self.step_function = step_function
-        self.chains = chains
-        self.tokens_K = root.reshape(1)
-        self.rows_K = torch.zeros_like(self.tokens_K)
-
-    def next_distribution(self) -> tuple[Tensor, Tensor]:
-        # Normalised again in float64: rejection sampling needs the very distribution that was sampled from.
-        probs_KV = self.step_function(self.tokens_K, self.rows_K).double().softmax(dim=-1).expand(self.chains, -1)
-        return probs_KV, probs_KV.new_zeros(self.chains)
-
-    def extend(self, tokens_K: Tensor) -> Self:
-        one_row = len(self.tokens_K) == 1  # the root, or the only chain
-        self.rows_K = torch.zeros_like(tokens_K) if one_row else torch.arange(self.chains, device=tokens_K.device)
-        self.tokens_K = tokens_K
-        return self
-
-
 class SampledChains:
-    """Chains sampled from a drafter's own distributions, step by step.
+    """Chains sampled from a drafter's own distributions, step by step; equal prefixes are merged.
 
     With a draft model this is speculative sampling (Leviathan et al. 2023; Chen et al. 2023), with several chains the
-    sampling of SpecInfer (Miao et al. 2024).
+    sampling of SpecInfer (Miao et al. 2024). The chains share the nodes evenly.
     """
 
     samples_drafts = True
@@ -61,9 +44,82 @@ class SampledChains:
         self.chains = check_int(chains, "drafter.tree.chains")
 
     def __call__(self, step_function: StepFunction, request: TreeRequest) -> TokenTree:
-        return sample_tree(
-            lambda chains: StepwiseChainSampler(step_function, request.root, chains), self.chains, request
-        )
+        root_1 = request.root.reshape(1)
+        first_row_1 = torch.zeros_like(root_1)
+        return sample_tree(lambda chains: StepSampler(step_function, chains, root_1, first_row_1), self.chains, request)
+
+
+class SampledLabels:
+    """Chains of labels sampled from the exact CTC distribution, in which the end of the text is one outcome."""
+
+    interprets_as = "alignments"
+    samples_drafts = True
+    topology: Topology = CTC_TOPOLOGY
+
+    def __init__(self, chains: int) -> None:
+        self.chains = check_int(chains, "drafter.tree.chains")
+
+    def __call__(self, log_probs_TC: Tensor, request: TreeRequest, conditioned: Conditioned = None) -> TokenTree:
+        def sampler(chains: int) -> ChainSampler:
+            probs_TC = log_probs_TC.double().exp() if conditioned is None else conditioned.probs()[0]
+            labels = PrefixBatch.empty(probs_TC, probs_TC.shape[-1] - 1, chains, self.topology)
+            return labels if conditioned is None else ConditionedSampler(labels, conditioned)
+
+        return sample_tree(sampler, self.chains, request.limit_depth(len(log_probs_TC)))
+
+
+class SampledTransductions(SampledLabels):
+    """Chains sampled from the exact next-token distribution of a transducer, summed over all alignments."""
+
+    interprets_as = "transductions"
+    topology = TRANSDUCER_TOPOLOGY
+
+
+class SampledTokens(PerFrameTree):
+    """Chains of one token per frame, for heads whose frame k is draft token k."""
+
+    samples_drafts = True
+
+    def __init__(self, chains: int) -> None:
+        self.step_tree = SampledChains(chains)
+
+
+@dataclass(frozen=True)
+class StepSampler:
+    """A step function with a fixed number of chains; the probability that the draft ends is 0."""
+
+    step_function: StepFunction
+    chains: int
+    tokens_K: Tensor  # the root, then one token per chain
+    rows_K: Tensor
+
+    def next_distribution(self) -> tuple[Tensor, Tensor]:
+        # Normalised again in float64: rejection sampling needs the very distribution that was sampled from.
+        probs_KV = self.step_function(self.tokens_K, self.rows_K).double().softmax(dim=-1).expand(self.chains, -1)
+        return probs_KV, probs_KV.new_zeros(self.chains)
+
+    def extend(self, tokens_K: Tensor) -> Self:
+        one_row = len(self.tokens_K) == 1  # the root, or the only chain
+        rows_K = torch.zeros_like(tokens_K) if one_row else torch.arange(self.chains, device=tokens_K.device)
+        return replace(self, tokens_K=tokens_K, rows_K=rows_K)
+
+
+@dataclass(frozen=True)
+class ConditionedSampler:
+    """Label distributions from frames that are conditioned on the labels of their own chain."""
+
+    labels: PrefixBatch
+    conditioned: ConditionedFrames
+
+    def next_distribution(self) -> tuple[Tensor, Tensor]:
+        return self.labels.next_distribution()
+
+    def extend(self, tokens_K: Tensor) -> Self:
+        rows_K = torch.arange(len(tokens_K), device=tokens_K.device)
+        if len(self.conditioned.memory_KR) == 1:  # the empty prefix, from which all chains start
+            rows_K = torch.zeros_like(rows_K)
+        conditioned = self.conditioned.extend(tokens_K, rows_K)
+        return type(self)(self.labels.extend(tokens_K, conditioned.probs()), conditioned)
 
 
 def chains_and_depth(chains: int, depth: int, nodes: int) -> tuple[int, int]:
@@ -75,12 +131,10 @@ def chains_and_depth(chains: int, depth: int, nodes: int) -> tuple[int, int]:
 def sample_tree(make_sampler: Callable[[int], ChainSampler], chains: int, request: TreeRequest) -> TokenTree:
     """Sample up to `chains` chains, each token from the distribution behind its prefix, and merge equal prefixes.
 
-    A chain ends where the end of the draft is sampled and below a stop token. Its length must not depend on other
-    chains: a chain that is cut because another one is long would not follow the distribution.
-
-    Args:
-        make_sampler: the sampler of a number of chains, which may be less than `chains` where nodes are few.
+    A chain ends where the end of the draft is sampled and below a stop token. make_sampler takes the number of chains,
+    which may be less than `chains` where nodes are few.
     """
+    # Of a fixed depth: a chain that is cut because another one is long would not follow the distribution.
     chains, depth = chains_and_depth(chains, request.depth, request.nodes)
     if depth < 1:
         return TokenTree.only_root(request.root)
@@ -125,15 +179,15 @@ def merge_chains(root: Tensor, tokens_KD: Tensor, probs_KDV: Tensor, active_KD: 
     chains, depth = tokens_KD.shape
     has_token_KD = active_KD & (tokens_KD >= 0)
     tree = TokenTree.from_paths(root, tokens_KD, has_token_KD.sum(1), limit=chains * depth + 1)
-    size = len(tree)
-    probs_NV = probs_KDV.new_zeros(size, probs_KDV.shape[-1])
-    sampled_nodes_NK = torch.full((size, chains), -1, dtype=torch.int64, device=root.device)
+    probs_NV = probs_KDV.new_zeros(len(tree), probs_KDV.shape[-1])
+    sampled_nodes_NK = torch.full((len(tree), chains), -1, dtype=torch.int64, device=root.device)
     rows_K = torch.arange(chains, device=root.device)
     node_K = torch.zeros_like(rows_K)
     for level in range(depth):
         is_child_KN = (tree.parents_N == node_K[:, None]) & (tree.tokens_N == tokens_KD[:, level, None])
         child_K = torch.where(has_token_KD[:, level], is_child_KN.int().argmax(1), NO_TOKEN)
         active_K = active_KD[:, level]
+        # Chains at the same node write the same row: their prefixes, hence their distributions, are equal.
         probs_NV[node_K[active_K]] = probs_KDV[active_K, level]
         sampled_nodes_NK[node_K[active_K], rows_K[active_K]] = child_K[active_K]
         node_K = torch.where(has_token_KD[:, level], child_K, node_K)
