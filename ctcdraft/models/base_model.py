@@ -19,6 +19,7 @@ from ctcdraft.decoding.static_shapes import StaticShapeForward
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.models.checkpoints import eos_token_ids, refuse_quantized
 from ctcdraft.models.compatibility import checked_context_length, refuse_taps, refuse_unsupported_config
+from ctcdraft.models.deepspeed import gather, is_sharded
 from ctcdraft.models.device_map import MultiDeviceCache
 from ctcdraft.models.fingerprint import base_fingerprint, weights_hash
 from ctcdraft.nn.packing import packed_causal_mask
@@ -92,8 +93,11 @@ class BaseLM(nn.Module):
         return self
 
     def gathered_parameters(self) -> AbstractContextManager[Any]:
-        """Return a context in which the weights that drafters copy are complete; only a ZeRO-3 base has to gather."""
-        return nullcontext()
+        """Return a context in which the last layer and the final norm, which drafters copy, are complete."""
+        inner = self.lm.base_model
+        copied = [getattr(inner, "norm", None), *list(getattr(inner, "layers", []))[-1:]]
+        shards = [value for module in copied if module for value in module.parameters() if is_sharded(value)]
+        return gather(shards) if shards else nullcontext()
 
     def for_inference(self) -> Self:
         """Store the weights in the memory layout that is fast for the few rows of a tree; not needed for training."""

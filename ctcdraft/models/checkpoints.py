@@ -8,6 +8,7 @@ without an error, and transformers loads an unknown quantization as if there wer
 from __future__ import annotations
 
 import copy
+import importlib.util
 from collections.abc import Iterator, Mapping, Sequence
 from pickle import UnpicklingError
 from typing import Any
@@ -19,6 +20,14 @@ from ctcdraft.errors import InputError, first_line, unsafe_pickle_error
 from ctcdraft.models.compatibility import refuse_unsupported_config
 
 INDEX_FILE, WEIGHTS_FILE = "model.safetensors.index.json", "model.safetensors"
+QUANTIZATION_PACKAGES = {  # value of base.quantised: the package that implements it
+    "bitsandbytes_4bit": "bitsandbytes",
+    "torchao_int8": "torchao",
+}
+INEXACT_QUANTIZATIONS = {  # value of base.quantised: why it is refused
+    "bitsandbytes_8bit": "LLM.int8 looks for outlier columns over all tokens of a forward pass, so that the logits of "
+    "a tree's node depend on its siblings",
+}
 QUANTIZED_NAMES = ("weight", "weight_packed", "qweight")  # integer tensors of these names are quantised matrices
 SCALE_SUFFIXES = ("scale", "scales", "scale_inv", "absmax", "qzeros", "zero_point", "qweight")
 UNQUANTIZED_ADVICE = "give the checkpoint whose weights are not quantised as base.path="
@@ -27,34 +36,31 @@ TESTED_FP8_OPTIONS = {"scale_fmt": (None, "float"), "expert_dtype": (None, "fp8"
 
 
 def load_pretrained(
-    path: str,
-    revision: str | None,
-    attention: str,
-    weight_options: Mapping[str, Any],
-    dequantises: bool = True,
+    path: str, revision: str | None, attention: str, options: Mapping[str, Any], dequantises: bool = True
 ) -> tuple[Any, Any]:
     """Return the model and the tokenizer of a folder or hub id; raise InputError where they cannot be loaded exactly.
 
     Args:
-        weight_options: dtype, quantization and device map, as keyword arguments of `from_pretrained`.
+        options: dtype, quantization and device map, as keyword arguments of `from_pretrained`.
         dequantises: whether FP8 may be dequantised; loading into ZeRO-3 shards skips that step of transformers.
     """
     import transformers
 
+    transformers.utils.logging.disable_progress_bar()
     # Left unset, trust_remote_code asks at the terminal whether to run the code in the folder.
     source = {"revision": revision, "trust_remote_code": False}
     try:
         config = transformers.AutoConfig.from_pretrained(path, **source)
         refuse_unsupported_config(config, path)
-        options = dequantization_options(config, path, revision, weight_options, dequantises)
-        weight_options = {**weight_options, **options}
+        dequantization = dequantization_options(config, path, revision, options, dequantises)
+        options = {**options, **dequantization}
         loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
-            path, attn_implementation=attention, output_loading_info=True, **source, **weight_options
+            path, attn_implementation=attention, output_loading_info=True, **source, **options
         )
         lm, report = loaded
         refuse_incomplete(lm, report, path)
-        if "quantization_config" in options:
-            cast_parameters_(lm, weight_options["dtype"])
+        if dequantization:
+            cast_parameters_(lm, options["dtype"])
         return lm, transformers.AutoTokenizer.from_pretrained(path, **source)
     except InputError:
         raise
@@ -66,8 +72,38 @@ def load_pretrained(
         ) from error
 
 
+def weight_options(
+    dtype: str, device: str, quantised: str | None, map_options: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return the keyword arguments of `from_pretrained` for dtype, base.quantised and device map.
+
+    Raises InputError for an unknown or inexact quantization, or one whose package is not installed.
+    """
+    options = map_options or {"dtype": "auto"}
+    if quantised is None:
+        return options
+    choices = list(QUANTIZATION_PACKAGES)
+    if quantised in INEXACT_QUANTIZATIONS:
+        reason = INEXACT_QUANTIZATIONS[quantised]
+        raise InputError(f"base.quantised={quantised} is refused: {reason}; use {' or '.join(choices)}")
+    if quantised not in choices:
+        raise InputError(f"base.quantised must be one of {', '.join(choices)} or null, got {quantised}")
+    package = QUANTIZATION_PACKAGES[quantised]
+    if importlib.util.find_spec(package) is None:
+        raise InputError(f"base.quantised={quantised} needs the package {package}, which is not installed")
+    if map_options is None:
+        options = {"dtype": getattr(torch, dtype), "device_map": device}
+    import transformers
+
+    if quantised == "torchao_int8":
+        from torchao.quantization import Int8WeightOnlyConfig
+
+        return options | {"quantization_config": transformers.TorchAoConfig(Int8WeightOnlyConfig())}
+    return options | {"quantization_config": transformers.BitsAndBytesConfig(load_in_4bit=True)}
+
+
 def dequantization_options(
-    config: Any, path: str, revision: str | None, weight_options: Mapping[str, Any], dequantises: bool
+    config: Any, path: str, revision: str | None, options: Mapping[str, Any], dequantises: bool
 ) -> dict[str, Any]:
     """Return the further arguments of `from_pretrained` that dequantise the checkpoint; none if it is unquantised."""
     quantization = find_quantization_config(config)
@@ -79,7 +115,7 @@ def dequantization_options(
                     f"{UNQUANTIZED_ADVICE}"
                 )
         return {}
-    if "quantization_config" in weight_options:
+    if "quantization_config" in options:
         raise InputError(
             f"base.quantised= would quantise {path}, which is quantised already ({quantization_method(quantization)}); "
             "leave it out"
@@ -97,7 +133,7 @@ def dequantization_options(
     dequantize = transformers.FineGrainedFP8Config(dequantize=True, modules_to_not_convert=skipped)
     # "auto" would take the dtype of the first tensor where the config names none, and that may be float8.
     fallback = getattr(config, "dtype", None) or torch.bfloat16
-    return {"quantization_config": dequantize} | ({"dtype": fallback} if weight_options.get("dtype") == "auto" else {})
+    return {"quantization_config": dequantize} | ({"dtype": fallback} if options.get("dtype") == "auto" else {})
 
 
 def cast_parameters_(lm: Any, dtype: Any) -> None:

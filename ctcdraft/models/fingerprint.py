@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ctcdraft.models.deepspeed_loading import gather_copy, is_sharded
+from ctcdraft.models.deepspeed import gather_copy, is_sharded
 from ctcdraft.models.device_map import materialized
 
 

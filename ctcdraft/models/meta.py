@@ -18,8 +18,8 @@ from ctcdraft.errors import InputError, first_line
 from ctcdraft.hardware import device_memory_bytes, format_bytes
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.models.checkpoints import dequantized_config
+from ctcdraft.models.loading import looks_like_folder, read_chat_template, refuse_absent_device, refuse_unknown_dtype
 from ctcdraft.models.stats import ModelStats
-from ctcdraft.models.values import looks_like_folder, read_chat_template, refuse_absent_device, refuse_unknown_dtype
 
 WEIGHT_PATTERNS = ("*.safetensors", "*.bin")
 
