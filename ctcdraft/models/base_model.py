@@ -29,15 +29,10 @@ from ctcdraft.nn.weight_layout import to_column_major_
 
 @dataclass(frozen=True)
 class ModelOutput:
-    """The result of one forward pass of the base.
+    """The result of one forward pass of the base over N tokens."""
 
-    states_ND: the hidden states after the final norm, one row for each token; with auxiliary layers (`base.taps`), the
-        hidden states of those layers are concatenated behind them.
-    logits_NV: the logits of the next token after each row; `BaseLM.read` computes them for the last row only.
-    """
-
-    states_ND: Tensor
-    logits_NV: Tensor
+    states_ND: Tensor  # after the final norm; with auxiliary layers (`base.taps`) theirs are concatenated behind them
+    logits_NV: Tensor  # of the token after each row; `BaseLM.read` computes them for the last row only
 
 
 class BaseLM(nn.Module):
@@ -93,7 +88,7 @@ class BaseLM(nn.Module):
         return self
 
     def gathered_parameters(self) -> AbstractContextManager[Any]:
-        """Return a context in which the last layer and the final norm, which drafters copy, are complete."""
+        """Return a context in which the last layer and the final norm, which drafters copy, are complete in ZeRO-3."""
         inner = self.lm.base_model
         copied = [getattr(inner, "norm", None), *list(getattr(inner, "layers", []))[-1:]]
         shards = [value for module in copied if module for value in module.parameters() if is_sharded(value)]
@@ -142,7 +137,7 @@ class BaseLM(nn.Module):
         return self.fixed.new_cache(self.lm.config.num_hidden_layers, capacity)
 
     def batch_cache(self, capacity: int) -> Any:
-        """Return an empty KV cache for a batch of texts; static shapes serve one text only and are not used."""
+        """Return an empty KV cache for a batch of texts, without static shapes, which serve one text only."""
         if self.layer_devices is not None:
             return MultiDeviceCache(self.layer_devices, capacity)
         return KVCache(self.lm.config.num_hidden_layers, capacity)
@@ -177,8 +172,7 @@ class BaseLM(nn.Module):
     def read_tree_level(self, tokens_K: Tensor, positions_K: Tensor, seen_KM: Tensor, cache: KVCache) -> ModelOutput:
         """Run the base on one level of a token tree that a drafter grows level by level.
 
-        Args:
-            seen_KM: True where a new token attends to a cached row or to one of the K new rows.
+        seen_KM is True where a new token attends to a cached row or to one of the K new rows.
         """
         states_KD = self._forward(tokens_K, positions_K, self._additive_mask(seen_KM), cache)
         return ModelOutput(states_KD, self.head(states_KD))
@@ -220,10 +214,10 @@ class BaseLM(nn.Module):
                 not attend to each other.
         """
         inputs = {"attention_mask": mask_BL} | ({} if position_ids_BL is None else self.packed_inputs(position_ids_BL))
-        output = self.lm.base_model(
-            input_ids=tokens_BL, use_cache=False, output_hidden_states=len(self.taps) > 1, **inputs
+        several = len(self.taps) > 1
+        return self._select_layers(
+            self.lm.base_model(input_ids=tokens_BL, use_cache=False, output_hidden_states=several, **inputs)
         )
-        return self._select_layers(output)
 
     def layer_masks(self, mask_B1QM: Tensor) -> Tensor | dict[str, Tensor]:
         """Return the additive mask in the form the layers take: one, or one per layer type with sliding windows."""

@@ -19,7 +19,6 @@ from safetensors import SafetensorError, safe_open
 from ctcdraft.errors import InputError, first_line, unsafe_pickle_error
 from ctcdraft.models.compatibility import refuse_unsupported_config
 
-INDEX_FILE, WEIGHTS_FILE = "model.safetensors.index.json", "model.safetensors"
 QUANTIZATION_PACKAGES = {  # value of base.quantised: the package that implements it
     "bitsandbytes_4bit": "bitsandbytes",
     "torchao_int8": "torchao",
@@ -30,7 +29,6 @@ INEXACT_QUANTIZATIONS = {  # value of base.quantised: why it is refused
 }
 QUANTIZED_NAMES = ("weight", "weight_packed", "qweight")  # integer tensors of these names are quantised matrices
 SCALE_SUFFIXES = ("scale", "scales", "scale_inv", "absmax", "qzeros", "zero_point", "qweight")
-UNQUANTIZED_ADVICE = "give the checkpoint whose weights are not quantised as base.path="
 # Values of a quantization_config with quant_method fp8 that a test covers; any other one is refused.
 TESTED_FP8_OPTIONS = {"scale_fmt": (None, "float"), "expert_dtype": (None, "fp8"), "modules_to_convert": (None,)}
 
@@ -59,8 +57,10 @@ def load_pretrained(
         )
         lm, report = loaded
         refuse_incomplete(lm, report, path)
-        if dequantization:
-            cast_parameters_(lm, options["dtype"])
+        if dequantization:  # transformers 5.23 leaves weights that were not quantised in the dtype they are stored in
+            for value in lm.parameters():
+                if not value.is_meta:  # on meta: offloaded to a disk
+                    value.data = value.data.to(options["dtype"])
         return lm, transformers.AutoTokenizer.from_pretrained(path, **source)
     except InputError:
         raise
@@ -110,21 +110,14 @@ def dequantization_options(
     if quantization is None:
         for name, dtype, _ in safetensors_entries(path, revision):
             if is_quantized_tensor(name, dtype):
-                raise InputError(
-                    f"base {path} holds {name} as {dtype} and no quantization_config says how it is scaled; "
-                    f"{UNQUANTIZED_ADVICE}"
-                )
+                raise quantization_error(path, f"holds {name} as {dtype}, and no quantization_config states its scales")
         return {}
     if "quantization_config" in options:
-        raise InputError(
-            f"base.quantised= would quantise {path}, which is quantised already ({quantization_method(quantization)}); "
-            "leave it out"
-        )
+        method = quantization_method(quantization)
+        raise InputError(f"base.quantised= would quantise {path}, which is quantised already ({method}); leave it out")
     refuse_untested_quantization(quantization, path)
     if not dequantises:
-        raise InputError(
-            f"base.zero3=true loads no quantised checkpoint, and {path} is one (fp8); {UNQUANTIZED_ADVICE}"
-        )
+        raise quantization_error(path, "is quantised with fp8, and base.zero3=true loads no quantised checkpoint")
     refuse_misaligned_scales(path, revision, quantization.get("weight_block_size", (128, 128)))
     import transformers
 
@@ -136,31 +129,22 @@ def dequantization_options(
     return {"quantization_config": dequantize} | ({"dtype": fallback} if options.get("dtype") == "auto" else {})
 
 
-def cast_parameters_(lm: Any, dtype: Any) -> None:
-    """Cast all parameters; transformers 5.23 leaves those that were not dequantised in the dtype they are stored in."""
-    for value in lm.parameters():
-        if not value.is_meta:  # offloaded to a disk
-            value.data = value.data.to(dtype)
-
-
 def refuse_untested_quantization(quantization: Mapping[str, Any], path: str) -> None:
     """Raise InputError for a quantization_config that no test covers."""
     if (method := quantization_method(quantization)) != "fp8":
-        raise InputError(
-            f"base {path} is quantised with {method}, and only fp8 is dequantised here; {UNQUANTIZED_ADVICE}"
-        )
+        raise quantization_error(path, f"is quantised with {method}, and only fp8 is dequantised here")
     for key, tested in TESTED_FP8_OPTIONS.items():
-        if quantization.get(key) not in tested:
-            raise InputError(
-                f"base {path} is quantised with fp8 and {key}={quantization[key]}, which is not supported; "
-                f"{UNQUANTIZED_ADVICE}"
-            )
+        if (value := quantization.get(key)) not in tested:
+            raise quantization_error(path, f"is quantised with fp8 and {key}={value}, which is not supported")
+
+
+def quantization_error(path: str, fault: str) -> InputError:
+    return InputError(f"base {path} {fault}; give the checkpoint whose weights are not quantised as base.path=")
 
 
 def dequantized_config(config: Any, path: str) -> Any:
     """Return the config that a checkpoint has after loading, for plans that load nothing."""
-    quantization = find_quantization_config(config)
-    if quantization is None:
+    if (quantization := find_quantization_config(config)) is None:
         return config
     refuse_untested_quantization(quantization, path)
     config = copy.deepcopy(config)
@@ -171,7 +155,6 @@ def dequantized_config(config: Any, path: str) -> Any:
 
 
 def find_quantization_config(config: Any) -> dict[str, Any] | None:
-    """Return the quantization_config of a model's config, or of the language model in it, as a dict."""
     for one in (config, config.get_text_config(decoder=True)):
         for key in ("quantization_config", "compression_config"):  # the second: old files of compressed-tensors
             quantization = getattr(one, key, None)
@@ -181,17 +164,15 @@ def find_quantization_config(config: Any) -> dict[str, Any] | None:
 
 
 def quantization_method(quantization: Mapping[str, Any]) -> str:
-    """Return the quant_method; old files of bitsandbytes have flags in its place."""
     method = quantization.get("quant_method")
     if method is None and (quantization.get("load_in_8bit") or quantization.get("load_in_4bit")):
-        return "bitsandbytes"
+        return "bitsandbytes"  # of old files, which hold flags in place of the method
     return str(getattr(method, "value", method))
 
 
 def refuse_quantized(lm: Any, name: str) -> None:
     """Raise InputError for a quantised model: draft heads use its weights as numbers, and codes are not."""
-    quantization = find_quantization_config(lm.config)
-    if quantization is not None:
+    if (quantization := find_quantization_config(lm.config)) is not None:
         raise InputError(
             f"the model of base {name} is quantised ({quantization_method(quantization)}), which is not supported; "
             "load it dequantised (fp8: from_pretrained(..., quantization_config=FineGrainedFP8Config(dequantize=True)))"
@@ -203,13 +184,12 @@ def safetensors_entries(path: str, revision: str | None) -> Iterator[tuple[str, 
     from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
     options: dict[str, Any] = {"revision": revision, "_raise_exceptions_for_missing_entries": False}
-    index = cached_file(path, INDEX_FILE, **options)
+    index = cached_file(path, "model.safetensors.index.json", **options)
     if index is not None:
         files, _ = get_checkpoint_shard_files(path, index, revision=revision)
     else:
-        single = cached_file(path, WEIGHTS_FILE, **options)
-        files = [] if single is None else [single]
-    for file in files:
+        files = [cached_file(path, "model.safetensors", **options)]
+    for file in filter(None, files):
         try:
             with safe_open(file, framework="pt") as opened:
                 for name in opened.keys():  # noqa: SIM118, it is no dict
@@ -220,36 +200,30 @@ def safetensors_entries(path: str, revision: str | None) -> Iterator[tuple[str, 
 
 
 def is_quantized_tensor(name: str, dtype: str) -> bool:
-    """Return whether a tensor holds quantised codes: floats of a byte or less, or an integer matrix.
-
-    Integer buffers (position ids, masks) are not codes.
-    """
-    return dtype.startswith(("F8", "F6", "F4")) or (
-        dtype.startswith(("I", "U")) and name.rpartition(".")[2] in QUANTIZED_NAMES
-    )
+    """Return whether a tensor holds quantised codes: floats of a byte or less, or an integer matrix."""
+    # Other integers are buffers, such as position ids.
+    matrix = name.rpartition(".")[2] in QUANTIZED_NAMES
+    return dtype.startswith(("F8", "F6", "F4")) or (dtype.startswith(("I", "U")) and matrix)
 
 
 def refuse_misaligned_scales(path: str, revision: str | None, block: Any) -> None:
-    """Raise InputError unless every FP8 matrix has scales of the config's block size.
-
-    transformers divides the shape of a matrix by that of its scales: 192 rows with 2 scales become blocks of 96 where
-    they were blocks of 128 and 64, without an error. A matrix without scales is loaded as bare codes.
-    """
+    """Raise InputError unless every FP8 matrix has scales of the config's block size."""
     shapes = {name: (dtype, shape) for name, dtype, shape in safetensors_entries(path, revision)}
     for name, (dtype, shape) in shapes.items():
         if not is_quantized_tensor(name, dtype):
             continue
         scales = shapes.get(f"{name}_scale_inv")
+        # A matrix without scales is loaded as bare codes.
         if not dtype.startswith("F8") or not name.endswith(".weight") or scales is None:
-            raise InputError(f"base {path} holds {name} as {dtype} without {name}_scale_inv; {UNQUANTIZED_ADVICE}")
+            raise quantization_error(path, f"holds {name} as {dtype} without {name}_scale_inv")
         grid = scales[1] if len(scales[1]) == 2 else [1, 1]
         block_shape = block or shape
+        # transformers divides the shape of a matrix by that of its scales: 192 rows with 2 scales become blocks of 96
+        # where they were blocks of 128 and 64, without an error.
         sizes = zip(shape, grid, block_shape, strict=True)
         if any(blocks not in (1, size) and size != blocks * length for size, blocks, length in sizes):
-            raise InputError(
-                f"base {path} holds {name} of shape {shape} with scales of shape {grid}, which are not blocks of "
-                f"{list(block_shape)}; {UNQUANTIZED_ADVICE}"
-            )
+            scaled = f"with scales of shape {grid}, which are not blocks of {list(block_shape)}"
+            raise quantization_error(path, f"holds {name} of shape {shape} {scaled}")
 
 
 def refuse_incomplete(lm: Any, report: Mapping[str, Any], path: str) -> None:
@@ -263,12 +237,10 @@ def refuse_incomplete(lm: Any, report: Mapping[str, Any], path: str) -> None:
         )
     scales = sorted(key for key in report["unexpected_keys"] if key.endswith(SCALE_SUFFIXES))
     if scales:
-        raise InputError(
-            f"base {path} holds {scales[0]}, which {type(lm).__name__} does not read; {UNQUANTIZED_ADVICE}"
-        )
+        raise quantization_error(path, f"holds {scales[0]}, which {type(lm).__name__} does not read")
     codes = [name for name, value in lm.named_parameters() if value.is_floating_point() and value.dtype.itemsize == 1]
     if codes and find_quantization_config(lm.config) is None:
-        raise InputError(f"base {path} was loaded with {codes[0]} in float8, without its scales; {UNQUANTIZED_ADVICE}")
+        raise quantization_error(path, f"was loaded with {codes[0]} in float8, without its scales")
 
 
 def eos_token_ids(lm: Any, tokenizer: Any) -> frozenset[int]:
