@@ -19,11 +19,9 @@ from safetensors import SafetensorError, safe_open
 from ctcdraft.errors import InputError, first_line, unsafe_pickle_error
 from ctcdraft.models.compatibility import refuse_unsupported_config
 
-QUANTIZATION_PACKAGES = {  # value of base.quantised: the package that implements it
-    "bitsandbytes_4bit": "bitsandbytes",
-    "torchao_int8": "torchao",
-}
-INEXACT_QUANTIZATIONS = {  # value of base.quantised: why it is refused
+# By value of base.quantised: the package that implements it, and why a value is refused.
+QUANTIZATION_PACKAGES = {"bitsandbytes_4bit": "bitsandbytes", "torchao_int8": "torchao"}
+INEXACT_QUANTIZATIONS = {
     "bitsandbytes_8bit": "LLM.int8 looks for outlier columns over all tokens of a forward pass, so that the logits of "
     "a tree's node depend on its siblings",
 }

@@ -1,4 +1,4 @@
-"""Fingerprints of base models: short hashes of the weights, the tokenizer and the chat template."""
+"""Short hashes of weights, tokenizer and chat template, which identify a base model."""
 
 from __future__ import annotations
 

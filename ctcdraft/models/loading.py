@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from safetensors.torch import load_file
 
 from ctcdraft.decoding.static_shapes import StaticShapeForward
 from ctcdraft.errors import InputError, first_line, unsafe_pickle_error
@@ -127,29 +128,26 @@ def load_sharded(
     return base
 
 
-def attach_adapter(lm: Any, adapter: str) -> Any:
+def attach_adapter(lm: Any, adapter: str, key: str = "base.adapter") -> Any:
     """Return the peft model of `lm` with the adapter of a folder or a hub id, not yet merged into the weights.
 
-    A damaged adapter, or a pickle that would execute code, becomes an InputError.
+    Raises InputError, which names the config key, for a damaged adapter and for one that would execute code.
     """
     import peft
 
     try:
-        refuse_import(peft.PeftConfig.from_pretrained(adapter), adapter)
+        # For such a config peft imports the module that it names as megatron_core.
+        if getattr(peft.PeftConfig.from_pretrained(adapter), "megatron_config", None):
+            cause = "has a megatron_config, for which peft imports code"
+            raise InputError(f"the adapter {adapter} {cause}; give another one as {key}=")
         # peft reads adapter_model.safetensors, and only in its absence adapter_model.bin, with weights_only=True.
         return peft.PeftModel.from_pretrained(lm, adapter)
     except UnpicklingError as error:
-        raise unsafe_pickle_error(adapter, "base.adapter") from error
+        raise unsafe_pickle_error(adapter, key) from error
     except (OSError, ValueError, RuntimeError, TypeError, SafetensorError) as error:
         raise InputError(
-            f"cannot load the adapter {adapter} for its base: {first_line(error)}; check base.adapter="
+            f"cannot load the adapter {adapter} for its base: {first_line(error)}; check {key}="
         ) from error
-
-
-def refuse_import(config: Any, adapter: str) -> None:
-    """Raise InputError for an adapter_config.json that makes peft import a module named in it (megatron_core)."""
-    if getattr(config, "megatron_config", None):
-        raise InputError(f"the adapter {adapter} has a megatron_config, for which peft imports code; give another one")
 
 
 def merge_trained_adapter(base: BaseLM, folder: Path) -> None:
@@ -157,18 +155,11 @@ def merge_trained_adapter(base: BaseLM, folder: Path) -> None:
 
     The base then generates other text, which its name and its fingerprint state.
     """
-    import peft
-    from safetensors.torch import load_file
-
     weights = folder / "adapter_model.safetensors"
     if not weights.is_file():
         raise InputError(f"there is no {weights}; give the adapter/ of a run of adapt=lora as base.adapted=")
-    try:
-        base.adapted = tensors_hash(load_file(weights))
-        refuse_import(peft.PeftConfig.from_pretrained(str(folder)), str(folder))
-        peft.PeftModel.from_pretrained(base.lm, str(folder)).merge_and_unload()
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise InputError(f"cannot merge {folder} into {base.name}: {first_line(error)}; check base.adapted=") from error
+    attach_adapter(base.lm, str(folder), "base.adapted").merge_and_unload()
+    base.adapted = tensors_hash(load_file(weights))
     base.lm.eval().requires_grad_(False)
     base.name += ", changed by LoRA"
 
