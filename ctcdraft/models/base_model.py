@@ -76,11 +76,9 @@ class BaseLM(nn.Module):
             tokenizer.chat_template = chat_template
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        """Apply `fn` as nn.Module does, except that buffers keep their dtype.
-
-        The buffers are rotary frequencies in float32. Rounded to bfloat16 they rotate by wrong angles, and the error
-        grows with the position; stock transformers keeps them in float32, too.
-        """
+        """Apply `fn` as nn.Module does, except that buffers keep their dtype."""
+        # They are rotary frequencies in float32. Rounded to bfloat16 they rotate by wrong angles, and the error grows
+        # with the position; stock transformers keeps them in float32, too.
         buffers = [(module, *named) for module in self.modules() for named in module.named_buffers("", False)]
         super()._apply(fn, recurse)
         for module, name, value in buffers:
@@ -144,13 +142,11 @@ class BaseLM(nn.Module):
 
     @torch.inference_mode()
     def read(self, tokens_L: Tensor, cache: KVCache) -> ModelOutput:
-        """Run the base on tokens that follow the cached ones, and return logits for the last token only.
-
-        The logits of all positions of a 2k prompt over 32k tokens would be 262 MB that no caller uses.
-        """
+        """Run the base on tokens that follow the cached ones, and return logits for the last token only."""
         start = cache.length
         positions_L = torch.arange(start, start + len(tokens_L), device=self.device)
         states_LD = self._forward(tokens_L, positions_L, None, cache)
+        # The logits of all positions of a 2k prompt over 32k tokens would be 262 MB that no caller uses.
         return ModelOutput(states_LD, self.head(states_LD[-1:, : self.width]))
 
     @torch.inference_mode()

@@ -55,12 +55,17 @@ def meta_base_if_absent(
     base = build_meta_base(path, dtype, **values)
     if not has_local_weights(path, values.get("revision")):
         return MetaBase(base, f"no weights of {path} are on this machine")
-    needed, available = ModelStats.of(base).weight_bytes, device_memory_bytes(device)
-    # Larger than the device it may fit with device_map or zero3, and is then loaded.
-    if available is not None and needed > available and device_map is None and not zero3:
-        shortage = f"its weights take {format_bytes(needed)} as {dtype} and {device} has {format_bytes(available)}"
-        return MetaBase(base, shortage)
-    return None
+    if device_map is not None or zero3:
+        return None  # a base that is larger than one device may fit on several
+    shortage = describe_shortage(ModelStats.of(base).weight_bytes, dtype, device)
+    return MetaBase(base, f"its weights {shortage}") if shortage else None
+
+
+def describe_shortage(needed: int, dtype: str, device: str) -> str:
+    available = device_memory_bytes(device)
+    if available is None or needed <= available:
+        return ""
+    return f"take {format_bytes(needed)} as {dtype}, and {device} has {format_bytes(available)}"
 
 
 def build_meta_base(
@@ -124,14 +129,13 @@ def model_config(path: str, revision: str | None, given: Any) -> Any:
 
 
 def local_tokenizer(path: str, revision: str | None) -> Any:
-    """Return the tokenizer if its files are on this machine, else None."""
     import transformers
 
     options = {"revision": revision, "local_files_only": True, "trust_remote_code": False}
     try:
         return transformers.AutoTokenizer.from_pretrained(path, **options)
     except (OSError, ValueError, ImportError, TypeError):  # missing files raise differently for each tokenizer class
-        return None
+        return None  # a plan then counts tokens by characters
 
 
 def has_local_weights(path: str, revision: str | None) -> bool:
@@ -166,9 +170,7 @@ def random_weights_base(
     fixed: bool = False,
     compiled: bool = False,
 ) -> BaseLM:
-    """Return a base with random weights, for measuring latency only.
-
-    A forward pass takes the time and memory of the real model; the generated text is meaningless.
+    """Return a base with random weights, for measuring latency only: the text that it generates is meaningless.
 
     Args:
         of: values of a transformers config; `model_type` selects the architecture.
@@ -182,13 +184,10 @@ def random_weights_base(
         config = transformers.AutoConfig.for_model(**{"model_type": None, **of})
         with torch.device("meta"):
             parameters = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False).num_parameters()
-        needed, available = parameters * getattr(torch, dtype).itemsize, device_memory_bytes(device)
         # Refused before anything is allocated: a process that exceeds the memory is killed without a message.
-        if available is not None and needed > available:
-            raise InputError(
-                f"the weights of {name} take {format_bytes(needed)} as {dtype}, and {device} has "
-                f"{format_bytes(available)}; choose a smaller base.of=, a smaller dtype=, or another device="
-            )
+        if shortage := describe_shortage(parameters * getattr(torch, dtype).itemsize, dtype, device):
+            ways_out = "choose a smaller base.of=, a smaller dtype=, or another device="
+            raise InputError(f"the weights of {name} {shortage}; {ways_out}")
         torch.manual_seed(0)
         with torch.device(device):
             lm = transformers.AutoModelForCausalLM.from_config(
