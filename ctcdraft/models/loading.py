@@ -50,11 +50,16 @@ def load_base(
     zero3: bool = False,
     compiled: bool = False,
 ) -> BaseLM:
-    """Load a base from a folder or a hub id; configs/base/local.yaml explains the parameters.
+    """Load a base from a folder or a hub id; the parameters are the keys of configs/base/local.yaml.
 
     Args:
+        adapter: a peft LoRA folder or hub id that is merged before freezing.
+        taps: "last", then the auxiliary layers whose hidden states drafters read (0: the embeddings, k: layer k).
         config: ignored here; meta.py reads it for plans without weights.
+        quantised: a key of checkpoints.QUANTIZATION_PACKAGES.
+        fixed: pad trees to a few static shapes, each of which a GPU captures as a CUDA graph; compiled: compile each.
         device_map: distributes the layers; hidden states and logits are on `device` all the same.
+        adapted: RUN/adapter, which a run trained together with its draft head.
     """
     refuse_unknown_dtype(dtype)
     refuse_absent_device(device)
