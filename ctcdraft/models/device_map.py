@@ -87,7 +87,7 @@ def output_on_device(output: Any, device: torch.device) -> Any:
 @torch.inference_mode()
 def layer_devices(lm: Any, device: torch.device) -> list[torch.device]:
     """Return the device on which each layer computes, found by a forward pass over one token."""
-    cache = transformers.DynamicCache()  # leaves the keys of each layer where they were computed
+    cache: Any = transformers.DynamicCache()  # leaves the keys of each layer where they were computed
     lm.base_model(input_ids=torch.zeros(1, 1, dtype=torch.int64, device=device), past_key_values=cache, use_cache=True)
     return [layer.keys.device for layer in cache.layers]
 

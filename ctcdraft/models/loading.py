@@ -61,6 +61,7 @@ def load_base(
         device_map: distributes the layers; hidden states and logits are on `device` all the same.
         adapted: RUN/adapter, which a run trained together with its draft head.
     """
+    # What can fail without the weights fails before they are read, which takes minutes for a large base.
     refuse_unknown_dtype(dtype)
     refuse_absent_device(device)
     static_shapes = StaticShapeForward.of(fixed, compiled)
@@ -125,7 +126,7 @@ def load_sharded(
         )
     deepspeed = load_deepspeed(device.partition(":")[0])
     with sharded_loading():
-        options = {"dtype": getattr(torch, dtype)}
+        options = {"dtype": getattr(torch, dtype)}  # shards are not cast later, so there are no logits to compare
         lm, tokenizer = load_pretrained(path, revision, attention, options, dequantises=False)
     embedding = install_gathering(lm, deepspeed)
     base = BaseLM(lm, tokenizer, revision=revision, **identity)
@@ -214,11 +215,9 @@ def read_chat_template(name: str) -> str:
 
 
 def without_generation_config(lm: Any) -> Any:
-    """Return a shallow copy of the model, sharing its weights, with an empty generation config.
-
-    `generate` takes parameters that the caller leaves out, such as top_p or a repetition penalty, from the model's
-    generation config, and would then generate other tokens than the logits alone determine.
-    """
+    """Return a shallow copy of the model, sharing its weights, with an empty generation config."""
+    # `generate` takes parameters that the caller leaves out, such as top_p or a repetition penalty, from the model's
+    # generation config, and would then generate other tokens than the logits alone determine.
     copied = copy.copy(lm)
     copied.generation_config = type(lm.generation_config)()
     return copied
