@@ -7,7 +7,6 @@ the others and is refused elsewhere. No other module imports deepspeed.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -31,13 +30,6 @@ ZERO3_CONFIG = {
     "train_micro_batch_size_per_gpu": 1,
     "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0},
 }
-NOT_INSTALLED = "engine=deepspeed needs deepspeed, which is not installed; pip install deepspeed"
-
-
-def refuse_missing_deepspeed() -> None:
-    """Raise InputError where deepspeed is not installed, without importing it, which takes seconds."""
-    if importlib.util.find_spec("deepspeed") is None:
-        raise InputError(NOT_INSTALLED)
 
 
 def load_deepspeed(device: str) -> Any:
@@ -58,9 +50,10 @@ def import_deepspeed(device: str) -> Any:
     # Its loaders unpickle with weights_only=False, which executes a hostile file; this switch of torch overrides them.
     os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
     try:
-        import deepspeed
+        import deepspeed  # here and not above, as it takes seconds
     except ImportError as error:
-        raise InputError(NOT_INSTALLED) from error
+        sentence = "engine=deepspeed needs deepspeed, which is not installed; pip install deepspeed"
+        raise InputError(sentence) from error
     if device == "cpu":
         # Otherwise it compiles an operator for half a minute, and fails where there is no compiler.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False

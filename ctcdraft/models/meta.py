@@ -21,8 +21,6 @@ from ctcdraft.models.checkpoints import dequantized_config
 from ctcdraft.models.loading import looks_like_folder, read_chat_template, refuse_absent_device, refuse_unknown_dtype
 from ctcdraft.models.stats import ModelStats
 
-WEIGHT_PATTERNS = ("*.safetensors", "*.bin")
-
 
 @dataclass(frozen=True)
 class MetaBase:
@@ -148,7 +146,7 @@ def has_local_weights(path: str, revision: str | None) -> bool:
             folder = Path(huggingface_hub.snapshot_download(path, revision=revision, local_files_only=True))
         except (OSError, ValueError):
             return False
-    return any(file for pattern in WEIGHT_PATTERNS for file in folder.glob(pattern))
+    return any(any(folder.glob(pattern)) for pattern in ("*.safetensors", "*.bin"))
 
 
 class NullTokenizer:
