@@ -107,12 +107,7 @@ def count_turn_tokens(prompt: Prompt, tokenizer: Any) -> list[int]:
 def count_prompt_tokens(turns: Sequence[int], most: int, limit: int) -> tuple[int, int]:
     """Return user tokens, and at most how many response tokens, in the prompts of all turns.
 
-    turns of 3 and 4 tokens, responses of 5, prompts of at most 10   ->   3 + 7 of the user, 0 + 3 of responses
-
-    Args:
-        turns: tokens of each user turn.
-        most: tokens of a response.
-        limit: tokens of a prompt, which is cut to it.
+    turns of 3 and 4 tokens, most=5 per response, prompts cut to limit=10   ->   3 + 7 of the user, 0 + 3 of responses
     """
     users = [min(limit, sum(turns[: turn + 1])) for turn in range(len(turns))]
     return sum(users), sum(min(limit - user, turn * most) for turn, user in enumerate(users))
