@@ -33,7 +33,7 @@ from ctcdraft.io import atomic_write
 from ctcdraft.model_card import model_card
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.models.compatibility import refuse_inexact_tree_attention
-from ctcdraft.models.values import looks_like_folder
+from ctcdraft.models.loading import looks_like_folder
 from ctcdraft.renamed import current
 from ctcdraft.training.run_directory import RunDirectory, load_trainable_state, refuse_other_base
 

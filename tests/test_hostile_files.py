@@ -123,7 +123,7 @@ def test_what_deepspeed_loads_runs_no_code(tmp_path):
     zipped(Hostile(tmp_path / "marker"), tmp_path / "mp_rank_00_model_states.pt")
     script = (
         "import sys\n"
-        "from ctcdraft.models.deepspeed_loading import import_deepspeed\n"
+        "from ctcdraft.models.deepspeed import import_deepspeed\n"
         "import_deepspeed('cpu')\n"
         "from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchCheckpointEngine\n"
         "TorchCheckpointEngine().load(sys.argv[1])\n"

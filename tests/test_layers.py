@@ -23,7 +23,7 @@ LAYERS = (  # lowest first; folders of one layer do not import each other
     ("hub",),
 )
 HEAVY = {
-    "deepspeed": {"models/deepspeed_loading.py"},
+    "deepspeed": {"models/deepspeed.py"},
     "accelerate": {"models/device_map.py"},
     "vllm": {"corpus/generation/vllm.py"},
     "optuna": {"training/search.py"},

@@ -16,9 +16,9 @@ from ctcdraft.errors import InputError
 from ctcdraft.evaluation.environment import count_matmul_weights, weight_bytes
 from ctcdraft.evaluation.losslessness import LosslessnessChecker
 from ctcdraft.evaluation.setup import EvaluationSetup
+from ctcdraft.models.checkpoints import QUANTIZATION_PACKAGES, weight_options
 from ctcdraft.models.fingerprint import was_quantized_since
 from ctcdraft.models.loading import load_base
-from ctcdraft.models.values import QUANTIZATION_PACKAGES, weight_options
 
 
 def test_unknown_values_and_missing_packages_are_input_errors():

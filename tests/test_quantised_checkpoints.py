@@ -113,7 +113,7 @@ def test_every_other_method_is_refused_before_its_weights_are_read(tmp_path, met
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"config": None}, "holds .* as F8_E4M3 and no quantization_config says how"),
+        ({"config": None}, "holds .* as F8_E4M3, and no quantization_config states"),
         ({"scaled": "{}_scale"}, "holds .* as F8_E4M3 without .*_scale_inv"),
         ({"config": FP8 | {"weight_block_size": [8, 8]}}, r"are not blocks of \[8, 8\]"),
         ({"config": FP8 | {"scale_fmt": "ue8m0"}}, "fp8 and scale_fmt=ue8m0, which is not supported"),
@@ -138,7 +138,7 @@ def test_codes_in_sharded_checkpoints_are_refused(tmp_path):
         save_file(shard, tmp_path / file, metadata={"format": "pt"})
     index = {name: files[name.startswith("model.layers.1")] for name in tensors}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
-    with pytest.raises(InputError, match="no quantization_config says how"):
+    with pytest.raises(InputError, match="no quantization_config states"):
         load_base(str(tmp_path), "float32", "cpu")
 
 

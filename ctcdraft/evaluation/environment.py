@@ -26,8 +26,8 @@ CPUINFO_FILE = Path("/proc/cpuinfo")
 # Sources that tokens, forward passes and their times depend on. An evaluation cannot be resumed after a change in one
 # of them; after any other change it can, as reports are computed again from its records.
 HASHED_SOURCES = (
-    *("models/base_model.py", "models/loading.py", "models/values.py", "models/checkpoints.py", "models/adapters.py"),
-    *("models/device_map.py", "models/zero3.py"),
+    *("models/base_model.py", "models/loading.py", "models/checkpoints.py", "models/device_map.py"),
+    "models/deepspeed.py",
     *("ctc", "decoding", "drafters", "nn"),
     *("corpus/chat_template.py", "corpus/types.py"),  # rendering of prompts
     *("evaluation/setup.py", "evaluation/runner.py", "evaluation/stock_generate.py", "evaluation/profiling.py"),

@@ -19,23 +19,20 @@ from ctcdraft.decoding.static_shapes import StaticShapeForward
 from ctcdraft.decoding.tree import TokenTree
 from ctcdraft.models.checkpoints import eos_token_ids, refuse_quantized
 from ctcdraft.models.compatibility import checked_context_length, refuse_aux_layers, refuse_unsupported_config
+from ctcdraft.models.deepspeed import gather, is_sharded
 from ctcdraft.models.device_map import MultiDeviceCache
 from ctcdraft.models.fingerprint import base_fingerprint, weights_hash
-from ctcdraft.nn.masks import SlidingWindow, packed_causal_mask
+from ctcdraft.nn.packing import packed_causal_mask
+from ctcdraft.nn.sliding import SlidingWindow
 from ctcdraft.nn.weight_layout import to_column_major_
 
 
 @dataclass(frozen=True)
 class ModelOutput:
-    """The result of one forward pass of the base.
+    """The result of one forward pass of the base over N tokens."""
 
-    states_ND: the hidden states after the final norm, one row for each token; with several `base.aux_layers`, the
-        hidden states of those layers are concatenated behind them.
-    logits_NV: the logits of the next token after each row; `BaseLM.read` computes them for the last row only.
-    """
-
-    states_ND: Tensor
-    logits_NV: Tensor
+    states_ND: Tensor  # after the final norm; those of other `base.aux_layers` are concatenated behind
+    logits_NV: Tensor  # of the token after each row; `BaseLM.read` computes them for the last row only
 
 
 class BaseLM(nn.Module):
@@ -79,11 +76,9 @@ class BaseLM(nn.Module):
             tokenizer.chat_template = chat_template
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        """Apply `fn` as nn.Module does, except that buffers keep their dtype.
-
-        The buffers are rotary frequencies in float32. Rounded to bfloat16 they rotate by wrong angles, and the error
-        grows with the position; stock transformers keeps them in float32, too.
-        """
+        """Apply `fn` as nn.Module does, except that buffers keep their dtype."""
+        # They are rotary frequencies in float32. Rounded to bfloat16 they rotate by wrong angles, and the error grows
+        # with the position; stock transformers keeps them in float32, too.
         buffers = [(module, *named) for module in self.modules() for named in module.named_buffers("", False)]
         super()._apply(fn, recurse)
         for module, name, value in buffers:
@@ -91,8 +86,11 @@ class BaseLM(nn.Module):
         return self
 
     def gathered_parameters(self) -> AbstractContextManager[Any]:
-        """Return a context in which the weights that drafters copy are complete; only a ZeRO-3 base has to gather."""
-        return nullcontext()
+        """Return a context in which the last layer and the final norm, which drafters copy, are complete in ZeRO-3."""
+        inner = self.lm.base_model
+        copied = [getattr(inner, "norm", None), *list(getattr(inner, "layers", []))[-1:]]
+        shards = [value for module in copied if module for value in module.parameters() if is_sharded(value)]
+        return gather(shards) if shards else nullcontext()
 
     def for_inference(self) -> Self:
         """Store the weights in the memory layout that is fast for the few rows of a tree; not needed for training."""
@@ -137,20 +135,18 @@ class BaseLM(nn.Module):
         return self.static_shapes.new_cache(self.lm.config.num_hidden_layers, capacity)
 
     def batch_cache(self, capacity: int) -> Any:
-        """Return an empty KV cache for a batch of texts; static shapes serve one text only and are not used."""
+        """Return an empty KV cache for a batch of texts, without static shapes, which serve one text only."""
         if self.layer_devices is not None:
             return MultiDeviceCache(self.layer_devices, capacity)
         return KVCache(self.lm.config.num_hidden_layers, capacity)
 
     @torch.inference_mode()
     def read(self, tokens_L: Tensor, cache: KVCache) -> ModelOutput:
-        """Run the base on tokens that follow the cached ones, and return logits for the last token only.
-
-        The logits of all positions of a 2k prompt over 32k tokens would be 262 MB that no caller uses.
-        """
+        """Run the base on tokens that follow the cached ones, and return logits for the last token only."""
         start = cache.length
         positions_L = torch.arange(start, start + len(tokens_L), device=self.device)
         states_LD = self._forward(tokens_L, positions_L, None, cache)
+        # The logits of all positions of a 2k prompt over 32k tokens would be 262 MB that no caller uses.
         return ModelOutput(states_LD, self.head(states_LD[-1:, : self.width]))
 
     @torch.inference_mode()
@@ -172,8 +168,7 @@ class BaseLM(nn.Module):
     def read_tree_level(self, tokens_K: Tensor, positions_K: Tensor, seen_KM: Tensor, cache: KVCache) -> ModelOutput:
         """Run the base on one level of a token tree that a drafter grows level by level.
 
-        Args:
-            seen_KM: True where a new token attends to a cached row or to one of the K new rows.
+        seen_KM is True where a new token attends to a cached row or to one of the K new rows.
         """
         states_KD = self._forward(tokens_K, positions_K, self._additive_mask(seen_KM), cache)
         return ModelOutput(states_KD, self.head(states_KD))
@@ -211,14 +206,14 @@ class BaseLM(nn.Module):
 
         Args:
             mask_BL: 1 on tokens, 0 on padding.
-            position_ids_BL: positions within each text where a row packs several (nn/masks.py); texts of one row do
+            position_ids_BL: positions within each text where a row packs several (nn/packing.py); texts of one row do
                 not attend to each other.
         """
         inputs = {"attention_mask": mask_BL} | ({} if position_ids_BL is None else self.packed_inputs(position_ids_BL))
-        output = self.lm.base_model(
-            input_ids=tokens_BL, use_cache=False, output_hidden_states=len(self.aux_layers) > 1, **inputs
+        several = len(self.aux_layers) > 1
+        return self._select_layers(
+            self.lm.base_model(input_ids=tokens_BL, use_cache=False, output_hidden_states=several, **inputs)
         )
-        return self._select_layers(output)
 
     def layer_masks(self, mask_B1QM: Tensor) -> Tensor | dict[str, Tensor]:
         """Return the additive mask in the form the layers take: one, or one per layer type with sliding windows."""

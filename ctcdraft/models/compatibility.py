@@ -8,8 +8,7 @@ still compute them, and it must give the paths of a forked tree the logits that 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -33,10 +32,8 @@ MIN_CONTEXT_LENGTH = 5  # tokens: `refuse_inexact_tree_attention` reads four aft
 
 
 def checked_context_length(context_length: int | None, config: Any, name: str) -> int:
-    """Return `context_length`, or the longest context of the config for None; raise InputError for an impossible one.
-
-    The longest is max_position_embeddings, which with rotary scaling is the scaled length; some configs have none.
-    """
+    """Return `context_length`, or for None the longest of the config; raise InputError for an impossible one."""
+    # With rotary scaling it is the scaled length; some configs have none.
     most = getattr(config, "max_position_embeddings", None)
     length: Any = most if context_length is None else context_length
     valid = isinstance(length, int) and not isinstance(length, bool) and length >= MIN_CONTEXT_LENGTH
@@ -58,20 +55,15 @@ def refuse_unsupported_config(config: Any, name: str) -> None:
     reasons = set(getattr(config, "layer_types", None) or []) - SUPPORTED_LAYER_TYPES
     if not getattr(config, "num_attention_heads", None):
         reasons.add("no attention heads")
-    for rope in length_dependent_rope_types(config):
-        reasons.add(f"{rope} rotary positions, whose angles change as the text grows")
+    rope = getattr(config, "rope_parameters", None) or {}
+    for parameters in (rope, *(value for value in rope.values() if isinstance(value, dict))):  # one per layer type
+        if parameters.get("rope_type") in LENGTH_DEPENDENT_ROPE:
+            reasons.add(f"{parameters['rope_type']} rotary positions, whose angles change as the text grows")
     if reasons:
         raise InputError(
             f"base {name} has {', '.join(sorted(reasons))}: a token tree cannot be verified and rolled back exactly; "
             "use a base with full or sliding attention in every layer"
         )
-
-
-def length_dependent_rope_types(config: Any) -> set[str]:
-    """Return the rope types of the config, which may be one per layer type, that depend on the length of the text."""
-    rope = getattr(config, "rope_parameters", None) or {}
-    parameters = [rope, *(value for value in rope.values() if isinstance(value, dict))]
-    return {str(each.get("rope_type")) for each in parameters} & set(LENGTH_DEPENDENT_ROPE)
 
 
 def refuse_aux_layers(aux_layers: Sequence[str | int], layers: int) -> None:
@@ -101,28 +93,22 @@ class ReferenceLogits:
         tokens_L = torch.randint(vocabulary, (length,), generator=torch.Generator().manual_seed(1))
         # An offloaded model has no device; accelerate's hooks take tokens from the host.
         device = lm.device if lm.device.type != "meta" else torch.device("cpu")
+        attention = lm.config._attn_implementation
+        # Models are loaded on the CPU, for which flash attention has no kernels.
+        lacks_kernels = device.type == "cpu" and "flash" in str(attention)
         try:
-            with attention_available_on(lm, device):
-                logits_LV = lm(tokens_L[None].to(device)).logits[0]
+            if lacks_kernels:
+                lm.set_attn_implementation("sdpa")
+            logits_LV = lm(tokens_L[None].to(device)).logits[0]
         except (ValueError, TypeError, RuntimeError) as error:
             raise InputError(
                 f"base {name} as transformers loads it cannot read {length} tokens ({first_line(error)}); use another "
                 "base, or another base.attention="
             ) from error
+        finally:
+            if lacks_kernels:
+                lm.set_attn_implementation(attention)
         return cls(tokens_L, logits_LV.float().cpu(), logits_LV.dtype)
-
-
-@contextmanager
-def attention_available_on(lm: Any, device: torch.device) -> Iterator[None]:
-    """Replace flash attention by sdpa within the context on a CPU, where models are loaded and it has no kernels."""
-    original = lm.config._attn_implementation
-    if device.type == "cpu" and "flash" in str(original):
-        lm.set_attn_implementation("sdpa")
-    try:
-        yield
-    finally:
-        if lm.config._attn_implementation != original:
-            lm.set_attn_implementation(original)
 
 
 @torch.inference_mode()
@@ -142,11 +128,10 @@ def refuse_changed_logits(base: BaseLM, reference: ReferenceLogits) -> None:
 def refuse_inexact_tree_attention(base: BaseLM, length: int = 320) -> None:
     """Raise InputError unless the paths of a forked tree have the logits of the two texts read one by one.
 
-    This finds local attention, position biases and scaled logits that no config key states. The prefix is longer than
-    the sliding windows in use, where the context allows.
+    This finds local attention, position biases and scaled logits that no config key states.
     """
     rng = torch.Generator().manual_seed(0)
-    if base.window is not None:
+    if base.window is not None:  # a shorter prefix would be seen whole, whatever the mask does beyond the window
         length = max(length, base.window.window + 64)
     length = min(length, base.context_length - 4)
     text = torch.randint(base.vocabulary, (length + 4,), generator=rng).to(base.device)
@@ -175,6 +160,6 @@ def refuse_inexact_tree_attention(base: BaseLM, length: int = 320) -> None:
 
 
 def last_logits(lm: Any, tokens_L: Tensor) -> Tensor:
-    """Return logits_V after a text; the logits of all its positions over a vocabulary of 256k would be gigabytes."""
+    # The logits of all positions over a vocabulary of 256k would be gigabytes.
     options = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(lm.forward).parameters else {}
     return lm(tokens_L[None], **options).logits[0, -1].float()

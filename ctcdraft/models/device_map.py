@@ -20,19 +20,12 @@ from ctcdraft.errors import InputError
 
 
 def device_map_options(dtype: str, device_map: Any, max_memory: Any, offload_folder: str | None) -> dict[str, Any]:
-    """Return the keyword arguments of from_pretrained; raise InputError without accelerate or under torchrun.
-
-    Args:
-        device_map: auto, balanced, sequential, or a device for each module name.
-        max_memory: by device; None for all of it.
-        offload_folder: for layers that fit on no device.
-    """
+    """Return the keyword arguments of from_pretrained; raise InputError without accelerate or under torchrun."""
     if importlib.util.find_spec("accelerate") is None:
         raise InputError(
             f"base.device_map={device_map} needs accelerate, which is not installed; pip install accelerate"
         )
-    world_size = int(os.environ.get("WORLD_SIZE", 1))
-    if world_size > 1:
+    if (world_size := int(os.environ.get("WORLD_SIZE", 1))) > 1:
         raise InputError(
             f"base.device_map={device_map} distributes one base over the devices of one process, and {world_size} were "
             "started; start one, or leave out device_map so that each process has its own base"
@@ -49,11 +42,10 @@ def gather_shared_modules(lm: Any, device: str) -> None:
     home = torch.empty(0, device=device).device  # "cuda" -> cuda:0, to compare equal with the device of a weight
     embedding, head = lm.get_input_embeddings(), lm.get_output_embeddings()
     tied = head.weight is embedding.weight
-    layers = getattr(inner, "layers", None)
-    for module in (embedding, head, getattr(inner, "norm", None), None if layers is None else layers[-1]):
+    for module in (embedding, head, getattr(inner, "norm", None), *list(getattr(inner, "layers", []))[-1:]):
         if module is not None:
             pin_to_device(module, home)
-    if tied:
+    if tied:  # moved one by one they are two matrices, which would take twice the memory
         head.weight = embedding.weight
     inner.register_forward_hook(lambda module, inputs, output: output_on_device(output, home))
 
@@ -76,7 +68,7 @@ def pin_to_device(module: nn.Module, device: torch.device) -> None:
 
 
 def materialized(module: nn.Module | None, name: str, tensor: Tensor) -> Tensor:
-    """Return a weight of this module with its values, loaded from accelerate's offload storage where it is there."""
+    """Return a weight with its values; those of an offloaded one are in the storage of accelerate's hook."""
     if tensor.is_meta:
         hook: Any = getattr(module, "_hf_hook", None)
         for each in getattr(hook, "hooks", [hook]):  # a SequentialHook holds several
@@ -86,33 +78,18 @@ def materialized(module: nn.Module | None, name: str, tensor: Tensor) -> Tensor:
 
 
 def output_on_device(output: Any, device: torch.device) -> Any:
-    """Move the hidden states in the output of a transformers model to this device."""
     output.last_hidden_state = output.last_hidden_state.to(device)
     if output.hidden_states is not None:
         output.hidden_states = tuple(states.to(device) for states in output.hidden_states)
     return output
 
 
-class CacheProbe(KVCache):
-    """A cache that records the device on which each layer writes, and stores nothing."""
-
-    def __init__(self, layers: int) -> None:
-        super().__init__(layers, 1)
-        self.devices: list[torch.device] = []
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        self.devices.append(key_states.device)
-        return key_states, value_states
-
-
 @torch.inference_mode()
 def layer_devices(lm: Any, device: torch.device) -> list[torch.device]:
     """Return the device on which each layer computes, found by a forward pass over one token."""
-    cache = CacheProbe(lm.config.num_hidden_layers)
+    cache: Any = transformers.DynamicCache()  # leaves the keys of each layer where they were computed
     lm.base_model(input_ids=torch.zeros(1, 1, dtype=torch.int64, device=device), past_key_values=cache, use_cache=True)
-    return cache.devices
+    return [layer.keys.device for layer in cache.layers]
 
 
 class MultiDeviceCache(transformers.Cache):

@@ -1,4 +1,4 @@
-"""Fingerprints of base models: short hashes of the weights, the tokenizer and the chat template."""
+"""Short hashes of weights, tokenizer and chat template, which identify a base model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ctcdraft.models.deepspeed_loading import gather_copy, is_sharded
+from ctcdraft.models.deepspeed import gather_copy, is_sharded
 from ctcdraft.models.device_map import materialized
 
 
@@ -38,11 +38,7 @@ def tokenizer_hash(tokenizer: Any) -> str:
 
 
 def weights_hash(lm: nn.Module, samples: int = 64) -> str:
-    """Return a hash of up to `samples` evenly spaced values of every tensor, which takes milliseconds.
-
-    The values are rounded to bfloat16, so that one checkpoint loaded as float32 and as bfloat16 has one hash. A model
-    on the meta device has no values, and its hash is the empty string.
-    """
+    """Return a hash of up to `samples` evenly spaced values of every tensor; "" on the meta device."""
     digest = hashlib.sha256()
     owners = dict(lm.named_modules(remove_duplicate=False))
     for name, tensor in sorted(lm.state_dict().items()):
@@ -52,13 +48,13 @@ def weights_hash(lm: nn.Module, samples: int = 64) -> str:
             if part.is_meta:
                 return ""
             stride = max(1, part.numel() // samples)
+            # Rounded to bfloat16, one checkpoint has one hash whether it was loaded as float32 or as bfloat16.
             values = part.reshape(-1)[::stride][:samples].to(torch.bfloat16).float().cpu()
             digest.update(name.encode() + values.numpy().tobytes())
     return digest.hexdigest()[:16]
 
 
 def materialized_tensor(owner: nn.Module | None, name: str, tensor: Tensor) -> Tensor:
-    """Return an entry of a state dict with its values, gathered from ZeRO-3 shards or loaded from offload storage."""
     parameter: Any = getattr(owner, name, None)
     return gather_copy(parameter) if is_sharded(parameter) else materialized(owner, name, tensor)
 
@@ -81,9 +77,7 @@ def storage_tensors(tensor: Any) -> Iterator[Tensor]:
 
 
 def was_quantized_since(base_fingerprint: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> bool:
-    """Return whether `fingerprint` is the base of `base_fingerprint` after quantisation.
-
-    The weights of both cannot be compared, so the name decides.
-    """
+    """Return whether `fingerprint` is the base of `base_fingerprint` after quantisation."""
+    # The weights of both differ, so the name decides.
     name = base_fingerprint.get("base")
     return bool(fingerprint.get("quantised")) and not base_fingerprint.get("quantised") and name == fingerprint["base"]

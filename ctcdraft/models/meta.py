@@ -18,21 +18,16 @@ from ctcdraft.errors import InputError, first_line
 from ctcdraft.hardware import device_memory_bytes, format_bytes
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.models.checkpoints import dequantized_config
+from ctcdraft.models.loading import looks_like_folder, read_chat_template, refuse_absent_device, refuse_unknown_dtype
 from ctcdraft.models.stats import ModelStats
-from ctcdraft.models.values import looks_like_folder, read_chat_template, refuse_absent_device, refuse_unknown_dtype
-
-WEIGHT_PATTERNS = ("*.safetensors", "*.bin")
 
 
 @dataclass(frozen=True)
 class MetaBase:
-    """A base with all tensors on the meta device; its tokenizer is None where none is on this machine.
-
-    reason: why the weights are not loaded, for the printed plan.
-    """
+    """A base with all tensors on the meta device; its tokenizer is None where none is on this machine."""
 
     base: BaseLM
-    reason: str
+    reason: str  # why the weights are not loaded, for the printed plan
 
     def __str__(self) -> str:
         size, config, dtype = ModelStats.of(self.base), self.base.lm.config, str(self.base.dtype).removeprefix("torch.")
@@ -53,18 +48,22 @@ def meta_base_if_absent(
 ) -> MetaBase | None:
     """Return the base on the meta device if it cannot be loaded here, or None if its weights are present and fit.
 
-    A base that is larger than `device` may fit with device_map or zero3, and is then loaded. The arguments are those of
-    `load_base`.
+    The arguments are those of `load_base`.
     """
     base = build_meta_base(path, dtype, **values)
     if not has_local_weights(path, values.get("revision")):
         return MetaBase(base, f"no weights of {path} are on this machine")
-    needed, available = ModelStats.of(base).weight_bytes, device_memory_bytes(device)
-    if available is not None and needed > available and device_map is None and not zero3:
-        return MetaBase(
-            base, f"its weights take {format_bytes(needed)} as {dtype} and {device} has {format_bytes(available)}"
-        )
-    return None
+    if device_map is not None or zero3:
+        return None  # a base that is larger than one device may fit on several
+    shortage = describe_shortage(ModelStats.of(base).weight_bytes, dtype, device)
+    return MetaBase(base, f"its weights {shortage}") if shortage else None
+
+
+def describe_shortage(needed: int, dtype: str, device: str) -> str:
+    available = device_memory_bytes(device)
+    if available is None or needed <= available:
+        return ""
+    return f"take {format_bytes(needed)} as {dtype}, and {device} has {format_bytes(available)}"
 
 
 def build_meta_base(
@@ -83,7 +82,6 @@ def build_meta_base(
 
     Args:
         config: sizes as in a config.json of transformers, or the path of one; None for the config of `path`.
-        irrelevant_to_size: other arguments of `load_base`, which a plan does not depend on.
     """
     import transformers
 
@@ -97,14 +95,13 @@ def build_meta_base(
     except (ValueError, ImportError, TypeError) as error:
         raise InputError(f"no base can be made from the config of {path} ({first_line(error)})") from error
     template = read_chat_template(chat_template_file) if chat_template_file else None
-    base = BaseLM(
-        lm, local_tokenizer(path, revision), name or Path(path).name, revision, context_length, template, aux_layers
-    )
+    tokenizer = local_tokenizer(path, revision)
+    base = BaseLM(lm, tokenizer, name or Path(path).name, revision, context_length, template, aux_layers)
     return base.to(getattr(torch, dtype))
 
 
 def model_config(path: str, revision: str | None, given: Any) -> Any:
-    """Return the config of the file given, else of the folder of the base, else of the sizes given, else of the hub."""
+    """Return the config of the file given, else of the base's folder, else of the sizes given, else of the hub."""
     import transformers
 
     folder = looks_like_folder(path) and (Path(path) / "config.json").is_file()
@@ -112,9 +109,8 @@ def model_config(path: str, revision: str | None, given: Any) -> Any:
         try:
             return transformers.AutoConfig.for_model(**given)
         except (TypeError, ValueError) as error:
-            raise InputError(
-                f"base.config is no config ({first_line(error)}); it needs model_type and sizes"
-            ) from error
+            sentence = f"base.config is no config ({first_line(error)}); it needs model_type and sizes"
+            raise InputError(sentence) from error
     source = given if isinstance(given, str) else path
     if looks_like_folder(source) and not (Path(source) / "config.json").is_file() and not Path(source).is_file():
         raise InputError(
@@ -131,15 +127,13 @@ def model_config(path: str, revision: str | None, given: Any) -> Any:
 
 
 def local_tokenizer(path: str, revision: str | None) -> Any:
-    """Return the tokenizer if its files are on this machine, else None."""
     import transformers
 
+    options = {"revision": revision, "local_files_only": True, "trust_remote_code": False}
     try:
-        return transformers.AutoTokenizer.from_pretrained(
-            path, revision=revision, local_files_only=True, trust_remote_code=False
-        )
+        return transformers.AutoTokenizer.from_pretrained(path, **options)
     except (OSError, ValueError, ImportError, TypeError):  # missing files raise differently for each tokenizer class
-        return None
+        return None  # a plan then counts tokens by characters
 
 
 def has_local_weights(path: str, revision: str | None) -> bool:
@@ -152,7 +146,7 @@ def has_local_weights(path: str, revision: str | None) -> bool:
             folder = Path(huggingface_hub.snapshot_download(path, revision=revision, local_files_only=True))
         except (OSError, ValueError):
             return False
-    return any(file for pattern in WEIGHT_PATTERNS for file in folder.glob(pattern))
+    return any(any(folder.glob(pattern)) for pattern in ("*.safetensors", "*.bin"))
 
 
 class NullTokenizer:
@@ -174,9 +168,7 @@ def random_weights_base(
     static_shapes: bool = False,
     compiled: bool = False,
 ) -> BaseLM:
-    """Return a base with random weights, for measuring latency only.
-
-    A forward pass takes the time and memory of the real model; the generated text is meaningless.
+    """Return a base with random weights, for measuring latency only: the text that it generates is meaningless.
 
     Args:
         of: values of a transformers config; `model_type` selects the architecture.
@@ -190,7 +182,10 @@ def random_weights_base(
         config = transformers.AutoConfig.for_model(**{"model_type": None, **of})
         with torch.device("meta"):
             parameters = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False).num_parameters()
-        refuse_out_of_memory(name, parameters * getattr(torch, dtype).itemsize, dtype, device)
+        # Refused before anything is allocated: a process that exceeds the memory is killed without a message.
+        if shortage := describe_shortage(parameters * getattr(torch, dtype).itemsize, dtype, device):
+            ways_out = "choose a smaller base.of=, a smaller dtype=, or another device="
+            raise InputError(f"the weights of {name} {shortage}; {ways_out}")
         torch.manual_seed(0)
         with torch.device(device):
             lm = transformers.AutoModelForCausalLM.from_config(
@@ -206,13 +201,3 @@ def random_weights_base(
     base = BaseLM(lm, NullTokenizer(), name)
     base.static_shapes = padded
     return base
-
-
-def refuse_out_of_memory(name: str, needed: int, dtype: str, device: str) -> None:
-    """Raise InputError before anything is allocated; a process that exceeds the memory is killed without a message."""
-    available = device_memory_bytes(device)
-    if available is not None and needed > available:
-        raise InputError(
-            f"the weights of {name} take {format_bytes(needed)} as {dtype}, and {device} has "
-            f"{format_bytes(available)}; choose a smaller base.of=, a smaller dtype=, or another device="
-        )

@@ -13,28 +13,19 @@ from ctcdraft.nn.transformer import BlockConfig
 
 @dataclass(frozen=True)
 class ModelStats:
-    """Sizes of a base, in memory or on the meta device.
-
-    body: parameters that every token is multiplied with, all but the embedding and the lm_head.
-    head: parameters of the lm_head.
-    inner: width of the MLP.
-    attention_width: number of heads x width of a head.
-    itemsize: bytes of a value in the dtype of the base.
-    kv_bytes: bytes of the keys and values of one token in all layers.
-    states_per_token: number of hidden states per token, the last layer's and the auxiliary ones.
-    """
+    """Sizes of a base, in memory or on the meta device."""
 
     parameters: int
-    body: int
-    head: int
+    body: int  # parameters that every token is multiplied with: all but the embedding and the lm_head
+    head: int  # parameters of the lm_head
     layers: int
     width: int
-    inner: int
-    attention_width: int
-    itemsize: int
+    inner: int  # width of the MLP
+    attention_width: int  # number of heads x width of a head
+    itemsize: int  # bytes of a value in the dtype of the base
     weight_bytes: int
-    kv_bytes: int
-    states_per_token: int
+    kv_bytes: int  # of the keys and values of one token in all layers
+    states_per_token: int  # hidden states per token: the last layer's and the auxiliary ones
 
     @classmethod
     def of(cls, base: BaseLM) -> Self:
@@ -78,13 +69,13 @@ class ModelStats:
     def activation_bytes(self, rows: int, length: int) -> int:
         """Return the peak bytes of activations in a forward pass over `rows` sequences of `length` tokens.
 
-        That is one layer at a time; with auxiliary layers transformers keeps the hidden states of all layers too.
+        Layers run one at a time, so it is that of one layer.
         """
         values = 4 * self.width + 3 * self.inner + 3 * self.attention_width
+        # With auxiliary layers transformers keeps the hidden states of all layers.
         saved = (self.layers + 1) * self.width if self.states_per_token > 1 else 0
         return rows * length * (values + saved) * self.itemsize
 
 
 def count_elements(weight: Tensor) -> int:
-    """Return the number of elements of a weight, ZeRO-3 shards of other processes included."""
-    return int(getattr(weight, "ds_numel", weight.numel()))
+    return int(getattr(weight, "ds_numel", weight.numel()))  # ds_numel: with the ZeRO-3 shards of other processes

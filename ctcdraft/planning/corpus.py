@@ -1,12 +1,12 @@
 """Plan of a corpus, printed before the first response: tokens, disk, memory and hours.
 
-Tokens come from the prompts. Speed comes from a short trial (corpus/generation/speed.py), or in a dry run, where the
-base model is absent, from hardware rates that the user gives. Responses are assumed to be of maximal length, so most
-numbers are upper bounds.
+Speed comes from a short trial (corpus/generation/speed.py), or in a dry run, where the base model is absent, from
+hardware rates that the user gives. Responses are assumed to be of maximal length, so most numbers are upper bounds.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,35 +15,30 @@ import torch
 
 from ctcdraft import hardware
 from ctcdraft.corpus import part_files
-from ctcdraft.corpus.chat_template import chat_messages, prompt_preview_and_warnings, prompt_tokens
+from ctcdraft.corpus.chat_template import prompt_preview_and_warnings
 from ctcdraft.corpus.generation.requests import ResponseGenerator
 from ctcdraft.corpus.generation.speed import GenerationSpeed, repeat_to_length, turns_of_all_batches
 from ctcdraft.corpus.hidden_states import PRECISIONS
-from ctcdraft.corpus.types import Corpus, Prompt
+from ctcdraft.corpus.types import Corpus
 from ctcdraft.decoding.kv_cache import ALLOCATION_STEP
 from ctcdraft.distributed import Shard
 from ctcdraft.hardware import UNKNOWN_RATE, HardwareSpec, format_bytes, peak_process_bytes
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.models.meta import MetaBase
 from ctcdraft.models.stats import ModelStats
-from ctcdraft.planning.workload import CorpusTokenCounts
+from ctcdraft.planning.workload import CorpusTokenCounts, first_turn_tokens
 
 BYTES_PER_TOKEN = 7  # on disk: about 5 for a token as JSON, and 2 for its mask
 
 
 @dataclass(frozen=True)
 class CorpusPlan:
-    """Plan of a corpus; str() is what a user reads.
-
-    Args:
-        manifest_entry: numbers that follow from base model and prompts alone, for the manifest.
-        measured: numbers of this machine, for plan.json.
-    """
+    """Plan of a corpus; str() is what a user reads."""
 
     work: CorpusTokenCounts
     lines: list[str]
-    manifest_entry: dict[str, Any]
-    measured: dict[str, Any]
+    manifest_entry: dict[str, Any]  # numbers that follow from base model and prompts alone
+    measured: dict[str, Any]  # numbers of this machine, for plan.json
 
     def __str__(self) -> str:
         return "\n".join(self.lines)
@@ -51,13 +46,15 @@ class CorpusPlan:
 
 def plan_corpus(base: BaseLM, corpus: Corpus, answers: ResponseGenerator, out: Path, shard: Shard) -> CorpusPlan:
     """Return the plan of a corpus that this base model generates into `out`; a few tokens are generated to time it."""
-    work, size = count_tokens(base, corpus, answers), ModelStats.of(base)
+    work, size = CorpusTokenCounts.from_prompts(corpus.prompts, answers, base), ModelStats.of(base)
     done, batches = len(part_files.list_parts(out)), -(-work.prompts * answers.samples // answers.batch_size)
     pending = max(0.0, 1 - done / batches)
     rows = batch_rows(work, answers)
-    prompts = [first_turn_tokens(base.tokenizer, prompt) for prompt in corpus.prompts[:: -(-work.prompts // rows)]]
+    prompts = [
+        first_turn_tokens(base.tokenizer, prompt.turns) for prompt in corpus.prompts[:: -(-work.prompts // rows)]
+    ]
     # The time of a step grows with its context, so the trial's prompts are as long as a mean context.
-    trial = repeat_to_length(prompts, rows, round(mean_context(work)))
+    trial = repeat_to_length(prompts, rows, round(work.mean_context))
     speed = answers.benchmark_speed(base, trial) if pending else None
     turns = [len(prompt.turns) for prompt in corpus.prompts for _ in range(answers.samples)]
     steps = answers.max_new_tokens * turns_of_all_batches(turns, answers.batch_size)
@@ -85,10 +82,10 @@ def plan_corpus_dry_run(
     meta: MetaBase, corpus: Corpus, answers: ResponseGenerator, rate: HardwareSpec, shard: Shard
 ) -> CorpusPlan:
     """Return the plan of a corpus of a base model that is not loaded; it has hours only if rates are given."""
-    base, tokenizer = meta.base, meta.base.tokenizer
-    work, size = count_tokens(base, corpus, answers), ModelStats.of(base)
-    prefill, decoding = generation_flops(work, size)
-    total_hours = dry_run_hours(work, size, batch_rows(work, answers), rate)
+    base = meta.base
+    work, size = CorpusTokenCounts.from_prompts(corpus.prompts, answers, base), ModelStats.of(base)
+    prefill, decoding = work.flops(size)
+    total_hours = work.hours(size, batch_rows(work, answers), rate)
     hours = None if total_hours is None else total_hours / shard.of
     bound = UNKNOWN_RATE if hours is None else f"at most about {hardware.format_hours(hours)}{per_shard(shard)} {rate}"
     lines = [
@@ -100,18 +97,10 @@ def plan_corpus_dry_run(
         describe_memory(work, size, answers),
         f"time      {bound}",
     ]
-    if tokenizer is not None:
-        first = first_turn_tokens(tokenizer, corpus.prompts[0])
-        lines += prompt_preview_and_warnings(base.name, tokenizer, first)
+    if base.tokenizer is not None:
+        first = first_turn_tokens(base.tokenizer, corpus.prompts[0].turns)
+        lines += prompt_preview_and_warnings(base.name, base.tokenizer, first)
     return CorpusPlan(work, lines, manifest_plan(work, size, answers), {"hours_at_most": hours, "rate": vars(rate)})
-
-
-def count_tokens(base: BaseLM, corpus: Corpus, answers: ResponseGenerator) -> CorpusTokenCounts:
-    return CorpusTokenCounts.from_prompts(corpus.prompts, answers, base.tokenizer, base.context_length)
-
-
-def first_turn_tokens(tokenizer: Any, prompt: Prompt) -> list[int]:
-    return prompt_tokens(tokenizer, chat_messages(prompt.turns, []))
 
 
 def batch_rows(work: CorpusTokenCounts, answers: ResponseGenerator) -> int:
@@ -119,29 +108,8 @@ def batch_rows(work: CorpusTokenCounts, answers: ResponseGenerator) -> int:
     return min(answers.batch_size, work.prompts * answers.samples)
 
 
-def mean_context(work: CorpusTokenCounts) -> float:
-    """Return the mean number of tokens that a response token attends to."""
-    return (work.prompt_tokens + work.said / 2) / work.turns
-
-
-def generation_flops(work: CorpusTokenCounts, size: ModelStats) -> tuple[float, float]:
-    """Return operations of prefilling all prompts (causal, so half of each is attended to) and of decoding."""
-    prefill = size.prefill_flops(work.prompt_tokens, work.prompt_tokens / work.turns / 2)
-    return prefill, size.decode_flops(work.said, mean_context(work))
-
-
-def dry_run_hours(work: CorpusTokenCounts, size: ModelStats, rows: int, rate: HardwareSpec) -> float | None:
-    """Return at most how many hours all responses take in batches of `rows`; None without rates."""
-    prefill, decoding = generation_flops(work, size)
-    bytes_read = (size.weight_bytes + rows * size.kv_bytes * mean_context(work)) * work.said / rows
-    prefill_seconds, decoding_seconds = rate.seconds(prefill), rate.seconds(decoding, bytes_read)
-    if prefill_seconds is None or decoding_seconds is None:
-        return None
-    return (prefill_seconds + decoding_seconds) / 3600
-
-
 def hidden_state_bytes(tokens: int, size: ModelStats) -> dict[str, int]:
-    """Return the bytes of the hidden states of so many tokens, by the name of the stored precision."""
+    """Return the bytes of the hidden states of so many tokens, by precision."""
     return {name: tokens * one.bytes_per_token(size.state_width) for name, one in PRECISIONS.items()}
 
 
@@ -150,10 +118,11 @@ def describe_hidden_states(tokens: int, size: ModelStats) -> str:
 
 
 def memory_parts(work: CorpusTokenCounts, size: ModelStats, answers: ResponseGenerator) -> dict[str, int]:
-    """Return the bytes held at the peak, by purpose. KV caches are allocated for the longest conversation at once."""
+    """Return the bytes held at the peak, by purpose."""
     if not answers.in_process:
         return {"weights": size.weight_bytes}
     rows = batch_rows(work, answers)
+    # KV caches are allocated for the longest conversation at once.
     cache = rows * -(-work.longest // ALLOCATION_STEP) * ALLOCATION_STEP * size.kv_bytes
     sampling = 3 * 8 if answers.temperature > 0 else 0  # probabilities, their sums and their scale in float64
     return {
@@ -177,10 +146,13 @@ def describe_size(work: CorpusTokenCounts, size: ModelStats, answers: ResponseGe
 
 
 def describe_memory(work: CorpusTokenCounts, size: ModelStats, answers: ResponseGenerator) -> str:
-    parts = memory_parts(work, size, answers)
-    by_purpose = ", ".join(f"{name} {format_bytes(count)}" for name, count in parts.items())
     batch = f"{answers.batch_size} rows of {work.longest:,} tokens" if answers.in_process else "generated elsewhere"
-    return f"memory    about {format_bytes(sum(parts.values()))} at the peak: {by_purpose} ({batch})"
+    return f"memory    {describe_bytes(memory_parts(work, size, answers))} ({batch})"
+
+
+def describe_bytes(parts: Mapping[str, int]) -> str:
+    by_purpose = ", ".join(f"{name} {format_bytes(count)}" for name, count in parts.items())
+    return f"about {format_bytes(sum(parts.values()))} at the peak: {by_purpose}"
 
 
 def describe_time(
@@ -200,7 +172,7 @@ def per_shard(shard: Shard) -> str:
 
 def manifest_plan(work: CorpusTokenCounts, size: ModelStats, answers: ResponseGenerator) -> dict[str, Any]:
     """Return the plan's entry in manifest.json."""
-    prefill, decoding = generation_flops(work, size)
+    prefill, decoding = work.flops(size)
     return {
         "tokens": {"prompts": work.asked, "histories_at_most": work.recalled, "answers_at_most": work.said},
         "counted": work.counted,

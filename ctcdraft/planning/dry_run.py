@@ -1,6 +1,6 @@
 """Plan of a training run whose base model is absent: drafter and objective run on the meta device, on shapes alone.
 
-Operations and bytes are counted as in planning/memory.py; hours follow from hardware rates that the user gives.
+Operations and bytes of a step are counted there; hours follow from hardware rates that the user gives.
 """
 
 from __future__ import annotations
@@ -8,6 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 from typing import Any, Self
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from ctcdraft import hardware
 from ctcdraft.batch import Batch
@@ -19,25 +23,18 @@ from ctcdraft.models.stats import ModelStats
 from ctcdraft.objectives.base import Objective
 from ctcdraft.objectives.compatibility import describe_reading, describe_unused_layers
 from ctcdraft.planning.corpus import describe_hidden_states
-from ctcdraft.planning.memory import StepMemory, describe_disk, meta_batch, step_flops_and_bytes
+from ctcdraft.planning.training import StepMemory, count_saved_bytes, describe_disk, forward_and_loss
 from ctcdraft.planning.workload import CorpusTokenCounts
 
 
 @dataclass(frozen=True)
 class CorpusStats:
-    """Size of a corpus.
+    """Size of a corpus."""
 
-    Args:
-        answers: number of responses.
-        tokens: of the responses and the prompts before them.
-        longest: tokens of the longest row, an upper bound.
-        source: where the numbers come from.
-    """
-
-    answers: int
-    tokens: int
-    longest: int
-    source: str
+    answers: int  # number of responses
+    tokens: int  # of the responses and the prompts before them
+    longest: int  # tokens of the longest row, an upper bound
+    source: str  # where the numbers come from
 
     @classmethod
     def from_manifest(cls, manifest: Manifest, longest: int) -> Self:
@@ -51,85 +48,80 @@ class CorpusStats:
 
 @dataclass(frozen=True)
 class BatchShape:
-    """Shape of a training batch.
-
-    Args:
-        rows: number of rows.
-        length: tokens of a mean row, which operations are counted with.
-        longest: tokens of the longest row, which memory is counted with.
-        anchors: windows in a row.
-        answers_per_row: responses packed into a row.
-    """
+    """Shape of a training batch."""
 
     rows: int
-    length: int
-    longest: int
-    anchors: int
-    answers_per_row: int
+    length: int  # tokens of a mean row, with which operations are counted
+    longest: int  # tokens of the longest row, with which memory is counted
+    anchors: int  # windows in a row
+    answers_per_row: int  # responses packed into a row
 
     @classmethod
     def of(cls, base: BaseLM, labels: int, corpus: CorpusStats, settings: Any) -> Self:
-        """Return the shape; a pack is assumed to hold as many mean responses as fit. settings: see plan_dry_run."""
         longest = min(settings.max_length, base.context_length, corpus.longest)
         mean = max(1, min(longest, corpus.tokens // corpus.answers))
+        # A pack is assumed to hold as many mean responses as fit.
         answers_per_row = 1 if settings.pack_length is None else max(1, settings.pack_length // mean)
         length = max(labels + 2, answers_per_row * mean)
         longest = max(longest, settings.pack_length or 0, length)
         rows = min(settings.batch_size, ceil(corpus.answers / answers_per_row))
         return cls(rows, length, longest, min(settings.anchors_per_sequence, length), answers_per_row)
 
-    def meta_batch(self, base: BaseLM, labels: int, length: int) -> Batch:
-        return meta_batch(base, self.rows, length, self.anchors, labels)
-
 
 @dataclass(frozen=True)
-class Operations:
-    """Operations of the head per batch, of the base model per batch, and of the base model over the whole corpus."""
+class TrainingCost:
+    """Operations and memory of training a drafter on the meta device."""
 
-    step: float
-    online_reading: float
-    corpus_reading: float
+    shape: BatchShape
+    frames: int
+    step: float  # operations of the head per batch
+    online_reading: float  # of the base per batch, with hidden_states=online
+    corpus_reading: float  # of the base over the whole corpus, with hidden_states=offline
+    memory: StepMemory  # of a batch of the longest rows
 
     @classmethod
-    def of(cls, base: BaseLM, corpus: CorpusStats, shape: BatchShape, step: float) -> Self:
-        size, context = ModelStats.of(base), shape.length / 2
-        online = size.prefill_flops(shape.rows * shape.length, context)
-        return cls(step, online, size.prefill_flops(corpus.tokens, context))
+    def of(cls, base: BaseLM, drafter: DraftHead, objective: Objective, corpus: CorpusStats, settings: Any) -> Self:
+        """Count a step on mean rows and one on the longest; for the arguments see plan_dry_run."""
+        shape, size = BatchShape.of(base, objective.labels, corpus, settings), ModelStats.of(base)
+        mean, largest = (
+            meta_batch(base, shape.rows, length, shape.anchors, objective.labels)
+            for length in (shape.length, shape.longest)
+        )
+        step, _, (*_, frames, _) = step_flops_and_bytes(drafter, objective, mean)
+        _, saved_bytes, (rows, anchors, frames_at_most, _) = step_flops_and_bytes(drafter, objective, largest)
+        emission_bytes = rows * anchors * frames_at_most * (base.vocabulary + 1) * 4
+        trained = sum(value.numel() for value in drafter.trainable_parameters())
+        memory = StepMemory(size, trained, largest, saved_bytes, emission_bytes)
+        online, whole = (size.prefill_flops(n, shape.length / 2) for n in (shape.rows * shape.length, corpus.tokens))
+        return cls(shape, frames, step, online, whole, memory)
 
     def seconds(self, batches: int, rate: HardwareSpec) -> tuple[float, float] | None:
-        """Return seconds of so many batches in one process, with online and offline hidden states; None without rates.
-
-        Processes share the batches, but one of them computes the stored hidden states for all.
-        """
+        """Return seconds of the batches in one process, with online and offline hidden states; None without rates."""
+        # Processes share the batches, but one of them computes the stored hidden states for all.
         live = rate.seconds(batches * (self.step + self.online_reading))
         stored = rate.seconds(batches * self.step + self.corpus_reading)
         return None if live is None or stored is None else (live, stored)
 
 
-def step_memory(base: BaseLM, drafter: DraftHead, objective: Objective, shape: BatchShape) -> StepMemory:
-    """Return the memory of a step on a batch of the longest rows."""
-    largest = shape.meta_batch(base, objective.labels, shape.longest)
-    _, saved_bytes, (rows, anchors, frames, _) = step_flops_and_bytes(drafter, objective, largest)
-    trained = sum(value.numel() for value in drafter.trainable_parameters())
-    emission_bytes = rows * anchors * frames * (base.vocabulary + 1) * 4
-    return StepMemory(ModelStats.of(base), trained, largest, saved_bytes, emission_bytes)
+def step_flops_and_bytes(drafter: DraftHead, objective: Objective, batch: Batch) -> tuple[float, int, tuple[int, ...]]:
+    """Return operations of one step, bytes saved by its forward pass, and the shape of its frame states_BATD."""
+    drafter.zero_grad(set_to_none=True)
+    # Unfused attention: not every fused kernel is counted, and they save different tensors.
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        (emissions, value), saved_bytes = count_saved_bytes(lambda: forward_and_loss(drafter, objective, batch))
+        value.backward()
+    drafter.zero_grad(set_to_none=True)
+    return float(counter.get_total_flops()), saved_bytes, tuple(emissions.states_BATD.shape)
 
 
-def count_operations(
-    base: BaseLM, drafter: DraftHead, objective: Objective, corpus: CorpusStats, settings: Any
-) -> Operations:
-    """Return the operations of training; for the arguments see plan_dry_run."""
-    shape = BatchShape.of(base, objective.labels, corpus, settings)
-    batch = shape.meta_batch(base, objective.labels, shape.length)
-    return Operations.of(base, corpus, shape, step_flops_and_bytes(drafter, objective, batch)[0])
-
-
-def peak_training_bytes(
-    base: BaseLM, drafter: DraftHead, objective: Objective, corpus: CorpusStats, settings: Any
-) -> int:
-    """Return the bytes that training holds at its peak; for the arguments see plan_dry_run."""
-    shape = BatchShape.of(base, objective.labels, corpus, settings)
-    return sum(step_memory(base, drafter, objective, shape).parts().values())
+def meta_batch(base: BaseLM, rows: int, length: int, anchors: int, labels: int) -> Batch:
+    """Return a batch of meta tensors, which has shapes and no values."""
+    with torch.device("meta"):
+        tokens_BL = torch.empty(rows, length, dtype=torch.long)
+        states_BLD = torch.empty(rows, length, base.width * len(base.aux_layers), dtype=base.dtype)
+        windows_BA = torch.empty(rows, anchors, dtype=torch.long)
+        labels_BAS = torch.empty(rows, anchors, labels, dtype=torch.long)
+    return Batch(tokens_BL, states_BLD, windows_BA, windows_BA, labels_BAS, windows_BA, position_ids_BL=tokens_BL)
 
 
 def plan_dry_run(
@@ -148,13 +140,11 @@ def plan_dry_run(
         rate: of the hardware, from which the hours follow.
         world: processes that share the batches of a step. Memory is that of each process, hours those of the run.
     """
-    shape = BatchShape.of(base, objective.labels, corpus, settings)
-    batches = settings.steps * settings.gradient_accumulation_steps
-    step, _, emissions_shape = step_flops_and_bytes(
-        drafter, objective, shape.meta_batch(base, objective.labels, shape.length)
+    cost, batches = (
+        TrainingCost.of(base, drafter, objective, corpus, settings),
+        settings.steps * settings.gradient_accumulation_steps,
     )
-    operations = Operations.of(base, corpus, shape, step)
-    memory = step_memory(base, drafter, objective, shape)
+    shape, memory = cost.shape, cost.memory
     epochs = batches * shape.rows * shape.answers_per_row / corpus.answers
     several = "" if settings.gradient_accumulation_steps == 1 else f"{settings.gradient_accumulation_steps} x "
     return "\n".join(
@@ -164,15 +154,15 @@ def plan_dry_run(
             f"steps       {settings.steps:,} of {several}{shape.rows} rows x {shape.anchors} anchors, "
             f"{epochs:.1f} epochs",
             f"emissions   {memory.emission_bytes / 2**20:,.0f} MiB per batch if they were kept whole (they are not)",
-            f"frames      {describe_reading(objective, drafter, emissions_shape[2])}",
+            f"frames      {describe_reading(objective, drafter, cost.frames)}",
             "states      0 bytes with hidden_states=online; "
             f"{describe_hidden_states(corpus.tokens, memory.size)} with offline{describe_unused_layers(base, drafter)}",
             f"disk        {describe_disk(memory.trained)}",
-            f"work        {step:.3g} operations per batch of the head; of the base {operations.online_reading:.3g} for "
-            f"{shape.rows} rows of {shape.length:,} tokens with hidden_states=online, "
-            f"{operations.corpus_reading:.3g} for the corpus once with offline",
+            f"work        {cost.step:.3g} operations per batch of the head; of the base {cost.online_reading:.3g} for "
+            f"{shape.rows} rows of {shape.length:,} tokens with hidden_states=online, {cost.corpus_reading:.3g} for "
+            "the corpus once with offline",
             f"memory      {memory}",
-            f"time        {describe_hours(operations.seconds(batches // world, rate), rate, world)}",
+            f"time        {describe_hours(cost.seconds(batches // world, rate), rate, world)}",
         ]
     )
 

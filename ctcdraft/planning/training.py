@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from time import perf_counter
+from typing import TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ctcdraft import hardware
 from ctcdraft.batch import Batch
@@ -17,12 +20,14 @@ from ctcdraft.errors import InputError
 from ctcdraft.hardware import format_bytes, peak_process_bytes
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.models.stats import ModelStats
-from ctcdraft.nn.heads import Emissions
+from ctcdraft.nn.heads import CHUNK_BYTES, Emissions
 from ctcdraft.objectives.base import Objective
 from ctcdraft.objectives.compatibility import describe_reading, describe_unused_layers
-from ctcdraft.planning.corpus import describe_hidden_states
-from ctcdraft.planning.memory import StepMemory, count_saved_bytes, describe_disk
+from ctcdraft.planning.corpus import describe_bytes, describe_hidden_states
 from ctcdraft.training.engine import TorchEngine, compile_forward
+
+ForwardResult = TypeVar("ForwardResult")
+BYTES_PER_TRAINED_PARAMETER = 16  # weight, gradient and AdamW's two moments in float32; Muon has one moment
 
 
 def plan_training(
@@ -81,25 +86,75 @@ def plan_training(
 def time_step(
     drafter: DraftHead, objective: Objective, batches: Batches, engine: TorchEngine
 ) -> tuple[Batch, Emissions, int, float]:
-    """Return the first batch, its emissions, bytes saved for the backward pass, and seconds of both passes."""
+    """Return the first batch, its emissions, bytes saved for the backward pass, and seconds of forward and backward."""
     engine.zero_grad()
     with engine.precision():
         batches.batch(0)  # not timed: the first call chooses kernels and writes stored hidden states
     started = perf_counter()
     with engine.precision():
         batch = batches.batch(0)
-
-        def forward() -> tuple[Emissions, Tensor]:
-            emissions = drafter(batch)
-            return emissions, objective(emissions, batch).value
-
-        (emissions, value), saved_bytes = count_saved_bytes(forward)
+        (emissions, value), saved_bytes = count_saved_bytes(lambda: forward_and_loss(drafter, objective, batch))
     value.backward()
-    if batch.states_BLD.is_cuda:
+    if batch.states_BLD.is_cuda:  # backward only launches its kernels
         torch.cuda.synchronize()
     seconds = perf_counter() - started
     engine.zero_grad()
     return batch, emissions, saved_bytes, seconds
+
+
+def forward_and_loss(drafter: DraftHead, objective: Objective, batch: Batch) -> tuple[Emissions, Tensor]:
+    emissions = drafter(batch)
+    return emissions, objective(emissions, batch).value
+
+
+def count_saved_bytes(forward: Callable[[], ForwardResult]) -> tuple[ForwardResult, int]:
+    """Return the result of `forward`, and the bytes autograd saves for its backward pass.
+
+    A tensor that is saved twice counts once; parameters do not count.
+    """
+    saved: dict[int, Tensor] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        owner = tensor if tensor._base is None else tensor._base
+        if not isinstance(owner, nn.Parameter):
+            saved[id(owner)] = owner  # kept alive, so that no other tensor can get its id
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        result = forward()
+    return result, sum(owner.nbytes for owner in saved.values())
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """Memory of a training step; str() describes it."""
+
+    size: ModelStats  # of the base model
+    trained: int  # parameters
+    batch: Batch
+    saved_bytes: int  # saved by the head's forward pass for the backward pass
+    emission_bytes: int  # of all emissions of the batch, which are computed in chunks
+
+    def parts(self) -> dict[str, int]:
+        """Return bytes by purpose."""
+        return {
+            "weights": self.size.weight_bytes,
+            "head with gradients and moments": self.trained * BYTES_PER_TRAINED_PARAMETER,
+            # Freed before the step, so the sum of all parts is a bound.
+            "reading": self.size.activation_bytes(*self.batch.tokens_BL.shape),
+            "states": self.batch.states_BLD.nbytes,
+            "step": self.saved_bytes,
+            "logits": min(self.emission_bytes, CHUNK_BYTES),
+        }
+
+    def __str__(self) -> str:
+        rows, length = self.batch.tokens_BL.shape
+        return f"at most {describe_bytes(self.parts())} ({rows} rows of {length:,} tokens)"
+
+
+def describe_disk(trained: int) -> str:
+    # The head, and a saved state with the head again and its two moments.
+    return f"about {format_bytes(trained * BYTES_PER_TRAINED_PARAMETER)} for the run"
 
 
 def count_windows(base: BaseLM, objective: Objective, batches: Batches, frames: int) -> tuple[int, float]:
@@ -119,7 +174,6 @@ def count_windows(base: BaseLM, objective: Objective, batches: Batches, frames: 
 
 
 def describe_draft_vocab(drafter: DraftHead, rows: TokenSequences, vocabulary_size: int) -> list[str]:
-    """Return a line on the draft vocabulary of a head that has one."""
     if not drafter.has_draft_vocab:
         return []
     share = drafter.vocab_coverage(rows.token_counts(vocabulary_size))
@@ -136,17 +190,16 @@ def smoke_test(
 
 
 def smoke_step(base: BaseLM, drafter: DraftHead, objective: Objective, engine: TorchEngine) -> None:
-    """Run a forward and a backward pass on artificial windows, so that incompatible parts fail before a corpus exists.
-
-    Two rows of three windows: torch.compile would specialise a size of 1, or two equal sizes.
-    """
+    """Run a forward and a backward pass on artificial windows: incompatible parts fail before a corpus exists."""
     length = min(objective.labels + 8, base.context_length)
+    # Two rows of three windows: torch.compile would specialise a size of 1, or two equal sizes.
     rows = TokenSequences(
         [torch.arange(length) % base.vocabulary] * 2, [(torch.arange(length) >= 2).int()] * 2, [True] * 2
     )
     with engine.precision():
         batch = Batches(rows, base, rows_per_step=2, anchors=3, labels=objective.labels, seed=0).batch(0)
         emissions = drafter(batch)
+        # Before the objective, whose error on a drafter that it does not fit would be no sentence.
         describe_reading(objective, drafter, emissions.states_BATD.shape[2])
         value = objective(emissions, batch).value
     value.backward()

@@ -14,6 +14,9 @@ from typing import Any
 from ctcdraft.corpus.chat_template import chat_messages, prompt_tokens
 from ctcdraft.corpus.generation.requests import ResponseGenerator
 from ctcdraft.corpus.types import Prompt
+from ctcdraft.hardware import HardwareSpec
+from ctcdraft.models.base_model import BaseLM
+from ctcdraft.models.stats import ModelStats
 
 SAMPLE_SIZE = 200  # prompts that are tokenized; the others are assumed to be like them
 CHARACTERS_PER_TOKEN = 4  # of English text, where there is no tokenizer
@@ -21,34 +24,22 @@ CHARACTERS_PER_TOKEN = 4  # of English text, where there is no tokenizer
 
 @dataclass(frozen=True)
 class CorpusTokenCounts:
-    """Tokens of a whole corpus.
+    """Tokens of a whole corpus before it is generated."""
 
-    Args:
-        prompts: number of conversations.
-        turns: number of responses.
-        asked: user tokens in the prompts of all turns; a turn counts again in every later prompt.
-        recalled: response tokens in the prompts of later turns, an upper bound.
-        said: response tokens, an upper bound.
-        longest: tokens of the longest conversation, an upper bound.
-        longest_prompt: tokens of it that are prefilled at once.
-        counted: how tokens were counted.
-    """
-
-    prompts: int
-    turns: int
-    asked: int
-    recalled: int
-    said: int
-    longest: int
-    longest_prompt: int
-    counted: str
+    prompts: int  # conversations
+    turns: int  # responses
+    asked: int  # user tokens in the prompts of all turns; a turn counts again in every later prompt
+    recalled: int  # response tokens in the prompts of later turns, an upper bound
+    said: int  # response tokens, an upper bound
+    longest: int  # tokens of the longest conversation, an upper bound
+    longest_prompt: int  # tokens of it that are prefilled at once
+    counted: str  # how tokens were counted
 
     @classmethod
-    def from_prompts(
-        cls, prompts: Sequence[Prompt], answers: ResponseGenerator, tokenizer: Any, context_length: int
-    ) -> CorpusTokenCounts:
+    def from_prompts(cls, prompts: Sequence[Prompt], answers: ResponseGenerator, base: BaseLM) -> CorpusTokenCounts:
         """Return the counts of the prompts under the settings of a response generator."""
-        most, limit = answers.max_new_tokens, context_length * 3 // 4
+        # A prompt is cut to 3/4 of the context.
+        tokenizer, most, limit = base.tokenizer, answers.max_new_tokens, base.context_length * 3 // 4
         sample = prompts[:: -(-len(prompts) // SAMPLE_SIZE)]
         counts = [count_prompt_tokens(count_turn_tokens(prompt, tokenizer), most, limit) for prompt in sample]
         asked, recalled = (sum(column) * len(prompts) // len(sample) for column in zip(*counts, strict=True))
@@ -58,7 +49,7 @@ class CorpusTokenCounts:
             8, prompts, lambda one: sum(map(len, one.turns)) / CHARACTERS_PER_TOKEN + most * len(one.turns)
         )
         whole = max(sum(count_turn_tokens(prompt, tokenizer)) + most * len(prompt.turns) for prompt in largest)
-        longest = min(context_length, whole)
+        longest = min(base.context_length, whole)
         by_characters = f"as characters / {CHARACTERS_PER_TOKEN}: there is no tokenizer"
         return cls(
             prompts=len(prompts),
@@ -80,27 +71,43 @@ class CorpusTokenCounts:
         """Tokens of all rows; a row is one response after its whole prompt."""
         return self.prompt_tokens + self.said
 
+    @property
+    def mean_context(self) -> float:
+        """Tokens that a response token attends to, on average."""
+        return (self.prompt_tokens + self.said / 2) / self.turns
+
+    def flops(self, size: ModelStats) -> tuple[float, float]:
+        """Return the operations of prefilling all prompts and of decoding all responses."""
+        # Attention is causal: a token of a prompt attends to half of it on average.
+        prefill = size.prefill_flops(self.prompt_tokens, self.prompt_tokens / self.turns / 2)
+        return prefill, size.decode_flops(self.said, self.mean_context)
+
+    def hours(self, size: ModelStats, rows: int, rate: HardwareSpec) -> float | None:
+        """Return at most how many hours all responses take in batches of `rows`; None without rates."""
+        prefill, decoding = self.flops(size)
+        # Each decoding step reads all weights once for all rows, and the keys and values of each row.
+        bytes_read = (size.weight_bytes + rows * size.kv_bytes * self.mean_context) * self.said / rows
+        prefill_seconds, decoding_seconds = rate.seconds(prefill), rate.seconds(decoding, bytes_read)
+        if prefill_seconds is None or decoding_seconds is None:
+            return None
+        return (prefill_seconds + decoding_seconds) / 3600
+
+
+def first_turn_tokens(tokenizer: Any, turns: Sequence[str]) -> list[int]:
+    return prompt_tokens(tokenizer, chat_messages(turns, []))
+
 
 def count_turn_tokens(prompt: Prompt, tokenizer: Any) -> list[int]:
     """Return the tokens of each user turn in the chat template."""
     if tokenizer is None:
         return [-(-len(turn) // CHARACTERS_PER_TOKEN) for turn in prompt.turns]
-    return [len(prompt_tokens(tokenizer, chat_messages([turn], []))) for turn in prompt.turns]
+    return [len(first_turn_tokens(tokenizer, [turn])) for turn in prompt.turns]
 
 
 def count_prompt_tokens(turns: Sequence[int], most: int, limit: int) -> tuple[int, int]:
     """Return user tokens, and at most how many response tokens, in the prompts of all turns.
 
-    turns of 3 and 4 tokens, responses of 5, prompts of at most 10   ->   3 + 7 of the user, 0 + 3 of responses
-
-    Args:
-        turns: tokens of each user turn.
-        most: tokens of a response.
-        limit: tokens of a prompt, which is cut to it.
+    turns of 3 and 4 tokens, most=5 per response, prompts cut to limit=10   ->   3 + 7 of the user, 0 + 3 of responses
     """
-    user_tokens = response_tokens = 0
-    for turn in range(len(turns)):
-        users = min(limit, sum(turns[: turn + 1]))
-        user_tokens += users
-        response_tokens += min(limit - users, turn * most)
-    return user_tokens, response_tokens
+    users = [min(limit, sum(turns[: turn + 1])) for turn in range(len(turns))]
+    return sum(users), sum(min(limit - user, turn * most) for turn, user in enumerate(users))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ctcdraft.distributed import Distributed
 from ctcdraft.errors import InputError, first_line
-from ctcdraft.models.deepspeed_loading import import_deepspeed, load_deepspeed, refuse_missing_deepspeed
+from ctcdraft.models.deepspeed import import_deepspeed, load_deepspeed
 from ctcdraft.training.engine import OptimizerSettings, TorchEngine, split_by_weight_decay, warmup_cosine
 
 SET_BY_TRAINER = {
@@ -44,7 +44,6 @@ class DeepSpeedEngine(TorchEngine):
         distributed: Distributed,
         deepspeed: dict[str, Any],
     ) -> None:
-        refuse_missing_deepspeed()
         if settings.clip_value is not None:
             raise InputError(
                 f"trainer.clip_value must be null for engine=deepspeed, which clips by norm only, "

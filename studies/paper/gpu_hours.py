@@ -19,8 +19,8 @@ from ctcdraft.errors import InputError, check_float
 from ctcdraft.hardware import UNKNOWN_RATE, HardwareSpec, format_bytes
 from ctcdraft.models.meta import build_meta_base
 from ctcdraft.models.stats import ModelStats
-from ctcdraft.planning.corpus import dry_run_hours, memory_parts
-from ctcdraft.planning.dry_run import CorpusStats, count_operations, peak_training_bytes
+from ctcdraft.planning.corpus import memory_parts
+from ctcdraft.planning.dry_run import CorpusStats, TrainingCost
 from ctcdraft.planning.workload import CorpusTokenCounts
 from studies.paper.tables import TableCell
 
@@ -98,19 +98,18 @@ class GpuHoursPlanner:
         with torch.device("meta"):
             drafter = build_drafter(config.drafter, sizes).eval()
         objective, corpus_stats = instantiate_node(config.objective), CorpusStats.from_work(self.counts)
-        operations = count_operations(sizes, drafter, objective, corpus_stats, config.trainer)
-        seconds = operations.seconds(config.trainer.steps * config.trainer.gradient_accumulation_steps, self.rate)
-        answers = dry_run_hours(self.counts, ModelStats.of(sizes), config.answers.batch_size, self.rate)
+        cost, size = TrainingCost.of(sizes, drafter, objective, corpus_stats, config.trainer), ModelStats.of(sizes)
+        seconds = cost.seconds(config.trainer.steps * config.trainer.gradient_accumulation_steps, self.rate)
+        answers = self.counts.hours(size, config.answers.batch_size, self.rate)
         evaluation_counts = self.evaluation_counts(
             benchmark, compose_config("evaluate", f"benchmark={benchmark}").decoding.max_new_tokens
         )
-        evaluation = dry_run_hours(evaluation_counts, ModelStats.of(sizes), rows=1, rate=self.rate)
+        evaluation = evaluation_counts.hours(size, rows=1, rate=self.rate)
         if seconds is None or answers is None or evaluation is None:
             return None
-        size = ModelStats.of(sizes)
         peaks = {
             "answers": sum(memory_parts(self.counts, size, instantiate_node(config.answers)).values()),
-            "training": peak_training_bytes(sizes, drafter, objective, corpus_stats, config.trainer),
+            "training": sum(cost.memory.parts().values()),
             "evaluation": size.weight_bytes
             + evaluation_counts.longest * size.kv_bytes,  # the head is small beside them
         }

@@ -22,7 +22,7 @@ from ctcdraft.corpus.chat_template import prompt_tokens
 from ctcdraft.corpus.generation.requests import MultiTurnGenerator, Response, ResponseGenerator, Sample
 from ctcdraft.corpus.types import Prompt
 from ctcdraft.errors import InputError
-from ctcdraft.models.values import TEMPLATE_FOLDER, read_chat_template
+from ctcdraft.models.loading import TEMPLATE_FOLDER, read_chat_template
 
 TINY = Path(__file__).resolve().parents[2] / "data" / "tiny" / "base"
 TALK = [

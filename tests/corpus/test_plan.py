@@ -94,7 +94,7 @@ def prepared_base(aux_layers):
 
 
 def test_memory_is_the_weights_alone_with_another_engine(base):
-    work = CorpusTokenCounts.from_prompts(PROMPTS, GREEDY, base.tokenizer, base.context_length)
+    work = CorpusTokenCounts.from_prompts(PROMPTS, GREEDY, base)
     size = planning_corpus.ModelStats.of(base)
     here = planning_corpus.memory_parts(work, size, GREEDY)
     assert here["cache"] == 3 * 256 * size.kv_bytes * 11 / 8
@@ -135,4 +135,4 @@ def test_a_dry_run_counts_the_same_and_estimates_tokens_without_a_tokenizer(base
     whole = planning_corpus.plan_corpus_dry_run(
         dry_run, Corpus.from_prompts(PROMPTS), GREEDY, HardwareSpec(None, None), prepared.SINGLE_SHARD
     )
-    assert whole.work == CorpusTokenCounts.from_prompts(PROMPTS, GREEDY, base.tokenizer, base.context_length)
+    assert whole.work == CorpusTokenCounts.from_prompts(PROMPTS, GREEDY, base)

@@ -18,7 +18,7 @@ PACKAGE = Path(ctcdraft.__file__).parent
 COUNTED = (
     *("decoding/loop.py", "drafters/trees/ctc.py", "ctc/prefix_search.py", "nn/heads.py", "corpus/chat_template.py"),
     # How weights are loaded: dequantised, changed by an adapter.
-    *("models/base_model.py", "models/checkpoints.py", "models/adapters.py"),
+    *("models/base_model.py", "models/checkpoints.py", "models/loading.py"),
 )
 ELSEWHERE = (
     *("report/markdown.py", "report/html/page.py", "evaluation/metrics.py", "corpus/sources.py"),

@@ -17,7 +17,7 @@ from ctcdraft.hardware import UNKNOWN_RATE, HardwareSpec, format_bytes
 from ctcdraft.models.meta import build_meta_base
 from ctcdraft.models.stats import ModelStats
 from ctcdraft.planning import dry_run
-from ctcdraft.planning.corpus import dry_run_hours, memory_parts
+from ctcdraft.planning.corpus import memory_parts
 from studies.paper.export import markdown, table_csv
 from studies.paper.gpu_hours import GpuHours, GpuHoursPlanner, node_values
 from studies.paper.tables import read_table
@@ -50,7 +50,7 @@ def test_the_hours_are_those_that_train_plans(planner, cells):
     assert planner.counts.said == 512 * planner.counts.turns == 512 * 185_787
     parts = memory_parts(planner.counts, ModelStats.of(base), instantiate(config.answers))
     assert hours.peaks["answers"] == sum(parts.values())
-    assert hours.answers == dry_run_hours(planner.counts, ModelStats.of(base), config.answers.batch_size, rate)
+    assert hours.answers == planner.counts.hours(ModelStats.of(base), config.answers.batch_size, rate)
 
 
 def test_an_evaluation_reads_the_weights_once_per_token_and_method(planner, cells):

@@ -19,8 +19,8 @@ from ctcdraft.models.meta import meta_base_if_absent
 from ctcdraft.models.stats import ModelStats
 from ctcdraft.objectives.compatibility import describe_unused_layers
 from ctcdraft.objectives.ctc import CTC
-from ctcdraft.planning.dry_run import CorpusStats, plan_dry_run
-from ctcdraft.planning.memory import StepMemory, count_saved_bytes, meta_batch, step_flops_and_bytes
+from ctcdraft.planning.dry_run import CorpusStats, meta_batch, plan_dry_run, step_flops_and_bytes
+from ctcdraft.planning.training import StepMemory, count_saved_bytes
 
 
 def meta_head(frames=6):

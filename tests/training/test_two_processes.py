@@ -16,7 +16,7 @@ from training_parts import logged_metrics, make_trainer
 
 from ctcdraft.distributed import Distributed, init_distributed, local_batches, main_process_first
 from ctcdraft.errors import InputError
-from ctcdraft.models.deepspeed_loading import SINGLE_PROCESS_ENV, load_deepspeed
+from ctcdraft.models.deepspeed import SINGLE_PROCESS_ENV, load_deepspeed
 from ctcdraft.training.loggers import JsonlLogger
 from ctcdraft.training.run_directory import RunDirectory
 

@@ -13,8 +13,8 @@ from test_two_processes import PATHS, free_port
 from tiny_models import random_lm
 
 from ctcdraft.errors import InputError
+from ctcdraft.models.deepspeed import unsharded_embeddings
 from ctcdraft.models.loading import load_base
-from ctcdraft.models.zero3 import unsharded_embeddings
 
 JOB = Path(__file__).with_name("sharded_job.py")
 
