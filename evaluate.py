@@ -77,7 +77,7 @@ def evaluate(config: DictConfig) -> None:
     if not config.overwrite:
         refuse_smaller_evaluation(out, benchmark.name, len(benchmark.prompts), entries)
 
-    sizing = instantiate(config.sizing, _convert_="all")
+    sizing, trace = instantiate(config.sizing, _convert_="all"), instantiate(config.explorer)
     auto_sized = config.decoding.nodes == "auto" and replay is None
     # `auto` and replay try several tree sizes; the settings of the evaluation hold the largest.
     largest = replay.nodes[-1] if replay is not None else sizing.nodes[-1] if auto_sized else config.decoding.nodes
@@ -100,7 +100,6 @@ def evaluate(config: DictConfig) -> None:
     if replay is not None:
         content = replay.run(evaluation, folder, config.overwrite)
     else:
-        trace = instantiate(config.explorer)
         content = evaluation.run(folder, config.overwrite, config.warm_up_tokens, config.timing.questions, trace)
     markdown.write(folder, **content)
     page = ""

@@ -38,7 +38,7 @@ def main(config: DictConfig) -> float:
     with track_job(config, error_sentence):
         run = TrainingRun.of(config)
         refuse_wrong_training(run.config)
-        if config.plan_only and (plan := plan_without_base(config)) is not None:
+        if run.config.plan_only and (plan := plan_without_base(run.config)) is not None:
             if from_environment().is_main:
                 print(plan)
             return 0.0

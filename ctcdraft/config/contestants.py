@@ -66,7 +66,8 @@ def resolve(name_or_mapping: Any, untrained: bool = False, trust: Collection[str
     name = str(name_or_mapping)
     if isinstance(name_or_mapping, Mapping):
         name, values = next(iter(name_or_mapping.items()))
-        values = current(OmegaConf.to_container(values) if OmegaConf.is_config(values) else values or {}, "drafter")
+        values = OmegaConf.to_container(values, resolve=True) if OmegaConf.is_config(values) else values or {}
+        values = current(values, "drafter")
     path, tree = split_reading(name)
     run = RunDirectory(Path(path))
     if run.config.is_file():

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+import yaml
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
@@ -20,6 +21,7 @@ from ctcdraft.distributed import from_environment
 from ctcdraft.errors import InputError, check_int
 from ctcdraft.io import refuse_existing_run, write_text
 from ctcdraft.models.base_model import BaseLM
+from ctcdraft.renamed import current
 from ctcdraft.training.lock import run_lock
 from ctcdraft.training.loggers import JsonlLogger, Logger
 from ctcdraft.training.run_directory import RunDirectory
@@ -49,7 +51,9 @@ class TrainingRun:
             return cls(directory, resumed_config(directory, config), True, sweep)
         if not directory.config.exists() or config.overwrite:
             return cls(directory, config, False, sweep)
-        if sweep is None or directory.config.read_text() != OmegaConf.to_yaml(config, resolve=True):
+        texts = (directory.config.read_text(), OmegaConf.to_yaml(config, resolve=True))
+        before, now = (current(yaml.safe_load(text)) for text in texts)  # the run may be older than a renaming
+        if sweep is None or before != now:
             refuse_existing_run(directory.path)
         return cls(directory, config, True, sweep)  # the same sweep again: its jobs go on where they stopped
 
