@@ -18,12 +18,19 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from ctcdraft.config.build import build_adapter, build_batches, build_drafter, build_engine, build_feed, split_corpus
+from ctcdraft.config.build import (
+    build_adapter,
+    build_batches,
+    build_drafter,
+    build_engine,
+    build_feed,
+    load_corpus,
+    plan_without_base,
+    split_corpus,
+)
 from ctcdraft.config.cli import entry_point, error_sentence, run_hydra_main
 from ctcdraft.config.sweep_jobs import track_job
-from ctcdraft.config.training_checks import refuse_wrong_training
-from ctcdraft.config.training_corpus import load_corpus, plan_without_base
-from ctcdraft.config.training_run import TrainingRun
+from ctcdraft.config.training_run import TrainingRun, refuse_wrong_training
 from ctcdraft.corpus.chat_template import corpus_warnings
 from ctcdraft.distributed import from_environment, init_distributed, main_process_first
 from ctcdraft.planning.training import plan_training, smoke_test

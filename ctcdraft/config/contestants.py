@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from ctcdraft.config.allowed import ALLOWED_TARGETS, read_drafter_config, read_run_config, refuse_foreign
 from ctcdraft.config.build import build_drafter, load_drafter
 from ctcdraft.config.cli import CONFIGS
-from ctcdraft.config.contestant_files import DRAFTER_CONFIGS, drafter_file, split_reading
+from ctcdraft.config.early_checks import DRAFTER_CONFIGS, drafter_file, split_reading
 from ctcdraft.drafters.base import DraftHead
 from ctcdraft.errors import InputError
 from ctcdraft.evaluation.setup import Contestant
