@@ -100,7 +100,7 @@ def test_results_recorded_with_old_overrides_count_as_made(tmp_path):
         "contestants=[ctc@per_frame,{staged:{parts:{model:a@dynamic}}}]",
     ]  # fmt: skip
     store.refuse_changed_overrides("ctc", old, new)
-    with pytest.raises(InputError, match="made with drafter/tree=per_frame and would now be made with .*chain"):
+    with pytest.raises(InputError, match=r"made with drafter/tree=per_frame and would now be made with .*chain"):
         store.refuse_changed_overrides("ctc", ["drafter/paths=direct"], ["drafter/tree=chain"])
 
 
