@@ -46,6 +46,7 @@ class HardwareSpec:
         return f"at {self.flops:.3g} FLOP/s{memory}, which is assumed"
 
 
+# What a container may use; sysconf reports the memory of the host.
 CONTAINER_MEMORY_FILE = Path("/sys/fs/cgroup/memory.max")
 
 
