@@ -28,7 +28,7 @@ class HardwareSpec:
 
     @classmethod
     def of(cls, values: Any) -> Self:
-        """Return the spec of a `plan` node; raise InputError for values that are not above 0."""
+        """Return the spec of a `plan` node, or of one with the same keys in a study, which the schema does not check."""
         for key in ("flops", "bandwidth"):
             check_float(values[key], f"plan.{key}", above=0, null=True)
         return cls(values["flops"], values["bandwidth"])
