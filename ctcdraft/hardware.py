@@ -28,7 +28,7 @@ class HardwareSpec:
 
     @classmethod
     def of(cls, values: Any) -> Self:
-        """Return the spec of a `plan` node, or of one with the same keys in a study, which the schema does not check."""
+        """Return the spec of a `plan` node, or of a study's with these keys, which the schema does not check."""
         for key in ("flops", "bandwidth"):
             check_float(values[key], f"plan.{key}", above=0, null=True)
         return cls(values["flops"], values["bandwidth"])
