@@ -77,6 +77,7 @@ def evaluate(config: DictConfig) -> None:
     setup = EvaluationSetup(base, drafters, settings, config.seed)
     evaluation = Evaluation(setup, contestants, benchmark, decoding, shard, pairs=pairs)
     if auto_sized and not config.plan_only:
+        # A resumed evaluation and other shards use the sizes that the first one stored.
         stored = None if config.overwrite else folder.sizes()
         recorded = evaluation.settings(config.warm_up_tokens)
         sizes = load_or_choose_sizes(stored, setup, sizing, benchmark.prompts, recorded)
@@ -85,7 +86,7 @@ def evaluate(config: DictConfig) -> None:
     print(f"{evaluation.describe()}\ninto {out}")
     if config.plan_only:
         return
-    if replay is not None:
+    if replay is not None:  # from one computation, without times
         content = replay.run(evaluation, folder, config.overwrite)
     else:
         content = evaluation.run(folder, config.overwrite, config.warm_up_tokens, config.timing.questions, trace)

@@ -163,6 +163,7 @@ def build_batches(config: Any, rows: Any, base: Any, states: Any, labels: int, a
             "more prompts (corpus.limit=)"
         )
     packing = first_fit_packing(settings.pack) if settings.pack is not None else one_per_row
+    # The adapter's hidden states carry a gradient; the base's own do not.
     reading = compute_hidden_states if adapter is None else adapter.read
     return Batches(rows, base, settings.rows, settings.anchors, labels, config.seed, states, packing, reading)
 
