@@ -81,6 +81,7 @@ class PublishedHead(ModelHubMixin):
 
     def _save_pretrained(self, save_directory: Path) -> None:
         trained = self.drafter.trainable_state_dict()
+        # safetensors refuses tensors that are not contiguous.
         tensors = {name: value.detach().cpu().contiguous() for name, value in trained.items()}
         atomic_write(save_directory / WEIGHTS_FILE, lambda temporary: save_file(tensors, temporary))
         (save_directory / CONFIG_FILE).write_text(json.dumps(self.config_values, indent=2) + "\n")

@@ -118,6 +118,7 @@ def resolve(item: Any, untrained: bool = False, trust: Collection[str] = ()) -> 
     chosen = {key for key, value in values.items() if OmegaConf.is_dict(config[key]) and isinstance(value, str)}
     config = OmegaConf.merge(config, {key: value for key, value in values.items() if key not in chosen})
     target = get_object(config._target_)
+    # Drafters without weights are no DraftHead, and a target may be a function.
     if not untrained and isinstance(target, type) and issubclass(target, DraftHead) and not target.usable_untrained:
         raise InputError(f"drafter {name} has weights: train it (train.py drafter={name}) and name its run directory")
     parts = config.pop("parts", {})

@@ -50,12 +50,12 @@ def check_command_line(verb: str, arguments: Sequence[str]) -> None:
     multirun = not MULTIRUN_FLAGS.isdisjoint(overrides)
     if any(override.startswith("-") and override not in MULTIRUN_FLAGS for override in overrides):
         return  # --help, --cfg job, --config-dir and others: nothing is run, or the config is composed differently
-    if multirun:
+    if multirun:  # the jobs differ in values alone, so the first one shows every wrong key
         overrides = list(first_job_overrides(each for each in overrides if each not in MULTIRUN_FLAGS))
     try:
         config = compose_config(verb, *overrides)
     except (HydraException, OmegaConfBaseException):
-        refuse_foreign_keys(verb, overrides)
+        refuse_foreign_keys(verb, overrides)  # else a similar key of this script would be suggested
         raise
     for key, folder in output_folders(verb, config).items():
         refuse_unwritable(Path(folder), key)
@@ -96,6 +96,7 @@ def drafter_advice(key: str, value: str) -> str:
         return "name runs, and drafters without weights, as contestants=[RUN,prompt_lookup]"
     if key.startswith("drafter/"):
         return f"to build its token trees in another way: contestants=[RUN@{value}]"
+    # drafter.tree.width=3   ->   {tree:{width:3}}
     for part in reversed(key.split(".")[1:]):
         value = f"{{{part}:{value}}}"
     return f"for a drafter without weights give contestants=[{{NAME:{value}}}]; otherwise train another run"
@@ -150,7 +151,7 @@ def split_reading(name: str) -> tuple[str, str]:
 def drafter_file(name: str, run: Path) -> Path:
     """Return the YAML file of a drafter; raise InputError if there is none. run: the name without @TREE."""
     for file in (DRAFTER_CONFIGS / f"{name}.yaml", OUTSIDE_CONFIGS / f"{name}.yaml", Path(name)):
-        if file.suffix == ".yaml" and file.is_file() and not run.is_dir():
+        if file.suffix == ".yaml" and file.is_file() and not run.is_dir():  # a folder is meant as a run
             return file
     drafters = sorted(file.stem for folder in (DRAFTER_CONFIGS, OUTSIDE_CONFIGS) for file in folder.glob("*.yaml"))
     raise InputError(

@@ -97,11 +97,12 @@ def track_job(
         if logged_bytes(run) != logged_before:  # a run that was complete already takes no time
             seconds = clock() - start
     except Exception as error:
+        # A run of another process, or of another sweep, did not fail.
         if not isinstance(error, InUseError) and not holds_other_run(run, config):
             reason = sentence_of(error) or f"{type(error).__name__}: {first_line(error)}"
             write_failure(run.path, flat_values(config), reason)
         raise
-    finally:
+    finally:  # after a failure too, which is a row of the table
         write_table(sweep)
         if remaining is not None:
             print(f"sweep {sweep}: {remaining.run_ended(seconds)}", flush=True)
