@@ -101,7 +101,7 @@ def resolve(item: Any, untrained: bool = False, trust: Collection[str] = ()) -> 
     if run.config.is_file():
         if values:
             raise InputError(f"{path} is a run and has its own values; {values} cannot be given")
-        config = read_run_config(run.config, trust)
+        config: Any = read_run_config(run.config, trust)
         # An old name may be one of two groups, of parallel heads and of autoregressive ones.
         tree = current_option("drafter/paths" if "body" in config.drafter else "drafter/growth", tree)
         row_name = f"{config.drafter.name}{tree and f'@{tree}'}"
@@ -206,14 +206,15 @@ def build_contestant(entry: ContestantConfig, base: Any) -> Contestant:
 
 
 def load_contestant(entry: ContestantConfig, path: Path, base: Any) -> Contestant:
-    run, config, tree = RunDirectory(path), OmegaConf.to_container(entry.config.drafter, resolve=True), None
+    run, tree = RunDirectory(path), None
+    config: Any = OmegaConf.to_container(entry.config.drafter, resolve=True)
     if entry.tree is not None:
         file = DRAFTER_CONFIGS / "tree" / f"{entry.tree}.yaml"
         if not file.is_file():
             options = ", ".join(sorted(file.stem for file in file.parent.glob("*.yaml")))
             raise InputError(f"@{entry.tree} is not an option of drafter/tree; the options are {options}")
         tree = compose_drafter_config(file, {}, entry.trust)
-        config = {**config, "tree": OmegaConf.to_container(tree, resolve=True)}
+        config["tree"] = OmegaConf.to_container(tree, resolve=True)
     drafter = load_drafter(path, base, tree, entry.trust)
     parameters = sum(weight.numel() for weight in drafter.trainable_parameters())
     # The config too: the same weights with another beam width are another contestant.
