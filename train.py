@@ -1,7 +1,7 @@
 """Train a draft head for a base model: `python train.py experiment=demo drafter.frames=8`.
 
-Every part of a run is built from its node of the config, and one forward and backward pass is tried before responses
-are generated. The plan (parameters, tokens, bytes, hours) is printed before the first step.
+Every part of a run is built from its node of the config. The plan (parameters, tokens, bytes, hours) is printed before
+the first step.
 """
 
 from __future__ import annotations
@@ -18,12 +18,19 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from ctcdraft.config.build import build_adapter, build_batches, build_drafter, build_engine, build_feed, split_corpus
+from ctcdraft.config.build import (
+    build_adapter,
+    build_batches,
+    build_drafter,
+    build_engine,
+    build_feed,
+    load_corpus,
+    plan_without_base,
+    split_corpus,
+)
 from ctcdraft.config.cli import entry_point, error_sentence, run_hydra_main
 from ctcdraft.config.sweep_jobs import track_job
-from ctcdraft.config.training_checks import refuse_wrong_training
-from ctcdraft.config.training_corpus import load_corpus, plan_without_base
-from ctcdraft.config.training_run import TrainingRun
+from ctcdraft.config.training_run import TrainingRun, refuse_wrong_training
 from ctcdraft.corpus.chat_template import corpus_warnings
 from ctcdraft.distributed import from_environment, init_distributed, main_process_first
 from ctcdraft.planning.training import plan_training, smoke_test
@@ -38,8 +45,8 @@ def main(config: DictConfig) -> float:
     with track_job(config, error_sentence):
         run = TrainingRun.of(config)
         refuse_wrong_training(run.config)
-        if config.plan_only and (plan := plan_without_base(config)) is not None:
-            if from_environment().is_main:
+        if run.config.plan_only and (plan := plan_without_base(run.config)) is not None:
+            if from_environment().is_main:  # a dry run joins no process group
                 print(plan)
             return 0.0
         with run.lock():
@@ -53,12 +60,14 @@ def train(run: TrainingRun) -> float:
         torch.set_num_threads(config.trainer.num_threads)
     distributed = init_distributed(config.device)
     base = instantiate(config.base)
+    # The initial weights depend on the seed alone, not on what was drawn while the base model was loaded.
     torch.manual_seed(config.seed)
-    with base.gathered_parameters():
+    with base.gathered_parameters():  # a drafter may copy weights of the base model
         drafter = build_drafter(config.drafter, base).train()
     objective, states, decoding = (instantiate(config[part]) for part in ("objective", "hidden_states", "decoding"))
     engine = build_engine(config, drafter, distributed)
     adapter = build_adapter(config, base, drafter, engine)
+    # Incompatible parts fail here, before responses are generated, which takes hours for a large corpus.
     smoke_test(base, drafter, objective, engine, config.trainer.compile)
 
     corpus = main_process_first(distributed, lambda: load_corpus(config, base))
@@ -68,23 +77,15 @@ def train(run: TrainingRun) -> float:
     batches = build_batches(config, rows, base, states, objective.labels, adapter)
     if adapter is not None:
         objective = KLRegularizedObjective(objective, adapter)
-    plan = plan_training(
-        base,
-        drafter,
-        objective,
-        batches,
-        engine,
-        settings.steps,
-        settings.gradient_accumulation_steps,
-        run.finished_steps,
-    )
+    steps = (settings.steps, settings.gradient_accumulation_steps, run.finished_steps)
+    plan = plan_training(base, drafter, objective, batches, engine, *steps)
     if distributed.is_main:
         print(*corpus_warnings(corpus.manifest), plan, sep="\n")
     if config.plan_only:
         return 0.0
 
     validation = DecodingValidation(base, prompts, decoding)
-    with closing(build_feed(config, batches, distributed)) as feed:
+    with closing(build_feed(config, batches, distributed)) as feed:  # prefetching runs in a thread
         trainer = Trainer(run.directory, drafter, objective, feed, engine, validation, settings, adapter)
         run.begin(trainer, base, corpus.manifest["hash"])
         tau = trainer.fit(run.loggers(trainer))

@@ -22,7 +22,7 @@ One decoding step; every drafter, from autoregression to EAGLE and CTC, runs in 
     errors.py     InputError, one sentence about wrong input     io.py           atomic files, folder checks
     batch.py      the batch that data and drafters share         distributed.py  torchrun processes, shards i/N
     hardware.py   speed and memory of devices                    progress.py     progress lines
-    renamed.py    old names of classes and keys                  hub.py, model_card.py  published heads
+    renamed.py    old names of classes and keys                  hub.py, model_card.py, published.py  published heads
 
 Imports go downwards: entry points -> hub -> config -> planning, report -> training, evaluation -> corpus, objectives
 -> drafters -> models -> decoding, ctc, nn -> the modules of this folder (tests/test_layers.py).

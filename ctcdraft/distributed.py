@@ -1,13 +1,8 @@
 """Data-parallel training under torchrun, and shards of work that need no communication.
 
 Every process computes its own batches of a step; gradients are averaged in one all-reduce, so that all processes hold
-the same weights, and rank 0 writes them.
-
-gloo's worker threads release the tensors of a collective shortly after it and need the interpreter for that. If the
-interpreter is already finalizing, the process aborts and torchrun reports a finished run as failed
-(pytorch/pytorch#190489); so the process group is destroyed at exit.
-
-torch is imported in the functions that communicate: a command line is checked before torch is imported.
+the same weights, and rank 0 writes them. torch is imported in the functions that communicate: a command line is checked
+before torch is imported.
 """
 
 from __future__ import annotations
@@ -26,12 +21,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+@dataclass
 class Distributed:
     """Rank and world size of this process, and the collective operations; with one process these do nothing."""
 
-    def __init__(self, rank: int = 0, world_size: int = 1) -> None:
-        self.rank = rank
-        self.world_size = world_size
+    rank: int = 0
+    world_size: int = 1
 
     @property
     def is_main(self) -> bool:
@@ -121,26 +116,23 @@ def main_process_first(peers: Distributed, work: Callable[[], Any]) -> Any:
     return result
 
 
-THREAD_EXIT_SECONDS = 0.2  # a thread needs microseconds
-
-
 def shut_down_gloo_at_exit(backend: str) -> None:
-    """Destroy a gloo process group when the interpreter exits; the threads of NCCL hold no tensors."""
-    if backend == "gloo":
-        atexit.unregister(shut_down_gloo)
+    if backend == "gloo":  # the threads of NCCL hold no tensors
+        atexit.unregister(shut_down_gloo)  # so that a second call does not register it twice
         atexit.register(shut_down_gloo)
 
 
 def shut_down_gloo() -> None:
-    """Destroy the process group, which ends its threads while the interpreter still runs.
-
-    Threads of a group that DeepSpeed still references go on, so they get a moment to release their tensors.
-    """
+    """Destroy the process group, which ends its threads while the interpreter still runs."""
     import torch
 
+    # gloo's worker threads release the tensors of a collective shortly after it and need the interpreter for that. If
+    # it is already finalizing, the process aborts and torchrun reports a finished run as failed
+    # (pytorch/pytorch#190489).
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
-        time.sleep(THREAD_EXIT_SECONDS)
+        # Threads of a group that DeepSpeed still references go on, and need microseconds to release their tensors.
+        time.sleep(0.2)
 
 
 @dataclass(frozen=True)

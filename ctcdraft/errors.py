@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from math import isfinite
+from operator import ge, gt, le, lt
 from typing import Any
 
 
@@ -30,15 +31,9 @@ def check_int(value: Any, key: str, least: int = 1, *, null: bool = False) -> An
 
 
 def check_float(
-    value: Any,
-    key: str,
-    *,
-    above: float | None = None,
-    least: float | None = None,
-    below: float | None = None,
-    most: float | None = None,
-    null: bool = False,
-) -> Any:
+    value: Any, key: str, *, above: float | None = None, least: float | None = None, below: float | None = None,
+    most: float | None = None, null: bool = False,
+) -> Any:  # fmt: skip
     """Return `value` if it is a finite number within the bounds, or None where `null` allows it.
 
     Raises InputError otherwise, such as "decoding.top_p must be a number > 0 and <= 1, got 2".
@@ -46,24 +41,16 @@ def check_float(
     if value is None and null:
         return value
     number = not isinstance(value, bool) and isinstance(value, int | float) and isfinite(value)
-    if (
-        not number
-        or (above is not None and value <= above)
-        or (least is not None and value < least)
-        or (below is not None and value >= below)
-        or (most is not None and value > most)
-    ):
-        bounds = {">": above, ">=": least, "<": below, "<=": most}
-        given = " and ".join(f"{sign} {bound}" for sign, bound in bounds.items() if bound is not None)
+    bounds = [(">", gt, above), (">=", ge, least), ("<", lt, below), ("<=", le, most)]
+    if not number or not all(within(value, bound) for _, within, bound in bounds if bound is not None):
+        given = " and ".join(f"{sign} {bound}" for sign, _, bound in bounds if bound is not None)
         raise InputError(f"{key} must be a number{given and f' {given}'}{' or null' * null}, got {value}")
     return value
 
 
 def unsafe_pickle_error(location: str, key: str) -> InputError:
-    """Return the error for a .bin file that torch refuses to unpickle.
-
-    torch itself would advise weights_only=False, which runs whatever code the file contains.
-    """
+    """Return the error for a .bin file that torch refuses to unpickle."""
+    # torch's own message advises weights_only=False, which runs whatever code the file contains.
     return InputError(
         f"{location} holds weights pickled with other objects, which could run code and are not loaded; give {key}= a "
         "place with .safetensors files"

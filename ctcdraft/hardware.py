@@ -28,7 +28,7 @@ class HardwareSpec:
 
     @classmethod
     def of(cls, values: Any) -> Self:
-        """Return the spec of a `plan` node; raise InputError for values that are not above 0."""
+        """Return the spec of a `plan` node, or of a study's with these keys, which the schema does not check."""
         for key in ("flops", "bandwidth"):
             check_float(values[key], f"plan.{key}", above=0, null=True)
         return cls(values["flops"], values["bandwidth"])
@@ -46,6 +46,7 @@ class HardwareSpec:
         return f"at {self.flops:.3g} FLOP/s{memory}, which is assumed"
 
 
+# What a container may use; sysconf reports the memory of the host.
 CONTAINER_MEMORY_FILE = Path("/sys/fs/cgroup/memory.max")
 
 

@@ -41,13 +41,8 @@ CONFIG_FILE, WEIGHTS_FILE, CARD_FILE = "config.json", "model.safetensors", "READ
 DOWNLOAD_OPTIONS = ("revision", "cache_dir", "force_download", "local_files_only", "token")  # of huggingface_hub
 SUPPORTED_WARPERS = ("TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper")  # done by DecodingSettings
 SUPPORTED_CRITERIA = ("MaxLengthCriteria", "EosTokenCriteria")
-MATCHING_FIELDS = (
-    "weights",
-    "width",
-    "vocabulary",
-    "taps",
-    "tokenizer",
-)  # not the chat template
+# Not the chat template: the prompt is formatted before `generate` is called.
+MATCHING_FIELDS = ("weights", "width", "vocabulary", "taps", "tokenizer")
 
 
 class PublishedHead(ModelHubMixin):
@@ -65,16 +60,16 @@ class PublishedHead(ModelHubMixin):
 
     @classmethod
     def from_run(cls, run: str | Path, base: BaseLM, trust: Collection[str] = ()) -> Self:
-        """Return the head of a run directory, with a model card from the run and its evaluations. trust: see
-        from_pretrained."""
+        """Return the head of a run directory, with a model card from the run and its evaluations."""
         directory = RunDirectory(Path(run))
         if "adapter" in directory.base_fingerprint():
             raise InputError(
                 f"the head in {run} was trained together with a LoRA adapter of its base, which is not published; "
                 "train a head for publishing with adapt=none"
             )
-        drafter = load_drafter(directory.path, base, None, parse_trust(trust))
-        config: Any = OmegaConf.to_container(read_run_config(directory.config, parse_trust(trust)), resolve=True)
+        trust = parse_trust(trust)
+        drafter = load_drafter(directory.path, base, None, trust)
+        config: Any = OmegaConf.to_container(read_run_config(directory.config, trust), resolve=True)
         config_values = {
             "library": f"ctcdraft {ctcdraft.__version__}",
             "drafter": config["drafter"],
@@ -86,6 +81,7 @@ class PublishedHead(ModelHubMixin):
 
     def _save_pretrained(self, save_directory: Path) -> None:
         trained = self.drafter.trainable_state_dict()
+        # safetensors refuses tensors that are not contiguous.
         tensors = {name: value.detach().cpu().contiguous() for name, value in trained.items()}
         atomic_write(save_directory / WEIGHTS_FILE, lambda temporary: save_file(tensors, temporary))
         (save_directory / CONFIG_FILE).write_text(json.dumps(self.config_values, indent=2) + "\n")
@@ -129,20 +125,20 @@ class PublishedHead(ModelHubMixin):
             raise InputError(
                 f"{folder / CONFIG_FILE} names {config_values['drafter'].get('_target_')}, which is not a draft head"
             )
-        load_trainable_state(drafter, read_weights(folder / WEIGHTS_FILE), folder / WEIGHTS_FILE)
-        card = folder / CARD_FILE
+        weights, card = folder / WEIGHTS_FILE, folder / CARD_FILE
+        try:
+            tensors = load_file(weights)
+        except (OSError, SafetensorError) as error:
+            raise damaged_file_error(weights) from error
+        load_trainable_state(drafter, tensors, weights)
         return cls(drafter.for_inference(base), base, config_values, card.read_text() if card.is_file() else "")
 
+    # stop_strings is named because transformers otherwise complains of a missing tokenizer: it does not pass on the one
+    # that the user gave.
     def generate(
-        self,
-        model: Any,
-        input_ids: Tensor,
-        logits_processor: Any = (),
-        stopping_criteria: Any = (),
-        generation_config: Any = None,
-        stop_strings: Any = None,
-        **other_inputs: Any,
-    ) -> Tensor:
+        self, model: Any, input_ids: Tensor, logits_processor: Any = (), stopping_criteria: Any = (),
+        generation_config: Any = None, stop_strings: Any = None, **other_inputs: Any,
+    ) -> Tensor:  # fmt: skip
         """Return token ids [1, L], prompt included, for `model.generate(**inputs, custom_generate=head.generate)`.
 
         Greedy and in float32, the ids are those of `model.generate`, up to the end of the base's context. In half
@@ -152,10 +148,10 @@ class PublishedHead(ModelHubMixin):
         that seed, which consumes random numbers in another way. Other options of `generate` raise InputError, except a
         streamer, which transformers does not pass on: it receives the prompt alone.
         """
-        refuse_unsupported_generate(
-            self.base.lm, model, input_ids, logits_processor, stopping_criteria, generation_config
-        )
-        refuse_unsupported_inputs(input_ids, other_inputs, stop_strings)
+        if model is not self.base.lm:
+            raise InputError("this head was loaded for another model object; call generate on the one it was given")
+        refuse_unsupported_options(logits_processor, stopping_criteria, generation_config, stop_strings)
+        refuse_unsupported_inputs(input_ids, other_inputs.get("attention_mask"))
         prompt_L, options = input_ids[0], generation_config
         sampled = bool(options.do_sample)
         settings = DecodingSettings(
@@ -168,37 +164,28 @@ class PublishedHead(ModelHubMixin):
             lossless=True,
         )
         stops = options.eos_token_id if isinstance(options.eos_token_id, list) else [options.eos_token_id]
-        seed = int(torch.randint(2**31, ())) if sampled else 0
+        seed = int(torch.randint(2**31, ())) if sampled else 0  # torch's own stream, so that its seed repeats the ids
         stop_ids = {stop for stop in stops if stop is not None}
         generation = generate(self.base, self.drafter, prompt_L, settings, stop_ids, seed)
         return torch.cat([input_ids, torch.tensor([generation.tokens], device=input_ids.device)], dim=1)
 
 
-def refuse_unsupported_generate(
-    own: Any, model: Any, input_ids: Tensor, processors: Any, criteria: Any, options: Any
-) -> None:
+def refuse_unsupported_options(processors: Any, criteria: Any, options: Any, stop_strings: Any) -> None:
     """Raise InputError for options of `generate` that this decoding loop would ignore."""
     unsupported = [type(one).__name__ for one in processors if type(one).__name__ not in SUPPORTED_WARPERS]
     unsupported += [type(one).__name__ for one in criteria if type(one).__name__ not in SUPPORTED_CRITERIA]
-    if model is not own:
-        raise InputError("this head was loaded for another model object; call generate on the one it was given")
-    if input_ids.shape[0] != 1:
-        raise InputError(f"the batch size must be 1, got {input_ids.shape[0]}; call generate once per prompt")
     if options.return_dict_in_generate:
         unsupported.append("return_dict_in_generate")
     if unsupported:
         raise InputError(f"{', '.join(unsupported)} is not supported with custom_generate=head.generate; leave it out")
-
-
-def refuse_unsupported_inputs(input_ids: Tensor, other_inputs: Mapping[str, Any], stop_strings: Any) -> None:
-    """Raise InputError for inputs of `generate` beside the ids that this decoding loop would ignore.
-
-    stop_strings is a named parameter of `PublishedHead.generate` because transformers otherwise complains of a missing
-    tokenizer: it does not pass on the one that the user gave.
-    """
-    mask = other_inputs.get("attention_mask")
     if stop_strings is not None:
         raise InputError("stop_strings= is not supported with custom_generate=head.generate; leave it out")
+
+
+def refuse_unsupported_inputs(input_ids: Tensor, mask: Tensor | None) -> None:
+    """Raise InputError for a prompt of `generate` that is not one whole sequence of ids."""
+    if input_ids.shape[0] != 1:
+        raise InputError(f"the batch size must be 1, got {input_ids.shape[0]}; call generate once per prompt")
     if input_ids.shape[1] == 0:
         raise InputError("an empty prompt, or one of embeddings, is not supported with custom_generate=head.generate")
     if mask is not None and not bool(mask.all()):
@@ -223,10 +210,3 @@ def read_head_config(folder: Path, trust: Collection[str] = ()) -> dict[str, Any
 
 def damaged_file_error(file: Path) -> InputError:
     return InputError(f"{file} is missing or damaged; give a folder written by save_pretrained, or download it again")
-
-
-def read_weights(file: Path) -> dict[str, Tensor]:
-    try:
-        return load_file(file)
-    except (OSError, SafetensorError) as error:
-        raise damaged_file_error(file) from error

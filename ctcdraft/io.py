@@ -46,10 +46,8 @@ def atomic_write(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def create_empty_file(path: Path) -> int:
-    """Create an empty file and return the permission bits that it got from the umask and the folder.
-
-    os.umask cannot be read without setting it, which would affect files that other threads create meanwhile.
-    """
+    """Create an empty file and return the permission bits that it got from the umask and the folder."""
+    # os.umask cannot be read without setting it, which would affect files that other threads create meanwhile.
     path.unlink(missing_ok=True)
     path.touch()
     return stat.S_IMODE(path.stat().st_mode)
@@ -65,22 +63,16 @@ def apply_default_mode(folder: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file atomically."""
     atomic_write(path, lambda temporary: temporary.write_text(text))
 
 
 def refuse_unwritable(folder: Path, key: str) -> None:
-    """Raise InputError unless a file can be created in a folder, or in the nearest existing one above it.
-
-    A temporary file is created, because permission bits show neither a read-only nor a full disk and do not bind root.
-
-    Args:
-        key: the config key for the message, such as run.
-    """
+    """Raise InputError unless a file can be created in a folder, or in the nearest existing one above it."""
     existing = folder.absolute()
     try:
         while not existing.exists():
             existing = existing.parent
+        # Permission bits show neither a read-only nor a full disk, and do not bind root.
         with tempfile.TemporaryFile(dir=existing):
             pass
     except OSError as error:
@@ -96,7 +88,7 @@ def refuse_existing_run(run: Path) -> NoReturn:
 
 
 def refuse_missing_run(run: Path) -> None:
-    """Raise InputError unless a folder holds a run."""
+    """Raise InputError unless the folder holds a run."""
     if not (run / "config.yaml").is_file():
         raise InputError(f"{run} holds no run: there is no config.yaml; give a run directory of train.py")
 

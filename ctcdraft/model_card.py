@@ -30,20 +30,18 @@ def model_card(run: Path, config: Mapping[str, Any], fingerprint: Mapping[str, A
             "    ids = model.generate(**inputs, custom_generate=head.generate)\n\n"
             "with `from ctcdraft.hub import PublishedHead`.",
             "## The head",
-            markdown_table(
-                head_facts(config, fingerprint, trained),
-                {"what": lambda row: row["what"], "": lambda row: row["value"]},
-            ),
+            head_facts(config, fingerprint, trained),
             "## Measurements",
             *measured,
         ]
     ) + "\n"  # fmt: skip
 
 
-def head_facts(config: Mapping[str, Any], fingerprint: Mapping[str, Any], trained: int) -> list[dict[str, str]]:
+def head_facts(config: Mapping[str, Any], fingerprint: Mapping[str, Any], trained: int) -> str:
+    """Return a table of what the head is and how it was trained."""
     drafter, trainer = config["drafter"], config["trainer"]
     batch = f"{trainer['batch_size']} sequences x {trainer['anchors_per_sequence']} windows"
-    values = {
+    facts = {
         "base": f"{fingerprint['base']}, weights {fingerprint['weights']}, layers {fingerprint['taps']}",
         "trained parameters": f"{trained:,}",
         "frames": str(drafter.get("frames", "-")),
@@ -52,44 +50,33 @@ def head_facts(config: Mapping[str, Any], fingerprint: Mapping[str, Any], traine
         "steps": f"{trainer['steps']:,} of {batch}",
         "seed": str(config["seed"]),
     }
-    return [{"what": what, "value": value} for what, value in values.items()]
+    return "\n".join(["| what |  |", "| --- | --- |", *(f"| {what} | {value} |" for what, value in facts.items())])
 
 
 def largest_reports(run: Path, name: str) -> Iterator[tuple[list[dict[str, Any]], dict[str, Any]]]:
-    """Yield rows and environment of this head's reports: per benchmark and temperature the one with most questions.
-
-    A replay, which measures no times, does not replace an evaluation that does.
-    """
-    largest: dict[Any, tuple[list[dict[str, Any]], dict[str, Any]]] = {}
+    """Yield rows and environment of this head's reports: per benchmark and temperature the one with most questions."""
+    largest: dict[Any, tuple[tuple[int, str], tuple[list[dict[str, Any]], dict[str, Any]]]] = {}
     for file in sorted(run.glob("evaluation/*/report.json")):
         report = json.loads(file.read_text())
         # benchmark=latency has no questions, and its rows have no losslessness check.
         rows = [row for row in report["rows"] if row["drafter"] == name and row.get("lossless", {}).get("prompts")]
         if not rows:
             continue
+        # A replay measures no times, so it does not replace an evaluation that does.
         kind = rows[0]["benchmark"], rows[0]["temperature"], rows[0]["speedup"] is not None
-        if kind not in largest or report_rank(rows, report["environment"]) > report_rank(*largest[kind]):
-            largest[kind] = rows, report["environment"]
-    yield from largest.values()
-
-
-def report_rank(rows: list[dict[str, Any]], environment: dict[str, Any]) -> tuple[int, str]:
-    """Return the sort key of reports: number of questions, then date."""
-    return rows[0]["prompts"], environment["date"]
-
-
-def describe_questions(row: dict[str, Any]) -> str:
-    """Return for example `2 of 1,319 questions of gsm8k`."""
-    total = PUBLISHED_SIZES.get(row["benchmark"], row["prompts"])
-    part = f"{row['prompts']:,} of " if row["prompts"] < total else ""
-    return f"{part}{total:,} questions of {row['benchmark']}"
+        rank = (rows[0]["prompts"], report["environment"]["date"])
+        if kind not in largest or rank > largest[kind][0]:
+            largest[kind] = rank, (rows, report["environment"])
+    yield from (report for _, report in largest.values())
 
 
 def measurement_section(rows: list[dict[str, Any]], environment: dict[str, Any]) -> str:
-    commit = environment["git"]["commit"][:7]
+    """Return rows below a line such as `2 of 1,319 questions of gsm8k; 2 CPU cores, float32, commit ..., date`."""
+    row, commit = rows[0], environment["git"]["commit"][:7]
+    total = PUBLISHED_SIZES.get(row["benchmark"], row["prompts"])
+    part = f"{row['prompts']:,} of " if row["prompts"] < total else ""
+    table = markdown_table(rows, {column: FULL_COLUMNS[column] for column in CARD_COLUMNS})
     return (
-        f"{describe_questions(rows[0])}; {rows[0]['hardware']}, {rows[0]['dtype']}, commit {commit}, "
-        f"{environment['date']}\n\n"
-        "    "
-        f"{environment['command']}\n\n{markdown_table(rows, {column: FULL_COLUMNS[column] for column in CARD_COLUMNS})}"
+        f"{part}{total:,} questions of {row['benchmark']}; {row['hardware']}, {row['dtype']}, commit {commit}, "
+        f"{environment['date']}\n\n    {environment['command']}\n\n{table}"
     )

@@ -1,7 +1,6 @@
 """Progress lines of a long task: an estimate of the remaining minutes, and one line per minute in redirected output.
 
-A terminal shows the progress bar of tqdm. In a file a line is written at most once per minute, and only when an item is
-finished: a timer thread would disturb work whose time is measured.
+A terminal shows the progress bar of tqdm. In a file a line is written at most once per minute.
 """
 
 from __future__ import annotations
@@ -23,26 +22,18 @@ class Progress:
         unit: their name in the plural, such as "answers".
         first: number of items after which the first estimate is written, on a terminal too.
         before: items that an earlier process finished; they count in the lines, not in the rate.
-        clock: monotonic seconds.
-        write: prints one line.
         redirected: whether to write a line every minute; None: if stdout or stderr is not a terminal.
     """
 
     def __init__(
-        self,
-        total: int,
-        unit: str,
-        *,
-        first: int = 1,
-        before: int = 0,
-        clock: Callable[[], float] = monotonic,
-        write: Callable[[str], object] | None = None,
-        redirected: bool | None = None,
-    ) -> None:
+        self, total: int, unit: str, *, first: int = 1, before: int = 0, clock: Callable[[], float] = monotonic,
+        write: Callable[[str], object] | None = None, redirected: bool | None = None,
+    ) -> None:  # fmt: skip
         self.total, self.unit, self.first, self.before = total, unit, first, before
         self.done = 0
         self._clock, self._write = clock, write or write_line
-        self._redirected = not is_terminal() if redirected is None else redirected
+        terminal = sys.stdout.isatty() and sys.stderr.isatty()
+        self._redirected = not terminal if redirected is None else redirected
         self._started_at = self._last_line_at = clock()
         self._estimated = False
 
@@ -52,6 +43,7 @@ class Progress:
 
     def advance(self, items: int = 1) -> None:
         """Count finished items; write a line if the estimate is due, or a minute has passed since the last line."""
+        # Lines come only with a finished item: a timer thread would disturb work whose time is measured.
         self.done += items
         now = self._clock()
         first = not self._estimated and self.done >= self.first
@@ -70,19 +62,11 @@ class Progress:
 
 
 def format_minutes(seconds: float) -> str:
-    """Return a duration in minutes.
-
-    3 -> 0.1 minutes    473 -> 7.9 minutes    7200 -> 120 minutes
-    """
+    """Format a duration:   3 -> 0.1 minutes    473 -> 7.9 minutes    7200 -> 120 minutes"""
     number = seconds / 60
     return f"{number:,.0f} minutes" if number >= 10 else f"{max(number, 0.1):.1f} minutes"
 
 
 def write_line(line: str) -> None:
-    """Print a line above the progress bar, flushed because redirected output is buffered."""
-    tqdm.write(line)
-    sys.stdout.flush()
-
-
-def is_terminal() -> bool:
-    return sys.stdout.isatty() and sys.stderr.isatty()
+    tqdm.write(line)  # above the progress bar
+    sys.stdout.flush()  # redirected output is buffered

@@ -137,7 +137,7 @@ DRAFT_HEAD_MEMBERS = {  # what a draft head of one's own may have defined -> wha
     "settle": "after_load",
     "share_said": "vocab_coverage",
 }
-ARGUMENT_PATTERN = re.compile(r"([+~]*)([\w./]+)(=.*)?", re.DOTALL)  # prefix, key, value of a Hydra override
+ARGUMENT_PATTERN = re.compile(r"([+~]*)([\w./]+)(@[\w.:]*)?(=.*)?", re.DOTALL)  # +key@package=value
 
 
 def current(values: Any, place: str = "") -> Any:
@@ -175,11 +175,22 @@ def current_argument(argument: str) -> str:
     drafter/paths=direct   ->   drafter/tree=per_frame          +drafter.growth.width=3   ->   +drafter.tree.width=3
     """
     if override := ARGUMENT_PATTERN.fullmatch(argument):
-        prefix, key, value = override[1], override[2], override[3] or ""
-        options = value[1:].split(",")  # several in a sweep
-        value = value[:1] + ",".join(current_option(key, option) for option in options)
-        argument = f"{prefix}{current_key(key)}{value}"
+        prefix, key, package, value = override.groups("")
+        # Every name in the value, as options also stand in sweeps, quotes and lists: choice(direct,'chain').
+        value = re.sub(r"[\w-]+", lambda option: current_option(key, option[0]), value)
+        package = re.sub(r"[\w.]+", lambda place: current_package(place[0]), package)
+        argument = f"{prefix}{current_key(key)}{package}{value}"
     return re.sub(r"\bctcdraft(?:\.\w+)+", lambda name: TARGETS.get(name[0], name[0]), argument)
+
+
+def current_package(place: str) -> str:
+    """Return the place of `group@PLACE` by its present name; a config may hold a whole drafter below another key."""
+    parts = place.split(".")
+    for start in range(len(parts)):
+        below = ".".join(parts[start:])
+        if (new := current_key(below)) != below:
+            return ".".join([*parts[:start], new])
+    return place
 
 
 def current_key(key: str) -> str:

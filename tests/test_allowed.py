@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from hydra.utils import get_object
 from omegaconf import OmegaConf
@@ -12,7 +14,6 @@ from ctcdraft.config.allowed import (
     PARTIAL_TARGETS,
     parse_trust,
     read_drafter_config,
-    read_resumed_config,
     read_run_config,
 )
 from ctcdraft.config.cli import CONFIGS, compose_config
@@ -93,7 +94,7 @@ def test_the_config_of_a_run_is_read_as_it_was_written(tmp_path, overrides):
     file = tmp_path / "config.yaml"
     config = compose_config("train", "device=cpu", *overrides)
     file.write_text(OmegaConf.to_yaml(config, resolve=True))
-    assert read_resumed_config(file) == read_run_config(file) == OmegaConf.load(file)
+    assert read_run_config(file, nodes=None) == read_run_config(file) == OmegaConf.load(file)
 
 
 FORBIDDEN = {
@@ -131,8 +132,8 @@ def test_forbidden_content_of_a_file_is_an_input_error(tmp_path, case):
         (read_run_config, {"drafter": {"frames": value}}),
         (read_run_config, {"base": {"config": [value]}}),
         (read_run_config, {"objective": {"parts": {"one": value}}}),
-        (read_resumed_config, {"engine": {"deepspeed": value}}),
-        (read_resumed_config, {"nonsense": value}),
+        (partial(read_run_config, nodes=None), {"engine": {"deepspeed": value}}),
+        (partial(read_run_config, nodes=None), {"nonsense": value}),
         (read_drafter_config, {"frames": {"deep": [[value]]}}),
     ):
         file = tmp_path / "config.yaml"

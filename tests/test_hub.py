@@ -111,6 +111,21 @@ def test_in_another_process_the_output_is_that_of_generate(home):
     assert found["weights"] == hashlib.sha256(weights.encode()).hexdigest()
 
 
+def test_the_snippet_of_an_old_model_card_runs(home):
+    """Cards of heads that were published before ctcdraft.published became ctcdraft.hub."""
+    model, names = random_lm(), {}
+    exec("from ctcdraft.published import PublishedHead", names)
+    names |= {"FOLDER": home / "head", "model": model, "tokenizer": tiny_tokenizer()}
+    names["inputs"] = {"input_ids": PROMPT, **ASKED}
+    exec(
+        "head = PublishedHead.from_pretrained(FOLDER, model=model, tokenizer=tokenizer)\n"
+        "ids = model.generate(**inputs, custom_generate=head.generate)",
+        names,
+    )
+    assert torch.equal(names["ids"], random_lm().generate(PROMPT, **ASKED, do_sample=False))
+    assert isinstance(names["PublishedHead"].of_run(home / "run", random_base()), PublishedHead)
+
+
 def test_the_weights_are_those_of_the_run(home):
     _, head = loaded(home)
     theirs = load_drafter(home / "run", random_base(), None).trainable_state_dict()

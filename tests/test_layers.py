@@ -21,6 +21,7 @@ LAYERS = (  # lowest first; folders of one layer do not import each other
     ("model_card",),
     ("config",),
     ("hub",),
+    ("published",),
 )
 HEAVY = {
     "deepspeed": {"models/deepspeed.py"},

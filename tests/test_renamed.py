@@ -1,6 +1,7 @@
 """Names of classes, keys and options from before they were renamed: understood in files and on command lines."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,6 +22,8 @@ from ctcdraft.renamed import (
     current,
     current_argument,
 )
+from ctcdraft.training.search import TrialRegistry
+from studies.comparison.store import ResultStore
 
 
 @pytest.mark.parametrize(
@@ -45,6 +48,15 @@ from ctcdraft.renamed import (
         ("table.plan.flops=1e15", "table.gpu_hours.flops=1e15"),
         ("objective.states=0.5", "objective.states=0.5"),
         ("drafter/tree=chain", "drafter/tree=chain"),
+        ("drafter/paths=choice(direct,chain)", "drafter/tree=choice(per_frame,per_frame_chain)"),
+        ("drafter/paths=shuffle(direct, 'chain')", "drafter/tree=shuffle(per_frame, 'per_frame_chain')"),
+        ("drafter/paths=[direct,chain]", "drafter/tree=[per_frame,per_frame_chain]"),
+        ("drafter/paths='direct',\"drawn\"", "drafter/tree='per_frame',\"sampled\""),
+        ("drafter/growth=choice([best],[drawn,chain])", "drafter/tree=choice([dynamic],[sampled_sequential,chain])"),
+        ("drafter/paths=glob(*,exclude=direct)", "drafter/tree=glob(*,exclude=per_frame)"),
+        ("drafter/paths@x.drafter.paths=direct", "drafter/tree@x.drafter.tree=per_frame"),
+        ("+drafter/growth@drafter.growth:x.y=best", "+drafter/tree@drafter.tree:x.y=dynamic"),
+        ("drafter/tree@_global_=chain", "drafter/tree@_global_=chain"),
         ("drafter.pathsfinder=1", "drafter.pathsfinder=1"),
         ("contestants=[drafter/paths=direct]", "contestants=[drafter/paths=direct]"),
         ("-m", "-m"),
@@ -108,6 +120,37 @@ def test_old_values_of_a_contestant_have_their_present_names():
     for values in ({"growth": "best"}, {"tree": "dynamic"}):
         contestant = resolve(OmegaConf.create({"draft_model": {"path": "somewhere", **values}}))
         assert contestant.config.tree == OmegaConf.load(CONFIGS / "drafter/tree/dynamic.yaml")
+
+
+def test_values_of_a_contestant_may_interpolate_other_keys():
+    config = OmegaConf.create({"base": {"path": "here"}, "contestants": [{"draft_model": {"path": "${base.path}"}}]})
+    assert resolve(config.contestants[0]).config.path == "here"
+
+
+def test_results_recorded_with_old_overrides_count_as_made(tmp_path):
+    """Else every head of a comparison begun before the renaming would have to be trained again."""
+    store = ResultStore(tmp_path)
+    old = ["drafter/paths=choice(direct,drawn)", "seed=0", "contestants=[ctc@direct,{staged:{parts:{model:a@best}}}]"]
+    new = [
+        "drafter/tree=choice(per_frame,sampled)", "seed=0",
+        "contestants=[ctc@per_frame,{staged:{parts:{model:a@dynamic}}}]",
+    ]  # fmt: skip
+    store.refuse_changed_overrides("ctc", old, new)
+    with pytest.raises(InputError, match=r"made with drafter/tree=per_frame and would now be made with .*chain"):
+        store.refuse_changed_overrides("ctc", ["drafter/paths=direct"], ["drafter/tree=chain"])
+
+
+def test_a_search_that_goes_on_finds_trials_by_old_names():
+    registry = TrialRegistry(None, ["python", "train.py", "drafter/tree=per_frame", "trainer.steps=9"])
+    command = "python train.py drafter/paths=direct trainer.steps=9"
+    state = SimpleNamespace(name="COMPLETE")
+    old = SimpleNamespace(number=0, state=state, params={"drafter.paths.words_per_frame": 3, "drafter/growth": "best"},
+                          user_attrs={"command": command})  # fmt: skip
+    new = SimpleNamespace(number=1, params={"drafter.tree.words_per_frame": 3, "drafter/tree": "dynamic"})
+    assert registry.predicts(old, new)
+    assert not registry.predicts(old, SimpleNamespace(number=1, params={**new.params, "drafter/tree": "top_n"}))
+    old.user_attrs["command"] = command.replace("steps=9", "steps=8")
+    assert not registry.predicts(old, new)
 
 
 def test_every_rename_ends_at_a_name_that_exists():

@@ -10,6 +10,7 @@ import torch
 from entry_parts import REPOSITORY, expect_error, run_script, train_args
 from omegaconf import OmegaConf
 from safetensors.torch import load_file
+from tiny_models import random_lm
 
 from ctcdraft.config import sweep_jobs
 from ctcdraft.config.build import load_drafter
@@ -158,6 +159,34 @@ def test_a_stopped_sweep_continues(world, monkeypatch, capsys):
     assert (world / "swept" / "sweep.csv").read_text() == whole
     said = expect_error(monkeypatch, capsys, "train.py", "-m", *train_args("run=swept", "drafter.frames=3,4", "seed=1"))
     assert "swept/0 holds a run already" in said
+
+
+def test_a_sweep_that_was_begun_with_old_names_continues(world, monkeypatch, capsys):
+    monkeypatch.chdir(world)
+    words = ["-m", *train_args("run=renamed", "drafter.frames=3,4")]
+    run_script(monkeypatch, "train.py", *words)
+    for job in "01":
+        config = world / "renamed" / job / "config.yaml"
+        values = OmegaConf.load(config)
+        values.drafter["paths"] = values.drafter.pop("tree")
+        values.drafter.paths._target_ = "ctcdraft.drafters.paths.PrefixSearch"
+        OmegaConf.save(values, config)
+    capsys.readouterr()
+    run_script(monkeypatch, "train.py", *words)
+    assert "renamed/1 already has its 4 steps" in capsys.readouterr().out
+    assert not list((world / "renamed").glob("*/failed.json"))
+
+
+def test_a_resumed_run_is_planned_by_its_own_config(world, monkeypatch, capsys):
+    """On a machine without the weights of its base model."""
+    monkeypatch.chdir(world)
+    shutil.copytree("run", "moved")
+    random_lm(context=128).config.save_pretrained(world / "shape")
+    config = OmegaConf.load(world / "moved" / "config.yaml")
+    config.base.path, config.plan_only = "shape", True
+    OmegaConf.save(config, world / "moved" / "config.yaml")
+    run_script(monkeypatch, "train.py", "resume=moved")
+    assert "because no weights of shape are on this machine" in capsys.readouterr().out
 
 
 def test_downloaded_prompts_may_have_a_manifest_of_their_own(world, monkeypatch, capsys):

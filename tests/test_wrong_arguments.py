@@ -145,6 +145,11 @@ from tiny_models import random_lm, tiny_tokenizer
         ("train.py", train_args("run=x", "prepared=other", "corpus.path=empty.jsonl"), "empty.jsonl"),
         ("train.py", ["resume=nowhere"], "nowhere holds no run"),
         ("train.py", train_args("run=x", "base.path=mamba"), "no attention heads"),
+        (
+            "evaluate.py",
+            ["checkpoint=run", "base=local", "base.path=nowhere", "explorer._target_=ctcdraft.Absent"],
+            "check the name in _target_",
+        ),
         ("evaluate.py", ["checkpoint=nowhere"], "contestant nowhere is neither a run directory"),
         ("evaluate.py", ["checkpoint=run", "benchmark.path=gone.jsonl"], "gone.jsonl"),
         ("evaluate.py", ["checkpoint=run", "base=local", "base.path=other_base"], "other_base (they differ in weights"),

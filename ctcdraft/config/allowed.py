@@ -13,6 +13,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
 from ctcdraft.errors import InputError, first_line
 from ctcdraft.renamed import current
 
@@ -21,7 +25,6 @@ GET_METHOD = "hydra.utils.get_method"
 
 
 def _targets(package: str, names: str) -> set[str]:
-    """Return the full names of `module.Class` in a package of ctcdraft: ("nn", "bodies.AttentionBody") and so on."""
     return {f"ctcdraft.{package}.{name}" for name in names.split()}
 
 
@@ -108,18 +111,13 @@ def read_run_config(file: Path, trust: Collection[str] = (), nodes: Collection[s
     """Return the config.yaml of a run directory, checked.
 
     Args:
-        nodes: the nodes that will be instantiated, whose names are checked; None for all.
+        nodes: the nodes that will be instantiated, whose names are checked; None for all, as resuming needs.
     """
     config, values = read_yaml(file)
     for node, value in values.items():
         instantiated = nodes is None or node in nodes
         refuse_foreign({node: value}, file, ALLOWED_TARGETS.get(node, ()) if instantiated else None, trust)
     return config
-
-
-def read_resumed_config(file: Path, trust: Collection[str] = ()) -> Any:
-    """Return the config.yaml of a run directory with all names checked: resuming instantiates every node."""
-    return read_run_config(file, trust, nodes=None)
 
 
 def read_drafter_config(file: Path, trust: Collection[str] = ()) -> Any:
@@ -135,13 +133,10 @@ def read_yaml(file: Path, place: str = "") -> tuple[Any, dict[str, Any]]:
     Args:
         place: the key that the file's content has in a whole config, for the lookup of renamed keys.
     """
-    import yaml
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
     try:
         values: Any = current(OmegaConf.to_container(OmegaConf.load(file), resolve=False), place)
         config = OmegaConf.create(values)
+    # RecursionError: YAML nests without a limit, and an alias may refer to the node that contains it.
     except (OSError, ValueError, RecursionError, yaml.YAMLError, OmegaConfBaseException) as error:
         raise InputError(f"cannot read {file} ({first_line(error)}); give a YAML file of keys and values") from error
     if not isinstance(values, dict):
@@ -167,7 +162,7 @@ def refuse_foreign(values: Any, file: Path, allowed: Collection[str] | None, tru
             refuse_directives(value, where, file, trust)
             if "_target_" in value and allowed is not None:
                 refuse_name(value["_target_"], f"{where}._target_", file, allowed, trust)
-                if value["_target_"] == GET_METHOD:
+                if value["_target_"] == GET_METHOD:  # it returns the function of that name, which is then called
                     refuse_name(value.get("path"), f"{where}.path", file, set(allowed) - {GET_METHOD}, trust)
 
 
@@ -179,21 +174,18 @@ def refuse_directives(node: dict[Any, Any], where: str, file: Path, trust: Colle
         if key == "_target_" or (key == "_convert_" and value == "all"):
             continue
         if key != "_partial_" or not (value is False or (value is True and may_be_partial)):
-            raise InputError(
-                f"{file} has {where}.{key}: {printable(value)}, which no config of ctcdraft uses; leave it out"
-            )
+            unused = f"{where}.{key}: {printable(value)}"
+            raise InputError(f"{file} has {unused}, which no config of ctcdraft uses; leave it out")
 
 
 def refuse_name(name: Any, where: str, file: Path, allowed: Collection[str], trust: Collection[str]) -> None:
-    """Raise InputError for a name to be called that is neither allowed nor trusted."""
+    text = printable(name)
     if not isinstance(name, str):
-        raise InputError(
-            f"{file} has {where}: {printable(name)}, which is not the name of a class; give one as module.Class"
-        )
+        raise InputError(f"{file} has {where}: {text}, which is not the name of a class; give one as module.Class")
     if name not in allowed and name not in trust:
         raise InputError(
-            f"{file} wants to call {printable(name)} ({where}), and a file may only call classes of ctcdraft; if it is "
-            f"a class of your own, add trust=[{printable(name)}]"
+            f"{file} wants to call {text} ({where}), and a file may only call classes of ctcdraft; if it is a class of "
+            f"your own, add trust=[{text}]"
         )
 
 

@@ -1,4 +1,4 @@
-"""Objects from config nodes: the base of a dry run, and untrained or trained drafters."""
+"""Objects from config nodes: drafters, trained or not, and the corpus, engine, batches and dry run of a training."""
 
 from __future__ import annotations
 
@@ -7,39 +7,29 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+import torch
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import InstantiationException
+from hydra.utils import get_class, instantiate
+from omegaconf import DictConfig, OmegaConf
+
+from ctcdraft.config.allowed import read_run_config
 from ctcdraft.config.cli import REPOSITORY
+from ctcdraft.corpus import part_files, prepared
+from ctcdraft.corpus.answer_mask import refuse_wrong_masks
+from ctcdraft.corpus.batches import Batches, first_fit_packing, one_per_row
+from ctcdraft.corpus.hidden_states import compute_hidden_states
+from ctcdraft.corpus.prefetch import PrefetchingBatches
+from ctcdraft.distributed import from_environment
 from ctcdraft.errors import InputError
+from ctcdraft.hardware import HardwareSpec
+from ctcdraft.planning.corpus import plan_corpus, plan_corpus_dry_run
+from ctcdraft.planning.dry_run import CorpusStats, plan_dry_run
+from ctcdraft.training.engine import OptimizerSettings
+from ctcdraft.training.run_directory import RunDirectory
+from ctcdraft.training.validation import split_held_out
 
-
-def meta_base(config: Any) -> Any:
-    """Return the base of a `base` node on the meta device if it cannot be loaded on this machine, else None.
-
-    Only bases that `load_base` loads can be planned for without weights.
-    """
-    from hydra.utils import instantiate
-    from omegaconf import OmegaConf
-
-    values: Any = OmegaConf.to_container(config, resolve=True)
-    if values["_target_"] != "ctcdraft.models.loading.load_base":
-        return None
-    return instantiate({**values, "_target_": "ctcdraft.models.meta.meta_base_if_absent", "_convert_": "all"})
-
-
-def portable_config(node: Any) -> Any:
-    """Return the plain values of a node, with paths inside this repository relative to its root.
-
-    So files that are written into run directories do not depend on where the repository is.
-    """
-    from omegaconf import OmegaConf
-
-    def portable(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: portable(item) for key, item in value.items()}
-        if isinstance(value, list):
-            return [portable(item) for item in value]
-        return value.removeprefix(f"{REPOSITORY}/") if isinstance(value, str) else value
-
-    return portable(OmegaConf.to_container(node, resolve=True))
+CORPUS_KEYS = ("corpus.", "answers", "data_seed")  # keys that decide prompts and responses
 
 
 def build_drafter(config: Any, base: Any, **parts: Any) -> Any:
@@ -48,9 +38,6 @@ def build_drafter(config: Any, base: Any, **parts: Any) -> Any:
     Args:
         parts: the drafters that a composite drafter combines, by role.
     """
-    from hydra.utils import instantiate
-    from omegaconf import OmegaConf
-
     values: Any = OmegaConf.to_container(config, resolve=True)
     values.pop("name", None)  # names report rows and files; no constructor takes it
     return instantiate(values, base=base, **parts)
@@ -63,11 +50,6 @@ def load_drafter(run: Path, base: Any, tree: Any | None, trust: Collection[str] 
         tree: config of another tree builder; None for the run's own.
         trust: further classes that the run's config may call (allowed.py).
     """
-    from hydra.errors import InstantiationException
-
-    from ctcdraft.config.allowed import read_run_config
-    from ctcdraft.training.run_directory import RunDirectory
-
     directory = RunDirectory(run)
     directory.require()
     directory.refuse_other_base(base.fingerprint())
@@ -89,10 +71,6 @@ def load_drafter(run: Path, base: Any, tree: Any | None, trust: Collection[str] 
 
 def build_engine(config: Any, drafter: Any, distributed: Any) -> Any:
     """Return the engine of a training config, which takes the optimiser steps of a drafter."""
-    from hydra.utils import instantiate
-
-    from ctcdraft.training.engine import OptimizerSettings
-
     settings = OptimizerSettings.from_config(config.trainer)
     return instantiate(config.engine)(drafter, drafter.trainable_parameters(), settings, distributed)
 
@@ -102,8 +80,6 @@ def build_adapter(config: Any, base: Any, drafter: Any, engine: Any) -> Any:
 
     Call it after the drafter is built, whose weights may be initialised from the unchanged base model.
     """
-    from hydra.utils import instantiate
-
     if config.adapt is None:
         return None
     adapter = instantiate(config.adapt)(base, drafter)
@@ -111,11 +87,61 @@ def build_adapter(config: Any, base: Any, drafter: Any, engine: Any) -> Any:
     return adapter
 
 
+def resolve_corpus_paths(config: DictConfig) -> tuple[Any, Path]:
+    """Return where prompts come from, and the folder of the prepared corpus, which may not exist yet.
+
+    corpus.path names a prepared corpus (a folder), or prompts to prepare.
+    """
+    given, prompts = config.corpus.path, config.prompts.path
+    if given == prompts:
+        return prompts, Path(config.prepared)
+    folder = Path(str(given))
+    # Downloaded prompts may contain a manifest.json of their own, but no parts.
+    if (folder / "manifest.json").is_file() and part_files.list_parts(folder):
+        return prompts, folder
+    return given, Path(config.prepared)
+
+
+def load_corpus(config: DictConfig, base: Any) -> prepared.PreparedCorpus | None:
+    """Return the corpus of this base model, prepared now where it is absent; None with plan_only and no corpus yet."""
+    prompts, folder = resolve_corpus_paths(config)
+    if folder != Path(config.prepared) and prepared.is_complete(folder):
+        return prepared.read_corpus(folder, base.fingerprint())
+    corpus, answers = instantiate(config.corpus, path=prompts), instantiate(config.answers)
+    # A corpus made otherwise is refused only where the command line sets prompts or responses.
+    specified = any(key.lstrip("+").startswith(CORPUS_KEYS) for key in HydraConfig.get().overrides.task)
+    plan = None
+    if not prepared.is_complete(folder):
+        plan = plan_corpus(base, corpus, answers, folder, prepared.SINGLE_SHARD)
+        print(plan)
+        if config.plan_only:
+            return None
+    elif not specified and (differing := prepared.differing_settings(base, corpus, answers, folder)):
+        print(f"the corpus in {folder} is used as it is; it was made with {', '.join(differing)}")
+        return prepared.read_corpus(folder, base.fingerprint())
+    # A complete corpus is only checked against these prompts and settings.
+    prepared.prepare(base, corpus, answers, folder, {"corpus": portable_config(config.corpus)}, planned=plan)
+    return prepared.read_corpus(folder, base.fingerprint())
+
+
+def portable_config(node: Any) -> Any:
+    """Return the plain values of a node, with paths inside this repository relative to its root.
+
+    So files that are written into run directories do not depend on where the repository is.
+    """
+
+    def portable(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: portable(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [portable(item) for item in value]
+        return value.removeprefix(f"{REPOSITORY}/") if isinstance(value, str) else value
+
+    return portable(OmegaConf.to_container(node, resolve=True))
+
+
 def split_corpus(config: Any, corpus: Any, base: Any, drafter: Any) -> tuple[Any, Any]:
     """Return the rows to train on and the validation prompts; choose the drafter's draft vocabulary from the rows."""
-    from ctcdraft.corpus.answer_mask import refuse_wrong_masks
-    from ctcdraft.training.validation import split_held_out
-
     refuse_wrong_masks(corpus.rows, base.tokenizer, base.stop_token_ids)
     max_length = min(config.trainer.max_length, base.context_length)
     rows, prompts = split_held_out(corpus.rows, config.trainer.probe_prompts, max_length)
@@ -126,9 +152,6 @@ def split_corpus(config: Any, corpus: Any, base: Any, drafter: Any) -> tuple[Any
 
 def build_batches(config: Any, rows: Any, base: Any, states: Any, labels: int, adapter: Any) -> Any:
     """Return the training batches of the rows of a corpus; raise InputError where there are too few rows."""
-    from ctcdraft.corpus.batches import Batches, first_fit_packing, one_per_row
-    from ctcdraft.corpus.hidden_states import compute_hidden_states
-
     settings = config.trainer
     if not rows:
         key = "trainer.max_length" if settings.max_length <= base.context_length else "base.context_length"
@@ -140,6 +163,7 @@ def build_batches(config: Any, rows: Any, base: Any, states: Any, labels: int, a
             "or prepare more prompts (corpus.limit=)"
         )
     packing = first_fit_packing(settings.pack_length) if settings.pack_length is not None else one_per_row
+    # The adapter's hidden states carry a gradient; the base's own do not.
     reading = compute_hidden_states if adapter is None else adapter.read
     return Batches(
         rows, base, settings.batch_size, settings.anchors_per_sequence, labels, config.seed, states, packing, reading
@@ -148,7 +172,42 @@ def build_batches(config: Any, rows: Any, base: Any, states: Any, labels: int, a
 
 def build_feed(config: Any, batches: Any, distributed: Any) -> Any:
     """Return the batches themselves, or with trainer.prefetch their prefetching by a thread; close it after use."""
-    from ctcdraft.corpus.prefetch import PrefetchingBatches
-
     total = config.trainer.steps * config.trainer.gradient_accumulation_steps
     return PrefetchingBatches(batches, total, distributed.world_size) if config.trainer.prefetch else batches
+
+
+def meta_base(config: Any) -> Any:
+    """Return the base of a `base` node on the meta device if it cannot be loaded on this machine, else None."""
+    values: Any = OmegaConf.to_container(config, resolve=True)
+    if values["_target_"] != "ctcdraft.models.loading.load_base":
+        return None  # the other bases have random weights and can always be made
+    return instantiate({**values, "_target_": "ctcdraft.models.meta.meta_base_if_absent", "_convert_": "all"})
+
+
+def plan_without_base(config: DictConfig) -> str | None:
+    """Return the plan of a run on the meta device, its corpus included; None where the base model can be loaded."""
+    meta = meta_base(config.base)
+    if meta is None:
+        return None
+    drafter_class: Any = get_class(config.drafter._target_)
+    if drafter_class.usable_untrained:
+        raise InputError(
+            f"drafter={config.drafter.name} brings weights of its own, which a dry run does not have; plan it where "
+            f"{meta.base.name} can be loaded"
+        )
+    if config.adapt is not None:
+        raise InputError(f"a dry run cannot plan adapt=lora; give adapt=none, or plan where {meta.base.name} is")
+    with torch.device("meta"):
+        drafter = build_drafter(config.drafter, meta.base).eval()  # training noise would be drawn from values
+    hardware = HardwareSpec.of(config.plan)
+    prompts, folder = resolve_corpus_paths(config)
+    if prepared.is_complete(folder):
+        manifest = part_files.read_manifest(folder) or {}
+        corpus_plan, stats = str(meta), CorpusStats.from_manifest(manifest, meta.base.context_length)
+    else:
+        corpus, answers = instantiate(config.corpus, path=prompts), instantiate(config.answers)
+        plan = plan_corpus_dry_run(meta, corpus, answers, hardware, prepared.SINGLE_SHARD)
+        corpus_plan, stats = str(plan), CorpusStats.from_work(plan.work)
+    objective, processes = instantiate(config.objective), from_environment().world_size
+    training_plan = plan_dry_run(meta.base, drafter, objective, stats, config.trainer, hardware, processes)
+    return f"{corpus_plan}\n{training_plan}"

@@ -11,6 +11,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException, InstantiationException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
 from ctcdraft.errors import InputError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -22,8 +28,6 @@ os.environ.setdefault("HYDRA_FULL_ERROR", "1")
 
 def register_resolvers() -> None:
     """Register the OmegaConf resolvers of configs/, such as `${repo:data/tiny}`, a path inside this repository."""
-    from omegaconf import OmegaConf
-
     from ctcdraft.corpus.default_folder import default_folder
 
     resolvers: dict[str, Callable[..., Any]] = {
@@ -31,8 +35,10 @@ def register_resolvers() -> None:
         "prepared_in": default_folder,
         "basename": lambda path: Path(path).name,
         "auto_device": auto_device,
-        "auto_shard": auto_shard,
-        "auto_dtype": auto_dtype,
+        # i/N for process i of the N that torchrun started.
+        "auto_shard": lambda: f"{int(os.environ.get('RANK', 0)) + 1}/{os.environ.get('WORLD_SIZE', 1)}",
+        # On a CPU tokens must equal autoregression exactly.
+        "auto_dtype": lambda device: "float32" if device == "cpu" else "bfloat16",
         "bfloat16_on": bfloat16_on,
     }
     for name, resolver in resolvers.items():
@@ -41,20 +47,10 @@ def register_resolvers() -> None:
 
 def auto_device() -> str:
     """Return a CUDA device where there is one (under torchrun, the one of this process), else cpu."""
-    import torch
+    import torch  # seconds; only commands that need the device pay them
 
     rank = os.environ.get("LOCAL_RANK")
     return ("cuda" if rank is None else f"cuda:{rank}") if torch.cuda.is_available() else "cpu"
-
-
-def auto_shard() -> str:
-    """Return i/N for process i of the N that torchrun started, 1/1 without torchrun."""
-    return f"{int(os.environ.get('RANK', 0)) + 1}/{os.environ.get('WORLD_SIZE', 1)}"
-
-
-def auto_dtype(device: str) -> str:
-    """Return float32 for a CPU, where tokens must equal autoregression exactly, and bfloat16 for an accelerator."""
-    return "float32" if device == "cpu" else "bfloat16"
 
 
 def bfloat16_on(device: str) -> bool:
@@ -81,7 +77,7 @@ def entry_point(main: Callable[[Any], Any]) -> Callable[[Any], Any]:
             from ctcdraft.config.sweep_jobs import job_number
 
             job = job_number()
-            print(f"{Path(sys.argv[0]).name}: {'' if job is None else f'job {job}: '}{sentence}", file=sys.stderr)
+            print_error(sentence if job is None else f"job {job}: {sentence}")
             if job is not None:  # Hydra runs the other jobs before it raises this
                 raise InputError("jobs of the sweep failed, see above; the same command tries them again") from None
             raise SystemExit(1) from None
@@ -89,27 +85,40 @@ def entry_point(main: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return guarded
 
 
-def error_sentence(error: Exception) -> str | None:
-    """Return the sentence for an error of the input; None where the error is a bug."""
-    input_error = find_input_error(error)
-    return str(input_error) if input_error is not None else target_error(error) or config_error(error)
-
-
 def run_hydra_main(main: Callable[[], Any]) -> None:
     """Run a Hydra main function; errors of Hydra about the command line are printed as one sentence too."""
     try:
         main()
     except KeyboardInterrupt:
-        message = "stopped by Ctrl-C; what was finished is kept, and the same command goes on from there"
-        print(f"{Path(sys.argv[0]).name}: {message}", file=sys.stderr)
-        raise SystemExit(130) from None
+        print_error("stopped by Ctrl-C; what was finished is kept, and the same command goes on from there")
+        raise SystemExit(130) from None  # 128 + SIGINT, as shells report it
     except BrokenPipeError:  # `... --help | head` closed the pipe; flushing at exit must not fail
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except Exception as error:
         if (sentence := error_sentence(error)) is None:
             raise
-        print(f"{Path(sys.argv[0]).name}: {sentence}", file=sys.stderr)
+        print_error(sentence)
         raise SystemExit(1) from None
+
+
+def print_error(sentence: str) -> None:
+    print(f"{Path(sys.argv[0]).name}: {sentence}", file=sys.stderr)
+
+
+def error_sentence(error: Exception) -> str | None:
+    """Return the sentence for an error of the input; None where the error is a bug."""
+    if (input_error := find_input_error(error)) is not None:
+        return str(input_error)
+    if isinstance(error, InstantiationException) and str(error).startswith("Error locating target"):
+        return f"{str(error).splitlines()[0].rstrip(':.')}; check the name in _target_"
+    return config_error(error)
+
+
+def find_input_error(error: BaseException | None) -> InputError | None:
+    """Return the InputError that `error` is or was raised from; Hydra wraps exceptions of constructors."""
+    while error is not None and not isinstance(error, InputError):
+        error = error.__cause__
+    return error
 
 
 def config_error(error: Exception, verb: str | None = None, more: Iterable[str] = ()) -> str | None:
@@ -119,10 +128,7 @@ def config_error(error: Exception, verb: str | None = None, more: Iterable[str] 
         verb: the entry point whose keys are meant, if not the running script.
         more: keys that the script takes besides those of its config.
     """
-    from hydra.errors import HydraException, InstantiationException
-    from omegaconf.errors import OmegaConfBaseException
-
-    if isinstance(error, InstantiationException) or not isinstance(error, (HydraException, OmegaConfBaseException)):
+    if isinstance(error, InstantiationException) or not isinstance(error, HydraException | OmegaConfBaseException):
         return None
     if missing := re.search(r"Missing mandatory value: ([\w.]+)", str(error)):
         return f"{missing[1]}= is missing; give it on the command line"
@@ -133,24 +139,19 @@ def config_error(error: Exception, verb: str | None = None, more: Iterable[str] 
 
 def suggest_keys(message: str, verb: str, more: Iterable[str] = ()) -> str:
     """Return "did you mean KEY?" for the quoted names in a message, or how to print all keys."""
-    from hydra import compose, initialize_config_dir
-    from hydra.core.global_hydra import GlobalHydra
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
-
     typed = [argument.partition("=")[0] for argument in sys.argv[1:]]
     options = [str(file.relative_to(CONFIGS).with_suffix("")) for file in CONFIGS.rglob("*/*.yaml")]
     chosen = [argument for argument in sys.argv[1:] if argument.replace("=", "/", 1) in options]
     GlobalHydra.instance().clear()  # left by the failing job
-    with initialize_config_dir(str(CONFIGS), version_base=None):
-        try:
-            known = dotted_keys(compose(verb, chosen))
-        except (HydraException, OmegaConfBaseException):  # the error that the message reports
-            known = dotted_keys(compose(verb))
+    try:
+        known = dotted_keys(compose_config(verb, *chosen))
+    except (HydraException, OmegaConfBaseException):  # the error that the message reports
+        known = dotted_keys(compose_config(verb))
     known += [*more, *options]
     for name in re.findall(r"'([\w./@-]+)'", message):
         if name in known:
             continue
+        # Keys whose parents were left out come first; a misspelling may resemble a key of another part.
         close = [key for key in known if key.endswith(f".{name}")] or difflib.get_close_matches(name, known, 3)
         close = [key for key in close if key not in typed]
         if close and name != verb:
@@ -160,9 +161,6 @@ def suggest_keys(message: str, verb: str, more: Iterable[str] = ()) -> str:
 
 def compose_config(verb: str, *overrides: str) -> Any:
     """Return the config of `python VERB.py OVERRIDES`, inside a running entry point or outside."""
-    from hydra import compose, initialize_config_dir
-    from hydra.core.global_hydra import GlobalHydra
-
     if GlobalHydra.instance().is_initialized():
         return compose(verb, overrides=list(overrides))
     register_resolvers()
@@ -175,23 +173,7 @@ def dotted_keys(node: Any, prefix: str = "") -> list[str]:
     keys = []
     for key in node:
         keys.append(prefix + str(key))
-        value = node._get_node(key)
-        if hasattr(value, "_get_node") and hasattr(value, "keys"):
+        value = node._get_node(key)  # unresolved: an interpolation may not be resolvable yet
+        if OmegaConf.is_dict(value):
             keys += dotted_keys(value, f"{prefix}{key}.")
     return keys
-
-
-def find_input_error(error: BaseException | None) -> InputError | None:
-    """Return the InputError that `error` is or was raised from; Hydra wraps exceptions of constructors."""
-    while error is not None and not isinstance(error, InputError):
-        error = error.__cause__
-    return error
-
-
-def target_error(error: BaseException) -> str | None:
-    """Return the sentence for a `_target_=` that cannot be found; None for other errors."""
-    from hydra.errors import InstantiationException
-
-    if not isinstance(error, InstantiationException) or not str(error).startswith("Error locating target"):
-        return None
-    return f"{str(error).splitlines()[0].rstrip(':.')}; check the name in _target_="

@@ -17,6 +17,10 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Quote, QuotedString
+from hydra.errors import HydraException
+
 from ctcdraft.errors import InputError
 from ctcdraft.renamed import current_argument
 
@@ -55,9 +59,8 @@ def quote_paths(arguments: Sequence[str], searched: bool = False) -> list[str]:
 def takes_path(argument: str) -> bool:
     """Return whether an argument is key=value and its key takes a path or a list of paths."""
     key, equals, _ = argument.partition("=")
-    return bool(equals) and (
-        key.rpartition(".")[2].lstrip("+") in PATH_KEYS | PATH_LIST_KEYS or BENCHMARK_PREFIX in key
-    )
+    named = key.rpartition(".")[2].lstrip("+") in PATH_KEYS | PATH_LIST_KEYS
+    return bool(equals) and (named or BENCHMARK_PREFIX in key)
 
 
 def quote_path(argument: str) -> str:
@@ -72,7 +75,7 @@ def quote_path(argument: str) -> str:
         if (override.is_sweep_override() and not override._value.simple_form) or override.value() is None:
             return argument  # choice(..) and null
         if isinstance(override.value(), str):
-            value = override.value()
+            value = override.value()  # without the quotes that the user gave; 2024 and 1e3 stay as typed
     expanded = os.path.expanduser(value)
     unchanged = override is not None and override.value() == expanded
     return argument if unchanged else f"{key}={hydra_quote(expanded)}"
@@ -99,14 +102,12 @@ def quote_item(match: re.Match[str]) -> str:
 def refuse_split_path(arguments: Sequence[str], index: int) -> None:
     """Raise InputError for the rest of a path that the shell split at a space: run=my folder."""
     before = arguments[index - 1] if index else ""
+    # An argument that begins with ~ deletes a key.
     rest = list(takewhile(lambda text: "=" not in text and not text.startswith(("-", "~")), arguments[index:]))
-    if not rest or not takes_path(before):
-        return
-    joined = [*arguments[: index - 1], " ".join([before, *rest]), *arguments[index + len(rest) :]]
-    raise InputError(
-        f"{rest[0]} is not key=value; if it belongs to {before.partition('=')[0]}=, quote them together: "
-        f"{shell_command(joined)}"
-    )
+    if rest and takes_path(before):
+        command = corrected(arguments, index - 1, " ".join([before, *rest]), 1 + len(rest))
+        key = before.partition("=")[0]
+        raise InputError(f"{rest[0]} is not key=value; if it belongs to {key}=, quote them together: {command}")
 
 
 def refuse_ambiguous_comma(arguments: Sequence[str], index: int) -> None:
@@ -115,17 +116,17 @@ def refuse_ambiguous_comma(arguments: Sequence[str], index: int) -> None:
     paths = re.split(r"\s*(?<!\\),\s*", value)
     if not takes_path(arguments[index]) or len(paths) < 2 or value.startswith(("[", "{", "'", '"')) or "(" in value:
         return
-    as_list = [*arguments[:index], f"{key}=[{value}]", *arguments[index + 1 :]]
+    as_list = corrected(arguments, index, f"{key}=[{value}]")
     if key.rpartition(".")[2].lstrip("+") in PATH_LIST_KEYS:
-        raise InputError(f"{key}= takes several paths as a list in brackets: {shell_command(as_list)}")
+        raise InputError(f"{key}= takes several paths as a list in brackets: {as_list}")
+    # What exists decides: a path may contain a comma, and only existing paths can be meant together.
     one_exists, *each_exists = (os.path.lexists(os.path.expanduser(path)) for path in (value, *paths))
     if one_exists or not all(each_exists):
         return
-    as_one = [*arguments[:index], f"{key}={hydra_quote(value, double=True)}", *arguments[index + 1 :]]
+    as_one = corrected(arguments, index, f"{key}={hydra_quote(value, double=True)}")
     raise InputError(
         f"{arguments[index]} may be {len(paths)} existing paths or one with the name {value}; for one path: "
-        f"{shell_command(as_one)}; for all of them, where {key}= takes a list: {shell_command(as_list)}; -m tries one "
-        "after the other"
+        f"{as_one}; for all of them, where {key}= takes a list: {as_list}; -m tries one after the other"
     )
 
 
@@ -136,15 +137,12 @@ def refuse_unquoted(arguments: Sequence[str], index: int) -> None:
         return
     quoted = f"{key}={hydra_quote(value, double=True)}"
     if parse_override(arguments[index]) is None and parse_override(quoted) is not None:
-        corrected = shell_command([*arguments[:index], quoted, *arguments[index + 1 :]])
-        raise InputError(f"{arguments[index]} cannot be read without quotes around its value: {corrected}")
+        command = corrected(arguments, index, quoted)
+        raise InputError(f"{arguments[index]} cannot be read without quotes around its value: {command}")
 
 
 def parse_override(argument: str) -> Any | None:
     """Return Hydra's Override of an argument, or None where its grammar refuses it."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
     try:
         return OverridesParser.create().parse_override(argument)
     except HydraException:
@@ -153,11 +151,10 @@ def parse_override(argument: str) -> Any | None:
 
 def hydra_quote(text: str, double: bool = False) -> str:
     """Return a text in Hydra's quotes; double ones are easier to read inside the quotes of a shell."""
-    from hydra.core.override_parser.types import Quote, QuotedString
-
     return QuotedString(text, Quote.double if double else Quote.single).with_quotes()
 
 
-def shell_command(arguments: Sequence[str]) -> str:
-    """Return the command of this process with other arguments, quoted for a shell."""
-    return shlex.join(["python", Path(sys.argv[0]).as_posix(), *arguments])
+def corrected(arguments: Sequence[str], index: int, argument: str, replaced: int = 1) -> str:
+    """Return the command of this process for a shell, with another argument in the place of some."""
+    changed = [*arguments[:index], argument, *arguments[index + replaced :]]
+    return shlex.join(["python", Path(sys.argv[0]).as_posix(), *changed])

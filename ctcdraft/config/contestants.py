@@ -12,14 +12,16 @@ from typing import Any
 
 import torch
 from hydra.utils import get_object, instantiate
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
-from ctcdraft.config.allowed import ALLOWED_TARGETS, read_drafter_config, read_run_config, refuse_foreign
+from ctcdraft.config.allowed import ALLOWED_TARGETS, parse_trust, read_drafter_config, read_run_config, refuse_foreign
 from ctcdraft.config.build import build_drafter, load_drafter
 from ctcdraft.config.cli import CONFIGS
-from ctcdraft.config.contestant_files import DRAFTER_CONFIGS, drafter_file, split_reading
+from ctcdraft.config.early_checks import DRAFTER_CONFIGS, drafter_file, split_reading
+from ctcdraft.config.schema import as_list
 from ctcdraft.drafters.base import DraftHead
 from ctcdraft.errors import InputError
+from ctcdraft.evaluation.records import AUTOREGRESSIVE
 from ctcdraft.evaluation.setup import Contestant
 from ctcdraft.evaluation.stock_generate import StockGenerate
 from ctcdraft.models.fingerprint import weights_hash
@@ -30,19 +32,13 @@ from ctcdraft.training.run_directory import RunDirectory
 
 @dataclass(frozen=True)
 class ContestantConfig:
-    """One item of contestants=, resolved.
-
-    run: the run directory, or None for a drafter without one.
-    tree: the tree option of RUN@TREE that replaces the run's own.
-    parts: the drafters of a composite, by role.
-    trust: further classes that the run's config may call.
-    """
+    """One item of contestants=, resolved."""
 
     name: str
     run: Path | None
-    config: Any
-    tree: str | None
-    parts: dict[str, ContestantConfig] = field(default_factory=dict)
+    config: Any  # the run's whole config, or the `drafter` node of a drafter without a run
+    tree: str | None  # the option of RUN@TREE that replaces the run's own tree builder
+    parts: dict[str, ContestantConfig] = field(default_factory=dict)  # the drafters of a composite, by role
     trust: Collection[str] = ()
 
     def runs(self) -> Iterator[ContestantConfig]:
@@ -52,7 +48,41 @@ class ContestantConfig:
                 yield entry
 
 
-def resolve(name_or_mapping: Any, untrained: bool = False, trust: Collection[str] = ()) -> ContestantConfig:
+def resolve_contestants(config: DictConfig, alone: bool = False) -> dict[str, ContestantConfig]:
+    """Return all contestants of evaluate.py by the name of their row, autoregression first.
+
+    Args:
+        alone: whether autoregression may be the only one.
+    """
+    items = as_list(config.contestants, "contestants")
+    if config.checkpoint is not None:
+        items = [config.checkpoint, *(items or ["prompt_lookup"])]
+    if not items and not alone:
+        raise InputError(
+            "contestants=[] leaves nothing to compare; give checkpoint=RUN, or contestants=[RUN,prompt_lookup]"
+        )
+    entries: dict[str, ContestantConfig] = {}
+    for item in [AUTOREGRESSIVE, *items]:
+        entry = resolve(item, trust=parse_trust(config.get("trust")))
+        if entry in entries.values():
+            continue
+        name = entry.name
+        if name in entries:  # a second run or variant of one drafter: add the run's directory, or the values
+            name += f":{entry.run.name if entry.run else describe_values(item)}"
+        while name in entries:  # records and rows of a report are found by name
+            name += "'"
+        entries[name] = entry
+    return entries
+
+
+def describe_values(item: Any) -> str:
+    """{draft_model: {frames: 4}}   ->   frames=4"""
+    if not isinstance(item, Mapping):
+        return str(item)
+    return ",".join(f"{key}={value}" for values in item.values() for key, value in (values or {}).items())
+
+
+def resolve(item: Any, untrained: bool = False, trust: Collection[str] = ()) -> ContestantConfig:
     """Return the contestant of one item of contestants=.
 
     An item is a run directory (RUN or RUN@TREE), a drafter of configs/drafter or configs/outside, or a YAML file;
@@ -62,18 +92,18 @@ def resolve(name_or_mapping: Any, untrained: bool = False, trust: Collection[str
         untrained: accept drafters that have weights but no run, to be timed with random weights.
         trust: further classes that a run, or a YAML file outside configs/, may call.
     """
-    values: dict[str, Any] = {}
-    name = str(name_or_mapping)
-    if isinstance(name_or_mapping, Mapping):
-        name, values = next(iter(name_or_mapping.items()))
-        values = current(OmegaConf.to_container(values) if OmegaConf.is_config(values) else values or {}, "drafter")
+    name, values = next(iter(item.items())) if isinstance(item, Mapping) else (str(item), {})
+    # Resolved here: below, the values are cut off from the config into which they interpolate.
+    values = OmegaConf.to_container(values, resolve=True) if OmegaConf.is_config(values) else values or {}
+    values = current(values, "drafter")
     path, tree = split_reading(name)
     run = RunDirectory(Path(path))
     if run.config.is_file():
         if values:
-            raise InputError(f"{path} is a run and has its own values; {dict(values)} cannot be given")
-        config = read_run_config(run.config, trust)
-        tree = current_tree(config.drafter, tree)
+            raise InputError(f"{path} is a run and has its own values; {values} cannot be given")
+        config: Any = read_run_config(run.config, trust)
+        # An old name may be one of two groups, of parallel heads and of autoregressive ones.
+        tree = current_option("drafter/paths" if "body" in config.drafter else "drafter/growth", tree)
         row_name = f"{config.drafter.name}{tree and f'@{tree}'}"
         return ContestantConfig(row_name, run.path, config, tree or None, trust=trust)
     config = compose_drafter_config(drafter_file(name, run.path), values, trust)
@@ -85,18 +115,27 @@ def resolve(name_or_mapping: Any, untrained: bool = False, trust: Collection[str
         if role not in roles:
             raise InputError(f"drafter {name} has no part {role}; it has {', '.join(map(str, roles))}")
     # A text for a mapping is the name of an option, which compose_drafter_config has merged already.
-    plain = {
-        key: value for key, value in values.items() if not (OmegaConf.is_dict(config[key]) and isinstance(value, str))
-    }
-    config = OmegaConf.merge(config, plain)
+    chosen = {key for key, value in values.items() if OmegaConf.is_dict(config[key]) and isinstance(value, str)}
+    config = OmegaConf.merge(config, {key: value for key, value in values.items() if key not in chosen})
     target = get_object(config._target_)
+    # Drafters without weights are no DraftHead, and a target may be a function.
     if not untrained and isinstance(target, type) and issubclass(target, DraftHead) and not target.usable_untrained:
         raise InputError(f"drafter {name} has weights: train it (train.py drafter={name}) and name its run directory")
-    return ContestantConfig(config.name, None, config, None, resolve_parts(name, config, trust), trust)
+    parts = config.pop("parts", {})
+    for role, part in parts.items():
+        if part is None:
+            raise InputError(
+                f"drafter {name} needs its part {role}: contestants=[{{{name}:{{parts:{{{role}:...}}}}}}] with a run "
+                "or a drafter"
+            )
+    resolved_parts = {str(role): resolve(part, trust=trust) for role, part in parts.items()}
+    return ContestantConfig(config.name, None, config, None, resolved_parts, trust)
 
 
 def compose_drafter_config(file: Path, chosen: Mapping[str, Any], trust: Collection[str] = ()) -> Any:
     """Return a drafter's YAML with its defaults list resolved; a file outside configs/ is checked as a foreign one.
+
+    Hydra itself would compose only files of its search path.
 
     Args:
         chosen: options that replace those of the defaults list, by group: {tree: chain}.
@@ -107,9 +146,8 @@ def compose_drafter_config(file: Path, chosen: Mapping[str, Any], trust: Collect
     for default in config.pop("defaults", []):
         for group, option in default.items() if hasattr(default, "items") else [(None, default)]:
             group = group and group.removeprefix("override ")
-            folder, named = (
-                (file.parent, option) if group is None else (DRAFTER_CONFIGS / group, chosen.get(group, option))
-            )
+            folder = file.parent if group is None else DRAFTER_CONFIGS / group
+            named = option if group is None else chosen.get(group, option)
             if isinstance(named, str) and named.startswith("/"):  # /from/the/top@_here_
                 above, _, named = named.removesuffix("@_here_")[1:].rpartition("/")
                 folder = CONFIGS / above
@@ -126,22 +164,34 @@ def compose_drafter_config(file: Path, chosen: Mapping[str, Any], trust: Collect
     return merged
 
 
-def resolve_parts(name: str, config: Any, trust: Collection[str] = ()) -> dict[str, ContestantConfig]:
-    """Resolve the parts of a composite drafter, each like any item of contestants=."""
-    parts = config.pop("parts", {})
-    for role, part in parts.items():
-        if part is None:
-            raise InputError(
-                f"drafter {name} needs its part {role}: contestants=[{{{name}:{{parts:{{{role}:...}}}}}}] with a run "
-                "or a drafter"
-            )
-    return {str(role): resolve(part, trust=trust) for role, part in parts.items()}
+def load_base(config: DictConfig, entries: Mapping[str, ContestantConfig]) -> Any:
+    """Return the base model of the command line, or that of the first run; `base.path=` alone moves the run's own."""
+    runs = [run_base_config(run) for entry in entries.values() for run in entry.runs()]
+    if "_target_" in config.base:
+        node = config.base
+    elif runs:
+        node = OmegaConf.merge(runs[0], {key: value for key, value in config.base.items() if value is not None})
+    else:
+        node = None
+    if node is None or not (node.path or "of" in node):
+        raise InputError("no base: give a run directory as checkpoint=, or base=tiny, or base=local base.path=FOLDER")
+    if node.path is None:  # base=shape has random weights and takes none of these
+        node = OmegaConf.masked_copy(node, [key for key in node if key not in ("path", "device_map", "quantization")])
+    return instantiate(node, device=config.device, dtype=config.dtype).for_inference()
+
+
+def run_base_config(run: ContestantConfig) -> Any:
+    """Return the base config of a run, with the LoRA adapter it trained, if any, and without ZeRO-3 sharding."""
+    changed: dict[str, Any] = {"zero3": False} if run.config.base.get("zero3") else {}
+    if run.run is not None and run.config.get("adapt") is not None:
+        changed["adapted"] = str(RunDirectory(run.run).adapter)
+    return OmegaConf.merge(run.config.base, changed)
 
 
 def build_contestant(entry: ContestantConfig, base: Any) -> Contestant:
     """Return the contestant with its drafter built, or loaded from its run, for this base."""
     if entry.run is not None:
-        return load_contestant(entry, base)
+        return load_contestant(entry, entry.run, base)
     parts = {role: build_contestant(part, base) for role, part in entry.parts.items()}
     drafter = build_drafter(entry.config, base, **{role: part.drafter for role, part in parts.items()})
     parameters = sum(part.parameters for part in parts.values())
@@ -155,6 +205,28 @@ def build_contestant(entry: ContestantConfig, base: Any) -> Contestant:
     return Contestant(drafter, identity, parameters, base.fingerprint())
 
 
+def load_contestant(entry: ContestantConfig, path: Path, base: Any) -> Contestant:
+    run, tree = RunDirectory(path), None
+    config: Any = OmegaConf.to_container(entry.config.drafter, resolve=True)
+    if entry.tree is not None:
+        file = DRAFTER_CONFIGS / "tree" / f"{entry.tree}.yaml"
+        if not file.is_file():
+            options = ", ".join(sorted(file.stem for file in file.parent.glob("*.yaml")))
+            raise InputError(f"@{entry.tree} is not an option of drafter/tree; the options are {options}")
+        tree = compose_drafter_config(file, {}, entry.trust)
+        config["tree"] = OmegaConf.to_container(tree, resolve=True)
+    drafter = load_drafter(path, base, tree, entry.trust)
+    parameters = sum(weight.numel() for weight in drafter.trainable_parameters())
+    # The config too: the same weights with another beam width are another contestant.
+    hashes = (short_hash(json.dumps(config, sort_keys=True).encode()), short_hash(run.head.read_bytes()))
+    identity = f"config {hashes[0]}, weights {hashes[1]}{identity_suffix(drafter)}"
+    objective = instantiate(entry.config.objective) if "objective" in entry.config else None
+    frame_tree = getattr(drafter, "frame_tree", None)
+    refuse_incompatible(objective, frame_tree)
+    fingerprint = json.loads(run.fingerprint.read_text())
+    return Contestant(drafter, identity, parameters, fingerprint, mismatch(objective, frame_tree))
+
+
 def identity_suffix(drafter: Any) -> str:
     """Return hashes of what a drafter's config does not determine: weights in a folder, code outside the package."""
     weights = weights_hash(drafter) if isinstance(drafter, torch.nn.Module) else ""
@@ -165,42 +237,5 @@ def identity_suffix(drafter: Any) -> str:
     return f"{suffix}, code {short_hash(Path(str(module.__file__)).read_bytes())}"
 
 
-def load_contestant(entry: ContestantConfig, base: Any) -> Contestant:
-    assert entry.run is not None
-    tree = tree_config(entry)
-    drafter = load_drafter(entry.run, base, tree, entry.trust)
-    parameters = sum(weight.numel() for weight in drafter.trainable_parameters())
-    run = RunDirectory(entry.run)
-    config: Any = OmegaConf.to_container(entry.config.drafter, resolve=True)
-    if tree is not None:
-        config["tree"] = OmegaConf.to_container(tree, resolve=True)
-    # The config too: the same weights with another beam width are another contestant.
-    identity = (
-        f"config {short_hash(json.dumps(config, sort_keys=True).encode())}, weights {short_hash(run.head.read_bytes())}"
-    )
-    identity += identity_suffix(drafter)
-    fingerprint = json.loads((run.path / "fingerprint.json").read_text())
-    objective = instantiate(entry.config.objective) if "objective" in entry.config else None
-    frame_tree = getattr(drafter, "frame_tree", None)
-    refuse_incompatible(objective, frame_tree)
-    return Contestant(drafter, identity, parameters, fingerprint, mismatch(objective, frame_tree))
-
-
 def short_hash(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
-
-
-def current_tree(drafter: Any, option: str) -> str:
-    """Return the present option of drafter/tree for RUN@OPTION, which may be an old name of one of two groups."""
-    return current_option("drafter/paths" if "body" in drafter else "drafter/growth", option)
-
-
-def tree_config(entry: ContestantConfig) -> Any | None:
-    """Return the config of the tree builder that RUN@TREE names; None for the run's own."""
-    if entry.tree is None:
-        return None
-    file = DRAFTER_CONFIGS / "tree" / f"{entry.tree}.yaml"
-    if not file.is_file():
-        options = ", ".join(sorted(file.stem for file in file.parent.glob("*.yaml")))
-        raise InputError(f"@{entry.tree} is not an option of drafter/tree; the options are {options}")
-    return compose_drafter_config(file, {}, entry.trust)

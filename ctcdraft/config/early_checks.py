@@ -9,17 +9,30 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ctcdraft.config.cli import compose_config, entry_point, run_hydra_main
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from ctcdraft.config.cli import CONFIGS, compose_config, entry_point, run_hydra_main
 from ctcdraft.config.command_line import MULTIRUN_FLAGS, parse_override, quote_paths
-from ctcdraft.config.contestant_files import refuse_unknown_contestants
 from ctcdraft.config.schema import as_list, check_config
 from ctcdraft.errors import InputError
 from ctcdraft.io import has_complete_corpus, refuse_existing_run, refuse_missing_run, refuse_unwritable
+
+DRAFTER_CONFIGS, OUTSIDE_CONFIGS = CONFIGS / "drafter", CONFIGS / "outside"
+# Studies are commands of their own; evaluate.py hands a config that sets one of these keys (experiment=arena,
+# experiment=table_mt_bench, recorded.path=FILE) to `run(config)` of the study's __main__.
+STUDIES = {
+    "arena": "studies.comparison",
+    "table.name": "studies.paper",
+    "recorded.path": "studies.external_logs",
+    "recorded.baseline": "studies.external_logs",
+}
 
 
 def check_before_imports(verb: str) -> None:
@@ -33,19 +46,16 @@ def check_before_imports(verb: str) -> None:
 
 def check_command_line(verb: str, arguments: Sequence[str]) -> None:
     """Rewrite sys.argv, then raise InputError for a wrong key, value or folder."""
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
-
     sys.argv[1:] = overrides = quote_paths(arguments)
     multirun = not MULTIRUN_FLAGS.isdisjoint(overrides)
     if any(override.startswith("-") and override not in MULTIRUN_FLAGS for override in overrides):
         return  # --help, --cfg job, --config-dir and others: nothing is run, or the config is composed differently
-    if multirun:
+    if multirun:  # the jobs differ in values alone, so the first one shows every wrong key
         overrides = list(first_job_overrides(each for each in overrides if each not in MULTIRUN_FLAGS))
     try:
         config = compose_config(verb, *overrides)
     except (HydraException, OmegaConfBaseException):
-        refuse_foreign_keys(verb, overrides)
+        refuse_foreign_keys(verb, overrides)  # else a similar key of this script would be suggested
         raise
     for key, folder in output_folders(verb, config).items():
         refuse_unwritable(Path(folder), key)
@@ -70,17 +80,14 @@ def refuse_foreign_keys(verb: str, overrides: Sequence[str]) -> None:
         key, _, value = override.partition("=")
         root = re.split(r"[./@]", key.lstrip("+~"))[0]
         others = [other for other in CHECKS if other != verb and root not in own and root in compose_config(other)]
-        if not others:
-            continue
-        if (verb, root) == ("evaluate", "drafter"):
+        if others and (verb, root) == ("evaluate", "drafter"):
+            advice = drafter_advice(key, value)
             raise InputError(
-                f"{key}= is a key of train.py, and a run is evaluated with the drafter that was trained; "
-                f"{drafter_advice(key, value)}"
+                f"{key}= is a key of train.py, and a run is evaluated with the drafter that was trained; {advice}"
             )
-        theirs = " and ".join(SCRIPTS[other] for other in others)
-        raise InputError(
-            f"{key}= is a key of {theirs}, not of {SCRIPTS[verb]}; {SCRIPTS[verb]} --cfg job prints all of its own"
-        )
+        if others:
+            theirs, script = " and ".join(SCRIPTS[other] for other in others), SCRIPTS[verb]
+            raise InputError(f"{key}= is a key of {theirs}, not of {script}; {script} --cfg job prints all of its own")
 
 
 def drafter_advice(key: str, value: str) -> str:
@@ -89,6 +96,7 @@ def drafter_advice(key: str, value: str) -> str:
         return "name runs, and drafters without weights, as contestants=[RUN,prompt_lookup]"
     if key.startswith("drafter/"):
         return f"to build its token trees in another way: contestants=[RUN@{value}]"
+    # drafter.tree.width=3   ->   {tree:{width:3}}
     for part in reversed(key.split(".")[1:]):
         value = f"{{{part}:{value}}}"
     return f"for a drafter without weights give contestants=[{{NAME:{value}}}]; otherwise train another run"
@@ -110,7 +118,6 @@ def output_folders(verb: str, config: Any) -> dict[str, Any]:
 
 
 def refuse_wrong_train_config(config: Any) -> None:
-    """Raise InputError for what is wrong with a config of train.py."""
     if config.resume is not None:
         refuse_missing_run(Path(config.resume))
     elif (Path(config.run) / "config.yaml").exists() and not config.overwrite:
@@ -119,17 +126,39 @@ def refuse_wrong_train_config(config: Any) -> None:
 
 
 def refuse_wrong_evaluate_config(config: Any) -> None:
-    """Raise InputError for what is wrong with a config of evaluate.py."""
     check_config(config)
-    other_studies = (config.arena, config.recorded.path, config.recorded.baseline, config.table.name)
-    if all(value is None for value in other_studies):
-        run = [] if config.checkpoint is None else [config.checkpoint]
-        refuse_unknown_contestants([*run, *as_list(config.contestants, "contestants")])
+    if find_study(config) is not None:
+        return
+    run = [] if config.checkpoint is None else [config.checkpoint]
+    for contestant in [*run, *as_list(config.contestants, "contestants")]:
+        name = str(next(iter(contestant)) if isinstance(contestant, Mapping) else contestant)
+        folder = Path(split_reading(name)[0])
+        if not (folder / "config.yaml").is_file():
+            drafter_file(name, folder)
 
 
-CHECKS = {
-    "train": refuse_wrong_train_config,
-    "evaluate": refuse_wrong_evaluate_config,
-    "prepare": check_config,
-}
-SCRIPTS = {verb: f"{verb}.py" for verb in CHECKS} | {"prepare": "data/prepare.py"}
+def find_study(config: Any) -> str | None:
+    """Return the study that a config of evaluate.py belongs to; None for an evaluation."""
+    return next((study for key, study in STUDIES.items() if OmegaConf.select(config, key) is not None), None)
+
+
+def split_reading(name: str) -> tuple[str, str]:
+    """Return run directory and tree option of RUN@TREE; the option is empty where none is named."""
+    run, at, tree = name.rpartition("@")
+    return (run, tree) if at and not Path(name).is_dir() else (name, "")
+
+
+def drafter_file(name: str, run: Path) -> Path:
+    """Return the YAML file of a drafter; raise InputError if there is none. run: the name without @TREE."""
+    for file in (DRAFTER_CONFIGS / f"{name}.yaml", OUTSIDE_CONFIGS / f"{name}.yaml", Path(name)):
+        if file.suffix == ".yaml" and file.is_file() and not run.is_dir():  # a folder is meant as a run
+            return file
+    drafters = sorted(file.stem for folder in (DRAFTER_CONFIGS, OUTSIDE_CONFIGS) for file in folder.glob("*.yaml"))
+    raise InputError(
+        f"contestant {name} is neither a run directory (there is no {run / 'config.yaml'}) nor one of the drafters "
+        f"{', '.join(drafters)}"
+    )
+
+
+CHECKS = {"train": refuse_wrong_train_config, "evaluate": refuse_wrong_evaluate_config, "prepare": check_config}
+SCRIPTS = {"train": "train.py", "evaluate": "evaluate.py", "prepare": "data/prepare.py"}

@@ -50,7 +50,8 @@ def sweep_directory(config: DictConfig) -> Path | None:
 
 def run_directory(config: DictConfig) -> RunDirectory:
     """Return `run=DIR`, or `<run>/<job number>` in a multirun, or the run that is resumed."""
-    from ctcdraft.training.run_directory import RunDirectory  # imports torch
+    # Imports torch, and an error before the heavy imports is reported with the job number from this module.
+    from ctcdraft.training.run_directory import RunDirectory
 
     if config.resume is not None:
         directory = RunDirectory(Path(config.resume))
@@ -96,32 +97,25 @@ def track_job(
         if logged_bytes(run) != logged_before:  # a run that was complete already takes no time
             seconds = clock() - start
     except Exception as error:
+        # A run of another process, or of another sweep, did not fail.
         if not isinstance(error, InUseError) and not holds_other_run(run, config):
             reason = sentence_of(error) or f"{type(error).__name__}: {first_line(error)}"
             write_failure(run.path, flat_values(config), reason)
         raise
-    finally:
+    finally:  # after a failure too, which is a row of the table
         write_table(sweep)
         if remaining is not None:
             print(f"sweep {sweep}: {remaining.run_ended(seconds)}", flush=True)
 
 
 def sweep_remaining(sweep: Path) -> RemainingTime | None:
-    """Return the estimate of the sweep that this job belongs to; the first job creates it."""
+    """Return the estimate of the sweep that this job belongs to; None with another sweeper or launcher."""
     if job_number() == 0 or sweep not in _remaining_by_sweep:
-        jobs = count_jobs()
-        if jobs is None:
+        hydra = HydraConfig.get()
+        if not all(plugin._target_.startswith(BASIC_PLUGINS) for plugin in (hydra.sweeper, hydra.launcher)):
             return None
-        _remaining_by_sweep[sweep] = RemainingTime(jobs)
+        _remaining_by_sweep[sweep] = RemainingTime(len(BasicSweeper.split_arguments(typed_overrides(), None)[0]))
     return _remaining_by_sweep[sweep]
-
-
-def count_jobs() -> int | None:
-    """Return the number of jobs of the command line; None with another sweeper or launcher."""
-    hydra = HydraConfig.get()
-    if not (hydra.sweeper._target_.startswith(BASIC_PLUGINS) and hydra.launcher._target_.startswith(BASIC_PLUGINS)):
-        return None
-    return len(BasicSweeper.split_arguments(typed_overrides(), None)[0])
 
 
 def typed_overrides() -> list[Override]:
@@ -129,8 +123,8 @@ def typed_overrides() -> list[Override]:
     arguments = [f"{key}={value}" for key, value in (HydraConfig.get().sweeper.get("params") or {}).items()]
     arguments += [argument for argument in sys.argv[1:] if "=" in argument and not argument.startswith("-")]
     hydra = GlobalHydra.instance()
-    parser = OverridesParser.create(hydra.config_loader() if hydra.is_initialized() else None)
-    return parser.parse_overrides(arguments)
+    # glob(..) needs the config loader, which lists the options of a group.
+    return OverridesParser.create(hydra.config_loader() if hydra.is_initialized() else None).parse_overrides(arguments)
 
 
 def logged_bytes(run: RunDirectory) -> int:

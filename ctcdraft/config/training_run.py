@@ -1,4 +1,4 @@
-"""A run directory as train.py uses it: new, resumed, or one job of a sweep that goes on."""
+"""A run directory as train.py uses it (new, resumed, or one job of a sweep that goes on), and checks of its config."""
 
 from __future__ import annotations
 
@@ -8,38 +8,38 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+import yaml
 from hydra.core.hydra_config import HydraConfig
-from hydra.utils import instantiate
+from hydra.utils import get_class, get_object, instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from ctcdraft.config.allowed import parse_trust, printable, read_resumed_config
+from ctcdraft.config.allowed import parse_trust, printable, read_run_config
+from ctcdraft.config.build import resolve_corpus_paths
+from ctcdraft.config.schema import check_config
 from ctcdraft.config.sweep_jobs import run_directory, run_title, sweep_directory
-from ctcdraft.config.training_corpus import resolve_corpus_paths
 from ctcdraft.corpus import prepared
-from ctcdraft.distributed import from_environment
+from ctcdraft.corpus.hidden_states import OnlineHiddenStates
+from ctcdraft.distributed import from_environment, local_batches
+from ctcdraft.drafters.base import DraftHead
 from ctcdraft.errors import InputError, check_int
 from ctcdraft.io import refuse_existing_run, write_text
 from ctcdraft.models.base_model import BaseLM
+from ctcdraft.renamed import current
+from ctcdraft.training.deepspeed import DeepSpeedEngine
 from ctcdraft.training.lock import run_lock
-from ctcdraft.training.loggers import JsonlLogger, Logger
+from ctcdraft.training.loggers import JsonlLogger, Logger, refuse_absent
 from ctcdraft.training.run_directory import RunDirectory
 from ctcdraft.training.trainer import Trainer
 
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """Directory and config of a run.
-
-    Args:
-        config: of the command line, or the run's own where it is resumed.
-        resuming: whether the run goes on from its newest checkpoint.
-        sweep: directory of the sweep whose job this is; None for a single run.
-    """
+    """Directory and config of a run."""
 
     directory: RunDirectory
-    config: DictConfig
+    config: DictConfig  # of the command line, or the run's own where it is resumed
     resuming: bool
-    sweep: Path | None
+    sweep: Path | None  # directory of the sweep whose job this is
 
     @classmethod
     def of(cls, config: DictConfig) -> Self:
@@ -49,7 +49,9 @@ class TrainingRun:
             return cls(directory, resumed_config(directory, config), True, sweep)
         if not directory.config.exists() or config.overwrite:
             return cls(directory, config, False, sweep)
-        if sweep is None or directory.config.read_text() != OmegaConf.to_yaml(config, resolve=True):
+        texts = (directory.config.read_text(), OmegaConf.to_yaml(config, resolve=True))
+        before, now = (current(yaml.safe_load(text)) for text in texts)  # the run may be older than a renaming
+        if sweep is None or before != now:
             refuse_existing_run(directory.path)
         return cls(directory, config, True, sweep)  # the same sweep again: its jobs go on where they stopped
 
@@ -106,7 +108,7 @@ def resumed_config(run: RunDirectory, config: DictConfig) -> Any:
             f"resume={run.path} uses that run's own config, and only trainer.steps= may be raised; "
             f"leave out {', '.join(others)}"
         )
-    own: Any = read_resumed_config(run.config, parse_trust(config.trust))
+    own: Any = read_run_config(run.config, parse_trust(config.trust), nodes=None)  # every node is instantiated
     # Keys that are newer than the run get their defaults.
     own.trainer = OmegaConf.merge(config.trainer, own.trainer)
     own.adapt = own.get("adapt")
@@ -121,15 +123,60 @@ def resumed_config(run: RunDirectory, config: DictConfig) -> Any:
 
 
 def refuse_server(own: Any, run: RunDirectory) -> None:
-    """Raise InputError where a resumed run would send requests to a server.
-
-    Its config may come from elsewhere and may name any address, any prompts, and any environment variable as the key to
-    send there. A run has had its whole corpus when it began, so it needs no server.
-    """
+    """Raise InputError where a resumed run would send requests to a server."""
+    # Its config may come from elsewhere and may name any address, any prompts, and any environment variable as the key
+    # to send there. A run has had its whole corpus when it began, so it needs no server.
     url = (own.get("answers") or {}).get("url")
     if url is not None and not prepared.is_complete(folder := resolve_corpus_paths(own)[1]):
         raise InputError(
             f"{run.config} would request responses from the server at {printable(url)}, and there is no complete "
             f"corpus in {folder}; bring that corpus back, or prepare it with data/prepare.py, where you name the "
             "server yourself"
+        )
+
+
+def refuse_wrong_training(config: DictConfig) -> None:
+    """Raise InputError for what the config alone shows to be wrong, before anything is loaded."""
+    check_config(config)
+    local_batches(config.trainer.gradient_accumulation_steps, from_environment())
+    if not issubclass(get_class(config.drafter._target_), DraftHead):
+        raise InputError(
+            f"drafter={config.drafter.name} has no weights to train; give it as one of contestants= of evaluate.py"
+        )
+    if "objective" not in config:
+        raise InputError(
+            f"drafter={config.drafter.name} has no default objective (configs/objective/of_*.yaml); give objective="
+        )
+    if config.adapt is not None:
+        refuse_unadaptable(config)
+    if config.base.get("zero3"):
+        refuse_unsupported_zero3(config)
+    refuse_absent(get_class(part._target_) for part in config.logger.values() if part is not None)
+
+
+def refuse_unadaptable(config: DictConfig) -> None:
+    """Raise InputError where adapt=lora would change a base model that another part needs unchanged."""
+    for key in ("zero3", "quantization", "device_map"):
+        if config.base.get(key):
+            raise InputError(f"adapt=lora needs the whole base model on one device; leave out base.{key}=")
+    if get_object(config.hidden_states._target_) is not OnlineHiddenStates:
+        raise InputError(
+            "adapt=lora changes the hidden states at every step, so they cannot be stored; give hidden_states=online"
+        )
+    if issubclass(get_class(config.engine._target_), DeepSpeedEngine):
+        raise InputError("adapt=lora needs engine=torch or muon: engine=deepspeed trains the draft head alone")
+
+
+def refuse_unsupported_zero3(config: DictConfig) -> None:
+    """Raise InputError where one process alone would run a base model that all processes must run together."""
+    together = "base.zero3=true runs the base model in all processes together"
+    if config.trainer.probe_prompts != 0:
+        raise InputError(f"{together}, and validation runs in one; give trainer.probe_prompts=0")
+    if get_object(config.hidden_states._target_) is not OnlineHiddenStates:
+        raise InputError(f"{together}, and hidden states are stored by one; give hidden_states=online")
+    folder = resolve_corpus_paths(config)[1]
+    if not prepared.is_complete(folder):
+        raise InputError(
+            f"{together}, so it generates no responses, and there is no corpus in {folder}; prepare it with "
+            "data/prepare.py, base.device_map= or answers=openai"
         )

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ctcdraft.errors import InputError
+from ctcdraft.renamed import current_argument
 from ctcdraft.training.progress import RemainingTime
 from ctcdraft.training.sweep import write_table
 
@@ -122,8 +123,14 @@ class TrialRegistry:
         ended = other.state.name in ("COMPLETE", "PRUNED") or (
             other.state.name == "FAIL" and other.number in self.started
         )
-        equal = other.params == trial.params and other.user_attrs.get("command") == self.command
+        recorded = [current_argument(override) for override in shlex.split(other.user_attrs.get("command", ""))]
+        equal = present_values(other) == present_values(trial) and shlex.join(recorded) == self.command
         return ended and equal and other.number != trial.number
+
+
+def present_values(trial: Any) -> set[str]:
+    """Return the values of a trial by present names of keys and options: a study may be older than a renaming."""
+    return {current_argument(f"{key}={value}") for key, value in trial.params.items()}
 
 
 def run_trial(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from typing import Any
 from ctcdraft.config.cli import REPOSITORY
 from ctcdraft.errors import InputError
 from ctcdraft.io import write_text
+from ctcdraft.renamed import OPTIONS, current_argument
 from ctcdraft.training.run_directory import RunDirectory
 
 Entry = dict[str, Any]
@@ -73,7 +75,8 @@ class ResultStore:
 
     def refuse_changed_overrides(self, name: str, before: Sequence[str], now: Sequence[str]) -> None:
         """Raise InputError if a result of this name was made with other overrides."""
-        if list(before) != list(now):
+        before, now = present_overrides(before), present_overrides(now)
+        if before != now:
             old, new = (
                 " ".join(argument for argument in one if argument not in other) or "fewer overrides"
                 for one, other in ((before, now), (now, before))
@@ -91,6 +94,15 @@ def present_keys(node: Any) -> Any:
     return (
         {OLD_KEYS.get(key, key): present_keys(value) for key, value in node.items()} if isinstance(node, dict) else node
     )
+
+
+def present_overrides(overrides: Sequence[str]) -> list[str]:
+    """Return overrides by present names, RUN@TREE included, so that results recorded before a renaming still count."""
+    trees = OPTIONS["drafter/growth"] | OPTIONS["drafter/paths"]
+    return [
+        re.sub(r"(?<=@)\w+", lambda tree: trees.get(tree[0], tree[0]), current_argument(override))
+        for override in overrides
+    ]
 
 
 @dataclass(frozen=True)
