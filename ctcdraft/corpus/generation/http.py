@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import ssl
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -50,14 +51,27 @@ class JSONClient:
             )
         if self.key_from is not None and self.key_from not in os.environ:
             raise InputError(f"answers.key_from={self.key_from} names no variable of this environment; export it first")
+        # Checked here because the errors of httpx print the header with the key, once per retry.
+        key = self._api_key()
+        if key is not None and not (key and key.isascii() and key.isprintable()):
+            raise InputError(
+                f"answers.key_from={self.key_from} holds no API key: one line of ASCII characters is needed; export it "
+                "again"
+            )
+
+    def _api_key(self) -> str | None:
+        return None if self.key_from is None else os.environ[self.key_from].strip()
 
     @cached_property
     def _client(self) -> httpx.Client:
-        headers = {} if self.key_from is None else {"Authorization": f"Bearer {os.environ[self.key_from]}"}
+        key = self._api_key()
         return httpx.Client(
-            headers=headers,
+            headers={} if key is None else {"Authorization": f"Bearer {key}"},
             timeout=self.timeout_s,
-            trust_env=False,  # no proxy: most proxies refuse loopback addresses
+            # No proxy of the environment: most refuse loopback addresses. That also makes httpx ignore SSL_CERT_FILE
+            # and SSL_CERT_DIR, which this context reads; its default is the system's certificate authorities.
+            trust_env=False,
+            verify=ssl.create_default_context(),
             # A new connection per request: a server may close an idle one just as it is used again.
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
         )

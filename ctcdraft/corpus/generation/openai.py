@@ -26,7 +26,17 @@ import torch
 from torch import Tensor
 
 from ctcdraft.corpus.generation.http import JSONClient, RefusedError, map_concurrently
-from ctcdraft.corpus.generation.requests import GenerateFn, Request, Response, ResponseGenerator, Skipped
+from ctcdraft.corpus.generation.requests import (
+    EMPTY_RESPONSE,
+    NO_EXACT_TEXT,
+    OTHER_TOKENS,
+    TEXT_CHANGES,
+    GenerateFn,
+    Request,
+    Response,
+    ResponseGenerator,
+    Skipped,
+)
 from ctcdraft.errors import InputError
 from ctcdraft.models.base_model import BaseLM
 
@@ -153,7 +163,7 @@ def text_request(base: BaseLM, request: Request, answers: ServedAnswers) -> Requ
         text = base.tokenizer.decode(list(ids), clean_up_tokenization_spaces=False)
         if base.tokenizer(text, verbose=False)["input_ids"] == list(request.tokens):
             return common_request(base, request, answers) | {"prompt": text}
-    return Skipped("no text encodes as exactly its prompt")
+    return Skipped(NO_EXACT_TEXT)
 
 
 def common_request(base: BaseLM, request: Request, answers: ServedAnswers) -> RequestBody:
@@ -174,10 +184,10 @@ def reencode_text(base: BaseLM, text: str, finish_reason: str | None, generated:
     """
     ids = list(base.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
     if REPLACEMENT_CHARACTER in text or base.tokenizer.decode(ids, skip_special_tokens=True) != text:
-        return Skipped("its text changes when encoded and decoded")
+        return Skipped(TEXT_CHANGES)
     possible = (len(ids), len(ids) + 1) if finish_reason == "stop" else (len(ids),)
     if generated is not None and generated not in possible:
-        return Skipped("its text was generated in other tokens than encoding gives")
+        return Skipped(OTHER_TOKENS)
     return with_stop_token(base, ids, finish_reason, "reencoded")
 
 
@@ -186,7 +196,7 @@ def with_stop_token(base: BaseLM, ids: list[int], finish_reason: str | None, ori
     if finish_reason == "stop" and base.stop_token_ids and (not ids or ids[-1] not in base.stop_token_ids):
         eos = base.tokenizer.eos_token_id
         ids = [*ids, eos if eos in base.stop_token_ids else min(base.stop_token_ids)]
-    return Response(ids, origin) if ids else Skipped("empty response")
+    return Response(ids, origin) if ids else Skipped(EMPTY_RESPONSE)
 
 
 def refuse_mismatched_responses(

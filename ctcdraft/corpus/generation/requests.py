@@ -25,6 +25,14 @@ from ctcdraft.models.base_model import BaseLM
 
 Line = dict[str, Any]
 
+# Reasons for skipping a response. They are stored in part files, whose checksums are the corpus's hash: another wording
+# would make another corpus of the same responses, so these sentences are data and stay as they were first written.
+NO_EXACT_TEXT = "no text stands for exactly its prompt"
+TEXT_CHANGES = "its text does not survive encoding"
+OTHER_TOKENS = "its text was not said in the words that encoding gives"
+EMPTY_RESPONSE = "nothing was said"
+EARLIER_TURN_SKIPPED = "an earlier turn was dropped"
+
 
 @dataclass(frozen=True)
 class Sample:
@@ -178,8 +186,8 @@ class MultiTurnGenerator:
 
 def skipped_turns(sample: Sample, first: int) -> list[Line]:
     """Return lines for the turns from `first` on: without the skipped response they have no history."""
-    prompt, reason = sample.prompt, "an earlier turn was dropped"
+    prompt, skipped = sample.prompt, {"dropped": EARLIER_TURN_SKIPPED}
     return [
-        {"id": prompt.id, "turn": turn, "sample": sample.sample, "category": prompt.category, "dropped": reason}
+        {"id": prompt.id, "turn": turn, "sample": sample.sample, "category": prompt.category} | skipped
         for turn in range(first, len(prompt.turns))
     ]

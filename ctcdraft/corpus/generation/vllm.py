@@ -11,7 +11,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ctcdraft.corpus.generation.requests import GenerateFn, Request, Response, ResponseGenerator, Skipped
+from ctcdraft.corpus.generation.requests import (
+    EMPTY_RESPONSE,
+    GenerateFn,
+    Request,
+    Response,
+    ResponseGenerator,
+    Skipped,
+)
 from ctcdraft.errors import InputError
 from ctcdraft.models.base_model import BaseLM
 
@@ -56,4 +63,4 @@ class VllmAnswers(ResponseGenerator):
             for request in requests
         ]
         outputs = [output.outputs[0] for output in llm.generate(prompts, params, use_tqdm=False)]
-        return [Response(list(one.token_ids)) if one.token_ids else Skipped("empty response") for one in outputs]
+        return [Response(list(one.token_ids)) if one.token_ids else Skipped(EMPTY_RESPONSE) for one in outputs]
