@@ -113,7 +113,7 @@ def build_adapter(config: Any, base: Any, drafter: Any, engine: Any) -> Any:
 
 def split_corpus(config: Any, corpus: Any, base: Any, drafter: Any) -> tuple[Any, Any]:
     """Return the rows to train on and the validation prompts; choose the drafter's draft vocabulary from the rows."""
-    from ctcdraft.corpus.answer_mask import refuse_wrong_masks
+    from ctcdraft.corpus.chat_template import refuse_wrong_masks
     from ctcdraft.training.validation import split_held_out
 
     refuse_wrong_masks(corpus.rows, base.tokenizer, base.stop_token_ids)
@@ -146,7 +146,7 @@ def build_batches(config: Any, rows: Any, base: Any, states: Any, labels: int, a
 
 def build_feed(config: Any, batches: Any, distributed: Any) -> Any:
     """Return the batches themselves, or with trainer.prefetch their prefetching by a thread; close it after use."""
-    from ctcdraft.corpus.prefetch import PrefetchingBatches
+    from ctcdraft.corpus.batches import PrefetchingBatches
 
     total = config.trainer.steps * config.trainer.accumulate
     return PrefetchingBatches(batches, total, distributed.world_size) if config.trainer.prefetch else batches

@@ -24,7 +24,7 @@ def register_resolvers() -> None:
     """Register the OmegaConf resolvers of configs/, such as `${repo:data/tiny}`, a path inside this repository."""
     from omegaconf import OmegaConf
 
-    from ctcdraft.corpus.default_folder import default_folder
+    from ctcdraft.corpus.part_files import default_folder
 
     resolvers: dict[str, Callable[..., Any]] = {
         "repo": lambda path: str(REPOSITORY / path),

@@ -17,9 +17,8 @@ from typing import Any, Protocol
 from tqdm import tqdm
 
 from ctcdraft.corpus import part_files
-from ctcdraft.corpus.default_folder import describe_path_changes
 from ctcdraft.corpus.generation.requests import MultiTurnGenerator, ResponseGenerator, batch_samples
-from ctcdraft.corpus.part_files import Line, Manifest, file_checksum, writer_lock
+from ctcdraft.corpus.part_files import Line, Manifest, describe_path_changes, file_checksum, writer_lock
 from ctcdraft.corpus.token_store import Row, TokenStore
 from ctcdraft.corpus.types import Corpus
 from ctcdraft.distributed import Shard
