@@ -15,13 +15,15 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ctcdraft.corpus.chat_template import answer_text, chat_messages, fit_to_context, prompt_tokens
-from ctcdraft.corpus.generation.speed import GenerationSpeed
 from ctcdraft.corpus.types import Prompt
 from ctcdraft.errors import InputError, check_float, check_int
 from ctcdraft.models.base_model import BaseLM
+
+if TYPE_CHECKING:
+    from ctcdraft.corpus.generation.transformers import GenerationSpeed
 
 Line = dict[str, Any]
 
@@ -109,8 +111,7 @@ class ResponseGenerator(ABC):
         """Return the function that answers a batch of requests. Called once, before the first batch."""
 
     def benchmark_speed(self, base: BaseLM, prompts: Sequence[list[int]]) -> GenerationSpeed | None:
-        """Return the generation speed of a short trial on prompts, one per row of a batch; None where it cannot be
-        measured in this process."""
+        """Return the speed of a short trial on prompts, one per row of a batch; None where it cannot be measured."""
         return None
 
     def max_response_tokens(self, base: BaseLM, request: Request) -> int:
