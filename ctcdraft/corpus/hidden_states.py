@@ -21,16 +21,16 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
-from ctcdraft.errors import InputError, check_float, check_int
+from ctcdraft.errors import InputError
 from ctcdraft.io import atomic_write
 from ctcdraft.models.base_model import BaseLM
 
 
 class HiddenStates(Protocol):
     def stored_states(self, packs: Sequence[Sequence[int]]) -> Tensor | None:
-        """Return states_BLD of rows of packed sequences, right-padded, on the base model's device.
+        """Return states_BLD of rows of packed sequences, right-padded, on the base model's device; None if not stored.
 
-        None if they are not stored: then the step runs the base model, which a prefetching thread must not do.
+        (Then the step computes them, because a prefetching thread must not run the base model.)
         """
         ...
 
@@ -60,9 +60,9 @@ class OnlineHiddenStates:
 
 
 class FloatPrecision:
-    """Storage of hidden states in a torch floating-point dtype. parts: names of the tensors stored per row."""
+    """Storage of hidden states in a torch floating-point dtype."""
 
-    parts: tuple[str, ...] = ("states",)
+    parts: tuple[str, ...] = ("states",)  # names of the tensors stored per row
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.name = str(dtype).removeprefix("torch.")
@@ -72,7 +72,6 @@ class FloatPrecision:
         return {"states": states_LD.to(self.dtype)}
 
     def unpack(self, parts: dict[str, Tensor]) -> Tensor:
-        """Return states_LD in float32."""
         return parts["states"].float()
 
     def bytes_per_token(self, width: int) -> int:
@@ -80,17 +79,14 @@ class FloatPrecision:
 
 
 class Int8Precision:
-    """int8 with one float32 scale per token (its largest absolute value / 127): half the bytes of bfloat16.
-
-    The error of a value is at most half the scale of its token. A few dimensions of hidden states are many times
-    larger than the rest, and these set the scale.
-    """
+    """int8 with one float32 scale per token (its largest absolute value / 127): half the bytes of bfloat16."""
 
     name = "int8"
     parts: tuple[str, ...] = ("states", "scales")
 
     def pack(self, states_LD: Tensor) -> dict[str, Tensor]:
         states_LD = states_LD.float()
+        # A value is off by half its token's scale at most. A few dimensions, many times larger than the rest, set it.
         scales_L1 = (states_LD.abs().amax(dim=-1, keepdim=True) / 127).clamp(min=torch.finfo(torch.float32).tiny)
         return {"states": (states_LD / scales_L1).round().to(torch.int8), "scales": scales_L1}
 
@@ -98,7 +94,7 @@ class Int8Precision:
         return parts["states"].float() * parts["scales"]
 
     def bytes_per_token(self, width: int) -> int:
-        return width + 4
+        return width + 4  # with the scale
 
 
 PRECISIONS: dict[str, FloatPrecision | Int8Precision] = {
@@ -111,8 +107,8 @@ PRECISIONS: dict[str, FloatPrecision | Int8Precision] = {
 class OfflineHiddenStates:
     """Shards of `rows` responses in `path`, written when first needed, at most `limit_gb` of them in total.
 
-    Every shard is compared with its checksum when a run first opens it; a damaged shard is reported and written again.
-    At the limit the least recently used shard is evicted, whichever run wrote it.
+    A damaged shard is reported and written again. At the limit the least recently used shard is evicted, whichever run
+    wrote it.
     """
 
     def __init__(
@@ -120,9 +116,6 @@ class OfflineHiddenStates:
     ) -> None:
         if precision not in PRECISIONS:
             raise InputError(f"states.precision must be one of {', '.join(PRECISIONS)}, got {precision}")
-        check_int(rows, "states.rows")
-        if not check_float(limit_gb, "states.limit_gb") > 0:
-            raise InputError(f"states.limit_gb must be > 0, got {limit_gb}")
         self.base = base
         self.tokens = tokens
         self.folder = Path(path)
@@ -133,10 +126,9 @@ class OfflineHiddenStates:
         self.shard_rows = [order[start : start + rows] for start in range(0, len(order), rows)]
         self.location = {index: (n, k) for n, indices in enumerate(self.shard_rows) for k, index in enumerate(indices)}
         source = json.dumps([base.fingerprint(), str(base.dtype), precision], sort_keys=True).encode()
-        self.files = [
-            self.folder / f"{content_key(source, self._shard_tokens(shard))}.safetensors" for shard in self.shard_rows
-        ]
-        self.intact_files: set[Path] = set()
+        keys = [content_key(source, [tokens[index] for index in shard]) for shard in self.shard_rows]
+        self.files = [self.folder / f"{key}.safetensors" for key in keys]
+        self.intact_files: set[Path] = set()  # those whose checksum this run has compared
 
     def stored_states(self, packs: Sequence[Sequence[int]]) -> Tensor:
         states = [torch.cat([self.row(index) for index in pack]).to(self.base.device) for pack in packs]
@@ -165,9 +157,6 @@ class OfflineHiddenStates:
             f"({stored_shards:,} of {len(self.files):,} shards are there; limit {self.limit / 1e9:,.1f} GB)"
         )
 
-    def _shard_tokens(self, shard: Sequence[int]) -> list[Tensor]:
-        return [self.tokens[index] for index in shard]
-
     def _ensure_shard(self, shard: int) -> None:
         file = self.files[shard]
         if file.exists() and not is_intact(file):
@@ -179,7 +168,7 @@ class OfflineHiddenStates:
         self.intact_files.add(file)
 
     def _write(self, shard: int) -> None:
-        rows = self._shard_tokens(self.shard_rows[shard])
+        rows = [self.tokens[index] for index in self.shard_rows[shard]]
         with torch.autocast(self.base.device.type, enabled=False):  # runs with and without autocast share the store
             states_BLD = compute_hidden_states(self.base, pad_sequence(rows, batch_first=True))
         tensors = {
@@ -231,7 +220,6 @@ def tensors_checksum(tensors: dict[str, Tensor]) -> str:
 
 
 def is_intact(file: Path) -> bool:
-    """Return whether a shard can be read and has its checksum."""
     try:
         with safe_open(file, framework="pt") as stored:
             tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118

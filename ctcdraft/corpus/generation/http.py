@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import httpx
 
-from ctcdraft.errors import InputError
+from ctcdraft.errors import InputError, check_float, check_int
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -27,28 +27,22 @@ class RefusedError(InputError):
 
 @dataclass(frozen=True)
 class JSONClient:
-    """A client of one server.
-
-    timeout_s: for each response. backoff_s: before the first retry, doubled before each further one. key_from: name of
-    the environment variable with the API key.
-    """
+    """A client of one server."""
 
     url: str
-    timeout_s: float
+    timeout_s: float  # for each response
     retries: int
-    backoff_s: float
-    key_from: str | None
+    backoff_s: float  # before the first retry, doubled before each further one
+    key_from: str | None  # name of the environment variable with the API key
 
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):
             raise InputError(
                 f"answers.url={self.url} is no address of a server; give one like http://127.0.0.1:8000/v1"
             )
-        if self.timeout_s <= 0 or self.retries < 0 or self.backoff_s < 0:
-            raise InputError(
-                f"answers.timeout_s must be > 0, answers.retries and answers.backoff_s >= 0, got {self.timeout_s}, "
-                f"{self.retries} and {self.backoff_s}"
-            )
+        check_float(self.timeout_s, "answers.timeout_s", above=0)
+        check_int(self.retries, "answers.retries", least=0)
+        check_float(self.backoff_s, "answers.backoff_s", least=0)
         if self.key_from is not None and self.key_from not in os.environ:
             raise InputError(f"answers.key_from={self.key_from} names no variable of this environment; export it first")
         # Checked here because the errors of httpx print the header with the key, once per retry.
@@ -120,8 +114,7 @@ def map_concurrently(
 ) -> list[Result]:
     """Return work(item, cancelled) for all items in their order, `concurrency` of them at a time.
 
-    The first exception is raised at once, and sets `cancelled` for the others. The threads are daemons because a
-    ThreadPoolExecutor would keep the process alive until the last hanging request has timed out.
+    The first exception is raised at once, and sets `cancelled` for the others.
     """
     cancelled = threading.Event()
     waiting: Queue[int] = Queue()
@@ -140,6 +133,7 @@ def map_concurrently(
             except BaseException as error:
                 finished.put((number, None, error))
 
+    # Daemons: a ThreadPoolExecutor would keep the process alive until the last hanging request has timed out.
     for _ in range(min(concurrency, len(items))):
         threading.Thread(target=worker, daemon=True).start()
     results: dict[int, Any] = {}

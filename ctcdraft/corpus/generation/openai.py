@@ -37,7 +37,7 @@ from ctcdraft.corpus.generation.requests import (
     ResponseGenerator,
     Skipped,
 )
-from ctcdraft.errors import InputError
+from ctcdraft.errors import InputError, check_int
 from ctcdraft.models.base_model import BaseLM
 
 REPLACEMENT_CHARACTER = "\N{REPLACEMENT CHARACTER}"  # a truncated character, which would survive encoding and decoding
@@ -65,11 +65,8 @@ class ServedAnswers(ResponseGenerator):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.server()
-        if self.concurrency < 1 or self.checked < 0:
-            raise InputError(
-                f"answers.concurrency must be an integer >= 1 and answers.checked one >= 0, got {self.concurrency} and "
-                f"{self.checked}"
-            )
+        check_int(self.concurrency, "answers.concurrency")
+        check_int(self.checked, "answers.checked", least=0)
 
     def server(self) -> JSONClient:
         return JSONClient(self.url, self.timeout_s, self.retries, self.backoff_s, self.key_from)
@@ -177,14 +174,11 @@ def common_request(base: BaseLM, request: Request, answers: ServedAnswers) -> Re
 
 
 def reencode_text(base: BaseLM, text: str, finish_reason: str | None, generated: int | None) -> Response | Skipped:
-    """Return the text as token ids, if these can be the generated ones.
-
-    Args:
-        generated: number of generated tokens; some servers count the stop token, others do not.
-    """
+    """Return the text as token ids, if these can be the `generated` ones (a number, if the server reports it)."""
     ids = list(base.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
     if REPLACEMENT_CHARACTER in text or base.tokenizer.decode(ids, skip_special_tokens=True) != text:
         return Skipped(TEXT_CHANGES)
+    # Some servers count the stop token, others do not.
     possible = (len(ids), len(ids) + 1) if finish_reason == "stop" else (len(ids),)
     if generated is not None and generated not in possible:
         return Skipped(OTHER_TOKENS)
@@ -202,13 +196,10 @@ def with_stop_token(base: BaseLM, ids: list[int], finish_reason: str | None, ori
 def refuse_mismatched_responses(
     base: BaseLM, pairs: Sequence[tuple[list[int], list[int]]], temperature: float, source: str
 ) -> None:
-    """Raise InputError if the responses of `source` cannot come from this base model at this temperature.
+    """Raise InputError if the (prompt, response) pairs of `source` cannot come from this base at this temperature.
 
     Greedy: nearly every token must be the base model's argmax. Sampled: the mean surprisal (negative log-probability)
     of the tokens must equal the mean entropy of the base model's distributions.
-
-    Args:
-        pairs: token ids of prompts and responses.
     """
     matching, excess, variance, tokens = 0, 0.0, 0.0, 0
     for prompt, response in pairs:

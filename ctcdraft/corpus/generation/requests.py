@@ -119,11 +119,9 @@ class ResponseGenerator(ABC):
 
 
 def batch_samples(tokenizer: Any, prompts: Sequence[Prompt], answers: ResponseGenerator) -> list[list[Sample]]:
-    """Return all samples in batches, sorted by descending number of turns, then of tokens.
-
-    So the rows of a batch need little padding and end together, and running out of memory happens in the first batch.
-    The id breaks ties: batches do not depend on the order of the prompts.
-    """
+    """Return all samples in batches, sorted by descending number of turns, then of tokens."""
+    # So the rows of a batch need little padding and end together, and running out of memory happens in the first batch.
+    # The id breaks ties: batches do not depend on the order of the prompts.
     lengths = turn_lengths(tokenizer, prompts)
     order = sorted(range(len(prompts)), key=lambda n: (-len(prompts[n].turns), -lengths[n], prompts[n].id))
     samples = [Sample(prompts[n], sample) for n in order for sample in range(answers.samples)]
@@ -131,7 +129,7 @@ def batch_samples(tokenizer: Any, prompts: Sequence[Prompt], answers: ResponseGe
 
 
 def turn_lengths(tokenizer: Any, prompts: Sequence[Prompt], chunk: int = 1000) -> list[int]:
-    """Return the number of tokens of every prompt's user turns, without the template: enough to sort by."""
+    # Of the user turns without the template: enough to sort by.
     lengths: list[int] = []
     for start in range(0, len(prompts), chunk):  # fast tokenizers encode a list in parallel
         texts = ["\n".join(prompt.turns) for prompt in prompts[start : start + chunk]]
@@ -147,16 +145,16 @@ def build_request(base: BaseLM, sample: Sample, responses: Sequence[str]) -> Req
     return Request(prompt.id, len(responses), sample.sample, prompt.category, array("i", tokens), cut)
 
 
+@dataclass
 class MultiTurnGenerator:
-    """Generates all turns of a batch, each after the base model's own responses; starts the engine when first used."""
+    """Generates all turns of a batch, each after the base model's own responses."""
 
-    def __init__(self, base: BaseLM, answers: ResponseGenerator) -> None:
-        self.base = base
-        self.answers = answers
+    base: BaseLM
+    answers: ResponseGenerator
 
     @cached_property
     def _generate(self) -> GenerateFn:
-        return self.answers.start(self.base)
+        return self.answers.start(self.base)  # not before the first batch: a resumed corpus may need no engine
 
     def __call__(self, batch: Sequence[Sample]) -> list[Line]:
         """Return the part-file lines of all turns, sample after sample."""
