@@ -26,17 +26,7 @@ import torch
 from torch import Tensor
 
 from ctcdraft.corpus.generation.http import JSONClient, RefusedError, map_concurrently
-from ctcdraft.corpus.generation.requests import (
-    EMPTY_RESPONSE,
-    NO_EXACT_TEXT,
-    OTHER_TOKENS,
-    TEXT_CHANGES,
-    GenerateFn,
-    Request,
-    Response,
-    ResponseGenerator,
-    Skipped,
-)
+from ctcdraft.corpus.generation.requests import GenerateFn, Request, Response, ResponseGenerator, Skipped, SkipReason
 from ctcdraft.errors import InputError, check_int
 from ctcdraft.models.base_model import BaseLM
 
@@ -94,15 +84,11 @@ class OpenAIClient:
     def __call__(self, requests: Sequence[Request]) -> list[Response | Skipped]:
         if self.verified:
             return map_concurrently(self._generate, requests, self.answers.concurrency)
-        replies = [
-            self._probe_request_format(requests[0]),
-            *map_concurrently(self._generate, requests[1:], self.answers.concurrency),
-        ]
-        pairs = [
-            (list(request.tokens), reply.tokens)
-            for request, reply in zip(requests, replies, strict=True)
-            if isinstance(reply, Response)
-        ]
+        # The first request alone, to find the format.
+        first, rest = self._probe_request_format(requests[0]), requests[1:]
+        replies = [first, *map_concurrently(self._generate, rest, self.answers.concurrency)]
+        both = zip(requests, replies, strict=True)
+        pairs = [(list(request.tokens), reply.tokens) for request, reply in both if isinstance(reply, Response)]
         server = f"the server at {self.answers.url}"
         refuse_mismatched_responses(self.base, pairs[: self.answers.checked], self.answers.temperature, server)
         self.verified = bool(pairs)
@@ -110,12 +96,13 @@ class OpenAIClient:
 
     def _probe_request_format(self, request: Request) -> Response | Skipped:
         """Answer one request, dropping the first format as long as the server refuses it."""
-        while len(self.request_formats) > 1:
+        while True:
             try:
                 return self._generate(request, threading.Event())
             except RefusedError:
+                if len(self.request_formats) == 1:
+                    raise
                 self.request_formats.pop(0)
-        return self._generate(request, threading.Event())
 
     def _generate(self, request: Request, cancelled: threading.Event) -> Response | Skipped:
         body = self.request_formats[0](self.base, request, self.answers)
@@ -160,7 +147,7 @@ def text_request(base: BaseLM, request: Request, answers: ServedAnswers) -> Requ
         text = base.tokenizer.decode(list(ids), clean_up_tokenization_spaces=False)
         if base.tokenizer(text, verbose=False)["input_ids"] == list(request.tokens):
             return common_request(base, request, answers) | {"prompt": text}
-    return Skipped(NO_EXACT_TEXT)
+    return Skipped(SkipReason.NO_EXACT_TEXT)
 
 
 def common_request(base: BaseLM, request: Request, answers: ServedAnswers) -> RequestBody:
@@ -177,11 +164,11 @@ def reencode_text(base: BaseLM, text: str, finish_reason: str | None, generated:
     """Return the text as token ids, if these can be the `generated` ones (a number, if the server reports it)."""
     ids = list(base.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
     if REPLACEMENT_CHARACTER in text or base.tokenizer.decode(ids, skip_special_tokens=True) != text:
-        return Skipped(TEXT_CHANGES)
+        return Skipped(SkipReason.TEXT_CHANGES)
     # Some servers count the stop token, others do not.
     possible = (len(ids), len(ids) + 1) if finish_reason == "stop" else (len(ids),)
     if generated is not None and generated not in possible:
-        return Skipped(OTHER_TOKENS)
+        return Skipped(SkipReason.OTHER_TOKENS)
     return with_stop_token(base, ids, finish_reason, "reencoded")
 
 
@@ -190,7 +177,7 @@ def with_stop_token(base: BaseLM, ids: list[int], finish_reason: str | None, ori
     if finish_reason == "stop" and base.stop_token_ids and (not ids or ids[-1] not in base.stop_token_ids):
         eos = base.tokenizer.eos_token_id
         ids = [*ids, eos if eos in base.stop_token_ids else min(base.stop_token_ids)]
-    return Response(ids, origin) if ids else Skipped(EMPTY_RESPONSE)
+    return Response(ids, origin) if ids else Skipped(SkipReason.EMPTY_RESPONSE)
 
 
 def refuse_mismatched_responses(

@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -27,13 +28,17 @@ if TYPE_CHECKING:
 
 Line = dict[str, Any]
 
-# Reasons for skipping a response. They are stored in part files, whose checksums are the corpus's hash: another wording
-# would make another corpus of the same responses, so these sentences are data and stay as they were first written.
-NO_EXACT_TEXT = "no text stands for exactly its prompt"
-TEXT_CHANGES = "its text does not survive encoding"
-OTHER_TOKENS = "its text was not said in the words that encoding gives"
-EMPTY_RESPONSE = "nothing was said"
-EARLIER_TURN_SKIPPED = "an earlier turn was dropped"
+
+class SkipReason(StrEnum):
+    """Reasons for skipping a response, as stored in part files."""
+
+    # These sentences are data: the checksums of the parts are the corpus's hash, so that another wording would make
+    # another corpus of the same responses. They stay as they were first written.
+    NO_EXACT_TEXT = "no text stands for exactly its prompt"
+    TEXT_CHANGES = "its text does not survive encoding"
+    OTHER_TOKENS = "its text was not said in the words that encoding gives"
+    EMPTY_RESPONSE = "nothing was said"
+    EARLIER_TURN_SKIPPED = "an earlier turn was dropped"
 
 
 @dataclass(frozen=True)
@@ -71,9 +76,9 @@ class Response:
 
 @dataclass(frozen=True)
 class Skipped:
-    """The reason why there is no usable response; the later turns of the sample are skipped too."""
+    """No usable response; the later turns of the sample are skipped too."""
 
-    reason: str
+    reason: SkipReason
 
 
 GenerateFn = Callable[[Sequence[Request]], Sequence[Response | Skipped]]
@@ -94,8 +99,7 @@ class ResponseGenerator(ABC):
     def __post_init__(self) -> None:
         for key in ("batch_size", "max_new_tokens", "samples"):
             check_int(getattr(self, key), f"answers.{key}")
-        if check_float(self.temperature, "answers.temperature") < 0:
-            raise InputError(f"answers.temperature={self.temperature} is below 0; 0 is greedy, above 0 is sampled")
+        check_float(self.temperature, "answers.temperature", least=0)
         if self.samples > 1 and self.temperature == 0:
             raise InputError(
                 f"answers.samples={self.samples} at temperature 0 is one answer {self.samples} times; raise "
@@ -185,7 +189,7 @@ class MultiTurnGenerator:
 
 def skipped_turns(sample: Sample, first: int) -> list[Line]:
     """Return lines for the turns from `first` on: without the skipped response they have no history."""
-    prompt, skipped = sample.prompt, {"dropped": EARLIER_TURN_SKIPPED}
+    prompt, skipped = sample.prompt, {"dropped": SkipReason.EARLIER_TURN_SKIPPED}
     return [
         {"id": prompt.id, "turn": turn, "sample": sample.sample, "category": prompt.category} | skipped
         for turn in range(first, len(prompt.turns))
