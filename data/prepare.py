@@ -22,9 +22,9 @@ from ctcdraft.config.build import meta_base, portable_config
 from ctcdraft.config.cli import entry_point, run_hydra_main
 from ctcdraft.config.schema import check_config
 from ctcdraft.corpus import part_files, prepared
-from ctcdraft.corpus.chat_template import corpus_warnings, legend, render_row
+from ctcdraft.corpus.chat_template import corpus_warnings
 from ctcdraft.corpus.generation.requests import MultiTurnGenerator, ResponseGenerator, Sample
-from ctcdraft.corpus.token_store import Row, row_from_line
+from ctcdraft.corpus.token_store import Row, legend, render_row, row_from_line
 from ctcdraft.corpus.types import Corpus
 from ctcdraft.distributed import Shard
 from ctcdraft.errors import InputError

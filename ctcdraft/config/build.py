@@ -113,7 +113,7 @@ def build_adapter(config: Any, base: Any, drafter: Any, engine: Any) -> Any:
 
 def split_corpus(config: Any, corpus: Any, base: Any, drafter: Any) -> tuple[Any, Any]:
     """Return the rows to train on and the validation prompts; choose the drafter's draft vocabulary from the rows."""
-    from ctcdraft.corpus.chat_template import refuse_wrong_masks
+    from ctcdraft.corpus.token_store import refuse_wrong_masks
     from ctcdraft.training.validation import split_held_out
 
     refuse_wrong_masks(corpus.rows, base.tokenizer, base.stop_token_ids)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -69,17 +68,6 @@ def first_fit(order: Sequence[int], lengths: Sequence[int], size: int, most_open
     return packs
 
 
-@dataclass(frozen=True)
-class PreparedBatch:
-    """The part of a batch that needs no forward pass of the base model; hidden states only if they are stored."""
-
-    windows: dict[str, Tensor]
-    states_BLD: Tensor | None
-
-    def tensors(self) -> list[Tensor]:
-        return [*self.windows.values(), *([] if self.states_BLD is None else [self.states_BLD])]
-
-
 class Batches:
     """Responses in a new permutation every epoch, arranged in rows by `packing`; anchors resampled every step.
 
@@ -121,24 +109,26 @@ class Batches:
         """Return the batch of a step on the base model's device, hidden states included."""
         return self.complete(self.prepare(step))
 
-    def prepare(self, step: int) -> PreparedBatch:
-        """Return the part of the batch that needs no forward pass, on the base model's device."""
+    def prepare(self, step: int) -> dict[str, Tensor]:
+        """Return the fields of the batch that need no forward pass, on the base model's device.
+
+        Hidden states are among them only if they are stored.
+        """
         rows = self.rows.pad_packs(packs := self.packs(step))
         anchors_BA = sample_anchors(rows.mask_BL, self.anchors, self._rng(step, 1))
-        roots_BA, labels_BAS, lengths_BA = label_windows(
-            rows.tokens_BL, rows.mask_BL, anchors_BA, self.labels, rows.ended_BL
-        )
-        windows = dict(tokens_BL=rows.tokens_BL, position_ids_BL=rows.position_ids_BL, anchors_BA=anchors_BA)
-        windows |= dict(roots_BA=roots_BA, labels_BAS=labels_BAS, lengths_BA=lengths_BA)
-        windows = {name: value.to(self.device) for name, value in windows.items()}
-        return PreparedBatch(windows, self.hidden_states.stored_states(packs))
+        windows = label_windows(rows.tokens_BL, rows.mask_BL, anchors_BA, self.labels, rows.ended_BL)
+        fields = dict(tokens_BL=rows.tokens_BL, position_ids_BL=rows.position_ids_BL, anchors_BA=anchors_BA)
+        fields |= zip(("roots_BA", "labels_BAS", "lengths_BA"), windows, strict=True)
+        fields = {name: value.to(self.device) for name, value in fields.items()}
+        states_BLD = self.hidden_states.stored_states(packs)
+        return fields if states_BLD is None else fields | {"states_BLD": states_BLD}
 
-    def complete(self, prepared: PreparedBatch) -> Batch:
+    def complete(self, fields: dict[str, Tensor]) -> Batch:
         """Return the whole batch; hidden states that are not stored are computed now."""
-        states_BLD, windows = prepared.states_BLD, prepared.windows
-        if states_BLD is None:
-            states_BLD = self.compute_states(self.base, windows["tokens_BL"], windows["position_ids_BL"])
-        return Batch(states_BLD=states_BLD, **windows)
+        if "states_BLD" not in fields:
+            states_BLD = self.compute_states(self.base, fields["tokens_BL"], fields["position_ids_BL"])
+            fields = fields | {"states_BLD": states_BLD}
+        return Batch(**fields)
 
     def describe(self) -> str:
         """Return how full the rows of the first epoch are, for the plan."""
@@ -185,7 +175,7 @@ class PrefetchingBatches:
         self.total = total
         self.stride = stride
         self.worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prefetch")
-        self.pending: tuple[int, Future[PreparedBatch]] | None = None
+        self.pending: tuple[int, Future[dict[str, Tensor]]] | None = None
         self.stream = torch.cuda.Stream(batches.device) if batches.device.type == "cuda" else None
 
     @property
@@ -203,12 +193,12 @@ class PrefetchingBatches:
             self.pending = (following, self.worker.submit(self.prepare, following))
         if self.stream is not None:
             # Allocated on the other stream: the allocator must not reuse the memory before this stream has read it.
-            for tensor in prepared.tensors():
+            for tensor in prepared.values():
                 tensor.record_stream(torch.cuda.current_stream(self.batches.device))
         # Forward passes of the base model stay in the step: on a CPU both would compete for the same cores.
         return self.batches.complete(prepared)
 
-    def prepare(self, step: int) -> PreparedBatch:
+    def prepare(self, step: int) -> dict[str, Tensor]:
         with torch.cuda.stream(self.stream):  # does nothing for None
             prepared = self.batches.prepare(step)
         if self.stream is not None:

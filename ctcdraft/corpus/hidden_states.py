@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -59,48 +60,40 @@ class OnlineHiddenStates:
         return "computed as they are needed, 0 bytes on disk"
 
 
-class FloatPrecision:
-    """Storage of hidden states in a torch floating-point dtype."""
+@dataclass(frozen=True)
+class Precision:
+    """A dtype in which hidden states are stored: floating-point, or int8 with one float32 scale per token.
 
-    parts: tuple[str, ...] = ("states",)  # names of the tensors stored per row
+    int8 takes half the bytes of bfloat16. A value is off by at most half its token's scale (the token's largest value /
+    127), which is large because a few dimensions of hidden states are many times larger than the rest.
+    """
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        self.name = str(dtype).removeprefix("torch.")
-        self.dtype = dtype
+    dtype: torch.dtype
 
-    def pack(self, states_LD: Tensor) -> dict[str, Tensor]:
-        return {"states": states_LD.to(self.dtype)}
-
-    def unpack(self, parts: dict[str, Tensor]) -> Tensor:
-        return parts["states"].float()
-
-    def bytes_per_token(self, width: int) -> int:
-        return width * self.dtype.itemsize
-
-
-class Int8Precision:
-    """int8 with one float32 scale per token (its largest absolute value / 127): half the bytes of bfloat16."""
-
-    name = "int8"
-    parts: tuple[str, ...] = ("states", "scales")
+    @property
+    def scaled(self) -> bool:
+        return not self.dtype.is_floating_point
 
     def pack(self, states_LD: Tensor) -> dict[str, Tensor]:
+        if not self.scaled:
+            return {"states": states_LD.to(self.dtype)}
         states_LD = states_LD.float()
-        # A value is off by half its token's scale at most. A few dimensions, many times larger than the rest, set it.
         scales_L1 = (states_LD.abs().amax(dim=-1, keepdim=True) / 127).clamp(min=torch.finfo(torch.float32).tiny)
-        return {"states": (states_LD / scales_L1).round().to(torch.int8), "scales": scales_L1}
+        return {"states": (states_LD / scales_L1).round().to(self.dtype), "scales": scales_L1}
 
-    def unpack(self, parts: dict[str, Tensor]) -> Tensor:
-        return parts["states"].float() * parts["scales"]
+    def unpack(self, read: Callable[[str], Tensor]) -> Tensor:
+        """Return states_LD in float32 from read(name of a part)."""
+        states_LD = read("states").float()
+        return states_LD * read("scales") if self.scaled else states_LD
 
     def bytes_per_token(self, width: int) -> int:
-        return width + 4  # with the scale
+        return width * self.dtype.itemsize + 4 * self.scaled
 
 
-PRECISIONS: dict[str, FloatPrecision | Int8Precision] = {
-    "float32": FloatPrecision(torch.float32),
-    "bfloat16": FloatPrecision(torch.bfloat16),
-    "int8": Int8Precision(),
+PRECISIONS = {
+    "float32": Precision(torch.float32),
+    "bfloat16": Precision(torch.bfloat16),
+    "int8": Precision(torch.int8),
 }
 
 
@@ -141,8 +134,7 @@ class OfflineHiddenStates:
         if file not in self.intact_files or not file.exists():
             self._ensure_shard(shard)
         with safe_open(file, framework="pt") as stored:
-            parts = self.precision.parts
-            return self.precision.unpack({part: stored.get_tensor(f"{position}.{part}") for part in parts})
+            return self.precision.unpack(lambda part: stored.get_tensor(f"{position}.{part}"))
 
     def precompute(self) -> None:
         for shard in tqdm(range(len(self.shard_rows)), desc="storing states", unit=" shards", disable=None):
@@ -153,7 +145,7 @@ class OfflineHiddenStates:
         stored_shards = sum(file.exists() for file in self.files)
         size = sum(map(len, self.tokens)) * self.precision.bytes_per_token(self.base.width * len(self.base.taps))
         return (
-            f"stored in {self.folder} as {self.precision.name}, {size / 1e6:,.1f} MB "
+            f"stored in {self.folder} as {str(self.precision.dtype).removeprefix('torch.')}, {size / 1e6:,.1f} MB "
             f"({stored_shards:,} of {len(self.files):,} shards are there; limit {self.limit / 1e9:,.1f} GB)"
         )
 

@@ -26,7 +26,6 @@ from ctcdraft.errors import InputError
 from ctcdraft.models.base_model import BaseLM
 
 SINGLE_SHARD = Shard(1, 1)
-COUNT_KEYS = ("answers", "tokens", "answer_tokens", "ended", "cut_prompts", "reencoded", "dropped")
 BASE_KEYS = ("weights", "tokenizer", "chat_template")  # not the name: one base model can have two names
 
 
@@ -172,12 +171,14 @@ def complete_manifest(
     out: Path, manifest: Manifest, finished: Sequence[tuple[str, Counter[str]]], prompts: int
 ) -> Manifest:
     checksums = [checksum for checksum, _ in finished]
-    counts: Counter[str] = sum((part_counts for _, part_counts in finished), Counter())
+    counts = count_lines([])
+    for _, part_counts in finished:
+        counts.update(part_counts)  # not +, which would remove counts of 0
     complete = manifest | {
         "complete": True,
         "counts": {
             "prompts": prompts,
-            **{key: counts[key] for key in COUNT_KEYS},
+            **counts,
             "ended_share": counts["ended"] / max(1, counts["answers"]),
         },
         "hash": hashlib.sha256("".join(checksums).encode()).hexdigest()[:16],

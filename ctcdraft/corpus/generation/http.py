@@ -43,24 +43,27 @@ class JSONClient:
         check_float(self.timeout_s, "answers.timeout_s", above=0)
         check_int(self.retries, "answers.retries", least=0)
         check_float(self.backoff_s, "answers.backoff_s", least=0)
-        if self.key_from is not None and self.key_from not in os.environ:
+        _ = self._headers  # checks the key before anything is generated
+
+    @cached_property
+    def _headers(self) -> dict[str, str]:
+        if self.key_from is None:
+            return {}
+        if self.key_from not in os.environ:
             raise InputError(f"answers.key_from={self.key_from} names no variable of this environment; export it first")
-        # Checked here because the errors of httpx print the header with the key, once per retry.
-        key = self._api_key()
-        if key is not None and not (key and key.isascii() and key.isprintable()):
+        key = os.environ[self.key_from].strip()
+        # httpx would print the header with the key in its error, once per retry.
+        if not (key and key.isascii() and key.isprintable()):
             raise InputError(
                 f"answers.key_from={self.key_from} holds no API key: one line of ASCII characters is needed; export it "
                 "again"
             )
-
-    def _api_key(self) -> str | None:
-        return None if self.key_from is None else os.environ[self.key_from].strip()
+        return {"Authorization": f"Bearer {key}"}
 
     @cached_property
     def _client(self) -> httpx.Client:
-        key = self._api_key()
         return httpx.Client(
-            headers={} if key is None else {"Authorization": f"Bearer {key}"},
+            headers=self._headers,
             timeout=self.timeout_s,
             # No proxy of the environment: most refuse loopback addresses. That also makes httpx ignore SSL_CERT_FILE
             # and SSL_CERT_DIR, which this context reads; its default is the system's certificate authorities.
@@ -80,9 +83,13 @@ class JSONClient:
             if attempt and cancelled.wait(self.backoff_s * 2 ** (attempt - 1)):
                 break
             try:
-                return self._post(path, body)
+                reply = self._client.post(self.url.rstrip("/") + path, json=body).raise_for_status().json()
+                if isinstance(reply, dict):
+                    return reply
+                failures.append(f"a {type(reply).__name__} instead of an object")
             except httpx.HTTPStatusError as error:
-                status, text = error.response.status_code, error_text(error.response)
+                status = error.response.status_code
+                text = " ".join(error.response.text.split())[:160] or error.response.reason_phrase
                 if status < 500 and status not in RETRYABLE_STATUS:
                     raise RefusedError(
                         f"the server at {self.url} refuses a request ({status}: {text}); check answers.url= and "
@@ -97,16 +104,6 @@ class JSONClient:
             f"the server at {self.url} failed {len(failures)} times at one request (last: {failures[-1]}); check the "
             "server and run again: finished batches are kept"
         )
-
-    def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        reply = self._client.post(self.url.rstrip("/") + path, json=body).raise_for_status().json()
-        if not isinstance(reply, dict):
-            raise ValueError(f"a {type(reply).__name__} instead of an object")
-        return reply
-
-
-def error_text(response: httpx.Response) -> str:
-    return " ".join(response.text.split())[:160] or response.reason_phrase
 
 
 def map_concurrently(
