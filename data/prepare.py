@@ -49,6 +49,7 @@ def main(config: DictConfig) -> None:
     shard = Shard.parse(config.shard)
     corpus = instantiate(config.corpus)
     answers = instantiate(config.answers)
+    # Without weights the plan is made from the config of the base model; show= needs responses, so it needs weights.
     dry_run_base = meta_base(config.base) if config.plan_only and not config.show else None
     if dry_run_base is not None:
         hardware = HardwareSpec.of(config.plan)
@@ -56,7 +57,7 @@ def main(config: DictConfig) -> None:
         return
     base = instantiate(config.base)
     out = Path(config.out)
-    if config.overwrite and not config.plan_only and not config.show:
+    if config.overwrite and not config.plan_only and not config.show:  # these two write nothing
         discard_previous(out, shard)
     if config.show:
         print(legend())

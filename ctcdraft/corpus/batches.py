@@ -97,7 +97,7 @@ class Batches:
         self.anchors = anchors
         self.labels = labels
         self.seed = seed
-        self.epoch = lru_cache(maxsize=2)(self._epoch_steps)
+        self.epoch = lru_cache(maxsize=2)(self._epoch_steps)  # two: the prefetched step may be in the next epoch
         self._epoch_starts = [0]  # first step of every epoch seen so far: packed epochs differ in length
 
     @property
@@ -159,6 +159,7 @@ class Batches:
         return self.packing(order, [len(tokens_L) for tokens_L in self.rows.tokens], self.rows_per_step)
 
     def _rng(self, number: int, stream: int) -> torch.Generator:
+        # Stream 0 permutes epochs, stream 1 samples anchors of steps: epoch 5 and step 5 must not share their numbers.
         return torch.Generator().manual_seed((self.seed * 1_000_003 + number) * 2 + stream)
 
 
@@ -215,8 +216,7 @@ def feasible_share(
 ) -> tuple[int, float]:
     """Return the number of windows in the corpus and the share whose labels fit into `frames` frames.
 
-    Args:
-        needed: (labels_BAS, lengths_BA) -> frames that the labels need, by default S plus adjacent repeats as in CTC.
+    needed(labels_BAS, lengths_BA) are the frames that the labels need, by default S plus adjacent repeats as in CTC.
     """
     windows = feasible = 0
     for start in range(0, len(rows), FEASIBILITY_CHUNK):

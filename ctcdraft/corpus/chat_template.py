@@ -48,6 +48,7 @@ def prompt_tokens(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
     import jinja2
 
     try:
+        # verbose=False: no warning about a prompt that is longer than the context, which `fit_to_context` cuts.
         encoding = tokenizer.apply_chat_template(
             list(messages), add_generation_prompt=True, return_dict=True, tokenizer_kwargs={"verbose": False}
         )

@@ -129,9 +129,10 @@ class Decontamination:
         leaks: dict[int, str] = {}
         for name, ngram_K in benchmark_hashes.items():
             if len(ngram_K) and len(ngram_N):
+                # Clipped, because a hash above all of the benchmark's gets the index behind the last one.
                 index_N = np.searchsorted(ngram_K, ngram_N).clip(max=len(ngram_K) - 1)
                 for turn in np.unique(turn_N[ngram_K[index_N] == ngram_N]):
-                    leaks.setdefault(turns[turn][0], name)
+                    leaks.setdefault(turns[turn][0], name)  # counted once, under the first benchmark
         return leaks
 
 
@@ -147,7 +148,7 @@ def question_turns(where: str, record: dict[str, Any]) -> list[str]:
 
 def unique_hashes(records: Iterable[Record], words: int) -> HashArray:
     texts = [turn for where, record in records for turn in question_turns(where, record)]
-    return np.unique(ngram_hashes(texts, words)[0])
+    return np.unique(ngram_hashes(texts, words)[0])  # sorted, as `searchsorted` needs them
 
 
 def write_hashes(records: Iterable[Record], words: int, out: Path) -> None:

@@ -161,6 +161,7 @@ class Duplicates:
         self.seen: set[int] = set()  # hashes of eight bytes: a million conversations take less than 100 MB
 
     def __call__(self, conversation: Conversation) -> Conversation | None:
+        # Surrogates are dropped by Empties, which a config may place behind this step.
         text = "\0".join(map(normalize_text, conversation.user_turns)).encode(errors="surrogatepass")
         key = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
         if key in self.seen:

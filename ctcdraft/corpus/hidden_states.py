@@ -207,6 +207,7 @@ def content_key(source: bytes, tokens: Sequence[Tensor]) -> str:
 def tensors_checksum(tensors: dict[str, Tensor]) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for name in sorted(tensors):
+        # As bytes, because numpy has no bfloat16.
         digest.update(name.encode() + tensors[name].view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 

@@ -97,6 +97,7 @@ def list_parts(out: Path) -> list[Path]:
 
 
 def write_part(file: Path, lines: Sequence[Line]) -> None:
+    # Without spaces after commas: two bytes less per token, as a token has an entry in the mask too.
     write_text(file, "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
 
 

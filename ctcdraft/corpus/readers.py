@@ -14,7 +14,6 @@ import json
 import re
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -38,25 +37,17 @@ def read_records(path: Paths) -> Iterator[Record]:
 
 def read_entries(file: Path) -> Iterator[tuple[str, Any]]:
     try:
-        with open_decompressed(file) as stream:
+        with file.open("rb") as packed:
+            is_gzip = packed.read(2) == b"\x1f\x8b"  # decided by content, not by name
+        with gzip.open(file) if is_gzip else file.open("rb") as stream:
+            if stream.peek(4).startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+                raise InputError(f"{file} is UTF-16 instead of UTF-8 text; save it as UTF-8")
+            if stream.peek(4).startswith(codecs.BOM_UTF8):
+                stream.read(len(codecs.BOM_UTF8))
             first = stream.peek(4096)[:4096].lstrip()[:1]
             yield from read_array(stream, file) if first == b"[" else read_lines(stream, file)
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"cannot read {file}: {error}; fetch it again, or check corpus.path=") from error
-
-
-@contextmanager
-def open_decompressed(file: Path) -> Iterator[Any]:
-    """Open a file as bytes after a byte order mark, gunzipped if its first bytes (not its name) are those of gzip."""
-    with file.open("rb") as packed:
-        is_gzip = packed.read(2) == b"\x1f\x8b"
-    with gzip.open(file) if is_gzip else file.open("rb") as stream:
-        first = stream.peek(4)
-        if first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-            raise InputError(f"{file} is UTF-16 instead of UTF-8 text; save it as UTF-8")
-        if first.startswith(codecs.BOM_UTF8):
-            stream.read(len(codecs.BOM_UTF8))
-        yield stream
 
 
 def read_lines(stream: IO[bytes], file: Path) -> Iterator[tuple[str, Any]]:

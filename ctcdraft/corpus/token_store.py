@@ -12,6 +12,7 @@ still learns something. So every mask is checked against its template again befo
 from __future__ import annotations
 
 import os
+import sys
 from array import array
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -57,7 +58,6 @@ class TokenStore(Sequence[Row]):
     def __init__(self, lines: Iterable[dict[str, Any]]) -> None:
         tokens, masks, lengths = array("i"), bytearray(), array("q")
         self._row_fields: list[tuple[str, int, str, bool, int]] = []
-        shared: dict[str, str] = {}
         for line in lines:
             if len(line["tokens"]) != len(line["mask"]):
                 raise InputError(
@@ -67,9 +67,10 @@ class TokenStore(Sequence[Row]):
             tokens.extend(line["tokens"])
             masks.extend(map(bool, line["mask"]))
             lengths.append(len(line["tokens"]))
-            category = shared.setdefault(line["category"], line["category"])  # one string object per category
+            category = sys.intern(line["category"])  # one string object per category
             self._row_fields.append((line["id"], line["turn"], category, line["ended"], line["sample"]))
         self._ends = array("q", accumulate(lengths, initial=0))
+        # torch.frombuffer refuses an empty buffer.
         self._tokens_N = torch.frombuffer(tokens, dtype=torch.int32) if tokens else torch.empty(0, dtype=torch.int32)
         self._mask_N = torch.frombuffer(masks, dtype=torch.bool) if masks else torch.empty(0, dtype=torch.bool)
 

@@ -114,26 +114,26 @@ def map_concurrently(
     The first exception is raised at once, and sets `cancelled` for the others.
     """
     cancelled = threading.Event()
-    waiting: Queue[int] = Queue()
     finished: Queue[tuple[int, Any, BaseException | None]] = Queue()
+    numbers = Queue[int]()
     for number in range(len(items)):
-        waiting.put(number)
+        numbers.put(number)
 
     def worker() -> None:
         while not cancelled.is_set():
             try:
-                number = waiting.get_nowait()
+                number = numbers.get_nowait()
             except Empty:
                 return
             try:
                 finished.put((number, work(items[number], cancelled), None))
-            except BaseException as error:
+            except BaseException as error:  # raised by the thread that waits for the results
                 finished.put((number, None, error))
 
     # Daemons: a ThreadPoolExecutor would keep the process alive until the last hanging request has timed out.
     for _ in range(min(concurrency, len(items))):
         threading.Thread(target=worker, daemon=True).start()
-    results: dict[int, Any] = {}
+    results: list[Any] = [None] * len(items)
     try:
         for _ in items:
             number, result, error = finished.get()
@@ -142,4 +142,4 @@ def map_concurrently(
             results[number] = result
     finally:
         cancelled.set()
-    return [results[number] for number in range(len(items))]
+    return results

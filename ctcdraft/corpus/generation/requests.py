@@ -57,7 +57,7 @@ class Request:
     turn: int
     sample: int
     category: str
-    tokens: array[int]
+    tokens: array[int]  # four bytes each; a list takes eight beside its integers
     cut: int
 
     def random_key(self, seed: int) -> int:

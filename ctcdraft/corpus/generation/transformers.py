@@ -47,6 +47,7 @@ class TransformersAnswers(ResponseGenerator):
         return partial(self.generate, base)
 
     def benchmark_speed(self, base: BaseLM, prompts: Sequence[list[int]]) -> GenerationSpeed:
+        # Any token that does not end a response, so that all rows are generated to the end of the trial.
         token = next(token for token in range(base.vocabulary) if token not in base.stop_token_ids)
 
         def never_stop(logits_BV: Tensor, rows: list[int], step: int) -> Tensor:
@@ -117,7 +118,9 @@ def generate_batch(
                     active.discard(row)
         if not active:
             break
-        if len(active) <= SHRINK_THRESHOLD * len(rows):
+        if len(active) <= SHRINK_THRESHOLD * len(
+            rows
+        ):  # not after every response: each time keys and values are copied
             active_B = torch.tensor([n for n, row in enumerate(rows) if row in active], device=base.device)
             rows = [row for row in rows if row in active]
             tokens_B, position_B, bias_BM = tokens_B[active_B], position_B[active_B], bias_BM[active_B]
