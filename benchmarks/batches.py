@@ -104,7 +104,7 @@ def held(batches: Batches, steps: range) -> tuple[float, float, float]:
     for step in steps:
         lengths = [sum(len(batches.rows.tokens[i]) for i in pack) for pack in batches.packs(step)]
         tokens, cells = tokens + sum(lengths), cells + len(lengths) * max(lengths)
-        windows += int((batches.prepare(step).windows["lengths_BA"] > 0).sum())
+        windows += int((batches.prepare(step)["lengths_BA"] > 0).sum())
     return tokens / len(steps), windows / len(steps), 1 - tokens / cells
 
 

@@ -55,7 +55,12 @@ def mixture(path: None, name: str, parts: Mapping[str, Callable[[], Corpus]]) ->
     if path is not None:
         keys = " ".join(f"corpus.parts.{part}.path=FILE" for part in parts)
         raise InputError(f"corpus.path={path}, but corpus {name} has several; give {keys}")
-    corpora = [load_part(part, load) for part, load in parts.items()]
+    corpora: list[Corpus] = []
+    for part, load in parts.items():
+        try:
+            corpora.append(load())
+        except InputError as error:  # the part names its keys as if it were the whole corpus
+            raise InputError(str(error).replace("corpus.", f"corpus.parts.{part}.")) from error
     prompts: list[Prompt] = []
     earlier: set[tuple[str, ...]] = set()
     for corpus in corpora:
@@ -71,13 +76,6 @@ def mixture(path: None, name: str, parts: Mapping[str, Callable[[], Corpus]]) ->
     account = sum_accounts([corpus.account for corpus in corpora])
     dropped = account.get("dropped", {}) | {EARLIER_PART: account["kept"] - len(prompts)}
     return Corpus(prompts, account | {"kept": len(prompts), "dropped": dropped})
-
-
-def load_part(name: str, load: Callable[[], Corpus]) -> Corpus:
-    try:
-        return load()
-    except InputError as error:  # the part names its keys as if it were the whole corpus
-        raise InputError(str(error).replace("corpus.", f"corpus.parts.{name}.")) from error
 
 
 def sum_accounts(accounts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -282,7 +282,7 @@ def test_a_certificate_authority_of_the_environment_is_trusted(base, tmp_path, m
 def test_the_stored_reasons_of_skipped_responses_keep_their_wording(base):
     """They are in the part files, whose checksums are the corpus's hash: another wording would be another corpus."""
     assert [
-        text_request(base, Request("q", 0, 0, "test", array("i", [255]), 0), None),
+        text_request(base, Request("q", 0, 0, "test", array("i", [255]), 0)),
         reencode_text(base, "ab \N{REPLACEMENT CHARACTER}", "length", 4),
         reencode_text(base, "ab c", "length", 5),
         with_stop_token(base, [], "length", "generated"),

@@ -36,7 +36,7 @@ MAX_EXCESS_NATS = 0.1  # per token, between the mean surprisal of sampled tokens
 MAX_DEVIATIONS = 6.0  # ... at least this many standard deviations, so that few tokens prove nothing
 
 RequestBody = dict[str, Any]
-RequestFormat = Callable[[BaseLM, Request, "ServedAnswers"], RequestBody | Skipped]
+RequestFormat = Callable[[BaseLM, Request], RequestBody | Skipped]  # the fields that depend on the format
 
 
 @dataclass(frozen=True)
@@ -105,10 +105,17 @@ class OpenAIClient:
                 self.request_formats.pop(0)
 
     def _generate(self, request: Request, cancelled: threading.Event) -> Response | Skipped:
-        body = self.request_formats[0](self.base, request, self.answers)
-        if isinstance(body, Skipped):
-            return body
-        reply = self.server.post("/completions", body, cancelled)
+        prompt = self.request_formats[0](self.base, request)
+        if isinstance(prompt, Skipped):
+            return prompt
+        body = {
+            "model": self.answers.model,
+            "max_tokens": self.answers.max_response_tokens(self.base, request),
+            "temperature": self.answers.temperature,
+            "top_p": 1.0,
+            "seed": request.random_key(self.answers.seed) % 2**31,  # some servers accept 31 bits only
+        }
+        reply = self.server.post("/completions", body | prompt, cancelled)
         try:
             choice = reply["choices"][0]
             text, ids, finish_reason = choice["text"], choice.get("token_ids"), choice.get("finish_reason")
@@ -129,9 +136,9 @@ class OpenAIClient:
         return reencode_text(self.base, text, finish_reason, usage.get("completion_tokens"))
 
 
-def token_id_request(base: BaseLM, request: Request, answers: ServedAnswers) -> RequestBody:
-    """Return a request that sets every sampling parameter, so that no default changes the distribution."""
-    return common_request(base, request, answers) | {
+def token_id_request(base: BaseLM, request: Request) -> RequestBody:
+    # Every sampling parameter is set, so that no default of the server changes the distribution.
+    return {
         "prompt": list(request.tokens),
         "top_k": -1,
         "min_p": 0.0,
@@ -141,23 +148,13 @@ def token_id_request(base: BaseLM, request: Request, answers: ServedAnswers) -> 
     }
 
 
-def text_request(base: BaseLM, request: Request, answers: ServedAnswers) -> RequestBody | Skipped:
-    """Return a request with the fields of OpenAI's API only, and a text that encodes as exactly the prompt's ids."""
+def text_request(base: BaseLM, request: Request) -> RequestBody | Skipped:
+    """Return a text that encodes as exactly the prompt's ids, for servers that know the fields of OpenAI's API only."""
     for ids in (request.tokens, request.tokens[1:]):  # without BOS, which many tokenizers add
         text = base.tokenizer.decode(list(ids), clean_up_tokenization_spaces=False)
         if base.tokenizer(text, verbose=False)["input_ids"] == list(request.tokens):
-            return common_request(base, request, answers) | {"prompt": text}
+            return {"prompt": text}
     return Skipped(SkipReason.NO_EXACT_TEXT)
-
-
-def common_request(base: BaseLM, request: Request, answers: ServedAnswers) -> RequestBody:
-    return {
-        "model": answers.model,
-        "max_tokens": answers.max_response_tokens(base, request),
-        "temperature": answers.temperature,
-        "top_p": 1.0,
-        "seed": request.random_key(answers.seed) % 2**31,  # some servers accept 31 bits only
-    }
 
 
 def reencode_text(base: BaseLM, text: str, finish_reason: str | None, generated: int | None) -> Response | Skipped:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ctcdraft.corpus.generation.transformers import GenerationSpeed
 
 Line = dict[str, Any]
+TOKENIZED_AT_ONCE = 1000  # texts: fast tokenizers encode a list in parallel
 
 
 class SkipReason(StrEnum):
@@ -126,19 +127,13 @@ def batch_samples(tokenizer: Any, prompts: Sequence[Prompt], answers: ResponseGe
     """Return all samples in batches, sorted by descending number of turns, then of tokens."""
     # So the rows of a batch need little padding and end together, and running out of memory happens in the first batch.
     # The id breaks ties: batches do not depend on the order of the prompts.
-    lengths = turn_lengths(tokenizer, prompts)
+    lengths: list[int] = []  # of the user turns without the template: enough to sort by
+    for start in range(0, len(prompts), TOKENIZED_AT_ONCE):
+        texts = ["\n".join(prompt.turns) for prompt in prompts[start : start + TOKENIZED_AT_ONCE]]
+        lengths += map(len, tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"])
     order = sorted(range(len(prompts)), key=lambda n: (-len(prompts[n].turns), -lengths[n], prompts[n].id))
     samples = [Sample(prompts[n], sample) for n in order for sample in range(answers.samples)]
     return [samples[start : start + answers.batch_size] for start in range(0, len(samples), answers.batch_size)]
-
-
-def turn_lengths(tokenizer: Any, prompts: Sequence[Prompt], chunk: int = 1000) -> list[int]:
-    # Of the user turns without the template: enough to sort by.
-    lengths: list[int] = []
-    for start in range(0, len(prompts), chunk):  # fast tokenizers encode a list in parallel
-        texts = ["\n".join(prompt.turns) for prompt in prompts[start : start + chunk]]
-        lengths += map(len, tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"])
-    return lengths
 
 
 def build_request(base: BaseLM, sample: Sample, responses: Sequence[str]) -> Request:

@@ -118,9 +118,7 @@ def generate_batch(
                     active.discard(row)
         if not active:
             break
-        if len(active) <= SHRINK_THRESHOLD * len(
-            rows
-        ):  # not after every response: each time keys and values are copied
+        if len(active) <= SHRINK_THRESHOLD * len(rows):  # not after every response: it copies the keys and values
             active_B = torch.tensor([n for n, row in enumerate(rows) if row in active], device=base.device)
             rows = [row for row in rows if row in active]
             tokens_B, position_B, bias_BM = tokens_B[active_B], position_B[active_B], bias_BM[active_B]
