@@ -131,6 +131,7 @@ def read_manifest(out: Path) -> Manifest | None:
         return None
     try:
         manifest = json.loads(file.read_bytes())
+        # The fields that are read later: many programs write a manifest.json.
         manifest["base"]["weights"], manifest["answers"].items()
         if manifest["complete"]:
             manifest["parts"].items(), manifest["counts"].items(), manifest["hash"]

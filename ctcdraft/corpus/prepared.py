@@ -155,6 +155,7 @@ def differing_settings(base: BaseLM, corpus: Corpus, answers: ResponseGenerator,
 
 def changed_settings(existing: Manifest, wanted: Manifest) -> list[str]:
     """Return KEY=OLD (now NEW) for generation settings, prompts and paths that differ."""
+    # A setting that is missing in `existing` was not there when the corpus was begun, and counts as changed.
     changed = [
         f"answers.{key}={existing['answers'].get(key)} (now {value})"
         for key, value in wanted["answers"].items()

@@ -143,7 +143,7 @@ class CountingIterator:
 
     def __call__(self, conversations: Iterable[Conversation]) -> Iterator[Conversation]:
         for conversation in conversations:
-            if self.count < 1000:
+            if self.count < 1000:  # only for the error of a corpus that keeps nothing
                 self.speakers.update(speaker for speaker, _ in conversation.turns)
             self.count += 1
             yield conversation

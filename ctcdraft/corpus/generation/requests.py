@@ -160,6 +160,7 @@ class MultiTurnGenerator:
         responses: list[list[str]] = [[] for _ in batch]
         lines: list[list[Line]] = [[] for _ in batch]
         for turn in range(max(len(sample.prompt.turns) for sample in batch)):
+            # Without those that are finished, and those with a skipped response.
             active = [n for n, one in enumerate(batch) if turn < len(one.prompt.turns) and len(responses[n]) == turn]
             requests = [build_request(self.base, batch[n], responses[n]) for n in active]
             replies = self._generate(requests) if requests else []
