@@ -39,8 +39,8 @@ def read_entries(file: Path) -> Iterator[tuple[str, Any]]:
     try:
         with file.open("rb") as packed:
             is_gzip = packed.read(2) == b"\x1f\x8b"  # decided by content, not by name
-        opened: Any = gzip.open(file) if is_gzip else file.open("rb")
-        with opened as stream:
+        opener: Any = gzip.open if is_gzip else open
+        with opener(file, "rb") as stream:
             if stream.peek(4).startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
                 raise InputError(f"{file} is UTF-16 instead of UTF-8 text; save it as UTF-8")
             if stream.peek(4).startswith(codecs.BOM_UTF8):
