@@ -13,7 +13,6 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -27,30 +26,14 @@ from ctcdraft.io import atomic_write
 from ctcdraft.models.base_model import BaseLM
 
 
-class HiddenStates(Protocol):
-    def stored_states(self, packs: Sequence[Sequence[int]]) -> Tensor | None:
-        """Return states_BLD of rows of packed sequences, right-padded, on the base model's device; None if not stored.
-
-        (Then the step computes them, because a prefetching thread must not run the base model.)
-        """
-        ...
-
-    def precompute(self) -> None:
-        """Store all hidden states before the first step, where they are stored at all."""
-        ...
-
-    def describe(self) -> str:
-        """Return where they come from and what they cost, for the plan."""
-        ...
-
-
 class OnlineHiddenStates:
     """One forward pass of the base model in every step, and nothing on disk."""
 
     def __init__(self, base: BaseLM, tokens: Sequence[Tensor]) -> None:
         pass
 
-    def stored_states(self, packs: Sequence[Sequence[int]]) -> None:
+    def stored_states(self, packs: Sequence[Sequence[int]]) -> Tensor | None:
+        # The step computes them: a prefetching thread, which calls this, must not run the base model.
         return None
 
     def precompute(self) -> None:
@@ -124,6 +107,7 @@ class OfflineHiddenStates:
         self.intact_files: set[Path] = set()  # those whose checksum this run has compared
 
     def stored_states(self, packs: Sequence[Sequence[int]]) -> Tensor:
+        """Return states_BLD of rows of packed sequences, right-padded, on the base model's device."""
         states = [torch.cat([self.row(index) for index in pack]).to(self.base.device) for pack in packs]
         return pad_sequence(states, batch_first=True)
 
@@ -137,11 +121,13 @@ class OfflineHiddenStates:
             return self.precision.unpack(lambda part: stored.get_tensor(f"{position}.{part}"))
 
     def precompute(self) -> None:
+        """Store all hidden states before the first step."""
         for shard in tqdm(range(len(self.shard_rows)), desc="storing states", unit=" shards", disable=None):
             if self.files[shard] not in self.intact_files:
                 self._ensure_shard(shard)
 
     def describe(self) -> str:
+        """Return where they are and what they cost, for the plan."""
         stored_shards = sum(file.exists() for file in self.files)
         size = sum(map(len, self.tokens)) * self.precision.bytes_per_token(self.base.width * len(self.base.taps))
         return (
@@ -221,4 +207,5 @@ def is_intact(file: Path) -> bool:
         return False
 
 
+HiddenStates = OnlineHiddenStates | OfflineHiddenStates
 HiddenStatesFactory = Callable[[BaseLM, Sequence[Tensor]], HiddenStates]
