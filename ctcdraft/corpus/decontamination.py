@@ -120,6 +120,7 @@ class Decontamination:
                     leaked[benchmark_of[index]] += 1
                 else:
                     yield conversation
+        word_hash.cache_clear()  # up to 100 MB, not needed once the corpus is read
 
     def _find_leaks(self, block: list[Conversation], benchmark_hashes: dict[str, HashArray]) -> dict[int, str]:
         """Return the first matching benchmark of each contaminated conversation, by its index in the block."""
