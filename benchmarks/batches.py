@@ -22,8 +22,8 @@ from omegaconf import DictConfig
 from ctcdraft.config.build import build_drafter
 from ctcdraft.config.cli import register_resolvers
 from ctcdraft.corpus import prepared
-from ctcdraft.corpus.batches import Batches, PackingFunction, TokenSequences, first_fit_packing, one_per_row
-from ctcdraft.corpus.prefetch import PrefetchingBatches
+from ctcdraft.corpus.batches import Batches, PackingFunction, PrefetchingBatches, first_fit_packing, one_per_row
+from ctcdraft.corpus.token_store import TokenSequences
 from ctcdraft.distributed import Distributed
 from ctcdraft.training.engine import OptimizerSettings
 from ctcdraft.training.run_directory import RunDirectory
@@ -105,7 +105,7 @@ def held(batches: Batches, steps: range) -> tuple[float, float, float]:
     for step in steps:
         lengths = [sum(len(batches.rows.tokens[i]) for i in pack) for pack in batches.packs(step)]
         tokens, cells = tokens + sum(lengths), cells + len(lengths) * max(lengths)
-        windows += int((batches.prepare(step).windows["lengths_BA"] > 0).sum())
+        windows += int((batches.prepare(step)["lengths_BA"] > 0).sum())
     return tokens / len(steps), windows / len(steps), 1 - tokens / cells
 
 

@@ -22,8 +22,8 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from ctcdraft.corpus import prepared
-from ctcdraft.corpus.batches import TokenSequences
 from ctcdraft.corpus.hidden_states import PRECISIONS, OfflineHiddenStates
+from ctcdraft.corpus.token_store import TokenSequences
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.models.loading import load_base
 from ctcdraft.training.validation import split_held_out

@@ -28,7 +28,8 @@ import transformers
 from torch import Tensor
 
 from ctcdraft.batch import Batch
-from ctcdraft.corpus.batches import Batches, TokenSequences
+from ctcdraft.corpus.batches import Batches
+from ctcdraft.corpus.token_store import TokenSequences
 from ctcdraft.distributed import Distributed
 from ctcdraft.drafters.parallel import ParallelDrafter
 from ctcdraft.drafters.trees.ctc import PrefixSearch

@@ -22,10 +22,9 @@ from ctcdraft.config.build import meta_base, portable_config
 from ctcdraft.config.cli import entry_point, run_hydra_main
 from ctcdraft.config.schema import check_config
 from ctcdraft.corpus import part_files, prepared
-from ctcdraft.corpus.answer_mask import legend, render_row
 from ctcdraft.corpus.chat_template import corpus_warnings
 from ctcdraft.corpus.generation.requests import MultiTurnGenerator, ResponseGenerator, Sample
-from ctcdraft.corpus.token_store import Row, row_from_line
+from ctcdraft.corpus.token_store import Row, legend, render_row, row_from_line
 from ctcdraft.corpus.types import Corpus
 from ctcdraft.distributed import Shard
 from ctcdraft.errors import InputError
@@ -50,6 +49,7 @@ def main(config: DictConfig) -> None:
     shard = Shard.parse(config.shard)
     corpus = instantiate(config.corpus)
     answers = instantiate(config.answers)
+    # Without weights the plan is made from the config of the base model; show= needs responses, so it needs weights.
     dry_run_base = meta_base(config.base) if config.plan_only and not config.show else None
     if dry_run_base is not None:
         hardware = HardwareSpec.of(config.plan)
@@ -57,7 +57,7 @@ def main(config: DictConfig) -> None:
         return
     base = instantiate(config.base)
     out = Path(config.out)
-    if config.overwrite and not config.plan_only and not config.show:
+    if config.overwrite and not config.plan_only and not config.show:  # these two write nothing
         discard_previous(out, shard)
     if config.show:
         print(legend())

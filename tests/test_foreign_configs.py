@@ -120,7 +120,7 @@ def test_a_resumed_run_sends_no_key_to_a_server(folder, monkeypatch, capsys):
     sent = []
     monkeypatch.setenv("SECRET", "open sesame")
     monkeypatch.setattr(
-        "ctcdraft.corpus.generation.http.JSONClient._post", lambda server, *message: sent.append(server) or {}
+        "ctcdraft.corpus.generation.http.JSONClient.post", lambda server, *message: sent.append(server) or {}
     )
     given = {"url": "http://far.example/v1", "key_from": "SECRET", "model": "m", "seed": 0, "retries": 0}
     answers = compose_config(

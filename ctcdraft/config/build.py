@@ -16,10 +16,9 @@ from omegaconf import DictConfig, OmegaConf
 from ctcdraft.config.allowed import read_run_config
 from ctcdraft.config.cli import REPOSITORY
 from ctcdraft.corpus import part_files, prepared
-from ctcdraft.corpus.answer_mask import refuse_wrong_masks
-from ctcdraft.corpus.batches import Batches, first_fit_packing, one_per_row
+from ctcdraft.corpus.batches import Batches, PrefetchingBatches, first_fit_packing, one_per_row
 from ctcdraft.corpus.hidden_states import compute_hidden_states
-from ctcdraft.corpus.prefetch import PrefetchingBatches
+from ctcdraft.corpus.token_store import refuse_wrong_masks
 from ctcdraft.distributed import from_environment
 from ctcdraft.errors import InputError
 from ctcdraft.hardware import HardwareSpec

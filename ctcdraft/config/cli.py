@@ -28,7 +28,8 @@ os.environ.setdefault("HYDRA_FULL_ERROR", "1")
 
 def register_resolvers() -> None:
     """Register the OmegaConf resolvers of configs/, such as `${repo:data/tiny}`, a path inside this repository."""
-    from ctcdraft.corpus.default_folder import default_folder
+
+    from ctcdraft.corpus.part_files import default_folder
 
     resolvers: dict[str, Callable[..., Any]] = {
         "repo": lambda path: str(REPOSITORY / path),

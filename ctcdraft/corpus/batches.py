@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from ctcdraft.batch import Batch
-from ctcdraft.corpus.hidden_states import HiddenStatesFactory, OnlineHiddenStates, compute_hidden_states
+from ctcdraft.corpus.hidden_states import HiddenStates, HiddenStatesFactory, OnlineHiddenStates, compute_hidden_states
+from ctcdraft.corpus.token_store import Pack, TokenSequences
 from ctcdraft.corpus.windows import label_windows, sample_anchors
 from ctcdraft.ctc.alignment import frames_needed
 from ctcdraft.models.base_model import BaseLM
@@ -25,7 +25,6 @@ from ctcdraft.models.base_model import BaseLM
 MAX_OPEN_PACKS = 64  # more open packs leave less padding, at as many comparisons per response
 FEASIBILITY_CHUNK = 64  # rows per call in feasible_share: one by one, a million responses took six minutes
 
-Pack = list[int]  # indices of the responses in one row
 # (response indices in epoch order, lengths of all responses, rows per step) -> steps of the epoch, each a list of rows
 PackingFunction = Callable[[Sequence[int], Sequence[int], int], list[list[Pack]]]
 
@@ -46,10 +45,9 @@ def first_fit_packing(size: int) -> PackingFunction:
 
 
 def first_fit(order: Sequence[int], lengths: Sequence[int], size: int, most_open: int = MAX_OPEN_PACKS) -> list[Pack]:
-    """Return packs, in the order in which they were opened, by first fit.
+    """Return packs in the order in which they were opened: a response goes into the oldest one with enough free tokens.
 
-    Each response goes into the oldest open pack with enough free tokens, else into a new pack. When more than
-    `most_open` packs are open the fullest is closed. A response longer than `size` is a pack by itself.
+    A response longer than `size` is a pack by itself.
 
     size 10, responses of 6 5 4 5 tokens   ->   [6 4] [5 5]
     """
@@ -61,7 +59,7 @@ def first_fit(order: Sequence[int], lengths: Sequence[int], size: int, most_open
         if slot is None:
             packs.append([index])
             open_packs.append((size - length, packs[-1]))
-            if len(open_packs) > most_open:
+            if len(open_packs) > most_open:  # the fullest is closed
                 open_packs.remove(min(open_packs, key=lambda pack: pack[0]))
         else:
             free, pack = open_packs[slot]
@@ -70,79 +68,11 @@ def first_fit(order: Sequence[int], lengths: Sequence[int], size: int, most_open
     return packs
 
 
-@dataclass(frozen=True)
-class PaddedRows:
-    """Rows of packed sequences, right-padded with token 0 and mask 0.
-
-    mask_BL: 1 on response tokens, but never on the first token of a sequence, so that no window crosses into the next
-    sequence. ended_BL: whether the sequence of a position ended by itself. position_ids_BL: restart at 0 in every
-    sequence (nn/masks.py).
-    """
-
-    tokens_BL: Tensor
-    mask_BL: Tensor
-    ended_BL: Tensor
-    position_ids_BL: Tensor
-
-
-@dataclass(frozen=True)
-class TokenSequences:
-    """Prompts with their responses as token ids and answer masks, one tensor each, cut to the longest wanted length.
-
-    ended: whether a sequence reaches the response's own end (neither truncated in generation nor cut here).
-    """
-
-    tokens: Sequence[Tensor]
-    masks: Sequence[Tensor]
-    ended: Sequence[bool]
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    def token_counts(self, vocabulary: int) -> Tensor:
-        """Return counts_V: how often each token occurs in the responses."""
-        counts_V = torch.zeros(vocabulary, dtype=torch.int64)
-        for tokens_L, mask_L in zip(self.tokens, self.masks, strict=True):
-            counts_V += torch.bincount(tokens_L[mask_L.bool()], minlength=vocabulary)
-        return counts_V
-
-    def pad_packs(self, packs: Sequence[Pack]) -> PaddedRows:
-        """Concatenate the sequences of every pack and pad the rows."""
-        tokens_BL = pad_sequence([torch.cat([self.tokens[i] for i in pack]) for pack in packs], batch_first=True)
-        mask_BL = pad_sequence([torch.cat([self.masks[i] for i in pack]) for pack in packs], batch_first=True)
-        width = tokens_BL.shape[1]
-        longest = max(len(self.tokens[i]) for pack in packs for i in pack)
-        ended, starts = [], []
-        for pack in packs:
-            lengths = torch.tensor([len(self.tokens[i]) for i in pack])
-            start = lengths.cumsum(0) - lengths
-            lengths[-1] = width - start[-1]  # padding belongs to the last sequence
-            ended.append(torch.tensor([self.ended[i] for i in pack]).repeat_interleave(lengths))
-            starts.append(start.repeat_interleave(lengths))
-        # Clamped, so that padding gets no position id beyond those the base model has.
-        position_ids_BL = (torch.arange(width) - torch.stack(starts)).clamp(max=longest - 1)
-        return PaddedRows(tokens_BL, mask_BL.masked_fill(position_ids_BL == 0, 0), torch.stack(ended), position_ids_BL)
-
-
-@dataclass(frozen=True)
-class PreparedBatch:
-    """The part of a batch that needs no forward pass of the base model; hidden states only if they are stored."""
-
-    windows: dict[str, Tensor]
-    states_BLD: Tensor | None
-
-    def tensors(self) -> list[Tensor]:
-        return [*self.windows.values(), *([] if self.states_BLD is None else [self.states_BLD])]
-
-
 class Batches:
     """Responses in a new permutation every epoch, arranged in rows by `packing`; anchors resampled every step.
 
-    Args:
-        rows_per_step: batch size in rows, each of one response or of a pack.
-        anchors: windows sampled from each row.
-        labels: labels per window, at most.
-        compute_states: computes the hidden states that are not stored.
+    A step has `rows_per_step` rows, each of one response or of a pack, `anchors` windows sampled from each row and at
+    most `labels` labels per window. `compute_states` computes the hidden states that are not stored.
     """
 
     def __init__(
@@ -167,7 +97,7 @@ class Batches:
         self.anchors = anchors
         self.labels = labels
         self.seed = seed
-        self.epoch = lru_cache(maxsize=2)(self._epoch_steps)
+        self.epoch = lru_cache(maxsize=2)(self._epoch_steps)  # two: the prefetched step may be in the next epoch
         self._epoch_starts = [0]  # first step of every epoch seen so far: packed epochs differ in length
 
     @property
@@ -179,24 +109,26 @@ class Batches:
         """Return the batch of a step on the base model's device, hidden states included."""
         return self.complete(self.prepare(step))
 
-    def prepare(self, step: int) -> PreparedBatch:
-        """Return the part of the batch that needs no forward pass, on the base model's device."""
+    def prepare(self, step: int) -> dict[str, Tensor]:
+        """Return the fields of the batch that need no forward pass, on the base model's device.
+
+        Hidden states are among them only if they are stored.
+        """
         rows = self.rows.pad_packs(packs := self.packs(step))
         anchors_BA = sample_anchors(rows.mask_BL, self.anchors, self._rng(step, 1))
-        roots_BA, labels_BAS, lengths_BA = label_windows(
-            rows.tokens_BL, rows.mask_BL, anchors_BA, self.labels, rows.ended_BL
-        )
-        windows = dict(tokens_BL=rows.tokens_BL, position_ids_BL=rows.position_ids_BL, anchors_BA=anchors_BA)
-        windows |= dict(roots_BA=roots_BA, labels_BAS=labels_BAS, lengths_BA=lengths_BA)
-        windows = {name: value.to(self.device) for name, value in windows.items()}
-        return PreparedBatch(windows, self.hidden_states.stored_states(packs))
+        windows = label_windows(rows.tokens_BL, rows.mask_BL, anchors_BA, self.labels, rows.ended_BL)
+        fields = dict(tokens_BL=rows.tokens_BL, position_ids_BL=rows.position_ids_BL, anchors_BA=anchors_BA)
+        fields |= zip(("roots_BA", "labels_BAS", "lengths_BA"), windows, strict=True)
+        fields = {name: value.to(self.device) for name, value in fields.items()}
+        states_BLD = self.hidden_states.stored_states(packs)
+        return fields if states_BLD is None else fields | {"states_BLD": states_BLD}
 
-    def complete(self, prepared: PreparedBatch) -> Batch:
+    def complete(self, fields: dict[str, Tensor]) -> Batch:
         """Return the whole batch; hidden states that are not stored are computed now."""
-        states_BLD, windows = prepared.states_BLD, prepared.windows
-        if states_BLD is None:
-            states_BLD = self.compute_states(self.base, windows["tokens_BL"], windows["position_ids_BL"])
-        return Batch(states_BLD=states_BLD, **windows)
+        if "states_BLD" not in fields:
+            states_BLD = self.compute_states(self.base, fields["tokens_BL"], fields["position_ids_BL"])
+            fields = fields | {"states_BLD": states_BLD}
+        return Batch(**fields)
 
     def describe(self) -> str:
         """Return how full the rows of the first epoch are, for the plan."""
@@ -227,7 +159,56 @@ class Batches:
         return self.packing(order, [len(tokens_L) for tokens_L in self.rows.tokens], self.rows_per_step)
 
     def _rng(self, number: int, stream: int) -> torch.Generator:
+        # Stream 0 permutes epochs, stream 1 samples anchors of steps: epoch 5 and step 5 must not share their numbers.
         return torch.Generator().manual_seed((self.seed * 1_000_003 + number) * 2 + stream)
+
+
+class PrefetchingBatches:
+    """The same batches, each prepared one request ahead in a thread, which `close` ends; `total` in the whole run.
+
+    The thread cuts windows, reads stored hidden states and copies both to the device, on a CUDA stream of its own where
+    there is one (not yet tried on an accelerator). An exception in it is raised by the `batch` call that needed its
+    result. `stride` is the number of processes that share the batches: from one requested step to the next.
+    """
+
+    def __init__(self, batches: Batches, total: int, stride: int = 1) -> None:
+        self.batches = batches
+        self.total = total
+        self.stride = stride
+        self.worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prefetch")
+        self.pending: tuple[int, Future[dict[str, Tensor]]] | None = None
+        self.stream = torch.cuda.Stream(batches.device) if batches.device.type == "cuda" else None
+
+    @property
+    def hidden_states(self) -> HiddenStates:
+        return self.batches.hidden_states
+
+    def batch(self, step: int) -> Batch:
+        """Return the batch of a step, and start preparing the next one."""
+        pending, self.pending = self.pending, None
+        if pending is None or pending[0] != step:  # the first step, or one out of order
+            pending = (step, self.worker.submit(self.prepare, step))
+        prepared = pending[1].result()
+        following = step + self.stride
+        if following < self.total:
+            self.pending = (following, self.worker.submit(self.prepare, following))
+        if self.stream is not None:
+            # Allocated on the other stream: the allocator must not reuse the memory before this stream has read it.
+            for tensor in prepared.values():
+                tensor.record_stream(torch.cuda.current_stream(self.batches.device))
+        # Forward passes of the base model stay in the step: on a CPU both would compete for the same cores.
+        return self.batches.complete(prepared)
+
+    def prepare(self, step: int) -> dict[str, Tensor]:
+        with torch.cuda.stream(self.stream):  # does nothing for None
+            prepared = self.batches.prepare(step)
+        if self.stream is not None:
+            self.stream.synchronize()
+        return prepared
+
+    def close(self) -> None:
+        """Wait for the batch in preparation and end the thread."""
+        self.worker.shutdown(wait=True, cancel_futures=True)
 
 
 def feasible_share(
@@ -235,8 +216,7 @@ def feasible_share(
 ) -> tuple[int, float]:
     """Return the number of windows in the corpus and the share whose labels fit into `frames` frames.
 
-    Args:
-        needed: (labels_BAS, lengths_BA) -> frames that the labels need, by default S plus adjacent repeats as in CTC.
+    needed(labels_BAS, lengths_BA) are the frames that the labels need, by default S plus adjacent repeats as in CTC.
     """
     windows = feasible = 0
     for start in range(0, len(rows), FEASIBILITY_CHUNK):

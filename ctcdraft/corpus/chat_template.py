@@ -32,28 +32,23 @@ def chat_messages(turns: Sequence[str], answers: Sequence[str]) -> list[Message]
 
 
 def prompt_tokens(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
-    """Return the token ids after which the base model generates its response.
+    """Return the token ids after which the base model generates its response: the template with its generation prompt.
 
-    With a chat template: the rendered template with its generation prompt. Without one: the raw texts, an empty line
-    before each later user turn.
+    Without a chat template they are those of the raw texts, with an empty line before each later user turn:
 
     user a, assistant A, user b      ->      a A \\n\\n b
     """
-    if getattr(tokenizer, "chat_template", None):
-        return template_tokens(tokenizer, messages)
-    text = ""
-    for message in messages:
-        text += ("\n\n" if text and message["role"] == "user" else "") + message["content"]
-    ids = list(tokenizer(text, verbose=False)["input_ids"])
-    # Some tokenizers append EOS, which would end the response before its first token.
-    return ids[:-1] if len(ids) > 1 and ids[-1] == tokenizer.eos_token_id else ids
-
-
-def template_tokens(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
-    """Return the token ids of the rendered chat template; raise InputError where the template raises."""
+    if not getattr(tokenizer, "chat_template", None):
+        text = ""
+        for message in messages:
+            text += ("\n\n" if text and message["role"] == "user" else "") + message["content"]
+        ids = list(tokenizer(text, verbose=False)["input_ids"])
+        # Some tokenizers append EOS, which would end the response before its first token.
+        return ids[:-1] if len(ids) > 1 and ids[-1] == tokenizer.eos_token_id else ids
     import jinja2
 
     try:
+        # verbose=False: no warning about a prompt that is longer than the context, which `fit_to_context` cuts.
         encoding = tokenizer.apply_chat_template(
             list(messages), add_generation_prompt=True, return_dict=True, tokenizer_kwargs={"verbose": False}
         )
@@ -69,9 +64,7 @@ def template_tokens(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
 def fit_to_context(tokens: list[int], context_length: int, begin: int | None) -> tuple[list[int], int]:
     """Return the prompt truncated on the left to three quarters of the context, and how many tokens were cut.
 
-    Args:
-        begin: id of the BOS token, if the base model has one. It is kept: models trained with BOS generate different
-            text without it.
+    A first token `begin` (BOS) is kept: models trained with BOS generate different text without it.
 
     fit([1, 2, 3, 4, 5], context_length=4, begin=None)      ->      [3, 4, 5], 2
     fit([1, 2, 3, 4, 5], context_length=4, begin=1)         ->      [1, 4, 5], 2
@@ -87,16 +80,7 @@ def answer_text(tokenizer: Any, ids: Sequence[int], stop_token_ids: Collection[i
     return tokenizer.decode(list(ids[:end]), skip_special_tokens=True)
 
 
-def describe_prompt(tokenizer: Any, tokens: Sequence[int]) -> str:
-    """Return the text of a prompt in one line, without its middle where it is long."""
-    text = tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False)
-    if len(text) <= PROMPT_HEAD + PROMPT_TAIL:
-        return repr(text)
-    return f"{text[:PROMPT_HEAD]!r} ... {text[-PROMPT_TAIL:]!r} ({len(text):,} characters)"
-
-
 def missing_template_warnings(name: str) -> list[str]:
-    """Return the lines of the warning about a base model without a chat template."""
     lines = (
         f"{name} HAS NO CHAT TEMPLATE: prompts are given to it as raw text, which it continues",
         "it may respond with nothing or continue the question; a draft head learns from that output all the same",
@@ -109,7 +93,11 @@ def missing_template_warnings(name: str) -> list[str]:
 def prompt_preview_and_warnings(name: str, tokenizer: Any, tokens: Sequence[int]) -> list[str]:
     """Return the line of the plan that shows a prompt, and the warning where the template is missing."""
     warnings = [] if getattr(tokenizer, "chat_template", None) else missing_template_warnings(name)
-    return [f"prompt    {describe_prompt(tokenizer, tokens)}", *warnings]
+    text = tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False)
+    shown = repr(text)
+    if len(text) > PROMPT_HEAD + PROMPT_TAIL:
+        shown = f"{text[:PROMPT_HEAD]!r} ... {text[-PROMPT_TAIL:]!r} ({len(text):,} characters)"
+    return [f"prompt    {shown}", *warnings]
 
 
 def corpus_warnings(manifest: dict[str, Any]) -> list[str]:

@@ -13,6 +13,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -23,15 +24,13 @@ import numpy.typing as npt
 
 from ctcdraft.corpus.readers import Record, get_column, read_records
 from ctcdraft.corpus.types import Conversation
-from ctcdraft.errors import InputError
-from ctcdraft.io import atomic_write
+from ctcdraft.errors import InputError, check_int
 
 HashArray = npt.NDArray[np.uint64]
 
 WORD = re.compile(r"\w+")
 HASH_MULTIPLIER = 0x9E3779B97F4A7C15  # odd, so that changing any one word changes the hash
 BLOCK_SIZE = 2048  # conversations per numpy call: small arrays are slow
-HASH_CACHE_SIZE = 1 << 19  # words whose hashes are cached
 
 
 def split_words(text: str) -> list[str]:
@@ -39,28 +38,24 @@ def split_words(text: str) -> list[str]:
     return WORD.findall((text if text.isascii() else unicodedata.normalize("NFKC", text)).casefold())
 
 
-class WordHashes(dict[str, int]):
-    """64-bit hashes of words, cached; equal on every machine, unlike `hash`."""
-
-    def __missing__(self, word: str) -> int:
-        if len(self) >= HASH_CACHE_SIZE:
-            self.clear()
-        digest = hashlib.blake2b(word.encode(errors="surrogatepass"), digest_size=8).digest()
-        self[word] = value = int.from_bytes(digest, "big")
-        return value
+@lru_cache(maxsize=1 << 19)
+def word_hash(word: str) -> int:
+    """Return a 64-bit hash of a word that is equal on every machine, unlike `hash`."""
+    return int.from_bytes(hashlib.blake2b(word.encode(errors="surrogatepass"), digest_size=8).digest(), "big")
 
 
-def ngram_hashes(texts: Sequence[str], words: int, hashes: WordHashes) -> tuple[HashArray, npt.NDArray[np.intp]]:
+def ngram_hashes(texts: Sequence[str], words: int) -> tuple[HashArray, npt.NDArray[np.intp]]:
     """Return ngram_N, the hash of every run of `words` words of every text (or of the whole of a shorter text), and
     text_N, the index of its text."""
     text_words = [split_words(text) for text in texts]
     short = [index for index, text in enumerate(text_words) if 0 < len(text) < words]
     long = [index for index, text in enumerate(text_words) if len(text) >= words]
-    word_M = np.fromiter((hashes[word] for index in long for word in text_words[index]), np.uint64)
+    word_M = np.fromiter((word_hash(word) for index in long for word in text_words[index]), np.uint64)
     text_M = np.repeat(np.array(long, dtype=np.intp), [len(text_words[index]) for index in long])
     # Runs over the concatenation of all long texts; a run counts if it ends in the text in which it begins.
     inside = text_M[: len(text_M) - words + 1] == text_M[words - 1 :]
-    whole = np.array([ngram_hash([hashes[word] for word in text_words[index]]) for index in short], dtype=np.uint64)
+    # Not by numpy, which is slow on small arrays.
+    whole = np.array([ngram_hash([word_hash(word) for word in text_words[index]]) for index in short], dtype=np.uint64)
     return (
         np.concatenate([rolling_hashes(word_M, words)[inside], whole]),
         np.concatenate([text_M[: len(inside)][inside], np.array(short, dtype=np.intp)]),
@@ -85,23 +80,19 @@ def rolling_hashes(word_M: HashArray, words: int) -> HashArray:
 
 @dataclass(frozen=True)
 class Decontamination:
-    """Benchmarks by name, each a file of questions or of hashes (.npz, from `write_hashes`).
+    """Removal of prompts that share n-grams with benchmarks."""
 
-    words: length of the n-grams.
-    """
-
-    words: int
-    benchmarks: Mapping[str, str]
+    words: int  # length of the n-grams
+    benchmarks: Mapping[str, str]  # by name a file of questions or of hashes (.npz, from `write_hashes`)
 
     def benchmark_hashes(self) -> dict[str, HashArray]:
         """Return the sorted n-gram hashes of every benchmark."""
-        if self.words < 1:
-            raise InputError(f"corpus.leakage.words must be an integer >= 1, got {self.words}")
+        check_int(self.words, "corpus.leakage.words")
         return {name: self._read_hashes(name, path) for name, path in self.benchmarks.items()}
 
     def _read_hashes(self, name: str, path: str) -> HashArray:
         if not path.endswith(".npz"):
-            return np.unique(ngram_hashes(list(read_questions(path)), self.words, WordHashes())[0])
+            return unique_hashes(read_records(path), self.words)
         try:
             with Path(path).open("rb") as stream, np.load(stream) as stored:
                 words, ngram_N = int(stored["words"]), stored["sequences"]
@@ -119,39 +110,34 @@ class Decontamination:
 
     def drop_leaked(self, conversations: Iterable[Conversation], leaked: Counter[str]) -> Iterator[Conversation]:
         """Yield the uncontaminated conversations; count the others under the name of the benchmark."""
-        known, hashes = self.benchmark_hashes(), WordHashes()
+        known = self.benchmark_hashes()
         leaked.update(dict.fromkeys(known, 0))
         conversations = iter(conversations)
         while block := list(islice(conversations, BLOCK_SIZE)):
-            benchmark_of = self._find_leaks(block, known, hashes)
+            benchmark_of = self._find_leaks(block, known)
             for index, conversation in enumerate(block):
                 if index in benchmark_of:
                     leaked[benchmark_of[index]] += 1
                 else:
                     yield conversation
+        word_hash.cache_clear()  # up to 100 MB, not needed once the corpus is read
 
-    def _find_leaks(
-        self, block: list[Conversation], benchmark_hashes: dict[str, HashArray], hashes: WordHashes
-    ) -> dict[int, str]:
+    def _find_leaks(self, block: list[Conversation], benchmark_hashes: dict[str, HashArray]) -> dict[int, str]:
         """Return the first matching benchmark of each contaminated conversation, by its index in the block."""
         turns = [(index, turn) for index, conversation in enumerate(block) for turn in conversation.user_turns]
-        ngram_N, turn_N = ngram_hashes([turn for _, turn in turns], self.words, hashes)
+        ngram_N, turn_N = ngram_hashes([turn for _, turn in turns], self.words)
         leaks: dict[int, str] = {}
         for name, ngram_K in benchmark_hashes.items():
             if len(ngram_K) and len(ngram_N):
+                # Clipped, because a hash above all of the benchmark's gets the index behind the last one.
                 index_N = np.searchsorted(ngram_K, ngram_N).clip(max=len(ngram_K) - 1)
                 for turn in np.unique(turn_N[ngram_K[index_N] == ngram_N]):
-                    leaks.setdefault(turns[turn][0], name)
+                    leaks.setdefault(turns[turn][0], name)  # counted once, under the first benchmark
         return leaks
 
 
-def read_questions(path: str) -> Iterator[str]:
-    """Yield every question of a file in the format of GSM8K, MT-Bench (FastChat's or the hub's) or this project."""
-    for where, record in read_records(path):
-        yield from question_turns(where, record)
-
-
 def question_turns(where: str, record: dict[str, Any]) -> list[str]:
+    """Return the questions of a record in the format of GSM8K, MT-Bench (FastChat's or the hub's) or this project."""
     name = next((name for name in ("turns", "question", "prompt") if name in record), "question")
     question = get_column(record, name, None, where)
     turns = [question] if isinstance(question, str) else question
@@ -160,13 +146,11 @@ def question_turns(where: str, record: dict[str, Any]) -> list[str]:
     return turns
 
 
-def write_hashes(records: Iterable[Record], words: int, out: Path) -> None:
-    """Write the n-gram hashes of a benchmark; tests/ship_benchmarks.py made those of data/tiny/leakage with it."""
+def unique_hashes(records: Iterable[Record], words: int) -> HashArray:
     texts = [turn for where, record in records for turn in question_turns(where, record)]
-    ngram_N = np.unique(ngram_hashes(texts, words, WordHashes())[0])
+    return np.unique(ngram_hashes(texts, words)[0])  # sorted, as `searchsorted` needs them
 
-    def save(draft: Path) -> None:
-        with draft.open("wb") as stream:  # np.savez appends .npz to a path
-            np.savez(stream, words=np.int64(words), sequences=ngram_N)
 
-    atomic_write(out, save)
+def write_hashes(records: Iterable[Record], words: int, out: Path) -> None:
+    """Write the n-gram hashes of a benchmark to an .npz, as tests/ship_benchmarks.py does for data/tiny/leakage."""
+    np.savez(out, words=np.int64(words), sequences=unique_hashes(records, words))

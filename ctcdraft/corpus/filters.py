@@ -12,12 +12,13 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import dropwhile
 
 from ctcdraft.corpus.types import ASSISTANT, USER, Conversation, normalize_text
 from ctcdraft.errors import InputError
 
 LETTER_RUN = re.compile(r"[^\W\d_]+")
-SURROGATE = re.compile("[\ud800-\udfff]")
+SURROGATE = re.compile("[\ud800-\udfff]")  # unpaired: JSON allows it, tokenizers cannot encode it
 LATIN_END = "\u0250"  # first character after the block Latin Extended-B
 
 FilterStep = Callable[[Conversation], Conversation | None]
@@ -80,15 +81,11 @@ class Roles:
 
 @dataclass(frozen=True)
 class Alternation:
-    """Cuts off assistant turns before the first user turn; drops two turns of one speaker in a row.
-
-    (ShareGPT's files split long conversations, so many begin with a response.)
-    """
+    """Cuts off assistant turns before the first user turn; drops two turns of one speaker in a row."""
 
     def __call__(self, conversation: Conversation) -> Conversation | None:
-        turns = conversation.turns
-        start = next((n for n, (speaker, _) in enumerate(turns) if speaker == USER), len(turns))
-        turns = turns[start:]
+        # ShareGPT's files split long conversations, so many begin with a response.
+        turns = tuple(dropwhile(lambda turn: turn[0] != USER, conversation.turns))
         alternate = all(speaker == (USER, ASSISTANT)[n % 2] for n, (speaker, _) in enumerate(turns))
         return replace(conversation, turns=turns) if turns and alternate else None
 
@@ -98,13 +95,9 @@ class Empties:
     """Strips white space around turns; drops a conversation with an empty turn or one that is not valid text."""
 
     def __call__(self, conversation: Conversation) -> Conversation | None:
-        turns = tuple((speaker, valid_text(content)) for speaker, content in conversation.turns)
-        return replace(conversation, turns=turns) if turns and all(content for _, content in turns) else None
-
-
-def valid_text(content: str | None) -> str:
-    """Return the stripped text, or "" for an unpaired surrogate: JSON allows it, tokenizers cannot encode it."""
-    return "" if content is None or SURROGATE.search(content) else content.strip()
+        turns = tuple((speaker, (content or "").strip()) for speaker, content in conversation.turns)
+        valid = all(content and not SURROGATE.search(content) for _, content in turns)
+        return replace(conversation, turns=turns) if turns and valid else None
 
 
 @dataclass(frozen=True)
@@ -119,14 +112,10 @@ class ControlTokens:
 
 
 class Language:
-    """Drops user texts of another language, by script and by function words.
+    """Drops user texts of another language than `wanted`, by script and by function words.
 
-    Args:
-        wanted: key of `words`.
-        letters: least share of Latin letters.
-        least: distinct function words of another language that drop a text, if they are also more than those of the
-            wanted one. So a short text, a list, a song (la la la) or code passes.
-        words: space-separated function words by language.
+    letters: least share of Latin letters. least: distinct function words of another language that drop a text, if they
+    are also more than those of the wanted one. words: space-separated function words by language.
     """
 
     def __init__(self, wanted: str, letters: float, least: int, words: Mapping[str, str]) -> None:
@@ -147,6 +136,7 @@ class Language:
             if sum(letter < LATIN_END for letter in letters) < self.letters * len(letters):
                 return None
         present = set(LETTER_RUN.findall(text))
+        # Distinct words, and several of them: so a short text, a list, a song (la la la) or code passes.
         other = max(len(present & words) for words in self.others)
         return None if other >= self.least and other > len(present & self.wanted) else conversation
 
@@ -165,15 +155,13 @@ class Length:
 
 
 class Duplicates:
-    """Drops conversations whose normalised user turns were seen before; assistant turns do not count.
-
-    Eight bytes of hash are kept for each, so a million conversations take less than 100 MB.
-    """
+    """Drops conversations whose normalised user turns were seen before; assistant turns do not count."""
 
     def __init__(self) -> None:
-        self.seen: set[int] = set()
+        self.seen: set[int] = set()  # hashes of eight bytes: a million conversations take less than 100 MB
 
     def __call__(self, conversation: Conversation) -> Conversation | None:
+        # Surrogates are dropped by Empties, which a config may place behind this step.
         text = "\0".join(map(normalize_text, conversation.user_turns)).encode(errors="surrogatepass")
         key = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
         if key in self.seen:

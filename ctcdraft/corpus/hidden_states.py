@@ -11,8 +11,8 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -21,26 +21,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
-from ctcdraft.errors import InputError, check_float, check_int
+from ctcdraft.errors import InputError
 from ctcdraft.io import atomic_write
 from ctcdraft.models.base_model import BaseLM
-
-
-class HiddenStates(Protocol):
-    def stored_states(self, packs: Sequence[Sequence[int]]) -> Tensor | None:
-        """Return states_BLD of rows of packed sequences, right-padded, on the base model's device.
-
-        None if they are not stored: then the step runs the base model, which a prefetching thread must not do.
-        """
-        ...
-
-    def precompute(self) -> None:
-        """Store all hidden states before the first step, where they are stored at all."""
-        ...
-
-    def describe(self) -> str:
-        """Return where they come from and what they cost, for the plan."""
-        ...
 
 
 class OnlineHiddenStates:
@@ -49,7 +32,8 @@ class OnlineHiddenStates:
     def __init__(self, base: BaseLM, tokens: Sequence[Tensor]) -> None:
         pass
 
-    def stored_states(self, packs: Sequence[Sequence[int]]) -> None:
+    def stored_states(self, packs: Sequence[Sequence[int]]) -> Tensor | None:
+        # The step computes them: a prefetching thread, which calls this, must not run the base model.
         return None
 
     def precompute(self) -> None:
@@ -59,60 +43,48 @@ class OnlineHiddenStates:
         return "computed as they are needed, 0 bytes on disk"
 
 
-class FloatPrecision:
-    """Storage of hidden states in a torch floating-point dtype. parts: names of the tensors stored per row."""
+@dataclass(frozen=True)
+class Precision:
+    """A dtype in which hidden states are stored: floating-point, or int8 with one float32 scale per token.
 
-    parts: tuple[str, ...] = ("states",)
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        self.name = str(dtype).removeprefix("torch.")
-        self.dtype = dtype
-
-    def pack(self, states_LD: Tensor) -> dict[str, Tensor]:
-        return {"states": states_LD.to(self.dtype)}
-
-    def unpack(self, parts: dict[str, Tensor]) -> Tensor:
-        """Return states_LD in float32."""
-        return parts["states"].float()
-
-    def bytes_per_token(self, width: int) -> int:
-        return width * self.dtype.itemsize
-
-
-class Int8Precision:
-    """int8 with one float32 scale per token (its largest absolute value / 127): half the bytes of bfloat16.
-
-    The error of a value is at most half the scale of its token. A few dimensions of hidden states are many times
-    larger than the rest, and these set the scale.
+    int8 takes half the bytes of bfloat16. A value is off by at most half its token's scale (the token's largest value /
+    127), which is large because a few dimensions of hidden states are many times larger than the rest.
     """
 
-    name = "int8"
-    parts: tuple[str, ...] = ("states", "scales")
+    dtype: torch.dtype
+
+    @property
+    def scaled(self) -> bool:
+        return not self.dtype.is_floating_point
 
     def pack(self, states_LD: Tensor) -> dict[str, Tensor]:
+        if not self.scaled:
+            return {"states": states_LD.to(self.dtype)}
         states_LD = states_LD.float()
         scales_L1 = (states_LD.abs().amax(dim=-1, keepdim=True) / 127).clamp(min=torch.finfo(torch.float32).tiny)
-        return {"states": (states_LD / scales_L1).round().to(torch.int8), "scales": scales_L1}
+        return {"states": (states_LD / scales_L1).round().to(self.dtype), "scales": scales_L1}
 
-    def unpack(self, parts: dict[str, Tensor]) -> Tensor:
-        return parts["states"].float() * parts["scales"]
+    def unpack(self, read: Callable[[str], Tensor]) -> Tensor:
+        """Return states_LD in float32 from read(name of a part)."""
+        states_LD = read("states").float()
+        return states_LD * read("scales") if self.scaled else states_LD
 
     def bytes_per_token(self, width: int) -> int:
-        return width + 4
+        return width * self.dtype.itemsize + 4 * self.scaled
 
 
-PRECISIONS: dict[str, FloatPrecision | Int8Precision] = {
-    "float32": FloatPrecision(torch.float32),
-    "bfloat16": FloatPrecision(torch.bfloat16),
-    "int8": Int8Precision(),
+PRECISIONS = {
+    "float32": Precision(torch.float32),
+    "bfloat16": Precision(torch.bfloat16),
+    "int8": Precision(torch.int8),
 }
 
 
 class OfflineHiddenStates:
     """Shards of `rows` responses in `path`, written when first needed, at most `limit_gb` of them in total.
 
-    Every shard is compared with its checksum when a run first opens it; a damaged shard is reported and written again.
-    At the limit the least recently used shard is evicted, whichever run wrote it.
+    A damaged shard is reported and written again. At the limit the least recently used shard is evicted, whichever run
+    wrote it.
     """
 
     def __init__(
@@ -120,9 +92,6 @@ class OfflineHiddenStates:
     ) -> None:
         if precision not in PRECISIONS:
             raise InputError(f"hidden_states.precision must be one of {', '.join(PRECISIONS)}, got {precision}")
-        check_int(rows, "hidden_states.rows")
-        if not check_float(limit_gb, "hidden_states.limit_gb") > 0:
-            raise InputError(f"hidden_states.limit_gb must be > 0, got {limit_gb}")
         self.base = base
         self.tokens = tokens
         self.folder = Path(path)
@@ -133,12 +102,12 @@ class OfflineHiddenStates:
         self.shard_rows = [order[start : start + rows] for start in range(0, len(order), rows)]
         self.location = {index: (n, k) for n, indices in enumerate(self.shard_rows) for k, index in enumerate(indices)}
         source = json.dumps([base.fingerprint(), str(base.dtype), precision], sort_keys=True).encode()
-        self.files = [
-            self.folder / f"{content_key(source, self._shard_tokens(shard))}.safetensors" for shard in self.shard_rows
-        ]
-        self.intact_files: set[Path] = set()
+        keys = [content_key(source, [tokens[index] for index in shard]) for shard in self.shard_rows]
+        self.files = [self.folder / f"{key}.safetensors" for key in keys]
+        self.intact_files: set[Path] = set()  # those whose checksum this run has compared
 
     def stored_states(self, packs: Sequence[Sequence[int]]) -> Tensor:
+        """Return states_BLD of rows of packed sequences, right-padded, on the base model's device."""
         states = [torch.cat([self.row(index) for index in pack]).to(self.base.device) for pack in packs]
         return pad_sequence(states, batch_first=True)
 
@@ -149,24 +118,22 @@ class OfflineHiddenStates:
         if file not in self.intact_files or not file.exists():
             self._ensure_shard(shard)
         with safe_open(file, framework="pt") as stored:
-            parts = self.precision.parts
-            return self.precision.unpack({part: stored.get_tensor(f"{position}.{part}") for part in parts})
+            return self.precision.unpack(lambda part: stored.get_tensor(f"{position}.{part}"))
 
     def precompute(self) -> None:
+        """Store all hidden states before the first step."""
         for shard in tqdm(range(len(self.shard_rows)), desc="storing states", unit=" shards", disable=None):
             if self.files[shard] not in self.intact_files:
                 self._ensure_shard(shard)
 
     def describe(self) -> str:
+        """Return where they are and what they cost, for the plan."""
         stored_shards = sum(file.exists() for file in self.files)
         size = sum(map(len, self.tokens)) * self.precision.bytes_per_token(self.base.width * len(self.base.aux_layers))
         return (
-            f"stored in {self.folder} as {self.precision.name}, {size / 1e6:,.1f} MB "
+            f"stored in {self.folder} as {str(self.precision.dtype).removeprefix('torch.')}, {size / 1e6:,.1f} MB "
             f"({stored_shards:,} of {len(self.files):,} shards are there; limit {self.limit / 1e9:,.1f} GB)"
         )
-
-    def _shard_tokens(self, shard: Sequence[int]) -> list[Tensor]:
-        return [self.tokens[index] for index in shard]
 
     def _ensure_shard(self, shard: int) -> None:
         file = self.files[shard]
@@ -179,7 +146,7 @@ class OfflineHiddenStates:
         self.intact_files.add(file)
 
     def _write(self, shard: int) -> None:
-        rows = self._shard_tokens(self.shard_rows[shard])
+        rows = [self.tokens[index] for index in self.shard_rows[shard]]
         with torch.autocast(self.base.device.type, enabled=False):  # runs with and without autocast share the store
             states_BLD = compute_hidden_states(self.base, pad_sequence(rows, batch_first=True))
         tensors = {
@@ -226,12 +193,12 @@ def content_key(source: bytes, tokens: Sequence[Tensor]) -> str:
 def tensors_checksum(tensors: dict[str, Tensor]) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for name in sorted(tensors):
+        # As bytes, because numpy has no bfloat16.
         digest.update(name.encode() + tensors[name].view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 
 def is_intact(file: Path) -> bool:
-    """Return whether a shard can be read and has its checksum."""
     try:
         with safe_open(file, framework="pt") as stored:
             tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
@@ -240,4 +207,5 @@ def is_intact(file: Path) -> bool:
         return False
 
 
+HiddenStates = OnlineHiddenStates | OfflineHiddenStates
 HiddenStatesFactory = Callable[[BaseLM, Sequence[Tensor]], HiddenStates]

@@ -1,4 +1,4 @@
-"""Files of a prepared corpus, each written whole or not at all, and the lock of the folder.
+"""The folder of a prepared corpus: its default name, its files, each written whole or not at all, and its lock.
 
     manifest.json      base model, generation settings, counts, a checksum of every part; `complete` only at the end
     plan.json          generation speed measured before the first response, on the machine that began the corpus
@@ -8,6 +8,13 @@
 Several processes may write into one folder if each has its own shard of the same split. The lock is that of the
 operating system (filelock), which ends with its process however that ends: the file that a killed process leaves
 behind locks nothing.
+
+The default name has base model, corpus and prompt files in it, so that responses to one file of `corpus=sharegpt` are
+neither taken for responses to another nor overwritten by them. Only file names count, not their folders: data moved to
+another disk finds its responses again, and files of equal names in two places meet in one folder, where
+`prepared.changed_settings` refuses the second. Bundled prompts and prompts from the hub add nothing to the name.
+
+torch is not imported here: a command line is checked, with its default folder, before that takes seconds.
 """
 
 from __future__ import annotations
@@ -16,22 +23,69 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
-from ctcdraft.corpus.generation.requests import Sample
-from ctcdraft.distributed import Shard
 from ctcdraft.errors import InputError
 from ctcdraft.io import write_text
+
+if TYPE_CHECKING:
+    from ctcdraft.corpus.generation.requests import Sample
+    from ctcdraft.distributed import Shard
 
 Manifest = dict[str, Any]
 Line = dict[str, Any]
 PLAN_FILE = "plan.json"
 LOCK_TIMEOUT = 0.5  # seconds: `is_locked` of a sibling shard holds a lock for an instant
+BUNDLED_FOLDER = "data/tiny/"
+FILE_ENDINGS = re.compile(r"(\.jsonl?)?(\.gz)?$")
+MAX_NAME_LENGTH = 60  # characters that file names may add to the folder name
+
+
+def default_folder(home: str, base: str, corpus: Any) -> str:
+    """Return the folder for the responses of this base model to the prompts of a corpus config.
+
+    home data, base tiny, corpus sharegpt of lima.jsonl   ->   data/tiny-sharegpt-lima
+    """
+    common, files = Path(home) / f"{base}-{corpus['name']}", file_names(corpus)
+    own = common.with_name(f"{common.name}-{files}") if files else common
+    # Older versions did not put file names into the name: a corpus of these very files in such a folder stays there.
+    return str(own if own.exists() or prepared_file_names(common) != files else common)
+
+
+def file_names(corpus: Any) -> str:
+    """Return the file names of a corpus and of its parts joined by +, or an empty string where none are given."""
+    names = [FILE_ENDINGS.sub("", Path(path).name) for path in corpus_paths(corpus) if BUNDLED_FOLDER not in path]
+    return re.sub(r"[^\w.+-]+", "_", "+".join(names)).strip("_.-+")[:MAX_NAME_LENGTH]
+
+
+def corpus_paths(corpus: Any) -> Iterator[str]:
+    """Yield the paths of a corpus config, then those of its parts."""
+    path = corpus.get("path")
+    yield from [path] if isinstance(path, str) else map(str, path or ())
+    for part in (corpus.get("parts") or {}).values():
+        yield from corpus_paths(part)
+
+
+def prepared_file_names(folder: Path) -> str | None:
+    """Return the names of the files that the corpus in a folder was made from, or None without such a corpus."""
+    try:
+        return file_names(json.loads((folder / "manifest.json").read_bytes())["settings"]["corpus"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def describe_path_changes(stored: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
+    """Return "corpus.path=OLD (now NEW)" if two manifests record different paths."""
+    if "settings" not in stored or "settings" not in wanted:
+        return []
+    before, now = (",".join(corpus_paths(one["settings"].get("corpus", {}))) or "the hub" for one in (stored, wanted))
+    return [f"corpus.path={before} (now {now})"] if before != now else []
 
 
 def part_path(out: Path, number: int) -> Path:
@@ -43,6 +97,7 @@ def list_parts(out: Path) -> list[Path]:
 
 
 def write_part(file: Path, lines: Sequence[Line]) -> None:
+    # Without spaces after commas: two bytes less per token, as a token has an entry in the mask too.
     write_text(file, "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
 
 
@@ -60,9 +115,8 @@ def read_part(file: Path) -> list[Line] | None:
 def read_finished_part(file: Path, batch: Sequence[Sample], expected: str | None) -> list[Line] | None:
     """Return the lines of a part if it holds exactly this batch, else None: then the whole batch is generated again.
 
-    Args:
-        expected: checksum of the part if the corpus was complete once, so that a damaged part is redone alone. (That
-            base model and prompts are the same is checked by the manifest.)
+    `expected` is its checksum if the corpus was complete once, so that a damaged part is redone alone. (That base model
+    and prompts are the same is checked by the manifest.)
     """
     lines = read_part(file)
     if lines is None or (expected is not None and file_checksum(file) != expected):
@@ -77,6 +131,7 @@ def read_manifest(out: Path) -> Manifest | None:
         return None
     try:
         manifest = json.loads(file.read_bytes())
+        # The fields that are read later: many programs write a manifest.json.
         manifest["base"]["weights"], manifest["answers"].items()
         if manifest["complete"]:
             manifest["parts"].items(), manifest["counts"].items(), manifest["hash"]
@@ -90,8 +145,7 @@ def write_manifest(out: Path, manifest: Manifest) -> None:
 
 
 def write_plan(out: Path, measured: dict[str, Any]) -> None:
-    """Write plan.json unless it exists. It is kept out of the manifest because no two measurements are equal, while all
-    other files are byte-identical on every machine."""
+    # Not in the manifest: no two measurements are equal, while all other files are byte-identical on every machine.
     if not (out / PLAN_FILE).exists():
         write_text(out / PLAN_FILE, json.dumps(measured, indent=1) + "\n")
 
@@ -108,11 +162,7 @@ def file_checksum(file: Path) -> str:
 
 @contextlib.contextmanager
 def writer_lock(out: Path, shard: Shard) -> Iterator[None]:
-    """Lock `out` for this shard.
-
-    Raise InputError if another process writes the same shard or a shard of another split. Partial files of killed
-    processes are removed if no sibling shard is running.
-    """
+    """Lock `out` for this shard; raise InputError if another process writes the same shard or one of another split."""
     file = out / f"writer{shard}.lock"
     lock = FileLock(file, timeout=LOCK_TIMEOUT, fallback_to_soft=False)
     try:
@@ -134,7 +184,7 @@ def writer_lock(out: Path, shard: Shard) -> Iterator[None]:
         for other in running:
             if other not in siblings:
                 raise InputError(describe_writer(out, other))
-        for draft in [] if running else drafts:
+        for draft in [] if running else drafts:  # left by killed processes
             draft.unlink(missing_ok=True)
         yield
     finally:

@@ -17,9 +17,8 @@ from typing import Any, Protocol
 from tqdm import tqdm
 
 from ctcdraft.corpus import part_files
-from ctcdraft.corpus.default_folder import describe_path_changes
 from ctcdraft.corpus.generation.requests import MultiTurnGenerator, ResponseGenerator, batch_samples
-from ctcdraft.corpus.part_files import Line, Manifest, file_checksum, writer_lock
+from ctcdraft.corpus.part_files import Line, Manifest, describe_path_changes, file_checksum, writer_lock
 from ctcdraft.corpus.token_store import Row, TokenStore
 from ctcdraft.corpus.types import Corpus
 from ctcdraft.distributed import Shard
@@ -27,12 +26,14 @@ from ctcdraft.errors import InputError
 from ctcdraft.models.base_model import BaseLM
 
 SINGLE_SHARD = Shard(1, 1)
-COUNT_KEYS = ("answers", "tokens", "answer_tokens", "ended", "cut_prompts", "reencoded", "dropped")
 BASE_KEYS = ("weights", "tokenizer", "chat_template")  # not the name: one base model can have two names
 
 
 class PlanRecord(Protocol):
-    """What is kept of a plan: an entry of the manifest, and the measurements of plan.json."""
+    """What is kept of a plan: an entry of the manifest, and the measurements of plan.json.
+
+    (A protocol, because planning imports this package.)
+    """
 
     @property
     def manifest_entry(self) -> dict[str, Any]: ...
@@ -48,16 +49,6 @@ class PreparedCorpus:
     rows: Sequence[Row]
 
 
-class CorpusPlan(Protocol):
-    """What is stored of a `ctcdraft.planning.corpus.CorpusPlan`; planning imports this package."""
-
-    @property
-    def manifest_entry(self) -> dict[str, Any]: ...
-
-    @property
-    def measured(self) -> dict[str, Any]: ...
-
-
 def prepare(
     base: BaseLM,
     corpus: Corpus,
@@ -71,30 +62,30 @@ def prepare(
 
     A shard generates its own batches. The shard that finds all parts finished completes the manifest; so shards
     from machines without a shared disk are merged by copying their parts into one folder and running once more.
-
-    Args:
-        settings, planned: recorded in the manifest for information. To resume, only the base model, the prompts and
-            the generation settings must be the same.
+    `settings` and `planned` are recorded for information: to resume, only the base model, the prompts and the
+    generation settings must be the same.
     """
+    wanted = initial_manifest(base, corpus, answers) | {"settings": settings}
+    if planned is not None:
+        wanted["plan"] = planned.manifest_entry | {"measured": part_files.PLAN_FILE}
     existing = part_files.read_manifest(out)
     if existing is not None and existing["complete"] and has_all_parts(out, existing):
-        # No lock: trainings may share a corpus on a read-only disk.
-        return begin_manifest(base, corpus, answers, out, settings, planned)
+        return begin_manifest(out, wanted)  # without a lock: trainings may share a corpus on a read-only disk
     with writer_lock(out, shard):
         if shard == SINGLE_SHARD and not part_files.list_parts(out):
             part_files.delete_corpus(out)  # a manifest of an attempt, perhaps with other settings, that wrote no part
-        manifest = begin_manifest(base, corpus, answers, out, settings, planned)
+        manifest = begin_manifest(out, wanted)
         if planned is not None:
             part_files.write_plan(out, planned.measured)
         known: dict[str, str] = manifest.get("parts", {})
         batches = batch_samples(base.tokenizer, corpus.prompts, answers)
-        own = [number for number in range(len(batches)) if shard.takes(number)]
+        order = sorted(range(len(batches)), key=lambda number: not shard.takes(number))  # its own batches first
         finished: dict[int, tuple[str, Counter[str]]] = {}  # (checksum, counts) by number of the part
         generator = MultiTurnGenerator(base, answers)
-        turns = sum(len(sample.prompt.turns) for number in own for sample in batches[number])
+        turns = sum(len(one.prompt.turns) for number in order if shard.takes(number) for one in batches[number])
         # smoothing=0 shows the mean rate of the whole run: the longest prompts come first, so it only gets faster.
         with tqdm(total=turns, unit=" answers", desc="answering", smoothing=0) as bar:
-            for number in [*own, *(number for number in range(len(batches)) if not shard.takes(number))]:
+            for number in order:
                 file = part_files.part_path(out, number)
                 lines = part_files.read_finished_part(file, batches[number], known.get(file.name))
                 if shard.takes(number):
@@ -111,34 +102,20 @@ def prepare(
 
 
 def count_lines(lines: Sequence[Line]) -> Counter[str]:
-    counts: Counter[str] = Counter()
-    for line in lines:
-        if "dropped" in line:
-            counts.update(dropped=1)
-            continue
-        counts.update(
-            answers=1,
-            tokens=len(line["tokens"]),
-            answer_tokens=sum(line["mask"]),
-            ended=int(line["ended"]),
-            cut_prompts=int(line["cut"] > 0),
-            reencoded=int(line["ids"] == "reencoded"),
-        )
-    return counts
+    answers = [line for line in lines if "dropped" not in line]
+    return Counter(
+        answers=len(answers),
+        tokens=sum(len(line["tokens"]) for line in answers),
+        answer_tokens=sum(sum(line["mask"]) for line in answers),
+        ended=sum(line["ended"] for line in answers),
+        cut_prompts=sum(line["cut"] > 0 for line in answers),
+        reencoded=sum(line["ids"] == "reencoded" for line in answers),
+        dropped=len(lines) - len(answers),
+    )
 
 
-def begin_manifest(
-    base: BaseLM,
-    corpus: Corpus,
-    answers: ResponseGenerator,
-    out: Path,
-    settings: dict[str, Any],
-    planned: PlanRecord | None,
-) -> Manifest:
+def begin_manifest(out: Path, wanted: Manifest) -> Manifest:
     """Return the manifest in `out`, written now if absent; raise InputError if it records other settings."""
-    wanted = initial_manifest(base, corpus, answers) | {"settings": settings}
-    if planned is not None:
-        wanted["plan"] = planned.manifest_entry | {"measured": part_files.PLAN_FILE}
     existing = part_files.read_manifest(out)
     if existing is None:
         if part_files.list_parts(out):
@@ -178,6 +155,7 @@ def differing_settings(base: BaseLM, corpus: Corpus, answers: ResponseGenerator,
 
 def changed_settings(existing: Manifest, wanted: Manifest) -> list[str]:
     """Return KEY=OLD (now NEW) for generation settings, prompts and paths that differ."""
+    # A setting that is missing in `existing` was not there when the corpus was begun, and counts as changed.
     changed = [
         f"answers.{key}={existing['answers'].get(key)} (now {value})"
         for key, value in wanted["answers"].items()
@@ -194,12 +172,14 @@ def complete_manifest(
     out: Path, manifest: Manifest, finished: Sequence[tuple[str, Counter[str]]], prompts: int
 ) -> Manifest:
     checksums = [checksum for checksum, _ in finished]
-    counts: Counter[str] = sum((part_counts for _, part_counts in finished), Counter())
+    counts = count_lines([])
+    for _, part_counts in finished:
+        counts.update(part_counts)  # not +, which would remove counts of 0
     complete = manifest | {
         "complete": True,
         "counts": {
             "prompts": prompts,
-            **{key: counts[key] for key in COUNT_KEYS},
+            **counts,
             "ended_share": counts["ended"] / max(1, counts["answers"]),
         },
         "hash": hashlib.sha256("".join(checksums).encode()).hexdigest()[:16],
@@ -210,24 +190,18 @@ def complete_manifest(
 
 
 def is_complete(path: Path) -> bool:
-    """Return whether the manifest of `path` is complete; `read_corpus` checks that the parts still are."""
+    """Return whether the manifest of `path` is complete; only `read_corpus` checks that the parts still are."""
     manifest = part_files.read_manifest(path)
     return manifest is not None and manifest["complete"]
 
 
 def has_all_parts(out: Path, manifest: Manifest) -> bool:
-    """Return whether every part exists and has its checksum."""
-    return all(
-        (out / name).is_file() and file_checksum(out / name) == expected for name, expected in manifest["parts"].items()
-    )
+    parts = [(out / name, expected) for name, expected in manifest["parts"].items()]
+    return all(file.is_file() and file_checksum(file) == expected for file, expected in parts)
 
 
 def read_corpus(path: Path, fingerprint: dict[str, Any]) -> PreparedCorpus:
-    """Return the corpus; raise InputError if it is absent, incomplete, damaged, or made for another base model.
-
-    Args:
-        fingerprint: of the base model that the corpus is read for.
-    """
+    """Return the corpus; raise InputError if it is absent, incomplete, damaged, or not of the fingerprint's base."""
     manifest = part_files.read_manifest(path)
     if manifest is None:
         raise InputError(f"no prepared corpus at {path}; make one with data/prepare.py out={path}")

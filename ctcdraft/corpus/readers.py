@@ -14,7 +14,6 @@ import json
 import re
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -37,27 +36,19 @@ def read_records(path: Paths) -> Iterator[Record]:
 
 
 def read_entries(file: Path) -> Iterator[tuple[str, Any]]:
-    """Yield (location, value) of every entry of an array or of every line; raise InputError if unreadable."""
     try:
-        with open_decompressed(file) as stream:
+        with file.open("rb") as packed:
+            is_gzip = packed.read(2) == b"\x1f\x8b"  # decided by content, not by name
+        opener: Any = gzip.open if is_gzip else open
+        with opener(file, "rb") as stream:
+            if stream.peek(4).startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+                raise InputError(f"{file} is UTF-16 instead of UTF-8 text; save it as UTF-8")
+            if stream.peek(4).startswith(codecs.BOM_UTF8):
+                stream.read(len(codecs.BOM_UTF8))
             first = stream.peek(4096)[:4096].lstrip()[:1]
             yield from read_array(stream, file) if first == b"[" else read_lines(stream, file)
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"cannot read {file}: {error}; fetch it again, or check corpus.path=") from error
-
-
-@contextmanager
-def open_decompressed(file: Path) -> Iterator[Any]:
-    """Open a file as bytes after a byte order mark, gunzipped if its first bytes (not its name) are those of gzip."""
-    with file.open("rb") as packed:
-        is_gzip = packed.read(2) == b"\x1f\x8b"
-    with gzip.open(file) if is_gzip else file.open("rb") as stream:
-        first = stream.peek(4)
-        if first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-            raise InputError(f"{file} is UTF-16 instead of UTF-8 text; save it as UTF-8")
-        if first.startswith(codecs.BOM_UTF8):
-            stream.read(len(codecs.BOM_UTF8))
-        yield stream
 
 
 def read_lines(stream: IO[bytes], file: Path) -> Iterator[tuple[str, Any]]:
@@ -77,11 +68,7 @@ def read_lines(stream: IO[bytes], file: Path) -> Iterator[tuple[str, Any]]:
 
 
 def read_array(stream: IO[bytes], file: Path) -> Iterator[tuple[str, Any]]:
-    """Yield the entries of one JSON array, read in chunks.
-
-    An entry that fails to parse at the end of the buffer may only be truncated by the chunk: it is tried again with
-    twice as much text.
-    """
+    """Yield the entries of one JSON array, read in chunks."""
     text = codecs.getreader("utf-8")(stream)
     decoder = json.JSONDecoder()
     buffer, number, more = "", 0, True
@@ -107,6 +94,7 @@ def read_array(stream: IO[bytes], file: Path) -> Iterator[tuple[str, Any]]:
                 if buffer[end : end + 1] not in (",", "]"):
                     raise json.JSONDecodeError("Expecting ',' or ']'", buffer, end)
             except json.JSONDecodeError as error:
+                # At the end of the buffer it may only be cut by the chunk: it is tried again with twice as much text.
                 if more and ("Unterminated" in error.msg or error.pos > len(buffer) - 16):
                     break
                 # Without line and column, which count from the beginning of the chunk.
@@ -144,16 +132,14 @@ def get_column(record: dict[str, Any], name: str, kind: type | None, where: str)
 
 
 def find_files(path: Paths) -> list[Path]:
-    """Return the files of each path, sorted. A folder stands for its .jsonl files, or else for its .json files.
-
-    (Beside shards in .jsonl a .json file is usually a description, such as our own manifest.json.)
-    """
+    """Return the files of each path, sorted. A folder stands for its .jsonl files, or else for its .json files."""
     files: list[Path] = []
     for one in [path] if isinstance(path, str) else path:
         if not one:  # Path("") is the current folder
             raise InputError("corpus.path= is empty; give a file, a folder or a glob of prompts")
         place = Path(one).expanduser()
         if place.is_dir():
+            # Beside shards in .jsonl a .json file is usually a description, such as our own manifest.json.
             json_lines = [*place.glob("*.jsonl"), *place.glob("*.jsonl.gz")]
             matches = json_lines or [*place.glob("*.json"), *place.glob("*.json.gz")]
         else:
@@ -166,11 +152,8 @@ def find_files(path: Paths) -> list[Path]:
 
 
 def read_hub_records(hub: str, split: str = "train", **selection: Any) -> Iterator[Record]:
-    """Yield the rows of a data set of the Hugging Face hub, from the local cache if it is there.
-
-    `datasets` memory-maps its cache, so the rows are streamed here too.
-    """
-    import datasets
+    """Yield the rows of a data set of the Hugging Face hub, from the local cache if it is there."""
+    import datasets  # takes seconds; it memory-maps its cache, so the rows are streamed here too
 
     try:
         rows = datasets.load_dataset(hub, split=split, **selection)

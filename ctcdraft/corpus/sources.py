@@ -22,49 +22,28 @@ from ctcdraft.corpus.readers import Paths, Record, get_column, read_hub_records,
 from ctcdraft.corpus.types import USER, Conversation, Corpus, Prompt, drop_reasons, normalize_text, prompt_id
 from ctcdraft.errors import InputError
 
-EARLIER_PART = "in an earlier part"  # reason in the account of a mixture
+EARLIER_PART = "in an earlier part"  # reason in the account of a mixture, stored in manifests
 
 
-def sharegpt(
-    path: Paths | None,
-    name: str,
-    hub: str,
-    hub_file: str,
-    cleaning: Cleaning,
-    leakage: Decontamination,
-    limit: int | None,
-    seed: int,
-) -> Corpus:
-    """Return the user turns of ShareGPT conversations or OpenAI `messages`."""
+def sharegpt(path: Paths | None, name: str, hub: str, hub_file: str, **selection: Any) -> Corpus:
+    """Return the user turns of ShareGPT conversations or OpenAI `messages`; `selection` as in `build_corpus`."""
     records = read_records(path) if path is not None else read_hub_records(hub, data_files=hub_file)
     conversations = (Conversation(parse_messages(record, where)) for where, record in records)
-    return build_corpus(conversations, f"corpus {name}: {path or hub}", name, cleaning, leakage, limit, seed)
+    return build_corpus(conversations, path or hub, name, **selection)
 
 
 def gsm8k(
-    path: Paths | None,
-    name: str,
-    hub: str,
-    hub_config: str,
-    split: str,
-    instruction: str | None,
-    cleaning: Cleaning,
-    leakage: Decontamination,
-    limit: int | None,
-    seed: int,
+    path: Paths | None, name: str, hub: str, hub_config: str, split: str, instruction: str | None, **selection: Any
 ) -> Corpus:
     """Return grade-school problems. `instruction` is appended to each question after cleaning and decontamination."""
     records = read_records(path) if path is not None else read_hub_records(hub, name=hub_config, split=split)
-    source, format_turn = f"corpus {name}: {path or hub}", with_instruction(instruction)
-    return build_corpus(word_problems(records, name), source, name, cleaning, leakage, limit, seed, format_turn)
+    format_turn = with_instruction(instruction)
+    return build_corpus(word_problems(records, name), path or hub, name, format_turn=format_turn, **selection)
 
 
-def project_prompts(
-    path: Paths, name: str, cleaning: Cleaning, leakage: Decontamination, limit: int | None, seed: int
-) -> Corpus:
+def project_prompts(path: Paths, name: str, **selection: Any) -> Corpus:
     """Return prompts of this project's format: {"id", "category", "turns": [...], "reference"?} on every line."""
-    conversations = project_conversations(read_records(path))
-    return build_corpus(conversations, f"corpus {name}: {path}", name, cleaning, leakage, limit, seed)
+    return build_corpus(project_conversations(read_records(path)), path, name, **selection)
 
 
 def mixture(path: None, name: str, parts: Mapping[str, Callable[[], Corpus]]) -> Corpus:
@@ -76,8 +55,18 @@ def mixture(path: None, name: str, parts: Mapping[str, Callable[[], Corpus]]) ->
     if path is not None:
         keys = " ".join(f"corpus.parts.{part}.path=FILE" for part in parts)
         raise InputError(f"corpus.path={path}, but corpus {name} has several; give {keys}")
-    corpora = [load_part(part, load) for part, load in parts.items()]
-    prompts = drop_repeated_prompts([corpus.prompts for corpus in corpora])
+    corpora: list[Corpus] = []
+    for part, load in parts.items():
+        try:
+            corpora.append(load())
+        except InputError as error:  # the part names its keys as if it were the whole corpus
+            raise InputError(str(error).replace("corpus.", f"corpus.parts.{part}.")) from error
+    prompts: list[Prompt] = []
+    earlier: set[tuple[str, ...]] = set()
+    for corpus in corpora:
+        normalized = [tuple(map(normalize_text, prompt.turns)) for prompt in corpus.prompts]
+        prompts += [prompt for prompt, turns in zip(corpus.prompts, normalized, strict=True) if turns not in earlier]
+        earlier.update(normalized)
     (repeated, count), *_ = Counter(prompt.id for prompt in prompts).most_common(1)
     if count > 1:
         raise InputError(
@@ -89,25 +78,6 @@ def mixture(path: None, name: str, parts: Mapping[str, Callable[[], Corpus]]) ->
     return Corpus(prompts, account | {"kept": len(prompts), "dropped": dropped})
 
 
-def drop_repeated_prompts(parts: Sequence[Sequence[Prompt]]) -> list[Prompt]:
-    """Return the prompts of all parts without those whose normalised turns an earlier part has."""
-    unique: list[Prompt] = []
-    earlier: set[tuple[str, ...]] = set()
-    for prompts in parts:
-        normalized = [tuple(map(normalize_text, prompt.turns)) for prompt in prompts]
-        unique += [prompt for prompt, turns in zip(prompts, normalized, strict=True) if turns not in earlier]
-        earlier.update(normalized)
-    return unique
-
-
-def load_part(name: str, load: Callable[[], Corpus]) -> Corpus:
-    """Return load(); its errors name the keys of this part."""
-    try:
-        return load()
-    except InputError as error:
-        raise InputError(str(error).replace("corpus.", f"corpus.parts.{name}.")) from error
-
-
 def sum_accounts(accounts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """[{read: 2, dropped: {empty: 1}}, {read: 3, dropped: {}}]   ->   {read: 5, dropped: {empty: 1}}"""
     keys = dict.fromkeys(key for account in accounts for key in account)
@@ -116,13 +86,12 @@ def sum_accounts(accounts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def with_instruction(instruction: str | None) -> Callable[[str], str]:
-    """Return a function that appends the instruction to a question."""
     return lambda turn: f"{turn}\n{instruction}" if instruction else turn
 
 
 def build_corpus(
     conversations: Iterable[Conversation],
-    source: str,
+    place: Paths,
     name: str,
     cleaning: Cleaning,
     leakage: Decontamination,
@@ -130,19 +99,21 @@ def build_corpus(
     seed: int,
     format_turn: Callable[[str], str] = str,
 ) -> Corpus:
-    """Clean, decontaminate and sample conversations; raise InputError if no prompt is left.
+    """Clean, decontaminate and sample the conversations from `place`; raise InputError if no prompt is left.
 
-    Args:
-        source: where the conversations come from, for error messages.
-        format_turn: applied to every user turn after cleaning and decontamination.
+    `format_turn` is applied to every user turn after that; at most `limit` prompts are sampled with `seed`.
     """
+    source = f"corpus {name}: {place}"
     if limit is not None and not (isinstance(limit, int) and limit >= 1):
         raise InputError(f"corpus.limit={limit} leaves nothing of {source}; give an integer >= 1, or null")
     dropped, shortened, leaked = Counter[str](), Counter[str](), Counter[str]()
     read, clean = CountingIterator(), CountingIterator()
     cleaned = cleaning.clean(read(conversations), dropped, shortened)
-    prompts = to_prompts(clean(leakage.drop_leaked(cleaned, leaked)), name, format_turn, source)
-    kept = list(sample_prompts(prompts, limit, seed))
+    prompts: Iterable[Prompt] = to_prompts(clean(leakage.drop_leaked(cleaned, leaked)), name, format_turn, source)
+    if limit is not None:
+        # Those with the smallest hashes: the sample of 50 is a subset of that of 100, in any order of the file.
+        prompts = heapq.nsmallest(limit, prompts, lambda one: hashlib.sha256(f"{seed}:{one.id}".encode()).digest())
+    kept = list(prompts)
     if not kept:
         reasons_text = ", ".join(f"{reason} {count:,}" for reason, count in drop_reasons(dropped, leaked).items())
         speaker_counts = ", ".join(f"{speaker} {count:,}" for speaker, count in read.speakers.most_common(4))
@@ -172,7 +143,7 @@ class CountingIterator:
 
     def __call__(self, conversations: Iterable[Conversation]) -> Iterator[Conversation]:
         for conversation in conversations:
-            if self.count < 1000:
+            if self.count < 1000:  # only for the error of a corpus that keeps nothing
                 self.speakers.update(speaker for speaker, _ in conversation.turns)
             self.count += 1
             yield conversation
@@ -193,16 +164,6 @@ def to_prompts(
         yield Prompt(key, category, tuple(map(format_turn, turns)), conversation.reference)
 
 
-def sample_prompts(prompts: Iterator[Prompt], limit: int | None, seed: int) -> Iterable[Prompt]:
-    """Return all prompts, or the `limit` of them with the smallest hash of seed and id.
-
-    So the sample of 50 is a subset of the sample of 100, and does not depend on the order of the file.
-    """
-    if limit is None:
-        return prompts
-    return heapq.nsmallest(limit, prompts, key=lambda prompt: hashlib.sha256(f"{seed}:{prompt.id}".encode()).digest())
-
-
 def parse_messages(record: dict[str, Any], where: str) -> tuple[tuple[str, str | None], ...]:
     """Return (speaker, text) turns from ShareGPT's keys (from, value) or OpenAI's (role, content)."""
     key = "messages" if "messages" in record else "conversations"
@@ -214,15 +175,13 @@ def parse_messages(record: dict[str, Any], where: str) -> tuple[tuple[str, str |
                 f"{where} has a message {json.dumps(message)[:60]} in `{key}` without a speaker; "
                 "each needs from and value, or role and content"
             )
-        turns.append((speaker, message_text(message.get("value", message.get("content")))))
+        text = message.get("value", message.get("content"))
+        if isinstance(text, list) and all(
+            isinstance(part, dict) and isinstance(part.get("text"), str) for part in text
+        ):
+            text = "\n".join(part["text"] for part in text)  # OpenAI's list of text parts
+        turns.append((speaker, text if isinstance(text, str) else None))
     return tuple(turns)
-
-
-def message_text(value: Any) -> str | None:
-    """Return a text, or OpenAI's list of text parts joined; None for an image, a number or nothing."""
-    if isinstance(value, list) and all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in value):
-        return "\n".join(part["text"] for part in value)
-    return value if isinstance(value, str) else None
 
 
 def word_problems(records: Iterable[Record], name: str) -> Iterator[Conversation]:

@@ -13,13 +13,10 @@ USER, ASSISTANT = "user", "assistant"
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """One conversation: (role, text) turns, with None for a turn that is not text.
+    """One conversation as read from a source."""
 
-    id: that of the source, or None; then the prompt gets an id hashed from the user turns.
-    """
-
-    turns: tuple[tuple[str, str | None], ...]
-    id: str | None = None
+    turns: tuple[tuple[str, str | None], ...]  # (role, text), with None for a turn that is not text
+    id: str | None = None  # None: the prompt gets an id hashed from the user turns
     category: str | None = None
     reference: str | None = None
 
@@ -40,13 +37,10 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Prompts, and the account of all conversations that were read.
-
-    account: counts of read and kept conversations and of every reason for dropping one; they add up.
-    """
+    """Prompts, and the account of all conversations that were read."""
 
     prompts: list[Prompt]
-    account: dict[str, Any]
+    account: dict[str, Any]  # counts of read and kept conversations and of every reason for dropping one; they add up
 
     @classmethod
     def from_prompts(cls, prompts: Iterable[Prompt]) -> Corpus:
@@ -65,11 +59,8 @@ class Corpus:
     @property
     def hash(self) -> str:
         """Content hash of the prompts, independent of their order."""
-        digests = sorted(
-            hashlib.sha256(json.dumps([prompt.id, prompt.category, prompt.turns]).encode()).digest()
-            for prompt in self.prompts
-        )
-        return hashlib.sha256(b"".join(digests)).hexdigest()[:16]
+        keys = [json.dumps([prompt.id, prompt.category, prompt.turns]).encode() for prompt in self.prompts]
+        return hashlib.sha256(b"".join(sorted(hashlib.sha256(key).digest() for key in keys))).hexdigest()[:16]
 
 
 def drop_reasons(dropped: Mapping[str, int], leaked: Mapping[str, int]) -> dict[str, int]:
@@ -84,16 +75,11 @@ def normalize_text(text: str) -> str:
 
 
 def prompt_id(turns: Iterable[str]) -> str:
-    """Return an id hashed from user turns: FIRST/ALL, one half from the first turn and one from all turns.
-
-    Ids in public data sets repeat, and one prompt with ten models' responses is ten conversations but one prompt.
-    """
+    """Return an id hashed from user turns: FIRST/ALL, one half from the first turn and one from all turns."""
+    # Ids in public data sets repeat, and one prompt with ten models' responses is ten conversations but one prompt.
     normalized = [normalize_text(turn) for turn in turns]
-    first, whole = (
-        hashlib.sha256("\0".join(part).encode(errors="surrogatepass")).hexdigest()
-        for part in (normalized[:1], normalized)
-    )
-    return f"{first[:16]}/{whole[:16]}"
+    texts = ["\0".join(part).encode(errors="surrogatepass") for part in (normalized[:1], normalized)]
+    return "/".join(hashlib.sha256(text).hexdigest()[:16] for text in texts)
 
 
 def first_turn_key(name: str) -> str:

@@ -22,8 +22,7 @@ from ctcdraft.models.compatibility import checked_context_length, refuse_aux_lay
 from ctcdraft.models.deepspeed import gather, is_sharded
 from ctcdraft.models.device_map import MultiDeviceCache
 from ctcdraft.models.fingerprint import base_fingerprint, weights_hash
-from ctcdraft.nn.packing import packed_causal_mask
-from ctcdraft.nn.sliding import SlidingWindow
+from ctcdraft.nn.masks import SlidingWindow, packed_causal_mask
 from ctcdraft.nn.weight_layout import to_column_major_
 
 
@@ -206,7 +205,7 @@ class BaseLM(nn.Module):
 
         Args:
             mask_BL: 1 on tokens, 0 on padding.
-            position_ids_BL: positions within each text where a row packs several (nn/packing.py); texts of one row do
+            position_ids_BL: positions within each text where a row packs several (nn/masks.py); texts of one row do
                 not attend to each other.
         """
         inputs = {"attention_mask": mask_BL} | ({} if position_ids_BL is None else self.packed_inputs(position_ids_BL))

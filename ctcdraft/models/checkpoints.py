@@ -55,9 +55,7 @@ def load_pretrained(
         )
         lm, report = loaded
         refuse_incomplete(lm, report, path)
-        if (
-            dequantization
-        ):  # transformers 5.23 leaves weights that were not quantised in the dtype they are stored in
+        if dequantization:  # transformers 5.23 leaves weights that were not quantised in the dtype they are stored in
             for value in lm.parameters():
                 if not value.is_meta:  # on meta: offloaded to a disk
                     value.data = value.data.to(options["dtype"])

@@ -1,7 +1,8 @@
 """Plan of a corpus, printed before the first response: tokens, disk, memory and hours.
 
-Speed comes from a short trial (corpus/generation/speed.py), or in a dry run, where the base model is absent, from
-hardware rates that the user gives. Responses are assumed to be of maximal length, so most numbers are upper bounds.
+Tokens come from the prompts. Speed comes from a short trial (generation/transformers.py), or in a dry run, where the
+base model is absent, from hardware rates that the user gives. Responses are assumed to be of maximal length, so most
+numbers are upper bounds.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ctcdraft import hardware
 from ctcdraft.corpus import part_files
 from ctcdraft.corpus.chat_template import prompt_preview_and_warnings
 from ctcdraft.corpus.generation.requests import ResponseGenerator
-from ctcdraft.corpus.generation.speed import GenerationSpeed, repeat_to_length, turns_of_all_batches
+from ctcdraft.corpus.generation.transformers import GenerationSpeed, repeat_to_length, turns_of_all_batches
 from ctcdraft.corpus.hidden_states import PRECISIONS
 from ctcdraft.corpus.types import Corpus
 from ctcdraft.decoding.kv_cache import ALLOCATION_STEP

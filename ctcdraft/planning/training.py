@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from ctcdraft import hardware
 from ctcdraft.batch import Batch
-from ctcdraft.corpus.batches import Batches, TokenSequences, feasible_share
+from ctcdraft.corpus.batches import Batches, feasible_share
+from ctcdraft.corpus.token_store import TokenSequences
 from ctcdraft.ctc import forward as ctc_forward
 from ctcdraft.ctc.alignment import frames_needed
 from ctcdraft.drafters.base import DraftHead

@@ -19,8 +19,7 @@ import torch
 from tqdm import tqdm
 
 from ctcdraft.batch import Batch
-from ctcdraft.corpus.batches import Batches
-from ctcdraft.corpus.prefetch import PrefetchingBatches
+from ctcdraft.corpus.batches import Batches, PrefetchingBatches
 from ctcdraft.distributed import local_batches, main_process_first
 from ctcdraft.drafters.base import DraftHead
 from ctcdraft.errors import InputError

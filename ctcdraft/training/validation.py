@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ctcdraft.corpus.batches import TokenSequences
-from ctcdraft.corpus.token_store import Row, TensorColumn
+from ctcdraft.corpus.token_store import Row, TensorColumn, TokenSequences
 from ctcdraft.corpus.types import first_turn_key
 from ctcdraft.decoding.loop import Drafter, generate
 from ctcdraft.decoding.settings import DecodeStep, DecodingSettings, conditional_acceptance_rates

@@ -17,9 +17,9 @@ from local_data import require_data
 from tiny_models import EOS_ID, tiny_tokenizer
 from truths_corpus import slow_answer_mask
 
-from ctcdraft.corpus.answer_mask import generation_prompt_tokens, refuse_wrong_masks
 from ctcdraft.corpus.chat_template import prompt_tokens
 from ctcdraft.corpus.generation.requests import MultiTurnGenerator, Response, ResponseGenerator, Sample
+from ctcdraft.corpus.token_store import generation_prompt_tokens, refuse_wrong_masks
 from ctcdraft.corpus.types import Prompt
 from ctcdraft.errors import InputError
 from ctcdraft.models.loading import TEMPLATE_FOLDER, read_chat_template

@@ -18,8 +18,8 @@ from tiny_models import random_lm, tiny_tokenizer
 
 from ctcdraft.config.cli import CONFIGS, find_input_error, register_resolvers
 from ctcdraft.corpus import part_files, prepared
-from ctcdraft.corpus.answer_mask import refuse_wrong_masks
 from ctcdraft.corpus.part_files import PLAN_FILE, writer_lock
+from ctcdraft.corpus.token_store import refuse_wrong_masks
 from ctcdraft.distributed import Shard
 from ctcdraft.errors import InputError
 from ctcdraft.models.loading import load_base

@@ -17,10 +17,10 @@ from truths_corpus import slow_leaks, slow_words
 from ctcdraft.config.cli import register_resolvers
 from ctcdraft.corpus.decontamination import (
     Decontamination,
-    WordHashes,
     ngram_hash,
     ngram_hashes,
     split_words,
+    word_hash,
     write_hashes,
 )
 from ctcdraft.corpus.readers import read_records
@@ -88,11 +88,10 @@ def test_all_turns_are_looked_at_and_a_leak_is_counted_once(tmp_path):
 
 
 def test_vectorised_hashes_equal_single_ones():
-    numbers = WordHashes()
     texts = ["a b c d", "", "b c", "d a b c"]
-    sequence_N, text_N = ngram_hashes(texts, 3, numbers)
+    sequence_N, text_N = ngram_hashes(texts, 3)
     expected = {(0, "a b c"), (0, "b c d"), (2, "b c"), (3, "d a b"), (3, "a b c")}
-    alone = {(index, ngram_hash([numbers[word] for word in run.split()])) for index, run in expected}
+    alone = {(index, ngram_hash([word_hash(word) for word in run.split()])) for index, run in expected}
     assert set(zip(text_N.tolist(), sequence_N.tolist(), strict=True)) == alone
 
 
@@ -134,7 +133,7 @@ def benchmark_questions():
 def test_bundled_hashes_are_those_of_the_benchmarks():
     shipped = instantiate(corpus_of().leakage).benchmark_hashes()
     for name, questions in benchmark_questions().items():
-        assert np.array_equal(shipped[name], np.unique(ngram_hashes(questions, 13, WordHashes())[0])), name
+        assert np.array_equal(shipped[name], np.unique(ngram_hashes(questions, 13)[0])), name
     assert len(shipped["tiny"])
 
 

@@ -10,7 +10,7 @@ from entry_parts import REPOSITORY, expect_error, run_script, train_args
 from hydra import compose, initialize_config_dir
 
 from ctcdraft.config.cli import CONFIGS, register_resolvers
-from ctcdraft.corpus.default_folder import default_folder, file_names
+from ctcdraft.corpus.part_files import default_folder, file_names
 
 
 def talks(file, *texts):

@@ -1,6 +1,10 @@
 """Responses of a server equal those of the base model in this process or are refused; server failures lose nothing."""
 
 import json
+import shutil
+import ssl
+import subprocess
+from array import array
 
 import pytest
 from completions_server import serving
@@ -8,8 +12,8 @@ from prompts import generated_tokens, make_requests
 from tiny_models import EOS_ID, random_base, tiny_tokenizer
 
 from ctcdraft.corpus import prepared
-from ctcdraft.corpus.generation.openai import ServedAnswers, reencode_text, with_stop_token
-from ctcdraft.corpus.generation.requests import Response, Skipped
+from ctcdraft.corpus.generation.openai import ServedAnswers, reencode_text, text_request, with_stop_token
+from ctcdraft.corpus.generation.requests import Request, Response, Skipped
 from ctcdraft.corpus.generation.transformers import TransformersAnswers
 from ctcdraft.corpus.types import Corpus, Prompt
 from ctcdraft.errors import InputError
@@ -239,3 +243,64 @@ def test_the_api_key_is_read_from_the_environment_and_sent(base, monkeypatch):
         ):
             with pytest.raises(InputError, match=str(next(iter(settings.values())))):
                 served(server, **settings)
+
+
+@pytest.mark.parametrize("key", ["open\nsesame", "s\u00e9same-\u2014", "open\x7fsesame", " \n"])
+def test_an_illegal_api_key_is_refused_at_once_without_printing_it(base, monkeypatch, key):
+    monkeypatch.setenv("MY_SERVER", key)
+    with serving(base, True) as server:
+        with pytest.raises(InputError, match=r"answers.key_from=MY_SERVER holds no API key") as refusal:
+            served(server, key_from="MY_SERVER", retries=3).start(base)(make_requests(prompts_of("a")))
+        assert "same" not in str(refusal.value)
+        assert not server.requests
+
+
+def test_white_space_around_the_api_key_is_stripped(base, monkeypatch):
+    monkeypatch.setenv("MY_SERVER", " open sesame\n")  # as `export MY_SERVER="$(cat FILE)"` of another shell leaves it
+    with serving(base, True) as server:
+        served(server, key_from="MY_SERVER").start(base)(make_requests(prompts_of("a")))
+        assert server.requests[-1]["key"] == "Bearer open sesame"
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command to make a certificate")
+def test_a_certificate_authority_of_the_environment_is_trusted(base, tmp_path, monkeypatch):
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    make = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1"
+    subprocess.run([*make.split(), "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    with serving(base, True) as server:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate, key)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        url = server.url.replace("http:", "https:")
+        with pytest.raises(InputError, match="CERTIFICATE_VERIFY_FAILED"):
+            served(server, url=url, retries=0).start(base)(make_requests(prompts_of("a")))
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        replies = served(server, url=url, retries=0).start(base)(make_requests(prompts_of("a")))
+        assert [reply.tokens for reply in replies] == generated_tokens(HERE, base, prompts_of("a"))
+
+
+def test_the_stored_reasons_of_skipped_responses_keep_their_wording(base):
+    """They are in the part files, whose checksums are the corpus's hash: another wording would be another corpus."""
+    assert [
+        text_request(base, Request("q", 0, 0, "test", array("i", [255]), 0)),
+        reencode_text(base, "ab \N{REPLACEMENT CHARACTER}", "length", 4),
+        reencode_text(base, "ab c", "length", 5),
+        with_stop_token(base, [], "length", "generated"),
+    ] == [
+        Skipped("no text stands for exactly its prompt"),
+        Skipped("its text does not survive encoding"),
+        Skipped("its text was not said in the words that encoding gives"),
+        Skipped("nothing was said"),
+    ]
+
+
+def test_a_corpus_with_skipped_responses_keeps_its_hash(base, tmp_path):
+    """The hash was recorded with version f6d02ee, before the modules were renamed."""
+
+    class Skipping(TransformersAnswers):
+        def start(self, base):
+            return lambda requests: [reencode_text(base, "ab c", "length", 5) for _ in requests]
+
+    manifest = prepare(base, Skipping(3, 12, 0.0, 0, 1), tmp_path)
+    assert manifest["counts"]["dropped"] == 15
+    assert manifest["hash"] == "e4ba6b33aaaa209a"

@@ -10,7 +10,6 @@ from tiny_models import random_base
 
 from ctcdraft.corpus import prepared
 from ctcdraft.corpus.chat_template import chat_messages, prompt_tokens
-from ctcdraft.corpus.generation import speed
 from ctcdraft.corpus.generation import transformers as answering
 from ctcdraft.corpus.generation.requests import batch_samples
 from ctcdraft.corpus.generation.transformers import TransformersAnswers
@@ -52,7 +51,7 @@ def run_on(monkeypatch, base):
     """Plan a corpus on a simulated machine; return the plan and the seconds of the whole corpus."""
 
     def run(machine, prompts, answers):
-        monkeypatch.setattr(speed, "perf_counter", lambda: machine.now)
+        monkeypatch.setattr(answering, "perf_counter", lambda: machine.now)
         monkeypatch.setattr(
             answering,
             "generate_batch",
@@ -107,7 +106,7 @@ def test_a_trial_of_fewer_rows_gives_bounds_that_hold(run_on, slow, base):
     trial = plan.measured["trial"]
     assert (trial["rows"], trial["batch"]) == (1, 32)
     steps = GREEDY.max_new_tokens * 10
-    bounds = [3600 * hours for hours in speed.GenerationSpeed(**trial).hours(plan.work.prompt_tokens, steps)]
+    bounds = [3600 * hours for hours in answering.GenerationSpeed(**trial).hours(plan.work.prompt_tokens, steps)]
     assert bounds[1] == plan.measured["hours_at_most"] * 3600
     assert seconds == pytest.approx(bounds[1 if slow.row else 0], rel=0.1)
     assert bounds[1] == pytest.approx(32 * bounds[0], rel=0.1)
@@ -118,8 +117,8 @@ def test_a_trial_of_fewer_rows_gives_bounds_that_hold(run_on, slow, base):
 def test_a_trial_grows_to_the_whole_batch_and_warms_up_every_size():
     machine = Machine(weights=1e-3, row=1e-4, cold=100.0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(speed, "perf_counter", lambda: machine.now)
-        measured_speed = speed.measure_speed(machine.generate, [[7] * 40] * 10, context=1000)
+        patch.setattr(answering, "perf_counter", lambda: machine.now)
+        measured_speed = answering.measure_speed(machine.generate, [[7] * 40] * 10, context=1000)
     assert machine.batches == (1, 1, 1, 4, 4, 4, 10, 10, 10)
     assert (measured_speed.rows, measured_speed.batch, measured_speed.length) == (10, 10, 40)
     assert measured_speed.step_seconds == pytest.approx(1e-3 + 10 * 1e-4)
@@ -130,22 +129,22 @@ def test_a_slow_machine_gets_a_short_trial():
     """No trial is begun that could take longer than MAX_TRIAL_SECONDS if time is proportional to rows."""
     machine = Machine(row=0.05, read=1e-9)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(speed, "perf_counter", lambda: machine.now)
-        measured_speed = speed.measure_speed(machine.generate, [[7] * 40] * 64, context=1000)
+        patch.setattr(answering, "perf_counter", lambda: machine.now)
+        measured_speed = answering.measure_speed(machine.generate, [[7] * 40] * 64, context=1000)
     assert (measured_speed.rows, measured_speed.batch) == (16, 64)
-    assert machine.now < 2 * speed.MAX_TRIAL_SECONDS
-    long = speed.measure_speed(Machine(row=1.0).generate, [[7] * 2000] * 64, context=1000)
-    assert long.length == 1000 - 1 - speed.TRIAL_STEPS  # leaves space for the generated tokens
+    assert machine.now < 2 * answering.MAX_TRIAL_SECONDS
+    long = answering.measure_speed(Machine(row=1.0).generate, [[7] * 2000] * 64, context=1000)
+    assert long.length == 1000 - 1 - answering.TRIAL_STEPS  # leaves space for the generated tokens
 
 
 def test_turns_and_rows_of_a_trial():
-    assert speed.turns_of_all_batches([1, 3, 1], rows=2) == 3 + 1
-    assert speed.turns_of_all_batches([2] * 5, rows=2) == 6
-    assert speed.repeat_to_length([[1, 2, 3], [4]], rows=3, length=4) == [[1, 2, 3, 1], [4, 4, 4, 4], [1, 2, 3, 1]]
-    assert speed.repeat_to_length([[1, 2]], rows=1, length=0) == [[1]]
+    assert answering.turns_of_all_batches([1, 3, 1], rows=2) == 3 + 1
+    assert answering.turns_of_all_batches([2] * 5, rows=2) == 6
+    assert answering.repeat_to_length([[1, 2, 3], [4]], rows=3, length=4) == [[1, 2, 3, 1], [4, 4, 4, 4], [1, 2, 3, 1]]
+    assert answering.repeat_to_length([[1, 2]], rows=1, length=0) == [[1]]
 
 
 def test_hours_of_a_share_are_that_share():
-    whole = speed.GenerationSpeed(4, 8, 10, 1e-3, 0.5)
+    whole = answering.GenerationSpeed(4, 8, 10, 1e-3, 0.5)
     assert whole.hours(1000, 7200) == pytest.approx((0.5 / 3600 + 1.0, 1 / 3600 + 2.0))
     assert whole.hours(1000, 7200, 0.25) == pytest.approx(tuple(one / 4 for one in whole.hours(1000, 7200)))

@@ -7,6 +7,7 @@ import pytest
 from prompts import generated_tokens, make_requests
 from tiny_models import EOS_ID, random_base, tiny_tokenizer
 
+from ctcdraft.corpus.generation.requests import Skipped
 from ctcdraft.corpus.generation.transformers import TransformersAnswers
 from ctcdraft.corpus.generation.vllm import VllmAnswers
 from ctcdraft.errors import InputError
@@ -54,3 +55,12 @@ def test_without_vllm_one_sentence_names_the_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(InputError, match=r"answers=vllm needs the package vllm .*; pip install 'ctcdraft\[vllm\]'"):
         OFFLINE.start(random_base())
+
+
+def test_an_empty_response_is_skipped_with_the_stored_reason(monkeypatch):
+    base = random_base()
+    module, _ = stand_in(base)
+    nothing = types.SimpleNamespace(outputs=[types.SimpleNamespace(token_ids=())])
+    monkeypatch.setattr(module.LLM, "generate", lambda self, prompts, each, use_tqdm: [nothing])
+    monkeypatch.setitem(sys.modules, "vllm", module)
+    assert OFFLINE.start(base)(make_requests(PROMPTS[:1])) == [Skipped("nothing was said")]

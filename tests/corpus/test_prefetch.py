@@ -11,9 +11,8 @@ import torch
 from tiny_models import random_base
 from training_parts import make_trainer, random_sequences
 
-from ctcdraft.corpus.batches import Batches, first_fit_packing, one_per_row
+from ctcdraft.corpus.batches import Batches, PrefetchingBatches, first_fit_packing, one_per_row
 from ctcdraft.corpus.hidden_states import OfflineHiddenStates, OnlineHiddenStates
-from ctcdraft.corpus.prefetch import PrefetchingBatches
 from ctcdraft.errors import InputError
 from ctcdraft.training.run_directory import RunDirectory
 

@@ -27,6 +27,7 @@ TALKS = Cleaning(
     }
 )
 NOTHING = Decontamination(13, {})
+CURATED = {"cleaning": PROMPTS, "leakage": NOTHING, "limit": None, "seed": 0}
 
 
 def jsonl(path, *records):
@@ -35,7 +36,7 @@ def jsonl(path, *records):
 
 
 def read_project(path, limit=None, seed=0):
-    return project_prompts(path, "tiny", PROMPTS, NOTHING, limit, seed).prompts
+    return project_prompts(path, "tiny", **CURATED | {"limit": limit, "seed": seed}).prompts
 
 
 def read_sharegpt(path, limit=None, seed=0):
@@ -47,7 +48,7 @@ def read_corpus(path, limit=None, seed=0, leakage=NOTHING):
 
 
 def read_gsm8k(path, instruction=None):
-    return gsm8k(path, "gsm8k", "openai/gsm8k", "main", "train", instruction, PROMPTS, NOTHING, None, 0).prompts
+    return gsm8k(path, "gsm8k", "openai/gsm8k", "main", "train", instruction, **CURATED).prompts
 
 
 def test_project_prompts_keep_their_ids_categories_and_references(tmp_path):
@@ -103,14 +104,12 @@ def test_gsm8k_reads_the_number_after_the_hashes(tmp_path):
 def test_a_mixture_adds_up_the_accounts(tmp_path):
     talks = read_corpus(jsonl(tmp_path / "s.jsonl", {"conversations": TALK}, {"conversations": TALK}))
     solved = {"question": "1+1?", "answer": "#### 2"}
-    problems = gsm8k(jsonl(tmp_path / "g.jsonl", solved), "gsm8k", "", "", "", None, PROMPTS, NOTHING, None, 0)
+    problems = gsm8k(jsonl(tmp_path / "g.jsonl", solved), "gsm8k", "", "", "", None, **CURATED)
     read = {"talks": lambda: talks, "problems": lambda: problems}
     both = mixture(None, "both", read)
     assert both.prompts == [*talks.prompts, *problems.prompts]
     assert (both.account["read"], both.account["kept"], both.account["dropped"]["duplicates"]) == (3, 2, 1)
-    others = gsm8k(
-        jsonl(tmp_path / "o.jsonl", solved | {"question": "2+2?"}), "gsm8k", "", "", "", None, PROMPTS, NOTHING, None, 0
-    )
+    others = gsm8k(jsonl(tmp_path / "o.jsonl", solved | {"question": "2+2?"}), "gsm8k", "", "", "", None, **CURATED)
     with pytest.raises(InputError, match=r"2 different prompts of corpus both \(a, b\) have the id gsm8k-00000"):
         mixture(None, "both", {"a": lambda: problems, "b": lambda: others})
     with pytest.raises(InputError, match=r"give corpus\.parts\.a\.path=FILE corpus\.parts\.b\.path=FILE"):
@@ -127,8 +126,9 @@ def test_a_prompt_of_two_parts_is_in_the_corpus_once_and_counted(tmp_path):
     second = read_corpus(jsonl(tmp_path / "b.jsonl", {"conversations": louder}, {"conversations": more}))
     own = project_prompts(
         jsonl(tmp_path / "c.jsonl", {"id": "p1", "turns": ["Hi"]}, {"id": "p2", "turns": ["Who?"]}),
-        "own", PROMPTS, NOTHING, None, 0,
-    )  # fmt: skip
+        "own",
+        **CURATED,
+    )
     mixed = mixture(None, "mixed", {"first": lambda: first, "second": lambda: second, "own": lambda: own})
     assert [prompt.turns for prompt in mixed.prompts] == [("Hi", "Bye"), ("Hi",), ("Hi", "Why?"), ("Who?",)]
     assert len({prompt.id for prompt in mixed.prompts}) == 4

@@ -62,10 +62,11 @@ def test_a_dry_run_warns_where_a_tokenizer_is_available():
 def test_a_long_prompt_is_shown_by_both_ends():
     tokenizer = tiny_tokenizer()
     text = "a" * 150 + "\n" + "b" * 200 + "z" * 79
-    shown = chat_template.describe_prompt(tokenizer, tokenizer(text)["input_ids"])
-    assert shown == f"'{'a' * 150}\\n{'b' * 9}' ... 'b{'z' * 79}' (430 characters)"
+    (shown,) = chat_template.prompt_preview_and_warnings("b", tokenizer, tokenizer(text)["input_ids"])
+    assert shown == f"prompt    '{'a' * 150}\\n{'b' * 9}' ... 'b{'z' * 79}' (430 characters)"
     short = "a" * 240
-    assert chat_template.describe_prompt(tokenizer, tokenizer(short)["input_ids"]) == f"'{short}'"
+    (shown,) = chat_template.prompt_preview_and_warnings("b", tokenizer, tokenizer(short)["input_ids"])
+    assert shown == f"prompt    '{short}'"
 
 
 @pytest.mark.parametrize(

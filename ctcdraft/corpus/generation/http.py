@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import ssl
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Any, TypeVar
 
 import httpx
 
-from ctcdraft.errors import InputError
+from ctcdraft.errors import InputError, check_float, check_int
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -26,38 +27,48 @@ class RefusedError(InputError):
 
 @dataclass(frozen=True)
 class JSONClient:
-    """A client of one server.
-
-    timeout_s: for each response. backoff_s: before the first retry, doubled before each further one. key_from: name of
-    the environment variable with the API key.
-    """
+    """A client of one server."""
 
     url: str
-    timeout_s: float
+    timeout_s: float  # for each response
     retries: int
-    backoff_s: float
-    key_from: str | None
+    backoff_s: float  # before the first retry, doubled before each further one
+    key_from: str | None  # name of the environment variable with the API key
 
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):
             raise InputError(
                 f"answers.url={self.url} is no address of a server; give one like http://127.0.0.1:8000/v1"
             )
-        if self.timeout_s <= 0 or self.retries < 0 or self.backoff_s < 0:
-            raise InputError(
-                f"answers.timeout_s must be > 0, answers.retries and answers.backoff_s >= 0, got {self.timeout_s}, "
-                f"{self.retries} and {self.backoff_s}"
-            )
-        if self.key_from is not None and self.key_from not in os.environ:
+        check_float(self.timeout_s, "answers.timeout_s", above=0)
+        check_int(self.retries, "answers.retries", least=0)
+        check_float(self.backoff_s, "answers.backoff_s", least=0)
+        _ = self._headers  # checks the key before anything is generated
+
+    @cached_property
+    def _headers(self) -> dict[str, str]:
+        if self.key_from is None:
+            return {}
+        if self.key_from not in os.environ:
             raise InputError(f"answers.key_from={self.key_from} names no variable of this environment; export it first")
+        key = os.environ[self.key_from].strip()
+        # httpx would print the header with the key in its error, once per retry.
+        if not (key and key.isascii() and key.isprintable()):
+            raise InputError(
+                f"answers.key_from={self.key_from} holds no API key: one line of ASCII characters is needed; export it "
+                "again"
+            )
+        return {"Authorization": f"Bearer {key}"}
 
     @cached_property
     def _client(self) -> httpx.Client:
-        headers = {} if self.key_from is None else {"Authorization": f"Bearer {os.environ[self.key_from]}"}
         return httpx.Client(
-            headers=headers,
+            headers=self._headers,
             timeout=self.timeout_s,
-            trust_env=False,  # no proxy: most proxies refuse loopback addresses
+            # No proxy of the environment: most refuse loopback addresses. That also makes httpx ignore SSL_CERT_FILE
+            # and SSL_CERT_DIR, which this context reads; its default is the system's certificate authorities.
+            trust_env=False,
+            verify=ssl.create_default_context(),
             # A new connection per request: a server may close an idle one just as it is used again.
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
         )
@@ -72,9 +83,13 @@ class JSONClient:
             if attempt and cancelled.wait(self.backoff_s * 2 ** (attempt - 1)):
                 break
             try:
-                return self._post(path, body)
+                reply = self._client.post(self.url.rstrip("/") + path, json=body).raise_for_status().json()
+                if isinstance(reply, dict):
+                    return reply
+                failures.append(f"a {type(reply).__name__} instead of an object")
             except httpx.HTTPStatusError as error:
-                status, text = error.response.status_code, error_text(error.response)
+                status = error.response.status_code
+                text = " ".join(error.response.text.split())[:160] or error.response.reason_phrase
                 if status < 500 and status not in RETRYABLE_STATUS:
                     raise RefusedError(
                         f"the server at {self.url} refuses a request ({status}: {text}); check answers.url= and "
@@ -90,45 +105,35 @@ class JSONClient:
             "server and run again: finished batches are kept"
         )
 
-    def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        reply = self._client.post(self.url.rstrip("/") + path, json=body).raise_for_status().json()
-        if not isinstance(reply, dict):
-            raise ValueError(f"a {type(reply).__name__} instead of an object")
-        return reply
-
-
-def error_text(response: httpx.Response) -> str:
-    return " ".join(response.text.split())[:160] or response.reason_phrase
-
 
 def map_concurrently(
     work: Callable[[Item, threading.Event], Result], items: Sequence[Item], concurrency: int
 ) -> list[Result]:
     """Return work(item, cancelled) for all items in their order, `concurrency` of them at a time.
 
-    The first exception is raised at once, and sets `cancelled` for the others. The threads are daemons because a
-    ThreadPoolExecutor would keep the process alive until the last hanging request has timed out.
+    The first exception is raised at once, and sets `cancelled` for the others.
     """
     cancelled = threading.Event()
-    waiting: Queue[int] = Queue()
     finished: Queue[tuple[int, Any, BaseException | None]] = Queue()
+    numbers = Queue[int]()
     for number in range(len(items)):
-        waiting.put(number)
+        numbers.put(number)
 
     def worker() -> None:
         while not cancelled.is_set():
             try:
-                number = waiting.get_nowait()
+                number = numbers.get_nowait()
             except Empty:
                 return
             try:
                 finished.put((number, work(items[number], cancelled), None))
-            except BaseException as error:
+            except BaseException as error:  # raised by the thread that waits for the results
                 finished.put((number, None, error))
 
+    # Daemons: a ThreadPoolExecutor would keep the process alive until the last hanging request has timed out.
     for _ in range(min(concurrency, len(items))):
         threading.Thread(target=worker, daemon=True).start()
-    results: dict[int, Any] = {}
+    results: list[Any] = [None] * len(items)
     try:
         for _ in items:
             number, result, error = finished.get()
@@ -137,4 +142,4 @@ def map_concurrently(
             results[number] = result
     finally:
         cancelled.set()
-    return [results[number] for number in range(len(items))]
+    return results

@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 
 from ctcdraft.corpus.generation.http import JSONClient, RefusedError, map_concurrently
-from ctcdraft.corpus.generation.requests import GenerateFn, Request, Response, ResponseGenerator, Skipped
-from ctcdraft.errors import InputError
+from ctcdraft.corpus.generation.requests import GenerateFn, Request, Response, ResponseGenerator, Skipped, SkipReason
+from ctcdraft.errors import InputError, check_int
 from ctcdraft.models.base_model import BaseLM
 
 REPLACEMENT_CHARACTER = "\N{REPLACEMENT CHARACTER}"  # a truncated character, which would survive encoding and decoding
@@ -36,7 +36,7 @@ MAX_EXCESS_NATS = 0.1  # per token, between the mean surprisal of sampled tokens
 MAX_DEVIATIONS = 6.0  # ... at least this many standard deviations, so that few tokens prove nothing
 
 RequestBody = dict[str, Any]
-RequestFormat = Callable[[BaseLM, Request, "ServedAnswers"], RequestBody | Skipped]
+RequestFormat = Callable[[BaseLM, Request], RequestBody | Skipped]  # the fields that depend on the format
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,8 @@ class ServedAnswers(ResponseGenerator):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.server()
-        if self.concurrency < 1 or self.checked < 0:
-            raise InputError(
-                f"answers.concurrency must be an integer >= 1 and answers.checked one >= 0, got {self.concurrency} and "
-                f"{self.checked}"
-            )
+        check_int(self.concurrency, "answers.concurrency")
+        check_int(self.checked, "answers.checked", least=0)
 
     def server(self) -> JSONClient:
         return JSONClient(self.url, self.timeout_s, self.retries, self.backoff_s, self.key_from)
@@ -87,15 +84,11 @@ class OpenAIClient:
     def __call__(self, requests: Sequence[Request]) -> list[Response | Skipped]:
         if self.verified:
             return map_concurrently(self._generate, requests, self.answers.concurrency)
-        replies = [
-            self._probe_request_format(requests[0]),
-            *map_concurrently(self._generate, requests[1:], self.answers.concurrency),
-        ]
-        pairs = [
-            (list(request.tokens), reply.tokens)
-            for request, reply in zip(requests, replies, strict=True)
-            if isinstance(reply, Response)
-        ]
+        # The first request alone, to find the format.
+        first, rest = self._probe_request_format(requests[0]), requests[1:]
+        replies = [first, *map_concurrently(self._generate, rest, self.answers.concurrency)]
+        both = zip(requests, replies, strict=True)
+        pairs = [(list(request.tokens), reply.tokens) for request, reply in both if isinstance(reply, Response)]
         server = f"the server at {self.answers.url}"
         refuse_mismatched_responses(self.base, pairs[: self.answers.checked], self.answers.temperature, server)
         self.verified = bool(pairs)
@@ -103,18 +96,26 @@ class OpenAIClient:
 
     def _probe_request_format(self, request: Request) -> Response | Skipped:
         """Answer one request, dropping the first format as long as the server refuses it."""
-        while len(self.request_formats) > 1:
+        while True:
             try:
                 return self._generate(request, threading.Event())
             except RefusedError:
+                if len(self.request_formats) == 1:
+                    raise
                 self.request_formats.pop(0)
-        return self._generate(request, threading.Event())
 
     def _generate(self, request: Request, cancelled: threading.Event) -> Response | Skipped:
-        body = self.request_formats[0](self.base, request, self.answers)
-        if isinstance(body, Skipped):
-            return body
-        reply = self.server.post("/completions", body, cancelled)
+        prompt = self.request_formats[0](self.base, request)
+        if isinstance(prompt, Skipped):
+            return prompt
+        body = {
+            "model": self.answers.model,
+            "max_tokens": self.answers.max_response_tokens(self.base, request),
+            "temperature": self.answers.temperature,
+            "top_p": 1.0,
+            "seed": request.random_key(self.answers.seed) % 2**31,  # some servers accept 31 bits only
+        }
+        reply = self.server.post("/completions", body | prompt, cancelled)
         try:
             choice = reply["choices"][0]
             text, ids, finish_reason = choice["text"], choice.get("token_ids"), choice.get("finish_reason")
@@ -135,9 +136,9 @@ class OpenAIClient:
         return reencode_text(self.base, text, finish_reason, usage.get("completion_tokens"))
 
 
-def token_id_request(base: BaseLM, request: Request, answers: ServedAnswers) -> RequestBody:
-    """Return a request that sets every sampling parameter, so that no default changes the distribution."""
-    return common_request(base, request, answers) | {
+def token_id_request(base: BaseLM, request: Request) -> RequestBody:
+    # Every sampling parameter is set, so that no default of the server changes the distribution.
+    return {
         "prompt": list(request.tokens),
         "top_k": -1,
         "min_p": 0.0,
@@ -147,37 +148,24 @@ def token_id_request(base: BaseLM, request: Request, answers: ServedAnswers) -> 
     }
 
 
-def text_request(base: BaseLM, request: Request, answers: ServedAnswers) -> RequestBody | Skipped:
-    """Return a request with the fields of OpenAI's API only, and a text that encodes as exactly the prompt's ids."""
+def text_request(base: BaseLM, request: Request) -> RequestBody | Skipped:
+    """Return a text that encodes as exactly the prompt's ids, for servers that know the fields of OpenAI's API only."""
     for ids in (request.tokens, request.tokens[1:]):  # without BOS, which many tokenizers add
         text = base.tokenizer.decode(list(ids), clean_up_tokenization_spaces=False)
         if base.tokenizer(text, verbose=False)["input_ids"] == list(request.tokens):
-            return common_request(base, request, answers) | {"prompt": text}
-    return Skipped("no text encodes as exactly its prompt")
-
-
-def common_request(base: BaseLM, request: Request, answers: ServedAnswers) -> RequestBody:
-    return {
-        "model": answers.model,
-        "max_tokens": answers.max_response_tokens(base, request),
-        "temperature": answers.temperature,
-        "top_p": 1.0,
-        "seed": request.random_key(answers.seed) % 2**31,  # some servers accept 31 bits only
-    }
+            return {"prompt": text}
+    return Skipped(SkipReason.NO_EXACT_TEXT)
 
 
 def reencode_text(base: BaseLM, text: str, finish_reason: str | None, generated: int | None) -> Response | Skipped:
-    """Return the text as token ids, if these can be the generated ones.
-
-    Args:
-        generated: number of generated tokens; some servers count the stop token, others do not.
-    """
+    """Return the text as token ids, if these can be the `generated` ones (a number, if the server reports it)."""
     ids = list(base.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
     if REPLACEMENT_CHARACTER in text or base.tokenizer.decode(ids, skip_special_tokens=True) != text:
-        return Skipped("its text changes when encoded and decoded")
+        return Skipped(SkipReason.TEXT_CHANGES)
+    # Some servers count the stop token, others do not.
     possible = (len(ids), len(ids) + 1) if finish_reason == "stop" else (len(ids),)
     if generated is not None and generated not in possible:
-        return Skipped("its text was generated in other tokens than encoding gives")
+        return Skipped(SkipReason.OTHER_TOKENS)
     return with_stop_token(base, ids, finish_reason, "reencoded")
 
 
@@ -186,19 +174,16 @@ def with_stop_token(base: BaseLM, ids: list[int], finish_reason: str | None, ori
     if finish_reason == "stop" and base.stop_token_ids and (not ids or ids[-1] not in base.stop_token_ids):
         eos = base.tokenizer.eos_token_id
         ids = [*ids, eos if eos in base.stop_token_ids else min(base.stop_token_ids)]
-    return Response(ids, origin) if ids else Skipped("empty response")
+    return Response(ids, origin) if ids else Skipped(SkipReason.EMPTY_RESPONSE)
 
 
 def refuse_mismatched_responses(
     base: BaseLM, pairs: Sequence[tuple[list[int], list[int]]], temperature: float, source: str
 ) -> None:
-    """Raise InputError if the responses of `source` cannot come from this base model at this temperature.
+    """Raise InputError if the (prompt, response) pairs of `source` cannot come from this base at this temperature.
 
     Greedy: nearly every token must be the base model's argmax. Sampled: the mean surprisal (negative log-probability)
     of the tokens must equal the mean entropy of the base model's distributions.
-
-    Args:
-        pairs: token ids of prompts and responses.
     """
     matching, excess, variance, tokens = 0, 0.0, 0.0, 0
     for prompt, response in pairs:

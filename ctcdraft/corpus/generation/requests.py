@@ -14,16 +14,32 @@ from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ctcdraft.corpus.chat_template import answer_text, chat_messages, fit_to_context, prompt_tokens
-from ctcdraft.corpus.generation.speed import GenerationSpeed
 from ctcdraft.corpus.types import Prompt
 from ctcdraft.errors import InputError, check_float, check_int
 from ctcdraft.models.base_model import BaseLM
 
+if TYPE_CHECKING:
+    from ctcdraft.corpus.generation.transformers import GenerationSpeed
+
 Line = dict[str, Any]
+TOKENIZED_AT_ONCE = 1000  # texts: fast tokenizers encode a list in parallel
+
+
+class SkipReason(StrEnum):
+    """Reasons for skipping a response, as stored in part files."""
+
+    # These sentences are data: the checksums of the parts are the corpus's hash, so that another wording would make
+    # another corpus of the same responses. They stay as they were first written.
+    NO_EXACT_TEXT = "no text stands for exactly its prompt"
+    TEXT_CHANGES = "its text does not survive encoding"
+    OTHER_TOKENS = "its text was not said in the words that encoding gives"
+    EMPTY_RESPONSE = "nothing was said"
+    EARLIER_TURN_SKIPPED = "an earlier turn was dropped"
 
 
 @dataclass(frozen=True)
@@ -42,7 +58,7 @@ class Request:
     turn: int
     sample: int
     category: str
-    tokens: array[int]
+    tokens: array[int]  # four bytes each; a list takes eight beside its integers
     cut: int
 
     def random_key(self, seed: int) -> int:
@@ -61,9 +77,9 @@ class Response:
 
 @dataclass(frozen=True)
 class Skipped:
-    """The reason why there is no usable response; the later turns of the sample are skipped too."""
+    """No usable response; the later turns of the sample are skipped too."""
 
-    reason: str
+    reason: SkipReason
 
 
 GenerateFn = Callable[[Sequence[Request]], Sequence[Response | Skipped]]
@@ -84,8 +100,7 @@ class ResponseGenerator(ABC):
     def __post_init__(self) -> None:
         for key in ("batch_size", "max_new_tokens", "samples"):
             check_int(getattr(self, key), f"answers.{key}")
-        if check_float(self.temperature, "answers.temperature") < 0:
-            raise InputError(f"answers.temperature={self.temperature} is below 0; 0 is greedy, above 0 is sampled")
+        check_float(self.temperature, "answers.temperature", least=0)
         if self.samples > 1 and self.temperature == 0:
             raise InputError(
                 f"answers.samples={self.samples} at temperature 0 is one answer {self.samples} times; raise "
@@ -101,8 +116,7 @@ class ResponseGenerator(ABC):
         """Return the function that answers a batch of requests. Called once, before the first batch."""
 
     def benchmark_speed(self, base: BaseLM, prompts: Sequence[list[int]]) -> GenerationSpeed | None:
-        """Return the generation speed of a short trial on prompts, one per row of a batch; None where it cannot be
-        measured in this process."""
+        """Return the speed of a short trial on prompts, one per row of a batch; None where it cannot be measured."""
         return None
 
     def max_response_tokens(self, base: BaseLM, request: Request) -> int:
@@ -110,24 +124,16 @@ class ResponseGenerator(ABC):
 
 
 def batch_samples(tokenizer: Any, prompts: Sequence[Prompt], answers: ResponseGenerator) -> list[list[Sample]]:
-    """Return all samples in batches, sorted by descending number of turns, then of tokens.
-
-    So the rows of a batch need little padding and end together, and running out of memory happens in the first batch.
-    The id breaks ties: batches do not depend on the order of the prompts.
-    """
-    lengths = turn_lengths(tokenizer, prompts)
+    """Return all samples in batches, sorted by descending number of turns, then of tokens."""
+    # So the rows of a batch need little padding and end together, and running out of memory happens in the first batch.
+    # The id breaks ties: batches do not depend on the order of the prompts.
+    lengths: list[int] = []  # of the user turns without the template: enough to sort by
+    for start in range(0, len(prompts), TOKENIZED_AT_ONCE):
+        texts = ["\n".join(prompt.turns) for prompt in prompts[start : start + TOKENIZED_AT_ONCE]]
+        lengths += map(len, tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"])
     order = sorted(range(len(prompts)), key=lambda n: (-len(prompts[n].turns), -lengths[n], prompts[n].id))
     samples = [Sample(prompts[n], sample) for n in order for sample in range(answers.samples)]
     return [samples[start : start + answers.batch_size] for start in range(0, len(samples), answers.batch_size)]
-
-
-def turn_lengths(tokenizer: Any, prompts: Sequence[Prompt], chunk: int = 1000) -> list[int]:
-    """Return the number of tokens of every prompt's user turns, without the template: enough to sort by."""
-    lengths: list[int] = []
-    for start in range(0, len(prompts), chunk):  # fast tokenizers encode a list in parallel
-        texts = ["\n".join(prompt.turns) for prompt in prompts[start : start + chunk]]
-        lengths += map(len, tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"])
-    return lengths
 
 
 def build_request(base: BaseLM, sample: Sample, responses: Sequence[str]) -> Request:
@@ -138,22 +144,23 @@ def build_request(base: BaseLM, sample: Sample, responses: Sequence[str]) -> Req
     return Request(prompt.id, len(responses), sample.sample, prompt.category, array("i", tokens), cut)
 
 
+@dataclass
 class MultiTurnGenerator:
-    """Generates all turns of a batch, each after the base model's own responses; starts the engine when first used."""
+    """Generates all turns of a batch, each after the base model's own responses."""
 
-    def __init__(self, base: BaseLM, answers: ResponseGenerator) -> None:
-        self.base = base
-        self.answers = answers
+    base: BaseLM
+    answers: ResponseGenerator
 
     @cached_property
     def _generate(self) -> GenerateFn:
-        return self.answers.start(self.base)
+        return self.answers.start(self.base)  # not before the first batch: a resumed corpus may need no engine
 
     def __call__(self, batch: Sequence[Sample]) -> list[Line]:
         """Return the part-file lines of all turns, sample after sample."""
         responses: list[list[str]] = [[] for _ in batch]
         lines: list[list[Line]] = [[] for _ in batch]
         for turn in range(max(len(sample.prompt.turns) for sample in batch)):
+            # Without those that are finished, and those with a skipped response.
             active = [n for n, one in enumerate(batch) if turn < len(one.prompt.turns) and len(responses[n]) == turn]
             requests = [build_request(self.base, batch[n], responses[n]) for n in active]
             replies = self._generate(requests) if requests else []
@@ -178,8 +185,8 @@ class MultiTurnGenerator:
 
 def skipped_turns(sample: Sample, first: int) -> list[Line]:
     """Return lines for the turns from `first` on: without the skipped response they have no history."""
-    prompt, reason = sample.prompt, "an earlier turn was dropped"
+    prompt, skipped = sample.prompt, {"dropped": SkipReason.EARLIER_TURN_SKIPPED}
     return [
-        {"id": prompt.id, "turn": turn, "sample": sample.sample, "category": prompt.category, "dropped": reason}
+        {"id": prompt.id, "turn": turn, "sample": sample.sample, "category": prompt.category} | skipped
         for turn in range(first, len(prompt.turns))
     ]

@@ -1,4 +1,4 @@
-"""Responses of the base model in this process, generated in batches.
+"""Responses of the base model in this process, generated in batches, and a short trial of their speed for the plan.
 
 The draft head is trained on the base model's own responses, because responses of another model, or teacher-forced
 argmax labels, are not what the base model generates when the head drafts for it.
@@ -6,6 +6,10 @@ argmax labels, are not what the base model generates when the head drafts for it
 The loop is written out instead of calling `generate`, which tests compare it with, for three reasons: the batch shrinks
 as rows finish (one long response would otherwise keep all others in the batch), keys and values stay in preallocated
 buffers instead of being copied at every token, and every response has random numbers of its own.
+
+The trial generates a few tokens after prompts as long as the corpus's own, in batches that grow towards the real batch
+size. One decoding step of a batch costs about as much as that of one row where memory bandwidth is the limit, and
+proportionally to the rows where arithmetic is; so a trial with fewer rows gives bounds, not a prediction.
 """
 
 from __future__ import annotations
@@ -13,16 +17,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import cycle, islice
+from time import perf_counter
 
 import torch
 from torch import Tensor
 
+from ctcdraft import hardware
 from ctcdraft.corpus.generation.requests import GenerateFn, Request, Response, ResponseGenerator
-from ctcdraft.corpus.generation.speed import GenerationSpeed, measure_speed
 from ctcdraft.decoding.sampling import GumbelNoise
 from ctcdraft.models.base_model import BaseLM
 
 SHRINK_THRESHOLD = 0.75  # finished rows are removed when at most this share of the rows is unfinished
+TRIAL_STEPS = 4  # tokens generated after each prompt, beyond the first
+TRIAL_GROWTH = 4  # factor between the batch sizes of successive trials
+MAX_TRIAL_SECONDS = 10.0  # for the next trial, if it takes TRIAL_GROWTH times as long as the last one
 
 # (logits_BV, index of the prompt of each row, number of tokens generated so far) -> tokens_B
 TokenSelector = Callable[[Tensor, list[int], int], Tensor]
@@ -38,6 +47,7 @@ class TransformersAnswers(ResponseGenerator):
         return partial(self.generate, base)
 
     def benchmark_speed(self, base: BaseLM, prompts: Sequence[list[int]]) -> GenerationSpeed:
+        # Any token that does not end a response, so that all rows are generated to the end of the trial.
         token = next(token for token in range(base.vocabulary) if token not in base.stop_token_ids)
 
         def never_stop(logits_BV: Tensor, rows: list[int], step: int) -> Tensor:
@@ -79,15 +89,13 @@ def sample_tokens(logits_BV: Tensor, temperature: float, uniform_B: Tensor) -> T
 def generate_batch(
     base: BaseLM, prompts: list[list[int]], budgets: Sequence[int], choose: TokenSelector
 ) -> list[list[int]]:
-    """Return the tokens generated after each prompt, up to its first stop token or its budget.
+    """Return the tokens generated after each prompt, up to its first stop token or its budget of tokens.
 
-    Args:
-        budgets: most tokens for each prompt.
-        choose: selects the next token of every row.
+    `choose` selects the next token of every row.
     """
     width = max(len(prompt) for prompt in prompts)
     tokens_BL, mask_BL = (tensor.to(base.device) for tensor in left_pad(prompts, width))
-    positions_BL = (mask_BL.cumsum(dim=-1) - 1).clamp(min=0)
+    positions_BL = (mask_BL.cumsum(dim=-1) - 1).clamp(min=0)  # padding on the left would have -1
     cache = base.batch_cache(width + max(budgets))
     output = base.lm.base_model(
         input_ids=tokens_BL, attention_mask=mask_BL, position_ids=positions_BL, past_key_values=cache, use_cache=True
@@ -110,7 +118,7 @@ def generate_batch(
                     active.discard(row)
         if not active:
             break
-        if len(active) <= SHRINK_THRESHOLD * len(rows):
+        if len(active) <= SHRINK_THRESHOLD * len(rows):  # not after every response: it copies the keys and values
             active_B = torch.tensor([n for n, row in enumerate(rows) if row in active], device=base.device)
             rows = [row for row in rows if row in active]
             tokens_B, position_B, bias_BM = tokens_B[active_B], position_B[active_B], bias_BM[active_B]
@@ -131,12 +139,93 @@ def generate_batch(
 def left_pad(prompts: list[list[int]], width: int) -> tuple[Tensor, Tensor]:
     """Return tokens_BL and mask_BL of left-padded prompts.
 
-    Many tokenizers have no pad token; under the mask any id will do, here the first of the row.
-
     [[5, 6, 7], [8]]      ->      5 6 7     1 1 1
                                   8 8 8     0 0 1
     """
+    # Many tokenizers have no pad token; under the mask any id will do, here the first of the row.
     free = [width - len(tokens) for tokens in prompts]
     tokens_BL = torch.tensor([tokens[:1] * n + tokens for n, tokens in zip(free, prompts, strict=True)])
     mask_BL = torch.tensor([[0] * n + [1] * (width - n) for n in free])
     return tokens_BL, mask_BL
+
+
+@dataclass(frozen=True)
+class GenerationSpeed:
+    """Measured speed of a trial."""
+
+    rows: int  # batch size of the trial
+    batch: int  # batch size of the corpus
+    length: int  # tokens of each prompt of the trial
+    read_seconds: float  # per prompt token
+    step_seconds: float  # per decoding step of all rows
+
+    def hours(self, read: float, steps: float, share: float = 1.0) -> tuple[float, float]:
+        """Return lower and upper bound of the hours for a share of `read` prompt tokens and `steps` decoding steps.
+
+        They are equal if the trial had as many rows as a batch. Otherwise a batch takes at least as long as the trial,
+        and at most batch / rows times as long.
+        """
+        times = self.batch / self.rows
+        reading, decoding = (share * one / 3600 for one in (read * self.read_seconds, steps * self.step_seconds))
+        return reading / times + decoding, reading + decoding * times
+
+    def describe(self, hours: tuple[float, float], each: str) -> str:
+        """Return the bounds as text for the plan. each: inserted after the hours, such as " for each of 4 shards"."""
+        least, most = map(hardware.format_hours, hours)
+        if self.rows == self.batch:
+            return f"at most about {most}{each} ({self})"
+        return (
+            f"at most about {least}{each} if {self.batch} rows take no longer than {self.rows}, and {most} if they "
+            f"take {self.batch / self.rows:.3g} times as long ({self}; more rows would have taken long to try)"
+        )
+
+    def __str__(self) -> str:
+        of = "" if self.rows == self.batch else f" of {self.batch}"
+        return (
+            f"a trial of {self.rows}{of} rows of {self.length:,} tokens: {self.read_seconds * 1e3:.3g} ms per prompt "
+            f"token, {self.step_seconds * 1e3:.3g} ms per decoding step of all rows"
+        )
+
+
+def turns_of_all_batches(turns: Sequence[int], rows: int) -> int:
+    """Return the sum over all batches of the turns of their longest sample; a small batch counts like a full one.
+
+    turns of 1, 3 and 1, two rows per batch   ->   3 of the first batch, 1 of the second
+    """
+    # As `batch_samples` does, which makes batches in descending order of turns.
+    return sum(sorted(turns, reverse=True)[::rows])
+
+
+def repeat_to_length(prompts: Sequence[Sequence[int]], rows: int, length: int) -> list[list[int]]:
+    """Return `rows` prompts, each repeated to `length` tokens; their content does not affect the time.
+
+    [1, 2, 3] and [4], three rows of four tokens   ->   1 2 3 1, 4 4 4 4, 1 2 3 1
+    """
+    return [[*islice(cycle(prompt), max(1, length))] for prompt in islice(cycle(prompts), rows)]
+
+
+def measure_speed(
+    generate: Callable[[list[list[int]], int], object], prompts: Sequence[Sequence[int]], context: int
+) -> GenerationSpeed:
+    """Return the speed of generate(prompts, n), which generates n tokens after each prompt as one batch.
+
+    `prompts` has one for each row of a real batch; the result is that of the largest affordable batch size.
+    """
+    rows = [list(prompt[-max(1, context - 1 - TRIAL_STEPS) :]) for prompt in prompts]
+    size = 1
+    while True:
+        batch = rows[:size]
+        generate(batch, 2)  # a warm-up, in which kernels are chosen and weights are read from disk
+        first, whole = timed_call(generate, batch, 1), timed_call(generate, batch, 1 + TRIAL_STEPS)
+        if size == len(rows) or TRIAL_GROWTH * (2 * first + whole) > MAX_TRIAL_SECONDS:
+            length = max(map(len, batch))
+            # On a tiny base model timing noise may exceed a step; then the average step is taken.
+            step = (whole - first) / TRIAL_STEPS if whole > first else whole / (1 + TRIAL_STEPS)
+            return GenerationSpeed(size, len(rows), length, first / (size * length), step)
+        size = min(TRIAL_GROWTH * size, len(rows))
+
+
+def timed_call(generate: Callable[[list[list[int]], int], object], batch: list[list[int]], tokens: int) -> float:
+    start = perf_counter()
+    generate(batch, tokens)
+    return perf_counter() - start

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ctcdraft.corpus.generation.requests import GenerateFn, Request, Response, ResponseGenerator, Skipped
+from ctcdraft.corpus.generation.requests import GenerateFn, Request, Response, ResponseGenerator, Skipped, SkipReason
 from ctcdraft.errors import InputError
 from ctcdraft.models.base_model import BaseLM
 
@@ -56,4 +56,5 @@ class VllmAnswers(ResponseGenerator):
             for request in requests
         ]
         outputs = [output.outputs[0] for output in llm.generate(prompts, params, use_tqdm=False)]
-        return [Response(list(one.token_ids)) if one.token_ids else Skipped("empty response") for one in outputs]
+        empty = Skipped(SkipReason.EMPTY_RESPONSE)
+        return [Response(list(one.token_ids)) if one.token_ids else empty for one in outputs]
