@@ -6,8 +6,12 @@ added where they are absent. DeepSpeed parses them when the engine is built, bef
 
 from __future__ import annotations
 
+import copy
+import difflib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from math import isfinite, nan
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,6 +29,7 @@ SET_BY_TRAINER = {
     "optimizer": "trainer.learning_rate=, betas and weight_decay",
     "scheduler": "trainer.warmup= and final_share",
 }
+KEY_IN_SOURCE = re.compile(r"""["'](\w+)["']|^    (\w+): """, re.MULTILINE)
 
 
 class DeepSpeedEngine(TorchEngine):
@@ -144,9 +149,28 @@ def refuse_wrong_config(deepspeed: Any, config: Mapping[str, Any], defaults: Map
     for key in [key for key in SET_BY_TRAINER if key in config]:
         raise InputError(f"engine.deepspeed.{key} is set by the trainer; leave it out, and give {SET_BY_TRAINER[key]}")
     try:
-        deepspeed.DeepSpeedConfig({**defaults, **config})
+        # A copy, because DeepSpeed writes defaults into the sections that it reads.
+        deepspeed.DeepSpeedConfig(copy.deepcopy({**defaults, **config}))
     except (AssertionError, ValueError, TypeError, AttributeError, deepspeed.DeepSpeedConfigError) as error:
         raise InputError(f"DeepSpeed refuses engine.deepspeed: {deepspeed_error_reason(error)}") from error
+    refuse_unknown_keys(deepspeed, config)
+
+
+def refuse_unknown_keys(deepspeed: Any, config: Mapping[str, Any]) -> None:
+    """Raise InputError for a key, at the top or in a section, that occurs nowhere in DeepSpeed's source.
+
+    DeepSpeed refuses a wrong key only in sections that are pydantic models, and ignores it elsewhere.
+    """
+    # Every key that it reads is a quoted name or a field of a model in its source; it has no list of them. The search
+    # takes 0.4 seconds. Names deeper than a section may be the user's own (metrics of a curriculum), so they pass.
+    sources = (file.read_text(errors="ignore") for file in Path(deepspeed.__file__).parent.rglob("*.py"))
+    names = {quoted or field for text in sources for quoted, field in KEY_IN_SOURCE.findall(text)}
+    sections = {f"{key}.": value for key, value in config.items() if isinstance(value, Mapping)}
+    for place, section in {"": config, **sections}.items():
+        for key in [key for key in section if key not in names]:
+            close = difflib.get_close_matches(key, names, 1)
+            hint = f"did you mean {close[0]}?" if close else "leave it out"
+            raise InputError(f"engine.deepspeed.{place}{key} is no key that DeepSpeed reads; {hint}")
 
 
 def deepspeed_error_reason(error: Exception) -> str:
