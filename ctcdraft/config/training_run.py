@@ -20,9 +20,8 @@ from ctcdraft.distributed import from_environment
 from ctcdraft.errors import InputError, check_int
 from ctcdraft.io import refuse_existing_run, write_text
 from ctcdraft.models.base_model import BaseLM
-from ctcdraft.training.lock import run_lock
 from ctcdraft.training.loggers import JsonlLogger, Logger
-from ctcdraft.training.run_directory import RunDirectory
+from ctcdraft.training.run_directory import RunDirectory, run_lock
 from ctcdraft.training.trainer import Trainer
 
 

@@ -1,4 +1,4 @@
-"""Loggers of step metrics: JSON lines, TensorBoard, Weights & Biases."""
+"""Loggers of step metrics: JSON lines, TensorBoard, Weights & Biases; time of a step, and progress lines."""
 
 from __future__ import annotations
 
@@ -6,17 +6,29 @@ import contextlib
 import importlib.util
 import json
 import os
+import resource
 import secrets
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from math import isfinite
 from pathlib import Path
+from time import perf_counter, process_time
 from typing import Any, Protocol
+
+import torch
 
 from ctcdraft.errors import InputError
 from ctcdraft.io import write_text
+from ctcdraft.progress import Progress, write_line
 
 WANDB_FILE = "wandb.json"  # in a run directory: id, name and group of the run in W&B
 MAX_NAME_LENGTH, MAX_TAG_LENGTH = 128, 64  # characters, limits of W&B
+MACHINE_METRICS = (
+    "tokens_per_second",
+    "wall_seconds",
+    "processor_seconds",
+    "memory_bytes",
+)  # equal runs differ in them
 
 
 class Logger(Protocol):
@@ -53,11 +65,8 @@ class JsonlLogger:
 
 
 def lines_up_to(path: Path, first_step: int) -> str:
-    """Return the lines of the steps up to `first_step`; a killed run may have logged further, or half a line.
-
-    Lines are chosen by their step and not counted, because a full disk may have lost some.
-    """
-    kept = []
+    """Return the lines of the steps up to `first_step`; a killed run may have logged further, or half a line."""
+    kept = []  # by their step and not by their number, because a full disk may have lost some
     for line in path.read_text().splitlines() if path.exists() else []:
         with contextlib.suppress(ValueError):
             kept += [line + "\n"] if json.loads(line)["step"] <= first_step else []
@@ -65,10 +74,7 @@ def lines_up_to(path: Path, first_step: int) -> str:
 
 
 def refuse_absent(loggers: Iterable[Any]) -> None:
-    """Raise InputError for a logger whose package is not installed.
-
-    Loggers are created after the corpus, whose responses may take hours, so this is checked before.
-    """
+    """Raise InputError for a logger whose package is not installed, before hours of response generation."""
     for package, requirement in (one.needs for one in loggers if hasattr(one, "needs")):
         if importlib.util.find_spec(package) is None:
             raise InputError(f"logger={package} needs {package}, which is not installed; pip install {requirement}")
@@ -104,22 +110,14 @@ class WandbLogger:
     needs = ("wandb", "wandb")
 
     def __init__(
-        self,
-        directory: Path,
-        project: str,
-        mode: Any,
-        name: str,
-        config: dict[str, Any],
-        group: str | None = None,
+        self, directory: Path, project: str, mode: Any, name: str, config: dict[str, Any], group: str | None = None
     ) -> None:
         import wandb
 
-        if mode is None:
-            mode = os.environ.get("WANDB_MODE", "offline")
         self._run = wandb.init(
             dir=str(directory),
             project=project,
-            mode=mode,
+            mode=os.environ.get("WANDB_MODE", "offline") if mode is None else mode,
             **wandb_identity(directory / WANDB_FILE, name, group),
             resume="allow",
             tags=wandb_tags(config),
@@ -153,7 +151,49 @@ def wandb_identity(file: Path, name: str, group: str | None) -> dict[str, Any]:
 
 
 def wandb_tags(config: Mapping[str, Any]) -> list[str]:
-    """Return drafter, class of the objective, and base model of a run."""
     objective = config["objective"]["_target_"].rpartition(".")[2]
     names = (config["drafter"]["name"], objective, config["base"]["name"])
     return [tag[:MAX_TAG_LENGTH] for tag in dict.fromkeys(map(str, names))]
+
+
+class StepTimer:
+    """Time of one step, without the validation and checkpoint after it."""
+
+    def __init__(self) -> None:
+        self.began = perf_counter(), process_time()
+
+    def metrics(self, tokens: int) -> dict[str, float]:
+        """Return MACHINE_METRICS since the start. tokens: that the step read, padding included.
+
+        processor_seconds is the time of all threads; memory_bytes is the peak of the process, on a GPU if it uses one.
+        """
+        wall, processor = perf_counter() - self.began[0], process_time() - self.began[1]
+        return dict(zip(MACHINE_METRICS, (tokens / wall, wall, processor, peak_memory()), strict=True))
+
+
+def peak_memory() -> int:
+    """Return the most bytes this process has held: allocated on its GPU if it uses one, else resident."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        return torch.cuda.max_memory_allocated()
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+class ProgressLines:
+    """One line per minute on the steps taken, the remaining time, and the loss and speed of the newest step.
+
+    "120 of 2,000 steps, 1.0 minutes so far; about 15.7 minutes for the remaining 1,880; loss 3.210, 812 tokens/s"
+    """
+
+    def __init__(self, first: int, steps: int, clock: Callable[[], float]) -> None:
+        self._metrics: Mapping[str, Any] = {}
+        # No estimate in the first minute: the plan has just printed one.
+        self._progress = Progress(steps - first, "steps", first=steps + 1, before=first, clock=clock, write=self._write)
+
+    def step_done(self, metrics: Mapping[str, Any]) -> None:
+        """Count a step; write a line if a minute has passed since the last one."""
+        self._metrics = metrics
+        self._progress.advance()
+
+    def _write(self, line: str) -> None:
+        write_line(f"{line}; loss {self._metrics['loss']:.3f}, {self._metrics['tokens_per_second']:,.0f} tokens/s")

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Sequence
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
-from signal import SIGTERM
 from time import monotonic
 from typing import Any, Self
 
@@ -26,11 +27,9 @@ from ctcdraft.drafters.base import DraftHead
 from ctcdraft.errors import InputError
 from ctcdraft.objectives.base import Loss, Objective
 from ctcdraft.training.engine import TorchEngine
-from ctcdraft.training.loggers import Logger
+from ctcdraft.training.loggers import Logger, ProgressLines, StepTimer
 from ctcdraft.training.lora import LoRAAdapter
-from ctcdraft.training.progress import ProgressLines, StepTimer
 from ctcdraft.training.run_directory import RunDirectory, load_trainable_state
-from ctcdraft.training.shutdown import ShutdownRequest, catch_signals
 from ctcdraft.training.validation import DecodingValidation
 
 
@@ -48,43 +47,32 @@ class TrainerSettings:
 
     @classmethod
     def from_config(cls, trainer: Any) -> Self:
-        """Return the settings of a `trainer` node."""
         return cls(**{field.name: trainer[field.name] for field in fields(cls)})
 
 
+@dataclass(eq=False)
 class Trainer:
     """Takes the steps of a run, from its newest checkpoint to the last.
 
     The saved head is that of the best validation, or the last one where there are no validation prompts.
     """
 
-    def __init__(
-        self,
-        run: RunDirectory,
-        drafter: DraftHead,
-        objective: Objective,
-        batches: Batches | PrefetchingBatches,
-        engine: TorchEngine,
-        validation: DecodingValidation,
-        settings: TrainerSettings,
-        adapter: LoRAAdapter | None = None,
-    ) -> None:
-        self.run = run
-        self.drafter = drafter
-        self.objective = objective
-        self.batches = batches
-        self.engine = engine
-        self.validation = validation
-        self.settings = settings
-        self.adapter = adapter
-        self.distributed = engine.distributed
-        self.local_batches = local_batches(settings.accumulate, self.distributed)
-        self.step = 0
+    run: RunDirectory
+    drafter: DraftHead
+    objective: Objective
+    batches: Batches | PrefetchingBatches
+    engine: TorchEngine
+    validation: DecodingValidation
+    settings: TrainerSettings
+    adapter: LoRAAdapter | None = None
+
+    def __post_init__(self) -> None:
+        self.distributed = self.engine.distributed
+        self.local_batches = local_batches(self.settings.accumulate, self.distributed)
+        self.step = self.skipped = self.skipped_in_a_row = 0
         self.tokens = 0  # read by this process in the newest step, padding included
-        self.first_batch: Batch | None = None  # of the newest step
+        self.first_batch: Batch | None = None  # of the newest step; a validation measures the head on it
         self.best_tau = 0.0
-        self.skipped = 0
-        self.skipped_in_a_row = 0
 
     def fit(self, loggers: Sequence[Logger], clock: Callable[[], float] = monotonic) -> float:
         """Train to the last step; return the best mean acceptance length (tau) of all validations."""
@@ -122,11 +110,15 @@ class Trainer:
                     self.try_write(self.save)
                     saved_at = monotonic()
         if stopped and not last:
-            self.exit_interrupted(request)
+            received = request.received_signal or signal.SIGTERM  # None where another process received it
+            if self.distributed.is_main:
+                state = f"{received.name} after step {self.step:,}: the state is saved"
+                print(f"{state}; continue with resume={self.run.path}")
+            raise SystemExit(128 + received)  # the status of a process that a signal ended
         return self.best_tau
 
     def train_step(self) -> dict[str, Any]:
-        """Take one optimiser step along the mean loss of its batches; return the metrics of the step."""
+        """Take one optimiser step along the mean loss of its batches; return its metrics."""
         losses: list[Loss] = []
 
         def loss(number: int) -> torch.Tensor:
@@ -148,7 +140,6 @@ class Trainer:
         return metrics | ({"skipped": self.skipped} if self.skipped else {})
 
     def count_skipped(self, norm: float, losses: Sequence[Loss]) -> None:
-        """Count a step that the engine skipped; raise InputError after `patience` of them in a row."""
         if math.isfinite(norm):
             self.skipped_in_a_row = 0
             return
@@ -179,43 +170,33 @@ class Trainer:
         return late or self.step % self.settings.checkpoint_every == 0
 
     def try_write(self, write: Callable[[], None]) -> bool:
-        """Return whether a file was written.
-
-        A full disk in the middle of a run is reported, not raised: stopping would lose all steps since the checkpoint.
-        """
+        """Return whether a file was written."""
         try:
             write()
             return True
+        # A full disk in the middle of a run is reported, not raised: that would lose all steps since the checkpoint.
         except InputError as error:
             tqdm.write(f"step {self.step}: {error} (training continues, and the next checkpoint tries again)")
             return False
 
-    def exit_interrupted(self, request: ShutdownRequest) -> None:
-        """Exit with the status of a process that a signal ended."""
-        received = request.received_signal or SIGTERM  # None where another process received it
-        if self.distributed.is_main:
-            print(f"{received.name} after step {self.step:,}: the state is saved; continue with resume={self.run.path}")
-        raise SystemExit(128 + received)
-
     def save(self) -> None:
-        """Write the state to resume from, and the head where no validation has saved one yet.
-
-        Neither a position in the corpus nor a random state is saved: batches follow from the step and the seed, and a
-        step draws nothing from torch's global generator (tested in tests/training/test_random_stream.py).
-        """
+        """Write the state to resume from, and the head where no validation has saved one yet."""
         engine = self.engine.state_dict()
         if not self.distributed.is_main:
             return
         if self.best_tau == 0 or not self.run.head.is_file():
             self.save_head()
-        state = {
+        # Neither a position in the corpus nor a random state is saved: batches follow from the step and the seed, and a
+        # step draws nothing from torch's global generator (tested in tests/training/test_random_stream.py).
+        state: dict[str, Any] = {
             "step": self.step,
             "best_tau": self.best_tau,
             "skipped": [self.skipped, self.skipped_in_a_row],
             "head": {name: value.detach() for name, value in self.drafter.trainable_state_dict().items()},
             "engine": engine,
-            **({} if self.adapter is None else {"adapter": self.adapter.state()}),
         }
+        if self.adapter is not None:
+            state["adapter"] = self.adapter.state()
         self.run.save_state(self.step, state, self.settings.keep)
 
     def save_head(self) -> None:
@@ -237,3 +218,34 @@ class Trainer:
         self.step = state["step"]
         self.best_tau = state["best_tau"]
         self.skipped, self.skipped_in_a_row = state["skipped"]
+
+
+class ShutdownRequest:
+    """The first signal received; None before one arrives."""
+
+    received_signal: signal.Signals | None = None
+
+
+@contextlib.contextmanager
+def catch_signals() -> Iterator[ShutdownRequest]:
+    """Within, the first SIGTERM or Ctrl-C is only recorded, so that the state is saved between two steps."""
+    request = ShutdownRequest()
+    if threading.current_thread() is not threading.main_thread():  # Python handles signals nowhere else
+        yield request
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def record(number: int, frame: object) -> None:
+        request.received_signal = signal.Signals(number)
+        restore()  # a second signal has its usual effect: a step may take minutes
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    for number in before:
+        signal.signal(number, record)
+    try:
+        yield request
+    finally:
+        restore()
