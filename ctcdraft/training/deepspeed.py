@@ -51,22 +51,17 @@ class DeepSpeedEngine(TorchEngine):
     ) -> None:
         refuse_missing_deepspeed()
         if settings.clip_value is not None:
-            raise InputError(
-                f"trainer.clip_value must be null for engine=deepspeed, which clips by norm only, "
-                f"got {settings.clip_value}"
-            )
+            sentence = "trainer.clip_value must be null for engine=deepspeed, which clips by norm only"
+            raise InputError(f"{sentence}, got {settings.clip_value}")
         super().__init__(module, parameters, settings, distributed)
         self.config = deepspeed
         refuse_wrong_config(import_deepspeed(parameters[0].device.type), deepspeed, self.default_config(1))
         self.engine: Any = None  # DeepSpeed's own, created in the first step, which knows the batches per step
 
     def build_optimizers(self, matrices: list[nn.Parameter], others: list[nn.Parameter]) -> list[torch.optim.Optimizer]:
-        """Return one optimiser of all parameters: DeepSpeed takes no second one."""
-        groups = [
-            {"params": matrices, "weight_decay": self.settings.weight_decay},
-            {"params": others, "weight_decay": 0.0},
-        ]
-        groups = [group for group in groups if group["params"]]
+        # One optimiser with two groups: DeepSpeed takes no second optimiser.
+        by_decay = ((matrices, self.settings.weight_decay), (others, 0.0))
+        groups = [{"params": params, "weight_decay": decay} for params, decay in by_decay if params]
         return [torch.optim.AdamW(groups, lr=self.settings.learning_rate, betas=self.settings.betas)]
 
     def add_param_group(self, parameters: list[nn.Parameter], learning_rate: float) -> None:

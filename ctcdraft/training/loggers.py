@@ -23,12 +23,8 @@ from ctcdraft.progress import Progress, write_line
 
 WANDB_FILE = "wandb.json"  # in a run directory: id, name and group of the run in W&B
 MAX_NAME_LENGTH, MAX_TAG_LENGTH = 128, 64  # characters, limits of W&B
-MACHINE_METRICS = (
-    "tokens_per_second",
-    "wall_seconds",
-    "processor_seconds",
-    "memory_bytes",
-)  # equal runs differ in them
+# Equal runs may differ in these; processor_seconds is of all threads, memory_bytes the peak of the process.
+MACHINE_METRICS = ("tokens_per_second", "wall_seconds", "processor_seconds", "memory_bytes")
 
 
 class Logger(Protocol):
@@ -38,20 +34,17 @@ class Logger(Protocol):
 
 
 class JsonlLogger:
-    """One JSON line per optimiser step, written by every run.
-
-    Lines that do not fit on a full disk are kept in memory, and written before the next one.
-    """
+    """One JSON line per optimiser step, written by every run."""
 
     def __init__(self, path: Path, first_step: int) -> None:
         write_text(path, lines_up_to(path, first_step))
         self.path = path
         self._file = path.open("ab", buffering=0)
-        self._unwritten = b""
+        self._unwritten = b""  # lines that did not fit on a full disk; they are written before the next one
 
     def log(self, step: int, metrics: dict[str, Any]) -> None:
-        record = {name: None if isinstance(value, float) and not isfinite(value) else value
-                for name, value in metrics.items()}  # fmt: skip
+        # NaN is not JSON.
+        record = {name: None if isinstance(v, float) and not isfinite(v) else v for name, v in metrics.items()}
         self._unwritten += (json.dumps({"step": step, **record}) + "\n").encode()
         with contextlib.suppress(OSError):
             while self._unwritten:
@@ -163,10 +156,7 @@ class StepTimer:
         self.began = perf_counter(), process_time()
 
     def metrics(self, tokens: int) -> dict[str, float]:
-        """Return MACHINE_METRICS since the start. tokens: that the step read, padding included.
-
-        processor_seconds is the time of all threads; memory_bytes is the peak of the process, on a GPU if it uses one.
-        """
+        """Return MACHINE_METRICS since the start. tokens: that the step read, padding included."""
         wall, processor = perf_counter() - self.began[0], process_time() - self.began[1]
         return dict(zip(MACHINE_METRICS, (tokens / wall, wall, processor, peak_memory()), strict=True))
 
@@ -191,7 +181,6 @@ class ProgressLines:
         self._progress = Progress(steps - first, "steps", first=steps + 1, before=first, clock=clock, write=self._write)
 
     def step_done(self, metrics: Mapping[str, Any]) -> None:
-        """Count a step; write a line if a minute has passed since the last one."""
         self._metrics = metrics
         self._progress.advance()
 

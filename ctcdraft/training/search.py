@@ -7,7 +7,6 @@ SIGTERM, which any run answers by saving its state, so that resume= could contin
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shlex
 import subprocess
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ctcdraft.errors import InputError
-from ctcdraft.training.sweep import RemainingTime, write_table
+from ctcdraft.training.sweep import RemainingTime, read_metrics, write_table
 
 POLL_SECONDS = 0.2
 
@@ -157,15 +156,7 @@ def run_trial(
 
 
 def read_validations(folder: Path) -> list[tuple[int, float]]:
-    """Return (step, tau) of every validation logged so far."""
-    validations = []
-    with contextlib.suppress(OSError):
-        for line in (folder / "metrics.jsonl").read_text().splitlines():
-            with contextlib.suppress(ValueError):  # the last line may be half written
-                metrics = json.loads(line)
-                if "tau" in metrics:
-                    validations.append((metrics["step"], metrics["tau"]))
-    return validations
+    return [(line["step"], line["tau"]) for line in read_metrics(folder) if "tau" in line]
 
 
 def choose_values(trial: Any, space: SearchSpace, run: Path) -> list[str]:

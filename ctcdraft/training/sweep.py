@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -69,14 +70,24 @@ def read_failure(folder: Path) -> Failure | None:
         return None
 
 
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """Return the lines of metrics.jsonl that a run has written so far; none before the first."""
+    metrics = []
+    with contextlib.suppress(OSError):
+        for line in (folder / "metrics.jsonl").read_text().splitlines():
+            with contextlib.suppress(ValueError):  # the last line may be half written
+                metrics.append(json.loads(line))
+    return metrics
+
+
 def read_job(folder: Path) -> Job | None:
     """Return the run in a folder; None if there is none, or it was never validated."""
+    lines = read_metrics(folder)
+    taus = [line["tau"] for line in lines if "tau" in line]
     try:
         values = flatten_config(current(yaml.safe_load((folder / "config.yaml").read_text())))
-        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     except (OSError, ValueError):
         return None
-    taus = [line["tau"] for line in lines if "tau" in line]
     if not taus:
         return None
     command = folder / "command.txt"

@@ -82,7 +82,7 @@ class Trainer:
         disable = None if self.distributed.is_main else True  # None: tqdm shows no bar unless stderr is a terminal
         lines = ProgressLines(self.step, steps, clock)
         bar = tqdm(total=steps, initial=self.step, unit="step", desc="training", disable=disable)
-        with contextlib.ExitStack() as closing, bar, catch_signals() as request:
+        with contextlib.ExitStack() as closing, bar, catch_signals() as received:
             for logger in loggers:
                 closing.callback(logger.close)
             while self.step < steps and not stopped:
@@ -101,20 +101,18 @@ class Trainer:
                 if self.distributed.is_main:
                     lines.step_done(metrics)
                 # The decision is shared: if one process stopped alone, the others would wait in the next collective.
-                stopped, due = self.distributed.any_process(
-                    request.received_signal is not None, self.is_checkpoint_due(saved_at)
-                )
+                stopped, due = self.distributed.any_process(bool(received), self.is_checkpoint_due(saved_at))
                 if last or stopped:
                     self.save()
                 elif due:
                     self.try_write(self.save)
                     saved_at = monotonic()
         if stopped and not last:
-            received = request.received_signal or signal.SIGTERM  # None where another process received it
+            number = received[0] if received else signal.SIGTERM  # another process received it
             if self.distributed.is_main:
-                state = f"{received.name} after step {self.step:,}: the state is saved"
+                state = f"{number.name} after step {self.step:,}: the state is saved"
                 print(f"{state}; continue with resume={self.run.path}")
-            raise SystemExit(128 + received)  # the status of a process that a signal ended
+            raise SystemExit(128 + number)  # the status of a process that a signal ended
         return self.best_tau
 
     def train_step(self) -> dict[str, Any]:
@@ -135,7 +133,7 @@ class Trainer:
         self.count_skipped(norm, losses)
         means = {name: torch.stack([one.metrics[name].float() for one in losses]).mean() for name in losses[0].metrics}
         self.distributed.all_reduce_mean(list(means.values()))
-        metrics: dict[str, Any] = {name: float(mean) for name, mean in means.items()}
+        metrics = {name: float(mean) for name, mean in means.items()}
         metrics |= {"gradient_norm": norm, "learning_rate": learning_rate}
         return metrics | ({"skipped": self.skipped} if self.skipped else {})
 
@@ -208,35 +206,27 @@ class Trainer:
 
     def restore(self) -> None:
         """Load the newest intact checkpoint; a run without one begins at step 0."""
-        state = self.run.load_state()
-        if state is None:
+        if (state := self.run.load_state()) is None:
             return
         load_trainable_state(self.drafter, state["head"], self.run.path)
         if self.adapter is not None:
             self.adapter.restore(state["adapter"])
         self.engine.load_state_dict(state["engine"])
-        self.step = state["step"]
-        self.best_tau = state["best_tau"]
+        self.step, self.best_tau = state["step"], state["best_tau"]
         self.skipped, self.skipped_in_a_row = state["skipped"]
 
 
-class ShutdownRequest:
-    """The first signal received; None before one arrives."""
-
-    received_signal: signal.Signals | None = None
-
-
 @contextlib.contextmanager
-def catch_signals() -> Iterator[ShutdownRequest]:
-    """Within, the first SIGTERM or Ctrl-C is only recorded, so that the state is saved between two steps."""
-    request = ShutdownRequest()
+def catch_signals() -> Iterator[list[signal.Signals]]:
+    """Yield a list to which the first SIGTERM or Ctrl-C is added, so that the state is saved between two steps."""
+    received: list[signal.Signals] = []
     if threading.current_thread() is not threading.main_thread():  # Python handles signals nowhere else
-        yield request
+        yield received
         return
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 
     def record(number: int, frame: object) -> None:
-        request.received_signal = signal.Signals(number)
+        received.append(signal.Signals(number))
         restore()  # a second signal has its usual effect: a step may take minutes
 
     def restore() -> None:
@@ -246,6 +236,6 @@ def catch_signals() -> Iterator[ShutdownRequest]:
     for number in before:
         signal.signal(number, record)
     try:
-        yield request
+        yield received
     finally:
         restore()
