@@ -1,7 +1,7 @@
 """Figures of an evaluation, drawn from the rows of report.json; what a report does not hold is not drawn.
 
 Acceptance rate by depth, acceptance length by category and against draft time, the time of a step by phase, and the
-cost of verifying a tree by its size. Every drafter has the same colour in all figures of a report.
+cost of verifying a tree by its size.
 """
 
 from __future__ import annotations
@@ -10,19 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
-from ctcdraft.report.svg import (
-    CHARACTER_WIDTH,
-    GREY,
-    Axes,
-    Figure,
-    assign_colours,
-    axis_ticks,
-    dot,
-    line,
-    numeric_ticks,
-    rectangle,
-    text,
-)
+from ctcdraft.report import svg
+from ctcdraft.report.svg import Axes, Figure, assign_colours, axis_ticks, dot, line, numeric_ticks, rectangle, text
 
 Row = Mapping[str, Any]
 PART_COLOURS = {  # light and dark alternate, so that neighbours differ in grey print
@@ -54,8 +43,8 @@ def drafter_rows(rows: Sequence[Row]) -> list[Row]:
 
 
 def drafter_colours(rows: Sequence[Row]) -> dict[str, str]:
-    """Return the colour of every drafter; the autoregressive baseline is grey."""
-    return {AUTOREGRESSIVE: GREY, **assign_colours(row["drafter"] for row in drafter_rows(rows))}
+    # From all rows of the report, so that a drafter has one colour in every figure.
+    return {AUTOREGRESSIVE: svg.GREY, **assign_colours(row["drafter"] for row in drafter_rows(rows))}
 
 
 def timed_rows(rows: Sequence[Row]) -> list[Row]:
@@ -74,7 +63,7 @@ def acceptance_by_depth(rows: Sequence[Row]) -> Figure | None:
     colours = {row["drafter"]: drafter_colours(rows)[row["drafter"]] for row in lines}
     for row, colour in zip(lines, colours.values(), strict=True):
         run: list[tuple[float, float]] = []
-        for depth, rate in enumerate([*row["alpha"], None], 1):
+        for depth, rate in enumerate([*row["alpha"], None], 1):  # the None at the end draws the last line
             if rate is not None:
                 run.append(axes.at(depth, rate))
                 shapes.append(dot(*run[-1], colour, f"{row['drafter']}, depth {depth}: {rate:.3f}"))
@@ -164,14 +153,10 @@ def latency_read_cost(measured: Sequence[Row]) -> Figure:
 
 
 def breakdown_figure(rows: Sequence[Row], title: str) -> Figure:
-    """Draw one stacked bar per timed row; the longest fills the width.
-
-    Args:
-        rows: each with row["drafter"] and row["time"], seconds per step by phase.
-    """
+    """Draw one stacked bar per timed row (row["time"]: seconds per step by phase); the longest fills the width."""
     timed = timed_rows(rows)
     longest = max(map(step_milliseconds, timed), default=0.0) or 1.0
-    left = max([MIN_LEFT_MARGIN, *(16 + CHARACTER_WIDTH * len(row["drafter"]) for row in timed)])
+    left = max([MIN_LEFT_MARGIN, *(16 + svg.CHARACTER_WIDTH * len(row["drafter"]) for row in timed)])
     shapes = [text(8, 18, title, bold=True)]
     for x, (part, colour) in zip(range(left, left + BARS_WIDTH, BARS_WIDTH // 6), PART_COLOURS.items(), strict=False):
         shapes += [rectangle(x, 30, 12, 12, colour), text(x + 17, 41, part)]

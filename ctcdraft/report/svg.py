@@ -1,8 +1,7 @@
 """SVG shapes, axes and figures; a figure is written as a file or placed inline in an HTML page.
 
-Figures are drawn here and not by a plotting library because the HTML page needs what such SVG lacks: text and axes
-that follow the page's light or dark colours (`currentColor`), a tooltip on every point, and no element ids that would
-clash when several figures stand in one page.
+No plotting library, because the HTML page needs what such SVG lacks: text and axes that follow the page's light or dark
+colours (`currentColor`), a tooltip on every point, and no element ids, which would clash within one page.
 """
 
 from __future__ import annotations
@@ -107,7 +106,6 @@ class Axes:
         return self.left + self.width * across, self.top + self.height * (1 - y / self.max_y)
 
     def frame(self, title: str, name_x: str, name_y: str, ticks_x: Sequence[Tick]) -> list[str]:
-        """Return title, axis names, horizontal grid lines and tick labels."""
         foot = self.top + self.height
         shapes = [text(8, 18, title, bold=True), text(8, self.top - 16, name_y)]
         shapes.append(text(self.left + self.width, foot + 34, name_x, anchor="end"))
@@ -130,5 +128,5 @@ class Axes:
 
 
 def assign_colours(names: Iterable[str]) -> dict[str, str]:
-    """Return a colour for every name; colours repeat when there are more names than colours."""
+    # Colours repeat when there are more names than colours.
     return dict(zip(names, cycle(SERIES_COLOURS), strict=False))

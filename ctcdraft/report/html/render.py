@@ -6,7 +6,6 @@ holds its style and script, so that the file opens without a network or other fi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -19,32 +18,19 @@ def render(template: str, **values: Any) -> Markup:
     return Markup(templates().get_template(f"{template}.html.jinja").render(values))
 
 
-def render_page(title: str, sections: Mapping[str, Markup]) -> str:
-    """Return a page of these sections, by heading, with a link to each."""
-    return render("page", title=title, sections=sections)
-
-
 @cache
 def templates() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("ctcdraft.report.html"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
+    blocks = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}  # no empty lines for tags
+    loader = PackageLoader("ctcdraft.report.html")
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, **blocks)
     environment.filters["percent"] = format_percent
     return environment
 
 
 def visible_whitespace(text: str) -> str:
     """Return a token's text with its spaces, line ends and tabs made visible."""
-    return (
-        text.replace(" ", "\N{OPEN BOX}")
-        .replace("\n", "\N{RETURN SYMBOL}")
-        .replace("\t", "\N{RIGHTWARDS ARROW TO BAR}")
-    )
+    signs = {" ": "\N{OPEN BOX}", "\n": "\N{RETURN SYMBOL}", "\t": "\N{RIGHTWARDS ARROW TO BAR}"}
+    return text.translate(str.maketrans(signs))
 
 
 def format_percent(share: float) -> str:
