@@ -48,6 +48,7 @@ def drafter_colours(rows: Sequence[Row]) -> dict[str, str]:
 
 
 def timed_rows(rows: Sequence[Row]) -> list[Row]:
+    # Without the rows whose steps were not timed, such as those of transformers' own generate.
     return [row for row in rows if row["time"]["read"] is not None]
 
 
@@ -84,7 +85,7 @@ def acceptance_by_category(rows: Sequence[Row]) -> Figure | None:
     axes = Axes(len(names), axis_ticks(max(taus))[-1], width=max(440, 90 * len(names)))
     shapes = axes.frame(title, "", "tau", [(index + 0.5, name) for index, name in enumerate(names)])
     colours = {row["drafter"]: drafter_colours(rows)[row["drafter"]] for row in lines}
-    width = axes.width / len(names) * 0.8 / len(lines) - 1
+    width = axes.width / len(names) * 0.8 / len(lines) - 1  # a fifth of a group, and a pixel between bars, stays free
     for number, (row, colour) in enumerate(zip(lines, colours.values(), strict=True)):
         for index, name in enumerate(names):
             tau = row["categories"].get(name, {"tau": None})["tau"]
@@ -133,6 +134,7 @@ def read_cost_by_nodes(rows: Sequence[Row], sizes: Mapping[str, Any]) -> Figure 
         shapes.append(dot(*axes.at(n, v), colours[name], f"{name}: v({n}) = {v:.2f}"))
     for name, curve in curves.items():
         shapes.append(line([axes.at(n, cost) for n, cost in curve], colours[name]))
+    # Dots of one tree size may cover each other, so the legend holds their values.
     labels = {name: f"{name} v({n}) = {v:.2f}" for n, v, name in points}
     named = dict.fromkeys([*labels, *curves])
     return axes.figure(title, shapes, {labels.get(name, name): colours[name] for name in named})

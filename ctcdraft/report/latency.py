@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,7 @@ def markdown(report: Mapping[str, Any]) -> str:
 
 
 def terminal(report: Mapping[str, Any]) -> str:
-    context, rows = max(group_by_context(report["rows"]).items())
+    context, rows = max(group_by_context(report["rows"]).items())  # the longest: report.md has all of them
     return "\n\n".join([*base_parts(report), f"after {context:,} tokens:\n{tables.markdown_table(rows, COLUMNS)}"])
 
 
@@ -113,7 +114,7 @@ def base_parts(report: Mapping[str, Any]) -> list[str]:
 def columns_by_nodes(header: str, reads: Sequence[Row], key: str, form: Callable[[Any], str]) -> Columns:
     """Return a column per tree size of a field that holds a value for each."""
 
-    def cell(nodes: str) -> Callable[[Row], str]:
-        return lambda read: form(read[key][nodes])
+    def cell(nodes: str, read: Row) -> str:
+        return form(read[key][nodes])
 
-    return {header.format(nodes): cell(nodes) for nodes in reads[0]["v"]}
+    return {header.format(nodes): partial(cell, nodes) for nodes in reads[0]["v"]}

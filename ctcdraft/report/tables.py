@@ -7,15 +7,13 @@ the model card print the same cells.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from ctcdraft.evaluation.distribution_test import HISTOGRAM_CELLS, MIN_TOKENS_FOR_P_VALUE
 
-GUARANTEES = {  # by the field `owes` of report.json
-    "words": "token-identical",
-    "law": "same distribution",
-    "nothing": "none (LOSSY)",
-}
+# By the field `owes` of report.json, whose values are older than these names.
+GUARANTEES = {"words": "token-identical", "law": "same distribution", "nothing": "none (LOSSY)"}
 BREAKDOWN_FILE = "breakdown.svg"
 MIN_P_VALUE = 1e-4  # a lossless method falls below it in one of ten thousand rows
 
@@ -127,7 +125,7 @@ def markdown_definitions(definitions: dict[str, str]) -> str:
 
 
 def aligned_lines(cells: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows of cells as lines for the terminal, every column as wide as its widest cell."""
+    """Return rows of cells as lines for the terminal, with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in cells]
 
@@ -135,24 +133,24 @@ def aligned_lines(cells: Sequence[Sequence[str]]) -> list[str]:
 def millisecond_columns(parts: Sequence[str]) -> Columns:
     """Return a column per phase of row["time"], seconds shown as milliseconds."""
 
-    def milliseconds(part: str) -> Callable[[Row], str]:
-        return lambda row: "-" if row["time"][part] is None else format_number(row["time"][part] * 1e3, 3)
+    def milliseconds(part: str, row: Row) -> str:
+        seconds = row["time"][part]  # None in every phase of a row that was not timed
+        return "-" if seconds is None else format_number(seconds * 1e3, 3)
 
-    return {part: milliseconds(part) for part in parts}
+    return {part: partial(milliseconds, part) for part in parts}
 
 
 def describe_null(row: Row) -> str:
-    """Return how often other kernels alone change the baseline's tokens; nothing for the row that measures it."""
+    """Return how often other kernels alone change the baseline's tokens."""
     null = row["lossless"].get("null")
     if null is not None:
         return f"; autoregression by other kernels ({null['drafter']}) differs from itself on {null['different']}"
     if row.get("other_kernels"):
-        return ""
+        return ""  # this row is what measures it
     return "; add transformers_eager to contestants= to measure how often other kernels alone change the tokens"
 
 
 def format_fit(fit: Row) -> str:
-    """Return the chi-square fit of one PIT histogram in words."""
     tokens = f"{fit['tokens']:,} tokens"
     if fit["p_value"] is None:
         return f"{tokens} are too few for a test (it needs {MIN_TOKENS_FOR_P_VALUE})"
@@ -160,7 +158,7 @@ def format_fit(fit: Row) -> str:
 
 
 def distribution_p_value(row: Row) -> float | None:
-    """Return the smaller p value of the two token orders, times their number (Bonferroni)."""
+    # The same tokens are tested in two orders; the smaller p value times their number bounds both (Bonferroni).
     fits = [row["lossless"], row["lossless"]["by_draft"] or {"p_value": None}]
     p_values = [fit["p_value"] for fit in fits if fit["p_value"] is not None]
     return min(1.0, len(p_values) * min(p_values)) if p_values else None

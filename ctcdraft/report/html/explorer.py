@@ -23,7 +23,7 @@ BLANK_SIGN, FREE_FRAME = "\N{GREEK SMALL LETTER EPSILON}", "\N{MIDDLE DOT}"
 MAX_TOKENS_SHOWN, MAX_TEXTS, MAX_ALIGNMENTS = 4, 6, 2  # tokens of a frame, texts of a step, alignments of a text
 
 Cell = tuple[str, float]  # a token's label and its probability
-AlignmentBoxes = tuple[list[str], float]  # one label per frame, and the probability
+Boxes = list[tuple[list[str], float]]  # of each alignment: one label per frame, and its probability
 
 
 class TokenLabels:
@@ -43,8 +43,8 @@ class TokenLabels:
 
 def explorer_section(trace: Trace | None) -> Markup:
     """Return the section; the first response with a rejected draft token is unfolded."""
-    answers = sorted_answers(trace) if trace is not None else []
-    labels = TokenLabels(trace.words if trace is not None else {})
+    trace = trace or Trace({}, ())
+    answers, labels = sorted_answers(trace), TokenLabels(trace.words)
     shown = most_informative(answers) if answers else 0
     views = [answer_view(number, answer, labels, number == shown) for number, answer in enumerate(answers)]
     kinds, counts = reason_table(answers)
@@ -70,6 +70,7 @@ def initial_step(steps: Sequence[TraceStep]) -> int | None:
 
 def has_rejected_token(step: TraceStep) -> bool:
     """Return whether the last accepted node had a child and the base model's token was another one."""
+    # Fewer tokens are committed than the path has nodes where the response ended inside it: nothing was verified there.
     return step.path[-1] in step.parents and step.committed == len(step.path)
 
 
@@ -79,9 +80,8 @@ def reason_table(answers: Sequence[TraceAnswer]) -> tuple[list[str], list[list[s
     counts: dict[str, Counter[str]] = {}
     for answer in answers:
         counts.setdefault(answer.contestant, Counter()).update(map(reasons.rejection_reason, answer.passes))
-    drafted = {
-        name: counter for name, counter in counts.items() if set(counter) - {reasons.NO_DRAFT, reasons.ALL_ACCEPTED}
-    }
+    undrafted = {reasons.NO_DRAFT, reasons.ALL_ACCEPTED}  # all that autoregression can have
+    drafted = {name: counter for name, counter in counts.items() if set(counter) - undrafted}
     kinds = [kind for kind in reasons.REASONS if any(counter[kind] for counter in drafted.values())]
     return kinds, [[name, *map(str, (each.total(), *(each[kind] for kind in kinds)))] for name, each in drafted.items()]
 
@@ -101,7 +101,7 @@ def answer_view(number: int, answer: TraceAnswer, labels: TokenLabels, unfolded:
 
 def token_links(number: int, answer: TraceAnswer) -> list[tuple[str, str, str | None]]:
     """Return every token of the response once: its text, its origin, and the link to its step."""
-    pieces = iter(piece or EMPTY_TOKEN for piece in answer.pieces)
+    pieces = iter(piece or EMPTY_TOKEN for piece in answer.pieces)  # an empty link could not be chosen
     links: list[tuple[str, str, str | None]] = [(next(pieces), PREFILL, None)]
     for index, step in enumerate(answer.passes):
         for depth in range(1, step.committed + 1):
@@ -149,6 +149,7 @@ def explain_rejection(step: TraceStep, reason: str, labels: TokenLabels) -> str:
     if step.frames is None:
         offered = [labels.quote([step.tokens[node]]) for node in child_nodes(step, step.path[-1])[:MAX_TOKENS_SHOWN]]
         return f"{after} the tree held {', '.join(offered) or 'nothing'}; the base model's token is {bonus}."
+    # The frames show whether the token itself was improbable or the tree lost it.
     predicted = reasons.forecast(step.frames, step.accepted)
     given = format_percent(predicted.token_probs.get(step.bonus, 0.0))
     gave = f"they gave the base model's token {bonus} {given}"
@@ -189,20 +190,16 @@ def frame_rows(frames: TraceFrames, accepted: int, labels: TokenLabels) -> list[
     return [list(cells) for cells in zip(*columns, strict=True)]
 
 
-def alignment_rows(
-    frames: TraceFrames, step: TraceStep, labels: TokenLabels
-) -> list[tuple[str, float, list[AlignmentBoxes], list[AlignmentBoxes]]]:
+def alignment_rows(frames: TraceFrames, step: TraceStep, labels: TokenLabels) -> list[tuple[str, float, Boxes, Boxes]]:
     """Return (text, probability that the collapsed frames begin with it, the most probable alignments that begin with
     it, those that collapse to exactly it) of the accepted text and, below it, of the tree's leaves."""
     texts = [step.accepted] if step.accepted else []
     if not frames.is_conditioned:  # conditioned frames were recorded for the accepted text alone
         texts += [text for text in leaf_paths(step) if text not in texts][: MAX_TEXTS - len(texts)]
 
-    def boxes(alignments: Sequence[tuple[float, Sequence[int | None]]]) -> list[AlignmentBoxes]:
-        padded = (
-            [*map(labels, tokens)] + [FREE_FRAME] * (frames.frame_count - len(tokens)) for _, tokens in alignments
-        )
-        return [(cells, probability) for cells, (probability, _) in zip(padded, alignments, strict=True)]
+    def boxes(alignments: Sequence[tuple[float, Sequence[int | None]]]) -> Boxes:
+        count = frames.frame_count  # an alignment ends with its text: the frames after it are free
+        return [([*map(labels, tokens), *[FREE_FRAME] * (count - len(tokens))], p) for p, tokens in alignments]
 
     rows = []
     for text in texts:
