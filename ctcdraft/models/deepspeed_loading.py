@@ -5,7 +5,6 @@ No other module imports deepspeed. It is imported inside functions because that 
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
@@ -23,14 +22,6 @@ SINGLE_PROCESS_ENV = {
     "MASTER_ADDR": "127.0.0.1",
     "MASTER_PORT": "29511",
 }
-
-NOT_INSTALLED = "engine=deepspeed needs deepspeed, which is not installed; pip install deepspeed"
-
-
-def refuse_missing_deepspeed() -> None:
-    """Raise InputError where deepspeed is not installed, without importing it."""
-    if importlib.util.find_spec("deepspeed") is None:
-        raise InputError(NOT_INSTALLED)
 
 
 def load_deepspeed(device: str) -> Any:
@@ -53,7 +44,7 @@ def import_deepspeed(device: str) -> Any:
     try:
         import deepspeed
     except ImportError as error:
-        raise InputError(NOT_INSTALLED) from error
+        raise InputError("engine=deepspeed needs deepspeed, which is not installed; pip install deepspeed") from error
     if device == "cpu":
         # Otherwise it compiles an operator for half a minute, and fails where there is no compiler.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False

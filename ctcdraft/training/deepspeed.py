@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ctcdraft.distributed import Distributed
 from ctcdraft.errors import InputError, first_line
-from ctcdraft.models.deepspeed_loading import import_deepspeed, load_deepspeed, refuse_missing_deepspeed
+from ctcdraft.models.deepspeed_loading import import_deepspeed, load_deepspeed
 from ctcdraft.training.engine import OptimizerSettings, TorchEngine
 
 SET_BY_TRAINER = {
@@ -49,7 +49,6 @@ class DeepSpeedEngine(TorchEngine):
         distributed: Distributed,
         deepspeed: dict[str, Any],
     ) -> None:
-        refuse_missing_deepspeed()
         if settings.clip_value is not None:
             sentence = "trainer.clip_value must be null for engine=deepspeed, which clips by norm only"
             raise InputError(f"{sentence}, got {settings.clip_value}")

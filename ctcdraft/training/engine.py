@@ -154,8 +154,7 @@ class MuonEngine(TorchEngine):
 def split_by_weight_decay(parameters: Sequence[nn.Parameter]) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
     """Return weight matrices, which are decayed, and the rest: norms, biases and the embeddings of frame positions."""
     matrices = [p for p in parameters if p.ndim == 2 and min(p.shape) >= 32]
-    others = [p for p in parameters if not (p.ndim == 2 and min(p.shape) >= 32)]
-    return matrices, others
+    return matrices, [p for p in parameters if not (p.ndim == 2 and min(p.shape) >= 32)]
 
 
 def warmup_cosine(step: int, settings: OptimizerSettings) -> float:
@@ -181,13 +180,10 @@ def compile_forward(drafter: DraftHead, backend: str, rehearsal: Callable[[], No
         drafter.compile(backend=backend, dynamic=True)
         rehearsal()
     except RuntimeError as error:
+        lines = str(error).strip().splitlines()  # the first may be only "backend='inductor' raised:"
+        reason = " ".join(lines[: 2 if lines[0].endswith("raised:") else 1]).rstrip(".")
         backends = ", ".join(torch._dynamo.list_backends())
         raise InputError(
-            f"trainer.compile={backend} cannot compile {type(drafter).__name__} here ({compile_error_reason(error)}); "
-            f"give another backend of torch.compile ({backends}), or null to train without"
+            f"trainer.compile={backend} cannot compile {type(drafter).__name__} here ({reason}); give another backend "
+            f"of torch.compile ({backends}), or null to train without"
         ) from error
-
-
-def compile_error_reason(error: RuntimeError) -> str:
-    lines = str(error).strip().splitlines()  # the first may be only "backend='inductor' raised:"
-    return " ".join(lines[: 2 if lines[0].endswith("raised:") else 1]).rstrip(".")

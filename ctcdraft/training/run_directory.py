@@ -29,6 +29,7 @@ from ctcdraft.training.loggers import WANDB_FILE
 
 LOCK_FILE = "run.lock"
 CHECKSUM_BYTES = 16
+Fingerprint = dict[str, Any]  # of a base model; that of a run holds the hash of its corpus too
 MATCHING_FIELDS = ("weights", "width", "vocabulary", "taps", "tokenizer", "chat_template", "adapter")
 
 
@@ -54,14 +55,12 @@ class RunDirectory:
         """The step of the newest state; 0 without one."""
         return int(self.resume_files[0].stem.removeprefix("resume-")) if self.resume_files else 0
 
-    def create(self, config: str, fingerprint: dict[str, Any], overwrite: bool) -> None:
-        """Write fingerprint and config of a new run; raise InputError where the directory holds one.
-
-        overwrite: remove the files of an old run first, and no other file.
-        """
+    def create(self, config: str, fingerprint: Fingerprint, overwrite: bool) -> None:
+        """Write fingerprint and config of a new run; raise InputError where the directory holds one."""
         if self.config.exists():
             if not (overwrite and self.fingerprint.exists()):
                 refuse_existing_run(self.path)
+            # Only the files of a run: the directory may hold others.
             own = [self.config, self.head, *self.resume_files, self.metrics, self.fingerprint, self.command]
             own += [self.path / WANDB_FILE, *self.adapter.glob("adapter_*")]
             for file in own:
@@ -127,13 +126,11 @@ class RunDirectory:
                 return state
             damaged.append(file.name)
         if damaged:
-            names = ", ".join(damaged)
-            raise InputError(
-                f"{self.path} has no intact state ({names}: damaged); remove these files to start again from step 0"
-            )
+            sentence = f"{self.path} has no intact state ({', '.join(damaged)}: damaged)"
+            raise InputError(f"{sentence}; remove these files to start again from step 0")
         return None
 
-    def base_fingerprint(self) -> dict[str, Any]:
+    def base_fingerprint(self) -> Fingerprint:
         """Return the fingerprint of the base model and the corpus that the run was started with."""
         try:
             return json.loads(self.fingerprint.read_text())
@@ -141,14 +138,12 @@ class RunDirectory:
             sentence = f"{self.fingerprint} is missing or damaged; train the run again: run={self.path}"
             raise InputError(sentence) from error
 
-    def refuse_other_base(self, fingerprint: dict[str, Any]) -> None:
-        """Raise InputError if the head was trained for another base model than the one with this fingerprint."""
+    def refuse_other_base(self, fingerprint: Fingerprint) -> None:
         refuse_other_base(self.base_fingerprint(), fingerprint, self.path)
 
     def refuse_other_corpus(self, corpus: str) -> None:
         """Raise InputError if the run was trained on another corpus, whose batches would differ. corpus: its hash."""
-        trained_on = self.base_fingerprint().get("corpus", corpus)
-        if trained_on != corpus:
+        if (trained_on := self.base_fingerprint().get("corpus", corpus)) != corpus:
             raise InputError(
                 f"{self.path} was trained on another corpus ({trained_on}) than is prepared now ({corpus}), so it "
                 "cannot resume; bring that corpus back, or start a new run with run="
@@ -156,33 +151,24 @@ class RunDirectory:
 
 
 def refuse_other_base(
-    base_fingerprint: dict[str, Any],
-    fingerprint: dict[str, Any],
-    source: Path,
-    must_agree: Sequence[str] = MATCHING_FIELDS,
+    trained_for: Fingerprint, loaded: Fingerprint, source: Path, must_agree: Sequence[str] = MATCHING_FIELDS
 ) -> None:
-    """Raise InputError if the head at `source` was trained for another base model.
-
-    Args:
-        base_fingerprint: of the base that the head was trained for.
-        fingerprint: of the base that is loaded.
-        must_agree: fields that are compared.
-    """
-    differing = [key for key in must_agree if base_fingerprint.get(key) != fingerprint.get(key)]
+    """Raise InputError if the head at `source` was trained for another base model than the one that is loaded."""
+    differing = [key for key in must_agree if trained_for.get(key) != loaded.get(key)]
     if differing == ["adapter"]:
-        trained = "together with a LoRA of its base" if "adapter" in base_fingerprint else "for the unchanged base"
-        here = "has the LoRA of another head" if "adapter" in fingerprint else "is unchanged"
+        trained = "together with a LoRA of its base" if "adapter" in trained_for else "for the unchanged base"
+        here = "has the LoRA of another head" if "adapter" in loaded else "is unchanged"
         raise InputError(
             f"the head in {source} was trained {trained}, and this base {here}; evaluate it alone, with "
             f"checkpoint={source} and no base="
         )
     # The same base, quantised, is accepted: draft tokens are verified anyway, and the report names the quantisation.
-    if differing and not (differing == ["weights"] and was_quantized_since(base_fingerprint, fingerprint)):
-        apart = "; ".join(f"{key} {base_fingerprint.get(key)} there, {fingerprint.get(key)} here" for key in differing)
-        trained_for, name = base_fingerprint.get("base"), fingerprint.get("base")
-        here = f"base {name}" if trained_for != name else "another base of that name"
+    if differing and not (differing == ["weights"] and was_quantized_since(trained_for, loaded)):
+        apart = "; ".join(f"{key} {trained_for.get(key)} there, {loaded.get(key)} here" for key in differing)
+        theirs, name = trained_for.get("base"), loaded.get("base")
+        here = f"base {name}" if theirs != name else "another base of that name"
         raise InputError(
-            f"the head in {source} was trained for base {trained_for}, and this is {here} (they differ in "
+            f"the head in {source} was trained for base {theirs}, and this is {here} (they differ in "
             f"{', '.join(differing)}: {apart}); evaluate it with its own base"
         )
 
@@ -236,10 +222,8 @@ def run_lock(directory: Path) -> Iterator[None]:
         directory.mkdir(parents=True, exist_ok=True)
         lock.acquire(timeout=0)
     except Timeout:
-        raise InUseError(
-            f"{directory} is being trained by {describe_lock_holder(file)}; wait until it ends or stop it, or choose "
-            "another run="
-        ) from None
+        sentence = f"{directory} is being trained by {describe_lock_holder(file)}"
+        raise InUseError(f"{sentence}; wait until it ends or stop it, or choose another run=") from None
     except OSError as error:
         raise InputError(f"cannot lock {file} ({error.strerror or error}); choose another place with run=") from error
     native = isinstance(lock, FileLock)  # else the disk has no flock, and the file is filelock's own marker

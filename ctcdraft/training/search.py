@@ -106,20 +106,19 @@ class TrialRegistry:
 
     @contextlib.contextmanager
     def exclusive(self, trial: Any) -> Iterator[Any]:
-        """Yield the equal trial whose result is known, or None; within, no equal trial runs."""
+        """Yield the equal trial whose result is known and would repeat, or None; within, no equal trial runs."""
+
+        def predicts(other: Any) -> bool:
+            failed = other.state.name == "FAIL" and other.number in self.started
+            equal = other.params == trial.params and other.user_attrs.get("command") == self.command
+            return equal and other.number != trial.number and (failed or other.state.name in ("COMPLETE", "PRUNED"))
+
         with self._locks.setdefault(repr(sorted(trial.params.items())), threading.Lock()):
-            others = self.study.get_trials(deepcopy=False)
-            equal = next((other for other in others if self.predicts(other, trial)), None)
+            equal = next(filter(predicts, self.study.get_trials(deepcopy=False)), None)
             if equal is None:  # a trial that is not run gets no command, so later ones refer to the one that ran
                 trial.set_user_attr("command", self.command)
                 self.started.add(trial.number)
             yield equal
-
-    def predicts(self, other: Any, trial: Any) -> bool:
-        """Return whether another trial is equal to this one and has ended with a result that would repeat."""
-        failed = other.state.name == "FAIL" and other.number in self.started
-        equal = other.params == trial.params and other.user_attrs.get("command") == self.command
-        return equal and other.number != trial.number and (failed or other.state.name in ("COMPLETE", "PRUNED"))
 
 
 def run_trial(

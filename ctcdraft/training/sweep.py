@@ -39,11 +39,11 @@ class Job:
 
 @dataclass(frozen=True)
 class Failure:
-    """A job that failed. values: the whole config, with dotted keys; reason: one sentence."""
+    """A job that failed."""
 
     name: str
     values: Mapping[str, Any]
-    reason: str
+    reason: str  # one sentence
 
 
 def setting(job: Job | Failure, keys: Sequence[str]) -> tuple[Any, ...]:
@@ -51,18 +51,15 @@ def setting(job: Job | Failure, keys: Sequence[str]) -> tuple[Any, ...]:
 
 
 def write_failure(folder: Path, values: Mapping[str, Any], reason: str) -> None:
-    """Write into a job's folder why it failed."""
     content = {"reason": " ".join(reason.split()), "values": values}
     write_text(folder / FAILURE_FILE, json.dumps(content, indent=1) + "\n")
 
 
 def forget_failure(folder: Path) -> None:
-    """Remove the failure of an earlier attempt at the job."""
     (folder / FAILURE_FILE).unlink(missing_ok=True)
 
 
 def read_failure(folder: Path) -> Failure | None:
-    """Return the failure of the job in a folder; None where it did not fail."""
     try:
         content = json.loads((folder / FAILURE_FILE).read_text())
         return Failure(folder.name, content["values"], content["reason"])
@@ -118,7 +115,7 @@ def swept_keys(jobs: Sequence[Job | Failure]) -> list[str]:
 
 
 def determine_each_other(one: Sequence[Any], other: Sequence[Any]) -> bool:
-    """Return whether each of two columns follows from the other."""
+    # As many pairs as values: no value of one column stands beside two values of the other.
     return len(set(zip(one, other, strict=True))) == len(set(one)) == len(set(other))
 
 
@@ -138,10 +135,9 @@ def write_table(folder: Path) -> list[Job]:
 
 
 def csv_table(jobs: Sequence[Job], keys: Sequence[str], failures: Sequence[Failure] = ()) -> str:
-    """Return one row per job; the column `failed` exists only if a job failed."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["job", *keys, "tau", "loss", "steps", *(["failed"] if failures else [])])
+    writer.writerow(["job", *keys, "tau", "loss", "steps", *(["failed"] if failures else [])])  # most sweeps have none
     for job in jobs:
         writer.writerow([job.name, *setting(job, keys), job.tau, job.loss, job.steps, *([""] if failures else [])])
     for failure in failures:
@@ -150,7 +146,8 @@ def csv_table(jobs: Sequence[Job], keys: Sequence[str], failures: Sequence[Failu
 
 
 def tau_by_seed(same: Sequence[Job]) -> list[float]:
-    """Return the tau of each seed of one setting; runs with the same seed are averaged, as they share its noise."""
+    """Return the tau of each seed of one setting."""
+    # Runs with the same seed are averaged, as they share its noise: they would make the spread look small.
     seeds: dict[Any, list[float]] = {}
     for job in same:
         seeds.setdefault(job.values.get("seed"), []).append(job.tau)
@@ -189,11 +186,7 @@ def markdown_page(jobs: Sequence[Job], keys: Sequence[str], failures: Sequence[F
 
 
 def describe_best_setting(ranked: Sequence[Sequence[float]]) -> str:
-    """Return by how much the best setting is ahead, compared with the noise over seeds.
-
-    Args:
-        ranked: the taus of each setting's seeds, best setting first. The noise is their pooled standard deviation.
-    """
+    """Return by how much the best setting is ahead. ranked: the taus of each setting's seeds, best setting first."""
     if len(ranked) == 1:
         return "There is only one setting."
     first, second = (statistics.mean(taus) for taus in ranked[:2])
@@ -202,6 +195,7 @@ def describe_best_setting(ranked: Sequence[Sequence[float]]) -> str:
     freedom = sum(len(taus) - 1 for taus in repeated)
     if not freedom:
         return f"{conclusion}; no setting was run with two seeds, so its noise is unknown: add seed=0,1,2 data_seed=0."
+    # The noise over seeds is pooled: a few seeds of one setting say little about it.
     noise = (sum(statistics.variance(taus) * (len(taus) - 1) for taus in repeated) / freedom) ** 0.5
     # Standard deviation of the difference of two means, each over its own number of seeds.
     error = noise * sum(1 / len(taus) for taus in ranked[:2]) ** 0.5
