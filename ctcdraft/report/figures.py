@@ -167,10 +167,6 @@ def breakdown_figure(rows: Sequence[Row], title: str) -> Figure:
     return Figure(title, left + BARS_WIDTH + RIGHT_MARGIN, HEADER_HEIGHT + len(timed) * (BAR_HEIGHT + BAR_GAP), shapes)
 
 
-def breakdown_svg(rows: Sequence[Row], title: str) -> str:
-    return breakdown_figure(rows, title).file()
-
-
 def step_milliseconds(row: Row) -> float:
     return 1e3 * sum(row["time"][part] for part in PART_COLOURS)
 

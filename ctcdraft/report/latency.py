@@ -10,7 +10,7 @@ from typing import Any
 
 from ctcdraft.io import write_text
 from ctcdraft.report import tables
-from ctcdraft.report.figures import breakdown_svg, latency_read_cost
+from ctcdraft.report.figures import breakdown_figure, latency_read_cost
 from ctcdraft.report.tables import Columns, Row
 
 DEFINITIONS = {
@@ -61,7 +61,7 @@ def write(out: Path, report: Mapping[str, Any]) -> None:
     write_text(out / READ_COST_FIGURE, latency_read_cost(report["reads"]).file())
     for context, rows in group_by_context(report["rows"]).items():
         title = f"Time per step after {context:,} tokens, milliseconds"
-        write_text(out / figure_name(context), breakdown_svg(rows, title))
+        write_text(out / figure_name(context), breakdown_figure(rows, title).file())
 
 
 def figure_name(context: int) -> str:

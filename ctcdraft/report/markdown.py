@@ -14,7 +14,7 @@ from ctcdraft.evaluation.metrics import DEFINITIONS
 from ctcdraft.evaluation.output_dir import OutputDir
 from ctcdraft.io import write_text
 from ctcdraft.report import tables
-from ctcdraft.report.figures import BREAKDOWN_TITLE, breakdown_svg
+from ctcdraft.report.figures import BREAKDOWN_TITLE, breakdown_figure
 from ctcdraft.report.tables import Columns, Row
 
 TREE_SIZE_NOTE = (
@@ -48,7 +48,7 @@ def write(folder: OutputDir, rows: Sequence[Row], environment: dict[str, Any], d
     content = {"rows": rows, "environment": environment, "differences": differences}
     write_text(folder.path / "report.json", json.dumps(content, separators=(",", ":"), allow_nan=False) + "\n")
     write_text(folder.path / "report.md", markdown(rows, environment, differences))
-    write_text(folder.path / tables.BREAKDOWN_FILE, breakdown_svg(rows, BREAKDOWN_TITLE))
+    write_text(folder.path / tables.BREAKDOWN_FILE, breakdown_figure(rows, BREAKDOWN_TITLE).file())
 
 
 def terminal(rows: Sequence[Row], environment: dict[str, Any], differences: Sequence[Row] = ()) -> str:

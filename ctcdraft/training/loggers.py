@@ -1,4 +1,4 @@
-"""Loggers of step metrics: JSON lines, TensorBoard, Weights & Biases; time of a step, and progress lines."""
+"""Loggers of step metrics: JSON lines, TensorBoard, Weights & Biases; time and memory of a step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import os
 import resource
 import secrets
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from math import isfinite
 from pathlib import Path
 from time import perf_counter, process_time
@@ -19,7 +19,6 @@ import torch
 
 from ctcdraft.errors import InputError
 from ctcdraft.io import write_text
-from ctcdraft.progress import Progress, write_line
 
 WANDB_FILE = "wandb.json"  # in a run directory: id, name and group of the run in W&B
 MAX_NAME_LENGTH, MAX_TAG_LENGTH = 128, 64  # characters, limits of W&B
@@ -167,22 +166,3 @@ def peak_memory() -> int:
         return torch.cuda.max_memory_allocated()
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-class ProgressLines:
-    """One line per minute on the steps taken, the remaining time, and the loss and speed of the newest step.
-
-    "120 of 2,000 steps, 1.0 minutes so far; about 15.7 minutes for the remaining 1,880; loss 3.210, 812 tokens/s"
-    """
-
-    def __init__(self, first: int, steps: int, clock: Callable[[], float]) -> None:
-        self._metrics: Mapping[str, Any] = {}
-        # No estimate in the first minute: the plan has just printed one.
-        self._progress = Progress(steps - first, "steps", first=steps + 1, before=first, clock=clock, write=self._write)
-
-    def step_done(self, metrics: Mapping[str, Any]) -> None:
-        self._metrics = metrics
-        self._progress.advance()
-
-    def _write(self, line: str) -> None:
-        write_line(f"{line}; loss {self._metrics['loss']:.3f}, {self._metrics['tokens_per_second']:,.0f} tokens/s")

@@ -26,8 +26,9 @@ from ctcdraft.distributed import local_batches, main_process_first
 from ctcdraft.drafters.base import DraftHead
 from ctcdraft.errors import InputError
 from ctcdraft.objectives.base import Loss, Objective
+from ctcdraft.progress import Progress, write_line
 from ctcdraft.training.engine import TorchEngine
-from ctcdraft.training.loggers import Logger, ProgressLines, StepTimer
+from ctcdraft.training.loggers import Logger, StepTimer
 from ctcdraft.training.lora import LoRAAdapter
 from ctcdraft.training.run_directory import RunDirectory, load_trainable_state
 from ctcdraft.training.validation import DecodingValidation
@@ -80,7 +81,13 @@ class Trainer:
         saved_at, steps = monotonic(), self.settings.steps
         last = stopped = False
         disable = None if self.distributed.is_main else True  # None: tqdm shows no bar unless stderr is a terminal
-        lines = ProgressLines(self.step, steps, clock)
+        metrics: dict[str, Any] = {}
+
+        def write(line: str) -> None:
+            write_line(f"{line}; loss {metrics['loss']:.3f}, {metrics['tokens_per_second']:,.0f} tokens/s")
+
+        # No estimate in the first minute: the plan has just printed one.
+        lines = Progress(steps - self.step, "steps", first=steps + 1, before=self.step, clock=clock, write=write)
         bar = tqdm(total=steps, initial=self.step, unit="step", desc="training", disable=disable)
         with contextlib.ExitStack() as closing, bar, catch_signals() as received:
             for logger in loggers:
@@ -99,7 +106,7 @@ class Trainer:
                 bar.set_postfix(loss=f"{metrics['loss']:.3f}", tau=f"{self.best_tau:.2f}", refresh=False)
                 bar.update()
                 if self.distributed.is_main:
-                    lines.step_done(metrics)
+                    lines.advance()
                 # The decision is shared: if one process stopped alone, the others would wait in the next collective.
                 stopped, due = self.distributed.any_process(bool(received), self.is_checkpoint_due(saved_at))
                 if last or stopped:

@@ -25,12 +25,11 @@ class DecodingValidation:
     prompts: Sequence[Tensor]
     settings: DecodingSettings
 
-    def tau(self, drafter: Drafter) -> float:
-        """Return tokens committed per forward pass, a ratio of totals over all prompts."""
-        return self.metrics(drafter)["tau"]
-
     def metrics(self, drafter: Drafter) -> dict[str, float]:
-        """Return tau, and as alpha/1, alpha/2, ... the conditional acceptance rate of every depth reached."""
+        """Return tau, and as alpha/1, alpha/2, ... the conditional acceptance rate of every depth reached.
+
+        tau is the ratio of tokens to forward passes over all prompts together.
+        """
         steps: list[DecodeStep] = []
         for index, prompt_L in enumerate(self.prompts):
             prompt_L = prompt_L.to(self.base.device)
