@@ -48,7 +48,7 @@ def drafter_colours(rows: Sequence[Row]) -> dict[str, str]:
 
 
 def timed_rows(rows: Sequence[Row]) -> list[Row]:
-    # Without the rows whose steps were not timed, such as those of transformers' own generate.
+    # A replay, and an evaluation without its profiling run, time no steps.
     return [row for row in rows if row["time"]["read"] is not None]
 
 
@@ -59,7 +59,7 @@ def acceptance_by_depth(rows: Sequence[Row]) -> Figure | None:
         return None
     title, deepest = "Acceptance rate by depth", max(len(row["alpha"]) for row in lines)
     axes = Axes(deepest + 0.5, 1.0)
-    ticks = [(float(depth), str(depth)) for depth in range(1, deepest + 1, 1 + deepest // 16)]
+    ticks = [(float(depth), str(depth)) for depth in range(1, deepest + 1, 1 + deepest // 16)]  # at most 16
     shapes = axes.frame(title, "depth k", "alpha[k]: accepted at depth k / steps with a draft token there", ticks)
     colours = {row["drafter"]: drafter_colours(rows)[row["drafter"]] for row in lines}
     for row, colour in zip(lines, colours.values(), strict=True):
@@ -116,6 +116,7 @@ def tau_by_draft_time(rows: Sequence[Row]) -> Figure | None:
 
 def read_cost_by_nodes(rows: Sequence[Row], sizes: Mapping[str, Any]) -> Figure | None:
     """Draw v of every drafter at its own tree size; if tree sizes were searched, a line of c + v + o by size."""
+    # The baseline reads one token per step, whatever decoding.nodes is.
     points = [
         (1 if row["drafter"] == AUTOREGRESSIVE else row["nodes"], row["v"], row["drafter"]) for row in timed_rows(rows)
     ]
@@ -157,7 +158,7 @@ def latency_read_cost(measured: Sequence[Row]) -> Figure:
 def breakdown_figure(rows: Sequence[Row], title: str) -> Figure:
     """Draw one stacked bar per timed row (row["time"]: seconds per step by phase); the longest fills the width."""
     timed = timed_rows(rows)
-    longest = max(map(step_milliseconds, timed), default=0.0) or 1.0
+    longest = max(map(step_milliseconds, timed), default=0.0) or 1.0  # without timed rows only the legend is drawn
     left = max([MIN_LEFT_MARGIN, *(16 + svg.CHARACTER_WIDTH * len(row["drafter"]) for row in timed)])
     shapes = [text(8, 18, title, bold=True)]
     for x, (part, colour) in zip(range(left, left + BARS_WIDTH, BARS_WIDTH // 6), PART_COLOURS.items(), strict=False):

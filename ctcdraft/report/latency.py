@@ -30,7 +30,7 @@ DEFINITIONS = {
 READ_COST_FIGURE = "reading_by_nodes.svg"
 COLUMNS: Columns = {
     "drafter": lambda row: row["drafter"],
-    "nodes": lambda row: tables.format_number(row["tree_nodes"], 1),
+    "nodes": lambda row: tables.format_number(row["tree_nodes"], 1),  # a mean: trees of one drafter differ in size
     "c": lambda row: tables.format_number(row["c"], 3),
     "c_head": lambda row: tables.format_number(row["c_head"], 3),
     "c_search": lambda row: tables.format_number(row["c_search"], 3),
@@ -105,6 +105,7 @@ def base_parts(report: Mapping[str, Any]) -> list[str]:
             reads, {**CONTEXT, **columns_by_nodes("utilization({})", reads, "roof_share", tables.format_share)}
         ),
     ]
+    # A base with few positions cannot hold the longer contexts.
     if skipped := report["environment"]["contexts_left_out"]:
         contexts = ", ".join(f"{context:,}" for context in skipped)
         parts.append(f"Contexts for which the base's positions leave no room: {contexts}.")

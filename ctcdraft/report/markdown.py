@@ -106,7 +106,7 @@ def statements(rows: Sequence[Row], environment: dict[str, Any]) -> list[str]:
         # no draft token was sampled.
         fit = describe_distribution_fit(row) if row["lossless"]["owes"] != "words" else None
         lines += [statement for statement in (fit, describe_divergence(row)) if statement is not None]
-    if not rows[0]["prompts"]:
+    if not rows[0]["prompts"]:  # of this shard
         lines.append("no question is finished here, so there is nothing to compare")
     elif not lines:
         decoded = rows[0]["lossless"]["prompts"]  # in a replay only some questions are decoded by the loop
@@ -152,7 +152,7 @@ def describe_divergence(row: Row) -> str | None:
         sentence += f" (margins {min(margins):.1e} to {max(margins):.1e})"
     if explained:
         sentence += f"; {explained} of them by rounding, equal in float64"
-    if undecided:
+    if undecided:  # in half precision alone: in float32 a second decoding in float64 decides
         which = f"{undecided} of them are" if wrong or explained else "this is"
         sentence += f"; near ties may flip in {row['dtype']}, so {which} undecided{tables.describe_null(row)}"
     return f"NOT LOSSLESS: {sentence}" if wrong else sentence

@@ -53,16 +53,15 @@ def drafter_label(row: Row) -> str:
 
 
 def equal_cell(row: Row) -> str:
-    """Return `118+2/120`: equal questions, + those that differ by rounding, of all; a p value where the guarantee is
-    the distribution alone."""
+    """Return `118+2/120`: equal questions, + those that differ by rounding, of all; or a p value."""
     lossless = row["lossless"]
-    if lossless["owes"] != "words":
+    if lossless["owes"] != "words":  # tokens may differ: the distribution alone is guaranteed, or nothing
         return f"p={format_number(distribution_p_value(row), 3)}"
     rounding = f"+{lossless['rounding']}" if lossless["rounding"] else ""
     return f"{lossless['equal']}{rounding}/{lossless['prompts']}"
 
 
-MAIN_COLUMNS: Columns = {
+MAIN_COLUMNS: Columns = {  # on a terminal, at most 110 characters wide
     "drafter": drafter_label,
     "tau": lambda row: format_with_interval(row["tau"], row["tau_ci"]),
     "speedup": lambda row: format_with_interval(row["speedup"], row["speedup_ci"]),
@@ -74,7 +73,7 @@ MAIN_COLUMNS: Columns = {
     "decode": lambda row: format_number(row["speedup_decode"]),
     "equal": equal_cell,
 }
-FULL_COLUMNS: Columns = {
+FULL_COLUMNS: Columns = {  # of report.md and the model card
     "drafter": MAIN_COLUMNS["drafter"],
     "benchmark": lambda row: row["benchmark"],
     "T": lambda row: f"{row['temperature']:g}",
@@ -100,7 +99,7 @@ DIFFERENCE_COLUMNS: Columns = {
     "tau": lambda pair: format_difference(pair["tau"], pair["tau_ci"]),
     "speedup": lambda pair: format_difference(pair["speedup"], pair["speedup_ci"]),
 }
-DETAIL_COLUMNS: Columns = {
+DETAIL_COLUMNS: Columns = {  # other definitions of the same measures, for comparison with papers, and sizes
     "drafter": MAIN_COLUMNS["drafter"],
     "tau_mean": lambda row: format_number(row["tau_mean"]),
     "tau_paper": lambda row: format_number(row["tau_paper"]),

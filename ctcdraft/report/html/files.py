@@ -95,7 +95,7 @@ def rebuild_page(folder: Path) -> Path:
         rows, environment = report["rows"], report["environment"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{file} is not a report.json of evaluate.py; name the folder of an evaluation") from error
-    if not all("alpha" in row for row in rows):
+    if not all("alpha" in row for row in rows):  # answer files of others hold no single steps
         raise InputError(f"{file} is not of an evaluation; `python -m studies.external_logs` renders answer files")
     write_page(folder, rows, environment)
     return folder / PAGE_FILE
@@ -122,7 +122,7 @@ def evaluation_page(
 def losslessness_section(rows: Sequence[Row], environment: Mapping[str, Any], trace: Trace | None) -> Markup:
     """Return whether the output stayed the same, how certain that is, and in which environment."""
     noise: dict[str, float] = {}  # the largest that was observed of a top-2 margin, by method
-    for answer in trace.answers if trace is not None else ():
+    for answer in trace.answers if trace is not None else ():  # only traced responses have it
         if answer.noise is not None:
             noise[answer.contestant] = max(answer.noise, noise.get(answer.contestant, 0.0))
     observed: Columns = {"noise of a margin": lambda row: format_noise(noise.get(row["drafter"]))}
@@ -170,7 +170,7 @@ def environment_facts(rows: Sequence[Row], environment: Mapping[str, Any]) -> di
         "base's fingerprint": ", ".join(f"{key} {value}" for key, value in rows[0]["fingerprint"].items()),
         "hardware": environment["hardware"],
         "precision": rows[0]["dtype"],
-        "forward passes": environment.get("reads") or "not recorded",
+        "forward passes": environment.get("reads") or "not recorded",  # by reports of older versions
         "versions": ", ".join(f"{name} {version}" for name, version in environment["versions"].items()),
         "commit": commit,
         "seeds": ", ".join(map(str, environment["seeds"])),

@@ -1,7 +1,6 @@
 """jinja2 templates with autoescape: prompts, responses and drafter names stay text whatever markup they hold.
 
-A section is rendered to `Markup` by its own template and handed to the page, which inserts it unescaped. The page
-holds its style and script, so that the file opens without a network or other files beside it.
+The page holds its style and script, so that the file opens without a network or other files beside it.
 """
 
 from __future__ import annotations
@@ -15,12 +14,14 @@ from markupsafe import Markup
 
 def render(template: str, **values: Any) -> Markup:
     """Return templates/TEMPLATE.html.jinja with these values."""
+    # Markup: the page inserts a section unescaped, and the section's own template has escaped every value in it.
     return Markup(templates().get_template(f"{template}.html.jinja").render(values))
 
 
 @cache
 def templates() -> Environment:
     blocks = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}  # no empty lines for tags
+    # StrictUndefined: a misspelt value of a template is an error, not an empty cell.
     loader = PackageLoader("ctcdraft.report.html")
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, **blocks)
     environment.filters["percent"] = format_percent
