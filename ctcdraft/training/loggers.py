@@ -106,10 +106,12 @@ class WandbLogger:
     ) -> None:
         import wandb
 
+        if mode is None:
+            mode = os.environ.get("WANDB_MODE", "offline")
         self._run = wandb.init(
             dir=str(directory),
             project=project,
-            mode=os.environ.get("WANDB_MODE", "offline") if mode is None else mode,
+            mode=mode,
             **wandb_identity(directory / WANDB_FILE, name, group),
             resume="allow",
             tags=wandb_tags(config),

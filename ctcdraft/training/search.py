@@ -57,11 +57,12 @@ def run_search(
     """
     try:
         import optuna
+        from optuna.storages.journal import JournalFileBackend
     except ImportError as error:
         raise InputError("a search needs optuna, which is not installed; pip install 'ctcdraft[sweep]'") from error
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     run.mkdir(parents=True, exist_ok=True)
-    storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(run / "study.log")))
+    storage = optuna.storages.JournalStorage(JournalFileBackend(str(run / "study.log")))
     study = optuna.create_study(
         study_name="ctcdraft", storage=storage, load_if_exists=True, direction="maximize",
         sampler=optuna.samplers.TPESampler(seed=seed), pruner=optuna.pruners.MedianPruner(n_startup_trials=4),
@@ -89,7 +90,7 @@ def run_search(
 
     with ThreadPoolExecutor(jobs) as pool:
         list(pool.map(run_one, range(trials)))
-    taus = [trial.value for trial in study.get_trials(states=[states.COMPLETE])]
+    taus: list[Any] = [trial.value for trial in study.get_trials(states=[states.COMPLETE])]
     if not taus:
         raise InputError(f"none of {trials} trials finished; the first log is {run / '0.log'}")
     return max(taus)

@@ -89,7 +89,9 @@ def read_job(folder: Path) -> Job | None:
         return None
     command = folder / "command.txt"
     command_line = command.read_text().strip() if command.is_file() else ""
-    clocks = {clock: [line.get(f"{clock}_seconds") for line in lines] for clock in ("processor", "wall")}
+    clocks: dict[str, list[Any]] = {
+        clock: [line.get(f"{clock}_seconds") for line in lines] for clock in ("processor", "wall")
+    }
     totals = {clock: sum(each) for clock, each in clocks.items() if None not in each}
     return Job(folder.name, values, command_line, len(lines), max(taus), lines[-1].get("loss"), totals)
 

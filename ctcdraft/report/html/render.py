@@ -20,18 +20,18 @@ def render(template: str, **values: Any) -> Markup:
 
 @cache
 def templates() -> Environment:
-    blocks = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}  # no empty lines for tags
     # StrictUndefined: a misspelt value of a template is an error, not an empty cell.
     loader = PackageLoader("ctcdraft.report.html")
-    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, **blocks)
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
+    environment.trim_blocks = environment.lstrip_blocks = True  # a line with a tag alone leaves no empty line
+    environment.keep_trailing_newline = True
     environment.filters["percent"] = format_percent
     return environment
 
 
 def visible_whitespace(text: str) -> str:
     """Return a token's text with its spaces, line ends and tabs made visible."""
-    signs = {" ": "\N{OPEN BOX}", "\n": "\N{RETURN SYMBOL}", "\t": "\N{RIGHTWARDS ARROW TO BAR}"}
-    return text.translate(str.maketrans(signs))
+    return text.translate(str.maketrans(" \n\t", "\N{OPEN BOX}\N{RETURN SYMBOL}\N{RIGHTWARDS ARROW TO BAR}"))
 
 
 def format_percent(share: float) -> str:
