@@ -18,7 +18,7 @@ from ctcdraft.nn.bodies import AttentionBody, FeedForwardBody, ResidualBody
 from ctcdraft.nn.logit_correction import GRUCorrection, MarkovCorrection
 from ctcdraft.objectives.ctc import CTC
 from ctcdraft.training.engine import OptimizerSettings, TorchEngine
-from ctcdraft.training.progress import MACHINE_METRICS
+from ctcdraft.training.loggers import MACHINE_METRICS
 from ctcdraft.training.trainer import Trainer, TrainerSettings
 from ctcdraft.training.validation import DecodingValidation
 

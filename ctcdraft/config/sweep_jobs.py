@@ -26,9 +26,14 @@ from omegaconf.errors import OmegaConfBaseException
 from ctcdraft.distributed import from_environment
 from ctcdraft.errors import first_line
 from ctcdraft.renamed import current
-from ctcdraft.training.lock import InUseError
-from ctcdraft.training.progress import RemainingTime
-from ctcdraft.training.sweep import LOCATION_KEYS, flatten_config, forget_failure, write_failure, write_table
+from ctcdraft.training.sweep import (
+    LOCATION_KEYS,
+    RemainingTime,
+    flatten_config,
+    forget_failure,
+    write_failure,
+    write_table,
+)
 
 if TYPE_CHECKING:
     from ctcdraft.training.run_directory import RunDirectory
@@ -97,7 +102,8 @@ def track_job(
         if logged_bytes(run) != logged_before:  # a run that was complete already takes no time
             seconds = clock() - start
     except Exception as error:
-        # A run of another process, or of another sweep, did not fail.
+        from ctcdraft.training.run_directory import InUseError  # imports torch
+
         if not isinstance(error, InUseError) and not holds_other_run(run, config):
             reason = sentence_of(error) or f"{type(error).__name__}: {first_line(error)}"
             write_failure(run.path, flat_values(config), reason)

@@ -26,9 +26,8 @@ from ctcdraft.io import refuse_existing_run, write_text
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.renamed import current
 from ctcdraft.training.deepspeed import DeepSpeedEngine
-from ctcdraft.training.lock import run_lock
 from ctcdraft.training.loggers import JsonlLogger, Logger, refuse_absent
-from ctcdraft.training.run_directory import RunDirectory
+from ctcdraft.training.run_directory import RunDirectory, run_lock
 from ctcdraft.training.trainer import Trainer
 
 

@@ -1,7 +1,7 @@
 """Figures of an evaluation, drawn from the rows of report.json; what a report does not hold is not drawn.
 
 Acceptance rate by depth, acceptance length by category and against draft time, the time of a step by phase, and the
-cost of verifying a tree by its size. Every drafter has the same colour in all figures of a report.
+cost of verifying a tree by its size.
 """
 
 from __future__ import annotations
@@ -10,19 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
-from ctcdraft.report.svg import (
-    CHARACTER_WIDTH,
-    GREY,
-    Axes,
-    Figure,
-    assign_colours,
-    axis_ticks,
-    dot,
-    line,
-    numeric_ticks,
-    rectangle,
-    text,
-)
+from ctcdraft.report import svg
+from ctcdraft.report.svg import Axes, Figure, assign_colours, axis_ticks, dot, line, numeric_ticks, rectangle, text
 
 Row = Mapping[str, Any]
 PART_COLOURS = {  # light and dark alternate, so that neighbours differ in grey print
@@ -54,11 +43,12 @@ def drafter_rows(rows: Sequence[Row]) -> list[Row]:
 
 
 def drafter_colours(rows: Sequence[Row]) -> dict[str, str]:
-    """Return the colour of every drafter; the autoregressive baseline is grey."""
-    return {AUTOREGRESSIVE: GREY, **assign_colours(row["drafter"] for row in drafter_rows(rows))}
+    # From all rows of the report, so that a drafter has one colour in every figure.
+    return {AUTOREGRESSIVE: svg.GREY, **assign_colours(row["drafter"] for row in drafter_rows(rows))}
 
 
 def timed_rows(rows: Sequence[Row]) -> list[Row]:
+    # A replay, and an evaluation without its profiling run, time no steps.
     return [row for row in rows if row["time"]["read"] is not None]
 
 
@@ -69,12 +59,12 @@ def acceptance_by_depth(rows: Sequence[Row]) -> Figure | None:
         return None
     title, deepest = "Acceptance rate by depth", max(len(row["alpha"]) for row in lines)
     axes = Axes(deepest + 0.5, 1.0)
-    ticks = [(float(depth), str(depth)) for depth in range(1, deepest + 1, 1 + deepest // 16)]
+    ticks = [(float(depth), str(depth)) for depth in range(1, deepest + 1, 1 + deepest // 16)]  # at most 16
     shapes = axes.frame(title, "depth k", "alpha[k]: accepted at depth k / steps with a draft token there", ticks)
     colours = {row["drafter"]: drafter_colours(rows)[row["drafter"]] for row in lines}
     for row, colour in zip(lines, colours.values(), strict=True):
         run: list[tuple[float, float]] = []
-        for depth, rate in enumerate([*row["alpha"], None], 1):
+        for depth, rate in enumerate([*row["alpha"], None], 1):  # the None at the end draws the last line
             if rate is not None:
                 run.append(axes.at(depth, rate))
                 shapes.append(dot(*run[-1], colour, f"{row['drafter']}, depth {depth}: {rate:.3f}"))
@@ -95,7 +85,7 @@ def acceptance_by_category(rows: Sequence[Row]) -> Figure | None:
     axes = Axes(len(names), axis_ticks(max(taus))[-1], width=max(440, 90 * len(names)))
     shapes = axes.frame(title, "", "tau", [(index + 0.5, name) for index, name in enumerate(names)])
     colours = {row["drafter"]: drafter_colours(rows)[row["drafter"]] for row in lines}
-    width = axes.width / len(names) * 0.8 / len(lines) - 1
+    width = axes.width / len(names) * 0.8 / len(lines) - 1  # a fifth of a group, and a pixel between bars, stays free
     for number, (row, colour) in enumerate(zip(lines, colours.values(), strict=True)):
         for index, name in enumerate(names):
             tau = row["categories"].get(name, {"tau": None})["tau"]
@@ -126,6 +116,7 @@ def tau_by_draft_time(rows: Sequence[Row]) -> Figure | None:
 
 def read_cost_by_nodes(rows: Sequence[Row], sizes: Mapping[str, Any]) -> Figure | None:
     """Draw v of every drafter at its own tree size; if tree sizes were searched, a line of c + v + o by size."""
+    # The baseline reads one token per step, whatever decoding.nodes is.
     points = [
         (1 if row["drafter"] == AUTOREGRESSIVE else row["nodes"], row["v"], row["drafter"]) for row in timed_rows(rows)
     ]
@@ -144,6 +135,7 @@ def read_cost_by_nodes(rows: Sequence[Row], sizes: Mapping[str, Any]) -> Figure 
         shapes.append(dot(*axes.at(n, v), colours[name], f"{name}: v({n}) = {v:.2f}"))
     for name, curve in curves.items():
         shapes.append(line([axes.at(n, cost) for n, cost in curve], colours[name]))
+    # Dots of one tree size may cover each other, so the legend holds their values.
     labels = {name: f"{name} v({n}) = {v:.2f}" for n, v, name in points}
     named = dict.fromkeys([*labels, *curves])
     return axes.figure(title, shapes, {labels.get(name, name): colours[name] for name in named})
@@ -164,24 +156,16 @@ def latency_read_cost(measured: Sequence[Row]) -> Figure:
 
 
 def breakdown_figure(rows: Sequence[Row], title: str) -> Figure:
-    """Draw one stacked bar per timed row; the longest fills the width.
-
-    Args:
-        rows: each with row["drafter"] and row["time"], seconds per step by phase.
-    """
+    """Draw one stacked bar per timed row (row["time"]: seconds per step by phase); the longest fills the width."""
     timed = timed_rows(rows)
-    longest = max(map(step_milliseconds, timed), default=0.0) or 1.0
-    left = max([MIN_LEFT_MARGIN, *(16 + CHARACTER_WIDTH * len(row["drafter"]) for row in timed)])
+    longest = max(map(step_milliseconds, timed), default=0.0) or 1.0  # without timed rows only the legend is drawn
+    left = max([MIN_LEFT_MARGIN, *(16 + svg.CHARACTER_WIDTH * len(row["drafter"]) for row in timed)])
     shapes = [text(8, 18, title, bold=True)]
     for x, (part, colour) in zip(range(left, left + BARS_WIDTH, BARS_WIDTH // 6), PART_COLOURS.items(), strict=False):
         shapes += [rectangle(x, 30, 12, 12, colour), text(x + 17, 41, part)]
     for number, row in enumerate(timed):
         shapes += breakdown_bar(row, left, HEADER_HEIGHT + number * (BAR_HEIGHT + BAR_GAP), BARS_WIDTH / longest)
     return Figure(title, left + BARS_WIDTH + RIGHT_MARGIN, HEADER_HEIGHT + len(timed) * (BAR_HEIGHT + BAR_GAP), shapes)
-
-
-def breakdown_svg(rows: Sequence[Row], title: str) -> str:
-    return breakdown_figure(rows, title).file()
 
 
 def step_milliseconds(row: Row) -> float:

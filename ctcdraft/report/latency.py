@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ctcdraft.io import write_text
-from ctcdraft.report.figures import breakdown_svg, latency_read_cost
-from ctcdraft.report.tables import (
-    Columns,
-    Row,
-    format_number,
-    format_share,
-    markdown_definitions,
-    markdown_table,
-    millisecond_columns,
-)
+from ctcdraft.report import tables
+from ctcdraft.report.figures import breakdown_figure, latency_read_cost
+from ctcdraft.report.tables import Columns, Row
 
 DEFINITIONS = {
     "step": "one autoregressive step of the loop: draft, read, verify, keep, other",
@@ -36,27 +30,27 @@ DEFINITIONS = {
 READ_COST_FIGURE = "reading_by_nodes.svg"
 COLUMNS: Columns = {
     "drafter": lambda row: row["drafter"],
-    "nodes": lambda row: format_number(row["tree_nodes"], 1),
-    "c": lambda row: format_number(row["c"], 3),
-    "c_head": lambda row: format_number(row["c_head"], 3),
-    "c_search": lambda row: format_number(row["c_search"], 3),
-    "v": lambda row: format_number(row["v"], 3),
-    "o": lambda row: format_number(row["o"], 3),
-    "utilization": lambda row: format_share(row["roof_share"]),
-    "breaks even": lambda row: format_number(row["tau_to_break_even"]),
-    "given tau": lambda row: format_number(row["tau_given"]),
-    "predicted": lambda row: format_number(row["predicted_speedup"]),
+    "nodes": lambda row: tables.format_number(row["tree_nodes"], 1),  # a mean: trees of one drafter differ in size
+    "c": lambda row: tables.format_number(row["c"], 3),
+    "c_head": lambda row: tables.format_number(row["c_head"], 3),
+    "c_search": lambda row: tables.format_number(row["c_search"], 3),
+    "v": lambda row: tables.format_number(row["v"], 3),
+    "o": lambda row: tables.format_number(row["o"], 3),
+    "utilization": lambda row: tables.format_share(row["roof_share"]),
+    "breaks even": lambda row: tables.format_number(row["tau_to_break_even"]),
+    "given tau": lambda row: tables.format_number(row["tau_given"]),
+    "predicted": lambda row: tables.format_number(row["predicted_speedup"]),
 }
 CONTEXT: Columns = {"context": lambda read: f"{read['context']:,}"}
 CONTEXT_COLUMNS: Columns = {
     **CONTEXT,
-    "prefill ms": lambda read: format_number(1e3 * read["seconds_prefill"]),
-    "step ms": lambda read: format_number(1e3 * read["seconds_step"], 3),
-    "tokens/s": lambda read: format_number(1 / read["seconds_step"], 1),
+    "prefill ms": lambda read: tables.format_number(1e3 * read["seconds_prefill"]),
+    "step ms": lambda read: tables.format_number(1e3 * read["seconds_step"], 3),
+    "tokens/s": lambda read: tables.format_number(1 / read["seconds_step"], 1),
 }
 TIME_COLUMNS: Columns = {
     "drafter": COLUMNS["drafter"],
-    **millisecond_columns(("draft", "tree", "read", "verify", "keep", "other", "prefill")),
+    **tables.millisecond_columns(("draft", "tree", "read", "verify", "keep", "other", "prefill")),
 }
 
 
@@ -67,7 +61,7 @@ def write(out: Path, report: Mapping[str, Any]) -> None:
     write_text(out / READ_COST_FIGURE, latency_read_cost(report["reads"]).file())
     for context, rows in group_by_context(report["rows"]).items():
         title = f"Time per step after {context:,} tokens, milliseconds"
-        write_text(out / figure_name(context), breakdown_svg(rows, title))
+        write_text(out / figure_name(context), breakdown_figure(rows, title).file())
 
 
 def figure_name(context: int) -> str:
@@ -89,25 +83,29 @@ def markdown(report: Mapping[str, Any]) -> str:
         f"![]({READ_COST_FIGURE})",
     ]
     for context, group in group_by_context(rows).items():
-        parts += [f"## Drafters after {context:,} tokens", markdown_table(group, COLUMNS)]
-        parts += [f"![]({figure_name(context)})", markdown_table(group, TIME_COLUMNS)]
-    return "\n\n".join([*parts, markdown_definitions(DEFINITIONS)]) + "\n"
+        parts += [f"## Drafters after {context:,} tokens", tables.markdown_table(group, COLUMNS)]
+        parts += [f"![]({figure_name(context)})", tables.markdown_table(group, TIME_COLUMNS)]
+    return "\n\n".join([*parts, tables.markdown_definitions(DEFINITIONS)]) + "\n"
 
 
 def terminal(report: Mapping[str, Any]) -> str:
-    context, rows = max(group_by_context(report["rows"]).items())
-    return "\n\n".join([*base_parts(report), f"after {context:,} tokens:\n{markdown_table(rows, COLUMNS)}"])
+    context, rows = max(group_by_context(report["rows"]).items())  # the longest: report.md has all of them
+    return "\n\n".join([*base_parts(report), f"after {context:,} tokens:\n{tables.markdown_table(rows, COLUMNS)}"])
 
 
 def base_parts(report: Mapping[str, Any]) -> list[str]:
-    """Return the sentences and tables on the hardware and the base model."""
     hardware, reads = report["machine"], report["reads"]
     parts = [
         f"a forward pass reads {hardware['weight_bytes'] / 1e9:.3f} GB of weights; copy bandwidth "
         f"{hardware['bandwidth'] / 1e9:.1f} GB/s; matrix rate {hardware['rate'] / 1e12:.3f} TFLOP/s",
-        markdown_table(reads, {**CONTEXT_COLUMNS, **columns_by_nodes("v({})", reads, "v", format_number)}),
-        markdown_table(reads, {**CONTEXT, **columns_by_nodes("utilization({})", reads, "roof_share", format_share)}),
+        tables.markdown_table(
+            reads, {**CONTEXT_COLUMNS, **columns_by_nodes("v({})", reads, "v", tables.format_number)}
+        ),
+        tables.markdown_table(
+            reads, {**CONTEXT, **columns_by_nodes("utilization({})", reads, "roof_share", tables.format_share)}
+        ),
     ]
+    # A base with few positions cannot hold the longer contexts.
     if skipped := report["environment"]["contexts_left_out"]:
         contexts = ", ".join(f"{context:,}" for context in skipped)
         parts.append(f"Contexts for which the base's positions leave no room: {contexts}.")
@@ -117,7 +115,7 @@ def base_parts(report: Mapping[str, Any]) -> list[str]:
 def columns_by_nodes(header: str, reads: Sequence[Row], key: str, form: Callable[[Any], str]) -> Columns:
     """Return a column per tree size of a field that holds a value for each."""
 
-    def cell(nodes: str) -> Callable[[Row], str]:
-        return lambda read: form(read[key][nodes])
+    def cell(nodes: str, read: Row) -> str:
+        return form(read[key][nodes])
 
-    return {header.format(nodes): cell(nodes) for nodes in reads[0]["v"]}
+    return {header.format(nodes): partial(cell, nodes) for nodes in reads[0]["v"]}

@@ -13,29 +13,9 @@ from typing import Any
 from ctcdraft.evaluation.metrics import DEFINITIONS
 from ctcdraft.evaluation.output_dir import OutputDir
 from ctcdraft.io import write_text
-from ctcdraft.report.figures import BREAKDOWN_TITLE, breakdown_svg
-from ctcdraft.report.tables import (
-    BREAKDOWN_FILE,
-    DETAIL_COLUMNS,
-    DIFFERENCE_COLUMNS,
-    FULL_COLUMNS,
-    MAIN_COLUMNS,
-    MIN_P_VALUE,
-    REPLAY_COLUMNS,
-    Columns,
-    Row,
-    aligned_lines,
-    describe_difference,
-    describe_null,
-    distribution_p_value,
-    drafter_label,
-    format_fit,
-    format_number,
-    format_share,
-    markdown_definitions,
-    markdown_table,
-    millisecond_columns,
-)
+from ctcdraft.report import tables
+from ctcdraft.report.figures import BREAKDOWN_TITLE, breakdown_figure
+from ctcdraft.report.tables import Columns, Row
 
 TREE_SIZE_NOTE = (
     "Chosen before the first question, on prompts of no benchmark: tau of every size is replayed from one run that "
@@ -44,22 +24,22 @@ TREE_SIZE_NOTE = (
 )
 SIZE_COLUMNS: Columns = {
     "nodes": lambda size: str(size["nodes"]),
-    "tau": lambda size: format_number(size["tau"], 3),
-    "c + v + o": lambda size: format_number(size["cost"], 3),
-    "predicted": lambda size: format_number(size["predicted_speedup"], 3),
+    "tau": lambda size: tables.format_number(size["tau"], 3),
+    "c + v + o": lambda size: tables.format_number(size["cost"], 3),
+    "predicted": lambda size: tables.format_number(size["predicted_speedup"], 3),
 }
 CATEGORY_COLUMNS: Columns = {
     "category": lambda part: part["category"],
     "drafter": lambda part: part["drafter"],
     "prompts": lambda part: str(part["prompts"]),
-    "tau": lambda part: format_number(part["tau"]),
-    "tau_paper": lambda part: format_number(part["tau_paper"]),
-    "speedup": lambda part: format_number(part["speedup"]),
-    "tokens/s": lambda part: format_number(part["tokens_per_second"], 1),
+    "tau": lambda part: tables.format_number(part["tau"]),
+    "tau_paper": lambda part: tables.format_number(part["tau_paper"]),
+    "speedup": lambda part: tables.format_number(part["speedup"]),
+    "tokens/s": lambda part: tables.format_number(part["tokens_per_second"], 1),
     "equal": lambda part: (
         "-" if part["owes"] != "words" or part["equal"] is None else f"{part['equal']}/{part['prompts']}"
     ),
-    "accuracy": lambda part: format_share(part["accuracy"]),
+    "accuracy": lambda part: tables.format_share(part["accuracy"]),
 }
 
 
@@ -68,14 +48,14 @@ def write(folder: OutputDir, rows: Sequence[Row], environment: dict[str, Any], d
     content = {"rows": rows, "environment": environment, "differences": differences}
     write_text(folder.path / "report.json", json.dumps(content, separators=(",", ":"), allow_nan=False) + "\n")
     write_text(folder.path / "report.md", markdown(rows, environment, differences))
-    write_text(folder.path / BREAKDOWN_FILE, breakdown_svg(rows, BREAKDOWN_TITLE))
+    write_text(folder.path / tables.BREAKDOWN_FILE, breakdown_figure(rows, BREAKDOWN_TITLE).file())
 
 
 def terminal(rows: Sequence[Row], environment: dict[str, Any], differences: Sequence[Row] = ()) -> str:
     """Return the main table, at most 110 columns wide, and the sentences that qualify it."""
-    columns = MAIN_COLUMNS if not environment.get("replay") else REPLAY_COLUMNS
-    lines = aligned_lines([list(columns), *([cell(row) for cell in columns.values()] for row in rows)])
-    lines += [f"{describe_difference(pair)} (95 %, paired)" for pair in differences]
+    columns = tables.MAIN_COLUMNS if not environment.get("replay") else tables.REPLAY_COLUMNS
+    lines = tables.aligned_lines([list(columns), *([cell(row) for cell in columns.values()] for row in rows)])
+    lines += [f"{tables.describe_difference(pair)} (95 %, paired)" for pair in differences]
     return "\n".join([*lines, *statements(rows, environment)])
 
 
@@ -86,39 +66,47 @@ def markdown(rows: Sequence[Row], environment: dict[str, Any], differences: Sequ
         f"# {first['benchmark']}, {first['decoding']} decoding, base {environment['base']}",
         f"{first['hardware']}, {first['dtype']}, seed {first['seed']}, {environment['date']}; "
         f"forward passes: {environment['reads']}\n\n    {environment['command']}",
-        markdown_table(rows, FULL_COLUMNS),
-        markdown_table(rows, DETAIL_COLUMNS),
+        tables.markdown_table(rows, tables.FULL_COLUMNS),
+        tables.markdown_table(rows, tables.DETAIL_COLUMNS),
         "## Time per step, milliseconds (instrumented session)",
-        markdown_table(rows, {"drafter": drafter_label, **millisecond_columns(list(first["time"]))}),
-        f"![]({BREAKDOWN_FILE})",
+        tables.markdown_table(
+            rows, {"drafter": tables.drafter_label, **tables.millisecond_columns(list(first["time"]))}
+        ),
+        f"![]({tables.BREAKDOWN_FILE})",
     ]
     if differences:
-        parts += ["## Differences, paired over questions", markdown_table(differences, DIFFERENCE_COLUMNS)]
+        parts += [
+            "## Differences, paired over questions",
+            tables.markdown_table(differences, tables.DIFFERENCE_COLUMNS),
+        ]
     if sizes := environment["sizes"]:
         parts += ["## Tree sizes", TREE_SIZE_NOTE]
         for name, choice in sizes.items():
-            parts += [f"{name}: {choice['chosen']} nodes", markdown_table(choice["sizes"], SIZE_COLUMNS)]
+            parts += [f"{name}: {choice['chosen']} nodes", tables.markdown_table(choice["sizes"], SIZE_COLUMNS)]
+    categories = [
+        {"drafter": tables.drafter_label(row), "category": name, "owes": row["lossless"]["owes"], **part}
+        for row in rows
+        for name, part in row["categories"].items()
+    ]
     parts += [
         "## Categories",
-        markdown_table([part for row in rows for part in category_rows(row)], CATEGORY_COLUMNS),
+        tables.markdown_table(categories, CATEGORY_COLUMNS),
         "## Losslessness",
         "\n".join(f"- {statement}" for statement in statements(rows, environment)),
-        markdown_definitions(DEFINITIONS),
+        tables.markdown_definitions(DEFINITIONS),
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def category_rows(row: Row) -> list[Row]:
-    return [
-        {"drafter": drafter_label(row), "category": name, "owes": row["lossless"]["owes"], **part}
-        for name, part in row["categories"].items()
-    ]
-
-
 def statements(rows: Sequence[Row], environment: dict[str, Any]) -> list[str]:
     """Return sentences on losslessness, truncated prompts and unfinished questions."""
-    lines = [statement for row in rows for statement in row_statements(row)]
-    if not rows[0]["prompts"]:
+    lines = []
+    for row in rows:
+        # Of sampled drafts both are checked: the distribution of all tokens, and the tokens of those responses in which
+        # no draft token was sampled.
+        fit = describe_distribution_fit(row) if row["lossless"]["owes"] != "words" else None
+        lines += [statement for statement in (fit, describe_divergence(row)) if statement is not None]
+    if not rows[0]["prompts"]:  # of this shard
         lines.append("no question is finished here, so there is nothing to compare")
     elif not lines:
         decoded = rows[0]["lossless"]["prompts"]  # in a replay only some questions are decoded by the loop
@@ -126,16 +114,9 @@ def statements(rows: Sequence[Row], environment: dict[str, Any]) -> list[str]:
     if any(row["lossless"]["owes"] == "nothing" for row in rows):
         lines.append("LOSSY: this verifier may accept tokens that the base model would not produce")
     lines += [f"{row['drafter']} is {row['crossing']}" for row in rows if row.get("crossing")]
-    lines += [
-        f"the head of {row['drafter']} was trained on {environment['base']} before it was quantized"
-        for row in rows
-        if row.get("quantised_since")
-    ]
-    return lines + environment_statements(rows, environment)
-
-
-def environment_statements(rows: Sequence[Row], environment: dict[str, Any]) -> list[str]:
-    lines, cut, questions = [], environment["cut"], environment["questions"]
+    older = [row["drafter"] for row in rows if row.get("quantised_since")]
+    lines += [f"the head of {name} was trained on {environment['base']} before it was quantized" for name in older]
+    cut, questions = environment["cut"], environment["questions"]
     if replay := environment.get("replay"):
         lines.append(
             f"tau is replayed along the baseline's responses to {rows[0]['prompts']} questions; the loop decoded "
@@ -156,13 +137,6 @@ def environment_statements(rows: Sequence[Row], environment: dict[str, Any]) -> 
     return lines
 
 
-def row_statements(row: Row) -> list[str]:
-    """Return nothing where all questions are equal. Of sampled drafts both are checked: the distribution of all
-    tokens, and the tokens of those responses in which no draft token was sampled."""
-    fit = describe_distribution_fit(row) if row["lossless"]["owes"] != "words" else None
-    return [statement for statement in (fit, describe_divergence(row)) if statement is not None]
-
-
 def describe_divergence(row: Row) -> str | None:
     """Return on how many questions tokens differ that should be identical, and whether rounding explains it."""
     lossless = row["lossless"]
@@ -178,9 +152,9 @@ def describe_divergence(row: Row) -> str | None:
         sentence += f" (margins {min(margins):.1e} to {max(margins):.1e})"
     if explained:
         sentence += f"; {explained} of them by rounding, equal in float64"
-    if undecided:
+    if undecided:  # in half precision alone: in float32 a second decoding in float64 decides
         which = f"{undecided} of them are" if wrong or explained else "this is"
-        sentence += f"; near ties may flip in {row['dtype']}, so {which} undecided{describe_null(row)}"
+        sentence += f"; near ties may flip in {row['dtype']}, so {which} undecided{tables.describe_null(row)}"
     return f"NOT LOSSLESS: {sentence}" if wrong else sentence
 
 
@@ -189,16 +163,16 @@ def describe_distribution_fit(row: Row) -> str | None:
     lossless = row["lossless"]
     if lossless["tokens"] is None:
         return None
-    p_value = distribution_p_value(row)
-    wrong = lossless["owes"] == "law" and p_value is not None and p_value < MIN_P_VALUE
-    guarantee = (
-        "must follow the base model's distribution, not reproduce its tokens, because draft tokens are sampled"
-        if lossless["owes"] == "law"
-        else "has no guarantee; the fit to the base model's distribution"
-    )
+    by_draft, p_value = lossless["by_draft"], tables.distribution_p_value(row)
+    if lossless["owes"] == "law":
+        guarantee = (
+            "must follow the base model's distribution, not reproduce its tokens, because draft tokens are sampled"
+        )
+    else:
+        guarantee = "has no guarantee; the fit to the base model's distribution"
+    wrong = lossless["owes"] == "law" and p_value is not None and p_value < tables.MIN_P_VALUE
     statement = (
-        f"{'NOT LOSSLESS: ' if wrong else ''}{drafter_label(row)} {guarantee}: {format_fit(lossless)}, total variation "
-        f"{lossless['tv']:.4f} (the baseline's own: {lossless['null_tv']:.4f})"
+        f"{'NOT LOSSLESS: ' if wrong else ''}{tables.drafter_label(row)} {guarantee}: {tables.format_fit(lossless)}, "
+        f"total variation {lossless['tv']:.4f} (the baseline's own: {lossless['null_tv']:.4f})"
     )
-    by_draft = lossless["by_draft"]
-    return statement if by_draft is None else f"{statement}; in the order of q/p {format_fit(by_draft)}"
+    return statement if by_draft is None else f"{statement}; in the order of q/p {tables.format_fit(by_draft)}"

@@ -1,8 +1,7 @@
 """SVG shapes, axes and figures; a figure is written as a file or placed inline in an HTML page.
 
-Figures are drawn here and not by a plotting library because the HTML page needs what such SVG lacks: text and axes
-that follow the page's light or dark colours (`currentColor`), a tooltip on every point, and no element ids that would
-clash when several figures stand in one page.
+No plotting library, because the HTML page needs what such SVG lacks: text and axes that follow the page's light or dark
+colours (`currentColor`), a tooltip on every point, and no element ids, which would clash within one page.
 """
 
 from __future__ import annotations
@@ -36,14 +35,16 @@ class Figure:
     shapes: Sequence[str]
 
     def file(self) -> str:
-        """Return a complete SVG file on a white ground."""
+        """Return a complete SVG file."""
         size = f'width="{self.width}" height="{self.height}"'
+        # White, because a viewer in dark mode would put the dark text on a dark ground.
         ground = f'<rect {size} fill="white"/>'
         head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} {self._attributes()} color="#222">'
         return "\n".join([head, ground, *self.shapes, "</svg>\n"])
 
     def inline(self) -> str:
-        """Return an SVG element for a page: transparent, as wide as the page allows up to its own width."""
+        """Return an SVG element for a page."""
+        # Transparent, and as wide as the page allows up to its own width.
         label = f'class="figure" role="img" aria-label="{escape(self.title)}" style="max-width:{self.width}px"'
         return "\n".join([f"<svg {label} {self._attributes()}>", *self.shapes, "</svg>"])
 
@@ -81,6 +82,7 @@ def axis_ticks(most: float, about: int = 5) -> list[float]:
         return [0.0, 1.0]
     rough = most / about
     unit = 10.0 ** floor(log10(rough))
+    # 0.999: a division may miss a round number by its rounding error, and would add a tick.
     step = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= rough * 0.999)
     return [number * step for number in range(ceil(most / step * 0.999) + 1)]
 
@@ -103,16 +105,15 @@ class Axes:
 
     def at(self, x: float, y: float) -> Point:
         """Return the pixel of a pair of values."""
-        across = (x - self.min_x) / (self.max_x - self.min_x or 1.0)
+        across = (x - self.min_x) / (self.max_x - self.min_x or 1.0)  # 0 where a figure has one value of x
         return self.left + self.width * across, self.top + self.height * (1 - y / self.max_y)
 
     def frame(self, title: str, name_x: str, name_y: str, ticks_x: Sequence[Tick]) -> list[str]:
-        """Return title, axis names, horizontal grid lines and tick labels."""
         foot = self.top + self.height
         shapes = [text(8, 18, title, bold=True), text(8, self.top - 16, name_y)]
         shapes.append(text(self.left + self.width, foot + 34, name_x, anchor="end"))
         for value in axis_ticks(self.max_y):
-            if value <= self.max_y * 1.001:
+            if value <= self.max_y * 1.001:  # an axis may end between two ticks
                 y = self.at(self.min_x, value)[1]
                 shapes.append(line([(self.left, y), (self.left + self.width, y)], faint=True))
                 shapes.append(text(self.left - 6, y + 4, f"{value:g}", anchor="end"))
@@ -130,5 +131,4 @@ class Axes:
 
 
 def assign_colours(names: Iterable[str]) -> dict[str, str]:
-    """Return a colour for every name; colours repeat when there are more names than colours."""
-    return dict(zip(names, cycle(SERIES_COLOURS), strict=False))
+    return dict(zip(names, cycle(SERIES_COLOURS), strict=False))  # of more than twelve names some share a colour

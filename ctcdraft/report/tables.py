@@ -7,15 +7,13 @@ the model card print the same cells.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from ctcdraft.evaluation.distribution_test import HISTOGRAM_CELLS, MIN_TOKENS_FOR_P_VALUE
 
-GUARANTEES = {  # by the field `owes` of report.json
-    "words": "token-identical",
-    "law": "same distribution",
-    "nothing": "none (LOSSY)",
-}
+# By the field `owes` of report.json, whose values are older than these names.
+GUARANTEES = {"words": "token-identical", "law": "same distribution", "nothing": "none (LOSSY)"}
 BREAKDOWN_FILE = "breakdown.svg"
 MIN_P_VALUE = 1e-4  # a lossless method falls below it in one of ten thousand rows
 
@@ -55,16 +53,15 @@ def drafter_label(row: Row) -> str:
 
 
 def equal_cell(row: Row) -> str:
-    """Return `118+2/120`: equal questions, + those that differ by rounding, of all; a p value where the guarantee is
-    the distribution alone."""
+    """Return `118+2/120`: equal questions, + those that differ by rounding, of all; or a p value."""
     lossless = row["lossless"]
-    if lossless["owes"] != "words":
+    if lossless["owes"] != "words":  # tokens may differ: the distribution alone is guaranteed, or nothing
         return f"p={format_number(distribution_p_value(row), 3)}"
     rounding = f"+{lossless['rounding']}" if lossless["rounding"] else ""
     return f"{lossless['equal']}{rounding}/{lossless['prompts']}"
 
 
-MAIN_COLUMNS: Columns = {
+MAIN_COLUMNS: Columns = {  # on a terminal, at most 110 characters wide
     "drafter": drafter_label,
     "tau": lambda row: format_with_interval(row["tau"], row["tau_ci"]),
     "speedup": lambda row: format_with_interval(row["speedup"], row["speedup_ci"]),
@@ -76,7 +73,7 @@ MAIN_COLUMNS: Columns = {
     "decode": lambda row: format_number(row["speedup_decode"]),
     "equal": equal_cell,
 }
-FULL_COLUMNS: Columns = {
+FULL_COLUMNS: Columns = {  # of report.md and the model card
     "drafter": MAIN_COLUMNS["drafter"],
     "benchmark": lambda row: row["benchmark"],
     "T": lambda row: f"{row['temperature']:g}",
@@ -102,7 +99,7 @@ DIFFERENCE_COLUMNS: Columns = {
     "tau": lambda pair: format_difference(pair["tau"], pair["tau_ci"]),
     "speedup": lambda pair: format_difference(pair["speedup"], pair["speedup_ci"]),
 }
-DETAIL_COLUMNS: Columns = {
+DETAIL_COLUMNS: Columns = {  # other definitions of the same measures, for comparison with papers, and sizes
     "drafter": MAIN_COLUMNS["drafter"],
     "tau_mean": lambda row: format_number(row["tau_mean"]),
     "tau_paper": lambda row: format_number(row["tau_paper"]),
@@ -127,7 +124,7 @@ def markdown_definitions(definitions: dict[str, str]) -> str:
 
 
 def aligned_lines(cells: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows of cells as lines for the terminal, every column as wide as its widest cell."""
+    """Return rows of cells as lines for the terminal, with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in cells]
 
@@ -135,24 +132,24 @@ def aligned_lines(cells: Sequence[Sequence[str]]) -> list[str]:
 def millisecond_columns(parts: Sequence[str]) -> Columns:
     """Return a column per phase of row["time"], seconds shown as milliseconds."""
 
-    def milliseconds(part: str) -> Callable[[Row], str]:
-        return lambda row: "-" if row["time"][part] is None else format_number(row["time"][part] * 1e3, 3)
+    def milliseconds(part: str, row: Row) -> str:
+        seconds = row["time"][part]  # None in every phase of a row that was not timed
+        return "-" if seconds is None else format_number(seconds * 1e3, 3)
 
-    return {part: milliseconds(part) for part in parts}
+    return {part: partial(milliseconds, part) for part in parts}
 
 
 def describe_null(row: Row) -> str:
-    """Return how often other kernels alone change the baseline's tokens; nothing for the row that measures it."""
+    """Return how often other kernels alone change the baseline's tokens."""
     null = row["lossless"].get("null")
     if null is not None:
         return f"; autoregression by other kernels ({null['drafter']}) differs from itself on {null['different']}"
     if row.get("other_kernels"):
-        return ""
+        return ""  # this row is what measures it
     return "; add transformers_eager to contestants= to measure how often other kernels alone change the tokens"
 
 
 def format_fit(fit: Row) -> str:
-    """Return the chi-square fit of one PIT histogram in words."""
     tokens = f"{fit['tokens']:,} tokens"
     if fit["p_value"] is None:
         return f"{tokens} are too few for a test (it needs {MIN_TOKENS_FOR_P_VALUE})"
@@ -160,7 +157,7 @@ def format_fit(fit: Row) -> str:
 
 
 def distribution_p_value(row: Row) -> float | None:
-    """Return the smaller p value of the two token orders, times their number (Bonferroni)."""
+    # The same tokens are tested in two orders; the smaller p value times their number bounds both (Bonferroni).
     fits = [row["lossless"], row["lossless"]["by_draft"] or {"p_value": None}]
     p_values = [fit["p_value"] for fit in fits if fit["p_value"] is not None]
     return min(1.0, len(p_values) * min(p_values)) if p_values else None

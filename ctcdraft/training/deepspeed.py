@@ -6,8 +6,12 @@ added where they are absent. DeepSpeed parses them when the engine is built, bef
 
 from __future__ import annotations
 
+import copy
+import difflib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from math import isfinite, nan
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +20,7 @@ from torch import Tensor, nn
 from ctcdraft.distributed import Distributed
 from ctcdraft.errors import InputError, first_line
 from ctcdraft.models.deepspeed import import_deepspeed, load_deepspeed
-from ctcdraft.training.engine import OptimizerSettings, TorchEngine, split_by_weight_decay, warmup_cosine
+from ctcdraft.training.engine import OptimizerSettings, TorchEngine
 
 SET_BY_TRAINER = {
     "train_batch_size": "trainer.batch_size= and trainer.gradient_accumulation_steps=",
@@ -25,6 +29,7 @@ SET_BY_TRAINER = {
     "optimizer": "trainer.learning_rate=, betas and weight_decay",
     "scheduler": "trainer.warmup_steps= and trainer.min_lr_ratio=",
 }
+KEY_IN_SOURCE = re.compile(r"""["'](\w+)["']|^    (\w+): """, re.MULTILINE)
 
 
 class DeepSpeedEngine(TorchEngine):
@@ -33,7 +38,7 @@ class DeepSpeedEngine(TorchEngine):
     The frozen base model is whole in every process; only the draft head's state is sharded.
 
     Args:
-        deepspeed: DeepSpeed's own configuration. Others: see TorchEngine.
+        deepspeed: its own configuration, which DeepSpeed gets unchanged.
     """
 
     def __init__(
@@ -45,34 +50,29 @@ class DeepSpeedEngine(TorchEngine):
         deepspeed: dict[str, Any],
     ) -> None:
         if settings.clip_value is not None:
-            raise InputError(
-                f"trainer.clip_value must be null for engine=deepspeed, which clips by norm only, "
-                f"got {settings.clip_value}"
-            )
-        self.module = module
-        self.parameters = parameters
-        self.settings = settings
-        self.distributed = distributed
+            sentence = "trainer.clip_value must be null for engine=deepspeed, which clips by norm only"
+            raise InputError(f"{sentence}, got {settings.clip_value}")
+        super().__init__(module, parameters, settings, distributed)
         self.config = deepspeed
         refuse_wrong_config(import_deepspeed(parameters[0].device.type), deepspeed, self.default_config(1))
-        matrices, others = split_by_weight_decay(parameters)
-        groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": others, "weight_decay": 0.0}]
-        self.optimizer = torch.optim.AdamW(
-            [group for group in groups if group["params"]], lr=settings.learning_rate, betas=settings.betas
-        )
-        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: warmup_cosine(step, settings))
-        self.engine: Any = None
+        self.engine: Any = None  # DeepSpeed's own, created in the first step, which knows the batches per step
+
+    def build_optimizers(self, matrices: list[nn.Parameter], others: list[nn.Parameter]) -> list[torch.optim.Optimizer]:
+        # One optimiser with two groups: DeepSpeed takes no second optimiser.
+        by_decay = ((matrices, self.settings.weight_decay), (others, 0.0))
+        groups = [{"params": params, "weight_decay": decay} for params, decay in by_decay if params]
+        return [torch.optim.AdamW(groups, lr=self.settings.learning_rate, betas=self.settings.betas)]
 
     def add_param_group(self, parameters: list[nn.Parameter], learning_rate: float) -> None:
         raise InputError("adapt=lora needs engine=torch or muon: engine=deepspeed trains the draft head alone")
 
     def initialize(self, batches: int) -> None:
-        """Hand the head over to DeepSpeed, which moves its parameters. batches: of this process, per step."""
+        """Hand the head over to DeepSpeed. batches: of this process, per step."""
         deepspeed = load_deepspeed(self.parameters[0].device.type)
         try:
             self.engine = deepspeed.initialize(
                 model=self.module,
-                optimizer=self.optimizer,
+                optimizer=self.optimisers[0],
                 config=self.default_config(batches) | self.config,
                 dist_init_required=False,
             )[0]
@@ -89,13 +89,11 @@ class DeepSpeedEngine(TorchEngine):
         }
 
     def step(self, losses: Sequence[Callable[[], Tensor]]) -> float:
-        """Take one optimiser step, as TorchEngine does.
-
-        With shards (ZeRO 1, 2) DeepSpeed itself measures the norm, skips a gradient that is not finite and clears the
-        accumulated gradients. Without shards (ZeRO 0) it does none of this, so it is done here.
-        """
+        """Take one optimiser step, as TorchEngine does."""
         if self.engine is None:
             self.initialize(len(losses))
+        # With shards (ZeRO 1, 2) DeepSpeed itself measures the norm, skips a gradient that is not finite and clears the
+        # accumulated gradients. Without shards (ZeRO 0) it does none of this, so it is done here.
         unsharded = self.engine.zero_optimization_stage() == 0
         norm = nan
         for number, loss in enumerate(losses, start=1):
@@ -112,28 +110,25 @@ class DeepSpeedEngine(TorchEngine):
         if not unsharded and (measured := self.engine.get_global_grad_norm()) is not None:
             norm = float(measured)
         if isfinite(norm):
-            self.schedule.step()
+            self.schedules[0].step()
         return norm
-
-    @property
-    def learning_rate(self) -> float:
-        return float(self.schedule.get_last_lr()[0])
 
     def state_dict(self) -> dict[str, Any]:
         """Return the schedule alone: AdamW's moments are in shards that fit one number of processes only."""
-        return {"schedule": self.schedule.state_dict()}
+        return {"schedule": self.schedules[0].state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if "schedule" not in state:
             raise InputError("this run was not trained with engine=deepspeed; resume= takes the run's own engine")
-        self.schedule.load_state_dict(state["schedule"])
-        for group, learning_rate in zip(self.optimizer.param_groups, self.schedule.get_last_lr(), strict=True):
+        self.schedules[0].load_state_dict(state["schedule"])
+        # The schedule alone does not restore the rate: the optimiser, which holds it, is not in the state.
+        for group, learning_rate in zip(self.optimisers[0].param_groups, self.schedules[0].get_last_lr(), strict=True):
             group["lr"] = learning_rate
         print("weights and learning-rate schedule are restored; DeepSpeed's moments start from zero")
 
 
 def refuse_wrong_config(deepspeed: Any, config: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
-    """Raise InputError for a key that the trainer sets, and for what DeepSpeed itself refuses.
+    """Raise InputError for a key that the trainer sets, for what DeepSpeed refuses, and for keys that it would ignore.
 
     Args:
         deepspeed: the package.
@@ -143,9 +138,28 @@ def refuse_wrong_config(deepspeed: Any, config: Mapping[str, Any], defaults: Map
     for key in [key for key in SET_BY_TRAINER if key in config]:
         raise InputError(f"engine.deepspeed.{key} is set by the trainer; leave it out, and give {SET_BY_TRAINER[key]}")
     try:
-        deepspeed.DeepSpeedConfig({**defaults, **config})
+        # A copy, because DeepSpeed writes defaults into the sections that it reads.
+        deepspeed.DeepSpeedConfig(copy.deepcopy({**defaults, **config}))
     except (AssertionError, ValueError, TypeError, AttributeError, deepspeed.DeepSpeedConfigError) as error:
         raise InputError(f"DeepSpeed refuses engine.deepspeed: {deepspeed_error_reason(error)}") from error
+    refuse_unknown_keys(deepspeed, config)
+
+
+def refuse_unknown_keys(deepspeed: Any, config: Mapping[str, Any]) -> None:
+    """Raise InputError for a key, at the top or in a section, that occurs nowhere in DeepSpeed's source.
+
+    DeepSpeed refuses a wrong key only in sections that are pydantic models, and ignores it elsewhere.
+    """
+    # Every key that it reads is a quoted name or a field of a model in its source; it has no list of them. The search
+    # takes 0.4 seconds. Names deeper than a section may be the user's own (metrics of a curriculum), so they pass.
+    sources = (file.read_text(errors="ignore") for file in Path(deepspeed.__file__).parent.rglob("*.py"))
+    names = {quoted or field for text in sources for quoted, field in KEY_IN_SOURCE.findall(text)}
+    sections = {f"{key}.": value for key, value in config.items() if isinstance(value, Mapping)}
+    for place, section in {"": config, **sections}.items():
+        for key in [key for key in section if key not in names]:
+            close = difflib.get_close_matches(key, names, 1)
+            hint = f"did you mean {close[0]}?" if close else "leave it out"
+            raise InputError(f"engine.deepspeed.{place}{key} is no key that DeepSpeed reads; {hint}")
 
 
 def deepspeed_error_reason(error: Exception) -> str:

@@ -41,7 +41,6 @@ class OptimizerSettings:
 
     @classmethod
     def from_config(cls, trainer: Any) -> Self:
-        """Return the settings of a `trainer` node."""
         values = {field.name: trainer[field.name] for field in fields(cls)}
         return cls(**values | {"betas": tuple(trainer["betas"])})
 
@@ -52,7 +51,6 @@ class TorchEngine:
     Args:
         module: the draft head.
         parameters: its trained parameters.
-        settings: values of the optimiser, the schedule and clipping.
         distributed: the processes whose gradients are averaged.
     """
 
@@ -63,17 +61,16 @@ class TorchEngine:
         self.parameters = parameters
         self.settings = settings
         self.distributed = distributed
-        matrices, others = split_by_weight_decay(parameters)
-        self.optimisers: list[torch.optim.Optimizer] = []
-        if matrices:
-            self.optimisers.append(self.matrix_optimizer(matrices))
-        if others:
-            self.optimisers.append(self.adamw(others, settings.learning_rate))
+        # A lambda, because a state_dict of LambdaLR would hold the attributes of any other callable.
         self.lr_factor = lambda step: warmup_cosine(step, settings)
+        self.optimisers = self.build_optimizers(*split_by_weight_decay(parameters))
         self.schedules = [LambdaLR(optimizer, self.lr_factor) for optimizer in self.optimisers]
 
+    def build_optimizers(self, matrices: list[nn.Parameter], others: list[nn.Parameter]) -> list[torch.optim.Optimizer]:
+        optimisers = [self.matrix_optimizer(matrices)] if matrices else []
+        return [*optimisers, *([self.adamw(others, self.settings.learning_rate)] if others else [])]
+
     def matrix_optimizer(self, matrices: list[nn.Parameter]) -> torch.optim.Optimizer:
-        """Return the optimiser of weight matrices."""
         return self.adamw(matrices, self.settings.learning_rate, self.settings.weight_decay)
 
     def adamw(
@@ -92,17 +89,11 @@ class TorchEngine:
             parameter.grad = None
 
     def step(self, losses: Sequence[Callable[[], Tensor]]) -> float:
-        """Take one optimiser step along the mean of the losses of all processes.
+        """Take one optimiser step along the mean loss of all processes; return the gradient's norm before clipping.
 
-        Where the gradient is not finite no process takes the step.
-
-        Args:
-            losses: this process's losses, computed one at a time so that one graph is in memory.
-
-        Returns:
-            Norm of the gradient before clipping.
+        Where the gradient is not finite no process takes the step. losses: this process's, each called once.
         """
-        for loss in losses:
+        for loss in losses:  # one at a time, so that one graph is in memory
             with self.precision():
                 value = loss() / len(losses)
             value.backward()
@@ -118,7 +109,6 @@ class TorchEngine:
         return float(norm)
 
     def clip(self, norm: Tensor) -> None:
-        """Clip the gradients in place. norm: of the whole gradient."""
         if self.settings.clip_value is not None:
             torch.nn.utils.clip_grad_value_(self.parameters, self.settings.clip_value)
         else:
@@ -164,8 +154,7 @@ class MuonEngine(TorchEngine):
 def split_by_weight_decay(parameters: Sequence[nn.Parameter]) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
     """Return weight matrices, which are decayed, and the rest: norms, biases and the embeddings of frame positions."""
     matrices = [p for p in parameters if p.ndim == 2 and min(p.shape) >= 32]
-    others = [p for p in parameters if not (p.ndim == 2 and min(p.shape) >= 32)]
-    return matrices, others
+    return matrices, [p for p in parameters if not (p.ndim == 2 and min(p.shape) >= 32)]
 
 
 def warmup_cosine(step: int, settings: OptimizerSettings) -> float:
@@ -179,30 +168,22 @@ def warmup_cosine(step: int, settings: OptimizerSettings) -> float:
 def compile_forward(drafter: DraftHead, backend: str, rehearsal: Callable[[], None]) -> None:
     """Compile `drafter(batch)` in place; weight names, decoding and saved files do not change.
 
-    Compiled for dynamic shapes: batches differ in length, and each length would be compiled anew.
+    Raises InputError where the backend of torch.compile cannot compile this drafter.
 
     Args:
-        backend: one of torch.compile's.
         rehearsal: a forward and a backward pass that succeeded without compiling.
-
-    Raises:
-        InputError: the backend cannot compile this drafter.
     """
     import torch._dynamo  # takes seconds, so only where it is needed
 
     try:
+        # Dynamic shapes: batches differ in length, and each length would be compiled anew.
         drafter.compile(backend=backend, dynamic=True)
         rehearsal()
     except RuntimeError as error:
+        lines = str(error).strip().splitlines()  # the first may be only "backend='inductor' raised:"
+        reason = " ".join(lines[: 2 if lines[0].endswith("raised:") else 1]).rstrip(".")
         backends = ", ".join(torch._dynamo.list_backends())
         raise InputError(
-            f"trainer.compile={backend} cannot compile {type(drafter).__name__} here "
-            f"({compile_error_reason(error)}); give "
-            f"another backend of torch.compile ({backends}), or null to train without"
+            f"trainer.compile={backend} cannot compile {type(drafter).__name__} here ({reason}); give another backend "
+            f"of torch.compile ({backends}), or null to train without"
         ) from error
-
-
-def compile_error_reason(error: RuntimeError) -> str:
-    """Return the first line of an error, and the second where the first is only "backend='inductor' raised:"."""
-    lines = str(error).strip().splitlines()
-    return " ".join(lines[: 2 if lines[0].endswith("raised:") else 1]).rstrip(".")

@@ -1,4 +1,4 @@
-"""Loggers of step metrics: JSON lines, TensorBoard, Weights & Biases."""
+"""Loggers of step metrics: JSON lines, TensorBoard, Weights & Biases; time and memory of a step."""
 
 from __future__ import annotations
 
@@ -6,17 +6,24 @@ import contextlib
 import importlib.util
 import json
 import os
+import resource
 import secrets
+import sys
 from collections.abc import Iterable, Mapping
 from math import isfinite
 from pathlib import Path
+from time import perf_counter, process_time
 from typing import Any, Protocol
+
+import torch
 
 from ctcdraft.errors import InputError
 from ctcdraft.io import write_text
 
 WANDB_FILE = "wandb.json"  # in a run directory: id, name and group of the run in W&B
 MAX_NAME_LENGTH, MAX_TAG_LENGTH = 128, 64  # characters, limits of W&B
+# Equal runs may differ in these; processor_seconds is of all threads, memory_bytes the peak of the process.
+MACHINE_METRICS = ("tokens_per_second", "wall_seconds", "processor_seconds", "memory_bytes")
 
 
 class Logger(Protocol):
@@ -26,20 +33,17 @@ class Logger(Protocol):
 
 
 class JsonlLogger:
-    """One JSON line per optimiser step, written by every run.
-
-    Lines that do not fit on a full disk are kept in memory, and written before the next one.
-    """
+    """One JSON line per optimiser step, written by every run."""
 
     def __init__(self, path: Path, first_step: int) -> None:
         write_text(path, lines_up_to(path, first_step))
         self.path = path
         self._file = path.open("ab", buffering=0)
-        self._unwritten = b""
+        self._unwritten = b""  # lines that did not fit on a full disk; they are written before the next one
 
     def log(self, step: int, metrics: dict[str, Any]) -> None:
-        record = {name: None if isinstance(value, float) and not isfinite(value) else value
-                for name, value in metrics.items()}  # fmt: skip
+        # NaN is not JSON.
+        record = {name: None if isinstance(v, float) and not isfinite(v) else v for name, v in metrics.items()}
         self._unwritten += (json.dumps({"step": step, **record}) + "\n").encode()
         with contextlib.suppress(OSError):
             while self._unwritten:
@@ -53,11 +57,8 @@ class JsonlLogger:
 
 
 def lines_up_to(path: Path, first_step: int) -> str:
-    """Return the lines of the steps up to `first_step`; a killed run may have logged further, or half a line.
-
-    Lines are chosen by their step and not counted, because a full disk may have lost some.
-    """
-    kept = []
+    """Return the lines of the steps up to `first_step`; a killed run may have logged further, or half a line."""
+    kept = []  # by their step and not by their number, because a full disk may have lost some
     for line in path.read_text().splitlines() if path.exists() else []:
         with contextlib.suppress(ValueError):
             kept += [line + "\n"] if json.loads(line)["step"] <= first_step else []
@@ -65,10 +66,7 @@ def lines_up_to(path: Path, first_step: int) -> str:
 
 
 def refuse_absent(loggers: Iterable[Any]) -> None:
-    """Raise InputError for a logger whose package is not installed.
-
-    Loggers are created after the corpus, whose responses may take hours, so this is checked before.
-    """
+    """Raise InputError for a logger whose package is not installed, before hours of response generation."""
     for package, requirement in (one.needs for one in loggers if hasattr(one, "needs")):
         if importlib.util.find_spec(package) is None:
             raise InputError(f"logger={package} needs {package}, which is not installed; pip install {requirement}")
@@ -104,13 +102,7 @@ class WandbLogger:
     needs = ("wandb", "wandb")
 
     def __init__(
-        self,
-        directory: Path,
-        project: str,
-        mode: Any,
-        name: str,
-        config: dict[str, Any],
-        group: str | None = None,
+        self, directory: Path, project: str, mode: Any, name: str, config: dict[str, Any], group: str | None = None
     ) -> None:
         import wandb
 
@@ -153,7 +145,26 @@ def wandb_identity(file: Path, name: str, group: str | None) -> dict[str, Any]:
 
 
 def wandb_tags(config: Mapping[str, Any]) -> list[str]:
-    """Return drafter, class of the objective, and base model of a run."""
     objective = config["objective"]["_target_"].rpartition(".")[2]
     names = (config["drafter"]["name"], objective, config["base"]["name"])
     return [tag[:MAX_TAG_LENGTH] for tag in dict.fromkeys(map(str, names))]
+
+
+class StepTimer:
+    """Time of one step, without the validation and checkpoint after it."""
+
+    def __init__(self) -> None:
+        self.began = perf_counter(), process_time()
+
+    def metrics(self, tokens: int) -> dict[str, float]:
+        """Return MACHINE_METRICS since the start. tokens: that the step read, padding included."""
+        wall, processor = perf_counter() - self.began[0], process_time() - self.began[1]
+        return dict(zip(MACHINE_METRICS, (tokens / wall, wall, processor, peak_memory()), strict=True))
+
+
+def peak_memory() -> int:
+    """Return the most bytes this process has held: allocated on its GPU if it uses one, else resident."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        return torch.cuda.max_memory_allocated()
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

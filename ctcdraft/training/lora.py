@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ctcdraft.batch import Batch
 from ctcdraft.drafters.base import uses_hidden_states
-from ctcdraft.errors import InputError, check_float, check_int, first_line
+from ctcdraft.errors import InputError, first_line
 from ctcdraft.io import atomic_write
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.models.fingerprint import tensors_hash
@@ -36,29 +36,19 @@ class LoRAAdapter:
     """
 
     def __init__(
-        self,
-        base: BaseLM,
-        drafter: nn.Module,
-        rank: int,
-        alpha: int,
-        targets: Sequence[str],
-        learning_rate: float,
-        weight: float,
-    ) -> None:
+        self, base: BaseLM, drafter: nn.Module,
+        rank: int, alpha: int, targets: Sequence[str], learning_rate: float, weight: float,
+    ) -> None:  # fmt: skip
         import peft
 
-        self.learning_rate = checked_positive(learning_rate, "adapt.learning_rate")
-        if check_float(weight, "adapt.weight") < 0:
-            raise InputError(f"adapt.weight must be >= 0, got {weight}")
+        self.base = base
+        self.learning_rate = learning_rate
+        self.weight = weight
         if not uses_hidden_states(drafter):
             raise InputError(
                 f"{type(drafter).__name__} uses no hidden states, so the base model gets no gradient; give adapt=none"
             )
-        self.base = base
-        self.weight = weight
-        self.config = peft.LoraConfig(
-            r=check_int(rank, "adapt.rank"), lora_alpha=check_int(alpha, "adapt.alpha"), target_modules=list(targets)
-        )
+        self.config = peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules=list(targets))
         try:
             self.model = peft.get_peft_model(base.lm, self.config)
         except ValueError as error:
@@ -97,7 +87,6 @@ class LoRAAdapter:
         return self.base.head(states_BAD.to(self.base.dtype)).log_softmax(dim=-1, dtype=accumulate_dtype)
 
     def state(self) -> dict[str, Tensor]:
-        """Return the tensors of a checkpoint."""
         return {name: value.detach() for name, value in self.parameters.items()}
 
     @torch.no_grad()
@@ -113,8 +102,7 @@ class LoRAAdapter:
         import peft
 
         tensors = {
-            name: value.detach().cpu().contiguous()
-            for name, value in peft.get_peft_model_state_dict(self.model).items()
+            name: v.detach().cpu().contiguous() for name, v in peft.get_peft_model_state_dict(self.model).items()
         }
         try:
             folder.mkdir(exist_ok=True)
@@ -137,12 +125,5 @@ class KLRegularizedObjective:
     def __call__(self, emissions: object, batch: Batch) -> Loss:
         loss = self.objective(emissions, batch)  # type: ignore[arg-type]
         divergence = self.adapter.divergence(batch)
-        return Loss(
-            loss.value + self.adapter.weight * divergence, loss.metrics | {"base_divergence": divergence.detach()}
-        )
-
-
-def checked_positive(value: float, key: str) -> float:
-    if not check_float(value, key) > 0:
-        raise InputError(f"{key} must be > 0, got {value}")
-    return value
+        metrics = loss.metrics | {"base_divergence": divergence.detach()}
+        return Loss(loss.value + self.adapter.weight * divergence, metrics)

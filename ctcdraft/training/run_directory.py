@@ -1,4 +1,4 @@
-"""Run directory: config, draft head, metrics, and the states to resume from.
+"""Run directory: config, draft head, metrics, the states to resume from, and the lock of the process that trains in it.
 
 Every file is written whole or not at all, so a run that is killed at any moment can be resumed and evaluated.
 """
@@ -9,11 +9,14 @@ import contextlib
 import hashlib
 import io
 import json
-from collections.abc import Sequence
+import os
+import socket
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -24,19 +27,21 @@ from ctcdraft.io import atomic_write, refuse_existing_run, refuse_missing_run, w
 from ctcdraft.models.fingerprint import was_quantized_since
 from ctcdraft.training.loggers import WANDB_FILE
 
+LOCK_FILE = "run.lock"
 CHECKSUM_BYTES = 16
+Fingerprint = dict[str, Any]  # of a base model; that of a run holds the hash of its corpus too
 MATCHING_FIELDS = ("weights", "width", "vocabulary", "taps", "tokenizer", "chat_template", "adapter")
 
 
 class RunDirectory:
-    """Files of a run: config, draft head, metrics, fingerprint of base and corpus, LoRA, and states to resume from."""
+    """Files of a run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.config = path / "config.yaml"
         self.metrics = path / "metrics.jsonl"
         self.head = path / "drafter.safetensors"
-        self.fingerprint = path / "fingerprint.json"
+        self.fingerprint = path / "fingerprint.json"  # of base and corpus
         self.command = path / "command.txt"
         self.adapter = path / "adapter"  # a folder, of runs with a LoRA of the base model (training/lora.py)
 
@@ -47,18 +52,15 @@ class RunDirectory:
 
     @property
     def last_step(self) -> int:
-        """The step in the name of the newest state; 0 without one."""
+        """The step of the newest state; 0 without one."""
         return int(self.resume_files[0].stem.removeprefix("resume-")) if self.resume_files else 0
 
-    def create(self, config: str, fingerprint: dict[str, Any], overwrite: bool) -> None:
-        """Write fingerprint and config of a new run; raise InputError where the directory holds one.
-
-        Args:
-            overwrite: remove the files of an old run first, and no other file.
-        """
+    def create(self, config: str, fingerprint: Fingerprint, overwrite: bool) -> None:
+        """Write fingerprint and config of a new run; raise InputError where the directory holds one."""
         if self.config.exists():
             if not (overwrite and self.fingerprint.exists()):
                 refuse_existing_run(self.path)
+            # Only the files of a run: the directory may hold others.
             own = [self.config, self.head, *self.resume_files, self.metrics, self.fingerprint, self.command]
             own += [self.path / WANDB_FILE, *self.adapter.glob("adapter_*")]
             for file in own:
@@ -80,7 +82,7 @@ class RunDirectory:
         atomic_write(self.head, lambda path: save_file(tensors, path, metadata=metadata))
 
     def load_head(self, drafter: DraftHead) -> None:
-        """Load the drafter's trained tensors; raise InputError where one is missing or has another shape."""
+        """Load the drafter's trained tensors; raise InputError where the file is missing, damaged or does not fit."""
         if not self.head.is_file():
             raise InputError(f"{self.head} is missing; the run stopped before its first checkpoint: resume={self.path}")
         try:
@@ -91,70 +93,57 @@ class RunDirectory:
             raise InputError(f"{self.head} is damaged ({error}); resume={self.path} writes it again") from error
         # They differ where a kill or a full disk came between the two files.
         if self.fingerprint.is_file() and adapter != self.base_fingerprint().get("adapter"):
-            raise InputError(
-                f"{self.head} and {self.adapter} are of different steps; resume={self.path} writes both again"
-            )
+            both = f"{self.head} and {self.adapter}"
+            raise InputError(f"{both} are of different steps; resume={self.path} writes both again")
         load_trainable_state(drafter, tensors, self.head)
 
     def save_state(self, step: int, state: dict[str, Any], keep: int) -> None:
         """Write a state, then remove all but the newest `keep`."""
         stream = io.BytesIO()
         torch.save(state, stream)
-        payload = stream.getbuffer()
 
         def write(path: Path) -> None:
             with path.open("wb") as file:
-                file.write(checksum(payload))
-                file.write(payload)
+                file.writelines([checksum(stream.getbuffer()), stream.getbuffer()])
 
         newest = self.path / f"resume-{step:09}.pt"
         atomic_write(newest, write)
         # A state of a later step is damaged: the run has resumed from an earlier one.
         damaged = [file for file in self.resume_files if file.name > newest.name]
         for old in [*damaged, *self.resume_files[len(damaged) + keep :]]:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # the new state is written, which is what counts
                 old.unlink()
 
     def load_state(self) -> dict[str, Any] | None:
-        """Return the newest intact state; None before the first checkpoint.
-
-        Raises:
-            InputError: there are states, and all of them are damaged.
-        """
+        """Return the newest intact state, None before the first checkpoint; raise InputError where all are damaged."""
         for file in self.path.glob("resume-*.partial"):  # left by a process killed while writing
             file.unlink(missing_ok=True)
         damaged: list[str] = []
         for file in self.resume_files:
-            state = load_verified_state(file)
-            if state is not None:
+            if (state := load_verified_state(file)) is not None:
                 if damaged:
                     print(f"{', '.join(damaged)} in {self.path} is damaged; resuming from {file.name} instead")
                 return state
             damaged.append(file.name)
         if damaged:
-            raise InputError(
-                f"{self.path} has no intact state ({', '.join(damaged)}: damaged); remove these files to start again "
-                "from step 0"
-            )
+            sentence = f"{self.path} has no intact state ({', '.join(damaged)}: damaged)"
+            raise InputError(f"{sentence}; remove these files to start again from step 0")
         return None
 
-    def base_fingerprint(self) -> dict[str, Any]:
+    def base_fingerprint(self) -> Fingerprint:
         """Return the fingerprint of the base model and the corpus that the run was started with."""
         try:
             return json.loads(self.fingerprint.read_text())
         except (OSError, ValueError) as error:
-            raise InputError(
-                f"{self.fingerprint} is missing or damaged; train the run again: run={self.path}"
-            ) from error
+            sentence = f"{self.fingerprint} is missing or damaged; train the run again: run={self.path}"
+            raise InputError(sentence) from error
 
-    def refuse_other_base(self, fingerprint: dict[str, Any]) -> None:
-        """Raise InputError if the head was trained for another base model than the one with this fingerprint."""
+    def refuse_other_base(self, fingerprint: Fingerprint) -> None:
         refuse_other_base(self.base_fingerprint(), fingerprint, self.path)
 
     def refuse_other_corpus(self, corpus: str) -> None:
         """Raise InputError if the run was trained on another corpus, whose batches would differ. corpus: its hash."""
-        trained_on = self.base_fingerprint().get("corpus", corpus)
-        if trained_on != corpus:
+        if (trained_on := self.base_fingerprint().get("corpus", corpus)) != corpus:
             raise InputError(
                 f"{self.path} was trained on another corpus ({trained_on}) than is prepared now ({corpus}), so it "
                 "cannot resume; bring that corpus back, or start a new run with run="
@@ -162,34 +151,24 @@ class RunDirectory:
 
 
 def refuse_other_base(
-    base_fingerprint: dict[str, Any],
-    fingerprint: dict[str, Any],
-    source: Path,
-    must_agree: Sequence[str] = MATCHING_FIELDS,
+    trained_for: Fingerprint, loaded: Fingerprint, source: Path, must_agree: Sequence[str] = MATCHING_FIELDS
 ) -> None:
-    """Raise InputError if the head at `source` was trained for another base model.
-
-    The same base, quantised, is accepted: draft tokens are verified anyway, and the report names the quantisation.
-
-    Args:
-        base_fingerprint: of the base that the head was trained for.
-        fingerprint: of the base that is loaded.
-        must_agree: fields that are compared.
-    """
-    differing = [key for key in must_agree if base_fingerprint.get(key) != fingerprint.get(key)]
+    """Raise InputError if the head at `source` was trained for another base model than the one that is loaded."""
+    differing = [key for key in must_agree if trained_for.get(key) != loaded.get(key)]
     if differing == ["adapter"]:
-        trained = "together with a LoRA of its base" if "adapter" in base_fingerprint else "for the unchanged base"
-        here = "has the LoRA of another head" if "adapter" in fingerprint else "is unchanged"
+        trained = "together with a LoRA of its base" if "adapter" in trained_for else "for the unchanged base"
+        here = "has the LoRA of another head" if "adapter" in loaded else "is unchanged"
         raise InputError(
             f"the head in {source} was trained {trained}, and this base {here}; evaluate it alone, with "
             f"checkpoint={source} and no base="
         )
-    if differing and not (differing == ["weights"] and was_quantized_since(base_fingerprint, fingerprint)):
-        apart = "; ".join(f"{key} {base_fingerprint.get(key)} there, {fingerprint.get(key)} here" for key in differing)
-        trained_for, name = base_fingerprint.get("base"), fingerprint.get("base")
-        here = f"base {name}" if trained_for != name else "another base of that name"
+    # The same base, quantised, is accepted: draft tokens are verified anyway, and the report names the quantisation.
+    if differing and not (differing == ["weights"] and was_quantized_since(trained_for, loaded)):
+        apart = "; ".join(f"{key} {trained_for.get(key)} there, {loaded.get(key)} here" for key in differing)
+        theirs, name = trained_for.get("base"), loaded.get("base")
+        here = f"base {name}" if theirs != name else "another base of that name"
         raise InputError(
-            f"the head in {source} was trained for base {trained_for}, and this is {here} (they differ in "
+            f"the head in {source} was trained for base {theirs}, and this is {here} (they differ in "
             f"{', '.join(differing)}: {apart}); evaluate it with its own base"
         )
 
@@ -199,12 +178,10 @@ def checksum(payload: bytes | memoryview) -> bytes:
 
 
 def load_verified_state(file: Path) -> dict[str, Any] | None:
-    """Return the state in a file, or None if it is damaged.
-
-    The file begins with a checksum of the rest, because torch.load does not notice a changed bit.
-    """
+    """Return the state in a file, or None if it is damaged."""
     try:
         content = file.read_bytes()
+        # The file begins with a checksum of the rest, because torch.load does not notice a changed bit.
         if content[:CHECKSUM_BYTES] != checksum(memoryview(content)[CHECKSUM_BYTES:]):
             return None
         return torch.load(io.BytesIO(content[CHECKSUM_BYTES:]), weights_only=True, map_location="cpu")
@@ -213,8 +190,13 @@ def load_verified_state(file: Path) -> dict[str, Any] | None:
 
 
 def load_trainable_state(drafter: DraftHead, tensors: dict[str, Tensor], source: Path) -> None:
+    """Copy trained tensors into a drafter; raise InputError where names or shapes differ. source: for the message."""
     own = drafter.trainable_state_dict()
-    wrong = sorted(set(own) ^ set(tensors)) or sorted(n for n in own if not shapes_match(own[n], tensors[n]))
+    # (1,) and () match, because older runs stored the blank's bias as a number.
+    wrong = sorted(set(own) ^ set(tensors)) or sorted(
+        name for name, value in own.items()
+        if value.shape != tensors[name].shape and not value.numel() == tensors[name].numel() == 1
+    )  # fmt: skip
     if wrong:
         raise InputError(f"{source} does not fit its drafter (first difference: {wrong[0]}); was config.yaml edited?")
     with torch.no_grad():
@@ -223,6 +205,45 @@ def load_trainable_state(drafter: DraftHead, tensors: dict[str, Tensor], source:
     drafter.after_load()
 
 
-def shapes_match(own: Tensor, stored: Tensor) -> bool:
-    """Return whether shapes agree; (1,) and () do, because older runs stored the blank's bias as a number."""
-    return own.shape == stored.shape or own.numel() == stored.numel() == 1
+class InUseError(InputError):
+    """A run directory that another process is training in."""
+
+
+@contextlib.contextmanager
+def run_lock(directory: Path) -> Iterator[None]:
+    """Hold the lock on a directory, created if absent; raise InUseError if another process holds it.
+
+    The lock is the operating system's. It ends with the process that holds it, however that process ends, so a killed
+    run can be resumed at once.
+    """
+    file, created = directory / LOCK_FILE, not directory.exists()
+    lock = FileLock(file)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=0)
+    except Timeout:
+        sentence = f"{directory} is being trained by {describe_lock_holder(file)}"
+        raise InUseError(f"{sentence}; wait until it ends or stop it, or choose another run=") from None
+    except OSError as error:
+        raise InputError(f"cannot lock {file} ({error.strerror or error}); choose another place with run=") from error
+    native = isinstance(lock, FileLock)  # else the disk has no flock, and the file is filelock's own marker
+    try:
+        if native:
+            with contextlib.suppress(OSError):  # on a full disk the message of a second process names no pid
+                file.write_text(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            if native:
+                file.unlink()  # while locked: a process that has opened it meanwhile sees that it is unlinked
+            if created:
+                directory.rmdir()  # fails unless it is empty, which it is where the run was refused before it began
+        lock.release()
+
+
+def describe_lock_holder(file: Path) -> str:
+    try:
+        owner = json.loads(file.read_text())
+        return f"process {owner['pid']} on {owner['host']}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "another process"

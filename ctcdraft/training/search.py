@@ -7,7 +7,6 @@ SIGTERM, which any run answers by saving its state, so that resume= could contin
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shlex
 import subprocess
@@ -21,8 +20,7 @@ from typing import Any
 
 from ctcdraft.errors import InputError
 from ctcdraft.renamed import current_argument
-from ctcdraft.training.progress import RemainingTime
-from ctcdraft.training.sweep import write_table
+from ctcdraft.training.sweep import RemainingTime, read_metrics, write_table
 
 POLL_SECONDS = 0.2
 
@@ -52,18 +50,20 @@ def run_search(
 ) -> float:
     """Run `trials` trials, `jobs` at a time, into run/0, run/1, ...; return the best tau.
 
-    All trials are kept in run/study.log, so that the same call continues a search. The tau of every validation is
-    reported to optuna, and a trial below the median of the others at that step is stopped. Values that the same command
-    tried before are not run again: their tau is known.
+    All trials are kept in run/study.log, so that the same call continues a search. Values that the same command tried
+    before are not run again: their tau is known.
 
     Args:
         command: the training command, without the searched keys.
-        space: values of each searched key.
     """
-    optuna = load_optuna()
+    try:
+        import optuna
+        from optuna.storages.journal import JournalFileBackend
+    except ImportError as error:
+        raise InputError("a search needs optuna, which is not installed; pip install 'ctcdraft[sweep]'") from error
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     run.mkdir(parents=True, exist_ok=True)
-    storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(run / "study.log")))
+    storage = optuna.storages.JournalStorage(JournalFileBackend(str(run / "study.log")))
     study = optuna.create_study(
         study_name="ctcdraft", storage=storage, load_if_exists=True, direction="maximize",
         sampler=optuna.samplers.TPESampler(seed=seed), pruner=optuna.pruners.MedianPruner(n_startup_trials=4),
@@ -73,26 +73,25 @@ def run_search(
     def run_one(number: int) -> None:
         trial = study.ask()
         overrides = choose_values(trial, space, run)
-        name, folder, began = f"trial {trial.number}", run / str(trial.number), clock()
-        chosen = " ".join(overrides)
+        name, folder, chosen, began = f"trial {trial.number}", run / str(trial.number), " ".join(overrides), clock()
         with registry.exclusive(trial) as equal:
             if equal is not None:
                 study.tell(trial, equal.value if equal.state == states.COMPLETE else None, state=equal.state)
-                line = f"{name}: {chosen}  is trial {equal.number} again and was not run"
-                return log(f"{line}; {remaining.run_ended(None)}")
+                again = f"{name}: {chosen}  is trial {equal.number} again and was not run"
+                return log(f"{again}; {remaining.run_ended(None)}")
             status, tau, pruned = run_trial([*command, *overrides, f"run={folder}"], folder, trial, overrides)
             if tau is None or (status != 0 and not pruned):
                 study.tell(trial, state=states.FAIL)
-                line = f"{name} failed with status {status}: {chosen}; see {folder}.log"
-                return log(f"{line}; {remaining.run_ended(None)}")
+                failed = f"{name} failed with status {status}: {chosen}; see {folder}.log"
+                return log(f"{failed}; {remaining.run_ended(None)}")
             study.tell(trial, state=states.PRUNED) if pruned else study.tell(trial, tau)
-        line = f"{name}: {chosen}  tau {tau:.3f}{' (stopped early)' if pruned else ''}"
-        log(f"{line}; {remaining.run_ended(clock() - began)}")
+        ended = f"{name}: {chosen}  tau {tau:.3f}{' (stopped early)' if pruned else ''}"
+        log(f"{ended}; {remaining.run_ended(clock() - began)}")
         write_table(run)
 
     with ThreadPoolExecutor(jobs) as pool:
         list(pool.map(run_one, range(trials)))
-    taus = [trial.value for trial in study.get_trials(states=[states.COMPLETE])]
+    taus: list[Any] = [trial.value for trial in study.get_trials(states=[states.COMPLETE])]
     if not taus:
         raise InputError(f"none of {trials} trials finished; the first log is {run / '0.log'}")
     return max(taus)
@@ -109,23 +108,20 @@ class TrialRegistry:
 
     @contextlib.contextmanager
     def exclusive(self, trial: Any) -> Iterator[Any]:
-        """Within, no equal trial runs; yield the equal one whose result is known, or None."""
+        """Yield the equal trial whose result is known and would repeat, or None; within, no equal trial runs."""
+
+        def predicts(other: Any) -> bool:
+            failed = other.state.name == "FAIL" and other.number in self.started
+            recorded = [current_argument(override) for override in shlex.split(other.user_attrs.get("command", ""))]
+            equal = present_values(other) == present_values(trial) and shlex.join(recorded) == self.command
+            return equal and other.number != trial.number and (failed or other.state.name in ("COMPLETE", "PRUNED"))
+
         with self._locks.setdefault(repr(sorted(trial.params.items())), threading.Lock()):
-            others = self.study.get_trials(deepcopy=False)
-            equal = next((other for other in others if self.predicts(other, trial)), None)
+            equal = next(filter(predicts, self.study.get_trials(deepcopy=False)), None)
             if equal is None:  # a trial that is not run gets no command, so later ones refer to the one that ran
                 trial.set_user_attr("command", self.command)
                 self.started.add(trial.number)
             yield equal
-
-    def predicts(self, other: Any, trial: Any) -> bool:
-        """Return whether another trial is equal to this one and has ended with a result that would repeat."""
-        ended = other.state.name in ("COMPLETE", "PRUNED") or (
-            other.state.name == "FAIL" and other.number in self.started
-        )
-        recorded = [current_argument(override) for override in shlex.split(other.user_attrs.get("command", ""))]
-        equal = present_values(other) == present_values(trial) and shlex.join(recorded) == self.command
-        return ended and equal and other.number != trial.number
 
 
 def present_values(trial: Any) -> set[str]:
@@ -138,11 +134,10 @@ def run_trial(
 ) -> tuple[int, float | None, bool]:
     """Run a trial to its end, or until the pruner stops it.
 
+    Returns its exit status, its best tau (None without a validation), and whether it was stopped early.
+
     Args:
         overrides: the values that the search chose, which become the run's name in W&B.
-
-    Returns:
-        Exit status, best tau (None without a validation), and whether the trial was stopped early.
     """
     group = folder.parent.name
     names = {"WANDB_RUN_GROUP": group, **os.environ, "WANDB_NAME": " ".join([f"{group}/{folder.name}", *overrides])}
@@ -168,36 +163,19 @@ def run_trial(
 
 
 def read_validations(folder: Path) -> list[tuple[int, float]]:
-    """Return (step, tau) of every validation logged so far."""
-    validations = []
-    with contextlib.suppress(OSError):
-        for line in (folder / "metrics.jsonl").read_text().splitlines():
-            with contextlib.suppress(ValueError):  # the last line may be half written
-                metrics = json.loads(line)
-                if "tau" in metrics:
-                    validations.append((metrics["step"], metrics["tau"]))
-    return validations
+    return [(line["step"], line["tau"]) for line in read_metrics(folder) if "tau" in line]
 
 
 def choose_values(trial: Any, space: SearchSpace, run: Path) -> list[str]:
     """Return the overrides of a trial; raise InputError where the study holds other values of the same keys."""
+
+    def suggested(key: str, values: Interval | Sequence[Any]) -> Any:
+        if not isinstance(values, Interval):
+            return trial.suggest_categorical(key, list(values))
+        suggest = trial.suggest_int if values.whole else trial.suggest_float
+        return suggest(key, values.least, values.most, log=values.logarithmic)
+
     try:
-        return [f"{key}={suggest_value(trial, key, values)}" for key, values in space.items()]
+        return [f"{key}={suggested(key, values)}" for key, values in space.items()]
     except ValueError as error:
         raise InputError(f"{run / 'study.log'} is a search over other values ({error}); choose another run=") from error
-
-
-def suggest_value(trial: Any, key: str, values: Interval | Sequence[Any]) -> Any:
-    if not isinstance(values, Interval):
-        return trial.suggest_categorical(key, list(values))
-    if values.whole:
-        return trial.suggest_int(key, int(values.least), int(values.most), log=values.logarithmic)
-    return trial.suggest_float(key, values.least, values.most, log=values.logarithmic)
-
-
-def load_optuna() -> Any:
-    try:
-        import optuna
-    except ImportError as error:
-        raise InputError("a search needs optuna, which is not installed; pip install 'ctcdraft[sweep]'") from error
-    return optuna

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -15,6 +16,7 @@ from typing import Any
 import yaml
 
 from ctcdraft.io import write_text
+from ctcdraft.progress import format_minutes
 from ctcdraft.renamed import current
 
 FAILURE_FILE = "failed.json"
@@ -23,55 +25,41 @@ LOCATION_KEYS = ("run", "resume", "overwrite", "plan_only")  # keys that do not 
 
 @dataclass(frozen=True)
 class Job:
-    """A run that has been validated.
-
-    Args:
-        values: the whole config, with dotted keys.
-        command: that repeats the run; empty for runs that did not store it.
-        steps: steps taken so far.
-        tau: of the best validation.
-        loss: of the last step.
-        seconds_by_clock: time of all steps, `processor` and `wall`; empty for runs that did not log it.
-    """
+    """A run that has been validated."""
 
     name: str
-    values: Mapping[str, Any]
-    command: str
-    steps: int
-    tau: float
-    loss: float | None
+    values: Mapping[str, Any]  # the whole config, with dotted keys
+    command: str  # that repeats the run; empty for runs that did not store it
+    steps: int  # taken so far
+    tau: float  # of the best validation
+    loss: float | None  # of the last step
+    # Time of all steps, `processor` and `wall`; empty for runs that did not log it.
     seconds_by_clock: Mapping[str, float] = field(default_factory=dict)
-
-    def setting(self, keys: Sequence[str]) -> tuple[Any, ...]:
-        return tuple(self.values.get(key) for key in keys)
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A job that failed. values: the whole config, with dotted keys; reason: one sentence."""
+    """A job that failed."""
 
     name: str
     values: Mapping[str, Any]
-    reason: str
+    reason: str  # one sentence
 
-    def setting(self, keys: Sequence[str]) -> tuple[Any, ...]:
-        return tuple(self.values.get(key) for key in keys)
+
+def setting(job: Job | Failure, keys: Sequence[str]) -> tuple[Any, ...]:
+    return tuple(job.values.get(key) for key in keys)
 
 
 def write_failure(folder: Path, values: Mapping[str, Any], reason: str) -> None:
-    """Write into a job's folder why it failed."""
-    write_text(
-        folder / FAILURE_FILE, json.dumps({"reason": " ".join(reason.split()), "values": values}, indent=1) + "\n"
-    )
+    content = {"reason": " ".join(reason.split()), "values": values}
+    write_text(folder / FAILURE_FILE, json.dumps(content, indent=1) + "\n")
 
 
 def forget_failure(folder: Path) -> None:
-    """Remove the failure of an earlier attempt at the job."""
     (folder / FAILURE_FILE).unlink(missing_ok=True)
 
 
 def read_failure(folder: Path) -> Failure | None:
-    """Return the failure of the job in a folder; None where it did not fail."""
     try:
         content = json.loads((folder / FAILURE_FILE).read_text())
         return Failure(folder.name, content["values"], content["reason"])
@@ -79,28 +67,37 @@ def read_failure(folder: Path) -> Failure | None:
         return None
 
 
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """Return the lines of metrics.jsonl that a run has written so far; none before the first."""
+    metrics = []
+    with contextlib.suppress(OSError):
+        for line in (folder / "metrics.jsonl").read_text().splitlines():
+            with contextlib.suppress(ValueError):  # the last line may be half written
+                metrics.append(json.loads(line))
+    return metrics
+
+
 def read_job(folder: Path) -> Job | None:
     """Return the run in a folder; None if there is none, or it was never validated."""
+    lines = read_metrics(folder)
+    taus = [line["tau"] for line in lines if "tau" in line]
     try:
         values = flatten_config(current(yaml.safe_load((folder / "config.yaml").read_text())))
-        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     except (OSError, ValueError):
         return None
-    taus = [line["tau"] for line in lines if "tau" in line]
     if not taus:
         return None
     command = folder / "command.txt"
     command_line = command.read_text().strip() if command.is_file() else ""
-    clocks = {clock: [line.get(f"{clock}_seconds") for line in lines] for clock in ("processor", "wall")}
+    clocks: dict[str, list[Any]] = {
+        clock: [line.get(f"{clock}_seconds") for line in lines] for clock in ("processor", "wall")
+    }
     totals = {clock: sum(each) for clock, each in clocks.items() if None not in each}
     return Job(folder.name, values, command_line, len(lines), max(taus), lines[-1].get("loss"), totals)
 
 
 def flatten_config(node: Any, above: str = "") -> dict[str, Any]:
-    """Return a config with dotted keys; lists become text.
-
-    {"trainer": {"steps": 3}}   ->   {"trainer.steps": 3}
-    """
+    """Return a config with dotted keys; lists become text.   {"trainer": {"steps": 3}}  ->  {"trainer.steps": 3}"""
     if not isinstance(node, Mapping):
         return {above: str(node) if isinstance(node, list) else node}
     return {
@@ -120,15 +117,12 @@ def swept_keys(jobs: Sequence[Job | Failure]) -> list[str]:
 
 
 def determine_each_other(one: Sequence[Any], other: Sequence[Any]) -> bool:
-    """Return whether each of two columns follows from the other."""
+    # As many pairs as values: no value of one column stands beside two values of the other.
     return len(set(zip(one, other, strict=True))) == len(set(one)) == len(set(other))
 
 
 def write_table(folder: Path) -> list[Job]:
-    """Write sweep.csv, sweep.md and sweep.svg of all jobs in a folder, the failed ones last; return the validated jobs.
-
-    No file is written before there is a job.
-    """
+    """Write sweep.csv, sweep.md and sweep.svg of all jobs in a folder; return those that were validated."""
     failures = [failure for path in sorted(folder.glob(f"*/{FAILURE_FILE}")) if (failure := read_failure(path.parent))]
     failed = {failure.name for failure in failures}
     candidates = (read_job(path.parent) for path in folder.glob("*/config.yaml") if path.parent.name not in failed)
@@ -143,20 +137,19 @@ def write_table(folder: Path) -> list[Job]:
 
 
 def csv_table(jobs: Sequence[Job], keys: Sequence[str], failures: Sequence[Failure] = ()) -> str:
-    """Return one row per job; the column `failed` exists only if a job failed."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["job", *keys, "tau", "loss", "steps", *(["failed"] if failures else [])])
+    writer.writerow(["job", *keys, "tau", "loss", "steps", *(["failed"] if failures else [])])  # most sweeps have none
     for job in jobs:
-        row = [job.name, *job.setting(keys), job.tau, job.loss, job.steps]
-        writer.writerow(row + [""] if failures else row)
+        writer.writerow([job.name, *setting(job, keys), job.tau, job.loss, job.steps, *([""] if failures else [])])
     for failure in failures:
-        writer.writerow([failure.name, *failure.setting(keys), "", "", "", failure.reason])
+        writer.writerow([failure.name, *setting(failure, keys), "", "", "", failure.reason])
     return text.getvalue()
 
 
 def tau_by_seed(same: Sequence[Job]) -> list[float]:
-    """Return the tau of each seed of one setting; runs with the same seed are averaged, as they share its noise."""
+    """Return the tau of each seed of one setting."""
+    # Runs with the same seed are averaged, as they share its noise: they would make the spread look small.
     seeds: dict[Any, list[float]] = {}
     for job in same:
         seeds.setdefault(job.values.get("seed"), []).append(job.tau)
@@ -168,7 +161,7 @@ def markdown_page(jobs: Sequence[Job], keys: Sequence[str], failures: Sequence[F
     named = [key for key in keys if key != "seed"]
     settings: dict[tuple[Any, ...], list[Job]] = {}
     for job in jobs:
-        settings.setdefault(job.setting(named), []).append(job)
+        settings.setdefault(setting(job, named), []).append(job)
     ranked = sorted(settings.items(), key=lambda item: -statistics.mean(tau_by_seed(item[1])))
     lines = [
         "tau: tokens committed per forward pass over the held-out prompts, in each run's best validation; spread: "
@@ -177,40 +170,37 @@ def markdown_page(jobs: Sequence[Job], keys: Sequence[str], failures: Sequence[F
         "| " + " | ".join([*named, "tau", "spread", "seeds", "last loss", "jobs"]) + " |",
         "|" + "---|" * (len(named) + 5),
     ]
-    for setting, same in ranked:
+    for values, same in ranked:
         taus = tau_by_seed(same)
         spread = f"{statistics.stdev(taus):.3f}" if len(taus) > 1 else ""
         losses = [job.loss for job in same if job.loss is not None]
         loss = f"{statistics.mean(losses):.3f}" if losses else ""
         names = " ".join(sorted(job.name for job in same))
-        cells = [*map(str, setting), f"{statistics.mean(taus):.3f}", spread, str(len(taus)), loss, names]
+        cells = [*map(str, values), f"{statistics.mean(taus):.3f}", spread, str(len(taus)), loss, names]
         lines.append("| " + " | ".join(cells) + " |")
     for failure in failures:
-        cells = [*map(str, failure.setting(named)), f"failed: {failure.reason}", "", "0", "", failure.name]
+        cells = [*map(str, setting(failure, named)), f"failed: {failure.reason}", "", "0", "", failure.name]
         lines.append("| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |")
     if jobs:
-        conclusion = describe_best_setting([(setting, tau_by_seed(same)) for setting, same in ranked])
+        conclusion = describe_best_setting([tau_by_seed(same) for _, same in ranked])
         lines += ["", conclusion, "", "The best run again:", "", f"    {jobs[0].command}"]
     return "\n".join(lines) + "\n"
 
 
-def describe_best_setting(ranked: Sequence[tuple[Any, Sequence[float]]]) -> str:
-    """Return by how much the best setting is ahead, compared with the noise over seeds.
-
-    Args:
-        ranked: settings, best first, each with one tau per seed. The noise is their pooled standard deviation.
-    """
+def describe_best_setting(ranked: Sequence[Sequence[float]]) -> str:
+    """Return by how much the best setting is ahead. ranked: the taus of each setting's seeds, best setting first."""
     if len(ranked) == 1:
         return "There is only one setting."
-    first, second = (statistics.mean(taus) for _, taus in ranked[:2])
+    first, second = (statistics.mean(taus) for taus in ranked[:2])
     conclusion = f"The first setting is ahead of the second by {first - second:.3f} in tau"
-    repeated = [taus for _, taus in ranked if len(taus) > 1]
+    repeated = [taus for taus in ranked if len(taus) > 1]
     freedom = sum(len(taus) - 1 for taus in repeated)
     if not freedom:
         return f"{conclusion}; no setting was run with two seeds, so its noise is unknown: add seed=0,1,2 data_seed=0."
+    # The noise over seeds is pooled: a few seeds of one setting say little about it.
     noise = (sum(statistics.variance(taus) * (len(taus) - 1) for taus in repeated) / freedom) ** 0.5
     # Standard deviation of the difference of two means, each over its own number of seeds.
-    error = noise * sum(1 / len(taus) for _, taus in ranked[:2]) ** 0.5
+    error = noise * sum(1 / len(taus) for taus in ranked[:2]) ** 0.5
     verdict = "more than two deviations" if first - second > 2 * error else "within two: not decided"
     return f"{conclusion}; standard deviation over seeds {noise:.3f}, of that difference {error:.3f}: {verdict}."
 
@@ -220,28 +210,41 @@ def svg_plot(jobs: Sequence[Job], keys: Sequence[str]) -> str:
     width, height, edge = 220, 160, 34
     taus = [job.tau for job in jobs]
     low, high = min(taus), max(max(taus), min(taus) + 1e-3)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width * max(len(keys), 1)}" height="{height}" '
-        'font-family="sans-serif" font-size="10">'
-    ]
+    size = f'width="{width * max(len(keys), 1)}" height="{height}"'
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="10">']
+
+    def y(tau: float) -> float:
+        return height - edge - (height - 2 * edge) * (tau - low) / (high - low)
+
     for panel, key in enumerate(keys):
-        seen = {job.values.get(key) for job in jobs}
-        values = sorted(
-            seen, key=lambda v: (not isinstance(v, int | float), v if isinstance(v, int | float) else str(v))
-        )
-        left = panel * width + edge
-
-        def x(value: Any, values: Sequence[Any] = values, left: int = left) -> float:
-            return left + (width - 2 * edge) * values.index(value) / max(len(values) - 1, 1)
-
-        def y(tau: float) -> float:
-            return height - edge - (height - 2 * edge) * (tau - low) / (high - low)
-
-        means = [(x(v), y(statistics.mean(job.tau for job in jobs if job.values.get(key) == v))) for v in values]
+        left, seen = panel * width + edge, {job.values.get(key) for job in jobs}
+        # Numbers before texts, which they cannot be compared with: null and 8 may be values of one key.
+        values = sorted(seen, key=lambda value: (0, value) if isinstance(value, int | float) else (1, str(value)))
+        x = {v: left + (width - 2 * edge) * i / max(len(values) - 1, 1) for i, v in enumerate(values)}
+        means = [(x[v], y(statistics.mean(job.tau for job in jobs if job.values.get(key) == v))) for v in values]
         parts.append(f'<polyline fill="none" stroke="#888" points="{" ".join(f"{a:.1f},{b:.1f}" for a, b in means)}"/>')
-        parts += [f'<circle cx="{x(job.values.get(key)):.1f}" cy="{y(job.tau):.1f}" r="3"/>' for job in jobs]
+        parts += [f'<circle cx="{x[job.values.get(key)]:.1f}" cy="{y(job.tau):.1f}" r="3"/>' for job in jobs]
         below = f'y="{height - edge + 14}" text-anchor="middle"'
-        parts += [f'<text x="{x(v):.1f}" {below}>{escape(str(v))}</text>' for v in values]
+        parts += [f'<text x="{x[v]:.1f}" {below}>{escape(str(v))}</text>' for v in values]
         parts += [f'<text x="{left - 6}" y="{y(t) + 3:.1f}" text-anchor="end">{t:.2f}</text>' for t in (low, high)]
         parts.append(f'<text x="{left}" y="{edge - 14}">tau, by {escape(key)}</text>')
     return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+class RemainingTime:
+    """Remaining time of a sweep with `jobs` runs at a time: unfinished runs times the mean time of those that ran."""
+
+    def __init__(self, runs: int, jobs: int = 1) -> None:
+        self.runs, self.jobs = runs, jobs
+        self._ended: list[float | None] = []  # an append is atomic: trials end in threads
+
+    def run_ended(self, seconds: float | None) -> str:
+        """Count a run and describe the rest. seconds: None for a run that failed or had nothing to do."""
+        self._ended.append(seconds)
+        ended = list(self._ended)
+        measured, left = [each for each in ended if each is not None], self.runs - len(ended)
+        count = f"{len(ended)} of {self.runs} done"
+        if left <= 0 or not measured:
+            return count
+        seconds_left = statistics.mean(measured) * left / min(self.jobs, left)
+        return f"{count}, about {format_minutes(seconds_left)} for the remaining {left}"

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Sequence
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
-from signal import SIGTERM
 from time import monotonic
 from typing import Any, Self
 
@@ -24,12 +25,11 @@ from ctcdraft.distributed import local_batches, main_process_first
 from ctcdraft.drafters.base import DraftHead
 from ctcdraft.errors import InputError
 from ctcdraft.objectives.base import Loss, Objective
+from ctcdraft.progress import Progress, write_line
 from ctcdraft.training.engine import TorchEngine
-from ctcdraft.training.loggers import Logger
+from ctcdraft.training.loggers import Logger, StepTimer
 from ctcdraft.training.lora import LoRAAdapter
-from ctcdraft.training.progress import ProgressLines, StepTimer
 from ctcdraft.training.run_directory import RunDirectory, load_trainable_state
-from ctcdraft.training.shutdown import ShutdownRequest, catch_signals
 from ctcdraft.training.validation import DecodingValidation
 
 
@@ -47,43 +47,32 @@ class TrainerSettings:
 
     @classmethod
     def from_config(cls, trainer: Any) -> Self:
-        """Return the settings of a `trainer` node."""
         return cls(**{field.name: trainer[field.name] for field in fields(cls)})
 
 
+@dataclass(eq=False)
 class Trainer:
     """Takes the steps of a run, from its newest checkpoint to the last.
 
     The saved head is that of the best validation, or the last one where there are no validation prompts.
     """
 
-    def __init__(
-        self,
-        run: RunDirectory,
-        drafter: DraftHead,
-        objective: Objective,
-        batches: Batches | PrefetchingBatches,
-        engine: TorchEngine,
-        validation: DecodingValidation,
-        settings: TrainerSettings,
-        adapter: LoRAAdapter | None = None,
-    ) -> None:
-        self.run = run
-        self.drafter = drafter
-        self.objective = objective
-        self.batches = batches
-        self.engine = engine
-        self.validation = validation
-        self.settings = settings
-        self.adapter = adapter
-        self.distributed = engine.distributed
-        self.local_batches = local_batches(settings.gradient_accumulation_steps, self.distributed)
-        self.step = 0
+    run: RunDirectory
+    drafter: DraftHead
+    objective: Objective
+    batches: Batches | PrefetchingBatches
+    engine: TorchEngine
+    validation: DecodingValidation
+    settings: TrainerSettings
+    adapter: LoRAAdapter | None = None
+
+    def __post_init__(self) -> None:
+        self.distributed = self.engine.distributed
+        self.local_batches = local_batches(self.settings.gradient_accumulation_steps, self.distributed)
+        self.step = self.skipped = self.skipped_in_a_row = 0
         self.tokens = 0  # read by this process in the newest step, padding included
-        self.first_batch: Batch | None = None  # of the newest step
+        self.first_batch: Batch | None = None  # of the newest step; a validation measures the head on it
         self.best_tau = 0.0
-        self.skipped = 0
-        self.skipped_in_a_row = 0
 
     def fit(self, loggers: Sequence[Logger], clock: Callable[[], float] = monotonic) -> float:
         """Train to the last step; return the best mean acceptance length (tau) of all validations."""
@@ -91,9 +80,15 @@ class Trainer:
         saved_at, steps = monotonic(), self.settings.steps
         last = stopped = False
         disable = None if self.distributed.is_main else True  # None: tqdm shows no bar unless stderr is a terminal
-        lines = ProgressLines(self.step, steps, clock)
+        metrics: dict[str, Any] = {}
+
+        def write(line: str) -> None:
+            write_line(f"{line}; loss {metrics['loss']:.3f}, {metrics['tokens_per_second']:,.0f} tokens/s")
+
+        # No estimate in the first minute: the plan has just printed one.
+        lines = Progress(steps - self.step, "steps", first=steps + 1, before=self.step, clock=clock, write=write)
         bar = tqdm(total=steps, initial=self.step, unit="step", desc="training", disable=disable)
-        with contextlib.ExitStack() as closing, bar, catch_signals() as request:
+        with contextlib.ExitStack() as closing, bar, catch_signals() as received:
             for logger in loggers:
                 closing.callback(logger.close)
             while self.step < steps and not stopped:
@@ -110,22 +105,24 @@ class Trainer:
                 bar.set_postfix(loss=f"{metrics['loss']:.3f}", tau=f"{self.best_tau:.2f}", refresh=False)
                 bar.update()
                 if self.distributed.is_main:
-                    lines.step_done(metrics)
+                    lines.advance()
                 # The decision is shared: if one process stopped alone, the others would wait in the next collective.
-                stopped, due = self.distributed.any_process(
-                    request.received_signal is not None, self.is_checkpoint_due(saved_at)
-                )
+                stopped, due = self.distributed.any_process(bool(received), self.is_checkpoint_due(saved_at))
                 if last or stopped:
                     self.save()
                 elif due:
                     self.try_write(self.save)
                     saved_at = monotonic()
         if stopped and not last:
-            self.exit_interrupted(request)
+            number = received[0] if received else signal.SIGTERM  # another process received it
+            if self.distributed.is_main:
+                state = f"{number.name} after step {self.step:,}: the state is saved"
+                print(f"{state}; continue with resume={self.run.path}")
+            raise SystemExit(128 + number)  # the status of a process that a signal ended
         return self.best_tau
 
     def train_step(self) -> dict[str, Any]:
-        """Take one optimiser step along the mean loss of its batches; return the metrics of the step."""
+        """Take one optimiser step along the mean loss of its batches; return its metrics."""
         losses: list[Loss] = []
 
         def loss(number: int) -> torch.Tensor:
@@ -142,12 +139,11 @@ class Trainer:
         self.count_skipped(norm, losses)
         means = {name: torch.stack([one.metrics[name].float() for one in losses]).mean() for name in losses[0].metrics}
         self.distributed.all_reduce_mean(list(means.values()))
-        metrics: dict[str, Any] = {name: float(mean) for name, mean in means.items()}
+        metrics = {name: float(mean) for name, mean in means.items()}
         metrics |= {"gradient_norm": norm, "learning_rate": learning_rate}
         return metrics | ({"skipped": self.skipped} if self.skipped else {})
 
     def count_skipped(self, norm: float, losses: Sequence[Loss]) -> None:
-        """Count a step that the engine skipped; raise InputError after `max_nonfinite_steps` of them in a row."""
         if math.isfinite(norm):
             self.skipped_in_a_row = 0
             return
@@ -178,43 +174,33 @@ class Trainer:
         return late or self.step % self.settings.checkpoint_every == 0
 
     def try_write(self, write: Callable[[], None]) -> bool:
-        """Return whether a file was written.
-
-        A full disk in the middle of a run is reported, not raised: stopping would lose all steps since the checkpoint.
-        """
+        """Return whether a file was written."""
         try:
             write()
             return True
+        # A full disk in the middle of a run is reported, not raised: that would lose all steps since the checkpoint.
         except InputError as error:
             tqdm.write(f"step {self.step}: {error} (training continues, and the next checkpoint tries again)")
             return False
 
-    def exit_interrupted(self, request: ShutdownRequest) -> None:
-        """Exit with the status of a process that a signal ended."""
-        received = request.received_signal or SIGTERM  # None where another process received it
-        if self.distributed.is_main:
-            print(f"{received.name} after step {self.step:,}: the state is saved; continue with resume={self.run.path}")
-        raise SystemExit(128 + received)
-
     def save(self) -> None:
-        """Write the state to resume from, and the head where no validation has saved one yet.
-
-        Neither a position in the corpus nor a random state is saved: batches follow from the step and the seed, and a
-        step draws nothing from torch's global generator (tested in tests/training/test_random_stream.py).
-        """
+        """Write the state to resume from, and the head where no validation has saved one yet."""
         engine = self.engine.state_dict()
         if not self.distributed.is_main:
             return
         if self.best_tau == 0 or not self.run.head.is_file():
             self.save_head()
-        state = {
+        # Neither a position in the corpus nor a random state is saved: batches follow from the step and the seed, and a
+        # step draws nothing from torch's global generator (tested in tests/training/test_random_stream.py).
+        state: dict[str, Any] = {
             "step": self.step,
             "best_tau": self.best_tau,
             "skipped": [self.skipped, self.skipped_in_a_row],
             "head": {name: value.detach() for name, value in self.drafter.trainable_state_dict().items()},
             "engine": engine,
-            **({} if self.adapter is None else {"adapter": self.adapter.state()}),
         }
+        if self.adapter is not None:
+            state["adapter"] = self.adapter.state()
         self.run.save_state(self.step, state, self.settings.save_total_limit)
 
     def save_head(self) -> None:
@@ -226,13 +212,36 @@ class Trainer:
 
     def restore(self) -> None:
         """Load the newest intact checkpoint; a run without one begins at step 0."""
-        state = self.run.load_state()
-        if state is None:
+        if (state := self.run.load_state()) is None:
             return
         load_trainable_state(self.drafter, state["head"], self.run.path)
         if self.adapter is not None:
             self.adapter.restore(state["adapter"])
         self.engine.load_state_dict(state["engine"])
-        self.step = state["step"]
-        self.best_tau = state["best_tau"]
+        self.step, self.best_tau = state["step"], state["best_tau"]
         self.skipped, self.skipped_in_a_row = state["skipped"]
+
+
+@contextlib.contextmanager
+def catch_signals() -> Iterator[list[signal.Signals]]:
+    """Yield a list to which the first SIGTERM or Ctrl-C is added, so that the state is saved between two steps."""
+    received: list[signal.Signals] = []
+    if threading.current_thread() is not threading.main_thread():  # Python handles signals nowhere else
+        yield received
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def record(number: int, frame: object) -> None:
+        received.append(signal.Signals(number))
+        restore()  # a second signal has its usual effect: a step may take minutes
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    for number in before:
+        signal.signal(number, record)
+    try:
+        yield received
+    finally:
+        restore()

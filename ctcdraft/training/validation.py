@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,26 +16,23 @@ from ctcdraft.decoding.settings import DecodeStep, DecodingSettings, conditional
 from ctcdraft.models.base_model import BaseLM
 
 
+@dataclass(frozen=True)
 class DecodingValidation:
     """Decodes a few prompts that are not trained on."""
 
-    def __init__(self, base: BaseLM, prompts: Sequence[Tensor], settings: DecodingSettings) -> None:
-        self.base = base
-        self.prompts = prompts
-        self.settings = settings
-
-    def tau(self, drafter: Drafter) -> float:
-        """Return tokens committed per forward pass, a ratio of totals over all prompts."""
-        return self.metrics(drafter)["tau"]
+    base: BaseLM
+    prompts: Sequence[Tensor]
+    settings: DecodingSettings
 
     def metrics(self, drafter: Drafter) -> dict[str, float]:
-        """Return tau, and as alpha/1, alpha/2, ... the conditional acceptance rate of every depth reached."""
+        """Return tau, and as alpha/1, alpha/2, ... the conditional acceptance rate of every depth reached.
+
+        tau is the ratio of tokens to forward passes over all prompts together.
+        """
         steps: list[DecodeStep] = []
         for index, prompt_L in enumerate(self.prompts):
-            result = generate(
-                self.base, drafter, prompt_L.to(self.base.device), self.settings, self.base.stop_token_ids, index
-            )
-            steps += result.passes
+            prompt_L = prompt_L.to(self.base.device)
+            steps += generate(self.base, drafter, prompt_L, self.settings, self.base.stop_token_ids, index).passes
         tau = sum(step.committed for step in steps) / len(steps) if steps else 0.0
         rates = enumerate(conditional_acceptance_rates(steps), 1)
         return {"tau": tau} | {f"alpha/{depth}": rate for depth, rate in rates if rate is not None}
@@ -43,8 +41,8 @@ class DecodingValidation:
 def split_held_out(rows: Sequence[Row], prompts: int, max_length: int) -> tuple[TokenSequences, list[Tensor]]:
     """Return rows to train on, and the prompts (token ids) of held-out conversations.
 
-    Conversations with the same first turn are held out together. A row with fewer than two response
-    tokens within max_length is left out.
+    Conversations with the same first turn are held out together. A row with fewer than two response tokens within
+    max_length is left out.
     """
     ids = sorted({first_turn_key(row.id) for row in rows}, key=lambda name: hashlib.sha256(name.encode()).digest())
     held_out = set(ids[: min(prompts, len(ids) // 2)])

@@ -10,7 +10,7 @@ from typing import Any
 from ctcdraft.errors import InputError
 from ctcdraft.report.figures import acceptance_by_category
 from ctcdraft.report.html.files import PAGE_FILE, write_page_files
-from ctcdraft.report.html.render import render, render_page
+from ctcdraft.report.html.render import render
 from ctcdraft.report.svg import Figure
 from ctcdraft.report.tables import Row
 from studies.external_logs.compare import COLUMNS, LogComparison, Note, arm_cells, category_cells, numbered_notes
@@ -51,4 +51,4 @@ def log_page(comparison: LogComparison, environment: Mapping[str, Any], figures:
         "Categories": render("table", header=["category", *COLUMNS], rows=categories, empty="The file holds none."),
         "Definitions": render("definitions", definitions=DEFINITIONS),
     }
-    return render_page(f"Recorded: {comparison.rows[0]['drafter']}", sections)
+    return render("page", title=f"Recorded: {comparison.rows[0]['drafter']}", sections=sections)

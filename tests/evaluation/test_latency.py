@@ -143,7 +143,7 @@ def test_bars_are_proportional_to_times():
     time = {"draft": 1.0, "tree": 0.5, "read": 2.0, "verify": 0.25, "keep": 0.25, "other": 0.0}
     untimed = {"drafter": "outside", "time": dict.fromkeys(time)}
     rows = [{"drafter": "a<b", "time": time}, {"drafter": "half", "time": {p: s / 2 for p, s in time.items()}}, untimed]
-    drawn = figures.breakdown_svg(rows, "title")
+    drawn = figures.breakdown_figure(rows, "title").file()
     assert "a&lt;b" in drawn
     assert "outside" not in drawn
     wide = [float(match) for match in re.findall(r'width="([\d.]+)" height="20.0"', drawn)]

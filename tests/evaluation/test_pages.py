@@ -23,9 +23,8 @@ from ctcdraft.nn.bodies import AttentionBody
 from ctcdraft.nn.logit_correction import MarkovCorrection
 from ctcdraft.report.figures import evaluation_figures
 from ctcdraft.report.html import files
-from ctcdraft.report.html.explorer import initial_step, most_informative, sorted_answers
+from ctcdraft.report.html.explorer import TokenLabels, frame_rows, initial_step, most_informative, sorted_answers
 from ctcdraft.report.html.render import format_percent, render
-from ctcdraft.report.html.steps import TokenLabels, frame_rows
 
 EXPLORER = TraceSettings(questions=2, tokens=12, words=3)
 VOID = ("meta", "br")

@@ -68,6 +68,12 @@ def test_a_single_value_out_of_range(shipped, word):
     assert input_error(lambda: check_config(config)).startswith(f"{word.split('=')[0]} must be ")
 
 
+@pytest.mark.parametrize("word", ["adapt.rank=0", "adapt.alpha=a", "adapt.learning_rate=0", "adapt.weight=-1"])
+def test_a_value_of_lora_out_of_range(word):
+    config = compose_train("adapt=lora", word)
+    assert input_error(lambda: check_config(config)).startswith(f"{word.split('=')[0]} must be ")
+
+
 def test_shipped_experiments_pass(shipped):
     presets = ["demo", "eagle_ctc", *(file.stem for file in (CONFIGS / "experiment").glob("ablation_*.yaml"))]
     sentences = {}

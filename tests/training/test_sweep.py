@@ -14,9 +14,16 @@ import pytest
 
 from ctcdraft.errors import InputError
 from ctcdraft.training import search as searching
-from ctcdraft.training.progress import RemainingTime
 from ctcdraft.training.search import Interval, run_search
-from ctcdraft.training.sweep import flatten_config, forget_failure, read_job, swept_keys, write_failure, write_table
+from ctcdraft.training.sweep import (
+    RemainingTime,
+    flatten_config,
+    forget_failure,
+    read_job,
+    swept_keys,
+    write_failure,
+    write_table,
+)
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

@@ -12,8 +12,7 @@ from tiny_models import random_base
 from training_parts import ctc_head, logged_metrics, make_trainer
 
 from ctcdraft.errors import InputError
-from ctcdraft.training.loggers import JsonlLogger
-from ctcdraft.training.progress import MACHINE_METRICS, StepTimer
+from ctcdraft.training.loggers import MACHINE_METRICS, JsonlLogger, StepTimer
 from ctcdraft.training.run_directory import RunDirectory
 
 

@@ -60,12 +60,9 @@ def test_tau_counts_only_tokens_committed_by_verification():
     base = random_base(context=64)
     prompt = torch.arange(10, 16)
     validation = DecodingValidation(base, [prompt], DECODING)
-    assert validation.tau(Autoregressive(base)) == 1.0  # the token of the prefill does not count
+    assert validation.metrics(Autoregressive(base))["tau"] == 1.0  # the token of the prefill does not count
     truth = generate(base, Autoregressive(base), prompt, DECODING, frozenset(), 0).tokens
-    assert (
-        DecodingValidation(base, [prompt], DECODING).tau(oracle_drafter(torch.cat([prompt, torch.tensor(truth)]), 4))
-        > 3
-    )
+    assert validation.metrics(oracle_drafter(torch.cat([prompt, torch.tensor(truth)]), 4))["tau"] > 3
 
 
 def test_alpha_of_an_oracle_is_one_at_every_depth():

@@ -1,12 +1,10 @@
 """jinja2 templates with autoescape: prompts, responses and drafter names stay text whatever markup they hold.
 
-A section is rendered to `Markup` by its own template and handed to the page, which inserts it unescaped. The page
-holds its style and script, so that the file opens without a network or other files beside it.
+The page holds its style and script, so that the file opens without a network or other files beside it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -16,35 +14,24 @@ from markupsafe import Markup
 
 def render(template: str, **values: Any) -> Markup:
     """Return templates/TEMPLATE.html.jinja with these values."""
+    # Markup: the page inserts a section unescaped, and the section's own template has escaped every value in it.
     return Markup(templates().get_template(f"{template}.html.jinja").render(values))
-
-
-def render_page(title: str, sections: Mapping[str, Markup]) -> str:
-    """Return a page of these sections, by heading, with a link to each."""
-    return render("page", title=title, sections=sections)
 
 
 @cache
 def templates() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("ctcdraft.report.html"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
+    # StrictUndefined: a misspelt value of a template is an error, not an empty cell.
+    loader = PackageLoader("ctcdraft.report.html")
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
+    environment.trim_blocks = environment.lstrip_blocks = True  # a line with a tag alone leaves no empty line
+    environment.keep_trailing_newline = True
     environment.filters["percent"] = format_percent
     return environment
 
 
 def visible_whitespace(text: str) -> str:
     """Return a token's text with its spaces, line ends and tabs made visible."""
-    return (
-        text.replace(" ", "\N{OPEN BOX}")
-        .replace("\n", "\N{RETURN SYMBOL}")
-        .replace("\t", "\N{RIGHTWARDS ARROW TO BAR}")
-    )
+    return text.translate(str.maketrans(" \n\t", "\N{OPEN BOX}\N{RETURN SYMBOL}\N{RIGHTWARDS ARROW TO BAR}"))
 
 
 def format_percent(share: float) -> str:
