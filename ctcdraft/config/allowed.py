@@ -51,7 +51,7 @@ ALLOWED_TARGETS: Mapping[str, Collection[str]] = {  # by node of a run's config
             "sampled_labels.SampledTokens static.GreedyPathTree static.StaticTree transducer.SampledTransductions "
             "transducer.TransducerSearch",
         ),
-        "ctcdraft.evaluation.stock_generate.StockGenerate",
+        "ctcdraft.evaluation.contestants.StockGenerate",
     },
     "objective": {
         GET_METHOD,

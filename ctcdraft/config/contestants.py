@@ -20,8 +20,7 @@ from ctcdraft.config.cli import CONFIGS
 from ctcdraft.config.contestant_files import DRAFTER_CONFIGS, drafter_file, split_reading
 from ctcdraft.drafters.base import DraftHead
 from ctcdraft.errors import InputError
-from ctcdraft.evaluation.setup import Contestant
-from ctcdraft.evaluation.stock_generate import StockGenerate
+from ctcdraft.evaluation.contestants import Contestant, StockGenerate
 from ctcdraft.models.fingerprint import weights_hash
 from ctcdraft.objectives.compatibility import mismatch, refuse_incompatible
 from ctcdraft.renamed import current, current_option

@@ -21,10 +21,10 @@ from ctcdraft.decoding.tree import TokenTree, VerifyResult
 from ctcdraft.decoding.verification import Verifier
 from ctcdraft.errors import InputError, check_float, check_int
 from ctcdraft.evaluation import environment as machine
+from ctcdraft.evaluation.contestants import Contestant
 from ctcdraft.evaluation.environment import HardwareLimits
 from ctcdraft.evaluation.profiling import PASS_PARTS, PhaseTimes, profile_answer, relative_costs
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
-from ctcdraft.evaluation.setup import Contestant
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.models.meta import NullTokenizer
 

@@ -34,9 +34,8 @@ class PhaseTimes:
 
     def __add__(self, other: PhaseTimes) -> PhaseTimes:
         seconds = {part: self.seconds[part] + other.seconds[part] for part in self.seconds}
-        return PhaseTimes(
-            seconds, self.passes + other.passes, self.answers + other.answers, self.kv_bytes + other.kv_bytes
-        )
+        counts = self.passes + other.passes, self.answers + other.answers, self.kv_bytes + other.kv_bytes
+        return PhaseTimes(seconds, *counts)
 
     @property
     def seconds_per_pass(self) -> float:
@@ -73,17 +72,14 @@ class Profile:
 
 
 class Stopwatch:
-    """Seconds by part; a nested part pauses the outer one.
-
-    Nothing counts before the first draft: until then it is the prefill, which the loop times as a whole.
-    """
+    """Seconds by part; a nested part pauses the outer one."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self._open_parts: list[str] = []
         self._last_switch = 0.0
-        self._started = False
+        self._started = False  # before the first draft it is the prefill, which the loop times as a whole
 
     def timed(self, part: str, function: Callable, starts: bool = False) -> Callable:
         """Return `function` with its time counted for `part`. starts: whether its first call starts the stopwatch."""
@@ -105,7 +101,7 @@ class Stopwatch:
     def _book_time(self) -> None:
         """Add the time since the last switch to the part that was running."""
         if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+            torch.cuda.synchronize(self.device)  # kernels still queued are work of the part that ends here
         now = perf_counter()
         if self._open_parts:
             self.seconds[self._open_parts[-1]] += now - self._last_switch

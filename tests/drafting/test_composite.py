@@ -22,7 +22,7 @@ from ctcdraft.drafters.trees.dynamic import DynamicTree
 from ctcdraft.drafters.trees.sampled_chains import SampledChains
 from ctcdraft.drafters.trees.sampled_labels import SampledLabels, SampledTokens
 from ctcdraft.errors import InputError
-from ctcdraft.evaluation.stock_generate import StockGenerate
+from ctcdraft.evaluation.contestants import StockGenerate
 
 LOOP = torch.tensor([0, 7, 9, 30, 31, 32, 33, 7, 9])
 

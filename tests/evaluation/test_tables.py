@@ -161,7 +161,9 @@ def test_the_authors_files_give_the_papers_values_and_the_swap(tmp_path):
     low, high = cell(table, "beta").corrected.interval
     assert difference.interval[1] - difference.value == pytest.approx(hypot(0.1, difference.value + low - 3.0))
     assert difference.value - difference.interval[0] == pytest.approx(hypot(0.1, difference.value + high - 3.0))
-    assert table.notes[0].startswith("mt_bench 7B, mt_bench 13B, mt_bench 33B, both arms: answer files hold neither single steps")
+    assert table.notes[0].startswith(
+        "mt_bench 7B, mt_bench 13B, mt_bench 33B, both arms: answer files hold neither single steps"
+    )
     categories = read_table("figure_categories", str(TRACES), [])
     assert categories.notes[0] == (
         "the paper prints 3.17 for mt_bench/roleplay and 3.41 for mt_bench/writing; its authors' files say the reverse"

@@ -12,8 +12,7 @@ from typing import Any
 from markupsafe import Markup
 
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
-from ctcdraft.evaluation.tracing.records import Trace, TraceAnswer, TraceStep
-from ctcdraft.evaluation.tracing.rejection_reason import ALL_ACCEPTED, NO_DRAFT, REASONS, rejection_reason
+from ctcdraft.evaluation.trace import ALL_ACCEPTED, NO_DRAFT, REASONS, Trace, TraceAnswer, TraceStep, rejection_reason
 from ctcdraft.report.html.render import render
 from ctcdraft.report.html.steps import TokenLabels, step_view
 
@@ -24,7 +23,7 @@ EMPTY_TOKEN = "\N{DOTTED CIRCLE}"  # for a token that holds only part of a chara
 def explorer_section(trace: Trace | None) -> Markup:
     """Return the section; the first response with a rejected draft token is unfolded."""
     answers = sorted_answers(trace) if trace is not None else []
-    labels = TokenLabels(trace.words if trace is not None else {})
+    labels = TokenLabels(trace.token_texts if trace is not None else {})
     shown = most_informative(answers) if answers else 0
     views = [answer_view(number, answer, labels, number == shown) for number, answer in enumerate(answers)]
     kinds, counts = reason_table(answers)

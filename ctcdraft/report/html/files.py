@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ctcdraft.errors import InputError
-from ctcdraft.evaluation.tracing.records import Trace, trace_from_json
+from ctcdraft.evaluation.trace import Trace, trace_from_json
 from ctcdraft.io import write_text
 from ctcdraft.report.figures import evaluation_figures
 from ctcdraft.report.html.page import evaluation_page

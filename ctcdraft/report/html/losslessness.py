@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from ctcdraft.evaluation.losslessness import HALF_PRECISION_ROUNDING, MAX_ROUNDINGS, TIE_MARGIN
 from ctcdraft.evaluation.records import AUTOREGRESSIVE
-from ctcdraft.evaluation.tracing.records import Trace
+from ctcdraft.evaluation.trace import Trace
 from ctcdraft.report.html.render import render
 from ctcdraft.report.markdown import statements
 from ctcdraft.report.tables import GUARANTEES, Columns, drafter_label, format_fit, format_number

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ctcdraft.evaluation.metrics import DEFINITIONS
-from ctcdraft.evaluation.tracing.records import Trace
+from ctcdraft.evaluation.trace import Trace
 from ctcdraft.report.html.explorer import explorer_section
 from ctcdraft.report.html.losslessness import losslessness_section
 from ctcdraft.report.html.render import render, render_page

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ctcdraft.evaluation.tracing.records import TraceFrames, TraceStep
-from ctcdraft.evaluation.tracing.rejection_reason import (
+from ctcdraft.evaluation.trace import (
     ALL_ACCEPTED,
     EARLY_BLANK,
     ENDED,
@@ -14,6 +13,8 @@ from ctcdraft.evaluation.tracing.rejection_reason import (
     NO_DRAFT,
     NOT_IN_TREE,
     REJECTED_BY_VERIFIER,
+    TraceFrames,
+    TraceStep,
     exact_alignments,
     forecast,
     prefix_alignments,
@@ -59,8 +60,8 @@ def step_view(name: str, index: int, step: TraceStep, labels: TokenLabels, visib
         "title": f"Step {index + 1}: {accepted}, of a tree of depth {tree_depth(step)}; {reason}",
         "explanation": explain_rejection(step, reason, labels),
         "frame_tables": frame_tables(frames, step, labels) if frames is not None else [],
-        "aligned": frames is not None and frames.reads != "words",
-        "alignments": alignment_rows(frames, step, labels) if frames is not None and frames.reads != "words" else [],
+        "aligned": frames is not None and frames.is_aligned,
+        "alignments": alignment_rows(frames, step, labels) if frames is not None and frames.is_aligned else [],
         "tree": tree_view(step, 0, labels) if len(step.tokens) > 1 else None,
         "bonus": labels.quote([step.bonus]),
         "base": ", ".join(f"{labels.quote([token])} {format_percent(p)}" for token, p in step.base),
@@ -104,7 +105,7 @@ def frame_tables(
     """Return (caption, header, rows, CSS class) of the frames; label-conditioned frames are shown once more,
     conditioned on the accepted tokens."""
     header = [f"frame {number}" for number in range(1, frames.frame_count + 1)]
-    css = "frames" if frames.reads == "words" else "frames blanks"
+    css = "frames blanks" if frames.is_aligned else "frames"
     tables = [("", header, frame_rows(frames, 0, labels), css)]
     if frames.is_conditioned:
         caption = f"and conditioned on {labels.quote(step.accepted)}:"
@@ -120,14 +121,14 @@ def frame_rows(frames: TraceFrames, accepted: int, labels: TokenLabels) -> list[
         accepted: the number of accepted tokens on which the frames are conditioned.
     """
     columns: list[list[Cell]] = []
-    for row in frames.heard[accepted]:
-        ranked = sorted(zip(row, frames.words, strict=False), reverse=True)[:MAX_TOKENS_SHOWN]
+    for row in frames.probs[accepted]:
+        ranked = sorted(zip(row, frames.tokens, strict=False), reverse=True)[:MAX_TOKENS_SHOWN]
         columns.append([(labels(token), p) for p, token in ranked])
-    if frames.reads != "words":
+    if frames.is_aligned:
         depth = max(map(len, columns))
         columns = [
             [*column, *[None] * (depth - len(column)), (BLANK_SIGN, row[-1])]
-            for column, row in zip(columns, frames.heard[accepted], strict=True)
+            for column, row in zip(columns, frames.probs[accepted], strict=True)
         ]
     return [list(cells) for cells in zip(*columns, strict=True)]
 
