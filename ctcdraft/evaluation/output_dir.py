@@ -83,15 +83,13 @@ class OutputDir:
         return sorted(set(present) - set(ours))
 
     def _read_settings(self, overwrite: bool) -> dict[str, Any] | None:
-        """Return settings.json; None if there is none, and {} if it is damaged and will be overwritten."""
+        """Return settings.json; None if there is none."""
         file = self.path / "settings.json"
-        if not file.is_file():
-            return None
         try:
-            return json.loads(file.read_text())
+            return json.loads(file.read_text()) if file.is_file() else None
         except ValueError as error:
             if overwrite:
-                return {}
+                return {}  # differs from all settings, so everything is removed
             advice = f"restore that file, {OVERWRITE_ADVICE}"
             raise InputError(f"{self.path} holds an evaluation whose {file.name} is unreadable; {advice}") from error
 
@@ -100,10 +98,8 @@ class OutputDir:
             with self.questions_file.open("a") as stream:
                 stream.write(to_json(record) + "\n")
         except OSError as error:
-            raise InputError(
-                f"cannot write {self.questions_file} ({error.strerror}); free disk space and run again: finished "
-                "questions are kept"
-            ) from error
+            advice = "free disk space and run again: finished questions are kept"
+            raise InputError(f"cannot write {self.questions_file} ({error.strerror}); {advice}") from error
 
     def records(self, questions: int) -> list[Record]:
         """Return the finished questions of all shards with an index below `questions`, in the benchmark's order."""
@@ -114,9 +110,8 @@ class OutputDir:
                 try:
                     record = from_json(line)
                 except (ValueError, KeyError, TypeError) as error:
-                    raise InputError(
-                        f"line {number} of {file} is no finished question; remove that line and run again"
-                    ) from error
+                    where = f"line {number} of {file}"
+                    raise InputError(f"{where} is no finished question; remove that line and run again") from error
                 records.setdefault(record.index, record)
         return [records[index] for index in sorted(records) if index < questions]
 
@@ -126,10 +121,9 @@ class OutputDir:
             return None
         try:
             stored = json.loads(self._sizes.read_text())
-            stored["of"], stored["sizes"].items()
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            return {"of": stored["of"], "sizes": dict(stored["sizes"])}
+        except (ValueError, KeyError, TypeError) as error:
             raise InputError(f"{self._sizes} holds no tree sizes; remove it, and they are chosen again") from error
-        return stored
 
     def write_sizes(self, sizes: Mapping[str, Any]) -> None:
         write_text(self._sizes, json.dumps(sizes, indent=1) + "\n")
@@ -185,12 +179,7 @@ def remove_files(files: Iterable[Path]) -> None:
         file.unlink(missing_ok=True)
 
 
-def count_questions(count: int) -> str:
-    return f"{count:,} question{'' if count == 1 else 's'}"
-
-
 def refuse_existing_report(out: Path, overwrite: bool) -> None:
-    """Raise InputError where the folder holds a report that is not to be overwritten."""
     if (out / "report.json").exists() and not overwrite:
         raise InputError(f"{out} holds a report; {OVERWRITE_ADVICE}")
 
@@ -206,14 +195,14 @@ def refuse_smaller_evaluation(out: Path, benchmark: str, questions: int, contest
     except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError):
         return  # there is none, or it is unreadable and will be written again
     share = f"{finished:,} of " if finished < asked else ""
-    held = f"{share}{count_questions(asked)} of {stored_benchmark}" if stored_benchmark else NO_BENCHMARK
+    held = f"{share}{asked:,} question{'s' * (asked != 1)} of {stored_benchmark}" if stored_benchmark else NO_BENCHMARK
     held = f"{out} holds a report of {held}"
     if stored_benchmark != benchmark:
         raise InputError(f"{held}, and this evaluation is of {benchmark}; {OVERWRITE_ADVICE}")
     if asked > questions:
         raise InputError(
-            f"{held}, and this evaluation asks {count_questions(questions)}; give benchmark.limit={asked} or more to "
-            f"resume, {OVERWRITE_ADVICE}"
+            f"{held}, and this evaluation asks {questions:,} question{'s' * (questions != 1)}; give benchmark.limit="
+            f"{asked} or more to resume, {OVERWRITE_ADVICE}"
         )
     if missing := [name for name in drafters if name not in set(contestants)]:
         raise InputError(

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 from time import perf_counter
 from typing import Any, Self
 
@@ -25,12 +27,12 @@ PASS_PARTS = ("draft", "tree", "read", "verify", "keep", "other")
 
 @dataclass(frozen=True)
 class PhaseTimes:
-    """Totals of one contestant: seconds by part and of the prefill, and the bytes of keys and values it read."""
+    """Totals of one contestant."""
 
-    seconds: dict[str, float]
+    seconds: dict[str, float]  # by part, and of the prefill
     passes: int
     answers: int
-    kv_bytes: int
+    kv_bytes: int  # of keys and values that were read
 
     def __add__(self, other: PhaseTimes) -> PhaseTimes:
         seconds = {part: self.seconds[part] + other.seconds[part] for part in self.seconds}
@@ -48,18 +50,15 @@ class Profile:
     """Phase times by contestant, and what memory-bandwidth utilization needs of base model and device."""
 
     spent: dict[str, PhaseTimes]
-    weight_bytes: int
-    bandwidth: float
+    weight_bytes: int  # that a forward pass reads
+    bandwidth: float  # bytes per second of a copy
 
     @classmethod
-    def merge_shards(cls, timings: Iterable[Profile]) -> Profile | None:
+    def merge_shards(cls, timings: Sequence[Profile]) -> Profile | None:
         """Return the sum of the shards' profiles, with their mean bandwidth; None if there are none."""
-        timings = list(timings)
         if not timings:
             return None
-        spent = timings[0].spent
-        for timing in timings[1:]:
-            spent = {name: spent[name] + timing.spent[name] for name in spent}
+        spent = {name: reduce(add, (timing.spent[name] for timing in timings)) for name in timings[0].spent}
         bandwidth = sum(timing.bandwidth for timing in timings) / len(timings)
         return cls(spent, timings[0].weight_bytes, bandwidth)
 
@@ -82,7 +81,7 @@ class Stopwatch:
         self._started = False  # before the first draft it is the prefill, which the loop times as a whole
 
     def timed(self, part: str, function: Callable, starts: bool = False) -> Callable:
-        """Return `function` with its time counted for `part`. starts: whether its first call starts the stopwatch."""
+        """Return `function` with its time counted for `part`; with `starts`, its first call starts the stopwatch."""
 
         def clocked(*args: Any, **kwargs: Any) -> Any:
             self._started |= starts
@@ -135,7 +134,7 @@ class TimedBase(TimedProxy):
 
 
 class TimedDrafter:
-    """A drafter whose tree builder, if it has one, is timed as `tree` and not as `draft`."""
+    """A drafter whose tree builder is timed as `tree` and not as `draft`."""
 
     def __init__(self, drafter: Any, watch: Stopwatch) -> None:
         if hasattr(drafter, "frame_tree"):

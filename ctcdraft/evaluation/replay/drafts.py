@@ -47,8 +47,8 @@ class ContextRecorder:
 
 def record_base_answer(base: BaseLM, prompt_L: Tensor, settings: DecodingSettings, seed: int) -> BaseAnswer:
     recorder = ContextRecorder()
-    generation = generate(base, recorder, prompt_L, settings, base.stop_token_ids, seed)
-    return BaseAnswer(generation.tokens, generation.ended, tuple(recorder.contexts))
+    result = generate(base, recorder, prompt_L, settings, base.stop_token_ids, seed)
+    return BaseAnswer(result.tokens, result.ended, tuple(recorder.contexts))
 
 
 def refuse_unreplayable(settings: DecodingSettings) -> None:
@@ -62,22 +62,17 @@ def refuse_unreplayable(settings: DecodingSettings) -> None:
 
 @dataclass(frozen=True)
 class DraftTree:
-    """A tree on the host. depths: of every node, 0 at the root."""
+    """A tree on the host, where a step of every size is taken from it."""
 
     tokens: TokenIds
     parents: TokenIds
-    depths: TokenIds
+    depths: TokenIds  # 0 at the root
 
     @classmethod
     def of(cls, tree: TokenTree) -> DraftTree:
-        parents = tree.parents_N.tolist()
-        depths = [0]
-        for parent in parents[1:]:
-            depths.append(depths[parent] + 1)
-        return cls(tree.tokens_N.tolist(), parents, depths)
+        return cls(tree.tokens_N.tolist(), tree.parents_N.tolist(), tree.depths_N.tolist())
 
     def first_nodes(self, nodes: int) -> DraftTree:
-        """Return the tree of that size, for a drafter whose smaller trees are the first nodes of larger ones."""
         return DraftTree(self.tokens[:nodes], self.parents[:nodes], self.depths[:nodes])
 
 
