@@ -6,7 +6,7 @@ verifies in its own way; its tokens must equal ours.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
@@ -20,7 +20,6 @@ from ctcdraft.decoding import loop
 from ctcdraft.decoding.settings import DecodeStep, DecodingSettings, Drafter, GenerationResult
 from ctcdraft.drafters.draft_model import load_draft_model
 from ctcdraft.errors import InputError, first_line
-from ctcdraft.evaluation.records import Answer
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.models.loading import without_generation_config
 
@@ -63,16 +62,6 @@ def generate_answer(
     return loop.generate(base, contestant, prompt_L, settings, stops, seed)
 
 
-def guarantee(settings: DecodingSettings, answers: Iterable[Answer]) -> str:
-    """Return what decoding promises relative to autoregression, as the `owes` field of report.json.
-
-    `words`: identical tokens. `law`: tokens from the same distribution. `nothing`: the verifier is lossy.
-    """
-    if all(settings.owes_token_identity(answer.drawn) for answer in answers):
-        return "words"
-    return "law" if settings.lossless else "nothing"
-
-
 def qualified_name(value: Any) -> str:
     """Return a description of a verifier that is equal in every process: its import path and its field values."""
     if isinstance(value, partial):
@@ -84,11 +73,7 @@ def qualified_name(value: Any) -> str:
 
 
 class StockGenerate(torch.nn.Module):
-    """Greedy `lm.generate(**options)` of transformers.
-
-    Its first forward pass counts as the prefill, as ours does, although it may already verify a draft: the tokens of
-    that forward pass do not count in tau. Nodes are the tokens of a forward pass. c, v and o are not measured, as it
-    does not run our loop.
+    """Greedy `lm.generate(**options)` of transformers; c, v and o are not measured, as it does not run our loop.
 
     Args:
         assistant: folder of a small LM for assisted generation.
@@ -174,13 +159,11 @@ def attention_implementation(lm: Any, attention: str | None) -> Iterator[None]:
 
 
 def unused_pad_token(prompt_L: Tensor, stops: Collection[int]) -> int:
-    """Return a pad token id that does not occur in the text, or a stop token.
-
-    `generate` requires one although nothing is padded here, and an assistant masks every token that equals it, which
-    makes its drafts worse.
-    """
+    """Return a pad token id; `generate` requires one although nothing is padded here."""
+    # An assistant masks every token that equals it, which makes its drafts worse. So it must not occur in the text, or
+    # be a stop token: transformers infers no mask from a pad token that is an EOS token.
     if stops:
-        return min(stops)  # transformers infers no mask from a pad token that is an EOS token
+        return min(stops)
     prompt_tokens = set(prompt_L.tolist())
     return next(token for token in range(len(prompt_tokens) + 1) if token not in prompt_tokens)
 
@@ -197,8 +180,7 @@ class TimingStreamer:
         input_ids = kwargs.get("input_ids", args[0] if args else None)
         self.input_lengths.append(input_ids.shape[-1])
 
-    def put(self, tokens: Tensor) -> None:
-        """Record the prompt, on the first call, then the tokens each forward pass committed; they are on the host."""
+    def put(self, tokens: Tensor) -> None:  # the prompt first, then what each forward pass committed, on the host
         self.committed.append(tokens.flatten().tolist())
         self.times.append(perf_counter())
 
@@ -206,8 +188,9 @@ class TimingStreamer:
         self.times.append(perf_counter())
 
     def to_generation(self, stops: Collection[int]) -> GenerationResult:
-        """Return what was recorded in the form of our loop's result."""
         answer = [token for tokens in self.committed[1:] for token in tokens]
+        # The first forward pass is the prefill, as ours is, although it may verify a draft already: its tokens do not
+        # count in tau. Nodes are the tokens of a forward pass.
         passes = tuple(
             DecodeStep(len(new), len(new) - 1, len(new) < nodes, nodes, nodes - 1)
             for new, nodes in zip(self.committed[2:], self.input_lengths[1:], strict=True)

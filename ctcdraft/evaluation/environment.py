@@ -120,8 +120,7 @@ def matmul_rate(base: BaseLM, rounds: int = 5) -> float:
 
 
 def fastest_seconds(call: Callable[[], object], device: torch.device, rounds: int) -> float:
-    """Return the least time of a call over some rounds; the first one, a warm-up, does not count."""
-    return min([time_call(device, call) for _ in range(rounds + 1)][1:])
+    return min([time_call(device, call) for _ in range(rounds + 1)][1:])  # the first one is a warm-up
 
 
 def time_call(device: torch.device, call: Callable[[], object]) -> float:
@@ -143,17 +142,16 @@ def bandwidth_utilization(spent: PhaseTimes, weight_bytes: int, bandwidth: float
 
 @dataclass(frozen=True)
 class HardwareLimits:
-    """What bounds a forward pass: bytes and number of weights, bytes per second of a copy, FLOP/s of a product."""
+    """What bounds a forward pass."""
 
     weight_bytes: int
     weights: int
-    bandwidth: float
-    rate: float
+    bandwidth: float  # bytes per second of a copy
+    rate: float  # FLOP/s of a matrix product
 
     @classmethod
     def measure_on(cls, base: BaseLM) -> HardwareLimits:
-        weights = weight_bytes(base), count_matmul_weights(base)
-        return cls(*weights, copy_bandwidth(base.device), matmul_rate(base))
+        return cls(weight_bytes(base), count_matmul_weights(base), copy_bandwidth(base.device), matmul_rate(base))
 
     def min_seconds(self, kv_bytes: float, nodes: float) -> float:
         """Return the least seconds of a forward pass: of streaming its bytes or of its products, the longer one."""

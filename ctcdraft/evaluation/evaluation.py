@@ -15,7 +15,7 @@ from ctcdraft.distributed import Shard
 from ctcdraft.evaluation import metrics, runner
 from ctcdraft.evaluation.benchmarks import Benchmark
 from ctcdraft.evaluation.bootstrap import paired_differences
-from ctcdraft.evaluation.contestants import Contestant, EvaluationSetup, StockGenerate, guarantee, qualified_name
+from ctcdraft.evaluation.contestants import Contestant, EvaluationSetup, StockGenerate, qualified_name
 from ctcdraft.evaluation.environment import code_hash, copy_bandwidth, environment, hardware_name, weight_bytes
 from ctcdraft.evaluation.losslessness import other_kernels_null
 from ctcdraft.evaluation.output_dir import OutputDir
@@ -175,7 +175,14 @@ class Evaluation:
         }
 
     def guarantee(self, name: str, answers: Iterable[Answer]) -> str:
-        return "words" if name == AUTOREGRESSIVE else guarantee(self.setup.settings, answers)
+        """Return what decoding promises relative to autoregression, as the `owes` field of report.json.
+
+        `words`: identical tokens. `law`: tokens from the same distribution. `nothing`: the verifier is lossy.
+        """
+        settings = self.setup.settings
+        if name == AUTOREGRESSIVE or all(settings.owes_token_identity(answer.drawn) for answer in answers):
+            return "words"
+        return "law" if settings.lossless else "nothing"
 
     def circumstances(self, records: list[Record], timing: Profile | None, answered: int) -> dict[str, Any]:
         cuts = [turn.cut for record in records for turn in record.turns if turn.cut]

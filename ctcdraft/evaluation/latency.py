@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ctcdraft.decoding.sampling import GumbelNoise
 from ctcdraft.decoding.settings import DecodingSettings, Drafter
 from ctcdraft.decoding.tree import TokenTree, VerifyResult
 from ctcdraft.decoding.verification import Verifier
@@ -28,7 +27,7 @@ from ctcdraft.evaluation.records import AUTOREGRESSIVE
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.models.meta import NullTokenizer
 
-NO_STOP_TOKEN = -1  # no token of any base model, so random tokens cannot end an answer
+STOP_TOKEN = -1  # no token of any base model, so random tokens cannot end an answer
 
 
 @dataclass(frozen=True)
@@ -132,7 +131,7 @@ def median_full_passes(
     for _ in range(latency.repeats + 1):
         for name, drafter in drafters.items():
             verify = FixedLengthVerifier(settings.verify, latency.passes)
-            runs[name].append(profile_answer(base, drafter, text_L, replace(roomy, verify=verify), 0, {NO_STOP_TOKEN}))
+            runs[name].append(profile_answer(base, drafter, text_L, replace(roomy, verify=verify), 0, {STOP_TOKEN}))
             nodes[name] = statistics.mean(verify.nodes[1:])
         after_repeat()
     # A whole repeat, so that its parts add up; the first one is a warm-up.
@@ -148,13 +147,11 @@ class FixedLengthVerifier:
         self.remaining_passes = passes + 1  # the first call is the prefill's
         self.nodes: list[int] = []
 
-    def __call__(
-        self, tree: TokenTree, log_probs_NV: Tensor, noise: GumbelNoise | None, root_position: int
-    ) -> VerifyResult:
-        result = self.verify(tree, log_probs_NV, noise, root_position)
+    def __call__(self, tree: TokenTree, *inputs: Any) -> VerifyResult:
+        result = self.verify(tree, *inputs)
         self.remaining_passes -= 1
         self.nodes.append(len(tree))
-        return result if self.remaining_passes else replace(result, bonus=torch.full_like(result.bonus, NO_STOP_TOKEN))
+        return result if self.remaining_passes else replace(result, bonus=torch.full_like(result.bonus, STOP_TOKEN))
 
 
 class ReadTimer:
@@ -173,7 +170,8 @@ class ReadTimer:
         self.prefill_seconds.append(machine.time_call(device, partial(self.base.read, self.text_L, cache)))
         self.kv_bytes_per_token = cache.bytes_held() // context
         for nodes, seconds in self.seconds.items():
-            tree = four_ary_tree(self.text_L[-1], nodes)
+            parents = [node // 4 - 1 for node in range(nodes - 1)]  # any tree: only its size matters for the time
+            tree = TokenTree.from_lists(self.text_L[-1], [0] * (nodes - 1), parents)
             seconds.append(machine.time_call(device, partial(self.base.read_tree, tree, cache)))
             cache.crop(context)
 
@@ -213,8 +211,3 @@ def drafter_row(
         "time": {part: ours.seconds[part] / ours.passes for part in PASS_PARTS} | {"prefill": ours.seconds["prefill"]},
         "roof_share": limits.min_seconds(ours.kv_bytes / ours.passes, nodes) * ours.passes / ours.seconds["read"],
     }
-
-
-def four_ary_tree(root: Tensor, nodes: int) -> TokenTree:
-    """Return a tree of this size with four children per node; only its size matters for the time."""
-    return TokenTree.from_lists(root, [0] * (nodes - 1), [node // 4 - 1 for node in range(nodes - 1)])

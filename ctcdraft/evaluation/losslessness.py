@@ -55,9 +55,9 @@ class LosslessnessChecker:
         return Divergence(turn, position, margin, self._explained_by_rounding(name, margin, least, prompt_L, seed))
 
     def _top2_margin(self, prompt_L: Tensor, agreed: Sequence[int], seed: int) -> tuple[float | None, float]:
-        """Return the margin between the base model's two best tokens after the common text, and the rounding bound.
+        """Return the margin of the base model's two best tokens after the common text, and the rounding bound.
 
-        The margin is of logits, or at a temperature above 0 of scores with Gumbel noise; None if only one is finite.
+        It is of logits, or at a temperature above 0 of scores with Gumbel noise; None if only one of them is finite.
         """
         text_L = torch.cat([prompt_L, torch.tensor(agreed, dtype=prompt_L.dtype, device=prompt_L.device)])
         scores_1V = self.base.read(text_L, self.base.new_cache(len(text_L))).logits_NV

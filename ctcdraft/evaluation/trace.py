@@ -1,7 +1,7 @@
 """Traces: every decoding step of a few answers, from which report.html is drawn, and why drafts were rejected.
 
-A draft is rejected after its last accepted token. What its frames predict there is exact: all alignments that begin
-with the accepted text are summed, as in ctc/next_label.py, over the recorded tokens, with all others as one class.
+What frames predict after the accepted text is exact: all alignments that begin with it are summed, as in
+ctc/next_label.py, over the recorded tokens, with all others as one class.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from ctcdraft.ctc.alignment import Alignment, FrameTables, best_alignments, best_prefix_alignments, prefix_probability
+from ctcdraft.ctc.alignment import Alignment, best_alignments, best_prefix_alignments, prefix_probability
 from ctcdraft.ctc.next_label import PrefixBatch
 from ctcdraft.ctc.topology import CTC_TOPOLOGY, TRANSDUCER_TOPOLOGY
 
+FrameTables = tuple[tuple[tuple[float, ...], ...], ...]
+AlignmentList = list[tuple[float, list[int | None]]]  # probability, and token id per frame, None for a blank
 OTHER_TOKENS = None  # key of a forecast: all tokens that were not recorded
 ENDED, NO_DRAFT, ALL_ACCEPTED = "ended", "no draft", "all accepted"
 EARLY_BLANK, MERGED_REPEAT, WRONG_TOKEN = "blank too early", "repeat merged", "wrong token"
@@ -42,7 +44,7 @@ class TraceFrames:
     tokens: tuple[int, ...]
     # K tables of T rows with the probabilities of these tokens and, last, of the blank. Table k is that of
     # label-conditioned frames after k accepted tokens; unconditioned frames have one table.
-    probs: tuple[tuple[tuple[float, ...], ...], ...]
+    probs: FrameTables
 
     @property
     def is_conditioned(self) -> bool:
@@ -202,11 +204,10 @@ class Forecast:
     def best(self) -> int:
         """Return the most probable recorded token; the others are not among any frame's best."""
         recorded = (token for token in self.token_probs if token is not OTHER_TOKENS)
-        return max(recorded, key=lambda token: self.token_probs[token])
+        return max(recorded, key=self.token_probs.__getitem__)
 
 
 def forecast(frames: TraceFrames, accepted: Sequence[int]) -> Forecast:
-    """Return what the frames predict after the accepted tokens."""
     if not frames.is_aligned:
         row = frames.probs[min(len(accepted), len(frames.probs) - 1)][len(accepted)]
         total = 1 - row[-1] or 1.0  # renormalised without the blank
@@ -228,9 +229,6 @@ def recorded_probs(frames: TraceFrames, known: int) -> Tensor:
     return torch.cat([recorded_TW[:, :-1], rest_T1, recorded_TW[:, -1:]], dim=1)
 
 
-AlignmentList = list[tuple[float, list[int | None]]]  # probability, and token id per frame, None for a blank
-
-
 def exact_alignments(frames: TraceFrames, text: Sequence[int], count: int) -> AlignmentList:
     """Return the most probable frame sequences that collapse to this text, of conditioned frames the accepted text."""
     alignments = best_alignments(*alignment_inputs(frames, text), count, merging=frames.merges_repeats)
@@ -239,9 +237,9 @@ def exact_alignments(frames: TraceFrames, text: Sequence[int], count: int) -> Al
 
 def prefix_alignments(frames: TraceFrames, text: Sequence[int], count: int) -> tuple[float, AlignmentList]:
     """Return the probability of this prefix under the frames, and its most probable alignments."""
-    inputs = alignment_inputs(frames, text)
-    alignments = best_prefix_alignments(*inputs, count, merging=frames.merges_repeats)
-    return prefix_probability(*inputs, merging=frames.merges_repeats), with_token_ids(frames, alignments)
+    inputs, merging = alignment_inputs(frames, text), frames.merges_repeats
+    alignments = with_token_ids(frames, best_prefix_alignments(*inputs, count, merging=merging))
+    return prefix_probability(*inputs, merging=merging), alignments
 
 
 def alignment_inputs(frames: TraceFrames, text: Sequence[int]) -> tuple[FrameTables, list[int], int]:

@@ -23,7 +23,7 @@ from ctcdraft.drafters.trees.request import TreeRequest
 from ctcdraft.drafters.trees.sampled_labels import conditioned_probs
 from ctcdraft.evaluation.contestants import EvaluationSetup, StockGenerate
 from ctcdraft.evaluation.runner import turn_prompt, turn_seed
-from ctcdraft.evaluation.trace import Trace, TraceAnswer, TraceFrames, TraceStep
+from ctcdraft.evaluation.trace import FrameTables, Trace, TraceAnswer, TraceFrames, TraceStep
 from ctcdraft.models.base_model import BaseLM
 from ctcdraft.progress import Progress
 
@@ -57,25 +57,20 @@ class TraceSettings:
                 if progress is not None:
                     progress.advance()
                 answers.append(TraceAnswer(prompt.id, prompt.category, name, prompt.turns[0], pieces, passes, noise))
-        return Trace(token_texts(tokenizer, sorted(token_ids_of(answers))), tuple(answers))
-
-
-def token_ids_of(answers: Sequence[TraceAnswer]) -> set[int]:
-    steps = [step for answer in answers for step in answer.passes]
-    framed = {token for step in steps if step.frames is not None for token in step.frames.tokens}
-    return framed | {token for step in steps for token in (*step.tokens, step.bonus, *(best for best, _ in step.base))}
+        ids: set[int] = set()
+        for step in (step for answer in answers for step in answer.passes):
+            ids.update(step.tokens, [step.bonus], (token for token, _ in step.base))
+            ids.update(step.frames.tokens if step.frames is not None else ())
+        return Trace(token_texts(tokenizer, sorted(ids)), tuple(answers))
 
 
 class Tracer:
-    """A drafter and a verifier that record every decoding step of one answer.
-
-    `base_top2` holds the base model's two best tokens and their scores, by position in the text.
-    """
+    """A drafter and a verifier that record every decoding step of one answer."""
 
     def __init__(self, drafter: Any, verify: Any, top_k: int) -> None:
         self.top_k = top_k
         self.passes: list[TraceStep] = []
-        self.base_top2: dict[int, tuple[Tensor, Tensor]] = {}
+        self.base_top2: dict[int, tuple[Tensor, Tensor]] = {}  # the base model's best tokens and scores, by position
         self._verify = verify
         self._tree_builder: Any = getattr(drafter, "frame_tree", None)
         if self._tree_builder is not None:
@@ -88,7 +83,7 @@ class Tracer:
     def answer(
         self, base: BaseLM, prompt_L: Tensor, settings: DecodingSettings, seed: int
     ) -> tuple[tuple[int, ...], tuple[TraceStep, ...], float | None]:
-        """Return the answer's tokens, its steps, and the noise of the base model's margins."""
+        """Return the answer's tokens, its steps, and `margin_noise`."""
         generation = generate(base, self, prompt_L, replace(settings, verify=self.verify), base.stop_token_ids, seed)
         counts = [step.committed for step in generation.passes]
         # The first verification belongs to the prefill, which is no decoding step.
@@ -124,8 +119,8 @@ class Tracer:
         frames = None
         if self._last_frames is not None:
             reads = getattr(self._tree_builder, "interprets_as", "words")
-            accepted = [tokens[node] for node in path[1:]]
-            frames = trace_frames(reads, *self._last_frames, accepted, {*tokens[1:], bonus}, self.top_k)
+            accepted, required = [tokens[node] for node in path[1:]], {*tokens[1:], bonus}
+            frames = TraceFrames(reads, *trace_frames(*self._last_frames, accepted, required, self.top_k))
         return TraceStep(
             tokens=tokens,
             parents=tuple(tree.parents_N.tolist()),
@@ -140,10 +135,7 @@ class Tracer:
     def margin_noise(
         self, base: BaseLM, prompt_L: Tensor, tokens: Sequence[int], settings: DecodingSettings
     ) -> float | None:
-        """Return the largest difference between a top-2 margin in the steps and in one forward pass over the text.
-
-        None if there were no steps.
-        """
+        """Return the largest difference of a top-2 margin in the steps and in one forward pass; None without steps."""
         text_L = torch.cat([prompt_L, torch.tensor(tokens, device=prompt_L.device)])
         positions = [position for position in self.base_top2 if position < len(text_L)]
         if not positions or not len(self.base_top2[positions[0]][0]) > 1:
@@ -160,23 +152,14 @@ class Tracer:
 
 
 def trace_frames(
-    reads: str,
-    log_probs_TC: Tensor,
-    conditioned: ConditionedFrames | None,
-    accepted: Sequence[int],
-    required: set[int],
-    top_k: int,
-) -> TraceFrames:
-    """Return the frames' probabilities of each frame's best tokens and of those in `required`.
-
-    Args:
-        accepted: tokens that label-conditioned frames are conditioned on, one more per table.
-    """
+    log_probs_TC: Tensor, conditioned: ConditionedFrames | None, accepted: Sequence[int], required: set[int], top_k: int
+) -> tuple[tuple[int, ...], FrameTables]:
+    """Return each frame's best tokens together with those in `required`, and their probabilities in every frame."""
     if conditioned is None:
         probs_KTC = log_probs_TC.double().exp()[None]
     else:
         tables = [conditioned_probs(conditioned)]
-        for token in accepted:
+        for token in accepted:  # one more table per accepted token
             token_1 = torch.tensor([token], device=log_probs_TC.device)
             conditioned = conditioned.extend(token_1, torch.zeros_like(token_1))
             tables.append(conditioned_probs(conditioned))
@@ -187,12 +170,11 @@ def trace_frames(
     columns = torch.tensor([*chosen, blank], device=probs_KTC.device)
     tables_KTW = probs_KTC[..., columns].tolist()
     probs = tuple(tuple(tuple(map(round_significant, row)) for row in table) for table in tables_KTW)
-    return TraceFrames(reads, tuple(chosen), probs)
+    return tuple(chosen), probs
 
 
 def round_significant(probability: float) -> float:
-    """Return three significant digits: the page shows no more, and the file is a third as long."""
-    return float(f"{probability:.3g}")
+    return float(f"{probability:.3g}")  # the page shows no more, and the file is a third as long
 
 
 def token_texts(tokenizer: Any, tokens: Sequence[int]) -> dict[int, str]:
