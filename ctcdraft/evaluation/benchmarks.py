@@ -35,10 +35,6 @@ class Benchmark:
     prompts: tuple[Prompt, ...]
     hash: str
 
-    @property
-    def turns(self) -> int:
-        return sum(len(prompt.turns) for prompt in self.prompts)
-
 
 def mt_bench(path: str | None, name: str, hub: str, limit: int | None) -> Benchmark:
     """Return MT-Bench: 80 questions in 8 categories, two turns each; from FastChat's question.jsonl or the hub."""

@@ -119,7 +119,7 @@ class Trace:
 
 
 def trace_to_json(trace: Trace) -> str:
-    """Return a trace as JSON. The keys `words` and `heard` are those of explorer.json since its first version."""
+    """Return a trace as JSON; `words` and `heard` are the file's keys of tokens and frame probabilities."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, TraceFrames):
@@ -136,13 +136,11 @@ def trace_from_json(text: str) -> Trace:
         frames = frames and TraceFrames(frames["reads"], to_tuples(frames["words"]), to_tuples(frames["heard"]))
         return TraceStep(**{key: to_tuples(value) for key, value in fields.items()}, frames=frames)
 
-    def parse_answer(fields: dict[str, Any]) -> TraceAnswer:
-        passes = tuple(map(parse_step, fields.pop("passes")))
-        return TraceAnswer(pieces=tuple(fields.pop("pieces")), passes=passes, **fields)
-
     fields = json.loads(text)
+    for answer in fields["answers"]:
+        answer |= {"pieces": tuple(answer["pieces"]), "passes": tuple(map(parse_step, answer["passes"]))}
     texts = {int(token): piece for token, piece in fields["words"].items()}
-    return Trace(texts, tuple(map(parse_answer, fields["answers"])))
+    return Trace(texts, tuple(TraceAnswer(**answer) for answer in fields["answers"]))
 
 
 def to_tuples(value: Any) -> Any:
