@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import torch
@@ -26,7 +26,6 @@ from ctcdraft.decoding.loop import generate
 from ctcdraft.decoding.sampling import GumbelNoise
 from ctcdraft.decoding.settings import DecodingSettings, Drafter
 from ctcdraft.decoding.tree import TokenTree, VerifyResult
-from ctcdraft.decoding.verification import Verifier
 from ctcdraft.models.base_model import BaseLM
 
 HISTOGRAM_CELLS = 20
@@ -87,42 +86,30 @@ def draft_base_ratio(draft_RV: Tensor, probs_RV: Tensor) -> Tensor:
     return torch.where(probs_RV > 0, draft_RV / probs_RV, torch.inf)
 
 
-@dataclass(frozen=True)
-class RecordingVerifier:
-    """A verifier that records the distribution each committed token's draft was sampled from.
-
-    For untimed decoding only: it synchronises with the device at every node.
-    """
-
-    verify: Verifier
-    distributions: dict[int, Tensor] = field(default_factory=dict)  # over V, by the position of the token in the text
-
-    def __call__(
-        self, tree: TokenTree, log_probs_NV: Tensor, noise: GumbelNoise | None, root_position: int
-    ) -> VerifyResult:
-        result = self.verify(tree, log_probs_NV, noise, root_position)
-        if tree.draft_probs_NV is not None:
-            for depth, node in enumerate(result.path_K[: int(result.length)].tolist()):
-                probs_V = tree.draft_probs_NV[node]
-                if probs_V.sum() > 0:  # else nothing was sampled below this node
-                    self.distributions[root_position + 1 + depth] = probs_V.float().cpu()
-        return result
-
-
 def draft_distributions(
     base: Any, drafter: Drafter, prompt_L: Tensor, settings: DecodingSettings, seed: int, tokens: Sequence[int]
 ) -> dict[int, Tensor]:
     """Return the distribution over V that each draft token of an answer was sampled from, by index in the answer.
 
-    The answer is decoded once more with the same seed.
+    The answer is decoded once more with the same seed, untimed: recording synchronises with the device at every node.
     """
-    recorder = RecordingVerifier(settings.verify)
-    repeated = generate(base, drafter, prompt_L, replace(settings, verify=recorder), base.stop_token_ids, seed)
+    distributions: dict[int, Tensor] = {}
+
+    def verify(tree: TokenTree, log_probs_NV: Tensor, noise: GumbelNoise | None, root_position: int) -> VerifyResult:
+        result = settings.verify(tree, log_probs_NV, noise, root_position)
+        if tree.draft_probs_NV is not None:
+            first = root_position + 1 - len(prompt_L)
+            for index, node in enumerate(result.path_K[: int(result.length)].tolist(), first):
+                probs_V = tree.draft_probs_NV[node]
+                if probs_V.sum() > 0:  # else nothing was sampled below this node
+                    distributions[index] = probs_V.float().cpu()
+        return result
+
+    repeated = generate(base, drafter, prompt_L, replace(settings, verify=verify), base.stop_token_ids, seed)
     # If the device rounds differently the second time, distributions after the first different token are of another
     # text. Those up to it depend only on the text before their token, so their PIT values remain uniform.
     pairs = enumerate(zip(tokens, repeated.tokens, strict=False))
     last = next((index for index, (token, again) in pairs if token != again), len(tokens) - 1)
-    distributions = {position - len(prompt_L): probs_V for position, probs_V in recorder.distributions.items()}
     return {index: probs_V for index, probs_V in distributions.items() if index <= last}
 
 

@@ -64,7 +64,7 @@ def hardware_name(device: torch.device) -> str:
         return torch.cuda.get_device_name(device)
     lines = CPUINFO_FILE.read_text().splitlines() if CPUINFO_FILE.is_file() else []
     models = (line.partition(":")[2].strip() for line in lines if line.partition(":")[0].strip() == "model name")
-    name = next(models, platform.processor() or platform.machine())  # the model on Linux, elsewhere the architecture
+    name = next(models, "") or platform.processor() or platform.machine()  # elsewhere than on Linux the architecture
     threads = torch.get_num_threads()
     return f"{name}, {threads} thread{'s' if threads > 1 else ''}"
 
