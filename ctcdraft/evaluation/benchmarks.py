@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,9 +37,7 @@ class Benchmark:
 
 def mt_bench(path: str | None, name: str, hub: str, limit: int | None) -> Benchmark:
     """Return MT-Bench: 80 questions in 8 categories, two turns each; from FastChat's question.jsonl or the hub."""
-    with benchmark_error_advice():
-        prompts = load_questions(path, lambda: read_hub_records(hub), mt_bench_prompts)
-    return make_benchmark(prompts, name, limit, path or hub)
+    return load_benchmark(name, path or hub, path, lambda: read_hub_records(hub), mt_bench_prompts, limit)
 
 
 def mt_bench_prompts(records: Iterator[Record]) -> Iterator[Prompt]:
@@ -51,60 +48,52 @@ def mt_bench_prompts(records: Iterator[Record]) -> Iterator[Prompt]:
         if not turns or not all(isinstance(turn, str) and turn.strip() for turn in turns):
             raise InputError(f"{where} has an empty turn or one that is not text; check benchmark.path=")
         category = get_column(record, "category", str, where)
-        # The references are sample answers for a judge and are not used.
-        yield Prompt(str(number), category, tuple(turns), None)
+        yield Prompt(str(number), category, tuple(turns), None)  # its references are sample answers for a judge
 
 
 def gsm8k(
     path: str | None, name: str, hub: str, hub_config: str, split: str, instruction: str | None, limit: int | None
 ) -> Benchmark:
     """Return GSM8K: grade-school problems with a number as reference; `instruction` follows each question."""
-    with benchmark_error_advice():
-        instruct, source = with_instruction(instruction), f"benchmark {name}: {path or hub}"
-        prompts = load_questions(
-            path,
-            lambda: read_hub_records(hub, name=hub_config, split=split),
-            lambda records: to_prompts(word_problems(records, name), name, instruct, source),
-        )
-    return make_benchmark(prompts, name, limit, path or hub)
+    source = path or hub
+
+    def parse(records: Iterator[Record]) -> Iterator[Prompt]:
+        problems, instruct = word_problems(records, name), with_instruction(instruction)
+        return to_prompts(problems, name, instruct, f"benchmark {name}: {source}")
+
+    return load_benchmark(name, source, path, lambda: read_hub_records(hub, name=hub_config, split=split), parse, limit)
 
 
 def project_prompts(path: str, name: str, limit: int | None) -> Benchmark:
     """Return prompts in this project's format, some with a reference."""
-    with benchmark_error_advice():
-        instruct, source = with_instruction(None), f"benchmark {name}: {path}"
-        prompts = read_questions(
-            question_files(path), lambda records: to_prompts(project_conversations(records), name, instruct, source)
-        )
-    return make_benchmark(prompts, name, limit, path)
+
+    def parse(records: Iterator[Record]) -> Iterator[Prompt]:
+        return to_prompts(project_conversations(records), name, with_instruction(None), f"benchmark {name}: {path}")
+
+    return load_benchmark(name, path, path, lambda: iter(()), parse, limit)  # it is not on the hub
 
 
-def load_questions(
-    path: str | None, hub: Callable[[], Iterator[Record]], parse: Callable[[Iterator[Record]], Iterator[Prompt]]
-) -> list[Prompt]:
-    return list(parse(hub())) if path is None else read_questions(question_files(path), parse)
-
-
-def make_benchmark(prompts: list[Prompt], name: str, limit: int | None, source: str) -> Benchmark:
-    """Return a benchmark of the first `limit` questions, or of all; raise InputError if there are none."""
+def load_benchmark(
+    name: str,
+    source: str,
+    path: str | None,
+    hub: Callable[[], Iterator[Record]],
+    parse: Callable[[Iterator[Record]], Iterator[Prompt]],
+    limit: int | None,
+) -> Benchmark:
+    """Return a benchmark of the first `limit` questions, or of all, of a path, or of the hub if path is None."""
+    try:
+        prompts = list(parse(hub())) if path is None else read_questions(question_files(path), parse)
+    except InputError as error:
+        # The corpus readers advise about corpus.path=, which is another key here.
+        message = str(error).replace("corpus.path=", "benchmark.path=").replace("corpus=", "benchmark=")
+        raise InputError(message) from error
     if not prompts:
         raise InputError(f"benchmark {name}: {source} holds no questions; check benchmark.path=")
     if limit is not None:
         check_int(limit, "benchmark.limit")
     text = "\n".join(f"{prompt.id}\t{prompt.turns}\t{prompt.reference}" for prompt in prompts)
     return Benchmark(name, tuple(prompts[:limit]), hashlib.sha256(text.encode()).hexdigest()[:16])
-
-
-@contextmanager
-def benchmark_error_advice() -> Iterator[None]:
-    """Rename keys in errors of the corpus readers, which advise about corpus.path=, to those of the benchmark."""
-    try:
-        yield
-    except InputError as error:
-        message = str(error)
-        for key in ("corpus.path=", "corpus="):
-            message = message.replace(key, key.replace("corpus", "benchmark"))
-        raise InputError(message) from error
 
 
 def question_files(path: Paths) -> list[Path]:
